@@ -1,0 +1,205 @@
+"""The command line.
+
+python -m benchmarks --list
+python -m benchmarks --suite rows-forward rows-backward --save
+python -m benchmarks table  FILE... [--markdown]
+python -m benchmarks plot  [FILE...]
+python -m benchmarks check [FILE...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import console, report, results
+from .cases import ITEM_BYTES, PROVIDERS, SUITES, Suite, parse_shape
+
+_COMMANDS = ("table", "plot", "check")
+
+
+def _split(values: Sequence[str] | None) -> list[str]:
+    """Values given as several arguments, separated by commas, or both."""
+    return [part for value in values or () for part in value.split(",") if part]
+
+
+def _choose(parser: argparse.ArgumentParser, what: str, given: list[str], known: Sequence[str]) -> list[str]:
+    if unknown := [g for g in given if g not in known]:
+        parser.error(f"{what} {', '.join(unknown)}: not among {', '.join(known)}")
+    return [k for k in known if k in given]
+
+
+def run_parser() -> argparse.ArgumentParser:
+    """Arguments of a run."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description="Measures softmax providers on this machine's GPU. "
+        "Other commands: table, plot, check (each with --help).",
+    )
+    parser.add_argument("--suite", nargs="+", metavar="NAME", help="suites to run, or all (see --list)")
+    parser.add_argument("--dtype", choices=sorted(ITEM_BYTES), default="bf16", help="element type")
+    parser.add_argument("--providers", nargs="+", metavar="NAME", help=f"some of {','.join(PROVIDERS)}")
+    parser.add_argument("--shapes", nargs="+", metavar="MxN", help="measure these instead of the suite's own")
+    parser.add_argument("--calls", type=int, metavar="N", help="timed calls each (15)")
+    parser.add_argument("--quick", action="store_true", help="few calls, no graphs; not for publication")
+    parser.add_argument(
+        "--save", nargs="?", const=results.FOLDER, type=Path, metavar="DIR",
+        help="write DIR/<gpu>/<suite>.json (benchmarks/results)",
+    )  # fmt: skip
+    parser.add_argument("--plot", action="store_true", help="plot what was saved (needs matplotlib)")
+    parser.add_argument("--list", action="store_true", help="list suites and providers, and stop")
+    return parser
+
+
+def _list() -> None:
+    for suite in SUITES.values():
+        print(f"{suite.name}: {suite.title}")
+        print(f"    {'; '.join(case.label for case in suite.cases)}")
+        print(f"    {', '.join(suite.providers)}")
+
+
+def show(found: results.Results) -> None:
+    """Prints the tables of some results and the reasons of refusals."""
+    for table in report.tables(found):
+        console.show(table)
+    for line in report.refusals(found):
+        print(f"  {line}")
+    print(flush=True)
+
+
+def _suites(parser: argparse.ArgumentParser, given: argparse.Namespace) -> list[Suite]:
+    names = _split(given.suite)
+    chosen = _choose(parser, "suite", list(SUITES) if "all" in names else names, list(SUITES))
+    suites = [SUITES[name].with_dtype(given.dtype) for name in chosen]
+    if given.shapes:
+        try:
+            shapes = [parse_shape(text) for text in _split(given.shapes)]
+        except ValueError as error:
+            parser.error(f"--shapes: {error}")
+        suites = [suite.with_shapes(shapes) for suite in suites]
+    return suites
+
+
+def run(argv: Sequence[str]) -> int:
+    """Runs suites; saves and shows each as soon as it is done."""
+    parser = run_parser()
+    given = parser.parse_args(argv)
+    if given.list:
+        _list()
+        return 0
+    if not given.suite:
+        parser.error("--suite is needed (or --list)")
+    if given.shapes and given.save == results.FOLDER:
+        parser.error("--shapes changes what a suite is: give --save another folder")
+    if given.plot and not given.save:
+        parser.error("--plot draws what --save wrote")
+    if given.calls is not None and given.calls < 1:
+        parser.error("--calls must be at least 1")
+    suites = _suites(parser, given)
+    names = _choose(parser, "provider", _split(given.providers) or list(PROVIDERS), PROVIDERS)
+
+    import torch
+
+    if not torch.cuda.is_available():
+        print("benchmarks need an NVIDIA GPU; there is none here", file=sys.stderr)
+        return 2
+    from dataclasses import replace
+
+    from .run import DeviceLost, Options, run_suite
+
+    options = Options.quick() if given.quick else Options()
+    if given.calls is not None:
+        options = replace(options, calls=given.calls)
+    saved: list[Path] = []
+    for suite in suites:
+        try:
+            with console.progress(suite.name, len(suite.cases)) as progress:
+                rows = run_suite(suite, names, options, progress)
+        except DeviceLost as error:
+            if error.rows:
+                show(results.Results(results.make_header(argv), list(error.rows)))
+            print(f"{suite.name}: the GPU is lost {error}; nothing of this suite is saved", file=sys.stderr)
+            return 1
+        if not rows:
+            print(f"{suite.name}: none of {', '.join(names)} takes part", file=sys.stderr)
+            continue
+        found = results.Results(results.make_header(argv), rows)
+        show(found)
+        if given.save:
+            saved.append(results.save(found, given.save))
+            print(f"saved {saved[-1].name}", flush=True)
+    if given.plot:
+        _plot(saved)
+    return 0
+
+
+def _files(given: Sequence[Path]) -> list[Path]:
+    return list(given) or sorted(results.FOLDER.glob("*/*.json"))
+
+
+def _file_parser(command: str, description: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks {command}", description=description)
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="results files (default: all)")
+    return parser
+
+
+def table(argv: Sequence[str]) -> int:
+    """Prints tables from results files."""
+    parser = _file_parser("table", "Prints tables from results files.")
+    parser.add_argument("--markdown", action="store_true", help="as Markdown, for the docs")
+    given = parser.parse_args(argv)
+    for path in _files(given.files):
+        found = results.load(path)
+        if given.markdown:
+            print("\n\n".join(console.as_markdown(t) for t in report.tables(found)))
+        else:
+            show(found)
+    return 0
+
+
+def _plot(files: Sequence[Path], folder: Path | None = None) -> int:
+    try:
+        from . import plot
+    except ImportError:
+        print("plots need matplotlib: pip install 'cute-softmax[bench]'", file=sys.stderr)
+        return 2
+    for path in files:
+        for written in plot.save(results.load(path), folder or path.parent):
+            print(f"wrote {written.name}")
+    return 0
+
+
+def plot_files(argv: Sequence[str]) -> int:
+    """Draws a PNG and an SVG for each results file."""
+    parser = _file_parser("plot", "Draws a PNG and an SVG beside each results file.")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write them there instead")
+    given = parser.parse_args(argv)
+    return _plot(_files(given.files), given.out)
+
+
+def check(argv: Sequence[str]) -> int:
+    """Compares results with what is required of them; 1 when one falls short."""
+    from . import requirements
+
+    given = _file_parser("check", "Compares results with what is required of them.").parse_args(argv)
+    verdicts = [v for path in _files(given.files) for v in requirements.judge(results.load(path))]
+    for verdict in verdicts:
+        print(verdict)
+    if not verdicts:
+        print("nothing to check: no results, or none with requirements", file=sys.stderr)
+        return 2
+    return int(not all(v.met for v in verdicts))
+
+
+def main(argv: Sequence[str]) -> int:
+    """The exit status of the command line `argv`."""
+    if argv and argv[0] in _COMMANDS:
+        command = {"table": table, "plot": plot_files, "check": check}[argv[0]]
+        return command(argv[1:])
+    return run(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,175 @@
+"""What is measured: cases and the suites they form. Plain data; needs neither torch nor a GPU.
+
+A new suite is an entry of `SUITES`; a new operation also needs its inputs and check in `operations.py` and a
+method of its name on every provider that has it (`providers.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+ITEM_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+
+# Tensors an operation must move at the least: each input read once, each output written once.
+STREAMS = {"softmax": 2, "softmax_backward": 3}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call to measure. `mode` tells apart ways to call the same operation (with or without grad, ...)."""
+
+    op: str
+    shape: tuple[int, ...]
+    dtype: str = "bf16"
+    dim: tuple[int, ...] = (-1,)
+    mode: str = ""
+
+    @property
+    def label(self) -> str:
+        """Shape (and mode), as progress lines and tables show it."""
+        text = " x ".join(str(n) for n in self.shape)
+        return f"{text}, {self.mode}" if self.mode else text
+
+    @property
+    def elements(self) -> int:
+        """Elements of one tensor of this case."""
+        return math.prod(self.shape)
+
+    @property
+    def traffic(self) -> int:
+        """Bytes that `gbps` counts: each input read once and each output written once."""
+        return STREAMS[self.op] * self.elements * ITEM_BYTES[self.dtype]
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Cases that are run, saved and shown together.
+
+    `kind` says which clock: "device" (time on the GPU), "host" (time of the calling thread) or "process"
+    (first call of a fresh process). `dtype` fixes the element type; None leaves it to `--dtype`.
+    """
+
+    name: str
+    title: str
+    cases: tuple[Case, ...]
+    providers: tuple[str, ...]
+    kind: str = "device"
+    dtype: str | None = None
+
+    def with_dtype(self, dtype: str) -> Suite:
+        """This suite with `dtype` in every case, unless its own is fixed.
+
+        A suite in another type than its usual bf16 gets a name of its own, hence a results file of its own.
+        """
+        chosen = self.dtype or dtype
+        name = self.name if self.dtype or chosen == "bf16" else f"{self.name}-{chosen}"
+        return replace(self, name=name, cases=tuple(replace(c, dtype=chosen) for c in self.cases))
+
+    def with_shapes(self, shapes: list[tuple[int, ...]]) -> Suite:
+        """This suite over other shapes: those of its cases that differ in nothing but shape are replaced."""
+        kinds = dict.fromkeys(replace(c, shape=()) for c in self.cases)
+        return replace(self, cases=tuple(replace(kind, shape=s) for kind in kinds for s in shapes))
+
+
+def _cases(op: str, *shapes: tuple[int, ...]) -> tuple[Case, ...]:
+    return tuple(Case(op, shape) for shape in shapes)
+
+
+# The order in which tables and plots show providers.
+PROVIDERS = ("cute_softmax", "copy", "torch", "torch.compile", "liger", "quack", "cudnn")
+# The yardstick ("copy") is no peer, and neither are we.
+PEERS = tuple(p for p in PROVIDERS if p not in ("cute_softmax", "copy"))
+_EAGER = ("cute_softmax", "torch", "torch.compile", "liger", "quack")
+
+NO_GRAD, GRAD, FORWARD_BACKWARD = "no grad", "grad", "forward+backward"
+COLD_STORE, WARM_STORE, NEW_COLUMNS = "cold store", "warm store", "new N"
+
+SUITES: dict[str, Suite] = {
+    suite.name: suite
+    for suite in (
+        Suite(
+            "rows-forward",
+            "softmax over rows, forward",
+            _cases(
+                "softmax",
+                *((32768, n) for n in (1024, 2048, 4096, 6144)),
+                *((16384, n) for n in (8192, 16384)),
+                *((8192, n) for n in (8192, 16384)),
+                *((4096, n) for n in (8192, 16384, 32768, 65536, 131072)),
+            ),
+            PROVIDERS,
+        ),
+        Suite(
+            "rows-backward",
+            "softmax over rows, backward",
+            _cases(
+                "softmax_backward",
+                (32768, 256),
+                (32768, 1024),
+                (16384, 4096),
+                (8192, 8192),
+                (4096, 32768),
+                (4096, 65536),
+                (2048, 131072),
+                (8192, 262144),
+            ),
+            PROVIDERS,
+        ),
+        Suite(
+            "small-rows",
+            "softmax over short rows, forward",
+            _cases("softmax", (262144, 64), (65536, 128), (32768, 256), (32768, 512)),
+            PROVIDERS,
+        ),
+        Suite(
+            "long-rows",
+            "softmax over long rows, forward",
+            _cases("softmax", (8192, 262144), (512, 1000000)),
+            PROVIDERS,
+        ),
+        Suite(
+            "odd-rows",
+            "softmax over rows of odd length, forward",
+            _cases("softmax", (32768, 1023), (8192, 50257), (4096, 151937)),
+            PROVIDERS,
+        ),
+        Suite(
+            "fp32-rows",
+            "softmax over rows, forward, fp32",
+            _cases(
+                "softmax",
+                *((32768, n) for n in (256, 512, 1024, 2048, 4096)),
+                (16384, 8192),
+                (8192, 16384),
+                (4096, 32768),
+                (4096, 65536),
+                (2048, 131072),
+            ),
+            PROVIDERS,
+            dtype="fp32",
+        ),
+        Suite(
+            "overhead",
+            "host time of an eager call",
+            tuple(Case("softmax", (128, 128), mode=mode) for mode in (NO_GRAD, GRAD, FORWARD_BACKWARD)),
+            _EAGER,
+            kind="host",
+        ),
+        Suite(
+            "first-call",
+            "first softmax of a fresh process, after torch is imported and a CUDA context exists",
+            tuple(Case("softmax", (4096, 4096), mode=mode) for mode in (COLD_STORE, WARM_STORE, NEW_COLUMNS)),
+            _EAGER,
+            kind="process",
+        ),
+    )
+}
+
+
+def parse_shape(text: str) -> tuple[int, ...]:
+    """The shape written as "4096x8192"; ValueError when it is no list of positive numbers."""
+    shape = tuple(int(part) for part in text.lower().split("x"))
+    if not shape or min(shape) < 1:
+        raise ValueError(f"shape {text!r}: sizes must be at least 1")
+    return shape

@@ -1,0 +1,129 @@
+"""Tables from results: shapes down, providers across, speed and the ratio to the copy in each cell."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from .cases import PEERS, PROVIDERS, SUITES, Case
+from .console import Table
+from .results import Results, Row, cells
+
+_METHODS = {
+    "events-cold": "CUDA events, cold L2",
+    "graph-rotating": "CUDA graph, rotating buffers",
+    "graph-warm": "CUDA graph, warm L2",
+    "host-clock": "time of the calling thread",
+    "fresh-process": "fresh process",
+}
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """exp of the mean of the logarithms."""
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+def best_peer(cell: dict[str, Row]) -> str | None:
+    """The fastest provider of a cell that is neither the copy nor ours."""
+    peers = [p for p in PEERS if "us" in cell.get(p, {})]
+    return min(peers, key=lambda p: cell[p]["us"]) if peers else None
+
+
+def providers_of(rows: Iterable[Row]) -> list[str]:
+    """The providers that occur, in the usual order, then any others."""
+    present = dict.fromkeys(row["provider"] for row in rows)
+    return [*(p for p in PROVIDERS if p in present), *(p for p in present if p not in PROVIDERS)]
+
+
+def failure_word(error: str) -> str:
+    """How a table says that a provider gave no figure."""
+    if "wrong result" in error:
+        return "wrong"
+    return "absent" if error.startswith("not installed") or "ModuleNotFoundError" in error else "refuses"
+
+
+def format_time(us: float) -> str:
+    """Microseconds with three digits, in the unit that suits them."""
+    for limit, scale, unit in ((1e3, 1.0, "µs"), (1e6, 1e3, "ms")):
+        if us < limit:
+            return f"{us / scale:.3g} {unit}"
+    return f"{us / 1e6:.3g} s"
+
+
+def _cell_text(row: Row | None) -> str:
+    if row is None:
+        return ""
+    if "error" in row:
+        return failure_word(row["error"])
+    if row["gbps"] is None:
+        ratio = row.get("vs_torch")
+        return format_time(row["us"]) + (f" {ratio:.2f}" if ratio is not None else "")
+    ratio = row["vs_copy"]
+    return f"{row['gbps']:.0f}" + (f" {ratio:.3f}" if ratio is not None else "")
+
+
+def suite_title(name: str) -> str:
+    """The title of a suite by its name, that of another dtype included."""
+    for suite in SUITES.values():
+        if name == suite.name or name.startswith(suite.name + "-"):
+            return suite.title
+    return name
+
+
+def row_labels(keys: Sequence[tuple]) -> list[str]:
+    """What tells the cells apart: the shape, and dim, operation and mode as far as they differ."""
+    varies = [len({key[i] for key in keys}) > 1 for i in range(4)]
+    labels = []
+    for op, shape, dim, dtype, mode, _ in keys:
+        parts = [Case(op, shape, dtype, dim, mode).label]
+        parts += [f"dim {', '.join(map(str, dim))}"] if varies[2] else []
+        parts += [op] if varies[0] else []
+        parts += [dtype] if varies[3] else []
+        labels.append(", ".join(parts))
+    return labels
+
+
+def _geometric_means(grouped: Sequence[dict[str, Row]], names: Sequence[str]) -> list[str]:
+    line = ["geometric mean of the ratio"]
+    for name in names:
+        ratios = [c[name]["vs_copy"] for c in grouped if c.get(name, {}).get("vs_copy")]
+        part = f" ({len(ratios)} of {len(grouped)})" if len(ratios) < len(grouped) else ""
+        line.append(f"{geometric_mean(ratios):.3f}{part}" if ratios else "")
+    return line
+
+
+def tables(results: Results) -> list[Table]:
+    """One table for each method and element type of a results file."""
+    built = []
+    all_cells = cells(results.rows)
+    for method, dtype in dict.fromkeys((key[5], key[3]) for key in all_cells):
+        chosen = {key: cell for key, cell in all_cells.items() if (key[5], key[3]) == (method, dtype)}
+        names = providers_of(row for cell in chosen.values() for row in cell.values())
+        timed = method in ("host-clock", "fresh-process")
+        unit = "time and its ratio to torch" if timed else "GB/s and ratio to copy"
+        table = Table(
+            title=f"{suite_title(results.suite)}, {dtype}, {results.header['gpu']} "
+            f"({_METHODS.get(method, method)}; {unit})",
+            columns=["shape", *names],
+            rows=[],
+        )
+        for i, (label, cell) in enumerate(zip(row_labels(list(chosen)), chosen.values(), strict=True)):
+            table.rows.append([label, *(_cell_text(cell.get(name)) for name in names)])
+            if best := best_peer(cell):
+                table.strong.add((i, 1 + names.index(best)))
+        if not timed:
+            table.footers.append(_geometric_means(list(chosen.values()), names))
+        built.append(table)
+    return built
+
+
+def refusals(results: Results) -> list[str]:
+    """One line for each provider and reason that gave no figure, with the shapes concerned."""
+    by_reason: dict[tuple[str, str], list[str]] = {}
+    for row in results.rows:
+        if "error" in row:
+            shape = "x".join(map(str, row["shape"])) + (f" {row['mode']}" if "mode" in row else "")
+            shapes = by_reason.setdefault((row["provider"], row["error"]), [])
+            if shape not in shapes:
+                shapes.append(shape)
+    return [f"{name} at {', '.join(shapes)}: {error}" for (name, error), shapes in by_reason.items()]

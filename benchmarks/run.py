@@ -1,0 +1,323 @@
+"""Runs a suite: each provider on each case, isolated from the others, as rows of a results file."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import providers, timing
+from .cases import COLD_STORE, FORWARD_BACKWARD, GRAD, NEW_COLUMNS, NO_GRAD, WARM_STORE, Case, Suite
+from .console import Progress
+from .operations import OPERATIONS, WrongResult
+from .results import ROOT, Row, add_ratios, describe, make_row
+
+
+class DeviceLost(RuntimeError):
+    """The CUDA context is gone (an illegal access, say): nothing more can be measured in this process.
+
+    `rows` holds what the suite had measured before.
+    """
+
+    rows: Sequence[Row] = ()
+
+
+class ProcessFailed(RuntimeError):
+    """A fresh process ended with an error: its last line."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How much to measure. The defaults are the method; `quick()` is for trying things out."""
+
+    calls: int = 15
+    warm: int = 3
+    graphs: bool = True
+    host_calls: int = 3000
+    host_blocks: int = 15
+    processes: int = 3
+
+    @classmethod
+    def quick(cls) -> Options:
+        """Figures in a fraction of the time, without graphs; not for publication."""
+        return cls(calls=5, warm=1, graphs=False, host_calls=600, host_blocks=3, processes=1)
+
+
+def _round(value: float) -> float:
+    return float(f"{value:.5g}")
+
+
+def _figures(case: Case, samples: Sequence[float], **extra: Any) -> dict[str, Any]:
+    us = timing.median(samples)
+    return {
+        "us": _round(us),
+        "gbps": _round(case.traffic / us / 1e3),
+        "spread": round(timing.spread(samples), 4),
+        **extra,
+    }
+
+
+def _poison(like: Tensor) -> None:
+    """Fills with NaN, and frees, the block of memory that the next tensor of this size will be given."""
+    torch.full_like(like, float("nan"))
+
+
+def _alive(error: BaseException) -> str:
+    """The text of `error`, if the device outlived it."""
+    text = describe(error)
+    try:
+        torch.cuda.synchronize()
+    except Exception as lost:
+        raise DeviceLost(f"after {text} ({describe(lost)})") from None
+    return text
+
+
+class _DeviceRun:
+    """Time on the GPU: rows of method "events-cold" and, where calls are short, of a CUDA graph."""
+
+    method = "events-cold"
+
+    def __init__(self, suite: Suite, names: Sequence[str], options: Options) -> None:
+        self.suite, self.names, self.options = suite, names, options
+        self.device = torch.device("cuda", torch.cuda.current_device())
+        self.l2_bytes = torch.cuda.get_device_properties(self.device).L2_cache_size
+        self.flush = torch.empty(timing.FLUSH_BYTES, dtype=torch.uint8, device=self.device)
+
+    def case(self, case: Case) -> list[Row]:
+        operation = OPERATIONS[case.op]
+        inputs = operation.inputs(case, self.device)
+        calls: dict[str, providers.Call] = {}
+        extras: dict[str, dict[str, Any]] = {}
+        errors: dict[str, str] = {}
+        for name in self.names:
+            try:
+                calls[name], extras[name] = self._prepare(name, case, inputs)
+            except Exception as error:
+                errors[name] = _alive(error)
+        bound = {name: lambda call=call: call(*inputs) for name, call in calls.items()}
+        samples = timing.cold_events(bound, self.options.calls, self.options.warm, self.flush)
+        errors |= samples.errors
+        rows = self._rows(case, self.method, samples.us, errors, extras)
+        if self.options.graphs and case.traffic < timing.GRAPH_BELOW_BYTES:
+            working = {name: calls[name] for name in samples.us}
+            rows += self._graph_rows(case, inputs, working, errors)
+        return rows
+
+    def _prepare(
+        self, name: str, case: Case, inputs: tuple[Tensor, ...]
+    ) -> tuple[providers.Call, dict[str, Any]]:
+        """Builds a provider's call and checks its first result."""
+        start = time.perf_counter()
+        call = providers.build(name, case.op, case)
+        _poison(inputs[0])
+        output = call(*inputs)
+        torch.cuda.synchronize()
+        extra: dict[str, Any] = {"setup_s": round(time.perf_counter() - start, 3)}
+        if name != "copy":
+            extra["max_error"] = _round(OPERATIONS[case.op].check(case, inputs, output))
+        if note := getattr(call, "note", ""):
+            extra["note"] = note
+        return call, extra
+
+    def _graph_rows(
+        self, case: Case, inputs: tuple[Tensor, ...], calls: dict[str, providers.Call], errors: dict[str, str]
+    ) -> list[Row]:
+        count = timing.rotation(case.traffic, self.l2_bytes)
+        method = "graph-rotating" if count > 1 else "graph-warm"
+        ring = [inputs, *(tuple(t.clone() for t in inputs) for _ in range(count - 1))]
+        graphs: dict[str, timing.Graph] = {}
+        errors = dict(errors)
+        for name, call in calls.items():
+            try:
+                graphs[name] = timing.capture(call, ring)
+                self._check_graph(name, case, graphs[name], ring[-1])
+            except Exception as error:
+                graphs.pop(name, None)
+                errors[name] = _alive(error)
+        samples = timing.graph_replays(graphs, self.options.calls, self.options.warm)
+        return self._rows(case, method, samples.us, errors | samples.errors, {})
+
+    def _check_graph(self, name: str, case: Case, graph: timing.Graph, inputs: tuple[Tensor, ...]) -> None:
+        """Replays once over poisoned outputs: a graph that captured nothing must not be timed."""
+        for output in graph.outputs:
+            output.fill_(float("nan"))
+        graph.graph.replay()
+        torch.cuda.synchronize()
+        if name != "copy":
+            OPERATIONS[case.op].check(case, inputs, graph.outputs[-1])
+
+    def _rows(
+        self,
+        case: Case,
+        method: str,
+        samples: dict[str, list[float]],
+        errors: dict[str, str],
+        extras: dict[str, dict[str, Any]],
+    ) -> list[Row]:
+        rows = []
+        for name in self.names:
+            if name in errors:
+                rows.append(make_row(self.suite.name, case, name, method, error=errors[name]))
+            else:
+                figures = _figures(case, samples[name], **extras.get(name, {}))
+                rows.append(make_row(self.suite.name, case, name, method, **figures))
+        return rows
+
+
+def _host_call(name: str, case: Case, x: Tensor, dy: Tensor) -> Callable[[], object]:
+    """One eager call as users write it; checked once."""
+    function = providers.build(name, "entry", case)
+    x = x.clone().requires_grad_(case.mode in (GRAD, FORWARD_BACKWARD))
+    y = function(x)
+    OPERATIONS["softmax"].check(case, (x.detach(),), y.detach())
+    if case.mode == NO_GRAD:
+        return lambda: function(x)
+    if not y.requires_grad:
+        raise WrongResult("wrong result: no gradient")
+    (dx,) = torch.autograd.grad(y, x, dy)
+    OPERATIONS["softmax_backward"].check(case, (dy, y.detach()), dx)
+    if case.mode == GRAD:
+        return lambda: function(x)
+    return lambda: torch.autograd.grad(function(x), x, dy)
+
+
+class _HostRun:
+    """Time of the calling thread, pinned to one core; nothing is synchronised inside a block."""
+
+    method = "host-clock"
+
+    def __init__(self, suite: Suite, names: Sequence[str], options: Options) -> None:
+        self.suite, self.names, self.options = suite, names, options
+        self.device = torch.device("cuda", torch.cuda.current_device())
+
+    def case(self, case: Case) -> list[Row]:
+        (x,) = OPERATIONS["softmax"].inputs(case, self.device)
+        dy, _ = OPERATIONS["softmax_backward"].inputs(case, self.device)
+        calls: dict[str, Callable[[], object]] = {}
+        errors: dict[str, str] = {}
+        for name in self.names:
+            try:
+                calls[name] = _host_call(name, case, x, dy)
+            except Exception as error:
+                errors[name] = _alive(error)
+        with timing.pinned_to_one_core():
+            samples = timing.host_clock(
+                calls, self.options.host_calls, self.options.host_blocks, torch.cuda.synchronize
+            )
+        errors |= samples.errors
+        return [
+            make_row(self.suite.name, case, name, self.method, error=errors[name])
+            if name in errors
+            else make_row(
+                self.suite.name, case, name, self.method,
+                us=_round(timing.median(samples.us[name])), spread=round(timing.spread(samples.us[name]), 4),
+            )
+            for name in self.names
+        ]  # fmt: skip
+
+
+def _private_store(folder: str) -> dict[str, str]:
+    """An environment in which every provider keeps its compiled code below `folder`."""
+    places = ("TMPDIR", "XDG_CACHE_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
+    paths = {place: os.path.join(folder, place.lower()) for place in places}
+    for path in paths.values():
+        os.mkdir(path, 0o700)
+    python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, **paths, "PYTHONPATH": python_path}
+
+
+def _first_call(name: str, case: Case, new_columns: int, environment: dict[str, str]) -> dict[str, float]:
+    """Runs `benchmarks.first_call` in a fresh process; its figures, or ProcessFailed with its last line."""
+    shape = "x".join(map(str, case.shape))
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.first_call", name, shape, case.dtype, str(new_columns)],
+        capture_output=True, text=True, timeout=300, env=environment, cwd=ROOT,
+    )  # fmt: skip
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        raise ProcessFailed(lines[-1] if lines else f"exit status {done.returncode}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+class _ProcessRun:
+    """First calls of fresh processes: one with an empty store of compiled code, then some with a warm one.
+
+    All cases (modes) of a provider come out of the same processes.
+    """
+
+    method = "fresh-process"
+
+    def __init__(self, suite: Suite, names: Sequence[str], options: Options) -> None:
+        self.suite, self.names, self.options = suite, names, options
+        self._taken: dict[Case, dict[str, dict[str, list[float]] | str]] = {}
+
+    def case(self, case: Case) -> list[Row]:
+        key = Case(case.op, case.shape, case.dtype, case.dim)
+        if key not in self._taken:
+            self._taken[key] = {name: self._take(name, case) for name in self.names}
+        taken = self._taken[key]
+        rows = []
+        for name in self.names:
+            samples = taken[name]
+            if isinstance(samples, str):
+                rows.append(make_row(self.suite.name, case, name, self.method, error=samples))
+            else:
+                us = samples[case.mode]
+                figures = {"us": _round(timing.median(us)), "spread": round(timing.spread(us), 4)}
+                rows.append(make_row(self.suite.name, case, name, self.method, **figures))
+        return rows
+
+    def _take(self, name: str, case: Case) -> dict[str, list[float]] | str:
+        columns = case.shape[-1]
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                environment = _private_store(folder)
+                cold = _first_call(name, case, columns, environment)
+                # Every process takes a length that none before it has compiled.
+                warm = [
+                    _first_call(name, case, columns - 16 * (i + 1), environment)
+                    for i in range(self.options.processes)
+                ]
+        except Exception as error:
+            return describe(error)
+        return {
+            COLD_STORE: [cold["first_us"]],
+            WARM_STORE: [w["first_us"] for w in warm],
+            NEW_COLUMNS: [w["new_us"] for w in warm],
+        }
+
+
+_KINDS = {"device": _DeviceRun, "host": _HostRun, "process": _ProcessRun}
+
+
+def run_suite(suite: Suite, names: Sequence[str], options: Options, progress: Progress) -> list[Row]:
+    """The rows of a suite, for those of the named providers that take part in it."""
+    taking_part = [name for name in suite.providers if name in names]
+    runner = _KINDS[suite.kind](suite, taking_part, options)
+    rows: list[Row] = []
+    try:
+        for case in suite.cases:
+            progress.step(case.label)
+            try:
+                rows += runner.case(case)
+                torch.cuda.empty_cache()
+            except DeviceLost:
+                raise
+            except Exception as error:  # not one provider's fault: too little memory for the inputs, say
+                text = _alive(error)
+                rows += [make_row(suite.name, case, name, runner.method, error=text) for name in taking_part]
+    except DeviceLost as lost:
+        lost.rows = rows
+        raise
+    finally:
+        add_ratios(rows)
+    return rows

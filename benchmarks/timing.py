@@ -1,0 +1,210 @@
+"""Clocks: how long calls take on the device (CUDA events, CUDA graphs) and on the host.
+
+Every clock interleaves the providers call by call, so that drift of the machine meets all of them alike.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from .results import describe
+
+FLUSH_BYTES = 256 << 20
+# Below this traffic (50 us at 4 TB/s) an event pair also times the queue: a graph is measured as well.
+GRAPH_BELOW_BYTES = 200_000_000
+GRAPH_CALLS = 20
+# Buffers of a rotating graph together hold this many times the L2; more buffers than the limit are not made.
+ROTATE_L2 = 4
+ROTATE_LIMIT = 64
+# The GPU waits this many cycles (0.2 ms at 2 GHz) at the head of a round, so that the host is ahead of it.
+_LEAD_CYCLES = 400_000
+
+Read = Callable[[], float]
+
+
+@dataclass
+class Samples:
+    """Microseconds by provider, and why a provider dropped out."""
+
+    us: dict[str, list[float]] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
+
+
+def median(values: Sequence[float]) -> float:
+    """The middle of the values."""
+    return statistics.median(values)
+
+
+def spread(values: Sequence[float]) -> float:
+    """The interquartile range as a share of the median; 0 of a single value."""
+    if len(values) < 2:
+        return 0.0
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return (high - low) / statistics.median(values)
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Collects garbage now, and none until the block ends."""
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def interleave(
+    calls: Mapping[str, Callable[[], object]],
+    measure: Callable[[Callable[[], object]], Read],
+    rounds: int,
+    warm: int,
+    before_round: Callable[[], None] = lambda: None,
+    after_round: Callable[[], None] = lambda: None,
+) -> Samples:
+    """Measures every call once a round, for `warm` rounds that do not count and `rounds` that do.
+
+    `measure(call)` runs the call and returns a function that reads its time once `after_round` has waited for
+    it. The order rotates from round to round. A call that raises drops out, with its error.
+    """
+    samples = Samples(us={name: [] for name in calls})
+    names = list(calls)
+    with no_garbage_collection():
+        for i in range(warm + rounds):
+            reads: dict[str, Read] = {}
+            before_round()
+            for j in range(len(names)):
+                name = names[(i + j) % len(names)]
+                if name in samples.errors:
+                    continue
+                try:
+                    reads[name] = measure(calls[name])
+                except Exception as error:
+                    samples.errors[name] = describe(error)
+            after_round()
+            if i >= warm:
+                for name, read in reads.items():
+                    samples.us[name].append(read())
+    for name in samples.errors:
+        del samples.us[name]
+    return samples
+
+
+def _lead() -> None:
+    torch.cuda._sleep(_LEAD_CYCLES)
+
+
+def _events(call: Callable[[], object]) -> Read:
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    call()
+    end.record()
+    return lambda: start.elapsed_time(end) * 1e3
+
+
+def cold_events(calls: Mapping[str, Callable[[], object]], rounds: int, warm: int, flush: Tensor) -> Samples:
+    """Method "events-cold": an event pair around each call, after `flush` (256 MiB) was zeroed."""
+
+    def measure(call: Callable[[], object]) -> Read:
+        flush.zero_()
+        return _events(call)
+
+    return interleave(calls, measure, rounds, warm, _lead, torch.cuda.synchronize)
+
+
+def rotation(call_bytes: int, l2_bytes: int) -> int:
+    """Sets of buffers a graph must rotate through to keep the L2 cold; 1 when that would take too many."""
+    count = -(-ROTATE_L2 * l2_bytes // max(1, call_bytes))
+    return max(2, count) if count <= ROTATE_LIMIT else 1
+
+
+@dataclass
+class Graph:
+    """A captured CUDA graph of `calls` calls, and the buffers it reads and writes."""
+
+    graph: torch.cuda.CUDAGraph
+    calls: int
+    outputs: list[Tensor]
+
+
+def capture(call: Callable[..., Tensor], inputs: Sequence[tuple[Tensor, ...]]) -> Graph:
+    """Captures at least 20 calls, whole turns through `inputs`; each set of inputs has its own output."""
+    count = -(-GRAPH_CALLS // len(inputs)) * len(inputs)
+    outputs: list[Tensor | None] = [None] * len(inputs)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for i in range(count):
+            outputs[i % len(inputs)] = call(*inputs[i % len(inputs)])
+    return Graph(graph, count, outputs)
+
+
+def graph_replays(graphs: Mapping[str, Graph], rounds: int, warm: int) -> Samples:
+    """Methods "graph-rotating" and "graph-warm": an event pair around a replay, divided by its calls."""
+    samples = interleave(
+        {name: g.graph.replay for name, g in graphs.items()},
+        _events, rounds, warm, _lead, torch.cuda.synchronize,
+    )  # fmt: skip
+    samples.us = {name: [t / graphs[name].calls for t in us] for name, us in samples.us.items()}
+    return samples
+
+
+@contextmanager
+def pinned_to_one_core() -> Iterator[int | None]:
+    """Binds every thread of this process to one core (yielded; None where the system cannot)."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield None
+        return
+    saved: dict[int, set[int]] = {}
+    core = max(os.sched_getaffinity(0))
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            saved[int(task.name)] = os.sched_getaffinity(int(task.name))
+            os.sched_setaffinity(int(task.name), {core})
+        except OSError:  # the thread has ended meanwhile
+            continue
+    everywhere = set().union(*saved.values())
+    try:
+        yield core
+    finally:
+        for task in Path("/proc/self/task").iterdir():
+            try:
+                os.sched_setaffinity(int(task.name), saved.get(int(task.name), everywhere))
+            except OSError:
+                continue
+
+
+def host_clock(
+    calls: Mapping[str, Callable[[], object]],
+    count: int,
+    blocks: int,
+    synchronize: Callable[[], None],
+) -> Samples:
+    """Method "host-clock": blocks of calls without synchronising inside, interleaved by provider.
+
+    `count` calls a provider in all; one sample is the mean of a block, and one block more warms up.
+    """
+    each = max(1, count // blocks)
+
+    def measure(call: Callable[[], object]) -> Read:
+        synchronize()
+        start = time.perf_counter_ns()
+        for _ in itertools.repeat(None, each):
+            call()
+        us = (time.perf_counter_ns() - start) / each / 1e3
+        synchronize()
+        return lambda: us
+
+    return interleave(calls, measure, blocks, 1)
