@@ -52,6 +52,11 @@ class Options:
         return cls(calls=5, warm=1, graphs=False, host_calls=600, host_blocks=3, processes=1)
 
 
+def current_device() -> torch.device:
+    """The device that everything runs on."""
+    return torch.device("cuda", torch.cuda.current_device())
+
+
 def _round(value: float) -> float:
     return float(f"{value:.5g}")
 
@@ -88,7 +93,7 @@ class _DeviceRun:
 
     def __init__(self, suite: Suite, names: Sequence[str], options: Options) -> None:
         self.suite, self.names, self.options = suite, names, options
-        self.device = torch.device("cuda", torch.cuda.current_device())
+        self.device = current_device()
         self.l2_bytes = torch.cuda.get_device_properties(self.device).L2_cache_size
         self.flush = torch.empty(timing.FLUSH_BYTES, dtype=torch.uint8, device=self.device)
 
@@ -197,7 +202,7 @@ class _HostRun:
 
     def __init__(self, suite: Suite, names: Sequence[str], options: Options) -> None:
         self.suite, self.names, self.options = suite, names, options
-        self.device = torch.device("cuda", torch.cuda.current_device())
+        self.device = current_device()
 
     def case(self, case: Case) -> list[Row]:
         (x,) = OPERATIONS["softmax"].inputs(case, self.device)

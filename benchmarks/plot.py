@@ -1,0 +1,105 @@
+"""Plots of results: a PNG and an SVG for each file, the same bytes every time. Needs matplotlib."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from .report import providers_of, suite_title
+from .results import Results, Row, cells
+
+# Okabe and Ito's palette, told apart with any colour vision; markers and dashes carry the difference as well.
+_STYLE: dict[str, dict[str, str]] = {
+    "cute_softmax": {"color": "#D55E00", "marker": "o"},
+    "copy": {"color": "#000000", "marker": "", "linestyle": "--"},
+    "torch": {"color": "#0072B2", "marker": "s"},
+    "torch.compile": {"color": "#56B4E9", "marker": "^"},
+    "liger": {"color": "#009E73", "marker": "D"},
+    "quack": {"color": "#CC79A7", "marker": "v"},
+    "cudnn": {"color": "#E69F00", "marker": "P"},
+}
+_OTHER = {"color": "#777777", "marker": "x"}
+_RC = {"svg.hashsalt": "cute_softmax", "svg.fonttype": "none", "font.size": 9, "figure.dpi": 100}
+
+Cells = dict[tuple, dict[str, Row]]
+
+
+def _short(shape: tuple[int, ...], mode: str) -> str:
+    return "\n".join(filter(None, [" x\n".join(map(str, shape)), mode]))
+
+
+def _primary(results: Results) -> Cells:
+    """The cells of the file's first method: the one its suite is about."""
+    every = cells(results.rows)
+    first = next(iter(every))[5]
+    return {key: cell for key, cell in every.items() if key[5] == first}
+
+
+def _speed(axes: Axes, chosen: Cells, names: Sequence[str]) -> None:
+    """GB/s over the shapes; a provider without a figure leaves a gap and a cross on the axis."""
+    for name in names:
+        style = _STYLE.get(name, _OTHER)
+        speed = [cell.get(name, {}).get("gbps") for cell in chosen.values()]
+        front = 3 if name == "cute_softmax" else 2
+        values = [float("nan") if v is None else v for v in speed]
+        axes.plot(values, label=name, zorder=front, linewidth=1.6, markersize=5, **style)
+        gone = [i for i, cell in enumerate(chosen.values()) if "error" in cell.get(name, {})]
+        offset = names.index(name) * 0.09 - 0.27
+        axes.plot(
+            [i + offset for i in gone], [0] * len(gone), "x", color=style["color"], clip_on=False, zorder=4
+        )
+    axes.set_xticks(range(len(chosen)), [_short(key[1], key[4]) for key in chosen])
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel("GB/s")
+    if any("error" in row for cell in chosen.values() for row in cell.values()):
+        axes.set_xlabel("x on the axis: no result (refused or wrong)")
+
+
+def _times(axes: Axes, chosen: Cells, names: Sequence[str]) -> None:
+    """Bars of time, one group a mode, on a logarithmic axis where they lie far apart."""
+    times = [row["us"] for cell in chosen.values() for row in cell.values() if "us" in row]
+    far_apart = bool(times) and max(times) > 50 * min(times)
+    in_ms = bool(times) and max(times) > 1e4
+    width = 0.8 / len(names)
+    for j, name in enumerate(names):
+        heights = [cell.get(name, {}).get("us", 0) / (1e3 if in_ms else 1) for cell in chosen.values()]
+        places = [i + (j - (len(names) - 1) / 2) * width for i in range(len(heights))]
+        axes.bar(places, heights, width * 0.92, label=name, color=_STYLE.get(name, _OTHER)["color"])
+    axes.set_xticks(range(len(chosen)), [_short((), key[4]) for key in chosen])
+    if far_apart:
+        axes.set_yscale("log")
+    axes.set_ylabel(("ms" if in_ms else "µs") + (", logarithmic" if far_apart else ""))
+
+
+def draw(results: Results) -> Figure:
+    """The figure of a results file."""
+    chosen = _primary(results)
+    names = providers_of(row for cell in chosen.values() for row in cell.values())
+    figure = Figure(figsize=(max(6.0, 1.5 + 0.65 * len(chosen)), 3.8), layout="constrained")
+    axes = figure.add_subplot()
+    timed = all(row.get("gbps") is None for cell in chosen.values() for row in cell.values())
+    (_times if timed else _speed)(axes, chosen, names)
+    dtype = next(iter(chosen))[3]
+    axes.set_title(f"{suite_title(results.suite)}, {dtype}, {results.header['gpu']}", fontsize=10)
+    axes.grid(axis="y", color="#DDDDDD", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", frameon=False)
+    return figure
+
+
+def save(results: Results, folder: Path) -> list[Path]:
+    """Writes `<suite>.png` and `<suite>.svg` into `folder`; returns their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    with matplotlib.rc_context(_RC):
+        for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None})):
+            path = folder / f"{results.suite}.{kind}"
+            # A figure of its own for each file: layout of the first would shift the second.
+            draw(results).savefig(path, dpi=150, metadata=metadata)
+            written.append(path)
+    return written
