@@ -158,7 +158,7 @@ SUITES: dict[str, Suite] = {
         ),
         Suite(
             "first-call",
-            "first softmax of a fresh process, after torch is imported and a CUDA context exists",
+            "first softmax of a fresh process",
             tuple(Case("softmax", (4096, 4096), mode=mode) for mode in (COLD_STORE, WARM_STORE, NEW_COLUMNS)),
             _EAGER,
             kind="process",

@@ -79,7 +79,7 @@ def draw(results: Results) -> Figure:
     """The figure of a results file."""
     chosen = _primary(results)
     names = providers_of(row for cell in chosen.values() for row in cell.values())
-    figure = Figure(figsize=(max(6.0, 1.5 + 0.65 * len(chosen)), 3.8), layout="constrained")
+    figure = Figure(figsize=(max(6.5, 1.5 + 0.75 * len(chosen)), 3.8), layout="constrained")
     axes = figure.add_subplot()
     timed = all(row.get("gbps") is None for cell in chosen.values() for row in cell.values())
     (_times if timed else _speed)(axes, chosen, names)

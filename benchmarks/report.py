@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Sequence
 
 from .cases import PEERS, PROVIDERS, SUITES, Case
@@ -92,6 +93,17 @@ def _geometric_means(grouped: Sequence[dict[str, Row]], names: Sequence[str]) ->
     return line
 
 
+def _spread_note(rows: Iterable[Row]) -> str:
+    spreads = [row["spread"] for row in rows if "error" not in row]
+    if not spreads:
+        return ""
+    typical, most = statistics.median(spreads), max(spreads)
+    return (
+        f"The best peer is marked. Spread (interquartile range over median): {typical:.1%} in the median, "
+        f"{most:.1%} at most."
+    )
+
+
 def tables(results: Results) -> list[Table]:
     """One table for each method and element type of a results file."""
     built = []
@@ -111,6 +123,7 @@ def tables(results: Results) -> list[Table]:
             table.rows.append([label, *(_cell_text(cell.get(name)) for name in names)])
             if best := best_peer(cell):
                 table.strong.add((i, 1 + names.index(best)))
+        table.note = _spread_note(row for cell in chosen.values() for row in cell.values())
         if not timed:
             table.footers.append(_geometric_means(list(chosen.values()), names))
         built.append(table)
