@@ -6,7 +6,7 @@ machine code depends on (see `fingerprint`), so that an entry is never updated, 
 
 - Nothing is loaded from a folder or a file that somebody else owns or may write: its code would run as us.
 - The digest is checked before the library is mapped: mapping a damaged one can kill the process.
-- Processes that miss the same key at once compile it once. The lock is an `flock`, which dies with its holder.
+- Processes that miss the same key at once compile it once. The lock is an `flock`: it dies with its holder.
   An entry appears by `os.replace`: a reader sees all of it or nothing. It is not synced to disk; what a power
   cut leaves half-written fails its digest and is rebuilt.
 - Where the store cannot be used it warns once, and kernels are compiled in memory, one to two seconds each.
@@ -70,16 +70,12 @@ class Entry(NamedTuple):
 class Store:
     """The compiled kernels in one private folder.
 
-    `root` is `$CUTE_SOFTMAX_CACHE_DIR` or the user's cache folder, unless given; made (0700) on first use. When
-    a new kernel takes the store over `max_bytes`, those not used for the longest time are removed.
+    `root` is `$CUTE_SOFTMAX_CACHE_DIR` or the user's cache folder, unless given; made (0700) on first use.
+    When a new kernel takes the store over `max_bytes`, those not used for the longest time are removed.
     """
 
     def __init__(self, root: str | os.PathLike[str] | None = None, max_bytes: int = MAX_BYTES) -> None:
-        if root is None and not (root := os.environ.get(ENVIRONMENT)):
-            import platformdirs  # 3 ms, so only where it is needed
-
-            root = platformdirs.user_cache_dir("cute_softmax", appauthor=False)
-        self.root = Path(os.path.expanduser(root))
+        self.root = Path(root or os.environ.get(ENVIRONMENT) or _user_folder())
         self.max_bytes = max_bytes
         self._loaded: set[Path] = set()
         self._warned = False
@@ -131,8 +127,8 @@ class Store:
         return len(entries)
 
     def prune(self, max_bytes: int | None = None) -> int:
-        """Remove the entries not used for the longest time until the rest fits `max_bytes` (the store's bound,
-        unless given), but none that this process has loaded. Returns the number of entries removed."""
+        """Remove the entries not used for the longest time until the rest fits `max_bytes`, and return their
+        number. Those that this store has loaded stay. The bound is the store's own, unless given."""
         entries = self.entries()
         excess = sum(entry.size for entry in entries) - (self.max_bytes if max_bytes is None else max_bytes)
         removed = 0
@@ -155,8 +151,8 @@ class Store:
                         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def _check_folder(self) -> None:
-        if not self.root.is_absolute():  # also "~", which stays where the user has no home
-            raise FileNotFoundError(f"the folder {str(self.root)!r} is not an absolute path")
+        if not self.root.is_absolute():
+            raise FileNotFoundError(f"{str(self.root)!r} is not an absolute path; set {ENVIRONMENT} to one")
         try:
             info = os.lstat(self.root)
         except FileNotFoundError:
@@ -278,6 +274,15 @@ def runtime_library() -> Path:
         ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
     supported = [cuda for cuda in libraries if cuda <= version.value // 1000]
     return libraries[max(supported or libraries)]
+
+
+def _user_folder() -> str:
+    import platformdirs  # 3 ms, so only where it is needed
+
+    try:
+        return platformdirs.user_cache_dir("cute_softmax", appauthor=False)
+    except RuntimeError:  # no home; older versions answer with the following
+        return "~/.cache/cute_softmax"
 
 
 def _cpu_features() -> str:
