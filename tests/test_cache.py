@@ -689,7 +689,7 @@ def test_a_holder_that_hangs_is_not_waited_for_forever(store, build, monkeypatch
     entry = entry_of(store)
     entry.unlink()
     monkeypatch.setattr(cache, "LOCK_TIMEOUT_S", 0.2)
-    with filelock.FileLock(entry.with_suffix(".lock"), is_singleton=False):
+    with filelock.FileLock(entry.with_suffix(".lock")):
         process = run_python(
             f"""
 from cute_softmax import cache
