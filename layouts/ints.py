@@ -103,20 +103,6 @@ def index_to_coordinate(index: int, shape: IntTuple) -> IntTuple:
     return tuple(coordinate)
 
 
-def coordinate_to_index(coordinate: IntTuple, shape: IntTuple) -> int:
-    """The column-major index in ``shape`` of a coordinate whose nesting is that of ``shape`` or coarser."""
-    return inner_product(coordinate, shape, compact_all(shape))
-
-
-def compact_all(shape: IntTuple) -> IntTuple:
-    """Column-major strides in which a mode of size 1 keeps its running stride."""
-    strides, step = [], 1
-    for s in leaves(shape):
-        strides.append(step)
-        step *= s
-    return unflatten(iter(strides), shape)
-
-
 def inner_product(coordinate: IntTuple, shape: IntTuple, stride: IntTuple, what: str = "coordinate") -> int:
     """The offset of ``coordinate``: an int within a mode is that mode's column-major index.
 
