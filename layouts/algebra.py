@@ -18,8 +18,8 @@ from .ints import IntTuple
 class Layout:
     """``shape:stride``; without ``stride`` compact and column-major, as ``cute.make_layout`` makes it.
 
-    Raises ``ValueError`` where a size is below 1, a stride is negative, or shape and stride differ in nesting
-    (naming the first such place), ``TypeError`` where something is no int.
+    Raises ``ValueError`` where a size is below 1, a stride is negative, or shape and stride differ in
+    nesting (naming the first such place), ``TypeError`` where something is no int.
     """
 
     shape: IntTuple
@@ -43,7 +43,8 @@ class Layout:
 
     @staticmethod
     def ordered(shape: IntTuple, order: IntTuple) -> Layout:
-        """A compact layout whose modes are laid out by ascending ``order``, as ``cute.make_ordered_layout``.
+        """A compact layout whose modes are laid out by ascending ``order``, as
+        ``cute.make_ordered_layout``.
 
         ``order`` has the nesting of ``shape`` or a coarser one; an int for a nested mode keeps that mode
         column-major inside. ``ordered((4, (8, 2), 2), (1, 0, 2))`` makes the middle mode fastest.
@@ -113,8 +114,9 @@ class Layout:
     def __call__(self, *coordinate: IntTuple) -> int:
         """The offset of a coordinate: ``layout(5)``, ``layout(1, 2)``, ``layout(((3, 1), 2))``.
 
-        An int where the shape is nested is that mode's column-major index. As in CuTe nothing is clipped: an
-        index past the end runs on in the last mode. ``ValueError`` where the coordinate has another nesting.
+        An int where the shape is nested is that mode's column-major index. As in CuTe nothing is clipped:
+        an index past the end runs on in the last mode. ``ValueError`` where the coordinate has another
+        nesting.
         """
         value = coordinate[0] if len(coordinate) == 1 else coordinate
         if isinstance(value, list):
@@ -141,10 +143,12 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Swizzle:
-    """``S<bits,base,shift>``: exclusive-or of an offset's bits [base, base+bits) with those ``shift`` higher.
+    """``S<bits,base,shift>``: exclusive-or of an offset's bits [base, base+bits) with those ``shift``
+    higher.
 
-    An involution on offsets that permutes inside aligned blocks of 2^(bits+base+shift), so that columns of a
-    tile in shared memory fall into different banks. ``ValueError`` unless 0 <= bits <= shift and base >= 0.
+    An involution on offsets that permutes inside aligned blocks of 2^(bits+base+shift), so that columns of
+    a tile in shared memory fall into different banks. ``ValueError`` unless 0 <= bits <= shift and base >=
+    0.
     """
 
     bits: int

@@ -51,7 +51,8 @@ def show(value: IntTuple) -> str:
 
 
 def mismatch(a: IntTuple, b: IntTuple, path: tuple[int, ...] = ()) -> tuple[int, ...] | None:
-    """The path of the first place where the profiles of ``a`` and ``b`` differ, or None where they agree."""
+    """The path of the first place where the profiles of ``a`` and ``b`` differ, or None where they
+    agree."""
     if isinstance(a, tuple) != isinstance(b, tuple):
         return path
     if not isinstance(a, tuple):

@@ -1,7 +1,7 @@
-"""Operations on layouts, with the results that CuTe gives: coalesce, compose, complement, invert, divide, multiply.
+"""Operations on layouts, with CuTe's results: coalesce, compose, complement, invert, divide, multiply.
 
-The definitions follow the CUTLASS documentation ("CuTe layout algebra"). Each function returns a new layout.
-A tiler is an int (a contiguous tile), a Layout, or a tuple with one of these per mode.
+The definitions follow the CUTLASS documentation ("CuTe layout algebra"). Each function returns a new
+layout. A tiler is an int (a contiguous tile), a Layout, or a tuple with one of these per mode.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def without_broadcast(layout: Layout) -> Layout:
 def composition(a: Layout, b: Tiler) -> Layout:
     """The layout ``c -> a(b(c))`` with the shape of ``b``; a tuple of tilers applies mode by mode.
 
-    Raises ``ValueError`` where no layout says that: a size or stride of ``b`` that does not divide the modes
-    of ``a`` that it crosses.
+    Raises ``ValueError`` where no layout says that: a size or stride of ``b`` that does not divide the
+    modes of ``a`` that it crosses.
     """
     if isinstance(b, tuple):
         _check_modes(a, b)
@@ -100,7 +100,8 @@ def _composed_leaf(a: Layout, size: int, stride: int) -> Layout:
 
 
 def complement(layout: Layout, size: int = 1) -> Layout:
-    """The layout of what ``layout`` leaves out: together they reach every offset up to ``size`` and beyond once.
+    """The layout of what ``layout`` leaves out: together they reach every offset up to ``size`` and beyond
+    once.
 
     Raises ``ValueError`` where ``layout`` reaches an offset twice or interleaves, so that nothing fits.
     """
@@ -201,10 +202,10 @@ def _paired(block: Layout, tiler: Layout, block_first: bool) -> Layout:
 
 
 def thread_value_layout(threads: Layout, values: Layout) -> tuple[tuple[int, ...], Layout]:
-    """(tiler, thread-value layout) of a thread grid times a value grid, as ``cute.make_layout_tv`` gives them.
+    """(tiler, thread-value layout) of a thread grid times a value grid, as ``cute.make_layout_tv``.
 
-    ``threads`` maps a position in the grid of threads to a thread, ``values`` a position in a thread's own block
-    to a value. The layout maps (thread, value) to the column-major index in a tile of size ``tiler``.
+    ``threads`` maps a position in the grid of threads to a thread, ``values`` a position in a thread's own
+    block to a value. The layout maps (thread, value) to the column-major index in a tile of size ``tiler``.
     """
     tile = raked_product(threads, values)
     tiler = tuple(ints.product(mode.shape) for mode in tile)
