@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from .scene import MARGIN, Canvas, Facts, Figure, Swatch, finish, ranges, wrapped
+from .scene import MARGIN, Canvas, Facts, Figure, Swatch, finish, wrapped
 
 MAX_SENTENCES = 6
 
@@ -42,7 +43,7 @@ def follow_thread(figures: Sequence[Figure], thread: int, *, title: str | None =
 def _told(mine: Sequence[Facts], thread: int, width: float) -> list[str]:
     if not mine:
         return [f"T{thread} touches nothing drawn here."]
-    said = [f.sentence().replace(f"thread {ranges(f.threads)} · ", "") for f in mine]
+    said = [replace(f, threads=()).sentence() for f in mine]
     said = list(dict.fromkeys(s for s in said if s))
     more = f"; and {len(said) - MAX_SENTENCES} more" if len(said) > MAX_SENTENCES else ""
     return wrapped(f"T{thread}: " + "; ".join(said[:MAX_SENTENCES]) + more, "note", max(width, 700))

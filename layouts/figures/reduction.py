@@ -13,6 +13,10 @@ from .scene import Canvas, Facts, Figure, Swatch, finish, ranges
 SPACE = "reduction buffer"
 
 
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
 class _Buffer:
     """A reduction buffer (rows, (warps a row, CTAs of the cluster), stages) and who uses which slot."""
 
@@ -66,8 +70,8 @@ class _Buffer:
         lanes = [self.slot(0, p, 0) * self.element_bytes for p in range(min(peers, WARP))]
         request = shared_request(lanes, self.element_bytes)
         conflict = "no bank conflict" if request.conflicts == 0 else f"{request.conflicts} conflicts"
-        wavefronts = f"{request.wavefronts} wavefront" + ("s" if request.wavefronts > 1 else "")
-        return f"a warp reads its row's {len(lanes)} slots in {wavefronts}, {conflict}"
+        wavefronts = _count(request.wavefronts, "wavefront")
+        return f"a warp reads the {_count(len(lanes), 'slot')} of its row in {wavefronts}, {conflict}"
 
 
 def reduction_buffer(buffer: Layout, *, element_bytes: int, cta: int = 0, title: str | None = None) -> Figure:
@@ -117,7 +121,7 @@ def reduction_buffer(buffer: Layout, *, element_bytes: int, cta: int = 0, title:
         title or "Reduction buffer",
         f"{buffer} slots of {element_bytes} bytes, {buffer.cosize * element_bytes:,} bytes in all · "
         f"{b.num_warps} "
-        f"warps, {b.warps_per_row} a row, {b.cluster_n} CTAs a row · {b.read()}",
+        f"warps, {b.warps_per_row} a row, {_count(b.cluster_n, 'CTA')} a row · {b.read()}",
         f"Reduction buffer {buffer}: {b.stages} stages, {b.rows} rows, {peers} peers a row; each slot "
         "with its "
         f"byte address, bank and writing warp.",
@@ -129,7 +133,7 @@ def reduction_buffer(buffer: Layout, *, element_bytes: int, cta: int = 0, title:
     )
 
 
-PAD, LABEL, SLOT, GAP = 6.0, 30.0, (46.0, 34.0), 4.0  # of a card: px
+PAD, LABEL, SLOT, GAP, CARD_HEAD = 6.0, 30.0, (46.0, 34.0), 4.0, 44.0  # of a card: px
 
 
 def cluster_exchange(
@@ -174,25 +178,36 @@ def cluster_exchange(
         x = target * (card + GAP)
         body.place(_card(b, target, row, columns, expected), x, top)
         at = x + PAD + LABEL + (columns.index(q) + 0.5) * SLOT[0]
+        body.stroke(_outline(at - SLOT[0] / 2, top + CARD_HEAD + cta * SLOT[1]), "thick")
         start = left + SLOT[0] * (target + 0.5)
         body.stroke([(start, 48), (start, 58), (at, top - 16), (at, top - 2)], "link", arrow=True)
-    shown = "all warps of the row" if len(columns) == b.warps_per_row else f"warp {warp} of the row's"
+    shown = "all drawn" if len(columns) == b.warps_per_row else f"warp {warp} drawn"
     return finish(
         body,
         title or f"Cluster of {b.cluster_n} CTAs",
-        f"{buffer}, stage 0, row {row} of {b.rows} (alike), {shown} {b.warps_per_row} · each mbarrier "
-        "expects "
-        f"{b.num_warps} warps \u00d7 {b.cluster_n} CTAs \u00d7 {element_bytes} bytes = {expected:,} bytes.",
+        f"Buffer {buffer}, row {row} of {b.rows}, stage 0; {_count(b.warps_per_row, 'warp')} a row, "
+        f"{shown} · "
+        f"each mbarrier expects {b.num_warps} warps \u00d7 {b.cluster_n} CTAs \u00d7 {element_bytes} bytes "
+        f"= {expected:,} bytes.",
         f"Cluster of {b.cluster_n} CTAs: warp {warp} of CTA {cta} stores its partial into the shared "
         "memory of "
         f"every CTA; each mbarrier expects {expected} bytes.",
         [
-            Swatch("t0", "L0", "lane of the storing warp; slots are coloured by the CTA they come from"),
+            Swatch(
+                "t0",
+                "L0",
+                "storing lane; slots are coloured by the CTA they come from, the thick one receives",
+            ),
             Swatch("barrier", "bar 0", "mbarrier of a stage: counts the bytes that arrive in this CTA"),
             Swatch("plain", "s5", "slot"),
             Swatch("plain", "@40", "its byte address in that CTA's buffer"),
         ],
     )
+
+
+def _outline(x: float, y: float) -> list[tuple[float, float]]:
+    """The corners of a slot, closed."""
+    return [(x, y), (x + SLOT[0], y), (x + SLOT[0], y + SLOT[1]), (x, y + SLOT[1]), (x, y)]
 
 
 def _card_width(columns: int) -> float:
@@ -209,14 +224,14 @@ def _card(b: _Buffer, target: int, row: int, columns: list[int], expected: int) 
     """One CTA of the cluster: its slots of the row, by source CTA, and its barriers."""
     canvas = Canvas()
     card = _card_width(len(columns))
-    canvas.box(0, 0, card, 48 + b.cluster_n * SLOT[1] + 8 + 36 * b.stages, "card", 6)
+    canvas.box(0, 0, card, CARD_HEAD + 4 + b.cluster_n * SLOT[1] + 8 + 36 * b.stages, "card", 6)
     canvas.words(card / 2, 18, f"CTA {target}", "head", "middle")
     canvas.words(PAD + LABEL - 5, 38, "from", "axis", "end")
     for j, w in enumerate(columns):
         x = PAD + LABEL + (j + 0.5) * SLOT[0]
         canvas.words(x, 38, f"W{row * b.warps_per_row + w}", "axis", "middle")
     for source in range(b.cluster_n):
-        y = 44 + source * SLOT[1]
+        y = CARD_HEAD + source * SLOT[1]
         canvas.words(PAD + LABEL - 6, y + SLOT[1] / 2 + 3.5, str(source), "axis", "end")
         for j, w in enumerate(columns):
             facts = b.facts(row, source * b.warps_per_row + w, 0)
@@ -224,7 +239,7 @@ def _card(b: _Buffer, target: int, row: int, columns: list[int], expected: int) 
             lines = (f"s{facts.start}", f"@{facts.byte}")
             canvas.cell(PAD + LABEL + j * SLOT[0], y, SLOT, thread_paint(source), lines, there)
     for stage in range(b.stages):
-        y = 44 + b.cluster_n * SLOT[1] + 8 + 36 * stage
+        y = CARD_HEAD + b.cluster_n * SLOT[1] + 8 + 36 * stage
         note = f"stage {stage}: expects {expected} bytes, of {b.num_warps} warps of {b.cluster_n} CTAs"
         facts = Facts(space=f"mbarrier of CTA {target}", note=note)
         canvas.cell(PAD, y, (card - 2 * PAD, 32), "barrier", (f"bar {stage}", f"{expected:,} bytes"), facts)

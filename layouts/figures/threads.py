@@ -169,7 +169,7 @@ def _number_grid(points: Points, letter: str, name: str) -> Canvas:
         number = points[rows[r], columns[c]]
         threads = (number,) if letter == "T" else ()
         value = str(number) if letter == "V" else ""
-        facts = Facts(threads=threads, value=value, note=f"in the {name}")
+        facts = Facts(threads=threads, value=value)
         return thread_paint(number) if letter == "T" else "plain", (f"{letter}{number}",), facts
 
     grid = Grid(
