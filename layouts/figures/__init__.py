@@ -1,0 +1,24 @@
+"""Figures of layouts. Each function takes Layout values and numbers and returns a ``Figure``."""
+
+from .follow import follow_thread
+from .plain import layout_grid, swizzle_banks
+from .predicate import predicate_tensor, row_pieces
+from .reduction import cluster_exchange, reduction_buffer
+from .scene import Cell, Facts, Figure
+from .threads import mma_fragments, thread_value, tiled_copy
+
+__all__ = [
+    "Cell",
+    "Facts",
+    "Figure",
+    "cluster_exchange",
+    "follow_thread",
+    "layout_grid",
+    "mma_fragments",
+    "predicate_tensor",
+    "reduction_buffer",
+    "row_pieces",
+    "swizzle_banks",
+    "thread_value",
+    "tiled_copy",
+]

@@ -1,0 +1,172 @@
+"""Layouts as grids: plain and hierarchical ones, and a swizzled one beside its unswizzled self."""
+
+from __future__ import annotations
+
+from itertools import product as combinations
+
+from .. import ints
+from ..access import BANK_BYTES, BANKS
+from ..algebra import AnyLayout, ComposedLayout, Layout, Swizzle
+from ..style import bank_paint, thread_paint
+from .grid import Grid, arrange, beside, cell_size, draw, headed, stacked, starts
+from .scene import Canvas, Facts, Figure, Swatch, finish
+
+MAX_PANELS = 8
+IntTuple = ints.IntTuple
+
+
+def matrix_modes(layout: AnyLayout) -> tuple[IntTuple, IntTuple, tuple[IntTuple, ...]]:
+    """(row mode, column mode, further modes) of a shape; a vector is one row."""
+    modes = ints.as_tuple(layout.shape)
+    if len(modes) == 1:
+        return 1, modes[0], ()
+    return modes[0], modes[1], modes[2:]
+
+
+def offset_at(layout: AnyLayout, row: int, column: int, rest: tuple[IntTuple, ...] = ()) -> int:
+    """The offset of (row, column, *rest); a layout of one mode takes the column alone."""
+    rank = len(ints.as_tuple(layout.shape))
+    if rank == 1:
+        return layout(column)
+    return layout((row, column, *rest))
+
+
+def axis_label(mode: IntTuple, index: int) -> tuple[str, ...]:
+    """One line with the index, and under it the nested coordinate where the mode nests."""
+    if isinstance(mode, tuple) and len(mode) > 1:
+        return str(index), ints.show(ints.index_to_coordinate(index, mode))
+    return (str(index),)
+
+
+def layout_grid(
+    layout: AnyLayout,
+    *,
+    title: str | None = None,
+    unit: str = "elements",
+    space: str = "",
+    element_bytes: int = 0,
+) -> Figure:
+    """The offsets of ``layout``: rows and columns are its first two modes, further modes are panels.
+
+    Nested modes show both the index and the nested coordinate, with thick borders around each innermost
+    block. ``unit`` names what an offset counts; ``element_bytes`` adds byte addresses; a vector is one row.
+    """
+    row_mode, column_mode, rest = matrix_modes(layout)
+    rows, columns = ints.product(row_mode), ints.product(column_mode)
+    size = cell_size([(str(layout.cosize - 1),)])
+    size = (max(size[0], max(6.2 * len(axis_label(column_mode, columns - 1)[-1]) + 6, 34)), 28)
+
+    def panel(further: tuple[IntTuple, ...]) -> Canvas:
+        def cell(r: int, c: int):
+            offset = offset_at(layout, r, c, further)
+            coordinate = ints.show((r, c, *further) if layout.rank > 1 else c)
+            byte = offset * element_bytes if element_bytes else None
+            facts = Facts(coordinate=coordinate, space=space, start=offset, stop=offset + 1, byte=byte)
+            return thread_paint(offset), (str(offset),), facts
+
+        grid = Grid(
+            rows,
+            columns,
+            cell,
+            size,
+            row_label=lambda r: "  ".join(axis_label(row_mode, r)),
+            column_label=lambda c: axis_label(column_mode, c),
+            thick_rows=starts(list(ints.leaves(row_mode))),
+            thick_columns=starts(list(ints.leaves(column_mode))),
+        )
+        return draw(grid, *arrange(grid))
+
+    every = list(combinations(*(range(ints.product(m)) for m in rest)))
+    parts = [panel(f) if not f else headed(_panel_name(f), panel(f)) for f in every[:MAX_PANELS]]
+    if len(every) > MAX_PANELS:
+        more = Canvas()
+        more.words(0, 12, f"⋯ {len(every) - MAX_PANELS} more panels like these ⋯", "axis")
+        parts.append(more)
+    lead = f"{layout} · {layout.size:,} coordinates, offsets 0 to {layout.cosize - 1:,} in {unit}"
+    return finish(
+        stacked(parts),
+        title or f"Layout {layout}",
+        lead,
+        f"Grid of the layout {layout}: {rows} rows by {columns} columns; a cell holds its offset in {unit}.",
+        [Swatch("t3", "n", f"offset in {unit}; colour = offset mod 8")],
+    )
+
+
+def _panel_name(further: tuple[IntTuple, ...]) -> str:
+    return ", ".join(f"mode {i + 2} = {v}" for i, v in enumerate(further))
+
+
+def swizzle_banks(
+    layout: ComposedLayout, element_bytes: int, *, title: str | None = None, access_bytes: int = 16
+) -> Figure:
+    """A swizzled layout of shared memory beside its unswizzled self, coloured by bank.
+
+    Cells are pieces of ``access_bytes`` (or of one element where it is larger) along whichever of the first
+    two modes is contiguous. Offsets of ``layout`` are in elements of ``element_bytes``. Each cell names the
+    banks (4 bytes each, 32 of them) that the piece lies in, so that a column of equal colours is a
+    conflict.
+    """
+    row_mode, column_mode, rest = matrix_modes(layout)
+    if rest:
+        raise ValueError(f"a swizzle figure draws two modes, got the shape {ints.show(layout.shape)}")
+    plain = ComposedLayout(Swizzle(0, 0, 0), layout.offset, layout.inner)
+    along_columns = _contiguous_columns(layout.inner)
+    fold = max(1, access_bytes // element_bytes)
+    rows, columns = ints.product(row_mode), ints.product(column_mode)
+    rows, columns = (rows, columns // fold) if along_columns else (rows // fold, columns)
+    if rows == 0 or columns == 0:
+        raise ValueError(f"{layout} has no run of {access_bytes} bytes to draw as one cell")
+    groups = max(1, BANKS * BANK_BYTES // max(access_bytes, element_bytes))
+
+    def panel(which: AnyLayout) -> Canvas:
+        def cell(r: int, c: int):
+            at = (r, c * fold) if along_columns else (r * fold, c)
+            offset = offset_at(which, *at)
+            byte = offset * element_bytes
+            first = byte // BANK_BYTES % BANKS
+            last = first + max(1, access_bytes // BANK_BYTES) - 1
+            banks = str(first) if last == first else f"{first}..{last}"
+            facts = Facts(
+                coordinate=ints.show(at),
+                space="smem",
+                start=offset,
+                stop=offset + fold,
+                byte=byte,
+                bank=banks,
+            )
+            return bank_paint(first * groups // BANKS, groups), (banks, f"@{byte}"), facts
+
+        size = cell_size([("28..31" if access_bytes > 4 else "31", f"@{layout.cosize * element_bytes}")], 48)
+        step = fold if along_columns else 1
+        grid = Grid(rows, columns, cell, size, column_label=lambda c: (str(c * step),), unit=step)
+        return draw(grid, *arrange(grid, 700))
+
+    body = beside(
+        [
+            headed(f"without swizzle: {layout.inner}", panel(plain)),
+            headed(f"with swizzle: {layout}", panel(layout)),
+        ],
+        46,
+    )
+    lead = (
+        f"Each cell is {max(access_bytes, element_bytes)} bytes ({fold} elements of {element_bytes} bytes): "
+        f"its shared-memory banks, and under them its byte address. {layout.outer} repeats every "
+        f"{layout.outer.period:,} elements."
+    )
+    return finish(
+        body,
+        title or f"Swizzle {layout.outer}",
+        lead,
+        f"The layout {layout} beside {layout.inner}, one cell per {access_bytes} bytes, coloured by bank.",
+        [
+            Swatch(bank_paint(0, groups), "low", "first banks"),
+            Swatch(bank_paint(groups - 1, groups), "high", "last banks"),
+            Swatch("plain", "@n", "byte address in the buffer"),
+        ],
+    )
+
+
+def _contiguous_columns(layout: Layout) -> bool:
+    """Whether the columns of a matrix layout are its contiguous mode."""
+    columns = layout[1] if layout.rank > 1 else layout[0]
+    return any(stride == 1 and size > 1 for size, stride in columns.flat_modes())

@@ -1,0 +1,272 @@
+"""What bounds a load: the predicate tensor at the end of a row, and rows that start off a vector
+boundary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .. import ints
+from ..algebra import Layout
+from ..style import thread_paint
+from .grid import Grid, arrange, beside, cell_size, draw, headed, stacked
+from .scene import Canvas, Facts, Figure, Swatch, finish
+
+PLACES = "amk"  # the modes of a predicate: vector of the thread's block, row, step
+
+
+class _Vectors:
+    """Where the vectors (a, m, k) of each thread lie in the CTA's tile."""
+
+    def __init__(self, predicate: Layout, tv: Layout, tiler: Sequence[int], vector: int):
+        if predicate.rank != 3:
+            raise ValueError(f"a predicate has three modes (vectors, rows, steps), got {predicate}")
+        self.counts = tuple(mode.size for mode in predicate)
+        self.rows, self.columns = tiler
+        self.vector, self.tv = vector, tv
+        a, m, k = self.counts
+        self.threads = tv[0].size
+        values = tv[1].size
+        self.inside = values == vector * a * m * k
+        if not self.inside and values != vector * a:
+            raise ValueError(
+                f"the thread-value layout {tv} gives a thread {values} values; the predicate "
+                f"{ints.show(predicate.shape)} counts {a} x {m} x {k} vectors of {vector}"
+            )
+        self.tile = (self.rows, self.columns) if self.inside else (self.rows * m, self.columns * k)
+
+    def place(self, thread: int, a: int, m: int, k: int) -> tuple[int, int]:
+        """(row, column) in the tile of the first element of a thread's vector."""
+        first = a + self.counts[0] * (m + self.counts[1] * k) if self.inside else a
+        index = self.tv(thread, first * self.vector)
+        row, column = index % self.rows, index // self.rows
+        return (row, column) if self.inside else (row + m * self.rows, column + k * self.columns)
+
+    def all(self) -> dict[tuple[int, int], tuple[int, int, int, int]]:
+        """(row, column of the first element) -> (thread, a, m, k)."""
+        a, m, k = (range(n) for n in self.counts)
+        return {
+            self.place(t, i, j, s): (t, i, j, s) for t in range(self.threads) for i in a for j in m for s in k
+        }
+
+
+def predicate_tensor(
+    predicate: Layout,
+    tv: Layout,
+    tiler: Sequence[int],
+    n: int,
+    *,
+    vector: int,
+    column_start: int = 0,
+    element_bytes: int = 0,
+    title: str | None = None,
+) -> Figure:
+    """The predicate tensor of a row of ``n`` elements in a CTA's tile: which vectors are loaded.
+
+    ``predicate`` maps (vector of the thread's block, row, step) to a stored bit; stride 0 over rows means
+    that all rows share it. ``tv`` maps (thread, value) into a tile of ``tiler``; rows and steps either
+    repeat that tile or are among its values. The tile begins at column ``column_start`` of the row;
+    ``vector`` and ``n`` are in elements. The upper part shows one cell per vector at the end of the row,
+    the lower part what the threads on either side of it store. Raises ``ValueError`` where a vector would
+    straddle the end.
+    """
+    if n % vector:
+        raise ValueError(
+            f"n = {n} is no multiple of the vector of {vector} elements: one vector would straddle the "
+            "end of the "
+            f"row; narrow the vector or split the row (see row_pieces)"
+        )
+    vectors = _Vectors(predicate, tv, tiler, vector)
+    found = vectors.all()
+    rows, columns = vectors.tile
+    inside = min(max(n - column_start, 0), columns)
+    edge = inside // vector
+
+    def cell(r: int, c: int):
+        if (r, c * vector) not in found:
+            raise ValueError(f"no thread's vector begins at (row {r}, column {c * vector}) of the tile")
+        thread, a, m, k = found[r, c * vector]
+        holds = c < edge
+        start = column_start + c * vector
+        bit = predicate((a, m, k))
+        facts = Facts(
+            threads=(thread,),
+            value=f"predicate ({a}, {m}, {k}) = bit {bit}",
+            coordinate=f"({r}, {start}..{start + vector - 1})",
+            note="loaded" if holds else "skipped: past the end of the row",
+        )
+        return "true" if holds else "false", (f"T{thread}", f"{'true' if holds else 'false'} b{bit}"), facts
+
+    size = cell_size([(f"T{vectors.threads - 1}", f"false b{predicate.cosize - 1}")], 46)
+    grid = Grid(
+        rows,
+        columns // vector,
+        cell,
+        size,
+        column_label=lambda c: (str(column_start + c * vector),),
+        thick_columns=frozenset(range(0, columns // vector, vectors.columns // vector)) - {0},
+        unit=vector,
+        edge=edge if 0 < edge < columns // vector else None,
+    )
+    tile = headed(
+        f"tile {rows} \u00d7 {columns}, one cell per vector",
+        draw(grid, *arrange(grid, keep=[edge], fold=False)),
+    )
+    shown = _boundary_threads(found, edge, columns // vector, vector)
+    stores = [_store(vectors, predicate, t, n - column_start) for t in shown]
+    body = stacked([tile, beside(stores, 60)], 30)
+    a, m, k = vectors.counts
+    elements = f"{a * m * k * vector} elements in {a * m * k} vectors"
+    swatches = [
+        Swatch("true", "true", "inside the row: loaded"),
+        Swatch("false", "false", "past the end: skipped"),
+        Swatch("plain", "b3", "stored bit of the thread that decides it"),
+        Swatch("ghost", "= b3", "stride 0: the same bit again, nothing stored"),
+    ]
+    bytes_each = f" ({vector * element_bytes} bytes)" if element_bytes else ""
+    return finish(
+        body,
+        title or f"Predicate tensor at N = {n:,}",
+        f"predicate {predicate} · row of {n:,} elements, tile at columns {column_start:,} to "
+        f"{column_start + columns - 1:,} · one cell = {vector} elements{bytes_each} · "
+        f"{predicate.cosize} stored bits a thread decide {elements}",
+        f"Predicate tensor {predicate} for a row of {n} elements in a tile of {rows} by {columns}: "
+        "vectors before "
+        f"column {n} are loaded, those after it skipped; rows share their bits.",
+        swatches,
+    )
+
+
+def _boundary_threads(found: dict, edge: int, across: int, vector: int) -> list[int]:
+    """The threads of the last vector inside and of the first one outside; thread 0 where there is no
+    end."""
+    if not 0 < edge < across:
+        return [0]
+    return list(dict.fromkeys(found[0, c * vector][0] for c in (edge - 1, edge)))
+
+
+def _store(vectors: _Vectors, predicate: Layout, thread: int, end: int) -> Canvas:
+    """One thread's predicate tensor: stored bits, and ghosts where stride 0 repeats them."""
+    a, m, k = vectors.counts
+    first: dict[int, tuple[int, int]] = {}
+
+    def cell(r: int, step: int):
+        place = (r % a, r // a, step)
+        bit = predicate(place)
+        column = vectors.place(thread, *place)[1]
+        holds = column < end
+        stored = first.setdefault(bit, (r, step)) == (r, step)
+        paint = ("true" if holds else "false") if stored else "ghost"
+        facts = Facts(
+            threads=(thread,),
+            value=f"bit {bit}",
+            note=f"vector {place[0]}, row {place[1]}, step {place[2]}, column {column}: {holds}".lower(),
+        )
+        return paint, (f"b{bit}" if stored else f"= b{bit}", "true" if holds else "false"), facts
+
+    grid = Grid(
+        a * m,
+        k,
+        cell,
+        (60, 36),
+        row_label=lambda r: f"vector {r % a}, row {r // a}",
+        column_label=lambda s: (str(s),),
+        row_name="",
+        column_name="step",
+    )
+    return headed(f"thread {thread} stores {predicate.cosize} bits", draw(grid, *arrange(grid, 640)))
+
+
+def row_pieces(
+    n: int,
+    *,
+    vector: int,
+    misalignment: int,
+    threads: int,
+    element_bytes: int,
+    title: str | None = None,
+) -> Figure:
+    """A row that starts ``misalignment`` elements past a vector boundary: head, body and tail.
+
+    Up to ``vector - 1`` head scalars reach the boundary, the body is whole aligned vectors dealt to
+    ``threads`` in turn, up to ``vector - 1`` tail scalars end the row; scalars go to the row's first
+    threads, one each. ``n``, ``vector`` and ``misalignment`` are in elements. Raises ``ValueError`` for an
+    impossible misalignment.
+    """
+    if not 0 <= misalignment < vector:
+        raise ValueError(f"misalignment must be 0 to {vector - 1} elements, got {misalignment}")
+    head = min(n, -misalignment % vector)
+    body = (n - head) // vector
+    tail = n - head - body * vector
+    width = vector * element_bytes
+
+    def scalars(first: int, count: int) -> Canvas:
+        def cell(_: int, c: int):
+            element = first + c
+            byte = (misalignment + element) * element_bytes
+            facts = Facts(
+                threads=(c % threads,),
+                space="row",
+                start=element,
+                stop=element + 1,
+                byte=byte,
+                note="one scalar",
+            )
+            return "scalar", (f"T{c % threads}",), facts
+
+        labels = {"row_label": lambda r: "", "column_label": lambda c: (str(first + c),)}
+        return draw(
+            Grid(1, count, cell, (36, 34), row_name="", column_name="", **labels),
+            [range(1)],
+            [[range(count)]],
+        )
+
+    def vectors() -> Canvas:
+        def cell(_: int, c: int):
+            first = head + c * vector
+            byte = (misalignment + first) * element_bytes
+            facts = Facts(
+                threads=(c % threads,),
+                space="row",
+                start=first,
+                stop=first + vector,
+                byte=byte,
+                note=f"one vector, {width} bytes",
+            )
+            return thread_paint(c % threads), (f"T{c % threads}", f"@{byte}"), facts
+
+        size = (max(56.0, cell_size([("", f"@{n * element_bytes}")])[0]), 34)
+        grid = Grid(
+            1,
+            body,
+            cell,
+            size,
+            row_label=lambda r: "",
+            column_label=lambda c: (str(head + c * vector),),
+            row_name="",
+            column_name="",
+            unit=vector,
+        )
+        return draw(grid, *arrange(grid, 780, fold=False))
+
+    parts = []
+    if head:
+        parts.append(headed(f"head: {head} scalars", scalars(0, head)))
+    if body:
+        parts.append(headed(f"body: {body:,} vectors of {vector}", vectors()))
+    if tail:
+        parts.append(headed(f"tail: {tail} scalars", scalars(n - tail, tail)))
+    return finish(
+        beside(parts, 26),
+        title or f"A row of {n:,} that starts {misalignment} elements off",
+        f"Element indices on top. The row starts {misalignment * element_bytes} bytes past a {width}-byte "
+        "boundary: "
+        f"{head} + {body:,} \u00d7 {vector} + {tail} = {n:,} elements, {threads} threads a row.",
+        f"A row of {n} elements cut into {head} head scalars, {body} aligned vectors of {vector} and "
+        f"{tail} tail "
+        f"scalars.",
+        [
+            Swatch("scalar", "T0", "one element, loaded alone by the thread named"),
+            Swatch("t0", "T0", "one vector; colour = thread mod 8"),
+            Swatch("plain", "@n", f"bytes from the {width}-byte boundary before the row"),
+        ],
+    )

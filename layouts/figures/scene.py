@@ -1,0 +1,257 @@
+"""What a figure consists of, as data: placed cells with their facts, words, boxes and strokes.
+
+Builders in this package put these on a ``Canvas``; ``layouts.svg`` writes them out and ``layouts.html``
+links the cells of several figures through their facts. All lengths are px at 100%.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ..style import VOICES, text_width
+
+MARGIN = 18
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a cell is about. ``space`` names a tensor or buffer; ``start``/``stop`` are elements in it.
+
+    ``threads`` own or touch the cell; ``value`` names their registers; ``byte`` is the first byte's address
+    in the space, ``bank`` the shared-memory bank or banks; ``note`` is a sentence.
+    """
+
+    threads: tuple[int, ...] = ()
+    value: str = ""
+    coordinate: str = ""
+    space: str = ""
+    start: int | None = None
+    stop: int | None = None
+    byte: int | None = None
+    bank: str = ""
+    note: str = ""
+
+    def sentence(self) -> str:
+        """All facts in one line, as a tooltip shows them."""
+        parts = []
+        if self.threads:
+            parts.append(f"thread {ranges(self.threads)}")
+        if self.value:
+            parts.append(f"value {self.value}")
+        if self.coordinate:
+            parts.append(f"coordinate {self.coordinate}")
+        if self.start is not None:
+            span = (
+                str(self.start) if self.stop in (None, self.start + 1) else f"{self.start}..{self.stop - 1}"
+            )
+            parts.append(f"{self.space} offset {span}".strip())
+        if self.byte is not None:
+            parts.append(f"byte {self.byte}")
+        if self.bank:
+            parts.append(f"bank {self.bank}")
+        if self.note:
+            parts.append(self.note)
+        return " · ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One cell: lines of text on a painted rectangle, and its facts."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    paint: str
+    lines: tuple[str, ...]
+    facts: Facts
+    dim: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """One line of text with its baseline at ``y``; ``anchor`` is start, middle or end."""
+
+    x: float
+    y: float
+    text: str
+    voice: str
+    anchor: str = "start"
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A painted rectangle behind or beside cells."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    paint: str
+    radius: float = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Stroke:
+    """A polyline; ``kind`` is thick, link or edge; ``arrow`` puts a tip on its end."""
+
+    points: tuple[tuple[float, float], ...]
+    kind: str
+    arrow: bool = False
+
+
+Item = Cell | Words | Box | Stroke
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Ascending numbers with runs folded: ``0..3, 8``."""
+    runs: list[list[int]] = []
+    for n in sorted(set(numbers)):
+        if runs and runs[-1][1] == n - 1:
+            runs[-1][1] = n
+        else:
+            runs.append([n, n])
+    return ", ".join(str(a) if a == b else f"{a}, {b}" if b == a + 1 else f"{a}..{b}" for a, b in runs)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A finished figure. ``cells`` are its cells in drawing order, the data that the explorer uses."""
+
+    title: str
+    description: str
+    width: float
+    height: float
+    items: tuple[Item, ...] = field(repr=False)
+
+    @property
+    def cells(self) -> list[Cell]:
+        """The cells in drawing order."""
+        return [item for item in self.items if isinstance(item, Cell)]
+
+    def svg(self) -> str:
+        """The figure as an SVG document; the same figure gives the same bytes."""
+        from ..svg import render
+
+        return render(self)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the figure: SVG, or PNG where the name ends in .png (needs cairosvg). Returns the path."""
+        path = Path(path)
+        if path.suffix == ".png":
+            from ..svg import to_png
+
+            path.write_bytes(to_png(self.svg()))
+        else:
+            path.write_text(self.svg(), encoding="utf-8")
+        return path
+
+    def _repr_svg_(self) -> str:
+        return self.svg()
+
+    def following(self, thread: int) -> Figure:
+        """The same figure with everything dimmed that ``thread`` does not own or touch."""
+
+        def dimmed(item: Item) -> Item:
+            if isinstance(item, Cell) and item.facts != Facts():  # a legend's samples have no facts
+                return replace(item, dim=thread not in item.facts.threads)
+            return item
+
+        return replace(self, items=tuple(map(dimmed, self.items)))
+
+
+class Canvas:
+    """Collects items; coordinates are relative to the canvas and shifted when it is placed on another."""
+
+    def __init__(self) -> None:
+        self.items: list[Item] = []
+        self.right = self.bottom = 0.0
+
+    def _reach(self, x: float, y: float) -> None:
+        self.right, self.bottom = max(self.right, x), max(self.bottom, y)
+
+    def cell(self, x: float, y: float, size: tuple[float, float], paint: str, lines, facts: Facts) -> None:
+        self.items.append(Cell(x, y, *size, paint, tuple(lines), facts))
+        self._reach(x + size[0], y + size[1])
+
+    def words(self, x: float, y: float, text: str, voice: str = "note", anchor: str = "start") -> None:
+        self.items.append(Words(x, y, text, voice, anchor))
+        wide = text_width(text, voice)
+        self._reach(x + {"start": wide, "middle": wide / 2, "end": 0}[anchor], y + VOICES[voice][0] * 0.3)
+
+    def box(self, x: float, y: float, width: float, height: float, paint: str, radius: float = 0) -> None:
+        self.items.append(Box(x, y, width, height, paint, radius))
+        self._reach(x + width, y + height)
+
+    def stroke(self, points: Sequence[tuple[float, float]], kind: str, arrow: bool = False) -> None:
+        self.items.append(Stroke(tuple(points), kind, arrow))
+        for p in points:
+            self._reach(*p)
+
+    def place(self, other: Canvas, x: float, y: float) -> None:
+        """Put all of ``other`` here, shifted by (x, y)."""
+        for item in other.items:
+            if isinstance(item, Stroke):
+                item = replace(item, points=tuple((a + x, b + y) for a, b in item.points))
+            else:
+                item = replace(item, x=item.x + x, y=item.y + y)
+            self.items.append(item)
+        self._reach(other.right + x, other.bottom + y)
+
+
+@dataclass(frozen=True, slots=True)
+class Swatch:
+    """One entry of a legend: a painted sample with its own short text, and what it means."""
+
+    paint: str
+    sample: str
+    meaning: str
+
+
+def legend(entries: Sequence[Swatch], width: float) -> Canvas:
+    """The entries in lines no wider than ``width``."""
+    canvas, x, y = Canvas(), 0.0, 0.0
+    for entry in entries:
+        sample = max(26.0, text_width(entry.sample, "small") + 10)
+        needed = sample + 7 + text_width(entry.meaning, "note")
+        if x and x + needed > width:
+            x, y = 0.0, y + 26
+        canvas.cell(x, y, (sample, 18), entry.paint, (entry.sample,) if entry.sample else (), Facts())
+        canvas.words(x + sample + 7, y + 13.5, entry.meaning, "note")
+        x += needed + 22
+    return canvas
+
+
+def wrapped(text: str, voice: str, width: float) -> list[str]:
+    """``text`` in lines no wider than ``width``."""
+    lines: list[str] = []
+    for word in text.split():
+        if lines and text_width(f"{lines[-1]} {word}", voice) <= width:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return lines
+
+
+def finish(
+    body: Canvas, title: str, lead: str, description: str, swatches: Sequence[Swatch] = (), least: float = 520
+) -> Figure:
+    """``body`` under its title and lead line and over its legend, as a figure with margins."""
+    width = max(body.right, least, text_width(title, "title"))
+    page = Canvas()
+    page.words(MARGIN, MARGIN + 14, title, "title")
+    y = MARGIN + 14.0
+    for line in wrapped(lead, "lead", width):
+        y += 18
+        page.words(MARGIN, y, line, "lead")
+    y += 18
+    page.place(body, MARGIN, y)
+    y += body.bottom
+    if swatches:
+        key = legend(swatches, width)
+        page.place(key, MARGIN, y + 18)
+        y += 18 + key.bottom
+    total = max(page.right, MARGIN + width) + MARGIN
+    return Figure(title, description, round(total), round(y + MARGIN), tuple(page.items))

@@ -1,0 +1,121 @@
+"""Nested tuples of integers, the shapes, strides and coordinates of CuTe.
+
+A value is an int or a tuple of such values. A tuple's *leaves* are its integers from left to right, and its
+*profile* is the nesting alone. Everything here is pure Python and knows no layouts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from math import prod
+
+IntTuple = int | tuple["IntTuple", ...]
+
+
+def canonical(value: object, what: str = "value") -> IntTuple:
+    """``value`` with lists as tuples; ``TypeError`` naming the place where it is neither int nor tuple."""
+    if isinstance(value, (tuple, list)):
+        return tuple(canonical(v, f"{what}[{i}]") for i, v in enumerate(value))
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{what} must be an int or a nested tuple of ints, got {value!r}")
+    return value.__index__()
+
+
+def leaves(value: IntTuple) -> Iterator[int]:
+    """The integers of ``value``, left to right."""
+    if isinstance(value, tuple):
+        for v in value:
+            yield from leaves(v)
+    else:
+        yield value
+
+
+def product(value: IntTuple) -> int:
+    """The product of all leaves: the size of a shape."""
+    return prod(leaves(value))
+
+
+def depth(value: IntTuple) -> int:
+    """Levels of nesting: 0 for an int, 1 for a flat tuple."""
+    return 1 + max((depth(v) for v in value), default=0) if isinstance(value, tuple) else 0
+
+
+def as_tuple(value: IntTuple) -> tuple[IntTuple, ...]:
+    """``value`` itself if it is a tuple, else the tuple of it alone."""
+    return value if isinstance(value, tuple) else (value,)
+
+
+def show(value: IntTuple) -> str:
+    """``value`` in CuTe's notation: ``((32,4),8)``; a tuple of one is ``(4)``."""
+    return f"({','.join(map(show, value))})" if isinstance(value, tuple) else str(value)
+
+
+def mismatch(a: IntTuple, b: IntTuple, path: tuple[int, ...] = ()) -> tuple[int, ...] | None:
+    """The path of the first place where the profiles of ``a`` and ``b`` differ, or None where they
+    agree."""
+    if isinstance(a, tuple) != isinstance(b, tuple):
+        return path
+    if not isinstance(a, tuple):
+        return None
+    for i, (x, y) in enumerate(zip(a, b, strict=False)):
+        found = mismatch(x, y, (*path, i))
+        if found is not None:
+            return found
+    return None if len(a) == len(b) else (*path, min(len(a), len(b)))
+
+
+def unflatten(values: Iterator[int], profile: IntTuple) -> IntTuple:
+    """The next integers of ``values`` in the nesting of ``profile``."""
+    return tuple(unflatten(values, p) for p in profile) if isinstance(profile, tuple) else next(values)
+
+
+def map_leaves(function: Callable[..., int], value: IntTuple, *others: IntTuple) -> IntTuple:
+    """``function`` of the corresponding leaves of congruent values, in their nesting."""
+    if isinstance(value, tuple):
+        return tuple(map_leaves(function, *parts) for parts in zip(value, *others, strict=True))
+    return function(value, *others)
+
+
+def compact(shape: IntTuple, start: int = 1) -> IntTuple:
+    """Column-major strides of ``shape`` from ``start`` on: the leftmost leaf is fastest.
+
+    A leaf of size 1 gets stride 0, as CuTe gives a static mode of size 1.
+    """
+    strides, step = [], start
+    for s in leaves(shape):
+        strides.append(0 if s == 1 else step)
+        step *= s
+    return unflatten(iter(strides), shape)
+
+
+def index_to_coordinate(index: int, shape: IntTuple) -> IntTuple:
+    """The coordinate that has the column-major ``index`` in ``shape``, in the nesting of ``shape``.
+
+    Like CuTe, an index past the end runs on in the last mode.
+    """
+    if not isinstance(shape, tuple):
+        return index
+    coordinate = []
+    for i, mode in enumerate(shape):
+        size = product(mode)
+        last = i == len(shape) - 1
+        coordinate.append(index_to_coordinate(index if last else index % size, mode))
+        index //= size
+    return tuple(coordinate)
+
+
+def inner_product(coordinate: IntTuple, shape: IntTuple, stride: IntTuple, what: str = "coordinate") -> int:
+    """The offset of ``coordinate``: an int within a mode is that mode's column-major index.
+
+    Raises ``ValueError`` naming the place where the coordinate has another nesting than the shape.
+    """
+    if isinstance(coordinate, tuple):
+        if not isinstance(shape, tuple) or len(coordinate) != len(shape):
+            raise ValueError(f"{what} {show(coordinate)} does not fit the shape {show(shape)} there")
+        return sum(
+            inner_product(c, s, d, f"{what}[{i}]")
+            for i, (c, s, d) in enumerate(zip(coordinate, shape, stride, strict=True))
+        )
+    if not isinstance(shape, tuple):
+        return coordinate * stride
+    return inner_product(index_to_coordinate(coordinate, shape), shape, stride, what)
