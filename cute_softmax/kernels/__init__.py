@@ -1,0 +1,1 @@
+"""CuTe DSL kernels: movements (how data reaches threads) times row maths (what is computed)."""

@@ -1,0 +1,155 @@
+"""What a thread holds of a row, and how it gets from and to global memory."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64, Uint32
+from cutlass._mlir.dialects import llvm
+from cutlass.cutlass_dsl import T
+
+from . import online
+from .reduce import tree
+
+DTYPES = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16, "fp32": cutlass.Float32}
+PACKED_MAX = {
+    cutlass.BFloat16: "max.NaN.bf16x2 {$w0}, {$r0}, {$r1};",
+    cutlass.Float16: "max.NaN.f16x2 {$w0}, {$r0}, {$r1};",
+}
+
+
+def global_pointer(dtype: type, address: Int64, offset: Int64, align: int) -> cute.Pointer:
+    """A pointer to element `offset` of the tensor at `address` (bytes), known to be `align` bytes aligned."""
+    return cute.make_ptr(
+        dtype, address + offset * (dtype.width // 8), cute.AddressSpace.gmem, assumed_align=align
+    )
+
+
+def read_policy(evict_last: Int32) -> Int64:
+    """The L2 eviction policy of reads, chosen at run time: evict_last if the flag is set, else evict_first."""
+    last, first = (
+        cute.arch.inline_ptx(f"createpolicy.fractional.L2::{how}.b64 {{$w0}}, 1.0;", write_only_types=[Int64])
+        for how in ("evict_last", "evict_first")
+    )
+    return Int64(cutlass.select_(evict_last != 0, last, first))
+
+
+def load(src: cute.Tensor, dst: cute.Tensor, access: int, policy: Int64):
+    """Global memory to registers, `access` elements at a time."""
+    atom = cute.make_copy_atom(
+        cute.nvgpu.CopyG2ROp(), src.element_type, num_bits_per_copy=access * src.element_type.width
+    )
+    cute.copy(atom, src, dst, cache_policy=policy)
+
+
+def load_async(src: cute.Tensor, dst: cute.Tensor, access: int, policy: Int64):
+    """cp.async from global to shared memory, `access` elements (4, 8 or 16 bytes) at a time."""
+    size = access * src.element_type.width // 8
+    through = "cg" if size == 16 else "ca"  # only 16-byte copies can pass L1 by
+    for i in range(0, cute.size(src), access):
+        llvm.inline_asm(
+            None,
+            [(dst.iterator + i).toint().ir_value(), (src.iterator + i).toint().ir_value(), policy.ir_value()],
+            f"cp.async.{through}.shared.global.L2::cache_hint [$0], [$1], {size}, $2;",
+            "r,l,l,~{memory}",
+            has_side_effects=True,
+            is_align_stack=False,
+            asm_dialect=llvm.AsmDialect.AD_ATT,
+        )
+
+
+def store(src: cute.Tensor, dst: cute.Tensor):
+    """Registers to global memory in one access."""
+    bits = cute.size(src) * src.element_type.width
+    cute.copy(cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), src.element_type, num_bits_per_copy=bits), src, dst)
+
+
+class Fragment:
+    """One thread's elements of a row: packed vectors, and scalars where the row has ragged edges.
+
+    vectors: functions that give vector k in registers; called whenever the vector is needed.
+    fresh: convert to Float32 anew each time, so that the packed registers stay alive between two passes over the
+        row and not their conversions, which are twice as many.
+    """
+
+    def __init__(self, vectors: list[Callable], scalars: list, fresh: bool):
+        self.vectors, self.scalars, self.fresh = vectors, scalars, fresh
+
+    def packed(self, k: int) -> cute.Tensor:
+        vector = self.vectors[k]()
+        if self.fresh and vector.element_type.width * cute.size(vector) >= 32:
+            forget(vector)
+        return vector
+
+    def parts(self, steps: int) -> Iterator[list[Float32]]:
+        """The elements in lists of `steps` vectors; the scalars come last."""
+        for k in range(0, len(self.vectors), steps):
+            part = [x for j in range(k, min(k + steps, len(self.vectors))) for x in unpack(self.packed(j))]
+            if k + steps >= len(self.vectors):
+                part += [s.to(Float32) for s in self.scalars]
+            yield part
+
+    def __iter__(self) -> Iterator[Float32]:
+        for part in self.parts(1):
+            yield from part
+
+    def maximum(self) -> Float32:
+        """The largest element; NaN if one is NaN. 16-bit pairs are compared packed, two to an instruction."""
+        words, rest = [], [s.to(Float32) for s in self.scalars]
+        for k in range(len(self.vectors)):
+            vector = self.packed(k)
+            if vector.element_type in PACKED_MAX and cute.size(vector) > 1:
+                dtype = vector.element_type
+                pairs = cute.recast_tensor(vector, Uint32)
+                words += [pairs[j] for j in range(cute.size(pairs))]
+            else:
+                rest += unpack(vector)
+        if words:
+            both = cute.make_rmem_tensor(2, dtype)
+            cute.recast_tensor(both, Uint32)[0] = tree(partial(packed_maximum, dtype), words)
+            rest += unpack(both)
+        return tree(online.maximum, rest)
+
+
+def packed_maximum(dtype: type, a: Uint32, b: Uint32) -> Uint32:
+    """Element by element, the maxima of two pairs of 16-bit numbers."""
+    return cute.arch.inline_ptx(PACKED_MAX[dtype], write_only_types=[Uint32], read_only_args=[a, b])
+
+
+def unpack(vector: cute.Tensor) -> list[Float32]:
+    """The elements of a register vector as Float32."""
+    n = cute.size(vector)
+    if vector.element_type is cutlass.BFloat16 and n >= 2:
+        # A bfloat16 is the upper half of a float32: one shift or mask each.
+        words = cute.recast_tensor(vector, Uint32)
+        halves = [(words[j] << Uint32(16), words[j] & Uint32(0xFFFF0000)) for j in range(n // 2)]
+        return [half.bitcast(Float32) for pair in halves for half in pair]
+    converted = cute.make_rmem_tensor(n, Float32)
+    converted.store(vector.load().to(Float32).reshape(n))
+    return [converted[j] for j in range(n)]
+
+
+def pack(values: Iterator[Float32], vector: cute.Tensor):
+    """Take as many values as the register vector has elements, round and store them."""
+    n = cute.size(vector)
+    rounded = cute.make_rmem_tensor(n, Float32)
+    for j in range(n):
+        rounded[j] = next(values)
+    vector.store(rounded.load().to(vector.element_type).reshape(vector.shape))
+
+
+def forget(vector: cute.Tensor):
+    """Hide from the compiler that it has seen these registers before (an empty asm; no instruction)."""
+    words = cute.recast_tensor(vector, Int32)
+    for j in range(cute.size(words)):
+        hidden = llvm.inline_asm(
+            T.i32(),
+            [words[j].ir_value()],
+            "",
+            "=r,0",
+            has_side_effects=False,
+            is_align_stack=False,
+            asm_dialect=llvm.AsmDialect.AD_ATT,
+        )
+        words[j] = Int32(hidden)

@@ -1,0 +1,114 @@
+"""Row maths: what is loaded, reduced and written. A movement calls them; they know nothing of memory.
+
+A row math has
+
+- `inputs`, `outputs`: the names of its tensors, in the order of the kernel's operands;
+- `padding`: per input, what an element outside the row counts as;
+- `reductions`: the operators of its stages, in order;
+- `keep`: whether converted values stay in registers between the passes over the row;
+- `partial(stage, values, carry, width)`: this thread's part of one row, merged over `width` lanes; returns the
+  state and whatever the thread wants to keep for `finish`;
+- `finish(values, kept, carry)`: the row's results, one iterable per output.
+
+`values` holds one `copy.Fragment` per input: the elements of the row that this thread owns. `carry` holds the
+states of the finished stages, each merged over the whole row.
+"""
+
+import operator
+from collections.abc import Iterator
+
+import cutlass.cute as cute
+from cutlass import Float32
+
+from . import online
+from .reduce import MAX, ONLINE, SUM, tree
+
+
+class Softmax:
+    """y = exp(x - max) / sum(exp(x - max)), online (one exchange of pairs) or in two passes (max, then sum).
+
+    precise: for results stored in float32.
+    keep: hold the exponentials in registers until the end; without it they are evaluated again, which costs a
+        second exp2 per element and halves the registers of a 16-bit row.
+    part: without `keep`, the online recurrence advances by so many vectors at a time.
+    """
+
+    inputs = ("x",)
+    outputs = ("y",)
+    padding = (-float("inf"),)
+
+    def __init__(self, *, online: bool, precise: bool, keep: bool, part: int = 2):
+        self.online, self.precise, self.keep, self.part = online, precise, keep, part
+        self.reductions = (ONLINE,) if online else (MAX, SUM)
+
+    def exp(self, x: Float32, ref: Float32) -> Float32:
+        return (online.exp_precise if self.precise else online.exp_fast)(x, ref)
+
+    def sum_of_powers(self, values: list, ref: Float32) -> Float32:
+        return tree(operator.add, (self.exp(v, ref) for v in values))
+
+    def partial(self, stage: int, values: list, carry: list, width: int) -> tuple:
+        (x,) = values
+        if self.online and not self.keep:
+            state = None
+            for part in x.parts(self.part):
+                part_max = tree(online.maximum, part)
+                seen = part_max if state is None else online.maximum(state[0], part_max)
+                total = self.sum_of_powers(part, online.reference(seen))
+                state = (seen, total if state is None else online.rescale(state[1], state[0], seen) + total)
+            return ONLINE.lanes(state, width), None
+        if stage == 1:
+            seen = carry[0][0]
+        else:
+            (seen,) = MAX.lanes((x.maximum(),), width)
+            if not self.online:
+                return (seen,), None
+        ref = online.reference(seen)
+        powers = [self.exp(v, ref) for v in x] if self.keep else (self.exp(v, ref) for v in x)
+        (total,) = SUM.lanes((tree(operator.add, powers),), width)
+        return ((seen, total) if self.online else (total,)), (seen, powers)
+
+    def finish(self, values: list, kept: tuple | None, carry: list) -> list:
+        row_max, total = carry[0] if self.online else (carry[0][0], carry[1][0])
+        inverse = cute.arch.rcp_approx(total)  # total >= 1, or 0 where all is -inf, or NaN
+        if not self.keep:
+            ref = online.reference(row_max)
+            return [self.quotients((self.exp(v, ref) for v in values[0]), total, inverse)]
+        seen, powers = kept
+        if self.online:
+            # The powers refer to the maximum of this warp.
+            correction = online.rescale(Float32(1.0), seen, row_max)
+            if self.precise:
+                powers = (p * correction for p in powers)
+            else:
+                inverse = inverse * correction
+        return [self.quotients(powers, total, inverse)]
+
+    def quotients(self, powers: Iterator[Float32], total: Float32, inverse: Float32) -> Iterator[Float32]:
+        for power in powers:
+            quotient = power * inverse
+            if self.precise:
+                # One step of long division: the rounding of the quotient itself is what remains.
+                quotient = cute.math.fma(cute.math.fma(-total, quotient, power), inverse, quotient)
+            yield quotient
+
+
+class SoftmaxBackward:
+    """dx = y * (dy - sum(dy * y))."""
+
+    inputs = ("dy", "y")
+    outputs = ("dx",)
+    padding = (0.0, 0.0)
+    reductions = (SUM,)
+
+    def __init__(self, *, keep: bool):
+        self.keep = keep
+
+    def partial(self, stage: int, values: list, carry: list, width: int) -> tuple:
+        dy, y = values
+        return SUM.lanes((tree(operator.add, (a * b for a, b in zip(dy, y, strict=True))),), width), None
+
+    def finish(self, values: list, kept: None, carry: list) -> list:
+        dy, y = values
+        ((dot,),) = carry
+        return [(b * (a - dot) for a, b in zip(dy, y, strict=True))]

@@ -1,0 +1,155 @@
+"""Reductions over the threads of a row: lanes of a warp, warps of a CTA, CTAs of a cluster.
+
+One template serves every operator. An operator gives
+
+- `identity`: the state of a thread that has seen nothing, a tuple of Float32;
+- `lanes(state, width)`: the states of `width` neighbouring lanes merged, the result in each of them;
+- `merge(a, b)`: two states merged in one thread.
+
+Between warps a state travels through the reduction buffer in shared memory, shape
+``(rows, (warps_per_row, cluster_n), stage)`` in order (1, 0, 2): the peers of a row lie next to each other, so
+that one synchronised load brings all of them into the lanes of a warp and one warp reduction ends the work.
+"""
+
+import operator
+from collections.abc import Callable, Iterable
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64, const_expr
+
+from . import online
+
+WARP = 32
+
+
+def tree(op: Callable, values: Iterable) -> object:
+    """Combine per-thread values pairwise: depth log2(n) instead of a chain of n.
+
+    Values are taken one at a time and equal subtrees merged at once, so that no more than log2(n) of them are
+    alive: a generator keeps its terms out of the registers.
+    """
+    subtrees = []  # (depth, value), depths falling
+    for value in values:
+        depth = 0
+        while subtrees and subtrees[-1][0] == depth:
+            value = op(subtrees.pop()[1], value)
+            depth += 1
+        subtrees.append((depth, value))
+    result = subtrees.pop()[1]
+    while subtrees:
+        result = op(subtrees.pop()[1], result)
+    return result
+
+
+class Scalar:
+    """An associative operator on one number."""
+
+    def __init__(self, op: Callable, identity: float):
+        self.op = op
+        self.identity = (identity,)
+
+    def lanes(self, state: tuple, width: int) -> tuple:
+        return (cute.arch.warp_reduction(state[0], self.op, threads_in_group=width),)
+
+    def merge(self, a: tuple, b: tuple) -> tuple:
+        return (self.op(a[0], b[0]),)
+
+
+class Online:
+    """The pair (max, sum of exponentials relative to it)."""
+
+    identity = (-float("inf"), 0.0)
+
+    def lanes(self, state: tuple, width: int) -> tuple:
+        # All maxima first, then each sum is rescaled once: one exponential instead of one per shuffle.
+        (row_max,) = MAX.lanes(state[:1], width)
+        return (row_max, *SUM.lanes((online.rescale(state[1], state[0], row_max),), width))
+
+    def merge(self, a: tuple, b: tuple) -> tuple:
+        row_max = online.maximum(a[0], b[0])
+        return row_max, online.rescale(a[1], a[0], row_max) + online.rescale(b[1], b[0], row_max)
+
+
+MAX = Scalar(online.maximum, -float("inf"))
+SUM = Scalar(operator.add, 0.0)
+ONLINE = Online()
+
+
+def slot_type(op: Scalar | Online) -> type:
+    """The element of the reduction buffer: 4 bytes for one number, 8 for a pair."""
+    return Int64 if len(op.identity) == 2 else Float32
+
+
+def pack(state: tuple) -> Float32 | Int64:
+    """A state as one element of the reduction buffer."""
+    if const_expr(len(state) == 1):
+        return state[0]
+    pair = cute.make_rmem_tensor(2, Float32)
+    pair[0], pair[1] = state
+    return cute.recast_tensor(pair, Int64)[0]
+
+
+def unpack(slot: Float32 | Int64) -> tuple:
+    """The inverse of `pack`."""
+    if const_expr(slot.width == 32):
+        return (slot,)
+    pair = cute.make_rmem_tensor(2, Float32)
+    cute.recast_tensor(pair, Int64)[0] = slot
+    return pair[0], pair[1]
+
+
+@cute.jit
+def across_warps(
+    op: cutlass.Constexpr,
+    state: tuple,
+    buffer: cute.Tensor,
+    barrier: cute.Pointer | None,
+    phase: Int32,
+    cluster_n: cutlass.Constexpr[int],
+) -> tuple:
+    """Merge the states of all warps (and, with a barrier, all CTAs of the cluster) that share a row.
+
+    buffer: one stage of the reduction buffer, shape (rows, (warps_per_row, cluster_n)).
+    barrier: the mbarrier of this stage, None without a cluster; phase: its parity.
+    state: equal in all lanes of a warp, as `op.lanes` leaves it; so is the result.
+    """
+    rows, (warps_per_row, _) = buffer.shape
+    lane, warp = cute.arch.lane_idx(), cute.arch.warp_idx()
+    row, peer = warp // warps_per_row, warp % warps_per_row
+    if const_expr(cluster_n == 1):
+        if lane == 0:
+            buffer[row, peer] = pack(state)
+        cute.arch.barrier()
+    else:
+        rank = cute.arch.block_idx_in_cluster()
+        if warp == 0:
+            with cute.arch.elect_one():
+                received = rows * warps_per_row * cluster_n * buffer.element_type.width // 8
+                cute.arch.mbarrier_arrive_and_expect_tx(barrier, received)
+        # Lane i hands this warp's state to CTA i.
+        if lane < cluster_n:
+            store_remote(state, buffer, (row, (peer, rank)), barrier, lane)
+        cute.arch.mbarrier_wait(barrier, phase)
+    peers = warps_per_row * cluster_n
+    merged = tuple(Float32(v) for v in op.identity)
+    for i in cutlass.range_constexpr(0, peers, WARP):
+        seen = tuple(Float32(v) for v in op.identity)
+        if const_expr(peers - i >= WARP):
+            seen = unpack(buffer[row, i + lane])
+        elif i + lane < peers:
+            seen = unpack(buffer[row, i + lane])
+        merged = seen if const_expr(i == 0) else op.merge(merged, seen)
+    # The peers lie in the first lanes; the others hold the identity.
+    return op.lanes(merged, WARP)
+
+
+def store_remote(state: tuple, buffer: cute.Tensor, at: tuple, barrier: cute.Pointer, rank: Int32):
+    """st.async `state` into the same slot of CTA `rank`'s buffer; its mbarrier counts the bytes."""
+    numbers = cute.make_rmem_tensor(2, Float32)
+    for i, number in enumerate(state):
+        numbers[i] = number
+    words = cute.recast_tensor(numbers, Int32)
+    slot = buffer.iterator + cute.crd2idx(at, buffer.layout)
+    value = (words[0], words[1]) if const_expr(len(state) == 2) else words[0]
+    cute.arch.store_async_dsmem(slot, value, barrier, rank)

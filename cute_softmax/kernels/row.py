@@ -1,0 +1,317 @@
+"""The row movement: the reduced group is contiguous and whole rows stay on chip.
+
+A CTA holds a tile of rows; `threads_per_row` threads share a row, and in a cluster the CTAs share it too. A row
+that does not begin on a vector boundary is cut into a head of fewer than V scalars, a body of whole vectors and a
+tail of fewer than V scalars; the first threads of the row take the scalars, one or two each.
+
+    coordinates -> tile -> shared memory -> predicates -> cluster init -> load -> fill -> reduce -> finish -> store
+
+Names: mX a tensor in global memory, gX a part of it, cX coordinates in the CTA's tile, sX shared memory, rX
+registers, pX predicates; rE and pE the same for the scalars at a row's edges; tXcX is cX partitioned by X's tiled
+copy.
+"""
+
+from types import SimpleNamespace
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Int32, Int64, const_expr
+
+from . import reduce
+from .copy import DTYPES, Fragment, global_pointer, load, load_async, pack, read_policy, store
+
+
+class RowKernel:
+    """The kernel of one Plan class.
+
+    spec: the plain numbers and named layouts of the class, see `cute_softmax.plan.RowClass`.
+    math: a row math of `maths`.
+    """
+
+    def __init__(self, spec, math):
+        self.spec = spec
+        self.math = math
+        self.dtypes = [DTYPES[name] for name in spec.dtypes]
+        self.inputs = range(len(math.inputs))
+        self.staged = [i for i in self.inputs if spec.staging[i] != "direct"]
+
+    @cute.jit
+    def __call__(
+        self,
+        stream: cuda.CUstream,
+        rows: Int64,
+        columns: Int32,
+        ctas: Int32,
+        evict_last: Int32,
+        *operands: Int64,
+    ):
+        """Launch.
+
+        ctas: CTAs (clusters, with one) of the grid: the number of tiles, or fewer for a persistent kernel.
+        evict_last: whether reads ask L2 to keep them, see `copy.read_policy`.
+        operands: (address in bytes, row stride in elements) of each input, then of each output.
+        """
+        s = self.spec
+        self.kernel(rows, columns, evict_last, operands).launch(
+            grid=[ctas, s.cluster_n, 1],
+            block=[s.threads, 1, 1],
+            cluster=[1, s.cluster_n, 1] if const_expr(s.cluster_n > 1) else None,
+            stream=stream,
+            min_blocks_per_mp=s.min_blocks,
+            preferred_smem_carveout=-1 if const_expr(s.min_blocks > 1) else None,
+        )
+
+    @cute.kernel
+    def kernel(self, rows: Int64, columns: Int32, evict_last: Int32, operands: tuple):
+        s = self.spec
+
+        # Coordinates: (row, column) of each of this thread's elements in the CTA's tile, ((V, M), 1, K).
+        tidx, _, _ = cute.arch.thread_idx()
+        cta, rank, _ = cute.arch.block_idx()
+        ctas, _, _ = cute.arch.grid_dim()
+        bits = s.vector * self.dtypes[0].width
+        atom = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), self.dtypes[0], num_bits_per_copy=bits)
+        tv = cute.make_layout(s.tv.shape, stride=s.tv.stride)
+        thr_copy = cute.make_tiled_copy(atom, tv, s.step_tiler).get_slice(tidx)
+        tXcX = thr_copy.partition_S(cute.make_identity_tensor(s.tiler))
+
+        # Shared memory: staged tiles, the reduction buffer, and an mbarrier for each of its stages.
+        smem = cutlass.utils.SmemAllocator()
+        sX_layout = cute.make_layout(s.smem.shape, stride=s.smem.stride)
+        tXsX = {
+            i: thr_copy.partition_D(smem.allocate_tensor(self.dtypes[i], sX_layout, byte_alignment=16))
+            for i in self.staged
+        }
+        buffer = None
+        barriers = None
+        if const_expr(s.exchanges):
+            layout = cute.make_layout(s.reduction_buffer.shape, stride=s.reduction_buffer.stride)
+            slot = reduce.slot_type(self.math.reductions[0])
+            buffer = smem.allocate_tensor(slot, layout, byte_alignment=8)
+            if const_expr(s.cluster_n > 1):
+                stages = s.reduction_buffer.shape[2]
+                barriers = smem.allocate_array(Int64, num_elems=stages)
+                if tidx < stages:
+                    cute.arch.mbarrier_init(barriers + tidx, 1)
+                cute.arch.mbarrier_init_fence()
+                cute.arch.cluster_arrive_relaxed()
+
+        # The CTAs of a cluster take equal shares of the row, in whole cache lines: a short row leaves none idle.
+        share = columns
+        if const_expr(s.cluster_n > 1):
+            share = cute.ceil_div(cute.ceil_div(columns, s.cluster_n), s.line) * s.line
+        this = SimpleNamespace(
+            rows=rows,
+            columns=columns,
+            tiles=(rows + s.tiler[0] - 1) // s.tiler[0],
+            share=share,
+            first=rank * share,
+            rank=rank,
+            lane=tidx % s.threads_per_row,
+            ctas=ctas,
+            policy=read_policy(evict_last),
+            mX=[SimpleNamespace(address=a, stride=b) for a, b in zip(operands[::2], operands[1::2])],
+            tXcX=tXcX,
+            tXsX=tXsX,
+            buffer=buffer,
+            barriers=barriers,
+        )
+
+        if const_expr(self.staged):
+            for k in cutlass.range_constexpr(0, s.steps, s.part):
+                self.prefetch(this, Int64(cta), k)
+        if const_expr(not s.persistent):
+            self.tile(this, Int64(cta), Int32(0))
+        else:
+            if const_expr(s.cluster_n > 1):
+                cute.arch.cluster_wait()
+            tile, turn = Int64(cta), Int32(0)
+            while tile < this.tiles:
+                self.tile(this, tile, turn)
+                tile += ctas
+                turn += 1
+
+    def row(self, this, tile: Int64, m: int) -> SimpleNamespace:
+        """Row m of this thread: its index, and how it divides into head, body and tail (elements)."""
+        V = self.spec.vector
+        index = tile * self.spec.tiler[0] + this.tXcX[(0, m), 0, 0][0]
+        head = Int32(0)
+        if const_expr(self.spec.edges):
+            # The output decides where vectors begin.
+            out, size = this.mX[-1], self.dtypes[-1].width // 8
+            misaligned = Int32((out.address // size + index * out.stride) & (V - 1))
+            head = cutlass.min((V - misaligned) & (V - 1), this.columns)
+        body = (this.columns - head) // V * V
+        return SimpleNamespace(
+            index=index,
+            inside=index < this.rows,
+            head=head,
+            body=body,
+            # Columns of the body that this CTA holds.
+            limit=cutlass.min(body - this.first, this.share),
+            start=head + this.first + this.tXcX[(0, m), 0, 0][1],
+        )
+
+    def holds(self, this, row: SimpleNamespace, m: int, k: int) -> Boolean:
+        """The predicate of vector k: one bit for its V elements."""
+        return row.inside & (this.tXcX[(0, m), 0, k][1] < row.limit)
+
+    def vectors(self, this, row: SimpleNamespace, i: int):
+        """k -> vector k of this thread's part of a row of tensor i in global memory."""
+        s = self.spec
+        dtype, mX = self.dtypes[i], this.mX[i]
+        align = s.access[i] * dtype.width // 8
+        start = global_pointer(dtype, mX.address, row.index * mX.stride + row.start, align)
+        return lambda k: cute.make_tensor(start + k * s.threads_per_row * s.vector, cute.make_layout(s.vector))
+
+    def scalar(self, this, row: SimpleNamespace, i: int, column: Int32) -> cute.Tensor:
+        dtype, mX = self.dtypes[i], this.mX[i]
+        at = global_pointer(dtype, mX.address, row.index * mX.stride + column, dtype.width // 8)
+        return cute.make_tensor(at, cute.make_layout(1))
+
+    @cute.jit
+    def prefetch(self, this, tile: Int64, first: cutlass.Constexpr[int]):
+        """Start the asynchronous loads of vectors first .. first + part into this thread's own slots of shared
+        memory, as one commit group."""
+        s = self.spec
+        for m in cutlass.range_constexpr(s.rows_per_thread):
+            row = self.row(this, tile, m)
+            for i in self.staged:
+                gX = self.vectors(this, row, i)
+                for k in cutlass.range_constexpr(first, min(first + s.part, s.steps)):
+                    if self.holds(this, row, m, k):
+                        load_async(gX(k), this.tXsX[i][(None, m), 0, k], s.access[i], this.policy)
+        cute.arch.cp_async_commit_group()
+
+    @cute.jit
+    def tile(self, this, tile: Int64, turn: Int32):
+        """One tile of rows, from loading to storing. turn: how many tiles this CTA has done before."""
+        s, math = self.spec, self.math
+        V, M, K, T, E = s.vector, s.rows_per_thread, s.steps, s.threads_per_row, s.edge_scalars
+        rows = [self.row(this, tile, m) for m in range(M)]
+
+        # Predicates: one bit per vector.
+        pX = cute.make_rmem_tensor(cute.make_layout(s.predicate.shape, stride=s.predicate.stride), Boolean)
+        for m in cutlass.range_constexpr(M):
+            for k in cutlass.range_constexpr(K):
+                pX[m, 0, k] = self.holds(this, rows[m], m, k)
+
+        # Load, over the padding of what lies outside the row.
+        rX = [cute.make_rmem_tensor(((V, M), 1, K), dtype) for dtype in self.dtypes]
+        for i in self.inputs:
+            rX[i].fill(self.dtypes[i](math.padding[i]))
+        for m in cutlass.range_constexpr(M):
+            for i in self.inputs:
+                gX = self.vectors(this, rows[m], i)
+                if const_expr(s.staging[i] == "direct"):
+                    for k in cutlass.range_constexpr(K):
+                        if pX[m, 0, k]:
+                            load(gX(k), rX[i][(None, m), 0, k], s.access[i], this.policy)
+
+        # The scalars at the edges of a row: slots 0 .. V-2 are its head, V-1 .. 2V-3 its tail.
+        rE = [cute.make_rmem_tensor((max(E, 1), M), dtype) for dtype in self.dtypes]
+        pE = cute.make_rmem_tensor((max(E, 1), M), Boolean)
+        columns = {}
+        for m in cutlass.range_constexpr(M):
+            for e in cutlass.range_constexpr(E):
+                row = rows[m]
+                slot = this.lane + e * T
+                after_body = row.head + row.body + slot - (V - 1)
+                in_head = slot < row.head
+                in_tail = (slot >= V - 1) & (after_body < this.columns)
+                columns[e, m] = Int32(cutlass.select_(in_head, slot, after_body))
+                pE[e, m] = row.inside & (in_head | in_tail) & (this.rank == 0)
+                for i in self.inputs:
+                    rE[i][e, m] = self.dtypes[i](math.padding[i])
+                    gE = self.scalar(this, row, i, columns[e, m])
+                    if pE[e, m]:
+                        rE[i][e, m] = gE[0]
+
+        # Reduce.
+        values = []
+        for m in cutlass.range_constexpr(M):
+            waiting = set(range(0, K, s.part))
+            values.append(
+                [
+                    Fragment(
+                        [
+                            lambda i=i, m=m, k=k, waiting=waiting: self.vector(this, tile, i, m, k, pX, rX, waiting)
+                            for k in range(K)
+                        ],
+                        [rE[i][e, m] for e in range(E)],
+                        not math.keep,
+                    )
+                    for i in self.inputs
+                ]
+            )
+        carry = [[] for _ in range(M)]
+        kept = [None] * M
+        for stage in cutlass.range_constexpr(len(math.reductions)):
+            for m in cutlass.range_constexpr(M):
+                state, kept[m] = math.partial(stage, values[m], carry[m], min(T, reduce.WARP))
+                if const_expr(s.exchanges):
+                    if const_expr(s.cluster_n > 1 and not s.persistent and stage == 0):
+                        # As late as possible: it waits until all CTAs of the cluster have started.
+                        cute.arch.cluster_wait()
+                    state = self.exchange(this, stage, state, turn)
+                carry[m].append(state)
+
+        # Finish and store.
+        for m in cutlass.range_constexpr(M):
+            results = math.finish(values[m], kept[m], carry[m])
+            for j in cutlass.range_constexpr(len(math.outputs)):
+                i = len(self.inputs) + j
+                gX = self.vectors(this, rows[m], i)
+                result = iter(results[j])
+                for k in cutlass.range_constexpr(K):
+                    pack(result, rX[i][(None, m), 0, k])
+                    if pX[m, 0, k]:
+                        store(rX[i][(None, m), 0, k], gX(k))
+                for e in cutlass.range_constexpr(E):
+                    value = next(result).to(self.dtypes[i])
+                    gE = self.scalar(this, rows[m], i, columns[e, m])
+                    if pE[e, m]:
+                        gE[0] = value
+
+    def vector(self, this, tile: Int64, i: int, m: int, k: int, pX, rX, waiting: set) -> cute.Tensor:
+        """Vector k of input i in registers. The first touch of an asynchronously loaded part waits for it."""
+        if self.staged and k in waiting:
+            waiting.remove(k)
+            self.arrive(this, tile, m, k, pX, rX)
+        if self.spec.staging[i] != "shared":
+            return rX[i][(None, m), 0, k]
+        held = cute.make_rmem_tensor(self.spec.vector, self.dtypes[i])
+        held.fill(self.dtypes[i](self.math.padding[i]))
+        self.from_shared(this.tXsX[i][(None, m), 0, k], held, pX[m, 0, k])
+        return held
+
+    @cute.jit
+    def from_shared(self, src: cute.Tensor, dst: cute.Tensor, inside: Boolean):
+        if inside:
+            cute.autovec_copy(src, dst)
+
+    @cute.jit
+    def arrive(self, this, tile: Int64, m: cutlass.Constexpr[int], first: cutlass.Constexpr[int], pX, rX):
+        """Wait for vectors first .. first + part, move them to registers and, if persistent, refill their slots."""
+        s = self.spec
+        groups = -(-s.steps // s.part)
+        cute.arch.cp_async_wait_group(groups - 1 - (0 if s.persistent else first // s.part))
+        for i in self.staged:
+            if const_expr(s.staging[i] == "async"):
+                for k in cutlass.range_constexpr(first, min(first + s.part, s.steps)):
+                    self.from_shared(this.tXsX[i][(None, m), 0, k], rX[i][(None, m), 0, k], pX[m, 0, k])
+        if const_expr(s.persistent):
+            self.prefetch(this, tile + this.ctas, first)
+
+    def exchange(self, this, stage: int, state: tuple, turn: Int32) -> tuple:
+        """Merge a state with the other warps and CTAs of the row.
+
+        A persistent kernel alternates between two buffers, so that a fast warp never overwrites what a slow one
+        still reads: to write a buffer again it must have passed the exchange in between.
+        """
+        which, phase = (turn % 2, turn // 2 % 2) if self.spec.persistent else (0, Int32(0))
+        which = which + stage * self.spec.turns
+        barrier = None if this.barriers is None else this.barriers + which
+        op = self.math.reductions[stage]
+        return reduce.across_warps(op, state, this.buffer[None, None, which], barrier, phase, self.spec.cluster_n)

@@ -1,0 +1,439 @@
+"""The decisions: which movement, how wide an access, how many threads and CTAs share a row.
+
+`plan(problem, ...)` gives a `Plan`: the numbers of one launch and its *Plan class* (`RowClass`), which is what is
+compiled. Row counts, lengths, strides and addresses are not part of the class, so that a new shape compiles
+nothing unless it falls into another class. Pure Python: no GPU, torch or cutlass.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from functools import cached_property
+
+from layouts import Layout
+
+from .hardware import Architecture, Device
+from .problem import ALIGNMENT, ITEM_SIZE, Problem
+
+WARP = 32
+CACHE_LINE = 128  # bytes
+
+
+@dataclass(frozen=True)
+class Math:
+    """What a plan must know of a row math: its tensors, and what one exchange between warps carries."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    stages: int  # exchanges per row
+    state_bytes: int  # of one exchanged state
+
+
+MATHS = {
+    ("softmax", True): Math(("x",), ("y",), stages=1, state_bytes=8),  # online: one (max, sum) pair
+    ("softmax", False): Math(("x",), ("y",), stages=2, state_bytes=4),  # max, then sum
+    ("softmax_backward", True): Math(("dy", "y"), ("dx",), stages=1, state_bytes=4),
+}
+
+
+@dataclass(frozen=True)
+class Team:
+    """How many threads and CTAs share a row, and what each holds. Vectors are accesses of `RowClass.vector` elements.
+
+    threads_per_row: of one CTA; steps: vectors of a row that a thread holds; threads: of a CTA;
+    rows_per_thread: rows a thread works on at once; cluster_n: CTAs that share a row;
+    staging: per input, how it gets to the thread (see `RowClass`);
+    keep: hold converted values between the passes; persistent: CTAs that stay and take one tile after another;
+    min_blocks: CTAs that an SM must hold, which caps registers.
+    """
+
+    threads_per_row: int
+    steps: int
+    threads: int = 128
+    rows_per_thread: int = 1
+    cluster_n: int = 1
+    staging: tuple[str, ...] = ("direct", "direct")
+    keep: bool = True
+    persistent: bool = False
+    min_blocks: int = 0
+
+    @property
+    def capacity(self) -> int:
+        """The longest row, in vectors."""
+        return self.threads_per_row * self.steps * self.cluster_n
+
+
+# In the order of their capacity; the first that the row fits into and the architecture has room for is taken.
+# Measured on one H200, 2026-11-20: `python -m benchmarks --suite rows-forward small-rows long-rows rows-backward`.
+# The ratios in comments are to a device copy of the same bytes at the full capacity of the team, 16-bit.
+_SHORT = (
+    Team(8, 1, rows_per_thread=2),
+    Team(8, 2),
+    Team(16, 2),
+    Team(32, 2),
+    Team(64, 2, threads=64),
+    Team(128, 2),
+    Team(128, 4),
+)
+TEAMS = {
+    "softmax": (
+        *_SHORT,
+        Team(128, 8),
+        Team(256, 8, threads=256),
+        Team(256, 4, threads=256, cluster_n=4),
+        Team(1024, 4, threads=1024),  # without clusters
+        Team(256, 4, threads=256, cluster_n=8),
+        Team(1024, 8, threads=1024, keep=False),  # without clusters: 32 registers of packed row, 64 in all
+        Team(256, 8, threads=256, cluster_n=8, min_blocks=3),
+        Team(256, 8, threads=256, cluster_n=16, staging=("async",), min_blocks=3),
+        # The row of a whole SM in registers while the next one arrives in shared memory.
+        Team(512, 16, threads=512, cluster_n=16, staging=("async",), keep=False, persistent=True),
+    ),
+    "softmax_backward": (
+        *_SHORT,
+        Team(512, 2, threads=512),
+        Team(512, 4, threads=512),
+        Team(256, 4, threads=256, cluster_n=4),
+        Team(1024, 4, threads=1024, keep=False),  # without clusters
+        Team(256, 4, threads=256, cluster_n=8),
+        Team(256, 4, threads=256, cluster_n=16),
+        Team(256, 8, threads=256, cluster_n=16, keep=False, min_blocks=2),
+        Team(512, 8, threads=512, cluster_n=16, keep=False),
+        # Two rows of a whole SM: one in shared memory, one in registers.
+        Team(1024, 8, threads=1024, cluster_n=16, staging=("shared", "direct"), keep=False),
+    ),
+}
+# Vectors that one commit group of asynchronous copies brings, and that the online recurrence takes at a time.
+PART = 2
+# Reads stay in L2 (evict_last) when the tensors are larger than this multiple of it, and leave first otherwise.
+# Measured on one H200, 2026-11-20, bf16: at 134 MB evict_first is 1.5% faster than no policy and evict_last 5%
+# slower; at 537 MB evict_last is 3% faster and evict_first 4% slower.
+EVICT_LAST_ABOVE = 4
+
+
+@dataclass(frozen=True)
+class RowClass:
+    """What is compiled for the `row` movement: everything that shapes the code, as plain numbers.
+
+    vector: elements of one access of the output, 16 bytes of the widest operand; also the unit of predicates.
+    edges: whether rows may begin or end off a vector boundary, so that scalars are handled apart.
+    access: per input, elements of one load: `vector`, or fewer where its rows are aligned differently.
+    staging: per input "direct" (global memory to registers), "async" (through shared memory with cp.async) or
+        "shared" (stays in shared memory, read there in every pass).
+    """
+
+    math: str
+    architecture: str
+    dtypes: tuple[str, ...]
+    vector: int
+    edges: bool
+    access: tuple[int, ...]
+    online: bool
+    threads_per_row: int
+    steps: int
+    threads: int
+    rows_per_thread: int
+    cluster_n: int
+    staging: tuple[str, ...]
+    keep: bool
+    persistent: bool
+    min_blocks: int
+    part: int
+
+    def __post_init__(self):
+        if self.exchanges and self.rows_per_thread > 1:
+            raise ValueError("threads with several rows exchange by shuffles only: the buffer has one slot a warp")
+        if self.persistent and "shared" in self.staging:
+            raise ValueError("a persistent kernel refills its slots while it works: inputs cannot stay in them")
+
+    @property
+    def facts(self) -> Math:
+        return MATHS[self.math, self.online]
+
+    @property
+    def precise(self) -> bool:
+        """Whether the result is worth a float32's rounding."""
+        return self.dtypes[-1] == "fp32"
+
+    @property
+    def warps_per_row(self) -> int:
+        return max(self.threads_per_row // WARP, 1)
+
+    @property
+    def threads_down(self) -> int:
+        """Threads along the rows of the CTA's tile."""
+        return self.threads // self.threads_per_row
+
+    @property
+    def tiler(self) -> tuple[int, int]:
+        """(rows, columns) of a CTA's tile."""
+        return self.threads_down * self.rows_per_thread, self.threads_per_row * self.vector * self.steps
+
+    @property
+    def step_tiler(self) -> tuple[int, int]:
+        """(rows, columns) that one step of all threads covers: the tile of the TiledCopy."""
+        return self.tiler[0], self.threads_per_row * self.vector
+
+    @property
+    def capacity(self) -> int:
+        """The longest row, in elements, head and tail scalars not counted."""
+        return self.tiler[1] * self.cluster_n
+
+    @property
+    def edge_scalars(self) -> int:
+        """Scalars per thread for the at most V - 1 elements before and after a row's whole vectors."""
+        return math.ceil(2 * (self.vector - 1) / self.threads_per_row) if self.edges else 0
+
+    @property
+    def line(self) -> int:
+        """Elements of a cache line, of the narrowest operand; the grain of a CTA's share of a row."""
+        return CACHE_LINE // min(ITEM_SIZE[d] for d in self.dtypes)
+
+    @property
+    def turns(self) -> int:
+        """Reduction buffers per stage: a persistent kernel alternates between two."""
+        return 2 if self.persistent else 1
+
+    # Named layouts: the kernel builds its cute layouts from these values and the diagrams draw them.
+
+    @property
+    def tv(self) -> Layout:
+        """(thread, value) -> index in the tile of one step (rows fastest).
+
+        Threads run along the row first; a value is (element of the vector, row of the thread).
+        """
+        rows, T, R, V, M = self.tiler[0], self.threads_per_row, self.threads_down, self.vector, self.rows_per_thread
+        return Layout(((T, R), (V, M)), ((V * rows, 1), (rows, R)))
+
+    @property
+    def smem(self) -> Layout:
+        """(row, column) of the tile -> element of a staged input in shared memory."""
+        return Layout.ordered(self.tiler, (1, 0))
+
+    @property
+    def predicate(self) -> Layout:
+        """(row of the thread, rows of the copy, step) -> predicate bit: one per vector, stride 0 over rows."""
+        return Layout((self.rows_per_thread, 1, self.steps), (self.steps, 0, 1))
+
+    @property
+    def reduction_buffer(self) -> Layout:
+        """(row, (warp of the row, CTA of the cluster), stage) -> slot; peers next to each other, stages slowest."""
+        rows = self.threads // WARP // self.warps_per_row
+        stages = self.facts.stages * self.turns
+        return Layout.ordered((rows, (self.warps_per_row, self.cluster_n), stages), (1, 0, 2))
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether a row is shared by several warps."""
+        return self.warps_per_row * self.cluster_n > 1
+
+    @property
+    def shared_memory(self) -> int:
+        """Bytes of shared memory of a CTA."""
+        tile = math.prod(self.tiler)
+        staged = sum(
+            tile * ITEM_SIZE[d] for d, s in zip(self.dtypes, self.staging, strict=False) if s != "direct"
+        )
+        if not self.exchanges:
+            return staged
+        barriers = 8 * self.reduction_buffer.shape[2] if self.cluster_n > 1 else 0
+        return staged + self.reduction_buffer.cosize * self.facts.state_bytes + barriers
+
+    @property
+    def name(self) -> str:
+        """A readable name, unique among classes of one math, dtypes and architecture."""
+        parts = [f"{self.threads_per_row}x{self.steps}x{self.vector}"]
+        if self.rows_per_thread > 1:
+            parts.append(f"rows{self.rows_per_thread}")
+        if self.cluster_n > 1:
+            parts.append(f"cluster{self.cluster_n}")
+        if self.persistent:
+            parts.append("persistent")
+        if self.edges:
+            parts.append("edges")
+        if any(a != self.vector for a in self.access):
+            parts.append("access" + "_".join(map(str, self.access)))
+        if not self.online:
+            parts.append("two_pass")
+        return "_".join(parts)
+
+    @property
+    def fields(self) -> dict:
+        """The class as plain values: the key of the compiled kernel."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One launch: a Plan class and the numbers that change from call to call.
+
+    rows, columns: groups and elements of a group; ctas: CTAs (clusters, with one) of the grid;
+    row_strides: per operand, in elements; evict_last: see `EVICT_LAST_ABOVE`.
+    """
+
+    problem: Problem
+    row_class: RowClass
+    rows: int
+    columns: int
+    ctas: int
+    row_strides: tuple[int, ...]
+    evict_last: bool
+
+    @cached_property
+    def movement(self) -> str:
+        return "row"
+
+    @property
+    def tiles(self) -> int:
+        return math.ceil(self.rows / self.row_class.tiler[0])
+
+    @property
+    def share(self) -> int:
+        """Columns of a row that one CTA of the cluster takes at most."""
+        c = self.row_class
+        if c.cluster_n == 1:
+            return self.columns
+        return math.ceil(math.ceil(self.columns / c.cluster_n) / c.line) * c.line
+
+    def explain(self) -> str:
+        """The plan as a person would want to read it."""
+        c = self.row_class
+        bytes_moved = self.problem.bytes
+        where = {
+            1: "a warp holds several rows" if c.threads_per_row < WARP else "a warp holds a row",
+        }.get(c.warps_per_row, f"{c.warps_per_row} warps share a row")
+        if c.cluster_n > 1:
+            where = f"a cluster of {c.cluster_n} CTAs shares a row, {c.warps_per_row} warps in each"
+        staging = ", ".join(f"{n}: {s}" for n, s in zip(c.facts.inputs, c.staging, strict=True))
+        lines = [
+            f"{c.math} of {self.rows} rows of {self.columns}, {' -> '.join(_unique(c.dtypes))}, for {c.architecture}",
+            f"  movement   row: {where}; class {c.name}",
+            f"  threads    {c.threads} a CTA, {c.threads_per_row} a row; tile {c.tiler[0]} x {c.tiler[1]}",
+            f"  thread     {c.steps} vectors of {c.vector} elements, {c.rows_per_thread} row(s); "
+            f"{'values' if c.keep else 'packed elements'} kept in registers",
+            f"  loads      {staging}; {' and '.join(_widths(c))} at a time; L2 {'evict_last' if self.evict_last else 'evict_first'}",
+            f"  edges      {'head and tail scalars apart' if c.edges else 'none: every row begins and ends on a vector'}",
+            f"  reduction  {'online (max, sum) pairs' if c.facts.state_bytes == 8 else f'{c.facts.stages} stage(s)'}; "
+            + (f"buffer {c.reduction_buffer}, {c.reduction_buffer.cosize * c.facts.state_bytes} bytes" if c.exchanges else "shuffles only"),
+            f"  grid       {self.ctas} {'clusters' if c.cluster_n > 1 else 'CTAs'} for {self.tiles} tiles"
+            + (", persistent" if c.persistent else "")
+            + f"; {c.shared_memory} bytes of shared memory a CTA",
+            f"  traffic    {bytes_moved / 1e6:.1f} MB, every element read once and written once",
+        ]
+        return "\n".join(lines)
+
+
+def _unique(names: tuple[str, ...]) -> list[str]:
+    return list(dict.fromkeys(names))
+
+
+def _widths(c: RowClass) -> list[str]:
+    return _unique(tuple(f"{a * ITEM_SIZE[d]} bytes" for a, d in zip(c.access, c.dtypes, strict=False)))
+
+
+class NotPlanned(NotImplementedError, ValueError):
+    """A problem that no movement serves yet."""
+
+
+def row_class(
+    math_name: str,
+    architecture: Architecture,
+    dtypes: tuple[str, ...],
+    columns: int,
+    *,
+    edges: bool,
+    access: tuple[int, ...],
+    online: bool = True,
+) -> RowClass:
+    """The class of rows of this many elements.
+
+    Raises NotPlanned if no team of this architecture can hold such a row on chip.
+    """
+    facts = MATHS[math_name, online]
+    vector = ALIGNMENT // max(ITEM_SIZE[d] for d in dtypes)
+    for team in TEAMS[math_name]:
+        if team.cluster_n > architecture.cluster_limit:
+            continue
+        candidate = RowClass(
+            math=math_name,
+            architecture=architecture.name,
+            dtypes=dtypes,
+            vector=vector,
+            edges=edges,
+            access=access,
+            online=online,
+            threads_per_row=team.threads_per_row,
+            steps=team.steps,
+            threads=team.threads,
+            rows_per_thread=team.rows_per_thread,
+            cluster_n=team.cluster_n,
+            staging=team.staging[: len(facts.inputs)],
+            keep=team.keep,
+            persistent=team.persistent,
+            min_blocks=team.min_blocks,
+            part=PART,
+        )
+        if candidate.shared_memory <= architecture.shared_memory and _covers(candidate, columns):
+            return candidate
+    raise NotPlanned(
+        f"rows of {columns} elements ({', '.join(dtypes)}) do not fit on chip on {architecture.name}; "
+        "longer rows need the split movement, which is not built yet"
+    )
+
+
+def _covers(c: RowClass, columns: int) -> bool:
+    """Whether every element of a row has a thread, wherever its vectors begin."""
+    if c.cluster_n == 1:
+        return columns <= c.tiler[1]
+    return math.ceil(math.ceil(columns / c.cluster_n) / c.line) * c.line <= c.tiler[1]
+
+
+def plan(math_name: str, problem: Problem, device: Device, *, online: bool = True) -> Plan:
+    """The plan for a problem on a device; operands are the math's inputs, then its outputs.
+
+    online: one pass over the row with (max, sum) pairs instead of two passes.
+    Raises NotPlanned where no movement serves the problem yet, naming what stands in the way.
+    """
+    if len(problem.reduced) > 1 or (problem.reduced and set(problem.reduced[0].strides) != {1}):
+        raise NotPlanned(
+            "the reduced dimensions must be contiguous in memory (strides "
+            f"{[m.strides for m in problem.reduced]} of the operands {problem.dtypes}); "
+            "other dimensions need the column movement, which is not built yet"
+        )
+    if len(problem.kept) > 1:
+        raise NotPlanned(
+            f"the kept dimensions do not merge into rows of one stride ({[m.size for m in problem.kept]} with "
+            f"strides {[m.strides for m in problem.kept]}); such views are not planned yet"
+        )
+    rows, columns = problem.groups, problem.length
+    row_strides = problem.kept[0].strides if problem.kept else (0,) * len(problem.dtypes)
+    vector = ALIGNMENT // max(ITEM_SIZE[d] for d in problem.dtypes)
+    out_offset, out_stride = problem.offsets[-1], row_strides[-1]
+    edges = any(n % vector for n in (out_offset, out_stride, columns))
+    access = tuple(
+        math.gcd(vector, offset - out_offset, stride - out_stride)
+        for offset, stride in zip(problem.offsets[:-1], row_strides[:-1], strict=True)
+    )
+    c = row_class(
+        math_name, device.architecture, problem.dtypes, columns, edges=edges, access=access, online=online
+    )
+    tiles = math.ceil(rows / c.tiler[0])
+    return Plan(
+        problem=problem,
+        row_class=c,
+        rows=rows,
+        columns=columns,
+        ctas=min(tiles, _resident(c, device)) if c.persistent else tiles,
+        row_strides=row_strides,
+        evict_last=problem.bytes > EVICT_LAST_ABOVE * device.l2,
+    )
+
+
+def _resident(c: RowClass, device: Device) -> int:
+    """Clusters of a persistent grid. Not a promise: more than fit only wait their turn.
+
+    One CTA fills an SM; a cluster needs its SMs in one GPC, and about one in eight of those is left over: 7
+    clusters of 16 on the 132 SMs of an H200 (8 take 1.9 times as long; measured 2026-11-20, 512 x 1000000).
+    """
+    return max(1, device.multiprocessors * 7 // (8 * c.cluster_n))

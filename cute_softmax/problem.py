@@ -1,0 +1,110 @@
+"""A call in canonical form: which index space is kept, which is reduced, and how each tensor maps it to memory.
+
+Dimensions are permuted into a kept and a reduced group and neighbours coalesced, so that `dim=-1`, `dim=0`,
+`dim=(0, 2)`, a slice or a transposed view become a few cases. The layout is the mapping: nothing is copied.
+Pure Python; no torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+ITEM_SIZE = {"bf16": 2, "fp16": 2, "fp32": 4}  # bytes
+ALIGNMENT = 16  # bytes: the widest access; what an address is worth knowing modulo
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One tensor of a call: its dtype, the stride of each dimension (elements), and its address modulo 16 (bytes).
+
+    The address is a multiple of the item size.
+    """
+
+    dtype: str
+    strides: tuple[int, ...]
+    address: int = 0
+
+    @property
+    def offset(self) -> int:
+        """The address modulo 16 bytes, in elements."""
+        return self.address % ALIGNMENT // ITEM_SIZE[self.dtype]
+
+
+@dataclass(frozen=True)
+class Mode:
+    """A dimension of the canonical form: its size, and per operand its stride in elements."""
+
+    size: int
+    strides: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """kept and reduced modes, the slowest first; per operand dtype and offset (elements past a 16-byte boundary)."""
+
+    kept: tuple[Mode, ...]
+    reduced: tuple[Mode, ...]
+    dtypes: tuple[str, ...]
+    offsets: tuple[int, ...]
+
+    @property
+    def groups(self) -> int:
+        """How many groups are reduced, each by itself."""
+        return math.prod(m.size for m in self.kept)
+
+    @property
+    def length(self) -> int:
+        """Elements of a group."""
+        return math.prod(m.size for m in self.reduced)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all operands together, each element counted once."""
+        return self.groups * self.length * sum(ITEM_SIZE[d] for d in self.dtypes)
+
+
+def canonical_dims(dim: int | Iterable[int], rank: int) -> tuple[int, ...]:
+    """The dimensions of a call as a sorted tuple of non-negative ints.
+
+    Raises IndexError for a dimension out of range and ValueError for a repeated one, as torch does; a tensor of
+    rank 0 counts as one of rank 1.
+    """
+    rank = max(rank, 1)
+    dims = (dim,) if isinstance(dim, int) else tuple(dim)
+    for d in dims:
+        if not -rank <= d < rank:
+            raise IndexError(f"dim={d} is out of range: expected {-rank} to {rank - 1} for {rank} dimension(s)")
+    dims = tuple(d % rank for d in dims)
+    if len(set(dims)) != len(dims):
+        raise ValueError(f"dim={dim} names a dimension twice")
+    return tuple(sorted(dims))
+
+
+def canonical(shape: Sequence[int], dims: Sequence[int], operands: Sequence[Operand]) -> Problem:
+    """The canonical form of reducing `dims` (from `canonical_dims`) of tensors of this shape."""
+    modes = [Mode(size, tuple(o.strides[d] for o in operands)) for d, size in enumerate(shape)]
+    return Problem(
+        kept=_coalesce(m for d, m in enumerate(modes) if d not in dims),
+        reduced=_coalesce(m for d, m in enumerate(modes) if d in dims),
+        dtypes=tuple(o.dtype for o in operands),
+        offsets=tuple(o.offset for o in operands),
+    )
+
+
+def _coalesce(modes: Iterable[Mode]) -> tuple[Mode, ...]:
+    """Drop modes of size 1, order by stride, and merge two where the slower continues the faster in every operand.
+
+    Which index comes first does not matter to a reduction, nor to which group is which, as long as all operands
+    agree: so a transposed or channels-last tensor becomes the contiguous one that it is in memory.
+    """
+    merged: list[Mode] = []
+    for mode in sorted((m for m in modes if m.size != 1), key=lambda m: m.strides[::-1], reverse=True):
+        if merged and all(
+            slow == fast * mode.size for slow, fast in zip(merged[-1].strides, mode.strides, strict=True)
+        ):
+            merged[-1] = Mode(merged[-1].size * mode.size, mode.strides)
+        else:
+            merged.append(mode)
+    return tuple(merged)
