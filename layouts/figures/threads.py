@@ -323,7 +323,7 @@ def mma_fragments(
         names = {"A": ("m", "k"), "B": ("k", "n"), "C": ("m", "n")}[name]
         grid = replace(grid, row_name=names[0], column_name=names[1])
         sizes = {"A": f"{m} \u00d7 {k}", "B": f"{k} \u00d7 {n}", "C": f"{m} \u00d7 {n}"}[name]
-        drawn = draw(grid, *arrange(grid, 700))
+        drawn = draw(grid, *arrange(grid, 720, fold=False))
         canvases[name] = headed(f"{name}  {sizes}", drawn)
     body = Canvas()
     left = canvases["A"].right + 34
