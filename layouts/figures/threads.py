@@ -324,7 +324,9 @@ def mma_fragments(
         grid = replace(grid, row_name=names[0], column_name=names[1])
         sizes = {"A": f"{m} \u00d7 {k}", "B": f"{k} \u00d7 {n}", "C": f"{m} \u00d7 {n}"}[name]
         drawn = draw(grid, *arrange(grid, 720, fold=False))
-        canvases[name] = headed(f"{name}  {sizes}", drawn)
+        shared = tile.threads > 1 and all(len(o) == tile.threads for o in tile.owners)
+        where = ", shared memory: every thread reads it" if shared else ""
+        canvases[name] = headed(f"{name}  {sizes}{where}", drawn)
     body = Canvas()
     left = canvases["A"].right + 34
     body.place(canvases["B"], left, 0)
