@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -93,22 +94,31 @@ ENTRIES = [
         "tiled_copy",
         "A tiled copy",
         "What each thread reads, and what it writes: here a copy that deals rows and stores columns.",
-        'tiled_copy(parse("((8,16),4):((64,1),16)"), parse("((16,8),4):((1,64),16)"), (16, 32), '
-        "element_bytes=4)",
+        """\
+tiled_copy(
+    parse("((8,16),4):((64,1),16)"),
+    parse("((16,8),4):((1,64),16)"),
+    (16, 32),
+    element_bytes=4,
+)""",
     ),
     entry(
         "predicate",
         "The predicate tensor",
         "N = 1,000 in a tile of 1,024: one bit per vector, at the actual end of the row.",
-        "predicate_tensor(Layout((1, 1, 4), (4, 0, 1)), parse('((32,4),8):((32,1),4)'), (4, 256), 1000, "
-        "vector=8, element_bytes=2)",
+        """\
+predicate_tensor(
+    Layout((1, 1, 4), (4, 0, 1)), parse("((32,4),8):((32,1),4)"), (4, 256), 1000, vector=8, element_bytes=2
+)""",
     ),
     entry(
         "predicate_rows",
         "Rows that share their bits",
         "Each thread owns three rows: stride 0 stores their bits once, the ghosts are the same bits again.",
-        "predicate_tensor(Layout((2, 3, 4), (4, 0, 1)), parse('((8,4),8):((32,1),4)'), (4, 64), 200, "
-        "vector=4, element_bytes=4)",
+        """\
+predicate_tensor(
+    Layout((2, 3, 4), (4, 0, 1)), parse("((8,4),8):((32,1),4)"), (4, 64), 200, vector=4, element_bytes=4
+)""",
     ),
     entry(
         "row_pieces",
@@ -144,16 +154,28 @@ ENTRIES = [
         "mma",
         "Fragments of an MMA atom",
         "B above C, A left of C: which thread holds which element of m16n8k16.",
-        'mma_fragments((16, 8, 16), parse("((4,8),(2,2,2)):((32,1),(16,8,128))"), '
-        'parse("((4,8),(2,2)):((16,1),(8,64))"), parse("((4,8),(2,2)):((32,1),(16,8))"))',
+        """\
+mma_fragments(
+    (16, 8, 16),
+    parse("((4,8),(2,2,2)):((32,1),(16,8,128))"),
+    parse("((4,8),(2,2)):((16,1),(8,64))"),
+    parse("((4,8),(2,2)):((32,1),(16,8))"),
+)""",
     ),
     entry(
         "follow",
         "One thread followed",
         "What thread 29 owns and touches; all else is dimmed.",
-        "follow_thread([thread_value(parse('((32,4),8):((32,1),4)'), (4, 256), element_bytes=2), "
-        "predicate_tensor(Layout((1, 1, 4), (4, 0, 1)), parse('((32,4),8):((32,1),4)'), (4, 256), 1000, "
-        "vector=8)], 29)",
+        """\
+follow_thread(
+    [
+        thread_value(parse("((32,4),8):((32,1),4)"), (4, 256), element_bytes=2),
+        predicate_tensor(
+            Layout((1, 1, 4), (4, 0, 1)), parse("((32,4),8):((32,1),4)"), (4, 256), 1000, vector=8
+        ),
+    ],
+    29,
+)""",
     ),
 ]
 
@@ -187,6 +209,15 @@ def sample_explorer() -> str:
     )
 
 
+def imports(code: str) -> list[str]:
+    """The lines that import what ``code`` names."""
+    words = set(re.findall(r"\w+", code))
+    values = sorted(words & {"Layout", "parse"})
+    drawn = sorted(words & set(figures.__all__))
+    lines = [f"from layouts import {', '.join(values)}"] if values else []
+    return [*lines, f"from layouts.figures import {', '.join(drawn)}"]
+
+
 def gallery_text() -> str:
     """``gallery.md``."""
     parts = [
@@ -197,7 +228,7 @@ def gallery_text() -> str:
     parts[-1] += "draws them again. [A sample explorer](explorer.html) links several of them."
     for e in ENTRIES:
         parts += ["", f"## {e.heading}", "", e.words, "", f"![{e.heading}](figures/{e.name}.svg)", ""]
-        parts += ["```python", f"from layouts.figures import {e.code.split('(')[0]}", "", e.code, "```"]
+        parts += ["```python", *imports(e.code), "", e.code, "```"]
     parts += [
         "",
         "## From other kernels",

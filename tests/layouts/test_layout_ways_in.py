@@ -220,7 +220,7 @@ def test_differences_between_drawn_and_traced():
     assert trace.differences({"a": Layout((8, 1))}, {"a": Layout(8)}) == []
 
 
-@pytest.mark.parametrize("name", ["index.md", "access.md"])
+@pytest.mark.parametrize("name", ["index.md", "access.md", "gallery.md"])
 def test_documentation_runs(name):
     text = (ROOT / "docs/layouts" / name).read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
