@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import product as combinations
 
 from .. import ints
-from ..access import BANK_BYTES, BANKS
+from ..access import BANK_BYTES, BANKS, banks_of
 from ..algebra import AnyLayout, ComposedLayout, Layout, Swizzle
 from ..style import bank_paint, thread_paint
 from .grid import Grid, arrange, beside, cell_size, draw, headed, stacked, starts
@@ -130,9 +130,7 @@ def swizzle_banks(
             at = (r, c * fold) if along_columns else (r * fold, c)
             offset = offset_at(which, *at)
             byte = offset * element_bytes
-            first = byte // BANK_BYTES % BANKS
-            last = first + max(1, access_bytes // BANK_BYTES) - 1
-            banks = str(first) if last == first else f"{first}..{last}"
+            first, banks = byte // BANK_BYTES % BANKS, banks_of(byte, access_bytes)
             facts = Facts(
                 coordinate=ints.show(at),
                 space="smem",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..access import BANK_BYTES, BANKS, WARP, shared_request
+from ..access import WARP, banks_of, shared_request
 from ..algebra import Layout
 from ..style import text_width, thread_paint
 from .grid import MAX_WIDTH, Grid, arrange, cell_size, draw, headed, stacked
@@ -40,8 +40,7 @@ class _Buffer:
         return self.layout((row, peer, stage))
 
     def banks(self, slot: int) -> str:
-        first = slot * self.element_bytes // BANK_BYTES % BANKS
-        return str(first) if self.element_bytes == BANK_BYTES else f"{first}..{first + 1}"
+        return banks_of(slot * self.element_bytes, self.element_bytes)
 
     def facts(self, row: int, peer: int, stage: int) -> Facts:
         slot = self.slot(row, peer, stage)

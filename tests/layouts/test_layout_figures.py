@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from layouts import Layout, figures, parse, style
+from layouts import Layout, figures, operations, parse, style
 from layouts.figures import scene
 from layouts.figures.grid import windows
 
@@ -156,6 +156,29 @@ def test_thread_value_cells_say_who_owns_what(text, tiler):
         shown = cell.lines[0].removeprefix("T")
         assert int(re.match(r"\d+", shown)[0]) == min(cell.facts.threads)
     assert seen == tiler[0] * tiler[1]
+
+
+def test_thread_value_in_shared_memory_names_banks():
+    memory = parse("S<3,3,3> o 0 o (8,64):(64,1)")
+    tv = parse("((8,8),8):((64,1),8)")
+    figure = figures.thread_value(tv, (8, 64), memory=memory, space="sX", element_bytes=2, shared=True)
+    for cell in tile_cells(figure):
+        row, column, _ = map(int, re.findall(r"\d+", cell.facts.coordinate))
+        assert cell.facts.start == memory(row, column)
+        first = cell.facts.byte // 4 % 32
+        assert cell.facts.bank == f"{first}..{first + 3}"
+
+
+def test_neighbours_that_memory_parts_do_not_fold():
+    columns = Layout((4, 256), (1, 4))
+    cells = tile_cells(figures.thread_value(ROW, (4, 256), memory=columns, space="gX"))
+    assert all(c.facts.stop == c.facts.start + 1 for c in cells if c.facts.start is not None)
+
+
+def test_steps_repeat_a_tile_side_by_side():
+    wide = operations.with_steps(ROW, (4, 256), 4)
+    assert str(wide) == "((32,4),(8,4)):((32,1),(4,1024))"
+    assert len(tile_cells(figures.thread_value(wide, (4, 1024)))) == 512
 
 
 def expand(text: str) -> list[int]:
