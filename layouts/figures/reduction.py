@@ -35,6 +35,10 @@ class _Buffer:
         if element_bytes not in (4, 8):
             raise ValueError(f"element_bytes must be 4 or 8 (a (max, sum) pair), got {element_bytes}")
 
+    def space(self, cta: int) -> str:
+        """The name of a CTA's buffer, which links figures of the same one."""
+        return SPACE if self.cluster_n == 1 else f"{SPACE} of CTA {cta}"
+
     def slot(self, row: int, peer: int, stage: int) -> int:
         """The element offset of a slot; ``peer`` counts the warps of the row over all CTAs."""
         return self.layout((row, peer, stage))
@@ -54,7 +58,7 @@ class _Buffer:
         return Facts(
             threads=tuple(sorted(touching)),
             coordinate=f"(row {row}, peer {peer}, stage {stage})",
-            space=SPACE,
+            space=self.space(self.cta),
             start=slot,
             stop=slot + 1,
             byte=slot * self.element_bytes,
@@ -164,7 +168,7 @@ def cluster_exchange(
         x = left + SLOT[0] * target
         facts = Facts(
             threads=(warp * WARP + target,),
-            space=f"{SPACE} of CTA {target}",
+            space=b.space(target),
             start=slot,
             stop=slot + 1,
             byte=slot * element_bytes,
@@ -234,7 +238,7 @@ def _card(b: _Buffer, target: int, row: int, columns: list[int], expected: int) 
         canvas.words(PAD + LABEL - 6, y + SLOT[1] / 2 + 3.5, str(source), "axis", "end")
         for j, w in enumerate(columns):
             facts = b.facts(row, source * b.warps_per_row + w, 0)
-            there = replace(facts, threads=(), space=f"{SPACE} of CTA {target}")
+            there = replace(facts, threads=(), space=b.space(target))
             lines = (f"s{facts.start}", f"@{facts.byte}")
             canvas.cell(PAD + LABEL + j * SLOT[0], y, SLOT, thread_paint(source), lines, there)
     for stage in range(b.stages):
