@@ -60,6 +60,15 @@ class SharedRequest:
         return self.wavefronts - self.ideal
 
 
+def banks_of(byte: int, width: int) -> str:
+    """The shared-memory banks of ``width`` bytes at address ``byte``, in words: ``5`` or ``28..3``."""
+    words = max(1, width // BANK_BYTES)
+    first = byte // BANK_BYTES % BANKS
+    if words >= BANKS:
+        return f"0..{BANKS - 1}"
+    return str(first) if words == 1 else f"{first}..{(first + words - 1) % BANKS}"
+
+
 def _active(addresses: Lanes, width: int) -> list[int]:
     if width not in WIDTHS:
         raise ValueError(f"width must be one of {WIDTHS} bytes, got {width}")

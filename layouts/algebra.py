@@ -134,6 +134,9 @@ class Layout:
             values = [v + i * stride for i in range(size) for v in values]
         return values
 
+    def _repr_svg_(self) -> str:
+        return _drawn(self)
+
     def __str__(self) -> str:
         return f"{ints.show(self.shape)}:{ints.show(self.stride)}"
 
@@ -216,11 +219,21 @@ class ComposedLayout:
         """The offsets of all indices ``0 .. size - 1`` in order."""
         return [self.outer(self.offset + v) for v in self.inner.offsets()]
 
+    def _repr_svg_(self) -> str:
+        return _drawn(self)
+
     def __str__(self) -> str:
         return f"{self.outer} o {self.offset} o {self.inner}"
 
 
 AnyLayout = Layout | ComposedLayout
+
+
+def _drawn(layout: AnyLayout) -> str:
+    """The layout's grid as SVG, which a notebook shows."""
+    from .figures import layout_grid
+
+    return layout_grid(layout).svg()
 
 
 def parse(text: str) -> Layout | Swizzle | ComposedLayout:

@@ -6,7 +6,7 @@ A value is an int or a tuple of such values. A tuple's *leaves* are its integers
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from math import prod
 
 IntTuple = int | tuple["IntTuple", ...]
@@ -67,13 +67,6 @@ def mismatch(a: IntTuple, b: IntTuple, path: tuple[int, ...] = ()) -> tuple[int,
 def unflatten(values: Iterator[int], profile: IntTuple) -> IntTuple:
     """The next integers of ``values`` in the nesting of ``profile``."""
     return tuple(unflatten(values, p) for p in profile) if isinstance(profile, tuple) else next(values)
-
-
-def map_leaves(function: Callable[..., int], value: IntTuple, *others: IntTuple) -> IntTuple:
-    """``function`` of the corresponding leaves of congruent values, in their nesting."""
-    if isinstance(value, tuple):
-        return tuple(map_leaves(function, *parts) for parts in zip(value, *others, strict=True))
-    return function(value, *others)
 
 
 def compact(shape: IntTuple, start: int = 1) -> IntTuple:

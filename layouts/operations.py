@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 
 from . import ints
 from .algebra import Layout
-from .ints import IntTuple
 
 Tiler = int | Layout | tuple["Tiler", ...]
 
@@ -217,10 +216,12 @@ def _check_modes(layout: Layout, tiler: tuple[Tiler, ...]) -> None:
         raise ValueError(f"the tiler has {len(tiler)} modes and {layout} only {layout.rank}")
 
 
-def reshape(layout: Layout, shape: IntTuple) -> Layout:
-    """The same offsets index by index under another shape of the same size."""
-    if ints.product(shape) != layout.size:
-        raise ValueError(
-            f"{layout} has {layout.size} coordinates and {ints.show(shape)} {ints.product(shape)}"
-        )
-    return composition(layout, Layout(shape))
+def with_steps(tv: Layout, tiler: tuple[int, int], steps: int) -> Layout:
+    """``tv`` repeated over ``steps`` tiles side by side, the step as the slowest part of the value.
+
+    ``tv`` maps (thread, value) into a tile of ``tiler`` (rows, columns); the result maps into one of
+    (rows, columns * steps): how a thread strides over a row that is wider than its CTA's tile.
+    """
+    threads, values = tv
+    columns = Layout(steps, tiler[0] * tiler[1])
+    return make_layout([threads, make_layout([values, columns])])

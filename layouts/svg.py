@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import drawsvg
 
@@ -12,10 +13,14 @@ from .figures.scene import Box, Cell, Figure, Stroke, Words
 ANCHORS = {"start": "", "middle": " mid", "end": " end"}
 
 
-def render(figure: Figure) -> str:
-    """``figure`` as an SVG document. The same figure gives the same bytes."""
+def render(figure: Figure, styled: bool = True) -> str:
+    """``figure`` as an SVG document; the same figure gives the same bytes.
+
+    Without ``styled`` it lacks its style sheet, for a page that brings ``style_sheet`` itself.
+    """
     drawing = drawsvg.Drawing(_trim(figure.width), _trim(figure.height), id_prefix="f", role="img")
-    drawing.append_css(style.css(_paints(figure), _voices(figure)))
+    if styled:
+        drawing.append_css(style_sheet([figure]))
     drawing.append_title(figure.title)
     drawing.append(drawsvg.Raw(f"<desc>{_escape(figure.description)}</desc>"))
     drawing.append(drawsvg.Rectangle(0, 0, _trim(figure.width), _trim(figure.height), rx=8, class_="page"))
@@ -35,6 +40,13 @@ def to_png(svg: str, scale: float = 2.0) -> bytes:
     # cairosvg tries the first family of a list only
     plain = svg.replace(style.MONO, "monospace").replace(style.SANS, "sans-serif")
     return cairosvg.svg2png(bytestring=plain.encode(), scale=scale)
+
+
+def style_sheet(figures: Iterable[Figure]) -> str:
+    """The style sheet that the given figures share."""
+    figures = list(figures)
+    paints = {p for f in figures for p in _paints(f)}
+    return style.css(paints, {v for f in figures for v in _voices(f)})
 
 
 def _paints(figure: Figure) -> set[str]:

@@ -229,7 +229,7 @@ def rows(text: str) -> Iterator[dict[str, str]]:
     lines = text.splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith('"ID"'))
     for row in csv.DictReader(io.StringIO("\n".join(lines[start:]))):
-        if row["ID"]:
+        if row["ID"].isdigit():
             yield row
 
 
@@ -252,20 +252,25 @@ def measure(ncu: str) -> list[dict]:
     return results
 
 
+def said(*command: str) -> str:
+    """The first line that a command prints; empty where it cannot run."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    except FileNotFoundError:
+        return ""
+    return done.stdout.strip().split("\n")[0]
+
+
 def header() -> dict[str, str]:
     """What was measured where."""
     import torch
 
-    driver = subprocess.run(
-        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True
-    )
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT)
     return {
         "gpu": torch.cuda.get_device_name(),
-        "driver": driver.stdout.strip(),
+        "driver": said("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
         "torch": torch.__version__,
         "cutlass_dsl": cutlass.__version__,
-        "commit": commit.stdout.strip(),
+        "commit": said("git", "rev-parse", "--short", "HEAD"),
         "date": datetime.now(timezone.utc).date().isoformat(),
         "command": "python docs/layouts/measure_access.py",
     }

@@ -5,6 +5,7 @@ from .plain import layout_grid, swizzle_banks
 from .predicate import predicate_tensor, row_pieces
 from .reduction import cluster_exchange, reduction_buffer
 from .scene import Cell, Facts, Figure
+from .shuffle import warp_shuffle
 from .threads import mma_fragments, thread_value, tiled_copy
 
 __all__ = [
@@ -21,4 +22,5 @@ __all__ = [
     "swizzle_banks",
     "thread_value",
     "tiled_copy",
+    "warp_shuffle",
 ]

@@ -5,13 +5,14 @@ from __future__ import annotations
 from itertools import product as combinations
 
 from .. import ints
-from ..access import BANK_BYTES, BANKS
+from ..access import BANK_BYTES, BANKS, banks_of
 from ..algebra import AnyLayout, ComposedLayout, Layout, Swizzle
 from ..style import bank_paint, thread_paint
 from .grid import Grid, arrange, beside, cell_size, draw, headed, stacked, starts
 from .scene import Canvas, Facts, Figure, Swatch, finish
 
 MAX_PANELS = 8
+PANEL = 704  # px of each of two panels side by side
 IntTuple = ints.IntTuple
 
 
@@ -118,14 +119,18 @@ def swizzle_banks(
         raise ValueError(f"{layout} has no run of {access_bytes} bytes to draw as one cell")
     groups = max(1, BANKS * BANK_BYTES // max(access_bytes, element_bytes))
 
+    last_label = f"{BANKS - access_bytes // BANK_BYTES}..{BANKS - 1}" if access_bytes > BANK_BYTES else "31"
+    size = cell_size([(last_label, f"@{layout.cosize * element_bytes}")], 48)
+    compact = columns * size[0] > PANEL
+    if compact:  # the address only in the cell's facts
+        size = (cell_size([(last_label,)], 22)[0], 20.0)
+
     def panel(which: AnyLayout) -> Canvas:
         def cell(r: int, c: int):
             at = (r, c * fold) if along_columns else (r * fold, c)
             offset = offset_at(which, *at)
             byte = offset * element_bytes
-            first = byte // BANK_BYTES % BANKS
-            last = first + max(1, access_bytes // BANK_BYTES) - 1
-            banks = str(first) if last == first else f"{first}..{last}"
+            first, banks = byte // BANK_BYTES % BANKS, banks_of(byte, access_bytes)
             facts = Facts(
                 coordinate=ints.show(at),
                 space="smem",
@@ -134,12 +139,12 @@ def swizzle_banks(
                 byte=byte,
                 bank=banks,
             )
-            return bank_paint(first * groups // BANKS, groups), (banks, f"@{byte}"), facts
+            lines = (banks,) if compact else (banks, f"@{byte}")
+            return bank_paint(first * groups // BANKS, groups), lines, facts
 
-        size = cell_size([("28..31" if access_bytes > 4 else "31", f"@{layout.cosize * element_bytes}")], 48)
         step = fold if along_columns else 1
         grid = Grid(rows, columns, cell, size, column_label=lambda c: (str(c * step),), unit=step)
-        return draw(grid, *arrange(grid, 700))
+        return draw(grid, *arrange(grid, PANEL, fold=False))
 
     body = beside(
         [
@@ -148,10 +153,10 @@ def swizzle_banks(
         ],
         46,
     )
+    address = "" if compact else ", and under them its byte address"
     lead = (
-        f"Each cell is {max(access_bytes, element_bytes)} bytes ({fold} elements of {element_bytes} bytes): "
-        f"its shared-memory banks, and under them its byte address. {layout.outer} repeats every "
-        f"{layout.outer.period:,} elements."
+        f"One cell = {max(access_bytes, element_bytes)} bytes, elements of {element_bytes} bytes: its "
+        f"shared-memory banks{address}. {layout.outer} repeats every {layout.outer.period:,} elements."
     )
     return finish(
         body,
@@ -161,7 +166,7 @@ def swizzle_banks(
         [
             Swatch(bank_paint(0, groups), "low", "first banks"),
             Swatch(bank_paint(groups - 1, groups), "high", "last banks"),
-            Swatch("plain", "@n", "byte address in the buffer"),
+            *([] if compact else [Swatch("plain", "@n", "byte address in the buffer")]),
         ],
     )
 

@@ -11,8 +11,6 @@ from ..style import thread_paint
 from .grid import Grid, arrange, beside, cell_size, draw, headed, stacked
 from .scene import Canvas, Facts, Figure, Swatch, finish
 
-PLACES = "amk"  # the modes of a predicate: vector of the thread's block, row, step
-
 
 class _Vectors:
     """Where the vectors (a, m, k) of each thread lie in the CTA's tile."""

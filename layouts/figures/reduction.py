@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..access import BANK_BYTES, BANKS, WARP, shared_request
+from ..access import WARP, banks_of, shared_request
 from ..algebra import Layout
 from ..style import text_width, thread_paint
 from .grid import MAX_WIDTH, Grid, arrange, cell_size, draw, headed, stacked
@@ -35,13 +35,16 @@ class _Buffer:
         if element_bytes not in (4, 8):
             raise ValueError(f"element_bytes must be 4 or 8 (a (max, sum) pair), got {element_bytes}")
 
+    def space(self, cta: int) -> str:
+        """The name of a CTA's buffer, which links figures of the same one."""
+        return SPACE if self.cluster_n == 1 else f"{SPACE} of CTA {cta}"
+
     def slot(self, row: int, peer: int, stage: int) -> int:
         """The element offset of a slot; ``peer`` counts the warps of the row over all CTAs."""
         return self.layout((row, peer, stage))
 
     def banks(self, slot: int) -> str:
-        first = slot * self.element_bytes // BANK_BYTES % BANKS
-        return str(first) if self.element_bytes == BANK_BYTES else f"{first}..{first + 1}"
+        return banks_of(slot * self.element_bytes, self.element_bytes)
 
     def facts(self, row: int, peer: int, stage: int) -> Facts:
         slot = self.slot(row, peer, stage)
@@ -55,7 +58,7 @@ class _Buffer:
         return Facts(
             threads=tuple(sorted(touching)),
             coordinate=f"(row {row}, peer {peer}, stage {stage})",
-            space=SPACE,
+            space=self.space(self.cta),
             start=slot,
             stop=slot + 1,
             byte=slot * self.element_bytes,
@@ -165,7 +168,7 @@ def cluster_exchange(
         x = left + SLOT[0] * target
         facts = Facts(
             threads=(warp * WARP + target,),
-            space=f"{SPACE} of CTA {target}",
+            space=b.space(target),
             start=slot,
             stop=slot + 1,
             byte=slot * element_bytes,
@@ -235,7 +238,7 @@ def _card(b: _Buffer, target: int, row: int, columns: list[int], expected: int) 
         canvas.words(PAD + LABEL - 6, y + SLOT[1] / 2 + 3.5, str(source), "axis", "end")
         for j, w in enumerate(columns):
             facts = b.facts(row, source * b.warps_per_row + w, 0)
-            there = replace(facts, threads=(), space=f"{SPACE} of CTA {target}")
+            there = replace(facts, threads=(), space=b.space(target))
             lines = (f"s{facts.start}", f"@{facts.byte}")
             canvas.cell(PAD + LABEL + j * SLOT[0], y, SLOT, thread_paint(source), lines, there)
     for stage in range(b.stages):

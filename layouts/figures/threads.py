@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from .. import ints
-from ..access import owners
+from ..access import banks_of, owners
 from ..algebra import AnyLayout
 from ..style import thread_paint
 from .grid import MAX_WIDTH, Grid, arrange, beside, boundaries, cell_size, draw, headed, stacked, windows
@@ -42,8 +42,11 @@ class Tile:
         return self.tv.size // self.threads
 
 
-def tile_of(tv: AnyLayout, tiler: Sequence[int]) -> Tile:
-    """The tile that ``tv`` fills; ``ValueError`` naming the first element without an owner."""
+def tile_of(tv: AnyLayout, tiler: Sequence[int], memory: AnyLayout | None = None) -> Tile:
+    """The tile that ``tv`` fills; ``ValueError`` naming the first element without an owner.
+
+    Neighbours fold only where ``memory``, if given, has them side by side too.
+    """
     rows, columns = (1, *tiler) if len(tiler) == 1 else tiler
     found = owners(tv, (rows, columns))
     for i, owner in enumerate(found):
@@ -53,17 +56,17 @@ def tile_of(tv: AnyLayout, tiler: Sequence[int]) -> Tile:
                 f"{tv} does not fill the {rows} x {columns} tile: {missing} of its {rows * columns} elements "
                 f"have no thread, first (row {i % rows}, column {i // rows})"
             )
-    return Tile(tv, rows, columns, found, _fold(found, rows, columns))
+    return Tile(tv, rows, columns, found, _fold(found, rows, columns, memory))
 
 
-def _fold(found: list[Owners], rows: int, columns: int) -> int:
-    follows = [
-        c > 0
-        and all(
-            found[r + c * rows] == [(t, v + 1) for t, v in found[r + (c - 1) * rows]] for r in range(rows)
-        )
-        for c in range(columns)
-    ]
+def _fold(found: list[Owners], rows: int, columns: int, memory: AnyLayout | None) -> int:
+    def follow(r: int, c: int) -> bool:
+        """Whether (r, c) continues the vector of the element before it."""
+        if found[r + c * rows] != [(t, v + 1) for t, v in found[r + (c - 1) * rows]]:
+            return False
+        return memory is None or memory((r, c)) == memory((r, c - 1)) + 1
+
+    follows = [c > 0 and all(follow(r, c) for r in range(rows)) for c in range(columns)]
     for fold in range(min(columns, MAX_FOLD), 1, -1):
         if columns % fold == 0 and all(follows[c] for c in range(columns) if c % fold):
             return fold
@@ -89,7 +92,13 @@ def value_label(first: int, fold: int) -> str:
 
 
 def tile_grid(
-    tile: Tile, *, space: str = "", memory: AnyLayout | None = None, element_bytes: int = 0, least: float = 40
+    tile: Tile,
+    *,
+    space: str = "",
+    memory: AnyLayout | None = None,
+    element_bytes: int = 0,
+    shared: bool = False,
+    least: float = 40,
 ) -> Grid:
     """The tile as a grid of one cell per vector, painted by its first thread."""
     fold = tile.fold
@@ -106,11 +115,11 @@ def tile_grid(
         place = {}
         if memory is not None:
             start = memory((r, c * fold))
-            place = {
-                "start": start,
-                "stop": start + fold,
-                "byte": start * element_bytes if element_bytes else None,
-            }
+            place = {"start": start, "stop": start + fold}
+            if element_bytes:
+                place["byte"] = start * element_bytes
+            if element_bytes and shared:
+                place["bank"] = banks_of(start * element_bytes, fold * element_bytes)
         facts = Facts(
             threads=threads,
             value=ranges([v + i for _, v in owner for i in range(fold)]),
@@ -235,15 +244,17 @@ def thread_value(
     space: str = "",
     memory: AnyLayout | None = None,
     element_bytes: int = 0,
+    shared: bool = False,
 ) -> Figure:
     """A thread-value layout over its tile, and above it the tile as thread grid over value grid.
 
     ``tv`` maps (thread, value) to the column-major index in a tile of ``tiler`` (rows, columns). ``memory``
     maps (row, column) to an offset in elements of ``element_bytes`` in the tensor ``space``, for the cells'
-    facts. Raises ``ValueError`` where ``tv`` leaves a hole in the tile or points past it.
+    facts; ``shared`` says that this is shared memory, whose banks are named too. Raises ``ValueError``
+    where ``tv`` leaves a hole in the tile or points past it.
     """
-    tile = tile_of(tv, tiler)
-    grid = tile_grid(tile, space=space, memory=memory, element_bytes=element_bytes)
+    tile = tile_of(tv, tiler, memory)
+    grid = tile_grid(tile, space=space, memory=memory, element_bytes=element_bytes, shared=shared)
     parts = [p for p in [_equation(tile)] if p is not None]
     parts.append(headed(f"tile {tile.rows} \u00d7 {tile.columns}", draw(grid, *arrange(grid))))
     return finish(
@@ -265,17 +276,19 @@ def tiled_copy(
     title: str | None = None,
     names: tuple[str, str] = ("source", "destination"),
     memories: tuple[AnyLayout | None, AnyLayout | None] = (None, None),
+    shared: tuple[bool, bool] = (False, False),
     element_bytes: int = 0,
 ) -> Figure:
     """A tiled copy: what each thread reads, and beside it what it writes, in the same colours.
 
-    ``source`` and ``destination`` are thread-value layouts over the same tile; ``memories`` as in
-    ``thread_value``. They stand side by side where both fit, else below each other.
+    ``source`` and ``destination`` are thread-value layouts over the same tile; ``memories`` and ``shared``
+    as in ``thread_value``. They stand side by side where both fit, else below each other.
     """
     parts, tiles = [], []
-    for tv, name, memory in zip((source, destination), names, memories, strict=True):
-        tile = tile_of(tv, tiler)
-        grid = tile_grid(tile, space=name, memory=memory, element_bytes=element_bytes)
+    sides = zip((source, destination), names, memories, shared, strict=True)
+    for tv, name, memory, in_shared in sides:
+        tile = tile_of(tv, tiler, memory)
+        grid = tile_grid(tile, space=name, memory=memory, element_bytes=element_bytes, shared=in_shared)
         half = (MAX_WIDTH - 120) / 2
         narrow = tile.columns / tile.fold * grid.size[0] <= half
         tiles.append(tile)
@@ -323,8 +336,10 @@ def mma_fragments(
         names = {"A": ("m", "k"), "B": ("k", "n"), "C": ("m", "n")}[name]
         grid = replace(grid, row_name=names[0], column_name=names[1])
         sizes = {"A": f"{m} \u00d7 {k}", "B": f"{k} \u00d7 {n}", "C": f"{m} \u00d7 {n}"}[name]
-        drawn = draw(grid, *arrange(grid, 700))
-        canvases[name] = headed(f"{name}  {sizes}", drawn)
+        drawn = draw(grid, *arrange(grid, 720, fold=False))
+        shared = tile.threads > 1 and all(len(o) == tile.threads for o in tile.owners)
+        where = ", shared memory: every thread reads it" if shared else ""
+        canvases[name] = headed(f"{name}  {sizes}{where}", drawn)
     body = Canvas()
     left = canvases["A"].right + 34
     body.place(canvases["B"], left, 0)

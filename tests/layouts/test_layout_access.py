@@ -154,6 +154,49 @@ def test_predictions_match_every_built_kernel(monkeypatch):
         assert found == [suffix], case.name
 
 
+NCU = """#!{python}
+import sys
+sys.path.insert(0, {here!r})
+import measure_access as m
+names = list(m.COUNTERS.values())
+if "--query-metrics" in sys.argv:
+    known = [n.removesuffix(".sum") + "   Counter  a description" for n in names[:-1]]
+    print("Device H200", *known, sep=chr(10))
+    sys.exit()
+asked = sys.argv[sys.argv.index("--metrics") + 1].split(",")
+assert asked == names[:-1] and sys.argv[-1] == "--launch"
+quoted = lambda cells: ",".join(f'"{{c}}"' for c in cells)
+print("==PROF== Connected to process 7")
+print(quoted(["ID", "Kernel Name", *asked]))
+print(quoted(["", "", *["sector"] * len(asked)]))
+for i, case in enumerate(m.CASES):
+    counts = {{m.COUNTERS[k]: v for k, v in m.predict(case).items()}}
+    print(quoted([i, "kernel_cutlass_access", *[f"{{counts.get(a, 0):,}}" for a in asked]]))
+"""
+
+
+def test_measuring_reads_what_ncu_prints(tmp_path):
+    """With a stand-in for ncu that knows one metric less and counts exactly what is predicted."""
+    fake = tmp_path / "ncu"
+    fake.write_text(NCU.format(python=sys.executable, here=str(ROOT / "docs/layouts")))
+    fake.chmod(0o755)
+    module = measuring()
+    results = module.measure(str(fake))
+    assert [r["name"] for r in results] == [c.name for c in module.CASES]
+    for result in results:
+        assert "store_requests" not in result["measured"]
+        for counter, value in result["predicted"].items():
+            assert result["measured"].get(counter, value) == value
+
+
+def test_measuring_says_what_ncu_said_when_it_fails(tmp_path):
+    fake = tmp_path / "ncu"
+    fake.write_text("#!/bin/sh\necho no counters for you >&2\nexit 9\n")
+    fake.chmod(0o755)
+    with pytest.raises(RuntimeError, match=r"ncu failed \(9\)[\s\S]*no counters for you"):
+        measuring().measure(str(fake))
+
+
 def test_predictions_against_measured_counters():
     """Equal, or among the differences that docs/layouts/access.md explains."""
     if not COUNTERS.exists():

@@ -251,6 +251,48 @@ def test_products_and_thread_value_layouts_against_cute():
         assert (ours[0], str(ours[1])) == (tiler, tv)
 
 
+def random_order(rng: random.Random, shape: ints.IntTuple, free: list[int]) -> ints.IntTuple:
+    """An order of ``shape``'s nesting, or of a coarser one where an int stands for a nested mode."""
+    if isinstance(shape, tuple) and rng.random() < 0.7:
+        return tuple(random_order(rng, s, free) for s in shape)
+    return free.pop()
+
+
+def test_ordered_layouts_against_cute():
+    rng = random.Random(25)
+    cases = []
+    for layout in samples()[:600]:
+        shape = ints.as_tuple(layout.shape)
+        free = rng.sample(range(64), 32)
+        cases.append((shape, tuple(random_order(rng, s, free) for s in shape)))
+    said = []
+
+    @cute.jit
+    def evaluate():
+        for shape, order in cases:
+            said.append(str(cute.make_ordered_layout(shape, order=order)))
+
+    evaluate()
+    for (shape, order), theirs in zip(cases, said, strict=True):
+        assert str(Layout.ordered(shape, order)) == theirs, (shape, order)
+
+
+def test_depth_and_modes_against_cute():
+    said = []
+
+    @cute.jit
+    def evaluate():
+        for layout in samples()[:300]:
+            theirs = to_cute(layout)
+            modes = [str(theirs[i]) for i in range(cute.rank(theirs))] if layout.depth else []
+            said.append((cute.depth(theirs), cute.rank(theirs), modes))
+
+    evaluate()
+    for layout, (depth, rank, modes) in zip(samples(), said, strict=False):
+        assert (layout.depth, layout.rank) == (depth, rank)
+        assert [str(m) for m in layout] == (modes or [str(layout)])
+
+
 def test_swizzles_against_cute():
     rng = random.Random(24)
     cases = []

@@ -1,0 +1,306 @@
+"""Regenerates the gallery: every figure, ``gallery.md``, the sample explorer, and the table of
+``access.md``.
+
+::
+
+    python docs/layouts/gallery.py            write all files
+    python docs/layouts/gallery.py --check    status 1 if a committed file differs
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+for place in (HERE, ROOT):
+    sys.path.insert(0, str(place))
+
+import measure_access  # noqa: E402
+import other_kernels  # noqa: E402
+
+from layouts import Layout, figures, parse  # noqa: E402
+from layouts.figures import Figure  # noqa: E402
+from layouts.html import explorer  # noqa: E402
+from layouts.walk import row_walk  # noqa: E402
+
+COUNTERS = ROOT / "benchmarks/results/h200/access.json"
+ROW = parse("((32,4),8):((32,1),4)")
+CLUSTER = Layout.ordered((1, (4, 4), 1), (1, 0, 2))
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One figure of the gallery: file name, heading, a sentence, and the code that draws it."""
+
+    name: str
+    heading: str
+    words: str
+    draw: Callable[[], Figure]
+    code: str
+
+
+def entry(name: str, heading: str, words: str, code: str) -> Entry:
+    """An entry whose figure is what its own code draws."""
+    names = {**vars(figures), "Layout": Layout, "parse": parse}
+    return Entry(name, heading, words, lambda: eval(code, names), code)
+
+
+ENTRIES = [
+    entry(
+        "plain",
+        "A plain layout",
+        "Offsets of a row-major matrix; row indices left, column indices on top.",
+        'layout_grid(parse("(8,16):(16,1)"))',
+    ),
+    entry(
+        "hierarchical",
+        "A hierarchical layout",
+        "Nested modes show the index and the nested coordinate; thick borders surround the innermost blocks.",
+        'layout_grid(parse("((2,4),(4,4)):((1,8),(2,32))"))',
+    ),
+    entry(
+        "swizzle",
+        "A swizzle, by bank",
+        "Eight rows of 128 bytes. Without the swizzle a column lies in the same four banks; with it, in "
+        "all 32.",
+        'swizzle_banks(parse("S<3,3,3> o 0 o (8,64):(64,1)"), element_bytes=2)',
+    ),
+    entry(
+        "thread_value",
+        "Thread-value layout of a row kernel",
+        "Four rows, one warp a row, 16 bytes a thread: the tile as thread grid over value grid.",
+        'thread_value(parse("((32,4),8):((32,1),4)"), (4, 256), element_bytes=2)',
+    ),
+    entry(
+        "thread_value_steps",
+        "The same over 1,024 columns",
+        "Four steps of the tile's width; the tile is folded at the page's width, every vector is one cell.",
+        'thread_value(parse("((32,4),(8,4)):((32,1),(4,1024))"), (4, 1024), element_bytes=2)',
+    ),
+    entry(
+        "several_owners",
+        "Cells with several owners",
+        "Four groups of eight threads read the same values; every cell names all its owners.",
+        'thread_value(parse("((8,4),4):((4,0),1)"), (4, 8), element_bytes=4)',
+    ),
+    entry(
+        "tiled_copy",
+        "A tiled copy",
+        "What each thread reads, and what it writes: here a copy that deals rows and stores columns.",
+        """\
+tiled_copy(
+    parse("((8,16),4):((64,1),16)"),
+    parse("((16,8),4):((1,64),16)"),
+    (16, 32),
+    element_bytes=4,
+)""",
+    ),
+    entry(
+        "predicate",
+        "The predicate tensor",
+        "N = 1,000 in a tile of 1,024: one bit per vector, at the actual end of the row.",
+        """\
+predicate_tensor(
+    Layout((1, 1, 4), (4, 0, 1)), parse("((32,4),8):((32,1),4)"), (4, 256), 1000, vector=8, element_bytes=2
+)""",
+    ),
+    entry(
+        "predicate_rows",
+        "Rows that share their bits",
+        "Each thread owns three rows: stride 0 stores their bits once, the ghosts are the same bits again.",
+        """\
+predicate_tensor(
+    Layout((2, 3, 4), (4, 0, 1)), parse("((8,4),8):((32,1),4)"), (4, 64), 200, vector=4, element_bytes=4
+)""",
+    ),
+    entry(
+        "row_pieces",
+        "A row that starts off a vector boundary",
+        "Scalars up to the boundary, whole vectors, scalars to the end.",
+        "row_pieces(1003, vector=8, misalignment=3, threads=32, element_bytes=2)",
+    ),
+    entry(
+        "warp_shuffle",
+        "A reduction within a warp",
+        "Five rounds of shuffles; lanes of one colour hold the same value.",
+        "warp_shuffle()",
+    ),
+    entry(
+        "reduction_buffer",
+        "The reduction buffer",
+        "Two stages, two rows of four warps: peers fastest, then rows, then stages.",
+        "reduction_buffer(Layout.ordered((2, (4, 1), 2), (1, 0, 2)), element_bytes=4)",
+    ),
+    entry(
+        "reduction_buffer_cluster",
+        "The reduction buffer of a cluster",
+        "Sixteen (max, sum) pairs of four warps in four CTAs; one lane reads each.",
+        "reduction_buffer(Layout.ordered((1, (4, 4), 1), (1, 0, 2)), element_bytes=8)",
+    ),
+    entry(
+        "cluster",
+        "The exchange within a cluster",
+        "One warp stores into the shared memory of every CTA; each mbarrier counts the bytes of all.",
+        "cluster_exchange(Layout.ordered((1, (4, 4), 1), (1, 0, 2)), element_bytes=8, cta=1, warp=2)",
+    ),
+    entry(
+        "mma",
+        "Fragments of an MMA atom",
+        "B above C, A left of C: which thread holds which element of m16n8k16.",
+        """\
+mma_fragments(
+    (16, 8, 16),
+    parse("((4,8),(2,2,2)):((32,1),(16,8,128))"),
+    parse("((4,8),(2,2)):((16,1),(8,64))"),
+    parse("((4,8),(2,2)):((32,1),(16,8))"),
+)""",
+    ),
+    entry(
+        "follow",
+        "One thread followed",
+        "What thread 29 owns and touches; all else is dimmed.",
+        """\
+follow_thread(
+    [
+        thread_value(parse("((32,4),8):((32,1),4)"), (4, 256), element_bytes=2),
+        predicate_tensor(
+            Layout((1, 1, 4), (4, 0, 1)), parse("((32,4),8):((32,1),4)"), (4, 256), 1000, vector=8
+        ),
+    ],
+    29,
+)""",
+    ),
+]
+
+OTHERS = {
+    "transpose_copy": "A transpose kernel: which thread copies what in one pass.",
+    "transpose_smem": "Its tile in shared memory: swizzled, so that a column falls into 32 banks.",
+    "product_mma": "A tensor-core kernel: the fragments of its MMA atom.",
+    "product_copy": "How its operand A is copied, and how the product uses it.",
+}
+
+
+def sample_explorer() -> str:
+    """A row kernel of two warps' worth of figures on one page."""
+    tv = parse("((128,1),8):((8,1),1)")
+    memory = Layout((1, 1024), (1024, 1))
+    page = {
+        "thread-value": figures.thread_value(tv, (1, 1024), element_bytes=2, memory=memory, space="gX"),
+        "predicate": figures.predicate_tensor(
+            Layout((1, 1, 1), (1, 0, 1)), tv, (1, 1024), 3800, vector=8, column_start=3072, element_bytes=2
+        ),
+        "shuffles": figures.warp_shuffle(),
+        "reduction buffer": figures.reduction_buffer(CLUSTER, element_bytes=8),
+        "cluster": figures.cluster_exchange(CLUSTER, element_bytes=8),
+    }
+    walk = {"tile": "thread-value", "predicate": "predicate", "shuffle": "shuffles"}
+    return explorer(
+        page,
+        title="A row of 3,800 elements over a cluster of four CTAs",
+        subtitle="bf16, 128 threads a CTA, 1,024 columns a CTA; drawn for the last CTA",
+        steps=row_walk(0, **walk, buffer="reduction buffer", cluster="cluster"),
+    )
+
+
+def imports(code: str) -> list[str]:
+    """The lines that import what ``code`` names."""
+    words = set(re.findall(r"\w+", code))
+    values = sorted(words & {"Layout", "parse"})
+    drawn = sorted(words & set(figures.__all__))
+    lines = [f"from layouts import {', '.join(values)}"] if values else []
+    return [*lines, f"from layouts.figures import {', '.join(drawn)}"]
+
+
+def gallery_text() -> str:
+    """``gallery.md``."""
+    parts = [
+        "# Gallery",
+        "",
+        "Every figure here is drawn by the line under it; `python docs/layouts/gallery.py` ",
+    ]
+    parts[-1] += "draws them again. [A sample explorer](explorer.html) links several of them."
+    for e in ENTRIES:
+        parts += ["", f"## {e.heading}", "", e.words, "", f"![{e.heading}](figures/{e.name}.svg)", ""]
+        parts += ["```python", *imports(e.code), "", e.code, "```"]
+    parts += [
+        "",
+        "## From other kernels",
+        "",
+        "Traced from `other_kernels.py`, two kernels that are not softmax.",
+    ]
+    for name, words in OTHERS.items():
+        parts += ["", words, "", f"![{words}](figures/{name}.svg)"]
+    return "\n".join(parts) + "\n"
+
+
+def access_table() -> str:
+    """The table between the marks of ``access.md``: predictions, and counters where they are committed."""
+    measured = {}
+    source = "No counters are committed yet; the predictions stand alone."
+    if COUNTERS.exists():
+        found = json.loads(COUNTERS.read_text(encoding="utf-8"))
+        measured = {row["name"]: row["measured"] for row in found["rows"]}
+        h = found["header"]
+        source = f"Measured on {h['gpu']}, driver {h['driver']}, {h['date']}: `{h['command']}`."
+    lines = [
+        source,
+        "",
+        "| kernel (128 threads) | counter | predicted | measured | |",
+        "|---|---|--:|--:|---|",
+    ]
+    for case in measure_access.CASES:
+        for counter, predicted in measure_access.predict(case).items():
+            if counter.endswith("requests"):
+                continue
+            got = measured.get(case.name, {}).get(counter)
+            note = "" if got in (None, predicted) else measure_access.EXPLAINED.get(case.name, "differs")
+            verdict = "equal" if got == predicted else note
+            shown = "" if got is None else f"{got:,}"
+            lines.append(f"| {case.name} | {counter} | {predicted:,} | {shown} | {verdict} |")
+    return "\n".join(lines)
+
+
+def access_text() -> str:
+    """``access.md`` with its table replaced."""
+    text = (HERE / "access.md").read_text(encoding="utf-8")
+    start, end = "<!-- table -->", "<!-- end of table -->"
+    before, after = text.split(start)[0], text.split(end)[1]
+    return f"{before}{start}\n\n{access_table()}\n\n{end}{after}"
+
+
+def files() -> dict[Path, str]:
+    """Every generated file and what it must hold."""
+    out = {HERE / "figures" / f"{e.name}.svg": e.draw().svg() for e in ENTRIES}
+    out |= {HERE / "figures" / f"{n}.svg": f.svg() for n, f in other_kernels.figures().items()}
+    out[HERE / "explorer.html"] = sample_explorer()
+    out[HERE / "gallery.md"] = gallery_text()
+    out[HERE / "access.md"] = access_text()
+    return out
+
+
+def main() -> int:
+    """Write or check."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="only compare with the committed files")
+    wanted = files()
+    if parser.parse_args().check:
+        old = [p for p, text in wanted.items() if not p.exists() or p.read_text(encoding="utf-8") != text]
+        stray = [p for p in (HERE / "figures").glob("*.svg") if p not in wanted]
+        for path in [*old, *stray]:
+            print(f"{path.relative_to(ROOT)} is not what docs/layouts/gallery.py writes", file=sys.stderr)
+        return 1 if old or stray else 0
+    (HERE / "figures").mkdir(exist_ok=True)
+    for path, text in wanted.items():
+        path.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+"""From a CuTe DSL kernel while it is traced: ``cute`` layouts, tiled copies and MMA atoms as our values.
+
+Inside ``@cute.jit`` or ``@cute.kernel`` (a CPU is enough)::
+
+    tv = read(tiled_copy).tv
+    observe("sA", sA)
+
+``read`` gives the value at once; ``observe`` hands it to whoever traces the kernel within ``observing``,
+and does nothing otherwise. cutlass is imported only when something is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from .algebra import AnyLayout, ComposedLayout, Layout, Swizzle, parse
+
+
+@dataclass(frozen=True, slots=True)
+class CopyValue:
+    """A tiled copy: its thread-value layouts into a tile of ``tiler`` (rows, columns), and its element's
+    bits."""
+
+    tv: Layout
+    source: Layout
+    destination: Layout
+    tiler: tuple[int, ...]
+    element_bits: int
+
+
+@dataclass(frozen=True, slots=True)
+class MmaValue:
+    """An MMA atom: the thread-value layouts of its A (M, K), B (N, K) and C (M, N) fragments."""
+
+    shape_mnk: tuple[int, int, int]
+    a: Layout
+    b: Layout
+    c: Layout
+
+
+Value = Layout | ComposedLayout | Swizzle | CopyValue | MmaValue
+
+
+def read(value: Any) -> Value:
+    """The plain value of a ``cute`` layout, swizzle, tensor (its layout), TiledCopy or MMA atom.
+
+    Call it while tracing. Raises ``ValueError`` with a caret under the place where a layout is dynamic or
+    maps to coordinates, and ``TypeError`` for anything else.
+    """
+    import cutlass.cute as cute
+
+    if isinstance(value, cute.Tensor):
+        value = value.layout
+    if isinstance(value, cute.TiledCopy):
+        source, destination = value.layout_src_tv_tiled, value.layout_dst_tv_tiled
+        tiler = tuple(_extent(t) for t in value.tiler_mn)
+        tv = _layout(value.layout_tv_tiled)
+        return CopyValue(tv, _layout(source), _layout(destination), tiler, value.value_type.width)
+    if isinstance(value, cute.MmaAtom):
+        fragments = map(_layout, (value.tv_layout_A, value.tv_layout_B, value.tv_layout_C))
+        return MmaValue(tuple(value.shape_mnk), *fragments)
+    if isinstance(value, (cute.Layout, cute.ComposedLayout, cute.Swizzle)):
+        return parse(str(value))
+    raise TypeError(
+        f"cannot read a {type(value).__name__}: give a cute layout, tensor, TiledCopy or MMA atom"
+    )
+
+
+def _layout(value: Any) -> Layout:
+    return Layout.parse(str(value))
+
+
+def _extent(mode: Any) -> int:
+    """The size of one mode of a tiler, which is an int or a contiguous layout."""
+    if isinstance(mode, int):
+        return mode
+    layout = _layout(mode)
+    if layout.offsets() != list(range(layout.size)):
+        raise ValueError(f"the tiler's mode {layout} is not contiguous: its tile is no rectangle")
+    return layout.size
+
+
+_observed: ContextVar[dict[str, Value] | None] = ContextVar("observed layouts", default=None)
+
+
+@contextmanager
+def observing() -> Iterator[dict[str, Value]]:
+    """Collects, by name, what kernels traced inside the block ``observe``."""
+    found: dict[str, Value] = {}
+    token = _observed.set(found)
+    try:
+        yield found
+    finally:
+        _observed.reset(token)
+
+
+def observe(name: str, value: Any) -> None:
+    """Within ``observing``, keep ``read(value)`` under ``name``; otherwise nothing."""
+    found = _observed.get()
+    if found is not None:
+        found[name] = read(value)
+
+
+def differences(drawn: Mapping[str, AnyLayout], traced: Mapping[str, Value]) -> list[str]:
+    """One line for each drawn layout that the kernel lacks or evaluates to other offsets; empty if
+    faithful.
+
+    A traced tiled copy stands for its thread-value layout. Layouts are compared offset by offset and in the
+    sizes of their top-level modes, so that ``(8,1):(1,0)`` and ``8:1`` are the same.
+    """
+    lines = []
+    for name, ours in drawn.items():
+        theirs = traced.get(name)
+        if isinstance(theirs, CopyValue):
+            theirs = theirs.tv
+        if theirs is None:
+            lines.append(f"{name}: drawn as {ours}, but the kernel has no such layout")
+        elif theirs.size != ours.size or theirs.offsets() != ours.offsets():
+            lines.append(f"{name}: drawn as {ours}, but the kernel has {theirs}")
+    return lines

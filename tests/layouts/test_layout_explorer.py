@@ -1,0 +1,213 @@
+"""The explorer in headless Chromium: no console error, linked highlights, keyboard, the walk.
+
+Needs Chromium and ChromeDriver (Debian: chromium, chromium-driver); a missing browser fails the run.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+
+import pytest
+from selenium import webdriver
+from selenium.webdriver import ActionChains
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+
+from layouts import Layout, figures, parse
+from layouts.html import Step, explorer, save_explorer
+from layouts.walk import row_walk
+
+FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+    "--window-size=1500,1000",
+)
+TV = parse("((32,4),8):((32,1),4)")
+BUFFER = Layout.ordered((1, (4, 2), 1), (1, 0, 2))
+
+
+def page_figures():
+    memory = Layout((4, 256), (1000, 1))
+    return {
+        "load": figures.thread_value(TV, (4, 256), element_bytes=2, memory=memory, space="gX"),
+        "again": figures.tiled_copy(TV, TV, (4, 256), names=("gX", "gO"), memories=(memory, memory)),
+        "predicate": figures.predicate_tensor(Layout((1, 1, 4), (4, 0, 1)), TV, (4, 256), 1000, vector=8),
+        "shuffles": figures.warp_shuffle(),
+        "buffer": figures.reduction_buffer(BUFFER, element_bytes=8),
+        "cluster": figures.cluster_exchange(BUFFER, element_bytes=8),
+    }
+
+
+def steps():
+    names = {"tile": "load", "predicate": "predicate", "shuffle": "shuffles", "buffer": "buffer"}
+    return row_walk(0, **names, cluster="cluster", output="again")
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    options = webdriver.ChromeOptions()
+    for flag in [*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"]:
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    options.binary_location = shutil.which("chromium") or shutil.which("google-chrome") or "chromium"
+    driver = webdriver.Chrome(
+        options=options, service=Service(shutil.which("chromedriver") or "chromedriver")
+    )
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    path = tmp_path_factory.mktemp("page") / "page.html"
+    return save_explorer(path, page_figures(), title="Rows <of> 1,000", subtitle="bf16", steps=steps())
+
+
+@pytest.fixture
+def page(browser, saved):
+    browser.get(saved.as_uri())
+    yield browser
+    assert [entry for entry in browser.get_log("browser") if entry["level"] != "DEBUG"] == []
+
+
+def cell(page, figure: int, words: str):
+    """The first cell of a figure whose accessible name contains ``words``."""
+    return page.find_element(By.CSS_SELECTOR, f"#x-f{figure} g.c[aria-label*='{words}']")
+
+
+def hover(page, node):
+    ActionChains(page).move_to_element(node.find_element(By.TAG_NAME, "rect")).perform()
+
+
+def marked(page, name: str) -> list[str]:
+    found = page.find_elements(By.CSS_SELECTOR, f"g.c.{name}")
+    return [node.get_attribute("aria-label") for node in found]
+
+
+def facts(page) -> dict[str, str]:
+    script = (
+        "return Object.fromEntries([...document.querySelectorAll('#x-facts dt')]"
+        ".map(d => [d.textContent, d.nextSibling.textContent]))"
+    )
+    return page.execute_script(script)
+
+
+def test_page_stands_alone(saved):
+    text = saved.read_text(encoding="utf-8")
+    assert text == explorer(page_figures(), title="Rows <of> 1,000", subtitle="bf16", steps=steps())
+    links = set(re.findall(r"https?://[^\s\"'<]+", text))
+    assert links <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
+    assert "Rows &lt;of&gt; 1,000" in text and "<of>" not in text
+
+
+def test_hover_shows_the_facts_of_a_cell(page):
+    hover(page, cell(page, 0, "thread 37 · value"))
+    assert facts(page) == {
+        "thread": "37",
+        "value": "0..7",
+        "coordinate": "(1, 40..47)",
+        "in": "gX",
+        "offset": "1040..1047 elements",
+        "byte": "2080 bytes",
+    }
+    assert len(marked(page, "x-here")) == 1
+
+
+def test_hover_highlights_thread_and_address_in_every_figure(page):
+    hover(page, cell(page, 0, "thread 3 · value"))
+    same = marked(page, "x-thread")
+    assert len(same) >= 5
+    assert all(re.match(r"thread (\d|, |\.\.)*\b3\b", label) for label in same)
+    figures_hit = page.execute_script(
+        "return [...new Set([...document.querySelectorAll('g.c.x-thread')].map(n => "
+        "n.closest('section').id))]"
+    )
+    assert {"x-f0", "x-f1", "x-f2", "x-f3"} <= set(figures_hit)
+    address = marked(page, "x-address")
+    assert len(address) == 2 and all("gX offset 24..31" in label for label in address)
+
+
+def test_slots_of_the_cluster_link_by_address(page):
+    hover(page, cell(page, 5, "st.async from CTA 0 into CTA 1"))
+    address = marked(page, "x-address")
+    assert len(address) == 2 and all("of CTA 1 offset 0" in label for label in address)
+
+
+def test_keyboard_moves_follows_and_clears(page):
+    # the tile's first cell comes after those of the equation above it
+    page.execute_script("document.querySelector(\"#x-f0 g.c[aria-label*='thread 0 · value']\").focus()")
+    page.switch_to.active_element.send_keys(Keys.ARROW_RIGHT)
+    assert facts(page)["thread"] == "1"
+    page.switch_to.active_element.send_keys(Keys.ARROW_DOWN)
+    assert facts(page)["thread"] == "33"
+    page.switch_to.active_element.send_keys(Keys.ENTER)
+    assert page.find_element(By.ID, "x-thread").get_attribute("value") == "33"
+    assert "Thread 33: " in page.find_element(By.ID, "x-found").text
+    hover(page, cell(page, 0, "thread 70 · value"))
+    assert all("33" in label for label in marked(page, "x-thread"))
+    page.switch_to.active_element.send_keys(Keys.ESCAPE)
+    assert page.find_element(By.ID, "x-thread").get_attribute("value") == ""
+    assert marked(page, "x-thread") == []
+
+
+def test_every_figure_is_reached_by_tab(page):
+    stops = page.execute_script(
+        "return [...document.querySelectorAll('.x-figure')].map(s => "
+        "s.querySelectorAll('[tabindex=\"0\"]').length)"
+    )
+    assert stops == [1] * 6
+
+
+def test_typing_a_thread_follows_it(page):
+    box = page.find_element(By.ID, "x-thread")
+    box.send_keys("31")
+    assert "Thread 31: " in page.find_element(By.ID, "x-found").text
+    assert marked(page, "x-thread")
+    box.clear()
+    box.send_keys("9999")
+    assert "occurs in no figure" in page.find_element(By.ID, "x-found").text
+
+
+def test_walk_goes_through_the_figures(page):
+    walk = steps()
+    forward, back = page.find_element(By.ID, "x-next"), page.find_element(By.ID, "x-back")
+    assert not back.is_enabled()
+    for i, step in enumerate(walk):
+        forward.click()
+        assert page.find_element(By.ID, "x-step").text == step.title
+        assert page.find_element(By.ID, "x-count").text == f"{i + 1} of {len(walk)}"
+        quiet = page.find_elements(By.CSS_SELECTOR, ".x-quiet")
+        assert [q.get_attribute("aria-label") for q in quiet] == [step.figure]
+        assert page.find_elements(By.CSS_SELECTOR, ".x-quiet g.c.x-on")
+    assert not forward.is_enabled()
+    back.click()
+    assert page.find_element(By.ID, "x-count").text == f"{len(walk) - 1} of {len(walk)}"
+
+
+def test_dark_pages_turn_the_figures_dark(page):
+    def fill() -> str:
+        return page.execute_script("return getComputedStyle(document.querySelector('.x-figure .page')).fill")
+
+    assert fill() == "rgb(255, 255, 255)"
+    features = {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
+    page.execute_cdp_cmd("Emulation.setEmulatedMedia", features)
+    assert fill() == "rgb(20, 24, 29)"
+    page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+def test_data_and_drawing_have_the_same_cells(page):
+    data = json.loads(page.find_element(By.ID, "x-data").get_attribute("textContent"))
+    counts = page.execute_script(
+        "return [...document.querySelectorAll('.x-figure')].map(s => s.querySelectorAll('g.c').length)"
+    )
+    assert [len(cells) for cells in data["figures"]] == counts
+
+
+def test_a_step_must_match_its_figure():
+    with pytest.raises(ValueError, match="names figure 'nowhere'"):
+        explorer(page_figures(), title="t", steps=[Step("a", "b", "nowhere")])
+    with pytest.raises(ValueError, match="matches no cell of figure 'load'"):
+        explorer(page_figures(), title="t", steps=[Step("a", "b", "load")])
