@@ -34,6 +34,7 @@ class RowKernel:
         self.math = math
         self.dtypes = [DTYPES[name] for name in spec.dtypes]
         self.inputs = range(len(math.inputs))
+        self.access = [*spec.access, *[spec.vector] * len(math.outputs)]
         self.staged = [i for i in self.inputs if spec.staging[i] != "direct"]
 
     @cute.jit
@@ -161,7 +162,7 @@ class RowKernel:
         """k -> vector k of this thread's part of a row of tensor i in global memory."""
         s = self.spec
         dtype, mX = self.dtypes[i], this.mX[i]
-        align = s.access[i] * dtype.width // 8
+        align = self.access[i] * dtype.width // 8
         start = global_pointer(dtype, mX.address, row.index * mX.stride + row.start, align)
         return lambda k: cute.make_tensor(start + k * s.threads_per_row * s.vector, cute.make_layout(s.vector))
 
@@ -181,7 +182,7 @@ class RowKernel:
                 gX = self.vectors(this, row, i)
                 for k in cutlass.range_constexpr(first, min(first + s.part, s.steps)):
                     if self.holds(this, row, m, k):
-                        load_async(gX(k), this.tXsX[i][(None, m), 0, k], s.access[i], this.policy)
+                        load_async(gX(k), this.tXsX[i][(None, m), 0, k], self.access[i], this.policy)
         cute.arch.cp_async_commit_group()
 
     @cute.jit
@@ -207,7 +208,7 @@ class RowKernel:
                 if const_expr(s.staging[i] == "direct"):
                     for k in cutlass.range_constexpr(K):
                         if pX[m, 0, k]:
-                            load(gX(k), rX[i][(None, m), 0, k], s.access[i], this.policy)
+                            load(gX(k), rX[i][(None, m), 0, k], self.access[i], this.policy)
 
         # The scalars at the edges of a row: slots 0 .. V-2 are its head, V-1 .. 2V-3 its tail.
         rE = [cute.make_rmem_tensor((max(E, 1), M), dtype) for dtype in self.dtypes]
