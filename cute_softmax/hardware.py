@@ -66,5 +66,7 @@ def architecture_of(capability: tuple[int, int]) -> Architecture:
     name = _BY_CAPABILITY.get(tuple(capability))
     if name is None:
         known = ", ".join(f"{a}.{b}" for a, b in _BY_CAPABILITY)
-        raise ValueError(f"no kernels for compute capability {capability[0]}.{capability[1]}; supported: {known}")
+        raise ValueError(
+            f"no kernels for compute capability {capability[0]}.{capability[1]}; supported: {known}"
+        )
     return ARCHITECTURES[name]

@@ -143,9 +143,13 @@ class RowClass:
 
     def __post_init__(self):
         if self.exchanges and self.rows_per_thread > 1:
-            raise ValueError("threads with several rows exchange by shuffles only: the buffer has one slot a warp")
+            raise ValueError(
+                "threads with several rows exchange by shuffles only: the buffer has one slot a warp"
+            )
         if self.persistent and "shared" in self.staging:
-            raise ValueError("a persistent kernel refills its slots while it works: inputs cannot stay in them")
+            raise ValueError(
+                "a persistent kernel refills its slots while it works: inputs cannot stay in them"
+            )
 
     @property
     def facts(self) -> Math:
@@ -203,7 +207,13 @@ class RowClass:
 
         Threads run along the row first; a value is (element of the vector, row of the thread).
         """
-        rows, T, R, V, M = self.tiler[0], self.threads_per_row, self.threads_down, self.vector, self.rows_per_thread
+        rows, T, R, V, M = (
+            self.tiler[0],
+            self.threads_per_row,
+            self.threads_down,
+            self.vector,
+            self.rows_per_thread,
+        )
         return Layout(((T, R), (V, M)), ((V * rows, 1), (rows, R)))
 
     @property
@@ -315,7 +325,11 @@ class Plan:
             f"  loads      {staging}; {' and '.join(_widths(c))} at a time; L2 {'evict_last' if self.evict_last else 'evict_first'}",
             f"  edges      {'head and tail scalars apart' if c.edges else 'none: every row begins and ends on a vector'}",
             f"  reduction  {'online (max, sum) pairs' if c.facts.state_bytes == 8 else f'{c.facts.stages} stage(s)'}; "
-            + (f"buffer {c.reduction_buffer}, {c.reduction_buffer.cosize * c.facts.state_bytes} bytes" if c.exchanges else "shuffles only"),
+            + (
+                f"buffer {c.reduction_buffer}, {c.reduction_buffer.cosize * c.facts.state_bytes} bytes"
+                if c.exchanges
+                else "shuffles only"
+            ),
             f"  grid       {self.ctas} {'clusters' if c.cluster_n > 1 else 'CTAs'} for {self.tiles} tiles"
             + (", persistent" if c.persistent else "")
             + f"; {c.shared_memory} bytes of shared memory a CTA",

@@ -75,7 +75,9 @@ def canonical_dims(dim: int | Iterable[int], rank: int) -> tuple[int, ...]:
     dims = (dim,) if isinstance(dim, int) else tuple(dim)
     for d in dims:
         if not -rank <= d < rank:
-            raise IndexError(f"dim={d} is out of range: expected {-rank} to {rank - 1} for {rank} dimension(s)")
+            raise IndexError(
+                f"dim={d} is out of range: expected {-rank} to {rank - 1} for {rank} dimension(s)"
+            )
     dims = tuple(d % rank for d in dims)
     if len(set(dims)) != len(dims):
         raise ValueError(f"dim={dim} names a dimension twice")

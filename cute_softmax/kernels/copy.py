@@ -62,7 +62,9 @@ def load_async(src: cute.Tensor, dst: cute.Tensor, access: int, policy: Int64):
 def store(src: cute.Tensor, dst: cute.Tensor):
     """Registers to global memory in one access."""
     bits = cute.size(src) * src.element_type.width
-    cute.copy(cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), src.element_type, num_bits_per_copy=bits), src, dst)
+    cute.copy(
+        cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), src.element_type, num_bits_per_copy=bits), src, dst
+    )
 
 
 class Fragment:

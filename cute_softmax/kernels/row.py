@@ -164,7 +164,9 @@ class RowKernel:
         dtype, mX = self.dtypes[i], this.mX[i]
         align = self.access[i] * dtype.width // 8
         start = global_pointer(dtype, mX.address, row.index * mX.stride + row.start, align)
-        return lambda k: cute.make_tensor(start + k * s.threads_per_row * s.vector, cute.make_layout(s.vector))
+        return lambda k: cute.make_tensor(
+            start + k * s.threads_per_row * s.vector, cute.make_layout(s.vector)
+        )
 
     def scalar(self, this, row: SimpleNamespace, i: int, column: Int32) -> cute.Tensor:
         dtype, mX = self.dtypes[i], this.mX[i]
@@ -237,7 +239,9 @@ class RowKernel:
                 [
                     Fragment(
                         [
-                            lambda i=i, m=m, k=k, waiting=waiting: self.vector(this, tile, i, m, k, pX, rX, waiting)
+                            lambda i=i, m=m, k=k, waiting=waiting: self.vector(
+                                this, tile, i, m, k, pX, rX, waiting
+                            )
                             for k in range(K)
                         ],
                         [rE[i][e, m] for e in range(E)],
@@ -315,4 +319,6 @@ class RowKernel:
         which = which + stage * self.spec.turns
         barrier = None if this.barriers is None else this.barriers + which
         op = self.math.reductions[stage]
-        return reduce.across_warps(op, state, this.buffer[None, None, which], barrier, phase, self.spec.cluster_n)
+        return reduce.across_warps(
+            op, state, this.buffer[None, None, which], barrier, phase, self.spec.cluster_n
+        )

@@ -1,0 +1,10 @@
+"""Softmax kernels for NVIDIA GPUs, written in the CuTe DSL.
+
+>>> import torch, cute_softmax
+>>> y = cute_softmax.softmax(torch.randn(4096, 8192, device="cuda", dtype=torch.bfloat16))
+"""
+
+from .functional import explain, plan_softmax, softmax, softmax_backward
+
+__all__ = ["explain", "plan_softmax", "softmax", "softmax_backward"]
+__version__ = "0.1.0"

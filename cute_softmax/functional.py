@@ -1,0 +1,273 @@
+"""The public functions: what they mean, and the checks of their arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.autograd import forward_ad
+
+from . import launch, ops
+from .hardware import H200, Device
+from .plan import Plan, plan
+from .problem import Operand, canonical, canonical_dims
+
+_FLOATS = (*launch.DTYPE_NAMES, torch.float64)
+# One entry per form of eager call: what is left to do is to allocate and to launch.
+_eager: dict[tuple, tuple] = {}
+
+
+def softmax(
+    input: torch.Tensor,
+    dim: int | Sequence[int] = -1,
+    dtype: torch.dtype | None = None,
+    *,
+    out: torch.Tensor | None = None,
+    online: bool = True,
+) -> torch.Tensor:
+    """``exp(x - max(x)) / sum(exp(x - max(x)))`` over `dim`, as `torch.softmax`.
+
+    input: a tensor of any shape, bfloat16, float16 or float32, on a CUDA device. Arithmetic is float32 inside.
+    dim: the dimension or dimensions to reduce.
+    dtype: of the result; the input's if None. Integer inputs need it.
+    out: a tensor of the input's shape to write to; may be the input itself.
+    online: one exchange of (max, sum) pairs between the threads of a row; False takes the maximum first, then the
+        sum.
+
+    A NaN or +inf makes its row NaN, and so does a row of nothing but -inf, as in torch. CPU and float64 tensors go
+    to ATen. The same call gives the same bits every time. Forward saves only its result for the backward.
+
+    Raises TypeError for what is not a real, dense tensor; IndexError for a dimension out of range; ValueError for a
+    repeated dimension or an `out` that does not fit; `plan.NotPlanned` (a NotImplementedError and a ValueError) for
+    dimensions that are not contiguous in memory and for rows longer than a cluster holds.
+    """
+    if torch.compiler.is_compiling():
+        return _softmax(input, dim, dtype, out, online)
+    if type(input) is torch.Tensor and out is None and not isinstance(dim, list):
+        # The common eager call decides nothing: one look-up of its form, one allocation, one launch.
+        entry = _eager.get((input.shape, input.stride(), input.dtype, input.get_device(), dim, dtype, online))
+        if entry is not None:
+            address = input.data_ptr()
+            device, function, sizes, in_stride, out_dtype, out_stride, dims = entry
+            if not address & 15 and device == torch._C._cuda_getDevice() and not _intercepted():
+                if input.requires_grad and torch.is_grad_enabled():
+                    return ops.Softmax.apply(input, dims, out_dtype, online)
+                result = (
+                    torch.empty_like(input) if dtype is None else torch.empty_like(input, dtype=out_dtype)
+                )
+                stream = torch._C._cuda_getCurrentRawStream(device)
+                function(stream, *sizes, address, in_stride, result.data_ptr(), out_stride)
+                return result
+    return _softmax(input, dim, dtype, out, online)
+
+
+def _intercepted() -> bool:
+    """Whether something besides autograd wants to see the call: autocast, dispatch modes, functorch, forward AD."""
+    return (
+        torch.is_autocast_enabled()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or forward_ad._current_level >= 0
+    )
+
+
+def _softmax(
+    input: torch.Tensor,
+    dim: int | Sequence[int],
+    dtype: torch.dtype | None,
+    out: torch.Tensor | None,
+    online: bool,
+) -> torch.Tensor:
+    """The whole of `softmax`: every check, any device."""
+    _check_tensor("input", input)
+    dims = _dims(dim, input)
+    if dtype is None and input.is_cuda and torch.is_autocast_enabled("cuda"):
+        dtype = torch.float32  # autocast's rule for softmax
+    if not (input.dtype.is_floating_point or dtype):
+        raise TypeError(
+            f"input has dtype {input.dtype}: softmax needs a floating-point tensor, or dtype= to convert to"
+        )
+    if not input.dtype.is_floating_point:
+        input = input.to(dtype)
+    result_dtype = dtype or input.dtype
+    for name, d in (("input", input.dtype), ("dtype", result_dtype)):
+        if d not in _FLOATS:
+            raise TypeError(f"{name} is {d}: softmax takes {', '.join(map(str, _FLOATS))}")
+    if out is not None:
+        return _softmax_out(input, dims, result_dtype if dtype else None, out, online)
+    if torch.compiler.is_compiling() or type(input) is not torch.Tensor or _intercepted_op():
+        return ops.softmax(input, list(dims), result_dtype, online)
+    if not ops.on_kernel(input, result_dtype):
+        return ops.aten_softmax(input, dims, result_dtype)
+    if input.requires_grad and torch.is_grad_enabled():
+        result = ops.Softmax.apply(input, dims, result_dtype, online)
+    else:
+        result = ops.forward(input, dims, result_dtype, online)
+    if not isinstance(dim, list):
+        _remember(input, dim, dtype, online, dims, result)
+    return result
+
+
+def _intercepted_op() -> bool:
+    return (
+        torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or forward_ad._current_level >= 0
+    )
+
+
+def _remember(
+    input: torch.Tensor,
+    dim: object,
+    dtype: torch.dtype | None,
+    online: bool,
+    dims: tuple,
+    result: torch.Tensor,
+) -> None:
+    """Make the next call of this form take the short way."""
+    if input.numel() == 0 or input.data_ptr() & 15 or result.data_ptr() & 15:
+        return
+    call = launch.call_of("softmax", (input, result), dims, online)
+    in_stride, out_stride = call.plan.row_strides
+    key = (input.shape, input.stride(), input.dtype, input.get_device(), dim, dtype, online)
+    _eager[key] = (
+        input.get_device(),
+        call.function,
+        call.arguments,
+        in_stride,
+        result.dtype,
+        out_stride,
+        dims,
+    )
+
+
+def _softmax_out(
+    input: torch.Tensor, dims: tuple[int, ...], dtype: torch.dtype | None, out: torch.Tensor, online: bool
+) -> torch.Tensor:
+    _check_tensor("out", out)
+    if torch.is_grad_enabled() and (input.requires_grad or out.requires_grad):
+        raise ValueError("out= does not support autograd: neither input nor out may require a gradient")
+    if out.shape != input.shape:
+        raise ValueError(f"out has shape {tuple(out.shape)}, the result has {tuple(input.shape)}")
+    if out.device != input.device:
+        raise ValueError(f"out is on {out.device}, input on {input.device}")
+    if out.dtype != (dtype or out.dtype) or out.dtype not in _FLOATS:
+        raise ValueError(f"out has dtype {out.dtype}, the result has {dtype or input.dtype}")
+    if not ops.on_kernel(input, out.dtype):
+        return out.copy_(ops.aten_softmax(input, dims, out.dtype))
+    same = out.data_ptr() == input.data_ptr() and out.stride() == input.stride() and out.dtype == input.dtype
+    if not same and _overlap(input, out):
+        raise ValueError(
+            "out overlaps input in memory without being the same tensor: the result would be undefined"
+        )
+    if any(size > 1 and stride == 0 for size, stride in zip(out.shape, out.stride(), strict=True)):
+        raise ValueError(f"out has strides {out.stride()}: several of its elements share one place in memory")
+    if input.numel():
+        launch.run("softmax", (input, out), dims, online)
+    return out
+
+
+def softmax_backward(
+    grad: torch.Tensor,
+    output: torch.Tensor,
+    dim: int | Sequence[int] = -1,
+    input_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """The gradient of `softmax` with respect to its input: ``output * (grad - sum(grad * output))``.
+
+    grad: the gradient of the result, `output`: the result; of one shape and device.
+    input_dtype: the dtype of the returned gradient; output's if None.
+
+    Raises as `softmax`, and ValueError where grad and output do not fit each other.
+    """
+    _check_tensor("grad", grad)
+    _check_tensor("output", output)
+    dims = _dims(dim, output)
+    if grad.shape != output.shape:
+        raise ValueError(f"grad has shape {tuple(grad.shape)}, output has {tuple(output.shape)}")
+    if grad.device != output.device:
+        raise ValueError(f"grad is on {grad.device}, output on {output.device}")
+    input_dtype = input_dtype or output.dtype
+    for name, d in (("grad", grad.dtype), ("output", output.dtype), ("input_dtype", input_dtype)):
+        if d not in _FLOATS:
+            raise TypeError(f"{name} is {d}: softmax_backward takes {', '.join(map(str, _FLOATS))}")
+    return ops.differentiable_backward(grad, output, dims, input_dtype)
+
+
+def plan_softmax(
+    input: torch.Tensor | Sequence[int],
+    dim: int | Sequence[int] = -1,
+    dtype: torch.dtype | str | None = None,
+    *,
+    backward: bool = False,
+    online: bool = True,
+    device: Device = H200,
+) -> Plan:
+    """The Plan of `softmax` for a CUDA tensor, or for a contiguous tensor of a shape on a described device.
+
+    dtype: of the result; for a shape also of the input (default bfloat16).
+    backward: the plan of the backward pass instead.
+    device: for a shape, the GPU to plan for.
+    Raises as `softmax`.
+    """
+    name = launch.DTYPE_NAMES.get(dtype, dtype)
+    if isinstance(input, torch.Tensor):
+        shape, strides, source = tuple(input.shape), input.stride(), launch.DTYPE_NAMES.get(input.dtype)
+        address = input.data_ptr() % 16 if input.is_cuda else 0
+        device = launch.device_facts(input.get_device()) if input.is_cuda else device
+    else:
+        shape, source, address = tuple(input), name or "bf16", 0
+        strides = launch.contiguous_strides(shape)
+    if source not in launch.DTYPE_NAMES.values() or (name or source) not in launch.DTYPE_NAMES.values():
+        raise TypeError(f"no kernels for {source} -> {name or source}: these go to ATen")
+    dims = canonical_dims(dim, len(shape))
+    first = Operand(source, strides, address)
+    result = Operand(name or source, strides)
+    operands = [result, result, Operand(source, strides)] if backward else [first, result]
+    return plan(
+        "softmax_backward" if backward else "softmax", canonical(shape, dims, operands), device, online=online
+    )
+
+
+def explain(
+    input: torch.Tensor | Sequence[int],
+    dim: int | Sequence[int] = -1,
+    dtype: torch.dtype | str | None = None,
+    **options,
+) -> str:
+    """How `softmax` would run on this tensor or shape, in words. Arguments as `plan_softmax`.
+
+    >>> print(explain((4096, 8192), dtype="bf16"))
+    """
+    if isinstance(input, torch.Tensor) and not ops.on_kernel(input, dtype or input.dtype):
+        return f"softmax of a {input.dtype} tensor on {input.device}: torch.softmax (ATen); our kernels take CUDA bf16, fp16 and fp32"
+    return plan_softmax(input, dim, dtype, **options).explain()
+
+
+def _check_tensor(name: str, tensor: object) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, not {type(tensor).__name__}")
+    if tensor.layout is not torch.strided:
+        raise TypeError(
+            f"{name} has layout {tensor.layout}: softmax needs a dense (strided) tensor; see Tensor.to_dense"
+        )
+    if tensor.is_complex():
+        raise TypeError(f"{name} has dtype {tensor.dtype}: softmax is not defined for complex numbers")
+
+
+def _dims(dim: int | Sequence[int], tensor: torch.Tensor) -> tuple[int, ...]:
+    if isinstance(dim, bool) or not (isinstance(dim, int) or all(isinstance(d, int) for d in dim)):
+        raise TypeError(f"dim must be an int or a sequence of ints, not {dim!r}")
+    return canonical_dims(dim, tensor.dim())
+
+
+def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether the spans of memory of two tensors overlap."""
+    (a_first, a_end), (b_first, b_end) = (
+        (
+            t.data_ptr(),
+            t.data_ptr() + (1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride()))) * t.element_size(),
+        )
+        for t in (a, b)
+    )
+    return a.numel() > 0 and b.numel() > 0 and a_first < b_end and b_first < a_end

@@ -1,0 +1,119 @@
+"""Tensors -> Plan -> compiled function -> launch. The only module besides `ops` and `functional` that knows torch."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+
+from . import hardware
+from .cache import Store
+from .plan import Plan, RowClass, plan
+from .problem import Operand, canonical
+
+DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+
+_store = Store()
+_functions: dict[RowClass, object] = {}
+_loading = threading.Lock()
+
+
+class Call:
+    """A Plan bound to its compiled function.
+
+    Calling it needs only what changes between calls of one form: the stream (an int) and the operands' addresses.
+    """
+
+    __slots__ = ("arguments", "function", "plan")
+
+    def __init__(self, plan: Plan, function: object):
+        self.plan = plan
+        self.function = function
+        self.arguments = (plan.rows, plan.columns, plan.ctas, int(plan.evict_last))
+
+    def __call__(self, stream: int, *addresses: int) -> None:
+        """Launch on `stream` of the current device.
+
+        Raises RuntimeError with the Plan's class if CUDA refuses the launch.
+        """
+        operands = [x for pair in zip(addresses, self.plan.row_strides, strict=True) for x in pair]
+        try:
+            self.function(stream, *self.arguments, *operands)
+        except Exception as error:
+            raise launch_error(self.plan, error) from error
+
+
+def launch_error(failed: Plan, error: Exception) -> RuntimeError:
+    """One kind of error, whether or not cutlass is imported (which turns its own into another class)."""
+    return RuntimeError(f"launching {failed.row_class.math} ({failed.row_class.name}) failed: {error}")
+
+
+def function_of(row_class: RowClass) -> object:
+    """The compiled function of a Plan class: from memory, from the store on disk, or built."""
+    function = _functions.get(row_class)
+    if function is None:
+        with _loading:
+            function = _functions.get(row_class)
+            if function is None:
+                function = _store.load(f"row_{row_class.math}", row_class.fields, lambda: _build(row_class))
+                _functions[row_class] = function
+    return function
+
+
+def _build(row_class: RowClass) -> object:
+    from .compile import compile_class
+
+    return compile_class(row_class)
+
+
+@lru_cache(maxsize=None)
+def device_facts(index: int) -> hardware.Device:
+    """What plans must know of CUDA device `index`. Raises ValueError for an unsupported GPU."""
+    facts = torch.cuda.get_device_properties(index)
+    return hardware.Device(
+        hardware.architecture_of((facts.major, facts.minor)), facts.multi_processor_count, facts.L2_cache_size
+    )
+
+
+def operand(tensor: torch.Tensor) -> Operand:
+    return Operand(DTYPE_NAMES[tensor.dtype], tensor.stride(), tensor.data_ptr() % 16)
+
+
+def plan_tensors(math: str, tensors: Sequence[torch.Tensor], dims: tuple[int, ...], online: bool) -> Plan:
+    """The plan of a math on tensors of one shape: its inputs, then its outputs."""
+    problem = canonical(tensors[0].shape, dims, [operand(t) for t in tensors])
+    return plan(math, problem, device_facts(tensors[0].get_device()), online=online)
+
+
+def prepare(math: str, tensors: Sequence[torch.Tensor], dims: tuple[int, ...], online: bool = True) -> Call:
+    """Plan and load; what is worth doing once for every form of call."""
+    made = plan_tensors(math, tensors, dims, online)
+    return Call(made, function_of(made.row_class))
+
+
+_calls: dict[tuple, Call] = {}
+
+
+def call_of(math: str, tensors: Sequence[torch.Tensor], dims: tuple[int, ...], online: bool = True) -> Call:
+    """The Call for tensors of this form, prepared once."""
+    key = (math, tensors[0].get_device(), dims, online, tensors[0].shape)
+    key += tuple((t.dtype, t.stride(), t.data_ptr() & 15) for t in tensors)
+    call = _calls.get(key)
+    if call is None:
+        call = _calls[key] = prepare(math, tensors, dims, online)
+    return call
+
+
+def run(math: str, tensors: Sequence[torch.Tensor], dims: tuple[int, ...], online: bool = True) -> None:
+    """Launch a math on non-empty CUDA tensors, on their device and its current stream."""
+    call = call_of(math, tensors, dims, online)
+    index = tensors[0].get_device()
+    with torch.cuda.device(index):
+        call(torch._C._cuda_getCurrentRawStream(index), *(t.data_ptr() for t in tensors))
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a contiguous tensor, in elements."""
+    return torch.empty(tuple(shape), device="meta").stride()
