@@ -42,6 +42,9 @@ LARGE = {
     "buffer_of_16": lambda: figures.reduction_buffer(
         Layout.ordered((1, (8, 16), 2), (1, 0, 2)), element_bytes=8, cta=3
     ),
+    "buffer_of_16_persistent": lambda: figures.reduction_buffer(
+        Layout.ordered((1, (16, 16), 2), (1, 0, 2)), element_bytes=8
+    ),
     "predicate_of_131072": lambda: figures.predicate_tensor(
         Layout((1, 1, 16), (16, 0, 1)), parse("(1024,8):(8,1)"), (1, 8192), 131000, vector=8
     ),
