@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-# The eight colours of CuTe's own thread-value drawings, and for a dark page the same hues under light text.
-THREADS_LIGHT = ("#afafff", "#afffaf", "#ffffaf", "#ffafaf", "#d2d2ff", "#d2ffd2", "#ffffd2", "#ffd2d2")
+# The eight colours of CuTe's own thread-value drawings, but for the two greens: those are darker here, since
+# theirs and the yellows are one colour to a protanope. For a dark page the same hues under light text.
+THREADS_LIGHT = ("#afafff", "#8fe88f", "#ffffaf", "#ffafaf", "#d2d2ff", "#a8e4b0", "#ffffd2", "#ffd2d2")
 THREADS_DARK = ("#4a4ab5", "#1f7434", "#6d6200", "#a33e3e", "#33336b", "#1d4a29", "#47400f", "#632b2b")
 
 # Banks run from blue to yellow with rising lightness (as cividis does), which every kind of sight can order.

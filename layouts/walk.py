@@ -15,12 +15,15 @@ def row_walk(
     buffer: str = "",
     cluster: str = "",
     output: str = "",
+    cta: int = 0,
+    warp: int = 0,
 ) -> list[Step]:
     """Steps for one row of the tile, from global memory to the output.
 
     Each argument is the name of a figure on the page (of ``thread_value``, ``predicate_tensor``,
     ``warp_shuffle``, ``reduction_buffer``, ``cluster_exchange``); what is left out has no step. ``row`` is
-    both the row of the tile and the row of the reduction buffer, as where one warp or more share a row.
+    both the row of the tile and the row of the reduction buffer, as where one warp or more share a row;
+    ``cta`` and ``warp`` are those whose store the cluster's figure draws.
     """
 
     def in_tile(facts: Facts) -> bool:
@@ -30,7 +33,8 @@ def row_walk(
         return facts.coordinate.startswith(f"(row {row}, ")
 
     def storing(facts: Facts) -> bool:
-        return facts.note.startswith("st.async")
+        slot = f"written by warp {warp} of CTA {cta},"
+        return facts.note.startswith(("st.async", slot)) or facts.space.startswith("mbarrier")
 
     steps = []
     if predicate:

@@ -188,7 +188,7 @@ OTHERS = {
 
 
 def sample_explorer() -> str:
-    """A row kernel of two warps' worth of figures on one page."""
+    """The figures of one row kernel on one page."""
     tv = parse("((128,1),8):((8,1),1)")
     memory = Layout((1, 1024), (1024, 1))
     page = {
@@ -197,15 +197,15 @@ def sample_explorer() -> str:
             Layout((1, 1, 1), (1, 0, 1)), tv, (1, 1024), 3800, vector=8, column_start=3072, element_bytes=2
         ),
         "shuffles": figures.warp_shuffle(),
-        "reduction buffer": figures.reduction_buffer(CLUSTER, element_bytes=8),
-        "cluster": figures.cluster_exchange(CLUSTER, element_bytes=8),
+        "reduction buffer": figures.reduction_buffer(CLUSTER, element_bytes=8, cta=3),
+        "cluster": figures.cluster_exchange(CLUSTER, element_bytes=8, cta=3),
     }
     walk = {"tile": "thread-value", "predicate": "predicate", "shuffle": "shuffles"}
     return explorer(
         page,
         title="A row of 3,800 elements over a cluster of four CTAs",
         subtitle="bf16, 128 threads a CTA, 1,024 columns a CTA; drawn for the last CTA",
-        steps=row_walk(0, **walk, buffer="reduction buffer", cluster="cluster"),
+        steps=row_walk(0, **walk, buffer="reduction buffer", cluster="cluster", cta=3),
     )
 
 

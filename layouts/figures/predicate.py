@@ -60,7 +60,8 @@ def predicate_tensor(
 ) -> Figure:
     """The predicate tensor of a row of ``n`` elements in a CTA's tile: which vectors are loaded.
 
-    ``predicate`` maps (vector of the thread's block, row, step) to a stored bit; stride 0 over rows means
+    ``predicate`` maps (vector of the thread's block, row, step) to a stored bit, counted as the modes
+    (size[0,1], size[1], size[2]) of a partition of shape ((V, M), rows, K); stride 0 over rows means
     that all rows share it. ``tv`` maps (thread, value) into a tile of ``tiler``; rows and steps either
     repeat that tile or are among its values. The tile begins at column ``column_start`` of the row;
     ``vector`` and ``n`` are in elements. The upper part shows one cell per vector at the end of the row,
@@ -118,8 +119,9 @@ def predicate_tensor(
         Swatch("true", "true", "inside the row: loaded"),
         Swatch("false", "false", "past the end: skipped"),
         Swatch("plain", "b3", "stored bit of the thread that decides it"),
-        Swatch("ghost", "= b3", "stride 0: the same bit again, nothing stored"),
     ]
+    if predicate.cosize < predicate.size:
+        swatches.append(Swatch("ghost", "= b3", "stride 0: the same bit again, nothing stored"))
     bytes_each = f" ({vector * element_bytes} bytes)" if element_bytes else ""
     return finish(
         body,
@@ -157,7 +159,7 @@ def _store(vectors: _Vectors, predicate: Layout, thread: int, end: int) -> Canva
         facts = Facts(
             threads=(thread,),
             value=f"bit {bit}",
-            note=f"vector {place[0]}, row {place[1]}, step {place[2]}, column {column}: {holds}".lower(),
+            note=f"predicate ({place[0]}, {place[1]}, {place[2]}), column {column}: {holds}".lower(),
         )
         return paint, (f"b{bit}" if stored else f"= b{bit}", "true" if holds else "false"), facts
 
@@ -166,9 +168,9 @@ def _store(vectors: _Vectors, predicate: Layout, thread: int, end: int) -> Canva
         k,
         cell,
         (60, 36),
-        row_label=lambda r: f"vector {r % a}, row {r // a}",
+        row_label=lambda r: f"({r % a},{r // a}) row {vectors.place(thread, r % a, r // a, 0)[0]}",
         column_label=lambda s: (str(s),),
-        row_name="",
+        row_name="modes 0,1",
         column_name="step",
     )
     return headed(f"thread {thread} stores {predicate.cosize} bits", draw(grid, *arrange(grid, 640)))

@@ -97,6 +97,8 @@ def reduction_buffer(buffer: Layout, *, element_bytes: int, cta: int = 0, title:
         )
 
     size = cell_size([lines(b.rows - 1, peers - 1, b.stages - 1)], 74)
+    across = MAX_WIDTH - 80
+    lines_in_all = b.stages * b.rows * -(-peers // int(across // size[0]))
 
     def stage_grid(stage: int) -> Canvas:
         def cell(row: int, peer: int):
@@ -117,7 +119,7 @@ def reduction_buffer(buffer: Layout, *, element_bytes: int, cta: int = 0, title:
             column_name="peer",
             thick_columns=frozenset(range(0, peers, b.warps_per_row)) if b.cluster_n > 1 else frozenset(),
         )
-        return headed(f"stage {stage}", draw(grid, *arrange(grid, MAX_WIDTH - 80)))
+        return headed(f"stage {stage}", draw(grid, *arrange(grid, across, fold=lines_in_all <= MAX_BANDS)))
 
     return finish(
         stacked([stage_grid(s) for s in range(b.stages)]),
@@ -136,6 +138,7 @@ def reduction_buffer(buffer: Layout, *, element_bytes: int, cta: int = 0, title:
     )
 
 
+MAX_BANDS = 16  # lines of slots over all stages before the middle peers are elided
 PAD, LABEL, SLOT, GAP, CARD_HEAD = 6.0, 30.0, (46.0, 34.0), 4.0, 44.0  # of a card: px
 
 

@@ -136,6 +136,12 @@ def test_slots_of_the_cluster_link_by_address(page):
     assert len(address) == 2 and all("of CTA 1 offset 0" in label for label in address)
 
 
+def test_the_buffer_and_the_cluster_share_their_slots(page):
+    hover(page, cell(page, 4, "peer 0"))
+    address = marked(page, "x-address")
+    assert len(address) == 3 and all("reduction buffer of CTA 0 offset 0" in label for label in address)
+
+
 def test_keyboard_moves_follows_and_clears(page):
     # the tile's first cell comes after those of the equation above it
     page.execute_script("document.querySelector(\"#x-f0 g.c[aria-label*='thread 0 · value']\").focus()")

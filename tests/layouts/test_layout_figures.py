@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import colorsys
 import importlib.util
 import itertools
+import math
 import re
 import subprocess
 import sys
@@ -39,6 +41,9 @@ LARGE = {
     ),
     "buffer_of_16": lambda: figures.reduction_buffer(
         Layout.ordered((1, (8, 16), 2), (1, 0, 2)), element_bytes=8, cta=3
+    ),
+    "buffer_of_16_persistent": lambda: figures.reduction_buffer(
+        Layout.ordered((1, (16, 16), 2), (1, 0, 2)), element_bytes=8
     ),
     "predicate_of_131072": lambda: figures.predicate_tensor(
         Layout((1, 1, 16), (16, 0, 1)), parse("(1024,8):(8,1)"), (1, 8192), 131000, vector=8
@@ -344,10 +349,13 @@ def test_bad_input_names_its_place(draw, words):
         draw()
 
 
-def luminance(colour: str) -> float:
+def linear(colour: str) -> list[float]:
     parts = [c / 255 for c in bytes.fromhex(colour[1:])]
-    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
-    return sum(w * p for w, p in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+    return [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+
+
+def luminance(colour: str) -> float:
+    return sum(w * p for w, p in zip((0.2126, 0.7152, 0.0722), linear(colour), strict=True))
 
 
 def contrast(a: str, b: str) -> float:
@@ -366,8 +374,40 @@ def test_text_is_readable_on_every_paint_in_light_and_dark(paint):
     assert contrast(dark, style.INK_DARK) >= 4.5
 
 
-def test_palette_is_the_one_that_cute_users_know():
-    assert style.THREADS_LIGHT[:4] == ("#afafff", "#afffaf", "#ffffaf", "#ffafaf")
+# Machado, Oliveira and Fernandes 2009, severity 1: linear RGB as it is seen.
+SIGHT = {
+    "full": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
+    "protan": ((0.1523, 1.0526, -0.2049), (0.1145, 0.7863, 0.0992), (-0.0039, -0.0481, 1.0520)),
+    "deutan": ((0.3673, 0.8606, -0.2280), (0.2801, 0.6725, 0.0474), (-0.0118, 0.0429, 0.9690)),
+    "tritan": ((1.2555, -0.0767, -0.1788), (-0.0784, 0.9308, 0.1476), (0.0047, 0.6914, 0.3039)),
+}
+XYZ = ((0.4339, 0.3763, 0.1899), (0.2126, 0.7152, 0.0722), (0.0177, 0.1095, 0.8728))  # over D65 white
+
+
+def lab(colour: str, sight: str) -> tuple[float, float, float]:
+    """CIE L*a*b* of a colour as it is seen."""
+
+    def apply(matrix, vector):
+        return [sum(a * b for a, b in zip(row, vector, strict=True)) for row in matrix]
+
+    seen = [min(1.0, max(0.0, v)) for v in apply(SIGHT[sight], linear(colour))]
+    x, y, z = (t ** (1 / 3) if t > 0.008856 else 7.787 * t + 16 / 116 for t in apply(XYZ, seen))
+    return 116 * y - 16, 500 * (x - y), 200 * (y - z)
+
+
+@pytest.mark.parametrize("sight", SIGHT)
+@pytest.mark.parametrize("palette", [style.THREADS_LIGHT, style.THREADS_DARK], ids=["light", "dark"])
+def test_neighbouring_threads_differ_to_every_sight(palette, sight):
+    """A difference of 10 in CIE76 is plain to see side by side (2.3 is the least that is noticed)."""
+    for i in range(8):
+        assert math.dist(lab(palette[i], sight), lab(palette[(i + 1) % 8], sight)) >= 10, (i, sight)
+
+
+def test_palette_has_the_hues_that_cute_users_know():
+    known = ("#afafff", "#afffaf", "#ffffaf", "#ffafaf", "#d2d2ff", "#d2ffd2", "#ffffd2", "#ffd2d2")
+    for ours, theirs in zip(style.THREADS_LIGHT, known, strict=True):
+        hues = [colorsys.rgb_to_hsv(*linear(c))[0] for c in (ours, theirs)]
+        assert abs(hues[0] - hues[1]) < 0.04
     assert [style.thread_paint(t) for t in (0, 7, 8)] == ["t0", "t7", "t0"]
 
 
