@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from layouts import Layout
 from layouts import figures as draw
 from layouts.figures import Figure
 from layouts.html import Step, save_explorer
@@ -21,7 +22,7 @@ from layouts.walk import row_walk
 
 from . import checks
 from .hardware import ARCHITECTURES, H200
-from .plan import WARP, Plan, plan
+from .plan import WARP, Plan, RowClass, plan
 from .problem import ITEM_SIZE, Operand, canonical
 
 FOLLOWED = "thread"  # the figure of one thread, which the explorer makes itself
@@ -104,6 +105,17 @@ class View:
         return [(name, i * c.turns) for i, name in enumerate(names)]
 
 
+def drawn(c: RowClass) -> dict[str, Layout]:
+    """The layouts that figures of a Plan class draw, under the names by which its kernel tells them while it
+    is traced (`layouts.trace.observing`)."""
+    found = {"tv": c.tv, "predicate": c.predicate}
+    if any(how != "direct" for how in c.staging):
+        found["smem"] = c.smem
+    if c.exchanges:
+        found["reduction_buffer"] = c.reduction_buffer
+    return found
+
+
 def figures(plan: Plan, thread: int | None = None) -> dict[str, Figure]:
     """The figures of a Plan by name, in the order in which a kernel works.
 
@@ -117,14 +129,15 @@ def figures(plan: Plan, thread: int | None = None) -> dict[str, Figure]:
         raise NotImplementedError(f"no figures yet for the movement {plan.movement!r}")
     view, c = View(plan, thread), plan.row_class
     found = {"tv": _tv(view), "tile": _tile(view)}
-    if any(how != "direct" for how in c.staging):
+    layouts = drawn(c)
+    if "smem" in layouts:
         found["smem"] = _smem(view)
     if c.edges:
         found["edges"] = _edges(view)
     found["predicate"] = _predicate(view)
     if c.threads_per_row > 1:
         found["shuffle"] = _shuffle(view)
-    if c.exchanges:
+    if "reduction_buffer" in layouts:
         found["reduction_buffer"] = _reduction_buffer(view)
     if c.cluster_n > 1:
         found["cluster"] = _cluster(view)
