@@ -331,6 +331,12 @@ class Plan:
             return self.columns
         return math.ceil(math.ceil(self.columns / c.cluster_n) / c.line) * c.line
 
+    def _repr_svg_(self) -> str:
+        """The tile of the first CTA, as a notebook shows it."""
+        from .diagrams import overview
+
+        return overview(self).svg()
+
     def explain(self) -> str:
         """The plan as a person would want to read it."""
         c = self.row_class
