@@ -419,7 +419,7 @@ def row_class(
             dtypes=dtypes,
             vector=vector,
             edges=edges,
-            access=access,
+            access=tuple(math.gcd(a, vector) for a in access),
             online=online,
             threads_per_row=team.threads_per_row,
             steps=team.steps,
