@@ -55,7 +55,9 @@ def intervals(
 
     found, first = [], 1
     while (here := of(first)) is not None:
-        low, high = first, 2 * here.capacity + 1  # of(low) is here; of(high) is not
+        low, high = first, here.capacity + 1  # of(low) is here; of(high) is not
+        if of(here.capacity) == here:  # as a rule: no search is needed
+            low = here.capacity
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if of(middle) == here else (low, middle)
