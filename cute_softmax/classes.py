@@ -1,0 +1,48 @@
+"""The Plan classes there are: what `precompile` compiles and the docs list. No torch, no cutlass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .hardware import Architecture
+from .plan import MATHS, NotPlanned, RowClass, row_class
+from .problem import ALIGNMENT, ITEM_SIZE
+
+
+def operand_dtypes(math: str, dtype: str) -> tuple[str, ...]:
+    """The dtypes of a math's operands where all tensors have one dtype ("bf16", "fp16" or "fp32")."""
+    facts = MATHS[math, True]
+    return (dtype,) * (len(facts.inputs) + len(facts.outputs))
+
+
+def longest_row(c: RowClass) -> int:
+    """The longest row in elements that a class holds, wherever the row begins."""
+    return c.tiler[1] // c.line * c.line * c.cluster_n if c.cluster_n > 1 else c.tiler[1]
+
+
+def classes(
+    math: str,
+    architecture: Architecture,
+    dtypes: tuple[str, ...],
+    *,
+    edges: bool = False,
+    online: bool = True,
+) -> Iterator[RowClass]:
+    """The classes of a math in the order of the rows they hold: each takes over where the one before ends.
+
+    dtypes: of the math's inputs, then outputs.
+    edges: those for rows that begin or end off a 16-byte boundary.
+
+    All inputs are taken to lie towards 16-byte boundaries as the output does. Where one does not (a slice with an
+    odd offset, say), the class also says how narrow its loads are, and is compiled when it is first met.
+    """
+    vector = ALIGNMENT // max(ITEM_SIZE[d] for d in dtypes)
+    access = (vector,) * len(MATHS[math, online].inputs)
+    columns = 1
+    while True:
+        try:
+            c = row_class(math, architecture, dtypes, columns, edges=edges, access=access, online=online)
+        except NotPlanned:
+            return
+        yield c
+        columns = longest_row(c) + 1
