@@ -10,17 +10,14 @@ python -m cute_softmax cache [path|list|clear]                         that stor
 from __future__ import annotations
 
 import argparse
-import multiprocessing
-import os
 import sys
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from . import cache
 from .classes import classes, longest_row, operand_dtypes
 from .hardware import ARCHITECTURES
-from .plan import NotPlanned, RowClass
+from .plan import NotPlanned
 from .problem import ITEM_SIZE
 
 MATHS = ("softmax", "softmax_backward")
@@ -136,17 +133,11 @@ def run_classes(given: argparse.Namespace) -> int:
     return 0
 
 
-def compile_into_store(c: RowClass) -> str:
-    """Compile one class unless the store has it; its name."""
-    from .launch import function_of
-
-    function_of(c)
-    return f"{c.math} {c.dtypes[0]} {c.name}"
-
-
 def run_precompile(given: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from .precompile import precompile
 
     arch = architecture(given.arch)
     wanted = [
@@ -157,16 +148,10 @@ def run_precompile(given: argparse.Namespace) -> int:
         for c in classes(math, ARCHITECTURES[arch], operand_dtypes(math, dtype), edges=edges)
     ]
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with (
-        Progress(*columns, console=Console(stderr=True)) as bar,
-        # Compilers do not share a process: spawned ones also know nothing of a CUDA context here.
-        ProcessPoolExecutor(
-            min(len(wanted), os.cpu_count() or 1), multiprocessing.get_context("spawn")
-        ) as pool,
-    ):
+    with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task("", total=len(wanted))
-        for name in pool.map(compile_into_store, wanted):
-            bar.update(task, advance=1, description=name)
+        for c in precompile(wanted):
+            bar.update(task, advance=1, description=f"{c.math} {c.dtypes[0]} {c.name}")
     print(f"{len(wanted)} kernels for {arch} in {cache.Store().root}")
     return 0
 

@@ -33,8 +33,8 @@ def classes(
     dtypes: of the math's inputs, then outputs.
     edges: those for rows that begin or end off a 16-byte boundary.
 
-    All inputs are taken to lie towards 16-byte boundaries as the output does. Where one does not (a slice with an
-    odd offset, say), the class also says how narrow its loads are, and is compiled when it is first met.
+    All inputs are taken to lie towards 16-byte boundaries as the output does. Where one does not (a slice
+    with an odd offset, say), the class also says how narrow its loads are; it is compiled when first met.
     """
     vector = ALIGNMENT // max(ITEM_SIZE[d] for d in dtypes)
     access = (vector,) * len(MATHS[math, online].inputs)

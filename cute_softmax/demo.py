@@ -40,7 +40,8 @@ def run(shape: tuple[int, int] = (4096, 8192), dtype: str = "bf16", out: Path = 
         print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}\n")
     else:
         print(
-            f"No GPU here: kernels are compiled for {ARCHITECTURE}, results come from the CPU, nothing is timed.\n"
+            f"No GPU here: kernels are compiled for {ARCHITECTURE}, results come from the CPU, "
+            "nothing is timed.\n"
         )
     torch_dtype = {name: d for d, name in launch.DTYPE_NAMES.items()}[dtype]
     generator = torch.Generator("cuda" if on_gpu else "cpu").manual_seed(0)
@@ -72,8 +73,8 @@ def _plan(x: torch.Tensor, backward: bool) -> Plan:
 def check(x: torch.Tensor, dy: torch.Tensor, y: torch.Tensor, dx: torch.Tensor) -> bool:
     """Compare with float64, and with the errors that torch makes; print both. Whether ours are no larger.
 
-    An error counts relative to the largest value of its row; torch's own may be exceeded by one rounding to the
-    output's dtype.
+    An error counts as a share of the largest value of its row; torch's own may be exceeded by one rounding
+    to the output's dtype.
     """
     leaf = x.detach().requires_grad_()
     torch_y = torch.softmax(leaf, -1)
@@ -147,7 +148,7 @@ def time_all(x: torch.Tensor, dy: torch.Tensor, y: torch.Tensor) -> None:
 
 
 def medians(calls: tuple[Callable[[], object], ...]) -> list[float]:
-    """The median time of each call in microseconds: taken in turns, by CUDA events, L2 cold before every one."""
+    """The median time of each call in microseconds: in turns, by CUDA events, with a cold L2."""
     flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
     times: list[list[float]] = [[] for _ in calls]
     for i in range(WARM + CALLS):

@@ -1,4 +1,4 @@
-"""What a compiled kernel takes of an SM: registers, stack and shared memory, as cuobjdump reads them off its code."""
+"""What a compiled kernel takes of an SM: registers and stack as cuobjdump reads them, and shared memory."""
 
 from __future__ import annotations
 
