@@ -65,13 +65,15 @@ class Team:
 
 
 # In the order of their capacity; the first that the row fits into and the architecture has room for is taken.
-# Measured on one H200, 2026-11-20: `python -m benchmarks --suite rows-forward small-rows long-rows rows-backward`.
-# The ratios in comments are to a device copy of the same bytes at the full capacity of the team, 16-bit.
+# Measured on one H200 on 2026-11-20, `python -m benchmarks --suite all` (its results lie in benchmarks/results):
+# the best of 3 to 12 teams tried at each capacity. What decides is how many bytes an SM has in flight: a CTA
+# alternates between loading and storing, so two to eight of them must share an SM, which bounds registers; and
+# a cluster starts and meets together, so the smallest one that leaves room for that is the fastest.
 _SHORT = (
     Team(8, 1, rows_per_thread=2),
     Team(8, 2),
-    Team(16, 2),
-    Team(32, 2),
+    Team(16, 2, threads=64),
+    Team(32, 2, threads=64),
     Team(64, 2, threads=64),
     Team(128, 2),
     Team(128, 4),
@@ -83,33 +85,39 @@ TEAMS = {
         Team(256, 8, threads=256),
         Team(256, 4, threads=256, cluster_n=4),
         Team(1024, 4, threads=1024),  # without clusters
-        Team(256, 4, threads=256, cluster_n=8),
-        Team(1024, 8, threads=1024, keep=False),  # without clusters: 32 registers of packed row, 64 in all
+        Team(256, 8, threads=256, cluster_n=4, min_blocks=3),
+        Team(1024, 8, threads=1024, keep=False),  # without clusters: a packed row is 32 of 64 registers
         Team(256, 8, threads=256, cluster_n=8, min_blocks=3),
-        Team(256, 8, threads=256, cluster_n=16, staging=("async",), min_blocks=3),
-        # The row of a whole SM in registers while the next one arrives in shared memory.
+        Team(256, 5, threads=256, cluster_n=16, min_blocks=4),
+        # From here on rows fill their SMs: registers hold one while the next arrives in shared memory.
+        Team(
+            256, 13, threads=256, cluster_n=8, staging=("async",), keep=False, persistent=True, min_blocks=2
+        ),
+        Team(256, 16, threads=256, cluster_n=8, staging=("async",), keep=False, persistent=True),
         Team(512, 16, threads=512, cluster_n=16, staging=("async",), keep=False, persistent=True),
     ),
     "softmax_backward": (
         *_SHORT,
         Team(512, 2, threads=512),
-        Team(512, 4, threads=512),
+        Team(256, 4, threads=256, cluster_n=2),
+        Team(512, 4, threads=512),  # without clusters
         Team(256, 4, threads=256, cluster_n=4),
         Team(1024, 4, threads=1024, keep=False),  # without clusters
         Team(256, 4, threads=256, cluster_n=8),
         Team(256, 4, threads=256, cluster_n=16),
         Team(256, 8, threads=256, cluster_n=16, keep=False, min_blocks=2),
         Team(512, 8, threads=512, cluster_n=16, keep=False),
-        # Two rows of a whole SM: one in shared memory, one in registers.
+        # The two rows of a whole SM: one in shared memory, one in registers.
         Team(1024, 8, threads=1024, cluster_n=16, staging=("shared", "direct"), keep=False),
     ),
 }
 # Vectors that one commit group of asynchronous copies brings, and that the online recurrence takes at a time.
 PART = 2
-# Reads stay in L2 (evict_last) when the tensors are larger than this multiple of it, and leave first otherwise.
-# Measured on one H200, 2026-11-20, bf16: at 134 MB evict_first is 1.5% faster than no policy and evict_last 5%
-# slower; at 537 MB evict_last is 3% faster and evict_first 4% slower.
-EVICT_LAST_ABOVE = 4
+# Reads ask to be evicted from L2 last if the tensors together are larger than this multiple of it, else first.
+# Written lines then leave L2 soon after they were written, which reads in long streams gain from. Ratio to a copy
+# on one H200 (60 MB of L2), 2026-11-20, bf16, evict_last / evict_first: 67 MB 0.966 / 1.002, 134 MB 0.994 / 0.981,
+# 268 MB 0.995 / 0.954, 1074 MB 1.015 / 0.945; backward of 403 MB 1.008 / 0.934.
+EVICT_LAST_ABOVE = 2
 
 
 @dataclass(frozen=True)
@@ -447,7 +455,7 @@ def plan(math_name: str, problem: Problem, device: Device, *, online: bool = Tru
 def _resident(c: RowClass, device: Device) -> int:
     """Clusters of a persistent grid. Not a promise: more than fit only wait their turn.
 
-    One CTA fills an SM; a cluster needs its SMs in one GPC, and about one in eight of those is left over: 7
-    clusters of 16 on the 132 SMs of an H200 (8 take 1.9 times as long; measured 2026-11-20, 512 x 1000000).
+    A cluster needs its SMs in one GPC, which leaves about one in eight over: 7 clusters of 16 on the 132 SMs of an
+    H200 (8 take 1.9 times as long; measured 2026-11-20, bf16, 512 x 1000000).
     """
-    return max(1, device.multiprocessors * 7 // (8 * c.cluster_n))
+    return max(1, device.multiprocessors * max(c.min_blocks, 1) * 7 // (8 * c.cluster_n))
