@@ -13,8 +13,8 @@ from .plan import Plan, plan
 from .problem import Operand, canonical, canonical_dims
 
 _FLOATS = (*launch.DTYPE_NAMES, torch.float64)
-# One entry per form of eager call: what is left to do is to allocate and to launch.
-_eager: dict[tuple, tuple] = {}
+# By shape, strides, dtype, device and arguments of an eager call: what is left to do is to allocate and to launch.
+_forms: dict[tuple, ops.Form] = {}
 
 
 def softmax(
@@ -43,29 +43,26 @@ def softmax(
     """
     if torch.compiler.is_compiling():
         return _softmax(input, dim, dtype, out, online)
-    if type(input) is torch.Tensor and out is None and not isinstance(dim, list):
+    if type(input) is torch.Tensor and out is None:
         # The common eager call decides nothing: one look-up of its form, one allocation, one launch.
-        entry = _eager.get((input.shape, input.stride(), input.dtype, input.get_device(), dim, dtype, online))
-        if entry is not None:
-            address = input.data_ptr()
-            device, function, sizes, in_stride, out_dtype, out_stride, dims = entry
-            if not address & 15 and device == torch._C._cuda_getDevice() and not _intercepted():
-                if input.requires_grad and torch.is_grad_enabled():
-                    return ops.Softmax.apply(input, dims, out_dtype, online)
-                result = (
-                    torch.empty_like(input) if dtype is None else torch.empty_like(input, dtype=out_dtype)
-                )
-                stream = torch._C._cuda_getCurrentRawStream(device)
-                function(stream, *sizes, address, in_stride, result.data_ptr(), out_stride)
-                return result
+        try:
+            form = _forms.get(
+                (input.shape, input.stride(), input.dtype, input.get_device(), dim, dtype, online)
+            )
+        except TypeError:  # a list of dimensions cannot be looked up
+            form = None
+        if form is not None and not _intercepted():
+            if input.requires_grad and torch.is_grad_enabled():
+                return ops.apply_softmax(input, form)
+            return form(input)
     return _softmax(input, dim, dtype, out, online)
 
 
 def _intercepted() -> bool:
     """Whether something besides autograd wants to see the call: autocast, dispatch modes, functorch, forward AD."""
     return (
-        torch.is_autocast_enabled()
-        or torch._C._len_torch_dispatch_stack() > 0
+        torch._C._len_torch_dispatch_stack() > 0
+        or torch.is_autocast_enabled()
         or torch._C._functorch.peek_interpreter_stack() is not None
         or forward_ad._current_level >= 0
     )
@@ -95,49 +92,27 @@ def _softmax(
             raise TypeError(f"{name} is {d}: softmax takes {', '.join(map(str, _FLOATS))}")
     if out is not None:
         return _softmax_out(input, dims, result_dtype if dtype else None, out, online)
-    if torch.compiler.is_compiling() or type(input) is not torch.Tensor or _intercepted_op():
+    if torch.compiler.is_compiling() or type(input) is not torch.Tensor or _dispatched():
         return ops.softmax(input, list(dims), result_dtype, online)
     if not ops.on_kernel(input, result_dtype):
         return ops.aten_softmax(input, dims, result_dtype)
+    key = (input.shape, input.stride(), input.dtype, input.get_device(), dim, dtype, online)
+    if not isinstance(dim, int):
+        key = (*key[:4], tuple(dim), dtype, online)
+    form = _forms.get(key)
+    if form is None:
+        form = _forms[key] = ops.Form(input, result_dtype, dims, online)
     if input.requires_grad and torch.is_grad_enabled():
-        result = ops.Softmax.apply(input, dims, result_dtype, online)
-    else:
-        result = ops.forward(input, dims, result_dtype, online)
-    if not isinstance(dim, list):
-        _remember(input, dim, dtype, online, dims, result)
-    return result
+        return ops.apply_softmax(input, form)
+    return form(input)
 
 
-def _intercepted_op() -> bool:
+def _dispatched() -> bool:
+    """As `_intercepted`, but for autocast, whose rule `_softmax` follows itself."""
     return (
         torch._C._len_torch_dispatch_stack() > 0
         or torch._C._functorch.peek_interpreter_stack() is not None
         or forward_ad._current_level >= 0
-    )
-
-
-def _remember(
-    input: torch.Tensor,
-    dim: object,
-    dtype: torch.dtype | None,
-    online: bool,
-    dims: tuple,
-    result: torch.Tensor,
-) -> None:
-    """Make the next call of this form take the short way."""
-    if input.numel() == 0 or input.data_ptr() & 15 or result.data_ptr() & 15:
-        return
-    call = launch.call_of("softmax", (input, result), dims, online)
-    in_stride, out_stride = call.plan.row_strides
-    key = (input.shape, input.stride(), input.dtype, input.get_device(), dim, dtype, online)
-    _eager[key] = (
-        input.get_device(),
-        call.function,
-        call.arguments,
-        in_stride,
-        result.dtype,
-        out_stride,
-        dims,
     )
 
 

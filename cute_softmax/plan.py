@@ -70,23 +70,32 @@ class Team:
 # alternates between loading and storing, so two to eight of them must share an SM, which bounds registers; and
 # a cluster starts and meets together, so the smallest one that leaves room for that is the fastest.
 _SHORT = (
+    Team(4, 1, rows_per_thread=8),
     Team(8, 1, rows_per_thread=2),
     Team(8, 2),
     Team(16, 2, threads=64),
     Team(32, 2, threads=64),
     Team(64, 2, threads=64),
+    Team(64, 3, threads=64),
     Team(128, 2),
+    Team(128, 3),
     Team(128, 4),
 )
 TEAMS = {
     "softmax": (
         *_SHORT,
+        Team(128, 6),
         Team(128, 8),
+        Team(256, 6, threads=256),
         Team(256, 8, threads=256),
+        Team(128, 6, cluster_n=4),
         Team(256, 4, threads=256, cluster_n=4),
         Team(1024, 4, threads=1024),  # without clusters
-        Team(256, 8, threads=256, cluster_n=4, min_blocks=3),
+        Team(128, 6, cluster_n=8),
+        Team(128, 7, cluster_n=8),
+        Team(128, 8, cluster_n=8, min_blocks=6),
         Team(1024, 8, threads=1024, keep=False),  # without clusters: a packed row is 32 of 64 registers
+        Team(256, 6, threads=256, cluster_n=8),
         Team(256, 8, threads=256, cluster_n=8, min_blocks=3),
         Team(256, 5, threads=256, cluster_n=16, min_blocks=4),
         # From here on rows fill their SMs: registers hold one while the next arrives in shared memory.
@@ -98,19 +107,27 @@ TEAMS = {
     ),
     "softmax_backward": (
         *_SHORT,
+        Team(256, 3, threads=256),
         Team(512, 2, threads=512),
+        Team(256, 3, threads=256, cluster_n=2),
         Team(256, 4, threads=256, cluster_n=2),
         Team(512, 4, threads=512),  # without clusters
+        Team(256, 3, threads=256, cluster_n=4),
         Team(256, 4, threads=256, cluster_n=4),
         Team(1024, 4, threads=1024, keep=False),  # without clusters
+        Team(256, 3, threads=256, cluster_n=8),
         Team(256, 4, threads=256, cluster_n=8),
+        Team(256, 3, threads=256, cluster_n=16),
         Team(256, 4, threads=256, cluster_n=16),
+        Team(256, 6, threads=256, cluster_n=16, keep=False, min_blocks=2),
         Team(256, 8, threads=256, cluster_n=16, keep=False, min_blocks=2),
         Team(512, 8, threads=512, cluster_n=16, keep=False),
         # The two rows of a whole SM: one in shared memory, one in registers.
         Team(1024, 8, threads=1024, cluster_n=16, staging=("shared", "direct"), keep=False),
     ),
 }
+# A row has at least so many vectors: a short one is divided finely enough that several threads load it at once.
+VECTORS_PER_ROW = 8
 # Vectors that one commit group of asynchronous copies brings, and that the online recurrence takes at a time.
 PART = 2
 # Reads ask to be evicted from L2 last if the tensors together are larger than this multiple of it, else first.
@@ -314,6 +331,12 @@ class Plan:
             return self.columns
         return math.ceil(math.ceil(self.columns / c.cluster_n) / c.line) * c.line
 
+    def _repr_svg_(self) -> str:
+        """The tile of the first CTA, as a notebook shows it."""
+        from .diagrams import overview
+
+        return overview(self).svg()
+
     def explain(self) -> str:
         """The plan as a person would want to read it."""
         c = self.row_class
@@ -358,6 +381,13 @@ class NotPlanned(NotImplementedError, ValueError):
     """A problem that no movement serves yet."""
 
 
+def vector_of(dtypes: tuple[str, ...], columns: int) -> int:
+    """Elements of a vector: 16 bytes of the widest operand, fewer for rows of less than eight of those."""
+    widest = ALIGNMENT // max(ITEM_SIZE[d] for d in dtypes)
+    finest = max(columns // VECTORS_PER_ROW, 1)
+    return min(widest, 1 << (finest.bit_length() - 1))
+
+
 def row_class(
     math_name: str,
     architecture: Architecture,
@@ -373,7 +403,7 @@ def row_class(
     Raises NotPlanned if no team of this architecture can hold such a row on chip.
     """
     facts = MATHS[math_name, online]
-    vector = ALIGNMENT // max(ITEM_SIZE[d] for d in dtypes)
+    vector = vector_of(dtypes, columns)
     for team in TEAMS[math_name]:
         if team.cluster_n > architecture.cluster_limit:
             continue
@@ -430,7 +460,7 @@ def plan(math_name: str, problem: Problem, device: Device, *, online: bool = Tru
         )
     rows, columns = problem.groups, problem.length
     row_strides = problem.kept[0].strides if problem.kept else (0,) * len(problem.dtypes)
-    vector = ALIGNMENT // max(ITEM_SIZE[d] for d in problem.dtypes)
+    vector = vector_of(problem.dtypes, columns)
     out_offset, out_stride = problem.offsets[-1], row_strides[-1]
     edges = any(n % vector for n in (out_offset, out_stride, columns))
     access = tuple(

@@ -11,12 +11,14 @@ and does nothing otherwise. cutlass is imported only when something is read.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+from . import ints
 from .algebra import AnyLayout, ComposedLayout, Layout, Swizzle, parse
 
 
@@ -42,14 +44,31 @@ class MmaValue:
     c: Layout
 
 
-Value = Layout | ComposedLayout | Swizzle | CopyValue | MmaValue
+@dataclass(frozen=True, slots=True)
+class CoordinateValue:
+    """A tensor of coordinates, such as a partition of an identity tensor: per axis the layout that gives its
+    index, relative to the tensor's first coordinate."""
+
+    axes: tuple[Layout, ...]
+
+    @property
+    def shape(self) -> ints.IntTuple:
+        """The shape, which all axes share."""
+        return self.axes[0].shape
+
+    def __call__(self, *coordinate: ints.IntTuple) -> tuple[int, ...]:
+        """The coordinate at a position, written as for ``Layout``."""
+        return tuple(axis(*coordinate) for axis in self.axes)
+
+
+Value = Layout | ComposedLayout | Swizzle | CopyValue | MmaValue | CoordinateValue
 
 
 def read(value: Any) -> Value:
     """The plain value of a ``cute`` layout, swizzle, tensor (its layout), TiledCopy or MMA atom.
 
-    Call it while tracing. Raises ``ValueError`` with a caret under the place where a layout is dynamic or
-    maps to coordinates, and ``TypeError`` for anything else.
+    Call it while tracing. Raises ``ValueError`` with a caret under the place where a layout is dynamic, and
+    ``TypeError`` for anything else.
     """
     import cutlass.cute as cute
 
@@ -64,10 +83,22 @@ def read(value: Any) -> Value:
         fragments = map(_layout, (value.tv_layout_A, value.tv_layout_B, value.tv_layout_C))
         return MmaValue(tuple(value.shape_mnk), *fragments)
     if isinstance(value, (cute.Layout, cute.ComposedLayout, cute.Swizzle)):
-        return parse(str(value))
+        text = str(value)
+        return _coordinates(text) if "@" in text else parse(text)
     raise TypeError(
         f"cannot read a {type(value).__name__}: give a cute layout, tensor, TiledCopy or MMA atom"
     )
+
+
+def _coordinates(text: str) -> CoordinateValue:
+    """The value of a layout with basis strides, such as ``(32,256):(1@0,1@1)``; nested axes are refused."""
+    basis = re.compile(r"(\d+)@(\d+)(?!@)")
+    axes = 1 + max((int(axis) for _, axis in basis.findall(text)), default=0)
+
+    def along(axis: int) -> Layout:
+        return Layout.parse(basis.sub(lambda m: m[1] if int(m[2]) == axis else "0", text))
+
+    return CoordinateValue(tuple(map(along, range(axes))))
 
 
 def _layout(value: Any) -> Layout:
@@ -109,8 +140,9 @@ def differences(drawn: Mapping[str, AnyLayout], traced: Mapping[str, Value]) -> 
     """One line for each drawn layout that the kernel lacks or evaluates to other offsets; empty if
     faithful.
 
-    A traced tiled copy stands for its thread-value layout. Layouts are compared offset by offset and in the
-    sizes of their top-level modes, so that ``(8,1):(1,0)`` and ``8:1`` are the same.
+    A traced tiled copy stands for its thread-value layout. Layouts are compared offset by offset and in
+    the sizes of their top-level modes, trailing ones of one index aside, so that ``(8,1):(1,0)`` and
+    ``8:1`` are the same.
     """
     lines = []
     for name, ours in drawn.items():
@@ -119,6 +151,16 @@ def differences(drawn: Mapping[str, AnyLayout], traced: Mapping[str, Value]) -> 
             theirs = theirs.tv
         if theirs is None:
             lines.append(f"{name}: drawn as {ours}, but the kernel has no such layout")
-        elif theirs.size != ours.size or theirs.offsets() != ours.offsets():
+        elif not isinstance(theirs, (Layout, ComposedLayout)):
+            lines.append(f"{name}: drawn as {ours}, but the kernel has {theirs}, which is no layout")
+        elif _sizes(theirs) != _sizes(ours) or theirs.offsets() != ours.offsets():
             lines.append(f"{name}: drawn as {ours}, but the kernel has {theirs}")
     return lines
+
+
+def _sizes(layout: AnyLayout) -> list[int]:
+    """The sizes of the top-level modes, without trailing ones."""
+    sizes = [ints.product(mode) for mode in ints.as_tuple(layout.shape)]
+    while sizes and sizes[-1] == 1:
+        sizes.pop()
+    return sizes

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Sequence
+
 from .figures.scene import Facts
 from .html import Step
 
@@ -11,101 +14,132 @@ def row_walk(
     *,
     tile: str,
     predicate: str = "",
+    pieces: str = "",
+    staged: str = "",
     shuffle: str = "",
     buffer: str = "",
     cluster: str = "",
     output: str = "",
     cta: int = 0,
     warp: int = 0,
+    end: int | None = None,
+    exchanges: Sequence[tuple[str, int]] = (("the maximum, and the sum of exponentials relative to it", 0),),
 ) -> list[Step]:
     """Steps for one row of the tile, from global memory to the output.
 
     Each argument is the name of a figure on the page (of ``thread_value``, ``predicate_tensor``,
-    ``warp_shuffle``, ``reduction_buffer``, ``cluster_exchange``); what is left out has no step. ``row`` is
-    both the row of the tile and the row of the reduction buffer, as where one warp or more share a row;
-    ``cta`` and ``warp`` are those whose store the cluster's figure draws.
+    ``row_pieces``, ``thread_value`` of shared memory that loads pass through, ``warp_shuffle``,
+    ``reduction_buffer``, ``cluster_exchange``); what is left out has no step. ``row`` is both the row of the
+    tile and the row of the reduction buffer, as where one warp or more share a row; ``cta`` and ``warp`` are
+    those whose store the cluster's figure draws. The row has ``end`` columns of the tile (all, if left out).
+    ``exchanges`` names what each reduction merges, and the stage of the buffer that it goes through.
     """
 
     def in_tile(facts: Facts) -> bool:
+        place = re.match(r"\((\d+), (\d+)", facts.coordinate)
+        return bool(place) and int(place[1]) == row and (end is None or int(place[2]) < end)
+
+    def in_row(facts: Facts) -> bool:
         return facts.coordinate.startswith(f"({row}, ")
 
-    def in_buffer(facts: Facts) -> bool:
-        return facts.coordinate.startswith(f"(row {row}, ")
+    def in_buffer(stage: int) -> Callable[[Facts], bool]:
+        start, stop = f"(row {row}, ", f", stage {stage})"
+        return lambda facts: facts.coordinate.startswith(start) and facts.coordinate.endswith(stop)
 
-    def storing(facts: Facts) -> bool:
+    def storing(stage: int) -> Callable[[Facts], bool]:
         slot = f"written by warp {warp} of CTA {cta},"
-        return facts.note.startswith(("st.async", slot)) or facts.space.startswith("mbarrier")
+        return lambda facts: facts.note.startswith(("st.async", slot, f"stage {stage}:"))
 
     steps = []
+    if pieces:
+        steps.append(
+            Step(
+                "Head, body and tail",
+                "The row does not begin or end on a vector boundary. The scalars before the first boundary "
+                "and after the last go one by one to the row's first threads; all between is whole vectors.",
+                pieces,
+                in_row,
+            )
+        )
     if predicate:
         steps.append(
             Step(
                 "Which vectors exist",
-                "Each thread compares the first column of each of its vectors with the row's length, "
-                "once for all "
-                "rows. Vectors past the end are not loaded; their registers are filled with -inf.",
+                "Each thread compares the first column of each of its vectors with the end of the row: one "
+                "bit per vector, not per element. Vectors past the end are not loaded; their registers hold "
+                "padding that changes no result.",
                 predicate,
+                in_row,
+            )
+        )
+    together = "neighbouring threads take neighbouring addresses, so that a warp's request is whole lines."
+    if staged:
+        steps += [
+            Step(
+                "Global memory to shared memory",
+                f"The threads of row {row} start asynchronous copies of its vectors: {together}",
+                tile,
+                in_tile,
+            ),
+            Step(
+                "Shared memory to registers",
+                "When they have arrived, each thread reads back the vectors that it copied itself, so that "
+                "no barrier between threads is needed.",
+                staged,
+                in_tile,
+            ),
+        ]
+    else:
+        words = f"The threads of row {row} load its vectors: {together}"
+        steps.append(Step("Global memory to registers", words, tile, in_tile))
+    for i, (what, stage) in enumerate(exchanges):
+        count = f" ({i + 1} of {len(exchanges)})" if len(exchanges) > 1 else ""
+        steps.append(
+            Step(
+                f"In registers{count}",
+                f"Each thread reduces the values that it holds to one partial result: {what}.",
+                staged or tile,
                 in_tile,
             )
         )
-    steps += [
-        Step(
-            "Global memory to registers",
-            f"The threads of row {row} load its vectors; neighbouring threads take neighbouring "
-            "addresses, so that "
-            "a warp's request is whole 128-byte lines.",
-            tile,
-            in_tile,
-        ),
-        Step(
-            "In registers",
-            "Each thread reduces the values it holds to one partial result: the maximum, and the sum of "
-            "exponentials relative to it.",
-            tile,
-            in_tile,
-        ),
-    ]
-    if shuffle:
-        steps.append(
-            Step(
-                "Shuffles",
-                "The lanes of a warp exchange partial results, in one round per power of two, until "
-                "every lane holds "
-                "the warp's.",
-                shuffle,
-                lambda facts: facts.note.startswith(("round", "its own")),
+        if shuffle:
+            steps.append(
+                Step(
+                    f"Shuffles{count}",
+                    "The lanes that share the row exchange partial results, in one round per power of two, "
+                    "until each of them holds the warp's.",
+                    shuffle,
+                    lambda facts: facts.note.startswith(("round", "its own")),
+                )
             )
-        )
-    if cluster:
-        steps.append(
-            Step(
-                "Into every CTA of the cluster",
-                "Lane i of each warp stores the warp's partial result into the shared memory of CTA i "
-                "and adds its "
-                "bytes to that CTA's mbarrier.",
-                cluster,
-                storing,
+        if cluster:
+            steps.append(
+                Step(
+                    f"Into every CTA of the cluster{count}",
+                    "Lane i of each warp stores the warp's partial result into the shared memory of CTA i "
+                    "and adds its bytes to that CTA's mbarrier."
+                    + (f" The slots drawn are of stage 0; those of stage {stage} follow." if stage else ""),
+                    cluster,
+                    storing(stage),
+                )
             )
-        )
-    if buffer:
-        how = "the mbarrier has counted all bytes" if cluster else "all warps have passed the barrier"
-        written = "The partial results of all warps of the row now lie side by side"
-        steps.append(
-            Step(
-                "Reduction buffer",
-                f"{written}. When {how}, lane i of each warp of the row reads slot i, and one more round "
-                "of shuffles "
-                "gives every thread the row's result.",
-                buffer,
-                in_buffer,
+        if buffer:
+            how = "the mbarrier has counted all bytes" if cluster else "all warps have passed the barrier"
+            steps.append(
+                Step(
+                    f"Reduction buffer{count}",
+                    "The partial results of all warps of the row now lie side by side. When "
+                    f"{how}, lane i of each warp of the row reads slot i, and one more round of shuffles "
+                    "gives every thread the row's result.",
+                    buffer,
+                    in_buffer(stage),
+                )
             )
-        )
     steps.append(
         Step(
             "Registers to the output",
-            "Each thread turns the values that it still holds in registers into the result and stores "
-            "them where it "
-            "loaded from: the row has been read once and is written once.",
+            "Each thread turns the values that it still holds into the result and stores them at the same "
+            "coordinates: the row has been read once and is written once.",
             output or tile,
             in_tile,
         )

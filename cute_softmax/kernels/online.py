@@ -53,7 +53,9 @@ def exp_precise(x: Float32, ref: Float32) -> Float32:
     difference = maximum(x - ref, Float32(VANISHES))
     minus_ref = difference - x
     rounding = (x - (difference - minus_ref)) - (ref + minus_ref)
-    rounding = cute.arch.fmax(rounding, Float32(-1.0))  # a clamped or infinite x gives anything or NaN: make it finite
+    rounding = cute.arch.fmax(
+        rounding, Float32(-1.0)
+    )  # where the difference was clamped it may be NaN or -inf
     exponent = difference * LOG2_E
     lost = cute.math.fma(difference, Float32(LOG2_E), -exponent)
     lost = cute.math.fma(difference, Float32(LOG2_E_TAIL), lost)

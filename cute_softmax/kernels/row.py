@@ -18,6 +18,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, const_expr
 
+from layouts.trace import observe
+
 from . import reduce
 from .copy import DTYPES, Fragment, global_pointer, load, load_async, pack, read_policy, store
 
@@ -74,22 +76,26 @@ class RowKernel:
         bits = s.vector * self.dtypes[0].width
         atom = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), self.dtypes[0], num_bits_per_copy=bits)
         tv = cute.make_layout(s.tv.shape, stride=s.tv.stride)
-        thr_copy = cute.make_tiled_copy(atom, tv, s.step_tiler).get_slice(tidx)
+        tiled_copy = cute.make_tiled_copy(atom, tv, s.step_tiler)
+        thr_copy = tiled_copy.get_slice(tidx)
         tXcX = thr_copy.partition_S(cute.make_identity_tensor(s.tiler))
+        observe("tv", tiled_copy)
+        observe("tXcX", tXcX)
 
         # Shared memory: staged tiles, the reduction buffer, and an mbarrier for each of its stages.
         smem = cutlass.utils.SmemAllocator()
         sX_layout = cute.make_layout(s.smem.shape, stride=s.smem.stride)
-        tXsX = {
-            i: thr_copy.partition_D(smem.allocate_tensor(self.dtypes[i], sX_layout, byte_alignment=16))
-            for i in self.staged
-        }
+        sX = {i: smem.allocate_tensor(self.dtypes[i], sX_layout, byte_alignment=16) for i in self.staged}
+        tXsX = {i: thr_copy.partition_D(sX[i]) for i in self.staged}
+        for i in self.staged:
+            observe("smem", sX[i])
         buffer = None
         barriers = None
         if const_expr(s.exchanges):
             layout = cute.make_layout(s.reduction_buffer.shape, stride=s.reduction_buffer.stride)
             slot = reduce.slot_type(self.math.reductions[0])
             buffer = smem.allocate_tensor(slot, layout, byte_alignment=8)
+            observe("reduction_buffer", buffer)
             if const_expr(s.cluster_n > 1):
                 stages = s.reduction_buffer.shape[2]
                 barriers = smem.allocate_array(Int64, num_elems=stages)
@@ -196,6 +202,7 @@ class RowKernel:
 
         # Predicates: one bit per vector.
         pX = cute.make_rmem_tensor(cute.make_layout(s.predicate.shape, stride=s.predicate.stride), Boolean)
+        observe("predicate", pX)
         for m in cutlass.range_constexpr(M):
             for k in cutlass.range_constexpr(K):
                 pX[m, 0, k] = self.holds(this, rows[m], m, k)

@@ -122,9 +122,9 @@ predicate_tensor(
     ),
     entry(
         "row_pieces",
-        "A row that starts off a vector boundary",
-        "Scalars up to the boundary, whole vectors, scalars to the end.",
-        "row_pieces(1003, vector=8, misalignment=3, threads=32, element_bytes=2)",
+        "Rows that start off a vector boundary",
+        "Scalars up to the boundary, whole vectors, scalars to the end; an odd length gives eight phases.",
+        "row_pieces(1003, vector=8, starts=[1003 * row for row in range(8)], threads=32, element_bytes=2)",
     ),
     entry(
         "warp_shuffle",

@@ -1,8 +1,9 @@
 """Figures of layouts. Each function takes Layout values and numbers and returns a ``Figure``."""
 
 from .follow import follow_thread
+from .pieces import Pieces, row_pieces
 from .plain import layout_grid, swizzle_banks
-from .predicate import predicate_tensor, row_pieces
+from .predicate import predicate_tensor
 from .reduction import cluster_exchange, reduction_buffer
 from .scene import Cell, Facts, Figure
 from .shuffle import warp_shuffle
@@ -12,6 +13,7 @@ __all__ = [
     "Cell",
     "Facts",
     "Figure",
+    "Pieces",
     "cluster_exchange",
     "follow_thread",
     "layout_grid",

@@ -62,12 +62,12 @@ def windows(count: int, limit: int, keep: Sequence[int] = ()) -> Runs:
 
 
 def arrange(
-    grid: Grid, width: float = MAX_WIDTH, keep: Sequence[int] = (), fold: bool = True
+    grid: Grid, width: float = MAX_WIDTH, keep: Sequence[int] = (), fold: bool = True, period: int = 0
 ) -> tuple[Runs, list[Runs]]:
     """(rows, bands): which rows are drawn, and the columns of each band below the other.
 
-    Columns that do not fit one band are folded into more, if all lines stay under ``MAX_LINES``, else
-    elided.
+    Columns that do not fit one band are folded into more, if all lines stay under ``MAX_LINES``, else into
+    bands of ``period`` columns that are elided at the same places, else into one that is elided.
     """
     across = max(4, int(width // grid.size[0]))
     rows = windows(grid.rows, MAX_LINES if grid.rows <= MAX_LINES else MAX_ROWS)
@@ -78,8 +78,16 @@ def arrange(
     if fold and lines <= MAX_LINES and grid.rows * grid.columns <= MAX_CELLS:
         starts = range(0, grid.columns, folded)
         return rows, [[range(s, min(s + folded, grid.columns))] for s in starts]
-    gaps = 110 * (1 + len(keep))
-    return rows, [windows(grid.columns, max(4, int((width - gaps) // grid.size[0])), keep)]
+
+    def elided(columns: int, keep: Sequence[int]) -> Runs:
+        places = {k for k in keep if 0 < k < columns}
+        return windows(columns, max(4, int((width - 110 * (1 + len(places))) // grid.size[0])), keep)
+
+    if fold and period and grid.columns % period == 0 and grid.rows * grid.columns // period <= MAX_LINES:
+        runs = elided(period, [k % period for k in keep])
+        starts = range(0, grid.columns, period)
+        return rows, [[range(run.start + s, run.stop + s) for run in runs] for s in starts]
+    return rows, [elided(grid.columns, keep)]
 
 
 def _band(columns: int, across: int) -> int:

@@ -1,5 +1,4 @@
-"""What bounds a load: the predicate tensor at the end of a row, and rows that start off a vector
-boundary."""
+"""What bounds a load: the predicate tensor at the end of a row."""
 
 from __future__ import annotations
 
@@ -7,7 +6,6 @@ from collections.abc import Sequence
 
 from .. import ints
 from ..algebra import Layout
-from ..style import thread_paint
 from .grid import Grid, arrange, beside, cell_size, draw, headed, stacked
 from .scene import Canvas, Facts, Figure, Swatch, finish
 
@@ -55,6 +53,8 @@ def predicate_tensor(
     *,
     vector: int,
     column_start: int = 0,
+    rows_inside: int | None = None,
+    thread: int | None = None,
     element_bytes: int = 0,
     title: str | None = None,
 ) -> Figure:
@@ -63,10 +63,10 @@ def predicate_tensor(
     ``predicate`` maps (vector of the thread's block, row, step) to a stored bit, counted as the modes
     (size[0,1], size[1], size[2]) of a partition of shape ((V, M), rows, K); stride 0 over rows means
     that all rows share it. ``tv`` maps (thread, value) into a tile of ``tiler``; rows and steps either
-    repeat that tile or are among its values. The tile begins at column ``column_start`` of the row;
-    ``vector`` and ``n`` are in elements. The upper part shows one cell per vector at the end of the row,
-    the lower part what the threads on either side of it store. Raises ``ValueError`` where a vector would
-    straddle the end.
+    repeat that tile or are among its values. The tile begins at column ``column_start`` of the row, and only
+    its first ``rows_inside`` rows exist (all, if left out); ``vector`` and ``n`` are in elements. The upper
+    part shows one cell per vector at the end of the row, the lower part what the threads on either side of
+    it, and ``thread`` if given, store. Raises ``ValueError`` where a vector would straddle the end.
     """
     if n % vector:
         raise ValueError(
@@ -79,22 +79,25 @@ def predicate_tensor(
     rows, columns = vectors.tile
     inside = min(max(n - column_start, 0), columns)
     edge = inside // vector
+    exist = rows if rows_inside is None else rows_inside
 
     def cell(r: int, c: int):
         if (r, c * vector) not in found:
             raise ValueError(f"no thread's vector begins at (row {r}, column {c * vector}) of the tile")
         thread, a, m, k = found[r, c * vector]
-        holds = c < edge
+        holds = c < edge and r < exist
+        skipped = "skipped: past the end of the row" if r < exist else "skipped: past the last row"
         start = column_start + c * vector
         bit = predicate((a, m, k))
         facts = Facts(
             threads=(thread,),
             value=f"predicate ({a}, {m}, {k}) = bit {bit}",
             coordinate=f"({r}, {start}..{start + vector - 1})",
-            note="loaded" if holds else "skipped: past the end of the row",
+            note="loaded" if holds else skipped,
         )
         return "true" if holds else "false", (f"T{thread}", f"{'true' if holds else 'false'} b{bit}"), facts
 
+    followed = [] if thread is None else [vectors.place(thread, 0, 0, 0)[1] // vector]
     size = cell_size([(f"T{vectors.threads - 1}", f"false b{predicate.cosize - 1}")], 46)
     grid = Grid(
         rows,
@@ -108,10 +111,11 @@ def predicate_tensor(
     )
     tile = headed(
         f"tile {rows} \u00d7 {columns}, one cell per vector",
-        draw(grid, *arrange(grid, keep=[edge], fold=False)),
+        draw(grid, *arrange(grid, keep=[edge, *followed], fold=False)),
     )
     shown = _boundary_threads(found, edge, columns // vector, vector)
-    stores = [_store(vectors, predicate, t, n - column_start) for t in shown]
+    shown += [] if thread is None or thread in shown else [thread]
+    stores = [_store(vectors, predicate, t, n - column_start, exist) for t in shown]
     body = stacked([tile, beside(stores, 60)], 30)
     a, m, k = vectors.counts
     elements = f"{a * m * k * vector} elements in {a * m * k} vectors"
@@ -130,8 +134,8 @@ def predicate_tensor(
         f"{column_start + columns - 1:,} · one cell = {vector} elements{bytes_each} · "
         f"{predicate.cosize} stored bits a thread decide {elements}",
         f"Predicate tensor {predicate} for a row of {n} elements in a tile of {rows} by {columns}: "
-        "vectors before "
-        f"column {n} are loaded, those after it skipped; rows share their bits.",
+        f"vectors before column {n} are loaded, those after it skipped"
+        + ("; rows share their bits." if predicate.cosize < predicate.size else "."),
         swatches,
     )
 
@@ -144,7 +148,7 @@ def _boundary_threads(found: dict, edge: int, across: int, vector: int) -> list[
     return list(dict.fromkeys(found[0, c * vector][0] for c in (edge - 1, edge)))
 
 
-def _store(vectors: _Vectors, predicate: Layout, thread: int, end: int) -> Canvas:
+def _store(vectors: _Vectors, predicate: Layout, thread: int, end: int, exist: int) -> Canvas:
     """One thread's predicate tensor: stored bits, and ghosts where stride 0 repeats them."""
     a, m, k = vectors.counts
     first: dict[int, tuple[int, int]] = {}
@@ -152,8 +156,8 @@ def _store(vectors: _Vectors, predicate: Layout, thread: int, end: int) -> Canva
     def cell(r: int, step: int):
         place = (r % a, r // a, step)
         bit = predicate(place)
-        column = vectors.place(thread, *place)[1]
-        holds = column < end
+        row, column = vectors.place(thread, *place)
+        holds = column < end and row < exist
         stored = first.setdefault(bit, (r, step)) == (r, step)
         paint = ("true" if holds else "false") if stored else "ghost"
         facts = Facts(
@@ -174,99 +178,3 @@ def _store(vectors: _Vectors, predicate: Layout, thread: int, end: int) -> Canva
         column_name="step",
     )
     return headed(f"thread {thread} stores {predicate.cosize} bits", draw(grid, *arrange(grid, 640)))
-
-
-def row_pieces(
-    n: int,
-    *,
-    vector: int,
-    misalignment: int,
-    threads: int,
-    element_bytes: int,
-    title: str | None = None,
-) -> Figure:
-    """A row that starts ``misalignment`` elements past a vector boundary: head, body and tail.
-
-    Up to ``vector - 1`` head scalars reach the boundary, the body is whole aligned vectors dealt to
-    ``threads`` in turn, up to ``vector - 1`` tail scalars end the row; scalars go to the row's first
-    threads, one each. ``n``, ``vector`` and ``misalignment`` are in elements. Raises ``ValueError`` for an
-    impossible misalignment.
-    """
-    if not 0 <= misalignment < vector:
-        raise ValueError(f"misalignment must be 0 to {vector - 1} elements, got {misalignment}")
-    head = min(n, -misalignment % vector)
-    body = (n - head) // vector
-    tail = n - head - body * vector
-    width = vector * element_bytes
-
-    def scalars(first: int, count: int) -> Canvas:
-        def cell(_: int, c: int):
-            element = first + c
-            byte = (misalignment + element) * element_bytes
-            facts = Facts(
-                threads=(c % threads,),
-                space="row",
-                start=element,
-                stop=element + 1,
-                byte=byte,
-                note="one scalar",
-            )
-            return "scalar", (f"T{c % threads}",), facts
-
-        labels = {"row_label": lambda r: "", "column_label": lambda c: (str(first + c),)}
-        return draw(
-            Grid(1, count, cell, (36, 34), row_name="", column_name="", **labels),
-            [range(1)],
-            [[range(count)]],
-        )
-
-    def vectors() -> Canvas:
-        def cell(_: int, c: int):
-            first = head + c * vector
-            byte = (misalignment + first) * element_bytes
-            facts = Facts(
-                threads=(c % threads,),
-                space="row",
-                start=first,
-                stop=first + vector,
-                byte=byte,
-                note=f"one vector, {width} bytes",
-            )
-            return thread_paint(c % threads), (f"T{c % threads}", f"@{byte}"), facts
-
-        size = (max(56.0, cell_size([("", f"@{n * element_bytes}")])[0]), 34)
-        grid = Grid(
-            1,
-            body,
-            cell,
-            size,
-            row_label=lambda r: "",
-            column_label=lambda c: (str(head + c * vector),),
-            row_name="",
-            column_name="",
-            unit=vector,
-        )
-        return draw(grid, *arrange(grid, 780, fold=False))
-
-    parts = []
-    if head:
-        parts.append(headed(f"head: {head} scalars", scalars(0, head)))
-    if body:
-        parts.append(headed(f"body: {body:,} vectors of {vector}", vectors()))
-    if tail:
-        parts.append(headed(f"tail: {tail} scalars", scalars(n - tail, tail)))
-    return finish(
-        beside(parts, 26),
-        title or f"A row of {n:,} that starts {misalignment} elements off",
-        f"Element indices on top. The row starts {misalignment * element_bytes} bytes past a {width}-byte "
-        "boundary: "
-        f"{head} + {body:,} \u00d7 {vector} + {tail} = {n:,} elements, {threads} threads a row.",
-        f"A row of {n} elements cut into {head} head scalars, {body} aligned vectors of {vector} and "
-        f"{tail} tail "
-        f"scalars.",
-        [
-            Swatch("scalar", "T0", "one element, loaded alone by the thread named"),
-            Swatch("t0", "T0", "one vector; colour = thread mod 8"),
-            Swatch("plain", "@n", f"bytes from the {width}-byte boundary before the row"),
-        ],
-    )

@@ -161,6 +161,19 @@ class Figure:
 
         return replace(self, items=tuple(map(dimmed, self.items)))
 
+    def noted(self, *notes: str) -> Figure:
+        """The same figure with sentences under it, wrapped to its width and added to its description."""
+        items, y = list(self.items), self.height - MARGIN + 8.0
+        for note in notes:
+            for i, line in enumerate(wrapped(note, "note", self.width - 2 * MARGIN - 14)):
+                y += 17
+                if i == 0:
+                    items.append(Words(MARGIN, y, "\u2022", "note"))
+                items.append(Words(MARGIN + 14, y, line, "note"))
+            y += 3
+        description = " ".join([self.description, *notes])
+        return replace(self, description=description, height=round(y + MARGIN), items=tuple(items))
+
 
 class Canvas:
     """Collects items; coordinates are relative to the canvas and shifted when it is placed on another."""

@@ -21,7 +21,7 @@ def warp_shuffle(width: int = WARP, *, warp: int = 0, title: str | None = None) 
     def cell(r: int, lane: int):
         held = 1 << r
         group = lane & ~(held - 1)
-        facts = {"threads": (warp * WARP + lane,), "value": f"of {held} lanes"}
+        facts = {"threads": (warp * WARP + lane,), "value": f"of {held} lane" + ("s" if held > 1 else "")}
         if r == 0:
             return (
                 thread_paint(lane),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -14,6 +14,7 @@ from .grid import MAX_WIDTH, Grid, arrange, beside, boundaries, cell_size, draw,
 from .scene import Canvas, Facts, Figure, Swatch, finish, ranges
 
 Owners = list[tuple[int, int]]
+Memory = Callable[[tuple[int, int]], int]  # (row, column) -> offset; a layout is one
 MAX_FOLD = 64
 
 
@@ -42,7 +43,7 @@ class Tile:
         return self.tv.size // self.threads
 
 
-def tile_of(tv: AnyLayout, tiler: Sequence[int], memory: AnyLayout | None = None) -> Tile:
+def tile_of(tv: AnyLayout, tiler: Sequence[int], memory: Memory | None = None) -> Tile:
     """The tile that ``tv`` fills; ``ValueError`` naming the first element without an owner.
 
     Neighbours fold only where ``memory``, if given, has them side by side too.
@@ -59,7 +60,7 @@ def tile_of(tv: AnyLayout, tiler: Sequence[int], memory: AnyLayout | None = None
     return Tile(tv, rows, columns, found, _fold(found, rows, columns, memory))
 
 
-def _fold(found: list[Owners], rows: int, columns: int, memory: AnyLayout | None) -> int:
+def _fold(found: list[Owners], rows: int, columns: int, memory: Memory | None) -> int:
     def follow(r: int, c: int) -> bool:
         """Whether (r, c) continues the vector of the element before it."""
         if found[r + c * rows] != [(t, v + 1) for t, v in found[r + (c - 1) * rows]]:
@@ -95,7 +96,7 @@ def tile_grid(
     tile: Tile,
     *,
     space: str = "",
-    memory: AnyLayout | None = None,
+    memory: Memory | None = None,
     element_bytes: int = 0,
     shared: bool = False,
     least: float = 40,
@@ -242,21 +243,28 @@ def thread_value(
     *,
     title: str | None = None,
     space: str = "",
-    memory: AnyLayout | None = None,
+    memory: Memory | None = None,
     element_bytes: int = 0,
     shared: bool = False,
+    keep: Sequence[int] = (),
+    step: int = 0,
+    fold: bool = True,
 ) -> Figure:
     """A thread-value layout over its tile, and above it the tile as thread grid over value grid.
 
     ``tv`` maps (thread, value) to the column-major index in a tile of ``tiler`` (rows, columns). ``memory``
     maps (row, column) to an offset in elements of ``element_bytes`` in the tensor ``space``, for the cells'
-    facts; ``shared`` says that this is shared memory, whose banks are named too. Raises ``ValueError``
-    where ``tv`` leaves a hole in the tile or points past it.
+    facts; ``shared`` says that this is shared memory, whose banks are named too. Where columns are elided,
+    those around each of ``keep`` are drawn, and each band is a ``step`` of so many columns if given;
+    without ``fold`` there is but one band. Raises ``ValueError`` where ``tv`` leaves a hole in the tile or
+    points past it.
     """
     tile = tile_of(tv, tiler, memory)
     grid = tile_grid(tile, space=space, memory=memory, element_bytes=element_bytes, shared=shared)
     parts = [p for p in [_equation(tile)] if p is not None]
-    parts.append(headed(f"tile {tile.rows} \u00d7 {tile.columns}", draw(grid, *arrange(grid))))
+    kept = [column // tile.fold for column in keep]
+    lines = arrange(grid, keep=kept, fold=fold, period=step // tile.fold)
+    parts.append(headed(f"tile {tile.rows} \u00d7 {tile.columns}", draw(grid, *lines)))
     return finish(
         stacked(parts, 26),
         title or "Thread-value layout",
@@ -275,7 +283,7 @@ def tiled_copy(
     *,
     title: str | None = None,
     names: tuple[str, str] = ("source", "destination"),
-    memories: tuple[AnyLayout | None, AnyLayout | None] = (None, None),
+    memories: tuple[Memory | None, Memory | None] = (None, None),
     shared: tuple[bool, bool] = (False, False),
     element_bytes: int = 0,
 ) -> Figure:

@@ -244,9 +244,9 @@ def test_predicate_among_the_values_of_the_layout():
 
 def test_row_pieces_cover_the_row_once():
     for n, misalignment in itertools.product((1, 5, 8, 13, 100, 1003), range(8)):
-        figure = figures.row_pieces(n, vector=8, misalignment=misalignment, threads=4, element_bytes=2)
+        figure = figures.row_pieces(n, vector=8, starts=[misalignment], threads=4, element_bytes=2)
         pieces = sorted((c.facts.start, c.facts.stop) for c in figure.cells if c.facts.start is not None)
-        assert pieces[0][0] == 0 and pieces[-1][1] == n
+        assert pieces[0][0] == misalignment and pieces[-1][1] == misalignment + n
         if n < 200:
             assert all(a[1] == b[0] for a, b in itertools.pairwise(pieces))
         for cell in figure.cells:
@@ -340,7 +340,14 @@ def test_following_dims_all_but_one_thread():
             lambda: figures.cluster_exchange(Layout((2, (4, 2), 2)), element_bytes=4, warp=8),
             "warp must be 0 to 7",
         ),
-        (lambda: figures.row_pieces(9, vector=8, misalignment=8, threads=4, element_bytes=2), "0 to 7"),
+        (
+            lambda: figures.row_pieces(9, vector=8, starts=[-1], threads=4, element_bytes=2),
+            "starts of at least 0",
+        ),
+        (
+            lambda: figures.row_pieces(9, vector=8, starts=[0], threads=4, element_bytes=2, share=12),
+            "multiple of the vector",
+        ),
         (lambda: figures.swizzle_banks(parse("S<1,0,1> o 0 o (2,2,2)"), 2), "draws two modes"),
     ],
 )

@@ -196,7 +196,9 @@ def test_reading_tells_what_it_cannot_read():
             trace.observe("fixed", cute.make_layout((4, 8)))
         said.append(seen)
         trace.observe("unheard", cute.make_layout(3))
-        for value in (tensor, cute.make_identity_layout((4, 8)), 7):
+        coordinates = cute.make_identity_tensor((4, 8))
+        said.append(trace.read(cute.zipped_divide(coordinates, (2, 4))))
+        for value in (tensor, 7):
             try:
                 trace.read(value)
             except (ValueError, TypeError) as error:
@@ -205,8 +207,10 @@ def test_reading_tells_what_it_cannot_read():
     dynamic = cute.runtime.make_fake_compact_tensor(cutlass.Float32, (cute.sym_int(), 8))
     cute.compile(evaluate, dynamic)
     assert said[0] == {"fixed": Layout((4, 8))}
-    assert "dynamic value" in said[1] and "^" in said[1]
-    assert "basis" in said[2]
+    axes = Layout(((2, 4), (2, 2)), ((1, 0), (2, 0))), Layout(((2, 4), (2, 2)), ((0, 1), (0, 4)))
+    assert said[1] == trace.CoordinateValue(axes)
+    assert said[1].shape == ((2, 4), (2, 2)) and said[1]((1, 2), (0, 1)) == (1, 6)
+    assert "dynamic value" in said[2] and "^" in said[2]
     assert "cannot read a int" in said[3]
 
 

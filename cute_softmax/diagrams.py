@@ -1,0 +1,466 @@
+"""Plan -> named figures, drawn from the very layouts that the kernel is built from.
+
+`figures(plan)` gives them by name, `write(plan, folder)` puts them into files beside the explorer, and
+`python -m cute_softmax diagrams 4096x65536 --dtype bf16 -o out/` does so from the command line. Needs no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from layouts import Layout
+from layouts import figures as draw
+from layouts.figures import Figure
+from layouts.html import Step, save_explorer
+from layouts.walk import row_walk
+
+from . import checks
+from .hardware import ARCHITECTURES, H200
+from .plan import WARP, Plan, RowClass, plan
+from .problem import ITEM_SIZE, Operand, canonical
+
+FOLLOWED = "thread"  # the figure of one thread, which the explorer makes itself
+# What each exchange between warps carries; maths that are not named here say "partial result".
+EXCHANGED = {
+    ("softmax", True): ("the maximum, and the sum of exponentials relative to it",),
+    ("softmax", False): ("the maximum", "the sum of exponentials relative to the maximum"),
+    ("softmax_backward", True): ("the sum of dy times y",),
+}
+
+
+@dataclass(frozen=True)
+class View:
+    """What the figures of a Plan show: the first tile, in the CTA of the cluster where its rows end."""
+
+    plan: Plan
+    thread: int | None = None
+
+    def __post_init__(self):
+        threads = self.plan.row_class.threads
+        if self.thread is not None and not 0 <= self.thread < threads:
+            raise ValueError(f"thread must be 0 to {threads - 1}, got {self.thread}")
+
+    @cached_property
+    def cta(self) -> int:
+        """The CTA of the cluster that holds the end of row 0."""
+        last = max(checks.pieces(self.plan, 0).body - 1, 0)
+        return min(last // self.plan.share, self.plan.row_class.cluster_n - 1)
+
+    @cached_property
+    def columns(self) -> range:
+        """The columns of row 0 that this CTA holds, counted from the end of the row's head."""
+        return checks.columns_of(self.plan, 0, self.cta)
+
+    @cached_property
+    def end(self) -> int:
+        """The column of the tile at which row 0 ends."""
+        return len(self.columns)
+
+    @cached_property
+    def followed(self) -> int:
+        """The thread to follow: the one asked for, else the one that holds the last vector of row 0."""
+        c = self.plan.row_class
+        if self.thread is not None:
+            return self.thread
+        column = max(self.end - 1, 0) % c.step_tiler[1] // c.vector * c.vector
+        index = column * c.tiler[0]
+        return next((t for t in range(c.threads) if c.tv(t, 0) == index), 0)
+
+    @cached_property
+    def keep(self) -> tuple[int, ...]:
+        """Columns that are drawn however wide the tile: the followed thread's first, and those at the end."""
+        c = self.plan.row_class
+        own = c.tv(self.followed, 0) // c.tiler[0]
+        last = own + max(0, (self.end - 1 - own) // c.step_tiler[1]) * c.step_tiler[1]
+        return tuple(sorted({own, last, self.end}))
+
+    def space(self, name: str, where: str = "g") -> str:
+        """The name of an operand's part: gX in global memory, sX in shared memory."""
+        return where + name.upper()
+
+    def memory(self, operand: int):
+        """(row, column) of this CTA's tile -> offset in an operand's tensor, in elements."""
+        stride = self.plan.row_strides[operand]
+        heads = [checks.pieces(self.plan, r).head for r in range(self.plan.row_class.tiler[0])]
+        return lambda at: at[0] * stride + heads[at[0]] + self.columns.start + at[1]
+
+    @cached_property
+    def where(self) -> str:
+        """Which CTA is drawn, for titles; empty without a cluster."""
+        last = self.plan.row_class.cluster_n - 1
+        return f", CTA {self.cta} (of 0 to {last})" if last else ""
+
+    @cached_property
+    def exchanges(self) -> list[tuple[str, int]]:
+        """What each exchange carries, and the first stage of the reduction buffer that it uses."""
+        c = self.plan.row_class
+        names = EXCHANGED.get((c.math, c.online), ())
+        names += ("a partial result",) * (c.facts.stages - len(names))
+        return [(name, i * c.turns) for i, name in enumerate(names)]
+
+
+def drawn(c: RowClass) -> dict[str, Layout]:
+    """The layouts that figures of a Plan class draw, under the names by which its kernel tells them while it
+    is traced (`layouts.trace.observing`)."""
+    found = {"tv": c.tv, "predicate": c.predicate}
+    if any(how != "direct" for how in c.staging):
+        found["smem"] = c.smem
+    if c.exchanges:
+        found["reduction_buffer"] = c.reduction_buffer
+    return found
+
+
+def figures(plan: Plan, thread: int | None = None) -> dict[str, Figure]:
+    """The figures of a Plan by name, in the order in which a kernel works.
+
+    tv: one step of all threads. tile: the CTA's whole tile in global memory. smem: staged inputs in shared
+    memory. edges: head, body and tail of rows off a vector boundary. predicate: the vectors that exist.
+    shuffle, reduction_buffer, cluster: how partial results meet. thread: `thread` (by default one at the end
+    of a row) followed through all of them. What a Plan does not use is left out. Raises ValueError for a
+    thread that the CTA lacks, NotImplementedError for a movement without figures.
+    """
+    if plan.movement != "row":
+        raise NotImplementedError(f"no figures yet for the movement {plan.movement!r}")
+    view, c = View(plan, thread), plan.row_class
+    found = {"tv": _tv(view), "tile": _tile(view)}
+    layouts = drawn(c)
+    if "smem" in layouts:
+        found["smem"] = _smem(view)
+    if c.edges:
+        found["edges"] = _edges(view)
+    found["predicate"] = _predicate(view)
+    if c.threads_per_row > 1:
+        found["shuffle"] = _shuffle(view)
+    if "reduction_buffer" in layouts:
+        found["reduction_buffer"] = _reduction_buffer(view)
+    if c.cluster_n > 1:
+        found["cluster"] = _cluster(view)
+    followed = [f for name, f in found.items() if name != "tv"]
+    if thread is not None:
+        where = f"warp {thread // WARP}, lane {thread % WARP} of {c.threads:,} threads"
+    else:
+        where = "the thread of the last vector of row 0"
+    found[FOLLOWED] = draw.follow_thread(
+        followed, view.followed, title=f"Thread {view.followed}{view.where}: {where}"
+    )
+    return found
+
+
+def overview(plan: Plan) -> Figure:
+    """The tile of a Plan over its explanation: what a notebook shows."""
+    return _tile(View(plan)).noted(*(" ".join(line.split()) for line in plan.explain().splitlines()))
+
+
+def _tv(view: View) -> Figure:
+    c = view.plan.row_class
+    figure = draw.thread_value(
+        c.tv,
+        c.step_tiler,
+        element_bytes=_size(view),
+        fold=c.threads <= 4 * WARP,
+        title=f"TV layout: one step of the {c.threads:,} threads of a CTA",
+    )
+    (across, down), (vector, own) = c.tv.shape
+    height, width = c.step_tiler
+    return figure.noted(
+        f"Thread mode ({across}, {down}): {_count(across, 'thread')} along a row and {_count(down, 'row')} "
+        f"of them. Value mode ({vector}, {own}): V = {_count(vector, 'neighbouring element')}, moved by one "
+        f"access, in each of M = {_count(own, 'row')}.",
+        f"The strides lead to an index that runs down the columns of the {height} \u00d7 {width} tile: "
+        f"an index of 1 more is the next row, of {height} more the next column.",
+        f"A row of the CTA's tile takes K = {_count(c.steps, 'such step')}: partitioned by this copy it has "
+        f"the shape ((V, M), 1, K) = (({vector}, {own}), 1, {c.steps}).",
+    )
+
+
+def _tile(view: View) -> Figure:
+    c = view.plan.row_class
+    name = view.space(c.facts.inputs[0])
+    figure = draw.thread_value(
+        checks.tile_tv(c),
+        c.tiler,
+        memory=view.memory(0),
+        space=name,
+        element_bytes=_size(view),
+        keep=view.keep,
+        step=c.step_tiler[1],
+        title=f"{name}: the first tile in global memory{view.where}",
+    )
+    others = [view.space(n) for n in (*c.facts.inputs[1:], *c.facts.outputs)]
+    notes = [f"{' and '.join(others)}: the same threads at the same coordinates."]
+    if view.end < c.tiler[1]:
+        notes.append(
+            f"Row 0 has {_count(view.end, 'column')} of this tile in whole vectors: those past them are "
+            "drawn here and skipped by the predicate."
+        )
+    return figure.noted(*notes, *checks.check(view.plan).lines())
+
+
+def _smem(view: View) -> Figure:
+    c = view.plan.row_class
+    staged = [n for n, how in zip(c.facts.inputs, c.staging, strict=True) if how != "direct"]
+    name = view.space(staged[0], "s")
+    figure = draw.thread_value(
+        checks.tile_tv(c),
+        c.tiler,
+        memory=c.smem,
+        space=name,
+        element_bytes=ITEM_SIZE[c.dtypes[c.facts.inputs.index(staged[0])]],
+        shared=True,
+        keep=view.keep,
+        step=c.step_tiler[1],
+        title=f"{name}: the tile in shared memory, {c.smem}",
+    )
+    notes = [f"One buffer each: {', '.join(view.space(n, 's') for n in staged)}."] if len(staged) > 1 else []
+    notes.append(
+        "Each thread reads back only what it copied itself, so that waiting for its own copies is enough: no "
+        "barrier between threads."
+    )
+    if c.persistent:
+        notes.append("As soon as a slot is read it is filled with the next tile's vector: loads never stop.")
+    return figure.noted(*notes, *checks.staged(c))
+
+
+def _edges(view: View) -> Figure:
+    p, c = view.plan, view.plan.row_class
+    starts: list[int] = []
+    for row in range(min(p.rows, checks.MAX_PHASES)):
+        start = p.problem.offsets[-1] + row * p.row_strides[-1]
+        if start % c.vector in [s % c.vector for s in starts]:
+            break
+        starts.append(start)
+    same = p.row_strides[0] == p.row_strides[-1] and p.problem.offsets[-1] == 0
+    figure = draw.row_pieces(
+        p.columns,
+        vector=c.vector,
+        starts=starts,
+        threads=c.threads_per_row,
+        element_bytes=ITEM_SIZE[c.dtypes[-1]],
+        share=p.share if c.cluster_n > 1 else 0,
+        cta=view.cta,
+        space=view.space(c.facts.inputs[0] if same else c.facts.outputs[0]),
+        title=f"Head, body and tail of rows of {p.columns:,}",
+    )
+    return figure.noted(
+        f"Drawn: {_count(len(starts), 'row')}, one for each way in which the rows of this matrix lie off a "
+        "vector boundary of the output. Threads are counted within their row.",
+        f"A thread has room for {_count(c.edge_scalars, 'scalar')} beside its vectors; a scalar exists where "
+        "its slot falls into the head or the tail of its row.",
+    )
+
+
+def _predicate(view: View) -> Figure:
+    p, c = view.plan, view.plan.row_class
+    figure = draw.predicate_tensor(
+        c.predicate,
+        c.tv,
+        c.step_tiler,
+        view.columns.stop,
+        vector=c.vector,
+        column_start=view.columns.start,
+        rows_inside=min(p.rows, c.tiler[0]),
+        thread=view.followed,
+        element_bytes=_size(view),
+        title=f"pX: the predicate of rows of {p.columns:,}{view.where}",
+    )
+    notes = [
+        f"Shape (M, rows of the copy, K) = {c.predicate.shape}: one bit decides a vector of "
+        f"{_count(c.vector, 'element')}.",
+        f"Mode 0 counts the M = {_count(c.rows_per_thread, 'row')} that a thread owns within one step: each "
+        "row has its own bound, so each has bits of its own. Mode 1 has stride 0: rows over which the copy "
+        "repeats share their bits. Here one copy covers all rows of the tile, so that its size is 1.",
+    ]
+    if c.edges:
+        notes.append(
+            "Columns are counted from the end of the head: row 0 has a body of "
+            f"{checks.pieces(p, 0).body:,} elements. In rows of another phase it may be one vector shorter, "
+            "and each row compares with its own."
+        )
+    if c.cluster_n > 1:
+        notes.append(
+            f"Each of {c.cluster_n} CTAs takes {p.share:,} columns: equal shares in whole cache lines of "
+            f"{c.line} elements. CTA {view.cta} holds the end of the row."
+        )
+    left = p.rows % c.tiler[0]
+    if left and p.rows > c.tiler[0]:
+        notes.append(
+            f"In the last tile only {left} of {c.tiler[0]} rows exist: the other rows' bits are false."
+        )
+    return figure.noted(*notes)
+
+
+def _shuffle(view: View) -> Figure:
+    c = view.plan.row_class
+    figure = draw.warp_shuffle(min(c.threads_per_row, WARP), warp=view.followed // WARP)
+    notes = [f"Merged: {name}." for name, _ in view.exchanges]
+    if (c.math, c.online) == ("softmax", True):
+        notes.append(
+            "The rounds run for the maxima first; every lane rescales its sum once to the common maximum, "
+            "and the rounds run again for the sums: one exponential a lane instead of one a round."
+        )
+    if c.exchanges:
+        notes.append(f"Later the {WARP} lanes merge in the same way what they have read from the buffer.")
+    return figure.noted(*notes)
+
+
+def _reduction_buffer(view: View) -> Figure:
+    c = view.plan.row_class
+    figure = draw.reduction_buffer(
+        c.reduction_buffer,
+        element_bytes=c.facts.state_bytes,
+        cta=view.cta,
+        title=f"Reduction buffer{view.where}",
+    )
+    notes = [
+        "Shape (rows, (warps of a row, CTAs of the cluster), stages) in order (1, 0, 2): the peers of a row "
+        "lie side by side, so that one load brings them into the lanes of a warp."
+    ]
+    for name, stage in view.exchanges:
+        which = (
+            f"Stage {stage} carries" if c.turns == 1 else f"Stages {stage} and {stage + 1} carry, in turn,"
+        )
+        notes.append(f"{which} {name}: {c.facts.state_bytes} bytes a slot.")
+    if c.turns > 1:
+        notes.append(
+            "The CTAs stay and alternate between two buffers from tile to tile: to write one again a warp "
+            "must have passed the exchange in the other, so that it never overwrites what a slow warp still "
+            "reads."
+        )
+    return figure.noted(*notes)
+
+
+def _cluster(view: View) -> Figure:
+    c = view.plan.row_class
+    figure = draw.cluster_exchange(
+        c.reduction_buffer, element_bytes=c.facts.state_bytes, cta=view.cta, warp=view.followed // WARP
+    )
+    return figure.noted(
+        "Warp 0 of each CTA tells its own mbarrier how many bytes will come; it opens when they have arrived."
+    )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def _size(view: View) -> int:
+    return ITEM_SIZE[view.plan.row_class.dtypes[0]]
+
+
+def walk(plan: Plan, found: dict[str, Figure], thread: int | None = None) -> list[Step]:
+    """The steps of the explorer: row 0 of the tile on its way through the figures of the Plan."""
+    view, c = View(plan, thread), plan.row_class
+    return row_walk(
+        0,
+        tile="tile",
+        predicate="predicate",
+        pieces="edges" if "edges" in found else "",
+        staged="smem" if "smem" in found else "",
+        shuffle="shuffle" if "shuffle" in found else "",
+        buffer="reduction_buffer" if "reduction_buffer" in found else "",
+        cluster="cluster" if "cluster" in found else "",
+        cta=view.cta,
+        warp=view.followed // WARP,
+        end=view.end or c.tiler[1],
+        exchanges=view.exchanges,
+    )
+
+
+def write(plan: Plan, folder: str | Path, png: bool = False, thread: int | None = None) -> list[Path]:
+    """Write all figures of a Plan as SVG (and PNG) and its explorer, a page that links them.
+
+    Returns the paths. png: needs cairosvg, RuntimeError without it.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    found = figures(plan, thread)
+    endings = [".svg", ".png"] if png else [".svg"]
+    paths = [figure.save(folder / f"{name}{end}") for name, figure in found.items() for end in endings]
+    return [*paths, save_explorer(folder / "explorer.html", **page(plan, found, thread))]
+
+
+def page(plan: Plan, found: dict[str, Figure] | None = None, thread: int | None = None) -> dict:
+    """The arguments of `layouts.html.explorer` for a Plan."""
+    found = found or figures(plan, thread)
+    c = plan.row_class
+    dtypes = " to ".join(dict.fromkeys(c.dtypes))
+    shown = {name: figure for name, figure in found.items() if name != FOLLOWED}
+    where = View(plan, thread).where
+    return {
+        "figures": shown,
+        "title": f"{c.math} of {plan.rows:,} rows of {plan.columns:,}, {dtypes}",
+        "subtitle": f"class {c.name} for {c.architecture}; first tile{where}, {c.threads:,} threads a CTA",
+        "steps": walk(plan, shown, thread),
+    }
+
+
+def plan_of(
+    rows: int,
+    columns: int,
+    dtype: str = "bf16",
+    *,
+    math: str = "softmax",
+    online: bool = True,
+    architecture: str = H200.architecture.name,
+) -> Plan:
+    """The plan for contiguous (rows, columns) matrices, for an H200 or another architecture in its place.
+
+    Raises NotPlanned where no kernel serves it, KeyError for an architecture that is not in `ARCHITECTURES`.
+    """
+    operand = Operand(dtype, (columns, 1))
+    count = 3 if math == "softmax_backward" else 2
+    device = replace(H200, architecture=ARCHITECTURES[architecture])
+    return plan(math, canonical((rows, columns), (1,), [operand] * count), device, online=online)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`diagrams 4096x65536 --dtype bf16 -o out/`: write a problem's figures; 0, or 2 for bad input."""
+    options = _parser().parse_args(argv)
+    try:
+        made = plan_of(
+            *options.shape,
+            options.dtype,
+            math="softmax_backward" if options.backward else "softmax",
+            online=not options.two_pass,
+            architecture=options.arch,
+        )
+        paths = write(made, options.output, options.png, options.thread)
+    except (ValueError, NotImplementedError, RuntimeError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(made.explain())
+    print(*paths, sep="\n")
+    return 0
+
+
+def _shape(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(\d+)[x,](\d+)", text)
+    if not found or 0 in (int(found[1]), int(found[2])):
+        raise argparse.ArgumentTypeError(f"expected ROWSxCOLUMNS such as 4096x65536, got {text!r}")
+    return int(found[1]), int(found[2])
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m cute_softmax diagrams",
+        description="Draw the layouts of a softmax over the last dimension: SVG files and a page of them.",
+    )
+    parser.add_argument("shape", type=_shape, help="rows x columns, such as 4096x65536")
+    parser.add_argument("--dtype", choices=tuple(ITEM_SIZE), default="bf16", help="of all operands")
+    parser.add_argument("--backward", action="store_true", help="the gradient's kernel")
+    parser.add_argument("--two-pass", action="store_true", help="maximum, then sum, instead of both at once")
+    parser.add_argument("--arch", choices=tuple(ARCHITECTURES), default=H200.architecture.name)
+    parser.add_argument("--thread", type=int, help="the thread to follow; by default one at the end of a row")
+    parser.add_argument("--png", action="store_true", help="PNG beside every SVG (needs cairosvg)")
+    parser.add_argument("-o", "--output", type=Path, default=Path("diagrams"), help="folder to write into")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

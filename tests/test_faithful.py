@@ -1,0 +1,209 @@
+"""What is drawn is what the kernel has: each Plan class is traced on the CPU and its layouts compared.
+
+Tracing stops before the compiler (CUTE_DSL_DRYRUN), needs no GPU and takes about 0.1 s a class. The DSL takes
+its architecture from the environment, so each one is traced in a process of its own: this file, run as a
+script, traces all classes of the architecture in its argument and prints what it found.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from cute_softmax.diagrams import drawn
+from cute_softmax.hardware import ARCHITECTURES
+from cute_softmax.plan import MATHS, NotPlanned, RowClass, row_class
+from cute_softmax.problem import ALIGNMENT, ITEM_SIZE
+from layouts import Layout, ints
+from layouts.trace import CoordinateValue, differences, observing
+
+ROOT = Path(__file__).resolve().parents[1]
+# (dtype of the inputs, dtype of the output, edges, elements of a load or None for whole vectors). The widest
+# dtype decides the vector; fp16 is laid out as bf16 is.
+KINDS = (
+    ("bf16", "bf16", False, None),
+    ("bf16", "bf16", True, None),
+    ("fp16", "fp16", True, 2),
+    ("fp32", "fp32", False, None),
+    ("bf16", "fp32", True, 2),
+)
+
+
+def classes(architecture: str) -> Iterator[RowClass]:
+    """Every Plan class of an architecture: for each math and kind the classes of growing rows."""
+    for math, online in MATHS:
+        count = len(MATHS[math, online].inputs)
+        for source, target, edges, access in KINDS:
+            columns = 1
+            while True:
+                try:
+                    found = row_class(
+                        math,
+                        ARCHITECTURES[architecture],
+                        (*[source] * count, target),
+                        columns,
+                        edges=edges,
+                        access=(access or ALIGNMENT // ITEM_SIZE[target],) * count,
+                        online=online,
+                    )
+                except NotPlanned:
+                    break
+                yield found
+                columns = found.capacity + 1
+
+
+def trace(c: RowClass) -> dict:
+    """What the kernel of a class tells while it is traced."""
+    from cute_softmax.compile import compile_class
+
+    with observing() as seen:
+        compile_class(c)
+    return seen
+
+
+def partition_differences(c: RowClass, partition: CoordinateValue) -> list[str]:
+    """How the partitioned coordinates tXcX differ from ((V, M), 1, K) and from the drawn tile."""
+    shape = ((c.vector, c.rows_per_thread), 1, c.steps)
+    if partition.shape != shape:
+        return [f"tXcX: drawn as {shape}, but the kernel has {partition.shape}"]
+    height, width = c.step_tiler
+    first = c.tv(0, 0)
+    wrong = []
+    for v in range(c.vector):
+        for m in range(c.rows_per_thread):
+            index = c.tv(0, v + m * c.vector) - first
+            for k in range(c.steps):
+                ours = index % height, index // height + k * width
+                theirs = (*partition((v, m), 0, k), 0)[:2]
+                if ours != theirs:
+                    wrong.append(
+                        f"tXcX: value ({v}, {m}), step {k} drawn at {ours}, but the kernel has {theirs}"
+                    )
+    return wrong
+
+
+def swapped(layout: Layout) -> Iterator[Layout]:
+    """Layouts with two strides exchanged that give other offsets."""
+    strides = list(ints.leaves(layout.stride))
+    for i in range(len(strides)):
+        for j in range(i):
+            other = list(strides)
+            other[i], other[j] = other[j], other[i]
+            mutant = Layout(layout.shape, ints.unflatten(iter(other), layout.shape))
+            if mutant.offsets() != layout.offsets():
+                yield mutant
+
+
+class SwappedPredicate(RowClass):
+    """A class whose kernel stores its bits step by step instead of row by row."""
+
+    @property
+    def predicate(self) -> Layout:
+        return Layout((self.rows_per_thread, 1, self.steps), (1, 0, self.rows_per_thread))
+
+
+class SwappedBuffer(RowClass):
+    """A class whose kernel puts rows of the buffer next to each other instead of peers."""
+
+    @property
+    def reduction_buffer(self) -> Layout:
+        return Layout.ordered((2, (self.warps_per_row, self.cluster_n), 2), (0, 1, 2))
+
+
+class SwappedThreads(RowClass):
+    """A class whose threads run down the rows first."""
+
+    @property
+    def tv(self) -> Layout:
+        (threads, values), (thread_stride, value_stride) = super().tv.shape, super().tv.stride
+        return Layout((threads[::-1], values), (thread_stride[::-1], value_stride))
+
+
+def mutants() -> Iterator[tuple[RowClass, RowClass]]:
+    """(class, mutant of it), for the first class that shows the difference."""
+    for mutant in (SwappedPredicate, SwappedBuffer, SwappedThreads):
+        for c in classes("sm_90a"):
+            values = {f.name: getattr(c, f.name) for f in fields(c)}
+            if mutant is SwappedPredicate and c.rows_per_thread == 1:
+                values |= {"rows_per_thread": 2, "steps": 2} if not c.exchanges else {}
+            honest, other = RowClass(**values), mutant(**values)
+            if differences(drawn(honest), drawn(other)):
+                yield honest, other
+                break
+        else:
+            raise AssertionError(f"no class shows what {mutant.__name__} changes")
+
+
+def trace_all(architecture: str) -> dict:
+    """The classes traced and what is wrong with them."""
+    found = {"classes": 0, "layouts": 0, "swaps": 0, "wrong": [], "missed": []}
+    for c in classes(architecture):
+        ours, theirs = drawn(c), trace(c)
+        partition = theirs.pop("tXcX")
+        wrong = differences(ours, theirs) + partition_differences(c, partition)
+        wrong += [f"{name}: the kernel has it and no figure draws it" for name in theirs.keys() - ours.keys()]
+        if theirs["tv"].tiler != c.step_tiler:
+            wrong.append(f"tiler: drawn as {c.step_tiler}, but the kernel has {theirs['tv'].tiler}")
+        found["wrong"] += [f"{c.math} {c.dtypes} {c.name}: {line}" for line in wrong]
+        for name, layout in ours.items():
+            for mutant in swapped(layout):
+                found["swaps"] += 1
+                if not differences({name: mutant}, theirs):
+                    found["missed"].append(f"{c.name}: {name} drawn as {mutant}")
+        found["classes"] += 1
+        found["layouts"] += len(ours)
+    return found
+
+
+def run(*arguments: str) -> dict:
+    """What this file prints, run as a script for an architecture."""
+    environment = dict(os.environ, CUTE_DSL_ARCH=arguments[0], CUTE_DSL_DRYRUN="1", PYTHONPATH=str(ROOT))
+    done = subprocess.run(
+        [sys.executable, __file__, *arguments], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def tracing():
+    """architecture -> what its run printed; two run at a time, unless pytest itself runs in parallel."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        yield run
+        return
+    with ThreadPoolExecutor(2) as pool:
+        futures = {name: pool.submit(run, name) for name in ARCHITECTURES}
+        yield lambda name: futures[name].result()
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_class_is_drawn_as_its_kernel_is(architecture, tracing):
+    found = tracing(architecture)
+    assert found["wrong"] == []
+    assert found["missed"] == []
+    assert found["classes"] >= 60 and found["layouts"] >= 3 * found["classes"] // 2
+    assert found["swaps"] >= found["classes"]
+
+
+def test_a_kernel_with_a_swapped_stride_is_caught():
+    found = run("sm_90a", "mutants")
+    assert len(found) == 3
+    for name, lines in found.items():
+        assert lines, f"{name}: the traced mutant passes for what is drawn"
+
+
+if __name__ == "__main__":
+    if sys.argv[2:] == ["mutants"]:
+        pairs = mutants()
+        result = {type(b).__name__: differences(drawn(a), trace(b)) for a, b in pairs}
+    else:
+        result = trace_all(sys.argv[1])
+    print(json.dumps(result))
