@@ -2,6 +2,7 @@
 
 python -m cute_softmax demo [4096x8192] [--dtype bf16] [--out out]     run, check, explain, time and draw
 python -m cute_softmax explain 4096x8192 [--dim -1] [--backward]       how a softmax of this shape would run
+python -m cute_softmax diagrams 4096x8192 [-o out] [--backward]        the layouts of its kernel, as figures
 python -m cute_softmax classes [--arch sm_90a] [--dtype bf16]          what there is to compile
 python -m cute_softmax precompile [--arch sm_90a] [--dtype bf16 ...]   compile it all, into the store on disk
 python -m cute_softmax cache [path|list|clear]                         that store
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from . import cache
@@ -60,6 +61,9 @@ def parser() -> argparse.ArgumentParser:
     explain.add_argument("--dim", type=dims, default=-1, help="the reduced dimensions: -1 or 1,2 (-1)")
     explain.add_argument("--backward", action="store_true", help="the backward pass instead")
 
+    # Its own arguments: see `diagrams`.
+    command("diagrams", "The layouts of the kernel of this shape as figures, and a page to explore them.")
+
     listed = command("classes", "The Plan classes: what there is to compile, and the rows that each takes.")
     ahead = command(
         "precompile", "Compile every Plan class of a dtype, forward and backward, into the store."
@@ -80,8 +84,8 @@ def parser() -> argparse.ArgumentParser:
 def run_demo(given: argparse.Namespace) -> int:
     from . import demo
 
-    if len(given.shape) != 2:
-        raise ValueError(f"the demo takes MxN, not {'x'.join(map(str, given.shape))}")
+    if len(given.shape) != 2 or 0 in given.shape:
+        raise ValueError(f"the demo takes MxN of at least 1x1, not {'x'.join(map(str, given.shape))}")
     return demo.run(given.shape, given.dtype, given.out)
 
 
@@ -127,8 +131,8 @@ def run_classes(given: argparse.Namespace) -> int:
         )
         print("  ".join(cells).rstrip())
     print(
-        f"\n{arch}, {given.dtype}. Each exists a second time, as NAME_edges, for rows that begin or end off a"
-        " 16-byte boundary."
+        f"\n{arch}, {given.dtype}. Each with vectors exists a second time, as NAME_edges, for rows that begin or "
+        "end off a vector boundary."
     )
     return 0
 
@@ -156,8 +160,13 @@ def run_precompile(given: argparse.Namespace) -> int:
     return 0
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: list[str] | None = None) -> int:
     """The exit status of a command line: 0, 1 for a wrong result, 2 for what cannot be done."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["diagrams"]:
+        from . import diagrams
+
+        return diagrams.main(arguments[1:])
     given = parser().parse_args(arguments)
     if given.command == "cache":
         return cache.main([given.action])

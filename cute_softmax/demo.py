@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -15,7 +15,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from . import functional, launch
+from . import diagrams, functional, launch
 from .plan import Plan
 from .resources import resources
 
@@ -165,24 +165,11 @@ def medians(calls: tuple[Callable[[], object], ...]) -> list[float]:
 
 
 def draw(plans: list[Plan], out: Path) -> None:
-    """Write the diagrams of some plans, and print where they are."""
-    written = [path for plan in plans for path in _diagrams(plan, out / plan.row_class.math)]
-    print(f"{len(written)} diagrams in {out}: {', '.join(p.relative_to(out).as_posix() for p in written)}")
-
-
-def _diagrams(plan: Plan, folder: Path) -> Iterator[Path]:
-    from layouts import figures
-
-    c = plan.row_class
-    size = plan.problem.bytes // (plan.rows * plan.columns * len(plan.problem.dtypes)) if plan.rows else 2
-    drawn = {"tv": figures.thread_value(c.tv, c.step_tiler, element_bytes=size)}
-    if c.exchanges:
-        drawn["reduction_buffer"] = figures.reduction_buffer(
-            c.reduction_buffer, element_bytes=c.facts.state_bytes
-        )
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, figure in drawn.items():
-        yield figure.save(folder / f"{name}.svg")
+    """Write the diagrams of some plans, each into a folder of its own, and print their paths."""
+    for plan in plans:
+        folder = out / plan.row_class.math
+        names = [path.relative_to(folder).as_posix() for path in diagrams.write(plan, folder)]
+        print(f"{folder}: {', '.join(names)}")
 
 
 def _table(*columns: str) -> Table:

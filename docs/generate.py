@@ -27,11 +27,11 @@ import names_figure  # noqa: E402
 
 import cute_softmax  # noqa: E402
 from benchmarks import console, report, results  # noqa: E402
-from cute_softmax import explain, plan, plan_softmax  # noqa: E402
+from cute_softmax import diagrams, explain, plan  # noqa: E402
 from cute_softmax.classes import classes, longest_row, operand_dtypes  # noqa: E402
 from cute_softmax.hardware import ARCHITECTURES, H200  # noqa: E402
 from cute_softmax.problem import ITEM_SIZE  # noqa: E402
-from layouts import figures  # noqa: E402
+from layouts.figures import Figure  # noqa: E402
 
 PAGES = [ROOT / "README.md", *sorted(HERE.glob("*.md"))]
 RESULTS = ROOT / "benchmarks" / "results" / "h200"
@@ -185,13 +185,13 @@ BLOCKS: dict[str, Callable[[], str]] = {
 }
 
 
-def drawings() -> dict[str, figures.Figure]:
+def drawings() -> dict[str, Figure]:
     """The figures of the pages by name."""
-    c = plan_softmax((8192, 30000)).row_class
+    long, ragged = diagrams.plan_of(8192, 30000), diagrams.plan_of(4096, 1023)
     return {
         "names": names_figure.names(),
-        "edges": figures.row_pieces(1003, vector=8, misalignment=3, threads=128, element_bytes=2),
-        "cluster": figures.cluster_exchange(c.reduction_buffer, element_bytes=c.facts.state_bytes),
+        "edges": diagrams.figures(ragged)["edges"],
+        "cluster": diagrams.figures(long)["cluster"],
     }
 
 

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,15 +11,16 @@ import torch
 from cute_softmax import cache, demo, functional, precompile
 from cute_softmax.__main__ import main
 from cute_softmax.classes import classes, longest_row, operand_dtypes
-from cute_softmax.hardware import ARCHITECTURES
-from cute_softmax.plan import TEAMS, NotPlanned, row_class
+from cute_softmax.hardware import ARCHITECTURES, H200
+from cute_softmax.plan import TEAMS, NotPlanned, plan, row_class
+from cute_softmax.problem import Operand, canonical
 from cute_softmax.resources import cuobjdump, resources
 
 SM90 = ARCHITECTURES["sm_90a"]
 
 
 def out_of(capsys, *arguments: str, status: int = 0) -> str:
-    assert main(arguments) == status
+    assert main(list(arguments)) == status
     captured = capsys.readouterr()
     return captured.out if status == 0 else captured.err
 
@@ -39,11 +41,11 @@ def test_demo_without_a_gpu(no_gpu, tmp_path, capsys):
         ).groups()
         assert 16 <= int(registers) <= 255 and spilled == "0" and int(shared) < 228 << 10
     assert "GB/s" not in said and "µs" not in said
-    drawn = sorted(p.relative_to(tmp_path / "out").as_posix() for p in tmp_path.glob("out/**/*.svg"))
-    assert drawn
-    for name in drawn:
-        assert name in said
-        assert "<svg" in (tmp_path / "out" / name).read_text()
+    for folder in (tmp_path / "out" / "softmax", tmp_path / "out" / "softmax_backward"):
+        (line,) = (line for line in said.splitlines() if line.startswith(f"{folder}: "))
+        named = line.removeprefix(f"{folder}: ").split(", ")
+        assert sorted(named) == sorted(p.name for p in folder.iterdir())
+        assert {"tv.svg", "predicate.svg", "reduction_buffer.svg", "explorer.html"} <= set(named)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -81,7 +83,9 @@ def test_explain(no_gpu, capsys):
         (["explain", "4096x8192", "--dim", "0"], "must be contiguous"),
         (["explain", "4096x8192", "--dim", "5"], "dim=5 is out of range"),
         (["explain", "1x10000000"], "do not fit on chip"),
-        (["demo", "4096"], "the demo takes MxN, not 4096"),
+        (["demo", "4096"], "the demo takes MxN of at least 1x1, not 4096"),
+        (["demo", "0x8"], "not 0x8"),
+        (["diagrams", "8x10000000"], "do not fit on chip"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(arguments, words, no_gpu, capsys):
@@ -102,25 +106,26 @@ def test_malformed_arguments_are_refused(arguments, capsys):
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
 @pytest.mark.parametrize("math", TEAMS)
 def test_classes_follow_each_other_without_a_gap(arch, dtype, math):
-    for edges in (False, True):
-        dtypes, architecture = operand_dtypes(math, dtype), ARCHITECTURES[arch]
-        listed = list(classes(math, architecture, dtypes, edges=edges))
-        assert len(set(listed)) == len({c.name for c in listed}) == len(listed) <= 18
-        lengths = [longest_row(c) for c in listed]
-        assert lengths == sorted(set(lengths))
+    dtypes, architecture = operand_dtypes(math, dtype), ARCHITECTURES[arch]
+    listed = list(classes(math, architecture, dtypes))
+    assert len({c.name for c in listed}) == len(set(listed)) == len(listed)
+    ragged = [replace(c, edges=True) for c in listed if c.vector > 1]
+    assert list(classes(math, architecture, dtypes, edges=True)) == ragged
+    lengths = [0, *map(longest_row, listed)]
+    assert lengths == sorted(set(lengths))
+    for c, before, last in zip(listed, lengths, lengths[1:], strict=False):
+        for columns in (before + 1, last):
+            operand = Operand(dtype, (columns, 1))
+            problem = canonical((8, columns), (1,), [operand] * len(dtypes))
+            got = plan(math, problem, replace(H200, architecture=architecture)).row_class
+            assert got == replace(c, edges=columns % c.vector > 0)
+    with pytest.raises(NotPlanned):
+        row_class(math, architecture, dtypes, lengths[-1] + 1, edges=False, access=listed[-1].access)
 
-        def chosen(columns, listed=listed, edges=edges, dtypes=dtypes, architecture=architecture):
-            return row_class(math, architecture, dtypes, columns, edges=edges, access=listed[0].access)
 
-        for c, first, last in zip(listed, [1, *(n + 1 for n in lengths)], lengths, strict=False):
-            assert chosen(first) == chosen(last) == c
-        with pytest.raises(NotPlanned):
-            chosen(lengths[-1] + 1)
-
-
-def test_about_sixteen_classes_serve_a_million_columns():
+def test_a_handful_of_classes_serves_a_million_columns():
     listed = list(classes("softmax", SM90, operand_dtypes("softmax", "bf16")))
-    assert len(listed) <= 16 and longest_row(listed[-1]) >= 1_000_000
+    assert len(listed) <= 40 and longest_row(listed[-1]) >= 1_000_000
 
 
 def test_classes_command_lists_them_all(no_gpu, capsys):
@@ -174,10 +179,15 @@ def test_cache_command(tmp_path, monkeypatch, capsys):
     assert out_of(capsys, "cache", "clear").startswith("0 kernels removed")
 
 
+def test_diagrams_command(tmp_path, capsys):
+    said = out_of(capsys, "diagrams", "64x1000", "-o", str(tmp_path))
+    assert str(tmp_path / "tv.svg") in said and (tmp_path / "explorer.html").exists()
+
+
 def test_module_runs_as_a_command():
     done = subprocess.run([sys.executable, "-m", "cute_softmax", "--help"], capture_output=True, text=True)
     assert done.returncode == 0
-    for command in ("demo", "explain", "classes", "precompile", "cache"):
+    for command in ("demo", "explain", "diagrams", "classes", "precompile", "cache"):
         assert re.search(rf"^ +{command}\b", done.stdout, re.M)
 
 

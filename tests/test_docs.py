@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.__main__ import run_parser
+from cute_softmax import diagrams
 from cute_softmax.__main__ import parser
 from cute_softmax.classes import classes, longest_row, operand_dtypes
 from cute_softmax.hardware import ARCHITECTURES
@@ -69,7 +70,9 @@ def test_commands_exist(page):
     targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.M)
     for line in "".join(blocks(page, "bash")).splitlines():
         words = shlex.split(line, comments=True)
-        if words[:3] == ["python", "-m", "cute_softmax"]:
+        if words[:4] == ["python", "-m", "cute_softmax", "diagrams"]:
+            diagrams._parser().parse_args(words[4:])
+        elif words[:3] == ["python", "-m", "cute_softmax"]:
             parser().parse_args(words[3:])
         elif words[:3] == ["python", "-m", "benchmarks"] and words[3] != "check":
             run_parser().parse_args(words[3:])
