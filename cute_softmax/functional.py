@@ -215,7 +215,10 @@ def explain(
     >>> print(explain((4096, 8192), dtype="bf16"))
     """
     if isinstance(input, torch.Tensor) and not ops.on_kernel(input, dtype or input.dtype):
-        return f"softmax of a {input.dtype} tensor on {input.device}: torch.softmax (ATen); our kernels take CUDA bf16, fp16 and fp32"
+        return (
+            f"softmax of a {input.dtype} tensor on {input.device} goes to torch.softmax (ATen): "
+            "the kernels here take bfloat16, float16 and float32 on CUDA"
+        )
     return plan_softmax(input, dim, dtype, **options).explain()
 
 
@@ -241,7 +244,8 @@ def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
     (a_first, a_end), (b_first, b_end) = (
         (
             t.data_ptr(),
-            t.data_ptr() + (1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride()))) * t.element_size(),
+            t.data_ptr()
+            + (1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))) * t.element_size(),
         )
         for t in (a, b)
     )

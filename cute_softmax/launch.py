@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache
 
 import torch
 
@@ -69,7 +69,7 @@ def _build(row_class: RowClass) -> object:
     return compile_class(row_class)
 
 
-@lru_cache(maxsize=None)
+@cache
 def device_facts(index: int) -> hardware.Device:
     """What plans must know of CUDA device `index`. Raises ValueError for an unsupported GPU."""
     facts = torch.cuda.get_device_properties(index)

@@ -71,7 +71,7 @@ def _launcher(
     result = torch.empty_like(inputs[-1], dtype=dtype)
     if not result.numel():
         return lambda *inputs: torch.empty_like(inputs[-1], dtype=dtype)
-    device, shape, strides = result.get_device(), result.shape, result.stride()
+    device, shape, strides = result.get_device(), tuple(result.shape), result.stride()
     call = launch.call_of(math, (*inputs, result), dims, online, aligned=True)
     function, sizes, plan = call.function, call.arguments, call.plan
     stream, empty = torch._C._cuda_getCurrentRawStream, _empty_strided_cuda
@@ -151,6 +151,17 @@ def backward(
     if output.numel():
         launch.run("softmax_backward", (grad, output, result), dims)
     return result
+
+
+def differentiable_backward(
+    grad: torch.Tensor, output: torch.Tensor, dims: tuple[int, ...], input_dtype: torch.dtype
+) -> torch.Tensor:
+    """Our kernel, or ATen operations where a gradient of the gradient may be wanted."""
+    if torch.compiler.is_compiling():
+        return softmax_backward(grad, output, list(dims), input_dtype)
+    if torch.is_grad_enabled() and (grad.requires_grad or output.requires_grad):
+        return aten_backward(grad, output, dims, input_dtype)
+    return backward(grad, output, dims, input_dtype)
 
 
 class Softmax(torch.autograd.Function):

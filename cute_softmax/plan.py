@@ -45,7 +45,9 @@ class Team:
     rows_per_thread: rows a thread works on at once; cluster_n: CTAs that share a row;
     staging: per input, how it gets to the thread (see `RowClass`);
     keep: hold converted values between the passes; persistent: CTAs that stay and take one tile after another;
-    min_blocks: CTAs that an SM must hold, which caps registers.
+    min_blocks: CTAs that an SM must hold, which caps registers;
+    precise: only for results in float32 (True) or in 16 bits (False): the former spend more instructions and half
+        the registers per vector.
     """
 
     threads_per_row: int
@@ -57,6 +59,7 @@ class Team:
     keep: bool = True
     persistent: bool = False
     min_blocks: int = 0
+    precise: bool | None = None
 
     @property
     def capacity(self) -> int:
@@ -81,6 +84,7 @@ _SHORT = (
     Team(128, 3),
     Team(128, 4),
 )
+_PREFETCHING = {"staging": ("async",), "keep": False, "persistent": True}
 TEAMS = {
     "softmax": (
         *_SHORT,
@@ -97,13 +101,13 @@ TEAMS = {
         Team(1024, 8, threads=1024, keep=False),  # without clusters: a packed row is 32 of 64 registers
         Team(256, 6, threads=256, cluster_n=8),
         Team(256, 8, threads=256, cluster_n=8, min_blocks=3),
-        Team(256, 5, threads=256, cluster_n=16, min_blocks=4),
+        Team(256, 5, threads=256, cluster_n=16, min_blocks=4, precise=False),
+        Team(256, 12, threads=256, cluster_n=8, min_blocks=2, precise=True),
+        Team(256, 16, threads=256, cluster_n=8, min_blocks=2, precise=True),
         # From here on rows fill their SMs: registers hold one while the next arrives in shared memory.
-        Team(
-            256, 13, threads=256, cluster_n=8, staging=("async",), keep=False, persistent=True, min_blocks=2
-        ),
-        Team(256, 16, threads=256, cluster_n=8, staging=("async",), keep=False, persistent=True),
-        Team(512, 16, threads=512, cluster_n=16, staging=("async",), keep=False, persistent=True),
+        Team(256, 13, threads=256, cluster_n=8, min_blocks=2, precise=False, **_PREFETCHING),
+        Team(256, 16, threads=256, cluster_n=8, precise=False, **_PREFETCHING),
+        Team(512, 16, threads=512, cluster_n=16, **_PREFETCHING),
     ),
     "softmax_backward": (
         *_SHORT,
@@ -353,8 +357,10 @@ class Plan:
             f"  threads    {c.threads} a CTA, {c.threads_per_row} a row; tile {c.tiler[0]} x {c.tiler[1]}",
             f"  thread     {c.steps} vectors of {c.vector} elements, {c.rows_per_thread} row(s); "
             f"{'values' if c.keep else 'packed elements'} kept in registers",
-            f"  loads      {staging}; {' and '.join(_widths(c))} at a time; L2 {'evict_last' if self.evict_last else 'evict_first'}",
-            f"  edges      {'head and tail scalars apart' if c.edges else 'none: every row begins and ends on a vector'}",
+            f"  loads      {staging}; {' and '.join(_widths(c))} at a time; "
+            f"L2 {'evict_last' if self.evict_last else 'evict_first'}",
+            "  edges      "
+            + ("head and tail scalars apart" if c.edges else "none: rows begin and end on a vector"),
             f"  reduction  {'online (max, sum) pairs' if c.facts.state_bytes == 8 else f'{c.facts.stages} stage(s)'}; "
             + (
                 f"buffer {c.reduction_buffer}, {c.reduction_buffer.cosize * c.facts.state_bytes} bytes"
@@ -405,7 +411,7 @@ def row_class(
     facts = MATHS[math_name, online]
     vector = vector_of(dtypes, columns)
     for team in TEAMS[math_name]:
-        if team.cluster_n > architecture.cluster_limit:
+        if team.cluster_n > architecture.cluster_limit or team.precise not in (None, dtypes[-1] == "fp32"):
             continue
         candidate = RowClass(
             math=math_name,
@@ -413,7 +419,7 @@ def row_class(
             dtypes=dtypes,
             vector=vector,
             edges=edges,
-            access=access,
+            access=tuple(math.gcd(a, vector) for a in access),
             online=online,
             threads_per_row=team.threads_per_row,
             steps=team.steps,
