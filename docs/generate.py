@@ -136,7 +136,8 @@ def comment_above(name: str) -> str:
     while lines[first - 1].startswith("#"):
         first -= 1
     text = " ".join(line.lstrip("# ") for line in lines[first:at])
-    return f"> {text}\n>\n> `{lines[at]}`"
+    whole = "" if lines[at].endswith("(") else f"\n>\n> `{lines[at]}`"
+    return f"> {text}{whole}"
 
 
 def functions() -> str:
