@@ -199,7 +199,8 @@ def _tile(view: View) -> Figure:
             f"Row 0 has {_count(view.end, 'column')} of this tile in whole vectors: those past them are "
             "drawn here and skipped by the predicate."
         )
-    return figure.noted(*notes, *checks.check(view.plan).lines())
+    report = replace(checks.check(view.plan), shared=())  # that stands under the figure of shared memory
+    return figure.noted(*notes, *report.lines())
 
 
 def _smem(view: View) -> Figure:
