@@ -55,7 +55,7 @@ class Report:
     def lines(self) -> list[str]:
         """The report as sentences, problems first."""
         found = [f"PROBLEM: {p}" for p in self.problems]
-        return [*found, self.coverage, *map(str, self.traffic), *self.shared]
+        return [*found, self.coverage, *(f"First tile, {t}" for t in self.traffic), *self.shared]
 
 
 def tile_tv(c: RowClass) -> Layout:

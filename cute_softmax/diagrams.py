@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from layouts import Layout
+from layouts import Layout, ints
 from layouts import figures as draw
 from layouts.figures import Figure
 from layouts.html import Step, save_explorer
@@ -199,7 +199,8 @@ def _tile(view: View) -> Figure:
             f"Row 0 has {_count(view.end, 'column')} of this tile in whole vectors: those past them are "
             "drawn here and skipped by the predicate."
         )
-    return figure.noted(*notes, *checks.check(view.plan).lines())
+    report = replace(checks.check(view.plan), shared=())  # that stands under the figure of shared memory
+    return figure.noted(*notes, *report.lines())
 
 
 def _smem(view: View) -> Figure:
@@ -270,7 +271,7 @@ def _predicate(view: View) -> Figure:
         title=f"pX: the predicate of rows of {p.columns:,}{view.where}",
     )
     notes = [
-        f"Shape (M, rows of the copy, K) = {c.predicate.shape}: one bit decides a vector of "
+        f"Shape (M, rows of the copy, K) = {ints.show(c.predicate.shape)}: one bit decides a vector of "
         f"{_count(c.vector, 'element')}.",
         f"Mode 0 counts the M = {_count(c.rows_per_thread, 'row')} that a thread owns within one step: each "
         "row has its own bound, so each has bits of its own. Mode 1 has stride 0: rows over which the copy "

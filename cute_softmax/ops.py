@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
+from torch._C._dynamo.guards import TensorGuards
 
 from . import launch
+from .plan import NotPlanned
 
 try:  # what code compiled by inductor allocates with: 0.6 us less than torch.empty_like
     from torch._C._dynamo.guards import _empty_strided_cuda
@@ -27,89 +29,120 @@ def on_kernel(tensor: torch.Tensor, result_dtype: torch.dtype) -> bool:
 
 
 class Form:
-    """All calls of softmax with tensors of one device, shape, strides and dtypes, with 16-byte aligned addresses.
+    """All calls of softmax on tensors of one device, shape, strides and dtypes: decided once.
 
-    `run` and `backward` allocate a result and launch. `run` does so on the current device, which must be the
-    tensors' own (see `is_current`).
+    matches(input): whether a tensor is of this form, and torch in the state (autocast, functorch, dispatch modes,
+    and whether the tensor requires a gradient) in which the form was made; one call into C++.
     """
 
-    __slots__ = ("backwards", "device", "dims", "dtype", "input_dtype", "online", "run")
+    __slots__ = ("backwards", "dim", "dims", "dtype", "input_dtype", "matches", "online", "requires_grad")
+    __slots__ += ("result_dtype", "run")
 
-    def __init__(self, input: torch.Tensor, dtype: torch.dtype, dims: tuple[int, ...], online: bool):
-        self.device = input.get_device()
+    def __init__(self, input: torch.Tensor, dims: tuple[int, ...], result_dtype: torch.dtype, online: bool):
+        self.matches = TensorGuards(
+            input, dynamic_dims_sizes=[[*input.shape]], dynamic_dims_strides=[[*input.stride()]]
+        ).check
+        self.requires_grad = input.requires_grad
+        self.input_dtype, self.result_dtype = input.dtype, result_dtype
         self.dims, self.online = dims, online
-        self.dtype, self.input_dtype = dtype, input.dtype
-        self.run = _launcher("softmax", (input,), dtype, dims, online)
+        self.dim = self.dtype = None  # as the caller gave them, see `functional`
         self.backwards: dict[tuple, Callable] = {}
+        self.run = _launcher("softmax", (input,), result_dtype, dims, online, self.forward_anywhere)
 
-    def __call__(self, input: torch.Tensor) -> torch.Tensor:
-        """Softmax of a tensor of this form at any address, on any current device."""
-        if input.data_ptr() & 15 or not self.is_current():
-            return forward(input, self.dims, self.dtype, self.online)
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Softmax of a tensor of this form."""
         return self.run(input)
 
-    def is_current(self) -> bool:
-        return self.device == torch._C._cuda_getDevice()
+    def forward_anywhere(self, input: torch.Tensor) -> torch.Tensor:
+        """Softmax of a tensor that is misaligned, or on another device than the current one."""
+        return forward(input, self.dims, self.result_dtype, self.online)
 
     def backward(self, grad: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
         """The gradient of the input, by a launcher made once for each form of `grad`."""
-        if grad.data_ptr() & 15 or output.data_ptr() & 15 or not self.is_current():
-            return backward(grad, output, self.dims, self.input_dtype)
         key = grad.stride(), grad.dtype, output.stride()
         run = self.backwards.get(key)
         if run is None:
-            run = _launcher("softmax_backward", (grad, output), self.input_dtype, self.dims, True)
-            self.backwards[key] = run
+            run = self.backwards[key] = self._backward_launcher(grad, output)
         return run(grad, output)
+
+    def _backward_launcher(self, grad: torch.Tensor, output: torch.Tensor) -> Callable:
+        def anywhere(grad: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+            return backward(grad, output, self.dims, self.input_dtype)
+
+        if not (on_kernel(output, self.input_dtype) and grad.dtype in launch.DTYPE_NAMES):
+            return anywhere
+        try:
+            return _launcher("softmax_backward", (grad, output), self.input_dtype, self.dims, True, anywhere)
+        except NotPlanned:
+            return anywhere
 
 
 def _launcher(
-    math: str, inputs: tuple[torch.Tensor, ...], dtype: torch.dtype, dims: tuple[int, ...], online: bool
+    math: str,
+    inputs: tuple[torch.Tensor, ...],
+    dtype: torch.dtype,
+    dims: tuple[int, ...],
+    online: bool,
+    anywhere: Callable[..., torch.Tensor],
 ) -> Callable[..., torch.Tensor]:
-    """A function of 16-byte aligned inputs of this form that allocates the result and launches on the current
-    device: all else is decided here."""
+    """A function of inputs of this form that allocates the result and launches.
+
+    It is made for addresses that are multiples of 16 bytes and for the current device being the tensors' own, and
+    hands everything else to `anywhere`.
+    """
     result = torch.empty_like(inputs[-1], dtype=dtype)
     if not result.numel():
-        return lambda *inputs: torch.empty_like(inputs[-1], dtype=dtype)
+        return anywhere
     device, shape, strides = result.get_device(), tuple(result.shape), result.stride()
     call = launch.call_of(math, (*inputs, result), dims, online, aligned=True)
-    function, sizes, plan = call.function, call.arguments, call.plan
+    function, plan = call.function, call.plan
+    rows, columns, ctas, evict_last = call.arguments
     stream, empty = torch._C._cuda_getCurrentRawStream, _empty_strided_cuda
-    *_, result_stride = plan.row_strides
+    current_device, alone = torch._C._cuda_getDevice, torch.cuda.device_count() == 1
 
-    # Written out per number of inputs: a loop over operands would cost a microsecond.
+    # Written out for one input and for two: going through a list of operands would cost half a microsecond.
     if len(inputs) == 1:
-        (first_stride, _) = plan.row_strides
+        x_stride, y_stride = plan.row_strides
 
-        def run(first: torch.Tensor) -> torch.Tensor:
-            result = empty(shape, strides, dtype)
+        def run(x: torch.Tensor) -> torch.Tensor:
+            address = x.data_ptr()
+            if address & 15 or not (alone or current_device() == device):
+                return anywhere(x)
+            y = empty(shape, strides, dtype)
             try:
                 function(
-                    stream(device), *sizes, first.data_ptr(), first_stride, result.data_ptr(), result_stride
+                    stream(device), rows, columns, ctas, evict_last, address, x_stride, y.data_ptr(), y_stride
                 )
             except Exception as error:
                 raise launch.launch_error(plan, error) from error
-            return result
+            return y
 
         return run
-    (first_stride, second_stride, _) = plan.row_strides
 
-    def run_two(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-        result = empty(shape, strides, dtype)
+    a_stride, b_stride, y_stride = plan.row_strides
+
+    def run_two(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        a_address, b_address = a.data_ptr(), b.data_ptr()
+        if (a_address | b_address) & 15 or not (alone or current_device() == device):
+            return anywhere(a, b)
+        y = empty(shape, strides, dtype)
         try:
             function(
                 stream(device),
-                *sizes,
-                first.data_ptr(),
-                first_stride,
-                second.data_ptr(),
-                second_stride,
-                result.data_ptr(),
-                result_stride,
+                rows,
+                columns,
+                ctas,
+                evict_last,
+                a_address,
+                a_stride,
+                b_address,
+                b_stride,
+                y.data_ptr(),
+                y_stride,
             )
         except Exception as error:
             raise launch.launch_error(plan, error) from error
-        return result
+        return y
 
     return run_two
 
@@ -149,7 +182,12 @@ def backward(
         return aten_backward(grad, output, dims, input_dtype)
     result = torch.empty_like(output, dtype=input_dtype)
     if output.numel():
-        launch.run("softmax_backward", (grad, output, result), dims)
+        try:
+            launch.run("softmax_backward", (grad, output, result), dims)
+        except NotPlanned:
+            # Autograd hands over expanded and transposed gradients, too: those are laid out like the result first.
+            grad = torch.empty_like(output, dtype=grad.dtype).copy_(grad)
+            launch.run("softmax_backward", (grad, output, result), dims)
     return result
 
 
@@ -169,7 +207,7 @@ class Softmax(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, input: torch.Tensor, form: Form) -> torch.Tensor:
-        result = form(input)
+        result = form.forward(input)
         ctx.save_for_backward(result)
         ctx.form = form
         return result

@@ -72,7 +72,7 @@ def row_walk(
                 in_row,
             )
         )
-    together = "neighbouring threads take neighbouring addresses, so that a warp's request is whole lines."
+    together = "neighbouring threads take neighbouring addresses, in unbroken runs of memory."
     if staged:
         steps += [
             Step(
@@ -129,8 +129,8 @@ def row_walk(
                 Step(
                     f"Reduction buffer{count}",
                     "The partial results of all warps of the row now lie side by side. When "
-                    f"{how}, lane i of each warp of the row reads slot i, and one more round of shuffles "
-                    "gives every thread the row's result.",
+                    f"{how}, the lanes of each warp of the row read them, lane i slots i, i + 32 and so on, "
+                    "and one more reduction by shuffles gives every thread the row's result.",
                     buffer,
                     in_buffer(stage),
                 )

@@ -10,7 +10,7 @@ from itertools import product
 from typing import NamedTuple
 
 from cute_softmax.hardware import ARCHITECTURES
-from cute_softmax.plan import ALIGNMENT, ITEM_SIZE, MATHS, NotPlanned, RowClass, row_class
+from cute_softmax.plan import ALIGNMENT, ITEM_SIZE, MATHS, NotPlanned, RowClass, row_class, vector_of
 
 SAME = (("bf16", "bf16"), ("fp16", "fp16"), ("fp32", "fp32"))
 MIXED = (("bf16", "fp32"), ("fp32", "bf16"))
@@ -38,24 +38,30 @@ def intervals(
     dtypes: tuple[str, ...],
     *,
     edges: bool = False,
-    access: tuple[int, ...] | None = None,
+    width: tuple[int, ...] | None = None,
     online: bool = True,
 ) -> list[Interval]:
-    """All classes of one form of call, by length."""
-    vector = ALIGNMENT // max(ITEM_SIZE[d] for d in dtypes)
-    access = access or (vector,) * len(MATHS[math, online].inputs)
+    """All classes of one form of call, by length.
+
+    width: per input, the elements of an access at most; None for whole vectors.
+    """
+    target = ARCHITECTURES[architecture]
 
     def of(columns: int) -> RowClass | None:
+        vector = vector_of(dtypes, columns)
+        access = tuple(min(w, vector) for w in width or (vector,) * len(MATHS[math, online].inputs))
         try:
-            return row_class(
-                math, ARCHITECTURES[architecture], dtypes, columns, edges=edges, access=access, online=online
-            )
+            return row_class(math, target, dtypes, columns, edges=edges, access=access, online=online)
         except NotPlanned:
             return None
 
     found, first = [], 1
+    while edges and of(first).vector == 1:  # every row begins and ends on a vector of one element
+        first += 1
     while (here := of(first)) is not None:
-        low, high = first, 2 * here.capacity + 1  # of(low) is here; of(high) is not
+        low, high = first, here.capacity + 1  # of(low) is here; of(high) is not
+        if of(here.capacity) == here:  # as a rule: no search is needed
+            low = here.capacity
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if of(middle) == here else (low, middle)
@@ -69,11 +75,11 @@ def longest(math: str, architecture: str, dtypes: tuple[str, ...], online: bool 
     return intervals(math, architecture, dtypes, online=online)[-1].last
 
 
-def accesses(math: str, dtypes: tuple[str, ...], online: bool = True) -> list[tuple[int, ...]]:
-    """Every combination of access widths of the inputs, the full one first."""
+def widths(math: str, dtypes: tuple[str, ...], online: bool = True) -> list[tuple[int, ...]]:
+    """Every combination of access widths of the inputs, whole vectors first."""
     vector = ALIGNMENT // max(ITEM_SIZE[d] for d in dtypes)
-    widths = [vector >> i for i in range(vector.bit_length())]
-    return [*product(widths, repeat=len(MATHS[math, online].inputs))]
+    each = [vector >> i for i in range(vector.bit_length())]
+    return [*product(each, repeat=len(MATHS[math, online].inputs))]
 
 
 def all_classes(
@@ -89,23 +95,23 @@ def all_classes(
         for pair in pairs:
             dtypes = operands(math, pair)
             for edges in (False, True):
-                for access in accesses(math, dtypes, online) if narrow else (None,):
+                for width in widths(math, dtypes, online) if narrow else (None,):
                     for interval in intervals(
-                        math, architecture, dtypes, edges=edges, access=access, online=online
+                        math, architecture, dtypes, edges=edges, width=width, online=online
                     ):
                         yield interval.row_class
 
 
 def launched(architecture: str) -> Iterator[RowClass]:
-    """The classes that ordinary calls need: every width of access, of one input or of all."""
+    """The classes that the GPU tests need: all whole ones, and of equal dtypes the narrow ones whose operands
+    but one are aligned alike, or all inputs are."""
     yield from all_classes(architecture)
-    for math in ("softmax", "softmax_backward"):
-        for pair in PAIRS:
-            dtypes = operands(math, pair)
-            for edges, access in product((False, True), accesses(math, dtypes)):
-                if len(access) == 1 or access[1] == max(access) or access[0] == access[1]:
-                    for interval in intervals(math, architecture, dtypes, edges=edges, access=access):
-                        yield interval.row_class
+    for math, pair in product(("softmax", "softmax_backward"), SAME):
+        dtypes = operands(math, pair)
+        for edges, width in product((False, True), widths(math, dtypes)):
+            if len(width) == 1 or width[1] == max(width) or width[0] == width[1]:
+                for interval in intervals(math, architecture, dtypes, edges=edges, width=width):
+                    yield interval.row_class
 
 
 def build(wanted: Iterable[RowClass]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Regenerates the gallery: every figure, ``gallery.md``, the sample explorer, and the table of
+"""Regenerates the gallery: every figure, ``gallery.md``, ``plans.md``, the explorers, and the table of
 ``access.md``.
 
 ::
@@ -24,6 +24,7 @@ for place in (HERE, ROOT):
 
 import measure_access  # noqa: E402
 import other_kernels  # noqa: E402
+import plans  # noqa: E402
 
 from layouts import Layout, figures, parse  # noqa: E402
 from layouts.figures import Figure  # noqa: E402
@@ -279,6 +280,9 @@ def files() -> dict[Path, str]:
     """Every generated file and what it must hold."""
     out = {HERE / "figures" / f"{e.name}.svg": e.draw().svg() for e in ENTRIES}
     out |= {HERE / "figures" / f"{n}.svg": f.svg() for n, f in other_kernels.figures().items()}
+    out |= {HERE / "figures" / f"{n}.svg": f.svg() for n, f in plans.figures().items()}
+    out[HERE / "plans.md"] = plans.text()
+    out[HERE / "plan_explorer.html"] = plans.plan_explorer()
     out[HERE / "explorer.html"] = sample_explorer()
     out[HERE / "gallery.md"] = gallery_text()
     out[HERE / "access.md"] = access_text()

@@ -13,6 +13,7 @@ from .scene import Canvas, Facts
 MAX_WIDTH = 1480  # px for cells; with labels and margins a figure stays under 1600
 MAX_LINES = 32  # grid rows of all bands together before columns are elided
 MAX_ROWS = 20  # rows drawn of a grid that has more than MAX_LINES
+MAX_BANDS = 8  # bands of one period each before the middle ones are elided
 MAX_CELLS = 640  # cells of one grid, so that a file stays well under 300 KB
 
 Runs = list[range]
@@ -85,7 +86,8 @@ def arrange(
 
     if fold and period and grid.columns % period == 0 and grid.rows * grid.columns // period <= MAX_LINES:
         runs = elided(period, [k % period for k in keep])
-        starts = range(0, grid.columns, period)
+        steps = windows(grid.columns // period, MAX_BANDS, [k // period for k in keep])
+        starts = [s * period for run in steps for s in run]
         return rows, [[range(run.start + s, run.stop + s) for run in runs] for s in starts]
     return rows, [elided(grid.columns, keep)]
 
@@ -98,10 +100,14 @@ def _band(columns: int, across: int) -> int:
 
 
 def draw(grid: Grid, rows: Runs, bands: list[Runs]) -> Canvas:
-    """The grid on a canvas of its own, bands below each other."""
+    """The grid on a canvas of its own, bands below each other and in words what lies between them."""
     canvas = Canvas()
     for i, band in enumerate(bands):
         y = canvas.bottom + 16 if i else 0
+        missing = band[0].start - bands[i - 1][-1].stop if i else 0
+        if missing:
+            canvas.words(40, y + 12, _gap_words(missing, grid.unit), "axis")
+            y += 26
         canvas.place(_draw_band(grid, rows, band), 0, y)
     return canvas
 

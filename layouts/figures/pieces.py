@@ -10,6 +10,7 @@ from .grid import cell_size, windows
 from .scene import Canvas, Facts, Figure, Swatch, finish
 
 BODY = 700.0  # px for the vectors of a row
+MORE = 120.0  # px for "n more"
 HEIGHT, LINE = 34.0, 44.0  # of a cell, and from one row to the next
 
 
@@ -71,6 +72,8 @@ def row_pieces(
     wide = max(64.0, cell_size([(_owner(share, 15, threads - 1), f"{n - vector}..{n}")])[0])
     limit = max(3, int(BODY // wide))
     middle = left + (vector * scalar + 26 if any(r.head for r in rows) else 0)
+    if max(r.body // vector for r in rows) * wide <= limit * wide + MORE:  # "more" would take their place
+        limit = max(r.body // vector for r in rows)
     drawn = [windows(r.body // vector, limit) for r in rows]
     gap = max((_extent(w, wide) for w in drawn), default=0.0)
     right = middle + gap + 26
@@ -160,9 +163,6 @@ def row_pieces(
         + ".",
         swatches,
     )
-
-
-MORE = 120.0  # px for "n more"
 
 
 def _owner(share: int, cta: int, thread: int) -> str:

@@ -74,7 +74,8 @@ class _Buffer:
         request = shared_request(lanes, self.element_bytes)
         conflict = "no bank conflict" if request.conflicts == 0 else f"{request.conflicts} conflicts"
         wavefronts = _count(request.wavefronts, "wavefront")
-        return f"a warp reads the {_count(len(lanes), 'slot')} of its row in {wavefronts}, {conflict}"
+        which = f"the {_count(peers, 'slot')}" if peers <= WARP else f"{WARP} of the {peers} slots"
+        return f"a warp reads {which} of its row in {wavefronts}, {conflict}"
 
 
 def reduction_buffer(buffer: Layout, *, element_bytes: int, cta: int = 0, title: str | None = None) -> Figure:

@@ -104,10 +104,10 @@ def tile_grid(
     """The tile as a grid of one cell per vector, painted by its first thread."""
     fold = tile.fold
 
-    def label(owner: Owners) -> tuple[str, str]:
+    def label(owner: Owners, *place: str) -> tuple[str, ...]:
         values = sorted({v for _, v in owner})
         first = value_label(values[0], fold) + ("" if len(values) == 1 else f"+{len(values) - 1}")
-        return owner_label([t for t, _ in owner]), first
+        return owner_label([t for t, _ in owner]), first, *place
 
     def cell(r: int, c: int):
         owner = tile.at(r, c * fold)
@@ -128,9 +128,11 @@ def tile_grid(
             space=space,
             **place,
         )
-        return thread_paint(threads[0]), label(owner), facts
+        banks = (f"b{facts.bank}",) if facts.bank else ()
+        return thread_paint(threads[0]), label(owner, *banks), facts
 
-    labels = {label(tile.at(r, c)) for r in range(tile.rows) for c in range(0, tile.columns, fold)}
+    banks = ("b28..31",) if shared and element_bytes and memory is not None else ()
+    labels = {label(tile.at(r, c), *banks) for r in range(tile.rows) for c in range(0, tile.columns, fold)}
     size = cell_size(sorted(labels), least)
     row_owner = [tuple(t // 32 for t, _ in tile.at(r, 0)) for r in range(tile.rows)]
     column_owner = [tuple(t // 32 for t, _ in tile.at(0, c * fold)) for c in range(tile.columns // fold)]
@@ -223,7 +225,7 @@ def _lead(tile: Tile, element_bytes: int) -> str:
     )
 
 
-def _swatches(tile: Tile) -> list[Swatch]:
+def _swatches(tile: Tile, shared: bool = False) -> list[Swatch]:
     entries = [
         Swatch("t0", "T0", "thread; colour = thread mod 8"),
         Swatch("plain", value_label(0, tile.fold), "value: which of the thread's registers, in elements"),
@@ -234,6 +236,8 @@ def _swatches(tile: Tile) -> list[Swatch]:
         entries.append(Swatch("t0", sample, "all threads that own the element (first..last/step)"))
     if tile.threads > 32:
         entries.append(Swatch("plain", "┃", "thick line: another warp of 32 threads"))
+    if shared:
+        entries.append(Swatch("plain", "b0..3", "the banks of shared memory that it lies in, of 32"))
     return entries
 
 
@@ -272,7 +276,7 @@ def thread_value(
         f"Thread-value layout {tv} over a tile of {tile.rows} by {tile.columns} elements: each cell names "
         "the "
         f"thread and the value that own it.",
-        _swatches(tile),
+        _swatches(tile, shared and bool(element_bytes) and memory is not None),
     )
 
 
@@ -313,7 +317,7 @@ def tiled_copy(
         title or "Tiled copy",
         f"{tiles[0].threads:,} threads \u00d7 {tiles[0].values:,} values; {same}",
         f"Tiled copy over {tiler}: source {source}, destination {destination}.",
-        _swatches(tiles[0]),
+        _swatches(tiles[0], any(shared) and bool(element_bytes)),
     )
 
 

@@ -31,7 +31,9 @@ def draw(seed: int, longest: int) -> dict:
         "seed": seed,
         "shape": (rows, columns),
         "pair": pair,
-        "places": [same, same if r.random() < 0.5 else place(), place()],
+        "places": [same, same if r.random() < 0.5 else place(), place()]
+        if pair in classes.SAME
+        else [same] * 3,
         "scale": r.choice([0.1, 1.0, 4.0, 30.0]),
         "fraction of -inf": r.choice([0.0, 0.0, 0.3, 0.97]),
         "nan": r.random() < 0.1,

@@ -2,11 +2,12 @@
 
 import threading
 
+import classes
 import pytest
 import torch
 from checking import DTYPES, Guarded, check_backward, check_softmax, equal_bits, random
 
-from cute_softmax import explain, launch, plan_softmax, softmax, softmax_backward
+from cute_softmax import explain, functional, launch, plan_softmax, softmax, softmax_backward
 from cute_softmax.cache import Store
 
 dtypes = pytest.mark.parametrize("dtype", DTYPES)
@@ -22,28 +23,30 @@ def builds(monkeypatch):
     return seen
 
 
-def forget(monkeypatch, root):
-    """As in a new process with an empty store."""
-    monkeypatch.setattr(launch, "_store", Store(root))
-    monkeypatch.setattr(launch, "_functions", {})
-    monkeypatch.setattr(launch, "_calls", {})
+def forget(monkeypatch, root=None):
+    """As in a new process, with the store in the folder `root` if one is given."""
+    if root is not None:
+        monkeypatch.setattr(launch, "_store", Store(root))
+    for module, name in ((launch, "_functions"), (launch, "_calls"), (functional, "_forms")):
+        monkeypatch.setattr(module, name, {})
 
 
-def test_a_new_shape_in_a_class_compiles_nothing(monkeypatch, tmp_path, builds):
+def test_a_new_shape_in_a_class_compiles_nothing(monkeypatch, tmp_path, builds, arch):
     forget(monkeypatch, tmp_path / "store")
+    (class_,) = [i for i in classes.intervals("softmax", arch, ("bf16",) * 2) if i.first <= 5000 <= i.last]
+    first, last = -(-class_.first // 8) * 8, class_.last
     softmax(random((4, 5000), torch.bfloat16))
-    assert len(builds) == 1, "an empty store builds one class for one call"
-    for rows, columns in ((1, 5000), (1000, 4104), (33, 8192), (70000, 6008), (4, 4504)):
+    assert builds == [class_.row_class], "an empty store builds one class for one call"
+    for rows, columns in ((1, 5000), (1000, first), (33, last), (70000, (first + last) // 16 * 8)):
         softmax(random((rows, columns), torch.bfloat16))
     assert len(builds) == 1, [b.name for b in builds]
-    for columns in (4999, 5001, 8191):  # with edges: one more class
+    for columns in (4999, 5001, last - 1):  # with edges: one more class
         softmax(random((4, columns), torch.bfloat16))
     assert len(builds) == 2, [b.name for b in builds]
     softmax(random((4, 5000), torch.float16))
     assert len(builds) == 3
-    monkeypatch.setattr(launch, "_functions", {})
-    monkeypatch.setattr(launch, "_calls", {})
-    softmax(random((3, 4608), torch.bfloat16))
+    forget(monkeypatch, tmp_path / "store")
+    softmax(random((3, last), torch.bfloat16))
     assert len(builds) == 3, "the store was not used"
 
 
@@ -146,8 +149,7 @@ def test_cuda_graph(shape, dtype):
 def test_first_call_inside_a_capture(monkeypatch):
     """A process whose first call of a class is captured: loading a module must not break the capture."""
     x = random((6, 776), torch.float16)
-    monkeypatch.setattr(launch, "_functions", {})
-    monkeypatch.setattr(launch, "_calls", {})
+    forget(monkeypatch)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         y = softmax(x)
@@ -258,8 +260,7 @@ def test_another_device_than_the_current_one():
 
 def test_many_threads(monkeypatch):
     """First calls and repeated ones, all at once, each thread with its own stream."""
-    monkeypatch.setattr(launch, "_functions", {})
-    monkeypatch.setattr(launch, "_calls", {})
+    forget(monkeypatch)
     inputs = [random((40, n), torch.bfloat16, seed=n) for n in (100, 333, 1000, 5000, 20000, 70000)]
     torch.cuda.synchronize()
     failures, start = [], threading.Barrier(12)

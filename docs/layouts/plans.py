@@ -1,0 +1,285 @@
+"""The page of Plans: for each kind of Plan one problem, its figures, and what they teach about CuTe.
+
+`gallery.py` writes it. No number stands here that a Plan decides: a section names shapes to try and what it
+needs of a Plan, takes the first shape that gives it, and its words are filled in from that Plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+from cute_softmax import diagrams
+from cute_softmax.plan import Plan
+from layouts import ints
+from layouts.figures import Figure
+from layouts.html import explorer
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section of the page. ``needs`` says which Plans it can be about, ``shapes`` are tried in order,
+    ``words`` is the introduction, and ``figures`` the text before each figure, by the figure's name."""
+
+    key: str
+    heading: str
+    shapes: tuple[tuple[int, int], ...]
+    needs: Callable[[Plan], bool]
+    words: Callable[[Plan], str]
+    figures: dict[str, Callable[[Plan], str]]
+    backward: bool = False
+    two_pass: bool = False
+
+    @cached_property
+    def options(self) -> dict:
+        """The keyword arguments of `diagrams.plan_of`."""
+        return {"math": "softmax_backward" if self.backward else "softmax", "online": not self.two_pass}
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The first Plan that the section can be about; ValueError if there is none."""
+        for rows, columns in self.shapes:
+            plan = diagrams.plan_of(rows, columns, "bf16", **self.options)
+            if self.needs(plan):
+                return plan
+        raise ValueError(f"no Plan of {self.shapes} fits the section {self.heading!r}: give it other shapes")
+
+    @property
+    def command(self) -> str:
+        """The command that draws this Plan."""
+        flags = (" --backward" if self.backward else "") + (" --two-pass" if self.two_pass else "")
+        p = self.plan
+        return f"python -m cute_softmax diagrams {p.rows}x{p.columns} --dtype bf16{flags} -o out/"
+
+    @cached_property
+    def drawn(self) -> dict[str, Figure]:
+        """The section's figures, by file name without its ending."""
+        found = diagrams.figures(self.plan)
+        return {f"plan_{self.key}_{name}": found[name] for name in self.figures}
+
+
+def count(number: int, noun: str) -> str:
+    """`1 row`, `2 rows`."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def bits(p: Plan) -> str:
+    """The size of a vector in words."""
+    c = p.row_class
+    return f"{c.vector} elements of 2 bytes, one access of {c.vector * 16} bits"
+
+
+SECTIONS = (
+    Section(
+        "short",
+        "Short rows: a warp holds several",
+        ((32768, 48), (32768, 56), (32768, 100), (32768, 200)),
+        lambda p: p.row_class.threads_per_row < 32,
+        lambda p: (
+            f"{p.rows:,} rows of {p.columns}. A row of {p.columns} elements is {p.columns * 2} bytes: "
+            f"{count(p.row_class.threads_per_row, 'thread')} that load 16 bytes at a time are enough for it, "
+            "so that the 32 of a warp hold "
+            f"{32 // p.row_class.threads_per_row * p.row_class.rows_per_thread} rows, and nobody needs "
+            "shared memory: the threads of a row exchange registers."
+        ),
+        {
+            "tv": lambda p: (
+                "**Thread-value layout.** A CuTe layout is a function from coordinates to numbers, written "
+                "`shape:stride`. The layout of a *tiled copy* takes (thread, value) and gives a place in a "
+                f"tile: it says who moves what. Here it is `{p.row_class.tv}`. The first mode, "
+                f"`{ints.show(p.row_class.tv.shape[0])}`, counts threads, first along a row, then down. The "
+                f"second, `{ints.show(p.row_class.tv.shape[1])}`, counts a thread's values (V, M): V = "
+                f"{bits(p)}; M = {count(p.row_class.rows_per_thread, 'row')} that a thread owns. Places run "
+                f"down the columns of the tile, so that a stride of {p.row_class.tiler[0]} is one column to "
+                "the right. `T5 V0..7` in a cell: thread 5 has these elements in its registers 0 to 7. "
+                "`cute.make_tiled_copy(atom, tv, tiler)` is this picture; "
+                "`get_slice(thread).partition_S(tensor)` gives one thread its cells, as a tensor of shape "
+                f"((V, M), 1, K), K = {p.row_class.steps} being the number of times the picture is repeated "
+                "to the right."
+            ),
+            "predicate": lambda p: (
+                "**Predicate tensor.** Rows rarely fill the tile. Before a thread loads, it compares the "
+                "column of each of its *vectors* with the end of the row and keeps the answers, one bit "
+                f"each, in a tensor `{p.row_class.predicate}`: mode 0 are the rows that the thread owns, "
+                "mode 2 the steps, and mode 1 would be the rows over which the copy repeats: its stride is "
+                "0, the same bit for all of them, nothing stored twice. In our kernels one copy covers all "
+                "rows of the tile, so that this mode has size 1, and rows that a thread owns have bits of "
+                "their own, because each has its own end: the last rows of a matrix may not exist."
+            ),
+            "shuffle": lambda p: (
+                "**Shuffles.** Each thread has reduced its own values. In each round a lane takes its "
+                "partner's result, at a distance of 1, 2, 4, ...; after "
+                f"{(p.row_class.threads_per_row - 1).bit_length()} rounds all {p.row_class.threads_per_row} "
+                "lanes of a row hold the result."
+            ),
+        },
+    ),
+    Section(
+        "block",
+        "A row for several warps",
+        ((32768, 1000), (32768, 2000), (32768, 4000)),
+        lambda p: p.row_class.warps_per_row > 1 and p.row_class.cluster_n == 1 and not p.row_class.edges,
+        lambda p: (
+            f"{p.rows:,} rows of {p.columns:,}: {count(p.row_class.warps_per_row, 'warp')} share a row, and "
+            "what they have found must meet in shared memory."
+        ),
+        {
+            "tile": lambda p: (
+                f"**Steps.** The tiled copy covers {p.row_class.step_tiler[1]:,} columns; the tile of "
+                f"{p.row_class.tiler[1]:,} takes K = {count(p.row_class.steps, 'step')} of it. Thread 0 has "
+                f"columns 0 to {p.row_class.vector - 1} and then, a whole step to the right, the next: in "
+                "every step neighbouring threads touch neighbouring addresses. Under the figure stands what "
+                "follows from it, worked out by `cute_softmax.checks`: that no element is missed or taken "
+                "twice, and how many 32-byte sectors the requests touch."
+            ),
+            "reduction_buffer": lambda p: (
+                f"**Reduction buffer.** `{p.row_class.reduction_buffer}` is (rows, (warps of a row, CTAs), "
+                "stages) with the warps of a row fastest. Lane 0 of each warp writes its slot; after one "
+                "barrier lane i of *every* warp reads slot i, and a warp's shuffles finish the work. That "
+                "the peers lie side by side makes it one load without a bank conflict. A slot has "
+                f"{p.row_class.facts.state_bytes} bytes: the pair (max, sum of exponentials relative to it)."
+            ),
+        },
+    ),
+    Section(
+        "two_pass",
+        "The same in two passes",
+        ((32768, 1000), (32768, 2000), (32768, 4000)),
+        lambda p: p.row_class.exchanges and p.row_class.facts.stages == 2 and p.row_class.cluster_n == 1,
+        lambda p: (
+            "Instead of the pair, first the maximum of the row and then the sum can be reduced: two "
+            "exchanges."
+        ),
+        {
+            "reduction_buffer": lambda p: (
+                f"**Stages.** `{p.row_class.reduction_buffer}` has {p.row_class.reduction_buffer.shape[2]} "
+                "stages, the slowest mode: the sums never land where a slow warp may still read maxima, so "
+                "that one barrier an exchange is enough. A slot is a single number of "
+                f"{p.row_class.facts.state_bytes} bytes."
+            ),
+        },
+        two_pass=True,
+    ),
+    Section(
+        "edges",
+        "Rows off a vector boundary",
+        ((8192, 50257), (8192, 1003)),
+        lambda p: p.row_class.edges,
+        lambda p: (
+            f"{p.rows:,} rows of {p.columns:,}, an odd number. A 16-byte access needs a 16-byte boundary, "
+            f"and here each row begins {count(p.columns % p.row_class.vector, 'element')} further past one "
+            "than the row before it."
+        ),
+        {
+            "edges": lambda p: (
+                "**Head, body, tail.** The vectors keep their width: the scalars before a row's first "
+                "boundary and after its last go one by one to the first threads of the row, and only whole "
+                "aligned vectors remain. The figure has one row for each way to lie; a thread has room for "
+                f"{count(p.row_class.edge_scalars, 'scalar')}."
+            ),
+            "predicate": lambda p: (
+                "**Its predicate** is about the body: still one bit a vector, and no vector straddles the "
+                "end."
+            ),
+        },
+    ),
+    Section(
+        "cluster",
+        "A row for a cluster of CTAs",
+        ((4096, 65536), (4096, 131072), (4096, 262144)),
+        lambda p: p.row_class.cluster_n > 1 and not p.row_class.edges,
+        lambda p: (
+            f"{p.rows:,} rows of {p.columns:,}: a row of {p.columns * 2:,} bytes stays in the registers of "
+            f"{p.row_class.cluster_n} CTAs, each of which takes {p.share:,} columns. "
+            "[The explorer of this Plan](plan_explorer.html) goes through it step by step."
+        ),
+        {
+            "cluster": lambda p: (
+                "**Cluster exchange.** From Hopper on, the CTAs of a cluster can write into each other's "
+                "shared memory. Every CTA has the same reduction buffer, "
+                f"`{p.row_class.reduction_buffer}`, whose second mode now counts warps and CTAs. Lane i of "
+                "each warp stores the warp's result into CTA i (`st.async`), and the store itself tells that "
+                "CTA's mbarrier that its bytes have come. The barrier opens when all have: no CTA ever waits "
+                "for another to read."
+            ),
+            "thread": lambda p: (
+                "**One thread followed.** What a single thread touches on the whole way; all else is dimmed. "
+                "`--thread N` draws it for thread N."
+            ),
+        },
+    ),
+    Section(
+        "persistent",
+        "CTAs that stay",
+        ((512, 1000000), (512, 600000), (512, 524288)),
+        lambda p: p.row_class.persistent,
+        lambda p: (
+            f"{p.rows:,} rows of {p.columns:,}: a row spreads over the registers of {p.row_class.cluster_n} "
+            f"SMs. A grid of {count(p.ctas, 'cluster')} stays and takes one row after another, so that the "
+            "next row can arrive in shared memory while this one is worked on in registers."
+        ),
+        {
+            "smem": lambda p: (
+                f"**Shared memory.** `{p.row_class.smem}` maps (row, column) of the tile to an element of "
+                "sX; the same thread-value layout that partitions global memory partitions it, so that a "
+                "thread reads back exactly what it copied. Each cell names its banks: neighbouring threads "
+                "lie in neighbouring banks, and a 16-byte request is served a quarter of a warp at a time, "
+                "without conflict."
+            ),
+        },
+    ),
+    Section(
+        "backward",
+        "The gradient",
+        ((4096, 8192), (4096, 16384), (4096, 4096)),
+        lambda p: p.row_class.warps_per_row > 1,
+        lambda p: (
+            f"dx = y (dy - sum(dy y)) for {p.rows:,} rows of {p.columns:,}: two tensors are read and one is "
+            "written, by the same movement. A row math says what is loaded, reduced and written; the layouts "
+            "do not care."
+        ),
+        {
+            "tile": lambda p: (
+                f"**Two inputs.** A thread holds the same {count(p.row_class.steps, 'vector')} of dy and of "
+                "y: one tiled copy serves all operands, and one predicate."
+            ),
+        },
+        backward=True,
+    ),
+)
+
+
+def figures() -> dict[str, Figure]:
+    """Every figure of the page, by file name without its ending."""
+    return {name: figure for section in SECTIONS for name, figure in section.drawn.items()}
+
+
+def plan_explorer() -> str:
+    """The explorer of the section on clusters."""
+    (section,) = (s for s in SECTIONS if s.key == "cluster")
+    return explorer(**diagrams.page(section.plan))
+
+
+def text() -> str:
+    """``plans.md``."""
+    lines = [
+        "# The layouts of our kernels",
+        "",
+        "A *Plan* says how a softmax is laid out over threads, warps and CTAs. Its layouts are plain values; "
+        "the",
+        "kernel is built from them and these figures are drawn from them, and a test traces every kernel and",
+        "compares (`tests/test_faithful.py`). All problems here are bf16 on an H200.",
+        "",
+        "Read from the top: each section adds one thing. The code that the figures belong to is",
+        "`cute_softmax/kernels/row.py`; `gX` is this CTA's part of x in global memory, `sX` in shared "
+        "memory, `pX`",
+        "its predicate, `tXcX` coordinates as x's tiled copy deals them out.",
+    ]
+    for s in SECTIONS:
+        lines += ["", f"## {s.heading}", "", s.words(s.plan), "", "```text", s.command, "```"]
+        lines += ["", "```text", s.plan.explain(), "```"]
+        for name, words in s.figures.items():
+            figure = s.drawn[f"plan_{s.key}_{name}"]
+            lines += ["", words(s.plan), "", f"![{figure.title}](figures/plan_{s.key}_{name}.svg)"]
+    return "\n".join(lines) + "\n"
