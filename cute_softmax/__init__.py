@@ -4,7 +4,11 @@
 >>> y = cute_softmax.softmax(torch.randn(4096, 8192, device="cuda", dtype=torch.bfloat16))
 """
 
-from .functional import explain, plan_softmax, softmax, softmax_backward
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING or find_spec("torch"):  # plans, layouts and diagrams work without
+    from .functional import explain, plan_softmax, softmax, softmax_backward
 
 __all__ = ["explain", "plan_softmax", "softmax", "softmax_backward"]
 __version__ = "0.1.0"

@@ -13,8 +13,9 @@ from .plan import Plan, plan
 from .problem import Operand, canonical, canonical_dims
 
 _FLOATS = (*launch.DTYPE_NAMES, torch.float64)
-# One entry per form of eager call: what is left to do is to allocate and to launch.
-_eager: dict[tuple, tuple] = {}
+# By shape: forms of eager calls, each made at its first call. Few per shape: they differ in strides, dtypes,
+# arguments, and in what of torch's state the dispatcher looks at (autograd, autocast).
+_forms: dict[torch.Size, list[ops.Form]] = {}
 
 
 def softmax(
@@ -43,32 +44,18 @@ def softmax(
     """
     if torch.compiler.is_compiling():
         return _softmax(input, dim, dtype, out, online)
-    if type(input) is torch.Tensor and out is None and not isinstance(dim, list):
-        # The common eager call decides nothing: one look-up of its form, one allocation, one launch.
-        entry = _eager.get((input.shape, input.stride(), input.dtype, input.get_device(), dim, dtype, online))
-        if entry is not None:
-            address = input.data_ptr()
-            device, function, sizes, in_stride, out_dtype, out_stride, dims = entry
-            if not address & 15 and device == torch._C._cuda_getDevice() and not _intercepted():
-                if input.requires_grad and torch.is_grad_enabled():
-                    return ops.Softmax.apply(input, dims, out_dtype, online)
-                result = (
-                    torch.empty_like(input) if dtype is None else torch.empty_like(input, dtype=out_dtype)
-                )
-                stream = torch._C._cuda_getCurrentRawStream(device)
-                function(stream, *sizes, address, in_stride, result.data_ptr(), out_stride)
-                return result
+    if out is None and type(dim) is int and type(input) is torch.Tensor:
+        # The common eager call decides nothing: it finds its form, allocates and launches.
+        for form in _forms.get(input.shape, ()):
+            if form.dim == dim and form.dtype is dtype and form.online is online and form.matches(input):
+                if forward_ad._current_level >= 0:
+                    break
+                if not form.requires_grad:
+                    return form.run(input)
+                if torch.is_grad_enabled():
+                    return ops.apply_softmax(input, form)
+                return form.forward(input)
     return _softmax(input, dim, dtype, out, online)
-
-
-def _intercepted() -> bool:
-    """Whether something besides autograd wants to see the call: autocast, dispatch modes, functorch, forward AD."""
-    return (
-        torch.is_autocast_enabled()
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or forward_ad._current_level >= 0
-    )
 
 
 def _softmax(
@@ -81,12 +68,14 @@ def _softmax(
     """The whole of `softmax`: every check, any device."""
     _check_tensor("input", input)
     dims = _dims(dim, input)
+    asked = dtype
     if dtype is None and input.is_cuda and torch.is_autocast_enabled("cuda"):
         dtype = torch.float32  # autocast's rule for softmax
     if not (input.dtype.is_floating_point or dtype):
         raise TypeError(
             f"input has dtype {input.dtype}: softmax needs a floating-point tensor, or dtype= to convert to"
         )
+    source = input
     if not input.dtype.is_floating_point:
         input = input.to(dtype)
     result_dtype = dtype or input.dtype
@@ -95,49 +84,25 @@ def _softmax(
             raise TypeError(f"{name} is {d}: softmax takes {', '.join(map(str, _FLOATS))}")
     if out is not None:
         return _softmax_out(input, dims, result_dtype if dtype else None, out, online)
-    if torch.compiler.is_compiling() or type(input) is not torch.Tensor or _intercepted_op():
+    if torch.compiler.is_compiling() or type(input) is not torch.Tensor or _intercepted():
         return ops.softmax(input, list(dims), result_dtype, online)
     if not ops.on_kernel(input, result_dtype):
         return ops.aten_softmax(input, dims, result_dtype)
+    form = ops.Form(input, dims, result_dtype, online)
+    if isinstance(dim, int) and source is input:
+        form.dim, form.dtype = dim, asked
+        _forms.setdefault(input.shape, []).append(form)
     if input.requires_grad and torch.is_grad_enabled():
-        result = ops.Softmax.apply(input, dims, result_dtype, online)
-    else:
-        result = ops.forward(input, dims, result_dtype, online)
-    if not isinstance(dim, list):
-        _remember(input, dim, dtype, online, dims, result)
-    return result
+        return ops.apply_softmax(input, form)
+    return form.forward(input)
 
 
-def _intercepted_op() -> bool:
+def _intercepted() -> bool:
+    """Whether something besides autograd and autocast wants to see the call."""
     return (
         torch._C._len_torch_dispatch_stack() > 0
         or torch._C._functorch.peek_interpreter_stack() is not None
         or forward_ad._current_level >= 0
-    )
-
-
-def _remember(
-    input: torch.Tensor,
-    dim: object,
-    dtype: torch.dtype | None,
-    online: bool,
-    dims: tuple,
-    result: torch.Tensor,
-) -> None:
-    """Make the next call of this form take the short way."""
-    if input.numel() == 0 or input.data_ptr() & 15 or result.data_ptr() & 15:
-        return
-    call = launch.call_of("softmax", (input, result), dims, online)
-    in_stride, out_stride = call.plan.row_strides
-    key = (input.shape, input.stride(), input.dtype, input.get_device(), dim, dtype, online)
-    _eager[key] = (
-        input.get_device(),
-        call.function,
-        call.arguments,
-        in_stride,
-        result.dtype,
-        out_stride,
-        dims,
     )
 
 
@@ -160,7 +125,7 @@ def _softmax_out(
         raise ValueError(
             "out overlaps input in memory without being the same tensor: the result would be undefined"
         )
-    if any(size > 1 and stride == 0 for size, stride in zip(out.shape, out.stride(), strict=True)):
+    if _overlaps_itself(out):
         raise ValueError(f"out has strides {out.stride()}: several of its elements share one place in memory")
     if input.numel():
         launch.run("softmax", (input, out), dims, online)
@@ -240,7 +205,10 @@ def explain(
     >>> print(explain((4096, 8192), dtype="bf16"))
     """
     if isinstance(input, torch.Tensor) and not ops.on_kernel(input, dtype or input.dtype):
-        return f"softmax of a {input.dtype} tensor on {input.device}: torch.softmax (ATen); our kernels take CUDA bf16, fp16 and fp32"
+        return (
+            f"softmax of a {input.dtype} tensor on {input.device} goes to torch.softmax (ATen): "
+            "the kernels here take bfloat16, float16 and float32 on CUDA"
+        )
     return plan_softmax(input, dim, dtype, **options).explain()
 
 
@@ -256,9 +224,10 @@ def _check_tensor(name: str, tensor: object) -> None:
 
 
 def _dims(dim: int | Sequence[int], tensor: torch.Tensor) -> tuple[int, ...]:
-    if isinstance(dim, bool) or not (isinstance(dim, int) or all(isinstance(d, int) for d in dim)):
+    dims = dim if isinstance(dim, Sequence) and not isinstance(dim, str) else (dim,)
+    if not all(isinstance(d, int) and not isinstance(d, bool) for d in dims):
         raise TypeError(f"dim must be an int or a sequence of ints, not {dim!r}")
-    return canonical_dims(dim, tensor.dim())
+    return canonical_dims(tuple(dims), tensor.dim())
 
 
 def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -266,8 +235,20 @@ def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
     (a_first, a_end), (b_first, b_end) = (
         (
             t.data_ptr(),
-            t.data_ptr() + (1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride()))) * t.element_size(),
+            t.data_ptr()
+            + (1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))) * t.element_size(),
         )
         for t in (a, b)
     )
     return a.numel() > 0 and b.numel() > 0 and a_first < b_end and b_first < a_end
+
+
+def _overlaps_itself(tensor: torch.Tensor) -> bool:
+    """Whether two elements may share a place: some stride does not step over all that the smaller ones reach."""
+    reach = 0
+    modes = ((stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1)
+    for stride, size in sorted(modes):
+        if stride <= reach:
+            return True
+        reach += stride * (size - 1)
+    return False

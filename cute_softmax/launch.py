@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from functools import lru_cache
+from dataclasses import replace
+from functools import cache
 
 import torch
 
 from . import hardware
 from .cache import Store
 from .plan import Plan, RowClass, plan
-from .problem import Operand, canonical
+from .problem import ALIGNMENT, Operand, canonical
 
 DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
@@ -68,7 +69,7 @@ def _build(row_class: RowClass) -> object:
     return compile_class(row_class)
 
 
-@lru_cache(maxsize=None)
+@cache
 def device_facts(index: int) -> hardware.Device:
     """What plans must know of CUDA device `index`. Raises ValueError for an unsupported GPU."""
     facts = torch.cuda.get_device_properties(index)
@@ -78,31 +79,33 @@ def device_facts(index: int) -> hardware.Device:
 
 
 def operand(tensor: torch.Tensor) -> Operand:
-    return Operand(DTYPE_NAMES[tensor.dtype], tensor.stride(), tensor.data_ptr() % 16)
-
-
-def plan_tensors(math: str, tensors: Sequence[torch.Tensor], dims: tuple[int, ...], online: bool) -> Plan:
-    """The plan of a math on tensors of one shape: its inputs, then its outputs."""
-    problem = canonical(tensors[0].shape, dims, [operand(t) for t in tensors])
-    return plan(math, problem, device_facts(tensors[0].get_device()), online=online)
-
-
-def prepare(math: str, tensors: Sequence[torch.Tensor], dims: tuple[int, ...], online: bool = True) -> Call:
-    """Plan and load; what is worth doing once for every form of call."""
-    made = plan_tensors(math, tensors, dims, online)
-    return Call(made, function_of(made.row_class))
+    """What a plan must know of a tensor."""
+    return Operand(DTYPE_NAMES[tensor.dtype], tensor.stride(), tensor.data_ptr() % ALIGNMENT)
 
 
 _calls: dict[tuple, Call] = {}
 
 
-def call_of(math: str, tensors: Sequence[torch.Tensor], dims: tuple[int, ...], online: bool = True) -> Call:
-    """The Call for tensors of this form, prepared once."""
-    key = (math, tensors[0].get_device(), dims, online, tensors[0].shape)
-    key += tuple((t.dtype, t.stride(), t.data_ptr() & 15) for t in tensors)
+def call_of(
+    math: str,
+    tensors: Sequence[torch.Tensor],
+    dims: tuple[int, ...],
+    online: bool = True,
+    aligned: bool = False,
+) -> Call:
+    """The Call for a math on tensors of this form (its inputs, then its outputs), planned and loaded once.
+
+    aligned: for tensors like these whose addresses are multiples of 16 bytes, whatever theirs are.
+    """
+    operands = tuple(operand(t) for t in tensors)
+    if aligned:
+        operands = tuple(replace(o, address=0) for o in operands)
+    index = tensors[0].get_device()
+    key = math, index, dims, online, tensors[0].shape, operands
     call = _calls.get(key)
     if call is None:
-        call = _calls[key] = prepare(math, tensors, dims, online)
+        made = plan(math, canonical(tensors[0].shape, dims, operands), device_facts(index), online=online)
+        call = _calls[key] = Call(made, function_of(made.row_class))
     return call
 
 

@@ -1,22 +1,150 @@
-"""torch.library operators with schemas and fakes, and autograd.
+"""Eager calls of one form, autograd, and the torch.library operators with schemas and fakes.
 
-Eager calls use `Softmax` (an autograd.Function) or `forward` directly: an operator's way through the dispatcher
-costs more than the launch. Whatever must see an operator (torch.compile, export, dispatch modes) sees the ones
-defined here.
+An operator's way through the dispatcher costs more host time than the launch. So eager calls take a `Form`, made
+once for each combination of shape, strides and dtypes, and whatever must see an operator (torch.compile, export,
+dispatch modes) sees the ones that are defined here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
+from torch._C._dynamo.guards import TensorGuards
 
 from . import launch
+from .plan import NotPlanned
+
+try:  # what code compiled by inductor allocates with: 0.6 us less than torch.empty_like
+    from torch._C._dynamo.guards import _empty_strided_cuda
+except ImportError:
+
+    def _empty_strided_cuda(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty_strided(shape, strides, dtype=dtype, device="cuda")
 
 
 def on_kernel(tensor: torch.Tensor, result_dtype: torch.dtype) -> bool:
     """Whether our kernels serve it; all else goes to ATen."""
     return tensor.is_cuda and tensor.dtype in launch.DTYPE_NAMES and result_dtype in launch.DTYPE_NAMES
+
+
+class Form:
+    """All calls of softmax on tensors of one device, shape, strides and dtypes: decided once.
+
+    matches(input): whether a tensor is of this form, and torch in the state (autocast, functorch, dispatch modes,
+    and whether the tensor requires a gradient) in which the form was made; one call into C++.
+    """
+
+    __slots__ = ("backwards", "dim", "dims", "dtype", "input_dtype", "matches", "online", "requires_grad")
+    __slots__ += ("result_dtype", "run")
+
+    def __init__(self, input: torch.Tensor, dims: tuple[int, ...], result_dtype: torch.dtype, online: bool):
+        self.matches = TensorGuards(
+            input, dynamic_dims_sizes=[[*input.shape]], dynamic_dims_strides=[[*input.stride()]]
+        ).check
+        self.requires_grad = input.requires_grad
+        self.input_dtype, self.result_dtype = input.dtype, result_dtype
+        self.dims, self.online = dims, online
+        self.dim = self.dtype = None  # as the caller gave them, see `functional`
+        self.backwards: dict[tuple, Callable] = {}
+        self.run = _launcher("softmax", (input,), result_dtype, dims, online, self.forward_anywhere)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Softmax of a tensor of this form."""
+        return self.run(input)
+
+    def forward_anywhere(self, input: torch.Tensor) -> torch.Tensor:
+        """Softmax of a tensor that is misaligned, or on another device than the current one."""
+        return forward(input, self.dims, self.result_dtype, self.online)
+
+    def backward(self, grad: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+        """The gradient of the input, by a launcher made once for each form of `grad`."""
+        key = grad.stride(), grad.dtype, output.stride()
+        run = self.backwards.get(key)
+        if run is None:
+            run = self.backwards[key] = self._backward_launcher(grad, output)
+        return run(grad, output)
+
+    def _backward_launcher(self, grad: torch.Tensor, output: torch.Tensor) -> Callable:
+        def anywhere(grad: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+            return backward(grad, output, self.dims, self.input_dtype)
+
+        if not (on_kernel(output, self.input_dtype) and grad.dtype in launch.DTYPE_NAMES):
+            return anywhere
+        try:
+            return _launcher("softmax_backward", (grad, output), self.input_dtype, self.dims, True, anywhere)
+        except NotPlanned:
+            return anywhere
+
+
+def _launcher(
+    math: str,
+    inputs: tuple[torch.Tensor, ...],
+    dtype: torch.dtype,
+    dims: tuple[int, ...],
+    online: bool,
+    anywhere: Callable[..., torch.Tensor],
+) -> Callable[..., torch.Tensor]:
+    """A function of inputs of this form that allocates the result and launches.
+
+    It is made for addresses that are multiples of 16 bytes and for the current device being the tensors' own, and
+    hands everything else to `anywhere`.
+    """
+    result = torch.empty_like(inputs[-1], dtype=dtype)
+    if not result.numel():
+        return anywhere
+    device, shape, strides = result.get_device(), tuple(result.shape), result.stride()
+    call = launch.call_of(math, (*inputs, result), dims, online, aligned=True)
+    function, plan = call.function, call.plan
+    rows, columns, ctas, evict_last = call.arguments
+    stream, empty = torch._C._cuda_getCurrentRawStream, _empty_strided_cuda
+    current_device, alone = torch._C._cuda_getDevice, torch.cuda.device_count() == 1
+
+    # Written out for one input and for two: going through a list of operands would cost half a microsecond.
+    if len(inputs) == 1:
+        x_stride, y_stride = plan.row_strides
+
+        def run(x: torch.Tensor) -> torch.Tensor:
+            address = x.data_ptr()
+            if address & 15 or not (alone or current_device() == device):
+                return anywhere(x)
+            y = empty(shape, strides, dtype)
+            try:
+                function(
+                    stream(device), rows, columns, ctas, evict_last, address, x_stride, y.data_ptr(), y_stride
+                )
+            except Exception as error:
+                raise launch.launch_error(plan, error) from error
+            return y
+
+        return run
+
+    a_stride, b_stride, y_stride = plan.row_strides
+
+    def run_two(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        a_address, b_address = a.data_ptr(), b.data_ptr()
+        if (a_address | b_address) & 15 or not (alone or current_device() == device):
+            return anywhere(a, b)
+        y = empty(shape, strides, dtype)
+        try:
+            function(
+                stream(device),
+                rows,
+                columns,
+                ctas,
+                evict_last,
+                a_address,
+                a_stride,
+                b_address,
+                b_stride,
+                y.data_ptr(),
+                y_stride,
+            )
+        except Exception as error:
+            raise launch.launch_error(plan, error) from error
+        return y
+
+    return run_two
 
 
 def aten_softmax(input: torch.Tensor, dims: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -29,8 +157,17 @@ def aten_softmax(input: torch.Tensor, dims: Sequence[int], dtype: torch.dtype) -
     return flat.unflatten(-1, moved.shape[-len(dims) :]).movedim(last, tuple(dims))
 
 
+def aten_backward(
+    grad: torch.Tensor, output: torch.Tensor, dims: Sequence[int], input_dtype: torch.dtype
+) -> torch.Tensor:
+    """The gradient in ATen operations: differentiable, and for what our kernels do not serve."""
+    wide = torch.promote_types(torch.promote_types(grad.dtype, output.dtype), torch.float32)
+    grad, output = grad.to(wide), output.to(wide)
+    return (output * (grad - (grad * output).sum(tuple(dims), keepdim=True))).to(input_dtype)
+
+
 def forward(input: torch.Tensor, dims: tuple[int, ...], dtype: torch.dtype, online: bool) -> torch.Tensor:
-    """Softmax by our kernels into a new tensor of the input's memory format."""
+    """Softmax by our kernels into a new tensor of the input's memory format; any address and current device."""
     result = torch.empty_like(input, dtype=dtype)
     if input.numel():
         launch.run("softmax", (input, result), dims, online)
@@ -40,28 +177,24 @@ def forward(input: torch.Tensor, dims: tuple[int, ...], dtype: torch.dtype, onli
 def backward(
     grad: torch.Tensor, output: torch.Tensor, dims: tuple[int, ...], input_dtype: torch.dtype
 ) -> torch.Tensor:
-    """The backward of softmax, not itself differentiable."""
+    """The gradient of softmax, not itself differentiable; any tensors."""
     if not (on_kernel(output, input_dtype) and grad.dtype in launch.DTYPE_NAMES):
         return aten_backward(grad, output, dims, input_dtype)
     result = torch.empty_like(output, dtype=input_dtype)
     if output.numel():
-        launch.run("softmax_backward", (grad, output, result), dims)
+        try:
+            launch.run("softmax_backward", (grad, output, result), dims)
+        except NotPlanned:
+            # Autograd hands over expanded and transposed gradients, too: those are laid out like the result first.
+            grad = torch.empty_like(output, dtype=grad.dtype).copy_(grad)
+            launch.run("softmax_backward", (grad, output, result), dims)
     return result
-
-
-def aten_backward(
-    grad: torch.Tensor, output: torch.Tensor, dims: Sequence[int], input_dtype: torch.dtype
-) -> torch.Tensor:
-    """The formula in ATen operations: differentiable, and for what our kernels do not serve."""
-    wide = torch.promote_types(torch.promote_types(grad.dtype, output.dtype), torch.float32)
-    grad, output = grad.to(wide), output.to(wide)
-    return (output * (grad - (grad * output).sum(tuple(dims), keepdim=True))).to(input_dtype)
 
 
 def differentiable_backward(
     grad: torch.Tensor, output: torch.Tensor, dims: tuple[int, ...], input_dtype: torch.dtype
 ) -> torch.Tensor:
-    """Our kernel, or ATen operations where a gradient of the gradient is wanted."""
+    """Our kernel, or ATen operations where a gradient of the gradient may be wanted."""
     if torch.compiler.is_compiling():
         return softmax_backward(grad, output, list(dims), input_dtype)
     if torch.is_grad_enabled() and (grad.requires_grad or output.requires_grad):
@@ -70,19 +203,25 @@ def differentiable_backward(
 
 
 class Softmax(torch.autograd.Function):
-    """Softmax and its gradient; keeps nothing but the result."""
+    """Softmax and its gradient for autograd; keeps nothing but the result."""
 
     @staticmethod
-    def forward(ctx, input, dims, dtype, online):
-        result = forward(input, dims, dtype, online)
+    def forward(ctx, input: torch.Tensor, form: Form) -> torch.Tensor:
+        result = form.forward(input)
         ctx.save_for_backward(result)
-        ctx.dims, ctx.input_dtype = dims, input.dtype
+        ctx.form = form
         return result
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx, grad: torch.Tensor) -> tuple:
         (result,) = ctx.saved_tensors
-        return differentiable_backward(grad, result, ctx.dims, ctx.input_dtype), None, None, None
+        if torch.is_grad_enabled():  # a gradient of the gradient is wanted
+            return aten_backward(grad, result, ctx.form.dims, ctx.form.input_dtype), None
+        return ctx.form.backward(grad, result), None
+
+
+# `Softmax.apply` less its test for functorch, which `functional` has made before.
+apply_softmax = super(torch.autograd.Function, Softmax).apply
 
 
 @torch.library.custom_op("cute_softmax::softmax", mutates_args=())
@@ -127,7 +266,7 @@ def _save_backward(ctx, inputs, output):
 
 
 def _second_gradient(ctx, upstream):
-    """Of dx = y (g - s) with s = sum(g y): with respect to g it is softmax_backward again, as dx is symmetric in it."""
+    """Of ``dx = y (g - sum(g y))``: with respect to g it is the same map again, which is symmetric."""
     grad, output = ctx.saved_tensors
     wide, g, y = (t.to(torch.promote_types(t.dtype, torch.float32)) for t in (upstream, grad, output))
     dot = (wide * y).sum(ctx.dim, keepdim=True)

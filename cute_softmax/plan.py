@@ -45,7 +45,9 @@ class Team:
     rows_per_thread: rows a thread works on at once; cluster_n: CTAs that share a row;
     staging: per input, how it gets to the thread (see `RowClass`);
     keep: hold converted values between the passes; persistent: CTAs that stay and take one tile after another;
-    min_blocks: CTAs that an SM must hold, which caps registers.
+    min_blocks: CTAs that an SM must hold, which caps registers;
+    precise: only for results in float32 (True) or in 16 bits (False): the former spend more instructions and half
+        the registers per vector.
     """
 
     threads_per_row: int
@@ -57,6 +59,7 @@ class Team:
     keep: bool = True
     persistent: bool = False
     min_blocks: int = 0
+    precise: bool | None = None
 
     @property
     def capacity(self) -> int:
@@ -65,51 +68,77 @@ class Team:
 
 
 # In the order of their capacity; the first that the row fits into and the architecture has room for is taken.
-# Measured on one H200, 2026-11-20: `python -m benchmarks --suite rows-forward small-rows long-rows rows-backward`.
-# The ratios in comments are to a device copy of the same bytes at the full capacity of the team, 16-bit.
+# Measured on one H200 on 2026-11-20, `python -m benchmarks --suite all` (its results lie in benchmarks/results):
+# the best of 3 to 12 teams tried at each capacity. What decides is how many bytes an SM has in flight: a CTA
+# alternates between loading and storing, so two to eight of them must share an SM, which bounds registers; and
+# a cluster starts and meets together, so the smallest one that leaves room for that is the fastest.
 _SHORT = (
+    Team(4, 1, rows_per_thread=8),
     Team(8, 1, rows_per_thread=2),
     Team(8, 2),
-    Team(16, 2),
-    Team(32, 2),
+    Team(16, 2, threads=64),
+    Team(32, 2, threads=64),
     Team(64, 2, threads=64),
+    Team(64, 3, threads=64),
     Team(128, 2),
+    Team(128, 3),
     Team(128, 4),
 )
+_PREFETCHING = {"staging": ("async",), "keep": False, "persistent": True}
 TEAMS = {
     "softmax": (
         *_SHORT,
+        Team(128, 6),
         Team(128, 8),
+        Team(256, 6, threads=256),
         Team(256, 8, threads=256),
+        Team(128, 6, cluster_n=4),
         Team(256, 4, threads=256, cluster_n=4),
         Team(1024, 4, threads=1024),  # without clusters
-        Team(256, 4, threads=256, cluster_n=8),
-        Team(1024, 8, threads=1024, keep=False),  # without clusters: 32 registers of packed row, 64 in all
+        Team(128, 6, cluster_n=8),
+        Team(128, 7, cluster_n=8),
+        Team(128, 8, cluster_n=8, min_blocks=6),
+        Team(1024, 8, threads=1024, keep=False),  # without clusters: a packed row is 32 of 64 registers
+        Team(256, 6, threads=256, cluster_n=8),
         Team(256, 8, threads=256, cluster_n=8, min_blocks=3),
-        Team(256, 8, threads=256, cluster_n=16, staging=("async",), min_blocks=3),
-        # The row of a whole SM in registers while the next one arrives in shared memory.
-        Team(512, 16, threads=512, cluster_n=16, staging=("async",), keep=False, persistent=True),
+        Team(256, 5, threads=256, cluster_n=16, min_blocks=4, precise=False),
+        Team(256, 12, threads=256, cluster_n=8, min_blocks=2, precise=True),
+        Team(256, 16, threads=256, cluster_n=8, min_blocks=2, precise=True),
+        # From here on rows fill their SMs: registers hold one while the next arrives in shared memory.
+        Team(256, 13, threads=256, cluster_n=8, min_blocks=2, precise=False, **_PREFETCHING),
+        Team(256, 16, threads=256, cluster_n=8, precise=False, **_PREFETCHING),
+        Team(512, 16, threads=512, cluster_n=16, **_PREFETCHING),
     ),
     "softmax_backward": (
         *_SHORT,
+        Team(256, 3, threads=256),
         Team(512, 2, threads=512),
-        Team(512, 4, threads=512),
+        Team(256, 3, threads=256, cluster_n=2),
+        Team(256, 4, threads=256, cluster_n=2),
+        Team(512, 4, threads=512),  # without clusters
+        Team(256, 3, threads=256, cluster_n=4),
         Team(256, 4, threads=256, cluster_n=4),
         Team(1024, 4, threads=1024, keep=False),  # without clusters
+        Team(256, 3, threads=256, cluster_n=8),
         Team(256, 4, threads=256, cluster_n=8),
+        Team(256, 3, threads=256, cluster_n=16),
         Team(256, 4, threads=256, cluster_n=16),
+        Team(256, 6, threads=256, cluster_n=16, keep=False, min_blocks=2),
         Team(256, 8, threads=256, cluster_n=16, keep=False, min_blocks=2),
         Team(512, 8, threads=512, cluster_n=16, keep=False),
-        # Two rows of a whole SM: one in shared memory, one in registers.
+        # The two rows of a whole SM: one in shared memory, one in registers.
         Team(1024, 8, threads=1024, cluster_n=16, staging=("shared", "direct"), keep=False),
     ),
 }
+# A row has at least so many vectors: a short one is divided finely enough that several threads load it at once.
+VECTORS_PER_ROW = 8
 # Vectors that one commit group of asynchronous copies brings, and that the online recurrence takes at a time.
 PART = 2
-# Reads stay in L2 (evict_last) when the tensors are larger than this multiple of it, and leave first otherwise.
-# Measured on one H200, 2026-11-20, bf16: at 134 MB evict_first is 1.5% faster than no policy and evict_last 5%
-# slower; at 537 MB evict_last is 3% faster and evict_first 4% slower.
-EVICT_LAST_ABOVE = 4
+# Reads ask to be evicted from L2 last if the tensors together are larger than this multiple of it, else first.
+# Written lines then leave L2 soon after they were written, which reads in long streams gain from. Ratio to a copy
+# on one H200 (60 MB of L2), 2026-11-20, bf16, evict_last / evict_first: 67 MB 0.966 / 1.002, 134 MB 0.994 / 0.981,
+# 268 MB 0.995 / 0.954, 1074 MB 1.015 / 0.945; backward of 403 MB 1.008 / 0.934.
+EVICT_LAST_ABOVE = 2
 
 
 @dataclass(frozen=True)
@@ -328,8 +357,10 @@ class Plan:
             f"  threads    {c.threads} a CTA, {c.threads_per_row} a row; tile {c.tiler[0]} x {c.tiler[1]}",
             f"  thread     {c.steps} vectors of {c.vector} elements, {c.rows_per_thread} row(s); "
             f"{'values' if c.keep else 'packed elements'} kept in registers",
-            f"  loads      {staging}; {' and '.join(_widths(c))} at a time; L2 {'evict_last' if self.evict_last else 'evict_first'}",
-            f"  edges      {'head and tail scalars apart' if c.edges else 'none: every row begins and ends on a vector'}",
+            f"  loads      {staging}; {' and '.join(_widths(c))} at a time; "
+            f"L2 {'evict_last' if self.evict_last else 'evict_first'}",
+            "  edges      "
+            + ("head and tail scalars apart" if c.edges else "none: rows begin and end on a vector"),
             f"  reduction  {'online (max, sum) pairs' if c.facts.state_bytes == 8 else f'{c.facts.stages} stage(s)'}; "
             + (
                 f"buffer {c.reduction_buffer}, {c.reduction_buffer.cosize * c.facts.state_bytes} bytes"
@@ -356,6 +387,13 @@ class NotPlanned(NotImplementedError, ValueError):
     """A problem that no movement serves yet."""
 
 
+def vector_of(dtypes: tuple[str, ...], columns: int) -> int:
+    """Elements of a vector: 16 bytes of the widest operand, fewer for rows of less than eight of those."""
+    widest = ALIGNMENT // max(ITEM_SIZE[d] for d in dtypes)
+    finest = max(columns // VECTORS_PER_ROW, 1)
+    return min(widest, 1 << (finest.bit_length() - 1))
+
+
 def row_class(
     math_name: str,
     architecture: Architecture,
@@ -371,9 +409,9 @@ def row_class(
     Raises NotPlanned if no team of this architecture can hold such a row on chip.
     """
     facts = MATHS[math_name, online]
-    vector = ALIGNMENT // max(ITEM_SIZE[d] for d in dtypes)
+    vector = vector_of(dtypes, columns)
     for team in TEAMS[math_name]:
-        if team.cluster_n > architecture.cluster_limit:
+        if team.cluster_n > architecture.cluster_limit or team.precise not in (None, dtypes[-1] == "fp32"):
             continue
         candidate = RowClass(
             math=math_name,
@@ -381,7 +419,7 @@ def row_class(
             dtypes=dtypes,
             vector=vector,
             edges=edges,
-            access=access,
+            access=tuple(math.gcd(a, vector) for a in access),
             online=online,
             threads_per_row=team.threads_per_row,
             steps=team.steps,
@@ -428,7 +466,7 @@ def plan(math_name: str, problem: Problem, device: Device, *, online: bool = Tru
         )
     rows, columns = problem.groups, problem.length
     row_strides = problem.kept[0].strides if problem.kept else (0,) * len(problem.dtypes)
-    vector = ALIGNMENT // max(ITEM_SIZE[d] for d in problem.dtypes)
+    vector = vector_of(problem.dtypes, columns)
     out_offset, out_stride = problem.offsets[-1], row_strides[-1]
     edges = any(n % vector for n in (out_offset, out_stride, columns))
     access = tuple(
@@ -453,7 +491,7 @@ def plan(math_name: str, problem: Problem, device: Device, *, online: bool = Tru
 def _resident(c: RowClass, device: Device) -> int:
     """Clusters of a persistent grid. Not a promise: more than fit only wait their turn.
 
-    One CTA fills an SM; a cluster needs its SMs in one GPC, and about one in eight of those is left over: 7
-    clusters of 16 on the 132 SMs of an H200 (8 take 1.9 times as long; measured 2026-11-20, 512 x 1000000).
+    A cluster needs its SMs in one GPC, which leaves about one in eight over: 7 clusters of 16 on the 132 SMs of an
+    H200 (8 take 1.9 times as long; measured 2026-11-20, bf16, 512 x 1000000).
     """
-    return max(1, device.multiprocessors * 7 // (8 * c.cluster_n))
+    return max(1, device.multiprocessors * max(c.min_blocks, 1) * 7 // (8 * c.cluster_n))

@@ -43,9 +43,14 @@ def load(src: cute.Tensor, dst: cute.Tensor, access: int, policy: Int64):
     cute.copy(atom, src, dst, cache_policy=policy)
 
 
-def load_async(src: cute.Tensor, dst: cute.Tensor, access: int, policy: Int64):
-    """cp.async from global to shared memory, `access` elements (4, 8 or 16 bytes) at a time."""
+def load_async(src: cute.Tensor, dst: cute.Tensor, access: int, policy: Int64) -> None:
+    """cp.async from global to shared memory, `access` elements at a time; through registers below its 4 bytes."""
     size = access * src.element_type.width // 8
+    if size < 4:
+        held = cute.make_rmem_tensor(src.shape, src.element_type)
+        load(src, held, access, policy)
+        cute.autovec_copy(held, dst)
+        return
     through = "cg" if size == 16 else "ca"  # only 16-byte copies can pass L1 by
     for i in range(0, cute.size(src), access):
         llvm.inline_asm(

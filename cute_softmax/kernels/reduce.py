@@ -135,9 +135,7 @@ def across_warps(
     merged = tuple(Float32(v) for v in op.identity)
     for i in cutlass.range_constexpr(0, peers, WARP):
         seen = tuple(Float32(v) for v in op.identity)
-        if const_expr(peers - i >= WARP):
-            seen = unpack(buffer[row, i + lane])
-        elif i + lane < peers:
+        if const_expr(peers - i >= WARP) or i + lane < peers:
             seen = unpack(buffer[row, i + lane])
         merged = seen if const_expr(i == 0) else op.merge(merged, seen)
     # The peers lie in the first lanes; the others hold the identity.

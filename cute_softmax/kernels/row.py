@@ -118,7 +118,10 @@ class RowKernel:
             lane=tidx % s.threads_per_row,
             ctas=ctas,
             policy=read_policy(evict_last),
-            mX=[SimpleNamespace(address=a, stride=b) for a, b in zip(operands[::2], operands[1::2])],
+            mX=[
+                SimpleNamespace(address=a, stride=b)
+                for a, b in zip(operands[::2], operands[1::2], strict=True)
+            ],
             tXcX=tXcX,
             tXsX=tXsX,
             buffer=buffer,

@@ -1,0 +1,187 @@
+"""The command line.
+
+python -m cute_softmax demo [4096x8192] [--dtype bf16] [--out out]     run, check, explain, time and draw
+python -m cute_softmax explain 4096x8192 [--dim -1] [--backward]       how a softmax of this shape would run
+python -m cute_softmax diagrams 4096x8192 [-o out] [--backward]        the layouts of its kernel, as figures
+python -m cute_softmax classes [--arch sm_90a] [--dtype bf16]          what there is to compile
+python -m cute_softmax precompile [--arch sm_90a] [--dtype bf16 ...]   compile it all, into the store on disk
+python -m cute_softmax cache [path|list|clear]                         that store
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from . import cache
+from .classes import classes, longest_row, operand_dtypes
+from .hardware import ARCHITECTURES
+from .plan import NotPlanned
+from .problem import ITEM_SIZE
+
+MATHS = ("softmax", "softmax_backward")
+
+
+def shape(text: str) -> tuple[int, ...]:
+    """The shape written as "4096x8192"."""
+    try:
+        sizes = tuple(int(part) for part in text.lower().split("x"))
+    except ValueError:
+        sizes = (-1,)
+    if min(sizes) < 0:
+        raise argparse.ArgumentTypeError(f"a shape is written 4096x8192, not {text!r}")
+    return sizes
+
+
+def dims(text: str) -> int | tuple[int, ...]:
+    """The dimension or dimensions written as "-1" or "1,2"."""
+    try:
+        given = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"dimensions are written -1 or 1,2, not {text!r}") from None
+    return given[0] if len(given) == 1 else given
+
+
+def parser() -> argparse.ArgumentParser:
+    """The arguments of all commands."""
+    whole = argparse.ArgumentParser("python -m cute_softmax", description="Softmax kernels in the CuTe DSL.")
+    commands = whole.add_subparsers(dest="command", required=True, metavar="command")
+
+    def command(name: str, text: str) -> argparse.ArgumentParser:
+        return commands.add_parser(name, help=text, description=text)
+
+    demo = command("demo", "One softmax, forward and backward: checked, explained, timed and drawn.")
+    demo.add_argument("shape", nargs="?", type=shape, default=(4096, 8192), metavar="MxN", help="(4096x8192)")
+    demo.add_argument("--out", type=Path, default=Path("out"), help="the diagrams' folder (out)")
+
+    explain = command("explain", "How a softmax of this shape would run, on this GPU or else an H200.")
+    explain.add_argument("shape", type=shape, metavar="AxBxC", help="such as 4096x8192")
+    explain.add_argument("--dim", type=dims, default=-1, help="the reduced dimensions: -1 or 1,2 (-1)")
+    explain.add_argument("--backward", action="store_true", help="the backward pass instead")
+
+    # Its own arguments: see `diagrams`.
+    command("diagrams", "The layouts of the kernel of this shape as figures, and a page to explore them.")
+
+    listed = command("classes", "The Plan classes: what there is to compile, and the rows that each takes.")
+    ahead = command(
+        "precompile", "Compile every Plan class of a dtype, forward and backward, into the store."
+    )
+    for added in (listed, ahead):
+        added.add_argument(
+            "--arch", choices=ARCHITECTURES, default=None, help="architecture (this GPU's, else sm_90a)"
+        )
+    for added in (demo, explain, listed):
+        added.add_argument("--dtype", choices=ITEM_SIZE, default="bf16", help="element type (bf16)")
+    ahead.add_argument("--dtype", nargs="+", choices=ITEM_SIZE, default=["bf16"], help="element types (bf16)")
+
+    store = command("cache", "The store of compiled kernels: its path, a list of it, or clear it.")
+    store.add_argument("action", nargs="?", choices=("path", "list", "clear"), default="list")
+    return whole
+
+
+def run_demo(given: argparse.Namespace) -> int:
+    from . import demo
+
+    if len(given.shape) != 2 or 0 in given.shape:
+        raise ValueError(f"the demo takes MxN of at least 1x1, not {'x'.join(map(str, given.shape))}")
+    return demo.run(given.shape, given.dtype, given.out)
+
+
+def run_explain(given: argparse.Namespace) -> int:
+    import torch
+
+    from . import functional, hardware, launch
+
+    device = launch.device_facts(torch.cuda.current_device()) if torch.cuda.is_available() else hardware.H200
+    print(functional.explain(given.shape, given.dim, given.dtype, backward=given.backward, device=device))
+    return 0
+
+
+def architecture(name: str | None) -> str:
+    """The one named, or this GPU's, or sm_90a where there is none."""
+    if name is None:
+        import torch
+
+        from . import launch
+
+        if not torch.cuda.is_available():
+            return "sm_90a"
+        name = launch.device_facts(torch.cuda.current_device()).architecture.name
+    return name
+
+
+def class_table(arch: str, dtype: str) -> Iterable[tuple[str, ...]]:
+    """The rows of the list of classes, under a head: forward, then backward."""
+    yield "math", "class", "longest row", "CTAs x threads a row", "vectors a thread", "smem a CTA"
+    for math in MATHS:
+        for c in classes(math, ARCHITECTURES[arch], operand_dtypes(math, dtype)):
+            threads = f"{c.cluster_n} x {c.threads_per_row}"
+            yield math, c.name, f"{longest_row(c):,}", threads, str(c.steps), f"{c.shared_memory:,} B"
+
+
+def run_classes(given: argparse.Namespace) -> int:
+    arch = architecture(given.arch)
+    rows = list(class_table(arch, given.dtype))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (
+            c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))
+        )
+        print("  ".join(cells).rstrip())
+    print(
+        f"\n{arch}, {given.dtype}. Each with vectors exists a second time, as NAME_edges, for rows that begin or "
+        "end off a vector boundary."
+    )
+    return 0
+
+
+def run_precompile(given: argparse.Namespace) -> int:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from .precompile import precompile
+
+    arch = architecture(given.arch)
+    wanted = [
+        c
+        for dtype in dict.fromkeys(given.dtype)
+        for math in MATHS
+        for edges in (False, True)
+        for c in classes(math, ARCHITECTURES[arch], operand_dtypes(math, dtype), edges=edges)
+    ]
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=len(wanted))
+        for c in precompile(wanted):
+            bar.update(task, advance=1, description=f"{c.math} {c.dtypes[0]} {c.name}")
+    print(f"{len(wanted)} kernels for {arch} in {cache.Store().root}")
+    return 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The exit status of a command line: 0, 1 for a wrong result, 2 for what cannot be done."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["diagrams"]:
+        from . import diagrams
+
+        return diagrams.main(arguments[1:])
+    given = parser().parse_args(arguments)
+    if given.command == "cache":
+        return cache.main([given.action])
+    commands = {
+        "demo": run_demo,
+        "explain": run_explain,
+        "classes": run_classes,
+        "precompile": run_precompile,
+    }
+    try:
+        return commands[given.command](given)
+    except (NotPlanned, ValueError, IndexError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

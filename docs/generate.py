@@ -1,0 +1,233 @@
+"""Writes what the docs do not say by hand: tables, plans, the reference and figures.
+
+::
+
+    python docs/generate.py            write all of it
+    python docs/generate.py --check    status 1 if a committed file differs
+
+A page marks what is generated: ``<!-- generated: NAME -->`` to ``<!-- end of NAME -->``. The functions in
+`BLOCKS` make it. (The pages below ``docs/layouts`` have a generator of their own.)
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+for place in (HERE, ROOT):
+    sys.path.insert(0, str(place))
+
+import names_figure  # noqa: E402
+
+import cute_softmax  # noqa: E402
+from benchmarks import console, report, results  # noqa: E402
+from cute_softmax import diagrams, explain, plan  # noqa: E402
+from cute_softmax.classes import classes, longest_row, operand_dtypes  # noqa: E402
+from cute_softmax.hardware import ARCHITECTURES, H200  # noqa: E402
+from cute_softmax.problem import ITEM_SIZE  # noqa: E402
+from layouts.figures import Figure  # noqa: E402
+
+PAGES = [ROOT / "README.md", *sorted(HERE.glob("*.md"))]
+RESULTS = ROOT / "benchmarks" / "results" / "h200"
+HEADLINE = "rows-forward"
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    """Markdown; the first column to the left."""
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def suite(path: Path) -> str:
+    """The tables of a results file, and where they come from."""
+    found = results.load(path)
+    h = found.header
+    versions = [f"{name} {h[key]}" for name, key in (("torch", "torch"), ("cutlass-dsl", "cutlass_dsl"),
+                ("Liger", "liger"), ("QuACK", "quack"), ("cuDNN", "cudnn")) if h.get(key)]  # fmt: skip
+    source = f"{h['gpu']}, {h['date'][:10]}, `{h['command']}`; {', '.join(versions)}."
+    parts = [f"**{t.title}**\n\n{console.as_markdown(t)}" for t in report.tables(found)]
+    return "\n\n".join([*parts, source])
+
+
+def headline() -> str:
+    """The one table of the README."""
+    path = RESULTS / f"{HEADLINE}.json"
+    if not path.exists():
+        return (
+            f"No results are committed yet: `python -m benchmarks --suite {HEADLINE} --save` measures them."
+        )
+    found = results.load(path)
+    first = report.tables(found)[0]
+    h = found.header
+    return f"**{first.title}**\n\n{console.as_markdown(first)}\n\n`{h['command']}`, {h['date'][:10]}."
+
+
+def all_results() -> str:
+    """Every committed suite."""
+    files = [p for p in sorted(RESULTS.glob("*.json")) if _is_suite(p)]
+    return "\n\n".join(map(suite, files)) or "No results are committed yet."
+
+
+def _is_suite(path: Path) -> bool:
+    try:
+        results.load(path)
+    except ValueError:  # other measurements lie there too
+        return False
+    return True
+
+
+def class_list(math: str, arch: str = "sm_90a", dtype: str = "bf16") -> str:
+    """The classes of a math, with what a person asks first."""
+    rows = [
+        [
+            f"`{c.name}`",
+            f"{longest_row(c):,}",
+            f"{c.cluster_n}" if c.cluster_n > 1 else "",
+            f"{c.threads}",
+            f"{c.threads_per_row}",
+            f"{c.rows_per_thread} x {c.steps} x {c.vector}",
+            " ".join(dict.fromkeys(c.staging)),
+            f"{c.shared_memory:,}",
+        ]
+        for c in classes(math, ARCHITECTURES[arch], operand_dtypes(math, dtype))
+    ]
+    head = [
+        "class",
+        "longest row",
+        "cluster",
+        "threads a CTA",
+        "a row",
+        "a thread holds",
+        "loads",
+        "smem, bytes",
+    ]
+    return table(head, rows)
+
+
+def class_counts() -> str:
+    """How many classes there are, and the longest row, per architecture and dtype size."""
+    rows = []
+    for name, arch in ARCHITECTURES.items():
+        row = [name]
+        for math in plan.TEAMS:
+            for dtype in ("bf16", "fp32"):
+                found = list(classes(math, arch, operand_dtypes(math, dtype)))
+                row.append(f"{len(found)}: {longest_row(found[-1]):,}")
+        rows.append(row)
+    return table(["", *(f"{m}, {8 * ITEM_SIZE[d]} bit" for m in plan.TEAMS for d in ("bf16", "fp32"))], rows)
+
+
+def said(*arguments, **options) -> str:
+    """What `explain` says."""
+    return f"```text\n{explain(*arguments, **options)}\n```"
+
+
+def comment_above(name: str) -> str:
+    """The comment above a constant of `plan`, as a quotation."""
+    lines = inspect.getsource(plan).splitlines()
+    at = next(i for i, line in enumerate(lines) if re.match(rf"{name}\b", line))
+    first = at
+    while lines[first - 1].startswith("#"):
+        first -= 1
+    text = " ".join(line.lstrip("# ") for line in lines[first:at])
+    whole = "" if lines[at].endswith("(") else f"\n>\n> `{lines[at]}`"
+    return f"> {text}{whole}"
+
+
+def functions() -> str:
+    """The public functions: signature and docstring."""
+    parts = []
+    for name in ("softmax", "softmax_backward", "plan_softmax", "explain"):
+        function = getattr(cute_softmax, name)
+        signature = str(inspect.signature(function)).replace(repr(H200), "H200")
+        signature = re.sub(r"'([^']+)'", r"\1", signature)
+        if len(name + signature) > 100:
+            inside, _, returns = signature.rpartition(" -> ")
+            arguments = "".join(f"    {a},\n" for a in re.split(r", (?=\w+:|\*)", inside[1:-1]))
+            signature = f"(\n{arguments}) -> {returns}"
+        parts.append(f"### {name}\n\n```text\n{name}{signature}\n```\n\n{_prose(inspect.getdoc(function))}")
+    return "\n\n".join(parts)
+
+
+def _prose(text: str) -> str:
+    """A docstring as Markdown: its list of arguments as a list, its examples as code."""
+    lines = []
+    for line in text.splitlines():
+        if line.startswith(">>> "):
+            line = f"`{line[4:]}`"
+        elif re.match(r"[a-z_`, ]+: ", line):
+            name, _, rest = line.partition(": ")
+            line = f"- `{name}`: {rest}"
+        elif line.startswith("    "):
+            line = f"  {line.strip()}"
+        elif line and lines and lines[-1].startswith(("- ", "  ")):
+            lines.append("")
+        lines.append(line)
+    return "\n".join(lines).replace("``", "`")
+
+
+BLOCKS: dict[str, Callable[[], str]] = {
+    "results": headline,
+    "all results": all_results,
+    "forward classes": lambda: class_list("softmax"),
+    "backward classes": lambda: class_list("softmax_backward"),
+    "class counts": class_counts,
+    "a plan": lambda: said((4096, 8192)),
+    "a plan with edges": lambda: said((8192, 50257)),
+    "why these teams": lambda: comment_above("_SHORT"),
+    "why this policy": lambda: comment_above("EVICT_LAST_ABOVE"),
+    "functions": functions,
+}
+
+
+def drawings() -> dict[str, Figure]:
+    """The figures of the pages by name."""
+    long, ragged = diagrams.plan_of(8192, 30000), diagrams.plan_of(4096, 1023)
+    return {
+        "names": names_figure.names(),
+        "edges": diagrams.figures(ragged)["edges"],
+        "cluster": diagrams.figures(long)["cluster"],
+    }
+
+
+def filled(text: str) -> str:
+    """A page with its blocks made anew."""
+
+    def block(match: re.Match) -> str:
+        name = match[1]
+        return f"<!-- generated: {name} -->\n\n{BLOCKS[name]()}\n\n<!-- end of {name} -->"
+
+    return re.sub(r"<!-- generated: ([\w ]+) -->.*?<!-- end of \1 -->", block, text, flags=re.S)
+
+
+def files() -> dict[Path, str]:
+    """Every file that holds something generated, and what it must hold."""
+    out = {page: filled(page.read_text(encoding="utf-8")) for page in PAGES}
+    return out | {HERE / "figures" / f"{name}.svg": f.svg() for name, f in drawings().items()}
+
+
+def main() -> int:
+    """Write or check."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="only compare with the committed files")
+    wanted = files()
+    if parser.parse_args().check:
+        old = [p for p, text in wanted.items() if not p.exists() or p.read_text(encoding="utf-8") != text]
+        stray = [p for p in (HERE / "figures").glob("*.svg") if p not in wanted]
+        for path in [*old, *stray]:
+            print(f"{path.relative_to(ROOT)} is out of date: run `python docs/generate.py`", file=sys.stderr)
+        return 1 if old or stray else 0
+    (HERE / "figures").mkdir(exist_ok=True)
+    for path, text in wanted.items():
+        path.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

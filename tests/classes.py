@@ -1,0 +1,133 @@
+"""The Plan classes there are: found by asking `plan.row_class` for every length, as callers do."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Iterable, Iterator
+from functools import cache
+from itertools import product
+from typing import NamedTuple
+
+from cute_softmax.hardware import ARCHITECTURES
+from cute_softmax.plan import ALIGNMENT, ITEM_SIZE, MATHS, NotPlanned, RowClass, row_class, vector_of
+
+SAME = (("bf16", "bf16"), ("fp16", "fp16"), ("fp32", "fp32"))
+MIXED = (("bf16", "fp32"), ("fp32", "bf16"))
+PAIRS = SAME + MIXED  # (input, output) of softmax
+
+
+def operands(math: str, pair: tuple[str, str]) -> tuple[str, ...]:
+    """The dtypes of all operands for softmax's (input, output) dtypes."""
+    source, result = pair
+    return (source, result) if math == "softmax" else (result, result, source)
+
+
+class Interval(NamedTuple):
+    """A class and the lengths that it serves."""
+
+    row_class: RowClass
+    first: int
+    last: int
+
+
+@cache
+def intervals(
+    math: str,
+    architecture: str,
+    dtypes: tuple[str, ...],
+    *,
+    edges: bool = False,
+    width: tuple[int, ...] | None = None,
+    online: bool = True,
+) -> list[Interval]:
+    """All classes of one form of call, by length.
+
+    width: per input, the elements of an access at most; None for whole vectors.
+    """
+    target = ARCHITECTURES[architecture]
+
+    def of(columns: int) -> RowClass | None:
+        vector = vector_of(dtypes, columns)
+        access = tuple(min(w, vector) for w in width or (vector,) * len(MATHS[math, online].inputs))
+        try:
+            return row_class(math, target, dtypes, columns, edges=edges, access=access, online=online)
+        except NotPlanned:
+            return None
+
+    found, first = [], 1
+    while edges and of(first).vector == 1:  # every row begins and ends on a vector of one element
+        first += 1
+    while (here := of(first)) is not None:
+        low, high = first, here.capacity + 1  # of(low) is here; of(high) is not
+        if of(here.capacity) == here:  # as a rule: no search is needed
+            low = here.capacity
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if of(middle) == here else (low, middle)
+        found.append(Interval(here, first, low))
+        first = low + 1
+    return found
+
+
+def longest(math: str, architecture: str, dtypes: tuple[str, ...], online: bool = True) -> int:
+    """The longest row that is planned."""
+    return intervals(math, architecture, dtypes, online=online)[-1].last
+
+
+def widths(math: str, dtypes: tuple[str, ...], online: bool = True) -> list[tuple[int, ...]]:
+    """Every combination of access widths of the inputs, whole vectors first."""
+    vector = ALIGNMENT // max(ITEM_SIZE[d] for d in dtypes)
+    each = [vector >> i for i in range(vector.bit_length())]
+    return [*product(each, repeat=len(MATHS[math, online].inputs))]
+
+
+def all_classes(
+    architecture: str, pairs=PAIRS, *, narrow: bool = False, two_pass: bool = True
+) -> Iterator[RowClass]:
+    """The classes of forward and backward of an architecture.
+
+    narrow: those whose inputs are read in narrower accesses than their outputs are written, too.
+    """
+    for math, online in MATHS:
+        if not online and not two_pass:
+            continue
+        for pair in pairs:
+            dtypes = operands(math, pair)
+            for edges in (False, True):
+                for width in widths(math, dtypes, online) if narrow else (None,):
+                    for interval in intervals(
+                        math, architecture, dtypes, edges=edges, width=width, online=online
+                    ):
+                        yield interval.row_class
+
+
+def launched(architecture: str) -> Iterator[RowClass]:
+    """The classes that the GPU tests need: all whole ones, and of equal dtypes the narrow ones whose operands
+    but one are aligned alike, or all inputs are."""
+    yield from all_classes(architecture)
+    for math, pair in product(("softmax", "softmax_backward"), SAME):
+        dtypes = operands(math, pair)
+        for edges, width in product((False, True), widths(math, dtypes)):
+            if len(width) == 1 or width[1] == max(width) or width[0] == width[1]:
+                for interval in intervals(math, architecture, dtypes, edges=edges, width=width):
+                    yield interval.row_class
+
+
+def build(wanted: Iterable[RowClass]) -> list[str]:
+    """Put classes into the store, in as many processes as there are cores; returns what failed."""
+    wanted = list(dict.fromkeys(wanted))
+    processes = min(len(os.sched_getaffinity(0)), 1 + len(wanted) // 8)
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        return [failure for failure in pool.imap_unordered(_build, wanted, chunksize=4) if failure]
+
+
+def _build(row_class: RowClass) -> str | None:
+    from cute_softmax import launch
+
+    os.environ.setdefault("CUTE_DSL_ARCH", row_class.architecture)
+    try:
+        launch.function_of(row_class)
+    except Exception as error:
+        return f"{row_class.math} {row_class.dtypes} {row_class.name}: {str(error)[:300]}"
+    return None

@@ -1,0 +1,50 @@
+"""GPU tests: marked `gpu`, skipped with a reason without a CUDA device; kernels are built in parallel."""
+
+import os
+from pathlib import Path
+
+import checking
+import classes
+import pytest
+import torch
+
+from cute_softmax import launch
+
+HERE = Path(__file__).parent
+# Why GPU tests cannot run; None where they can.
+MISSING = None if torch.cuda.is_available() else "no CUDA device: torch.cuda.is_available() is False"
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.gpu)
+            if MISSING:
+                item.add_marker(pytest.mark.skip(reason=MISSING))
+
+
+def architecture() -> str:
+    """The compilation target of the device."""
+    return launch.device_facts(torch.cuda.current_device()).architecture.name
+
+
+@pytest.fixture(scope="session", autouse=True)
+def built():
+    """The classes that these tests use, built ahead: one after another they would take several minutes."""
+    if MISSING or os.environ.get("CUTE_SOFTMAX_TEST_BUILD") == "0":
+        return
+    for failure in classes.build(classes.launched(architecture())):
+        print("not built:", failure)
+
+
+@pytest.fixture
+def arch() -> str:
+    return architecture()
+
+
+@pytest.fixture(autouse=True)
+def clean():
+    """A failed launch must fail its own test, not the next."""
+    yield
+    if not MISSING and checking.DEVICE == "cuda":
+        torch.cuda.synchronize()

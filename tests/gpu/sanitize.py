@@ -1,0 +1,161 @@
+"""Touch every Plan class of this device on a small grid and check the results, for compute-sanitizer:
+
+    python tests/gpu/sanitize.py --build
+    compute-sanitizer --tool memcheck --error-exitcode 9 python tests/gpu/sanitize.py
+
+and so with racecheck, initcheck and synccheck. Exits with 1 on a wrong result. Kernels come from the store.
+Tensors are made and checked on the host, so that the sanitizer watches hardly any kernel but ours.
+
+    --maths softmax softmax_backward    --dtypes bf16 fp32    --part 0/3 (a third of all)
+"""
+
+import argparse
+import sys
+import time
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import torch
+
+HERE = Path(__file__).resolve()
+sys.path[:0] = [str(HERE.parents[2]), str(HERE.parents[1])]
+
+import checking  # noqa: E402
+import classes  # noqa: E402
+
+from cute_softmax import launch  # noqa: E402
+
+GUARD = checking.GUARD
+
+
+def cases(arch: str, maths: list[str], names: list[str]):
+    """(class and lengths, dtypes, online), each class once.
+
+    bf16 with whole vectors, aligned and ragged, and read one element at a time; fp32 with whole vectors; of other
+    dtypes and of two passes the ragged classes, whose code holds that of the aligned ones.
+    """
+    seen = set()
+    for (math, online), pair in product(classes.MATHS, classes.PAIRS):
+        if math not in maths or not set(pair) <= set(names):
+            continue
+        dtypes = classes.operands(math, pair)
+        widths = classes.widths(math, dtypes, online)
+        whole, one = widths[0], (1,) * len(widths[0])
+        if pair == ("bf16", "bf16") and online:
+            forms = [*product((False, True), {whole, one, (1, *whole[1:])})]
+        else:
+            forms = [(True, whole)] + [(False, whole)] * (pair == ("fp32", "fp32") and online)
+        for edges, width in forms:
+            for interval in classes.intervals(math, arch, dtypes, edges=edges, width=width, online=online):
+                if interval.row_class not in seen:
+                    seen.add(interval.row_class)
+                    yield interval, dtypes, online
+
+
+def columns_of(interval) -> int:
+    """A length of the class: short, as checking on the host takes most of the time."""
+    c = interval.row_class
+    columns = interval.first + (interval.last - interval.first) // 8
+    return (
+        columns if c.edges else max(-(-interval.first // c.vector) * c.vector, columns // c.vector * c.vector)
+    )
+
+
+def rows_of(interval) -> int:
+    """More than one tile, the last one ragged; several tiles a CTA for a persistent kernel (see `main`)."""
+    c = interval.row_class
+    return 4 if c.persistent else 2 if c.cluster_n > 1 else c.tiler[0] + 1 if c.tiler[0] > 1 else 2
+
+
+class Buffer:
+    """Host and device memory of a tensor whose rows lie `offset` elements past a boundary, `stride` apart."""
+
+    def __init__(self, rows: int, columns: int, stride: int, offset: int, dtype: torch.dtype):
+        self.first, self.place = GUARD + offset, ((rows, columns), (stride, 1), GUARD + offset)
+        size = torch.empty((), dtype=dtype).element_size()
+        bits = torch.full((2 * GUARD + offset + rows * stride,), checking.POISON[size])
+        self.host = bits.to(checking._INTEGERS[size]).view(dtype)
+        self.values = self.host.as_strided(*self.place)
+        self.device: torch.Tensor | None = None
+
+    def send(self) -> torch.Tensor:
+        self.device = self.host.to("cuda")
+        return self.device.as_strided(*self.place)
+
+    def receive(self) -> torch.Tensor:
+        """The values; raises AssertionError if anything around them changed."""
+        after, integer = self.device.cpu(), checking._INTEGERS[self.host.element_size()]
+        values = after.as_strided(*self.place).clone()
+        after.as_strided(*self.place).copy_(self.values)
+        assert torch.equal(after.view(integer), self.host.view(integer)), "written outside the result"
+        return values
+
+
+def place(interval, index: int, rows: int, columns: int, dtypes) -> Buffer:
+    """Operand `index` placed so that the plan takes this very class."""
+    c = interval.row_class
+    dtype, outputs = checking.DTYPES[dtypes[index]], len(dtypes) - 1
+    if not c.edges:
+        stride, offset = -(-columns // c.vector) * c.vector, 0
+    else:
+        stride, offset = columns + 1, 1
+        stride += stride % c.vector == 0
+    if index != outputs:
+        offset += c.access[index] % c.vector
+    return Buffer(rows, columns, stride, offset, dtype)
+
+
+def check(interval, dtypes, online: bool) -> None:
+    c, outputs = interval.row_class, len(dtypes) - 1
+    rows, columns = rows_of(interval), columns_of(interval)
+    buffers = [place(interval, i, rows, columns, dtypes) for i in range(len(dtypes))]
+    x = torch.randn(rows, columns)
+    if outputs == 1:
+        x[-1, columns // 2 :] = float("-inf")
+        buffers[0].values.copy_(x)
+    else:
+        buffers[0].values.copy_(x)
+        buffers[1].values.copy_(torch.softmax(x.roll(1, -1), -1))
+    tensors = [b.send() for b in buffers]
+    call = launch.call_of(c.math, tensors, (1,), online)
+    assert call.plan.row_class == c, f"planned as {call.plan.row_class.name}"
+    if c.persistent:  # one cluster takes all tiles
+        call = launch.Call(replace(call.plan, ctas=1), call.function)
+    call(torch.cuda.current_stream().cuda_stream, *(t.data_ptr() for t in tensors))
+    torch.cuda.synchronize()
+    result = buffers[-1].receive()
+    if outputs == 1:
+        checking.check_softmax(result, buffers[0].values)
+    else:
+        checking.check_backward(result, buffers[0].values, buffers[1].values)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Every Plan class on a small grid, for compute-sanitizer.")
+    parser.add_argument("--maths", nargs="+", default=["softmax", "softmax_backward"])
+    parser.add_argument("--dtypes", nargs="+", default=["bf16", "fp16", "fp32"])
+    parser.add_argument("--part", default="0/1", help="i/n: every n-th class from the i-th on")
+    parser.add_argument("--build", action="store_true", help="only fill the store, in all cores")
+    options = parser.parse_args()
+    arch = launch.device_facts(0).architecture.name
+    part, parts = map(int, options.part.split("/"))
+    wanted = list(cases(arch, options.maths, options.dtypes))[part::parts]
+    if options.build:
+        failures = classes.build(interval.row_class for interval, _, _ in wanted)
+        print(f"{len(wanted)} classes, {len(failures)} not built", *failures, sep="\n")
+        return bool(failures)
+    begin, wrong = time.time(), 0
+    for interval, dtypes, online in wanted:
+        c = interval.row_class
+        try:
+            check(interval, dtypes, online)
+        except Exception as error:
+            wrong += 1
+            print(f"WRONG {c.math} {'/'.join(dtypes)} {c.name}, {columns_of(interval)} columns: {error}")
+    print(f"{len(wanted)} classes in {time.time() - begin:.1f} s, {wrong} wrong")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,202 @@
+"""The demo and the command line, as they run without a GPU (and, marked gpu, with one)."""
+
+import re
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+from cute_softmax import cache, demo, functional, precompile
+from cute_softmax.__main__ import main
+from cute_softmax.classes import classes, longest_row, operand_dtypes
+from cute_softmax.hardware import ARCHITECTURES, H200
+from cute_softmax.plan import TEAMS, NotPlanned, plan, row_class
+from cute_softmax.problem import Operand, canonical
+from cute_softmax.resources import cuobjdump, resources
+
+SM90 = ARCHITECTURES["sm_90a"]
+
+
+def out_of(capsys, *arguments: str, status: int = 0) -> str:
+    assert main(list(arguments)) == status
+    captured = capsys.readouterr()
+    return captured.out if status == 0 else captured.err
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+def test_demo_without_a_gpu(no_gpu, tmp_path, capsys):
+    said = out_of(capsys, "demo", "64x1000", "--dtype", "bf16", "--out", str(tmp_path / "out"))
+    assert said.splitlines()[0].startswith("No GPU here: ")
+    assert "Right: no larger than torch's." in said
+    for math in ("softmax", "softmax_backward"):
+        assert f"{math} of 64 rows of 1000, bf16, for sm_90a" in said
+        registers, spilled, shared = re.search(
+            rf"^ +{math} +\S+ +(\d+) +(\d+) B +(\d+) B", said, re.M
+        ).groups()
+        assert 16 <= int(registers) <= 255 and spilled == "0" and int(shared) < 228 << 10
+    assert "GB/s" not in said and "µs" not in said
+    for folder in (tmp_path / "out" / "softmax", tmp_path / "out" / "softmax_backward"):
+        (line,) = (line for line in said.splitlines() if line.startswith(f"{folder}: "))
+        named = line.removeprefix(f"{folder}: ").split(", ")
+        assert sorted(named) == sorted(p.name for p in folder.iterdir())
+        assert {"tv.svg", "predicate.svg", "reduction_buffer.svg", "explorer.html"} <= set(named)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_check_tells_right_from_wrong(dtype, capsys):
+    x, dy = (torch.randn(8, 333, generator=torch.Generator().manual_seed(i)).to(dtype) for i in (1, 2))
+    y = torch.softmax(x, -1)
+    dx = functional.softmax_backward(dy, y)
+    assert demo.check(x, dy, y, dx)
+    nan = y.clone()
+    nan[3, 5] = float("nan")
+    for mutant in (torch.zeros_like(y), torch.full_like(y, 1 / 333), y.roll(1, -1), nan, y * 1.02):
+        assert not demo.check(x, dy, mutant, dx)
+    for mutant in (torch.zeros_like(dx), dx.roll(1, 0), -dx, dx + dx.abs().amax(-1, keepdim=True) / 50):
+        assert not demo.check(x, dy, y, mutant)
+    assert capsys.readouterr().out.count("WRONG") == 9
+
+
+def test_a_wrong_result_fails_the_demo(no_gpu, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(functional, "softmax", lambda x: torch.log_softmax(x, -1))
+    assert (
+        "WRONG" in capsys.readouterr().out if main(["demo", "8x64", "--out", str(tmp_path)]) == 1 else False
+    )
+
+
+def test_explain(no_gpu, capsys):
+    assert "softmax of 4096 rows of 8192, bf16, for sm_90a" in out_of(capsys, "explain", "4096x8192")
+    backward = out_of(capsys, "explain", "4096x8192", "--backward", "--dtype", "fp32")
+    assert backward.startswith("softmax_backward of 4096 rows of 8192, fp32")
+    assert "32 rows of 200" in out_of(capsys, "explain", "32x10x20", "--dim", "1,2")
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["explain", "4096x8192", "--dim", "0"], "must be contiguous"),
+        (["explain", "4096x8192", "--dim", "5"], "dim=5 is out of range"),
+        (["explain", "1x10000000"], "do not fit on chip"),
+        (["demo", "4096"], "the demo takes MxN of at least 1x1, not 4096"),
+        (["demo", "0x8"], "not 0x8"),
+        (["diagrams", "8x10000000"], "do not fit on chip"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(arguments, words, no_gpu, capsys):
+    said = out_of(capsys, *arguments, status=2)
+    assert said.startswith("error: ") and words in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments", [["explain", "4096xN"], ["explain", "8x8", "--dim", "x"], ["demo", "-1x8"], []]
+)
+def test_malformed_arguments_are_refused(arguments, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == 2
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize("math", TEAMS)
+def test_classes_follow_each_other_without_a_gap(arch, dtype, math):
+    dtypes, architecture = operand_dtypes(math, dtype), ARCHITECTURES[arch]
+    listed = list(classes(math, architecture, dtypes))
+    assert len({c.name for c in listed}) == len(set(listed)) == len(listed)
+    ragged = [replace(c, edges=True) for c in listed if c.vector > 1]
+    assert list(classes(math, architecture, dtypes, edges=True)) == ragged
+    lengths = [0, *map(longest_row, listed)]
+    assert lengths == sorted(set(lengths))
+    for c, before, last in zip(listed, lengths, lengths[1:], strict=False):
+        for columns in (before + 1, last):
+            operand = Operand(dtype, (columns, 1))
+            problem = canonical((8, columns), (1,), [operand] * len(dtypes))
+            got = plan(math, problem, replace(H200, architecture=architecture)).row_class
+            assert got == replace(c, edges=columns % c.vector > 0)
+    with pytest.raises(NotPlanned):
+        row_class(math, architecture, dtypes, lengths[-1] + 1, edges=False, access=listed[-1].access)
+
+
+def test_a_handful_of_classes_serves_a_million_columns():
+    listed = list(classes("softmax", SM90, operand_dtypes("softmax", "bf16")))
+    assert len(listed) <= 40 and longest_row(listed[-1]) >= 1_000_000
+
+
+def test_classes_command_lists_them_all(no_gpu, capsys):
+    said = out_of(capsys, "classes", "--arch", "sm_80", "--dtype", "fp32")
+    for math in TEAMS:
+        for c in classes(math, ARCHITECTURES["sm_80"], operand_dtypes(math, "fp32")):
+            assert re.search(rf"^{math} +{c.name} +{longest_row(c):,} ", said, re.M)
+    assert "\nsm_80, fp32." in said
+    assert "\nsm_90a, bf16." in out_of(capsys, "classes")
+
+
+def test_resources_are_those_of_the_kernel():
+    (small, *_, large) = classes("softmax", SM90, operand_dtypes("softmax", "bf16"))
+    few, many = resources(small), resources(large)
+    assert 16 <= few.registers < many.registers <= 128  # 512 threads share 65,536 registers
+    assert few.stack == many.stack == 0
+    assert (few.shared_memory, many.shared_memory) == (small.shared_memory, large.shared_memory)
+
+
+def test_missing_cuobjdump_is_named(monkeypatch):
+    cuobjdump.cache_clear()
+    monkeypatch.setattr("importlib.metadata.files", lambda name: None)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(FileNotFoundError, match="pip install nvidia-cuda-cuobjdump"):
+        cuobjdump()
+    cuobjdump.cache_clear()
+
+
+def test_precompiled_classes_are_in_the_store(tmp_path, monkeypatch):
+    monkeypatch.setenv(cache.ENVIRONMENT, str(tmp_path / "store"))
+    wanted = list(classes("softmax", SM90, operand_dtypes("softmax", "bf16")))[:3]
+    assert list(precompile.precompile(wanted)) == wanted
+    assert len(cache.Store().entries()) == 3
+    assert list(precompile.precompile([])) == []
+
+
+def test_precompile_command(tmp_path, monkeypatch, no_gpu, capsys):
+    monkeypatch.setenv(cache.ENVIRONMENT, str(tmp_path / "store"))
+    asked = []
+    monkeypatch.setattr(precompile, "precompile", lambda wanted: asked.extend(wanted) or iter(wanted))
+    said = out_of(capsys, "precompile", "--dtype", "fp16", "fp32", "--arch", "sm_89")
+    assert said == f"{len(asked)} kernels for sm_89 in {tmp_path / 'store'}\n"
+    assert {c.dtypes[0] for c in asked} == {"fp16", "fp32"} and {c.architecture for c in asked} == {"sm_89"}
+    assert {c.math for c in asked} == set(TEAMS) and {c.edges for c in asked} == {False, True}
+
+
+def test_cache_command(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv(cache.ENVIRONMENT, str(tmp_path / "store"))
+    assert out_of(capsys, "cache", "path") == f"{tmp_path / 'store'}\n"
+    assert " 0 kernels " in out_of(capsys, "cache")
+    assert out_of(capsys, "cache", "clear").startswith("0 kernels removed")
+
+
+def test_diagrams_command(tmp_path, capsys):
+    said = out_of(capsys, "diagrams", "64x1000", "-o", str(tmp_path))
+    assert str(tmp_path / "tv.svg") in said and (tmp_path / "explorer.html").exists()
+
+
+def test_module_runs_as_a_command():
+    done = subprocess.run([sys.executable, "-m", "cute_softmax", "--help"], capture_output=True, text=True)
+    assert done.returncode == 0
+    for command in ("demo", "explain", "diagrams", "classes", "precompile", "cache"):
+        assert re.search(rf"^ +{command}\b", done.stdout, re.M)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_demo_with_a_gpu(tmp_path, capsys):
+    said = out_of(capsys, "demo", "4096x8192", "--out", str(tmp_path))
+    assert said.splitlines()[0].startswith(torch.cuda.get_device_name())
+    assert "Right: no larger than torch's." in said
+    for label in ("forward", "backward"):
+        assert re.search(rf"^ +{label} +\d+ GB/s, [\d.]+ µs +\d+ GB/s", said, re.M)
+    assert list(tmp_path.glob("**/*.svg"))

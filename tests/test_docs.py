@@ -1,0 +1,110 @@
+"""The docs: what is generated is up to date, examples run, commands parse, links lead somewhere."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.__main__ import run_parser
+from cute_softmax import diagrams
+from cute_softmax.__main__ import parser
+from cute_softmax.classes import classes, longest_row, operand_dtypes
+from cute_softmax.hardware import ARCHITECTURES
+
+ROOT = Path(__file__).resolve().parents[1]
+# The pages below docs/layouts have tests of their own.
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return [code for found, code in FENCE.findall(page.read_text(encoding="utf-8")) if found == language]
+
+
+def pages(language: str) -> list:
+    return [pytest.param(p, id=p.name) for p in PAGES if blocks(p, language)]
+
+
+def generate(*arguments: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, ROOT / "docs" / "generate.py", *arguments]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_generated_parts_are_up_to_date():
+    done = generate("--check")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_stale_block_is_noticed(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    import generate as generator
+
+    text = "<!-- generated: class counts -->\nold\n<!-- end of class counts -->\n"
+    assert "old" not in generator.filled(text) and "sm_103a" in generator.filled(text)
+    with pytest.raises(KeyError):
+        generator.filled("<!-- generated: nothing -->\n<!-- end of nothing -->")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_every_opened_block_is_closed_and_filled(page):
+    text = page.read_text(encoding="utf-8")
+    opened = re.findall(r"<!-- generated: (.+?) -->", text)
+    assert opened == re.findall(r"<!-- end of (.+?) -->", text)
+    assert not re.search(r"-->\s*<!-- end of", text)
+
+
+@pytest.mark.parametrize("page", pages("python"))
+def test_python_examples_run(page, monkeypatch, tmp_path):
+    """All blocks of a page in order, in one namespace, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    for code in blocks(page, "python"):
+        exec(compile(code, page.name, "exec"), names)
+
+
+@pytest.mark.parametrize("page", pages("bash"))
+def test_commands_exist(page):
+    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.M)
+    for line in "".join(blocks(page, "bash")).splitlines():
+        words = shlex.split(line, comments=True)
+        if words[:4] == ["python", "-m", "cute_softmax", "diagrams"]:
+            diagrams._parser().parse_args(words[4:])
+        elif words[:3] == ["python", "-m", "cute_softmax"]:
+            parser().parse_args(words[3:])
+        elif words[:3] == ["python", "-m", "benchmarks"] and words[3] != "check":
+            run_parser().parse_args(words[3:])
+        elif words[0] == "make":
+            assert words[1] in targets
+        else:
+            assert words[:3] in (["python", "-m", "benchmarks"], ["python", "-m", "layouts"]) or words[
+                :2
+            ] == [
+                "pip",
+                "install",
+            ], line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8")):
+        if "://" not in target:
+            assert (page.parent / target).exists(), target
+
+
+def test_every_page_is_in_the_index():
+    text = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    for page in (ROOT / "docs").glob("*.md"):
+        assert page.name == "index.md" or f"]({page.name})" in text
+
+
+def test_readme_names_the_longest_rows():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    for dtype, words in (("bf16", "{:,} elements in 16 bit"), ("fp32", "{:,} in 32 bit")):
+        for arch in ("sm_90a", "sm_100a"):
+            *_, last = classes("softmax", ARCHITECTURES[arch], operand_dtypes("softmax", dtype))
+            assert words.format(longest_row(last)) in text
+    for name in ARCHITECTURES:
+        assert name.removeprefix("sm_") in text

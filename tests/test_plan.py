@@ -1,0 +1,388 @@
+"""Plans of thousands of random problems on every architecture: each column has one owner, all fits."""
+
+import dataclasses
+import math
+import subprocess
+import sys
+from itertools import pairwise, product
+from pathlib import Path
+
+import classes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cute_softmax import plan as plans
+from cute_softmax.hardware import ARCHITECTURES, H200, Architecture, Device, architecture_of
+from cute_softmax.plan import MATHS, NotPlanned, Plan, plan
+from cute_softmax.problem import ITEM_SIZE, Operand, canonical
+
+ROOT = Path(__file__).parents[1]
+DEVICES = {name: Device(a, multiprocessors=132, l2=50 << 20) for name, a in ARCHITECTURES.items()}
+UGLY = (
+    1, 2, 3, 7, 8, 9, 31, 33, 63, 65, 127, 129, 255, 257, 500, 511, 513, 1000, 1023, 1025, 2047, 2049,
+    4095, 5000, 8191, 8193, 16385, 20000, 32767, 50257, 65537, 99999, 128256, 151936, 200064, 262143, 300001,
+    524287, 1000000,
+)  # fmt: skip
+# Of one math, dtypes and kind of edges: all of them can be compiled ahead.
+MOST_CLASSES = 32
+forms = pytest.mark.parametrize("arch", ARCHITECTURES)
+
+
+def row_plan(math_name, pair, rows, columns, arch, *, online=True, offsets=None, pads=None) -> Plan:
+    """The plan of rows that lie `pad` elements apart and begin `offset` elements past a 16-byte boundary."""
+    dtypes = classes.operands(math_name, pair)
+    operands = [
+        Operand(d, (columns + pad, 1), offset * ITEM_SIZE[d])
+        for d, offset, pad in zip(dtypes, offsets or (0,) * 3, pads or (0,) * 3, strict=False)
+    ]
+    return plan(math_name, canonical((rows, columns), (1,), operands), DEVICES[arch], online=online)
+
+
+def times_owned(made: Plan, row: int) -> np.ndarray:
+    """How often each column of a row is loaded and stored, by the arithmetic of `kernels/row.py`.
+
+    Columns inside a tile come from the named layout `tv`, which the kernel's coordinates are made of.
+    """
+    c, columns = made.row_class, made.columns
+    V, T = c.vector, c.threads_per_row
+    head = 0
+    if c.edges:
+        misaligned = (made.problem.offsets[-1] + row * made.row_strides[-1]) % V
+        head = min((V - misaligned) % V, columns)
+    body = (columns - head) // V * V
+    counts = np.zeros(columns, dtype=np.int64)
+
+    # Row 0 of the tile: threads 0 .. T-1, values 0 .. V-1 (of the thread's first row), `rows` apart.
+    tv = np.array(c.tv.offsets()).reshape(c.tv[1].size, c.tv[0].size)  # [value, thread]
+    first_row = tv[:V, :T]
+    assert (first_row % c.tiler[0] == 0).all()
+    in_step = first_row // c.tiler[0]
+    assert (in_step[0] % V == 0).all()
+    start = (in_step[0][None, :] + np.arange(c.steps)[:, None] * T * V).ravel()  # of every vector in the tile
+    for rank in range(c.cluster_n):
+        first = rank * made.share
+        held = start[start < min(body - first, made.share)]
+        at = (head + first + held[:, None] + np.arange(V)).ravel()
+        assert at.size == 0 or at.max() < columns
+        np.add.at(counts, at, 1)
+
+    slot = (np.arange(T)[:, None] + np.arange(c.edge_scalars) * T).ravel()
+    after_body = head + body + slot - (V - 1)
+    in_head = slot < head
+    in_tail = (slot >= V - 1) & (after_body < columns)
+    assert not (in_head & in_tail).any()
+    np.add.at(counts, np.where(in_head, slot, after_body)[in_head | in_tail], 1)
+    return counts
+
+
+def check(made: Plan):
+    """What holds for every plan."""
+    c, arch = made.row_class, ARCHITECTURES[made.row_class.architecture]
+    assert c.shared_memory <= arch.shared_memory
+    assert c.threads <= arch.threads and c.threads % plans.WARP == 0
+    assert c.threads_per_row * c.threads_down == c.threads
+    assert c.cluster_n <= arch.cluster_limit
+    assert c.warps_per_row * plans.WARP == c.threads_per_row or plans.WARP % c.threads_per_row == 0
+    assert made.columns <= c.capacity
+    assert made.tiles * c.tiler[0] >= made.rows > (made.tiles - 1) * c.tiler[0]
+    assert 1 <= made.ctas <= made.tiles and (c.persistent or made.ctas == made.tiles)
+    # The packed row alone, in the registers that a thread can have.
+    row_bytes = c.vector * c.steps * c.rows_per_thread * sum(
+        ITEM_SIZE[d] for d, s in zip(c.dtypes, c.staging, strict=False) if s != "shared"
+    )  # fmt: skip
+    threads = c.threads * max(c.min_blocks, 1)
+    assert row_bytes / 4 + 24 <= min(arch.registers // threads, 255)
+    # Widths and the addresses that they must suit.
+    widest = 16 // max(ITEM_SIZE[d] for d in c.dtypes)
+    assert c.vector == widest or made.columns < plans.VECTORS_PER_ROW * widest
+    assert made.columns // c.vector >= min(made.columns, plans.VECTORS_PER_ROW)
+    for access, offset, stride in zip(
+        c.access, made.problem.offsets[:-1], made.row_strides[:-1], strict=True
+    ):
+        assert c.vector % access == 0
+        assert (offset - made.problem.offsets[-1]) % access == (stride - made.row_strides[-1]) % access == 0
+    if not c.edges:
+        assert made.columns % c.vector == 0
+    assert hash(c) == hash(dataclasses.replace(c)) and c == dataclasses.replace(c)
+    assert len({*dataclasses.asdict(c)} ^ {*c.fields}) == 0
+
+
+@st.composite
+def cases(draw, longest: int):
+    math_name, online = draw(st.sampled_from(sorted(MATHS)))
+    # Every power of two is as likely as the next; around it, not on it.
+    columns = min(longest, max(1, draw(st.integers(0, longest.bit_length() - 1).map(lambda e: 1 << e)) + draw(
+        st.integers(-9, 9)
+    )))  # fmt: skip
+    if draw(st.booleans()):
+        columns = draw(st.integers(1, 3 * columns).map(lambda n: min(n, longest)))
+    return {
+        "math_name": math_name,
+        "online": online,
+        "pair": draw(st.sampled_from(classes.PAIRS)),
+        "rows": draw(st.one_of(st.integers(1, 70), st.integers(1, 10**10))),
+        "columns": columns,
+        "arch": draw(st.sampled_from(sorted(ARCHITECTURES))),
+        "offsets": draw(st.tuples(*[st.integers(0, 7)] * 3)),
+        "pads": draw(st.tuples(*[st.sampled_from([0, 0, 1, 2, 3, 4, 8, 16])] * 3)),
+    }
+
+
+def hardly_too_long(case) -> bool:
+    """Whether the architecture may say no: rows that hold more bytes than a cluster's registers."""
+    arch = ARCHITECTURES[case["arch"]]
+    dtypes = classes.operands(case["math_name"], case["pair"])
+    return case["columns"] * 16 > arch.cluster_limit * 32768 * 16 // max(ITEM_SIZE[d] for d in dtypes) / 4
+
+
+@settings(max_examples=2500)
+@given(cases(1 << 17))
+def test_every_column_has_one_owner(case):
+    try:
+        made = row_plan(**case)
+    except NotPlanned as error:
+        assert hardly_too_long(case), error
+        assert f"rows of {case['columns']} elements" in str(error)
+        return
+    check(made)
+    for row in {0, 1, 2, made.rows - 1}:
+        counts = times_owned(made, row)
+        assert (counts == 1).all(), (made.row_class.name, row, counts.min(), counts.max())
+
+
+@settings(max_examples=250)
+@given(cases(1 << 20))
+def test_every_column_of_the_longest_rows_has_one_owner(case):
+    case["arch"] = "sm_100a"
+    try:
+        made = row_plan(**case)
+    except NotPlanned:
+        assert case["columns"] > classes.longest(
+            case["math_name"], "sm_100a", classes.operands(case["math_name"], case["pair"])
+        )
+        return
+    check(made)
+    assert (times_owned(made, 3) == 1).all(), made.row_class.name
+
+
+@pytest.mark.parametrize("columns", UGLY)
+def test_ugly_lengths(columns):
+    """On every architecture, with rows that begin at each place of a vector (rows of odd stride do)."""
+    seen = set()
+    for arch, (math_name, online), pair in product(ARCHITECTURES, MATHS, classes.PAIRS):
+        if columns > classes.longest(math_name, arch, classes.operands(math_name, pair), online):
+            with pytest.raises(NotPlanned, match=f"rows of {columns} elements"):
+                row_plan(math_name, pair, 9, columns, arch, online=online)
+            continue
+        made = row_plan(math_name, pair, 9, columns, arch, online=online)
+        check(made)
+        # Who owns what depends on no more than this.
+        c = made.row_class
+        form = (c.vector, c.edges, c.line, c.cluster_n, c.threads_per_row, c.steps, c.rows_per_thread)
+        if form not in seen:
+            seen.add(form)
+            for row in range(9 if columns <= 5000 else 2):
+                assert (times_owned(made, row) == 1).all(), (c.name, row)
+
+
+@forms
+def test_tiles_hold_each_element_once(arch):
+    """tv and steps cover the tile; the named layouts fit each other."""
+    for c in classes.all_classes(arch, classes.SAME + classes.MIXED[:1]):
+        rows, columns = c.step_tiler
+        offsets = c.tv.offsets()
+        assert len(offsets) == rows * columns == len(set(offsets)) == max(offsets) + 1
+        assert c.tiler == (rows, columns * c.steps)
+        assert c.smem.size == c.smem.cosize == math.prod(c.tiler)
+        assert c.predicate.size == c.predicate.cosize == c.rows_per_thread * c.steps
+        assert c.predicate.stride[1] == 0, "one bit for all rows of a copy"
+        buffer = c.reduction_buffer
+        rows = c.threads // 32 // c.warps_per_row
+        assert buffer.shape == (rows, (c.warps_per_row, c.cluster_n), c.facts.stages * c.turns)
+        assert sorted(buffer.offsets()) == list(range(buffer.size))
+        peers = sorted(buffer[1].offsets())
+        assert peers == list(range(len(peers))), "peers of a row lie next to each other"
+        assert c.edge_scalars * c.threads_per_row >= 2 * (c.vector - 1) * c.edges
+
+
+@forms
+@pytest.mark.parametrize(("math_name", "online"), sorted(MATHS))
+@pytest.mark.parametrize("pair", classes.PAIRS, ids="->".join)
+def test_classes_are_few_and_lengths_share_them(pair, math_name, online, arch):
+    dtypes = classes.operands(math_name, pair)
+    for edges in (False, True):
+        found = classes.intervals(math_name, arch, dtypes, edges=edges, online=online)
+        assert len(found) <= MOST_CLASSES
+        assert found[0].first == 1 or edges
+        assert len({i.row_class for i in found}) == len(found), "a class that comes twice"
+        assert len({i.row_class.name for i in found}) == len(found)
+        for before, after in pairwise(found):
+            assert before.last + 1 == after.first
+        for interval in found:
+            step = max(1, (interval.last - interval.first) // 8)
+            for columns in range(interval.first, interval.last + 1, step):
+                c = interval.row_class
+                assert plans.vector_of(dtypes, columns) == c.vector
+                options = {"edges": edges, "access": c.access, "online": online}
+                assert plans.row_class(math_name, ARCHITECTURES[arch], dtypes, columns, **options) == c
+
+
+@pytest.mark.parametrize("pair", classes.PAIRS, ids="->".join)
+def test_longest_rows(pair):
+    """What the issue asks of a cluster of 16: a million columns in 16 bits, half of that in 32."""
+    for arch in ("sm_90a", "sm_100a", "sm_103a"):
+        for math_name, online in MATHS:
+            longest = classes.longest(math_name, arch, classes.operands(math_name, pair), online)
+            assert longest >= (500_000 if "fp32" in pair else 1_000_000)
+    for arch in ARCHITECTURES:
+        assert classes.longest("softmax", arch, pair) >= 32768
+        assert classes.longest("softmax_backward", arch, classes.operands("softmax_backward", pair)) >= 16384
+
+
+def test_class_depends_on_neither_rows_nor_strides_nor_addresses():
+    (interval,) = [
+        i for i in classes.intervals("softmax", "sm_90a", ("bf16",) * 2) if i.first <= 5000 <= i.last
+    ]
+    middle = (interval.first + interval.last) // 16 * 8
+    for rows, columns, offset, pad in (
+        (1, 5000, 0, 0),
+        (10**9, middle, 0, 8),
+        (4, interval.last, 8, 0),
+        (7, -(-interval.first // 8) * 8, 0, 80),
+    ):
+        made = row_plan(
+            "softmax", ("bf16", "bf16"), rows, columns, "sm_90a", offsets=(offset,) * 2, pads=(pad,) * 2
+        )
+        assert made.row_class == interval.row_class and made.rows == rows
+        assert made.row_strides == ((columns + pad,) * 2 if rows > 1 else (0, 0))
+    ragged = {
+        row_plan("softmax", ("bf16", "bf16"), 3, n, "sm_90a", offsets=(o, o), pads=(p, p)).row_class
+        for n, o, p in ((5000, 1, 0), (5000, 0, 3), (5001, 0, 0), (interval.last - 1, 5, 2))
+    }
+    assert ragged == {dataclasses.replace(interval.row_class, edges=True)}
+
+
+@pytest.mark.parametrize(
+    ("offsets", "pads", "edges", "access"),
+    [
+        ((0, 0), (0, 0), False, 8),
+        ((1, 0), (0, 0), False, 1),
+        ((2, 0), (0, 0), False, 2),
+        ((4, 0), (0, 0), False, 4),
+        ((0, 0), (2, 0), False, 2),
+        ((3, 3), (1, 1), True, 8),
+        ((3, 1), (0, 0), True, 2),
+        ((0, 4), (0, 0), True, 4),
+        ((0, 0), (8, 16), False, 8),
+    ],
+)
+def test_width_of_access(offsets, pads, edges, access):
+    """As wide as addresses and strides of input and output differ by; the output's own vectors stay whole."""
+    c = row_plan("softmax", ("bf16", "bf16"), 4, 4096, "sm_90a", offsets=offsets, pads=pads).row_class
+    assert (c.edges, c.access, c.vector) == (edges, (access,), 8)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dims", "strides", "message"),
+    [
+        ((4, 8), (0,), (8, 1), r"the reduced dimensions must be contiguous in memory \(strides \[\(8, 8\)\]"),
+        ((4, 8), (1,), (8, 2), "other dimensions need the column movement, which is not built yet"),
+        ((2, 3, 4), (0, 2), (12, 4, 1), "must be contiguous in memory"),
+        ((2, 4, 8), (2,), (80, 10, 1), r"do not merge into rows of one stride \(\[2, 4\] with strides"),
+        ((2, 2_000_000), (1,), (2_000_000, 1), "rows of 2000000 elements .bf16, bf16. do not fit on chip"),
+        ((2, 2_000_000), (1,), (2_000_000, 1), "longer rows need the split movement, which is not built yet"),
+    ],
+)  # fmt: skip
+def test_what_is_not_planned_says_why(shape, dims, strides, message):
+    operand = Operand("bf16", strides)
+    with pytest.raises(NotPlanned, match=message) as caught:
+        plan("softmax", canonical(shape, dims, [operand, operand]), H200)
+    assert isinstance(caught.value, NotImplementedError) and isinstance(caught.value, ValueError)
+
+
+def test_input_and_output_must_both_be_contiguous():
+    operands = [Operand("bf16", (8, 1)), Operand("bf16", (1, 4))]
+    with pytest.raises(NotPlanned, match="must be contiguous in memory"):
+        plan("softmax", canonical((4, 8), (1,), operands), H200)
+
+
+@pytest.mark.parametrize("pair", classes.PAIRS, ids="->".join)
+def test_explain_says_what_matters(pair):
+    for columns in (33, 1000, 8192, 50257, 151936, 500000):
+        for math_name, online in MATHS:
+            made = row_plan(math_name, pair, 4096, columns, "sm_90a", online=online, offsets=(3, 0, 0))
+            c, text = made.row_class, made.explain()
+            first = text.splitlines()[0]
+            assert first.startswith(f"{math_name} of 4096 rows of {columns}, ") and first.endswith(
+                "for sm_90a"
+            )
+            assert " -> ".join(dict.fromkeys(c.dtypes)) in first
+            for words in (
+                f"class {c.name}\n",
+                f"{c.threads} a CTA, {c.threads_per_row} a row; tile {c.tiler[0]} x {c.tiler[1]}",
+                f"{c.steps} vectors of {c.vector} elements",
+                f"{c.access[0] * ITEM_SIZE[c.dtypes[0]]} bytes",
+                "head and tail" if c.edges else "edges      none",
+                f"{c.shared_memory} bytes of shared memory a CTA",
+                f"{made.problem.bytes / 1e6:.1f} MB",
+                f"{made.ctas} {'clusters' if c.cluster_n > 1 else 'CTAs'} for {made.tiles} tiles",
+            ):
+                assert words in text, (words, text)
+            assert (str(c.reduction_buffer) in text) == c.exchanges
+            assert ("persistent" in text) == c.persistent
+            assert (f"cluster of {c.cluster_n}" in text) == (c.cluster_n > 1)
+            if math_name == "softmax":
+                assert ("online (max, sum) pairs" in text) == online
+
+
+def test_persistent_grids_are_no_larger_than_needed():
+    for rows in (1, 3, 1000):
+        made = row_plan("softmax", ("bf16", "bf16"), rows, 1_000_000, "sm_90a")
+        c = made.row_class
+        assert made.ctas <= max(1, H200.multiprocessors // c.cluster_n)
+        assert made.ctas == rows or made.ctas * c.cluster_n * c.threads <= H200.multiprocessors * 2048
+
+
+def test_inconsistent_classes_are_refused():
+    c = row_plan("softmax", ("bf16", "bf16"), 4, 4096, "sm_90a").row_class
+    with pytest.raises(ValueError, match="threads with several rows exchange by shuffles only"):
+        dataclasses.replace(c, rows_per_thread=2)
+    with pytest.raises(ValueError, match="a persistent kernel refills its slots"):
+        dataclasses.replace(c, persistent=True, staging=("shared",))
+
+
+def test_architectures():
+    names = {(8, 0): "sm_80", (8, 6): "sm_86", (8, 9): "sm_89", (9, 0): "sm_90a", (10, 0): "sm_100a",
+             (10, 3): "sm_103a", (12, 0): "sm_120a"}  # fmt: skip
+    for capability, name in names.items():
+        found = architecture_of(capability)
+        assert isinstance(found, Architecture) and found.name == name
+        assert (found.cluster_limit > 1) == (capability >= (9, 0))
+    assert set(names.values()) == set(ARCHITECTURES)
+    for unknown in ((7, 5), (8, 7), (11, 0), (99, 0)):
+        with pytest.raises(
+            ValueError, match=rf"no kernels for compute capability {unknown[0]}.{unknown[1]}; supp"
+        ):
+            architecture_of(unknown)
+
+
+def test_plans_need_neither_torch_nor_cutlass():
+    """Importing a plan and using it, with both blocked."""
+    code = (
+        "import sys; sys.modules.update(torch=None, cutlass=None, cuda=None)\n"
+        "from cute_softmax.plan import plan\n"
+        "from cute_softmax.hardware import H200\n"
+        "from cute_softmax.problem import Operand, canonical\n"
+        "x = Operand('bf16', (8192, 1))\n"
+        "print(plan('softmax', canonical((4096, 8192), (1,), [x, x]), H200).explain())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "softmax of 4096 rows of 8192" in done.stdout
+
+
+def test_importing_the_package_loads_no_cutlass():
+    code = "import sys, cute_softmax; sys.exit('cutlass' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
