@@ -11,7 +11,7 @@ import torch
 
 from . import hardware
 from .cache import Store
-from .plan import READS, Plan, RowClass, plan
+from .plan import Plan, RowClass, plan
 from .problem import ALIGNMENT, Operand, canonical
 
 DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
@@ -32,7 +32,7 @@ class Call:
     def __init__(self, plan: Plan, function: object):
         self.plan = plan
         self.function = function
-        self.arguments = (plan.rows, plan.columns, plan.ctas, READS.index(plan.reads))
+        self.arguments = (plan.rows, plan.columns, plan.ctas, int(plan.evict_last))
 
     def __call__(self, stream: int, *addresses: int) -> None:
         """Launch on `stream` of the current device.

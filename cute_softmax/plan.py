@@ -75,10 +75,10 @@ class Team:
 _SHORT = (
     Team(4, 1, rows_per_thread=8),
     Team(8, 1, rows_per_thread=2),
-    Team(8, 2),
-    Team(16, 2, threads=64),
+    Team(16, 1, rows_per_thread=2),
+    Team(16, 2),
     Team(32, 2, threads=64),
-    Team(64, 2, threads=64),
+    Team(32, 4, threads=64),
     Team(64, 3, threads=64),
     Team(128, 2),
     Team(128, 3),
@@ -134,12 +134,12 @@ TEAMS = {
 VECTORS_PER_ROW = 8
 # Vectors that one commit group of asynchronous copies brings, and that the online recurrence takes at a time.
 PART = 2
-READS = ("evict_normal", "evict_first", "evict_last")
-# Reads ask to be evicted from L2 last if the tensors together are larger than this multiple of it, else first.
-# Written lines then leave L2 soon after they were written, which reads in long streams gain from. Ratio to a copy
-# on one H200 (60 MB of L2), 2026-11-20, bf16, evict_last / evict_first: 67 MB 0.966 / 1.002, 134 MB 0.994 / 0.981,
-# 268 MB 0.995 / 0.954, 1074 MB 1.015 / 0.945; backward of 403 MB 1.008 / 0.934.
-EVICT_LAST_ABOVE = 2
+# Reads ask to be evicted from L2 last if the tensors together are larger than this multiple of it. What is written
+# then leaves L2 soon after it was written, which long streams gain from; tensors near L2's own size lose.
+# Ratio to a copy on one H200 (60 MB of L2), 2026-11-20, bf16, cold L2, evict_last / usual: 34 MB 0.949 / 1.013,
+# 67 MB 0.970 / 1.009, 134 MB 0.976 / 0.988; against loads without a policy: 537 MB 0.998 / 0.969, 1074 MB
+# 1.020 / 1.005. evict_first was the slowest throughout: 134 MB 0.922, 1074 MB 0.945.
+EVICT_LAST_ABOVE = 2.5
 
 
 @dataclass(frozen=True)
@@ -309,7 +309,7 @@ class Plan:
     """One launch: a Plan class and the numbers that change from call to call.
 
     rows, columns: groups and elements of a group; ctas: CTAs (clusters, with one) of the grid;
-    row_strides: per operand, in elements; reads: what L2 is asked to do with what is read, one of `READS`.
+    row_strides: per operand, in elements; evict_last: see `EVICT_LAST_ABOVE`.
     """
 
     problem: Problem
@@ -318,7 +318,7 @@ class Plan:
     columns: int
     ctas: int
     row_strides: tuple[int, ...]
-    reads: str
+    evict_last: bool
 
     @cached_property
     def movement(self) -> str:
@@ -484,7 +484,7 @@ def plan(math_name: str, problem: Problem, device: Device, *, online: bool = Tru
         columns=columns,
         ctas=min(tiles, _resident(c, device)) if c.persistent else tiles,
         row_strides=row_strides,
-        reads="evict_last" if problem.bytes > EVICT_LAST_ABOVE * device.l2 else "evict_first",
+        evict_last=problem.bytes > EVICT_LAST_ABOVE * device.l2,
     )
 
 
