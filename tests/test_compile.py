@@ -80,17 +80,12 @@ def launch_of(function) -> tuple[int, int]:
     return fields["2"], fields["0, 1"]
 
 
-def kind(access: str, bytes_: int) -> str:
-    """The PTX of an access of so many bytes: ld.global...v4.b32 for 16."""
-    return f"{access}." + {16: "v4.b32", 8: "v2.b32", 4: "b32", 2: "b16"}[bytes_]
-
-
 def accesses(ptx: str) -> Counter:
-    """How many global loads, stores and asynchronous copies of which width there are, cache hints left out."""
+    """How many global loads, stores and asynchronous copies of how many bytes there are."""
     found = Counter()
-    for operation, suffix in re.findall(r"\b(ld|st)\.global((?:\.[\w:]+)*)\.?(?= )", ptx):
-        parts = [p for p in suffix.split(".") if re.fullmatch(r"v\d|[bufs]\d+", p)]
-        found[".".join([operation, *parts])] += 1
+    for operation, suffix in re.findall(r"\b(ld|st)\.global((?:\.[\w:]+)*) ", ptx):
+        lanes, bits = re.search(r"(?:\.v(\d))?\.[bufs](\d+)$", suffix).groups()
+        found[f"{operation} {int(lanes or 1) * int(bits) // 8}"] += 1
     for size in re.findall(r"cp\.async\.c[ag]\.[\w.:]+ \[%?\w+\], \[%?\w+\], (\d+)", ptx):
         found[f"cp.async {size}"] += 1
     return found
@@ -101,19 +96,15 @@ def expected_accesses(c: RowClass) -> Counter:
     expected = Counter()
     vectors, scalars = c.steps * c.rows_per_thread, c.edge_scalars * c.rows_per_thread
     for i, dtype in enumerate(c.dtypes):
-        size = ITEM_SIZE[dtype]
-        if i == len(c.dtypes) - 1:
-            expected[kind("st", c.vector * size)] += vectors
+        size, output = ITEM_SIZE[dtype], i == len(c.dtypes) - 1
+        if output:
+            expected[f"st {c.vector * size}"] += vectors
         else:
             bytes_ = c.access[i] * size
-            count = vectors * (c.vector // c.access[i])
-            if c.staging[i] == "direct":
-                expected[kind("ld", bytes_)] += count
-            elif bytes_ < 4:
-                expected[kind("ld", bytes_)] += count * (1 + c.persistent)
-            else:
-                expected[f"cp.async {bytes_}"] += count * (1 + c.persistent)
-        expected[kind("st" if i == len(c.dtypes) - 1 else "ld", size)] += scalars
+            how = "ld" if c.staging[i] == "direct" or bytes_ < 4 else "cp.async"
+            times = 1 if c.staging[i] == "direct" else 1 + c.persistent
+            expected[f"{how} {bytes_}"] += vectors * (c.vector // c.access[i]) * times
+        expected[f"{'st' if output else 'ld'} {size}"] += scalars
     return +expected
 
 
@@ -147,7 +138,7 @@ def check_all(found: Iterable[RowClass], compiled):
         try:
             check(c, compiled(c))
         except AssertionError as error:
-            wrong.append(str(error).splitlines()[0])
+            wrong.append(" ".join(str(error).split("\n")[:2]))
     assert not wrong, "\n".join(["", *wrong])
 
 
@@ -213,12 +204,13 @@ def test_readers_of_ptx():
     ptx = """
     ld.global.L2::cache_hint.v4.b32 {%r1, %r2, %r3, %r4}, [%rd1], %rd2;
     ld.global.b16 %rs1, [%rd1];
+    ld.global.L2::cache_hint.b64 %rd1, [%rd1], %rd2;
     ld.param.b64 %rd1, [p];
     st.global.v2.b32 [%rd1], {%r1, %r2};
     st.shared.v2.b32 [%r1], {%r1, %r2};
     cp.async.cg.shared.global.L2::cache_hint [%r1], [%rd1], 16, %rd2;
     """
-    assert accesses(ptx) == {"ld.v4.b32": 1, "ld.b16": 1, "st.v2.b32": 1, "cp.async 16": 1}
+    assert accesses(ptx) == {"ld 16": 1, "ld 8": 1, "ld 2": 1, "st 8": 1, "cp.async 16": 1}
 
 
 def test_each_field_shapes_the_code(compiled):
