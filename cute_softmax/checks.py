@@ -112,12 +112,15 @@ def check(plan: Plan) -> Report:
     wavefronts of staged inputs."""
     c = plan.row_class
     problems = []
-    found = access.coverage(tile_tv(c), c.tiler)
-    if not found.exact:
-        problems.append(
-            f"the tile of {c.tiler[0]} x {c.tiler[1]}: {len(found.missing)} elements have no thread and "
-            f"{len(found.repeated)} have several"
-        )
+    try:
+        found = access.coverage(tile_tv(c), c.tiler)
+        if not found.exact:
+            problems.append(
+                f"the tile of {c.tiler[0]} x {c.tiler[1]}: {len(found.missing)} elements have no thread and "
+                f"{len(found.repeated)} have several"
+            )
+    except ValueError as error:  # a thread points past the tile
+        return Report(plan, (str(error),), "Coverage: see the problem.", (), ())
     rows = min(plan.rows, MAX_PHASES)
     for row in range(rows):
         problems += row_coverage(plan, row)

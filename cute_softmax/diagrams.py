@@ -64,13 +64,15 @@ class View:
 
     @cached_property
     def followed(self) -> int:
-        """The thread to follow: the one asked for, else the one that holds the last vector of row 0."""
+        """The thread to follow: the one asked for, else the one that holds the last vector of row 0, or where
+        warps exchange the first lane of its warp, which writes the warp's result."""
         c = self.plan.row_class
         if self.thread is not None:
             return self.thread
         column = max(self.end - 1, 0) % c.step_tiler[1] // c.vector * c.vector
         index = column * c.tiler[0]
-        return next((t for t in range(c.threads) if c.tv(t, 0) == index), 0)
+        found = next((t for t in range(c.threads) if c.tv(t, 0) == index), 0)
+        return found // WARP * WARP if c.exchanges else found
 
     @cached_property
     def keep(self) -> tuple[int, ...]:
@@ -142,12 +144,8 @@ def figures(plan: Plan, thread: int | None = None) -> dict[str, Figure]:
     if c.cluster_n > 1:
         found["cluster"] = _cluster(view)
     followed = [f for name, f in found.items() if name != "tv"]
-    if thread is not None:
-        where = f"warp {thread // WARP}, lane {thread % WARP} of {c.threads:,} threads"
-    else:
-        where = "the thread of the last vector of row 0"
     found[FOLLOWED] = draw.follow_thread(
-        followed, view.followed, title=f"Thread {view.followed}{view.where}: {where}"
+        followed, view.followed, title=f"Thread {view.followed} of {c.threads:,}{view.where}"
     )
     return found
 

@@ -117,6 +117,6 @@ def run(math: str, tensors: Sequence[torch.Tensor], dims: tuple[int, ...], onlin
         call(torch._C._cuda_getCurrentRawStream(index), *(t.data_ptr() for t in tensors))
 
 
-def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides of a contiguous tensor, in elements."""
-    return torch.empty(tuple(shape), device="meta").stride()
+def result_strides(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
+    """The strides of `torch.empty_like` of such a tensor, in elements."""
+    return torch.empty_like(torch.empty_strided(shape, strides, device="meta")).stride()

@@ -17,47 +17,36 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from classes import intervals, operands
 
 from cute_softmax.diagrams import drawn
 from cute_softmax.hardware import ARCHITECTURES
-from cute_softmax.plan import MATHS, NotPlanned, RowClass, row_class
-from cute_softmax.problem import ALIGNMENT, ITEM_SIZE
+from cute_softmax.plan import MATHS, RowClass
 from layouts import Layout, ints
 from layouts.trace import CoordinateValue, differences, observing
 
 ROOT = Path(__file__).resolve().parents[1]
-# (dtype of the inputs, dtype of the output, edges, elements of a load or None for whole vectors). The widest
-# dtype decides the vector; fp16 is laid out as bf16 is.
+# (dtypes of input and output, edges, elements of a load or None for whole vectors, also in two passes). The
+# widest dtype decides the vector; fp16 is laid out as bf16 is.
 KINDS = (
-    ("bf16", "bf16", False, None),
-    ("bf16", "bf16", True, None),
-    ("fp16", "fp16", True, 2),
-    ("fp32", "fp32", False, None),
-    ("bf16", "fp32", True, 2),
+    (("bf16", "bf16"), False, None, True),
+    (("bf16", "bf16"), True, None, False),
+    (("fp16", "fp16"), True, 2, False),
+    (("fp32", "fp32"), False, None, False),
 )
 
 
-def classes(architecture: str) -> Iterator[RowClass]:
-    """Every Plan class of an architecture: for each math and kind the classes of growing rows."""
+def every_class(architecture: str) -> Iterator[RowClass]:
+    """Every Plan class of an architecture, in the kinds above."""
     for math, online in MATHS:
         count = len(MATHS[math, online].inputs)
-        for source, target, edges, access in KINDS:
-            columns = 1
-            while True:
-                try:
-                    found = row_class(
-                        math,
-                        ARCHITECTURES[architecture],
-                        (*[source] * count, target),
-                        columns,
-                        edges=edges,
-                        access=(access or ALIGNMENT // ITEM_SIZE[target],) * count,
-                        online=online,
-                    )
-                except NotPlanned:
-                    break
-                yield found
-                columns = found.capacity + 1
+        for pair, edges, access, two_pass in KINDS:
+            if not online and not two_pass:
+                continue
+            width = (access,) * count if access else None
+            form = {"edges": edges, "width": width, "online": online}
+            for interval in intervals(math, architecture, operands(math, pair), **form):
+                yield interval.row_class
 
 
 def trace(c: RowClass) -> dict:
@@ -130,7 +119,7 @@ class SwappedThreads(RowClass):
 def mutants() -> Iterator[tuple[RowClass, RowClass]]:
     """(class, mutant of it), for the first class that shows the difference."""
     for mutant in (SwappedPredicate, SwappedBuffer, SwappedThreads):
-        for c in classes("sm_90a"):
+        for c in every_class("sm_90a"):
             values = {f.name: getattr(c, f.name) for f in fields(c)}
             if mutant is SwappedPredicate and c.rows_per_thread == 1:
                 values |= {"rows_per_thread": 2, "steps": 2} if not c.exchanges else {}
@@ -145,7 +134,7 @@ def mutants() -> Iterator[tuple[RowClass, RowClass]]:
 def trace_all(architecture: str) -> dict:
     """The classes traced and what is wrong with them."""
     found = {"classes": 0, "layouts": 0, "swaps": 0, "wrong": [], "missed": []}
-    for c in classes(architecture):
+    for c in every_class(architecture):
         ours, theirs = drawn(c), trace(c)
         partition = theirs.pop("tXcX")
         wrong = differences(ours, theirs) + partition_differences(c, partition)

@@ -83,7 +83,7 @@ class RowKernel:
         observe("tXcX", tXcX)
 
         # Shared memory: staged tiles, the reduction buffer, and an mbarrier for each of its stages.
-        smem = cutlass.utils.SmemAllocator()
+        smem = cutlass.memory.SmemAllocator()
         sX_layout = cute.make_layout(s.smem.shape, stride=s.smem.stride)
         sX = {i: smem.allocate_tensor(self.dtypes[i], sX_layout, byte_alignment=16) for i in self.staged}
         tXsX = {i: thr_copy.partition_D(sX[i]) for i in self.staged}

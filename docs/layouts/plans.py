@@ -78,8 +78,8 @@ SECTIONS = (
         lambda p: p.row_class.threads_per_row < 32,
         lambda p: (
             f"{p.rows:,} rows of {p.columns}. A row of {p.columns} elements is {p.columns * 2} bytes: "
-            f"{count(p.row_class.threads_per_row, 'thread')} that load 16 bytes at a time are enough for it, "
-            "so that the 32 of a warp hold "
+            f"{count(p.row_class.threads_per_row, 'thread')} that load {p.row_class.vector * 2} bytes at a time are "
+            "enough for it, so that the 32 of a warp hold "
             f"{32 // p.row_class.threads_per_row * p.row_class.rows_per_thread} rows, and nobody needs "
             "shared memory: the threads of a row exchange registers."
         ),

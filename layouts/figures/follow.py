@@ -46,4 +46,6 @@ def _told(mine: Sequence[Facts], thread: int, width: float) -> list[str]:
     said = [replace(f, threads=()).sentence() for f in mine]
     said = list(dict.fromkeys(s for s in said if s))
     more = f"; and {len(said) - MAX_SENTENCES} more" if len(said) > MAX_SENTENCES else ""
-    return wrapped(f"T{thread}: " + "; ".join(said[:MAX_SENTENCES]) + more, "note", max(width, 700))
+    return wrapped(
+        f"T{thread}: " + "; ".join(said[:MAX_SENTENCES]) + more, "note", max(width - 2 * MARGIN, 700)
+    )

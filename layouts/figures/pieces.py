@@ -99,7 +99,7 @@ def row_pieces(
                 body.cell(x + i * scalar, y, (scalar, HEIGHT), "scalar", words, facts)
 
         body.words(left - 8, y + 14, f"row {r}", "axis", "end")
-        body.words(left - 8, y + 28, f"starts {row.misalignment} past", "axis", "end")
+        body.words(left - 8, y + 28, f"starts at +{row.misalignment}", "axis", "end")
         scalars(0, row.head, 0, left + row.misalignment * scalar)
         x = middle
         for i, run in enumerate(drawn[r]):

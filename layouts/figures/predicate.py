@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from .. import ints
 from ..algebra import Layout
-from .grid import Grid, arrange, beside, cell_size, draw, headed, stacked
+from .grid import MAX_WIDTH, Grid, arrange, beside, cell_size, draw, headed, stacked
 from .scene import Canvas, Facts, Figure, Swatch, finish
 
 
@@ -116,7 +116,12 @@ def predicate_tensor(
     shown = _boundary_threads(found, edge, columns // vector, vector)
     shown += [] if thread is None or thread in shown else [thread]
     stores = [_store(vectors, predicate, t, n - column_start, exist) for t in shown]
-    body = stacked([tile, beside(stores, 60)], 30)
+    lines: list[list[Canvas]] = [[]]
+    for store in stores:
+        if lines[-1] and sum(s.right + 60 for s in lines[-1]) + store.right > MAX_WIDTH:
+            lines.append([])
+        lines[-1].append(store)
+    body = stacked([tile, *(beside(line, 60) for line in lines)], 30)
     a, m, k = vectors.counts
     elements = f"{a * m * k * vector} elements in {a * m * k} vectors"
     swatches = [

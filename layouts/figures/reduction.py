@@ -128,7 +128,8 @@ def reduction_buffer(buffer: Layout, *, element_bytes: int, cta: int = 0, title:
         f"{buffer} slots of {element_bytes} bytes, {buffer.cosize * element_bytes:,} bytes in all · "
         f"{b.num_warps} "
         f"warps, {b.warps_per_row} a row, {_count(b.cluster_n, 'CTA')} a row · {b.read()}",
-        f"Reduction buffer {buffer}: {b.stages} stages, {b.rows} rows, {peers} peers a row; each slot "
+        f"Reduction buffer {buffer}: {_count(b.stages, 'stage')}, {_count(b.rows, 'row')}, "
+        f"{_count(peers, 'peer')} a row; each slot "
         "with its "
         f"byte address, bank and writing warp.",
         [

@@ -1,18 +1,15 @@
 """The explorer in headless Chromium: no console error, linked highlights, keyboard, the walk.
 
-Needs Chromium and ChromeDriver (Debian: chromium, chromium-driver); a missing browser fails the run.
+Needs Chromium and ChromeDriver (Debian: chromium, chromium-driver), see ``conftest.py``.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import shutil
 
 import pytest
-from selenium import webdriver
 from selenium.webdriver import ActionChains
-from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
@@ -20,11 +17,6 @@ from layouts import Layout, figures, parse
 from layouts.html import Step, explorer, save_explorer
 from layouts.walk import row_walk
 
-FLAGS = (
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-    "--window-size=1500,1000",
-)
 TV = parse("((32,4),8):((32,1),4)")
 BUFFER = Layout.ordered((1, (4, 2), 1), (1, 0, 2))
 
@@ -44,20 +36,6 @@ def page_figures():
 def steps():
     names = {"tile": "load", "predicate": "predicate", "shuffle": "shuffles", "buffer": "buffer"}
     return row_walk(0, **names, cluster="cluster", output="again")
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    options = webdriver.ChromeOptions()
-    for flag in [*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"]:
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    options.binary_location = shutil.which("chromium") or shutil.which("google-chrome") or "chromium"
-    driver = webdriver.Chrome(
-        options=options, service=Service(shutil.which("chromedriver") or "chromedriver")
-    )
-    yield driver
-    driver.quit()
 
 
 @pytest.fixture(scope="module")
