@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from itertools import product
 from typing import NamedTuple
@@ -112,22 +110,3 @@ def launched(architecture: str) -> Iterator[RowClass]:
             if len(width) == 1 or width[1] == max(width) or width[0] == width[1]:
                 for interval in intervals(math, architecture, dtypes, edges=edges, width=width):
                     yield interval.row_class
-
-
-def build(wanted: Iterable[RowClass]) -> list[str]:
-    """Put classes into the store, in as many processes as there are cores; returns what failed."""
-    wanted = list(dict.fromkeys(wanted))
-    processes = min(len(os.sched_getaffinity(0)), 1 + len(wanted) // 8)
-    with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        return [failure for failure in pool.imap_unordered(_build, wanted, chunksize=4) if failure]
-
-
-def _build(row_class: RowClass) -> str | None:
-    from cute_softmax import launch
-
-    os.environ.setdefault("CUTE_DSL_ARCH", row_class.architecture)
-    try:
-        launch.function_of(row_class)
-    except Exception as error:
-        return f"{row_class.math} {row_class.dtypes} {row_class.name}: {str(error)[:300]}"
-    return None

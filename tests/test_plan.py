@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cute_softmax import classes as ahead
 from cute_softmax import plan as plans
 from cute_softmax.hardware import ARCHITECTURES, H200, Architecture, Device, architecture_of
 from cute_softmax.plan import MATHS, NotPlanned, Plan, plan
@@ -227,6 +228,18 @@ def test_classes_are_few_and_lengths_share_them(pair, math_name, online, arch):
                 assert plans.vector_of(dtypes, columns) == c.vector
                 options = {"edges": edges, "access": c.access, "online": online}
                 assert plans.row_class(math_name, ARCHITECTURES[arch], dtypes, columns, **options) == c
+
+
+@forms
+def test_classes_to_compile_ahead_are_all_there_are(arch):
+    """`cute_softmax.classes` reckons where a class ends; here every end was found by asking for each length."""
+    for math_name, online in MATHS:
+        for pair in classes.PAIRS:
+            dtypes = classes.operands(math_name, pair)
+            for edges in (False, True):
+                found = classes.intervals(math_name, arch, dtypes, edges=edges, online=online)
+                listed = ahead.classes(math_name, ARCHITECTURES[arch], dtypes, edges=edges, online=online)
+                assert list(listed) == [i.row_class for i in found]
 
 
 @pytest.mark.parametrize("pair", classes.PAIRS, ids="->".join)

@@ -1,0 +1,229 @@
+"""Compiled kernels, read without a GPU: registers, spills, shared memory and the width of every access.
+
+Every Plan class of sm_90a is compiled for five combinations of dtypes, aligned and ragged; two passes and narrow
+accesses, and all of the other architectures, in a selection that has each team once. Compiling needs no GPU.
+"""
+
+import re
+import subprocess
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import NamedTuple
+
+import classes
+import pytest
+
+from cute_softmax.compile import build_math, compile_class
+from cute_softmax.hardware import ARCHITECTURES
+from cute_softmax.plan import ITEM_SIZE, MATHS, RowClass
+from cute_softmax.resources import cuobjdump
+
+# (math, classes) -> bytes of stack that they may use, with the reason. All others use none.
+STACK = {
+    ("softmax", "128x8x8_cluster8*"): (16, "six CTAs an SM leave 80 registers a thread, faster than five"),
+    ("softmax", "256x8x8_cluster8*"): (24, "three CTAs an SM leave 80 registers a thread, faster than two"),
+    ("softmax_backward", "512x8x8_cluster16*"): (80, "two packed rows are 64 of 128 registers"),
+    ("softmax_backward", "1024x8x8_cluster16*"): (144, "one packed row is 32 of 64 registers"),
+}
+
+
+class Compiled(NamedTuple):
+    """What can be read off a compiled kernel."""
+
+    registers: int
+    stack: int
+    local: int
+    threads: tuple[int, ...]
+    min_blocks: int
+    shared: int  # dynamic, in bytes
+    cluster: int
+    ptx: str
+
+
+@pytest.fixture
+def compiled(tmp_path, monkeypatch):
+    """RowClass -> Compiled."""
+    return lambda c: compile_and_read(c, tmp_path, monkeypatch)
+
+
+def compile_and_read(c: RowClass, folder: Path, monkeypatch) -> Compiled:
+    monkeypatch.setenv("CUTE_DSL_ARCH", c.architecture)
+    function = compile_class(c, f"--keep-ptx --keep-cubin --dump-dir={folder}")
+    cubin, ptx = folder / "kernel.cubin", function.__ptx__
+    cubin.write_bytes(function.__cubin__)
+    done = subprocess.run([cuobjdump(), "-res-usage", str(cubin)], capture_output=True, text=True, check=True)
+    usage = re.search(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)", done.stdout + done.stderr)
+    registers, stack, _, local = map(int, usage.groups())
+    threads = tuple(map(int, re.search(r"\.reqntid (\d+), (\d+), (\d+)", ptx).groups()))
+    blocks = re.search(r"\.minnctapersm (\d+)", ptx)
+    return Compiled(
+        registers, stack, local, threads, int(blocks[1]) if blocks else 0, *launch_of(function), ptx
+    )
+
+
+def launch_of(function) -> tuple[int, int]:
+    """(bytes of dynamic shared memory, CTAs of a cluster) that the host code asks of CUDA.
+
+    They are fields of the launch configuration that it fills in: (grid[3], block[3], bytes, stream, ...).
+    """
+    body = str(function.ir_module).split("llvm.func @cutlass___call__", 1)[1].split("\n  llvm.func", 1)[0]
+    fields = {}
+    for name, field in re.findall(r"(%\d+) = llvm.getelementptr %\d+\[0, ([\d, ]+)\] .*array<3 x i32>", body):
+        stored = re.search(rf"llvm.store (%\d+), {name} ", body)
+        value = stored and re.search(
+            rf"^ *{stored[1]} = llvm.mlir.constant\((\d+) : i\d+\)", body, re.MULTILINE
+        )
+        fields.setdefault(field, int(value[1]) if value else None)
+    return fields["2"], fields["0, 1"]
+
+
+def accesses(ptx: str) -> Counter:
+    """How many global loads, stores and asynchronous copies of how many bytes there are."""
+    found = Counter()
+    for operation, suffix in re.findall(r"\b(ld|st)\.global((?:\.[\w:]+)*) ", ptx):
+        lanes, bits = re.search(r"(?:\.v(\d))?\.[bufs](\d+)$", suffix).groups()
+        found[f"{operation} {int(lanes or 1) * int(bits) // 8}"] += 1
+    for size in re.findall(r"cp\.async\.c[ag]\.[\w.:]+ \[%?\w+\], \[%?\w+\], (\d+)", ptx):
+        found[f"cp.async {size}"] += 1
+    return found
+
+
+def expected_accesses(c: RowClass) -> Counter:
+    """What a thread loads and stores; the refill of a persistent kernel is written a second time."""
+    expected = Counter()
+    vectors, scalars = c.steps * c.rows_per_thread, c.edge_scalars * c.rows_per_thread
+    for i, dtype in enumerate(c.dtypes):
+        size, output = ITEM_SIZE[dtype], i == len(c.dtypes) - 1
+        if output:
+            expected[f"st {c.vector * size}"] += vectors
+        else:
+            bytes_ = c.access[i] * size
+            how = "ld" if c.staging[i] == "direct" or bytes_ < 4 else "cp.async"
+            times = 1 if c.staging[i] == "direct" else 1 + c.persistent
+            expected[f"{how} {bytes_}"] += vectors * (c.vector // c.access[i]) * times
+        expected[f"{'st' if output else 'ld'} {size}"] += scalars
+    return +expected
+
+
+def may_use_stack(c: RowClass) -> int:
+    """Bytes of stack that the table allows."""
+    allowed = [n for (m, names), (n, _) in STACK.items() if m == c.math and fnmatch(c.name, names)]
+    return max(allowed, default=0)
+
+
+def check(c: RowClass, found: Compiled):
+    """Everything that is asserted of one class; the message names the class."""
+    arch, name = ARCHITECTURES[c.architecture], f"{c.architecture} {c.math} {'/'.join(c.dtypes)} {c.name}"
+    assert found.local == 0 and found.stack <= may_use_stack(c), f"{name}: {found.stack} bytes of stack"
+    assert found.threads == (c.threads, 1, 1), name
+    assert found.min_blocks == c.min_blocks, name
+    # Registers are given to warps in units of 8 a thread.
+    registers = -(-found.registers // 8) * 8
+    assert registers * c.threads * max(c.min_blocks, 1) <= arch.registers, (
+        f"{name}: {found.registers} registers"
+    )
+    assert found.shared == c.shared_memory, name
+    assert found.cluster == c.cluster_n, name
+    assert accesses(found.ptx) == expected_accesses(c), name
+    assert f".target {c.architecture}" in found.ptx
+
+
+def check_all(found: Iterable[RowClass], compiled):
+    """All of them, so that one failure shows how many there are."""
+    wrong = []
+    for c in found:
+        try:
+            check(c, compiled(c))
+        except AssertionError as error:
+            wrong.append(" ".join(str(error).split("\n")[:2]))
+    assert not wrong, "\n".join(["", *wrong])
+
+
+def team_of(c: RowClass) -> tuple:
+    """What a class has from its team."""
+    return c.threads_per_row, c.steps, c.threads, c.rows_per_thread, c.cluster_n, c.persistent
+
+
+@pytest.mark.parametrize("edges", [False, True], ids=["aligned", "ragged"])
+@pytest.mark.parametrize("pair", classes.PAIRS, ids="->".join)
+@pytest.mark.parametrize("math", ["softmax", "softmax_backward"])
+def test_every_class_of_sm_90a(math, pair, edges, compiled):
+    found = classes.intervals(math, "sm_90a", classes.operands(math, pair), edges=edges)
+    check_all((i.row_class for i in found), compiled)
+
+
+def test_two_passes(compiled):
+    found = classes.intervals("softmax", "sm_90a", ("bf16", "bf16"), edges=True, online=False)
+    found = found + classes.intervals("softmax", "sm_90a", ("fp32", "fp32"), edges=True, online=False)[1::2]
+    check_all((i.row_class for i in found), compiled)
+
+
+@pytest.mark.parametrize("math", ["softmax", "softmax_backward"])
+def test_narrow_accesses(math, compiled):
+    """Each team once, with inputs that are read 1, 2 or 4 elements at a time."""
+    dtypes = classes.operands(math, ("bf16", "bf16"))
+    by_team = {}
+    for width in classes.widths(math, dtypes)[1:]:
+        for edges in (False, True):
+            for interval in classes.intervals(math, "sm_90a", dtypes, edges=edges, width=width):
+                by_team.setdefault(team_of(interval.row_class), []).append(interval.row_class)
+    check_all((found[5 * i % len(found)] for i, found in enumerate(by_team.values())), compiled)
+
+
+@pytest.mark.parametrize("math", ["softmax", "softmax_backward"])
+@pytest.mark.parametrize("architecture", [a for a in ARCHITECTURES if a != "sm_90a"])
+def test_every_team_of_other_architectures(architecture, math, compiled):
+    """Each team once, its dtypes, edges and passes in turns."""
+    by_team = {}
+    for pair in classes.PAIRS:
+        dtypes = classes.operands(math, pair)
+        for edges in (False, True):
+            for online in (True, False) if (math, False) in MATHS else (True,):
+                for interval in classes.intervals(math, architecture, dtypes, edges=edges, online=online):
+                    by_team.setdefault(team_of(interval.row_class), []).append(interval.row_class)
+    assert len(by_team) >= 10
+    check_all((found[7 * i % len(found)] for i, found in enumerate(by_team.values())), compiled)
+
+
+def test_table_of_stacks_is_no_longer_than_needed(compiled):
+    for (math, names), (_, reason) in STACK.items():
+        assert reason
+        found = [
+            i.row_class
+            for i in classes.intervals(math, "sm_90a", classes.operands(math, ("bf16", "bf16")), edges=True)
+            if fnmatch(i.row_class.name, names)
+        ]
+        assert found, f"no class of {math} is called {names}"
+        assert any(compiled(c).stack for c in found), f"{math} {names} uses no stack: remove it"
+
+
+def test_readers_of_ptx():
+    ptx = """
+    ld.global.L2::cache_hint.v4.b32 {%r1, %r2, %r3, %r4}, [%rd1], %rd2;
+    ld.global.b16 %rs1, [%rd1];
+    ld.global.L2::cache_hint.b64 %rd1, [%rd1], %rd2;
+    ld.param.b64 %rd1, [p];
+    st.global.v2.b32 [%rd1], {%r1, %r2};
+    st.shared.v2.b32 [%r1], {%r1, %r2};
+    cp.async.cg.shared.global.L2::cache_hint [%r1], [%rd1], 16, %rd2;
+    """
+    assert accesses(ptx) == {"ld 16": 1, "ld 8": 1, "ld 2": 1, "st 8": 1, "cp.async 16": 1}
+
+
+def test_each_field_shapes_the_code(compiled):
+    """A class that differs in one of them compiles to other code, and the same one to the same."""
+    c = classes.intervals("softmax", "sm_90a", ("bf16", "bf16"), edges=True)[9].row_class
+    base = compiled(c).ptx
+    for change in ({"online": False}, {"edges": False}, {"access": (2,)}, {"keep": False}, {"steps": 5}):
+        assert compiled(replace(c, **change)).ptx != base, change
+    assert compiled(c).ptx == base
+
+
+def test_build_math_has_the_operands_of_the_plan():
+    for c in classes.all_classes("sm_90a", classes.SAME[:1]):
+        math = build_math(c)
+        assert (tuple(math.inputs), tuple(math.outputs)) == (c.facts.inputs, c.facts.outputs)
+        assert len(math.reductions) == c.facts.stages and len(math.padding) == len(c.facts.inputs)

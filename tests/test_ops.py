@@ -1,0 +1,200 @@
+"""The torch.library operators on the CPU: schema, fakes, autograd, torch.compile, functorch."""
+
+import checking
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
+
+from cute_softmax import ops, softmax, softmax_backward
+
+FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
+
+def example(shape, dtype=torch.float32, seed=0):
+    return checking.random(shape, dtype, seed=seed, device="cpu")
+
+
+def views(dtype):
+    """(tensor, dims) in several memory formats."""
+    x = example((4, 6), dtype)
+    cube = example((2, 3, 4), dtype)
+    return [
+        (x, [1]),
+        (x, [0]),
+        (x.t(), [0]),
+        (x.t(), [1]),
+        (example((4, 9), dtype)[:, 1:7], [1]),
+        (x[:1].expand(4, 6), [1]),
+        (cube, [0, 2]),
+        (cube.permute(2, 0, 1), [1]),
+        (example((2, 3, 4, 5), dtype).to(memory_format=torch.channels_last), [1]),
+        (x[0, 0], [0]),
+        (torch.empty(0, 3, dtype=dtype), [1]),
+    ]
+
+
+@pytest.mark.parametrize("case", range(11))
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_opcheck_softmax(case, dtype):
+    x, dims = views(dtype)[case]
+    for result in (dtype, torch.float32):
+        torch.library.opcheck(torch.ops.cute_softmax.softmax.default, (x, dims, result, True))
+        leaf = x.detach().requires_grad_()
+        torch.library.opcheck(torch.ops.cute_softmax.softmax.default, (leaf, dims, result, True))
+
+
+@pytest.mark.parametrize("case", range(11))
+def test_opcheck_softmax_backward(case):
+    x, dims = views(torch.float32)[case]
+    y, dy = ops.aten_softmax(x, dims, x.dtype), example(x.shape, seed=1)
+    torch.library.opcheck(torch.ops.cute_softmax.softmax_backward.default, (dy, y, dims, x.dtype))
+    leaves = [t.detach().requires_grad_() for t in (dy, y)]
+    torch.library.opcheck(torch.ops.cute_softmax.softmax_backward.default, (*leaves, dims, x.dtype))
+
+
+@pytest.mark.parametrize("device", ["cuda", "meta", "cpu"])
+@pytest.mark.parametrize("case", range(11))
+def test_fakes_have_the_strides_of_the_result(case, device):
+    """A new dense tensor keeps its input's format, as `empty_like` does."""
+    x, dims = views(torch.bfloat16)[case]
+    with FakeTensorMode():
+        fake = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
+        expected = torch.empty_like(fake, dtype=torch.float32)
+        for y in (
+            torch.ops.cute_softmax.softmax(fake, dims, torch.float32, True),
+            torch.ops.cute_softmax.softmax_backward(fake, fake, dims, torch.float32),
+        ):
+            assert (y.shape, y.dtype, y.device) == (expected.shape, torch.float32, expected.device)
+            assert y.stride() == expected.stride()
+
+
+@pytest.mark.parametrize("case", range(11))
+def test_real_results_have_the_strides_of_the_fakes(case):
+    x, dims = views(torch.float32)[case]
+    expected = torch.empty_like(x)
+    y = torch.ops.cute_softmax.softmax(x, dims, x.dtype, True)
+    assert y.stride() == expected.stride()
+    dx = torch.ops.cute_softmax.softmax_backward(x, y, dims, x.dtype)
+    assert dx.stride() == torch.empty_like(y).stride()
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_compile_fullgraph_forward_and_backward(dtype, dynamic):
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda x: softmax(x * 2, -1), fullgraph=True, backend="aot_eager", dynamic=dynamic
+    )
+    for shape in ((4, 33), (5, 40), (2, 3, 8)):
+        x = example(shape, dtype).requires_grad_()
+        dy = example(shape, dtype, seed=1)
+        y, eager = compiled(x), torch.softmax(x * 2, -1)
+        assert torch.equal(y, eager)
+        (dx,) = torch.autograd.grad(y, x, dy)
+        (expected,) = torch.autograd.grad(eager, x, dy)
+        assert dx.dtype == dtype
+        assert (dx - expected).abs().max() <= 4 * torch.finfo(dtype).eps * expected.abs().max()
+
+
+def test_compile_of_other_forms():
+    torch._dynamo.reset()
+    x = example((4, 3, 8))
+    for function in (
+        lambda t: softmax(t, (0, 2)),
+        lambda t: softmax(t, 1, torch.float64),
+        lambda t: softmax(t.transpose(0, 1), -1, online=False),
+        lambda t: softmax_backward(t, t),
+        lambda t: softmax(t[:, :, 1:], -1),
+        lambda t: softmax(t, out=torch.empty_like(t)),
+    ):
+        compiled = torch.compile(function, fullgraph=True, backend="aot_eager")(x)
+        eager = function(x)
+        assert torch.equal(compiled, eager) and compiled.stride() == eager.stride()
+
+
+def test_errors_in_compiled_code_are_the_same():
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="dim=2 is out of range"):
+        torch.compile(lambda t: softmax(t, 2), fullgraph=True, backend="aot_eager")(example((4, 6)))
+
+
+def test_operator_gradients():
+    """The operators' own autograd, that of compiled code: numerically, twice."""
+    for shape, dims in (((3, 5), [1]), ((2, 3, 2), [0, 2])):
+        x = example(shape, torch.float64).requires_grad_()
+        forward = lambda t, dims=dims: torch.ops.cute_softmax.softmax(t, dims, torch.float64, True)  # noqa: E731
+        torch.autograd.gradcheck(forward, x)
+        torch.autograd.gradgradcheck(forward, x)
+        y = torch.softmax(example(shape, torch.float64), -1).requires_grad_()
+        dy = example(shape, torch.float64, seed=1).requires_grad_()
+        backward = lambda g, t, dims=dims: torch.ops.cute_softmax.softmax_backward(g, t, dims, g.dtype)  # noqa: E731
+        torch.autograd.gradcheck(backward, (dy, y))
+        torch.autograd.gradgradcheck(backward, (dy, y))
+
+
+def test_operators_save_only_the_result():
+    x = example((64, 100)).requires_grad_()
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        y = torch.ops.cute_softmax.softmax(x, [1], x.dtype, True)
+    assert [t.data_ptr() for t in saved] == [y.data_ptr()]
+
+
+def test_parameters():
+    x, dy = example((4, 6), torch.float64), example((4, 6), torch.float64, seed=1)
+    weight = torch.nn.Parameter(x.clone())
+    softmax(weight).backward(dy)
+    assert torch.allclose(weight.grad, checking.softmax_backward64(dy, torch.softmax(x, -1)))
+
+
+@pytest.mark.parametrize(
+    "transform", [torch.func.grad, torch.func.jacrev, torch.func.jacfwd, torch.func.vmap]
+)
+def test_functorch_is_right_or_refused(transform):
+    """torch's custom operators know few of functorch's transforms: what they do not know is an error."""
+    x, weights = example((4, 6), torch.float64), example((4, 6), torch.float64, seed=1)
+    expected = transform(lambda t: (torch.softmax(t, -1) * weights[0]).sum())(x)
+    try:
+        found = transform(lambda t: (softmax(t, -1) * weights[0]).sum())(x)
+    except (RuntimeError, NotImplementedError):
+        return
+    assert torch.allclose(found, expected)
+
+
+def test_forward_mode_is_right_or_refused():
+    """A derivative that is not there must not be taken for zero."""
+    x, tangent = example((4, 6), torch.float64), example((4, 6), torch.float64, seed=1)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, tangent)
+        expected = forward_ad.unpack_dual(torch.softmax(dual, -1)).tangent
+        try:
+            found = forward_ad.unpack_dual(softmax(dual)).tangent
+        except (RuntimeError, NotImplementedError):
+            return
+        assert found is not None, "the tangent was dropped without a word"
+        assert torch.allclose(found, expected)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_backward_of_any_layout(dtype):
+    """Gradients that autograd hands over: expanded, transposed, sliced."""
+    x = example((5, 8), dtype).requires_grad_()
+    y = softmax(x)
+    (dx,) = torch.autograd.grad(y.sum(), x, retain_graph=True)
+    assert dx.abs().max() <= 4 * torch.finfo(dtype).eps
+    for dy in (
+        example((8, 5), dtype).t(),
+        example((5, 9), dtype)[:, 1:],
+        example((1, 8), dtype).expand(5, 8),
+    ):
+        got = softmax_backward(dy, y.detach())
+        exact = checking.softmax_backward64(dy, y.detach())
+        assert (got.double() - exact).abs().max() <= torch.finfo(dtype).eps * exact.abs().max()
+
+
+def test_what_no_kernel_takes_goes_to_aten():
+    x = example((4, 6))
+    assert not ops.on_kernel(x, torch.float32)
+    y = torch.softmax(x, -1)
+    assert torch.equal(ops.backward(x, y, (1,), x.dtype), ops.aten_backward(x, y, (1,), x.dtype))
