@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import results
 from benchmarks.__main__ import run_parser
+from benchmarks.cases import SUITES
 from cute_softmax import diagrams
 from cute_softmax.__main__ import parser
 from cute_softmax.classes import classes, longest_row, operand_dtypes
@@ -46,6 +48,29 @@ def test_a_stale_block_is_noticed(monkeypatch):
     assert "old" not in generator.filled(text) and "sm_103a" in generator.filled(text)
     with pytest.raises(KeyError):
         generator.filled("<!-- generated: nothing -->\n<!-- end of nothing -->")
+
+
+def test_results_become_tables(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    import generate as generator
+
+    header = {key: key for key in results.HEADER_KEYS} | {
+        "gpu": "NVIDIA H200",
+        "date": "2026-01-02T03:04:05Z",
+    }
+    speeds = {"cute_softmax": 100.0, "copy": 99.0, "torch": 200.0}
+    rows = [
+        results.make_row("rows-forward", case, provider, "events-cold", us=us, gbps=4e5 / us, spread=0.01)
+        for case in SUITES["rows-forward"].cases
+        for provider, us in speeds.items()
+    ]
+    results.add_ratios(rows)
+    folder = results.save(results.Results(header, rows), tmp_path).parent
+    (folder / "counters.json").write_text('{"header": {}, "rows": []}')  # of another kind
+    monkeypatch.setattr(generator, "RESULTS", folder)
+    for said in (generator.headline(), generator.all_results()):
+        assert "| 32768 x 1024 | 4000 0.990 | 4040 1.000 | **2000 0.495** |" in said
+        assert "2026-01-02" in said and "`command`" in said
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
