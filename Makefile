@@ -52,11 +52,11 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 # The layout explorer is tested in Chromium, and PNGs are drawn with cairo: what pip cannot install.
-browser:
-	@{ command -v chromedriver && ldconfig -p | grep -q libcairo.so.2; } >/dev/null || { \
+browser: $(READY)
+	@{ command -v chromedriver && $(BIN)/python -c 'import cairocffi'; } >/dev/null 2>&1 || { \
 		if [ -n "$(APT)" ]; then echo "installing Chromium and ChromeDriver"; \
 			$(apt_install) chromium chromium-driver libcairo2 >/dev/null; \
-		else echo "Tests will fail: they need Chromium, ChromeDriver and cairo" \
+		else echo "Some tests will fail: they need Chromium, ChromeDriver and cairo" \
 			"(Debian: apt-get install chromium chromium-driver libcairo2)"; fi; }
 
 constraints: $(READY)

@@ -12,7 +12,7 @@ def compile_class(row_class: RowClass, options: str = "") -> Any:
     """Compile the kernel of a Plan class for its architecture; needs no GPU and takes about a second.
 
     options: more compiler options, such as "--keep-ptx --keep-cubin".
-    Returns what `cute.compile` returns: a function of (stream, rows, columns, ctas, evict_last, address and row
+    Returns what `cute.compile` returns: a function of (stream, rows, columns, ctas, reads, address and row
     stride of each operand), all ints.
     """
     import cutlass.cute as cute

@@ -16,6 +16,7 @@ _FLOATS = (*launch.DTYPE_NAMES, torch.float64)
 # By shape: forms of eager calls, each made at its first call. Few per shape: they differ in strides, dtypes,
 # arguments, and in what of torch's state the dispatcher looks at (autograd, autocast).
 _forms: dict[torch.Size, list[ops.Form]] = {}
+_latest: list[ops.Form | None] = [None]
 
 
 def softmax(
@@ -44,18 +45,28 @@ def softmax(
     """
     if torch.compiler.is_compiling():
         return _softmax(input, dim, dtype, out, online)
-    if out is None and type(dim) is int and type(input) is torch.Tensor:
-        # The common eager call decides nothing: it finds its form, allocates and launches.
-        for form in _forms.get(input.shape, ()):
-            if form.dim == dim and form.dtype is dtype and form.online is online and form.matches(input):
-                if forward_ad._current_level >= 0:
-                    break
-                if not form.requires_grad:
-                    return form.run(input)
-                if torch.is_grad_enabled():
-                    return ops.apply_softmax(input, form)
-                return form.forward(input)
+    if out is None and type(input) is torch.Tensor:
+        # The common eager call decides nothing: it finds its form, allocates and launches. A model tends to repeat
+        # the last one.
+        form = _latest[0]
+        if form is None or not (
+            form.dim is dim and form.dtype is dtype and form.online is online and form.matches(input)
+        ):
+            form = _find(input, dim, dtype, online)
+        if form is not None and forward_ad._current_level < 0:
+            if form.requires_grad and torch.is_grad_enabled():
+                return ops.apply_softmax(input, form)
+            return form.run(input)
     return _softmax(input, dim, dtype, out, online)
+
+
+def _find(input: torch.Tensor, dim: object, dtype: torch.dtype | None, online: bool) -> ops.Form | None:
+    """The form of a call, if it has been made before. `is`, because 1, 1.0 and True are equal."""
+    for form in _forms.get(input.shape, ()):
+        if form.dim is dim and form.dtype is dtype and form.online is online and form.matches(input):
+            _latest[0] = form
+            return form
+    return None
 
 
 def _softmax(
@@ -69,7 +80,12 @@ def _softmax(
     _check_tensor("input", input)
     dims = _dims(dim, input)
     asked = dtype
-    if dtype is None and input.is_cuda and torch.is_autocast_enabled("cuda"):
+    if (
+        dtype is None
+        and input.dtype in launch.DTYPE_NAMES
+        and input.is_cuda
+        and torch.is_autocast_enabled("cuda")
+    ):
         dtype = torch.float32  # autocast's rule for softmax
     if not (input.dtype.is_floating_point or dtype):
         raise TypeError(
@@ -89,7 +105,7 @@ def _softmax(
     if not ops.on_kernel(input, result_dtype):
         return ops.aten_softmax(input, dims, result_dtype)
     form = ops.Form(input, dims, result_dtype, online)
-    if isinstance(dim, int) and source is input:
+    if type(dim) is int and source is input:
         form.dim, form.dtype = dim, asked
         _forms.setdefault(input.shape, []).append(form)
     if input.requires_grad and torch.is_grad_enabled():
@@ -118,6 +134,8 @@ def _softmax_out(
         raise ValueError(f"out is on {out.device}, input on {input.device}")
     if out.dtype != (dtype or out.dtype) or out.dtype not in _FLOATS:
         raise ValueError(f"out has dtype {out.dtype}, the result has {dtype or input.dtype}")
+    if torch.compiler.is_compiling():
+        return out.copy_(ops.softmax(input, list(dims), out.dtype, online))
     if not ops.on_kernel(input, out.dtype):
         return out.copy_(ops.aten_softmax(input, dims, out.dtype))
     same = out.data_ptr() == input.data_ptr() and out.stride() == input.stride() and out.dtype == input.dtype
@@ -182,12 +200,12 @@ def plan_softmax(
         device = launch.device_facts(input.get_device()) if input.is_cuda else device
     else:
         shape, source, address = tuple(input), name or "bf16", 0
-        strides = launch.contiguous_strides(shape)
+        strides = torch.empty(shape, device="meta").stride()
     if source not in launch.DTYPE_NAMES.values() or (name or source) not in launch.DTYPE_NAMES.values():
         raise TypeError(f"no kernels for {source} -> {name or source}: these go to ATen")
     dims = canonical_dims(dim, len(shape))
     first = Operand(source, strides, address)
-    result = Operand(name or source, strides)
+    result = Operand(name or source, launch.result_strides(shape, strides))
     operands = [result, result, Operand(source, strides)] if backward else [first, result]
     return plan(
         "softmax_backward" if backward else "softmax", canonical(shape, dims, operands), device, online=online

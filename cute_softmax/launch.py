@@ -11,7 +11,7 @@ import torch
 
 from . import hardware
 from .cache import Store
-from .plan import Plan, RowClass, plan
+from .plan import READS, Plan, RowClass, plan
 from .problem import ALIGNMENT, Operand, canonical
 
 DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
@@ -32,7 +32,7 @@ class Call:
     def __init__(self, plan: Plan, function: object):
         self.plan = plan
         self.function = function
-        self.arguments = (plan.rows, plan.columns, plan.ctas, int(plan.evict_last))
+        self.arguments = (plan.rows, plan.columns, plan.ctas, READS.index(plan.reads))
 
     def __call__(self, stream: int, *addresses: int) -> None:
         """Launch on `stream` of the current device.
@@ -117,6 +117,6 @@ def run(math: str, tensors: Sequence[torch.Tensor], dims: tuple[int, ...], onlin
         call(torch._C._cuda_getCurrentRawStream(index), *(t.data_ptr() for t in tensors))
 
 
-def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides of a contiguous tensor, in elements."""
-    return torch.empty(tuple(shape), device="meta").stride()
+def result_strides(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
+    """The strides of `torch.empty_like` of such a tensor, in elements."""
+    return torch.empty_like(torch.empty_strided(shape, strides, device="meta")).stride()

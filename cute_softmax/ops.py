@@ -96,7 +96,7 @@ def _launcher(
     device, shape, strides = result.get_device(), tuple(result.shape), result.stride()
     call = launch.call_of(math, (*inputs, result), dims, online, aligned=True)
     function, plan = call.function, call.plan
-    rows, columns, ctas, evict_last = call.arguments
+    rows, columns, ctas, reads = call.arguments
     stream, empty = torch._C._cuda_getCurrentRawStream, _empty_strided_cuda
     current_device, alone = torch._C._cuda_getDevice, torch.cuda.device_count() == 1
 
@@ -111,7 +111,7 @@ def _launcher(
             y = empty(shape, strides, dtype)
             try:
                 function(
-                    stream(device), rows, columns, ctas, evict_last, address, x_stride, y.data_ptr(), y_stride
+                    stream(device), rows, columns, ctas, reads, address, x_stride, y.data_ptr(), y_stride
                 )
             except Exception as error:
                 raise launch.launch_error(plan, error) from error
@@ -132,7 +132,7 @@ def _launcher(
                 rows,
                 columns,
                 ctas,
-                evict_last,
+                reads,
                 a_address,
                 a_stride,
                 b_address,

@@ -134,6 +134,7 @@ TEAMS = {
 VECTORS_PER_ROW = 8
 # Vectors that one commit group of asynchronous copies brings, and that the online recurrence takes at a time.
 PART = 2
+READS = ("evict_normal", "evict_first", "evict_last")
 # Reads ask to be evicted from L2 last if the tensors together are larger than this multiple of it, else first.
 # Written lines then leave L2 soon after they were written, which reads in long streams gain from. Ratio to a copy
 # on one H200 (60 MB of L2), 2026-11-20, bf16, evict_last / evict_first: 67 MB 0.966 / 1.002, 134 MB 0.994 / 0.981,
@@ -308,7 +309,7 @@ class Plan:
     """One launch: a Plan class and the numbers that change from call to call.
 
     rows, columns: groups and elements of a group; ctas: CTAs (clusters, with one) of the grid;
-    row_strides: per operand, in elements; evict_last: see `EVICT_LAST_ABOVE`.
+    row_strides: per operand, in elements; reads: what L2 is asked to do with what is read, one of `READS`.
     """
 
     problem: Problem
@@ -317,7 +318,7 @@ class Plan:
     columns: int
     ctas: int
     row_strides: tuple[int, ...]
-    evict_last: bool
+    reads: str
 
     @cached_property
     def movement(self) -> str:
@@ -357,8 +358,7 @@ class Plan:
             f"  threads    {c.threads} a CTA, {c.threads_per_row} a row; tile {c.tiler[0]} x {c.tiler[1]}",
             f"  thread     {c.steps} vectors of {c.vector} elements, {c.rows_per_thread} row(s); "
             f"{'values' if c.keep else 'packed elements'} kept in registers",
-            f"  loads      {staging}; {' and '.join(_widths(c))} at a time; "
-            f"L2 {'evict_last' if self.evict_last else 'evict_first'}",
+            f"  loads      {staging}; {' and '.join(_widths(c))} at a time; L2 {self.reads}",
             "  edges      "
             + ("head and tail scalars apart" if c.edges else "none: rows begin and end on a vector"),
             f"  reduction  {'online (max, sum) pairs' if c.facts.state_bytes == 8 else f'{c.facts.stages} stage(s)'}; "
@@ -484,7 +484,7 @@ def plan(math_name: str, problem: Problem, device: Device, *, online: bool = Tru
         columns=columns,
         ctas=min(tiles, _resident(c, device)) if c.persistent else tiles,
         row_strides=row_strides,
-        evict_last=problem.bytes > EVICT_LAST_ABOVE * device.l2,
+        reads="evict_last" if problem.bytes > EVICT_LAST_ABOVE * device.l2 else "evict_first",
     )
 
 

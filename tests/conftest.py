@@ -1,8 +1,15 @@
 """Settings of all tests. `checking` and `classes` are importable from every folder below this one."""
 
 import contextlib
+import os
 import sys
+from collections import Counter
 from pathlib import Path
+
+# The DSL reads its target when it is imported, whichever test comes first. Without a GPU it finds none by itself,
+# and what it compiles then for sm_90a could not even be loaded.
+if not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("CUTE_DSL_ARCH", "sm_90a")
 
 HERE = str(Path(__file__).parent)
 if HERE not in sys.path:
@@ -16,3 +23,11 @@ with contextlib.suppress(ImportError):
         "fixed", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
     )
     settings.load_profile("fixed")
+
+
+def pytest_terminal_summary(terminalreporter):
+    """How many tests were skipped, one line a reason."""
+    skipped = (report.longrepr for report in terminalreporter.stats.get("skipped", ()))
+    reasons = Counter(r[2].removeprefix("Skipped: ") for r in skipped if isinstance(r, tuple))
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"{count} skipped: {reason}")

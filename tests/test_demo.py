@@ -70,6 +70,27 @@ def test_a_wrong_result_fails_the_demo(no_gpu, tmp_path, monkeypatch, capsys):
     )
 
 
+def test_times_become_speeds_and_ratios(monkeypatch, capsys):
+    """The table of a GPU's times, from times that are given."""
+
+    def medians(calls):
+        results = [call() for call in calls]
+        assert all(r.shape == x.shape for r in results)
+        assert torch.allclose(results[0], results[1], atol=1e-6)
+        return [100.0, 250.0, 95.0]
+
+    monkeypatch.setattr(demo, "medians", medians)
+    x, dy = torch.randn(2, 1000, 1000)
+    demo.time_all(x, dy, torch.softmax(x, -1))
+    said = capsys.readouterr().out
+    assert re.search(r"forward +80 GB/s, 100.0 µs +32 GB/s, 250.0 µs +84 GB/s, 95.0 µs +2.50 +0.950", said)
+    assert re.search(r"backward +120 GB/s, 100.0 µs +48 GB/s, 250.0 µs +126 GB/s, 95.0 µs +2.50 +0.950", said)
+    assert "50 µs" not in said
+    monkeypatch.setattr(demo, "medians", lambda calls: [10.0, 20.0, 9.0])
+    demo.time_all(x, dy, x)
+    assert "Below about 50 µs" in capsys.readouterr().out
+
+
 def test_explain(no_gpu, capsys):
     assert "softmax of 4096 rows of 8192, bf16, for sm_90a" in out_of(capsys, "explain", "4096x8192")
     backward = out_of(capsys, "explain", "4096x8192", "--backward", "--dtype", "fp32")

@@ -26,13 +26,17 @@ def global_pointer(dtype: type, address: Int64, offset: Int64, align: int) -> cu
     )
 
 
-def read_policy(evict_last: Int32) -> Int64:
-    """The L2 eviction policy of reads, chosen at run time: evict_last if the flag is set, else evict_first."""
-    last, first = (
+# In the order of `plan.READS`, which gives their index at run time.
+READ_POLICIES = ("evict_normal", "evict_first", "evict_last")
+
+
+def read_policy(reads: Int32) -> Int64:
+    """The L2 eviction policy of reads, chosen at run time: an index into `READ_POLICIES`."""
+    normal, first, last = (
         cute.arch.inline_ptx(f"createpolicy.fractional.L2::{how}.b64 {{$w0}}, 1.0;", write_only_types=[Int64])
-        for how in ("evict_last", "evict_first")
+        for how in READ_POLICIES
     )
-    return Int64(cutlass.select_(evict_last != 0, last, first))
+    return Int64(cutlass.select_(reads == 2, last, Int64(cutlass.select_(reads == 1, first, normal))))
 
 
 def load(src: cute.Tensor, dst: cute.Tensor, access: int, policy: Int64):

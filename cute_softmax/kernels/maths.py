@@ -21,7 +21,8 @@ import cutlass.cute as cute
 from cutlass import Float32
 
 from . import online
-from .reduce import MAX, ONLINE, SUM, tree
+from .online import exp_fast, exp_precise
+from .reduce import MAX, SUM, Online, tree
 
 
 class Softmax:
@@ -39,10 +40,9 @@ class Softmax:
 
     def __init__(self, *, online: bool, precise: bool, keep: bool, part: int = 2):
         self.online, self.precise, self.keep, self.part = online, precise, keep, part
-        self.reductions = (ONLINE,) if online else (MAX, SUM)
-
-    def exp(self, x: Float32, ref: Float32) -> Float32:
-        return (online.exp_precise if self.precise else online.exp_fast)(x, ref)
+        self.exp = exp_precise if precise else exp_fast
+        self.pair = Online(self.exp)
+        self.reductions = (self.pair,) if online else (MAX, SUM)
 
     def sum_of_powers(self, values: list, ref: Float32) -> Float32:
         return tree(operator.add, (self.exp(v, ref) for v in values))
@@ -55,8 +55,11 @@ class Softmax:
                 part_max = tree(online.maximum, part)
                 seen = part_max if state is None else online.maximum(state[0], part_max)
                 total = self.sum_of_powers(part, online.reference(seen))
-                state = (seen, total if state is None else online.rescale(state[1], state[0], seen) + total)
-            return ONLINE.lanes(state, width), None
+                state = (
+                    seen,
+                    total if state is None else online.rescale(state[1], state[0], seen, self.exp) + total,
+                )
+            return self.pair.lanes(state, width), None
         if stage == 1:
             seen = carry[0][0]
         else:
@@ -77,7 +80,7 @@ class Softmax:
         seen, powers = kept
         if self.online:
             # The powers refer to the maximum of this warp.
-            correction = online.rescale(Float32(1.0), seen, row_max)
+            correction = online.rescale(Float32(1.0), seen, row_max, self.exp)
             if self.precise:
                 powers = (p * correction for p in powers)
             else:

@@ -10,6 +10,7 @@ Source of the recurrence: Milakov and Gimelshein, "Online normalizer calculation
 
 import math
 import struct
+from collections.abc import Callable
 
 import cutlass.cute as cute
 from cutlass import Float32
@@ -17,7 +18,7 @@ from cutlass import Float32
 LOG2_E = math.log2(math.e)
 # What the float32 constant loses of log2(e).
 LOG2_E_TAIL = LOG2_E - struct.unpack("f", struct.pack("f", LOG2_E))[0]
-LN_2 = math.log(2.0)
+ROUND = 1.5 * 2.0**23  # added and taken away again, it rounds a smaller number to an integer
 LOWEST = -3.4028234663852886e38  # the most negative finite float32
 VANISHES = -200.0  # exp(-200) is zero in float32: clamping a difference here changes no result
 
@@ -44,11 +45,11 @@ def exp_fast(x: Float32, ref: Float32) -> Float32:
 
 
 def exp_precise(x: Float32, ref: Float32) -> Float32:
-    """exp(x - ref) to about 2 ulp, for results stored in float32.
+    """exp(x - ref) with the error of exp2 alone, for results stored in float32.
 
-    The exponent is carried in two numbers: what rounding loses of the difference (Knuth's two-sum) and of its
-    product with log2(e) (two FMAs) is applied to the result to first order. Without it an error of half an ulp of
-    x - ref, some 5e-7 at a distance of 10, would be the largest of all.
+    What rounding loses of the difference (Knuth's two-sum), of its product with log2(e) and of log2(e) itself is
+    added to the fraction of the exponent; its whole part is a power of two, which is exact. Without this the error
+    of half an ulp of x - ref, some 5e-7 at a distance of 10, would be the largest of all.
     """
     difference = maximum(x - ref, Float32(VANISHES))
     minus_ref = difference - x
@@ -56,13 +57,13 @@ def exp_precise(x: Float32, ref: Float32) -> Float32:
     rounding = cute.arch.fmax(
         rounding, Float32(-1.0)
     )  # where the difference was clamped it may be NaN or -inf
-    exponent = difference * LOG2_E
-    lost = cute.math.fma(difference, Float32(LOG2_E), -exponent)
-    lost = cute.math.fma(difference, Float32(LOG2_E_TAIL), lost)
-    power = cute.math.exp2(exponent, fastmath=True)
-    return cute.math.fma(power, cute.math.fma(lost, Float32(LN_2), rounding), power)
+    whole = cute.math.fma(difference, Float32(LOG2_E), Float32(ROUND)) - ROUND
+    fraction = cute.math.fma(difference, Float32(LOG2_E), -whole)
+    fraction = cute.math.fma(difference, Float32(LOG2_E_TAIL), fraction)
+    fraction = cute.math.fma(rounding, Float32(LOG2_E), fraction)
+    return cute.math.exp2(fraction, fastmath=True) * cute.math.exp2(whole, fastmath=True)
 
 
-def rescale(total: Float32, old_max: Float32, new_max: Float32) -> Float32:
-    """A sum taken relative to old_max, made relative to new_max >= old_max."""
-    return total * exp_precise(reference(old_max), reference(new_max))
+def rescale(total: Float32, old_max: Float32, new_max: Float32, exp: Callable = exp_precise) -> Float32:
+    """A sum taken relative to old_max, made relative to new_max >= old_max; exp: which exponential."""
+    return total * exp(reference(old_max), reference(new_max))

@@ -57,23 +57,26 @@ class Scalar:
 
 
 class Online:
-    """The pair (max, sum of exponentials relative to it)."""
+    """The pair (max, sum of exponentials relative to it); exp: see `online.rescale`."""
 
     identity = (-float("inf"), 0.0)
+
+    def __init__(self, exp: Callable):
+        self.exp = exp
 
     def lanes(self, state: tuple, width: int) -> tuple:
         # All maxima first, then each sum is rescaled once: one exponential instead of one per shuffle.
         (row_max,) = MAX.lanes(state[:1], width)
-        return (row_max, *SUM.lanes((online.rescale(state[1], state[0], row_max),), width))
+        return (row_max, *SUM.lanes((online.rescale(state[1], state[0], row_max, self.exp),), width))
 
     def merge(self, a: tuple, b: tuple) -> tuple:
         row_max = online.maximum(a[0], b[0])
-        return row_max, online.rescale(a[1], a[0], row_max) + online.rescale(b[1], b[0], row_max)
+        first, second = (online.rescale(total, seen, row_max, self.exp) for seen, total in (a, b))
+        return row_max, first + second
 
 
 MAX = Scalar(online.maximum, -float("inf"))
 SUM = Scalar(operator.add, 0.0)
-ONLINE = Online()
 
 
 def slot_type(op: Scalar | Online) -> type:

@@ -46,17 +46,17 @@ class RowKernel:
         rows: Int64,
         columns: Int32,
         ctas: Int32,
-        evict_last: Int32,
+        reads: Int32,
         *operands: Int64,
     ):
         """Launch.
 
         ctas: CTAs (clusters, with one) of the grid: the number of tiles, or fewer for a persistent kernel.
-        evict_last: whether reads ask L2 to keep them, see `copy.read_policy`.
+        reads: how L2 is to treat what is read, see `copy.read_policy`.
         operands: (address in bytes, row stride in elements) of each input, then of each output.
         """
         s = self.spec
-        self.kernel(rows, columns, evict_last, operands).launch(
+        self.kernel(rows, columns, reads, operands).launch(
             grid=[ctas, s.cluster_n, 1],
             block=[s.threads, 1, 1],
             cluster=[1, s.cluster_n, 1] if const_expr(s.cluster_n > 1) else None,
@@ -66,7 +66,7 @@ class RowKernel:
         )
 
     @cute.kernel
-    def kernel(self, rows: Int64, columns: Int32, evict_last: Int32, operands: tuple):
+    def kernel(self, rows: Int64, columns: Int32, reads: Int32, operands: tuple):
         s = self.spec
 
         # Coordinates: (row, column) of each of this thread's elements in the CTA's tile, ((V, M), 1, K).
@@ -83,7 +83,7 @@ class RowKernel:
         observe("tXcX", tXcX)
 
         # Shared memory: staged tiles, the reduction buffer, and an mbarrier for each of its stages.
-        smem = cutlass.utils.SmemAllocator()
+        smem = cutlass.memory.SmemAllocator()
         sX_layout = cute.make_layout(s.smem.shape, stride=s.smem.stride)
         sX = {i: smem.allocate_tensor(self.dtypes[i], sX_layout, byte_alignment=16) for i in self.staged}
         tXsX = {i: thr_copy.partition_D(sX[i]) for i in self.staged}
@@ -117,7 +117,7 @@ class RowKernel:
             rank=rank,
             lane=tidx % s.threads_per_row,
             ctas=ctas,
-            policy=read_policy(evict_last),
+            policy=read_policy(reads),
             mX=[
                 SimpleNamespace(address=a, stride=b)
                 for a, b in zip(operands[::2], operands[1::2], strict=True)
