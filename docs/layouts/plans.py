@@ -74,8 +74,8 @@ SECTIONS = (
     Section(
         "short",
         "Short rows: a warp holds several",
-        ((32768, 48), (32768, 56), (32768, 100), (32768, 200)),
-        lambda p: p.row_class.threads_per_row < 32,
+        ((20, 64), (12, 64), (20, 100), (7, 200)),
+        lambda p: p.row_class.threads_per_row < 32 and p.rows < p.row_class.tiler[0],
         lambda p: (
             f"{p.rows:,} rows of {p.columns}. A row of {p.columns} elements is {p.columns * 2} bytes: "
             f"{count(p.row_class.threads_per_row, 'thread')} that load {p.row_class.vector * 2} bytes at a time are "
@@ -105,7 +105,7 @@ SECTIONS = (
                 "mode 2 the steps, and mode 1 would be the rows over which the copy repeats: its stride is "
                 "0, the same bit for all of them, nothing stored twice. In our kernels one copy covers all "
                 "rows of the tile, so that this mode has size 1, and rows that a thread owns have bits of "
-                "their own, because each has its own end: the last rows of a matrix may not exist."
+                "their own, because each has its own end: this tile has more rows than the matrix."
             ),
             "shuffle": lambda p: (
                 "**Shuffles.** Each thread has reduced its own values. In each round a lane takes its "
@@ -277,7 +277,7 @@ def text() -> str:
         "its predicate, `tXcX` coordinates as x's tiled copy deals them out.",
     ]
     for s in SECTIONS:
-        lines += ["", f"## {s.heading}", "", s.words(s.plan), "", "```text", s.command, "```"]
+        lines += ["", f"## {s.heading}", "", s.words(s.plan), "", "```bash", s.command, "```"]
         lines += ["", "```text", s.plan.explain(), "```"]
         for name, words in s.figures.items():
             figure = s.drawn[f"plan_{s.key}_{name}"]

@@ -113,7 +113,7 @@ def predicate_tensor(
         f"tile {rows} \u00d7 {columns}, one cell per vector",
         draw(grid, *arrange(grid, keep=[edge, *followed], fold=False)),
     )
-    shown = _boundary_threads(found, edge, columns // vector, vector)
+    shown = _boundary_threads(found, edge, columns // vector, vector, exist if exist < rows else 0)
     shown += [] if thread is None or thread in shown else [thread]
     stores = [_store(vectors, predicate, t, n - column_start, exist) for t in shown]
     lines: list[list[Canvas]] = [[]]
@@ -145,11 +145,11 @@ def predicate_tensor(
     )
 
 
-def _boundary_threads(found: dict, edge: int, across: int, vector: int) -> list[int]:
-    """The threads of the last vector inside and of the first one outside; thread 0 where there is no
-    end."""
+def _boundary_threads(found: dict, edge: int, across: int, vector: int, bottom: int) -> list[int]:
+    """The threads of the last vector inside and of the first one outside; else those on either side of
+    row ``bottom``, the first that does not exist; thread 0 where there is no end at all."""
     if not 0 < edge < across:
-        return [0]
+        return list(dict.fromkeys(found[r, 0][0] for r in (bottom - 1, bottom))) if bottom else [0]
     return list(dict.fromkeys(found[0, c * vector][0] for c in (edge - 1, edge)))
 
 
