@@ -36,8 +36,9 @@ def softmax(
     online: one exchange of (max, sum) pairs between the threads of a row; False takes the maximum first, then the
         sum.
 
-    A NaN or +inf makes its row NaN, and so does a row of nothing but -inf, as in torch. CPU and float64 tensors go
-    to ATen, and so do calls inside functorch transforms (vmap, grad, jvp) and forward-mode AD. The same call gives the same bits every time. Forward saves only its result for the backward.
+    A NaN or +inf makes its row NaN, and so does a row of nothing but -inf, as in torch. The same call gives the same
+    bits every time. Forward saves only its result for the backward. CPU and float64 tensors go to ATen, and so do
+    calls inside functorch transforms (vmap, grad, jvp) and forward-mode AD.
 
     Raises TypeError for what is not a real, dense tensor; IndexError for a dimension out of range; ValueError for a
     repeated dimension or an `out` that does not fit; `plan.NotPlanned` (a NotImplementedError and a ValueError) for
