@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 import torch
@@ -13,9 +14,12 @@ from .plan import Plan, plan
 from .problem import Operand, canonical, canonical_dims
 
 _FLOATS = (*launch.DTYPE_NAMES, torch.float64)
+_TORCH_DTYPES = {name: dtype for dtype, name in launch.DTYPE_NAMES.items()}
 # By shape: forms of eager calls, each made at its first call. Few per shape: they differ in strides, dtypes,
 # arguments, and in what of torch's state the dispatcher looks at (autograd, autocast).
-_forms: dict[torch.Size, list[ops.Form]] = {}
+_forms: dict[torch.Size, deque[ops.Form]] = {}
+MOST_FORMS = 4096  # shapes; a program with ever new ones starts over, at some 50 us each
+MOST_FORMS_OF_A_SHAPE = 8
 _latest: list[ops.Form | None] = [None]
 
 
@@ -92,29 +96,30 @@ def _softmax(
         raise TypeError(
             f"input has dtype {input.dtype}: softmax needs a floating-point tensor, or dtype= to convert to"
         )
+    result_dtype = dtype or input.dtype
+    checked = {"dtype": result_dtype} | ({"input": input.dtype} if input.dtype.is_floating_point else {})
+    for name, d in checked.items():
+        if d not in _FLOATS:
+            raise TypeError(f"{name} is {d}: softmax takes {', '.join(map(str, _FLOATS))}")
     source = input
     if not input.dtype.is_floating_point:
         input = input.to(dtype)
-    result_dtype = dtype or input.dtype
-    for name, d in (("input", input.dtype), ("dtype", result_dtype)):
-        if d not in _FLOATS:
-            raise TypeError(f"{name} is {d}: softmax takes {', '.join(map(str, _FLOATS))}")
     if out is not None:
         return _softmax_out(input, dims, result_dtype if dtype else None, out, online)
+    if torch.compiler.is_compiling():
+        return ops.softmax(input, list(dims), result_dtype, online)
     if _transformed():
         return ops.aten_softmax(input, dims, result_dtype)
-    if (
-        torch.compiler.is_compiling()
-        or type(input) is not torch.Tensor
-        or torch._C._len_torch_dispatch_stack() > 0
-    ):
+    if type(input) is not torch.Tensor or torch._C._len_torch_dispatch_stack() > 0:
         return ops.softmax(input, list(dims), result_dtype, online)
     if not ops.on_kernel(input, result_dtype):
         return ops.aten_softmax(input, dims, result_dtype)
     form = ops.Form(input, dims, result_dtype, online)
     if type(dim) is int and source is input:
         form.dim, form.dtype = dim, asked
-        _forms.setdefault(input.shape, []).append(form)
+        if len(_forms) >= MOST_FORMS:
+            _forms.clear()
+        _forms.setdefault(input.shape, deque(maxlen=MOST_FORMS_OF_A_SHAPE)).append(form)
     if input.requires_grad and torch.is_grad_enabled():
         return ops.apply_softmax(input, form)
     return form.forward(input)
@@ -181,7 +186,7 @@ def softmax_backward(
     for name, d in (("grad", grad.dtype), ("output", output.dtype), ("input_dtype", input_dtype)):
         if d not in _FLOATS:
             raise TypeError(f"{name} is {d}: softmax_backward takes {', '.join(map(str, _FLOATS))}")
-    if _transformed():
+    if not torch.compiler.is_compiling() and _transformed():
         return ops.aten_backward(grad, output, dims, input_dtype)
     return ops.differentiable_backward(grad, output, dims, input_dtype)
 
@@ -231,7 +236,9 @@ def explain(
 
     >>> print(explain((4096, 8192), dtype="bf16"))
     """
-    if isinstance(input, torch.Tensor) and not ops.on_kernel(input, dtype or input.dtype):
+    if isinstance(input, torch.Tensor) and not ops.on_kernel(
+        input, _TORCH_DTYPES.get(dtype, dtype) or input.dtype
+    ):
         return (
             f"softmax of a {input.dtype} tensor on {input.device} goes to torch.softmax (ATen): "
             "the kernels here take bfloat16, float16 and float32 on CUDA"
@@ -254,6 +261,8 @@ def _dims(dim: int | Sequence[int], tensor: torch.Tensor) -> tuple[int, ...]:
     dims = dim if isinstance(dim, Sequence) and not isinstance(dim, str) else (dim,)
     if not all(isinstance(d, int) and not isinstance(d, bool) for d in dims):
         raise TypeError(f"dim must be an int or a sequence of ints, not {dim!r}")
+    if not dims:
+        raise ValueError("dim is empty: name at least one dimension to reduce")
     return canonical_dims(tuple(dims), tensor.dim())
 
 

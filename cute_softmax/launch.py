@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 
 import torch
 
@@ -83,9 +83,6 @@ def operand(tensor: torch.Tensor) -> Operand:
     return Operand(DTYPE_NAMES[tensor.dtype], tensor.stride(), tensor.data_ptr() % ALIGNMENT)
 
 
-_calls: dict[tuple, Call] = {}
-
-
 def call_of(
     math: str,
     tensors: Sequence[torch.Tensor],
@@ -100,13 +97,20 @@ def call_of(
     operands = tuple(operand(t) for t in tensors)
     if aligned:
         operands = tuple(replace(o, address=0) for o in operands)
-    index = tensors[0].get_device()
-    key = math, index, dims, online, tensors[0].shape, operands
-    call = _calls.get(key)
-    if call is None:
-        made = plan(math, canonical(tensors[0].shape, dims, operands), device_facts(index), online=online)
-        call = _calls[key] = Call(made, function_of(made.row_class))
-    return call
+    return _call(math, tensors[0].get_device(), tensors[0].shape, dims, operands, online)
+
+
+@lru_cache(maxsize=4096)
+def _call(
+    math: str,
+    device: int,
+    shape: torch.Size,
+    dims: tuple[int, ...],
+    operands: tuple[Operand, ...],
+    online: bool,
+) -> Call:
+    made = plan(math, canonical(shape, dims, operands), device_facts(device), online=online)
+    return Call(made, function_of(made.row_class))
 
 
 def run(math: str, tensors: Sequence[torch.Tensor], dims: tuple[int, ...], online: bool = True) -> None:
