@@ -358,7 +358,8 @@ class Plan:
             f"  threads    {c.threads} a CTA, {c.threads_per_row} a row; tile {c.tiler[0]} x {c.tiler[1]}",
             f"  thread     {c.steps} vectors of {c.vector} elements, {c.rows_per_thread} row(s); "
             f"{'values' if c.keep else 'packed elements'} kept in registers",
-            f"  loads      {staging}; {' and '.join(_widths(c))} at a time; L2 {self.reads}",
+            f"  loads      {staging}; {' and '.join(_widths(c))} at a time; "
+            f"L2 {'evict_last' if self.evict_last else 'as usual'}",
             "  edges      "
             + ("head and tail scalars apart" if c.edges else "none: rows begin and end on a vector"),
             f"  reduction  {'online (max, sum) pairs' if c.facts.state_bytes == 8 else f'{c.facts.stages} stage(s)'}; "
