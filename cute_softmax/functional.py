@@ -36,8 +36,9 @@ def softmax(
     online: one exchange of (max, sum) pairs between the threads of a row; False takes the maximum first, then the
         sum.
 
-    A NaN or +inf makes its row NaN, and so does a row of nothing but -inf, as in torch. CPU and float64 tensors go
-    to ATen. The same call gives the same bits every time. Forward saves only its result for the backward.
+    A NaN or +inf makes its row NaN, and so does a row of nothing but -inf, as in torch. The same call gives the same
+    bits every time. Forward saves only its result for the backward. CPU and float64 tensors go to ATen, and so do
+    calls inside functorch transforms (vmap, grad, jvp) and forward-mode AD.
 
     Raises TypeError for what is not a real, dense tensor; IndexError for a dimension out of range; ValueError for a
     repeated dimension or an `out` that does not fit; `plan.NotPlanned` (a NotImplementedError and a ValueError) for
@@ -100,7 +101,13 @@ def _softmax(
             raise TypeError(f"{name} is {d}: softmax takes {', '.join(map(str, _FLOATS))}")
     if out is not None:
         return _softmax_out(input, dims, result_dtype if dtype else None, out, online)
-    if torch.compiler.is_compiling() or type(input) is not torch.Tensor or _intercepted():
+    if _transformed():
+        return ops.aten_softmax(input, dims, result_dtype)
+    if (
+        torch.compiler.is_compiling()
+        or type(input) is not torch.Tensor
+        or torch._C._len_torch_dispatch_stack() > 0
+    ):
         return ops.softmax(input, list(dims), result_dtype, online)
     if not ops.on_kernel(input, result_dtype):
         return ops.aten_softmax(input, dims, result_dtype)
@@ -113,13 +120,13 @@ def _softmax(
     return form.forward(input)
 
 
-def _intercepted() -> bool:
-    """Whether something besides autograd and autocast wants to see the call."""
-    return (
-        torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or forward_ad._current_level >= 0
-    )
+def _transformed() -> bool:
+    """Whether a functorch transform (vmap, grad, jvp) or forward-mode AD is under way.
+
+    A torch.library operator has no derivative there; a kernel launched behind their back would even give a wrong
+    one (zero) without a word.
+    """
+    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
 def _softmax_out(
@@ -174,6 +181,8 @@ def softmax_backward(
     for name, d in (("grad", grad.dtype), ("output", output.dtype), ("input_dtype", input_dtype)):
         if d not in _FLOATS:
             raise TypeError(f"{name} is {d}: softmax_backward takes {', '.join(map(str, _FLOATS))}")
+    if _transformed():
+        return ops.aten_backward(grad, output, dims, input_dtype)
     return ops.differentiable_backward(grad, output, dims, input_dtype)
 
 

@@ -359,7 +359,7 @@ class Plan:
             f"  thread     {c.steps} vectors of {c.vector} elements, {c.rows_per_thread} row(s); "
             f"{'values' if c.keep else 'packed elements'} kept in registers",
             f"  loads      {staging}; {' and '.join(_widths(c))} at a time; "
-            f"L2 {'evict_last' if self.evict_last else 'as usual'}",
+            f"L2 {'evict_last' if self.evict_last else 'evict_normal'}",
             "  edges      "
             + ("head and tail scalars apart" if c.edges else "none: rows begin and end on a vector"),
             f"  reduction  {'online (max, sum) pairs' if c.facts.state_bytes == 8 else f'{c.facts.stages} stage(s)'}; "

@@ -7,6 +7,7 @@ import re
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -274,3 +275,12 @@ def test_command_line_refuses_other_shapes(shape, capsys):
     with pytest.raises(SystemExit):
         diagrams.main([shape])
     assert "ROWSxCOLUMNS" in capsys.readouterr().err
+
+
+def test_commands_of_the_page_of_plans():
+    page = (Path(__file__).resolve().parents[1] / "docs/layouts/plans.md").read_text(encoding="utf-8")
+    commands = re.findall(r"^python -m cute_softmax diagrams (.*)$", page, re.M)
+    assert len(commands) >= 7
+    for command in commands:
+        options = diagrams._parser().parse_args(command.split())
+        assert f"{options.shape[0]:,} rows of {options.shape[1]:,}" in page
