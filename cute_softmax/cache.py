@@ -53,6 +53,9 @@ SOURCES = (
     "cute_softmax/plan.py",
     "cute_softmax/hardware.py",
     "layouts/algebra.py",
+    "layouts/ints.py",
+    "layouts/notation.py",
+    "layouts/trace.py",
 )
 _ENTRY = re.compile(r"(?P<name>\w+)-[0-9a-f]{32}\.(so|o)")
 _LEFTOVER = re.compile(r"\w+-[0-9a-f]{32}\.lock|\.cute_softmax-build-\w+")

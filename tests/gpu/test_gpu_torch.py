@@ -27,8 +27,10 @@ def forget(monkeypatch, root=None):
     """As in a new process, with the store in the folder `root` if one is given."""
     if root is not None:
         monkeypatch.setattr(launch, "_store", Store(root))
-    for module, name in ((launch, "_functions"), (launch, "_calls"), (functional, "_forms")):
+    for module, name in ((launch, "_functions"), (functional, "_forms")):
         monkeypatch.setattr(module, name, {})
+    monkeypatch.setattr(functional, "_latest", [None])
+    launch._call.cache_clear()
 
 
 def test_a_new_shape_in_a_class_compiles_nothing(monkeypatch, tmp_path, builds, arch):
