@@ -14,8 +14,9 @@ CELL, HEIGHT = 46.0, 34.0
 
 
 def names() -> Figure:
-    """A class with 32 of its threads, so that a tile fits the page; all positions come from its layouts."""
-    c = replace(plan_softmax((ROWS, COLUMNS)).row_class, threads=32)
+    """An example small enough for the page, 32 threads in two steps; all positions come from its layouts."""
+    planned = plan_softmax((ROWS, COLUMNS)).row_class
+    c = replace(planned, threads_per_row=8, steps=2, rows_per_thread=1, threads=32)
     rows, width = c.tiler
     owner = {}
     for thread in range(c.threads):
@@ -79,7 +80,7 @@ def names() -> Figure:
     return finish(
         body,
         "Names",
-        f"Class {c.name} with {c.threads} threads: {c.threads_per_row} a row, {c.steps} steps k. "
+        f"A CTA of {c.threads} threads: {c.threads_per_row} a row, {c.steps} steps k. "
         f"Thread {THREAD} is followed; its second vector begins past the end of its row.",
         "How the parts of a tensor are called on their way from global memory to one thread's registers.",
         [
