@@ -97,7 +97,7 @@ def _softmax(
             f"input has dtype {input.dtype}: softmax needs a floating-point tensor, or dtype= to convert to"
         )
     result_dtype = dtype or input.dtype
-    checked = {"dtype": result_dtype} | ({"input": input.dtype} if input.dtype.is_floating_point else {})
+    checked = ({"input": input.dtype} if input.dtype.is_floating_point else {}) | {"dtype": result_dtype}
     for name, d in checked.items():
         if d not in _FLOATS:
             raise TypeError(f"{name} is {d}: softmax takes {', '.join(map(str, _FLOATS))}")
@@ -106,16 +106,16 @@ def _softmax(
         input = input.to(dtype)
     if out is not None:
         return _softmax_out(input, dims, result_dtype if dtype else None, out, online)
+    if not ops.on_kernel(input, result_dtype):
+        return ops.aten_softmax(input, dims, result_dtype)
     if torch.compiler.is_compiling():
         return ops.softmax(input, list(dims), result_dtype, online)
     if _transformed():
         return ops.aten_softmax(input, dims, result_dtype)
     if type(input) is not torch.Tensor or torch._C._len_torch_dispatch_stack() > 0:
         return ops.softmax(input, list(dims), result_dtype, online)
-    if not ops.on_kernel(input, result_dtype):
-        return ops.aten_softmax(input, dims, result_dtype)
     form = ops.Form(input, dims, result_dtype, online)
-    if type(dim) is int and source is input:
+    if type(dim) in (int, tuple) and source is input:
         form.dim, form.dtype = dim, asked
         if len(_forms) >= MOST_FORMS:
             _forms.clear()
@@ -261,8 +261,6 @@ def _dims(dim: int | Sequence[int], tensor: torch.Tensor) -> tuple[int, ...]:
     dims = dim if isinstance(dim, Sequence) and not isinstance(dim, str) else (dim,)
     if not all(isinstance(d, int) and not isinstance(d, bool) for d in dims):
         raise TypeError(f"dim must be an int or a sequence of ints, not {dim!r}")
-    if not dims:
-        raise ValueError("dim is empty: name at least one dimension to reduce")
     return canonical_dims(tuple(dims), tensor.dim())
 
 

@@ -68,11 +68,13 @@ class Problem:
 def canonical_dims(dim: int | Iterable[int], rank: int) -> tuple[int, ...]:
     """The dimensions of a call as a sorted tuple of non-negative ints.
 
-    Raises IndexError for a dimension out of range and ValueError for a repeated one, as torch does; a tensor of
-    rank 0 counts as one of rank 1.
+    Raises IndexError for a dimension out of range and ValueError for a repeated one, as torch does, and ValueError
+    for none at all. A tensor of rank 0 counts as one of rank 1.
     """
     rank = max(rank, 1)
     dims = (dim,) if isinstance(dim, int) else tuple(dim)
+    if not dims:
+        raise ValueError("dim is empty: name at least one dimension to reduce")
     for d in dims:
         if not -rank <= d < rank:
             raise IndexError(

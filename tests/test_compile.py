@@ -25,6 +25,10 @@ from cute_softmax.resources import cuobjdump
 STACK = {
     ("softmax", "128x8x8_cluster8*"): (32, "six CTAs an SM, faster than five, leave 80 registers a thread"),
     ("softmax", "256x8x8_cluster8*"): (24, "three CTAs an SM, faster than two, leave 80 registers a thread"),
+    ("softmax", "256x8x4_edges_two_pass*"): (
+        8,
+        "a predicate or two; nobody has timed two passes on these GPUs",
+    ),
     ("softmax", "1024x8x8*"): (96, "without clusters a CTA takes the row: 32 of 64 registers are packed row"),
     ("softmax_backward", "1024x4x8*"): (80, "without clusters: 32 of 64 registers are two packed rows"),
     ("softmax_backward", "512x8x8_cluster16*"): (80, "64 of 128 registers are two packed rows"),

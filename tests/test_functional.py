@@ -256,11 +256,15 @@ def test_names_of_dtypes_explain_what_the_dtypes_do(kernels):
         assert "movement" in explain(x, dtype=name)
 
 
-def test_no_dimension_is_the_same_everywhere(kernels):
-    """An empty tuple reduces nothing: each element is a group of one. On the CPU as in a kernel's plan."""
-    x = example((2, 3))
-    assert plan_softmax((2, 3), ()).columns == 1
-    assert torch.equal(ops.aten_softmax(x, (), torch.float32), torch.ones(2, 3))
+def test_no_dimension_is_refused_everywhere(kernels):
+    """torch reads an empty tuple as all dimensions in some functions and as none in others."""
+    for call in (
+        softmax,
+        lambda x, dim: plan_softmax(x.shape, dim),
+        lambda x, dim: softmax_backward(x, x, dim),
+    ):
+        with pytest.raises(ValueError, match="dim is empty: name at least one dimension"):
+            call(example((2, 3)), ())
 
 
 def test_public_names():
