@@ -197,11 +197,15 @@ def test_every_team_of_other_architectures(architecture, math, compiled):
 def test_table_of_stacks_is_no_longer_than_needed(compiled):
     for (math, names), (_, reason) in STACK.items():
         assert reason
-        dtypes = classes.operands(math, ("bf16", "bf16"))
         found = [
             i.row_class
-            for architecture in ("sm_90a", "sm_80")
-            for i in classes.intervals(math, architecture, dtypes, edges=True)
+            for architecture in ("sm_90a", "sm_80", "sm_120a")
+            for pair in (("bf16", "bf16"), ("fp32", "fp32"))
+            for online in (True, False)
+            if (math, online) in MATHS
+            for i in classes.intervals(
+                math, architecture, classes.operands(math, pair), edges=True, online=online
+            )
             if fnmatch(i.row_class.name, names)
         ]
         assert found, f"no class of {math} is called {names}"
