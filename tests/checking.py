@@ -21,7 +21,9 @@ from collections.abc import Iterator, Sequence
 import torch
 
 DEVICE = "cuda"
-FACTOR = 1.5
+# 1.6 is the most that was seen in 2,500 random calls: float32 rows of small spread that several warps share, whose
+# exponentials are corrected by one more, that of the difference of two maxima.
+FACTOR = 2.0
 ROUNDING = 2.0**-24  # of float32, relative
 # exp2 of a rounded exponent of up to 126 is off by 126 * 1.5 roundings * ln 2; the rest: sums, a product.
 SLACK = 2.0**-16
