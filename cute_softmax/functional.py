@@ -122,7 +122,7 @@ def _softmax(
         _forms.setdefault(input.shape, deque(maxlen=MOST_FORMS_OF_A_SHAPE)).append(form)
     if input.requires_grad and torch.is_grad_enabled():
         return ops.apply_softmax(input, form)
-    return form.forward(input)
+    return form.run(input)
 
 
 def _transformed() -> bool:

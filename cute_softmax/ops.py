@@ -33,6 +33,7 @@ class Form:
 
     matches(input): whether a tensor is of this form, and torch in the state (autocast, functorch, dispatch modes,
     and whether the tensor requires a gradient) in which the form was made; one call into C++.
+    run(input): softmax of a tensor of this form.
     """
 
     __slots__ = ("backwards", "dim", "dims", "dtype", "input_dtype", "matches", "online", "requires_grad")
@@ -48,10 +49,6 @@ class Form:
         self.dim = self.dtype = None  # as the caller gave them, see `functional`
         self.backwards: dict[tuple, Callable] = {}
         self.run = _launcher("softmax", (input,), result_dtype, dims, online, self.forward_anywhere)
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Softmax of a tensor of this form."""
-        return self.run(input)
 
     def forward_anywhere(self, input: torch.Tensor) -> torch.Tensor:
         """Softmax of a tensor that is misaligned, or on another device than the current one."""
@@ -207,7 +204,7 @@ class Softmax(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, input: torch.Tensor, form: Form) -> torch.Tensor:
-        result = form.forward(input)
+        result = form.run(input)
         ctx.save_for_backward(result)
         ctx.form = form
         return result

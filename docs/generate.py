@@ -11,7 +11,6 @@ A page marks what is generated: ``<!-- generated: NAME -->`` to ``<!-- end of NA
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import re
 import sys
@@ -23,6 +22,7 @@ ROOT = HERE.parent
 for place in (HERE, ROOT):
     sys.path.insert(0, str(place))
 
+import committed  # noqa: E402
 import names_figure  # noqa: E402
 
 import cute_softmax  # noqa: E402
@@ -214,19 +214,8 @@ def files() -> dict[Path, str]:
 
 def main() -> int:
     """Write or check."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="only compare with the committed files")
-    wanted = files()
-    if parser.parse_args().check:
-        old = [p for p, text in wanted.items() if not p.exists() or p.read_text(encoding="utf-8") != text]
-        stray = [p for p in (HERE / "figures").glob("*.svg") if p not in wanted]
-        for path in [*old, *stray]:
-            print(f"{path.relative_to(ROOT)} is out of date: run `python docs/generate.py`", file=sys.stderr)
-        return 1 if old or stray else 0
-    (HERE / "figures").mkdir(exist_ok=True)
-    for path, text in wanted.items():
-        path.write_text(text, encoding="utf-8")
-    return 0
+    complaint = "is out of date: run `python docs/generate.py`"
+    return committed.main(__doc__.splitlines()[0], files(), HERE / "figures", complaint)
 
 
 if __name__ == "__main__":

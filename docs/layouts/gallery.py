@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import sys
@@ -19,9 +18,10 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-for place in (HERE, ROOT):
+for place in (HERE, HERE.parent, ROOT):
     sys.path.insert(0, str(place))
 
+import committed  # noqa: E402
 import measure_access  # noqa: E402
 import other_kernels  # noqa: E402
 import plans  # noqa: E402
@@ -291,19 +291,8 @@ def files() -> dict[Path, str]:
 
 def main() -> int:
     """Write or check."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="only compare with the committed files")
-    wanted = files()
-    if parser.parse_args().check:
-        old = [p for p, text in wanted.items() if not p.exists() or p.read_text(encoding="utf-8") != text]
-        stray = [p for p in (HERE / "figures").glob("*.svg") if p not in wanted]
-        for path in [*old, *stray]:
-            print(f"{path.relative_to(ROOT)} is not what docs/layouts/gallery.py writes", file=sys.stderr)
-        return 1 if old or stray else 0
-    (HERE / "figures").mkdir(exist_ok=True)
-    for path, text in wanted.items():
-        path.write_text(text, encoding="utf-8")
-    return 0
+    complaint = "is not what docs/layouts/gallery.py writes"
+    return committed.main(__doc__.splitlines()[0], files(), HERE / "figures", complaint)
 
 
 if __name__ == "__main__":
