@@ -50,7 +50,7 @@ LINKERS = ("ld", "ld.lld", "cc", "gcc", "clang")
 SOURCES = (
     "cute_softmax/kernels/*.py",
     "cute_softmax/compile.py",
-    "cute_softmax/plan.py",
+    "cute_softmax/plan/*.py",
     "cute_softmax/hardware.py",
     "layouts/algebra.py",
     "layouts/ints.py",

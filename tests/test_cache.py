@@ -238,7 +238,7 @@ def test_the_key_covers_the_sources(tmp_path):
         "cute_softmax/kernels/row.py": "a",
         "cute_softmax/kernels/online.py": "a",
         "cute_softmax/compile.py": "a",
-        "cute_softmax/plan.py": "a",
+        "cute_softmax/plan/row.py": "a",
         "cute_softmax/hardware.py": "a",
         "layouts/algebra.py": "a",
         "cute_softmax/kernels/row.py ": "b",

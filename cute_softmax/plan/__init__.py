@@ -1,0 +1,172 @@
+"""The decisions: which movement, how wide an access, how many threads and CTAs share a row.
+
+`plan(problem, ...)` gives a `Plan`: the numbers of one launch and its *Plan class* (`RowClass`), which is what is
+compiled. Row counts, lengths, strides and addresses are not part of the class, so that a new shape compiles
+nothing unless it falls into another class. Pure Python: no GPU, torch or cutlass.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+from ..hardware import Device
+from ..problem import ITEM_SIZE, Problem
+from .maths import CACHE_LINE, MATHS, WARP, Math, NotPlanned
+from .row import PART, TEAMS, VECTORS_PER_ROW, RowClass, Team, row_class, vector_of
+
+__all__ = [
+    "CACHE_LINE",
+    "EVICT_LAST_ABOVE",
+    "MATHS",
+    "PART",
+    "TEAMS",
+    "VECTORS_PER_ROW",
+    "WARP",
+    "Math",
+    "NotPlanned",
+    "Plan",
+    "RowClass",
+    "Team",
+    "plan",
+    "row_class",
+    "vector_of",
+]
+
+# Reads ask to be evicted from L2 last if the tensors together are larger than this multiple of it. What is written
+# then leaves L2 soon after it was written, which long streams gain from; tensors near L2's own size lose.
+# Ratio to a copy on one H200 (60 MB of L2), 2026-11-20, bf16, cold L2, evict_last / usual: 34 MB 0.949 / 1.013,
+# 67 MB 0.970 / 1.009, 134 MB 0.976 / 0.988; against loads without a policy: 537 MB 0.998 / 0.969, 1074 MB
+# 1.020 / 1.005. evict_first was the slowest throughout: 134 MB 0.922, 1074 MB 0.945.
+EVICT_LAST_ABOVE = 2.5
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One launch: a Plan class and the numbers that change from call to call.
+
+    rows, columns: groups and elements of a group; ctas: CTAs (clusters, with one) of the grid;
+    row_strides: per operand, in elements; evict_last: see `EVICT_LAST_ABOVE`.
+    """
+
+    problem: Problem
+    row_class: RowClass
+    rows: int
+    columns: int
+    ctas: int
+    row_strides: tuple[int, ...]
+    evict_last: bool
+
+    @cached_property
+    def movement(self) -> str:
+        return "row"
+
+    @property
+    def tiles(self) -> int:
+        return math.ceil(self.rows / self.row_class.tiler[0])
+
+    @property
+    def share(self) -> int:
+        """Columns of a row that one CTA of the cluster takes at most."""
+        c = self.row_class
+        if c.cluster_n == 1:
+            return self.columns
+        return math.ceil(math.ceil(self.columns / c.cluster_n) / c.line) * c.line
+
+    def _repr_svg_(self) -> str:
+        """The tile of the first CTA, as a notebook shows it."""
+        from ..diagrams import overview
+
+        return overview(self).svg()
+
+    def explain(self) -> str:
+        """The plan as a person would want to read it."""
+        c = self.row_class
+        bytes_moved = self.problem.bytes
+        where = {
+            1: "a warp holds several rows" if c.threads_per_row < WARP else "a warp holds a row",
+        }.get(c.warps_per_row, f"{c.warps_per_row} warps share a row")
+        if c.cluster_n > 1:
+            where = f"a cluster of {c.cluster_n} CTAs shares a row, {c.warps_per_row} warps in each"
+        staging = ", ".join(f"{n}: {s}" for n, s in zip(c.facts.inputs, c.staging, strict=True))
+        lines = [
+            f"{c.math} of {self.rows} rows of {self.columns}, {' -> '.join(_unique(c.dtypes))}, for {c.architecture}",
+            f"  movement   row: {where}; class {c.name}",
+            f"  threads    {c.threads} a CTA, {c.threads_per_row} a row; tile {c.tiler[0]} x {c.tiler[1]}",
+            f"  thread     {c.steps} vectors of {c.vector} elements, {c.rows_per_thread} row(s); "
+            f"{'values' if c.keep else 'packed elements'} kept in registers",
+            f"  loads      {staging}; {' and '.join(_widths(c))} at a time; "
+            f"L2 {'evict_last' if self.evict_last else 'evict_normal'}",
+            "  edges      "
+            + ("head and tail scalars apart" if c.edges else "none: rows begin and end on a vector"),
+            f"  reduction  {'online (max, sum) pairs' if c.facts.state_bytes == 8 else f'{c.facts.stages} stage(s)'}; "
+            + (
+                f"buffer {c.reduction_buffer}, {c.reduction_buffer.cosize * c.facts.state_bytes} bytes"
+                if c.exchanges
+                else "shuffles only"
+            ),
+            f"  grid       {self.ctas} {'clusters' if c.cluster_n > 1 else 'CTAs'} for {self.tiles} tiles"
+            + (", persistent" if c.persistent else "")
+            + f"; {c.shared_memory} bytes of shared memory a CTA",
+            f"  traffic    {bytes_moved / 1e6:.1f} MB, every element read once and written once",
+        ]
+        return "\n".join(lines)
+
+
+def _unique(names: tuple[str, ...]) -> list[str]:
+    return list(dict.fromkeys(names))
+
+
+def _widths(c: RowClass) -> list[str]:
+    return _unique(tuple(f"{a * ITEM_SIZE[d]} bytes" for a, d in zip(c.access, c.dtypes, strict=False)))
+
+
+def plan(math_name: str, problem: Problem, device: Device, *, online: bool = True) -> Plan:
+    """The plan for a problem on a device; operands are the math's inputs, then its outputs.
+
+    online: one pass over the row with (max, sum) pairs instead of two passes.
+    Raises NotPlanned where no movement serves the problem yet, naming what stands in the way.
+    """
+    if len(problem.reduced) > 1 or (problem.reduced and set(problem.reduced[0].strides) != {1}):
+        raise NotPlanned(
+            "the reduced dimensions must be contiguous in memory (strides "
+            f"{[m.strides for m in problem.reduced]} of the operands {problem.dtypes}); "
+            "other dimensions need the column movement, which is not built yet"
+        )
+    if len(problem.kept) > 1:
+        raise NotPlanned(
+            f"the kept dimensions do not merge into rows of one stride ({[m.size for m in problem.kept]} with "
+            f"strides {[m.strides for m in problem.kept]}); such views are not planned yet"
+        )
+    rows, columns = problem.groups, problem.length
+    row_strides = problem.kept[0].strides if problem.kept else (0,) * len(problem.dtypes)
+    vector = vector_of(problem.dtypes, columns)
+    out_offset, out_stride = problem.offsets[-1], row_strides[-1]
+    edges = any(n % vector for n in (out_offset, out_stride, columns))
+    access = tuple(
+        math.gcd(vector, offset - out_offset, stride - out_stride)
+        for offset, stride in zip(problem.offsets[:-1], row_strides[:-1], strict=True)
+    )
+    c = row_class(
+        math_name, device.architecture, problem.dtypes, columns, edges=edges, access=access, online=online
+    )
+    tiles = math.ceil(rows / c.tiler[0])
+    return Plan(
+        problem=problem,
+        row_class=c,
+        rows=rows,
+        columns=columns,
+        ctas=min(tiles, _resident(c, device)) if c.persistent else tiles,
+        row_strides=row_strides,
+        evict_last=problem.bytes > EVICT_LAST_ABOVE * device.l2,
+    )
+
+
+def _resident(c: RowClass, device: Device) -> int:
+    """Clusters of a persistent grid. Not a promise: more than fit only wait their turn.
+
+    A cluster needs its SMs in one GPC, which leaves about one in eight over: 7 clusters of 16 on the 132 SMs of an
+    H200 (8 take 1.9 times as long; measured 2026-11-20, bf16, 512 x 1000000).
+    """
+    return max(1, device.multiprocessors * max(c.min_blocks, 1) * 7 // (8 * c.cluster_n))
