@@ -8,7 +8,8 @@ from itertools import product
 from typing import NamedTuple
 
 from cute_softmax.hardware import ARCHITECTURES
-from cute_softmax.plan import ALIGNMENT, ITEM_SIZE, MATHS, NotPlanned, RowClass, row_class, vector_of
+from cute_softmax.plan import MATHS, NotPlanned, RowClass, row_class, vector_of
+from cute_softmax.problem import ALIGNMENT, ITEM_SIZE
 
 SAME = (("bf16", "bf16"), ("fp16", "fp16"), ("fp32", "fp32"))
 MIXED = (("bf16", "fp32"), ("fp32", "bf16"))

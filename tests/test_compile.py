@@ -18,7 +18,8 @@ import pytest
 
 from cute_softmax.compile import build_math, compile_class
 from cute_softmax.hardware import ARCHITECTURES
-from cute_softmax.plan import ITEM_SIZE, MATHS, RowClass
+from cute_softmax.plan import MATHS, RowClass
+from cute_softmax.problem import ITEM_SIZE
 from cute_softmax.resources import cuobjdump
 
 # (math, classes) -> bytes of stack that they may use, with the reason. All others use none.
