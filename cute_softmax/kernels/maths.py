@@ -8,6 +8,7 @@ A row math has
 - `keep`: whether converted values stay in registers between the passes over the row;
 - `partial(stage, values, carry, width)`: this thread's part of one row, merged over `width` lanes; returns the
   state and whatever the thread wants to keep for `finish`;
+- `collect(values)`: the state of this thread's elements alone, nothing merged and nothing kept;
 - `finish(values, kept, carry)`: the row's results, one iterable per output.
 
 `values` holds one `copy.Fragment` per input: the elements of the row that this thread owns. `carry` holds the
@@ -71,6 +72,11 @@ class Softmax:
         (total,) = SUM.lanes((tree(operator.add, powers),), width)
         return ((seen, total) if self.online else (total,)), (seen, powers)
 
+    def collect(self, values: list) -> tuple:
+        (x,) = values
+        seen = x.maximum()
+        return seen, self.sum_of_powers(x, online.reference(seen))
+
     def finish(self, values: list, kept: tuple | None, carry: list) -> list:
         row_max, total = carry[0] if self.online else (carry[0][0], carry[1][0])
         inverse = cute.arch.rcp_approx(total)  # total >= 1, or 0 where all is -inf, or NaN
@@ -110,6 +116,10 @@ class SoftmaxBackward:
     def partial(self, stage: int, values: list, carry: list, width: int) -> tuple:
         dy, y = values
         return SUM.lanes((tree(operator.add, (a * b for a, b in zip(dy, y, strict=True))),), width), None
+
+    def collect(self, values: list) -> tuple:
+        dy, y = values
+        return (tree(operator.add, (a * b for a, b in zip(dy, y, strict=True))),)
 
     def finish(self, values: list, kept: None, carry: list) -> list:
         dy, y = values

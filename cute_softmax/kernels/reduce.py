@@ -3,7 +3,8 @@
 One template serves every operator. An operator gives
 
 - `identity`: the state of a thread that has seen nothing, a tuple of Float32;
-- `lanes(state, width)`: the states of `width` neighbouring lanes merged, the result in each of them;
+- `lanes(state, width, start)`: the states of `width` neighbouring lanes merged, the result in each of them; with
+  `start` > 1 only those of every start-th lane, so that `start` results lie side by side;
 - `merge(a, b)`: two states merged in one thread.
 
 Between warps a state travels through the reduction buffer in shared memory, shape
@@ -49,8 +50,14 @@ class Scalar:
         self.op = op
         self.identity = (identity,)
 
-    def lanes(self, state: tuple, width: int) -> tuple:
-        return (cute.arch.warp_reduction(state[0], self.op, threads_in_group=width),)
+    def lanes(self, state: tuple, width: int, start: int = 1) -> tuple:
+        if start == 1:
+            return (cute.arch.warp_reduction(state[0], self.op, threads_in_group=width),)
+        (value,) = state
+        while start < width:
+            value = self.op(value, cute.arch.shuffle_sync_bfly(value, offset=start))
+            start *= 2
+        return (value,)
 
     def merge(self, a: tuple, b: tuple) -> tuple:
         return (self.op(a[0], b[0]),)
@@ -64,10 +71,10 @@ class Online:
     def __init__(self, exp: Callable):
         self.exp = exp
 
-    def lanes(self, state: tuple, width: int) -> tuple:
+    def lanes(self, state: tuple, width: int, start: int = 1) -> tuple:
         # All maxima first, then each sum is rescaled once: one exponential instead of one per shuffle.
-        (row_max,) = MAX.lanes(state[:1], width)
-        return (row_max, *SUM.lanes((online.rescale(state[1], state[0], row_max, self.exp),), width))
+        (row_max,) = MAX.lanes(state[:1], width, start)
+        return (row_max, *SUM.lanes((online.rescale(state[1], state[0], row_max, self.exp),), width, start))
 
     def merge(self, a: tuple, b: tuple) -> tuple:
         row_max = online.maximum(a[0], b[0])
