@@ -5,14 +5,17 @@ The unit is the *request*: one instruction of one warp, in which each active lan
 copy of V-element vectors is therefore as many requests as it has warps and vectors a thread, never one per
 thread.
 
-Rules (CUDA C++ Programming Guide, "Compute Capability 5.x" on shared memory, and NVIDIA's description of 64
-and 128-bit shared accesses; compared with measured counters in ``docs/layouts/access.md``):
+Rules (CUDA C++ Programming Guide, "Compute Capability 5.x" on shared memory; on 64- and 128-bit shared accesses
+NVIDIA's answer at https://forums.developer.nvidia.com/t/unexpected-shared-memory-bank-conflict/77228/2; compared
+with measured counters in ``docs/layouts/access.md``):
 
 - Global memory moves in sectors of 32 bytes, four to a line of 128; a request touches each distinct sector
   once.
 - Shared memory has 32 banks of 4 bytes. A request of up to 4 bytes a lane is one pass of 32 lanes, of 8
   bytes two passes of 16 lanes, of 16 bytes four passes of 8 lanes. A pass takes as many wavefronts as the
   bank with the most distinct 4-byte words has words; lanes that want the same word share it.
+- A shared load of 8 or 16 bytes a lane has half as many passes, of twice the lanes, where every active lane t
+  wants the vector of lane t ^ 1, or every one that of lane t ^ 2. A partner that is off agrees.
 """
 
 from __future__ import annotations
@@ -93,13 +96,22 @@ def global_request(addresses: Lanes, width: int) -> GlobalRequest:
     )
 
 
+def _partners_share(addresses: Lanes, distance: int) -> bool:
+    """Whether every active lane t wants what lane ``t ^ distance`` wants, or that lane is off."""
+    active = {lane: a for lane, a in enumerate(addresses) if a is not None}
+    return all(active.get(lane ^ distance, a) == a for lane, a in active.items())
+
+
 def shared_request(addresses: Lanes, width: int) -> SharedRequest:
     """The request in which lane i moves ``width`` bytes at byte ``addresses[i]`` (None: the lane is off).
 
-    Raises ``ValueError`` for a width the hardware lacks or an address not aligned to it.
+    Lanes with one address are taken to load; stores of theirs would race. Raises ``ValueError`` for a width
+    the hardware lacks or an address not aligned to it.
     """
     _active(addresses, width)
-    lanes_per_pass = WARP if width <= 4 else WARP * 4 // width
+    lanes_per_pass = WARP if width <= BANK_BYTES else WARP * BANK_BYTES // width
+    if lanes_per_pass < WARP and (_partners_share(addresses, 1) or _partners_share(addresses, 2)):
+        lanes_per_pass *= 2
     wavefronts = passes = 0
     for start in range(0, len(addresses), lanes_per_pass):
         words = {

@@ -107,12 +107,34 @@ CASES = (
             ("16 B, the same, rows padded by 16 B", 16, "(8,16):(36,4)"),
         )
     ),
-    Case("shared load 4 B, one word for all", "load", 4, "128:0"),
-    Case("shared load 8 B, one vector for all", "load", 8, "128:0"),
-    Case("shared load 16 B, one vector for all", "load", 16, "128:0"),
-    Case("shared load 8 B, pairs share a vector", "load", 8, "(2,64):(0,2)"),
-    Case("shared load 16 B, pairs share a vector", "load", 16, "(2,64):(0,4)"),
-    Case("shared load 8 B, halves of a warp share", "load", 8, "(16,2,4):(2,0,32)"),
+    # Lanes that share a vector. Stores have none of these: lanes that store to one address race.
+    *(
+        Case(f"shared load {name}", "load", width, layout)
+        for name, width, layout in (
+            ("4 B, one word for all", 4, "128:0"),
+            ("8 B, one vector for all", 8, "128:0"),
+            ("16 B, one vector for all", 16, "128:0"),
+            ("8 B, pairs share a vector", 8, "(2,64):(0,2)"),
+            ("16 B, pairs share a vector", 16, "(2,64):(0,4)"),
+            ("8 B, halves of a warp share", 8, "(16,2,4):(2,0,32)"),
+            ("8 B, lanes 2 apart share", 8, "(2,2,32):(2,0,4)"),
+            ("16 B, lanes 2 apart share", 16, "(2,2,32):(4,0,8)"),
+            ("8 B, lanes 4 apart share", 8, "(4,2,16):(2,0,8)"),
+            ("16 B, lanes 4 apart share", 16, "(4,2,16):(4,0,16)"),
+            ("8 B, fours share a vector", 8, "(4,32):(0,2)"),
+            ("16 B, fours share a vector", 16, "(4,32):(0,4)"),
+            ("8 B, threes share a vector", 8, "(3,43):(0,2)"),
+            ("16 B, threes share a vector", 16, "(3,43):(0,4)"),
+            # In a run of 17, all pairs share in one half of each warp, and all but one in the other.
+            ("8 B, runs of 17 share a vector", 8, "(17,8):(0,2)"),
+            ("16 B, runs of 17 share a vector", 16, "(17,8):(0,4)"),
+            ("8 B, pairs share every 16th vector", 8, "(2,64):(0,32)"),
+            ("16 B, pairs share every 8th vector", 16, "(2,64):(0,32)"),
+            # Each pass of the usual size meets its conflict in banks of its own.
+            ("8 B, pairs share, 2 rows of 4 vectors", 8, "(2,4,2,2,4):(0,2,32,8,64)"),
+            ("16 B, pairs share, 2 rows of 2 vectors", 16, "(2,2,2,2,8):(0,4,32,8,64)"),
+        )
+    ),
 )
 
 # Cases whose measured counters differ from the prediction for a reason that access.md gives.

@@ -4,7 +4,8 @@
     compute-sanitizer --tool memcheck --error-exitcode 9 python tests/gpu/sanitize.py
 
 and so with racecheck, initcheck and synccheck. Exits with 1 on a wrong result. Kernels come from the store.
-Tensors are made and checked on the host, so that the sanitizer watches hardly any kernel but ours.
+Tensors are made and checked on the host, so that the sanitizer watches hardly any kernel but ours. A line tells of
+every class as it is done, the smallest first, so that a run that is cut off has touched most of them.
 
     --maths softmax softmax_backward    --dtypes bf16 fp32    --part 0/3 (a third of all)
 """
@@ -16,7 +17,9 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
-import torch
+BEGIN = time.perf_counter()  # importing torch is part of what a sanitizer slows down
+
+import torch  # noqa: E402
 
 HERE = Path(__file__).resolve()
 sys.path[:0] = [str(HERE.parents[2]), str(HERE.parents[1])]
@@ -55,18 +58,19 @@ def cases(arch: str, maths: list[str], names: list[str]):
 
 
 def columns_of(interval) -> int:
-    """A length of the class: short, as checking on the host takes most of the time."""
+    """A length of the class, a few vectors past its shortest one: each warp and each CTA of a row has some of it."""
     c = interval.row_class
-    columns = interval.first + (interval.last - interval.first) // 8
+    columns = interval.first + min((interval.last - interval.first) // 8, 64)
     return (
         columns if c.edges else max(-(-interval.first // c.vector) * c.vector, columns // c.vector * c.vector)
     )
 
 
 def rows_of(interval) -> int:
-    """More than one tile, the last one ragged; several tiles a CTA for a persistent kernel (see `main`)."""
+    """More than one tile, the last one ragged; three for a persistent kernel's only CTA or cluster (see `check`): of
+    its two reduction buffers the third tile uses the first again."""
     c = interval.row_class
-    return 4 if c.persistent else 2 if c.cluster_n > 1 else c.tiler[0] + 1 if c.tiler[0] > 1 else 2
+    return 3 if c.persistent else 2 if c.cluster_n > 1 else c.tiler[0] + 1 if c.tiler[0] > 1 else 2
 
 
 class Buffer:
@@ -107,7 +111,11 @@ def place(interval, index: int, rows: int, columns: int, dtypes) -> Buffer:
     return Buffer(rows, columns, stride, offset, dtype)
 
 
-def check(interval, dtypes, online: bool) -> None:
+def check(interval, dtypes, online: bool) -> float:
+    """Launch the class and compare; the seconds from the launch, which loads the kernel, to its end.
+
+    Raises AssertionError on a wrong result.
+    """
     c, outputs = interval.row_class, len(dtypes) - 1
     rows, columns = rows_of(interval), columns_of(interval)
     buffers = [place(interval, i, rows, columns, dtypes) for i in range(len(dtypes))]
@@ -121,15 +129,19 @@ def check(interval, dtypes, online: bool) -> None:
     tensors = [b.send() for b in buffers]
     call = launch.call_of(c.math, tensors, (1,), online)
     assert call.plan.row_class == c, f"planned as {call.plan.row_class.name}"
+    assert call.plan.share * (c.cluster_n - 1) < columns, "a CTA of the cluster has no columns"
     if c.persistent:  # one cluster takes all tiles
         call = launch.Call(replace(call.plan, ctas=1), call.function)
+    begin = time.perf_counter()
     call(torch.cuda.current_stream().cuda_stream, *(t.data_ptr() for t in tensors))
-    torch.cuda.synchronize()
+    torch.cuda.synchronize()  # after every launch: an error is this class's
+    seconds = time.perf_counter() - begin
     result = buffers[-1].receive()
     if outputs == 1:
         checking.check_softmax(result, buffers[0].values)
     else:
         checking.check_backward(result, buffers[0].values, buffers[1].values)
+    return seconds
 
 
 def main() -> int:
@@ -139,23 +151,31 @@ def main() -> int:
     parser.add_argument("--part", default="0/1", help="i/n: every n-th class from the i-th on")
     parser.add_argument("--build", action="store_true", help="only fill the store, in all cores")
     options = parser.parse_args()
+    torch.set_num_threads(1)  # tools and parts run side by side, as many as there are cores
     arch = launch.device_facts(0).architecture.name
     part, parts = map(int, options.part.split("/"))
-    wanted = list(cases(arch, options.maths, options.dtypes))[part::parts]
+    # By size, so that parts take about as long.
+    wanted = sorted(
+        cases(arch, options.maths, options.dtypes), key=lambda case: rows_of(case[0]) * columns_of(case[0])
+    )[part::parts]
     if options.build:
         print(
             len([*precompile([interval.row_class for interval, _, _ in wanted])]), "classes are in the store"
         )
         return 0
-    begin, wrong = time.time(), 0
-    for interval, dtypes, online in wanted:
-        c = interval.row_class
+    print(f"{len(wanted)} classes, started in {time.perf_counter() - BEGIN:.1f} s", flush=True)
+    wrong = 0
+    for number, (interval, dtypes, online) in enumerate(wanted, 1):
+        c, begin = interval.row_class, time.perf_counter()
+        what = f"{c.math} {'/'.join(dtypes)} {c.name}, {rows_of(interval)} x {columns_of(interval)}"
         try:
-            check(interval, dtypes, online)
+            verdict, told = "ok", f"{check(interval, dtypes, online):.2f} s of it the kernel"
         except Exception as error:
             wrong += 1
-            print(f"WRONG {c.math} {'/'.join(dtypes)} {c.name}, {columns_of(interval)} columns: {error}")
-    print(f"{len(wanted)} classes in {time.time() - begin:.1f} s, {wrong} wrong")
+            verdict, told = "WRONG", error
+        taken = time.perf_counter() - begin
+        print(f"{verdict:5} {number}/{len(wanted)} {taken:6.2f} s  {what}: {told}", flush=True)
+    print(f"{len(wanted)} classes in {time.perf_counter() - BEGIN:.1f} s, {wrong} wrong")
     return 1 if wrong else 0
 
 
