@@ -196,7 +196,7 @@ def test_a_device_run_isolates_every_provider(fake_device):
     assert progress.steps == ["32 x 64", "16 x 33"]
     results.validate({"header": HEADER, "rows": rows})
     grouped = results.cells(rows)
-    assert [(key[1], key[5]) for key in grouped] == [
+    assert [(key.case.shape, key.method) for key in grouped] == [
         ((32, 64), "events-cold"),
         ((32, 64), "graph-warm"),
         ((16, 33), "events-cold"),
@@ -273,7 +273,7 @@ def test_a_host_run_has_every_mode(fake_device):
     rows = run.run_suite(suite, NAMES, run.Options(host_calls=6, host_blocks=3), Quiet())
     results.validate({"header": HEADER, "rows": rows})
     by_mode = results.cells(rows)
-    assert [key[4] for key in by_mode] == [cases.NO_GRAD, cases.GRAD, cases.FORWARD_BACKWARD]
+    assert [key.case.mode for key in by_mode] == [cases.NO_GRAD, cases.GRAD, cases.FORWARD_BACKWARD]
     for cell in by_mode.values():
         # Those that have no part in the suite have no row; those that fail have one with their reason.
         assert tuple(cell) == ("cute_softmax", "torch", "liger", "quack")
