@@ -31,6 +31,10 @@ def _one_dim(case: Case) -> int:
     return case.dim[0]
 
 
+def _one_or_several(case: Case) -> int | tuple[int, ...]:
+    return case.dim if len(case.dim) > 1 else case.dim[0]
+
+
 def _last_dim_only(case: Case) -> None:
     if _one_dim(case) % len(case.shape) != len(case.shape) - 1:
         raise Refusal("takes the last dimension only")
@@ -39,26 +43,32 @@ def _last_dim_only(case: Case) -> None:
 class CuteSoftmax:
     """This package."""
 
-    def _with_dim(self, name: str, case: Case) -> Call:
+    def softmax(self, case: Case) -> Call:
         import cute_softmax
 
-        function, dim = getattr(cute_softmax, name), case.dim if len(case.dim) > 1 else case.dim[0]
-        return lambda *tensors: function(*tensors, dim)
-
-    def softmax(self, case: Case) -> Call:
-        return self._with_dim("softmax", case)
+        dim = _one_or_several(case)
+        return lambda x: cute_softmax.softmax(x, dim)
 
     def softmax_backward(self, case: Case) -> Call:
-        return self._with_dim("softmax_backward", case)
+        import cute_softmax
+
+        dim = _one_or_several(case)
+        return lambda dy, y: cute_softmax.softmax_backward(dy, y, dim)
+
+    def _reduction(self, name: str, case: Case) -> Call:
+        import cute_softmax
+
+        function, dim = getattr(cute_softmax, name), _one_or_several(case)
+        return lambda x: function(x, dim)
 
     def logsumexp(self, case: Case) -> Call:
-        return self._with_dim("logsumexp", case)
+        return self._reduction("logsumexp", case)
 
     def amax(self, case: Case) -> Call:
-        return self._with_dim("amax", case)
+        return self._reduction("amax", case)
 
     def sum(self, case: Case) -> Call:
-        return self._with_dim("sum", case)
+        return self._reduction("sum", case)
 
     entry = softmax
 
