@@ -119,6 +119,10 @@ _EAGER = ("cute_softmax", "torch", "torch.compile", "liger", "quack")
 NO_GRAD, GRAD, FORWARD_BACKWARD = "no grad", "grad", "forward+backward"
 COLD_STORE, WARM_STORE, NEW_COLUMNS = "cold store", "warm store", "new N"
 
+# Softmax over dim 0: wide matrices of short columns, tall ones of long columns.
+_WIDE = ((128, 1048576), (1024, 262144), (4096, 65536))
+_TALL = ((65536, 4096), (262144, 1024), (1048576, 64))
+
 SUITES: dict[str, Suite] = {
     suite.name: suite
     for suite in (
@@ -182,6 +186,81 @@ SUITES: dict[str, Suite] = {
             ),
             PROVIDERS,
             dtype="fp32",
+        ),
+        Suite(
+            "columns-forward",
+            "softmax over columns, forward",
+            _cases("softmax", *_WIDE, dim=0),
+            PROVIDERS,
+        ),
+        Suite(
+            "columns-tall",
+            "softmax over tall columns, forward",
+            _cases("softmax", *_TALL, dim=0),
+            PROVIDERS,
+        ),
+        Suite(
+            "columns-backward",
+            "softmax over columns, backward",
+            _cases("softmax_backward", *_WIDE, *_TALL, dim=0),
+            PROVIDERS,
+        ),
+        Suite(
+            "any-dims",
+            "softmax over inner dimensions, forward",
+            (
+                *_cases("softmax", (32, 512, 56, 56), (8, 1000, 128, 128), dim=1),
+                *_cases("softmax", (64, 128, 32, 256), dim=(1, 3)),
+                *_cases("softmax", (8, 16, 2048, 2048), dim=-2),
+            ),
+            PROVIDERS,
+        ),
+        Suite(
+            "split-rows",
+            "softmax over rows longer than a cluster holds, forward",
+            _cases("softmax", (512, 1048576), (64, 16777216), (4, 268435456)),
+            PROVIDERS,
+        ),
+        Suite(
+            "few-rows",
+            "softmax over few rows, forward",
+            _cases("softmax", (1, 128256), (8, 151936), (64, 128256), (8, 1048576), (64, 1048576)),
+            PROVIDERS,
+            kind="graph",
+        ),
+        Suite(
+            "reductions",
+            "reductions over rows",
+            (
+                *(Case(op, (32768, 50304)) for op in REDUCTIONS),
+                *_cases("logsumexp", (1, 151936)),
+                *_cases("softmax", (1, 151936)),
+            ),
+            PROVIDERS,
+        ),
+        Suite(
+            "fp32-any",
+            "softmax over any dimension, fp32",
+            (
+                *_cases("softmax", (1024, 131072), (65536, 2048), dim=0),
+                *_cases("softmax_backward", (1024, 131072), dim=0),
+                *_cases("softmax", (32, 512, 56, 56), dim=1),
+                *_cases("softmax", (64, 8388608)),
+                *_cases("logsumexp", (16384, 50304)),
+            ),
+            PROVIDERS,
+            dtype="fp32",
+        ),
+        Suite(
+            "views",
+            "softmax over slices, odd lengths and transposed tensors, forward",
+            (
+                Case("softmax", (16384, 4097), view=SLICE),
+                Case("softmax", (16384, 8192), dim=(0,), view=TRANSPOSED),
+                Case("softmax", (16384, 8192), dim=(1,), view=TRANSPOSED),
+                Case("softmax", (8192, 50257)),
+            ),
+            PROVIDERS,
         ),
         Suite(
             "overhead",

@@ -89,6 +89,9 @@ METRICS = {
 
 _MIDDLE = ((32768, 256), (32768, 1024), (16384, 4096), (8192, 8192), (4096, 32768))
 _LONG = ((4096, 65536), (2048, 131072), (8192, 262144))
+_FEW_ROWS_US = {
+    (1, 128256): 2.8, (8, 151936): 3.5, (64, 128256): 7.0, (8, 1048576): 9.0, (64, 1048576): 70.0,
+}  # fmt: skip
 
 REQUIREMENTS = (
     Requirement("rows-forward", "mean_vs_copy", must=0.97, aim=1.0),
@@ -101,6 +104,24 @@ REQUIREMENTS = (
     Requirement("rows-backward", "behind_peer", must=0.015, shapes=_MIDDLE),
     Requirement("rows-backward", "vs_copy", must=0.90, aim=0.97, shapes=_LONG),
     Requirement("fp32-rows", "vs_copy", must=0.95, aim=0.99),
+    Requirement("columns-forward", "vs_copy", must=0.90, aim=0.98),
+    Requirement("columns-tall", "vs_copy", must=0.80, aim=0.95),
+    Requirement("columns-backward", "vs_copy", must=0.75, aim=0.95),
+    Requirement("any-dims", "vs_copy", must=0.85, aim=0.95),
+    Requirement("split-rows", "vs_copy", must=0.85, aim=0.97, shapes=((512, 1048576), (64, 16777216))),
+    # Beyond what the chip holds: the row is read twice.
+    Requirement("split-rows", "vs_copy", must=0.62, aim=0.66, shapes=((4, 268435456),)),
+    Requirement("few-rows", "behind_peer", must=0.0, method="graph-warm"),
+    *(
+        Requirement("few-rows", "us", must=None, aim=us, shapes=(shape,), method="graph-warm")
+        for shape, us in _FEW_ROWS_US.items()
+    ),
+    Requirement("reductions", "vs_copy", must=0.90, aim=0.97, op="logsumexp", shapes=((32768, 50304),)),
+    Requirement(
+        "reductions", "over_softmax", must=1.0, op="logsumexp", shapes=((1, 151936),), method="graph-warm"
+    ),
+    Requirement("fp32-any", "vs_copy", must=0.85, aim=0.97),
+    Requirement("views", "vs_copy", must=0.85, aim=0.95),
     Requirement("overhead", "vs_torch", must=1.0, mode=NO_GRAD, method="host-clock"),
     Requirement("overhead", "vs_torch", must=1.5, mode=GRAD, method="host-clock"),
     Requirement("overhead", "vs_torch", must=1.5, mode=FORWARD_BACKWARD, method="host-clock"),

@@ -30,17 +30,18 @@ SPEED = {"cute_softmax": 4100.0, "copy": 4150.0, "torch": 1500.0, "torch.compile
 
 
 def made_up(suite: str = "rows-forward", **speed: float) -> results.Results:
-    """Results of a device suite as a run would give them."""
+    """Results of a device or graph suite as a run would give them."""
     rows = []
+    method = {"device": "events-cold", "graph": "graph-warm"}[SUITES[suite].kind]
     for case in SUITES[suite].with_dtype("bf16").cases:
         for name in SUITES[suite].providers:
             gbps = {**SPEED, "liger": 3900.0, "cudnn": 1000.0, **speed}[name]
             if name == "liger" and case.shape[-1] > 65536:
                 error = "RuntimeError: Cannot launch Triton kernel"
-                rows.append(results.make_row(suite, case, name, "events-cold", error=error))
+                rows.append(results.make_row(suite, case, name, method, error=error))
                 continue
             us = case.traffic / gbps / 1e3
-            rows.append(results.make_row(suite, case, name, "events-cold", us=us, gbps=gbps, spread=0.004))
+            rows.append(results.make_row(suite, case, name, method, us=us, gbps=gbps, spread=0.004))
     results.add_ratios(rows)
     return results.Results(dict(HEADER), rows)
 
@@ -107,7 +108,65 @@ def test_shapes_parse():
     assert cases.parse_shape("4096x8192") == (4096, 8192)
 
 
+def test_a_reduction_reads_its_input_and_returns_the_kept_dimensions():
+    case = Case("logsumexp", (4, 8, 2), dim=(0, -1))
+    assert case.traffic == 4 * 8 * 2 * 2 and case.output_shape == (8,)
+    assert Case("softmax", (4, 8, 2), dim=(0, -1)).output_shape == (4, 8, 2)
+
+
+def test_labels_tell_the_cases_apart():
+    assert Case("softmax", (4, 8)).label == "4 x 8"
+    assert Case("softmax", (4, 8), dim=(0,), view=cases.TRANSPOSED).label == "4 x 8, transposed, dim 0"
+    assert Case("softmax", (4, 8, 2), dim=(1, 2), mode="grad").label == "4 x 8 x 2, dim 1, 2, grad"
+    for suite in SUITES.values():
+        assert len(set(cases.labels(suite.cases))) == len(suite.cases)
+    assert cases.labels(SUITES["reductions"].cases)[1] == "32768 x 50304, amax"
+
+
+@pytest.mark.parametrize(
+    ("suite", "wanted"),
+    [
+        ("columns-forward", {((128, 1048576), (0,)), ((1024, 262144), (0,)), ((4096, 65536), (0,))}),
+        ("columns-tall", {((65536, 4096), (0,)), ((262144, 1024), (0,)), ((1048576, 64), (0,))}),
+        (
+            "any-dims",
+            {
+                ((32, 512, 56, 56), (1,)),
+                ((8, 1000, 128, 128), (1,)),
+                ((64, 128, 32, 256), (1, 3)),
+                ((8, 16, 2048, 2048), (-2,)),
+            },
+        ),
+        ("split-rows", {((512, 1048576), (-1,)), ((64, 16777216), (-1,)), ((4, 268435456), (-1,))}),
+        (
+            "views",
+            {((16384, 4097), (-1,)), ((16384, 8192), (0,)), ((16384, 8192), (1,)), ((8192, 50257), (-1,))},
+        ),
+    ],
+)
+def test_suites_over_any_dimension(suite, wanted):
+    assert {(case.shape, case.dim) for case in SUITES[suite].cases} == wanted
+
+
+def test_the_backward_takes_every_shape_of_the_forward():
+    both = [case.shape for name in ("columns-forward", "columns-tall") for case in SUITES[name].cases]
+    assert [case.shape for case in SUITES["columns-backward"].cases] == both
+
+
+def test_other_shapes_keep_dims_and_views():
+    suite = SUITES["views"].with_shapes([(64, 33)])
+    assert {(c.dim, c.view) for c in suite.cases} == {(c.dim, c.view) for c in SUITES["views"].cases}
+
+
 # ---- results
+
+
+@pytest.mark.parametrize("suite", SUITES.values(), ids=lambda s: s.name)
+def test_a_row_names_its_case(suite):
+    for case in suite.cases:
+        row = json.loads(json.dumps(results.make_row(suite.name, case, "copy", "some-clock", error="no")))
+        assert results.key_of(row) == results.Key(case, "some-clock")
+        assert row["dim"] == list(case.dim) and ("view" in row) == bool(case.view)
 
 
 def test_ratio_to_copy_is_of_the_same_cell():
@@ -271,10 +330,29 @@ def test_rich_draws_on_a_terminal(monkeypatch, capsys):
     assert "4000 0.964*" in captured.out and "suite" in captured.err
 
 
-@pytest.mark.parametrize("suite", ["rows-forward", "overhead", "first-call"])
+def test_tables_and_refusals_show_dim_view_and_operation():
+    (table,) = report.tables(made_up("any-dims"))
+    assert "64 x 128 x 32 x 256, dim 1, 3" in console.as_text(table)
+    (table,) = report.tables(made_up("fp32-any"))
+    assert "fp32" in table.title and "1024 x 131072, dim 0, softmax_backward" in console.as_text(table)
+    found = made_up("views")
+    refused = {"suite": "views", "provider": "quack", "error": "no"}
+    found.rows.append(found.rows[7] | refused)
+    assert report.refusals(found) == ["quack at 16384x8192 transposed dim 0: no"]
+
+
+def test_a_warm_graph_is_shown_as_time():
+    (table,) = report.tables(made_up("few-rows"))
+    text = console.as_text(table)
+    assert "time and ratio to copy" in table.title and "0.125 µs 0.988" in text and "geometric" in text
+
+
+@pytest.mark.parametrize(
+    "suite", ["rows-forward", "overhead", "first-call", "any-dims", "few-rows", "reductions", "views"]
+)
 def test_plots_are_the_same_bytes_every_time(tmp_path, suite):
     plot = pytest.importorskip("benchmarks.plot", reason="needs matplotlib")
-    found = made_up(suite) if SUITES[suite].kind == "device" else made_up_times(suite)
+    found = made_up(suite) if SUITES[suite].kind in ("device", "graph") else made_up_times(suite)
     one, two = plot.save(found, tmp_path / "a"), plot.save(found, tmp_path / "b")
     assert [p.name for p in one] == [f"{suite}.png", f"{suite}.svg"]
     assert [p.read_bytes() for p in one] == [p.read_bytes() for p in two]
@@ -291,6 +369,58 @@ def test_good_results_meet_their_requirements():
     good = [made_up("rows-forward"), made_up("rows-backward"), made_up("fp32-rows"), made_up("odd-rows")]
     for found in [*good, made_up_times("overhead"), made_up_times("first-call")]:
         assert verdicts(found) and all(v.met for v in verdicts(found)), [str(v) for v in verdicts(found)]
+
+
+ANY_DIM = [
+    "columns-forward",
+    "columns-tall",
+    "columns-backward",
+    "any-dims",
+    "split-rows",
+    "fp32-any",
+    "views",
+]
+
+
+@pytest.mark.parametrize("suite", [*ANY_DIM, "few-rows"])
+def test_every_case_of_the_suites_over_any_dimension_is_required(suite):
+    required = {case for r in requirements.REQUIREMENTS if r.suite == suite for case in r.cases}
+    assert required == set(SUITES[suite].with_dtype("bf16").cases)
+    assert all(v.met for v in verdicts(made_up(suite)))
+
+
+@pytest.mark.parametrize("suite", ANY_DIM)
+def test_half_the_speed_of_a_copy_is_too_slow(suite):
+    assert not any(v.met for v in verdicts(made_up(suite, cute_softmax=SPEED["copy"] / 2)))
+
+
+def test_a_row_beyond_the_chip_has_its_own_bound():
+    fits, beyond = verdicts(made_up("split-rows", cute_softmax=SPEED["copy"] * 0.65))
+    assert not fits.met and beyond.met and "4 x 268435456" in str(beyond)
+
+
+def test_few_rows_must_beat_the_best_peer_and_aim_at_a_time():
+    behind, *aims = verdicts(made_up("few-rows", cute_softmax=3990.0))
+    assert not behind.met and "must <= +0.0%" in str(behind)
+    assert len(aims) == 5 and all(v.met for v in aims)  # an aim is not enforced
+    assert str(aims[-1]).endswith("at 64 x 1048576; aim <= 70 µs (reached)")
+    alone = made_up("few-rows")
+    alone.rows = [row for row in alone.rows if row["provider"] in ("cute_softmax", "copy")]
+    assert not verdicts(alone)[0].met
+
+
+@pytest.mark.parametrize(("us", "met"), [(3.0, True), (3.3, True), (3.4, False)])
+def test_logsumexp_takes_no_longer_than_softmax(us, met):
+    found = made_up("reductions")
+    for case, time in ((Case("logsumexp", (1, 151936)), us), (Case("softmax", (1, 151936)), 3.3)):
+        row = results.make_row(
+            "reductions", case, "cute_softmax", "graph-warm", us=time, gbps=1.0, spread=0.0
+        )
+        found.rows.append(row)
+    bandwidth, time = verdicts(found)
+    assert bandwidth.met and "(logsumexp)" in str(bandwidth)
+    assert time.met == met and "1 x 151936" in str(time)
+    assert not verdicts(made_up("reductions"))[1].met  # without the graphs
 
 
 def test_results_that_fall_short_fail_and_say_where():

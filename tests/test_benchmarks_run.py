@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -55,6 +56,19 @@ def test_a_call_that_raises_drops_out_alone():
     assert samples.us == {"good": [1.0] * 5}
     assert samples.errors == {"bad": "ValueError: third time"}
     assert count == {"good": 6, "bad": 3}
+
+
+def test_a_slow_call_has_fewer_turns_the_last_ones():
+    order = []
+
+    def measure(call):
+        call()
+        return lambda: 1.0
+
+    calls = {name: lambda name=name: order.append(name) for name in ("quick", "slow")}
+    samples = timing.interleave(calls, measure, 4, 2, turns={"slow": 2})
+    assert {name: len(us) for name, us in samples.us.items()} == {"quick": 4, "slow": 2}
+    assert order == ["quick"] * 4 + ["quick", "slow"] + ["slow", "quick"]
 
 
 def test_median_and_spread():
@@ -217,6 +231,76 @@ def test_a_device_run_isolates_every_provider(fake_device):
     assert first["torch"]["gbps"] == pytest.approx(2 * 32 * 64 * 2 / 1e6, rel=1e-4)
 
 
+def test_a_call_above_the_limit_is_measured_three_times(fake_device, monkeypatch):
+    class Slow(providers.Torch):
+        def softmax(self, case):
+            def call(x):
+                FakeEvent.now += 60.0
+                return torch.softmax(x, -1)
+
+            return call
+
+    monkeypatch.setitem(providers.REGISTRY, "quack", Slow())
+    suite = SUITES["small-rows"].with_shapes([(32, 64)])
+    rows = run.run_suite(suite, ("copy", "quack"), run.Options(graphs=False), Quiet())
+    assert {r["provider"]: r["calls"] for r in rows} == {"copy": 15, "quack": 3}
+    assert rows[1]["us"] == 61_000.0 > timing.SLOW_US
+    rows = run.run_suite(suite, ("copy", "quack"), run.Options(calls=2, graphs=False), Quiet())
+    assert {r["calls"] for r in rows} == {2}
+
+
+def test_a_graph_suite_has_warm_graphs_alone(fake_device):
+    suite = SUITES["few-rows"].with_shapes([(2, 64)])
+    rows = run.run_suite(suite, NAMES, run.Options.quick(), Quiet())
+    results.validate({"header": HEADER, "rows": rows})
+    assert {r["method"] for r in rows} == {"graph-warm"} and tuple(r["provider"] for r in rows) == NAMES
+    by_name = {r["provider"]: r for r in rows}
+    assert by_name["torch"]["us"] == 50.0 and by_name["torch"]["vs_copy"] == 1.0
+    assert "error" in by_name["quack"] and "error" in by_name["liger"]
+
+
+@pytest.mark.parametrize("suite", ["columns-backward", "any-dims", "reductions", "fp32-any", "views"])
+def test_every_kind_of_case_runs(fake_device, suite):
+    ranks = {2: (16, 33), 4: (2, 9, 4, 8)}
+    suite = SUITES[suite].with_dtype("bf16")
+    suite = suite.with_shapes([ranks[len(suite.cases[0].shape)]])
+    taken = [case for case in suite.cases if max(case.dim) < len(case.shape)]
+    rows = run.run_suite(replace(suite, cases=tuple(taken)), ("copy", "torch"), run.Options(calls=3), Quiet())
+    results.validate({"header": HEADER, "rows": rows})
+    for row in rows:
+        several = len(row["dim"]) > 1 and row["provider"] == "torch"
+        assert ("takes one dimension" in row["error"]) if several else row["us"] > 0, row
+    assert {tuple(r["dim"]) for r in rows} == {case.dim for case in taken}
+
+
+def test_the_buffers_of_a_graph_lie_as_the_view_does(fake_device, monkeypatch):
+    rings = []
+
+    def capture(call, ring):
+        rings.append(ring)
+        return fake_capture(call, ring)
+
+    monkeypatch.setattr(timing, "capture", capture)
+    monkeypatch.setattr(timing, "ROTATE_L2", 0.01)
+    run.run_suite(SUITES["views"].with_shapes([(32, 65)]), ("torch",), run.Options(calls=2), Quiet())
+    assert all(len({t.stride() for (t,) in ring}) == 1 < len(ring) for ring in rings)
+    assert rings[0][1][0].stride() == (128, 1)
+
+
+def test_too_little_memory_is_one_providers_refusal(fake_device, monkeypatch):
+    class Large:
+        def softmax(self, case):
+            def call(x):
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+            return call
+
+    monkeypatch.setitem(providers.REGISTRY, "torch", Large())
+    suite = SUITES["split-rows"].with_shapes([(4, 64)])
+    copied, refused = run.run_suite(suite, ("copy", "torch"), run.Options.quick(), Quiet())
+    assert copied["us"] > 0 and "out of memory" in refused["error"]
+
+
 def test_graphs_rotate_where_the_buffers_are_few(fake_device, monkeypatch):
     monkeypatch.setattr(timing, "ROTATE_L2", 0.01)
     suite = SUITES["small-rows"].with_shapes([(32, 64)])
@@ -342,14 +426,22 @@ def test_events_and_graphs_agree_on_a_long_copy():
 
 @gpu
 @needs_gpu
-@pytest.mark.parametrize("op", list(operations.OPERATIONS))
+@pytest.mark.parametrize(
+    "case",
+    [
+        *(Case(op, (512, 1024)) for op in operations.OPERATIONS),
+        *(Case(op, (512, 1024), dim=(0,)) for op in ("softmax", "softmax_backward")),
+        Case("softmax", (8, 512, 1024), dim=(1,)),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("name", PROVIDERS)
-def test_providers_give_right_results_on_the_gpu(name, op):
-    suite = cases.Suite("small", "small", (Case(op, (512, 1024)),), PROVIDERS)
+def test_providers_give_right_results_on_the_gpu(name, case):
+    suite = cases.Suite("small", "small", (case,), PROVIDERS)
     rows = run.run_suite(suite, (name,), run.Options(calls=3, warm=1), Quiet())
     for row in rows:
-        if row.get("error", "").startswith("not installed"):
-            pytest.skip(f"{name} is not installed")
+        if row.get("error", "").startswith(("not installed", "Refusal")):
+            pytest.skip(f"{name}: {row['error']}")
         assert row.get("us", 0) > 0, row
 
 
