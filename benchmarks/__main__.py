@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from . import console, report, results
-from .cases import ITEM_BYTES, PROVIDERS, SUITES, Suite, parse_shape
+from .cases import ITEM_BYTES, PROVIDERS, SUITES, Suite, labels, parse_shape
 
 _COMMANDS = ("table", "plot", "check")
 
@@ -56,7 +56,7 @@ def run_parser() -> argparse.ArgumentParser:
 def _list() -> None:
     for suite in SUITES.values():
         print(f"{suite.name}: {suite.title}")
-        print(f"    {'; '.join(case.label for case in suite.cases)}")
+        print(f"    {'; '.join(labels(suite.cases))}")
         print(f"    {', '.join(suite.providers)}")
 
 

@@ -7,38 +7,61 @@ method of its name on every provider that has it (`providers.py`).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 ITEM_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 # Tensors an operation must move at the least: each input read once, each output written once.
-STREAMS = {"softmax": 2, "softmax_backward": 3}
+STREAMS = {"softmax": 2, "softmax_backward": 3, "logsumexp": 1, "amax": 1, "sum": 1}
+# Operations that keep one value of each row: they write next to nothing.
+REDUCTIONS = ("logsumexp", "amax", "sum")
+
+# Inputs that are no contiguous tensor: `x[..., 1 : n + 1]` of rows of 2 (n - 1), so an odd offset; `x.mT`.
+SLICE, TRANSPOSED = "odd slice", "transposed"
 
 
 @dataclass(frozen=True)
 class Case:
-    """One call to measure. `mode` tells apart ways to call the same operation (with or without grad, ...)."""
+    """One call to measure. `mode` tells apart ways to call the same operation (with or without grad, ...).
+
+    `view` says how the input lies in memory: "" contiguous, else `SLICE` or `TRANSPOSED`; `shape` is the view's.
+    """
 
     op: str
     shape: tuple[int, ...]
     dtype: str = "bf16"
     dim: tuple[int, ...] = (-1,)
     mode: str = ""
+    view: str = ""
+
+    @property
+    def details(self) -> tuple[str, ...]:
+        """What is unusual about this case beyond its shape: view, dim, mode."""
+        dim = "" if self.dim == (-1,) else f"dim {', '.join(map(str, self.dim))}"
+        return tuple(filter(None, (self.view, dim, self.mode)))
 
     @property
     def label(self) -> str:
-        """Shape (and mode), as progress lines and tables show it."""
-        text = " x ".join(str(n) for n in self.shape)
-        return f"{text}, {self.mode}" if self.mode else text
+        """Shape and details, as progress lines and tables show them."""
+        return ", ".join((" x ".join(str(n) for n in self.shape), *self.details))
 
     @property
     def elements(self) -> int:
-        """Elements of one tensor of this case."""
+        """Elements of one input of this case."""
         return math.prod(self.shape)
 
     @property
+    def output_shape(self) -> tuple[int, ...]:
+        """The shape of what the operation returns."""
+        if self.op not in REDUCTIONS:
+            return self.shape
+        reduced = {d % len(self.shape) for d in self.dim}
+        return tuple(n for d, n in enumerate(self.shape) if d not in reduced)
+
+    @property
     def traffic(self) -> int:
-        """Bytes that `gbps` counts: each input read once and each output written once."""
+        """Bytes that `gbps` counts: each input read once and each output of its size written once."""
         return STREAMS[self.op] * self.elements * ITEM_BYTES[self.dtype]
 
 
@@ -46,8 +69,9 @@ class Case:
 class Suite:
     """Cases that are run, saved and shown together.
 
-    `kind` says which clock: "device" (time on the GPU), "host" (time of the calling thread) or "process"
-    (first call of a fresh process). `dtype` fixes the element type; None leaves it to `--dtype`.
+    `kind` says which clock: "device" (time on the GPU, cold L2), "graph" (in a replayed CUDA graph, warm L2), "host"
+    (time of the calling thread) or "process" (first call of a fresh process). `dtype` fixes the element type; None
+    leaves it to `--dtype`.
     """
 
     name: str
@@ -72,8 +96,18 @@ class Suite:
         return replace(self, cases=tuple(replace(kind, shape=s) for kind in kinds for s in shapes))
 
 
-def _cases(op: str, *shapes: tuple[int, ...]) -> tuple[Case, ...]:
-    return tuple(Case(op, shape) for shape in shapes)
+def labels(cases: Sequence[Case]) -> list[str]:
+    """What tells the cases apart: their labels, and operation and element type as far as they differ."""
+    ops, dtypes = {case.op for case in cases}, {case.dtype for case in cases}
+    return [
+        ", ".join((case.label, *[case.op] * (len(ops) > 1), *[case.dtype] * (len(dtypes) > 1)))
+        for case in cases
+    ]
+
+
+def _cases(op: str, *shapes: tuple[int, ...], dim: int | tuple[int, ...] = -1) -> tuple[Case, ...]:
+    dims = (dim,) if isinstance(dim, int) else dim
+    return tuple(Case(op, shape, dim=dims) for shape in shapes)
 
 
 # The order in which tables and plots show providers.
@@ -84,6 +118,10 @@ _EAGER = ("cute_softmax", "torch", "torch.compile", "liger", "quack")
 
 NO_GRAD, GRAD, FORWARD_BACKWARD = "no grad", "grad", "forward+backward"
 COLD_STORE, WARM_STORE, NEW_COLUMNS = "cold store", "warm store", "new N"
+
+# Softmax over dim 0: wide matrices of short columns, tall ones of long columns.
+_WIDE = ((128, 1048576), (1024, 262144), (4096, 65536))
+_TALL = ((65536, 4096), (262144, 1024), (1048576, 64))
 
 SUITES: dict[str, Suite] = {
     suite.name: suite
@@ -148,6 +186,81 @@ SUITES: dict[str, Suite] = {
             ),
             PROVIDERS,
             dtype="fp32",
+        ),
+        Suite(
+            "columns-forward",
+            "softmax over columns, forward",
+            _cases("softmax", *_WIDE, dim=0),
+            PROVIDERS,
+        ),
+        Suite(
+            "columns-tall",
+            "softmax over tall columns, forward",
+            _cases("softmax", *_TALL, dim=0),
+            PROVIDERS,
+        ),
+        Suite(
+            "columns-backward",
+            "softmax over columns, backward",
+            _cases("softmax_backward", *_WIDE, *_TALL, dim=0),
+            PROVIDERS,
+        ),
+        Suite(
+            "any-dims",
+            "softmax over inner dimensions, forward",
+            (
+                *_cases("softmax", (32, 512, 56, 56), (8, 1000, 128, 128), dim=1),
+                *_cases("softmax", (64, 128, 32, 256), dim=(1, 3)),
+                *_cases("softmax", (8, 16, 2048, 2048), dim=-2),
+            ),
+            PROVIDERS,
+        ),
+        Suite(
+            "split-rows",
+            "softmax over rows longer than a cluster holds, forward",
+            _cases("softmax", (512, 1048576), (64, 16777216), (4, 268435456)),
+            PROVIDERS,
+        ),
+        Suite(
+            "few-rows",
+            "softmax over few rows, forward",
+            _cases("softmax", (1, 128256), (8, 151936), (64, 128256), (8, 1048576), (64, 1048576)),
+            PROVIDERS,
+            kind="graph",
+        ),
+        Suite(
+            "reductions",
+            "reductions over rows",
+            (
+                *(Case(op, (32768, 50304)) for op in REDUCTIONS),
+                *_cases("logsumexp", (1, 151936)),
+                *_cases("softmax", (1, 151936)),
+            ),
+            PROVIDERS,
+        ),
+        Suite(
+            "fp32-any",
+            "softmax over any dimension, fp32",
+            (
+                *_cases("softmax", (1024, 131072), (65536, 2048), dim=0),
+                *_cases("softmax_backward", (1024, 131072), dim=0),
+                *_cases("softmax", (32, 512, 56, 56), dim=1),
+                *_cases("softmax", (64, 8388608)),
+                *_cases("logsumexp", (16384, 50304)),
+            ),
+            PROVIDERS,
+            dtype="fp32",
+        ),
+        Suite(
+            "views",
+            "softmax over slices, odd lengths and transposed tensors, forward",
+            (
+                Case("softmax", (16384, 4097), view=SLICE),
+                Case("softmax", (16384, 8192), dim=(0,), view=TRANSPOSED),
+                Case("softmax", (16384, 8192), dim=(1,), view=TRANSPOSED),
+                Case("softmax", (8192, 50257)),
+            ),
+            PROVIDERS,
         ),
         Suite(
             "overhead",

@@ -17,6 +17,8 @@ MODES = {"instance": 0, "channel": 1}
 _NCHW = 0
 _DATA_TYPE = {torch.float32: 0, torch.float16: 2, torch.bfloat16: 9}
 
+Shape = tuple[int, int, int, int]
+
 _P = ctypes.c_void_p
 _I = ctypes.c_int
 _SIGNATURES: dict[str, list] = {
@@ -85,21 +87,24 @@ def _handle(device: int) -> _P:
 
 
 class _Descriptor:
-    """A cuDNN tensor descriptor of rows: M images of N channels of one pixel, in NCHW order."""
+    """A cuDNN descriptor of a contiguous tensor of four dimensions, N, C, H and W."""
 
-    def __init__(self, rows: int, columns: int, dtype: torch.dtype) -> None:
+    def __init__(self, shape: Shape, dtype: torch.dtype) -> None:
         self.value = _P()
         _ok(library().cudnnCreateTensorDescriptor(ctypes.byref(self.value)))
-        _ok(library().cudnnSetTensor4dDescriptor(self.value, _NCHW, _DATA_TYPE[dtype], rows, columns, 1, 1))
+        _ok(library().cudnnSetTensor4dDescriptor(self.value, _NCHW, _DATA_TYPE[dtype], *shape))
 
     def __del__(self) -> None:
         if self.value:
             library().cudnnDestroyTensorDescriptor(self.value)
 
 
-def softmax(rows: int, columns: int, dtype: torch.dtype, mode: str) -> Callable[[Tensor], Tensor]:
-    """softmax over the last dimension of contiguous (rows, columns) tensors; CudnnError where it refuses."""
-    lib, descriptor = library(), _Descriptor(rows, columns, dtype)
+def softmax(shape: Shape, dtype: torch.dtype, mode: str) -> Callable[[Tensor], Tensor]:
+    """softmax over C ("channel") or C, H and W ("instance") of contiguous tensors; CudnnError where it refuses.
+
+    shape: N, C, H and W, by which the tensors' own dimensions are merged.
+    """
+    lib, descriptor = library(), _Descriptor(shape, dtype)
     one, zero = ctypes.c_float(1.0), ctypes.c_float(0.0)
 
     def call(x: Tensor) -> Tensor:
@@ -117,11 +122,9 @@ def softmax(rows: int, columns: int, dtype: torch.dtype, mode: str) -> Callable[
     return call
 
 
-def softmax_backward(
-    rows: int, columns: int, dtype: torch.dtype, mode: str
-) -> Callable[[Tensor, Tensor], Tensor]:
+def softmax_backward(shape: Shape, dtype: torch.dtype, mode: str) -> Callable[[Tensor, Tensor], Tensor]:
     """The gradient of `softmax`, from (dy, y); CudnnError where it refuses."""
-    lib, descriptor = library(), _Descriptor(rows, columns, dtype)
+    lib, descriptor = library(), _Descriptor(shape, dtype)
     one, zero = ctypes.c_float(1.0), ctypes.c_float(0.0)
 
     def call(dy: Tensor, y: Tensor) -> Tensor:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .cases import Case
+from .cases import REDUCTIONS, SLICE, TRANSPOSED, Case
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -17,6 +18,11 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 TOLERANCE = {"bf16": 2.0**-7, "fp16": 2.0**-10, "fp32": 1e-5}
 # Half the distance of two neighbours near zero: what rounding costs where the type runs out of exponent.
 _FLOOR = {"bf16": 0.0, "fp16": 2.0**-25, "fp32": 0.0}
+
+# A value of a reduction may be off by roundings to its type (half a unit in the last place, as a share of what is
+# rounded); what its error has beyond them must be small against the magnitude of the terms, whatever the type.
+_ROUNDING = {"bf16": 2.0**-8, "fp16": 2.0**-11, "fp32": 2.0**-24}
+_REDUCTION_TOLERANCE = 1e-5
 
 # Elements checked at a time; float64 copies of them take 0.5 GiB each.
 _PIECE = 1 << 26
@@ -29,35 +35,56 @@ class WrongResult(Exception):
 @dataclass(frozen=True)
 class Operation:
     """`inputs(case, device)` makes the tensors of a call; `check(case, inputs, output)` returns the largest
-    relative error against float64, or raises WrongResult."""
+    relative error against float64 (of a reduction: beyond roundings), or raises WrongResult."""
 
     inputs: Callable[[Case, torch.device], tuple[Tensor, ...]]
     check: Callable[[Case, tuple[Tensor, ...], Tensor], float]
 
 
 def _normal(case: Case, device: torch.device, seed: int) -> Tensor:
+    """Random normal numbers, lying in memory as the case's view says."""
+    *outer, columns = case.shape
+    stored = {
+        SLICE: (*outer, max(2 * (columns - 1), columns + 1)),
+        TRANSPOSED: (*outer[:-1], columns, *outer[-1:]),
+    }
     generator = torch.Generator(device=device).manual_seed(seed)
-    return torch.randn(case.shape, device=device, dtype=DTYPES[case.dtype], generator=generator)
+    shape = stored.get(case.view, case.shape)
+    x = torch.randn(shape, device=device, dtype=DTYPES[case.dtype], generator=generator)
+    if case.view == SLICE:
+        return x[..., 1 : columns + 1]
+    return x.mT if case.view == TRANSPOSED else x
 
 
-def _pieces(tensors: tuple[Tensor, ...], dims: tuple[int, ...]) -> Iterator[tuple[Tensor, ...]]:
-    """Cuts all tensors alike along their longest dimension that is not reduced."""
+def _cut(tensors: tuple[Tensor, ...], axes: Sequence[int]) -> Iterator[tuple[Tensor, ...]]:
+    """Cuts all tensors alike along the longest of the axes, into pieces of `_PIECE` elements where that will do."""
     shape = tensors[0].shape
-    reduced = {d % len(shape) for d in dims}
-    kept = [d for d in range(len(shape)) if d not in reduced]
-    if not kept:
+    if not axes:
         yield tensors
         return
-    axis = max(kept, key=lambda d: shape[d])
+    axis = max(axes, key=lambda d: shape[d])
     step = max(1, _PIECE * shape[axis] // max(1, tensors[0].numel()))
     for start in range(0, shape[axis], step):
         yield tuple(t.narrow(axis, start, min(step, shape[axis] - start)) for t in tensors)
 
 
+def _pieces(dims: tuple[int, ...], *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Whole rows: cut along a dimension that is not reduced."""
+    rank = tensors[0].dim()
+    reduced = {d % rank for d in dims}
+    return _cut(tensors, [d for d in range(rank) if d not in reduced])
+
+
+def _chunks(dims: tuple[int, ...], *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Parts of rows, cut along a reduced dimension: a single row may be longer than a piece."""
+    rank = tensors[0].dim()
+    return _cut(tensors, [d % rank for d in dims])
+
+
 def _same_form(case: Case, output: Tensor) -> None:
     if not isinstance(output, Tensor):
         raise WrongResult(f"wrong result: returned {type(output).__name__}, not a tensor")
-    if tuple(output.shape) != case.shape or output.dtype != DTYPES[case.dtype]:
+    if tuple(output.shape) != case.output_shape or output.dtype != DTYPES[case.dtype]:
         raise WrongResult(f"wrong result: returned {tuple(output.shape)} {output.dtype}")
 
 
@@ -66,12 +93,12 @@ def _largest_error(got: Tensor, want: Tensor, scale: Tensor, dtype: str) -> floa
     return error.max().item()
 
 
-def _judge(case: Case, worst: float, output: Tensor) -> float:
+def _judge(worst: float, output: Tensor, tolerance: float) -> float:
     if worst != worst:
         count = int(torch.isnan(output).sum().item())
         raise WrongResult(f"wrong result: NaN in {count:,} of {output.numel():,} elements")
-    if worst > TOLERANCE[case.dtype]:
-        raise WrongResult(f"wrong result: relative error {worst:.2g} (at most {TOLERANCE[case.dtype]:.2g})")
+    if worst > tolerance:
+        raise WrongResult(f"wrong result: relative error {worst:.2g} (at most {tolerance:.2g})")
     return worst
 
 
@@ -84,26 +111,31 @@ def _worst(errors: Iterator[float]) -> float:
     return worst
 
 
-def _softmax64(x: Tensor, dims: tuple[int, ...]) -> Tensor:
-    exp = (x.double() - x.amax(dims, keepdim=True).double()).exp_()
-    return exp.div_(exp.sum(dims, keepdim=True))
+def _maximum_and_sum(x: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """The maximum of each row and the sum of exp(x - maximum), in float64."""
+    maximum = x.amax(dims, keepdim=True).double()
+    return maximum, sum((c.double() - maximum).exp_().sum(dims, keepdim=True) for (c,) in _chunks(dims, x))
 
 
 def _check_softmax(case: Case, inputs: tuple[Tensor, ...], y: Tensor) -> float:
     _same_form(case, y)
 
     def errors() -> Iterator[float]:
-        for x_piece, y_piece in _pieces((inputs[0], y), case.dim):
-            want = _softmax64(x_piece, case.dim)
-            yield _largest_error(y_piece.double(), want, want, case.dtype)
+        for x_piece, y_piece in _pieces(case.dim, inputs[0], y):
+            maximum, total = _maximum_and_sum(x_piece, case.dim)
+            for x_chunk, y_chunk in _chunks(case.dim, x_piece, y_piece):
+                want = (x_chunk.double() - maximum).exp_().div_(total)
+                yield _largest_error(y_chunk.double(), want, want, case.dtype)
 
-    return _judge(case, _worst(errors()), y)
+    return _judge(_worst(errors()), y, TOLERANCE[case.dtype])
 
 
 def _backward_inputs(case: Case, device: torch.device) -> tuple[Tensor, ...]:
     x = _normal(case, device, seed=1)
-    for (piece,) in _pieces((x,), case.dim):
-        piece.copy_(_softmax64(piece, case.dim))
+    for (piece,) in _pieces(case.dim, x):
+        maximum, total = _maximum_and_sum(piece, case.dim)
+        for (chunk,) in _chunks(case.dim, piece):
+            chunk.copy_((chunk.double() - maximum).exp_().div_(total))
     return _normal(case, device, seed=2), x
 
 
@@ -111,18 +143,72 @@ def _check_softmax_backward(case: Case, inputs: tuple[Tensor, ...], dx: Tensor) 
     """The error of dx = y (dy - sum(dy y)) relative to y (|dy| + sum |dy y|): what its terms amount to."""
     _same_form(case, dx)
 
-    def errors() -> Iterator[float]:
-        for dy_piece, y_piece, dx_piece in _pieces((*inputs, dx), case.dim):
-            dy, y = dy_piece.double(), y_piece.double()
-            product = dy * y
-            want = y * (dy - product.sum(case.dim, keepdim=True))
-            scale = y * (dy.abs() + product.abs().sum(case.dim, keepdim=True))
-            yield _largest_error(dx_piece.double(), want, scale, case.dtype)
+    def products(dy: Tensor, y: Tensor) -> Iterator[Tensor]:
+        return (a.double() * b.double() for a, b in _chunks(case.dim, dy, y))
 
-    return _judge(case, _worst(errors()), dx)
+    def errors() -> Iterator[float]:
+        for dy_piece, y_piece, dx_piece in _pieces(case.dim, *inputs, dx):
+            total = sum(p.sum(case.dim, keepdim=True) for p in products(dy_piece, y_piece))
+            magnitude = sum(p.abs_().sum(case.dim, keepdim=True) for p in products(dy_piece, y_piece))
+            for dy_chunk, y_chunk, dx_chunk in _chunks(case.dim, dy_piece, y_piece, dx_piece):
+                dy, y = dy_chunk.double(), y_chunk.double()
+                want, scale = y * (dy - total), y * (dy.abs() + magnitude)
+                yield _largest_error(dx_chunk.double(), want, scale, case.dtype)
+
+    return _judge(_worst(errors()), dx, TOLERANCE[case.dtype])
+
+
+class _Reduced(NamedTuple):
+    """A reduction in float64, the magnitude of its terms, and the sum of what may be rounded on the way."""
+
+    value: Tensor
+    magnitude: Tensor
+    rounded: Tensor
+
+
+def _logsumexp64(x: Tensor, dims: tuple[int, ...]) -> _Reduced:
+    maximum, total = _maximum_and_sum(x, dims)
+    log = total.log()
+    value = maximum + log
+    # Eager torch rounds the differences, exponentials and their sum (2 of a logarithm), the logarithm and the value.
+    return _Reduced(value, maximum.abs() + log, 2 + log + value.abs())
+
+
+def _amax64(x: Tensor, dims: tuple[int, ...]) -> _Reduced:
+    maximum = x.amax(dims, keepdim=True).double()
+    return _Reduced(maximum, maximum.abs(), torch.zeros_like(maximum))
+
+
+def _sum64(x: Tensor, dims: tuple[int, ...]) -> _Reduced:
+    total = sum(c.double().sum(dims, keepdim=True) for (c,) in _chunks(dims, x))
+    magnitude = sum(c.double().abs_().sum(dims, keepdim=True) for (c,) in _chunks(dims, x))
+    return _Reduced(total, magnitude, total.abs())
+
+
+_REDUCE64 = {"logsumexp": _logsumexp64, "amax": _amax64, "sum": _sum64}
+
+
+def _check_reduction(case: Case, inputs: tuple[Tensor, ...], output: Tensor) -> float:
+    _same_form(case, output)
+    (x,) = inputs
+    reduced = {d % x.dim() for d in case.dim}
+    kept = output.reshape([1 if d in reduced else n for d, n in enumerate(x.shape)])
+
+    def errors() -> Iterator[float]:
+        for x_piece, got in _pieces(case.dim, x, kept):
+            want = _REDUCE64[case.op](x_piece, case.dim)
+            error = (got.double() - want.value).abs() - _ROUNDING[case.dtype] * want.rounded
+            yield (error.clamp_min(0) / want.magnitude.clamp_min(1e-300)).max().item()
+
+    return _judge(_worst(errors()), output, _REDUCTION_TOLERANCE)
+
+
+def _one_input(case: Case, device: torch.device) -> tuple[Tensor, ...]:
+    return (_normal(case, device, seed=1),)
 
 
 OPERATIONS: dict[str, Operation] = {
-    "softmax": Operation(lambda case, device: (_normal(case, device, seed=1),), _check_softmax),
+    "softmax": Operation(_one_input, _check_softmax),
     "softmax_backward": Operation(_backward_inputs, _check_softmax_backward),
+    **dict.fromkeys(REDUCTIONS, Operation(_one_input, _check_reduction)),
 }

@@ -9,8 +9,9 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .report import providers_of, suite_title
-from .results import Results, Row, cells
+from .cases import Case
+from .report import is_timed, providers_of, suite_title
+from .results import Key, Results, Row, cells
 
 # Okabe and Ito's palette, told apart with any colour vision; markers and dashes carry the difference as well.
 _STYLE: dict[str, dict[str, str]] = {
@@ -25,18 +26,29 @@ _STYLE: dict[str, dict[str, str]] = {
 _OTHER = {"color": "#777777", "marker": "x"}
 _RC = {"svg.hashsalt": "cute_softmax", "svg.fonttype": "none", "font.size": 9, "figure.dpi": 100}
 
-Cells = dict[tuple, dict[str, Row]]
+Cells = dict[Key, dict[str, Row]]
 
 
-def _short(shape: tuple[int, ...], mode: str) -> str:
-    return "\n".join(filter(None, [" x\n".join(map(str, shape)), mode]))
+def _ticks(chosen: Cells) -> list[str]:
+    """A few short lines a case: its shape where shapes differ, details, the operation where operations differ."""
+    cases = [key.case for key in chosen]
+
+    def differ(what: str) -> bool:
+        return len({getattr(case, what) for case in cases}) > 1
+
+    def lines(case: Case) -> list[str]:
+        shape = " x\n".join(map(str, case.shape))
+        named = not case.details or differ("shape")
+        return [*[shape] * named, *case.details, *[case.op] * differ("op")]
+
+    return ["\n".join(lines(case)) for case in cases]
 
 
 def _primary(results: Results) -> Cells:
     """The cells of the file's first method: the one its suite is about."""
     every = cells(results.rows)
-    first = next(iter(every))[5]
-    return {key: cell for key, cell in every.items() if key[5] == first}
+    first = next(iter(every)).method
+    return {key: cell for key, cell in every.items() if key.method == first}
 
 
 def _speed(axes: Axes, chosen: Cells, names: Sequence[str]) -> None:
@@ -52,7 +64,7 @@ def _speed(axes: Axes, chosen: Cells, names: Sequence[str]) -> None:
         axes.plot(
             [i + offset for i in gone], [0] * len(gone), "x", color=style["color"], clip_on=False, zorder=4
         )
-    axes.set_xticks(range(len(chosen)), [_short(key[1], key[4]) for key in chosen])
+    axes.set_xticks(range(len(chosen)), _ticks(chosen))
     axes.set_ylim(bottom=0)
     axes.set_ylabel("GB/s")
     if any("error" in row for cell in chosen.values() for row in cell.values()):
@@ -60,7 +72,7 @@ def _speed(axes: Axes, chosen: Cells, names: Sequence[str]) -> None:
 
 
 def _times(axes: Axes, chosen: Cells, names: Sequence[str]) -> None:
-    """Bars of time, one group a mode, on a logarithmic axis where they lie far apart."""
+    """Bars of time, one group a case, on a logarithmic axis where they lie far apart."""
     times = [row["us"] for cell in chosen.values() for row in cell.values() if "us" in row]
     far_apart = bool(times) and max(times) > 50 * min(times)
     in_ms = bool(times) and max(times) > 1e4
@@ -69,7 +81,7 @@ def _times(axes: Axes, chosen: Cells, names: Sequence[str]) -> None:
         heights = [cell.get(name, {}).get("us", 0) / (1e3 if in_ms else 1) for cell in chosen.values()]
         places = [i + (j - (len(names) - 1) / 2) * width for i in range(len(heights))]
         axes.bar(places, heights, width * 0.92, label=name, color=_STYLE.get(name, _OTHER)["color"])
-    axes.set_xticks(range(len(chosen)), [_short((), key[4]) for key in chosen])
+    axes.set_xticks(range(len(chosen)), _ticks(chosen))
     if far_apart:
         axes.set_yscale("log")
     axes.set_ylabel(("ms" if in_ms else "µs") + (", logarithmic" if far_apart else ""))
@@ -81,9 +93,9 @@ def draw(results: Results) -> Figure:
     names = providers_of(row for cell in chosen.values() for row in cell.values())
     figure = Figure(figsize=(max(6.5, 1.5 + 0.75 * len(chosen)), 3.8), layout="constrained")
     axes = figure.add_subplot()
-    timed = all(row.get("gbps") is None for cell in chosen.values() for row in cell.values())
+    timed = is_timed(next(iter(chosen)).method)
     (_times if timed else _speed)(axes, chosen, names)
-    dtype = next(iter(chosen))[3]
+    dtype = next(iter(chosen)).case.dtype
     axes.set_title(f"{suite_title(results.suite)}, {dtype}, {results.header['gpu']}", fontsize=10)
     axes.grid(axis="y", color="#DDDDDD", linewidth=0.6)
     axes.set_axisbelow(True)

@@ -7,13 +7,16 @@ tensor that its users call, for host times. Packages are imported only when they
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
-from .cases import Case
+from . import cudnn
+from .cases import TRANSPOSED, Case
 from .operations import DTYPES
+from .timing import event_us
 
 Call = Callable[..., Tensor]
 
@@ -28,10 +31,13 @@ def _one_dim(case: Case) -> int:
     return case.dim[0]
 
 
-def _rows_only(case: Case) -> tuple[int, int]:
-    if len(case.shape) != 2 or case.dim not in ((-1,), (1,)):
-        raise Refusal("takes the last dimension of two only")
-    return case.shape[0], case.shape[1]
+def _one_or_several(case: Case) -> int | tuple[int, ...]:
+    return case.dim if len(case.dim) > 1 else case.dim[0]
+
+
+def _last_dim_only(case: Case) -> None:
+    if _one_dim(case) % len(case.shape) != len(case.shape) - 1:
+        raise Refusal("takes the last dimension only")
 
 
 class CuteSoftmax:
@@ -40,26 +46,46 @@ class CuteSoftmax:
     def softmax(self, case: Case) -> Call:
         import cute_softmax
 
-        dim = case.dim if len(case.dim) > 1 else case.dim[0]
+        dim = _one_or_several(case)
         return lambda x: cute_softmax.softmax(x, dim)
 
     def softmax_backward(self, case: Case) -> Call:
         import cute_softmax
 
-        dim = case.dim if len(case.dim) > 1 else case.dim[0]
+        dim = _one_or_several(case)
         return lambda dy, y: cute_softmax.softmax_backward(dy, y, dim)
+
+    def _reduction(self, name: str, case: Case) -> Call:
+        import cute_softmax
+
+        function, dim = getattr(cute_softmax, name), _one_or_several(case)
+        return lambda x: function(x, dim)
+
+    def logsumexp(self, case: Case) -> Call:
+        return self._reduction("logsumexp", case)
+
+    def amax(self, case: Case) -> Call:
+        return self._reduction("amax", case)
+
+    def sum(self, case: Case) -> Call:
+        return self._reduction("sum", case)
 
     entry = softmax
 
 
 class Copy:
-    """The yardstick: the same bytes through torch's own copy, or its add for two inputs."""
+    """The yardstick: the same bytes through torch's own copy, its add for two inputs, its sum for reads alone."""
 
     def softmax(self, case: Case) -> Call:
         return lambda x: torch.empty_like(x).copy_(x)
 
     def softmax_backward(self, case: Case) -> Call:
         return lambda dy, y: torch.add(y, dy, out=torch.empty_like(y))
+
+    def sum(self, case: Case) -> Call:
+        return lambda x: torch.sum(x, case.dim)
+
+    logsumexp = amax = sum
 
 
 class Torch:
@@ -72,6 +98,15 @@ class Torch:
     def softmax_backward(self, case: Case) -> Call:
         dim, dtype = _one_dim(case), DTYPES[case.dtype]
         return lambda dy, y: torch.ops.aten._softmax_backward_data(dy, y, dim, dtype)
+
+    def logsumexp(self, case: Case) -> Call:
+        return lambda x: torch.logsumexp(x, case.dim)
+
+    def amax(self, case: Case) -> Call:
+        return lambda x: torch.amax(x, case.dim)
+
+    def sum(self, case: Case) -> Call:
+        return lambda x: torch.sum(x, case.dim)
 
     entry = softmax
 
@@ -92,6 +127,15 @@ class TorchCompile:
     def softmax_backward(self, case: Case) -> Call:
         return self._compile(Torch().softmax_backward(case))
 
+    def logsumexp(self, case: Case) -> Call:
+        return self._compile(Torch().logsumexp(case))
+
+    def amax(self, case: Case) -> Call:
+        return self._compile(Torch().amax(case))
+
+    def sum(self, case: Case) -> Call:
+        return self._compile(Torch().sum(case))
+
     def entry(self, case: Case) -> Call:
         compiled = self.softmax(case)
         return lambda x: compiled(x)
@@ -101,15 +145,17 @@ class Liger:
     """Liger Kernel: what its module's autograd function calls."""
 
     def softmax(self, case: Case) -> Call:
+        _last_dim_only(case)
         from liger_kernel.ops.softmax import _softmax_forward
 
         return lambda x: _softmax_forward(x)[0]
 
     def softmax_backward(self, case: Case) -> Call:
+        _last_dim_only(case)
         from liger_kernel.ops.softmax import _softmax_backward
         from liger_kernel.ops.utils import calculate_settings
 
-        _, columns = _rows_only(case)
+        columns = case.shape[-1]
         block, warps = calculate_settings(columns)
         return lambda dy, y: _softmax_backward(dy, y, block, warps, columns > block)
 
@@ -120,25 +166,33 @@ class Liger:
 
 
 class Quack:
-    """QuACK."""
+    """QuACK, which takes the rows of a matrix: over dim 0 its users transpose before and after it."""
+
+    def _over_rows(self, case: Case, function: Call) -> Call:
+        if len(case.shape) != 2 or len(case.dim) != 1:
+            raise Refusal("takes the last dimension of two only")
+        if case.dim[0] % 2 == 0:
+            # Where the input is a transposed matrix, so is the result, and nothing is copied.
+            back = (lambda y: y.t()) if case.view == TRANSPOSED else (lambda y: y.t().contiguous())
+            return lambda *tensors: back(function(*(t.t().contiguous() for t in tensors)))
+        if case.view == TRANSPOSED:
+            return lambda *tensors: function(*(t.contiguous() for t in tensors))
+        return function
 
     def softmax(self, case: Case) -> Call:
         from quack.softmax import softmax_fwd
 
-        _rows_only(case)
-        return lambda x: softmax_fwd(x)
+        return self._over_rows(case, lambda x: softmax_fwd(x))
 
     def softmax_backward(self, case: Case) -> Call:
         from quack.softmax import softmax_bwd
 
-        _rows_only(case)
-        return lambda dy, y: softmax_bwd(dy, y)
+        return self._over_rows(case, lambda dy, y: softmax_bwd(dy, y))
 
     def entry(self, case: Case) -> Call:
         from quack.softmax import softmax
 
-        _rows_only(case)
-        return lambda x: softmax(x)
+        return self._over_rows(case, lambda x: softmax(x))
 
 
 class Fastest:
@@ -161,7 +215,7 @@ class Fastest:
         best, problem = float("inf"), Refusal("no way to do it")
         for name, way in self._ways.items():
             try:
-                us = min(_event_us(way, tensors) for _ in range(3))
+                us = min(event_us(lambda way=way: way(*tensors)) for _ in range(3))
             except Exception as error:
                 problem = error
                 continue
@@ -171,29 +225,25 @@ class Fastest:
             raise problem
 
 
-def _event_us(call: Call, tensors: tuple[Tensor, ...]) -> float:
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    start.record()
-    call(*tensors)
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) * 1e3
-
-
 class Cudnn:
-    """cuDNN, the faster of the two modes that fit rows."""
+    """cuDNN: over the channels of NCHW, the other dimensions merged; where these are rows, the faster of two modes."""
+
+    def _ways(self, case: Case, function: Callable[..., Call]) -> Call:
+        dim = _one_dim(case) % len(case.shape)
+        if case.view:
+            raise Refusal("takes contiguous tensors only")
+        outer, inner = math.prod(case.shape[:dim]), math.prod(case.shape[dim + 1 :])
+        # H = 1, W = inner: the layout in memory is the same, and over the channels nothing else matters.
+        shape, dtype = (outer, case.shape[dim], 1, inner), DTYPES[case.dtype]
+        if inner > 1:
+            return function(shape, dtype, "channel")
+        return Fastest({mode: function(shape, dtype, mode) for mode in cudnn.MODES})
 
     def softmax(self, case: Case) -> Call:
-        from . import cudnn
-
-        shape, dtype = _rows_only(case), DTYPES[case.dtype]
-        return Fastest({mode: cudnn.softmax(*shape, dtype, mode) for mode in cudnn.MODES})
+        return self._ways(case, cudnn.softmax)
 
     def softmax_backward(self, case: Case) -> Call:
-        from . import cudnn
-
-        shape, dtype = _rows_only(case), DTYPES[case.dtype]
-        return Fastest({mode: cudnn.softmax_backward(*shape, dtype, mode) for mode in cudnn.MODES})
+        return self._ways(case, cudnn.softmax_backward)
 
 
 REGISTRY: dict[str, object] = {

@@ -6,9 +6,9 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 
-from .cases import PEERS, PROVIDERS, SUITES, Case
+from .cases import PEERS, PROVIDERS, SUITES, labels
 from .console import Table
-from .results import Results, Row, cells
+from .results import Results, Row, cells, key_of
 
 _METHODS = {
     "events-cold": "CUDA events, cold L2",
@@ -17,6 +17,14 @@ _METHODS = {
     "host-clock": "time of the calling thread",
     "fresh-process": "fresh process",
 }
+
+
+_HOST = ("host-clock", "fresh-process")
+
+
+def is_timed(method: str) -> bool:
+    """Whether a method's figures are shown as times: GB/s out of a warm L2 would be no bandwidth of the memory."""
+    return method in (*_HOST, "graph-warm")
 
 
 def geometric_mean(values: Sequence[float]) -> float:
@@ -60,7 +68,8 @@ def _cell_text(row: Row | None) -> str:
         ratio = row.get("vs_torch")
         return format_time(row["us"]) + (f" {ratio:.2f}" if ratio is not None else "")
     ratio = row["vs_copy"]
-    return f"{row['gbps']:.0f}" + (f" {ratio:.3f}" if ratio is not None else "")
+    figure = format_time(row["us"]) if is_timed(row["method"]) else f"{row['gbps']:.0f}"
+    return figure + (f" {ratio:.3f}" if ratio is not None else "")
 
 
 def suite_title(name: str) -> str:
@@ -69,19 +78,6 @@ def suite_title(name: str) -> str:
         if name == suite.name or name.startswith(suite.name + "-"):
             return suite.title
     return name
-
-
-def row_labels(keys: Sequence[tuple]) -> list[str]:
-    """What tells the cells apart: the shape, and dim, operation and mode as far as they differ."""
-    varies = [len({key[i] for key in keys}) > 1 for i in range(4)]
-    labels = []
-    for op, shape, dim, dtype, mode, _ in keys:
-        parts = [Case(op, shape, dtype, dim, mode).label]
-        parts += [f"dim {', '.join(map(str, dim))}"] if varies[2] else []
-        parts += [op] if varies[0] else []
-        parts += [dtype] if varies[3] else []
-        labels.append(", ".join(parts))
-    return labels
 
 
 def _geometric_means(grouped: Sequence[dict[str, Row]], names: Sequence[str]) -> list[str]:
@@ -108,23 +104,26 @@ def tables(results: Results) -> list[Table]:
     """One table for each method and element type of a results file."""
     built = []
     all_cells = cells(results.rows)
-    for method, dtype in dict.fromkeys((key[5], key[3]) for key in all_cells):
-        chosen = {key: cell for key, cell in all_cells.items() if (key[5], key[3]) == (method, dtype)}
+    for method, dtype in dict.fromkeys((key.method, key.case.dtype) for key in all_cells):
+        chosen = {
+            k.case: cell for k, cell in all_cells.items() if (k.method, k.case.dtype) == (method, dtype)
+        }
         names = providers_of(row for cell in chosen.values() for row in cell.values())
-        timed = method in ("host-clock", "fresh-process")
-        unit = "time and its ratio to torch" if timed else "GB/s and ratio to copy"
+        on_host = method in _HOST
+        figure = "time" if is_timed(method) else "GB/s"
+        unit = "time and its ratio to torch" if on_host else f"{figure} and ratio to copy"
         table = Table(
             title=f"{suite_title(results.suite)}, {dtype}, {results.header['gpu']} "
             f"({_METHODS.get(method, method)}; {unit})",
             columns=["shape", *names],
             rows=[],
         )
-        for i, (label, cell) in enumerate(zip(row_labels(list(chosen)), chosen.values(), strict=True)):
+        for i, (label, cell) in enumerate(zip(labels(list(chosen)), chosen.values(), strict=True)):
             table.rows.append([label, *(_cell_text(cell.get(name)) for name in names)])
             if best := best_peer(cell):
                 table.strong.add((i, 1 + names.index(best)))
         table.note = _spread_note(row for cell in chosen.values() for row in cell.values())
-        if not timed:
+        if not on_host:
             table.footers.append(_geometric_means(list(chosen.values()), names))
         built.append(table)
     return built
@@ -135,7 +134,7 @@ def refusals(results: Results) -> list[str]:
     by_reason: dict[tuple[str, str], list[str]] = {}
     for row in results.rows:
         if "error" in row:
-            shape = "x".join(map(str, row["shape"])) + (f" {row['mode']}" if "mode" in row else "")
+            shape = " ".join(("x".join(map(str, row["shape"])), *key_of(row).case.details))
             shapes = by_reason.setdefault((row["provider"], row["error"]), [])
             if shape not in shapes:
                 shapes.append(shape)

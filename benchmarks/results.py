@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from .cases import Case
 
@@ -62,26 +62,37 @@ def make_row(suite: str, case: Case, provider: str, method: str, **figures: Any)
         "provider": provider,
         "method": method,
     }
-    if case.mode:
-        row["mode"] = case.mode
+    row |= {key: value for key in ("mode", "view") if (value := getattr(case, key))}
     if "error" not in figures:
         row |= dict.fromkeys(FIGURE_KEYS)
     return row | figures
 
 
-def cell_of(row: Row) -> tuple:
+class Key(NamedTuple):
     """What rows of different providers share when they measure the same thing."""
-    return (
-        row["op"], tuple(row["shape"]), tuple(row["dim"]), row["dtype"], row.get("mode", ""),
-        row.get("method", ""),
-    )  # fmt: skip
+
+    case: Case
+    method: str
 
 
-def cells(rows: Sequence[Row]) -> dict[tuple, dict[str, Row]]:
+def key_of(row: Row) -> Key:
+    """The cell that a row belongs to."""
+    case = Case(
+        row["op"],
+        tuple(row["shape"]),
+        row["dtype"],
+        tuple(row["dim"]),
+        row.get("mode", ""),
+        row.get("view", ""),
+    )
+    return Key(case, row.get("method", ""))
+
+
+def cells(rows: Sequence[Row]) -> dict[Key, dict[str, Row]]:
     """Rows by cell and provider, in the order of the file."""
-    grouped: dict[tuple, dict[str, Row]] = {}
+    grouped: dict[Key, dict[str, Row]] = {}
     for row in rows:
-        grouped.setdefault(cell_of(row), {})[row["provider"]] = row
+        grouped.setdefault(key_of(row), {})[row["provider"]] = row
     return grouped
 
 

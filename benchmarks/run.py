@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from . import providers, timing
-from .cases import COLD_STORE, FORWARD_BACKWARD, GRAD, NEW_COLUMNS, NO_GRAD, WARM_STORE, Case, Suite
+from .cases import COLD_STORE, FORWARD_BACKWARD, GRAD, NEW_COLUMNS, NO_GRAD, WARM_STORE, Case, Suite, labels
 from .console import Progress
-from .operations import OPERATIONS, WrongResult
+from .operations import DTYPES, OPERATIONS, WrongResult
 from .results import ROOT, Row, add_ratios, describe, make_row
 
 
@@ -67,13 +67,14 @@ def _figures(case: Case, samples: Sequence[float], **extra: Any) -> dict[str, An
         "us": _round(us),
         "gbps": _round(case.traffic / us / 1e3),
         "spread": round(timing.spread(samples), 4),
+        "calls": len(samples),
         **extra,
     }
 
 
-def _poison(like: Tensor) -> None:
-    """Fills with NaN, and frees, the block of memory that the next tensor of this size will be given."""
-    torch.full_like(like, float("nan"))
+def _poison(case: Case, device: torch.device) -> None:
+    """Fills with NaN, and frees, the block of memory that the next tensor of the output's size will be given."""
+    torch.full(case.output_shape, float("nan"), dtype=DTYPES[case.dtype], device=device)
 
 
 def _alive(error: BaseException) -> str:
@@ -84,6 +85,15 @@ def _alive(error: BaseException) -> str:
     except Exception as lost:
         raise DeviceLost(f"after {text} ({describe(lost)})") from None
     return text
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """A provider's call whose first result was right, what else its row says, and whether it takes long."""
+
+    call: providers.Call
+    extra: dict[str, Any]
+    slow: bool
 
 
 class _DeviceRun:
@@ -98,32 +108,37 @@ class _DeviceRun:
         self.flush = torch.empty(timing.FLUSH_BYTES, dtype=torch.uint8, device=self.device)
 
     def case(self, case: Case) -> list[Row]:
-        operation = OPERATIONS[case.op]
-        inputs = operation.inputs(case, self.device)
-        calls: dict[str, providers.Call] = {}
-        extras: dict[str, dict[str, Any]] = {}
+        inputs, ready, errors = self._ready(case)
+        bound = {name: lambda call=r.call: call(*inputs) for name, r in ready.items()}
+        slow = [name for name, r in ready.items() if r.slow]
+        samples = timing.cold_events(bound, self.options.calls, self.options.warm, self.flush, slow)
+        errors |= samples.errors
+        rows = self._rows(case, self.method, samples.us, errors, ready)
+        if self.options.graphs and case.traffic < timing.GRAPH_BELOW_BYTES:
+            count = timing.rotation(case.traffic, self.l2_bytes)
+            # Made anew, not cloned: a clone of a slice would be contiguous.
+            ring = [inputs, *(OPERATIONS[case.op].inputs(case, self.device) for _ in range(count - 1))]
+            working = {name: ready[name] for name in samples.us}
+            rows += self._graph_rows(case, ring, working, errors)
+        return rows
+
+    def _ready(self, case: Case) -> tuple[tuple[Tensor, ...], dict[str, _Ready], dict[str, str]]:
+        """The inputs, the providers whose first result is right, and why the others are not."""
+        inputs = OPERATIONS[case.op].inputs(case, self.device)
+        ready: dict[str, _Ready] = {}
         errors: dict[str, str] = {}
         for name in self.names:
             try:
-                calls[name], extras[name] = self._prepare(name, case, inputs)
+                ready[name] = self._prepare(name, case, inputs)
             except Exception as error:
                 errors[name] = _alive(error)
-        bound = {name: lambda call=call: call(*inputs) for name, call in calls.items()}
-        samples = timing.cold_events(bound, self.options.calls, self.options.warm, self.flush)
-        errors |= samples.errors
-        rows = self._rows(case, self.method, samples.us, errors, extras)
-        if self.options.graphs and case.traffic < timing.GRAPH_BELOW_BYTES:
-            working = {name: calls[name] for name in samples.us}
-            rows += self._graph_rows(case, inputs, working, errors)
-        return rows
+        return inputs, ready, errors
 
-    def _prepare(
-        self, name: str, case: Case, inputs: tuple[Tensor, ...]
-    ) -> tuple[providers.Call, dict[str, Any]]:
+    def _prepare(self, name: str, case: Case, inputs: tuple[Tensor, ...]) -> _Ready:
         """Builds a provider's call and checks its first result."""
         start = time.perf_counter()
         call = providers.build(name, case.op, case)
-        _poison(inputs[0])
+        _poison(case, self.device)
         output = call(*inputs)
         torch.cuda.synchronize()
         extra: dict[str, Any] = {"setup_s": round(time.perf_counter() - start, 3)}
@@ -131,25 +146,24 @@ class _DeviceRun:
             extra["max_error"] = _round(OPERATIONS[case.op].check(case, inputs, output))
         if note := getattr(call, "note", ""):
             extra["note"] = note
-        return call, extra
+        return _Ready(call, extra, timing.event_us(lambda: call(*inputs)) > timing.SLOW_US)
 
     def _graph_rows(
-        self, case: Case, inputs: tuple[Tensor, ...], calls: dict[str, providers.Call], errors: dict[str, str]
+        self, case: Case, ring: list[tuple[Tensor, ...]], ready: dict[str, _Ready], errors: dict[str, str]
     ) -> list[Row]:
-        count = timing.rotation(case.traffic, self.l2_bytes)
-        method = "graph-rotating" if count > 1 else "graph-warm"
-        ring = [inputs, *(tuple(t.clone() for t in inputs) for _ in range(count - 1))]
+        """Rows of graphs that take turns through the sets of inputs in `ring`."""
+        method = "graph-rotating" if len(ring) > 1 else "graph-warm"
         graphs: dict[str, timing.Graph] = {}
         errors = dict(errors)
-        for name, call in calls.items():
+        for name, prepared in ready.items():
             try:
-                graphs[name] = timing.capture(call, ring)
+                graphs[name] = timing.capture(prepared.call, ring)
                 self._check_graph(name, case, graphs[name], ring[-1])
             except Exception as error:
                 graphs.pop(name, None)
                 errors[name] = _alive(error)
         samples = timing.graph_replays(graphs, self.options.calls, self.options.warm)
-        return self._rows(case, method, samples.us, errors | samples.errors, {})
+        return self._rows(case, method, samples.us, errors | samples.errors, ready)
 
     def _check_graph(self, name: str, case: Case, graph: timing.Graph, inputs: tuple[Tensor, ...]) -> None:
         """Replays once over poisoned outputs: a graph that captured nothing must not be timed."""
@@ -166,16 +180,26 @@ class _DeviceRun:
         method: str,
         samples: dict[str, list[float]],
         errors: dict[str, str],
-        extras: dict[str, dict[str, Any]],
+        ready: dict[str, _Ready],
     ) -> list[Row]:
         rows = []
         for name in self.names:
             if name in errors:
                 rows.append(make_row(self.suite.name, case, name, method, error=errors[name]))
             else:
-                figures = _figures(case, samples[name], **extras.get(name, {}))
+                figures = _figures(case, samples[name], **ready[name].extra)
                 rows.append(make_row(self.suite.name, case, name, method, **figures))
         return rows
+
+
+class _GraphRun(_DeviceRun):
+    """Time in a replayed graph of calls on the same tensors, which is how decoding calls: the L2 is warm."""
+
+    method = "graph-warm"
+
+    def case(self, case: Case) -> list[Row]:
+        inputs, ready, errors = self._ready(case)
+        return self._graph_rows(case, [inputs], ready, errors)
 
 
 def _host_call(name: str, case: Case, x: Tensor, dy: Tensor) -> Callable[[], object]:
@@ -301,7 +325,7 @@ class _ProcessRun:
         }
 
 
-_KINDS = {"device": _DeviceRun, "host": _HostRun, "process": _ProcessRun}
+_KINDS = {"device": _DeviceRun, "graph": _GraphRun, "host": _HostRun, "process": _ProcessRun}
 
 
 def run_suite(suite: Suite, names: Sequence[str], options: Options, progress: Progress) -> list[Row]:
@@ -310,8 +334,8 @@ def run_suite(suite: Suite, names: Sequence[str], options: Options, progress: Pr
     runner = _KINDS[suite.kind](suite, taking_part, options)
     rows: list[Row] = []
     try:
-        for case in suite.cases:
-            progress.step(case.label)
+        for case, label in zip(suite.cases, labels(suite.cases), strict=True):
+            progress.step(label)
             try:
                 rows += runner.case(case)
                 torch.cuda.empty_cache()

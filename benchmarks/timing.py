@@ -10,7 +10,7 @@ import itertools
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +27,9 @@ GRAPH_CALLS = 20
 # Buffers of a rotating graph together hold this many times the L2; more buffers than the limit are not made.
 ROTATE_L2 = 4
 ROTATE_LIMIT = 64
+# A call of more than 50 ms is measured 3 times: its spread is small, and 18 calls of it would hold up the others.
+SLOW_US = 50e3
+SLOW_CALLS = 3
 # The GPU waits this many cycles (0.2 ms at 2 GHz) at the head of a round, so that the host is ahead of it.
 _LEAD_CYCLES = 400_000
 
@@ -74,12 +77,15 @@ def interleave(
     warm: int,
     before_round: Callable[[], None] = lambda: None,
     after_round: Callable[[], None] = lambda: None,
+    turns: Mapping[str, int] | None = None,
 ) -> Samples:
     """Measures every call once a round, for `warm` rounds that do not count and `rounds` that do.
 
     `measure(call)` runs the call and returns a function that reads its time once `after_round` has waited for
-    it. The order rotates from round to round. A call that raises drops out, with its error.
+    it. The order rotates from round to round. A call that raises drops out, with its error. A call named in `turns`
+    takes part in no more than so many rounds, the last ones, and must have been warmed up.
     """
+    first = {name: warm + rounds - count for name, count in (turns or {}).items()}
     samples = Samples(us={name: [] for name in calls})
     names = list(calls)
     with no_garbage_collection():
@@ -88,7 +94,7 @@ def interleave(
             before_round()
             for j in range(len(names)):
                 name = names[(i + j) % len(names)]
-                if name in samples.errors:
+                if name in samples.errors or i < first.get(name, 0):
                     continue
                 try:
                     reads[name] = measure(calls[name])
@@ -115,14 +121,31 @@ def _events(call: Callable[[], object]) -> Read:
     return lambda: start.elapsed_time(end) * 1e3
 
 
-def cold_events(calls: Mapping[str, Callable[[], object]], rounds: int, warm: int, flush: Tensor) -> Samples:
-    """Method "events-cold": an event pair around each call, after `flush` (256 MiB) was zeroed."""
+def event_us(call: Callable[[], object]) -> float:
+    """Microseconds of a single call, waited for."""
+    read = _events(call)
+    torch.cuda.synchronize()
+    return read()
+
+
+def cold_events(
+    calls: Mapping[str, Callable[[], object]],
+    rounds: int,
+    warm: int,
+    flush: Tensor,
+    slow: Collection[str] = (),
+) -> Samples:
+    """Method "events-cold": an event pair around each call, after `flush` (256 MiB) was zeroed.
+
+    Calls named in `slow` are measured `SLOW_CALLS` times.
+    """
 
     def measure(call: Callable[[], object]) -> Read:
         flush.zero_()
         return _events(call)
 
-    return interleave(calls, measure, rounds, warm, _lead, torch.cuda.synchronize)
+    turns = dict.fromkeys(slow, min(rounds, SLOW_CALLS))
+    return interleave(calls, measure, rounds, warm, _lead, torch.cuda.synchronize, turns)
 
 
 def rotation(call_bytes: int, l2_bytes: int) -> int:

@@ -1,0 +1,310 @@
+"""The benchmarks' operations, with their checks against float64, and their providers as far as a CPU has them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks import operations, providers
+from benchmarks.cases import PROVIDERS, REDUCTIONS, SLICE, TRANSPOSED, Case
+
+CPU = torch.device("cpu")
+
+
+# ---- checks against float64
+
+SMALL = [
+    Case("softmax", (8, 256)),
+    Case("softmax", (8, 1023), "fp16"),
+    Case("softmax", (6, 4096), "fp32"),
+    Case("softmax", (64, 9), dim=(0,)),
+    Case("softmax", (2, 3, 4), dim=(0, 2)),
+    Case("softmax_backward", (8, 256)),
+    Case("softmax_backward", (8, 1023), "fp16"),
+    Case("softmax_backward", (6, 4096), "fp32"),
+    Case("softmax_backward", (64, 9), dim=(0,)),
+    Case("softmax", (3, 64, 5), dim=(1,)),
+    Case("softmax", (8, 129), view=SLICE),
+    Case("softmax", (64, 9), dim=(0,), view=TRANSPOSED),
+    Case("softmax_backward", (9, 64), dim=(1,), view=TRANSPOSED),
+]
+REDUCED = [
+    Case("logsumexp", (8, 1023)),
+    Case("logsumexp", (6, 4096), "fp32"),
+    Case("logsumexp", (1, 2048), "fp16"),
+    Case("logsumexp", (64, 9, 8), dim=(0, -1)),
+    Case("amax", (8, 1023)),
+    Case("amax", (64, 9), "fp32", dim=(0,)),
+    Case("sum", (8, 1023)),
+    Case("sum", (6, 4096), "fp32"),
+    Case("sum", (9, 64), "fp16", view=TRANSPOSED),
+]
+
+
+def exact(case: Case, inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """The result in float64, rounded once."""
+    wide = [t.double() for t in inputs]
+    if case.op in REDUCTIONS:
+        y = getattr(torch, case.op)(wide[0], case.dim)
+    elif case.op == "softmax":
+        e = (wide[0] - wide[0].amax(case.dim, True)).exp()
+        y = e / e.sum(case.dim, True)
+    else:
+        y = wide[1] * (wide[0] - (wide[0] * wide[1]).sum(case.dim, True))
+    return y.to(inputs[0].dtype)
+
+
+@pytest.mark.parametrize("case", SMALL, ids=str)
+def test_right_results_pass_and_mutants_fail(case):
+    operation = operations.OPERATIONS[case.op]
+    inputs = operation.inputs(case, CPU)
+    right = exact(case, inputs)
+    assert operation.check(case, inputs, right) <= operations.TOLERANCE[case.dtype]
+    one_nan = right.clone()
+    one_nan[1, 2] = float("nan")
+    last = case.dim[-1]
+    half = right.shape[last] // 2
+    dropped = right.clone()
+    dropped.narrow(last, half, right.shape[last] - half).zero_()
+    mutants = {
+        "zeros": torch.zeros_like(right),
+        "uniform": torch.full_like(right, 1 / right.shape[last]),
+        "shifted": right.roll(1, last),
+        "dropped": dropped,
+        "denominator": (right * 1.03).to(right.dtype),
+        "nan": one_nan,
+        "dtype": right.double(),
+        "shape": right.flatten(),
+    }
+    for mutant in mutants.values():
+        with pytest.raises(operations.WrongResult, match="wrong result"):
+            operation.check(case, inputs, mutant)
+
+
+@pytest.mark.parametrize("case", REDUCED, ids=str)
+def test_right_reductions_pass_and_mutants_fail(case):
+    operation = operations.OPERATIONS[case.op]
+    inputs = operation.inputs(case, CPU)
+    right = exact(case, inputs)
+    assert right.shape == case.output_shape
+    assert operation.check(case, inputs, right) <= 1e-6
+    (x,) = inputs
+    last = case.dim[-1]
+    # What is missing must matter for what is asked.
+    big = x.clone()
+    big.select(last, -1).fill_(20.0 if case.op != "sum" else 60.0)
+    without = big.narrow(last, 0, x.shape[last] - 1)
+    mutants = {
+        "zeros": (x, torch.zeros_like(right)),
+        "half": (x, exact(case, (x.narrow(last, 0, x.shape[last] // 2),))),
+        "dropped": (big, exact(case, (without,))),
+        "off": (x, right * 1.1 + 0.1),
+        "nan": (x, torch.full_like(right, float("nan"))),
+        "dtype": (x, right.double()),
+        "kept": (x, right.unsqueeze(last)),
+    }
+    for tensor, mutant in mutants.values():
+        with pytest.raises(operations.WrongResult, match="wrong result"):
+            operation.check(case, (tensor,), mutant)
+
+
+def test_the_maximum_is_exact():
+    case = Case("amax", (4, 64))
+    inputs = operations.OPERATIONS["amax"].inputs(case, CPU)
+    right = exact(case, inputs)
+    off = torch.nextafter(right, torch.full_like(right, 9.0))
+    with pytest.raises(operations.WrongResult):
+        operations.OPERATIONS["amax"].check(case, inputs, off)
+
+
+@pytest.mark.parametrize("case", [c for c in SMALL + REDUCED if c.elements > 500], ids=str)
+def test_checking_parts_of_rows_is_checking_them(case, monkeypatch):
+    operation = operations.OPERATIONS[case.op]
+    inputs = operation.inputs(case, CPU)
+    whole = operation.check(case, inputs, exact(case, inputs))
+    monkeypatch.setattr(operations, "_PIECE", 50)
+    again = operation.inputs(case, CPU)
+    assert all(torch.equal(a, b) and a.stride() == b.stride() for a, b in zip(inputs, again, strict=True))
+    assert operation.check(case, inputs, exact(case, inputs)) == pytest.approx(whole, rel=1e-6, abs=1e-12)
+
+
+def test_one_long_row_is_checked_to_its_end(monkeypatch):
+    monkeypatch.setattr(operations, "_PIECE", 100)
+    for op in ("softmax", "softmax_backward"):
+        case = Case(op, (1, 1234))
+        inputs = operations.OPERATIONS[op].inputs(case, CPU)
+        right = exact(case, inputs)
+        operations.OPERATIONS[op].check(case, inputs, right)
+        wrong = right.clone()
+        wrong[0, -1] *= 1.5
+        with pytest.raises(operations.WrongResult):
+            operations.OPERATIONS[op].check(case, inputs, wrong)
+
+
+def test_views_lie_in_memory_as_they_are_named():
+    def made(**how) -> torch.Tensor:
+        return operations.OPERATIONS["softmax"].inputs(Case("softmax", **how), CPU)[0]
+
+    odd = made(shape=(4, 4097), view=SLICE)
+    assert odd.shape == (4, 4097) and odd.stride() == (8192, 1) and odd.storage_offset() == 1
+    turned = made(shape=(16, 8), view=TRANSPOSED)
+    assert turned.shape == (16, 8) and turned.stride() == (1, 16)
+    assert made(shape=(2, 1), view=SLICE).shape == (2, 1)
+
+
+@pytest.mark.parametrize("op", ["softmax", "softmax_backward"])
+def test_checking_in_pieces_sees_every_row(op, monkeypatch):
+    monkeypatch.setattr(operations, "_PIECE", 100)
+    case = Case(op, (37, 33), "fp32")
+    inputs = operations.OPERATIONS[op].inputs(case, CPU)
+    right = exact(case, inputs)
+    operations.OPERATIONS[op].check(case, inputs, right)
+    for row in (0, 20, 36):
+        wrong = right.clone()
+        wrong[row, 32] *= 1.5
+        with pytest.raises(operations.WrongResult):
+            operations.OPERATIONS[op].check(case, inputs, wrong)
+
+
+def test_inputs_are_the_same_every_time_and_not_constant():
+    case = Case("softmax_backward", (16, 64))
+    one, two = (operations.OPERATIONS[case.op].inputs(case, CPU) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+    assert all(t.float().std() > 0 for t in one)
+    assert not torch.equal(one[0], one[1])
+
+
+# ---- providers
+
+
+TAKEN = [c for c in SMALL + REDUCED if len(c.dim) == 1 or c.op in REDUCTIONS]
+
+
+@pytest.mark.parametrize("case", TAKEN, ids=str)
+def test_torch_as_provider_is_right(case):
+    inputs = operations.OPERATIONS[case.op].inputs(case, CPU)
+    output = providers.build("torch", case.op, case)(*inputs)
+    operations.OPERATIONS[case.op].check(case, inputs, output)
+
+
+def test_copy_reads_and_writes_what_an_operation_does():
+    x = torch.randn(4, 5)
+    out = providers.build("copy", "softmax", Case("softmax", (4, 5)))(x)
+    assert torch.equal(out, x) and out.data_ptr() != x.data_ptr()
+    both = providers.build("copy", "softmax_backward", Case("softmax_backward", (4, 5)))(x, x)
+    assert torch.equal(both, x + x)
+
+
+def test_the_yardstick_of_a_reduction_reads_it_once():
+    x = torch.randn(4, 5, 6)
+    out = providers.build("copy", "logsumexp", Case("logsumexp", (4, 5, 6), dim=(0, 2)))(x)
+    assert torch.equal(out, x.sum((0, 2)))
+
+
+def test_the_copy_of_a_view_is_a_tensor_like_it():
+    case = Case("softmax", (64, 9), view=TRANSPOSED)
+    (x,) = operations.OPERATIONS["softmax"].inputs(case, CPU)
+    assert providers.build("copy", "softmax", case)(x).stride() == x.stride()
+
+
+@pytest.mark.parametrize("op", REDUCTIONS)
+def test_ours_is_asked_for_at_the_call_with_one_dim_or_several(op, monkeypatch):
+    import cute_softmax
+
+    asked = []
+    monkeypatch.setattr(cute_softmax, op, lambda x, dim: asked.append(dim), raising=False)
+    for dims in ((0,), (0, 2)):
+        providers.build("cute_softmax", op, Case(op, (2, 3, 4), dim=dims))(torch.ones(2, 3, 4))
+    assert asked == [0, (0, 2)]
+
+
+@pytest.mark.parametrize("case", [c for c in SMALL if c.op == "softmax"], ids=str)
+def test_quack_is_given_contiguous_rows(case):
+    def rows(x: torch.Tensor) -> torch.Tensor:
+        assert x.is_contiguous() or case.view == SLICE
+        return torch.softmax(x, -1)
+
+    if len(case.shape) > 2:
+        with pytest.raises(providers.Refusal, match="last dimension of two"):
+            providers.Quack()._over_rows(case, rows)
+        return
+    inputs = operations.OPERATIONS["softmax"].inputs(case, CPU)
+    output = providers.Quack()._over_rows(case, rows)(*inputs)
+    operations.OPERATIONS["softmax"].check(case, inputs, output)
+    # Rows that QuACK must be handed contiguous come back contiguous.
+    turned_over_dim_0 = case.view == TRANSPOSED and case.dim == (0,)
+    assert output.is_contiguous() != turned_over_dim_0
+
+
+@pytest.mark.parametrize(
+    ("case", "shape", "modes"),
+    [
+        (Case("softmax", (32, 64)), (32, 64, 1, 1), ["instance", "channel"]),
+        (Case("softmax", (32, 64), dim=(0,)), (1, 32, 1, 64), ["channel"]),
+        (Case("softmax", (2, 3, 4, 5), dim=(1,)), (2, 3, 1, 20), ["channel"]),
+        (Case("softmax", (2, 3, 4, 5), dim=(-2,)), (6, 4, 1, 5), ["channel"]),
+    ],
+    ids=str,
+)
+def test_cudnn_is_told_of_channels(case, shape, modes, monkeypatch):
+    described = []
+
+    def softmax(*arguments):
+        described.append(arguments)
+        return lambda x: x
+
+    monkeypatch.setattr(providers.cudnn, "softmax", softmax)
+    providers.build("cudnn", "softmax", case)
+    assert described == [(shape, torch.bfloat16, mode) for mode in modes]
+
+
+@pytest.mark.parametrize(
+    ("name", "case", "reason"),
+    [
+        ("liger", Case("softmax", (4, 5), dim=(0,)), "last dimension only"),
+        ("liger", Case("softmax_backward", (4, 5), dim=(0,)), "last dimension only"),
+        ("liger", Case("softmax", (4, 5), dim=(0, 1)), "one dimension"),
+        ("cudnn", Case("softmax", (4, 5), dim=(0, 1)), "one dimension"),
+        ("cudnn", Case("softmax", (4, 5), view=SLICE), "contiguous"),
+        ("quack", Case("logsumexp", (4, 5)), "has no logsumexp"),
+        ("liger", Case("amax", (4, 5)), "has no amax"),
+        ("cudnn", Case("sum", (4, 5)), "has no sum"),
+    ],
+    ids=str,
+)
+def test_peers_refuse_what_they_cannot_do(name, case, reason):
+    with pytest.raises(providers.Refusal, match=reason):
+        providers.build(name, case.op, case)
+
+
+def test_every_provider_is_registered_and_refuses_what_it_has_not():
+    assert tuple(providers.REGISTRY) == PROVIDERS
+    with pytest.raises(providers.Refusal, match="has no entry"):
+        providers.build("copy", "entry", Case("softmax", (4, 5)))
+    with pytest.raises(providers.Refusal, match="one dimension"):
+        providers.build("torch", "softmax", Case("softmax", (2, 3, 4), dim=(0, 2)))
+
+
+def test_the_fastest_way_is_kept(monkeypatch):
+    tried = []
+
+    def slow(x):
+        return x + 1
+
+    def fails(x):
+        raise RuntimeError("no")
+
+    def clock(call):
+        tried.append(call())
+        return 9.0 if tried[-1] == 2 else 1.0
+
+    def fast(x):
+        return x + 2
+
+    monkeypatch.setattr(providers, "event_us", clock)
+    chosen = providers.Fastest({"slow": slow, "fails": fails, "fast": fast})
+    assert chosen(1) == 3 and chosen.note == "fast"
+    count = len(tried)
+    assert chosen(2) == 4 and len(tried) == count
+    with pytest.raises(RuntimeError, match="no"):
+        providers.Fastest({"fails": fails})(1)
