@@ -119,58 +119,6 @@ class Fragment:
         return tree(online.maximum, rest)
 
 
-class Columns:
-    """One thread's elements of several groups side by side: element v of each packed vector belongs to group v."""
-
-    def __init__(self, vectors: list[cute.Tensor]):
-        self.vectors = vectors
-        self.maxima: list[Float32] | None = None
-
-    def slot(self, v: int) -> "Column":
-        return Column(self, v)
-
-    def element(self, k: int, v: int) -> Float32:
-        """Element v of vector k."""
-        vector = self.vectors[k]
-        if vector.element_type is cutlass.BFloat16 and cute.size(vector) >= 2:
-            word = cute.recast_tensor(vector, Uint32)[v // 2]
-            half = word & Uint32(0xFFFF0000) if v % 2 else word << Uint32(16)
-            return half.bitcast(Float32)
-        return vector[v].to(Float32)
-
-    def maximum(self, v: int) -> Float32:
-        """The largest element of group v; NaN if one is NaN. 16-bit pairs are compared packed."""
-        if self.maxima is None:
-            first = self.vectors[0]
-            n, dtype = cute.size(first), first.element_type
-            if dtype in PACKED_MAX and n > 1:
-                both = cute.make_rmem_tensor(n, dtype)
-                words = [cute.recast_tensor(vector, Uint32) for vector in self.vectors]
-                for j in range(n // 2):
-                    found = tree(partial(packed_maximum, dtype), [w[j] for w in words])
-                    cute.recast_tensor(both, Uint32)[j] = found
-                self.maxima = unpack(both)
-            else:
-                steps = range(len(self.vectors))
-                self.maxima = [
-                    tree(online.maximum, [self.element(k, u) for k in steps]) for u in range(n)
-                ]
-        return self.maxima[v]
-
-
-class Column:
-    """One group of `Columns`; what maths ask of a `Fragment`."""
-
-    def __init__(self, columns: Columns, v: int):
-        self.columns, self.v = columns, v
-
-    def __iter__(self) -> Iterator[Float32]:
-        return (self.columns.element(k, self.v) for k in range(len(self.columns.vectors)))
-
-    def maximum(self) -> Float32:
-        return self.columns.maximum(self.v)
-
-
 def packed_maximum(dtype: type, a: Uint32, b: Uint32) -> Uint32:
     """Element by element, the maxima of two pairs of 16-bit numbers."""
     return cute.arch.inline_ptx(PACKED_MAX[dtype], write_only_types=[Uint32], read_only_args=[a, b])

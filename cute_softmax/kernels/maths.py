@@ -5,14 +5,18 @@ A row math has
 - `inputs`, `outputs`: the names of its tensors, in the order of the kernel's operands;
 - `padding`: per input, what an element outside the row counts as;
 - `reductions`: the operators of its stages, in order;
+- `whole`: the operator on the finished stages' states together, which parts of a row are merged with;
 - `keep`: whether converted values stay in registers between the passes over the row;
 - `partial(stage, values, carry, width)`: this thread's part of one row, merged over `width` lanes; returns the
   state and whatever the thread wants to keep for `finish`;
-- `collect(values)`: the state of this thread's elements alone, nothing merged and nothing kept;
-- `finish(values, kept, carry)`: the row's results, one iterable per output.
+- `maximum_first`: whether the first stage takes the maximum of the first input's elements themselves;
+- `term(stage, elements, carry)`: what an element of the row (of each input) adds to a stage;
+- `result(elements, state)`: what becomes of it;
+- `finish(values, kept, state)`: the row's results, one iterable per output. kept: from the last `partial` for the
+  same elements, or None; state: of `whole`, merged over all of the row.
 
 `values` holds one `copy.Fragment` per input: the elements of the row that this thread owns. `carry` holds the
-states of the finished stages, each merged over the whole row.
+states of the finished stages, each merged over as much of the row as the threads that exchange hold.
 """
 
 import operator
@@ -22,7 +26,7 @@ import cutlass.cute as cute
 from cutlass import Float32
 
 from . import online
-from .online import exp_fast, exp_precise
+from .online import Fast, Precise
 from .reduce import MAX, SUM, Online, tree
 
 
@@ -38,15 +42,16 @@ class Softmax:
     inputs = ("x",)
     outputs = ("y",)
     padding = (-float("inf"),)
+    maximum_first = True
 
     def __init__(self, *, online: bool, precise: bool, keep: bool, part: int = 2):
         self.online, self.precise, self.keep, self.part = online, precise, keep, part
-        self.exp = exp_precise if precise else exp_fast
-        self.pair = Online(self.exp)
-        self.reductions = (self.pair,) if online else (MAX, SUM)
+        self.exp = Precise if precise else Fast
+        self.whole = Online(self.exp)
+        self.reductions = (self.whole,) if online else (MAX, SUM)
 
-    def sum_of_powers(self, values: list, ref: Float32) -> Float32:
-        return tree(operator.add, (self.exp(v, ref) for v in values))
+    def powers(self, values: list, ref: Float32) -> Iterator[Float32]:
+        return (self.exp.power(v, ref) for v in values)
 
     def partial(self, stage: int, values: list, carry: list, width: int) -> tuple:
         (x,) = values
@@ -55,37 +60,41 @@ class Softmax:
             for part in x.parts(self.part):
                 part_max = tree(online.maximum, part)
                 seen = part_max if state is None else online.maximum(state[0], part_max)
-                total = self.sum_of_powers(part, online.reference(seen))
+                total = tree(operator.add, self.powers(part, online.reference(seen)))
                 state = (
                     seen,
                     total if state is None else online.rescale(state[1], state[0], seen, self.exp) + total,
                 )
-            return self.pair.lanes(state, width), None
-        if stage == 1:
-            seen = carry[0][0]
-        else:
+            return self.whole.lanes(state, width), None
+        if stage == 0:
             (seen,) = MAX.lanes((x.maximum(),), width)
             if not self.online:
                 return (seen,), None
-        ref = online.reference(seen)
-        powers = [self.exp(v, ref) for v in x] if self.keep else (self.exp(v, ref) for v in x)
-        (total,) = SUM.lanes((tree(operator.add, powers),), width)
-        return ((seen, total) if self.online else (total,)), (seen, powers)
+        else:
+            ((seen,),) = carry
+        powers = self.powers(x, online.reference(seen))
+        if self.keep:
+            powers = list(powers)
+        total = tree(operator.add, powers)
+        (total,) = SUM.lanes((total,), width)
+        return ((seen, total) if self.online else (total,)), (seen, powers) if self.keep else None
 
-    def collect(self, values: list) -> tuple:
-        (x,) = values
-        seen = x.maximum()
-        return seen, self.sum_of_powers(x, online.reference(seen))
+    def term(self, stage: int, elements: tuple, carry: tuple) -> Float32:
+        return elements[0] if stage == 0 else self.exp.power(elements[0], online.reference(carry[0]))
 
-    def finish(self, values: list, kept: tuple | None, carry: list) -> list:
-        row_max, total = carry[0] if self.online else (carry[0][0], carry[1][0])
+    def result(self, elements: tuple, state: tuple) -> Float32:
+        row_max, total = state
+        power = self.exp.power(elements[0], online.reference(row_max))
+        return next(self.quotients(iter([power]), total, cute.arch.rcp_approx(total)))
+
+    def finish(self, values: list, kept: tuple | None, state: tuple) -> list:
+        row_max, total = state
         inverse = cute.arch.rcp_approx(total)  # total >= 1, or 0 where all is -inf, or NaN
-        if not self.keep:
-            ref = online.reference(row_max)
-            return [self.quotients((self.exp(v, ref) for v in values[0]), total, inverse)]
+        if kept is None:
+            return [self.quotients(self.powers(values[0], online.reference(row_max)), total, inverse)]
         seen, powers = kept
-        if self.online:
-            # The powers refer to the maximum of this warp.
+        if seen is not row_max:
+            # The powers refer to the maximum of a part of the row.
             correction = online.rescale(Float32(1.0), seen, row_max, self.exp)
             if self.precise:
                 powers = (p * correction for p in powers)
@@ -109,19 +118,23 @@ class SoftmaxBackward:
     outputs = ("dx",)
     padding = (0.0, 0.0)
     reductions = (SUM,)
+    whole = SUM
+    maximum_first = False
 
     def __init__(self, *, keep: bool):
         self.keep = keep
 
     def partial(self, stage: int, values: list, carry: list, width: int) -> tuple:
-        dy, y = values
-        return SUM.lanes((tree(operator.add, (a * b for a, b in zip(dy, y, strict=True))),), width), None
+        dot = tree(operator.add, (self.term(stage, e, ()) for e in zip(*values, strict=True)))
+        return SUM.lanes((dot,), width), None
 
-    def collect(self, values: list) -> tuple:
-        dy, y = values
-        return (tree(operator.add, (a * b for a, b in zip(dy, y, strict=True))),)
+    def term(self, stage: int, elements: tuple, carry: tuple) -> Float32:
+        dy, y = elements
+        return dy * y
 
-    def finish(self, values: list, kept: None, carry: list) -> list:
-        dy, y = values
-        ((dot,),) = carry
-        return [(b * (a - dot) for a, b in zip(dy, y, strict=True))]
+    def result(self, elements: tuple, state: tuple) -> Float32:
+        (dy, y), (dot,) = elements, state
+        return y * (dy - dot)
+
+    def finish(self, values: list, kept: None, state: tuple) -> list:
+        return [(self.result(e, state) for e in zip(*values, strict=True))]

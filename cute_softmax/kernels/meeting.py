@@ -26,9 +26,7 @@ def words(parts: int) -> int:
 
 
 def _word(address: Int64, index: Int32 | int) -> cute.Pointer:
-    return cute.make_ptr(
-        Int32, address + Int64(index) * 4, cute.AddressSpace.gmem, assumed_align=4
-    )
+    return cute.make_ptr(Int32, address + Int64(index) * 4, cute.AddressSpace.gmem, assumed_align=4)
 
 
 def _read(word: cute.Pointer) -> Int32:

@@ -10,8 +10,8 @@ Source of the recurrence: Milakov and Gimelshein, "Online normalizer calculation
 
 import math
 import struct
-from collections.abc import Callable
 
+import cutlass
 import cutlass.cute as cute
 from cutlass import Float32
 
@@ -31,6 +31,7 @@ EXP2 = (
 )
 ROUND = 1.5 * 2.0**23  # added and taken away again, it rounds a smaller number to an integer
 LOWEST = -3.4028234663852886e38  # the most negative finite float32
+HUGE = 2.0**126  # times log2(e) it is still finite
 VANISHES = -200.0  # exp(-200) is zero in float32: clamping a difference here changes no result
 
 
@@ -47,31 +48,57 @@ def reference(maximum_seen: Float32) -> Float32:
     return maximum(maximum_seen, Float32(LOWEST))
 
 
-def exp_fast(x: Float32, ref: Float32) -> Float32:
-    """exp(x - ref), about 2 ulp beyond the rounding of the difference: for results stored in 16 bits.
+class Fast:
+    """Exponentials about 2 ulp off: for results stored in 16 bits. One FMA and one ex2 each.
 
-    The difference is taken first: x * log2(e) alone would overflow for the largest bfloat16 values.
+    An element's exponent is ``x * scale - round(ref * scale)``, rounded once; the second term is the same for all
+    that share a reference, so that its rounding cancels in the quotient. For that `ratio` must round alike.
     """
-    return cute.math.exp2((x - ref) * LOG2_E, fastmath=True)
+
+    @staticmethod
+    def scale(ref: Float32) -> Float32:
+        """log2(e), but less where the product would overflow: there neighbours lie so far apart that any will do."""
+        far = cute.arch.fmax(ref, -ref) > Float32(HUGE)
+        return Float32(cutlass.select_(far, Float32(LOG2_E / 4), Float32(LOG2_E)))
+
+    @classmethod
+    def power(cls, x: Float32, ref: Float32) -> Float32:
+        """exp(x - ref)."""
+        scale = cls.scale(ref)
+        return cute.math.exp2(cute.math.fma(x, scale, -(ref * scale)), fastmath=True)
+
+    @classmethod
+    def ratio(cls, old: Float32, new: Float32) -> Float32:
+        """exp(old - new) of two references, new >= old."""
+        scale = cls.scale(new)
+        return cute.math.exp2(old * scale - new * scale, fastmath=True)
 
 
-def exp_precise(x: Float32, ref: Float32) -> Float32:
-    """exp(x - ref) to 1 ulp beyond the rounding of the difference, for results stored in float32.
+class Precise:
+    """Exponentials to 1 ulp beyond the rounding of the difference, for results stored in float32."""
 
-    ex2.approx alone is off by 2 ulp, and rounding (x - ref) * log2(e) costs more than that. So the exponent is cut
-    into a whole part, whose power of two ex2.approx gives exactly, and a fraction, found with FMAs to the last bit
-    and put into a polynomial. What remains is what torch has, too: half an ulp of the difference.
-    """
-    difference = maximum(x - ref, Float32(VANISHES))
-    whole = cute.math.fma(difference, Float32(LOG2_E), Float32(ROUND)) - ROUND
-    fraction = cute.math.fma(difference, Float32(LOG2_E), -whole)
-    fraction = cute.math.fma(difference, Float32(LOG2_E_TAIL), fraction)
-    power = Float32(EXP2[0])
-    for coefficient in EXP2[1:]:
-        power = cute.math.fma(power, fraction, Float32(coefficient))
-    return power * cute.math.exp2(whole, fastmath=True)
+    @staticmethod
+    def power(x: Float32, ref: Float32) -> Float32:
+        """exp(x - ref).
+
+        ex2.approx alone is off by 2 ulp, and rounding (x - ref) * log2(e) costs more than that. So the exponent is
+        cut into a whole part, whose power of two ex2.approx gives exactly, and a fraction, found with FMAs to the
+        last bit and put into a polynomial. What remains is what torch has, too: half an ulp of the difference.
+        """
+        difference = maximum(x - ref, Float32(VANISHES))
+        whole = cute.math.fma(difference, Float32(LOG2_E), Float32(ROUND)) - ROUND
+        fraction = cute.math.fma(difference, Float32(LOG2_E), -whole)
+        fraction = cute.math.fma(difference, Float32(LOG2_E_TAIL), fraction)
+        power = Float32(EXP2[0])
+        for coefficient in EXP2[1:]:
+            power = cute.math.fma(power, fraction, Float32(coefficient))
+        return power * cute.math.exp2(whole, fastmath=True)
+
+    ratio = power
 
 
-def rescale(total: Float32, old_max: Float32, new_max: Float32, exp: Callable = exp_precise) -> Float32:
+def rescale(
+    total: Float32, old_max: Float32, new_max: Float32, exp: type[Fast] | type[Precise] = Precise
+) -> Float32:
     """A sum taken relative to old_max, made relative to new_max >= old_max; exp: which exponential."""
-    return total * exp(reference(old_max), reference(new_max))
+    return total * exp.ratio(reference(old_max), reference(new_max))

@@ -12,22 +12,33 @@ Names as in `row`: mX a tensor, rX registers, pX predicates, sX shared memory. A
 holds elements of: V of them in columns, one in rows.
 """
 
+from functools import partial
 from types import SimpleNamespace
 
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Int64, const_expr
+from cutlass import Boolean, Float32, Int32, Int64, Uint32, const_expr
 
 from . import meeting, reduce
-from .copy import DTYPES, Columns, Fragment, forget, global_pointer, load, pack, read_policy, store
+from .copy import (
+    DTYPES,
+    PACKED_MAX,
+    global_pointer,
+    load_async,
+    pack,
+    packed_maximum,
+    read_policy,
+    store,
+    unpack,
+)
 
 
 class PanelKernel:
     """The kernel of one Plan class.
 
     spec: the plain numbers and named layouts of the class, see `cute_softmax.plan.PanelClass`.
-    math: a row math of `maths` that keeps nothing between its passes.
+    math: a row math of `maths`; its element functions are used.
     """
 
     def __init__(self, spec, math):
@@ -35,16 +46,14 @@ class PanelKernel:
         self.math = math
         self.dtypes = [DTYPES[name] for name in spec.dtypes]
         self.inputs = range(len(math.inputs))
-        self.outputs = range(len(math.inputs), len(math.inputs) + len(math.outputs))
         self.group_outputs = range(len(math.inputs) + len(math.outputs), len(spec.dtypes))
-        self.op = math.reductions[0]
-        self.slot = reduce.slot_type(self.op)
+        self.slot = reduce.slot_type(math.whole)
 
     @cute.jit
     def __call__(
         self,
         stream: cuda.CUstream,
-        ctas: Int32,
+        tiles: Int32,
         length: Int32,
         width: Int32,
         panels: Int32,
@@ -58,18 +67,19 @@ class PanelKernel:
     ):
         """Launch.
 
-        ctas: of the grid: panels times outer groups times parts; length: elements of a group; width: groups side
-        by side (columns); panels: that they are cut into; parts: CTAs per panel; share: elements of a group that
-        each of them takes; evict_last: see `copy.read_policy`; patience: nanoseconds, see `meeting`.
-        sync, states: addresses of the meeting points (zeroed) and of the parts' states.
-        rest: sizes of the outer kept modes but the slowest, and of the reduced modes but the slowest, the fastest
-        first; then of each operand the address in bytes and the strides in elements of the outer kept modes, of
-        the mode across, and of the reduced modes, the fastest first.
+        tiles: panels times outer groups times parts: the CTAs of the grid, or its clusters; length: elements of a
+        group; width: groups side by side (columns); panels: that they are cut into; parts: of a panel, one CTA or
+        cluster each; share: elements of a group that a CTA takes; evict_last: see `copy.read_policy`;
+        patience: nanoseconds, see `meeting`. sync, states: addresses of the meeting points (zeroed) and of the
+        parts' states. rest: sizes of the outer kept modes but the slowest, and of the reduced modes but the
+        slowest, the fastest first; then of each operand the address in bytes and the strides in elements of the
+        outer kept modes, of the mode across, and of the reduced modes, the fastest first.
         """
         s = self.spec
         self.kernel(length, width, panels, parts, share, evict_last, patience, sync, states, rest).launch(
-            grid=[ctas, 1, 1],
+            grid=[tiles * s.cluster_n, 1, 1],
             block=[s.threads, 1, 1],
+            cluster=[s.cluster_n, 1, 1] if const_expr(s.cluster_n > 1) else None,
             stream=stream,
             min_blocks_per_mp=s.min_blocks,
             preferred_smem_carveout=-1 if const_expr(s.min_blocks > 1) else None,
@@ -91,14 +101,19 @@ class PanelKernel:
     ):
         s = self.spec
         tidx, _, _ = cute.arch.thread_idx()
-        cta, _, _ = cute.arch.block_idx()
+        tile, _, _ = cute.arch.block_idx()
+        rank = Int32(0)
+        if const_expr(s.cluster_n > 1):
+            tile, rank = tile // s.cluster_n, cute.arch.block_idx_in_cluster()
         kept_sizes = [Int32(n) for n in rest[: s.kept_modes - 1]]
         reduced_sizes = [Int32(n) for n in rest[s.kept_modes - 1 : s.kept_modes + s.reduced_modes - 2]]
         operands = rest[s.kept_modes + s.reduced_modes - 2 :]
         each = 2 + s.kept_modes + s.reduced_modes
 
         # Coordinates: which panel, which part of it, which groups.
-        part, tile = cta % parts, cta // parts
+        part = Int32(0)
+        if const_expr(s.meeting):
+            part, tile = tile % parts, tile // parts
         panel, outer = tile % panels, tile // panels
         a, d = tidx % s.across, tidx // s.across
         column = (panel * s.across + a) * s.slots
@@ -114,296 +129,364 @@ class PanelKernel:
             start = dot(outer_index, kept) + Int64(column) * across
             mX.append(SimpleNamespace(address=address, start=start, across=across, reduced=reduced))
 
-        # Shared memory: the states of the warps, the merged ones, and what one thread tells the others.
+        # Shared memory: the tiles, the warps' partial results (one buffer a stage), what CTAs exchange.
         smem = cutlass.memory.SmemAllocator()
-        sB = smem.allocate_tensor(self.slot, cute.make_layout(s.buffer.shape, stride=s.buffer.stride), 16)
-        sM = smem.allocate_tensor(self.slot, cute.make_layout(max(s.columns, 2)), 16)
-        word = smem.allocate_tensor(Int32, cute.make_layout(2), 8)
+        sX_layout = cute.make_layout(s.smem.shape, stride=s.smem.stride)
+        sX = [smem.allocate_tensor(self.dtypes[i], sX_layout, 16) for i in self.inputs]
+        buffer = cute.make_layout(s.reduction_buffer.shape, stride=s.reduction_buffer.stride)
+        sB = smem.allocate_tensor(Float32, buffer, 16)
+        sC = smem.allocate_tensor(self.slot, cute.make_layout(s.peers.shape, stride=s.peers.stride), 16)
+        words = smem.allocate_tensor(Int32, cute.make_layout(2), 8)
+        barrier = None
+        if const_expr(s.cluster_n > 1):
+            barrier = smem.allocate_array(Int64, num_elems=1)
+            if tidx == 0:
+                cute.arch.mbarrier_init(barrier, 1)
+            cute.arch.mbarrier_init_fence()
+            cute.arch.cluster_arrive_relaxed()
 
-        this = SimpleNamespace(
-            tidx=tidx,
-            a=a,
-            d=d,
-            inside=column < width,
-            column=column,
-            width=width,
-            length=length,
-            part=part,
-            parts=parts,
-            share=share,
-            patience=patience,
-            reduced_sizes=reduced_sizes,
-            policy=read_policy(evict_last),
-            mX=mX,
-            sB=sB,
-            sM=sM,
-            word=word,
-            sync=sync + Int64(tile) * (4 * meeting.HEADER) + Int64(tile) * 4 * parts,
-            states=states + (Int64(tile) * parts) * (s.columns * self.slot.width // 8),
+        self.panel(
+            SimpleNamespace(
+                tidx=tidx,
+                a=a,
+                d=d,
+                rank=rank,
+                inside=column < width,
+                length=length,
+                part=part,
+                parts=parts,
+                share=share,
+                patience=patience,
+                reduced_sizes=reduced_sizes,
+                policy=read_policy(evict_last),
+                mX=mX,
+                sX=[x[None, tidx, None] for x in sX],
+                sB=sB,
+                sC=sC,
+                words=words,
+                barrier=barrier,
+                sync=sync + Int64(tile) * (4 * meeting.words(parts)),
+                states=states + Int64(tile) * parts * (s.columns * self.slot.width // 8),
+            )
         )
-        rX = [cute.make_rmem_tensor((s.vector, s.steps), dtype) for dtype in self.dtypes]
-        self.panel(this, rX)
+
+    def bounds(self, this, part: Int32) -> tuple[Int32, Int32]:
+        """The elements of its groups that this CTA takes of a part."""
+        first = (part * self.spec.cluster_n + this.rank) * this.share
+        return first, cutlass.min(first + this.share, this.length)
 
     @cute.jit
-    def panel(self, this, rX):
-        """One part of a panel, from loading to storing."""
+    def panel(self, this):
+        """One CTA's share of a panel, from loading to storing."""
         s = self.spec
-        first = this.part * this.share
-        end = cutlass.min(first + this.share, this.length)
-        grain = s.down * s.unit * s.steps
-        last = first  # where the tile begins that stays in registers
+        first, end = self.bounds(this, this.part)
+        last = first  # where the tile begins that stays in shared memory
+        earlier = [None] * s.slots
         if const_expr(s.streaming):
-            last = first + cutlass.max((end - first - 1) // grain, 0) * grain
-
-        # Load and collect; without `streaming` all is held.
-        rS = cute.make_rmem_tensor((len(self.op.identity), s.slots), Float32)
-        for v in cutlass.range_constexpr(s.slots):
-            for n in cutlass.range_constexpr(len(self.op.identity)):
-                rS[n, v] = Float32(self.op.identity[n])
-        if const_expr(s.streaming):
-            for at in cutlass.range(first, last, grain, unroll=1):
-                self.fetch(this, at, end, rX)
-                self.collect(rX, rS)
-        self.fetch(this, last, end, rX)
-        self.collect(rX, rS)
-
-        # Merge, and finish what is held, then what was read before it.
+            last = first + cutlass.max((end - first - 1) // s.tile, 0) * s.tile
+            earlier = self.stream(this, first, last, end)
+        self.fetch(this, last, end)
+        mine = self.reduce(this, earlier)
+        if const_expr(s.cluster_n > 1):
+            mine = self.across_cluster(this, mine)
         if const_expr(s.meeting):
-            self.meet(this, rX, rS, first, last, end)
+            self.meet(this, mine, first, last, end)
         else:
-            carry = self.merge(this, rS)
-            self.store_groups(this, carry)
-            self.finish(this, last, end, rX, carry)
+            states = self.spread(this, mine)
+            self.store_groups(this, states)
+            self.finish(this, last, end, states)
             if const_expr(s.streaming):
-                self.stream_back(this, first, last, end, rX, carry)
+                self.stream_back(this, first, last, end, states)
+
+    def vectors(self, this, i: int, at: Int32) -> list:
+        """Where this thread's vectors of the tile that begins at `at` lie in tensor i."""
+        s = self.spec
+        mX, dtype = this.mX[i], self.dtypes[i]
+        size = dtype.width // 8
+        first = at + this.d * s.unit
+        if s.reduced_modes == 1:
+            # One multiplication, then additions: a 64-bit product for each vector would cost as much as its softmax.
+            (stride,) = mX.reduced
+            addresses = [mX.address + (mX.start + Int64(first) * stride) * size]
+            step = Int64(s.down * s.unit * size) * stride
+            for _ in range(1, s.steps):
+                addresses.append(addresses[-1] + step)
+        else:
+            indices = [apart(first + k * s.down * s.unit, this.reduced_sizes) for k in range(s.steps)]
+            addresses = [mX.address + (mX.start + dot(index, mX.reduced)) * size for index in indices]
+        layout = cute.make_layout(s.vector)
+        return [
+            cute.make_tensor(global_pointer(dtype, a, Int64(0), s.vector * size), layout) for a in addresses
+        ]
+
+    def left(self, this, at: Int32, end: Int32) -> Int32:
+        """How much of the group there is from this thread's first element of a tile on: vector k exists where more
+        than k * down * unit is left."""
+        return Int32(cutlass.select_(this.inside, end - at - this.d * self.spec.unit, Int32(0)))
 
     @cute.jit
-    def meet(self, this, rX, rS, first: Int32, last: Int32, end: Int32):
+    def fetch(self, this, at: Int32, end: Int32):
+        """Bring a tile of all inputs into this thread's own slots of shared memory, padding what lies outside."""
         s = self.spec
-        self.hand_over(this, rS)
+        left = self.left(this, at, end)
+        for i in self.inputs:
+            padding = cute.make_rmem_tensor(max(s.vector, 2), self.dtypes[i])
+            padding.fill(self.dtypes[i](self.math.padding[i]))
+            gX = self.vectors(this, i, at)
+            for k in cutlass.range_constexpr(s.steps):
+                slot = this.sX[i][None, k]
+                if left > k * s.down * s.unit:
+                    load_async(gX[k], slot, s.vector, this.policy)
+                else:
+                    for v in cutlass.range_constexpr(s.vector):
+                        slot[v] = padding[v]
+        cute.arch.cp_async_commit_group()
+
+    def held(self, this, k: int) -> list:
+        """Vector k of each input in registers."""
+        found = []
+        for i in self.inputs:
+            vector = cute.make_rmem_tensor(self.spec.vector, self.dtypes[i])
+            cute.autovec_copy(this.sX[i][None, k], vector)
+            found.append(vector)
+        return found
+
+    def fold(self, this, stage: int, carry: list) -> list:
+        """Per slot this thread's partial result of a stage, over what it holds. carry: per slot, the results of the
+        stages before."""
+        s, math = self.spec, self.math
+        op = math.reductions[stage].op
+        dtype = self.dtypes[0]
+        if math.maximum_first and stage == 0 and dtype in PACKED_MAX and s.vector > 1:
+            words = [cute.recast_tensor(self.held(this, k)[0], Uint32) for k in range(s.steps)]
+            both = cute.make_rmem_tensor(s.vector, dtype)
+            for j in range(s.vector // 2):
+                largest = reduce.tree(partial(packed_maximum, dtype), [w[j] for w in words])
+                cute.recast_tensor(both, Uint32)[j] = largest
+            totals = unpack(both)
+        else:
+            totals = None
+            for k in range(s.steps):
+                elements = zip(*(unpack(vector) for vector in self.held(this, k)), strict=True)
+                terms = [math.term(stage, e, carry[v % s.slots]) for v, e in enumerate(elements)]
+                totals = terms if totals is None else [op(a, b) for a, b in zip(totals, terms, strict=True)]
+        return totals if s.orientation == "column" else [reduce.tree(op, totals)]
+
+    @cute.jit
+    def stream(self, this, first: Int32, last: Int32, end: Int32) -> list:
+        """Per slot the state of this thread's elements of all tiles before `last`."""
+        s, identity = self.spec, self.math.whole.identity
+        rS = cute.make_rmem_tensor((len(identity), s.slots), Float32)
+        for v in cutlass.range_constexpr(s.slots):
+            for n in cutlass.range_constexpr(len(identity)):
+                rS[n, v] = Float32(identity[n])
+        for at in cutlass.range(first, last, s.tile, unroll=1):
+            self.fetch(this, at, end)
+            cute.arch.cp_async_wait_group(0)
+            carry = [() for _ in range(s.slots)]
+            for stage in cutlass.range_constexpr(len(self.math.reductions)):
+                totals = self.fold(this, stage, carry)
+                carry = [(*c, t) for c, t in zip(carry, totals, strict=True)]
+            for v in cutlass.range_constexpr(s.slots):
+                before = tuple(rS[n, v] for n in range(len(identity)))
+                state = self.math.whole.merge(before, carry[v])
+                for n in cutlass.range_constexpr(len(identity)):
+                    rS[n, v] = state[n]
+        return [tuple(rS[n, v] for n in range(len(identity))) for v in range(s.slots)]
+
+    def reduce(self, this, earlier: list) -> tuple:
+        """The state of all of the CTA's elements of column t, in thread t.
+
+        The largest elements of all first, then the sums of exponentials relative to them, and so on: nothing is
+        ever rescaled, but each stage waits for all threads.
+        """
+        s, math = self.spec, self.math
+        cute.arch.cp_async_wait_group(0)
+        carry, mine = [() for _ in range(s.slots)], ()
+        for stage, op in enumerate(math.reductions):
+            totals = self.fold(this, stage, carry)
+            for v in range(s.slots):
+                if earlier[v] is not None:
+                    totals[v] = op.op(totals[v], math.whole.refer(stage, earlier[v], carry[v]))
+            merged, everywhere = self.across_warps(
+                this, op, totals, this.sB[None, None, stage], stage + 1 < len(math.reductions)
+            )
+            mine += (merged,)
+            if everywhere is not None:
+                carry = [(*c, m) for c, m in zip(carry, everywhere, strict=True)]
+        return mine
+
+    @cute.jit
+    def across_warps(
+        self, this, op: cutlass.Constexpr, totals: list, buffer: cute.Tensor, spread: cutlass.Constexpr[bool]
+    ) -> tuple:
+        """Merge the threads' results: that of column t in thread t and, if `spread`, per slot in every thread.
+
+        buffer: shape (columns, warps down the panel).
+        """
+        s = self.spec
+        start = min(s.across, reduce.WARP)
+        lane, row = cute.arch.lane_idx(), this.tidx // max(s.across, reduce.WARP)
+        column = this.a * s.slots
+        partials = [op.lanes((t,), reduce.WARP, start)[0] for t in totals]
+        if lane < s.across:
+            for v in cutlass.range_constexpr(s.slots):
+                buffer[column + v, row] = partials[v]
+        cute.arch.barrier()
+        mine = this.tidx % s.columns
+        merged = reduce.tree(op.op, [buffer[mine, i] for i in range(s.warps_down)])
+        everywhere = None
+        if const_expr(spread):
+            cute.arch.barrier()
+            if this.tidx < s.columns:
+                buffer[mine, 0] = merged
+            cute.arch.barrier()
+            everywhere = [buffer[column + v, 0] for v in range(s.slots)]
+        return merged, everywhere
+
+    @cute.jit
+    def across_cluster(self, this, mine: tuple) -> tuple:
+        """Merge the states of column t over the CTAs of the cluster, in thread t."""
+        s = self.spec
+        if this.tidx == 0:
+            received = s.columns * s.cluster_n * self.slot.width // 8
+            cute.arch.mbarrier_arrive_and_expect_tx(this.barrier, received)
+        # As late as possible: it waits until all CTAs of the cluster have started.
+        cute.arch.cluster_wait()
+        column = this.tidx % s.columns
+        if this.tidx < s.columns:
+            for peer in cutlass.range_constexpr(s.cluster_n):
+                reduce.store_remote(mine, this.sC, (column, this.rank), this.barrier, Int32(peer))
+        cute.arch.mbarrier_wait(this.barrier, 0)
+        theirs = [reduce.unpack(this.sC[column, i]) for i in range(s.cluster_n)]
+        return reduce.tree(self.math.whole.merge, theirs)
+
+    @cute.jit
+    def spread(self, this, mine: tuple) -> list:
+        """Per slot the state, from column t's in thread t."""
+        s, sC = self.spec, this.sC
+        cute.arch.barrier()
+        if this.tidx < s.columns:
+            sC[this.tidx, 0] = reduce.pack(mine)
+        cute.arch.barrier()
+        return [reduce.unpack(sC[this.a * s.slots + v, 0]) for v in range(s.slots)]
+
+    @cute.jit
+    def meet(self, this, mine: tuple, first: Int32, last: Int32, end: Int32):
+        """Merge with the other parts of the panel, then finish this one; without full outputs the last part to
+        come ends the work and nobody waits."""
+        s, words = self.spec, this.words
+        ours = self.part_state(this, this.part)
+        if (this.tidx < s.columns) & (this.rank == 0):
+            ours[this.tidx] = reduce.pack(mine)
         cute.arch.barrier()
         if this.tidx == 0:
-            is_last = meeting.arrive(this.sync, this.parts)
+            is_last = Boolean(False)
+            if this.rank == 0:
+                is_last = meeting.arrive(this.sync, this.parts)
             met = is_last
-            if const_expr(self.math.outputs):
+            if const_expr(len(self.math.outputs) > 0):
                 if not is_last:
                     met = meeting.wait(this.sync, this.part, this.parts, this.patience)
-            this.word[0] = Int32(met)
-            this.word[1] = Int32(is_last)
+            words[0] = Int32(met)
+            words[1] = Int32(is_last)
         cute.arch.barrier()
-        if this.word[0] != 0:
-            carry = self.merge_parts(this)
-            if this.word[1] != 0:
-                self.store_groups(this, carry)
-            if const_expr(self.math.outputs):
-                self.finish(this, last, end, rX, carry)
+        if words[0] != 0:
+            states = self.merge_parts(this)
+            if words[1] != 0:
+                self.store_groups(this, states)
+            if const_expr(len(self.math.outputs) > 0):
+                self.finish(this, last, end, states)
                 if const_expr(s.streaming):
-                    self.stream_back(this, first, last, end, rX, carry)
-                self.rescue(this, rX, carry)
+                    self.stream_back(this, first, last, end, states)
+                self.rescue(this, states)
 
     @cute.jit
-    def rescue(self, this, rX, carry):
+    def rescue(self, this, states):
         """The last to arrive finishes the parts whose CTAs did not wait."""
-        if this.word[1] != 0:
+        words = this.words
+        if words[1] != 0:
             cute.arch.barrier()
             if this.tidx == 0:
-                this.word[0] = Int32(meeting.any_given_up(this.sync))
+                words[0] = Int32(meeting.any_given_up(this.sync))
             cute.arch.barrier()
-            if this.word[0] != 0:
+            if words[0] != 0:
                 for part in cutlass.range(this.parts, unroll=1):
                     cute.arch.barrier()
                     if this.tidx == 0:
-                        this.word[0] = Int32(meeting.take(this.sync, part))
+                        words[0] = Int32(meeting.take(this.sync, part))
                     cute.arch.barrier()
-                    if this.word[0] != 0:
-                        first = part * this.share
-                        end = cutlass.min(first + this.share, this.length)
-                        self.stream_back(this, first, end, end, rX, carry)
-
-    @cute.jit
-    def stream_back(self, this, first: Int32, last: Int32, end: Int32, rX, carry):
-        """Read what lies before `last` again, backwards, and finish it."""
-        s = self.spec
-        grain = s.down * s.unit * s.steps
-        for n in cutlass.range(cute.ceil_div(last - first, grain), unroll=1):
-            at = first + (cute.ceil_div(last - first, grain) - 1 - n) * grain
-            self.fetch(this, at, end, rX)
-            self.finish(this, at, end, rX, carry)
-
-    def index(self, this, at: Int32, k: int) -> Int32:
-        """The first element of vector k of this thread within its groups, of the tile that begins at `at`."""
-        s = self.spec
-        return at + (this.d + k * s.down) * s.unit
-
-    def pointer(self, this, i: int, index: Int32):
-        """Where the vector at `index` of the groups lies in tensor i."""
-        s = self.spec
-        mX, dtype = this.mX[i], self.dtypes[i]
-        offset = mX.start + dot(apart(index, this.reduced_sizes), mX.reduced)
-        pointer = global_pointer(dtype, mX.address, offset, s.vector * dtype.width // 8)
-        return cute.make_tensor(pointer, cute.make_layout(s.vector))
-
-    @cute.jit
-    def fetch(self, this, at: Int32, end: Int32, rX):
-        """Load a tile of all inputs, over the padding of what lies outside."""
-        s = self.spec
-        for i in self.inputs:
-            rX[i].fill(self.dtypes[i](self.math.padding[i]))
-        for k in cutlass.range_constexpr(s.steps):
-            index = self.index(this, at, k)
-            if this.inside & (index < end):
-                for i in self.inputs:
-                    load(self.pointer(this, i, index), rX[i][None, k], s.vector, this.policy)
-
-    def fragments(self, rX) -> list:
-        """Per slot, one fragment of each input."""
-        s = self.spec
-        held = [[rX[i][None, k] for k in range(s.steps)] for i in self.inputs]
-        if s.orientation == "row":
-            return [[Fragment([lambda v=v: v for v in vectors], [], False) for vectors in held]]
-        columns = [Columns(vectors) for vectors in held]
-        return [[c.slot(v) for c in columns] for v in range(s.slots)]
-
-    def collect(self, rX, rS):
-        """Merge what this thread holds into its states."""
-        for v, values in enumerate(self.fragments(rX)):
-            state = self.math.collect(values)
-            if self.spec.streaming:
-                state = self.op.merge(tuple(rS[n, v] for n in range(len(state))), state)
-            for n, number in enumerate(state):
-                rS[n, v] = number
-
-    def lanes(self, rS) -> list:
-        """The states merged over the lanes of a warp that share a group."""
-        s = self.spec
-        states = [tuple(rS[n, v] for n in range(len(self.op.identity))) for v in range(s.slots)]
-        return [self.op.lanes(state, reduce.WARP, start=min(s.across, reduce.WARP)) for state in states]
-
-    @cute.jit
-    def merge_warps(self, this, rS) -> tuple:
-        """States of all of the CTA: in rows in every thread, in columns that of column t in thread t."""
-        s = self.spec
-        states = self.lanes(rS)
-        lane = cute.arch.lane_idx()
-        row = this.tidx // max(s.across, reduce.WARP)
-        if lane < s.across:
-            for v in cutlass.range_constexpr(s.slots):
-                this.sB[row, this.a * s.slots + v] = reduce.pack(states[v])
-        cute.arch.barrier()
-        rows = s.buffer.shape[0]
-        merged = tuple(Float32(n) for n in self.op.identity)
-        if const_expr(s.orientation == "row"):
-            if lane < rows:
-                merged = reduce.unpack(this.sB[lane, 0])
-            merged = self.op.lanes(merged, reduce.WARP)
-        else:
-            merged = reduce.unpack(this.sB[0, this.tidx % s.columns])
-            for i in cutlass.range_constexpr(1, rows):
-                merged = self.op.merge(merged, reduce.unpack(this.sB[i, this.tidx % s.columns]))
-        return merged
-
-    @cute.jit
-    def spread(self, this, merged: tuple) -> list:
-        """The state of each of this thread's slots, from column t's in thread t."""
-        s = self.spec
-        if const_expr(s.orientation == "row"):
-            carry = [[merged]]
-        else:
-            sM = this.sM
-            if this.tidx < s.columns:
-                sM[this.tidx] = reduce.pack(merged)
-            cute.arch.barrier()
-            carry = [[reduce.unpack(this.sM[this.a * s.slots + v])] for v in range(s.slots)]
-        return carry
-
-    @cute.jit
-    def merge(self, this, rS) -> list:
-        """The states of this thread's slots, merged over the CTA."""
-        if const_expr(self.spec.down == 1):
-            carry = [[state] for state in self.lanes(rS)]
-        else:
-            carry = self.spread(this, self.merge_warps(this, rS))
-        return carry
-
-    @cute.jit
-    def hand_over(self, this, rS):
-        """Put the states of this part where the other CTAs of the panel read them."""
-        s = self.spec
-        merged = self.merge_warps(this, rS)
-        mine = self.part_state(this, this.part)
-        if this.tidx < s.columns:
-            mine[this.tidx] = reduce.pack(merged)
+                    if words[0] != 0:
+                        first, end = self.bounds(this, part)
+                        self.stream_back(this, first, end, end, states)
 
     def part_state(self, this, part: Int32) -> cute.Tensor:
+        """The states of a part in global memory, one per column."""
         size = self.slot.width // 8
         at = this.states + Int64(part) * (self.spec.columns * size)
         pointer = cute.make_ptr(self.slot, at, cute.AddressSpace.gmem, assumed_align=size)
-        return cute.make_tensor(pointer, cute.make_layout(self.spec.columns))
+        return cute.make_tensor(pointer, cute.make_layout(max(self.spec.columns, 2)))
 
     @cute.jit
     def merge_parts(self, this) -> list:
-        """The states of this thread's slots, merged over all parts of the panel.
-
-        Every `readers`-th part is read by the same threads; in rows those are the lanes of each warp.
-        """
-        s = self.spec
-        state = [Float32(n) for n in self.op.identity]
-        if const_expr(s.orientation == "row"):
-            reader, readers, column = cute.arch.lane_idx(), reduce.WARP, 0
-        else:
-            reader, readers, column = this.tidx // s.columns, s.readers, this.tidx % s.columns
-        rS = cute.make_rmem_tensor(len(state), Float32)
-        for n in cutlass.range_constexpr(len(state)):
-            rS[n] = state[n]
-        for part in cutlass.range(reader, this.parts, readers, unroll=4):
+        """Per slot the state merged over all parts of the panel; `readers` threads a column read every
+        `readers`-th part."""
+        s, sC = self.spec, this.sC
+        identity = self.math.whole.identity
+        reader, column = this.tidx // s.columns, this.tidx % s.columns
+        rS = cute.make_rmem_tensor(2, Float32)
+        for n in cutlass.range_constexpr(len(identity)):
+            rS[n] = Float32(identity[n])
+        for part in cutlass.range(reader, this.parts, s.readers, unroll=4):
             at = self.part_state(this, part).iterator + column
             seen = reduce.unpack(cute.arch.load(at, self.slot, sem="relaxed", scope="gpu"))
-            merged = self.op.merge(tuple(rS[n] for n in range(len(state))), seen)
-            for n in cutlass.range_constexpr(len(state)):
-                rS[n] = merged[n]
-        merged = tuple(rS[n] for n in range(len(state)))
-        if const_expr(s.orientation == "row"):
-            merged = self.op.lanes(merged, reduce.WARP)
-        elif const_expr(readers > 1):
-            if reader < readers:
-                this.sB[reader, column] = reduce.pack(merged)
-            cute.arch.barrier()
-            merged = reduce.unpack(this.sB[0, column])
-            for i in cutlass.range_constexpr(1, readers):
-                merged = self.op.merge(merged, reduce.unpack(this.sB[i, column]))
-        return self.spread(this, merged)
+            state = self.math.whole.merge(tuple(rS[n] for n in range(len(identity))), seen)
+            for n in cutlass.range_constexpr(len(identity)):
+                rS[n] = state[n]
+        if reader < s.readers:
+            sC[column, reader] = reduce.pack(tuple(rS[n] for n in range(len(identity))))
+        cute.arch.barrier()
+        theirs = [reduce.unpack(sC[column, i]) for i in range(s.readers)]
+        return self.spread(this, reduce.tree(self.math.whole.merge, theirs))
 
     @cute.jit
-    def store_groups(self, this, carry):
+    def store_groups(self, this, states):
         """Write the results that a group has one of."""
         s = self.spec
         if const_expr(len(self.group_outputs) > 0):
-            if (this.d == 0) & this.inside:
+            if (this.d == 0) & this.inside & (this.rank == 0):
                 for v in cutlass.range_constexpr(s.slots):
-                    for i, result in zip(self.group_outputs, self.math.group_results(carry[v]), strict=True):
+                    for i, result in zip(self.group_outputs, self.math.group_results(states[v]), strict=True):
                         mX, dtype = this.mX[i], self.dtypes[i]
                         at = global_pointer(dtype, mX.address, mX.start + v * mX.across, dtype.width // 8)
                         cute.make_tensor(at, cute.make_layout(1))[0] = result.to(dtype)
 
     @cute.jit
-    def finish(self, this, at: Int32, end: Int32, rX, carry):
-        """Compute and store the results of the tile in registers."""
+    def finish(self, this, at: Int32, end: Int32, states):
+        """Compute and store the results of the tile in shared memory."""
+        s, math = self.spec, self.math
+        if const_expr(len(math.outputs) > 0):
+            left = self.left(this, at, end)
+            i = len(math.inputs)
+            gX = self.vectors(this, i, at)
+            for k in cutlass.range_constexpr(s.steps):
+                elements = zip(*(unpack(vector) for vector in self.held(this, k)), strict=True)
+                results = [math.result(e, states[v % s.slots]) for v, e in enumerate(elements)]
+                rounded = cute.make_rmem_tensor(s.vector, self.dtypes[i])
+                pack(iter(results), rounded)
+                if left > k * s.down * s.unit:
+                    store(rounded, gX[k])
+
+    @cute.jit
+    def stream_back(self, this, first: Int32, last: Int32, end: Int32, states):
+        """Read what lies before `last` again, backwards, and finish it."""
         s = self.spec
-        if const_expr(len(self.outputs) > 0):
-            for i in self.inputs:
-                for k in cutlass.range_constexpr(s.steps):
-                    forget(rX[i][None, k])
-            results = [
-                self.math.finish(values, None, carry[v]) for v, values in enumerate(self.fragments(rX))
-            ]
-            for j in cutlass.range_constexpr(len(self.math.outputs)):
-                i = len(self.inputs) + j
-                streams = [iter(r[j]) for r in results]
-                for k in cutlass.range_constexpr(s.steps):
-                    pack((next(streams[v % s.slots]) for v in range(s.vector)), rX[i][None, k])
-                    index = self.index(this, at, k)
-                    if this.inside & (index < end):
-                        store(rX[i][None, k], self.pointer(this, i, index))
+        tiles = cute.ceil_div(last - first, s.tile)
+        for n in cutlass.range(tiles, unroll=1):
+            at = first + (tiles - 1 - n) * s.tile
+            self.fetch(this, at, end)
+            cute.arch.cp_async_wait_group(0)
+            self.finish(this, at, end, states)
 
 
 def apart(index: Int32, sizes: list) -> list:

@@ -5,7 +5,8 @@ One template serves every operator. An operator gives
 - `identity`: the state of a thread that has seen nothing, a tuple of Float32;
 - `lanes(state, width, start)`: the states of `width` neighbouring lanes merged, the result in each of them; with
   `start` > 1 only those of every start-th lane, so that `start` results lie side by side;
-- `merge(a, b)`: two states merged in one thread.
+- `merge(a, b)`: two states merged in one thread;
+- `refer(stage, state, carry)`: what a state contributes to a math's stage, given the results of the stages before.
 
 Between warps a state travels through the reduction buffer in shared memory, shape
 ``(rows, (warps_per_row, cluster_n), stage)`` in order (1, 0, 2): the peers of a row lie next to each other, so
@@ -62,13 +63,16 @@ class Scalar:
     def merge(self, a: tuple, b: tuple) -> tuple:
         return (self.op(a[0], b[0]),)
 
+    def refer(self, stage: int, state: tuple, carry: tuple) -> Float32:
+        return state[0]
+
 
 class Online:
     """The pair (max, sum of exponentials relative to it); exp: see `online.rescale`."""
 
     identity = (-float("inf"), 0.0)
 
-    def __init__(self, exp: Callable):
+    def __init__(self, exp: type):
         self.exp = exp
 
     def lanes(self, state: tuple, width: int, start: int = 1) -> tuple:
@@ -80,6 +84,9 @@ class Online:
         row_max = online.maximum(a[0], b[0])
         first, second = (online.rescale(total, seen, row_max, self.exp) for seen, total in (a, b))
         return row_max, first + second
+
+    def refer(self, stage: int, state: tuple, carry: tuple) -> Float32:
+        return state[0] if stage == 0 else online.rescale(state[1], state[0], carry[0], self.exp)
 
 
 MAX = Scalar(online.maximum, -float("inf"))

@@ -274,7 +274,7 @@ class RowKernel:
 
         # Finish and store.
         for m in cutlass.range_constexpr(M):
-            results = math.finish(values[m], kept[m], carry[m])
+            results = math.finish(values[m], kept[m], sum(carry[m], ()))
             for j in cutlass.range_constexpr(len(math.outputs)):
                 i = len(self.inputs) + j
                 gX = self.vectors(this, rows[m], i)

@@ -17,9 +17,10 @@ class PanelClass:
     """What is compiled for the `column` and `split` movements, as plain numbers; see `kernels.panel`.
 
     orientation: "column" (a vector lies across groups) or "row" (along its group); vector: elements of an access;
-    across: threads side by side over groups; threads: of a CTA; steps: vectors that a thread holds;
+    across: threads side by side over groups; threads: of a CTA; steps: vectors that a thread holds; cluster_n: CTAs
+    that share a panel through distributed shared memory;
     kept_modes, reduced_modes: how many, the mode across not counted; meeting: whether CTAs share a panel;
-    streaming: whether a CTA reads twice what it cannot hold; min_blocks: CTAs that an SM must hold.
+    streaming: whether a CTA reads twice what it cannot hold; keep: whether converted values of what a CTA holds stay in registers; min_blocks: CTAs that an SM must hold.
     """
 
     math: str
@@ -30,14 +31,15 @@ class PanelClass:
     across: int
     threads: int
     steps: int
+    cluster_n: int
     kept_modes: int
     reduced_modes: int
     meeting: bool
     streaming: bool
     min_blocks: int
 
-    online = True
-    keep = False
+    online = False
+    keep = True
     part = 2
 
     @property
@@ -46,7 +48,12 @@ class PanelClass:
 
     @property
     def facts(self) -> Math:
-        return MATHS[self.math, True]
+        return MATHS[self.math, (self.math, False) not in MATHS]
+
+    @property
+    def whole_bytes(self) -> int:
+        """Bytes of the states that parts exchange: of all stages together."""
+        return 4 * self.facts.stages
 
     @property
     def precise(self) -> bool:
@@ -57,6 +64,11 @@ class PanelClass:
     def down(self) -> int:
         """Threads along the groups."""
         return self.threads // self.across
+
+    @property
+    def warps_down(self) -> int:
+        """Warps along the groups."""
+        return max(self.threads // max(self.across, WARP), 1)
 
     @property
     def slots(self) -> int:
@@ -81,24 +93,39 @@ class PanelClass:
     @property
     def readers(self) -> int:
         """Threads that read the parts' states of one column."""
-        return max(self.threads // self.columns, 1)
+        return min(self.threads // self.columns, WARP)
 
     @property
-    def buffer(self) -> Layout:
-        """(warp down the panel, column) -> slot of the reduction buffer in shared memory."""
-        warps = self.threads // max(self.across, WARP)
-        return Layout.ordered((max(warps, self.readers if self.meeting else 1), self.columns), (1, 0))
+    def smem(self) -> Layout:
+        """(element of a vector, thread, step) -> element of an input's tile in shared memory."""
+        return Layout.ordered((self.vector, self.threads, self.steps), (0, 1, 2))
+
+    @property
+    def reduction_buffer(self) -> Layout:
+        """(column, warp down the panel, stage) -> slot of the reduction buffer; a float32 each."""
+        return Layout.ordered((self.columns, self.warps_down, self.facts.stages), (0, 1, 2))
+
+    @property
+    def peers(self) -> Layout:
+        """(column, CTA of the cluster or reader of parts) -> slot of a state."""
+        return Layout.ordered(
+            (self.columns, max(self.cluster_n, self.readers if self.meeting else 1)), (0, 1)
+        )
 
     @property
     def shared_memory(self) -> int:
         """Bytes of shared memory of a CTA."""
-        return (self.buffer.cosize + self.columns) * self.facts.state_bytes + 16
+        held = sum(ITEM_SIZE[d] for d in self.dtypes[: len(self.facts.inputs)])
+        exchange = self.reduction_buffer.cosize * 4 + self.peers.cosize * self.whole_bytes
+        return self.smem.cosize * held + exchange + 16
 
     @property
     def name(self) -> str:
         parts = [f"{self.orientation}{self.across}x{self.down}x{self.steps}x{self.vector}"]
         if self.kept_modes > 1 or self.reduced_modes > 1:
             parts.append(f"modes{self.kept_modes}_{self.reduced_modes}")
+        if self.cluster_n > 1:
+            parts.append(f"cluster{self.cluster_n}")
         if self.meeting:
             parts.append("meeting")
         if self.streaming:
