@@ -12,7 +12,6 @@ A CTA that gives up marks its part, fences, and looks once more whether all have
 counted itself, fences, and looks whether anybody gave up. At least one of the two sees the other.
 """
 
-import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64
 

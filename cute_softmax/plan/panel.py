@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass
 
 from layouts import Layout
 
-from ..hardware import Device
-from ..problem import ALIGNMENT, ITEM_SIZE, Mode, Problem
-from .maths import MATHS, WARP, Math, NotPlanned
+from ..problem import ITEM_SIZE
+from .maths import MATHS, WARP, Math
 
 
 @dataclass(frozen=True)
