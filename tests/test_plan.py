@@ -34,9 +34,10 @@ forms = pytest.mark.parametrize("arch", ARCHITECTURES)
 def row_plan(math_name, pair, rows, columns, arch, *, online=True, offsets=None, pads=None) -> Plan:
     """The plan of rows that lie `pad` elements apart and begin `offset` elements past a 16-byte boundary."""
     dtypes = classes.operands(math_name, pair)
+    full = MATHS[math_name, online].full
     operands = [
-        Operand(d, (columns + pad, 1), offset * ITEM_SIZE[d])
-        for d, offset, pad in zip(dtypes, offsets or (0,) * 3, pads or (0,) * 3, strict=False)
+        Operand(d, (columns + pad, 1) if i < full else (1 + pad, 0), offset * ITEM_SIZE[d])
+        for i, (d, offset, pad) in enumerate(zip(dtypes, offsets or (0,) * 3, pads or (0,) * 3, strict=False))
     ]
     return plan(math_name, canonical((rows, columns), (1,), operands), DEVICES[arch], online=online)
 
@@ -50,7 +51,8 @@ def times_owned(made: Plan, row: int) -> np.ndarray:
     V, T = c.vector, c.threads_per_row
     head = 0
     if c.edges:
-        misaligned = (made.problem.offsets[-1] + row * made.row_strides[-1]) % V
+        r = c.facts.reference
+        misaligned = (made.problem.offsets[r] + made.row_start(r, row)) % V
         head = min((V - misaligned) % V, columns)
     body = (columns - head) // V * V
     counts = np.zeros(columns, dtype=np.int64)
@@ -96,14 +98,19 @@ def check(made: Plan):
     threads = c.threads * max(c.min_blocks, 1)
     assert row_bytes / 4 + 24 <= min(arch.registers // threads, 255)
     # Widths and the addresses that they must suit.
-    widest = 16 // max(ITEM_SIZE[d] for d in c.dtypes)
+    full, r = c.facts.full, c.facts.reference
+    widest = 16 // max(ITEM_SIZE[d] for d in c.dtypes[:full])
     assert c.vector == widest or made.columns < plans.VECTORS_PER_ROW * widest
     assert made.columns // c.vector >= min(made.columns, plans.VECTORS_PER_ROW)
-    for access, offset, stride in zip(
-        c.access, made.problem.offsets[:-1], made.row_strides[:-1], strict=True
-    ):
+    assert len(c.access) == len(c.facts.inputs) and len(made.operand_strides) == len(c.dtypes)
+    for i, access in enumerate(c.access):
         assert c.vector % access == 0
-        assert (offset - made.problem.offsets[-1]) % access == (stride - made.row_strides[-1]) % access == 0
+        assert (made.problem.offsets[i] - made.problem.offsets[r]) % access == 0
+        for stride, of_reference in zip(made.operand_strides[i], made.operand_strides[r], strict=True):
+            assert (stride - of_reference) % access == 0
+    assert len(made.kept) == c.kept_modes and math.prod(made.kept) == made.rows
+    assert made.arguments == (made.rows, made.columns, made.ctas, made.evict_last, *made.kept[1:])
+    assert made.kernel is c and made.movement == c.movement == "row" and made.scratch == 0
     if not c.edges:
         assert made.columns % c.vector == 0
     assert hash(c) == hash(dataclasses.replace(c)) and c == dataclasses.replace(c)
@@ -225,7 +232,7 @@ def test_classes_are_few_and_lengths_share_them(pair, math_name, online, arch):
             step = max(1, (interval.last - interval.first) // 8)
             for columns in range(interval.first, interval.last + 1, step):
                 c = interval.row_class
-                assert plans.vector_of(dtypes, columns) == c.vector
+                assert plans.vector_of(dtypes[: c.facts.full], columns) == c.vector
                 options = {"edges": edges, "access": c.access, "online": online}
                 assert plans.row_class(math_name, ARCHITECTURES[arch], dtypes, columns, **options) == c
 
@@ -303,7 +310,8 @@ def test_width_of_access(offsets, pads, edges, access):
         ((4, 8), (0,), (8, 1), r"the reduced dimensions must be contiguous in memory \(strides \[\(8, 8\)\]"),
         ((4, 8), (1,), (8, 2), "other dimensions need the column movement, which is not built yet"),
         ((2, 3, 4), (0, 2), (12, 4, 1), "must be contiguous in memory"),
-        ((2, 4, 8), (2,), (80, 10, 1), r"do not merge into rows of one stride \(\[2, 4\] with strides"),
+        ((3,) * 6 + (8,), (6,), (2187, 800, 300, 113, 37, 12, 1), r"kept dimensions merge into no fewer than 6 \(\[3"),
+        ((3,) * 6 + (8,), (6,), (2187, 800, 300, 113, 37, 12, 1), "rows are found by at most 5"),
         ((2, 2_000_000), (1,), (2_000_000, 1), "rows of 2000000 elements .bf16, bf16. do not fit on chip"),
         ((2, 2_000_000), (1,), (2_000_000, 1), "longer rows need the split movement, which is not built yet"),
     ],

@@ -2,13 +2,17 @@
 
 A row math has
 
-- `inputs`, `outputs`: the names of its tensors, in the order of the kernel's operands;
+- `inputs`, `outputs`, `group_outputs`: the names of its tensors, in the order of the kernel's operands; those of the
+  last kind have one element per row;
 - `padding`: per input, what an element outside the row counts as;
 - `reductions`: the operators of its stages, in order;
 - `keep`: whether converted values stay in registers between the passes over the row;
 - `partial(stage, values, carry, width)`: this thread's part of one row, merged over `width` lanes; returns the
   state and whatever the thread wants to keep for `finish`;
-- `finish(values, kept, carry)`: the row's results, one iterable per output.
+- `collect(values)`: the state of this thread's elements alone: no lane is asked and nothing is kept. States of parts
+  of a row, merged by the operator of the one stage, are its state. Of maths that are online or have one stage;
+- `finish(values, kept, carry)`: the row's results, one iterable per output;
+- `group_results(carry)`: one number per group output.
 
 `values` holds one `copy.Fragment` per input: the elements of the row that this thread owns. `carry` holds the
 states of the finished stages, each merged over the whole row.
@@ -17,6 +21,7 @@ states of the finished stages, each merged over the whole row.
 import operator
 from collections.abc import Iterator
 
+import cutlass
 import cutlass.cute as cute
 from cutlass import Float32
 
@@ -25,7 +30,21 @@ from .online import exp_fast, exp_precise
 from .reduce import MAX, SUM, Online, tree
 
 
-class Softmax:
+class RowMath:
+    """What most row maths share: no result beyond the full ones, and nothing kept."""
+
+    outputs: tuple[str, ...] = ()
+    group_outputs: tuple[str, ...] = ()
+    keep = False
+
+    def finish(self, values: list, kept: object, carry: list) -> list:
+        return []
+
+    def group_results(self, carry: list) -> list[Float32]:
+        return []
+
+
+class Softmax(RowMath):
     """y = exp(x - max) / sum(exp(x - max)), online (one exchange of pairs) or in two passes (max, then sum).
 
     precise: for results stored in float32.
@@ -46,6 +65,11 @@ class Softmax:
 
     def sum_of_powers(self, values: list, ref: Float32) -> Float32:
         return tree(operator.add, (self.exp(v, ref) for v in values))
+
+    def collect(self, values: list) -> tuple:
+        (x,) = values
+        seen = x.maximum()
+        return seen, self.sum_of_powers(x, online.reference(seen))
 
     def partial(self, stage: int, values: list, carry: list, width: int) -> tuple:
         (x,) = values
@@ -96,7 +120,7 @@ class Softmax:
             yield quotient
 
 
-class SoftmaxBackward:
+class SoftmaxBackward(RowMath):
     """dx = y * (dy - sum(dy * y))."""
 
     inputs = ("dy", "y")
@@ -107,11 +131,76 @@ class SoftmaxBackward:
     def __init__(self, *, keep: bool):
         self.keep = keep
 
-    def partial(self, stage: int, values: list, carry: list, width: int) -> tuple:
+    def collect(self, values: list) -> tuple:
         dy, y = values
-        return SUM.lanes((tree(operator.add, (a * b for a, b in zip(dy, y, strict=True))),), width), None
+        return (tree(operator.add, (a * b for a, b in zip(dy, y, strict=True))),)
+
+    def partial(self, stage: int, values: list, carry: list, width: int) -> tuple:
+        return SUM.lanes(self.collect(values), width), None
 
     def finish(self, values: list, kept: None, carry: list) -> list:
         dy, y = values
         ((dot,),) = carry
         return [(b * (a - dot) for a, b in zip(dy, y, strict=True))]
+
+
+class LogSumExp(Softmax):
+    """lse = max + log(sum(exp(x - max))): online, as softmax, but the elements are read and nothing else."""
+
+    outputs = ()
+    group_outputs = ("lse",)
+
+    def __init__(self, *, precise: bool):
+        super().__init__(online=True, precise=precise, keep=False)
+
+    def partial(self, stage: int, values: list, carry: list, width: int) -> tuple:
+        # The maximum of all lanes first: their sums then refer to the same number and need no correction.
+        (x,) = values
+        (seen,) = MAX.lanes((x.maximum(),), width)
+        return (seen, *SUM.lanes((self.sum_of_powers(x, online.reference(seen)),), width)), None
+
+    def finish(self, values: list, kept: None, carry: list) -> list:
+        return []
+
+    def group_results(self, carry: list) -> list[Float32]:
+        ((row_max, total),) = carry
+        result = row_max + cute.math.log(total)
+        # +inf in the row has made the sum NaN; without NaN among the elements the result is +inf, as in torch.
+        infinity = Float32(float("inf"))
+        return [Float32(cutlass.select_(row_max == infinity, infinity, result))]
+
+
+class Maximum(RowMath):
+    """max of a row; NaN if one element is NaN."""
+
+    inputs = ("x",)
+    group_outputs = ("max",)
+    padding = (-float("inf"),)
+    reductions = (MAX,)
+
+    def collect(self, values: list) -> tuple:
+        return (values[0].maximum(),)
+
+    def partial(self, stage: int, values: list, carry: list, width: int) -> tuple:
+        return MAX.lanes(self.collect(values), width), None
+
+    def group_results(self, carry: list) -> list[Float32]:
+        return [carry[0][0]]
+
+
+class Sum(RowMath):
+    """Sum of a row: pairwise within a thread, then over lanes, warps and CTAs, all in float32."""
+
+    inputs = ("x",)
+    group_outputs = ("total",)
+    padding = (0.0,)
+    reductions = (SUM,)
+
+    def collect(self, values: list) -> tuple:
+        return (tree(operator.add, values[0]),)
+
+    def partial(self, stage: int, values: list, carry: list, width: int) -> tuple:
+        return SUM.lanes(self.collect(values), width), None
+
+    def group_results(self, carry: list) -> list[Float32]:
+        return [carry[0][0]]
