@@ -85,6 +85,8 @@ def longest(math: str, architecture: str, dtypes: tuple[str, ...], online: bool 
 
 def widths(math: str, dtypes: tuple[str, ...], online: bool = True) -> list[tuple[int, ...]]:
     """Every combination of access widths of the inputs, whole vectors first."""
+    if not MATHS[math, online].outputs:
+        return [(ALIGNMENT // ITEM_SIZE[dtypes[0]],)]  # the one input decides itself where its vectors begin
     vector = ALIGNMENT // max(ITEM_SIZE[d] for d in dtypes[: MATHS[math, online].full])
     each = [vector >> i for i in range(vector.bit_length())]
     return [*product(each, repeat=len(MATHS[math, online].inputs))]

@@ -160,6 +160,69 @@ def test_every_column_has_one_owner(case):
         assert (counts == 1).all(), (made.row_class.name, row, counts.min(), counts.max())
 
 
+@st.composite
+def views(draw):
+    """A shape, and strides of dimensions that may merge or not, the last one contiguous."""
+    shape, strides, reach = [], [], draw(st.integers(1, 40))
+    shape.append(reach)
+    strides.append(1)
+    for _ in range(draw(st.integers(1, 6))):
+        reach += draw(st.sampled_from([0, 0, 1, 8]))
+        size = draw(st.integers(1, 4))
+        shape.append(size)
+        strides.append(reach)
+        reach *= size
+    return tuple(shape[::-1]), tuple(strides[::-1])
+
+
+@settings(max_examples=500)
+@given(
+    views(),
+    st.sampled_from(sorted(MATHS)),
+    st.sampled_from(["bf16", "fp32"]),
+    st.integers(0, 7),
+    st.randoms(),
+)
+def test_rows_of_dimensions_that_do_not_merge(view, which, dtype, offset, order):
+    """Every row begins where some index of the kept dimensions puts it, in every operand alike."""
+    (shape, strides), facts = view, MATHS[which]
+    kept = range(len(shape) - 1)
+    dense = [math.prod(shape[d + 1 :]) for d in range(len(shape))]
+    group = [*(math.prod(shape[d + 1 : -1]) for d in kept), 0]
+    operands = [Operand(dtype, strides, offset * ITEM_SIZE[dtype])] * len(facts.inputs)
+    operands += [Operand(dtype, tuple(dense))] * len(facts.outputs)
+    operands += [Operand(dtype, tuple(group))] * len(facts.group_outputs)
+    permuted = [*kept]
+    order.shuffle(permuted)
+    permuted.append(len(shape) - 1)
+    turned = [dataclasses.replace(o, strides=tuple(o.strides[d] for d in permuted)) for o in operands]
+    problem = canonical([shape[d] for d in permuted], (len(shape) - 1,), turned)
+    if len(problem.kept) > plans.KEPT_MODES[-1]:
+        with pytest.raises(NotPlanned, match="rows are found by at most 5"):
+            plan(which[0], problem, H200, online=which[1])
+        return
+    made = plan(which[0], problem, H200, online=which[1])
+    check(made)
+    wanted = {
+        tuple(sum(i * s for i, s in zip(index, o.strides, strict=False)) for o in operands)
+        for index in product(*(range(n) for n in shape[:-1]))
+    }
+    found = [tuple(made.row_start(i, row) for i in range(len(operands))) for row in range(made.rows)]
+    assert len(found) == len(wanted) and {*found} == wanted
+    for row in range(min(made.rows, 9)):
+        assert (times_owned(made, row) == 1).all()
+
+
+def test_group_results_weigh_an_element_per_row():
+    made = row_plan("logsumexp", ("bf16", "bf16"), 100, 1000, "sm_90a")
+    assert made.problem.bytes == 100 * (1000 + 1) * 2
+    assert "one result written per row" in made.explain()
+    wide = row_plan("sum", ("bf16", "fp32"), 100, 1000, "sm_90a", pads=(0, 7))
+    assert wide.problem.bytes == 100 * (1000 * 2 + 4) and wide.operand_strides == ((1000,), (8,))
+    assert wide.row_class.vector == 8, "the result's dtype narrows no access"
+    assert row_plan("amax", ("bf16",) * 2, 4, 1024, "sm_90a", offsets=(3, 0)).row_class.access == (8,)
+
+
 @settings(max_examples=250)
 @given(cases(1 << 20))
 def test_every_column_of_the_longest_rows_has_one_owner(case):

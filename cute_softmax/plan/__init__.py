@@ -143,8 +143,8 @@ class Plan:
             f"  grid       {self.ctas} {'clusters' if c.cluster_n > 1 else 'CTAs'} for {self.tiles} tiles"
             + (", persistent" if c.persistent else "")
             + f"; {c.shared_memory} bytes of shared memory a CTA",
-            f"  traffic    {bytes_moved / 1e6:.1f} MB, every element read once and "
-            + ("written once" if c.facts.outputs else f"{len(c.facts.group_outputs)} written per row"),
+            f"  traffic    {bytes_moved / 1e6:.1f} MB, every element read once"
+            + (" and written once" if c.facts.outputs else ", one result written per row"),
         ]
         return "\n".join(lines)
 
