@@ -9,6 +9,16 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING or find_spec("torch"):  # plans, layouts and diagrams work without
     from .functional import explain, plan_softmax, softmax, softmax_backward
+    from .reductions import amax, logsumexp, plan_reduction, sum
 
-__all__ = ["explain", "plan_softmax", "softmax", "softmax_backward"]
+__all__ = [
+    "amax",
+    "explain",
+    "logsumexp",
+    "plan_reduction",
+    "plan_softmax",
+    "softmax",
+    "softmax_backward",
+    "sum",
+]
 __version__ = "0.1.0"

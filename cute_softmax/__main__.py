@@ -18,10 +18,8 @@ from pathlib import Path
 from . import cache
 from .classes import classes, longest_row, operand_dtypes
 from .hardware import ARCHITECTURES
-from .plan import NotPlanned
+from .plan import TEAMS, NotPlanned
 from .problem import ITEM_SIZE
-
-MATHS = ("softmax", "softmax_backward")
 
 
 def shape(text: str) -> tuple[int, ...]:
@@ -65,9 +63,7 @@ def parser() -> argparse.ArgumentParser:
     command("diagrams", "The layouts of the kernel of this shape as figures, and a page to explore them.")
 
     listed = command("classes", "The Plan classes: what there is to compile, and the rows that each takes.")
-    ahead = command(
-        "precompile", "Compile every Plan class of a dtype, forward and backward, into the store."
-    )
+    ahead = command("precompile", "Compile every Plan class of a dtype, of all row maths, into the store.")
     for added in (listed, ahead):
         added.add_argument(
             "--arch", choices=ARCHITECTURES, default=None, help="architecture (this GPU's, else sm_90a)"
@@ -113,9 +109,9 @@ def architecture(name: str | None) -> str:
 
 
 def class_table(arch: str, dtype: str) -> Iterable[tuple[str, ...]]:
-    """The rows of the list of classes, under a head: forward, then backward."""
+    """The rows of the list of classes, under a head, math by math."""
     yield "math", "class", "longest row", "CTAs x threads a row", "vectors a thread", "smem a CTA"
-    for math in MATHS:
+    for math in TEAMS:
         for c in classes(math, ARCHITECTURES[arch], operand_dtypes(math, dtype)):
             threads = f"{c.cluster_n} x {c.threads_per_row}"
             yield math, c.name, f"{longest_row(c):,}", threads, str(c.steps), f"{c.shared_memory:,} B"
@@ -147,7 +143,7 @@ def run_precompile(given: argparse.Namespace) -> int:
     wanted = [
         c
         for dtype in dict.fromkeys(given.dtype)
-        for math in MATHS
+        for math in TEAMS
         for edges in (False, True)
         for c in classes(math, ARCHITECTURES[arch], operand_dtypes(math, dtype), edges=edges)
     ]

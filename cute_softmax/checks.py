@@ -64,8 +64,9 @@ def tile_tv(c: RowClass) -> Layout:
 
 
 def pieces(plan: Plan, row: int) -> Pieces:
-    """How a row divides into head, body and tail; the output decides where vectors begin."""
-    start = plan.problem.offsets[-1] + row * plan.row_strides[-1]
+    """How a row divides into head, body and tail; one tensor decides where vectors begin."""
+    reference = plan.row_class.facts.reference
+    start = plan.problem.offsets[reference] + plan.row_start(reference, row)
     vector = plan.row_class.vector
     return Pieces(plan.columns, vector, start % vector if plan.row_class.edges else 0)
 
@@ -77,21 +78,21 @@ def columns_of(plan: Plan, row: int, cta: int) -> range:
 
 
 def requests(plan: Plan, operand: int, tile: int = 0, cta: int = 0) -> Iterator[list[int | None]]:
-    """The lanes' byte addresses in each request for an operand's vectors, None where the predicate is false.
+    """The lanes' byte addresses in each request for a full operand's vectors, None where the predicate is false.
 
     operand: index among inputs, then outputs; addresses count from the 16-byte boundary before the tensor.
     """
     c = plan.row_class
     size = ITEM_SIZE[c.dtypes[operand]]
     width = (*c.access, *[c.vector] * len(c.facts.outputs))[operand]
-    offset, stride = plan.problem.offsets[operand], plan.row_strides[operand]
+    offset = plan.problem.offsets[operand]
     height, across = c.step_tiler
     index = c.tv.offsets()
     starts, limits = [], []
     for r in range(height):
         row = tile * height + r
         held = columns_of(plan, row, cta)
-        starts.append(offset + row * stride + pieces(plan, row).head + held.start)
+        starts.append(offset + plan.row_start(operand, row) + pieces(plan, row).head + held.start)
         limits.append(len(held) if row < plan.rows else 0)
     for m in range(c.rows_per_thread):
         places = [divmod(i, height)[::-1] for i in index[m * c.vector * c.threads :][: c.threads]]

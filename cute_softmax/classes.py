@@ -11,14 +11,16 @@ from .plan import MATHS, VECTORS_PER_ROW, NotPlanned, RowClass, row_class, vecto
 def operand_dtypes(math: str, dtype: str) -> tuple[str, ...]:
     """The dtypes of a math's operands where all tensors have one dtype ("bf16", "fp16" or "fp32")."""
     facts = MATHS[math, True]
-    return (dtype,) * (len(facts.inputs) + len(facts.outputs))
+    return (dtype,) * len(facts.operands)
 
 
 def longest_row(c: RowClass) -> int:
     """The longest row in elements that a class is chosen for, wherever the row begins."""
     fits = c.tiler[1] // c.line * c.line * c.cluster_n if c.cluster_n > 1 else c.tiler[1]
     # Short rows have narrower vectors: a class of those ends where wider ones begin.
-    return fits if vector_of(c.dtypes, fits) == c.vector else 2 * c.vector * VECTORS_PER_ROW - 1
+    return (
+        fits if vector_of(c.dtypes[: c.facts.full], fits) == c.vector else 2 * c.vector * VECTORS_PER_ROW - 1
+    )
 
 
 def classes(
@@ -31,16 +33,17 @@ def classes(
 ) -> Iterator[RowClass]:
     """The classes of a math in the order of the rows they hold: each takes over where the one before ends.
 
-    dtypes: of the math's inputs, then outputs.
+    dtypes: of the math's operands: inputs, outputs, group outputs.
     edges: those for rows that begin or end off a vector boundary.
 
     All inputs are taken to lie towards vector boundaries as the output does. Where one does not (a slice
-    with an odd offset, say), the class also says how narrow its loads are; it is compiled when first met.
+    with an odd offset, say), the class also says how narrow its loads are; it is compiled when first met. So are
+    the classes for kept dimensions that do not merge.
     """
-    columns = 1
+    columns, facts = 1, MATHS[math, online]
     while True:
-        vector = vector_of(dtypes, columns)
-        access = (vector,) * len(MATHS[math, online].inputs)
+        vector = vector_of(dtypes[: facts.full], columns)
+        access = (vector,) * len(facts.inputs)
         ragged = edges and vector > 1  # no element is off a boundary of single elements
         try:
             c = row_class(math, architecture, dtypes, columns, edges=ragged, access=access, online=online)

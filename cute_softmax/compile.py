@@ -8,37 +8,46 @@ if TYPE_CHECKING:
     from .plan import RowClass
 
 
-def compile_class(row_class: RowClass, options: str = "") -> Any:
+def compile_class(c: RowClass, options: str = "") -> Any:
     """Compile the kernel of a Plan class for its architecture; needs no GPU and takes about a second.
 
     options: more compiler options, such as "--keep-ptx --keep-cubin".
-    Returns what `cute.compile` returns: a function of (stream, rows, columns, ctas, evict_last, address and row
-    stride of each operand), all ints.
+    Returns what `cute.compile` returns: a function of (stream, the plan's arguments, the address of its scratch
+    memory if it has some, address and strides of each operand), all ints.
     """
     import cutlass.cute as cute
-    from cutlass import Int32, Int64
 
-    from .kernels import row
-
-    operands = [Int64(0)] * (2 * len(row_class.dtypes))
+    kernel, arguments = MOVEMENTS[c.movement](c)
     return cute.compile(
-        row.RowKernel(row_class, build_math(row_class)),
+        kernel,
         cute.runtime.make_fake_stream(),
-        Int64(0),
-        Int32(0),
-        Int32(0),
-        Int32(0),
-        *operands,
-        options=f"--enable-tvm-ffi --gpu-arch={row_class.architecture} {options}",
+        *arguments,
+        options=f"--enable-tvm-ffi --gpu-arch={c.architecture} {options}",
     )
 
 
-def build_math(row_class: RowClass) -> Any:
+def _row(c: RowClass) -> tuple[Any, list]:
+    """The kernel of a class, and arguments of the types that it takes after the stream."""
+    from cutlass import Int32, Int64
+
+    from .kernels.row import RowKernel
+
+    operands = c.kept_modes - 1 + len(c.dtypes) * (1 + c.kept_modes)
+    return RowKernel(c, build_math(c)), [Int64(0), Int32(0), Int32(0), Int32(0), *[Int64(0)] * operands]
+
+
+# By the movement of a class.
+MOVEMENTS = {"row": _row}
+
+
+def build_math(c: RowClass) -> Any:
     """The row math of a class."""
     from .kernels import maths
 
-    if row_class.math == "softmax":
-        return maths.Softmax(
-            online=row_class.online, precise=row_class.precise, keep=row_class.keep, part=row_class.part
-        )
-    return maths.SoftmaxBackward(keep=row_class.keep)
+    if c.math == "softmax":
+        return maths.Softmax(online=c.online, precise=c.precise, keep=c.keep, part=c.part)
+    if c.math == "softmax_backward":
+        return maths.SoftmaxBackward(keep=c.keep)
+    if c.math == "logsumexp":
+        return maths.LogSumExp(online=c.online, precise=c.precise)
+    return {"amax": maths.Maximum, "sum": maths.Sum}[c.math]()

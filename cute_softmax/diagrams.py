@@ -22,7 +22,7 @@ from layouts.walk import row_walk
 
 from . import checks
 from .hardware import ARCHITECTURES, H200
-from .plan import WARP, Plan, RowClass, plan
+from .plan import MATHS, WARP, Plan, RowClass, plan
 from .problem import ITEM_SIZE, Operand, canonical
 
 FOLLOWED = "thread"  # the figure of one thread, which the explorer makes itself
@@ -31,6 +31,9 @@ EXCHANGED = {
     ("softmax", True): ("the maximum, and the sum of exponentials relative to it",),
     ("softmax", False): ("the maximum", "the sum of exponentials relative to the maximum"),
     ("softmax_backward", True): ("the sum of dy times y",),
+    ("logsumexp", True): ("the maximum, and the sum of exponentials relative to it",),
+    ("amax", True): ("the maximum",),
+    ("sum", True): ("the sum",),
 }
 
 
@@ -88,9 +91,11 @@ class View:
 
     def memory(self, operand: int):
         """(row, column) of this CTA's tile -> offset in an operand's tensor, in elements."""
-        stride = self.plan.row_strides[operand]
-        heads = [checks.pieces(self.plan, r).head for r in range(self.plan.row_class.tiler[0])]
-        return lambda at: at[0] * stride + heads[at[0]] + self.columns.start + at[1]
+        starts = [
+            self.plan.row_start(operand, r) + checks.pieces(self.plan, r).head
+            for r in range(self.plan.row_class.tiler[0])
+        ]
+        return lambda at: starts[at[0]] + self.columns.start + at[1]
 
     @cached_property
     def where(self) -> str:
@@ -191,7 +196,12 @@ def _tile(view: View) -> Figure:
         title=f"{name}: the first tile in global memory{view.where}",
     )
     others = [view.space(n) for n in (*c.facts.inputs[1:], *c.facts.outputs)]
-    notes = [f"{' and '.join(others)}: the same threads at the same coordinates."]
+    notes = [f"{' and '.join(others)}: the same threads at the same coordinates."] if others else []
+    notes += [
+        f"{view.space(n)}: one element a row, which the first thread of the row stores"
+        + (", in CTA 0 of the cluster." if c.cluster_n > 1 else ".")
+        for n in c.facts.group_outputs
+    ]
     if view.end < c.tiler[1]:
         notes.append(
             f"Row 0 has {_count(view.end, 'column')} of this tile in whole vectors: those past them are "
@@ -228,27 +238,29 @@ def _smem(view: View) -> Figure:
 
 def _edges(view: View) -> Figure:
     p, c = view.plan, view.plan.row_class
+    reference = c.facts.reference
     starts: list[int] = []
     for row in range(min(p.rows, checks.MAX_PHASES)):
-        start = p.problem.offsets[-1] + row * p.row_strides[-1]
+        start = p.problem.offsets[reference] + p.row_start(reference, row)
         if start % c.vector in [s % c.vector for s in starts]:
             break
         starts.append(start)
-    same = p.row_strides[0] == p.row_strides[-1] and p.problem.offsets[-1] == 0
+    same = p.operand_strides[0] == p.operand_strides[reference] and p.problem.offsets[reference] == 0
+    name = c.facts.operands[0 if same else reference]
     figure = draw.row_pieces(
         p.columns,
         vector=c.vector,
         starts=starts,
         threads=c.threads_per_row,
-        element_bytes=ITEM_SIZE[c.dtypes[-1]],
+        element_bytes=ITEM_SIZE[c.dtypes[reference]],
         share=p.share if c.cluster_n > 1 else 0,
         cta=view.cta,
-        space=view.space(c.facts.inputs[0] if same else c.facts.outputs[0]),
+        space=view.space(name),
         title=f"Head, body and tail of rows of {p.columns:,}",
     )
     return figure.noted(
         f"Drawn: {_count(len(starts), 'row')}, one for each way in which the rows of this matrix lie off a "
-        "vector boundary of the output. Threads are counted within their row.",
+        f"vector boundary of the {'output' if c.facts.outputs else 'input'}. Threads are counted within their row.",
         f"A thread has room for {_count(c.edge_scalars, 'scalar')} beside its vectors; a scalar exists where "
         "its slot falls into the head or the tail of its row.",
     )
@@ -412,10 +424,11 @@ def plan_of(
 
     Raises NotPlanned where no kernel serves it, KeyError for an architecture that is not in `ARCHITECTURES`.
     """
-    operand = Operand(dtype, (columns, 1))
-    count = 3 if math == "softmax_backward" else 2
+    facts = MATHS[math, online]
+    operands = [Operand(dtype, (columns, 1))] * facts.full
+    operands += [Operand(dtype, (1, 0))] * len(facts.group_outputs)
     device = replace(H200, architecture=ARCHITECTURES[architecture])
-    return plan(math, canonical((rows, columns), (1,), [operand] * count), device, online=online)
+    return plan(math, canonical((rows, columns), (1,), operands), device, online=online)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch.autograd import forward_ad
@@ -13,7 +14,7 @@ from .hardware import H200, Device
 from .plan import Plan, plan
 from .problem import Operand, canonical, canonical_dims
 
-_FLOATS = (*launch.DTYPE_NAMES, torch.float64)
+FLOATS = (*launch.DTYPE_NAMES, torch.float64)
 _TORCH_DTYPES = {name: dtype for dtype, name in launch.DTYPE_NAMES.items()}
 # By shape: forms of eager calls, each made at its first call. Few per shape: they differ in strides, dtypes,
 # arguments, and in what of torch's state the dispatcher looks at (autograd, autocast).
@@ -82,8 +83,8 @@ def _softmax(
     online: bool,
 ) -> torch.Tensor:
     """The whole of `softmax`: every check, any device."""
-    _check_tensor("input", input)
-    dims = _dims(dim, input)
+    check_tensor("input", input)
+    dims = given_dims(dim, input)
     asked = dtype
     if (
         dtype is None
@@ -99,8 +100,8 @@ def _softmax(
     result_dtype = dtype or input.dtype
     checked = ({"input": input.dtype} if input.dtype.is_floating_point else {}) | {"dtype": result_dtype}
     for name, d in checked.items():
-        if d not in _FLOATS:
-            raise TypeError(f"{name} is {d}: softmax takes {', '.join(map(str, _FLOATS))}")
+        if d not in FLOATS:
+            raise TypeError(f"{name} is {d}: softmax takes {', '.join(map(str, FLOATS))}")
     source = input
     if not input.dtype.is_floating_point:
         input = input.to(dtype)
@@ -110,7 +111,7 @@ def _softmax(
         return ops.aten_softmax(input, dims, result_dtype)
     if torch.compiler.is_compiling():
         return ops.softmax(input, list(dims), result_dtype, online)
-    if _transformed():
+    if transformed():
         return ops.aten_softmax(input, dims, result_dtype)
     if type(input) is not torch.Tensor or torch._C._len_torch_dispatch_stack() > 0:
         return ops.softmax(input, list(dims), result_dtype, online)
@@ -125,7 +126,7 @@ def _softmax(
     return form.run(input)
 
 
-def _transformed() -> bool:
+def transformed() -> bool:
     """Whether a functorch transform (vmap, grad, jvp) or forward-mode AD is under way.
 
     A torch.library operator has no derivative there; a kernel launched behind their back would even give a wrong
@@ -137,14 +138,14 @@ def _transformed() -> bool:
 def _softmax_out(
     input: torch.Tensor, dims: tuple[int, ...], dtype: torch.dtype | None, out: torch.Tensor, online: bool
 ) -> torch.Tensor:
-    _check_tensor("out", out)
+    check_tensor("out", out)
     if torch.is_grad_enabled() and (input.requires_grad or out.requires_grad):
         raise ValueError("out= does not support autograd: neither input nor out may require a gradient")
     if out.shape != input.shape:
         raise ValueError(f"out has shape {tuple(out.shape)}, the result has {tuple(input.shape)}")
     if out.device != input.device:
         raise ValueError(f"out is on {out.device}, input on {input.device}")
-    if out.dtype != (dtype or out.dtype) or out.dtype not in _FLOATS:
+    if out.dtype != (dtype or out.dtype) or out.dtype not in FLOATS:
         raise ValueError(f"out has dtype {out.dtype}, the result has {dtype or input.dtype}")
     if torch.compiler.is_compiling():
         return out.copy_(ops.softmax(input, list(dims), out.dtype, online))
@@ -175,18 +176,18 @@ def softmax_backward(
 
     Raises as `softmax`, and ValueError where grad and output do not fit each other.
     """
-    _check_tensor("grad", grad)
-    _check_tensor("output", output)
-    dims = _dims(dim, output)
+    check_tensor("grad", grad)
+    check_tensor("output", output)
+    dims = given_dims(dim, output)
     if grad.shape != output.shape:
         raise ValueError(f"grad has shape {tuple(grad.shape)}, output has {tuple(output.shape)}")
     if grad.device != output.device:
         raise ValueError(f"grad is on {grad.device}, output on {output.device}")
     input_dtype = input_dtype or output.dtype
     for name, d in (("grad", grad.dtype), ("output", output.dtype), ("input_dtype", input_dtype)):
-        if d not in _FLOATS:
-            raise TypeError(f"{name} is {d}: softmax_backward takes {', '.join(map(str, _FLOATS))}")
-    if not torch.compiler.is_compiling() and _transformed():
+        if d not in FLOATS:
+            raise TypeError(f"{name} is {d}: softmax_backward takes {', '.join(map(str, FLOATS))}")
+    if not torch.compiler.is_compiling() and transformed():
         return ops.aten_backward(grad, output, dims, input_dtype)
     return ops.differentiable_backward(grad, output, dims, input_dtype)
 
@@ -207,6 +208,20 @@ def plan_softmax(
     device: for a shape, the GPU to plan for.
     Raises as `softmax`.
     """
+    shape, first, dtype, device = operand_of(input, dtype, device)
+    dims = canonical_dims(dim, len(shape))
+    result = Operand(dtype, launch.result_strides(shape, first.strides))
+    operands = [result, result, replace(first, address=0)] if backward else [first, result]
+    return plan(
+        "softmax_backward" if backward else "softmax", canonical(shape, dims, operands), device, online=online
+    )
+
+
+def operand_of(
+    input: torch.Tensor | Sequence[int], dtype: torch.dtype | str | None, device: Device
+) -> tuple[tuple[int, ...], Operand, str, Device]:
+    """(shape, operand of the input, dtype of the result, device) of a call on a tensor, or on a contiguous tensor of
+    a shape. Raises TypeError for dtypes without kernels."""
     name = launch.DTYPE_NAMES.get(dtype, dtype)
     if isinstance(input, torch.Tensor):
         shape, strides, source = tuple(input.shape), input.stride(), launch.DTYPE_NAMES.get(input.dtype)
@@ -217,13 +232,7 @@ def plan_softmax(
         strides = torch.empty(shape, device="meta").stride()
     if source not in launch.DTYPE_NAMES.values() or (name or source) not in launch.DTYPE_NAMES.values():
         raise TypeError(f"no kernels for {source} -> {name or source}: these go to ATen")
-    dims = canonical_dims(dim, len(shape))
-    first = Operand(source, strides, address)
-    result = Operand(name or source, launch.result_strides(shape, strides))
-    operands = [result, result, Operand(source, strides)] if backward else [first, result]
-    return plan(
-        "softmax_backward" if backward else "softmax", canonical(shape, dims, operands), device, online=online
-    )
+    return shape, Operand(source, strides, address), name or source, device
 
 
 def explain(
@@ -246,18 +255,20 @@ def explain(
     return plan_softmax(input, dim, dtype, **options).explain()
 
 
-def _check_tensor(name: str, tensor: object) -> None:
+def check_tensor(name: str, tensor: object, function: str = "softmax") -> None:
+    """Raise TypeError for what `function` does not take as its argument `name`."""
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, not {type(tensor).__name__}")
     if tensor.layout is not torch.strided:
         raise TypeError(
-            f"{name} has layout {tensor.layout}: softmax needs a dense (strided) tensor; see Tensor.to_dense"
+            f"{name} has layout {tensor.layout}: {function} needs a dense (strided) tensor; see Tensor.to_dense"
         )
     if tensor.is_complex():
-        raise TypeError(f"{name} has dtype {tensor.dtype}: softmax is not defined for complex numbers")
+        raise TypeError(f"{name} has dtype {tensor.dtype}: {function} is not defined for complex numbers")
 
 
-def _dims(dim: int | Sequence[int], tensor: torch.Tensor) -> tuple[int, ...]:
+def given_dims(dim: int | Sequence[int], tensor: torch.Tensor) -> tuple[int, ...]:
+    """`canonical_dims` of what a caller gave; TypeError for what is no dimension."""
     dims = dim if isinstance(dim, Sequence) and not isinstance(dim, str) else (dim,)
     if not all(isinstance(d, int) and not isinstance(d, bool) for d in dims):
         raise TypeError(f"dim must be an int or a sequence of ints, not {dim!r}")

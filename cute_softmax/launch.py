@@ -27,19 +27,26 @@ class Call:
     Calling it needs only what changes between calls of one form: the stream (an int) and the operands' addresses.
     """
 
-    __slots__ = ("arguments", "function", "plan")
+    __slots__ = ("arguments", "function", "operand_strides", "plan")
 
     def __init__(self, plan: Plan, function: object):
         self.plan = plan
         self.function = function
-        self.arguments = (plan.rows, plan.columns, plan.ctas, int(plan.evict_last))
+        self.arguments = plan.arguments
+        self.operand_strides = plan.operand_strides
 
     def __call__(self, stream: int, *addresses: int) -> None:
-        """Launch on `stream` of the current device.
+        """Launch on `stream`, the current one of the current device.
 
         Raises RuntimeError with the Plan's class if CUDA refuses the launch.
         """
-        operands = [x for pair in zip(addresses, self.plan.row_strides, strict=True) for x in pair]
+        operands = []
+        for address, strides in zip(addresses, self.operand_strides, strict=True):
+            operands += address, *strides
+        if self.plan.scratch:
+            # Belongs to this call: freed behind the launch, its memory goes to what comes later on this stream.
+            scratch = torch.zeros(self.plan.scratch, dtype=torch.uint8, device="cuda")
+            operands.insert(0, scratch.data_ptr())
         try:
             self.function(stream, *self.arguments, *operands)
         except Exception as error:
@@ -48,25 +55,25 @@ class Call:
 
 def launch_error(failed: Plan, error: Exception) -> RuntimeError:
     """One kind of error, whether or not cutlass is imported (which turns its own into another class)."""
-    return RuntimeError(f"launching {failed.row_class.math} ({failed.row_class.name}) failed: {error}")
+    return RuntimeError(f"launching {failed.kernel.math} ({failed.kernel.name}) failed: {error}")
 
 
-def function_of(row_class: RowClass) -> object:
+def function_of(kernel: RowClass) -> object:
     """The compiled function of a Plan class: from memory, from the store on disk, or built."""
-    function = _functions.get(row_class)
+    function = _functions.get(kernel)
     if function is None:
         with _loading:
-            function = _functions.get(row_class)
+            function = _functions.get(kernel)
             if function is None:
-                function = _store.load(f"row_{row_class.math}", row_class.fields, lambda: _build(row_class))
-                _functions[row_class] = function
+                name = f"{kernel.movement}_{kernel.math}"
+                function = _functions[kernel] = _store.load(name, kernel.fields, lambda: _build(kernel))
     return function
 
 
-def _build(row_class: RowClass) -> object:
+def _build(kernel: RowClass) -> object:
     from .compile import compile_class
 
-    return compile_class(row_class)
+    return compile_class(kernel)
 
 
 @cache
@@ -110,7 +117,7 @@ def _call(
     online: bool,
 ) -> Call:
     made = plan(math, canonical(shape, dims, operands), device_facts(device), online=online)
-    return Call(made, function_of(made.row_class))
+    return Call(made, function_of(made.kernel))
 
 
 def run(math: str, tensors: Sequence[torch.Tensor], dims: tuple[int, ...], online: bool = True) -> None:

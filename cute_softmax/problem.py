@@ -61,8 +61,11 @@ class Problem:
 
     @property
     def bytes(self) -> int:
-        """Bytes of all operands together, each element counted once."""
-        return self.groups * self.length * sum(ITEM_SIZE[d] for d in self.dtypes)
+        """Bytes of all operands together, each element counted once; one of stride 0 has one element per group."""
+        return self.groups * sum(
+            ITEM_SIZE[d] * math.prod(m.size for m in self.reduced if m.strides[i])
+            for i, d in enumerate(self.dtypes)
+        )
 
 
 def canonical_dims(dim: int | Iterable[int], rank: int) -> tuple[int, ...]:

@@ -30,12 +30,14 @@ from benchmarks import console, report, results  # noqa: E402
 from cute_softmax import diagrams, explain, plan  # noqa: E402
 from cute_softmax.classes import classes, longest_row, operand_dtypes  # noqa: E402
 from cute_softmax.hardware import ARCHITECTURES, H200  # noqa: E402
+from cute_softmax.plan import row  # noqa: E402
 from cute_softmax.problem import ITEM_SIZE  # noqa: E402
 from layouts.figures import Figure  # noqa: E402
 
 PAGES = [ROOT / "README.md", *sorted(HERE.glob("*.md"))]
 RESULTS = ROOT / "benchmarks" / "results" / "h200"
 HEADLINE = "rows-forward"
+COUNTED = ("softmax", "softmax_backward")  # reductions have the teams of softmax
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
@@ -115,12 +117,12 @@ def class_counts() -> str:
     rows = []
     for name, arch in ARCHITECTURES.items():
         row = [name]
-        for math in plan.TEAMS:
+        for math in COUNTED:
             for dtype in ("bf16", "fp32"):
                 found = list(classes(math, arch, operand_dtypes(math, dtype)))
                 row.append(f"{len(found)}: {longest_row(found[-1]):,}")
         rows.append(row)
-    return table(["", *(f"{m}, {8 * ITEM_SIZE[d]} bit" for m in plan.TEAMS for d in ("bf16", "fp32"))], rows)
+    return table(["", *(f"{m}, {8 * ITEM_SIZE[d]} bit" for m in COUNTED for d in ("bf16", "fp32"))], rows)
 
 
 def said(*arguments, **options) -> str:
@@ -130,7 +132,7 @@ def said(*arguments, **options) -> str:
 
 def comment_above(name: str) -> str:
     """The comment above a constant of `plan`, as a quotation."""
-    lines = inspect.getsource(plan).splitlines()
+    lines = [line for module in (plan, row) for line in inspect.getsource(module).splitlines()]
     at = next(i for i, line in enumerate(lines) if re.match(rf"{name}\b", line))
     first = at
     while lines[first - 1].startswith("#"):
@@ -143,7 +145,16 @@ def comment_above(name: str) -> str:
 def functions() -> str:
     """The public functions: signature and docstring."""
     parts = []
-    for name in ("softmax", "softmax_backward", "plan_softmax", "explain"):
+    for name in (
+        "softmax",
+        "softmax_backward",
+        "logsumexp",
+        "amax",
+        "sum",
+        "plan_softmax",
+        "plan_reduction",
+        "explain",
+    ):
         function = getattr(cute_softmax, name)
         signature = str(inspect.signature(function)).replace(repr(H200), "H200")
         signature = re.sub(r"'([^']+)'", r"\1", signature)
@@ -177,6 +188,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "all results": all_results,
     "forward classes": lambda: class_list("softmax"),
     "backward classes": lambda: class_list("softmax_backward"),
+    "reduction classes": lambda: class_list("logsumexp"),
     "class counts": class_counts,
     "a plan": lambda: said((4096, 8192)),
     "a plan with edges": lambda: said((8192, 50257)),

@@ -9,6 +9,9 @@ The oracle is float64 on the very input. What a result may differ by:
 - backward: ``dx = y * (dy - sum(dy * y))`` cancels, so the unit of its errors is ``|y| * (|dy| + sum |dy *
   y|)``. float32 keeps `FACTOR` times torch's own largest error in this unit (never below four roundings);
   16 bits add half a unit in the last place.
+- amax is exact. logsumexp has the unit ``2**-24 * (1 + |result| + |max|)``, sum ``2**-24 * sum |x|``: float32
+  keeps `FACTOR` times torch's own largest error in this unit (never below four), 16 bits add half a unit in the last
+  place.
 - What is smaller than `TINY`, the least normal float32, may become zero.
 - Where the oracle says NaN the result is NaN, and nowhere else.
 """
@@ -169,6 +172,68 @@ def _unit(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 def _error_in_units(result: torch.Tensor, exact: torch.Tensor, unit: torch.Tensor) -> torch.Tensor:
     return ((result.double() - exact).abs_() - TINY).clamp_(min=0) / unit
+
+
+def reduction64(name: str, x: torch.Tensor, dim: int | Sequence[int] = -1) -> torch.Tensor:
+    """The oracle of a reduction ("logsumexp", "amax" or "sum"), without the reduced dimensions."""
+    return getattr(torch, name)(x.double(), dim)
+
+
+def check_reduction(name: str, result: torch.Tensor, x: torch.Tensor, dim: int | Sequence[int] = -1) -> float:
+    """Raise AssertionError unless `result` is the reduction of `x`, which is not empty, within its bound.
+
+    Returns the largest error over the bound, at most 1.
+    """
+    dims = (dim,) if isinstance(dim, int) else tuple(dim)
+    x = x if x.dim() else x[None]
+    rows, got = _rows(x, dims), result.reshape(-1, 1)
+    assert len(got) == len(rows), f"{len(got)} results, expected {len(rows)}"
+    what, worst = f"{name} {x.dtype} -> {result.dtype}", 0.0
+    for part in _chunks(*rows.shape):
+        values, exact = rows[part], reduction64(name, rows[part])[:, None]
+        rounded = exact.to(result.dtype).double()
+        exact = torch.where(rounded.isinf(), rounded, exact)
+        _check_nan(what, part.start, got[part], exact)
+        error = (got[part].double() - exact).abs_()
+        allowed = torch.zeros_like(error)
+        if name != "amax":
+            largest = values.double().amax(-1, keepdim=True).abs()
+            unit = values.double().abs().sum(-1, keepdim=True) if name == "sum" else 1 + exact.abs() + largest
+            unit = ROUNDING * unit + TINY
+            torchs = getattr(torch, name)(values.float(), -1, keepdim=True).double() - exact
+            bound = FACTOR * (torchs.abs() / unit).nan_to_num(0.0, posinf=0.0).max().item()
+            allowed = max(bound, 4) * unit
+        if result.dtype is not torch.float32 and name != "amax":
+            allowed += half_ulp(exact, result.dtype) + SLACK * (name == "logsumexp")
+        allowed = allowed.masked_fill_(exact.isinf(), 0)
+        over = torch.where(got[part].double() == exact, 0.0, error / allowed)
+        over = over.nan_to_num_(0.0, posinf=math.inf)
+        largest = over.max().item()
+        if not largest <= 1:
+            excess = (over - 1).clamp_(min=0)
+            _fail(f"{what}, {largest:.3g} times the bound", part.start, got[part], exact, excess)
+        worst = max(worst, largest)
+    return worst
+
+
+def reduction_mutants(name: str, result: torch.Tensor, x: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """Wrong reductions over the last dimension of a matrix, each as some broken kernel would give it."""
+    yield "zeros", torch.zeros_like(result)
+    yield "rows swapped", result.flip(0)
+    if name == "amax":
+        yield "the smallest", x.amin(-1)
+        yield "the largest is lost", x.topk(2, -1)[0][:, 1]
+        yield "of absolute values", -x.abs().amax(-1) * 2
+        return
+    yield "wrong scale", (result.double() * 1.02).to(result.dtype)
+    if result.dtype is torch.float32:
+        for first, count in ((0, 1), (x.shape[1] - 1, 1), (32, 32)):
+            if first + count <= x.shape[1]:
+                left = torch.cat([x[:, :first], x[:, first + count :]], 1)
+                yield f"{count} columns missing from {first}", reduction64(name, left).float()
+    if name == "logsumexp":
+        yield "base 2", (torch.logsumexp(x.double() * math.log(2), -1) / math.log(2)).to(result.dtype)
+        yield "no maximum added", (result.double() - x.double().amax(-1)).to(result.dtype)
 
 
 def equal_bits(a: torch.Tensor, b: torch.Tensor) -> bool:

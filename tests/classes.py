@@ -14,12 +14,21 @@ from cute_softmax.problem import ALIGNMENT, ITEM_SIZE
 SAME = (("bf16", "bf16"), ("fp16", "fp16"), ("fp32", "fp32"))
 MIXED = (("bf16", "fp32"), ("fp32", "bf16"))
 PAIRS = SAME + MIXED  # (input, output) of softmax
+REDUCTIONS = ("logsumexp", "amax", "sum")
+# (input, output) that the public functions ask for, autocast aside.
+PAIRS_OF = {
+    "softmax": PAIRS,
+    "softmax_backward": PAIRS,
+    "logsumexp": SAME,
+    "amax": SAME,
+    "sum": (*SAME, ("bf16", "fp32")),
+}
 
 
 def operands(math: str, pair: tuple[str, str]) -> tuple[str, ...]:
-    """The dtypes of all operands for softmax's (input, output) dtypes."""
+    """The dtypes of all operands for the (input, output) dtypes of the forward function."""
     source, result = pair
-    return (source, result) if math == "softmax" else (result, result, source)
+    return (result, result, source) if math == "softmax_backward" else (source, result)
 
 
 class Interval(NamedTuple):
@@ -44,11 +53,11 @@ def intervals(
 
     width: per input, the elements of an access at most; None for whole vectors.
     """
-    target = ARCHITECTURES[architecture]
+    target, facts = ARCHITECTURES[architecture], MATHS[math, online]
 
     def of(columns: int) -> RowClass | None:
-        vector = vector_of(dtypes, columns)
-        access = tuple(min(w, vector) for w in width or (vector,) * len(MATHS[math, online].inputs))
+        vector = vector_of(dtypes[: facts.full], columns)
+        access = tuple(min(w, vector) for w in width or (vector,) * len(facts.inputs))
         try:
             return row_class(math, target, dtypes, columns, edges=edges, access=access, online=online)
         except NotPlanned:
@@ -76,7 +85,9 @@ def longest(math: str, architecture: str, dtypes: tuple[str, ...], online: bool 
 
 def widths(math: str, dtypes: tuple[str, ...], online: bool = True) -> list[tuple[int, ...]]:
     """Every combination of access widths of the inputs, whole vectors first."""
-    vector = ALIGNMENT // max(ITEM_SIZE[d] for d in dtypes)
+    if not MATHS[math, online].outputs:
+        return [(ALIGNMENT // ITEM_SIZE[dtypes[0]],)]  # the one input decides itself where its vectors begin
+    vector = ALIGNMENT // max(ITEM_SIZE[d] for d in dtypes[: MATHS[math, online].full])
     each = [vector >> i for i in range(vector.bit_length())]
     return [*product(each, repeat=len(MATHS[math, online].inputs))]
 
@@ -84,14 +95,14 @@ def widths(math: str, dtypes: tuple[str, ...], online: bool = True) -> list[tupl
 def all_classes(
     architecture: str, pairs=PAIRS, *, narrow: bool = False, two_pass: bool = True
 ) -> Iterator[RowClass]:
-    """The classes of forward and backward of an architecture.
+    """The classes of all row maths of an architecture, of those pairs of dtypes that a math has.
 
     narrow: those whose inputs are read in narrower accesses than their outputs are written, too.
     """
     for math, online in MATHS:
         if not online and not two_pass:
             continue
-        for pair in pairs:
+        for pair in (p for p in pairs if p in PAIRS_OF[math]):
             dtypes = operands(math, pair)
             for edges in (False, True):
                 for width in widths(math, dtypes, online) if narrow else (None,):
@@ -105,7 +116,7 @@ def launched(architecture: str) -> Iterator[RowClass]:
     """The classes that the GPU tests need: all whole ones, and of equal dtypes the narrow ones whose operands
     but one are aligned alike, or all inputs are."""
     yield from all_classes(architecture)
-    for math, pair in product(("softmax", "softmax_backward"), SAME):
+    for math, pair in product(PAIRS_OF, SAME):
         dtypes = operands(math, pair)
         for edges, width in product((False, True), widths(math, dtypes)):
             if len(width) == 1 or width[1] == max(width) or width[0] == width[1]:

@@ -5,7 +5,18 @@ import math
 import checking
 import pytest
 import torch
-from checking import DTYPES, Guarded, check_backward, check_softmax, equal_bits, half_ulp, mutants
+from checking import (
+    DTYPES,
+    Guarded,
+    check_backward,
+    check_reduction,
+    check_softmax,
+    equal_bits,
+    half_ulp,
+    mutants,
+    reduction64,
+    reduction_mutants,
+)
 
 SHAPES = [(4, 2), (3, 7), (5, 127), (4, 1023), (2, 5000)]
 
@@ -54,6 +65,35 @@ def test_backward_mutants_fail(shape, dtype):
         with pytest.raises(AssertionError, match="elements are wrong"):
             check_backward(mutant, dy, y)
             print(name)
+
+
+@pytest.mark.parametrize("name", ["logsumexp", "amax", "sum"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_reduction_mutants_fail(shape, dtype, name):
+    x = example(shape, dtype, seed=2)
+    right = reduction64(name, x).to(x.dtype)
+    assert check_reduction(name, right, x) <= 1
+    assert check_reduction(name, getattr(torch, name)(x.float(), -1).to(x.dtype), x) <= 1
+    for what, mutant in reduction_mutants(name, right, x):
+        with pytest.raises(AssertionError, match="elements are wrong"):
+            check_reduction(name, mutant, x)
+            print(what)
+
+
+@pytest.mark.parametrize("name", ["logsumexp", "amax", "sum"])
+def test_infinities_of_reductions(name):
+    inf, nan = math.inf, math.nan
+    x = torch.tensor([[-inf, -inf], [inf, 0.0], [nan, inf], [inf, -inf], [1e38, 3e38], [0.0, 0.0]])
+    right = getattr(torch, name)(x, -1)
+    assert check_reduction(name, right, x) == 0 or name != "amax"
+    for row, value in ((0, nan), (1, 0.0), (2, 1.0), (5, 1.0)):
+        wrong = right.clone()
+        wrong[row] = value
+        with pytest.raises(AssertionError, match="elements are wrong"):
+            check_reduction(name, wrong, x)
+    half = torch.full((1, 100), 6e4, dtype=torch.float16)
+    check_reduction("sum", torch.tensor([inf], dtype=torch.float16), half)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

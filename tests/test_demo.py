@@ -136,8 +136,10 @@ def test_classes_follow_each_other_without_a_gap(arch, dtype, math):
     assert lengths == sorted(set(lengths))
     for c, before, last in zip(listed, lengths, lengths[1:], strict=False):
         for columns in (before + 1, last):
-            operand = Operand(dtype, (columns, 1))
-            problem = canonical((8, columns), (1,), [operand] * len(dtypes))
+            facts = listed[0].facts
+            operands = [Operand(dtype, (columns, 1))] * facts.full
+            operands += [Operand(dtype, (1, 0))] * len(facts.group_outputs)
+            problem = canonical((8, columns), (1,), operands)
             got = plan(math, problem, replace(H200, architecture=architecture)).row_class
             assert got == replace(c, edges=columns % c.vector > 0)
     with pytest.raises(NotPlanned):

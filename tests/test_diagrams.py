@@ -22,6 +22,8 @@ WAYS = {
     "two_pass": {"online": False},
     "backward": {"math": "softmax_backward"},
     "fp32": {"dtype": "fp32"},
+    "logsumexp": {"math": "logsumexp"},
+    "sum": {"math": "sum", "dtype": "fp32"},
 }
 
 

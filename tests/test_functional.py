@@ -3,6 +3,8 @@
 Where only a CUDA tensor comes to a check, `kernels` lets CPU tensors pass for one; the launch is recorded.
 """
 
+from types import SimpleNamespace
+
 import checking
 import pytest
 import torch
@@ -177,8 +179,54 @@ def test_out_that_a_kernel_can_write(kernels):
 def test_wrong_dimension_says_what_is_missing(kernels):
     with pytest.raises(NotImplementedError, match="the reduced dimensions must be contiguous in memory"):
         softmax(example((4, 6)), 0, out=torch.empty(4, 6))
-    with pytest.raises(ValueError, match="do not merge into rows of one stride"):
-        softmax(example((4, 5, 6))[:, :3], out=torch.empty(4, 3, 6))
+    with pytest.raises(ValueError, match="kept dimensions merge into no fewer than 6"):
+        x = example((3,) * 7)
+        softmax(x[:2, :2, :2, :2, :2, :2], out=torch.empty(*[2] * 6, 3))
+
+
+def test_kept_dimensions_that_do_not_merge(kernels):
+    x = example((4, 5, 6))
+    softmax(x[:, :3], out=torch.empty(4, 3, 6))
+    assert kernels[-1].operand_strides == ((30, 6), (18, 6)) and kernels[-1].kept == (4, 3)
+    ops.backward(x[:, :3], x[:, 2:], (2,), x.dtype)
+    assert kernels[-1].operand_strides == ((30, 6), (30, 6), (18, 6))
+
+
+def recorded(plan):
+    """What a call of this plan passes to the compiled function."""
+    passed = []
+    launch.Call(plan, lambda *given: passed.append(given))(7, *range(1000, 1000 + len(plan.operand_strides)))
+    return passed[0]
+
+
+def test_calls_pass_arguments_then_addresses_with_strides():
+    plain = plan_softmax((8, 64))
+    assert recorded(plain) == (7, 8, 64, plain.ctas, 0, 1000, 64, 1001, 64)
+    sliced = plan_softmax(example((4, 5, 64))[:, :3])
+    assert recorded(sliced) == (7, 12, 64, sliced.ctas, 0, 3, 1000, 320, 64, 1001, 192, 64)
+
+
+def test_scratch_belongs_to_the_call(monkeypatch):
+    """Zeroed for each launch; its address comes between the arguments and the operands."""
+    made = []
+    monkeypatch.setattr(launch.torch, "zeros", lambda n, **how: made.append(torch.ones(n)) or made[-1])
+    plan = SimpleNamespace(arguments=(1, 2), operand_strides=((3,), (4,)), scratch=64)
+    assert recorded(plan) == (7, 1, 2, made[0].data_ptr(), 1000, 3, 1001, 4) and made[0].numel() == 64
+
+
+def test_launchers_of_rows_that_do_not_merge(monkeypatch):
+    """`ops` writes out the call of plain rows; here it takes the general one."""
+    passed = []
+    x = example((4, 5, 64))[:, :3]
+    call = launch.Call(plan_softmax(x), lambda *given: passed.append(given))
+    monkeypatch.setattr(launch, "call_of", lambda *a, **k: call)
+    for name in ("_cuda_getCurrentRawStream", "_cuda_getDevice"):
+        monkeypatch.setattr(torch._C, name, lambda *index: -1, raising=False)
+    monkeypatch.setattr(ops, "_empty_strided_cuda", lambda s, t, d: torch.empty_strided(s, t, dtype=d))
+    run = ops._launcher("softmax", (x,), x.dtype, (2,), True, lambda t: "anywhere")
+    y = run(x)
+    assert passed == [(-1, *call.arguments, x.data_ptr(), 320, 64, y.data_ptr(), 192, 64)]
+    assert y.shape == x.shape and run(x[..., 1:]) == "anywhere"
 
 
 @pytest.mark.parametrize(

@@ -34,9 +34,10 @@ forms = pytest.mark.parametrize("arch", ARCHITECTURES)
 def row_plan(math_name, pair, rows, columns, arch, *, online=True, offsets=None, pads=None) -> Plan:
     """The plan of rows that lie `pad` elements apart and begin `offset` elements past a 16-byte boundary."""
     dtypes = classes.operands(math_name, pair)
+    full = MATHS[math_name, online].full
     operands = [
-        Operand(d, (columns + pad, 1), offset * ITEM_SIZE[d])
-        for d, offset, pad in zip(dtypes, offsets or (0,) * 3, pads or (0,) * 3, strict=False)
+        Operand(d, (columns + pad, 1) if i < full else (1 + pad, 0), offset * ITEM_SIZE[d])
+        for i, (d, offset, pad) in enumerate(zip(dtypes, offsets or (0,) * 3, pads or (0,) * 3, strict=False))
     ]
     return plan(math_name, canonical((rows, columns), (1,), operands), DEVICES[arch], online=online)
 
@@ -50,7 +51,8 @@ def times_owned(made: Plan, row: int) -> np.ndarray:
     V, T = c.vector, c.threads_per_row
     head = 0
     if c.edges:
-        misaligned = (made.problem.offsets[-1] + row * made.row_strides[-1]) % V
+        r = c.facts.reference
+        misaligned = (made.problem.offsets[r] + made.row_start(r, row)) % V
         head = min((V - misaligned) % V, columns)
     body = (columns - head) // V * V
     counts = np.zeros(columns, dtype=np.int64)
@@ -96,14 +98,19 @@ def check(made: Plan):
     threads = c.threads * max(c.min_blocks, 1)
     assert row_bytes / 4 + 24 <= min(arch.registers // threads, 255)
     # Widths and the addresses that they must suit.
-    widest = 16 // max(ITEM_SIZE[d] for d in c.dtypes)
+    full, r = c.facts.full, c.facts.reference
+    widest = 16 // max(ITEM_SIZE[d] for d in c.dtypes[:full])
     assert c.vector == widest or made.columns < plans.VECTORS_PER_ROW * widest
     assert made.columns // c.vector >= min(made.columns, plans.VECTORS_PER_ROW)
-    for access, offset, stride in zip(
-        c.access, made.problem.offsets[:-1], made.row_strides[:-1], strict=True
-    ):
+    assert len(c.access) == len(c.facts.inputs) and len(made.operand_strides) == len(c.dtypes)
+    for i, access in enumerate(c.access):
         assert c.vector % access == 0
-        assert (offset - made.problem.offsets[-1]) % access == (stride - made.row_strides[-1]) % access == 0
+        assert (made.problem.offsets[i] - made.problem.offsets[r]) % access == 0
+        for stride, of_reference in zip(made.operand_strides[i], made.operand_strides[r], strict=True):
+            assert (stride - of_reference) % access == 0
+    assert len(made.kept) == c.kept_modes and math.prod(made.kept) == made.rows
+    assert made.arguments == (made.rows, made.columns, made.ctas, made.evict_last, *made.kept[1:])
+    assert made.kernel is c and made.movement == c.movement == "row" and made.scratch == 0
     if not c.edges:
         assert made.columns % c.vector == 0
     assert hash(c) == hash(dataclasses.replace(c)) and c == dataclasses.replace(c)
@@ -151,6 +158,69 @@ def test_every_column_has_one_owner(case):
     for row in {0, 1, 2, made.rows - 1}:
         counts = times_owned(made, row)
         assert (counts == 1).all(), (made.row_class.name, row, counts.min(), counts.max())
+
+
+@st.composite
+def views(draw):
+    """A shape, and strides of dimensions that may merge or not, the last one contiguous."""
+    shape, strides, reach = [], [], draw(st.integers(1, 40))
+    shape.append(reach)
+    strides.append(1)
+    for _ in range(draw(st.integers(1, 6))):
+        reach += draw(st.sampled_from([0, 0, 1, 8]))
+        size = draw(st.integers(1, 4))
+        shape.append(size)
+        strides.append(reach)
+        reach *= size
+    return tuple(shape[::-1]), tuple(strides[::-1])
+
+
+@settings(max_examples=500)
+@given(
+    views(),
+    st.sampled_from(sorted(MATHS)),
+    st.sampled_from(["bf16", "fp32"]),
+    st.integers(0, 7),
+    st.randoms(),
+)
+def test_rows_of_dimensions_that_do_not_merge(view, which, dtype, offset, order):
+    """Every row begins where some index of the kept dimensions puts it, in every operand alike."""
+    (shape, strides), facts = view, MATHS[which]
+    kept = range(len(shape) - 1)
+    dense = [math.prod(shape[d + 1 :]) for d in range(len(shape))]
+    group = [*(math.prod(shape[d + 1 : -1]) for d in kept), 0]
+    operands = [Operand(dtype, strides, offset * ITEM_SIZE[dtype])] * len(facts.inputs)
+    operands += [Operand(dtype, tuple(dense))] * len(facts.outputs)
+    operands += [Operand(dtype, tuple(group))] * len(facts.group_outputs)
+    permuted = [*kept]
+    order.shuffle(permuted)
+    permuted.append(len(shape) - 1)
+    turned = [dataclasses.replace(o, strides=tuple(o.strides[d] for d in permuted)) for o in operands]
+    problem = canonical([shape[d] for d in permuted], (len(shape) - 1,), turned)
+    if len(problem.kept) > plans.KEPT_MODES[-1]:
+        with pytest.raises(NotPlanned, match="rows are found by at most 5"):
+            plan(which[0], problem, H200, online=which[1])
+        return
+    made = plan(which[0], problem, H200, online=which[1])
+    check(made)
+    wanted = {
+        tuple(sum(i * s for i, s in zip(index, o.strides, strict=False)) for o in operands)
+        for index in product(*(range(n) for n in shape[:-1]))
+    }
+    found = [tuple(made.row_start(i, row) for i in range(len(operands))) for row in range(made.rows)]
+    assert len(found) == len(wanted) and {*found} == wanted
+    for row in range(min(made.rows, 9)):
+        assert (times_owned(made, row) == 1).all()
+
+
+def test_group_results_weigh_an_element_per_row():
+    made = row_plan("logsumexp", ("bf16", "bf16"), 100, 1000, "sm_90a")
+    assert made.problem.bytes == 100 * (1000 + 1) * 2
+    assert "one result written per row" in made.explain()
+    wide = row_plan("sum", ("bf16", "fp32"), 100, 1000, "sm_90a", pads=(0, 7))
+    assert wide.problem.bytes == 100 * (1000 * 2 + 4) and wide.operand_strides == ((1000,), (8,))
+    assert wide.row_class.vector == 8, "the result's dtype narrows no access"
+    assert row_plan("amax", ("bf16",) * 2, 4, 1024, "sm_90a", offsets=(3, 0)).row_class.access == (8,)
 
 
 @settings(max_examples=250)
@@ -225,7 +295,7 @@ def test_classes_are_few_and_lengths_share_them(pair, math_name, online, arch):
             step = max(1, (interval.last - interval.first) // 8)
             for columns in range(interval.first, interval.last + 1, step):
                 c = interval.row_class
-                assert plans.vector_of(dtypes, columns) == c.vector
+                assert plans.vector_of(dtypes[: c.facts.full], columns) == c.vector
                 options = {"edges": edges, "access": c.access, "online": online}
                 assert plans.row_class(math_name, ARCHITECTURES[arch], dtypes, columns, **options) == c
 
@@ -303,7 +373,8 @@ def test_width_of_access(offsets, pads, edges, access):
         ((4, 8), (0,), (8, 1), r"the reduced dimensions must be contiguous in memory \(strides \[\(8, 8\)\]"),
         ((4, 8), (1,), (8, 2), "other dimensions need the column movement, which is not built yet"),
         ((2, 3, 4), (0, 2), (12, 4, 1), "must be contiguous in memory"),
-        ((2, 4, 8), (2,), (80, 10, 1), r"do not merge into rows of one stride \(\[2, 4\] with strides"),
+        ((3,) * 6 + (8,), (6,), (2187, 800, 300, 113, 37, 12, 1), r"kept dimensions merge into no fewer than 6 \(\[3"),
+        ((3,) * 6 + (8,), (6,), (2187, 800, 300, 113, 37, 12, 1), "rows are found by at most 5"),
         ((2, 2_000_000), (1,), (2_000_000, 1), "rows of 2000000 elements .bf16, bf16. do not fit on chip"),
         ((2, 2_000_000), (1,), (2_000_000, 1), "longer rows need the split movement, which is not built yet"),
     ],

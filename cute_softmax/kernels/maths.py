@@ -2,7 +2,8 @@
 
 A row math has
 
-- `inputs`, `outputs`: the names of its tensors, in the order of the kernel's operands;
+- `inputs`, `outputs`, `group_outputs`: the names of its tensors, in the order of the kernel's operands; those of the
+  last kind have one element per row;
 - `padding`: per input, what an element outside the row counts as;
 - `reductions`: the operators of its stages, in order;
 - `whole`: the operator on the finished stages' states together, which parts of a row are merged with;
@@ -13,7 +14,8 @@ A row math has
 - `term(stage, elements, carry)`: what an element of the row (of each input) adds to a stage;
 - `result(elements, state)`: what becomes of it;
 - `finish(values, kept, state)`: the row's results, one iterable per output. kept: from the last `partial` for the
-  same elements, or None; state: of `whole`, merged over all of the row.
+  same elements, or None; state: of `whole`, merged over all of the row;
+- `group_results(state)`: one number per group output.
 
 `values` holds one `copy.Fragment` per input: the elements of the row that this thread owns. `carry` holds the
 states of the finished stages, each merged over as much of the row as the threads that exchange hold.
@@ -22,6 +24,7 @@ states of the finished stages, each merged over as much of the row as the thread
 import operator
 from collections.abc import Iterator
 
+import cutlass
 import cutlass.cute as cute
 from cutlass import Float32
 
@@ -30,7 +33,22 @@ from .online import Fast, Precise
 from .reduce import MAX, SUM, Online, tree
 
 
-class Softmax:
+class RowMath:
+    """What most row maths share: no result beyond the full ones, and nothing kept."""
+
+    outputs: tuple[str, ...] = ()
+    group_outputs: tuple[str, ...] = ()
+    keep = False
+    maximum_first = False
+
+    def finish(self, values: list, kept: object, state: tuple) -> list:
+        return []
+
+    def group_results(self, state: tuple) -> list[Float32]:
+        return []
+
+
+class Softmax(RowMath):
     """y = exp(x - max) / sum(exp(x - max)), online (one exchange of pairs) or in two passes (max, then sum).
 
     precise: for results stored in float32.
@@ -111,7 +129,7 @@ class Softmax:
             yield quotient
 
 
-class SoftmaxBackward:
+class SoftmaxBackward(RowMath):
     """dx = y * (dy - sum(dy * y))."""
 
     inputs = ("dy", "y")
@@ -119,7 +137,6 @@ class SoftmaxBackward:
     padding = (0.0, 0.0)
     reductions = (SUM,)
     whole = SUM
-    maximum_first = False
 
     def __init__(self, *, keep: bool):
         self.keep = keep
@@ -138,3 +155,68 @@ class SoftmaxBackward:
 
     def finish(self, values: list, kept: None, state: tuple) -> list:
         return [(self.result(e, state) for e in zip(*values, strict=True))]
+
+
+class LogSumExp(Softmax):
+    """lse = max + log(sum(exp(x - max))): as softmax, but the elements are read and nothing else."""
+
+    outputs = ()
+    group_outputs = ("lse",)
+
+    def __init__(self, *, online: bool, precise: bool):
+        super().__init__(online=online, precise=precise, keep=False)
+
+    def partial(self, stage: int, values: list, carry: list, width: int) -> tuple:
+        # The maximum of all lanes first: their sums then refer to the same number and need no correction.
+        (x,) = values
+        (seen,) = MAX.lanes((x.maximum(),), width)
+        return (seen, *SUM.lanes((tree(operator.add, self.powers(x, online.reference(seen))),), width)), None
+
+    def finish(self, values: list, kept: None, state: tuple) -> list:
+        return []
+
+    def group_results(self, state: tuple) -> list[Float32]:
+        row_max, total = state
+        result = row_max + cute.math.log(total)
+        # +inf in the row has made the sum NaN; without NaN among the elements the result is +inf, as in torch.
+        infinity = Float32(float("inf"))
+        return [Float32(cutlass.select_(row_max == infinity, infinity, result))]
+
+
+class Maximum(RowMath):
+    """max of a row; NaN if one element is NaN."""
+
+    inputs = ("x",)
+    group_outputs = ("max",)
+    padding = (-float("inf"),)
+    reductions = (MAX,)
+    whole = MAX
+    maximum_first = True
+
+    def partial(self, stage: int, values: list, carry: list, width: int) -> tuple:
+        return MAX.lanes((values[0].maximum(),), width), None
+
+    def term(self, stage: int, elements: tuple, carry: tuple) -> Float32:
+        return elements[0]
+
+    def group_results(self, state: tuple) -> list[Float32]:
+        return [*state]
+
+
+class Sum(RowMath):
+    """Sum of a row: pairwise within a thread, then over lanes, warps and CTAs, all in float32."""
+
+    inputs = ("x",)
+    group_outputs = ("total",)
+    padding = (0.0,)
+    reductions = (SUM,)
+    whole = SUM
+
+    def partial(self, stage: int, values: list, carry: list, width: int) -> tuple:
+        return SUM.lanes((tree(operator.add, values[0]),), width), None
+
+    def term(self, stage: int, elements: tuple, carry: tuple) -> Float32:
+        return elements[0]
+
+    def group_results(self, state: tuple) -> list[Float32]:
+        return [*state]

@@ -11,6 +11,8 @@ registers, pX predicates; rE and pE the same for the scalars at a row's edges; t
 copy.
 """
 
+import operator
+from functools import reduce as reduce_with
 from types import SimpleNamespace
 
 import cuda.bindings.driver as cuda
@@ -36,6 +38,7 @@ class RowKernel:
         self.math = math
         self.dtypes = [DTYPES[name] for name in spec.dtypes]
         self.inputs = range(len(math.inputs))
+        self.full = range(len(math.inputs) + len(math.outputs))
         self.access = [*spec.access, *[spec.vector] * len(math.outputs)]
         self.staged = [i for i in self.inputs if spec.staging[i] != "direct"]
 
@@ -53,7 +56,8 @@ class RowKernel:
 
         ctas: CTAs (clusters, with one) of the grid: the number of tiles, or fewer for a persistent kernel.
         evict_last: whether reads ask L2 to keep them, see `copy.read_policy`.
-        operands: (address in bytes, row stride in elements) of each input, then of each output.
+        operands: sizes of all kept modes but the slowest (none in the plain case of one), then (address in bytes,
+            stride of each kept mode in elements) of each input, output and group output.
         """
         s = self.spec
         self.kernel(rows, columns, evict_last, operands).launch(
@@ -118,9 +122,10 @@ class RowKernel:
             lane=tidx % s.threads_per_row,
             ctas=ctas,
             policy=read_policy(evict_last),
+            sizes=operands[: s.kept_modes - 1],
             mX=[
-                SimpleNamespace(address=a, stride=b)
-                for a, b in zip(operands[::2], operands[1::2], strict=True)
+                SimpleNamespace(address=operands[i], strides=operands[i + 1 : i + 1 + s.kept_modes])
+                for i in range(s.kept_modes - 1, len(operands), 1 + s.kept_modes)
             ],
             tXcX=tXcX,
             tXsX=tXsX,
@@ -143,18 +148,20 @@ class RowKernel:
                 turn += 1
 
     def row(self, this, tile: Int64, m: int) -> SimpleNamespace:
-        """Row m of this thread: its index, and how it divides into head, body and tail (elements)."""
+        """Row m of this thread: its coordinates, and how it divides into head, body and tail (elements)."""
         V = self.spec.vector
         index = tile * self.spec.tiler[0] + this.tXcX[(0, m), 0, 0][0]
+        at = self.coordinates(this, index)
         head = Int32(0)
         if const_expr(self.spec.edges):
-            # The output decides where vectors begin.
-            out, size = this.mX[-1], self.dtypes[-1].width // 8
-            misaligned = Int32((out.address // size + index * out.stride) & (V - 1))
+            # One tensor, the output if there is one, decides where vectors begin.
+            r = self.spec.facts.reference
+            size = self.dtypes[r].width // 8
+            misaligned = Int32((this.mX[r].address // size + self.begin(this, at, r)) & (V - 1))
             head = cutlass.min((V - misaligned) & (V - 1), this.columns)
         body = (this.columns - head) // V * V
         return SimpleNamespace(
-            index=index,
+            at=at,
             inside=index < this.rows,
             head=head,
             body=body,
@@ -162,6 +169,18 @@ class RowKernel:
             limit=cutlass.min(body - this.first, this.share),
             start=head + this.first + this.tXcX[(0, m), 0, 0][1],
         )
+
+    def coordinates(self, this, index: Int64) -> list[Int64]:
+        """The row's index in each kept mode, the slowest first."""
+        at = []
+        for size in this.sizes[::-1]:
+            at.append(index % size)
+            index = index // size
+        return [index, *at[::-1]]
+
+    def begin(self, this, at: list[Int64], i: int) -> Int64:
+        """Elements from the beginning of tensor i to that of the row with these coordinates."""
+        return reduce_with(operator.add, map(operator.mul, at, this.mX[i].strides))
 
     def holds(self, this, row: SimpleNamespace, m: int, k: int) -> Boolean:
         """The predicate of vector k: one bit for its V elements."""
@@ -172,14 +191,14 @@ class RowKernel:
         s = self.spec
         dtype, mX = self.dtypes[i], this.mX[i]
         align = self.access[i] * dtype.width // 8
-        start = global_pointer(dtype, mX.address, row.index * mX.stride + row.start, align)
+        start = global_pointer(dtype, mX.address, self.begin(this, row.at, i) + row.start, align)
         return lambda k: cute.make_tensor(
             start + k * s.threads_per_row * s.vector, cute.make_layout(s.vector)
         )
 
     def scalar(self, this, row: SimpleNamespace, i: int, column: Int32) -> cute.Tensor:
         dtype, mX = self.dtypes[i], this.mX[i]
-        at = global_pointer(dtype, mX.address, row.index * mX.stride + column, dtype.width // 8)
+        at = global_pointer(dtype, mX.address, self.begin(this, row.at, i) + column, dtype.width // 8)
         return cute.make_tensor(at, cute.make_layout(1))
 
     @cute.jit
@@ -211,7 +230,7 @@ class RowKernel:
                 pX[m, 0, k] = self.holds(this, rows[m], m, k)
 
         # Load, over the padding of what lies outside the row.
-        rX = [cute.make_rmem_tensor(((V, M), 1, K), dtype) for dtype in self.dtypes]
+        rX = [cute.make_rmem_tensor(((V, M), 1, K), self.dtypes[i]) for i in self.full]
         for i in self.inputs:
             rX[i].fill(self.dtypes[i](math.padding[i]))
         for m in cutlass.range_constexpr(M):
@@ -223,7 +242,7 @@ class RowKernel:
                             load(gX(k), rX[i][(None, m), 0, k], self.access[i], this.policy)
 
         # The scalars at the edges of a row: slots 0 .. V-2 are its head, V-1 .. 2V-3 its tail.
-        rE = [cute.make_rmem_tensor((max(E, 1), M), dtype) for dtype in self.dtypes]
+        rE = [cute.make_rmem_tensor((max(E, 1), M), self.dtypes[i]) for i in self.full]
         pE = cute.make_rmem_tensor((max(E, 1), M), Boolean)
         columns = {}
         for m in cutlass.range_constexpr(M):
@@ -288,6 +307,14 @@ class RowKernel:
                     gE = self.scalar(this, rows[m], i, columns[e, m])
                     if pE[e, m]:
                         gE[0] = value
+            # All threads of the row know its group results; the first one stores them.
+            group_results = math.group_results(sum(carry[m], ()))
+            for j in cutlass.range_constexpr(len(math.group_outputs)):
+                i = len(self.full) + j
+                value = group_results[j].to(self.dtypes[i])
+                gX = self.scalar(this, rows[m], i, Int32(0))
+                if rows[m].inside & (this.lane == 0) & (this.rank == 0):
+                    gX[0] = value
 
     def vector(self, this, tile: Int64, i: int, m: int, k: int, pX, rX, waiting: set) -> cute.Tensor:
         """Vector k of input i in registers. The first touch of an asynchronously loaded part waits for it."""

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from typing import ClassVar
 
 from ..hardware import Device
-from ..problem import ITEM_SIZE, Problem
+from ..problem import ITEM_SIZE, Mode, Problem
 from .maths import CACHE_LINE, MATHS, WARP, Math, NotPlanned
-from .row import PART, TEAMS, VECTORS_PER_ROW, RowClass, Team, row_class, vector_of
+from .row import KEPT_MODES, PART, TEAMS, VECTORS_PER_ROW, RowClass, Team, row_class, vector_of
 
 __all__ = [
     "CACHE_LINE",
     "EVICT_LAST_ABOVE",
+    "KEPT_MODES",
     "MATHS",
     "PART",
     "TEAMS",
@@ -47,20 +48,48 @@ class Plan:
     """One launch: a Plan class and the numbers that change from call to call.
 
     rows, columns: groups and elements of a group; ctas: CTAs (clusters, with one) of the grid;
-    row_strides: per operand, in elements; evict_last: see `EVICT_LAST_ABOVE`.
+    kept: sizes of the dimensions that a row's index is taken apart into, the slowest first; operand_strides: per
+    operand its stride in each of them, in elements; evict_last: see `EVICT_LAST_ABOVE`.
     """
+
+    # Bytes of zeroed memory that a launch needs besides its operands.
+    scratch: ClassVar[int] = 0
 
     problem: Problem
     row_class: RowClass
     rows: int
     columns: int
     ctas: int
-    row_strides: tuple[int, ...]
+    kept: tuple[int, ...]
+    operand_strides: tuple[tuple[int, ...], ...]
     evict_last: bool
 
-    @cached_property
+    @property
+    def kernel(self) -> RowClass:
+        """What is compiled."""
+        return self.row_class
+
+    @property
     def movement(self) -> str:
-        return "row"
+        return self.kernel.movement
+
+    @property
+    def arguments(self) -> tuple[int, ...]:
+        """The ints that the compiled function takes between the stream and the operands."""
+        return self.rows, self.columns, self.ctas, int(self.evict_last), *self.kept[1:]
+
+    @property
+    def row_strides(self) -> tuple[int, ...]:
+        """Per operand the stride between neighbouring rows, in elements."""
+        return tuple(strides[-1] for strides in self.operand_strides)
+
+    def row_start(self, operand: int, row: int) -> int:
+        """Elements from the beginning of an operand to that of a row."""
+        start = 0
+        for size, stride in zip(self.kept[:0:-1], self.operand_strides[operand][:0:-1], strict=True):
+            row, coordinate = divmod(row, size)
+            start += coordinate * stride
+        return start + row * self.operand_strides[operand][0]
 
     @property
     def tiles(self) -> int:
@@ -93,6 +122,11 @@ class Plan:
         lines = [
             f"{c.math} of {self.rows} rows of {self.columns}, {' -> '.join(_unique(c.dtypes))}, for {c.architecture}",
             f"  movement   row: {where}; class {c.name}",
+            *(
+                [f"  rows       index in {' x '.join(map(str, self.kept))}: dimensions that do not merge"]
+                if c.kept_modes > 1
+                else []
+            ),
             f"  threads    {c.threads} a CTA, {c.threads_per_row} a row; tile {c.tiler[0]} x {c.tiler[1]}",
             f"  thread     {c.steps} vectors of {c.vector} elements, {c.rows_per_thread} row(s); "
             f"{'values' if c.keep else 'packed elements'} kept in registers",
@@ -109,7 +143,8 @@ class Plan:
             f"  grid       {self.ctas} {'clusters' if c.cluster_n > 1 else 'CTAs'} for {self.tiles} tiles"
             + (", persistent" if c.persistent else "")
             + f"; {c.shared_memory} bytes of shared memory a CTA",
-            f"  traffic    {bytes_moved / 1e6:.1f} MB, every element read once and written once",
+            f"  traffic    {bytes_moved / 1e6:.1f} MB, every element read once"
+            + (" and written once" if c.facts.outputs else ", one result written per row"),
         ]
         return "\n".join(lines)
 
@@ -128,28 +163,39 @@ def plan(math_name: str, problem: Problem, device: Device, *, online: bool = Tru
     online: one pass over the row with (max, sum) pairs instead of two passes.
     Raises NotPlanned where no movement serves the problem yet, naming what stands in the way.
     """
-    if len(problem.reduced) > 1 or (problem.reduced and set(problem.reduced[0].strides) != {1}):
+    facts = MATHS[math_name, online]
+    if len(problem.reduced) > 1 or (problem.reduced and set(problem.reduced[0].strides[: facts.full]) != {1}):
         raise NotPlanned(
             "the reduced dimensions must be contiguous in memory (strides "
             f"{[m.strides for m in problem.reduced]} of the operands {problem.dtypes}); "
             "other dimensions need the column movement, which is not built yet"
         )
-    if len(problem.kept) > 1:
+    kept_modes = next((n for n in KEPT_MODES if len(problem.kept) <= n), None)
+    if kept_modes is None:
         raise NotPlanned(
-            f"the kept dimensions do not merge into rows of one stride ({[m.size for m in problem.kept]} with "
-            f"strides {[m.strides for m in problem.kept]}); such views are not planned yet"
+            f"the kept dimensions merge into no fewer than {len(problem.kept)} ({[m.size for m in problem.kept]} with "
+            f"strides {[m.strides for m in problem.kept]}); rows are found by at most {KEPT_MODES[-1]}"
         )
+    padding = Mode(1, (0,) * len(problem.dtypes))
+    kept = (padding,) * (kept_modes - len(problem.kept)) + problem.kept
+    strides = tuple(zip(*(m.strides for m in kept), strict=True))  # per operand
     rows, columns = problem.groups, problem.length
-    row_strides = problem.kept[0].strides if problem.kept else (0,) * len(problem.dtypes)
-    vector = vector_of(problem.dtypes, columns)
-    out_offset, out_stride = problem.offsets[-1], row_strides[-1]
-    edges = any(n % vector for n in (out_offset, out_stride, columns))
+    vector = vector_of(problem.dtypes[: facts.full], columns)
+    reference = (problem.offsets[facts.reference], *strides[facts.reference])
+    edges = any(n % vector for n in (*reference, columns))
     access = tuple(
-        math.gcd(vector, offset - out_offset, stride - out_stride)
-        for offset, stride in zip(problem.offsets[:-1], row_strides[:-1], strict=True)
+        math.gcd(vector, *(a - b for a, b in zip((problem.offsets[i], *strides[i]), reference, strict=True)))
+        for i in range(len(facts.inputs))
     )
     c = row_class(
-        math_name, device.architecture, problem.dtypes, columns, edges=edges, access=access, online=online
+        math_name,
+        device.architecture,
+        problem.dtypes,
+        columns,
+        edges=edges,
+        access=access,
+        online=online,
+        kept_modes=kept_modes,
     )
     tiles = math.ceil(rows / c.tiler[0])
     return Plan(
@@ -158,7 +204,8 @@ def plan(math_name: str, problem: Problem, device: Device, *, online: bool = Tru
         rows=rows,
         columns=columns,
         ctas=min(tiles, _resident(c, device)) if c.persistent else tiles,
-        row_strides=row_strides,
+        kept=tuple(m.size for m in kept),
+        operand_strides=strides,
         evict_last=problem.bytes > EVICT_LAST_ABOVE * device.l2,
     )
 

@@ -10,18 +10,41 @@ CACHE_LINE = 128  # bytes
 
 @dataclass(frozen=True)
 class Math:
-    """What a plan must know of a row math: its tensors, and what one exchange between warps carries."""
+    """What a plan must know of a row math: its tensors, and what one exchange between warps carries.
+
+    inputs, outputs: full tensors, an element for each of a group; group_outputs: tensors with one element per group,
+    whose stride is 0 in the reduced dimensions. The operands of a kernel come in this order.
+    """
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     stages: int  # exchanges per row
     state_bytes: int  # of one exchanged state
+    group_outputs: tuple[str, ...] = ()
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """The names of all tensors."""
+        return self.inputs + self.outputs + self.group_outputs
+
+    @property
+    def full(self) -> int:
+        """How many tensors are full; they are the first operands."""
+        return len(self.inputs) + len(self.outputs)
+
+    @property
+    def reference(self) -> int:
+        """The operand that decides where a row's vectors begin: what is written, or else what is read first."""
+        return self.full - 1 if self.outputs else 0
 
 
 MATHS = {
     ("softmax", True): Math(("x",), ("y",), stages=1, state_bytes=8),  # online: one (max, sum) pair
     ("softmax", False): Math(("x",), ("y",), stages=2, state_bytes=4),  # max, then sum
     ("softmax_backward", True): Math(("dy", "y"), ("dx",), stages=1, state_bytes=4),
+    ("logsumexp", True): Math(("x",), (), stages=1, state_bytes=8, group_outputs=("lse",)),
+    ("amax", True): Math(("x",), (), stages=1, state_bytes=4, group_outputs=("max",)),
+    ("sum", True): Math(("x",), (), stages=1, state_bytes=4, group_outputs=("total",)),
 }
 
 

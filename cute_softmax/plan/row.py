@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import ClassVar
 
 from layouts import Layout
 
@@ -105,22 +106,30 @@ TEAMS = {
         Team(1024, 8, threads=1024, cluster_n=16, staging=("shared", "direct"), keep=False),
     ),
 }
+# Those of softmax, as nobody has timed others: what is read alone needs fewer registers, and keeps nothing.
+_READING = tuple(replace(team, keep=False) for team in TEAMS["softmax"])
+TEAMS |= {"logsumexp": _READING, "amax": _READING, "sum": _READING}
 # A row has at least so many vectors: a short one is divided finely enough that several threads load it at once.
 VECTORS_PER_ROW = 8
 # Vectors that one commit group of asynchronous copies brings, and that the online recurrence takes at a time.
 PART = 2
+# How many kept dimensions that do not merge a kernel takes a row's index apart into: few, so that classes are few.
+KEPT_MODES = (1, 2, 5)
 
 
 @dataclass(frozen=True)
 class RowClass:
     """What is compiled for the `row` movement: everything that shapes the code, as plain numbers.
 
-    vector: elements of one access of the output, 16 bytes of the widest operand; also the unit of predicates.
+    vector: elements of one access of the output, 16 bytes of the widest full operand; also the unit of predicates.
     edges: whether rows may begin or end off a vector boundary, so that scalars are handled apart.
     access: per input, elements of one load: `vector`, or fewer where its rows are aligned differently.
     staging: per input "direct" (global memory to registers), "async" (through shared memory with cp.async) or
         "shared" (stays in shared memory, read there in every pass).
+    kept_modes: into how many coordinates a row's index is taken apart, each with a stride of its own per operand.
     """
+
+    movement: ClassVar[str] = "row"
 
     math: str
     architecture: str
@@ -139,6 +148,7 @@ class RowClass:
     persistent: bool
     min_blocks: int
     part: int
+    kept_modes: int = 1
 
     def __post_init__(self):
         if self.exchanges and self.rows_per_thread > 1:
@@ -191,7 +201,7 @@ class RowClass:
     @property
     def line(self) -> int:
         """Elements of a cache line, of the narrowest operand; the grain of a CTA's share of a row."""
-        return CACHE_LINE // min(ITEM_SIZE[d] for d in self.dtypes)
+        return CACHE_LINE // min(ITEM_SIZE[d] for d in self.dtypes[: self.facts.full])
 
     @property
     def turns(self) -> int:
@@ -265,6 +275,8 @@ class RowClass:
             parts.append("access" + "_".join(map(str, self.access)))
         if not self.online:
             parts.append("two_pass")
+        if self.kept_modes > 1:
+            parts.append(f"modes{self.kept_modes}")
         return "_".join(parts)
 
     @property
@@ -274,7 +286,7 @@ class RowClass:
 
 
 def vector_of(dtypes: tuple[str, ...], columns: int) -> int:
-    """Elements of a vector: 16 bytes of the widest operand, fewer for rows of less than eight of those."""
+    """Elements of a vector: 16 bytes of the widest of full operands, fewer for rows of less than eight of those."""
     widest = ALIGNMENT // max(ITEM_SIZE[d] for d in dtypes)
     finest = max(columns // VECTORS_PER_ROW, 1)
     return min(widest, 1 << (finest.bit_length() - 1))
@@ -289,13 +301,14 @@ def row_class(
     edges: bool,
     access: tuple[int, ...],
     online: bool = True,
+    kept_modes: int = 1,
 ) -> RowClass:
     """The class of rows of this many elements.
 
     Raises NotPlanned if no team of this architecture can hold such a row on chip.
     """
     facts = MATHS[math_name, online]
-    vector = vector_of(dtypes, columns)
+    vector = vector_of(dtypes[: facts.full], columns)
     for team in TEAMS[math_name]:
         if team.cluster_n > architecture.cluster_limit or team.precise not in (None, dtypes[-1] == "fp32"):
             continue
@@ -317,6 +330,7 @@ def row_class(
             persistent=team.persistent,
             min_blocks=team.min_blocks,
             part=PART,
+            kept_modes=kept_modes,
         )
         if candidate.shared_memory <= architecture.shared_memory and _covers(candidate, columns):
             return candidate

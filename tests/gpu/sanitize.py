@@ -7,7 +7,7 @@ and so with racecheck, initcheck and synccheck. Exits with 1 on a wrong result. 
 Tensors are made and checked on the host, so that the sanitizer watches hardly any kernel but ours. A line tells of
 every class as it is done, the smallest first, so that a run that is cut off has touched most of them.
 
-    --maths softmax softmax_backward    --dtypes bf16 fp32    --part 0/3 (a third of all)
+    --maths softmax softmax_backward logsumexp amax sum    --dtypes bf16 fp32    --part 0/3 (a third of all)
 """
 
 import argparse
@@ -41,13 +41,14 @@ def cases(arch: str, maths: list[str], names: list[str]):
     """
     seen = set()
     for (math, online), pair in product(classes.MATHS, classes.PAIRS):
-        if math not in maths or not set(pair) <= set(names):
+        if math not in maths or pair not in classes.PAIRS_OF[math] or not set(pair) <= set(names):
             continue
         dtypes = classes.operands(math, pair)
         widths = classes.widths(math, dtypes, online)
-        whole, one = widths[0], (1,) * len(widths[0])
+        whole = widths[0]
+        one = (1,) * len(whole) if len(widths) > 1 else whole
         if pair == ("bf16", "bf16") and online:
-            forms = [*product((False, True), {whole, one, (1, *whole[1:])})]
+            forms = [*product((False, True), {whole, one, (one[0], *whole[1:])})]
         else:
             forms = [(True, whole)] + [(False, whole)] * (pair == ("fp32", "fp32") and online)
         for edges, width in forms:
@@ -100,13 +101,15 @@ class Buffer:
 def place(interval, index: int, rows: int, columns: int, dtypes) -> Buffer:
     """Operand `index` placed so that the plan takes this very class."""
     c = interval.row_class
-    dtype, outputs = checking.DTYPES[dtypes[index]], len(dtypes) - 1
+    dtype = checking.DTYPES[dtypes[index]]
+    if index >= c.facts.full:
+        return Buffer(rows, 1, 1, 0, dtype)
     if not c.edges:
         stride, offset = -(-columns // c.vector) * c.vector, 0
     else:
         stride, offset = columns + 1, 1
         stride += stride % c.vector == 0
-    if index != outputs:
+    if index != c.facts.reference:
         offset += c.access[index] % c.vector
     return Buffer(rows, columns, stride, offset, dtype)
 
@@ -116,17 +119,19 @@ def check(interval, dtypes, online: bool) -> float:
 
     Raises AssertionError on a wrong result.
     """
-    c, outputs = interval.row_class, len(dtypes) - 1
+    c = interval.row_class
     rows, columns = rows_of(interval), columns_of(interval)
     buffers = [place(interval, i, rows, columns, dtypes) for i in range(len(dtypes))]
     x = torch.randn(rows, columns)
-    if outputs == 1:
+    if c.math != "softmax_backward":
         x[-1, columns // 2 :] = float("-inf")
         buffers[0].values.copy_(x)
     else:
         buffers[0].values.copy_(x)
         buffers[1].values.copy_(torch.softmax(x.roll(1, -1), -1))
     tensors = [b.send() for b in buffers]
+    if c.facts.group_outputs:  # an element per row
+        tensors[-1] = tensors[-1].as_strided((rows, columns), (1, 0))
     call = launch.call_of(c.math, tensors, (1,), online)
     assert call.plan.row_class == c, f"planned as {call.plan.row_class.name}"
     assert call.plan.share * (c.cluster_n - 1) < columns, "a CTA of the cluster has no columns"
@@ -137,7 +142,9 @@ def check(interval, dtypes, online: bool) -> float:
     torch.cuda.synchronize()  # after every launch: an error is this class's
     seconds = time.perf_counter() - begin
     result = buffers[-1].receive()
-    if outputs == 1:
+    if c.facts.group_outputs:
+        checking.check_reduction(c.math, result, buffers[0].values)
+    elif c.math == "softmax":
         checking.check_softmax(result, buffers[0].values)
     else:
         checking.check_backward(result, buffers[0].values, buffers[1].values)
@@ -146,7 +153,7 @@ def check(interval, dtypes, online: bool) -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Every Plan class on a small grid, for compute-sanitizer.")
-    parser.add_argument("--maths", nargs="+", default=["softmax", "softmax_backward"])
+    parser.add_argument("--maths", nargs="+", default=[*classes.PAIRS_OF])
     parser.add_argument("--dtypes", nargs="+", default=["bf16", "fp16", "fp32"])
     parser.add_argument("--part", default="0/1", help="i/n: every n-th class from the i-th on")
     parser.add_argument("--build", action="store_true", help="only fill the store, in all cores")

@@ -1,0 +1,257 @@
+"""The public reductions, logsumexp, amax and sum: what they mean, their operators and gradients.
+
+Each is a row math without a full output: one read of the input, one element written per group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from . import launch, ops
+from .functional import FLOATS, check_tensor, given_dims, operand_of, transformed
+from .hardware import H200, Device
+from .plan import Plan, plan
+from .problem import Operand, canonical
+
+
+def logsumexp(input: torch.Tensor, dim: int | Sequence[int], keepdim: bool = False) -> torch.Tensor:
+    """``log(sum(exp(x)))`` over `dim`, without overflow, as `torch.logsumexp`.
+
+    input: a tensor of any shape, bfloat16, float16 or float32, on a CUDA device. Arithmetic is float32 inside.
+    dim: the dimension or dimensions to reduce.
+    keepdim: keep them with size 1.
+
+    -inf for a row of nothing but -inf, +inf for one with +inf, NaN for one with NaN, as in torch. CPU, float64 and
+    integer tensors go to ATen, and so do empty tensors, calls inside functorch transforms and forward-mode AD.
+
+    Raises TypeError for what is not a real, dense tensor; IndexError for a dimension out of range; ValueError for a
+    repeated dimension or none; `plan.NotPlanned` (a NotImplementedError and a ValueError) for dimensions that are not
+    contiguous in memory and for rows longer than a cluster holds.
+    """
+    check_tensor("input", input, "logsumexp")
+    return _reduce("logsumexp", input, given_dims(dim, input), keepdim, _autocast(input, input.dtype))
+
+
+def amax(input: torch.Tensor, dim: int | Sequence[int] = (), keepdim: bool = False) -> torch.Tensor:
+    """The largest element over `dim`, as `torch.amax`; NaN if one is NaN.
+
+    dim: the dimension or dimensions to reduce; all of them if empty.
+    keepdim: keep them with size 1.
+
+    The gradient is shared evenly by elements that are equally large. Other arguments, devices, dtypes and errors
+    as `logsumexp`; IndexError, as from torch, for the maximum of no element.
+    """
+    check_tensor("input", input, "amax")
+    return _reduce("amax", input, _dims_or_all(dim, input), keepdim, input.dtype)
+
+
+def sum(
+    input: torch.Tensor,
+    dim: int | Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """The sum over `dim`, as `torch.sum`; added in float32, pairwise within a thread and between threads.
+
+    dim: the dimension or dimensions to reduce; all of them if None or empty.
+    keepdim: keep them with size 1.
+    dtype: of the result; the input's if None.
+
+    Other arguments, devices, dtypes and errors as `logsumexp`.
+    """
+    check_tensor("input", input, "sum")
+    dims = _dims_or_all(dim, input)
+    if dtype is None and input.dtype.is_floating_point:
+        dtype = _autocast(input, input.dtype)
+    return _reduce("sum", input, dims, keepdim, dtype)
+
+
+def plan_reduction(
+    name: str,
+    input: torch.Tensor | Sequence[int],
+    dim: int | Sequence[int] = -1,
+    dtype: torch.dtype | str | None = None,
+    *,
+    device: Device = H200,
+) -> Plan:
+    """The Plan of a reduction ("logsumexp", "amax", "sum"), as `plan_softmax` gives it for softmax.
+
+    Its `explain()` says in words how the call would run. Raises ValueError for another name, else as `plan_softmax`.
+    """
+    if name not in _REDUCTIONS:
+        raise ValueError(f"name is {name!r}: the reductions are {', '.join(_REDUCTIONS)}")
+    shape, first, result, device = operand_of(input, dtype, device)
+    dims = _dims_or_all(dim, torch.empty(shape, device="meta"))
+    _, strides = _result(shape, dims, True)
+    return plan(name, canonical(shape, dims, [first, Operand(result, strides)]), device)
+
+
+def _dims_or_all(dim: object, input: torch.Tensor) -> tuple[int, ...]:
+    if dim is None or (isinstance(dim, (tuple, list)) and not dim):
+        return tuple(range(max(input.dim(), 1)))
+    return given_dims(dim, input)
+
+
+def _autocast(input: torch.Tensor, dtype: torch.dtype) -> torch.dtype:
+    """The result's dtype: float32 where autocast would convert the input to it."""
+    if input.dtype in launch.DTYPE_NAMES and input.is_cuda and torch.is_autocast_enabled("cuda"):
+        return torch.float32
+    return dtype
+
+
+def _reduce(
+    name: str, input: torch.Tensor, dims: tuple[int, ...], keepdim: bool, dtype: torch.dtype | None
+) -> torch.Tensor:
+    """The whole of a reduction, after the checks of its arguments; dtype None is ATen's choice."""
+    if input.dtype.is_floating_point and input.dtype not in FLOATS:
+        raise TypeError(f"input is {input.dtype}: {name} takes {', '.join(map(str, FLOATS))} and integers")
+    if dtype is None or not ops.on_kernel(input, dtype) or not input.numel():
+        return _REDUCTIONS[name].aten(input, dims, keepdim, dtype)
+    if torch.compiler.is_compiling():
+        return _REDUCTIONS[name].operator(input, list(dims), keepdim, dtype)
+    if transformed():
+        return _REDUCTIONS[name].aten(input, dims, keepdim, dtype)
+    if type(input) is not torch.Tensor or torch._C._len_torch_dispatch_stack() > 0:
+        return _REDUCTIONS[name].operator(input, list(dims), keepdim, dtype)
+    if input.requires_grad and torch.is_grad_enabled():
+        return _Reduce.apply(input, name, dims, keepdim, dtype)
+    return _forward(name, input, dims, keepdim, dtype)
+
+
+def _forward(
+    name: str, input: torch.Tensor, dims: tuple[int, ...], keepdim: bool, dtype: torch.dtype
+) -> torch.Tensor:
+    """By our kernels into a new contiguous tensor; `input` is not empty."""
+    shape, strides = _result(input.shape, dims, keepdim)
+    result = torch.empty(shape, dtype=dtype, device=input.device)
+    # As the kernel addresses it: every element of a group has the group's one result.
+    launch.run(name, (input, result.as_strided(input.shape, strides)), dims)
+    return result
+
+
+@lru_cache(maxsize=4096)
+def _result(
+    shape: Sequence[int], dims: tuple[int, ...], keepdim: bool
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shape of a contiguous result, and its strides in the input's dimensions: 0 in the reduced ones."""
+    kept, stride, strides = [], 1, []
+    for d, size in reversed(list(enumerate(shape))):
+        strides.append(0 if d in dims else stride)
+        if d not in dims:
+            kept.append(size)
+            stride *= size
+        elif keepdim:
+            kept.append(1)
+    return tuple(kept[::-1]), tuple(strides[::-1])
+
+
+class _Reduce(torch.autograd.Function):
+    """A reduction of an eager call, for autograd."""
+
+    @staticmethod
+    def forward(ctx, input: torch.Tensor, name: str, dims: tuple[int, ...], keepdim: bool, dtype):
+        result = _forward(name, input, dims, keepdim, dtype)
+        _save(ctx, (input, dims, keepdim, dtype), result, name)
+        return result
+
+    @staticmethod
+    def backward(ctx, grad: torch.Tensor) -> tuple:
+        return _gradient(ctx, grad), None, None, None, None
+
+
+# Gradients are composed of torch operations, which differentiate again: a fused kernel would read the input once
+# more and write the gradient, and these pass over memory several times.
+
+
+def _save(ctx, inputs: tuple, output: torch.Tensor, name: str) -> None:
+    input, dims, keepdim, _ = inputs
+    ctx.name, ctx.dims, ctx.keepdim, ctx.shape, ctx.dtype = (
+        name,
+        tuple(dims),
+        keepdim,
+        input.shape,
+        input.dtype,
+    )
+    ctx.save_for_backward(*(() if name == "sum" else (input, output)))
+
+
+def _gradient(ctx, grad: torch.Tensor) -> torch.Tensor:
+    def whole(tensor: torch.Tensor) -> torch.Tensor:
+        """With the reduced dimensions of size 1 again."""
+        if ctx.keepdim or not ctx.shape:
+            return tensor
+        for d in ctx.dims:  # ascending
+            tensor = tensor.unsqueeze(d)
+        return tensor
+
+    if ctx.name == "sum":
+        return whole(grad.to(ctx.dtype)).expand(ctx.shape)
+    input, output = ctx.saved_tensors
+    # The operations between are worth float32; the result is rounded once.
+    wide = torch.promote_types(ctx.dtype, torch.float32)
+    grad, output = whole(grad).to(wide), whole(output)
+    if ctx.name == "logsumexp":
+        return (grad * (input.to(wide) - output.to(wide)).exp()).to(ctx.dtype)
+    largest = (input == output).to(wide)
+    return (grad * largest / largest.sum(ctx.dims, keepdim=True)).to(ctx.dtype)
+
+
+@dataclass(frozen=True)
+class _Reduction:
+    """aten(input, dims, keepdim, dtype): by torch; operator: the same, as what torch.compile and modes see."""
+
+    aten: Callable[..., torch.Tensor]
+    operator: Callable[..., torch.Tensor]
+
+
+def _reduction(name: str, aten: Callable[..., torch.Tensor]) -> _Reduction:
+    """A reduction with its torch.library operator."""
+
+    @torch.library.custom_op(f"cute_softmax::{name}", mutates_args=())
+    def operator(input: torch.Tensor, dim: Sequence[int], keepdim: bool, dtype: torch.dtype) -> torch.Tensor:
+        if ops.on_kernel(input, dtype) and input.numel():
+            return _forward(name, input, tuple(dim), keepdim, dtype)
+        return aten(input, tuple(dim), keepdim, dtype).contiguous()
+
+    @operator.register_fake
+    def _(input, dim, keepdim, dtype):
+        shape = [1 if d in dim else n for d, n in enumerate(input.shape) if keepdim or d not in dim]
+        return input.new_empty(shape, dtype=dtype)
+
+    operator.register_autograd(
+        lambda ctx, grad: (_gradient(ctx, grad), None, None, None),
+        setup_context=lambda ctx, inputs, output: _save(ctx, inputs, output, name),
+    )
+    return _Reduction(aten, operator)
+
+
+def _aten_logsumexp(
+    input: torch.Tensor, dims: tuple[int, ...], keepdim: bool, dtype: torch.dtype | None
+) -> torch.Tensor:
+    if dtype is None or not input.dtype.is_floating_point:
+        return torch.logsumexp(input, dims, keepdim)
+    return torch.logsumexp(input.to(torch.promote_types(input.dtype, dtype)), dims, keepdim).to(dtype)
+
+
+def _aten_amax(
+    input: torch.Tensor, dims: tuple[int, ...], keepdim: bool, dtype: torch.dtype | None
+) -> torch.Tensor:
+    return torch.amax(input, dims, keepdim)
+
+
+def _aten_sum(
+    input: torch.Tensor, dims: tuple[int, ...], keepdim: bool, dtype: torch.dtype | None
+) -> torch.Tensor:
+    return torch.sum(input, dims, keepdim, dtype=dtype)
+
+
+_REDUCTIONS = {
+    "logsumexp": _reduction("logsumexp", _aten_logsumexp),
+    "amax": _reduction("amax", _aten_amax),
+    "sum": _reduction("sum", _aten_sum),
+}
