@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .plan import RowClass
+    from .plan import PanelClass, RowClass
 
 
-def compile_class(c: RowClass, options: str = "") -> Any:
+def compile_class(c: RowClass | PanelClass, options: str = "") -> Any:
     """Compile the kernel of a Plan class for its architecture; needs no GPU and takes about a second.
 
     options: more compiler options, such as "--keep-ptx --keep-cubin".
@@ -36,11 +36,21 @@ def _row(c: RowClass) -> tuple[Any, list]:
     return RowKernel(c, build_math(c)), [Int64(0), Int32(0), Int32(0), Int32(0), *[Int64(0)] * operands]
 
 
+def _panel(c: PanelClass) -> tuple[Any, list]:
+    from cutlass import Int32, Int64
+
+    from .kernels.panel import PanelKernel
+
+    modes = c.kept_modes + c.reduced_modes
+    rest = modes - 2 + c.meeting + len(c.dtypes) * (2 + modes)
+    return PanelKernel(c, build_math(c)), [*[Int32(0)] * 8, Int64(0), *[Int64(0)] * rest]
+
+
 # By the movement of a class.
-MOVEMENTS = {"row": _row}
+MOVEMENTS = {"row": _row, "column": _panel, "split": _panel}
 
 
-def build_math(c: RowClass) -> Any:
+def build_math(c: RowClass | PanelClass) -> Any:
     """The row math of a class."""
     from .kernels import maths
 

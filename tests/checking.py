@@ -133,7 +133,9 @@ def _forward_bound(x: torch.Tensor) -> float:
     return max(FACTOR * torchs, ROUNDING * (2 + spread))
 
 
-def check_backward(dx: torch.Tensor, dy: torch.Tensor, y: torch.Tensor, dim: int = -1) -> float:
+def check_backward(
+    dx: torch.Tensor, dy: torch.Tensor, y: torch.Tensor, dim: int | Sequence[int] = -1
+) -> float:
     """Raise AssertionError unless `dx` is the gradient of softmax for upstream `dy` and result `y`.
 
     Returns the largest error over the bound, at most 1.
@@ -141,7 +143,8 @@ def check_backward(dx: torch.Tensor, dy: torch.Tensor, y: torch.Tensor, dim: int
     assert dx.shape == y.shape, f"shape {tuple(dx.shape)}, expected {tuple(y.shape)}"
     if dx.numel() == 0:
         return 0.0
-    dx, dy, y = (_rows(t, (dim,)) for t in (dx, dy, y))
+    dims = (dim,) if isinstance(dim, int) else tuple(dim)
+    dx, dy, y = (_rows(t, dims) for t in (dx, dy, y))
     what, worst = f"softmax backward {dy.dtype}, {y.dtype} -> {dx.dtype}", 0.0
     parts = [*_chunks(*dx.shape)]
     torchs = 0.0

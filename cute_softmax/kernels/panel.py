@@ -61,8 +61,7 @@ class PanelKernel:
         share: Int32,
         evict_last: Int32,
         patience: Int32,
-        sync: Int64,
-        states: Int64,
+        meetings: Int64,
         *rest: Int64,
     ):
         """Launch.
@@ -70,13 +69,14 @@ class PanelKernel:
         tiles: panels times outer groups times parts: the CTAs of the grid, or its clusters; length: elements of a
         group; width: groups side by side (columns); panels: that they are cut into; parts: of a panel, one CTA or
         cluster each; share: elements of a group that a CTA takes; evict_last: see `copy.read_policy`;
-        patience: nanoseconds, see `meeting`. sync, states: addresses of the meeting points (zeroed) and of the
-        parts' states. rest: sizes of the outer kept modes but the slowest, and of the reduced modes but the
-        slowest, the fastest first; then of each operand the address in bytes and the strides in elements of the
-        outer kept modes, of the mode across, and of the reduced modes, the fastest first.
+        patience: nanoseconds, see `meeting`; meetings: bytes of all meeting points.
+        rest: sizes of the outer kept modes but the slowest, and of the reduced modes but the slowest, the fastest
+        first; with meeting points the address of zeroed memory for them, and behind them for the parts' states;
+        then of each operand the address in bytes and the strides in elements of the outer kept modes, of the mode
+        across, and of the reduced modes, the fastest first.
         """
         s = self.spec
-        self.kernel(length, width, panels, parts, share, evict_last, patience, sync, states, rest).launch(
+        self.kernel(length, width, panels, parts, share, evict_last, patience, meetings, rest).launch(
             grid=[tiles * s.cluster_n, 1, 1],
             block=[s.threads, 1, 1],
             cluster=[s.cluster_n, 1, 1] if const_expr(s.cluster_n > 1) else None,
@@ -95,8 +95,7 @@ class PanelKernel:
         share: Int32,
         evict_last: Int32,
         patience: Int32,
-        sync: Int64,
-        states: Int64,
+        meetings: Int64,
         rest: tuple,
     ):
         s = self.spec
@@ -108,6 +107,9 @@ class PanelKernel:
         kept_sizes = [Int32(n) for n in rest[: s.kept_modes - 1]]
         reduced_sizes = [Int32(n) for n in rest[s.kept_modes - 1 : s.kept_modes + s.reduced_modes - 2]]
         operands = rest[s.kept_modes + s.reduced_modes - 2 :]
+        sync = Int64(0)
+        if const_expr(s.meeting):
+            sync, operands = operands[0], operands[1:]
         each = 2 + s.kept_modes + s.reduced_modes
 
         # Coordinates: which panel, which part of it, which groups.
@@ -166,7 +168,7 @@ class PanelKernel:
                 words=words,
                 barrier=barrier,
                 sync=sync + Int64(tile) * (4 * meeting.words(parts)),
-                states=states + Int64(tile) * parts * (s.columns * self.slot.width // 8),
+                states=sync + meetings + Int64(tile) * parts * (s.columns * self.slot.width // 8),
             )
         )
 

@@ -14,6 +14,7 @@ from typing import ClassVar
 from ..hardware import Device
 from ..problem import ITEM_SIZE, Mode, Problem
 from .maths import CACHE_LINE, MATHS, WARP, Math, NotPlanned
+from .panel import PanelClass, PanelPlan, plan_panel
 from .row import KEPT_MODES, PART, TEAMS, VECTORS_PER_ROW, RowClass, Team, row_class, vector_of
 
 __all__ = [
@@ -27,6 +28,8 @@ __all__ = [
     "WARP",
     "Math",
     "NotPlanned",
+    "PanelClass",
+    "PanelPlan",
     "Plan",
     "RowClass",
     "Team",
@@ -157,25 +160,26 @@ def _widths(c: RowClass) -> list[str]:
     return _unique(tuple(f"{a * ITEM_SIZE[d]} bytes" for a, d in zip(c.access, c.dtypes, strict=False)))
 
 
-def plan(math_name: str, problem: Problem, device: Device, *, online: bool = True) -> Plan:
+def plan(math_name: str, problem: Problem, device: Device, *, online: bool = True) -> Plan | PanelPlan:
     """The plan for a problem on a device; operands are the math's inputs, then its outputs.
 
     online: one pass over the row with (max, sum) pairs instead of two passes.
     Raises NotPlanned where no movement serves the problem yet, naming what stands in the way.
     """
+    evict_last = problem.bytes > EVICT_LAST_ABOVE * device.l2
+    made = _plan_rows(math_name, problem, device, online, evict_last)
+    return made or plan_panel(math_name, problem, device, evict_last)
+
+
+def _plan_rows(
+    math_name: str, problem: Problem, device: Device, online: bool, evict_last: bool
+) -> Plan | None:
+    """The plan of the row movement; None for groups that are not contiguous or do not fit on chip."""
     facts = MATHS[math_name, online]
-    if len(problem.reduced) > 1 or (problem.reduced and set(problem.reduced[0].strides[: facts.full]) != {1}):
-        raise NotPlanned(
-            "the reduced dimensions must be contiguous in memory (strides "
-            f"{[m.strides for m in problem.reduced]} of the operands {problem.dtypes}); "
-            "other dimensions need the column movement, which is not built yet"
-        )
     kept_modes = next((n for n in KEPT_MODES if len(problem.kept) <= n), None)
-    if kept_modes is None:
-        raise NotPlanned(
-            f"the kept dimensions merge into no fewer than {len(problem.kept)} ({[m.size for m in problem.kept]} with "
-            f"strides {[m.strides for m in problem.kept]}); rows are found by at most {KEPT_MODES[-1]}"
-        )
+    contiguous = not problem.reduced or set(problem.reduced[0].strides[: facts.full]) == {1}
+    if len(problem.reduced) > 1 or not contiguous or kept_modes is None:
+        return None
     padding = Mode(1, (0,) * len(problem.dtypes))
     kept = (padding,) * (kept_modes - len(problem.kept)) + problem.kept
     strides = tuple(zip(*(m.strides for m in kept), strict=True))  # per operand
@@ -187,16 +191,19 @@ def plan(math_name: str, problem: Problem, device: Device, *, online: bool = Tru
         math.gcd(vector, *(a - b for a, b in zip((problem.offsets[i], *strides[i]), reference, strict=True)))
         for i in range(len(facts.inputs))
     )
-    c = row_class(
-        math_name,
-        device.architecture,
-        problem.dtypes,
-        columns,
-        edges=edges,
-        access=access,
-        online=online,
-        kept_modes=kept_modes,
-    )
+    try:
+        c = row_class(
+            math_name,
+            device.architecture,
+            problem.dtypes,
+            columns,
+            edges=edges,
+            access=access,
+            online=online,
+            kept_modes=kept_modes,
+        )
+    except NotPlanned:
+        return None
     tiles = math.ceil(rows / c.tiler[0])
     return Plan(
         problem=problem,
@@ -206,7 +213,7 @@ def plan(math_name: str, problem: Problem, device: Device, *, online: bool = Tru
         ctas=min(tiles, _resident(c, device)) if c.persistent else tiles,
         kept=tuple(m.size for m in kept),
         operand_strides=strides,
-        evict_last=problem.bytes > EVICT_LAST_ABOVE * device.l2,
+        evict_last=evict_last,
     )
 
 

@@ -2,12 +2,75 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 
 from layouts import Layout
 
-from ..problem import ITEM_SIZE
-from .maths import MATHS, WARP, Math
+from ..hardware import Device
+from ..problem import ALIGNMENT, ITEM_SIZE, Mode, Problem
+from .maths import MATHS, WARP, Math, NotPlanned
+
+# How many modes a kernel takes an index apart into, kept or reduced: few, so that classes are few.
+MODES = (1, 2, 5)
+# Bytes of neighbouring columns that a panel takes. Copying panels of (128, 1048576) bf16 in this way reaches 0.67 of
+# a plain copy with 32 bytes, 0.76 with 64, 0.87 with 128 and 0.95 with 256 and 512 (H200, 2026-11-20): what counts is
+# how much of a DRAM page is touched at once.
+PANEL_BYTES = 256
+NARROWEST_BYTES = 32  # a sector of L2
+# A meeting point waits so long (nanoseconds) before a CTA leaves its part to the last one that arrives.
+PATIENCE = 1_000_000
+LONGEST = (1 << 31) - (1 << 20)  # elements of a group: indices are 32-bit
+
+
+@dataclass(frozen=True)
+class Team:
+    """threads of a CTA, vectors that each holds, CTAs of a cluster, CTAs that an SM must hold."""
+
+    threads: int
+    steps: int
+    cluster_n: int = 1
+    min_blocks: int = 1
+
+    @property
+    def vectors(self) -> int:
+        """Vectors that a panel has room for, per input."""
+        return self.threads * self.steps * self.cluster_n
+
+
+# In the order of their room; the first that a panel fits into and that the architecture has room for is taken.
+# H200, 2026-11-20, bf16, the best of 7 to 15 at each length. Small CTAs of which several share an SM overlap loading
+# with storing; a cluster exchanges in a microsecond what takes three through global memory.
+TEAMS = {
+    1: (  # one full input
+        Team(128, 1, min_blocks=8),
+        Team(128, 2, min_blocks=8),
+        Team(128, 4, min_blocks=8),
+        Team(256, 4, min_blocks=4),
+        Team(256, 8, min_blocks=4),
+        Team(256, 8, cluster_n=2, min_blocks=4),
+        Team(256, 8, cluster_n=4, min_blocks=4),
+        Team(512, 8, min_blocks=2),  # without clusters
+        Team(128, 16, cluster_n=8, min_blocks=5),
+        Team(256, 16, cluster_n=8, min_blocks=3),
+        Team(256, 16, cluster_n=16, min_blocks=3),
+    ),
+    2: (  # two
+        Team(128, 1, min_blocks=8),
+        Team(128, 2, min_blocks=8),
+        Team(128, 4, min_blocks=6),
+        Team(256, 4, min_blocks=4),
+        Team(256, 4, cluster_n=2, min_blocks=4),
+        Team(256, 8, cluster_n=2, min_blocks=2),
+        Team(256, 8, cluster_n=4, min_blocks=2),
+        Team(512, 4, min_blocks=2),  # without clusters
+        Team(256, 8, cluster_n=8, min_blocks=2),
+        Team(256, 8, cluster_n=16, min_blocks=2),
+        Team(512, 8, cluster_n=16),
+    ),
+}
+# For panels that no team holds: streamed through these.
+STREAMING = {1: Team(512, 8, min_blocks=2), 2: Team(512, 4, min_blocks=2)}
 
 
 @dataclass(frozen=True)
@@ -17,8 +80,8 @@ class PanelClass:
     orientation: "column" (a vector lies across groups) or "row" (along its group); vector: elements of an access;
     across: threads side by side over groups; threads: of a CTA; steps: vectors that a thread holds; cluster_n: CTAs
     that share a panel through distributed shared memory;
-    kept_modes, reduced_modes: how many, the mode across not counted; meeting: whether CTAs share a panel;
-    streaming: whether a CTA reads twice what it cannot hold; keep: whether converted values of what a CTA holds stay in registers; min_blocks: CTAs that an SM must hold.
+    kept_modes, reduced_modes: how many, the mode across not counted; meeting: whether CTAs meet in global memory;
+    streaming: whether a CTA reads twice what it cannot hold; min_blocks: CTAs that an SM must hold.
     """
 
     math: str
@@ -42,16 +105,21 @@ class PanelClass:
 
     @property
     def movement(self) -> str:
-        return "split" if self.meeting else self.orientation
+        return "split" if self.meeting or self.orientation == "row" else "column"
 
     @property
     def facts(self) -> Math:
-        return MATHS[self.math, (self.math, False) not in MATHS]
+        return MATHS[self.math, True]
 
     @property
     def whole_bytes(self) -> int:
-        """Bytes of the states that parts exchange: of all stages together."""
-        return 4 * self.facts.stages
+        """Bytes of a state: the results of all stages together."""
+        return self.facts.stages * self.facts.state_bytes
+
+    @property
+    def stages(self) -> int:
+        """Exchanges of one float32 each."""
+        return self.whole_bytes // 4
 
     @property
     def precise(self) -> bool:
@@ -101,7 +169,7 @@ class PanelClass:
     @property
     def reduction_buffer(self) -> Layout:
         """(column, warp down the panel, stage) -> slot of the reduction buffer; a float32 each."""
-        return Layout.ordered((self.columns, self.warps_down, self.facts.stages), (0, 1, 2))
+        return Layout.ordered((self.columns, self.warps_down, self.stages), (0, 1, 2))
 
     @property
     def peers(self) -> Layout:
@@ -134,3 +202,253 @@ class PanelClass:
     def fields(self) -> dict:
         """The class as plain values: the key of the compiled kernel."""
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class PanelPlan:
+    """One launch: a Plan class and the numbers that change from call to call.
+
+    length: elements of a group; width: groups side by side; outer: sizes of the other kept modes, the slowest first;
+    reduced: sizes of the reduced modes, likewise; parts: CTAs (clusters) that share a panel; share: elements of a
+    group that a CTA takes; operand_strides: per operand, in elements, of the outer kept modes, of the mode across
+    and of the reduced modes, each the fastest first; evict_last: as in `Plan`; patience: see `PATIENCE`.
+    """
+
+    problem: Problem
+    kernel: PanelClass
+    length: int
+    width: int
+    outer: tuple[int, ...]
+    reduced: tuple[int, ...]
+    parts: int
+    share: int
+    operand_strides: tuple[tuple[int, ...], ...]
+    evict_last: bool
+    patience: int = PATIENCE
+
+    @property
+    def movement(self) -> str:
+        return self.kernel.movement
+
+    @property
+    def panels(self) -> int:
+        """Panels side by side."""
+        return math.ceil(self.width / self.kernel.columns) if self.kernel.orientation == "column" else 1
+
+    @property
+    def tiles(self) -> int:
+        """All panels."""
+        return self.panels * math.prod(self.outer)
+
+    @property
+    def meeting_bytes(self) -> int:
+        """Bytes of all meeting points, in whole 16."""
+        return -(-self.tiles * (2 + self.parts) * 4 // 16) * 16
+
+    @property
+    def scratch(self) -> int:
+        """Bytes of zeroed memory that the launch needs: the meeting points, then the parts' states."""
+        if not self.kernel.meeting:
+            return 0
+        states = self.tiles * self.parts * max(self.kernel.columns, 2) * self.kernel.whole_bytes
+        return self.meeting_bytes + states
+
+    @property
+    def arguments(self) -> tuple[int, ...]:
+        """The ints that the compiled function takes between the stream and the scratch memory or the operands."""
+        return (
+            self.tiles * self.parts,
+            self.length,
+            self.width,
+            self.panels,
+            self.parts,
+            self.share,
+            int(self.evict_last),
+            self.patience,
+            self.meeting_bytes,
+            *self.outer[:0:-1],
+            *self.reduced[:0:-1],
+        )
+
+    def explain(self) -> str:
+        """The plan as a person would want to read it."""
+        c = self.kernel
+        if c.orientation == "column":
+            where = f"panels of {c.columns} columns by {self.length} elements, {c.across} x {c.down} threads"
+        else:
+            where = f"a CTA or more a row, {c.threads} threads along it"
+        if c.cluster_n > 1:
+            where += f", clusters of {c.cluster_n} CTAs"
+        if c.meeting:
+            where += f"; {self.parts} parts that meet in global memory"
+        twice = c.streaming and c.facts.outputs
+        lines = [
+            f"{c.math} of {math.prod(self.outer) * self.width} groups of {self.length}, "
+            f"{' -> '.join(dict.fromkeys(c.dtypes))}, for {c.architecture}",
+            f"  movement   {c.movement}: {where}; class {c.name}",
+            f"  threads    {c.threads} a CTA; tile of {c.tile} elements by {c.columns} groups",
+            f"  thread     {c.steps} vectors of {c.vector} elements in shared memory",
+            f"  loads      cp.async, {c.vector * ITEM_SIZE[c.dtypes[0]]} bytes at a time; "
+            f"L2 {'evict_last' if self.evict_last else 'evict_normal'}",
+            f"  modes      kept {' x '.join(map(str, (*self.outer, self.width)))}, "
+            f"reduced {' x '.join(map(str, self.reduced))}",
+            f"  reduction  {c.stages} stage(s); buffer {c.reduction_buffer}, "
+            f"{c.reduction_buffer.cosize * 4} bytes",
+            f"  grid       {self.tiles * self.parts} {'clusters' if c.cluster_n > 1 else 'CTAs'} for {self.tiles} "
+            f"panels; {c.shared_memory} bytes of shared memory a CTA",
+            f"  traffic    {self.problem.bytes / 1e6:.1f} MB, "
+            + ("what CTAs cannot hold is read twice" if twice else "every element read once")
+            + (" and written once" if c.facts.outputs else ", one result written per group"),
+        ]
+        return "\n".join(lines)
+
+
+def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: bool) -> PanelPlan:
+    """The plan of the column or split movement for any problem.
+
+    Raises NotPlanned for groups of 2^31 elements and more, and for tensors of too many dimensions.
+    """
+    facts = MATHS[math_name, True]
+    if problem.length > LONGEST:
+        raise NotPlanned(f"groups of {problem.length} elements: at most {LONGEST} are counted in 32 bits")
+    one = Mode(1, (0,) * len(problem.dtypes))
+    kept, reduced = list(problem.kept) or [one], list(problem.reduced) or [one]
+    orientation = _orientation(kept, reduced, facts.full)
+    along = kept if orientation == "column" else reduced
+    inner = min(along, key=lambda m: _step(m, facts.full))
+    along.remove(inner)
+    across = inner if orientation == "column" else one
+    if orientation == "row":
+        reduced = [*reduced, inner]
+    vector = _vector(problem, [*kept, *reduced], inner, facts.full)
+    kept, reduced = _padded(kept, one, problem), _padded(reduced, one, problem)
+    outer = math.prod(m.size for m in kept)
+
+    def strides(i: int) -> tuple[int, ...]:
+        ahead, behind = ([m.strides[i] for m in reversed(modes)] for modes in (kept, reduced))
+        return (*ahead, across.strides[i], *behind)
+
+    def class_of(
+        team: Team, threads_across: int, *, meeting: bool = False, streaming: bool = False
+    ) -> PanelClass:
+        return PanelClass(
+            math=math_name,
+            architecture=device.architecture.name,
+            dtypes=problem.dtypes,
+            orientation=orientation,
+            vector=vector,
+            across=threads_across,
+            threads=team.threads,
+            steps=team.steps,
+            cluster_n=team.cluster_n,
+            kept_modes=len(kept),
+            reduced_modes=len(reduced),
+            meeting=meeting,
+            streaming=streaming,
+            min_blocks=team.min_blocks,
+        )
+
+    def planned(c: PanelClass, parts: int, share: int) -> PanelPlan:
+        return PanelPlan(
+            problem=problem,
+            kernel=c,
+            length=problem.length,
+            width=across.size,
+            outer=tuple(m.size for m in kept),
+            reduced=tuple(m.size for m in reduced),
+            parts=parts,
+            share=share,
+            operand_strides=tuple(strides(i) for i in range(len(problem.dtypes))),
+            evict_last=evict_last,
+        )
+
+    wide = _across(across.size, vector, problem, facts.full) if orientation == "column" else 1
+    grain = 1 if orientation == "column" else vector
+    while True:
+        team = _team(
+            TEAMS[len(facts.inputs)],
+            problem.length,
+            wide,
+            vector if orientation == "row" else 1,
+            device,
+            class_of,
+        )
+        columns = wide * vector if orientation == "column" else 1
+        tiles = outer * math.ceil(across.size / columns)
+        narrower = wide * vector * min(ITEM_SIZE[d] for d in problem.dtypes[: facts.full]) > NARROWEST_BYTES
+        few = not team or tiles * team.cluster_n < device.multiprocessors
+        # Narrower panels where wide ones would leave SMs idle, or do not fit on chip.
+        if orientation == "row" or wide == 1 or not narrower or not few:
+            break
+        wide //= 2
+    if team:
+        share = math.ceil(math.ceil(problem.length / team.cluster_n) / grain) * grain
+        return planned(class_of(team, wide), 1, share)
+    team = STREAMING[len(facts.inputs)]
+    wide = _across(across.size, vector, problem, facts.full) if orientation == "column" else 1
+    tiles = outer * math.ceil(across.size / (wide * vector)) if orientation == "column" else outer
+    resident = device.multiprocessors * team.min_blocks
+    parts = max(resident // tiles, 1)
+    held = class_of(team, wide).tile
+    parts = min(parts, math.ceil(problem.length / held))
+    share = math.ceil(math.ceil(problem.length / parts) / grain) * grain
+    parts = math.ceil(problem.length / share)
+    c = class_of(team, wide, meeting=parts > 1, streaming=share > held)
+    return planned(c, parts, share)
+
+
+def _step(mode: Mode, full: int) -> int:
+    """How far apart neighbours of a mode lie, in all full operands together; modes of one element count for none."""
+    return sum(abs(s) for s in mode.strides[:full]) if mode.size > 1 else 1 << 62
+
+
+def _orientation(kept: list[Mode], reduced: list[Mode], full: int) -> str:
+    """Along which modes vectors lie: those with the closest neighbours."""
+    nearest_kept, nearest_reduced = (min(_step(m, full) for m in modes) for modes in (kept, reduced))
+    return "column" if nearest_kept < nearest_reduced else "row"
+
+
+def _padded(modes: list[Mode], one: Mode, problem: Problem) -> list[Mode]:
+    """The modes, the slowest first, filled up to a number that kernels are built for."""
+    count = next((n for n in MODES if len(modes) <= n), None)
+    if count is None:
+        raise NotPlanned(
+            f"{len(modes)} dimensions that do not merge, of {problem}: at most {MODES[-1]} are planned"
+        )
+    return [one] * (count - len(modes)) + modes
+
+
+def _vector(problem: Problem, others: list[Mode], inner: Mode, full: int) -> int:
+    """Elements of an access: as wide as all addresses allow."""
+    vector = ALIGNMENT // max(ITEM_SIZE[d] for d in problem.dtypes[:full])
+    if inner.size > 1 and any(s != 1 for s in inner.strides[:full]):
+        return 1
+    numbers = [inner.size, *problem.offsets[:full]]
+    numbers += [s for m in others if m is not inner and m.size > 1 for s in m.strides[:full]]
+    return math.gcd(vector, *numbers)
+
+
+def _across(width: int, vector: int, problem: Problem, full: int) -> int:
+    """Threads side by side over a panel: a power of two."""
+    size = min(ITEM_SIZE[d] for d in problem.dtypes[:full])
+    most = min(PANEL_BYTES // (vector * size), WARP)
+    needed = math.ceil(width / vector)
+    return min(most, 1 << (needed - 1).bit_length())
+
+
+def _team(
+    teams: tuple[Team, ...], length: int, across: int, unit: int, device: Device, class_of
+) -> Team | None:
+    """The first team whose tiles hold the groups of a panel."""
+    for team in teams:
+        share = math.ceil(math.ceil(length / team.cluster_n) / unit) * unit
+        if team.cluster_n > device.architecture.cluster_limit or team.threads < across:
+            continue
+        c = class_of(team, across)
+        if (
+            share <= c.tile
+            and c.columns <= c.threads
+            and c.shared_memory <= device.architecture.shared_memory
+        ):
+            return team
+    return None
