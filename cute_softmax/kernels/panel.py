@@ -18,7 +18,7 @@ from types import SimpleNamespace
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Int64, Uint32, const_expr
+from cutlass import Float32, Int32, Int64, Uint32, const_expr
 
 from . import meeting, reduce
 from .copy import (
@@ -32,6 +32,8 @@ from .copy import (
     store,
     unpack,
 )
+
+LOADS = 8  # states of parts that a thread has on their way at a time
 
 
 class PanelKernel:
@@ -164,7 +166,7 @@ class PanelKernel:
                 words=words,
                 barrier=barrier,
                 sync=sync + Int64(tile) * (4 * meeting.words(parts)),
-                states=sync + meetings + Int64(tile) * parts * (s.columns * self.slot.width // 8),
+                states=sync + meetings + Int64(tile) * (parts + 1) * (s.columns * self.slot.width // 8),
             )
         )
 
@@ -378,7 +380,7 @@ class PanelKernel:
                 reduce.store_remote(mine, this.sC, (column, this.rank), this.barrier, Int32(peer))
         cute.arch.mbarrier_wait(this.barrier, 0)
         theirs = [reduce.unpack(this.sC[column, i]) for i in range(s.cluster_n)]
-        return reduce.tree(self.math.whole.merge, theirs)
+        return self.math.whole.merge_all(theirs)
 
     @cute.jit
     def spread(self, this, mine: tuple) -> list:
@@ -394,24 +396,35 @@ class PanelKernel:
     def meet(self, this, mine: tuple, first: Int32, end: Int32):
         """Merge with the other parts of the panel, then finish this one; without full outputs the last part to
         come ends the work and nobody waits."""
-        s, words = self.spec, this.words
+        s, words, sC = self.spec, this.words, this.sC
         ours = self.part_state(this, this.part)
-        if (this.tidx < s.columns) & (this.rank == 0):
+        if this.tidx < s.columns:
             ours[this.tidx] = reduce.pack(mine)
         cute.arch.barrier()
         if this.tidx == 0:
-            is_last = Boolean(False)
-            if this.rank == 0:
-                is_last = meeting.arrive(this.sync, this.parts)
-            met = is_last
-            if const_expr(len(self.math.outputs) > 0):
-                if not is_last:
-                    met = meeting.wait(this.sync, this.part, this.parts, this.patience)
-            words[0] = Int32(met)
+            is_last = meeting.arrive(this.sync, this.parts)
+            words[0] = Int32(is_last)  # whether the merged states are here
             words[1] = Int32(is_last)
         cute.arch.barrier()
+        merged = self.part_state(this, this.parts)
+        if words[1] != 0:
+            self.merge_parts(this)
+            if this.tidx < s.columns:
+                merged[this.tidx] = sC[this.tidx, 0]
+            cute.arch.barrier()
+            if this.tidx == 0:
+                meeting.announce(this.sync)
+        else:
+            if const_expr(len(self.math.outputs) > 0):
+                if this.tidx == 0:
+                    words[0] = Int32(meeting.wait(this.sync, this.part, this.patience))
+                cute.arch.barrier()
+                if (words[0] != 0) & (this.tidx < s.columns):
+                    at = merged.iterator + this.tidx
+                    sC[this.tidx, 0] = cute.arch.load(at, self.slot, sem="relaxed", scope="gpu")
+                cute.arch.barrier()
         if words[0] != 0:
-            states = self.merge_parts(this)
+            states = [reduce.unpack(sC[this.a * s.slots + v, 0]) for v in range(s.slots)]
             if words[1] != 0:
                 self.store_groups(this, states)
             if const_expr(len(self.math.outputs) > 0):
@@ -445,26 +458,38 @@ class PanelKernel:
         return cute.make_tensor(pointer, cute.make_layout(max(self.spec.columns, 2)))
 
     @cute.jit
-    def merge_parts(self, this) -> list:
-        """Per slot the state merged over all parts of the panel; `readers` threads a column read every
-        `readers`-th part."""
+    def merge_parts(self, this):
+        """Merge the states of all parts of the panel into sC[column, 0]; `readers` threads a column read those of
+        every `readers`-th part, several at once."""
         s, sC = self.spec, this.sC
-        identity = self.math.whole.identity
+        numbers, whole = len(self.math.whole.identity), self.math.whole
         reader, column = this.tidx // s.columns, this.tidx % s.columns
         rS = cute.make_rmem_tensor(2, Float32)
-        for n in cutlass.range_constexpr(len(identity)):
-            rS[n] = Float32(identity[n])
-        for part in cutlass.range(reader, this.parts, s.readers, unroll=4):
-            at = self.part_state(this, part).iterator + column
-            seen = reduce.unpack(cute.arch.load(at, self.slot, sem="relaxed", scope="gpu"))
-            state = self.math.whole.merge(tuple(rS[n] for n in range(len(identity))), seen)
-            for n in cutlass.range_constexpr(len(identity)):
-                rS[n] = state[n]
+        for n in cutlass.range_constexpr(numbers):
+            rS[n] = Float32(self.math.whole.identity[n])
+        for first in cutlass.range(reader, this.parts, s.readers * LOADS, unroll=1):
+            seen = []
+            for k in cutlass.range_constexpr(LOADS):
+                # Past the last part its state is read again; what does not count is replaced below.
+                part = cutlass.min(first + k * s.readers, this.parts - 1)
+                at = self.part_state(this, part).iterator + column
+                seen.append(cute.arch.load(at, self.slot, sem="relaxed", scope="gpu"))
+            states = [tuple(rS[n] for n in range(numbers))]
+            for k in cutlass.range_constexpr(LOADS):
+                exists = first + k * s.readers < this.parts
+                state = zip(reduce.unpack(seen[k]), self.math.whole.identity, strict=True)
+                states.append(tuple(Float32(cutlass.select_(exists, x, Float32(no))) for x, no in state))
+            merged = self.math.whole.merge_all(states)
+            for n in cutlass.range_constexpr(numbers):
+                rS[n] = merged[n]
         if reader < s.readers:
-            sC[column, reader] = reduce.pack(tuple(rS[n] for n in range(len(identity))))
+            sC[column, reader] = reduce.pack(tuple(rS[n] for n in range(numbers)))
         cute.arch.barrier()
-        theirs = [reduce.unpack(sC[column, i]) for i in range(s.readers)]
-        return self.spread(this, reduce.tree(self.math.whole.merge, theirs))
+        theirs = whole.merge_all([reduce.unpack(sC[column, i]) for i in range(s.readers)])
+        cute.arch.barrier()
+        if this.tidx < s.columns:
+            sC[this.tidx, 0] = reduce.pack(theirs)
+        cute.arch.barrier()
 
     @cute.jit
     def store_groups(self, this, states):

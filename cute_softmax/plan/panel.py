@@ -269,14 +269,14 @@ class PanelPlan:
     @property
     def meeting_bytes(self) -> int:
         """Bytes of all meeting points, in whole 16."""
-        return -(-self.tiles * (2 + self.parts) * 4 // 16) * 16
+        return -(-self.tiles * (3 + self.parts) * 4 // 16) * 16
 
     @property
     def scratch(self) -> int:
         """Bytes of zeroed memory that the launch needs: the meeting points, then the parts' states."""
         if not self.kernel.meeting:
             return 0
-        states = self.tiles * self.parts * max(self.kernel.columns, 2) * self.kernel.whole_bytes
+        states = self.tiles * (self.parts + 1) * max(self.kernel.columns, 2) * self.kernel.whole_bytes
         return self.meeting_bytes + states
 
     @property
