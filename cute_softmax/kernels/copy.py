@@ -43,20 +43,24 @@ def load(src: cute.Tensor, dst: cute.Tensor, access: int, policy: Int64):
     cute.copy(atom, src, dst, cache_policy=policy)
 
 
-def load_async(src: cute.Tensor, dst: cute.Tensor, access: int, policy: Int64) -> None:
-    """cp.async from global to shared memory, `access` elements at a time; through registers below its 4 bytes."""
+def load_async(src: cute.Tensor, dst: cute.Tensor, access: int, policy: Int64, ahead: bool = False) -> None:
+    """cp.async from global to shared memory, `access` elements at a time; through registers below its 4 bytes.
+
+    ahead: L2 fetches the 256 bytes around, for whoever asks for the neighbours next.
+    """
     size = access * src.element_type.width // 8
     if size < 4:
         held = cute.make_rmem_tensor(src.shape, src.element_type)
         load(src, held, access, policy)
         cute.autovec_copy(held, dst)
         return
+    hint = "L2::cache_hint" + (".L2::256B" if ahead else "")
     through = "cg" if size == 16 else "ca"  # only 16-byte copies can pass L1 by
     for i in range(0, cute.size(src), access):
         llvm.inline_asm(
             None,
             [(dst.iterator + i).toint().ir_value(), (src.iterator + i).toint().ir_value(), policy.ir_value()],
-            f"cp.async.{through}.shared.global.L2::cache_hint [$0], [$1], {size}, $2;",
+            f"cp.async.{through}.shared.global.{hint} [$0], [$1], {size}, $2;",
             "r,l,l,~{memory}",
             has_side_effects=True,
             is_align_stack=False,

@@ -241,7 +241,7 @@ class PanelKernel:
             for k in cutlass.range_constexpr(s.chunk_steps):
                 slot = this.sX[i][None, base + k]
                 if left > k * s.down * s.unit:
-                    load_async(gX[k], slot, s.vector, this.policy)
+                    load_async(gX[k], slot, s.vector, this.policy, s.prefetches)
                 else:
                     for v in cutlass.range_constexpr(s.vector):
                         slot[v] = padding[v]
