@@ -43,7 +43,14 @@ def _panel(c: PanelClass) -> tuple[Any, list]:
 
     modes = c.kept_modes + c.reduced_modes
     rest = modes - 2 + c.meeting + len(c.dtypes) * (2 + modes)
-    return PanelKernel(c, build_math(c)), [*[Int32(0)] * 8, Int64(0), *[Int64(0)] * rest]
+    return PanelKernel(c, build_math(c)), [
+        Int32(0),
+        Int32(0),
+        Int64(0),
+        *[Int32(0)] * 5,
+        Int64(0),
+        *[Int64(0)] * rest,
+    ]
 
 
 # By the movement of a class.

@@ -55,7 +55,7 @@ class PanelKernel:
         stream: cuda.CUstream,
         tiles: Int32,
         length: Int32,
-        width: Int32,
+        width: Int64,
         panels: Int32,
         parts: Int32,
         share: Int32,
@@ -89,7 +89,7 @@ class PanelKernel:
     def kernel(
         self,
         length: Int32,
-        width: Int32,
+        width: Int64,
         panels: Int32,
         parts: Int32,
         share: Int32,
@@ -118,7 +118,7 @@ class PanelKernel:
             part, tile = tile % parts, tile // parts
         panel, outer = tile % panels, tile // panels
         a, d = tidx % s.across, tidx // s.across
-        column = (panel * s.across + a) * s.slots
+        column = Int64(panel) * s.columns + a * s.slots
         outer_index = apart(outer, kept_sizes)
         mX = []
         for i in cutlass.range_constexpr(len(self.dtypes)):
@@ -128,7 +128,7 @@ class PanelKernel:
                 strides[s.kept_modes],
                 strides[s.kept_modes + 1 :],
             )
-            start = dot(outer_index, kept) + Int64(column) * across
+            start = dot(outer_index, kept) + column * across
             mX.append(SimpleNamespace(address=address, start=start, across=across, reduced=reduced))
 
         # Shared memory: the tiles, the warps' partial results (one buffer a stage), what CTAs exchange.

@@ -21,6 +21,7 @@ NARROWEST_BYTES = 32  # a sector of L2
 # A meeting point waits so long (nanoseconds) before a CTA leaves its part to the last one that arrives.
 PATIENCE = 1_000_000
 LONGEST = (1 << 31) - (1 << 20)  # elements of a group: indices are 32-bit
+LARGEST_GRID = (1 << 31) - 1  # CTAs
 
 
 @dataclass(frozen=True)
@@ -306,7 +307,8 @@ class PanelPlan:
 def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: bool) -> PanelPlan:
     """The plan of the column or split movement for any problem.
 
-    Raises NotPlanned for groups of 2^31 elements and more, and for tensors of too many dimensions.
+    Raises NotPlanned for groups of 2^31 elements and more, for tensors of too many dimensions, and for more panels
+    than a grid has CTAs.
     """
     facts = MATHS[math_name, True]
     if problem.length > LONGEST:
@@ -349,7 +351,7 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
         )
 
     def planned(c: PanelClass, parts: int, share: int) -> PanelPlan:
-        return PanelPlan(
+        made = PanelPlan(
             problem=problem,
             kernel=c,
             length=problem.length,
@@ -361,6 +363,10 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
             operand_strides=tuple(strides(i) for i in range(len(problem.dtypes))),
             evict_last=evict_last,
         )
+        ctas = made.tiles * parts * c.cluster_n
+        if ctas > LARGEST_GRID:
+            raise NotPlanned(f"{ctas} CTAs for {problem.groups} groups: a grid has at most {LARGEST_GRID}")
+        return made
 
     wide = _across(across.size, vector, problem, facts.full) if orientation == "column" else 1
     grain = 1 if orientation == "column" else vector
