@@ -337,7 +337,7 @@ def example() -> PanelPlan:
 
 
 MUTANTS = {
-    "a step is dropped": lambda p: replace(p, kernel=replace(p.kernel, steps=p.kernel.steps - 1)),
+    "a step is dropped": lambda p: replace(p, kernel=replace(p.kernel, steps=1, streaming=False)),
     "shares are too small": lambda p: replace(p, share=p.share - 1),
     "nothing is streamed": lambda p: replace(p, kernel=replace(p.kernel, streaming=False)),
     "a part is missing": lambda p: replace(p, parts=p.parts - 1),
