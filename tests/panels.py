@@ -11,11 +11,28 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+import classes
 import numpy as np
 
-from cute_softmax.plan import WARP, PanelClass, PanelPlan
+from cute_softmax.plan import MATHS, WARP, PanelClass, PanelPlan
 from cute_softmax.plan.panel import Team
-from cute_softmax.problem import ITEM_SIZE, Problem
+from cute_softmax.problem import ITEM_SIZE, Operand, Problem, canonical
+
+
+def dense(shape) -> tuple[int, ...]:
+    return tuple(math.prod(shape[d + 1 :]) for d in range(len(shape)))
+
+
+def problem_of(name: str, pair, shape, dims, strides=None, offsets=(0, 0, 0)) -> Problem:
+    """Full operands of these strides (contiguous if None), and a contiguous group output."""
+    dtypes, full = classes.operands(name, pair), MATHS[name, True].full
+    kept = [1 if d in dims else n for d, n in enumerate(shape)]
+    group = tuple(0 if d in dims else s for d, s in enumerate(dense(kept)))
+    operands = [
+        Operand(d, (strides or dense(shape)) if i < full else group, offsets[i] * ITEM_SIZE[d])
+        for i, d in enumerate(dtypes)
+    ]
+    return canonical(shape, dims, operands)
 
 
 def forced(

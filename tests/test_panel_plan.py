@@ -14,6 +14,7 @@ import panels
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from panels import dense, problem_of
 
 from cute_softmax.hardware import ARCHITECTURES, H200, Device
 from cute_softmax.plan import MATHS, WARP, NotPlanned, PanelClass, PanelPlan, plan, plan_panel
@@ -24,22 +25,6 @@ DEVICES = {name: Device(a, multiprocessors=132, l2=50 << 20) for name, a in ARCH
 NAMES = sorted(classes.PAIRS_OF)
 INT32 = range(-(1 << 31), 1 << 31)
 forms = pytest.mark.parametrize("arch", ARCHITECTURES)
-
-
-def dense(shape) -> tuple[int, ...]:
-    return tuple(math.prod(shape[d + 1 :]) for d in range(len(shape)))
-
-
-def problem_of(name: str, pair, shape, dims, strides=None, offsets=(0, 0, 0)) -> Problem:
-    """Full operands of these strides (contiguous if None), and a contiguous group output."""
-    dtypes, full = classes.operands(name, pair), MATHS[name, True].full
-    kept = [1 if d in dims else n for d, n in enumerate(shape)]
-    group = tuple(0 if d in dims else s for d, s in enumerate(dense(kept)))
-    operands = [
-        Operand(d, (strides or dense(shape)) if i < full else group, offsets[i] * ITEM_SIZE[d])
-        for i, d in enumerate(dtypes)
-    ]
-    return canonical(shape, dims, operands)
 
 
 def panel_plan(problem: Problem, name: str, arch: str = "sm_90a") -> PanelPlan:
