@@ -42,15 +42,16 @@ def forced(
 
     meeting: whether parts meet; None for where there are several.
     """
+    # Several threads along a group, so that there is something to exchange.
+    widest = min(team.threads // max(made.kernel.slots, 2), WARP)
     c = replace(
         made.kernel,
-        across=across or made.kernel.across,
+        across=min(across or made.kernel.across, widest),
         threads=team.threads,
         steps=team.steps,
         cluster_n=team.cluster_n,
         min_blocks=team.min_blocks,
     )
-    assert c.columns <= c.threads, "a panel of more columns than threads"
     grain = c.unit * team.cluster_n
     share = math.ceil(math.ceil(made.length / parts) / grain) * c.unit
     parts = math.ceil(made.length / (share * team.cluster_n))
@@ -61,10 +62,10 @@ def forced(
 # Every movement on lengths of a few hundred units: name -> (team, parts).
 SMALL = {
     "one CTA": (Team(256, 8), 1),
-    "streaming": (Team(128, 1), 1),
+    "streaming": (Team(128, 2), 1),
     "cluster": (Team(128, 4, cluster_n=4), 1),
     "meeting": (Team(128, 4), 5),
-    "meeting, streaming": (Team(128, 1), 3),
+    "meeting, streaming": (Team(128, 2), 3),
 }
 
 
@@ -73,8 +74,7 @@ def movements(made: PanelPlan, clusters: bool = True) -> Iterator[tuple[str, Pan
     for name, (team, parts) in SMALL.items():
         if team.cluster_n > 1 and not clusters:
             continue
-        narrow = min(made.kernel.across, team.threads // made.kernel.slots)
-        yield name, forced(made, team, parts, across=narrow)
+        yield name, forced(made, team, parts)
 
 
 class Touched(NamedTuple):
@@ -105,41 +105,34 @@ def _dot(coordinates: list, strides: Sequence[int]) -> np.ndarray:
 def touched(plan: PanelPlan, given_up: Sequence[int] = ()) -> Touched:
     """What all threads of a launch touch. given_up: parts that are finished by the last CTA to arrive instead."""
     c = plan.kernel
-    ctas, length, width, panels, parts, share, _, _, _, *sizes = plan.arguments
+    ctas, length, groups, parts, share, _, _, _, *sizes = plan.arguments
     kept_sizes, reduced_sizes = sizes[: c.kept_modes - 1], sizes[c.kept_modes - 1 :]
     assert len(reduced_sizes) == c.reduced_modes - 1
     full = c.facts.full
     tile, tidx = np.arange(ctas), np.arange(c.threads)
     part, tile = (tile % parts, tile // parts) if c.meeting else (np.zeros_like(tile), tile)
-    panel, outer = tile % panels, tile // panels
     a, d = tidx % c.across, tidx // c.across
-    column = (panel[:, None] * c.across + a) * c.slots  # (CTA, thread)
-    outer_index = _apart(outer, kept_sizes)
+    column = (tile[:, None] * c.across + a) * c.slots  # (CTA, thread)
+    index = _apart(column, kept_sizes)
     starts, across, reduced_strides = [], [], []
     for strides in plan.operand_strides:
-        assert len(strides) == 1 + c.kept_modes + c.reduced_modes
-        kept, across_, reduced = (
-            strides[: c.kept_modes],
-            strides[c.kept_modes],
-            strides[c.kept_modes + 1 :],
-        )
-        starts.append(_dot(outer_index, kept)[:, None] + column * across_)
-        across.append(across_)
-        reduced_strides.append(reduced)
-    group = tile[:, None] * c.columns + a * c.slots
-    inside, v, unaligned = column < width, np.arange(c.vector), 0
+        assert len(strides) == c.kept_modes + c.reduced_modes
+        starts.append(_dot(index, strides[: c.kept_modes]))
+        across.append(strides[0])
+        reduced_strides.append(strides[c.kept_modes :])
+    inside, v, unaligned = column < groups, np.arange(c.vector), 0
 
     def places(cta: np.ndarray, at: int, end: int) -> np.ndarray:
-        """What these CTAs touch of the tile that begins at `at`."""
+        """What these CTAs touch of the chunk that begins at `at`."""
         nonlocal unaligned
         rows = []
-        for k in range(c.steps):
+        for k in range(c.chunk_steps):
             exists = inside[cta] & (end - at - d * c.unit > k * c.down * c.unit)
             where, thread = np.nonzero(exists)
             where = cta[where]
             index = _apart(at + (d[thread] + k * c.down) * c.unit, reduced_sizes)
             slot = v if c.orientation == "column" else 0 * v
-            found = [group[where, thread][:, None] + slot]
+            found = [column[where, thread][:, None] + slot]
             for i in range(len(plan.operand_strides)):
                 first = starts[i][where, thread] + _dot(index, reduced_strides[i])
                 if i < full:
@@ -155,35 +148,29 @@ def touched(plan: PanelPlan, given_up: Sequence[int] = ()) -> Touched:
         first = (of * c.cluster_n + rank) * share
         return first, min(first + share, length)
 
-    def back(cta: np.ndarray, first: int, last: int, end: int) -> list[np.ndarray]:
-        tiles = -((first - last) // c.tile)
-        return [places(cta, first + (tiles - 1 - n) * c.tile, end) for n in range(tiles)]
-
     reduced, finished = [], []
     for of in range(parts if c.meeting else 1):
         cta = np.flatnonzero(part == of)
         for rank in range(c.cluster_n):
             first, end = bounds(of, rank)
-            last = first
-            if c.streaming:
-                last = first + max((end - first - 1) // c.tile, 0) * c.tile
-                reduced += [places(cta, at, end) for at in range(first, last, c.tile)]
-            reduced.append(places(cta, last, end))
-            if of in given_up:
-                finished += back(cta, first, end, end)
-            else:
-                finished.append(places(cta, last, end))
-                finished += back(cta, first, last, end) if c.streaming else []
+            chunks = max(-((first - end) // c.chunk), 0)
+            reduced += [places(cta, first + n * c.chunk, end) for n in range(chunks if c.streaming else 1)]
+            behind = range(chunks) if c.streaming or of in given_up else range(1)
+            finished += [places(cta, first + n * c.chunk, end) for n in reversed(behind)]
     last_to_come = np.flatnonzero(part == parts - 1)
     where, thread = np.nonzero(inside[last_to_come] & (d == 0))
     where, slots = last_to_come[where], np.arange(c.slots)
-    groups = [group[where, thread][:, None] + slots]
-    groups += [
+    results = [column[where, thread][:, None] + slots]
+    results += [
         starts[i][where, thread][:, None] + slots * across[i] for i in range(full, len(plan.operand_strides))
     ]
-    everything = np.concatenate(finished) if c.facts.outputs else np.zeros((0, 1), dtype=np.int64)
+    nothing = np.zeros((0, 1 + len(plan.operand_strides)), dtype=np.int64)
+    everything = np.concatenate([nothing, *finished]) if c.facts.outputs else nothing
     return Touched(
-        np.concatenate(reduced), everything, np.stack(groups, -1).reshape(-1, len(groups)), unaligned
+        np.concatenate([nothing, *reduced]),
+        everything,
+        np.stack(results, -1).reshape(-1, len(results)),
+        unaligned,
     )
 
 
@@ -224,6 +211,9 @@ def check_owners(plan: PanelPlan, given_up: Sequence[int] = ()):
 
 def check_merging(c: PanelClass, parts: int):
     """Raise AssertionError unless each thread's result is merged once: over lanes, warps and parts."""
+    if c.down == 1:  # a thread has its columns for itself
+        assert not c.meeting and c.cluster_n == 1
+        return
     start = min(c.across, WARP)
     buffer: dict[tuple[int, int], list[int]] = {}
     for thread in range(c.threads):

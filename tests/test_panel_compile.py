@@ -53,7 +53,9 @@ def panel_class(team, math: str, pair: tuple[str, str], arch: str = "sm_90a", **
         math=math,
         architecture=arch,
         dtypes=dtypes,
-        across=ACROSS[fields["orientation"]],
+        across=team.threads
+        if team.alone and fields["orientation"] == "column"
+        else ACROSS[fields["orientation"]],
         threads=team.threads,
         steps=team.steps,
         cluster_n=team.cluster_n,
@@ -67,7 +69,8 @@ def selection(arch: str, math: str, every: int) -> Iterator[PanelClass]:
     what meets or streams in each combination."""
     inputs = len(MATHS[math, True].inputs)
     teams = [t for t in TEAMS[inputs] if t.cluster_n <= ARCHITECTURES[arch].cluster_limit]
-    taken = [*product(["column"], teams[-1::-every]), *product(["row"], teams[-2 :: -2 * every])]
+    rows = [t for t in teams if not t.alone]
+    taken = [*product(["column"], teams[-1::-every]), *product(["row"], rows[-2 :: -2 * every])]
     for turn, (orientation, team) in enumerate(taken):
         pair = ("fp32", "fp32") if turn % 3 == 2 else ("bf16", "bf16")
         modes = {"kept_modes": MODES[turn % 2], "reduced_modes": MODES[turn // 2 % 2]}
@@ -78,24 +81,19 @@ def selection(arch: str, math: str, every: int) -> Iterator[PanelClass]:
     ):
         pair = ("fp32", "fp32") if turn % 2 else ("bf16", "bf16")
         fields = {"orientation": orientation, "meeting": meeting, "streaming": streaming}
-        yield panel_class(STREAMING[inputs], math, pair, arch, **fields)
+        c = panel_class(STREAMING[inputs], math, pair, arch, **fields)
+        while c.shared_memory > ARCHITECTURES[arch].shared_memory:  # as `plan_panel` does
+            c = replace(c, steps=c.steps // 2)
+        yield c
 
 
 def expected_accesses(c: PanelClass) -> Counter:
-    """Loads and stores of tensors in global memory, as they stand in the code.
-
-    A tile is fetched once; with streaming once more before it, and, if something is finished, once behind it. Parts
-    that others gave up are fetched and finished once more.
-    """
+    """Loads and stores of tensors in global memory: those of one chunk at least."""
     facts, expected = c.facts, Counter()
-    backs = (c.streaming + c.meeting) if facts.outputs else 0
     for i, dtype in enumerate(c.dtypes[: facts.full]):
         size = ITEM_SIZE[dtype] * c.vector
-        if i < len(facts.inputs):
-            how = "ld" if size < 4 else "cp.async"
-            expected[f"{how} {size}"] += c.steps * (1 + c.streaming + backs)
-        else:
-            expected[f"st {size}"] += c.steps * (1 + backs)
+        how = "st" if i >= len(facts.inputs) else "ld" if size < 4 else "cp.async"
+        expected[f"{how} {size}"] += c.chunk_steps
     for dtype in c.dtypes[facts.full :]:
         expected[f"st {ITEM_SIZE[dtype]}"] += c.slots
     if c.meeting:

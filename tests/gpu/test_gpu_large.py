@@ -93,18 +93,3 @@ def test_strides_past_2_to_the_31():
     expected = y.clone()
     softmax(view, out=view)
     assert torch.equal(view, expected)
-
-
-def test_more_columns_than_32_bits_count():
-    """2^31 columns and more, of two elements each."""
-    width = (1 << 31) + 24
-    needs(3 * 4 * width)
-    x = torch.zeros((2, width), dtype=torch.bfloat16, device=DEVICE)
-    for at in (0, 4096, (1 << 31) - 8, 1 << 31, width - 9):
-        x[:, at : at + 9] = random((2, 9), x.dtype, seed=at)[:, : width - at]
-    y = softmax(x, 0)
-    for at in (0, 4096, (1 << 31) - 64, width - 64):
-        check_softmax(y[:, at : at + 64], x[:, at : at + 64], 0)
-    assert (y[:, 1 << 20 : 1 << 21] == 0.5).all() and not any(
-        part.isnan().any() for part in y.split(1 << 27, 1)
-    )
