@@ -491,17 +491,20 @@ class PanelKernel:
             sC[this.tidx, 0] = reduce.pack(theirs)
         cute.arch.barrier()
 
-    @cute.jit
     def store_groups(self, this, states):
         """Write the results that a group has one of."""
-        s = self.spec
-        if const_expr(len(self.group_outputs) > 0):
-            if (this.d == 0) & this.inside & (this.rank == 0):
-                for v in cutlass.range_constexpr(s.slots):
-                    for i, result in zip(self.group_outputs, self.math.group_results(states[v]), strict=True):
-                        mX, dtype = this.mX[i], self.dtypes[i]
-                        at = global_pointer(dtype, mX.address, mX.start + v * mX.across, dtype.width // 8)
-                        cute.make_tensor(at, cute.make_layout(1))[0] = result.to(dtype)
+        if self.group_outputs:
+            results = [self.math.group_results(state) for state in states]
+            self.store_each(this, results)
+
+    @cute.jit
+    def store_each(self, this, results):
+        if (this.d == 0) & this.inside & (this.rank == 0):
+            for v in cutlass.range_constexpr(self.spec.slots):
+                for i, result in zip(self.group_outputs, results[v], strict=True):
+                    mX, dtype = this.mX[i], self.dtypes[i]
+                    at = global_pointer(dtype, mX.address, mX.start + v * mX.across, dtype.width // 8)
+                    cute.make_tensor(at, cute.make_layout(1))[0] = result.to(dtype)
 
     @cute.jit
     def write(self, this, first: Int32, end: Int32, states, loaded: cutlass.Constexpr[bool]):
