@@ -42,11 +42,12 @@ def forced(
 
     meeting: whether parts meet; None for where there are several.
     """
-    # Several threads along a group, so that there is something to exchange.
+    alone = team.alone and made.kernel.orientation == "column"
+    # Several threads along a group, so that there is something to exchange; unless they are alone.
     widest = min(team.threads // max(made.kernel.slots, 2), WARP)
     c = replace(
         made.kernel,
-        across=min(across or made.kernel.across, widest),
+        across=team.threads if alone else min(across or made.kernel.across, widest),
         threads=team.threads,
         steps=team.steps,
         cluster_n=team.cluster_n,

@@ -36,6 +36,7 @@ from cute_softmax import launch  # noqa: E402
 from cute_softmax.plan import MATHS, PanelClass, PanelPlan, RowClass, plan_panel  # noqa: E402
 from cute_softmax.plan.panel import STREAMING, TEAMS  # noqa: E402
 from cute_softmax.precompile import precompile  # noqa: E402
+from cute_softmax.problem import ITEM_SIZE  # noqa: E402
 
 GUARD = checking.GUARD
 
@@ -183,7 +184,9 @@ def panel_jobs(maths: list[str], names: list[str]) -> Iterator[Job]:
         inputs = len(MATHS[name, True].inputs)
         for orientation in ("column", "row"):
             for team in TEAMS[inputs]:
-                if team.cluster_n <= device.architecture.cluster_limit:
+                if team.cluster_n <= device.architecture.cluster_limit and not (
+                    team.alone and orientation == "row"
+                ):
                     forms.append((name, "bf16", orientation, team, 1, 1, None, team.threads == 128))
             team = STREAMING[inputs]
             for parts, tiles in ((1, 3), (3, 1), (2, 2)):
@@ -194,8 +197,8 @@ def panel_jobs(maths: list[str], names: list[str]) -> Iterator[Job]:
         if dtype not in names:
             continue
         for ragged in (False, True) if narrow else (False,):
-            vector = 1 if ragged else 8 if dtype == "bf16" else 4
-            across = 1 if orientation == "row" else 4
+            vector = 1 if ragged else team.vector_bytes // ITEM_SIZE[dtype]
+            across = 1 if orientation == "row" else team.threads if team.alone else 4
             unit = vector if orientation == "row" else 1
             units = team.threads // across * team.steps  # of a CTA
             last = max(units - team.threads // across // 2, 1)  # the last step is partly empty
@@ -205,7 +208,9 @@ def panel_jobs(maths: list[str], names: list[str]) -> Iterator[Job]:
             )
             stride = shape[1] + ragged
             problem = panels.problem_of(name, (dtype,) * 2, shape, dims, (stride, 1), (int(ragged),) * 3)
-            made = panels.forced(plan_panel(name, problem, device, False), team, parts, across=across)
+            made = plan_panel(name, problem, device, False)
+            made = replace(made, kernel=replace(made.kernel, vector=vector))
+            made = panels.forced(made, team, parts, across=across)
             made = made if patience is None else replace(made, patience=patience)
             c = made.kernel
             assert (c.orientation, c.vector) == (orientation, vector), c.name
