@@ -252,9 +252,9 @@ def equal_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 class Guarded:
     """A tensor in the midst of a poisoned buffer, with its own elements poisoned too.
 
-    strides: in elements, contiguous if None. offset: elements past a 512-byte boundary. `check` raises
-    AssertionError where a byte around the tensor, or between its rows, was written. As the poison is a NaN,
-    a kernel that reads around a guarded *input* gives NaN.
+    strides: in elements, contiguous if None; 0 for equal values in one place. offset: elements past a 512-byte
+    boundary. `check` raises AssertionError where a byte around the tensor, or between its rows, was written. As the
+    poison is a NaN, a kernel that reads around a guarded *input* gives NaN.
     """
 
     def __init__(
@@ -269,20 +269,23 @@ class Guarded:
         shape = tuple(shape)
         if strides is None:
             strides = torch.empty(shape, device="meta").stride()
-        self.placement = (shape, tuple(strides), GUARD + offset)
+        # What is expanded (stride 0) is written once.
+        narrow = tuple(n if s else min(n, 1) for n, s in zip(shape, strides, strict=True))
+        self.placement = (narrow, tuple(strides), GUARD + offset)
         span = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if math.prod(shape) else 0
         size = torch.empty((), dtype=dtype).element_size()
         self.poison = POISON[size]
         self.bits = torch.full(
             (GUARD + offset + span + GUARD,), self.poison, dtype=_INTEGERS[size], device=device or DEVICE
         )
-        self.tensor = self.bits.view(dtype).as_strided(*self.placement)
+        self.tensor = self.bits.view(dtype).as_strided(shape, *self.placement[1:])
 
     @classmethod
     def of(cls, values: torch.Tensor, dtype: torch.dtype | None = None, **placement) -> Guarded:
         """A guarded copy of `values`."""
         made = cls(values.shape, dtype or values.dtype, device=values.device, **placement)
-        made.tensor.copy_(values)
+        narrow = tuple(slice(0, n) for n in made.placement[0])
+        made.tensor[narrow].copy_(values[narrow])
         return made
 
     def check(self, written: bool = True):

@@ -162,6 +162,78 @@ def test_several_dimensions_and_none():
         check_softmax(torch.ones(3), torch.ones(4))
 
 
+TUPLES = [(0,), (1, 3), (0, 2), (-1, 0), (0, 1, 2), (0, 1, 2, 3)]
+
+
+def as_rows(tensor: torch.Tensor, dims) -> torch.Tensor:
+    moved = tensor.movedim(dims, tuple(range(-len(dims), 0)))
+    return moved.reshape(-1, math.prod(moved.shape[-len(dims) :]))
+
+
+def from_rows(rows: torch.Tensor, shape, dims) -> torch.Tensor:
+    last = tuple(range(-len(dims), 0))
+    return rows.reshape(torch.empty(shape).movedim(dims, last).shape).movedim(last, dims)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dims", TUPLES, ids=str)
+def test_mutants_over_several_dimensions_fail(dims, dtype):
+    """Each wrong row, put where those dimensions are; and what other dimensions would have given."""
+    shape = (3, 4, 5, 6)
+    x = example(shape, dtype)
+    rows = as_rows(x, dims)
+    y = torch.softmax(rows.float(), -1).to(x.dtype)
+    right = from_rows(y, shape, dims)
+    assert torch.equal(as_rows(right, dims), y) and check_softmax(right, x, dims) <= 1
+    wrong = [m for name, m in mutants(y, rows) if len(rows) > 1 or name != "rows swapped"]
+    wrong = [from_rows(m, shape, dims) for m in wrong]
+    others = [d for d in TUPLES if {i % 4 for i in d} != {i % 4 for i in dims}]
+    wrong += [from_rows(torch.softmax(as_rows(x, d).float(), -1).to(x.dtype), shape, d) for d in others]
+    for mutant in wrong:
+        with pytest.raises(AssertionError, match=r"elements are wrong; the worst is row \d+, column \d+"):
+            check_softmax(mutant, x, dims)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dims", TUPLES, ids=str)
+def test_mutants_of_gradients_over_several_dimensions_fail(dims, dtype):
+    shape = (3, 4, 5, 6)
+    y = from_rows(torch.softmax(as_rows(example(shape, "fp32"), dims), -1), shape, dims).to(DTYPES[dtype])
+    dy = example(shape, dtype, seed=1)
+    wide, result = dy.double(), y.double()
+
+    def gradient(over) -> torch.Tensor:
+        return (result * (wide - (wide * result).sum(over, keepdim=True))).to(y.dtype)
+
+    assert check_backward(gradient(dims), dy, y, dims) <= 1
+    wrong = [torch.zeros_like(y), -gradient(dims), gradient(dims).flip(dims), (result * wide).to(y.dtype)]
+    wrong += [gradient(d) for d in TUPLES if {i % 4 for i in d} != {i % 4 for i in dims}]
+    for mutant in wrong:
+        with pytest.raises(AssertionError, match="elements are wrong"):
+            check_backward(mutant, dy, y, dims)
+
+
+@pytest.mark.parametrize("name", ["logsumexp", "amax", "sum"])
+@pytest.mark.parametrize("dims", TUPLES[:-1], ids=str)
+def test_mutants_of_reductions_over_several_dimensions_fail(dims, name):
+    x = example((3, 4, 5, 6), "fp32", seed=2)
+    right = reduction64(name, x, dims).float()
+    assert check_reduction(name, right, x, dims) <= 1
+    for _, mutant in reduction_mutants(name, right.flatten(), as_rows(x, dims)):
+        with pytest.raises(AssertionError, match="elements are wrong"):
+            check_reduction(name, mutant, x, dims)
+
+
+def test_guards_of_expanded_tensors():
+    values = example((4, 1, 6), "bf16").expand(4, 5, 6)
+    guarded = Guarded.of(values, strides=(8, 0, 1), offset=1)
+    guarded.check()
+    assert guarded.tensor.stride() == (8, 0, 1) and equal_bits(guarded.tensor, values)
+    guarded.bits[guarded.placement[2] + 6] += 1
+    with pytest.raises(AssertionError, match="1 elements outside"):
+        guarded.check()
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("place", [{}, {"offset": 3}, {"offset": 1, "strides": (9, 1)}, {"strides": (1, 4)}])
 def test_guards(place, dtype):

@@ -4,23 +4,19 @@ Every Plan class of sm_90a is compiled for five combinations of dtypes, aligned 
 accesses, and all of the other architectures, in a selection that has each team once. Compiling needs no GPU.
 """
 
-import re
-import subprocess
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from fnmatch import fnmatch
-from pathlib import Path
-from typing import NamedTuple
 
 import classes
 import pytest
+from compiled import Compiled, accesses, compile_and_read
 
-from cute_softmax.compile import build_math, compile_class
+from cute_softmax.compile import build_math
 from cute_softmax.hardware import ARCHITECTURES
 from cute_softmax.plan import KEPT_MODES, MATHS, RowClass
 from cute_softmax.problem import ITEM_SIZE
-from cute_softmax.resources import cuobjdump
 
 # (math, classes) -> bytes of stack that they may use, with the reason. All others use none.
 STACK = {
@@ -41,65 +37,10 @@ STACK = {
 STACK_OF_MODES = 16
 
 
-class Compiled(NamedTuple):
-    """What can be read off a compiled kernel."""
-
-    registers: int
-    stack: int
-    local: int
-    threads: tuple[int, ...]
-    min_blocks: int
-    shared: int  # dynamic, in bytes
-    cluster: int
-    ptx: str
-
-
 @pytest.fixture
 def compiled(tmp_path, monkeypatch):
     """RowClass -> Compiled."""
     return lambda c: compile_and_read(c, tmp_path, monkeypatch)
-
-
-def compile_and_read(c: RowClass, folder: Path, monkeypatch) -> Compiled:
-    monkeypatch.setenv("CUTE_DSL_ARCH", c.architecture)
-    function = compile_class(c, f"--keep-ptx --keep-cubin --dump-dir={folder}")
-    cubin, ptx = folder / "kernel.cubin", function.__ptx__
-    cubin.write_bytes(function.__cubin__)
-    done = subprocess.run([cuobjdump(), "-res-usage", str(cubin)], capture_output=True, text=True, check=True)
-    usage = re.search(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)", done.stdout + done.stderr)
-    registers, stack, _, local = map(int, usage.groups())
-    threads = tuple(map(int, re.search(r"\.reqntid (\d+), (\d+), (\d+)", ptx).groups()))
-    blocks = re.search(r"\.minnctapersm (\d+)", ptx)
-    return Compiled(
-        registers, stack, local, threads, int(blocks[1]) if blocks else 0, *launch_of(function), ptx
-    )
-
-
-def launch_of(function) -> tuple[int, int]:
-    """(bytes of dynamic shared memory, CTAs of a cluster) that the host code asks of CUDA.
-
-    They are fields of the launch configuration that it fills in: (grid[3], block[3], bytes, stream, ...).
-    """
-    body = str(function.ir_module).split("llvm.func @cutlass___call__", 1)[1].split("\n  llvm.func", 1)[0]
-    fields = {}
-    for name, field in re.findall(r"(%\d+) = llvm.getelementptr %\d+\[0, ([\d, ]+)\] .*array<3 x i32>", body):
-        stored = re.search(rf"llvm.store (%\d+), {name} ", body)
-        value = stored and re.search(
-            rf"^ *{stored[1]} = llvm.mlir.constant\((\d+) : i\d+\)", body, re.MULTILINE
-        )
-        fields.setdefault(field, int(value[1]) if value else None)
-    return fields["2"], fields["0, 1"]
-
-
-def accesses(ptx: str) -> Counter:
-    """How many global loads, stores and asynchronous copies of how many bytes there are."""
-    found = Counter()
-    for operation, suffix in re.findall(r"\b(ld|st)\.global((?:\.[\w:]+)*) ", ptx):
-        lanes, bits = re.search(r"(?:\.v(\d))?\.[bufs](\d+)$", suffix).groups()
-        found[f"{operation} {int(lanes or 1) * int(bits) // 8}"] += 1
-    for size in re.findall(r"cp\.async\.c[ag]\.[\w.:]+ \[%?\w+\], \[%?\w+\], (\d+)", ptx):
-        found[f"cp.async {size}"] += 1
-    return found
 
 
 def expected_accesses(c: RowClass) -> Counter:

@@ -176,12 +176,18 @@ def test_out_that_a_kernel_can_write(kernels):
     assert len(kernels) == 5, "nothing to launch for an empty tensor"
 
 
-def test_wrong_dimension_says_what_is_missing(kernels):
-    with pytest.raises(NotImplementedError, match="the reduced dimensions must be contiguous in memory"):
-        softmax(example((4, 6)), 0, out=torch.empty(4, 6))
-    with pytest.raises(ValueError, match="kept dimensions merge into no fewer than 6"):
+def test_any_dimension_is_launched(kernels):
+    for dim, movement in ((0, "column"), (1, "row"), ((0, 1), "row")):
+        softmax(example((4, 6)), dim, out=torch.empty(4, 6))
+        assert kernels[-1].movement == movement
+    softmax(example((2, 3, 4)), (0, 2), out=torch.empty(2, 3, 4))
+    assert (kernels[-1].length, kernels[-1].problem.groups) == (8, 3)
+    with pytest.raises(
+        ValueError, match=r"6 dimensions that do not merge, .*at most 5 are planned"
+    ) as caught:
         x = example((3,) * 7)
         softmax(x[:2, :2, :2, :2, :2, :2], out=torch.empty(*[2] * 6, 3))
+    assert isinstance(caught.value, NotImplementedError)
 
 
 def test_kept_dimensions_that_do_not_merge(kernels):
@@ -276,8 +282,8 @@ def test_plan_of_a_shape():
     for dtype in (torch.float64, torch.int8, "fp64"):
         with pytest.raises(TypeError, match="no kernels for"):
             plan_softmax((4, 8), dtype=dtype)
-    with pytest.raises(NotImplementedError, match="column movement"):
-        plan_softmax((4, 8), 0)
+    assert plan_softmax((4, 8), 0).movement == "column"
+    assert plan_softmax((64, 128, 32), (0, 2), backward=True).kernel.math == "softmax_backward"
 
 
 def test_plan_of_a_tensor_is_that_of_the_call(kernels):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from cute_softmax import classes as ahead
 from cute_softmax import plan as plans
 from cute_softmax.hardware import ARCHITECTURES, H200, Architecture, Device, architecture_of
-from cute_softmax.plan import MATHS, NotPlanned, Plan, plan
+from cute_softmax.plan import MATHS, NotPlanned, PanelPlan, Plan, plan, row_class
 from cute_softmax.problem import ITEM_SIZE, Operand, canonical
 
 ROOT = Path(__file__).parents[1]
@@ -31,7 +31,9 @@ MOST_CLASSES = 32
 forms = pytest.mark.parametrize("arch", ARCHITECTURES)
 
 
-def row_plan(math_name, pair, rows, columns, arch, *, online=True, offsets=None, pads=None) -> Plan:
+def row_plan(
+    math_name, pair, rows, columns, arch, *, online=True, offsets=None, pads=None
+) -> Plan | PanelPlan:
     """The plan of rows that lie `pad` elements apart and begin `offset` elements past a 16-byte boundary."""
     dtypes = classes.operands(math_name, pair)
     full = MATHS[math_name, online].full
@@ -139,7 +141,7 @@ def cases(draw, longest: int):
 
 
 def hardly_too_long(case) -> bool:
-    """Whether the architecture may say no: rows that hold more bytes than a cluster's registers."""
+    """Whether rows may be too long for the row movement: they hold more bytes than a cluster's registers."""
     arch = ARCHITECTURES[case["arch"]]
     dtypes = classes.operands(case["math_name"], case["pair"])
     return case["columns"] * 16 > arch.cluster_limit * 32768 * 16 // max(ITEM_SIZE[d] for d in dtypes) / 4
@@ -148,11 +150,9 @@ def hardly_too_long(case) -> bool:
 @settings(max_examples=2500)
 @given(cases(1 << 17))
 def test_every_column_has_one_owner(case):
-    try:
-        made = row_plan(**case)
-    except NotPlanned as error:
-        assert hardly_too_long(case), error
-        assert f"rows of {case['columns']} elements" in str(error)
+    made = row_plan(**case)
+    if isinstance(made, PanelPlan):
+        assert hardly_too_long(case), made.explain()
         return
     check(made)
     for row in {0, 1, 2, made.rows - 1}:
@@ -197,11 +197,14 @@ def test_rows_of_dimensions_that_do_not_merge(view, which, dtype, offset, order)
     permuted.append(len(shape) - 1)
     turned = [dataclasses.replace(o, strides=tuple(o.strides[d] for d in permuted)) for o in operands]
     problem = canonical([shape[d] for d in permuted], (len(shape) - 1,), turned)
-    if len(problem.kept) > plans.KEPT_MODES[-1]:
-        with pytest.raises(NotPlanned, match="rows are found by at most 5"):
-            plan(which[0], problem, H200, online=which[1])
+    try:
+        made = plan(which[0], problem, H200, online=which[1])
+    except NotPlanned as error:
+        assert len(problem.kept) > plans.KEPT_MODES[-1] and "dimensions that do not merge" in str(error)
         return
-    made = plan(which[0], problem, H200, online=which[1])
+    if isinstance(made, PanelPlan):
+        assert len(problem.kept) > plans.KEPT_MODES[-1], "one of them lies across"
+        return
     check(made)
     wanted = {
         tuple(sum(i * s for i, s in zip(index, o.strides, strict=False)) for o in operands)
@@ -227,9 +230,8 @@ def test_group_results_weigh_an_element_per_row():
 @given(cases(1 << 20))
 def test_every_column_of_the_longest_rows_has_one_owner(case):
     case["arch"] = "sm_100a"
-    try:
-        made = row_plan(**case)
-    except NotPlanned:
+    made = row_plan(**case)
+    if isinstance(made, PanelPlan):
         assert case["columns"] > classes.longest(
             case["math_name"], "sm_100a", classes.operands(case["math_name"], case["pair"])
         )
@@ -244,8 +246,8 @@ def test_ugly_lengths(columns):
     seen = set()
     for arch, (math_name, online), pair in product(ARCHITECTURES, MATHS, classes.PAIRS):
         if columns > classes.longest(math_name, arch, classes.operands(math_name, pair), online):
-            with pytest.raises(NotPlanned, match=f"rows of {columns} elements"):
-                row_plan(math_name, pair, 9, columns, arch, online=online)
+            longer = row_plan(math_name, pair, 9, columns, arch, online=online)
+            assert isinstance(longer, PanelPlan) and longer.length == columns
             continue
         made = row_plan(math_name, pair, 9, columns, arch, online=online)
         check(made)
@@ -368,28 +370,38 @@ def test_width_of_access(offsets, pads, edges, access):
 
 
 @pytest.mark.parametrize(
-    ("shape", "dims", "strides", "message"),
+    ("shape", "dims", "strides", "movement"),
     [
-        ((4, 8), (0,), (8, 1), r"the reduced dimensions must be contiguous in memory \(strides \[\(8, 8\)\]"),
-        ((4, 8), (1,), (8, 2), "other dimensions need the column movement, which is not built yet"),
-        ((2, 3, 4), (0, 2), (12, 4, 1), "must be contiguous in memory"),
-        ((3,) * 6 + (8,), (6,), (2187, 800, 300, 113, 37, 12, 1), r"kept dimensions merge into no fewer than 6 \(\[3"),
-        ((3,) * 6 + (8,), (6,), (2187, 800, 300, 113, 37, 12, 1), "rows are found by at most 5"),
-        ((2, 2_000_000), (1,), (2_000_000, 1), "rows of 2000000 elements .bf16, bf16. do not fit on chip"),
-        ((2, 2_000_000), (1,), (2_000_000, 1), "longer rows need the split movement, which is not built yet"),
+        ((4, 8), (0,), (8, 1), "column"),
+        ((4, 8), (1,), (8, 1), "row"),
+        ((4, 8), (1,), (8, 2), "split"),
+        ((2, 3, 4), (0, 2), (12, 4, 1), "split"),
+        ((2, 3, 4), (0, 1), (12, 4, 1), "column"),
+        ((3,) * 6 + (8,), (5, 6), (2187, 800, 300, 113, 37, 12, 1), "split"),
+        ((2, 2_000_000), (1,), (2_000_000, 1), "split"),
+        ((2_000_000, 64), (0,), (64, 1), "split"),
+        ((20_000, 64), (0,), (64, 1), "column"),
     ],
-)  # fmt: skip
-def test_what_is_not_planned_says_why(shape, dims, strides, message):
+)
+def test_movements(shape, dims, strides, movement):
     operand = Operand("bf16", strides)
-    with pytest.raises(NotPlanned, match=message) as caught:
-        plan("softmax", canonical(shape, dims, [operand, operand]), H200)
+    made = plan("softmax", canonical(shape, dims, [operand, operand]), H200)
+    assert made.movement == movement and made.kernel.math == "softmax"
+    assert f"  movement   {movement}: " in made.explain()
+
+
+def test_rows_that_no_team_holds():
+    with pytest.raises(
+        NotPlanned, match=r"rows of 2000000 elements .bf16, bf16. do not fit on chip"
+    ) as caught:
+        options = {"edges": False, "access": (8,)}
+        row_class("softmax", H200.architecture, ("bf16", "bf16"), 2_000_000, **options)
     assert isinstance(caught.value, NotImplementedError) and isinstance(caught.value, ValueError)
 
 
-def test_input_and_output_must_both_be_contiguous():
+def test_input_and_output_must_both_be_contiguous_for_rows():
     operands = [Operand("bf16", (8, 1)), Operand("bf16", (1, 4))]
-    with pytest.raises(NotPlanned, match="must be contiguous in memory"):
-        plan("softmax", canonical((4, 8), (1,), operands), H200)
+    assert plan("softmax", canonical((4, 8), (1,), operands), H200).movement != "row"
 
 
 @pytest.mark.parametrize("pair", classes.PAIRS, ids="->".join)

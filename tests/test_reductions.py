@@ -142,8 +142,11 @@ def test_launches_on_views(kernels, name):
             y, expected = function(view, dim, keepdim), torchs(view, dim, keepdim)
             assert y.stride() == expected.stride() and torch.allclose(y, expected)
             assert kernels[-1].row_class.kept_modes == modes
-    with pytest.raises(NotImplementedError, match="the reduced dimensions must be contiguous in memory"):
-        function(x, 0)
+    for view, dim in ((x, 0), (x, (1, 3)), (x[:, :, ::2], (0, 2)), (x.permute(2, 0, 3, 1), (0, 1)), (x, -2)):
+        for keepdim in (False, True):
+            y, expected = function(view, dim, keepdim), torchs(view, dim, keepdim)
+            assert y.stride() == expected.stride() and torch.allclose(y, expected)
+            assert kernels[-1].movement in ("column", "split") and kernels[-1].kernel.math == name
 
 
 def test_dtype_of_a_sum(kernels):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from layouts import Layout
 
@@ -413,6 +413,8 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
             c = class_of(team, narrowed)
         return planned(c, 1, share_of(c, c.cluster_n))
     team = STREAMING[len(facts.inputs)]
+    while class_of(team, meeting=True, streaming=True).shared_memory > device.architecture.shared_memory:
+        team = replace(team, steps=team.steps // 2)
     c = class_of(team)
     resident = device.multiprocessors * team.min_blocks
     chunks = math.ceil(problem.length / class_of(team, streaming=True).chunk)

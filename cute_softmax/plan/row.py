@@ -335,8 +335,8 @@ def row_class(
         if candidate.shared_memory <= architecture.shared_memory and _covers(candidate, columns):
             return candidate
     raise NotPlanned(
-        f"rows of {columns} elements ({', '.join(dtypes)}) do not fit on chip on {architecture.name}; "
-        "longer rows need the split movement, which is not built yet"
+        f"rows of {columns} elements ({', '.join(dtypes)}) do not fit on chip on {architecture.name}: "
+        "longer rows need the split movement"
     )
 
 

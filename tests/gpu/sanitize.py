@@ -7,15 +7,19 @@ and so with racecheck, initcheck and synccheck. Exits with 1 on a wrong result. 
 Tensors are made and checked on the host, so that the sanitizer watches hardly any kernel but ours. A line tells of
 every class as it is done, the smallest first, so that a run that is cut off has touched most of them.
 
-    --maths softmax softmax_backward logsumexp amax sum    --dtypes bf16 fp32    --part 0/3 (a third of all)
+    --maths softmax softmax_backward logsumexp amax sum    --dtypes bf16 fp32    --movements row panel
+    --part 0/3 (a third of all)
 """
 
 import argparse
 import sys
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
+from typing import NamedTuple
 
 BEGIN = time.perf_counter()  # importing torch is part of what a sanitizer slows down
 
@@ -26,11 +30,24 @@ sys.path[:0] = [str(HERE.parents[2]), str(HERE.parents[1])]
 
 import checking  # noqa: E402
 import classes  # noqa: E402
+import panels  # noqa: E402
 
 from cute_softmax import launch  # noqa: E402
+from cute_softmax.plan import MATHS, PanelClass, PanelPlan, RowClass, plan_panel  # noqa: E402
+from cute_softmax.plan.panel import STREAMING, TEAMS  # noqa: E402
 from cute_softmax.precompile import precompile  # noqa: E402
+from cute_softmax.problem import ITEM_SIZE  # noqa: E402
 
 GUARD = checking.GUARD
+
+
+class Job(NamedTuple):
+    """A class, the elements that it is run on, what to call it, and a function that runs and checks it."""
+
+    kernel: RowClass | PanelClass
+    size: int
+    what: str
+    check: Callable[[], float]
 
 
 def cases(arch: str, maths: list[str], names: list[str]):
@@ -151,37 +168,119 @@ def check(interval, dtypes, online: bool) -> float:
     return seconds
 
 
+def row_jobs(arch: str, maths: list[str], names: list[str]) -> Iterator[Job]:
+    for interval, dtypes, online in cases(arch, maths, names):
+        c, rows, columns = interval.row_class, rows_of(interval), columns_of(interval)
+        what = f"{c.math} {'/'.join(dtypes)} {c.name}, {rows} x {columns}"
+        yield Job(c, rows * columns, what, partial(check, interval, dtypes, online))
+
+
+def panel_jobs(maths: list[str], names: list[str]) -> Iterator[Job]:
+    """Each team of the panels, in columns and in rows; parts that meet and parts that are read twice; vectors of one
+    element. A length leaves the last step partly empty, a width the last panel."""
+    device = launch.device_facts(0)
+    forms = []  # (math, dtype, orientation, team, parts, tiles of a part, patience, narrow)
+    for name in (n for n in ("softmax", "softmax_backward", "logsumexp") if n in maths):
+        inputs = len(MATHS[name, True].inputs)
+        for orientation in ("column", "row"):
+            for team in TEAMS[inputs]:
+                if team.cluster_n <= device.architecture.cluster_limit and not (
+                    team.alone and orientation == "row"
+                ):
+                    forms.append((name, "bf16", orientation, team, 1, 1, None, team.threads == 128))
+            team = STREAMING[inputs]
+            for parts, tiles in ((1, 3), (3, 1), (2, 2)):
+                for dtype in ("bf16", "fp32"):
+                    forms.append((name, dtype, orientation, team, parts, tiles, None, dtype == "fp32"))
+            forms.append((name, "bf16", orientation, team, 4, 2, 0, False))
+    for name, dtype, orientation, team, parts, tiles, patience, narrow in forms:
+        if dtype not in names:
+            continue
+        for ragged in (False, True) if narrow else (False,):
+            vector = 1 if ragged else team.vector_bytes // ITEM_SIZE[dtype]
+            across = 1 if orientation == "row" else team.threads if team.alone else 4
+            unit = vector if orientation == "row" else 1
+            units = team.threads // across * team.steps  # of a CTA
+            last = max(units - team.threads // across // 2, 1)  # the last step is partly empty
+            length = unit * (units * (parts * tiles * team.cluster_n - 1) + last)
+            shape, dims = (
+                ((2, length), (1,)) if orientation == "row" else ((length, (across + 1) * vector), (0,))
+            )
+            stride = shape[1] + ragged
+            problem = panels.problem_of(name, (dtype,) * 2, shape, dims, (stride, 1), (int(ragged),) * 3)
+            made = plan_panel(name, problem, device, False)
+            made = replace(made, kernel=replace(made.kernel, vector=vector))
+            made = panels.forced(made, team, parts, across=across)
+            made = made if patience is None else replace(made, patience=patience)
+            c = made.kernel
+            assert (c.orientation, c.vector) == (orientation, vector), c.name
+            what = f"{name} {dtype} {c.name}, {shape[0]} x {shape[1]} over {dims[0]}"
+            yield Job(
+                c, shape[0] * shape[1], what, partial(check_panel, made, shape, dims, stride, int(ragged))
+            )
+
+
+def check_panel(
+    made: PanelPlan, shape: tuple[int, int], dims: tuple[int, ...], stride: int, offset: int
+) -> float:
+    """As `check`, of a plan of panels."""
+    c = made.kernel
+    dtype = checking.DTYPES[c.dtypes[0]]
+    places = [(*shape, stride, offset)] * c.facts.full + [(1, shape[1 - dims[0]], shape[1 - dims[0]], 0)]
+    buffers = [Buffer(*place, dtype) for place in places[: len(c.dtypes)]]
+    x = torch.randn(shape)
+    if c.math == "softmax_backward":
+        buffers[0].values.copy_(x)
+        buffers[1].values.copy_(torch.softmax(x.roll(1, -1), dims[0]))
+    else:
+        x[shape[0] // 2 :, -1] = float("-inf")
+        buffers[0].values.copy_(x)
+    tensors = [b.send() for b in buffers]
+    call = launch.Call(made, launch.function_of(c))
+    begin = time.perf_counter()
+    call(torch.cuda.current_stream().cuda_stream, *(t.data_ptr() for t in tensors))
+    torch.cuda.synchronize()
+    seconds = time.perf_counter() - begin
+    result = buffers[-1].receive()
+    if c.facts.group_outputs:
+        checking.check_reduction(c.math, result.view(-1), buffers[0].values, dims)
+    elif c.math == "softmax":
+        checking.check_softmax(result, buffers[0].values, dims)
+    else:
+        checking.check_backward(result, buffers[0].values, buffers[1].values, dims)
+    return seconds
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Every Plan class on a small grid, for compute-sanitizer.")
     parser.add_argument("--maths", nargs="+", default=[*classes.PAIRS_OF])
     parser.add_argument("--dtypes", nargs="+", default=["bf16", "fp16", "fp32"])
+    parser.add_argument("--movements", nargs="+", default=["row", "panel"])
     parser.add_argument("--part", default="0/1", help="i/n: every n-th class from the i-th on")
     parser.add_argument("--build", action="store_true", help="only fill the store, in all cores")
     options = parser.parse_args()
     torch.set_num_threads(1)  # tools and parts run side by side, as many as there are cores
     arch = launch.device_facts(0).architecture.name
     part, parts = map(int, options.part.split("/"))
-    # By size, so that parts take about as long.
-    wanted = sorted(
-        cases(arch, options.maths, options.dtypes), key=lambda case: rows_of(case[0]) * columns_of(case[0])
-    )[part::parts]
+    found = [*row_jobs(arch, options.maths, options.dtypes)] if "row" in options.movements else []
+    if "panel" in options.movements:
+        found += panel_jobs(options.maths, options.dtypes)
+    wanted = sorted(found, key=lambda job: job.size)[part::parts]  # so that parts take about as long
     if options.build:
-        print(
-            len([*precompile([interval.row_class for interval, _, _ in wanted])]), "classes are in the store"
-        )
+        kernels = [*dict.fromkeys(job.kernel for job in wanted)]
+        print(len([*precompile(kernels)]), "classes are in the store")
         return 0
     print(f"{len(wanted)} classes, started in {time.perf_counter() - BEGIN:.1f} s", flush=True)
     wrong = 0
-    for number, (interval, dtypes, online) in enumerate(wanted, 1):
-        c, begin = interval.row_class, time.perf_counter()
-        what = f"{c.math} {'/'.join(dtypes)} {c.name}, {rows_of(interval)} x {columns_of(interval)}"
+    for number, job in enumerate(wanted, 1):
+        begin = time.perf_counter()
         try:
-            verdict, told = "ok", f"{check(interval, dtypes, online):.2f} s of it the kernel"
+            verdict, told = "ok", f"{job.check():.2f} s of it the kernel"
         except Exception as error:
             wrong += 1
             verdict, told = "WRONG", error
         taken = time.perf_counter() - begin
-        print(f"{verdict:5} {number}/{len(wanted)} {taken:6.2f} s  {what}: {told}", flush=True)
+        print(f"{verdict:5} {number}/{len(wanted)} {taken:6.2f} s  {job.what}: {told}", flush=True)
     print(f"{len(wanted)} classes in {time.perf_counter() - BEGIN:.1f} s, {wrong} wrong")
     return 1 if wrong else 0
 

@@ -8,7 +8,6 @@ import torch
 from checking import DTYPES, Guarded, check_backward, equal_bits, random
 
 from cute_softmax import launch, softmax, softmax_backward
-from cute_softmax.plan import NotPlanned
 
 LENGTHS = (
     1, 2, 3, 7, 8, 33, 64, 127, 128, 255, 512, 1000, 1023, 1024, 2047, 4096, 5000, 8192, 16384, 20000, 32768,
@@ -44,12 +43,8 @@ def guarded_backward(dy, y, dtype, **placement) -> torch.Tensor:
 
 @triples
 @pytest.mark.parametrize("columns", LENGTHS)
-def test_lengths(columns, triple, arch):
+def test_lengths(columns, triple):
     dtype = DTYPES[triple[2]]
-    if columns > classes.longest("softmax_backward", arch, triple):
-        with pytest.raises(NotPlanned, match=f"rows of {columns} elements"):
-            softmax_backward(*example((2, columns), triple), input_dtype=dtype)
-        return
     for rows in (0, 1, 2, 3, 17, 1000) if columns <= 10000 else (0, 1, 9):
         dy, y = example((rows, columns), triple, seed=columns + rows)
         dx = softmax_backward(dy, y, input_dtype=dtype)
@@ -67,8 +62,8 @@ def test_ends_of_every_class(pair, arch):
         for columns in {interval.first, interval.last}:
             dy, y = example((5, columns), triple, seed=columns)
             check_backward(guarded_backward(dy, y, DTYPES[triple[2]]), dy, y)
-    with pytest.raises(NotPlanned, match="do not fit on chip"):
-        softmax_backward(*example((1, interval.last + 1), triple), input_dtype=DTYPES[triple[2]])
+    dy, y = example((2, interval.last + 1), triple)
+    check_backward(guarded_backward(dy, y, DTYPES[triple[2]]), dy, y)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

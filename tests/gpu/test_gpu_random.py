@@ -1,15 +1,23 @@
-"""Thousands of random calls: shape, dtype, offset, stride, values and way of calling drawn together."""
+"""Thousands of random calls: shape, dtype, offset, stride, values and way of calling drawn together.
 
+CUTE_SOFTMAX_TEST_CASES: how many of each kind, such as 20000. A case follows from its seed, which a failure names.
+"""
+
+import os
 import random as pyrandom
 
+import calls
 import classes
 import pytest
 import torch
-from checking import DTYPES, Guarded, check_backward, check_softmax, equal_bits, random
+from checking import DTYPES, GUARD, random
 
-from cute_softmax import launch, softmax
+from cute_softmax import launch
+from cute_softmax.precompile import precompile
+from cute_softmax.problem import ALIGNMENT, ITEM_SIZE, Operand, canonical
 
-CASES = 2500
+ROWS = int(os.environ.get("CUTE_SOFTMAX_TEST_CASES", "2500"))
+ANY = int(os.environ.get("CUTE_SOFTMAX_TEST_CASES", "600"))  # each class that is met first is compiled
 
 
 def draw(seed: int, longest: int) -> dict:
@@ -31,55 +39,130 @@ def draw(seed: int, longest: int) -> dict:
         "seed": seed,
         "shape": (rows, columns),
         "pair": pair,
-        "places": [same, same if r.random() < 0.5 else place(), place()]
+        "places": [same, place(), same if r.random() < 0.5 else place()]
         if pair in classes.SAME
         else [same] * 3,
         "scale": r.choice([0.1, 1.0, 4.0, 30.0]),
         "fraction of -inf": r.choice([0.0, 0.0, 0.3, 0.97]),
         "nan": r.random() < 0.1,
         "online": (pair in classes.SAME and r.random() < 0.8) or pair not in classes.SAME,
-        "backward": r.random() < 0.4,
+        "math": "softmax_backward" if r.random() < 0.4 else "softmax",
+        "dims": (1,),
     }
+
+
+def draw_any(seed: int) -> dict:
+    """A case of any rank, dimensions and strides; sizes so that one call takes milliseconds."""
+    r = pyrandom.Random(seed)
+    shape, left = [], 1 << r.choice([8, 14, 18, 21])
+    for _ in range(r.randrange(1, 6)):
+        shape.append(min(round(2 ** r.uniform(0, r.choice([2, 6, 12, 17]))), left))
+        left = max(left // shape[-1], 1)
+    r.shuffle(shape)
+    dims = sorted(r.sample(range(len(shape)), r.randint(1, len(shape))))
+    pair = r.choice(classes.PAIRS)
+
+    def place(written: bool) -> dict:
+        order = [*range(len(shape))][::-1]
+        if r.random() < 0.5:
+            r.shuffle(order)
+        strides, reach = [0] * len(shape), r.choice([1, 1, 1, 1, 2, 3])
+        for d in order:
+            reach += r.choice([0, 0, 0, 0, 1, 3, 8])
+            if not written and r.random() < 0.05:
+                continue  # expanded
+            strides[d] = reach
+            reach *= shape[d]
+        return {"strides": tuple(strides), "offset": r.choice([0, 0, 0, 1, 4, 8, 5])}
+
+    what = r.choice(["softmax", "softmax", "softmax_backward", "softmax_backward", *calls.REDUCTIONS])
+    same = place(True)
+    return {
+        "seed": seed,
+        "math": what,
+        "shape": tuple(shape),
+        "dims": tuple(dims),
+        "pair": (pair[0],) * 2 if what in calls.REDUCTIONS else pair,
+        "places": [same if r.random() < 0.5 else place(False) for _ in range(2)]
+        + [same if r.random() < 0.5 else place(True)],
+        "scale": r.choice([0.1, 1.0, 4.0, 30.0]),
+        "fraction of -inf": r.choice([0.0, 0.0, 0.3, 0.97]),
+        "nan": r.random() < 0.1,
+        "online": True,
+    }
+
+
+def kernel_of(case: dict, device) -> object | None:
+    """The class that a case is planned for; None for reductions, whose result the functions allocate."""
+    if case["math"] in calls.REDUCTIONS:
+        return None
+    dtypes = classes.operands(case["math"], case["pair"])
+    places = case["places"] if case["math"] == "softmax_backward" else case["places"][::2]
+    operands = [
+        Operand(d, p["strides"], (GUARD + p["offset"]) * ITEM_SIZE[d] % ALIGNMENT)
+        for d, p in zip(dtypes, places, strict=True)
+    ]
+    return launch.plan(case["math"], canonical(case["shape"], case["dims"], operands), device).kernel
+
+
+def fill(case: dict, dtype: torch.dtype, place: dict) -> torch.Tensor:
+    """The values; equal where the input is expanded."""
+    strides = place.get("strides") or (1,) * len(case["shape"])
+    shape = [n if s else 1 for n, s in zip(case["shape"], strides, strict=True)]
+    x = random(shape, dtype, seed=case["seed"], scale=case["scale"])
+    if case["fraction of -inf"]:
+        x[torch.rand(shape, device=x.device) < case["fraction of -inf"]] = float("-inf")
+    if case["nan"]:
+        x.view(-1)[7 * case["seed"] % x.numel()] = float("nan")
+    return x.expand(case["shape"])
 
 
 def run(case: dict):
     (source, result), shape, places = (DTYPES[d] for d in case["pair"]), case["shape"], case["places"]
-    x = random(shape, source, seed=case["seed"], scale=case["scale"])
-    if case["fraction of -inf"]:
-        x[torch.rand(shape, device=x.device) < case["fraction of -inf"]] = float("-inf")
-    if case["nan"]:
-        x[shape[0] // 2, (7 * case["seed"]) % shape[1]] = float("nan")
-    if case["backward"]:
-        y = torch.softmax(x, -1, torch.float32).to(result)
-        dy = random(shape, result, seed=case["seed"] + 1)
-        inputs = [Guarded.of(dy, **places[2]), Guarded.of(y, **places[1])]
-        out = Guarded(shape, source, **places[1])
-        launch.run("softmax_backward", (inputs[0].tensor, inputs[1].tensor, out.tensor), (1,))
-        check_backward(out.tensor, dy, y)
+    dims, what = case["dims"], case["math"]
+    if what == "softmax":
+        x = fill(case, source, places[0])
+        calls.forward(x, dims, source=places[0], result=places[2], dtype=result, online=case["online"])
+    elif what == "softmax_backward":
+        dy = fill(case | {"fraction of -inf": 0.0}, result, places[0])
+        last = tuple(range(-len(dims), 0))
+        x = fill(case, source, {}).float().movedim(dims, last)
+        y = torch.softmax(x.flatten(-len(dims)), -1).view(x.shape).movedim(last, dims).to(result)
+        expanded = [s == 0 for s in places[1].get("strides", shape)]
+        y = y[tuple(slice(0, 1) if e else slice(None) for e in expanded)].expand(shape)
+        calls.backward(dy, y, dims, places=places, dtype=source)
     else:
-        inputs = [Guarded.of(x, **places[0])]
-        out = Guarded(shape, result, **places[1])
-        softmax(inputs[0].tensor, out=out.tensor, online=case["online"])
-        check_softmax(out.tensor, x)
-        assert equal_bits(inputs[0].tensor, x), "the input was changed"
-    out.check()
-    for guarded in inputs:
-        guarded.check(written=False)
+        calls.reduction(what, fill(case, source, places[0]), dims, places[0])
+
+
+def run_all(cases):
+    for case in cases:
+        try:
+            run(case)
+        except Exception as error:
+            raise AssertionError(f"{case}: {error}") from error
 
 
 @pytest.mark.parametrize("part", range(5))
-def test_random_calls(part, arch):
+def test_random_rows(part, arch):
     """Two-pass classes are built for full accesses only, so that nothing is compiled here."""
     longest = min(
         classes.longest(math, arch, classes.operands(math, pair))
         for math in ("softmax", "softmax_backward")
         for pair in classes.PAIRS
     )
-    for seed in range(part, CASES, 5):
-        case = draw(seed, longest)
+    cases = [draw(seed, longest) for seed in range(part, ROWS, 5)]
+    for case in cases:
         if not case["online"]:
-            case["places"][0] = case["places"][1]
-        try:
-            run(case)
-        except Exception as error:
-            raise AssertionError(f"{case}: {error}") from error
+            case["places"][0] = case["places"][2]
+    run_all(cases)
+
+
+def test_random_dimensions_and_strides():
+    cases = [draw_any(seed) for seed in range(ANY)]
+    device = launch.device_facts(torch.cuda.current_device())
+    wanted = dict.fromkeys(kernel_of(case, device) for case in cases)
+    wanted.pop(None, None)
+    for _ in precompile([*wanted]):
+        pass
+    run_all(cases)

@@ -1,0 +1,76 @@
+"""What can be read off a compiled kernel without a GPU: registers, stack, shared memory, the width of accesses."""
+
+from __future__ import annotations
+
+import math
+import re
+import subprocess
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+from cute_softmax.compile import compile_class
+from cute_softmax.plan import PanelClass, RowClass
+from cute_softmax.resources import cuobjdump
+
+
+class Compiled(NamedTuple):
+    """What can be read off a compiled kernel."""
+
+    registers: int
+    stack: int
+    local: int
+    threads: tuple[int, ...]
+    min_blocks: int
+    shared: int  # dynamic, in bytes
+    cluster: int
+    ptx: str
+
+
+def compile_and_read(c: RowClass | PanelClass, folder: Path, monkeypatch) -> Compiled:
+    monkeypatch.setenv("CUTE_DSL_ARCH", c.architecture)
+    function = compile_class(c, f"--keep-ptx --keep-cubin --dump-dir={folder}")
+    cubin, ptx = folder / "kernel.cubin", function.__ptx__
+    cubin.write_bytes(function.__cubin__)
+    done = subprocess.run([cuobjdump(), "-res-usage", str(cubin)], capture_output=True, text=True, check=True)
+    usage = re.search(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)", done.stdout + done.stderr)
+    registers, stack, _, local = map(int, usage.groups())
+    threads = tuple(map(int, re.search(r"\.reqntid (\d+), (\d+), (\d+)", ptx).groups()))
+    blocks = re.search(r"\.minnctapersm (\d+)", ptx)
+    return Compiled(
+        registers, stack, local, threads, int(blocks[1]) if blocks else 0, *launch_of(function), ptx
+    )
+
+
+def launch_of(function) -> tuple[int, int]:
+    """(bytes of dynamic shared memory, CTAs of a cluster) that the host code asks of CUDA.
+
+    They are fields of the launch configuration that it fills in: (grid[3], block[3], bytes, stream, ...), and of an
+    attribute of three numbers.
+    """
+    body = str(function.ir_module).split("llvm.func @cutlass___call__", 1)[1].split("\n  llvm.func", 1)[0]
+
+    def stored(struct: str) -> dict[str, int | None]:
+        """field -> the constant that is stored there first."""
+        fields = {}
+        for name, field in re.findall(rf"(%\d+) = llvm.getelementptr %\d+\[0, ([\d, ]+)\] .*{struct}", body):
+            value = re.search(rf"llvm.store (%\d+), {name} ", body)
+            value = value and re.search(
+                rf"^ *{value[1]} = llvm.mlir.constant\((\d+) : i\d+\)", body, re.MULTILINE
+            )
+            fields.setdefault(field, int(value[1]) if value else None)
+        return fields
+
+    cluster = stored(r"struct<\(i32, i32, i32\)>")
+    return stored("array<3 x i32>")["2"], math.prod(cluster.values())
+
+
+def accesses(ptx: str) -> Counter:
+    """How many global loads, stores and asynchronous copies of how many bytes there are."""
+    found = Counter()
+    for operation, suffix in re.findall(r"\b(ld|st)\.global((?:\.[\w:]+)*) ", ptx):
+        lanes, bits = re.search(r"(?:\.v(\d))?\.[bufs](\d+)$", suffix).groups()
+        found[f"{operation} {int(lanes or 1) * int(bits) // 8}"] += 1
+    for size in re.findall(r"cp\.async\.c[ag]\.[\w.:]+ \[%?\w+\], \[%?\w+\], (\d+)", ptx):
+        found[f"cp.async {size}"] += 1
+    return found

@@ -1,0 +1,236 @@
+"""Panel plans: forced into every movement, and walked through by the kernel's own index arithmetic.
+
+`touched` does in numpy what `kernels/panel.py` does with the numbers of a plan, and with no others: its arguments,
+the operands' strides and the class. `expected` says from the problem alone what must be touched.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import classes
+import numpy as np
+
+from cute_softmax.plan import MATHS, WARP, PanelClass, PanelPlan
+from cute_softmax.plan.panel import Team
+from cute_softmax.problem import ITEM_SIZE, Operand, Problem, canonical
+
+
+def dense(shape) -> tuple[int, ...]:
+    return tuple(math.prod(shape[d + 1 :]) for d in range(len(shape)))
+
+
+def problem_of(name: str, pair, shape, dims, strides=None, offsets=(0, 0, 0)) -> Problem:
+    """Full operands of these strides (contiguous if None), and a contiguous group output."""
+    dtypes, full = classes.operands(name, pair), MATHS[name, True].full
+    kept = [1 if d in dims else n for d, n in enumerate(shape)]
+    group = tuple(0 if d in dims else s for d, s in enumerate(dense(kept)))
+    operands = [
+        Operand(d, (strides or dense(shape)) if i < full else group, offsets[i] * ITEM_SIZE[d])
+        for i, d in enumerate(dtypes)
+    ]
+    return canonical(shape, dims, operands)
+
+
+def forced(
+    made: PanelPlan, team: Team, parts: int = 1, *, meeting: bool | None = None, across: int | None = None
+) -> PanelPlan:
+    """The plan with another team, `parts` CTAs or clusters a panel, and, as far as needed, streaming.
+
+    meeting: whether parts meet; None for where there are several.
+    """
+    alone = team.alone and made.kernel.orientation == "column"
+    # Several threads along a group, so that there is something to exchange; unless they are alone.
+    widest = min(team.threads // max(made.kernel.slots, 2), WARP)
+    c = replace(
+        made.kernel,
+        across=team.threads if alone else min(across or made.kernel.across, widest),
+        threads=team.threads,
+        steps=team.steps,
+        cluster_n=team.cluster_n,
+        min_blocks=team.min_blocks,
+    )
+    grain = c.unit * team.cluster_n
+    share = math.ceil(math.ceil(made.length / parts) / grain) * c.unit
+    parts = math.ceil(made.length / (share * team.cluster_n))
+    c = replace(c, meeting=parts > 1 if meeting is None else meeting, streaming=share > c.tile)
+    return replace(made, kernel=c, parts=parts, share=share)
+
+
+# Every movement on lengths of a few hundred units: name -> (team, parts).
+SMALL = {
+    "one CTA": (Team(256, 8), 1),
+    "streaming": (Team(128, 2), 1),
+    "cluster": (Team(128, 4, cluster_n=4), 1),
+    "meeting": (Team(128, 4), 5),
+    "meeting, streaming": (Team(128, 2), 3),
+}
+
+
+def movements(made: PanelPlan, clusters: bool = True) -> Iterator[tuple[str, PanelPlan]]:
+    """A plan in all movements."""
+    for name, (team, parts) in SMALL.items():
+        if team.cluster_n > 1 and not clusters:
+            continue
+        yield name, forced(made, team, parts)
+
+
+class Touched(NamedTuple):
+    """A row for each element that is touched: the group's number, then its place in each operand, in elements.
+
+    reduced: what enters the states; finished: what is computed from what they became, empty without full outputs;
+    groups: the results that a group has one of; unaligned: accesses at addresses that are no multiple of their width.
+    """
+
+    reduced: np.ndarray
+    finished: np.ndarray
+    groups: np.ndarray
+    unaligned: int
+
+
+def _apart(index: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
+    found = []
+    for size in sizes:
+        found.append(index % size)
+        index = index // size
+    return [*found, index]
+
+
+def _dot(coordinates: list, strides: Sequence[int]) -> np.ndarray:
+    return sum(c.astype(np.int64) * s for c, s in zip(coordinates, strides, strict=True))
+
+
+def touched(plan: PanelPlan, given_up: Sequence[int] = ()) -> Touched:
+    """What all threads of a launch touch. given_up: parts that are finished by the last CTA to arrive instead."""
+    c = plan.kernel
+    ctas, length, groups, parts, share, _, _, _, *sizes = plan.arguments
+    kept_sizes, reduced_sizes = sizes[: c.kept_modes - 1], sizes[c.kept_modes - 1 :]
+    assert len(reduced_sizes) == c.reduced_modes - 1
+    full = c.facts.full
+    tile, tidx = np.arange(ctas), np.arange(c.threads)
+    part, tile = (tile % parts, tile // parts) if c.meeting else (np.zeros_like(tile), tile)
+    a, d = tidx % c.across, tidx // c.across
+    column = (tile[:, None] * c.across + a) * c.slots  # (CTA, thread)
+    index = _apart(column, kept_sizes)
+    starts, across, reduced_strides = [], [], []
+    for strides in plan.operand_strides:
+        assert len(strides) == c.kept_modes + c.reduced_modes
+        starts.append(_dot(index, strides[: c.kept_modes]))
+        across.append(strides[0])
+        reduced_strides.append(strides[c.kept_modes :])
+    inside, v, unaligned = column < groups, np.arange(c.vector), 0
+
+    def places(cta: np.ndarray, at: int, end: int) -> np.ndarray:
+        """What these CTAs touch of the chunk that begins at `at`."""
+        nonlocal unaligned
+        rows = []
+        for k in range(c.chunk_steps):
+            exists = inside[cta] & (end - at - d * c.unit > k * c.down * c.unit)
+            where, thread = np.nonzero(exists)
+            where = cta[where]
+            index = _apart(at + (d[thread] + k * c.down) * c.unit, reduced_sizes)
+            slot = v if c.orientation == "column" else 0 * v
+            found = [column[where, thread][:, None] + slot]
+            for i in range(len(plan.operand_strides)):
+                first = starts[i][where, thread] + _dot(index, reduced_strides[i])
+                if i < full:
+                    address = (plan.problem.offsets[i] + first) * ITEM_SIZE[c.dtypes[i]]
+                    unaligned += np.count_nonzero(address % (c.vector * ITEM_SIZE[c.dtypes[i]]))
+                    found.append(first[:, None] + v)
+                else:
+                    found.append(first[:, None] + slot * across[i])
+            rows.append(np.stack(found, -1).reshape(-1, len(found)))
+        return np.concatenate(rows)
+
+    def bounds(of: int, rank: int) -> tuple[int, int]:
+        first = (of * c.cluster_n + rank) * share
+        return first, min(first + share, length)
+
+    reduced, finished = [], []
+    for of in range(parts if c.meeting else 1):
+        cta = np.flatnonzero(part == of)
+        for rank in range(c.cluster_n):
+            first, end = bounds(of, rank)
+            chunks = max(-((first - end) // c.chunk), 0)
+            reduced += [places(cta, first + n * c.chunk, end) for n in range(chunks if c.streaming else 1)]
+            behind = range(chunks) if c.streaming or of in given_up else range(1)
+            finished += [places(cta, first + n * c.chunk, end) for n in reversed(behind)]
+    last_to_come = np.flatnonzero(part == parts - 1)
+    where, thread = np.nonzero(inside[last_to_come] & (d == 0))
+    where, slots = last_to_come[where], np.arange(c.slots)
+    results = [column[where, thread][:, None] + slots]
+    results += [
+        starts[i][where, thread][:, None] + slots * across[i] for i in range(full, len(plan.operand_strides))
+    ]
+    nothing = np.zeros((0, 1 + len(plan.operand_strides)), dtype=np.int64)
+    everything = np.concatenate([nothing, *finished]) if c.facts.outputs else nothing
+    return Touched(
+        np.concatenate([nothing, *reduced]),
+        everything,
+        np.stack(results, -1).reshape(-1, len(results)),
+        unaligned,
+    )
+
+
+def expected(problem: Problem) -> np.ndarray:
+    """A row for each element of the problem: its group's number, then its place in each operand."""
+    modes = (*problem.kept, *problem.reduced)
+    index = np.indices([m.size for m in modes]).reshape(len(modes), problem.groups * problem.length)
+    group = np.repeat(np.arange(problem.groups), problem.length)
+    places = [
+        sum((index[j] * m.strides[i] for j, m in enumerate(modes)), 0 * group)
+        for i in range(len(problem.dtypes))
+    ]
+    return np.stack([group, *places], -1)
+
+
+def check_owners(plan: PanelPlan, given_up: Sequence[int] = ()):
+    """Raise AssertionError unless each element of each group is reduced once, and finished once."""
+    want, got, full = expected(plan.problem), touched(plan, given_up), plan.kernel.facts.full
+    assert got.unaligned == 0, f"{got.unaligned} accesses are not aligned"
+    ends = {}
+    for what, rows in (("reduced", got.reduced), ("finished", got.finished)):
+        if what == "finished" and not plan.kernel.facts.outputs:
+            assert not rows.size
+            continue
+        assert len(rows) == len(want), f"{len(rows)} elements {what} of {len(want)}"
+        ours, theirs = (r[np.lexsort(r[:, 1:].T)] for r in (rows, want))
+        assert (ours[:, 1:] == theirs[:, 1:]).all(), f"other elements are {what} than there are"
+        # One group of the kernel for each group of the problem. (What lies in one place in all operands is of one
+        # group, or is written twice with the same.)
+        pairs = np.unique(np.stack([ours[:, 0], theirs[:, 0]]), axis=1)
+        assert pairs.shape[1] == plan.problem.groups, f"groups are mixed where they are {what}"
+        ends[what] = pairs
+    assert len(got.groups) == plan.problem.groups == len(np.unique(got.groups[:, 0]))
+    if full < len(plan.problem.dtypes):
+        theirs = np.unique(want[:, full + 1])
+        assert (np.sort(got.groups[:, 1]) == theirs).all(), "not one result per group"
+
+
+def check_merging(c: PanelClass, parts: int):
+    """Raise AssertionError unless each thread's result is merged once: over lanes, warps and parts."""
+    if c.down == 1:  # a thread has its columns for itself
+        assert not c.meeting and c.cluster_n == 1
+        return
+    start = min(c.across, WARP)
+    buffer: dict[tuple[int, int], list[int]] = {}
+    for thread in range(c.threads):
+        lane, a, row = thread % WARP, thread % c.across, thread // max(c.across, WARP)
+        if lane < c.across:
+            warp = range(thread - lane, thread - lane + WARP)
+            for v in range(c.slots):
+                slot = (a * c.slots + v, row)
+                assert slot not in buffer, f"two threads write {slot}"
+                assert row < c.warps_down
+                buffer[slot] = [t for t in warp if t % start == lane % start]
+    for column in range(c.columns):
+        merged = sorted(t for row in range(c.warps_down) for t in buffer[column, row])
+        assert merged == [t for t in range(c.threads) if t % c.across == column // c.slots]
+    if c.meeting:
+        read = sorted(p for reader in range(c.readers) for p in range(reader, parts, c.readers))
+        assert read == list(range(parts)) and c.readers * c.columns <= c.threads
+        assert c.readers <= c.peers.shape[1]
+    assert c.cluster_n <= c.peers.shape[1]

@@ -1,0 +1,179 @@
+"""Compiled panels, read without a GPU: registers, stack, shared memory and the width of every access.
+
+On sm_90a each team, forward and backward, and each way of meeting and streaming; of reductions and of the other
+architectures a selection of that.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from fnmatch import fnmatch
+from itertools import product
+
+import classes
+import pytest
+from compiled import Compiled, accesses, compile_and_read
+
+from cute_softmax.compile import build_math
+from cute_softmax.hardware import ARCHITECTURES
+from cute_softmax.plan import MATHS, PanelClass
+from cute_softmax.plan.panel import MODES, STREAMING, TEAMS
+from cute_softmax.problem import ITEM_SIZE
+
+# Classes -> bytes of stack that they may use, with the reason. All others use none.
+STACK = {
+    "column*cluster*": (
+        200,
+        "three or four CTAs an SM overlap loading with storing and leave 64 or 80 registers",
+    ),
+    "row*cluster*": (128, "likewise, and a state for each CTA of the cluster"),
+    "column*x8_*streaming": (
+        384,
+        "two CTAs an SM leave 64 registers, of which running states take 16 and terms 64",
+    ),
+    "*_streaming": (96, "two CTAs an SM leave 64 registers"),
+    "column64x1x8x8*": (112, "a thread has eight columns for itself; twelve CTAs an SM leave 80 registers"),
+    "row1x128x8x8*": (16, "eight CTAs an SM leave 64 registers"),
+    "*_meeting": (128, "two CTAs an SM leave 64 registers"),
+}
+ACROSS = {"column": 16, "row": 1}
+
+
+def panel_class(team, math: str, pair: tuple[str, str], arch: str = "sm_90a", **fields) -> PanelClass:
+    dtypes = classes.operands(math, pair)
+    full = MATHS[math, True].full
+    standard = {
+        "orientation": "column",
+        "vector": 16 // max(ITEM_SIZE[d] for d in dtypes[:full]),
+        "kept_modes": 1,
+        "reduced_modes": 1,
+        "meeting": False,
+        "streaming": False,
+    }
+    fields = standard | fields
+    return PanelClass(
+        math=math,
+        architecture=arch,
+        dtypes=dtypes,
+        across=team.threads
+        if team.alone and fields["orientation"] == "column"
+        else ACROSS[fields["orientation"]],
+        threads=team.threads,
+        steps=team.steps,
+        cluster_n=team.cluster_n,
+        min_blocks=team.min_blocks,
+        **fields,
+    )
+
+
+def selection(arch: str, math: str, every: int) -> Iterator[PanelClass]:
+    """Each `every`-th team of an architecture in columns and half as many in rows, dtypes and modes in turns; and
+    what meets or streams in each combination."""
+    inputs = len(MATHS[math, True].inputs)
+    teams = [t for t in TEAMS[inputs] if t.cluster_n <= ARCHITECTURES[arch].cluster_limit]
+    rows = [t for t in teams if not t.alone]
+    taken = [*product(["column"], teams[-1::-every]), *product(["row"], rows[-2 :: -2 * every])]
+    for turn, (orientation, team) in enumerate(taken):
+        pair = ("fp32", "fp32") if turn % 3 == 2 else ("bf16", "bf16")
+        modes = {"kept_modes": MODES[turn % 2], "reduced_modes": MODES[turn // 2 % 2]}
+        yield panel_class(team, math, pair, arch, orientation=orientation, **modes)
+    ways = [("column", True, True), ("row", True, True), ("column", False, True), ("column", True, False)]
+    for turn, (orientation, meeting, streaming) in enumerate(
+        (*ways, ("row", True, False))[:: (every + 1) // 2]
+    ):
+        pair = ("fp32", "fp32") if turn % 2 else ("bf16", "bf16")
+        fields = {"orientation": orientation, "meeting": meeting, "streaming": streaming}
+        c = panel_class(STREAMING[inputs], math, pair, arch, **fields)
+        while c.shared_memory > ARCHITECTURES[arch].shared_memory:  # as `plan_panel` does
+            c = replace(c, steps=c.steps // 2)
+        yield c
+
+
+def expected_accesses(c: PanelClass) -> Counter:
+    """Loads and stores of tensors in global memory: those of one chunk at least."""
+    facts, expected = c.facts, Counter()
+    for i, dtype in enumerate(c.dtypes[: facts.full]):
+        size = ITEM_SIZE[dtype] * c.vector
+        how = "st" if i >= len(facts.inputs) else "ld" if size < 4 else "cp.async"
+        expected[f"{how} {size}"] += c.chunk_steps
+    for dtype in c.dtypes[facts.full :]:
+        expected[f"st {ITEM_SIZE[dtype]}"] += c.slots
+    if c.meeting:
+        expected[f"st {c.whole_bytes}"] += 1  # a state
+    return expected
+
+
+def may_use_stack(c: PanelClass) -> int:
+    return max([n for names, (n, _) in STACK.items() if fnmatch(c.name, names)], default=0)
+
+
+def check(c: PanelClass, found: Compiled):
+    arch = ARCHITECTURES[c.architecture]
+    assert found.local == 0 and found.stack <= may_use_stack(c), f"{found.stack} bytes of stack"
+    assert found.threads == (c.threads, 1, 1) and found.min_blocks == c.min_blocks
+    registers = -(-found.registers // 8) * 8  # as they are given to warps
+    assert registers * c.threads * max(c.min_blocks, 1) <= arch.registers, f"{found.registers} registers"
+    assert found.shared <= c.shared_memory <= found.shared + 16, f"{found.shared} bytes of {c.shared_memory}"
+    assert c.shared_memory <= arch.shared_memory
+    assert found.cluster == c.cluster_n
+    # The compiler may write a loop out more than once; it may not narrow anything.
+    got, wanted = accesses(found.ptx), expected_accesses(c)
+    assert got.keys() == wanted.keys() and got >= wanted, f"{got}, not {wanted}"
+    assert f".target {c.architecture}" in found.ptx
+
+
+def check_all(found, tmp_path, monkeypatch):
+    wrong = []
+    for c in dict.fromkeys(found):
+        try:
+            check(c, compile_and_read(c, tmp_path, monkeypatch))
+        except AssertionError as error:
+            told = " ".join(str(error).split("\n")[:2])
+            wrong.append(f"{c.architecture} {c.math} {'/'.join(c.dtypes)} {c.name}: {told}")
+    assert not wrong, "\n".join(["", *wrong])
+
+
+@pytest.mark.parametrize(
+    ("math", "every"), [("softmax", 1), ("softmax_backward", 1), ("logsumexp", 3), ("sum", 5), ("amax", 5)]
+)
+def test_every_team_of_sm_90a(math, every, tmp_path, monkeypatch):
+    check_all(selection("sm_90a", math, every), tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("arch", [a for a in ARCHITECTURES if a != "sm_90a"])
+def test_other_architectures(arch, tmp_path, monkeypatch):
+    check_all(selection(arch, "softmax", 5), tmp_path, monkeypatch)
+    check_all([*selection(arch, "softmax_backward", 5)][::2], tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("vector", [4, 2, 1])
+def test_narrow_vectors(vector, tmp_path, monkeypatch):
+    team = TEAMS[1][2]
+    found = [
+        panel_class(team, math, pair, orientation=orientation, vector=vector)
+        for math, pair, orientation in (
+            ("softmax", ("bf16", "bf16"), "column"),
+            ("softmax_backward", ("fp16", "fp16"), "row"),
+            ("softmax", ("fp32", "bf16"), "column"),
+        )
+    ]
+    check_all(found, tmp_path, monkeypatch)
+
+
+def test_each_field_shapes_the_code(tmp_path, monkeypatch):
+    c = panel_class(TEAMS[1][3], "softmax", ("bf16", "bf16"))
+    base = compile_and_read(c, tmp_path, monkeypatch).ptx
+    for change in (
+        {"orientation": "row", "across": 1}, {"across": 8}, {"meeting": True}, {"streaming": True},
+        {"kept_modes": 2}, {"reduced_modes": 5},
+    ):  # fmt: skip
+        assert compile_and_read(replace(c, **change), tmp_path, monkeypatch).ptx != base, change
+    assert compile_and_read(c, tmp_path, monkeypatch).ptx == base
+
+
+@pytest.mark.parametrize("math", classes.PAIRS_OF)
+def test_build_math_has_the_operands_of_the_plan(math):
+    c = panel_class(TEAMS[1][0], math, ("bf16", "bf16"))
+    built = build_math(c)
+    assert (built.inputs, built.outputs) == (c.facts.inputs, c.facts.outputs)
+    assert len(built.reductions) == c.stages and 4 * c.stages == c.whole_bytes

@@ -1,0 +1,369 @@
+"""Plans of panels: thousands of random problems, in each of which the threads' own arithmetic is walked through.
+
+Every element of every group is reduced once and finished once, whatever the dimensions, strides and offsets, in every
+movement; accesses are aligned; everything fits the architecture.
+"""
+
+import math
+from dataclasses import asdict, replace
+from itertools import combinations, product
+
+import classes
+import numpy as np
+import panels
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from panels import dense, problem_of
+
+from cute_softmax.hardware import ARCHITECTURES, H200, Device
+from cute_softmax.plan import MATHS, WARP, NotPlanned, PanelClass, PanelPlan, plan, plan_panel
+from cute_softmax.plan.panel import MODES, MOST, NARROWEST_BYTES, STREAMING, TEAMS, Team
+from cute_softmax.problem import ITEM_SIZE, Operand, Problem, canonical
+
+DEVICES = {name: Device(a, multiprocessors=132, l2=50 << 20) for name, a in ARCHITECTURES.items()}
+NAMES = sorted(classes.PAIRS_OF)
+INT32 = range(-(1 << 31), 1 << 31)
+forms = pytest.mark.parametrize("arch", ARCHITECTURES)
+
+
+def panel_plan(problem: Problem, name: str, arch: str = "sm_90a") -> PanelPlan:
+    return plan_panel(name, problem, DEVICES[arch], False)
+
+
+@st.composite
+def strides(draw, shape, *, written: bool):
+    """Strides of a permuted tensor whose dimensions may be sliced and stepped, and expanded unless it is written."""
+    found, reach = [0] * len(shape), draw(st.sampled_from([1, 1, 1, 1, 2, 3, 8]))
+    for d in draw(st.permutations(range(len(shape))) | st.just(range(len(shape))[::-1])):
+        reach += draw(st.sampled_from([0, 0, 0, 1, 3, 8]))
+        if not written and draw(st.integers(0, 7)) == 0:
+            continue
+        found[d] = reach
+        reach *= shape[d]
+    return tuple(found)
+
+
+@st.composite
+def problems(draw, most: int):
+    name = draw(st.sampled_from(NAMES))
+    pair = draw(st.sampled_from(classes.PAIRS_OF[name]))
+    dtypes, full = classes.operands(name, pair), MATHS[name, True].full
+    shape, left = [], most
+    for _ in range(draw(st.integers(1, 6))):
+        shape.append(min(draw(st.sampled_from([1, 2, 3, 4, 8, 16, 7, 33, 64, 129, 520])), left))
+        left = max(left // shape[-1], 1)
+    shape = tuple(draw(st.permutations(shape)))
+    dims = draw(st.sets(st.integers(0, len(shape) - 1), min_size=1))
+    same = draw(strides(shape, written=True))
+    places = [
+        same if draw(st.booleans()) else draw(strides(shape, written=i >= full - 1 and name not in classes.REDUCTIONS))
+        for i in range(full)
+    ]  # fmt: skip
+    group = tuple(0 if d in dims else s for d, s in enumerate(draw(strides(shape, written=True))))
+    places += [group] * (len(dtypes) - full)
+    offset = draw(st.sampled_from([0, 0, 0, 1, 2, 4, 8]))
+    operands = [
+        Operand(d, s, draw(st.sampled_from([offset, offset, 3])) * ITEM_SIZE[d])
+        for d, s in zip(dtypes, places, strict=True)
+    ]
+    return name, canonical(shape, dims, operands)
+
+
+def check_numbers(made: PanelPlan):
+    """What holds for every plan, however large."""
+    c = made.kernel
+    arch, problem, full = ARCHITECTURES[c.architecture], made.problem, c.facts.full
+    # Limits of the architecture.
+    assert c.threads <= arch.threads and c.threads % WARP == 0
+    assert c.cluster_n <= arch.cluster_limit and c.cluster_n & (c.cluster_n - 1) == 0
+    assert c.shared_memory <= arch.shared_memory
+    assert c.smem.size == c.smem.cosize == c.vector * c.threads * c.steps
+    assert made.tiles * made.parts * c.cluster_n < 1 << 31, "CTAs of a grid"
+    # A thread's share of the panel.
+    assert c.across & (c.across - 1) == 0 and c.across * c.down == c.threads
+    assert c.down == 1 or (c.columns <= c.threads and c.across <= WARP), "a thread for each column's state"
+    assert c.down > 1 or not (c.meeting or c.streaming or c.cluster_n > 1), "nothing is exchanged"
+    assert c.chunk_steps * c.buffers == c.steps and c.chunk * c.buffers == c.tile
+    # Groups and their parts.
+    assert made.length == problem.length == math.prod(made.reduced)
+    assert math.prod(made.kept) == problem.groups == made.groups
+    assert (made.tiles - 1) * c.columns < made.groups <= made.tiles * c.columns
+    assert made.parts * c.cluster_n * made.share >= made.length > (made.parts - 1) * c.cluster_n * made.share
+    assert made.share % c.unit == 0
+    assert c.streaming == (made.share > c.tile) and c.meeting == (made.parts > 1)
+    assert not (c.cluster_n > 1 and (c.meeting or c.streaming)), "clusters hold what they take"
+    # Vectors are as wide as the operands allow.
+    widest = 16 // max(ITEM_SIZE[d] for d in c.dtypes[:full])
+    assert 1 <= c.vector <= widest and widest % c.vector == 0
+    assert c.orientation in ("column", "row") and (c.orientation == "column" or c.across == 1)
+    if c.orientation == "column":
+        assert made.kept[-1] % c.vector == 0
+    else:
+        assert made.reduced[-1] % c.vector == 0
+    # What the kernel is given.
+    assert len(made.kept) == c.kept_modes and len(made.reduced) == c.reduced_modes
+    assert c.kept_modes in MODES and c.reduced_modes in MODES
+    assert len(made.operand_strides) == len(c.dtypes)
+    assert all(len(s) == c.kept_modes + c.reduced_modes for s in made.operand_strides)
+    *numbers, meetings = made.arguments[:8]
+    assert all(n in INT32 for n in numbers) and meetings == made.meeting_bytes
+    assert all(n in INT32 for n in made.arguments[8:]), "sizes that indices are taken apart by"
+    assert len(made.arguments) == 8 + c.kept_modes - 1 + c.reduced_modes - 1
+    assert max(made.parts * c.cluster_n * made.share, made.length + c.tile) in INT32, "an index in 32 bits"
+    # Scratch memory: the words of each meeting point, then a state for each part of each panel.
+    assert bool(made.scratch) == c.meeting
+    if c.meeting:
+        words = made.tiles * (3 + made.parts) * 4
+        states = made.tiles * (made.parts + 1) * c.columns * c.whole_bytes
+        assert words <= made.meeting_bytes < words + 16 and made.meeting_bytes % 16 == 0
+        assert made.scratch >= made.meeting_bytes + states
+    assert c.movement in ("column", "split") and made.movement == c.movement
+    assert hash(c) == hash(replace(c)) and PanelClass(**c.fields) == c
+
+
+merging = set()
+
+
+def check_whole(made: PanelPlan):
+    check_numbers(made)
+    panels.check_owners(made)
+    c = made.kernel
+    form = c.across, c.threads, c.slots, c.cluster_n, c.meeting and made.parts
+    if form not in merging:
+        merging.add(form)
+        panels.check_merging(c, made.parts)
+
+
+def unmergeable(problem: Problem) -> bool:
+    return max(len(problem.kept), len(problem.reduced)) > MODES[-1]
+
+
+@settings(max_examples=400)
+@given(problems(4096), st.sampled_from(sorted(ARCHITECTURES)))
+def test_every_element_has_one_owner(drawn, arch):
+    name, problem = drawn
+    try:
+        made = panel_plan(problem, name, arch)
+    except NotPlanned as error:
+        assert unmergeable(problem) and "dimensions that do not merge" in str(error)
+        return
+    check_whole(made)
+    assert f"class {made.kernel.name}\n" in made.explain()
+
+
+@settings(max_examples=150)
+@given(problems(3000), st.data())
+def test_every_movement_has_one_owner(drawn, data):
+    """The same problems in every movement, on teams so small that short groups need it; parts finished by others."""
+    name, problem = drawn
+    if unmergeable(problem):
+        return
+    for movement, made in panels.movements(panel_plan(problem, name)):
+        panels.check_owners(made)
+        panels.check_merging(made.kernel, made.parts)
+        if made.kernel.meeting:
+            left = data.draw(st.sets(st.integers(0, made.parts - 1)), movement)
+            panels.check_owners(made, sorted(left))
+
+
+@st.composite
+def by_hand(draw):
+    """A plan whose team, parts and panels are drawn, too."""
+    name, problem = draw(problems(6000).filter(lambda drawn: not unmergeable(drawn[1])))
+    made = panel_plan(problem, name)
+    across = draw(st.sampled_from([1, 2, 4, 8, 16, 32]))
+    team = Team(
+        draw(st.sampled_from([32, 64, 128, 256])),
+        draw(st.sampled_from([2, 4, 6])),
+        cluster_n=draw(st.sampled_from([1, 1, 2, 4, 16])),
+    )
+    if made.kernel.orientation == "row":
+        across = 1
+    across = min(across, max(team.threads // made.kernel.slots, 1))
+    parts = draw(st.sampled_from([1, 1, 2, 3, 7, 40])) if team.cluster_n == 1 else 1
+    return panels.forced(made, team, parts, across=across)
+
+
+@settings(max_examples=250)
+@given(by_hand())
+def test_teams_and_panels_of_any_shape(made):
+    panels.check_owners(made)
+    panels.check_merging(made.kernel, made.parts)
+
+
+LENGTHS = (1, 2, 3, 7, 33, 127, 128, 129, 1023, 1025, 2048, 4097, 9000, 33000)
+WIDTHS = (1, 3, 8, 40, 64, 130)
+
+
+@pytest.mark.parametrize("name", ["softmax", "softmax_backward", "logsumexp"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_first_dimension(width, name):
+    """Ugly lengths on the real teams; of the longest a walk of one dtype."""
+    for length, pair in product(LENGTHS, (("bf16", "bf16"), ("fp32", "fp32"))):
+        made = panel_plan(problem_of(name, pair, (length, width), (0,)), name)
+        check_numbers(made)
+        if length * width <= 150_000:
+            check_whole(made)
+
+
+def test_dimensions_of_the_three_groups():
+    """dim=(0, 2) of (2, 3, 4): three groups of eight."""
+    made = panel_plan(problem_of("softmax", ("fp32", "fp32"), (2, 3, 4), (0, 2)), "softmax")
+    assert (made.groups, made.length) == (3, 8)
+    check_whole(made)
+
+
+def large(name: str, dtype: str):
+    """Problems too large to walk through: (length, width, outer groups)."""
+    for length, width, outer in product(
+        (1, 100, 5000, 70_000, 10**6, MOST), (1, 7, 64, 4096, 10**6, MOST), (1, 3, 70_000)
+    ):
+        if length * width * outer < 1 << 40 and width * outer <= MOST:
+            shape = (outer, length, width)
+            yield problem_of(name, (dtype, dtype), shape, (1,))
+            yield problem_of(name, (dtype, dtype), shape, (1,), tuple(3 * s for s in dense(shape)))
+
+
+@forms
+@pytest.mark.parametrize("name", NAMES)
+def test_large_problems(name, arch):
+    names = {}
+    for dtype in ("bf16", "fp32"):
+        for problem in large(name, dtype):
+            made = panel_plan(problem, name, arch)
+            check_numbers(made)
+            names.setdefault((dtype, made.kernel.name), set()).add(tuple(asdict(made.kernel).items()))
+    assert len(names) > 20
+    assert all(len(found) == 1 for found in names.values()), "two classes of one name"
+
+
+@pytest.mark.parametrize("field", ["orientation", "vector", "across", "threads", "steps", "cluster_n"])
+def test_names_tell_classes_apart(field):
+    c = panel_plan(problem_of("softmax", ("bf16",) * 2, (128, 64), (0,)), "softmax").kernel
+    other = {"orientation": "row"}.get(field) or 2 * getattr(c, field)
+    assert replace(c, **{field: other}).name != c.name
+
+
+@forms
+def test_teams_fit_and_follow_each_other(arch):
+    """In the order of their room, as the first that fits is taken; what none of them holds can be streamed."""
+    for inputs, teams in TEAMS.items():
+        for clusters in (False, True):
+            room = [
+                (t.threads * t.steps * t.cluster_n, -t.panel_bytes)
+                for t in teams
+                if (t.cluster_n > 1) == clusters and not t.alone
+            ]
+            assert room == sorted(room)
+        name = {1: "softmax", 2: "softmax_backward"}[inputs]
+        for team, across, orientation in product((*teams, STREAMING[inputs]), (1, 4, 16), ("column", "row")):
+            problem = problem_of(name, ("bf16",) * 2, (128, 64), (0,))
+            made = panels.forced(
+                panel_plan(problem, name), team, across=1 if orientation == "row" else across
+            )
+            c = replace(made.kernel, architecture=arch, orientation=orientation)
+            if team.cluster_n <= ARCHITECTURES[arch].cluster_limit:
+                panels.check_merging(c, 100)
+    for name in ("softmax", "softmax_backward"):
+        for pair in classes.PAIRS:
+            for shape in ((10**6, 64), (10**6, 1)):
+                made = panel_plan(problem_of(name, pair, shape, (0,)), name, arch)
+                check_numbers(made)
+                assert made.kernel.meeting
+
+
+def test_panels_are_as_wide_as_memory_likes():
+    """Whole 256 bytes where there is enough to do; never less than a sector for the sake of idle SMs."""
+    for pair in (("bf16", "bf16"), ("fp32", "fp32")):
+        size = ITEM_SIZE[pair[0]]
+        wide = panel_plan(problem_of("softmax", pair, (1000, 128, 4096), (1,)), "softmax").kernel
+        assert wide.columns * size == 256 and wide.vector * size == 16
+        narrow = panel_plan(problem_of("softmax", pair, (128, 512), (0,)), "softmax").kernel
+        assert NARROWEST_BYTES <= narrow.columns * size < 256
+
+
+def test_vectors_are_whole_where_addresses_allow():
+    shape = (3000, 48)  # long enough for teams that take whole vectors
+    for offsets, of, vector in (
+        ((0, 0), None, 8), ((1, 0), None, 1), ((4, 0), None, 4), ((0, 4), None, 4), ((8, 8), None, 8),
+        ((0, 0), (52, 1), 4), ((0, 0), (49, 1), 1), ((0, 0), (1, 3000), 8), ((0, 0), (96, 2), 1),
+    ):  # fmt: skip
+        problem = problem_of("softmax", ("bf16", "bf16"), shape, (0,), of, (*offsets, 0))
+        assert panel_plan(problem, "softmax").kernel.vector == vector, (offsets, of)
+    for width, vector in ((40, 8), (44, 4), (45, 1), (2, 2)):
+        made = panel_plan(problem_of("softmax", ("bf16", "bf16"), (3000, width), (0,)), "softmax")
+        assert made.kernel.vector == vector
+
+
+def test_every_pair_of_dimensions():
+    shape = (3, 4, 5, 8)
+    for count in (1, 2, 3, 4):
+        for dims in combinations(range(4), count):
+            for name in NAMES:
+                check_whole(panel_plan(problem_of(name, ("bf16", "bf16"), shape, dims), name))
+
+
+def test_what_is_not_planned_says_why():
+    for number in (MOST + 1, 1 << 33):
+        for shape, what in (((number, 2), "elements in a group"), ((2, number), "groups")):
+            problem = problem_of("softmax", ("bf16",) * 2, shape, (0,))
+            with pytest.raises(NotPlanned, match=rf"{number} {what}: at most {MOST} are counted in 32 bits"):
+                plan("softmax", problem, H200)
+    shape, of = (3,) * 7, (2187, 800, 300, 113, 37, 12, 1)
+    with pytest.raises(NotPlanned, match=r"6 dimensions that do not merge, .*: at most 5 are planned"):
+        plan("softmax", problem_of("softmax", ("bf16",) * 2, shape, (6,), of), H200)
+
+
+# Mutants: the walk must see what a broken plan or kernel would do.
+
+
+def example() -> PanelPlan:
+    made = panel_plan(problem_of("softmax", ("bf16",) * 2, (3, 500, 40), (1,)), "softmax")
+    return panels.forced(made, Team(128, 2), 3)
+
+
+MUTANTS = {
+    "a step is dropped": lambda p: replace(
+        p, kernel=replace(p.kernel, steps=p.kernel.steps - 1, streaming=False)
+    ),
+    "shares are too small": lambda p: replace(p, share=p.share - 1),
+    "nothing is streamed": lambda p: replace(p, kernel=replace(p.kernel, streaming=False)),
+    "a part is missing": lambda p: replace(p, parts=p.parts - 1),
+    "groups are cut short": lambda p: replace(p, length=p.length - 1),
+    "groups are missing": lambda p: replace(p, kept=(p.kept[0] - 1, *p.kept[1:])),
+    "nobody meets": lambda p: replace(p, kernel=replace(p.kernel, meeting=False)),
+    "strides of the input are the output's in reverse": lambda p: replace(
+        p, operand_strides=(p.operand_strides[0][::-1], p.operand_strides[1])
+    ),
+    "the wrong mode lies across": lambda p: replace(
+        p, operand_strides=tuple((s[1], s[0], *s[2:]) for s in p.operand_strides)
+    ),
+    "vectors begin anywhere": lambda p: replace(p, problem=replace(p.problem, offsets=(1, 0))),
+    "a vector too wide": lambda p: replace(p, kernel=replace(p.kernel, vector=16)),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutants_of_a_plan_fail(name):
+    made = example()
+    panels.check_owners(made)
+    with pytest.raises((AssertionError, ValueError)):
+        panels.check_owners(MUTANTS[name](made))
+
+
+def test_mutants_of_the_walk_fail(monkeypatch):
+    """A thread that misses its last element, and a part that two CTAs finish."""
+    made, right = example(), panels.touched
+    panels.check_owners(made, [0, 2])
+    monkeypatch.setattr(panels, "touched", lambda *a: right(*a)._replace(reduced=right(*a).reduced[:-1]))
+    with pytest.raises(AssertionError, match="elements reduced of"):
+        panels.check_owners(made)
+    twice = right(made).finished
+    monkeypatch.setattr(
+        panels, "touched", lambda *a: right(*a)._replace(finished=np.concatenate([twice] * 2))
+    )
+    with pytest.raises(AssertionError, match="elements finished of"):
+        panels.check_owners(made)
+    with pytest.raises(AssertionError):
+        panels.check_merging(replace(made.kernel, across=3), 5)
