@@ -161,6 +161,25 @@ class PanelClass:
         """Threads that read the parts' states of one column."""
         return min(self.threads // self.columns, WARP)
 
+    # Named layouts: the kernel builds its cute layouts from these values and the diagrams draw them.
+
+    def tiled(self, steps: int) -> Layout:
+        """(thread, value) -> index in the tile of so many steps, elements of a group fastest, then groups.
+
+        Threads stand `across` groups first, then down; a value is (element of the vector, step).
+        """
+        height, step = self.down * self.unit * steps, self.down * self.unit
+        values = height if self.orientation == "column" else 1
+        return Layout(
+            ((self.across, self.down), (self.vector, steps)),
+            ((self.slots * height, self.unit), (values, step)),
+        )
+
+    @property
+    def tv(self) -> Layout:
+        """(thread, value) -> index in the tile of one step, elements of a group fastest."""
+        return self.tiled(1)
+
     @property
     def smem(self) -> Layout:
         """(element of a vector, thread, step) -> element of an input's tile in shared memory."""
@@ -229,6 +248,33 @@ class PanelPlan:
     @property
     def movement(self) -> str:
         return self.kernel.movement
+
+    @property
+    def groups(self) -> int:
+        """How many groups are reduced."""
+        return math.prod(self.outer) * self.width
+
+    def start(self, operand: int, tile: int) -> int:
+        """Elements from the beginning of an operand to that of a panel's first group."""
+        panel, outer = tile % self.panels, tile // self.panels
+        kept = self.operand_strides[operand][: len(self.outer)]
+        across = self.operand_strides[operand][len(self.outer)]
+        return panel * self.kernel.columns * across + _dot(outer, self.outer, kept)
+
+    def offset(self, operand: int, element: int) -> int:
+        """Elements from the beginning of a group to one of its elements."""
+        return _dot(element, self.reduced, self.operand_strides[operand][len(self.outer) + 1 :])
+
+    def bounds(self, part: int, rank: int) -> range:
+        """The elements of its groups that a CTA takes: CTA `rank` of its cluster, of a part."""
+        first = (part * self.kernel.cluster_n + rank) * self.share
+        return range(first, max(first, min(first + self.share, self.length)))
+
+    def _repr_svg_(self) -> str:
+        """The tile of the first CTA, as a notebook shows it."""
+        from ..diagrams import overview
+
+        return overview(self).svg()
 
     @property
     def panels(self) -> int:
@@ -395,6 +441,15 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
     parts = math.ceil(problem.length / share)
     c = class_of(team, wide, meeting=parts > 1, streaming=share > held)
     return planned(c, parts, share)
+
+
+def _dot(index: int, sizes: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    """The offset of an index in modes of these sizes, the slowest first; strides the fastest first."""
+    total = 0
+    for size, stride in zip(sizes[:0:-1], strides, strict=False):
+        index, coordinate = divmod(index, size)
+        total += coordinate * stride
+    return total + index * strides[-1]
 
 
 def _step(mode: Mode, full: int) -> int:
