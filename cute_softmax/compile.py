@@ -42,8 +42,8 @@ def _panel(c: PanelClass) -> tuple[Any, list]:
     from .kernels.panel import PanelKernel
 
     modes = c.kept_modes + c.reduced_modes
-    rest = modes - 2 + c.meeting + len(c.dtypes) * (2 + modes)
-    return PanelKernel(c, build_math(c)), [*[Int32(0)] * 8, Int64(0), *[Int64(0)] * rest]
+    rest = modes - 2 + c.meeting + len(c.dtypes) * (1 + modes)
+    return PanelKernel(c, build_math(c)), [*[Int32(0)] * 7, Int64(0), *[Int64(0)] * rest]
 
 
 # By the movement of a class.
@@ -55,9 +55,9 @@ def build_math(c: RowClass | PanelClass) -> Any:
     from .kernels import maths
 
     if c.math == "softmax":
-        return maths.Softmax(online=c.online, precise=c.precise, keep=c.keep, part=c.part)
+        return maths.Softmax(c.dtypes[0], online=c.online, precise=c.precise, keep=c.keep, part=c.part)
     if c.math == "softmax_backward":
         return maths.SoftmaxBackward(keep=c.keep)
     if c.math == "logsumexp":
-        return maths.LogSumExp(online=c.online, precise=c.precise)
+        return maths.LogSumExp(c.dtypes[0], online=c.online)
     return {"amax": maths.Maximum, "sum": maths.Sum}[c.math]()

@@ -23,17 +23,18 @@ def requests(
     size = ITEM_SIZE[c.dtypes[operand]]
     held = plan.bounds(part, rank)
     first = held.start if at is None else at
-    base = plan.problem.offsets[operand] + plan.start(operand, tile)
-    across = plan.operand_strides[operand][len(plan.outer)]
-    inside = plan.width - tile % plan.panels * c.columns  # groups of this panel
-    offsets = {e: plan.offset(operand, e) for e in range(first, min(first + c.tile, held.stop), c.unit)}
-    index, height = c.tiled(c.steps).offsets(), c.tile
+    base, start = plan.problem.offsets[operand], tile * c.columns
+    groups = {
+        g: plan.group(operand, start + g) for g in range(0, min(c.columns, plan.groups - start), c.slots)
+    }
+    elements = {e: plan.element(operand, first + e) for e in range(0, min(c.tile, held.stop - first), c.unit)}
+    index = c.tiled(c.steps).offsets()
     for k in range(c.steps):
         lanes: list[int | None] = []
         for place in index[k * c.vector * c.threads :][: c.threads]:
-            group, element = divmod(place, height)
-            where = offsets.get(first + element) if group < inside else None
-            lanes.append(None if where is None else (base + where + group * across) * size)
+            group, element = divmod(place, c.tile)
+            exists = group in groups and element in elements
+            lanes.append((base + groups[group] + elements[element]) * size if exists else None)
         for warp in range(0, c.threads, WARP):
             if any(a is not None for a in lanes[warp : warp + WARP]):
                 yield lanes[warp : warp + WARP]
@@ -83,8 +84,8 @@ def coverage(plan: PanelPlan) -> list[str]:
             end = held.stop if held else end
     if end != plan.length:
         problems.append(f"groups are taken up to element {end} of {plan.length}")
-    if plan.panels * c.columns < plan.width or plan.width % c.slots:
-        problems.append(f"panels of {c.columns} groups in vectors of {c.slots} do not make {plan.width}")
+    if plan.kept[-1] % c.slots:
+        problems.append(f"vectors of {c.slots} groups straddle the end of a dimension of {plan.kept[-1]}")
     if plan.reduced[-1] % c.unit:
         problems.append(f"vectors of {c.unit} straddle the end of a dimension of {plan.reduced[-1]}")
     return problems
@@ -95,16 +96,17 @@ def alignment(plan: PanelPlan, operand: int) -> Iterator[str]:
     c = plan.kernel
     if c.vector == 1:
         return
-    outer = len(plan.outer)
-    strides = plan.operand_strides[operand]
-    neighbours = strides[outer] if c.orientation == "column" else strides[outer + 1]
+    neighbours = plan.operand_strides[operand][0 if c.orientation == "column" else len(plan.kept)]
     if neighbours != 1:
         yield f"the elements of a vector lie {neighbours} apart"
-    elements = range(0, min(plan.length, MAX_PHASES * c.unit), c.unit)
-    starts = {plan.start(operand, tile) % c.vector for tile in range(min(plan.tiles, MAX_PHASES))}
-    offsets = {plan.offset(operand, e) % c.vector for e in elements}
+    groups = {
+        plan.group(operand, g) % c.vector for g in range(0, min(plan.groups, MAX_PHASES * c.slots), c.slots)
+    }
+    elements = {
+        plan.element(operand, e) % c.vector for e in range(0, min(plan.length, MAX_PHASES * c.unit), c.unit)
+    }
     offset = plan.problem.offsets[operand]
-    if any((offset + a + b) % c.vector for a in starts for b in offsets):
+    if any((offset + a + b) % c.vector for a in groups for b in elements):
         yield f"some vectors are not aligned to their {c.vector * ITEM_SIZE[c.dtypes[operand]]} bytes"
 
 
@@ -132,6 +134,8 @@ def shared(c: PanelClass) -> Iterator[str]:
         size = ITEM_SIZE[dtype]
         every = [smem(0, t, k) * size for k in range(c.steps) for t in range(c.threads)]
         yield f"{name} in shared memory, written and read: {_told(every, c.vector * size)}."
+    if c.down == 1:
+        return  # nothing is exchanged
     partial = range(c.slots)
     writes = [
         buffer(a * c.slots + v, 0, 0) * 4 if a < c.across else None for v in partial for a in range(WARP)

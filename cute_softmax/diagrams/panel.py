@@ -82,12 +82,10 @@ class View:
 
     def memory(self, operand: int) -> Callable[[tuple[int, int]], int]:
         """(row, column) of the first CTA's tile -> offset in an operand's tensor, in elements."""
-        start = self.plan.start(operand, 0)
-        across = self.plan.operand_strides[operand][len(self.plan.outer)]
 
         def offset(at: tuple[int, int]) -> int:
             element, group = self.place(*at)
-            return start + self.plan.offset(operand, element) + group * across
+            return self.plan.group(operand, group) + self.plan.element(operand, element)
 
         return offset
 
@@ -137,9 +135,10 @@ def figures(plan: PanelPlan, thread: int | None = None) -> dict[str, Figure]:
     """The figures of a Plan by name, in the order in which a kernel works; see `diagrams.figures`."""
     view, c = View(plan, thread), plan.kernel
     found = {"tv": _tv(view), "predicate": _predicate(view), "tile": _tile(view), "smem": _smem(view)}
-    if c.across < WARP:
+    if c.across < WARP and c.down > 1:
         found["shuffle"] = _shuffle(view)
-    found["reduction_buffer"] = _reduction_buffer(view)
+    if c.down > 1:
+        found["reduction_buffer"] = _reduction_buffer(view)
     if c.cluster_n > 1:
         found["cluster"] = _cluster(view)
     if c.meeting:
@@ -210,13 +209,12 @@ def _tile(view: View) -> Figure:
         step=view.tiler(1)[1] if view.flat else 0,
         title=f"{name}: the first tile in global memory{view.where}",
     )
-    outer = len(p.outer)
-    reduced = p.operand_strides[0][outer + 1 :][::-1]
+    modes = len(p.kept)
+    reduced = p.operand_strides[0][modes:][::-1]
     along = ", ".join(f"{n:,} elements {s:,} apart" for n, s in zip(p.reduced, reduced, strict=True) if n > 1)
-    notes = [
-        f"A group: {along or 'one element'}."
-        + ("" if view.flat else f" Groups lie {p.operand_strides[0][outer]:,} apart, {p.width:,} of them.")
-    ]
+    kept = p.operand_strides[0][:modes][::-1]
+    side = ", ".join(f"{n:,} groups {s:,} apart" for n, s in zip(p.kept, kept, strict=True) if n > 1)
+    notes = [f"A group: {along or 'one element'}. Side by side: {side or 'one group'}."]
     others = [space(n) for n in (*c.facts.inputs[1:], *c.facts.outputs)]
     if others:
         notes.append(
@@ -233,8 +231,10 @@ def _tile(view: View) -> Figure:
         notes.append(
             f"This CTA takes {count(end, 'element')} of each group: the predicate skips what is past them."
         )
-    if not view.flat and p.width < c.columns:
-        notes.append(f"There are only {count(p.width, 'group')}: the predicate skips what is past them.")
+    if not view.flat and p.groups < c.columns:
+        notes.append(f"There are only {count(p.groups, 'group')}: the predicate skips what is past them.")
+    if c.down == 1:
+        notes.append("Each thread has its groups for itself: nothing is exchanged.")
     report = replace(checks.check(p), shared=())  # that stands under the figures of shared memory
     return figure.noted(*notes, *report.lines())
 
@@ -276,12 +276,12 @@ def _smem(view: View) -> Figure:
 def _predicate(view: View) -> Figure:
     p, c = view.plan, view.kernel
     part, rank = view.last
-    start = (p.panels - 1) * c.columns
+    start = (p.tiles - 1) * c.columns
     if view.flat:
         bounds = {"n": view.final.stop, "column_start": view.final.start}
         stored = Layout((1, 1, c.steps), (0, 0, 1))
     else:
-        bounds = {"n": p.width, "column_start": start, "rows_inside": min(len(view.final), c.tile)}
+        bounds = {"n": p.groups, "column_start": start, "rows_inside": min(len(view.final), c.tile)}
         stored = Layout((1, c.steps, 1), (0, 1, 0))
     names = [f"CTA {rank}"] if c.cluster_n > 1 else []
     names += [f"part {part}"] if c.meeting else []
@@ -292,7 +292,7 @@ def _predicate(view: View) -> Figure:
         vector=c.vector,
         thread=view.followed,
         element_bytes=_size(view),
-        title=f"The predicate where the last panel ends: {', '.join([f'panel {p.panels - 1:,}', *names])}",
+        title=f"The predicate where the last panel ends: {', '.join([f'panel {p.tiles - 1:,}', *names])}",
         **bounds,
     )
     notes = [
@@ -302,7 +302,7 @@ def _predicate(view: View) -> Figure:
     ]
     if not view.flat:
         notes.append(
-            f"Groups past the last of {p.width:,} have nothing left at all. A vector holds {count(c.vector, 'group')}, "
+            f"Groups past the last of {p.groups:,} have nothing left at all. A vector holds {count(c.vector, 'group')}, "
             "and all of them exist or none."
         )
     return figure.noted(*notes)
@@ -417,8 +417,7 @@ def _meeting(view: View) -> Figure:
 
     def read(column: int, reader: int) -> Use:
         thread = reader * c.columns + column
-        readers = tuple(t for t in range(column, c.threads, c.columns) if t != thread)
-        return Use((thread, *readers), f"T{thread}", f"written by thread {thread}")
+        return Use((thread,), f"T{thread}", f"written by thread {thread}, read by all threads of the column")
 
     words = Slots(
         "words in global memory, zero before the launch",

@@ -51,7 +51,7 @@ class RowMath:
 class Softmax(RowMath):
     """y = exp(x - max) / sum(exp(x - max)), online (one exchange of pairs) or in two passes (max, then sum).
 
-    precise: for results stored in float32.
+    source: the elements' dtype; precise: for results stored in float32.
     keep: hold the exponentials in registers until the end; without it they are evaluated again, which costs a
         second exp2 per element and halves the registers of a 16-bit row.
     part: without `keep`, the online recurrence advances by so many vectors at a time.
@@ -62,9 +62,9 @@ class Softmax(RowMath):
     padding = (-float("inf"),)
     maximum_first = True
 
-    def __init__(self, *, online: bool, precise: bool, keep: bool, part: int = 2):
+    def __init__(self, source: str, *, online: bool, precise: bool, keep: bool, part: int = 2):
         self.online, self.precise, self.keep, self.part = online, precise, keep, part
-        self.exp = Precise if precise else Fast
+        self.exp = Precise if precise else Fast(source)
         self.whole = Online(self.exp)
         self.reductions = (self.whole,) if online else (MAX, SUM)
 
@@ -163,8 +163,9 @@ class LogSumExp(Softmax):
     outputs = ()
     group_outputs = ("lse",)
 
-    def __init__(self, *, online: bool, precise: bool):
-        super().__init__(online=online, precise=precise, keep=False)
+    def __init__(self, source: str, *, online: bool):
+        # The error of a sum's logarithm is absolute: that of fast exponentials is below the rounding of the maximum.
+        super().__init__(source, online=online, precise=False, keep=False)
 
     def partial(self, stage: int, values: list, carry: list, width: int) -> tuple:
         # The maximum of all lanes first: their sums then refer to the same number and need no correction.

@@ -10,6 +10,7 @@ Source of the recurrence: Milakov and Gimelshein, "Online normalizer calculation
 
 import math
 import struct
+from typing import ClassVar
 
 import cutlass
 import cutlass.cute as cute
@@ -31,7 +32,6 @@ EXP2 = (
 )
 ROUND = 1.5 * 2.0**23  # added and taken away again, it rounds a smaller number to an integer
 LOWEST = -3.4028234663852886e38  # the most negative finite float32
-HUGE = 2.0**126  # times log2(e) it is still finite
 VANISHES = -200.0  # exp(-200) is zero in float32: clamping a difference here changes no result
 
 
@@ -53,25 +53,40 @@ class Fast:
 
     An element's exponent is ``x * scale - round(ref * scale)``, rounded once; the second term is the same for all
     that share a reference, so that its rounding cancels in the quotient. For that `ratio` must round alike.
+
+    source: the elements' dtype. Where its numbers lie so far apart that two different ones are e^100 apart, scale is
+    1 instead of log2(e): then the product is exact, where the rounding of a huge one would be a huge factor.
     """
 
-    @staticmethod
-    def scale(ref: Float32) -> Float32:
-        """log2(e), but less where the product would overflow: there neighbours lie so far apart that any will do."""
-        far = cute.arch.fmax(ref, -ref) > Float32(HUGE)
-        return Float32(cutlass.select_(far, Float32(LOG2_E / 4), Float32(LOG2_E)))
+    # From here on neighbours differ by 128 and more; float16 ends before its rounding matters.
+    FAR: ClassVar = {"bf16": 2.0**15, "fp16": math.inf, "fp32": 2.0**30}
 
-    @classmethod
-    def power(cls, x: Float32, ref: Float32) -> Float32:
+    def __init__(self, source: str):
+        self.far = self.FAR[source]
+
+    def scale(self, ref: Float32) -> Float32:
+        if self.far == math.inf:
+            return Float32(LOG2_E)
+        far = cute.arch.fmax(ref, -ref) >= Float32(self.far)
+        return Float32(cutlass.select_(far, Float32(1.0), Float32(LOG2_E)))
+
+    def power(self, x: Float32, ref: Float32) -> Float32:
         """exp(x - ref)."""
-        scale = cls.scale(ref)
-        return cute.math.exp2(cute.math.fma(x, scale, -(ref * scale)), fastmath=True)
+        scale = self.scale(ref)
+        return cute.math.exp2(cute.math.fma(x, scale, -rounded_product(ref, scale)), fastmath=True)
 
-    @classmethod
-    def ratio(cls, old: Float32, new: Float32) -> Float32:
+    def ratio(self, old: Float32, new: Float32) -> Float32:
         """exp(old - new) of two references, new >= old."""
-        scale = cls.scale(new)
-        return cute.math.exp2(old * scale - new * scale, fastmath=True)
+        scale = self.scale(new)
+        exponent = rounded_product(old, scale) - rounded_product(new, scale)
+        return cute.math.exp2(exponent, fastmath=True)
+
+
+def rounded_product(a: Float32, b: Float32) -> Float32:
+    """a * b, rounded: the compiler must not join it with an addition into an FMA."""
+    return cute.arch.inline_ptx(
+        "mul.rn.f32 {$w0}, {$r0}, {$r1};", write_only_types=[Float32], read_only_args=[a, b]
+    )
 
 
 class Precise:
@@ -98,7 +113,7 @@ class Precise:
 
 
 def rescale(
-    total: Float32, old_max: Float32, new_max: Float32, exp: type[Fast] | type[Precise] = Precise
+    total: Float32, old_max: Float32, new_max: Float32, exp: Fast | type[Precise] = Precise
 ) -> Float32:
     """A sum taken relative to old_max, made relative to new_max >= old_max; exp: which exponential."""
     return total * exp.ratio(reference(old_max), reference(new_max))

@@ -57,8 +57,7 @@ class PanelKernel:
         stream: cuda.CUstream,
         tiles: Int32,
         length: Int32,
-        width: Int32,
-        panels: Int32,
+        groups: Int32,
         parts: Int32,
         share: Int32,
         evict_last: Int32,
@@ -68,17 +67,17 @@ class PanelKernel:
     ):
         """Launch.
 
-        tiles: panels times outer groups times parts: the CTAs of the grid, or its clusters; length: elements of a
-        group; width: groups side by side (columns); panels: that they are cut into; parts: of a panel, one CTA or
-        cluster each; share: elements of a group that a CTA takes; evict_last: see `copy.read_policy`;
-        patience: nanoseconds, see `meeting`; meetings: bytes of all meeting points.
-        rest: sizes of the outer kept modes but the slowest, and of the reduced modes but the slowest, the fastest
-        first; with meeting points the address of zeroed memory for them, and behind them for the parts' states;
-        then of each operand the address in bytes and the strides in elements of the outer kept modes, of the mode
-        across, and of the reduced modes, the fastest first.
+        tiles: panels times parts: the CTAs of the grid, or its clusters; length: elements of a group; groups: how
+        many, side by side; parts: of a panel, one CTA or cluster each; share: elements of a group that a CTA takes;
+        evict_last: see `copy.read_policy`; patience: nanoseconds, see `meeting`; meetings: bytes of all meeting
+        points.
+        rest: sizes of all kept modes but the slowest, and of all reduced modes but the slowest, the fastest first;
+        with meeting points the address of zeroed memory for them, and behind them for the parts' states; then of
+        each operand the address in bytes and the strides in elements of the kept and of the reduced modes, the
+        fastest first.
         """
         s = self.spec
-        self.kernel(length, width, panels, parts, share, evict_last, patience, meetings, rest).launch(
+        self.kernel(length, groups, parts, share, evict_last, patience, meetings, rest).launch(
             grid=[tiles * s.cluster_n, 1, 1],
             block=[s.threads, 1, 1],
             cluster=[s.cluster_n, 1, 1] if const_expr(s.cluster_n > 1) else None,
@@ -91,8 +90,7 @@ class PanelKernel:
     def kernel(
         self,
         length: Int32,
-        width: Int32,
-        panels: Int32,
+        groups: Int32,
         parts: Int32,
         share: Int32,
         evict_last: Int32,
@@ -112,26 +110,24 @@ class PanelKernel:
         sync = Int64(0)
         if const_expr(s.meeting):
             sync, operands = operands[0], operands[1:]
-        each = 2 + s.kept_modes + s.reduced_modes
+        each = 1 + s.kept_modes + s.reduced_modes
 
         # Coordinates: which panel, which part of it, which groups.
         part = Int32(0)
         if const_expr(s.meeting):
             part, tile = tile % parts, tile // parts
-        panel, outer = tile % panels, tile // panels
         a, d = tidx % s.across, tidx // s.across
-        column = (panel * s.across + a) * s.slots
-        outer_index = apart(outer, kept_sizes)
+        column = (tile * s.across + a) * s.slots
+        kept = apart(column, kept_sizes)
         mX = []
         for i in cutlass.range_constexpr(len(self.dtypes)):
             address, *strides = operands[i * each : (i + 1) * each]
-            kept, across, reduced = (
-                strides[: s.kept_modes],
-                strides[s.kept_modes],
-                strides[s.kept_modes + 1 :],
+            start = dot(kept, strides[: s.kept_modes])
+            mX.append(
+                SimpleNamespace(
+                    address=address, start=start, across=strides[0], reduced=strides[s.kept_modes :]
+                )
             )
-            start = dot(outer_index, kept) + Int64(column) * across
-            mX.append(SimpleNamespace(address=address, start=start, across=across, reduced=reduced))
 
         # Shared memory: the tiles, the warps' partial results (one buffer a stage), what CTAs exchange.
         smem = cutlass.memory.SmemAllocator()
@@ -157,7 +153,7 @@ class PanelKernel:
                 a=a,
                 d=d,
                 rank=rank,
-                inside=column < width,
+                inside=column < groups,
                 length=length,
                 part=part,
                 parts=parts,
@@ -192,13 +188,14 @@ class PanelKernel:
             last = first + cutlass.max((end - first - 1) // s.tile, 0) * s.tile
             earlier = self.stream(this, first, last, end)
         self.fetch(this, last, end)
-        mine = self.reduce(this, earlier)
+        mine, states = self.reduce(this, earlier)
         if const_expr(s.cluster_n > 1):
             mine = self.across_cluster(this, mine)
         if const_expr(s.meeting):
             self.meet(this, mine, first, last, end)
         else:
-            states = self.spread(this, mine)
+            if const_expr(s.down > 1):
+                states = self.spread(this, mine)
             self.store_groups(this, states)
             self.finish(this, last, end, states)
             if const_expr(s.streaming):
@@ -300,8 +297,9 @@ class PanelKernel:
                     rS[n, v] = state[n]
         return [tuple(rS[n, v] for n in range(len(identity))) for v in range(s.slots)]
 
-    def reduce(self, this, earlier: list) -> tuple:
-        """The state of all of the CTA's elements of column t, in thread t.
+    def reduce(self, this, earlier: list) -> tuple[tuple, list]:
+        """The state of all of the CTA's elements of column t, in thread t; if a thread has its columns for itself
+        nothing is exchanged, and instead the states of its slots are returned.
 
         The largest elements of all first, then the sums of exponentials relative to them, and so on: nothing is
         ever rescaled, but each stage waits for all threads.
@@ -314,13 +312,16 @@ class PanelKernel:
             for v in range(s.slots):
                 if earlier[v] is not None:
                     totals[v] = op.op(totals[v], math.whole.refer(stage, earlier[v], carry[v]))
+            if s.down == 1:
+                carry = [(*c, t) for c, t in zip(carry, totals, strict=True)]
+                continue
             merged, everywhere = self.across_warps(
                 this, op, totals, this.sB[None, None, stage], stage + 1 < len(math.reductions)
             )
             mine += (merged,)
             if everywhere is not None:
                 carry = [(*c, m) for c, m in zip(carry, everywhere, strict=True)]
-        return mine
+        return mine, carry
 
     @cute.jit
     def across_warps(

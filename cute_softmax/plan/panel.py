@@ -20,53 +20,60 @@ PANEL_BYTES = 256
 NARROWEST_BYTES = 32  # a sector of L2
 # A meeting point waits so long (nanoseconds) before a CTA leaves its part to the last one that arrives.
 PATIENCE = 1_000_000
-LONGEST = (1 << 31) - (1 << 20)  # elements of a group: indices are 32-bit
+MOST = (1 << 31) - (1 << 20)  # groups, and elements of a group: their indices are 32-bit
 
 
 @dataclass(frozen=True)
 class Team:
-    """threads of a CTA, vectors that each holds, CTAs of a cluster, CTAs that an SM must hold."""
+    """threads of a CTA, vectors that each holds, CTAs of a cluster, CTAs that an SM must hold.
+
+    alone: each thread has its columns for itself, and nothing is exchanged.
+    vector_bytes: of an access; narrower vectors are fewer columns a thread, whose states cost less to merge.
+    panel_bytes: of a panel's width, see `PANEL_BYTES`.
+    """
 
     threads: int
     steps: int
     cluster_n: int = 1
     min_blocks: int = 1
-
-    @property
-    def vectors(self) -> int:
-        """Vectors that a panel has room for, per input."""
-        return self.threads * self.steps * self.cluster_n
+    alone: bool = False
+    vector_bytes: int = ALIGNMENT
+    panel_bytes: int = PANEL_BYTES
 
 
 # In the order of their room; the first that a panel fits into and that the architecture has room for is taken.
-# H200, 2026-11-20, bf16, the best of 7 to 15 at each length. Small CTAs of which several share an SM overlap loading
+# H200, 2026-11-20, bf16, the best of 5 to 15 at each length. Small CTAs of which several share an SM overlap loading
 # with storing; a cluster exchanges in a microsecond what takes three through global memory.
 TEAMS = {
     1: (  # one full input
-        Team(128, 1, min_blocks=8),
-        Team(128, 2, min_blocks=8),
-        Team(128, 4, min_blocks=8),
-        Team(256, 4, min_blocks=4),
-        Team(256, 8, min_blocks=4),
+        Team(64, 4, min_blocks=16, alone=True),
+        Team(64, 8, min_blocks=12, alone=True),
+        Team(128, 4, min_blocks=8, vector_bytes=8),
+        Team(128, 8, min_blocks=8, vector_bytes=8),
+        Team(128, 8, min_blocks=8),
+        Team(128, 16, min_blocks=5),
         Team(256, 8, cluster_n=2, min_blocks=4),
-        Team(256, 8, cluster_n=4, min_blocks=4),
+        Team(128, 16, cluster_n=4, min_blocks=5),
         Team(512, 8, min_blocks=2),  # without clusters
         Team(128, 16, cluster_n=8, min_blocks=5),
-        Team(256, 16, cluster_n=8, min_blocks=3),
-        Team(256, 16, cluster_n=16, min_blocks=3),
+        Team(128, 16, cluster_n=8, min_blocks=5, panel_bytes=128),
+        Team(128, 16, cluster_n=16, min_blocks=5, panel_bytes=128),
+        Team(128, 32, cluster_n=16, min_blocks=3, panel_bytes=128),
+        Team(128, 32, cluster_n=16, min_blocks=3, panel_bytes=64),
     ),
     2: (  # two
-        Team(128, 1, min_blocks=8),
+        Team(64, 4, min_blocks=12, alone=True),
+        Team(64, 8, min_blocks=8, alone=True),
         Team(128, 2, min_blocks=8),
-        Team(128, 4, min_blocks=6),
-        Team(256, 4, min_blocks=4),
-        Team(256, 4, cluster_n=2, min_blocks=4),
+        Team(128, 8, min_blocks=6),
+        Team(256, 8, min_blocks=3),
         Team(256, 8, cluster_n=2, min_blocks=2),
         Team(256, 8, cluster_n=4, min_blocks=2),
         Team(512, 4, min_blocks=2),  # without clusters
         Team(256, 8, cluster_n=8, min_blocks=2),
         Team(256, 8, cluster_n=16, min_blocks=2),
-        Team(512, 8, cluster_n=16),
+        Team(256, 8, cluster_n=16, min_blocks=2, panel_bytes=128),
+        Team(512, 8, cluster_n=16, panel_bytes=128),
     ),
 }
 # For panels that no team holds: streamed through these.
@@ -80,7 +87,7 @@ class PanelClass:
     orientation: "column" (a vector lies across groups) or "row" (along its group); vector: elements of an access;
     across: threads side by side over groups; threads: of a CTA; steps: vectors that a thread holds; cluster_n: CTAs
     that share a panel through distributed shared memory;
-    kept_modes, reduced_modes: how many, the mode across not counted; meeting: whether CTAs meet in global memory;
+    kept_modes, reduced_modes: how many; meeting: whether CTAs meet in global memory;
     streaming: whether a CTA reads twice what it cannot hold; min_blocks: CTAs that an SM must hold.
     """
 
@@ -227,17 +234,16 @@ class PanelClass:
 class PanelPlan:
     """One launch: a Plan class and the numbers that change from call to call.
 
-    length: elements of a group; width: groups side by side; outer: sizes of the other kept modes, the slowest first;
+    length: elements of a group; kept: sizes of the kept modes, the slowest first; vectors of columns lie in the last;
     reduced: sizes of the reduced modes, likewise; parts: CTAs (clusters) that share a panel; share: elements of a
-    group that a CTA takes; operand_strides: per operand, in elements, of the outer kept modes, of the mode across
-    and of the reduced modes, each the fastest first; evict_last: as in `Plan`; patience: see `PATIENCE`.
+    group that a CTA takes; operand_strides: per operand, in elements, of the kept and of the reduced modes, each the
+    fastest first; evict_last: as in `Plan`; patience: see `PATIENCE`.
     """
 
     problem: Problem
     kernel: PanelClass
     length: int
-    width: int
-    outer: tuple[int, ...]
+    kept: tuple[int, ...]
     reduced: tuple[int, ...]
     parts: int
     share: int
@@ -251,19 +257,16 @@ class PanelPlan:
 
     @property
     def groups(self) -> int:
-        """How many groups are reduced."""
-        return math.prod(self.outer) * self.width
+        """How many groups there are, side by side in panels."""
+        return math.prod(self.kept)
 
-    def start(self, operand: int, tile: int) -> int:
-        """Elements from the beginning of an operand to that of a panel's first group."""
-        panel, outer = tile % self.panels, tile // self.panels
-        kept = self.operand_strides[operand][: len(self.outer)]
-        across = self.operand_strides[operand][len(self.outer)]
-        return panel * self.kernel.columns * across + _dot(outer, self.outer, kept)
+    def group(self, operand: int, index: int) -> int:
+        """Elements from the beginning of an operand to that of a group."""
+        return _dot(index, self.kept, self.operand_strides[operand][: len(self.kept)])
 
-    def offset(self, operand: int, element: int) -> int:
+    def element(self, operand: int, index: int) -> int:
         """Elements from the beginning of a group to one of its elements."""
-        return _dot(element, self.reduced, self.operand_strides[operand][len(self.outer) + 1 :])
+        return _dot(index, self.reduced, self.operand_strides[operand][len(self.kept) :])
 
     def bounds(self, part: int, rank: int) -> range:
         """The elements of its groups that a CTA takes: CTA `rank` of its cluster, of a part."""
@@ -277,14 +280,9 @@ class PanelPlan:
         return overview(self).svg()
 
     @property
-    def panels(self) -> int:
-        """Panels side by side."""
-        return math.ceil(self.width / self.kernel.columns) if self.kernel.orientation == "column" else 1
-
-    @property
     def tiles(self) -> int:
-        """All panels."""
-        return self.panels * math.prod(self.outer)
+        """How many panels there are."""
+        return math.ceil(self.groups / self.kernel.columns)
 
     @property
     def meeting_bytes(self) -> int:
@@ -305,14 +303,13 @@ class PanelPlan:
         return (
             self.tiles * self.parts,
             self.length,
-            self.width,
-            self.panels,
+            self.groups,
             self.parts,
             self.share,
             int(self.evict_last),
             self.patience,
             self.meeting_bytes,
-            *self.outer[:0:-1],
+            *self.kept[:0:-1],
             *self.reduced[:0:-1],
         )
 
@@ -329,14 +326,14 @@ class PanelPlan:
             where += f"; {self.parts} parts that meet in global memory"
         twice = c.streaming and c.facts.outputs
         lines = [
-            f"{c.math} of {math.prod(self.outer) * self.width} groups of {self.length}, "
+            f"{c.math} of {self.groups} groups of {self.length}, "
             f"{' -> '.join(dict.fromkeys(c.dtypes))}, for {c.architecture}",
             f"  movement   {c.movement}: {where}; class {c.name}",
             f"  threads    {c.threads} a CTA; tile of {c.tile} elements by {c.columns} groups",
             f"  thread     {c.steps} vectors of {c.vector} elements in shared memory",
             f"  loads      cp.async, {c.vector * ITEM_SIZE[c.dtypes[0]]} bytes at a time; "
             f"L2 {'evict_last' if self.evict_last else 'evict_normal'}",
-            f"  modes      kept {' x '.join(map(str, (*self.outer, self.width)))}, "
+            f"  modes      kept {' x '.join(map(str, self.kept))}, "
             f"reduced {' x '.join(map(str, self.reduced))}",
             f"  reduction  {c.stages} stage(s); buffer {c.reduction_buffer}, "
             f"{c.reduction_buffer.cosize * 4} bytes",
@@ -352,38 +349,34 @@ class PanelPlan:
 def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: bool) -> PanelPlan:
     """The plan of the column or split movement for any problem.
 
-    Raises NotPlanned for groups of 2^31 elements and more, and for tensors of too many dimensions.
+    Raises NotPlanned for groups of 2^31 elements and more, for as many groups, and for tensors of too many dimensions.
     """
     facts = MATHS[math_name, True]
-    if problem.length > LONGEST:
-        raise NotPlanned(f"groups of {problem.length} elements: at most {LONGEST} are counted in 32 bits")
+    for name, number in (("elements in a group", problem.length), ("groups", problem.groups)):
+        if number > MOST:
+            raise NotPlanned(f"{number} {name}: at most {MOST} are counted in 32 bits")
     one = Mode(1, (0,) * len(problem.dtypes))
     kept, reduced = list(problem.kept) or [one], list(problem.reduced) or [one]
     orientation = _orientation(kept, reduced, facts.full)
+    # The mode along which vectors lie comes last.
     along = kept if orientation == "column" else reduced
     inner = min(along, key=lambda m: _step(m, facts.full))
-    along.remove(inner)
-    across = inner if orientation == "column" else one
-    if orientation == "row":
-        reduced = [*reduced, inner]
+    along.append(along.pop(along.index(inner)))
     vector = _vector(problem, [*kept, *reduced], inner, facts.full)
     kept, reduced = _padded(kept, one, problem), _padded(reduced, one, problem)
-    outer = math.prod(m.size for m in kept)
-
-    def strides(i: int) -> tuple[int, ...]:
-        ahead, behind = ([m.strides[i] for m in reversed(modes)] for modes in (kept, reduced))
-        return (*ahead, across.strides[i], *behind)
 
     def class_of(
-        team: Team, threads_across: int, *, meeting: bool = False, streaming: bool = False
+        team: Team, narrowed: int = 1, *, meeting: bool = False, streaming: bool = False
     ) -> PanelClass:
+        size = max(ITEM_SIZE[d] for d in problem.dtypes[: facts.full])
+        width = min(vector, team.vector_bytes // size) if orientation == "column" else vector
         return PanelClass(
             math=math_name,
             architecture=device.architecture.name,
             dtypes=problem.dtypes,
             orientation=orientation,
-            vector=vector,
-            across=threads_across,
+            vector=width,
+            across=_across(team, problem.groups, width, size, narrowed) if orientation == "column" else 1,
             threads=team.threads,
             steps=team.steps,
             cluster_n=team.cluster_n,
@@ -394,53 +387,60 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
             min_blocks=team.min_blocks,
         )
 
+    def panels(c: PanelClass) -> int:
+        return math.ceil(problem.groups / c.columns)
+
+    def share_of(c: PanelClass, ctas: int) -> int:
+        return math.ceil(math.ceil(problem.length / ctas) / c.unit) * c.unit
+
     def planned(c: PanelClass, parts: int, share: int) -> PanelPlan:
         return PanelPlan(
             problem=problem,
             kernel=c,
             length=problem.length,
-            width=across.size,
-            outer=tuple(m.size for m in kept),
+            kept=tuple(m.size for m in kept),
             reduced=tuple(m.size for m in reduced),
             parts=parts,
             share=share,
-            operand_strides=tuple(strides(i) for i in range(len(problem.dtypes))),
+            operand_strides=tuple(
+                tuple(m.strides[i] for modes in (kept, reduced) for m in reversed(modes))
+                for i in range(len(problem.dtypes))
+            ),
             evict_last=evict_last,
         )
 
-    wide = _across(across.size, vector, problem, facts.full) if orientation == "column" else 1
-    grain = 1 if orientation == "column" else vector
-    while True:
-        team = _team(
-            TEAMS[len(facts.inputs)],
-            problem.length,
-            wide,
-            vector if orientation == "row" else 1,
-            device,
-            class_of,
-        )
-        columns = wide * vector if orientation == "column" else 1
-        tiles = outer * math.ceil(across.size / columns)
-        narrower = wide * vector * min(ITEM_SIZE[d] for d in problem.dtypes[: facts.full]) > NARROWEST_BYTES
-        few = not team or tiles * team.cluster_n < device.multiprocessors
-        # Narrower panels where wide ones would leave SMs idle, or do not fit on chip.
-        if orientation == "row" or wide == 1 or not narrower or not few:
-            break
-        wide //= 2
-    if team:
-        share = math.ceil(math.ceil(problem.length / team.cluster_n) / grain) * grain
-        return planned(class_of(team, wide), 1, share)
+    for team in TEAMS[len(facts.inputs)]:
+        c, narrowed = class_of(team), 1
+        if not _fits(team, c, share_of(c, c.cluster_n), device):
+            continue
+        # Narrower panels where wide ones would leave SMs idle.
+        narrowest = NARROWEST_BYTES // min(ITEM_SIZE[d] for d in c.dtypes[: facts.full])
+        while (
+            panels(c) * c.cluster_n < device.multiprocessors
+            and not team.alone
+            and c.across > 1
+            and c.columns > narrowest
+        ):
+            narrowed *= 2
+            c = class_of(team, narrowed)
+        return planned(c, 1, share_of(c, c.cluster_n))
     team = STREAMING[len(facts.inputs)]
-    wide = _across(across.size, vector, problem, facts.full) if orientation == "column" else 1
-    tiles = outer * math.ceil(across.size / (wide * vector)) if orientation == "column" else outer
+    c = class_of(team)
     resident = device.multiprocessors * team.min_blocks
-    parts = max(resident // tiles, 1)
-    held = class_of(team, wide).tile
-    parts = min(parts, math.ceil(problem.length / held))
-    share = math.ceil(math.ceil(problem.length / parts) / grain) * grain
+    parts = min(max(resident // panels(c), 1), math.ceil(problem.length / c.tile))
+    share = share_of(c, parts)
     parts = math.ceil(problem.length / share)
-    c = class_of(team, wide, meeting=parts > 1, streaming=share > held)
-    return planned(c, parts, share)
+    return planned(class_of(team, meeting=parts > 1, streaming=share > c.tile), parts, share)
+
+
+def _fits(team: Team, c: PanelClass, share: int, device: Device) -> bool:
+    """Whether the CTAs of a cluster hold their shares of a panel, and the architecture them."""
+    return (
+        c.cluster_n <= device.architecture.cluster_limit
+        and share <= c.tile
+        and (c.orientation == "column" if team.alone else c.down > 1 and c.columns <= c.threads)
+        and c.shared_memory <= device.architecture.shared_memory
+    )
 
 
 def _dot(index: int, sizes: tuple[int, ...], strides: tuple[int, ...]) -> int:
@@ -483,27 +483,10 @@ def _vector(problem: Problem, others: list[Mode], inner: Mode, full: int) -> int
     return math.gcd(vector, *numbers)
 
 
-def _across(width: int, vector: int, problem: Problem, full: int) -> int:
+def _across(team: Team, groups: int, vector: int, size: int, narrowed: int) -> int:
     """Threads side by side over a panel: a power of two."""
-    size = min(ITEM_SIZE[d] for d in problem.dtypes[:full])
-    most = min(PANEL_BYTES // (vector * size), WARP)
-    needed = math.ceil(width / vector)
-    return min(most, 1 << (needed - 1).bit_length())
-
-
-def _team(
-    teams: tuple[Team, ...], length: int, across: int, unit: int, device: Device, class_of
-) -> Team | None:
-    """The first team whose tiles hold the groups of a panel."""
-    for team in teams:
-        share = math.ceil(math.ceil(length / team.cluster_n) / unit) * unit
-        if team.cluster_n > device.architecture.cluster_limit or team.threads < across:
-            continue
-        c = class_of(team, across)
-        if (
-            share <= c.tile
-            and c.columns <= c.threads
-            and c.shared_memory <= device.architecture.shared_memory
-        ):
-            return team
-    return None
+    if team.alone:
+        return team.threads
+    most = min(max(team.panel_bytes // (vector * size), 1), WARP)
+    needed = 1 << (math.ceil(groups / vector) - 1).bit_length()
+    return max(min(most, needed) // narrowed, 1)
