@@ -302,8 +302,8 @@ def _predicate(view: View) -> Figure:
     ]
     if not view.flat:
         notes.append(
-            f"Groups past the last of {p.groups:,} have nothing left at all. A vector holds {count(c.vector, 'group')}, "
-            "and all of them exist or none."
+            f"Groups past the last of {p.groups:,} have nothing left at all. A vector holds "
+            f"{count(c.vector, 'group')}, and all of them exist or none."
         )
     return figure.noted(*notes)
 

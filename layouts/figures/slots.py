@@ -88,9 +88,10 @@ class Slots:
             row_name=self.row_name,
             column_name=self.column_name,
         )
-        drawn = draw(
-            grid, *arrange(grid, keep=self.keep, keep_rows=self.keep_rows, fold=rows * columns <= MAX_FOLDED)
-        )
+        width = MAX_WIDTH if rows * columns <= MAX_CELLS else MAX_WIDTH * 0.6
+        folded = rows * columns <= MAX_FOLDED
+        lines = arrange(grid, width, keep=self.keep, keep_rows=self.keep_rows, fold=folded)
+        drawn = draw(grid, *lines)
         return headed(self.heading, drawn)
 
 
