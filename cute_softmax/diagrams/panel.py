@@ -350,10 +350,14 @@ def _reduction_buffer(view: View) -> Figure:
     figure = draw.slots(
         buffers,
         title=f"Reduction buffer{view.where}",
+        who="who writes the slot",
         lead=f"{c.reduction_buffer}: (column, warp down the panel, stage), {columns * warps * stages * 4:,} bytes.",
     )
     notes = [
-        "Each lane that has merged a group's results writes them; after a barrier thread t adds up those of column "
+        "The first lane of each warp writes what its warp has found; after a barrier every thread merges that of all "
+        "warps."
+        if c.columns == 1
+        else "Each lane that has merged a group's results writes them; after a barrier thread t merges those of column "
         f"t mod {c.columns}, from all warps."
     ]
     if stages > 1:
@@ -389,7 +393,12 @@ def _cluster(view: View) -> Figure:
         expected=columns * ctas * c.whole_bytes,
     )
     return figure.noted(
-        f"Thread t of each CTA does the same for column t, of {columns}: a state has {c.whole_bytes} bytes. Each CTA "
+        (
+            f"Thread t of each CTA does the same for column t, of {columns}. "
+            if columns > 1
+            else "Each CTA does so. "
+        )
+        + f"A state has {c.whole_bytes} bytes: {', '.join(name for name, _ in view.exchanges)}. Each CTA "
         "waits for its own mbarrier only, and merges what it has received in the same order.",
     )
 
@@ -429,7 +438,7 @@ def _meeting(view: View) -> Figure:
         column_name="word",
     )
     states = view.slots(
-        "states in global memory, with the thread that reads each",
+        "states in global memory, and the thread of every part that reads each",
         f"{GLOBAL}, states",
         Layout((c.columns, p.parts), (1, c.columns)),
         c.whole_bytes,

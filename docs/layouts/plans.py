@@ -283,12 +283,12 @@ PANELS = (
                 "elements of each."
             ),
             "shuffle": lambda p: (
-                f"**Shuffles** merge lanes with the same groups, every {p.kernel.across}th: the lanes between them keep "
+                f"**Shuffles** merge lanes with the same groups, every {p.kernel.across}th: those between them keep "
                 "apart what belongs to other groups."
             ),
             "cluster": lambda p: (
-                f"**Cluster.** One thread a column holds what its CTA has found, the maximum and the sum, and stores it "
-                f"into all {p.kernel.cluster_n} CTAs: layout `{p.kernel.peers}`, (column, CTA)."
+                f"**Cluster.** One thread a column holds what its CTA has found, the maximum and the sum, and stores "
+                f"it into all {p.kernel.cluster_n} CTAs: layout `{p.kernel.peers}`, (column, CTA)."
             ),
         },
         dim=(0,),

@@ -95,10 +95,20 @@ class Slots:
         return headed(self.heading, drawn)
 
 
-def slots(buffers: Sequence[Slots], *, title: str, lead: str, swatches: Sequence[Swatch] = ()) -> Figure:
-    """Buffers below each other: each slot's address, bank (of shared memory), writer and readers."""
+def slots(
+    buffers: Sequence[Slots],
+    *,
+    title: str,
+    lead: str,
+    who: str = "who uses the slot",
+    swatches: Sequence[Swatch] = (),
+) -> Figure:
+    """Buffers below each other: each slot's address, bank (of shared memory), writer and readers.
+
+    who: what the label of a slot means.
+    """
     legend = [
-        Swatch("t0", "T0", "who uses the slot; colour = first thread mod 8"),
+        Swatch("t0", "T0", f"{who}; colour = thread mod 8"),
         Swatch("plain", "@8", "byte address in the buffer" + (", and banks" if buffers[0].shared else "")),
         *swatches,
     ]
@@ -116,6 +126,7 @@ def slots_of_peers(slots: Slots, *, cta: int, column: int, expected: int, title:
     the mbarrier waits for ``expected`` bytes.
     """
     ctas = slots.layout[1].size
+    columns = f"{slots.layout[0].size} {slots.row_name}" + ("" if slots.layout[0].size == 1 else "s")
     card = 2 * PAD + LABEL + SLOT[0]
     body = Canvas()
     sender = slots.use(column, cta)
@@ -152,7 +163,7 @@ def slots_of_peers(slots: Slots, *, cta: int, column: int, expected: int, title:
             lines = (f"s{here.start}", f"@{here.byte}")
             body.cell(left, y, SLOT, thread_paint(source), lines, facts)
         y = TOP + HEAD + ctas * SLOT[1] + 8
-        note = f"expects {expected} bytes, of {slots.layout[0].size} columns of {ctas} CTAs"
+        note = f"expects {expected} bytes, of {columns} of {ctas} CTAs"
         facts = Facts(space=f"mbarrier of CTA {target}", note=note)
         body.cell(x + PAD, y, (card - 2 * PAD, 32), "barrier", ("mbarrier", f"{expected:,} bytes"), facts)
         end, slot = left + SLOT[0] / 2, TOP + HEAD + cta * SLOT[1]
@@ -168,7 +179,7 @@ def slots_of_peers(slots: Slots, *, cta: int, column: int, expected: int, title:
         body,
         title or f"Cluster of {ctas} CTAs",
         f"Buffer {slots.layout}, {slots.row_name} {column} of {slots.layout[0].size} \u00b7 each mbarrier expects "
-        f"{slots.layout[0].size} columns \u00d7 {ctas} CTAs \u00d7 {slots.element_bytes} bytes = {expected:,} bytes.",
+        f"{columns} \u00d7 {ctas} CTAs \u00d7 {slots.element_bytes} bytes = {expected:,} bytes.",
         f"Cluster of {ctas} CTAs: CTA {cta} stores its state of a column into the shared memory of every CTA.",
         [
             Swatch("t0", "s0", "slot; coloured by the CTA it comes from, the thick one receives"),
