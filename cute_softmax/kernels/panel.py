@@ -18,7 +18,7 @@ from types import SimpleNamespace
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Int64, Uint32, const_expr
+from cutlass import Float32, Int32, Int64, Uint32, const_expr
 
 from layouts.trace import observe
 
@@ -34,6 +34,8 @@ from .copy import (
     store,
     unpack,
 )
+
+LOADS = 8  # states of parts that a thread has on their way at a time
 
 
 class PanelKernel:
@@ -168,7 +170,7 @@ class PanelKernel:
                 words=words,
                 barrier=barrier,
                 sync=sync + Int64(tile) * (4 * meeting.words(parts)),
-                states=sync + meetings + Int64(tile) * parts * (s.columns * self.slot.width // 8),
+                states=sync + meetings + Int64(tile) * (parts + 1) * (s.columns * self.slot.width // 8),
             )
         )
 
@@ -182,27 +184,29 @@ class PanelKernel:
         """One CTA's share of a panel, from loading to storing."""
         s = self.spec
         first, end = self.bounds(this, this.part)
-        last = first  # where the tile begins that stays in shared memory
-        earlier = [None] * s.slots
         if const_expr(s.streaming):
-            last = first + cutlass.max((end - first - 1) // s.tile, 0) * s.tile
-            earlier = self.stream(this, first, last, end)
-        self.fetch(this, last, end)
-        mine, states = self.reduce(this, earlier)
+            mine, states = self.reduce(this, self.stream(this, first, end))
+        else:
+            self.fetch(this, Int32(0), first, end)
+            cute.arch.cp_async_wait_group(0)
+            mine, states = self.reduce(this, None)
         if const_expr(s.cluster_n > 1):
             mine = self.across_cluster(this, mine)
         if const_expr(s.meeting):
-            self.meet(this, mine, first, last, end)
+            self.meet(this, mine, first, end)
         else:
             if const_expr(s.down > 1):
                 states = self.spread(this, mine)
             self.store_groups(this, states)
-            self.finish(this, last, end, states)
-            if const_expr(s.streaming):
-                self.stream_back(this, first, last, end, states)
+            self.write(this, first, end, states, loaded=True)
+
+    def chunk(self, this, n: Int32) -> Int32:
+        """Where chunk n lies in shared memory: the first of its steps."""
+        s = self.spec
+        return n % s.buffers * s.chunk_steps if s.buffers > 1 else 0
 
     def vectors(self, this, i: int, at: Int32) -> list:
-        """Where this thread's vectors of the tile that begins at `at` lie in tensor i."""
+        """Where this thread's vectors of the chunk that begins at `at` lie in tensor i."""
         s = self.spec
         mX, dtype = this.mX[i], self.dtypes[i]
         size = dtype.width // 8
@@ -212,10 +216,10 @@ class PanelKernel:
             (stride,) = mX.reduced
             addresses = [mX.address + (mX.start + Int64(first) * stride) * size]
             step = Int64(s.down * s.unit * size) * stride
-            for _ in range(1, s.steps):
+            for _ in range(1, s.chunk_steps):
                 addresses.append(addresses[-1] + step)
         else:
-            indices = [apart(first + k * s.down * s.unit, this.reduced_sizes) for k in range(s.steps)]
+            indices = [apart(first + k * s.down * s.unit, this.reduced_sizes) for k in range(s.chunk_steps)]
             addresses = [mX.address + (mX.start + dot(index, mX.reduced)) * size for index in indices]
         layout = cute.make_layout(s.vector)
         return [
@@ -223,21 +227,23 @@ class PanelKernel:
         ]
 
     def left(self, this, at: Int32, end: Int32) -> Int32:
-        """How much of the group there is from this thread's first element of a tile on: vector k exists where more
+        """How much of the group there is from this thread's first element of a chunk on: vector k exists where more
         than k * down * unit is left."""
         return Int32(cutlass.select_(this.inside, end - at - this.d * self.spec.unit, Int32(0)))
 
     @cute.jit
-    def fetch(self, this, at: Int32, end: Int32):
-        """Bring a tile of all inputs into this thread's own slots of shared memory, padding what lies outside."""
+    def fetch(self, this, n: Int32, first: Int32, end: Int32):
+        """Bring chunk n of this CTA's share, of all inputs, into this thread's own slots of shared memory, padding
+        what lies outside; one group of copies."""
         s = self.spec
+        at, base = first + n * s.chunk, self.chunk(this, n)
         left = self.left(this, at, end)
         for i in self.inputs:
             padding = cute.make_rmem_tensor(max(s.vector, 2), self.dtypes[i])
             padding.fill(self.dtypes[i](self.math.padding[i]))
             gX = self.vectors(this, i, at)
-            for k in cutlass.range_constexpr(s.steps):
-                slot = this.sX[i][None, k]
+            for k in cutlass.range_constexpr(s.chunk_steps):
+                slot = this.sX[i][None, base + k]
                 if left > k * s.down * s.unit:
                     load_async(gX[k], slot, s.vector, this.policy)
                 else:
@@ -245,23 +251,24 @@ class PanelKernel:
                         slot[v] = padding[v]
         cute.arch.cp_async_commit_group()
 
-    def held(self, this, k: int) -> list:
-        """Vector k of each input in registers."""
+    def held(self, this, k: int, base: Int32 | int) -> list:
+        """Vector k of each input in registers, of the chunk that lies at `base`."""
         found = []
         for i in self.inputs:
             vector = cute.make_rmem_tensor(self.spec.vector, self.dtypes[i])
-            cute.autovec_copy(this.sX[i][None, k], vector)
+            cute.autovec_copy(this.sX[i][None, base + k], vector)
             found.append(vector)
         return found
 
-    def fold(self, this, stage: int, carry: list) -> list:
-        """Per slot this thread's partial result of a stage, over what it holds. carry: per slot, the results of the
+    def fold(self, this, stage: int, carry: list, base: Int32 | int) -> list:
+        """Per slot this thread's partial result of a stage, over one chunk. carry: per slot, the results of the
         stages before."""
         s, math = self.spec, self.math
         op = math.reductions[stage].op
         dtype = self.dtypes[0]
+        steps = range(s.chunk_steps)
         if math.maximum_first and stage == 0 and dtype in PACKED_MAX and s.vector > 1:
-            words = [cute.recast_tensor(self.held(this, k)[0], Uint32) for k in range(s.steps)]
+            words = [cute.recast_tensor(self.held(this, k, base)[0], Uint32) for k in steps]
             both = cute.make_rmem_tensor(s.vector, dtype)
             for j in range(s.vector // 2):
                 largest = reduce.tree(partial(packed_maximum, dtype), [w[j] for w in words])
@@ -269,49 +276,60 @@ class PanelKernel:
             totals = unpack(both)
         else:
             totals = None
-            for k in range(s.steps):
-                elements = zip(*(unpack(vector) for vector in self.held(this, k)), strict=True)
+            for k in steps:
+                elements = zip(*(unpack(vector) for vector in self.held(this, k, base)), strict=True)
                 terms = [math.term(stage, e, carry[v % s.slots]) for v, e in enumerate(elements)]
                 totals = terms if totals is None else [op(a, b) for a, b in zip(totals, terms, strict=True)]
         return totals if s.orientation == "column" else [reduce.tree(op, totals)]
 
     @cute.jit
-    def stream(self, this, first: Int32, last: Int32, end: Int32) -> list:
-        """Per slot the state of this thread's elements of all tiles before `last`."""
-        s, identity = self.spec, self.math.whole.identity
-        rS = cute.make_rmem_tensor((len(identity), s.slots), Float32)
+    def stream(self, this, first: Int32, end: Int32) -> list:
+        """Per slot the state of all of this thread's elements; the last chunks stay in shared memory."""
+        s, op = self.spec, self.math.whole
+        rS = cute.make_rmem_tensor((len(op.identity), s.slots), Float32)
         for v in cutlass.range_constexpr(s.slots):
-            for n in cutlass.range_constexpr(len(identity)):
-                rS[n, v] = Float32(identity[n])
-        for at in cutlass.range(first, last, s.tile, unroll=1):
-            self.fetch(this, at, end)
-            cute.arch.cp_async_wait_group(0)
-            carry = [() for _ in range(s.slots)]
-            for stage in cutlass.range_constexpr(len(self.math.reductions)):
-                totals = self.fold(this, stage, carry)
-                carry = [(*c, t) for c, t in zip(carry, totals, strict=True)]
-            for v in cutlass.range_constexpr(s.slots):
-                before = tuple(rS[n, v] for n in range(len(identity)))
-                state = self.math.whole.merge(before, carry[v])
-                for n in cutlass.range_constexpr(len(identity)):
-                    rS[n, v] = state[n]
-        return [tuple(rS[n, v] for n in range(len(identity))) for v in range(s.slots)]
+            for n in cutlass.range_constexpr(len(op.identity)):
+                rS[n, v] = Float32(op.identity[n])
+        chunks = cute.ceil_div(end - first, s.chunk)
+        self.fetch(this, Int32(0), first, end)
+        for n in cutlass.range(chunks, unroll=1):
+            if n + 1 < chunks:
+                self.fetch(this, n + 1, first, end)
+            else:
+                cute.arch.cp_async_commit_group()
+            cute.arch.cp_async_wait_group(1)
+            self.absorb(this, rS, self.chunk(this, n))
+        return [tuple(rS[n, v] for n in range(len(op.identity))) for v in range(s.slots)]
 
-    def reduce(self, this, earlier: list) -> tuple[tuple, list]:
+    def absorb(self, this, rS, base: Int32):
+        """Take a chunk into the states of this thread's slots."""
+        math, slots = self.math, range(self.spec.slots)
+        before = [tuple(rS[n, v] for n in range(len(math.whole.identity))) for v in slots]
+        carry = [() for _ in slots]
+        for stage, op in enumerate(math.reductions):
+            totals = self.fold(this, stage, carry, base)
+            for v in slots:
+                carry[v] += (op.op(totals[v], math.whole.refer(stage, before[v], carry[v])),)
+        for v in slots:
+            for n, number in enumerate(carry[v]):
+                rS[n, v] = number
+
+    def reduce(self, this, states: list | None) -> tuple[tuple, list]:
         """The state of all of the CTA's elements of column t, in thread t; if a thread has its columns for itself
         nothing is exchanged, and instead the states of its slots are returned.
 
         The largest elements of all first, then the sums of exponentials relative to them, and so on: nothing is
-        ever rescaled, but each stage waits for all threads.
+        ever rescaled, but each stage waits for all threads. states: per slot this thread's, None to find them.
         """
         s, math = self.spec, self.math
-        cute.arch.cp_async_wait_group(0)
+        if s.down == 1 and states is not None:
+            return (), states
         carry, mine = [() for _ in range(s.slots)], ()
         for stage, op in enumerate(math.reductions):
-            totals = self.fold(this, stage, carry)
-            for v in range(s.slots):
-                if earlier[v] is not None:
-                    totals[v] = op.op(totals[v], math.whole.refer(stage, earlier[v], carry[v]))
+            if states is None:
+                totals = self.fold(this, stage, carry, 0)
+            else:
+                totals = [math.whole.refer(stage, states[v], carry[v]) for v in range(s.slots)]
             if s.down == 1:
                 carry = [(*c, t) for c, t in zip(carry, totals, strict=True)]
                 continue
@@ -366,7 +384,7 @@ class PanelKernel:
                 reduce.store_remote(mine, this.sC, (column, this.rank), this.barrier, Int32(peer))
         cute.arch.mbarrier_wait(this.barrier, 0)
         theirs = [reduce.unpack(this.sC[column, i]) for i in range(s.cluster_n)]
-        return reduce.tree(self.math.whole.merge, theirs)
+        return self.math.whole.merge_all(theirs)
 
     @cute.jit
     def spread(self, this, mine: tuple) -> list:
@@ -379,33 +397,42 @@ class PanelKernel:
         return [reduce.unpack(sC[this.a * s.slots + v, 0]) for v in range(s.slots)]
 
     @cute.jit
-    def meet(self, this, mine: tuple, first: Int32, last: Int32, end: Int32):
+    def meet(self, this, mine: tuple, first: Int32, end: Int32):
         """Merge with the other parts of the panel, then finish this one; without full outputs the last part to
         come ends the work and nobody waits."""
-        s, words = self.spec, this.words
+        s, words, sC = self.spec, this.words, this.sC
         ours = self.part_state(this, this.part)
-        if (this.tidx < s.columns) & (this.rank == 0):
+        if this.tidx < s.columns:
             ours[this.tidx] = reduce.pack(mine)
         cute.arch.barrier()
         if this.tidx == 0:
-            is_last = Boolean(False)
-            if this.rank == 0:
-                is_last = meeting.arrive(this.sync, this.parts)
-            met = is_last
-            if const_expr(len(self.math.outputs) > 0):
-                if not is_last:
-                    met = meeting.wait(this.sync, this.part, this.parts, this.patience)
-            words[0] = Int32(met)
+            is_last = meeting.arrive(this.sync, this.parts)
+            words[0] = Int32(is_last)  # whether the merged states are here
             words[1] = Int32(is_last)
         cute.arch.barrier()
+        merged = self.part_state(this, this.parts)
+        if words[1] != 0:
+            self.merge_parts(this)
+            if this.tidx < s.columns:
+                merged[this.tidx] = sC[this.tidx, 0]
+            cute.arch.barrier()
+            if this.tidx == 0:
+                meeting.announce(this.sync)
+        else:
+            if const_expr(len(self.math.outputs) > 0):
+                if this.tidx == 0:
+                    words[0] = Int32(meeting.wait(this.sync, this.part, this.patience))
+                cute.arch.barrier()
+                if (words[0] != 0) & (this.tidx < s.columns):
+                    at = merged.iterator + this.tidx
+                    sC[this.tidx, 0] = cute.arch.load(at, self.slot, sem="relaxed", scope="gpu")
+                cute.arch.barrier()
         if words[0] != 0:
-            states = self.merge_parts(this)
+            states = [reduce.unpack(sC[this.a * s.slots + v, 0]) for v in range(s.slots)]
             if words[1] != 0:
                 self.store_groups(this, states)
             if const_expr(len(self.math.outputs) > 0):
-                self.finish(this, last, end, states)
-                if const_expr(s.streaming):
-                    self.stream_back(this, first, last, end, states)
+                self.write(this, first, end, states, loaded=True)
                 self.rescue(this, states)
 
     @cute.jit
@@ -425,7 +452,7 @@ class PanelKernel:
                     cute.arch.barrier()
                     if words[0] != 0:
                         first, end = self.bounds(this, part)
-                        self.stream_back(this, first, end, end, states)
+                        self.write(this, first, end, states, loaded=False)
 
     def part_state(self, this, part: Int32) -> cute.Tensor:
         """The states of a part in global memory, one per column."""
@@ -435,26 +462,38 @@ class PanelKernel:
         return cute.make_tensor(pointer, cute.make_layout(max(self.spec.columns, 2)))
 
     @cute.jit
-    def merge_parts(self, this) -> list:
-        """Per slot the state merged over all parts of the panel; `readers` threads a column read every
-        `readers`-th part."""
+    def merge_parts(self, this):
+        """Merge the states of all parts of the panel into sC[column, 0]; `readers` threads a column read those of
+        every `readers`-th part, several at once."""
         s, sC = self.spec, this.sC
-        identity = self.math.whole.identity
+        numbers, whole = len(self.math.whole.identity), self.math.whole
         reader, column = this.tidx // s.columns, this.tidx % s.columns
         rS = cute.make_rmem_tensor(2, Float32)
-        for n in cutlass.range_constexpr(len(identity)):
-            rS[n] = Float32(identity[n])
-        for part in cutlass.range(reader, this.parts, s.readers, unroll=4):
-            at = self.part_state(this, part).iterator + column
-            seen = reduce.unpack(cute.arch.load(at, self.slot, sem="relaxed", scope="gpu"))
-            state = self.math.whole.merge(tuple(rS[n] for n in range(len(identity))), seen)
-            for n in cutlass.range_constexpr(len(identity)):
-                rS[n] = state[n]
+        for n in cutlass.range_constexpr(numbers):
+            rS[n] = Float32(self.math.whole.identity[n])
+        for first in cutlass.range(reader, this.parts, s.readers * LOADS, unroll=1):
+            seen = []
+            for k in cutlass.range_constexpr(LOADS):
+                # Past the last part its state is read again; what does not count is replaced below.
+                part = cutlass.min(first + k * s.readers, this.parts - 1)
+                at = self.part_state(this, part).iterator + column
+                seen.append(cute.arch.load(at, self.slot, sem="relaxed", scope="gpu"))
+            states = [tuple(rS[n] for n in range(numbers))]
+            for k in cutlass.range_constexpr(LOADS):
+                exists = first + k * s.readers < this.parts
+                state = zip(reduce.unpack(seen[k]), self.math.whole.identity, strict=True)
+                states.append(tuple(Float32(cutlass.select_(exists, x, Float32(no))) for x, no in state))
+            merged = self.math.whole.merge_all(states)
+            for n in cutlass.range_constexpr(numbers):
+                rS[n] = merged[n]
         if reader < s.readers:
-            sC[column, reader] = reduce.pack(tuple(rS[n] for n in range(len(identity))))
+            sC[column, reader] = reduce.pack(tuple(rS[n] for n in range(numbers)))
         cute.arch.barrier()
-        theirs = [reduce.unpack(sC[column, i]) for i in range(s.readers)]
-        return self.spread(this, reduce.tree(self.math.whole.merge, theirs))
+        theirs = whole.merge_all([reduce.unpack(sC[column, i]) for i in range(s.readers)])
+        cute.arch.barrier()
+        if this.tidx < s.columns:
+            sC[this.tidx, 0] = reduce.pack(theirs)
+        cute.arch.barrier()
 
     @cute.jit
     def store_groups(self, this, states):
@@ -469,31 +508,45 @@ class PanelKernel:
                         cute.make_tensor(at, cute.make_layout(1))[0] = result.to(dtype)
 
     @cute.jit
-    def finish(self, this, at: Int32, end: Int32, states):
-        """Compute and store the results of the tile in shared memory."""
-        s, math = self.spec, self.math
-        if const_expr(len(math.outputs) > 0):
-            left = self.left(this, at, end)
-            i = len(math.inputs)
-            gX = self.vectors(this, i, at)
-            for k in cutlass.range_constexpr(s.steps):
-                elements = zip(*(unpack(vector) for vector in self.held(this, k)), strict=True)
-                results = [math.result(e, states[v % s.slots]) for v, e in enumerate(elements)]
-                rounded = cute.make_rmem_tensor(s.vector, self.dtypes[i])
-                pack(iter(results), rounded)
-                if left > k * s.down * s.unit:
-                    store(rounded, gX[k])
+    def write(self, this, first: Int32, end: Int32, states, loaded: cutlass.Constexpr[bool]):
+        """Finish this share, backwards: the last chunks lie in shared memory if `loaded`, the others are read again,
+        from L2 as far as that kept them."""
+        s = self.spec
+        if const_expr(len(self.math.outputs) > 0):
+            if const_expr(loaded and not s.streaming):
+                self.finish(this, Int32(0), first, end, states)
+            else:
+                chunks = cute.ceil_div(end - first, s.chunk)
+                for back in cutlass.range_constexpr(1, s.buffers + 1):
+                    if const_expr(not loaded):
+                        if chunks >= back:
+                            self.fetch(this, chunks - back, first, end)
+                        else:
+                            cute.arch.cp_async_commit_group()
+                for back in cutlass.range(1, chunks + 1, unroll=1):
+                    n = chunks - back
+                    cute.arch.cp_async_wait_group(s.buffers - 1)
+                    self.finish(this, n, first, end, states)
+                    if n >= s.buffers:
+                        self.fetch(this, n - s.buffers, first, end)
+                    else:
+                        cute.arch.cp_async_commit_group()
 
     @cute.jit
-    def stream_back(self, this, first: Int32, last: Int32, end: Int32, states):
-        """Read what lies before `last` again, backwards, and finish it."""
-        s = self.spec
-        tiles = cute.ceil_div(last - first, s.tile)
-        for n in cutlass.range(tiles, unroll=1):
-            at = first + (tiles - 1 - n) * s.tile
-            self.fetch(this, at, end)
-            cute.arch.cp_async_wait_group(0)
-            self.finish(this, at, end, states)
+    def finish(self, this, n: Int32, first: Int32, end: Int32, states):
+        """Compute and store the results of the chunk n, which lies in shared memory."""
+        s, math = self.spec, self.math
+        at, base = first + n * s.chunk, self.chunk(this, n)
+        left = self.left(this, at, end)
+        i = len(math.inputs)
+        gX = self.vectors(this, i, at)
+        for k in cutlass.range_constexpr(s.chunk_steps):
+            elements = zip(*(unpack(vector) for vector in self.held(this, k, base)), strict=True)
+            results = [math.result(e, states[v % s.slots]) for v, e in enumerate(elements)]
+            rounded = cute.make_rmem_tensor(s.vector, self.dtypes[i])
+            pack(iter(results), rounded)
+            if left > k * s.down * s.unit:
+                store(rounded, gX[k])
 
 
 def apart(index: Int32, sizes: list) -> list:

@@ -5,7 +5,7 @@ One template serves every operator. An operator gives
 - `identity`: the state of a thread that has seen nothing, a tuple of Float32;
 - `lanes(state, width, start)`: the states of `width` neighbouring lanes merged, the result in each of them; with
   `start` > 1 only those of every start-th lane, so that `start` results lie side by side;
-- `merge(a, b)`: two states merged in one thread;
+- `merge(a, b)`: two states merged in one thread; `merge_all(states)`: a list of them;
 - `refer(stage, state, carry)`: what a state contributes to a math's stage, given the results of the stages before.
 
 Between warps a state travels through the reduction buffer in shared memory, shape
@@ -63,6 +63,9 @@ class Scalar:
     def merge(self, a: tuple, b: tuple) -> tuple:
         return (self.op(a[0], b[0]),)
 
+    def merge_all(self, states: list) -> tuple:
+        return tree(self.merge, states)
+
     def refer(self, stage: int, state: tuple, carry: tuple) -> Float32:
         return state[0]
 
@@ -84,6 +87,11 @@ class Online:
         row_max = online.maximum(a[0], b[0])
         first, second = (online.rescale(total, seen, row_max, self.exp) for seen, total in (a, b))
         return row_max, first + second
+
+    def merge_all(self, states: list) -> tuple:
+        # As in `lanes`: each sum is rescaled once.
+        row_max = tree(online.maximum, [seen for seen, _ in states])
+        return row_max, tree(operator.add, [online.rescale(t, seen, row_max, self.exp) for seen, t in states])
 
     def refer(self, stage: int, state: tuple, carry: tuple) -> Float32:
         return state[0] if stage == 0 else online.rescale(state[1], state[0], carry[0], self.exp)
