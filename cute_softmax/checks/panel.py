@@ -62,7 +62,7 @@ def check(plan: PanelPlan) -> Report:
     if ctas > 1:
         told += f", at most {plan.share:,} elements in each of {ctas} CTAs"
     if c.streaming:
-        told += f"; a CTA takes them in tiles of {c.tile:,}"
+        told += f"; a CTA takes them in chunks of {c.chunk:,}"
     return Report(plan, tuple(problems), f"Coverage: {told}.", tuple(traffic), tuple(shared(c)))
 
 

@@ -20,6 +20,11 @@ from ..problem import ITEM_SIZE
 from .common import EXCHANGED, FOLLOWED, count, space
 from .panel_walk import walk_of
 
+WORDS = (
+    "thread 0 of each part's CTA adds 1",
+    "the flag: the merged states can be read",
+    "how many CTAs have waited in vain and left",
+)
 SHARED, GLOBAL = "shared memory", "global memory"
 
 
@@ -223,8 +228,8 @@ def _tile(view: View) -> Figure:
     notes += [f"{space(n)}: one element a group, stored by its first thread." for n in c.facts.group_outputs]
     if c.streaming:
         notes.append(
-            f"This CTA takes {count(end, 'element')} of each group in tiles of {c.tile:,}, one after the other; the "
-            "last one stays in shared memory"
+            f"This CTA takes {count(end, 'element')} of each group in chunks of {c.chunk:,}: while one is worked on "
+            "the other is on its way. The last ones stay in shared memory"
             + (", the others are read a second time, backwards." if c.facts.outputs else ".")
         )
     elif end < c.tile:
@@ -408,20 +413,25 @@ def _meeting(view: View) -> Figure:
     waits = bool(c.facts.outputs)
 
     def word(_: int, i: int) -> Use:
-        if i == 0:
-            then = f", then waits until it is {p.parts}" if waits else ""
-            return Use((0,), "arrived", f"thread 0 of each part's CTA adds 1{then}")
-        if i == 1:
-            return Use((0,), "given up", "how many CTAs have waited in vain and left")
-        owner = (0,) if i == 2 else ()
+        if i < 3:
+            return Use((0,), ("arrived", "merged", "given up")[i], WORDS[i])
+        owner = (0,) if i == 3 else ()
         return Use(
-            owner, f"part {i - 2}", "0: its own CTA finishes it; 1: given up; 2: taken by the last CTA"
+            owner, f"part {i - 3}", "0: its own CTA finishes it; 1: given up; 2: taken by the last CTA"
         )
 
     def state(column: int, part: int) -> Use:
+        if part == p.parts:
+            return Use(
+                (column,),
+                "merged",
+                f"written by thread {column} of the last part to arrive, read by the others",
+            )
         reader = part % c.readers * c.columns + column
         own = (column,) if part == 0 and column != reader else ()
-        note = f"written by thread {column} of part {part}, read by thread {reader} of every part"
+        note = (
+            f"written by thread {column} of part {part}, read by thread {reader} of the last part to arrive"
+        )
         return Use((reader, *own), f"T{reader}", note)
 
     def read(column: int, reader: int) -> Use:
@@ -431,16 +441,16 @@ def _meeting(view: View) -> Figure:
     words = Slots(
         "words in global memory, zero before the launch",
         f"{GLOBAL}, words",
-        Layout((1, 2 + p.parts), (0, 1)),
+        Layout((1, 3 + p.parts), (0, 1)),
         4,
         word,
         row_name="panel",
         column_name="word",
     )
     states = view.slots(
-        "states in global memory, and the thread of every part that reads each",
+        "states in global memory, and the thread of the last part to arrive that reads each",
         f"{GLOBAL}, states",
-        Layout((c.columns, p.parts), (1, c.columns)),
+        Layout((c.columns, p.parts + 1), (1, c.columns)),
         c.whole_bytes,
         "part",
         state,
@@ -461,10 +471,13 @@ def _meeting(view: View) -> Figure:
         "the states.",
     )
     notes = [
-        "Each CTA writes the states of its part, counts itself in, and "
-        + ("waits for the others' count." if waits else "leaves; the last one to come merges and stores."),
-        f"Then {count(c.readers, 'thread')} a column read the states, each one in {c.readers}, in the same order "
-        "whatever came first: the same bits every time.",
+        "Each CTA writes the states of its part and counts itself in. The last to arrive merges all, raises the flag and "
+        "stores."
+        if not waits
+        else "Each CTA writes the states of its part and counts itself in. The last to arrive merges all and raises the "
+        "flag; the others wait for it and read one state a column.",
+        f"{count(c.readers, 'thread')} a column read the states, each one in {c.readers}, in the order of the parts "
+        "whoever came first: the same bits every time.",
     ]
     if waits:
         notes.append(
