@@ -66,9 +66,10 @@ class View:
 
     @cached_property
     def final(self) -> range:
-        """The last tile of elements of that CTA, as far as they exist."""
-        held = self.plan.bounds(*self.last)
-        first = held.start + max(len(held) - 1, 0) // self.kernel.tile * self.kernel.tile
+        """The elements that this CTA holds at the end: its last chunks."""
+        c, held = self.kernel, self.plan.bounds(*self.last)
+        chunks = -(-len(held) // c.chunk)
+        first = held.start + max(chunks - c.buffers, 0) * c.chunk
         return range(first, held.stop)
 
     @cached_property
@@ -425,7 +426,7 @@ def _meeting(view: View) -> Figure:
             return Use(
                 (column,),
                 "merged",
-                f"written by thread {column} of the last part to arrive, read by the others",
+                f"written by the last part to arrive, read by the others",
             )
         reader = part % c.readers * c.columns + column
         own = (column,) if part == 0 and column != reader else ()
@@ -471,11 +472,10 @@ def _meeting(view: View) -> Figure:
         "the states.",
     )
     notes = [
-        "Each CTA writes the states of its part and counts itself in. The last to arrive merges all, raises the flag and "
-        "stores."
+        "Each CTA writes the states of its part and counts itself in. The last to arrive merges all and stores."
         if not waits
-        else "Each CTA writes the states of its part and counts itself in. The last to arrive merges all and raises the "
-        "flag; the others wait for it and read one state a column.",
+        else "Each CTA writes the states of its part and counts itself in. The last to arrive merges all and raises "
+        "the flag; the others wait for it and read one state a column.",
         f"{count(c.readers, 'thread')} a column read the states, each one in {c.readers}, in the order of the parts "
         "whoever came first: the same bits every time.",
     ]

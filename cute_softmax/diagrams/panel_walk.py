@@ -85,8 +85,7 @@ def walk_of(found: dict[str, Figure], exchanges: Sequence[tuple[str, int]], c: P
             ),
             Step(
                 "Merge the parts",
-                "In the last CTA to arrive the threads of a column read the states of all parts and merge them in a fixed "
-                "order.",
+                "In the last CTA to arrive the threads of a column merge the states of all parts, in a fixed order.",
                 "meeting",
                 slot,
             ),

@@ -319,13 +319,13 @@ PANELS = (
         lambda p: p.kernel.meeting and p.kernel.streaming,
         lambda p: (
             f"Softmax over the first dimension of 200,000 x 1,000: {p.tiles} panels would leave most SMs idle, and no "
-            f"cluster holds one. {p.parts} CTAs take a part of each panel, read it in tiles, and meet in global memory."
+            f"cluster holds one. {p.parts} CTAs take a part of each panel, read it in chunks, and meet in global memory."
         ),
         {
             "meeting": lambda p: (
                 "**The meeting point** is a few zeroed words and a state for each column and part. A CTA writes its "
-                "states and counts itself in; when all have come everybody merges all states in the same order. A CTA "
-                "that waits in vain gives its part up, and the last one to come finishes it."
+                "states and counts itself in; the last one to come merges all in the order of the parts and raises a "
+                "flag for the others. A CTA that waits in vain gives its part up, and the last one finishes it."
             ),
             "predicate": lambda p: (
                 "**Where data ends**: the last panel has fewer groups, the last part fewer elements."
