@@ -426,7 +426,7 @@ def _meeting(view: View) -> Figure:
             return Use(
                 (column,),
                 "merged",
-                f"written by the last part to arrive, read by the others",
+                "written by the last part to arrive, read by the others",
             )
         reader = part % c.readers * c.columns + column
         own = (column,) if part == 0 and column != reader else ()

@@ -319,7 +319,7 @@ PANELS = (
         lambda p: p.kernel.meeting and p.kernel.streaming,
         lambda p: (
             f"Softmax over the first dimension of 200,000 x 1,000: {p.tiles} panels would leave most SMs idle, and no "
-            f"cluster holds one. {p.parts} CTAs take a part of each panel, read it in chunks, and meet in global memory."
+            f"cluster holds one. {p.parts} CTAs take a part of each panel, read it in chunks and meet in global memory."
         ),
         {
             "meeting": lambda p: (
