@@ -1,8 +1,8 @@
 """The command line.
 
-python -m cute_softmax demo [4096x8192] [--dtype bf16] [--out out]     run, check, explain, time and draw
-python -m cute_softmax explain 4096x8192 [--dim -1] [--backward]       how a softmax of this shape would run
-python -m cute_softmax diagrams 4096x8192 [-o out] [--backward]        the layouts of its kernel, as figures
+python -m cute_softmax demo [4096x8192] [--dim -1] [--dtype bf16]      run, check, explain, time and draw
+python -m cute_softmax explain 8x512x64 [--dim 0 2] [--backward]       how a softmax of this shape would run
+python -m cute_softmax diagrams 4096x8192 [--dim -1] [-o out]          the layouts of its kernel, as figures
 python -m cute_softmax classes [--arch sm_90a] [--dtype bf16]          what there is to compile
 python -m cute_softmax precompile [--arch sm_90a] [--dtype bf16 ...]   compile it all, into the store on disk
 python -m cute_softmax cache [path|list|clear]                         that store
@@ -33,13 +33,12 @@ def shape(text: str) -> tuple[int, ...]:
     return sizes
 
 
-def dims(text: str) -> int | tuple[int, ...]:
+def dims(text: str) -> tuple[int, ...]:
     """The dimension or dimensions written as "-1" or "1,2"."""
     try:
-        given = tuple(int(part) for part in text.split(","))
+        return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise argparse.ArgumentTypeError(f"dimensions are written -1 or 1,2, not {text!r}") from None
-    return given[0] if len(given) == 1 else given
 
 
 def parser() -> argparse.ArgumentParser:
@@ -52,11 +51,14 @@ def parser() -> argparse.ArgumentParser:
 
     demo = command("demo", "One softmax, forward and backward: checked, explained, timed and drawn.")
     demo.add_argument("shape", nargs="?", type=shape, default=(4096, 8192), metavar="MxN", help="(4096x8192)")
+    demo.add_argument("--dim", type=int, default=-1, help="the reduced dimension (-1)")
     demo.add_argument("--out", type=Path, default=Path("out"), help="the diagrams' folder (out)")
 
     explain = command("explain", "How a softmax of this shape would run, on this GPU or else an H200.")
     explain.add_argument("shape", type=shape, metavar="AxBxC", help="such as 4096x8192")
-    explain.add_argument("--dim", type=dims, default=-1, help="the reduced dimensions: -1 or 1,2 (-1)")
+    explain.add_argument(
+        "--dim", type=dims, nargs="+", default=[(-1,)], help="the reduced dimensions: -1, or 0 2 (-1)"
+    )
     explain.add_argument("--backward", action="store_true", help="the backward pass instead")
 
     # Its own arguments: see `diagrams`.
@@ -82,7 +84,7 @@ def run_demo(given: argparse.Namespace) -> int:
 
     if len(given.shape) != 2 or 0 in given.shape:
         raise ValueError(f"the demo takes MxN of at least 1x1, not {'x'.join(map(str, given.shape))}")
-    return demo.run(given.shape, given.dtype, given.out)
+    return demo.run(given.shape, given.dtype, given.out, given.dim)
 
 
 def run_explain(given: argparse.Namespace) -> int:
@@ -91,7 +93,8 @@ def run_explain(given: argparse.Namespace) -> int:
     from . import functional, hardware, launch
 
     device = launch.device_facts(torch.cuda.current_device()) if torch.cuda.is_available() else hardware.H200
-    print(functional.explain(given.shape, given.dim, given.dtype, backward=given.backward, device=device))
+    dim = tuple(d for part in given.dim for d in part)
+    print(functional.explain(given.shape, dim, given.dtype, backward=given.backward, device=device))
     return 0
 
 

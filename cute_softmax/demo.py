@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from . import diagrams, functional, launch
-from .plan import Plan
+from .plan import PanelPlan, Plan
 from .resources import resources
 
 ARCHITECTURE = "sm_90a"  # compiled for where there is no GPU
@@ -30,10 +30,12 @@ CHUNK = 1 << 24  # elements that are checked in float64 at a time
 SHORT_US = 50.0
 
 
-def run(shape: tuple[int, int] = (4096, 8192), dtype: str = "bf16", out: Path = Path("out")) -> int:
+def run(
+    shape: tuple[int, int] = (4096, 8192), dtype: str = "bf16", out: Path = Path("out"), dim: int = -1
+) -> int:
     """Run the demo on [M, N] logits and print what it finds; 1 if a result is wrong.
 
-    out: the folder that the Plans' diagrams are written to.
+    out: the folder that the Plans' diagrams are written to; dim: the dimension to reduce.
     """
     on_gpu = torch.cuda.is_available()
     if on_gpu:
@@ -49,29 +51,29 @@ def run(shape: tuple[int, int] = (4096, 8192), dtype: str = "bf16", out: Path = 
     x = (x / TEMPERATURE).to(torch_dtype).requires_grad_()
     dy = torch.randn(shape, generator=generator, device=generator.device, dtype=torch.float32).to(torch_dtype)
 
-    y = functional.softmax(x)
+    y = functional.softmax(x, dim)
     y.backward(dy)
-    right = check(x, dy, y.detach(), x.grad)
+    right = check(*(t.detach().movedim(dim, -1) for t in (x, dy, y, x.grad)))
 
-    plans = [_plan(x, backward) for backward in (False, True)]
+    plans = [_plan(x, dim, backward) for backward in (False, True)]
     for plan in plans:
         print(plan.explain(), end="\n\n")
     if on_gpu:
-        time_all(x.detach(), dy, y.detach())
+        time_all(x.detach(), dy, y.detach(), dim)
     else:
         compile_all(plans)
     draw(plans, out)
     return 0 if right else 1
 
 
-def _plan(x: torch.Tensor, backward: bool) -> Plan:
+def _plan(x: torch.Tensor, dim: int, backward: bool) -> Plan | PanelPlan:
     if x.is_cuda:
-        return functional.plan_softmax(x, backward=backward)
-    return functional.plan_softmax(tuple(x.shape), dtype=launch.DTYPE_NAMES[x.dtype], backward=backward)
+        return functional.plan_softmax(x, dim, backward=backward)
+    return functional.plan_softmax(tuple(x.shape), dim, launch.DTYPE_NAMES[x.dtype], backward=backward)
 
 
 def check(x: torch.Tensor, dy: torch.Tensor, y: torch.Tensor, dx: torch.Tensor) -> bool:
-    """Compare with float64, and with the errors that torch makes; print both. Whether ours are no larger.
+    """Compare rows with float64, and with the errors that torch makes; print both. Whether ours are no larger.
 
     An error counts as a share of the largest value of its row; torch's own may be exceeded by one rounding
     to the output's dtype.
@@ -105,16 +107,16 @@ def check(x: torch.Tensor, dy: torch.Tensor, y: torch.Tensor, dx: torch.Tensor) 
     return right
 
 
-def compile_all(plans: list[Plan]) -> None:
+def compile_all(plans: list[Plan | PanelPlan]) -> None:
     """Compile the classes of some plans and print what they take of an SM."""
     table = _table("kernel", "class", "registers a thread", "spilled", "shared memory a CTA")
     for plan in plans:
-        c, took = plan.row_class, resources(plan.row_class)
+        c, took = plan.kernel, resources(plan.kernel)
         table.add_row(c.math, c.name, f"{took.registers}", f"{took.stack} B", f"{took.shared_memory} B")
-    _show(f"Compiled for {plans[0].row_class.architecture}", table)
+    _show(f"Compiled for {plans[0].kernel.architecture}", table)
 
 
-def time_all(x: torch.Tensor, dy: torch.Tensor, y: torch.Tensor) -> None:
+def time_all(x: torch.Tensor, dy: torch.Tensor, y: torch.Tensor, dim: int = -1) -> None:
     """Time forward and backward next to torch and a device copy of the same bytes, and print the table."""
     result = torch.empty_like(x)
     table = _table("", "ours", "torch", "device copy", "ours / torch", "ours / copy")
@@ -123,14 +125,14 @@ def time_all(x: torch.Tensor, dy: torch.Tensor, y: torch.Tensor) -> None:
         (
             "forward",
             2,
-            (lambda: functional.softmax(x), lambda: torch.softmax(x, -1), lambda: result.copy_(x)),
+            (lambda: functional.softmax(x, dim), lambda: torch.softmax(x, dim), lambda: result.copy_(x)),
         ),
         (
             "backward",
             3,
             (
-                lambda: functional.softmax_backward(dy, y),
-                lambda: torch._softmax_backward_data(dy, y, -1, x.dtype),
+                lambda: functional.softmax_backward(dy, y, dim),
+                lambda: torch._softmax_backward_data(dy, y, dim, x.dtype),
                 lambda: torch.add(y, dy, out=result),  # as many bytes in as the backward reads
             ),
         ),
@@ -164,10 +166,10 @@ def medians(calls: tuple[Callable[[], object], ...]) -> list[float]:
     return [statistics.median(found) for found in times]
 
 
-def draw(plans: list[Plan], out: Path) -> None:
+def draw(plans: list[Plan | PanelPlan], out: Path) -> None:
     """Write the diagrams of some plans, each into a folder of its own, and print their paths."""
     for plan in plans:
-        folder = out / plan.row_class.math
+        folder = out / plan.kernel.math
         names = [path.relative_to(folder).as_posix() for path in diagrams.write(plan, folder)]
         print(f"{folder}: {', '.join(names)}")
 

@@ -47,7 +47,7 @@ def softmax(
 
     Raises TypeError for what is not a real, dense tensor; IndexError for a dimension out of range; ValueError for a
     repeated dimension or an `out` that does not fit; `plan.NotPlanned` (a NotImplementedError and a ValueError) for
-    dimensions that are not contiguous in memory and for rows longer than a cluster holds.
+    more than five dimensions that do not merge, and for 2^31 elements in a group.
     """
     if torch.compiler.is_compiling():
         return _softmax(input, dim, dtype, out, online)

@@ -29,8 +29,8 @@ def logsumexp(input: torch.Tensor, dim: int | Sequence[int], keepdim: bool = Fal
     integer tensors go to ATen, and so do empty tensors, calls inside functorch transforms and forward-mode AD.
 
     Raises TypeError for what is not a real, dense tensor; IndexError for a dimension out of range; ValueError for a
-    repeated dimension or none; `plan.NotPlanned` (a NotImplementedError and a ValueError) for dimensions that are not
-    contiguous in memory and for rows longer than a cluster holds.
+    repeated dimension or none; `plan.NotPlanned` (a NotImplementedError and a ValueError) for more than five dimensions
+    that do not merge, and for 2^31 elements in a group.
     """
     check_tensor("input", input, "logsumexp")
     return _reduce("logsumexp", input, given_dims(dim, input), keepdim, _autocast(input, input.dtype))

@@ -37,6 +37,18 @@ from layouts.figures import Figure  # noqa: E402
 PAGES = [ROOT / "README.md", *sorted(HERE.glob("*.md"))]
 RESULTS = ROOT / "benchmarks" / "results" / "h200"
 HEADLINE = "rows-forward"
+PANELS = (
+    ((4, 1_000_000), (0,), "softmax"),
+    ((64, 262_144), (0,), "softmax"),
+    ((1024, 262_144), (0,), "softmax"),
+    ((4096, 65_536), (0,), "softmax"),
+    ((65_536, 4096), (0,), "softmax"),
+    ((1024, 262_145), (0,), "softmax"),
+    ((64, 50, 1000), (0, 2), "softmax"),
+    ((4, 4_000_000), (1,), "softmax"),
+    ((4096, 65_536), (0,), "softmax_backward"),
+    ((65_536, 4096), (0,), "logsumexp"),
+)
 COUNTED = ("softmax", "softmax_backward")  # reductions have the teams of softmax
 
 
@@ -110,6 +122,28 @@ def class_list(math: str, arch: str = "sm_90a", dtype: str = "bf16") -> str:
         "smem, bytes",
     ]
     return table(head, rows)
+
+
+def panel_classes() -> str:
+    """What panels of some shapes come to: the shapes that a person asks about first."""
+    rows = []
+    for shape, dim, math in PANELS:
+        p = diagrams.plan_shape(shape, "bf16", dim=dim, math=math)
+        c = p.kernel
+        rows.append(
+            [
+                f"{math} of {' x '.join(f'{n:,}' for n in shape)}, dim {', '.join(map(str, dim))}",
+                c.movement,
+                f"`{c.name}`",
+                f"{c.columns} x {c.tile:,}",
+                f"{c.cluster_n}" if c.cluster_n > 1 else "",
+                f"{p.parts}" if p.parts > 1 else "",
+                f"{c.vector * ITEM_SIZE['bf16']}",
+                f"{c.shared_memory:,}",
+            ]
+        )
+    head = ["problem", "movement", "class", "tile: groups x elements", "cluster", "parts"]
+    return table([*head, "access, bytes", "smem, bytes"], rows)
 
 
 def class_counts() -> str:
@@ -190,6 +224,8 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "backward classes": lambda: class_list("softmax_backward"),
     "reduction classes": lambda: class_list("logsumexp"),
     "class counts": class_counts,
+    "panel classes": panel_classes,
+    "a plan of columns": lambda: said((1024, 262144), 0),
     "a plan": lambda: said((4096, 8192)),
     "a plan with edges": lambda: said((8192, 50257)),
     "why these teams": lambda: comment_above("_SHORT"),
@@ -200,11 +236,15 @@ BLOCKS: dict[str, Callable[[], str]] = {
 
 def drawings() -> dict[str, Figure]:
     """The figures of the pages by name."""
+    panels = diagrams.figures(diagrams.plan_shape((1024, 262144), dim=0))
+    parts = diagrams.figures(diagrams.plan_shape((4, 4_000_000)))
     long, ragged = diagrams.plan_of(8192, 30000), diagrams.plan_of(4096, 1023)
     return {
         "names": names_figure.names(),
         "edges": diagrams.figures(ragged)["edges"],
         "cluster": diagrams.figures(long)["cluster"],
+        "panel": panels["tv"],
+        "meeting": parts["meeting"],
     }
 
 

@@ -48,6 +48,12 @@ def test_demo_without_a_gpu(no_gpu, tmp_path, capsys):
         assert {"tv.svg", "predicate.svg", "explorer.html"} <= set(named)
 
 
+def test_demo_of_columns(no_gpu, tmp_path, capsys):
+    said = out_of(capsys, "demo", "300x64", "--dim", "0", "--out", str(tmp_path))
+    assert "Right: no larger than torch's." in said and "movement   column" in said
+    assert (tmp_path / "softmax" / "explorer.html").exists()
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_check_tells_right_from_wrong(dtype, capsys):
     x, dy = (torch.randn(8, 333, generator=torch.Generator().manual_seed(i)).to(dtype) for i in (1, 2))
@@ -64,7 +70,7 @@ def test_check_tells_right_from_wrong(dtype, capsys):
 
 
 def test_a_wrong_result_fails_the_demo(no_gpu, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(functional, "softmax", lambda x: torch.log_softmax(x, -1))
+    monkeypatch.setattr(functional, "softmax", torch.log_softmax)
     assert (
         "WRONG" in capsys.readouterr().out if main(["demo", "8x64", "--out", str(tmp_path)]) == 1 else False
     )
@@ -98,16 +104,18 @@ def test_explain(no_gpu, capsys):
     assert "32 rows of 200" in out_of(capsys, "explain", "32x10x20", "--dim", "1,2")
     assert "20 groups of 320" in out_of(capsys, "explain", "32x10x20", "--dim", "0,1")
     assert "meet in global memory" in out_of(capsys, "explain", "1x10000000")
+    assert "movement   column" in out_of(capsys, "explain", "4096x8192", "--dim", "0")
+    assert "20 groups of 320" in out_of(capsys, "explain", "32x20x10", "--dim", "0", "2")
 
 
 @pytest.mark.parametrize(
     "arguments, words",
     [
         (["explain", "4096x8192", "--dim", "5"], "dim=5 is out of range"),
-        (["explain", "1x3000000000"], "are counted in 32 bits"),
+        (["explain", "1x3000000000"], "counted in 32 bits"),
         (["demo", "4096"], "the demo takes MxN of at least 1x1, not 4096"),
         (["demo", "0x8"], "not 0x8"),
-        (["diagrams", "1x3000000000"], "are counted in 32 bits"),
+        (["diagrams", "8x3000000000"], "counted in 32 bits"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(arguments, words, no_gpu, capsys):

@@ -33,10 +33,10 @@ def every():
     found = {}
     for way, options in WAYS.items():
         for columns in COLUMNS:
-            try:
-                made = diagrams.plan_of(100, columns, **options)
+            made = diagrams.plan_of(100, columns, **options)
+            if made.movement == "row":
                 found[way, columns] = made, diagrams.figures(made)
-            except NotImplementedError:  # longer than the row movement takes
+            else:  # longer than the row movement takes: see test_diagrams_panel
                 assert columns > 100_000
     return found
 
@@ -173,10 +173,7 @@ def test_requests_and_scalars_reach_every_element_once(case):
 def test_plans_have_no_problems(architecture):
     for options in WAYS.values():
         for columns in COLUMNS:
-            try:
-                made = diagrams.plan_of(20, columns, architecture=architecture, **options)
-            except NotImplementedError:
-                continue
+            made = diagrams.plan_of(20, columns, architecture=architecture, **options)
             assert checks.check(made).problems == (), made.explain()
 
 
@@ -260,7 +257,8 @@ def test_command_line_options_reach_the_plan(tmp_path, capsys):
     ("arguments", "words"),
     [
         (["100x1000", "--thread", "100000"], "thread must be"),
-        (["1x100000000"], "do not fit"),
+        (["1x3000000000"], "counted in 32 bits"),
+        (["8x8", "--dim", "2"], "dim"),
     ],
 )
 def test_command_line_names_what_is_wrong(arguments, words, tmp_path, capsys):
@@ -281,4 +279,6 @@ def test_commands_of_the_page_of_plans():
     assert len(commands) >= 7
     for command in commands:
         options = diagrams._parser().parse_args(command.split())
-        assert f"{options.shape[0]:,} rows of {options.shape[1]:,}" in page
+        assert f"{' x '.join(f'{n:,}' for n in options.shape)}" in page or (
+            f"{options.shape[0]:,} rows of {options.shape[1]:,}" in page
+        )

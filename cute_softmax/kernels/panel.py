@@ -20,6 +20,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32, const_expr
 
+from layouts.trace import observe
+
 from . import meeting, reduce
 from .copy import (
     DTYPES,
@@ -136,6 +138,8 @@ class PanelKernel:
         buffer = cute.make_layout(s.reduction_buffer.shape, stride=s.reduction_buffer.stride)
         sB = smem.allocate_tensor(Float32, buffer, 16)
         sC = smem.allocate_tensor(self.slot, cute.make_layout(s.peers.shape, stride=s.peers.stride), 16)
+        for name, tensor in (("smem", sX[0]), ("reduction_buffer", sB), ("peers", sC)):
+            observe(name, tensor)
         words = smem.allocate_tensor(Int32, cute.make_layout(2), 8)
         barrier = None
         if const_expr(s.cluster_n > 1):

@@ -194,6 +194,25 @@ class PanelClass:
         """Threads that read the parts' states of one column."""
         return min(self.threads // self.columns, WARP)
 
+    # Named layouts: the kernel builds its cute layouts from these values and the diagrams draw them.
+
+    def tiled(self, steps: int) -> Layout:
+        """(thread, value) -> index in the tile of so many steps, elements of a group fastest, then groups.
+
+        Threads stand `across` groups first, then down; a value is (element of the vector, step).
+        """
+        height, step = self.down * self.unit * steps, self.down * self.unit
+        values = height if self.orientation == "column" else 1
+        return Layout(
+            ((self.across, self.down), (self.vector, steps)),
+            ((self.slots * height, self.unit), (values, step)),
+        )
+
+    @property
+    def tv(self) -> Layout:
+        """(thread, value) -> index in the tile of one step, elements of a group fastest."""
+        return self.tiled(1)
+
     @property
     def smem(self) -> Layout:
         """(element of a vector, thread, step) -> element of an input's tile in shared memory."""
@@ -266,6 +285,25 @@ class PanelPlan:
     def groups(self) -> int:
         """How many groups there are, side by side in panels."""
         return math.prod(self.kept)
+
+    def group(self, operand: int, index: int) -> int:
+        """Elements from the beginning of an operand to that of a group."""
+        return _dot(index, self.kept, self.operand_strides[operand][: len(self.kept)])
+
+    def element(self, operand: int, index: int) -> int:
+        """Elements from the beginning of a group to one of its elements."""
+        return _dot(index, self.reduced, self.operand_strides[operand][len(self.kept) :])
+
+    def bounds(self, part: int, rank: int) -> range:
+        """The elements of its groups that a CTA takes: CTA `rank` of its cluster, of a part."""
+        first = (part * self.kernel.cluster_n + rank) * self.share
+        return range(first, max(first, min(first + self.share, self.length)))
+
+    def _repr_svg_(self) -> str:
+        """The tile of the first CTA, as a notebook shows it."""
+        from ..diagrams import overview
+
+        return overview(self).svg()
 
     @property
     def tiles(self) -> int:
@@ -433,6 +471,15 @@ def _fits(team: Team, c: PanelClass, share: int, device: Device) -> bool:
         and (c.orientation == "column" if team.alone else c.down > 1 and c.columns <= c.threads)
         and c.shared_memory <= device.architecture.shared_memory
     )
+
+
+def _dot(index: int, sizes: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    """The offset of an index in modes of these sizes, the slowest first; strides the fastest first."""
+    total = 0
+    for size, stride in zip(sizes[:0:-1], strides, strict=False):
+        index, coordinate = divmod(index, size)
+        total += coordinate * stride
+    return total + index * strides[-1]
 
 
 def _step(mode: Mode, full: int) -> int:

@@ -24,33 +24,42 @@ class Section:
 
     key: str
     heading: str
-    shapes: tuple[tuple[int, int], ...]
+    shapes: tuple[tuple[int, ...], ...]
     needs: Callable[[Plan], bool]
     words: Callable[[Plan], str]
     figures: dict[str, Callable[[Plan], str]]
     backward: bool = False
     two_pass: bool = False
+    dim: tuple[int, ...] = (-1,)
 
     @cached_property
     def options(self) -> dict:
-        """The keyword arguments of `diagrams.plan_of`."""
-        return {"math": "softmax_backward" if self.backward else "softmax", "online": not self.two_pass}
+        """The keyword arguments of `diagrams.plan_shape`."""
+        math = "softmax_backward" if self.backward else "softmax"
+        return {"math": math, "online": not self.two_pass, "dim": self.dim}
 
     @cached_property
-    def plan(self) -> Plan:
-        """The first Plan that the section can be about; ValueError if there is none."""
-        for rows, columns in self.shapes:
-            plan = diagrams.plan_of(rows, columns, "bf16", **self.options)
+    def chosen(self) -> tuple[tuple[int, ...], Plan]:
+        """The first shape that the section can be about, with its Plan; ValueError if there is none."""
+        for shape in self.shapes:
+            plan = diagrams.plan_shape(shape, "bf16", **self.options)
             if self.needs(plan):
-                return plan
+                return shape, plan
         raise ValueError(f"no Plan of {self.shapes} fits the section {self.heading!r}: give it other shapes")
+
+    @property
+    def plan(self) -> Plan:
+        """The Plan that the section is about."""
+        return self.chosen[1]
 
     @property
     def command(self) -> str:
         """The command that draws this Plan."""
         flags = (" --backward" if self.backward else "") + (" --two-pass" if self.two_pass else "")
-        p = self.plan
-        return f"python -m cute_softmax diagrams {p.rows}x{p.columns} --dtype bf16{flags} -o out/"
+        if self.dim != (-1,):
+            flags = f" --dim {' '.join(map(str, self.dim))}{flags}"
+        shape = "x".join(map(str, self.chosen[0]))
+        return f"python -m cute_softmax diagrams {shape} --dtype bf16{flags} -o out/"
 
     @cached_property
     def drawn(self) -> dict[str, Figure]:
@@ -250,15 +259,98 @@ SECTIONS = (
 )
 
 
+PANELS = (
+    Section(
+        "column",
+        "Columns: a panel for a cluster",
+        ((1024, 262144), (1024, 65536), (4096, 65536)),
+        lambda p: p.movement == "column" and p.kernel.cluster_n > 1,
+        lambda p: (
+            f"Softmax over the first dimension of 1,024 x 262,144 elements: the {p.length:,} elements of a group lie "
+            f"{p.operand_strides[0][-1]:,} apart, its neighbours side by side. So a vector lies across "
+            f"{p.kernel.vector} groups, and a *panel* is {p.kernel.columns} neighbouring groups, "
+            f"{p.kernel.columns * 2} bytes wide: what counts is how much of a DRAM page is touched at once. "
+            f"{p.kernel.cluster_n} CTAs share the panel."
+        ),
+        {
+            "tv": lambda p: (
+                f"**Across and down.** `{p.kernel.tv}`: {p.kernel.across} threads stand side by side over the "
+                f"panel, {p.kernel.down} rows of them down its groups. Rows of the drawing are elements of a group, "
+                "columns are groups, and neighbouring threads still take neighbouring addresses."
+            ),
+            "tile": lambda p: (
+                f"**The CTA's tile**: {p.kernel.steps} such steps down. A thread holds {p.kernel.vector} groups, a few "
+                "elements of each."
+            ),
+            "shuffle": lambda p: (
+                f"**Shuffles** merge lanes with the same groups, every {p.kernel.across}th: those between them keep "
+                "apart what belongs to other groups."
+            ),
+            "cluster": lambda p: (
+                f"**Cluster.** One thread a column holds what its CTA has found, the maximum and the sum, and stores "
+                f"it into all {p.kernel.cluster_n} CTAs: layout `{p.kernel.peers}`, (column, CTA)."
+            ),
+        },
+        dim=(0,),
+    ),
+    Section(
+        "row_of_two",
+        "A group in two dimensions",
+        ((64, 50, 1000), (256, 50, 1000)),
+        lambda p: p.kernel.orientation == "row" and p.kernel.reduced_modes > 1,
+        lambda p: (
+            "Softmax over the first and the last dimension of 64 x 50 x 1,000: a group is 64 runs of 1,000 elements, "
+            f"{p.operand_strides[0][-1]:,} apart. Nothing is copied to make it contiguous: the kernel takes the index "
+            "of each vector apart into both coordinates. The last dimension is contiguous, so that vectors lie along "
+            "the group."
+        ),
+        {
+            "tile": lambda p: (
+                "**The tile** has one group, from left to right. The offsets that the cells tell (under the pointer) "
+                "jump after every 1,000 elements; that a vector never straddles such an edge is decided by the Plan."
+            ),
+        },
+        dim=(0, 2),
+    ),
+    Section(
+        "split",
+        "Parts that meet in global memory",
+        ((200000, 1000), (1000000, 1000)),
+        lambda p: p.kernel.meeting and p.kernel.streaming,
+        lambda p: (
+            f"Softmax over the first dimension of 200,000 x 1,000: {p.tiles} panels would leave most SMs idle, and no "
+            f"cluster holds one. {p.parts} CTAs take a part of each panel, read it in chunks and meet in global memory."
+        ),
+        {
+            "meeting": lambda p: (
+                "**The meeting point** is a few zeroed words and a state for each column and part. A CTA writes its "
+                "states and counts itself in; the last one to come merges all in the order of the parts and raises a "
+                "flag for the others. A CTA that waits in vain gives its part up, and the last one finishes it."
+            ),
+            "predicate": lambda p: (
+                "**Where data ends**: the last panel has fewer groups, the last part fewer elements."
+            ),
+        },
+        dim=(0,),
+    ),
+)
+
+
 def figures() -> dict[str, Figure]:
     """Every figure of the page, by file name without its ending."""
-    return {name: figure for section in SECTIONS for name, figure in section.drawn.items()}
+    return {name: figure for section in SECTIONS + PANELS for name, figure in section.drawn.items()}
 
 
 def plan_explorer() -> str:
     """The explorer of the section on clusters."""
     (section,) = (s for s in SECTIONS if s.key == "cluster")
     return explorer(**diagrams.page(section.plan))
+
+
+ANY_DIMENSION = (
+    "Groups that are not contiguous rows, and rows that no cluster holds, go through another kernel, "
+    "`cute_softmax/kernels/panel.py`: its inputs pass through shared memory, in slots that belong to one thread each."
+)
 
 
 def text() -> str:
@@ -276,7 +368,9 @@ def text() -> str:
         "memory, `pX`",
         "its predicate, `tXcX` coordinates as x's tiled copy deals them out.",
     ]
-    for s in SECTIONS:
+    for s in SECTIONS + PANELS:
+        if s is PANELS[0]:
+            lines += ["", "# Any dimension", "", ANY_DIMENSION]
         lines += ["", f"## {s.heading}", "", s.words(s.plan), "", "```bash", s.command, "```"]
         lines += ["", "```text", s.plan.explain(), "```"]
         for name, words in s.figures.items():

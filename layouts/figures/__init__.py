@@ -7,6 +7,7 @@ from .predicate import predicate_tensor
 from .reduction import cluster_exchange, reduction_buffer
 from .scene import Cell, Facts, Figure
 from .shuffle import warp_shuffle
+from .slots import Slots, Use, slots, slots_of_peers
 from .threads import mma_fragments, thread_value, tiled_copy
 
 __all__ = [
@@ -14,6 +15,8 @@ __all__ = [
     "Facts",
     "Figure",
     "Pieces",
+    "Slots",
+    "Use",
     "cluster_exchange",
     "follow_thread",
     "layout_grid",
@@ -21,6 +24,8 @@ __all__ = [
     "predicate_tensor",
     "reduction_buffer",
     "row_pieces",
+    "slots",
+    "slots_of_peers",
     "swizzle_banks",
     "thread_value",
     "tiled_copy",

@@ -63,15 +63,21 @@ def windows(count: int, limit: int, keep: Sequence[int] = ()) -> Runs:
 
 
 def arrange(
-    grid: Grid, width: float = MAX_WIDTH, keep: Sequence[int] = (), fold: bool = True, period: int = 0
+    grid: Grid,
+    width: float = MAX_WIDTH,
+    keep: Sequence[int] = (),
+    fold: bool = True,
+    period: int = 0,
+    keep_rows: Sequence[int] = (),
 ) -> tuple[Runs, list[Runs]]:
-    """(rows, bands): which rows are drawn, and the columns of each band below the other.
+    """(rows, bands): which rows are drawn, those around `keep_rows` among them, and the columns of each band below
+    the other.
 
     Columns that do not fit one band are folded into more, if all lines stay under ``MAX_LINES``, else into
     bands of ``period`` columns that are elided at the same places, else into one that is elided.
     """
     across = max(4, int(width // grid.size[0]))
-    rows = windows(grid.rows, MAX_LINES if grid.rows <= MAX_LINES else MAX_ROWS)
+    rows = windows(grid.rows, MAX_LINES if grid.rows <= MAX_LINES else MAX_ROWS, keep_rows)
     if grid.columns <= across:
         return rows, [[range(grid.columns)]]
     folded = _band(grid.columns, across)

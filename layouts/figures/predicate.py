@@ -97,7 +97,8 @@ def predicate_tensor(
         )
         return "true" if holds else "false", (f"T{thread}", f"{'true' if holds else 'false'} b{bit}"), facts
 
-    followed = [] if thread is None else [vectors.place(thread, 0, 0, 0)[1] // vector]
+    own = [] if thread is None else [vectors.place(thread, 0, 0, 0)]
+    keep, keep_rows = [edge, *(c // vector for _, c in own)], [exist, *(r for r, _ in own)]
     size = cell_size([(f"T{vectors.threads - 1}", f"false b{predicate.cosize - 1}")], 46)
     grid = Grid(
         rows,
@@ -111,7 +112,7 @@ def predicate_tensor(
     )
     tile = headed(
         f"tile {rows} \u00d7 {columns}, one cell per vector",
-        draw(grid, *arrange(grid, keep=[edge, *followed], fold=False)),
+        draw(grid, *arrange(grid, keep=keep, fold=False, keep_rows=keep_rows)),
     )
     shown = _boundary_threads(found, edge, columns // vector, vector, exist if exist < rows else 0)
     shown += [] if thread is None or thread in shown else [thread]

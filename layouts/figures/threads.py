@@ -251,6 +251,7 @@ def thread_value(
     element_bytes: int = 0,
     shared: bool = False,
     keep: Sequence[int] = (),
+    keep_rows: Sequence[int] = (),
     step: int = 0,
     fold: bool = True,
 ) -> Figure:
@@ -259,15 +260,15 @@ def thread_value(
     ``tv`` maps (thread, value) to the column-major index in a tile of ``tiler`` (rows, columns). ``memory``
     maps (row, column) to an offset in elements of ``element_bytes`` in the tensor ``space``, for the cells'
     facts; ``shared`` says that this is shared memory, whose banks are named too. Where columns are elided,
-    those around each of ``keep`` are drawn, and each band is a ``step`` of so many columns if given;
-    without ``fold`` there is but one band. Raises ``ValueError`` where ``tv`` leaves a hole in the tile or
-    points past it.
+    those around each of ``keep`` are drawn, and rows around ``keep_rows``; each band is a ``step`` of so
+    many columns if given; without ``fold`` there is but one band. Raises ``ValueError`` where ``tv``
+    leaves a hole in the tile or points past it.
     """
     tile = tile_of(tv, tiler, memory)
     grid = tile_grid(tile, space=space, memory=memory, element_bytes=element_bytes, shared=shared)
     parts = [p for p in [_equation(tile)] if p is not None]
     kept = [column // tile.fold for column in keep]
-    lines = arrange(grid, keep=kept, fold=fold, period=step // tile.fold)
+    lines = arrange(grid, keep=kept, fold=fold, period=step // tile.fold, keep_rows=keep_rows)
     parts.append(headed(f"tile {tile.rows} \u00d7 {tile.columns}", draw(grid, *lines)))
     return finish(
         stacked(parts, 26),

@@ -17,6 +17,29 @@ PROBLEMS = {
 }
 
 
+PANELS = {
+    "column_cluster": ((1024, 4096 * 8), {"dim": 0}),
+    "split": ((20000, 1000), {"dim": 0, "architecture": "sm_80"}),
+    "row_of_two": ((64, 50, 1000), {"dim": (0, 2)}),
+    "long": ((2, 4000000), {"math": "logsumexp"}),
+}
+
+
+@pytest.mark.parametrize("name", PANELS)
+def test_the_walk_of_panels(name, browser, tmp_path):
+    shape, options = PANELS[name]
+    page = diagrams.page(diagrams.plan_shape(shape, **options))
+    browser.get(save_explorer(tmp_path / "page.html", **page).as_uri())
+    forward = browser.find_element(By.ID, "x-next")
+    for step in page["steps"]:
+        forward.click()
+        quiet = browser.find_element(By.CSS_SELECTOR, ".x-quiet")
+        assert quiet.get_attribute("aria-label") == step.figure
+        assert quiet.find_elements(By.CSS_SELECTOR, "g.c.x-on")
+    assert not forward.is_enabled()
+    assert [e for e in browser.get_log("browser") if e["level"] != "DEBUG"] == []
+
+
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_the_walk_of_a_plan(name, browser, tmp_path):
     rows, columns, options = PROBLEMS[name]

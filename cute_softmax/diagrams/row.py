@@ -1,40 +1,20 @@
-"""Plan -> named figures, drawn from the very layouts that the kernel is built from.
-
-`figures(plan)` gives them by name, `write(plan, folder)` puts them into files beside the explorer, and
-`python -m cute_softmax diagrams 4096x65536 --dtype bf16 -o out/` does so from the command line. Needs no GPU.
-"""
+"""Figures of Plans of the row movement."""
 
 from __future__ import annotations
 
-import argparse
-import re
-import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 
 from layouts import Layout, ints
 from layouts import figures as draw
 from layouts.figures import Figure
-from layouts.html import Step, save_explorer
+from layouts.html import Step
 from layouts.walk import row_walk
 
-from . import checks
-from .hardware import ARCHITECTURES, H200
-from .plan import MATHS, WARP, Plan, RowClass, plan
-from .problem import ITEM_SIZE, Operand, canonical
-
-FOLLOWED = "thread"  # the figure of one thread, which the explorer makes itself
-# What each exchange between warps carries; maths that are not named here say "partial result".
-EXCHANGED = {
-    ("softmax", True): ("the maximum, and the sum of exponentials relative to it",),
-    ("softmax", False): ("the maximum", "the sum of exponentials relative to the maximum"),
-    ("softmax_backward", True): ("the sum of dy times y",),
-    ("logsumexp", True): ("the maximum, and the sum of exponentials relative to it",),
-    ("amax", True): ("the maximum",),
-    ("sum", True): ("the sum",),
-}
+from .. import checks
+from ..plan import WARP, Plan, RowClass
+from ..problem import ITEM_SIZE
+from .common import EXCHANGED, FOLLOWED, count, space
 
 
 @dataclass(frozen=True)
@@ -85,10 +65,6 @@ class View:
         last = own + max(0, (self.end - 1 - own) // c.step_tiler[1]) * c.step_tiler[1]
         return tuple(sorted({own, last, self.end}))
 
-    def space(self, name: str, where: str = "g") -> str:
-        """The name of an operand's part: gX in global memory, sX in shared memory."""
-        return where + name.upper()
-
     def memory(self, operand: int):
         """(row, column) of this CTA's tile -> offset in an operand's tensor, in elements."""
         starts = [
@@ -124,16 +100,7 @@ def drawn(c: RowClass) -> dict[str, Layout]:
 
 
 def figures(plan: Plan, thread: int | None = None) -> dict[str, Figure]:
-    """The figures of a Plan by name, in the order in which a kernel works.
-
-    tv: one step of all threads. tile: the CTA's whole tile in global memory. smem: staged inputs in shared
-    memory. edges: head, body and tail of rows off a vector boundary. predicate: the vectors that exist.
-    shuffle, reduction_buffer, cluster: how partial results meet. thread: `thread` (by default one at the end
-    of a row) followed through all of them. What a Plan does not use is left out. Raises ValueError for a
-    thread that the CTA lacks, NotImplementedError for a movement without figures.
-    """
-    if plan.movement != "row":
-        raise NotImplementedError(f"no figures yet for the movement {plan.movement!r}")
+    """The figures of a Plan by name, in the order in which a kernel works; see `diagrams.figures`."""
     view, c = View(plan, thread), plan.row_class
     found = {"tv": _tv(view), "tile": _tile(view)}
     layouts = drawn(c)
@@ -156,8 +123,8 @@ def figures(plan: Plan, thread: int | None = None) -> dict[str, Figure]:
 
 
 def overview(plan: Plan) -> Figure:
-    """The tile of a Plan over its explanation: what a notebook shows."""
-    return _tile(View(plan)).noted(*(" ".join(line.split()) for line in plan.explain().splitlines()))
+    """The tile of a Plan."""
+    return _tile(View(plan))
 
 
 def _tv(view: View) -> Figure:
@@ -172,19 +139,19 @@ def _tv(view: View) -> Figure:
     (across, down), (vector, own) = c.tv.shape
     height, width = c.step_tiler
     return figure.noted(
-        f"Thread mode ({across}, {down}): {_count(across, 'thread')} along a row and {_count(down, 'row')} "
-        f"of them. Value mode ({vector}, {own}): V = {_count(vector, 'neighbouring element')}, moved by one "
-        f"access, in each of M = {_count(own, 'row')}.",
+        f"Thread mode ({across}, {down}): {count(across, 'thread')} along a row and {count(down, 'row')} "
+        f"of them. Value mode ({vector}, {own}): V = {count(vector, 'neighbouring element')}, moved by one "
+        f"access, in each of M = {count(own, 'row')}.",
         f"The strides lead to an index that runs down the columns of the {height} \u00d7 {width} tile: "
         f"an index of 1 more is the next row, of {height} more the next column.",
-        f"A row of the CTA's tile takes K = {_count(c.steps, 'such step')}: partitioned by this copy it has "
+        f"A row of the CTA's tile takes K = {count(c.steps, 'such step')}: partitioned by this copy it has "
         f"the shape ((V, M), 1, K) = (({vector}, {own}), 1, {c.steps}).",
     )
 
 
 def _tile(view: View) -> Figure:
     c = view.plan.row_class
-    name = view.space(c.facts.inputs[0])
+    name = space(c.facts.inputs[0])
     figure = draw.thread_value(
         checks.tile_tv(c),
         c.tiler,
@@ -195,16 +162,16 @@ def _tile(view: View) -> Figure:
         step=c.step_tiler[1],
         title=f"{name}: the first tile in global memory{view.where}",
     )
-    others = [view.space(n) for n in (*c.facts.inputs[1:], *c.facts.outputs)]
+    others = [space(n) for n in (*c.facts.inputs[1:], *c.facts.outputs)]
     notes = [f"{' and '.join(others)}: the same threads at the same coordinates."] if others else []
     notes += [
-        f"{view.space(n)}: one element a row, which the first thread of the row stores"
+        f"{space(n)}: one element a row, which the first thread of the row stores"
         + (", in CTA 0 of the cluster." if c.cluster_n > 1 else ".")
         for n in c.facts.group_outputs
     ]
     if view.end < c.tiler[1]:
         notes.append(
-            f"Row 0 has {_count(view.end, 'column')} of this tile in whole vectors: those past them are "
+            f"Row 0 has {count(view.end, 'column')} of this tile in whole vectors: those past them are "
             "drawn here and skipped by the predicate."
         )
     report = replace(checks.check(view.plan), shared=())  # that stands under the figure of shared memory
@@ -214,7 +181,7 @@ def _tile(view: View) -> Figure:
 def _smem(view: View) -> Figure:
     c = view.plan.row_class
     staged = [n for n, how in zip(c.facts.inputs, c.staging, strict=True) if how != "direct"]
-    name = view.space(staged[0], "s")
+    name = space(staged[0], "s")
     figure = draw.thread_value(
         checks.tile_tv(c),
         c.tiler,
@@ -226,7 +193,7 @@ def _smem(view: View) -> Figure:
         step=c.step_tiler[1],
         title=f"{name}: the tile in shared memory, {c.smem}",
     )
-    notes = [f"One buffer each: {', '.join(view.space(n, 's') for n in staged)}."] if len(staged) > 1 else []
+    notes = [f"One buffer each: {', '.join(space(n, 's') for n in staged)}."] if len(staged) > 1 else []
     notes.append(
         "Each thread reads back only what it copied itself, so that waiting for its own copies is enough: no "
         "barrier between threads."
@@ -255,13 +222,13 @@ def _edges(view: View) -> Figure:
         element_bytes=ITEM_SIZE[c.dtypes[reference]],
         share=p.share if c.cluster_n > 1 else 0,
         cta=view.cta,
-        space=view.space(name),
+        space=space(name),
         title=f"Head, body and tail of rows of {p.columns:,}",
     )
     return figure.noted(
-        f"Drawn: {_count(len(starts), 'row')}, one for each way in which the rows of this matrix lie off a "
+        f"Drawn: {count(len(starts), 'row')}, one for each way in which the rows of this matrix lie off a "
         f"vector boundary of the {'output' if c.facts.outputs else 'input'}. Threads are counted within their row.",
-        f"A thread has room for {_count(c.edge_scalars, 'scalar')} beside its vectors; a scalar exists where "
+        f"A thread has room for {count(c.edge_scalars, 'scalar')} beside its vectors; a scalar exists where "
         "its slot falls into the head or the tail of its row.",
     )
 
@@ -282,8 +249,8 @@ def _predicate(view: View) -> Figure:
     )
     notes = [
         f"Shape (M, rows of the copy, K) = {ints.show(c.predicate.shape)}: one bit decides a vector of "
-        f"{_count(c.vector, 'element')}.",
-        f"Mode 0 counts the M = {_count(c.rows_per_thread, 'row')} that a thread owns within one step: each "
+        f"{count(c.vector, 'element')}.",
+        f"Mode 0 counts the M = {count(c.rows_per_thread, 'row')} that a thread owns within one step: each "
         "row has its own bound, so each has bits of its own. Mode 1 has stride 0: rows over which the copy "
         "repeats share their bits. Here one copy covers all rows of the tile, so that its size is 1.",
     ]
@@ -356,10 +323,6 @@ def _cluster(view: View) -> Figure:
     )
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
-
-
 def _size(view: View) -> int:
     return ITEM_SIZE[view.plan.row_class.dtypes[0]]
 
@@ -383,96 +346,11 @@ def walk(plan: Plan, found: dict[str, Figure], thread: int | None = None) -> lis
     )
 
 
-def write(plan: Plan, folder: str | Path, png: bool = False, thread: int | None = None) -> list[Path]:
-    """Write all figures of a Plan as SVG (and PNG) and its explorer, a page that links them.
-
-    Returns the paths. png: needs cairosvg, RuntimeError without it.
-    """
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    found = figures(plan, thread)
-    endings = [".svg", ".png"] if png else [".svg"]
-    paths = [figure.save(folder / f"{name}{end}") for name, figure in found.items() for end in endings]
-    return [*paths, save_explorer(folder / "explorer.html", **page(plan, found, thread))]
-
-
-def page(plan: Plan, found: dict[str, Figure] | None = None, thread: int | None = None) -> dict:
-    """The arguments of `layouts.html.explorer` for a Plan."""
-    found = found or figures(plan, thread)
+def heading(plan: Plan, thread: int | None = None) -> tuple[str, str]:
+    """The title and subtitle of the explorer."""
     c = plan.row_class
     dtypes = " to ".join(dict.fromkeys(c.dtypes))
-    shown = {name: figure for name, figure in found.items() if name != FOLLOWED}
-    where = View(plan, thread).where
-    return {
-        "figures": shown,
-        "title": f"{c.math} of {plan.rows:,} rows of {plan.columns:,}, {dtypes}",
-        "subtitle": f"class {c.name} for {c.architecture}; first tile{where}, {c.threads:,} threads a CTA",
-        "steps": walk(plan, shown, thread),
-    }
-
-
-def plan_of(
-    rows: int,
-    columns: int,
-    dtype: str = "bf16",
-    *,
-    math: str = "softmax",
-    online: bool = True,
-    architecture: str = H200.architecture.name,
-) -> Plan:
-    """The plan for contiguous (rows, columns) matrices, for an H200 or another architecture in its place.
-
-    Raises NotPlanned where no kernel serves it, KeyError for an architecture that is not in `ARCHITECTURES`.
-    """
-    facts = MATHS[math, online]
-    operands = [Operand(dtype, (columns, 1))] * facts.full
-    operands += [Operand(dtype, (1, 0))] * len(facts.group_outputs)
-    device = replace(H200, architecture=ARCHITECTURES[architecture])
-    return plan(math, canonical((rows, columns), (1,), operands), device, online=online)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """`diagrams 4096x65536 --dtype bf16 -o out/`: write a problem's figures; 0, or 2 for bad input."""
-    options = _parser().parse_args(argv)
-    try:
-        made = plan_of(
-            *options.shape,
-            options.dtype,
-            math="softmax_backward" if options.backward else "softmax",
-            online=not options.two_pass,
-            architecture=options.arch,
-        )
-        paths = write(made, options.output, options.png, options.thread)
-    except (ValueError, NotImplementedError, RuntimeError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print(made.explain())
-    print(*paths, sep="\n")
-    return 0
-
-
-def _shape(text: str) -> tuple[int, int]:
-    found = re.fullmatch(r"(\d+)[x,](\d+)", text)
-    if not found or 0 in (int(found[1]), int(found[2])):
-        raise argparse.ArgumentTypeError(f"expected ROWSxCOLUMNS such as 4096x65536, got {text!r}")
-    return int(found[1]), int(found[2])
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m cute_softmax diagrams",
-        description="Draw the layouts of a softmax over the last dimension: SVG files and a page of them.",
+    return (
+        f"{c.math} of {plan.rows:,} rows of {plan.columns:,}, {dtypes}",
+        f"class {c.name} for {c.architecture}; first tile{View(plan, thread).where}, {c.threads:,} threads a CTA",
     )
-    parser.add_argument("shape", type=_shape, help="rows x columns, such as 4096x65536")
-    parser.add_argument("--dtype", choices=tuple(ITEM_SIZE), default="bf16", help="of all operands")
-    parser.add_argument("--backward", action="store_true", help="the gradient's kernel")
-    parser.add_argument("--two-pass", action="store_true", help="maximum, then sum, instead of both at once")
-    parser.add_argument("--arch", choices=tuple(ARCHITECTURES), default=H200.architecture.name)
-    parser.add_argument("--thread", type=int, help="the thread to follow; by default one at the end of a row")
-    parser.add_argument("--png", action="store_true", help="PNG beside every SVG (needs cairosvg)")
-    parser.add_argument("-o", "--output", type=Path, default=Path("diagrams"), help="folder to write into")
-    return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

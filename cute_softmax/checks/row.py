@@ -1,61 +1,16 @@
-"""What a Plan does to memory, checked on its own numbers: coverage, alignment, sectors, bank conflicts.
-
-The arithmetic is that of `kernels/row.py`, written again from the Plan alone, so that a Plan which loses an
-element, reads one twice or misaligns an access is found without a GPU. Pure Python: no torch or cutlass.
-"""
+"""The row movement checked on a Plan's own numbers; the arithmetic is that of `kernels/row.py`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from layouts import Layout, access
 from layouts.figures import Pieces
 from layouts.operations import with_steps
 
-from .plan import WARP, Plan, RowClass
-from .problem import ITEM_SIZE
-
-MAX_PHASES = 64  # rows looked at: more than there are ways to lie off a vector boundary
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """The requests of one operand in the grid's first tile, all CTAs of its cluster together.
-
-    name: of the operand; width: bytes that a lane moves; requests: of warps; sectors: of 32 bytes that they
-    touch; ideal: sectors that the same bytes would take side by side.
-    """
-
-    name: str
-    width: int
-    requests: int
-    sectors: int
-    ideal: int
-
-    def __str__(self) -> str:
-        if not self.requests:
-            return f"{self.name}: no whole vector, only scalars."
-        return (
-            f"{self.name}: {self.requests:,} requests of {self.width} bytes a lane touch "
-            f"{self.sectors:,} sectors of 32 bytes; side by side their bytes would fill {self.ideal:,}."
-        )
-
-
-@dataclass(frozen=True)
-class Report:
-    """What `check` found: `problems` is empty where all is well."""
-
-    plan: Plan
-    problems: tuple[str, ...]
-    coverage: str
-    traffic: tuple[Traffic, ...]
-    shared: tuple[str, ...]
-
-    def lines(self) -> list[str]:
-        """The report as sentences, problems first."""
-        found = [f"PROBLEM: {p}" for p in self.problems]
-        return [*found, self.coverage, *(f"First tile, {t}" for t in self.traffic), *self.shared]
+from ..plan import WARP, Plan, RowClass
+from ..problem import ITEM_SIZE
+from .report import MAX_PHASES, Report, Traffic
 
 
 def tile_tv(c: RowClass) -> Layout:

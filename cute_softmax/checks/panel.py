@@ -1,0 +1,153 @@
+"""The column and split movements checked on a Plan's own numbers; the arithmetic is that of `kernels/panel.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from layouts import access
+
+from ..plan import WARP, PanelClass, PanelPlan
+from ..problem import ITEM_SIZE
+from .report import MAX_PHASES, Report, Traffic
+
+
+def requests(
+    plan: PanelPlan, operand: int, *, tile: int = 0, part: int = 0, rank: int = 0, at: int | None = None
+) -> Iterator[list[int | None]]:
+    """The lanes' byte addresses in each request of a CTA for a full operand, None where nothing is loaded.
+
+    tile: which panel; at: the element at which the CTA's tile begins, by default its first. Addresses count from
+    the 16-byte boundary before the tensor.
+    """
+    c = plan.kernel
+    size = ITEM_SIZE[c.dtypes[operand]]
+    held = plan.bounds(part, rank)
+    first = held.start if at is None else at
+    base, start = plan.problem.offsets[operand], tile * c.columns
+    groups = {
+        g: plan.group(operand, start + g) for g in range(0, min(c.columns, plan.groups - start), c.slots)
+    }
+    elements = {e: plan.element(operand, first + e) for e in range(0, min(c.tile, held.stop - first), c.unit)}
+    index = c.tiled(c.steps).offsets()
+    for k in range(c.steps):
+        lanes: list[int | None] = []
+        for place in index[k * c.vector * c.threads :][: c.threads]:
+            group, element = divmod(place, c.tile)
+            exists = group in groups and element in elements
+            lanes.append((base + groups[group] + elements[element]) * size if exists else None)
+        for warp in range(0, c.threads, WARP):
+            if any(a is not None for a in lanes[warp : warp + WARP]):
+                yield lanes[warp : warp + WARP]
+
+
+def check(plan: PanelPlan) -> Report:
+    """Coverage of the panels, alignment and sectors of every request of the first CTA's or cluster's first tile, and
+    the wavefronts of shared memory."""
+    c = plan.kernel
+    found = access.coverage(c.tiled(c.steps), (c.tile, c.columns))
+    problems = [] if found.exact else [
+        f"the tile of {c.tile} elements by {c.columns} groups: {len(found.missing)} have no thread and "
+        f"{len(found.repeated)} have several"
+    ]  # fmt: skip
+    problems += coverage(plan)
+    traffic = []
+    for operand, name in enumerate((*c.facts.inputs, *c.facts.outputs)):
+        problems += [f"{name}: {p}" for p in alignment(plan, operand)]
+        try:
+            traffic.append(traffic_of(plan, operand, name))
+        except ValueError as error:
+            problems.append(f"{name}: {error}")
+    told = "every element of a group has exactly one thread" if not problems else "see the problems"
+    ctas = c.cluster_n * plan.parts
+    if ctas > 1:
+        told += f", at most {plan.share:,} elements in each of {ctas} CTAs"
+    if c.streaming:
+        told += f"; a CTA takes them in chunks of {c.chunk:,}"
+    return Report(plan, tuple(problems), f"Coverage: {told}.", tuple(traffic), tuple(shared(c)))
+
+
+def coverage(plan: PanelPlan) -> list[str]:
+    """What is wrong with how CTAs share a group, and panels the groups; empty if each element has one CTA."""
+    c, end = plan.kernel, 0
+    problems = []
+    for part in range(plan.parts):
+        for rank in range(c.cluster_n):
+            held = plan.bounds(part, rank)
+            if len(held) > c.tile and not c.streaming:
+                return [f"part {part}, CTA {rank} takes {len(held)} elements and its tile has {c.tile}"]
+            if len(held) % c.unit:
+                return [
+                    f"part {part}, CTA {rank} takes {len(held)} elements, not whole vectors of {c.vector}"
+                ]
+            if held and held.start != end:
+                return [f"elements {min(end, held.start)} to {max(end, held.start)} are taken twice or never"]
+            end = held.stop if held else end
+    if end != plan.length:
+        problems.append(f"groups are taken up to element {end} of {plan.length}")
+    if plan.kept[-1] % c.slots:
+        problems.append(f"vectors of {c.slots} groups straddle the end of a dimension of {plan.kept[-1]}")
+    if plan.reduced[-1] % c.unit:
+        problems.append(f"vectors of {c.unit} straddle the end of a dimension of {plan.reduced[-1]}")
+    return problems
+
+
+def alignment(plan: PanelPlan, operand: int) -> Iterator[str]:
+    """What keeps vectors of an operand from being one access each, wherever their panel and their element lie."""
+    c = plan.kernel
+    if c.vector == 1:
+        return
+    neighbours = plan.operand_strides[operand][0 if c.orientation == "column" else len(plan.kept)]
+    if neighbours != 1:
+        yield f"the elements of a vector lie {neighbours} apart"
+    groups = {
+        plan.group(operand, g) % c.vector for g in range(0, min(plan.groups, MAX_PHASES * c.slots), c.slots)
+    }
+    elements = {
+        plan.element(operand, e) % c.vector for e in range(0, min(plan.length, MAX_PHASES * c.unit), c.unit)
+    }
+    offset = plan.problem.offsets[operand]
+    if any((offset + a + b) % c.vector for a in groups for b in elements):
+        yield f"some vectors are not aligned to their {c.vector * ITEM_SIZE[c.dtypes[operand]]} bytes"
+
+
+def traffic_of(plan: PanelPlan, operand: int, name: str = "") -> Traffic:
+    """The requests of an operand in the first tiles of the CTAs of the first cluster.
+
+    Raises ValueError naming lane and address where an access is not aligned to its width.
+    """
+    c = plan.kernel
+    width = c.vector * ITEM_SIZE[c.dtypes[operand]]
+    count = sectors = ideal = 0
+    for rank in range(c.cluster_n):
+        for lanes in requests(plan, operand, rank=rank):
+            found = access.global_request(lanes, width)
+            count += 1
+            sectors += found.sectors
+            ideal += found.ideal_sectors
+    return Traffic(name, width, count, sectors, ideal)
+
+
+def shared(c: PanelClass) -> Iterator[str]:
+    """A sentence for each use of shared memory: its wavefronts and bank conflicts."""
+    smem, buffer = c.smem, c.reduction_buffer
+    for name, dtype in zip(c.facts.inputs, c.dtypes, strict=False):
+        size = ITEM_SIZE[dtype]
+        every = [smem(0, t, k) * size for k in range(c.steps) for t in range(c.threads)]
+        yield f"{name} in shared memory, written and read: {_told(every, c.vector * size)}."
+    if c.down == 1:
+        return  # nothing is exchanged
+    partial = range(c.slots)
+    writes = [
+        buffer(a * c.slots + v, 0, 0) * 4 if a < c.across else None for v in partial for a in range(WARP)
+    ]
+    reads = [buffer(t % c.columns, w, 0) * 4 for w in range(c.warps_down) for t in range(WARP)]
+    spread = [buffer(t % c.across * c.slots + v, 0, 0) * 4 for v in partial for t in range(WARP)]
+    yield f"Reduction buffer, written by a warp: {_told(writes, 4)}."
+    yield f"Reduction buffer, read by a warp: {_told(reads, 4)}; merged results, read: {_told(spread, 4)}."
+
+
+def _told(addresses: Sequence[int | None], width: int) -> str:
+    """What the requests of a warp at a time cost, in words."""
+    found = [access.shared_request(addresses[i : i + WARP], width) for i in range(0, len(addresses), WARP)]
+    wavefronts, conflicts = sum(r.wavefronts for r in found), sum(r.conflicts for r in found)
+    return f"{width} bytes a lane, {wavefronts / len(found):.4g} wavefronts a request, {conflicts} bank conflicts"

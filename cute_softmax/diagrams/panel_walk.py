@@ -1,0 +1,98 @@
+"""The way of one group through the column and split movements, as steps for the explorer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from layouts.figures import Facts, Figure
+from layouts.html import Step
+
+from ..plan import PanelClass
+
+
+def walk_of(found: dict[str, Figure], exchanges: Sequence[tuple[str, int]], c: PanelClass) -> list[Step]:
+    """Steps for the first group of the first panel. exchanges: what each carries, and its stage of the buffer."""
+
+    def first(facts: Facts) -> bool:
+        """The first group: column 0, or where a CTA has one group all there is."""
+        if c.orientation == "row":
+            return facts.coordinate.startswith("(0, ")
+        return re.match(r"\(\d+, 0\b", facts.coordinate) is not None
+
+    def slot(facts: Facts) -> bool:
+        return "column 0" in facts.coordinate and not facts.coordinate.startswith("(panel")
+
+    steps = [
+        Step(
+            "Which vectors exist",
+            "Each thread compares how much of the group is left with the place of each of its vectors. What does not "
+            "exist is not loaded; its slot holds padding that changes no result.",
+            "predicate",
+            lambda facts: facts.note == "loaded",
+        ),
+        Step(
+            "Global memory to shared memory",
+            "Each thread starts asynchronous copies (cp.async) of all its vectors into its own slots: neighbouring "
+            "threads take neighbouring addresses.",
+            "tile",
+            first,
+        ),
+        Step(
+            "Shared memory to registers",
+            "When its own copies have arrived each thread reads its slots back, once for each stage.",
+            "smem",
+            first,
+        ),
+    ]  # fmt: skip
+    for i, (what, stage) in enumerate(exchanges):
+        turn = f" ({i + 1} of {len(exchanges)})" if len(exchanges) > 1 else ""
+        if "shuffle" in found:
+            steps.append(
+                Step(
+                    f"Shuffles{turn}",
+                    f"Each thread has reduced what it holds to one partial result: {what}. Lanes with the same "
+                    "groups merge theirs.",
+                    "shuffle",
+                    lambda facts: facts.note.startswith(("round", "its own")),
+                )
+            )
+        steps.append(
+            Step(
+                f"Reduction buffer{turn}",
+                "Each warp writes its partial result; after a barrier one thread a column merges those of all warps.",
+                "reduction_buffer",
+                lambda facts, stage=stage: slot(facts) and facts.space.endswith(f"stage {stage}"),
+            )
+        )
+    if "cluster" in found:
+        steps.append(
+            Step(
+                "Into every CTA of the cluster",
+                "One thread a column stores the CTA's state into all CTAs; each merges what it has received.",
+                "cluster",
+                lambda facts: facts.note.startswith(("st.async", "from CTA 0", "expects")),
+            )
+        )
+    if "meeting" in found:
+        steps += [
+            Step(
+                "Count in",
+                "Having written its states, the CTA counts itself in"
+                + (" and waits for the others, but not for ever." if c.facts.outputs else "."),
+                "meeting",
+                lambda facts: facts.space.endswith("words"),
+            ),
+            Step(
+                "Merge the parts",
+                "In the last CTA to arrive the threads of a column merge the states of all parts, in a fixed order.",
+                "meeting",
+                slot,
+            ),
+        ]
+    stored = (
+        "Each thread turns the values in its slots into results and stores them at the same coordinates."
+        if c.facts.outputs
+        else "The first thread of each group stores its result."
+    )
+    return [*steps, Step("Results to global memory", stored, "tile", first)]

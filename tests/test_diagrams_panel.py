@@ -1,0 +1,255 @@
+"""Figures and checks of the column and split movements, and that they show what the kernel does."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from cute_softmax import checks, diagrams
+from cute_softmax.hardware import ARCHITECTURES, H200
+from cute_softmax.plan import PanelPlan, plan
+from cute_softmax.problem import ITEM_SIZE, Operand, canonical
+from layouts import Layout
+from layouts.trace import differences, observing
+
+ROOT = Path(__file__).resolve().parents[1]
+PROBLEMS = {
+    "columns": ((33, 40), {"dim": 0}),
+    "odd": ((1000, 7), {"dim": 0, "math": "softmax_backward"}),
+    "few": ((3, 100_000), {"dim": 0}),
+    "middle": ((3, 100, 24), {"dim": 1, "dtype": "fp32"}),
+    "cluster": ((1024, 4096), {"dim": 0}),
+    "two modes": ((64, 50, 1000), {"dim": (0, 2)}),
+    "outer modes": ((5, 30, 7, 64), {"dim": (0, 2)}),
+    "split": ((20000, 1000), {"dim": 0, "architecture": "sm_80"}),
+    "long": ((2, 4000000), {"math": "logsumexp"}),
+    "long odd": ((1, 5000001), {"dtype": "fp32"}),
+    "sum": ((3000000, 24), {"dim": 0, "math": "sum"}),
+}
+
+
+def made(name: str) -> PanelPlan:
+    shape, options = PROBLEMS[name]
+    return diagrams.plan_shape(shape, **options)
+
+
+@pytest.fixture(scope="module", params=PROBLEMS)
+def case(request):
+    p = made(request.param)
+    assert isinstance(p, PanelPlan)
+    return p, diagrams.figures(p)
+
+
+def test_a_plan_has_the_figures_of_what_it_uses(case):
+    p, found = case
+    c = p.kernel
+    assert {"tv", "tile", "smem", "predicate", "thread"} <= set(found)
+    assert ("reduction_buffer" in found) == (c.down > 1) and ("shuffle" in found) == (c.across < 32)
+    assert ("cluster" in found) == (c.cluster_n > 1) and ("meeting" in found) == c.meeting
+
+
+def test_figures_are_legible_and_small(case):
+    for name, figure in case[1].items():
+        text = figure.svg()
+        ElementTree.fromstring(text)
+        assert figure.width <= 1600, name
+        assert len(text) < 300_000 or name == "thread", name
+        assert not re.search(r"\(s\)| 1 (rows|groups|parts|lanes|rounds)\b|PROBLEM", text), name
+
+
+def test_cells_of_the_tile_are_where_the_thread_loads(case):
+    """Against the requests of the checks, which count threads and steps as the kernel does."""
+    p, found = case
+    c = p.kernel
+    tv = c.tiled(c.steps)
+    loaded = set()
+    for lanes in checks.panel.requests(p, 0):
+        loaded |= {a for a in lanes if a is not None}
+    seen = 0
+    for cell in found["tile"].cells:
+        f = cell.facts
+        if not f.space or f.start is None:
+            continue
+        (thread,) = f.threads
+        value = int(re.match(r"\d+", f.value)[0])
+        row, column = map(int, re.match(r"\((\d+), (\d+)", f.coordinate).groups())
+        element, group = (column, row) if c.orientation == "row" else (row, column)
+        assert tv(thread, value) == element + group * c.tile
+        inside = element < len(p.bounds(0, 0)) and group < p.groups
+        assert f.byte in loaded or not inside
+        seen += inside
+    assert seen
+
+
+def test_predicate_ends_with_the_data(case):
+    p, found = case
+    c = p.kernel
+    part, rank = diagrams.panel.View(p).last
+    end = p.bounds(part, rank).stop
+    assert end == p.length
+    facts = [
+        x.facts for x in found["predicate"].cells if x.facts.note in ("loaded",) or "skipped" in x.facts.note
+    ]
+    first = diagrams.panel.View(p).final.start
+    for f in facts:
+        row, column, last = map(int, re.match(r"\((\d+), (\d+)\.\.(\d+)", f.coordinate).groups())
+        exists = last < p.length if c.orientation == "row" else first + row < p.length and column < p.groups
+        assert (f.note == "loaded") == exists
+    assert any(f.note == "loaded" for f in facts)
+
+
+@pytest.mark.parametrize("name", ["columns", "odd", "few", "middle", "two modes", "outer modes"])
+def test_requests_reach_every_element_once(name):
+    """Counted element by element over the whole grid."""
+    p = made(name)
+    c = p.kernel
+    assert checks.check(p).problems == ()
+    for operand in range(c.facts.full):
+        size = ITEM_SIZE[c.dtypes[operand]]
+        reached = Counter()
+        for tile in range(p.tiles):
+            for part in range(p.parts):
+                for rank in range(c.cluster_n):
+                    for lanes in checks.panel.requests(p, operand, tile=tile, part=part, rank=rank):
+                        reached.update(a // size + v for a in lanes if a is not None for v in range(c.vector))
+        assert sorted(reached) == list(range(p.groups * p.length)) and set(reached.values()) == {1}
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_plans_have_no_problems(architecture):
+    for shape, options in PROBLEMS.values():
+        p = diagrams.plan_shape(shape, **{**options, "architecture": architecture})
+        assert checks.check(p).problems == (), p.explain()
+
+
+def strided(shape, dims, strides, offsets=(0, 0)) -> PanelPlan:
+    operands = [Operand("bf16", s, 2 * o) for s, o in zip(strides, offsets, strict=True)]
+    return plan("softmax", canonical(shape, dims, operands), H200)
+
+
+def test_width_decides_sectors():
+    wide = strided((1024, 4096), (0,), [(4096, 1)] * 2)
+    (x, y) = checks.check(wide).traffic
+    assert x.width == 16 and x.sectors == x.ideal and y.sectors == y.ideal
+    apart = strided((1024, 4096), (0,), [(8192, 2), (4096, 1)])
+    (x, _) = checks.check(apart).traffic
+    assert x.width == 2 and x.sectors > x.ideal
+
+
+def test_a_wrong_plan_is_found():
+    p = made("cluster")
+    c = p.kernel
+    assert any("taken up to" in t for t in checks.check(replace(p, length=p.length + 1)).problems)
+    assert any("its tile has" in t for t in checks.check(replace(p, share=c.tile + 1)).problems)
+    assert any("taken up to" in t for t in checks.check(replace(p, share=p.share - 1)).problems)
+    odd = strided((64, 1001), (0,), [(1001, 1)] * 2)
+    assert odd.kernel.vector == 1
+    wide = replace(odd, kernel=replace(odd.kernel, vector=8, across=1))
+    assert any("aligned" in t for t in checks.check(wide).problems)
+    assert any("straddle" in t for t in checks.check(wide).problems)
+
+
+def test_every_thread_can_be_followed():
+    p = made("columns")
+    for thread in (0, 37, p.kernel.threads - 1):
+        figure = diagrams.figures(p, thread)["thread"]
+        owned = [c for c in figure.cells if c.facts.space == "gX" and not c.dim]
+        assert all(c.facts.threads == (thread,) for c in owned)
+    with pytest.raises(ValueError, match="thread must be 0 to"):
+        diagrams.figures(p, p.kernel.threads)
+
+
+def test_notebooks_show_a_panel():
+    assert "column" in (text := made("cluster")._repr_svg_()) and "gX" in text
+
+
+def test_command_line(tmp_path, capsys):
+    assert diagrams.main(["33x40", "--dim", "0", "-o", str(tmp_path)]) == 0
+    assert "movement   column" in capsys.readouterr().out
+    assert {"tv.svg", "reduction_buffer.svg", "explorer.html"} <= {f.name for f in tmp_path.iterdir()}
+    assert diagrams.main(["4x5x64", "--dim", "0", "2", "-o", str(tmp_path)]) == 0
+    assert "5 groups of 256" in capsys.readouterr().out
+
+
+# What is drawn is what the kernel has: `test_faithful` for panels. Run as a script for an architecture.
+
+
+def trace_all(architecture: str) -> dict:
+    """What is wrong with the classes of all problems, traced; and whether a swapped layout would be seen."""
+    from cute_softmax.compile import compile_class
+
+    found = {"classes": [], "wrong": [], "missed": []}
+    for shape, options in PROBLEMS.values():
+        c = diagrams.plan_shape(shape, **{**options, "architecture": architecture}).kernel
+        with observing() as seen:
+            compile_class(c)
+        ours = diagrams.drawn(c)
+        found["classes"].append(c.name)
+        found["wrong"] += [f"{c.name}: {line}" for line in differences(ours, seen)]
+        found["wrong"] += [f"{c.name}: {name} is not drawn" for name in seen.keys() - ours.keys()]
+        for name, layout in ours.items():
+            turned = Layout(layout.shape[::-1], layout.stride[::-1])
+            if turned.shape != layout.shape and not differences({name: turned}, seen):
+                found["missed"].append(f"{c.name}: {name}")
+    return found
+
+
+@pytest.mark.parametrize("architecture", ["sm_90a", "sm_80"])
+def test_classes_are_drawn_as_their_kernels_are(architecture):
+    environment = dict(os.environ, CUTE_DSL_ARCH=architecture, CUTE_DSL_DRYRUN="1", PYTHONPATH=str(ROOT))
+    command = [sys.executable, __file__, architecture]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["wrong"] == [] and found["missed"] == []
+    movements = " ".join(found["classes"])
+    assert all(word in movements for word in ("column", "row", "meeting", "modes"))
+    assert ("cluster" in movements) == (architecture == "sm_90a")
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_threads_stand_where_the_kernel_puts_them(name, monkeypatch):
+    """The kernel's own address arithmetic, on plain numbers, beside the thread-value layout."""
+    from cute_softmax.kernels import panel
+
+    p = made(name)
+    c = p.kernel
+    plain = SimpleNamespace(make_layout=lambda v: v, make_tensor=lambda address, layout: address)
+    monkeypatch.setattr(panel, "cute", plain)
+    monkeypatch.setattr(panel, "global_pointer", lambda dtype, address, offset, align: address)
+    for type_ in ("Int32", "Int64"):
+        monkeypatch.setattr(panel, type_, int)
+    kernel = SimpleNamespace(spec=c, dtypes=[SimpleNamespace(width=8 * ITEM_SIZE[d]) for d in c.dtypes])
+    across, reduced = p.operand_strides[0][0], p.operand_strides[0][c.kept_modes :]
+    size = ITEM_SIZE[c.dtypes[0]]
+    memory = diagrams.panel.View(p).memory(0)
+    for thread in (0, 1, 31, 32, c.threads - 1):
+        a, d = thread % c.across, thread // c.across
+        mX = SimpleNamespace(
+            address=0,
+            start=int(
+                panel.dot(panel.apart(a * c.slots, p.kept[:0:-1]), p.operand_strides[0][: c.kept_modes])
+            ),
+            across=across,
+            reduced=reduced,
+        )
+        this = SimpleNamespace(d=d, mX=[mX], reduced_sizes=p.reduced[:0:-1])
+        addresses = panel.PanelKernel.vectors(kernel, this, 0, 0)
+        for k, address in enumerate(addresses):
+            group, element = divmod(c.tiled(c.steps)(thread, k * c.vector), c.tile)
+            at = (group, element) if c.orientation == "row" else (element, group)
+            assert address == memory(at) * size
+
+
+if __name__ == "__main__":
+    print(json.dumps(trace_all(sys.argv[1])))
