@@ -40,10 +40,15 @@ def _panel(c: PanelClass) -> tuple[Any, list]:
     from cutlass import Int32, Int64
 
     from .kernels.panel import PanelKernel
+    from .kernels.split import SplitKernel
 
     modes = c.kept_modes + c.reduced_modes
     rest = modes - 2 + c.meeting + len(c.dtypes) * (1 + modes)
-    return PanelKernel(c, build_math(c)), [*[Int32(0)] * 7, Int64(0), *[Int64(0)] * rest]
+    return (SplitKernel if c.meeting else PanelKernel)(c, build_math(c)), [
+        *[Int32(0)] * 7,
+        Int64(0),
+        *[Int64(0)] * rest,
+    ]
 
 
 # By the movement of a class.

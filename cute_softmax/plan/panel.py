@@ -10,79 +10,13 @@ from layouts import Layout
 from ..hardware import Device
 from ..problem import ALIGNMENT, ITEM_SIZE, Mode, Problem
 from .maths import MATHS, WARP, Math, NotPlanned
+from .panel_teams import CHUNKS_OF_A_PART, NARROWEST_BYTES, PANEL_BYTES, STREAMING, TEAMS, Team
 
 # How many modes a kernel takes an index apart into, kept or reduced: few, so that classes are few.
 MODES = (1, 2, 5)
-# Bytes of neighbouring columns that a panel takes. Copying panels of (128, 1048576) bf16 in this way reaches 0.67 of
-# a plain copy with 32 bytes, 0.76 with 64, 0.87 with 128 and 0.95 with 256 and 512 (H200, 2026-11-20): what counts is
-# how much of a DRAM page is touched at once.
-PANEL_BYTES = 256
-NARROWEST_BYTES = 32  # a sector of L2
 # A meeting point waits so long (nanoseconds) before a CTA leaves its part to the last one that arrives.
 PATIENCE = 1_000_000
 MOST = (1 << 31) - (1 << 20)  # groups, and elements of a group: their indices are 32-bit
-
-
-@dataclass(frozen=True)
-class Team:
-    """threads of a CTA, vectors that each holds, CTAs of a cluster, CTAs that an SM must hold.
-
-    alone: each thread has its columns for itself, and nothing is exchanged.
-    vector_bytes: of an access; narrower vectors are fewer columns a thread, whose states cost less to merge.
-    panel_bytes: of a panel's width, see `PANEL_BYTES`.
-    """
-
-    threads: int
-    steps: int
-    cluster_n: int = 1
-    min_blocks: int = 1
-    alone: bool = False
-    vector_bytes: int = ALIGNMENT
-    panel_bytes: int = PANEL_BYTES
-
-
-# In the order of their room; the first that a panel fits into and that the architecture has room for is taken.
-# H200, 2026-11-20, bf16, the best of 5 to 15 at each length. Small CTAs of which several share an SM overlap loading
-# with storing; a cluster exchanges in a microsecond what takes three through global memory.
-TEAMS = {
-    1: (  # one full input
-        Team(64, 4, min_blocks=16, alone=True),
-        Team(64, 8, min_blocks=12, alone=True),
-        Team(128, 4, min_blocks=8, vector_bytes=8),
-        Team(128, 8, min_blocks=8, vector_bytes=8),
-        Team(128, 8, min_blocks=8),
-        Team(128, 16, min_blocks=5),
-        Team(256, 8, cluster_n=2, min_blocks=4),
-        Team(128, 16, cluster_n=4, min_blocks=5),
-        Team(512, 8, min_blocks=2),  # without clusters
-        Team(128, 16, cluster_n=8, min_blocks=5),
-        Team(128, 16, cluster_n=8, min_blocks=5, panel_bytes=128),
-        Team(128, 16, cluster_n=16, min_blocks=5, panel_bytes=128),
-        Team(128, 32, cluster_n=16, min_blocks=3, panel_bytes=128),
-        Team(128, 32, cluster_n=16, min_blocks=3, panel_bytes=64),
-    ),
-    2: (  # two
-        Team(64, 4, min_blocks=12, alone=True),
-        Team(64, 8, min_blocks=8, alone=True),
-        Team(128, 2, min_blocks=8),
-        Team(128, 8, min_blocks=6),
-        Team(256, 8, min_blocks=3),
-        Team(256, 8, cluster_n=2, min_blocks=2),
-        Team(256, 8, cluster_n=4, min_blocks=2),
-        Team(512, 4, min_blocks=2),  # without clusters
-        Team(256, 8, cluster_n=8, min_blocks=2),
-        Team(256, 8, cluster_n=16, min_blocks=2),
-        Team(256, 8, cluster_n=16, min_blocks=2, panel_bytes=128),
-        Team(512, 8, cluster_n=16, panel_bytes=128),
-    ),
-}
-# For panels that no team holds: streamed through these.
-STREAMING = {1: Team(512, 8, min_blocks=2), 2: Team(512, 8)}
-# Rather than all panels at once, few with many parts are worked on, so that L2 still holds what is read again; but a
-# part has so many chunks at least, against which its meeting weighs little. Columns have a state each, a row has one.
-# H200, 2026-11-20, bf16, ratio to a copy by parts: 65536 x 4096 over columns 0.597 (8), 0.612 (33), 0.583 (66),
-# 0.443 (132); 64 rows of 2^24 0.659 (4), 0.682 (66), 0.539 (264); 4 rows of 2^28 0.621 (66), 0.633 (264).
-CHUNKS_OF_A_PART = {"column": 32, "row": 16}
 
 
 @dataclass(frozen=True)
