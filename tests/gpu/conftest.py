@@ -1,4 +1,7 @@
-"""GPU tests: marked `gpu`, skipped with a reason without a CUDA device; kernels are built in parallel."""
+"""GPU tests: marked `gpu`, skipped with a reason without a CUDA device; kernels are built in parallel.
+
+CUTE_SOFTMAX_TEST_PART=i/n takes every n-th test from the i-th on, so that n processes share a GPU.
+"""
 
 import os
 from pathlib import Path
@@ -17,6 +20,8 @@ MISSING = None if torch.cuda.is_available() else "no CUDA device: torch.cuda.is_
 
 
 def pytest_collection_modifyitems(items):
+    part, parts = map(int, os.environ.get("CUTE_SOFTMAX_TEST_PART", "0/1").split("/"))
+    items[:] = [item for i, item in enumerate(items) if i % parts == part or HERE not in item.path.parents]
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.gpu)

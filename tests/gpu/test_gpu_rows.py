@@ -67,8 +67,9 @@ def test_online_and_two_pass_agree(pair, arch):
         for y in results:
             check_softmax(y, x)
         a, b = (y.double() for y in results)
-        step = torch.finfo(result).eps if result is not torch.float32 else 2e-6
-        # Two roundings of nearly the same number differ by one unit in the last place at most.
+        # Two roundings of nearly the same number differ by one unit in the last place at most; in float32 what
+        # rounding x - max costs, up to 25 of it, counts twice.
+        step = torch.finfo(result).eps if result is not torch.float32 else 4e-6
         assert ((a - b).abs() <= step * torch.maximum(a, b) + torch.finfo(result).tiny).all(), columns
 
 
