@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING or find_spec("torch"):  # plans, layouts and diagrams work without
-    from .functional import explain, plan_softmax, softmax, softmax_backward
+    from .functional import explain, plan_softmax, prepare, softmax, softmax_backward
     from .reductions import amax, logsumexp, plan_reduction, sum
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "logsumexp",
     "plan_reduction",
     "plan_softmax",
+    "prepare",
     "softmax",
     "softmax_backward",
     "sum",

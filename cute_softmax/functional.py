@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 
 from . import launch, ops
 from .hardware import H200, Device
-from .plan import Plan, plan
+from .plan import PanelPlan, Plan, plan
 from .problem import Operand, canonical, canonical_dims
 
 FLOATS = (*launch.DTYPE_NAMES, torch.float64)
@@ -233,6 +233,50 @@ def operand_of(
     if source not in launch.DTYPE_NAMES.values() or (name or source) not in launch.DTYPE_NAMES.values():
         raise TypeError(f"no kernels for {source} -> {name or source}: these go to ATen")
     return shape, Operand(source, strides, address), name or source, device
+
+
+class Prepared:
+    """`softmax` of tensors of one form, with every decision made; see `prepare`.
+
+    plan: its Plan. Calling it with a tensor of this form launches into a new tensor and returns that.
+    """
+
+    __slots__ = ("_run", "plan")
+
+    def __init__(self, plan: Plan | PanelPlan, run: Callable[[torch.Tensor], torch.Tensor]):
+        self.plan, self._run = plan, run
+
+    def __call__(self, input: torch.Tensor) -> torch.Tensor:
+        return self._run(input)
+
+
+def prepare(
+    input: torch.Tensor,
+    dim: int | Sequence[int] = -1,
+    dtype: torch.dtype | None = None,
+    *,
+    online: bool = True,
+) -> Prepared:
+    """`softmax` for tensors like `input`, planned, compiled and loaded now: a loop then only allocates and launches.
+
+    input: a non-empty CUDA tensor, bfloat16, float16 or float32; its shape, strides, dtype and device are what the
+    returned function takes, without a check. Other arguments as `softmax`. No gradient is recorded.
+
+    >>> step = prepare(x)
+    >>> y = step(x)
+
+    Raises as `softmax`, and ValueError for tensors that go to ATen.
+    """
+    check_tensor("input", input)
+    dims, result_dtype = given_dims(dim, input), dtype or input.dtype
+    if not ops.on_kernel(input, result_dtype) or not input.numel():
+        raise ValueError(
+            f"input is a {input.dtype} tensor on {input.device} with {input.numel()} elements, the result "
+            f"{result_dtype}: only non-empty CUDA tensors of {', '.join(map(str, launch.DTYPE_NAMES))} are prepared"
+        )
+    form = ops.Form(input, dims, result_dtype, online)
+    result = torch.empty_like(input, dtype=result_dtype)
+    return Prepared(launch.call_of("softmax", (input, result), dims, online, aligned=True).plan, form.run)
 
 
 def explain(

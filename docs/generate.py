@@ -186,6 +186,7 @@ def functions() -> str:
         "amax",
         "sum",
         "plan_softmax",
+        "prepare",
         "plan_reduction",
         "explain",
     ):

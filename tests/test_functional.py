@@ -9,7 +9,7 @@ import checking
 import pytest
 import torch
 
-from cute_softmax import explain, functional, launch, ops, plan_softmax, softmax, softmax_backward
+from cute_softmax import explain, functional, launch, ops, plan_softmax, prepare, softmax, softmax_backward
 from cute_softmax.hardware import H200
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -326,3 +326,21 @@ def test_public_names():
 
     assert all(callable(getattr(cute_softmax, name)) for name in cute_softmax.__all__)
     assert functional.softmax is softmax
+
+
+def test_only_what_kernels_serve_is_prepared():
+    for x in (torch.randn(3, 4), torch.randn(3, 4).bfloat16(), torch.randn(3, 4).double()):
+        with pytest.raises(ValueError, match=r"only non-empty CUDA tensors of torch.bfloat16"):
+            prepare(x)
+    with pytest.raises(IndexError, match="dim=5 is out of range"):
+        prepare(torch.randn(3, 4), 5)
+    with pytest.raises(TypeError, match=r"input must be a torch.Tensor"):
+        prepare([1.0])
+
+
+def test_a_prepared_call_is_its_form(monkeypatch):
+    monkeypatch.setattr(ops, "on_kernel", lambda t, d: True)
+    monkeypatch.setattr(launch, "call_of", lambda *a, **k: SimpleNamespace(plan="the plan"))
+    monkeypatch.setattr(ops.Form, "__init__", lambda self, *a: setattr(self, "run", lambda x: ("ran", x)))
+    prepared = prepare(torch.randn(3, 4))
+    assert prepared.plan == "the plan" and prepared(7) == ("ran", 7)
