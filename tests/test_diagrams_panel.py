@@ -179,6 +179,8 @@ def test_command_line(tmp_path, capsys):
     assert {"tv.svg", "reduction_buffer.svg", "explorer.html"} <= {f.name for f in tmp_path.iterdir()}
     assert diagrams.main(["4x5x64", "--dim", "0", "2", "-o", str(tmp_path)]) == 0
     assert "5 groups of 256" in capsys.readouterr().out
+    assert diagrams.main(["4x1000", "--dim", "0", "-o", str(tmp_path / "alone")]) == 0  # nothing is exchanged
+    assert {"tv.svg", "explorer.html"} <= {f.name for f in (tmp_path / "alone").iterdir()}
 
 
 # What is drawn is what the kernel has: `test_faithful` for panels. Run as a script for an architecture.
@@ -204,7 +206,7 @@ def trace_all(architecture: str) -> dict:
     return found
 
 
-@pytest.mark.parametrize("architecture", ["sm_90a", "sm_80"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_classes_are_drawn_as_their_kernels_are(architecture):
     environment = dict(os.environ, CUTE_DSL_ARCH=architecture, CUTE_DSL_DRYRUN="1", PYTHONPATH=str(ROOT))
     command = [sys.executable, __file__, architecture]

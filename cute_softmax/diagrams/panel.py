@@ -107,8 +107,10 @@ class View:
 
     @cached_property
     def exchanges(self) -> list[tuple[str, int]]:
-        """What each exchange between warps carries, and its stage of the reduction buffer."""
+        """What each exchange between threads carries, and its stage of the reduction buffer."""
         c = self.kernel
+        if c.down == 1:  # each thread has its groups for itself
+            return []
         names = EXCHANGED.get((c.math, False)) or EXCHANGED.get((c.math, True)) or ()
         names += ("a partial result",) * (c.stages - len(names))
         return [(name, stage) for stage, name in enumerate(names)]

@@ -31,7 +31,7 @@ from layouts.figures import Figure  # noqa: E402
 from layouts.html import explorer  # noqa: E402
 from layouts.walk import row_walk  # noqa: E402
 
-COUNTERS = ROOT / "benchmarks/results/h200/access.json"
+COUNTERS = ROOT / "docs/layouts/access.json"
 ROW = parse("((32,4),8):((32,1),4)")
 CLUSTER = Layout.ordered((1, (4, 4), 1), (1, 0, 2))
 

@@ -2,7 +2,7 @@
 
 On a machine with an NVIDIA GPU and Nsight Compute, from the repository's root::
 
-    python docs/layouts/measure_access.py -o benchmarks/results/h200/access.json
+    python docs/layouts/measure_access.py -o docs/layouts/access.json
 
 runs every case once under ``ncu --clock-control none`` and writes counters and predictions to one file.
 ``--compile`` only builds the kernels for sm_90a, which needs no GPU; ``--launch`` is what ncu runs.
@@ -300,7 +300,7 @@ def header() -> dict[str, str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("-o", "--output", type=Path, default=ROOT / "benchmarks/results/h200/access.json")
+    parser.add_argument("-o", "--output", type=Path, default=ROOT / "docs/layouts/access.json")
     parser.add_argument("--ncu", default="ncu", help="the ncu to run")
     parser.add_argument("--compile", action="store_true", help="only build the kernels, for sm_90a")
     parser.add_argument("--launch", action="store_true", help="only launch the kernels (ncu runs this)")

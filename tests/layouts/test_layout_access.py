@@ -16,7 +16,7 @@ import pytest
 from layouts import Layout, access, operations, parse
 
 ROOT = Path(__file__).resolve().parents[2]
-COUNTERS = ROOT / "benchmarks/results/h200/access.json"
+COUNTERS = ROOT / "docs/layouts/access.json"
 ROW = parse("((32,4),8):((32,1),4)")
 
 
