@@ -121,7 +121,7 @@ def test_every_class_of_sm_90a(math, pair, edges, compiled):
 @pytest.mark.parametrize("math", classes.PAIRS_OF)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_kept_modes(architecture, math, kept_modes, compiled):
-    """Each team once, with the row's index taken apart."""
+    """Each team once on sm_90a and every fifth elsewhere, with the row's index taken apart."""
     by_team = {}
     for dtype in ("bf16", "fp32"):
         for edges in (False, True):
@@ -129,7 +129,7 @@ def test_kept_modes(architecture, math, kept_modes, compiled):
             for interval in classes.intervals(math, architecture, dtypes, edges=edges):
                 by_team.setdefault(team_of(interval.row_class), []).append(interval.row_class)
     found = [replace(f[3 * i % len(f)], kept_modes=kept_modes) for i, f in enumerate(by_team.values())]
-    check_all(found, compiled)
+    check_all(found if architecture == "sm_90a" else found[::5], compiled)
 
 
 def test_two_passes(compiled):
