@@ -86,13 +86,8 @@ def _softmax(
     check_tensor("input", input)
     dims = given_dims(dim, input)
     asked = dtype
-    if (
-        dtype is None
-        and input.dtype in launch.DTYPE_NAMES
-        and input.is_cuda
-        and torch.is_autocast_enabled("cuda")
-    ):
-        dtype = torch.float32  # autocast's rule for softmax
+    if dtype is None and autocasts(input):
+        dtype = torch.float32
     if not (input.dtype.is_floating_point or dtype):
         raise TypeError(
             f"input has dtype {input.dtype}: softmax needs a floating-point tensor, or dtype= to convert to"
@@ -309,6 +304,11 @@ def check_tensor(name: str, tensor: object, function: str = "softmax") -> None:
         )
     if tensor.is_complex():
         raise TypeError(f"{name} has dtype {tensor.dtype}: {function} is not defined for complex numbers")
+
+
+def autocasts(input: torch.Tensor) -> bool:
+    """Whether autocast is on and asks for float32, as it does for softmax and what sums."""
+    return input.dtype in launch.DTYPE_NAMES and input.is_cuda and torch.is_autocast_enabled("cuda")
 
 
 def given_dims(dim: int | Sequence[int], tensor: torch.Tensor) -> tuple[int, ...]:

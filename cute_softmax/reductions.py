@@ -12,7 +12,7 @@ from functools import lru_cache
 import torch
 
 from . import launch, ops
-from .functional import FLOATS, check_tensor, given_dims, operand_of, transformed
+from .functional import FLOATS, autocasts, check_tensor, given_dims, operand_of, transformed
 from .hardware import H200, Device
 from .plan import Plan, plan
 from .problem import Operand, canonical
@@ -99,9 +99,7 @@ def _dims_or_all(dim: object, input: torch.Tensor) -> tuple[int, ...]:
 
 def _autocast(input: torch.Tensor, dtype: torch.dtype) -> torch.dtype:
     """The result's dtype: float32 where autocast would convert the input to it."""
-    if input.dtype in launch.DTYPE_NAMES and input.is_cuda and torch.is_autocast_enabled("cuda"):
-        return torch.float32
-    return dtype
+    return torch.float32 if autocasts(input) else dtype
 
 
 def _reduce(

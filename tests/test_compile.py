@@ -15,7 +15,7 @@ from compiled import Compiled, accesses, compile_and_read
 
 from cute_softmax.compile import build_math
 from cute_softmax.hardware import ARCHITECTURES
-from cute_softmax.plan import KEPT_MODES, MATHS, RowClass
+from cute_softmax.plan import MATHS, MODES, RowClass
 from cute_softmax.problem import ITEM_SIZE
 
 # (math, classes) -> bytes of stack that they may use, with the reason. All others use none.
@@ -117,7 +117,7 @@ def test_every_class_of_sm_90a(math, pair, edges, compiled):
     check_all((i.row_class for i in found), compiled)
 
 
-@pytest.mark.parametrize("kept_modes", KEPT_MODES[1:])
+@pytest.mark.parametrize("kept_modes", MODES[1:])
 @pytest.mark.parametrize("math", classes.PAIRS_OF)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_kept_modes(architecture, math, kept_modes, compiled):

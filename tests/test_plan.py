@@ -200,10 +200,10 @@ def test_rows_of_dimensions_that_do_not_merge(view, which, dtype, offset, order)
     try:
         made = plan(which[0], problem, H200, online=which[1])
     except NotPlanned as error:
-        assert len(problem.kept) > plans.KEPT_MODES[-1] and "dimensions that do not merge" in str(error)
+        assert len(problem.kept) > plans.MODES[-1] and "dimensions that do not merge" in str(error)
         return
     if isinstance(made, PanelPlan):
-        assert len(problem.kept) > plans.KEPT_MODES[-1], "one of them lies across"
+        assert len(problem.kept) > plans.MODES[-1], "one of them lies across"
         return
     check(made)
     wanted = {

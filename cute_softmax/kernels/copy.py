@@ -26,6 +26,23 @@ def global_pointer(dtype: type, address: Int64, offset: Int64, align: int) -> cu
     )
 
 
+def apart(index: Int32 | Int64, sizes: list) -> list:
+    """The coordinates of an index in modes of these sizes, the fastest first; the slowest has no size."""
+    found = []
+    for size in sizes:
+        found.append(index % size)
+        index = index // size
+    return [*found, index]
+
+
+def dot(coordinates: list, strides: list) -> Int64:
+    """The offset of coordinates."""
+    total = Int64(0)
+    for c, stride in zip(coordinates, strides, strict=True):
+        total += Int64(c) * stride
+    return total
+
+
 def read_policy(evict_last: Int32) -> Int64:
     """The L2 eviction policy of reads, chosen at run time: evict_last if the flag is set, else the usual one."""
     last, usual = (

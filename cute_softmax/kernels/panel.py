@@ -4,11 +4,11 @@ A *panel* is what a CTA works on: `across` vectors of neighbouring groups by all
 or one group (rows, where `across` is 1 and a vector lies along the group). Its threads stand `across` by `down`;
 step k of a thread takes unit ``k * down + d`` of the group, a unit being an element (columns) or a vector (rows).
 A panel may be cut along the groups into `parts`, one CTA each, that meet in global memory. What a CTA cannot hold in
-registers it reads twice, the second time backwards, from L2 as far as that kept it.
+shared memory it reads twice, the second time backwards, from L2 as far as that kept it.
 
-    coordinates -> panel -> shared memory -> predicates -> load -> collect -> merge -> meet -> finish -> store
+    coordinates -> panel -> shared memory -> fetch -> fold -> merge -> meet -> finish -> store
 
-Names as in `row`: mX a tensor, rX registers, pX predicates, sX shared memory. A *slot* is a group that a thread
+Names as in `row`: mX a tensor, rS states in registers, sX shared memory. A *slot* is a group that a thread
 holds elements of: V of them in columns, one in rows.
 """
 
@@ -26,6 +26,8 @@ from . import meeting, reduce
 from .copy import (
     DTYPES,
     PACKED_MAX,
+    apart,
+    dot,
     global_pointer,
     load_async,
     pack,
@@ -449,20 +451,3 @@ class PanelKernel:
             pack(iter(results), rounded)
             if left > k * s.down * s.unit:
                 store(rounded, gX[k])
-
-
-def apart(index: Int32, sizes: list) -> list:
-    """The coordinates of an index in modes of these sizes, the fastest first; the slowest has no size."""
-    found = []
-    for size in sizes:
-        found.append(index % size)
-        index = index // size
-    return [*found, index]
-
-
-def dot(coordinates: list, strides: list) -> Int64:
-    """The offset of coordinates."""
-    total = Int64(0)
-    for c, stride in zip(coordinates, strides, strict=True):
-        total += Int64(c) * stride
-    return total

@@ -75,7 +75,7 @@ class Online:
 
     identity = (-float("inf"), 0.0)
 
-    def __init__(self, exp: type):
+    def __init__(self, exp: online.Fast | type[online.Precise]):
         self.exp = exp
 
     def lanes(self, state: tuple, width: int, start: int = 1) -> tuple:

@@ -11,8 +11,6 @@ registers, pX predicates; rE and pE the same for the scalars at a row's edges; t
 copy.
 """
 
-import operator
-from functools import reduce as reduce_with
 from types import SimpleNamespace
 
 import cuda.bindings.driver as cuda
@@ -23,7 +21,7 @@ from cutlass import Boolean, Int32, Int64, const_expr
 from layouts.trace import observe
 
 from . import reduce
-from .copy import DTYPES, Fragment, global_pointer, load, load_async, pack, read_policy, store
+from .copy import DTYPES, Fragment, apart, dot, global_pointer, load, load_async, pack, read_policy, store
 
 
 class RowKernel:
@@ -172,15 +170,11 @@ class RowKernel:
 
     def coordinates(self, this, index: Int64) -> list[Int64]:
         """The row's index in each kept mode, the slowest first."""
-        at = []
-        for size in this.sizes[::-1]:
-            at.append(index % size)
-            index = index // size
-        return [index, *at[::-1]]
+        return apart(index, this.sizes[::-1])[::-1]
 
     def begin(self, this, at: list[Int64], i: int) -> Int64:
         """Elements from the beginning of tensor i to that of the row with these coordinates."""
-        return reduce_with(operator.add, map(operator.mul, at, this.mX[i].strides))
+        return dot(at, this.mX[i].strides)
 
     def holds(self, this, row: SimpleNamespace, m: int, k: int) -> Boolean:
         """The predicate of vector k: one bit for its V elements."""

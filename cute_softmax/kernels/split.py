@@ -1,6 +1,6 @@
 """The split movement: CTAs of the whole GPU share a panel and meet in global memory, within one launch.
 
-    ... -> collect -> merge (as in `panel`) -> hand over -> the last to arrive merges all parts -> finish -> store
+    ... -> fold -> merge (as in `panel`) -> hand over -> the last to arrive merges all parts -> finish -> store
 
 See `meeting` for how nobody waits for ever, and `panel` for the names.
 """

@@ -12,16 +12,18 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..hardware import Device
-from ..problem import ITEM_SIZE, Mode, Problem
+from ..problem import ITEM_SIZE, Problem
+from .base import PlanBase
 from .maths import CACHE_LINE, MATHS, WARP, Math, NotPlanned
+from .modes import MODES, offset_of, padded
 from .panel import PanelClass, PanelPlan, plan_panel
-from .row import KEPT_MODES, PART, TEAMS, VECTORS_PER_ROW, RowClass, Team, row_class, vector_of
+from .row import PART, TEAMS, VECTORS_PER_ROW, RowClass, Team, row_class, vector_of
 
 __all__ = [
     "CACHE_LINE",
     "EVICT_LAST_ABOVE",
-    "KEPT_MODES",
     "MATHS",
+    "MODES",
     "PART",
     "TEAMS",
     "VECTORS_PER_ROW",
@@ -47,7 +49,7 @@ EVICT_LAST_ABOVE = 2.5
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(PlanBase):
     """One launch: a Plan class and the numbers that change from call to call.
 
     rows, columns: groups and elements of a group; ctas: CTAs (clusters, with one) of the grid;
@@ -73,10 +75,6 @@ class Plan:
         return self.row_class
 
     @property
-    def movement(self) -> str:
-        return self.kernel.movement
-
-    @property
     def arguments(self) -> tuple[int, ...]:
         """The ints that the compiled function takes between the stream and the operands."""
         return self.rows, self.columns, self.ctas, int(self.evict_last), *self.kept[1:]
@@ -88,11 +86,7 @@ class Plan:
 
     def row_start(self, operand: int, row: int) -> int:
         """Elements from the beginning of an operand to that of a row."""
-        start = 0
-        for size, stride in zip(self.kept[:0:-1], self.operand_strides[operand][:0:-1], strict=True):
-            row, coordinate = divmod(row, size)
-            start += coordinate * stride
-        return start + row * self.operand_strides[operand][0]
+        return offset_of(row, self.kept, self.operand_strides[operand])
 
     @property
     def tiles(self) -> int:
@@ -105,12 +99,6 @@ class Plan:
         if c.cluster_n == 1:
             return self.columns
         return math.ceil(math.ceil(self.columns / c.cluster_n) / c.line) * c.line
-
-    def _repr_svg_(self) -> str:
-        """The tile of the first CTA, as a notebook shows it."""
-        from ..diagrams import overview
-
-        return overview(self).svg()
 
     def explain(self) -> str:
         """The plan as a person would want to read it."""
@@ -176,12 +164,10 @@ def _plan_rows(
 ) -> Plan | None:
     """The plan of the row movement; None for groups that are not contiguous or do not fit on chip."""
     facts = MATHS[math_name, online]
-    kept_modes = next((n for n in KEPT_MODES if len(problem.kept) <= n), None)
+    kept = padded(problem.kept, len(problem.dtypes))
     contiguous = not problem.reduced or set(problem.reduced[0].strides[: facts.full]) == {1}
-    if len(problem.reduced) > 1 or not contiguous or kept_modes is None:
+    if len(problem.reduced) > 1 or not contiguous or kept is None:
         return None
-    padding = Mode(1, (0,) * len(problem.dtypes))
-    kept = (padding,) * (kept_modes - len(problem.kept)) + problem.kept
     strides = tuple(zip(*(m.strides for m in kept), strict=True))  # per operand
     rows, columns = problem.groups, problem.length
     vector = vector_of(problem.dtypes[: facts.full], columns)
@@ -200,7 +186,7 @@ def _plan_rows(
             edges=edges,
             access=access,
             online=online,
-            kept_modes=kept_modes,
+            kept_modes=len(kept),
         )
     except NotPlanned:
         return None

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from layouts import Layout
 
 from ..hardware import Device
 from ..problem import ALIGNMENT, ITEM_SIZE, Mode, Problem
+from .base import ClassBase, PlanBase
 from .maths import MATHS, WARP, Math, NotPlanned
+from .modes import MODES, offset_of, padded
 from .panel_teams import CHUNKS_OF_A_PART, NARROWEST_BYTES, PANEL_BYTES, STREAMING, TEAMS, Team
 
-# How many modes a kernel takes an index apart into, kept or reduced: few, so that classes are few.
-MODES = (1, 2, 5)
 # A meeting point waits so long (nanoseconds) before a CTA leaves its part to the last one that arrives.
 PATIENCE = 1_000_000
 MOST = (1 << 31) - (1 << 20)  # groups, and elements of a group: their indices are 32-bit
 
 
 @dataclass(frozen=True)
-class PanelClass:
+class PanelClass(ClassBase):
     """What is compiled for the `column` and `split` movements, as plain numbers; see `kernels.panel`.
 
     orientation: "column" (a vector lies across groups) or "row" (along its group); vector: elements of an access;
@@ -66,11 +66,6 @@ class PanelClass:
     def stages(self) -> int:
         """Exchanges of one float32 each."""
         return self.whole_bytes // 4
-
-    @property
-    def precise(self) -> bool:
-        """Whether the result is worth a float32's rounding."""
-        return self.dtypes[-1] == "fp32"
 
     @property
     def down(self) -> int:
@@ -184,14 +179,9 @@ class PanelClass:
             parts.append("streaming")
         return "_".join(parts)
 
-    @property
-    def fields(self) -> dict:
-        """The class as plain values: the key of the compiled kernel."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
-class PanelPlan:
+class PanelPlan(PlanBase):
     """One launch: a Plan class and the numbers that change from call to call.
 
     length: elements of a group; kept: sizes of the kept modes, the slowest first; vectors of columns lie in the last;
@@ -212,32 +202,24 @@ class PanelPlan:
     patience: int = PATIENCE
 
     @property
-    def movement(self) -> str:
-        return self.kernel.movement
-
-    @property
     def groups(self) -> int:
         """How many groups there are, side by side in panels."""
         return math.prod(self.kept)
 
     def group(self, operand: int, index: int) -> int:
         """Elements from the beginning of an operand to that of a group."""
-        return _dot(index, self.kept, self.operand_strides[operand][: len(self.kept)])
+        strides = self.operand_strides[operand][: len(self.kept)]
+        return offset_of(index, self.kept, strides[::-1])
 
     def element(self, operand: int, index: int) -> int:
         """Elements from the beginning of a group to one of its elements."""
-        return _dot(index, self.reduced, self.operand_strides[operand][len(self.kept) :])
+        strides = self.operand_strides[operand][len(self.kept) :]
+        return offset_of(index, self.reduced, strides[::-1])
 
     def bounds(self, part: int, rank: int) -> range:
         """The elements of its groups that a CTA takes: CTA `rank` of its cluster, of a part."""
         first = (part * self.kernel.cluster_n + rank) * self.share
         return range(first, max(first, min(first + self.share, self.length)))
-
-    def _repr_svg_(self) -> str:
-        """The tile of the first CTA, as a notebook shows it."""
-        from ..diagrams import overview
-
-        return overview(self).svg()
 
     @property
     def tiles(self) -> int:
@@ -323,7 +305,7 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
     inner = min(along, key=lambda m: _step(m, facts.full))
     along.append(along.pop(along.index(inner)))
     vector = _vector(problem, [*kept, *reduced], inner, facts.full)
-    kept, reduced = _padded(kept, one, problem), _padded(reduced, one, problem)
+    kept, reduced = _padded(kept, problem), _padded(reduced, problem)
 
     def class_of(
         team: Team, narrowed: int = 1, *, meeting: bool = False, streaming: bool = False
@@ -407,15 +389,6 @@ def _fits(team: Team, c: PanelClass, share: int, device: Device) -> bool:
     )
 
 
-def _dot(index: int, sizes: tuple[int, ...], strides: tuple[int, ...]) -> int:
-    """The offset of an index in modes of these sizes, the slowest first; strides the fastest first."""
-    total = 0
-    for size, stride in zip(sizes[:0:-1], strides, strict=False):
-        index, coordinate = divmod(index, size)
-        total += coordinate * stride
-    return total + index * strides[-1]
-
-
 def _step(mode: Mode, full: int) -> int:
     """How far apart neighbours of a mode lie, in all full operands together; modes of one element count for none."""
     return sum(abs(s) for s in mode.strides[:full]) if mode.size > 1 else 1 << 62
@@ -427,14 +400,14 @@ def _orientation(kept: list[Mode], reduced: list[Mode], full: int) -> str:
     return "column" if nearest_kept < nearest_reduced else "row"
 
 
-def _padded(modes: list[Mode], one: Mode, problem: Problem) -> list[Mode]:
-    """The modes, the slowest first, filled up to a number that kernels are built for."""
-    count = next((n for n in MODES if len(modes) <= n), None)
-    if count is None:
+def _padded(modes: list[Mode], problem: Problem) -> tuple[Mode, ...]:
+    """`padded`, or NotPlanned."""
+    found = padded(modes, len(problem.dtypes))
+    if found is None:
         raise NotPlanned(
             f"{len(modes)} dimensions that do not merge, of {problem}: at most {MODES[-1]} are planned"
         )
-    return [one] * (count - len(modes)) + modes
+    return found
 
 
 def _vector(problem: Problem, others: list[Mode], inner: Mode, full: int) -> int:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from layouts import Layout
 
 from ..hardware import Architecture
 from ..problem import ALIGNMENT, ITEM_SIZE
+from .base import ClassBase
 from .maths import CACHE_LINE, MATHS, WARP, Math, NotPlanned
 
 
@@ -113,12 +114,10 @@ TEAMS |= {"logsumexp": _READING, "amax": _READING, "sum": _READING}
 VECTORS_PER_ROW = 8
 # Vectors that one commit group of asynchronous copies brings, and that the online recurrence takes at a time.
 PART = 2
-# How many kept dimensions that do not merge a kernel takes a row's index apart into: few, so that classes are few.
-KEPT_MODES = (1, 2, 5)
 
 
 @dataclass(frozen=True)
-class RowClass:
+class RowClass(ClassBase):
     """What is compiled for the `row` movement: everything that shapes the code, as plain numbers.
 
     vector: elements of one access of the output, 16 bytes of the widest full operand; also the unit of predicates.
@@ -163,11 +162,6 @@ class RowClass:
     @property
     def facts(self) -> Math:
         return MATHS[self.math, self.online]
-
-    @property
-    def precise(self) -> bool:
-        """Whether the result is worth a float32's rounding."""
-        return self.dtypes[-1] == "fp32"
 
     @property
     def warps_per_row(self) -> int:
@@ -278,11 +272,6 @@ class RowClass:
         if self.kept_modes > 1:
             parts.append(f"modes{self.kept_modes}")
         return "_".join(parts)
-
-    @property
-    def fields(self) -> dict:
-        """The class as plain values: the key of the compiled kernel."""
-        return asdict(self)
 
 
 def vector_of(dtypes: tuple[str, ...], columns: int) -> int:
