@@ -101,8 +101,9 @@ class RowKernel:
             if const_expr(s.cluster_n > 1):
                 stages = s.reduction_buffer.shape[2]
                 barriers = smem.allocate_array(Int64, num_elems=stages)
-                if tidx < stages:
-                    cute.arch.mbarrier_init(barriers + tidx, 1)
+                if tidx == 0:
+                    for stage in cutlass.range_constexpr(stages):
+                        cute.arch.mbarrier_init(barriers + stage, 1)
                 cute.arch.mbarrier_init_fence()
                 cute.arch.cluster_arrive_relaxed()
 
