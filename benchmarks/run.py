@@ -256,7 +256,13 @@ class _HostRun:
 
 def _private_store(folder: str) -> dict[str, str]:
     """An environment in which every provider keeps its compiled code below `folder`."""
-    places = ("TMPDIR", "XDG_CACHE_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
+    places = (
+        "CUTE_SOFTMAX_CACHE_DIR",
+        "TMPDIR",
+        "XDG_CACHE_HOME",
+        "TRITON_CACHE_DIR",
+        "TORCHINDUCTOR_CACHE_DIR",
+    )
     paths = {place: os.path.join(folder, place.lower()) for place in places}
     for path in paths.values():
         os.mkdir(path, 0o700)
