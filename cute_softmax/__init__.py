@@ -8,16 +8,20 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING or find_spec("torch"):  # plans, layouts and diagrams work without
+    from .accelerate import accelerate, accelerated, restore
     from .functional import explain, plan_softmax, prepare, softmax, softmax_backward
     from .reductions import amax, logsumexp, plan_reduction, sum
 
 __all__ = [
+    "accelerate",
+    "accelerated",
     "amax",
     "explain",
     "logsumexp",
     "plan_reduction",
     "plan_softmax",
     "prepare",
+    "restore",
     "softmax",
     "softmax_backward",
     "sum",
