@@ -62,22 +62,17 @@ class Acceleration:
         self._start = _copy_of_counts()
 
     def __enter__(self) -> Acceleration:
-        global _blocks, _asked
         with _changing:
-            if self._first == _generation:
-                _asked -= 1  # `accelerate` was called for this block
+            for_this_block = self._first == _generation
+            _settle(_blocks + 1, _asked - for_this_block)
             self._first = None
             self._entered.append(_generation)
-            _blocks += 1
-            _settle()
         return self
 
     def __exit__(self, *_: object) -> None:
-        global _blocks
         with _changing:
             if self._entered.pop() == _generation:
-                _blocks -= 1
-            _settle()
+                _settle(_blocks - 1, _asked)
 
     def report(self) -> Report:
         """The calls since this acceleration began, of all threads."""
@@ -101,20 +96,17 @@ def accelerate() -> Acceleration:
 
     Change it while no other thread is inside a softmax: torch's table of kernels has no lock for its readers.
     """
-    global _asked
     with _changing:
-        _asked += 1
-        _settle()
+        _settle(_blocks, _asked + 1)
         return Acceleration(_generation)
 
 
 def restore() -> None:
     """Give torch its own kernels back, exactly as they were, whatever blocks are open; again, if need be."""
-    global _blocks, _asked, _generation
+    global _generation
     with _changing:
-        _blocks = _asked = 0
+        _settle(0, 0)
         _generation += 1
-        _settle()
 
 
 def accelerated() -> Report:
@@ -122,16 +114,17 @@ def accelerated() -> Report:
     return _report(_at_start)
 
 
-def _settle() -> None:
-    """Register or withdraw the kernels, as the state asks. Under `_changing`."""
-    global _library, _at_start
-    wanted = _blocks + _asked > 0
+def _settle(blocks: int, asked: int) -> None:
+    """Register or withdraw the kernels, as this state asks. Under `_changing`."""
+    global _library, _at_start, _blocks, _asked
+    wanted = blocks + asked > 0
     if wanted and _library is None:
         _at_start = _copy_of_counts()
         _library = _registered()
     elif not wanted and _library is not None:
         _library._destroy()
         _library = None
+    _blocks, _asked = blocks, asked
 
 
 def _registered() -> torch.library.Library:
