@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING or find_spec("torch"):  # plans, layouts and diagrams work without
     from .accelerate import accelerate, accelerated, restore
+    from .family import entropy, log_softmax, log_softmax_backward, selective_log_softmax, softmax_
     from .functional import explain, plan_softmax, prepare, softmax, softmax_backward
     from .reductions import amax, logsumexp, plan_reduction, sum
 
@@ -16,13 +17,18 @@ __all__ = [
     "accelerate",
     "accelerated",
     "amax",
+    "entropy",
     "explain",
+    "log_softmax",
+    "log_softmax_backward",
     "logsumexp",
     "plan_reduction",
     "plan_softmax",
     "prepare",
     "restore",
+    "selective_log_softmax",
     "softmax",
+    "softmax_",
     "softmax_backward",
     "sum",
 ]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch._C._dynamo.guards import TensorGuards
+from torch.autograd import forward_ad
 
 from . import launch
 
@@ -25,6 +26,15 @@ except ImportError:
 def on_kernel(tensor: torch.Tensor, result_dtype: torch.dtype) -> bool:
     """Whether our kernels serve it; all else goes to ATen."""
     return tensor.is_cuda and tensor.dtype in launch.DTYPE_NAMES and result_dtype in launch.DTYPE_NAMES
+
+
+def transformed() -> bool:
+    """Whether a functorch transform (vmap, grad, jvp) or forward-mode AD is under way.
+
+    Their rules are those of the autograd functions in `rules` and `reductions`; a kernel launched behind their back
+    would give a wrong derivative (zero) without a word.
+    """
+    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
 class Form:

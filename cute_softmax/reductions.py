@@ -12,7 +12,8 @@ from functools import lru_cache
 import torch
 
 from . import launch, ops
-from .functional import FLOATS, autocasts, check_tensor, given_dims, operand_of, transformed
+from .arguments import FLOATS, autocasts, check_tensor, given_dims
+from .functional import operand_of
 from .hardware import H200, Device
 from .plan import Plan, plan
 from .problem import Operand, canonical
@@ -112,7 +113,7 @@ def _reduce(
         return _REDUCTIONS[name].aten(input, dims, keepdim, dtype)
     if torch.compiler.is_compiling():
         return _REDUCTIONS[name].operator(input, list(dims), keepdim, dtype)
-    if transformed():
+    if ops.transformed():
         return _REDUCTIONS[name].aten(input, dims, keepdim, dtype)
     if type(input) is not torch.Tensor or torch._C._len_torch_dispatch_stack() > 0:
         return _REDUCTIONS[name].operator(input, list(dims), keepdim, dtype)
