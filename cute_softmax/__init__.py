@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING or find_spec("torch"):  # plans, layouts and diagrams work without
+    from . import nn
     from .accelerate import accelerate, accelerated, restore
     from .family import entropy, log_softmax, log_softmax_backward, selective_log_softmax, softmax_
     from .functional import explain, plan_softmax, prepare, softmax, softmax_backward
@@ -22,6 +23,7 @@ __all__ = [
     "log_softmax",
     "log_softmax_backward",
     "logsumexp",
+    "nn",
     "plan_reduction",
     "plan_softmax",
     "prepare",

@@ -13,12 +13,13 @@ from functools import cache
 import torch
 
 from . import launch, ops, reductions
-from .functional import _overlap as overlap
-from .functional import _overlaps_itself as overlaps_itself
+from .arguments import overlap, overlaps_itself
 from .plan import NotPlanned
+from .plan.prologue import Prologue
 from .problem import canonical_dims
 
 MOST_LAUNCHERS = 4096  # forms of calls; a program with ever new ones starts over
+PLAIN = Prologue()
 _launchers: dict[tuple, Callable[..., torch.Tensor] | str] = {}
 
 
@@ -34,6 +35,7 @@ class Work:
     dims: tuple[int, ...]
     dtype: torch.dtype
     keepdim: bool | None = None
+    prologue: Prologue = PLAIN
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -111,17 +113,18 @@ def launcher(work: Work) -> Callable[..., torch.Tensor]:
         _fill(work, inputs, result)
         return result
 
-    if work.keepdim is None and all(t.is_contiguous() for t in work.inputs):
+    if work.keepdim is None and work.prologue is PLAIN and all(t.is_contiguous() for t in work.inputs):
         return ops._launcher(work.math, work.inputs, dtype, work.dims, True, anywhere)
     result = torch.empty(shape, dtype=dtype, device=device)
     if result.numel():
-        launch.call_of(work.math, _operands(work, work.inputs, result), work.dims, aligned=True)
+        tensors = _operands(work, work.inputs, result)
+        launch.call_of(work.math, tensors, work.dims, aligned=True, prologue=work.prologue)
     return anywhere
 
 
 def _fill(work: Work, inputs: tuple[torch.Tensor, ...], result: torch.Tensor) -> None:
     if result.numel():
-        launch.run(work.math, _operands(work, inputs, result), work.dims)
+        launch.run(work.math, _operands(work, inputs, result), work.dims, prologue=work.prologue)
 
 
 def _operands(work: Work, inputs: tuple[torch.Tensor, ...], result: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -154,10 +157,14 @@ def _refusal(*tensors: torch.Tensor) -> str | None:
         return "no kernels for this GPU"
     for t in tensors:
         if t.dtype not in launch.DTYPE_NAMES:
-            return f"dtype {str(t.dtype).removeprefix('torch.')}"
+            return _of_dtype(t.dtype)
         if t.shape != first.shape or t.device != first.device:
             return "arguments that do not fit each other"
     return None
+
+
+def _of_dtype(dtype: torch.dtype) -> str:
+    return f"dtype {str(dtype).removeprefix('torch.')}"
 
 
 def _dims(dim: int | list[int], input: torch.Tensor) -> tuple[int, ...] | str:
@@ -201,8 +208,22 @@ def _logsumexp(input: torch.Tensor, dim: list[int], keepdim: bool = False) -> Wo
     return Work("logsumexp", (input,), dims, input.dtype, keepdim)
 
 
+def _safe_softmax(input: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> Work | str:
+    """Where nothing but -inf is in a row, its softmax is zero."""
+    why, dims = _refusal(input), _dims(dim, input)
+    if why or isinstance(dims, str):
+        return why or dims
+    result = dtype or input.dtype
+    if result not in launch.DTYPE_NAMES:
+        return _of_dtype(result)
+    return Work("softmax", (input,), dims, result, prologue=Prologue(zero=True))
+
+
 OPERATORS = (
     Operator("_softmax", _forward("softmax")),
     Operator("_softmax_backward_data", _backward("softmax_backward")),
+    Operator("_log_softmax", _forward("log_softmax")),
+    Operator("_log_softmax_backward_data", _backward("log_softmax_backward")),
+    Operator("_safe_softmax", _safe_softmax, has_out=False),
     Operator("logsumexp", _logsumexp),
 )

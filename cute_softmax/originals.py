@@ -30,13 +30,18 @@ def _forward(operator: str) -> Callable[..., torch.Tensor]:
     return around
 
 
+def _like_gradient(grad: torch.Tensor, input_dtype: torch.dtype) -> torch.Tensor:
+    """Of another dtype only where a float32 gradient belongs to a 16-bit input, as ATen has it."""
+    return grad.new_empty(0, dtype=input_dtype if input_dtype.itemsize == 2 else grad.dtype)
+
+
 def _softmax_backward(grad: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype):
-    out = grad.new_empty(0, dtype=input_dtype)
+    out = _like_gradient(grad, input_dtype)
     return torch.ops.aten._softmax_backward_data.out(grad, output, dim, input_dtype, grad_input=out)
 
 
 def _log_softmax_backward(grad: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype):
-    out = grad.new_empty(0, dtype=input_dtype)
+    out = _like_gradient(grad, input_dtype)
     return torch.ops.aten._log_softmax_backward_data.out(grad, output, dim, input_dtype, out=out)
 
 

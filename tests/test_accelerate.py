@@ -62,11 +62,11 @@ def kernels(monkeypatch):
     """CPU tensors count as CUDA ones; a launch is planned for an H200 and computed in float64. What was launched."""
     launched = []
 
-    def call_of(math, tensors, dims, online=True, aligned=False):
+    def call_of(math, tensors, dims, online=True, aligned=False, prologue=aten.PLAIN):
         problem = launch.canonical(tensors[0].shape, dims, [launch.operand(t) for t in tensors])
-        return launch.plan(math, problem, H200, online=online)
+        return launch.plan(math.replace("log_", ""), problem, H200, online=online)
 
-    def run(math, tensors, dims, online=True):
+    def run(math, tensors, dims, online=True, prologue=aten.PLAIN):
         call_of(math, tensors, dims)
         *inputs, result = tensors
         assert not torch.is_grad_enabled() or not result.requires_grad
@@ -74,6 +74,8 @@ def kernels(monkeypatch):
         if math == "logsumexp":  # one element per group
             result = result[tuple(slice(1 if d in dims else None) for d in range(result.dim()))]
         result.copy_(MATHS[math](dims, *(t.detach().double() for t in inputs)))
+        if prologue.zero:
+            result.masked_fill_(inputs[0].isneginf().all(dims, keepdim=True), 0)
 
     monkeypatch.setattr(routing, "KEY", "CPU")
     monkeypatch.setattr(launch, "device_facts", lambda index: H200)
@@ -95,6 +97,8 @@ def same(ours, torchs):
 
 FUNCTIONS = {
     "softmax": lambda x: torch.softmax(x, -1),
+    "log_softmax": lambda x: torch.log_softmax(x, -1),
+    "safe softmax": lambda x: torch._safe_softmax(x, -1),
     "softmax of columns": lambda x: torch.nn.functional.softmax(x, dim=0),
     "logsumexp": lambda x: torch.logsumexp(x, -1),
     "logsumexp of all": lambda x: torch.logsumexp(x, tuple(range(x.dim())), True),
@@ -124,6 +128,37 @@ def test_results_and_gradients_are_torchs(kernels, name, dtype):
     assert kernels
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_safe_softmax_of_nothing_is_zero(kernels, dtype):
+    x = example((4, 9), dtype)
+    x[1], x[2, 3:] = -torch.inf, -torch.inf
+    plain, in_float32 = torch._safe_softmax(x, -1), torch._safe_softmax(x, -1, torch.float32)
+    with accelerate() as acceleration:
+        same(torch._safe_softmax(x, -1), plain)
+        same(torch._safe_softmax(x, -1, torch.float32), in_float32)
+        assert torch.softmax(x, -1)[1].isnan().all()
+        cube = x[None, None].expand(1, 2, 4, 9)
+        q, bias = torch.zeros(1, 2, 4, 8, dtype=dtype), cube.contiguous()
+        v = example((1, 2, 9, 8), dtype)
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            y = torch.nn.functional.scaled_dot_product_attention(q, torch.zeros_like(v), v, attn_mask=bias)
+    assert not y[:, :, 1].any() and y.isfinite().all()
+    assert acceleration.report().served == {"aten::_safe_softmax": 3, "aten::_softmax": 1}
+
+
+def test_cross_entropy(kernels):
+    x, target = example((8, 50)), torch.arange(8)
+    for reduction in ("mean", "none"):
+        leaf = x.clone().requires_grad_()
+        plain = torch.nn.functional.cross_entropy(leaf, target, reduction=reduction)
+        (dx,) = torch.autograd.grad(plain.sum(), leaf)
+        with accelerate() as acceleration:
+            loss = torch.nn.functional.cross_entropy(leaf, target, reduction=reduction)
+            same(loss, plain)
+            same(torch.autograd.grad(loss.sum(), leaf)[0], dx)
+        assert [*acceleration.report().served] == ["aten::_log_softmax", "aten::_log_softmax_backward_data"]
+
+
 def test_expanded_gradients_and_transposed_inputs_are_laid_out_first(kernels):
     x = example((8, 64)).requires_grad_()
     with accelerate():
@@ -139,6 +174,8 @@ def test_what_is_not_served_goes_on_and_is_counted(kernels):
     x = example((4, 33))
     calls = [
         (lambda: torch.softmax(x.double(), -1), "aten::_softmax", "dtype float64"),
+        (lambda: torch._safe_softmax(x, -1, torch.float64), "aten::_safe_softmax", "dtype float64"),
+        (lambda: torch.log_softmax(x.double(), -1), "aten::_log_softmax", "dtype float64"),
         (lambda: torch.logsumexp(x.to(torch.complex64), 0), "aten::logsumexp", "dtype complex64"),
         (lambda: torch.logsumexp(torch.arange(4), 0), "aten::logsumexp", "dtype int64"),
         (lambda: torch.logsumexp(torch.empty(3, 0), 1), "aten::logsumexp", "an empty tensor"),
