@@ -15,11 +15,10 @@ import torch
 from . import launch, ops, reductions
 from .arguments import overlap, overlaps_itself
 from .plan import NotPlanned
-from .plan.prologue import Prologue
+from .plan.prologue import NO_PROLOGUE, Prologue
 from .problem import canonical_dims
 
 MOST_LAUNCHERS = 4096  # forms of calls; a program with ever new ones starts over
-PLAIN = Prologue()
 _launchers: dict[tuple, Callable[..., torch.Tensor] | str] = {}
 
 
@@ -35,7 +34,7 @@ class Work:
     dims: tuple[int, ...]
     dtype: torch.dtype
     keepdim: bool | None = None
-    prologue: Prologue = PLAIN
+    prologue: Prologue = NO_PROLOGUE
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -113,7 +112,7 @@ def launcher(work: Work) -> Callable[..., torch.Tensor]:
         _fill(work, inputs, result)
         return result
 
-    if work.keepdim is None and work.prologue is PLAIN and all(t.is_contiguous() for t in work.inputs):
+    if work.keepdim is None and not work.prologue and all(t.is_contiguous() for t in work.inputs):
         return ops._launcher(work.math, work.inputs, dtype, work.dims, True, anywhere)
     result = torch.empty(shape, dtype=dtype, device=device)
     if result.numel():

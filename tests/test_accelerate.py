@@ -14,6 +14,7 @@ import torch
 from cute_softmax import accelerate, accelerated, aten, launch, ops, originals, restore
 from cute_softmax.hardware import H200
 from cute_softmax.plan import NotPlanned
+from cute_softmax.plan.prologue import NO_PROLOGUE
 
 routing = sys.modules["cute_softmax.accelerate"]
 OVERLOADS = [f"aten::{o.name}{end}" for o in aten.OPERATORS for end in ("", ".out") if end == "" or o.has_out]
@@ -62,12 +63,12 @@ def kernels(monkeypatch):
     """CPU tensors count as CUDA ones; a launch is planned for an H200 and computed in float64. What was launched."""
     launched = []
 
-    def call_of(math, tensors, dims, online=True, aligned=False, prologue=aten.PLAIN):
+    def call_of(math, tensors, dims, online=True, aligned=False, prologue=NO_PROLOGUE):
         problem = launch.canonical(tensors[0].shape, dims, [launch.operand(t) for t in tensors])
-        return launch.plan(math.replace("log_", ""), problem, H200, online=online)
+        return launch.plan(math, problem, H200, online=online, prologue=prologue.of(math))
 
-    def run(math, tensors, dims, online=True, prologue=aten.PLAIN):
-        call_of(math, tensors, dims)
+    def run(math, tensors, dims, online=True, prologue=NO_PROLOGUE):
+        call_of(math, tensors, dims, prologue=prologue)
         *inputs, result = tensors
         assert not torch.is_grad_enabled() or not result.requires_grad
         launched.append((math, [t.stride() for t in inputs]))
