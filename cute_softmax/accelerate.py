@@ -82,9 +82,7 @@ class Acceleration:
 def accelerate() -> Acceleration:
     """Put our kernels under torch's own softmax, log_softmax, logsumexp and their gradients, for CUDA tensors.
 
-    >>> with cute_softmax.accelerate() as acceleration:
-    ...     loss = model(batch).loss
-    ...     loss.backward()
+    >>> with accelerate() as acceleration: loss = train(batch)
     >>> print(acceleration.report())
 
     As a block it lasts until the block's end; blocks may be nested and may overlap in several threads. Called without

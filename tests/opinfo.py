@@ -215,7 +215,7 @@ class _Way:
     def out(self, sample: SampleInput) -> str:
         if not self.op.supports_out:
             raise Skip("torch has no out here")
-        if self.route == "functions" and "out" not in inspect.signature(self.ours).parameters:
+        if not self._takes_out():
             raise Skip("no out here")
         sample = sample.transform(lambda t: t.detach() if isinstance(t, torch.Tensor) else t)
         torchs, exact = _call(self.op.op, sample), _call(self.op.op, _wide(sample))
@@ -235,9 +235,8 @@ class _Way:
         """The same kind of error: torch's own type, or the ones that we promise for wrong arguments."""
         sample = error.sample_input
         promised = (error.error_type,) if self.route == "accelerate" else (TypeError, ValueError, IndexError)
-        if self.route == "functions" and "out" in sample.kwargs:
-            if "out" not in inspect.signature(self.ours).parameters:
-                raise Skip("no out here")
+        if "out" in sample.kwargs and not self._takes_out():
+            raise Skip("no out here")
         if self.route == "functions" and sample.input.dim() > 64 and sample.input.is_cuda:
             raise Skip("no limit of 64 dimensions here")
         try:
@@ -245,6 +244,9 @@ class _Way:
         except (error.error_type, *promised):
             return "errors are ATen's" if self.route == "accelerate" else ""
         raise AssertionError(f"no {error.error_type.__name__}")
+
+    def _takes_out(self) -> bool:
+        return self.route == "accelerate" or "out" in inspect.signature(self.ours).parameters
 
     def _run(self, call: Callable, sample: SampleInput) -> tuple:
         """(result, why it was handed on)."""
@@ -343,6 +345,12 @@ def save(verdicts: list[Verdict], arguments: list[str]) -> Path:
     text = json.dumps(header, indent=2).replace("\n", "\n  ")
     path.write_text(f'{{\n  "header": {text},\n  "rows": [\n    {rows}\n  ]\n}}\n', encoding="utf-8")
     return path
+
+
+def load(path: Path) -> tuple[dict[str, object], list[Verdict]]:
+    """The header and the verdicts of a file that `save` wrote."""
+    found = json.loads(path.read_text(encoding="utf-8"))
+    return found["header"], [Verdict(**row) for row in found["rows"]]
 
 
 def main(arguments: list[str]) -> int:

@@ -8,6 +8,7 @@ import sys
 import threading
 
 import checking
+import eager_model
 import pytest
 import torch
 
@@ -158,6 +159,27 @@ def test_cross_entropy(kernels):
             same(loss, plain)
             same(torch.autograd.grad(loss.sum(), leaf)[0], dx)
         assert [*acceleration.report().served] == ["aten::_log_softmax", "aten::_log_softmax_backward_data"]
+
+
+def test_a_model_with_eager_attention(kernels):
+    """Unmodified, forward and backward: every softmax of it is ours, and loss and gradients stay."""
+    for dtype, unit in ((torch.float32, 1e-6), (torch.bfloat16, 1e-2)):
+        given = eager_model.made(eager_model.SMALL, "cpu", dtype)
+        loss, gradients = eager_model.step(*given)
+        gradients = {name: g.clone() for name, g in gradients.items()}
+        with accelerate() as acceleration:
+            ours, of_ours = eager_model.step(*given)
+        assert abs(ours - loss) <= unit * loss
+        for name, g in gradients.items():
+            assert (of_ours[name] - g).norm() <= 10 * unit * g.norm(), name
+        report = acceleration.report()
+        assert not report.handed_on
+        assert report.served == {
+            "aten::_log_softmax": 1,
+            "aten::_log_softmax_backward_data": 1,
+            "aten::_softmax": eager_model.SMALL.layers,
+            "aten::_softmax_backward_data": eager_model.SMALL.layers,
+        }
 
 
 def test_expanded_gradients_and_transposed_inputs_are_laid_out_first(kernels):
