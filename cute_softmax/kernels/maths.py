@@ -2,8 +2,8 @@
 
 A row math has
 
-- `inputs`, `outputs`, `group_outputs`: the names of its tensors, in the order of the kernel's operands; those of the
-  last kind have one element per row;
+- `inputs`, `outputs`, `group_inputs`, `group_outputs`: the names of its tensors, in the order of the kernel's operands;
+  those of the last two kinds have one element per row;
 - `padding`: per input, what an element outside the row counts as;
 - `reductions`: the operators of its stages, in order;
 - `whole`: the operator on the finished stages' states together, which parts of a row are merged with;
@@ -37,6 +37,7 @@ class RowMath:
     """What most row maths share: no result beyond the full ones, and nothing kept."""
 
     outputs: tuple[str, ...] = ()
+    group_inputs: tuple[str, ...] = ()
     group_outputs: tuple[str, ...] = ()
     keep = False
     maximum_first = False
@@ -182,6 +183,80 @@ class LogSumExp(Softmax):
         # +inf in the row has made the sum NaN; without NaN among the elements the result is +inf, as in torch.
         infinity = Float32(float("inf"))
         return [Float32(cutlass.select_(row_max == infinity, infinity, result))]
+
+
+class LogSoftmax(LogSumExp):
+    """y = (x - max) - log(sum(exp(x - max))); the difference first, which is exact where it matters."""
+
+    outputs = ("y",)
+    group_outputs = ()
+
+    def __init__(self, source: str, *, online: bool, precise: bool):
+        Softmax.__init__(self, source, online=online, precise=precise, keep=False)
+
+    def result(self, elements: tuple, state: tuple) -> Float32:
+        row_max, total = state
+        return elements[0] - online.reference(row_max) - cute.math.log(total)
+
+    def finish(self, values: list, kept: None, state: tuple) -> list:
+        ref, log = online.reference(state[0]), cute.math.log(state[1])
+        return [(x - ref - log for x in values[0])]
+
+    def group_results(self, state: tuple) -> list[Float32]:
+        return []
+
+
+class LogSoftmaxBackward(SoftmaxBackward):
+    """dx = dy - exp(y) * sum(dy).
+
+    masked: where y is -inf it was masked, dx is 0 and dy does not count; without, dx is dy there, as in torch.
+    """
+
+    padding = (0.0, -float("inf"))
+
+    def __init__(self, *, precise: bool, masked: bool, keep: bool):
+        super().__init__(keep=keep)
+        self.exp, self.masked = Precise if precise else Fast("fp32"), masked
+
+    def term(self, stage: int, elements: tuple, carry: tuple) -> Float32:
+        dy, y = elements
+        if self.masked:
+            return Float32(cutlass.select_(y == -float("inf"), Float32(0.0), dy))
+        return dy
+
+    def result(self, elements: tuple, state: tuple) -> Float32:
+        (total,) = state
+        return self.term(0, elements, ()) - self.exp.power(elements[1], Float32(0.0)) * total
+
+
+class Entropy(LogSumExp):
+    """lse = max + log(sum), and the entropy of the softmax: log(sum) - sum(exp(x - max) * (x - max)) / sum.
+
+    Three exchanges: max, sum, weighted sum. Elements of -inf contribute nothing.
+    """
+
+    group_outputs = ("lse", "entropy")
+
+    def __init__(self, source: str):
+        super().__init__(source, online=False)
+        self.reductions = (MAX, SUM, SUM)
+        self.whole = None  # of panels: not served
+
+    def partial(self, stage: int, values: list, carry: list, width: int) -> tuple:
+        (x,) = values
+        if stage == 0:
+            return MAX.lanes((x.maximum(),), width), None
+        ref = online.reference(carry[0][0])
+        terms = self.powers(x, ref) if stage == 1 else (self.weighted(v, ref) for v in x)
+        return SUM.lanes((tree(operator.add, terms),), width), None
+
+    def weighted(self, x: Float32, ref: Float32) -> Float32:
+        """exp(x - ref) * (x - ref), 0 for -inf."""
+        return self.exp.power(x, ref) * online.maximum(x - ref, Float32(online.VANISHES))
+
+    def group_results(self, state: tuple) -> list[Float32]:
+        seen, total, weighted = state
+        return [*super().group_results((seen, total)), cute.math.log(total) - weighted / total]
 
 
 class Maximum(RowMath):

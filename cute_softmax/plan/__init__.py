@@ -17,6 +17,7 @@ from .base import PlanBase
 from .maths import CACHE_LINE, MATHS, WARP, Math, NotPlanned
 from .modes import MODES, offset_of, padded
 from .panel import PanelClass, PanelPlan, plan_panel
+from .prologue import NO_PROLOGUE, Prologue, facts_of
 from .row import PART, TEAMS, VECTORS_PER_ROW, RowClass, Team, row_class, vector_of
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "EVICT_LAST_ABOVE",
     "MATHS",
     "MODES",
+    "NO_PROLOGUE",
     "PART",
     "TEAMS",
     "VECTORS_PER_ROW",
@@ -33,8 +35,10 @@ __all__ = [
     "PanelClass",
     "PanelPlan",
     "Plan",
+    "Prologue",
     "RowClass",
     "Team",
+    "facts_of",
     "plan",
     "row_class",
     "vector_of",
@@ -76,7 +80,7 @@ class Plan(PlanBase):
 
     @property
     def arguments(self) -> tuple[int, ...]:
-        """The ints that the compiled function takes between the stream and the operands."""
+        """The ints that the compiled function takes between the stream and the prologue's numbers and operands."""
         return self.rows, self.columns, self.ctas, int(self.evict_last), *self.kept[1:]
 
     @property
@@ -118,6 +122,7 @@ class Plan(PlanBase):
                 if c.kept_modes > 1
                 else []
             ),
+            *([f"  prologue   {told}"] if (told := c.prologue.told) else []),
             f"  threads    {c.threads} a CTA, {c.threads_per_row} a row; tile {c.tiler[0]} x {c.tiler[1]}",
             f"  thread     {c.steps} vectors of {c.vector} elements, {c.rows_per_thread} row(s); "
             f"{'values' if c.keep else 'packed elements'} kept in registers",
@@ -145,28 +150,52 @@ def _unique(names: tuple[str, ...]) -> list[str]:
 
 
 def _widths(c: RowClass) -> list[str]:
-    return _unique(tuple(f"{a * ITEM_SIZE[d]} bytes" for a, d in zip(c.access, c.dtypes, strict=False)))
+    return _unique(
+        tuple(f"{(a or 1) * ITEM_SIZE[d]} bytes" for a, d in zip(c.access, c.dtypes, strict=False))
+    )
 
 
-def plan(math_name: str, problem: Problem, device: Device, *, online: bool = True) -> Plan | PanelPlan:
-    """The plan for a problem on a device; operands are the math's inputs, then its outputs.
+def plan(
+    math_name: str,
+    problem: Problem,
+    device: Device,
+    *,
+    online: bool = True,
+    prologue: Prologue = NO_PROLOGUE,
+) -> Plan | PanelPlan:
+    """The plan for a problem on a device; operands are those of `facts_of`: the math's inputs (with bias and mask), its
+    outputs, its group inputs (scale, alpha) and its group outputs.
 
     online: one pass over the row with (max, sum) pairs instead of two passes.
+    prologue: what happens to the scores before and to the results after; a causal one needs a problem with `query`.
     Raises NotPlanned where no movement serves the problem yet, naming what stands in the way.
     """
+    prologue = prologue.of(math_name)
+    if prologue.causal != problem.query:
+        raise ValueError("a causal prologue needs a problem with a query dimension, and no other has one")
     evict_last = problem.bytes > EVICT_LAST_ABOVE * device.l2
-    made = _plan_rows(math_name, problem, device, online, evict_last)
+    made = _plan_rows(math_name, problem, device, online, evict_last, prologue)
+    if made is None and prologue:
+        raise NotPlanned(
+            f"{math_name} with a prologue ({prologue.name}) of groups that are not contiguous or do not fit on chip"
+        )
     return made or plan_panel(math_name, problem, device, evict_last)
 
 
 def _plan_rows(
-    math_name: str, problem: Problem, device: Device, online: bool, evict_last: bool
+    math_name: str, problem: Problem, device: Device, online: bool, evict_last: bool, prologue: Prologue
 ) -> Plan | None:
     """The plan of the row movement; None for groups that are not contiguous or do not fit on chip."""
-    facts = MATHS[math_name, online]
+    facts = facts_of(math_name, online, prologue)
     kept = padded(problem.kept, len(problem.dtypes))
-    contiguous = not problem.reduced or set(problem.reduced[0].strides[: facts.full]) == {1}
-    if len(problem.reduced) > 1 or not contiguous or kept is None:
+    if len(problem.reduced) > 1 or kept is None:
+        return None
+    along = problem.reduced[0].strides[: facts.full] if problem.reduced else (1,) * facts.full
+    # Of one element for the whole row there can be a bias or a mask.
+    single = [
+        stride == 0 and name in ("bias", "mask") for name, stride in zip(facts.operands, along, strict=False)
+    ]
+    if any(stride != 1 and not s for stride, s in zip(along, single, strict=True)):
         return None
     strides = tuple(zip(*(m.strides for m in kept), strict=True))  # per operand
     rows, columns = problem.groups, problem.length
@@ -174,7 +203,11 @@ def _plan_rows(
     reference = (problem.offsets[facts.reference], *strides[facts.reference])
     edges = any(n % vector for n in (*reference, columns))
     access = tuple(
-        math.gcd(vector, *(a - b for a, b in zip((problem.offsets[i], *strides[i]), reference, strict=True)))
+        0
+        if single[i]
+        else math.gcd(
+            vector, *(a - b for a, b in zip((problem.offsets[i], *strides[i]), reference, strict=True))
+        )
         for i in range(len(facts.inputs))
     )
     try:
@@ -187,6 +220,7 @@ def _plan_rows(
             access=access,
             online=online,
             kept_modes=len(kept),
+            prologue=prologue,
         )
     except NotPlanned:
         return None
