@@ -71,7 +71,7 @@ def check_out(
         raise ValueError(f"out has shape {tuple(out.shape)}, the result has {tuple(shape)}")
     if out.device != device:
         raise ValueError(f"out is on {out.device}, input on {device}")
-    if out.dtype != dtype or out.dtype not in FLOATS:
+    if out.dtype != dtype:
         raise ValueError(f"out has dtype {out.dtype}, the result has {dtype}")
 
 

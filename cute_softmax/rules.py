@@ -120,16 +120,13 @@ def backward(
         return result
     if ops._lie_apart(grad, output, spec.dims):
         grad = torch.empty_like(output, dtype=grad.dtype).copy_(grad)
-    # A masked row of NaN has a gradient of zero; where such rows are zero, the masked have it by themselves.
-    masks = mask is not None and (spec.log or not spec.zero)
     prologue = Prologue(
         scale="groups" if scale is not None else "number" if spec.scale != 1 else "",
-        mask=masks,
+        mask=spec.log and mask is not None,  # not an operand: where y is -inf
         causal=spec.causal is not None,
         alpha="number" if spec.alpha != 1 else "",
     )
-    operands = [mask.expand(output.shape)] if masks else []
-    operands += [scale.float().expand(output.shape)] if scale is not None else []
+    operands = [] if scale is None else [scale.float().expand(output.shape)]
     numbers = numbers_of(prologue, spec, spec.inverse_alpha, output.shape)
     query = None if spec.causal is None else output.dim() - 2
     math = f"{spec.math}_backward"
@@ -145,12 +142,11 @@ def backward(
     except NotPlanned:
         if prologue == Prologue():
             raise
-        if spec.alpha == 1:
-            launch.run(math, (grad, output, result), spec.dims)
-            d = finished(result, mask, spec)
-        else:
-            d = backward_formula(grad, output, mask, spec, wide(dtype))
-        result.copy_(d if scale is None else d * scale)
+        d = backward_formula(grad, output, mask, spec, wide(dtype))
+        return result.copy_(d if scale is None else d * scale)
+    if mask is not None and not spec.zero:
+        # Rows of NaN in which nothing counts have a gradient of zero. (Where they are zero, so is this by itself.)
+        result.masked_fill_(mask.logical_not(), 0.0)
     return result
 
 
@@ -189,8 +185,12 @@ def second_gradients(gradient, upstream: Tensor, grad: Tensor, output: Tensor, m
     u, g, y = finished(upstream.to(w), mask, spec), grad.to(w), output.to(w)
     if spec.log:
         p = y.exp()
-        along = (u * p).sum(spec.dims, keepdim=True)
-        return (u - along).to(grad.dtype), (-u * p * g.sum(spec.dims, keepdim=True)).to(output.dtype)
+        if mask is not None or spec.causal is not None:
+            u, g = (torch.where(y == -INF, 0.0, t) for t in (u, g))
+        along = u - (u * p).sum(spec.dims, keepdim=True)
+        if mask is not None or spec.causal is not None:
+            along = torch.where(y == -INF, 0.0, along)
+        return along.to(grad.dtype), (-u * p * g.sum(spec.dims, keepdim=True)).to(output.dtype)
     inverse = spec.inverse_alpha
     to_output = u * (g - inverse * (g * y).sum(spec.dims, keepdim=True))
     to_output = to_output - inverse * g * (u * y).sum(spec.dims, keepdim=True)
@@ -241,7 +241,9 @@ class Forward(torch.autograd.Function):
             t = torch.where(keep, t, 0.0)
         spec = spec.changed(scale=1.0)
         if spec.log:
-            return (t - (t * output.to(t.dtype).exp()).sum(spec.dims, keepdim=True)).to(output.dtype)
+            y = output.to(t.dtype)
+            t = t - (t * y.exp()).sum(spec.dims, keepdim=True)
+            return (t if keep is None else torch.where(y == -INF, 0.0, t)).to(output.dtype)
         return Gradient.apply(t.to(output.dtype), output, mask, spec, output.dtype)
 
     @staticmethod
@@ -278,6 +280,8 @@ class Gradient(torch.autograd.Function):
         if output_tangent is not None:
             t = output_tangent.to(w)
             if spec.log:
+                if mask is not None or spec.causal is not None:
+                    g = torch.where(y == -INF, 0.0, g)
                 d = -t * y.exp() * g.sum(spec.dims, keepdim=True)
             else:
                 inverse = spec.inverse_alpha

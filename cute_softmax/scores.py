@@ -181,7 +181,7 @@ def compose(
     return x if keep is None else torch.where(keep, x, -INF)
 
 
-def result_of(scores: torch.Tensor, spec: Spec) -> torch.Tensor:
+def result_of(scores: torch.Tensor, masked: bool, spec: Spec) -> torch.Tensor:
     """The softmax of composed scores by ATen."""
     function = torch.log_softmax if spec.log else torch.softmax
     if spec.zero:
@@ -190,6 +190,8 @@ def result_of(scores: torch.Tensor, spec: Spec) -> torch.Tensor:
         y = torch.where(empty, scores, y) if spec.log else y.masked_fill(empty, 0.0)
     else:
         y = over(function, scores, spec.dims)
+    if spec.log and masked:  # a constant: what flows back to it reaches nothing
+        y = y.masked_fill(y == -INF, -INF)
     if spec.alpha != 1:
         y = y * spec.alpha
     return y.to(spec.dtype)
@@ -215,7 +217,9 @@ def over(function, input: torch.Tensor, dims: Sequence[int], *arguments: object)
 
 def formula(input, bias, mask, scale, spec: Spec) -> torch.Tensor:
     """The whole forward in torch operations."""
-    return result_of(compose(input, bias, mask, scale, spec), spec)
+    return result_of(
+        compose(input, bias, mask, scale, spec), mask is not None or spec.causal is not None, spec
+    )
 
 
 def backward_formula(
@@ -225,6 +229,8 @@ def backward_formula(
     w = wide(grad.dtype, output.dtype)
     g, y = grad.to(w), output.to(w)
     if spec.log:
+        if mask is not None or spec.causal is not None:
+            g = torch.where(y == -INF, 0.0, g)
         d = g - y.exp() * g.sum(spec.dims, keepdim=True)
     else:
         dot = (g * y).sum(spec.dims, keepdim=True)
@@ -242,4 +248,4 @@ def finished(d: torch.Tensor, mask: torch.Tensor | None, spec: Spec) -> torch.Te
 
 def summed_to(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     """The sum over what was broadcast; 16 bits are added in float32."""
-    return tensor if tuple(tensor.shape) == tuple(shape) else tensor.sum_to_size(*shape)
+    return tensor if tuple(tensor.shape) == tuple(shape) else tensor.sum_to_size(tuple(shape))

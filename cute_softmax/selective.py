@@ -58,6 +58,8 @@ def statistics(input: Tensor, dims: tuple[int, ...], scale: float, entropies: bo
         numbers = (scale,) if scale != 1 else ()
         launch.run(math, (input, *groups), dims, prologue=prologue, numbers=numbers)
     except NotPlanned:
+        if entropies:  # of panels none is planned
+            return statistics_formula(input, dims, scale, True)
         if scale == 1:
             raise
         launch.run(math, (input.float() * scale, *groups), dims)
@@ -74,7 +76,7 @@ def statistics_formula(
     if not entropies:
         return (lse,)
     p = over(torch.softmax, s, dims)
-    return lse, -_product(p, s - lse).sum(tuple(dims), keepdim=True)
+    return lse, _product(p, lse - s).sum(tuple(dims), keepdim=True)
 
 
 def _product(p: Tensor, other: Tensor) -> Tensor:
@@ -371,6 +373,12 @@ def _call(
     if routes.recorded(input):
         return _apply(input, index, dims, scale, entropies)
     return found_of(input, index, dims, scale, entropies)
+
+
+def times_softmax(input: Tensor, factors: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """The gradient of a logsumexp as an operator: factors (of size 1 in `dims`) times the softmax of the input."""
+    nothing = factors.new_empty(0)
+    return operator_backward(input, None, list(dims), 1.0, False, factors, nothing, None, factors, None)
 
 
 def entropy(input: Tensor, dims: tuple[int, ...], dtype: torch.dtype) -> Tensor:
