@@ -7,7 +7,7 @@ result is contiguous, whatever the strides of the input. Nothing is raised for w
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -106,10 +106,11 @@ def _decide(work: Work | str) -> Callable[..., torch.Tensor] | str:
 def launcher(work: Work) -> Callable[..., torch.Tensor]:
     """A function of inputs of this form. Raises NotPlanned."""
     shape, dtype, device = work.shape, work.dtype, work.inputs[0].device
+    any_work = replace(work, inputs=())  # what is kept must not keep the tensors of the first call
 
     def anywhere(*inputs: torch.Tensor) -> torch.Tensor:
         result = torch.empty(shape, dtype=dtype, device=device)
-        _fill(work, inputs, result)
+        _fill(any_work, inputs, result)
         return result
 
     if work.keepdim is None and not work.prologue and all(t.is_contiguous() for t in work.inputs):

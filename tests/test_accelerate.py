@@ -3,9 +3,11 @@
 What decides, routes, counts and restores is what runs on a GPU; only plans' launches are replaced.
 """
 
+import gc
 import subprocess
 import sys
 import threading
+import weakref
 
 import checking
 import eager_model
@@ -278,6 +280,19 @@ def test_plans_and_devices_that_there_are_not(kernels, monkeypatch):
     with accelerate() as acceleration:
         torch.softmax(x, 0)
     assert acceleration.report().handed_on == {("aten::_softmax", "no kernels for this GPU"): 1}
+
+
+def test_no_tensor_is_kept(kernels):
+    tensors = [example((4, 6)), example((6, 4)).t(), example((3, 4, 5))]
+    with accelerate():
+        for x in tensors:
+            leaf = x.requires_grad_()
+            torch.autograd.grad(torch.softmax(leaf, 0), leaf, torch.ones_like(leaf))
+            torch.logsumexp(leaf, 0)
+    found = [weakref.ref(x) for x in tensors]
+    del tensors, x, leaf
+    gc.collect()
+    assert [ref() for ref in found] == [None] * 3
 
 
 def test_failures_of_a_launch_are_not_hidden(kernels, monkeypatch):
