@@ -234,8 +234,9 @@ class _Reduce(torch.autograd.Function):
         return _gradient(ctx, grad), None, None, None, None
 
     @staticmethod
-    def jvp(ctx, tangent, *_):
-        input, output = ctx.saved_tensors
+    @ops.jvp_rule
+    def jvp(ctx, saved, tangent, *_):
+        input, output = saved
         if ctx.name == "sum":
             return _Reduce.apply(tangent, "sum", ctx.dims, ctx.keepdim, output.dtype)
         wide = torch.promote_types(ctx.dtype, torch.float32)
