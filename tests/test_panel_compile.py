@@ -135,8 +135,15 @@ def check_all(found, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("math", "every"),
-    [("softmax", 1), ("softmax_backward", 1), ("logsumexp", 3), ("sum", 5), ("amax", 5)]
-    + [("log_softmax", 3), ("log_softmax_backward", 3)],
+    [
+        ("softmax", 1),
+        ("softmax_backward", 1),
+        ("logsumexp", 3),
+        ("sum", 5),
+        ("amax", 5),
+        ("log_softmax", 3),
+        ("log_softmax_backward", 3),
+    ],
 )
 def test_every_team_of_sm_90a(math, every, tmp_path, monkeypatch):
     check_all(selection("sm_90a", math, every), tmp_path, monkeypatch)

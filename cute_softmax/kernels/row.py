@@ -251,14 +251,15 @@ class RowKernel:
         rX = [cute.make_rmem_tensor(((V, M), 1, K), self.dtypes[i]) for i in self.full]
         for i in self.inputs:
             rX[i].fill(self.dtypes[i](math.padding[i]))
+        ones = {}
         for m in cutlass.range_constexpr(M):
             for i in self.inputs:
                 gX = self.vectors(this, rows[m], i)
                 if const_expr(self.access[i] == 0):
-                    one = self.one(this, rows[m], i)
+                    ones[i, m] = self.one(this, rows[m], i)
                     for k in cutlass.range_constexpr(K):
                         if pX[m, 0, k]:
-                            rX[i][(None, m), 0, k].fill(one)
+                            rX[i][(None, m), 0, k].fill(ones[i, m])
                 elif const_expr(s.staging[i] == "direct"):
                     for k in cutlass.range_constexpr(K):
                         if pX[m, 0, k]:
@@ -283,9 +284,9 @@ class RowKernel:
                     counted[e, m] = pE[e, m] & (columns[e, m] < row.reach)
                 for i in self.inputs:
                     rE[i][e, m] = self.dtypes[i](math.padding[i])
-                    gE = self.scalar(this, row, i, columns[e, m] if self.access[i] else Int32(0))
+                    gE = self.scalar(this, row, i, columns[e, m])
                     if counted[e, m]:
-                        rE[i][e, m] = gE[0]
+                        rE[i][e, m] = ones[i, m] if const_expr(self.access[i] == 0) else gE[0]
 
         # Reduce.
         values = []

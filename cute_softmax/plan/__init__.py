@@ -117,7 +117,7 @@ class Plan(PlanBase):
             where = f"a cluster of {c.cluster_n} CTAs shares a row, {c.warps_per_row} warps in each"
         staging = ", ".join(f"{n}: {s}" for n, s in zip(c.facts.inputs, c.staging, strict=True))
         lines = [
-            f"{c.math} of {self.rows} rows of {self.columns}, {' -> '.join(_unique(c.dtypes))}, for {c.architecture}",
+            f"{c.math} of {self.rows} rows of {self.columns}, {' -> '.join(_own_dtypes(c))}, for {c.architecture}",
             f"  movement   row: {where}; class {c.name}",
             *(
                 [f"  rows       index in {' x '.join(map(str, self.kept))}: dimensions that do not merge"]
@@ -141,7 +141,8 @@ class Plan(PlanBase):
             f"  grid       {self.ctas} {'clusters' if c.cluster_n > 1 else 'CTAs'} for {self.tiles} tiles"
             + (", persistent" if c.persistent else "")
             + f"; {c.shared_memory} bytes of shared memory a CTA",
-            f"  traffic    {bytes_moved / 1e6:.1f} MB, every element read once"
+            f"  traffic    {bytes_moved / 1e6:.1f} MB, every element "
+            + ("before the diagonal read once" if c.prologue.causal else "read once")
             + (" and written once" if c.facts.outputs else ", one result written per row"),
         ]
         return "\n".join(lines)
@@ -149,6 +150,12 @@ class Plan(PlanBase):
 
 def _unique(names: tuple[str, ...]) -> list[str]:
     return list(dict.fromkeys(names))
+
+
+def _own_dtypes(c: RowClass) -> list[str]:
+    """Of the math's tensors, without those of a prologue."""
+    extras = {"bias", "mask", *c.facts.group_inputs}
+    return _unique(tuple(d for d, name in zip(c.dtypes, c.facts.operands, strict=True) if name not in extras))
 
 
 def _widths(c: RowClass) -> list[str]:
