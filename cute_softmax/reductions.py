@@ -13,9 +13,9 @@ import torch
 
 from . import launch, ops, routes, rules, selective
 from .arguments import FLOATS, autocasts, check_out, check_tensor, given_dims, overlap, overlaps_itself
-from .functional import operand_of
 from .hardware import H200, Device
 from .plan import Plan, plan
+from .plans import operand_of
 from .problem import Operand, canonical
 from .scores import Spec, formula
 

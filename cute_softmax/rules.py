@@ -45,6 +45,16 @@ def prologue_of(bias: object, mask: object, scale: object, spec: Spec, alpha: st
     )
 
 
+def gradient_prologue(mask: object, scale: object, spec: Spec) -> Prologue:
+    """The prologue of a backward. Of a mask it has no operand: the logarithm is -inf there."""
+    return Prologue(
+        scale="groups" if scale is not None else "number" if spec.scale != 1 else "",
+        mask=spec.log and mask is not None,
+        causal=spec.causal is not None,
+        alpha="number" if spec.alpha != 1 else "",
+    )
+
+
 def numbers_of(prologue: Prologue, spec: Spec, alpha: float, shape: torch.Size) -> tuple[float | int, ...]:
     """What the prologue takes at run time. An offset beyond the matrix means no more than one at its edge."""
     numbers: list[float | int] = []
@@ -124,12 +134,7 @@ def backward(
         return result
     if ops._lie_apart(grad, output, spec.dims):
         grad = torch.empty_like(output, dtype=grad.dtype).copy_(grad)
-    prologue = Prologue(
-        scale="groups" if scale is not None else "number" if spec.scale != 1 else "",
-        mask=spec.log and mask is not None,  # not an operand: where y is -inf
-        causal=spec.causal is not None,
-        alpha="number" if spec.alpha != 1 else "",
-    )
+    prologue = gradient_prologue(mask, scale, spec)
     operands = [] if scale is None else [scale.float().expand(output.shape)]
     numbers = numbers_of(prologue, spec, spec.inverse_alpha, output.shape)
     query = None if spec.causal is None else output.dim() - 2

@@ -8,7 +8,7 @@ import pytest
 import simulated
 import torch
 
-from cute_softmax import log_softmax, log_softmax_backward, softmax, softmax_
+from cute_softmax import explain, log_softmax, log_softmax_backward, plan_softmax, softmax, softmax_
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 INF = float("inf")
@@ -403,3 +403,26 @@ def test_out_that_is_read(launches):
     with pytest.raises(ValueError, match="out overlaps input in memory without being the same tensor"):
         log_softmax(x[:3], out=x[1:])
     assert not launches
+
+
+def test_plans_and_explanations(launches):
+    """The plan of a call is that of its launch; what is not planned is told."""
+    x = X.bfloat16()
+    for arguments, _ in CASES.values():
+        for log in (False, True):
+            options = {k: v for k, v in arguments.items() if k != "alpha"}
+            made = plan_softmax(x, log=log, **options)
+            assert made.kernel.math == ("log_softmax" if log else "softmax") and made.kernel.prologue
+            assert plan_softmax(x.shape, dtype="bf16", log=log, **options).kernel == made.kernel
+            assert "movement" in explain(x, log=log, **options)
+            plan_softmax(x, backward=True, log=log, **options)
+    told = explain(x, mask=MASK, causal=True, alpha=2)
+    assert "masked" in told and "causal" in told and "a number" in told
+    composed = explain(x, 1, scale=2.0)
+    assert composed.startswith("composed: softmax with a prologue (scale_number)") and "movement" in composed
+    assert "composed" in explain(x, 1, scale=2.0, backward=True) and "composed" not in explain(x, 1)
+    assert "ATen" in explain(x, bias=BIAS.double()) and "log_softmax" in explain(x.double(), log=True)
+    with pytest.raises(TypeError, match="masks: the arguments of scores are scale, bias, mask, causal"):
+        plan_softmax(x, masks=MASK)
+    with pytest.raises(NotImplementedError, match="with a prologue"):
+        plan_softmax(x, 1, scale=2.0)
