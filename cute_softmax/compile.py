@@ -67,7 +67,7 @@ def build_math(c: RowClass | PanelClass) -> Any:
             source, online=c.online, precise=c.precise, keep=c.keep, part=c.part
         ),
         "softmax_backward": lambda: maths.SoftmaxBackward(keep=c.keep),
-        "log_softmax": lambda: maths.LogSoftmax(source, online=c.online, precise=c.precise),
+        "log_softmax": lambda: maths.LogSoftmax(source, online=c.online, precise=c.precise, keep=c.keep),
         "log_softmax_backward": lambda: maths.LogSoftmaxBackward(
             precise=c.precise, masked=p.mask or p.causal, keep=c.keep
         ),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import torch
 from torch.autograd import forward_ad
@@ -19,13 +18,13 @@ from .arguments import (
     given_dims,
     out_dtype,
 )
-from .hardware import H200, Device
 from .ops import transformed
-from .plan import PanelPlan, Plan, plan
-from .problem import Operand, canonical, canonical_dims
+from .plan import PanelPlan, Plan
+from .plans import explain, plan_softmax
 from .scores import NAN, ONE, Spec, scores_of
 
-_TORCH_DTYPES = {name: dtype for dtype, name in launch.DTYPE_NAMES.items()}
+__all__ = ["Prepared", "explain", "plan_softmax", "prepare", "softmax", "softmax_backward"]
+
 # By shape: forms of eager calls, each made at its first call. Few per shape: they differ in strides, dtypes,
 # arguments, and in what of torch's state the dispatcher looks at (autograd, autocast).
 _forms: dict[torch.Size, deque[ops.Form]] = {}
@@ -194,49 +193,6 @@ def softmax_backward(
     return ops.differentiable_backward(grad, output, dims, input_dtype)
 
 
-def plan_softmax(
-    input: torch.Tensor | Sequence[int],
-    dim: int | Sequence[int] = -1,
-    dtype: torch.dtype | str | None = None,
-    *,
-    backward: bool = False,
-    online: bool = True,
-    device: Device = H200,
-) -> Plan:
-    """The Plan of `softmax` for a CUDA tensor, or for a contiguous tensor of a shape on a described device.
-
-    dtype: of the result; for a shape also of the input (default bfloat16).
-    backward: the plan of the backward pass instead.
-    device: for a shape, the GPU to plan for.
-    Raises as `softmax`.
-    """
-    shape, first, dtype, device = operand_of(input, dtype, device)
-    dims = canonical_dims(dim, len(shape))
-    result = Operand(dtype, launch.result_strides(shape, first.strides))
-    operands = [result, result, replace(first, address=0)] if backward else [first, result]
-    return plan(
-        "softmax_backward" if backward else "softmax", canonical(shape, dims, operands), device, online=online
-    )
-
-
-def operand_of(
-    input: torch.Tensor | Sequence[int], dtype: torch.dtype | str | None, device: Device
-) -> tuple[tuple[int, ...], Operand, str, Device]:
-    """(shape, operand of the input, dtype of the result, device) of a call on a tensor, or on a contiguous tensor of
-    a shape. Raises TypeError for dtypes without kernels."""
-    name = launch.DTYPE_NAMES.get(dtype, dtype)
-    if isinstance(input, torch.Tensor):
-        shape, strides, source = tuple(input.shape), input.stride(), launch.DTYPE_NAMES.get(input.dtype)
-        address = input.data_ptr() % 16 if input.is_cuda else 0
-        device = launch.device_facts(input.get_device()) if input.is_cuda else device
-    else:
-        shape, source, address = tuple(input), name or "bf16", 0
-        strides = torch.empty(shape, device="meta").stride()
-    if source not in launch.DTYPE_NAMES.values() or (name or source) not in launch.DTYPE_NAMES.values():
-        raise TypeError(f"no kernels for {source} -> {name or source}: these go to ATen")
-    return shape, Operand(source, strides, address), name or source, device
-
-
 class Prepared:
     """`softmax` of tensors of one form, with every decision made; see `prepare`.
 
@@ -279,23 +235,3 @@ def prepare(
     form = ops.Form(input, dims, result_dtype, online)
     result = torch.empty_like(input, dtype=result_dtype)
     return Prepared(launch.call_of("softmax", (input, result), dims, online, aligned=True).plan, form.run)
-
-
-def explain(
-    input: torch.Tensor | Sequence[int],
-    dim: int | Sequence[int] = -1,
-    dtype: torch.dtype | str | None = None,
-    **options,
-) -> str:
-    """How `softmax` would run on this tensor or shape, in words. Arguments as `plan_softmax`.
-
-    >>> print(explain((4096, 8192), dtype="bf16"))
-    """
-    if isinstance(input, torch.Tensor) and not ops.on_kernel(
-        input, _TORCH_DTYPES.get(dtype, dtype) or input.dtype
-    ):
-        return (
-            f"softmax of a {input.dtype} tensor on {input.device} goes to torch.softmax (ATen): "
-            "the kernels here take bfloat16, float16 and float32 on CUDA"
-        )
-    return plan_softmax(input, dim, dtype, **options).explain()

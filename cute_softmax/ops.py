@@ -8,6 +8,7 @@ dispatch modes) sees the ones that are defined here.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import wraps
 
 import torch
 from torch._C._dynamo.guards import TensorGuards
@@ -35,6 +36,24 @@ def transformed() -> bool:
     would give a wrong derivative (zero) without a word.
     """
     return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+
+
+def jvp_rule(jvp: Callable) -> Callable:
+    """``jvp(ctx, saved tensors, *tangents)`` as a rule that outer forward-mode transforms differentiate, too.
+
+    Torch calls rules with forward mode turned off for all levels. Turned on again, this level's own tangents must go.
+    """
+
+    @wraps(jvp)
+    def rule(ctx, *tangents):
+        saved, interpreter = ctx.saved_tensors, torch._C._functorch.peek_interpreter_stack()
+        if interpreter is None:
+            return jvp(ctx, saved, *tangents)
+        level, unwrap = interpreter.level(), torch._C._functorch._unwrap_for_grad
+        with forward_ad._set_fwd_grad_enabled(True):
+            return jvp(ctx, [None if t is None else unwrap(t, level) for t in saved], *tangents)
+
+    return rule
 
 
 class Form:

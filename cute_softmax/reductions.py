@@ -13,9 +13,9 @@ import torch
 
 from . import launch, ops, routes, rules, selective
 from .arguments import FLOATS, autocasts, check_out, check_tensor, given_dims, overlap, overlaps_itself
-from .functional import operand_of
 from .hardware import H200, Device
 from .plan import Plan, plan
+from .plans import operand_of
 from .problem import Operand, canonical
 from .scores import Spec, formula
 
@@ -234,8 +234,9 @@ class _Reduce(torch.autograd.Function):
         return _gradient(ctx, grad), None, None, None, None
 
     @staticmethod
-    def jvp(ctx, tangent, *_):
-        input, output = ctx.saved_tensors
+    @ops.jvp_rule
+    def jvp(ctx, saved, tangent, *_):
+        input, output = saved
         if ctx.name == "sum":
             return _Reduce.apply(tangent, "sum", ctx.dims, ctx.keepdim, output.dtype)
         wide = torch.promote_types(ctx.dtype, torch.float32)

@@ -10,8 +10,7 @@ from __future__ import annotations
 import torch
 
 from . import launch, ops
-from .plan import NotPlanned
-from .plan.prologue import Prologue
+from .plan import NotPlanned, Prologue
 from .scores import (
     Spec,
     backward_formula,
@@ -43,6 +42,16 @@ def prologue_of(bias: object, mask: object, scale: object, spec: Spec, alpha: st
         causal=spec.causal is not None,
         alpha="number" if alpha is None and spec.alpha != 1 else alpha or "",
         zero=spec.zero,
+    )
+
+
+def gradient_prologue(mask: object, scale: object, spec: Spec) -> Prologue:
+    """The prologue of a backward. Of a mask it has no operand: the logarithm is -inf there."""
+    return Prologue(
+        scale="groups" if scale is not None else "number" if spec.scale != 1 else "",
+        mask=spec.log and mask is not None,
+        causal=spec.causal is not None,
+        alpha="number" if spec.alpha != 1 else "",
     )
 
 
@@ -81,26 +90,31 @@ def forward(
     query = None if spec.causal is None else input.dim() - 2
     try:
         launch.run(
-            spec.math, (input, *operands, result), spec.dims, spec.online, prologue=prologue, numbers=numbers,
+            spec.math, (input, *operands, result), spec.dims, spec.online or spec.log, prologue=prologue,
+            numbers=numbers,
             query=query,
         )  # fmt: skip
     except NotPlanned:
-        if prologue == Prologue():
+        if not prologue:
             raise
         _composed(input, bias, mask, scale, spec, result, factors)
     return result
 
 
 def _composed(input, bias, mask, scale, spec: Spec, result: Tensor, factors: Tensor | None) -> None:
-    """What no prologue is planned for: the scores as a float32 tensor, the plain kernel on it."""
-    scores = compose(input, bias, mask, scale, spec)
-    empty = empty_rows(scores, spec.dims) if spec.zero else None
-    launch.run(spec.math, (scores, scores), spec.dims, spec.online)
+    """What no prologue is planned for: scores and results as a float32 tensor, the plain kernel between them."""
+    changed = bias is not None or mask is not None or scale is not None
+    if changed or spec.scale != 1 or spec.causal is not None:
+        values = source = compose(input, bias, mask, scale, spec)
+    else:
+        source, values = input, torch.empty_like(input, dtype=torch.float32)
+    empty = empty_rows(source, spec.dims) if spec.zero else None
+    launch.run(spec.math, (source, values), spec.dims, spec.online or spec.log)
     if empty is not None:
-        scores.masked_fill_(empty, -INF if spec.log else 0.0)
+        values.masked_fill_(empty, -INF if spec.log else 0.0)
     if factors is not None or spec.alpha != 1:
-        scores.mul_(spec.alpha if factors is None else factors)
-    result.copy_(scores)
+        values.mul_(spec.alpha if factors is None else factors)
+    result.copy_(values)
 
 
 def backward(
@@ -120,12 +134,7 @@ def backward(
         return result
     if ops._lie_apart(grad, output, spec.dims):
         grad = torch.empty_like(output, dtype=grad.dtype).copy_(grad)
-    prologue = Prologue(
-        scale="groups" if scale is not None else "number" if spec.scale != 1 else "",
-        mask=spec.log and mask is not None,  # not an operand: where y is -inf
-        causal=spec.causal is not None,
-        alpha="number" if spec.alpha != 1 else "",
-    )
+    prologue = gradient_prologue(mask, scale, spec)
     operands = [] if scale is None else [scale.float().expand(output.shape)]
     numbers = numbers_of(prologue, spec, spec.inverse_alpha, output.shape)
     query = None if spec.causal is None else output.dim() - 2
@@ -140,7 +149,7 @@ def backward(
             query=query,
         )
     except NotPlanned:
-        if prologue == Prologue():
+        if not prologue:
             raise
         d = backward_formula(grad, output, mask, spec, wide(dtype))
         return result.copy_(d if scale is None else d * scale)
@@ -225,8 +234,9 @@ class Forward(torch.autograd.Function):
         return d[0], d[1], None, d[2], None
 
     @staticmethod
-    def jvp(ctx, input_tangent, bias_tangent, _, scale_tangent, *__):
-        output, mask, scale, input = ctx.saved_tensors
+    @ops.jvp_rule
+    def jvp(ctx, saved, input_tangent, bias_tangent, _, scale_tangent, *__):
+        output, mask, scale, input = saved
         spec = ctx.spec
         dtypes = [t.dtype for t in (input_tangent, bias_tangent, scale_tangent) if t is not None]
         t = torch.zeros_like(output, dtype=wide(*dtypes))
@@ -272,8 +282,9 @@ class Gradient(torch.autograd.Function):
         return *second_gradients(gradient, upstream, grad, output, mask, ctx.spec), None, None, None
 
     @staticmethod
-    def jvp(ctx, grad_tangent, output_tangent, *_):
-        grad, output, mask = ctx.saved_tensors
+    @ops.jvp_rule
+    def jvp(ctx, saved, grad_tangent, output_tangent, *_):
+        grad, output, mask = saved
         spec = ctx.spec
         w = wide(grad.dtype, output.dtype)
         g, y, d = grad.to(w), output.to(w), torch.zeros_like(output, dtype=w)

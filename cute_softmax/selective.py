@@ -12,8 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from . import launch, ops, routes, rules
-from .plan import NotPlanned
-from .plan.prologue import Prologue
+from .plan import NotPlanned, Prologue
 from .scores import Spec, over, wide
 
 Tensor = torch.Tensor
@@ -35,8 +34,9 @@ def checked_index(index: object, logits: Tensor) -> Tensor:
             f"index has shape {tuple(index.shape)}, logits {tuple(logits.shape)}: index must have the shape {rows} of "
             "the rows, or one more dimension"
         )
-    if index.device.type == "cpu" and index.numel() and not torch.compiler.is_compiling():
-        low, high = (int(t) for t in index.aminmax()) if not ops.transformed() else (0, 0)
+    seen = index.device.type == "cpu" and index.numel() and not torch.compiler.is_compiling()
+    if seen and not ops.transformed() and not routes.watched(index):
+        low, high = (int(t) for t in index.aminmax())
         if low < 0 or high >= logits.shape[-1]:
             raise IndexError(
                 f"index has elements from {low} to {high}: they must lie in 0 to {logits.shape[-1] - 1}"
@@ -196,8 +196,9 @@ class Statistics(torch.autograd.Function):
         return function(input, index, *ctx.numbers, *rows, *grads), None, None, None, None
 
     @staticmethod
-    def jvp(ctx, tangent, *_):
-        input, index, lse, entropies = ctx.saved_tensors
+    @ops.jvp_rule
+    def jvp(ctx, saved, tangent, *_):
+        input, index, lse, entropies = saved
         dims, scale, asked = ctx.numbers
         s, t = input.to(lse.dtype) * scale, tangent.to(lse.dtype) * scale
         p = (s - lse).exp()
@@ -338,7 +339,26 @@ def _gradients(ctx, *grads):
     return operator_backward(input, index, *ctx.numbers, *rows, *grads), None, None, None, None
 
 
+def _save_backward(ctx, inputs, output):
+    input, index, dim, scale, asked, lse, entropy, *grads = inputs
+    ctx.numbers = tuple(dim), scale, asked
+    ctx.save_for_backward(input, index, lse, entropy, *grads)
+
+
+def _second_gradients(ctx, upstream):
+    """By autograd of the formula. What lse and the entropy change is in the gradient of the input."""
+    input, index, lse, entropy, *grads = ctx.saved_tensors
+    with torch.enable_grad():
+        leaves = [None if t is None else t.detach().requires_grad_() for t in (input, *grads)]
+        d = formula_backward(leaves[0], index, *ctx.numbers, lse, entropy, *leaves[1:])
+        used = [t for t in leaves if t is not None]
+        found = iter(torch.autograd.grad(d, used, upstream, allow_unused=True))
+    of_input, *of_grads = (None if t is None else next(found) for t in leaves)
+    return of_input, *[None] * 6, *of_grads
+
+
 operator.register_autograd(_gradients, setup_context=_save)
+operator_backward.register_autograd(_second_gradients, setup_context=_save_backward)
 
 
 @operator.register_vmap

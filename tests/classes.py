@@ -9,17 +9,23 @@ from typing import NamedTuple
 
 from cute_softmax.hardware import ARCHITECTURES
 from cute_softmax.plan import MATHS, NotPlanned, RowClass, row_class, vector_of
+from cute_softmax.plan.panel import PANEL_MATHS
 from cute_softmax.problem import ALIGNMENT, ITEM_SIZE
 
 SAME = (("bf16", "bf16"), ("fp16", "fp16"), ("fp32", "fp32"))
 MIXED = (("bf16", "fp32"), ("fp32", "bf16"))
 PAIRS = SAME + MIXED  # (input, output) of softmax
-REDUCTIONS = ("logsumexp", "amax", "sum")
+REDUCTIONS = ("logsumexp", "amax", "sum", "entropy")
+# (math, online) that every movement serves; an entropy's state is for rows alone.
+EVERYWHERE = [key for key in MATHS if key[0] in PANEL_MATHS]
 # (input, output) that the public functions ask for, autocast aside.
 PAIRS_OF = {
     "softmax": PAIRS,
     "softmax_backward": PAIRS,
+    "log_softmax": (*SAME[::2], ("bf16", "fp32")),
+    "log_softmax_backward": SAME[::2],
     "logsumexp": SAME,
+    "entropy": (("bf16", "fp32"), ("fp32", "fp32")),
     "amax": SAME,
     "sum": (*SAME, ("bf16", "fp32")),
 }
@@ -28,7 +34,9 @@ PAIRS_OF = {
 def operands(math: str, pair: tuple[str, str]) -> tuple[str, ...]:
     """The dtypes of all operands for the (input, output) dtypes of the forward function."""
     source, result = pair
-    return (result, result, source) if math == "softmax_backward" else (source, result)
+    if math.endswith("_backward"):
+        return result, result, source
+    return (source, *[result] * len(MATHS[math, True].operands[1:]))
 
 
 class Interval(NamedTuple):

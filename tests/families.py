@@ -58,7 +58,7 @@ class Case:
 
     @property
     def numbers(self) -> list[float]:
-        alpha = 1 / self.alpha if self.gradient and self.alpha else self.alpha
+        alpha = 1 / self.alpha if self.gradient and isinstance(self.alpha, float) else self.alpha
         found = [n for n in (self.scale, alpha) if isinstance(n, (int, float))]
         return found + [self.offset] * (self.offset is not None)
 
@@ -118,7 +118,11 @@ class Case:
 
     def _gradient(self, dtype: torch.dtype, alpha: float | torch.Tensor) -> torch.Tensor:
         dy, y = self.x.to(dtype), self.y.to(dtype)
-        scale = self.scale if isinstance(self.scale, torch.Tensor) else torch.tensor(self.scale or 1.0)
+        scale = (
+            self.scale
+            if isinstance(self.scale, torch.Tensor)
+            else torch.tensor(1.0 if self.scale is None else self.scale)
+        )
         scale = scale.float().to(device=dy.device, dtype=dtype)
         if self.math == "softmax_backward":
             dx = scale * (y * (dy - (dy * y).sum(-1, keepdim=True) / alpha))
@@ -131,28 +135,18 @@ class Case:
         """What errors of a result are measured in: its size where they are relative, and the scale of what cancels."""
         if self.math == "softmax":
             return exact.abs()
-        if self.math == "softmax_backward":
-            dy, y = self.x.double().abs(), self.y.double().abs()
-            scale = (
-                self.scale.double().abs() if isinstance(self.scale, torch.Tensor) else abs(self.scale or 1.0)
+        if self.gradient:
+            scale, alpha = (
+                1.0 if n is None else n.double().abs() if isinstance(n, torch.Tensor) else abs(n)
+                for n in (self.scale, self.alpha)
             )
-            alpha = self.alpha.double() if isinstance(self.alpha, torch.Tensor) else self.alpha or 1.0
-            return scale * y * (dy + (dy * y).sum(-1, keepdim=True) / abs(alpha))
-        if self.math == "log_softmax_backward":
-            dy = (
-                torch.where(self.y == -math.inf, 0, self.x.double().abs())
-                if self.masks
-                else self.x.double().abs()
-            )
-            scale = (
-                self.scale.double().abs() if isinstance(self.scale, torch.Tensor) else abs(self.scale or 1.0)
-            )
-            return scale * (dy + self.y.double().exp() * dy.sum(-1, keepdim=True))
+            dy, y = self.x.double().abs(), self.y.double()
+            if self.math == "softmax_backward":
+                return scale * y.abs() * (dy + (dy * y.abs()).sum(-1, keepdim=True) / alpha)
+            masked = (self.mask is not None or self.offset is not None) & (y == -math.inf)
+            dy = dy.masked_fill(masked, 0)
+            return scale * (dy + y.exp() * dy.sum(-1, keepdim=True))
         return 1 + exact.abs()
-
-    @property
-    def masks(self) -> bool:
-        return self.mask is not None or self.offset is not None
 
     def spread(self) -> float:
         """How large scores are, and how far apart: what their rounding to float32 is worth, in roundings."""

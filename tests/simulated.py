@@ -5,7 +5,6 @@ The formulas are written from the meaning of a launch alone, in float64, not wit
 
 from __future__ import annotations
 
-import inspect
 import math
 from types import SimpleNamespace
 
@@ -13,8 +12,7 @@ import torch
 
 from cute_softmax import functional, launch, ops
 from cute_softmax.hardware import H200
-from cute_softmax.plan import NotPlanned
-from cute_softmax.plan.prologue import Prologue
+from cute_softmax.plan import NO_PROLOGUE, NotPlanned
 
 INF = math.inf
 
@@ -24,11 +22,10 @@ class Launches(list):
 
     refuse = False
 
-    def run(self, name, tensors, dims, online=True, prologue=Prologue(), numbers=(), query=None):  # noqa: B008
-        if self.refuse and (prologue != Prologue() or name == "entropy"):
+    def run(self, name, tensors, dims, online=True, prologue=NO_PROLOGUE, numbers=(), query=None):
+        if self.refuse and (prologue or name == "entropy"):
             raise NotPlanned("refused")
-        if "prologue" in inspect.signature(launch.plan).parameters:
-            launch.call_of(name, tensors, dims, online, prologue=prologue, query=query)
+        launch.call_of(name, tensors, dims, online, prologue=prologue, query=query)
         self.append(
             SimpleNamespace(
                 math=name,

@@ -5,10 +5,23 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks import operations, providers
-from benchmarks.cases import PROVIDERS, REDUCTIONS, SLICE, TRANSPOSED, Case
+from benchmarks import masked, operations, providers
+from benchmarks.cases import (
+    BATCH_MASK,
+    CAUSAL,
+    MASK,
+    PROVIDERS,
+    REDUCTIONS,
+    ROW_MASK,
+    SCALED,
+    SHARED_MASK,
+    SLICE,
+    TRANSPOSED,
+    Case,
+)
 
 CPU = torch.device("cpu")
+MODES = (SCALED, CAUSAL, MASK, ROW_MASK, SHARED_MASK, BATCH_MASK)
 
 
 # ---- checks against float64
@@ -27,6 +40,12 @@ SMALL = [
     Case("softmax", (8, 129), view=SLICE),
     Case("softmax", (64, 9), dim=(0,), view=TRANSPOSED),
     Case("softmax_backward", (9, 64), dim=(1,), view=TRANSPOSED),
+    Case("log_softmax", (8, 1023)),
+    Case("log_softmax", (6, 4096), "fp32"),
+    Case("log_softmax_backward", (8, 256)),
+    Case("log_softmax_backward", (8, 256), "fp32"),
+    *(Case("masked_softmax", (2, 3, 40, 64), mode=mode) for mode in MODES),
+    Case("masked_softmax", (40, 64), "fp32", mode=CAUSAL),
 ]
 REDUCED = [
     Case("logsumexp", (8, 1023)),
@@ -46,6 +65,12 @@ def exact(case: Case, inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
     wide = [t.double() for t in inputs]
     if case.op in REDUCTIONS:
         y = getattr(torch, case.op)(wide[0], case.dim)
+    elif case.op == "masked_softmax":
+        y = torch.softmax(masked.scores(wide[0], *inputs[1:]), -1)
+    elif case.op == "log_softmax":
+        y = torch.log_softmax(wide[0], case.dim[0])
+    elif case.op == "log_softmax_backward":
+        y = wide[0] - wide[1].exp() * wide[0].sum(case.dim, True)
     elif case.op == "softmax":
         e = (wide[0] - wide[0].amax(case.dim, True)).exp()
         y = e / e.sum(case.dim, True)

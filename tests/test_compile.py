@@ -56,7 +56,11 @@ def expected_accesses(c: RowClass) -> Counter:
     for i, dtype in enumerate(c.dtypes):
         size, output = ITEM_SIZE[dtype], i >= len(c.access)
         if i >= c.facts.full:
-            expected[f"st {size}"] += c.rows_per_thread
+            given = i < c.facts.full + len(c.facts.group_inputs)
+            expected[f"{'ld' if given else 'st'} {size}"] += c.rows_per_thread
+            continue
+        if not output and not c.access[i]:  # one element a row
+            expected[f"ld {size}"] += c.rows_per_thread
             continue
         if output:
             expected[f"st {c.vector * size}"] += vectors

@@ -8,8 +8,7 @@ import pytest
 import simulated
 import torch
 
-from cute_softmax import log_softmax, log_softmax_backward, softmax, softmax_
-from cute_softmax.plan.prologue import Prologue
+from cute_softmax import explain, log_softmax, log_softmax_backward, plan_softmax, softmax, softmax_
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 INF = float("inf")
@@ -85,7 +84,7 @@ def test_results(case, name, dtype, kernel, request):
         assert torch.equal(softmax_(x.clone(), **arguments).nan_to_num(), y.nan_to_num())
     if kernel and dtype != torch.float64:
         assert {n.math for n in launches} == {name}
-        assert all(n.prologue != Prologue() for n in launches)
+        assert all(n.prologue for n in launches)
 
 
 def leaves(arguments: dict, x: torch.Tensor, dtype=torch.float64) -> tuple[dict, list]:
@@ -239,7 +238,7 @@ def test_plain_scores_are_plain_calls(launches):
         {"empty_rows": "na" + "n"[:1]},
     ):
         assert torch.equal(softmax(x, **arguments), y)
-    assert all(n.prologue == Prologue() for n in launches)
+    assert not any(n.prologue for n in launches)
 
 
 @names
@@ -404,3 +403,26 @@ def test_out_that_is_read(launches):
     with pytest.raises(ValueError, match="out overlaps input in memory without being the same tensor"):
         log_softmax(x[:3], out=x[1:])
     assert not launches
+
+
+def test_plans_and_explanations(launches):
+    """The plan of a call is that of its launch; what is not planned is told."""
+    x = X.bfloat16()
+    for arguments, _ in CASES.values():
+        for log in (False, True):
+            options = {k: v for k, v in arguments.items() if k != "alpha"}
+            made = plan_softmax(x, log=log, **options)
+            assert made.kernel.math == ("log_softmax" if log else "softmax") and made.kernel.prologue
+            assert plan_softmax(x.shape, dtype="bf16", log=log, **options).kernel == made.kernel
+            assert "movement" in explain(x, log=log, **options)
+            plan_softmax(x, backward=True, log=log, **options)
+    told = explain(x, mask=MASK, causal=True, alpha=2)
+    assert "masked" in told and "causal" in told and "a number" in told
+    composed = explain(x, 1, scale=2.0)
+    assert composed.startswith("composed: softmax with a prologue (scale_number)") and "movement" in composed
+    assert "composed" in explain(x, 1, scale=2.0, backward=True) and "composed" not in explain(x, 1)
+    assert "ATen" in explain(x, bias=BIAS.double()) and "log_softmax" in explain(x.double(), log=True)
+    with pytest.raises(TypeError, match="masks: the arguments of scores are scale, bias, mask, causal"):
+        plan_softmax(x, masks=MASK)
+    with pytest.raises(NotImplementedError, match="with a prologue"):
+        plan_softmax(x, 1, scale=2.0)

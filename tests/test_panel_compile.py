@@ -17,7 +17,7 @@ from compiled import Compiled, accesses, compile_and_read
 from cute_softmax.compile import build_math
 from cute_softmax.hardware import ARCHITECTURES
 from cute_softmax.plan import MATHS, PanelClass
-from cute_softmax.plan.panel import MODES, STREAMING, TEAMS
+from cute_softmax.plan.panel import MODES, PANEL_MATHS, STREAMING, TEAMS
 from cute_softmax.problem import ITEM_SIZE
 
 # Classes -> bytes of stack that they may use, with the reason. All others use none.
@@ -134,7 +134,16 @@ def check_all(found, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("math", "every"), [("softmax", 1), ("softmax_backward", 1), ("logsumexp", 3), ("sum", 5), ("amax", 5)]
+    ("math", "every"),
+    [
+        ("softmax", 1),
+        ("softmax_backward", 1),
+        ("logsumexp", 3),
+        ("sum", 5),
+        ("amax", 5),
+        ("log_softmax", 3),
+        ("log_softmax_backward", 3),
+    ],
 )
 def test_every_team_of_sm_90a(math, every, tmp_path, monkeypatch):
     check_all(selection("sm_90a", math, every), tmp_path, monkeypatch)
@@ -171,7 +180,7 @@ def test_each_field_shapes_the_code(tmp_path, monkeypatch):
     assert compile_and_read(c, tmp_path, monkeypatch).ptx == base
 
 
-@pytest.mark.parametrize("math", classes.PAIRS_OF)
+@pytest.mark.parametrize("math", PANEL_MATHS)
 def test_build_math_has_the_operands_of_the_plan(math):
     c = panel_class(TEAMS[1][0], math, ("bf16", "bf16"))
     built = build_math(c)

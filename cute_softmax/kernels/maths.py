@@ -30,7 +30,7 @@ from cutlass import Float32
 
 from . import online
 from .online import Fast, Precise
-from .reduce import MAX, SUM, Online, tree
+from .reduce import MAX, SUM, SUMS, Online, tree
 
 
 class RowMath:
@@ -191,8 +191,8 @@ class LogSoftmax(LogSumExp):
     outputs = ("y",)
     group_outputs = ()
 
-    def __init__(self, source: str, *, online: bool, precise: bool):
-        Softmax.__init__(self, source, online=online, precise=precise, keep=False)
+    def __init__(self, source: str, *, online: bool, precise: bool, keep: bool):
+        Softmax.__init__(self, source, online=online, precise=precise, keep=keep)
 
     def result(self, elements: tuple, state: tuple) -> Float32:
         row_max, total = state
@@ -232,14 +232,14 @@ class LogSoftmaxBackward(SoftmaxBackward):
 class Entropy(LogSumExp):
     """lse = max + log(sum), and the entropy of the softmax: log(sum) - sum(exp(x - max) * (x - max)) / sum.
 
-    Three exchanges: max, sum, weighted sum. Elements of -inf contribute nothing.
+    Two exchanges: the maximum, then both sums. Elements of -inf contribute nothing.
     """
 
     group_outputs = ("lse", "entropy")
 
     def __init__(self, source: str):
         super().__init__(source, online=False)
-        self.reductions = (MAX, SUM, SUM)
+        self.reductions = (MAX, SUMS)
         self.whole = None  # of panels: not served
 
     def partial(self, stage: int, values: list, carry: list, width: int) -> tuple:
@@ -247,12 +247,12 @@ class Entropy(LogSumExp):
         if stage == 0:
             return MAX.lanes((x.maximum(),), width), None
         ref = online.reference(carry[0][0])
-        terms = self.powers(x, ref) if stage == 1 else (self.weighted(v, ref) for v in x)
-        return SUM.lanes((tree(operator.add, terms),), width), None
+        return SUMS.lanes(tree(SUMS.merge, (self.weighted(v, ref) for v in x)), width), None
 
-    def weighted(self, x: Float32, ref: Float32) -> Float32:
-        """exp(x - ref) * (x - ref), 0 for -inf."""
-        return self.exp.power(x, ref) * online.maximum(x - ref, Float32(online.VANISHES))
+    def weighted(self, x: Float32, ref: Float32) -> tuple[Float32, Float32]:
+        """exp(x - ref), and the same times x - ref, which is 0 for -inf."""
+        power = self.exp.power(x, ref)
+        return power, power * online.maximum(x - ref, Float32(online.VANISHES))
 
     def group_results(self, state: tuple) -> list[Float32]:
         seen, total, weighted = state

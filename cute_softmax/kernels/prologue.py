@@ -76,7 +76,7 @@ class Scores:
             score = rounded_product(score, scale)
         elif scale is not None:
             # What does not exist is -inf, whatever the sign of scale: padding alone could not be.
-            absent = Float32(cutlass.select_(left > place, Float32(0.0), Float32(NOTHING)))
+            absent = Float32(cutlass.select_(left > 0, Float32(0.0), Float32(NOTHING)))
             score = cute.math.fma(score, scale, absent)
         elif bias:
             score = score + bias[v]
@@ -121,14 +121,14 @@ class Prologued(RowMath):
         self.reductions, self.whole, self.keep = math.reductions, math.whole, math.keep
         self.names = ("x", *["bias"] * prologue.bias, *["mask"] * prologue.mask)
         self.inputs, self.group_inputs = self.names, prologue.groups
-        self.rescored = bool(prologue.scale or prologue.bias or prologue.mask or prologue.causal)
+        self.rescores = prologue.rescores
         padding = {"x": 0.0 if prologue.scale or prologue.bias else NOTHING, "bias": NOTHING, "mask": 0}
         self.padding = tuple(padding[name] for name in self.names)
 
     def of(self, values: list) -> list:
         """What the math takes as its values."""
         *fragments, given = values
-        if not self.rescored:
+        if not self.rescores:
             return fragments
         if not hasattr(given, "scores"):
             inputs = dict(zip(self.names, fragments, strict=True))
@@ -163,7 +163,7 @@ class ProloguedGradient(Prologued):
     def __init__(self, math: RowMath, prologue):
         super().__init__(math, prologue)
         self.inputs = self.names = math.inputs
-        self.padding, self.rescored = math.padding, False
+        self.padding, self.rescores = math.padding, False
 
     def finish(self, values: list, kept: object, state: tuple) -> list:
         inverse = values[-1].numbers.get("alpha")

@@ -97,13 +97,26 @@ class Online:
         return state[0] if stage == 0 else online.rescale(state[1], state[0], carry[0], self.exp)
 
 
+class Sums:
+    """Two sums side by side."""
+
+    identity = (0.0, 0.0)
+
+    def lanes(self, state: tuple, width: int, start: int = 1) -> tuple:
+        return tuple(SUM.lanes((total,), width, start)[0] for total in state)
+
+    def merge(self, a: tuple, b: tuple) -> tuple:
+        return tuple(x + y for x, y in zip(a, b, strict=True))
+
+
 MAX = Scalar(online.maximum, -float("inf"))
 SUM = Scalar(operator.add, 0.0)
+SUMS = Sums()
 
 
-def slot_type(op: Scalar | Online) -> type:
-    """The element of the reduction buffer: 4 bytes for one number, 8 for a pair."""
-    return Int64 if len(op.identity) == 2 else Float32
+def slot_type(*ops: Scalar | Online | Sums) -> type:
+    """The element of the reduction buffer of these stages: 4 bytes for one number, 8 for a pair."""
+    return Int64 if any(len(op.identity) == 2 for op in ops) else Float32
 
 
 def pack(state: tuple) -> Float32 | Int64:
@@ -139,6 +152,9 @@ def across_warps(
     barrier: the mbarrier of this stage, None without a cluster; phase: its parity.
     state: equal in all lanes of a warp, as `op.lanes` leaves it; so is the result.
     """
+    numbers = len(op.identity)
+    if const_expr(buffer.element_type.width > 32 * numbers):
+        state = (*state, Float32(0.0))  # other stages have pairs
     rows, (warps_per_row, _) = buffer.shape
     lane, warp = cute.arch.lane_idx(), cute.arch.warp_idx()
     row, peer = warp // warps_per_row, warp % warps_per_row
@@ -161,7 +177,7 @@ def across_warps(
     for i in cutlass.range_constexpr(0, peers, WARP):
         seen = tuple(Float32(v) for v in op.identity)
         if const_expr(peers - i >= WARP) or i + lane < peers:
-            seen = unpack(buffer[row, i + lane])
+            seen = unpack(buffer[row, i + lane])[:numbers]
         merged = seen if const_expr(i == 0) else op.merge(merged, seen)
     # The peers lie in the first lanes; the others hold the identity.
     return op.lanes(merged, WARP)

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Int64, const_expr
+from cutlass import Boolean, Float32, Int32, Int64, Uint32, const_expr
 
 from layouts.trace import observe
 
@@ -98,7 +98,7 @@ class RowKernel:
         barriers = None
         if const_expr(s.exchanges):
             layout = cute.make_layout(s.reduction_buffer.shape, stride=s.reduction_buffer.stride)
-            slot = reduce.slot_type(self.math.reductions[0])
+            slot = reduce.slot_type(*self.math.reductions)
             buffer = smem.allocate_tensor(slot, layout, byte_alignment=8)
             observe("reduction_buffer", buffer)
             if const_expr(s.cluster_n > 1):
@@ -167,7 +167,7 @@ class RowKernel:
         limit = cutlass.min(body - this.first, this.share)
         reach, seen = this.columns, limit
         if const_expr(self.spec.prologue.causal):
-            counted = at[-1] + this.numbers["offset"] + 1
+            counted = Int64(at[-1]) + this.numbers["offset"] + 1
             reach = Int32(cutlass.max(cutlass.min(counted, Int64(this.columns)), Int64(0)))
             seen = cutlass.min(limit, reach - head - this.first)
         return SimpleNamespace(
@@ -185,6 +185,9 @@ class RowKernel:
 
     def coordinates(self, this, index: Int64) -> list[Int64]:
         """The row's index in each kept mode, the slowest first."""
+        if self.spec.prologue:
+            # Plans with a prologue have no more rows than that: 64-bit divisions would cost as much as a short row.
+            return apart(Uint32(index), [Uint32(size) for size in this.sizes[::-1]])[::-1]
         return apart(index, this.sizes[::-1])[::-1]
 
     def begin(self, this, at: list[Int64], i: int) -> Int64:
@@ -248,14 +251,15 @@ class RowKernel:
         rX = [cute.make_rmem_tensor(((V, M), 1, K), self.dtypes[i]) for i in self.full]
         for i in self.inputs:
             rX[i].fill(self.dtypes[i](math.padding[i]))
+        ones = {}
         for m in cutlass.range_constexpr(M):
             for i in self.inputs:
                 gX = self.vectors(this, rows[m], i)
                 if const_expr(self.access[i] == 0):
-                    one = self.one(this, rows[m], i)
+                    ones[i, m] = self.one(this, rows[m], i)
                     for k in cutlass.range_constexpr(K):
                         if pX[m, 0, k]:
-                            rX[i][(None, m), 0, k].fill(one)
+                            rX[i][(None, m), 0, k].fill(ones[i, m])
                 elif const_expr(s.staging[i] == "direct"):
                     for k in cutlass.range_constexpr(K):
                         if pX[m, 0, k]:
@@ -280,9 +284,9 @@ class RowKernel:
                     counted[e, m] = pE[e, m] & (columns[e, m] < row.reach)
                 for i in self.inputs:
                     rE[i][e, m] = self.dtypes[i](math.padding[i])
-                    gE = self.scalar(this, row, i, columns[e, m] if self.access[i] else Int32(0))
+                    gE = self.scalar(this, row, i, columns[e, m])
                     if counted[e, m]:
-                        rE[i][e, m] = gE[0]
+                        rE[i][e, m] = ones[i, m] if const_expr(self.access[i] == 0) else gE[0]
 
         # Reduce.
         values = []

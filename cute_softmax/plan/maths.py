@@ -35,6 +35,11 @@ class Math:
         return len(self.inputs) + len(self.outputs)
 
     @property
+    def result(self) -> int:
+        """The operand whose dtype says how precise a result is worth being: the first that is written."""
+        return self.operands.index((*self.outputs, *self.group_outputs)[0])
+
+    @property
     def reference(self) -> int:
         """The operand that decides where a row's vectors begin: what is written, or else what is read first."""
         return self.full - 1 if self.outputs else 0
@@ -49,8 +54,8 @@ MATHS = {
     ("logsumexp", True): Math(("x",), (), stages=1, state_bytes=8, group_outputs=("lse",)),
     ("amax", True): Math(("x",), (), stages=1, state_bytes=4, group_outputs=("max",)),
     ("sum", True): Math(("x",), (), stages=1, state_bytes=4, group_outputs=("total",)),
-    # Max, then sum of exponentials, then their sum weighted with the exponents.
-    ("entropy", True): Math(("x",), (), stages=3, state_bytes=4, group_outputs=("lse", "entropy")),
+    # Max, then the pair (sum of exponentials, the same weighted with their exponents).
+    ("entropy", True): Math(("x",), (), stages=2, state_bytes=8, group_outputs=("lse", "entropy")),
 }
 
 

@@ -58,6 +58,11 @@ class Prologue:
         return (*forms, *["offset"] * self.causal)
 
     @property
+    def rescores(self) -> bool:
+        """Whether scores are not the elements themselves."""
+        return bool(self.scale or self.bias or self.mask or self.causal)
+
+    @property
     def groups(self) -> tuple[str, ...]:
         """The tensors with one element per group, in their order."""
         return tuple(n for n in ("scale", "alpha") if getattr(self, n) == "groups")

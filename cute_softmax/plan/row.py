@@ -116,11 +116,12 @@ TEAMS["log_softmax_backward"] = TEAMS["softmax_backward"]
 
 def teams_of(math_name: str, prologue: Prologue) -> tuple[Team, ...]:
     """The teams of a row math. With a bias or a mask there are two inputs, as in a gradient."""
-    teams = TEAMS[math_name]
-    if not (prologue.bias or prologue.mask) or math_name.endswith("_backward"):
-        return teams
-    keeps = any(team.keep for team in teams)
-    return tuple(replace(team, keep=team.keep and keeps) for team in TEAMS["softmax_backward"])
+    if math_name.endswith("_backward"):
+        return TEAMS[math_name]
+    teams = TEAMS["softmax_backward" if prologue.bias or prologue.mask else "softmax"]
+    if math_name == "softmax" or (math_name == "log_softmax" and prologue.rescores):
+        return teams  # what is kept: the exponentials, or the scores, which are used three times
+    return tuple(replace(team, keep=False) for team in teams)
 
 
 # A row has at least so many vectors: a short one is divided finely enough that several threads load it at once.
@@ -321,8 +322,9 @@ def row_class(
     """
     facts = facts_of(math_name, online, prologue)
     vector = vector_of(dtypes[: facts.full], columns)
+    precise = dtypes[facts.result] == "fp32"
     for team in teams_of(math_name, prologue):
-        if team.cluster_n > architecture.cluster_limit or team.precise not in (None, dtypes[-1] == "fp32"):
+        if team.cluster_n > architecture.cluster_limit or team.precise not in (None, precise):
             continue
         staging = (*team.staging, "direct")
         candidate = RowClass(

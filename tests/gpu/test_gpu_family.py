@@ -15,6 +15,7 @@ FORWARD = ("softmax", "log_softmax", "logsumexp", "entropy")
 BACKWARD = ("softmax_backward", "log_softmax_backward")
 LENGTHS = (1, 2, 3, 7, 33, 127, 128, 500, 1023, 4096, 5000, 16384)
 SEEDS = range(150)
+EXPLICIT = 200  # of the first cases mutants are judged
 
 
 def tensor_of(rng: Random, shape, dtype, scale=1.0) -> torch.Tensor:
@@ -149,7 +150,7 @@ def failures(cases: list[Case]) -> list[str]:
         try:
             results = case.launched()
             worst = max(worst, case.check(results))
-            for name, mutant in mutants(case) if i % 5 == 0 else ():
+            for name, mutant in mutants(case) if i % 3 == 0 and i < EXPLICIT else ():
                 if all(
                     torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(mutant, results, strict=True)
                 ):
