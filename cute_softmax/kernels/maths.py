@@ -29,7 +29,7 @@ import cutlass.cute as cute
 from cutlass import Float32
 
 from . import online
-from .online import Fast, Precise
+from .online import Fast, Near, Precise
 from .reduce import MAX, SUM, SUMS, Online, tree
 
 
@@ -63,9 +63,9 @@ class Softmax(RowMath):
     padding = (-float("inf"),)
     maximum_first = True
 
-    def __init__(self, source: str, *, online: bool, precise: bool, keep: bool, part: int = 2):
+    def __init__(self, source: str, *, online: bool, precise: bool, keep: bool, part: int = 2, exp=None):
         self.online, self.precise, self.keep, self.part = online, precise, keep, part
-        self.exp = Precise if precise else Fast(source)
+        self.exp = exp or (Precise if precise else Fast(source))
         self.whole = Online(self.exp)
         self.reductions = (self.whole,) if online else (MAX, SUM)
 
@@ -165,8 +165,7 @@ class LogSumExp(Softmax):
     group_outputs = ("lse",)
 
     def __init__(self, source: str, *, online: bool):
-        # The error of a sum's logarithm is absolute: that of fast exponentials is below the rounding of the maximum.
-        super().__init__(source, online=online, precise=False, keep=False)
+        super().__init__(source, online=online, precise=False, keep=False, exp=Near)
 
     def partial(self, stage: int, values: list, carry: list, width: int) -> tuple:
         # The maximum of all lanes first: their sums then refer to the same number and need no correction.
@@ -192,7 +191,9 @@ class LogSoftmax(LogSumExp):
     group_outputs = ()
 
     def __init__(self, source: str, *, online: bool, precise: bool, keep: bool):
-        Softmax.__init__(self, source, online=online, precise=precise, keep=keep)
+        Softmax.__init__(
+            self, source, online=online, precise=precise, keep=keep, exp=Precise if precise else Near
+        )
 
     def result(self, elements: tuple, state: tuple) -> Float32:
         row_max, total = state

@@ -80,6 +80,22 @@ class Fast:
         return cute.math.exp2(exponent, fastmath=True)
 
 
+class Near:
+    """Exponentials of the rounded difference: for what is taken the logarithm of. One more addition than `Fast`.
+
+    The exponential of the reference itself is exactly 1, so that the logarithm of a sum is 0 where nothing else
+    counts, and off by little more than the sum's own rounding elsewhere; `Fast` would be off by the rounding of the
+    reference, which is no common factor to a logarithm.
+    """
+
+    @staticmethod
+    def power(x: Float32, ref: Float32) -> Float32:
+        """exp(x - ref)."""
+        return cute.math.exp2((x - ref) * Float32(LOG2_E), fastmath=True)
+
+    ratio = power
+
+
 def rounded_product(a: Float32, b: Float32) -> Float32:
     """a * b, rounded: the compiler must not join it with an addition into an FMA."""
     return cute.arch.inline_ptx(
@@ -111,7 +127,7 @@ class Precise:
 
 
 def rescale(
-    total: Float32, old_max: Float32, new_max: Float32, exp: Fast | type[Precise] = Precise
+    total: Float32, old_max: Float32, new_max: Float32, exp: Fast | type[Precise | Near] = Precise
 ) -> Float32:
     """A sum taken relative to old_max, made relative to new_max >= old_max; exp: which exponential."""
     return total * exp.ratio(reference(old_max), reference(new_max))

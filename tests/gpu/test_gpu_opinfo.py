@@ -16,7 +16,7 @@ def test_all_pass(verdicts):
 def test_our_kernels_did_the_work(verdicts):
     """ATen computed only what is said to go there."""
     reasons = {why for v in verdicts for why in v.handed_on}
-    allowed = {"an empty tensor", "float64", "dtype float64", "errors are ATen's"}
+    allowed = {"an empty tensor", "float64", "dtype float64", "errors are ATen's", "a second derivative"}
     assert reasons <= allowed | {"not an operator that accelerate replaces"}, reasons
     for v in verdicts:
         if not (v.route == "accelerate" and v.operator in opinfo.NOT_REPLACED):
