@@ -108,6 +108,19 @@ def test_safe_softmax(dtype):
     assert report.served["aten::_safe_softmax"] + sum(report.handed_on.values()) == 2
 
 
+@dtypes
+@pytest.mark.parametrize("columns", [1, 2, 1000, 50257])
+def test_where_one_element_counts_its_logarithm_is_zero(dtype, columns):
+    """However large it is: exactly, as in torch."""
+    for size in (20.3, 1000.7, 60000.0):
+        x = torch.full((3, columns), -size, dtype=DTYPES[dtype], device="cuda")
+        x[:, -1] = size
+        with accelerate():
+            for given, dim in ((x, -1), (x.t().contiguous(), 0)):
+                assert not torch.log_softmax(given, dim).select(dim, -1).any()
+                assert equal_bits(torch.logsumexp(given, dim), given.select(dim, -1).contiguous())
+
+
 def test_what_goes_on():
     x = random((40, 100), torch.float32)
     with accelerate() as acceleration:
