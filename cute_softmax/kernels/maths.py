@@ -164,8 +164,9 @@ class LogSumExp(Softmax):
     outputs = ()
     group_outputs = ("lse",)
 
-    def __init__(self, source: str, *, online: bool):
-        super().__init__(source, online=online, precise=False, keep=False, exp=Near)
+    def __init__(self, source: str, *, online: bool, precise: bool):
+        # 16 bits hide what the logarithm of fast exponentials is off by.
+        super().__init__(source, online=online, precise=False, keep=False, exp=Near if precise else None)
 
     def partial(self, stage: int, values: list, carry: list, width: int) -> tuple:
         # The maximum of all lanes first: their sums then refer to the same number and need no correction.
@@ -238,8 +239,8 @@ class Entropy(LogSumExp):
 
     group_outputs = ("lse", "entropy")
 
-    def __init__(self, source: str):
-        super().__init__(source, online=False)
+    def __init__(self, source: str, *, precise: bool):
+        super().__init__(source, online=False, precise=precise)
         self.reductions = (MAX, SUMS)
         self.whole = None  # of panels: not served
 
