@@ -46,10 +46,7 @@ class Call:
         numbers: of the prologue (see `Prologue.numbers`): floats, and an int for the causal offset.
         Raises RuntimeError with the Plan's class if CUDA refuses the launch.
         """
-        names = self.plan.kernel.prologue.numbers
-        operands = [
-            int(n) if name == "offset" else float_bits(n) for name, n in zip(names, numbers, strict=True)
-        ]
+        operands = argument_ints(self.plan, numbers) if numbers else []
         if self.order is not None:
             addresses = [addresses[i] for i in self.order]
         for address, strides in zip(addresses, self.operand_strides, strict=True):
@@ -62,6 +59,12 @@ class Call:
             self.function(stream, *self.arguments, *operands)
         except Exception as error:
             raise launch_error(self.plan, error) from error
+
+
+def argument_ints(plan: Plan, numbers: Sequence[float]) -> list[int]:
+    """A prologue's numbers as the compiled function takes them: floats by their bits."""
+    names = plan.kernel.prologue.numbers
+    return [int(n) if name == "offset" else float_bits(n) for name, n in zip(names, numbers, strict=True)]
 
 
 def float_bits(number: float) -> int:

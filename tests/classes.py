@@ -16,6 +16,9 @@ SAME = (("bf16", "bf16"), ("fp16", "fp16"), ("fp32", "fp32"))
 MIXED = (("bf16", "fp32"), ("fp32", "bf16"))
 PAIRS = SAME + MIXED  # (input, output) of softmax
 REDUCTIONS = ("logsumexp", "amax", "sum", "entropy")
+# Maths whose teams are those of others: a selection of their classes is compiled, and the GPU tests that need
+# them build them by themselves.
+FAMILY = ("log_softmax", "log_softmax_backward", "entropy")
 # (math, online) that every movement serves; an entropy's state is for rows alone.
 EVERYWHERE = [key for key in MATHS if key[0] in PANEL_MATHS]
 # (input, output) that the public functions ask for, autocast aside.
@@ -86,6 +89,11 @@ def intervals(
     return found
 
 
+def selected(math: str, found: list) -> list:
+    """All classes of a math, or every third of those whose teams are another's."""
+    return found[::3] if math in FAMILY else found
+
+
 def longest(math: str, architecture: str, dtypes: tuple[str, ...], online: bool = True) -> int:
     """The longest row that is planned."""
     return intervals(math, architecture, dtypes, online=online)[-1].last
@@ -123,8 +131,8 @@ def all_classes(
 def launched(architecture: str) -> Iterator[RowClass]:
     """The classes that the GPU tests need: all whole ones, and of equal dtypes the narrow ones whose operands
     but one are aligned alike, or all inputs are."""
-    yield from all_classes(architecture)
-    for math, pair in product(PAIRS_OF, SAME):
+    yield from (c for c in all_classes(architecture) if c.math not in FAMILY)
+    for math, pair in product((m for m in PAIRS_OF if m not in FAMILY), SAME):
         dtypes = operands(math, pair)
         for edges, width in product((False, True), widths(math, dtypes)):
             if len(width) == 1 or width[1] == max(width) or width[0] == width[1]:

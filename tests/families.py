@@ -64,9 +64,9 @@ class Case:
 
     @property
     def groups(self) -> list[torch.Tensor]:
-        alpha = (
-            self.alpha.reciprocal() if self.gradient and isinstance(self.alpha, torch.Tensor) else self.alpha
-        )
+        alpha = self.alpha
+        if self.gradient and isinstance(alpha, torch.Tensor):
+            alpha = alpha.float().reciprocal()
         return [n.expand(self.x.shape) for n in (self.scale, alpha) if isinstance(n, torch.Tensor)]
 
     @property

@@ -12,6 +12,8 @@ from prologues import operands_of, plan_of
 from test_plan import check, times_owned
 
 from cute_softmax.cache import entry_key
+from cute_softmax.checks import check as check_report
+from cute_softmax.diagrams import figures, overview
 from cute_softmax.hardware import ARCHITECTURES, H200
 from cute_softmax.plan import (
     MATHS,
@@ -228,6 +230,19 @@ def test_explain_tells_of_the_prologue():
         "zeros where nothing is left", "  prologue ", "every element before the diagonal read once",
     ):  # fmt: skip
         assert words in text, (words, text)
+
+
+@pytest.mark.parametrize(
+    ("name", "prologue"), [("softmax", EVERY), ("entropy", Prologue(scale="groups", mask=True))]
+)
+@pytest.mark.parametrize("columns", [1001, 4096, 50257])
+def test_drawings_and_checks_know_all_operands(name, prologue, columns):
+    for last in (0, 1):
+        made = plan_of(name, prologue, (2, 5, columns), strides={"mask": (columns, 0, last)})
+        report = check_report(made)
+        assert not report.problems
+        assert any(line.startswith("First tile, mask") for line in report.lines()) == bool(last)
+        assert all(figure.svg() for figure in figures(made).values()) and overview(made).svg()
 
 
 def test_as_many_modes_as_there_are():
