@@ -8,19 +8,19 @@ import torch
 
 from . import routes, selective
 from .arguments import FLOATS, check_tensor, checked_backward, float_dtype, given_dims
-from .scores import NAN, ONE, Spec, number, scores_of
+from .scores import Spec, number, scores_of
 
 
 def softmax_(
     input: torch.Tensor,
     dim: int | Sequence[int] = -1,
     *,
-    scale: float | torch.Tensor = ONE,
+    scale: float | torch.Tensor = 1.0,
     bias: torch.Tensor | None = None,
     mask: torch.Tensor | None = None,
     causal: bool | int = False,
-    alpha: float = ONE,
-    empty_rows: str = NAN,
+    alpha: float = 1.0,
+    empty_rows: str = "nan",
 ) -> torch.Tensor:
     """`softmax` that overwrites its input, and returns it.
 
@@ -41,11 +41,11 @@ def log_softmax(
     dtype: torch.dtype | None = None,
     *,
     out: torch.Tensor | None = None,
-    scale: float | torch.Tensor = ONE,
+    scale: float | torch.Tensor = 1.0,
     bias: torch.Tensor | None = None,
     mask: torch.Tensor | None = None,
     causal: bool | int = False,
-    empty_rows: str = NAN,
+    empty_rows: str = "nan",
 ) -> torch.Tensor:
     """``score - logsumexp(scores)`` over `dim`, as `torch.log_softmax`; of masked, scaled scores if asked.
 
@@ -54,7 +54,7 @@ def log_softmax(
     """
     check_tensor("input", input, "log_softmax")
     dims = given_dims(dim, input)
-    scores = scores_of(input, dims, scale, bias, mask, causal, ONE, empty_rows)
+    scores = scores_of(input, dims, scale, bias, mask, causal, 1.0, empty_rows)
     return routes.softmax(input, scores, dims, dtype, log=True, out=out)
 
 
@@ -88,7 +88,7 @@ def selective_log_softmax(
     logits: torch.Tensor,
     index: torch.Tensor,
     *,
-    scale: float = ONE,
+    scale: float = 1.0,
     return_entropy: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """``log_softmax(logits * scale, -1).gather(-1, index)`` without the matrix of log-probabilities.

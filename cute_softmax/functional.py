@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch.autograd import forward_ad
@@ -21,7 +22,10 @@ from .arguments import (
 from .ops import transformed
 from .plan import PanelPlan, Plan
 from .plans import explain, plan_softmax
-from .scores import NAN, ONE, Spec, scores_of
+from .scores import ScoreArguments, Spec, check_names, scores_of, with_scores
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["Prepared", "explain", "plan_softmax", "prepare", "softmax", "softmax_backward"]
 
@@ -33,19 +37,15 @@ MOST_FORMS_OF_A_SHAPE = 8
 _latest: list[ops.Form | None] = [None]
 
 
+@with_scores
 def softmax(
     input: torch.Tensor,
     dim: int | Sequence[int] = -1,
     dtype: torch.dtype | None = None,
     *,
     out: torch.Tensor | None = None,
-    scale: float | torch.Tensor = ONE,
-    bias: torch.Tensor | None = None,
-    mask: torch.Tensor | None = None,
-    causal: bool | int = False,
-    alpha: float = ONE,
-    empty_rows: str = NAN,
     online: bool = True,
+    **scores: Unpack[ScoreArguments],
 ) -> torch.Tensor:
     """``exp(x - max(x)) / sum(exp(x - max(x)))`` over `dim`, as `torch.softmax`; of masked, scaled scores if asked.
 
@@ -53,6 +53,8 @@ def softmax(
     dim: the dimension or dimensions to reduce.
     dtype: of the result; the input's if None. Integer inputs need it.
     out: a tensor of the input's shape to write to; may be the input itself.
+    online: one exchange of (max, sum) pairs between the threads of a row; False takes the maximum first, then the
+        sum.
     scale: what scores are multiplied by (1 / temperature): a number, or a tensor that broadcasts to the input and has
         size 1 in the reduced dimensions, so one number per row.
     bias: a tensor of floats that broadcasts to the input, added after the scale.
@@ -61,8 +63,6 @@ def softmax(
         ``j <= i + causal``. For `dim=-1` only.
     alpha: a factor on the result.
     empty_rows: what a row is in which nothing counts, or whose scores are all -inf: "nan" as in torch, or "zero".
-    online: one exchange of (max, sum) pairs between the threads of a row; False takes the maximum first, then the
-        sum.
 
     A NaN or +inf makes its row NaN, and so does a row of nothing but -inf, as in torch. The same call gives the same
     bits every time. Forward saves only its result for the backward, and mask and scale where they are given. Gradients
@@ -74,15 +74,8 @@ def softmax(
     mask, causal or empty_rows that do not; `plan.NotPlanned` (a NotImplementedError and a ValueError) for
     more than five dimensions that do not merge, and for 2^31 elements in a group.
     """
-    if torch.compiler.is_compiling() or not (
-        mask is None
-        and scale is ONE
-        and bias is None
-        and causal is False
-        and alpha is ONE
-        and empty_rows is NAN
-    ):
-        return _scored(input, dim, dtype, out, online, scale, bias, mask, causal, alpha, empty_rows)
+    if scores or torch.compiler.is_compiling():
+        return _scored(input, dim, dtype, out, online, scores)
     if out is None and type(input) is torch.Tensor:
         # The common eager call decides nothing: it finds its form, allocates and launches. A model tends to repeat
         # the last one.
@@ -113,15 +106,16 @@ def _scored(
     dtype: torch.dtype | None,
     out: torch.Tensor | None,
     online: bool,
-    *arguments: object,
+    scores: ScoreArguments,
 ) -> torch.Tensor:
-    """`softmax` of scores that may be other than the input; arguments: scale, bias, mask, causal, alpha, empty_rows."""
+    """`softmax` of scores that may be other than the input."""
+    check_names("softmax", scores)
     check_tensor("input", input)
     dims = given_dims(dim, input)
-    scores = scores_of(input, dims, *arguments)
-    if scores.plain:
+    found = scores_of(input, dims, **scores)
+    if found.plain:
         return _softmax(input, dim, dtype, out, online)
-    return routes.softmax(input, scores, dims, dtype, out=out, online=online)
+    return routes.softmax(input, found, dims, dtype, out=out, online=online)
 
 
 def _softmax(

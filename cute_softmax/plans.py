@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -11,12 +12,15 @@ from . import launch, rules
 from .hardware import H200, Device
 from .plan import NotPlanned, Plan, plan
 from .problem import Operand, canonical, canonical_dims
-from .scores import Scores, scores_of
+from .scores import DEFAULTS, ScoreArguments, Scores, check_names, scores_of, with_scores
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _TORCH_DTYPES = {name: dtype for dtype, name in launch.DTYPE_NAMES.items()}
-_DEFAULTS = dict(scale=1.0, bias=None, mask=None, causal=False, alpha=1.0, empty_rows="nan")
 
 
+@with_scores
 def plan_softmax(
     input: torch.Tensor | Sequence[int],
     dim: int | Sequence[int] = -1,
@@ -26,7 +30,7 @@ def plan_softmax(
     log: bool = False,
     online: bool = True,
     device: Device = H200,
-    **scores: object,
+    **scores: Unpack[ScoreArguments],
 ) -> Plan:
     """The Plan of `softmax` for a CUDA tensor, or for a contiguous tensor of a shape on a described device.
 
@@ -61,12 +65,11 @@ def plan_softmax(
 
 
 def _scores(input: torch.Tensor | Sequence[int], dims: tuple[int, ...], given: dict[str, object]) -> Scores:
-    if wrong := given.keys() - _DEFAULTS.keys():
-        raise TypeError(f"{', '.join(sorted(wrong))}: the arguments of scores are {', '.join(_DEFAULTS)}")
+    check_names("plan_softmax", given)
     if not isinstance(input, torch.Tensor):
         input = torch.empty(tuple(input), device="meta")
         given = {k: v.to("meta") if isinstance(v, torch.Tensor) else v for k, v in given.items()}
-    return scores_of(input, dims, *(_DEFAULTS | given).values())
+    return scores_of(input, dims, **given)
 
 
 def operand_of(
@@ -108,7 +111,7 @@ def explain(
     try:
         return plan_softmax(input, dim, dtype, **options).explain()
     except NotPlanned as reason:
-        plain = {k: v for k, v in options.items() if k not in _DEFAULTS}
+        plain = {k: v for k, v in options.items() if k not in DEFAULTS}
         if len(plain) == len(options):
             raise
         return (

@@ -7,14 +7,59 @@ and for what no kernel is planned for. They differentiate, and hold wherever tor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypedDict, TypeVar
 
 import torch
 
+_Function = TypeVar("_Function", bound=Callable)
+
 INF = float("inf")
-ONE, NAN = 1.0, "nan"  # defaults of the public functions, which know them by identity
-EMPTY_ROWS = (NAN, "zero")
+EMPTY_ROWS = ("nan", "zero")
+
+
+class ScoreArguments(TypedDict, total=False):
+    """The keyword arguments of a call on scores; see `functional.softmax` for their meaning."""
+
+    scale: float | torch.Tensor
+    bias: torch.Tensor | None
+    mask: torch.Tensor | None
+    causal: bool | int
+    alpha: float
+    empty_rows: str
+
+
+DEFAULTS = dict(scale=1.0, bias=None, mask=None, causal=False, alpha=1.0, empty_rows="nan")
+
+
+def with_scores(function: _Function) -> _Function:
+    """Show the keyword arguments that `function` takes as ``**scores`` one by one, in help and documentation.
+
+    It takes them in a dict, which is empty in the common call: six defaults to fill in and to compare would cost a
+    fiftieth of that.
+    """
+    whole = inspect.signature(function)
+    own = [p for p in whole.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=DEFAULTS[name], annotation=kind)
+        for name, kind in ScoreArguments.__annotations__.items()
+    ]
+    function.__signature__ = whole.replace(parameters=own + [p.replace(annotation=_told(p)) for p in added])
+    return function
+
+
+def _told(parameter: inspect.Parameter) -> str:
+    kind = parameter.annotation
+    return kind.__forward_arg__ if hasattr(kind, "__forward_arg__") else str(kind)
+
+
+def check_names(function: str, given: Iterable[str]) -> None:
+    """Raise TypeError for a keyword argument that there is not, as Python does."""
+    for name in given:
+        if name not in DEFAULTS:
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
 
 
 @dataclass(frozen=True)
@@ -76,12 +121,12 @@ class Scores:
 def scores_of(
     input: torch.Tensor,
     dims: tuple[int, ...],
-    scale: float | torch.Tensor,
-    bias: torch.Tensor | None,
-    mask: torch.Tensor | None,
-    causal: bool | int,
-    alpha: float,
-    empty_rows: str,
+    scale: float | torch.Tensor = 1.0,
+    bias: torch.Tensor | None = None,
+    mask: torch.Tensor | None = None,
+    causal: bool | int = False,
+    alpha: float = 1.0,
+    empty_rows: str = "nan",
 ) -> Scores:
     """The scores of a call. Raises TypeError and ValueError for what does not fit the input, naming the argument."""
     groups, factor = None, 1.0

@@ -212,7 +212,12 @@ def functions() -> str:
     parts = []
     for name in (
         "softmax",
+        "softmax_",
         "softmax_backward",
+        "log_softmax",
+        "log_softmax_backward",
+        "selective_log_softmax",
+        "entropy",
         "logsumexp",
         "amax",
         "sum",
@@ -226,7 +231,7 @@ def functions() -> str:
     ):
         function = getattr(cute_softmax, name)
         signature = str(inspect.signature(function)).replace(repr(H200), "H200")
-        signature = re.sub(r"'([^']+)'", r"\1", signature)
+        signature = re.sub(r"(: |-> )'([^']+)'", r"\1\2", signature)
         if len(name + signature) > 100:
             inside, _, returns = signature.rpartition(" -> ")
             arguments = "".join(f"    {a},\n" for a in re.split(r", (?=\w+:|\*)", inside[1:-1]))

@@ -3,12 +3,15 @@
 Where only a CUDA tensor comes to a kernel, `launches` simulates it: see `simulated`.
 """
 
+import inspect
+
 import checking
 import pytest
 import simulated
 import torch
 
 from cute_softmax import explain, log_softmax, log_softmax_backward, plan_softmax, softmax, softmax_
+from cute_softmax.scores import DEFAULTS
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 INF = float("inf")
@@ -422,7 +425,19 @@ def test_plans_and_explanations(launches):
     assert composed.startswith("composed: softmax with a prologue (scale_number)") and "movement" in composed
     assert "composed" in explain(x, 1, scale=2.0, backward=True) and "composed" not in explain(x, 1)
     assert "ATen" in explain(x, bias=BIAS.double()) and "log_softmax" in explain(x.double(), log=True)
-    with pytest.raises(TypeError, match="masks: the arguments of scores are scale, bias, mask, causal"):
+    with pytest.raises(TypeError, match=r"plan_softmax\(\) got an unexpected keyword argument 'masks'"):
         plan_softmax(x, masks=MASK)
+    with pytest.raises(TypeError, match=r"softmax\(\) got an unexpected keyword argument 'masks'"):
+        softmax(x, masks=MASK)
     with pytest.raises(NotImplementedError, match="with a prologue"):
         plan_softmax(x, 1, scale=2.0)
+
+
+def test_signatures_show_the_arguments_of_scores():
+    for function in (softmax, softmax_, plan_softmax):
+        shown = inspect.signature(function).parameters
+        assert {"scale", "bias", "mask", "causal", "alpha", "empty_rows"} <= set(
+            shown
+        ) and "scores" not in shown
+        for name, value in DEFAULTS.items():
+            assert shown[name].default == value and "torch" in shown["bias"].annotation
