@@ -28,7 +28,13 @@ _generation = 0  # calls of `restore`, which ends all of both
 _counting = threading.Lock()
 _counts: Counter[tuple[str, str]] = Counter()  # (operator, reason) -> calls
 _at_start: Counter[tuple[str, str]] = Counter()  # the same, when torch was last changed
-_thread = threading.local()  # .inside: below an original kernel, whose own calls are not the program's
+
+
+class _Thread(threading.local):
+    inside = False  # an original kernel, whose own calls are not the program's
+
+
+_thread = _Thread()
 
 
 @dataclass(frozen=True)
@@ -152,13 +158,15 @@ def _route(
 ) -> Callable[..., torch.Tensor]:
     """The kernel to register: ours, or the original where ours gives a reason instead of a result."""
 
+    served = name, _SERVED
+
     def route(*arguments: object, **named: object) -> torch.Tensor:
-        inside = getattr(_thread, "inside", False)
+        inside = _thread.inside
         result = serve(*arguments, **named)
         refused = type(result) is str
         if not inside:
             with _counting:
-                _counts[name, result if refused else _SERVED] += 1
+                _counts[(name, result) if refused else served] += 1
         if not refused:
             return result
         _thread.inside = True

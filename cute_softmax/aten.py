@@ -51,17 +51,23 @@ class Operator:
 
     name: str
     work: Callable[..., Work | str]
+    tensors: int = 1  # its first arguments
     has_out: bool = True
 
     def serve(self, *arguments: object) -> torch.Tensor | str:
         """The result in a new contiguous tensor, or the reason why not."""
-        key = (self.name, *_form(arguments))
+        tensors, key = arguments[: self.tensors], [self.name]
+        for t in tensors:
+            key += t.shape, t.stride(), t.dtype, t.get_device()
+        for a in arguments[self.tensors :]:
+            key.append(tuple(a) if type(a) is list else a)
+        key = tuple(key)
         run = _launchers.get(key)
         if run is None:
             if len(_launchers) >= MOST_LAUNCHERS:
                 _launchers.clear()
             run = _launchers[key] = _decide(self.work(*arguments))
-        return run if type(run) is str else run(*(a for a in arguments if isinstance(a, torch.Tensor)))
+        return run if type(run) is str else run(*tensors)
 
     def serve_out(self, *arguments: object, **named: torch.Tensor) -> torch.Tensor | str:
         """The result in the operator's one output (which goes by several names), or the reason why not."""
@@ -81,17 +87,6 @@ class Operator:
         except NotPlanned:
             return "no plan"
         return out
-
-
-def _form(arguments: tuple) -> list:
-    """What a launcher depends on."""
-    form = []
-    for a in arguments:
-        if isinstance(a, torch.Tensor):
-            form += a.shape, a.stride(), a.dtype, a.get_device()
-        else:
-            form.append(tuple(a) if isinstance(a, list) else a)
-    return form
 
 
 def _decide(work: Work | str) -> Callable[..., torch.Tensor] | str:
@@ -221,9 +216,9 @@ def _safe_softmax(input: torch.Tensor, dim: int, dtype: torch.dtype | None = Non
 
 OPERATORS = (
     Operator("_softmax", _forward("softmax")),
-    Operator("_softmax_backward_data", _backward("softmax_backward")),
+    Operator("_softmax_backward_data", _backward("softmax_backward"), tensors=2),
     Operator("_log_softmax", _forward("log_softmax")),
-    Operator("_log_softmax_backward_data", _backward("log_softmax_backward")),
+    Operator("_log_softmax_backward_data", _backward("log_softmax_backward"), tensors=2),
     Operator("_safe_softmax", _safe_softmax, has_out=False),
     Operator("logsumexp", _logsumexp),
 )

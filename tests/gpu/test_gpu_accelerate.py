@@ -101,9 +101,10 @@ def test_safe_softmax(dtype):
     x[3], x[5, ::2] = -torch.inf, -torch.inf
     keep = torch.arange(64, device=x.device) != 3
     with accelerate() as acceleration:
-        for y in (torch._safe_softmax(x, -1), torch._safe_softmax(x.t(), 0).t()):
-            assert not y[3].any()
-            check_softmax(y[keep], x[keep])
+        results = torch._safe_softmax(x, -1), torch._safe_softmax(x.t(), 0).t()
+    for y in results:
+        assert not y[3].any()
+        check_softmax(y[keep], x[keep])
     report = acceleration.report()
     assert report.served["aten::_safe_softmax"] + sum(report.handed_on.values()) == 2
 
@@ -148,28 +149,27 @@ def test_torch_is_as_before():
     assert equal_bits(torch.softmax(x, -1), before) and accelerated().served == {"aten::_softmax": 1}
 
 
-def test_graphs_streams_autocast_compile_and_transforms():
+def test_graphs_autocast_compile_and_transforms():
     x = random((64, 1000), torch.bfloat16)
     with accelerate() as acceleration:
         torch.softmax(x, -1)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            y = torch.softmax(x, -1)
+            captured = torch.softmax(x, -1)
         x.copy_(random(x.shape, x.dtype, seed=5))
         graph.replay()
-        torch.cuda.synchronize()
-        check_softmax(y, x)
         with torch.autocast("cuda", dtype=torch.bfloat16):
-            assert torch.softmax(x, -1).dtype == torch.float32
+            in_float32 = torch.softmax(x, -1)
         rows = torch.func.vmap(lambda t: torch.softmax(t, 0))(x)
-        check_softmax(rows, x)
         tangent = torch.func.jvp(lambda t: torch.softmax(t.float(), -1), (x,), (torch.ones_like(x),))[1]
-        assert tangent.abs().max() < 1e-6
-        served = acceleration.report().served["aten::_softmax"]
+        report = acceleration.report()
         compiled = torch.compile(lambda t: torch.softmax(t, -1))(x)
-        check_softmax(compiled, x)
-        assert acceleration.report().served["aten::_softmax"] == served, "inductor has kernels of its own"
-    assert not acceleration.report().handed_on
+        assert acceleration.report() == report, "inductor has kernels of its own"
+    assert report.served == {"aten::_softmax": 5} and not report.handed_on
+    torch.cuda.synchronize()
+    assert in_float32.dtype == torch.float32 and tangent.abs().max() < 1e-6
+    for y in (captured, in_float32, rows, compiled):
+        check_softmax(y, x)
 
 
 def test_threads():
