@@ -27,6 +27,7 @@ WRONG = {
     "flat": lambda x, dim, dtype=None: cute_softmax.softmax(x, dim, dtype).flatten(),
     "without a gradient": lambda x, dim, dtype=None: cute_softmax.softmax(x.detach(), dim, dtype),
     "in base 2": lambda x, dim, dtype=None: cute_softmax.softmax(x, dim, dtype, scale=0.6931),
+    "in place": lambda x, dim, dtype=None: cute_softmax.softmax_(x.clone() if x.requires_grad else x, dim),
     "NaN": lambda x, dim, dtype=None: cute_softmax.softmax(x, dim, dtype).log().sqrt(),
 }
 
