@@ -15,10 +15,12 @@ ITEM_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 # Tensors an operation must move at the least: each input read once, each output written once.
 STREAMS = {
     "softmax": 2, "softmax_backward": 3, "log_softmax": 2, "log_softmax_backward": 3, "masked_softmax": 2,
-    "logsumexp": 1, "amax": 1, "sum": 1,
+    "logsumexp": 1, "amax": 1, "sum": 1, "selective_log_softmax": 1, "selective_gradient": 3,
 }  # fmt: skip
 # Operations that keep one value of each row: they write next to nothing.
 REDUCTIONS = ("logsumexp", "amax", "sum")
+# Operations whose memory counts as much as their time: rows of results hold their `peak_bytes`.
+SELECTIVE = ("selective_log_softmax", "selective_gradient")
 
 # Inputs that are no contiguous tensor: `x[..., 1 : n + 1]` of rows of 2 (n - 1), so an odd offset; `x.mT`.
 SLICE, TRANSPOSED = "odd slice", "transposed"
@@ -57,7 +59,7 @@ class Case:
     @property
     def output_shape(self) -> tuple[int, ...]:
         """The shape of what the operation returns."""
-        if self.op not in REDUCTIONS:
+        if self.op not in (*REDUCTIONS, "selective_log_softmax"):
             return self.shape
         reduced = {d % len(self.shape) for d in self.dim}
         return tuple(n for d, n in enumerate(self.shape) if d not in reduced)
@@ -262,6 +264,15 @@ SUITES: dict[str, Suite] = {
             (
                 *(Case(op, (32768, 50304)) for op in ("softmax", "log_softmax", "logsumexp")),
                 Case("log_softmax_backward", (16384, 50304)),
+            ),
+            ("cute_softmax", "copy", "torch", "torch.compile"),
+        ),
+        Suite(
+            "selective",
+            "log-probabilities of given tokens, and forward with backward",
+            (
+                *_cases("selective_log_softmax", (8192, 151936), (8192, 32768)),
+                *_cases("selective_gradient", (8192, 151936), (8192, 32768)),
             ),
             ("cute_softmax", "copy", "torch", "torch.compile"),
         ),

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from . import masked
+from . import masked, selective
 from .cases import REDUCTIONS, SLICE, TRANSPOSED, Case
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -212,6 +212,40 @@ def _check_softmax_backward(case: Case, inputs: tuple[Tensor, ...], dx: Tensor) 
     return _judge(_worst(errors()), dx, TOLERANCE[case.dtype])
 
 
+def _selective_inputs(case: Case, device: torch.device) -> tuple[Tensor, ...]:
+    logits = _normal(case, device, seed=1)
+    upstream = _normal(Case(case.op, (*case.shape[:-1], 1), case.dtype), device, seed=2)
+    return logits, selective.tokens_of(case, device), upstream.squeeze(-1)
+
+
+def _check_selective(case: Case, inputs: tuple[Tensor, ...], found: Tensor) -> float:
+    """The error relative to ``1 + |result|``, as of log_softmax."""
+    _same_form(case, found)
+
+    def errors() -> Iterator[float]:
+        whole = (found.unsqueeze(-1), *(t.unsqueeze(-1) for t in inputs[1:]))
+        for logits, got, tokens, _ in _pieces(case.dim, inputs[0], *whole):
+            want = selective.expected(logits, tokens.squeeze(-1))
+            yield _largest_error(got.squeeze(-1).double(), want, 1 + want.abs(), case.dtype)
+
+    return _judge(_worst(errors()), found, TOLERANCE[case.dtype])
+
+
+def _check_selective_gradient(case: Case, inputs: tuple[Tensor, ...], dx: Tensor) -> float:
+    """The error relative to that of the largest term: what comes in at the token, its share everywhere. The
+    log-probability that torch keeps in 16 bits is off by half a unit of up to 16, and the share by as much.
+    """
+    _same_form(case, dx)
+
+    def errors() -> Iterator[float]:
+        whole = (t.unsqueeze(-1) for t in inputs[1:])
+        for logits, got, tokens, upstream in _pieces(case.dim, inputs[0], dx, *whole):
+            want = selective.expected_gradient(logits, tokens.squeeze(-1), upstream.squeeze(-1))
+            yield _largest_error(got.double(), want, 16 * want.abs(), case.dtype)
+
+    return _judge(_worst(errors()), dx, TOLERANCE[case.dtype])
+
+
 class _Reduced(NamedTuple):
     """A reduction in float64, the magnitude of its terms, and the sum of what may be rounded on the way."""
 
@@ -266,6 +300,8 @@ OPERATIONS: dict[str, Operation] = {
     "softmax_backward": Operation(_backward_inputs, _check_softmax_backward),
     "log_softmax": Operation(_one_input, _check_log_softmax),
     "log_softmax_backward": Operation(_log_backward_inputs, _check_log_softmax_backward),
+    "selective_log_softmax": Operation(_selective_inputs, _check_selective),
+    "selective_gradient": Operation(_selective_inputs, _check_selective_gradient),
     "masked_softmax": Operation(_masked_inputs, _check_masked_softmax),
     **dict.fromkeys(REDUCTIONS, Operation(_one_input, _check_reduction)),
 }

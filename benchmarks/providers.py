@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from . import cudnn, masked
+from . import cudnn, masked, selective
 from .cases import TRANSPOSED, Case
 from .operations import DTYPES
 from .timing import event_us
@@ -82,6 +82,16 @@ class CuteSoftmax:
     def masked_softmax(self, case: Case) -> Call:
         return masked.ours(case)
 
+    def selective_log_softmax(self, case: Case) -> Call:
+        import cute_softmax
+
+        return selective.forward(cute_softmax.selective_log_softmax)
+
+    def selective_gradient(self, case: Case) -> Call:
+        import cute_softmax
+
+        return selective.gradient(cute_softmax.selective_log_softmax)
+
     def logsumexp(self, case: Case) -> Call:
         return self._reduction("logsumexp", case)
 
@@ -105,6 +115,16 @@ class Copy:
 
     def masked_softmax(self, case: Case) -> Call:
         return masked.copied(case)
+
+    def selective_log_softmax(self, case: Case) -> Call:
+        return lambda logits, tokens, upstream: torch.sum(logits, -1)
+
+    def selective_gradient(self, case: Case) -> Call:
+        def call(logits: Tensor, tokens: Tensor, upstream: Tensor) -> Tensor:
+            torch.sum(logits, -1)
+            return torch.empty_like(logits).copy_(logits)
+
+        return call
 
     log_softmax, log_softmax_backward = softmax, softmax_backward
 
@@ -136,6 +156,12 @@ class Torch:
     def masked_softmax(self, case: Case) -> Call:
         dim = _one_dim(case)
         return lambda *inputs: torch.softmax(masked.scores(*inputs), dim)
+
+    def selective_log_softmax(self, case: Case) -> Call:
+        return selective.forward(selective.torchs)
+
+    def selective_gradient(self, case: Case) -> Call:
+        return selective.gradient(selective.torchs)
 
     def logsumexp(self, case: Case) -> Call:
         return lambda x: torch.logsumexp(x, case.dim)
@@ -173,6 +199,12 @@ class TorchCompile:
 
     def masked_softmax(self, case: Case) -> Call:
         return self._compile(Torch().masked_softmax(case))
+
+    def selective_log_softmax(self, case: Case) -> Call:
+        return selective.forward(self._compile(selective.torchs))
+
+    def selective_gradient(self, case: Case) -> Call:
+        return selective.gradient(self._compile(selective.torchs))
 
     def logsumexp(self, case: Case) -> Call:
         return self._compile(Torch().logsumexp(case))

@@ -2,60 +2,94 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
+from torch.autograd import forward_ad
 
-from . import routes, selective
+from . import ops, routes, rules, selective
 from .arguments import FLOATS, check_tensor, checked_backward, float_dtype, given_dims
-from .scores import Spec, number, scores_of
+from .scores import ScoreArguments, Spec, check_names, number, scores_of, with_scores
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+# Forms of plain calls of log_softmax, as `functional` has those of softmax.
+_forms: dict[torch.Size, deque[ops.Form]] = {}
+_latest: list[ops.Form | None] = [None]
+MOST_FORMS = 4096
+MOST_FORMS_OF_A_SHAPE = 8
 
 
+@with_scores
 def softmax_(
-    input: torch.Tensor,
-    dim: int | Sequence[int] = -1,
-    *,
-    scale: float | torch.Tensor = 1.0,
-    bias: torch.Tensor | None = None,
-    mask: torch.Tensor | None = None,
-    causal: bool | int = False,
-    alpha: float = 1.0,
-    empty_rows: str = "nan",
+    input: torch.Tensor, dim: int | Sequence[int] = -1, **scores: Unpack[ScoreArguments]
 ) -> torch.Tensor:
     """`softmax` that overwrites its input, and returns it.
 
     Arguments as `softmax`. Autograd knows of it: gradients flow as through any other in-place operation, but a leaf
     that requires one is refused by torch, and so is (ValueError) a scale that does, as its gradient needs the input.
     """
+    check_names("softmax_", scores)
     check_tensor("input", input, "softmax_")
     dims = given_dims(dim, input)
     if not input.dtype.is_floating_point:
         raise TypeError(f"input is {input.dtype}: softmax_ takes {', '.join(map(str, FLOATS))}")
-    scores = scores_of(input, dims, scale, bias, mask, causal, alpha, empty_rows)
-    return routes.softmax_in_place(input, scores, dims)
+    return routes.softmax_in_place(input, scores_of(input, dims, **scores), dims)
 
 
+@with_scores
 def log_softmax(
     input: torch.Tensor,
     dim: int | Sequence[int] = -1,
     dtype: torch.dtype | None = None,
     *,
     out: torch.Tensor | None = None,
-    scale: float | torch.Tensor = 1.0,
-    bias: torch.Tensor | None = None,
-    mask: torch.Tensor | None = None,
-    causal: bool | int = False,
-    empty_rows: str = "nan",
+    **scores: Unpack[ScoreArguments],
 ) -> torch.Tensor:
     """``score - logsumexp(scores)`` over `dim`, as `torch.log_softmax`; of masked, scaled scores if asked.
 
     Arguments, devices and errors as `softmax`. What does not count is -inf and has a gradient of zero; with
     `empty_rows="zero"` (probabilities of zero) a row in which nothing counts is -inf throughout, with "nan" NaN.
     """
+    eager = out is None and type(input) is torch.Tensor and not torch.compiler.is_compiling()
+    if eager and not scores:
+        form = _latest[0]
+        if form is None or not (form.dim is dim and form.dtype is dtype and form.matches(input)):
+            form = _find(input, dim, dtype)
+        if form is not None and forward_ad._current_level < 0:
+            return _run(input, form)
+    check_names("log_softmax", scores)
     check_tensor("input", input, "log_softmax")
     dims = given_dims(dim, input)
-    scores = scores_of(input, dims, scale, bias, mask, causal, 1.0, empty_rows)
-    return routes.softmax(input, scores, dims, dtype, log=True, out=out)
+    found = scores_of(input, dims, **scores)
+    if eager and found.plain and input.dtype.is_floating_point and type(dim) in (int, tuple):
+        result = float_dtype(input, dtype, "log_softmax")
+        if rules.served(input, result) and not ops.transformed() and not routes.watched(input):
+            form = ops.Form(input, dims, result, True, log=True)
+            form.dim, form.dtype = dim, dtype
+            if len(_forms) >= MOST_FORMS:
+                _forms.clear()
+            _forms.setdefault(input.shape, deque(maxlen=MOST_FORMS_OF_A_SHAPE)).append(form)
+            return _run(input, form)
+    return routes.softmax(input, found, dims, dtype, log=True, out=out)
+
+
+def _find(input: torch.Tensor, dim: object, dtype: torch.dtype | None) -> ops.Form | None:
+    """The form of a plain call, if it has been made before."""
+    for form in _forms.get(input.shape, ()):
+        if form.dim is dim and form.dtype is dtype and form.matches(input):
+            _latest[0] = form
+            return form
+    return None
+
+
+def _run(input: torch.Tensor, form: ops.Form) -> torch.Tensor:
+    if form.requires_grad and torch.is_grad_enabled():
+        return ops.apply_softmax(input, form)
+    return form.run(input)
 
 
 def log_softmax_backward(

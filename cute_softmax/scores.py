@@ -40,11 +40,12 @@ def with_scores(function: _Function) -> _Function:
     It takes them in a dict, which is empty in the common call: six defaults to fill in and to compare would cost a
     fiftieth of that.
     """
-    whole = inspect.signature(function)
+    whole, alpha = inspect.signature(function), function.__name__ != "log_softmax"
     own = [p for p in whole.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
     added = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=DEFAULTS[name], annotation=kind)
         for name, kind in ScoreArguments.__annotations__.items()
+        if name != "alpha" or alpha
     ]
     function.__signature__ = whole.replace(parameters=own + [p.replace(annotation=_told(p)) for p in added])
     return function
@@ -58,7 +59,7 @@ def _told(parameter: inspect.Parameter) -> str:
 def check_names(function: str, given: Iterable[str]) -> None:
     """Raise TypeError for a keyword argument that there is not, as Python does."""
     for name in given:
-        if name not in DEFAULTS:
+        if name not in DEFAULTS or (name == "alpha" and function == "log_softmax"):
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
 
 

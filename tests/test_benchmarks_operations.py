@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks import masked, operations, providers
+from benchmarks import masked, operations, providers, selective
 from benchmarks.cases import (
     BATCH_MASK,
     CAUSAL,
@@ -333,3 +333,32 @@ def test_the_fastest_way_is_kept(monkeypatch):
     assert chosen(2) == 4 and len(tried) == count
     with pytest.raises(RuntimeError, match="no"):
         providers.Fastest({"fails": fails})(1)
+
+
+@pytest.mark.parametrize("op", ["selective_log_softmax", "selective_gradient"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_chosen_tokens(op, dtype):
+    case = Case(op, (40, 300), dtype)
+    operation = operations.OPERATIONS[op]
+    inputs = operation.inputs(case, CPU)
+    logits, tokens, upstream = inputs
+    assert tokens.shape == upstream.shape == (40,) and tokens.max() < 300
+    right = selective.expected(logits, tokens)
+    mutants = {"next token": selective.expected(logits, (tokens + 1) % 300), "no maximum": right + 1}
+    if op == "selective_gradient":
+        right = selective.expected_gradient(*inputs)
+        mutants = {
+            "next token": selective.expected_gradient(logits, (tokens + 1) % 300, upstream),
+            "no share": torch.where(right.abs() > 0.2, right, 0.0),
+            "sign": -right,
+        }
+    right = right.to(logits.dtype)
+    assert right.shape == case.output_shape
+    assert operation.check(case, inputs, right) <= operations.TOLERANCE[dtype]
+    for mutant in (*mutants.values(), torch.zeros_like(right), right.roll(1, 0)):
+        with pytest.raises(operations.WrongResult, match="wrong result"):
+            operation.check(case, inputs, mutant.to(logits.dtype))
+    for name in ("cute_softmax", "torch"):
+        call = providers.build(name, op, case)
+        assert operation.check(case, inputs, call(*inputs)) <= operations.TOLERANCE[dtype]
+    assert providers.build("copy", op, case)(*inputs).shape == case.output_shape

@@ -10,7 +10,7 @@ import pytest
 import simulated
 import torch
 
-from cute_softmax import explain, log_softmax, log_softmax_backward, plan_softmax, softmax, softmax_
+from cute_softmax import explain, log_softmax, log_softmax_backward, ops, plan_softmax, softmax, softmax_
 from cute_softmax.scores import DEFAULTS
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -387,6 +387,8 @@ def test_wrong_arguments(arguments, error, message, name):
 
 def test_wrong_arguments_of_one_function():
     x = example((4, 6))
+    with pytest.raises(TypeError, match=r"log_softmax\(\) got an unexpected keyword argument 'alpha'"):
+        log_softmax(x, alpha=2)
     with pytest.raises(TypeError, match="alpha must be a number, not Tensor"):
         softmax(x, alpha=torch.ones(4, 1))
     with pytest.raises(ValueError, match="causal needs queries"):
@@ -441,3 +443,21 @@ def test_signatures_show_the_arguments_of_scores():
         ) and "scores" not in shown
         for name, value in DEFAULTS.items():
             assert shown[name].default == value and "torch" in shown["bias"].annotation
+
+
+def test_a_plain_log_softmax_is_planned_once(launches, monkeypatch):
+    """Its form is found again, with and without a gradient; any other call gets its own."""
+    made = []
+    monkeypatch.setattr(ops, "Form", lambda *a, log, form=ops.Form: made.append(log) or form(*a, log=log))
+    x = example((4, 6))
+    for _ in range(3):
+        assert torch.allclose(log_softmax(x), torch.log_softmax(x, -1), atol=1e-6)
+    assert made == [True]
+    leaf = x.clone().requires_grad_()
+    for _ in range(2):
+        (dx,) = torch.autograd.grad(log_softmax(leaf)[:, 0].sum(), leaf)
+        exact = torch.autograd.grad(torch.log_softmax(leaf, -1)[:, 0].sum(), leaf)[0]
+        assert torch.allclose(dx, exact, atol=1e-6)
+    assert made == [True] * 2
+    log_softmax(x, 0), log_softmax(x, -1, torch.bfloat16), log_softmax(x.bfloat16()), log_softmax(x, 0)
+    assert made == [True] * 5
