@@ -71,8 +71,8 @@ def build_math(c: RowClass | PanelClass) -> Any:
         "log_softmax_backward": lambda: maths.LogSoftmaxBackward(
             precise=c.precise, masked=p.mask or p.causal, keep=c.keep
         ),
-        "logsumexp": lambda: maths.LogSumExp(source, online=c.online, precise=c.precise),
-        "entropy": lambda: maths.Entropy(source, precise=c.precise),
+        "logsumexp": lambda: maths.LogSumExp(source, online=c.online),
+        "entropy": lambda: maths.Entropy(source),
         "amax": maths.Maximum,
         "sum": maths.Sum,
     }[c.math]()

@@ -164,9 +164,8 @@ class LogSumExp(Softmax):
     outputs = ()
     group_outputs = ("lse",)
 
-    def __init__(self, source: str, *, online: bool, precise: bool):
-        # 16 bits hide what the logarithm of fast exponentials is off by.
-        super().__init__(source, online=online, precise=False, keep=False, exp=Near if precise else None)
+    def __init__(self, source: str, *, online: bool):
+        super().__init__(source, online=online, precise=False, keep=False)
 
     def partial(self, stage: int, values: list, carry: list, width: int) -> tuple:
         # The maximum of all lanes first: their sums then refer to the same number and need no correction.
@@ -179,7 +178,7 @@ class LogSumExp(Softmax):
 
     def group_results(self, state: tuple) -> list[Float32]:
         row_max, total = state
-        result = row_max + cute.math.log(total)
+        result = row_max + self.exp.log(total, online.reference(row_max))
         # +inf in the row has made the sum NaN; without NaN among the elements the result is +inf, as in torch.
         infinity = Float32(float("inf"))
         return [Float32(cutlass.select_(row_max == infinity, infinity, result))]
@@ -198,10 +197,12 @@ class LogSoftmax(LogSumExp):
 
     def result(self, elements: tuple, state: tuple) -> Float32:
         row_max, total = state
-        return elements[0] - online.reference(row_max) - cute.math.log(total)
+        ref = online.reference(row_max)
+        return elements[0] - ref - self.exp.log(total, ref)
 
     def finish(self, values: list, kept: None, state: tuple) -> list:
-        ref, log = online.reference(state[0]), cute.math.log(state[1])
+        ref = online.reference(state[0])
+        log = self.exp.log(state[1], ref)
         return [(x - ref - log for x in values[0])]
 
     def group_results(self, state: tuple) -> list[Float32]:
@@ -239,8 +240,8 @@ class Entropy(LogSumExp):
 
     group_outputs = ("lse", "entropy")
 
-    def __init__(self, source: str, *, precise: bool):
-        super().__init__(source, online=False, precise=precise)
+    def __init__(self, source: str):
+        super().__init__(source, online=False)
         self.reductions = (MAX, SUMS)
         self.whole = None  # of panels: not served
 
@@ -258,7 +259,8 @@ class Entropy(LogSumExp):
 
     def group_results(self, state: tuple) -> list[Float32]:
         seen, total, weighted = state
-        return [*super().group_results((seen, total)), cute.math.log(total) - weighted / total]
+        log = self.exp.log(total, online.reference(seen))
+        return [*super().group_results((seen, total)), log - weighted / total]
 
 
 class Maximum(RowMath):

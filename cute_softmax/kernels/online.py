@@ -79,13 +79,21 @@ class Fast:
         exponent = rounded_product(old, scale) - rounded_product(new, scale)
         return cute.math.exp2(exponent, fastmath=True)
 
+    def log(self, total: Float32, ref: Float32) -> Float32:
+        """The logarithm of a sum of these exponentials, without the factor that all of them have.
+
+        The factor is two to what the product lost by rounding, which an FMA gives exactly.
+        """
+        scale = self.scale(ref)
+        lost = cute.math.fma(ref, scale, -rounded_product(ref, scale))
+        return cute.math.log(total) - lost * Float32(math.log(2))
+
 
 class Near:
     """Exponentials of the rounded difference: for what is taken the logarithm of. One more addition than `Fast`.
 
-    The exponential of the reference itself is exactly 1, so that the logarithm of a sum is 0 where nothing else
-    counts, and off by little more than the sum's own rounding elsewhere; `Fast` would be off by the rounding of the
-    reference, which is no common factor to a logarithm.
+    The exponential of the reference itself is exactly 1, and so the logarithm of a sum exactly 0 where nothing else
+    counts.
     """
 
     @staticmethod
@@ -94,6 +102,11 @@ class Near:
         return cute.math.exp2((x - ref) * Float32(LOG2_E), fastmath=True)
 
     ratio = power
+
+    @staticmethod
+    def log(total: Float32, ref: Float32) -> Float32:
+        """The logarithm of a sum of these exponentials."""
+        return cute.math.log(total)
 
 
 def rounded_product(a: Float32, b: Float32) -> Float32:
@@ -124,6 +137,11 @@ class Precise:
         return power * cute.math.exp2(whole, fastmath=True)
 
     ratio = power
+
+    @staticmethod
+    def log(total: Float32, ref: Float32) -> Float32:
+        """The logarithm of a sum of these exponentials."""
+        return cute.math.log(total)
 
 
 def rescale(
