@@ -130,7 +130,7 @@ _MASK = {
 }
 
 
-def teams_of(math_name: str, prologue: Prologue) -> tuple[Team, ...]:
+def teams_of(math_name: str, prologue: Prologue, edges: bool) -> tuple[Team, ...]:
     """The teams of a row math. With a bias or a mask there are two inputs, as in a gradient."""
     if not prologue.rescores:
         return TEAMS[math_name]
@@ -140,7 +140,7 @@ def teams_of(math_name: str, prologue: Prologue) -> tuple[Team, ...]:
     keeps = gradient or math_name in ("softmax", "log_softmax")
     if prologue.mask and not prologue.bias:
         instead = instead | _MASK
-    elif keeps and not extra:
+    elif keeps and not extra and not edges:  # scalars take registers of their own
         instead = instead | _SCORES
     teams = [instead.get(t, t) for t in TEAMS["softmax_backward" if extra or gradient else "softmax"]]
     return tuple(replace(t, keep=t.keep and keeps) for t in teams)
@@ -345,7 +345,7 @@ def row_class(
     facts = facts_of(math_name, online, prologue)
     vector = vector_of(dtypes[: facts.full], columns)
     precise = dtypes[facts.result] == "fp32"
-    for team in teams_of(math_name, prologue):
+    for team in teams_of(math_name, prologue, edges):
         if team.cluster_n > architecture.cluster_limit or team.precise not in (None, precise):
             continue
         staging = (*team.staging, "direct")
