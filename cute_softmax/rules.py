@@ -182,8 +182,9 @@ def input_gradients(gradient, grad: Tensor, saved: tuple, shapes: tuple, needs: 
         of_bias = summed_to(d, bias_shape).to(bias_dtype)
     if to_scale:
         w = wide(d.dtype, scale.dtype)
-        # Where the gradient is zero, x may be infinite, or anything if it is masked.
-        product = torch.where(d == 0, 0.0, d.to(w) * input.to(w))
+        # An x that is infinite or NaN has no share, being masked or of probability 0 (or else d is NaN itself).
+        x = input.to(w)
+        product = d.to(w) * torch.where(x.isfinite(), x, 0.0)
         of_scale = summed_to(product, scale.shape).to(scale.dtype)
     return of_input, of_bias, of_scale
 
