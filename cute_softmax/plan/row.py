@@ -114,14 +114,36 @@ TEAMS |= {name: _READING for name in ("logsumexp", "amax", "sum", "entropy", "lo
 TEAMS["log_softmax_backward"] = TEAMS["softmax_backward"]
 
 
-def teams_of(math_name: str, prologue: Prologue) -> tuple[Team, ...]:
+# What takes a team's place where half of each row is not read: fewer threads, that each read more. H200, 2026-11-20,
+# bf16, time over the unmasked softmax's: 2048 columns 0.778 (64 x 4), 0.800 (128 x 2); its gradient at 8192 columns
+# 0.727 (256 x 4), 0.861 (512 x 2).
+_CAUSAL = {
+    Team(128, 2): Team(64, 4, threads=64),
+    Team(512, 2, threads=512): Team(256, 4, threads=256),
+}
+# What takes a team's place with scores: as many CTAs an SM as without, where a register more would cost one. Time over
+# softmax's of elements: 50304 columns 1.00 (7 CTAs), 1.05 (6).
+_SCORES = {Team(128, 7, cluster_n=8): Team(128, 7, cluster_n=8, min_blocks=7)}
+# And with a mask, which takes half the registers of a second input: 131072 columns 1.10 (5 CTAs), 1.22 (4).
+_MASK = {
+    Team(256, 4, threads=256, cluster_n=16): Team(256, 4, threads=256, cluster_n=16, min_blocks=5),
+}
+
+
+def teams_of(math_name: str, prologue: Prologue, edges: bool) -> tuple[Team, ...]:
     """The teams of a row math. With a bias or a mask there are two inputs, as in a gradient."""
-    if math_name.endswith("_backward"):
+    if not prologue.rescores:
         return TEAMS[math_name]
-    teams = TEAMS["softmax_backward" if prologue.bias or prologue.mask else "softmax"]
-    if math_name == "softmax" or (math_name == "log_softmax" and prologue.rescores):
-        return teams  # what is kept: the exponentials, or the scores, which are used three times
-    return tuple(replace(team, keep=False) for team in teams)
+    gradient, extra = math_name.endswith("_backward"), prologue.bias or prologue.mask
+    instead = _CAUSAL if prologue.causal else {}
+    # What is kept: the exponentials, or the scores, where they are used three times.
+    keeps = gradient or math_name in ("softmax", "log_softmax")
+    if prologue.mask and not prologue.bias:
+        instead = instead | _MASK
+    elif keeps and not extra and not edges:  # scalars take registers of their own
+        instead = instead | _SCORES
+    teams = [instead.get(t, t) for t in TEAMS["softmax_backward" if extra or gradient else "softmax"]]
+    return tuple(replace(t, keep=t.keep and keeps) for t in teams)
 
 
 # A row has at least so many vectors: a short one is divided finely enough that several threads load it at once.
@@ -323,7 +345,7 @@ def row_class(
     facts = facts_of(math_name, online, prologue)
     vector = vector_of(dtypes[: facts.full], columns)
     precise = dtypes[facts.result] == "fp32"
-    for team in teams_of(math_name, prologue):
+    for team in teams_of(math_name, prologue, edges):
         if team.cluster_n > architecture.cluster_limit or team.precise not in (None, precise):
             continue
         staging = (*team.staging, "direct")
