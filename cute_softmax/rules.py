@@ -134,8 +134,13 @@ def backward(
         return result
     if ops._lie_apart(grad, output, spec.dims):
         grad = torch.empty_like(output, dtype=grad.dtype).copy_(grad)
-    prologue = gradient_prologue(mask, scale, spec)
-    operands = [] if scale is None else [scale.float().expand(output.shape)]
+    factors = scale
+    if mask is not None and not spec.zero:
+        # Rows of NaN in which nothing counts have a gradient of zero. (Where they are zero, so is this by itself.)
+        some = rows_left(mask, spec, output)
+        factors = some * (spec.scale if scale is None else scale.float())
+    prologue = gradient_prologue(mask, factors, spec)
+    operands = [] if factors is None else [factors.float().expand(output.shape)]
     numbers = numbers_of(prologue, spec, spec.inverse_alpha, output.shape)
     query = None if spec.causal is None else output.dim() - 2
     math = f"{spec.math}_backward"
@@ -152,11 +157,17 @@ def backward(
         if not prologue:
             raise
         d = backward_formula(grad, output, mask, spec, wide(dtype))
-        return result.copy_(d if scale is None else d * scale)
-    if mask is not None and not spec.zero:
-        # Rows of NaN in which nothing counts have a gradient of zero. (Where they are zero, so is this by itself.)
-        result.masked_fill_(mask.logical_not(), 0.0)
+        result.copy_(d if scale is None else d * scale)
     return result
+
+
+def rows_left(mask: Tensor, spec: Spec, output: Tensor) -> Tensor:
+    """Where something of a row counts, with the reduced dimensions of size 1; no more of it than the mask has."""
+    keep = kept(output.shape, mask, spec.causal, output.device)
+    keep = keep.view(*[1] * (output.dim() - keep.dim()), *keep.shape)
+    for d in spec.dims if output.dim() else ():
+        keep = keep.any(d, keepdim=True)
+    return keep
 
 
 # -- Derivatives, shared by the autograd functions and the operators ---------------------------------------------------
@@ -182,8 +193,9 @@ def input_gradients(gradient, grad: Tensor, saved: tuple, shapes: tuple, needs: 
         of_bias = summed_to(d, bias_shape).to(bias_dtype)
     if to_scale:
         w = wide(d.dtype, scale.dtype)
-        # Where the gradient is zero, x may be infinite, or anything if it is masked.
-        product = torch.where(d == 0, 0.0, d.to(w) * input.to(w))
+        # An x that is infinite or NaN has no share, being masked or of probability 0 (or else d is NaN itself).
+        x = input.to(w)
+        product = d.to(w) * torch.where(x.isfinite(), x, 0.0)
         of_scale = summed_to(product, scale.shape).to(scale.dtype)
     return of_input, of_bias, of_scale
 

@@ -63,9 +63,11 @@ def simulated(name, tensors, dims, prologue, numbers, query):
         assert query == len(shape) - 2 and dims == (len(shape) - 1,)
         below = torch.ones(shape[-2:], dtype=torch.bool).tril(offset)
     first, *others = tensors
+    nothing = scale == 0 if prologue.scale == "groups" else torch.tensor(False)
     if name == "softmax_backward":
         dy, y = first.double(), others[0].double()
         d = scale * y * (dy - (dy * y).sum(dims, keepdim=True) * alpha)
+        d = d.masked_fill(nothing, 0)
         return [d if below is None else d.masked_fill(~below, 0)]
     if name == "log_softmax_backward":
         dy, y = first.double(), others[0].double()
@@ -73,7 +75,8 @@ def simulated(name, tensors, dims, prologue, numbers, query):
         dy = dy.masked_fill(y == -INF, 0) if masked else dy
         d = dy - y.exp() * dy.sum(dims, keepdim=True)
         d = d.masked_fill(y == -INF, 0) if masked else d
-        return [scale * (d if below is None else d.masked_fill(~below, 0))]
+        d = (scale * d).masked_fill(nothing, 0)
+        return [d if below is None else d.masked_fill(~below, 0)]
     x = first.double() * scale
     if prologue.bias:
         x = x + others.pop(0).double()

@@ -381,3 +381,18 @@ def test_autograd_in_modes(launches):
         results.append((*first, *second))
     for a, b in zip(*results, strict=True):
         assert torch.allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_forward_derivatives_by_two_backward_passes(launches):
+    """A gradient that is zero still has derivatives: with respect to what comes in, of every operand."""
+    for operand in ("scale", "input"):
+        given = {"input": X, "bias": BIAS, "scale": ROWS}
+        found, expected = (
+            torch.autograd.functional.jvp(
+                lambda t: function(**(given | {operand: t}), mask=MASK),  # noqa: B023
+                given[operand],
+                {"scale": torch.ones_like(ROWS), "input": T}[operand],
+            )[1]
+            for function in (softmax, lambda input, **k: torchs_softmax(input, **k))
+        )
+        assert found.abs().max() > 1e-3 and torch.allclose(found, expected, atol=1e-5), operand

@@ -168,8 +168,14 @@ class ProloguedGradient(Prologued):
         self.padding, self.rescores = math.padding, False
 
     def finish(self, values: list, kept: object, state: tuple) -> list:
-        inverse = values[-1].numbers.get("alpha")
-        return super().finish(values, kept, state if inverse is None else (state[0] * inverse,))
+        numbers = values[-1].numbers
+        inverse, factor = numbers.get("alpha"), numbers.get("scale")
+        results = super().finish(values, kept, state if inverse is None else (state[0] * inverse,))
+        if self.prologue.scale != "groups":
+            return results
+        # Callers mark rows in which nothing counts by a factor of 0: of NaN, too, it makes 0.
+        none = factor == 0.0
+        return [(Float32(cutlass.select_(none, Float32(0.0), y)) for y in result) for result in results]
 
     def ended(self, state: tuple) -> tuple:
         return state
