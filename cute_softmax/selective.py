@@ -134,10 +134,12 @@ def gradient(
         spec = Spec(dims, input.dtype, scale=scale)
         return rules.forward(input, None, None, None, spec, result, factors=of_lse.float() * scale)
     # scale * p * (of_lse - of_entropy * (log p + entropy)), with log p = x * scale - lse.
-    rules.forward(input, None, None, None, Spec(dims, input.dtype, scale=scale), result)
+    # In float16 p would run out of exponent where its product with a logarithm does not: lifted meanwhile.
+    lift = 2.0**15 if input.dtype is torch.float16 else 1.0
+    rules.forward(input, None, None, None, Spec(dims, input.dtype, scale=scale, alpha=lift), result)
     most = torch.finfo(torch.float32).max
-    factor = of_entropy.float() * (-scale)
-    added = scale * of_lse if of_lse is not None else torch.zeros_like(factor)
+    factor = of_entropy.float() * (-scale / lift)
+    added = (scale / lift) * of_lse if of_lse is not None else torch.zeros_like(factor)
 
     def finish(p: Tensor, x: Tensor, *rows: Tensor) -> None:
         lse, e, f, a = rows
