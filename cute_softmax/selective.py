@@ -241,9 +241,13 @@ def found_of(
     else:
         # Relative to the largest chosen score, which of a probability near 1 leaves a logarithm that is not rounded
         # to the size of the scores.
-        scores = input.gather(-1, index).to(wide(input.dtype)) * scale
-        shift = scores.amax(-1, keepdim=True) if index.numel() else scores.new_zeros(*scores.shape[:-1], 1)
-        shift = torch.where(shift.isfinite(), shift, 0.0).detach()
+        scores = input.gather(-1, index).to(wide(input.dtype))
+        scores = scores if scale == 1 else scores * scale
+        if index.shape[-1] == 0:
+            shift = scores.new_zeros(*scores.shape[:-1], 1)
+        else:
+            shift = scores if index.shape[-1] == 1 else scores.amax(-1, keepdim=True)
+        shift = shift.detach().nan_to_num(0.0, 0.0, 0.0)
         relative, *rest = of(input, tuple(dims), scale, entropies, shift)
         found, lse = scores - shift - relative, relative + shift
     return found, lse, rest[0] if entropies else lse.new_empty(0)
