@@ -87,6 +87,14 @@ def _over_softmax(at: Cells, case: Case) -> float | None:
     return None if us is None or softmax_us is None else us / softmax_us
 
 
+def _over_torch(key: str) -> Callable[[Cells, Case], float | None]:
+    def value(at: Cells, case: Case) -> float | None:
+        ours, torchs = (at(case).get(name, {}).get(key) for name in (OURS, "torch"))
+        return None if ours is None or not torchs else ours / torchs
+
+    return value
+
+
 METRICS = {
     "mean_vs_copy": Metric(
         "geometric mean of the ratio to copy", _ours("vs_copy"), True, combine=geometric_mean
@@ -95,6 +103,8 @@ METRICS = {
     "behind_peer": Metric("time over the best peer's", _behind, False, "{:+.1%}".format),
     "over_softmax": Metric("time over softmax's own", _over_softmax, False, "{:.2f}".format),
     "vs_torch": Metric("host time over torch's", _ours("vs_torch"), False, "{:.2f}".format),
+    "over_torch": Metric("time over torch's", _over_torch("us"), False, "{:.2f}".format),
+    "memory_over_torch": Metric("memory over torch's", _over_torch("peak_bytes"), False, "{:.2f}".format),
     "us": Metric("time", _us, False, format_time),
 }
 
@@ -144,6 +154,15 @@ REQUIREMENTS = (
             ("logsumexp", 0.90),
             ("log_softmax_backward", 0.95),
         )
+    ),
+    # Of torch's matrices (log-probabilities, their gradient, that of the logits) only the last is there.
+    *(
+        Requirement("selective", metric, must=must, op=op, shapes=((8192, 151936),))
+        for op, time, memory in (
+            ("selective_log_softmax", 0.5, 0.01),
+            ("selective_gradient", 0.5, 0.34),
+        )
+        for metric, must in (("over_torch", time), ("memory_over_torch", memory))
     ),
     # Half of the scores is not read.
     *(_over_softmax_at(0.82, CAUSAL, shape) for shape in ((64, 4096, 4096),)),

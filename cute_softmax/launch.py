@@ -177,8 +177,12 @@ def run(
     """
     call = call_of(name, tensors, dims, online, prologue=prologue, query=query)
     index = tensors[0].get_device()
+    addresses = [t.data_ptr() for t in tensors]
+    if torch._C._cuda_getDevice() == index:
+        call(torch._C._cuda_getCurrentRawStream(index), *addresses, numbers=numbers)
+        return
     with torch.cuda.device(index):
-        call(torch._C._cuda_getCurrentRawStream(index), *(t.data_ptr() for t in tensors), numbers=numbers)
+        call(torch._C._cuda_getCurrentRawStream(index), *addresses, numbers=numbers)
 
 
 def result_strides(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:

@@ -16,8 +16,9 @@ from .plan import NotPlanned, Prologue
 from .scores import Spec, over, wide
 
 Tensor = torch.Tensor
-# Elements of a piece of the logits that torch's operations work on in float32 for the gradient of an entropy.
-PIECE = 1 << 24
+# Elements of a piece of the logits that torch's operations work on in float32 for the gradient of an entropy: with the
+# logits and the gradient they fit in the L2 of an H200.
+PIECE = 1 << 22
 
 
 def checked_index(index: object, logits: Tensor) -> Tensor:
@@ -47,17 +48,23 @@ def checked_index(index: object, logits: Tensor) -> Tensor:
 # -- Numbers of each row -----------------------------------------------------------------------------------------------
 
 
-def statistics(input: Tensor, dims: tuple[int, ...], scale: float, entropies: bool) -> tuple[Tensor, ...]:
-    """(logsumexp, [entropy]) of the rows of ``input * scale``: float32, the reduced dimensions of size 1."""
-    shape = [1 if d in dims else n for d, n in enumerate(input.shape)] or []
+def statistics(
+    input: Tensor, dims: tuple[int, ...], scale: float, entropies: bool, shift: Tensor | None = None
+) -> tuple[Tensor, ...]:
+    """(logsumexp, [entropy]) of the rows of ``input * scale - shift``: float32, the reduced dimensions of size 1."""
+    shape = [1 if d in dims else n for d, n in enumerate(input.shape)]
     results = [torch.empty(shape, dtype=torch.float32, device=input.device) for _ in range(1 + entropies)]
-    prologue = Prologue(scale="number" if scale != 1 else "")
+    prologue = Prologue(scale="number" if scale != 1 else "", bias=shift is not None)
     math = "entropy" if entropies else "logsumexp"
     groups = [t.expand(input.shape) for t in results]
+    bias = [] if shift is None else [(-shift).expand(input.shape)]
     try:
         numbers = (scale,) if scale != 1 else ()
-        launch.run(math, (input, *groups), dims, prologue=prologue, numbers=numbers)
+        launch.run(math, (input, *bias, *groups), dims, prologue=prologue, numbers=numbers)
     except NotPlanned:
+        if shift is not None:
+            lse, *rest = statistics(input, dims, scale, entropies)
+            return lse - shift, *rest
         if entropies:  # of panels none is planned
             return statistics_formula(input, dims, scale, True)
         if scale == 1:
@@ -67,11 +74,12 @@ def statistics(input: Tensor, dims: tuple[int, ...], scale: float, entropies: bo
 
 
 def statistics_formula(
-    input: Tensor, dims: Sequence[int], scale: float, entropies: bool
+    input: Tensor, dims: Sequence[int], scale: float, entropies: bool, shift: Tensor | None = None
 ) -> tuple[Tensor, ...]:
     """`statistics` in torch's operations."""
     s = input.to(wide(input.dtype))
     s = s if scale == 1 else s * scale
+    s = s if shift is None else s - shift
     lse = torch.logsumexp(s, tuple(dims), keepdim=True)
     if not entropies:
         return (lse,)
@@ -125,15 +133,22 @@ def gradient(
     if of_entropy is None:
         spec = Spec(dims, input.dtype, scale=scale)
         return rules.forward(input, None, None, None, spec, result, factors=of_lse.float() * scale)
+    # scale * p * (of_lse - of_entropy * (log p + entropy)), with log p = x * scale - lse.
+    # In float16 p would run out of exponent where its product with a logarithm does not: lifted meanwhile.
+    lift = 2.0**15 if input.dtype is torch.float16 else 1.0
+    rules.forward(input, None, None, None, Spec(dims, input.dtype, scale=scale, alpha=lift), result)
+    most = torch.finfo(torch.float32).max
+    factor = of_entropy.float() * (-scale / lift)
+    added = (scale / lift) * of_lse if of_lse is not None else torch.zeros_like(factor)
+
+    def finish(p: Tensor, x: Tensor, *rows: Tensor) -> None:
+        lse, e, f, a = rows
+        log = torch.sub(x * scale, lse).add_(e) if scale != 1 else torch.sub(x, lse).add_(e)
+        p.mul_(log.mul_(f).add_(a).nan_to_num_(0.0, most, -most))  # infinite only where p is 0
+
     last = [-i - 1 for i in range(len(dims))][::-1]
-
-    def write(into: Tensor, x: Tensor, *numbers: Tensor | None) -> None:
-        into.copy_(gradient_formula(x, last, scale, *numbers))
-
-    tensors = result, input, lse, entropies, of_lse, of_entropy
-    _in_pieces(
-        write, [None if t is None else t.movedim(dims, last) for t in tensors], input.dim() - len(dims)
-    )
+    tensors = result, input, lse, entropies, factor, added
+    _in_pieces(finish, [t.movedim(dims, last) for t in tensors], input.dim() - len(dims))
     return result
 
 
@@ -151,11 +166,6 @@ def _in_pieces(function, tensors: list[Tensor | None], kept: int) -> None:
 
 
 # -- Chosen elements ---------------------------------------------------------------------------------------------------
-
-
-def chosen(input: Tensor, index: Tensor, scale: float, lse: Tensor) -> Tensor:
-    """Log-probabilities at the index, in float32."""
-    return input.gather(-1, index).to(lse.dtype) * scale - lse
 
 
 def at_chosen(index: Tensor, found: Tensor, grad: Tensor, of_lse: Tensor) -> Tensor:
@@ -185,9 +195,9 @@ class Statistics(torch.autograd.Function):
     def setup_context(ctx, inputs, output):
         input, index, *ctx.numbers = inputs
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(input, index, output[1], output[2])
+        ctx.save_for_backward(input, index, *output)
         if ops.transformed():
-            ctx.save_for_forward(input, index, output[1], output[2])
+            ctx.save_for_forward(input, index, *output)
 
     @staticmethod
     def backward(ctx, *grads):
@@ -198,7 +208,7 @@ class Statistics(torch.autograd.Function):
     @staticmethod
     @ops.jvp_rule
     def jvp(ctx, saved, tangent, *_):
-        input, index, lse, entropies = saved
+        input, index, _, lse, entropies = saved
         dims, scale, asked = ctx.numbers
         s, t = input.to(lse.dtype) * scale, tangent.to(lse.dtype) * scale
         p = (s - lse).exp()
@@ -224,11 +234,22 @@ def found_of(
     input: Tensor, index: Tensor | None, dims: Sequence[int], scale: float, entropies: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What `Statistics` gives."""
-    if _served(input):
-        lse, *rest = statistics(input, tuple(dims), scale, entropies)
+    of = statistics if _served(input) else statistics_formula
+    if index is None:
+        lse, *rest = of(input, tuple(dims), scale, entropies)
+        found = lse.new_empty(0)
     else:
-        lse, *rest = statistics_formula(input, dims, scale, entropies)
-    found = lse.new_empty(0) if index is None else chosen(input, index, scale, lse)
+        # Relative to the largest chosen score, which of a probability near 1 leaves a logarithm that is not rounded
+        # to the size of the scores.
+        scores = input.gather(-1, index).to(wide(input.dtype))
+        scores = scores if scale == 1 else scores * scale
+        if index.shape[-1] == 0:
+            shift = scores.new_zeros(*scores.shape[:-1], 1)
+        else:
+            shift = scores if index.shape[-1] == 1 else scores.amax(-1, keepdim=True)
+        shift = shift.detach().nan_to_num(0.0, 0.0, 0.0)
+        relative, *rest = of(input, tuple(dims), scale, entropies, shift)
+        found, lse = scores - shift - relative, relative + shift
     return found, lse, rest[0] if entropies else lse.new_empty(0)
 
 
@@ -250,6 +271,7 @@ def backward(
     dims: Sequence[int],
     scale: float,
     asked: bool,
+    found: Tensor,
     lse: Tensor,
     entropies: Tensor,
     grad: Tensor | None,
@@ -261,12 +283,13 @@ def backward(
     if grad is None and of_lse is None and of_entropy is None:
         return None
     if not _served(input):
-        return formula_backward(input, index, dims, scale, asked, lse, entropies, grad, of_lse, of_entropy)
+        return formula_backward(
+            input, index, dims, scale, asked, found, lse, entropies, grad, of_lse, of_entropy
+        )
     total = _total(grad, of_lse, lse.dtype)
     result = gradient(input, tuple(dims), scale, lse, entropies, total, of_entropy)
     if grad is None:
         return result
-    found = chosen(input, index, scale, lse)
     values = at_chosen(index, found, grad.to(lse.dtype), total)
     if of_entropy is not None:
         values = values - of_entropy * _product(found.exp(), found + entropies)
@@ -274,7 +297,7 @@ def backward(
 
 
 def formula_backward(
-    input, index, dims, scale, asked, lse, entropies, grad, of_lse, of_entropy
+    input, index, dims, scale, asked, found, lse, entropies, grad, of_lse, of_entropy
 ) -> Tensor | None:
     """`backward` in torch's operations, differentiable."""
     grad, of_entropy = grad if index is not None else None, of_entropy if asked else None
@@ -310,11 +333,11 @@ def _(input, index, dim, scale, entropies):
 @torch.library.custom_op(
     "cute_softmax::statistics_backward",
     mutates_args=(),
-    schema="(Tensor input, Tensor? index, SymInt[] dim, float scale, bool entropies, Tensor lse, Tensor entropy, "
-    "Tensor? grad, Tensor? of_lse, Tensor? of_entropy) -> Tensor",
+    schema="(Tensor input, Tensor? index, SymInt[] dim, float scale, bool entropies, Tensor found, Tensor lse, "
+    "Tensor entropy, Tensor? grad, Tensor? of_lse, Tensor? of_entropy) -> Tensor",
 )
-def operator_backward(input, index, dim, scale, entropies, lse, entropy, grad, of_lse, of_entropy):
-    d = backward(input, index, tuple(dim), scale, entropies, lse, entropy, grad, of_lse, of_entropy)
+def operator_backward(input, index, dim, scale, entropies, *rows):
+    d = backward(input, index, tuple(dim), scale, entropies, *rows)
     expected = torch.empty_like(input)
     if d is None:
         return expected.zero_()
@@ -329,7 +352,7 @@ def _(input, *rest):
 def _save(ctx, inputs, output):
     input, index, *ctx.numbers = inputs
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(input, index, output[1], output[2])
+    ctx.save_for_backward(input, index, *output)
 
 
 def _gradients(ctx, *grads):
@@ -340,21 +363,22 @@ def _gradients(ctx, *grads):
 
 
 def _save_backward(ctx, inputs, output):
-    input, index, dim, scale, asked, lse, entropy, *grads = inputs
+    input, index, dim, scale, asked, found, lse, entropy, *grads = inputs
     ctx.numbers = tuple(dim), scale, asked
-    ctx.save_for_backward(input, index, lse, entropy, *grads)
+    ctx.save_for_backward(input, index, found, lse, entropy, *grads)
 
 
 def _second_gradients(ctx, upstream):
     """By autograd of the formula. What lse and the entropy change is in the gradient of the input."""
-    input, index, lse, entropy, *grads = ctx.saved_tensors
+    input, index, *rows = ctx.saved_tensors
+    rows, grads = rows[:3], rows[3:]
     with torch.enable_grad():
         leaves = [None if t is None else t.detach().requires_grad_() for t in (input, *grads)]
-        d = formula_backward(leaves[0], index, *ctx.numbers, lse, entropy, *leaves[1:])
+        d = formula_backward(leaves[0], index, *ctx.numbers, *rows, *leaves[1:])
         used = [t for t in leaves if t is not None]
         found = iter(torch.autograd.grad(d, used, upstream, allow_unused=True))
     of_input, *of_grads = (None if t is None else next(found) for t in leaves)
-    return of_input, *[None] * 6, *of_grads
+    return of_input, *[None] * 7, *of_grads
 
 
 operator.register_autograd(_gradients, setup_context=_save)
@@ -398,7 +422,9 @@ def _call(
 def times_softmax(input: Tensor, factors: Tensor, dims: tuple[int, ...]) -> Tensor:
     """The gradient of a logsumexp as an operator: factors (of size 1 in `dims`) times the softmax of the input."""
     nothing = factors.new_empty(0)
-    return operator_backward(input, None, list(dims), 1.0, False, factors, nothing, None, factors, None)
+    return operator_backward(
+        input, None, list(dims), 1.0, False, nothing, factors, nothing, None, factors, None
+    )
 
 
 def entropy(input: Tensor, dims: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -293,7 +293,7 @@ def test_opcheck_of_statistics(kernel, request):
         found, lse, e = operators.statistics(X.to(dtype), INDEX.unsqueeze(-1), [2], 0.5, True)
         torch.library.opcheck(
             operators.statistics_backward.default,
-            (X.to(dtype), index, [2], 0.5, True, lse, e, found, None, e),
+            (X.to(dtype), index, [2], 0.5, True, found, lse, e, found, None, e),
         )
 
 

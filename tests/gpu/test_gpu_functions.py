@@ -187,7 +187,9 @@ def test_in_place(dtype):
         guarded = Guarded.of(x, strides=(1010, 1))
         assert softmax_(guarded.tensor, **options) is guarded.tensor
         guarded.check(written=False)
-        assert equal_bits(guarded.tensor, softmax(x, **options))
+        apart = Guarded(x.shape, x.dtype, strides=(1010, 1))
+        softmax(Guarded.of(x, strides=(1010, 1)).tensor, out=apart.tensor, **options)
+        assert equal_bits(guarded.tensor, apart.tensor)
     leaf = x.clone().requires_grad_()
     y = softmax_(leaf * 1, causal=3)
     dy = random(x.shape, x.dtype, seed=1)
@@ -222,11 +224,14 @@ def test_selective_log_softmax(shape, dtype):
                 results[what] = [t.detach().double() for t in (y, e, dx, de)]
             for got, own, right in zip(*results.values(), strict=True):
                 allowed = FACTOR * (own - right).abs().max() + half_ulp(right, logits.dtype) + TINY
-                assert ((got - right).abs() <= allowed + 2**-21 * right.abs().max()).all()
+                error = (got - right).abs() - allowed - 2**-20 * right.abs().max()
+                assert error.max() <= 0, (scale, index.shape, error.max().item(), right.abs().max().item())
             at = several[..., :1] if index.dim() < logits.dim() else several
             got, right = (results[k][2].gather(-1, at) for k in ("ours", "exact"))
             fine = 2 * half_ulp(right, logits.dtype) + 2**-20 * dy.double().abs().amax()
             assert ((got - right).abs() <= fine).all(), "the chosen elements are as fine as their own value"
+            got, right = results["ours"][0], results["exact"][0]
+            assert ((got - right).abs() <= half_ulp(right, logits.dtype) + 2**-21 * (1 + right.abs())).all()
     y = selective_log_softmax(logits, several)
     assert y.is_contiguous() and equal_bits(y, selective_log_softmax(logits, several.int()))
 
@@ -279,5 +284,5 @@ def test_entropy(dtype):
         assert ((y.double() - right).abs() <= half_ulp(right, x.dtype) + 2**-20 * (1 + right)).all()
         (got,), (exact,) = torch.autograd.grad(y.sum(), leaf), torch.autograd.grad(right.sum(), wide)
         assert (
-            (got.double() - exact).abs() <= 2 * half_ulp(exact, x.dtype) + 2**-20 * exact.abs().max()
+            (got.double() - exact).abs() <= 4 * half_ulp(exact, x.dtype) + 2**-20 * exact.abs().max()
         ).all()

@@ -171,7 +171,7 @@ def test_opcheck():
         backward = (x, y, mask, rows, [2], dtype, False, 1.0, None, 1.0, False)
         torch.library.opcheck(operators.scores_softmax_backward.default, backward)
         found, lse, e = operators.statistics(x, index[..., None], [2], 0.5, True)
-        arguments = (x, index[..., None], [2], 0.5, True, lse, e, found, None, None)
+        arguments = (x, index[..., None], [2], 0.5, True, found, lse, e, found, None, None)
         torch.library.opcheck(operators.statistics_backward.default, arguments)
 
 
