@@ -164,7 +164,7 @@ def backward(
 def rows_left(mask: Tensor, spec: Spec, output: Tensor) -> Tensor:
     """Where something of a row counts, with the reduced dimensions of size 1; no more of it than the mask has."""
     keep = kept(output.shape, mask, spec.causal, output.device)
-    keep = keep.view(*[1] * (output.dim() - keep.dim()), *keep.shape)
+    keep = keep.view((1,) * (output.dim() - keep.dim()) + keep.shape)
     for d in spec.dims if output.dim() else ():
         keep = keep.any(d, keepdim=True)
     return keep

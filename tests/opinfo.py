@@ -43,7 +43,7 @@ from torch.testing._internal.opinfo.core import OpInfo, SampleInput  # noqa: E40
 
 import cute_softmax  # noqa: E402
 from benchmarks import results  # noqa: E402
-from cute_softmax import functional, launch  # noqa: E402
+from cute_softmax import aten, family, functional, launch  # noqa: E402
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 ROUTES = ("functions", "accelerate")
@@ -168,9 +168,10 @@ def _launches() -> Iterator[list]:
 
     def forget():
         launch._call.cache_clear()
-        functional._forms.clear()
-        functional._latest[0] = None
-        cute_softmax.aten._launchers.clear()
+        for module in (functional, family):
+            module._forms.clear()
+            module._latest[0] = None
+        aten._launchers.clear()
 
     forget()
     launch.function_of = counting

@@ -2,6 +2,7 @@
 
 import opinfo
 import pytest
+import simulated
 import torch
 
 import cute_softmax
@@ -50,3 +51,12 @@ def test_saved_results_are_readable():
         assert {(row.dtype, row.route) for row in rows} == {
             (str(d).removeprefix("torch."), route) for d in opinfo.DTYPES for route in opinfo.ROUTES
         }
+
+
+def test_samples_by_simulated_kernels(monkeypatch):
+    """The way of CUDA tensors through the functions, with launches that torch computes."""
+    launched = simulated.install(monkeypatch)
+    monkeypatch.setattr(opinfo, "ROUTES", ("functions",))
+    verdicts = opinfo.judge("cpu")
+    assert not any(v.failed for v in verdicts), opinfo.table([v for v in verdicts if v.failed])
+    assert len({launch.math for launch in launched}) >= 7
