@@ -129,10 +129,29 @@ def explicit_cases() -> list[Case]:
     return found
 
 
+def moved_cases() -> list[Case]:
+    """Without a prologue, over columns and over rows that do not fit on chip."""
+    rng, found = Random(11), []
+    for dtype in (torch.bfloat16, torch.float32):
+        shapes = [
+            ((rows, columns), True) for rows, columns in ((64, 7), (5000, 33), (300, 5000), (64, 70000))
+        ]
+        for shape, turned in [*shapes, ((8, 300000), True), ((2, 1500000), False)]:
+            x = tensor_of(rng, shape, dtype)
+            x[0, shape[1] // 2] = -math.inf
+            y = torch.log_softmax(x.roll(1, 0).float(), -1).to(dtype)
+            found += [
+                Case("log_softmax", x, turned=turned),
+                Case("entropy", x, turned=turned, dtype=torch.float32),
+                Case("log_softmax_backward", x.nan_to_num(neginf=0), y=y, turned=turned, place=(1, 3)),
+            ]
+    return found
+
+
 @pytest.fixture(scope="module")
 def cases(built) -> list[Case]:
     """All cases; their kernels are built together."""
-    found = explicit_cases() + [random_case(seed) for seed in SEEDS]
+    found = explicit_cases() + moved_cases() + [random_case(seed) for seed in SEEDS]
     kernels = []
     for case in found:
         try:
@@ -174,6 +193,10 @@ def failures(cases: list[Case]) -> list[str]:
 def test_all_cases(cases):
     wrong = failures(cases)
     assert not wrong, "\n".join(["", *wrong])
+
+
+def test_every_movement_is_met():
+    assert {case.movement for case in moved_cases()} == {"column", "split"}
 
 
 def test_rows_sum_to_one_at_every_temperature():
