@@ -102,8 +102,6 @@ class Fragment:
         row and not their conversions, which are twice as many.
     """
 
-    computed = False  # whether an element costs more than its conversion
-
     def __init__(self, vectors: list[Callable], scalars: list, fresh: bool):
         self.vectors, self.scalars, self.fresh = vectors, scalars, fresh
 

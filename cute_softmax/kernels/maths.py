@@ -168,11 +168,8 @@ class LogSumExp(Softmax):
         super().__init__(source, online=online, precise=False, keep=False)
 
     def partial(self, stage: int, values: list, carry: list, width: int) -> tuple:
-        (x,) = values
-        if x.computed and not self.keep:
-            # Another pass would compute the elements again, or hold them in registers.
-            return super().partial(stage, values, carry, width)
         # The maximum of all lanes first: their sums then refer to the same number and need no correction.
+        (x,) = values
         (seen,) = MAX.lanes((x.maximum(),), width)
         return (seen, *SUM.lanes((tree(operator.add, self.powers(x, online.reference(seen))),), width)), None
 

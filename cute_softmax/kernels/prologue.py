@@ -40,8 +40,6 @@ class Scores:
     Every pass rounds them alike, so that a row sums to 1 however large they are.
     """
 
-    computed = True
-
     def __init__(self, prologue, inputs: dict[str, Fragment], given: Given, keep: bool):
         self.prologue, self.inputs, self.given = prologue, inputs, given
         self.kept = {} if keep else None
