@@ -4,6 +4,7 @@
 
     python tests/opinfo.py           judge on the GPU (on the CPU where there is none) and print a table
     python tests/opinfo.py --save    and write it to benchmarks/results/<gpu>/checks/opinfo.json
+    python tests/opinfo.py --jobs 16 by so many processes
 
 Every sample is checked as it is (forward), with its tensors laid out with gaps (strided), for the gradient of its
 input, and with `out`. A result must have torch's dtype and shape, under `accelerate` its strides, too, and infinities
@@ -17,12 +18,14 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
+import multiprocessing
 import sys
 import types
 import unittest
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,6 +43,8 @@ except ImportError:  # torch's testing modules derive a class from its TestCase,
 
 from torch.testing._internal.common_methods_invocations import op_db  # noqa: E402
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput  # noqa: E402
+
+vars(torch.backends)["__allow_nonbracketed_mutation_flag"] = True  # those modules have frozen it
 
 import cute_softmax  # noqa: E402
 from benchmarks import results  # noqa: E402
@@ -109,22 +114,42 @@ class Verdict:
                 self.handed_on[why] += 1
 
 
-def judge(device: str) -> list[Verdict]:
-    """All checks on a device, "cuda" or "cpu"."""
+def tasks() -> list[tuple[int, torch.dtype]]:
+    """What is judged, one by one: (place in torch's database, dtype)."""
+    return [(i, dtype) for i, op in enumerate(op_db) if op.name in FUNCTIONS for dtype in DTYPES]
+
+
+def judge(device: str, wanted: Sequence[tuple[int, torch.dtype]] | None = None) -> list[Verdict]:
+    """The checks of some tasks (all, unless given) on a device, "cuda" or "cpu"."""
     with warnings.catch_warnings(), _launches() as launched:
         warnings.filterwarnings("ignore", "An output with one or more elements was resized")
         return [
-            _judge(op, device, dtype, route, launched)
-            for op in op_db
-            if op.name in FUNCTIONS
-            for dtype in DTYPES
+            _judge(op_db[i], device, dtype, route, launched)
+            for i, dtype in (tasks() if wanted is None else wanted)
             for route in ROUTES
         ]
 
 
+def judge_by(jobs: int, device: str) -> list[Verdict]:
+    """All checks, by several processes: most of the time goes into kernels that compile for the first time."""
+    shares = [tasks()[i::jobs] for i in range(jobs)]
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, spawn) as pool:
+        found = [v for share in pool.map(judge, [device] * jobs, shares) for v in share]
+    order = [(_name(op_db[i]), _name_of(dtype), route) for i, dtype in tasks() for route in ROUTES]
+    return sorted(found, key=lambda v: order.index((v.operator, v.dtype, v.route)))
+
+
+def _name(op: OpInfo) -> str:
+    return f"{op.name} {op.variant_test_name}".strip()
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def _judge(op: OpInfo, device: str, dtype: torch.dtype, route: str, launched: list) -> Verdict:
-    name = f"{op.name} {op.variant_test_name}".strip()
-    verdict = Verdict(name, str(dtype).removeprefix("torch."), route)
+    verdict = Verdict(_name(op), _name_of(dtype), route)
     way = _Way(op, route, launched)
     for i, sample in enumerate(_samples(op, device, dtype)):
         for check in CHECKS:
@@ -375,8 +400,10 @@ def load(path: Path) -> tuple[dict[str, object], list[Verdict]]:
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--save", action="store_true", help="write the committed results of this GPU")
+    parser.add_argument("--jobs", type=int, default=1, help="processes (1)")
     asked = parser.parse_args(arguments)
-    verdicts = judge("cuda" if torch.cuda.is_available() else "cpu")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    verdicts = judge_by(asked.jobs, device) if asked.jobs > 1 else judge(device)
     print(table(verdicts))
     if asked.save:
         print(save(verdicts, arguments))

@@ -21,6 +21,12 @@ def test_all_samples_pass(verdicts):
     assert "softmax with_dtype" in text and "0 failed" in text.splitlines()[-1]
 
 
+def test_by_several_processes(verdicts, monkeypatch):
+    few = opinfo.tasks()[:4]
+    monkeypatch.setattr(opinfo, "tasks", lambda: few)
+    assert opinfo.judge_by(2, "cpu") == verdicts[:8]
+
+
 WRONG = {
     "scaled": lambda x, dim, dtype=None, out=None: cute_softmax.softmax(x, dim, dtype) * 1.02,
     "of another dim": lambda x, dim, dtype=None: cute_softmax.softmax(x, 0, dtype),
