@@ -12,7 +12,7 @@ from . import launch, rules
 from .hardware import H200, Device
 from .plan import NotPlanned, Plan, plan
 from .problem import Operand, canonical, canonical_dims
-from .scores import DEFAULTS, ScoreArguments, Scores, check_names, scores_of, with_scores
+from .scores import DEFAULTS, ScoreArguments, Scores, Spec, check_names, scores_of, with_scores
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -47,21 +47,31 @@ def plan_softmax(
     found = _scores(input, dims, scores)
     spec = found.spec(dims, _TORCH_DTYPES[dtype], log)
     result = Operand(dtype, launch.result_strides(shape, first.strides))
+    factors = found.scale
     if backward:
-        prologue = rules.gradient_prologue(found.mask, found.scale, spec)
+        factors = _factors(shape, found, spec)
+        prologue = rules.gradient_prologue(found.mask, factors, spec)
         inputs, last = [result, result], replace(first, address=0)
     else:
         prologue = rules.prologue_of(found.bias, found.mask, found.scale, spec)
         inputs, last = [first], result
         inputs += [launch.operand(t.expand(shape)) for t in (found.bias, found.mask) if t is not None]
-    if found.scale is not None:
-        inputs.append(Operand("fp32", found.scale.expand(shape).stride()))
+    if factors is not None:
+        inputs.append(Operand("fp32", factors.expand(shape).stride()))
     name, operands = f"{spec.math}_backward" if backward else spec.math, [*inputs, last]
     prologue = prologue.of(name)
     operands = [operands[i] for i in launch.kernel_order(name, prologue)]
     query = len(shape) - 2 if prologue.causal else None
     problem = canonical(shape, dims, operands, query)
     return plan(name, problem, device, online=online or log, prologue=prologue)
+
+
+def _factors(shape: tuple[int, ...], found: Scores, spec: Spec) -> torch.Tensor | None:
+    """What a backward multiplies rows by, on no device: see `rules.backward`."""
+    shapes = [] if found.scale is None else [found.scale.shape]
+    if found.mask is not None and not found.zero:
+        shapes.append(rules.rows_left(found.mask.to("meta"), spec, torch.empty(shape, device="meta")).shape)
+    return torch.empty(torch.broadcast_shapes(*shapes), device="meta") if shapes else None
 
 
 def _scores(input: torch.Tensor | Sequence[int], dims: tuple[int, ...], given: dict[str, object]) -> Scores:

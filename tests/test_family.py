@@ -420,7 +420,11 @@ def test_plans_and_explanations(launches):
             assert made.kernel.math == ("log_softmax" if log else "softmax") and made.kernel.prologue
             assert plan_softmax(x.shape, dtype="bf16", log=log, **options).kernel == made.kernel
             assert "movement" in explain(x, log=log, **options)
-            plan_softmax(x, backward=True, log=log, **options)
+            for empty in ("nan", "zero"):
+                made = plan_softmax(x, backward=True, log=log, empty_rows=empty, **options)
+                leaf = x.clone().requires_grad_()
+                FUNCTIONS["log_softmax" if log else "softmax"](leaf, empty_rows=empty, **options).backward(x)
+                assert made.kernel.prologue == launches[-1].prologue, "the plan is that of the launch"
     told = explain(x, mask=MASK, causal=True, alpha=2)
     assert "masked" in told and "causal" in told and "a number" in told
     composed = explain(x, 1, scale=2.0)

@@ -1,13 +1,24 @@
 """Public functions on scores: numbers, masked rows, gradients, memory, in place; against float64 and torch's own."""
 
 import math
+import os
+from itertools import product
 
 import pytest
 import torch
 from checking import DEVICE, DTYPES, FACTOR, TINY, Guarded, equal_bits, half_ulp, random
 from families import Case
 
-from cute_softmax import entropy, log_softmax, logsumexp, selective_log_softmax, softmax, softmax_
+from cute_softmax import (
+    entropy,
+    log_softmax,
+    logsumexp,
+    plan_softmax,
+    selective_log_softmax,
+    softmax,
+    softmax_,
+)
+from cute_softmax.precompile import precompile
 
 INF = math.inf
 FUNCTIONS = {"softmax": softmax, "log_softmax": log_softmax}
@@ -35,6 +46,26 @@ def arguments_of(shape, dtype: torch.dtype) -> dict[str, dict]:
         "empty rows": {"causal": -5},
         "all": {"scale": rows, "bias": bias, "mask": full, "causal": 500},
     }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels(built):
+    """Most kernels of these tests, built together; what is left is built when it is met."""
+    if os.environ.get("CUTE_SOFTMAX_TEST_BUILD") == "0" or not torch.cuda.is_available():
+        return
+    wanted = []
+    for dtype in DTYPES.values():
+        x = torch.empty(SHAPE, dtype=dtype, device=DEVICE)
+        for arguments in arguments_of(SHAPE, dtype).values():
+            for log, empty, wide in product((False, True), ("nan", "zero"), (None, torch.float32)):
+                options = arguments | {"log": log, "empty_rows": empty}
+                wanted.append(plan_softmax(x, dtype=wide, **options).kernel)
+                if not wide:
+                    wanted.append(plan_softmax(x, backward=True, **options).kernel)
+                    if not isinstance(arguments.get("scale"), torch.Tensor):
+                        wanted.append(plan_softmax(x, backward=True, **(options | {"scale": 1.0})).kernel)
+    for _ in precompile(list(dict.fromkeys(wanted))):
+        pass
 
 
 def case_of(name: str, x: torch.Tensor, arguments: dict, **rest) -> Case:
