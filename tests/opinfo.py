@@ -44,7 +44,8 @@ except ImportError:  # torch's testing modules derive a class from its TestCase,
 from torch.testing._internal.common_methods_invocations import op_db  # noqa: E402
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput  # noqa: E402
 
-vars(torch.backends)["__allow_nonbracketed_mutation_flag"] = True  # those modules have frozen it
+# Those modules freeze torch's flags for the whole process, which is not theirs here.
+torch.backends.disable_global_flags.__globals__["__allow_nonbracketed_mutation_flag"] = True
 
 import cute_softmax  # noqa: E402
 from benchmarks import results  # noqa: E402

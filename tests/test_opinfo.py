@@ -21,6 +21,10 @@ def test_all_samples_pass(verdicts):
     assert "softmax with_dtype" in text and "0 failed" in text.splitlines()[-1]
 
 
+def test_torch_is_not_frozen():
+    assert not torch.backends.flags_frozen()
+
+
 def test_by_several_processes(verdicts, monkeypatch):
     few = opinfo.tasks()[:4]
     monkeypatch.setattr(opinfo, "tasks", lambda: few)
