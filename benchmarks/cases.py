@@ -13,9 +13,14 @@ from dataclasses import dataclass, replace
 ITEM_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 # Tensors an operation must move at the least: each input read once, each output written once.
-STREAMS = {"softmax": 2, "softmax_backward": 3, "logsumexp": 1, "amax": 1, "sum": 1}
+STREAMS = {
+    "softmax": 2, "softmax_backward": 3, "log_softmax": 2, "log_softmax_backward": 3, "masked_softmax": 2,
+    "logsumexp": 1, "amax": 1, "sum": 1, "selective_log_softmax": 1, "selective_gradient": 3,
+}  # fmt: skip
 # Operations that keep one value of each row: they write next to nothing.
 REDUCTIONS = ("logsumexp", "amax", "sum")
+# Operations whose memory counts as much as their time: rows of results hold their `peak_bytes`.
+SELECTIVE = ("selective_log_softmax", "selective_gradient")
 
 # Inputs that are no contiguous tensor: `x[..., 1 : n + 1]` of rows of 2 (n - 1), so an odd offset; `x.mT`.
 SLICE, TRANSPOSED = "odd slice", "transposed"
@@ -54,15 +59,25 @@ class Case:
     @property
     def output_shape(self) -> tuple[int, ...]:
         """The shape of what the operation returns."""
-        if self.op not in REDUCTIONS:
+        if self.op not in (*REDUCTIONS, "selective_log_softmax"):
             return self.shape
         reduced = {d % len(self.shape) for d in self.dim}
         return tuple(n for d, n in enumerate(self.shape) if d not in reduced)
 
     @property
     def traffic(self) -> int:
-        """Bytes that `gbps` counts: each input read once and each output of its size written once."""
-        return STREAMS[self.op] * self.elements * ITEM_BYTES[self.dtype]
+        """Bytes that `gbps` counts: each input read once and each output of its size written once; of a mask what it
+        has before it is broadcast, and nothing of scores beyond a diagonal."""
+        streams = STREAMS[self.op] * self.elements * ITEM_BYTES[self.dtype]
+        if self.op != "masked_softmax":
+            return streams
+        *outer, queries, columns = self.shape
+        if self.mode == CAUSAL:
+            read = sum(min(row + 1, columns) for row in range(queries))
+            return streams * (queries * columns + read) // (2 * queries * columns)
+        masks = {MASK: self.elements, ROW_MASK: columns, SHARED_MASK: queries * columns}
+        masks[BATCH_MASK] = math.prod(outer[:1]) * queries * columns
+        return streams + masks.get(self.mode, 0)
 
 
 @dataclass(frozen=True)
@@ -118,6 +133,11 @@ _EAGER = ("cute_softmax", "torch", "torch.compile", "liger", "quack")
 
 NO_GRAD, GRAD, FORWARD_BACKWARD = "no grad", "grad", "forward+backward"
 COLD_STORE, WARM_STORE, NEW_COLUMNS = "cold store", "warm store", "new N"
+# Of masked_softmax: a scale alone, or with a causal mask, or with a mask of the scores' own shape, of one row, of one
+# matrix for all, of one for each index of the first dimension.
+SCALED, CAUSAL, MASK, ROW_MASK = "scaled", "causal", "masked", "one mask row"
+SHARED_MASK, BATCH_MASK = "one mask", "a mask a batch"
+_SCORES = ((8, 32, 1024, 1024), (4, 32, 2048, 2048), (2, 16, 4096, 4096), (1, 16, 8192, 8192))
 
 # Softmax over dim 0: wide matrices of short columns, tall ones of long columns.
 _WIDE = ((128, 1048576), (1024, 262144), (4096, 65536))
@@ -237,6 +257,39 @@ SUITES: dict[str, Suite] = {
                 *_cases("softmax", (1, 151936)),
             ),
             PROVIDERS,
+        ),
+        Suite(
+            "family",
+            "the softmax family over a vocabulary",
+            (
+                *(Case(op, (32768, 50304)) for op in ("softmax", "log_softmax", "logsumexp")),
+                Case("log_softmax_backward", (16384, 50304)),
+            ),
+            ("cute_softmax", "copy", "torch", "torch.compile"),
+        ),
+        Suite(
+            "selective",
+            "log-probabilities of given tokens, and forward with backward",
+            (
+                *_cases("selective_log_softmax", (8192, 151936), (8192, 32768)),
+                *_cases("selective_gradient", (8192, 151936), (8192, 32768)),
+            ),
+            ("cute_softmax", "copy", "torch", "torch.compile"),
+        ),
+        Suite(
+            "masked",
+            "masked and scaled softmax",
+            (
+                *_cases("softmax", (64, 4096, 4096), (32768, 4096), *_SCORES),
+                Case("masked_softmax", (64, 4096, 4096), mode=CAUSAL),
+                *(Case("masked_softmax", (32768, 4096), mode=mode) for mode in (SCALED, MASK, ROW_MASK)),
+                *(
+                    Case("masked_softmax", shape, mode=mode)
+                    for shape in _SCORES
+                    for mode in (BATCH_MASK, SHARED_MASK, CAUSAL)
+                ),
+            ),
+            ("cute_softmax", "copy", "torch", "torch.compile"),
         ),
         Suite(
             "fp32-any",

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from . import masked, selective
 from .cases import REDUCTIONS, SLICE, TRANSPOSED, Case
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -130,6 +131,59 @@ def _check_softmax(case: Case, inputs: tuple[Tensor, ...], y: Tensor) -> float:
     return _judge(_worst(errors()), y, TOLERANCE[case.dtype])
 
 
+def _check_masked_softmax(case: Case, inputs: tuple[Tensor, ...], y: Tensor) -> float:
+    """Where a mask is False the result is 0, to the bit."""
+    _same_form(case, y)
+    x, *masks = inputs
+
+    def errors() -> Iterator[float]:
+        for x_piece, y_piece, *mask_piece in _pieces(case.dim, x, y, *masks):
+            want = torch.softmax(masked.scores(x_piece.double(), *mask_piece), case.dim[0])
+            yield _largest_error(y_piece.double(), want, want, case.dtype)
+
+    return _judge(_worst(errors()), y, TOLERANCE[case.dtype])
+
+
+def _masked_inputs(case: Case, device: torch.device) -> tuple[Tensor, ...]:
+    mask = masked.mask_of(case, device)
+    return (_normal(case, device, seed=1), *([] if mask is None else [mask]))
+
+
+def _check_log_softmax(case: Case, inputs: tuple[Tensor, ...], y: Tensor) -> float:
+    """The error relative to ``1 + |y|``: of a logarithm it is absolute."""
+    _same_form(case, y)
+
+    def errors() -> Iterator[float]:
+        for x_piece, y_piece in _pieces(case.dim, inputs[0], y):
+            maximum, total = _maximum_and_sum(x_piece, case.dim)
+            for x_chunk, y_chunk in _chunks(case.dim, x_piece, y_piece):
+                want = x_chunk.double() - maximum - total.log()
+                yield _largest_error(y_chunk.double(), want, 1 + want.abs(), case.dtype)
+
+    return _judge(_worst(errors()), y, TOLERANCE[case.dtype])
+
+
+def _log_backward_inputs(case: Case, device: torch.device) -> tuple[Tensor, ...]:
+    dy, y = _backward_inputs(case, device)
+    for (piece,) in _pieces(case.dim, y):
+        piece.log_()
+    return dy, y
+
+
+def _check_log_softmax_backward(case: Case, inputs: tuple[Tensor, ...], dx: Tensor) -> float:
+    """The error of dx = dy - exp(y) sum(dy) relative to |dy| + exp(y) sum |dy|."""
+    _same_form(case, dx)
+
+    def errors() -> Iterator[float]:
+        for dy_piece, y_piece, dx_piece in _pieces(case.dim, *inputs, dx):
+            dy, p = dy_piece.double(), y_piece.double().exp_()
+            want = dy - p * dy.sum(case.dim, keepdim=True)
+            scale = dy.abs() + p * dy.abs().sum(case.dim, keepdim=True)
+            yield _largest_error(dx_piece.double(), want, scale, case.dtype)
+
+    return _judge(_worst(errors()), dx, TOLERANCE[case.dtype])
+
+
 def _backward_inputs(case: Case, device: torch.device) -> tuple[Tensor, ...]:
     x = _normal(case, device, seed=1)
     for (piece,) in _pieces(case.dim, x):
@@ -154,6 +208,40 @@ def _check_softmax_backward(case: Case, inputs: tuple[Tensor, ...], dx: Tensor) 
                 dy, y = dy_chunk.double(), y_chunk.double()
                 want, scale = y * (dy - total), y * (dy.abs() + magnitude)
                 yield _largest_error(dx_chunk.double(), want, scale, case.dtype)
+
+    return _judge(_worst(errors()), dx, TOLERANCE[case.dtype])
+
+
+def _selective_inputs(case: Case, device: torch.device) -> tuple[Tensor, ...]:
+    logits = _normal(case, device, seed=1)
+    upstream = _normal(Case(case.op, (*case.shape[:-1], 1), case.dtype), device, seed=2)
+    return logits, selective.tokens_of(case, device), upstream.squeeze(-1)
+
+
+def _check_selective(case: Case, inputs: tuple[Tensor, ...], found: Tensor) -> float:
+    """The error relative to ``1 + |result|``, as of log_softmax."""
+    _same_form(case, found)
+
+    def errors() -> Iterator[float]:
+        whole = (found.unsqueeze(-1), *(t.unsqueeze(-1) for t in inputs[1:]))
+        for logits, got, tokens, _ in _pieces(case.dim, inputs[0], *whole):
+            want = selective.expected(logits, tokens.squeeze(-1))
+            yield _largest_error(got.squeeze(-1).double(), want, 1 + want.abs(), case.dtype)
+
+    return _judge(_worst(errors()), found, TOLERANCE[case.dtype])
+
+
+def _check_selective_gradient(case: Case, inputs: tuple[Tensor, ...], dx: Tensor) -> float:
+    """The error relative to that of the largest term: what comes in at the token, its share everywhere. The
+    log-probability that torch keeps in 16 bits is off by half a unit of up to 16, and the share by as much.
+    """
+    _same_form(case, dx)
+
+    def errors() -> Iterator[float]:
+        whole = (t.unsqueeze(-1) for t in inputs[1:])
+        for logits, got, tokens, upstream in _pieces(case.dim, inputs[0], dx, *whole):
+            want = selective.expected_gradient(logits, tokens.squeeze(-1), upstream.squeeze(-1))
+            yield _largest_error(got.double(), want, 16 * want.abs(), case.dtype)
 
     return _judge(_worst(errors()), dx, TOLERANCE[case.dtype])
 
@@ -210,5 +298,10 @@ def _one_input(case: Case, device: torch.device) -> tuple[Tensor, ...]:
 OPERATIONS: dict[str, Operation] = {
     "softmax": Operation(_one_input, _check_softmax),
     "softmax_backward": Operation(_backward_inputs, _check_softmax_backward),
+    "log_softmax": Operation(_one_input, _check_log_softmax),
+    "log_softmax_backward": Operation(_log_backward_inputs, _check_log_softmax_backward),
+    "selective_log_softmax": Operation(_selective_inputs, _check_selective),
+    "selective_gradient": Operation(_selective_inputs, _check_selective_gradient),
+    "masked_softmax": Operation(_masked_inputs, _check_masked_softmax),
     **dict.fromkeys(REDUCTIONS, Operation(_one_input, _check_reduction)),
 }

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from . import cudnn
+from . import cudnn, masked, selective
 from .cases import TRANSPOSED, Case
 from .operations import DTYPES
 from .timing import event_us
@@ -61,6 +61,37 @@ class CuteSoftmax:
         function, dim = getattr(cute_softmax, name), _one_or_several(case)
         return lambda x: function(x, dim)
 
+    def _launched(self, name: str, case: Case) -> Call:
+        from cute_softmax import launch
+
+        dims = tuple(sorted(d % len(case.shape) for d in case.dim))
+
+        def call(*inputs: Tensor) -> Tensor:
+            result = torch.empty_like(inputs[-1])
+            launch.run(name, (*inputs, result), dims)
+            return result
+
+        return call
+
+    def log_softmax(self, case: Case) -> Call:
+        return self._launched("log_softmax", case)
+
+    def log_softmax_backward(self, case: Case) -> Call:
+        return self._launched("log_softmax_backward", case)
+
+    def masked_softmax(self, case: Case) -> Call:
+        return masked.ours(case)
+
+    def selective_log_softmax(self, case: Case) -> Call:
+        import cute_softmax
+
+        return selective.forward(cute_softmax.selective_log_softmax)
+
+    def selective_gradient(self, case: Case) -> Call:
+        import cute_softmax
+
+        return selective.gradient(cute_softmax.selective_log_softmax)
+
     def logsumexp(self, case: Case) -> Call:
         return self._reduction("logsumexp", case)
 
@@ -82,6 +113,21 @@ class Copy:
     def softmax_backward(self, case: Case) -> Call:
         return lambda dy, y: torch.add(y, dy, out=torch.empty_like(y))
 
+    def masked_softmax(self, case: Case) -> Call:
+        return masked.copied(case)
+
+    def selective_log_softmax(self, case: Case) -> Call:
+        return lambda logits, tokens, upstream: torch.sum(logits, -1)
+
+    def selective_gradient(self, case: Case) -> Call:
+        def call(logits: Tensor, tokens: Tensor, upstream: Tensor) -> Tensor:
+            torch.sum(logits, -1)
+            return torch.empty_like(logits).copy_(logits)
+
+        return call
+
+    log_softmax, log_softmax_backward = softmax, softmax_backward
+
     def sum(self, case: Case) -> Call:
         return lambda x: torch.sum(x, case.dim)
 
@@ -98,6 +144,24 @@ class Torch:
     def softmax_backward(self, case: Case) -> Call:
         dim, dtype = _one_dim(case), DTYPES[case.dtype]
         return lambda dy, y: torch.ops.aten._softmax_backward_data(dy, y, dim, dtype)
+
+    def log_softmax(self, case: Case) -> Call:
+        dim = _one_dim(case)
+        return lambda x: torch.log_softmax(x, dim)
+
+    def log_softmax_backward(self, case: Case) -> Call:
+        dim, dtype = _one_dim(case), DTYPES[case.dtype]
+        return lambda dy, y: torch.ops.aten._log_softmax_backward_data(dy, y, dim, dtype)
+
+    def masked_softmax(self, case: Case) -> Call:
+        dim = _one_dim(case)
+        return lambda *inputs: torch.softmax(masked.scores(*inputs), dim)
+
+    def selective_log_softmax(self, case: Case) -> Call:
+        return selective.forward(selective.torchs)
+
+    def selective_gradient(self, case: Case) -> Call:
+        return selective.gradient(selective.torchs)
 
     def logsumexp(self, case: Case) -> Call:
         return lambda x: torch.logsumexp(x, case.dim)
@@ -126,6 +190,21 @@ class TorchCompile:
 
     def softmax_backward(self, case: Case) -> Call:
         return self._compile(Torch().softmax_backward(case))
+
+    def log_softmax(self, case: Case) -> Call:
+        return self._compile(Torch().log_softmax(case))
+
+    def log_softmax_backward(self, case: Case) -> Call:
+        return self._compile(Torch().log_softmax_backward(case))
+
+    def masked_softmax(self, case: Case) -> Call:
+        return self._compile(Torch().masked_softmax(case))
+
+    def selective_log_softmax(self, case: Case) -> Call:
+        return selective.forward(self._compile(selective.torchs))
+
+    def selective_gradient(self, case: Case) -> Call:
+        return selective.gradient(self._compile(selective.torchs))
 
     def logsumexp(self, case: Case) -> Call:
         return self._compile(Torch().logsumexp(case))

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from .cases import FORWARD_BACKWARD, GRAD, NO_GRAD, SUITES, WARM_STORE, Case
+from .cases import (
+    CAUSAL,
+    FORWARD_BACKWARD,
+    GRAD,
+    MASK,
+    NO_GRAD,
+    ROW_MASK,
+    SCALED,
+    SUITES,
+    WARM_STORE,
+    Case,
+)
 from .report import best_peer, format_time, geometric_mean
 from .results import Key, Results, Row, cells
 
@@ -72,8 +83,16 @@ def _behind(at: Cells, case: Case) -> float | None:
 
 
 def _over_softmax(at: Cells, case: Case) -> float | None:
-    us, softmax_us = _us(at, case), _us(at, replace(case, op="softmax"))
+    us, softmax_us = _us(at, case), _us(at, replace(case, op="softmax", mode=""))
     return None if us is None or softmax_us is None else us / softmax_us
+
+
+def _over_torch(key: str) -> Callable[[Cells, Case], float | None]:
+    def value(at: Cells, case: Case) -> float | None:
+        ours, torchs = (at(case).get(name, {}).get(key) for name in (OURS, "torch"))
+        return None if ours is None or not torchs else ours / torchs
+
+    return value
 
 
 METRICS = {
@@ -84,6 +103,8 @@ METRICS = {
     "behind_peer": Metric("time over the best peer's", _behind, False, "{:+.1%}".format),
     "over_softmax": Metric("time over softmax's own", _over_softmax, False, "{:.2f}".format),
     "vs_torch": Metric("host time over torch's", _ours("vs_torch"), False, "{:.2f}".format),
+    "over_torch": Metric("time over torch's", _over_torch("us"), False, "{:.2f}".format),
+    "memory_over_torch": Metric("memory over torch's", _over_torch("peak_bytes"), False, "{:.2f}".format),
     "us": Metric("time", _us, False, format_time),
 }
 
@@ -92,6 +113,11 @@ _LONG = ((4096, 65536), (2048, 131072), (8192, 262144))
 _FEW_ROWS_US = {
     (1, 128256): 2.8, (8, 151936): 3.5, (64, 128256): 7.0, (8, 1048576): 9.0, (64, 1048576): 70.0,
 }  # fmt: skip
+
+
+def _over_softmax_at(must: float, mode: str, shape: tuple[int, ...]) -> Requirement:
+    return Requirement("masked", "over_softmax", must, op="masked_softmax", mode=mode, shapes=(shape,))
+
 
 REQUIREMENTS = (
     Requirement("rows-forward", "mean_vs_copy", must=0.97, aim=1.0),
@@ -119,6 +145,31 @@ REQUIREMENTS = (
     Requirement("reductions", "vs_copy", must=0.90, aim=0.97, op="logsumexp", shapes=((32768, 50304),)),
     Requirement(
         "reductions", "over_softmax", must=1.0, op="logsumexp", shapes=((1, 151936),), method="graph-warm"
+    ),
+    *(
+        Requirement("family", "vs_copy", must=must, op=op)
+        for op, must in (
+            ("softmax", 0.95),
+            ("log_softmax", 0.95),
+            ("logsumexp", 0.90),
+            ("log_softmax_backward", 0.95),
+        )
+    ),
+    # Of torch's matrices (log-probabilities, their gradient, that of the logits) only the last is there.
+    *(
+        Requirement("selective", metric, must=must, op=op, shapes=((8192, 151936),))
+        for op, time, memory in (
+            ("selective_log_softmax", 0.5, 0.01),
+            ("selective_gradient", 0.5, 0.34),
+        )
+        for metric, must in (("over_torch", time), ("memory_over_torch", memory))
+    ),
+    # Half of the scores is not read.
+    *(_over_softmax_at(0.82, CAUSAL, shape) for shape in ((64, 4096, 4096),)),
+    # Within 3% of the bytes: a mask of the scores' shape is a byte beside four.
+    *(
+        _over_softmax_at(must, mode, (32768, 4096))
+        for mode, must in ((SCALED, 1.03), (MASK, 1.29), (ROW_MASK, 1.03))
     ),
     Requirement("fp32-any", "vs_copy", must=0.85, aim=0.97),
     Requirement("views", "vs_copy", must=0.85, aim=0.95),

@@ -16,7 +16,18 @@ import torch
 from torch import Tensor
 
 from . import providers, timing
-from .cases import COLD_STORE, FORWARD_BACKWARD, GRAD, NEW_COLUMNS, NO_GRAD, WARM_STORE, Case, Suite, labels
+from .cases import (
+    COLD_STORE,
+    FORWARD_BACKWARD,
+    GRAD,
+    NEW_COLUMNS,
+    NO_GRAD,
+    SELECTIVE,
+    WARM_STORE,
+    Case,
+    Suite,
+    labels,
+)
 from .console import Progress
 from .operations import DTYPES, OPERATIONS, WrongResult
 from .results import ROOT, Row, add_ratios, describe, make_row
@@ -87,6 +98,15 @@ def _alive(error: BaseException) -> str:
     return text
 
 
+def _peak(call: providers.Call, inputs: tuple[Tensor, ...]) -> dict[str, int]:
+    """The most bytes that a second call holds beyond what there was before."""
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    call(*inputs)
+    torch.cuda.synchronize()
+    return {"peak_bytes": torch.cuda.max_memory_allocated() - before}
+
+
 @dataclass(frozen=True)
 class _Ready:
     """A provider's call whose first result was right, what else its row says, and whether it takes long."""
@@ -141,7 +161,8 @@ class _DeviceRun:
         _poison(case, self.device)
         output = call(*inputs)
         torch.cuda.synchronize()
-        extra: dict[str, Any] = {"setup_s": round(time.perf_counter() - start, 3)}
+        peak = _peak(call, inputs) if case.op in SELECTIVE else {}
+        extra: dict[str, Any] = {"setup_s": round(time.perf_counter() - start, 3), **peak}
         if name != "copy":
             extra["max_error"] = _round(OPERATIONS[case.op].check(case, inputs, output))
         if note := getattr(call, "note", ""):

@@ -8,17 +8,29 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING or find_spec("torch"):  # plans, layouts and diagrams work without
+    from . import nn
+    from .accelerate import accelerate, accelerated, restore
+    from .family import entropy, log_softmax, log_softmax_backward, selective_log_softmax, softmax_
     from .functional import explain, plan_softmax, prepare, softmax, softmax_backward
     from .reductions import amax, logsumexp, plan_reduction, sum
 
 __all__ = [
+    "accelerate",
+    "accelerated",
     "amax",
+    "entropy",
     "explain",
+    "log_softmax",
+    "log_softmax_backward",
     "logsumexp",
+    "nn",
     "plan_reduction",
     "plan_softmax",
     "prepare",
+    "restore",
+    "selective_log_softmax",
     "softmax",
+    "softmax_",
     "softmax_backward",
     "sum",
 ]

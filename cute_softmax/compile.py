@@ -32,7 +32,7 @@ def _row(c: RowClass) -> tuple[Any, list]:
 
     from .kernels.row import RowKernel
 
-    operands = c.kept_modes - 1 + len(c.dtypes) * (1 + c.kept_modes)
+    operands = c.kept_modes - 1 + len(c.prologue.numbers) + len(c.dtypes) * (1 + c.kept_modes)
     return RowKernel(c, build_math(c)), [Int64(0), Int32(0), Int32(0), Int32(0), *[Int64(0)] * operands]
 
 
@@ -56,13 +56,26 @@ MOVEMENTS = {"row": _row, "column": _panel, "split": _panel}
 
 
 def build_math(c: RowClass | PanelClass) -> Any:
-    """The row math of a class."""
-    from .kernels import maths
+    """The row math of a class, with its prologue."""
+    from .kernels import maths, prologue
 
-    if c.math == "softmax":
-        return maths.Softmax(c.dtypes[0], online=c.online, precise=c.precise, keep=c.keep, part=c.part)
-    if c.math == "softmax_backward":
-        return maths.SoftmaxBackward(keep=c.keep)
-    if c.math == "logsumexp":
-        return maths.LogSumExp(c.dtypes[0], online=c.online)
-    return {"amax": maths.Maximum, "sum": maths.Sum}[c.math]()
+    p = c.prologue
+    # Scores that were scaled or added to may have any float32's distance from each other.
+    source = "fp32" if p.scale or p.bias else c.dtypes[0]
+    built = {
+        "softmax": lambda: maths.Softmax(
+            source, online=c.online, precise=c.precise, keep=c.keep, part=c.part
+        ),
+        "softmax_backward": lambda: maths.SoftmaxBackward(keep=c.keep),
+        "log_softmax": lambda: maths.LogSoftmax(source, online=c.online, precise=c.precise, keep=c.keep),
+        "log_softmax_backward": lambda: maths.LogSoftmaxBackward(
+            precise=c.precise, masked=p.mask or p.causal, keep=c.keep
+        ),
+        "logsumexp": lambda: maths.LogSumExp(source, online=c.online),
+        "entropy": lambda: maths.Entropy(source, online=c.online),
+        "amax": maths.Maximum,
+        "sum": maths.Sum,
+    }[c.math]()
+    if not p:
+        return built
+    return (prologue.ProloguedGradient if c.math.endswith("_backward") else prologue.Prologued)(built, p)

@@ -4,18 +4,31 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch.autograd import forward_ad
 
-from . import launch, ops
-from .hardware import H200, Device
-from .plan import PanelPlan, Plan, plan
-from .problem import Operand, canonical, canonical_dims
+from . import launch, ops, routes, rules
+from .arguments import (
+    check_memory,
+    check_out,
+    check_tensor,
+    checked_backward,
+    float_dtype,
+    given_dims,
+    out_dtype,
+)
+from .ops import transformed
+from .plan import PanelPlan, Plan
+from .plans import explain, plan_softmax
+from .scores import ScoreArguments, Spec, check_names, scores_of, with_scores
 
-FLOATS = (*launch.DTYPE_NAMES, torch.float64)
-_TORCH_DTYPES = {name: dtype for dtype, name in launch.DTYPE_NAMES.items()}
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["Prepared", "explain", "plan_softmax", "prepare", "softmax", "softmax_backward"]
+
 # By shape: forms of eager calls, each made at its first call. Few per shape: they differ in strides, dtypes,
 # arguments, and in what of torch's state the dispatcher looks at (autograd, autocast).
 _forms: dict[torch.Size, deque[ops.Form]] = {}
@@ -24,6 +37,7 @@ MOST_FORMS_OF_A_SHAPE = 8
 _latest: list[ops.Form | None] = [None]
 
 
+@with_scores
 def softmax(
     input: torch.Tensor,
     dim: int | Sequence[int] = -1,
@@ -31,8 +45,9 @@ def softmax(
     *,
     out: torch.Tensor | None = None,
     online: bool = True,
+    **scores: Unpack[ScoreArguments],
 ) -> torch.Tensor:
-    """``exp(x - max(x)) / sum(exp(x - max(x)))`` over `dim`, as `torch.softmax`.
+    """``exp(x - max(x)) / sum(exp(x - max(x)))`` over `dim`, as `torch.softmax`; of masked, scaled scores if asked.
 
     input: a tensor of any shape, bfloat16, float16 or float32, on a CUDA device. Arithmetic is float32 inside.
     dim: the dimension or dimensions to reduce.
@@ -40,17 +55,27 @@ def softmax(
     out: a tensor of the input's shape to write to; may be the input itself.
     online: one exchange of (max, sum) pairs between the threads of a row; False takes the maximum first, then the
         sum.
+    scale: what scores are multiplied by (1 / temperature): a number, or a tensor that broadcasts to the input and has
+        size 1 in the reduced dimensions, so one number per row.
+    bias: a tensor of floats that broadcasts to the input, added after the scale.
+    mask: a boolean tensor that broadcasts to the input, True where an element counts. Others have probability 0.
+    causal: True: element j of row i (the dimension before the last) counts if ``j <= i``; an int: if
+        ``j <= i + causal``. For `dim=-1` only.
+    alpha: a factor on the result.
+    empty_rows: what a row is in which nothing counts, or whose scores are all -inf: "nan" as in torch, or "zero".
 
     A NaN or +inf makes its row NaN, and so does a row of nothing but -inf, as in torch. The same call gives the same
-    bits every time. Forward saves only its result for the backward. CPU and float64 tensors go to ATen, and so do
-    calls inside functorch transforms (vmap, grad, jvp) and forward-mode AD.
+    bits every time. Forward saves only its result for the backward, and mask and scale where they are given. Gradients
+    go to the input, the bias (summed to its shape) and a tensor scale; masked elements have zero. CPU and float64
+    tensors go to ATen.
 
-    Raises TypeError for what is not a real, dense tensor; IndexError for a dimension out of range; ValueError for a
-    repeated dimension or an `out` that does not fit; `plan.NotPlanned` (a NotImplementedError and a ValueError) for
+    Raises TypeError for what is not a real, dense tensor, and for a mask that is not boolean; IndexError for a
+    dimension out of range; ValueError for a repeated dimension, for an `out` that does not fit, and for scale, bias,
+    mask, causal or empty_rows that do not; `plan.NotPlanned` (a NotImplementedError and a ValueError) for
     more than five dimensions that do not merge, and for 2^31 elements in a group.
     """
-    if torch.compiler.is_compiling():
-        return _softmax(input, dim, dtype, out, online)
+    if scores or torch.compiler.is_compiling():
+        return _scored(input, dim, dtype, out, online, scores)
     if out is None and type(input) is torch.Tensor:
         # The common eager call decides nothing: it finds its form, allocates and launches. A model tends to repeat
         # the last one.
@@ -75,6 +100,24 @@ def _find(input: torch.Tensor, dim: object, dtype: torch.dtype | None, online: b
     return None
 
 
+def _scored(
+    input: torch.Tensor,
+    dim: int | Sequence[int],
+    dtype: torch.dtype | None,
+    out: torch.Tensor | None,
+    online: bool,
+    scores: ScoreArguments,
+) -> torch.Tensor:
+    """`softmax` of scores that may be other than the input."""
+    check_names("softmax", scores)
+    check_tensor("input", input)
+    dims = given_dims(dim, input)
+    found = scores_of(input, dims, **scores)
+    if found.plain:
+        return _softmax(input, dim, dtype, out, online)
+    return routes.softmax(input, found, dims, dtype, out=out, online=online)
+
+
 def _softmax(
     input: torch.Tensor,
     dim: int | Sequence[int],
@@ -86,28 +129,18 @@ def _softmax(
     check_tensor("input", input)
     dims = given_dims(dim, input)
     asked = dtype
-    if dtype is None and autocasts(input):
-        dtype = torch.float32
-    if not (input.dtype.is_floating_point or dtype):
-        raise TypeError(
-            f"input has dtype {input.dtype}: softmax needs a floating-point tensor, or dtype= to convert to"
-        )
-    result_dtype = dtype or input.dtype
-    checked = ({"input": input.dtype} if input.dtype.is_floating_point else {}) | {"dtype": result_dtype}
-    for name, d in checked.items():
-        if d not in FLOATS:
-            raise TypeError(f"{name} is {d}: softmax takes {', '.join(map(str, FLOATS))}")
+    result_dtype = float_dtype(input, dtype)
     source = input
     if not input.dtype.is_floating_point:
         input = input.to(dtype)
     if out is not None:
-        return _softmax_out(input, dims, result_dtype if dtype else None, out, online)
+        return _softmax_out(input, dims, out_dtype(out, source, dtype, result_dtype), out, online)
     if not ops.on_kernel(input, result_dtype):
         return ops.aten_softmax(input, dims, result_dtype)
     if torch.compiler.is_compiling():
         return ops.softmax(input, list(dims), result_dtype, online)
     if transformed():
-        return ops.aten_softmax(input, dims, result_dtype)
+        return rules.Forward.apply(input, None, None, None, Spec(dims, result_dtype, online=online))
     if type(input) is not torch.Tensor or torch._C._len_torch_dispatch_stack() > 0:
         return ops.softmax(input, list(dims), result_dtype, online)
     form = ops.Form(input, dims, result_dtype, online)
@@ -121,38 +154,15 @@ def _softmax(
     return form.run(input)
 
 
-def transformed() -> bool:
-    """Whether a functorch transform (vmap, grad, jvp) or forward-mode AD is under way.
-
-    A torch.library operator has no derivative there; a kernel launched behind their back would even give a wrong
-    one (zero) without a word.
-    """
-    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
-
-
 def _softmax_out(
-    input: torch.Tensor, dims: tuple[int, ...], dtype: torch.dtype | None, out: torch.Tensor, online: bool
+    input: torch.Tensor, dims: tuple[int, ...], dtype: torch.dtype, out: torch.Tensor, online: bool
 ) -> torch.Tensor:
-    check_tensor("out", out)
-    if torch.is_grad_enabled() and (input.requires_grad or out.requires_grad):
-        raise ValueError("out= does not support autograd: neither input nor out may require a gradient")
-    if out.shape != input.shape:
-        raise ValueError(f"out has shape {tuple(out.shape)}, the result has {tuple(input.shape)}")
-    if out.device != input.device:
-        raise ValueError(f"out is on {out.device}, input on {input.device}")
-    if out.dtype != (dtype or out.dtype) or out.dtype not in FLOATS:
-        raise ValueError(f"out has dtype {out.dtype}, the result has {dtype or input.dtype}")
+    check_out(out, input.shape, dtype, input.device, (input,))
     if torch.compiler.is_compiling():
         return out.copy_(ops.softmax(input, list(dims), out.dtype, online))
     if not ops.on_kernel(input, out.dtype):
         return out.copy_(ops.aten_softmax(input, dims, out.dtype))
-    same = out.data_ptr() == input.data_ptr() and out.stride() == input.stride() and out.dtype == input.dtype
-    if not same and _overlap(input, out):
-        raise ValueError(
-            "out overlaps input in memory without being the same tensor: the result would be undefined"
-        )
-    if _overlaps_itself(out):
-        raise ValueError(f"out has strides {out.stride()}: several of its elements share one place in memory")
+    check_memory(out, input)
     if input.numel():
         launch.run("softmax", (input, out), dims, online)
     return out
@@ -171,63 +181,10 @@ def softmax_backward(
 
     Raises as `softmax`, and ValueError where grad and output do not fit each other.
     """
-    check_tensor("grad", grad)
-    check_tensor("output", output)
-    dims = given_dims(dim, output)
-    if grad.shape != output.shape:
-        raise ValueError(f"grad has shape {tuple(grad.shape)}, output has {tuple(output.shape)}")
-    if grad.device != output.device:
-        raise ValueError(f"grad is on {grad.device}, output on {output.device}")
-    input_dtype = input_dtype or output.dtype
-    for name, d in (("grad", grad.dtype), ("output", output.dtype), ("input_dtype", input_dtype)):
-        if d not in FLOATS:
-            raise TypeError(f"{name} is {d}: softmax_backward takes {', '.join(map(str, FLOATS))}")
+    dims, input_dtype = checked_backward("softmax_backward", grad, output, dim, input_dtype)
     if not torch.compiler.is_compiling() and transformed():
-        return ops.aten_backward(grad, output, dims, input_dtype)
+        return rules.Gradient.apply(grad, output, None, Spec(dims, output.dtype), input_dtype)
     return ops.differentiable_backward(grad, output, dims, input_dtype)
-
-
-def plan_softmax(
-    input: torch.Tensor | Sequence[int],
-    dim: int | Sequence[int] = -1,
-    dtype: torch.dtype | str | None = None,
-    *,
-    backward: bool = False,
-    online: bool = True,
-    device: Device = H200,
-) -> Plan:
-    """The Plan of `softmax` for a CUDA tensor, or for a contiguous tensor of a shape on a described device.
-
-    dtype: of the result; for a shape also of the input (default bfloat16).
-    backward: the plan of the backward pass instead.
-    device: for a shape, the GPU to plan for.
-    Raises as `softmax`.
-    """
-    shape, first, dtype, device = operand_of(input, dtype, device)
-    dims = canonical_dims(dim, len(shape))
-    result = Operand(dtype, launch.result_strides(shape, first.strides))
-    operands = [result, result, replace(first, address=0)] if backward else [first, result]
-    return plan(
-        "softmax_backward" if backward else "softmax", canonical(shape, dims, operands), device, online=online
-    )
-
-
-def operand_of(
-    input: torch.Tensor | Sequence[int], dtype: torch.dtype | str | None, device: Device
-) -> tuple[tuple[int, ...], Operand, str, Device]:
-    """(shape, operand of the input, dtype of the result, device) of a call on a tensor, or on a contiguous tensor of
-    a shape. Raises TypeError for dtypes without kernels."""
-    name = launch.DTYPE_NAMES.get(dtype, dtype)
-    if isinstance(input, torch.Tensor):
-        shape, strides, source = tuple(input.shape), input.stride(), launch.DTYPE_NAMES.get(input.dtype)
-        address = input.data_ptr() % 16 if input.is_cuda else 0
-        device = launch.device_facts(input.get_device()) if input.is_cuda else device
-    else:
-        shape, source, address = tuple(input), name or "bf16", 0
-        strides = torch.empty(shape, device="meta").stride()
-    if source not in launch.DTYPE_NAMES.values() or (name or source) not in launch.DTYPE_NAMES.values():
-        raise TypeError(f"no kernels for {source} -> {name or source}: these go to ATen")
-    return shape, Operand(source, strides, address), name or source, device
 
 
 class Prepared:
@@ -272,72 +229,3 @@ def prepare(
     form = ops.Form(input, dims, result_dtype, online)
     result = torch.empty_like(input, dtype=result_dtype)
     return Prepared(launch.call_of("softmax", (input, result), dims, online, aligned=True).plan, form.run)
-
-
-def explain(
-    input: torch.Tensor | Sequence[int],
-    dim: int | Sequence[int] = -1,
-    dtype: torch.dtype | str | None = None,
-    **options,
-) -> str:
-    """How `softmax` would run on this tensor or shape, in words. Arguments as `plan_softmax`.
-
-    >>> print(explain((4096, 8192), dtype="bf16"))
-    """
-    if isinstance(input, torch.Tensor) and not ops.on_kernel(
-        input, _TORCH_DTYPES.get(dtype, dtype) or input.dtype
-    ):
-        return (
-            f"softmax of a {input.dtype} tensor on {input.device} goes to torch.softmax (ATen): "
-            "the kernels here take bfloat16, float16 and float32 on CUDA"
-        )
-    return plan_softmax(input, dim, dtype, **options).explain()
-
-
-def check_tensor(name: str, tensor: object, function: str = "softmax") -> None:
-    """Raise TypeError for what `function` does not take as its argument `name`."""
-    if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor, not {type(tensor).__name__}")
-    if tensor.layout is not torch.strided:
-        raise TypeError(
-            f"{name} has layout {tensor.layout}: {function} needs a dense (strided) tensor; see Tensor.to_dense"
-        )
-    if tensor.is_complex():
-        raise TypeError(f"{name} has dtype {tensor.dtype}: {function} is not defined for complex numbers")
-
-
-def autocasts(input: torch.Tensor) -> bool:
-    """Whether autocast is on and asks for float32, as it does for softmax and what sums."""
-    return input.dtype in launch.DTYPE_NAMES and input.is_cuda and torch.is_autocast_enabled("cuda")
-
-
-def given_dims(dim: int | Sequence[int], tensor: torch.Tensor) -> tuple[int, ...]:
-    """`canonical_dims` of what a caller gave; TypeError for what is no dimension."""
-    dims = dim if isinstance(dim, Sequence) and not isinstance(dim, str) else (dim,)
-    if not all(isinstance(d, int) and not isinstance(d, bool) for d in dims):
-        raise TypeError(f"dim must be an int or a sequence of ints, not {dim!r}")
-    return canonical_dims(tuple(dims), tensor.dim())
-
-
-def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether the spans of memory of two tensors overlap."""
-    (a_first, a_end), (b_first, b_end) = (
-        (
-            t.data_ptr(),
-            t.data_ptr()
-            + (1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))) * t.element_size(),
-        )
-        for t in (a, b)
-    )
-    return a.numel() > 0 and b.numel() > 0 and a_first < b_end and b_first < a_end
-
-
-def _overlaps_itself(tensor: torch.Tensor) -> bool:
-    """Whether two elements may share a place: some stride does not step over all that the smaller ones reach."""
-    reach = 0
-    modes = ((stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1)
-    for stride, size in sorted(modes):
-        if stride <= reach:
-            return True
-        reach += stride * (size - 1)
-    return False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import struct
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,10 +13,11 @@ import torch
 
 from . import hardware
 from .cache import Store
-from .plan import Plan, RowClass, plan
+from .plan import NO_PROLOGUE, Plan, Prologue, RowClass, facts_of, plan
 from .problem import ALIGNMENT, Operand, canonical
 
 DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+_OPERANDS = DTYPE_NAMES | {torch.bool: "bool"}
 
 _store = Store()
 _functions: dict[RowClass, object] = {}
@@ -24,23 +27,28 @@ _loading = threading.Lock()
 class Call:
     """A Plan bound to its compiled function.
 
-    Calling it needs only what changes between calls of one form: the stream (an int) and the operands' addresses.
+    Calling it needs only what changes between calls of one form: the stream (an int), the operands' addresses and the
+    prologue's numbers. order: which of the addresses is each operand of the plan's; None for their own order.
     """
 
-    __slots__ = ("arguments", "function", "operand_strides", "plan")
+    __slots__ = ("arguments", "function", "operand_strides", "order", "plan")
 
-    def __init__(self, plan: Plan, function: object):
+    def __init__(self, plan: Plan, function: object, order: tuple[int, ...] | None = None):
         self.plan = plan
         self.function = function
         self.arguments = plan.arguments
         self.operand_strides = plan.operand_strides
+        self.order = order
 
-    def __call__(self, stream: int, *addresses: int) -> None:
+    def __call__(self, stream: int, *addresses: int, numbers: Sequence[float] = ()) -> None:
         """Launch on `stream`, the current one of the current device.
 
+        numbers: of the prologue (see `Prologue.numbers`): floats, and an int for the causal offset.
         Raises RuntimeError with the Plan's class if CUDA refuses the launch.
         """
-        operands = []
+        operands = argument_ints(self.plan, numbers) if numbers else []
+        if self.order is not None:
+            addresses = [addresses[i] for i in self.order]
         for address, strides in zip(addresses, self.operand_strides, strict=True):
             operands += address, *strides
         if self.plan.scratch:
@@ -51,6 +59,20 @@ class Call:
             self.function(stream, *self.arguments, *operands)
         except Exception as error:
             raise launch_error(self.plan, error) from error
+
+
+def argument_ints(plan: Plan, numbers: Sequence[float]) -> list[int]:
+    """A prologue's numbers as the compiled function takes them: floats by their bits."""
+    names = plan.kernel.prologue.numbers
+    return [int(n) if name == "offset" else float_bits(n) for name, n in zip(names, numbers, strict=True)]
+
+
+def float_bits(number: float) -> int:
+    """The bits of a number rounded to float32, as an int; infinity for what is larger than any."""
+    try:
+        return int.from_bytes(struct.pack("<f", number), "little")
+    except OverflowError:
+        return float_bits(math.copysign(math.inf, number))
 
 
 def launch_error(failed: Plan, error: Exception) -> RuntimeError:
@@ -87,45 +109,80 @@ def device_facts(index: int) -> hardware.Device:
 
 def operand(tensor: torch.Tensor) -> Operand:
     """What a plan must know of a tensor."""
-    return Operand(DTYPE_NAMES[tensor.dtype], tensor.stride(), tensor.data_ptr() % ALIGNMENT)
+    return Operand(_OPERANDS[tensor.dtype], tensor.stride(), tensor.data_ptr() % ALIGNMENT)
 
 
 def call_of(
-    math: str,
+    name: str,
     tensors: Sequence[torch.Tensor],
     dims: tuple[int, ...],
     online: bool = True,
     aligned: bool = False,
+    prologue: Prologue = NO_PROLOGUE,
+    query: int | None = None,
 ) -> Call:
-    """The Call for a math on tensors of this form (its inputs, then its outputs), planned and loaded once.
+    """The Call for a row math on tensors of this form, planned and loaded once.
 
+    tensors: its inputs, the prologue's bias, mask, scale and alpha (those that are tensors), its outputs and its group
+    outputs, all expanded to the shape of the first; the Call takes their addresses in this order.
     aligned: for tensors like these whose addresses are multiples of 16 bytes, whatever theirs are.
+    prologue: what happens to the scores before and to the results after.
+    query: for a causal prologue the dimension whose index is a row's position.
+    Raises NotPlanned where a prologue is not served.
     """
     operands = tuple(operand(t) for t in tensors)
     if aligned:
         operands = tuple(replace(o, address=0) for o in operands)
-    return _call(math, tensors[0].get_device(), tensors[0].shape, dims, operands, online)
+    return _call(name, tensors[0].get_device(), tensors[0].shape, dims, operands, online, prologue, query)
 
 
 @lru_cache(maxsize=4096)
 def _call(
-    math: str,
+    name: str,
     device: int,
     shape: torch.Size,
     dims: tuple[int, ...],
     operands: tuple[Operand, ...],
     online: bool,
+    prologue: Prologue,
+    query: int | None,
 ) -> Call:
-    made = plan(math, canonical(shape, dims, operands), device_facts(device), online=online)
-    return Call(made, function_of(made.kernel))
+    prologue = prologue.of(name)
+    order = kernel_order(name, prologue)
+    operands = [operands[i] for i in order]
+    problem = canonical(shape, dims, operands, query if prologue.causal else None)
+    made = plan(name, problem, device_facts(device), online=online, prologue=prologue)
+    return Call(made, function_of(made.kernel), order if list(order) != sorted(order) else None)
 
 
-def run(math: str, tensors: Sequence[torch.Tensor], dims: tuple[int, ...], online: bool = True) -> None:
-    """Launch a math on non-empty CUDA tensors, on their device and its current stream."""
-    call = call_of(math, tensors, dims, online)
+def kernel_order(name: str, prologue: Prologue) -> tuple[int, ...]:
+    """Where each operand of a plan stands among the tensors of a call: those give group inputs before outputs."""
+    facts = facts_of(name, True, prologue)
+    given = [*facts.inputs, *facts.group_inputs, *facts.outputs, *facts.group_outputs]
+    return tuple(given.index(operand) for operand in facts.operands)
+
+
+def run(
+    name: str,
+    tensors: Sequence[torch.Tensor],
+    dims: tuple[int, ...],
+    online: bool = True,
+    prologue: Prologue = NO_PROLOGUE,
+    numbers: Sequence[float] = (),
+    query: int | None = None,
+) -> None:
+    """Launch a row math on non-empty CUDA tensors, on their device and its current stream.
+
+    numbers: the values of the prologue's numbers; other values compile nothing. Else as `call_of`.
+    """
+    call = call_of(name, tensors, dims, online, prologue=prologue, query=query)
     index = tensors[0].get_device()
+    addresses = [t.data_ptr() for t in tensors]
+    if torch._C._cuda_getDevice() == index:
+        call(torch._C._cuda_getCurrentRawStream(index), *addresses, numbers=numbers)
+        return
     with torch.cuda.device(index):
-        call(torch._C._cuda_getCurrentRawStream(index), *(t.data_ptr() for t in tensors))
+        call(torch._C._cuda_getCurrentRawStream(index), *addresses, numbers=numbers)
 
 
 def result_strides(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:

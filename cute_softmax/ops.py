@@ -8,9 +8,11 @@ dispatch modes) sees the ones that are defined here.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import wraps
 
 import torch
 from torch._C._dynamo.guards import TensorGuards
+from torch.autograd import forward_ad
 
 from . import launch
 
@@ -27,31 +29,66 @@ def on_kernel(tensor: torch.Tensor, result_dtype: torch.dtype) -> bool:
     return tensor.is_cuda and tensor.dtype in launch.DTYPE_NAMES and result_dtype in launch.DTYPE_NAMES
 
 
+def transformed() -> bool:
+    """Whether a functorch transform (vmap, grad, jvp) or forward-mode AD is under way.
+
+    Their rules are those of the autograd functions in `rules` and `reductions`; a kernel launched behind their back
+    would give a wrong derivative (zero) without a word.
+    """
+    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+
+
+def jvp_rule(jvp: Callable) -> Callable:
+    """``jvp(ctx, saved tensors, *tangents)`` as a rule that outer forward-mode transforms differentiate, too.
+
+    Torch calls rules with forward mode turned off for all levels. Turned on again, this level's own tangents must go.
+    """
+
+    @wraps(jvp)
+    def rule(ctx, *tangents):
+        saved, interpreter = ctx.saved_tensors, torch._C._functorch.peek_interpreter_stack()
+        if interpreter is None:
+            return jvp(ctx, saved, *tangents)
+        level, unwrap = interpreter.level(), torch._C._functorch._unwrap_for_grad
+        with forward_ad._set_fwd_grad_enabled(True):
+            return jvp(ctx, [None if t is None else unwrap(t, level) for t in saved], *tangents)
+
+    return rule
+
+
 class Form:
-    """All calls of softmax on tensors of one device, shape, strides and dtypes: decided once.
+    """All calls of softmax, or of log_softmax, on tensors of one device, shape, strides and dtypes: decided once.
 
     matches(input): whether a tensor is of this form, and torch in the state (autocast, functorch, dispatch modes,
     and whether the tensor requires a gradient) in which the form was made; one call into C++.
-    run(input): softmax of a tensor of this form.
+    run(input): the result for a tensor of this form.
     """
 
-    __slots__ = ("backwards", "dim", "dims", "dtype", "input_dtype", "matches", "online", "requires_grad")
-    __slots__ += ("result_dtype", "run")
+    __slots__ = ("backwards", "dim", "dims", "dtype", "input_dtype", "log", "matches", "math", "online")
+    __slots__ += ("requires_grad", "result_dtype", "run")
 
-    def __init__(self, input: torch.Tensor, dims: tuple[int, ...], result_dtype: torch.dtype, online: bool):
+    def __init__(
+        self,
+        input: torch.Tensor,
+        dims: tuple[int, ...],
+        result_dtype: torch.dtype,
+        online: bool,
+        log: bool = False,
+    ):
         self.matches = TensorGuards(
             input, dynamic_dims_sizes=[[*input.shape]], dynamic_dims_strides=[[*input.stride()]]
         ).check
         self.requires_grad = input.requires_grad
         self.input_dtype, self.result_dtype = input.dtype, result_dtype
-        self.dims, self.online = dims, online
+        self.dims, self.online, self.log = dims, online, log
+        self.math = "log_softmax" if log else "softmax"
         self.dim = self.dtype = None  # as the caller gave them, see `functional`
         self.backwards: dict[tuple, Callable] = {}
-        self.run = _launcher("softmax", (input,), result_dtype, dims, online, self.forward_anywhere)
+        self.run = _launcher(self.math, (input,), result_dtype, dims, online, self.forward_anywhere)
 
     def forward_anywhere(self, input: torch.Tensor) -> torch.Tensor:
-        """Softmax of a tensor that is misaligned, or on another device than the current one."""
-        return forward(input, self.dims, self.result_dtype, self.online)
+        """The result for a tensor that is misaligned, or on another device than the current one."""
+        return forward(input, self.dims, self.result_dtype, self.online, self.log)
 
     def backward(self, grad: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
         """The gradient of the input, by a launcher made once for each form of `grad`."""
@@ -63,13 +100,13 @@ class Form:
 
     def _backward_launcher(self, grad: torch.Tensor, output: torch.Tensor) -> Callable:
         def anywhere(grad: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
-            return backward(grad, output, self.dims, self.input_dtype)
+            return backward(grad, output, self.dims, self.input_dtype, self.log)
 
         if not (on_kernel(output, self.input_dtype) and grad.dtype in launch.DTYPE_NAMES):
             return anywhere
         if _lie_apart(grad, output, self.dims):
             return anywhere
-        return _launcher("softmax_backward", (grad, output), self.input_dtype, self.dims, True, anywhere)
+        return _launcher(f"{self.math}_backward", (grad, output), self.input_dtype, self.dims, True, anywhere)
 
 
 def _lie_apart(grad: torch.Tensor, output: torch.Tensor, dims: tuple[int, ...]) -> bool:
@@ -183,33 +220,45 @@ def aten_softmax(input: torch.Tensor, dims: Sequence[int], dtype: torch.dtype) -
 
 
 def aten_backward(
-    grad: torch.Tensor, output: torch.Tensor, dims: Sequence[int], input_dtype: torch.dtype
+    grad: torch.Tensor,
+    output: torch.Tensor,
+    dims: Sequence[int],
+    input_dtype: torch.dtype,
+    log: bool = False,
 ) -> torch.Tensor:
     """The gradient in ATen operations: differentiable, and for what our kernels do not serve."""
     wide = torch.promote_types(torch.promote_types(grad.dtype, output.dtype), torch.float32)
     grad, output = grad.to(wide), output.to(wide)
+    if log:
+        return (grad - output.exp() * grad.sum(tuple(dims), keepdim=True)).to(input_dtype)
     return (output * (grad - (grad * output).sum(tuple(dims), keepdim=True))).to(input_dtype)
 
 
-def forward(input: torch.Tensor, dims: tuple[int, ...], dtype: torch.dtype, online: bool) -> torch.Tensor:
-    """Softmax by our kernels into a new tensor of the input's memory format; any address and current device."""
+def forward(
+    input: torch.Tensor, dims: tuple[int, ...], dtype: torch.dtype, online: bool, log: bool = False
+) -> torch.Tensor:
+    """Softmax or log_softmax by our kernels into a new tensor of the input's memory format; any address and device."""
     result = torch.empty_like(input, dtype=dtype)
     if input.numel():
-        launch.run("softmax", (input, result), dims, online)
+        launch.run("log_softmax" if log else "softmax", (input, result), dims, online)
     return result
 
 
 def backward(
-    grad: torch.Tensor, output: torch.Tensor, dims: tuple[int, ...], input_dtype: torch.dtype
+    grad: torch.Tensor,
+    output: torch.Tensor,
+    dims: tuple[int, ...],
+    input_dtype: torch.dtype,
+    log: bool = False,
 ) -> torch.Tensor:
-    """The gradient of softmax, not itself differentiable; any tensors."""
+    """The gradient of softmax or log_softmax, not itself differentiable; any tensors."""
     if not (on_kernel(output, input_dtype) and grad.dtype in launch.DTYPE_NAMES):
-        return aten_backward(grad, output, dims, input_dtype)
+        return aten_backward(grad, output, dims, input_dtype, log)
     result = torch.empty_like(output, dtype=input_dtype)
     if output.numel():
         if _lie_apart(grad, output, dims):
             grad = torch.empty_like(output, dtype=grad.dtype).copy_(grad)
-        launch.run("softmax_backward", (grad, output, result), dims)
+        launch.run("log_softmax_backward" if log else "softmax_backward", (grad, output, result), dims)
     return result
 
 
@@ -225,7 +274,7 @@ def differentiable_backward(
 
 
 class Softmax(torch.autograd.Function):
-    """Softmax and its gradient for autograd; keeps nothing but the result."""
+    """Softmax or log_softmax and its gradient for autograd; keeps nothing but the result."""
 
     @staticmethod
     def forward(ctx, input: torch.Tensor, form: Form) -> torch.Tensor:
@@ -238,7 +287,8 @@ class Softmax(torch.autograd.Function):
     def backward(ctx, grad: torch.Tensor) -> tuple:
         (result,) = ctx.saved_tensors
         if torch.is_grad_enabled():  # a gradient of the gradient is wanted
-            return aten_backward(grad, result, ctx.form.dims, ctx.form.input_dtype), None
+            form = ctx.form
+            return aten_backward(grad, result, form.dims, form.input_dtype, form.log), None
         return ctx.form.backward(grad, result), None
 
 

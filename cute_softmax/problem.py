@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-ITEM_SIZE = {"bf16": 2, "fp16": 2, "fp32": 4}  # bytes
+ITEM_SIZE = {"bf16": 2, "fp16": 2, "fp32": 4, "bool": 1}  # bytes
 ALIGNMENT = 16  # bytes: the widest access; what an address is worth knowing modulo
 
 
@@ -42,12 +42,16 @@ class Mode:
 
 @dataclass(frozen=True)
 class Problem:
-    """kept and reduced modes, the slowest first; per operand dtype and offset (elements past a 16-byte boundary)."""
+    """kept and reduced modes, the slowest first; per operand dtype and offset (elements past a 16-byte boundary).
+
+    query: whether the last kept mode is the dimension whose index is a row's position, for causal masks.
+    """
 
     kept: tuple[Mode, ...]
     reduced: tuple[Mode, ...]
     dtypes: tuple[str, ...]
     offsets: tuple[int, ...]
+    query: bool = False
 
     @property
     def groups(self) -> int:
@@ -61,9 +65,9 @@ class Problem:
 
     @property
     def bytes(self) -> int:
-        """Bytes of all operands together, each element counted once; one of stride 0 has one element per group."""
-        return self.groups * sum(
-            ITEM_SIZE[d] * math.prod(m.size for m in self.reduced if m.strides[i])
+        """Bytes of all operands together, each element counted once, however often it is broadcast (stride 0)."""
+        return sum(
+            ITEM_SIZE[d] * math.prod(m.size for m in (*self.kept, *self.reduced) if m.strides[i])
             for i, d in enumerate(self.dtypes)
         )
 
@@ -89,14 +93,22 @@ def canonical_dims(dim: int | Iterable[int], rank: int) -> tuple[int, ...]:
     return tuple(sorted(dims))
 
 
-def canonical(shape: Sequence[int], dims: Sequence[int], operands: Sequence[Operand]) -> Problem:
-    """The canonical form of reducing `dims` (from `canonical_dims`) of tensors of this shape."""
+def canonical(
+    shape: Sequence[int], dims: Sequence[int], operands: Sequence[Operand], query: int | None = None
+) -> Problem:
+    """The canonical form of reducing `dims` (from `canonical_dims`) of tensors of this shape.
+
+    query: a kept dimension that stays by itself and becomes the last kept mode, whatever its size: its index is a
+    row's position.
+    """
     modes = [Mode(size, tuple(o.strides[d] for o in operands)) for d, size in enumerate(shape)]
+    kept = _coalesce(m for d, m in enumerate(modes) if d not in dims and d != query)
     return Problem(
-        kept=_coalesce(m for d, m in enumerate(modes) if d not in dims),
+        kept=kept if query is None else (*kept, modes[query]),
         reduced=_coalesce(m for d, m in enumerate(modes) if d in dims),
         dtypes=tuple(o.dtype for o in operands),
         offsets=tuple(o.offset for o in operands),
+        query=query is not None,
     )
 
 

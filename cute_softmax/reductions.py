@@ -11,32 +11,48 @@ from functools import lru_cache
 
 import torch
 
-from . import launch, ops
-from .functional import FLOATS, autocasts, check_tensor, given_dims, operand_of, transformed
+from . import launch, ops, routes, rules, selective
+from .arguments import FLOATS, autocasts, check_out, check_tensor, given_dims, overlap, overlaps_itself
 from .hardware import H200, Device
 from .plan import Plan, plan
+from .plans import operand_of
 from .problem import Operand, canonical
+from .scores import Spec, formula
 
 
-def logsumexp(input: torch.Tensor, dim: int | Sequence[int], keepdim: bool = False) -> torch.Tensor:
+def logsumexp(
+    input: torch.Tensor,
+    dim: int | Sequence[int],
+    keepdim: bool = False,
+    *,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
     """``log(sum(exp(x)))`` over `dim`, without overflow, as `torch.logsumexp`.
 
     input: a tensor of any shape, bfloat16, float16 or float32, on a CUDA device. Arithmetic is float32 inside.
     dim: the dimension or dimensions to reduce.
     keepdim: keep them with size 1.
+    out: a tensor of the result's shape and dtype to write to.
 
-    -inf for a row of nothing but -inf, +inf for one with +inf, NaN for one with NaN, as in torch. CPU, float64 and
-    integer tensors go to ATen, and so do empty tensors, calls inside functorch transforms and forward-mode AD.
+    -inf for a row of nothing but -inf, +inf for one with +inf, NaN for one with NaN, as in torch. The gradient is one
+    more read of the input, and NaN throughout a row of +inf or of nothing but -inf. CPU, float64 and integer tensors
+    go to ATen, and so do empty tensors.
 
     Raises TypeError for what is not a real, dense tensor; IndexError for a dimension out of range; ValueError for a
-    repeated dimension or none; `plan.NotPlanned` (a NotImplementedError and a ValueError) for more than five dimensions
-    that do not merge, and for 2^31 elements in a group.
+    repeated dimension or none and an `out` that does not fit; `plan.NotPlanned` (a NotImplementedError and a
+    ValueError) for more than five dimensions that do not merge, and for 2^31 elements in a group.
     """
     check_tensor("input", input, "logsumexp")
-    return _reduce("logsumexp", input, given_dims(dim, input), keepdim, _autocast(input, input.dtype))
+    return _reduce("logsumexp", input, given_dims(dim, input), keepdim, _autocast(input, input.dtype), out)
 
 
-def amax(input: torch.Tensor, dim: int | Sequence[int] = (), keepdim: bool = False) -> torch.Tensor:
+def amax(
+    input: torch.Tensor,
+    dim: int | Sequence[int] = (),
+    keepdim: bool = False,
+    *,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
     """The largest element over `dim`, as `torch.amax`; NaN if one is NaN.
 
     dim: the dimension or dimensions to reduce; all of them if empty.
@@ -46,7 +62,7 @@ def amax(input: torch.Tensor, dim: int | Sequence[int] = (), keepdim: bool = Fal
     as `logsumexp`; IndexError, as from torch, for the maximum of no element.
     """
     check_tensor("input", input, "amax")
-    return _reduce("amax", input, _dims_or_all(dim, input), keepdim, input.dtype)
+    return _reduce("amax", input, _dims_or_all(dim, input), keepdim, input.dtype, out)
 
 
 def sum(
@@ -55,6 +71,7 @@ def sum(
     keepdim: bool = False,
     *,
     dtype: torch.dtype | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The sum over `dim`, as `torch.sum`; added in float32, pairwise within a thread and between threads.
 
@@ -68,7 +85,7 @@ def sum(
     dims = _dims_or_all(dim, input)
     if dtype is None and input.dtype.is_floating_point:
         dtype = _autocast(input, input.dtype)
-    return _reduce("sum", input, dims, keepdim, dtype)
+    return _reduce("sum", input, dims, keepdim, dtype, out)
 
 
 def plan_reduction(
@@ -103,22 +120,58 @@ def _autocast(input: torch.Tensor, dtype: torch.dtype) -> torch.dtype:
 
 
 def _reduce(
-    name: str, input: torch.Tensor, dims: tuple[int, ...], keepdim: bool, dtype: torch.dtype | None
+    name: str,
+    input: torch.Tensor,
+    dims: tuple[int, ...],
+    keepdim: bool,
+    dtype: torch.dtype | None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The whole of a reduction, after the checks of its arguments; dtype None is ATen's choice."""
     if input.dtype.is_floating_point and input.dtype not in FLOATS:
         raise TypeError(f"input is {input.dtype}: {name} takes {', '.join(map(str, FLOATS))} and integers")
-    if dtype is None or not ops.on_kernel(input, dtype) or not input.numel():
+    if out is not None:
+        return _into(out, name, input, dims, keepdim, dtype)
+    if not _served(input, dtype):
         return _REDUCTIONS[name].aten(input, dims, keepdim, dtype)
     if torch.compiler.is_compiling():
         return _REDUCTIONS[name].operator(input, list(dims), keepdim, dtype)
-    if transformed():
-        return _REDUCTIONS[name].aten(input, dims, keepdim, dtype)
-    if type(input) is not torch.Tensor or torch._C._len_torch_dispatch_stack() > 0:
-        return _REDUCTIONS[name].operator(input, list(dims), keepdim, dtype)
-    if input.requires_grad and torch.is_grad_enabled():
+    if ops.transformed():
         return _Reduce.apply(input, name, dims, keepdim, dtype)
+    if routes.watched(input):
+        return _REDUCTIONS[name].operator(input, list(dims), keepdim, dtype)
+    if routes.recorded(input):
+        return _apply(input, name, dims, keepdim, dtype)
     return _forward(name, input, dims, keepdim, dtype)
+
+
+def _served(input: torch.Tensor, dtype: torch.dtype | None) -> bool:
+    return dtype is not None and ops.on_kernel(input, dtype) and input.numel() > 0
+
+
+def _into(
+    out: torch.Tensor,
+    name: str,
+    input: torch.Tensor,
+    dims: tuple[int, ...],
+    keepdim: bool,
+    dtype: torch.dtype | None,
+) -> torch.Tensor:
+    check_tensor("out", out, name)
+    direct = _served(input, dtype) and not (
+        torch.compiler.is_compiling() or ops.transformed() or routes.watched(input, out)
+    )
+    if direct:
+        shape, _ = _result(tuple(input.shape), dims, keepdim)
+        check_out(out, shape, dtype, input.device, (input,))
+        if overlap(input, out) or overlaps_itself(out):
+            raise ValueError("out overlaps input or itself in memory: the result would be undefined")
+        _launch(name, input, dims, out if keepdim or not input.dim() else _whole(out, dims))
+        return out
+    with torch.no_grad():
+        found = _reduce(name, input, dims, keepdim, dtype)
+    check_out(out, found.shape, found.dtype, input.device, (input,))
+    return out.copy_(found)
 
 
 def _forward(
@@ -130,6 +183,18 @@ def _forward(
     # As the kernel addresses it: every element of a group has the group's one result.
     launch.run(name, (input, result.as_strided(input.shape, strides)), dims)
     return result
+
+
+def _launch(name: str, input: torch.Tensor, dims: tuple[int, ...], whole: torch.Tensor) -> None:
+    """Into a tensor with the reduced dimensions of size 1."""
+    launch.run(name, (input, whole.expand(input.shape)), dims)
+
+
+def _whole(tensor: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
+    """With the reduced dimensions, which are ascending, of size 1 again."""
+    for d in dims:
+        tensor = tensor.unsqueeze(d)
+    return tensor
 
 
 @lru_cache(maxsize=4096)
@@ -149,21 +214,50 @@ def _result(
 
 
 class _Reduce(torch.autograd.Function):
-    """A reduction of an eager call, for autograd."""
+    """A reduction of an eager call, for autograd, functorch's transforms and forward-mode AD."""
 
     @staticmethod
-    def forward(ctx, input: torch.Tensor, name: str, dims: tuple[int, ...], keepdim: bool, dtype):
-        result = _forward(name, input, dims, keepdim, dtype)
-        _save(ctx, (input, dims, keepdim, dtype), result, name)
-        return result
+    def forward(input: torch.Tensor, name: str, dims: tuple[int, ...], keepdim: bool, dtype: torch.dtype):
+        if _served(input, dtype):
+            return _forward(name, input, dims, keepdim, dtype)
+        return _REDUCTIONS[name].aten(input, dims, keepdim, dtype)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        input, name, *rest = inputs
+        _save(ctx, (input, *rest), output, name)
+        if ops.transformed():
+            ctx.save_for_forward(input, output)
 
     @staticmethod
     def backward(ctx, grad: torch.Tensor) -> tuple:
         return _gradient(ctx, grad), None, None, None, None
 
+    @staticmethod
+    @ops.jvp_rule
+    def jvp(ctx, saved, tangent, *_):
+        input, output = saved
+        if ctx.name == "sum":
+            return _Reduce.apply(tangent, "sum", ctx.dims, ctx.keepdim, output.dtype)
+        wide = torch.promote_types(ctx.dtype, torch.float32)
+        whole = output if ctx.keepdim or not ctx.shape else _whole(output, ctx.dims)
+        if ctx.name == "logsumexp":
+            weights = (input.to(wide) - whole.to(wide)).exp()
+        else:
+            weights = (input == whole).to(wide)
+            weights = weights / weights.sum(ctx.dims, keepdim=True)
+        return (weights * tangent).sum(ctx.dims, keepdim=ctx.keepdim).to(output.dtype)
 
-# Gradients are composed of torch operations, which differentiate again: a fused kernel would read the input once
-# more and write the gradient, and these pass over memory several times.
+    @staticmethod
+    def vmap(info, in_dims, input, name, dims, keepdim, dtype):
+        input = input.movedim(in_dims[0], 0)
+        if input.dim() == 1:  # a number each
+            return _Reduce.apply(input.unsqueeze(-1), name, (1,), False, dtype), 0
+        return _Reduce.apply(input, name, tuple(d + 1 for d in dims), keepdim, dtype), 0
+
+
+# `apply` less its test for functorch, which is made before.
+_apply = super(torch.autograd.Function, _Reduce).apply
 
 
 def _save(ctx, inputs: tuple, output: torch.Tensor, name: str) -> None:
@@ -179,24 +273,34 @@ def _save(ctx, inputs: tuple, output: torch.Tensor, name: str) -> None:
 
 
 def _gradient(ctx, grad: torch.Tensor) -> torch.Tensor:
-    def whole(tensor: torch.Tensor) -> torch.Tensor:
-        """With the reduced dimensions of size 1 again."""
-        if ctx.keepdim or not ctx.shape:
-            return tensor
-        for d in ctx.dims:  # ascending
-            tensor = tensor.unsqueeze(d)
-        return tensor
-
+    """Of logsumexp by one kernel, else composed of torch operations; both differentiate again."""
+    whole = grad if ctx.keepdim or not ctx.shape else _whole(grad, ctx.dims)
     if ctx.name == "sum":
-        return whole(grad.to(ctx.dtype)).expand(ctx.shape)
+        return whole.to(ctx.dtype).expand(ctx.shape)
     input, output = ctx.saved_tensors
     # The operations between are worth float32; the result is rounded once.
     wide = torch.promote_types(ctx.dtype, torch.float32)
-    grad, output = whole(grad).to(wide), whole(output)
     if ctx.name == "logsumexp":
-        return (grad * (input.to(wide) - output.to(wide)).exp()).to(ctx.dtype)
+        return _times_softmax(input, whole.to(wide), ctx.dims)
+    output = output if ctx.keepdim or not ctx.shape else _whole(output, ctx.dims)
     largest = (input == output).to(wide)
-    return (grad * largest / largest.sum(ctx.dims, keepdim=True)).to(ctx.dtype)
+    return (whole.to(wide) * largest / largest.sum(ctx.dims, keepdim=True)).to(ctx.dtype)
+
+
+def _times_softmax(input: torch.Tensor, factors: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
+    """`factors * softmax(input)` of the input's dtype, with one factor for each group."""
+    spec = Spec(dims, input.dtype)
+    if not rules.served(input, input.dtype):
+        spec = spec.changed(dtype=factors.dtype)
+        return (formula(input, None, None, None, spec) * factors).to(input.dtype)
+    watched = routes.watched(input, factors)
+    if torch.compiler.is_compiling() or (watched and not torch.is_grad_enabled()):
+        return selective.times_softmax(input, factors, dims)
+    if torch.is_grad_enabled():  # a gradient of the gradient may be wanted
+        spec = spec.changed(dtype=torch.float32)
+        softmax = rules.operator if watched else rules.Forward.apply
+        return (softmax(input, None, None, None, spec) * factors).to(input.dtype)
+    return rules.forward(input, None, None, None, spec, factors=factors)
 
 
 @dataclass(frozen=True)

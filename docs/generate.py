@@ -12,8 +12,10 @@ A page marks what is generated: ``<!-- generated: NAME -->`` to ``<!-- end of NA
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -86,6 +88,35 @@ def all_results() -> str:
     """Every committed suite."""
     files = [p for p in sorted(RESULTS.glob("*.json")) if _is_suite(p)]
     return "\n\n".join(map(suite, files)) or "No results are committed yet."
+
+
+def opinfo() -> str:
+    """What PyTorch's samples found, per operator and route; all dtypes together."""
+    path = RESULTS / "checks" / "opinfo.json"
+    if not path.exists():
+        return "No results are committed yet: `python tests/opinfo.py --save` writes them."
+    found = json.loads(path.read_text(encoding="utf-8"))
+    counts: dict[tuple[str, str], list[Counter[str]]] = {}
+    for entry in found["rows"]:
+        total, skipped, on = counts.setdefault(
+            (entry["operator"], entry["route"]), [Counter() for _ in range(3)]
+        )
+        total += Counter(passed=entry["passed"], failed=len(entry["failed"]))
+        skipped += Counter(entry["skipped"])
+        on += Counter(entry["handed_on"])
+    rows = [
+        [
+            f"`{operator.removeprefix('torch.ops.aten.').removesuffix('.default')}`",
+            route,
+            f"{total['passed']:,}",
+            str(total["failed"]),
+            *("; ".join(f"{n} {why}" for why, n in c.items()) for c in (on, skipped)),
+        ]
+        for (operator, route), (total, skipped, on) in counts.items()
+    ]
+    h = found["header"]
+    head = ["operator", "route", "passed", "failed", "passed by ATen", "skipped"]
+    return f"{table(head, rows)}\n\n{h['gpu']}, {h['date'][:10]}, `{h['command']}`; torch {h['torch']}."
 
 
 def _is_suite(path: Path) -> bool:
@@ -181,7 +212,12 @@ def functions() -> str:
     parts = []
     for name in (
         "softmax",
+        "softmax_",
         "softmax_backward",
+        "log_softmax",
+        "log_softmax_backward",
+        "selective_log_softmax",
+        "entropy",
         "logsumexp",
         "amax",
         "sum",
@@ -189,10 +225,13 @@ def functions() -> str:
         "prepare",
         "plan_reduction",
         "explain",
+        "accelerate",
+        "accelerated",
+        "restore",
     ):
         function = getattr(cute_softmax, name)
         signature = str(inspect.signature(function)).replace(repr(H200), "H200")
-        signature = re.sub(r"'([^']+)'", r"\1", signature)
+        signature = re.sub(r"(: |-> )'([^']+)'", r"\1\2", signature)
         if len(name + signature) > 100:
             inside, _, returns = signature.rpartition(" -> ")
             arguments = "".join(f"    {a},\n" for a in re.split(r", (?=\w+:|\*)", inside[1:-1]))
@@ -232,6 +271,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "why these teams": lambda: comment_above("_SHORT"),
     "why this policy": lambda: comment_above("EVICT_LAST_ABOVE"),
     "functions": functions,
+    "opinfo": opinfo,
 }
 
 

@@ -14,12 +14,18 @@ from cute_softmax.problem import ALIGNMENT, ITEM_SIZE
 SAME = (("bf16", "bf16"), ("fp16", "fp16"), ("fp32", "fp32"))
 MIXED = (("bf16", "fp32"), ("fp32", "bf16"))
 PAIRS = SAME + MIXED  # (input, output) of softmax
-REDUCTIONS = ("logsumexp", "amax", "sum")
+REDUCTIONS = ("logsumexp", "amax", "sum", "entropy")
+# Maths whose teams are those of others: a selection of their classes is compiled, and the GPU tests that need
+# them build them by themselves.
+FAMILY = ("log_softmax", "log_softmax_backward", "entropy")
 # (input, output) that the public functions ask for, autocast aside.
 PAIRS_OF = {
     "softmax": PAIRS,
     "softmax_backward": PAIRS,
+    "log_softmax": (*SAME[::2], ("bf16", "fp32")),
+    "log_softmax_backward": SAME[::2],
     "logsumexp": SAME,
+    "entropy": (("bf16", "fp32"), ("fp32", "fp32")),
     "amax": SAME,
     "sum": (*SAME, ("bf16", "fp32")),
 }
@@ -28,7 +34,9 @@ PAIRS_OF = {
 def operands(math: str, pair: tuple[str, str]) -> tuple[str, ...]:
     """The dtypes of all operands for the (input, output) dtypes of the forward function."""
     source, result = pair
-    return (result, result, source) if math == "softmax_backward" else (source, result)
+    if math.endswith("_backward"):
+        return result, result, source
+    return (source, *[result] * len(MATHS[math, True].operands[1:]))
 
 
 class Interval(NamedTuple):
@@ -78,6 +86,11 @@ def intervals(
     return found
 
 
+def selected(math: str, found: list) -> list:
+    """All classes of a math, or every third of those whose teams are another's."""
+    return found[::3] if math in FAMILY else found
+
+
 def longest(math: str, architecture: str, dtypes: tuple[str, ...], online: bool = True) -> int:
     """The longest row that is planned."""
     return intervals(math, architecture, dtypes, online=online)[-1].last
@@ -115,8 +128,8 @@ def all_classes(
 def launched(architecture: str) -> Iterator[RowClass]:
     """The classes that the GPU tests need: all whole ones, and of equal dtypes the narrow ones whose operands
     but one are aligned alike, or all inputs are."""
-    yield from all_classes(architecture)
-    for math, pair in product(PAIRS_OF, SAME):
+    yield from (c for c in all_classes(architecture) if c.math not in FAMILY)
+    for math, pair in product((m for m in PAIRS_OF if m not in FAMILY), SAME):
         dtypes = operands(math, pair)
         for edges, width in product((False, True), widths(math, dtypes)):
             if len(width) == 1 or width[1] == max(width) or width[0] == width[1]:

@@ -73,6 +73,17 @@ def test_traffic_counts_every_input_and_output_once():
     assert Case("softmax_backward", (4, 8), "fp32").traffic == 3 * 4 * 8 * 4
 
 
+def test_traffic_of_masks():
+    scores = 2 * 3 * 4 * 8 * 2 * 2
+    for mode, more in (
+        (cases.SCALED, 0), (cases.MASK, 2 * 3 * 4 * 8), (cases.ROW_MASK, 8), (cases.SHARED_MASK, 32),
+        (cases.BATCH_MASK, 64),
+    ):  # fmt: skip
+        assert Case("masked_softmax", (2, 3, 4, 8), mode=mode).traffic == scores + more, mode
+    # Of 4 x 8 scores 1 + 2 + 3 + 4 are read, and all written.
+    assert Case("masked_softmax", (2, 3, 4, 8), mode=cases.CAUSAL).traffic == 6 * (32 + 10) * 2
+
+
 @pytest.mark.parametrize("suite", SUITES.values(), ids=lambda s: s.name)
 def test_suites_are_made_of_known_parts(suite):
     assert suite.cases and len(set(suite.cases)) == len(suite.cases)

@@ -5,10 +5,23 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks import operations, providers
-from benchmarks.cases import PROVIDERS, REDUCTIONS, SLICE, TRANSPOSED, Case
+from benchmarks import masked, operations, providers, selective
+from benchmarks.cases import (
+    BATCH_MASK,
+    CAUSAL,
+    MASK,
+    PROVIDERS,
+    REDUCTIONS,
+    ROW_MASK,
+    SCALED,
+    SHARED_MASK,
+    SLICE,
+    TRANSPOSED,
+    Case,
+)
 
 CPU = torch.device("cpu")
+MODES = (SCALED, CAUSAL, MASK, ROW_MASK, SHARED_MASK, BATCH_MASK)
 
 
 # ---- checks against float64
@@ -27,6 +40,12 @@ SMALL = [
     Case("softmax", (8, 129), view=SLICE),
     Case("softmax", (64, 9), dim=(0,), view=TRANSPOSED),
     Case("softmax_backward", (9, 64), dim=(1,), view=TRANSPOSED),
+    Case("log_softmax", (8, 1023)),
+    Case("log_softmax", (6, 4096), "fp32"),
+    Case("log_softmax_backward", (8, 256)),
+    Case("log_softmax_backward", (8, 256), "fp32"),
+    *(Case("masked_softmax", (2, 3, 40, 64), mode=mode) for mode in MODES),
+    Case("masked_softmax", (40, 64), "fp32", mode=CAUSAL),
 ]
 REDUCED = [
     Case("logsumexp", (8, 1023)),
@@ -46,6 +65,12 @@ def exact(case: Case, inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
     wide = [t.double() for t in inputs]
     if case.op in REDUCTIONS:
         y = getattr(torch, case.op)(wide[0], case.dim)
+    elif case.op == "masked_softmax":
+        y = torch.softmax(masked.scores(wide[0], *inputs[1:]), -1)
+    elif case.op == "log_softmax":
+        y = torch.log_softmax(wide[0], case.dim[0])
+    elif case.op == "log_softmax_backward":
+        y = wide[0] - wide[1].exp() * wide[0].sum(case.dim, True)
     elif case.op == "softmax":
         e = (wide[0] - wide[0].amax(case.dim, True)).exp()
         y = e / e.sum(case.dim, True)
@@ -308,3 +333,32 @@ def test_the_fastest_way_is_kept(monkeypatch):
     assert chosen(2) == 4 and len(tried) == count
     with pytest.raises(RuntimeError, match="no"):
         providers.Fastest({"fails": fails})(1)
+
+
+@pytest.mark.parametrize("op", ["selective_log_softmax", "selective_gradient"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_chosen_tokens(op, dtype):
+    case = Case(op, (40, 300), dtype)
+    operation = operations.OPERATIONS[op]
+    inputs = operation.inputs(case, CPU)
+    logits, tokens, upstream = inputs
+    assert tokens.shape == upstream.shape == (40,) and tokens.max() < 300
+    right = selective.expected(logits, tokens)
+    mutants = {"next token": selective.expected(logits, (tokens + 1) % 300), "no maximum": right + 1}
+    if op == "selective_gradient":
+        right = selective.expected_gradient(*inputs)
+        mutants = {
+            "next token": selective.expected_gradient(logits, (tokens + 1) % 300, upstream),
+            "no share": torch.where(right.abs() > 0.2, right, 0.0),
+            "sign": -right,
+        }
+    right = right.to(logits.dtype)
+    assert right.shape == case.output_shape
+    assert operation.check(case, inputs, right) <= operations.TOLERANCE[dtype]
+    for mutant in (*mutants.values(), torch.zeros_like(right), right.roll(1, 0)):
+        with pytest.raises(operations.WrongResult, match="wrong result"):
+            operation.check(case, inputs, mutant.to(logits.dtype))
+    for name in ("cute_softmax", "torch"):
+        call = providers.build(name, op, case)
+        assert operation.check(case, inputs, call(*inputs)) <= operations.TOLERANCE[dtype]
+    assert providers.build("copy", op, case)(*inputs).shape == case.output_shape

@@ -202,7 +202,8 @@ class Unequal(RowClass):
 
 
 def mutated(made, kind: type):
-    return replace(made, row_class=kind(**made.row_class.fields))
+    c = made.row_class
+    return replace(made, row_class=kind(**{**c.fields, "prologue": c.prologue}))
 
 
 def test_a_wrong_plan_is_found():

@@ -11,6 +11,7 @@ import torch
 
 from cute_softmax import explain, functional, launch, ops, plan_softmax, prepare, softmax, softmax_backward
 from cute_softmax.hardware import H200
+from cute_softmax.plan import NO_PROLOGUE
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
@@ -216,7 +217,8 @@ def test_scratch_belongs_to_the_call(monkeypatch):
     """Zeroed for each launch; its address comes between the arguments and the operands."""
     made = []
     monkeypatch.setattr(launch.torch, "zeros", lambda n, **how: made.append(torch.ones(n)) or made[-1])
-    plan = SimpleNamespace(arguments=(1, 2), operand_strides=((3,), (4,)), scratch=64)
+    kernel = SimpleNamespace(prologue=NO_PROLOGUE)
+    plan = SimpleNamespace(arguments=(1, 2), operand_strides=((3,), (4,)), scratch=64, kernel=kernel)
     assert recorded(plan) == (7, 1, 2, made[0].data_ptr(), 1000, 3, 1001, 4) and made[0].numel() == 64
 
 

@@ -80,10 +80,7 @@ def test_every_group_touches_the_same_addresses(call):
     assert problem.groups * problem.length == math.prod(shape)
     assert problem.length == math.prod(shape[d] for d in dims)
     assert problem.bytes == sum(
-        problem.groups
-        * math.prod(n for d, n in enumerate(shape) if d in dims and o.strides[d])
-        * ITEM_SIZE[o.dtype]
-        for o in operands
+        math.prod(n for d, n in enumerate(shape) if o.strides[d]) * ITEM_SIZE[o.dtype] for o in operands
     )
     assert problem.offsets == tuple(o.address % 16 // ITEM_SIZE[o.dtype] for o in operands)
 

@@ -6,10 +6,11 @@ H200 and recorded, and torch computes what the kernel would write.
 
 import checking
 import pytest
+import simulated
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from cute_softmax import amax, launch, logsumexp, ops, plan_reduction
+from cute_softmax import amax, launch, logsumexp, plan_reduction
 from cute_softmax import sum as sum_
 from cute_softmax.hardware import H200
 
@@ -25,18 +26,16 @@ def example(shape, dtype=torch.float32, seed=0):
 
 @pytest.fixture
 def kernels(monkeypatch):
-    launched = []
+    """The plans of launches; torch writes what a kernel would."""
+    launched, simulated_run = [], simulated.install(monkeypatch).run
 
-    def run(math, tensors, dims, online=True):
-        x, result = tensors
-        problem = launch.canonical(x.shape, dims, [launch.operand(t) for t in tensors])
-        launched.append(launch.plan(math, problem, H200, online=online))
-        for d in dims if x.dim() else ():
-            result = result.narrow(d, 0, 1)
-        result.copy_(getattr(torch, math)(x.float(), dims, keepdim=True))
+    def run(math, tensors, dims, *rest, **prologue):
+        problem = launch.canonical(tensors[0].shape, dims, [launch.operand(t) for t in tensors])
+        if math in FUNCTIONS:
+            launched.append(launch.plan(math, problem, H200))
+        simulated_run(math, tensors, dims, *rest, **prologue)
 
     monkeypatch.setattr(launch, "run", run)
-    monkeypatch.setattr(ops, "on_kernel", lambda t, d: {t.dtype, d} <= {*launch.DTYPE_NAMES})
     return launched
 
 
@@ -119,7 +118,7 @@ def test_launches(kernels, name, dtype):
     for shape, dim, _ in cases:
         x = example(shape, dtype)
         for keepdim in (False, True):
-            y, expected = function(x, dim, keepdim), torchs(x.float(), dim, keepdim).to(dtype)
+            y, expected = function(x, dim, keepdim), torchs(x.double(), dim, keepdim).to(dtype)
             assert y.dtype == dtype and y.stride() == expected.stride() and torch.equal(y, expected)
     assert len(kernels) == 2 * len(cases) and {p.row_class.math for p in kernels} == {name}
 
@@ -260,12 +259,78 @@ def test_compile_of_atens_share(name):
 
 
 @names
-@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.jacfwd, torch.func.vmap])
-def test_functorch_goes_to_aten(kernels, transform, name):
-    x = example((4, 6))
-    expected = transform(lambda t: getattr(torch, name)(t, -1).sum())(x)
-    assert torch.allclose(transform(lambda t: FUNCTIONS[name](t, -1).sum())(x), expected)
-    assert not kernels
+@pytest.mark.parametrize("dim", [-1, 0, (0, 1)])
+def test_functorch_runs_the_kernels(kernels, name, dim):
+    """vmap, grad, jvp and their compositions; torch's own results."""
+    function, torchs = FUNCTIONS[name], getattr(torch, name)
+    x, t = example((3, 4, 5)), example((3, 4, 5), seed=1)
+    for transformed in (
+        lambda f: torch.func.vmap(lambda a: f(a, dim))(x),
+        lambda f: torch.func.vmap(lambda a: f(a, dim, True), in_dims=1, out_dims=1)(x),
+        lambda f: torch.func.vmap(torch.func.vmap(lambda a: f(a, 0)))(x),
+        lambda f: torch.func.vmap(torch.func.vmap(torch.func.vmap(lambda a: f(a, 0, True))))(x),
+        lambda f: torch.func.grad(lambda a: (f(a, dim) ** 2).sum())(x),
+        lambda f: torch.func.vmap(torch.func.grad(lambda a: (f(a, dim) ** 2).sum()))(x),
+        lambda f: torch.func.jvp(lambda a: f(a, dim), (x,), (t,))[1],
+        lambda f: torch.func.jacfwd(lambda a: f(a, dim))(x[0]),
+        lambda f: torch.func.hessian(lambda a: (f(a, dim) ** 2).sum())(x[0, :2]),
+    ):
+        before = len(kernels)
+        assert torch.allclose(transformed(function), transformed(torchs), rtol=1e-4, atol=1e-5)
+        assert len(kernels) > before
+
+
+@names
+def test_forward_mode(kernels, name):
+    x, t = example((3, 5)), example((3, 5), seed=1)
+    tangents = []
+    for function in (FUNCTIONS[name], getattr(torch, name)):
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(x, t)
+            tangents.append(torch.autograd.forward_ad.unpack_dual(function(dual, 1)).tangent)
+    assert torch.allclose(*tangents, atol=1e-6) and len(kernels) == 1 + (name == "sum")
+
+
+@names
+def test_out(kernels, name):
+    function = FUNCTIONS[name]
+    x = example((3, 4, 5))
+    for dim, keepdim in ((1, False), (1, True), ((0, 2), False), ((0, 1, 2), False)):
+        expected = function(x, dim, keepdim)
+        for out in (torch.empty_like(expected), torch.empty(*expected.shape, 2)[..., 1]):
+            assert function(x, dim, keepdim, out=out) is out and torch.equal(out, expected)
+    count = len(kernels)
+    assert torch.equal(function(x.double(), 1, out=torch.empty(3, 5).double()), function(x.double(), 1))
+    assert len(kernels) == count, "float64 goes to ATen"
+    for out, message in (
+        (torch.empty(3, 4), r"out has shape \(3, 4\), the result has \(3, 5\)"),
+        (torch.empty(3, 5, dtype=torch.float64), "out has dtype torch.float64, the result has torch.float32"),
+        (torch.empty(3, 5, device="meta"), "out is on meta, input on cpu"),
+        (torch.empty(3, 1).expand(3, 5), "out overlaps input or itself"),
+        (x[:, 0], "out overlaps input or itself"),
+        (torch.empty(3, 5, requires_grad=True), "out= does not support autograd"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            function(x, 1, out=out)
+
+
+def test_gradient_of_a_logsumexp_is_one_kernel(monkeypatch):
+    launches = simulated.install(monkeypatch)
+    x = example((3, 4, 5), torch.bfloat16).requires_grad_()
+    for dim, keepdim in ((2, False), (1, True), ((0, 2), False)):
+        y = logsumexp(x, dim, keepdim)
+        (dx,) = torch.autograd.grad(y, x, torch.ones_like(y) * 2)
+        assert [n.math for n in launches] == ["logsumexp", "softmax"]
+        assert launches[1].prologue.alpha == ("groups" if dim == 2 else "") and dx.dtype == torch.bfloat16
+        exact = torch.autograd.grad(
+            torch.logsumexp(leaf := x.detach().double().requires_grad_(), dim).sum(), leaf
+        )[0]
+        assert (dx - 2 * exact).abs().max() <= 2**-8
+        launches.clear()
+    launches.refuse = True
+    (dx,) = torch.autograd.grad(logsumexp(x, 1).sum(), x)
+    exact = torch.softmax(x.detach().double(), 1)
+    assert [n.math for n in launches] == ["logsumexp", "softmax"] and (dx - exact).abs().max() <= 2**-8
 
 
 @names

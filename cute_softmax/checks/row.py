@@ -82,6 +82,8 @@ def check(plan: Plan) -> Report:
         problems += row_coverage(plan, row)
     traffic = []
     for operand, name in enumerate((*c.facts.inputs, *c.facts.outputs)):
+        if c.access[operand : operand + 1] == (0,):
+            continue  # one element a row
         try:
             traffic.append(traffic_of(plan, operand, name))
         except ValueError as error:

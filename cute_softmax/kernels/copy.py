@@ -13,6 +13,7 @@ from . import online
 from .reduce import tree
 
 DTYPES = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16, "fp32": cutlass.Float32}
+DTYPES["bool"] = cutlass.Uint8  # as torch stores it
 PACKED_MAX = {
     cutlass.BFloat16: "max.NaN.bf16x2 {$w0}, {$r0}, {$r1};",
     cutlass.Float16: "max.NaN.f16x2 {$w0}, {$r0}, {$r1};",

@@ -2,8 +2,8 @@
 
 A row math has
 
-- `inputs`, `outputs`, `group_outputs`: the names of its tensors, in the order of the kernel's operands; those of the
-  last kind have one element per row;
+- `inputs`, `outputs`, `group_inputs`, `group_outputs`: the names of its tensors, in the order of the kernel's operands;
+  those of the last two kinds have one element per row;
 - `padding`: per input, what an element outside the row counts as;
 - `reductions`: the operators of its stages, in order;
 - `whole`: the operator on the finished stages' states together, which parts of a row are merged with;
@@ -29,14 +29,15 @@ import cutlass.cute as cute
 from cutlass import Float32
 
 from . import online
-from .online import Fast, Precise
-from .reduce import MAX, SUM, Online, tree
+from .online import Fast, Near, Precise
+from .reduce import MAX, SUM, Online, Weighted, tree
 
 
 class RowMath:
     """What most row maths share: no result beyond the full ones, and nothing kept."""
 
     outputs: tuple[str, ...] = ()
+    group_inputs: tuple[str, ...] = ()
     group_outputs: tuple[str, ...] = ()
     keep = False
     maximum_first = False
@@ -62,9 +63,9 @@ class Softmax(RowMath):
     padding = (-float("inf"),)
     maximum_first = True
 
-    def __init__(self, source: str, *, online: bool, precise: bool, keep: bool, part: int = 2):
+    def __init__(self, source: str, *, online: bool, precise: bool, keep: bool, part: int = 2, exp=None):
         self.online, self.precise, self.keep, self.part = online, precise, keep, part
-        self.exp = Precise if precise else Fast(source)
+        self.exp = exp or (Precise if precise else Fast(source))
         self.whole = Online(self.exp)
         self.reductions = (self.whole,) if online else (MAX, SUM)
 
@@ -164,7 +165,6 @@ class LogSumExp(Softmax):
     group_outputs = ("lse",)
 
     def __init__(self, source: str, *, online: bool):
-        # The error of a sum's logarithm is absolute: that of fast exponentials is below the rounding of the maximum.
         super().__init__(source, online=online, precise=False, keep=False)
 
     def partial(self, stage: int, values: list, carry: list, width: int) -> tuple:
@@ -178,10 +178,94 @@ class LogSumExp(Softmax):
 
     def group_results(self, state: tuple) -> list[Float32]:
         row_max, total = state
-        result = row_max + cute.math.log(total)
+        result = row_max + self.exp.log(total, online.reference(row_max))
         # +inf in the row has made the sum NaN; without NaN among the elements the result is +inf, as in torch.
         infinity = Float32(float("inf"))
         return [Float32(cutlass.select_(row_max == infinity, infinity, result))]
+
+
+class LogSoftmax(LogSumExp):
+    """y = (x - max) - log(sum(exp(x - max))); the difference first, which is exact where it matters."""
+
+    outputs = ("y",)
+    group_outputs = ()
+
+    def __init__(self, source: str, *, online: bool, precise: bool, keep: bool):
+        Softmax.__init__(
+            self, source, online=online, precise=precise, keep=keep, exp=Precise if precise else Near
+        )
+
+    def result(self, elements: tuple, state: tuple) -> Float32:
+        row_max, total = state
+        ref = online.reference(row_max)
+        return elements[0] - ref - self.exp.log(total, ref)
+
+    def finish(self, values: list, kept: None, state: tuple) -> list:
+        ref = online.reference(state[0])
+        log = self.exp.log(state[1], ref)
+        return [(x - ref - log for x in values[0])]
+
+    def group_results(self, state: tuple) -> list[Float32]:
+        return []
+
+
+class LogSoftmaxBackward(SoftmaxBackward):
+    """dx = dy - exp(y) * sum(dy).
+
+    masked: where y is -inf it was masked, dx is 0 and dy does not count; without, dx is dy there, as in torch.
+    """
+
+    padding = (0.0, -float("inf"))
+
+    def __init__(self, *, precise: bool, masked: bool, keep: bool):
+        super().__init__(keep=keep)
+        self.exp, self.masked = Precise if precise else Fast("fp32"), masked
+
+    def term(self, stage: int, elements: tuple, carry: tuple) -> Float32:
+        dy, y = elements
+        if self.masked:
+            return Float32(cutlass.select_(y == -float("inf"), Float32(0.0), dy))
+        return dy
+
+    def result(self, elements: tuple, state: tuple) -> Float32:
+        (total,) = state
+        return self.term(0, elements, ()) - self.exp.power(elements[1], Float32(0.0)) * total
+
+
+class Entropy(LogSumExp):
+    """lse = max + log(sum), and the entropy of the softmax: log(sum) - sum(exp(x - max) * (x - max)) / sum.
+
+    Elements of -inf contribute nothing.
+    """
+
+    group_outputs = ("lse", "entropy")
+
+    def __init__(self, source: str, *, online: bool):
+        super().__init__(source, online=online)
+        self.whole = Weighted(self.exp)
+        self.reductions = (self.whole,) if online else (MAX, SUM, SUM)
+
+    def partial(self, stage: int, values: list, carry: list, width: int) -> tuple:
+        (x,) = values
+        (seen,) = MAX.lanes((x.maximum(),), width)
+        ref = online.reference(seen)
+        totals = tree(lambda a, b: (a[0] + b[0], a[1] + b[1]), (self.weighted(v, ref) for v in x))
+        return (seen, *(SUM.lanes((total,), width)[0] for total in totals)), None
+
+    def weighted(self, x: Float32, ref: Float32) -> tuple[Float32, Float32]:
+        """exp(x - ref), and the same times x - ref, which is 0 for -inf."""
+        power = self.exp.power(x, ref)
+        return power, power * online.maximum(x - ref, Float32(online.VANISHES))
+
+    def term(self, stage: int, elements: tuple, carry: tuple) -> Float32:
+        if stage < 2:
+            return super().term(stage, elements, carry)
+        return self.weighted(elements[0], online.reference(carry[0]))[1]
+
+    def group_results(self, state: tuple) -> list[Float32]:
+        seen, total, weighted = state
+        log = self.exp.log(total, online.reference(seen))
+        return [*super().group_results((seen, total)), log - weighted / total]
 
 
 class Maximum(RowMath):

@@ -79,6 +79,35 @@ class Fast:
         exponent = rounded_product(old, scale) - rounded_product(new, scale)
         return cute.math.exp2(exponent, fastmath=True)
 
+    def log(self, total: Float32, ref: Float32) -> Float32:
+        """The logarithm of a sum of these exponentials, without the factor that all of them have.
+
+        The factor is two to what the product lost by rounding, which an FMA gives exactly.
+        """
+        scale = self.scale(ref)
+        lost = cute.math.fma(ref, scale, -rounded_product(ref, scale))
+        return cute.math.log(total) - lost * Float32(math.log(2))
+
+
+class Near:
+    """Exponentials of the rounded difference: for what is taken the logarithm of. One more addition than `Fast`.
+
+    The exponential of the reference itself is exactly 1, and so the logarithm of a sum exactly 0 where nothing else
+    counts.
+    """
+
+    @staticmethod
+    def power(x: Float32, ref: Float32) -> Float32:
+        """exp(x - ref)."""
+        return cute.math.exp2((x - ref) * Float32(LOG2_E), fastmath=True)
+
+    ratio = power
+
+    @staticmethod
+    def log(total: Float32, ref: Float32) -> Float32:
+        """The logarithm of a sum of these exponentials."""
+        return cute.math.log(total)
+
 
 def rounded_product(a: Float32, b: Float32) -> Float32:
     """a * b, rounded: the compiler must not join it with an addition into an FMA."""
@@ -109,9 +138,14 @@ class Precise:
 
     ratio = power
 
+    @staticmethod
+    def log(total: Float32, ref: Float32) -> Float32:
+        """The logarithm of a sum of these exponentials."""
+        return cute.math.log(total)
+
 
 def rescale(
-    total: Float32, old_max: Float32, new_max: Float32, exp: Fast | type[Precise] = Precise
+    total: Float32, old_max: Float32, new_max: Float32, exp: Fast | type[Precise | Near] = Precise
 ) -> Float32:
     """A sum taken relative to old_max, made relative to new_max >= old_max; exp: which exponential."""
     return total * exp.ratio(reference(old_max), reference(new_max))

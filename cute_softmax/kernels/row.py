@@ -16,12 +16,13 @@ from types import SimpleNamespace
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32, Int64, const_expr
+from cutlass import Boolean, Float32, Int32, Int64, Uint32, const_expr
 
 from layouts.trace import observe
 
 from . import reduce
 from .copy import DTYPES, Fragment, apart, dot, global_pointer, load, load_async, pack, read_policy, store
+from .prologue import Given
 
 
 class RowKernel:
@@ -37,6 +38,7 @@ class RowKernel:
         self.dtypes = [DTYPES[name] for name in spec.dtypes]
         self.inputs = range(len(math.inputs))
         self.full = range(len(math.inputs) + len(math.outputs))
+        self.group_inputs = range(len(self.full), len(self.full) + len(math.group_inputs))
         self.access = [*spec.access, *[spec.vector] * len(math.outputs)]
         self.staged = [i for i in self.inputs if spec.staging[i] != "direct"]
 
@@ -54,8 +56,9 @@ class RowKernel:
 
         ctas: CTAs (clusters, with one) of the grid: the number of tiles, or fewer for a persistent kernel.
         evict_last: whether reads ask L2 to keep them, see `copy.read_policy`.
-        operands: sizes of all kept modes but the slowest (none in the plain case of one), then (address in bytes,
-            stride of each kept mode in elements) of each input, output and group output.
+        operands: sizes of all kept modes but the slowest (none in the plain case of one), then the numbers of the
+            prologue (floats by their bits), then (address in bytes, stride of each kept mode in elements) of each
+            input, output, group input and group output.
         """
         s = self.spec
         self.kernel(rows, columns, evict_last, operands).launch(
@@ -96,7 +99,7 @@ class RowKernel:
         if const_expr(s.exchanges):
             layout = cute.make_layout(s.reduction_buffer.shape, stride=s.reduction_buffer.stride)
             slot = reduce.slot_type(self.math.reductions[0])
-            buffer = smem.allocate_tensor(slot, layout, byte_alignment=8)
+            buffer = smem.allocate_tensor(slot, layout, byte_alignment=max(slot.width // 8, 8))
             observe("reduction_buffer", buffer)
             if const_expr(s.cluster_n > 1):
                 stages = s.reduction_buffer.shape[2]
@@ -111,6 +114,7 @@ class RowKernel:
         share = columns
         if const_expr(s.cluster_n > 1):
             share = cute.ceil_div(cute.ceil_div(columns, s.cluster_n), s.line) * s.line
+        first_tensor = s.kept_modes - 1 + len(s.prologue.numbers)
         this = SimpleNamespace(
             rows=rows,
             columns=columns,
@@ -122,9 +126,10 @@ class RowKernel:
             ctas=ctas,
             policy=read_policy(evict_last),
             sizes=operands[: s.kept_modes - 1],
+            numbers=dict(zip(s.prologue.numbers, operands[s.kept_modes - 1 : first_tensor], strict=True)),
             mX=[
                 SimpleNamespace(address=operands[i], strides=operands[i + 1 : i + 1 + s.kept_modes])
-                for i in range(s.kept_modes - 1, len(operands), 1 + s.kept_modes)
+                for i in range(first_tensor, len(operands), 1 + s.kept_modes)
             ],
             tXcX=tXcX,
             tXsX=tXsX,
@@ -159,18 +164,31 @@ class RowKernel:
             misaligned = Int32((this.mX[r].address // size + self.begin(this, at, r)) & (V - 1))
             head = cutlass.min((V - misaligned) & (V - 1), this.columns)
         body = (this.columns - head) // V * V
+        inside = index < this.rows
+        limit = cutlass.min(body - this.first, this.share)
+        reach, seen = this.columns, limit
+        if const_expr(self.spec.prologue.causal):
+            counted = Int64(at[-1]) + this.numbers["offset"] + 1
+            reach = Int32(cutlass.max(cutlass.min(counted, Int64(this.columns)), Int64(0)))
+            seen = cutlass.min(limit, reach - head - this.first)
         return SimpleNamespace(
             at=at,
-            inside=index < this.rows,
+            inside=inside,
             head=head,
             body=body,
-            # Columns of the body that this CTA holds.
-            limit=cutlass.min(body - this.first, this.share),
+            # Columns of the body that this CTA holds, and those of them that it reads.
+            limit=limit,
+            seen=seen,
+            # Columns of the row that count.
+            reach=reach,
             start=head + this.first + this.tXcX[(0, m), 0, 0][1],
         )
 
     def coordinates(self, this, index: Int64) -> list[Int64]:
         """The row's index in each kept mode, the slowest first."""
+        if self.spec.prologue:
+            # Plans with a prologue have no more rows than that: 64-bit divisions would cost as much as a short row.
+            return apart(Uint32(index), [Uint32(size) for size in this.sizes[::-1]])[::-1]
         return apart(index, this.sizes[::-1])[::-1]
 
     def begin(self, this, at: list[Int64], i: int) -> Int64:
@@ -178,14 +196,20 @@ class RowKernel:
         return dot(at, this.mX[i].strides)
 
     def holds(self, this, row: SimpleNamespace, m: int, k: int) -> Boolean:
-        """The predicate of vector k: one bit for its V elements."""
+        """The predicate of vector k, to be read: one bit for its V elements."""
+        return row.inside & (this.tXcX[(0, m), 0, k][1] < row.seen)
+
+    def writes(self, this, row: SimpleNamespace, m: int, k: int, held: Boolean) -> Boolean:
+        """The same, to be written: what lies beyond the diagonal, too."""
+        if not self.spec.prologue.causal:
+            return held
         return row.inside & (this.tXcX[(0, m), 0, k][1] < row.limit)
 
     def vectors(self, this, row: SimpleNamespace, i: int):
         """k -> vector k of this thread's part of a row of tensor i in global memory."""
         s = self.spec
         dtype, mX = self.dtypes[i], this.mX[i]
-        align = self.access[i] * dtype.width // 8
+        align = max(self.access[i], 1) * dtype.width // 8
         start = global_pointer(dtype, mX.address, self.begin(this, row.at, i) + row.start, align)
         return lambda k: cute.make_tensor(
             start + k * s.threads_per_row * s.vector, cute.make_layout(s.vector)
@@ -228,10 +252,16 @@ class RowKernel:
         rX = [cute.make_rmem_tensor(((V, M), 1, K), self.dtypes[i]) for i in self.full]
         for i in self.inputs:
             rX[i].fill(self.dtypes[i](math.padding[i]))
+        ones = {}
         for m in cutlass.range_constexpr(M):
             for i in self.inputs:
                 gX = self.vectors(this, rows[m], i)
-                if const_expr(s.staging[i] == "direct"):
+                if const_expr(self.access[i] == 0):
+                    ones[i, m] = self.one(this, rows[m], i)
+                    for k in cutlass.range_constexpr(K):
+                        if pX[m, 0, k]:
+                            rX[i][(None, m), 0, k].fill(ones[i, m])
+                elif const_expr(s.staging[i] == "direct"):
                     for k in cutlass.range_constexpr(K):
                         if pX[m, 0, k]:
                             load(gX(k), rX[i][(None, m), 0, k], self.access[i], this.policy)
@@ -239,6 +269,7 @@ class RowKernel:
         # The scalars at the edges of a row: slots 0 .. V-2 are its head, V-1 .. 2V-3 its tail.
         rE = [cute.make_rmem_tensor((max(E, 1), M), self.dtypes[i]) for i in self.full]
         pE = cute.make_rmem_tensor((max(E, 1), M), Boolean)
+        counted = {}
         columns = {}
         for m in cutlass.range_constexpr(M):
             for e in cutlass.range_constexpr(E):
@@ -249,11 +280,14 @@ class RowKernel:
                 in_tail = (slot >= V - 1) & (after_body < this.columns)
                 columns[e, m] = Int32(cutlass.select_(in_head, slot, after_body))
                 pE[e, m] = row.inside & (in_head | in_tail) & (this.rank == 0)
+                counted[e, m] = pE[e, m]
+                if const_expr(s.prologue.causal):
+                    counted[e, m] = pE[e, m] & (columns[e, m] < row.reach)
                 for i in self.inputs:
                     rE[i][e, m] = self.dtypes[i](math.padding[i])
                     gE = self.scalar(this, row, i, columns[e, m])
-                    if pE[e, m]:
-                        rE[i][e, m] = gE[0]
+                    if counted[e, m]:
+                        rE[i][e, m] = ones[i, m] if const_expr(self.access[i] == 0) else gE[0]
 
         # Reduce.
         values = []
@@ -274,6 +308,10 @@ class RowKernel:
                     for i in self.inputs
                 ]
             )
+            if const_expr(s.prologue):
+                left = [self.left(this, rows[m], m, k, pX[m, 0, k]) for k in range(K)]
+                left += [Int32(counted[e, m]) for e in range(E)]
+                values[m].append(Given(self.numbers(this, rows[m]), left))
         carry = [[] for _ in range(M)]
         kept = [None] * M
         for stage in cutlass.range_constexpr(len(math.reductions)):
@@ -295,7 +333,7 @@ class RowKernel:
                 result = iter(results[j])
                 for k in cutlass.range_constexpr(K):
                     pack(result, rX[i][(None, m), 0, k])
-                    if pX[m, 0, k]:
+                    if self.writes(this, rows[m], m, k, pX[m, 0, k]):
                         store(rX[i][(None, m), 0, k], gX(k))
                 for e in cutlass.range_constexpr(E):
                     value = next(result).to(self.dtypes[i])
@@ -305,11 +343,34 @@ class RowKernel:
             # All threads of the row know its group results; the first one stores them.
             group_results = math.group_results(sum(carry[m], ()))
             for j in cutlass.range_constexpr(len(math.group_outputs)):
-                i = len(self.full) + j
+                i = len(self.full) + len(self.group_inputs) + j
                 value = group_results[j].to(self.dtypes[i])
                 gX = self.scalar(this, rows[m], i, Int32(0))
                 if rows[m].inside & (this.lane == 0) & (this.rank == 0):
                     gX[0] = value
+
+    def left(self, this, row: SimpleNamespace, m: int, k: int, held: Boolean) -> Int32:
+        """How many elements of vector k there are before the end of the row, or its diagonal; 0 if it is not held."""
+        column = row.head + this.first + this.tXcX[(0, m), 0, k][1]
+        return Int32(cutlass.select_(held, row.reach - column, Int32(0)))
+
+    def numbers(self, this, row: SimpleNamespace) -> dict:
+        """The scale and alpha of a row, in all of its threads."""
+        names = self.spec.prologue.numbers
+        found = {n: Int32(this.numbers[n]).bitcast(Float32) for n in names if n != "offset"}
+        for name, i in zip(self.spec.prologue.groups, self.group_inputs, strict=True):
+            found[name] = self.one(this, row, i).to(Float32)
+        return found
+
+    @cute.jit
+    def one(self, this, row: SimpleNamespace, i: int):
+        """The one element that tensor i has for a row; 0 outside of them."""
+        held = cute.make_rmem_tensor(1, self.dtypes[i])
+        held[0] = self.dtypes[i](0)
+        gX = self.scalar(this, row, i, Int32(0))
+        if row.inside:
+            held[0] = gX[0]
+        return held[0]
 
     def vector(self, this, tile: Int64, i: int, m: int, k: int, pX, rX, waiting: set) -> cute.Tensor:
         """Vector k of input i in registers. The first touch of an asynchronously loaded part waits for it."""

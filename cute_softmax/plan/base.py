@@ -6,12 +6,12 @@ from dataclasses import asdict
 
 
 class ClassBase:
-    """A Plan class: a frozen dataclass of plain numbers with `dtypes`."""
+    """A Plan class: a frozen dataclass of plain numbers with `dtypes`, and `facts` of its math."""
 
     @property
     def precise(self) -> bool:
         """Whether the result is worth a float32's rounding."""
-        return self.dtypes[-1] == "fp32"
+        return self.dtypes[self.facts.result] == "fp32"
 
     @property
     def fields(self) -> dict:

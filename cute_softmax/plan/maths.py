@@ -12,8 +12,9 @@ CACHE_LINE = 128  # bytes
 class Math:
     """What a plan must know of a row math: its tensors, and what one exchange between warps carries.
 
-    inputs, outputs: full tensors, an element for each of a group; group_outputs: tensors with one element per group,
-    whose stride is 0 in the reduced dimensions. The operands of a kernel come in this order.
+    inputs, outputs: full tensors, an element for each of a group; group_inputs, group_outputs: tensors with one element
+    per group, whose stride is 0 in the reduced dimensions. The operands of a kernel come in this order: inputs,
+    outputs, group inputs, group outputs.
     """
 
     inputs: tuple[str, ...]
@@ -21,16 +22,27 @@ class Math:
     stages: int  # exchanges per row
     state_bytes: int  # of one exchanged state
     group_outputs: tuple[str, ...] = ()
+    group_inputs: tuple[str, ...] = ()
 
     @property
     def operands(self) -> tuple[str, ...]:
         """The names of all tensors."""
-        return self.inputs + self.outputs + self.group_outputs
+        return self.inputs + self.outputs + self.group_inputs + self.group_outputs
 
     @property
     def full(self) -> int:
         """How many tensors are full; they are the first operands."""
         return len(self.inputs) + len(self.outputs)
+
+    @property
+    def numbers(self) -> int:
+        """Numbers of a whole row's state: a triple takes the room of four."""
+        return {4: 1, 8: 2, 16: 3}[self.stages * self.state_bytes]
+
+    @property
+    def result(self) -> int:
+        """The operand whose dtype says how precise a result is worth being: the first that is written."""
+        return self.operands.index((*self.outputs, *self.group_outputs)[0])
 
     @property
     def reference(self) -> int:
@@ -42,9 +54,13 @@ MATHS = {
     ("softmax", True): Math(("x",), ("y",), stages=1, state_bytes=8),  # online: one (max, sum) pair
     ("softmax", False): Math(("x",), ("y",), stages=2, state_bytes=4),  # max, then sum
     ("softmax_backward", True): Math(("dy", "y"), ("dx",), stages=1, state_bytes=4),
+    ("log_softmax", True): Math(("x",), ("y",), stages=1, state_bytes=8),
+    ("log_softmax_backward", True): Math(("dy", "y"), ("dx",), stages=1, state_bytes=4),
     ("logsumexp", True): Math(("x",), (), stages=1, state_bytes=8, group_outputs=("lse",)),
     ("amax", True): Math(("x",), (), stages=1, state_bytes=4, group_outputs=("max",)),
     ("sum", True): Math(("x",), (), stages=1, state_bytes=4, group_outputs=("total",)),
+    # The triple (max, sum of exponentials, the same weighted with their exponents), padded.
+    ("entropy", True): Math(("x",), (), stages=1, state_bytes=16, group_outputs=("lse", "entropy")),
 }
 
 

@@ -10,9 +10,9 @@ from ..problem import Mode
 MODES = (1, 2, 5)
 
 
-def padded(modes: Sequence[Mode], operands: int) -> tuple[Mode, ...] | None:
-    """The modes, the slowest first, filled up with those of one element to a number in MODES; None for too many."""
-    count = next((n for n in MODES if len(modes) <= n), None)
+def padded(modes: Sequence[Mode], operands: int, counts: Sequence[int] = MODES) -> tuple[Mode, ...] | None:
+    """The modes, the slowest first, filled up with those of one element to a number in `counts`; None for too many."""
+    count = next((n for n in counts if len(modes) <= n), None)
     if count is None:
         return None
     return (Mode(1, (0,) * operands),) * (count - len(modes)) + tuple(modes)

@@ -13,6 +13,7 @@ from .base import ClassBase, PlanBase
 from .maths import MATHS, WARP, Math, NotPlanned
 from .modes import MODES, offset_of, padded
 from .panel_teams import CHUNKS_OF_A_PART, NARROWEST_BYTES, PANEL_BYTES, STREAMING, TEAMS, Team
+from .prologue import NO_PROLOGUE
 
 # A meeting point waits so long (nanoseconds) before a CTA leaves its part to the last one that arrives.
 PATIENCE = 1_000_000
@@ -46,6 +47,7 @@ class PanelClass(ClassBase):
     min_blocks: int
 
     online = False
+    prologue = NO_PROLOGUE
     keep = True
     part = 2
 
@@ -65,7 +67,7 @@ class PanelClass(ClassBase):
     @property
     def stages(self) -> int:
         """Exchanges of one float32 each."""
-        return self.whole_bytes // 4
+        return self.facts.numbers
 
     @property
     def down(self) -> int:

@@ -11,7 +11,8 @@ from layouts import Layout
 from ..hardware import Architecture
 from ..problem import ALIGNMENT, ITEM_SIZE
 from .base import ClassBase
-from .maths import CACHE_LINE, MATHS, WARP, Math, NotPlanned
+from .maths import CACHE_LINE, WARP, Math, NotPlanned
+from .prologue import NO_PROLOGUE, Prologue, facts_of
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,42 @@ TEAMS = {
 }
 # Those of softmax, as nobody has timed others: what is read alone needs fewer registers, and keeps nothing.
 _READING = tuple(replace(team, keep=False) for team in TEAMS["softmax"])
-TEAMS |= {"logsumexp": _READING, "amax": _READING, "sum": _READING}
+TEAMS |= {name: _READING for name in ("logsumexp", "amax", "sum", "entropy", "log_softmax")}
+TEAMS["log_softmax_backward"] = TEAMS["softmax_backward"]
+
+
+# What takes a team's place where half of each row is not read: fewer threads, that each read more. H200, 2026-11-20,
+# bf16, time over the unmasked softmax's: 2048 columns 0.778 (64 x 4), 0.800 (128 x 2); its gradient at 8192 columns
+# 0.727 (256 x 4), 0.861 (512 x 2).
+_CAUSAL = {
+    Team(128, 2): Team(64, 4, threads=64),
+    Team(512, 2, threads=512): Team(256, 4, threads=256),
+}
+# What takes a team's place with scores: as many CTAs an SM as without, where a register more would cost one. Time over
+# softmax's of elements: 50304 columns 1.00 (7 CTAs), 1.05 (6).
+_SCORES = {Team(128, 7, cluster_n=8): Team(128, 7, cluster_n=8, min_blocks=7)}
+# And with a mask, which takes half the registers of a second input: 131072 columns 1.10 (5 CTAs), 1.22 (4).
+_MASK = {
+    Team(256, 4, threads=256, cluster_n=16): Team(256, 4, threads=256, cluster_n=16, min_blocks=5),
+}
+
+
+def teams_of(math_name: str, prologue: Prologue, edges: bool) -> tuple[Team, ...]:
+    """The teams of a row math. With a bias or a mask there are two inputs, as in a gradient."""
+    if not prologue.rescores:
+        return TEAMS[math_name]
+    gradient, extra = math_name.endswith("_backward"), prologue.bias or prologue.mask
+    instead = _CAUSAL if prologue.causal else {}
+    # What is kept: the exponentials, or the scores, where they are used three times.
+    keeps = gradient or math_name in ("softmax", "log_softmax")
+    if prologue.mask and not prologue.bias:
+        instead = instead | _MASK
+    elif keeps and not extra and not edges:  # scalars take registers of their own
+        instead = instead | _SCORES
+    teams = [instead.get(t, t) for t in TEAMS["softmax_backward" if extra or gradient else "softmax"]]
+    return tuple(replace(t, keep=t.keep and keeps) for t in teams)
+
+
 # A row has at least so many vectors: a short one is divided finely enough that several threads load it at once.
 VECTORS_PER_ROW = 8
 # Vectors that one commit group of asynchronous copies brings, and that the online recurrence takes at a time.
@@ -122,10 +158,12 @@ class RowClass(ClassBase):
 
     vector: elements of one access of the output, 16 bytes of the widest full operand; also the unit of predicates.
     edges: whether rows may begin or end off a vector boundary, so that scalars are handled apart.
-    access: per input, elements of one load: `vector`, or fewer where its rows are aligned differently.
+    access: per input, elements of one load: `vector`, or fewer where its rows are aligned differently; 0 if it has one
+        element for a whole row.
     staging: per input "direct" (global memory to registers), "async" (through shared memory with cp.async) or
         "shared" (stays in shared memory, read there in every pass).
     kept_modes: into how many coordinates a row's index is taken apart, each with a stride of its own per operand.
+    prologue: what happens to the scores before the math and to its results.
     """
 
     movement: ClassVar[str] = "row"
@@ -148,6 +186,7 @@ class RowClass(ClassBase):
     min_blocks: int
     part: int
     kept_modes: int = 1
+    prologue: Prologue = NO_PROLOGUE
 
     def __post_init__(self):
         if self.exchanges and self.rows_per_thread > 1:
@@ -161,7 +200,11 @@ class RowClass(ClassBase):
 
     @property
     def facts(self) -> Math:
-        return MATHS[self.math, self.online]
+        return facts_of(self.math, self.online, self.prologue)
+
+    @property
+    def fields(self) -> dict:
+        return {**super().fields, "prologue": self.prologue.name}
 
     @property
     def warps_per_row(self) -> int:
@@ -271,6 +314,8 @@ class RowClass(ClassBase):
             parts.append("two_pass")
         if self.kept_modes > 1:
             parts.append(f"modes{self.kept_modes}")
+        if self.prologue:
+            parts.append(self.prologue.name)
         return "_".join(parts)
 
 
@@ -291,35 +336,39 @@ def row_class(
     access: tuple[int, ...],
     online: bool = True,
     kept_modes: int = 1,
+    prologue: Prologue = NO_PROLOGUE,
 ) -> RowClass:
     """The class of rows of this many elements.
 
     Raises NotPlanned if no team of this architecture can hold such a row on chip.
     """
-    facts = MATHS[math_name, online]
+    facts = facts_of(math_name, online, prologue)
     vector = vector_of(dtypes[: facts.full], columns)
-    for team in TEAMS[math_name]:
-        if team.cluster_n > architecture.cluster_limit or team.precise not in (None, dtypes[-1] == "fp32"):
+    precise = dtypes[facts.result] == "fp32"
+    for team in teams_of(math_name, prologue, edges):
+        if team.cluster_n > architecture.cluster_limit or team.precise not in (None, precise):
             continue
+        staging = (*team.staging, "direct")
         candidate = RowClass(
             math=math_name,
             architecture=architecture.name,
             dtypes=dtypes,
             vector=vector,
             edges=edges,
-            access=tuple(math.gcd(a, vector) for a in access),
+            access=tuple(a and math.gcd(a, vector) for a in access),
             online=online,
             threads_per_row=team.threads_per_row,
             steps=team.steps,
             threads=team.threads,
             rows_per_thread=team.rows_per_thread,
             cluster_n=team.cluster_n,
-            staging=team.staging[: len(facts.inputs)],
+            staging=tuple(how if a else "direct" for how, a in zip(staging, access, strict=False)),
             keep=team.keep,
             persistent=team.persistent,
             min_blocks=team.min_blocks,
             part=PART,
             kept_modes=kept_modes,
+            prologue=prologue,
         )
         if candidate.shared_memory <= architecture.shared_memory and _covers(candidate, columns):
             return candidate

@@ -304,10 +304,7 @@ def test_subclasses_and_modes():
     check_backward(weight.grad, torch.ones_like(y), y.detach())
     for transform in (torch.func.grad, torch.func.jacfwd, torch.func.vmap):
         expected = transform(lambda t: (torch.softmax(t, -1) * x[0]).sum())(x)
-        try:
-            found = transform(lambda t: (softmax(t, -1) * x[0]).sum())(x)
-        except (RuntimeError, NotImplementedError):
-            continue  # what torch's custom operators do not know is an error, never a wrong number
+        found = transform(lambda t: (softmax(t, -1) * x[0]).sum())(x)
         assert torch.allclose(found, expected, rtol=0.05, atol=0.05)
 
 

@@ -1,0 +1,112 @@
+"""What happens to a score before the softmax, and to its result: plain values, part of a Plan class."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+
+from .maths import MATHS, Math, NotPlanned
+
+FORMS = ("", "number", "groups")
+# What each row math takes of a prologue: what it looks at, and what changes nothing for it. A gradient needs no mask
+# of its own: where the softmax was masked it is 0, and its logarithm -inf.
+_TAKES = {
+    "softmax": ({"scale", "bias", "mask", "causal", "alpha", "zero"}, set()),
+    "softmax_backward": ({"scale", "causal", "alpha"}, {"bias", "mask", "zero"}),
+    "log_softmax": ({"scale", "bias", "mask", "causal", "zero"}, set()),
+    "log_softmax_backward": ({"scale", "mask", "causal"}, {"bias", "zero"}),
+    "logsumexp": ({"scale", "bias", "mask", "causal"}, {"zero"}),
+    "entropy": ({"scale", "bias", "mask", "causal", "zero"}, set()),
+}
+
+
+@dataclass(frozen=True)
+class Prologue:
+    """``score = x * scale + bias``, -inf where masked; ``result = alpha * softmax(score)``.
+
+    scale: "" (none), "number" or "groups" (a tensor with one element per group); alpha: likewise, of the result.
+    bias: a full operand of a float dtype; mask: a full operand "bool", True = keep. Either may have stride 0.
+    causal: element j of a group counts if j <= position + offset; the position is the index in the problem's last
+        kept mode (see `problem.canonical`), the offset a number.
+    zero: a group of which nothing is left gives zeros (a log_softmax -inf) instead of NaN.
+
+    The gradients: scale is a factor on the result, and alpha is the *inverse* of the forward's. They have neither
+    bias nor mask operands; with `mask`, log_softmax_backward takes no part of a gradient where y is -inf.
+    """
+
+    scale: str = ""
+    bias: bool = False
+    mask: bool = False
+    causal: bool = False
+    alpha: str = ""
+    zero: bool = False
+
+    def __post_init__(self):
+        for name in ("scale", "alpha"):
+            if getattr(self, name) not in FORMS:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)!r}: it is one of {', '.join(map(repr, FORMS))}"
+                )
+
+    def __bool__(self) -> bool:
+        return self != Prologue()
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """The numbers of a call, in their order."""
+        forms = [n for n in ("scale", "alpha") if getattr(self, n) == "number"]
+        return (*forms, *["offset"] * self.causal)
+
+    @property
+    def rescores(self) -> bool:
+        """Whether scores are not the elements themselves."""
+        return bool(self.scale or self.bias or self.mask or self.causal)
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """The tensors with one element per group, in their order."""
+        return tuple(n for n in ("scale", "alpha") if getattr(self, n) == "groups")
+
+    @property
+    def name(self) -> str:
+        """A readable name; empty for none."""
+        return "_".join(
+            f.name + (f"_{value}" if isinstance(value, str) else "")
+            for f in fields(self)
+            if (value := getattr(self, f.name))
+        )
+
+    @property
+    def told(self) -> str:
+        """In words, for `explain`; empty for none."""
+        how = {"number": "a number", "groups": "one number a row"}
+        parts = [
+            self.scale and f"scores times {how[self.scale]}",
+            self.bias and "a bias added",
+            self.mask and "masked",
+            self.causal and "causal: nothing is read beyond the diagonal",
+            self.alpha and f"results times {how[self.alpha]}",
+            self.zero and "zeros where nothing is left",
+        ]
+        return "; ".join(filter(None, parts))
+
+    def of(self, math_name: str) -> Prologue:
+        """What of it a row math looks at. Raises NotPlanned for what would change the math and is not there."""
+        if not self:
+            return self
+        takes, without_effect = _TAKES.get(math_name, (set(), set()))
+        given = {f.name for f in fields(self) if getattr(self, f.name)}
+        if wrong := given - takes - without_effect:
+            raise NotPlanned(f"{math_name} with {' and '.join(sorted(wrong))}: no kernel does this")
+        return replace(self, **{n: f.default for f in fields(self) if (n := f.name) in without_effect})
+
+
+NO_PROLOGUE = Prologue()
+
+
+@lru_cache
+def facts_of(math_name: str, online: bool, prologue: Prologue) -> Math:
+    """The facts of a row math with the tensors of its prologue."""
+    facts = MATHS[math_name, online]
+    inputs = () if math_name.endswith("_backward") else ("bias",) * prologue.bias + ("mask",) * prologue.mask
+    return replace(facts, inputs=facts.inputs + inputs, group_inputs=prologue.groups)

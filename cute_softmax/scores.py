@@ -1,0 +1,297 @@
+"""Scores before a softmax: scale, bias, mask and causal as a caller gives them, their checks, and torch's formulas.
+
+The score of an element is ``x * scale + bias``, and -inf where a mask or the diagonal excludes it. The formulas here
+are what our kernels compute, written in torch operations: for CPU and float64 tensors, for gradients of gradients,
+and for what no kernel is planned for. They differentiate, and hold wherever torch's operations do.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypedDict, TypeVar
+
+import torch
+
+_Function = TypeVar("_Function", bound=Callable)
+
+INF = float("inf")
+EMPTY_ROWS = ("nan", "zero")
+
+
+class ScoreArguments(TypedDict, total=False):
+    """The keyword arguments of a call on scores; see `functional.softmax` for their meaning."""
+
+    scale: float | torch.Tensor
+    bias: torch.Tensor | None
+    mask: torch.Tensor | None
+    causal: bool | int
+    alpha: float
+    empty_rows: str
+
+
+DEFAULTS = dict(scale=1.0, bias=None, mask=None, causal=False, alpha=1.0, empty_rows="nan")
+
+
+def with_scores(function: _Function) -> _Function:
+    """Show the keyword arguments that `function` takes as ``**scores`` one by one, in help and documentation.
+
+    It takes them in a dict, which is empty in the common call: six defaults to fill in and to compare would cost a
+    fiftieth of that.
+    """
+    whole, alpha = inspect.signature(function), function.__name__ != "log_softmax"
+    own = [p for p in whole.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=DEFAULTS[name], annotation=kind)
+        for name, kind in ScoreArguments.__annotations__.items()
+        if name != "alpha" or alpha
+    ]
+    function.__signature__ = whole.replace(parameters=own + [p.replace(annotation=_told(p)) for p in added])
+    return function
+
+
+def _told(parameter: inspect.Parameter) -> str:
+    kind = parameter.annotation
+    return kind.__forward_arg__ if hasattr(kind, "__forward_arg__") else str(kind)
+
+
+def check_names(function: str, given: Iterable[str]) -> None:
+    """Raise TypeError for a keyword argument that there is not, as Python does."""
+    for name in given:
+        if name not in DEFAULTS or (name == "alpha" and function == "log_softmax"):
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Everything about a call but its tensors.
+
+    dims: reduced, ascending. dtype: of the result. log: the logarithm of the softmax. scale, alpha: numbers (a tensor
+    scale is an operand). causal: None, or the offset of the diagonal: element j of query i counts if
+    ``j <= i + causal``; queries are dimension -2. zero: rows with nothing left have probability 0, not NaN.
+    """
+
+    dims: tuple[int, ...]
+    dtype: torch.dtype
+    log: bool = False
+    scale: float = 1.0
+    causal: int | None = None
+    alpha: float = 1.0
+    zero: bool = False
+    online: bool = True
+
+    @property
+    def math(self) -> str:
+        return "log_softmax" if self.log else "softmax"
+
+    @property
+    def inverse_alpha(self) -> float:
+        return 1 / self.alpha if self.alpha else 0.0
+
+    def changed(self, **fields: object) -> Spec:
+        return replace(self, **fields)
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """The operands and numbers of a call, checked: see `scores_of`."""
+
+    bias: torch.Tensor | None
+    mask: torch.Tensor | None
+    scale: torch.Tensor | None
+    factor: float
+    causal: int | None
+    alpha: float
+    zero: bool
+
+    def spec(self, dims: tuple[int, ...], dtype: torch.dtype, log: bool = False, online: bool = True) -> Spec:
+        return Spec(dims, dtype, log, self.factor, self.causal, self.alpha, self.zero, online)
+
+    @property
+    def plain(self) -> bool:
+        """Whether the scores are the input itself."""
+        given = self.bias is not None or self.mask is not None or self.scale is not None or self.zero
+        return not given and self.causal is None and self.factor == 1 and self.alpha == 1
+
+    @property
+    def operands(self) -> tuple[torch.Tensor | None, ...]:
+        return self.bias, self.mask, self.scale
+
+
+def scores_of(
+    input: torch.Tensor,
+    dims: tuple[int, ...],
+    scale: float | torch.Tensor = 1.0,
+    bias: torch.Tensor | None = None,
+    mask: torch.Tensor | None = None,
+    causal: bool | int = False,
+    alpha: float = 1.0,
+    empty_rows: str = "nan",
+) -> Scores:
+    """The scores of a call. Raises TypeError and ValueError for what does not fit the input, naming the argument."""
+    groups, factor = None, 1.0
+    if isinstance(scale, torch.Tensor):
+        groups = _operand("scale", scale, input)
+        size = (1,) * (input.dim() - scale.dim()) + tuple(scale.shape)
+        if any(size[d] != 1 for d in dims if d < input.dim()):
+            raise ValueError(
+                f"scale has shape {tuple(scale.shape)}: it varies along the reduced dimension(s) "
+                f"{', '.join(map(str, dims))} of an input of shape {tuple(input.shape)}; it must have size 1 there"
+            )
+    else:
+        factor = number("scale", scale, "a number or a torch.Tensor")
+    if bias is not None:
+        _operand("bias", bias, input)
+    if mask is not None:
+        _operand("mask", mask, input)
+    alpha = number("alpha", alpha)
+    if empty_rows not in EMPTY_ROWS:
+        raise ValueError(f'empty_rows is {empty_rows!r}: it is "nan" or "zero"')
+    offset = None if causal is False else _diagonal(causal, input, dims)
+    return Scores(bias, mask, groups, factor, offset, alpha, empty_rows == "zero")
+
+
+def number(name: str, value: object, what: str = "a number") -> float:
+    """A float argument. Raises TypeError for anything that is no real number."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be {what}, not {type(value).__name__}")
+    return float(value)
+
+
+def _operand(name: str, tensor: object, input: torch.Tensor) -> torch.Tensor:
+    """A tensor that broadcasts to the input: checked."""
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, not {type(tensor).__name__}")
+    if tensor.layout is not torch.strided:
+        raise TypeError(f"{name} has layout {tensor.layout}: it must be a dense (strided) tensor")
+    if name == "mask" and tensor.dtype is not torch.bool:
+        raise TypeError(
+            f"mask is {tensor.dtype}: a mask is torch.bool, True where an element counts (what is added to the "
+            "scores is `bias`)"
+        )
+    if name != "mask" and not tensor.dtype.is_floating_point:
+        raise TypeError(f"{name} is {tensor.dtype}: it must have a floating-point dtype")
+    if tensor.device != input.device:
+        raise ValueError(f"{name} is on {tensor.device}, input on {input.device}")
+    there, here = tuple(input.shape), tuple(tensor.shape)
+    if len(here) > len(there) or any(n not in (1, m) for n, m in zip(here[::-1], there[::-1], strict=False)):
+        raise ValueError(f"{name} has shape {here}, which does not broadcast to the input's {there}")
+    return tensor
+
+
+def _diagonal(causal: object, input: torch.Tensor, dims: tuple[int, ...]) -> int:
+    if not isinstance(causal, int):
+        raise TypeError(f"causal must be False, True or an int offset, not {type(causal).__name__}")
+    if input.dim() < 2 or dims != (input.dim() - 1,):
+        raise ValueError(
+            f"causal needs queries in dimension -2 and the softmax over dimension -1, not over "
+            f"{', '.join(map(str, dims))} of an input of shape {tuple(input.shape)}"
+        )
+    return 0 if causal is True else causal
+
+
+def wide(*dtypes: torch.dtype) -> torch.dtype:
+    """What arithmetic is done in: float32, or float64 where a tensor has it."""
+    return torch.float64 if torch.float64 in dtypes else torch.float32
+
+
+def kept(shape: Sequence[int], mask: torch.Tensor | None, causal: int | None, device: object):
+    """Where elements count, broadcastable to the shape; None if everywhere."""
+    if causal is None:
+        return mask
+    rows, columns = (torch.arange(n, device=device) for n in shape[-2:])
+    below = columns <= rows[:, None] + causal
+    return below if mask is None else mask & below
+
+
+def compose(
+    input: torch.Tensor,
+    bias: torch.Tensor | None,
+    mask: torch.Tensor | None,
+    scale: torch.Tensor | None,
+    spec: Spec,
+) -> torch.Tensor:
+    """The scores, in float32 (float64 where an operand has it)."""
+    dtype = wide(input.dtype, spec.dtype, *(t.dtype for t in (bias, scale) if t is not None))
+    keep = kept(input.shape, mask, spec.causal, input.device)
+    x = input.to(dtype)
+    if keep is not None:  # whatever lies there, NaN even, is nobody's factor
+        x = torch.where(keep, x, 0.0)
+    if scale is not None:
+        x = x * scale.to(dtype)
+    elif spec.scale != 1:
+        x = x * spec.scale
+    if bias is not None:
+        x = x + bias.to(dtype)
+    return x if keep is None else torch.where(keep, x, -INF)
+
+
+def result_of(scores: torch.Tensor, masked: bool, spec: Spec) -> torch.Tensor:
+    """The softmax of composed scores by ATen."""
+    function = torch.log_softmax if spec.log else torch.softmax
+    if spec.zero:
+        empty = empty_rows(scores, spec.dims)
+        y = over(function, scores.masked_fill(empty, 0.0), spec.dims)
+        y = torch.where(empty, scores, y) if spec.log else y.masked_fill(empty, 0.0)
+    else:
+        y = over(function, scores, spec.dims)
+    if spec.log and masked:  # a constant: what flows back to it reaches nothing
+        y = y.masked_fill(y == -INF, -INF)
+    if spec.alpha != 1:
+        y = y * spec.alpha
+    return y.to(spec.dtype)
+
+
+def empty_rows(scores: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
+    """Where nothing of a row is left, with the reduced dimensions of size 1."""
+    empty = scores == -INF
+    for d in dims:
+        empty = empty.all(d, keepdim=True)
+    return empty
+
+
+def over(function, input: torch.Tensor, dims: Sequence[int], *arguments: object) -> torch.Tensor:
+    """`function(tensor, dim, ...)` of ATen over any dimensions at once."""
+    if len(dims) == 1:
+        return function(input, dims[0], *arguments)
+    last = [-i - 1 for i in range(len(dims))][::-1]
+    moved = input.movedim(tuple(dims), last)
+    flat = function(moved.flatten(-len(dims)), -1, *arguments)
+    return flat.unflatten(-1, moved.shape[-len(dims) :]).movedim(last, tuple(dims))
+
+
+def formula(input, bias, mask, scale, spec: Spec) -> torch.Tensor:
+    """The whole forward in torch operations."""
+    return result_of(
+        compose(input, bias, mask, scale, spec), mask is not None or spec.causal is not None, spec
+    )
+
+
+def backward_formula(
+    grad: torch.Tensor, output: torch.Tensor, mask: torch.Tensor | None, spec: Spec, dtype: torch.dtype
+) -> torch.Tensor:
+    """The gradient of the input (for the number `spec.scale`) in torch operations, of dtype `dtype`."""
+    w = wide(grad.dtype, output.dtype)
+    g, y = grad.to(w), output.to(w)
+    if spec.log:
+        if mask is not None or spec.causal is not None:
+            g = torch.where(y == -INF, 0.0, g)
+        d = g - y.exp() * g.sum(spec.dims, keepdim=True)
+    else:
+        dot = (g * y).sum(spec.dims, keepdim=True)
+        d = y * (g - (dot if spec.alpha == 1 else dot * spec.inverse_alpha))
+    return finished(d, mask, spec).to(dtype)
+
+
+def finished(d: torch.Tensor, mask: torch.Tensor | None, spec: Spec) -> torch.Tensor:
+    """A gradient of the scores times the number scale, and zero where nothing counts."""
+    keep = kept(d.shape, mask, spec.causal, d.device)
+    if keep is not None:
+        d = torch.where(keep, d, 0.0)
+    return d if spec.scale == 1 else d * spec.scale
+
+
+def summed_to(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """The sum over what was broadcast; 16 bits are added in float32."""
+    return tensor if tuple(tensor.shape) == tuple(shape) else tensor.sum_to_size(tuple(shape))

@@ -1,0 +1,265 @@
+"""The softmax family with prologues: float64 oracles, bounds and guarded calls.
+
+What a result may differ by, besides half a unit in the last place of a 16-bit one: `FACTOR` times the largest error of
+torch's own float32 operations on the same scores, in the unit of the result (see `unit`), and never less than `FLOOR`
+roundings, as many more as the scores are large: each score is rounded, by torch as well.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from checking import FACTOR, ROUNDING, SLACK, TINY, Guarded, half_ulp
+
+from cute_softmax import launch
+from cute_softmax.plan import Prologue
+from cute_softmax.problem import canonical
+
+FLOOR = 4
+Number = float | torch.Tensor | None
+
+
+@dataclass
+class Case:
+    """A call over the last dimension. scale, alpha: a number, or a tensor with size 1 there; bias, mask: broadcast as
+    torch does; offset: of a causal mask over the last two dimensions, None without; dtype: of the result.
+
+    For gradients x is dy and `y` the result that it is for; alpha is the forward's.
+    """
+
+    math: str
+    x: torch.Tensor
+    y: torch.Tensor | None = None
+    scale: Number = None
+    bias: torch.Tensor | None = None
+    mask: torch.Tensor | None = None
+    offset: int | None = None
+    alpha: Number = None
+    zero: bool = False
+    dtype: torch.dtype | None = None
+    place: tuple[int, int] = (0, 0)  # where tensors lie: elements past a boundary, elements between rows
+    turned: bool = False  # whether matrices lie column by column
+
+    @property
+    def gradient(self) -> bool:
+        return self.math.endswith("_backward")
+
+    @property
+    def prologue(self) -> Prologue:
+        def form(value: Number) -> str:
+            return "" if value is None else "groups" if isinstance(value, torch.Tensor) else "number"
+
+        return Prologue(
+            scale=form(self.scale), bias=self.bias is not None, mask=self.mask is not None,
+            causal=self.offset is not None, alpha=form(self.alpha), zero=self.zero,
+        )  # fmt: skip
+
+    @property
+    def numbers(self) -> list[float]:
+        alpha = 1 / self.alpha if self.gradient and isinstance(self.alpha, float) else self.alpha
+        found = [n for n in (self.scale, alpha) if isinstance(n, (int, float))]
+        return found + [self.offset] * (self.offset is not None)
+
+    @property
+    def groups(self) -> list[torch.Tensor]:
+        alpha = self.alpha
+        if self.gradient and isinstance(alpha, torch.Tensor):
+            alpha = alpha.float().reciprocal()
+        return [n.expand(self.x.shape) for n in (self.scale, alpha) if isinstance(n, torch.Tensor)]
+
+    @property
+    def query(self) -> int | None:
+        return None if self.offset is None else self.x.dim() - 2
+
+    def counts(self) -> torch.Tensor:
+        """Which elements count, of x's shape."""
+        kept = torch.ones((), dtype=torch.bool, device=self.x.device).expand(self.x.shape)
+        if self.mask is not None:
+            kept = kept & self.mask
+        if self.offset is not None:
+            rows, columns = (torch.arange(n, device=self.x.device) for n in self.x.shape[-2:])
+            kept = kept & (columns <= rows[:, None] + self.offset)
+        return kept
+
+    def scores(self, dtype: torch.dtype) -> torch.Tensor:
+        """The scores, in a float type throughout."""
+        s = self.x.to(dtype)
+        if self.scale is not None:
+            scale = (
+                self.scale
+                if isinstance(self.scale, torch.Tensor)
+                else torch.tensor(self.scale, device=s.device)
+            )
+            s = s * scale.float().to(dtype)  # what the kernel gets is a float32
+        if self.bias is not None:
+            s = s + self.bias.to(dtype)
+        return s.masked_fill(~self.counts(), -math.inf)
+
+    def expected(self, dtype: torch.dtype) -> list[torch.Tensor]:
+        """The results, computed in a float type throughout: the oracle in float64, torch's own in float32."""
+        alpha = 1 if self.alpha is None else self.alpha
+        alpha = alpha.to(dtype) if isinstance(alpha, torch.Tensor) else alpha
+        if self.gradient:
+            return [self._gradient(dtype, alpha)]
+        s = self.scores(dtype)
+        empty = (s == -math.inf).all(-1, keepdim=True) & self.zero
+        if self.math == "softmax":
+            return [torch.softmax(s, -1).masked_fill(empty, 0) * alpha]
+        logs = torch.log_softmax(s, -1)
+        if self.math == "log_softmax":
+            return [logs.masked_fill(empty, -math.inf)]
+        lse = torch.logsumexp(s, -1)
+        if self.math == "logsumexp":
+            return [lse]
+        terms = torch.where(logs == -math.inf, 0, logs.exp() * logs)
+        return [lse, -terms.sum(-1).masked_fill(empty[..., 0], 0)]
+
+    def _gradient(self, dtype: torch.dtype, alpha: float | torch.Tensor) -> torch.Tensor:
+        dy, y = self.x.to(dtype), self.y.to(dtype)
+        scale = (
+            self.scale
+            if isinstance(self.scale, torch.Tensor)
+            else torch.tensor(1.0 if self.scale is None else self.scale)
+        )
+        scale = scale.float().to(device=dy.device, dtype=dtype)
+        if self.math == "softmax_backward":
+            dx = scale * (y * (dy - (dy * y).sum(-1, keepdim=True) / alpha))
+            return dx if self.offset is None else dx.masked_fill(~self.counts(), 0)
+        masked = (self.mask is not None or self.offset is not None) & (y == -math.inf)
+        dy = dy.masked_fill(masked, 0)
+        return scale * (dy - y.exp() * dy.sum(-1, keepdim=True))
+
+    def unit(self, exact: torch.Tensor) -> torch.Tensor:
+        """What errors of a result are measured in: its size where they are relative, and the scale of what cancels."""
+        if self.math == "softmax":
+            return exact.abs()
+        if self.gradient:
+            scale, alpha = (
+                1.0 if n is None else n.double().abs() if isinstance(n, torch.Tensor) else abs(n)
+                for n in (self.scale, self.alpha)
+            )
+            dy, y = self.x.double().abs(), self.y.double()
+            if self.math == "softmax_backward":
+                return scale * y.abs() * (dy + (dy * y.abs()).sum(-1, keepdim=True) / alpha)
+            masked = (self.mask is not None or self.offset is not None) & (y == -math.inf)
+            dy = dy.masked_fill(masked, 0)
+            return scale * (dy + y.exp() * dy.sum(-1, keepdim=True))
+        return 1 + exact.abs()
+
+    def spread(self) -> float:
+        """How large scores are, and how far apart: what their rounding to float32 is worth, in roundings."""
+        if self.gradient:
+            return 0.0
+        s = self.scores(torch.float64)
+        s = s[s.isfinite()].abs()
+        return 2 * s.max().item() if s.numel() else 0.0
+
+    def check(self, results: list[torch.Tensor]) -> float:
+        """Raise AssertionError unless the results are within their bounds. Returns the largest error over the bound."""
+        worst = 0.0
+        for i, (got, exact, torchs) in enumerate(
+            zip(results, self.expected(torch.float64), self.expected(torch.float32), strict=True)
+        ):
+            what = f"{self.math} {i} of {self.x.dtype} -> {got.dtype}, {self.prologue.name}, {tuple(self.x.shape)}"
+            assert got.shape == exact.shape, what
+            rounded = exact.to(got.dtype).double()
+            exact = torch.where(rounded.isinf(), rounded, exact)
+            wrong = got.isnan() != exact.isnan()
+            assert not wrong.any(), f"{what}: {int(wrong.sum())} of {wrong.numel()} differ in being NaN"
+            unit = self.unit(exact)
+            own = ((torchs.double() - exact).abs() - TINY).clamp_(min=0) / unit
+            own = own.nan_to_num_(0.0, posinf=0.0).max().item()
+            bound = max(FACTOR * own, (FLOOR + self.spread()) * ROUNDING)
+            allowed = bound * unit + TINY
+            if got.dtype is not torch.float32:
+                allowed += half_ulp(exact, got.dtype) + SLACK * exact.abs()
+            allowed = allowed.masked_fill_(exact.isinf(), 0)
+            over = (got.double() - exact).abs_() / allowed
+            over = torch.where(got.double() == exact, 0.0, over).nan_to_num_(0.0, posinf=math.inf)
+            largest = over.max().item() if over.numel() else 0.0
+            if not largest <= 1:
+                at = int(over.argmax())
+                raise AssertionError(
+                    f"{what}: {largest:.3g} times the bound at {at}, {got.flatten()[at].item()!r} instead of "
+                    f"{exact.flatten()[at].item()!r}; {int((over > 1).sum())} of {over.numel()} elements"
+                )
+            worst = max(worst, largest)
+        return worst
+
+    def placed(self) -> tuple[list[torch.Tensor], list[Guarded]]:
+        """The tensors of the call as `launch.run` takes them, and the guarded outputs among them."""
+        shape, (offset, pad) = self.x.shape, self.place
+        dtype = self.dtype or self.x.dtype
+        lines = [math.prod(shape[d + 1 : -1]) * (shape[-1] + pad) for d in range(len(shape) - 1)] + [1]
+        if self.turned:
+            lines = [1, shape[0] + pad]
+        groups = [math.prod(shape[d + 1 : -1]) for d in range(len(shape) - 1)] + [0]
+        inputs = [self.x] + ([self.y] if self.gradient else [])
+        tensors = [Guarded.of(t, strides=lines, offset=offset).tensor for t in inputs]
+        if not self.gradient:
+            tensors += [t.expand(shape) for t in (self.bias, self.mask) if t is not None]
+        tensors += self.groups
+        layouts = {"logsumexp": [groups], "entropy": [groups, groups]}.get(self.math, [lines])
+        outputs = [Guarded(shape, dtype, strides=strides, offset=offset) for strides in layouts]
+        return tensors + [o.tensor for o in outputs], outputs
+
+    def kernel(self):
+        """The Plan class that serves it. Raises NotPlanned if none does."""
+        tensors, _ = self.placed()
+        prologue = self.prologue.of(self.math)
+        operands = [launch.operand(tensors[i]) for i in launch.kernel_order(self.math, prologue)]
+        dims, device = (self.x.dim() - 1,), launch.device_facts(self.x.get_device())
+        problem = canonical(self.x.shape, dims, operands, self.query)
+        return launch.plan(self.math, problem, device, prologue=prologue).kernel
+
+    @property
+    def movement(self) -> str:
+        return self.kernel().movement
+
+    def launched(self) -> list[torch.Tensor]:
+        """The results of a launch; nothing else was written."""
+        tensors, outputs = self.placed()
+        before = [t.clone() for t in tensors[: -len(outputs)]]
+        launch.run(
+            self.math,
+            tensors,
+            (self.x.dim() - 1,),
+            prologue=self.prologue,
+            numbers=self.numbers,
+            query=self.query,
+        )
+        for output in outputs:
+            output.check()
+        for t, b in zip(tensors, before, strict=False):
+            assert torch.equal(t.reshape(-1).nan_to_num(), b.reshape(-1).nan_to_num()), "an input was changed"
+        single = self.math in ("logsumexp", "entropy")
+        return [o.tensor[..., 0] if single else o.tensor for o in outputs]
+
+
+def mutants(case: Case) -> Iterator[tuple[str, list[torch.Tensor]]]:
+    """Wrong results of a case, each as some broken kernel would give it."""
+    dtype = case.dtype or case.x.dtype
+
+    def of(changed: Case) -> list[torch.Tensor]:
+        return [r.to(dtype) for r in changed.expected(torch.float64)]
+
+    right = of(case)
+    yield "zeros", [torch.zeros_like(r) for r in right]
+    yield "rows swapped", [r.flip(-2 if r.dim() == case.x.dim() else -1) for r in right]
+    if case.offset is not None:
+        yield "the diagonal one to the right", of(replace(case, offset=case.offset + 1))
+        yield "the diagonal one to the left", of(replace(case, offset=case.offset - 1))
+    if case.mask is not None and not case.gradient:
+        yield "the mask inverted", of(replace(case, mask=~case.mask))
+        yield "the mask off by one", of(replace(case, mask=case.mask.roll(1, -1)))
+    if case.bias is not None:
+        yield "no bias", of(replace(case, bias=None))
+    if isinstance(case.scale, torch.Tensor):
+        yield "another row's scale", of(replace(case, scale=case.scale.roll(1, -2)))
+    elif case.scale is not None:
+        yield "no scale", of(replace(case, scale=None))
+    if case.alpha is not None:
+        yield "no alpha", of(replace(case, alpha=None))

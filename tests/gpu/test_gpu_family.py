@@ -1,0 +1,204 @@
+"""log_softmax, entropy, and scores with scale, bias, mask and causal masks: against float64, nothing else written."""
+
+import math
+from random import Random
+
+import pytest
+import torch
+from checking import DTYPES, random
+from families import Case, mutants
+
+from cute_softmax.plan import MATHS, NotPlanned
+
+FORWARD = ("softmax", "log_softmax", "logsumexp", "entropy")
+BACKWARD = ("softmax_backward", "log_softmax_backward")
+LENGTHS = (1, 2, 3, 7, 33, 127, 128, 500, 1023, 4096, 5000, 16384)
+SEEDS = range(150)
+PARTS = 16
+EXPLICIT = 200  # of the first cases mutants are judged
+
+
+def tensor_of(rng: Random, shape, dtype, scale=1.0) -> torch.Tensor:
+    return random(shape, dtype, rng.randrange(1 << 30), scale)
+
+
+def broadcast(rng: Random, shape) -> tuple[int, ...]:
+    """A shape that broadcasts to `shape`; the last dimension seldom has one element."""
+    return tuple(
+        n if rng.random() < (0.9 if d == len(shape) - 1 else 0.5) else 1 for d, n in enumerate(shape)
+    )
+
+
+def mask_of(rng: Random, shape, keep: float = 0.7) -> torch.Tensor:
+    return (
+        tensor_of(rng, broadcast(rng, shape), torch.float32) < torch.special.ndtri(torch.tensor(keep)).item()
+    )
+
+
+def number_of(rng: Random, shape, names: tuple[float, ...], positive=False):
+    """None, a number, or a tensor with one element per group."""
+    how = rng.choice(("none", "number", "groups"))
+    if how == "groups":
+        groups = tensor_of(rng, (*shape[:-1], 1), rng.choice((torch.float32, torch.bfloat16)))
+        return groups.abs() + 0.25 if positive else groups
+    return rng.choice(names) if how == "number" else None
+
+
+def random_case(seed: int) -> Case:
+    rng = Random(seed)
+    math_name = rng.choice((*FORWARD, *BACKWARD))
+    dtype, columns = DTYPES[rng.choice(sorted(DTYPES))], rng.choice(LENGTHS)
+    shape = (rng.choice((1, 2, 3)), rng.choice((1, 2)), rng.choice((1, 5, 33)), columns)
+    if columns > 5000:
+        shape = (1, 2, 3, columns)
+    fields = {
+        "scale": number_of(rng, shape, (0.125, -2.0, 0.0, 1.0, 3)),
+        "offset": rng.choice((None, None, 0, 0, -2, 7, columns // 2, -40)),
+        "place": rng.choice(((0, 0), (0, 0), (1, 0), (0, 1), (3, 5), (4, 8))),
+        "dtype": rng.choice((None, None, torch.float32)),
+    }
+    x = tensor_of(rng, shape, dtype, rng.choice((1.0, 1.0, 20.0)))
+    if math_name not in BACKWARD:
+        if rng.random() < 0.4:
+            wide = torch.float32 if rng.random() < 0.3 else dtype
+            fields["bias"] = tensor_of(rng, broadcast(rng, shape), wide)
+        if rng.random() < 0.5:
+            fields["mask"] = mask_of(rng, shape, rng.choice((0.7, 0.1)))
+        if math_name != "logsumexp":
+            fields["zero"] = rng.random() < 0.5
+        if math_name == "softmax":
+            fields["alpha"] = number_of(rng, shape, (2.5, -1.0))
+        return Case(math_name, x, **fields)
+    if math_name == "softmax_backward":
+        fields["alpha"] = number_of(rng, shape, (2.5, 0.5), positive=True)
+    elif rng.random() < 0.5:
+        fields["mask"] = torch.ones(1, dtype=torch.bool, device=x.device)  # names no tensor; -inf in y does
+    forward = Case(
+        math_name.removesuffix("_backward"), x * 0.5, offset=fields["offset"], zero=True, alpha=None
+    )
+    y = forward.expected(torch.float32)[0]
+    if "alpha" in fields and fields["alpha"] is not None:
+        y = y * fields["alpha"]
+    if "mask" in fields:
+        y = y.masked_fill(mask_of(rng, shape), -math.inf)
+    return Case(math_name, x, y=y.to(dtype), **fields)
+
+
+def explicit_cases() -> list[Case]:
+    rng, found = Random(7), []
+    for dtype in (torch.bfloat16, torch.float32):
+        x = tensor_of(rng, (2, 3, 40, 200), dtype)
+        every = [(a, b, m, n) for a in (1, 2) for b in (1, 3) for m in (1, 40) for n in (1, 200)]
+        for shape in every:  # of a mask, each broadcast form
+            mask = tensor_of(rng, shape, torch.float32) < 0.5
+            found.append(Case("softmax", x, mask=mask, zero=shape[-1] == 1))
+        for offset in (0, 160, -5, 1000, -1000, 39 - 200):
+            for zero in (False, True):
+                found += [Case(m, x, offset=offset, zero=zero and m != "logsumexp") for m in FORWARD]
+        # As long as a cluster's, and longer.
+        for columns in (50257, 151936, 200000):
+            long = tensor_of(rng, (3, columns), dtype)
+            found += [Case(m, long, dtype=torch.float32 if m == "entropy" else None) for m in FORWARD]
+            found += [Case(m, long, scale=0.5, mask=long > -1) for m in ("softmax", "log_softmax")]
+            found.append(Case("softmax", long, scale=-3.0))
+            y = Case("softmax", long).expected(torch.float32)[0]
+            found.append(Case("softmax_backward", long, y=y.to(dtype), scale=0.5))
+            found.append(Case("log_softmax_backward", long, y=y.log().to(dtype)))
+        # Temperatures: rows still sum to 1.
+        found += [
+            Case("softmax", x, scale=1000.0),
+            Case("softmax", x, scale=1e-3),
+            Case("log_softmax", x, scale=1000.0),
+        ]
+        hot = torch.full((2, 3, 40, 1), 1000.0, device=x.device)
+        found += [Case("softmax", x, scale=hot, bias=x), Case("softmax", x, scale=hot, offset=3, zero=True)]
+        # Numbers that are none.
+        bad = x.clone()
+        bad[0, 0, :, 17], bad[0, 1, :, 18], bad[1, 0, 3:9], bad[1, 1, :, 32:64] = (
+            math.nan,
+            math.inf,
+            -math.inf,
+            -math.inf,
+        )
+        found += [Case(m, bad, zero=z and m != "logsumexp") for m in FORWARD for z in (False, True)]
+        found += [Case("softmax", bad, offset=16), Case("softmax", bad, mask=~bad.isnan(), scale=2.0)]
+        found += [
+            Case("softmax", bad, mask=bad.isfinite(), bias=x, zero=True),
+            Case("entropy", bad, offset=20),
+        ]
+    return found
+
+
+def moved_cases() -> list[Case]:
+    """Without a prologue, over columns and over rows that do not fit on chip."""
+    rng, found = Random(11), []
+    for dtype in (torch.bfloat16, torch.float32):
+        shapes = [
+            ((rows, columns), True) for rows, columns in ((64, 7), (5000, 33), (300, 5000), (64, 70000))
+        ]
+        for shape, turned in [*shapes, ((8, 300000), True), ((2, 1500000), False)]:
+            x = tensor_of(rng, shape, dtype)
+            x[0, shape[1] // 2] = -math.inf
+            y = torch.log_softmax(x.roll(1, 0).float(), -1).to(dtype)
+            found += [
+                Case("log_softmax", x, turned=turned),
+                Case("entropy", x, turned=turned, dtype=torch.float32),
+                Case("log_softmax_backward", x.nan_to_num(neginf=0), y=y, turned=turned, place=(1, 3)),
+            ]
+    return found
+
+
+def every_case() -> list[tuple[int, Case]]:
+    return [*enumerate(explicit_cases() + moved_cases() + [random_case(seed) for seed in SEEDS])]
+
+
+def failures(cases: list[tuple[int, Case]]) -> list[str]:
+    """What is wrong with cases; mutants of every third of the first ones must be found."""
+    wrong, worst = [], 0.0
+    for i, case in cases:
+        try:
+            results = case.launched()
+            worst = max(worst, case.check(results))
+            again = case.launched() if i % 20 == 0 else results
+            if not all(
+                torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(results, again, strict=True)
+            ):
+                wrong.append(f"{i}: a second call gave other bits")
+            right = [r.to(results[0].dtype) for r in case.expected(torch.float64)]
+            for name, mutant in mutants(case) if i % 3 == 0 and i < EXPLICIT else ():
+                if all(
+                    torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(mutant, right, strict=True)
+                ):
+                    continue  # not wrong here
+                try:
+                    case.check(mutant)
+                    wrong.append(f"{i}: the mutant {name} passes")
+                except AssertionError:
+                    pass
+        except (AssertionError, NotPlanned, RuntimeError) as error:
+            wrong.append(f"{i}: {str(error)[:300]}")
+    print(f"the largest error is {worst:.3g} of its bound")
+    return wrong
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_cases(part):
+    """Every so many cases, so that processes share them; each builds the kernels that it needs."""
+    wrong = failures(every_case()[part::PARTS])
+    assert not wrong, "\n".join(["", *wrong])
+
+
+def test_every_movement_is_met():
+    assert {case.movement for case in moved_cases()} == {"column", "split"}
+
+
+def test_rows_sum_to_one_at_every_temperature():
+    x = random((64, 5000), torch.float32, 3)
+    for scale in (1000.0, 30.0, 1e-3):
+        for fields in ({}, {"mask": x > -2}, {"bias": x}):
+            (y,) = Case("softmax", x, scale=scale, **fields).launched()
+            assert (y.double().sum(-1) - 1).abs().max() < 1e-5, (scale, fields.keys())
+
+
+def test_every_math_with_a_prologue_is_here():
+    assert {m for m, _ in MATHS} - {*FORWARD, *BACKWARD} == {"amax", "sum"}

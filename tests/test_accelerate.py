@@ -1,0 +1,483 @@
+"""`accelerate` on the CPU: registered for the CPU key, with kernels that compute in float64.
+
+What decides, routes, counts and restores is what runs on a GPU; only plans' launches are replaced.
+"""
+
+import gc
+import subprocess
+import sys
+import threading
+import weakref
+
+import checking
+import eager_model
+import pytest
+import torch
+
+from cute_softmax import accelerate, accelerated, aten, launch, ops, originals, restore
+from cute_softmax.hardware import H200
+from cute_softmax.plan import NotPlanned
+from cute_softmax.plan.prologue import NO_PROLOGUE
+
+routing = sys.modules["cute_softmax.accelerate"]
+OVERLOADS = [f"aten::{o.name}{end}" for o in aten.OPERATORS for end in ("", ".out") if end == "" or o.has_out]
+
+
+def logsumexp64(dims, x):
+    """Without torch's own operator, which is what is replaced here."""
+    largest = x.amax(dims, True)
+    return largest + (x - largest).exp().sum(dims, keepdim=True).log()
+
+
+MATHS = {
+    "softmax": lambda dims, x: torch.exp(x - logsumexp64(dims, x)),
+    "log_softmax": lambda dims, x: x - logsumexp64(dims, x),
+    "softmax_backward": lambda dims, dy, y: y * (dy - (dy * y).sum(dims, keepdim=True)),
+    "log_softmax_backward": lambda dims, dy, y: dy - y.exp() * dy.sum(dims, keepdim=True),
+    "logsumexp": logsumexp64,
+}
+
+
+def example(shape, dtype=torch.float32, seed=0):
+    return checking.random(shape, dtype, seed=seed, device="cpu")
+
+
+def tables():
+    """All that torch's dispatcher has for the operators."""
+    return [torch._C._dispatch_dump(name) for name in OVERLOADS]
+
+
+reachable = pytest.mark.skipif(
+    not originals.REACHABLE,
+    reason="this torch does not hand out kernels: outputs of the caller's stay with ATen",
+)
+
+
+@pytest.fixture(autouse=True)
+def restored():
+    before = tables()
+    yield
+    restore()
+    assert tables() == before
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """CPU tensors count as CUDA ones; a launch is planned for an H200 and computed in float64. What was launched."""
+    launched = []
+
+    def call_of(math, tensors, dims, online=True, aligned=False, prologue=NO_PROLOGUE):
+        problem = launch.canonical(tensors[0].shape, dims, [launch.operand(t) for t in tensors])
+        return launch.plan(math, problem, H200, online=online, prologue=prologue.of(math))
+
+    def run(math, tensors, dims, online=True, prologue=NO_PROLOGUE):
+        call_of(math, tensors, dims, prologue=prologue)
+        *inputs, result = tensors
+        assert not torch.is_grad_enabled() or not result.requires_grad
+        launched.append((math, [t.stride() for t in inputs]))
+        if math == "logsumexp":  # one element per group
+            result = result[tuple(slice(1 if d in dims else None) for d in range(result.dim()))]
+        result.copy_(MATHS[math](dims, *(t.detach().double() for t in inputs)))
+        if prologue.zero:
+            result.masked_fill_(inputs[0].isneginf().all(dims, keepdim=True), 0)
+
+    monkeypatch.setattr(routing, "KEY", "CPU")
+    monkeypatch.setattr(launch, "device_facts", lambda index: H200)
+    monkeypatch.setattr(launch, "call_of", call_of)
+    monkeypatch.setattr(launch, "run", run)
+    monkeypatch.setattr(ops, "_launcher", lambda math, inputs, dtype, dims, online, anywhere: anywhere)
+    aten._has_kernels.cache_clear()
+    aten._launchers.clear()
+    yield launched
+    aten._has_kernels.cache_clear()
+    aten._launchers.clear()
+
+
+def same(ours, torchs):
+    assert (ours.shape, ours.dtype, ours.stride()) == (torchs.shape, torchs.dtype, torchs.stride())
+    unit = torch.finfo(ours.dtype).eps
+    torch.testing.assert_close(ours, torchs, rtol=2 * unit, atol=2 * unit)
+
+
+FUNCTIONS = {
+    "softmax": lambda x: torch.softmax(x, -1),
+    "log_softmax": lambda x: torch.log_softmax(x, -1),
+    "safe softmax": lambda x: torch._safe_softmax(x, -1),
+    "softmax of columns": lambda x: torch.nn.functional.softmax(x, dim=0),
+    "logsumexp": lambda x: torch.logsumexp(x, -1),
+    "logsumexp of all": lambda x: torch.logsumexp(x, tuple(range(x.dim())), True),
+    "attention": lambda x: torch.nn.functional.softmax(x, -1, dtype=torch.float32),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_results_and_gradients_are_torchs(kernels, name, dtype):
+    function, (wide, cube) = FUNCTIONS[name], (example((6, 40), dtype), example((3, 4, 5), dtype))
+    for x in (wide, wide[:, 3:20], wide.t(), cube, cube.transpose(0, 1), cube[1], wide[:1].expand(6, 40)):
+        results = []
+        for block in (False, True):
+            leaf = x.detach().requires_grad_()
+            if block:
+                with accelerate() as acceleration:
+                    y = function(leaf)
+                    (dx,) = torch.autograd.grad(y, leaf, example(y.shape, y.dtype, 1))
+                assert acceleration.report().served and not acceleration.report().handed_on
+            else:
+                y = function(leaf)
+                (dx,) = torch.autograd.grad(y, leaf, example(y.shape, y.dtype, 1))
+            results.append((y.detach(), dx))
+        for ours, torchs in zip(results[1], results[0], strict=True):
+            same(ours, torchs)
+    assert kernels
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_safe_softmax_of_nothing_is_zero(kernels, dtype):
+    x = example((4, 9), dtype)
+    x[1], x[2, 3:] = -torch.inf, -torch.inf
+    plain, in_float32 = torch._safe_softmax(x, -1), torch._safe_softmax(x, -1, torch.float32)
+    with accelerate() as acceleration:
+        same(torch._safe_softmax(x, -1), plain)
+        same(torch._safe_softmax(x, -1, torch.float32), in_float32)
+        assert torch.softmax(x, -1)[1].isnan().all()
+        cube = x[None, None].expand(1, 2, 4, 9)
+        q, bias = torch.zeros(1, 2, 4, 8, dtype=dtype), cube.contiguous()
+        v = example((1, 2, 9, 8), dtype)
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            y = torch.nn.functional.scaled_dot_product_attention(q, torch.zeros_like(v), v, attn_mask=bias)
+    assert not y[:, :, 1].any() and y.isfinite().all()
+    assert acceleration.report().served == {"aten::_safe_softmax": 3, "aten::_softmax": 1}
+
+
+def test_cross_entropy(kernels):
+    x, target = example((8, 50)), torch.arange(8)
+    for reduction in ("mean", "none"):
+        leaf = x.clone().requires_grad_()
+        plain = torch.nn.functional.cross_entropy(leaf, target, reduction=reduction)
+        (dx,) = torch.autograd.grad(plain.sum(), leaf)
+        with accelerate() as acceleration:
+            loss = torch.nn.functional.cross_entropy(leaf, target, reduction=reduction)
+            same(loss, plain)
+            same(torch.autograd.grad(loss.sum(), leaf)[0], dx)
+        assert [*acceleration.report().served] == ["aten::_log_softmax", "aten::_log_softmax_backward_data"]
+
+
+def test_a_model_with_eager_attention(kernels):
+    """Unmodified, forward and backward: every softmax of it is ours, and loss and gradients stay."""
+    for dtype, unit in ((torch.float32, 1e-6), (torch.bfloat16, 1e-2)):
+        given = eager_model.made(eager_model.SMALL, "cpu", dtype)
+        loss, gradients = eager_model.step(*given)
+        gradients = {name: g.clone() for name, g in gradients.items()}
+        with accelerate() as acceleration:
+            ours, of_ours = eager_model.step(*given)
+        assert abs(ours - loss) <= unit * loss
+        for name, g in gradients.items():
+            assert (of_ours[name] - g).norm() <= 10 * unit * g.norm(), name
+        report = acceleration.report()
+        assert not report.handed_on
+        assert report.served == {
+            "aten::_log_softmax": 1,
+            "aten::_log_softmax_backward_data": 1,
+            "aten::_softmax": eager_model.SMALL.layers,
+            "aten::_softmax_backward_data": eager_model.SMALL.layers,
+        }
+
+
+def test_expanded_gradients_and_transposed_inputs_are_laid_out_first(kernels):
+    x = example((8, 64)).requires_grad_()
+    with accelerate():
+        torch.softmax(x, -1).sum().backward()
+        torch.softmax(x.detach().t(), 0)
+        torch.softmax(x.detach()[:, :50], -1)
+    (_, forward), (_, backward), (_, transposed), (_, sliced) = kernels
+    assert forward == [(64, 1)] and backward == [(64, 1), (64, 1)]
+    assert transposed == [(8, 1)] and sliced == [(64, 1)], "rows of another stride are not copied"
+
+
+def test_what_is_not_served_goes_on_and_is_counted(kernels):
+    x = example((4, 33))
+    calls = [
+        (lambda: torch.softmax(x.double(), -1), "aten::_softmax", "dtype float64"),
+        (lambda: torch._safe_softmax(x, -1, torch.float64), "aten::_safe_softmax", "dtype float64"),
+        (lambda: torch.log_softmax(x.double(), -1), "aten::_log_softmax", "dtype float64"),
+        (lambda: torch.logsumexp(x.to(torch.complex64), 0), "aten::logsumexp", "dtype complex64"),
+        (lambda: torch.logsumexp(torch.arange(4), 0), "aten::logsumexp", "dtype int64"),
+        (lambda: torch.logsumexp(torch.empty(3, 0), 1), "aten::logsumexp", "an empty tensor"),
+        (lambda: torch._softmax(x, 0, True), "aten::_softmax", "half_to_float of float32"),
+        (lambda: torch.softmax(x, 2), "aten::_softmax", "a dim out of range, repeated or empty"),
+        (lambda: torch.logsumexp(x, (0, 0)), "aten::logsumexp", "a dim out of range, repeated or empty"),
+        (lambda: torch._softmax_backward_data(x, x[:3], 0, x.dtype), "aten::_softmax_backward_data",
+         "arguments that do not fit each other"),
+        (lambda: torch._softmax_backward_data(x, x, 0, torch.float64), "aten::_softmax_backward_data",
+         "a gradient of dtypes that ATen does not give"),
+    ]  # fmt: skip
+
+    def outcome(call):
+        try:
+            return call()
+        except (RuntimeError, IndexError, ValueError) as error:
+            return type(error), str(error)
+
+    for call, operator, why in calls:
+        plain = outcome(call)
+        with accelerate() as acceleration:
+            found = outcome(call)
+        if isinstance(plain, tuple):
+            assert found == plain
+        else:
+            same(found, plain)
+        assert acceleration.report().handed_on == ({(operator, why): 1} if operator else {})
+    assert all("softmax" in math for math, _ in kernels)
+
+
+def test_an_original_that_calls_operators_counts_once(kernels):
+    with accelerate() as acceleration:
+        torch.logsumexp(torch.arange(12).view(3, 4), 0)  # ATen's calls logsumexp.out with floats
+    assert acceleration.report() == routing.Report(
+        active=False, served={}, handed_on={("aten::logsumexp", "dtype int64"): 1}
+    )
+
+
+@reachable
+def test_out(kernels):
+    x, wide = example((5, 40)), torch.zeros(5, 80)
+    expected = torch.softmax(x, -1)
+    with accelerate() as acceleration:
+        for out in (torch.empty(5, 40), wide[:, ::2], torch.empty(40, 5).t()):
+            assert torch.softmax(x, -1, out=out) is out and torch.allclose(out, expected)
+        assert not wide[:, 1::2].any()
+        assert torch.equal(torch.logsumexp(x, 0, out=torch.empty(40)), torch.logsumexp(x, 0))
+        in_place = x.clone()
+        assert torch.softmax(in_place, -1, out=in_place) is in_place and torch.allclose(in_place, expected)
+        served = acceleration.report().served
+        memory = torch.zeros(6, 40)
+        memory[:5] = x
+        torch.softmax(memory[:5], -1, out=memory[1:])
+        torch.softmax(x, -1, out=torch.empty(0))
+    assert served == {"aten::_softmax.out": 4, "aten::logsumexp": 1, "aten::logsumexp.out": 1}
+    whys = "out overlaps an input", "out of another shape or dtype"
+    assert acceleration.report().handed_on == {("aten::_softmax.out", why): 1 for why in whys}
+
+
+def test_plans_and_devices_that_there_are_not(kernels, monkeypatch):
+    def unplanned(*arguments, **options):
+        raise NotPlanned("too many dimensions")
+
+    x = example((4, 6)).t()
+    with monkeypatch.context() as patch:
+        patch.setattr(launch, "call_of", unplanned)
+        with accelerate() as acceleration:
+            assert torch.softmax(x, 0).shape == x.shape
+        assert acceleration.report().handed_on == {("aten::_softmax", "no plan"): 1}
+    aten._launchers.clear()
+    aten._has_kernels.cache_clear()
+
+    def unknown(index):
+        raise ValueError("no kernels for compute capability 7.5")
+
+    monkeypatch.setattr(launch, "device_facts", unknown)
+    with accelerate() as acceleration:
+        torch.softmax(x, 0)
+    assert acceleration.report().handed_on == {("aten::_softmax", "no kernels for this GPU"): 1}
+
+
+def test_no_tensor_is_kept(kernels):
+    tensors = [example((4, 6)), example((6, 4)).t(), example((3, 4, 5))]
+    with accelerate():
+        for x in tensors:
+            leaf = x.requires_grad_()
+            torch.autograd.grad(torch.softmax(leaf, 0), leaf, torch.ones_like(leaf))
+            torch.logsumexp(leaf, 0)
+    found = [weakref.ref(x) for x in tensors]
+    del tensors, x, leaf
+    gc.collect()
+    assert [ref() for ref in found] == [None] * 3
+
+
+def test_failures_of_a_launch_are_not_hidden(kernels, monkeypatch):
+    def broken(*arguments, **options):
+        raise RuntimeError("launching softmax failed")
+
+    monkeypatch.setattr(launch, "run", broken)
+    with accelerate(), pytest.raises(RuntimeError, match="launching softmax failed"):
+        torch.softmax(example((3, 4)), 0)
+
+
+def test_transforms_and_second_derivatives(kernels):
+    x, v = example((4, 9)), example((4, 9), seed=1)
+
+    def value(t):
+        return (torch.softmax(t, -1) * v[0]).sum()
+
+    jobs = [
+        lambda: torch.func.vmap(lambda t: torch.softmax(t, 0))(x),
+        lambda: torch.func.vmap(lambda t: torch.logsumexp(t, 0), in_dims=1)(x),
+        lambda: torch.func.grad(value)(x),
+        lambda: torch.func.jvp(lambda t: torch.softmax(t, -1), (x,), (v,))[1],
+        lambda: torch.func.jacrev(lambda t: torch.softmax(t, -1))(x),
+        lambda: torch.func.hessian(value)(x[:2]),
+    ]
+    for job in jobs:
+        plain = job()
+        with accelerate() as acceleration:
+            torch.testing.assert_close(job(), plain)
+        assert acceleration.report().served
+    with accelerate():
+        leaf = x.double().requires_grad_()
+        assert torch.autograd.gradgradcheck(lambda t: torch.softmax(t, -1), leaf)
+
+
+def test_state():
+    """Blocks nest, calls repeat, `restore` ends all, whatever is open."""
+    plain = tables()
+    names = {*plain}
+
+    def active():
+        assert accelerated().active == (tables() != plain)
+        return accelerated().active
+
+    with accelerate() as outer:
+        assert active() and outer.report().active
+        with accelerate(), outer:
+            assert active()
+        assert active()
+    assert not active() and not outer.report().active
+    accelerate()
+    accelerate()
+    with accelerate():
+        pass
+    assert active(), "a block ends only what it began"
+    restore()
+    assert not active()
+    restore()
+    with accelerate():
+        restore()
+        assert not active()
+        with accelerate():
+            assert active()
+        assert not active()
+    assert not active()
+    with pytest.raises(KeyError), accelerate():
+        raise KeyError
+    assert not active() and {*tables()} == names
+
+
+def test_a_registration_that_fails_leaves_torch_as_it_was(monkeypatch):
+    plain, done = tables(), []
+    impl = torch.library.Library.impl
+
+    def failing(self, name, *arguments, **options):
+        done.append(name)
+        if len(done) == 2:
+            raise RuntimeError("no more")
+        return impl(self, name, *arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.library.Library, "impl", failing)
+        with pytest.raises(RuntimeError, match="no more"):
+            accelerate()
+    assert tables() == plain and not accelerated().active
+    with accelerate():
+        assert accelerated().active
+    assert tables() == plain and not accelerated().active
+
+
+@reachable
+def test_a_kernel_registered_before_ours_is_what_calls_go_on_to(kernels):
+    library, seen = torch.library.Library("aten", "IMPL"), []
+
+    def theirs(input, dim, half_to_float):
+        seen.append(input.dtype)
+        return torch.empty_like(input)
+
+    library.impl("_softmax", theirs, "CPU")
+    try:
+        before = tables()
+        with accelerate():
+            torch.softmax(example((2, 3), torch.float64), -1)
+            torch.softmax(example((2, 3)), -1)
+        assert seen == [torch.float64]
+        assert tables() == before
+    finally:
+        library._destroy()
+
+
+def test_threads(kernels):
+    """Blocks that overlap in many threads: all calls are served and counted, and the last one restores."""
+    x, failures, start = example((4, 16)), [], threading.Barrier(8)
+    expected, plain = torch.softmax(x, -1), tables()
+
+    def work():
+        try:
+            start.wait()
+            with accelerate():
+                for _ in range(50):
+                    with accelerate():
+                        assert torch.allclose(torch.softmax(x, -1), expected)
+        except BaseException as error:
+            failures.append(error)
+
+    with accelerate() as whole:
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not failures, failures[0]
+    assert whole.report().served == {"aten::_softmax": 400}
+    assert tables() == plain
+
+
+def test_report(kernels):
+    x = example((4, 16))
+    with accelerate():
+        torch.softmax(x, -1)
+        with accelerate() as inner:
+            torch.softmax(x.double(), -1)
+            torch.softmax(x, -1)
+        assert inner.report().served == {"aten::_softmax": 1}
+        assert accelerated().served == {"aten::_softmax": 2}
+    assert str(accelerated()).splitlines() == [
+        "cute_softmax.accelerate is not active: 2 calls served, 1 handed on",
+        "  aten::_softmax: 2 served",
+        "  aten::_softmax: 1 handed on: dtype float64",
+    ]
+    with accelerate():
+        assert not accelerated().served, "a new acceleration counts anew"
+
+
+def test_old_torch(kernels, monkeypatch):
+    """Without `torch.library.get_kernel`, originals are reached through their overloads with an output."""
+    monkeypatch.setattr(originals, "REACHABLE", False)
+    x = example((4, 6), torch.float64).requires_grad_()
+    jobs = [
+        lambda: torch.softmax(x, -1),
+        lambda: torch.log_softmax(x, 0),
+        lambda: torch.logsumexp(x, (0, 1)),
+        lambda: torch.logsumexp(x, 0, True),
+        lambda: torch._safe_softmax(x, -1),
+        lambda: torch.logsumexp(torch.arange(4), 0),
+        lambda: torch.autograd.grad(torch.softmax(x, -1), x, x)[0],
+        lambda: torch.autograd.grad(torch.log_softmax(x, -1), x, x)[0],
+        lambda: torch.softmax(x.detach(), -1, out=torch.empty(0, dtype=x.dtype)),
+    ]
+    for job in jobs:
+        plain = job()
+        with accelerate() as acceleration:
+            same(job(), plain)
+        assert not acceleration.report().served
+    assert not kernels
+    with accelerate():
+        same(torch.softmax(x.float(), -1), torch.softmax(x, -1).float())
+    assert kernels
+
+
+def test_neither_import_nor_acceleration_loads_the_compiler():
+    code = (
+        "import sys, torch, cute_softmax\n"
+        "with cute_softmax.accelerate(): torch.softmax(torch.ones(2, 3), -1)\n"
+        "sys.exit('cutlass' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0 and not done.stderr, done.stderr

@@ -1,0 +1,66 @@
+"""How a call reaches a compiled function: the order of its tensors, and its numbers. No GPU."""
+
+import math
+import struct
+from types import SimpleNamespace
+
+import pytest
+from prologues import plan_of
+
+from cute_softmax import launch
+from cute_softmax.plan import NO_PROLOGUE, Prologue
+
+
+def call_of(prologue: Prologue, name: str = "softmax") -> tuple[launch.Call, list]:
+    """A Call whose function keeps its arguments, and what it kept."""
+    kept = []
+    made = plan_of(name, prologue, (2, 4, 100))
+    order = launch.kernel_order(name, prologue.of(name))
+    return launch.Call(made, lambda *given: kept.append(given), order), kept
+
+
+def test_group_inputs_are_given_before_the_results_and_go_behind_them():
+    prologue = Prologue(scale="groups", bias=True, mask=True, alpha="groups")
+    # x, bias, mask, scale, alpha, y -> x, bias, mask, y, scale, alpha
+    assert launch.kernel_order("softmax", prologue) == (0, 1, 2, 5, 3, 4)
+    assert launch.kernel_order("entropy", Prologue(scale="groups")) == (0, 1, 2, 3)
+    assert launch.kernel_order("softmax_backward", Prologue(scale="groups")) == (0, 1, 3, 2)
+    assert launch.kernel_order("softmax", NO_PROLOGUE) == (0, 1)
+    call, kept = call_of(prologue)
+    call(7, *range(100, 106))
+    (given,) = kept
+    plan = call.plan
+    assert given[: 1 + len(plan.arguments)] == (7, *plan.arguments)
+    assert given[1 + len(plan.arguments) :: 1 + plan.kernel.kept_modes] == (100, 101, 102, 105, 103, 104)
+
+
+def test_numbers_come_before_the_operands_as_bits():
+    call, kept = call_of(Prologue(scale="number", causal=True, alpha="number"))
+    call(7, 100, 101, numbers=(2, 0.5, -3))
+    (given,) = kept
+    first = 1 + len(call.plan.arguments)
+    assert given[first : first + 3] == (0x40000000, 0x3F000000, -3)
+    assert given[first + 3] == 100
+    with pytest.raises(ValueError, match="argument"):
+        call(7, 100, 101, numbers=(2.0,))
+
+
+@pytest.mark.parametrize("number", [0.0, -0.0, 1.5, -1e-3, 1e-45, math.inf, -math.inf, 3.4e38])
+def test_float_bits(number):
+    bits = launch.float_bits(number)
+    assert 0 <= bits < 1 << 32 and struct.unpack("<f", struct.pack("<I", bits)) == struct.unpack(
+        "<f", struct.pack("<f", number)
+    )
+
+
+def test_numbers_beyond_float32_are_infinite():
+    assert launch.float_bits(1e39) == launch.float_bits(math.inf)
+    assert launch.float_bits(-1e300) == launch.float_bits(-math.inf)
+    assert launch.float_bits(math.nan) & 0x7FFFFFFF > 0x7F800000
+
+
+def test_a_call_without_numbers_asks_for_none():
+    plan = SimpleNamespace(arguments=(1,), operand_strides=((2,), (3,)), scratch=0)
+    kept = []
+    launch.Call(plan, lambda *given: kept.append(given))(7, 100, 101)
+    assert kept == [(7, 1, 100, 2, 101, 3)]

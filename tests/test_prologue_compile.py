@@ -1,0 +1,81 @@
+"""Compiled kernels with a prologue: no spills, every access as wide as planned, on all architectures."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import cycle, product
+
+import pytest
+from compiled import compile_and_read
+from prologues import plan_of
+from test_compile import check_all
+
+from cute_softmax.compile import build_math
+from cute_softmax.hardware import ARCHITECTURES
+from cute_softmax.plan import NO_PROLOGUE, NotPlanned, Plan, Prologue, RowClass
+
+PROLOGUES = (
+    Prologue(scale="number"),
+    Prologue(mask=True),
+    Prologue(causal=True),
+    Prologue(scale="groups", alpha="groups"),
+    Prologue(scale="number", bias=True, zero=True),
+    Prologue(scale="number", mask=True, causal=True, alpha="number"),
+    Prologue(scale="groups", bias=True, mask=True, causal=True, zero=True),
+)
+PAIRS = (("bf16", "bf16"), ("fp32", "fp32"), ("fp16", "fp32"))
+LENGTHS = (5, 100, 1000, 2048, 4096, 5001, 8192, 16384, 50257, 131072)
+MATHS = ("softmax", "log_softmax", "logsumexp", "entropy", "softmax_backward", "log_softmax_backward")
+
+
+def classes_of(architecture: str, every: int, first: int = 0) -> Iterator[RowClass]:
+    """Every so many of the combinations, those that are planned; dtypes and broadcasts in turns."""
+    combinations = [*product(MATHS, PROLOGUES, LENGTHS)][first::every]
+    turns = zip(combinations, cycle(PAIRS), cycle((False, False, True)))
+    for (math, prologue, columns), pair, shared in turns:
+        prologue = supported(math, prologue)
+        with suppress(NotPlanned):  # long rows, where there are no clusters
+            made = plan_of(math, prologue, (2, 40, columns), pair, architecture, shared=shared)
+            if isinstance(made, Plan):
+                yield made.row_class
+
+
+def supported(math: str, prologue: Prologue) -> Prologue:
+    if math != "softmax" and prologue.alpha and math != "softmax_backward":
+        prologue = Prologue(**{**prologue.__dict__, "alpha": ""})
+    return prologue.of(math)
+
+
+@pytest.fixture
+def compiled(tmp_path, monkeypatch):
+    """RowClass -> Compiled."""
+    return lambda c: compile_and_read(c, tmp_path, monkeypatch)
+
+
+def test_classes_of_sm_90a(compiled):
+    found = dict.fromkeys(classes_of("sm_90a", 5))
+    assert len(found) >= 60
+    check_all(found, compiled)
+
+
+@pytest.mark.parametrize("turn", range(6))
+def test_classes_of_other_architectures(turn, compiled):
+    architecture = [a for a in ARCHITECTURES if a != "sm_90a"][turn]
+    found = dict.fromkeys(classes_of(architecture, 37, turn))
+    assert len(found) >= 8
+    check_all(found, compiled)
+
+
+def test_each_part_shapes_the_code(compiled):
+    base = compiled(plan_of("softmax", NO_PROLOGUE, (2, 40, 1000)).row_class).ptx
+    found = {base}
+    for prologue in (*PROLOGUES, Prologue(zero=True), Prologue(alpha="number")):
+        found.add(compiled(plan_of("softmax", prologue, (2, 40, 1000)).row_class).ptx)
+    assert len(found) == len(PROLOGUES) + 3
+
+
+def test_build_math_has_the_operands_of_the_plan():
+    for c in classes_of("sm_90a", 11):
+        math, facts = build_math(c), c.facts
+        for name in ("inputs", "outputs", "group_inputs", "group_outputs"):
+            assert getattr(math, name) == getattr(facts, name), (c.math, c.name)
+        assert len(math.padding) == len(facts.inputs) and len(math.reductions) == facts.stages

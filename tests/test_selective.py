@@ -1,0 +1,221 @@
+"""selective_log_softmax and entropy on the CPU: results, gradients, memory, launches, errors."""
+
+import checking
+import pytest
+import simulated
+import torch
+
+from cute_softmax import entropy, selective, selective_log_softmax
+
+FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+INF = float("inf")
+everywhere = pytest.mark.parametrize("kernel", [False, True], ids=["formula", "kernel"])
+
+
+def example(shape, dtype=torch.float32, seed=0):
+    return checking.random(shape, dtype, seed=seed, device="cpu")
+
+
+def tokens(*shape, high=9, seed=0):
+    return torch.randint(high, shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    return simulated.install(monkeypatch)
+
+
+def exact(logits, index, scale=1.0):
+    """(log-probabilities, entropies) in float64, differentiable."""
+    found = torch.log_softmax(logits.double() * scale, -1)
+    p = found.exp()
+    entropies = -torch.where(p == 0, 0.0, p * torch.where(p == 0, 0.0, found)).sum(-1)
+    if index.dim() < logits.dim():
+        return found.gather(-1, index.unsqueeze(-1)).squeeze(-1), entropies
+    return found.gather(-1, index), entropies
+
+
+SHAPES = [
+    ((4, 9), (4,)),
+    ((4, 9), (4, 1)),
+    ((4, 9), (4, 5)),
+    ((2, 3, 9), (2, 3)),
+    ((2, 3, 9), (2, 3, 20)),
+    ((9,), ()),
+]
+
+
+@pytest.mark.parametrize("shapes", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", FLOATS)
+@everywhere
+def test_results(shapes, dtype, kernel, request):
+    launches = request.getfixturevalue("launches") if kernel else []
+    logits, index = example(shapes[0], dtype), tokens(*shapes[1])
+    for scale in (1.0, 0.5, -2):
+        right, entropies = exact(logits, index, scale)
+        found = selective_log_softmax(logits, index, scale=scale)
+        both = selective_log_softmax(logits, index.int(), scale=scale, return_entropy=True)
+        assert found.dtype == dtype and found.shape == index.shape
+        assert torch.equal(both[0], found) and both[1].shape == logits.shape[:-1] and both[1].dtype == dtype
+        for got, expected in ((found, right), (both[1], entropies)):
+            assert torch.allclose(got.double(), expected, rtol=torch.finfo(dtype).eps, atol=1e-6)
+    if kernel and dtype != torch.float64:
+        assert [n.math for n in launches] == ["logsumexp", "entropy"] * 3
+        assert [n.numbers for n in launches] == [(), (), (0.5,), (0.5,), (-2.0,), (-2.0,)]
+        assert all(n.dtypes[1:] == (torch.float32,) * (len(n.dtypes) - 1) for n in launches)
+        assert all(n.prologue.bias and n.strides[1][-1] == 0 for n in launches), "relative to a chosen score"
+
+
+@pytest.mark.parametrize("shapes", SHAPES, ids=str)
+@pytest.mark.parametrize("wanted", ["found", "entropy", "both"])
+@pytest.mark.parametrize("dtype", FLOATS)
+@everywhere
+def test_gradients(shapes, wanted, dtype, kernel, request, monkeypatch):
+    launches = request.getfixturevalue("launches") if kernel else []
+    monkeypatch.setattr(selective, "PIECE", 20)
+    logits, index = example(shapes[0], dtype), tokens(*shapes[1])
+    upstream = [example(shapes[1], dtype, seed=1), example(shapes[0][:-1], dtype, seed=2)]
+    if index.dim() == 1:
+        logits[0, 3:] = -INF
+        index[0] = 1
+    gradients = []
+    ours = lambda x, i, scale: selective_log_softmax(x, i, scale=scale, return_entropy=True)  # noqa: E731
+    for function in (ours, exact):
+        leaf = logits.clone().double().to(dtype).requires_grad_()
+        chosen = {"found": slice(0, 1), "entropy": slice(1, 2), "both": slice(0, 2)}[wanted]
+        y, dy = function(leaf, index, 0.5)[chosen], upstream[chosen]
+        gradients += torch.autograd.grad(y, leaf, [g.to(t.dtype) for g, t in zip(dy, y, strict=True)])
+    assert gradients[0].dtype == dtype and gradients[0].shape == logits.shape
+    error = (gradients[0].double() - gradients[1].double()).abs().max()
+    assert error <= 16 * torch.finfo(dtype).eps * gradients[1].abs().max()
+    if kernel and dtype != torch.float64:
+        assert [n.math for n in launches] == ["entropy", "softmax"]
+
+
+def test_one_kernel_and_one_matrix_backward(launches):
+    """A bfloat16 gradient near p = 1 is as fine as its value: not the difference of two rounded ones."""
+    logits = torch.zeros(2, 6, dtype=torch.bfloat16)
+    logits[0, 2] = 8.0
+    logits.requires_grad_()
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        y = selective_log_softmax(logits, torch.tensor([2, 1]))
+    assert sum(t.numel() * t.element_size() for t in saved if t.data_ptr() != logits.data_ptr()) <= 64
+    (dx,) = torch.autograd.grad(y, logits, torch.ones_like(y))
+    right = 1 - torch.softmax(logits.detach().double(), -1)[0, 2]
+    assert abs(dx[0, 2].double() - right) <= 2**-8 * right
+    assert [n.math for n in launches] == ["logsumexp", "softmax"]
+    assert launches[1].prologue.alpha == "groups" and launches[1].dtypes[0] == launches[1].dtypes[-1]
+
+
+def test_repeated_tokens(launches):
+    """Each of them counts, wherever they stand."""
+    logits, index = example((3, 7)), torch.tensor([[1, 1, 1], [4, 2, 4], [0, 6, 0]])
+    dy = example((3, 3), seed=1)
+    gradients = []
+    for function in (selective_log_softmax, lambda x, i: exact(x, i)[0]):
+        leaf = logits.clone().requires_grad_()
+        y = function(leaf, index)
+        gradients += torch.autograd.grad(y, leaf, dy.to(y.dtype))
+    assert torch.allclose(*gradients, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(3, 7), (2, 3, 4), (5,)])
+def test_formulas_differentiate(shape):
+    logits = example(shape, torch.float64).requires_grad_()
+    index = tokens(*shape[:-1], 3, high=shape[-1])
+    for function in (
+        lambda x: selective_log_softmax(x, index, scale=0.7, return_entropy=True),
+        lambda x: selective_log_softmax(x, index[..., 0]),
+        entropy,
+        lambda x: entropy(x, tuple(range(x.dim()))),
+    ):
+        torch.autograd.gradcheck(function, logits)
+        torch.autograd.gradgradcheck(function, logits)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@everywhere
+def test_entropy(dtype, kernel, request):
+    launches = request.getfixturevalue("launches") if kernel else None
+    logits = example((2, 3, 8), dtype)
+    logits[0, 0, 2:] = -INF
+    logits[1, 1] = -INF
+    logits[1, 1, 3] = 2
+    for refuse in (False, True):
+        if kernel:
+            launches.refuse = refuse
+        for dim in (-1, 0, (1, 2), 1, (0, 1, 2)):
+            leaf = logits.clone().requires_grad_()
+            y = entropy(leaf, dim)
+            wide = logits.double().requires_grad_()
+            dims = (dim,) if isinstance(dim, int) else dim
+            moved = wide.movedim(dims, [-i - 1 for i in range(len(dims))][::-1]).flatten(-len(dims))
+            right = exact(moved, torch.zeros(moved.shape[:-1], dtype=torch.int64))[1]
+            assert y.dtype == dtype and y.shape == right.shape
+            assert torch.allclose(y.double(), right, rtol=torch.finfo(dtype).eps, atol=1e-6)
+            found = torch.autograd.grad(y.sum(), leaf)[0].double()
+            (expected,) = torch.autograd.grad(right.sum(), wide)
+            assert (found - expected).abs().max() <= 16 * torch.finfo(dtype).eps * expected.abs().max()
+    assert entropy(torch.tensor(1.0)) == 0
+    uniform = entropy(torch.zeros(4, 1000))
+    assert torch.allclose(uniform, torch.tensor(1000.0).log())
+
+
+def test_rows_of_nothing(launches):
+    logits = torch.full((2, 5), -INF)
+    logits[1] = 0
+    found, entropies = selective_log_softmax(logits, torch.tensor([1, 1]), return_entropy=True)
+    assert found.isnan().tolist() == [True, False] and entropies.isnan().tolist() == [True, False]
+    assert selective_log_softmax(logits[:0], torch.tensor([], dtype=torch.int64)).shape == (0,)
+    assert entropy(logits[:0]).shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda x, i: (x, [1, 2]), TypeError, "index must be a torch.Tensor, not list"),
+        (lambda x, i: (x, i.float()), TypeError, "index is torch.float32: it must have an integer dtype"),
+        (lambda x, i: (x, i.bool()), TypeError, "index is torch.bool: it must have an integer dtype"),
+        (lambda x, i: (x, i.to("meta")), ValueError, "index is on meta, logits on cpu"),
+        (lambda x, i: (x, i[:2]), ValueError, r"index has shape \(2,\), logits \(4, 9\): index must have the shape"),
+        (lambda x, i: (x, i[None]), ValueError, r"index has shape \(1, 4\), logits \(4, 9\)"),
+        (lambda x, i: (x, i[:, None, None]), ValueError, r"index has shape \(4, 1, 1\), logits \(4, 9\)"),
+        (lambda x, i: (x[0, 0], i[0]), ValueError, r"index has shape \(\), logits \(\)"),
+        (lambda x, i: (x, i + 9), IndexError, "index has elements from 9 to .*: they must lie in 0 to 8"),
+        (lambda x, i: (x, i - 10), IndexError, "index has elements from -10 to .*: they must lie in 0 to 8"),
+        (lambda x, i: (x.int(), i), TypeError, "input has dtype torch.int32: selective_log_softmax needs"),
+        (lambda x, i: (x.cfloat(), i), TypeError, "logits has dtype torch.complex64: selective_log_softmax is"),
+        (lambda x, i: ([1.0], i), TypeError, "logits must be a torch.Tensor, not list"),
+    ],
+)  # fmt: skip
+def test_wrong_arguments(call, error, message):
+    logits, index = example((4, 9)), torch.tensor([0, 3, 5, 8])
+    with pytest.raises(error, match=message):
+        selective_log_softmax(*call(logits, index))
+
+
+def test_wrong_arguments_of_one_kind():
+    logits, index = example((4, 9)), torch.tensor([0, 3, 5, 8])
+    for scale in (torch.ones(4, 1), "1", None, True):
+        with pytest.raises(TypeError, match="scale must be a number, not"):
+            selective_log_softmax(logits, index, scale=scale)
+    with pytest.raises(IndexError, match="dim=2 is out of range"):
+        entropy(logits, 2)
+    with pytest.raises(TypeError, match=r"logits must be a torch\.Tensor, not float"):
+        entropy(1.0)
+    with pytest.raises(TypeError, match=r"input has dtype torch\.int64: entropy needs"):
+        entropy(index)
+
+
+@everywhere
+def test_probabilities_near_one(kernel, request):
+    """Their logarithm is as fine as itself, not as the scores that it is the difference of."""
+    if kernel:
+        request.getfixturevalue("launches")
+    logits = torch.zeros(3, 50)
+    logits[:, 7] = torch.tensor([20.0, 30.0, 25.0]) + 0.1
+    for scale in (1.0, 0.7):
+        found = selective_log_softmax(logits, torch.full((3,), 7), scale=scale).double()
+        right = exact(logits, torch.full((3,), 7), scale)[0]
+        assert (found - right).abs().max() <= (1e-6 if scale != 1 else 1.2e-7)
