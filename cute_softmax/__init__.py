@@ -13,6 +13,7 @@ if TYPE_CHECKING or find_spec("torch"):  # plans, layouts and diagrams work with
     from .family import entropy, log_softmax, log_softmax_backward, selective_log_softmax, softmax_
     from .functional import explain, plan_softmax, prepare, softmax, softmax_backward
     from .reductions import amax, logsumexp, plan_reduction, sum
+    from .softmax_matmul import softmax_matmul
 
 __all__ = [
     "accelerate",
@@ -32,6 +33,7 @@ __all__ = [
     "softmax",
     "softmax_",
     "softmax_backward",
+    "softmax_matmul",
     "sum",
 ]
 __version__ = "0.1.0"

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .plan import PanelClass, RowClass
+    from .plan.matmul import MatmulClass
 
 
-def compile_class(c: RowClass | PanelClass, options: str = "") -> Any:
+def compile_class(c: RowClass | PanelClass | MatmulClass, options: str = "") -> Any:
     """Compile the kernel of a Plan class for its architecture; needs no GPU and takes about a second.
 
     options: more compiler options, such as "--keep-ptx --keep-cubin".
@@ -51,8 +52,21 @@ def _panel(c: PanelClass) -> tuple[Any, list]:
     ]
 
 
+def _matmul(c: MatmulClass) -> tuple[Any, list]:
+    from cutlass import Float32, Int32, Int64
+
+    from .kernels.matmul import MatmulKernel
+
+    return MatmulKernel(c), [
+        *[Int32(0)] * 11,
+        Float32(0),
+        Int32(0),
+        *[Int64(0)] * (11 + 6 * (c.mask + bool(c.bias)) + c.lse + c.split),
+    ]
+
+
 # By the movement of a class.
-MOVEMENTS = {"row": _row, "column": _panel, "split": _panel}
+MOVEMENTS = {"row": _row, "column": _panel, "split": _panel, "matmul": _matmul}
 
 
 def build_math(c: RowClass | PanelClass) -> Any:
