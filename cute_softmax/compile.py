@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .plan import PanelClass, RowClass
+    from .plan.matmul_backward import MatmulBackwardClass, MatmulDeltaClass
 
 
 def compile_class(c: RowClass | PanelClass, options: str = "") -> Any:
@@ -51,8 +52,30 @@ def _panel(c: PanelClass) -> tuple[Any, list]:
     ]
 
 
+def _matmul_backward(c: MatmulBackwardClass) -> tuple[Any, list]:
+    from cutlass import Float32, Int32, Int64
+
+    from .kernels.matmul_backward import MatmulBackwardKernel
+
+    return MatmulBackwardKernel(c), [*[Int32(0)] * 7, Float32(0.0), *[Int64(0)] * 20]
+
+
+def _matmul_delta(c: MatmulDeltaClass) -> tuple[Any, list]:
+    from cutlass import Float32, Int32, Int64
+
+    from .kernels.matmul_delta import MatmulDeltaKernel
+
+    return MatmulDeltaKernel(c), [*[Int32(0)] * 5, Float32(0.0), *[Int64(0)] * 13]
+
+
 # By the movement of a class.
-MOVEMENTS = {"row": _row, "column": _panel, "split": _panel}
+MOVEMENTS = {
+    "row": _row,
+    "column": _panel,
+    "split": _panel,
+    "matmul_backward": _matmul_backward,
+    "matmul_delta": _matmul_delta,
+}
 
 
 def build_math(c: RowClass | PanelClass) -> Any:

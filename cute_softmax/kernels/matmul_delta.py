@@ -1,0 +1,93 @@
+"""What the backward of softmax(S) @ V needs of each row: delta = sum(dO * O), and lse in units of log 2."""
+
+import operator
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64
+
+from .copy import DTYPES, dot, global_pointer, unpack
+from .online import LOG2_E
+from .reduce import SUM, tree
+
+LANES = 4  # threads that share a row: each loads a few vectors at once
+
+
+class MatmulDeltaKernel:
+    """The kernel of one Plan class, see `cute_softmax.plan.MatmulDeltaClass`. A CTA makes one block of numbers:
+    those that are subtracted from the exponents of `rows` rows, then those subtracted from dP."""
+
+    def __init__(self, spec):
+        self.spec = spec
+        self.dtypes = [DTYPES[name] for name in spec.dtypes]
+
+    @cute.jit
+    def __call__(
+        self,
+        stream: cuda.CUstream,
+        M: Int32,
+        D: Int32,
+        heads: Int32,
+        ctas: Int32,
+        empty_zeros: Int32,
+        scale: Float32,
+        *operands: Int64,
+    ):
+        """Launch.
+
+        empty_zeros: whether rows without anything in them have probabilities of zero, not NaN.
+        operands: addresses in bytes and strides in elements: dO (address, row, head, batch), O and lse (the same),
+            the result's address.
+        """
+        s = self.spec
+        self.kernel(M, D, heads, empty_zeros, scale, operands).launch(
+            grid=[ctas, 1, 1], block=[s.rows * LANES, 1, 1], stream=stream
+        )
+
+    @cute.kernel
+    def kernel(self, M: Int32, D: Int32, heads: Int32, empty_zeros: Int32, scale: Float32, operands: tuple):
+        s = self.spec
+        tidx, _, _ = cute.arch.thread_idx()
+        cta, _, _ = cute.arch.block_idx()
+        row_blocks = (M + s.rows - 1) // s.rows
+        m, rest = cta % row_blocks, cta // row_blocks
+        head, batch = rest % heads, rest // heads
+        lane, mine = tidx % LANES, tidx // LANES
+        row = m * s.rows + mine
+
+        at = [dot([row, head, batch], operands[i + 1 : i + 4]) for i in (0, 4, 8)]
+        products = cute.make_rmem_tensor(s.vectors * s.vector, Float32)
+        products.fill(0.0)
+        lse = Float32(float("inf"))
+        if row < M:
+            held = [cute.make_rmem_tensor((s.vector, s.vectors), dtype) for dtype in self.dtypes]
+            for i in cutlass.range_constexpr(2):
+                held[i].fill(0.0)
+                for k in cutlass.range_constexpr(s.vectors):
+                    column = (k * LANES + lane) * s.vector
+                    if column < D:
+                        gX = global_pointer(
+                            self.dtypes[i],
+                            operands[4 * i],
+                            at[i] + column,
+                            s.vector * self.dtypes[i].width // 8,
+                        )
+                        cute.autovec_copy(cute.make_tensor(gX, cute.make_layout(s.vector)), held[i][None, k])
+            for k in cutlass.range_constexpr(s.vectors):
+                dO, O = (unpack(held[i][None, k]) for i in range(2))
+                for j in cutlass.range_constexpr(s.vector):
+                    products[k * s.vector + j] = dO[j] * O[j]
+            gL = global_pointer(Float32, operands[8], at[2], 4)
+            lse = cute.make_tensor(gL, cute.make_layout(1))[0]
+            nothing = Float32(cutlass.select_(empty_zeros != 0, Float32(float("inf")), Float32(float("nan"))))
+            # Of a row with +inf in it nothing is a number.
+            lse = Float32(cutlass.select_(lse == float("inf"), Float32(float("nan")), lse * LOG2_E))
+            lse = Float32(cutlass.select_(lse == -float("inf"), nothing, lse))
+        total = tree(operator.add, [products[i] for i in range(s.vectors * s.vector)])
+        (total,) = SUM.lanes((total,), LANES)
+        if lane == 0:
+            out = global_pointer(Float32, operands[12], Int64(cta) * (2 * s.rows) + mine, 4)
+            result = cute.make_tensor(out, cute.make_layout(2, stride=s.rows))
+            result[0] = lse
+            result[1] = total * scale
