@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .plan import PanelClass, RowClass
+    from .plan.matmul import MatmulClass
     from .plan.matmul_backward import MatmulBackwardClass, MatmulDeltaClass
 
 
-def compile_class(c: RowClass | PanelClass, options: str = "") -> Any:
+def compile_class(c: RowClass | PanelClass | MatmulClass, options: str = "") -> Any:
     """Compile the kernel of a Plan class for its architecture; needs no GPU and takes about a second.
 
     options: more compiler options, such as "--keep-ptx --keep-cubin".
@@ -52,6 +53,19 @@ def _panel(c: PanelClass) -> tuple[Any, list]:
     ]
 
 
+def _matmul(c: MatmulClass) -> tuple[Any, list]:
+    from cutlass import Float32, Int32, Int64
+
+    from .kernels.matmul import MatmulKernel
+
+    return MatmulKernel(c), [
+        *[Int32(0)] * 7,
+        Float32(0),
+        Int32(0),
+        *[Int64(0)] * (11 + c.lse),
+    ]
+
+
 def _matmul_backward(c: MatmulBackwardClass) -> tuple[Any, list]:
     from cutlass import Float32, Int32, Int64
 
@@ -73,6 +87,7 @@ MOVEMENTS = {
     "row": _row,
     "column": _panel,
     "split": _panel,
+    "matmul": _matmul,
     "matmul_backward": _matmul_backward,
     "matmul_delta": _matmul_delta,
 }

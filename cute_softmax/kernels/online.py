@@ -17,6 +17,7 @@ import cutlass.cute as cute
 from cutlass import Float32
 
 LOG2_E = math.log2(math.e)
+LN_2 = math.log(2)
 # What the float32 constant loses of log2(e).
 LOG2_E_TAIL = LOG2_E - struct.unpack("f", struct.pack("f", LOG2_E))[0]
 # 2 ** f for |f| <= 0.5, the highest power first: the polynomial of degree 6 of least relative error with p(0) = 1
@@ -78,6 +79,25 @@ class Fast:
         scale = self.scale(new)
         exponent = rounded_product(old, scale) - rounded_product(new, scale)
         return cute.math.exp2(exponent, fastmath=True)
+
+    def slope(self, ref: Float32, scale: Float32) -> Float32:
+        """What a score is multiplied by in the exponent of 2 of exp(scale * (x - ref))."""
+        product = ref * scale
+        far = cute.arch.fmax(product, -product) >= Float32(self.far)
+        return Float32(cutlass.select_(far, scale, scale * Float32(LOG2_E)))
+
+    def shift(self, ref: Float32, slope: Float32, headroom: float) -> Float32:
+        """What is added to it, so that the power of `ref` itself is 2 ** headroom."""
+        return Float32(headroom) - rounded_product(ref, slope)
+
+    def power_on(self, x: Float32, slope: Float32, shift: Float32) -> Float32:
+        """exp(scale * (x - ref)) * 2 ** headroom."""
+        return cute.math.exp2(cute.math.fma(x, slope, shift), fastmath=True)
+
+    def fall(self, old: Float32, new: Float32, slope: Float32) -> Float32:
+        """exp(scale * (old - new)) of two references, at most 1, with the slope of `new`."""
+        exponent = rounded_product(old, slope) - rounded_product(new, slope)
+        return cute.math.exp2(cute.arch.fmin(exponent, Float32(0.0)), fastmath=True)
 
 
 def rounded_product(a: Float32, b: Float32) -> Float32:
