@@ -71,15 +71,16 @@ def _matmul_backward(c: MatmulBackwardClass) -> tuple[Any, list]:
 
     from .kernels.matmul_backward import MatmulBackwardKernel
 
-    return MatmulBackwardKernel(c), [*[Int32(0)] * 7, Float32(0.0), *[Int64(0)] * 20]
+    operands = 25 + 6 * (c.mask + bool(c.bias))
+    return MatmulBackwardKernel(c), [*[Int32(0)] * 9, *[Float32(0.0)] * 2, *[Int64(0)] * operands]
 
 
 def _matmul_delta(c: MatmulDeltaClass) -> tuple[Any, list]:
-    from cutlass import Float32, Int32, Int64
+    from cutlass import Int32, Int64
 
     from .kernels.matmul_delta import MatmulDeltaKernel
 
-    return MatmulDeltaKernel(c), [*[Int32(0)] * 5, Float32(0.0), *[Int64(0)] * 13]
+    return MatmulDeltaKernel(c), [*[Int32(0)] * 6, *[Int64(0)] * 16]
 
 
 # By the movement of a class.

@@ -12,7 +12,6 @@ import torch
 from . import hardware
 from .cache import Store
 from .plan import Plan, RowClass, plan
-from .plan.matmul_backward import MatmulBackwardPlan, plan_matmul_backward
 from .problem import ALIGNMENT, Operand, canonical
 
 DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
@@ -132,88 +131,3 @@ def run(math: str, tensors: Sequence[torch.Tensor], dims: tuple[int, ...], onlin
 def result_strides(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
     """The strides of `torch.empty_like` of such a tensor, in elements."""
     return torch.empty_like(torch.empty_strided(shape, strides, device="meta")).stride()
-
-
-def matmul_backward(
-    scores: torch.Tensor,
-    values: torch.Tensor,
-    output: torch.Tensor,
-    lse: torch.Tensor,
-    grad: torch.Tensor,
-    scale: float = 1.0,
-    empty_rows: str = "nan",
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gradients of ``softmax(scale * scores) @ values`` with respect to scores and values.
-
-    scores (..., M, N), values (..., N, D) of the same rank, whose batch dimensions may be 1 where those of scores
-    are not; output and grad (..., M, D); lse (..., M), float32, the logarithm of the sum of exponentials.
-    empty_rows: "nan" or "zeros", what a row of -inf alone has given.
-    """
-    index = scores.get_device()
-    dscores = torch.empty(scores.shape, dtype=scores.dtype, device=scores.device)
-    dvalues = torch.empty(values.shape, dtype=values.dtype, device=values.device)
-    made = _matmul_backward_plan(index, scores, values, output, lse, grad, dscores, dvalues)
-    with torch.cuda.device(index):
-        stream = torch._C._cuda_getCurrentRawStream(index)
-        numbers = torch.empty(made.delta_numbers, dtype=torch.float32, device=scores.device)
-        parts = dvalues
-        if made.splits > 1:
-            parts = torch.empty((made.splits, *values.shape), dtype=torch.float32, device=values.device)
-
-        def at(name: str, tensor: torch.Tensor) -> tuple[int, ...]:
-            return tensor.data_ptr(), *made.stride(name)
-
-        function_of(made.delta)(
-            stream,
-            *made.delta_arguments,
-            int(empty_rows == "zeros"),
-            scale,
-            *at("grad", grad),
-            *at("output", output),
-            *at("lse", lse),
-            numbers.data_ptr(),
-        )
-        dv_row, _, dv_batch = made.stride("dvalues")
-        v_row, _, v_batch = made.stride("values")
-        function_of(made.kernel)(
-            stream,
-            *made.arguments,
-            scale,
-            *at("scores", scores),
-            *at("grad", grad),
-            values.data_ptr(),
-            v_row,
-            v_batch,
-            numbers.data_ptr(),
-            *at("dscores", dscores),
-            parts.data_ptr(),
-            dv_row,
-            values.numel(),
-            dv_batch,
-        )
-        if made.splits > 1:
-            dvalues.copy_(parts.sum(0))
-    return dscores, dvalues
-
-
-def _matmul_backward_plan(
-    index: int, scores: torch.Tensor, values: torch.Tensor, output, lse, grad, dscores, dvalues
-) -> MatmulBackwardPlan:
-    def spread(tensor: torch.Tensor) -> Operand:
-        """Stride 0 where the batch of values is shared."""
-        strides = [
-            0 if n == 1 and full > 1 and d < tensor.dim() - 2 else s
-            for d, (n, full, s) in enumerate(zip(tensor.shape, scores.shape, tensor.stride(), strict=True))
-        ]
-        return replace(operand(tensor), strides=tuple(strides))
-
-    operands = {
-        "scores": operand(scores),
-        "grad": operand(grad),
-        "values": spread(values),
-        "dscores": operand(dscores),
-        "dvalues": spread(dvalues),
-        "output": operand(output),
-        "lse": operand(lse),
-    }
-    return plan_matmul_backward(scores.shape, values.shape, operands, device_facts(index))

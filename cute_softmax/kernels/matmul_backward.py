@@ -6,6 +6,10 @@ A CTA owns a block of columns of S, which are rows of V, and walks down the rows
 that it stays in registers: dP^T = V dO^T leaves the tensor cores just as P^T must enter them for dV += P^T dO, V
 itself waits in registers as an operand, and `ldmatrix` transposes S on its way there. dS takes the place of S in
 shared memory. A producer warp keeps a ring of steps full; each consumer warpgroup owns a slab of 64 columns.
+
+Rows of S that TMA cannot read as tiles (off 16-byte boundaries, or of float32) come line by line, see `lines`.
+
+Names: mX a tensor in global memory, gX a tile of it, sX shared memory, rX registers; tXsX = sX partitioned by X's copy.
 """
 
 from types import SimpleNamespace
@@ -13,31 +17,19 @@ from types import SimpleNamespace
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, const_expr
-from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warp, warpgroup
+from cutlass import Float32, Int32, Int64, Uint8, const_expr
+from cutlass.cute.nvgpu import cpasync, warp, warpgroup
 
-from .copy import DTYPES, global_pointer
+from .copy import DTYPES, dot, global_pointer
 from .online import LOG2_E
+from .tensor_cores import WARPGROUP, by_columns, by_rows, mma
 
-WARPGROUP = 128
-SLAB = 64
-REGISTERS = {2: (24, 240), 3: (24, 160)}  # of producer and consumers, by the number of consumer warpgroups
-
-
-def slabs(rows: int, columns: int, stages: int) -> cute.ComposedLayout:
-    """(row, column, stage) -> element of 16 bits in shared memory: slabs of 64 columns with the 128-byte swizzle."""
-    atom = cute.make_composed_layout(
-        cute.make_swizzle(3, 4, 3), 0, cute.make_layout((8, SLAB), stride=(SLAB, 1))
-    )
-    return cute.tile_to_shape(atom, (rows, columns, stages), order=(0, 1, 2))
-
-
-def turned_slabs(rows: int, columns: int, stages: int) -> cute.ComposedLayout:
-    """(column, row, stage) -> the same element as `slabs`."""
-    atom = cute.make_composed_layout(
-        cute.make_swizzle(3, 4, 3), 0, cute.make_layout((SLAB, 8), stride=(1, SLAB))
-    )
-    return cute.tile_to_shape(atom, (columns, rows, stages), order=(1, 0, 2))
+SLAB = 64  # columns of a consumer
+REGISTERS = {
+    1: (24, 240),
+    2: (24, 240),
+    3: (24, 160),
+}  # of producer and consumers, by the number of consumers
 
 
 class MatmulBackwardKernel:
@@ -45,7 +37,8 @@ class MatmulBackwardKernel:
 
     def __init__(self, spec):
         self.spec = spec
-        self.dtype = DTYPES[spec.dtypes[0]]
+        self.dtype = DTYPES[spec.dtypes[0]]  # of S and dS
+        self.half = DTYPES[spec.dtypes[1]]  # of the tensor cores' operands
         self.dv_dtype = DTYPES[spec.dtypes[2]]
 
     @cute.jit
@@ -56,77 +49,99 @@ class MatmulBackwardKernel:
         N: Int32,
         D: Int32,
         heads: Int32,
-        batches: Int32,
+        inner: Int32,
+        outer: Int32,
         splits: Int32,
         ctas: Int32,
+        offset: Int32,
         scale: Float32,
+        factor: Float32,
         *operands: Int64,
     ):
         """Launch.
 
-        heads: those that share a V; batches: different V; splits: parts of the walk over rows and heads.
-        operands: addresses in bytes and strides in elements: S (address, row, head, batch), dO (the same), V
-            (address, row, batch), stats (address), dS (as S), dV (address, row, split, batch).
+        heads: those that share a V; inner, outer: sizes of the batch modes of different V; splits: parts of the walk
+            over rows and heads.
+        offset: of the diagonal: column j of row i counts if j <= i + offset. scale: of scores before the softmax;
+        factor: of dS after all.
+        operands: address in bytes and strides in elements of S (row, head, inner, outer), dO (the same), V (row,
+            inner, outer); the address of delta's numbers; dS (as S), dV (row, split, inner, outer), and, if the class
+            has them, mask and bias (row, column, head, inner, outer).
         """
         s = self.spec
         S, dO, V, stats, dS, dV = (
-            operands[0:4],
-            operands[4:8],
-            operands[8:11],
-            operands[11],
-            operands[12:16],
-            operands[16:20],
+            operands[0:5],
+            operands[5:10],
+            operands[10:14],
+            operands[14],
+            operands[15:20],
+            operands[20:25],
         )
-
-        def matrix(at, columns):
-            return cute.make_tensor(
-                global_pointer(self.dtype, at[0], Int64(0), 16),
-                cute.make_layout((M, columns, heads, batches), stride=(at[1], 1, at[2], at[3])),
-            )
-
         load, save = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
-        tile, slab = slabs(s.rows, s.columns, s.stages), slabs(s.rows, SLAB, 1)
-        atom_S, mS = cpasync.make_tiled_tma_atom(load, matrix(S, N), tile, (s.rows, s.columns))
+        modes = (M, heads, inner, outer)
         atom_dO, mdO = cpasync.make_tiled_tma_atom(
-            load, matrix(dO, D), slabs(s.rows, s.depth, s.stages), (s.rows, s.depth)
+            load,
+            matrix(self.half, dO, modes, D),
+            by_rows(self.half, s.rows, s.depth, s.stages),
+            (s.rows, s.depth),
         )
-        atom_dS, mdS = cpasync.make_tiled_tma_atom(save, matrix(dS, N), slab, (s.rows, SLAB))
+        tma = [atom_dO, mdO]
+        if const_expr(not s.lines):
+            tile, slab = (
+                by_rows(self.dtype, s.rows, s.columns, s.stages),
+                by_rows(self.dtype, s.rows, SLAB, 1),
+            )
+            tma += cpasync.make_tiled_tma_atom(
+                load, matrix(self.dtype, S, modes, N), tile, (s.rows, s.columns)
+            )
+            tma += cpasync.make_tiled_tma_atom(save, matrix(self.dtype, dS, modes, N), slab, (s.rows, SLAB))
         self.kernel(
-            atom_S, mS, atom_dO, mdO, atom_dS, mdS, (M, N, D, heads, batches, splits), scale, (*V, stats, *dV)
+            tma,
+            (M, N, D, heads, inner, outer, splits, offset),
+            scale * LOG2_E,
+            scale,
+            factor,
+            (*V, stats, *dV, *S, *dS, *operands[25:]),
         ).launch(grid=[ctas, 1, 1], block=[s.threads, 1, 1], stream=stream, min_blocks_per_mp=1)
 
     @cute.kernel
     def kernel(
         self,
-        atom_S: cute.CopyAtom,
-        mS: cute.Tensor,
-        atom_dO: cute.CopyAtom,
-        mdO: cute.Tensor,
-        atom_dS: cute.CopyAtom,
-        mdS: cute.Tensor,
+        tma: list,
         sizes: tuple,
+        scale_log2: Float32,
         scale: Float32,
+        factor: Float32,
         operands: tuple,
     ):
         s = self.spec
-        M, N, D, heads, batches, splits = sizes
+        M, N, D, heads, inner, outer, splits, offset = sizes
         tidx, _, _ = cute.arch.thread_idx()
         cta, _, _ = cute.arch.block_idx()
         ctas, _, _ = cute.arch.grid_dim()
         group = cute.arch.make_warp_uniform(tidx // WARPGROUP)
         warp_idx = cute.arch.make_warp_uniform(tidx // 32)
 
+        # Shared memory: the ring's tiles of S and dO and its numbers of rows, its barriers, and a slab of zeros.
         smem = cutlass.memory.SmemAllocator()
-        rawS = smem.allocate_array(self.dtype, s.stages * s.rows * s.columns, byte_alignment=1024)
-        rawO = smem.allocate_array(self.dtype, s.stages * s.rows * s.depth, byte_alignment=1024)
+        rawS = smem.allocate_array(self.dtype, s.stages * s.score_elements, byte_alignment=1024)
+        rawO = smem.allocate_array(self.half, s.stages * s.rows * s.depth, byte_alignment=1024)
+        rawZ = rawS
+        if const_expr(s.zeros > 0):
+            rawZ = smem.allocate_array(self.dtype, s.zeros, byte_alignment=1024)
         sL = smem.allocate_tensor(Float32, cute.make_layout((s.rows, 2, s.stages)), byte_alignment=128)
         full = smem.allocate_array(Int64, num_elems=s.stages)
         empty = smem.allocate_array(Int64, num_elems=s.stages)
         if tidx == 0:
             for i in cutlass.range_constexpr(s.stages):
-                cute.arch.mbarrier_init(full + i, 1)
-                cute.arch.mbarrier_init(empty + i, s.consumers)
+                cute.arch.mbarrier_init(full + i, s.fillers)
+                cute.arch.mbarrier_init(empty + i, s.releases)
         cute.arch.mbarrier_init_fence()
+        if const_expr(s.zeros > 0):
+            words = cute.make_tensor(cute.recast_ptr(rawZ, dtype=Int32), cute.make_layout(s.zeros // 2))
+            for i in cutlass.range(tidx, s.zeros // 2, s.threads):
+                words[i] = 0
+            cute.arch.fence_proxy("async.shared", space="cta")
         cute.arch.sync_threads()
 
         row_blocks = (M + s.rows - 1) // s.rows
@@ -136,22 +151,29 @@ class MatmulBackwardKernel:
             N=N,
             D=D,
             heads=heads,
-            batches=batches,
+            inner=inner,
             splits=splits,
+            offset=offset,
             cta=cta,
             ctas=ctas,
             row_blocks=row_blocks,
             column_blocks=column_blocks,
-            tiles=column_blocks * batches * splits,
-            steps=row_blocks * heads,
+            tiles=column_blocks * inner * outer * splits,
+            scale_log2=scale_log2,
             scale=scale,
-            V=operands[0:3],
-            stats=operands[3],
-            dV=operands[4:8],
+            factor=factor,
+            V=operands[0:4],
+            stats=operands[4],
+            dV=operands[5:10],
+            S=operands[10:15],
+            dS=operands[15:20],
+            mask=operands[20:26] if s.mask else None,
+            bias=operands[-6:] if s.bias else None,
             rawS=rawS,
-            sS=swizzled(rawS, slabs(s.rows, s.columns, s.stages)),
-            sO=swizzled(rawO, slabs(s.rows, s.depth, s.stages)),
-            sOt=swizzled(rawO, turned_slabs(s.rows, s.depth, s.stages)),
+            rawZ=rawZ,
+            sO=swizzled(rawO, by_rows(self.half, s.rows, s.depth, s.stages)),
+            sOt=swizzled(rawO, by_columns(self.half, s.depth, s.rows, s.stages)),
+            sS=None if s.lines else swizzled(rawS, by_rows(self.dtype, s.rows, s.columns, s.stages)),
             sL=sL,
             full=full,
             empty=empty,
@@ -159,77 +181,122 @@ class MatmulBackwardKernel:
         if group == s.consumers:
             cute.arch.setmaxregister_decrease(REGISTERS[s.consumers][0])
             if warp_idx == s.consumers * 4:
-                self.produce(this, atom_S, mS, atom_dO, mdO)
+                self.produce(this, tma, tidx % 32)
         else:
             cute.arch.setmaxregister_increase(REGISTERS[s.consumers][1])
-            self.consume(this, atom_dS, mdS, tidx % WARPGROUP, group)
+            self.consume(this, tma, tidx % WARPGROUP, group)
 
-    def place(self, this, tile: Int32) -> tuple:
-        """(column block, batch, split) of a tile, and its first step and the one after its last."""
-        n = tile % this.column_blocks
-        rest = tile // this.column_blocks
+    def place(self, this, tile: Int32) -> SimpleNamespace:
+        """Where a tile lies and what it walks over: blocks of rows from `top` on, of one head after another."""
+        s = self.spec
+        n, rest = tile % this.column_blocks, tile // this.column_blocks
         split, batch = rest % this.splits, rest // this.splits
-        first = Int32(Int64(this.steps) * split // this.splits)
-        end = Int32(Int64(this.steps) * (split + 1) // this.splits)
-        return n, batch, split, first, end
+        top = Int32(0)
+        if const_expr(s.causal):
+            # Blocks of rows in which no column of this tile counts.
+            top = cutlass.min(cutlass.max(n * s.columns - this.offset, 0) // s.rows, this.row_blocks)
+        height = this.row_blocks - top
+        first, end = part_of(height * this.heads, split, this.splits)
+        height = cutlass.max(height, 1)
+        return SimpleNamespace(
+            n=n,
+            batch=(batch % this.inner, batch // this.inner),
+            split=split,
+            top=top,
+            first=first,
+            end=end,
+            head=first // height,
+            m=top + first % height,
+        )
 
     @cute.jit
-    def produce(self, this, atom_S, mS, atom_dO, mdO):
+    def produce(self, this, tma: list, lane: Int32):
         """One warp brings step after step to the ring."""
         s = self.spec
-        # (row of the tile, column, row block, column block, head, batch)
-        gS = cute.flat_divide(mS, (s.rows, s.columns))
-        gO = cute.flat_divide(mdO, (s.rows, s.depth))
         one = cute.make_layout(1)
-        tSsS, tSgS = cpasync.tma_partition(
-            atom_S, 0, one, cute.group_modes(this.sS, 0, 2), cute.group_modes(gS, 0, 2)
-        )
+        # (row of the tile, column, row block, column block, batch modes)
+        gO = cute.flat_divide(tma[1], (s.rows, s.depth))
         tOsO, tOgO = cpasync.tma_partition(
-            atom_dO, 0, one, cute.group_modes(this.sO, 0, 2), cute.group_modes(gO, 0, 2)
+            tma[0], 0, one, cute.group_modes(this.sO, 0, 2), cute.group_modes(gO, 0, 2)
         )
+        tSsS = tSgS = None
+        if const_expr(not s.lines):
+            gS = cute.flat_divide(tma[3], (s.rows, s.columns))
+            tSsS, tSgS = cpasync.tma_partition(
+                tma[2], 0, one, cute.group_modes(this.sS, 0, 2), cute.group_modes(gS, 0, 2)
+            )
         bulk = cute.make_copy_atom(cpasync.CopyBulkG2SOp(), Float32)
         stats = cute.make_layout(2 * s.rows)
         stage, phase = Int32(0), Int32(1)
         tile = this.cta
         while tile < this.tiles:
-            n, batch, _, first, end = self.place(this, tile)
-            head, m = first // this.row_blocks, first % this.row_blocks
-            for _ in cutlass.range(first, end, unroll=1):
+            at = self.place(this, tile)
+            n, batch, head, m = at.n, at.batch, at.head, at.m
+            for _ in cutlass.range(at.first, at.end, unroll=1):
                 bar = this.full + stage
                 cute.arch.mbarrier_wait(this.empty + stage, phase)
+                if const_expr(s.lines):
+                    self.load_lines(this, bar, stage, m, n, head, batch, lane)
+                else:
+                    with cute.arch.elect_one():
+                        cute.arch.mbarrier_arrive_and_expect_tx(bar, s.step_bytes)
+                    cute.copy(tma[2], tSgS[(None, m, n, head, *batch)], tSsS[None, stage], tma_bar_ptr=bar)
+                cute.copy(tma[0], tOgO[(None, m, 0, head, *batch)], tOsO[None, stage], tma_bar_ptr=bar)
+                index = (batch[1] * this.inner + batch[0]) * this.heads + head
+                block = Int64(index) * this.row_blocks + m
                 with cute.arch.elect_one():
-                    cute.arch.mbarrier_arrive_and_expect_tx(bar, s.step_bytes)
-                cute.copy(atom_S, tSgS[None, m, n, head, batch], tSsS[None, stage], tma_bar_ptr=bar)
-                cute.copy(atom_dO, tOgO[None, m, 0, head, batch], tOsO[None, stage], tma_bar_ptr=bar)
-                block = Int64(batch * this.heads + head) * this.row_blocks + m
-                with cute.arch.elect_one():
+                    gL = global_pointer(Float32, this.stats, block * (2 * s.rows), 128)
                     cute.copy(
                         bulk,
-                        cute.make_tensor(
-                            global_pointer(Float32, this.stats, block * (2 * s.rows), 128), stats
-                        ),
+                        cute.make_tensor(gL, stats),
                         cute.make_tensor(this.sL[None, None, stage].iterator, stats),
                         mbar_ptr=bar,
                     )
                 stage, phase = advance(stage, phase, s.stages)
-                head, m = next_step(head, m, this.row_blocks)
+                head, m = next_step(head, m, at.top, this.row_blocks)
             tile += this.ctas
 
     @cute.jit
-    def consume(self, this, atom_dS, mdS, tid: Int32, slab: Int32):
+    def load_lines(self, this, bar, stage: Int32, m: Int32, n: Int32, head: Int32, batch: tuple, lane: Int32):
+        """S line by line: the whole 16 bytes around a line's columns, wherever they begin; a lane brings two lines."""
+        s = self.spec
+        item = self.dtype.width // 8
+        columns = cutlass.min(this.N - n * s.columns, s.columns)
+        starts = [self.line(this, m * s.rows + r * 32 + lane, n, head, batch) for r in range(s.rows // 32)]
+        # Numbers of rows and dO report to the same barrier.
+        total = Int32(cutlass.select_(lane == 0, s.step_bytes - s.score_bytes, 0))
+        sizes = []
+        for r in cutlass.range_constexpr(s.rows // 32):
+            start, inside = starts[r], m * s.rows + r * 32 + lane < this.M
+            end = (start + columns * item + 15) // 16 * 16
+            size = Int32(cutlass.select_(inside, Int32(end - start // 16 * 16), 0))
+            sizes.append(size)
+            total += size
+        cute.arch.mbarrier_arrive_and_expect_tx(bar, total)
+        for r in cutlass.range_constexpr(s.rows // 32):
+            if sizes[r] > 0:
+                to = this.rawS + stage * s.score_elements + (r * 32 + lane) * s.pitch
+                cute.arch.inline_ptx(
+                    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+                    "[{$r0}], [{$r1}], {$r2}, [{$r3}];",
+                    read_only_args=[Int32(to.toint()), starts[r] // 16 * 16, sizes[r], Int32(bar.toint())],
+                )
+
+    def line(self, this, row: Int32, n: Int32, head: Int32, batch: tuple) -> Int64:
+        """The address of S at a row and the first column of a tile."""
+        address, *strides = this.S
+        begin = dot([row, head, *batch], strides) + n * self.spec.columns
+        return address + begin * (self.dtype.width // 8)
+
+    @cute.jit
+    def consume(self, this, tma: list, tid: Int32, slab: Int32):
         """A warpgroup computes dS of its slab of columns step by step, and dV of its rows of V."""
         s = self.spec
-        c = SimpleNamespace()
         lane, warp_idx = tid % 32, cute.arch.make_warp_uniform(tid // 32)
-        gdS = cute.flat_divide(mdS, (s.rows, SLAB))
-        sdS = cute.flat_divide(this.sS, (s.rows, SLAB))  # (row, column, 0, slab, stage)
-        tSsS, tSgS = cpasync.tma_partition(
-            atom_dS, 0, cute.make_layout(1), cute.group_modes(sdS, 0, 2), cute.group_modes(gdS, 0, 2)
-        )
 
         # dP^T (64 columns of S, rows) = V (columns, depth) @ dO^T; dV (columns, depth) = P^T (columns, rows) @ dO.
-        mma_P = self.mma(s.rows, OperandMajorMode.K)
-        mma_V = self.mma(s.depth, OperandMajorMode.MN)
+        mma_P = mma(self.half, s.rows, a_in_registers=True, a_by_rows=True, b_by_rows=True)
+        mma_V = mma(self.half, s.depth, a_in_registers=True, a_by_rows=True, b_by_rows=False)
         thr_P, thr_V = mma_P.get_slice(tid), mma_V.get_slice(tid)
         rP = thr_P.make_fragment_C(thr_P.partition_shape_C((SLAB, s.rows)))
         rdV = thr_V.make_fragment_C(thr_V.partition_shape_C((SLAB, s.depth)))
@@ -237,146 +304,251 @@ class MatmulBackwardKernel:
         rE = thr_V.make_fragment_A(thr_V.partition_shape_A((SLAB, s.rows)))
         tPrO = thr_P.make_fragment_B(thr_P.partition_B(this.sO))
         tVrO = thr_V.make_fragment_B(thr_V.partition_B(this.sOt))
+        tSsS = tSgS = tZsZ = None
+        if const_expr(not s.lines):
+            gdS = cute.group_modes(cute.flat_divide(tma[5], (s.rows, SLAB)), 0, 2)
+            sdS = cute.group_modes(cute.flat_divide(this.sS, (s.rows, SLAB)), 0, 2)  # (tile, 0, slab, stage)
+            tSsS, tSgS = cpasync.tma_partition(tma[4], 0, cute.make_layout(1), sdS, gdS)
+            if const_expr(s.zeros > 0):
+                sZ = swizzled(this.rawZ, by_rows(self.dtype, s.rows, SLAB, 1))
+                tZsZ, _ = cpasync.tma_partition(
+                    tma[4], 0, cute.make_layout(1), cute.group_modes(sZ, 0, 2), gdS
+                )
 
         # Where this lane's row of the four 8 x 8 matrices of an ldmatrix or stmatrix lies: rows 0-7 and 8-15 of S,
         # each with columns 0-7 and 8-15 of the warp's 16.
         row, chunk = lane // 16 * 8 + lane % 8, warp_idx * 2 + lane // 8 % 2
         mine = slab * (s.rows * SLAB) + row * SLAB + ((chunk ^ (lane % 8)) * 8)
-        pair = lane % 4 * 2
+        # This thread's columns of S and rows of dP are (column, column + 8) and, of every 8, (pair, pair + 1).
+        in_tile, pair = slab * SLAB + warp_idx * 16 + lane // 4, lane % 4 * 2
 
         stage, phase, before = Int32(0), Int32(0), Int32(-1)
         tile = this.cta
         while tile < this.tiles:
-            n, batch, split, first, end = self.place(this, tile)
-            column = n * s.columns + slab * SLAB + warp_idx * 16 + lane // 4
+            at = self.place(this, tile)
+            n, batch, head, m = at.n, at.batch, at.head, at.m
+            column = n * s.columns + in_tile
             self.load_values(this, rV, column, pair, batch)
             rdV.fill(0.0)
-            head, m = first // this.row_blocks, first % this.row_blocks
-            for _ in cutlass.range(first, end, unroll=1):
+            if const_expr(s.causal):
+                self.store_zeros(this, at, tma, tZsZ, tSgS, slab, column, pair, warp_idx)
+            for _ in cutlass.range(at.first, at.end, unroll=1):
                 cute.arch.mbarrier_wait(this.full + stage, phase)
                 warpgroup.fence()
-                self.gemm(mma_P, rP, rV, tPrO[None, None, None, stage], zero=True)
+                multiply(mma_P, rP, rV, tPrO[None, None, None, stage], anew=True)
                 warpgroup.commit_group()
 
                 # P^T, while the tensor cores are at dP^T and still at the last dV.
                 rS = cute.make_rmem_tensor(s.rows // 2, self.dtype)
-                at = this.rawS + stage * (s.rows * s.columns)
-                self.load_scores(at, mine, rS)
+                tileS = this.rawS + stage * s.score_elements
+                if const_expr(s.lines):
+                    self.load_from_lines(this, tileS, rS, in_tile, pair, m, n, head, batch)
+                else:
+                    self.load_scores(tileS, mine, rS)
                 exps = cute.make_rmem_tensor(s.rows // 2, Float32)
-                for j in cutlass.range_constexpr(s.rows // 8):
-                    for k in cutlass.range_constexpr(2):
-                        lse = this.sL[j * 8 + pair + k, 0, stage]
-                        for h in cutlass.range_constexpr(2):
-                            i = j * 4 + h * 2 + k
-                            x = rS[i].to(Float32)
-                            exps[i] = cute.math.exp2(
-                                cute.math.fma(x, this.scale * LOG2_E, -lse), fastmath=True
-                            )
+                self.exponentials(this, rS, exps, stage, m, column, pair, head, batch)
                 warpgroup.wait_group(1)  # the last dV: its operands may be overwritten
-                rE.store(exps.load().to(self.dtype).reshape(rE.shape))
+                if const_expr(s.lines):
+                    self.release(this, before)
+                rE.store(exps.load().to(self.half).reshape(rE.shape))
                 warpgroup.fence()
-                self.gemm(mma_V, rdV, rE, tVrO[None, None, None, stage], zero=False)
+                multiply(mma_V, rdV, rE, tVrO[None, None, None, stage], anew=False)
                 warpgroup.commit_group()
 
                 # dS^T, while the tensor cores are at dV.
                 warpgroup.wait_group(1)
-                for j in cutlass.range_constexpr(s.rows // 8):
-                    for k in cutlass.range_constexpr(2):
-                        delta = this.sL[j * 8 + pair + k, 1, stage]
-                        for h in cutlass.range_constexpr(2):
-                            i = j * 4 + h * 2 + k
-                            exps[i] = exps[i] * cute.math.fma(rP[i], this.scale, -delta)
+                for i, j, k, _ in self.each():
+                    delta = this.sL[j * 8 + pair + k, 1, stage]
+                    exps[i] = exps[i] * ((rP[i] - delta) * this.factor)
                 rS.store(exps.load().to(self.dtype))
-                self.store_scores(at, mine, rS)
-                cute.arch.fence_proxy("async.shared", space="cta")
-                cute.arch.barrier(barrier_id=1 + slab, number_of_threads=WARPGROUP)
-                if warp_idx == 0:
-                    cute.copy(
-                        atom_dS,
-                        tSsS[None, 0, slab, stage],
-                        tSgS[None, m, n * s.consumers + slab, head, batch],
-                    )
-                    cute.arch.cp_async_bulk_commit_group()
-                    # All warps have left the step before; its dS must have left, too.
-                    cute.arch.cp_async_bulk_wait_group(1, read=True)
-                    if before >= 0:
-                        with cute.arch.elect_one():
-                            cute.arch.mbarrier_arrive(this.empty + before)
+                if const_expr(s.lines):
+                    self.store_lines(this, rS, m, column, pair, head, batch)
+                else:
+                    self.store_scores(tileS, mine, rS)
+                    cute.arch.fence_proxy("async.shared", space="cta")
+                    cute.arch.barrier(barrier_id=1 + slab, number_of_threads=WARPGROUP)
+                    if warp_idx == 0:
+                        cute.copy(
+                            tma[4],
+                            tSsS[None, 0, slab, stage],
+                            tSgS[(None, m, n * s.consumers + slab, head, *batch)],
+                        )
+                        cute.arch.cp_async_bulk_commit_group()
+                        # All warps have left the step before; its dS must have left, too.
+                        cute.arch.cp_async_bulk_wait_group(1, read=True)
+                        self.release(this, before)
                 before = stage
                 stage, phase = advance(stage, phase, s.stages)
-                head, m = next_step(head, m, this.row_blocks)
+                head, m = next_step(head, m, at.top, this.row_blocks)
             warpgroup.wait_group(0)
-            self.store_values(this, rdV, column, pair, split, batch)
+            self.store_values(this, rdV, column, pair, at.split, batch)
             tile += this.ctas
-        cute.arch.cp_async_bulk_wait_group(0, read=True)
+        if const_expr(not s.lines):
+            cute.arch.cp_async_bulk_wait_group(0, read=True)
 
-    def mma(self, n: int, major: OperandMajorMode) -> cute.TiledMma:
-        """64 x n x 16 with A from registers."""
-        op = warpgroup.MmaF16BF16Op(
-            self.dtype,
-            Float32,
-            (SLAB, n, 16),
-            warpgroup.OperandSource.RMEM,
-            OperandMajorMode.K,
-            major,
-        )
-        return cute.make_tiled_mma(cute.make_mma_atom(op), (1, 1, 1))
+    def each(self):
+        """(register, block of 8 rows, row of the pair, column of the pair) of a thread's part of S^T."""
+        for j in range(self.spec.rows // 8):
+            for h in range(2):
+                for k in range(2):
+                    yield j * 4 + h * 2 + k, j, k, h
 
-    def gemm(self, mma, rC, rA, rB, zero: bool):
-        for k in range(cute.size(rA, mode=[2])):
-            mma.set(warpgroup.Field.ACCUMULATE, not (zero and k == 0))
-            cute.gemm(mma, rC, rA[None, None, k], rB[None, None, k], rC)
+    @cute.jit
+    def release(self, this, stage: Int32):
+        """A warp is done with a stage, if there is one."""
+        if stage >= 0:
+            with cute.arch.elect_one():
+                cute.arch.mbarrier_arrive(this.empty + stage)
 
-    def load_scores(self, at, mine: Int32, rS):
+    @cute.jit
+    def exponentials(
+        self,
+        this,
+        rS,
+        exps,
+        stage: Int32,
+        m: Int32,
+        column: Int32,
+        pair: Int32,
+        head: Int32,
+        batch: tuple,
+    ):
+        """P^T: exp of the scores of this thread less their rows' log-sum-exp; zero where they do not count."""
+        s = self.spec
+        row = m * s.rows + pair
+        for i, j, k, h in self.each():
+            lse = this.sL[j * 8 + pair + k, 0, stage]
+            if const_expr(s.bias != ""):
+                bias = self.element(
+                    this, DTYPES[s.bias], this.bias, row + 8 * j + k, column + 8 * h, head, batch
+                )
+                lse = cute.math.fma(-bias.to(Float32), Float32(LOG2_E), lse)
+            power = cute.math.exp2(cute.math.fma(rS[i].to(Float32), this.scale_log2, -lse), fastmath=True)
+            if const_expr(s.mask):
+                counts = self.element(this, Uint8, this.mask, row + 8 * j + k, column + 8 * h, head, batch)
+                power = Float32(cutlass.select_(counts != 0, power, Float32(0.0)))
+            if const_expr(s.lines):
+                # What lies behind the last row in shared memory may be anything.
+                power = Float32(cutlass.select_(row + 8 * j + k < this.M, power, Float32(0.0)))
+            exps[i] = power
+        if const_expr(s.causal):
+            # Only blocks on the diagonal have columns that do not count.
+            beyond = column - this.offset - row
+            if m * s.rows + this.offset < column + 8:
+                for i, j, k, h in self.each():
+                    exps[i] = Float32(cutlass.select_(beyond + 8 * h <= 8 * j + k, exps[i], Float32(0.0)))
+
+    def element(self, this, dtype, operand, row: Int32, column: Int32, head: Int32, batch: tuple):
+        """An element of a mask or bias; outside, some other one."""
+        address, *strides = operand
+        within = [cutlass.min(row, this.M - 1), cutlass.min(column, this.N - 1), head, *batch]
+        pointer = global_pointer(dtype, address, dot(within, strides), dtype.width // 8)
+        return cute.make_tensor(pointer, cute.make_layout(1))[0]
+
+    def load_scores(self, tile, mine: Int32, rS):
         """The slab's S^T, in the order of the accumulators of dP^T."""
         atom = cute.make_copy_atom(warp.LdMatrix8x8x16bOp(transpose=True, num_matrices=4), self.dtype)
         for j in range(self.spec.rows // 16):
-            cute.copy(atom, self.matrices(at, mine, j), part(rS, j))
+            cute.copy(atom, self.matrices(tile, mine, j), eight(rS, j))
 
-    def store_scores(self, at, mine: Int32, rS):
+    def store_scores(self, tile, mine: Int32, rS):
         """dS^T to where S^T came from."""
         atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(transpose=True, num_matrices=4), self.dtype)
         for j in range(self.spec.rows // 16):
-            cute.copy(atom, part(rS, j), self.matrices(at, mine, j))
+            cute.copy(atom, eight(rS, j), self.matrices(tile, mine, j))
 
-    def matrices(self, at, mine: Int32, j: int) -> cute.Tensor:
+    def matrices(self, tile, mine: Int32, j: int) -> cute.Tensor:
         """This lane's 16 bytes of the four matrices that hold rows 16 j to 16 j + 15."""
-        pointer = cute.make_ptr(
-            self.dtype,
-            (at + mine + j * (16 * SLAB)).toint(),
-            cute.AddressSpace.smem,
-            assumed_align=16,
-        )
+        address = (tile + mine + j * (16 * SLAB)).toint()
+        pointer = cute.make_ptr(self.dtype, address, cute.AddressSpace.smem, assumed_align=16)
         return cute.make_tensor(pointer, cute.make_layout((8, 1)))
 
+    def load_from_lines(
+        self, this, tile, rS, in_tile: Int32, pair: Int32, m: Int32, n: Int32, head: Int32, batch: tuple
+    ):
+        """As `load_scores`, from lines that begin somewhere within their first 16 bytes."""
+        item = self.dtype.width // 8
+        # What an address is within 16 bytes needs no more than 32 bits.
+        first = Int32(self.line(this, m * self.spec.rows, n, head, batch) & 15)
+        step = Int32(this.S[1] & 15) * item
+        for i, j, k, h in self.each():
+            row = 8 * j + pair + k
+            shift = (first + row * step) & 15
+            address = tile.toint() + row * (self.spec.pitch * item) + shift + (in_tile + 8 * h) * item
+            pointer = cute.make_ptr(self.dtype, address, cute.AddressSpace.smem, assumed_align=item)
+            rS[i] = cute.make_tensor(pointer, cute.make_layout(1))[0]
+
     @cute.jit
-    def load_values(self, this, rV, column: Int32, pair: Int32, batch: Int32):
+    def store_lines(self, this, rS, m: Int32, column: Int32, pair: Int32, head: Int32, batch: tuple):
+        """dS^T straight to global memory, element by element."""
+        address, *strides = this.dS
+        for i, j, k, h in self.each():
+            row = m * self.spec.rows + 8 * j + pair + k
+            if (row < this.M) & (column + 8 * h < this.N):
+                begin = dot([row, head, *batch], strides) + (column + 8 * h)
+                pointer = global_pointer(self.dtype, address, begin, self.dtype.width // 8)
+                cute.make_tensor(pointer, cute.make_layout(1))[0] = rS[i]
+
+    @cute.jit
+    def store_zeros(
+        self, this, at, tma, tZsZ, tSgS, slab: Int32, column: Int32, pair: Int32, warp_idx: Int32
+    ):
+        """dS where the diagonal has cut off whole tiles."""
+        s = self.spec
+        first, end = part_of(at.top * this.heads, at.split, this.splits)
+        if const_expr(s.lines):
+            zeros = cute.make_rmem_tensor(s.rows // 2, self.dtype)
+            zeros.fill(0.0)
+            for block in cutlass.range(first, end, unroll=1):
+                head, m = block // at.top, block % at.top
+                self.store_lines(this, zeros, m, column, pair, head, at.batch)
+        else:
+            if warp_idx == 0:
+                for block in cutlass.range(first, end, unroll=1):
+                    head, m = block // at.top, block % at.top
+                    place = (None, m, at.n * s.consumers + slab, head, *at.batch)
+                    cute.copy(tma[4], tZsZ[None, 0], tSgS[place])
+                cute.arch.cp_async_bulk_commit_group()
+
+    @cute.jit
+    def load_values(self, this, rV, column: Int32, pair: Int32, batch: tuple):
         """This warpgroup's rows of V as the left operand; zeros outside."""
         words = cute.recast_tensor(rV, Int32)
         words.fill(0)
-        address, row_stride, batch_stride = this.V
+        address, *strides = this.V
         for h in cutlass.range_constexpr(2):
             for k in cutlass.range_constexpr(self.spec.depth // 8):
                 if (column + 8 * h < this.N) & (8 * k + pair < this.D):
-                    at = Int64(column + 8 * h) * row_stride + batch * batch_stride + (8 * k + pair)
-                    words[k * 2 + h] = cute.make_tensor(
-                        global_pointer(Int32, address, at // 2, 4), cute.make_layout(1)
-                    )[0]
+                    begin = dot([column + 8 * h, *batch], strides) + (8 * k + pair)
+                    pointer = global_pointer(Int32, address, begin // 2, 4)
+                    words[k * 2 + h] = cute.make_tensor(pointer, cute.make_layout(1))[0]
 
     @cute.jit
-    def store_values(self, this, rdV, column: Int32, pair: Int32, split: Int32, batch: Int32):
+    def store_values(self, this, rdV, column: Int32, pair: Int32, split: Int32, batch: tuple):
         """This warpgroup's rows of dV."""
-        address, row_stride, split_stride, batch_stride = this.dV
+        address, *strides = this.dV
         for h in cutlass.range_constexpr(2):
             for k in cutlass.range_constexpr(self.spec.depth // 8):
                 if (column + 8 * h < this.N) & (8 * k + pair < this.D):
-                    at = Int64(column + 8 * h) * row_stride + split * split_stride + batch * batch_stride
+                    begin = dot([column + 8 * h, split, *batch], strides) + (8 * k + pair)
+                    pointer = global_pointer(self.dv_dtype, address, begin, self.dv_dtype.width // 4)
                     both = cute.make_rmem_tensor(2, Float32)
                     both[0], both[1] = rdV[k * 4 + h * 2], rdV[k * 4 + h * 2 + 1]
-                    to = global_pointer(
-                        self.dv_dtype, address, at + (8 * k + pair), 2 * self.dv_dtype.width // 8
-                    )
-                    cute.make_tensor(to, cute.make_layout(2)).store(both.load().to(self.dv_dtype))
+                    cute.make_tensor(pointer, cute.make_layout(2)).store(both.load().to(self.dv_dtype))
+
+
+def matrix(dtype: type, operand: tuple, modes: tuple, columns: Int32) -> cute.Tensor:
+    """(row, column, batch modes) of a tensor in global memory."""
+    address, row, *batch = operand
+    layout = cute.make_layout((modes[0], columns, *modes[1:]), stride=(row, 1, *batch))
+    return cute.make_tensor(global_pointer(dtype, address, Int64(0), 16), layout)
+
+
+def multiply(tiled_mma: cute.TiledMma, rC, rA, rB, anew: bool):
+    """C += A @ B, or C = A @ B: wgmma of this warpgroup, 16 terms at a time."""
+    for k in range(cute.size(rA, mode=[2])):
+        tiled_mma.set(warpgroup.Field.ACCUMULATE, not (anew and k == 0))
+        cute.gemm(tiled_mma, rC, rA[None, None, k], rB[None, None, k], rC)
 
 
 def swizzled(raw: cute.Pointer, layout: cute.ComposedLayout) -> cute.Tensor:
@@ -384,9 +556,14 @@ def swizzled(raw: cute.Pointer, layout: cute.ComposedLayout) -> cute.Tensor:
     return cute.make_tensor(cute.recast_ptr(raw, layout.inner, raw.dtype), layout.outer)
 
 
-def part(fragment: cute.Tensor, j: int) -> cute.Tensor:
+def eight(fragment: cute.Tensor, j: int) -> cute.Tensor:
     """Eight elements of a register vector, of rank 2 as copies want it."""
     return cute.make_tensor(fragment.iterator + 8 * j, cute.make_layout((8, 1)))
+
+
+def part_of(steps: Int32, split: Int32, splits: Int32) -> tuple[Int32, Int32]:
+    """The first of so many steps that a part takes, and the one after its last."""
+    return Int32(Int64(steps) * split // splits), Int32(Int64(steps) * (split + 1) // splits)
 
 
 def advance(stage: Int32, phase: Int32, stages: int) -> tuple[Int32, Int32]:
@@ -398,7 +575,7 @@ def advance(stage: Int32, phase: Int32, stages: int) -> tuple[Int32, Int32]:
     )
 
 
-def next_step(head: Int32, m: Int32, row_blocks: Int32) -> tuple[Int32, Int32]:
+def next_step(head: Int32, m: Int32, top: Int32, row_blocks: Int32) -> tuple[Int32, Int32]:
     """The next block of rows, of the next head behind the last."""
     last = m == row_blocks - 1
-    return Int32(cutlass.select_(last, head + 1, head)), Int32(cutlass.select_(last, Int32(0), m + 1))
+    return Int32(cutlass.select_(last, head + 1, head)), Int32(cutlass.select_(last, top, m + 1))

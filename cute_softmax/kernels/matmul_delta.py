@@ -29,34 +29,35 @@ class MatmulDeltaKernel:
         M: Int32,
         D: Int32,
         heads: Int32,
+        inner: Int32,
         ctas: Int32,
         empty_zeros: Int32,
-        scale: Float32,
         *operands: Int64,
     ):
         """Launch.
 
         empty_zeros: whether rows without anything in them have probabilities of zero, not NaN.
-        operands: addresses in bytes and strides in elements: dO (address, row, head, batch), O and lse (the same),
-            the result's address.
+        operands: address in bytes and strides in elements of dO (row, head, inner, outer), O and lse (the same); the
+            result's address.
         """
         s = self.spec
-        self.kernel(M, D, heads, empty_zeros, scale, operands).launch(
+        self.kernel(M, D, heads, inner, empty_zeros, operands).launch(
             grid=[ctas, 1, 1], block=[s.rows * LANES, 1, 1], stream=stream
         )
 
     @cute.kernel
-    def kernel(self, M: Int32, D: Int32, heads: Int32, empty_zeros: Int32, scale: Float32, operands: tuple):
+    def kernel(self, M: Int32, D: Int32, heads: Int32, inner: Int32, empty_zeros: Int32, operands: tuple):
         s = self.spec
         tidx, _, _ = cute.arch.thread_idx()
         cta, _, _ = cute.arch.block_idx()
         row_blocks = (M + s.rows - 1) // s.rows
         m, rest = cta % row_blocks, cta // row_blocks
-        head, batch = rest % heads, rest // heads
+        head, rest = rest % heads, rest // heads
         lane, mine = tidx % LANES, tidx // LANES
         row = m * s.rows + mine
 
-        at = [dot([row, head, batch], operands[i + 1 : i + 4]) for i in (0, 4, 8)]
+        place = [row, head, rest % inner, rest // inner]
+        at = [dot(place, operands[i + 1 : i + 5]) for i in (0, 5, 10)]
         products = cute.make_rmem_tensor(s.vectors * s.vector, Float32)
         products.fill(0.0)
         lse = Float32(float("inf"))
@@ -69,16 +70,16 @@ class MatmulDeltaKernel:
                     if column < D:
                         gX = global_pointer(
                             self.dtypes[i],
-                            operands[4 * i],
+                            operands[5 * i],
                             at[i] + column,
                             s.vector * self.dtypes[i].width // 8,
                         )
                         cute.autovec_copy(cute.make_tensor(gX, cute.make_layout(s.vector)), held[i][None, k])
             for k in cutlass.range_constexpr(s.vectors):
-                dO, O = (unpack(held[i][None, k]) for i in range(2))
+                grad, output = (unpack(held[i][None, k]) for i in range(2))
                 for j in cutlass.range_constexpr(s.vector):
-                    products[k * s.vector + j] = dO[j] * O[j]
-            gL = global_pointer(Float32, operands[8], at[2], 4)
+                    products[k * s.vector + j] = grad[j] * output[j]
+            gL = global_pointer(Float32, operands[10], at[2], 4)
             lse = cute.make_tensor(gL, cute.make_layout(1))[0]
             nothing = Float32(cutlass.select_(empty_zeros != 0, Float32(float("inf")), Float32(float("nan"))))
             # Of a row with +inf in it nothing is a number.
@@ -87,7 +88,7 @@ class MatmulDeltaKernel:
         total = tree(operator.add, [products[i] for i in range(s.vectors * s.vector)])
         (total,) = SUM.lanes((total,), LANES)
         if lane == 0:
-            out = global_pointer(Float32, operands[12], Int64(cta) * (2 * s.rows) + mine, 4)
+            out = global_pointer(Float32, operands[15], Int64(cta) * (2 * s.rows) + mine, 4)
             result = cute.make_tensor(out, cute.make_layout(2, stride=s.rows))
             result[0] = lse
-            result[1] = total * scale
+            result[1] = total

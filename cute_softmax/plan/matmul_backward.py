@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from ..hardware import Device
+from ..hardware import KIB, Architecture, Device
 from ..problem import ALIGNMENT, ITEM_SIZE, Mode, Operand, _coalesce
 from .base import ClassBase, PlanBase
 from .maths import NotPlanned
@@ -15,7 +15,9 @@ from .maths import NotPlanned
 WARPGROUP = 128  # threads
 SLAB = 64  # columns of 16 bits in the 128 bytes of a swizzled row of shared memory
 ROWS = 64  # of S in one step
-OPERANDS = ("scores", "grad", "values", "dscores", "dvalues", "output", "lse")
+BATCH_MODES = 2  # of batches that do not share a V; those that do are one mode
+RESERVED = 2 * KIB  # of shared memory: alignment to the swizzle's 1024 bytes
+MOST_STAGES = 8
 # The walk over rows is cut into parts until this share of the SMs has work all the time, if it can be.
 ENOUGH = 0.9
 MOST_SPLITS = 64
@@ -28,6 +30,10 @@ class MatmulBackwardClass(ClassBase):
 
     depth: columns of V that a CTA holds, D rounded up to whole slabs; consumers: warpgroups that compute, each with
     a slab of 64 columns of S; rows: rows of S of one step; stages: steps on their way or in work at a time.
+    lines: whether S is read line by line and dS written element by element, as TMA needs rows of 16-bit numbers that
+    begin at multiples of 16 bytes.
+    causal: whether columns beyond the diagonal do not count; mask: whether some others do not; bias: dtype of what is
+    added to the scores, or "".
     """
 
     movement: ClassVar[str] = "matmul_backward"
@@ -36,6 +42,10 @@ class MatmulBackwardClass(ClassBase):
     architecture: str
     dtypes: tuple[str, ...]  # of S and dS, of V and dO, of dV (float32: parts that are yet to be added up)
     depth: int
+    lines: bool = False
+    causal: bool = False
+    mask: bool = False
+    bias: str = ""
     consumers: int = 2
     rows: int = ROWS
     stages: int = 6
@@ -50,21 +60,52 @@ class MatmulBackwardClass(ClassBase):
         return self.consumers * SLAB
 
     @property
+    def pitch(self) -> int:
+        """Elements from line to line of S in shared memory: a line begins anywhere within its first 16 bytes."""
+        return self.columns + (ALIGNMENT // ITEM_SIZE[self.dtypes[0]] if self.lines else 0)
+
+    @property
+    def score_elements(self) -> int:
+        """Elements of S in a stage."""
+        return self.rows * self.pitch
+
+    @property
+    def score_bytes(self) -> int:
+        return self.score_elements * ITEM_SIZE[self.dtypes[0]]
+
+    @property
     def step_bytes(self) -> int:
         """What one step brings to shared memory: tiles of S and dO, and two float32 numbers a row."""
-        return self.rows * (
-            self.columns * ITEM_SIZE[self.dtypes[0]] + self.depth * ITEM_SIZE[self.dtypes[1]] + 8
-        )
+        return self.score_bytes + self.rows * (self.depth * ITEM_SIZE[self.dtypes[1]] + 8)
+
+    @property
+    def zeros(self) -> int:
+        """Elements of a slab of zeros, for what the diagonal cuts off."""
+        return self.rows * SLAB if self.causal and not self.lines else 0
+
+    @property
+    def fillers(self) -> int:
+        """Threads that announce bytes to a stage."""
+        return 32 if self.lines else 1
+
+    @property
+    def releases(self) -> int:
+        """Warps that release a stage: all that compute, or those that have sent dS off from there."""
+        return self.consumers * (4 if self.lines else 1)
 
     @property
     def shared_memory(self) -> int:
-        """Bytes of shared memory of a CTA: the ring, and two barriers of each of its stages."""
-        return self.stages * (self.step_bytes + 16)
+        """Bytes of shared memory of a CTA: the ring, two barriers of each of its stages, zeros."""
+        return self.stages * (self.step_bytes + 16) + self.zeros * ITEM_SIZE[self.dtypes[0]]
 
     @property
     def name(self) -> str:
         """A readable name, unique among classes of one architecture and dtypes."""
-        return f"{self.columns}x{self.rows}x{self.depth}_stages{self.stages}"
+        parts = [f"{self.columns}x{self.rows}x{self.depth}_stages{self.stages}"]
+        parts += [name for name in ("lines", "causal", "mask") if getattr(self, name)]
+        if self.bias:
+            parts.append(f"bias_{self.bias}")
+        return "_".join(parts)
 
 
 @dataclass(frozen=True)
@@ -93,8 +134,10 @@ class MatmulDeltaClass(ClassBase):
 class MatmulBackwardPlan(PlanBase):
     """The two launches of one backward pass: their classes, and the numbers that change from call to call.
 
-    heads: batches of S that share a V; batches: those with a V of their own; splits: parts of the walk over the
-    rows of all heads, whose dV are added up afterwards; strides: per operand (row, head, batch) in elements.
+    rows, columns, depth: M, N, D; heads: batches of S that share a V; batch: sizes of the other batch modes, the
+    fastest first; splits: parts of the walk over the rows of all heads, whose dV are added up afterwards.
+    strides: per operand, in elements: of its row (and column, for mask and bias), heads and batch modes.
+    offset: of the diagonal.
     """
 
     kernel: MatmulBackwardClass
@@ -103,10 +146,11 @@ class MatmulBackwardPlan(PlanBase):
     columns: int
     depth: int
     heads: int
-    batches: int
+    batch: tuple[int, ...]
     splits: int
     ctas: int
-    strides: tuple[tuple[int, int, int], ...]
+    strides: Mapping[str, tuple[int, ...]]
+    offset: int
 
     @property
     def blocks(self) -> int:
@@ -114,77 +158,94 @@ class MatmulBackwardPlan(PlanBase):
         return math.ceil(self.rows / self.kernel.rows)
 
     @property
+    def delta_ctas(self) -> int:
+        """CTAs of the first launch: one for each block of rows."""
+        return math.prod(self.batch) * self.heads * self.blocks
+
+    @property
     def delta_numbers(self) -> int:
         """float32 numbers that the first launch leaves to the second."""
-        return self.heads * self.batches * self.blocks * 2 * self.kernel.rows
+        return self.delta_ctas * 2 * self.kernel.rows
 
     @property
     def tiles(self) -> int:
         """Pieces of work: blocks of columns of each batch and part."""
-        return math.ceil(self.columns / self.kernel.columns) * self.batches * self.splits
-
-    def stride(self, operand: str) -> tuple[int, int, int]:
-        return self.strides[OPERANDS.index(operand)]
+        return math.ceil(self.columns / self.kernel.columns) * math.prod(self.batch) * self.splits
 
     @property
     def arguments(self) -> tuple[int, ...]:
         """The ints that the second function takes between the stream and the scale."""
-        return self.rows, self.columns, self.depth, self.heads, self.batches, self.splits, self.ctas
+        return (
+            self.rows,
+            self.columns,
+            self.depth,
+            self.heads,
+            *self.batch,
+            self.splits,
+            self.ctas,
+            self.offset,
+        )
 
     @property
     def delta_arguments(self) -> tuple[int, ...]:
         """Those of the first."""
-        return self.rows, self.depth, self.heads, self.heads * self.batches * self.blocks
+        return self.rows, self.depth, self.heads, self.batch[0], self.delta_ctas
 
 
 def plan_matmul_backward(
     shape: Sequence[int],
-    values_shape: Sequence[int],
-    operands: dict[str, Operand],
+    shared: Sequence[bool],
+    depth: int,
+    operands: Mapping[str, Operand],
     device: Device,
+    *,
+    causal: int | None = None,
 ) -> MatmulBackwardPlan:
-    """The plan for scores of a shape (..., M, N) and values of a shape (..., N, D) of the same rank.
+    """The plan for scores of a shape (.., M, N).
 
-    operands: all of OPERANDS, with one stride for each dimension of their batch and those of the matrix; that of
-        lse has one dimension less. Dimensions that values broadcast over have stride 0 in values and dvalues.
+    shared: of each batch dimension, whether its batches share V and dV. depth: D.
+    operands: scores, grad, values, dscores, dvalues, output, lse, and mask and bias where there are some; each with
+        the strides of all batch dimensions, its rows and, but for lse, its columns.
+    causal: the offset of the diagonal.
 
-    Raises NotPlanned for what the kernels do not take.
+    Raises NotPlanned for what the kernels do not take as it lies in memory.
     """
-    *batch, rows, columns = shape
-    depth = values_shape[-1]
+    *sizes, rows, columns = shape
     if device.architecture.name != "sm_90a":
         raise NotPlanned(f"the backward of softmax_matmul needs sm_90a, not {device.architecture.name}")
-    if depth > 2 * SLAB:
-        raise NotPlanned(f"the backward of softmax_matmul takes D up to {2 * SLAB}, got {depth}")
-    per_operand = [operands[name].strides for name in OPERANDS]
-    modes = [Mode(size, tuple(s[i] for s in per_operand)) for i, size in enumerate(batch)]
-    heads, batches = (
-        _single([m for m, n in zip(modes, values_shape, strict=False) if (n == 1 and m.size > 1) == shared])
-        for shared in (True, False)
+    modes = [Mode(n, tuple(o.strides[i] for o in operands.values())) for i, n in enumerate(sizes)]
+    heads, batch = (
+        _merged([m for m, s in zip(modes, shared, strict=True) if s == kind], most, len(operands))
+        for kind, most in ((True, 1), (False, BATCH_MODES))
     )
-    strides = tuple(
-        (s[len(batch)], h, b) for s, h, b in zip(per_operand, heads.strides, batches.strides, strict=True)
-    )
-    for name in ("scores", "grad", "dscores"):
-        aligned(name, operands[name], strides[OPERANDS.index(name)], ALIGNMENT)
-    for name in ("values", "dvalues"):
-        aligned(name, operands[name], strides[OPERANDS.index(name)], 2 * ITEM_SIZE[operands[name].dtype])
+    strides = {}
+    for i, (name, o) in enumerate(operands.items()):
+        own = o.strides[len(sizes) :][: 2 if name in ("mask", "bias") else 1]
+        strides[name] = (*own, *(m.strides[i] for m in (*heads, *batch[::-1])))
+    for name, size in (("grad", ALIGNMENT), ("values", 2 * ITEM_SIZE[operands["values"].dtype])):
+        if not begins_at(operands[name], strides[name], size):
+            raise NotPlanned(f"rows of {name} ({strides[name]}) do not begin at multiples of {size} bytes")
     if depth % 2:
         raise NotPlanned(f"the backward of softmax_matmul takes even D, got {depth}")
 
-    c = MatmulBackwardClass(
-        device.architecture.name,
-        tuple(operands[name].dtype for name in ("scores", "values", "dvalues")),
-        math.ceil(depth / SLAB) * SLAB,
+    lines = operands["scores"].dtype == "fp32" or not all(
+        begins_at(operands[name], strides[name], ALIGNMENT) for name in ("scores", "dscores")
     )
-    walk = math.ceil(rows / c.rows) * heads.size
-    blocks = math.ceil(columns / c.columns) * batches.size
+    c = matmul_backward_class(
+        device.architecture,
+        tuple(operands[name].dtype for name in ("scores", "values", "dvalues")),
+        depth,
+        lines=lines,
+        causal=causal is not None,
+        mask="mask" in operands,
+        bias=operands["bias"].dtype if "bias" in operands else "",
+    )
+    walk = math.ceil(rows / c.rows) * heads[0].size
+    blocks = math.ceil(columns / c.columns) * math.prod(m.size for m in batch)
     splits = splits_of(blocks, walk, device.multiprocessors)
     if splits > 1:
-        c = MatmulBackwardClass(c.architecture, (*c.dtypes[:2], "fp32"), c.depth)
-    vector = math.gcd(
-        8, depth, *(x for n in ("grad", "output") for x in (*strides[OPERANDS.index(n)], operands[n].offset))
-    )
+        c = replace(c, dtypes=(*c.dtypes[:2], "fp32"))
+    vector = math.gcd(8, depth, *(x for n in ("grad", "output") for x in (*strides[n], operands[n].offset)))
     return MatmulBackwardPlan(
         kernel=c,
         delta=MatmulDeltaClass(
@@ -193,12 +254,24 @@ def plan_matmul_backward(
         rows=rows,
         columns=columns,
         depth=depth,
-        heads=heads.size,
-        batches=batches.size,
+        heads=heads[0].size,
+        batch=tuple(m.size for m in batch[::-1]),
         splits=splits,
         ctas=min(blocks * splits, device.multiprocessors),
         strides=strides,
+        offset=max(-rows, min(causal or 0, columns)),
     )
+
+
+def matmul_backward_class(
+    architecture: Architecture, dtypes: tuple[str, ...], depth: int, **flags: bool | str
+) -> MatmulBackwardClass:
+    """The class for so many columns of V, with as many stages as there is room for."""
+    if depth > 2 * SLAB:
+        raise NotPlanned(f"the backward of softmax_matmul takes D up to {2 * SLAB}, got {depth}")
+    c = MatmulBackwardClass(architecture.name, dtypes, math.ceil(depth / SLAB) * SLAB, **flags, stages=1)
+    room = architecture.shared_memory - RESERVED - (c.shared_memory - c.step_bytes)
+    return replace(c, stages=min(room // (c.step_bytes + 16), MOST_STAGES))
 
 
 def splits_of(blocks: int, walk: int, multiprocessors: int) -> int:
@@ -212,19 +285,18 @@ def splits_of(blocks: int, walk: int, multiprocessors: int) -> int:
     return next((n for n in candidates if busy(n) >= ENOUGH), max(candidates, key=busy))
 
 
-def _single(modes: list[Mode]) -> Mode:
-    """The modes as one."""
+def _merged(modes: list[Mode], count: int, operands: int) -> tuple[Mode, ...]:
+    """The modes as exactly so many, the slowest first."""
     merged = _coalesce(modes)
-    if len(merged) > 1:
-        raise NotPlanned(f"batch dimensions of {[m.size for m in merged]} do not merge")
-    # A stride that TMA takes, whatever the size.
-    return merged[0] if merged else Mode(1, (ALIGNMENT,) * len(OPERANDS))
+    if len(merged) > count:
+        raise NotPlanned(f"batch dimensions of {[m.size for m in merged]} do not merge into {count}")
+    # Of one element; with a stride that TMA takes.
+    return (Mode(1, (ALIGNMENT,) * operands),) * (count - len(merged)) + merged
 
 
-def aligned(name: str, operand: Operand, strides: Sequence[int], size: int) -> None:
-    """Raise NotPlanned unless the operand's rows are contiguous and begin at multiples of `size` bytes."""
+def begins_at(operand: Operand, strides: Sequence[int], size: int) -> bool:
+    """Whether the operand's rows are contiguous and begin at multiples of so many bytes."""
     item = ITEM_SIZE[operand.dtype]
-    if operand.strides[-1] != 1 or any(n * item % size for n in strides) or operand.address % size:
-        raise NotPlanned(
-            f"rows of {name} (strides {operand.strides}) do not begin at multiples of {size} bytes"
-        )
+    return (
+        operand.strides[-1] == 1 and not any(n * item % size for n in strides) and operand.address % size == 0
+    )
