@@ -55,7 +55,7 @@ def backward(
         depth = padded
     elif not begins_at(launch.operand(grad), grad.stride()[:-1], ALIGNMENT):
         grad = _padded(grad, padded)[..., :depth]
-    lse = lse.contiguous()
+    lse = lse.expand(full[:-1])
     inputs = {"scores": scores.expand(full), "grad": grad, "values": wide}
     outputs = {"dscores": dscores, "dvalues": torch.empty_like(wide, memory_format=torch.contiguous_format)}
     extra = {n: t.expand(full) for n, t in (("mask", mask), ("bias", bias)) if t is not None}

@@ -21,10 +21,11 @@ from cutlass import Float32, Int32, Int64, Uint8, const_expr
 from cutlass.cute.nvgpu import cpasync, warp, warpgroup
 
 from .copy import DTYPES, dot, global_pointer
+from .matmul_lines import ScoreLines
+from .matmul_values import SLAB, ValueRows, swizzled
 from .online import LOG2_E
 from .tensor_cores import WARPGROUP, by_columns, by_rows, mma
 
-SLAB = 64  # columns of a consumer
 REGISTERS = {
     1: (24, 240),
     2: (24, 240),
@@ -32,7 +33,7 @@ REGISTERS = {
 }  # of producer and consumers, by the number of consumers
 
 
-class MatmulBackwardKernel:
+class MatmulBackwardKernel(ScoreLines, ValueRows):
     """The kernel of one Plan class, see `cute_softmax.plan.MatmulBackwardClass`."""
 
     def __init__(self, spec):
@@ -129,6 +130,9 @@ class MatmulBackwardKernel:
         rawZ = rawS
         if const_expr(s.zeros > 0):
             rawZ = smem.allocate_array(self.dtype, s.zeros, byte_alignment=1024)
+        rawV = rawO
+        if const_expr(s.deep):
+            rawV = smem.allocate_array(self.half, s.columns * s.depth, byte_alignment=1024)
         sL = smem.allocate_tensor(Float32, cute.make_layout((s.rows, 2, s.stages)), byte_alignment=128)
         full = smem.allocate_array(Int64, num_elems=s.stages)
         empty = smem.allocate_array(Int64, num_elems=s.stages)
@@ -171,6 +175,7 @@ class MatmulBackwardKernel:
             bias=operands[-6:] if s.bias else None,
             rawS=rawS,
             rawZ=rawZ,
+            rawV=rawV,
             sO=swizzled(rawO, by_rows(self.half, s.rows, s.depth, s.stages)),
             sOt=swizzled(rawO, by_columns(self.half, s.depth, s.rows, s.stages)),
             sS=None if s.lines else swizzled(rawS, by_rows(self.dtype, s.rows, s.columns, s.stages)),
@@ -184,7 +189,7 @@ class MatmulBackwardKernel:
                 self.produce(this, tma, tidx % 32)
         else:
             cute.arch.setmaxregister_increase(REGISTERS[s.consumers][1])
-            self.consume(this, tma, tidx % WARPGROUP, group)
+            self.consume(this, tma, tidx % WARPGROUP, group // s.shares, group % s.shares)
 
     def place(self, this, tile: Int32) -> SimpleNamespace:
         """Where a tile lies and what it walks over: blocks of rows from `top` on, of one head after another."""
@@ -257,53 +262,26 @@ class MatmulBackwardKernel:
             tile += this.ctas
 
     @cute.jit
-    def load_lines(self, this, bar, stage: Int32, m: Int32, n: Int32, head: Int32, batch: tuple, lane: Int32):
-        """S line by line: the whole 16 bytes around a line's columns, wherever they begin; a lane brings two lines."""
-        s = self.spec
-        item = self.dtype.width // 8
-        columns = cutlass.min(this.N - n * s.columns, s.columns)
-        starts = [self.line(this, m * s.rows + r * 32 + lane, n, head, batch) for r in range(s.rows // 32)]
-        # Numbers of rows and dO report to the same barrier.
-        total = Int32(cutlass.select_(lane == 0, s.step_bytes - s.score_bytes, 0))
-        sizes = []
-        for r in cutlass.range_constexpr(s.rows // 32):
-            start, inside = starts[r], m * s.rows + r * 32 + lane < this.M
-            end = (start + columns * item + 15) // 16 * 16
-            size = Int32(cutlass.select_(inside, Int32(end - start // 16 * 16), 0))
-            sizes.append(size)
-            total += size
-        cute.arch.mbarrier_arrive_and_expect_tx(bar, total)
-        for r in cutlass.range_constexpr(s.rows // 32):
-            if sizes[r] > 0:
-                to = this.rawS + stage * s.score_elements + (r * 32 + lane) * s.pitch
-                cute.arch.inline_ptx(
-                    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
-                    "[{$r0}], [{$r1}], {$r2}, [{$r3}];",
-                    read_only_args=[Int32(to.toint()), starts[r] // 16 * 16, sizes[r], Int32(bar.toint())],
-                )
-
-    def line(self, this, row: Int32, n: Int32, head: Int32, batch: tuple) -> Int64:
-        """The address of S at a row and the first column of a tile."""
-        address, *strides = this.S
-        begin = dot([row, head, *batch], strides) + n * self.spec.columns
-        return address + begin * (self.dtype.width // 8)
-
-    @cute.jit
-    def consume(self, this, tma: list, tid: Int32, slab: Int32):
-        """A warpgroup computes dS of its slab of columns step by step, and dV of its rows of V."""
+    def consume(self, this, tma: list, tid: Int32, slab: Int32, share: Int32):
+        """A warpgroup computes dS of its slab of columns step by step, and its share of these rows of dV."""
         s = self.spec
         lane, warp_idx = tid % 32, cute.arch.make_warp_uniform(tid // 32)
 
         # dP^T (64 columns of S, rows) = V (columns, depth) @ dO^T; dV (columns, depth) = P^T (columns, rows) @ dO.
-        mma_P = mma(self.half, s.rows, a_in_registers=True, a_by_rows=True, b_by_rows=True)
-        mma_V = mma(self.half, s.depth, a_in_registers=True, a_by_rows=True, b_by_rows=False)
+        mma_P = mma(self.half, s.rows, a_in_registers=not s.deep, a_by_rows=True, b_by_rows=True)
+        mma_V = mma(self.half, s.share_depth, a_in_registers=True, a_by_rows=True, b_by_rows=False)
         thr_P, thr_V = mma_P.get_slice(tid), mma_V.get_slice(tid)
         rP = thr_P.make_fragment_C(thr_P.partition_shape_C((SLAB, s.rows)))
-        rdV = thr_V.make_fragment_C(thr_V.partition_shape_C((SLAB, s.depth)))
-        rV = thr_P.make_fragment_A(thr_P.partition_shape_A((SLAB, s.depth)))
+        rdV = thr_V.make_fragment_C(thr_V.partition_shape_C((SLAB, s.share_depth)))
         rE = thr_V.make_fragment_A(thr_V.partition_shape_A((SLAB, s.rows)))
+        if const_expr(s.deep):
+            sV = swizzled(this.rawV, by_rows(self.half, SLAB, s.depth, s.slabs))
+            rV = thr_P.make_fragment_A(thr_P.partition_A(sV))[None, None, None, slab]
+        else:
+            rV = thr_P.make_fragment_A(thr_P.partition_shape_A((SLAB, s.depth)))
         tPrO = thr_P.make_fragment_B(thr_P.partition_B(this.sO))
-        tVrO = thr_V.make_fragment_B(thr_V.partition_B(this.sOt))
+        sOt = cute.local_tile(this.sOt, (s.share_depth, s.rows, s.stages), (share, 0, 0))
+        tVrO = thr_V.make_fragment_B(thr_V.partition_B(sOt))
         tSsS = tSgS = tZsZ = None
         if const_expr(not s.lines):
             gdS = cute.group_modes(cute.flat_divide(tma[5], (s.rows, SLAB)), 0, 2)
@@ -328,10 +306,13 @@ class MatmulBackwardKernel:
             at = self.place(this, tile)
             n, batch, head, m = at.n, at.batch, at.head, at.m
             column = n * s.columns + in_tile
-            self.load_values(this, rV, column, pair, batch)
+            if const_expr(s.deep):
+                self.share_values(this, column, pair, batch, warp_idx * 16 + lane // 4, slab, share)
+            else:
+                self.load_values(this, rV, column, pair, batch)
             rdV.fill(0.0)
             if const_expr(s.causal):
-                self.store_zeros(this, at, tma, tZsZ, tSgS, slab, column, pair, warp_idx)
+                self.store_zeros(this, at, tma, tZsZ, tSgS, slab, share, column, pair, warp_idx)
             for _ in cutlass.range(at.first, at.end, unroll=1):
                 cute.arch.mbarrier_wait(this.full + stage, phase)
                 warpgroup.fence()
@@ -359,29 +340,34 @@ class MatmulBackwardKernel:
                 warpgroup.wait_group(1)
                 for i, j, k, _ in self.each():
                     delta = this.sL[j * 8 + pair + k, 1, stage]
-                    exps[i] = exps[i] * ((rP[i] - delta) * this.factor)
+                    # 128 accumulators and more leave no room for the unrounded P.
+                    power = rE[i].to(Float32) if const_expr(s.deep) else exps[i]
+                    exps[i] = power * ((rP[i] - delta) * this.factor)
                 rS.store(exps.load().to(self.dtype))
                 if const_expr(s.lines):
-                    self.store_lines(this, rS, m, column, pair, head, batch)
+                    if share == 0:
+                        self.store_lines(this, rS, m, column, pair, head, batch)
                 else:
-                    self.store_scores(tileS, mine, rS)
-                    cute.arch.fence_proxy("async.shared", space="cta")
-                    cute.arch.barrier(barrier_id=1 + slab, number_of_threads=WARPGROUP)
+                    if const_expr(s.shares > 1):
+                        self.meet(slab)  # the other warpgroups of the slab have read S, too
+                    if share == 0:
+                        self.store_scores(tileS, mine, rS)
+                        cute.arch.fence_proxy("async.shared", space="cta")
+                        cute.arch.barrier(barrier_id=1 + slab, number_of_threads=WARPGROUP)
+                        if warp_idx == 0:
+                            place = (None, m, n * s.slabs + slab, head, *batch)
+                            cute.copy(tma[4], tSsS[None, 0, slab, stage], tSgS[place])
+                            cute.arch.cp_async_bulk_commit_group()
+                            # dS of the step before must have left.
+                            cute.arch.cp_async_bulk_wait_group(1, read=True)
+                    # All warps have passed a barrier, and so have left the step before.
                     if warp_idx == 0:
-                        cute.copy(
-                            tma[4],
-                            tSsS[None, 0, slab, stage],
-                            tSgS[(None, m, n * s.consumers + slab, head, *batch)],
-                        )
-                        cute.arch.cp_async_bulk_commit_group()
-                        # All warps have left the step before; its dS must have left, too.
-                        cute.arch.cp_async_bulk_wait_group(1, read=True)
                         self.release(this, before)
                 before = stage
                 stage, phase = advance(stage, phase, s.stages)
                 head, m = next_step(head, m, at.top, this.row_blocks)
             warpgroup.wait_group(0)
-            self.store_values(this, rdV, column, pair, at.split, batch)
+            self.store_values(this, rdV, column, pair + share * s.share_depth, at.split, batch)
             tile += this.ctas
         if const_expr(not s.lines):
             cute.arch.cp_async_bulk_wait_group(0, read=True)
@@ -463,39 +449,24 @@ class MatmulBackwardKernel:
         pointer = cute.make_ptr(self.dtype, address, cute.AddressSpace.smem, assumed_align=16)
         return cute.make_tensor(pointer, cute.make_layout((8, 1)))
 
-    def load_from_lines(
-        self, this, tile, rS, in_tile: Int32, pair: Int32, m: Int32, n: Int32, head: Int32, batch: tuple
-    ):
-        """As `load_scores`, from lines that begin somewhere within their first 16 bytes."""
-        item = self.dtype.width // 8
-        # What an address is within 16 bytes needs no more than 32 bits.
-        first = Int32(self.line(this, m * self.spec.rows, n, head, batch) & 15)
-        step = Int32(this.S[1] & 15) * item
-        for i, j, k, h in self.each():
-            row = 8 * j + pair + k
-            shift = (first + row * step) & 15
-            address = tile.toint() + row * (self.spec.pitch * item) + shift + (in_tile + 8 * h) * item
-            pointer = cute.make_ptr(self.dtype, address, cute.AddressSpace.smem, assumed_align=item)
-            rS[i] = cute.make_tensor(pointer, cute.make_layout(1))[0]
-
-    @cute.jit
-    def store_lines(self, this, rS, m: Int32, column: Int32, pair: Int32, head: Int32, batch: tuple):
-        """dS^T straight to global memory, element by element."""
-        address, *strides = this.dS
-        for i, j, k, h in self.each():
-            row = m * self.spec.rows + 8 * j + pair + k
-            if (row < this.M) & (column + 8 * h < this.N):
-                begin = dot([row, head, *batch], strides) + (column + 8 * h)
-                pointer = global_pointer(self.dtype, address, begin, self.dtype.width // 8)
-                cute.make_tensor(pointer, cute.make_layout(1))[0] = rS[i]
-
     @cute.jit
     def store_zeros(
-        self, this, at, tma, tZsZ, tSgS, slab: Int32, column: Int32, pair: Int32, warp_idx: Int32
+        self,
+        this,
+        at,
+        tma,
+        tZsZ,
+        tSgS,
+        slab: Int32,
+        share: Int32,
+        column: Int32,
+        pair: Int32,
+        warp_idx: Int32,
     ):
-        """dS where the diagonal has cut off whole tiles."""
+        """dS where the diagonal has cut off whole tiles; by the first warpgroup of a slab."""
         s = self.spec
         first, end = part_of(at.top * this.heads, at.split, this.splits)
+        end = Int32(cutlass.select_(share == 0, end, first))
         if const_expr(s.lines):
             zeros = cute.make_rmem_tensor(s.rows // 2, self.dtype)
             zeros.fill(0.0)
@@ -506,35 +477,9 @@ class MatmulBackwardKernel:
             if warp_idx == 0:
                 for block in cutlass.range(first, end, unroll=1):
                     head, m = block // at.top, block % at.top
-                    place = (None, m, at.n * s.consumers + slab, head, *at.batch)
+                    place = (None, m, at.n * s.slabs + slab, head, *at.batch)
                     cute.copy(tma[4], tZsZ[None, 0], tSgS[place])
                 cute.arch.cp_async_bulk_commit_group()
-
-    @cute.jit
-    def load_values(self, this, rV, column: Int32, pair: Int32, batch: tuple):
-        """This warpgroup's rows of V as the left operand; zeros outside."""
-        words = cute.recast_tensor(rV, Int32)
-        words.fill(0)
-        address, *strides = this.V
-        for h in cutlass.range_constexpr(2):
-            for k in cutlass.range_constexpr(self.spec.depth // 8):
-                if (column + 8 * h < this.N) & (8 * k + pair < this.D):
-                    begin = dot([column + 8 * h, *batch], strides) + (8 * k + pair)
-                    pointer = global_pointer(Int32, address, begin // 2, 4)
-                    words[k * 2 + h] = cute.make_tensor(pointer, cute.make_layout(1))[0]
-
-    @cute.jit
-    def store_values(self, this, rdV, column: Int32, pair: Int32, split: Int32, batch: tuple):
-        """This warpgroup's rows of dV."""
-        address, *strides = this.dV
-        for h in cutlass.range_constexpr(2):
-            for k in cutlass.range_constexpr(self.spec.depth // 8):
-                if (column + 8 * h < this.N) & (8 * k + pair < this.D):
-                    begin = dot([column + 8 * h, split, *batch], strides) + (8 * k + pair)
-                    pointer = global_pointer(self.dv_dtype, address, begin, self.dv_dtype.width // 4)
-                    both = cute.make_rmem_tensor(2, Float32)
-                    both[0], both[1] = rdV[k * 4 + h * 2], rdV[k * 4 + h * 2 + 1]
-                    cute.make_tensor(pointer, cute.make_layout(2)).store(both.load().to(self.dv_dtype))
 
 
 def matrix(dtype: type, operand: tuple, modes: tuple, columns: Int32) -> cute.Tensor:
@@ -549,11 +494,6 @@ def multiply(tiled_mma: cute.TiledMma, rC, rA, rB, anew: bool):
     for k in range(cute.size(rA, mode=[2])):
         tiled_mma.set(warpgroup.Field.ACCUMULATE, not (anew and k == 0))
         cute.gemm(tiled_mma, rC, rA[None, None, k], rB[None, None, k], rC)
-
-
-def swizzled(raw: cute.Pointer, layout: cute.ComposedLayout) -> cute.Tensor:
-    """The tensor of a swizzled layout in raw shared memory."""
-    return cute.make_tensor(cute.recast_ptr(raw, layout.inner, raw.dtype), layout.outer)
 
 
 def eight(fragment: cute.Tensor, j: int) -> cute.Tensor:

@@ -58,7 +58,7 @@ class MatmulDeltaKernel:
 
         place = [row, head, rest % inner, rest // inner]
         at = [dot(place, operands[i + 1 : i + 5]) for i in (0, 5, 10)]
-        products = cute.make_rmem_tensor(s.vectors * s.vector, Float32)
+        products = cute.make_rmem_tensor(s.vector, Float32)
         products.fill(0.0)
         lse = Float32(float("inf"))
         if row < M:
@@ -78,14 +78,14 @@ class MatmulDeltaKernel:
             for k in cutlass.range_constexpr(s.vectors):
                 grad, output = (unpack(held[i][None, k]) for i in range(2))
                 for j in cutlass.range_constexpr(s.vector):
-                    products[k * s.vector + j] = grad[j] * output[j]
+                    products[j] = cute.math.fma(grad[j], output[j], products[j])
             gL = global_pointer(Float32, operands[10], at[2], 4)
             lse = cute.make_tensor(gL, cute.make_layout(1))[0]
             nothing = Float32(cutlass.select_(empty_zeros != 0, Float32(float("inf")), Float32(float("nan"))))
             # Of a row with +inf in it nothing is a number.
             lse = Float32(cutlass.select_(lse == float("inf"), Float32(float("nan")), lse * LOG2_E))
             lse = Float32(cutlass.select_(lse == -float("inf"), nothing, lse))
-        total = tree(operator.add, [products[i] for i in range(s.vectors * s.vector)])
+        total = tree(operator.add, [products[j] for j in range(s.vector)])
         (total,) = SUM.lanes((total,), LANES)
         if lane == 0:
             out = global_pointer(Float32, operands[15], Int64(cta) * (2 * s.rows) + mine, 4)

@@ -14,10 +14,12 @@ from .maths import NotPlanned
 
 WARPGROUP = 128  # threads
 SLAB = 64  # columns of 16 bits in the 128 bytes of a swizzled row of shared memory
-ROWS = 64  # of S in one step
+ROWS = (64, 32)  # of S in one step: the first for which there is room
 BATCH_MODES = 2  # of batches that do not share a V; those that do are one mode
 RESERVED = 2 * KIB  # of shared memory: alignment to the swizzle's 1024 bytes
-MOST_STAGES = 8
+FEWEST_STAGES, MOST_STAGES = 3, 8  # one is in work, one on its way out
+SHARE_DEPTH = 256  # columns of dV of a warpgroup at most: 128 registers of a thread
+MOST_SHARES = 2
 # The walk over rows is cut into parts until this share of the SMs has work all the time, if it can be.
 ENOUGH = 0.9
 MOST_SPLITS = 64
@@ -28,8 +30,9 @@ STEPS = 8  # the fewest of a part
 class MatmulBackwardClass(ClassBase):
     """What is compiled: everything that shapes the code, as plain numbers.
 
-    depth: columns of V that a CTA holds, D rounded up to whole slabs; consumers: warpgroups that compute, each with
-    a slab of 64 columns of S; rows: rows of S of one step; stages: steps on their way or in work at a time.
+    depth: columns of V that a CTA holds, D rounded up to whole slabs; consumers: warpgroups that compute; shares:
+    how many of them share a slab of 64 columns of S, each with its share of the columns of dV; rows: rows of S of one
+    step; stages: steps on their way or in work at a time.
     lines: whether S is read line by line and dS written element by element, as TMA needs rows of 16-bit numbers that
     begin at multiples of 16 bytes.
     causal: whether columns beyond the diagonal do not count; mask: whether some others do not; bias: dtype of what is
@@ -47,7 +50,8 @@ class MatmulBackwardClass(ClassBase):
     mask: bool = False
     bias: str = ""
     consumers: int = 2
-    rows: int = ROWS
+    shares: int = 1
+    rows: int = 64
     stages: int = 6
 
     @property
@@ -57,7 +61,21 @@ class MatmulBackwardClass(ClassBase):
     @property
     def columns(self) -> int:
         """Columns of S, and rows of V, of a CTA."""
-        return self.consumers * SLAB
+        return self.slabs * SLAB
+
+    @property
+    def slabs(self) -> int:
+        return self.consumers // self.shares
+
+    @property
+    def share_depth(self) -> int:
+        """Columns of dV of a warpgroup."""
+        return self.depth // self.shares
+
+    @property
+    def deep(self) -> bool:
+        """Whether V waits in shared memory, as dV leaves no registers for it."""
+        return self.depth > 2 * SLAB
 
     @property
     def pitch(self) -> int:
@@ -95,8 +113,9 @@ class MatmulBackwardClass(ClassBase):
 
     @property
     def shared_memory(self) -> int:
-        """Bytes of shared memory of a CTA: the ring, two barriers of each of its stages, zeros."""
-        return self.stages * (self.step_bytes + 16) + self.zeros * ITEM_SIZE[self.dtypes[0]]
+        """Bytes of shared memory of a CTA: the ring, two barriers of each of its stages, zeros, V."""
+        values = self.columns * self.depth * ITEM_SIZE[self.dtypes[1]] if self.deep else 0
+        return self.stages * (self.step_bytes + 16) + self.zeros * ITEM_SIZE[self.dtypes[0]] + values
 
     @property
     def name(self) -> str:
@@ -122,7 +141,7 @@ class MatmulDeltaClass(ClassBase):
     dtypes: tuple[str, ...]  # of dO, of O
     depth: int
     vector: int
-    rows: int = ROWS
+    rows: int
 
     @property
     def vectors(self) -> int:
@@ -171,6 +190,29 @@ class MatmulBackwardPlan(PlanBase):
     def tiles(self) -> int:
         """Pieces of work: blocks of columns of each batch and part."""
         return math.ceil(self.columns / self.kernel.columns) * math.prod(self.batch) * self.splits
+
+    def explain(self) -> str:
+        """The plan as a person would want to read it."""
+        c = self.kernel
+        way = (
+            "line by line, dS element by element"
+            if c.lines
+            else "and dS as tiles of TMA, dS in the place of S"
+        )
+        lines = [
+            f"{c.math} of {math.prod(self.batch)} x {self.heads} scores ({self.rows}, {self.columns}), "
+            f"D = {self.depth}, {' -> '.join(dict.fromkeys(c.dtypes))}, for {c.architecture}",
+            f"  movement   matmul_backward: class {c.name}; before it {self.delta.math}",
+            f"  tile       {c.columns} columns of S, steps of {c.rows} rows; D as {c.depth}",
+            f"  warpgroups {c.consumers} compute, {c.shares} a slab of 64 columns; one brings",
+            f"  operands   V in {'shared memory' if c.deep else 'registers'}; S {way}",
+            f"  ring       {c.stages} stages of {c.step_bytes} bytes; {c.shared_memory} bytes of shared memory",
+            f"  grid       {self.ctas} CTAs for {self.tiles} tiles, {self.splits} part(s) of a walk over "
+            f"{self.heads * self.blocks} steps",
+        ]
+        if self.splits > 1:
+            lines.append("  dV         float32 parts, added up afterwards")
+        return "\n".join(lines)
 
     @property
     def arguments(self) -> tuple[int, ...]:
@@ -249,7 +291,7 @@ def plan_matmul_backward(
     return MatmulBackwardPlan(
         kernel=c,
         delta=MatmulDeltaClass(
-            c.architecture, tuple(operands[n].dtype for n in ("grad", "output")), c.depth, vector
+            c.architecture, tuple(operands[n].dtype for n in ("grad", "output")), c.depth, vector, c.rows
         ),
         rows=rows,
         columns=columns,
@@ -267,11 +309,27 @@ def matmul_backward_class(
     architecture: Architecture, dtypes: tuple[str, ...], depth: int, **flags: bool | str
 ) -> MatmulBackwardClass:
     """The class for so many columns of V, with as many stages as there is room for."""
-    if depth > 2 * SLAB:
-        raise NotPlanned(f"the backward of softmax_matmul takes D up to {2 * SLAB}, got {depth}")
-    c = MatmulBackwardClass(architecture.name, dtypes, math.ceil(depth / SLAB) * SLAB, **flags, stages=1)
-    room = architecture.shared_memory - RESERVED - (c.shared_memory - c.step_bytes)
-    return replace(c, stages=min(room // (c.step_bytes + 16), MOST_STAGES))
+    if depth > MOST_SHARES * SHARE_DEPTH:
+        raise NotPlanned(
+            f"the backward of softmax_matmul takes D up to {MOST_SHARES * SHARE_DEPTH}, got {depth}"
+        )
+    shares = math.ceil(depth / SHARE_DEPTH)
+    whole = shares * SLAB
+    for rows in ROWS:
+        c = MatmulBackwardClass(
+            architecture.name,
+            dtypes,
+            math.ceil(depth / whole) * whole,
+            **flags,
+            shares=shares,
+            rows=rows,
+            stages=0,
+        )
+        room = architecture.shared_memory - RESERVED - c.shared_memory
+        c = replace(c, stages=min(room // (c.step_bytes + 16), MOST_STAGES))
+        if c.stages >= FEWEST_STAGES:
+            return c
+    raise NotPlanned(f"{c.name}: no room for {FEWEST_STAGES} stages")
 
 
 def splits_of(blocks: int, walk: int, multiprocessors: int) -> int:

@@ -1,0 +1,74 @@
+"""Scores that TMA cannot read as tiles: rows off 16-byte boundaries, or of float32.
+
+A line is what a CTA needs of a row of S. It comes to shared memory by a bulk copy of its own: the whole 16 bytes around
+it, so that it begins there as it does in global memory, somewhere within the first 16 bytes. dS goes out element by
+element.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64
+
+from .copy import dot, global_pointer
+
+
+class ScoreLines:
+    """What `MatmulBackwardKernel` does where its class has `lines`."""
+
+    @cute.jit
+    def load_lines(self, this, bar, stage: Int32, m: Int32, n: Int32, head: Int32, batch: tuple, lane: Int32):
+        """S line by line: the whole 16 bytes around a line's columns, wherever they begin; a lane brings two lines."""
+        s = self.spec
+        item = self.dtype.width // 8
+        columns = cutlass.min(this.N - n * s.columns, s.columns)
+        starts = [self.line(this, m * s.rows + r * 32 + lane, n, head, batch) for r in range(s.rows // 32)]
+        # Numbers of rows and dO report to the same barrier.
+        total = Int32(cutlass.select_(lane == 0, s.step_bytes - s.score_bytes, 0))
+        sizes = []
+        for r in cutlass.range_constexpr(s.rows // 32):
+            start, inside = starts[r], m * s.rows + r * 32 + lane < this.M
+            end = (start + columns * item + 15) // 16 * 16
+            size = Int32(cutlass.select_(inside, Int32(end - start // 16 * 16), 0))
+            sizes.append(size)
+            total += size
+        cute.arch.mbarrier_arrive_and_expect_tx(bar, total)
+        for r in cutlass.range_constexpr(s.rows // 32):
+            if sizes[r] > 0:
+                to = this.rawS + stage * s.score_elements + (r * 32 + lane) * s.pitch
+                cute.arch.inline_ptx(
+                    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+                    "[{$r0}], [{$r1}], {$r2}, [{$r3}];",
+                    read_only_args=[Int32(to.toint()), starts[r] // 16 * 16, sizes[r], Int32(bar.toint())],
+                )
+
+    def line(self, this, row: Int32, n: Int32, head: Int32, batch: tuple) -> Int64:
+        """The address of S at a row and the first column of a tile."""
+        address, *strides = this.S
+        begin = dot([row, head, *batch], strides) + n * self.spec.columns
+        return address + begin * (self.dtype.width // 8)
+
+    def load_from_lines(
+        self, this, tile, rS, in_tile: Int32, pair: Int32, m: Int32, n: Int32, head: Int32, batch: tuple
+    ):
+        """As `load_scores`, from lines that begin somewhere within their first 16 bytes."""
+        item = self.dtype.width // 8
+        # What an address is within 16 bytes needs no more than 32 bits.
+        first = Int32(self.line(this, m * self.spec.rows, n, head, batch) & 15)
+        step = Int32(this.S[1] & 15) * item
+        for i, j, k, h in self.each():
+            row = 8 * j + pair + k
+            shift = (first + row * step) & 15
+            address = tile.toint() + row * (self.spec.pitch * item) + shift + (in_tile + 8 * h) * item
+            pointer = cute.make_ptr(self.dtype, address, cute.AddressSpace.smem, assumed_align=item)
+            rS[i] = cute.make_tensor(pointer, cute.make_layout(1))[0]
+
+    @cute.jit
+    def store_lines(self, this, rS, m: Int32, column: Int32, pair: Int32, head: Int32, batch: tuple):
+        """dS^T straight to global memory, element by element."""
+        address, *strides = this.dS
+        for i, j, k, h in self.each():
+            row = m * self.spec.rows + 8 * j + pair + k
+            if (row < this.M) & (column + 8 * h < this.N):
+                begin = dot([row, head, *batch], strides) + (column + 8 * h)
+                pointer = global_pointer(self.dtype, address, begin, self.dtype.width // 8)
+                cute.make_tensor(pointer, cute.make_layout(1))[0] = rS[i]
