@@ -36,10 +36,14 @@ def backward(
     the scores. causal: column j of row i counts if ``j <= i + causal``; None: all do. zero: what rows without
     anything that counts have given, 0 instead of NaN. bias_grad: whether the last gradient is wanted.
 
-    Where a log-sum-exp is no longer exact to the scores' own rounding (beyond 1e5) neither are these gradients.
+    A score that does not count has a gradient of zero. Rows of NaN make dV NaN as far as they are looked at: not where
+    the diagonal cuts off whole tiles. Where a log-sum-exp is no longer exact to the scores' own rounding (beyond 1e5)
+    neither are these gradients.
     Raises NotPlanned for what the kernels do not take.
     """
-    batch = torch.broadcast_shapes(scores.shape[:-2], values.shape[:-2])
+    batch, owners = scores.shape[:-2], values.shape[:-2]
+    if batch != owners:
+        batch = torch.broadcast_shapes(batch, owners)
     (rows, columns), depth = scores.shape[-2:], values.shape[-1]
     full = (*batch, rows, columns)
     if not math.prod(full) * depth:
@@ -77,7 +81,8 @@ def backward(
     dvalues = tensors["dvalues"].sum_to_size(wide.shape)[..., : values.shape[-1]].reshape(values.shape)
     dbias = dscores.sum_to_size(bias.shape).to(bias.dtype) if bias_grad else None
     if bias_grad and scale != 1.0:
-        dscores.mul_(scale)
+        # Not in place: of a bias with all of the scores' dimensions this is the gradient, too.
+        dscores = dscores * scale
     return dscores.sum_to_size(scores.shape), dvalues, dbias
 
 

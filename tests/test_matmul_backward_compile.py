@@ -21,7 +21,7 @@ VARIANTS = [
     ("fp32", 128, {"lines": True}),
     ("bf16", 512, {"lines": True, "causal": True, "mask": True, "bias": "bf16"}),
 ]
-STACK = 256  # bytes that the deepest and busiest may spill
+STACK = 64  # bytes that the deepest and busiest may spill
 
 
 def identifier(variant) -> str:
@@ -34,7 +34,7 @@ def test_resources_and_instructions(variant, tmp_path, monkeypatch):
     scores, depth, flags = variant
     c = matmul_backward_class(SM_90A, (scores, "bf16", "bf16"), depth, **flags)
     found = compile_and_read(c, tmp_path, monkeypatch)
-    plain = depth <= 128 and len(flags) <= 1
+    plain = depth <= 128 and not {"mask", "bias"} & set(flags)
     assert found.stack <= (0 if plain else STACK) and found.local == 0
     assert found.threads == (c.threads, 1, 1)
     assert c.shared_memory <= found.shared <= SM_90A.shared_memory

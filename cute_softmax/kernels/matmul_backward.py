@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, Uint8, const_expr
+from cutlass import Boolean, Float32, Int32, Int64, Uint8, Uint32, const_expr
 from cutlass.cute.nvgpu import cpasync, warp, warpgroup
 
 from .copy import DTYPES, dot, global_pointer
@@ -26,6 +26,7 @@ from .matmul_values import SLAB, ValueRows, swizzled
 from .online import LOG2_E
 from .tensor_cores import WARPGROUP, by_columns, by_rows, mma
 
+ALL = 0xFFFFFFFF  # the bits of a thread's elements that count, a step has 32 at most
 REGISTERS = {
     1: (24, 240),
     2: (24, 240),
@@ -327,7 +328,7 @@ class MatmulBackwardKernel(ScoreLines, ValueRows):
                 else:
                     self.load_scores(tileS, mine, rS)
                 exps = cute.make_rmem_tensor(s.rows // 2, Float32)
-                self.exponentials(this, rS, exps, stage, m, column, pair, head, batch)
+                counts = self.exponentials(this, rS, exps, stage, m, column, pair, head, batch)
                 warpgroup.wait_group(1)  # the last dV: its operands may be overwritten
                 if const_expr(s.lines):
                     self.release(this, before)
@@ -343,6 +344,8 @@ class MatmulBackwardKernel(ScoreLines, ValueRows):
                     # 128 accumulators and more leave no room for the unrounded P.
                     power = rE[i].to(Float32) if const_expr(s.deep) else exps[i]
                     exps[i] = power * ((rP[i] - delta) * this.factor)
+                if const_expr(s.hides):
+                    hide(exps, counts)
                 rS.store(exps.load().to(self.dtype))
                 if const_expr(s.lines):
                     if share == 0:
@@ -398,10 +401,12 @@ class MatmulBackwardKernel(ScoreLines, ValueRows):
         pair: Int32,
         head: Int32,
         batch: tuple,
-    ):
-        """P^T: exp of the scores of this thread less their rows' log-sum-exp; zero where they do not count."""
+    ) -> Uint32:
+        """P^T: exp of the scores of this thread less their rows' log-sum-exp, zero where they do not count. Returns
+        one bit for each: whether it counts."""
         s = self.spec
         row = m * s.rows + pair
+        counts = Uint32(ALL)
         for i, j, k, h in self.each():
             lse = this.sL[j * 8 + pair + k, 0, stage]
             if const_expr(s.bias != ""):
@@ -411,8 +416,8 @@ class MatmulBackwardKernel(ScoreLines, ValueRows):
                 lse = cute.math.fma(-bias.to(Float32), Float32(LOG2_E), lse)
             power = cute.math.exp2(cute.math.fma(rS[i].to(Float32), this.scale_log2, -lse), fastmath=True)
             if const_expr(s.mask):
-                counts = self.element(this, Uint8, this.mask, row + 8 * j + k, column + 8 * h, head, batch)
-                power = Float32(cutlass.select_(counts != 0, power, Float32(0.0)))
+                mask = self.element(this, Uint8, this.mask, row + 8 * j + k, column + 8 * h, head, batch)
+                counts = drop(counts, mask == 0, i)
             if const_expr(s.lines):
                 # What lies behind the last row in shared memory may be anything.
                 power = Float32(cutlass.select_(row + 8 * j + k < this.M, power, Float32(0.0)))
@@ -422,7 +427,19 @@ class MatmulBackwardKernel(ScoreLines, ValueRows):
             beyond = column - this.offset - row
             if m * s.rows + this.offset < column + 8:
                 for i, j, k, h in self.each():
-                    exps[i] = Float32(cutlass.select_(beyond + 8 * h <= 8 * j + k, exps[i], Float32(0.0)))
+                    counts = drop(counts, beyond + 8 * h > 8 * j + k, i)
+        if const_expr(s.hides):
+            self.hide_powers(this, exps, counts, pair, stage)
+        return counts
+
+    @cute.jit
+    def hide_powers(self, this, exps, counts: Uint32, pair: Int32, stage: Int32):
+        """Zero where a score does not count, but in a row that is NaN everything is, as in torch."""
+        if counts != ALL:
+            for i, j, k, _ in self.each():
+                lse = this.sL[j * 8 + pair + k, 0, stage]
+                kept = (counts >> i & 1 != 0) | (lse != lse)
+                exps[i] = Float32(cutlass.select_(kept, exps[i], Float32(0.0)))
 
     def element(self, this, dtype, operand, row: Int32, column: Int32, head: Int32, batch: tuple):
         """An element of a mask or bias; outside, some other one."""
@@ -499,6 +516,19 @@ def multiply(tiled_mma: cute.TiledMma, rC, rA, rB, anew: bool):
 def eight(fragment: cute.Tensor, j: int) -> cute.Tensor:
     """Eight elements of a register vector, of rank 2 as copies want it."""
     return cute.make_tensor(fragment.iterator + 8 * j, cute.make_layout((8, 1)))
+
+
+def drop(bits: Uint32, condition: Boolean, i: int) -> Uint32:
+    """The bits without bit i, if the condition holds."""
+    return bits & Uint32(cutlass.select_(condition, Uint32(ALL ^ (1 << i)), Uint32(ALL)))
+
+
+@cute.jit
+def hide(values, counts: Uint32):
+    """Zero where a bit is missing."""
+    if counts != ALL:
+        for i in cutlass.range_constexpr(cute.size(values)):
+            values[i] = Float32(cutlass.select_(counts >> i & 1 != 0, values[i], Float32(0.0)))
 
 
 def part_of(steps: Int32, split: Int32, splits: Int32) -> tuple[Int32, Int32]:

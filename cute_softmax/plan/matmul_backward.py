@@ -102,6 +102,11 @@ class MatmulBackwardClass(ClassBase):
         return self.rows * SLAB if self.causal and not self.lines else 0
 
     @property
+    def hides(self) -> bool:
+        """Whether there may be elements that do not count."""
+        return self.causal or self.mask
+
+    @property
     def fillers(self) -> int:
         """Threads that announce bytes to a stage."""
         return 32 if self.lines else 1
