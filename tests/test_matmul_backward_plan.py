@@ -19,17 +19,17 @@ def contiguous(dtype: str, *shape: int) -> Operand:
     return Operand(dtype, tuple(strides))
 
 
-def planned(batch, rows, columns, depth, *, owners=None, dtype="bf16", scores="bf16", causal=None, **changed):
+def planned(batch, rows, columns, depth, *, owners=None, dtype="bf16", wide="", causal=None, **changed):
     """The plan of contiguous tensors; owners: the batch of values, 1 where they are shared; changed: operands."""
     owners = batch if owners is None else owners
     shared = [n == 1 < size for n, size in zip(owners, batch, strict=True)]
     one = contiguous(dtype, *owners, columns, depth)
     spread = tuple(0 if s else n for s, n in zip(shared, one.strides, strict=False)) + one.strides[-2:]
     operands = {
-        "scores": contiguous(scores, *batch, rows, columns),
+        "scores": contiguous(wide or dtype, *batch, rows, columns),
         "grad": contiguous(dtype, *batch, rows, depth),
         "values": Operand(dtype, spread),
-        "dscores": contiguous(scores, *batch, rows, columns),
+        "dscores": contiguous(wide or dtype, *batch, rows, columns),
         "dvalues": Operand(dtype, spread),
         "output": contiguous(dtype, *batch, rows, depth),
         "lse": contiguous("fp32", *batch, rows),
@@ -94,10 +94,14 @@ def test_few_blocks_of_columns_are_split():
 
 def test_rows_that_tma_cannot_read_come_line_by_line():
     assert not planned((2,), 64, 128, 64).kernel.lines
-    assert planned((2,), 64, 127, 64).kernel.lines
-    assert planned((2,), 64, 128, 64, scores="fp32").kernel.lines
+    assert planned((2,), 64, 127, 64).kernel.lines and planned((2,), 64, 127, 64).kernel.sent
+    assert planned((2,), 64, 128, 64, wide="fp32").kernel.lines
     odd = replace(contiguous("bf16", 2, 64, 128), address=2)
-    assert planned((2,), 64, 128, 64, scores=odd.dtype, **{"dscores": odd}).kernel.lines
+    for name in ("scores", "dscores"):
+        c = planned((2,), 64, 128, 64, **{name: odd}).kernel
+        assert c.lines and not c.sent
+    apart = replace(contiguous("bf16", 2, 64, 128), strides=(64 * 136, 136, 1))
+    assert not planned((2,), 64, 127, 64, scores=apart).kernel.sent
 
 
 def test_batch_dimensions():

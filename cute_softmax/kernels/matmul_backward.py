@@ -330,7 +330,7 @@ class MatmulBackwardKernel(ScoreLines, ValueRows):
                 exps = cute.make_rmem_tensor(s.rows // 2, Float32)
                 counts = self.exponentials(this, rS, exps, stage, m, column, pair, head, batch)
                 warpgroup.wait_group(1)  # the last dV: its operands may be overwritten
-                if const_expr(s.lines):
+                if const_expr(s.lines and not s.sent):
                     self.release(this, before)
                 rE.store(exps.load().to(self.half).reshape(rE.shape))
                 warpgroup.fence()
@@ -347,12 +347,23 @@ class MatmulBackwardKernel(ScoreLines, ValueRows):
                 if const_expr(s.hides):
                     hide(exps, counts)
                 rS.store(exps.load().to(self.dtype))
+                if const_expr(s.shares > 1 and s.sent):
+                    self.meet(slab)  # the other warpgroups of the slab have read S, too
                 if const_expr(s.lines):
                     if share == 0:
-                        self.store_lines(this, rS, m, column, pair, head, batch)
+                        if const_expr(s.sent):
+                            self.store_in_lines(this, tileS, rS, in_tile, pair, m, n, head, batch)
+                            cute.arch.fence_proxy("async.shared", space="cta")
+                            cute.arch.barrier(barrier_id=1 + slab, number_of_threads=WARPGROUP)
+                            self.send_lines(this, tileS, tid, slab, m, n, head, batch)
+                        else:
+                            self.store_lines(this, rS, m, column, pair, head, batch)
+                    if const_expr(s.sent):
+                        cute.arch.cp_async_bulk_commit_group()
+                        cute.arch.cp_async_bulk_wait_group(1, read=True)
+                        cute.arch.sync_warp()
+                        self.release(this, before)
                 else:
-                    if const_expr(s.shares > 1):
-                        self.meet(slab)  # the other warpgroups of the slab have read S, too
                     if share == 0:
                         self.store_scores(tileS, mine, rS)
                         cute.arch.fence_proxy("async.shared", space="cta")
@@ -372,7 +383,7 @@ class MatmulBackwardKernel(ScoreLines, ValueRows):
             warpgroup.wait_group(0)
             self.store_values(this, rdV, column, pair + share * s.share_depth, at.split, batch)
             tile += this.ctas
-        if const_expr(not s.lines):
+        if const_expr(s.sent):
             cute.arch.cp_async_bulk_wait_group(0, read=True)
 
     def each(self):

@@ -1,8 +1,9 @@
 """Scores that TMA cannot read as tiles: rows off 16-byte boundaries, or of float32.
 
 A line is what a CTA needs of a row of S. It comes to shared memory by a bulk copy of its own: the whole 16 bytes around
-it, so that it begins there as it does in global memory, somewhere within the first 16 bytes. dS goes out element by
-element.
+it, so that it begins there as it does in global memory, somewhere within the first 16 bytes. Where a line of dS begins
+as that of S it takes its place and is sent by a bulk copy, too, but for the elements at its ends that share 16 bytes
+with others; elsewhere dS goes out element by element.
 """
 
 import cutlass
@@ -10,6 +11,7 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 
 from .copy import dot, global_pointer
+from .matmul_values import SLAB
 
 
 class ScoreLines:
@@ -21,7 +23,9 @@ class ScoreLines:
         s = self.spec
         item = self.dtype.width // 8
         columns = cutlass.min(this.N - n * s.columns, s.columns)
-        starts = [self.line(this, m * s.rows + r * 32 + lane, n, head, batch) for r in range(s.rows // 32)]
+        starts = [
+            self.line(this, this.S, m * s.rows + r * 32 + lane, n, head, batch) for r in range(s.rows // 32)
+        ]
         # Numbers of rows and dO report to the same barrier.
         total = Int32(cutlass.select_(lane == 0, s.step_bytes - s.score_bytes, 0))
         sizes = []
@@ -41,9 +45,9 @@ class ScoreLines:
                     read_only_args=[Int32(to.toint()), starts[r] // 16 * 16, sizes[r], Int32(bar.toint())],
                 )
 
-    def line(self, this, row: Int32, n: Int32, head: Int32, batch: tuple) -> Int64:
-        """The address of S at a row and the first column of a tile."""
-        address, *strides = this.S
+    def line(self, this, operand: tuple, row: Int32, n: Int32, head: Int32, batch: tuple) -> Int64:
+        """The address of S or dS at a row and the first column of a tile."""
+        address, *strides = operand
         begin = dot([row, head, *batch], strides) + n * self.spec.columns
         return address + begin * (self.dtype.width // 8)
 
@@ -51,16 +55,66 @@ class ScoreLines:
         self, this, tile, rS, in_tile: Int32, pair: Int32, m: Int32, n: Int32, head: Int32, batch: tuple
     ):
         """As `load_scores`, from lines that begin somewhere within their first 16 bytes."""
+        places = self.places(this, tile, in_tile, pair, m, n, head, batch)
+        for i, _, _, _ in self.each():
+            rS[i] = places[i][0]
+
+    def store_in_lines(
+        self, this, tile, rS, in_tile: Int32, pair: Int32, m: Int32, n: Int32, head: Int32, batch: tuple
+    ):
+        """dS^T to where `load_from_lines` has found S^T."""
+        places = self.places(this, tile, in_tile, pair, m, n, head, batch)
+        for i, _, _, _ in self.each():
+            places[i][0] = rS[i]
+
+    def places(
+        self, this, tile, in_tile: Int32, pair: Int32, m: Int32, n: Int32, head: Int32, batch: tuple
+    ) -> list[cute.Tensor]:
+        """This thread's elements of the lines in shared memory."""
         item = self.dtype.width // 8
         # What an address is within 16 bytes needs no more than 32 bits.
-        first = Int32(self.line(this, m * self.spec.rows, n, head, batch) & 15)
+        first = Int32(self.line(this, this.S, m * self.spec.rows, n, head, batch) & 15)
         step = Int32(this.S[1] & 15) * item
-        for i, j, k, h in self.each():
+        found = []
+        for _, j, k, h in self.each():
             row = 8 * j + pair + k
             shift = (first + row * step) & 15
             address = tile.toint() + row * (self.spec.pitch * item) + shift + (in_tile + 8 * h) * item
             pointer = cute.make_ptr(self.dtype, address, cute.AddressSpace.smem, assumed_align=item)
-            rS[i] = cute.make_tensor(pointer, cute.make_layout(1))[0]
+            found.append(cute.make_tensor(pointer, cute.make_layout(1)))
+        return found
+
+    @cute.jit
+    def send_lines(self, this, tile, tid: Int32, slab: Int32, m: Int32, n: Int32, head: Int32, batch: tuple):
+        """The slab's part of each line from shared to global memory. One thread sends the whole 16 bytes of a part and
+        stores the elements before them, another those behind."""
+        s = self.spec
+        item = self.dtype.width // 8
+        row, end = tid % s.rows, tid // s.rows
+        count = cutlass.min(this.N - n * s.columns - slab * SLAB, SLAB)
+        if (m * s.rows + row < this.M) & (count > 0) & (end < 2):
+            begin = self.line(this, this.dS, m * s.rows + row, n, head, batch)
+            source = tile.toint() + row * (s.pitch * item) + Int32(begin & 15) + slab * (SLAB * item)
+            begin += slab * (SLAB * item)
+            before = cutlass.min(Int32(-begin & 15) // item, count)
+            whole = (count - before) * item // 16 * 16
+            behind = before + whole // item
+            if (end == 0) & (whole > 0):
+                cute.arch.inline_ptx(
+                    "cp.async.bulk.global.shared::cta.bulk_group [{$r0}], [{$r1}], {$r2};",
+                    read_only_args=[begin + before * item, Int32(source + before * item), whole],
+                )
+            first = Int32(cutlass.select_(end == 0, Int32(0), behind))
+            last = Int32(cutlass.select_(end == 0, before, count))
+            for i in cutlass.range_constexpr(16 // item - 1):
+                if first + i < last:
+                    place = (first + i) * item
+                    held = cute.make_ptr(
+                        self.dtype, source + place, cute.AddressSpace.smem, assumed_align=item
+                    )
+                    to = cute.make_ptr(self.dtype, begin + place, cute.AddressSpace.gmem, assumed_align=item)
+                    one = cute.make_layout(1)
+                    cute.make_tensor(to, one)[0] = cute.make_tensor(held, one)[0]
 
     @cute.jit
     def store_lines(self, this, rS, m: Int32, column: Int32, pair: Int32, head: Int32, batch: tuple):

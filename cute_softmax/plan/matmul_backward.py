@@ -33,8 +33,9 @@ class MatmulBackwardClass(ClassBase):
     depth: columns of V that a CTA holds, D rounded up to whole slabs; consumers: warpgroups that compute; shares:
     how many of them share a slab of 64 columns of S, each with its share of the columns of dV; rows: rows of S of one
     step; stages: steps on their way or in work at a time.
-    lines: whether S is read line by line and dS written element by element, as TMA needs rows of 16-bit numbers that
-    begin at multiples of 16 bytes.
+    lines: whether S is read line by line, as TMA needs rows of 16-bit numbers that begin at multiples of 16 bytes.
+    sent: whether dS takes the place of S in shared memory and is copied from there; only lines can be without that,
+    for those of dS that begin differently within 16 bytes.
     causal: whether columns beyond the diagonal do not count; mask: whether some others do not; bias: dtype of what is
     added to the scores, or "".
     """
@@ -46,6 +47,7 @@ class MatmulBackwardClass(ClassBase):
     dtypes: tuple[str, ...]  # of S and dS, of V and dO, of dV (float32: parts that are yet to be added up)
     depth: int
     lines: bool = False
+    sent: bool = True
     causal: bool = False
     mask: bool = False
     bias: str = ""
@@ -113,7 +115,7 @@ class MatmulBackwardClass(ClassBase):
 
     @property
     def releases(self) -> int:
-        """Warps that release a stage: all that compute, or those that have sent dS off from there."""
+        """Warps that release a stage: all that compute, or one of each warpgroup."""
         return self.consumers * (4 if self.lines else 1)
 
     @property
@@ -127,6 +129,8 @@ class MatmulBackwardClass(ClassBase):
         """A readable name, unique among classes of one architecture and dtypes."""
         parts = [f"{self.columns}x{self.rows}x{self.depth}_stages{self.stages}"]
         parts += [name for name in ("lines", "causal", "mask") if getattr(self, name)]
+        if not self.sent:
+            parts.append("elements")
         if self.bias:
             parts.append(f"bias_{self.bias}")
         return "_".join(parts)
@@ -200,7 +204,7 @@ class MatmulBackwardPlan(PlanBase):
         """The plan as a person would want to read it."""
         c = self.kernel
         way = (
-            "line by line, dS element by element"
+            f"line by line, dS {'likewise' if c.sent else 'element by element'}"
             if c.lines
             else "and dS as tiles of TMA, dS in the place of S"
         )
@@ -283,6 +287,7 @@ def plan_matmul_backward(
         tuple(operands[name].dtype for name in ("scores", "values", "dvalues")),
         depth,
         lines=lines,
+        sent=not lines or alike(operands, strides, "scores", "dscores"),
         causal=causal is not None,
         mask="mask" in operands,
         bias=operands["bias"].dtype if "bias" in operands else "",
@@ -355,6 +360,16 @@ def _merged(modes: list[Mode], count: int, operands: int) -> tuple[Mode, ...]:
         raise NotPlanned(f"batch dimensions of {[m.size for m in merged]} do not merge into {count}")
     # Of one element; with a stride that TMA takes.
     return (Mode(1, (ALIGNMENT,) * operands),) * (count - len(merged)) + merged
+
+
+def alike(
+    operands: Mapping[str, Operand], strides: Mapping[str, Sequence[int]], first: str, second: str
+) -> bool:
+    """Whether the rows of two operands of a dtype begin alike within 16 bytes, all of them."""
+    unit = ALIGNMENT // ITEM_SIZE[operands[first].dtype]
+    return operands[first].offset == operands[second].offset and all(
+        (a - b) % unit == 0 for a, b in zip(strides[first], strides[second], strict=True)
+    )
 
 
 def begins_at(operand: Operand, strides: Sequence[int], size: int) -> bool:
