@@ -80,7 +80,7 @@ def _matmul_delta(c: MatmulDeltaClass) -> tuple[Any, list]:
 
     from .kernels.matmul_delta import MatmulDeltaKernel
 
-    return MatmulDeltaKernel(c), [*[Int32(0)] * 6, *[Int64(0)] * 16]
+    return MatmulDeltaKernel(c), [*[Int32(0)] * 6, *[Int64(0)] * (16 + 5 * c.lse_grad)]
 
 
 # By the movement of a class.

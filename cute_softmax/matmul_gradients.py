@@ -28,13 +28,15 @@ def backward(
     mask: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     bias_grad: bool = False,
+    lse_grad: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """The gradients of ``softmax(scale * scores + bias) @ values`` with respect to scores, values and bias.
 
     scores (.., M, N), values (.., N, D) with batch dimensions that broadcast; output and grad (.., M, D); lse (.., M),
     float32: the logarithms of the sums of exponentials. mask (bool, True where a score counts) and bias broadcast to
     the scores. causal: column j of row i counts if ``j <= i + causal``; None: all do. zero: what rows without
-    anything that counts have given, 0 instead of NaN. bias_grad: whether the last gradient is wanted.
+    anything that counts have given, 0 instead of NaN. bias_grad: whether the last gradient is wanted. lse_grad: the
+    gradient of lse, float32.
 
     A score that does not count has a gradient of zero. Rows of NaN make dV NaN as far as they are looked at: not where
     the diagonal cuts off whole tiles. Where a log-sum-exp is no longer exact to the scores' own rounding (beyond 1e5)
@@ -63,6 +65,8 @@ def backward(
     inputs = {"scores": scores.expand(full), "grad": grad, "values": wide}
     outputs = {"dscores": dscores, "dvalues": torch.empty_like(wide, memory_format=torch.contiguous_format)}
     extra = {n: t.expand(full) for n, t in (("mask", mask), ("bias", bias)) if t is not None}
+    if lse_grad is not None:
+        extra["lse_grad"] = lse_grad
     tensors = {**inputs, **outputs, "output": output, "lse": lse, **extra}
     index = scores.get_device()
     try:
@@ -106,8 +110,9 @@ def _launch(
         def at(*names: str) -> list[int]:
             return [n for name in names for n in (tensors[name].data_ptr(), *made.strides[name])]
 
+        rows = ["grad", "output", "lse", *(["lse_grad"] if made.delta.lse_grad else [])]
         function = launch.function_of(made.delta)
-        function(stream, *made.delta_arguments, int(zero), *at("grad", "output", "lse"), numbers.data_ptr())
+        function(stream, *made.delta_arguments, int(zero), *at(*rows), numbers.data_ptr())
         v_row, _, *v_batch = made.strides["values"]
         dv_row, _, *dv_batch = made.strides["dvalues"]
         launch.function_of(made.kernel)(

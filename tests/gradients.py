@@ -38,6 +38,7 @@ class Call:
     zero: bool = False
     mask: torch.Tensor | None = None
     bias: torch.Tensor | None = None
+    lse_grad: torch.Tensor | None = None
 
     def shown(self, scores: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """The scores that enter the softmax."""
@@ -63,7 +64,11 @@ class Call:
         if self.zero:
             powers = powers.masked_fill((lse == -INF)[..., None], 0)
         result = powers.to(leaves[1].dtype) @ leaves[1]
-        result.backward(self.grad.to(result.dtype))
+        outputs, slopes = [result], [self.grad.to(result.dtype)]
+        if self.lse_grad is not None:
+            outputs.append(torch.logsumexp(shown, -1))
+            slopes.append(self.lse_grad.to(shown.dtype))
+        torch.autograd.backward(outputs, slopes)
         return Gradients(*(None if t is None else t.grad for t in leaves)), result.detach(), lse
 
     def check(self, found: Gradients, factor: float = FACTOR):

@@ -46,7 +46,7 @@ def test_resources_and_instructions(variant, tmp_path, monkeypatch):
     assert len(wgmma) == depth // 16 + c.rows // 16
     # S comes and dS goes once: whole tiles by TMA, or lines and single elements.
     tiles_out = len(re.findall(r"cp\.async\.bulk\.tensor\.\dd\.global", found.ptx))
-    assert tiles_out == (0 if c.lines else 1 + c.causal)
+    assert tiles_out == (0 if c.lines else 1 + c.causal * c.slabs)
     lines_out = len(re.findall(r"cp\.async\.bulk\.global\.shared", found.ptx))
     assert lines_out == (c.lines and c.sent)
     assert ("ldmatrix" in found.ptx) != c.lines
@@ -57,6 +57,6 @@ def test_resources_and_instructions(variant, tmp_path, monkeypatch):
 @pytest.mark.parametrize("depth", [64, 512])
 @pytest.mark.parametrize("vector", [1, 8])
 def test_delta(depth, vector, tmp_path, monkeypatch):
-    c = MatmulDeltaClass("sm_90a", ("bf16", "bf16"), depth, vector, 64)
+    c = MatmulDeltaClass("sm_90a", ("bf16", "bf16"), depth, vector, 64, lse_grad=vector == 1)
     found = compile_and_read(c, tmp_path, monkeypatch)
     assert found.stack == 0 and found.threads == (256, 1, 1)

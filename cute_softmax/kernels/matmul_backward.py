@@ -27,6 +27,7 @@ from .online import LOG2_E
 from .tensor_cores import WARPGROUP, by_columns, by_rows, mma
 
 ALL = 0xFFFFFFFF  # the bits of a thread's elements that count, a step has 32 at most
+CLEARERS = 3  # warps of the producers' warpgroup that have nothing else to do
 REGISTERS = {
     1: (24, 240),
     2: (24, 240),
@@ -100,7 +101,6 @@ class MatmulBackwardKernel(ScoreLines, ValueRows):
         self.kernel(
             tma,
             (M, N, D, heads, inner, outer, splits, offset),
-            scale * LOG2_E,
             scale,
             factor,
             (*V, stats, *dV, *S, *dS, *operands[25:]),
@@ -111,7 +111,6 @@ class MatmulBackwardKernel(ScoreLines, ValueRows):
         self,
         tma: list,
         sizes: tuple,
-        scale_log2: Float32,
         scale: Float32,
         factor: Float32,
         operands: tuple,
@@ -164,7 +163,6 @@ class MatmulBackwardKernel(ScoreLines, ValueRows):
             row_blocks=row_blocks,
             column_blocks=column_blocks,
             tiles=column_blocks * inner * outer * splits,
-            scale_log2=scale_log2,
             scale=scale,
             factor=factor,
             V=operands[0:4],
@@ -188,6 +186,8 @@ class MatmulBackwardKernel(ScoreLines, ValueRows):
             cute.arch.setmaxregister_decrease(REGISTERS[s.consumers][0])
             if warp_idx == s.consumers * 4:
                 self.produce(this, tma, tidx % 32)
+            elif const_expr(s.causal):
+                self.clear(this, tma, tidx % 32, warp_idx - s.consumers * 4 - 1)
         else:
             cute.arch.setmaxregister_increase(REGISTERS[s.consumers][1])
             self.consume(this, tma, tidx % WARPGROUP, group // s.shares, group % s.shares)
@@ -283,16 +283,11 @@ class MatmulBackwardKernel(ScoreLines, ValueRows):
         tPrO = thr_P.make_fragment_B(thr_P.partition_B(this.sO))
         sOt = cute.local_tile(this.sOt, (s.share_depth, s.rows, s.stages), (share, 0, 0))
         tVrO = thr_V.make_fragment_B(thr_V.partition_B(sOt))
-        tSsS = tSgS = tZsZ = None
+        tSsS = tSgS = None
         if const_expr(not s.lines):
             gdS = cute.group_modes(cute.flat_divide(tma[5], (s.rows, SLAB)), 0, 2)
             sdS = cute.group_modes(cute.flat_divide(this.sS, (s.rows, SLAB)), 0, 2)  # (tile, 0, slab, stage)
             tSsS, tSgS = cpasync.tma_partition(tma[4], 0, cute.make_layout(1), sdS, gdS)
-            if const_expr(s.zeros > 0):
-                sZ = swizzled(this.rawZ, by_rows(self.dtype, s.rows, SLAB, 1))
-                tZsZ, _ = cpasync.tma_partition(
-                    tma[4], 0, cute.make_layout(1), cute.group_modes(sZ, 0, 2), gdS
-                )
 
         # Where this lane's row of the four 8 x 8 matrices of an ldmatrix or stmatrix lies: rows 0-7 and 8-15 of S,
         # each with columns 0-7 and 8-15 of the warp's 16.
@@ -312,8 +307,6 @@ class MatmulBackwardKernel(ScoreLines, ValueRows):
             else:
                 self.load_values(this, rV, column, pair, batch)
             rdV.fill(0.0)
-            if const_expr(s.causal):
-                self.store_zeros(this, at, tma, tZsZ, tSgS, slab, share, column, pair, warp_idx)
             for _ in cutlass.range(at.first, at.end, unroll=1):
                 cute.arch.mbarrier_wait(this.full + stage, phase)
                 warpgroup.fence()
@@ -420,12 +413,15 @@ class MatmulBackwardKernel(ScoreLines, ValueRows):
         counts = Uint32(ALL)
         for i, j, k, h in self.each():
             lse = this.sL[j * 8 + pair + k, 0, stage]
+            bias = Float32(0.0)
             if const_expr(s.bias != ""):
                 bias = self.element(
                     this, DTYPES[s.bias], this.bias, row + 8 * j + k, column + 8 * h, head, batch
-                )
-                lse = cute.math.fma(-bias.to(Float32), Float32(LOG2_E), lse)
-            power = cute.math.exp2(cute.math.fma(rS[i].to(Float32), this.scale_log2, -lse), fastmath=True)
+                ).to(Float32)
+            # Subtracted before the change of base: near the maximum, where powers are large, nothing is lost.
+            power = cute.math.exp2(
+                (cute.math.fma(rS[i].to(Float32), this.scale, bias) - lse) * LOG2_E, fastmath=True
+            )
             if const_expr(s.mask):
                 mask = self.element(this, Uint8, this.mask, row + 8 * j + k, column + 8 * h, head, batch)
                 counts = drop(counts, mask == 0, i)
@@ -478,36 +474,33 @@ class MatmulBackwardKernel(ScoreLines, ValueRows):
         return cute.make_tensor(pointer, cute.make_layout((8, 1)))
 
     @cute.jit
-    def store_zeros(
-        self,
-        this,
-        at,
-        tma,
-        tZsZ,
-        tSgS,
-        slab: Int32,
-        share: Int32,
-        column: Int32,
-        pair: Int32,
-        warp_idx: Int32,
-    ):
-        """dS where the diagonal has cut off whole tiles; by the first warpgroup of a slab."""
+    def clear(self, this, tma: list, lane: Int32, worker: Int32):
+        """Zeros into dS where the diagonal cuts off whole tiles, by the producer's other warps."""
         s = self.spec
-        first, end = part_of(at.top * this.heads, at.split, this.splits)
-        end = Int32(cutlass.select_(share == 0, end, first))
-        if const_expr(s.lines):
-            zeros = cute.make_rmem_tensor(s.rows // 2, self.dtype)
-            zeros.fill(0.0)
-            for block in cutlass.range(first, end, unroll=1):
+        tSsS = tSgS = None
+        if const_expr(not s.lines):
+            sZ = swizzled(this.rawZ, by_rows(self.dtype, s.rows, SLAB, 1))
+            gdS = cute.group_modes(cute.flat_divide(tma[5], (s.rows, SLAB)), 0, 2)
+            tSsS, tSgS = cpasync.tma_partition(
+                tma[4], 0, cute.make_layout(1), cute.group_modes(sZ, 0, 2), gdS
+            )
+        tile = this.cta
+        while tile < this.tiles:
+            at = self.place(this, tile)
+            first, end = part_of(at.top * this.heads, at.split, this.splits)
+            for block in cutlass.range(first + worker, end, CLEARERS, unroll=1):
                 head, m = block // at.top, block % at.top
-                self.store_lines(this, zeros, m, column, pair, head, at.batch)
-        else:
-            if warp_idx == 0:
-                for block in cutlass.range(first, end, unroll=1):
-                    head, m = block // at.top, block % at.top
-                    place = (None, m, at.n * s.slabs + slab, head, *at.batch)
-                    cute.copy(tma[4], tZsZ[None, 0], tSgS[place])
-                cute.arch.cp_async_bulk_commit_group()
+                if const_expr(s.lines):
+                    self.clear_lines(this, m, at.n, head, at.batch, lane)
+                else:
+                    for slab in cutlass.range_constexpr(s.slabs):
+                        place = (None, m, at.n * s.slabs + slab, head, *at.batch)
+                        cute.copy(tma[4], tSsS[None, 0], tSgS[place])
+                    cute.arch.cp_async_bulk_commit_group()
+                    # Not all at once: the same unit brings S and dO.
+                    cute.arch.cp_async_bulk_wait_group(1, read=True)
+            tile += this.ctas
+        cute.arch.cp_async_bulk_wait_group(0, read=True)
 
 
 def matrix(dtype: type, operand: tuple, modes: tuple, columns: Int32) -> cute.Tensor:

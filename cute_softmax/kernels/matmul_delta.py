@@ -1,14 +1,14 @@
-"""What the backward of softmax(S) @ V needs of each row: delta = sum(dO * O), and lse in units of log 2."""
+"""What the backward of softmax(S) @ V needs of each row: its log-sum-exp, and delta = sum(dO * O), less the gradient of
+the log-sum-exp if there is one."""
 
 import operator
 
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Float32, Int32, Int64, const_expr
 
 from .copy import DTYPES, dot, global_pointer, unpack
-from .online import LOG2_E
 from .reduce import SUM, tree
 
 LANES = 4  # threads that share a row: each loads a few vectors at once
@@ -37,8 +37,8 @@ class MatmulDeltaKernel:
         """Launch.
 
         empty_zeros: whether rows without anything in them have probabilities of zero, not NaN.
-        operands: address in bytes and strides in elements of dO (row, head, inner, outer), O and lse (the same); the
-            result's address.
+        operands: address in bytes and strides in elements of dO (row, head, inner, outer), and the same of O, lse and,
+            if the class has it, the gradient of lse; the result's address.
         """
         s = self.spec
         self.kernel(M, D, heads, inner, empty_zeros, operands).launch(
@@ -57,7 +57,7 @@ class MatmulDeltaKernel:
         row = m * s.rows + mine
 
         place = [row, head, rest % inner, rest // inner]
-        at = [dot(place, operands[i + 1 : i + 5]) for i in (0, 5, 10)]
+        at = [dot(place, operands[i + 1 : i + 5]) for i in range(0, len(operands) - 1, 5)]
         products = cute.make_rmem_tensor(s.vector, Float32)
         products.fill(0.0)
         lse = Float32(float("inf"))
@@ -81,14 +81,17 @@ class MatmulDeltaKernel:
                     products[j] = cute.math.fma(grad[j], output[j], products[j])
             gL = global_pointer(Float32, operands[10], at[2], 4)
             lse = cute.make_tensor(gL, cute.make_layout(1))[0]
+            if const_expr(s.lse_grad):
+                gG = global_pointer(Float32, operands[15], at[3], 4)
+                products[0] -= cute.make_tensor(gG, cute.make_layout(1))[0] / LANES
             nothing = Float32(cutlass.select_(empty_zeros != 0, Float32(float("inf")), Float32(float("nan"))))
             # Of a row with +inf in it nothing is a number.
-            lse = Float32(cutlass.select_(lse == float("inf"), Float32(float("nan")), lse * LOG2_E))
+            lse = Float32(cutlass.select_(lse == float("inf"), Float32(float("nan")), lse))
             lse = Float32(cutlass.select_(lse == -float("inf"), nothing, lse))
         total = tree(operator.add, [products[j] for j in range(s.vector)])
         (total,) = SUM.lanes((total,), LANES)
         if lane == 0:
-            out = global_pointer(Float32, operands[15], Int64(cta) * (2 * s.rows) + mine, 4)
+            out = global_pointer(Float32, operands[-1], Int64(cta) * (2 * s.rows) + mine, 4)
             result = cute.make_tensor(out, cute.make_layout(2, stride=s.rows))
             result[0] = lse
             result[1] = total

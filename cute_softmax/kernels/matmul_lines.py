@@ -126,3 +126,18 @@ class ScoreLines:
                 begin = dot([row, head, *batch], strides) + (column + 8 * h)
                 pointer = global_pointer(self.dtype, address, begin, self.dtype.width // 8)
                 cute.make_tensor(pointer, cute.make_layout(1))[0] = rS[i]
+
+    @cute.jit
+    def clear_lines(self, this, m: Int32, n: Int32, head: Int32, batch: tuple, lane: Int32):
+        """Zeros into a tile of dS, element by element; by one warp."""
+        s = self.spec
+        item = self.dtype.width // 8
+        rows = cutlass.min(this.M - m * s.rows, s.rows)
+        columns = cutlass.min(this.N - n * s.columns, s.columns)
+        for row in cutlass.range(rows, unroll=1):
+            begin = self.line(this, this.dS, m * s.rows + row, n, head, batch)
+            for column in cutlass.range(lane, columns, 32, unroll=1):
+                to = cute.make_ptr(
+                    self.dtype, begin + column * item, cute.AddressSpace.gmem, assumed_align=item
+                )
+                cute.make_tensor(to, cute.make_layout(1))[0] = self.dtype(0.0)

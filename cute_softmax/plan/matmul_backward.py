@@ -140,7 +140,8 @@ class MatmulBackwardClass(ClassBase):
 class MatmulDeltaClass(ClassBase):
     """What is compiled for the numbers of each row that the backward needs.
 
-    depth: columns of O rounded up; vector: elements of one load; rows: of a block, as in `MatmulBackwardClass`.
+    depth: columns of O rounded up; vector: elements of one load; rows: of a block, as in `MatmulBackwardClass`;
+    lse_grad: whether the log-sum-exps have a gradient, too.
     """
 
     movement: ClassVar[str] = "matmul_delta"
@@ -151,6 +152,7 @@ class MatmulDeltaClass(ClassBase):
     depth: int
     vector: int
     rows: int
+    lse_grad: bool = False
 
     @property
     def vectors(self) -> int:
@@ -255,8 +257,8 @@ def plan_matmul_backward(
     """The plan for scores of a shape (.., M, N).
 
     shared: of each batch dimension, whether its batches share V and dV. depth: D.
-    operands: scores, grad, values, dscores, dvalues, output, lse, and mask and bias where there are some; each with
-        the strides of all batch dimensions, its rows and, but for lse, its columns.
+    operands: scores, grad, values, dscores, dvalues, output, lse, and lse_grad, mask and bias where there are some;
+        each with the strides of all batch dimensions, its rows and, but for lse and its gradient, its columns.
     causal: the offset of the diagonal.
 
     Raises NotPlanned for what the kernels do not take as it lies in memory.
@@ -301,7 +303,12 @@ def plan_matmul_backward(
     return MatmulBackwardPlan(
         kernel=c,
         delta=MatmulDeltaClass(
-            c.architecture, tuple(operands[n].dtype for n in ("grad", "output")), c.depth, vector, c.rows
+            c.architecture,
+            tuple(operands[n].dtype for n in ("grad", "output")),
+            c.depth,
+            vector,
+            c.rows,
+            "lse_grad" in operands,
         ),
         rows=rows,
         columns=columns,

@@ -30,6 +30,7 @@ def computed(c: Call, scores=None, values=None, grad=None, result=None, lse=None
             c.mask,
             c.bias,
             c.bias is not None,
+            c.lse_grad,
         )
     )
 
@@ -151,6 +152,14 @@ def test_strides():
     odd = torch.cat([c.scores[..., :1], c.scores], -1)[..., 1:]
     assert torch.allclose(checked(c, scores=odd).scores.float(), plain.scores.float(), atol=1e-2)
     c.grad = c.grad[..., :1, :1].expand_as(c.grad)
+    checked(c)
+
+
+def test_gradient_of_the_log_sum_exps():
+    c = call((2, 3), 130, 264, 64, owners=(2, 1), scale=0.5)
+    c.lse_grad = torch.randn(2, 3, 130, device="cuda", generator=torch.Generator("cuda").manual_seed(6)) * 5
+    checked(c)
+    c.lse_grad = c.lse_grad[:1, :1].expand(2, 3, 130)
     checked(c)
 
 
