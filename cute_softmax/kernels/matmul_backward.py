@@ -17,16 +17,15 @@ from types import SimpleNamespace
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Int64, Uint8, Uint32, const_expr
+from cutlass import Float32, Int32, Int64, const_expr
 from cutlass.cute.nvgpu import cpasync, warp, warpgroup
 
-from .copy import DTYPES, dot, global_pointer
+from .copy import DTYPES, global_pointer
 from .matmul_lines import ScoreLines
+from .matmul_powers import Powers, hide
 from .matmul_values import SLAB, ValueRows, swizzled
-from .online import LOG2_E
 from .tensor_cores import WARPGROUP, by_columns, by_rows, mma
 
-ALL = 0xFFFFFFFF  # the bits of a thread's elements that count, a step has 32 at most
 CLEARERS = 3  # warps of the producers' warpgroup that have nothing else to do
 REGISTERS = {
     1: (24, 240),
@@ -35,7 +34,7 @@ REGISTERS = {
 }  # of producer and consumers, by the number of consumers
 
 
-class MatmulBackwardKernel(ScoreLines, ValueRows):
+class MatmulBackwardKernel(Powers, ScoreLines, ValueRows):
     """The kernel of one Plan class, see `cute_softmax.plan.MatmulBackwardClass`."""
 
     def __init__(self, spec):
@@ -340,36 +339,15 @@ class MatmulBackwardKernel(ScoreLines, ValueRows):
                 if const_expr(s.hides):
                     hide(exps, counts)
                 rS.store(exps.load().to(self.dtype))
-                if const_expr(s.shares > 1 and s.sent):
-                    self.meet(slab)  # the other warpgroups of the slab have read S, too
                 if const_expr(s.lines):
-                    if share == 0:
-                        if const_expr(s.sent):
-                            self.store_in_lines(this, tileS, rS, in_tile, pair, m, n, head, batch)
-                            cute.arch.fence_proxy("async.shared", space="cta")
-                            cute.arch.barrier(barrier_id=1 + slab, number_of_threads=WARPGROUP)
-                            self.send_lines(this, tileS, tid, slab, m, n, head, batch)
-                        else:
-                            self.store_lines(this, rS, m, column, pair, head, batch)
-                    if const_expr(s.sent):
-                        cute.arch.cp_async_bulk_commit_group()
-                        cute.arch.cp_async_bulk_wait_group(1, read=True)
-                        cute.arch.sync_warp()
-                        self.release(this, before)
+                    where = (n, head, batch)
+                    self.write_lines(this, tileS, rS, tid, slab, share, m, column, pair, before, where)
                 else:
-                    if share == 0:
-                        self.store_scores(tileS, mine, rS)
-                        cute.arch.fence_proxy("async.shared", space="cta")
-                        cute.arch.barrier(barrier_id=1 + slab, number_of_threads=WARPGROUP)
-                        if warp_idx == 0:
-                            place = (None, m, n * s.slabs + slab, head, *batch)
-                            cute.copy(tma[4], tSsS[None, 0, slab, stage], tSgS[place])
-                            cute.arch.cp_async_bulk_commit_group()
-                            # dS of the step before must have left.
-                            cute.arch.cp_async_bulk_wait_group(1, read=True)
-                    # All warps have passed a barrier, and so have left the step before.
-                    if warp_idx == 0:
-                        self.release(this, before)
+                    place = (None, m, n * s.slabs + slab, head, *batch)
+                    source, target = tSsS[None, 0, slab, stage], tSgS[place]
+                    self.write_tile(
+                        this, tileS, mine, rS, slab, share, warp_idx, before, tma[4], source, target
+                    )
                 before = stage
                 stage, phase = advance(stage, phase, s.stages)
                 head, m = next_step(head, m, at.top, this.row_blocks)
@@ -379,12 +357,36 @@ class MatmulBackwardKernel(ScoreLines, ValueRows):
         if const_expr(s.sent):
             cute.arch.cp_async_bulk_wait_group(0, read=True)
 
-    def each(self):
-        """(register, block of 8 rows, row of the pair, column of the pair) of a thread's part of S^T."""
-        for j in range(self.spec.rows // 8):
-            for h in range(2):
-                for k in range(2):
-                    yield j * 4 + h * 2 + k, j, k, h
+    @cute.jit
+    def write_tile(
+        self,
+        this,
+        tileS,
+        mine: Int32,
+        rS,
+        slab: Int32,
+        share: Int32,
+        warp_idx: Int32,
+        before: Int32,
+        atom,
+        source,
+        target,
+    ):
+        """dS to the place of S, and from there to global memory by TMA."""
+        if const_expr(self.spec.shares > 1):
+            self.meet(slab)  # the other warpgroups of the slab have read S, too
+        if share == 0:
+            self.store_scores(tileS, mine, rS)
+            cute.arch.fence_proxy("async.shared", space="cta")
+            cute.arch.barrier(barrier_id=1 + slab, number_of_threads=WARPGROUP)
+            if warp_idx == 0:
+                cute.copy(atom, source, target)
+                cute.arch.cp_async_bulk_commit_group()
+                # dS of the step before must have left.
+                cute.arch.cp_async_bulk_wait_group(1, read=True)
+        # All warps have passed a barrier, and so have left the step before.
+        if warp_idx == 0:
+            self.release(this, before)
 
     @cute.jit
     def release(self, this, stage: Int32):
@@ -392,68 +394,6 @@ class MatmulBackwardKernel(ScoreLines, ValueRows):
         if stage >= 0:
             with cute.arch.elect_one():
                 cute.arch.mbarrier_arrive(this.empty + stage)
-
-    @cute.jit
-    def exponentials(
-        self,
-        this,
-        rS,
-        exps,
-        stage: Int32,
-        m: Int32,
-        column: Int32,
-        pair: Int32,
-        head: Int32,
-        batch: tuple,
-    ) -> Uint32:
-        """P^T: exp of the scores of this thread less their rows' log-sum-exp, zero where they do not count. Returns
-        one bit for each: whether it counts."""
-        s = self.spec
-        row = m * s.rows + pair
-        counts = Uint32(ALL)
-        for i, j, k, h in self.each():
-            lse = this.sL[j * 8 + pair + k, 0, stage]
-            bias = Float32(0.0)
-            if const_expr(s.bias != ""):
-                bias = self.element(
-                    this, DTYPES[s.bias], this.bias, row + 8 * j + k, column + 8 * h, head, batch
-                ).to(Float32)
-            # Subtracted before the change of base: near the maximum, where powers are large, nothing is lost.
-            power = cute.math.exp2(
-                (cute.math.fma(rS[i].to(Float32), this.scale, bias) - lse) * LOG2_E, fastmath=True
-            )
-            if const_expr(s.mask):
-                mask = self.element(this, Uint8, this.mask, row + 8 * j + k, column + 8 * h, head, batch)
-                counts = drop(counts, mask == 0, i)
-            if const_expr(s.lines):
-                # What lies behind the last row in shared memory may be anything.
-                power = Float32(cutlass.select_(row + 8 * j + k < this.M, power, Float32(0.0)))
-            exps[i] = power
-        if const_expr(s.causal):
-            # Only blocks on the diagonal have columns that do not count.
-            beyond = column - this.offset - row
-            if m * s.rows + this.offset < column + 8:
-                for i, j, k, h in self.each():
-                    counts = drop(counts, beyond + 8 * h > 8 * j + k, i)
-        if const_expr(s.hides):
-            self.hide_powers(this, exps, counts, pair, stage)
-        return counts
-
-    @cute.jit
-    def hide_powers(self, this, exps, counts: Uint32, pair: Int32, stage: Int32):
-        """Zero where a score does not count, but in a row that is NaN everything is, as in torch."""
-        if counts != ALL:
-            for i, j, k, _ in self.each():
-                lse = this.sL[j * 8 + pair + k, 0, stage]
-                kept = (counts >> i & 1 != 0) | (lse != lse)
-                exps[i] = Float32(cutlass.select_(kept, exps[i], Float32(0.0)))
-
-    def element(self, this, dtype, operand, row: Int32, column: Int32, head: Int32, batch: tuple):
-        """An element of a mask or bias; outside, some other one."""
-        address, *strides = operand
-        within = [cutlass.min(row, this.M - 1), cutlass.min(column, this.N - 1), head, *batch]
-        pointer = global_pointer(dtype, address, dot(within, strides), dtype.width // 8)
-        return cute.make_tensor(pointer, cute.make_layout(1))[0]
 
     def load_scores(self, tile, mine: Int32, rS):
         """The slab's S^T, in the order of the accumulators of dP^T."""
@@ -520,19 +460,6 @@ def multiply(tiled_mma: cute.TiledMma, rC, rA, rB, anew: bool):
 def eight(fragment: cute.Tensor, j: int) -> cute.Tensor:
     """Eight elements of a register vector, of rank 2 as copies want it."""
     return cute.make_tensor(fragment.iterator + 8 * j, cute.make_layout((8, 1)))
-
-
-def drop(bits: Uint32, condition: Boolean, i: int) -> Uint32:
-    """The bits without bit i, if the condition holds."""
-    return bits & Uint32(cutlass.select_(condition, Uint32(ALL ^ (1 << i)), Uint32(ALL)))
-
-
-@cute.jit
-def hide(values, counts: Uint32):
-    """Zero where a bit is missing."""
-    if counts != ALL:
-        for i in cutlass.range_constexpr(cute.size(values)):
-            values[i] = Float32(cutlass.select_(counts >> i & 1 != 0, values[i], Float32(0.0)))
 
 
 def part_of(steps: Int32, split: Int32, splits: Int32) -> tuple[Int32, Int32]:

@@ -8,14 +8,51 @@ with others; elsewhere dS goes out element by element.
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64
+from cutlass import Int32, Int64, const_expr
 
 from .copy import dot, global_pointer
 from .matmul_values import SLAB
+from .tensor_cores import WARPGROUP
 
 
 class ScoreLines:
     """What `MatmulBackwardKernel` does where its class has `lines`."""
+
+    @cute.jit
+    def write_lines(
+        self,
+        this,
+        tile,
+        rS,
+        tid: Int32,
+        slab: Int32,
+        share: Int32,
+        m: Int32,
+        column: Int32,
+        pair: Int32,
+        before: Int32,
+        where: tuple,
+    ):
+        """dS to global memory: from the place of S, or straight. where: (column block, head, batch modes)."""
+        s = self.spec
+        n, head, batch = where
+        if const_expr(s.sent):
+            if const_expr(s.shares > 1):
+                self.meet(slab)  # the other warpgroups of the slab have read S, too
+            if share == 0:
+                in_tile = column - n * s.columns
+                self.store_in_lines(this, tile, rS, in_tile, pair, m, n, head, batch)
+                cute.arch.fence_proxy("async.shared", space="cta")
+                cute.arch.barrier(barrier_id=1 + slab, number_of_threads=WARPGROUP)
+                self.send_lines(this, tile, tid, slab, m, n, head, batch)
+            cute.arch.cp_async_bulk_commit_group()
+            # dS of the step before must have left.
+            cute.arch.cp_async_bulk_wait_group(1, read=True)
+            cute.arch.sync_warp()
+            self.release(this, before)
+        else:
+            if share == 0:
+                self.store_lines(this, rS, m, column, pair, head, batch)
 
     @cute.jit
     def load_lines(self, this, bar, stage: Int32, m: Int32, n: Int32, head: Int32, batch: tuple, lane: Int32):
