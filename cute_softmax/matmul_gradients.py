@@ -83,11 +83,43 @@ def backward(
     factor = 1.0 if bias_grad else scale
     _launch(index, made, tensors, scale, factor, zero)
     dvalues = tensors["dvalues"].sum_to_size(wide.shape)[..., : values.shape[-1]].reshape(values.shape)
-    dbias = dscores.sum_to_size(bias.shape).to(bias.dtype) if bias_grad else None
-    if bias_grad and scale != 1.0:
+    dbias = None
+    if bias_grad:
+        dbias = dscores.sum_to_size(bias.shape).to(bias.dtype)
         # Not in place: of a bias with all of the scores' dimensions this is the gradient, too.
-        dscores = dscores * scale
-    return dscores.sum_to_size(scores.shape), dvalues, dbias
+        dscores = dscores * scale if dbias.data_ptr() == dscores.data_ptr() else dscores.mul_(scale)
+    return dscores.sum_to_size(scores.shape), dvalues.contiguous(), dbias
+
+
+@torch.library.custom_op("cute_softmax::softmax_matmul_backward", mutates_args=())
+def operator(
+    scores: torch.Tensor,
+    values: torch.Tensor,
+    output: torch.Tensor,
+    lse: torch.Tensor,
+    grad: torch.Tensor,
+    scale: float,
+    causal: int | None,
+    zero: bool,
+    mask: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    bias_grad: bool,
+    lse_grad: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`backward` for torch.compile; the last result is empty without `bias_grad`."""
+    dscores, dvalues, dbias = backward(
+        scores, values, output, lse, grad, scale, causal, zero, mask, bias, bias_grad, lse_grad
+    )
+    return dscores, dvalues, scores.new_empty(0) if dbias is None else dbias
+
+
+@operator.register_fake
+def _(scores, values, output, lse, grad, scale, causal, zero, mask, bias, bias_grad, lse_grad):
+    return (
+        scores.new_empty(scores.shape),
+        values.new_empty(values.shape),
+        bias.new_empty(bias.shape) if bias_grad else scores.new_empty(0),
+    )
 
 
 def _launch(

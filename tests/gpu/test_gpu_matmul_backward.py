@@ -234,3 +234,33 @@ def test_too_deep():
     c = call((1,), 64, 64, 520)
     with pytest.raises(NotPlanned, match="D up to 512"):
         computed(c)
+
+
+def test_operator():
+    c = call((2, 3), 130, 264, 64, owners=(2, 1), bias=(3, 130, 264), scale=0.5)
+    _, result, lse = c.torch(torch.float64)
+    arguments = (c.scores, c.values, result.to(bf16), lse.float(), c.grad, 0.5, None, False, None, c.bias)
+    torch.library.opcheck(matmul_gradients.operator, (*arguments, True, None))
+    torch.library.opcheck(matmul_gradients.operator, (*arguments, False, lse.float()))
+    found = torch.compile(matmul_gradients.operator, fullgraph=True)(*arguments, True, None)
+    assert same(Gradients(*found), computed(c))
+
+
+def test_graph_and_stream():
+    c = call((2,), 130, 264, 64)
+    _, result, lse = c.torch(torch.float64)
+    expected = computed(c, result=result, lse=lse)
+    arguments = (c.scores, c.values, result.to(bf16), lse.float(), c.grad)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = matmul_gradients.backward(*arguments)
+    found[0].fill_(7.0)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert same(Gradients(*found), expected)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        found = matmul_gradients.backward(*arguments)
+    stream.synchronize()
+    assert same(Gradients(*found), expected)
