@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING or find_spec("torch"):  # plans, layouts and diagrams work without
     from .functional import explain, plan_softmax, prepare, softmax, softmax_backward
     from .reductions import amax, logsumexp, plan_reduction, sum
+    from .softmax_matmul import softmax_matmul
 
 __all__ = [
     "amax",
@@ -20,6 +21,7 @@ __all__ = [
     "prepare",
     "softmax",
     "softmax_backward",
+    "softmax_matmul",
     "sum",
 ]
 __version__ = "0.1.0"

@@ -59,10 +59,10 @@ def _matmul(c: MatmulClass) -> tuple[Any, list]:
     from .kernels.matmul import MatmulKernel
 
     return MatmulKernel(c), [
-        *[Int32(0)] * 7,
+        *[Int32(0)] * 11,
         Float32(0),
         Int32(0),
-        *[Int64(0)] * (11 + c.lse),
+        *[Int64(0)] * (11 + 6 * (c.mask + bool(c.bias)) + c.lse + c.split),
     ]
 
 

@@ -8,8 +8,8 @@ from copy import copy
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
-from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warp, warpgroup
+from cutlass import Float32, Int32, Int64, Uint32
+from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 from cutlass.cutlass_dsl import extract_mlir_values, new_from_mlir_values
 
 WARPGROUP = 128  # threads
@@ -58,9 +58,14 @@ def mma(
     return cute.make_tiled_mma(op)
 
 
-def ldmatrix(dtype: type) -> cute.CopyAtom:
-    """The atom that brings four 8 x 8 matrices of 16-bit numbers into a warp's registers."""
-    return cute.make_copy_atom(warp.LdMatrix8x8x16bOp(False, 4), dtype)
+def ldmatrix(address: Int32) -> tuple:
+    """Four 8 x 8 matrices of 16-bit numbers, a word of each per lane. Lanes 0-7, 8-15, .. give the addresses (bytes in
+    shared memory) of the rows of the first, second, .. matrix."""
+    return cute.arch.inline_ptx(
+        "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
+        write_only_types=[Uint32] * 4,
+        read_only_args=[address],
+    )
 
 
 class Ring:
@@ -95,13 +100,15 @@ class Ring:
                 cute.arch.mbarrier_init(self.empty + i, self.consumers)
 
     @staticmethod
-    def begin() -> tuple[Int32, Int32]:
-        return Int32(0), Int32(0)
+    def begin(share: Int32 | int = 0) -> tuple[Int32, Int32]:
+        """share: where one of several consumers that take turns begins."""
+        return Int32(share), Int32(0)
 
-    def advance(self, stage: Int32, phase: Int32) -> tuple[Int32, Int32]:
-        last = stage == self.stages - 1
+    def advance(self, stage: Int32, phase: Int32, by: int = 1) -> tuple[Int32, Int32]:
+        """by: of how many consumers that take turns, a divisor of the stages."""
+        last = stage >= self.stages - by
         return (
-            Int32(cutlass.select_(last, Int32(0), stage + 1)),
+            Int32(cutlass.select_(last, stage + by - self.stages, stage + by)),
             Int32(cutlass.select_(last, phase ^ 1, phase)),
         )
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ..hardware import KIB, Architecture, Device
@@ -15,10 +15,16 @@ from .maths import NotPlanned
 TILE_N = 64  # columns of S (rows of V) of a step: 128 bytes of 16-bit scores, the width of a swizzled box
 BOX_COLUMNS = 64  # columns of V in a swizzled box
 BATCH_MODES = 3  # with rows and columns the five modes of a TMA descriptor
-WARPGROUP_ROWS = 64  # of wgmma
+BLOCK_ROWS = 64  # of wgmma
 RESERVED = 2 * KIB  # of shared memory: alignment to the swizzle's 1024 bytes, barriers
-# 16-byte steps are what TMA takes as strides; a mode of one element has this one.
-UNIT = ALIGNMENT // 2
+MOST_STAGES = 8
+MAX_DEPTH = 256  # columns of an instruction
+VALUE_STAGES = 3
+MOST_PARTS = 256
+FEWEST_STEPS = 4  # of a part
+# In nanoseconds on an H200: what begins and ends a tile, and a number of a part stored and read again.
+TILE_COST = 1500.0
+MERGE_COST = 4e-3
 
 
 @dataclass(frozen=True)
@@ -26,11 +32,16 @@ class MatmulClass(ClassBase):
     """What is compiled for the `matmul` movement.
 
     dtypes: of scores, values and output, and "fp32" for the log-sum-exps where they are wanted.
-    warpgroups: of 64 rows of S each; depth: columns of V that a CTA takes, a multiple of 64.
+    warpgroups: that multiply; blocks: of 64 rows of S, of each of them.
+    depth: columns of V that a CTA takes, a multiple of 64.
     score_stages, value_stages: stages of the two rings.
     causal: whether columns beyond the diagonal are skipped; scaled: whether scores are multiplied by a number.
     zero: whether rows with nothing left give zeros instead of NaN.
-    pairs: whether the output is stored two elements at a time.
+    vector: elements of the output that are stored at a time.
+    lines: whether rows of S begin anywhere, so that each eighth is a tensor of its own to TMA.
+    mask: whether there is one; bias: its dtype, or "".
+    split: whether columns are cut into parts, whose results are merged in a second launch; alternate: whether the
+        warpgroups take turns with the steps of the same rows, each with results of its own, instead of rows.
     """
 
     movement: ClassVar[str] = "matmul"
@@ -39,13 +50,34 @@ class MatmulClass(ClassBase):
     architecture: str
     dtypes: tuple[str, ...]
     warpgroups: int
+    blocks: int
     depth: int
     score_stages: int
     value_stages: int
     causal: bool = False
     scaled: bool = False
     zero: bool = False
-    pairs: bool = True
+    vector: int = 8
+    lines: bool = False
+    mask: bool = False
+    bias: str = ""
+    split: bool = False
+    alternate: bool = False
+
+    @property
+    def wide(self) -> bool:
+        """Whether scores are handled in float32 before the maximum, not as packed pairs."""
+        return bool(self.bias) or self.dtypes[0] == "fp32"
+
+    @property
+    def shares(self) -> int:
+        """Warpgroups that take turns with the steps of the same rows."""
+        return self.warpgroups if self.alternate else 1
+
+    @property
+    def step_cost(self) -> float:
+        """About how many nanoseconds a step takes, of all warpgroups where they take turns (H200, 2026-11-20)."""
+        return {64: 500.0, 128: 643.0, 256: 1285.0}[self.rows] * max(1.0, self.depth / 128)
 
     @property
     def lse(self) -> bool:
@@ -58,22 +90,27 @@ class MatmulClass(ClassBase):
     @property
     def rows(self) -> int:
         """Rows of S of a CTA's tile."""
-        return self.warpgroups * WARPGROUP_ROWS
+        return (1 if self.alternate else self.warpgroups) * self.blocks * BLOCK_ROWS
 
     @property
     def threads(self) -> int:
-        """A warpgroup of producers, of which two warps work, and those that multiply."""
+        """The warpgroups that multiply, and one of which two warps bring tiles: registers move between warpgroups."""
         return 128 * (self.warpgroups + 1)
 
     @property
-    def consumer_registers(self) -> int:
-        """What a thread of the multiplying warpgroups may use: the SM's registers less the producers'."""
-        left = 65536 - 128 * self.producer_registers
-        return min(left // (128 * self.warpgroups) // 8 * 8, 240)
+    def moves_registers(self) -> bool:
+        """Whether threads have fewer registers at the launch than a thread can have."""
+        return self.warpgroups > 1
 
     @property
     def producer_registers(self) -> int:
-        return 24 if self.warpgroups > 3 else 32
+        return 64 if self.lines else 24
+
+    @property
+    def consumer_registers(self) -> int:
+        """A thread's share of what the CTA was launched with, less the producers'."""
+        launched = 65536 // self.threads // 8 * 8 * self.threads
+        return min((launched - 128 * self.producer_registers) // (128 * self.warpgroups) // 8 * 8, 240)
 
     @property
     def score_stage_bytes(self) -> int:
@@ -95,9 +132,14 @@ class MatmulClass(ClassBase):
     def name(self) -> str:
         """A readable name, unique among classes of one architecture and dtypes."""
         parts = [f"{self.rows}x{self.depth}_stages{self.score_stages}_{self.value_stages}"]
-        parts += [n for n in ("causal", "scaled", "zero") if getattr(self, n)]
-        if not self.pairs:
-            parts.append("singles")
+        if self.alternate:
+            parts[0] = f"{self.warpgroups}x{parts[0]}"
+        flags = ("causal", "scaled", "zero", "mask", "split", "lse", "lines")
+        parts += [n for n in flags if getattr(self, n)]
+        if self.bias:
+            parts.append(f"bias_{self.bias}")
+        if self.vector != 8:
+            parts.append(f"vector{self.vector}")
         return "_".join(parts)
 
 
@@ -117,6 +159,9 @@ class MatmulPlan(PlanBase):
     batch: tuple[int, ...]
     operand_strides: tuple[tuple[int, ...], ...]
     ctas: int
+    parts: int
+    part_steps: int
+    lines: tuple[int, int]
     scale: float
     offset: int
 
@@ -133,5 +178,231 @@ class MatmulPlan(PlanBase):
         return math.prod(self.batch) * math.ceil(self.rows / c.rows) * math.ceil(self.depth / c.depth)
 
     @property
+    def parts_bytes(self) -> int:
+        """Bytes of the parts' results: per row and part a pair of numbers, and one for each column of V."""
+        c = self.matmul_class
+        padded = math.ceil(self.depth / c.depth) * c.depth
+        return math.prod(self.batch) * self.rows * self.parts * c.shares * (padded + 2) * 4
+
+    @property
     def arguments(self) -> tuple:
-        return self.rows, self.columns, self.depth, *self.batch, self.ctas, self.scale, self.offset
+        return (
+            self.rows,
+            self.columns,
+            self.depth,
+            *self.batch,
+            self.ctas,
+            self.parts,
+            self.part_steps,
+            *self.lines,
+            self.scale,
+            self.offset,
+        )
+
+
+@dataclass(frozen=True)
+class MatmulProblem:
+    """softmax(S) @ V in canonical form.
+
+    rows, columns, depth: M, N, D; batch: sizes of the batch dimensions that do not merge, the slowest first;
+    scores, values: strides in rows and in each batch mode (elements), 0 where broadcast; dtypes: of scores, values
+    and output. mask, bias_strides: strides in rows, columns and each batch mode; bias: its dtype.
+    lines: where rows of S do not begin at multiples of 16 bytes, how many follow each other at the row stride, and how
+    many of them lie between batches (0: batches begin at multiples of 16 bytes from the first).
+    """
+
+    rows: int
+    columns: int
+    depth: int
+    batch: tuple[int, ...]
+    scores: tuple[int, ...]
+    values: tuple[int, ...]
+    dtypes: tuple[str, ...]
+    mask: tuple[int, ...] | None = None
+    bias_strides: tuple[int, ...] | None = None
+    bias: str = ""
+    lines: tuple[int, int] | None = None
+
+
+def aligned(operand: Operand, shape: Sequence[int]) -> bool:
+    """Whether TMA can read a tensor (.., rows, columns) as it lies in memory: contiguous columns, and all else in
+    steps of 16 bytes."""
+    unit = ALIGNMENT // ITEM_SIZE[operand.dtype]
+    *outer, last = zip(shape, operand.strides, strict=True)
+    return (
+        operand.address % ALIGNMENT == 0
+        and (last[0] == 1 or last[1] == 1)
+        and all(size == 1 or stride % unit == 0 for size, stride in outer)
+        and (outer[-1][0] == 1 or outer[-1][1] > 0)
+        and all(size == 1 or stride >= 0 for size, stride in outer)
+    )
+
+
+def lines_of(operand: Operand, shape: Sequence[int]) -> tuple[int, int] | None:
+    """`MatmulProblem.lines` of S; None for what TMA cannot read in this way either."""
+    *batch, rows, columns = shape
+    *batch_strides, row, last = operand.strides
+    if ITEM_SIZE[operand.dtype] != 2 or not (columns == 1 or last == 1) or (rows > 1 and row <= 0):
+        return None
+    unit = ALIGNMENT // 2
+    outer = [(n, s) for n, s in zip(batch, batch_strides, strict=True) if n > 1]
+    if all(s % unit == 0 and s >= 0 for _, s in outer):
+        return rows, 0
+    count = rows
+    for n, s in reversed(outer):
+        if s != count * row:
+            return None
+        count *= n
+    return count, rows
+
+
+def canonical_matmul(
+    shape: Sequence[int],
+    depth: int,
+    scores: Operand,
+    values: Operand,
+    output: str,
+    mask: Operand | None = None,
+    bias: Operand | None = None,
+) -> MatmulProblem:
+    """The canonical form of S (.., M, N), of this shape, and V (.., N, D), all broadcast to the same batch dimensions.
+
+    Batch dimensions keep their order, as the output is contiguous; neighbours merge where they do in all operands.
+    """
+    *batch, rows, columns = shape
+    operands = [o for o in (scores, values, mask, bias) if o is not None]
+    modes: list[tuple[int, tuple[int, ...]]] = []
+    for d, size in enumerate(batch):
+        strides = tuple(o.strides[d] for o in operands)
+        if size == 1:
+            continue
+        if modes and all(slow == fast * size for slow, fast in zip(modes[-1][1], strides, strict=True)):
+            modes[-1] = (modes[-1][0] * size, strides)
+        else:
+            modes.append((size, strides))
+
+    def row_stride(operand: Operand, size: int) -> int:
+        return operand.strides[-2] if size > 1 else ALIGNMENT // ITEM_SIZE[operand.dtype]
+
+    lines = None if aligned(scores, shape) else lines_of(scores, shape)
+    score_batch = [strides[0] for _, strides in modes]
+    if lines and lines[1]:
+        score_batch = [0] * len(modes)  # rows of all batches are one dimension
+    return MatmulProblem(
+        rows=rows,
+        columns=columns,
+        depth=depth,
+        batch=tuple(size for size, _ in modes),
+        scores=(row_stride(scores, lines[0] if lines else rows), *score_batch),
+        values=(row_stride(values, columns), *(strides[1] for _, strides in modes)),
+        dtypes=(scores.dtype, values.dtype, output),
+        mask=mask and (*mask.strides[-2:], *(strides[2] for _, strides in modes)),
+        bias_strides=bias and (*bias.strides[-2:], *(strides[-1] for _, strides in modes)),
+        bias=bias.dtype if bias else "",
+        lines=lines,
+    )
+
+
+def plan_matmul(
+    problem: MatmulProblem,
+    device: Device,
+    *,
+    scale: float = 1.0,
+    causal: int | None = None,
+    zero: bool = False,
+    lse: bool = False,
+) -> MatmulPlan:
+    """The plan of softmax(scale * S) @ V; causal: the offset of the diagonal, or None without one.
+
+    Raises NotPlanned for more batch modes than a TMA descriptor has, and where there is no wgmma.
+    """
+    p = problem
+    if device.architecture.name != "sm_90a":
+        raise NotPlanned(f"softmax_matmul has no kernel for {device.architecture.name} yet")
+    if len(p.batch) > BATCH_MODES:
+        raise NotPlanned(f"{len(p.batch)} batch dimensions do not merge: at most {BATCH_MODES} are planned")
+    flags = {
+        "causal": causal is not None,
+        "scaled": scale != 1.0,
+        "zero": zero,
+        "vector": 8 if p.depth % 8 == 0 else 2 if p.depth % 2 == 0 else 1,
+        "mask": p.mask is not None,
+        "bias": p.bias,
+        "lines": p.lines is not None,
+    }
+    dtypes = (*p.dtypes, *(("fp32",) if lse else ()))
+    missing = BATCH_MODES - len(p.batch)
+
+    def padded(strides: tuple[int, ...], kept: int) -> tuple[int, ...]:
+        return (*strides[:kept], *[0] * missing, *strides[kept:])
+
+    extras = tuple(padded(e, 2) for e in (p.mask, p.bias_strides) if e is not None)
+    end = p.columns if causal is None else max(min(p.columns, p.rows + causal), 1)
+    steps = math.ceil(end / TILE_N)
+    best = None
+    for c in matmul_classes(device.architecture, dtypes, p.rows, p.depth, **flags):
+        row_tiles = math.ceil(p.rows / c.rows)
+        tiles = math.prod(p.batch) * row_tiles * math.ceil(p.depth / c.depth)
+        # Causal tiles differ in length: their parts would, too.
+        most = MOST_PARTS if c.alternate or (row_tiles == 1 or causal is None) else 1
+        for parts in range(1, min(most, math.ceil(steps / (FEWEST_STEPS * c.shares))) + 1):
+            part_steps = math.ceil(steps / parts)
+            parts = math.ceil(steps / part_steps)
+            ctas = min(tiles * parts, device.multiprocessors)
+            turns = math.ceil(tiles * parts / ctas)
+            split = c.alternate or parts > 1
+            made = replace(c, split=split)
+            merged = math.prod(p.batch) * p.rows * parts * c.shares * p.depth if split else 0
+            cost = (
+                turns * (made.step_cost * math.ceil(part_steps / c.shares) + TILE_COST) + merged * MERGE_COST
+            )
+            if best is None or cost < best[0]:
+                best = cost, made, parts, part_steps, ctas
+    _, c, parts, part_steps, ctas = best
+    return MatmulPlan(
+        matmul_class=c,
+        rows=p.rows,
+        columns=p.columns,
+        depth=p.depth,
+        batch=(1,) * missing + p.batch,
+        operand_strides=(
+            padded(p.scores, 1),
+            padded(p.values, 1),
+            *extras,
+            *[()] * (1 + lse + c.split),
+        ),
+        ctas=ctas,
+        parts=parts,
+        part_steps=part_steps,
+        lines=p.lines or (0, 0),
+        scale=float(scale),
+        offset=causal or 0,
+    )
+
+
+def matmul_classes(
+    architecture: Architecture, dtypes: tuple[str, ...], rows: int, depth: int, **flags: object
+) -> Iterator[MatmulClass]:
+    """The classes to choose from for so many rows and so many columns of V."""
+    chunks = math.ceil(depth / MAX_DEPTH)
+    depth = math.ceil(math.ceil(depth / chunks) / BOX_COLUMNS) * BOX_COLUMNS
+    plain = MatmulClass(architecture.name, dtypes, 2, 1, depth, 1, 1, **flags)
+    if rows <= BLOCK_ROWS:
+        teams = [replace(plain, alternate=True, split=True)]
+    elif depth <= 128 and rows > 2 * BLOCK_ROWS and not (plain.wide or plain.mask or plain.lines):
+        # The accumulators of two blocks and 128 columns are 128 of a thread's 240 registers.
+        teams = [replace(plain, blocks=2), plain]
+    else:
+        teams = [plain]
+    for c in teams:
+        room = architecture.shared_memory - RESERVED
+        if c.alternate:
+            stages = min(room // (c.score_stage_bytes + c.value_stage_bytes), MOST_STAGES)
+            yield replace(
+                c, score_stages=stages // c.shares * c.shares, value_stages=stages // c.shares * c.shares
+            )
+        else:
+            room -= VALUE_STAGES * c.value_stage_bytes
+            yield replace(
+                c, score_stages=min(room // c.score_stage_bytes, MOST_STAGES), value_stages=VALUE_STAGES
+            )

@@ -1,0 +1,327 @@
+"""softmax(S) @ V without the softmax matrix: the public function, its checks, its gradient and its operator."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import torch
+
+from . import launch
+from .functional import check_tensor, softmax, transformed
+from .hardware import ARCHITECTURES
+from .plan.matmul import MatmulPlan, aligned, canonical_matmul, lines_of, plan_matmul
+from .problem import Operand
+
+HALVES = (torch.bfloat16, torch.float16)
+EMPTY_ROWS = ("nan", "zeros")
+
+
+def softmax_matmul(
+    scores: torch.Tensor,
+    values: torch.Tensor,
+    *,
+    scale: float = 1.0,
+    mask: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    causal: bool | int = False,
+    empty_rows: str = "nan",
+    return_lse: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """``softmax(scale * scores + bias, -1) @ values``, where scores are read once and no softmax matrix exists.
+
+    scores: (..., M, N); values: (..., N, D) in bfloat16 or float16, their batch dimensions broadcast. Scores have the
+        dtype of values, or float32. The powers are rounded to the dtype of values, sums are float32.
+    scale: a number.
+    mask: bool, broadcastable to (..., M, N); where it is False a score counts as -inf.
+    bias: floating point, broadcastable to (..., M, N).
+    causal: score j of row i counts if j <= i; with an int, if j <= i + causal. (True is 0.) What lies beyond is not
+        read where whole tiles do.
+    empty_rows: what a row of nothing but -inf gives, "nan" as torch does or "zeros".
+    return_lse: also return the logarithms of the rows' sums of exponentials, float32 (..., M).
+
+    A NaN or +inf among a row's scores makes the row NaN. The same call gives the same bits every time. Differentiable
+    with respect to scores, values and bias. Values whose rows do not begin at multiples of 16 bytes are copied first,
+    and so are scores in float32, or with batches that do not follow each other. CPU
+    tensors, values in float32 or float64, functorch transforms and GPUs other than sm_90 are computed in two steps.
+
+    Raises TypeError for what is not a dense, real tensor or of another dtype; ValueError for shapes, devices or
+    arguments that do not fit; `plan.NotPlanned` for more than three batch dimensions that do not merge.
+    """
+    batch = _check(scores, values, mask, bias, scale, empty_rows)
+    offset = None if causal is False else int(causal)
+    zero = empty_rows == "zeros"
+    if torch.compiler.is_compiling():
+        # The operator looks at the GPU when it runs.
+        function = operator if values.is_cuda and values.dtype in HALVES else composed
+        result, lse = function(scores, values, mask, bias, float(scale), offset, zero)
+    elif not on_kernel(values) or transformed():
+        result, lse = composed(scores, values, mask, bias, float(scale), offset, zero)
+    elif _wants_operator(scores, values, mask, bias):
+        result, lse = operator(scores, values, mask, bias, float(scale), offset, zero)
+    else:
+        result, lse = forward(batch, scores, values, mask, bias, float(scale), offset, zero, return_lse)
+    return (result, lse) if return_lse else result
+
+
+def _check(
+    scores: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    scale: float,
+    empty_rows: str,
+) -> torch.Size:
+    """Raise for what does not fit; the batch dimensions of the result."""
+    given = {"scores": scores, "values": values, "mask": mask, "bias": bias}
+    given = {name: t for name, t in given.items() if t is not None or name in ("scores", "values")}
+    for name, tensor in given.items():
+        check_tensor(name, tensor, "softmax_matmul")
+        if name != "mask" and not tensor.is_floating_point():
+            raise TypeError(f"{name} has dtype {tensor.dtype}: softmax_matmul takes floating-point tensors")
+        if tensor.device != scores.device:
+            raise ValueError(f"{name} is on {tensor.device}, scores on {scores.device}")
+    if mask is not None and mask.dtype is not torch.bool:
+        raise TypeError(f"mask has dtype {mask.dtype}: it must be bool, True where a score counts")
+    if scores.dim() < 2 or values.dim() < 2:
+        raise ValueError(
+            f"scores {tuple(scores.shape)} and values {tuple(values.shape)} need at least two dimensions"
+        )
+    if scores.shape[-1] != values.shape[-2]:
+        raise ValueError(
+            f"scores {tuple(scores.shape)} have {scores.shape[-1]} columns, values {tuple(values.shape)} "
+            f"{values.shape[-2]} rows"
+        )
+    if scores.dtype not in (values.dtype, torch.float32):
+        raise TypeError(
+            f"scores are {scores.dtype}, values {values.dtype}: scores have the dtype of values or float32"
+        )
+    try:
+        batch = torch.broadcast_shapes(scores.shape[:-2], values.shape[:-2])
+    except RuntimeError:
+        raise ValueError(
+            f"the batch dimensions of scores {tuple(scores.shape)} and values {tuple(values.shape)} do not broadcast"
+        ) from None
+    for name in ("mask", "bias"):
+        if name in given:
+            try:
+                given[name].expand(*batch, *scores.shape[-2:])
+            except RuntimeError:
+                raise ValueError(
+                    f"{name} {tuple(given[name].shape)} does not broadcast to {(*batch, *scores.shape[-2:])}"
+                ) from None
+    if not isinstance(scale, (int, float)):
+        raise TypeError(f"scale must be a number, not {type(scale).__name__}")
+    if empty_rows not in EMPTY_ROWS:
+        raise ValueError(
+            f"empty_rows is {empty_rows!r}: it must be one of {', '.join(map(repr, EMPTY_ROWS))}"
+        )
+    return batch
+
+
+def on_kernel(values: torch.Tensor) -> bool:
+    """Whether our kernel serves it; all else is composed."""
+    if not (values.is_cuda and values.dtype in HALVES):
+        return False
+    return launch.device_facts(values.get_device()).architecture is ARCHITECTURES["sm_90a"]
+
+
+def _wants_operator(*tensors: torch.Tensor | None) -> bool:
+    """Whether autograd or a dispatch mode must see the operator."""
+    given = [t for t in tensors if t is not None]
+    return (
+        any(type(t) is not torch.Tensor for t in given)
+        or torch._C._len_torch_dispatch_stack() > 0
+        or (torch.is_grad_enabled() and any(t.requires_grad for t in given))
+    )
+
+
+def modified(
+    scores: torch.Tensor,
+    mask: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    scale: float,
+    causal: int | None,
+) -> torch.Tensor:
+    """scale * scores + bias, -inf where it does not count, in float32 or more."""
+    x = scores.to(torch.promote_types(scores.dtype, torch.float32)) * scale
+    if bias is not None:
+        x = x + bias
+    if mask is not None:
+        x = x.masked_fill(~mask, -math.inf)
+    if causal is not None:
+        beyond = torch.ones(x.shape[-2:], dtype=torch.bool, device=x.device).triu(causal + 1)
+        x = x.masked_fill(beyond, -math.inf)
+    return x
+
+
+def composed(
+    scores: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    scale: float,
+    causal: int | None,
+    zero: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """In two steps: the softmax, and a product by torch."""
+    x = modified(scores, mask, bias, scale, causal)
+    powers = softmax(x)
+    if zero:
+        powers = powers.masked_fill((x == -math.inf).all(-1, keepdim=True), 0.0)
+    return powers.to(values.dtype) @ values, torch.logsumexp(x, -1)
+
+
+def forward(
+    batch: torch.Size,
+    scores: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    scale: float,
+    causal: int | None,
+    zero: bool,
+    return_lse: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """(the result, log-sum-exps or None) by our kernel; batch: the broadcast batch dimensions."""
+    (rows, columns), depth, device = scores.shape[-2:], values.shape[-1], values.device
+    result = torch.empty((*batch, rows, depth), dtype=values.dtype, device=device)
+    lse = torch.empty((*batch, rows), dtype=torch.float32, device=device) if return_lse else None
+    if not rows or not columns or not depth or not math.prod(batch):
+        result.fill_(0.0 if zero or depth == 0 else math.nan)
+        return result, lse if lse is None else lse.fill_(-math.inf)
+    inputs = [t.expand(*batch, *t.shape[-2:]) for t in (scores, values)]
+    inputs = [_readable(inputs[0], lines=True), _readable(inputs[1])]
+    if bias is not None and bias.dtype not in launch.DTYPE_NAMES:
+        bias = bias.float()
+    extras = [t if t is None else t.expand(*batch, rows, columns) for t in (mask, bias)]
+    call = _call(
+        device.index,
+        inputs[0].shape,
+        depth,
+        *map(_operand, (*inputs, *extras)),
+        scale,
+        causal,
+        zero,
+        return_lse,
+    )
+    tensors = [*inputs, *(t for t in extras if t is not None), result]
+    if return_lse:
+        tensors.append(lse)
+    with torch.cuda.device(device.index):
+        if call.plan.kernel.split:
+            tensors.append(torch.empty(call.plan.parts_bytes, dtype=torch.uint8, device=device))
+        call(torch._C._cuda_getCurrentRawStream(device.index), *(t.data_ptr() for t in tensors))
+    return result, lse
+
+
+def _readable(tensor: torch.Tensor, lines: bool = False) -> torch.Tensor:
+    """The tensor, or a copy that TMA can read: rows of whole 16 bytes. lines: as it is read for scores."""
+    operand = launch.operand(tensor)
+    if aligned(operand, tensor.shape) or (lines and lines_of(operand, tensor.shape)):
+        return tensor
+    # Broadcast dimensions are not multiplied.
+    base = tensor[tuple(slice(1) if stride == 0 else slice(None) for stride in tensor.stride()[:-2])]
+    unit = 16 // tensor.element_size()
+    pitch = math.ceil(tensor.shape[-1] / unit) * unit
+    copy = torch.empty((*base.shape[:-1], pitch), dtype=tensor.dtype, device=tensor.device)
+    return copy[..., : tensor.shape[-1]].copy_(base).expand(tensor.shape)
+
+
+def _operand(tensor: torch.Tensor | None) -> Operand | None:
+    if tensor is None:
+        return None
+    if tensor.dtype is torch.bool:
+        return Operand("bool", tensor.stride())
+    return launch.operand(tensor)
+
+
+@lru_cache(maxsize=4096)
+def _call(
+    device: int,
+    shape: torch.Size,
+    depth: int,
+    scores: Operand,
+    values: Operand,
+    mask: Operand | None,
+    bias: Operand | None,
+    scale: float,
+    causal: int | None,
+    zero: bool,
+    lse: bool,
+) -> launch.Call:
+    problem = canonical_matmul(shape, depth, scores, values, values.dtype, mask, bias)
+    made: MatmulPlan = plan_matmul(
+        problem, launch.device_facts(device), scale=scale, causal=causal, zero=zero, lse=lse
+    )
+    return launch.Call(made, launch.function_of(made.kernel))
+
+
+@torch.library.custom_op("cute_softmax::softmax_matmul", mutates_args=())
+def operator(
+    scores: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    scale: float,
+    causal: int | None,
+    zero: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    if not on_kernel(values):
+        result, lse = composed(scores, values, mask, bias, scale, causal, zero)
+        return result.contiguous(), lse.to(torch.promote_types(lse.dtype, torch.float32)).contiguous()
+    batch = torch.broadcast_shapes(scores.shape[:-2], values.shape[:-2])
+    return forward(batch, scores, values, mask, bias, scale, causal, zero, True)
+
+
+@operator.register_fake
+def _(scores, values, mask, bias, scale, causal, zero):
+    batch = torch.broadcast_shapes(scores.shape[:-2], values.shape[:-2])
+    rows, depth = scores.shape[-2], values.shape[-1]
+    wide = torch.promote_types(scores.dtype, torch.float32)
+    return values.new_empty((*batch, rows, depth)), values.new_empty((*batch, rows), dtype=wide)
+
+
+def gradients(
+    scores: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    scale: float,
+    causal: int | None,
+    result: torch.Tensor,
+    lse: torch.Tensor,
+    grad: torch.Tensor,
+    grad_lse: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """The gradients of scores, values and bias, in torch operations: the softmax is formed again."""
+    x = modified(scores, mask, bias, scale, causal)
+    # Rows without a score that counts: exp(-inf - -inf) is not what they added.
+    powers = torch.exp(x - lse.nan_to_num(nan=math.nan, neginf=0.0).unsqueeze(-1))
+    delta = (grad.to(powers.dtype) * result).sum(-1, keepdim=True)
+    if grad_lse is not None:
+        delta = delta - grad_lse.unsqueeze(-1)
+    inner = powers * (grad @ values.mT - delta)
+    if mask is not None or causal is not None:
+        inner = inner.masked_fill(x == -math.inf, 0.0)
+    to_values = (powers.to(grad.dtype).mT @ grad).sum_to_size(values.shape)
+    to_scores = (inner * scale).sum_to_size(scores.shape).to(scores.dtype)
+    return to_scores, to_values, None if bias is None else inner.sum_to_size(bias.shape).to(bias.dtype)
+
+
+def _save(ctx, inputs, output):
+    scores, values, mask, bias, scale, causal, zero = inputs
+    ctx.save_for_backward(scores, values, mask, bias, *output)
+    ctx.numbers = scale, causal, zero
+
+
+def _gradient(ctx, grad, grad_lse):
+    scores, values, mask, bias, result, lse = ctx.saved_tensors
+    scale, causal, _ = ctx.numbers
+    to_scores, to_values, to_bias = gradients(
+        scores, values, mask, bias, scale, causal, result, lse, grad, grad_lse
+    )
+    return to_scores, to_values, None, to_bias, None, None, None
+
+
+operator.register_autograd(_gradient, setup_context=_save)

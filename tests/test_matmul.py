@@ -1,0 +1,175 @@
+"""softmax_matmul without a GPU: plans, compiled classes, checks of arguments, the composed form and its gradient."""
+
+import math
+
+import pytest
+import torch
+from compiled import compile_and_read
+
+from cute_softmax import softmax_matmul
+from cute_softmax.hardware import ARCHITECTURES, H200, Device
+from cute_softmax.plan.maths import NotPlanned
+from cute_softmax.plan.matmul import MatmulPlan, aligned, canonical_matmul, plan_matmul
+from cute_softmax.problem import Operand
+from cute_softmax.softmax_matmul import operator
+
+
+def operand(shape, dtype="bf16", broadcast=()) -> Operand:
+    """A contiguous tensor; batch dimensions in `broadcast` have stride 0."""
+    strides = torch.empty(shape, device="meta").stride()
+    return Operand(dtype, tuple(0 if d in broadcast else s for d, s in enumerate(strides)))
+
+
+def planned(
+    batch, rows, columns, depth, dtype="bf16", scores=None, mask=False, bias="", shared=(), **options
+):
+    shape = (*batch, rows, columns)
+    problem = canonical_matmul(
+        shape,
+        depth,
+        operand(shape, scores or dtype),
+        operand((*batch, columns, depth), dtype, shared),
+        dtype,
+        operand(shape, "bool") if mask else None,
+        operand(shape, bias) if bias else None,
+    )
+    return plan_matmul(problem, H200, **options)
+
+
+PLANS = [
+    ((32,), 4096, 4096, 128, {}),
+    ((32,), 4096, 4096, 64, {"dtype": "fp16"}),
+    ((8,), 8192, 8192, 128, {"lse": True}),
+    ((1,), 16384, 16384, 128, {}),
+    ((64,), 2048, 2048, 128, {"causal": 0, "scale": 0.5, "zero": True}),
+    ((32,), 1, 131072, 128, {"lse": True}),
+    ((32,), 16, 131072, 256, {}),
+    ((2,), 100, 1000, 512, {"mask": True}),
+    ((2,), 500, 1000, 65, {"bias": "fp32", "mask": True}),
+    ((2,), 500, 1000, 64, {"scores": "fp32", "scale": 2.0}),
+    ((2,), 3, 1000, 64, {"scores": "fp32", "bias": "bf16"}),
+    ((2,), 4097, 4095, 128, {}),
+    ((2,), 3, 4095, 128, {"lse": True}),
+]
+
+
+@pytest.mark.parametrize(("batch", "rows", "columns", "depth", "options"), PLANS)
+def test_tiles_cover_the_problem(batch, rows, columns, depth, options):
+    made = planned(batch, rows, columns, depth, **options)
+    c = made.kernel
+    assert c.rows * math.ceil(rows / c.rows) >= rows
+    assert c.depth % 64 == 0 and c.depth * math.ceil(depth / c.depth) >= depth
+    steps = math.ceil(columns / 64)
+    # Every part has a step, and together they have all.
+    assert (made.parts - 1) * made.part_steps < steps <= made.parts * made.part_steps
+    assert c.split == (made.parts * c.shares > 1)
+    assert made.ctas <= min(made.tiles * made.parts, H200.multiprocessors)
+    assert c.shared_memory + 2048 <= ARCHITECTURES["sm_90a"].shared_memory
+    assert c.score_stages % c.shares == 0 and c.value_stages % c.shares == 0
+    registers = c.threads - 128, c.consumer_registers, c.producer_registers
+    assert registers[0] * registers[1] + 128 * registers[2] <= 65536 // c.threads // 8 * 8 * c.threads
+
+
+@pytest.mark.parametrize(("batch", "rows", "columns", "depth", "options"), PLANS)
+def test_no_spills(batch, rows, columns, depth, options, tmp_path, monkeypatch):
+    made = planned(batch, rows, columns, depth, **options)
+    compiled = compile_and_read(made.kernel, tmp_path, monkeypatch)
+    assert compiled.stack == compiled.local == 0
+
+
+def test_large_plans():
+    """What the sizes of the targets get."""
+    assert planned((32,), 4096, 4096, 128).kernel.rows == 256
+    assert planned((32,), 1, 131072, 128).parts > 1
+    assert planned((1,), 1, 131072, 128).ctas > 100
+
+
+def test_batches_merge_in_order():
+    shape = (2, 3, 5, 64, 128)
+    problem = canonical_matmul(shape, 64, operand(shape), operand((2, 3, 5, 128, 64)), "bf16")
+    assert problem.batch == (30,)
+    shared = operand((2, 3, 5, 128, 64), broadcast=(1,))
+    assert canonical_matmul(shape, 64, operand(shape), shared, "bf16").batch == (2, 3, 5)
+    with pytest.raises(NotPlanned, match="batch dimensions"):
+        shape = (2, 3, 5, 7, 64, 128)
+        problem = canonical_matmul(
+            shape, 64, operand(shape), operand((2, 3, 5, 7, 128, 64), broadcast=(0, 2)), "bf16"
+        )
+        plan_matmul(problem, H200)
+
+
+def test_aligned():
+    assert aligned(Operand("bf16", (128, 1)), (64, 128))
+    assert not aligned(Operand("bf16", (129, 1)), (64, 128))
+    assert aligned(Operand("bf16", (129, 1)), (1, 128))
+    assert not aligned(Operand("bf16", (128, 1), 2), (64, 128))
+    assert not aligned(Operand("bf16", (1, 64)), (64, 128))
+    assert not aligned(Operand("bf16", (0, 1)), (64, 128))
+    assert aligned(Operand("bf16", (0, 128, 1)), (3, 64, 128))
+    assert aligned(Operand("fp32", (132, 1)), (64, 128)) and not aligned(Operand("fp32", (130, 1)), (64, 128))
+
+
+def test_other_architectures_are_not_planned():
+    problem = canonical_matmul((64, 64), 64, operand((64, 64)), operand((64, 64)), "bf16")
+    with pytest.raises(NotPlanned, match="sm_80"):
+        plan_matmul(problem, Device(ARCHITECTURES["sm_80"], 108, 40 << 20))
+
+
+def test_the_key_tells_classes_apart():
+    plans = [planned(b, r, c, d, **o) for b, r, c, d, o in PLANS]
+    names = {(p.kernel.name, p.kernel.dtypes) for p in plans}
+    assert len(names) == len({p.kernel for p in plans})
+    assert all(isinstance(p, MatmulPlan) for p in plans)
+
+
+def halves(*shape):
+    return torch.zeros(shape, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("error", "match", "arguments", "options"),
+    [
+        (TypeError, "scores must be", ([1.0], halves(3, 4)), {}),
+        (TypeError, "values has dtype", (halves(2, 3), torch.zeros(3, 4, dtype=torch.int32)), {}),
+        (TypeError, "scores are", (halves(2, 3), torch.zeros(3, 4)), {}),
+        (ValueError, "3 columns", (halves(2, 3), halves(4, 4)), {}),
+        (ValueError, "two dimensions", (halves(3), halves(3, 4)), {}),
+        (ValueError, "do not broadcast", (halves(2, 2, 3), halves(3, 3, 4)), {}),
+        (TypeError, "mask has dtype", (halves(2, 3), halves(3, 4)), {"mask": halves(2, 3)}),
+        (ValueError, "mask", (halves(2, 3), halves(3, 4)), {"mask": torch.ones(5, 3, dtype=torch.bool)}),
+        (ValueError, "bias", (halves(2, 3), halves(3, 4)), {"bias": halves(4, 2, 3)}),
+        (TypeError, "scale", (halves(2, 3), halves(3, 4)), {"scale": "2"}),
+        (ValueError, "empty_rows", (halves(2, 3), halves(3, 4)), {"empty_rows": "no"}),
+    ],
+)
+def test_errors(error, match, arguments, options):
+    with pytest.raises(error, match=match):
+        softmax_matmul(*arguments, **options)
+
+
+def test_composed():
+    """CPU tensors: the same meaning in two steps."""
+    s, v = torch.randn(2, 5, 7), torch.randn(7, 3)
+    mask = torch.ones(5, 7, dtype=torch.bool)
+    mask[2] = False
+    out, lse = softmax_matmul(s, v, scale=0.5, mask=mask, empty_rows="zeros", return_lse=True)
+    x = (s * 0.5).masked_fill(~mask, -math.inf)
+    assert (out[:, 2] == 0).all() and lse[:, 2].isneginf().all()
+    right = torch.softmax(x, -1) @ v
+    torch.testing.assert_close(out[:, :2], right[:, :2])
+    assert softmax_matmul(s, v, mask=mask)[:, 2].isnan().all()
+    torch.testing.assert_close(
+        softmax_matmul(s, v, causal=1),
+        torch.softmax(s.masked_fill(torch.ones(5, 7).triu(2) > 0, -math.inf), -1) @ v,
+    )
+
+
+def test_gradient_of_the_operator():
+    def random(*shape):
+        return torch.randn(shape, dtype=torch.float64, requires_grad=True)
+
+    s, v, bias = random(2, 5, 7), random(7, 3), random(5, 1)
+    mask = torch.rand(2, 1, 7) > 0.3
+    mask[..., 0] = True
+    assert torch.autograd.gradcheck(lambda s, v: operator(s, v, None, None, 0.7, 1, False), (s, v))
+    assert torch.autograd.gradcheck(lambda s, v, b: operator(s, v, mask, b, 0.7, None, True), (s, v, bias))
