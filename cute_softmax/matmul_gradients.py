@@ -13,8 +13,6 @@ from . import launch
 from .plan.matmul_backward import MatmulBackwardPlan, NotPlanned, begins_at, plan_matmul_backward
 from .problem import ALIGNMENT, Operand
 
-BYTES = "fp16"  # a mask's elements have no dtype that plans know; only their strides count
-
 
 def backward(
     scores: torch.Tensor,
@@ -62,6 +60,7 @@ def backward(
     elif not begins_at(launch.operand(grad), grad.stride()[:-1], ALIGNMENT):
         grad = _padded(grad, padded)[..., :depth]
     lse = lse.expand(full[:-1])
+    given_bias, bias = bias, bias.float() if bias is not None and bias.dtype == torch.float64 else bias
     inputs = {"scores": scores.expand(full), "grad": grad, "values": wide}
     outputs = {"dscores": dscores, "dvalues": torch.empty_like(wide, memory_format=torch.contiguous_format)}
     extra = {n: t.expand(full) for n, t in (("mask", mask), ("bias", bias)) if t is not None}
@@ -85,7 +84,7 @@ def backward(
     dvalues = tensors["dvalues"].sum_to_size(wide.shape)[..., : values.shape[-1]].reshape(values.shape)
     dbias = None
     if bias_grad:
-        dbias = dscores.sum_to_size(bias.shape).to(bias.dtype)
+        dbias = dscores.sum_to_size(bias.shape).to(given_bias.dtype)
         # Not in place: of a bias with all of the scores' dimensions this is the gradient, too.
         dscores = dscores * scale if dbias.data_ptr() == dscores.data_ptr() else dscores.mul_(scale)
     return dscores.sum_to_size(scores.shape), dvalues.contiguous(), dbias
@@ -106,10 +105,18 @@ def operator(
     bias_grad: bool,
     lse_grad: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`backward` for torch.compile; the last result is empty without `bias_grad`."""
-    dscores, dvalues, dbias = backward(
-        scores, values, output, lse, grad, scale, causal, zero, mask, bias, bias_grad, lse_grad
-    )
+    """`backward`, or torch's operations where it has no plan; the last result is empty without `bias_grad`."""
+    try:
+        dscores, dvalues, dbias = backward(
+            scores, values, output, lse, grad, scale, causal, zero, mask, bias, bias_grad, lse_grad
+        )
+    except NotPlanned:
+        from .softmax_matmul import gradients
+
+        dscores, dvalues, dbias = gradients(
+            scores, values, mask, bias, scale, causal, output, lse, grad, lse_grad
+        )
+        dbias = dbias if bias_grad else None
     return dscores, dvalues, scores.new_empty(0) if dbias is None else dbias
 
 
@@ -189,7 +196,7 @@ def _plan(
 ) -> MatmulBackwardPlan:
     def operand(name: str, tensor: torch.Tensor) -> Operand:
         if name == "mask":
-            return Operand(BYTES, tensor.stride())
+            return Operand("bool", tensor.stride())
         made = launch.operand(tensor)
         if name in ("values", "dvalues"):
             strides = (0 if s else n for s, n in zip(shared, tensor.stride(), strict=False))

@@ -7,7 +7,7 @@ import torch
 from checking import FACTOR, Guarded, equal_bits
 from gradients import Call, Gradients, call
 
-from cute_softmax import matmul_gradients
+from cute_softmax import matmul_gradients, softmax_matmul
 from cute_softmax.plan import NotPlanned
 
 bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
@@ -276,3 +276,28 @@ def test_graph_and_stream():
         found = matmul_gradients.backward(*arguments)
     stream.synchronize()
     assert same(Gradients(*found), expected)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("depth", [64, 520])
+def test_through_the_public_function(depth, compiled):
+    """What no kernel is planned for goes through torch's operations."""
+    c = call((2, 3), 130, 264, depth, owners=(2, 1), bias=(3, 1, 264), mask=(130, 264), scale=0.5, causal=20)
+    c.zero = True
+    c.lse_grad = torch.randn(2, 3, 130, device="cuda") / 8
+    leaves = [t.clone().requires_grad_() for t in (c.scores, c.values, c.bias)]
+
+    def both(scores, values, bias):
+        options = {"scale": 0.5, "mask": c.mask, "bias": bias, "causal": 20, "empty_rows": "zeros"}
+        return softmax_matmul(scores, values, **options, return_lse=True)
+
+    outputs = (torch.compile(both, fullgraph=True) if compiled else both)(*leaves)
+    torch.autograd.backward(outputs, (c.grad, c.lse_grad))
+    c.check(Gradients(*(t.grad for t in leaves)), 2 * FACTOR)
+
+
+def test_gradients_of_gradients():
+    s, v = (torch.randn(2, 8, 8, device="cuda", dtype=bf16, requires_grad=True) for _ in range(2))
+    (ds,) = torch.autograd.grad(softmax_matmul(s, v).float().square().sum(), s, create_graph=True)
+    ds.float().square().sum().backward()
+    assert s.grad.isfinite().all() and v.grad.any()
