@@ -47,7 +47,7 @@ def backward(
     (rows, columns), depth = scores.shape[-2:], values.shape[-1]
     full = (*batch, rows, columns)
     if not math.prod(full) * depth:
-        empty = None if bias is None else torch.zeros_like(bias)
+        empty = torch.zeros_like(bias) if bias_grad else None
         return torch.zeros_like(scores), torch.zeros_like(values), empty
     wide = _ranked(values, len(full))
     shared = [n == 1 < size for n, size in zip(wide.shape, batch, strict=False)]

@@ -1,8 +1,9 @@
 """What the tests of softmax_matmul's gradients share: the float64 oracle, torch's own result, and the bound between.
 
 An element may be off by `FACTOR` times the largest error of torch's own gradients on the same input, in the call's
-dtypes. That can be nothing where gradients cancel: sums of float32 may be off by `SUMS` of what they sum, and a bias of
-many scores has the rounding of each of their gradients. Where the oracle is NaN the result is, and nowhere else.
+dtypes. That can be nothing by luck, or where gradients cancel: half a unit in the last place of the largest element is
+always allowed, sums of float32 may be off by `SUMS` of what they sum, and a bias of many scores has the rounding of each
+of their gradients. Where the oracle is NaN the result is, and nowhere else.
 """
 
 from __future__ import annotations
@@ -74,13 +75,14 @@ class Call:
     def check(self, found: Gradients, factor: float = FACTOR):
         """Raise AssertionError where a gradient is further from the oracle than torch's own allows."""
         exact, own = self.torch(torch.float64)[0], self.torch()[0]
-        floor = SUMS * self.grad.double().norm(dim=-1).max() * self.values.double().norm(dim=-1).max()
+        sums = SUMS * self.grad.double().norm(dim=-1).max() * self.values.double().norm(dim=-1).max()
         for name in Gradients._fields:
             got, right, theirs = (getattr(g, name) for g in (found, exact, own))
             if right is None:
                 continue
             assert got.shape == right.shape, f"d{name} has shape {tuple(got.shape)}"
             assert torch.equal(got.isnan(), right.isnan()), f"d{name} is NaN elsewhere than the oracle"
+            floor = sums + torch.finfo(got.dtype).eps / 2 * right.nan_to_num(0.0).abs().max()
             if name == "bias":
                 summed = self.scores.numel() / self.bias.numel()
                 floor += (
