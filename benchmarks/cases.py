@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 ITEM_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 # Tensors an operation must move at the least: each input read once, each output written once.
-STREAMS = {"softmax": 2, "softmax_backward": 3, "logsumexp": 1, "amax": 1, "sum": 1}
+STREAMS = {"softmax": 2, "softmax_backward": 3, "softmax_matmul": 1, "logsumexp": 1, "amax": 1, "sum": 1}
 # Operations that keep one value of each row: they write next to nothing.
 REDUCTIONS = ("logsumexp", "amax", "sum")
 
@@ -52,8 +52,15 @@ class Case:
         return math.prod(self.shape)
 
     @property
+    def depth(self) -> int:
+        """Columns of the values that a softmax is multiplied with, from the mode "D = 128"."""
+        return int(self.mode.removeprefix(DEPTH).split(",")[0])
+
+    @property
     def output_shape(self) -> tuple[int, ...]:
         """The shape of what the operation returns."""
+        if self.op == "softmax_matmul":
+            return (*self.shape[:-1], self.depth)
         if self.op not in REDUCTIONS:
             return self.shape
         reduced = {d % len(self.shape) for d in self.dim}
@@ -62,6 +69,10 @@ class Case:
     @property
     def traffic(self) -> int:
         """Bytes that `gbps` counts: each input read once and each output of its size written once."""
+        if self.op == "softmax_matmul":
+            *batch, rows, columns = self.shape
+            others = math.prod(batch) * (rows + columns) * self.depth
+            return (self.elements + others) * ITEM_BYTES[self.dtype]
         return STREAMS[self.op] * self.elements * ITEM_BYTES[self.dtype]
 
 
@@ -114,7 +125,12 @@ def _cases(op: str, *shapes: tuple[int, ...], dim: int | tuple[int, ...] = -1) -
 PROVIDERS = ("cute_softmax", "copy", "torch", "torch.compile", "liger", "quack", "cudnn")
 # The yardstick ("copy") is no peer, and neither are we.
 PEERS = tuple(p for p in PROVIDERS if p not in ("cute_softmax", "copy"))
+# For softmax_matmul the yardstick is the product alone.
+_PRODUCT = ("cute_softmax", "copy", "torch", "torch.compile", "quack")
 _EAGER = ("cute_softmax", "torch", "torch.compile", "liger", "quack")
+
+# Modes of softmax_matmul: columns of the values, and whether it is causal.
+DEPTH, CAUSAL = "D = ", ", causal"
 
 NO_GRAD, GRAD, FORWARD_BACKWARD = "no grad", "grad", "forward+backward"
 COLD_STORE, WARM_STORE, NEW_COLUMNS = "cold store", "warm store", "new N"
@@ -261,6 +277,20 @@ SUITES: dict[str, Suite] = {
                 Case("softmax", (8192, 50257)),
             ),
             PROVIDERS,
+        ),
+        Suite(
+            "matmul",
+            "softmax(S) @ V, forward; the yardstick is the product S @ V alone",
+            (
+                *(Case("softmax_matmul", (32, 4096, 4096), mode=f"{DEPTH}{d}") for d in (64, 128)),
+                Case("softmax_matmul", (8, 8192, 8192), mode=f"{DEPTH}128"),
+                Case("softmax_matmul", (1, 16384, 16384), mode=f"{DEPTH}128"),
+                Case("softmax_matmul", (64, 2048, 2048), mode=f"{DEPTH}128"),
+                Case("softmax_matmul", (16, 4097, 4095), mode=f"{DEPTH}128"),
+                Case("softmax_matmul", (32, 4096, 4096), mode=f"{DEPTH}128{CAUSAL}"),
+                *(Case("softmax_matmul", (32, rows, 131072), mode=f"{DEPTH}128") for rows in (1, 16)),
+            ),
+            _PRODUCT,
         ),
         Suite(
             "overhead",

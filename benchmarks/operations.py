@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .cases import REDUCTIONS, SLICE, TRANSPOSED, Case
+from .cases import CAUSAL, REDUCTIONS, SLICE, TRANSPOSED, Case
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -203,6 +203,32 @@ def _check_reduction(case: Case, inputs: tuple[Tensor, ...], output: Tensor) -> 
     return _judge(_worst(errors()), output, _REDUCTION_TOLERANCE)
 
 
+def _product_inputs(case: Case, device: torch.device) -> tuple[Tensor, ...]:
+    *batch, _, columns = case.shape
+    generator = torch.Generator(device=device).manual_seed(2)
+    shape = (*batch, columns, case.depth)
+    return _normal(case, device, seed=1), torch.randn(
+        shape, device=device, dtype=DTYPES[case.dtype], generator=generator
+    )
+
+
+def _check_product(case: Case, inputs: tuple[Tensor, ...], output: Tensor) -> float:
+    """The error relative to what the row's powers and the values' magnitudes add up to."""
+    _same_form(case, output)
+    scores, values = inputs
+
+    def errors() -> Iterator[float]:
+        for s, v, got in zip(scores, values, output, strict=True):
+            x = s.double()
+            if case.mode.endswith(CAUSAL):
+                x = x.masked_fill(torch.ones_like(x, dtype=torch.bool).triu(1), -torch.inf)
+            powers = torch.softmax(x, -1)
+            want, scale = powers @ v.double(), powers @ v.double().abs()
+            yield _largest_error(got.double(), want, scale, case.dtype)
+
+    return _judge(_worst(errors()), output, 2 * TOLERANCE[case.dtype])
+
+
 def _one_input(case: Case, device: torch.device) -> tuple[Tensor, ...]:
     return (_normal(case, device, seed=1),)
 
@@ -210,5 +236,6 @@ def _one_input(case: Case, device: torch.device) -> tuple[Tensor, ...]:
 OPERATIONS: dict[str, Operation] = {
     "softmax": Operation(_one_input, _check_softmax),
     "softmax_backward": Operation(_backward_inputs, _check_softmax_backward),
+    "softmax_matmul": Operation(_product_inputs, _check_product),
     **dict.fromkeys(REDUCTIONS, Operation(_one_input, _check_reduction)),
 }

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from . import cudnn
-from .cases import TRANSPOSED, Case
+from .cases import CAUSAL, TRANSPOSED, Case
 from .operations import DTYPES
 from .timing import event_us
 
@@ -70,11 +70,18 @@ class CuteSoftmax:
     def sum(self, case: Case) -> Call:
         return self._reduction("sum", case)
 
+    def softmax_matmul(self, case: Case) -> Call:
+        import cute_softmax
+
+        causal = case.mode.endswith(CAUSAL)
+        return lambda s, v: cute_softmax.softmax_matmul(s, v, causal=causal)
+
     entry = softmax
 
 
 class Copy:
-    """The yardstick: the same bytes through torch's own copy, its add for two inputs, its sum for reads alone."""
+    """The yardstick: the same bytes through torch's own copy, its add for two inputs, its sum for reads alone; the
+    product alone of a softmax and its values."""
 
     def softmax(self, case: Case) -> Call:
         return lambda x: torch.empty_like(x).copy_(x)
@@ -86,6 +93,9 @@ class Copy:
         return lambda x: torch.sum(x, case.dim)
 
     logsumexp = amax = sum
+
+    def softmax_matmul(self, case: Case) -> Call:
+        return torch.matmul
 
 
 class Torch:
@@ -107,6 +117,15 @@ class Torch:
 
     def sum(self, case: Case) -> Call:
         return lambda x: torch.sum(x, case.dim)
+
+    def softmax_matmul(self, case: Case) -> Call:
+        def call(s: Tensor, v: Tensor) -> Tensor:
+            if case.mode.endswith(CAUSAL):
+                beyond = torch.ones(s.shape[-2:], dtype=torch.bool, device=s.device).triu(1)
+                s = s.masked_fill(beyond, -math.inf)
+            return torch.softmax(s, -1) @ v
+
+        return call
 
     entry = softmax
 
@@ -135,6 +154,9 @@ class TorchCompile:
 
     def sum(self, case: Case) -> Call:
         return self._compile(Torch().sum(case))
+
+    def softmax_matmul(self, case: Case) -> Call:
+        return self._compile(Torch().softmax_matmul(case))
 
     def entry(self, case: Case) -> Call:
         compiled = self.softmax(case)
@@ -188,6 +210,13 @@ class Quack:
         from quack.softmax import softmax_bwd
 
         return self._over_rows(case, lambda dy, y: softmax_bwd(dy, y))
+
+    def softmax_matmul(self, case: Case) -> Call:
+        if case.mode.endswith(CAUSAL):
+            raise Refusal("has no mask")
+        from quack.softmax import softmax_fwd
+
+        return lambda s, v: softmax_fwd(s.flatten(0, -2)).view(s.shape) @ v
 
     def entry(self, case: Case) -> Call:
         from quack.softmax import softmax

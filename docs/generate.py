@@ -185,6 +185,7 @@ def functions() -> str:
         "logsumexp",
         "amax",
         "sum",
+        "softmax_matmul",
         "plan_softmax",
         "prepare",
         "plan_reduction",

@@ -1,6 +1,9 @@
 """softmax_matmul without a GPU: plans, compiled classes, checks of arguments, the composed form and its gradient."""
 
 import math
+import re
+import subprocess
+from importlib import metadata
 
 import pytest
 import torch
@@ -75,6 +78,24 @@ def test_no_spills(batch, rows, columns, depth, options, tmp_path, monkeypatch):
     made = planned(batch, rows, columns, depth, **options)
     compiled = compile_and_read(made.kernel, tmp_path, monkeypatch)
     assert compiled.stack == compiled.local == 0
+
+
+@pytest.mark.parametrize(("batch", "rows", "columns", "depth", "options"), PLANS)
+def test_products_run_beside_exponentials(batch, rows, columns, depth, options, tmp_path, monkeypatch):
+    """ptxas makes every wgmma wait for itself where it does not see that nothing touches its registers."""
+    made = planned(batch, rows, columns, depth, **options)
+    compile_and_read(made.kernel, tmp_path, monkeypatch)
+    code = subprocess.run(
+        [nvdisasm(), tmp_path / "kernel.cubin"], capture_output=True, text=True, check=True
+    ).stdout
+    # In the loop and after it, once for each block.
+    assert len(re.findall(r"WARPGROUP\.DEPBAR", code)) == 2 * made.kernel.blocks
+    assert len(re.findall(r"HGMMA", code)) == 8 * made.kernel.blocks
+
+
+def nvdisasm() -> str:
+    files = metadata.files("nvidia-cuda-nvdisasm") or ()
+    return str(next(file.locate() for file in files if file.name == "nvdisasm"))
 
 
 def test_large_plans():

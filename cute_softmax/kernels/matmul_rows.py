@@ -54,7 +54,7 @@ class Rows:
         for h in cutlass.range_constexpr(2):
             rTotal[h] = rTotal[h] + block.rSum[h]
         if const_expr(block.rA is not block.rP):
-            block.rA.store(block.rP.load())
+            copy_words(block.rP, block.rA)
 
     @cute.jit
     def prepare(
@@ -415,6 +415,15 @@ def multiply(product: tuple, k: int):
     cute.gemm(tiled_mma, block.rO, block.rA[(None, None, k)], tOrV[(None, None, k)], block.rO)
     if k == STEP_PRODUCTS - 1:
         warpgroup.commit_group()
+
+
+def copy_words(source: cute.Tensor, target: cute.Tensor):
+    """Copy registers so that ptxas sees them: it would take both for one and make products wait for each other."""
+    words, copies = cute.recast_tensor(source, Uint32), cute.recast_tensor(target, Uint32)
+    for i in range(cute.size(words)):
+        copies[i] = cute.arch.inline_ptx(
+            "mov.b32 {$w0}, {$r0};", write_only_types=[Uint32], read_only_args=[words[i]]
+        )
 
 
 def put(dtype: type, address: Int64, at: Int64, numbers: cute.Tensor, first: int, count: int):
