@@ -2,8 +2,8 @@
 
 An element may be off by `FACTOR` times the largest error of torch's own gradients on the same input, in the call's
 dtypes. That can be nothing by luck, or where gradients cancel: half a unit in the last place of the largest element is
-always allowed, sums of float32 may be off by `SUMS` of what they sum, and a bias of many scores has the rounding of each
-of their gradients. Where the oracle is NaN the result is, and nowhere else.
+always allowed, sums of float32 may be off by `SUMS` of what they sum, and a bias of many scores has the rounding of
+each of their gradients. Where the oracle is NaN the result is, and nowhere else.
 """
 
 from __future__ import annotations
