@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from ..hardware import KIB, Architecture, Device
 from ..problem import ALIGNMENT, ITEM_SIZE, Operand
-from .base import ClassBase, PlanBase
+from .base import ClassBase
 from .maths import NotPlanned
 
 TILE_N = 64  # columns of S (rows of V) of a step: 128 bytes of 16-bit scores, the width of a swizzled box
@@ -104,7 +104,7 @@ class MatmulClass(ClassBase):
 
     @property
     def producer_registers(self) -> int:
-        return 64 if self.lines else 24
+        return 72 if self.lines else 24
 
     @property
     def consumer_registers(self) -> int:
@@ -144,7 +144,7 @@ class MatmulClass(ClassBase):
 
 
 @dataclass(frozen=True)
-class MatmulPlan(PlanBase):
+class MatmulPlan:
     """One launch of softmax(S) @ V.
 
     rows, columns, depth: M, N, D of S (batch, M, N) and V (batch, N, D); batch: sizes of the batch modes, the slowest
@@ -176,6 +176,30 @@ class MatmulPlan(PlanBase):
         """Tiles of rows and of D, of all batches."""
         c = self.matmul_class
         return math.prod(self.batch) * math.ceil(self.rows / c.rows) * math.ceil(self.depth / c.depth)
+
+    @property
+    def movement(self) -> str:
+        return self.matmul_class.movement
+
+    def explain(self) -> str:
+        """The plan as a person would want to read it."""
+        c = self.matmul_class
+        turns = (
+            f"{c.warpgroups} warpgroups take turns" if c.alternate else f"{c.warpgroups} x {c.blocks} blocks"
+        )
+        lines = [
+            f"softmax(S) @ V, S {math.prod(self.batch)} x {self.rows} x {self.columns}, D {self.depth}, "
+            f"{', '.join(c.dtypes)}, for {c.architecture}",
+            f"  movement   matmul: class {c.name}",
+            f"  tile       {c.rows} rows of S, {c.depth} columns of V; {TILE_N} columns of S a step; {turns}",
+            f"  loads      TMA, {c.score_stages} stages of {c.score_stage_bytes} bytes of S"
+            + (", each eighth row by itself" if c.lines else "")
+            + f", {c.value_stages} of {c.value_stage_bytes} of V",
+            f"  grid       {self.ctas} CTAs for {self.tiles} tiles in {self.parts} part(s)"
+            + (f", merged from {self.parts_bytes} bytes" if c.split else "")
+            + f"; {c.shared_memory} bytes of shared memory a CTA",
+        ]
+        return "\n".join(lines)
 
     @property
     def parts_bytes(self) -> int:
