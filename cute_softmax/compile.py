@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .plan import PanelClass, RowClass
     from .plan.matmul import MatmulClass
+    from .plan.matmul_backward import MatmulBackwardClass, MatmulDeltaClass
 
 
 def compile_class(c: RowClass | PanelClass | MatmulClass, options: str = "") -> Any:
@@ -65,8 +66,32 @@ def _matmul(c: MatmulClass) -> tuple[Any, list]:
     ]
 
 
+def _matmul_backward(c: MatmulBackwardClass) -> tuple[Any, list]:
+    from cutlass import Float32, Int32, Int64
+
+    from .kernels.matmul_backward import MatmulBackwardKernel
+
+    operands = 25 + 6 * (c.mask + bool(c.bias))
+    return MatmulBackwardKernel(c), [*[Int32(0)] * 9, *[Float32(0.0)] * 2, *[Int64(0)] * operands]
+
+
+def _matmul_delta(c: MatmulDeltaClass) -> tuple[Any, list]:
+    from cutlass import Int32, Int64
+
+    from .kernels.matmul_delta import MatmulDeltaKernel
+
+    return MatmulDeltaKernel(c), [*[Int32(0)] * 6, *[Int64(0)] * (16 + 5 * c.lse_grad)]
+
+
 # By the movement of a class.
-MOVEMENTS = {"row": _row, "column": _panel, "split": _panel, "matmul": _matmul}
+MOVEMENTS = {
+    "row": _row,
+    "column": _panel,
+    "split": _panel,
+    "matmul": _matmul,
+    "matmul_backward": _matmul_backward,
+    "matmul_delta": _matmul_delta,
+}
 
 
 def build_math(c: RowClass | PanelClass) -> Any:

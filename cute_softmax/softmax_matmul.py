@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import torch
 
-from . import launch
+from . import launch, matmul_gradients
 from .functional import check_tensor, softmax, transformed
 from .hardware import ARCHITECTURES
 from .plan.matmul import MatmulPlan, aligned, canonical_matmul, lines_of, plan_matmul
@@ -317,10 +317,18 @@ def _save(ctx, inputs, output):
 
 def _gradient(ctx, grad, grad_lse):
     scores, values, mask, bias, result, lse = ctx.saved_tensors
-    scale, causal, _ = ctx.numbers
-    to_scores, to_values, to_bias = gradients(
-        scores, values, mask, bias, scale, causal, result, lse, grad, grad_lse
-    )
+    scale, causal, zero = ctx.numbers
+    # Gradients of gradients need torch's operations.
+    if on_kernel(values) and not torch.is_grad_enabled():
+        bias_grad = bias is not None and ctx.needs_input_grad[3]
+        to_scores, to_values, to_bias = matmul_gradients.operator(
+            scores, values, result, lse, grad, scale, causal, zero, mask, bias, bias_grad, grad_lse
+        )
+        to_bias = to_bias if bias_grad else None
+    else:
+        to_scores, to_values, to_bias = gradients(
+            scores, values, mask, bias, scale, causal, result, lse, grad, grad_lse
+        )
     return to_scores, to_values, None, to_bias, None, None, None
 
 

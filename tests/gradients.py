@@ -1,0 +1,159 @@
+"""What the tests of softmax_matmul's gradients share: the float64 oracle, torch's own result, and the bound between.
+
+An element may be off by `FACTOR` times the largest error of torch's own gradients on the same input, in the call's
+dtypes. That can be nothing by luck, or where gradients cancel: half a unit in the last place of the largest element is
+always allowed, sums of float32 may be off by `SUMS` of what they sum, and a bias of many scores has the rounding of
+each of their gradients. Where the oracle is NaN the result is, and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from checking import FACTOR, random
+
+INF = float("inf")
+SUMS = 2.0**-20
+
+
+class Gradients(NamedTuple):
+    """Of scores, values and bias."""
+
+    scores: torch.Tensor
+    values: torch.Tensor
+    bias: torch.Tensor | None = None
+
+
+@dataclass
+class Call:
+    """Arguments of softmax_matmul, and the gradient of its result."""
+
+    scores: torch.Tensor
+    values: torch.Tensor
+    grad: torch.Tensor
+    scale: float = 1.0
+    causal: int | None = None
+    zero: bool = False
+    mask: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+    lse_grad: torch.Tensor | None = None
+
+    def shown(self, scores: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """The scores that enter the softmax."""
+        shown = scores * self.scale
+        if bias is not None:
+            shown = shown + bias
+        if self.mask is not None:
+            shown = shown.masked_fill(~self.mask, -INF)
+        if self.causal is not None:
+            beyond = torch.ones(shown.shape[-2:], dtype=torch.bool, device=shown.device)
+            shown = shown.masked_fill(beyond.triu(self.causal + 1), -INF)
+        return shown
+
+    def torch(self, dtype: torch.dtype | None = None) -> tuple[Gradients, torch.Tensor, torch.Tensor]:
+        """torch's gradients, result and log-sum-exps, in a dtype or in the tensors' own."""
+        leaves = [
+            None if t is None else t.detach().to(dtype or t.dtype).requires_grad_()
+            for t in (self.scores, self.values, self.bias)
+        ]
+        shown = self.shown(leaves[0], leaves[2])
+        powers = torch.softmax(shown, -1)
+        lse = torch.logsumexp(shown.detach().double(), -1)
+        if self.zero:
+            powers = powers.masked_fill((lse == -INF)[..., None], 0)
+        result = powers.to(leaves[1].dtype) @ leaves[1]
+        outputs, slopes = [result], [self.grad.to(result.dtype)]
+        if self.lse_grad is not None:
+            outputs.append(torch.logsumexp(shown, -1))
+            slopes.append(self.lse_grad.to(shown.dtype))
+        torch.autograd.backward(outputs, slopes)
+        return Gradients(*(None if t is None else t.grad for t in leaves)), result.detach(), lse
+
+    def check(self, found: Gradients, factor: float = FACTOR):
+        """Raise AssertionError where a gradient is further from the oracle than torch's own allows."""
+        exact, own = self.torch(torch.float64)[0], self.torch()[0]
+        sums = SUMS * self.grad.double().norm(dim=-1).max() * self.values.double().norm(dim=-1).max()
+        for name in Gradients._fields:
+            got, right, theirs = (getattr(g, name) for g in (found, exact, own))
+            if right is None:
+                continue
+            assert got.shape == right.shape, f"d{name} has shape {tuple(got.shape)}"
+            assert torch.equal(got.isnan(), right.isnan()), f"d{name} is NaN elsewhere than the oracle"
+            floor = sums + torch.finfo(got.dtype).eps / 2 * right.nan_to_num(0.0).abs().max()
+            if name == "bias":
+                summed = self.scores.numel() / self.bias.numel()
+                floor += (
+                    torch.finfo(self.scores.dtype).eps * summed**0.5 * exact.scores.abs().max() / self.scale
+                )
+            off, allowed = ((x.double() - right).nan_to_num(0.0).abs().max() for x in (got, theirs))
+            assert off <= max(factor * allowed, floor), (
+                f"d{name} is off by {off:.3e}, torch by {allowed:.3e} at values up to {right.abs().max():.3e}"
+            )
+
+    def mutants(self) -> Iterator[tuple[str, Gradients]]:
+        """Wrong gradients, each as some broken kernel would give it."""
+        right, result, lse = self.torch(torch.float64)
+        powers = (self.shown(self.scores.double(), self.bias) - lse[..., None]).exp()
+        grad, values = self.grad.double(), self.values.double()
+        slopes = grad @ values.mT
+        delta = (grad * result).sum(-1, keepdim=True)
+
+        def gradients(powers, slopes, delta, later=None) -> Gradients:
+            dscores = powers * (slopes - delta) * self.scale
+            dvalues = (powers if later is None else later).mT @ grad
+            return Gradients(dscores.to(self.scores.dtype), dvalues.to(self.values.dtype))
+
+        yield "zeros", Gradients(*(torch.zeros_like(t) for t in (self.scores, self.values)))
+        yield "no delta", gradients(powers, slopes, 0.0)
+        yield "delta of the next row", gradients(powers, slopes, delta.roll(1, -2))
+        yield (
+            "log-sum-exp of the next row",
+            gradients(
+                (self.shown(self.scores.double(), self.bias) - lse.roll(1, -1)[..., None]).exp(),
+                slopes,
+                delta,
+            ),
+        )
+        yield "no scale", Gradients(right.scores / self.scale, right.values)
+        step = powers.clone()
+        step[..., 64:128, :] = 0
+        yield "a step missing from dV", gradients(powers, slopes, delta, step)
+        tile = right.scores.clone()
+        tile[..., 64:128, 64:128] = 0
+        yield "a tile of dS not written", Gradients(tile, right.values)
+        yield "columns of V missing", gradients(powers, grad[..., :-16] @ values[..., :-16].mT, delta)
+        yield (
+            "columns exchanged within 8",
+            Gradients(right.scores.unflatten(-1, (-1, 2)).flip(-1).flatten(-2), right.values),
+        )
+
+
+def call(
+    batch: tuple[int, ...],
+    rows: int,
+    columns: int,
+    depth: int,
+    dtype: torch.dtype = torch.bfloat16,
+    *,
+    owners: tuple[int, ...] | None = None,
+    scores: torch.dtype | None = None,
+    mask: tuple[int, ...] | None = None,
+    bias: tuple[int, ...] | None = None,
+    device: str | None = None,
+    **options,
+) -> Call:
+    """A random call. owners: the batch of values; mask, bias: their shapes; scores: their dtype."""
+    scores = scores or dtype
+    make = {"device": device}
+    hidden = None if mask is None else random(mask, torch.float32, 4, **make) < 0.5
+    return Call(
+        random((*batch, rows, columns), scores, 1, 2.0, **make),
+        random((*(batch if owners is None else owners), columns, depth), dtype, 2, **make),
+        random((*batch, rows, depth), dtype, 3, **make),
+        mask=hidden,
+        bias=None if bias is None else random(bias, scores, 5, **make),
+        **options,
+    )
