@@ -111,7 +111,7 @@ def build_math(c: RowClass | PanelClass) -> Any:
             precise=c.precise, masked=p.mask or p.causal, keep=c.keep
         ),
         "logsumexp": lambda: maths.LogSumExp(source, online=c.online),
-        "entropy": lambda: maths.Entropy(source, online=c.online),
+        "entropy": lambda: maths.Entropy(source),
         "amax": maths.Maximum,
         "sum": maths.Sum,
     }[c.math]()

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from cute_softmax.hardware import ARCHITECTURES
 from cute_softmax.plan import MATHS, NotPlanned, RowClass, row_class, vector_of
+from cute_softmax.plan.panel import PANEL_MATHS
 from cute_softmax.problem import ALIGNMENT, ITEM_SIZE
 
 SAME = (("bf16", "bf16"), ("fp16", "fp16"), ("fp32", "fp32"))
@@ -18,6 +19,8 @@ REDUCTIONS = ("logsumexp", "amax", "sum", "entropy")
 # Maths whose teams are those of others: a selection of their classes is compiled, and the GPU tests that need
 # them build them by themselves.
 FAMILY = ("log_softmax", "log_softmax_backward", "entropy")
+# (math, online) that every movement serves; an entropy's state is for rows alone.
+EVERYWHERE = [key for key in MATHS if key[0] in PANEL_MATHS]
 # (input, output) that the public functions ask for, autocast aside.
 PAIRS_OF = {
     "softmax": PAIRS,

@@ -41,7 +41,6 @@ class Case:
     zero: bool = False
     dtype: torch.dtype | None = None
     place: tuple[int, int] = (0, 0)  # where tensors lie: elements past a boundary, elements between rows
-    turned: bool = False  # whether matrices lie column by column
 
     @property
     def gradient(self) -> bool:
@@ -194,8 +193,6 @@ class Case:
         shape, (offset, pad) = self.x.shape, self.place
         dtype = self.dtype or self.x.dtype
         lines = [math.prod(shape[d + 1 : -1]) * (shape[-1] + pad) for d in range(len(shape) - 1)] + [1]
-        if self.turned:
-            lines = [1, shape[0] + pad]
         groups = [math.prod(shape[d + 1 : -1]) for d in range(len(shape) - 1)] + [0]
         inputs = [self.x] + ([self.y] if self.gradient else [])
         tensors = [Guarded.of(t, strides=lines, offset=offset).tensor for t in inputs]
@@ -214,10 +211,6 @@ class Case:
         dims, device = (self.x.dim() - 1,), launch.device_facts(self.x.get_device())
         problem = canonical(self.x.shape, dims, operands, self.query)
         return launch.plan(self.math, problem, device, prologue=prologue).kernel
-
-    @property
-    def movement(self) -> str:
-        return self.kernel().movement
 
     def launched(self) -> list[torch.Tensor]:
         """The results of a launch; nothing else was written."""

@@ -123,7 +123,7 @@ def check(made: Plan):
 
 @st.composite
 def cases(draw, longest: int):
-    math_name, online = draw(st.sampled_from(sorted(MATHS)))
+    math_name, online = draw(st.sampled_from(sorted(classes.EVERYWHERE)))
     # Every power of two is as likely as the next; around it, not on it.
     columns = min(longest, max(1, draw(st.integers(0, longest.bit_length() - 1).map(lambda e: 1 << e)) + draw(
         st.integers(-9, 9)
@@ -180,7 +180,7 @@ def views(draw):
 @settings(max_examples=500)
 @given(
     views(),
-    st.sampled_from(sorted(MATHS)),
+    st.sampled_from(sorted(classes.EVERYWHERE)),
     st.sampled_from(["bf16", "fp32"]),
     st.integers(0, 7),
     st.randoms(),
@@ -246,7 +246,7 @@ def test_every_column_of_the_longest_rows_has_one_owner(case):
 def test_ugly_lengths(columns):
     """On every architecture, with rows that begin at each place of a vector (rows of odd stride do)."""
     seen = set()
-    for arch, (math_name, online), pair in product(ARCHITECTURES, MATHS, classes.PAIRS):
+    for arch, (math_name, online), pair in product(ARCHITECTURES, classes.EVERYWHERE, classes.PAIRS):
         if columns > classes.longest(math_name, arch, classes.operands(math_name, pair), online):
             longer = row_plan(math_name, pair, 9, columns, arch, online=online)
             assert isinstance(longer, PanelPlan) and longer.length == columns

@@ -30,7 +30,7 @@ from cutlass import Float32
 
 from . import online
 from .online import Fast, Near, Precise
-from .reduce import MAX, SUM, Online, Weighted, tree
+from .reduce import MAX, SUM, SUMS, Online, tree
 
 
 class RowMath:
@@ -235,32 +235,27 @@ class LogSoftmaxBackward(SoftmaxBackward):
 class Entropy(LogSumExp):
     """lse = max + log(sum), and the entropy of the softmax: log(sum) - sum(exp(x - max) * (x - max)) / sum.
 
-    Elements of -inf contribute nothing.
+    Two exchanges: the maximum, then both sums. Elements of -inf contribute nothing.
     """
 
     group_outputs = ("lse", "entropy")
 
-    def __init__(self, source: str, *, online: bool):
-        super().__init__(source, online=online)
-        self.whole = Weighted(self.exp)
-        self.reductions = (self.whole,) if online else (MAX, SUM, SUM)
+    def __init__(self, source: str):
+        super().__init__(source, online=False)
+        self.reductions = (MAX, SUMS)
+        self.whole = None  # of panels: not served
 
     def partial(self, stage: int, values: list, carry: list, width: int) -> tuple:
         (x,) = values
-        (seen,) = MAX.lanes((x.maximum(),), width)
-        ref = online.reference(seen)
-        totals = tree(lambda a, b: (a[0] + b[0], a[1] + b[1]), (self.weighted(v, ref) for v in x))
-        return (seen, *(SUM.lanes((total,), width)[0] for total in totals)), None
+        if stage == 0:
+            return MAX.lanes((x.maximum(),), width), None
+        ref = online.reference(carry[0][0])
+        return SUMS.lanes(tree(SUMS.merge, (self.weighted(v, ref) for v in x)), width), None
 
     def weighted(self, x: Float32, ref: Float32) -> tuple[Float32, Float32]:
         """exp(x - ref), and the same times x - ref, which is 0 for -inf."""
         power = self.exp.power(x, ref)
         return power, power * online.maximum(x - ref, Float32(online.VANISHES))
-
-    def term(self, stage: int, elements: tuple, carry: tuple) -> Float32:
-        if stage < 2:
-            return super().term(stage, elements, carry)
-        return self.weighted(elements[0], online.reference(carry[0]))[1]
 
     def group_results(self, state: tuple) -> list[Float32]:
         seen, total, weighted = state

@@ -98,8 +98,8 @@ class RowKernel:
         barriers = None
         if const_expr(s.exchanges):
             layout = cute.make_layout(s.reduction_buffer.shape, stride=s.reduction_buffer.stride)
-            slot = reduce.slot_type(self.math.reductions[0])
-            buffer = smem.allocate_tensor(slot, layout, byte_alignment=max(slot.width // 8, 8))
+            slot = reduce.slot_type(*self.math.reductions)
+            buffer = smem.allocate_tensor(slot, layout, byte_alignment=8)
             observe("reduction_buffer", buffer)
             if const_expr(s.cluster_n > 1):
                 stages = s.reduction_buffer.shape[2]

@@ -53,8 +53,6 @@ EVICT_LAST_ABOVE = 2.5
 # Bytes of a row from which on rows that run together need not be neighbours in memory.
 SHARED_LAST_FROM = 4096
 
-_STATES = {8: "online (max, sum) pairs", 16: "online (max, sum, weighted sum) triples"}  # by their bytes
-
 
 @dataclass(frozen=True)
 class Plan(PlanBase):
@@ -134,7 +132,7 @@ class Plan(PlanBase):
             f"L2 {'evict_last' if self.evict_last else 'evict_normal'}",
             "  edges      "
             + ("head and tail scalars apart" if c.edges else "none: rows begin and end on a vector"),
-            f"  reduction  {_STATES.get(c.facts.state_bytes, f'{c.facts.stages} stage(s)')}; "
+            f"  reduction  {'online (max, sum) pairs' if c.facts.state_bytes == 8 else f'{c.facts.stages} stage(s)'}; "
             + (
                 f"buffer {c.reduction_buffer}, {c.reduction_buffer.cosize * c.facts.state_bytes} bytes"
                 if c.exchanges
