@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from functools import lru_cache
 
 import torch
@@ -15,6 +16,10 @@ from .problem import Operand
 
 HALVES = (torch.bfloat16, torch.float16)
 EMPTY_ROWS = ("nan", "zeros")
+# The kernels have more forms than have been compared with float64 on a GPU. The others are compiled and planned, but
+# used only if this is set; their tests on the GPU come first. See `compared`.
+UNCOMPARED = os.environ.get("CUTE_SOFTMAX_UNCOMPARED") == "1"
+FEW_ROWS = 64  # up to which columns may be split over CTAs
 
 
 def softmax_matmul(
@@ -41,9 +46,10 @@ def softmax_matmul(
     return_lse: also return the logarithms of the rows' sums of exponentials, float32 (..., M).
 
     A NaN or +inf among a row's scores makes the row NaN. The same call gives the same bits every time. Differentiable
-    with respect to scores, values and bias. Values whose rows do not begin at multiples of 16 bytes are copied first,
-    and so are scores in float32, or with batches that do not follow each other. CPU
-    tensors, values in float32 or float64, functorch transforms and GPUs other than sm_90 are computed in two steps.
+    with respect to scores, values and bias. Scores and values whose rows do not begin at multiples of 16 bytes are
+    copied first. CPU tensors, values in float32 or float64, functorch transforms and GPUs other than sm_90 are computed
+    in two steps, and for the time being so is what the kernels have not been compared for: scale, mask, bias, causal,
+    empty_rows="zeros", scores in float32, and up to 64 rows.
 
     Raises TypeError for what is not a dense, real tensor or of another dtype; ValueError for shapes, devices or
     arguments that do not fit; `plan.NotPlanned` for more than three batch dimensions that do not merge.
@@ -55,7 +61,7 @@ def softmax_matmul(
         # The operator looks at the GPU when it runs.
         function = operator if values.is_cuda and values.dtype in HALVES else composed
         result, lse = function(scores, values, mask, bias, float(scale), offset, zero)
-    elif not on_kernel(values) or transformed():
+    elif not by_kernel(scores, values, mask, bias, scale, offset, zero) or transformed():
         result, lse = composed(scores, values, mask, bias, float(scale), offset, zero)
     elif _wants_operator(scores, values, mask, bias):
         result, lse = operator(scores, values, mask, bias, float(scale), offset, zero)
@@ -126,6 +132,25 @@ def on_kernel(values: torch.Tensor) -> bool:
     return launch.device_facts(values.get_device()).architecture is ARCHITECTURES["sm_90a"]
 
 
+def compared(
+    scores: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    scale: float,
+    causal: int | None,
+    zero: bool,
+) -> bool:
+    """Whether the forward kernel's form for such a call has been compared with float64 on a GPU."""
+    plain = mask is None and bias is None and scale == 1 and causal is None and not zero
+    return plain and scores.dtype == values.dtype and scores.shape[-2] > FEW_ROWS
+
+
+def by_kernel(scores: torch.Tensor, values: torch.Tensor, *form: object) -> bool:
+    """Whether our kernel takes a call."""
+    return on_kernel(values) and (UNCOMPARED or compared(scores, values, *form))
+
+
 def _wants_operator(*tensors: torch.Tensor | None) -> bool:
     """Whether autograd or a dispatch mode must see the operator."""
     given = [t for t in tensors if t is not None]
@@ -191,7 +216,7 @@ def forward(
         result.fill_(0.0 if zero or depth == 0 else math.nan)
         return result, lse if lse is None else lse.fill_(-math.inf)
     inputs = [t.expand(*batch, *t.shape[-2:]) for t in (scores, values)]
-    inputs = [_readable(inputs[0], lines=True), _readable(inputs[1])]
+    inputs = [_readable(inputs[0], lines=UNCOMPARED), _readable(inputs[1])]
     if bias is not None and bias.dtype not in launch.DTYPE_NAMES:
         bias = bias.float()
     extras = [t if t is None else t.expand(*batch, rows, columns) for t in (mask, bias)]
@@ -267,7 +292,7 @@ def operator(
     causal: int | None,
     zero: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    if not on_kernel(values):
+    if not by_kernel(scores, values, mask, bias, scale, causal, zero):
         result, lse = composed(scores, values, mask, bias, scale, causal, zero)
         return result.contiguous(), lse.to(torch.promote_types(lse.dtype, torch.float32)).contiguous()
     batch = torch.broadcast_shapes(scores.shape[:-2], values.shape[:-2])
@@ -310,6 +335,7 @@ def gradients(
 
 
 def _save(ctx, inputs, output):
+    ctx.set_materialize_grads(False)  # a result that is not used has no gradient to be read
     scores, values, mask, bias, scale, causal, zero = inputs
     ctx.save_for_backward(scores, values, mask, bias, *output)
     ctx.numbers = scale, causal, zero
@@ -318,8 +344,13 @@ def _save(ctx, inputs, output):
 def _gradient(ctx, grad, grad_lse):
     scores, values, mask, bias, result, lse = ctx.saved_tensors
     scale, causal, zero = ctx.numbers
+    grad = torch.zeros_like(result) if grad is None else grad
     # Gradients of gradients need torch's operations.
-    if on_kernel(values) and not torch.is_grad_enabled():
+    if (
+        on_kernel(values)
+        and not torch.is_grad_enabled()
+        and (UNCOMPARED or _gradient_compared(scores, grad_lse))
+    ):
         bias_grad = bias is not None and ctx.needs_input_grad[3]
         to_scores, to_values, to_bias = matmul_gradients.operator(
             scores, values, result, lse, grad, scale, causal, zero, mask, bias, bias_grad, grad_lse
@@ -330,6 +361,11 @@ def _gradient(ctx, grad, grad_lse):
             scores, values, mask, bias, scale, causal, result, lse, grad, grad_lse
         )
     return to_scores, to_values, None, to_bias, None, None, None
+
+
+def _gradient_compared(scores: torch.Tensor, grad_lse: torch.Tensor | None) -> bool:
+    """As `compared`, of the backward kernels: scores in 16 bits whose rows begin at multiples of 16 bytes."""
+    return grad_lse is None and scores.dtype in HALVES and aligned(launch.operand(scores), scores.shape)
 
 
 operator.register_autograd(_gradient, setup_context=_save)

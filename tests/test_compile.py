@@ -32,6 +32,10 @@ STACK = {
         "without clusters a CTA takes the row: 32 of 64 registers are packed row",
     ),
     ("log_softmax", "1024x8x8*"): (88, "likewise"),
+    ("amax", "512x16x4_cluster16_persistent"): (
+        16,
+        "64 of 128 registers are elements, the next row's addresses more",
+    ),
     ("softmax_backward", "1024x4x8*"): (80, "without clusters: 32 of 64 registers are two packed rows"),
     ("softmax_backward", "512x8x8_cluster16*"): (80, "64 of 128 registers are two packed rows"),
     ("softmax_backward", "1024x8x8_cluster16*"): (144, "32 of 64 registers are a packed row"),
