@@ -15,7 +15,7 @@ from .plan.matmul import MatmulPlan, aligned, canonical_matmul, lines_of, plan_m
 from .problem import Operand
 
 HALVES = (torch.bfloat16, torch.float16)
-EMPTY_ROWS = ("nan", "zeros")
+EMPTY_ROWS = ("nan", "zero")
 # The kernels have more forms than have been compared with float64 on a GPU. The others are compiled and planned, but
 # used only if this is set; their tests on the GPU come first. See `compared`.
 UNCOMPARED = os.environ.get("CUTE_SOFTMAX_UNCOMPARED") == "1"
@@ -42,27 +42,27 @@ def softmax_matmul(
     bias: floating point, broadcastable to (..., M, N).
     causal: score j of row i counts if j <= i; with an int, if j <= i + causal. (True is 0.) What lies beyond is not
         read where whole tiles do.
-    empty_rows: what a row of nothing but -inf gives, "nan" as torch does or "zeros".
+    empty_rows: what a row of nothing but -inf gives, "nan" as torch does or "zero".
     return_lse: also return the logarithms of the rows' sums of exponentials, float32 (..., M).
 
     A NaN or +inf among a row's scores makes the row NaN. The same call gives the same bits every time. Differentiable
     with respect to scores, values and bias. Scores and values whose rows do not begin at multiples of 16 bytes are
     copied first. CPU tensors, values in float32 or float64, functorch transforms and GPUs other than sm_90 are computed
     in two steps, and for the time being so is what the kernels have not been compared for: scale, mask, bias, causal,
-    empty_rows="zeros", scores in float32, and up to 64 rows.
+    empty_rows="zero", scores in float32, and up to 64 rows.
 
     Raises TypeError for what is not a dense, real tensor or of another dtype; ValueError for shapes, devices or
     arguments that do not fit; `plan.NotPlanned` for more than three batch dimensions that do not merge.
     """
     batch = _check(scores, values, mask, bias, scale, empty_rows)
     offset = None if causal is False else int(causal)
-    zero = empty_rows == "zeros"
+    zero = empty_rows == "zero"
     if torch.compiler.is_compiling():
         # The operator looks at the GPU when it runs.
         function = operator if values.is_cuda and values.dtype in HALVES else composed
         result, lse = function(scores, values, mask, bias, float(scale), offset, zero)
     elif not by_kernel(scores, values, mask, bias, scale, offset, zero) or transformed():
-        result, lse = composed(scores, values, mask, bias, float(scale), offset, zero)
+        result, lse = composed(scores, values, mask, bias, float(scale), offset, zero, return_lse)
     elif _wants_operator(scores, values, mask, bias):
         result, lse = operator(scores, values, mask, bias, float(scale), offset, zero)
     else:
@@ -188,13 +188,20 @@ def composed(
     scale: float,
     causal: int | None,
     zero: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    wants_lse: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """In two steps: the softmax, and a product by torch."""
-    x = modified(scores, mask, bias, scale, causal)
-    powers = softmax(x)
-    if zero:
-        powers = powers.masked_fill((x == -math.inf).all(-1, keepdim=True), 0.0)
-    return powers.to(values.dtype) @ values, torch.logsumexp(x, -1)
+    shapes = [t.shape for t in (scores, mask, bias) if t is not None]
+    powers = softmax(
+        scores.expand(torch.broadcast_shapes(*shapes)),
+        scale=scale,
+        mask=mask,
+        bias=bias,
+        causal=False if causal is None else causal,
+        empty_rows="zero" if zero else "nan",
+    )
+    lse = torch.logsumexp(modified(scores, mask, bias, scale, causal), -1) if wants_lse else None
+    return powers.to(values.dtype) @ values, lse
 
 
 def forward(

@@ -179,7 +179,7 @@ def test_composed():
     s, v = torch.randn(2, 5, 7), torch.randn(7, 3)
     mask = torch.ones(5, 7, dtype=torch.bool)
     mask[2] = False
-    out, lse = softmax_matmul(s, v, scale=0.5, mask=mask, empty_rows="zeros", return_lse=True)
+    out, lse = softmax_matmul(s, v, scale=0.5, mask=mask, empty_rows="zero", return_lse=True)
     x = (s * 0.5).masked_fill(~mask, -math.inf)
     assert (out[:, 2] == 0).all() and lse[:, 2].isneginf().all()
     right = torch.softmax(x, -1) @ v

@@ -37,7 +37,7 @@ def oracle(s, v, *, scale=1.0, mask=None, bias=None, causal=False, empty_rows="n
     offset = None if causal is False else int(causal)
     x = modified(s.double(), mask, None if bias is None else bias.double(), scale, offset)
     p = torch.softmax(x, -1)
-    if empty_rows == "zeros":
+    if empty_rows == "zero":
         p = p.masked_fill((x == -math.inf).all(-1, keepdim=True), 0.0)
     return p @ v.double(), torch.logsumexp(x, -1), p @ v.double().abs()
 
@@ -51,7 +51,7 @@ def check(s, v, **options):
     offset = None if options.get("causal", False) is False else int(options["causal"])
     x = modified(s.float(), options.get("mask"), options.get("bias"), options.get("scale", 1.0), offset)
     p = torch.softmax(x, -1)
-    if options.get("empty_rows") == "zeros":
+    if options.get("empty_rows") == "zero":
         p = p.masked_fill((x == -math.inf).all(-1, keepdim=True), 0.0)
     torchs = (p @ v.float()).to(v.dtype).double() - right
     error = (out.double() - right).nan_to_num()
@@ -124,7 +124,7 @@ def test_scale(dtype, scale):
 def test_causal(dtype, causal, rows, columns):
     s, v = tensors((2,), rows, columns, 128, dtype)
     check(s, v, causal=causal)
-    check(s, v, causal=causal, empty_rows="zeros", scale=0.5)
+    check(s, v, causal=causal, empty_rows="zero", scale=0.5)
 
 
 @dtypes
@@ -135,7 +135,7 @@ def test_masks_and_bias(dtype):
     full = torch.rand(2, 3, 200, 333, device="cuda") > 0.9
     full[0, 0, 5] = False
     check(s, v, mask=full)
-    check(s, v, mask=full, empty_rows="zeros")
+    check(s, v, mask=full, empty_rows="zero")
     for bias in (torch.randn(3, 200, 333, device="cuda"), torch.randn(333, device="cuda", dtype=s.dtype)):
         check(s, v, bias=bias, scale=0.7)
         check(s, v, bias=bias, mask=mask, causal=100)
@@ -167,7 +167,7 @@ def test_values_of_rows(dtype):
     s[0, 8, :] = torch.finfo(s.dtype).max
     s[0, 64 + 9, 100:300] = -math.inf
     check(s, v)
-    check(s, v, empty_rows="zeros")
+    check(s, v, empty_rows="zero")
 
 
 def test_views():
@@ -269,5 +269,5 @@ def test_graph_and_streams():
 def test_empty():
     for rows, columns, depth in ((0, 5, 4), (5, 0, 4), (5, 4, 0)):
         s, v = tensors((2,), rows, columns, depth, "bf16")
-        out = softmax_matmul(s, v, empty_rows="zeros")
+        out = softmax_matmul(s, v, empty_rows="zero")
         assert out.shape == (2, rows, depth) and not out.isnan().any()

@@ -287,7 +287,7 @@ def test_through_the_public_function(depth, compiled):
     leaves = [t.clone().requires_grad_() for t in (c.scores, c.values, c.bias)]
 
     def both(scores, values, bias):
-        options = {"scale": 0.5, "mask": c.mask, "bias": bias, "causal": 20, "empty_rows": "zeros"}
+        options = {"scale": 0.5, "mask": c.mask, "bias": bias, "causal": 20, "empty_rows": "zero"}
         return softmax_matmul(scores, values, **options, return_lse=True)
 
     outputs = (torch.compile(both, fullgraph=True) if compiled else both)(*leaves)
