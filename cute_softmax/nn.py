@@ -7,6 +7,7 @@ one of these. They have no parameters and no buffers.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 
 import torch
 
@@ -23,14 +24,18 @@ class _Options:
     alpha: float = 1.0
     empty_rows: str = "nan"
     _names: tuple[str, ...] = ("dtype", "scale", "causal", "empty_rows")
+    _function: Callable[..., torch.Tensor]
 
     def _changed(self) -> dict[str, object]:
         """The options that are not at their defaults."""
         options = ((name, getattr(self, name)) for name in self._names)
         return {name: value for name, value in options if value != getattr(_Options, name)}
 
-    def _call(self, function, input: torch.Tensor, dim, mask, bias) -> torch.Tensor:
-        given = {"mask": mask, "bias": bias}
+    def forward(
+        self, input: torch.Tensor, *, mask: torch.Tensor | None = None, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        function, given = self._function, {"mask": mask, "bias": bias}
+        dim = _implicit(function.__name__, input) if self.dim is None else self.dim
         return function(
             input, dim, **self._changed(), **{name: t for name, t in given.items() if t is not None}
         )
@@ -64,6 +69,7 @@ class Softmax(_Options, torch.nn.Softmax):
     """
 
     _names = ("dtype", "scale", "causal", "alpha", "empty_rows")
+    _function = staticmethod(softmax)
 
     def __init__(
         self,
@@ -79,18 +85,14 @@ class Softmax(_Options, torch.nn.Softmax):
         self.dtype, self.scale, self.causal = dtype, scale, causal
         self.alpha, self.empty_rows = alpha, empty_rows
 
-    def forward(
-        self, input: torch.Tensor, *, mask: torch.Tensor | None = None, bias: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        dim = _implicit("softmax", input) if self.dim is None else self.dim
-        return self._call(softmax, input, dim, mask, bias)
-
 
 class LogSoftmax(_Options, torch.nn.LogSoftmax):
     """`cute_softmax.log_softmax` as a module, in the place of `torch.nn.LogSoftmax`.
 
     Arguments as of `Softmax`, without alpha. Raises as `log_softmax`.
     """
+
+    _function = staticmethod(log_softmax)
 
     def __init__(
         self,
@@ -103,12 +105,6 @@ class LogSoftmax(_Options, torch.nn.LogSoftmax):
     ) -> None:
         super().__init__(dim)
         self.dtype, self.scale, self.causal, self.empty_rows = dtype, scale, causal, empty_rows
-
-    def forward(
-        self, input: torch.Tensor, *, mask: torch.Tensor | None = None, bias: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        dim = _implicit("log_softmax", input) if self.dim is None else self.dim
-        return self._call(log_softmax, input, dim, mask, bias)
 
 
 class Softmax2d(torch.nn.Softmax2d):

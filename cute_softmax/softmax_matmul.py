@@ -8,14 +8,14 @@ from functools import lru_cache
 
 import torch
 
-from . import launch, matmul_gradients
+from . import launch, matmul_gradients, routes
 from .functional import check_tensor, softmax, transformed
 from .hardware import ARCHITECTURES
 from .plan.matmul import MatmulPlan, aligned, canonical_matmul, lines_of, plan_matmul
 from .problem import Operand
+from .scores import EMPTY_ROWS, Spec, compose
 
 HALVES = (torch.bfloat16, torch.float16)
-EMPTY_ROWS = ("nan", "zero")
 # The kernels have more forms than have been compared with float64 on a GPU. The others are compiled and planned, but
 # used only if this is set; their tests on the GPU come first. See `compared`.
 UNCOMPARED = os.environ.get("CUTE_SOFTMAX_UNCOMPARED") == "1"
@@ -54,7 +54,7 @@ def softmax_matmul(
     Raises TypeError for what is not a dense, real tensor or of another dtype; ValueError for shapes, devices or
     arguments that do not fit; `plan.NotPlanned` for more than three batch dimensions that do not merge.
     """
-    batch = _check(scores, values, mask, bias, scale, empty_rows)
+    batch, given = _check(scores, values, mask, bias, scale, empty_rows), (scores, values, mask, bias)
     offset = None if causal is False else int(causal)
     zero = empty_rows == "zero"
     if torch.compiler.is_compiling():
@@ -63,7 +63,7 @@ def softmax_matmul(
         result, lse = function(scores, values, mask, bias, float(scale), offset, zero)
     elif not by_kernel(scores, values, mask, bias, scale, offset, zero) or transformed():
         result, lse = composed(scores, values, mask, bias, float(scale), offset, zero, return_lse)
-    elif _wants_operator(scores, values, mask, bias):
+    elif routes.watched(*given) or routes.recorded(*given):
         result, lse = operator(scores, values, mask, bias, float(scale), offset, zero)
     else:
         result, lse = forward(batch, scores, values, mask, bias, float(scale), offset, zero, return_lse)
@@ -151,16 +151,6 @@ def by_kernel(scores: torch.Tensor, values: torch.Tensor, *form: object) -> bool
     return on_kernel(values) and (UNCOMPARED or compared(scores, values, *form))
 
 
-def _wants_operator(*tensors: torch.Tensor | None) -> bool:
-    """Whether autograd or a dispatch mode must see the operator."""
-    given = [t for t in tensors if t is not None]
-    return (
-        any(type(t) is not torch.Tensor for t in given)
-        or torch._C._len_torch_dispatch_stack() > 0
-        or (torch.is_grad_enabled() and any(t.requires_grad for t in given))
-    )
-
-
 def modified(
     scores: torch.Tensor,
     mask: torch.Tensor | None,
@@ -169,15 +159,8 @@ def modified(
     causal: int | None,
 ) -> torch.Tensor:
     """scale * scores + bias, -inf where it does not count, in float32 or more."""
-    x = scores.to(torch.promote_types(scores.dtype, torch.float32)) * scale
-    if bias is not None:
-        x = x + bias
-    if mask is not None:
-        x = x.masked_fill(~mask, -math.inf)
-    if causal is not None:
-        beyond = torch.ones(x.shape[-2:], dtype=torch.bool, device=x.device).triu(causal + 1)
-        x = x.masked_fill(beyond, -math.inf)
-    return x
+    spec = Spec((scores.dim() - 1,), scores.dtype, scale=scale, causal=causal)
+    return compose(scores, bias, mask, None, spec)
 
 
 def composed(
