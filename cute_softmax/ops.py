@@ -15,6 +15,7 @@ from torch._C._dynamo.guards import TensorGuards
 from torch.autograd import forward_ad
 
 from . import launch
+from .scores import Spec, backward_formula, over
 
 try:  # what code compiled by inductor allocates with: 0.6 us less than torch.empty_like
     from torch._C._dynamo.guards import _empty_strided_cuda
@@ -211,12 +212,7 @@ def _launcher(
 
 def aten_softmax(input: torch.Tensor, dims: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """ATen's softmax over any dimensions."""
-    if len(dims) == 1:
-        return torch.softmax(input, dims[0], dtype)
-    last = [-i - 1 for i in range(len(dims))][::-1]
-    moved = input.movedim(tuple(dims), last)
-    flat = torch.softmax(moved.flatten(-len(dims)), -1, dtype)
-    return flat.unflatten(-1, moved.shape[-len(dims) :]).movedim(last, tuple(dims))
+    return over(torch.softmax, input, dims, dtype)
 
 
 def aten_backward(
@@ -227,11 +223,7 @@ def aten_backward(
     log: bool = False,
 ) -> torch.Tensor:
     """The gradient in ATen operations: differentiable, and for what our kernels do not serve."""
-    wide = torch.promote_types(torch.promote_types(grad.dtype, output.dtype), torch.float32)
-    grad, output = grad.to(wide), output.to(wide)
-    if log:
-        return (grad - output.exp() * grad.sum(tuple(dims), keepdim=True)).to(input_dtype)
-    return (output * (grad - (grad * output).sum(tuple(dims), keepdim=True))).to(input_dtype)
+    return backward_formula(grad, output, None, Spec(tuple(dims), output.dtype, log=log), input_dtype)
 
 
 def forward(
