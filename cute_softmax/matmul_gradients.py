@@ -111,11 +111,10 @@ def operator(
             scores, values, output, lse, grad, scale, causal, zero, mask, bias, bias_grad, lse_grad
         )
     except NotPlanned:
-        from .softmax_matmul import gradients
+        from .softmax_matmul import Request, gradients
 
-        dscores, dvalues, dbias = gradients(
-            scores, values, mask, bias, scale, causal, output, lse, grad, lse_grad
-        )
+        request = Request(scores, values, mask, bias, scale, causal, zero)
+        dscores, dvalues, dbias = gradients(request, output, lse, grad, lse_grad)
         dbias = dbias if bias_grad else None
     return dscores, dvalues, scores.new_empty(0) if dbias is None else dbias
 

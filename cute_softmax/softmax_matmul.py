@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 
@@ -16,10 +16,35 @@ from .problem import Operand
 from .scores import EMPTY_ROWS, Spec, compose
 
 HALVES = (torch.bfloat16, torch.float16)
-# The kernels have more forms than have been compared with float64 on a GPU. The others are compiled and planned, but
-# used only if this is set; their tests on the GPU come first. See `compared`.
-UNCOMPARED = os.environ.get("CUTE_SOFTMAX_UNCOMPARED") == "1"
-FEW_ROWS = 64  # up to which columns may be split over CTAs
+
+
+class Request(NamedTuple):
+    """A checked call: ``softmax(scale * scores + bias, -1) @ values``.
+
+    causal: column j of row i counts if j <= i + causal, None: all do; zero: what a row without anything that counts
+    gives, 0 instead of NaN.
+    """
+
+    scores: torch.Tensor
+    values: torch.Tensor
+    mask: torch.Tensor | None
+    bias: torch.Tensor | None
+    scale: float
+    causal: int | None
+    zero: bool
+
+    @property
+    def batch(self) -> torch.Size:
+        """The batch dimensions of the result."""
+        batch, others = self.scores.shape[:-2], self.values.shape[:-2]
+        return batch if batch == others else torch.broadcast_shapes(batch, others)
+
+    @property
+    def on_kernel(self) -> bool:
+        """Whether our kernels serve it; all else is composed."""
+        if not (self.values.is_cuda and self.values.dtype in HALVES):
+            return False
+        return launch.device_facts(self.values.get_device()).architecture is ARCHITECTURES["sm_90a"]
 
 
 def softmax_matmul(
@@ -46,27 +71,27 @@ def softmax_matmul(
     return_lse: also return the logarithms of the rows' sums of exponentials, float32 (..., M).
 
     A NaN or +inf among a row's scores makes the row NaN. The same call gives the same bits every time. Differentiable
-    with respect to scores, values and bias. Scores and values whose rows do not begin at multiples of 16 bytes are
-    copied first. CPU tensors, values in float32 or float64, functorch transforms and GPUs other than sm_90 are computed
-    in two steps, and for the time being so is what the kernels have not been compared for: scale, mask, bias, causal,
-    empty_rows="zero", scores in float32, and up to 64 rows.
+    with respect to scores, values and bias. Values whose rows do not begin at multiples of 16 bytes are copied first,
+    and so are such scores in float32. CPU tensors, values in float32 or float64, functorch transforms and GPUs other
+    than sm_90 are computed in two steps.
 
     Raises TypeError for what is not a dense, real tensor or of another dtype; ValueError for shapes, devices or
     arguments that do not fit; `plan.NotPlanned` for more than three batch dimensions that do not merge.
     """
-    batch, given = _check(scores, values, mask, bias, scale, empty_rows), (scores, values, mask, bias)
+    _check(scores, values, mask, bias, scale, empty_rows)
     offset = None if causal is False else int(causal)
-    zero = empty_rows == "zero"
+    request = Request(scores, values, mask, bias, float(scale), offset, empty_rows == "zero")
+    given = scores, values, mask, bias
     if torch.compiler.is_compiling():
         # The operator looks at the GPU when it runs.
-        function = operator if values.is_cuda and values.dtype in HALVES else composed
-        result, lse = function(scores, values, mask, bias, float(scale), offset, zero)
-    elif not by_kernel(scores, values, mask, bias, scale, offset, zero) or transformed():
-        result, lse = composed(scores, values, mask, bias, float(scale), offset, zero, return_lse)
+        on_gpu = values.is_cuda and values.dtype in HALVES
+        result, lse = operator(*request) if on_gpu else composed(request)
+    elif not request.on_kernel or transformed():
+        result, lse = composed(request, return_lse)
     elif routes.watched(*given) or routes.recorded(*given):
-        result, lse = operator(scores, values, mask, bias, float(scale), offset, zero)
+        result, lse = operator(*request)
     else:
-        result, lse = forward(batch, scores, values, mask, bias, float(scale), offset, zero, return_lse)
+        result, lse = forward(request, return_lse)
     return (result, lse) if return_lse else result
 
 
@@ -77,8 +102,8 @@ def _check(
     bias: torch.Tensor | None,
     scale: float,
     empty_rows: str,
-) -> torch.Size:
-    """Raise for what does not fit; the batch dimensions of the result."""
+) -> None:
+    """Raise for what does not fit."""
     given = {"scores": scores, "values": values, "mask": mask, "bias": bias}
     given = {name: t for name, t in given.items() if t is not None or name in ("scores", "values")}
     for name, tensor in given.items():
@@ -122,33 +147,6 @@ def _check(
         raise ValueError(
             f"empty_rows is {empty_rows!r}: it must be one of {', '.join(map(repr, EMPTY_ROWS))}"
         )
-    return batch
-
-
-def on_kernel(values: torch.Tensor) -> bool:
-    """Whether our kernel serves it; all else is composed."""
-    if not (values.is_cuda and values.dtype in HALVES):
-        return False
-    return launch.device_facts(values.get_device()).architecture is ARCHITECTURES["sm_90a"]
-
-
-def compared(
-    scores: torch.Tensor,
-    values: torch.Tensor,
-    mask: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    scale: float,
-    causal: int | None,
-    zero: bool,
-) -> bool:
-    """Whether the forward kernel's form for such a call has been compared with float64 on a GPU."""
-    plain = mask is None and bias is None and scale == 1 and causal is None and not zero
-    return plain and scores.dtype == values.dtype and scores.shape[-2] > FEW_ROWS
-
-
-def by_kernel(scores: torch.Tensor, values: torch.Tensor, *form: object) -> bool:
-    """Whether our kernel takes a call."""
-    return on_kernel(values) and (UNCOMPARED or compared(scores, values, *form))
 
 
 def modified(
@@ -163,17 +161,9 @@ def modified(
     return compose(scores, bias, mask, None, spec)
 
 
-def composed(
-    scores: torch.Tensor,
-    values: torch.Tensor,
-    mask: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    scale: float,
-    causal: int | None,
-    zero: bool,
-    wants_lse: bool = True,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+def composed(request: Request, wants_lse: bool = True) -> tuple[torch.Tensor, torch.Tensor | None]:
     """In two steps: the softmax, and a product by torch."""
+    scores, values, mask, bias, scale, causal, zero = request
     shapes = [t.shape for t in (scores, mask, bias) if t is not None]
     powers = softmax(
         scores.expand(torch.broadcast_shapes(*shapes)),
@@ -187,18 +177,10 @@ def composed(
     return powers.to(values.dtype) @ values, lse
 
 
-def forward(
-    batch: torch.Size,
-    scores: torch.Tensor,
-    values: torch.Tensor,
-    mask: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    scale: float,
-    causal: int | None,
-    zero: bool,
-    return_lse: bool,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """(the result, log-sum-exps or None) by our kernel; batch: the broadcast batch dimensions."""
+def forward(request: Request, return_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """(the result, log-sum-exps or None) by our kernel."""
+    scores, values, mask, bias, scale, causal, zero = request
+    batch = request.batch
     (rows, columns), depth, device = scores.shape[-2:], values.shape[-1], values.device
     result = torch.empty((*batch, rows, depth), dtype=values.dtype, device=device)
     lse = torch.empty((*batch, rows), dtype=torch.float32, device=device) if return_lse else None
@@ -206,7 +188,7 @@ def forward(
         result.fill_(0.0 if zero or depth == 0 else math.nan)
         return result, lse if lse is None else lse.fill_(-math.inf)
     inputs = [t.expand(*batch, *t.shape[-2:]) for t in (scores, values)]
-    inputs = [_readable(inputs[0], lines=UNCOMPARED), _readable(inputs[1])]
+    inputs = [_readable(inputs[0], lines=True), _readable(inputs[1])]
     if bias is not None and bias.dtype not in launch.DTYPE_NAMES:
         bias = bias.float()
     extras = [t if t is None else t.expand(*batch, rows, columns) for t in (mask, bias)]
@@ -282,11 +264,11 @@ def operator(
     causal: int | None,
     zero: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    if not by_kernel(scores, values, mask, bias, scale, causal, zero):
-        result, lse = composed(scores, values, mask, bias, scale, causal, zero)
-        return result.contiguous(), lse.to(torch.promote_types(lse.dtype, torch.float32)).contiguous()
-    batch = torch.broadcast_shapes(scores.shape[:-2], values.shape[:-2])
-    return forward(batch, scores, values, mask, bias, scale, causal, zero, True)
+    request = Request(scores, values, mask, bias, scale, causal, zero)
+    if request.on_kernel:
+        return forward(request, True)
+    result, lse = composed(request)
+    return result.contiguous(), lse.to(torch.promote_types(lse.dtype, torch.float32)).contiguous()
 
 
 @operator.register_fake
@@ -298,18 +280,14 @@ def _(scores, values, mask, bias, scale, causal, zero):
 
 
 def gradients(
-    scores: torch.Tensor,
-    values: torch.Tensor,
-    mask: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    scale: float,
-    causal: int | None,
+    request: Request,
     result: torch.Tensor,
     lse: torch.Tensor,
     grad: torch.Tensor,
     grad_lse: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """The gradients of scores, values and bias, in torch operations: the softmax is formed again."""
+    scores, values, mask, bias, scale, causal, _ = request
     x = modified(scores, mask, bias, scale, causal)
     # Rows without a score that counts: exp(-inf - -inf) is not what they added.
     powers = torch.exp(x - lse.nan_to_num(nan=math.nan, neginf=0.0).unsqueeze(-1))
@@ -326,36 +304,25 @@ def gradients(
 
 def _save(ctx, inputs, output):
     ctx.set_materialize_grads(False)  # a result that is not used has no gradient to be read
-    scores, values, mask, bias, scale, causal, zero = inputs
-    ctx.save_for_backward(scores, values, mask, bias, *output)
+    *tensors, scale, causal, zero = inputs
+    ctx.save_for_backward(*tensors, *output)
     ctx.numbers = scale, causal, zero
 
 
 def _gradient(ctx, grad, grad_lse):
     scores, values, mask, bias, result, lse = ctx.saved_tensors
-    scale, causal, zero = ctx.numbers
+    request = Request(scores, values, mask, bias, *ctx.numbers)
     grad = torch.zeros_like(result) if grad is None else grad
     # Gradients of gradients need torch's operations.
-    if (
-        on_kernel(values)
-        and not torch.is_grad_enabled()
-        and (UNCOMPARED or _gradient_compared(scores, grad_lse))
-    ):
-        bias_grad = bias is not None and ctx.needs_input_grad[3]
+    if request.on_kernel and not torch.is_grad_enabled():
+        wants_bias = bias is not None and ctx.needs_input_grad[3]
         to_scores, to_values, to_bias = matmul_gradients.operator(
-            scores, values, result, lse, grad, scale, causal, zero, mask, bias, bias_grad, grad_lse
+            scores, values, result, lse, grad, *ctx.numbers, mask, bias, wants_bias, grad_lse
         )
-        to_bias = to_bias if bias_grad else None
+        to_bias = to_bias if wants_bias else None
     else:
-        to_scores, to_values, to_bias = gradients(
-            scores, values, mask, bias, scale, causal, result, lse, grad, grad_lse
-        )
+        to_scores, to_values, to_bias = gradients(request, result, lse, grad, grad_lse)
     return to_scores, to_values, None, to_bias, None, None, None
-
-
-def _gradient_compared(scores: torch.Tensor, grad_lse: torch.Tensor | None) -> bool:
-    """As `compared`, of the backward kernels: scores in 16 bits whose rows begin at multiples of 16 bytes."""
-    return grad_lse is None and scores.dtype in HALVES and aligned(launch.operand(scores), scores.shape)
 
 
 operator.register_autograd(_gradient, setup_context=_save)

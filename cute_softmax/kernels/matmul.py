@@ -17,16 +17,17 @@ from types import SimpleNamespace
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, const_expr
+from cutlass import Float32, Int16, Int32, Int64, const_expr
 from cutlass.cute.nvgpu import cpasync, warpgroup
 
 from . import online, tensor_cores
 from .copy import DTYPES, global_pointer
-from .matmul_rows import LINES, MERGE_THREADS, QUAD, STEP_PRODUCTS, TILE_N, Rows, multiply
+from .matmul_eighths import Eighths
+from .matmul_rows import MERGE_THREADS, QUAD, STEP_PRODUCTS, TILE_N, Rows, multiply
 from .tensor_cores import WARPGROUP, Ring
 
 
-class MatmulKernel(Rows):
+class MatmulKernel(Rows, Eighths):
     """The kernel of one Plan class; spec: see `cute_softmax.plan.MatmulClass`."""
 
     def __init__(self, spec):
@@ -65,20 +66,16 @@ class MatmulKernel(Rows):
         """
         s = self.spec
         sizes = (batch_0, batch_1, batch_2)
-        sS_layout = tensor_cores.by_rows(self.dtypes[0], s.rows, TILE_N, s.score_stages)
         sV_layout = tensor_cores.by_columns(self.dtypes[1], s.depth, TILE_N, s.value_stages)
         if const_expr(s.lines):
-            maps_S = []
-            for k in cutlass.range_constexpr(LINES):
-                mS = self.every_eighth(operands[:5], (all_rows, columns), sizes, k)
-                lines_layout = self.lines_layout()
-                maps_S.append(tensor_cores.tensor_map(mS, lines_layout, (s.rows // LINES, TILE_N)))
-            maps_S = tuple(tuple(m) for m in maps_S)
+            sS_layout = self.eighths_layout(s.score_stages)
+            maps_S = self.eighths_maps(operands[:5], (all_rows, columns), sizes)
         else:
+            sS_layout = tensor_cores.by_rows(self.dtypes[0], s.rows, TILE_N, s.score_stages)
             mS = self.matrix(0, operands[:5], (rows, columns), sizes, transposed=False)
             maps_S = (tuple(tensor_cores.tensor_map(mS, sS_layout, (s.rows, TILE_N))),)
         mV = self.matrix(1, operands[5:10], (columns, depth), sizes, transposed=True)
-        tma_V, tV = tensor_cores.tensor_map(mV, sV_layout, (s.depth, TILE_N))
+        tma_V, tV = tensor_cores.tensor_map(mV, sV_layout, (s.depth, TILE_N), s.cluster)
         tiled_mma = tensor_cores.mma(
             self.dtypes[1], s.depth, a_in_registers=True, a_by_rows=True, b_by_rows=False
         )
@@ -99,7 +96,13 @@ class MatmulKernel(Rows):
             offset,
             operands[10:extra],
             results,
-        ).launch(grid=[ctas, 1, 1], block=[s.threads, 1, 1], stream=stream, min_blocks_per_mp=1)
+        ).launch(
+            grid=[ctas, 1, 1],
+            block=[s.threads, 1, 1],
+            cluster=[s.cluster, 1, 1] if const_expr(s.cluster > 1) else None,
+            stream=stream,
+            min_blocks_per_mp=1,
+        )
         if const_expr(s.split):
             groups = Int64(batch_0) * batch_1 * batch_2 * rows
             self.merge((groups, depth, parts * s.shares), scale, results).launch(
@@ -121,30 +124,13 @@ class MatmulKernel(Rows):
             layout = cute.make_layout((*shape, *sizes), stride=(strides[0], 1, *strides[1:]))
         return cute.make_tensor(pointer, layout)
 
-    def lines_layout(self):
-        """Of the boxes of every eighth row of a tile, those of a stage after each other."""
-        s = self.spec
-        return tensor_cores.by_rows(self.dtypes[0], s.rows // LINES, TILE_N, LINES * s.score_stages)
-
-    def every_eighth(self, operand: tuple, shape: tuple, sizes: tuple, k: int) -> cute.Tensor:
-        """Rows k, k + 8, .. of S: they begin equally far from a multiple of 16 bytes, and the tensor there."""
-        address, row, *batch = operand
-        rows, columns = shape
-        first = address + row * (2 * k)
-        exists = k < rows  # a map must not be empty: without a row it is the first one's
-        first = Int64(cutlass.select_(exists, first, address))
-        shift = Int32((first & 15) // 2)
-        count = cutlass.max((rows - k + LINES - 1) // LINES, 1)
-        pieces = (first - Int64(shift) * 2, row * LINES, *batch)
-        return self.matrix(0, pieces, (count, columns + shift), sizes, transposed=False)
-
     @cute.kernel
     def kernel(
         self,
         maps_S: tuple,
         tma_V: cute.CopyAtom,
         tV: cute.Tensor,
-        sS_layout: cute.ComposedLayout,
+        sS_layout: cute.Layout | cute.ComposedLayout,
         sV_layout: cute.ComposedLayout,
         tiled_mma: cute.TiledMma,
         shape: tuple,
@@ -164,19 +150,27 @@ class MatmulKernel(Rows):
         cta, _, _ = cute.arch.block_idx()
         ctas, _, _ = cute.arch.grid_dim()
         rows, columns, depth = shape
-        row_tiles, depth_tiles = cute.ceil_div(rows, s.rows), cute.ceil_div(depth, s.depth)
+        # CTAs of a cluster take neighbouring tiles of rows: what they multiply with is the same.
+        row_tiles, depth_tiles = cute.ceil_div(rows, s.rows * s.cluster), cute.ceil_div(depth, s.depth)
 
         # Shared memory.
         smem = cutlass.memory.SmemAllocator()
-        sS = tensor_cores.shared(smem, self.dtypes[0], sS_layout)
+        if const_expr(s.lines):
+            sS = smem.allocate_tensor(self.dtypes[0], sS_layout, byte_alignment=tensor_cores.BOX)
+        else:
+            sS = tensor_cores.shared(smem, self.dtypes[0], sS_layout)
         sV = tensor_cores.shared(smem, self.dtypes[1], sV_layout)
         warps = 4 if const_expr(s.alternate) else s.warpgroups * 4  # that read a stage
         scores = Ring(smem, s.score_stages, s.score_stage_bytes, warps)
-        values = Ring(smem, s.value_stages, s.value_stage_bytes, warps)
+        values = Ring(smem, s.value_stages, s.value_stage_bytes, warps, s.cluster)
         scores.initialise(tidx)
         values.initialise(tidx)
         cute.arch.mbarrier_init_fence()
-        cute.arch.barrier()
+        if const_expr(s.cluster > 1):
+            cute.arch.cluster_arrive_relaxed()
+            cute.arch.cluster_wait()
+        else:
+            cute.arch.barrier()
 
         this = SimpleNamespace(
             rows=rows,
@@ -191,10 +185,12 @@ class MatmulKernel(Rows):
             part_steps=parts[1],
             mask=extras[:6] if const_expr(s.mask) else (),
             bias=extras[-6:] if const_expr(bool(s.bias)) else (),
-            cta=cta,
-            ctas=ctas,
+            rank=cta % s.cluster,
+            team=cta // s.cluster,
+            teams=ctas // s.cluster,
             scale=scale,
             offset=offset,
+            lines=lines,
             scores=scores,
             values=values,
             sS=sS,
@@ -208,7 +204,7 @@ class MatmulKernel(Rows):
                 cute.arch.setmaxregister_decrease(s.producer_registers)
             if warp == 0:
                 if const_expr(s.lines):
-                    self.bring_lines(this, maps_S, sS, lines)
+                    self.bring_eighths(this, maps_S, sS)
                 else:
                     self.bring(this, *maps_S[0], sS, scores, s.rows, True)
             if warp == 1:
@@ -217,24 +213,29 @@ class MatmulKernel(Rows):
             if const_expr(s.moves_registers):
                 cute.arch.setmaxregister_increase(s.consumer_registers)
             self.consume(this, tiled_mma, tidx - WARPGROUP)
+        if const_expr(s.cluster > 1):
+            # Nobody leaves while others may write or report to it.
+            cute.arch.cluster_arrive(aligned=False)
+            cute.arch.cluster_wait()
 
     def work(self, this, turn: Int32) -> SimpleNamespace:
-        """The tile that this CTA takes in its turn: its place, and how many steps of columns it has.
+        """The tile that this CTA takes in its turn: its place, and how many steps of columns it has: all of a cluster
+        as many as its last one.
 
         Tiles of one batch follow each other, so that V is in L2. Causal ones come in the order of their length, the
         longest first, and every second turn in reverse: CTAs then end together.
         """
         s = self.spec
-        index = turn * this.ctas + this.cta
+        index = turn * this.teams + this.team
         if const_expr(s.causal):
-            backwards = turn * this.ctas + this.ctas - 1 - this.cta
+            backwards = turn * this.teams + this.teams - 1 - this.team
             index = Int32(cutlass.select_(turn % 2 == 1, backwards, index))
         depth_tile, rest = index % this.depth_tiles, index // this.depth_tiles
         part, rest = rest % this.parts, rest // this.parts
         end = this.columns
         if const_expr(s.causal):
             batch, row_tile = rest % this.batches, this.row_tiles - 1 - rest // this.batches
-            last = cutlass.min((row_tile + 1) * s.rows, this.rows) - 1
+            last = cutlass.min((row_tile + 1) * s.rows * s.cluster, this.rows) - 1
             end = cutlass.min(end, last + this.offset + 1)
         else:
             row_tile, batch = rest % this.row_tiles, rest // this.row_tiles
@@ -243,7 +244,7 @@ class MatmulKernel(Rows):
         b2, rest = batch % this.sizes[2], batch // this.sizes[2]
         return SimpleNamespace(
             exists=index < this.works,
-            row_tile=row_tile,
+            row_tile=row_tile * s.cluster + this.rank,
             depth_tile=depth_tile,
             part=part,
             batch=batch,
@@ -272,9 +273,15 @@ class MatmulKernel(Rows):
         """A warp that fills the ring of scores, or that of values. tX, sX: in global and in shared memory; rows: of a
         tile, or columns of V."""
         gX = cute.flat_divide(tX, (rows, TILE_N))
+        ctas = 1 if const_expr(scores) else self.spec.cluster  # that bring a tile together
         tXsX, tXgX = cpasync.tma_partition(
-            tma, 0, cute.make_layout(1), cute.group_modes(sX, 0, 2), cute.group_modes(gX, 0, 2)
+            tma,
+            this.rank if const_expr(ctas > 1) else 0,
+            cute.make_layout(ctas),
+            cute.group_modes(sX, 0, 2),
+            cute.group_modes(gX, 0, 2),
         )
+        all_of_them = Int16((1 << ctas) - 1) if const_expr(ctas > 1) else None
         stage, phase = ring.begin()
         turn = Int32(0)
         exists = self.work(this, turn).exists
@@ -285,40 +292,7 @@ class MatmulKernel(Rows):
             for step in cutlass.range(work.steps * self.spec.shares, unroll=1):
                 barrier = ring.acquire(stage, phase)
                 at = tXgX[(None, tile, work.first + step, *place)]
-                cute.copy(tma, at, tXsX[(None, stage)], tma_bar_ptr=barrier)
-                stage, phase = ring.advance(stage, phase)
-            turn += 1
-            exists = self.work(this, turn).exists
-
-    @cute.jit
-    def bring_lines(self, this, maps: tuple, sX: cute.Tensor, lines: tuple):
-        """The warp that fills the ring of scores whose rows do not begin at multiples of 16 bytes, but every eighth
-        row as far from one as the first. A tile is brought as eight boxes of every eighth row."""
-        s, ring = self.spec, this.scores
-        address, row_stride, batch_rows = lines
-        sX = cute.make_tensor(sX.iterator, self.lines_layout().outer)
-        stage, phase = ring.begin()
-        turn = Int32(0)
-        exists = self.work(this, turn).exists
-        while exists:
-            work = self.work(this, turn)
-            top = work.row_tile * s.rows + work.batch * batch_rows
-            for step in cutlass.range(work.steps * s.shares, unroll=1):
-                barrier = ring.acquire(stage, phase)
-                for k in cutlass.range_constexpr(LINES):
-                    tma, tX = maps[k]
-                    box = (k - top) & (LINES - 1)
-                    shift = Int32(((address + row_stride * (2 * k)) & 15) // 2)
-                    corner = (top + box) // LINES, shift + (work.first + step) * TILE_N
-                    place = self.place(tX, work)
-                    tile = cute.flat_divide(
-                        cute.domain_offset((*corner, *place), tX), (s.rows // LINES, TILE_N)
-                    )
-                    tXsX, tXgX = cpasync.tma_partition(
-                        tma, 0, cute.make_layout(1), cute.group_modes(sX, 0, 2), cute.group_modes(tile, 0, 2)
-                    )
-                    at = tXgX[(None, 0, 0, 0, 0, 0)]
-                    cute.copy(tma, at, tXsX[(None, stage * LINES + box)], tma_bar_ptr=barrier)
+                cute.copy(tma, at, tXsX[(None, stage)], tma_bar_ptr=barrier, mcast_mask=all_of_them)
                 stage, phase = ring.advance(stage, phase)
             turn += 1
             exists = self.work(this, turn).exists
@@ -371,6 +345,8 @@ class MatmulKernel(Rows):
         while exists:
             work = self.work(this, turn)
             first = work.first + share
+            if const_expr(s.lines):
+                work.shifts = self.eighths_shifts(this, blocks[0], work)
             for b in cutlass.range_constexpr(s.blocks):
                 self.begin(blocks[b])
             # One product at a time is under way, and one block prepared meanwhile: accumulators are touched only

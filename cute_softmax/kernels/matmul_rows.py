@@ -15,11 +15,9 @@ from cutlass.cute.nvgpu import warpgroup
 
 from . import online, tensor_cores
 from .copy import DTYPES, dot, global_pointer, packed_maximum, unpack
+from .matmul_eighths import LINES, QUAD, TILE_N
 from .reduce import MAX, tree
 
-TILE_N = 64
-QUAD = 4
-LINES = 8  # rows after which all begin equally far from a multiple of 16 bytes
 STEP_PRODUCTS = TILE_N // 16  # wgmma takes 16 terms at a time
 # The power of a row's reference is 2 ** HEADROOM, as small powers lose bits in float16, and a thread's sum of 16 powers
 # may reach BOUND before the reference is moved: below what float16 holds, and so high that it rarely happens.
@@ -148,7 +146,7 @@ class Rows:
         """A block's 16-bit scores of a tile as they count, into rP."""
         s = self.spec
         words = cute.recast_tensor(block.rP, Uint32)
-        self.load_packed(block, words, stage)
+        self.load_packed(block, work, words, stage, lane)
         if const_expr(s.scaled):
             flip = Uint32(cutlass.select_(this.scale < 0.0, Uint32(0x80008000), Uint32(0)))
             for i in cutlass.range_constexpr(cute.size(words)):
@@ -167,7 +165,7 @@ class Rows:
         if s.dtypes[0] == "fp32":
             scores = self.load_wide(block, stage, lane)
         else:
-            self.load_packed(block, cute.recast_tensor(block.rP, Uint32), stage)
+            self.load_packed(block, work, cute.recast_tensor(block.rP, Uint32), stage, lane)
             scores = unpack(block.rP)
         rows, column, limits, _ = self.bounds(this, block, work, step, lane)
         found = []
@@ -202,8 +200,11 @@ class Rows:
             whole = cutlass.min(whole, first + this.offset + 1)
         return rows, step * TILE_N + lane % QUAD * 2, limits, whole
 
-    def load_packed(self, block, words: cute.Tensor, stage: Int32):
+    def load_packed(self, block, work, words: cute.Tensor, stage: Int32, lane: Int32):
         """A block's 16-bit scores of a tile as wgmma's operand."""
+        if self.spec.lines:
+            self.load_eighths(block, work, words, stage, lane)
+            return
         at = block.sS + stage * self.spec.score_stage_bytes
         for k in range(cute.size(words) // 4):
             # 16 columns are two pieces of 16 bytes, whose index the swizzle only exchanges bits of.

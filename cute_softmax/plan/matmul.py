@@ -13,6 +13,7 @@ from .base import ClassBase
 from .maths import NotPlanned
 
 TILE_N = 64  # columns of S (rows of V) of a step: 128 bytes of 16-bit scores, the width of a swizzled box
+LINE_N = TILE_N + 8  # of a tile whose rows begin anywhere within 16 bytes
 BOX_COLUMNS = 64  # columns of V in a swizzled box
 BATCH_MODES = 3  # with rows and columns the five modes of a TMA descriptor
 BLOCK_ROWS = 64  # of wgmma
@@ -42,6 +43,7 @@ class MatmulClass(ClassBase):
     mask: whether there is one; bias: its dtype, or "".
     split: whether columns are cut into parts, whose results are merged in a second launch; alternate: whether the
         warpgroups take turns with the steps of the same rows, each with results of its own, instead of rows.
+    cluster: CTAs that take neighbouring tiles of rows together and bring V's tiles to each other.
     """
 
     movement: ClassVar[str] = "matmul"
@@ -63,6 +65,7 @@ class MatmulClass(ClassBase):
     bias: str = ""
     split: bool = False
     alternate: bool = False
+    cluster: int = 1
 
     @property
     def wide(self) -> bool:
@@ -114,7 +117,7 @@ class MatmulClass(ClassBase):
 
     @property
     def score_stage_bytes(self) -> int:
-        return self.rows * TILE_N * ITEM_SIZE[self.dtypes[0]]
+        return self.rows * (LINE_N if self.lines else TILE_N) * ITEM_SIZE[self.dtypes[0]]
 
     @property
     def value_stage_bytes(self) -> int:
@@ -138,6 +141,8 @@ class MatmulClass(ClassBase):
         parts += [n for n in flags if getattr(self, n)]
         if self.bias:
             parts.append(f"bias_{self.bias}")
+        if self.cluster > 1:
+            parts.append(f"cluster{self.cluster}")
         if self.vector != 8:
             parts.append(f"vector{self.vector}")
         return "_".join(parts)
@@ -173,9 +178,10 @@ class MatmulPlan:
 
     @property
     def tiles(self) -> int:
-        """Tiles of rows and of D, of all batches."""
+        """Tiles of rows and of D, of all batches; a cluster takes as many as it has CTAs."""
         c = self.matmul_class
-        return math.prod(self.batch) * math.ceil(self.rows / c.rows) * math.ceil(self.depth / c.depth)
+        row_tiles = math.ceil(self.rows / (c.rows * c.cluster)) * c.cluster
+        return math.prod(self.batch) * row_tiles * math.ceil(self.depth / c.depth)
 
     @property
     def movement(self) -> str:
@@ -365,15 +371,16 @@ def plan_matmul(
     steps = math.ceil(end / TILE_N)
     best = None
     for c in matmul_classes(device.architecture, dtypes, p.rows, p.depth, **flags):
-        row_tiles = math.ceil(p.rows / c.rows)
+        row_tiles = math.ceil(p.rows / (c.rows * c.cluster))
+        teams = device.multiprocessors // c.cluster
         tiles = math.prod(p.batch) * row_tiles * math.ceil(p.depth / c.depth)
         # Causal tiles differ in length: their parts would, too.
         most = MOST_PARTS if c.alternate or (row_tiles == 1 or causal is None) else 1
         for parts in range(1, min(most, math.ceil(steps / (FEWEST_STEPS * c.shares))) + 1):
             part_steps = math.ceil(steps / parts)
             parts = math.ceil(steps / part_steps)
-            ctas = min(tiles * parts, device.multiprocessors)
-            turns = math.ceil(tiles * parts / ctas)
+            ctas = min(tiles * parts, teams) * c.cluster
+            turns = math.ceil(tiles * parts / teams)
             split = c.alternate or parts > 1
             made = replace(c, split=split)
             merged = math.prod(p.batch) * p.rows * parts * c.shares * p.depth if split else 0
@@ -418,6 +425,8 @@ def matmul_classes(
         teams = [replace(plain, blocks=2), plain]
     else:
         teams = [plain]
+    if rows > BLOCK_ROWS:
+        teams += [replace(c, cluster=2) for c in teams if rows > c.rows]
     for c in teams:
         room = architecture.shared_memory - RESERVED
         if c.alternate:
