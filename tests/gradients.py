@@ -17,6 +17,7 @@ from checking import FACTOR, random
 
 INF = float("inf")
 SUMS = 2.0**-20
+MOST = 2.0
 
 
 class Gradients(NamedTuple):
@@ -92,6 +93,41 @@ class Call:
             assert off <= max(factor * allowed, floor), (
                 f"d{name} is off by {off:.3e}, torch by {allowed:.3e} at values up to {right.abs().max():.3e}"
             )
+
+    def check_result(self, result: torch.Tensor, lse: torch.Tensor | None = None):
+        """Raise AssertionError where a result of the forward, or its log-sum-exps, are too far from the oracle.
+
+        The root mean square of its errors may be `FACTOR` times that of torch's softmax and product in float32, rounded
+        to the same dtype, and what rounding the powers to that dtype adds; no error may exceed `MOST` units, which are
+        what the powers and the sizes of the values add up to.
+        """
+        values, eps = self.values.double(), torch.finfo(self.values.dtype).eps
+        powers, right_lse = self._powers(torch.float64)
+        right, unit = powers @ values, powers @ values.abs()
+        assert result.shape == right.shape and result.dtype == self.values.dtype
+        assert torch.equal(result.isnan(), right.isnan()), "NaN elsewhere than in the oracle"
+        own = (self._powers(torch.float32)[0] @ self.values.float()).to(result.dtype)
+        rounding = eps / 4 * (powers.square() @ values.square()).sqrt()
+        error = (result.double() - right).nan_to_num(0.0)
+        off, allowed, rounding = (
+            x.double().nan_to_num(0.0).square().mean().sqrt() for x in (error, own - right, rounding)
+        )
+        allowed = FACTOR * allowed + (1 + 4 / result.numel() ** 0.5) * rounding
+        assert off <= allowed, f"off by {off:.3e}, {allowed:.3e} is allowed"
+        over = (error.abs() / (MOST * eps * unit.nan_to_num(0.0) + 1e-7)).max()
+        assert over <= 1, f"an element is off by {over * MOST:.3g} of its units"
+        if lse is not None:
+            assert lse.shape == right_lse.shape and lse.dtype == torch.float32
+            same = (lse == right_lse) | (lse.isnan() & right_lse.isnan())
+            gap = (lse.double() - right_lse).abs().masked_fill(same, 0.0)
+            wrong = ~(gap <= 1e-5 + 2.0**-18 * right_lse.abs())
+            assert not wrong.any(), f"{int(wrong.sum())} log-sum-exps are wrong, by {gap.max():.3e}"
+
+    def _powers(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """The softmax and its log-sum-exps, computed in a dtype."""
+        shown = self.shown(self.scores.to(dtype), None if self.bias is None else self.bias.to(dtype))
+        lse, powers = torch.logsumexp(shown, -1), torch.softmax(shown, -1)
+        return powers.masked_fill((lse == -INF)[..., None], 0.0) if self.zero else powers, lse
 
     def mutants(self) -> Iterator[tuple[str, Gradients]]:
         """Wrong gradients, each as some broken kernel would give it."""

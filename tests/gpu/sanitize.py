@@ -8,18 +8,21 @@ Tensors are made and checked on the host, so that the sanitizer watches hardly a
 every class as it is done, the smallest first, so that a run that is cut off has touched most of them.
 
     --maths softmax softmax_backward logsumexp amax sum    --dtypes bf16 fp32    --movements row panel
-    --part 0/3 (a third of all)
+    --movements matmul (softmax_matmul, forward and backward)    --match lines (what a class is told as, a pattern)
+    --skip 1000 (without the 1000 smallest classes)    --part 0/3 (a third of what is left)
+
+Without torch's cache of memory (PYTORCH_NO_CUDA_MEMORY_CACHING=1) each tensor has bounds of its own.
 """
 
 import argparse
+import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
 
 BEGIN = time.perf_counter()  # importing torch is part of what a sanitizer slows down
 
@@ -31,23 +34,16 @@ sys.path[:0] = [str(HERE.parents[2]), str(HERE.parents[1])]
 import checking  # noqa: E402
 import classes  # noqa: E402
 import panels  # noqa: E402
+import sanitize_matmul  # noqa: E402
+from sanitizing import Job  # noqa: E402
 
 from cute_softmax import launch  # noqa: E402
-from cute_softmax.plan import MATHS, PanelClass, PanelPlan, RowClass, plan_panel  # noqa: E402
+from cute_softmax.plan import MATHS, PanelPlan, plan_panel  # noqa: E402
 from cute_softmax.plan.panel import STREAMING, TEAMS  # noqa: E402
 from cute_softmax.precompile import precompile  # noqa: E402
 from cute_softmax.problem import ITEM_SIZE  # noqa: E402
 
 GUARD = checking.GUARD
-
-
-class Job(NamedTuple):
-    """A class, the elements that it is run on, what to call it, and a function that runs and checks it."""
-
-    kernel: RowClass | PanelClass
-    size: int
-    what: str
-    check: Callable[[], float]
 
 
 def cases(arch: str, maths: list[str], names: list[str]):
@@ -172,7 +168,7 @@ def row_jobs(arch: str, maths: list[str], names: list[str]) -> Iterator[Job]:
     for interval, dtypes, online in cases(arch, maths, names):
         c, rows, columns = interval.row_class, rows_of(interval), columns_of(interval)
         what = f"{c.math} {'/'.join(dtypes)} {c.name}, {rows} x {columns}"
-        yield Job(c, rows * columns, what, partial(check, interval, dtypes, online))
+        yield Job((c,), rows * columns, what, partial(check, interval, dtypes, online))
 
 
 def panel_jobs(maths: list[str], names: list[str]) -> Iterator[Job]:
@@ -215,9 +211,8 @@ def panel_jobs(maths: list[str], names: list[str]) -> Iterator[Job]:
             c = made.kernel
             assert (c.orientation, c.vector) == (orientation, vector), c.name
             what = f"{name} {dtype} {c.name}, {shape[0]} x {shape[1]} over {dims[0]}"
-            yield Job(
-                c, shape[0] * shape[1], what, partial(check_panel, made, shape, dims, stride, int(ragged))
-            )
+            run = partial(check_panel, made, shape, dims, stride, int(ragged))
+            yield Job((c,), shape[0] * shape[1], what, run)
 
 
 def check_panel(
@@ -258,6 +253,8 @@ def main() -> int:
     )
     parser.add_argument("--dtypes", nargs="+", default=["bf16", "fp16", "fp32"])
     parser.add_argument("--movements", nargs="+", default=["row", "panel"])
+    parser.add_argument("--match", default="", help="only classes whose line matches this pattern")
+    parser.add_argument("--skip", type=int, default=0, help="how many of the smallest classes to leave out")
     parser.add_argument("--part", default="0/1", help="i/n: every n-th class from the i-th on")
     parser.add_argument("--build", action="store_true", help="only fill the store, in all cores")
     options = parser.parse_args()
@@ -267,9 +264,13 @@ def main() -> int:
     found = [*row_jobs(arch, options.maths, options.dtypes)] if "row" in options.movements else []
     if "panel" in options.movements:
         found += panel_jobs(options.maths, options.dtypes)
-    wanted = sorted(found, key=lambda job: job.size)[part::parts]  # so that parts take about as long
+    if "matmul" in options.movements:
+        found += sanitize_matmul.jobs(launch.device_facts(0), options.dtypes)
+    found = [job for job in found if re.search(options.match, job.what)]
+    # By size, so that parts take about as long.
+    wanted = sorted(found, key=lambda job: job.size)[options.skip :][part::parts]
     if options.build:
-        kernels = [*dict.fromkeys(job.kernel for job in wanted)]
+        kernels = [*dict.fromkeys(kernel for job in wanted for kernel in job.kernels)]
         print(len([*precompile(kernels)]), "classes are in the store")
         return 0
     print(f"{len(wanted)} classes, started in {time.perf_counter() - BEGIN:.1f} s", flush=True)
