@@ -8,7 +8,8 @@ Tensors are made and checked on the host, so that the sanitizer watches hardly a
 every class as it is done, the smallest first, so that a run that is cut off has touched most of them.
 
     --maths softmax softmax_backward logsumexp amax sum    --dtypes bf16 fp32    --movements row panel
-    --movements matmul (softmax_matmul, forward and backward)    --match lines (what a class is told as, a pattern)
+    --movements prologue matmul (rows of the softmax family and of masked scores; softmax_matmul and its gradient)
+    --match lines (a pattern of what a class is told as)
     --skip 1000 (without the 1000 smallest classes)    --part 0/3 (a third of what is left)
 
 Without torch's cache of memory (PYTORCH_NO_CUDA_MEMORY_CACHING=1) each tensor has bounds of its own.
@@ -34,7 +35,9 @@ sys.path[:0] = [str(HERE.parents[2]), str(HERE.parents[1])]
 import checking  # noqa: E402
 import classes  # noqa: E402
 import panels  # noqa: E402
+import sanitize_family  # noqa: E402
 import sanitize_matmul  # noqa: E402
+from families import Case  # noqa: E402
 from sanitizing import Job  # noqa: E402
 
 from cute_softmax import launch  # noqa: E402
@@ -44,6 +47,7 @@ from cute_softmax.precompile import precompile  # noqa: E402
 from cute_softmax.problem import ITEM_SIZE  # noqa: E402
 
 GUARD = checking.GUARD
+PANELS = ("softmax", "softmax_backward", "logsumexp", "log_softmax", "log_softmax_backward")
 
 
 def cases(arch: str, maths: list[str], names: list[str]):
@@ -176,7 +180,7 @@ def panel_jobs(maths: list[str], names: list[str]) -> Iterator[Job]:
     element. A length leaves the last step partly empty, a width the last panel."""
     device = launch.device_facts(0)
     forms = []  # (math, dtype, orientation, team, parts, tiles of a part, patience, narrow)
-    for name in (n for n in ("softmax", "softmax_backward", "logsumexp") if n in maths):
+    for name in (n for n in PANELS if n in maths):
         inputs = len(MATHS[name, True].inputs)
         for orientation in ("column", "row"):
             for team in TEAMS[inputs]:
@@ -224,9 +228,10 @@ def check_panel(
     places = [(*shape, stride, offset)] * c.facts.full + [(1, shape[1 - dims[0]], shape[1 - dims[0]], 0)]
     buffers = [Buffer(*place, dtype) for place in places[: len(c.dtypes)]]
     x = torch.randn(shape)
-    if c.math == "softmax_backward":
+    if c.math.endswith("_backward"):
+        forward = torch.log_softmax if c.math.startswith("log") else torch.softmax
         buffers[0].values.copy_(x)
-        buffers[1].values.copy_(torch.softmax(x.roll(1, -1), dims[0]))
+        buffers[1].values.copy_(forward(x.roll(1, -1), dims[0]))
     else:
         x[shape[0] // 2 :, -1] = float("-inf")
         buffers[0].values.copy_(x)
@@ -239,6 +244,10 @@ def check_panel(
     result = buffers[-1].receive()
     if c.facts.group_outputs:
         checking.check_reduction(c.math, result.view(-1), buffers[0].values, dims)
+    elif c.math.startswith("log"):
+        Case(c.math, *(b.values.movedim(dims[0], -1) for b in buffers[:-1])).check(
+            [result.movedim(dims[0], -1)]
+        )
     elif c.math == "softmax":
         checking.check_softmax(result, buffers[0].values, dims)
     else:
@@ -248,9 +257,7 @@ def check_panel(
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Every Plan class on a small grid, for compute-sanitizer.")
-    parser.add_argument(
-        "--maths", nargs="+", default=[m for m in classes.PAIRS_OF if m not in classes.FAMILY]
-    )
+    parser.add_argument("--maths", nargs="+", default=[*classes.PAIRS_OF])
     parser.add_argument("--dtypes", nargs="+", default=["bf16", "fp16", "fp32"])
     parser.add_argument("--movements", nargs="+", default=["row", "panel"])
     parser.add_argument("--match", default="", help="only classes whose line matches this pattern")
@@ -261,7 +268,10 @@ def main() -> int:
     torch.set_num_threads(1)  # tools and parts run side by side, as many as there are cores
     arch = launch.device_facts(0).architecture.name
     part, parts = map(int, options.part.split("/"))
-    found = [*row_jobs(arch, options.maths, options.dtypes)] if "row" in options.movements else []
+    own = [math for math in options.maths if math not in classes.FAMILY]
+    found = [*row_jobs(arch, own, options.dtypes)] if "row" in options.movements else []
+    if "prologue" in options.movements:
+        found += sanitize_family.jobs(launch.device_facts(0), options.maths, options.dtypes)
     if "panel" in options.movements:
         found += panel_jobs(options.maths, options.dtypes)
     if "matmul" in options.movements:
