@@ -265,6 +265,7 @@ def main() -> int:
     parser.add_argument("--part", default="0/1", help="i/n: every n-th class from the i-th on")
     parser.add_argument("--build", action="store_true", help="only fill the store, in all cores")
     options = parser.parse_args()
+    checking.DEVICE = "cpu"  # where tensors are made
     torch.set_num_threads(1)  # tools and parts run side by side, as many as there are cores
     arch = launch.device_facts(0).architecture.name
     part, parts = map(int, options.part.split("/"))

@@ -8,7 +8,6 @@ from functools import partial
 from itertools import product
 from math import ceil
 
-import checking
 import torch
 from checking import DTYPES, random
 from families import Case
@@ -20,7 +19,6 @@ from cute_softmax.hardware import Device
 from cute_softmax.plan import NO_PROLOGUE, NotPlanned, Plan, Prologue, RowClass, plan, vector_of
 from cute_softmax.problem import canonical
 
-checking.DEVICE = "cpu"  # where cases make their tensors
 PROLOGUES = (
     Prologue(scale="number"),
     Prologue(mask=True, zero=True),

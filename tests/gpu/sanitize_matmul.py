@@ -179,19 +179,22 @@ def forward_forms() -> Iterator[Form]:
         if depth <= 128 or team is not PAIRED:
             yield Form(depth=depth, owners=(1,), **team)
     for team in (PLAIN, PAIRED, TURNS, PARTS):
-        yield Form(options={"causal": 480 if team is PARTS else 5}, **team)
+        # The diagonal leaves parts enough, or the first rows nothing.
+        empty = EMPTY | ({"causal": 480} if team is PARTS else {})
+        yield Form(options={"causal": empty["causal"] + 15}, **team)
         yield Form(options={"scale": -0.5}, **team)
-        yield Form(options=EMPTY, lse=True, **team)
-        yield Form(dtype="fp16", depth=33, options={"scale": 0.3, **EMPTY}, lse=True, **team)
+        yield Form(options=empty, lse=True, **team)
+        yield Form(dtype="fp16", depth=33, options={"scale": 0.3, **empty}, lse=True, **team)
     for team in (PLAIN, TURNS, PARTS):
+        every = EVERY | ({"causal": 480} if team is PARTS else {})
         yield Form(options={"mask": True, "zero": True}, **team)
         yield Form(options={"bias": True}, **team)
-        yield Form(options=EVERY, depth=128, lse=True, **team)
+        yield Form(options=every, depth=128, lse=True, **team)
         yield Form(scores="fp32", **team)
-        yield Form(scores="fp32", options=EVERY, depth=62, lse=True, **team)
+        yield Form(scores="fp32", options=every, depth=62, lse=True, **team)
         for odd in (LINES, SHIFTED):
             yield Form(**team | odd)
-            yield Form(options=EVERY, depth=33, lse=True, **team | odd)
+            yield Form(options=every, depth=33, lse=True, **team | odd)
     for team, depth in ((PLAIN, 64), (PAIRED, 128), (TURNS, 128), (PARTS, 256)):
         yield Form(dtype="fp16", depth=depth, lse=True, **team)
     for team in (PLAIN, TURNS):
