@@ -61,17 +61,8 @@ KINDS = (
 VALUES = ("-inf in places", "-inf first", "-inf rows", "nan", "inf", "large", "equal")
 
 
-@dataclass
-class Drawn:
-    """A case; grads: whether its gradients are compared; told: what a failure tells."""
-
-    call: Call
-    grads: bool
-    told: str
-
-
-def draw(seed: int, device: str | None = None) -> Drawn:
-    """One case; everything follows from the seed."""
+def draw(seed: int, device: str | None = None) -> tuple[Call, str]:
+    """One case, and what a failure tells of it; everything follows from the seed."""
     r, kind = pyrandom.Random(seed), KINDS[seed % len(KINDS)]
     unit = kind.unit
 
@@ -116,14 +107,13 @@ def draw(seed: int, device: str | None = None) -> Drawn:
     scores = made(scores, kind.scores or kind.dtype, r.choice([0.1, 2.0, 2.0, 6.0]))
     special = r.choice(("",) * len(VALUES) + VALUES)
     scale = r.choice([0.125, 0.7, 3.0, -0.5]) if kind.scaled else 1.0
-    broken = special in ("nan", "inf")
     if special == "-inf in places":
         scores.masked_fill_(made(scores.shape, fp32) > r.choice([-1.0, 0.0, 1.0]), -math.inf)
     elif special == "-inf first":
         scores[..., : r.randrange(columns)] = -math.inf
     elif special == "-inf rows":
         scores[..., r.randrange(rows) :, :] = -math.inf
-    elif broken:
+    elif special in ("nan", "inf"):
         scores.view(-1)[r.randrange(scores.numel())] = math.nan if special == "nan" else math.inf
     elif special == "large":
         scores *= 100.0
@@ -149,8 +139,7 @@ def draw(seed: int, device: str | None = None) -> Drawn:
         c.lse_grad = made(full[:-1], fp32)
     told = f"seed {seed}: {tuple(scores.shape)} @ {tuple(c.values.shape)}, strides {c.scores.stride()} and "
     told += f"{c.values.stride()}, scale {scale}, causal {causal}, {special!r}, {kind}"
-    # Where the diagonal cuts off whole tiles dV does not hear of NaN.
-    return Drawn(c, not (broken and kind.causal), told)
+    return c, told
 
 
 def run(c: Call) -> tuple[torch.Tensor, torch.Tensor, Gradients]:
@@ -182,14 +171,14 @@ def same(a: tuple, b: tuple) -> bool:
 def test_random_calls(part):
     wrong = []
     for seed in range(part, CASES, PARTS):
-        drawn = draw(seed)
-        c = drawn.call
+        c, told = draw(seed)
         try:
             found = run(c)
             c.check_result(*found[:2])
-            if drawn.grads:
+            # Where the diagonal cuts off whole tiles dV does not hear of NaN.
+            if c.causal is None or not found[0].isnan().any():
                 c.check(found[2], 2 * FACTOR if c.scores.dtype == fp32 else FACTOR)
             assert seed % 16 or same(found, run(c)), "a second call gave other bits"
         except AssertionError as error:
-            wrong.append(f"{drawn.told}: {error}")
+            wrong.append(f"{told}: {error}")
     assert not wrong, "\n".join([f"{len(wrong)} wrong", *wrong])
