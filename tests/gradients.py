@@ -2,8 +2,9 @@
 
 An element may be off by `FACTOR` times the largest error of torch's own gradients on the same input, in the call's
 dtypes. That can be nothing by luck, or where gradients cancel: half a unit in the last place of the largest element is
-always allowed, sums of float32 may be off by `SUMS` of what they sum, and a bias of many scores has the rounding of
-each of their gradients. Where the oracle is NaN the result is, and nowhere else.
+always allowed, and sums of float32 may be off by `SUMS` of what they sum. The powers that dV is summed from are
+rounded, and so is the result that delta is: that is worth `ROUNDED` of these products (the root of their squares). A
+bias of many scores has all that of each of their gradients. Where the oracle is NaN the result is, and nowhere else.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from checking import FACTOR, random
 
 INF = float("inf")
 SUMS = 2.0**-20
+ROUNDED = 0.75  # of the dtype's epsilon: a rounding's root mean square is about a quarter
+MOST = 2.0
 
 
 class Gradients(NamedTuple):
@@ -60,21 +63,26 @@ class Call:
             for t in (self.scores, self.values, self.bias)
         ]
         shown = self.shown(leaves[0], leaves[2])
-        powers = torch.softmax(shown, -1)
         lse = torch.logsumexp(shown.detach().double(), -1)
         if self.zero:
-            powers = powers.masked_fill((lse == -INF)[..., None], 0)
+            empty = (lse == -INF)[..., None]
+            powers = torch.softmax(shown.masked_fill(empty, 0), -1).masked_fill(empty, 0)
+        else:
+            powers = torch.softmax(shown, -1)
         result = powers.to(leaves[1].dtype) @ leaves[1]
         outputs, slopes = [result], [self.grad.to(result.dtype)]
         if self.lse_grad is not None:
-            outputs.append(torch.logsumexp(shown, -1))
+            outputs.append(torch.logsumexp(shown, -1).expand(result.shape[:-1]))
             slopes.append(self.lse_grad.to(shown.dtype))
         torch.autograd.backward(outputs, slopes)
         return Gradients(*(None if t is None else t.grad for t in leaves)), result.detach(), lse
 
     def check(self, found: Gradients, factor: float = FACTOR):
         """Raise AssertionError where a gradient is further from the oracle than torch's own allows."""
-        exact, own = self.torch(torch.float64)[0], self.torch()[0]
+        (exact, result, _), own = self.torch(torch.float64), self.torch()[0]
+        products = (self.grad.double() * result).nan_to_num(0.0).norm(dim=-1, keepdim=True)
+        delta = ROUNDED * torch.finfo(self.values.dtype).eps * products
+        powers = self._powers(torch.float64)[0].nan_to_num(0.0)
         sums = SUMS * self.grad.double().norm(dim=-1).max() * self.values.double().norm(dim=-1).max()
         for name in Gradients._fields:
             got, right, theirs = (getattr(g, name) for g in (found, exact, own))
@@ -83,15 +91,56 @@ class Call:
             assert got.shape == right.shape, f"d{name} has shape {tuple(got.shape)}"
             assert torch.equal(got.isnan(), right.isnan()), f"d{name} is NaN elsewhere than the oracle"
             floor = sums + torch.finfo(got.dtype).eps / 2 * right.nan_to_num(0.0).abs().max()
+            if name == "scores":
+                floor += abs(self.scale) * (powers * delta).max()
+            if name == "values":
+                terms = powers.square().mT @ self.grad.double().square()
+                floor += ROUNDED * torch.finfo(got.dtype).eps * terms.sum_to_size(got.shape).max().sqrt()
             if name == "bias":
-                summed = self.scores.numel() / self.bias.numel()
-                floor += (
-                    torch.finfo(self.scores.dtype).eps * summed**0.5 * exact.scores.abs().max() / self.scale
-                )
+                summed = (powers.numel() / self.bias.numel()) ** 0.5
+                largest = exact.scores.nan_to_num(0.0).abs().max() / abs(self.scale)
+                floor += summed * (torch.finfo(self.scores.dtype).eps * largest + delta.max())
             off, allowed = ((x.double() - right).nan_to_num(0.0).abs().max() for x in (got, theirs))
             assert off <= max(factor * allowed, floor), (
                 f"d{name} is off by {off:.3e}, torch by {allowed:.3e} at values up to {right.abs().max():.3e}"
             )
+
+    def check_result(self, result: torch.Tensor, lse: torch.Tensor | None = None):
+        """Raise AssertionError where a result of the forward, or its log-sum-exps, are too far from the oracle.
+
+        The root mean square of its errors may be `FACTOR` times that of torch's softmax and product in float32, rounded
+        to the same dtype, and what rounding the powers to that dtype adds; no error may exceed `MOST` units, which are
+        what the powers and the sizes of the values add up to.
+        """
+        values, eps = self.values.double(), torch.finfo(self.values.dtype).eps
+        powers, right_lse = self._powers(torch.float64)
+        right, unit = powers @ values, powers @ values.abs()
+        assert result.shape == right.shape and result.dtype == self.values.dtype
+        assert torch.equal(result.isnan(), right.isnan()), "NaN elsewhere than in the oracle"
+        own = (self._powers(torch.float32)[0] @ self.values.float()).to(result.dtype)
+        rounding = eps / 4 * (powers.square() @ values.square()).sqrt()
+        error = (result.double() - right).nan_to_num(0.0)
+        off, allowed, rounding = (
+            x.double().nan_to_num(0.0).square().mean().sqrt() for x in (error, own - right, rounding)
+        )
+        allowed = FACTOR * allowed + (1 + 4 / result.numel() ** 0.5) * rounding
+        assert off <= allowed, f"off by {off:.3e}, {allowed:.3e} is allowed"
+        over = (error.abs() / (MOST * eps * unit.nan_to_num(0.0) + 1e-7)).max()
+        assert over <= 1, f"an element is off by {over * MOST:.3g} of its units"
+        if lse is not None:
+            right_lse = right_lse.expand(right.shape[:-1])
+            assert lse.shape == right_lse.shape and lse.dtype == torch.float32
+            # Of a row with +inf in it, which is NaN, either is right.
+            same = (lse == right_lse) | (lse.isnan() & (right_lse.isnan() | (right_lse == INF)))
+            gap = (lse.double() - right_lse).abs()
+            wrong = ~same & ~(gap <= 1e-5 + 2.0**-18 * right_lse.abs())
+            assert not wrong.any(), f"{int(wrong.sum())} log-sum-exps are wrong, by {gap[wrong][:3].tolist()}"
+
+    def _powers(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """The softmax and its log-sum-exps, computed in a dtype."""
+        shown = self.shown(self.scores.to(dtype), None if self.bias is None else self.bias.to(dtype))
+        lse, powers = torch.logsumexp(shown, -1), torch.softmax(shown, -1)
+        return powers.masked_fill((lse == -INF)[..., None], 0.0) if self.zero else powers, lse
 
     def mutants(self) -> Iterator[tuple[str, Gradients]]:
         """Wrong gradients, each as some broken kernel would give it."""

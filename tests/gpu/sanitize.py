@@ -8,18 +8,22 @@ Tensors are made and checked on the host, so that the sanitizer watches hardly a
 every class as it is done, the smallest first, so that a run that is cut off has touched most of them.
 
     --maths softmax softmax_backward logsumexp amax sum    --dtypes bf16 fp32    --movements row panel
+    --movements prologue matmul (rows of the softmax family and of masked scores; softmax_matmul and its gradient)
+    --match lines (a pattern of what a class is told as)
     --skip 1000 (without the 1000 smallest classes)    --part 0/3 (a third of what is left)
+
+Without torch's cache of memory (PYTORCH_NO_CUDA_MEMORY_CACHING=1) each tensor has bounds of its own.
 """
 
 import argparse
+import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
 
 BEGIN = time.perf_counter()  # importing torch is part of what a sanitizer slows down
 
@@ -31,23 +35,19 @@ sys.path[:0] = [str(HERE.parents[2]), str(HERE.parents[1])]
 import checking  # noqa: E402
 import classes  # noqa: E402
 import panels  # noqa: E402
+import sanitize_family  # noqa: E402
+import sanitize_matmul  # noqa: E402
+from families import Case  # noqa: E402
+from sanitizing import Job  # noqa: E402
 
 from cute_softmax import launch  # noqa: E402
-from cute_softmax.plan import MATHS, PanelClass, PanelPlan, RowClass, plan_panel  # noqa: E402
+from cute_softmax.plan import MATHS, PanelPlan, plan_panel  # noqa: E402
 from cute_softmax.plan.panel import STREAMING, TEAMS  # noqa: E402
 from cute_softmax.precompile import precompile  # noqa: E402
 from cute_softmax.problem import ITEM_SIZE  # noqa: E402
 
 GUARD = checking.GUARD
-
-
-class Job(NamedTuple):
-    """A class, the elements that it is run on, what to call it, and a function that runs and checks it."""
-
-    kernel: RowClass | PanelClass
-    size: int
-    what: str
-    check: Callable[[], float]
+PANELS = ("softmax", "softmax_backward", "logsumexp", "log_softmax", "log_softmax_backward")
 
 
 def cases(arch: str, maths: list[str], names: list[str]):
@@ -172,7 +172,7 @@ def row_jobs(arch: str, maths: list[str], names: list[str]) -> Iterator[Job]:
     for interval, dtypes, online in cases(arch, maths, names):
         c, rows, columns = interval.row_class, rows_of(interval), columns_of(interval)
         what = f"{c.math} {'/'.join(dtypes)} {c.name}, {rows} x {columns}"
-        yield Job(c, rows * columns, what, partial(check, interval, dtypes, online))
+        yield Job((c,), rows * columns, what, partial(check, interval, dtypes, online))
 
 
 def panel_jobs(maths: list[str], names: list[str]) -> Iterator[Job]:
@@ -180,7 +180,7 @@ def panel_jobs(maths: list[str], names: list[str]) -> Iterator[Job]:
     element. A length leaves the last step partly empty, a width the last panel."""
     device = launch.device_facts(0)
     forms = []  # (math, dtype, orientation, team, parts, tiles of a part, patience, narrow)
-    for name in (n for n in ("softmax", "softmax_backward", "logsumexp") if n in maths):
+    for name in (n for n in PANELS if n in maths):
         inputs = len(MATHS[name, True].inputs)
         for orientation in ("column", "row"):
             for team in TEAMS[inputs]:
@@ -215,9 +215,8 @@ def panel_jobs(maths: list[str], names: list[str]) -> Iterator[Job]:
             c = made.kernel
             assert (c.orientation, c.vector) == (orientation, vector), c.name
             what = f"{name} {dtype} {c.name}, {shape[0]} x {shape[1]} over {dims[0]}"
-            yield Job(
-                c, shape[0] * shape[1], what, partial(check_panel, made, shape, dims, stride, int(ragged))
-            )
+            run = partial(check_panel, made, shape, dims, stride, int(ragged))
+            yield Job((c,), shape[0] * shape[1], what, run)
 
 
 def check_panel(
@@ -229,9 +228,10 @@ def check_panel(
     places = [(*shape, stride, offset)] * c.facts.full + [(1, shape[1 - dims[0]], shape[1 - dims[0]], 0)]
     buffers = [Buffer(*place, dtype) for place in places[: len(c.dtypes)]]
     x = torch.randn(shape)
-    if c.math == "softmax_backward":
+    if c.math.endswith("_backward"):
+        forward = torch.log_softmax if c.math.startswith("log") else torch.softmax
         buffers[0].values.copy_(x)
-        buffers[1].values.copy_(torch.softmax(x.roll(1, -1), dims[0]))
+        buffers[1].values.copy_(forward(x.roll(1, -1), dims[0]))
     else:
         x[shape[0] // 2 :, -1] = float("-inf")
         buffers[0].values.copy_(x)
@@ -244,6 +244,10 @@ def check_panel(
     result = buffers[-1].receive()
     if c.facts.group_outputs:
         checking.check_reduction(c.math, result.view(-1), buffers[0].values, dims)
+    elif c.math.startswith("log"):
+        Case(c.math, *(b.values.movedim(dims[0], -1) for b in buffers[:-1])).check(
+            [result.movedim(dims[0], -1)]
+        )
     elif c.math == "softmax":
         checking.check_softmax(result, buffers[0].values, dims)
     else:
@@ -253,24 +257,31 @@ def check_panel(
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Every Plan class on a small grid, for compute-sanitizer.")
-    parser.add_argument(
-        "--maths", nargs="+", default=[m for m in classes.PAIRS_OF if m not in classes.FAMILY]
-    )
+    parser.add_argument("--maths", nargs="+", default=[*classes.PAIRS_OF])
     parser.add_argument("--dtypes", nargs="+", default=["bf16", "fp16", "fp32"])
     parser.add_argument("--movements", nargs="+", default=["row", "panel"])
+    parser.add_argument("--match", default="", help="only classes whose line matches this pattern")
     parser.add_argument("--skip", type=int, default=0, help="how many of the smallest classes to leave out")
     parser.add_argument("--part", default="0/1", help="i/n: every n-th class from the i-th on")
     parser.add_argument("--build", action="store_true", help="only fill the store, in all cores")
     options = parser.parse_args()
+    checking.DEVICE = "cpu"  # where tensors are made
     torch.set_num_threads(1)  # tools and parts run side by side, as many as there are cores
     arch = launch.device_facts(0).architecture.name
     part, parts = map(int, options.part.split("/"))
-    found = [*row_jobs(arch, options.maths, options.dtypes)] if "row" in options.movements else []
+    own = [math for math in options.maths if math not in classes.FAMILY]
+    found = [*row_jobs(arch, own, options.dtypes)] if "row" in options.movements else []
+    if "prologue" in options.movements:
+        found += sanitize_family.jobs(launch.device_facts(0), options.maths, options.dtypes)
     if "panel" in options.movements:
         found += panel_jobs(options.maths, options.dtypes)
-    wanted = sorted(found, key=lambda job: job.size)[options.skip :][part::parts]  # so that parts take about as long
+    if "matmul" in options.movements:
+        found += sanitize_matmul.jobs(launch.device_facts(0), options.dtypes)
+    found = [job for job in found if re.search(options.match, job.what)]
+    # By size, so that parts take about as long.
+    wanted = sorted(found, key=lambda job: job.size)[options.skip :][part::parts]
     if options.build:
-        kernels = [*dict.fromkeys(job.kernel for job in wanted)]
+        kernels = [*dict.fromkeys(kernel for job in wanted for kernel in job.kernels)]
         print(len([*precompile(kernels)]), "classes are in the store")
         return 0
     print(f"{len(wanted)} classes, started in {time.perf_counter() - BEGIN:.1f} s", flush=True)

@@ -1,0 +1,237 @@
+"""The jobs of softmax_matmul for `sanitize.py`: each form of its forward and backward classes on a small call."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import product
+
+import torch
+from checking import DTYPES, Guarded, random
+from gradients import Call, Gradients, call
+from sanitizing import Job, received, sent, timed
+
+from cute_softmax import launch, matmul_gradients
+from cute_softmax.hardware import Device
+from cute_softmax.plan.matmul import MatmulPlan, canonical_matmul, plan_matmul
+from cute_softmax.plan.matmul_backward import MatmulBackwardPlan
+from cute_softmax.problem import ALIGNMENT
+
+CTAS = 2  # of a persistent grid, so that each takes several tiles
+
+
+@dataclass(frozen=True)
+class Form:
+    """A call, and how it is planned.
+
+    pad: elements between rows of scores beyond what 16 bytes ask for; None where rows are `columns` apart.
+    alike: whether rows of dS lie as those of the scores do. multiprocessors: of the device that is planned for.
+    """
+
+    rows: int = 200
+    columns: int = 264
+    depth: int = 64
+    dtype: str = "bf16"
+    scores: str = ""
+    pad: int | None = 0
+    alike: bool = True
+    owners: tuple[int, ...] = (2,)
+    multiprocessors: int = 132
+    lse: bool = False
+    options: dict = field(default_factory=dict)
+
+    def call(self) -> Call:
+        full = (2, self.rows, self.columns)
+        options = {n: full if n in ("mask", "bias") else v for n, v in self.options.items()}
+        if wide := options.pop("wide_bias", False):
+            options["bias"] = full
+        made = call(
+            (2,),
+            self.rows,
+            self.columns,
+            self.depth,
+            DTYPES[self.dtype],
+            owners=self.owners,
+            scores=DTYPES[self.scores or self.dtype],
+            device="cpu",
+            **options,
+        )
+        if wide:
+            made.bias = made.bias.float()
+        return made
+
+    def told(self) -> str:
+        told = [f"2 x {self.rows} x {self.columns} x {self.depth}", self.dtype, self.scores, *self.options]
+        return " ".join(filter(None, told))
+
+
+def strides(shape: tuple[int, ...], unit: int, pad: int | None = 0) -> tuple[int, ...]:
+    """Of a matrix per batch: rows begin at multiples of `unit` elements, `pad` more of them apart."""
+    pitch = shape[-1] if pad is None else math.ceil(shape[-1] / unit) * unit + pad
+    return (*(math.prod(shape[d + 1 : -1]) * pitch for d in range(len(shape) - 1)), 1)
+
+
+def guarded(values: torch.Tensor, pad: int | None = 0) -> Guarded:
+    unit = ALIGNMENT // values.element_size()
+    return Guarded.of(values, strides=strides(values.shape, unit, pad))
+
+
+def forward(form: Form, device: Device) -> Job:
+    c = form.call()
+    batch = c.scores.shape[:-2]
+    inputs = [guarded(c.scores, form.pad), guarded(c.values)]
+    inputs += [Guarded.of(t) if t.dtype != torch.bool else t for t in (c.mask, c.bias) if t is not None]
+    inputs = [t.tensor if isinstance(t, Guarded) else t for t in inputs]
+    outputs = [Guarded((*batch, form.rows, form.depth), c.values.dtype, device="cpu")]
+    if form.lse:
+        outputs.append(Guarded((*batch, form.rows), torch.float32, device="cpu"))
+    problem = canonical_matmul(
+        c.scores.shape,
+        form.depth,
+        launch.operand(inputs[0]),
+        launch.operand(inputs[1].expand(*batch, *c.values.shape[-2:])),
+        form.dtype,
+        None if c.mask is None else launch.operand(inputs[2]),
+        None if c.bias is None else launch.operand(inputs[-1]),
+    )
+    made = plan_matmul(
+        problem,
+        replace(device, multiprocessors=form.multiprocessors),
+        scale=c.scale,
+        causal=c.causal,
+        zero=c.zero,
+        lse=form.lse,
+    )
+    k = made.kernel
+    what = f"{k.math} {'/'.join(k.dtypes)} {k.name}, {form.told()}"
+    return Job((k,), c.scores.numel(), what, partial(check_forward, made, c, inputs, outputs))
+
+
+def check_forward(made: MatmulPlan, c: Call, inputs: list[torch.Tensor], outputs: list[Guarded]) -> float:
+    """Launch and compare. Raises AssertionError on a wrong result."""
+    tensors = [sent(t) for t in (*inputs, *(o.tensor for o in outputs))]
+    copies = tensors[len(inputs) :]
+    if made.kernel.split:
+        tensors.append(torch.empty(made.parts_bytes, dtype=torch.uint8, device="cuda"))
+    call = launch.Call(replace(made, ctas=min(made.ctas, CTAS)), launch.function_of(made.kernel))
+    stream = torch.cuda.current_stream().cuda_stream
+    seconds = timed(lambda: call(stream, *(t.data_ptr() for t in tensors)))
+    c.check_result(*(received(o, copy) for o, copy in zip(outputs, copies, strict=True)))
+    return seconds
+
+
+def backward(form: Form, device: Device) -> Job:
+    c = form.call()
+    if form.lse:
+        c.lse_grad = random(c.scores.shape[:-1], torch.float32, 6, device="cpu")
+    _, result, lse = c.torch(torch.float64)
+    guards = {
+        "scores": guarded(c.scores, form.pad),
+        "grad": guarded(c.grad),
+        "values": guarded(c.values),
+        "dscores": Guarded(c.scores.shape, c.scores.dtype, offset=1, device="cpu"),
+        "dvalues": Guarded(c.values.shape, c.values.dtype, device="cpu"),
+        "output": guarded(result.to(c.values.dtype)),
+        "lse": Guarded.of(lse.float()),
+    }
+    if form.alike:
+        guards["dscores"] = Guarded(
+            c.scores.shape, c.scores.dtype, strides=guards["scores"].tensor.stride(), device="cpu"
+        )
+    extras = {"mask": c.mask, "bias": c.bias, "lse_grad": c.lse_grad}
+    tensors = {name: g.tensor for name, g in guards.items()}
+    tensors |= {name: t for name, t in extras.items() if t is not None}
+    shared = [n == 1 < size for n, size in zip(c.values.shape, c.scores.shape[:-2], strict=False)]
+    made = matmul_gradients._plan(0, c.scores.shape, shared, form.depth, c.causal, tensors)
+    k, d = made.kernel, made.delta
+    what = f"{k.math} {'/'.join(k.dtypes)} {k.name}, delta {d.depth} by {d.vector}, {form.told()}"
+    outputs = {name: guards[name] for name in ("dscores", "dvalues")}
+    return Job((k, d), c.scores.numel(), what, partial(check_backward, made, c, tensors, outputs))
+
+
+def check_backward(
+    made: MatmulBackwardPlan, c: Call, tensors: dict[str, torch.Tensor], outputs: dict[str, Guarded]
+) -> float:
+    """As `check_forward`, of both launches of the backward."""
+    copies = {name: sent(t) for name, t in tensors.items()}
+    made = replace(made, ctas=min(made.ctas, CTAS))
+    seconds = timed(lambda: matmul_gradients._launch(0, made, copies, c.scale, c.scale, c.zero))
+    scores, values = (received(outputs[name], copies[name]) for name in outputs)
+    # With a scale of 1 the gradient of a bias is that of the scores.
+    c.check(Gradients(scores, values, None if c.bias is None else scores.to(c.bias.dtype)))
+    return seconds
+
+
+PLAIN = {"rows": 330, "multiprocessors": 1}  # a block of rows a warpgroup
+PAIRED = {"rows": 250, "multiprocessors": 1}  # two of them
+TURNS = {"rows": 40}  # few rows, the steps in turns
+PARTS = {"rows": 100, "columns": 600}  # columns in parts
+EMPTY = {"causal": -10, "zero": True}  # the first rows have nothing
+EVERY = {"scale": 2.0, "mask": True, "bias": True, **EMPTY}
+# Rows off 16-byte boundaries: batches that begin on them, and such that do not.
+LINES, SHIFTED = {"columns": 260, "pad": None}, {"columns": 263, "pad": None}
+
+
+def forward_forms() -> Iterator[Form]:
+    for depth, team in product((64, 128, 192, 256, 320), (PLAIN, PAIRED, TURNS, PARTS)):
+        if depth <= 128 or team is not PAIRED:
+            yield Form(depth=depth, owners=(1,), **team)
+    for team in (PLAIN, PAIRED, TURNS, PARTS):
+        # The diagonal leaves parts enough, or the first rows nothing.
+        empty = EMPTY | ({"causal": 480} if team is PARTS else {})
+        yield Form(options={"causal": empty["causal"] + 15}, **team)
+        yield Form(options={"scale": -0.5}, **team)
+        yield Form(options=empty, lse=True, **team)
+        yield Form(dtype="fp16", depth=33, options={"scale": 0.3, **empty}, lse=True, **team)
+    for team in (PLAIN, TURNS, PARTS):
+        every = EVERY | ({"causal": 480} if team is PARTS else {})
+        yield Form(options={"mask": True, "zero": True}, **team)
+        yield Form(options={"bias": True}, **team)
+        yield Form(options=every, depth=128, lse=True, **team)
+        yield Form(scores="fp32", **team)
+        yield Form(scores="fp32", options=every, depth=62, lse=True, **team)
+        for odd in (LINES, SHIFTED):
+            yield Form(**team | odd)
+            yield Form(options=every, depth=33, lse=True, **team | odd)
+    for team, depth in ((PLAIN, 64), (PAIRED, 128), (TURNS, 128), (PARTS, 256)):
+        yield Form(dtype="fp16", depth=depth, lse=True, **team)
+    for team in (PLAIN, TURNS):
+        yield Form(dtype="fp16", options=EVERY, **team)
+        yield Form(dtype="fp16", options={"mask": True, "causal": 5}, **team | SHIFTED)
+        yield Form(dtype="fp16", scores="fp32", options={"causal": 5}, **team)
+    yield Form(options={"wide_bias": True}, **PLAIN)
+    yield Form(depth=62, **PLAIN)
+
+
+def backward_forms() -> Iterator[Form]:
+    for depth in (64, 128, 192, 256, 384, 512):
+        yield Form(depth=depth, owners=(1,))
+    for depth in (64, 128, 256, 512):
+        yield Form(depth=depth, options={"causal": 5}, lse=True)
+        yield Form(depth=depth, **SHIFTED)
+    for depth in (64, 256, 512):
+        yield Form(depth=depth, rows=1100, columns=128)
+        yield Form(depth=depth, options={"mask": True, **EMPTY})
+        yield Form(depth=depth, options={"bias": True})
+        yield Form(depth=depth, scores="fp32", **SHIFTED)
+        yield Form(depth=depth, options={"mask": True, "bias": True, **EMPTY}, **SHIFTED)
+        yield Form(depth=depth, options={"causal": 5}, alike=False)
+        yield Form(depth=depth, scores="fp32", options={"causal": 5}, alike=False)
+    for depth in (128, 512):
+        yield Form(dtype="fp16", depth=depth, options={"causal": 5})
+        yield Form(dtype="fp16", depth=depth, options={"mask": True, "bias": True})
+        yield Form(dtype="fp16", depth=depth, rows=1100, columns=128)
+        yield Form(dtype="fp16", depth=depth, options={"causal": 5}, **SHIFTED)
+        yield Form(dtype="fp16", depth=depth, scores="fp32", alike=False)
+    yield Form(options={"wide_bias": True})
+    for depth in (62, 4):
+        yield Form(depth=depth, lse=True)
+
+
+def jobs(device: Device, names: list[str]) -> Iterator[Job]:
+    """Each form of the classes, forward and backward; names: of the dtypes of values."""
+    kinds: tuple[tuple[Callable, Callable], ...] = ((forward_forms, forward), (backward_forms, backward))
+    for forms, make in kinds:
+        yield from (make(form, device) for form in forms() if form.dtype in names)

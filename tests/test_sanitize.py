@@ -1,0 +1,80 @@
+"""The jobs for compute-sanitizer hold every form of the classes that they are made for."""
+
+import sys
+from itertools import product
+from pathlib import Path
+
+import checking
+import pytest
+
+from cute_softmax.hardware import H200
+
+sys.path.insert(0, str(Path(__file__).parent / "gpu"))
+
+import sanitize_family
+import sanitize_matmul
+
+
+@pytest.fixture(scope="module")
+def kernels() -> list:
+    """Of softmax_matmul."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checking, "DEVICE", "cpu")
+        patch.setattr(sanitize_matmul.launch, "device_facts", lambda index: H200)
+        jobs = sanitize_matmul.jobs(H200, ["bf16", "fp16"])
+        return list(dict.fromkeys(k for job in jobs for k in job.kernels))
+
+
+def test_every_form_of_the_forward(kernels):
+    found = [k for k in kernels if k.movement == "matmul"]
+    teams = {
+        "alternate": lambda k: k.alternate,
+        "two blocks": lambda k: k.blocks == 2,
+        "one block": lambda k: not (k.alternate or k.split or k.blocks == 2),
+        "parts": lambda k: k.split and not k.alternate,
+    }
+    forms = {
+        name: (lambda k, name=name: bool(getattr(k, name))) for name in ("causal", "scaled", "zero", "lse")
+    }
+    forms |= {
+        "plain": lambda k: k.name.count("_") <= 4 and k.vector == 8,
+        "no vectors": lambda k: k.vector == 1,
+        "fp16": lambda k: k.dtypes[1] == "fp16",
+    }
+    extras = {name: (lambda k, name=name: bool(getattr(k, name))) for name in ("mask", "bias", "lines")}
+    extras["fp32"] = lambda k: k.dtypes[0] == "fp32"
+    missing = [
+        (team, form)
+        for team, form in product(teams, forms | extras)
+        if not any(teams[team](k) and (forms | extras)[form](k) for k in found)
+    ]
+    assert missing == [("two blocks", extra) for extra in extras]  # which it never has
+    assert {k.depth for k in found} == {64, 128, 192, 256} and {k.vector for k in found} == {1, 2, 8}
+
+
+def test_every_form_of_the_backward(kernels):
+    found = [k for k in kernels if k.movement == "matmul_backward"]
+    # Values in registers, in shared memory, and warpgroups that share them.
+    for low, high in ((0, 128), (128, 256), (256, 512)):
+        of_depth = [k for k in found if low < k.depth <= high]
+        for name in ("causal", "mask", "lines", "bias"):
+            assert {bool(getattr(k, name)) for k in of_depth} == {False, True}, (high, name)
+        assert {k.sent for k in of_depth} == {True, False}
+        assert {(k.dtypes[0], k.sent) for k in of_depth} >= {("fp32", True), ("fp32", False)}
+        assert {k.dtypes[2] for k in of_depth} >= {"bf16", "fp32"}
+    assert {k.depth for k in found} == {64, 128, 192, 256, 384, 512} and {k.rows for k in found} == {32, 64}
+    deltas = [k for k in kernels if k.movement == "matmul_delta"]
+    assert {k.lse_grad for k in deltas} == {False, True} and {k.vector for k in deltas} >= {2, 4, 8}
+
+
+def test_every_prologue_on_every_kind_of_team():
+    forms = [*sanitize_family.forms(["softmax", "softmax_backward"], ["bf16", "fp32"])]
+    for math in ("softmax", "softmax_backward"):
+        found = {
+            (f.made.kernel.prologue, sanitize_family.kind(f.made.row_class)) for f in forms if f.math == math
+        }
+        prologues = {p for p, _ in found}
+        for name in ("scale", "causal", "alpha") + (("bias", "mask", "zero") if math == "softmax" else ()):
+            assert any(getattr(p, name) for p in prologues), name
+        for p in prologues:
+            assert len({kind for other, kind in found if other == p}) >= 8, p
