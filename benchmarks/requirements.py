@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from .cases import (
+    AND_CAUSAL,
     CAUSAL,
+    DEPTH,
     FORWARD_BACKWARD,
     GRAD,
     MASK,
@@ -87,10 +89,15 @@ def _over_softmax(at: Cells, case: Case) -> float | None:
     return None if us is None or softmax_us is None else us / softmax_us
 
 
-def _over_torch(key: str) -> Callable[[Cells, Case], float | None]:
+def _over_unmasked(at: Cells, case: Case) -> float | None:
+    us, whole = _us(at, case), _us(at, replace(case, mode=case.mode.removesuffix(AND_CAUSAL)))
+    return None if us is None or whole is None else us / whole
+
+
+def _over_provider(provider: str, key: str) -> Callable[[Cells, Case], float | None]:
     def value(at: Cells, case: Case) -> float | None:
-        ours, torchs = (at(case).get(name, {}).get(key) for name in (OURS, "torch"))
-        return None if ours is None or not torchs else ours / torchs
+        ours, theirs = (at(case).get(name, {}).get(key) for name in (OURS, provider))
+        return None if ours is None or not theirs else ours / theirs
 
     return value
 
@@ -103,13 +110,20 @@ METRICS = {
     "behind_peer": Metric("time over the best peer's", _behind, False, "{:+.1%}".format),
     "over_softmax": Metric("time over softmax's own", _over_softmax, False, "{:.2f}".format),
     "vs_torch": Metric("host time over torch's", _ours("vs_torch"), False, "{:.2f}".format),
-    "over_torch": Metric("time over torch's", _over_torch("us"), False, "{:.2f}".format),
-    "memory_over_torch": Metric("memory over torch's", _over_torch("peak_bytes"), False, "{:.2f}".format),
+    "over_torch": Metric("time over torch's", _over_provider("torch", "us"), False, "{:.2f}".format),
+    "memory_over_torch": Metric(
+        "memory over torch's", _over_provider("torch", "peak_bytes"), False, "{:.2f}".format
+    ),
+    "over_quack": Metric(
+        "time over QuACK's and a product's", _over_provider("quack", "us"), False, "{:.2f}".format
+    ),
+    "over_unmasked": Metric("time over its own without a mask", _over_unmasked, False, "{:.2f}".format),
     "us": Metric("time", _us, False, format_time),
 }
 
 _MIDDLE = ((32768, 256), (32768, 1024), (16384, 4096), (8192, 8192), (4096, 32768))
 _LONG = ((4096, 65536), (2048, 131072), (8192, 262144))
+_PRODUCTS = ((32, 4096, 4096), (8, 8192, 8192), (1, 16384, 16384))
 _FEW_ROWS_US = {
     (1, 128256): 2.8, (8, 151936): 3.5, (64, 128256): 7.0, (8, 1048576): 9.0, (64, 1048576): 70.0,
 }  # fmt: skip
@@ -173,6 +187,20 @@ REQUIREMENTS = (
     ),
     Requirement("fp32-any", "vs_copy", must=0.85, aim=0.97),
     Requirement("views", "vs_copy", must=0.85, aim=0.95),
+    # The yardstick is the product alone: 1.3, 1.4 and 1.6 times its time; of few rows a copy of as many bytes.
+    *(
+        Requirement("matmul", "vs_copy", must=must, aim=aim, mode=f"{DEPTH}{depth}", shapes=shapes)
+        for depth, shapes, must, aim in (
+            (64, ((32, 4096, 4096),), 1 / 1.3, 1 / 1.05),
+            (128, _PRODUCTS, 1 / 1.3, 1 / 1.05),
+            (128, ((64, 2048, 2048),), 1 / 1.4, 1 / 1.1),
+            (128, ((16, 4097, 4095),), 1 / 1.6, 1 / 1.2),
+            (128, ((32, 1, 131072), (32, 16, 131072)), 0.7, 0.9),
+        )
+    ),
+    Requirement("matmul", "over_quack", must=1 / 2.2, mode=f"{DEPTH}64", shapes=((32, 4096, 4096),)),
+    Requirement("matmul", "over_quack", must=1 / 2.2, mode=f"{DEPTH}128", shapes=_PRODUCTS),
+    Requirement("matmul", "over_unmasked", must=0.7, aim=0.58, mode=f"{DEPTH}128{AND_CAUSAL}"),
     Requirement("overhead", "vs_torch", must=1.0, mode=NO_GRAD, method="host-clock"),
     Requirement("overhead", "vs_torch", must=1.5, mode=GRAD, method="host-clock"),
     Requirement("overhead", "vs_torch", must=1.5, mode=FORWARD_BACKWARD, method="host-clock"),

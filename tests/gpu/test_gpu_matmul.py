@@ -59,6 +59,7 @@ def check(s, v, **options):
     floor = eps / 4 * unit.nan_to_num().square().mean().sqrt() * min(1.0, 4 / math.sqrt(s.shape[-1]))
     assert error.square().mean().sqrt() <= FACTOR * torchs.nan_to_num().square().mean().sqrt() + floor
     assert (error.abs() <= MOST * eps * unit.nan_to_num() + 1e-7).all()
+    right_lse = right_lse.expand(lse.shape)
     finite = right_lse.isfinite()
     assert torch.equal(lse.isfinite(), finite) or not right_lse.isnan().any()
     gap = (lse.double() - right_lse)[finite].abs()
