@@ -3,48 +3,22 @@
 from __future__ import annotations
 
 import math
+import os
 from functools import lru_cache
-from typing import NamedTuple
 
 import torch
 
 from . import launch, matmul_gradients, routes
 from .functional import check_tensor, softmax, transformed
-from .hardware import ARCHITECTURES
-from .plan.matmul import MatmulPlan, aligned, canonical_matmul, lines_of, plan_matmul
+from .plan.matmul import MatmulPlan, aligned, canonical_matmul, instruction_of, lines_of, plan_matmul
 from .problem import Operand
 from .scores import EMPTY_ROWS, Spec, compose
 
 HALVES = (torch.bfloat16, torch.float16)
-
-
-class Request(NamedTuple):
-    """A checked call: ``softmax(scale * scores + bias, -1) @ values``.
-
-    causal: column j of row i counts if j <= i + causal, None: all do; zero: what a row without anything that counts
-    gives, 0 instead of NaN.
-    """
-
-    scores: torch.Tensor
-    values: torch.Tensor
-    mask: torch.Tensor | None
-    bias: torch.Tensor | None
-    scale: float
-    causal: int | None
-    zero: bool
-
-    @property
-    def batch(self) -> torch.Size:
-        """The batch dimensions of the result."""
-        batch, others = self.scores.shape[:-2], self.values.shape[:-2]
-        return batch if batch == others else torch.broadcast_shapes(batch, others)
-
-    @property
-    def on_kernel(self) -> bool:
-        """Whether our kernels serve it; all else is composed."""
-        if not (self.values.is_cuda and self.values.dtype in HALVES):
-            return False
-        return launch.device_facts(self.values.get_device()).architecture is ARCHITECTURES["sm_90a"]
+# The kernels have more forms than have been compared with float64 on a GPU. The others are compiled and planned, but
+# used only if this is set; their tests on the GPU come first. See `compared`.
+UNCOMPARED = os.environ.get("CUTE_SOFTMAX_UNCOMPARED") == "1"
+FEW_ROWS = 64  # up to which columns may be split over CTAs
 
 
 def softmax_matmul(
@@ -71,27 +45,27 @@ def softmax_matmul(
     return_lse: also return the logarithms of the rows' sums of exponentials, float32 (..., M).
 
     A NaN or +inf among a row's scores makes the row NaN. The same call gives the same bits every time. Differentiable
-    with respect to scores, values and bias. Values whose rows do not begin at multiples of 16 bytes are copied first,
-    and so are such scores in float32. CPU tensors, values in float32 or float64, functorch transforms and GPUs other
-    than sm_90 are computed in two steps.
+    with respect to scores, values and bias. Scores and values whose rows do not begin at multiples of 16 bytes are
+    copied first. CPU tensors, values in float32 or float64, functorch transforms and GPUs other than sm_90 are computed
+    in two steps, and for the time being so is what the kernels have not been compared for: scale, mask, bias, causal,
+    empty_rows="zero", scores in float32, and up to 64 rows.
 
     Raises TypeError for what is not a dense, real tensor or of another dtype; ValueError for shapes, devices or
     arguments that do not fit; `plan.NotPlanned` for more than three batch dimensions that do not merge.
     """
-    _check(scores, values, mask, bias, scale, empty_rows)
+    batch, given = _check(scores, values, mask, bias, scale, empty_rows), (scores, values, mask, bias)
     offset = None if causal is False else int(causal)
-    request = Request(scores, values, mask, bias, float(scale), offset, empty_rows == "zero")
-    given = scores, values, mask, bias
+    zero = empty_rows == "zero"
     if torch.compiler.is_compiling():
         # The operator looks at the GPU when it runs.
-        on_gpu = values.is_cuda and values.dtype in HALVES
-        result, lse = operator(*request) if on_gpu else composed(request)
-    elif not request.on_kernel or transformed():
-        result, lse = composed(request, return_lse)
+        function = operator if values.is_cuda and values.dtype in HALVES else composed
+        result, lse = function(scores, values, mask, bias, float(scale), offset, zero)
+    elif not by_kernel(scores, values, mask, bias, scale, offset, zero) or transformed():
+        result, lse = composed(scores, values, mask, bias, float(scale), offset, zero, return_lse)
     elif routes.watched(*given) or routes.recorded(*given):
-        result, lse = operator(*request)
+        result, lse = operator(scores, values, mask, bias, float(scale), offset, zero)
     else:
-        result, lse = forward(request, return_lse)
+        result, lse = forward(batch, scores, values, mask, bias, float(scale), offset, zero, return_lse)
     return (result, lse) if return_lse else result
 
 
@@ -102,8 +76,8 @@ def _check(
     bias: torch.Tensor | None,
     scale: float,
     empty_rows: str,
-) -> None:
-    """Raise for what does not fit."""
+) -> torch.Size:
+    """Raise for what does not fit; the batch dimensions of the result."""
     given = {"scores": scores, "values": values, "mask": mask, "bias": bias}
     given = {name: t for name, t in given.items() if t is not None or name in ("scores", "values")}
     for name, tensor in given.items():
@@ -147,6 +121,31 @@ def _check(
         raise ValueError(
             f"empty_rows is {empty_rows!r}: it must be one of {', '.join(map(repr, EMPTY_ROWS))}"
         )
+    return batch
+
+
+def on_kernel(values: torch.Tensor) -> bool:
+    """Whether our kernel serves it; all else is composed."""
+    return values.is_cuda and values.dtype in HALVES
+
+
+def compared(
+    scores: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    scale: float,
+    causal: int | None,
+    zero: bool,
+) -> bool:
+    """Whether the forward kernel's form for such a call has been compared with float64 on a GPU."""
+    plain = mask is None and bias is None and scale == 1 and causal is None and not zero
+    return plain and scores.dtype == values.dtype and scores.shape[-2] > FEW_ROWS
+
+
+def by_kernel(scores: torch.Tensor, values: torch.Tensor, *form: object) -> bool:
+    """Whether our kernel takes a call."""
+    return on_kernel(values) and (UNCOMPARED or compared(scores, values, *form))
 
 
 def modified(
@@ -161,9 +160,17 @@ def modified(
     return compose(scores, bias, mask, None, spec)
 
 
-def composed(request: Request, wants_lse: bool = True) -> tuple[torch.Tensor, torch.Tensor | None]:
+def composed(
+    scores: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    scale: float,
+    causal: int | None,
+    zero: bool,
+    wants_lse: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """In two steps: the softmax, and a product by torch."""
-    scores, values, mask, bias, scale, causal, zero = request
     shapes = [t.shape for t in (scores, mask, bias) if t is not None]
     powers = softmax(
         scores.expand(torch.broadcast_shapes(*shapes)),
@@ -177,10 +184,18 @@ def composed(request: Request, wants_lse: bool = True) -> tuple[torch.Tensor, to
     return powers.to(values.dtype) @ values, lse
 
 
-def forward(request: Request, return_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """(the result, log-sum-exps or None) by our kernel."""
-    scores, values, mask, bias, scale, causal, zero = request
-    batch = request.batch
+def forward(
+    batch: torch.Size,
+    scores: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    scale: float,
+    causal: int | None,
+    zero: bool,
+    return_lse: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """(the result, log-sum-exps or None) by our kernel; batch: the broadcast batch dimensions."""
     (rows, columns), depth, device = scores.shape[-2:], values.shape[-1], values.device
     result = torch.empty((*batch, rows, depth), dtype=values.dtype, device=device)
     lse = torch.empty((*batch, rows), dtype=torch.float32, device=device) if return_lse else None
@@ -188,7 +203,9 @@ def forward(request: Request, return_lse: bool) -> tuple[torch.Tensor, torch.Ten
         result.fill_(0.0 if zero or depth == 0 else math.nan)
         return result, lse if lse is None else lse.fill_(-math.inf)
     inputs = [t.expand(*batch, *t.shape[-2:]) for t in (scores, values)]
-    inputs = [_readable(inputs[0], lines=True), _readable(inputs[1])]
+    instruction = instruction_of(launch.device_facts(device.index).architecture)
+    tma = instruction == "wgmma"
+    inputs = [_readable(inputs[0], tma, lines=UNCOMPARED), _readable(inputs[1], tma)]
     if bias is not None and bias.dtype not in launch.DTYPE_NAMES:
         bias = bias.float()
     extras = [t if t is None else t.expand(*batch, rows, columns) for t in (mask, bias)]
@@ -201,6 +218,7 @@ def forward(request: Request, return_lse: bool) -> tuple[torch.Tensor, torch.Ten
         causal,
         zero,
         return_lse,
+        instruction,
     )
     tensors = [*inputs, *(t for t in extras if t is not None), result]
     if return_lse:
@@ -212,8 +230,11 @@ def forward(request: Request, return_lse: bool) -> tuple[torch.Tensor, torch.Ten
     return result, lse
 
 
-def _readable(tensor: torch.Tensor, lines: bool = False) -> torch.Tensor:
-    """The tensor, or a copy that TMA can read: rows of whole 16 bytes. lines: as it is read for scores."""
+def _readable(tensor: torch.Tensor, tma: bool, lines: bool = False) -> torch.Tensor:
+    """The tensor, or a copy that can be read: of contiguous rows, for TMA of whole 16 bytes. lines: as it is read for
+    scores."""
+    if not tma and (tensor.stride(-1) == 1 or tensor.shape[-1] == 1):
+        return tensor
     operand = launch.operand(tensor)
     if aligned(operand, tensor.shape) or (lines and lines_of(operand, tensor.shape)):
         return tensor
@@ -246,10 +267,18 @@ def _call(
     causal: int | None,
     zero: bool,
     lse: bool,
+    instruction: str,
 ) -> launch.Call:
-    problem = canonical_matmul(shape, depth, scores, values, values.dtype, mask, bias)
+    tma = instruction == "wgmma"
+    problem = canonical_matmul(shape, depth, scores, values, values.dtype, mask, bias, tma=tma)
     made: MatmulPlan = plan_matmul(
-        problem, launch.device_facts(device), scale=scale, causal=causal, zero=zero, lse=lse
+        problem,
+        launch.device_facts(device),
+        scale=scale,
+        causal=causal,
+        zero=zero,
+        lse=lse,
+        instruction=instruction,
     )
     return launch.Call(made, launch.function_of(made.kernel))
 
@@ -264,11 +293,11 @@ def operator(
     causal: int | None,
     zero: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    request = Request(scores, values, mask, bias, scale, causal, zero)
-    if request.on_kernel:
-        return forward(request, True)
-    result, lse = composed(request)
-    return result.contiguous(), lse.to(torch.promote_types(lse.dtype, torch.float32)).contiguous()
+    if not by_kernel(scores, values, mask, bias, scale, causal, zero):
+        result, lse = composed(scores, values, mask, bias, scale, causal, zero)
+        return result.contiguous(), lse.to(torch.promote_types(lse.dtype, torch.float32)).contiguous()
+    batch = torch.broadcast_shapes(scores.shape[:-2], values.shape[:-2])
+    return forward(batch, scores, values, mask, bias, scale, causal, zero, True)
 
 
 @operator.register_fake
@@ -280,14 +309,18 @@ def _(scores, values, mask, bias, scale, causal, zero):
 
 
 def gradients(
-    request: Request,
+    scores: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    scale: float,
+    causal: int | None,
     result: torch.Tensor,
     lse: torch.Tensor,
     grad: torch.Tensor,
     grad_lse: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """The gradients of scores, values and bias, in torch operations: the softmax is formed again."""
-    scores, values, mask, bias, scale, causal, _ = request
     x = modified(scores, mask, bias, scale, causal)
     # Rows without a score that counts: exp(-inf - -inf) is not what they added.
     powers = torch.exp(x - lse.nan_to_num(nan=math.nan, neginf=0.0).unsqueeze(-1))
@@ -304,25 +337,36 @@ def gradients(
 
 def _save(ctx, inputs, output):
     ctx.set_materialize_grads(False)  # a result that is not used has no gradient to be read
-    *tensors, scale, causal, zero = inputs
-    ctx.save_for_backward(*tensors, *output)
+    scores, values, mask, bias, scale, causal, zero = inputs
+    ctx.save_for_backward(scores, values, mask, bias, *output)
     ctx.numbers = scale, causal, zero
 
 
 def _gradient(ctx, grad, grad_lse):
     scores, values, mask, bias, result, lse = ctx.saved_tensors
-    request = Request(scores, values, mask, bias, *ctx.numbers)
+    scale, causal, zero = ctx.numbers
     grad = torch.zeros_like(result) if grad is None else grad
     # Gradients of gradients need torch's operations.
-    if request.on_kernel and not torch.is_grad_enabled():
-        wants_bias = bias is not None and ctx.needs_input_grad[3]
+    if (
+        on_kernel(values)
+        and not torch.is_grad_enabled()
+        and (UNCOMPARED or _gradient_compared(scores, grad_lse))
+    ):
+        bias_grad = bias is not None and ctx.needs_input_grad[3]
         to_scores, to_values, to_bias = matmul_gradients.operator(
-            scores, values, result, lse, grad, *ctx.numbers, mask, bias, wants_bias, grad_lse
+            scores, values, result, lse, grad, scale, causal, zero, mask, bias, bias_grad, grad_lse
         )
-        to_bias = to_bias if wants_bias else None
+        to_bias = to_bias if bias_grad else None
     else:
-        to_scores, to_values, to_bias = gradients(request, result, lse, grad, grad_lse)
+        to_scores, to_values, to_bias = gradients(
+            scores, values, mask, bias, scale, causal, result, lse, grad, grad_lse
+        )
     return to_scores, to_values, None, to_bias, None, None, None
+
+
+def _gradient_compared(scores: torch.Tensor, grad_lse: torch.Tensor | None) -> bool:
+    """As `compared`, of the backward kernels: scores in 16 bits whose rows begin at multiples of 16 bytes."""
+    return grad_lse is None and scores.dtype in HALVES and aligned(launch.operand(scores), scores.shape)
 
 
 operator.register_autograd(_gradient, setup_context=_save)

@@ -20,20 +20,16 @@ import cutlass.cute as cute
 from cutlass import Float32, Int16, Int32, Int64, const_expr
 from cutlass.cute.nvgpu import cpasync, warpgroup
 
-from . import online, tensor_cores
-from .copy import DTYPES, global_pointer
+from . import tensor_cores
+from .copy import global_pointer
 from .matmul_eighths import Eighths
 from .matmul_rows import MERGE_THREADS, QUAD, STEP_PRODUCTS, TILE_N, Rows, multiply
+from .matmul_works import Works
 from .tensor_cores import WARPGROUP, Ring
 
 
-class MatmulKernel(Rows, Eighths):
+class MatmulKernel(Works, Rows, Eighths):
     """The kernel of one Plan class; spec: see `cute_softmax.plan.MatmulClass`."""
-
-    def __init__(self, spec):
-        self.spec = spec
-        self.dtypes = [DTYPES[name] for name in spec.dtypes]
-        self.exp = online.Fast(spec.dtypes[0])
 
     @cute.jit
     def __call__(
@@ -217,43 +213,6 @@ class MatmulKernel(Rows, Eighths):
             # Nobody leaves while others may write or report to it.
             cute.arch.cluster_arrive(aligned=False)
             cute.arch.cluster_wait()
-
-    def work(self, this, turn: Int32) -> SimpleNamespace:
-        """The tile that this CTA takes in its turn: its place, and how many steps of columns it has: all of a cluster
-        as many as its last one.
-
-        Tiles of one batch follow each other, so that V is in L2. Causal ones come in the order of their length, the
-        longest first, and every second turn in reverse: CTAs then end together.
-        """
-        s = self.spec
-        index = turn * this.teams + this.team
-        if const_expr(s.causal):
-            backwards = turn * this.teams + this.teams - 1 - this.team
-            index = Int32(cutlass.select_(turn % 2 == 1, backwards, index))
-        depth_tile, rest = index % this.depth_tiles, index // this.depth_tiles
-        part, rest = rest % this.parts, rest // this.parts
-        end = this.columns
-        if const_expr(s.causal):
-            batch, row_tile = rest % this.batches, this.row_tiles - 1 - rest // this.batches
-            last = cutlass.min((row_tile + 1) * s.rows * s.cluster, this.rows) - 1
-            end = cutlass.min(end, last + this.offset + 1)
-        else:
-            row_tile, batch = rest % this.row_tiles, rest // this.row_tiles
-        first = part * this.part_steps
-        steps = cutlass.min(cutlass.max(cute.ceil_div(end, TILE_N), 1) - first, this.part_steps)
-        b2, rest = batch % this.sizes[2], batch // this.sizes[2]
-        return SimpleNamespace(
-            exists=index < this.works,
-            row_tile=row_tile * s.cluster + this.rank,
-            depth_tile=depth_tile,
-            part=part,
-            batch=batch,
-            modes=(rest // this.sizes[1], rest % this.sizes[1], b2),
-            first=first,
-            # Of each warpgroup, where they take turns: the last ones may find nothing.
-            steps=cute.ceil_div(steps, s.shares),
-            columns=cutlass.min(this.columns, (first + steps) * TILE_N),
-        )
 
     def place(self, tensor: cute.Tensor, work: SimpleNamespace) -> tuple:
         """The batch coordinates of a work in a TMA tensor, 0 where it is broadcast."""

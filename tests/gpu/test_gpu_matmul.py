@@ -6,6 +6,7 @@ result.
 """
 
 import math
+import sys
 
 import pytest
 import torch
@@ -19,6 +20,16 @@ HALVES = ("bf16", "fp16")
 EPSILON = {"bf16": 2.0**-8, "fp16": 2.0**-11}
 MOST = 2.0
 dtypes = pytest.mark.parametrize("dtype", HALVES)
+
+
+@pytest.fixture(autouse=True, params=["wgmma", "mma"])
+def instruction(request, monkeypatch):
+    """Every test with what the GPU has: mma.sync runs wherever wgmma does."""
+    module = sys.modules["cute_softmax.softmax_matmul"]
+    if request.param == "wgmma" and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("wgmma is sm_90's")
+    monkeypatch.setattr(module, "instruction_of", lambda architecture: request.param)
+    return request.param
 
 
 def tensors(batch, rows, columns, depth, dtype, *, seed=0, spread=1.0, scores=None, shared=None):
