@@ -64,7 +64,7 @@ def _matmul(c: MatmulClass) -> tuple[Any, list]:
         *[Int32(0)] * (9 if mma else 11),
         Float32(0),
         Int32(0),
-        *[Int64(0)] * (11 + 6 * (c.mask + bool(c.bias)) + c.lse + c.split),
+        *[Int64(0)] * (11 + 6 * (c.mask + bool(c.bias)) + c.lse + c.split + c.stats),
     ]
 
 

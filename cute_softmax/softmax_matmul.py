@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 
@@ -15,10 +15,39 @@ from .problem import Operand
 from .scores import EMPTY_ROWS, Spec, compose
 
 HALVES = (torch.bfloat16, torch.float16)
-# The kernels have more forms than have been compared with float64 on a GPU. The others are compiled and planned, but
-# used only if this is set; their tests on the GPU come first. See `compared`.
-UNCOMPARED = os.environ.get("CUTE_SOFTMAX_UNCOMPARED") == "1"
-FEW_ROWS = 64  # up to which columns may be split over CTAs
+
+
+class Request(NamedTuple):
+    """A checked call: ``softmax(scale * scores + bias, -1) @ values``.
+
+    causal: column j of row i counts if j <= i + causal, None: all do; zero: what a row without anything that counts
+    gives, 0 instead of NaN. stats: the rows' log-sum-exps, if they are known.
+    """
+
+    scores: torch.Tensor
+    values: torch.Tensor
+    mask: torch.Tensor | None
+    bias: torch.Tensor | None
+    scale: float
+    causal: int | None
+    zero: bool
+    stats: torch.Tensor | None = None
+
+    @property
+    def batch(self) -> torch.Size:
+        """The batch dimensions of the result."""
+        batch, others = self.scores.shape[:-2], self.values.shape[:-2]
+        return batch if batch == others else torch.broadcast_shapes(batch, others)
+
+    @property
+    def on_kernel(self) -> bool:
+        """Whether our kernels serve it; all else is composed."""
+        return self.values.is_cuda and self.values.dtype in HALVES
+
+    @property
+    def recorded(self) -> bool:
+        """Whether autograd records the call."""
+        return routes.recorded(self.scores, self.values, self.bias)
 
 
 def softmax_matmul(
@@ -31,6 +60,7 @@ def softmax_matmul(
     causal: bool | int = False,
     empty_rows: str = "nan",
     return_lse: bool = False,
+    stats: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """``softmax(scale * scores + bias, -1) @ values``, where scores are read once and no softmax matrix exists.
 
@@ -43,30 +73,53 @@ def softmax_matmul(
         read where whole tiles do.
     empty_rows: what a row of nothing but -inf gives, "nan" as torch does or "zero".
     return_lse: also return the logarithms of the rows' sums of exponentials, float32 (..., M).
+    stats: these logarithms, if they are known: what `softmax_stats` gives for the same scale, mask, bias and causal,
+        broadcastable to (..., M). Powers are then formed in one step, without maxima, sums and rescaling. The rounding
+        of the log-sum-exps becomes a relative error, of about 1e-7 times their size. They count as functions of the
+        scores: gradients are those of the softmax, and none flows through them.
 
     A NaN or +inf among a row's scores makes the row NaN. The same call gives the same bits every time. Differentiable
-    with respect to scores, values and bias. Scores and values whose rows do not begin at multiples of 16 bytes are
-    copied first. CPU tensors, values in float32 or float64, functorch transforms and GPUs other than sm_90 are computed
-    in two steps, and for the time being so is what the kernels have not been compared for: scale, mask, bias, causal,
-    empty_rows="zero", scores in float32, and up to 64 rows.
+    with respect to scores, values and bias. On sm_90 values whose rows do not begin at multiples of 16 bytes are copied
+    first, and so are such scores in float32; other GPUs read them as they lie, but form gradients by torch's
+    operations. CPU tensors, values in float32 or float64 and functorch transforms are computed in two steps.
 
     Raises TypeError for what is not a dense, real tensor or of another dtype; ValueError for shapes, devices or
     arguments that do not fit; `plan.NotPlanned` for more than three batch dimensions that do not merge.
     """
-    batch, given = _check(scores, values, mask, bias, scale, empty_rows), (scores, values, mask, bias)
+    _check(scores, values, mask, bias, scale, empty_rows)
     offset = None if causal is False else int(causal)
-    zero = empty_rows == "zero"
+    if stats is not None:
+        stats = _checked_stats(stats, scores, values)
+    request = Request(scores, values, mask, bias, float(scale), offset, empty_rows == "zero", stats)
     if torch.compiler.is_compiling():
         # The operator looks at the GPU when it runs.
-        function = operator if values.is_cuda and values.dtype in HALVES else composed
-        result, lse = function(scores, values, mask, bias, float(scale), offset, zero)
-    elif not by_kernel(scores, values, mask, bias, scale, offset, zero) or transformed():
-        result, lse = composed(scores, values, mask, bias, float(scale), offset, zero, return_lse)
-    elif routes.watched(*given) or routes.recorded(*given):
-        result, lse = operator(scores, values, mask, bias, float(scale), offset, zero)
+        by_operator = (values.is_cuda and values.dtype in HALVES) or stats is not None
+        result, lse = operator(*request) if by_operator else composed(request)
+    elif transformed():
+        # Whatever is made of the scores, the sums are functions of them.
+        result, lse = composed(request._replace(stats=None), return_lse)
+    elif not request.on_kernel and not (stats is not None and request.recorded):
+        result, lse = composed(request, return_lse)
+    elif routes.watched(scores, values, mask, bias, stats) or request.recorded:
+        result, lse = operator(*request)
     else:
-        result, lse = forward(batch, scores, values, mask, bias, float(scale), offset, zero, return_lse)
+        result, lse = forward(request, return_lse)
+    lse = lse if stats is None else stats
     return (result, lse) if return_lse else result
+
+
+def _checked_stats(stats: object, scores: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Known log-sum-exps, as constants. Raises TypeError and ValueError for what does not fit."""
+    check_tensor("stats", stats, "softmax_matmul")
+    if stats.dtype not in (torch.float32, torch.float64):
+        raise TypeError(f"stats are {stats.dtype}: they must be float32, as softmax_stats gives them")
+    if stats.device != scores.device:
+        raise ValueError(f"stats are on {stats.device}, scores on {scores.device}")
+    rows = (*torch.broadcast_shapes(scores.shape[:-2], values.shape[:-2]), scores.shape[-2])
+    try:
+        return stats.detach().expand(rows)
+    except RuntimeError:
+        raise ValueError(f"stats {tuple(stats.shape)} do not broadcast to the rows {rows}") from None
 
 
 def _check(
@@ -76,8 +129,8 @@ def _check(
     bias: torch.Tensor | None,
     scale: float,
     empty_rows: str,
-) -> torch.Size:
-    """Raise for what does not fit; the batch dimensions of the result."""
+) -> None:
+    """Raise for what does not fit."""
     given = {"scores": scores, "values": values, "mask": mask, "bias": bias}
     given = {name: t for name, t in given.items() if t is not None or name in ("scores", "values")}
     for name, tensor in given.items():
@@ -121,31 +174,6 @@ def _check(
         raise ValueError(
             f"empty_rows is {empty_rows!r}: it must be one of {', '.join(map(repr, EMPTY_ROWS))}"
         )
-    return batch
-
-
-def on_kernel(values: torch.Tensor) -> bool:
-    """Whether our kernel serves it; all else is composed."""
-    return values.is_cuda and values.dtype in HALVES
-
-
-def compared(
-    scores: torch.Tensor,
-    values: torch.Tensor,
-    mask: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    scale: float,
-    causal: int | None,
-    zero: bool,
-) -> bool:
-    """Whether the forward kernel's form for such a call has been compared with float64 on a GPU."""
-    plain = mask is None and bias is None and scale == 1 and causal is None and not zero
-    return plain and scores.dtype == values.dtype and scores.shape[-2] > FEW_ROWS
-
-
-def by_kernel(scores: torch.Tensor, values: torch.Tensor, *form: object) -> bool:
-    """Whether our kernel takes a call."""
-    return on_kernel(values) and (UNCOMPARED or compared(scores, values, *form))
 
 
 def modified(
@@ -160,17 +188,14 @@ def modified(
     return compose(scores, bias, mask, None, spec)
 
 
-def composed(
-    scores: torch.Tensor,
-    values: torch.Tensor,
-    mask: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    scale: float,
-    causal: int | None,
-    zero: bool,
-    wants_lse: bool = True,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """In two steps: the softmax, and a product by torch."""
+def composed(request: Request, wants_lse: bool = True) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """(the result, log-sum-exps or None) in two steps: the softmax, and a product by torch."""
+    scores, values, mask, bias, scale, causal, zero, stats = request
+    if stats is not None:
+        powers = torch.exp(modified(scores, mask, bias, scale, causal) - stats.unsqueeze(-1))
+        if zero:
+            powers = powers.masked_fill(stats.isneginf().unsqueeze(-1), 0.0)
+        return powers.to(values.dtype) @ values, None
     shapes = [t.shape for t in (scores, mask, bias) if t is not None]
     powers = softmax(
         scores.expand(torch.broadcast_shapes(*shapes)),
@@ -184,18 +209,10 @@ def composed(
     return powers.to(values.dtype) @ values, lse
 
 
-def forward(
-    batch: torch.Size,
-    scores: torch.Tensor,
-    values: torch.Tensor,
-    mask: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    scale: float,
-    causal: int | None,
-    zero: bool,
-    return_lse: bool,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """(the result, log-sum-exps or None) by our kernel; batch: the broadcast batch dimensions."""
+def forward(request: Request, return_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """(the result, log-sum-exps or None) by our kernel."""
+    scores, values, mask, bias, scale, causal, zero, stats = request
+    batch, return_lse = request.batch, return_lse and stats is None
     (rows, columns), depth, device = scores.shape[-2:], values.shape[-1], values.device
     result = torch.empty((*batch, rows, depth), dtype=values.dtype, device=device)
     lse = torch.empty((*batch, rows), dtype=torch.float32, device=device) if return_lse else None
@@ -205,7 +222,7 @@ def forward(
     inputs = [t.expand(*batch, *t.shape[-2:]) for t in (scores, values)]
     instruction = instruction_of(launch.device_facts(device.index).architecture)
     tma = instruction == "wgmma"
-    inputs = [_readable(inputs[0], tma, lines=UNCOMPARED), _readable(inputs[1], tma)]
+    inputs = [_readable(inputs[0], tma, lines=True), _readable(inputs[1], tma)]
     if bias is not None and bias.dtype not in launch.DTYPE_NAMES:
         bias = bias.float()
     extras = [t if t is None else t.expand(*batch, rows, columns) for t in (mask, bias)]
@@ -218,6 +235,7 @@ def forward(
         causal,
         zero,
         return_lse,
+        stats is not None,
         instruction,
     )
     tensors = [*inputs, *(t for t in extras if t is not None), result]
@@ -226,6 +244,8 @@ def forward(
     with torch.cuda.device(device.index):
         if call.plan.kernel.split:
             tensors.append(torch.empty(call.plan.parts_bytes, dtype=torch.uint8, device=device))
+        if stats is not None:
+            tensors.append(stats.to(torch.float32).contiguous())
         call(torch._C._cuda_getCurrentRawStream(device.index), *(t.data_ptr() for t in tensors))
     return result, lse
 
@@ -267,6 +287,7 @@ def _call(
     causal: int | None,
     zero: bool,
     lse: bool,
+    stats: bool,
     instruction: str,
 ) -> launch.Call:
     tma = instruction == "wgmma"
@@ -278,6 +299,7 @@ def _call(
         causal=causal,
         zero=zero,
         lse=lse,
+        stats=stats,
         instruction=instruction,
     )
     return launch.Call(made, launch.function_of(made.kernel))
@@ -292,35 +314,37 @@ def operator(
     scale: float,
     causal: int | None,
     zero: bool,
+    stats: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    if not by_kernel(scores, values, mask, bias, scale, causal, zero):
-        result, lse = composed(scores, values, mask, bias, scale, causal, zero)
-        return result.contiguous(), lse.to(torch.promote_types(lse.dtype, torch.float32)).contiguous()
-    batch = torch.broadcast_shapes(scores.shape[:-2], values.shape[:-2])
-    return forward(batch, scores, values, mask, bias, scale, causal, zero, True)
+    """(the result, log-sum-exps: an empty tensor where they are known)."""
+    request = Request(scores, values, mask, bias, scale, causal, zero, stats)
+    if request.on_kernel:
+        result, lse = forward(request, True)
+    else:
+        result, lse = composed(request)
+        result = result.contiguous()
+        lse = lse if lse is None else lse.to(torch.promote_types(lse.dtype, torch.float32)).contiguous()
+    return result, stats.new_empty(0) if lse is None else lse
 
 
 @operator.register_fake
-def _(scores, values, mask, bias, scale, causal, zero):
+def _(scores, values, mask, bias, scale, causal, zero, stats=None):
     batch = torch.broadcast_shapes(scores.shape[:-2], values.shape[:-2])
     rows, depth = scores.shape[-2], values.shape[-1]
     wide = torch.promote_types(scores.dtype, torch.float32)
-    return values.new_empty((*batch, rows, depth)), values.new_empty((*batch, rows), dtype=wide)
+    result = values.new_empty((*batch, rows, depth))
+    return result, values.new_empty((*batch, rows), dtype=wide) if stats is None else stats.new_empty(0)
 
 
 def gradients(
-    scores: torch.Tensor,
-    values: torch.Tensor,
-    mask: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    scale: float,
-    causal: int | None,
+    request: Request,
     result: torch.Tensor,
     lse: torch.Tensor,
     grad: torch.Tensor,
     grad_lse: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """The gradients of scores, values and bias, in torch operations: the softmax is formed again."""
+    scores, values, mask, bias, scale, causal, *_ = request
     x = modified(scores, mask, bias, scale, causal)
     # Rows without a score that counts: exp(-inf - -inf) is not what they added.
     powers = torch.exp(x - lse.nan_to_num(nan=math.nan, neginf=0.0).unsqueeze(-1))
@@ -337,36 +361,29 @@ def gradients(
 
 def _save(ctx, inputs, output):
     ctx.set_materialize_grads(False)  # a result that is not used has no gradient to be read
-    scores, values, mask, bias, scale, causal, zero = inputs
-    ctx.save_for_backward(scores, values, mask, bias, *output)
-    ctx.numbers = scale, causal, zero
+    *tensors, scale, causal, zero, stats = inputs
+    result, lse = output
+    ctx.save_for_backward(*tensors, result, lse if stats is None else stats)
+    ctx.numbers, ctx.known = (scale, causal, zero), stats is not None
 
 
 def _gradient(ctx, grad, grad_lse):
     scores, values, mask, bias, result, lse = ctx.saved_tensors
-    scale, causal, zero = ctx.numbers
+    request = Request(scores, values, mask, bias, *ctx.numbers)
     grad = torch.zeros_like(result) if grad is None else grad
+    if ctx.known and torch.is_grad_enabled():  # to gradients of gradients it is a function of the scores
+        lse = torch.logsumexp(modified(scores, mask, bias, *ctx.numbers[:2]), -1)
+    grad_lse = None if ctx.known else grad_lse
     # Gradients of gradients need torch's operations.
-    if (
-        on_kernel(values)
-        and not torch.is_grad_enabled()
-        and (UNCOMPARED or _gradient_compared(scores, grad_lse))
-    ):
-        bias_grad = bias is not None and ctx.needs_input_grad[3]
+    if request.on_kernel and not torch.is_grad_enabled():
+        wants_bias = bias is not None and ctx.needs_input_grad[3]
         to_scores, to_values, to_bias = matmul_gradients.operator(
-            scores, values, result, lse, grad, scale, causal, zero, mask, bias, bias_grad, grad_lse
+            scores, values, result, lse, grad, *ctx.numbers, mask, bias, wants_bias, grad_lse
         )
-        to_bias = to_bias if bias_grad else None
+        to_bias = to_bias if wants_bias else None
     else:
-        to_scores, to_values, to_bias = gradients(
-            scores, values, mask, bias, scale, causal, result, lse, grad, grad_lse
-        )
-    return to_scores, to_values, None, to_bias, None, None, None
-
-
-def _gradient_compared(scores: torch.Tensor, grad_lse: torch.Tensor | None) -> bool:
-    """As `compared`, of the backward kernels: scores in 16 bits whose rows begin at multiples of 16 bytes."""
-    return grad_lse is None and scores.dtype in HALVES and aligned(launch.operand(scores), scores.shape)
+        to_scores, to_values, to_bias = gradients(request, result, lse, grad, grad_lse)
+    return to_scores, to_values, None, to_bias, None, None, None, None
 
 
 operator.register_autograd(_gradient, setup_context=_save)

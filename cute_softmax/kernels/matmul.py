@@ -57,8 +57,8 @@ class MatmulKernel(Works, Rows, Eighths):
             batch to the next among them (0 where batches have strides of their own).
         operands: (address in bytes, row stride, three batch strides in elements) of S and V; (address, row and column
             stride, three batch strides) of the mask and the bias, if there are any; the addresses of the output, of
-            the log-sum-exps, if wanted, and of the parts' results, if there are several. What is written is
-            contiguous.
+            the log-sum-exps, if wanted, of the parts' results, if there are several, and of the given log-sum-exps.
+            These are contiguous.
         """
         s = self.spec
         sizes = (batch_0, batch_1, batch_2)
@@ -307,7 +307,7 @@ class MatmulKernel(Works, Rows, Eighths):
             if const_expr(s.lines):
                 work.shifts = self.eighths_shifts(this, blocks[0], work)
             for b in cutlass.range_constexpr(s.blocks):
-                self.begin(blocks[b])
+                self.begin(this, blocks[b], work)
             # One product at a time is under way, and one block prepared meanwhile: accumulators are touched only
             # when none is, or ptxas would make every product wait for the one before.
             self.prepare(this, blocks[0], work, first, s_stage, s_phase, lane, None)

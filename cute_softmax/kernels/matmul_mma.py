@@ -151,7 +151,7 @@ class MmaKernel(Works, Rows):
                     rFall=cute.make_rmem_tensor(3, Float32),
                 )
             )
-            self.begin(blocks[b])
+            self.begin(this, blocks[b], work)
 
         # Load.
         for i in cutlass.range_constexpr(s.stages - 1):

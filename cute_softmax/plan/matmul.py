@@ -47,6 +47,7 @@ class MatmulClass(ClassBase):
     cluster: CTAs that take neighbouring tiles of rows together and bring V's tiles to each other.
     instruction: "wgmma", or "mma" for mma.sync, whose warps all load and multiply, by copies of `access` bytes of
         scores and of values; its two rings are one, and `resident` CTAs share a multiprocessor.
+    stats: whether the rows' log-sum-exps are given.
     """
 
     movement: ClassVar[str] = "matmul"
@@ -72,6 +73,7 @@ class MatmulClass(ClassBase):
     instruction: str = "wgmma"
     access: tuple[int, int] = (ALIGNMENT, ALIGNMENT)
     resident: int = 1
+    stats: bool = False
 
     @property
     def stages(self) -> int:
@@ -154,7 +156,7 @@ class MatmulClass(ClassBase):
         parts = [f"{self.rows}x{self.depth}_stages{self.score_stages}_{self.value_stages}"]
         if self.alternate:
             parts[0] = f"{self.warpgroups}x{parts[0]}"
-        flags = ("causal", "scaled", "zero", "mask", "split", "lse", "lines")
+        flags = ("causal", "scaled", "zero", "mask", "split", "lse", "lines", "stats")
         parts += [n for n in flags if getattr(self, n)]
         if self.bias:
             parts.append(f"bias_{self.bias}")
@@ -373,10 +375,12 @@ def plan_matmul(
     causal: int | None = None,
     zero: bool = False,
     lse: bool = False,
+    stats: bool = False,
     instruction: str | None = None,
 ) -> MatmulPlan:
     """The plan of softmax(scale * S) @ V; causal: the offset of the diagonal, or None without one.
 
+    lse: whether log-sum-exps are wanted; stats: whether they are given.
     instruction: "wgmma" or "mma"; None for the faster one that there is.
     Raises NotPlanned for more batch modes than a TMA descriptor has, and for wgmma where there is none.
     """
@@ -395,6 +399,7 @@ def plan_matmul(
         "bias": p.bias,
         "lines": p.lines is not None,
         "instruction": instruction,
+        "stats": stats,
     }
     if instruction == "mma":
         flags["access"] = p.access
@@ -440,7 +445,7 @@ def plan_matmul(
             padded(p.scores, 1),
             padded(p.values, 1),
             *extras,
-            *[()] * (1 + lse + c.split),
+            *[()] * (1 + lse + c.split + stats),
         ),
         ctas=ctas,
         parts=parts,
