@@ -71,14 +71,14 @@ def test_few_rows_fill_the_gpu():
     ("dtype", "strides", "address", "shape", "bytes_"),
     [
         ("bf16", (128, 1), 0, (64, 128), 16),
-        ("bf16", (128, 1), 8, (64, 128), 8),
+        ("bf16", (128, 1), 8, (64, 128), 4),
         ("bf16", (130, 1), 0, (64, 130), 4),
         ("bf16", (129, 1), 0, (64, 129), 2),
         ("bf16", (129, 1), 0, (1, 129), 16),
         ("bf16", (0, 129, 1), 0, (3, 1, 129), 16),
         ("bf16", (0, 1), 0, (64, 128), 16),
         ("fp32", (129, 1), 0, (64, 129), 4),
-        ("fp32", (130, 1), 0, (64, 130), 8),
+        ("fp32", (130, 1), 0, (64, 130), 4),
     ],
 )
 def test_access(dtype, strides, address, shape, bytes_):
@@ -90,7 +90,8 @@ FORMS = {
     "wide": ((2,), 500, 1000, 256, {"scores": "fp32", "scale": 2.0, "zero": True, "causal": 0}),
     "bias": ((2,), 500, 1000, 250, {"dtype": "fp16", "bias": "fp32", "mask": True}),
     "odd": ((2,), 4097, 4095, 255, {"mask": True}),
-    "few": ((2,), 3, 4095, 256, {"scale": 0.5, "causal": 1}),
+    "few": ((2,), 3, 4095, 256, {"scale": 0.5, "causal": 1, "stats": True}),
+    "stats": ((32,), 4096, 4096, 128, {"stats": True}),
 }
 # Both forms without spills, and the whole range of what is loaded.
 CASES = [(name, "plain") for name in ARCHITECTURES]

@@ -22,7 +22,7 @@ from .matmul_works import Works
 from .tensor_cores import BOX, WARPGROUP, ldmatrix
 
 PIECE = 16  # bytes that the swizzle exchanges
-UNROLLED = 8  # copies of a thread between two turns of a loop
+UNROLLED = 8
 
 
 class MmaKernel(Works, Rows):
@@ -243,26 +243,28 @@ class MmaKernel(Works, Rows):
         for box in cutlass.range_constexpr(boxes):
             column = corner[1] + (box * BOX + piece * access) // size
             count = cutlass.min(cutlass.max(limits[1] - column, 0), access // size) * size
-            # Where nothing is read the address is one of the tensor's all the same.
-            column = Int64(cutlass.select_(count > 0, column, 0)) * size
             inside = (piece * access) // PIECE, (piece * access) % PIECE
             tile = to + box * rows * BOX
             turns = rows // apart
             unrolled = min(turns, UNROLLED)
+            # From one piece to the next by an addition: addresses held for all steps would not fit into registers.
+            address = source.address + Int64(corner[0] + row) * source.pitch + Int64(column) * size
+            left = limits[0] - corner[0] - row
             for turn in cutlass.range(turns // unrolled, unroll=1):
-                at = row + turn * (unrolled * apart)
                 held = []
                 for j in cutlass.range_constexpr(unrolled):
-                    r = at + j * apart
-                    source_row = corner[0] + r
-                    here = Int32(cutlass.select_(source_row < limits[0], count, 0))
-                    source_row = cutlass.min(source_row, limits[0] - 1)
-                    address = source.address + Int64(source_row) * source.pitch + column
+                    r = row + (turn * unrolled + j) * apart
+                    here = Int32(cutlass.select_(left > 0, count, 0))
                     target = tile + r * BOX + ((inside[0] ^ (r % 8)) * PIECE + inside[1])
                     if const_expr(access >= 4):
                         copy_async(target, address, access, here)
                     else:
-                        held.append((target, here, word_at(address)))
+                        # Where nothing is to be read the first element is.
+                        held.append(
+                            (target, here, word_at(Int64(cutlass.select_(here > 0, address, source.address))))
+                        )
+                    address += source.pitch * apart
+                    left -= apart
                 for target, here, word in held:
                     pointer = cute.make_ptr(Uint16, target, cute.AddressSpace.smem, assumed_align=2)
                     word = Uint16(cutlass.select_(here > 0, word, Uint16(0)))
