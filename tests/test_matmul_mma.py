@@ -90,6 +90,7 @@ FORMS = {
     "wide": ((2,), 500, 1000, 256, {"scores": "fp32", "scale": 2.0, "zero": True, "causal": 0}),
     "bias": ((2,), 500, 1000, 250, {"dtype": "fp16", "bias": "fp32", "mask": True}),
     "odd": ((2,), 4097, 4095, 255, {"mask": True}),
+    "lines": ((2,), 4097, 4095, 128, {}),
     "few": ((2,), 3, 4095, 256, {"scale": 0.5, "causal": 1, "stats": True}),
     "stats": ((32,), 4096, 4096, 128, {"stats": True}),
 }

@@ -17,6 +17,7 @@ from cutlass import Float32, Int32, Int64, Uint16, Uint32, const_expr
 from cutlass.cute.nvgpu import warp
 
 from .copy import dot
+from .matmul_eighths import PITCH, Eighths
 from .matmul_rows import MERGE_THREADS, QUAD, STEP_PRODUCTS, TILE_N, Rows
 from .matmul_works import Works
 from .tensor_cores import BOX, WARPGROUP, ldmatrix
@@ -25,7 +26,7 @@ PIECE = 16  # bytes that the swizzle exchanges
 UNROLLED = 8
 
 
-class MmaKernel(Works, Rows):
+class MmaKernel(Works, Rows, Eighths):
     """The kernel of one Plan class; spec: see `cute_softmax.plan.matmul_mma.MmaClass`."""
 
     @cute.jit
@@ -119,6 +120,10 @@ class MmaKernel(Works, Rows):
         work = self.work(this, Int32(0))
         boxes_S = self.source(this, scores, work, 0, work.row_tile * s.rows, 0)
         boxes_V = self.source(this, values, work, 1, 0, work.depth_tile * s.depth)
+        if const_expr(s.lines):
+            # Every eighth row begins equally far from a multiple of 16 bytes.
+            begins = Int32(boxes_S.address & 15) + lane // QUAD * Int32(boxes_S.pitch & 15)
+            work.shifts = [begins & 15] * 2
 
         # Partition.
         row = lane % 16  # whose address this lane gives to ldmatrix
@@ -214,7 +219,10 @@ class MmaKernel(Works, Rows):
             first = (work.first + step) * TILE_N
             at = this.sS + stage * s.score_stage_bytes
             limits = this.rows, this.columns
-            self.bring_boxes(scores, 0, s.rows, (scores.row, first), limits, at, tidx)
+            if const_expr(s.lines):
+                self.bring_lines(scores, first, limits, at, tidx)
+            else:
+                self.bring_boxes(scores, 0, s.rows, (scores.row, first), limits, at, tidx)
             at = this.sV + stage * s.value_stage_bytes
             limits = this.columns, this.depth
             self.bring_boxes(values, 1, TILE_N, (first, values.column), limits, at, tidx)
@@ -269,6 +277,35 @@ class MmaKernel(Works, Rows):
                     pointer = cute.make_ptr(Uint16, target, cute.AddressSpace.smem, assumed_align=2)
                     word = Uint16(cutlass.select_(here > 0, word, Uint16(0)))
                     cute.make_tensor(pointer, cute.make_layout(1))[0] = word
+
+    @cute.jit
+    def bring_lines(self, source, column: Int32, limits: tuple, to: Int32, tidx: Int32):
+        """A tile of 16-bit scores whose rows begin anywhere: of each row the whole 16 bytes around its part of a tile,
+        so that it begins as far from such a multiple as in global memory; rows of `PITCH` columns, without a swizzle.
+        A thread brings one of the first eight pieces of every few rows, and the last one of one row."""
+        s = self.spec
+        pieces = PITCH * 2 // PIECE
+        first = pieces - 1
+        apart = s.threads // first
+        row, piece = tidx // first, tidx % first
+        address, count = self.piece(source, row, piece, column, limits)
+        left = limits[0] - source.row - row
+        for j in cutlass.range_constexpr(s.rows // apart):
+            here = Int32(cutlass.select_(left > 0, count, 0))
+            copy_async(to + ((row + j * apart) * PITCH + piece * 8) * 2, address, PIECE, here)
+            address += source.pitch * apart  # as far from 16 bytes: `apart` is a multiple of 8
+            left -= apart
+        if tidx < s.rows:
+            address, count = self.piece(source, tidx, Int32(first), column, limits)
+            count = Int32(cutlass.select_(source.row + tidx < limits[0], count, 0))
+            copy_async(to + (tidx * PITCH + first * 8) * 2, address, PIECE, count)
+
+    def piece(self, source: SimpleNamespace, row: Int32, piece: Int32, column: Int32, limits: tuple) -> tuple:
+        """(address, bytes that count) of 16 bytes of a row of S, the first of which lie around `column`."""
+        start = source.address + Int64(source.row + row) * source.pitch
+        column = column + piece * 8
+        left = limits[1] - column + Int32(start & 15) // 2
+        return (start & -16) + Int64(column) * 2, cutlass.min(cutlass.max(left, 0), 8) * 2
 
 
 def copy_async(target: Int32, address: Int64, size: int, count: Int32):

@@ -219,7 +219,7 @@ class Rows:
         """A thread's h-th row of S."""
         s = self.spec
         row = block.row + 8 * h
-        if s.lines:
+        if s.eighths:
             row = row % (s.rows // LINES) * LINES + row // (s.rows // LINES)
         return work.row_tile * s.rows + row
 
@@ -230,7 +230,7 @@ class Rows:
         limits, whole = [work.columns, work.columns], work.columns
         if s.causal:
             limits = [cutlass.min(work.columns, row + this.offset + 1) for row in rows]
-            first = work.row_tile * s.rows + (0 if s.lines else block.first)
+            first = work.row_tile * s.rows + (0 if s.eighths else block.first)
             whole = cutlass.min(whole, first + this.offset + 1)
         return rows, step * TILE_N + lane % QUAD * 2, limits, whole
 

@@ -40,7 +40,7 @@ class MatmulClass(ClassBase):
     causal: whether columns beyond the diagonal are skipped; scaled: whether scores are multiplied by a number.
     zero: whether rows with nothing left give zeros instead of NaN.
     vector: elements of the output that are stored at a time.
-    lines: whether rows of S begin anywhere, so that each eighth is a tensor of its own to TMA.
+    lines: whether rows of S begin anywhere: all of 16 bytes around a row's part of a tile is brought.
     mask: whether there is one; bias: its dtype, or "".
     split: whether columns are cut into parts, whose results are merged in a second launch; alternate: whether the
         warpgroups take turns with the steps of the same rows, each with results of its own, instead of rows.
@@ -74,6 +74,11 @@ class MatmulClass(ClassBase):
     access: tuple[int, int] = (ALIGNMENT, ALIGNMENT)
     resident: int = 1
     stats: bool = False
+
+    @property
+    def eighths(self) -> bool:
+        """Whether each eighth row of S is a tensor of its own to TMA."""
+        return self.lines and self.instruction == "wgmma"
 
     @property
     def stages(self) -> int:
@@ -220,7 +225,7 @@ class MatmulPlan:
             f"  movement   matmul: class {c.name}",
             f"  tile       {c.rows} rows of S, {c.depth} columns of V; {TILE_N} columns of S a step; {turns}",
             f"  loads      {c.loads}, {c.score_stages} stages of {c.score_stage_bytes} bytes of S"
-            + (", each eighth row by itself" if c.lines else "")
+            + (", each eighth row by itself" if c.eighths else ", rows by themselves" if c.lines else "")
             + f", {c.value_stages} of {c.value_stage_bytes} of V",
             f"  grid       {self.ctas} CTAs for {self.tiles} tiles in {self.parts} part(s)"
             + (f", merged from {self.parts_bytes} bytes" if c.split else "")
@@ -282,9 +287,8 @@ def access_of(operand: Operand, shape: Sequence[int]) -> int:
     size = ITEM_SIZE[operand.dtype]
     begins = [s * size for n, s in zip(shape[:-1], operand.strides[:-1], strict=True) if n > 1]
     common = math.gcd(ALIGNMENT, operand.address, *begins)
-    return (
-        4 if common == 8 else common
-    )  # so much faster are 8 bytes not that they are worth classes of their own
+    # Copies of 8 bytes would be classes of their own.
+    return 4 if common == 8 else common
 
 
 def aligned(operand: Operand, shape: Sequence[int]) -> bool:
@@ -405,7 +409,8 @@ def plan_matmul(
         "stats": stats,
     }
     if instruction == "mma":
-        flags["access"] = p.access
+        flags["lines"] = p.access[0] < ALIGNMENT and ITEM_SIZE[p.dtypes[0]] == 2
+        flags["access"] = (ALIGNMENT, p.access[1]) if flags["lines"] else p.access
     dtypes = (*p.dtypes, *(("fp32",) if lse else ()))
     missing = BATCH_MODES - len(p.batch)
 
@@ -502,7 +507,7 @@ def mma_classes(architecture: Architecture, plain: MatmulClass, rows: int) -> It
     """Those that multiply by mma.sync, like `plain` but for what the rows decide."""
     if rows <= BLOCK_ROWS:
         teams = [(1, 1)]
-    elif plain.depth <= (64 if plain.causal else 128) and not (plain.wide or plain.mask):
+    elif plain.depth <= (64 if plain.causal or plain.lines else 128) and not (plain.wide or plain.mask):
         # More would not fit into a thread's 255 registers.
         teams = [(2, 2), (1, 2), (2, 1)]
     else:
