@@ -23,12 +23,13 @@ from cutlass.cute.nvgpu import cpasync, warpgroup
 from . import tensor_cores
 from .copy import global_pointer
 from .matmul_eighths import Eighths
-from .matmul_rows import MERGE_THREADS, QUAD, STEP_PRODUCTS, TILE_N, Rows, multiply
+from .matmul_merge import MERGE_THREADS, Parts
+from .matmul_rows import QUAD, STEP_PRODUCTS, TILE_N, Rows, multiply
 from .matmul_works import Works
 from .tensor_cores import WARPGROUP, Ring
 
 
-class MatmulKernel(Works, Rows, Eighths):
+class MatmulKernel(Works, Rows, Eighths, Parts):
     """The kernel of one Plan class; spec: see `cute_softmax.plan.MatmulClass`."""
 
     @cute.jit

@@ -18,7 +18,8 @@ from cutlass.cute.nvgpu import warp
 
 from .copy import dot
 from .matmul_eighths import PITCH, Eighths
-from .matmul_rows import MERGE_THREADS, QUAD, STEP_PRODUCTS, TILE_N, Rows
+from .matmul_merge import MERGE_THREADS, Parts
+from .matmul_rows import QUAD, STEP_PRODUCTS, TILE_N, Rows
 from .matmul_works import Works
 from .tensor_cores import BOX, WARPGROUP, ldmatrix
 
@@ -26,7 +27,7 @@ PIECE = 16  # bytes that the swizzle exchanges
 UNROLLED = 8
 
 
-class MmaKernel(Works, Rows, Eighths):
+class MmaKernel(Works, Rows, Eighths, Parts):
     """The kernel of one Plan class; spec: see `cute_softmax.plan.matmul_mma.MmaClass`."""
 
     @cute.jit

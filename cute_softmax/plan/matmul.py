@@ -11,6 +11,7 @@ from ..hardware import KIB, Architecture, Device
 from ..problem import ALIGNMENT, ITEM_SIZE, Operand
 from .base import ClassBase
 from .maths import NotPlanned
+from .matmul_mma import mma_classes
 
 TILE_N = 64  # columns of S (rows of V) of a step: 128 bytes of 16-bit scores, the width of a swizzled box
 LINE_N = TILE_N + 8  # of a tile whose rows begin anywhere within 16 bytes
@@ -20,7 +21,6 @@ BLOCK_ROWS = 64  # of wgmma
 RESERVED = 2 * KIB  # of shared memory: alignment to the swizzle's 1024 bytes, barriers
 MOST_STAGES = 8
 MAX_DEPTH = 256  # columns of an instruction
-MMA_STAGES = 4  # of the form without wgmma, at most
 VALUE_STAGES = 3
 MOST_PARTS = 256
 FEWEST_STEPS = 4  # of a part
@@ -501,23 +501,3 @@ def matmul_classes(
             yield replace(
                 c, score_stages=min(room // c.score_stage_bytes, MOST_STAGES), value_stages=VALUE_STAGES
             )
-
-
-def mma_classes(architecture: Architecture, plain: MatmulClass, rows: int) -> Iterator[MatmulClass]:
-    """Those that multiply by mma.sync, like `plain` but for what the rows decide."""
-    if rows <= BLOCK_ROWS:
-        teams = [(1, 1)]
-    elif plain.depth <= (64 if plain.causal or plain.lines else 128) and not (plain.wide or plain.mask):
-        # More would not fit into a thread's 255 registers.
-        teams = [(2, 2), (1, 2), (2, 1)]
-    else:
-        teams = [(2, 1), (1, 1)]
-    for warpgroups, blocks in teams:
-        c = replace(plain, warpgroups=warpgroups, blocks=blocks)
-        # A thread may take 255 registers: 256 threads have them all.
-        for resident in (2, 1) if warpgroups == 1 else (1,):
-            room = architecture.shared_memory // resident - RESERVED
-            stages = min(room // (c.score_stage_bytes + c.value_stage_bytes), MMA_STAGES)
-            if stages >= 2:
-                yield replace(c, score_stages=stages, value_stages=stages, resident=resident)
-                break
