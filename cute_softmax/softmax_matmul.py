@@ -87,7 +87,9 @@ def softmax_matmul(
     arguments that do not fit; `plan.NotPlanned` for more than three batch dimensions that do not merge.
     """
     _check(scores, values, mask, bias, scale, empty_rows)
-    offset = None if causal is False else int(causal)
+    if not isinstance(causal, int):
+        raise TypeError(f"causal must be False, True or an int offset, not {type(causal).__name__}")
+    offset = None if causal is False else 0 if causal is True else causal
     if stats is not None:
         stats = _checked_stats(stats, scores, values)
     request = Request(scores, values, mask, bias, float(scale), offset, empty_rows == "zero", stats)

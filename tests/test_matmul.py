@@ -160,6 +160,7 @@ def halves(*shape):
         (ValueError, "mask", (halves(2, 3), halves(3, 4)), {"mask": torch.ones(5, 3, dtype=torch.bool)}),
         (ValueError, "bias", (halves(2, 3), halves(3, 4)), {"bias": halves(4, 2, 3)}),
         (TypeError, "scale", (halves(2, 3), halves(3, 4)), {"scale": "2"}),
+        (TypeError, "causal", (halves(2, 3), halves(3, 4)), {"causal": 0.5}),
         (ValueError, "empty_rows", (halves(2, 3), halves(3, 4)), {"empty_rows": "no"}),
     ],
 )
@@ -179,10 +180,12 @@ def test_composed():
     right = torch.softmax(x, -1) @ v
     torch.testing.assert_close(out[:, :2], right[:, :2])
     assert softmax_matmul(s, v, mask=mask)[:, 2].isnan().all()
-    torch.testing.assert_close(
-        softmax_matmul(s, v, causal=1),
-        torch.softmax(s.masked_fill(torch.ones(5, 7).triu(2) > 0, -math.inf), -1) @ v,
-    )
+    for causal, offset in ((True, 0), (1, 1)):
+        below = torch.ones(5, 7).tril(offset) > 0
+        torch.testing.assert_close(
+            softmax_matmul(s, v, causal=causal),
+            torch.softmax(s.masked_fill(~below, -math.inf), -1) @ v,
+        )
 
 
 def test_gradient_of_the_operator():
