@@ -146,8 +146,8 @@ PEERS = tuple(p for p in PROVIDERS if p not in ("cute_softmax", "copy"))
 _PRODUCT = ("cute_softmax", "copy", "torch", "torch.compile", "quack")
 _EAGER = ("cute_softmax", "torch", "torch.compile", "liger", "quack")
 
-# Modes of softmax_matmul: columns of the values, and whether it is causal.
-DEPTH, AND_CAUSAL = "D = ", ", causal"
+# Modes of softmax_matmul: columns of the values, and whether it is causal, or made of row statistics and a product.
+DEPTH, AND_CAUSAL, TWO_STEPS = "D = ", ", causal", ", statistics first"
 FEW_ROWS = 64
 
 NO_GRAD, GRAD, FORWARD_BACKWARD = "no grad", "grad", "forward+backward"
@@ -343,7 +343,10 @@ SUITES: dict[str, Suite] = {
                 Case("softmax_matmul", (1, 16384, 16384), mode=f"{DEPTH}128"),
                 Case("softmax_matmul", (64, 2048, 2048), mode=f"{DEPTH}128"),
                 Case("softmax_matmul", (16, 4097, 4095), mode=f"{DEPTH}128"),
-                Case("softmax_matmul", (32, 4096, 4096), mode=f"{DEPTH}128{AND_CAUSAL}"),
+                *(
+                    Case("softmax_matmul", (32, 4096, 4096), mode=f"{DEPTH}128{way}")
+                    for way in (AND_CAUSAL, TWO_STEPS)
+                ),
                 *(Case("softmax_matmul", (32, rows, 131072), mode=f"{DEPTH}128") for rows in (1, 16)),
             ),
             _PRODUCT,

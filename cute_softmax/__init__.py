@@ -12,6 +12,7 @@ if TYPE_CHECKING or find_spec("torch"):  # plans, layouts and diagrams work with
     from .accelerate import accelerate, accelerated, restore
     from .family import entropy, log_softmax, log_softmax_backward, selective_log_softmax, softmax_
     from .functional import explain, plan_softmax, prepare, softmax, softmax_backward
+    from .matmul_stats import softmax_stats
     from .reductions import amax, logsumexp, plan_reduction, sum
     from .softmax_matmul import softmax_matmul
 
@@ -34,6 +35,7 @@ __all__ = [
     "softmax_",
     "softmax_backward",
     "softmax_matmul",
+    "softmax_stats",
     "sum",
 ]
 __version__ = "0.1.0"

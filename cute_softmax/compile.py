@@ -57,12 +57,14 @@ def _matmul(c: MatmulClass) -> tuple[Any, list]:
     from cutlass import Float32, Int32, Int64
 
     from .kernels.matmul import MatmulKernel
+    from .kernels.matmul_mma import MmaKernel
 
-    return MatmulKernel(c), [
-        *[Int32(0)] * 11,
+    mma = c.instruction == "mma"
+    return (MmaKernel if mma else MatmulKernel)(c), [
+        *[Int32(0)] * (9 if mma else 11),
         Float32(0),
         Int32(0),
-        *[Int64(0)] * (11 + 6 * (c.mask + bool(c.bias)) + c.lse + c.split),
+        *[Int64(0)] * (11 + 6 * (c.mask + bool(c.bias)) + c.lse + c.split + c.stats),
     ]
 
 

@@ -10,8 +10,7 @@ import torch
 
 from . import launch, matmul_gradients, routes
 from .functional import check_tensor, softmax, transformed
-from .hardware import ARCHITECTURES
-from .plan.matmul import MatmulPlan, aligned, canonical_matmul, lines_of, plan_matmul
+from .plan.matmul import MatmulPlan, aligned, canonical_matmul, instruction_of, lines_of, plan_matmul
 from .problem import Operand
 from .scores import EMPTY_ROWS, Spec, compose
 
@@ -22,7 +21,7 @@ class Request(NamedTuple):
     """A checked call: ``softmax(scale * scores + bias, -1) @ values``.
 
     causal: column j of row i counts if j <= i + causal, None: all do; zero: what a row without anything that counts
-    gives, 0 instead of NaN.
+    gives, 0 instead of NaN. stats: the rows' log-sum-exps, if they are known.
     """
 
     scores: torch.Tensor
@@ -32,6 +31,7 @@ class Request(NamedTuple):
     scale: float
     causal: int | None
     zero: bool
+    stats: torch.Tensor | None = None
 
     @property
     def batch(self) -> torch.Size:
@@ -42,9 +42,12 @@ class Request(NamedTuple):
     @property
     def on_kernel(self) -> bool:
         """Whether our kernels serve it; all else is composed."""
-        if not (self.values.is_cuda and self.values.dtype in HALVES):
-            return False
-        return launch.device_facts(self.values.get_device()).architecture is ARCHITECTURES["sm_90a"]
+        return self.values.is_cuda and self.values.dtype in HALVES
+
+    @property
+    def recorded(self) -> bool:
+        """Whether autograd records the call."""
+        return routes.recorded(self.scores, self.values, self.bias)
 
 
 def softmax_matmul(
@@ -57,6 +60,7 @@ def softmax_matmul(
     causal: bool | int = False,
     empty_rows: str = "nan",
     return_lse: bool = False,
+    stats: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """``softmax(scale * scores + bias, -1) @ values``, where scores are read once and no softmax matrix exists.
 
@@ -69,30 +73,55 @@ def softmax_matmul(
         read where whole tiles do.
     empty_rows: what a row of nothing but -inf gives, "nan" as torch does or "zero".
     return_lse: also return the logarithms of the rows' sums of exponentials, float32 (..., M).
+    stats: these logarithms, if they are known: what `softmax_stats` gives for the same scale, mask, bias and causal,
+        broadcastable to (..., M). Powers are then formed in one step, without maxima, sums and rescaling. The rounding
+        of the log-sum-exps becomes a relative error, of about 1e-7 times their size. They count as functions of the
+        scores: gradients are those of the softmax, and none flows through them.
 
     A NaN or +inf among a row's scores makes the row NaN. The same call gives the same bits every time. Differentiable
-    with respect to scores, values and bias. Values whose rows do not begin at multiples of 16 bytes are copied first,
-    and so are such scores in float32. CPU tensors, values in float32 or float64, functorch transforms and GPUs other
-    than sm_90 are computed in two steps.
+    with respect to scores, values and bias. On sm_90 values whose rows do not begin at multiples of 16 bytes are copied
+    first, and so are such scores in float32; other GPUs read them as they lie, but form gradients by torch's
+    operations. CPU tensors, values in float32 or float64 and functorch transforms are computed in two steps.
 
     Raises TypeError for what is not a dense, real tensor or of another dtype; ValueError for shapes, devices or
     arguments that do not fit; `plan.NotPlanned` for more than three batch dimensions that do not merge.
     """
     _check(scores, values, mask, bias, scale, empty_rows)
-    offset = None if causal is False else int(causal)
-    request = Request(scores, values, mask, bias, float(scale), offset, empty_rows == "zero")
-    given = scores, values, mask, bias
+    if not isinstance(causal, int):
+        raise TypeError(f"causal must be False, True or an int offset, not {type(causal).__name__}")
+    offset = None if causal is False else 0 if causal is True else causal
+    if stats is not None:
+        stats = _checked_stats(stats, scores, values)
+    request = Request(scores, values, mask, bias, float(scale), offset, empty_rows == "zero", stats)
     if torch.compiler.is_compiling():
         # The operator looks at the GPU when it runs.
-        on_gpu = values.is_cuda and values.dtype in HALVES
-        result, lse = operator(*request) if on_gpu else composed(request)
-    elif not request.on_kernel or transformed():
+        by_operator = (values.is_cuda and values.dtype in HALVES) or stats is not None
+        result, lse = operator(*request) if by_operator else composed(request)
+    elif transformed():
+        # Whatever is made of the scores, the sums are functions of them.
+        result, lse = composed(request._replace(stats=None), return_lse)
+    elif not request.on_kernel and not (stats is not None and request.recorded):
         result, lse = composed(request, return_lse)
-    elif routes.watched(*given) or routes.recorded(*given):
+    elif routes.watched(scores, values, mask, bias, stats) or request.recorded:
         result, lse = operator(*request)
     else:
         result, lse = forward(request, return_lse)
+    lse = lse if stats is None else stats
     return (result, lse) if return_lse else result
+
+
+def _checked_stats(stats: object, scores: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Known log-sum-exps, as constants. Raises TypeError and ValueError for what does not fit."""
+    check_tensor("stats", stats, "softmax_matmul")
+    if stats.dtype not in (torch.float32, torch.float64):
+        raise TypeError(f"stats are {stats.dtype}: they must be float32, as softmax_stats gives them")
+    if stats.device != scores.device:
+        raise ValueError(f"stats are on {stats.device}, scores on {scores.device}")
+    rows = (*torch.broadcast_shapes(scores.shape[:-2], values.shape[:-2]), scores.shape[-2])
+    try:
+        return stats.detach().expand(rows)
+    except RuntimeError:
+        raise ValueError(f"stats {tuple(stats.shape)} do not broadcast to the rows {rows}") from None
 
 
 def _check(
@@ -162,8 +191,13 @@ def modified(
 
 
 def composed(request: Request, wants_lse: bool = True) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """In two steps: the softmax, and a product by torch."""
-    scores, values, mask, bias, scale, causal, zero = request
+    """(the result, log-sum-exps or None) in two steps: the softmax, and a product by torch."""
+    scores, values, mask, bias, scale, causal, zero, stats = request
+    if stats is not None:
+        powers = torch.exp(modified(scores, mask, bias, scale, causal) - stats.unsqueeze(-1))
+        if zero:
+            powers = powers.masked_fill(stats.isneginf().unsqueeze(-1), 0.0)
+        return powers.to(values.dtype) @ values, None
     shapes = [t.shape for t in (scores, mask, bias) if t is not None]
     powers = softmax(
         scores.expand(torch.broadcast_shapes(*shapes)),
@@ -179,8 +213,8 @@ def composed(request: Request, wants_lse: bool = True) -> tuple[torch.Tensor, to
 
 def forward(request: Request, return_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
     """(the result, log-sum-exps or None) by our kernel."""
-    scores, values, mask, bias, scale, causal, zero = request
-    batch = request.batch
+    scores, values, mask, bias, scale, causal, zero, stats = request
+    batch, return_lse = request.batch, return_lse and stats is None
     (rows, columns), depth, device = scores.shape[-2:], values.shape[-1], values.device
     result = torch.empty((*batch, rows, depth), dtype=values.dtype, device=device)
     lse = torch.empty((*batch, rows), dtype=torch.float32, device=device) if return_lse else None
@@ -188,7 +222,9 @@ def forward(request: Request, return_lse: bool) -> tuple[torch.Tensor, torch.Ten
         result.fill_(0.0 if zero or depth == 0 else math.nan)
         return result, lse if lse is None else lse.fill_(-math.inf)
     inputs = [t.expand(*batch, *t.shape[-2:]) for t in (scores, values)]
-    inputs = [_readable(inputs[0], lines=True), _readable(inputs[1])]
+    instruction = instruction_of(launch.device_facts(device.index).architecture)
+    tma = instruction == "wgmma"
+    inputs = [_readable(inputs[0], tma, lines=True), _readable(inputs[1], tma)]
     if bias is not None and bias.dtype not in launch.DTYPE_NAMES:
         bias = bias.float()
     extras = [t if t is None else t.expand(*batch, rows, columns) for t in (mask, bias)]
@@ -201,6 +237,8 @@ def forward(request: Request, return_lse: bool) -> tuple[torch.Tensor, torch.Ten
         causal,
         zero,
         return_lse,
+        stats is not None,
+        instruction,
     )
     tensors = [*inputs, *(t for t in extras if t is not None), result]
     if return_lse:
@@ -208,12 +246,17 @@ def forward(request: Request, return_lse: bool) -> tuple[torch.Tensor, torch.Ten
     with torch.cuda.device(device.index):
         if call.plan.kernel.split:
             tensors.append(torch.empty(call.plan.parts_bytes, dtype=torch.uint8, device=device))
+        if stats is not None:
+            tensors.append(stats.to(torch.float32).contiguous())
         call(torch._C._cuda_getCurrentRawStream(device.index), *(t.data_ptr() for t in tensors))
     return result, lse
 
 
-def _readable(tensor: torch.Tensor, lines: bool = False) -> torch.Tensor:
-    """The tensor, or a copy that TMA can read: rows of whole 16 bytes. lines: as it is read for scores."""
+def _readable(tensor: torch.Tensor, tma: bool, lines: bool = False) -> torch.Tensor:
+    """The tensor, or a copy that can be read: of contiguous rows, for TMA of whole 16 bytes. lines: as it is read for
+    scores."""
+    if not tma and (tensor.stride(-1) == 1 or tensor.shape[-1] == 1):
+        return tensor
     operand = launch.operand(tensor)
     if aligned(operand, tensor.shape) or (lines and lines_of(operand, tensor.shape)):
         return tensor
@@ -246,10 +289,20 @@ def _call(
     causal: int | None,
     zero: bool,
     lse: bool,
+    stats: bool,
+    instruction: str,
 ) -> launch.Call:
-    problem = canonical_matmul(shape, depth, scores, values, values.dtype, mask, bias)
+    tma = instruction == "wgmma"
+    problem = canonical_matmul(shape, depth, scores, values, values.dtype, mask, bias, tma=tma)
     made: MatmulPlan = plan_matmul(
-        problem, launch.device_facts(device), scale=scale, causal=causal, zero=zero, lse=lse
+        problem,
+        launch.device_facts(device),
+        scale=scale,
+        causal=causal,
+        zero=zero,
+        lse=lse,
+        stats=stats,
+        instruction=instruction,
     )
     return launch.Call(made, launch.function_of(made.kernel))
 
@@ -263,20 +316,26 @@ def operator(
     scale: float,
     causal: int | None,
     zero: bool,
+    stats: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    request = Request(scores, values, mask, bias, scale, causal, zero)
+    """(the result, log-sum-exps: an empty tensor where they are known)."""
+    request = Request(scores, values, mask, bias, scale, causal, zero, stats)
     if request.on_kernel:
-        return forward(request, True)
-    result, lse = composed(request)
-    return result.contiguous(), lse.to(torch.promote_types(lse.dtype, torch.float32)).contiguous()
+        result, lse = forward(request, True)
+    else:
+        result, lse = composed(request)
+        result = result.contiguous()
+        lse = lse if lse is None else lse.to(torch.promote_types(lse.dtype, torch.float32)).contiguous()
+    return result, stats.new_empty(0) if lse is None else lse
 
 
 @operator.register_fake
-def _(scores, values, mask, bias, scale, causal, zero):
+def _(scores, values, mask, bias, scale, causal, zero, stats=None):
     batch = torch.broadcast_shapes(scores.shape[:-2], values.shape[:-2])
     rows, depth = scores.shape[-2], values.shape[-1]
     wide = torch.promote_types(scores.dtype, torch.float32)
-    return values.new_empty((*batch, rows, depth)), values.new_empty((*batch, rows), dtype=wide)
+    result = values.new_empty((*batch, rows, depth))
+    return result, values.new_empty((*batch, rows), dtype=wide) if stats is None else stats.new_empty(0)
 
 
 def gradients(
@@ -287,7 +346,7 @@ def gradients(
     grad_lse: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """The gradients of scores, values and bias, in torch operations: the softmax is formed again."""
-    scores, values, mask, bias, scale, causal, _ = request
+    scores, values, mask, bias, scale, causal, *_ = request
     x = modified(scores, mask, bias, scale, causal)
     # Rows without a score that counts: exp(-inf - -inf) is not what they added.
     powers = torch.exp(x - lse.nan_to_num(nan=math.nan, neginf=0.0).unsqueeze(-1))
@@ -304,15 +363,19 @@ def gradients(
 
 def _save(ctx, inputs, output):
     ctx.set_materialize_grads(False)  # a result that is not used has no gradient to be read
-    *tensors, scale, causal, zero = inputs
-    ctx.save_for_backward(*tensors, *output)
-    ctx.numbers = scale, causal, zero
+    *tensors, scale, causal, zero, stats = inputs
+    result, lse = output
+    ctx.save_for_backward(*tensors, result, lse if stats is None else stats)
+    ctx.numbers, ctx.known = (scale, causal, zero), stats is not None
 
 
 def _gradient(ctx, grad, grad_lse):
     scores, values, mask, bias, result, lse = ctx.saved_tensors
     request = Request(scores, values, mask, bias, *ctx.numbers)
     grad = torch.zeros_like(result) if grad is None else grad
+    if ctx.known and torch.is_grad_enabled():  # to gradients of gradients it is a function of the scores
+        lse = torch.logsumexp(modified(scores, mask, bias, *ctx.numbers[:2]), -1)
+    grad_lse = None if ctx.known else grad_lse
     # Gradients of gradients need torch's operations.
     if request.on_kernel and not torch.is_grad_enabled():
         wants_bias = bias is not None and ctx.needs_input_grad[3]
@@ -322,7 +385,7 @@ def _gradient(ctx, grad, grad_lse):
         to_bias = to_bias if wants_bias else None
     else:
         to_scores, to_values, to_bias = gradients(request, result, lse, grad, grad_lse)
-    return to_scores, to_values, None, to_bias, None, None, None
+    return to_scores, to_values, None, to_bias, None, None, None, None
 
 
 operator.register_autograd(_gradient, setup_context=_save)

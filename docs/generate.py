@@ -222,6 +222,7 @@ def functions() -> str:
         "amax",
         "sum",
         "softmax_matmul",
+        "softmax_stats",
         "plan_softmax",
         "prepare",
         "plan_reduction",

@@ -10,7 +10,7 @@ import torch
 from compiled import compile_and_read
 
 from cute_softmax import softmax_matmul
-from cute_softmax.hardware import ARCHITECTURES, H200, Device
+from cute_softmax.hardware import ARCHITECTURES, H200
 from cute_softmax.plan.maths import NotPlanned
 from cute_softmax.plan.matmul import MatmulPlan, aligned, canonical_matmul, plan_matmul
 from cute_softmax.problem import Operand
@@ -136,12 +136,6 @@ def test_aligned():
     assert aligned(Operand("fp32", (132, 1)), (64, 128)) and not aligned(Operand("fp32", (130, 1)), (64, 128))
 
 
-def test_other_architectures_are_not_planned():
-    problem = canonical_matmul((64, 64), 64, operand((64, 64)), operand((64, 64)), "bf16")
-    with pytest.raises(NotPlanned, match="sm_80"):
-        plan_matmul(problem, Device(ARCHITECTURES["sm_80"], 108, 40 << 20))
-
-
 def test_the_key_tells_classes_apart():
     plans = [planned(b, r, c, d, **o) for b, r, c, d, o in PLANS]
     names = {(p.kernel.name, p.kernel.dtypes) for p in plans}
@@ -166,6 +160,7 @@ def halves(*shape):
         (ValueError, "mask", (halves(2, 3), halves(3, 4)), {"mask": torch.ones(5, 3, dtype=torch.bool)}),
         (ValueError, "bias", (halves(2, 3), halves(3, 4)), {"bias": halves(4, 2, 3)}),
         (TypeError, "scale", (halves(2, 3), halves(3, 4)), {"scale": "2"}),
+        (TypeError, "causal", (halves(2, 3), halves(3, 4)), {"causal": 0.5}),
         (ValueError, "empty_rows", (halves(2, 3), halves(3, 4)), {"empty_rows": "no"}),
     ],
 )
@@ -185,10 +180,12 @@ def test_composed():
     right = torch.softmax(x, -1) @ v
     torch.testing.assert_close(out[:, :2], right[:, :2])
     assert softmax_matmul(s, v, mask=mask)[:, 2].isnan().all()
-    torch.testing.assert_close(
-        softmax_matmul(s, v, causal=1),
-        torch.softmax(s.masked_fill(torch.ones(5, 7).triu(2) > 0, -math.inf), -1) @ v,
-    )
+    for causal, offset in ((True, 0), (1, 1)):
+        below = torch.ones(5, 7).tril(offset) > 0
+        torch.testing.assert_close(
+            softmax_matmul(s, v, causal=causal),
+            torch.softmax(s.masked_fill(~below, -math.inf), -1) @ v,
+        )
 
 
 def test_gradient_of_the_operator():

@@ -20,20 +20,17 @@ import cutlass.cute as cute
 from cutlass import Float32, Int16, Int32, Int64, const_expr
 from cutlass.cute.nvgpu import cpasync, warpgroup
 
-from . import online, tensor_cores
-from .copy import DTYPES, global_pointer
+from . import tensor_cores
+from .copy import global_pointer
 from .matmul_eighths import Eighths
-from .matmul_rows import MERGE_THREADS, QUAD, STEP_PRODUCTS, TILE_N, Rows, multiply
+from .matmul_merge import MERGE_THREADS, Parts
+from .matmul_rows import QUAD, STEP_PRODUCTS, TILE_N, Rows, multiply
+from .matmul_works import Works
 from .tensor_cores import WARPGROUP, Ring
 
 
-class MatmulKernel(Rows, Eighths):
+class MatmulKernel(Works, Rows, Eighths, Parts):
     """The kernel of one Plan class; spec: see `cute_softmax.plan.MatmulClass`."""
-
-    def __init__(self, spec):
-        self.spec = spec
-        self.dtypes = [DTYPES[name] for name in spec.dtypes]
-        self.exp = online.Fast(spec.dtypes[0])
 
     @cute.jit
     def __call__(
@@ -61,8 +58,8 @@ class MatmulKernel(Rows, Eighths):
             batch to the next among them (0 where batches have strides of their own).
         operands: (address in bytes, row stride, three batch strides in elements) of S and V; (address, row and column
             stride, three batch strides) of the mask and the bias, if there are any; the addresses of the output, of
-            the log-sum-exps, if wanted, and of the parts' results, if there are several. What is written is
-            contiguous.
+            the log-sum-exps, if wanted, of the parts' results, if there are several, and of the given log-sum-exps.
+            These are contiguous.
         """
         s = self.spec
         sizes = (batch_0, batch_1, batch_2)
@@ -218,43 +215,6 @@ class MatmulKernel(Rows, Eighths):
             cute.arch.cluster_arrive(aligned=False)
             cute.arch.cluster_wait()
 
-    def work(self, this, turn: Int32) -> SimpleNamespace:
-        """The tile that this CTA takes in its turn: its place, and how many steps of columns it has: all of a cluster
-        as many as its last one.
-
-        Tiles of one batch follow each other, so that V is in L2. Causal ones come in the order of their length, the
-        longest first, and every second turn in reverse: CTAs then end together.
-        """
-        s = self.spec
-        index = turn * this.teams + this.team
-        if const_expr(s.causal):
-            backwards = turn * this.teams + this.teams - 1 - this.team
-            index = Int32(cutlass.select_(turn % 2 == 1, backwards, index))
-        depth_tile, rest = index % this.depth_tiles, index // this.depth_tiles
-        part, rest = rest % this.parts, rest // this.parts
-        end = this.columns
-        if const_expr(s.causal):
-            batch, row_tile = rest % this.batches, this.row_tiles - 1 - rest // this.batches
-            last = cutlass.min((row_tile + 1) * s.rows * s.cluster, this.rows) - 1
-            end = cutlass.min(end, last + this.offset + 1)
-        else:
-            row_tile, batch = rest % this.row_tiles, rest // this.row_tiles
-        first = part * this.part_steps
-        steps = cutlass.min(cutlass.max(cute.ceil_div(end, TILE_N), 1) - first, this.part_steps)
-        b2, rest = batch % this.sizes[2], batch // this.sizes[2]
-        return SimpleNamespace(
-            exists=index < this.works,
-            row_tile=row_tile * s.cluster + this.rank,
-            depth_tile=depth_tile,
-            part=part,
-            batch=batch,
-            modes=(rest // this.sizes[1], rest % this.sizes[1], b2),
-            first=first,
-            # Of each warpgroup, where they take turns: the last ones may find nothing.
-            steps=cute.ceil_div(steps, s.shares),
-            columns=cutlass.min(this.columns, (first + steps) * TILE_N),
-        )
-
     def place(self, tensor: cute.Tensor, work: SimpleNamespace) -> tuple:
         """The batch coordinates of a work in a TMA tensor, 0 where it is broadcast."""
         return tuple(cutlass.min(b, n - 1) for b, n in zip(work.modes, tensor.shape[2:], strict=True))
@@ -348,7 +308,7 @@ class MatmulKernel(Rows, Eighths):
             if const_expr(s.lines):
                 work.shifts = self.eighths_shifts(this, blocks[0], work)
             for b in cutlass.range_constexpr(s.blocks):
-                self.begin(blocks[b])
+                self.begin(this, blocks[b], work)
             # One product at a time is under way, and one block prepared meanwhile: accumulators are touched only
             # when none is, or ptxas would make every product wait for the one before.
             self.prepare(this, blocks[0], work, first, s_stage, s_phase, lane, None)

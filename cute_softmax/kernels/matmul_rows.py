@@ -23,34 +23,59 @@ STEP_PRODUCTS = TILE_N // 16  # wgmma takes 16 terms at a time
 # may reach BOUND before the reference is moved: below what float16 holds, and so high that it rarely happens.
 HEADROOM = 4.0
 BOUND = 2.0**14
+KNOWN_HEADROOM = 14.0  # where sums are given: then no power exceeds 1
 NOTHING = {"bf16": 0xFF80FF80, "fp16": 0xFC00FC00}  # -inf in both halves of a word
 TINY = 1e-30  # a scale of 0 leaves masked scores masked
-MERGE_THREADS = 128
-MERGE_LOADS = 4  # parts that a thread reads at a time
 
 
 class Rows:
     """The part of `MatmulKernel` that knows softmax."""
 
-    def begin(self, block):
+    def begin(self, this, block, work):
         """A block of rows of which nothing has been seen."""
         block.rO.fill(0.0)
+        if self.spec.stats:
+            self.know(this, block, work)
+            return
         block.rTotal.fill(0.0)
         block.rRef.fill(-float("inf"))
         block.rSlope.fill(0.0)
         block.rShift.fill(0.0)
 
+    def know(self, this, block, work):
+        """Let the rows' powers refer to their given log-sum-exps; rTotal is what results are multiplied by.
+
+        That takes back what all exponents of 2 have in common, the rounding of the log-sum-exp's among it."""
+        slope = self.factor(this.scale) * Float32(online.LOG2_E)
+        for h in range(2):
+            row = cutlass.min(self.row(work, block, h), this.rows - 1)
+            lse = get(this.results[-1], Int64(work.batch) * this.rows + row)
+            block.rRef[h], block.rSlope[h] = lse, slope
+            base = finite(lse)
+            shift = cute.math.fma(-base, Float32(online.LOG2_E), Float32(KNOWN_HEADROOM))
+            block.rShift[h] = shift
+            # Scores in float32 are subtracted from first, see `power`.
+            raised = cute.math.fma(base, Float32(online.LOG2_E), shift)
+            raised = Float32(KNOWN_HEADROOM) if self.spec.dtypes[0] == "fp32" else raised
+            # NaN where the log-sum-exp is infinite: of a row with +inf, or with nothing.
+            inverse = cute.math.exp2(-raised, fastmath=True) + (lse - lse)
+            if self.spec.zero:
+                nothing = lse == Float32(-float("inf"))
+                inverse = Float32(cutlass.select_(nothing, Float32(0.0), inverse))
+            block.rTotal[h] = inverse
+
     @cute.jit
     def take_over(self, block):
         """Let a block's sums and accumulators refer to what its latest powers refer to; these become its operand."""
         rTotal, rO, rFall = block.rTotal, block.rO, block.rFall
-        if rFall[2] != 0.0:
-            for i in cutlass.range_constexpr(cute.size(rO)):
-                rO[i] = rO[i] * rFall[i // 2 % 2]
+        if const_expr(not self.spec.stats):
+            if rFall[2] != 0.0:
+                for i in cutlass.range_constexpr(cute.size(rO)):
+                    rO[i] = rO[i] * rFall[i // 2 % 2]
+                for h in cutlass.range_constexpr(2):
+                    rTotal[h] = rTotal[h] * rFall[h]
             for h in cutlass.range_constexpr(2):
-                rTotal[h] = rTotal[h] * rFall[h]
-        for h in cutlass.range_constexpr(2):
-            rTotal[h] = rTotal[h] + block.rSum[h]
+                rTotal[h] = rTotal[h] + block.rSum[h]
         if const_expr(block.rA is not block.rP):
             copy_words(block.rP, block.rA)
 
@@ -64,7 +89,6 @@ class Rows:
         maximum is found and the powers evaluated again; rFall says what becomes of the earlier ones.
         product: see `multiply`; begun meanwhile, in pieces, as a warp that issues one waits for the one before.
         """
-        rRef, rSum, rFall = block.rRef, block.rSum, block.rFall
         if const_expr(block.begins):
             this.scores.wait(stage, phase)
         if const_expr((self.spec.wide or self.spec.mask) and product is not None):
@@ -77,6 +101,15 @@ class Rows:
         else:
             self.packed_scores(this, block, work, step, stage, lane)
             self.evaluate(block, None, product)
+        if const_expr(not self.spec.stats):
+            self.catch_up(this, block, work, step, stage, lane)
+        if const_expr(block.ends):
+            this.scores.release(stage, lane)
+
+    @cute.jit
+    def catch_up(self, this, block, work, step: Int32, stage: Int32, lane: Int32):
+        """Where the sums of a tile's powers tell that their reference lies too low, find it and the powers again."""
+        rRef, rSum, rFall = block.rRef, block.rSum, block.rFall
         outgrown = [(rSum[h] > Float32(BOUND)) | (rRef[h] == Float32(-float("inf"))) for h in range(2)]
         rFall[2] = 0.0
         if cute.arch.vote_any_sync(outgrown[0] | outgrown[1]):
@@ -89,8 +122,6 @@ class Rows:
                 self.packed_scores(this, block, work, step, stage, lane)
                 self.refer(this, block, self.packed_maxima(block.rP))
                 self.evaluate(block, None, None)
-        if const_expr(block.ends):
-            this.scores.release(stage, lane)
 
     def refer(self, this, block, maxima: list[Float32]):
         """Let the rows' powers refer to the largest scores seen, the tile's maxima included."""
@@ -123,7 +154,7 @@ class Rows:
                 part[j] = rP[k + j]
             x = unpack(part) if wide is None else wide[k : k + 8]
             powers = [self.power(block, x[j], j // 2 % 2) for j in range(8)]
-            for h in range(2):
+            for h in range(0 if self.spec.stats else 2):
                 sums[h].append(tree(operator.add, [p for j, p in enumerate(powers) if j // 2 % 2 == h]))
             rounded = cute.make_rmem_tensor(8, Float32)
             for j in range(8):
@@ -131,14 +162,15 @@ class Rows:
             part.store(rounded.load().to(rP.element_type))
             for j in range(8):
                 rP[k + j] = part[j]
-        for h in range(2):
+        for h in range(0 if self.spec.stats else 2):
             block.rSum[h] = tree(operator.add, sums[h])
 
     def power(self, block, x: Float32, h: int) -> Float32:
-        """exp(scale * (x - ref)) * 2 ** HEADROOM; scores in float32 lie too close for a rounded product."""
+        """exp(scale * (x - ref)) * 2 ** headroom; scores in float32 lie too close for a rounded product."""
         slope = block.rSlope[h]
         if self.spec.dtypes[0] == "fp32":
-            return self.exp.power_on(x - finite(block.rRef[h]), slope, Float32(HEADROOM))
+            headroom = KNOWN_HEADROOM if self.spec.stats else HEADROOM
+            return self.exp.power_on(x - finite(block.rRef[h]), slope, Float32(headroom))
         return self.exp.power_on(x, slope, block.rShift[h])
 
     @cute.jit
@@ -185,7 +217,7 @@ class Rows:
         """A thread's h-th row of S."""
         s = self.spec
         row = block.row + 8 * h
-        if s.lines:
+        if s.eighths:
             row = row % (s.rows // LINES) * LINES + row // (s.rows // LINES)
         return work.row_tile * s.rows + row
 
@@ -196,7 +228,7 @@ class Rows:
         limits, whole = [work.columns, work.columns], work.columns
         if s.causal:
             limits = [cutlass.min(work.columns, row + this.offset + 1) for row in rows]
-            first = work.row_tile * s.rows + (0 if s.lines else block.first)
+            first = work.row_tile * s.rows + (0 if s.eighths else block.first)
             whole = cutlass.min(whole, first + this.offset + 1)
         return rows, step * TILE_N + lane % QUAD * 2, limits, whole
 
@@ -271,6 +303,8 @@ class Rows:
     def total(self, block, h: int) -> Float32:
         """The sum of a row's powers over the quad."""
         total = block.rTotal[h]
+        if self.spec.stats:
+            return total
         for distance in (1, 2):
             total = total + cute.arch.shuffle_sync_bfly(total, offset=distance)
         return total
@@ -321,76 +355,12 @@ class Rows:
 
     def inverse(self, total: Float32) -> Float32:
         """What a row's sums are multiplied by."""
+        if self.spec.stats:
+            return total
         inverse = cute.arch.rcp_approx(total)
         if self.spec.zero:
             inverse = Float32(cutlass.select_(total == 0.0, Float32(0.0), inverse))
         return inverse
-
-    @cute.jit
-    def hand_over(self, this, block, work, share: Int32 | int, lane: Int32):
-        """Store what a part of the columns adds up to, for `merge`: per row and part (reference, sum), then the
-        accumulators of all columns of V."""
-        s = self.spec
-        pieces = this.parts * s.shares
-        padded = this.depth_tiles * s.depth
-        states = self.address_of_parts(this.results)
-        sums = states + Int64(this.batches) * this.rows * pieces * 8
-        for h in cutlass.range_constexpr(2):
-            total = self.total(block, h)
-            row = self.row(work, block, h)
-            if row < this.rows:
-                slot = (Int64(work.batch) * this.rows + row) * pieces + work.part * s.shares + share
-                pair = cute.make_rmem_tensor(2, Float32)
-                for j in cutlass.range_constexpr(s.depth // 8):
-                    for e in cutlass.range_constexpr(2):
-                        pair[e] = block.rO[4 * j + 2 * h + e]
-                    column = work.depth_tile * s.depth + lane % QUAD * 2 + 8 * j
-                    put(Float32, sums, slot * padded + column, pair, 0, 2)
-                if lane % QUAD == 0:
-                    pair[0], pair[1] = block.rRef[h], total
-                    put(Float32, states, slot * 2, pair, 0, 2)
-
-    def address_of_parts(self, results: tuple) -> Int64:
-        return results[1 + self.spec.lse]
-
-    @cute.kernel
-    def merge(self, shape: tuple, scale: Float32, results: tuple):
-        """A CTA adds up the parts of one row, in their order."""
-        s = self.spec
-        groups, depth, pieces = shape
-        tidx, _, _ = cute.arch.thread_idx()
-        cta, _, _ = cute.arch.block_idx()
-        group = Int64(cta)
-        padded = cute.ceil_div(depth, s.depth) * s.depth
-        states = self.address_of_parts(results)
-        sums = states + groups * pieces * 8
-
-        # The largest reference, and the sum relative to it: a lane takes every 32nd part.
-        lane = tidx % 32
-        ref, total = Float32(-float("inf")), Float32(0.0)
-        for p in cutlass.range(lane, pieces, 32, unroll=1):
-            ref = cute.arch.fmax(ref, get(states, (group * pieces + p) * 2))
-        ref = cute.arch.warp_reduction(ref, cute.arch.fmax)
-        slope = self.exp.slope(finite(ref), self.factor(scale))
-        for p in cutlass.range(lane, pieces, 32, unroll=1):
-            slot = (group * pieces + p) * 2
-            total += get(states, slot + 1) * self.exp.fall(finite(get(states, slot)), finite(ref), slope)
-        total = cute.arch.warp_reduction(total, operator.add)
-        inverse = self.inverse(total)
-        if const_expr(s.lse):
-            lse = cute.make_rmem_tensor(1, Float32)
-            lse[0] = self.log_sum(ref, total, scale)
-            put_if(tidx == 0, Float32, results[1], group, lse, 0, 1)
-
-        for column in cutlass.range(tidx, depth, MERGE_THREADS, unroll=1):
-            out = Float32(0.0)
-            for p in cutlass.range(pieces, unroll=MERGE_LOADS):
-                slot = group * pieces + p
-                weight = self.exp.fall(finite(get(states, slot * 2)), finite(ref), slope)
-                out += get(sums, slot * padded + column) * weight
-            one = cute.make_rmem_tensor(1, self.dtypes[2])
-            one[0] = (out * inverse).to(self.dtypes[2])
-            put(self.dtypes[2], results[0], group * depth + column, one, 0, 1)
 
 
 def exchange(numbers: cute.Tensor, lane: Int32):

@@ -60,11 +60,12 @@ def mma(
     return cute.make_tiled_mma(op)
 
 
-def ldmatrix(address: Int32) -> tuple:
+def ldmatrix(address: Int32, transposed: bool = False) -> tuple:
     """Four 8 x 8 matrices of 16-bit numbers, a word of each per lane. Lanes 0-7, 8-15, .. give the addresses (bytes in
     shared memory) of the rows of the first, second, .. matrix."""
+    how = ".trans" if transposed else ""
     return cute.arch.inline_ptx(
-        "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
+        f"ldmatrix.sync.aligned.m8n8.x4{how}.shared.b16 {{{{$w0}}, {{$w1}}, {{$w2}}, {{$w3}}}}, [{{$r0}}];",
         write_only_types=[Uint32] * 4,
         read_only_args=[address],
     )

@@ -11,6 +11,7 @@ from ..hardware import KIB, Architecture, Device
 from ..problem import ALIGNMENT, ITEM_SIZE, Operand
 from .base import ClassBase
 from .maths import NotPlanned
+from .matmul_mma import mma_classes
 
 TILE_N = 64  # columns of S (rows of V) of a step: 128 bytes of 16-bit scores, the width of a swizzled box
 LINE_N = TILE_N + 8  # of a tile whose rows begin anywhere within 16 bytes
@@ -39,11 +40,14 @@ class MatmulClass(ClassBase):
     causal: whether columns beyond the diagonal are skipped; scaled: whether scores are multiplied by a number.
     zero: whether rows with nothing left give zeros instead of NaN.
     vector: elements of the output that are stored at a time.
-    lines: whether rows of S begin anywhere, so that each eighth is a tensor of its own to TMA.
+    lines: whether rows of S begin anywhere: all of 16 bytes around a row's part of a tile is brought.
     mask: whether there is one; bias: its dtype, or "".
     split: whether columns are cut into parts, whose results are merged in a second launch; alternate: whether the
         warpgroups take turns with the steps of the same rows, each with results of its own, instead of rows.
     cluster: CTAs that take neighbouring tiles of rows together and bring V's tiles to each other.
+    instruction: "wgmma", or "mma" for mma.sync, whose warps all load and multiply, by copies of `access` bytes of
+        scores and of values; its two rings are one, and `resident` CTAs share a multiprocessor.
+    stats: whether the rows' log-sum-exps are given.
     """
 
     movement: ClassVar[str] = "matmul"
@@ -66,6 +70,20 @@ class MatmulClass(ClassBase):
     split: bool = False
     alternate: bool = False
     cluster: int = 1
+    instruction: str = "wgmma"
+    access: tuple[int, int] = (ALIGNMENT, ALIGNMENT)
+    resident: int = 1
+    stats: bool = False
+
+    @property
+    def eighths(self) -> bool:
+        """Whether each eighth row of S is a tensor of its own to TMA."""
+        return self.lines and self.instruction == "wgmma"
+
+    @property
+    def stages(self) -> int:
+        """Of the one ring without wgmma."""
+        return self.score_stages
 
     @property
     def wide(self) -> bool:
@@ -80,7 +98,7 @@ class MatmulClass(ClassBase):
     @property
     def step_cost(self) -> float:
         """About how many nanoseconds a step takes, of all warpgroups where they take turns (H200, 2026-11-20)."""
-        return {64: 500.0, 128: 643.0, 256: 1285.0}[self.rows] * max(1.0, self.depth / 128)
+        return {64: 500.0, 128: 643.0, 256: 1285.0}[self.rows] * self.resident * max(1.0, self.depth / 128)
 
     @property
     def lse(self) -> bool:
@@ -97,13 +115,19 @@ class MatmulClass(ClassBase):
 
     @property
     def threads(self) -> int:
-        """The warpgroups that multiply, and one of which two warps bring tiles: registers move between warpgroups."""
-        return 128 * (self.warpgroups + 1)
+        """The warpgroups that multiply, and for wgmma one of which two warps bring tiles: registers move between
+        warpgroups."""
+        return 128 * (self.warpgroups + (self.instruction == "wgmma"))
+
+    @property
+    def loads(self) -> str:
+        """How tiles come to shared memory, in words."""
+        return "TMA" if self.instruction == "wgmma" else "cp.async of {} and {} bytes".format(*self.access)
 
     @property
     def moves_registers(self) -> bool:
         """Whether threads have fewer registers at the launch than a thread can have."""
-        return self.warpgroups > 1
+        return self.instruction == "wgmma" and self.warpgroups > 1
 
     @property
     def producer_registers(self) -> int:
@@ -137,7 +161,7 @@ class MatmulClass(ClassBase):
         parts = [f"{self.rows}x{self.depth}_stages{self.score_stages}_{self.value_stages}"]
         if self.alternate:
             parts[0] = f"{self.warpgroups}x{parts[0]}"
-        flags = ("causal", "scaled", "zero", "mask", "split", "lse", "lines")
+        flags = ("causal", "scaled", "zero", "mask", "split", "lse", "lines", "stats")
         parts += [n for n in flags if getattr(self, n)]
         if self.bias:
             parts.append(f"bias_{self.bias}")
@@ -145,6 +169,8 @@ class MatmulClass(ClassBase):
             parts.append(f"cluster{self.cluster}")
         if self.vector != 8:
             parts.append(f"vector{self.vector}")
+        if self.instruction == "mma":
+            parts.append(f"mma{self.warpgroups}x{self.blocks}_access{self.access[0]}_{self.access[1]}")
         return "_".join(parts)
 
 
@@ -198,8 +224,8 @@ class MatmulPlan:
             f"{', '.join(c.dtypes)}, for {c.architecture}",
             f"  movement   matmul: class {c.name}",
             f"  tile       {c.rows} rows of S, {c.depth} columns of V; {TILE_N} columns of S a step; {turns}",
-            f"  loads      TMA, {c.score_stages} stages of {c.score_stage_bytes} bytes of S"
-            + (", each eighth row by itself" if c.lines else "")
+            f"  loads      {c.loads}, {c.score_stages} stages of {c.score_stage_bytes} bytes of S"
+            + (", each eighth row by itself" if c.eighths else ", rows by themselves" if c.lines else "")
             + f", {c.value_stages} of {c.value_stage_bytes} of V",
             f"  grid       {self.ctas} CTAs for {self.tiles} tiles in {self.parts} part(s)"
             + (f", merged from {self.parts_bytes} bytes" if c.split else "")
@@ -224,7 +250,7 @@ class MatmulPlan:
             self.ctas,
             self.parts,
             self.part_steps,
-            *self.lines,
+            *(self.lines if self.matmul_class.instruction == "wgmma" else ()),
             self.scale,
             self.offset,
         )
@@ -237,8 +263,9 @@ class MatmulProblem:
     rows, columns, depth: M, N, D; batch: sizes of the batch dimensions that do not merge, the slowest first;
     scores, values: strides in rows and in each batch mode (elements), 0 where broadcast; dtypes: of scores, values
     and output. mask, bias_strides: strides in rows, columns and each batch mode; bias: its dtype.
-    lines: where rows of S do not begin at multiples of 16 bytes, how many follow each other at the row stride, and how
-    many of them lie between batches (0: batches begin at multiples of 16 bytes from the first).
+    lines: where rows of S do not begin at multiples of 16 bytes, as TMA needs it, how many follow each other at the
+        row stride, and how many of them lie between batches (0: batches begin at multiples of 16 bytes from the first).
+    access: bytes in whose multiples all rows of scores, and all of values, begin: 16, 4 or 2.
     """
 
     rows: int
@@ -252,6 +279,16 @@ class MatmulProblem:
     bias_strides: tuple[int, ...] | None = None
     bias: str = ""
     lines: tuple[int, int] | None = None
+    access: tuple[int, int] = (ALIGNMENT, ALIGNMENT)
+
+
+def access_of(operand: Operand, shape: Sequence[int]) -> int:
+    """The bytes, 16, 4 or 2, in whose multiples all rows of a tensor with contiguous columns begin."""
+    size = ITEM_SIZE[operand.dtype]
+    begins = [s * size for n, s in zip(shape[:-1], operand.strides[:-1], strict=True) if n > 1]
+    common = math.gcd(ALIGNMENT, operand.address, *begins)
+    # Copies of 8 bytes would be classes of their own.
+    return 4 if common == 8 else common
 
 
 def aligned(operand: Operand, shape: Sequence[int]) -> bool:
@@ -294,10 +331,13 @@ def canonical_matmul(
     output: str,
     mask: Operand | None = None,
     bias: Operand | None = None,
+    *,
+    tma: bool = True,
 ) -> MatmulProblem:
     """The canonical form of S (.., M, N), of this shape, and V (.., N, D), all broadcast to the same batch dimensions.
 
     Batch dimensions keep their order, as the output is contiguous; neighbours merge where they do in all operands.
+    tma: whether scores are read by TMA.
     """
     *batch, rows, columns = shape
     operands = [o for o in (scores, values, mask, bias) if o is not None]
@@ -314,7 +354,7 @@ def canonical_matmul(
     def row_stride(operand: Operand, size: int) -> int:
         return operand.strides[-2] if size > 1 else ALIGNMENT // ITEM_SIZE[operand.dtype]
 
-    lines = None if aligned(scores, shape) else lines_of(scores, shape)
+    lines = None if not tma or aligned(scores, shape) else lines_of(scores, shape)
     score_batch = [strides[0] for _, strides in modes]
     if lines and lines[1]:
         score_batch = [0] * len(modes)  # rows of all batches are one dimension
@@ -330,6 +370,7 @@ def canonical_matmul(
         bias_strides=bias and (*bias.strides[-2:], *(strides[-1] for _, strides in modes)),
         bias=bias.dtype if bias else "",
         lines=lines,
+        access=(access_of(scores, shape), access_of(values, (*batch, columns, depth))),
     )
 
 
@@ -341,14 +382,19 @@ def plan_matmul(
     causal: int | None = None,
     zero: bool = False,
     lse: bool = False,
+    stats: bool = False,
+    instruction: str | None = None,
 ) -> MatmulPlan:
     """The plan of softmax(scale * S) @ V; causal: the offset of the diagonal, or None without one.
 
-    Raises NotPlanned for more batch modes than a TMA descriptor has, and where there is no wgmma.
+    lse: whether log-sum-exps are wanted; stats: whether they are given.
+    instruction: "wgmma" or "mma"; None for the faster one that there is.
+    Raises NotPlanned for more batch modes than a TMA descriptor has, and for wgmma where there is none.
     """
     p = problem
-    if device.architecture.name != "sm_90a":
-        raise NotPlanned(f"softmax_matmul has no kernel for {device.architecture.name} yet")
+    instruction = instruction or instruction_of(device.architecture)
+    if instruction == "wgmma" and device.architecture.name != "sm_90a":
+        raise NotPlanned(f"{device.architecture.name} has no wgmma")
     if len(p.batch) > BATCH_MODES:
         raise NotPlanned(f"{len(p.batch)} batch dimensions do not merge: at most {BATCH_MODES} are planned")
     flags = {
@@ -359,7 +405,12 @@ def plan_matmul(
         "mask": p.mask is not None,
         "bias": p.bias,
         "lines": p.lines is not None,
+        "instruction": instruction,
+        "stats": stats,
     }
+    if instruction == "mma":
+        flags["lines"] = p.access[0] < ALIGNMENT and ITEM_SIZE[p.dtypes[0]] == 2
+        flags["access"] = (ALIGNMENT, p.access[1]) if flags["lines"] else p.access
     dtypes = (*p.dtypes, *(("fp32",) if lse else ()))
     missing = BATCH_MODES - len(p.batch)
 
@@ -372,15 +423,17 @@ def plan_matmul(
     best = None
     for c in matmul_classes(device.architecture, dtypes, p.rows, p.depth, **flags):
         row_tiles = math.ceil(p.rows / (c.rows * c.cluster))
-        teams = device.multiprocessors // c.cluster
+        teams = device.multiprocessors * c.resident // c.cluster
         tiles = math.prod(p.batch) * row_tiles * math.ceil(p.depth / c.depth)
         # Causal tiles differ in length: their parts would, too.
         most = MOST_PARTS if c.alternate or (row_tiles == 1 or causal is None) else 1
         for parts in range(1, min(most, math.ceil(steps / (FEWEST_STEPS * c.shares))) + 1):
             part_steps = math.ceil(steps / parts)
             parts = math.ceil(steps / part_steps)
-            ctas = min(tiles * parts, teams) * c.cluster
-            turns = math.ceil(tiles * parts / teams)
+            ctas = tiles * parts
+            turns = math.ceil(ctas / teams)
+            if instruction == "wgmma":  # CTAs stay for one tile after another
+                ctas = min(ctas, teams) * c.cluster
             split = c.alternate or parts > 1
             made = replace(c, split=split)
             merged = math.prod(p.batch) * p.rows * parts * c.shares * p.depth if split else 0
@@ -400,7 +453,7 @@ def plan_matmul(
             padded(p.scores, 1),
             padded(p.values, 1),
             *extras,
-            *[()] * (1 + lse + c.split),
+            *[()] * (1 + lse + c.split + stats),
         ),
         ctas=ctas,
         parts=parts,
@@ -411,16 +464,25 @@ def plan_matmul(
     )
 
 
+def instruction_of(architecture: Architecture) -> str:
+    """What multiplies on an architecture where nothing else is asked for."""
+    return "wgmma" if architecture.name == "sm_90a" else "mma"
+
+
 def matmul_classes(
     architecture: Architecture, dtypes: tuple[str, ...], rows: int, depth: int, **flags: object
 ) -> Iterator[MatmulClass]:
     """The classes to choose from for so many rows and so many columns of V."""
-    chunks = math.ceil(depth / MAX_DEPTH)
-    depth = math.ceil(math.ceil(depth / chunks) / BOX_COLUMNS) * BOX_COLUMNS
     plain = MatmulClass(architecture.name, dtypes, 2, 1, depth, 1, 1, **flags)
+    # Without wgmma operands and scores in float32 share the registers with all accumulators.
+    chunks = math.ceil(depth / (MAX_DEPTH // 2 if plain.wide and plain.instruction == "mma" else MAX_DEPTH))
+    plain = replace(plain, depth=math.ceil(math.ceil(depth / chunks) / BOX_COLUMNS) * BOX_COLUMNS)
+    if plain.instruction == "mma":
+        yield from mma_classes(architecture, plain, rows)
+        return
     if rows <= BLOCK_ROWS:
         teams = [replace(plain, alternate=True, split=True)]
-    elif depth <= 128 and rows > 2 * BLOCK_ROWS and not (plain.wide or plain.mask or plain.lines):
+    elif plain.depth <= 128 and rows > 2 * BLOCK_ROWS and not (plain.wide or plain.mask or plain.lines):
         # The accumulators of two blocks and 128 columns are 128 of a thread's 240 registers.
         teams = [replace(plain, blocks=2), plain]
     else:

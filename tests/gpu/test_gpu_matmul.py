@@ -6,6 +6,7 @@ result.
 """
 
 import math
+import sys
 
 import pytest
 import torch
@@ -21,6 +22,16 @@ MOST = 2.0
 dtypes = pytest.mark.parametrize("dtype", HALVES)
 
 
+@pytest.fixture(autouse=True, params=["wgmma", "mma"])
+def instruction(request, monkeypatch):
+    """Every test with what the GPU has: mma.sync runs wherever wgmma does."""
+    module = sys.modules["cute_softmax.softmax_matmul"]
+    if request.param == "wgmma" and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("wgmma is sm_90's")
+    monkeypatch.setattr(module, "instruction_of", lambda architecture: request.param)
+    return request.param
+
+
 def tensors(batch, rows, columns, depth, dtype, *, seed=0, spread=1.0, scores=None, shared=None):
     """(scores, values) of normal numbers; scores: another dtype for them; shared: another batch for values."""
     generator = torch.Generator("cuda").manual_seed(seed)
@@ -32,10 +43,14 @@ def tensors(batch, rows, columns, depth, dtype, *, seed=0, spread=1.0, scores=No
     return s, normal(*(batch if shared is None else shared), columns, depth).to(DTYPES[dtype])
 
 
+def diagonal(causal=False, **_):
+    """The offset of the diagonal, or None."""
+    return None if causal is False else 0 if causal is True else causal
+
+
 def oracle(s, v, *, scale=1.0, mask=None, bias=None, causal=False, empty_rows="nan", **_):
     """(softmax in float64 @ V, its log-sum-exps, per element what |P| @ |V| is)."""
-    offset = None if causal is False else int(causal)
-    x = modified(s.double(), mask, None if bias is None else bias.double(), scale, offset)
+    x = modified(s.double(), mask, None if bias is None else bias.double(), scale, diagonal(causal))
     p = torch.softmax(x, -1)
     if empty_rows == "zero":
         p = p.masked_fill((x == -math.inf).all(-1, keepdim=True), 0.0)
@@ -48,8 +63,9 @@ def check(s, v, **options):
     right, right_lse, unit = oracle(s, v, **options)
     assert out.shape == right.shape and out.dtype == v.dtype
     assert torch.equal(out.isnan(), right.isnan())
-    offset = None if options.get("causal", False) is False else int(options["causal"])
-    x = modified(s.float(), options.get("mask"), options.get("bias"), options.get("scale", 1.0), offset)
+    x = modified(
+        s.float(), options.get("mask"), options.get("bias"), options.get("scale", 1.0), diagonal(**options)
+    )
     p = torch.softmax(x, -1)
     if options.get("empty_rows") == "zero":
         p = p.masked_fill((x == -math.inf).all(-1, keepdim=True), 0.0)

@@ -1,0 +1,60 @@
+"""How softmax(S) @ V is cut into tiles of rows, columns of V and parts of the columns of S, and who takes which."""
+
+from types import SimpleNamespace
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, const_expr
+
+from . import online
+from .copy import DTYPES
+from .matmul_rows import TILE_N
+
+
+class Works:
+    """What the kernels of softmax(S) @ V have alike besides `Rows`, whatever multiplies and loads.
+
+    spec: see `cute_softmax.plan.matmul.MatmulClass`.
+    """
+
+    def __init__(self, spec):
+        self.spec = spec
+        self.dtypes = [DTYPES[name] for name in spec.dtypes]
+        self.exp = online.Fast(spec.dtypes[0])
+
+    def work(self, this, turn: Int32) -> SimpleNamespace:
+        """The tile that this CTA takes in its turn: its place, and how many steps of columns it has: all of a cluster
+        as many as its last one.
+
+        Tiles of one batch follow each other, so that V is in L2. Causal ones come in the order of their length, the
+        longest first, and every second turn in reverse: CTAs then end together.
+        """
+        s = self.spec
+        index = turn * this.teams + this.team
+        if const_expr(s.causal):
+            backwards = turn * this.teams + this.teams - 1 - this.team
+            index = Int32(cutlass.select_(turn % 2 == 1, backwards, index))
+        depth_tile, rest = index % this.depth_tiles, index // this.depth_tiles
+        part, rest = rest % this.parts, rest // this.parts
+        end = this.columns
+        if const_expr(s.causal):
+            batch, row_tile = rest % this.batches, this.row_tiles - 1 - rest // this.batches
+            last = cutlass.min((row_tile + 1) * s.rows * s.cluster, this.rows) - 1
+            end = cutlass.min(end, last + this.offset + 1)
+        else:
+            row_tile, batch = rest % this.row_tiles, rest // this.row_tiles
+        first = part * this.part_steps
+        steps = cutlass.min(cutlass.max(cute.ceil_div(end, TILE_N), 1) - first, this.part_steps)
+        b2, rest = batch % this.sizes[2], batch // this.sizes[2]
+        return SimpleNamespace(
+            exists=index < this.works,
+            row_tile=row_tile * s.cluster + this.rank,
+            depth_tile=depth_tile,
+            part=part,
+            batch=batch,
+            modes=(rest // this.sizes[1], rest % this.sizes[1], b2),
+            first=first,
+            # Of each warpgroup, where they take turns: the last ones may find nothing.
+            steps=cute.ceil_div(steps, s.shares),
+            columns=cutlass.min(this.columns, (first + steps) * TILE_N),
+        )
