@@ -29,6 +29,7 @@ import names_figure  # noqa: E402
 
 import cute_softmax  # noqa: E402
 from benchmarks import console, report, results  # noqa: E402
+from benchmarks.cases import FEW_ROWS  # noqa: E402
 from cute_softmax import diagrams, explain, plan  # noqa: E402
 from cute_softmax.classes import classes, longest_row, operand_dtypes  # noqa: E402
 from cute_softmax.hardware import ARCHITECTURES, H200  # noqa: E402
@@ -88,6 +89,39 @@ def all_results() -> str:
     """Every committed suite."""
     files = [p for p in sorted(RESULTS.glob("*.json")) if _is_suite(p)]
     return "\n\n".join(map(suite, files)) or "No results are committed yet."
+
+
+def products() -> str:
+    """Times of softmax_matmul beside the product alone and QuACK's softmax followed by it."""
+    path = RESULTS / "matmul.json"
+    if not path.exists():
+        return "No results are committed yet: `python -m benchmarks --suite matmul --save` measures them."
+    found = results.load(path)
+    rows = []
+    for key, cell in results.cells(found.rows).items():
+        if key.method != "events-cold":
+            continue
+        times = [
+            cell.get(name, {}).get("us")
+            for name in ("cute_softmax", "copy", "quack", "torch", "torch.compile")
+        ]
+        ratio = "" if None in times[:2] else f"{times[0] / times[1]:.2f}"
+        few = key.case.shape[-2] <= FEW_ROWS
+        words = ["" if us is None else f"{us:.0f}" for us in times]
+        words[1] += " (copy)" if few else ""
+        rows.append([key.case.label, words[0], words[1], ratio, *words[2:]])
+    head = [
+        "S",
+        "softmax_matmul, us",
+        "product alone, us",
+        "ratio",
+        "QuACK and product",
+        "torch",
+        "torch.compile",
+    ]
+    h = found.header
+    source = f"{h['gpu']}, {h['date'][:10]}, `{h['command']}`; torch {h['torch']}, QuACK {h['quack']}."
+    return f"{table(head, rows)}\n\n{source}"
 
 
 def opinfo() -> str:
@@ -262,6 +296,7 @@ def _prose(text: str) -> str:
 BLOCKS: dict[str, Callable[[], str]] = {
     "results": headline,
     "all results": all_results,
+    "products": products,
     "forward classes": lambda: class_list("softmax"),
     "backward classes": lambda: class_list("softmax_backward"),
     "reduction classes": lambda: class_list("logsumexp"),

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int16, Int32, Int64, const_expr
+from cutlass import Float32, Int32, Int64, const_expr
 from cutlass.cute.nvgpu import cpasync, warpgroup
 
 from . import tensor_cores
@@ -72,7 +72,7 @@ class MatmulKernel(Works, Rows, Eighths, Parts):
             mS = self.matrix(0, operands[:5], (rows, columns), sizes, transposed=False)
             maps_S = (tuple(tensor_cores.tensor_map(mS, sS_layout, (s.rows, TILE_N))),)
         mV = self.matrix(1, operands[5:10], (columns, depth), sizes, transposed=True)
-        tma_V, tV = tensor_cores.tensor_map(mV, sV_layout, (s.depth, TILE_N), s.cluster)
+        tma_V, tV = tensor_cores.tensor_map(mV, sV_layout, (s.depth, TILE_N))
         tiled_mma = tensor_cores.mma(
             self.dtypes[1], s.depth, a_in_registers=True, a_by_rows=True, b_by_rows=False
         )
@@ -93,13 +93,7 @@ class MatmulKernel(Works, Rows, Eighths, Parts):
             offset,
             operands[10:extra],
             results,
-        ).launch(
-            grid=[ctas, 1, 1],
-            block=[s.threads, 1, 1],
-            cluster=[s.cluster, 1, 1] if const_expr(s.cluster > 1) else None,
-            stream=stream,
-            min_blocks_per_mp=1,
-        )
+        ).launch(grid=[ctas, 1, 1], block=[s.threads, 1, 1], stream=stream, min_blocks_per_mp=1)
         if const_expr(s.split):
             groups = Int64(batch_0) * batch_1 * batch_2 * rows
             self.merge((groups, depth, parts * s.shares), scale, results).launch(
@@ -147,8 +141,7 @@ class MatmulKernel(Works, Rows, Eighths, Parts):
         cta, _, _ = cute.arch.block_idx()
         ctas, _, _ = cute.arch.grid_dim()
         rows, columns, depth = shape
-        # CTAs of a cluster take neighbouring tiles of rows: what they multiply with is the same.
-        row_tiles, depth_tiles = cute.ceil_div(rows, s.rows * s.cluster), cute.ceil_div(depth, s.depth)
+        row_tiles, depth_tiles = cute.ceil_div(rows, s.rows), cute.ceil_div(depth, s.depth)
 
         # Shared memory.
         smem = cutlass.memory.SmemAllocator()
@@ -159,15 +152,11 @@ class MatmulKernel(Works, Rows, Eighths, Parts):
         sV = tensor_cores.shared(smem, self.dtypes[1], sV_layout)
         warps = 4 if const_expr(s.alternate) else s.warpgroups * 4  # that read a stage
         scores = Ring(smem, s.score_stages, s.score_stage_bytes, warps)
-        values = Ring(smem, s.value_stages, s.value_stage_bytes, warps, s.cluster)
+        values = Ring(smem, s.value_stages, s.value_stage_bytes, warps)
         scores.initialise(tidx)
         values.initialise(tidx)
         cute.arch.mbarrier_init_fence()
-        if const_expr(s.cluster > 1):
-            cute.arch.cluster_arrive_relaxed()
-            cute.arch.cluster_wait()
-        else:
-            cute.arch.barrier()
+        cute.arch.barrier()
 
         this = SimpleNamespace(
             rows=rows,
@@ -182,9 +171,8 @@ class MatmulKernel(Works, Rows, Eighths, Parts):
             part_steps=parts[1],
             mask=extras[:6] if const_expr(s.mask) else (),
             bias=extras[-6:] if const_expr(bool(s.bias)) else (),
-            rank=cta % s.cluster,
-            team=cta // s.cluster,
-            teams=ctas // s.cluster,
+            cta=cta,
+            ctas=ctas,
             scale=scale,
             offset=offset,
             lines=lines,
@@ -210,10 +198,6 @@ class MatmulKernel(Works, Rows, Eighths, Parts):
             if const_expr(s.moves_registers):
                 cute.arch.setmaxregister_increase(s.consumer_registers)
             self.consume(this, tiled_mma, tidx - WARPGROUP)
-        if const_expr(s.cluster > 1):
-            # Nobody leaves while others may write or report to it.
-            cute.arch.cluster_arrive(aligned=False)
-            cute.arch.cluster_wait()
 
     def place(self, tensor: cute.Tensor, work: SimpleNamespace) -> tuple:
         """The batch coordinates of a work in a TMA tensor, 0 where it is broadcast."""
@@ -233,15 +217,9 @@ class MatmulKernel(Works, Rows, Eighths, Parts):
         """A warp that fills the ring of scores, or that of values. tX, sX: in global and in shared memory; rows: of a
         tile, or columns of V."""
         gX = cute.flat_divide(tX, (rows, TILE_N))
-        ctas = 1 if const_expr(scores) else self.spec.cluster  # that bring a tile together
         tXsX, tXgX = cpasync.tma_partition(
-            tma,
-            this.rank if const_expr(ctas > 1) else 0,
-            cute.make_layout(ctas),
-            cute.group_modes(sX, 0, 2),
-            cute.group_modes(gX, 0, 2),
+            tma, 0, cute.make_layout(1), cute.group_modes(sX, 0, 2), cute.group_modes(gX, 0, 2)
         )
-        all_of_them = Int16((1 << ctas) - 1) if const_expr(ctas > 1) else None
         stage, phase = ring.begin()
         turn = Int32(0)
         exists = self.work(this, turn).exists
@@ -252,7 +230,7 @@ class MatmulKernel(Works, Rows, Eighths, Parts):
             for step in cutlass.range(work.steps * self.spec.shares, unroll=1):
                 barrier = ring.acquire(stage, phase)
                 at = tXgX[(None, tile, work.first + step, *place)]
-                cute.copy(tma, at, tXsX[(None, stage)], tma_bar_ptr=barrier, mcast_mask=all_of_them)
+                cute.copy(tma, at, tXsX[(None, stage)], tma_bar_ptr=barrier)
                 stage, phase = ring.advance(stage, phase)
             turn += 1
             exists = self.work(this, turn).exists

@@ -23,23 +23,22 @@ class Works:
         self.exp = online.Fast(spec.dtypes[0])
 
     def work(self, this, turn: Int32) -> SimpleNamespace:
-        """The tile that this CTA takes in its turn: its place, and how many steps of columns it has: all of a cluster
-        as many as its last one.
+        """The tile that this CTA takes in its turn: its place, and how many steps of columns it has.
 
         Tiles of one batch follow each other, so that V is in L2. Causal ones come in the order of their length, the
         longest first, and every second turn in reverse: CTAs then end together.
         """
         s = self.spec
-        index = turn * this.teams + this.team
+        index = turn * this.ctas + this.cta
         if const_expr(s.causal):
-            backwards = turn * this.teams + this.teams - 1 - this.team
+            backwards = turn * this.ctas + this.ctas - 1 - this.cta
             index = Int32(cutlass.select_(turn % 2 == 1, backwards, index))
         depth_tile, rest = index % this.depth_tiles, index // this.depth_tiles
         part, rest = rest % this.parts, rest // this.parts
         end = this.columns
         if const_expr(s.causal):
             batch, row_tile = rest % this.batches, this.row_tiles - 1 - rest // this.batches
-            last = cutlass.min((row_tile + 1) * s.rows * s.cluster, this.rows) - 1
+            last = cutlass.min((row_tile + 1) * s.rows, this.rows) - 1
             end = cutlass.min(end, last + this.offset + 1)
         else:
             row_tile, batch = rest % this.row_tiles, rest // this.row_tiles
@@ -48,7 +47,7 @@ class Works:
         b2, rest = batch % this.sizes[2], batch // this.sizes[2]
         return SimpleNamespace(
             exists=index < this.works,
-            row_tile=row_tile * s.cluster + this.rank,
+            row_tile=row_tile,
             depth_tile=depth_tile,
             part=part,
             batch=batch,

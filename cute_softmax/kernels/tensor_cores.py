@@ -8,7 +8,7 @@ from copy import copy
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, Uint32, const_expr
+from cutlass import Float32, Int32, Int64, Uint32
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 from cutlass.cutlass_dsl import extract_mlir_values, new_from_mlir_values
 
@@ -30,16 +30,14 @@ def by_columns(dtype: type, columns: int, rows: int, stages: int):
     return cute.tile_to_shape(atom, (columns, rows, stages), order=(1, 0, 2))
 
 
-def tensor_map(tensor: cute.Tensor, layout, tiler: tuple[int, int], ctas: int = 1) -> tuple:
+def tensor_map(tensor: cute.Tensor, layout, tiler: tuple[int, int]) -> tuple:
     """On the host: (TMA atom, tensor of coordinates) to bring tiles of a tensor in global memory into `layout`.
 
     tensor: (rows or columns, columns or rows, batch modes); beyond its shape zeros are brought.
     layout: with stages.
-    ctas: of a cluster, which all get the same tile: each brings a share of it to all.
     """
     one = cute.slice_(layout, (None, None, 0))
-    op = cpasync.CopyBulkTensorTileG2SOp() if ctas == 1 else cpasync.CopyBulkTensorTileG2SMulticastOp()
-    return cpasync.make_tiled_tma_atom(op, tensor, one, tiler, num_multicast=ctas)
+    return cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileG2SOp(), tensor, one, tiler)
 
 
 def shared(smem: cutlass.memory.SmemAllocator, dtype: type, layout) -> cute.Tensor:
@@ -77,17 +75,9 @@ class Ring:
     A position in the ring is (stage, phase); both sides begin at `begin()` and `advance` alike.
     """
 
-    def __init__(
-        self,
-        smem: cutlass.memory.SmemAllocator,
-        stages: int,
-        stage_bytes: int,
-        consumers: int,
-        ctas: int = 1,
-    ):
-        """consumers: how many times a stage is released in a CTA; each by one thread.
-        ctas: of a cluster, which fill each other's stages: a stage is released to all of them."""
-        self.stages, self.stage_bytes, self.consumers, self.ctas = stages, stage_bytes, consumers, ctas
+    def __init__(self, smem: cutlass.memory.SmemAllocator, stages: int, stage_bytes: int, consumers: int):
+        """consumers: how many times a stage is released; each by one thread."""
+        self.stages, self.stage_bytes, self.consumers = stages, stage_bytes, consumers
         self.full = smem.allocate_array(Int64, num_elems=stages)
         self.empty = smem.allocate_array(Int64, num_elems=stages)
 
@@ -108,7 +98,7 @@ class Ring:
         if thread == 0:
             for i in cutlass.range_constexpr(self.stages):
                 cute.arch.mbarrier_init(self.full + i, 1)
-                cute.arch.mbarrier_init(self.empty + i, self.consumers * self.ctas)
+                cute.arch.mbarrier_init(self.empty + i, self.consumers)
 
     @staticmethod
     def begin(share: Int32 | int = 0) -> tuple[Int32, Int32]:
@@ -136,6 +126,6 @@ class Ring:
 
     @cute.jit
     def release(self, stage: Int32, lane: Int32):
-        """Consumer: the first lane speaks for its warp, all of which has read; in a cluster one lane to each CTA."""
-        if lane < self.ctas:
-            cute.arch.mbarrier_arrive(self.empty + stage, lane if const_expr(self.ctas > 1) else None)
+        """Consumer: the first lane speaks for its warp, all of which has read."""
+        if lane == 0:
+            cute.arch.mbarrier_arrive(self.empty + stage)

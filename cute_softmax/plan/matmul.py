@@ -26,7 +26,7 @@ MOST_PARTS = 256
 FEWEST_STEPS = 4  # of a part
 # In nanoseconds on an H200: what begins and ends a tile, and a number of a part stored and read again.
 TILE_COST = 1500.0
-MERGE_COST = 4e-3
+MERGE_COST = 2e-3
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,6 @@ class MatmulClass(ClassBase):
     mask: whether there is one; bias: its dtype, or "".
     split: whether columns are cut into parts, whose results are merged in a second launch; alternate: whether the
         warpgroups take turns with the steps of the same rows, each with results of its own, instead of rows.
-    cluster: CTAs that take neighbouring tiles of rows together and bring V's tiles to each other.
     instruction: "wgmma", or "mma" for mma.sync, whose warps all load and multiply, by copies of `access` bytes of
         scores and of values; its two rings are one, and `resident` CTAs share a multiprocessor.
     stats: whether the rows' log-sum-exps are given.
@@ -69,7 +68,6 @@ class MatmulClass(ClassBase):
     bias: str = ""
     split: bool = False
     alternate: bool = False
-    cluster: int = 1
     instruction: str = "wgmma"
     access: tuple[int, int] = (ALIGNMENT, ALIGNMENT)
     resident: int = 1
@@ -97,8 +95,8 @@ class MatmulClass(ClassBase):
 
     @property
     def step_cost(self) -> float:
-        """About how many nanoseconds a step takes, of all warpgroups where they take turns (H200, 2026-11-20)."""
-        return {64: 500.0, 128: 643.0, 256: 1285.0}[self.rows] * self.resident * max(1.0, self.depth / 128)
+        """About how many nanoseconds a step takes, of all warpgroups where they take turns (H200, 2026-11-21)."""
+        return {64: 1040.0, 128: 722.0, 256: 1308.0}[self.rows] * self.resident * max(1.0, self.depth / 128)
 
     @property
     def lse(self) -> bool:
@@ -165,8 +163,6 @@ class MatmulClass(ClassBase):
         parts += [n for n in flags if getattr(self, n)]
         if self.bias:
             parts.append(f"bias_{self.bias}")
-        if self.cluster > 1:
-            parts.append(f"cluster{self.cluster}")
         if self.vector != 8:
             parts.append(f"vector{self.vector}")
         if self.instruction == "mma":
@@ -204,10 +200,9 @@ class MatmulPlan:
 
     @property
     def tiles(self) -> int:
-        """Tiles of rows and of D, of all batches; a cluster takes as many as it has CTAs."""
+        """Tiles of rows and of D, of all batches."""
         c = self.matmul_class
-        row_tiles = math.ceil(self.rows / (c.rows * c.cluster)) * c.cluster
-        return math.prod(self.batch) * row_tiles * math.ceil(self.depth / c.depth)
+        return math.prod(self.batch) * math.ceil(self.rows / c.rows) * math.ceil(self.depth / c.depth)
 
     @property
     def movement(self) -> str:
@@ -422,8 +417,8 @@ def plan_matmul(
     steps = math.ceil(end / TILE_N)
     best = None
     for c in matmul_classes(device.architecture, dtypes, p.rows, p.depth, **flags):
-        row_tiles = math.ceil(p.rows / (c.rows * c.cluster))
-        teams = device.multiprocessors * c.resident // c.cluster
+        row_tiles = math.ceil(p.rows / c.rows)
+        at_once = device.multiprocessors * c.resident
         tiles = math.prod(p.batch) * row_tiles * math.ceil(p.depth / c.depth)
         # Causal tiles differ in length: their parts would, too.
         most = MOST_PARTS if c.alternate or (row_tiles == 1 or causal is None) else 1
@@ -431,9 +426,9 @@ def plan_matmul(
             part_steps = math.ceil(steps / parts)
             parts = math.ceil(steps / part_steps)
             ctas = tiles * parts
-            turns = math.ceil(ctas / teams)
+            turns = math.ceil(ctas / at_once)
             if instruction == "wgmma":  # CTAs stay for one tile after another
-                ctas = min(ctas, teams) * c.cluster
+                ctas = min(ctas, at_once)
             split = c.alternate or parts > 1
             made = replace(c, split=split)
             merged = math.prod(p.batch) * p.rows * parts * c.shares * p.depth if split else 0
@@ -487,8 +482,6 @@ def matmul_classes(
         teams = [replace(plain, blocks=2), plain]
     else:
         teams = [plain]
-    if rows > BLOCK_ROWS:
-        teams += [replace(c, cluster=2) for c in teams if rows > c.rows]
     for c in teams:
         room = architecture.shared_memory - RESERVED
         if c.alternate:
