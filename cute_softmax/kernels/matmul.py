@@ -23,7 +23,7 @@ from cutlass.cute.nvgpu import cpasync, warpgroup
 from . import tensor_cores
 from .copy import global_pointer
 from .matmul_eighths import Eighths
-from .matmul_merge import MERGE_THREADS, Parts
+from .matmul_merge import Parts
 from .matmul_rows import QUAD, STEP_PRODUCTS, TILE_N, Rows, multiply
 from .matmul_works import Works
 from .tensor_cores import WARPGROUP, Ring
@@ -96,9 +96,7 @@ class MatmulKernel(Works, Rows, Eighths, Parts):
         ).launch(grid=[ctas, 1, 1], block=[s.threads, 1, 1], stream=stream, min_blocks_per_mp=1)
         if const_expr(s.split):
             groups = Int64(batch_0) * batch_1 * batch_2 * rows
-            self.merge((groups, depth, parts * s.shares), scale, results).launch(
-                grid=[Int32(groups), 1, 1], block=[MERGE_THREADS, 1, 1], stream=stream
-            )
+            self.launch_merge((groups, depth, parts * s.shares), scale, results, stream)
 
     def matrix(self, i: int, operand: tuple, shape: tuple, sizes: tuple, transposed: bool) -> cute.Tensor:
         """A tensor in global memory as (rows, columns, batch modes), or (columns, rows, batch modes); modes that are

@@ -7,10 +7,12 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
 
+from .copy import global_pointer
 from .matmul_rows import QUAD, finite, get, put, put_if
 
 MERGE_THREADS = 128
-MERGE_LOADS = 4  # parts that a thread reads at a time
+MERGE_COLUMNS = 4  # that a thread reads at a time: 16 bytes
+FEW_ROWS = 64
 
 
 class Parts:
@@ -18,13 +20,13 @@ class Parts:
 
     @cute.jit
     def hand_over(self, this, block, work, share: Int32 | int, lane: Int32):
-        """Store what a part of the columns adds up to, for `merge`: per row and part (reference, sum), then the
-        accumulators of all columns of V."""
+        """Store what a part of the columns adds up to, for `merge`: per row and part the accumulators of all
+        columns of V, then (reference, sum)."""
         s = self.spec
         pieces = this.parts * s.shares
         padded = this.depth_tiles * s.depth
-        states = self.address_of_parts(this.results)
-        sums = states + Int64(this.batches) * this.rows * pieces * 8
+        sums = self.address_of_parts(this.results)
+        states = sums + Int64(this.batches) * this.rows * pieces * padded * 4
         for h in cutlass.range_constexpr(2):
             total = self.total(block, h)
             row = self.row(work, block, h)
@@ -43,20 +45,43 @@ class Parts:
     def address_of_parts(self, results: tuple) -> Int64:
         return results[1 + self.spec.lse]
 
+    @property
+    def merge_loads(self) -> int:
+        """Parts that a thread reads at a time."""
+        return 8 if self.spec.rows <= FEW_ROWS else 2
+
+    @property
+    def merge_lanes(self) -> int:
+        """Threads that merge a row: of few rows all of a CTA, as there are many parts; else a warp."""
+        return MERGE_THREADS if self.spec.rows <= FEW_ROWS else 32
+
+    def launch_merge(self, shape: tuple, scale: Float32, results: tuple, stream):
+        """On the host. shape: rows of all batches, columns of V, parts."""
+        rows = MERGE_THREADS // self.merge_lanes
+        self.merge(shape, scale, results).launch(
+            grid=[Int32((shape[0] + rows - 1) // rows), 1, 1], block=[MERGE_THREADS, 1, 1], stream=stream
+        )
+
     @cute.kernel
     def merge(self, shape: tuple, scale: Float32, results: tuple):
-        """A CTA adds up the parts of one row, in their order."""
-        s = self.spec
-        groups, depth, pieces = shape
         tidx, _, _ = cute.arch.thread_idx()
         cta, _, _ = cute.arch.block_idx()
-        group = Int64(cta)
+        lanes = self.merge_lanes
+        group = Int64(cta) * (MERGE_THREADS // lanes) + tidx // lanes
+        if group < shape[0]:
+            self.merge_row(shape, group, tidx % lanes, scale, results)
+
+    @cute.jit
+    def merge_row(self, shape: tuple, group: Int64, thread: Int32, scale: Float32, results: tuple):
+        """Add up the parts of one row, in their order; thread: of those that share the row, whole warps."""
+        s = self.spec
+        groups, depth, pieces = shape
         padded = cute.ceil_div(depth, s.depth) * s.depth
-        states = self.address_of_parts(results)
-        sums = states + groups * pieces * 8
+        sums = self.address_of_parts(results)
+        states = sums + groups * pieces * padded * 4
 
         # The largest reference, and the sum relative to it: a lane takes every 32nd part.
-        lane = tidx % 32
+        lane = thread % 32
         ref, total = Float32(-float("inf")), Float32(0.0)
         for p in cutlass.range(lane, pieces, 32, unroll=1):
             ref = cute.arch.fmax(ref, get(states, (group * pieces + p) * 2))
@@ -72,14 +97,31 @@ class Parts:
         if const_expr(s.lse):
             lse = cute.make_rmem_tensor(1, Float32)
             lse[0] = self.log_sum(ref, total, scale)
-            put_if(tidx == 0, Float32, results[1], group, lse, 0, 1)
+            put_if(thread == 0, Float32, results[1], group, lse, 0, 1)
 
-        for column in cutlass.range(tidx, depth, MERGE_THREADS, unroll=1):
-            out = Float32(0.0)
-            for p in cutlass.range(pieces, unroll=MERGE_LOADS):
-                slot = group * pieces + p
-                weight = self.exp.fall(finite(get(states, slot * 2)), finite(ref), slope)
-                out += get(sums, slot * padded + column) * weight
-            one = cute.make_rmem_tensor(1, self.dtypes[2])
-            one[0] = (out * inverse).to(self.dtypes[2])
-            put(self.dtypes[2], results[0], group * depth + column, one, 0, 1)
+        out = cute.make_rmem_tensor(MERGE_COLUMNS, Float32)
+        rounded = cute.make_rmem_tensor(MERGE_COLUMNS, self.dtypes[2])
+        width = min(s.vector, MERGE_COLUMNS)
+        step = self.merge_lanes * MERGE_COLUMNS
+        for column in cutlass.range(thread * MERGE_COLUMNS, depth, step, unroll=1):
+            out.fill(0.0)
+            for first in cutlass.range(0, pieces, self.merge_loads, unroll=1):
+                # All are on their way before one is used; beyond the last part it is read again, for nothing.
+                read = []
+                for i in cutlass.range_constexpr(self.merge_loads):
+                    slot = group * pieces + cutlass.min(first + i, pieces - 1)
+                    pointer = global_pointer(Float32, sums, slot * padded + column, MERGE_COLUMNS * 4)
+                    numbers = cute.make_rmem_tensor(MERGE_COLUMNS, Float32)
+                    cute.autovec_copy(cute.make_tensor(pointer, cute.make_layout(MERGE_COLUMNS)), numbers)
+                    read.append((numbers, get(states, slot * 2)))
+                for i in cutlass.range_constexpr(self.merge_loads):
+                    numbers, reference = read[i]
+                    weight = self.exp.fall(finite(reference), finite(ref), slope)
+                    for e in cutlass.range_constexpr(MERGE_COLUMNS):
+                        term = cutlass.select_(first + i < pieces, numbers[e] * weight, Float32(0.0))
+                        out[e] = out[e] + Float32(term)
+            for e in cutlass.range_constexpr(MERGE_COLUMNS):
+                rounded[e] = (out[e] * inverse).to(self.dtypes[2])
+            for e in cutlass.range_constexpr(0, MERGE_COLUMNS, width):
+                at = group * depth + column + e
+                put_if(column + e < depth, self.dtypes[2], results[0], at, rounded, e, width)

@@ -18,7 +18,7 @@ from cutlass.cute.nvgpu import warp
 
 from .copy import dot
 from .matmul_eighths import PITCH, Eighths
-from .matmul_merge import MERGE_THREADS, Parts
+from .matmul_merge import Parts
 from .matmul_rows import QUAD, STEP_PRODUCTS, TILE_N, Rows
 from .matmul_works import Works
 from .tensor_cores import BOX, WARPGROUP, ldmatrix
@@ -65,9 +65,7 @@ class MmaKernel(Works, Rows, Eighths, Parts):
         ).launch(grid=[ctas, 1, 1], block=[s.threads, 1, 1], stream=stream, min_blocks_per_mp=1)
         if const_expr(s.split):
             groups = Int64(batch_0) * batch_1 * batch_2 * rows
-            self.merge((groups, depth, parts), scale, results).launch(
-                grid=[Int32(groups), 1, 1], block=[MERGE_THREADS, 1, 1], stream=stream
-            )
+            self.launch_merge((groups, depth, parts), scale, results, stream)
 
     @cute.kernel
     def kernel(
