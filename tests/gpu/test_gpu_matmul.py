@@ -117,6 +117,16 @@ def test_few_rows(dtype, rows):
     check(*tensors((3,), rows, 20000, 128, dtype, spread=3.0))
 
 
+@pytest.mark.parametrize("depth", [7, 66, 128, 320])
+@pytest.mark.parametrize(("rows", "columns"), [(1, 40000), (300, 8200), (1024, 16384)])
+def test_parts(rows, columns, depth):
+    """Of few rows and of many; nothing counts in some parts, whose reference is no score."""
+    s, v = tensors((1,), rows, columns, depth, "bf16")
+    s[0, 0] -= 200
+    s[0, 0, : columns // 2] = -math.inf
+    check(s, v)
+
+
 @dtypes
 @pytest.mark.parametrize("spread", [0.0, 1e-3, 8.0, 40.0])
 def test_spreads(dtype, spread):
