@@ -48,7 +48,7 @@ class Parts:
     @property
     def merge_loads(self) -> int:
         """Parts that a thread reads at a time."""
-        return 8 if self.spec.rows <= FEW_ROWS else 2
+        return 8 if self.spec.rows <= FEW_ROWS else 4
 
     @property
     def merge_lanes(self) -> int:
