@@ -20,6 +20,8 @@ import cutlass.cute as cute
 from cutlass import Float32, Int16, Int32, Int64, const_expr
 from cutlass.cute.nvgpu import cpasync, warpgroup
 
+from layouts.trace import observe
+
 from . import online, tensor_cores
 from .copy import DTYPES, global_pointer
 from .matmul_eighths import Eighths
@@ -79,6 +81,9 @@ class MatmulKernel(Rows, Eighths):
         tiled_mma = tensor_cores.mma(
             self.dtypes[1], s.depth, a_in_registers=True, a_by_rows=True, b_by_rows=False
         )
+        observe("sS", sS_layout)
+        observe("sV", sV_layout)
+        observe("mma", tiled_mma)
         extra = 10 + 6 * (s.mask + bool(s.bias))
         results = operands[extra:]
         self.kernel(
@@ -305,8 +310,7 @@ class MatmulKernel(Rows, Eighths):
         group = cute.arch.make_warp_uniform(group)
 
         # Partition.
-        row = thread // 32 * 16 + lane % 16  # whose address this lane gives to ldmatrix
-        piece = (lane // 16) ^ (lane % 8)
+        row, piece = tensor_cores.row_of_matrix(lane, thread // 32)
         thr_mma = tiled_mma.get_slice(thread)
         tOrV = tiled_mma.make_fragment_B(thr_mma.partition_B(this.sV))
         share = group if const_expr(s.alternate) else 0

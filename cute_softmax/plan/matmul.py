@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from ..hardware import KIB, Architecture, Device
 from ..problem import ALIGNMENT, ITEM_SIZE, Operand
-from .base import ClassBase
+from .base import ClassBase, PlanBase
 from .maths import NotPlanned
 
 TILE_N = 64  # columns of S (rows of V) of a step: 128 bytes of 16-bit scores, the width of a swizzled box
@@ -149,7 +149,7 @@ class MatmulClass(ClassBase):
 
 
 @dataclass(frozen=True)
-class MatmulPlan:
+class MatmulPlan(PlanBase):
     """One launch of softmax(S) @ V.
 
     rows, columns, depth: M, N, D of S (batch, M, N) and V (batch, N, D); batch: sizes of the batch modes, the slowest
@@ -182,10 +182,6 @@ class MatmulPlan:
         c = self.matmul_class
         row_tiles = math.ceil(self.rows / (c.rows * c.cluster)) * c.cluster
         return math.prod(self.batch) * row_tiles * math.ceil(self.depth / c.depth)
-
-    @property
-    def movement(self) -> str:
-        return self.matmul_class.movement
 
     def explain(self) -> str:
         """The plan as a person would want to read it."""
