@@ -160,7 +160,7 @@ def _tile(view: View) -> Figure:
         notes.append(
             "Rows of S begin anywhere, but every eighth row as far from 16 bytes as the first: the tile comes as "
             f"{named.LINES} boxes of every eighth row, so that row r of shared memory is row "
-            f"r % {c.rows // named.LINES} * {named.LINES} + r / {c.rows // named.LINES} of the tile."
+            f"{named.LINES} (r mod {c.rows // named.LINES}) + r / {c.rows // named.LINES} of the tile."
         )
     if c.cluster > 1:
         notes.append(
@@ -344,8 +344,8 @@ def _fragments(view: View) -> Figure:
     return figure.noted(
         f"{count(BLOCKS, 'instruction')} of these multiply a step's 64 columns. A: powers P from registers. B: "
         f"{named.INSTRUCTION_K} rows of V, given by the address of the tile. C: {c.depth // 2} float32 sums a thread.",
-        "A and C place rows alike: thread t holds rows t / 4 and 8 below in both. So each thread rescales the sums of "
-        "just the two rows whose scores it holds, without asking anybody.",
+        "A and C place rows alike: thread t of a warp holds its rows t / 4 and t / 4 + 8 in both. So each thread "
+        "rescales the sums of just the two rows whose scores it holds, without asking anybody.",
         "A warp by itself is mma.sync m16n8k16, whose A and C fragments are the 16 rows of one warp.",
     )
 

@@ -257,15 +257,15 @@ def _ldmatrix(view: View) -> Figure:
 def _lines(view: View) -> Figure:
     c = view.kernel
     figure = draw.thread_value(
-        _turned(named.fragment(c.rows), SLAB, c.rows),
-        (c.rows, SLAB),
+        _turned(named.fragment(named.INSTRUCTION_K), SLAB, named.INSTRUCTION_K),
+        (named.INSTRUCTION_K, SLAB),
         memory=view.scores,
         space="sS",
         element_bytes=view.size,
         shared=True,
         keep=(named.WARP_ROWS,),
         fold=False,
-        title="sS: scores line by line, read element by element",
+        title=f"sS: {named.INSTRUCTION_K} lines of scores, read element by element",
     )
     return figure.noted(
         f"Lines lie {c.pitch} elements apart, each beginning within its first 16 bytes as it does in global "

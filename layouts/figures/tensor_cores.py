@@ -120,7 +120,7 @@ def shared_operand_product(
     canvases = [
         headed(f"{names[0]}  {m} \u00d7 {k}: {where[a_shared]}", drawn_a),
         headed(f"{names[1]}  {k} \u00d7 {n}: shared memory, {PIECE} bytes a cell", drawn_b),
-        headed(f"{names[2]}  {m} \u00d7 {n}: registers, float32", drawn_c),
+        headed(f"{names[2]}  {m} \u00d7 {n}: registers", drawn_c),
     ]
     body = Canvas()
     told = [f"{names[0]} {a}", f"{names[1]} {b_memory}", f"{names[2]} {c}"]
@@ -196,6 +196,9 @@ def matrix_load(
         columns = range(across.start // tile.fold, across.stop // tile.fold)
         return headed(heading, draw(grid, [down], [[columns]]))
 
+    where = (
+        "one to a lane of each of the eight quads" if transposed else "in pairs to the four lanes of a quad"
+    )
     parts = [
         side(source, "addresses", space=space, memory=memory, element_bytes=element_bytes, shared=True),
         side(fragment, "elements, then in registers"),
@@ -204,7 +207,7 @@ def matrix_load(
         beside(parts, 44),
         title or "ldmatrix",
         f"Warp {warp}: four 8 \u00d7 8 matrices by one instruction. A row of a matrix is {PIECE} bytes side by side in "
-        "shared memory, whose address one lane gives; its eight elements go to the four lanes of a quad.",
+        f"shared memory, whose address one lane gives; its eight elements go {where}.",
         f"ldmatrix: addresses {source}, elements {fragment}.",
         [
             Swatch("t0", "T0", "thread; colour = thread mod 8"),
