@@ -295,8 +295,10 @@ def trace(c) -> dict:
     for name, value in seen.items():
         if isinstance(value, ComposedLayout):
             assert value.outer == Swizzle(3, 4, 3) and value.offset == 0
-            item = ITEM_SIZE[c.dtypes[0 if name in ("sS", "lines") else 1]]
+            item = ITEM_SIZE[c.dtypes[0 if name == "sS" else 1]]
             found[name] = ComposedLayout(named.swizzle(item), 0, value.inner)
+        elif isinstance(value, Layout):
+            found[name] = value
         else:
             assert isinstance(value, MmaValue)
             found |= {
