@@ -3,6 +3,7 @@
 python -m cute_softmax demo [4096x8192] [--dim -1] [--dtype bf16]      run, check, explain, time and draw
 python -m cute_softmax explain 8x512x64 [--dim 0 2] [--backward]       how a softmax of this shape would run
 python -m cute_softmax diagrams 4096x8192 [--dim -1] [-o out]          the layouts of its kernel, as figures
+python -m cute_softmax explain|diagrams 32x4096x4096 --matmul 128      the same of softmax(S) @ V, D = 128
 python -m cute_softmax classes [--arch sm_90a] [--dtype bf16]          what there is to compile
 python -m cute_softmax precompile [--arch sm_90a] [--dtype bf16 ...]   compile it all, into the store on disk
 python -m cute_softmax cache [path|list|clear]                         that store
@@ -60,6 +61,9 @@ def parser() -> argparse.ArgumentParser:
         "--dim", type=dims, nargs="+", default=[(-1,)], help="the reduced dimensions: -1, or 0 2 (-1)"
     )
     explain.add_argument("--backward", action="store_true", help="the backward pass instead")
+    explain.add_argument(
+        "--matmul", type=int, metavar="D", help="softmax(S) @ V for S of the shape and D columns of V"
+    )
 
     # Its own arguments: see `diagrams`.
     command("diagrams", "The layouts of the kernel of this shape as figures, and a page to explore them.")
@@ -94,6 +98,16 @@ def run_explain(given: argparse.Namespace) -> int:
 
     device = launch.device_facts(torch.cuda.current_device()) if torch.cuda.is_available() else hardware.H200
     dim = tuple(d for part in given.dim for d in part)
+    if given.matmul is not None:
+        from . import diagrams
+
+        if dim != (-1,):
+            raise ValueError("--matmul is softmax(S) @ V over the last dimension of S: without --dim")
+        made = diagrams.plan_matmul_shape(
+            given.shape, given.matmul, given.dtype, backward=given.backward, device=device
+        )
+        print(made.explain())
+        return 0
     print(functional.explain(given.shape, dim, given.dtype, backward=given.backward, device=device))
     return 0
 

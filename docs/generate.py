@@ -316,6 +316,7 @@ def drawings() -> dict[str, Figure]:
     """The figures of the pages by name."""
     panels = diagrams.figures(diagrams.plan_shape((1024, 262144), dim=0))
     parts = diagrams.figures(diagrams.plan_shape((4, 4_000_000)))
+    product = diagrams.figures(diagrams.plan_matmul_shape((32, 4096, 4096), 128))
     long, ragged = diagrams.plan_of(8192, 30000), diagrams.plan_of(4096, 1023)
     return {
         "names": names_figure.names(),
@@ -323,6 +324,7 @@ def drawings() -> dict[str, Figure]:
         "cluster": diagrams.figures(long)["cluster"],
         "panel": panels["tv"],
         "meeting": parts["meeting"],
+        **{f"matmul_{name}": product[name] for name in ("tile", "fragments", "registers", "values")},
     }
 
 

@@ -7,7 +7,9 @@ reads one twice or misaligns an access is found without a GPU. Pure Python: no t
 from __future__ import annotations
 
 from ..plan import PanelPlan, Plan
-from . import panel, row
+from ..plan.matmul import MatmulPlan
+from ..plan.matmul_backward import MatmulBackwardPlan
+from . import matmul, panel, row
 from .report import MAX_PHASES, Report, Traffic
 from .row import columns_of, pieces, requests, row_coverage, staged, tile_tv, traffic_of
 
@@ -26,6 +28,8 @@ __all__ = [
 ]
 
 
-def check(plan: Plan | PanelPlan) -> Report:
+def check(plan: Plan | PanelPlan | MatmulPlan | MatmulBackwardPlan) -> Report:
     """Coverage, alignment and sectors of the first tile or panel, and the wavefronts of shared memory."""
+    if isinstance(plan, (MatmulPlan, MatmulBackwardPlan)):
+        return matmul.check(plan)
     return panel.check(plan) if isinstance(plan, PanelPlan) else row.check(plan)

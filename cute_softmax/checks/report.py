@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..plan import PanelPlan, Plan
+from ..plan.base import PlanBase
 
 MAX_PHASES = 64  # rows or panels looked at: more than there are ways to lie off a vector boundary
 
@@ -36,7 +36,7 @@ class Traffic:
 class Report:
     """What `check` found: `problems` is empty where all is well."""
 
-    plan: Plan | PanelPlan
+    plan: PlanBase
     problems: tuple[str, ...]
     coverage: str
     traffic: tuple[Traffic, ...]

@@ -1,7 +1,8 @@
 """Plan -> named figures, drawn from the very layouts that the kernel is built from.
 
 `figures(plan)` gives them by name, `write(plan, folder)` puts them into files beside the explorer, and
-`python -m cute_softmax diagrams 4096x65536 --dtype bf16 -o out/` does so from the command line. Needs no GPU.
+`python -m cute_softmax diagrams 4096x65536 --dtype bf16 -o out/` does so from the command line; with `--matmul 128` it
+is softmax(S) @ V with 128 columns of V. Needs no GPU.
 """
 
 from __future__ import annotations
@@ -11,14 +12,16 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
-from layouts import Layout
+from layouts import AnyLayout
 from layouts.figures import Figure
 from layouts.html import Step, save_explorer
 
-from ..hardware import ARCHITECTURES, H200
-from ..plan import MATHS, PanelClass, PanelPlan, Plan, RowClass, plan
-from ..problem import Operand, canonical, canonical_dims
-from . import panel, row
+from ..hardware import ARCHITECTURES, H200, Device
+from ..plan import MATHS, NotPlanned, PanelClass, PanelPlan, Plan, RowClass, plan
+from ..plan.matmul import MatmulClass, MatmulPlan, canonical_matmul, plan_matmul
+from ..plan.matmul_backward import MatmulBackwardClass, MatmulBackwardPlan, plan_matmul_backward
+from ..problem import ITEM_SIZE, Operand, canonical, canonical_dims
+from . import matmul, matmul_backward, panel, row
 from .command import main
 from .command import parser as _parser
 from .common import FOLLOWED
@@ -33,6 +36,7 @@ __all__ = [
     "main",
     "overview",
     "page",
+    "plan_matmul_shape",
     "plan_of",
     "plan_shape",
     "walk",
@@ -40,43 +44,55 @@ __all__ = [
 ]
 
 
-def _movement(plan: Plan | PanelPlan) -> ModuleType:
-    """The module that draws a Plan."""
-    return panel if isinstance(plan, PanelPlan) else row
+AnyPlan = Plan | PanelPlan | MatmulPlan | MatmulBackwardPlan
+MODULES = {
+    PanelPlan: panel,
+    PanelClass: panel,
+    MatmulPlan: matmul,
+    MatmulClass: matmul,
+    MatmulBackwardPlan: matmul_backward,
+    MatmulBackwardClass: matmul_backward,
+}
 
 
-def drawn(c: RowClass | PanelClass) -> dict[str, Layout]:
+def _movement(made: AnyPlan | RowClass | PanelClass | MatmulClass | MatmulBackwardClass) -> ModuleType:
+    """The module that draws a Plan or a class."""
+    return next((module for kind, module in MODULES.items() if isinstance(made, kind)), row)
+
+
+def drawn(c: RowClass | PanelClass | MatmulClass | MatmulBackwardClass) -> dict[str, AnyLayout]:
     """The layouts that figures of a Plan class draw, under the names by which its kernel tells them while it
     is traced (`layouts.trace.observing`)."""
-    return panel.drawn(c) if isinstance(c, PanelClass) else row.drawn(c)
+    return _movement(c).drawn(c)
 
 
-def figures(plan: Plan | PanelPlan, thread: int | None = None) -> dict[str, Figure]:
+def figures(plan: AnyPlan, thread: int | None = None) -> dict[str, Figure]:
     """The figures of a Plan by name, in the order in which a kernel works.
 
     tv: one step of all threads. tile: the CTA's whole tile in global memory. smem: staged inputs in shared
     memory. edges: head, body and tail of rows off a vector boundary. predicate: the vectors that exist.
     shuffle, reduction_buffer, cluster: how partial results meet in a CTA and a cluster; meeting: in global memory.
+    Of softmax(S) @ V: tile: its blocks. ring: stages of shared memory. scores, values, grad: swizzled tiles there.
+    ldmatrix, pairs, lines: scores on their way to registers. registers: one thread's, up to the operand. fragments,
+    first_product, second_product: A, B and C of the instructions. exchange: before the store.
     thread: `thread` (by default one at the end of a group) followed through all of them. What a Plan does not use is
-    left out. Raises ValueError for a thread that the CTA lacks.
+    left out. Raises ValueError for a thread that the CTA lacks; of softmax(S) @ V they count within a warpgroup.
     """
     return _movement(plan).figures(plan, thread)
 
 
-def overview(plan: Plan | PanelPlan) -> Figure:
+def overview(plan: AnyPlan) -> Figure:
     """The tile of a Plan over its explanation: what a notebook shows."""
     explained = (" ".join(line.split()) for line in plan.explain().splitlines())
     return _movement(plan).overview(plan).noted(*explained)
 
 
-def walk(plan: Plan | PanelPlan, found: dict[str, Figure], thread: int | None = None) -> list[Step]:
+def walk(plan: AnyPlan, found: dict[str, Figure], thread: int | None = None) -> list[Step]:
     """The steps of the explorer: one group on its way through the figures of the Plan."""
     return _movement(plan).walk(plan, found, thread)
 
 
-def write(
-    plan: Plan | PanelPlan, folder: str | Path, png: bool = False, thread: int | None = None
-) -> list[Path]:
+def write(plan: AnyPlan, folder: str | Path, png: bool = False, thread: int | None = None) -> list[Path]:
     """Write all figures of a Plan as SVG (and PNG) and its explorer, a page that links them.
 
     Returns the paths. png: needs cairosvg, RuntimeError without it.
@@ -89,7 +105,7 @@ def write(
     return [*paths, save_explorer(folder / "explorer.html", **page(plan, found, thread))]
 
 
-def page(plan: Plan | PanelPlan, found: dict[str, Figure] | None = None, thread: int | None = None) -> dict:
+def page(plan: AnyPlan, found: dict[str, Figure] | None = None, thread: int | None = None) -> dict:
     """The arguments of `layouts.html.explorer` for a Plan."""
     found = found or figures(plan, thread)
     shown = {name: figure for name, figure in found.items() if name != FOLLOWED}
@@ -121,6 +137,50 @@ def plan_shape(
     operands += [Operand(dtype, _strides(shape, dims))] * len(facts.group_outputs)
     device = replace(H200, architecture=ARCHITECTURES[architecture])
     return plan(math, canonical(shape, dims, operands), device, online=online)
+
+
+def plan_matmul_shape(
+    shape: Sequence[int],
+    depth: int,
+    dtype: str = "bf16",
+    *,
+    scores: str | None = None,
+    backward: bool = False,
+    causal: int | None = None,
+    scale: float = 1.0,
+    device: Device = H200,
+) -> MatmulPlan | MatmulBackwardPlan:
+    """The plan of softmax(S) @ V, or with `backward` that of its gradients, for contiguous S (.., M, N) of `shape` and
+    V (.., N, depth).
+
+    dtype: of all, but for what `scores` says of S and dS. causal: the offset of the diagonal.
+    Raises ValueError for a shape of one dimension or with nothing in it, NotPlanned where no kernel serves it.
+    """
+    if len(shape) < 2:
+        raise ValueError(f"scores have at least two dimensions, got {tuple(shape)}")
+    if min(*shape, depth) < 1:
+        raise ValueError(f"scores {tuple(shape)} and {depth} columns of values: all must be at least 1")
+    if ITEM_SIZE[dtype] != 2:
+        raise NotPlanned(f"values in {dtype} take two steps: the softmax, and a product by torch")
+    *batch, rows, columns = shape
+
+    def contiguous(kind: str, *sizes: int) -> Operand:
+        return Operand(kind, _strides((*batch, *sizes), ()))
+
+    s, v = contiguous(scores or dtype, rows, columns), contiguous(dtype, columns, depth)
+    if not backward:
+        return plan_matmul(canonical_matmul(shape, depth, s, v, dtype), device, scale=scale, causal=causal)
+    o = contiguous(dtype, rows, depth)
+    operands = {
+        "scores": s,
+        "grad": o,
+        "values": v,
+        "dscores": s,
+        "dvalues": v,
+        "output": o,
+        "lse": Operand("fp32", _strides((*batch, rows), ())),
+    }
+    return plan_matmul_backward(shape, (False,) * len(batch), depth, operands, device, causal=causal)
 
 
 def _strides(shape: Sequence[int], reduced: Sequence[int]) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ import argparse
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ..hardware import ARCHITECTURES, H200
@@ -14,18 +15,31 @@ from ..problem import ITEM_SIZE
 
 def main(argv: Sequence[str] | None = None) -> int:
     """`diagrams 4096x65536 --dtype bf16 -o out/`: write a problem's figures; 0, or 2 for bad input."""
-    from . import plan_shape, write
+    from . import plan_matmul_shape, plan_shape, write
 
     options = parser().parse_args(argv)
     try:
-        made = plan_shape(
-            options.shape,
-            options.dtype,
-            dim=options.dim,
-            math="softmax_backward" if options.backward else "softmax",
-            online=not options.two_pass,
-            architecture=options.arch,
-        )
+        if options.matmul is None:
+            made = plan_shape(
+                options.shape,
+                options.dtype,
+                dim=options.dim,
+                math="softmax_backward" if options.backward else "softmax",
+                online=not options.two_pass,
+                architecture=options.arch,
+            )
+        elif options.dim != [-1] or options.two_pass:
+            raise ValueError(
+                "--matmul is softmax(S) @ V over the last dimension of S: without --dim and --two-pass"
+            )
+        else:
+            made = plan_matmul_shape(
+                options.shape,
+                options.matmul,
+                options.dtype,
+                backward=options.backward,
+                device=replace(H200, architecture=ARCHITECTURES[options.arch]),
+            )
         paths = write(made, options.output, options.png, options.thread)
     except (ValueError, NotImplementedError, RuntimeError, IndexError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -52,10 +66,13 @@ def parser() -> argparse.ArgumentParser:
         "--dim", type=int, nargs="+", default=[-1], help="the reduced dimensions: -1, or 0 2 (-1)"
     )
     found.add_argument("--dtype", choices=tuple(ITEM_SIZE), default="bf16", help="of all operands")
+    found.add_argument(
+        "--matmul", type=int, metavar="D", help="softmax(S) @ V for S of the shape and D columns of V"
+    )
     found.add_argument("--backward", action="store_true", help="the gradient's kernel")
     found.add_argument("--two-pass", action="store_true", help="maximum, then sum, instead of both at once")
     found.add_argument("--arch", choices=tuple(ARCHITECTURES), default=H200.architecture.name)
-    found.add_argument("--thread", type=int, help="the thread to follow; by default one at the end of a row")
+    found.add_argument("--thread", type=int, help="the thread to follow")
     found.add_argument("--png", action="store_true", help="PNG beside every SVG (needs cairosvg)")
     found.add_argument("-o", "--output", type=Path, default=Path("diagrams"), help="folder to write into")
     return found

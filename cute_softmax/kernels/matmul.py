@@ -20,6 +20,8 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
 from cutlass.cute.nvgpu import cpasync, warpgroup
 
+from layouts.trace import observe
+
 from . import tensor_cores
 from .copy import global_pointer
 from .matmul_eighths import Eighths
@@ -76,6 +78,9 @@ class MatmulKernel(Works, Rows, Eighths, Parts):
         tiled_mma = tensor_cores.mma(
             self.dtypes[1], s.depth, a_in_registers=True, a_by_rows=True, b_by_rows=False
         )
+        observe("sS", sS_layout)
+        observe("sV", sV_layout)
+        observe("mma", tiled_mma)
         extra = 10 + 6 * (s.mask + bool(s.bias))
         results = operands[extra:]
         self.kernel(
@@ -241,8 +246,7 @@ class MatmulKernel(Works, Rows, Eighths, Parts):
         group = cute.arch.make_warp_uniform(group)
 
         # Partition.
-        row = thread // 32 * 16 + lane % 16  # whose address this lane gives to ldmatrix
-        piece = (lane // 16) ^ (lane % 8)
+        row, piece = tensor_cores.row_of_matrix(lane, thread // 32)
         thr_mma = tiled_mma.get_slice(thread)
         tOrV = tiled_mma.make_fragment_B(thr_mma.partition_B(this.sV))
         share = group if const_expr(s.alternate) else 0

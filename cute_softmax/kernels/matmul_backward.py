@@ -20,11 +20,13 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
 from cutlass.cute.nvgpu import cpasync, warp, warpgroup
 
+from layouts.trace import observe
+
 from .copy import DTYPES, global_pointer
 from .matmul_lines import ScoreLines
 from .matmul_powers import Powers, hide
 from .matmul_values import SLAB, ValueRows, swizzled
-from .tensor_cores import WARPGROUP, by_columns, by_rows, mma
+from .tensor_cores import WARPGROUP, by_columns, by_rows, mma, row_of_transposed
 
 CLEARERS = 3  # warps of the producers' warpgroup that have nothing else to do
 REGISTERS = {
@@ -147,6 +149,14 @@ class MatmulBackwardKernel(Powers, ScoreLines, ValueRows):
             cute.arch.fence_proxy("async.shared", space="cta")
         cute.arch.sync_threads()
 
+        sO_layout = by_rows(self.half, s.rows, s.depth, s.stages)
+        sOt_layout = by_columns(self.half, s.depth, s.rows, s.stages)
+        sS_layout = by_rows(self.dtype, s.rows, s.columns, s.stages)
+        observe("sO", sO_layout)
+        observe("sOt", sOt_layout)
+        if const_expr(not s.lines):
+            observe("sS", sS_layout)
+
         row_blocks = (M + s.rows - 1) // s.rows
         column_blocks = (N + s.columns - 1) // s.columns
         this = SimpleNamespace(
@@ -174,9 +184,9 @@ class MatmulBackwardKernel(Powers, ScoreLines, ValueRows):
             rawS=rawS,
             rawZ=rawZ,
             rawV=rawV,
-            sO=swizzled(rawO, by_rows(self.half, s.rows, s.depth, s.stages)),
-            sOt=swizzled(rawO, by_columns(self.half, s.depth, s.rows, s.stages)),
-            sS=None if s.lines else swizzled(rawS, by_rows(self.dtype, s.rows, s.columns, s.stages)),
+            sO=swizzled(rawO, sO_layout),
+            sOt=swizzled(rawO, sOt_layout),
+            sS=None if s.lines else swizzled(rawS, sS_layout),
             sL=sL,
             full=full,
             empty=empty,
@@ -270,12 +280,16 @@ class MatmulBackwardKernel(Powers, ScoreLines, ValueRows):
         # dP^T (64 columns of S, rows) = V (columns, depth) @ dO^T; dV (columns, depth) = P^T (columns, rows) @ dO.
         mma_P = mma(self.half, s.rows, a_in_registers=not s.deep, a_by_rows=True, b_by_rows=True)
         mma_V = mma(self.half, s.share_depth, a_in_registers=True, a_by_rows=True, b_by_rows=False)
+        observe("mma_P", mma_P)
+        observe("mma_V", mma_V)
         thr_P, thr_V = mma_P.get_slice(tid), mma_V.get_slice(tid)
         rP = thr_P.make_fragment_C(thr_P.partition_shape_C((SLAB, s.rows)))
         rdV = thr_V.make_fragment_C(thr_V.partition_shape_C((SLAB, s.share_depth)))
         rE = thr_V.make_fragment_A(thr_V.partition_shape_A((SLAB, s.rows)))
         if const_expr(s.deep):
-            sV = swizzled(this.rawV, by_rows(self.half, SLAB, s.depth, s.slabs))
+            sV_layout = by_rows(self.half, SLAB, s.depth, s.slabs)
+            observe("sV", sV_layout)
+            sV = swizzled(this.rawV, sV_layout)
             rV = thr_P.make_fragment_A(thr_P.partition_A(sV))[None, None, None, slab]
         else:
             rV = thr_P.make_fragment_A(thr_P.partition_shape_A((SLAB, s.depth)))
@@ -290,8 +304,8 @@ class MatmulBackwardKernel(Powers, ScoreLines, ValueRows):
 
         # Where this lane's row of the four 8 x 8 matrices of an ldmatrix or stmatrix lies: rows 0-7 and 8-15 of S,
         # each with columns 0-7 and 8-15 of the warp's 16.
-        row, chunk = lane // 16 * 8 + lane % 8, warp_idx * 2 + lane // 8 % 2
-        mine = slab * (s.rows * SLAB) + row * SLAB + ((chunk ^ (lane % 8)) * 8)
+        row, piece = row_of_transposed(lane, warp_idx)
+        mine = slab * (s.rows * SLAB) + row * SLAB + piece * 8
         # This thread's columns of S and rows of dP are (column, column + 8) and, of every 8, (pair, pair + 1).
         in_tile, pair = slab * SLAB + warp_idx * 16 + lane // 4, lane % 4 * 2
 

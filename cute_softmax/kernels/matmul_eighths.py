@@ -11,6 +11,7 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64, Uint32
 from cutlass.cute.nvgpu import cpasync
 
+from ..plan import matmul_layouts
 from . import tensor_cores
 
 TILE_N = 64
@@ -24,8 +25,8 @@ class Eighths:
 
     def eighths_layout(self, stages: int) -> cute.Layout:
         """(rows of a box, its columns, boxes): those of a stage after each other, in the order of their first rows."""
-        rows = self.spec.rows // LINES
-        return cute.make_layout((rows, PITCH, LINES * stages), stride=(PITCH, 1, rows * PITCH))
+        layout = matmul_layouts.eighths(self.spec.rows, stages)
+        return cute.make_layout(layout.shape, stride=layout.stride)
 
     def eighths_maps(self, operand: tuple, shape: tuple, sizes: tuple) -> tuple:
         """On the host: (TMA atom, tensor of coordinates) of rows k, k + 8, .. of S, for all k."""

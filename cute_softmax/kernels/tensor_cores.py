@@ -12,6 +12,10 @@ from cutlass import Float32, Int32, Int64, Uint32
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 from cutlass.cutlass_dsl import extract_mlir_values, new_from_mlir_values
 
+from layouts import ComposedLayout
+
+from ..plan import matmul_layouts
+
 WARPGROUP = 128  # threads
 BOX = 128  # bytes of a row of a box
 
@@ -19,15 +23,21 @@ BOX = 128  # bytes of a row of a box
 def by_rows(dtype: type, rows: int, columns: int, stages: int):
     """The layout of (rows, columns, stages) whose boxes hold their columns side by side: ldmatrix reads it as A, and
     wgmma as an operand whose rows are M or N and whose columns are K."""
-    atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, dtype)
-    return cute.tile_to_shape(atom, (rows, columns, stages), order=(0, 1, 2))
+    return composed(matmul_layouts.by_rows(dtype.width // 8, rows, columns, stages))
 
 
 def by_columns(dtype: type, columns: int, rows: int, stages: int):
     """The same memory as `by_rows`, seen as (columns, rows, stages): wgmma reads it as an operand whose columns are M
     or N and whose rows are K."""
-    atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.MN_SW128, dtype)
-    return cute.tile_to_shape(atom, (columns, rows, stages), order=(1, 0, 2))
+    return composed(matmul_layouts.by_columns(dtype.width // 8, columns, rows, stages))
+
+
+def composed(layout: ComposedLayout) -> cute.ComposedLayout:
+    """A tile of `plan.matmul_layouts` as cute has it: its 128-byte swizzle counts bytes, whatever the elements."""
+    inner = layout.inner
+    return cute.make_composed_layout(
+        cute.make_swizzle(3, 4, 3), 0, cute.make_layout(inner.shape, stride=inner.stride)
+    )
 
 
 def tensor_map(tensor: cute.Tensor, layout, tiler: tuple[int, int]) -> tuple:
@@ -67,6 +77,17 @@ def ldmatrix(address: Int32, transposed: bool = False) -> tuple:
         write_only_types=[Uint32] * 4,
         read_only_args=[address],
     )
+
+
+def row_of_matrix(lane: Int32 | int, warp: Int32 | int) -> tuple:
+    """(row, 16-byte piece as it lies) whose address a lane gives to ldmatrix for a warp's 16 rows and 16 columns of a
+    tile `by_rows`; 16 columns further bits of the piece are exchanged with 2."""
+    return warp * 16 + lane % 16, (lane // 16) ^ (lane % 8)
+
+
+def row_of_transposed(lane: Int32 | int, warp: Int32 | int) -> tuple:
+    """The same where the tile is read as its transpose, of which the warp holds 16 rows and 16 columns."""
+    return lane // 16 * 8 + lane % 8, (warp * 2 + lane // 8 % 2) ^ (lane % 8)
 
 
 class Ring:

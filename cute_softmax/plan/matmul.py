@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from ..hardware import KIB, Architecture, Device
 from ..problem import ALIGNMENT, ITEM_SIZE, Operand
-from .base import ClassBase
+from .base import ClassBase, PlanBase
 from .maths import NotPlanned
 from .matmul_mma import mma_classes
 
@@ -171,7 +171,7 @@ class MatmulClass(ClassBase):
 
 
 @dataclass(frozen=True)
-class MatmulPlan:
+class MatmulPlan(PlanBase):
     """One launch of softmax(S) @ V.
 
     rows, columns, depth: M, N, D of S (batch, M, N) and V (batch, N, D); batch: sizes of the batch modes, the slowest
@@ -203,10 +203,6 @@ class MatmulPlan:
         """Tiles of rows and of D, of all batches."""
         c = self.matmul_class
         return math.prod(self.batch) * math.ceil(self.rows / c.rows) * math.ceil(self.depth / c.depth)
-
-    @property
-    def movement(self) -> str:
-        return self.matmul_class.movement
 
     def explain(self) -> str:
         """The plan as a person would want to read it."""

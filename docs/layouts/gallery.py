@@ -164,6 +164,37 @@ mma_fragments(
 )""",
     ),
     entry(
+        "shared_operand_product",
+        "A product with an operand in shared memory",
+        "One wgmma: A and C in registers, B by address, in pieces of 16 bytes with their banks.",
+        """\
+shared_operand_product(
+    (64, 16, 16),
+    parse("((4,8,4),(2,2,2)):((128,1,16),(64,8,512))"),
+    parse("((4,8,4),(2,2,2)):((128,1,16),(64,8,512))"),
+    parse("S<3,3,3> o 0 o (64,(8,8)):(1,(64,512))"),
+)""",
+    ),
+    entry(
+        "matrix_load",
+        "ldmatrix",
+        "Which lane gives which address, in a swizzled tile, and who then holds what.",
+        """\
+matrix_load(
+    parse("((16,2),8):((1,128),16)"),
+    parse("((4,8),(2,2,2)):((32,1),(16,8,128))"),
+    (16, 16),
+    parse("S<3,3,3> o 0 o (16,64):(64,1)"),
+)""",
+    ),
+    entry(
+        "thread_registers",
+        "One thread's registers",
+        "What place of the tile each register holds: two instructions' A operand.",
+        """\
+thread_registers(parse("((4,8,4),(2,2,4)):((128,1,16),(64,8,512))"), (64, 32), 5, group="k-block")""",
+    ),
+    entry(
         "follow",
         "One thread followed",
         "What thread 29 owns and touches; all else is dimmed.",

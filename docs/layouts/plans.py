@@ -31,6 +31,7 @@ class Section:
     backward: bool = False
     two_pass: bool = False
     dim: tuple[int, ...] = (-1,)
+    depth: int = 0  # columns of V, where the section is about softmax(S) @ V
 
     @cached_property
     def options(self) -> dict:
@@ -42,7 +43,10 @@ class Section:
     def chosen(self) -> tuple[tuple[int, ...], Plan]:
         """The first shape that the section can be about, with its Plan; ValueError if there is none."""
         for shape in self.shapes:
-            plan = diagrams.plan_shape(shape, "bf16", **self.options)
+            if self.depth:
+                plan = diagrams.plan_matmul_shape(shape, self.depth, "bf16", backward=self.backward)
+            else:
+                plan = diagrams.plan_shape(shape, "bf16", **self.options)
             if self.needs(plan):
                 return shape, plan
         raise ValueError(f"no Plan of {self.shapes} fits the section {self.heading!r}: give it other shapes")
@@ -58,6 +62,8 @@ class Section:
         flags = (" --backward" if self.backward else "") + (" --two-pass" if self.two_pass else "")
         if self.dim != (-1,):
             flags = f" --dim {' '.join(map(str, self.dim))}{flags}"
+        if self.depth:
+            flags = f" --matmul {self.depth}{flags}"
         shape = "x".join(map(str, self.chosen[0]))
         return f"python -m cute_softmax diagrams {shape} --dtype bf16{flags} -o out/"
 
@@ -336,9 +342,79 @@ PANELS = (
 )
 
 
+MATMULS = (
+    Section(
+        "matmul",
+        "softmax(S) @ V: scores become an operand",
+        ((32, 4096, 4096),),
+        lambda p: p.kernel.blocks == 2,
+        lambda p: (
+            f"softmax(S) @ V for S of 32 x 4,096 x 4,096 and {p.depth} columns of V, without a softmax matrix: scores "
+            "are exponentiated in the very registers from which the tensor cores then take them. The tile, the "
+            "fragments A, B and C, one thread's registers and the swizzle of V stand on [the page of "
+            "softmax_matmul](../matmul.md); here is what lies between them."
+        ),
+        {
+            "ring": lambda p: (
+                f"**Ring of stages.** Warps that only fetch keep {p.kernel.score_stages} tiles of S and "
+                f"{p.kernel.value_stages} of V on their way, ahead of those that compute. A pair "
+                "of mbarriers a stage says when it is full and when it is empty again."
+            ),
+            "scores": lambda p: (
+                "**Swizzle.** Shared memory has 32 banks of 4 bytes, and a request that wants two words of one bank "
+                "takes a turn more. Eight rows of 128 bytes below each other begin in the same bank, and the eight "
+                "pieces of 16 bytes that ldmatrix reads at once would all be there. So row r exchanges its pieces "
+                "with r: the composed layout `S<3,3,3> o 0 o ...` first finds the place, then flips three bits of it "
+                "by three higher ones. Nothing costs more for it, as an xor is as good an address as a sum."
+            ),
+            "ldmatrix": lambda p: (
+                "**ldmatrix** moves four 8 x 8 matrices in one instruction. Left, who gives which address: lane t the "
+                "one of a row of a matrix. Right, who receives what: a row's eight elements go to the four lanes of a "
+                "quad, a pair each. The right side is a *fragment*: the order in which the tensor cores want the A "
+                "operand, `((4,8,4),(2,2,2)):((128,1,16),(64,8,512))` for 64 x 16 elements in 128 threads."
+            ),
+            "exchange": lambda p: (
+                "**Before the store.** Accumulators lie in pairs, and a pair of 16-bit numbers is a store of 4 bytes. "
+                "In two rounds of shuffles the four lanes of a quad trade pairs for 16 bytes each."
+            ),
+        },
+        depth=128,
+    ),
+    Section(
+        "gradients",
+        "Its gradients: the transposed way",
+        ((8, 8192, 8192),),
+        lambda p: not p.kernel.lines and not p.kernel.deep,
+        lambda p: (
+            "The gradients of softmax(S) @ V for S of 8 x 8,192 x 8,192. Two products follow each other, dP\u1d40 = V "
+            "dO\u1d40 and dV += P\u1d40 dO, and what leaves the first must enter the second."
+        ),
+        {
+            "tile": lambda p: (
+                "**Two products.** A CTA owns columns of S, which are rows of V and dV, and walks down the rows."
+            ),
+            "ldmatrix": lambda p: (
+                "**Transposed on the way.** The products want S\u1d40, in memory lies S. With `.trans`, ldmatrix deals "
+                "matrices out along their columns; stmatrix puts dS back in the same way."
+            ),
+            "first_product": lambda p: (
+                "**Accumulators.** Both operands of this product have K contiguous, D: a piece of 16 bytes of dO is 8 "
+                "neighbours of k."
+            ),
+            "registers": lambda p: (
+                "**From accumulators to operand.** The fragment of an accumulator of 16 columns is the A operand's: "
+                "rounded to 16 bits, the registers are used where they are."
+            ),
+        },
+        backward=True,
+        depth=128,
+    ),
+)
+
+
 def figures() -> dict[str, Figure]:
     """Every figure of the page, by file name without its ending."""
-    return {name: figure for section in SECTIONS + PANELS for name, figure in section.drawn.items()}
+    return {name: figure for section in SECTIONS + PANELS + MATMULS for name, figure in section.drawn.items()}
 
 
 def plan_explorer() -> str:
@@ -347,6 +423,11 @@ def plan_explorer() -> str:
     return explorer(**diagrams.page(section.plan))
 
 
+TENSOR_CORES = (
+    "The last kernels multiply, `cute_softmax/kernels/matmul.py` and `matmul_backward.py`. Their layouts are in "
+    "`cute_softmax/plan/matmul_layouts.py`: tiles in shared memory, from which the kernels build theirs, and "
+    "fragments, which the hardware prescribes and a test compares with CuTe's (`tests/test_diagrams_matmul.py`)."
+)
 ANY_DIMENSION = (
     "Groups that are not contiguous rows, and rows that no cluster holds, go through another kernel, "
     "`cute_softmax/kernels/panel.py`: its inputs pass through shared memory, in slots that belong to one thread each."
@@ -368,9 +449,11 @@ def text() -> str:
         "memory, `pX`",
         "its predicate, `tXcX` coordinates as x's tiled copy deals them out.",
     ]
-    for s in SECTIONS + PANELS:
+    for s in SECTIONS + PANELS + MATMULS:
         if s is PANELS[0]:
             lines += ["", "# Any dimension", "", ANY_DIMENSION]
+        if s is MATMULS[0]:
+            lines += ["", "# Tensor cores", "", TENSOR_CORES]
         lines += ["", f"## {s.heading}", "", s.words(s.plan), "", "```bash", s.command, "```"]
         lines += ["", "```text", s.plan.explain(), "```"]
         for name, words in s.figures.items():

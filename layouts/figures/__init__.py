@@ -8,6 +8,7 @@ from .reduction import cluster_exchange, reduction_buffer
 from .scene import Cell, Facts, Figure
 from .shuffle import warp_shuffle
 from .slots import Slots, Use, slots, slots_of_peers
+from .tensor_cores import matrix_load, shared_operand_product, thread_registers
 from .threads import mma_fragments, thread_value, tiled_copy
 
 __all__ = [
@@ -20,13 +21,16 @@ __all__ = [
     "cluster_exchange",
     "follow_thread",
     "layout_grid",
+    "matrix_load",
     "mma_fragments",
     "predicate_tensor",
     "reduction_buffer",
     "row_pieces",
+    "shared_operand_product",
     "slots",
     "slots_of_peers",
     "swizzle_banks",
+    "thread_registers",
     "thread_value",
     "tiled_copy",
     "warp_shuffle",

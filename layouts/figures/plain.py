@@ -98,7 +98,12 @@ def _panel_name(further: tuple[IntTuple, ...]) -> str:
 
 
 def swizzle_banks(
-    layout: ComposedLayout, element_bytes: int, *, title: str | None = None, access_bytes: int = 16
+    layout: ComposedLayout,
+    element_bytes: int,
+    *,
+    title: str | None = None,
+    access_bytes: int = 16,
+    space: str = "smem",
 ) -> Figure:
     """A swizzled layout of shared memory beside its unswizzled self, coloured by bank.
 
@@ -133,7 +138,7 @@ def swizzle_banks(
             first, banks = byte // BANK_BYTES % BANKS, banks_of(byte, access_bytes)
             facts = Facts(
                 coordinate=ints.show(at),
-                space="smem",
+                space=space,
                 start=offset,
                 stop=offset + fold,
                 byte=byte,

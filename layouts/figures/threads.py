@@ -291,11 +291,13 @@ def tiled_copy(
     memories: tuple[Memory | None, Memory | None] = (None, None),
     shared: tuple[bool, bool] = (False, False),
     element_bytes: int = 0,
+    rows: Sequence[range] | None = None,
 ) -> Figure:
     """A tiled copy: what each thread reads, and beside it what it writes, in the same colours.
 
     ``source`` and ``destination`` are thread-value layouts over the same tile; ``memories`` and ``shared``
-    as in ``thread_value``. They stand side by side where both fit, else below each other.
+    as in ``thread_value``; ``rows`` says which rows are drawn. They stand side by side where both fit, else below
+    each other.
     """
     parts, tiles = [], []
     sides = zip((source, destination), names, memories, shared, strict=True)
@@ -305,7 +307,8 @@ def tiled_copy(
         half = (MAX_WIDTH - 120) / 2
         narrow = tile.columns / tile.fold * grid.size[0] <= half
         tiles.append(tile)
-        parts.append((headed(f"{name}: {tv}", draw(grid, *arrange(grid))), narrow))
+        found, bands = arrange(grid)
+        parts.append((headed(f"{name}: {tv}", draw(grid, rows or found, bands)), narrow))
     canvases = [p for p, _ in parts]
     body = beside(canvases, 40) if all(n for _, n in parts) else stacked(canvases)
     same = (

@@ -25,10 +25,22 @@ PANELS = {
 }
 
 
-@pytest.mark.parametrize("name", PANELS)
-def test_the_walk_of_panels(name, browser, tmp_path):
-    shape, options = PANELS[name]
-    page = diagrams.page(diagrams.plan_shape(shape, **options))
+MATMULS = {
+    "matmul": ((4, 512, 1024), 128, {}),
+    "matmul_lines": ((4, 512, 1001), 64, {}),
+    "matmul_backward": ((4, 512, 1024), 128, {"backward": True}),
+}
+
+
+@pytest.mark.parametrize("name", [*PANELS, *MATMULS])
+def test_the_walk_of_panels_and_products(name, browser, tmp_path):
+    if name in PANELS:
+        shape, options = PANELS[name]
+        plan = diagrams.plan_shape(shape, **options)
+    else:
+        shape, depth, options = MATMULS[name]
+        plan = diagrams.plan_matmul_shape(shape, depth, **options)
+    page = diagrams.page(plan)
     browser.get(save_explorer(tmp_path / "page.html", **page).as_uri())
     forward = browser.find_element(By.ID, "x-next")
     for step in page["steps"]:

@@ -1,0 +1,401 @@
+"""Figures and checks of softmax_matmul, and that they show what its kernels have: each class is traced on the CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cute_softmax import checks, diagrams
+from cute_softmax.hardware import ARCHITECTURES, H200
+from cute_softmax.plan import NotPlanned
+from cute_softmax.plan import matmul_layouts as named
+from cute_softmax.plan.matmul import MatmulClass
+from cute_softmax.plan.matmul_backward import matmul_backward_class
+from cute_softmax.problem import ITEM_SIZE
+from layouts import ComposedLayout, Layout, Swizzle
+from layouts.html import explorer
+from layouts.trace import MmaValue, differences, observing
+
+ROOT = Path(__file__).resolve().parents[1]
+PROBLEMS = {
+    "usual": ((32, 4096, 4096), 128, {}),
+    "one block": ((4, 100, 1000), 256, {"dtype": "fp16"}),
+    "few rows": ((32, 16, 131072), 128, {}),
+    "fp32 scores": ((8, 4096, 4096), 64, {"scores": "fp32", "scale": 0.5}),
+    "lines": ((4, 1000, 1001), 128, {"causal": 0}),
+    "chunks": ((2, 300, 512), 320, {}),
+    "backward": ((32, 4096, 4096), 128, {"backward": True}),
+    "backward causal": ((4, 512, 512), 64, {"backward": True, "causal": 0}),
+    "backward deep": ((4, 512, 512), 512, {"backward": True}),
+    "backward lines": ((4, 512, 501), 128, {"backward": True}),
+    "backward fp32 scores": ((4, 512, 512), 256, {"backward": True, "scores": "fp32"}),
+}
+FRAGMENTS = {"registers", "fragments", "first_product", "second_product", "pairs", "exchange"}
+
+
+def made(name: str):
+    shape, depth, options = PROBLEMS[name]
+    return diagrams.plan_matmul_shape(shape, depth, **options)
+
+
+@pytest.fixture(scope="module", params=PROBLEMS)
+def case(request):
+    p = made(request.param)
+    return p, diagrams.figures(p)
+
+
+def test_a_plan_has_the_figures_of_what_it_uses(case):
+    p, found = case
+    c = p.kernel
+    assert {"tile", "ring", "registers", "thread"} <= set(found)
+    if isinstance(c, MatmulClass):
+        assert ("pairs" in found) == (c.dtypes[0] == "fp32") and ("lines" in found) == c.lines
+        assert ("ldmatrix" in found) == (c.dtypes[0] != "fp32" and not c.lines)
+        assert ("scores" in found) == (not c.lines)
+        assert ("exchange" in found) == (c.vector == 8 and not c.split)
+        assert {"values", "fragments"} <= set(found)
+    else:
+        assert ("lines" in found) == c.lines == ("ldmatrix" not in found)
+        assert {"grad", "first_product", "second_product"} <= set(found)
+
+
+def test_figures_are_legible_and_small(case):
+    for name, figure in case[1].items():
+        text = figure.svg()
+        ElementTree.fromstring(text)
+        assert figure.width <= 1600, name
+        assert len(text) < 300_000 or name == "thread", name
+        said = f"{figure.title} {figure.description}"
+        assert not re.search(
+            r"\(s\)|\b1 (rows|warps|blocks|instructions|stages|boxes)\b|PROBLEM|[`*]", said
+        ), name
+
+
+def test_the_walk_lights_cells_of_every_figure_it_names(case):
+    p, found = case
+    page = diagrams.page(p, found)
+    assert len(page["steps"]) >= 7
+    assert "Thread" not in explorer(**page)[:200]
+
+
+def tile_of(p, name: str) -> tuple[Layout, int]:
+    """The thread-value layout that a figure draws in its last grid, and the rows of its tile."""
+    c = p.kernel
+    if isinstance(c, MatmulClass):
+        tv = {"fragments": named.fragment(c.depth), "exchange": named.stored()}.get(name, named.fragment(64))
+        return tv, 64
+    tv = named.fragment(c.share_depth if name == "second_product" else c.rows)
+    return tv, 64
+
+
+def test_cells_of_fragments_are_those_of_the_layouts(case):
+    p, found = case
+    for name in FRAGMENTS & set(found):
+        tv, rows = tile_of(p, name)
+        space = {"fragments": "O", "first_product": "dPᵀ", "second_product": "dV", "exchange": "destination"}
+        seen = 0
+        for cell in found[name].cells:
+            f = cell.facts
+            if (name == "exchange" and f.start is None) or not f.threads or not f.coordinate:
+                continue
+            if name in space and name != "exchange" and f.space != space[name]:
+                continue
+            (thread,) = f.threads
+            value = int(re.match(r"\d+", f.value)[0])
+            row, column = map(int, re.match(r"\((\d+), (\d+)", f.coordinate).groups())
+            assert tv(thread, value) == row + column * rows, (name, f)
+            seen += 1
+        assert seen, name
+
+
+def test_addresses_of_figures_are_those_of_the_tiles(case):
+    """Cells of shared memory against the layouts, by the byte that they name."""
+    p, found = case
+    c = p.kernel
+    layouts = diagrams.drawn(c)
+    tiles = {
+        "scores": ("sS", False),
+        "values": ("sV", True),
+        "grad": ("sO", False),
+    }
+    for name, (layout, turned) in tiles.items():
+        if name not in found:
+            continue
+        item = ITEM_SIZE[c.dtypes[0 if name == "scores" else 1]]
+        memory = named.first_stage(layouts[layout])
+        cells = [f for f in (x.facts for x in found[name].cells) if f.start is not None]
+        swizzled = cells[len(cells) // 2 :]
+        assert len(swizzled) == 16 * 8
+        for f in swizzled:
+            at = tuple(map(int, re.findall(r"\d+", f.coordinate)))
+            assert f.byte == memory(at[::-1] if turned else at) * item
+
+
+def test_plans_have_no_problems(case):
+    assert checks.check(case[0]).problems == ()
+
+
+def test_the_swizzle_removes_every_conflict():
+    lines = checks.check(made("usual")).shared
+    assert "sS, read by ldmatrix: 16 bytes a lane, 4 wavefronts a request, 0 bank conflicts." in lines
+    assert "sS without its swizzle: 16 bytes a lane, 32 wavefronts a request, 448 bank conflicts." in lines
+    assert (
+        "sV, read by the tensor cores: 16 bytes a row of 8, 1 wavefront a request, 0 bank conflicts." in lines
+    )
+    backward = checks.check(made("backward")).shared
+    assert len(backward) == 2 and all(line.endswith("0 bank conflicts.") for line in backward)
+
+
+def test_a_wrong_plan_is_found(monkeypatch):
+    p = made("usual")
+    c = p.kernel
+
+    def problems(plan) -> str:
+        return " ".join(checks.check(plan).problems)
+
+    assert "do not fill the tile" in problems(replace(p, matmul_class=Narrow(**vars_of(c))))
+    assert "parts" in problems(replace(p, part_steps=7))
+    assert "cannot step" in problems(replace(p, operand_strides=((4097, 0, 0, 0), *p.operand_strides[1:])))
+    assert "room for" in problems(replace(p, matmul_class=replace(c, score_stages=8)))
+    back = made("backward")
+    assert "do not share" in problems(
+        replace(back, kernel=replace(back.kernel, shares=3, consumers=3, depth=128))
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(named, "swizzle", lambda item: Swizzle(2, 3, 3))
+        assert "bank conflicts" in " ".join(s for s in checks.check(p).shared if " 0 bank" not in s)
+    for plan, source in ((p, SWAPPED), (back, SWAPPED_TRANSPOSED)):
+        with monkeypatch.context() as patch:
+            patch.setattr(named, "matrices", lambda columns, transposed=False, source=source: source)
+            assert "wanted is" in problems(plan)
+
+
+# `matrices` with the second and the third matrix exchanged.
+SWAPPED = Layout(((8, 2, 2, 4), (8, 4)), ((1, 512, 8, 16), (64, 1024)))
+SWAPPED_TRANSPOSED = Layout(((8, 2, 2, 4), (8, 4)), ((64, 512, 8, 16), (1, 1024)))
+
+
+class Narrow(MatmulClass):
+    """A class whose tile has a block more than its warpgroups take."""
+
+    @property
+    def rows(self) -> int:
+        return super().rows + 64
+
+
+def vars_of(c: MatmulClass) -> dict:
+    return dict(c.fields)
+
+
+def test_every_thread_can_be_followed():
+    p = made("usual")
+    for thread in (0, 37, 127):
+        figures = diagrams.figures(p, thread)
+        for name in ("ldmatrix", "fragments", "registers", "exchange"):
+            assert any(thread in c.facts.threads for c in figures[name].cells), (thread, name)
+    with pytest.raises(ValueError, match="0 to 127"):
+        diagrams.figures(p, 128)
+
+
+def test_kernels_give_ldmatrix_the_addresses_that_are_drawn():
+    """Their own arithmetic, on numbers instead of registers."""
+    from cute_softmax.kernels import tensor_cores
+
+    tile = named.first_stage(named.by_rows(2, 64, 64, 1))
+    for transposed, function in (
+        (False, tensor_cores.row_of_matrix),
+        (True, tensor_cores.row_of_transposed),
+    ):
+        source = named.matrices(64, transposed=transposed)
+        for thread in range(128):
+            row, piece = function(thread % 32, thread // 32)
+            for k in range(4):
+                m, n = source(thread, 8 * k) % 64, source(thread, 8 * k) // 64
+                if transposed:
+                    assert (row + 16 * k) * 128 + piece * 16 == 2 * tile((n, m))
+                else:
+                    assert (row * 128 + piece * 16) ^ (32 * k) == 2 * tile((m, n))
+
+
+def test_accumulators_are_operands_as_they_are():
+    """The re-layout between both products of the backward is the identity."""
+    rows, k = 64, named.INSTRUCTION_K
+    accumulators, operand = named.fragment(rows), named.fragment(k)
+    for thread in range(128):
+        for value in range(rows // 2):
+            block, inside = divmod(value, 8)
+            assert accumulators(thread, value) == operand(thread, inside) + block * k * 64
+
+
+def test_notebooks_show_a_plan():
+    assert "256 rows of S" in made("usual")._repr_svg_()
+    assert "rows of V" in made("backward")._repr_svg_()
+
+
+def test_command_line(tmp_path, capsys):
+    assert diagrams.main(["4x512x512", "--matmul", "64", "--thread", "70", "-o", str(tmp_path)]) == 0
+    assert {"tile.svg", "fragments.svg", "explorer.html"} <= {p.name for p in tmp_path.iterdir()}
+    assert "softmax(S) @ V" in capsys.readouterr().out
+    folder = tmp_path / "backward"
+    assert diagrams.main(["4x512x512", "--matmul", "64", "--backward", "-o", str(folder)]) == 0
+    assert "second_product.svg" in {p.name for p in folder.iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["64x64", "--matmul", "64", "--dim", "0"], "without --dim"),
+        (["64x64", "--matmul", "64", "--two-pass"], "without --dim"),
+        (["64x64", "--matmul", "0"], "at least 1"),
+        (["64x64", "--matmul", "64", "--dtype", "fp32"], "two steps"),
+        (["64x64", "--matmul", "64", "--thread", "128"], "0 to 127"),
+    ],
+)
+def test_command_line_names_what_is_wrong(arguments, words, tmp_path, capsys):
+    assert diagrams.main([*arguments, "-o", str(tmp_path)]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_what_is_not_planned():
+    with pytest.raises(NotPlanned, match="sm_80"):
+        diagrams.plan_matmul_shape((64, 64), 64, device=replace(H200, architecture=ARCHITECTURES["sm_80"]))
+    with pytest.raises(ValueError, match="two dimensions"):
+        diagrams.plan_matmul_shape((64,), 64)
+
+
+# What follows is run by itself, see `test_every_class_is_drawn_as_its_kernel_is`.
+
+
+def classes() -> list:
+    """One class for each way in which layouts come about."""
+    found = [made(name).kernel for name in PROBLEMS]
+    halves = ("bf16", "bf16", "bf16")
+    found += [
+        matmul_backward_class(ARCHITECTURES["sm_90a"], halves, depth, lines=lines)
+        for depth, lines in ((256, False), (320, True))
+    ]
+    return list(dict.fromkeys(found))
+
+
+def trace(c) -> dict:
+    """The layouts that the kernel of a class tells, under the names of `diagrams.drawn`, swizzles in elements."""
+    from cute_softmax.compile import compile_class
+
+    with observing() as seen:
+        compile_class(c)
+    found = {}
+    for name, value in seen.items():
+        if isinstance(value, ComposedLayout):
+            assert value.outer == Swizzle(3, 4, 3) and value.offset == 0
+            item = ITEM_SIZE[c.dtypes[0 if name == "sS" else 1]]
+            found[name] = ComposedLayout(named.swizzle(item), 0, value.inner)
+        elif isinstance(value, Layout):
+            found[name] = value
+        else:
+            assert isinstance(value, MmaValue)
+            found |= {
+                "mma": {"rA": value.a, "rO": value.c},
+                "mma_P": {"rP": value.c},
+                "mma_V": {"rE": value.a, "rdV": value.c},
+            }[name]
+    return found
+
+
+def others(layout):
+    """Layouts that are slightly wrong."""
+    from test_faithful import swapped
+
+    if isinstance(layout, ComposedLayout):
+        yield replace(layout, outer=Swizzle(2, layout.outer.base, 3))
+        yield layout.inner
+    else:
+        yield from swapped(layout)
+
+
+def copies() -> dict:
+    """ldmatrix's and stmatrix's addresses and fragments, and those of mma.sync, as cute has them."""
+    import cutlass
+    import cutlass.cute as cute
+    from cutlass.cute.nvgpu import warp
+
+    from cute_softmax.kernels import tensor_cores
+    from layouts.trace import read
+
+    found = {}
+
+    def look():
+        half = cutlass.BFloat16
+        wide = tensor_cores.mma(half, 64, a_in_registers=True, a_by_rows=True, b_by_rows=False)
+        plain = cute.make_copy_atom(warp.LdMatrix8x8x16bOp(transpose=False, num_matrices=4), half)
+        turned = cute.make_copy_atom(warp.LdMatrix8x8x16bOp(transpose=True, num_matrices=4), half)
+        store = cute.make_copy_atom(warp.StMatrix8x8x16bOp(transpose=True, num_matrices=4), half)
+        loaded = read(cute.make_tiled_copy_A(plain, wide))
+        found["matrices"], found["A"] = loaded.source, loaded.destination
+        found["transposed"] = read(cute.make_tiled_copy_C(turned, wide)).source
+        found["stored back"] = read(cute.make_tiled_copy_C(store, wide)).destination
+        small = read(cute.make_tiled_mma(warp.MmaF16BF16Op(half, cutlass.Float32, (16, 8, 16))))
+        found["warp A"], found["warp C"] = small.a, small.c
+
+    @cute.jit
+    def host():
+        look()
+
+    cute.compile(host)
+    return found
+
+
+DRAWN_COPIES = {
+    "matrices": named.matrices(16),
+    "A": named.fragment(16),
+    "transposed": named.matrices(64, transposed=True),
+    "stored back": named.matrices(64, transposed=True),
+    "warp A": named.fragment(16, 1),
+    "warp C": named.fragment(8, 1),
+}
+
+
+def trace_all() -> dict:
+    """The layouts compared, what is wrong with them, and the wrong ones that went unnoticed."""
+    found = {"classes": 0, "layouts": 0, "others": 0, "wrong": [], "missed": []}
+    pairs = [("copies", DRAWN_COPIES, copies())]
+    pairs += [(f"{c.movement} {c.name}", diagrams.drawn(c), trace(c)) for c in classes()]
+    for where, ours, theirs in pairs:
+        found["wrong"] += [f"{where}: {line}" for line in differences(ours, theirs)]
+        found["wrong"] += [f"{where}: {n}: no figure draws it" for n in theirs.keys() - ours.keys()]
+        for name, layout in ours.items():
+            for other in others(layout):
+                if other.offsets() != layout.offsets():
+                    found["others"] += 1
+                    if not differences({name: other}, theirs):
+                        found["missed"].append(f"{where}: {name} drawn as {other}")
+        found["classes"] += 1
+        found["layouts"] += len(ours)
+    return found
+
+
+def test_every_class_is_drawn_as_its_kernel_is():
+    environment = dict(
+        os.environ,
+        CUTE_DSL_ARCH="sm_90a",
+        CUTE_DSL_DRYRUN="1",
+        PYTHONPATH=os.pathsep.join([str(ROOT), str(ROOT / "tests")]),
+    )
+    done = subprocess.run(
+        [sys.executable, __file__], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["wrong"] == [] and found["missed"] == []
+    assert found["classes"] >= 12 and found["layouts"] >= 50 and found["others"] >= 100
+
+
+if __name__ == "__main__":
+    print(json.dumps(trace_all()))
