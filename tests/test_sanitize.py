@@ -26,7 +26,7 @@ def kernels() -> list:
 
 
 def test_every_form_of_the_forward(kernels):
-    found = [k for k in kernels if k.movement == "matmul"]
+    found = [k for k in kernels if k.movement == "matmul" and k.instruction == "wgmma" and not k.stats]
     teams = {
         "alternate": lambda k: k.alternate,
         "two blocks": lambda k: k.blocks == 2,
@@ -50,6 +50,26 @@ def test_every_form_of_the_forward(kernels):
     ]
     assert missing == [("two blocks", extra) for extra in extras]  # which it never has
     assert {k.depth for k in found} == {64, 128, 192, 256} and {k.vector for k in found} == {1, 2, 8}
+
+
+def test_every_form_with_statistics(kernels):
+    found = [k for k in kernels if k.movement == "matmul" and k.stats]
+    for instruction in ("wgmma", "mma"):
+        of_it = [k for k in found if k.instruction == instruction]
+        for name in ("split", "scaled", "zero", "wide", "mask"):
+            assert {bool(getattr(k, name)) for k in of_it} == {False, True}, (instruction, name)
+        assert {k.blocks for k in of_it} == {1, 2}
+
+
+def test_every_form_without_wgmma(kernels):
+    found = [k for k in kernels if k.movement == "matmul" and k.instruction == "mma"]
+    assert {(k.warpgroups, k.blocks) for k in found} == {(1, 1), (1, 2), (2, 1), (2, 2)}
+    assert {k.depth for k in found} == {64, 128, 192, 256} and {k.vector for k in found} == {1, 2, 8}
+    assert {k.access for k in found} >= {(16, 16), (16, 4), (16, 2), (4, 4)}
+    for split in (False, True):
+        for name in ("causal", "scaled", "zero", "lse", "mask", "bias", "lines", "stats", "wide"):
+            some = {bool(getattr(k, name)) for k in found if k.split == split}
+            assert some == {False, True}, (split, name)
 
 
 def test_every_form_of_the_backward(kernels):

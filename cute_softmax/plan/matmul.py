@@ -96,7 +96,11 @@ class MatmulClass(ClassBase):
     @property
     def step_cost(self) -> float:
         """About how many nanoseconds a step takes, of all warpgroups where they take turns (H200, 2026-11-21)."""
-        return {64: 1040.0, 128: 722.0, 256: 1308.0}[self.rows] * self.resident * max(1.0, self.depth / 128)
+        if self.instruction == "mma":  # of all CTAs of a multiprocessor
+            step = self.rows * self.resident * {1: 6.0, 2: 5.0}[self.blocks]
+        else:
+            step = {64: 1040.0, 128: 722.0, 256: 1308.0}[self.rows]
+        return step * max(1.0, self.depth / 128)
 
     @property
     def lse(self) -> bool:

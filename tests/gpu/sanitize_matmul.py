@@ -28,6 +28,8 @@ class Form:
 
     pad: elements between rows of scores beyond what 16 bytes ask for; None where rows are `columns` apart.
     alike: whether rows of dS lie as those of the scores do. multiprocessors: of the device that is planned for.
+    instruction: see `plan_matmul`; without wgmma rows of values lie as those of the scores do.
+    stats: whether the rows' log-sum-exps are given.
     """
 
     rows: int = 200
@@ -40,6 +42,8 @@ class Form:
     owners: tuple[int, ...] = (2,)
     multiprocessors: int = 132
     lse: bool = False
+    instruction: str = "wgmma"
+    stats: bool = False
     options: dict = field(default_factory=dict)
 
     def call(self) -> Call:
@@ -64,6 +68,7 @@ class Form:
 
     def told(self) -> str:
         told = [f"2 x {self.rows} x {self.columns} x {self.depth}", self.dtype, self.scores, *self.options]
+        told += ["stats"] * self.stats
         return " ".join(filter(None, told))
 
 
@@ -81,7 +86,8 @@ def guarded(values: torch.Tensor, pad: int | None = 0) -> Guarded:
 def forward(form: Form, device: Device) -> Job:
     c = form.call()
     batch = c.scores.shape[:-2]
-    inputs = [guarded(c.scores, form.pad), guarded(c.values)]
+    tma = form.instruction == "wgmma"
+    inputs = [guarded(c.scores, form.pad), guarded(c.values, 0 if tma else form.pad)]
     inputs += [Guarded.of(t) if t.dtype != torch.bool else t for t in (c.mask, c.bias) if t is not None]
     inputs = [t.tensor if isinstance(t, Guarded) else t for t in inputs]
     outputs = [Guarded((*batch, form.rows, form.depth), c.values.dtype, device="cpu")]
@@ -95,6 +101,7 @@ def forward(form: Form, device: Device) -> Job:
         form.dtype,
         None if c.mask is None else launch.operand(inputs[2]),
         None if c.bias is None else launch.operand(inputs[-1]),
+        tma=tma,
     )
     made = plan_matmul(
         problem,
@@ -103,6 +110,8 @@ def forward(form: Form, device: Device) -> Job:
         causal=c.causal,
         zero=c.zero,
         lse=form.lse,
+        stats=form.stats,
+        instruction=form.instruction,
     )
     k = made.kernel
     what = f"{k.math} {'/'.join(k.dtypes)} {k.name}, {form.told()}"
@@ -115,7 +124,13 @@ def check_forward(made: MatmulPlan, c: Call, inputs: list[torch.Tensor], outputs
     copies = tensors[len(inputs) :]
     if made.kernel.split:
         tensors.append(torch.empty(made.parts_bytes, dtype=torch.uint8, device="cuda"))
-    call = launch.Call(replace(made, ctas=min(made.ctas, CTAS)), launch.function_of(made.kernel))
+    if made.kernel.stats:
+        tensors.append(
+            c._powers(torch.float64)[1].expand(c.scores.shape[:-1]).float().contiguous().to("cuda")
+        )
+    if made.kernel.instruction == "wgmma":
+        made = replace(made, ctas=min(made.ctas, CTAS))
+    call = launch.Call(made, launch.function_of(made.kernel))
     stream = torch.cuda.current_stream().cuda_stream
     seconds = timed(lambda: call(stream, *(t.data_ptr() for t in tensors)))
     c.check_result(*(received(o, copy) for o, copy in zip(outputs, copies, strict=True)))
@@ -203,6 +218,30 @@ def forward_forms() -> Iterator[Form]:
         yield Form(dtype="fp16", scores="fp32", options={"causal": 5}, **team)
     yield Form(options={"wide_bias": True}, **PLAIN)
     yield Form(depth=62, **PLAIN)
+    for team in (PLAIN, PAIRED, TURNS, PARTS):
+        yield Form(stats=True, **team)
+        yield Form(dtype="fp16", depth=128, stats=True, options={"scale": -0.5, "zero": True}, **team)
+    yield Form(scores="fp32", stats=True, options=EVERY, **PLAIN)
+
+
+def mma_forms() -> Iterator[Form]:
+    """Those without wgmma: a block of rows a CTA, two, four, and parts."""
+    for depth, team in product((64, 128, 192, 256), ({"rows": 40}, {"rows": 100}, PLAIN, PAIRED)):
+        yield Form(depth=depth, owners=(1,), instruction="mma", **team)
+        yield Form(depth=depth, stats=True, instruction="mma", **team)
+    for team in (PLAIN, PAIRED):
+        yield Form(options={"causal": 5, "scale": 2.0, "zero": True}, instruction="mma", **team)
+        yield Form(lse=True, instruction="mma", **team | SHIFTED)
+    for team in ({"rows": 40}, {"rows": 330}, PARTS):
+        every = EVERY | ({"causal": 480} if team is PARTS else {})
+        for depth in (64, 128):
+            yield Form(depth=depth, options={"causal": 5}, lse=True, instruction="mma", **team)
+        for odd in ({}, LINES, SHIFTED):
+            yield Form(lse=True, instruction="mma", **team | odd)
+            yield Form(depth=62, options={"scale": -0.5}, instruction="mma", **team | odd)
+            yield Form(options=every, depth=33, stats=True, instruction="mma", **team | odd)
+            yield Form(dtype="fp16", options={"mask": True}, instruction="mma", **team | odd)
+            yield Form(scores="fp32", options=every, depth=250, instruction="mma", **team | odd)
 
 
 def backward_forms() -> Iterator[Form]:
@@ -232,6 +271,10 @@ def backward_forms() -> Iterator[Form]:
 
 def jobs(device: Device, names: list[str]) -> Iterator[Job]:
     """Each form of the classes, forward and backward; names: of the dtypes of values."""
-    kinds: tuple[tuple[Callable, Callable], ...] = ((forward_forms, forward), (backward_forms, backward))
+    kinds: tuple[tuple[Callable, Callable], ...] = (
+        (forward_forms, forward),
+        (mma_forms, forward),
+        (backward_forms, backward),
+    )
     for forms, make in kinds:
         yield from (make(form, device) for form in forms() if form.dtype in names)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from checking import FACTOR, Guarded, equal_bits, random
 from gradients import Call, Gradients
+from test_gpu_matmul import instruction  # noqa: F401
 
 from cute_softmax import softmax_matmul
 
@@ -168,9 +169,10 @@ def same(a: tuple, b: tuple) -> bool:
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_random_calls(part):
+def test_random_calls(part, instruction):  # noqa: F811
+    """mma.sync gets a quarter of the cases: both forms handle rows by the same code."""
     wrong = []
-    for seed in range(part, CASES, PARTS):
+    for seed in range(part, CASES if instruction == "wgmma" else CASES // 4, PARTS):
         c, told = draw(seed)
         try:
             found = run(c)
