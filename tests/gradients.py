@@ -20,6 +20,7 @@ INF = float("inf")
 SUMS = 2.0**-20
 ROUNDED = 0.75  # of the dtype's epsilon: a rounding's root mean square is about a quarter
 MOST = 2.0
+DEEP = 128  # columns of V, beyond which the backward keeps powers as it multiplies with them
 
 
 class Gradients(NamedTuple):
@@ -92,6 +93,9 @@ class Call:
             assert torch.equal(got.isnan(), right.isnan()), f"d{name} is NaN elsewhere than the oracle"
             floor = sums + torch.finfo(got.dtype).eps / 2 * right.nan_to_num(0.0).abs().max()
             if name == "scores":
+                # Of rounded powers where values are deep, and as many sums as values share them.
+                shared = products.numel() * got.shape[-1] / got.numel()
+                floor *= (1 + (self.values.shape[-1] > DEEP)) * shared**0.5
                 floor += abs(self.scale) * (powers * delta).max()
             if name == "values":
                 terms = powers.square().mT @ self.grad.double().square()

@@ -99,12 +99,17 @@ class MatmulBackwardKernel(Powers, ScoreLines, ValueRows):
                 load, matrix(self.dtype, S, modes, N), tile, (s.rows, s.columns)
             )
             tma += cpasync.make_tiled_tma_atom(save, matrix(self.dtype, dS, modes, N), slab, (s.rows, SLAB))
+        # Copied by a tensor map, too: racecheck does not follow other bulk copies through a ring.
+        blocks = (M + s.rows - 1) // s.rows * heads * inner * outer
+        layout = cute.make_layout((2 * s.rows, blocks), stride=(1, 2 * s.rows))
+        mL = cute.make_tensor(global_pointer(Float32, stats, Int64(0), 128), layout)
+        tma += cpasync.make_tiled_tma_atom(load, mL, cute.make_layout((2 * s.rows, 1)), (2 * s.rows, 1))
         self.kernel(
             tma,
             (M, N, D, heads, inner, outer, splits, offset),
             scale,
             factor,
-            (*V, stats, *dV, *S, *dS, *operands[25:]),
+            (*V, *dV, *S, *dS, *operands[25:]),
         ).launch(grid=[ctas, 1, 1], block=[s.threads, 1, 1], stream=stream, min_blocks_per_mp=1)
 
     @cute.kernel
@@ -175,11 +180,10 @@ class MatmulBackwardKernel(Powers, ScoreLines, ValueRows):
             scale=scale,
             factor=factor,
             V=operands[0:4],
-            stats=operands[4],
-            dV=operands[5:10],
-            S=operands[10:15],
-            dS=operands[15:20],
-            mask=operands[20:26] if s.mask else None,
+            dV=operands[4:9],
+            S=operands[9:14],
+            dS=operands[14:19],
+            mask=operands[19:25] if s.mask else None,
             bias=operands[-6:] if s.bias else None,
             rawS=rawS,
             rawZ=rawZ,
@@ -240,8 +244,11 @@ class MatmulBackwardKernel(Powers, ScoreLines, ValueRows):
             tSsS, tSgS = cpasync.tma_partition(
                 tma[2], 0, one, cute.group_modes(this.sS, 0, 2), cute.group_modes(gS, 0, 2)
             )
-        bulk = cute.make_copy_atom(cpasync.CopyBulkG2SOp(), Float32)
-        stats = cute.make_layout(2 * s.rows)
+        gL = cute.flat_divide(tma[-1], (2 * s.rows, 1))
+        sL = cute.make_tensor(this.sL.iterator, cute.make_layout((2 * s.rows, 1, s.stages)))
+        tLsL, tLgL = cpasync.tma_partition(
+            tma[-2], 0, one, cute.group_modes(sL, 0, 2), cute.group_modes(gL, 0, 2)
+        )
         stage, phase = Int32(0), Int32(1)
         tile = this.cta
         while tile < this.tiles:
@@ -258,15 +265,8 @@ class MatmulBackwardKernel(Powers, ScoreLines, ValueRows):
                     cute.copy(tma[2], tSgS[(None, m, n, head, *batch)], tSsS[None, stage], tma_bar_ptr=bar)
                 cute.copy(tma[0], tOgO[(None, m, 0, head, *batch)], tOsO[None, stage], tma_bar_ptr=bar)
                 index = (batch[1] * this.inner + batch[0]) * this.heads + head
-                block = Int64(index) * this.row_blocks + m
-                with cute.arch.elect_one():
-                    gL = global_pointer(Float32, this.stats, block * (2 * s.rows), 128)
-                    cute.copy(
-                        bulk,
-                        cute.make_tensor(gL, stats),
-                        cute.make_tensor(this.sL[None, None, stage].iterator, stats),
-                        mbar_ptr=bar,
-                    )
+                block = index * this.row_blocks + m
+                cute.copy(tma[-2], tLgL[(None, 0, block)], tLsL[None, stage], tma_bar_ptr=bar)
                 stage, phase = advance(stage, phase, s.stages)
                 head, m = next_step(head, m, at.top, this.row_blocks)
             tile += this.ctas
@@ -322,9 +322,18 @@ class MatmulBackwardKernel(Powers, ScoreLines, ValueRows):
             rdV.fill(0.0)
             for _ in cutlass.range(at.first, at.end, unroll=1):
                 cute.arch.mbarrier_wait(this.full + stage, phase)
-                warpgroup.fence()
-                multiply(mma_P, rP, rV, tPrO[None, None, None, stage], anew=True)
-                warpgroup.commit_group()
+                if const_expr(s.shares == 1):
+                    warpgroup.fence()
+                    multiply(mma_P, rP, rV, tPrO[None, None, None, stage], anew=True)
+                    warpgroup.commit_group()
+                else:
+                    # dS is the first one's; groups are counted by all.
+                    if share == 0:
+                        warpgroup.fence()
+                        multiply(mma_P, rP, rV, tPrO[None, None, None, stage], anew=True)
+                        warpgroup.commit_group()
+                    else:
+                        warpgroup.commit_group()
 
                 # P^T, while the tensor cores are at dP^T and still at the last dV.
                 rS = cute.make_rmem_tensor(s.rows // 2, self.dtype)
