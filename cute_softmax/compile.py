@@ -113,7 +113,9 @@ def build_math(c: RowClass | PanelClass) -> Any:
             precise=c.precise, masked=p.mask or p.causal, keep=c.keep
         ),
         "logsumexp": lambda: maths.LogSumExp(source, online=c.online),
-        "entropy": lambda: maths.Entropy(source),
+        "entropy": lambda: maths.Entropy(source, online=c.online),
+        "selective": lambda: maths.Selected(source, online=c.online),
+        "selective_entropy": lambda: maths.SelectedEntropy(source, online=c.online),
         "amax": maths.Maximum,
         "sum": maths.Sum,
     }[c.math]()

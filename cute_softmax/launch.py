@@ -17,7 +17,7 @@ from .plan import NO_PROLOGUE, Plan, Prologue, RowClass, facts_of, plan
 from .problem import ALIGNMENT, Operand, canonical
 
 DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
-_OPERANDS = DTYPE_NAMES | {torch.bool: "bool"}
+_OPERANDS = DTYPE_NAMES | {torch.bool: "bool", torch.int64: "int64"}
 
 _store = Store()
 _functions: dict[RowClass, object] = {}

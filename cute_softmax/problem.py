@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-ITEM_SIZE = {"bf16": 2, "fp16": 2, "fp32": 4, "bool": 1}  # bytes
+ITEM_SIZE = {"bf16": 2, "fp16": 2, "fp32": 4, "bool": 1, "int64": 8}  # bytes
 ALIGNMENT = 16  # bytes: the widest access; what an address is worth knowing modulo
 
 

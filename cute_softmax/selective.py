@@ -49,42 +49,49 @@ def checked_index(index: object, logits: Tensor) -> Tensor:
 
 
 def statistics(
-    input: Tensor, dims: tuple[int, ...], scale: float, entropies: bool, shift: Tensor | None = None
+    input: Tensor, dims: tuple[int, ...], scale: float, index: Tensor | None = None, entropies: bool = True
 ) -> tuple[Tensor, ...]:
-    """(logsumexp, [entropy]) of the rows of ``input * scale - shift``: float32, the reduced dimensions of size 1."""
+    """([found], max, log, [entropy]) of the rows of ``input * scale``: float32, the reduced dimensions of size 1.
+
+    log: the logsumexp less the maximum. index: of one element of each row (with size 1 in the last dimension, which is
+    then the reduced one), of which `found` is the log-probability.
+    """
     shape = [1 if d in dims else n for d, n in enumerate(input.shape)]
-    results = [torch.empty(shape, dtype=torch.float32, device=input.device) for _ in range(1 + entropies)]
-    prologue = Prologue(scale="number" if scale != 1 else "", bias=shift is not None)
-    math = "entropy" if entropies else "logsumexp"
-    groups = [t.expand(input.shape) for t in results]
-    bias = [] if shift is None else [(-shift).expand(input.shape)]
+    count = 2 + (index is not None) + entropies
+    results = tuple(torch.empty(shape, dtype=torch.float32, device=input.device) for _ in range(count))
+    groups = [t.expand(input.shape) for t in (*([] if index is None else [index]), *results)]
+    prologue = Prologue(scale="number" if scale != 1 else "")
+    numbers = (scale,) if scale != 1 else ()
+    math = "entropy" if index is None else "selective_entropy" if entropies else "selective"
     try:
-        numbers = (scale,) if scale != 1 else ()
-        launch.run(math, (input, *bias, *groups), dims, prologue=prologue, numbers=numbers)
+        launch.run(math, (input, *groups), dims, prologue=prologue, numbers=numbers)
     except NotPlanned:
-        if shift is not None:
-            lse, *rest = statistics(input, dims, scale, entropies)
-            return lse - shift, *rest
-        if entropies:  # of panels none is planned
-            return statistics_formula(input, dims, scale, True)
+        if index is not None:  # of rows that are not contiguous, or longer than a cluster's
+            top, log, *rest = statistics(input, dims, scale)
+            return found_at(input, index, scale, top, log), top, log, *rest[:entropies]
         if scale == 1:
             raise
         launch.run(math, (input.float() * scale, *groups), dims)
-    return tuple(results)
+    return results
 
 
-def statistics_formula(
-    input: Tensor, dims: Sequence[int], scale: float, entropies: bool, shift: Tensor | None = None
-) -> tuple[Tensor, ...]:
-    """`statistics` in torch's operations."""
+def statistics_formula(input: Tensor, dims: Sequence[int], scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    """(max, log, entropy) in torch's operations; the maximum is a constant to autograd."""
     s = input.to(wide(input.dtype))
     s = s if scale == 1 else s * scale
-    s = s if shift is None else s - shift
-    lse = torch.logsumexp(s, tuple(dims), keepdim=True)
-    if not entropies:
-        return (lse,)
+    dims = tuple(dims)
+    top = s.detach().amax(dims, keepdim=True) if s.numel() else s.sum(dims, keepdim=True)
+    top = top.nan_to_num(0.0, 0.0, 0.0)
+    s = s - top
+    log = torch.logsumexp(s, dims, keepdim=True)
     p = over(torch.softmax, s, dims)
-    return lse, _product(p, lse - s).sum(tuple(dims), keepdim=True)
+    return top, log, _product(p, log - s).sum(dims, keepdim=True)
+
+
+def found_at(input: Tensor, index: Tensor, scale: float, top: Tensor, log: Tensor) -> Tensor:
+    """The log-probabilities at the index. The scores are subtracted first: near the largest that rounds nothing."""
+    scores = input.gather(-1, index).to(log.dtype)
+    return (scores if scale == 1 else scores * scale) - top - log
 
 
 def _product(p: Tensor, other: Tensor) -> Tensor:
@@ -93,27 +100,19 @@ def _product(p: Tensor, other: Tensor) -> Tensor:
 
 
 def gradient_formula(
-    input: Tensor,
-    dims: Sequence[int],
-    scale: float,
-    lse: Tensor | None,
-    entropies: Tensor | None,
-    of_lse: Tensor | None,
-    of_entropy: Tensor | None,
+    input: Tensor, dims: Sequence[int], scale: float, of_lse: Tensor | None, of_entropy: Tensor | None
 ) -> Tensor:
     """The gradient of the input from those of the logsumexp and the entropy (either may be None), in float32.
 
-    Torch's operations alone; differentiable where lse and entropies are None.
+    Torch's operations alone; differentiable.
     """
-    s = input.to(wide(input.dtype))
-    s = s if scale == 1 else s * scale
-    if lse is None:
-        lse, *found = statistics_formula(input, dims, scale, of_entropy is not None)
-        entropies = found[0] if found else None
-    p = (s - lse).exp()
+    top, log, entropies = statistics_formula(input, dims, scale)
+    s = input.to(log.dtype)
+    log_p = (s if scale == 1 else s * scale) - top - log
+    p = log_p.exp()
     d = 0.0 if of_lse is None else p * of_lse
     if of_entropy is not None:
-        d = d - of_entropy * _product(p, s - lse + entropies)
+        d = d - of_entropy * _product(p, log_p + entropies)
     return d if scale == 1 else d * scale
 
 
@@ -121,8 +120,9 @@ def gradient(
     input: Tensor,
     dims: tuple[int, ...],
     scale: float,
-    lse: Tensor,
-    entropies: Tensor | None,
+    top: Tensor,
+    log: Tensor,
+    entropies: Tensor,
     of_lse: Tensor | None,
     of_entropy: Tensor | None,
 ) -> Tensor:
@@ -133,7 +133,7 @@ def gradient(
     if of_entropy is None:
         spec = Spec(dims, input.dtype, scale=scale)
         return rules.forward(input, None, None, None, spec, result, factors=of_lse.float() * scale)
-    # scale * p * (of_lse - of_entropy * (log p + entropy)), with log p = x * scale - lse.
+    # scale * p * (of_lse - of_entropy * (log p + entropy)), with log p = x * scale - top - log.
     # In float16 p would run out of exponent where its product with a logarithm does not: lifted meanwhile.
     lift = 2.0**15 if input.dtype is torch.float16 else 1.0
     rules.forward(input, None, None, None, Spec(dims, input.dtype, scale=scale, alpha=lift), result)
@@ -142,13 +142,29 @@ def gradient(
     added = (scale / lift) * of_lse if of_lse is not None else torch.zeros_like(factor)
 
     def finish(p: Tensor, x: Tensor, *rows: Tensor) -> None:
-        lse, e, f, a = rows
-        log = torch.sub(x * scale, lse).add_(e) if scale != 1 else torch.sub(x, lse).add_(e)
-        p.mul_(log.mul_(f).add_(a).nan_to_num_(0.0, most, -most))  # infinite only where p is 0
+        top, rest, f, a = rows
+        term = torch.sub(x * scale, top) if scale != 1 else torch.sub(x, top)
+        p.mul_(term.sub_(rest).mul_(f).add_(a).nan_to_num_(0.0, most, -most))  # infinite only where p is 0
 
     last = [-i - 1 for i in range(len(dims))][::-1]
-    tensors = result, input, lse, entropies, factor, added
+    tensors = result, input, top, log - entropies, factor, added
     _in_pieces(finish, [t.movedim(dims, last) for t in tensors], input.dim() - len(dims))
+    return result
+
+
+def gradient_at_target(
+    input: Tensor, dims: tuple[int, ...], scale: float, index: Tensor, found: Tensor, grad: Tensor
+) -> Tensor | None:
+    """The gradient of the log-probabilities of one element of each row, ``-grad * scale * (softmax - 1 there)``, by one
+    kernel; None where there is none."""
+    result = torch.empty_like(input)
+    prologue = Prologue(scale="number" if scale != 1 else "", alpha="groups", target=True)
+    numbers = (scale,) if scale != 1 else ()
+    groups = [t.expand(input.shape) for t in (grad * -scale, index, found)]
+    try:
+        launch.run("softmax", (input, *groups, result), dims, prologue=prologue, numbers=numbers)
+    except NotPlanned:
+        return None
     return result
 
 
@@ -182,9 +198,10 @@ def at_chosen(index: Tensor, found: Tensor, grad: Tensor, of_lse: Tensor) -> Ten
 
 
 class Statistics(torch.autograd.Function):
-    """(input, index or None, dims, scale, entropies) -> (log-probabilities at the index, logsumexp, entropy), float32.
+    """(input, index or None, dims, scale, entropies) -> (log-probabilities at the index, max, log, entropy), float32.
 
-    What is not asked for is an empty tensor. Keeps the input and the numbers of each row.
+    What is not asked for is an empty tensor. max and log (see `statistics`) are there to be saved: they have no
+    gradient. Keeps the input and the numbers of each row.
     """
 
     @staticmethod
@@ -194,63 +211,65 @@ class Statistics(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx, inputs, output):
         input, index, *ctx.numbers = inputs
+        ctx.mark_non_differentiable(*output[1:3])
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(input, index, *output)
         if ops.transformed():
             ctx.save_for_forward(input, index, *output)
 
     @staticmethod
-    def backward(ctx, *grads):
+    def backward(ctx, grad, _, __, of_entropy):
         input, index, *rows = ctx.saved_tensors
         function = formula_backward if torch.is_grad_enabled() else backward
-        return function(input, index, *ctx.numbers, *rows, *grads), None, None, None, None
+        return function(input, index, *ctx.numbers, *rows, grad, None, of_entropy), None, None, None, None
 
     @staticmethod
     @ops.jvp_rule
     def jvp(ctx, saved, tangent, *_):
-        input, index, _, lse, entropies = saved
+        input, index, _, top, log, entropies = saved
         dims, scale, asked = ctx.numbers
-        s, t = input.to(lse.dtype) * scale, tangent.to(lse.dtype) * scale
-        p = (s - lse).exp()
+        s, t = input.to(log.dtype) * scale, tangent.to(log.dtype) * scale
+        log_p = s - top - log
+        p = log_p.exp()
         of_lse = (p * t).sum(dims, keepdim=True)
-        of_found = lse.new_empty(0) if index is None else t.gather(-1, index) - of_lse
+        of_found = log.new_empty(0) if index is None else t.gather(-1, index) - of_lse
         if not asked:
-            return of_found, of_lse, torch.zeros_like(entropies)
-        return of_found, of_lse, -(_product(p, s - lse + entropies) * t).sum(dims, keepdim=True)
+            return of_found, None, None, torch.zeros_like(entropies)
+        return of_found, None, None, -(_product(p, log_p + entropies) * t).sum(dims, keepdim=True)
 
     @staticmethod
     def vmap(info, in_dims, input, index, dims, scale, entropies):
-        size = info.batch_size
-        input, index = (
-            t if t is None else t.expand(size, *t.shape) if d is None else t.movedim(d, 0)
-            for t, d in zip((input, index), in_dims[:2], strict=True)
-        )
-        found, lse, e = Statistics.apply(input, index, tuple(d + 1 for d in dims), scale, entropies)
-        # An empty tensor has no batch.
-        return (found, lse, e), (None if index is None else 0, 0, 0 if entropies else None)
+        return _over_batch(Statistics.apply, info, in_dims, input, index, dims, scale, entropies)
+
+
+def _over_batch(function, info, in_dims, input, index, dims, scale, entropies):
+    """A vmap rule: the batch in front."""
+    size = info.batch_size
+    input, index = (
+        t if t is None else t.expand(size, *t.shape) if d is None else t.movedim(d, 0)
+        for t, d in zip((input, index), in_dims[:2], strict=True)
+    )
+    found = function(input, index, [d + 1 for d in dims], scale, entropies)
+    # An empty tensor has no batch.
+    return found, (None if index is None else 0, 0, 0, 0 if entropies else None)
 
 
 def found_of(
     input: Tensor, index: Tensor | None, dims: Sequence[int], scale: float, entropies: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """What `Statistics` gives."""
-    of = statistics if _served(input) else statistics_formula
-    if index is None:
-        lse, *rest = of(input, tuple(dims), scale, entropies)
-        found = lse.new_empty(0)
+    dims = tuple(dims)
+    if not _served(input):
+        top, log, *rest = statistics_formula(input, dims, scale)
+        found = None if index is None else found_at(input, index, scale, top, log)
+    elif index is None or index.shape[-1] == 0:
+        top, log, *rest = statistics(input, dims, scale)
+        found = None if index is None else log.new_empty(index.shape)
     else:
-        # Relative to the largest chosen score, which of a probability near 1 leaves a logarithm that is not rounded
-        # to the size of the scores.
-        scores = input.gather(-1, index).to(wide(input.dtype))
-        scores = scores if scale == 1 else scores * scale
-        if index.shape[-1] == 0:
-            shift = scores.new_zeros(*scores.shape[:-1], 1)
-        else:
-            shift = scores if index.shape[-1] == 1 else scores.amax(-1, keepdim=True)
-        shift = shift.detach().nan_to_num(0.0, 0.0, 0.0)
-        relative, *rest = of(input, tuple(dims), scale, entropies, shift)
-        found, lse = scores - shift - relative, relative + shift
-    return found, lse, rest[0] if entropies else lse.new_empty(0)
+        found, top, log, *rest = statistics(input, dims, scale, index[..., :1], entropies)
+        if index.shape[-1] > 1:
+            found = found_at(input, index, scale, top, log)
+    return log.new_empty(0) if found is None else found, top, log, rest[0] if entropies else log.new_empty(0)
 
 
 def _served(input: Tensor) -> bool:
@@ -272,39 +291,48 @@ def backward(
     scale: float,
     asked: bool,
     found: Tensor,
-    lse: Tensor,
+    top: Tensor,
+    log: Tensor,
     entropies: Tensor,
     grad: Tensor | None,
     of_lse: Tensor | None,
     of_entropy: Tensor | None,
 ) -> Tensor | None:
-    """The gradient of the logits in one new tensor of their size; not itself differentiable."""
+    """The gradient of the logits in one new tensor of their size; not itself differentiable.
+
+    of_lse: the gradient of the logsumexp, beside what the log-probabilities pass on to it.
+    """
     grad, of_entropy = grad if index is not None else None, of_entropy if asked else None
     if grad is None and of_lse is None and of_entropy is None:
         return None
     if not _served(input):
         return formula_backward(
-            input, index, dims, scale, asked, found, lse, entropies, grad, of_lse, of_entropy
+            input, index, dims, scale, asked, found, top, log, entropies, grad, of_lse, of_entropy
         )
-    total = _total(grad, of_lse, lse.dtype)
-    result = gradient(input, tuple(dims), scale, lse, entropies, total, of_entropy)
+    dims = tuple(dims)
+    if of_lse is None and of_entropy is None and index.shape[-1] == 1:
+        result = gradient_at_target(input, dims, scale, index, found, grad.to(log.dtype))
+        if result is not None:
+            return result
+    total = _total(grad, of_lse, log.dtype)
+    result = gradient(input, dims, scale, top, log, entropies, total, of_entropy)
     if grad is None:
         return result
-    values = at_chosen(index, found, grad.to(lse.dtype), total)
+    values = at_chosen(index, found, grad.to(log.dtype), total)
     if of_entropy is not None:
         values = values - of_entropy * _product(found.exp(), found + entropies)
     return result.scatter_(-1, index, (values * scale).to(result.dtype))
 
 
 def formula_backward(
-    input, index, dims, scale, asked, found, lse, entropies, grad, of_lse, of_entropy
+    input, index, dims, scale, asked, found, top, log, entropies, grad, of_lse, of_entropy
 ) -> Tensor | None:
     """`backward` in torch's operations, differentiable."""
     grad, of_entropy = grad if index is not None else None, of_entropy if asked else None
     if grad is None and of_lse is None and of_entropy is None:
         return None
-    total = _total(grad, of_lse, lse.dtype)
-    d = gradient_formula(input, tuple(dims), scale, None, None, total, of_entropy)
+    total = _total(grad, of_lse, log.dtype)
+    d = gradient_formula(input, tuple(dims), scale, total, of_entropy)
     if grad is not None:
         d = torch.scatter_add(d, -1, index, (grad * scale).to(d.dtype))
     return d.to(input.dtype)
@@ -316,7 +344,8 @@ def formula_backward(
 @torch.library.custom_op(
     "cute_softmax::statistics",
     mutates_args=(),
-    schema="(Tensor input, Tensor? index, SymInt[] dim, float scale, bool entropies) -> (Tensor, Tensor, Tensor)",
+    schema="(Tensor input, Tensor? index, SymInt[] dim, float scale, bool entropies) -> "
+    "(Tensor, Tensor, Tensor, Tensor)",
 )
 def operator(input, index, dim, scale, entropies):
     return tuple(t.contiguous() for t in found_of(input, index, tuple(dim), scale, entropies))
@@ -327,14 +356,15 @@ def _(input, index, dim, scale, entropies):
     dtype = wide(input.dtype)
     rows = input.new_empty([1 if d in dim else n for d, n in enumerate(input.shape)], dtype=dtype)
     found = input.new_empty(0 if index is None else index.shape, dtype=dtype)
-    return found, rows, torch.empty_like(rows) if entropies else input.new_empty(0, dtype=dtype)
+    entropy = torch.empty_like(rows) if entropies else input.new_empty(0, dtype=dtype)
+    return found, rows, torch.empty_like(rows), entropy
 
 
 @torch.library.custom_op(
     "cute_softmax::statistics_backward",
     mutates_args=(),
-    schema="(Tensor input, Tensor? index, SymInt[] dim, float scale, bool entropies, Tensor found, Tensor lse, "
-    "Tensor entropy, Tensor? grad, Tensor? of_lse, Tensor? of_entropy) -> Tensor",
+    schema="(Tensor input, Tensor? index, SymInt[] dim, float scale, bool entropies, Tensor found, Tensor top, "
+    "Tensor log, Tensor entropy, Tensor? grad, Tensor? of_lse, Tensor? of_entropy) -> Tensor",
 )
 def operator_backward(input, index, dim, scale, entropies, *rows):
     d = backward(input, index, tuple(dim), scale, entropies, *rows)
@@ -355,30 +385,31 @@ def _save(ctx, inputs, output):
     ctx.save_for_backward(input, index, *output)
 
 
-def _gradients(ctx, *grads):
+def _gradients(ctx, grad, _, __, of_entropy):
     input, index, *rows = ctx.saved_tensors
+    grads = grad, None, of_entropy
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         return formula_backward(input, index, *ctx.numbers, *rows, *grads), None, None, None, None
     return operator_backward(input, index, *ctx.numbers, *rows, *grads), None, None, None, None
 
 
 def _save_backward(ctx, inputs, output):
-    input, index, dim, scale, asked, found, lse, entropy, *grads = inputs
+    input, index, dim, scale, asked, *rest = inputs
     ctx.numbers = tuple(dim), scale, asked
-    ctx.save_for_backward(input, index, found, lse, entropy, *grads)
+    ctx.save_for_backward(input, index, *rest)
 
 
 def _second_gradients(ctx, upstream):
-    """By autograd of the formula. What lse and the entropy change is in the gradient of the input."""
+    """By autograd of the formula. What the numbers of the rows change is in the gradient of the input."""
     input, index, *rows = ctx.saved_tensors
-    rows, grads = rows[:3], rows[3:]
+    rows, grads = rows[:4], rows[4:]
     with torch.enable_grad():
         leaves = [None if t is None else t.detach().requires_grad_() for t in (input, *grads)]
         d = formula_backward(leaves[0], index, *ctx.numbers, *rows, *leaves[1:])
         used = [t for t in leaves if t is not None]
         found = iter(torch.autograd.grad(d, used, upstream, allow_unused=True))
     of_input, *of_grads = (None if t is None else next(found) for t in leaves)
-    return of_input, *[None] * 7, *of_grads
+    return of_input, *[None] * 8, *of_grads
 
 
 operator.register_autograd(_gradients, setup_context=_save)
@@ -386,14 +417,8 @@ operator_backward.register_autograd(_second_gradients, setup_context=_save_backw
 
 
 @operator.register_vmap
-def _(info, in_dims, input, index, dim, scale, entropies):
-    size = info.batch_size
-    input, index = (
-        t if t is None else t.expand(size, *t.shape) if d is None else t.movedim(d, 0)
-        for t, d in zip((input, index), in_dims[:2], strict=True)
-    )
-    found, lse, e = operator(input, index, [d + 1 for d in dim], scale, entropies)
-    return (found, lse, e), (None if index is None else 0, 0, 0 if entropies else None)
+def _(info, in_dims, *arguments):
+    return _over_batch(operator, info, in_dims, *arguments)
 
 
 # -- The functions' ways -----------------------------------------------------------------------------------------------
@@ -404,7 +429,7 @@ _apply = super(torch.autograd.Function, Statistics).apply
 
 def _call(
     input: Tensor, index: Tensor | None, dims: tuple[int, ...], scale: float, entropies: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """`found_of`, on any device and in any state of torch."""
     if not _served(input):
         return found_of(input, index, dims, scale, entropies)
@@ -423,18 +448,18 @@ def times_softmax(input: Tensor, factors: Tensor, dims: tuple[int, ...]) -> Tens
     """The gradient of a logsumexp as an operator: factors (of size 1 in `dims`) times the softmax of the input."""
     nothing = factors.new_empty(0)
     return operator_backward(
-        input, None, list(dims), 1.0, False, nothing, factors, nothing, None, factors, None
+        input, None, list(dims), 1.0, False, nothing, nothing, factors, nothing, None, factors, None
     )
 
 
 def entropy(input: Tensor, dims: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     if not input.dim():
         input = input.unsqueeze(0)
-    return _call(input, None, dims, 1.0, True)[2].squeeze(dims).to(dtype)
+    return _call(input, None, dims, 1.0, True)[3].squeeze(dims).to(dtype)
 
 
 def log_softmax(
     input: Tensor, index: Tensor, scale: float, entropies: bool, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor | None]:
-    found, _, e = _call(input, index, (input.dim() - 1,), scale, entropies)
+    found, _, _, e = _call(input, index, (input.dim() - 1,), scale, entropies)
     return found.to(dtype), e.squeeze(-1).to(dtype) if entropies else None

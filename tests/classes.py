@@ -9,18 +9,15 @@ from typing import NamedTuple
 
 from cute_softmax.hardware import ARCHITECTURES
 from cute_softmax.plan import MATHS, NotPlanned, RowClass, row_class, vector_of
-from cute_softmax.plan.panel import PANEL_MATHS
 from cute_softmax.problem import ALIGNMENT, ITEM_SIZE
 
 SAME = (("bf16", "bf16"), ("fp16", "fp16"), ("fp32", "fp32"))
 MIXED = (("bf16", "fp32"), ("fp32", "bf16"))
 PAIRS = SAME + MIXED  # (input, output) of softmax
-REDUCTIONS = ("logsumexp", "amax", "sum", "entropy")
+REDUCTIONS = ("logsumexp", "amax", "sum", "entropy", "selective", "selective_entropy")
 # Maths whose teams are those of others: a selection of their classes is compiled, and the GPU tests that need
 # them build them by themselves.
-FAMILY = ("log_softmax", "log_softmax_backward", "entropy")
-# (math, online) that every movement serves; an entropy's state is for rows alone.
-EVERYWHERE = [key for key in MATHS if key[0] in PANEL_MATHS]
+FAMILY = ("log_softmax", "log_softmax_backward", "entropy", "selective", "selective_entropy")
 # (input, output) that the public functions ask for, autocast aside.
 PAIRS_OF = {
     "softmax": PAIRS,
@@ -29,6 +26,8 @@ PAIRS_OF = {
     "log_softmax_backward": SAME[::2],
     "logsumexp": SAME,
     "entropy": (("bf16", "fp32"), ("fp32", "fp32")),
+    "selective": (("bf16", "fp32"), ("fp32", "fp32")),
+    "selective_entropy": (("bf16", "fp32"), ("fp32", "fp32")),
     "amax": SAME,
     "sum": (*SAME, ("bf16", "fp32")),
 }
@@ -39,7 +38,7 @@ def operands(math: str, pair: tuple[str, str]) -> tuple[str, ...]:
     source, result = pair
     if math.endswith("_backward"):
         return result, result, source
-    return (source, *[result] * len(MATHS[math, True].operands[1:]))
+    return (source, *("int64" if name == "index" else result for name in MATHS[math, True].operands[1:]))
 
 
 class Interval(NamedTuple):

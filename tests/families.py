@@ -27,7 +27,8 @@ class Case:
     """A call over the last dimension. scale, alpha: a number, or a tensor with size 1 there; bias, mask: broadcast as
     torch does; offset: of a causal mask over the last two dimensions, None without; dtype: of the result.
 
-    For gradients x is dy and `y` the result that it is for; alpha is the forward's.
+    For gradients x is dy and `y` the result that it is for; alpha is the forward's. index: of one element of each row:
+    that of a selective math, or the target of a softmax with alpha.
     """
 
     math: str
@@ -39,8 +40,10 @@ class Case:
     offset: int | None = None
     alpha: Number = None
     zero: bool = False
+    index: torch.Tensor | None = None
     dtype: torch.dtype | None = None
     place: tuple[int, int] = (0, 0)  # where tensors lie: elements past a boundary, elements between rows
+    turned: bool = False  # whether matrices lie column by column
 
     @property
     def gradient(self) -> bool:
@@ -53,8 +56,17 @@ class Case:
 
         return Prologue(
             scale=form(self.scale), bias=self.bias is not None, mask=self.mask is not None,
-            causal=self.offset is not None, alpha=form(self.alpha), zero=self.zero,
+            causal=self.offset is not None, alpha=form(self.alpha), zero=self.zero, target=self.target,
         )  # fmt: skip
+
+    @property
+    def target(self) -> bool:
+        return self.math == "softmax" and self.index is not None
+
+    @property
+    def results(self) -> int:
+        """How many numbers of each row there are, 0 for a full result."""
+        return {"logsumexp": 1, "entropy": 3, "selective": 3, "selective_entropy": 4}.get(self.math, 0)
 
     @property
     def numbers(self) -> list[float]:
@@ -67,7 +79,13 @@ class Case:
         alpha = self.alpha
         if self.gradient and isinstance(alpha, torch.Tensor):
             alpha = alpha.float().reciprocal()
-        return [n.expand(self.x.shape) for n in (self.scale, alpha) if isinstance(n, torch.Tensor)]
+        found = [n for n in (self.scale, alpha) if isinstance(n, torch.Tensor)]
+        if self.target:
+            logs = torch.log_softmax(self.scores(torch.float64), -1)
+            found += [self.index, logs.gather(-1, self.index).float()]
+        elif self.index is not None:
+            found.insert(0, self.index)
+        return [n.expand(self.x.shape) for n in found]
 
     @property
     def query(self) -> int | None:
@@ -106,15 +124,22 @@ class Case:
         s = self.scores(dtype)
         empty = (s == -math.inf).all(-1, keepdim=True) & self.zero
         if self.math == "softmax":
-            return [torch.softmax(s, -1).masked_fill(empty, 0) * alpha]
+            y = torch.softmax(s, -1).masked_fill(empty, 0)
+            if self.target:
+                y = y.scatter_add(-1, self.index, -torch.ones_like(self.index, dtype=dtype))
+            return [y * alpha]
         logs = torch.log_softmax(s, -1)
         if self.math == "log_softmax":
             return [logs.masked_fill(empty, -math.inf)]
-        lse = torch.logsumexp(s, -1)
         if self.math == "logsumexp":
-            return [lse]
+            return [torch.logsumexp(s, -1)]
+        top = s.amax(-1, keepdim=True)
+        log = (s - torch.where(top == -math.inf, 0.0, top)).exp().sum(-1, keepdim=True).log()
         terms = torch.where(logs == -math.inf, 0, logs.exp() * logs)
-        return [lse, -terms.sum(-1).masked_fill(empty[..., 0], 0)]
+        found = [top, log.masked_fill(empty, 0), -terms.sum(-1, keepdim=True).masked_fill(empty, 0)]
+        if self.index is not None:
+            found.insert(0, s.gather(-1, self.index) - top - log)
+        return [t[..., 0] for t in found[: self.results]]
 
     def _gradient(self, dtype: torch.dtype, alpha: float | torch.Tensor) -> torch.Tensor:
         dy, y = self.x.to(dtype), self.y.to(dtype)
@@ -193,13 +218,15 @@ class Case:
         shape, (offset, pad) = self.x.shape, self.place
         dtype = self.dtype or self.x.dtype
         lines = [math.prod(shape[d + 1 : -1]) * (shape[-1] + pad) for d in range(len(shape) - 1)] + [1]
+        if self.turned:
+            lines = [1, shape[0] + pad]
         groups = [math.prod(shape[d + 1 : -1]) for d in range(len(shape) - 1)] + [0]
         inputs = [self.x] + ([self.y] if self.gradient else [])
         tensors = [Guarded.of(t, strides=lines, offset=offset).tensor for t in inputs]
         if not self.gradient:
             tensors += [t.expand(shape) for t in (self.bias, self.mask) if t is not None]
         tensors += self.groups
-        layouts = {"logsumexp": [groups], "entropy": [groups, groups]}.get(self.math, [lines])
+        layouts = [groups] * self.results or [lines]
         outputs = [Guarded(shape, dtype, strides=strides, offset=offset) for strides in layouts]
         return tensors + [o.tensor for o in outputs], outputs
 
@@ -211,6 +238,10 @@ class Case:
         dims, device = (self.x.dim() - 1,), launch.device_facts(self.x.get_device())
         problem = canonical(self.x.shape, dims, operands, self.query)
         return launch.plan(self.math, problem, device, prologue=prologue).kernel
+
+    @property
+    def movement(self) -> str:
+        return self.kernel().movement
 
     def launched(self) -> list[torch.Tensor]:
         """The results of a launch; nothing else was written."""
@@ -228,8 +259,7 @@ class Case:
             output.check()
         for t, b in zip(tensors, before, strict=False):
             assert torch.equal(t.reshape(-1).nan_to_num(), b.reshape(-1).nan_to_num()), "an input was changed"
-        single = self.math in ("logsumexp", "entropy")
-        return [o.tensor[..., 0] if single else o.tensor for o in outputs]
+        return [o.tensor[..., 0] if self.results else o.tensor for o in outputs]
 
 
 def mutants(case: Case) -> Iterator[tuple[str, list[torch.Tensor]]]:
@@ -254,5 +284,7 @@ def mutants(case: Case) -> Iterator[tuple[str, list[torch.Tensor]]]:
         yield "another row's scale", of(replace(case, scale=case.scale.roll(1, -2)))
     elif case.scale is not None:
         yield "no scale", of(replace(case, scale=None))
-    if case.alpha is not None:
+    if case.alpha is not None and not case.target:
         yield "no alpha", of(replace(case, alpha=None))
+    if case.index is not None:
+        yield "another element", of(replace(case, index=(case.index + 1) % case.x.shape[-1]))

@@ -23,7 +23,7 @@ def dense(shape) -> tuple[int, ...]:
     return tuple(math.prod(shape[d + 1 :]) for d in range(len(shape)))
 
 
-def problem_of(name: str, pair, shape, dims, strides=None, offsets=(0, 0, 0)) -> Problem:
+def problem_of(name: str, pair, shape, dims, strides=None, offsets=(0, 0, 0, 0)) -> Problem:
     """Full operands of these strides (contiguous if None), and a contiguous group output."""
     dtypes, full = classes.operands(name, pair), MATHS[name, True].full
     kept = [1 if d in dims else n for d, n in enumerate(shape)]

@@ -23,7 +23,7 @@ class Launches(list):
     refuse = False
 
     def run(self, name, tensors, dims, online=True, prologue=NO_PROLOGUE, numbers=(), query=None):
-        if self.refuse and (prologue or name == "entropy"):
+        if self.refuse and (prologue or name.startswith("selective")):
             raise NotPlanned("refused")
         launch.call_of(name, tensors, dims, online, prologue=prologue, query=query)
         self.append(
@@ -38,7 +38,7 @@ class Launches(list):
             )
         )
         assert all(t.shape == tensors[0].shape for t in tensors)
-        outputs = 2 if name == "entropy" else 1
+        outputs = {"entropy": 3, "selective": 3, "selective_entropy": 4}.get(name, 1)
         results = simulated(name, list(tensors[:-outputs]), dims, prologue, list(numbers), query)
         for result, value in zip(tensors[-outputs:], results, strict=True):
             for d in range(result.dim()):  # group outputs
@@ -53,10 +53,14 @@ def simulated(name, tensors, dims, prologue, numbers, query):
     alpha = numbers.pop(0) if prologue.alpha == "number" else 1.0
     offset = numbers.pop(0) if prologue.causal else None
     assert not numbers
+    found = target = None
+    if prologue.target:
+        found, target = tensors.pop().double(), tensors.pop()
     if prologue.alpha == "groups":
         alpha = tensors.pop().double()
     if prologue.scale == "groups":
         scale = tensors.pop().double()
+    chosen = tensors.pop() if name.startswith("selective") else None
     below = None
     if offset is not None:
         shape = tensors[0].shape
@@ -91,13 +95,20 @@ def simulated(name, tensors, dims, prologue, numbers, query):
     lse = torch.logsumexp(x, dims, keepdim=True)
     if name == "softmax":
         y = e / (torch.where(total == 0, 1.0, total) if prologue.zero else total)
+        if target is not None:
+            at = torch.arange(x.shape[-1]) == target
+            y = torch.where(at, torch.expm1(found), y)
         return [alpha * y]
     if name == "log_softmax":
         y = x - lse
         return [torch.where(lse == -INF, x, y) if prologue.zero else y]
-    if name == "entropy":
-        p = e / total
-        return [lse.expand(x.shape), -torch.where(p == 0, 0.0, p * (x - lse)).sum(dims, True).expand(x.shape)]
+    if name == "entropy" or chosen is not None:
+        p, log = e / total, total.log()
+        results = [top, log, -torch.where(p == 0, 0.0, p * (x - lse)).sum(dims, True)]
+        if chosen is not None:
+            assert dims == (x.dim() - 1,)
+            results.insert(0, x.gather(-1, chosen[..., :1]) - top - log)
+        return [r.expand(x.shape) for r in (results[:3] if name == "selective" else results)]
     return [
         {"logsumexp": lambda: lse, "amax": lambda: top, "sum": lambda: x.sum(dims, True)}[name]().expand(
             x.shape

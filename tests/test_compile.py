@@ -62,6 +62,7 @@ def expected_accesses(c: RowClass) -> Counter:
         size, output = ITEM_SIZE[dtype], i >= len(c.access)
         if i >= c.facts.full:
             given = i < c.facts.full + len(c.facts.group_inputs)
+            size = 4 if c.prologue.target and dtype == "int64" else size  # its lower half is enough
             expected[f"{'ld' if given else 'st'} {size}"] += c.rows_per_thread
             continue
         if not output and not c.access[i]:  # one element a row
@@ -75,6 +76,13 @@ def expected_accesses(c: RowClass) -> Counter:
             times = 1 if c.staging[i] == "direct" else 1 + c.persistent
             expected[f"{how} {bytes_}"] += vectors * (c.vector // c.access[i]) * times
         expected[f"{'st' if output else 'ld'} {size}"] += scalars
+    if "index" in c.facts.group_inputs:  # the chosen element: read, or written once more
+        what = (
+            f"st {ITEM_SIZE[c.dtypes[c.facts.result]]}"
+            if c.prologue.target
+            else f"ld {ITEM_SIZE[c.dtypes[0]]}"
+        )
+        expected[what] += c.rows_per_thread
     return +expected
 
 

@@ -23,7 +23,7 @@ def test_group_inputs_are_given_before_the_results_and_go_behind_them():
     prologue = Prologue(scale="groups", bias=True, mask=True, alpha="groups")
     # x, bias, mask, scale, alpha, y -> x, bias, mask, y, scale, alpha
     assert launch.kernel_order("softmax", prologue) == (0, 1, 2, 5, 3, 4)
-    assert launch.kernel_order("entropy", Prologue(scale="groups")) == (0, 1, 2, 3)
+    assert launch.kernel_order("entropy", Prologue(scale="groups")) == (0, 1, 2, 3, 4)
     assert launch.kernel_order("softmax_backward", Prologue(scale="groups")) == (0, 1, 3, 2)
     assert launch.kernel_order("softmax", NO_PROLOGUE) == (0, 1)
     call, kept = call_of(prologue)

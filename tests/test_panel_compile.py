@@ -17,7 +17,7 @@ from compiled import Compiled, accesses, compile_and_read
 from cute_softmax.compile import build_math
 from cute_softmax.hardware import ARCHITECTURES
 from cute_softmax.plan import MATHS, PanelClass
-from cute_softmax.plan.panel import MODES, PANEL_MATHS, STREAMING, TEAMS
+from cute_softmax.plan.panel import MODES, STREAMING, TEAMS
 from cute_softmax.problem import ITEM_SIZE
 
 # Classes -> bytes of stack that they may use, with the reason. All others use none.
@@ -37,6 +37,8 @@ STACK = {
     "row1x128x8x8*": (16, "eight CTAs an SM leave 64 registers"),
     "*_meeting": (128, "two CTAs an SM leave 64 registers"),
 }
+# Two of its stages use the same exponentials, which are spilled rather than evaluated again.
+STACK_OF_ENTROPY = 256
 ACROSS = {"column": 16, "row": 1}
 
 
@@ -105,7 +107,8 @@ def expected_accesses(c: PanelClass) -> Counter:
 
 
 def may_use_stack(c: PanelClass) -> int:
-    return max([n for names, (n, _) in STACK.items() if fnmatch(c.name, names)], default=0)
+    allowed = max([n for names, (n, _) in STACK.items() if fnmatch(c.name, names)], default=0)
+    return allowed + (STACK_OF_ENTROPY if c.math == "entropy" else 0)
 
 
 def check(c: PanelClass, found: Compiled):
@@ -144,6 +147,7 @@ def check_all(found, tmp_path, monkeypatch):
         ("amax", 5),
         ("log_softmax", 3),
         ("log_softmax_backward", 3),
+        ("entropy", 3),
     ],
 )
 def test_every_team_of_sm_90a(math, every, tmp_path, monkeypatch):
@@ -181,9 +185,9 @@ def test_each_field_shapes_the_code(tmp_path, monkeypatch):
     assert compile_and_read(c, tmp_path, monkeypatch).ptx == base
 
 
-@pytest.mark.parametrize("math", PANEL_MATHS)
+@pytest.mark.parametrize("math", classes.PAIRS_OF)
 def test_build_math_has_the_operands_of_the_plan(math):
     c = panel_class(TEAMS[1][0], math, ("bf16", "bf16"))
     built = build_math(c)
     assert (built.inputs, built.outputs) == (c.facts.inputs, c.facts.outputs)
-    assert len(built.reductions) == c.stages and 4 * c.stages == c.whole_bytes
+    assert len(built.reductions) == c.stages and c.whole_bytes == {1: 4, 2: 8, 3: 16}[c.stages]

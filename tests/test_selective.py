@@ -60,10 +60,10 @@ def test_results(shapes, dtype, kernel, request):
         for got, expected in ((found, right), (both[1], entropies)):
             assert torch.allclose(got.double(), expected, rtol=torch.finfo(dtype).eps, atol=1e-6)
     if kernel and dtype != torch.float64:
-        assert [n.math for n in launches] == ["logsumexp", "entropy"] * 3
+        assert [n.math for n in launches] == ["selective", "selective_entropy"] * 3
         assert [n.numbers for n in launches] == [(), (), (0.5,), (0.5,), (-2.0,), (-2.0,)]
-        assert all(n.dtypes[1:] == (torch.float32,) * (len(n.dtypes) - 1) for n in launches)
-        assert all(n.prologue.bias and n.strides[1][-1] == 0 for n in launches), "relative to a chosen score"
+        assert all(n.dtypes[1] == torch.int64 and n.strides[1][-1] == 0 for n in launches)
+        assert all(set(n.dtypes[2:]) == {torch.float32} for n in launches)
 
 
 @pytest.mark.parametrize("shapes", SHAPES, ids=str)
@@ -89,7 +89,8 @@ def test_gradients(shapes, wanted, dtype, kernel, request, monkeypatch):
     error = (gradients[0].double() - gradients[1].double()).abs().max()
     assert error <= 16 * torch.finfo(dtype).eps * gradients[1].abs().max()
     if kernel and dtype != torch.float64:
-        assert [n.math for n in launches] == ["entropy", "softmax"]
+        assert [n.math for n in launches] == ["selective_entropy", "softmax"]
+        assert launches[1].prologue.target == (wanted == "found" and index.numel() == logits[..., 0].numel())
 
 
 def test_one_kernel_and_one_matrix_backward(launches):
@@ -104,8 +105,8 @@ def test_one_kernel_and_one_matrix_backward(launches):
     (dx,) = torch.autograd.grad(y, logits, torch.ones_like(y))
     right = 1 - torch.softmax(logits.detach().double(), -1)[0, 2]
     assert abs(dx[0, 2].double() - right) <= 2**-8 * right
-    assert [n.math for n in launches] == ["logsumexp", "softmax"]
-    assert launches[1].prologue.alpha == "groups" and launches[1].dtypes[0] == launches[1].dtypes[-1]
+    assert [n.math for n in launches] == ["selective", "softmax"]
+    assert launches[1].prologue.target and launches[1].dtypes[0] == launches[1].dtypes[-1]
 
 
 def test_repeated_tokens(launches):

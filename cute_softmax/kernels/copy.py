@@ -5,7 +5,7 @@ from functools import partial
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, Uint32
+from cutlass import Boolean, Float32, Int16, Int32, Int64, Uint32
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T
 
@@ -13,7 +13,7 @@ from . import online
 from .reduce import tree
 
 DTYPES = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16, "fp32": cutlass.Float32}
-DTYPES["bool"] = cutlass.Uint8  # as torch stores it
+DTYPES |= {"bool": cutlass.Uint8, "int64": cutlass.Int64}  # as torch stores them
 PACKED_MAX = {
     cutlass.BFloat16: "max.NaN.bf16x2 {$w0}, {$r0}, {$r1};",
     cutlass.Float16: "max.NaN.f16x2 {$w0}, {$r0}, {$r1};",
@@ -59,6 +59,27 @@ def load(src: cute.Tensor, dst: cute.Tensor, access: int, policy: Int64):
         cute.nvgpu.CopyG2ROp(), src.element_type, num_bits_per_copy=access * src.element_type.width
     )
     cute.copy(atom, src, dst, cache_policy=policy)
+
+
+def load_if(wanted: Boolean, src: cute.Tensor, exists: Boolean | None = None):
+    """The one element of `src` in global memory where it is wanted, else 0; without a branch.
+
+    Behind a branch for one thread the compiler would give that thread a copy of all that follows.
+    exists: whether `src` may be read; where it is wanted and may not, the address is null.
+    """
+    address = src.iterator.toint()
+    if exists is not None:
+        address = Int64(cutlass.select_(exists, address, Int64(0)))
+    width = src.element_type.width
+    held = cute.make_rmem_tensor(1, src.element_type)
+    word = {16: Int16, 32: Int32, 64: Int64}[width]
+    cute.recast_tensor(held, word)[0] = cute.arch.inline_ptx(
+        f"{{.reg .pred p; setp.ne.s32 p, {{$r1}}, 0; mov.b{width} {{$w0}}, 0; "
+        f"@p ld.global.b{width} {{$w0}}, [{{$r0}}];}}",
+        write_only_types=[word],
+        read_only_args=[address, Int32(wanted)],
+    )
+    return held[0]
 
 
 def load_async(src: cute.Tensor, dst: cute.Tensor, access: int, policy: Int64, ahead: bool = False) -> None:

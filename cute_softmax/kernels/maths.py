@@ -15,12 +15,13 @@ A row math has
 - `result(elements, state)`: what becomes of it;
 - `finish(values, kept, state)`: the row's results, one iterable per output. kept: from the last `partial` for the
   same elements, or None; state: of `whole`, merged over all of the row;
-- `group_results(state)`: one number per group output.
+- `group_results(state)`: one number per group output; with a group input "index", also of the element that it chooses.
 
 `values` holds one `copy.Fragment` per input: the elements of the row that this thread owns. `carry` holds the
 states of the finished stages, each merged over as much of the row as the threads that exchange hold.
 """
 
+import copy
 import operator
 from collections.abc import Iterator
 
@@ -30,7 +31,7 @@ from cutlass import Float32
 
 from . import online
 from .online import Fast, Near, Precise
-from .reduce import MAX, SUM, SUMS, Online, tree
+from .reduce import MAX, SUM, Online, Weighted, tree
 
 
 class RowMath:
@@ -41,6 +42,10 @@ class RowMath:
     group_outputs: tuple[str, ...] = ()
     keep = False
     maximum_first = False
+
+    def for_row(self, values: list) -> "RowMath":
+        """The math of the row of these values, where it depends on them."""
+        return self
 
     def finish(self, values: list, kept: object, state: tuple) -> list:
         return []
@@ -65,9 +70,17 @@ class Softmax(RowMath):
 
     def __init__(self, source: str, *, online: bool, precise: bool, keep: bool, part: int = 2, exp=None):
         self.online, self.precise, self.keep, self.part = online, precise, keep, part
-        self.exp = exp or (Precise if precise else Fast(source))
+        self.exp = exp or (Precise() if precise else Fast(source))
         self.whole = Online(self.exp)
         self.reductions = (self.whole,) if online else (MAX, SUM)
+
+    def scaled(self, factor: Float32) -> "Softmax":
+        """The same of elements times a positive factor."""
+        made = copy.copy(self)
+        made.exp = online.scaled(self.exp, factor)
+        made.whole = type(self.whole)(made.exp)
+        made.reductions = (made.whole,) if self.online else self.reductions
+        return made
 
     def powers(self, values: list, ref: Float32) -> Iterator[Float32]:
         return (self.exp.power(v, ref) for v in values)
@@ -106,11 +119,14 @@ class Softmax(RowMath):
         power = self.exp.power(elements[0], online.reference(row_max))
         return next(self.quotients(iter([power]), total, cute.arch.rcp_approx(total)))
 
-    def finish(self, values: list, kept: tuple | None, state: tuple) -> list:
+    def finish(self, values: list, kept: tuple | None, state: tuple, alpha: Float32 | None = None) -> list:
+        """alpha: a factor on the results."""
         row_max, total = state
         inverse = cute.arch.rcp_approx(total)  # total >= 1, or 0 where all is -inf, or NaN
+        if alpha is not None and not self.precise:
+            inverse, alpha = inverse * alpha, None
         if kept is None:
-            return [self.quotients(self.powers(values[0], online.reference(row_max)), total, inverse)]
+            return [self.quotients(self.powers(values[0], online.reference(row_max)), total, inverse, alpha)]
         seen, powers = kept
         if seen is not row_max:
             # The powers refer to the maximum of a part of the row.
@@ -119,15 +135,17 @@ class Softmax(RowMath):
                 powers = (p * correction for p in powers)
             else:
                 inverse = inverse * correction
-        return [self.quotients(powers, total, inverse)]
+        return [self.quotients(powers, total, inverse, alpha)]
 
-    def quotients(self, powers: Iterator[Float32], total: Float32, inverse: Float32) -> Iterator[Float32]:
+    def quotients(
+        self, powers: Iterator[Float32], total: Float32, inverse: Float32, alpha: Float32 | None = None
+    ) -> Iterator[Float32]:
         for power in powers:
             quotient = power * inverse
             if self.precise:
                 # One step of long division: the rounding of the quotient itself is what remains.
                 quotient = cute.math.fma(cute.math.fma(-total, quotient, power), inverse, quotient)
-            yield quotient
+            yield quotient if alpha is None else quotient * alpha
 
 
 class SoftmaxBackward(RowMath):
@@ -178,7 +196,7 @@ class LogSumExp(Softmax):
 
     def group_results(self, state: tuple) -> list[Float32]:
         row_max, total = state
-        result = row_max + self.exp.log(total, online.reference(row_max))
+        result = self.exp.score(row_max) + self.exp.log(total, online.reference(row_max))
         # +inf in the row has made the sum NaN; without NaN among the elements the result is +inf, as in torch.
         infinity = Float32(float("inf"))
         return [Float32(cutlass.select_(row_max == infinity, infinity, result))]
@@ -192,18 +210,18 @@ class LogSoftmax(LogSumExp):
 
     def __init__(self, source: str, *, online: bool, precise: bool, keep: bool):
         Softmax.__init__(
-            self, source, online=online, precise=precise, keep=keep, exp=Precise if precise else Near
+            self, source, online=online, precise=precise, keep=keep, exp=Precise() if precise else Near()
         )
 
     def result(self, elements: tuple, state: tuple) -> Float32:
         row_max, total = state
         ref = online.reference(row_max)
-        return elements[0] - ref - self.exp.log(total, ref)
+        return self.exp.difference(elements[0], ref) - self.exp.log(total, ref)
 
     def finish(self, values: list, kept: None, state: tuple) -> list:
         ref = online.reference(state[0])
         log = self.exp.log(state[1], ref)
-        return [(x - ref - log for x in values[0])]
+        return [(self.exp.difference(x, ref) - log for x in values[0])]
 
     def group_results(self, state: tuple) -> list[Float32]:
         return []
@@ -219,7 +237,7 @@ class LogSoftmaxBackward(SoftmaxBackward):
 
     def __init__(self, *, precise: bool, masked: bool, keep: bool):
         super().__init__(keep=keep)
-        self.exp, self.masked = Precise if precise else Fast("fp32"), masked
+        self.exp, self.masked = Precise() if precise else Fast("fp32"), masked
 
     def term(self, stage: int, elements: tuple, carry: tuple) -> Float32:
         dy, y = elements
@@ -232,35 +250,72 @@ class LogSoftmaxBackward(SoftmaxBackward):
         return self.term(0, elements, ()) - self.exp.power(elements[1], Float32(0.0)) * total
 
 
-class Entropy(LogSumExp):
-    """lse = max + log(sum), and the entropy of the softmax: log(sum) - sum(exp(x - max) * (x - max)) / sum.
+class Statistics(LogSumExp):
+    """max, and log(sum(exp(x - max))): apart, as their sum is rounded to the size of the scores."""
 
-    Two exchanges: the maximum, then both sums. Elements of -inf contribute nothing.
+    group_outputs = ("max", "log")
+
+    def group_results(self, state: tuple) -> list[Float32]:
+        row_max, total = state
+        return [self.exp.score(row_max), self.exp.log(total, online.reference(row_max))]
+
+
+class Entropy(Statistics):
+    """max, log(sum), and the entropy of the softmax: log(sum) - sum(exp(x - max) * (x - max)) / sum.
+
+    Elements of -inf contribute nothing.
     """
 
-    group_outputs = ("lse", "entropy")
+    group_outputs = ("max", "log", "entropy")
 
-    def __init__(self, source: str):
-        super().__init__(source, online=False)
-        self.reductions = (MAX, SUMS)
-        self.whole = None  # of panels: not served
+    def __init__(self, source: str, *, online: bool):
+        super().__init__(source, online=online)
+        self.whole = Weighted(self.exp)
+        self.reductions = (self.whole,) if online else (MAX, SUM, SUM)
 
     def partial(self, stage: int, values: list, carry: list, width: int) -> tuple:
         (x,) = values
-        if stage == 0:
-            return MAX.lanes((x.maximum(),), width), None
-        ref = online.reference(carry[0][0])
-        return SUMS.lanes(tree(SUMS.merge, (self.weighted(v, ref) for v in x)), width), None
+        (seen,) = MAX.lanes((x.maximum(),), width)
+        ref = online.reference(seen)
+        totals = tree(lambda a, b: (a[0] + b[0], a[1] + b[1]), (self.weighted(v, ref) for v in x))
+        return (seen, *(SUM.lanes((total,), width)[0] for total in totals)), None
 
     def weighted(self, x: Float32, ref: Float32) -> tuple[Float32, Float32]:
-        """exp(x - ref), and the same times x - ref, which is 0 for -inf."""
-        power = self.exp.power(x, ref)
-        return power, power * online.maximum(x - ref, Float32(online.VANISHES))
+        """exp(x - ref), and the same times its exponent of 2, which is 0 for -inf."""
+        exponent = online.maximum(self.exp.exponent(x, ref), Float32(online.VANISHES))
+        power = cute.math.exp2(exponent, fastmath=True)
+        return power, power * exponent
+
+    def term(self, stage: int, elements: tuple, carry: tuple) -> Float32:
+        if stage < 2:
+            return super().term(stage, elements, carry)
+        return self.weighted(elements[0], online.reference(carry[0]))[1]
 
     def group_results(self, state: tuple) -> list[Float32]:
         seen, total, weighted = state
-        log = self.exp.log(total, online.reference(seen))
-        return [*super().group_results((seen, total)), log - weighted / total]
+        row_max, log = super().group_results((seen, total))
+        ref = online.reference(seen)
+        mean = weighted / total - self.exp.exponent(
+            ref, ref
+        )  # of the exponents, that of the reference being 0
+        return [row_max, log, log - mean * Float32(online.LN_2)]
+
+
+class Selected(Statistics):
+    """Of one chosen element of each row, also its logarithm in the softmax: `found`."""
+
+    group_inputs = ("index",)
+    group_outputs = ("found", "max", "log")
+
+    def group_results(self, state: tuple, chosen: Float32) -> list[Float32]:
+        row_max, log, *rest = super().group_results(state)
+        return [chosen - row_max - log, row_max, log, *rest]
+
+
+class SelectedEntropy(Selected, Entropy):
+    """`Selected` and `Entropy` in one."""
+
+    group_outputs = ("found", "max", "log", "entropy")
 
 
 class Maximum(RowMath):

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32
+from cutlass import Float32, Int32
 
 LOG2_E = math.log2(math.e)
 LN_2 = math.log(2)
@@ -33,7 +33,7 @@ EXP2 = (
 )
 ROUND = 1.5 * 2.0**23  # added and taken away again, it rounds a smaller number to an integer
 LOWEST = -3.4028234663852886e38  # the most negative finite float32
-VANISHES = -200.0  # exp(-200) is zero in float32: clamping a difference here changes no result
+VANISHES = -200.0  # exp(-200) and 2 ** -200 are zero in float32: clamping a difference here changes no result
 
 
 def maximum(a: Float32, b: Float32) -> Float32:
@@ -69,16 +69,33 @@ class Fast:
         far = cute.arch.fmax(ref, -ref) >= Float32(self.far)
         return Float32(cutlass.select_(far, Float32(1.0), Float32(LOG2_E)))
 
+    @staticmethod
+    def score(x: Float32) -> Float32:
+        """What an element stands for."""
+        return x
+
+    @staticmethod
+    def product(ref: Float32, scale: Float32) -> Float32:
+        """ref * scale, rounded."""
+        return rounded_product(ref, scale)
+
+    def exponent(self, x: Float32, ref: Float32) -> Float32:
+        """Of 2, in exp(x - ref)."""
+        scale = self.scale(ref)
+        return cute.math.fma(x, scale, -self.product(ref, scale))
+
     def power(self, x: Float32, ref: Float32) -> Float32:
         """exp(x - ref)."""
-        scale = self.scale(ref)
-        return cute.math.exp2(cute.math.fma(x, scale, -rounded_product(ref, scale)), fastmath=True)
+        return cute.math.exp2(self.exponent(x, ref), fastmath=True)
+
+    def fallen(self, old: Float32, new: Float32) -> Float32:
+        """The exponent of 2 in exp(old - new) of two references, new >= old."""
+        scale = self.scale(new)
+        return self.product(old, scale) - self.product(new, scale)
 
     def ratio(self, old: Float32, new: Float32) -> Float32:
         """exp(old - new) of two references, new >= old."""
-        scale = self.scale(new)
-        exponent = rounded_product(old, scale) - rounded_product(new, scale)
-        return cute.math.exp2(exponent, fastmath=True)
+        return cute.math.exp2(self.fallen(old, new), fastmath=True)
 
     def slope(self, ref: Float32, scale: Float32) -> Float32:
         """What a score is multiplied by in the exponent of 2 of exp(scale * (x - ref))."""
@@ -100,13 +117,10 @@ class Fast:
         return cute.math.exp2(cute.arch.fmin(exponent, Float32(0.0)), fastmath=True)
 
     def log(self, total: Float32, ref: Float32) -> Float32:
-        """The logarithm of a sum of these exponentials, without the factor that all of them have.
-
-        The factor is two to what the product lost by rounding, which an FMA gives exactly.
+        """The logarithm of a sum of these exponentials over that of the reference itself: where nothing else counts,
+        exactly 0, though no power of two is exact.
         """
-        scale = self.scale(ref)
-        lost = cute.math.fma(ref, scale, -rounded_product(ref, scale))
-        return cute.math.log(total) - lost * Float32(math.log(2))
+        return cute.math.log(quotient(total, self.power(ref, ref)))
 
 
 class Near:
@@ -117,9 +131,13 @@ class Near:
     """
 
     @staticmethod
-    def power(x: Float32, ref: Float32) -> Float32:
+    def difference(x: Float32, ref: Float32) -> Float32:
+        """x - ref."""
+        return x - ref
+
+    def power(self, x: Float32, ref: Float32) -> Float32:
         """exp(x - ref)."""
-        return cute.math.exp2((x - ref) * Float32(LOG2_E), fastmath=True)
+        return cute.math.exp2(self.difference(x, ref) * Float32(LOG2_E), fastmath=True)
 
     ratio = power
 
@@ -129,6 +147,13 @@ class Near:
         return cute.math.log(total)
 
 
+def quotient(a: Float32, b: Float32) -> Float32:
+    """a / b, to about half an ulp; exactly 1 for equal numbers."""
+    inverse = cute.arch.rcp_approx(b)
+    found = a * inverse
+    return cute.math.fma(cute.math.fma(-b, found, a), inverse, found)
+
+
 def rounded_product(a: Float32, b: Float32) -> Float32:
     """a * b, rounded: the compiler must not join it with an addition into an FMA."""
     return cute.arch.inline_ptx(
@@ -136,18 +161,17 @@ def rounded_product(a: Float32, b: Float32) -> Float32:
     )
 
 
-class Precise:
+class Precise(Near):
     """Exponentials to 1 ulp beyond the rounding of the difference, for results stored in float32."""
 
-    @staticmethod
-    def power(x: Float32, ref: Float32) -> Float32:
+    def power(self, x: Float32, ref: Float32) -> Float32:
         """exp(x - ref).
 
         ex2.approx alone is off by 2 ulp, and rounding (x - ref) * log2(e) costs more than that. So the exponent is
         cut into a whole part, whose power of two ex2.approx gives exactly, and a fraction, found with FMAs to the
         last bit and put into a polynomial. What remains is what torch has, too: half an ulp of the difference.
         """
-        difference = maximum(x - ref, Float32(VANISHES))
+        difference = maximum(self.difference(x, ref), Float32(VANISHES))
         whole = cute.math.fma(difference, Float32(LOG2_E), Float32(ROUND)) - ROUND
         fraction = cute.math.fma(difference, Float32(LOG2_E), -whole)
         fraction = cute.math.fma(difference, Float32(LOG2_E_TAIL), fraction)
@@ -158,14 +182,79 @@ class Precise:
 
     ratio = power
 
+
+class Scaled:
+    """Exponentials of scaled elements, exp(factor * (x - ref)): the factor is part of a product or an FMA that is there
+    anyway. References are elements, too.
+
+    factor: positive. The elements that have exp(factor * x) nearest to that of the reference are either the same as
+    it or, where `far` is reached, too far from it to count: then any factor will do that is not smaller and whose
+    products are exact, a power of two.
+    """
+
+    far: float
+
+    def __init__(self, factor: Float32, far: float):
+        self.factor, self.far = factor, far
+
+    def score(self, x: Float32) -> Float32:
+        """x * factor, rounded."""
+        return rounded_product(x, self.factor)
+
+    def at(self, ref: Float32, factor: Float32) -> Float32:
+        """`factor` where the reference is near, else the power of two; 1 for the reference of nothing."""
+        product = ref * self.factor
+        far = cute.arch.fmax(product, -product) >= Float32(self.far)
+        bits = (self.factor.bitcast(Int32) + Int32(0x007FFFFF)) & Int32(0x7F800000)
+        factor = Float32(cutlass.select_(far, bits.bitcast(Float32), factor))
+        return Float32(cutlass.select_(ref <= Float32(LOWEST), Float32(1.0), factor))
+
     @staticmethod
-    def log(total: Float32, ref: Float32) -> Float32:
-        """The logarithm of a sum of these exponentials."""
-        return cute.math.log(total)
+    def product(ref: Float32, scale: Float32) -> Float32:
+        """ref * scale, rounded and finite for the reference of nothing."""
+        return maximum(rounded_product(ref, scale), Float32(LOWEST))
 
 
-def rescale(
-    total: Float32, old_max: Float32, new_max: Float32, exp: Fast | type[Precise | Near] = Precise
-) -> Float32:
+class ScaledFast(Scaled, Fast):
+    """`Fast` of scaled elements."""
+
+    def scale(self, ref: Float32) -> Float32:
+        return self.at(ref, self.factor * Float32(LOG2_E))
+
+
+class ScaledNear(Scaled, Near):
+    """`Near` of scaled elements. Differences are off by what the reference's product lost by rounding, all alike."""
+
+    def difference(self, x: Float32, ref: Float32) -> Float32:
+        """factor * (x - ref)."""
+        scale = self.at(ref, self.factor)
+        return cute.math.fma(x, scale, -self.product(ref, scale))
+
+    def log(self, total: Float32, ref: Float32) -> Float32:
+        """What is to be subtracted from a difference: the logarithm of a sum of these exponentials."""
+        return self.difference(ref, ref) + cute.math.log(quotient(total, self.power(ref, ref)))
+
+
+class ScaledPrecise(ScaledNear, Precise):
+    """`Precise` of scaled elements."""
+
+
+def scaled(exp: Fast | Near, factor: Float32) -> Scaled:
+    """The exponentials of `exp` with every difference times the factor."""
+    if isinstance(exp, Fast):
+        return ScaledFast(factor, exp.far)
+    return (ScaledPrecise if isinstance(exp, Precise) else ScaledNear)(factor, Fast.FAR["fp32"])
+
+
+def less_one(x: Float32) -> Float32:
+    """exp(x) - 1 for x <= 0, to 2 ulp: near 0 by the series, where the difference would cancel."""
+    series = Float32(1 / 40320)
+    for factorial in (5040, 720, 120, 24, 6, 2, 1):
+        series = cute.math.fma(series, x, Float32(1 / factorial))
+    far = Precise().power(x, Float32(0.0)) - 1.0
+    return Float32(cutlass.select_(x > -0.35, series * x, far))
+
+
+def rescale(total: Float32, old_max: Float32, new_max: Float32, exp: Fast | Near) -> Float32:
     """A sum taken relative to old_max, made relative to new_max >= old_max; exp: which exponential."""
     return total * exp.ratio(reference(old_max), reference(new_max))

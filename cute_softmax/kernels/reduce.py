@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, const_expr
+from cutlass import Float32, Int32, Int64, Int128, const_expr
 
 from . import online
 
@@ -75,7 +75,7 @@ class Online:
 
     identity = (-float("inf"), 0.0)
 
-    def __init__(self, exp: online.Fast | type[online.Precise]):
+    def __init__(self, exp: online.Fast | online.Near):
         self.exp = exp
 
     def lanes(self, state: tuple, width: int, start: int = 1) -> tuple:
@@ -97,41 +97,67 @@ class Online:
         return state[0] if stage == 0 else online.rescale(state[1], state[0], carry[0], self.exp)
 
 
-class Sums:
-    """Two sums side by side."""
+class Weighted(Online):
+    """The triple (max, sum of exponentials relative to it, sum of the same times their exponents of 2)."""
 
-    identity = (0.0, 0.0)
+    identity = (-float("inf"), 0.0, 0.0)
+
+    def seen_from(self, state: tuple, row_max: Float32) -> tuple[Float32, Float32]:
+        """Both sums relative to a maximum that is no smaller."""
+        seen, total, weighted = state
+        # A part that has seen nothing adds 0 times something finite.
+        fallen = self.exp.fallen(online.reference(seen), online.reference(row_max))
+        shift = online.maximum(fallen, Float32(online.VANISHES))
+        moved = (online.rescale(t, seen, row_max, self.exp) for t in (total, weighted + total * shift))
+        return tuple(moved)
 
     def lanes(self, state: tuple, width: int, start: int = 1) -> tuple:
-        return tuple(SUM.lanes((total,), width, start)[0] for total in state)
+        (row_max,) = MAX.lanes(state[:1], width, start)
+        return (row_max, *(SUM.lanes((t,), width, start)[0] for t in self.seen_from(state, row_max)))
 
     def merge(self, a: tuple, b: tuple) -> tuple:
-        return tuple(x + y for x, y in zip(a, b, strict=True))
+        return self.merge_all([a, b])
+
+    def merge_all(self, states: list) -> tuple:
+        row_max = tree(online.maximum, [state[0] for state in states])
+        totals = zip(*(self.seen_from(state, row_max) for state in states), strict=True)
+        return (row_max, *(tree(operator.add, t) for t in totals))
+
+    def refer(self, stage: int, state: tuple, carry: tuple) -> Float32:
+        return state[0] if stage == 0 else self.seen_from(state, carry[0])[stage - 1]
 
 
 MAX = Scalar(online.maximum, -float("inf"))
 SUM = Scalar(operator.add, 0.0)
-SUMS = Sums()
 
 
-def slot_type(*ops: Scalar | Online | Sums) -> type:
-    """The element of the reduction buffer of these stages: 4 bytes for one number, 8 for a pair."""
-    return Int64 if any(len(op.identity) == 2 for op in ops) else Float32
+def slot_type(op: Scalar | Online) -> type:
+    """The element of the reduction buffer: 4 bytes for one number, 8 for a pair, 16 for a triple."""
+    return {1: Float32, 2: Int64, 3: Int128}[len(op.identity)]
 
 
-def pack(state: tuple) -> Float32 | Int64:
+def pack(state: tuple) -> Float32 | Int64 | Int128:
     """A state as one element of the reduction buffer."""
     if const_expr(len(state) == 1):
         return state[0]
+    if const_expr(len(state) == 3):
+        triple = cute.make_rmem_tensor(4, Float32)
+        for i, number in enumerate((*state, Float32(0.0))):
+            triple[i] = number
+        return cute.recast_tensor(triple, Int128)[0]
     pair = cute.make_rmem_tensor(2, Float32)
     pair[0], pair[1] = state
     return cute.recast_tensor(pair, Int64)[0]
 
 
-def unpack(slot: Float32 | Int64) -> tuple:
+def unpack(slot: Float32 | Int64 | Int128) -> tuple:
     """The inverse of `pack`."""
     if const_expr(slot.width == 32):
         return (slot,)
+    if const_expr(slot.width == 128):
+        triple = cute.make_rmem_tensor(4, Float32)
+        cute.recast_tensor(triple, Int128)[0] = slot
+        return triple[0], triple[1], triple[2]
     pair = cute.make_rmem_tensor(2, Float32)
     cute.recast_tensor(pair, Int64)[0] = slot
     return pair[0], pair[1]
@@ -152,9 +178,6 @@ def across_warps(
     barrier: the mbarrier of this stage, None without a cluster; phase: its parity.
     state: equal in all lanes of a warp, as `op.lanes` leaves it; so is the result.
     """
-    numbers = len(op.identity)
-    if const_expr(buffer.element_type.width > 32 * numbers):
-        state = (*state, Float32(0.0))  # other stages have pairs
     rows, (warps_per_row, _) = buffer.shape
     lane, warp = cute.arch.lane_idx(), cute.arch.warp_idx()
     row, peer = warp // warps_per_row, warp % warps_per_row
@@ -177,7 +200,7 @@ def across_warps(
     for i in cutlass.range_constexpr(0, peers, WARP):
         seen = tuple(Float32(v) for v in op.identity)
         if const_expr(peers - i >= WARP) or i + lane < peers:
-            seen = unpack(buffer[row, i + lane])[:numbers]
+            seen = unpack(buffer[row, i + lane])
         merged = seen if const_expr(i == 0) else op.merge(merged, seen)
     # The peers lie in the first lanes; the others hold the identity.
     return op.lanes(merged, WARP)
@@ -185,10 +208,11 @@ def across_warps(
 
 def store_remote(state: tuple, buffer: cute.Tensor, at: tuple, barrier: cute.Pointer, rank: Int32):
     """st.async `state` into the same slot of CTA `rank`'s buffer; its mbarrier counts the bytes."""
-    numbers = cute.make_rmem_tensor(2, Float32)
+    state = (*state, Float32(0.0)) if const_expr(len(state) == 3) else state
+    numbers = cute.make_rmem_tensor(max(len(state), 2), Float32)
     for i, number in enumerate(state):
         numbers[i] = number
     words = cute.recast_tensor(numbers, Int32)
     slot = buffer.iterator + cute.crd2idx(at, buffer.layout)
-    value = (words[0], words[1]) if const_expr(len(state) == 2) else words[0]
+    value = tuple(words[i] for i in range(len(state))) if const_expr(len(state) > 1) else words[0]
     cute.arch.store_async_dsmem(slot, value, barrier, rank)

@@ -11,6 +11,8 @@ registers, pX predicates; rE and pE the same for the scalars at a row's edges; t
 copy.
 """
 
+from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 
 import cuda.bindings.driver as cuda
@@ -20,8 +22,21 @@ from cutlass import Boolean, Float32, Int32, Int64, Uint32, const_expr
 
 from layouts.trace import observe
 
-from . import reduce
-from .copy import DTYPES, Fragment, apart, dot, global_pointer, load, load_async, pack, read_policy, store
+from . import online, reduce
+from .copy import (
+    DTYPES,
+    Fragment,
+    apart,
+    dot,
+    global_pointer,
+    load,
+    load_async,
+    load_if,
+    pack,
+    read_policy,
+    store,
+)
+from .online import rounded_product
 from .prologue import Given
 
 
@@ -98,8 +113,8 @@ class RowKernel:
         barriers = None
         if const_expr(s.exchanges):
             layout = cute.make_layout(s.reduction_buffer.shape, stride=s.reduction_buffer.stride)
-            slot = reduce.slot_type(*self.math.reductions)
-            buffer = smem.allocate_tensor(slot, layout, byte_alignment=8)
+            slot = reduce.slot_type(self.math.reductions[0])
+            buffer = smem.allocate_tensor(slot, layout, byte_alignment=max(slot.width // 8, 8))
             observe("reduction_buffer", buffer)
             if const_expr(s.cluster_n > 1):
                 stages = s.reduction_buffer.shape[2]
@@ -125,6 +140,7 @@ class RowKernel:
             lane=tidx % s.threads_per_row,
             ctas=ctas,
             policy=read_policy(evict_last),
+            zero=evict_last >> 1,  # which the compiler does not know
             sizes=operands[: s.kept_modes - 1],
             numbers=dict(zip(s.prologue.numbers, operands[s.kept_modes - 1 : first_tensor], strict=True)),
             mX=[
@@ -257,7 +273,7 @@ class RowKernel:
             for i in self.inputs:
                 gX = self.vectors(this, rows[m], i)
                 if const_expr(self.access[i] == 0):
-                    ones[i, m] = self.one(this, rows[m], i)
+                    ones[i, m] = self.one(this, rows[m], i, Int32(0))
                     for k in cutlass.range_constexpr(K):
                         if pX[m, 0, k]:
                             rX[i][(None, m), 0, k].fill(ones[i, m])
@@ -265,6 +281,10 @@ class RowKernel:
                     for k in cutlass.range_constexpr(K):
                         if pX[m, 0, k]:
                             load(gX(k), rX[i][(None, m), 0, k], self.access[i], this.policy)
+
+        # Of the row math: the score of the element that an index chooses.
+        selects = "index" in math.group_inputs and not s.prologue.target
+        chosen = [[self.chosen(this, row)] if selects else [] for row in rows]
 
         # The scalars at the edges of a row: slots 0 .. V-2 are its head, V-1 .. 2V-3 its tail.
         rE = [cute.make_rmem_tensor((max(E, 1), M), self.dtypes[i]) for i in self.full]
@@ -311,22 +331,24 @@ class RowKernel:
             if const_expr(s.prologue):
                 left = [self.left(this, rows[m], m, k, pX[m, 0, k]) for k in range(K)]
                 left += [Int32(counted[e, m]) for e in range(E)]
-                values[m].append(Given(self.numbers(this, rows[m]), left))
+                held = [pX[m, 0, k] for k in range(K)] + [counted[e, m] for e in range(E)]
+                values[m].append(Given(self.numbers(this, rows[m]), left, held))
+        maths = [math.for_row(values[m]) for m in range(M)]
         carry = [[] for _ in range(M)]
         kept = [None] * M
         for stage in cutlass.range_constexpr(len(math.reductions)):
             for m in cutlass.range_constexpr(M):
-                state, kept[m] = math.partial(stage, values[m], carry[m], min(T, reduce.WARP))
+                state, kept[m] = maths[m].partial(stage, values[m], carry[m], min(T, reduce.WARP))
                 if const_expr(s.exchanges):
                     if const_expr(s.cluster_n > 1 and not s.persistent and stage == 0):
                         # As late as possible: it waits until all CTAs of the cluster have started.
                         cute.arch.cluster_wait()
-                    state = self.exchange(this, stage, state, turn)
+                    state = self.exchange(this, stage, maths[m].reductions[stage], state, turn)
                 carry[m].append(state)
 
         # Finish and store.
         for m in cutlass.range_constexpr(M):
-            results = math.finish(values[m], kept[m], sum(carry[m], ()))
+            results = maths[m].finish(values[m], kept[m], sum(carry[m], ()))
             for j in cutlass.range_constexpr(len(math.outputs)):
                 i = len(self.inputs) + j
                 gX = self.vectors(this, rows[m], i)
@@ -340,14 +362,23 @@ class RowKernel:
                     gE = self.scalar(this, rows[m], i, columns[e, m])
                     if pE[e, m]:
                         gE[0] = value
-            # All threads of the row know its group results; the first one stores them.
-            group_results = math.group_results(sum(carry[m], ()))
-            for j in cutlass.range_constexpr(len(math.group_outputs)):
-                i = len(self.full) + len(self.group_inputs) + j
-                value = group_results[j].to(self.dtypes[i])
-                gX = self.scalar(this, rows[m], i, Int32(0))
-                if rows[m].inside & (this.lane == 0) & (this.rank == 0):
-                    gX[0] = value
+                if const_expr(s.prologue.target):
+                    self.at_target(this, rows[m], i, values[m][-1].numbers, columns, pE, m)
+            # All threads of the row know its state; the first one stores what becomes of it.
+            first = rows[m].inside & (this.lane == 0) & (this.rank == 0)
+            if const_expr(len(math.group_outputs) > 0):
+                results = partial(maths[m].group_results, sum(carry[m], ()), *chosen[m])
+                self.store_groups(this, rows[m], first, results)
+
+    @cute.jit
+    def store_groups(self, this, row: SimpleNamespace, first: Boolean, results: Callable):
+        i = len(self.full) + len(self.group_inputs)
+        count = len(self.math.group_outputs)
+        gX = [self.scalar(this, row, i + j, Int32(0)) for j in range(count)]
+        if first:
+            numbers = results()
+            for j in cutlass.range_constexpr(count):
+                gX[j][0] = numbers[j].to(self.dtypes[i + j])
 
     def left(self, this, row: SimpleNamespace, m: int, k: int, held: Boolean) -> Int32:
         """How many elements of vector k there are before the end of the row, or its diagonal; 0 if it is not held."""
@@ -358,19 +389,55 @@ class RowKernel:
         """The scale and alpha of a row, in all of its threads."""
         names = self.spec.prologue.numbers
         found = {n: Int32(this.numbers[n]).bitcast(Float32) for n in names if n != "offset"}
-        for name, i in zip(self.spec.prologue.groups, self.group_inputs, strict=True):
-            found[name] = self.one(this, row, i).to(Float32)
+        for name, i in zip(self.math.group_inputs, self.group_inputs, strict=True):
+            if name != "index":
+                found[name] = self.one(this, row, i, this.lane * this.zero).to(Float32)
+            elif self.spec.prologue.target:
+                found[name] = Int32(self.one(this, row, i, this.lane * this.zero))
         return found
 
     @cute.jit
-    def one(self, this, row: SimpleNamespace, i: int):
-        """The one element that tensor i has for a row; 0 outside of them."""
+    def one(self, this, row: SimpleNamespace, i: int, offset: Int32):
+        """The one element that tensor i has for a row; 0 outside of them.
+
+        offset: 0. Multiplied by the lane, ptxas does not see that all lanes have the same address: it would move what
+        they load into a uniform register, and wait for it in the midst of the loads of the row.
+        """
         held = cute.make_rmem_tensor(1, self.dtypes[i])
         held[0] = self.dtypes[i](0)
-        gX = self.scalar(this, row, i, Int32(0))
+        gX = self.scalar(this, row, i, offset)
         if row.inside:
             held[0] = gX[0]
         return held[0]
+
+    def group(self, this, row: SimpleNamespace, name: str) -> cute.Tensor:
+        """The element of group input `name` for a row, in global memory."""
+        return self.scalar(this, row, self.group_inputs[self.math.group_inputs.index(name)], Int32(0))
+
+    def chosen(self, this, row: SimpleNamespace) -> Float32:
+        """In the first thread of a row the score of the element that "index" chooses."""
+        first = row.inside & (this.lane == 0) & (this.rank == 0)
+        index = load_if(first, self.group(this, row, "index"))
+        # Where there is no such element, CUDA shall report an illegal access. (Behind a trap the compiler would put a
+        # copy of all that follows.)
+        exists = (index >= 0) & (index < this.columns)
+        score = load_if(first, self.scalar(this, row, 0, Int32(index)), exists).to(Float32)
+        scale = self.spec.prologue.scale
+        return rounded_product(score, self.numbers(this, row)["scale"]) if scale else score
+
+    @cute.jit
+    def at_target(self, this, row: SimpleNamespace, i: int, numbers: dict, columns: dict, pE, m: int):
+        """Store alpha * (p - 1) into tensor i at the row's target, by the thread that has stored alpha * p there."""
+        s = self.spec
+        target = numbers["index"]
+        place = target - row.head - this.first
+        mine = (place >= 0) & (place < row.limit) & (place // s.vector % s.threads_per_row == this.lane)
+        mine = mine & row.inside
+        for e in cutlass.range_constexpr(s.edge_scalars):
+            mine = mine | (pE[e, m] & (columns[e, m] == target))
+        gX, alpha, found = self.scalar(this, row, i, target), numbers["alpha"], numbers["found"]
+        if mine:
+            gX[0] = (alpha * online.less_one(found)).to(self.dtypes[i])
 
     def vector(self, this, tile: Int64, i: int, m: int, k: int, pX, rX, waiting: set) -> cute.Tensor:
         """Vector k of input i in registers. The first touch of an asynchronously loaded part waits for it."""
@@ -402,7 +469,7 @@ class RowKernel:
         if const_expr(s.persistent):
             self.prefetch(this, tile + this.ctas, first)
 
-    def exchange(self, this, stage: int, state: tuple, turn: Int32) -> tuple:
+    def exchange(self, this, stage: int, op: object, state: tuple, turn: Int32) -> tuple:
         """Merge a state with the other warps and CTAs of the row.
 
         A persistent kernel alternates between two buffers, so that a fast warp never overwrites what a slow one
@@ -411,7 +478,6 @@ class RowKernel:
         which, phase = (turn % 2, turn // 2 % 2) if self.spec.persistent else (0, Int32(0))
         which = which + stage * self.spec.turns
         barrier = None if this.barriers is None else this.barriers + which
-        op = self.math.reductions[stage]
         return reduce.across_warps(
             op, state, this.buffer[None, None, which], barrier, phase, self.spec.cluster_n
         )

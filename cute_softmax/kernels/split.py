@@ -90,7 +90,7 @@ class SplitKernel(PanelKernel):
         s, sC = self.spec, this.sC
         numbers, whole = len(self.math.whole.identity), self.math.whole
         reader, column = this.tidx // s.columns, this.tidx % s.columns
-        rS = cute.make_rmem_tensor(2, Float32)
+        rS = cute.make_rmem_tensor(max(numbers, 2), Float32)
         for n in cutlass.range_constexpr(numbers):
             rS[n] = Float32(self.math.whole.identity[n])
         for first in cutlass.range(reader, this.parts, s.readers * LOADS, unroll=1):

@@ -53,6 +53,8 @@ EVICT_LAST_ABOVE = 2.5
 # Bytes of a row from which on rows that run together need not be neighbours in memory.
 SHARED_LAST_FROM = 4096
 
+_STATES = {8: "online (max, sum) pairs", 16: "online (max, sum, weighted sum) triples"}  # by their bytes
+
 
 @dataclass(frozen=True)
 class Plan(PlanBase):
@@ -132,7 +134,7 @@ class Plan(PlanBase):
             f"L2 {'evict_last' if self.evict_last else 'evict_normal'}",
             "  edges      "
             + ("head and tail scalars apart" if c.edges else "none: rows begin and end on a vector"),
-            f"  reduction  {'online (max, sum) pairs' if c.facts.state_bytes == 8 else f'{c.facts.stages} stage(s)'}; "
+            f"  reduction  {_STATES.get(c.facts.state_bytes, f'{c.facts.stages} stage(s)')}; "
             + (
                 f"buffer {c.reduction_buffer}, {c.reduction_buffer.cosize * c.facts.state_bytes} bytes"
                 if c.exchanges
@@ -184,10 +186,9 @@ def plan(
         raise ValueError("a causal prologue needs a problem with a query dimension, and no other has one")
     evict_last = problem.bytes > EVICT_LAST_ABOVE * device.l2
     made = _plan_rows(math_name, problem, device, online, evict_last, prologue)
-    if made is None and prologue:
-        raise NotPlanned(
-            f"{math_name} with a prologue ({prologue.name}) of groups that are not contiguous or do not fit on chip"
-        )
+    if made is None and (prologue or MATHS[math_name, online].group_inputs):
+        how = f" with a prologue ({prologue.name})" if prologue else ""
+        raise NotPlanned(f"{math_name}{how} of groups that are not contiguous or do not fit on chip")
     return made or plan_panel(math_name, problem, device, evict_last)
 
 

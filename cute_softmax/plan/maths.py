@@ -35,6 +35,11 @@ class Math:
         return len(self.inputs) + len(self.outputs)
 
     @property
+    def numbers(self) -> int:
+        """Numbers of a whole row's state: a triple takes the room of four."""
+        return {4: 1, 8: 2, 16: 3}[self.stages * self.state_bytes]
+
+    @property
     def result(self) -> int:
         """The operand whose dtype says how precise a result is worth being: the first that is written."""
         return self.operands.index((*self.outputs, *self.group_outputs)[0])
@@ -54,8 +59,20 @@ MATHS = {
     ("logsumexp", True): Math(("x",), (), stages=1, state_bytes=8, group_outputs=("lse",)),
     ("amax", True): Math(("x",), (), stages=1, state_bytes=4, group_outputs=("max",)),
     ("sum", True): Math(("x",), (), stages=1, state_bytes=4, group_outputs=("total",)),
-    # Max, then the pair (sum of exponentials, the same weighted with their exponents).
-    ("entropy", True): Math(("x",), (), stages=2, state_bytes=8, group_outputs=("lse", "entropy")),
+    # The triple (max, sum of exponentials, the same weighted with their exponents), padded.
+    ("entropy", True): Math(("x",), (), stages=1, state_bytes=16, group_outputs=("max", "log", "entropy")),
+    # Of one element of each row that an index chooses.
+    ("selective", True): Math(
+        ("x",), (), stages=1, state_bytes=8, group_outputs=("found", "max", "log"), group_inputs=("index",)
+    ),
+    ("selective_entropy", True): Math(
+        ("x",),
+        (),
+        stages=1,
+        state_bytes=16,
+        group_outputs=("found", "max", "log", "entropy"),
+        group_inputs=("index",),
+    ),
 }
 
 

@@ -17,8 +17,6 @@ from .prologue import NO_PROLOGUE
 
 # A meeting point waits so long (nanoseconds) before a CTA leaves its part to the last one that arrives.
 PATIENCE = 1_000_000
-# A panel's state is one number or a pair: that of an entropy has three.
-PANEL_MATHS = [name for name, _ in MATHS if name != "entropy"]
 MOST = (1 << 31) - (1 << 20)  # groups, and elements of a group: their indices are 32-bit
 
 
@@ -69,7 +67,7 @@ class PanelClass(ClassBase):
     @property
     def stages(self) -> int:
         """Exchanges of one float32 each."""
-        return self.whole_bytes // 4
+        return self.facts.numbers
 
     @property
     def down(self) -> int:
@@ -298,8 +296,6 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
     Raises NotPlanned for groups of 2^31 elements and more, for as many groups, and for tensors of too many dimensions.
     """
     facts = MATHS[math_name, True]
-    if math_name not in PANEL_MATHS:
-        raise NotPlanned(f"{math_name} of groups that are not contiguous or do not fit on chip")
     for name, number in (("elements in a group", problem.length), ("groups", problem.groups)):
         if number > MOST:
             raise NotPlanned(f"{number} {name}: at most {MOST} are counted in 32 bits")

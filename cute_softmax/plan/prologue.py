@@ -11,12 +11,14 @@ FORMS = ("", "number", "groups")
 # What each row math takes of a prologue: what it looks at, and what changes nothing for it. A gradient needs no mask
 # of its own: where the softmax was masked it is 0, and its logarithm -inf.
 _TAKES = {
-    "softmax": ({"scale", "bias", "mask", "causal", "alpha", "zero"}, set()),
+    "softmax": ({"scale", "bias", "mask", "causal", "alpha", "zero", "target"}, set()),
     "softmax_backward": ({"scale", "causal", "alpha"}, {"bias", "mask", "zero"}),
     "log_softmax": ({"scale", "bias", "mask", "causal", "zero"}, set()),
     "log_softmax_backward": ({"scale", "mask", "causal"}, {"bias", "zero"}),
     "logsumexp": ({"scale", "bias", "mask", "causal"}, {"zero"}),
     "entropy": ({"scale", "bias", "mask", "causal", "zero"}, set()),
+    "selective": ({"scale"}, set()),
+    "selective_entropy": ({"scale"}, set()),
 }
 
 
@@ -29,6 +31,8 @@ class Prologue:
     causal: element j of a group counts if j <= position + offset; the position is the index in the problem's last
         kept mode (see `problem.canonical`), the offset a number.
     zero: a group of which nothing is left gives zeros (a log_softmax -inf) instead of NaN.
+    target: ``alpha * (softmax(score) - 1)`` at one element of each group, which an operand "index" names; an operand
+        "found" has the logarithm of the softmax there. For an `alpha` of "groups".
 
     The gradients: scale is a factor on the result, and alpha is the *inverse* of the forward's. They have neither
     bias nor mask operands; with `mask`, log_softmax_backward takes no part of a gradient where y is -inf.
@@ -40,6 +44,7 @@ class Prologue:
     causal: bool = False
     alpha: str = ""
     zero: bool = False
+    target: bool = False
 
     def __post_init__(self):
         for name in ("scale", "alpha"):
@@ -63,9 +68,15 @@ class Prologue:
         return bool(self.scale or self.bias or self.mask or self.causal)
 
     @property
+    def packs(self) -> bool:
+        """Whether elements become scores by being negated or left out alone: scaled they are by the exponentials."""
+        return bool(self.scale or self.mask) and not (self.bias or self.causal)
+
+    @property
     def groups(self) -> tuple[str, ...]:
         """The tensors with one element per group, in their order."""
-        return tuple(n for n in ("scale", "alpha") if getattr(self, n) == "groups")
+        forms = tuple(n for n in ("scale", "alpha") if getattr(self, n) == "groups")
+        return (*forms, "index", "found") if self.target else forms
 
     @property
     def name(self) -> str:
@@ -87,6 +98,7 @@ class Prologue:
             self.causal and "causal: nothing is read beyond the diagonal",
             self.alpha and f"results times {how[self.alpha]}",
             self.zero and "zeros where nothing is left",
+            self.target and "one less at the target",
         ]
         return "; ".join(filter(None, parts))
 
@@ -109,4 +121,4 @@ def facts_of(math_name: str, online: bool, prologue: Prologue) -> Math:
     """The facts of a row math with the tensors of its prologue."""
     facts = MATHS[math_name, online]
     inputs = () if math_name.endswith("_backward") else ("bias",) * prologue.bias + ("mask",) * prologue.mask
-    return replace(facts, inputs=facts.inputs + inputs, group_inputs=prologue.groups)
+    return replace(facts, inputs=facts.inputs + inputs, group_inputs=facts.group_inputs + prologue.groups)

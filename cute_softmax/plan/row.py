@@ -108,9 +108,25 @@ TEAMS = {
         Team(1024, 8, threads=1024, cluster_n=16, staging=("shared", "direct"), keep=False),
     ),
 }
-# Those of softmax, as nobody has timed others: what is read alone needs fewer registers, and keeps nothing.
-_READING = tuple(replace(team, keep=False) for team in TEAMS["softmax"])
-TEAMS |= {name: _READING for name in ("logsumexp", "amax", "sum", "entropy", "log_softmax")}
+TEAMS["log_softmax"] = tuple(replace(team, keep=False) for team in TEAMS["softmax"])
+# What is only read keeps nothing but the packed row: a thread holds more of it, and a cluster is smaller. Logsumexp on
+# an H200, 2026-11-21, bf16, time over torch.sum's: 50304 columns 0.92 (256 x 7, 4 CTAs), 0.99 (128 x 7, 8 CTAs);
+# 131072 0.97 (256 x 8 and 4 CTAs an SM), 1.15 (3); 151936 0.96 (512 x 10, 4 CTAs), 1.42 (256 x 5, 16 CTAs).
+_READING = (
+    *(team for team in TEAMS["log_softmax"] if team.capacity <= 6144),
+    Team(256, 7, threads=256, cluster_n=4, min_blocks=5, keep=False),
+    Team(256, 8, threads=256, cluster_n=4, min_blocks=4, keep=False),
+    Team(1024, 8, threads=1024, keep=False),  # without clusters
+    Team(256, 6, threads=256, cluster_n=8, min_blocks=5, keep=False),
+    Team(256, 8, threads=256, cluster_n=8, min_blocks=4, keep=False),
+    Team(512, 10, threads=512, cluster_n=4, min_blocks=2, keep=False),
+    Team(256, 13, threads=256, cluster_n=8, min_blocks=3, keep=False),
+    Team(256, 16, threads=256, cluster_n=8, min_blocks=2, keep=False),
+    Team(512, 16, threads=512, cluster_n=16, **_PREFETCHING),
+)
+TEAMS |= {
+    name: _READING for name in ("logsumexp", "amax", "sum", "entropy", "selective", "selective_entropy")
+}
 TEAMS["log_softmax_backward"] = TEAMS["softmax_backward"]
 
 
@@ -121,28 +137,29 @@ _CAUSAL = {
     Team(128, 2): Team(64, 4, threads=64),
     Team(512, 2, threads=512): Team(256, 4, threads=256),
 }
-# What takes a team's place with scores: as many CTAs an SM as without, where a register more would cost one. Time over
-# softmax's of elements: 50304 columns 1.00 (7 CTAs), 1.05 (6).
-_SCORES = {Team(128, 7, cluster_n=8): Team(128, 7, cluster_n=8, min_blocks=7)}
-# And with a mask, which takes half the registers of a second input: 131072 columns 1.10 (5 CTAs), 1.22 (4).
-_MASK = {
-    Team(256, 4, threads=256, cluster_n=16): Team(256, 4, threads=256, cluster_n=16, min_blocks=5),
+# What takes a team's place with a prologue: as many CTAs an SM as without, where a register more would cost one. H200,
+# 2026-11-21, bf16, time over softmax's own: 50304 columns with a scale 1.00 (7 CTAs), 1.05 (6); 16384 with a mask 0.98
+# (256 x 4, 2 CTAs), 1.01 (256 x 8).
+_PROLOGUES = {
+    Team(256, 8, threads=256): Team(256, 4, threads=256, cluster_n=2),
+    Team(256, 4, threads=256, cluster_n=4): Team(256, 4, threads=256, cluster_n=4, min_blocks=5),
+    Team(128, 7, cluster_n=8): Team(128, 7, cluster_n=8, min_blocks=7),
 }
 
 
 def teams_of(math_name: str, prologue: Prologue, edges: bool) -> tuple[Team, ...]:
-    """The teams of a row math. With a bias or a mask there are two inputs, as in a gradient."""
-    if not prologue.rescores:
+    """The teams of a row math. A bias is a second input of as many registers, as in a gradient."""
+    gradient = math_name.endswith("_backward")
+    reads = TEAMS[math_name] is _READING and prologue.packs and not prologue.mask
+    if not prologue or reads:
         return TEAMS[math_name]
-    gradient, extra = math_name.endswith("_backward"), prologue.bias or prologue.mask
-    instead = _CAUSAL if prologue.causal else {}
     # What is kept: the exponentials, or the scores, where they are used three times.
-    keeps = gradient or math_name in ("softmax", "log_softmax")
-    if prologue.mask and not prologue.bias:
-        instead = instead | _MASK
-    elif keeps and not extra and not edges:  # scalars take registers of their own
-        instead = instead | _SCORES
-    teams = [instead.get(t, t) for t in TEAMS["softmax_backward" if extra or gradient else "softmax"]]
+    composed = math_name == "log_softmax" and prologue.rescores and not prologue.packs
+    keeps = gradient or math_name == "softmax" or composed
+    instead = _CAUSAL if prologue.causal else {}
+    if keeps and not gradient and not prologue.bias and not edges:  # scalars take registers of their own
+        instead = instead | _PROLOGUES
+    teams = [instead.get(t, t) for t in TEAMS["softmax_backward" if prologue.bias or gradient else "softmax"]]
     return tuple(replace(t, keep=t.keep and keeps) for t in teams)
 
 
@@ -344,7 +361,7 @@ def row_class(
     """
     facts = facts_of(math_name, online, prologue)
     vector = vector_of(dtypes[: facts.full], columns)
-    precise = dtypes[facts.result] == "fp32"
+    precise = bool(facts.outputs) and dtypes[facts.result] == "fp32"
     for team in teams_of(math_name, prologue, edges):
         if team.cluster_n > architecture.cluster_limit or team.precise not in (None, precise):
             continue

@@ -32,8 +32,8 @@ class _Buffer:
         self.num_warps = self.rows * self.warps_per_row
         if not 0 <= cta < self.cluster_n:
             raise ValueError(f"cta must be 0 to {self.cluster_n - 1}, got {cta}")
-        if element_bytes not in (4, 8):
-            raise ValueError(f"element_bytes must be 4 or 8 (a (max, sum) pair), got {element_bytes}")
+        if element_bytes not in (4, 8, 16):
+            raise ValueError(f"element_bytes must be 4, 8 (a pair) or 16 (a triple), got {element_bytes}")
 
     def space(self, cta: int) -> str:
         """The name of a CTA's buffer, which links figures of the same one."""
@@ -82,8 +82,8 @@ def reduction_buffer(buffer: Layout, *, element_bytes: int, cta: int = 0, title:
     """The reduction buffer of one CTA: address, bank, writer and readers of every slot.
 
     ``buffer`` has the shape (rows, (warps_per_row, cluster_n), stages) and maps to slots of
-    ``element_bytes`` (4, or 8 for a (max, sum) pair). One grid a stage: rows left, peers on top. ``cta`` is
-    the CTA whose shared memory is drawn. Raises ``ValueError`` for another shape.
+    ``element_bytes`` (4, 8 for a (max, sum) pair, 16 for a triple). One grid a stage: rows left, peers on top.
+    ``cta`` is the CTA whose shared memory is drawn. Raises ``ValueError`` for another shape.
     """
     b = _Buffer(buffer, element_bytes, cta)
     peers = b.warps_per_row * b.cluster_n

@@ -11,6 +11,7 @@ from families import Case, mutants
 from cute_softmax.plan import MATHS, NotPlanned
 
 FORWARD = ("softmax", "log_softmax", "logsumexp", "entropy")
+SELECTIVE = ("selective", "selective_entropy")
 BACKWARD = ("softmax_backward", "log_softmax_backward")
 LENGTHS = (1, 2, 3, 7, 33, 127, 128, 500, 1023, 4096, 5000, 16384)
 SEEDS = range(150)
@@ -46,7 +47,7 @@ def number_of(rng: Random, shape, names: tuple[float, ...], positive=False):
 
 def random_case(seed: int) -> Case:
     rng = Random(seed)
-    math_name = rng.choice((*FORWARD, *BACKWARD))
+    math_name = rng.choice((*FORWARD, *BACKWARD, "selective", "softmax"))
     dtype, columns = DTYPES[rng.choice(sorted(DTYPES))], rng.choice(LENGTHS)
     shape = (rng.choice((1, 2, 3)), rng.choice((1, 2)), rng.choice((1, 5, 33)), columns)
     if columns > 5000:
@@ -58,6 +59,8 @@ def random_case(seed: int) -> Case:
         "dtype": rng.choice((None, None, torch.float32)),
     }
     x = tensor_of(rng, shape, dtype, rng.choice((1.0, 1.0, 20.0)))
+    if math_name == "selective":
+        return selective_case(rng, rng.choice(SELECTIVE), x, **fields)
     if math_name not in BACKWARD:
         if rng.random() < 0.4:
             wide = torch.float32 if rng.random() < 0.3 else dtype
@@ -84,6 +87,14 @@ def random_case(seed: int) -> Case:
     return Case(math_name, x, y=y.to(dtype), **fields)
 
 
+def selective_case(rng: Random, math_name: str, x: torch.Tensor, **fields) -> Case:
+    """Also of a softmax, less one at the target."""
+    generator = torch.Generator(device=x.device).manual_seed(rng.randrange(1 << 30))
+    index = torch.randint(x.shape[-1], (*x.shape[:-1], 1), generator=generator, device=x.device)
+    alpha = tensor_of(rng, (*x.shape[:-1], 1), torch.float32) if math_name == "softmax" else None
+    return Case(math_name, x, **(fields | {"offset": None, "index": index, "alpha": alpha}))
+
+
 def explicit_cases() -> list[Case]:
     rng, found = Random(7), []
     for dtype in (torch.bfloat16, torch.float32):
@@ -101,6 +112,10 @@ def explicit_cases() -> list[Case]:
             found += [Case(m, long, dtype=torch.float32 if m == "entropy" else None) for m in FORWARD]
             found += [Case(m, long, scale=0.5, mask=long > -1) for m in ("softmax", "log_softmax")]
             found.append(Case("softmax", long, scale=-3.0))
+            for m in (*SELECTIVE, "softmax"):
+                for fields in ({}, {"scale": 0.7, "place": (3, 5)}):
+                    fields = fields if m == "softmax" else fields | {"dtype": torch.float32}
+                    found.append(selective_case(rng, m, long, **fields))
             y = Case("softmax", long).expected(torch.float32)[0]
             found.append(Case("softmax_backward", long, y=y.to(dtype), scale=0.5))
             found.append(Case("log_softmax_backward", long, y=y.log().to(dtype)))
@@ -113,6 +128,10 @@ def explicit_cases() -> list[Case]:
         hot = torch.full((2, 3, 40, 1), 1000.0, device=x.device)
         found += [Case("softmax", x, scale=hot, bias=x), Case("softmax", x, scale=hot, offset=3, zero=True)]
         # Numbers that are none.
+        for columns in (1, 2, 3, 7, 33, 127, 1023, 4097):
+            short = tensor_of(rng, (2, 1, 40, columns), dtype, 3.0)
+            for m in (*SELECTIVE, "softmax"):
+                found.append(selective_case(rng, m, short, place=(1, 2), scale=rng.choice((None, -0.5))))
         bad = x.clone()
         bad[0, 0, :, 17], bad[0, 1, :, 18], bad[1, 0, 3:9], bad[1, 1, :, 32:64] = (
             math.nan,
@@ -142,6 +161,7 @@ def moved_cases() -> list[Case]:
             y = torch.log_softmax(x.roll(1, 0).float(), -1).to(dtype)
             found += [
                 Case("log_softmax", x, turned=turned),
+                Case("entropy", x, turned=turned, dtype=torch.float32),
                 Case("log_softmax_backward", x.nan_to_num(neginf=0), y=y, turned=turned, place=(1, 3)),
             ]
     return found
@@ -187,6 +207,10 @@ def test_cases(part):
     assert not wrong, "\n".join(["", *wrong])
 
 
+def test_every_movement_is_met():
+    assert {case.movement for case in moved_cases()} == {"column", "split"}
+
+
 def test_rows_sum_to_one_at_every_temperature():
     x = random((64, 5000), torch.float32, 3)
     for scale in (1000.0, 30.0, 1e-3):
@@ -196,4 +220,4 @@ def test_rows_sum_to_one_at_every_temperature():
 
 
 def test_every_math_with_a_prologue_is_here():
-    assert {m for m, _ in MATHS} - {*FORWARD, *BACKWARD} == {"amax", "sum"}
+    assert {m for m, _ in MATHS} - {*FORWARD, *BACKWARD, *SELECTIVE} == {"amax", "sum"}

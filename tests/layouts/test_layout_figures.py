@@ -333,7 +333,7 @@ def test_following_dims_all_but_one_thread():
         (lambda: figures.reduction_buffer(Layout((2, 4, 2)), element_bytes=4), "rows, .warps_per_row"),
         (
             lambda: figures.reduction_buffer(Layout((2, (4, 1), 2)), element_bytes=2),
-            "element_bytes must be 4 or 8",
+            "element_bytes must be 4, 8",
         ),
         (lambda: figures.cluster_exchange(Layout((2, (4, 1), 2)), element_bytes=4), "cluster of one"),
         (
