@@ -56,7 +56,8 @@ def forced(
     grain = c.unit * team.cluster_n
     share = math.ceil(math.ceil(made.length / parts) / grain) * c.unit
     parts = math.ceil(made.length / (share * team.cluster_n))
-    c = replace(c, meeting=parts > 1 if meeting is None else meeting, streaming=share > c.tile)
+    c = replace(c, meeting=parts > 1 if meeting is None else meeting)
+    c = replace(c, buffers=team.buffers if share > c.tile else 1)
     return replace(made, kernel=c, parts=parts, share=share)
 
 
@@ -67,6 +68,7 @@ SMALL = {
     "cluster": (Team(128, 4, cluster_n=4), 1),
     "meeting": (Team(128, 4), 5),
     "meeting, streaming": (Team(128, 2), 3),
+    "meeting, three chunks held": (Team(128, 3, buffers=3), 2),
 }
 
 

@@ -17,7 +17,11 @@ from compiled import Compiled, accesses, compile_and_read
 from cute_softmax.compile import build_math
 from cute_softmax.hardware import ARCHITECTURES
 from cute_softmax.plan import MATHS, PanelClass
+<<<<<<< HEAD
 from cute_softmax.plan.panel import MODES, STREAMING, TEAMS
+=======
+from cute_softmax.plan.panel import DEEP, MODES, PANEL_MATHS, STREAMING, TEAMS
+>>>>>>> tall
 from cute_softmax.problem import ITEM_SIZE
 
 # Classes -> bytes of stack that they may use, with the reason. All others use none.
@@ -27,11 +31,11 @@ STACK = {
         "three or four CTAs an SM overlap loading with storing and leave 64 or 80 registers",
     ),
     "row*cluster*": (128, "likewise, and a state for each CTA of the cluster"),
-    "column*x8_*streaming": (
+    "column*x8_*streaming2": (
         384,
         "two CTAs an SM leave 64 registers, of which running states take 16 and terms 64",
     ),
-    "*_streaming": (96, "two CTAs an SM leave 64 registers"),
+    "*_streaming*": (96, "two CTAs an SM leave 64 registers"),
     "column64x1x8x8*": (112, "a thread has eight columns for itself; twelve CTAs an SM leave 80 registers"),
     "column16x8x8x8*": (32, "eight CTAs an SM leave 64 registers"),
     "row1x128x8x8*": (16, "eight CTAs an SM leave 64 registers"),
@@ -51,7 +55,7 @@ def panel_class(team, math: str, pair: tuple[str, str], arch: str = "sm_90a", **
         "kept_modes": 1,
         "reduced_modes": 1,
         "meeting": False,
-        "streaming": False,
+        "buffers": 1,
     }
     fields = standard | fields
     return PanelClass(
@@ -85,11 +89,20 @@ def selection(arch: str, math: str, every: int) -> Iterator[PanelClass]:
         (*ways, ("row", True, False))[:: (every + 1) // 2]
     ):
         pair = ("fp32", "fp32") if turn % 2 else ("bf16", "bf16")
-        fields = {"orientation": orientation, "meeting": meeting, "streaming": streaming}
+        buffers = STREAMING[inputs].buffers if streaming else 1
+        fields = {"orientation": orientation, "meeting": meeting, "buffers": buffers}
         c = panel_class(STREAMING[inputs], math, pair, arch, **fields)
         while c.shared_memory > ARCHITECTURES[arch].shared_memory:  # as `plan_panel` does
             c = replace(c, steps=c.steps // 2)
         yield c
+    for turn, orientation in enumerate(
+        ["column", "row"] if MATHS[math, True].outputs and inputs == 1 else []
+    ):
+        pair = ("fp32", "fp32") if orientation == "row" and every % 2 else ("bf16", "bf16")
+        fields = {"orientation": orientation, "meeting": turn == 0 or every == 1, "buffers": DEEP.buffers}
+        c = panel_class(DEEP, math, pair, arch, **fields)
+        if c.shared_memory <= ARCHITECTURES[arch].shared_memory:
+            yield c
 
 
 def expected_accesses(c: PanelClass) -> Counter:
@@ -178,7 +191,7 @@ def test_each_field_shapes_the_code(tmp_path, monkeypatch):
     c = panel_class(TEAMS[1][3], "softmax", ("bf16", "bf16"))
     base = compile_and_read(c, tmp_path, monkeypatch).ptx
     for change in (
-        {"orientation": "row", "across": 1}, {"across": 8}, {"meeting": True}, {"streaming": True},
+        {"orientation": "row", "across": 1}, {"across": 8}, {"meeting": True}, {"buffers": 2},
         {"kept_modes": 2}, {"reduced_modes": 5},
     ):  # fmt: skip
         assert compile_and_read(replace(c, **change), tmp_path, monkeypatch).ptx != base, change

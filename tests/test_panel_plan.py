@@ -325,11 +325,9 @@ def example() -> PanelPlan:
 
 
 MUTANTS = {
-    "a step is dropped": lambda p: replace(
-        p, kernel=replace(p.kernel, steps=p.kernel.steps - 1, streaming=False)
-    ),
+    "a step is dropped": lambda p: replace(p, kernel=replace(p.kernel, steps=p.kernel.steps - 1, buffers=1)),
     "shares are too small": lambda p: replace(p, share=p.share - 1),
-    "nothing is streamed": lambda p: replace(p, kernel=replace(p.kernel, streaming=False)),
+    "nothing is streamed": lambda p: replace(p, kernel=replace(p.kernel, buffers=1)),
     "a part is missing": lambda p: replace(p, parts=p.parts - 1),
     "groups are cut short": lambda p: replace(p, length=p.length - 1),
     "groups are missing": lambda p: replace(p, kept=(p.kept[0] - 1, *p.kept[1:])),

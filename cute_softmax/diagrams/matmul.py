@@ -162,11 +162,6 @@ def _tile(view: View) -> Figure:
             f"{named.LINES} boxes of every eighth row, so that row r of shared memory is row "
             f"{named.LINES} (r mod {c.rows // named.LINES}) + r / {c.rows // named.LINES} of the tile."
         )
-    if c.cluster > 1:
-        notes.append(
-            f"The {c.cluster} CTAs of a cluster take neighbouring tiles of rows. They multiply with the same V: "
-            "each brings a share of its tile to the shared memory of all."
-        )
     if c.split:
         notes.append(
             "Columns are cut into parts: each stores its sums, and a second launch merges the parts of a row in order."
@@ -204,8 +199,6 @@ def _ring(view: View) -> Figure:
         "after the last stage, so that a barrier is never mistaken for its last round. Stages begin at multiples "
         "of 1024 bytes, the period of the swizzle, and so are all swizzled alike.",
         f"Together {c.shared_memory:,} bytes of shared memory a CTA, barriers included.",
-        *[f"A stage of V is filled by all {c.cluster} CTAs of the cluster, and released to all."]
-        * (c.cluster > 1),
     )
 
 

@@ -232,7 +232,8 @@ def _tile(view: View) -> Figure:
     if c.streaming:
         notes.append(
             f"This CTA takes {count(end, 'element')} of each group in chunks of {c.chunk:,}: while one is worked on "
-            "the other is on its way. The last ones stay in shared memory"
+            + ("the other is on its way" if c.buffers == 2 else f"{c.buffers - 1} others are on their way")
+            + ". The last ones stay in shared memory"
             + (", the others are read a second time, backwards." if c.facts.outputs else ".")
         )
     elif end < c.tile:

@@ -44,13 +44,16 @@ def dot(coordinates: list, strides: list) -> Int64:
     return total
 
 
+def policy(how: str) -> Int64:
+    """An L2 eviction policy: evict_last, evict_normal or evict_first."""
+    return cute.arch.inline_ptx(
+        f"createpolicy.fractional.L2::{how}.b64 {{$w0}}, 1.0;", write_only_types=[Int64]
+    )
+
+
 def read_policy(evict_last: Int32) -> Int64:
     """The L2 eviction policy of reads, chosen at run time: evict_last if the flag is set, else the usual one."""
-    last, usual = (
-        cute.arch.inline_ptx(f"createpolicy.fractional.L2::{how}.b64 {{$w0}}, 1.0;", write_only_types=[Int64])
-        for how in ("evict_last", "evict_normal")
-    )
-    return Int64(cutlass.select_(evict_last != 0, last, usual))
+    return Int64(cutlass.select_(evict_last != 0, policy("evict_last"), policy("evict_normal")))
 
 
 def load(src: cute.Tensor, dst: cute.Tensor, access: int, policy: Int64):
@@ -112,6 +115,23 @@ def store(src: cute.Tensor, dst: cute.Tensor):
     bits = cute.size(src) * src.element_type.width
     cute.copy(
         cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), src.element_type, num_bits_per_copy=bits), src, dst
+    )
+
+
+def store_with(src: cute.Tensor, dst: cute.Tensor, policy: Int64):
+    """Registers, 4 bytes or more, to global memory in one access, with an L2 eviction policy."""
+    words = cute.recast_tensor(src, Uint32)
+    n = cute.size(words)
+    kind, names = (f".v{n}.b32", [f"${j + 1}" for j in range(n)]) if n > 1 else (".b32", ["$1"])
+    value = f"{{{', '.join(names)}}}" if n > 1 else names[0]
+    llvm.inline_asm(
+        None,
+        [dst.iterator.toint().ir_value(), *[words[j].ir_value() for j in range(n)], policy.ir_value()],
+        f"st.global.L2::cache_hint{kind} [$0], {value}, ${n + 1};",
+        f"l,{'r,' * n}l,~{{memory}}",
+        has_side_effects=True,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
     )
 
 

@@ -32,8 +32,10 @@ from .copy import (
     load_async,
     pack,
     packed_maximum,
+    policy,
     read_policy,
     store,
+    store_with,
     unpack,
 )
 
@@ -162,7 +164,7 @@ class PanelKernel:
                 share=share,
                 patience=patience,
                 reduced_sizes=reduced_sizes,
-                policy=read_policy(evict_last),
+                **self.policies(evict_last),
                 mX=mX,
                 sX=[x[None, tidx, None] for x in sX],
                 sB=sB,
@@ -173,6 +175,17 @@ class PanelKernel:
                 states=sync + meetings + Int64(tile) * (parts + 1) * (s.columns * self.slot.width // 8),
             )
         )
+
+    def policies(self, evict_last: Int32) -> dict[str, Int64]:
+        """L2 eviction policies: of reads that are repeated, of all others, of writes.
+
+        What is read twice stays in L2 rather than what is not needed any more.
+        """
+        if self.spec.streaming and self.math.outputs:
+            once = policy("evict_first")
+            return {"twice": policy("evict_last"), "once": once, "writes": once}
+        reads = read_policy(evict_last)
+        return {"twice": reads, "once": reads, "writes": None}
 
     def bounds(self, this, part: Int32) -> tuple[Int32, Int32]:
         """The elements of its groups that this CTA takes of a part."""
@@ -187,7 +200,7 @@ class PanelKernel:
         if const_expr(s.streaming):
             mine, states = self.reduce(this, self.stream(this, first, end))
         else:
-            self.fetch(this, Int32(0), first, end)
+            self.fetch(this, Int32(0), first, end, this.once)
             cute.arch.cp_async_wait_group(0)
             mine, states = self.reduce(this, None)
         if const_expr(s.cluster_n > 1):
@@ -232,9 +245,9 @@ class PanelKernel:
         return Int32(cutlass.select_(this.inside, end - at - this.d * self.spec.unit, Int32(0)))
 
     @cute.jit
-    def fetch(self, this, n: Int32, first: Int32, end: Int32):
+    def fetch(self, this, n: Int32, first: Int32, end: Int32, policy: Int64):
         """Bring chunk n of this CTA's share, of all inputs, into this thread's own slots of shared memory, padding
-        what lies outside; one group of copies."""
+        what lies outside; one group of copies. policy: see `policies`."""
         s = self.spec
         at, base = first + n * s.chunk, self.chunk(this, n)
         left = self.left(this, at, end)
@@ -245,7 +258,7 @@ class PanelKernel:
             for k in cutlass.range_constexpr(s.chunk_steps):
                 slot = this.sX[i][None, base + k]
                 if left > k * s.down * s.unit:
-                    load_async(gX[k], slot, s.vector, this.policy, s.prefetches)
+                    load_async(gX[k], slot, s.vector, policy, s.prefetches)
                 else:
                     for v in cutlass.range_constexpr(s.vector):
                         slot[v] = padding[v]
@@ -291,15 +304,22 @@ class PanelKernel:
             for n in cutlass.range_constexpr(len(op.identity)):
                 rS[n, v] = Float32(op.identity[n])
         chunks = cute.ceil_div(end - first, s.chunk)
-        self.fetch(this, Int32(0), first, end)
+        for n in cutlass.range_constexpr(s.buffers - 1):
+            self.fetch_first(this, Int32(n), chunks, first, end)
         for n in cutlass.range(chunks, unroll=1):
-            if n + 1 < chunks:
-                self.fetch(this, n + 1, first, end)
-            else:
-                cute.arch.cp_async_commit_group()
-            cute.arch.cp_async_wait_group(1)
+            self.fetch_first(this, n + s.buffers - 1, chunks, first, end)
+            cute.arch.cp_async_wait_group(s.buffers - 1)
             self.absorb(this, rS, self.chunk(this, n))
         return [tuple(rS[n, v] for n in range(len(op.identity))) for v in range(s.slots)]
+
+    @cute.jit
+    def fetch_first(self, this, n: Int32, chunks: Int32, first: Int32, end: Int32):
+        """Bring chunk n, if there is one, for the first time; the last of them will not be read again."""
+        if n < chunks:
+            again = n < chunks - self.spec.buffers
+            self.fetch(this, n, first, end, Int64(cutlass.select_(again, this.twice, this.once)))
+        else:
+            cute.arch.cp_async_commit_group()
 
     def absorb(self, this, rS, base: Int32):
         """Take a chunk into the states of this thread's slots."""
@@ -424,7 +444,7 @@ class PanelKernel:
                 for back in cutlass.range_constexpr(1, s.buffers + 1):
                     if const_expr(not loaded):
                         if chunks >= back:
-                            self.fetch(this, chunks - back, first, end)
+                            self.fetch(this, chunks - back, first, end, this.once)
                         else:
                             cute.arch.cp_async_commit_group()
                 for back in cutlass.range(1, chunks + 1, unroll=1):
@@ -432,7 +452,7 @@ class PanelKernel:
                     cute.arch.cp_async_wait_group(s.buffers - 1)
                     self.finish(this, n, first, end, states)
                     if n >= s.buffers:
-                        self.fetch(this, n - s.buffers, first, end)
+                        self.fetch(this, n - s.buffers, first, end, this.once)
                     else:
                         cute.arch.cp_async_commit_group()
 
@@ -450,4 +470,7 @@ class PanelKernel:
             rounded = cute.make_rmem_tensor(s.vector, self.dtypes[i])
             pack(iter(results), rounded)
             if left > k * s.down * s.unit:
-                store(rounded, gX[k])
+                if const_expr(this.writes is not None and s.vector * self.dtypes[i].width >= 32):
+                    store_with(rounded, gX[k], this.writes)
+                else:
+                    store(rounded, gX[k])

@@ -20,6 +20,7 @@ class Team:
     alone: each thread has its columns for itself, and nothing is exchanged.
     vector_bytes: of an access; narrower vectors are fewer columns a thread, whose states cost less to merge.
     panel_bytes: of a panel's width, see `PANEL_BYTES`.
+    buffers: chunks that the vectors make up where a CTA takes more than it holds.
     """
 
     threads: int
@@ -29,6 +30,7 @@ class Team:
     alone: bool = False
     vector_bytes: int = ALIGNMENT
     panel_bytes: int = PANEL_BYTES
+    buffers: int = 2
 
 
 # In the order of their room; the first that a panel fits into and that the architecture has room for is taken.
@@ -66,10 +68,17 @@ TEAMS = {
         Team(512, 8, cluster_n=16, panel_bytes=128),
     ),
 }
-# For panels that no team holds: streamed through these.
+# For panels that no team holds: streamed through the first of these that the architecture has room for. The deep ones
+# hold 192 KB of what they read twice; they are for softmax itself, but not for columns of float32. H200, 2026-11-21,
+# ratio to a copy, 6 buffers / 2: bf16 columns 65536 x 4096 0.643 / 0.599, 1048576 x 64 0.606 / 0.513, float32 columns
+# 65536 x 2048 0.599 / 0.623; rows of 2^24 bf16 0.725 / 0.677, of 2^23 float32 0.688 / 0.677.
+DEEP = Team(512, 24, buffers=6)
 STREAMING = {1: Team(512, 8, min_blocks=2), 2: Team(512, 8)}
 # Rather than all panels at once, few with many parts are worked on, so that L2 still holds what is read again; but a
 # part has so many chunks at least, against which its meeting weighs little. Columns have a state each, a row has one.
 # H200, 2026-11-20, bf16, ratio to a copy by parts: 65536 x 4096 over columns 0.597 (8), 0.612 (33), 0.583 (66),
-# 0.443 (132); 64 rows of 2^24 0.659 (4), 0.682 (66), 0.539 (264); 4 rows of 2^28 0.621 (66), 0.633 (264).
+# 0.443 (132); 64 rows of 2^24 0.659 (4), 0.682 (66), 0.539 (264); 4 rows of 2^28 0.621 (66), 0.633 (264). Two panels at
+# once are best for the deep team, one of which meets while the other is read: 64 rows of 2^24 0.725, one 0.603.
 CHUNKS_OF_A_PART = {"column": 32, "row": 16}
+CHUNKS_OF_A_DEEP_PART = {"column": 7, "row": 15}
+DEEP_PANELS_AT_ONCE = 2
