@@ -17,11 +17,7 @@ from compiled import Compiled, accesses, compile_and_read
 from cute_softmax.compile import build_math
 from cute_softmax.hardware import ARCHITECTURES
 from cute_softmax.plan import MATHS, PanelClass
-<<<<<<< HEAD
-from cute_softmax.plan.panel import MODES, STREAMING, TEAMS
-=======
-from cute_softmax.plan.panel import DEEP, MODES, PANEL_MATHS, STREAMING, TEAMS
->>>>>>> tall
+from cute_softmax.plan.panel import DEEP, MODES, STREAMING, TEAMS
 from cute_softmax.problem import ITEM_SIZE
 
 # Classes -> bytes of stack that they may use, with the reason. All others use none.
