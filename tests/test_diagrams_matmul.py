@@ -32,6 +32,9 @@ PROBLEMS = {
     "fp32 scores": ((8, 4096, 4096), 64, {"scores": "fp32", "scale": 0.5}),
     "lines": ((4, 1000, 1001), 128, {"causal": 0}),
     "chunks": ((2, 300, 512), 320, {}),
+    "mma": ((32, 4096, 4096), 128, {"instruction": "mma"}),
+    "mma fp32 scores": ((2, 200, 1000), 64, {"instruction": "mma", "scores": "fp32"}),
+    "mma lines": ((2, 200, 1001), 65, {"instruction": "mma"}),
     "backward": ((32, 4096, 4096), 128, {"backward": True}),
     "backward causal": ((4, 512, 512), 64, {"backward": True, "causal": 0}),
     "backward deep": ((4, 512, 512), 512, {"backward": True}),
@@ -62,6 +65,7 @@ def test_a_plan_has_the_figures_of_what_it_uses(case):
         assert ("scores" in found) == (not c.lines)
         assert ("exchange" in found) == (c.vector == 8 and not c.split)
         assert {"values", "fragments"} <= set(found)
+        assert ("operand" in found) == (c.instruction == "mma")
     else:
         assert ("lines" in found) == c.lines == ("ldmatrix" not in found)
         assert {"grad", "first_product", "second_product"} <= set(found)
@@ -99,6 +103,8 @@ def tile_of(p, name: str) -> tuple[Layout, int]:
 def test_cells_of_fragments_are_those_of_the_layouts(case):
     p, found = case
     for name in FRAGMENTS & set(found):
+        if name == "fragments" and p.kernel.movement == "matmul" and p.kernel.instruction == "mma":
+            continue  # drawn from what cute has alone
         tv, rows = tile_of(p, name)
         space = {"fragments": "O", "first_product": "dPᵀ", "second_product": "dV", "exchange": "destination"}
         seen = 0
@@ -120,17 +126,15 @@ def test_addresses_of_figures_are_those_of_the_tiles(case):
     """Cells of shared memory against the layouts, by the byte that they name."""
     p, found = case
     c = p.kernel
-    layouts = diagrams.drawn(c)
-    tiles = {
-        "scores": ("sS", False),
-        "values": ("sV", True),
-        "grad": ("sO", False),
-    }
-    for name, (layout, turned) in tiles.items():
-        if name not in found:
-            continue
-        item = ITEM_SIZE[c.dtypes[0 if name == "scores" else 1]]
-        memory = named.first_stage(layouts[layout])
+    for name in {"scores", "values", "grad"} & set(found):
+        item, turned = ITEM_SIZE[c.dtypes[0 if name == "scores" else 1]], name == "values"
+        if name == "scores":
+            tile = named.by_rows(item, c.rows, 64 if isinstance(c, MatmulClass) else c.columns, 1)
+        else:
+            tile = (
+                named.by_columns(item, c.depth, 64, 1) if turned else named.by_rows(item, c.rows, c.depth, 1)
+            )
+        memory = named.first_stage(tile)
         cells = [f for f in (x.facts for x in found[name].cells) if f.start is not None]
         swizzled = cells[len(cells) // 2 :]
         assert len(swizzled) == 16 * 8
@@ -225,6 +229,15 @@ def test_kernels_give_ldmatrix_the_addresses_that_are_drawn():
                     assert (row * 128 + piece * 16) ^ (32 * k) == 2 * tile((m, n))
 
 
+def test_operands_without_wgmma_are_two_instructions():
+    """`values_fragment` is the B operand of the hardware twice, `fragment` its A and C in four warps."""
+    for thread in range(32):
+        for value in range(8):
+            half, inside = divmod(value, 4)
+            operand = named.VALUES_OPERAND(thread, inside)
+            assert named.values_fragment()(thread, value) == operand % 8 + 8 * half + operand // 8 * 16
+
+
 def test_accumulators_are_operands_as_they_are():
     """The re-layout between both products of the backward is the identity."""
     rows, k = 64, named.INSTRUCTION_K
@@ -265,8 +278,12 @@ def test_command_line_names_what_is_wrong(arguments, words, tmp_path, capsys):
 
 
 def test_what_is_not_planned():
+    ampere = replace(H200, architecture=ARCHITECTURES["sm_80"])
+    assert diagrams.plan_matmul_shape((64, 64), 64, device=ampere).kernel.instruction == "mma"
     with pytest.raises(NotPlanned, match="sm_80"):
-        diagrams.plan_matmul_shape((64, 64), 64, device=replace(H200, architecture=ARCHITECTURES["sm_80"]))
+        diagrams.plan_matmul_shape((64, 64), 64, device=ampere, instruction="wgmma")
+    with pytest.raises(NotPlanned, match="sm_90a"):
+        diagrams.plan_matmul_shape((64, 64), 64, device=ampere, backward=True)
     with pytest.raises(ValueError, match="two dimensions"):
         diagrams.plan_matmul_shape((64,), 64)
 
@@ -294,19 +311,23 @@ def trace(c) -> dict:
     found = {}
     for name, value in seen.items():
         if isinstance(value, ComposedLayout):
-            assert value.outer == Swizzle(3, 4, 3) and value.offset == 0
-            item = ITEM_SIZE[c.dtypes[0 if name == "sS" else 1]]
-            found[name] = ComposedLayout(named.swizzle(item), 0, value.inner)
+            found[name] = in_elements(value, ITEM_SIZE[c.dtypes[0 if name == "sS" else 1]])
         elif isinstance(value, Layout):
             found[name] = value
         else:
             assert isinstance(value, MmaValue)
             found |= {
-                "mma": {"rA": value.a, "rO": value.c},
+                "mma": {"rA": value.a, "rO": value.c} | ({"rB": value.b} if len(seen) == 1 else {}),
                 "mma_P": {"rP": value.c},
                 "mma_V": {"rE": value.a, "rdV": value.c},
             }[name]
     return found
+
+
+def in_elements(layout: ComposedLayout, item: int) -> ComposedLayout:
+    """A tile of cute's, whose swizzle counts bytes."""
+    assert layout.outer == Swizzle(3, 4, 3) and layout.offset == 0
+    return ComposedLayout(Swizzle(3, 4 - (item.bit_length() - 1), 3), 0, layout.inner)
 
 
 def others(layout):
@@ -321,10 +342,10 @@ def others(layout):
 
 
 def copies() -> dict:
-    """ldmatrix's and stmatrix's addresses and fragments, and those of mma.sync, as cute has them."""
+    """ldmatrix's and stmatrix's addresses and fragments, those of mma.sync, and wgmma's tiles, as cute has them."""
     import cutlass
     import cutlass.cute as cute
-    from cutlass.cute.nvgpu import warp
+    from cutlass.cute.nvgpu import warp, warpgroup
 
     from cute_softmax.kernels import tensor_cores
     from layouts.trace import read
@@ -342,7 +363,16 @@ def copies() -> dict:
         found["transposed"] = read(cute.make_tiled_copy_C(turned, wide)).source
         found["stored back"] = read(cute.make_tiled_copy_C(store, wide)).destination
         small = read(cute.make_tiled_mma(warp.MmaF16BF16Op(half, cutlass.Float32, (16, 8, 16))))
-        found["warp A"], found["warp C"] = small.a, small.c
+        found["warp A"], found["warp B"], found["warp C"] = small.a, small.b, small.c
+        kinds = warpgroup.SmemLayoutAtomKind
+        for item, rows, columns, stages in TILES:
+            dtype = {2: half, 4: cutlass.Float32}[item]
+            for name, kind, shape, order in (
+                ("by_rows", kinds.K_SW128, (rows, columns, stages), (0, 1, 2)),
+                ("by_columns", kinds.MN_SW128, (columns, rows, stages), (1, 0, 2)),
+            ):
+                tile = cute.tile_to_shape(warpgroup.make_smem_layout_atom(kind, dtype), shape, order=order)
+                found[f"{name} {item, *shape}"] = in_elements(read(tile), item)
 
     @cute.jit
     def host():
@@ -352,12 +382,16 @@ def copies() -> dict:
     return found
 
 
+TILES = ((2, 256, 64, 5), (2, 64, 128, 3), (2, 32, 512, 4), (2, 8, 64, 1), (4, 128, 64, 2), (4, 64, 64, 1))
 DRAWN_COPIES = {
+    **{f"by_rows {i, r, c, s}": named.by_rows(i, r, c, s) for i, r, c, s in TILES},
+    **{f"by_columns {i, c, r, s}": named.by_columns(i, c, r, s) for i, r, c, s in TILES},
     "matrices": named.matrices(16),
     "A": named.fragment(16),
     "transposed": named.matrices(64, transposed=True),
     "stored back": named.matrices(64, transposed=True),
     "warp A": named.fragment(16, 1),
+    "warp B": named.VALUES_OPERAND,
     "warp C": named.fragment(8, 1),
 }
 

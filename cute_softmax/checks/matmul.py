@@ -30,21 +30,30 @@ def _forward(plan: MatmulPlan) -> Report:
     problems = [*_exact("the accumulators", c.depth), *_fits(c)]
     if c.rows != BLOCK_ROWS * c.blocks * (1 if c.alternate else c.warpgroups):
         problems.append(f"blocks of {BLOCK_ROWS} rows do not fill the tile of {c.rows}")
+    wgmma = c.instruction == "wgmma"
     for name, size in (("S", c.score_stage_bytes), ("V", c.value_stage_bytes)):
         if not (name == "S" and c.lines) and size % named.swizzle(1).period:
             problems.append(f"{name}: stages of {size} bytes do not begin where the swizzle does")
     steps = math.ceil(plan.columns / TILE_N)
     if not c.causal and not (plan.parts - 1) * plan.part_steps < steps <= plan.parts * plan.part_steps:
         problems.append(f"{plan.parts} parts of {plan.part_steps} steps, and there are {steps}")
-    for name, dtype, strides in zip("SV", c.dtypes, plan.operand_strides, strict=False):
-        if name == "S" and c.lines:
-            strides = (named.LINES * strides[0], *strides[1:])
-        if any(n * ITEM_SIZE[dtype] % ALIGNMENT for n in strides):
-            problems.append(f"{name}: TMA cannot step by {strides} elements of {dtype}")
+    for i, (name, dtype) in enumerate(zip("SV", c.dtypes, strict=False)):
+        strides, unit = plan.operand_strides[i], ALIGNMENT if wgmma else c.access[i]
+        if (
+            name == "S" and c.lines
+        ):  # without wgmma all of the 16 bytes around a row is brought, wherever it begins
+            strides = (named.LINES * strides[0], *strides[1:]) if wgmma else ()
+        if any(n * ITEM_SIZE[dtype] % unit for n in strides):
+            problems.append(f"{name}: {c.loads} cannot step by {strides} elements of {dtype}")
     size = ITEM_SIZE[c.dtypes[0]]
     tile = named.first_stage(named.by_rows(size, c.rows, TILE_N, 1))
     if c.lines:
-        words = list(pairs(Layout((c.rows, LINE_N), (LINE_N, 1)), size))
+        # Each eighth row begins alike: those are neighbours where TMA brings them.
+        step = 0 if wgmma else plan.operand_strides[0][0] * size
+        words = [
+            [a + a // (LINE_N * size) * step % ALIGNMENT // 4 * 4 for a in lanes]
+            for lanes in pairs(Layout((c.rows, LINE_N), (LINE_N, 1)), size)
+        ]
         words += [[4 + a for a in lanes] for lanes in words]
         shared = [f"sS, read in words, of which two are shifted into one: {told(words, 2 * size)}."]
     elif size == 2:
@@ -53,14 +62,18 @@ def _forward(plan: MatmulPlan) -> Report:
     else:
         shared = [f"sS, read in pairs: {told(pairs(tile, size), 2 * size)}."]
     values = named.first_stage(named.by_columns(ITEM_SIZE[c.dtypes[1]], c.depth, TILE_N, 1))
-    rows = operand_rows(values, ITEM_SIZE[c.dtypes[1]], (c.depth, TILE_N), across=True)
-    shared.append(f"sV, read by the tensor cores: {told(rows, ALIGNMENT, 'a row of 8')}.")
+    if wgmma:
+        rows = operand_rows(values, ITEM_SIZE[c.dtypes[1]], (c.depth, TILE_N), across=True)
+        shared.append(f"sV, read by the tensor cores: {told(rows, ALIGNMENT, 'a row of 8')}.")
+    else:
+        problems += [f"V: {p}" for p in misplaced_values(values, c.depth)]
+        shared.append(f"sV, read by ldmatrix: {told(value_rows(values, c.depth), ALIGNMENT)}.")
     if size == 2 and not c.lines:
         shared.append(f"sS without its swizzle: {told(matrix_rows(tile.inner), ALIGNMENT)}.")
     traffic = () if c.split else (stores_of(plan),)
     coverage = (
         f"every score of a block of {BLOCK_ROWS} rows has one thread and every sum one register; "
-        f"TMA brings {c.score_stage_bytes + c.value_stage_bytes:,} bytes a step"
+        f"{c.loads} bring{'s' * wgmma} {c.score_stage_bytes + c.value_stage_bytes:,} bytes a step"
         if not problems
         else "see the problems"
     )
@@ -141,6 +154,31 @@ def misplaced(tile: Memory, transposed: bool = False) -> Iterator[str]:
                     if wanted * 2 != address + 2 * e:
                         yield f"thread {thread}, value {value}: byte {address + 2 * e}, wanted is {wanted * 2}"
                         return
+
+
+def value_rows(tile: Memory, depth: int) -> Iterator[list[int]]:
+    """The bytes that the lanes of a warp give to each ldmatrix of a step's V; tile: (column, row) -> element."""
+    source = named.value_matrices()
+    for k in range(0, TILE_N, 16):
+        for n in range(0, depth, 16):
+            index = [source(lane, 0) for lane in range(WARP)]
+            yield [2 * tile((n + i % 16, k + i // 16)) for i in index]
+
+
+def misplaced_values(tile: Memory, depth: int) -> Iterator[str]:
+    """As `misplaced`, of V as the B operand of mma.sync."""
+    fragment = named.values_fragment()
+    for request, addresses in enumerate(value_rows(tile, depth)):
+        k, n = (16 * i for i in divmod(request, depth // 16))
+        for lane, address in enumerate(addresses):
+            j, i = divmod(lane, MATRIX)
+            for e in range(MATRIX):
+                thread, value = 4 * e + i // 2, 2 * j + i % 2
+                index = fragment(thread, value)
+                wanted = 2 * tile((n + index % 16, k + index // 16))
+                if wanted != address + 2 * e:
+                    yield f"thread {thread}, value {value}: byte {address + 2 * e}, wanted is {wanted}"
+                    return
 
 
 def pairs(tile: Memory, item: int) -> Iterator[list[int]]:

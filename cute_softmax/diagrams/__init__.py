@@ -18,9 +18,9 @@ from layouts.html import Step, save_explorer
 
 from ..hardware import ARCHITECTURES, H200, Device
 from ..plan import MATHS, NotPlanned, PanelClass, PanelPlan, Plan, RowClass, plan
-from ..plan.matmul import MatmulClass, MatmulPlan, canonical_matmul, plan_matmul
+from ..plan.matmul import MatmulClass, MatmulPlan, canonical_matmul, instruction_of, plan_matmul
 from ..plan.matmul_backward import MatmulBackwardClass, MatmulBackwardPlan, plan_matmul_backward
-from ..problem import ITEM_SIZE, Operand, canonical, canonical_dims
+from ..problem import ALIGNMENT, ITEM_SIZE, Operand, canonical, canonical_dims
 from . import matmul, matmul_backward, panel, row
 from .command import main
 from .command import parser as _parser
@@ -148,12 +148,14 @@ def plan_matmul_shape(
     backward: bool = False,
     causal: int | None = None,
     scale: float = 1.0,
+    instruction: str | None = None,
     device: Device = H200,
 ) -> MatmulPlan | MatmulBackwardPlan:
     """The plan of softmax(S) @ V, or with `backward` that of its gradients, for contiguous S (.., M, N) of `shape` and
     V (.., N, depth).
 
-    dtype: of all, but for what `scores` says of S and dS. causal: the offset of the diagonal.
+    dtype: of all, but for what `scores` says of S and dS. causal: the offset of the diagonal. instruction: "wgmma" or
+    "mma", None for the device's. Rows of V that TMA cannot step by are padded, as calls do.
     Raises ValueError for a shape of one dimension or with nothing in it, NotPlanned where no kernel serves it.
     """
     if len(shape) < 2:
@@ -164,13 +166,19 @@ def plan_matmul_shape(
         raise NotPlanned(f"values in {dtype} take two steps: the softmax, and a product by torch")
     *batch, rows, columns = shape
 
+    instruction = instruction or instruction_of(device.architecture)
+    tma = backward or instruction == "wgmma"
+    unit = ALIGNMENT // ITEM_SIZE[dtype] if tma else 1
+    pitch = -(-depth // unit) * unit
+
     def contiguous(kind: str, *sizes: int) -> Operand:
         return Operand(kind, _strides((*batch, *sizes), ()))
 
-    s, v = contiguous(scores or dtype, rows, columns), contiguous(dtype, columns, depth)
+    s, v = contiguous(scores or dtype, rows, columns), contiguous(dtype, columns, pitch)
     if not backward:
-        return plan_matmul(canonical_matmul(shape, depth, s, v, dtype), device, scale=scale, causal=causal)
-    o = contiguous(dtype, rows, depth)
+        problem = canonical_matmul(shape, depth, s, v, dtype, tma=tma)
+        return plan_matmul(problem, device, scale=scale, causal=causal, instruction=instruction)
+    o = contiguous(dtype, rows, pitch)
     operands = {
         "scores": s,
         "grad": o,

@@ -18,6 +18,7 @@ from ..plan import WARP
 from ..plan import matmul_layouts as named
 from ..plan.matmul import BLOCK_ROWS, LINE_N, TILE_N, MatmulClass, MatmulPlan
 from ..problem import ITEM_SIZE
+from . import matmul_mma
 from .common import FOLLOWED, count
 from .matmul_tile import Blocks, Stages, checked, product, products, ring
 
@@ -87,10 +88,17 @@ def figures(plan: MatmulPlan, thread: int | None = None) -> dict[str, Figure]:
         found |= {"scores": _scores(view), "pairs": _pairs(view)}
     else:
         found |= {"scores": _scores(view), "ldmatrix": _ldmatrix(view)}
-    found |= {"registers": _registers(view), "values": _values(view), "fragments": _fragments(view)}
+    found |= {"registers": _registers(view), "values": _values(view)}
+    if c.instruction == "mma":
+        found |= {"operand": matmul_mma.operand(view.values), "fragments": matmul_mma.fragments(c)}
+    else:
+        found["fragments"] = _fragments(view)
     if c.vector == 8 and not c.split:
         found["exchange"] = _exchange(view)
-    followed = [f for name, f in found.items() if name not in ("ring", "scores", "values")]
+    aside = {"ring", "scores", "values"}
+    if c.instruction == "mma":  # what they draw are lanes of any warp
+        aside |= {"operand", "fragments"}
+    followed = [f for name, f in found.items() if name not in aside]
     found[FOLLOWED] = draw.follow_thread(
         followed, view.followed, title=f"Thread {view.followed} of the first warpgroup"
     )
@@ -152,11 +160,16 @@ def _tile(view: View) -> Figure:
     )
     notes = [
         turns,
-        f"A fragment is what the threads of a warpgroup hold of such a block in registers, in an order that the tensor "
-        f"cores fix: S becomes the A operand, {count(BLOCKS, 'instruction')} of {named.INSTRUCTION_K} columns a step; "
-        "the sums of O are the accumulators. V is the B operand: the tensor cores read it from shared memory.",
+        "A fragment is what the threads of a warpgroup hold of such a block in registers, in an order that the tensor "
+        f"cores fix: S becomes the A operand, {BLOCKS} times {named.INSTRUCTION_K} columns a step; the sums of O are "
+        "the accumulators. V is the B operand: "
+        + (
+            "the tensor cores read it from shared memory."
+            if c.instruction == "wgmma"
+            else "each warp loads its fragments from shared memory."
+        ),
     ]
-    if c.lines:
+    if c.eighths:
         notes.append(
             "Rows of S begin anywhere, but every eighth row as far from 16 bytes as the first: the tile comes as "
             f"{named.LINES} boxes of every eighth row, so that row r of shared memory is row "
@@ -171,6 +184,8 @@ def _tile(view: View) -> Figure:
 
 def _ring(view: View) -> Figure:
     c = view.kernel
+    if c.instruction == "mma":
+        return matmul_mma.stages(c)
     readers = 1 if c.alternate else c.warpgroups
     shares = {n: f"WG {n}" for n in range(c.shares)}
 
@@ -267,9 +282,10 @@ def _lines(view: View) -> Figure:
         fold=False,
         title="sS: scores whose rows begin anywhere, read in words",
     )
+    alike = f", which is alike for the {named.LINES} rows that a warp reads at once" * view.kernel.eighths
     return figure.noted(
-        f"Lines have {LINE_N} elements: the {TILE_N} of a step wherever in the first 16 bytes they begin, which "
-        f"is alike for the {named.LINES} rows that a warp reads at once. Drawn as if at 0; else a thread reads "
+        f"Lines have {LINE_N} elements: the {TILE_N} of a step wherever in the first 16 bytes they begin"
+        f"{alike}. Drawn as if at 0; else a thread reads "
         "two words for each pair and shifts them into one. No swizzle is needed: lines of 144 bytes begin four banks "
         "apart.",
         *[line for line in checks.check(view.plan).shared if line.startswith("sS")],
@@ -308,14 +324,19 @@ def _values(view: View) -> Figure:
     part = named.first_stage(named.by_rows(size, TILE_N, box, 1), named.INSTRUCTION_K)
     title = f"sV: {named.INSTRUCTION_K} rows of V and a box of {box} columns, of one instruction's B operand"
     figure = draw.swizzle_banks(part, size, title=title, space="sV")
-    layout = named.forward_layouts(c)["sV"]
+    if c.instruction == "mma":
+        read = matmul_mma.VALUES
+    else:
+        read = (
+            f"The kernel names it the other way round, {named.forward_layouts(c)['sV']}: (column, row, stage), "
+            "columns contiguous, which wgmma calls MN-major. V is multiplied as it lies in memory.",
+            "The tensor cores read matrices of 8 rows by 8 columns, 16 bytes a row; the swizzle spreads each over all "
+            "banks.",
+        )
     return figure.noted(
         f"Rows of the drawing are rows of V (k), columns its columns (n). The tile has {c.depth // box} such "
         f"box{'es' * (c.depth > box)}, {TILE_N * named.BOX:,} bytes each, of {TILE_N} rows.",
-        f"The kernel names it the other way round, {layout}: (column, row, stage), columns contiguous, which "
-        "wgmma calls MN-major. V is multiplied as it lies in memory and never transposed.",
-        "The tensor cores read matrices of 8 rows by 8 columns, 16 bytes a row; the swizzle spreads each over all "
-        "banks.",
+        *read,
         *[line for line in checks.check(view.plan).shared if line.startswith("sV")],
     )
 
@@ -377,20 +398,21 @@ def walk(plan: MatmulPlan, found: dict[str, Figure], thread: int | None = None) 
     def all_cells(facts) -> bool:
         return bool(facts.coordinate)
 
+    wgmma = plan.kernel.instruction == "wgmma"
     steps = [
         Step("A tile of work", "The block of rows that the followed thread helps with.", "tile", own),
         Step(
-            "TMA fills a stage",
+            "A stage is filled",
             "A warp waits until a stage is empty, announces the bytes and asks TMA for the next tile of S; "
-            "another does so for V.",
+            "another does so for V."
+            if wgmma
+            else "All threads begin copies of a later step's tiles into the stage that was emptied last.",
             "ring",
             lambda facts: facts.coordinate.endswith("stage 0)"),
         ),
     ]
     if "scores" in found:
-        steps.append(
-            Step("How the tile lies", "TMA has exchanged the pieces of each row.", "scores", all_cells)
-        )
+        steps.append(Step("How the tile lies", "The pieces of each row are exchanged.", "scores", all_cells))
     if "lines" in found:
         steps.append(Step("Words to registers", "Each thread reads its words of two lines.", "lines", own))
     elif "pairs" in found:
@@ -412,14 +434,32 @@ def walk(plan: MatmulPlan, found: dict[str, Figure], thread: int | None = None) 
             "registers",
             own,
         ),
-        Step("V as it lies", "The tensor cores read B from the stage of V, by address.", "values", all_cells),
-        Step(
-            "Multiply",
-            "The warpgroup's instruction adds 16 terms to all sums, while the next block's powers are made.",
-            "fragments",
-            own,
-        ),
     ]
+    if wgmma:
+        steps += [
+            Step(
+                "V as it lies",
+                "The tensor cores read B from the stage of V, by address.",
+                "values",
+                all_cells,
+            ),
+            Step(
+                "Multiply",
+                "The warpgroup's instruction adds 16 terms to all sums, while the next block's powers are made.",
+                "fragments",
+                own,
+            ),
+        ]
+    else:
+
+        def lane(facts) -> bool:
+            return view.followed % WARP in facts.threads
+
+        steps += [
+            Step("V as it lies", "Its pieces are exchanged as those of S.", "values", all_cells),
+            Step("B to registers", "Each warp loads the fragments of V for itself.", "operand", lane),
+            Step("Multiply", "An instruction adds 16 terms to the sums of 8 columns.", "fragments", lane),
+        ]
     if "exchange" in found:
         steps.append(
             Step(

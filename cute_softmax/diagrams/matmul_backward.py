@@ -168,8 +168,8 @@ def _tile(view: View) -> Figure:
         [first, second],
     )
     whose = (
-        f"{c.shares} warpgroups share a slab of {SLAB} columns: each makes all of dPᵀ and its "
-        f"{c.share_depth} columns of dV."
+        f"{c.shares} warpgroups share a slab of {SLAB} columns: each makes Pᵀ and its {c.share_depth} columns of dV, "
+        "the first one dPᵀ and dS, too."
         if c.shares > 1
         else f"A warpgroup has a slab of {SLAB} columns of S."
     )

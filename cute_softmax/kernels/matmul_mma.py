@@ -16,12 +16,14 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint16, Uint32, const_expr
 from cutlass.cute.nvgpu import warp
 
+from layouts.trace import observe
+
 from .copy import dot
 from .matmul_eighths import PITCH, Eighths
 from .matmul_merge import Parts
 from .matmul_rows import QUAD, STEP_PRODUCTS, TILE_N, Rows
 from .matmul_works import Works
-from .tensor_cores import BOX, WARPGROUP, ldmatrix
+from .tensor_cores import BOX, WARPGROUP, ldmatrix, row_of_matrix
 
 PIECE = 16  # bytes that the swizzle exchanges
 UNROLLED = 8
@@ -124,12 +126,12 @@ class MmaKernel(Works, Rows, Eighths, Parts):
             work.shifts = [begins & 15] * 2
 
         # Partition.
-        row = lane % 16  # whose address this lane gives to ldmatrix
-        piece = ((lane // 16) ^ (lane % 8)) * PIECE
-        from_V = sV + row * BOX + piece
+        row, piece = row_of_matrix(lane, 0)
+        from_V = sV + row * BOX + piece * PIECE
         tiled_mma = cute.make_tiled_mma(
             warp.MmaF16BF16Op(self.dtypes[1], Float32, (16, 8, 16)), atom_layout_mnk=(4, 1, 1)
         )
+        observe("mma", tiled_mma)
         blocks = []
         for b in cutlass.range_constexpr(s.blocks):
             first = group * s.blocks * 64 + 64 * b
@@ -142,7 +144,7 @@ class MmaKernel(Works, Rows, Eighths, Parts):
                     first=first,
                     row=first + thread // 32 * 16 + lane // QUAD,
                     base=sS,
-                    sS=sS + (first + thread // 32 * 16 + row) * BOX + piece,
+                    sS=sS + (first + thread // 32 * 16 + row) * BOX + piece * PIECE,
                     rO=tiled_mma.make_fragment_C(tiled_mma.partition_shape_C((64, s.depth))),
                     rA=operand,
                     rP=operand,

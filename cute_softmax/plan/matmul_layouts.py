@@ -16,6 +16,8 @@ from .matmul_backward import SLAB, MatmulBackwardClass
 BOX = 128  # bytes of a row of a box: all banks once
 ATOM_ROWS = 8  # after which the swizzle repeats
 INSTRUCTION_K = 16  # terms that an instruction of the tensor cores adds up, of 16 bits
+# (thread, value) -> index in 8 columns of V by 16 of its rows: the B operand of mma.sync m16n8k16.
+VALUES_OPERAND = Layout(((4, 8), (2, 2)), ((16, 1), (8, 64)))
 WARP_ROWS = 16  # of a warpgroup's 64, and those of mma.sync
 LINES = 8  # boxes of a tile whose rows begin anywhere, each of every eighth row
 
@@ -82,6 +84,17 @@ def matrices(columns: int, warps: int = 4, transposed: bool = False) -> Layout:
     return Layout(((16, 2, warps), (8, count)), ((1, 8 * rows, WARP_ROWS), (rows, _step(count, 16 * rows))))
 
 
+def values_fragment() -> Layout:
+    """(thread, value) -> index in a tile of 16 columns of V by 16 of its rows, columns fastest: the B operands of two
+    mma.sync, which one ldmatrix brings."""
+    return Layout(((4, 8), (2, 2, 2)), ((32, 1), (16, 128, 8)))
+
+
+def value_matrices() -> Layout:
+    """(thread, element) -> index in the tile of `values_fragment`: the 8 neighbours whose address a thread gives."""
+    return Layout(((16, 2), 8), ((16, 8), 1))
+
+
 def stored(warps: int = 4) -> Layout:
     """(thread, value) -> index in 16 rows a warp by 32 columns: what a quad has exchanged `fragment` for before it
     stores 16 bytes a thread; a value is (neighbour, 8 rows below)."""
@@ -90,7 +103,10 @@ def stored(warps: int = 4) -> Layout:
 
 
 def forward_layouts(c: MatmulClass) -> dict[str, AnyLayout]:
-    """The layouts of a forward class, by the names by which its kernel tells them."""
+    """The layouts of a forward class, by the names by which its kernel tells them; without wgmma those of one
+    instruction of a warp."""
+    if c.instruction == "mma":
+        return {"rA": fragment(INSTRUCTION_K, 1), "rB": VALUES_OPERAND, "rO": fragment(8, 1)}
     scores, values = ITEM_SIZE[c.dtypes[0]], ITEM_SIZE[c.dtypes[1]]
     return {
         "sS": eighths(c.rows, c.score_stages) if c.lines else by_rows(scores, c.rows, TILE_N, c.score_stages),
@@ -142,4 +158,6 @@ __all__ = [
     "matrices",
     "stored",
     "swizzle",
+    "value_matrices",
+    "values_fragment",
 ]
