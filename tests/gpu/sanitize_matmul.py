@@ -179,8 +179,8 @@ def check_backward(
     return seconds
 
 
-PLAIN = {"rows": 330, "multiprocessors": 2}  # a block of rows a warpgroup
-PAIRED = {"rows": 250, "multiprocessors": 2}  # two of them
+PLAIN = {"rows": 330, "multiprocessors": 1}  # a block of rows a warpgroup
+PAIRED = {"rows": 250, "multiprocessors": 1}  # two of them
 TURNS = {"rows": 40}  # few rows, the steps in turns
 PARTS = {"rows": 100, "columns": 600}  # columns in parts
 EMPTY = {"causal": -10, "zero": True}  # the first rows have nothing
