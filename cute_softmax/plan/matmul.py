@@ -96,7 +96,8 @@ class MatmulClass(ClassBase):
     @property
     def step_cost(self) -> float:
         """About how many nanoseconds a step takes, of all warpgroups where they take turns (H200, 2026-11-21)."""
-        if self.instruction == "mma":  # of all CTAs of a multiprocessor
+        if self.instruction == "mma":
+            # Of all CTAs of a multiprocessor; not measured: two blocks share what is read of V.
             step = self.rows * self.resident * {1: 6.0, 2: 5.0}[self.blocks]
         else:
             step = {64: 1040.0, 128: 722.0, 256: 1308.0}[self.rows]
