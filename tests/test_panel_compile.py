@@ -91,12 +91,10 @@ def selection(arch: str, math: str, every: int) -> Iterator[PanelClass]:
         while c.shared_memory > ARCHITECTURES[arch].shared_memory:  # as `plan_panel` does
             c = replace(c, steps=c.steps // 2)
         yield c
-    for turn, orientation in enumerate(
-        ["column", "row"] if MATHS[math, True].outputs and inputs == 1 else []
-    ):
-        pair = ("fp32", "fp32") if orientation == "row" and every % 2 else ("bf16", "bf16")
-        fields = {"orientation": orientation, "meeting": turn == 0 or every == 1, "buffers": DEEP.buffers}
-        c = panel_class(DEEP, math, pair, arch, **fields)
+    deep = ["column", "row"] if MATHS[math, True].outputs and inputs == 1 else []
+    for orientation, dtype in product(deep, ["bf16", "fp32"][: 2 if every == 1 else 1]):
+        fields = {"orientation": orientation, "meeting": True, "buffers": DEEP.buffers}
+        c = panel_class(DEEP, math, (dtype, dtype), arch, **fields)
         if c.shared_memory <= ARCHITECTURES[arch].shared_memory:
             yield c
 

@@ -15,6 +15,7 @@ from .modes import MODES, offset_of, padded
 from .panel_teams import (
     CHUNKS_OF_A_DEEP_PART,
     CHUNKS_OF_A_PART,
+    CHUNKS_OF_A_PART_ALONE,
     DEEP,
     DEEP_PANELS_AT_ONCE,
     NARROWEST_BYTES,
@@ -384,28 +385,28 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
             c = class_of(team, narrowed)
         return planned(c, 1, share_of(c, c.cluster_n))
 
-    def cut(team: Team, panels_at_once: int, chunks_of_a_part: int) -> PanelPlan:
+    def cut(team: Team, chunks_of_a_part: int, panels_at_once: int) -> PanelPlan:
         c = class_of(team)
         resident = device.multiprocessors * team.min_blocks
         chunks = math.ceil(problem.length / class_of(team, streaming=True).chunk)
+        if orientation == "row" and chunks >= CHUNKS_OF_A_PART_ALONE * resident:
+            panels_at_once = 1
         parts = max(resident // panels(c), min(chunks // chunks_of_a_part, resident // panels_at_once), 1)
         parts = min(parts, math.ceil(problem.length / c.tile))
         share = share_of(c, parts)
         parts = math.ceil(problem.length / share)
         return planned(class_of(team, meeting=parts > 1, streaming=share > c.tile), parts, share)
 
-    if (
-        (len(facts.inputs), len(facts.outputs)) == (1, 1)
-        and class_of(DEEP, meeting=True, streaming=True).shared_memory <= device.architecture.shared_memory
-        and (orientation == "row" or max(ITEM_SIZE[d] for d in problem.dtypes[: facts.full]) < 4)
+    if (len(facts.inputs), len(facts.outputs)) == (1, 1) and (
+        class_of(DEEP, meeting=True, streaming=True).shared_memory <= device.architecture.shared_memory
     ):
-        made = cut(DEEP, DEEP_PANELS_AT_ONCE, CHUNKS_OF_A_DEEP_PART[orientation])
+        made = cut(DEEP, CHUNKS_OF_A_DEEP_PART[orientation], DEEP_PANELS_AT_ONCE[orientation])
         if made.kernel.streaming:
             return made
     team = STREAMING[len(facts.inputs)]
     while class_of(team, meeting=True, streaming=True).shared_memory > device.architecture.shared_memory:
         team = replace(team, steps=team.steps // 2)
-    return cut(team, 1, CHUNKS_OF_A_PART[orientation])
+    return cut(team, CHUNKS_OF_A_PART[orientation], 1)
 
 
 def _fits(team: Team, c: PanelClass, share: int, device: Device) -> bool:
