@@ -1,8 +1,10 @@
 """Log-probabilities of chosen elements, and entropies, from one read of the logits; and their gradients.
 
-Forward: the maths "logsumexp" or "entropy" give numbers per row, and the chosen logits are gathered. Backward, with G
-the sum of a row's upstream gradients: ``-G * scale * softmax(logits * scale)`` is one kernel, and the chosen elements,
-where ``1 - p`` cancels, are written once more from their own float32 log-probability.
+Forward: the row maths "selective" and "entropy" give numbers of each row: the maximum, the logarithm of the sum, and
+the log-probability of one chosen element; those of others are gathered. Backward of one element of each row is one
+kernel: the softmax times a factor, with one less at the element, from its own float32 log-probability. For more of
+them, with G the sum of a row's upstream gradients, ``-G * scale * softmax(logits * scale)`` is, and they are written
+once more.
 """
 
 from __future__ import annotations
