@@ -136,7 +136,7 @@ def selective_log_softmax(
     size is allocated (the gradient of the entropy, where it is wanted, works through pieces of rows).
 
     Raises TypeError for an index that is no integer or a scale that is no number, and ValueError for an index that
-    does not fit the logits; IndexError for one out of range on the CPU (on CUDA torch's own device-side assertion).
+    does not fit the logits; IndexError for one out of range on the CPU (on CUDA an error of the device).
     """
     check_tensor("logits", logits, "selective_log_softmax")
     dtype = float_dtype(logits, None, "selective_log_softmax")

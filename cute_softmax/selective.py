@@ -1,8 +1,10 @@
 """Log-probabilities of chosen elements, and entropies, from one read of the logits; and their gradients.
 
-Forward: the maths "logsumexp" or "entropy" give numbers per row, and the chosen logits are gathered. Backward, with G
-the sum of a row's upstream gradients: ``-G * scale * softmax(logits * scale)`` is one kernel, and the chosen elements,
-where ``1 - p`` cancels, are written once more from their own float32 log-probability.
+Forward: the row maths "selective" and "entropy" give numbers of each row: the maximum, the logarithm of the sum, and
+the log-probability of one chosen element; those of others are gathered. Backward of one element of each row is one
+kernel: the softmax times a factor, with one less at the element, from its own float32 log-probability. For more of
+them, with G the sum of a row's upstream gradients, ``-G * scale * softmax(logits * scale)`` is, and they are written
+once more.
 """
 
 from __future__ import annotations
@@ -200,8 +202,8 @@ def at_chosen(index: Tensor, found: Tensor, grad: Tensor, of_lse: Tensor) -> Ten
 class Statistics(torch.autograd.Function):
     """(input, index or None, dims, scale, entropies) -> (log-probabilities at the index, max, log, entropy), float32.
 
-    What is not asked for is an empty tensor. max and log (see `statistics`) are there to be saved: they have no
-    gradient. Keeps the input and the numbers of each row.
+    What is not asked for is an empty tensor. To derivatives the maximum is a constant, so that log has those of the
+    logsumexp. Keeps the input and the numbers of each row.
     """
 
     @staticmethod
@@ -211,17 +213,17 @@ class Statistics(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx, inputs, output):
         input, index, *ctx.numbers = inputs
-        ctx.mark_non_differentiable(*output[1:3])
+        ctx.mark_non_differentiable(output[1])
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(input, index, *output)
         if ops.transformed():
             ctx.save_for_forward(input, index, *output)
 
     @staticmethod
-    def backward(ctx, grad, _, __, of_entropy):
+    def backward(ctx, grad, _, of_lse, of_entropy):
         input, index, *rows = ctx.saved_tensors
         function = formula_backward if torch.is_grad_enabled() else backward
-        return function(input, index, *ctx.numbers, *rows, grad, None, of_entropy), None, None, None, None
+        return function(input, index, *ctx.numbers, *rows, grad, of_lse, of_entropy), None, None, None, None
 
     @staticmethod
     @ops.jvp_rule
@@ -234,8 +236,8 @@ class Statistics(torch.autograd.Function):
         of_lse = (p * t).sum(dims, keepdim=True)
         of_found = log.new_empty(0) if index is None else t.gather(-1, index) - of_lse
         if not asked:
-            return of_found, None, None, torch.zeros_like(entropies)
-        return of_found, None, None, -(_product(p, log_p + entropies) * t).sum(dims, keepdim=True)
+            return of_found, None, of_lse, torch.zeros_like(entropies)
+        return of_found, None, of_lse, -(_product(p, log_p + entropies) * t).sum(dims, keepdim=True)
 
     @staticmethod
     def vmap(info, in_dims, input, index, dims, scale, entropies):
@@ -385,9 +387,9 @@ def _save(ctx, inputs, output):
     ctx.save_for_backward(input, index, *output)
 
 
-def _gradients(ctx, grad, _, __, of_entropy):
+def _gradients(ctx, grad, _, *others):
     input, index, *rows = ctx.saved_tensors
-    grads = grad, None, of_entropy
+    grads = grad, *others
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         return formula_backward(input, index, *ctx.numbers, *rows, *grads), None, None, None, None
     return operator_backward(input, index, *ctx.numbers, *rows, *grads), None, None, None, None

@@ -290,10 +290,10 @@ def test_opcheck_of_statistics(kernel, request):
                 (None, [0, 2], True),
             ):
                 torch.library.opcheck(operators.statistics.default, (x, index, dims, 0.5, asked))
-        found, lse, e = operators.statistics(X.to(dtype), INDEX.unsqueeze(-1), [2], 0.5, True)
+        found, top, log, e = operators.statistics(X.to(dtype), INDEX.unsqueeze(-1), [2], 0.5, True)
         torch.library.opcheck(
             operators.statistics_backward.default,
-            (X.to(dtype), index, [2], 0.5, True, found, lse, e, found, None, e),
+            (X.to(dtype), index, [2], 0.5, True, found, top, log, e, found, None, e),
         )
 
 

@@ -135,11 +135,17 @@ class Near:
         """x - ref."""
         return x - ref
 
+    def of(self, difference: Float32) -> Float32:
+        """exp(difference)."""
+        return cute.math.exp2(difference * Float32(LOG2_E), fastmath=True)
+
     def power(self, x: Float32, ref: Float32) -> Float32:
         """exp(x - ref)."""
-        return cute.math.exp2(self.difference(x, ref) * Float32(LOG2_E), fastmath=True)
+        return self.of(self.difference(x, ref))
 
-    ratio = power
+    def ratio(self, old: Float32, new: Float32) -> Float32:
+        """exp(old - new) of two references, new >= old; 1 for equal ones."""
+        return self.of(self.difference(old, new))
 
     @staticmethod
     def log(total: Float32, ref: Float32) -> Float32:
@@ -164,14 +170,14 @@ def rounded_product(a: Float32, b: Float32) -> Float32:
 class Precise(Near):
     """Exponentials to 1 ulp beyond the rounding of the difference, for results stored in float32."""
 
-    def power(self, x: Float32, ref: Float32) -> Float32:
-        """exp(x - ref).
+    def of(self, difference: Float32) -> Float32:
+        """exp(difference).
 
         ex2.approx alone is off by 2 ulp, and rounding (x - ref) * log2(e) costs more than that. So the exponent is
         cut into a whole part, whose power of two ex2.approx gives exactly, and a fraction, found with FMAs to the
         last bit and put into a polynomial. What remains is what torch has, too: half an ulp of the difference.
         """
-        difference = maximum(self.difference(x, ref), Float32(VANISHES))
+        difference = maximum(difference, Float32(VANISHES))
         whole = cute.math.fma(difference, Float32(LOG2_E), Float32(ROUND)) - ROUND
         fraction = cute.math.fma(difference, Float32(LOG2_E), -whole)
         fraction = cute.math.fma(difference, Float32(LOG2_E_TAIL), fraction)
@@ -179,8 +185,6 @@ class Precise(Near):
         for coefficient in EXP2[1:]:
             power = cute.math.fma(power, fraction, Float32(coefficient))
         return power * cute.math.exp2(whole, fastmath=True)
-
-    ratio = power
 
 
 class Scaled:
@@ -229,6 +233,12 @@ class ScaledNear(Scaled, Near):
         """factor * (x - ref)."""
         scale = self.at(ref, self.factor)
         return cute.math.fma(x, scale, -self.product(ref, scale))
+
+    def ratio(self, old: Float32, new: Float32) -> Float32:
+        """exp(factor * (old - new)) of two references, new >= old, by the rounded products that differences are from:
+        1 for equal ones."""
+        scale = self.at(new, self.factor)
+        return self.of(self.product(old, scale) - self.product(new, scale))
 
     def log(self, total: Float32, ref: Float32) -> Float32:
         """What is to be subtracted from a difference: the logarithm of a sum of these exponentials."""

@@ -170,8 +170,8 @@ def test_opcheck():
         y = softmax(x)
         backward = (x, y, mask, rows, [2], dtype, False, 1.0, None, 1.0, False)
         torch.library.opcheck(operators.scores_softmax_backward.default, backward)
-        found, lse, e = operators.statistics(x, index[..., None], [2], 0.5, True)
-        arguments = (x, index[..., None], [2], 0.5, True, found, lse, e, found, None, None)
+        found, top, log, e = operators.statistics(x, index[..., None], [2], 0.5, True)
+        arguments = (x, index[..., None], [2], 0.5, True, found, top, log, e, found, None, None)
         torch.library.opcheck(operators.statistics_backward.default, arguments)
 
 
