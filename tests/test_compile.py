@@ -36,6 +36,7 @@ STACK = {
         16,
         "64 of 128 registers are elements, the next row's addresses more",
     ),
+    ("selective", "4x1x1_rows8"): (8, "the chosen elements of eight rows a thread"),
     ("softmax_backward", "1024x4x8*"): (80, "without clusters: 32 of 64 registers are two packed rows"),
     ("softmax_backward", "512x8x8_cluster16*"): (80, "64 of 128 registers are two packed rows"),
     ("softmax_backward", "1024x8x8_cluster16*"): (144, "32 of 64 registers are a packed row"),
@@ -189,7 +190,7 @@ def test_table_of_stacks_is_no_longer_than_needed(compiled):
         found = [
             i.row_class
             for architecture in ("sm_90a", "sm_80", "sm_120a")
-            for pair in (("bf16", "bf16"), ("fp32", "fp32"))
+            for pair in (("bf16", "bf16"), ("fp32", "fp32"), ("bf16", "fp32"))
             for online in (True, False)
             if (math, online) in MATHS
             for edges in (True, False)
