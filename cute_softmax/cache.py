@@ -52,6 +52,7 @@ SOURCES = (
     "cute_softmax/compile.py",
     "cute_softmax/plan/*.py",
     "cute_softmax/hardware.py",
+    "cute_softmax/problem.py",
     "layouts/algebra.py",
     "layouts/ints.py",
     "layouts/notation.py",
