@@ -9,9 +9,8 @@ from .plan import MATHS, VECTORS_PER_ROW, NotPlanned, RowClass, row_class, vecto
 
 
 def operand_dtypes(math: str, dtype: str) -> tuple[str, ...]:
-    """The dtypes of a math's operands where all tensors have one dtype ("bf16", "fp16" or "fp32")."""
-    facts = MATHS[math, True]
-    return (dtype,) * len(facts.operands)
+    """The dtypes of a math's operands where all tensors have one dtype ("bf16", "fp16" or "fp32"), but an index."""
+    return tuple("int64" if name == "index" else dtype for name in MATHS[math, True].operands)
 
 
 def longest_row(c: RowClass) -> int:

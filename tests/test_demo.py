@@ -147,7 +147,7 @@ def test_classes_follow_each_other_without_a_gap(arch, dtype, math):
         for columns in (before + 1, last):
             facts = listed[0].facts
             operands = [Operand(dtype, (columns, 1))] * facts.full
-            operands += [Operand(dtype, (1, 0))] * len(facts.group_outputs)
+            operands += [Operand(d, (1, 0)) for d in dtypes[facts.full :]]
             problem = canonical((8, columns), (1,), operands)
             got = plan(math, problem, replace(H200, architecture=architecture)).row_class
             assert got == replace(c, edges=columns % c.vector > 0)

@@ -18,7 +18,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from classes import REDUCTIONS, intervals, operands
+from classes import FAMILY, REDUCTIONS, intervals, operands, selected
 
 from cute_softmax.diagrams import drawn
 from cute_softmax.hardware import ARCHITECTURES
@@ -42,11 +42,11 @@ def every_class(architecture: str) -> Iterator[RowClass]:
     for math, online in MATHS:
         count = len(MATHS[math, online].inputs)
         for pair, edges, access, two_pass in KINDS:
-            if (not online or math in REDUCTIONS) and not two_pass:
-                continue  # teams and layouts of reductions are those of softmax
+            if (not online or math in (*REDUCTIONS, *FAMILY)) and not two_pass:
+                continue  # their teams and layouts are those of softmax
             width = (access,) * count if access else None
             form = {"edges": edges, "width": width, "online": online}
-            for interval in intervals(math, architecture, operands(math, pair), **form):
+            for interval in selected(math, intervals(math, architecture, operands(math, pair), **form)):
                 yield interval.row_class
 
 
