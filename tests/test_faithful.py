@@ -38,7 +38,7 @@ KINDS = (
 
 
 def every_class(architecture: str) -> Iterator[RowClass]:
-    """Every Plan class of an architecture, in the kinds above."""
+    """Every Plan class of sm_90a, and every second of the others, in the kinds above."""
     for math, online in MATHS:
         count = len(MATHS[math, online].inputs)
         for pair, edges, access, two_pass in KINDS:
@@ -46,7 +46,8 @@ def every_class(architecture: str) -> Iterator[RowClass]:
                 continue  # their teams and layouts are those of softmax
             width = (access,) * count if access else None
             form = {"edges": edges, "width": width, "online": online}
-            for interval in selected(math, intervals(math, architecture, operands(math, pair), **form)):
+            found = selected(math, intervals(math, architecture, operands(math, pair), **form))
+            for interval in found if architecture == WHOLE else found[::2]:
                 yield interval.row_class
 
 
@@ -196,7 +197,10 @@ def test_every_class_is_drawn_as_its_kernel_is(architecture, tracing):
     found = tracing(architecture)
     assert found["wrong"] == []
     assert found["missed"] == []
-    assert found["classes"] >= 60 and found["layouts"] >= 3 * found["classes"] // 2
+    assert (
+        found["classes"] >= (60 if architecture == WHOLE else 40)
+        and found["layouts"] >= 3 * found["classes"] // 2
+    )
     assert found["swaps"] >= found["classes"]
 
 
