@@ -54,6 +54,18 @@ def softmax_stats(
     return forward(*arguments)
 
 
+def modified(
+    scores: torch.Tensor,
+    mask: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    scale: float,
+    causal: int | None,
+) -> torch.Tensor:
+    """scale * scores + bias, -inf where it does not count, in float32 or more."""
+    spec = Spec((scores.dim() - 1,), scores.dtype, scale=scale, causal=causal)
+    return compose(scores, bias, mask, None, spec)
+
+
 def formula(
     scores: torch.Tensor,
     mask: torch.Tensor | None,
@@ -62,8 +74,7 @@ def formula(
     causal: int | None,
 ) -> torch.Tensor:
     """In torch's operations."""
-    spec = Spec((scores.dim() - 1,), scores.dtype, scale=scale, causal=causal)
-    return torch.logsumexp(compose(scores, bias, mask, None, spec), -1)
+    return torch.logsumexp(modified(scores, mask, bias, scale, causal), -1)
 
 
 def forward(

@@ -10,9 +10,10 @@ import torch
 
 from . import launch, matmul_gradients, routes
 from .functional import check_tensor, softmax, transformed
+from .matmul_stats import formula, modified
 from .plan.matmul import MatmulPlan, aligned, canonical_matmul, instruction_of, lines_of, plan_matmul
 from .problem import Operand
-from .scores import EMPTY_ROWS, Spec, compose
+from .scores import EMPTY_ROWS
 
 HALVES = (torch.bfloat16, torch.float16)
 
@@ -178,18 +179,6 @@ def _check(
         )
 
 
-def modified(
-    scores: torch.Tensor,
-    mask: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    scale: float,
-    causal: int | None,
-) -> torch.Tensor:
-    """scale * scores + bias, -inf where it does not count, in float32 or more."""
-    spec = Spec((scores.dim() - 1,), scores.dtype, scale=scale, causal=causal)
-    return compose(scores, bias, mask, None, spec)
-
-
 def composed(request: Request, wants_lse: bool = True) -> tuple[torch.Tensor, torch.Tensor | None]:
     """(the result, log-sum-exps or None) in two steps: the softmax, and a product by torch."""
     scores, values, mask, bias, scale, causal, zero, stats = request
@@ -207,7 +196,7 @@ def composed(request: Request, wants_lse: bool = True) -> tuple[torch.Tensor, to
         causal=False if causal is None else causal,
         empty_rows="zero" if zero else "nan",
     )
-    lse = torch.logsumexp(modified(scores, mask, bias, scale, causal), -1) if wants_lse else None
+    lse = formula(scores, mask, bias, scale, causal) if wants_lse else None
     return powers.to(values.dtype) @ values, lse
 
 
@@ -374,7 +363,7 @@ def _gradient(ctx, grad, grad_lse):
     request = Request(scores, values, mask, bias, *ctx.numbers)
     grad = torch.zeros_like(result) if grad is None else grad
     if ctx.known and torch.is_grad_enabled():  # to gradients of gradients it is a function of the scores
-        lse = torch.logsumexp(modified(scores, mask, bias, *ctx.numbers[:2]), -1)
+        lse = formula(scores, mask, bias, *ctx.numbers[:2])
     grad_lse = None if ctx.known else grad_lse
     # Gradients of gradients need torch's operations.
     if request.on_kernel and not torch.is_grad_enabled():

@@ -20,7 +20,7 @@ from ..plan.matmul import BLOCK_ROWS, LINE_N, TILE_N, MatmulClass, MatmulPlan
 from ..problem import ITEM_SIZE
 from . import matmul_mma
 from .common import FOLLOWED, count
-from .matmul_tile import Blocks, Stages, checked, product, products, ring
+from .matmul_tile import Blocks, Followed, Stages, product, products, ring
 
 BLOCKS = TILE_N // named.INSTRUCTION_K  # instructions of a step
 UNSWIZZLED = "without its swizzle"  # what a check tells for comparison
@@ -28,26 +28,8 @@ STORED = 32  # columns of the result that a quad exchanges at a time
 
 
 @dataclass(frozen=True)
-class View:
+class View(Followed):
     """What the figures of a Plan show: the first block of 64 rows in the first stage of the ring."""
-
-    plan: MatmulPlan
-    thread: int | None = None
-
-    def __post_init__(self):
-        checked(self.thread)
-
-    @property
-    def kernel(self) -> MatmulClass:
-        return self.plan.kernel
-
-    @property
-    def followed(self) -> int:
-        return checked(self.thread)
-
-    @property
-    def warp(self) -> int:
-        return self.followed // WARP
 
     @property
     def row(self) -> int:
@@ -251,8 +233,9 @@ def _ldmatrix(view: View) -> Figure:
     )
 
 
-def _pairs(view: View) -> Figure:
-    figure = draw.thread_value(
+def _of_two_rows(view: View, title: str) -> Figure:
+    """What the followed thread's quad reads of the tile of S without ldmatrix."""
+    return draw.thread_value(
         named.fragment(TILE_N),
         (BLOCK_ROWS, TILE_N),
         memory=view.scores,
@@ -261,8 +244,12 @@ def _pairs(view: View) -> Figure:
         shared=True,
         keep_rows=(view.row, view.row + 8),
         fold=False,
-        title="sS: float32 scores, read in pairs",
+        title=title,
     )
+
+
+def _pairs(view: View) -> Figure:
+    figure = _of_two_rows(view, "sS: float32 scores, read in pairs")
     return figure.noted(
         "Each thread reads the pairs that the A operand wants of it, 8 bytes at a time, and rounds the powers to the "
         "dtype of V afterwards.",
@@ -271,17 +258,7 @@ def _pairs(view: View) -> Figure:
 
 
 def _lines(view: View) -> Figure:
-    figure = draw.thread_value(
-        named.fragment(TILE_N),
-        (BLOCK_ROWS, TILE_N),
-        memory=view.scores,
-        space="sS",
-        element_bytes=view.size,
-        shared=True,
-        keep_rows=(view.row, view.row + 8),
-        fold=False,
-        title="sS: scores whose rows begin anywhere, read in words",
-    )
+    figure = _of_two_rows(view, "sS: scores whose rows begin anywhere, read in words")
     alike = f", which is alike for the {named.LINES} rows that a warp reads at once" * view.kernel.eighths
     return figure.noted(
         f"Lines have {LINE_N} elements: the {TILE_N} of a step wherever in the first 16 bytes they begin"

@@ -15,35 +15,16 @@ from layouts.figures import Figure
 from layouts.html import Step
 
 from .. import checks
-from ..plan import WARP
 from ..plan import matmul_layouts as named
 from ..plan.matmul_backward import SLAB, MatmulBackwardClass, MatmulBackwardPlan
 from ..problem import ITEM_SIZE
 from .common import FOLLOWED, count
-from .matmul_tile import Blocks, Stages, checked, product, products, ring
+from .matmul_tile import Blocks, Followed, Stages, product, products, ring
 
 
 @dataclass(frozen=True)
-class View:
+class View(Followed):
     """What the figures of a Plan show: the first slab of 64 columns of S in the first stage of the ring."""
-
-    plan: MatmulBackwardPlan
-    thread: int | None = None
-
-    def __post_init__(self):
-        checked(self.thread)
-
-    @property
-    def kernel(self) -> MatmulBackwardClass:
-        return self.plan.kernel
-
-    @property
-    def followed(self) -> int:
-        return checked(self.thread)
-
-    @property
-    def warp(self) -> int:
-        return self.followed // WARP
 
     @property
     def size(self) -> int:

@@ -11,7 +11,9 @@ from layouts.figures.grid import Grid, beside, draw, headed, stacked
 from layouts.figures.scene import Canvas, Facts, Swatch, finish
 from layouts.style import thread_paint
 
-from ..plan.matmul_backward import WARPGROUP
+from ..plan import WARP
+from ..plan.matmul import MatmulClass, MatmulPlan
+from ..plan.matmul_backward import WARPGROUP, MatmulBackwardClass, MatmulBackwardPlan
 
 FOLLOWED_LANE = 5  # by default: neither the first row nor the first column of its matrices
 HEIGHT = 40.0
@@ -24,6 +26,29 @@ def checked(thread: int | None) -> int:
     if not 0 <= thread < WARPGROUP:
         raise ValueError(f"thread must be 0 to {WARPGROUP - 1}, those of a warpgroup, got {thread}")
     return thread
+
+
+@dataclass(frozen=True)
+class Followed:
+    """A Plan, and the thread that its figures follow. Raises ValueError for one that a warpgroup does not have."""
+
+    plan: MatmulPlan | MatmulBackwardPlan
+    thread: int | None = None
+
+    def __post_init__(self):
+        checked(self.thread)
+
+    @property
+    def kernel(self) -> MatmulClass | MatmulBackwardClass:
+        return self.plan.kernel
+
+    @property
+    def followed(self) -> int:
+        return checked(self.thread)
+
+    @property
+    def warp(self) -> int:
+        return self.followed // WARP
 
 
 @dataclass(frozen=True)

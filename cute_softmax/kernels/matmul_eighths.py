@@ -12,12 +12,12 @@ from cutlass import Int32, Int64, Uint32
 from cutlass.cute.nvgpu import cpasync
 
 from ..plan import matmul_layouts
+from ..plan.matmul import LINE_N as PITCH
+from ..plan.matmul import TILE_N
+from ..plan.matmul_layouts import LINES
 from . import tensor_cores
 
-TILE_N = 64
 QUAD = 4
-LINES = 8  # rows after which all begin equally far from a multiple of 16 bytes
-PITCH = TILE_N + 8  # columns of a box: what a tile has, wherever in 16 bytes it begins
 
 
 class Eighths:

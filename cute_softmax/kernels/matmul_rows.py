@@ -13,9 +13,11 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Uint8, Uint32, const_expr
 from cutlass.cute.nvgpu import warpgroup
 
+from ..plan.matmul import TILE_N
+from ..plan.matmul_layouts import LINES
 from . import online, tensor_cores
 from .copy import DTYPES, dot, global_pointer, packed_maximum, unpack
-from .matmul_eighths import LINES, QUAD, TILE_N
+from .matmul_eighths import QUAD
 from .reduce import MAX, tree
 
 STEP_PRODUCTS = TILE_N // 16  # wgmma takes 16 terms at a time
