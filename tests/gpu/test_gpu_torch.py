@@ -61,9 +61,11 @@ def test_only_the_result_is_saved(dtype):
         y = softmax(x)
     assert [t.data_ptr() for t in saved] == [y.data_ptr()]
     torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
+    # What is asked for: a block that is taken from the cache may be larger.
+    before = torch.cuda.memory_stats()["requested_bytes.all.current"]
     z = softmax(x)
-    assert torch.cuda.memory_allocated() - before <= z.numel() * z.element_size() + 4096
+    after = torch.cuda.memory_stats()["requested_bytes.all.current"]
+    assert after - before <= z.numel() * z.element_size() + 4096
     with torch.no_grad():
         assert not softmax(x).requires_grad
 
