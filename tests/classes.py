@@ -1,8 +1,12 @@
-"""The Plan classes there are: found by asking `plan.row_class` for every length, as callers do."""
+"""The Plan classes there are: found by asking `plan.row_class` for every length, as callers do.
+
+Tests that compile or trace take a sample of them; with CUTE_SOFTMAX_TEST_CLASSES=all they take every one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import product
 from typing import NamedTuple
@@ -88,9 +92,14 @@ def intervals(
     return found
 
 
-def selected(math: str, found: list) -> list:
-    """All classes of a math, or every third of those whose teams are another's."""
-    return found[::3] if math in FAMILY else found
+def sample(found: Sequence, every: int, first: int = 0) -> Sequence:
+    """Every so many-th, from the `first` on (counted on from the beginning where that is past the sample's period)."""
+    return found if os.environ.get("CUTE_SOFTMAX_TEST_CLASSES") == "all" else found[first % every :: every]
+
+
+def selected(math: str, found: Sequence) -> Sequence:
+    """All classes of a math, or a third of those whose teams are another's."""
+    return sample(found, 3 if math in FAMILY else 1)
 
 
 def longest(math: str, architecture: str, dtypes: tuple[str, ...], online: bool = True) -> int:

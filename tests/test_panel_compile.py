@@ -163,8 +163,9 @@ def test_every_team_of_sm_90a(math, every, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("arch", [a for a in ARCHITECTURES if a != "sm_90a"])
 def test_other_architectures(arch, tmp_path, monkeypatch):
-    check_all([*selection(arch, "softmax", 5)][::2], tmp_path, monkeypatch)
-    check_all([*selection(arch, "softmax_backward", 5)][::3], tmp_path, monkeypatch)
+    for math in ("softmax", "softmax_backward"):
+        found = [*selection(arch, math, 5)]
+        check_all(classes.sample(found, 3, list(ARCHITECTURES).index(arch)), tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("vector", [4, 2, 1])
