@@ -173,13 +173,13 @@ def test_a_warm_process_loads_without_cutlass(store, name):
     script = f"""
 import json, sys, time
 import torch
-start = time.perf_counter()
+start = time.process_time()
 from cute_softmax.cache import Store
-imported = time.perf_counter()
+imported = time.process_time()
 import tvm_ffi
-tvm = time.perf_counter()
+tvm = time.process_time()
 function = Store().load({name!r}, {FIELDS!r}, lambda: sys.exit("built"))
-end = time.perf_counter()
+end = time.process_time()
 def error(*arguments):
     try:
         function(*arguments)
@@ -191,13 +191,17 @@ errors = [error(*((0, 0, 0, 0) if {name!r} == "raw" else (empty, empty))), error
 print(json.dumps([errors, "cutlass" in sys.modules, imported - start, tvm - imported, end - tvm]))
 """
     errors, cutlass, *seconds = json.loads(run_python(script, CUTE_SOFTMAX_CACHE_DIR=str(store.root)))
-    print("import cache, import tvm_ffi, load: " + ", ".join(f"{1e3 * s:.1f} ms" for s in seconds))
+    print(
+        "CPU time of import cache, import tvm_ffi, load: " + ", ".join(f"{1e3 * s:.1f} ms" for s in seconds)
+    )
     assert not cutlass
     assert errors[0][0] in ("RuntimeError", "ValueError"), errors
     assert errors[1][0] == "TypeError"
     assert "parameters when calling" in errors[1][1]
     assert errors[2][0] == "TypeError"
-    assert seconds[0] + seconds[2] < 0.2  # 8 ms on an idle machine
+    assert (
+        seconds[0] + seconds[2] < 0.5
+    )  # of CPU time: 0.13, nearly all for the modules here; cutlass takes 0.7
 
 
 def test_the_fallback_function_is_the_bare_one(compiled):
