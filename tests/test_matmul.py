@@ -66,8 +66,13 @@ def test_tiles_cover_the_problem(batch, rows, columns, depth, options):
     steps = math.ceil(columns / 64)
     # Every part has a step, and together they have all.
     assert (made.parts - 1) * made.part_steps < steps <= made.parts * made.part_steps
-    assert c.split == (made.parts * c.shares > 1)
-    assert made.ctas <= min(made.tiles * made.parts, H200.multiprocessors)
+    assert (c.split or c.paired) == (made.parts * c.shares > 1)
+    works = made.tiles * made.parts
+    assert made.ctas == (works if c.paired else min(works, H200.multiprocessors))
+    if c.paired:
+        assert made.parts == 2 and not c.alternate and not c.split
+        # Of every two blocks a CTA leaves one, in the stages of scores.
+        assert c.warpgroups * c.blocks // 2 * c.left_bytes <= c.score_stages * c.score_stage_bytes
     assert c.shared_memory + 2048 <= ARCHITECTURES["sm_90a"].shared_memory
     assert c.score_stages % c.shares == 0 and c.value_stages % c.shares == 0
     registers = c.threads - 128, c.consumer_registers, c.producer_registers

@@ -30,8 +30,9 @@ def test_every_form_of_the_forward(kernels):
     teams = {
         "alternate": lambda k: k.alternate,
         "two blocks": lambda k: k.blocks == 2,
-        "one block": lambda k: not (k.alternate or k.split or k.blocks == 2),
+        "one block": lambda k: not (k.alternate or k.split or k.blocks == 2 or k.paired),
         "parts": lambda k: k.split and not k.alternate,
+        "pairs": lambda k: k.paired,
     }
     forms = {
         name: (lambda k, name=name: bool(getattr(k, name))) for name in ("causal", "scaled", "zero", "lse")
@@ -48,7 +49,7 @@ def test_every_form_of_the_forward(kernels):
         for team, form in product(teams, forms | extras)
         if not any(teams[team](k) and (forms | extras)[form](k) for k in found)
     ]
-    assert missing == [("two blocks", extra) for extra in extras]  # which it never has
+    assert missing == [*(("two blocks", extra) for extra in extras), ("pairs", "mask")]  # which it never has
     assert {k.depth for k in found} == {64, 128, 192, 256} and {k.vector for k in found} == {1, 2, 8}
 
 

@@ -161,6 +161,11 @@ def _tile(view: View) -> Figure:
         notes.append(
             "Columns are cut into parts: each stores its sums, and a second launch merges the parts of a row in order."
         )
+    if c.paired:
+        notes.append(
+            "Columns are cut in two, for the two CTAs of a cluster: of each block of rows one adds what the other "
+            "leaves in shared memory, and stores."
+        )
     return figure.noted(*notes, *(t for t in checks.check(p).lines() if UNSWIZZLED not in t))
 
 

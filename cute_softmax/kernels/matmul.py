@@ -26,12 +26,13 @@ from . import tensor_cores
 from .copy import global_pointer
 from .matmul_eighths import Eighths
 from .matmul_merge import Parts
+from .matmul_pairs import Pairs
 from .matmul_rows import QUAD, STEP_PRODUCTS, TILE_N, Rows, multiply
 from .matmul_works import Works
 from .tensor_cores import WARPGROUP, Ring
 
 
-class MatmulKernel(Works, Rows, Eighths, Parts):
+class MatmulKernel(Works, Rows, Eighths, Parts, Pairs):
     """The kernel of one Plan class; spec: see `cute_softmax.plan.MatmulClass`."""
 
     @cute.jit
@@ -64,7 +65,7 @@ class MatmulKernel(Works, Rows, Eighths, Parts):
             These are contiguous.
         """
         s = self.spec
-        sizes = (batch_0, batch_1, batch_2)
+        shape, sizes = (rows, columns, depth), (batch_0, batch_1, batch_2)
         sV_layout = tensor_cores.by_columns(self.dtypes[1], s.depth, TILE_N, s.value_stages)
         if const_expr(s.lines):
             sS_layout = self.eighths_layout(s.score_stages)
@@ -90,7 +91,7 @@ class MatmulKernel(Works, Rows, Eighths, Parts):
             sS_layout,
             sV_layout,
             tiled_mma,
-            (rows, columns, depth),
+            shape,
             sizes,
             (parts, part_steps),
             (operands[0], operands[1], batch_rows),
@@ -98,10 +99,14 @@ class MatmulKernel(Works, Rows, Eighths, Parts):
             offset,
             operands[10:extra],
             results,
-        ).launch(grid=[ctas, 1, 1], block=[s.threads, 1, 1], stream=stream, min_blocks_per_mp=1)
-        if const_expr(s.split):
-            groups = Int64(batch_0) * batch_1 * batch_2 * rows
-            self.launch_merge((groups, depth, parts * s.shares), scale, results, stream)
+        ).launch(
+            grid=[ctas, 1, 1],
+            block=[s.threads, 1, 1],
+            cluster=[2, 1, 1] if const_expr(s.paired) else None,
+            stream=stream,
+            min_blocks_per_mp=1,
+        )
+        self.launch_merge(shape, sizes, parts, scale, results, stream)
 
     def matrix(self, i: int, operand: tuple, shape: tuple, sizes: tuple, transposed: bool) -> cute.Tensor:
         """A tensor in global memory as (rows, columns, batch modes), or (columns, rows, batch modes); modes that are
@@ -141,10 +146,6 @@ class MatmulKernel(Works, Rows, Eighths, Parts):
         # Coordinates.
         tidx, _, _ = cute.arch.thread_idx()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        cta, _, _ = cute.arch.block_idx()
-        ctas, _, _ = cute.arch.grid_dim()
-        rows, columns, depth = shape
-        row_tiles, depth_tiles = cute.ceil_div(rows, s.rows), cute.ceil_div(depth, s.depth)
 
         # Shared memory.
         smem = cutlass.memory.SmemAllocator()
@@ -161,29 +162,19 @@ class MatmulKernel(Works, Rows, Eighths, Parts):
         cute.arch.mbarrier_init_fence()
         cute.arch.barrier()
 
-        this = SimpleNamespace(
-            rows=rows,
-            columns=columns,
-            depth=depth,
-            sizes=sizes,
-            row_tiles=row_tiles,
-            depth_tiles=depth_tiles,
-            batches=sizes[0] * sizes[1] * sizes[2],
-            works=sizes[0] * sizes[1] * sizes[2] * row_tiles * depth_tiles * parts[0],
-            parts=parts[0],
-            part_steps=parts[1],
-            mask=extras[:6] if const_expr(s.mask) else (),
-            bias=extras[-6:] if const_expr(bool(s.bias)) else (),
-            cta=cta,
-            ctas=ctas,
-            scale=scale,
-            offset=offset,
+        this = self.call(
+            shape,
+            sizes,
+            parts,
+            scale,
+            offset,
+            extras,
+            results,
             lines=lines,
             scores=scores,
             values=values,
             sS=sS,
             sV=sV,
-            results=results,
         )
 
         # Roles.
@@ -326,10 +317,13 @@ class MatmulKernel(Works, Rows, Eighths, Parts):
             warpgroup.wait_group(0)
             this.values.release(v_stage, lane)
             v_stage, v_phase = this.values.advance(v_stage, v_phase, s.shares)
-            for b in cutlass.range_constexpr(s.blocks):
-                if const_expr(s.split):
-                    self.hand_over(this, blocks[b], work, share, lane)
-                else:
-                    self.finish(this, blocks[b], work, lane)
+            if const_expr(s.paired):
+                self.meet(this, blocks, work, lane)
+            else:
+                for b in cutlass.range_constexpr(s.blocks):
+                    if const_expr(s.split):
+                        self.hand_over(this, blocks[b], work, share, lane)
+                    else:
+                        self.finish(this, blocks[b], work, lane)
             turn += 1
             exists = self.work(this, turn).exists

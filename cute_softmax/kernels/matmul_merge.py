@@ -55,15 +55,21 @@ class Parts:
         """Threads that merge a row: of few rows all of a CTA, as there are many parts; else a warp."""
         return MERGE_THREADS if self.spec.rows <= FEW_ROWS else 32
 
-    def launch_merge(self, shape: tuple, scale: Float32, results: tuple, stream):
-        """On the host. shape: rows of all batches, columns of V, parts."""
-        rows = MERGE_THREADS // self.merge_lanes
-        self.merge(shape, scale, results).launch(
-            grid=[Int32((shape[0] + rows - 1) // rows), 1, 1], block=[MERGE_THREADS, 1, 1], stream=stream
-        )
+    def launch_merge(self, shape: tuple, sizes: tuple, parts: Int32, scale: Float32, results: tuple, stream):
+        """On the host, after the launch of the parts, if there are any. shape: rows, columns, columns of V."""
+        if const_expr(self.spec.split):
+            rows, _, depth = shape
+            groups = Int64(sizes[0]) * sizes[1] * sizes[2] * rows
+            of_cta = MERGE_THREADS // self.merge_lanes
+            self.merge((groups, depth, parts * self.spec.shares), scale, results).launch(
+                grid=[Int32((groups + of_cta - 1) // of_cta), 1, 1],
+                block=[MERGE_THREADS, 1, 1],
+                stream=stream,
+            )
 
     @cute.kernel
     def merge(self, shape: tuple, scale: Float32, results: tuple):
+        """shape: rows of all batches, columns of V, results of a row."""
         tidx, _, _ = cute.arch.thread_idx()
         cta, _, _ = cute.arch.block_idx()
         lanes = self.merge_lanes

@@ -51,11 +51,11 @@ class MmaKernel(Works, Rows, Eighths, Parts):
     ):
         """Launch. Arguments as of `MatmulKernel`, without those of its `lines`."""
         s = self.spec
-        sizes = (batch_0, batch_1, batch_2)
+        shape, sizes = (rows, columns, depth), (batch_0, batch_1, batch_2)
         extra = 10 + 6 * (s.mask + bool(s.bias))
         results = operands[extra:]
         self.kernel(
-            (rows, columns, depth),
+            shape,
             sizes,
             (parts, part_steps),
             operands[:5],
@@ -65,9 +65,7 @@ class MmaKernel(Works, Rows, Eighths, Parts):
             operands[10:extra],
             results,
         ).launch(grid=[ctas, 1, 1], block=[s.threads, 1, 1], stream=stream, min_blocks_per_mp=1)
-        if const_expr(s.split):
-            groups = Int64(batch_0) * batch_1 * batch_2 * rows
-            self.launch_merge((groups, depth, parts), scale, results, stream)
+        self.launch_merge(shape, sizes, parts, scale, results, stream)
 
     @cute.kernel
     def kernel(
@@ -86,9 +84,6 @@ class MmaKernel(Works, Rows, Eighths, Parts):
 
         # Coordinates.
         tidx, _, _ = cute.arch.thread_idx()
-        cta, _, _ = cute.arch.block_idx()
-        ctas, _, _ = cute.arch.grid_dim()
-        rows, columns, depth = shape
         group, thread, lane = tidx // WARPGROUP, tidx % WARPGROUP, tidx % 32
 
         # Shared memory.
@@ -96,27 +91,7 @@ class MmaKernel(Works, Rows, Eighths, Parts):
         sS = smem.allocate(s.stages * s.score_stage_bytes, byte_alignment=1024).toint()
         sV = smem.allocate(s.stages * s.value_stage_bytes, byte_alignment=1024).toint()
 
-        this = SimpleNamespace(
-            rows=rows,
-            columns=columns,
-            depth=depth,
-            sizes=sizes,
-            row_tiles=cute.ceil_div(rows, s.rows),
-            depth_tiles=cute.ceil_div(depth, s.depth),
-            batches=sizes[0] * sizes[1] * sizes[2],
-            works=ctas,
-            parts=parts[0],
-            part_steps=parts[1],
-            mask=extras[:6] if const_expr(s.mask) else (),
-            bias=extras[-6:] if const_expr(bool(s.bias)) else (),
-            cta=cta,
-            ctas=ctas,
-            scale=scale,
-            offset=offset,
-            sS=sS,
-            sV=sV,
-            results=results,
-        )
+        this = self.call(shape, sizes, parts, scale, offset, extras, results, sS=sS, sV=sV)
         work = self.work(this, Int32(0))
         boxes_S = self.source(this, scores, work, 0, work.row_tile * s.rows, 0)
         boxes_V = self.source(this, values, work, 1, 0, work.depth_tile * s.depth)

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, const_expr
+from cutlass import Float32, Int32, const_expr
 
 from . import online
 from .copy import DTYPES
@@ -22,6 +22,45 @@ class Works:
         self.dtypes = [DTYPES[name] for name in spec.dtypes]
         self.exp = online.Fast(spec.dtypes[0])
 
+    def call(
+        self,
+        shape: tuple,
+        sizes: tuple,
+        parts: tuple,
+        scale: Float32,
+        offset: Int32,
+        extras: tuple,
+        results: tuple,
+        **own,
+    ) -> SimpleNamespace:
+        """What a CTA knows of its call; own: what only some kernels have."""
+        s = self.spec
+        rows, columns, depth = shape
+        cta, _, _ = cute.arch.block_idx()
+        ctas, _, _ = cute.arch.grid_dim()
+        row_tiles, depth_tiles = cute.ceil_div(rows, s.rows), cute.ceil_div(depth, s.depth)
+        batches = sizes[0] * sizes[1] * sizes[2]
+        return SimpleNamespace(
+            rows=rows,
+            columns=columns,
+            depth=depth,
+            sizes=sizes,
+            row_tiles=row_tiles,
+            depth_tiles=depth_tiles,
+            batches=batches,
+            works=batches * row_tiles * depth_tiles * parts[0],
+            parts=parts[0],
+            part_steps=parts[1],
+            mask=extras[:6] if const_expr(s.mask) else (),
+            bias=extras[-6:] if const_expr(bool(s.bias)) else (),
+            cta=cta,
+            ctas=ctas,
+            scale=scale,
+            offset=offset,
+            results=results,
+            **own,
+        )
+
     def work(self, this, turn: Int32) -> SimpleNamespace:
         """The tile that this CTA takes in its turn: its place, and how many steps of columns it has.
 
@@ -33,8 +72,12 @@ class Works:
         if const_expr(s.causal):
             backwards = turn * this.ctas + this.ctas - 1 - this.cta
             index = Int32(cutlass.select_(turn % 2 == 1, backwards, index))
-        depth_tile, rest = index % this.depth_tiles, index // this.depth_tiles
-        part, rest = rest % this.parts, rest // this.parts
+        if const_expr(s.paired):
+            part, rest = index % 2, index // 2
+            depth_tile, rest = rest % this.depth_tiles, rest // this.depth_tiles
+        else:
+            depth_tile, rest = index % this.depth_tiles, index // this.depth_tiles
+            part, rest = rest % this.parts, rest // this.parts
         end = this.columns
         if const_expr(s.causal):
             batch, row_tile = rest % this.batches, this.row_tiles - 1 - rest // this.batches

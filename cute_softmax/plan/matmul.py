@@ -24,9 +24,13 @@ MAX_DEPTH = 256  # columns of an instruction
 VALUE_STAGES = 3
 MOST_PARTS = 256
 FEWEST_STEPS = 4  # of a part
-# In nanoseconds on an H200: what begins and ends a tile, and a number of a part stored and read again.
+# In nanoseconds on an H200 (2026-11-22): what begins and ends a tile; a second launch, and a number of a part stored
+# and read again for it; halves that meet in a pair of CTAs, and a pair that begins where another has ended.
 TILE_COST = 1500.0
-MERGE_COST = 2e-3
+LAUNCH_COST = 6000.0
+MERGE_COST = 2.25e-3
+MEET_COST = 1000.0
+RESTART_COST = 3500.0
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,8 @@ class MatmulClass(ClassBase):
     mask: whether there is one; bias: its dtype, or "".
     split: whether columns are cut into parts, whose results are merged in a second launch; alternate: whether the
         warpgroups take turns with the steps of the same rows, each with results of its own, instead of rows.
+    paired: whether columns are cut in two, for two CTAs of a cluster that merge their results on chip. Else CTAs stay
+        for one tile after another.
     instruction: "wgmma", or "mma" for mma.sync, whose warps all load and multiply, by copies of `access` bytes of
         scores and of values; its two rings are one, and `resident` CTAs share a multiprocessor.
     stats: whether the rows' log-sum-exps are given.
@@ -68,6 +74,7 @@ class MatmulClass(ClassBase):
     bias: str = ""
     split: bool = False
     alternate: bool = False
+    paired: bool = False
     instruction: str = "wgmma"
     access: tuple[int, int] = (ALIGNMENT, ALIGNMENT)
     resident: int = 1
@@ -117,6 +124,11 @@ class MatmulClass(ClassBase):
         return (1 if self.alternate else self.warpgroups) * self.blocks * BLOCK_ROWS
 
     @property
+    def left_bytes(self) -> int:
+        """What a CTA of a pair leaves for the other of a block: accumulators, and four numbers of each thread."""
+        return BLOCK_ROWS * (self.depth + 8) * 4
+
+    @property
     def threads(self) -> int:
         """The warpgroups that multiply, and for wgmma one of which two warps bring tiles: registers move between
         warpgroups."""
@@ -164,7 +176,7 @@ class MatmulClass(ClassBase):
         parts = [f"{self.rows}x{self.depth}_stages{self.score_stages}_{self.value_stages}"]
         if self.alternate:
             parts[0] = f"{self.warpgroups}x{parts[0]}"
-        flags = ("causal", "scaled", "zero", "mask", "split", "lse", "lines", "stats")
+        flags = ("causal", "scaled", "zero", "mask", "split", "paired", "lse", "lines", "stats")
         parts += [n for n in flags if getattr(self, n)]
         if self.bias:
             parts.append(f"bias_{self.bias}")
@@ -225,6 +237,7 @@ class MatmulPlan(PlanBase):
             + f", {c.value_stages} of {c.value_stage_bytes} of V",
             f"  grid       {self.ctas} CTAs for {self.tiles} tiles in {self.parts} part(s)"
             + (f", merged from {self.parts_bytes} bytes" if c.split else "")
+            + (", merged by pairs of CTAs" if c.paired else "")
             + f"; {c.shared_memory} bytes of shared memory a CTA",
         ]
         return "\n".join(lines)
@@ -419,7 +432,6 @@ def plan_matmul(
     best = None
     for c in matmul_classes(device.architecture, dtypes, p.rows, p.depth, **flags):
         row_tiles = math.ceil(p.rows / c.rows)
-        at_once = device.multiprocessors * c.resident
         tiles = math.prod(p.batch) * row_tiles * math.ceil(p.depth / c.depth)
         # Causal tiles differ in length: their parts would, too.
         most = MOST_PARTS if c.alternate or (row_tiles == 1 or causal is None) else 1
@@ -427,17 +439,18 @@ def plan_matmul(
             part_steps = math.ceil(steps / parts)
             parts = math.ceil(steps / part_steps)
             ctas = tiles * parts
-            turns = math.ceil(ctas / at_once)
-            if instruction == "wgmma":  # CTAs stay for one tile after another
-                ctas = min(ctas, at_once)
-            split = c.alternate or parts > 1
-            made = replace(c, split=split)
-            merged = math.prod(p.batch) * p.rows * parts * c.shares * p.depth if split else 0
-            cost = (
-                turns * (made.step_cost * math.ceil(part_steps / c.shares) + TILE_COST) + merged * MERGE_COST
-            )
-            if best is None or cost < best[0]:
-                best = cost, made, parts, part_steps, ctas
+            for made in merging(c, parts, device):
+                at_once = device.multiprocessors // (1 + made.paired) * (1 + made.paired) * c.resident
+                turns = math.ceil(ctas / at_once)
+                cost = turns * (made.step_cost * math.ceil(part_steps / c.shares) + TILE_COST)
+                if made.paired:
+                    cost += turns * MEET_COST + (turns - 1) * RESTART_COST
+                if made.split:
+                    numbers = math.prod(p.batch) * p.rows * parts * c.shares * p.depth
+                    cost += LAUNCH_COST + numbers * MERGE_COST
+                if best is None or cost < best[0]:
+                    stay = instruction == "wgmma" and not made.paired
+                    best = cost, made, parts, part_steps, min(ctas, at_once) if stay else ctas
     _, c, parts, part_steps, ctas = best
     return MatmulPlan(
         matmul_class=c,
@@ -458,6 +471,17 @@ def plan_matmul(
         scale=float(scale),
         offset=causal or 0,
     )
+
+
+def merging(c: MatmulClass, parts: int, device: Device) -> Iterator[MatmulClass]:
+    """How a class may bring so many parts of the columns together."""
+    yield replace(c, split=c.alternate or parts > 1)
+    clusters = min(device.architecture.cluster_limit, device.multiprocessors) > 1
+    # Clusters of four and of eight lost to a second launch (H200, 2026-11-22): they leave multiprocessors idle.
+    # With a mask the loop leaves no register for what comes after it.
+    fits = not (c.alternate or c.mask)
+    if parts == 2 and clusters and c.instruction == "wgmma" and fits:
+        yield replace(c, paired=True)
 
 
 def instruction_of(architecture: Architecture) -> str:

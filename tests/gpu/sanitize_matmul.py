@@ -41,6 +41,7 @@ class Form:
     alike: bool = True
     owners: tuple[int, ...] = (2,)
     multiprocessors: int = 132
+    clusters: bool = False
     lse: bool = False
     instruction: str = "wgmma"
     stats: bool = False
@@ -103,9 +104,14 @@ def forward(form: Form, device: Device) -> Job:
         None if c.bias is None else launch.operand(inputs[-1]),
         tma=tma,
     )
+    limit = device.architecture.cluster_limit if form.clusters else 1
     made = plan_matmul(
         problem,
-        replace(device, multiprocessors=form.multiprocessors),
+        replace(
+            device,
+            architecture=replace(device.architecture, cluster_limit=limit),
+            multiprocessors=form.multiprocessors,
+        ),
         scale=c.scale,
         causal=c.causal,
         zero=c.zero,
@@ -128,7 +134,7 @@ def check_forward(made: MatmulPlan, c: Call, inputs: list[torch.Tensor], outputs
         tensors.append(
             c._powers(torch.float64)[1].expand(c.scores.shape[:-1]).float().contiguous().to("cuda")
         )
-    if made.kernel.instruction == "wgmma":
+    if made.kernel.instruction == "wgmma" and not made.kernel.paired:
         made = replace(made, ctas=min(made.ctas, CTAS))
     call = launch.Call(made, launch.function_of(made.kernel))
     stream = torch.cuda.current_stream().cuda_stream
@@ -182,43 +188,50 @@ def check_backward(
 PLAIN = {"rows": 330, "multiprocessors": 1}  # a block of rows a warpgroup
 PAIRED = {"rows": 250, "multiprocessors": 1}  # two of them
 TURNS = {"rows": 40}  # few rows, the steps in turns
-PARTS = {"rows": 100, "columns": 600}  # columns in parts
+PARTS = {"rows": 100, "columns": 1100}  # columns in parts
+MET = {"rows": 100, "columns": 600, "clusters": True}  # in halves, of a pair of CTAs
 EMPTY = {"causal": -10, "zero": True}  # the first rows have nothing
 EVERY = {"scale": 2.0, "mask": True, "bias": True, **EMPTY}
 # Rows off 16-byte boundaries: batches that begin on them, and such that do not.
 LINES, SHIFTED = {"columns": 260, "pad": None}, {"columns": 263, "pad": None}
 
 
+def lying(team: dict, odd: dict) -> dict:
+    """A team's form with rows off 16-byte boundaries."""
+    return team | odd | ({"columns": odd.get("columns", 260) + 840} if team is PARTS else {})
+
+
 def forward_forms() -> Iterator[Form]:
-    for depth, team in product((64, 128, 192, 256, 320), (PLAIN, PAIRED, TURNS, PARTS)):
+    for depth, team in product((64, 128, 192, 256, 320), (PLAIN, PAIRED, TURNS, PARTS, MET)):
         if depth <= 128 or team is not PAIRED:
             yield Form(depth=depth, owners=(1,), **team)
-    for team in (PLAIN, PAIRED, TURNS, PARTS):
+    for team in (PLAIN, PAIRED, TURNS, PARTS, MET):
         # The diagonal leaves parts enough, or the first rows nothing.
-        empty = EMPTY | ({"causal": 480} if team is PARTS else {})
+        empty = EMPTY | ({"causal": team["columns"] - 120} if team in (PARTS, MET) else {})
         yield Form(options={"causal": empty["causal"] + 15}, **team)
         yield Form(options={"scale": -0.5}, **team)
         yield Form(options=empty, lse=True, **team)
         yield Form(dtype="fp16", depth=33, options={"scale": 0.3, **empty}, lse=True, **team)
-    for team in (PLAIN, TURNS, PARTS):
-        every = EVERY | ({"causal": 480} if team is PARTS else {})
+    for team in (PLAIN, TURNS, PARTS, MET):
+        every = EVERY | ({"causal": team["columns"] - 120} if team in (PARTS, MET) else {})
         yield Form(options={"mask": True, "zero": True}, **team)
         yield Form(options={"bias": True}, **team)
         yield Form(options=every, depth=128, lse=True, **team)
         yield Form(scores="fp32", **team)
         yield Form(scores="fp32", options=every, depth=62, lse=True, **team)
         for odd in (LINES, SHIFTED):
-            yield Form(**team | odd)
-            yield Form(options=every, depth=33, lse=True, **team | odd)
-    for team, depth in ((PLAIN, 64), (PAIRED, 128), (TURNS, 128), (PARTS, 256)):
+            yield Form(**lying(team, odd))
+            yield Form(options=every, depth=33, lse=True, **lying(team, odd))
+    for team, depth in ((PLAIN, 64), (PAIRED, 128), (TURNS, 128), (PARTS, 256), (MET, 256)):
         yield Form(dtype="fp16", depth=depth, lse=True, **team)
     for team in (PLAIN, TURNS):
         yield Form(dtype="fp16", options=EVERY, **team)
         yield Form(dtype="fp16", options={"mask": True, "causal": 5}, **team | SHIFTED)
         yield Form(dtype="fp16", scores="fp32", options={"causal": 5}, **team)
+    yield Form(depth=128, rows=250, columns=2600, multiprocessors=4, clusters=True)  # two blocks in pairs
     yield Form(options={"wide_bias": True}, **PLAIN)
     yield Form(depth=62, **PLAIN)
-    for team in (PLAIN, PAIRED, TURNS, PARTS):
+    for team in (PLAIN, PAIRED, TURNS, PARTS, MET):
         yield Form(stats=True, **team)
         yield Form(dtype="fp16", depth=128, stats=True, options={"scale": -0.5, "zero": True}, **team)
     yield Form(scores="fp32", stats=True, options=EVERY, **PLAIN)
@@ -233,15 +246,15 @@ def mma_forms() -> Iterator[Form]:
         yield Form(options={"causal": 5, "scale": 2.0, "zero": True}, instruction="mma", **team)
         yield Form(lse=True, instruction="mma", **team | SHIFTED)
     for team in ({"rows": 40}, {"rows": 330}, PARTS):
-        every = EVERY | ({"causal": 480} if team is PARTS else {})
+        every = EVERY | ({"causal": team["columns"] - 120} if team is PARTS else {})
         for depth in (64, 128):
             yield Form(depth=depth, options={"causal": 5}, lse=True, instruction="mma", **team)
         for odd in ({}, LINES, SHIFTED):
-            yield Form(lse=True, instruction="mma", **team | odd)
-            yield Form(depth=62, options={"scale": -0.5}, instruction="mma", **team | odd)
-            yield Form(options=every, depth=33, stats=True, instruction="mma", **team | odd)
-            yield Form(dtype="fp16", options={"mask": True}, instruction="mma", **team | odd)
-            yield Form(scores="fp32", options=every, depth=250, instruction="mma", **team | odd)
+            yield Form(lse=True, instruction="mma", **lying(team, odd))
+            yield Form(depth=62, options={"scale": -0.5}, instruction="mma", **lying(team, odd))
+            yield Form(options=every, depth=33, stats=True, instruction="mma", **lying(team, odd))
+            yield Form(dtype="fp16", options={"mask": True}, instruction="mma", **lying(team, odd))
+            yield Form(scores="fp32", options=every, depth=250, instruction="mma", **lying(team, odd))
 
 
 def backward_forms() -> Iterator[Form]:

@@ -7,6 +7,7 @@ result.
 
 import math
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -125,6 +126,42 @@ def test_parts(rows, columns, depth):
     s[0, 0] -= 200
     s[0, 0, : columns // 2] = -math.inf
     check(s, v)
+
+
+@pytest.mark.parametrize(
+    ("rows", "depth", "columns", "scores"),
+    [
+        (256, 128, 2296, "bf16"),
+        (128, 128, 2296, "bf16"),
+        (128, 320, 2304, "bf16"),
+        (128, 66, 2303, "bf16"),
+        (128, 64, 2300, "fp32"),
+    ],
+)
+def test_pairs(rows, depth, columns, scores, instruction, monkeypatch):
+    """Halves of the columns that meet in a pair of CTAs with tiles of so many rows, whatever a plan would choose."""
+    if instruction == "mma":
+        pytest.skip("pairs are wgmma's")
+    module, plan = (sys.modules[f"cute_softmax.{name}"] for name in ("softmax_matmul", "plan.matmul"))
+    monkeypatch.setattr(module, "_call", module._call.__wrapped__)
+    monkeypatch.setattr(
+        plan,
+        "merging",
+        lambda c, parts, device: [replace(c, paired=True)] if parts == 2 and c.rows == rows else [],
+    )
+    s, v = tensors((3,), 300, columns, depth, "bf16", spread=3.0, scores=scores)
+    for row, first in enumerate(range(0, columns, 100)):
+        s[0, row] -= 200
+        s[0, row, first:] = -math.inf
+        s[1, row, :first] = -math.inf
+        s[1, 64 + row, first] = math.nan if row % 2 else math.inf
+    check(s, v)
+    first = softmax_matmul(s, v)
+    assert all(torch.equal(softmax_matmul(s, v).nan_to_num(), first.nan_to_num()) for _ in range(10))
+    stats = torch.logsumexp(s.float() * 0.5, -1)
+    right, _, unit = oracle(s, v, scale=0.5, empty_rows="zero")
+    error = softmax_matmul(s, v, scale=0.5, empty_rows="zero", stats=stats).double() - right
+    assert (error.nan_to_num().abs() <= MOST * 2.0**-7 * unit.nan_to_num() + 1e-7).all()
 
 
 @dtypes
