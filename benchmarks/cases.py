@@ -16,12 +16,14 @@ ITEM_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 STREAMS = {
     "softmax": 2, "softmax_backward": 3, "log_softmax": 2, "log_softmax_backward": 3, "masked_softmax": 2,
     "logsumexp": 1, "amax": 1, "sum": 1, "selective_log_softmax": 1, "selective_gradient": 3,
-    "softmax_matmul": 1,
+    "softmax_matmul": 1, "softmax_matmul_backward": 2,
 }  # fmt: skip
 # Operations that keep one value of each row: they write next to nothing.
 REDUCTIONS = ("logsumexp", "amax", "sum")
 # Operations whose memory counts as much as their time: rows of results hold their `peak_bytes`.
-SELECTIVE = ("selective_log_softmax", "selective_gradient")
+PEAKS = ("selective_log_softmax", "selective_gradient", "softmax_matmul_backward")
+# Operations on what autograd has kept of a forward, which belongs to the stream that it ran on: no graph holds them.
+KEPT = ("softmax_matmul_backward",)
 
 # Inputs that are no contiguous tensor: `x[..., 1 : n + 1]` of rows of 2 (n - 1), so an odd offset; `x.mT`.
 SLICE, TRANSPOSED = "odd slice", "transposed"
@@ -76,10 +78,11 @@ class Case:
     def traffic(self) -> int:
         """Bytes that `gbps` counts: each input read once and each output of its size written once; of a mask what it
         has before it is broadcast, and nothing of scores beyond a diagonal."""
-        if self.op == "softmax_matmul":
+        if self.op.startswith("softmax_matmul"):
+            # Rows of the result or of what comes in for it, and of the values; those have a gradient, too.
             *batch, rows, columns = self.shape
-            others = math.prod(batch) * (rows + columns) * self.depth
-            return (self.elements + others) * ITEM_BYTES[self.dtype]
+            others = math.prod(batch) * (rows + STREAMS[self.op] * columns) * self.depth
+            return (STREAMS[self.op] * self.elements + others) * ITEM_BYTES[self.dtype]
         streams = STREAMS[self.op] * self.elements * ITEM_BYTES[self.dtype]
         if self.op != "masked_softmax":
             return streams
@@ -144,6 +147,8 @@ PEERS = tuple(p for p in PROVIDERS if p not in ("cute_softmax", "copy"))
 # For softmax_matmul the yardstick is the product alone; for few rows, which take what reading takes, a copy that moves
 # as many bytes.
 _PRODUCT = ("cute_softmax", "copy", "torch", "torch.compile", "quack")
+# For its gradients a copy of the scores to theirs.
+_GRADIENTS = ("cute_softmax", "copy", "torch", "torch.compile")
 _EAGER = ("cute_softmax", "torch", "torch.compile", "liger", "quack")
 
 # Modes of softmax_matmul: columns of the values, and whether it is causal, or made of row statistics and a product.
@@ -350,6 +355,18 @@ SUITES: dict[str, Suite] = {
                 *(Case("softmax_matmul", (32, rows, 131072), mode=f"{DEPTH}128") for rows in (1, 16)),
             ),
             _PRODUCT,
+        ),
+        Suite(
+            "matmul-backward",
+            "gradients of softmax(S) @ V, backward alone; the yardstick copies S to its gradient",
+            (
+                *(Case("softmax_matmul_backward", (32, 4096, 4096), mode=f"{DEPTH}{d}") for d in (64, 128)),
+                Case("softmax_matmul_backward", (8, 8192, 8192), mode=f"{DEPTH}128"),
+                *(Case("softmax_matmul_backward", (4, 4096, 4096), mode=f"{DEPTH}{d}") for d in (256, 512)),
+                Case("softmax_matmul_backward", (16, 4097, 4095), mode=f"{DEPTH}128"),
+                Case("softmax_matmul_backward", (32, 4096, 4096), mode=f"{DEPTH}128{AND_CAUSAL}"),
+            ),
+            _GRADIENTS,
         ),
         Suite(
             "overhead",

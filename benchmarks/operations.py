@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from . import masked, selective
+from . import gradients, masked, selective
 from .cases import AND_CAUSAL, REDUCTIONS, SLICE, TRANSPOSED, Case
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -317,6 +317,25 @@ def _check_product(case: Case, inputs: tuple[Tensor, ...], output: Tensor) -> fl
     return _judge(_worst(errors()), output, 2 * TOLERANCE[case.dtype])
 
 
+def _gradient_inputs(case: Case, device: torch.device) -> tuple[Tensor, ...]:
+    grad = _normal(replace(case, shape=(*case.shape[:-1], case.depth)), device, seed=3)
+    return (*_product_inputs(case, device), grad)
+
+
+def _check_gradients(case: Case, inputs: tuple[Tensor, ...], output: gradients.Gradients) -> float:
+    """The error relative to what the magnitudes of an element's terms add up to."""
+    _same_form(case, output[0])
+    if output[1].shape != inputs[1].shape or output[1].dtype != inputs[1].dtype:
+        raise WrongResult(f"wrong result: returned {tuple(output[1].shape)} {output[1].dtype}")
+    errors: list[list[float]] = [[], []]
+    for scores, values, grad, *got in zip(*inputs, *output, strict=True):
+        wanted = gradients.expected(case, scores, values, grad)
+        for found, one, want, scale in zip(errors, got, *wanted, strict=True):
+            found.append(_largest_error(one.double(), want, scale, case.dtype))
+    tolerance = 2 * TOLERANCE[case.dtype]
+    return max(_judge(_worst(iter(e)), o, tolerance) for e, o in zip(errors, output, strict=True))
+
+
 def _one_input(case: Case, device: torch.device) -> tuple[Tensor, ...]:
     return (_normal(case, device, seed=1),)
 
@@ -330,5 +349,6 @@ OPERATIONS: dict[str, Operation] = {
     "selective_gradient": Operation(_selective_inputs, _check_selective_gradient),
     "masked_softmax": Operation(_masked_inputs, _check_masked_softmax),
     "softmax_matmul": Operation(_product_inputs, _check_product),
+    "softmax_matmul_backward": Operation(_gradient_inputs, _check_gradients),
     **dict.fromkeys(REDUCTIONS, Operation(_one_input, _check_reduction)),
 }

@@ -1,8 +1,8 @@
 """Who is measured, each called as its users call it.
 
 A provider is a class with one method per operation it has: `method(case)` returns the callable to time, which
-takes the operation's tensors and returns the output. `entry(case)` returns the differentiable function of one
-tensor that its users call, for host times. Packages are imported only when they are asked for.
+takes the operation's tensors and returns the output, a tensor or several. `entry(case)` returns the differentiable
+function of one tensor that its users call, for host times. Packages are imported only when they are asked for.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from torch import Tensor
 
 from . import cudnn, masked, selective
 from .cases import AND_CAUSAL, FEW_ROWS, TRANSPOSED, TWO_STEPS, Case
+from .gradients import Backward
 from .operations import DTYPES
 from .timing import event_us
 
-Call = Callable[..., Tensor]
+Call = Callable[..., Tensor | tuple[Tensor, ...]]
 
 
 class Refusal(Exception):
@@ -109,12 +110,15 @@ class CuteSoftmax:
             return lambda s, v: cute_softmax.softmax_matmul(s, v, stats=cute_softmax.softmax_stats(s))
         return lambda s, v: cute_softmax.softmax_matmul(s, v, causal=causal)
 
+    def softmax_matmul_backward(self, case: Case) -> Call:
+        return Backward(self.softmax_matmul(case))
+
     entry = softmax
 
 
 class Copy:
     """The yardstick: the same bytes through torch's own copy, its add for two inputs, its sum for reads alone; of
-    `softmax_matmul` the product alone, for few rows a copy that moves as many bytes."""
+    `softmax_matmul` the product alone, for few rows a copy that moves as many bytes; of its gradients the scores'."""
 
     def softmax(self, case: Case) -> Call:
         return lambda x: torch.empty_like(x).copy_(x)
@@ -152,6 +156,9 @@ class Copy:
             return torch.empty_like(half).copy_(half)
 
         return call
+
+    def softmax_matmul_backward(self, case: Case) -> Call:
+        return lambda s, v, grad: torch.empty_like(s).copy_(s)
 
 
 class Torch:
@@ -201,6 +208,9 @@ class Torch:
 
         return call
 
+    def softmax_matmul_backward(self, case: Case) -> Call:
+        return Backward(self.softmax_matmul(case))
+
     entry = softmax
 
 
@@ -246,6 +256,9 @@ class TorchCompile:
 
     def softmax_matmul(self, case: Case) -> Call:
         return self._compile(Torch().softmax_matmul(case))
+
+    def softmax_matmul_backward(self, case: Case) -> Call:
+        return Backward(self.softmax_matmul(case))
 
     def entry(self, case: Case) -> Call:
         compiled = self.softmax(case)

@@ -74,10 +74,10 @@ def _cell_text(row: Row | None) -> str:
 
 def suite_title(name: str) -> str:
     """The title of a suite by its name, that of another dtype included."""
-    for suite in SUITES.values():
-        if name == suite.name or name.startswith(suite.name + "-"):
-            return suite.title
-    return name
+    if name in SUITES:
+        return SUITES[name].title
+    titles = (suite.title for suite in SUITES.values() if name.startswith(suite.name + "-"))
+    return next(titles, name)
 
 
 def _geometric_means(grouped: Sequence[dict[str, Row]], names: Sequence[str]) -> list[str]:

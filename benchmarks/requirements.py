@@ -11,6 +11,7 @@ from .cases import (
     DEPTH,
     FORWARD_BACKWARD,
     GRAD,
+    ITEM_BYTES,
     MASK,
     NO_GRAD,
     ROW_MASK,
@@ -102,6 +103,11 @@ def _over_provider(provider: str, key: str) -> Callable[[Cells, Case], float | N
     return value
 
 
+def _memory_over_scores(at: Cells, case: Case) -> float | None:
+    peak = _ours("peak_bytes")(at, case)
+    return None if peak is None else peak / (case.elements * ITEM_BYTES[case.dtype])
+
+
 METRICS = {
     "mean_vs_copy": Metric(
         "geometric mean of the ratio to copy", _ours("vs_copy"), True, combine=geometric_mean
@@ -114,6 +120,7 @@ METRICS = {
     "memory_over_torch": Metric(
         "memory over torch's", _over_provider("torch", "peak_bytes"), False, "{:.2f}".format
     ),
+    "memory_over_scores": Metric("memory over the scores' own", _memory_over_scores, False, "{:.3f}".format),
     "over_quack": Metric(
         "time over QuACK's and a product's", _over_provider("quack", "us"), False, "{:.2f}".format
     ),
@@ -201,6 +208,11 @@ REQUIREMENTS = (
     Requirement("matmul", "over_quack", must=1 / 2.2, mode=f"{DEPTH}64", shapes=((32, 4096, 4096),)),
     Requirement("matmul", "over_quack", must=1 / 2.2, mode=f"{DEPTH}128", shapes=_PRODUCTS),
     Requirement("matmul", "over_unmasked", must=0.7, aim=0.58, mode=f"{DEPTH}128{AND_CAUSAL}"),
+    # Beyond the gradient of the scores there is that of the values, and two numbers a row.
+    *(
+        Requirement("matmul-backward", metric, must=must, mode=f"{DEPTH}128", shapes=((32, 4096, 4096),))
+        for metric, must in (("over_torch", 1 / 1.8), ("memory_over_scores", 1.05))
+    ),
     Requirement("overhead", "vs_torch", must=1.0, mode=NO_GRAD, method="host-clock"),
     Requirement("overhead", "vs_torch", must=1.5, mode=GRAD, method="host-clock"),
     Requirement("overhead", "vs_torch", must=1.5, mode=FORWARD_BACKWARD, method="host-clock"),

@@ -20,9 +20,10 @@ from .cases import (
     COLD_STORE,
     FORWARD_BACKWARD,
     GRAD,
+    KEPT,
     NEW_COLUMNS,
     NO_GRAD,
-    SELECTIVE,
+    PEAKS,
     WARM_STORE,
     Case,
     Suite,
@@ -134,7 +135,8 @@ class _DeviceRun:
         samples = timing.cold_events(bound, self.options.calls, self.options.warm, self.flush, slow)
         errors |= samples.errors
         rows = self._rows(case, self.method, samples.us, errors, ready)
-        if self.options.graphs and case.traffic < timing.GRAPH_BELOW_BYTES:
+        small = case.traffic < timing.GRAPH_BELOW_BYTES
+        if self.options.graphs and small and case.op not in KEPT:
             count = timing.rotation(case.traffic, self.l2_bytes)
             # Made anew, not cloned: a clone of a slice would be contiguous.
             ring = [inputs, *(OPERATIONS[case.op].inputs(case, self.device) for _ in range(count - 1))]
@@ -161,7 +163,7 @@ class _DeviceRun:
         _poison(case, self.device)
         output = call(*inputs)
         torch.cuda.synchronize()
-        peak = _peak(call, inputs) if case.op in SELECTIVE else {}
+        peak = _peak(call, inputs) if case.op in PEAKS else {}
         extra: dict[str, Any] = {"setup_s": round(time.perf_counter() - start, 3), **peak}
         if name != "copy":
             extra["max_error"] = _round(OPERATIONS[case.op].check(case, inputs, output))

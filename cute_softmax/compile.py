@@ -78,11 +78,11 @@ def _matmul_backward(c: MatmulBackwardClass) -> tuple[Any, list]:
 
 
 def _matmul_delta(c: MatmulDeltaClass) -> tuple[Any, list]:
-    from cutlass import Int32, Int64
+    from cutlass import Float32, Int32, Int64
 
     from .kernels.matmul_delta import MatmulDeltaKernel
 
-    return MatmulDeltaKernel(c), [*[Int32(0)] * 6, *[Int64(0)] * (16 + 5 * c.lse_grad)]
+    return MatmulDeltaKernel(c), [*[Int32(0)] * 6, Float32(0.0), *[Int64(0)] * (16 + 5 * c.lse_grad)]
 
 
 # By the movement of a class.

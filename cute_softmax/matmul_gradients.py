@@ -150,7 +150,7 @@ def _launch(
 
         rows = ["grad", "output", "lse", *(["lse_grad"] if made.delta.lse_grad else [])]
         function = launch.function_of(made.delta)
-        function(stream, *made.delta_arguments, int(zero), *at(*rows), numbers.data_ptr())
+        function(stream, *made.delta_arguments, int(zero), factor, *at(*rows), numbers.data_ptr())
         v_row, _, *v_batch = made.strides["values"]
         dv_row, _, *dv_batch = made.strides["dvalues"]
         launch.function_of(made.kernel)(

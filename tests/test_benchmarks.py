@@ -84,6 +84,14 @@ def test_traffic_of_masks():
     assert Case("masked_softmax", (2, 3, 4, 8), mode=cases.CAUSAL).traffic == 6 * (32 + 10) * 2
 
 
+def test_traffic_of_a_product_and_its_gradients():
+    mode = f"{cases.DEPTH}3"
+    assert Case("softmax_matmul", (2, 4, 8), mode=mode).traffic == 2 * (4 * 8 + (4 + 8) * 3) * 2
+    # Scores, values and what comes in are read, gradients of scores and values written.
+    case = Case("softmax_matmul_backward", (2, 4, 8), "fp32", mode=mode)
+    assert case.traffic == 2 * (2 * 4 * 8 + (4 + 2 * 8) * 3) * 4 and case.output_shape == (2, 4, 8)
+
+
 @pytest.mark.parametrize("suite", SUITES.values(), ids=lambda s: s.name)
 def test_suites_are_made_of_known_parts(suite):
     assert suite.cases and len(set(suite.cases)) == len(suite.cases)
@@ -102,6 +110,8 @@ def test_another_dtype_is_another_suite_but_for_fixed_ones():
     fixed = SUITES["fp32-rows"].with_dtype("bf16")
     assert fixed.name == "fp32-rows" and {c.dtype for c in fixed.cases} == {"fp32"}
     assert report.suite_title("rows-forward-fp16") == SUITES["rows-forward"].title
+    assert report.suite_title("matmul-backward") == SUITES["matmul-backward"].title
+    assert report.suite_title("matmul-fp16") == SUITES["matmul"].title
 
 
 def test_other_shapes_keep_the_modes_of_a_suite():

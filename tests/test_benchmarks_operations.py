@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks import masked, operations, providers, selective
+from benchmarks import gradients, masked, operations, providers, selective
 from benchmarks.cases import (
+    AND_CAUSAL,
     BATCH_MASK,
     CAUSAL,
     MASK,
@@ -362,3 +363,55 @@ def test_chosen_tokens(op, dtype):
         call = providers.build(name, op, case)
         assert operation.check(case, inputs, call(*inputs)) <= operations.TOLERANCE[dtype]
     assert providers.build("copy", op, case)(*inputs).shape == case.output_shape
+
+
+@pytest.mark.parametrize("mode", ["D = 16", f"D = 16{AND_CAUSAL}"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_gradients_of_a_product(mode, dtype):
+    case = Case("softmax_matmul_backward", (2, 40, 56), dtype, mode=mode)
+    operation = operations.OPERATIONS[case.op]
+    inputs = operation.inputs(case, CPU)
+    assert [t.shape for t in inputs] == [(2, 40, 56), (2, 56, 16), (2, 40, 16)]
+    each = [gradients.expected(case, *three)[0] for three in zip(*inputs, strict=True)]
+    right = tuple(torch.stack(parts).to(inputs[0].dtype) for parts in zip(*each, strict=True))
+    assert operation.check(case, inputs, right) <= operations.TOLERANCE[dtype]
+    scores, values = right
+    mutants = [
+        (torch.zeros_like(scores), values),
+        (scores, torch.zeros_like(values)),
+        (scores.roll(1, -1), values),
+        (scores, values.roll(1, -2)),
+        (scores * 1.1, values),
+        (scores, values * 1.1),
+        (scores, torch.full_like(values, float("nan"))),
+        (scores.double(), values),
+        (scores, values.double()),
+        (scores.flatten(), values),
+        (scores, values.flatten(0, 1)),
+    ]
+    for mutant in mutants:
+        with pytest.raises(operations.WrongResult, match="wrong result"):
+            operation.check(case, inputs, mutant)
+    for name in ("cute_softmax", "torch"):
+        call = providers.build(name, case.op, case)
+        first, again = call(*inputs), call(*inputs)
+        assert operation.check(case, inputs, first) <= 2 * operations.TOLERANCE[dtype]
+        pairs = zip(first, again, strict=True)
+        assert all(torch.equal(a, b) and a.data_ptr() != b.data_ptr() for a, b in pairs)
+    copied = providers.build("copy", case.op, case)(*inputs)
+    assert torch.equal(copied, inputs[0]) and copied.data_ptr() != inputs[0].data_ptr()
+
+
+def test_the_forward_of_gradients_runs_once_for_its_inputs():
+    count = []
+
+    def product(s, v):
+        count.append(s.shape)
+        return torch.softmax(s, -1) @ v
+
+    call = gradients.Backward(product)
+    for columns in (5, 7):
+        inputs = torch.randn(2, 3, columns), torch.randn(2, columns, 4), torch.randn(2, 3, 4)
+        for _ in range(3):
+            assert [t.shape for t in call(*inputs)] == [t.shape for t in inputs[:2]]
+    assert count == [(2, 3, 5), (2, 3, 7)]

@@ -301,6 +301,15 @@ def test_too_little_memory_is_one_providers_refusal(fake_device, monkeypatch):
     assert copied["us"] > 0 and "out of memory" in refused["error"]
 
 
+def test_gradients_alone_have_no_graph_but_their_memory(fake_device, monkeypatch):
+    monkeypatch.setattr(run, "_peak", lambda call, inputs: {"peak_bytes": 7})
+    suite = SUITES["matmul-backward"].with_shapes([(2, 16, 24)])
+    rows = run.run_suite(suite, ("copy", "torch"), run.Options(calls=2), Quiet())
+    results.validate({"header": HEADER, "rows": rows})
+    assert {r["method"] for r in rows} == {"events-cold"} and {r["peak_bytes"] for r in rows} == {7}
+    assert {r["provider"] for r in rows if r["us"] > 0} == {"copy", "torch"}
+
+
 def test_graphs_rotate_where_the_buffers_are_few(fake_device, monkeypatch):
     monkeypatch.setattr(timing, "ROTATE_L2", 0.01)
     suite = SUITES["small-rows"].with_shapes([(32, 64)])

@@ -175,13 +175,14 @@ def _ring(view: View) -> Figure:
             size,
             lambda i: f"stage {i}",
             lambda i: (
-                f"full when its bytes have come; empty when {count(c.releases, 'warp')} have released it"
+                f"full when its bytes have come; empty when {count(c.releases, 'thread')} have released it"
             ),
         )
 
+    bringing = "One warp brings" if c.producers == 1 else f"{c.producers} warps bring"
     figure = ring(
         "The ring of stages in shared memory",
-        "One warp brings step after step ahead of the warpgroups that compute; three buffers share a pair of barriers.",
+        f"{bringing} step after step ahead of the warpgroups that compute; three buffers share a pair of barriers.",
         [
             buffer(f"sS: {c.rows} \u00d7 {c.columns} scores", c.score_bytes),
             buffer(f"sO: {c.rows} \u00d7 {c.depth} of dO", c.rows * c.depth * view.half),

@@ -28,7 +28,6 @@ from .matmul_powers import Powers, hide
 from .matmul_values import SLAB, ValueRows, swizzled
 from .tensor_cores import WARPGROUP, by_columns, by_rows, mma, row_of_transposed
 
-CLEARERS = 3  # warps of the producers' warpgroup that have nothing else to do
 REGISTERS = {
     1: (24, 240),
     2: (24, 240),
@@ -67,7 +66,7 @@ class MatmulBackwardKernel(Powers, ScoreLines, ValueRows):
         heads: those that share a V; inner, outer: sizes of the batch modes of different V; splits: parts of the walk
             over rows and heads.
         offset: of the diagonal: column j of row i counts if j <= i + offset. scale: of scores before the softmax;
-        factor: of dS after all.
+        factor: of dS after all; delta's numbers have it already.
         operands: address in bytes and strides in elements of S (row, head, inner, outer), dO (the same), V (row,
             inner, outer); the address of delta's numbers; dS (as S), dV (row, split, inner, outer), and, if the class
             has them, mask and bias (row, column, head, inner, outer).
@@ -197,10 +196,11 @@ class MatmulBackwardKernel(Powers, ScoreLines, ValueRows):
         )
         if group == s.consumers:
             cute.arch.setmaxregister_decrease(REGISTERS[s.consumers][0])
-            if warp_idx == s.consumers * 4:
-                self.produce(this, tma, tidx % 32)
+            worker = warp_idx - s.consumers * 4
+            if worker < s.producers:
+                self.produce(this, tma, tidx % 32, worker)
             elif const_expr(s.causal):
-                self.clear(this, tma, tidx % 32, warp_idx - s.consumers * 4 - 1)
+                self.clear(this, tma, tidx % 32, worker - s.producers)
         else:
             cute.arch.setmaxregister_increase(REGISTERS[s.consumers][1])
             self.consume(this, tma, tidx % WARPGROUP, group // s.shares, group % s.shares)
@@ -229,8 +229,8 @@ class MatmulBackwardKernel(Powers, ScoreLines, ValueRows):
         )
 
     @cute.jit
-    def produce(self, this, tma: list, lane: Int32):
-        """One warp brings step after step to the ring."""
+    def produce(self, this, tma: list, lane: Int32, worker: Int32):
+        """One warp brings step after step to the ring, of lines each of several its share."""
         s = self.spec
         one = cute.make_layout(1)
         # (row of the tile, column, row block, column block, batch modes)
@@ -258,15 +258,16 @@ class MatmulBackwardKernel(Powers, ScoreLines, ValueRows):
                 bar = this.full + stage
                 cute.arch.mbarrier_wait(this.empty + stage, phase)
                 if const_expr(s.lines):
-                    self.load_lines(this, bar, stage, m, n, head, batch, lane)
+                    self.load_lines(this, bar, stage, m, n, head, batch, lane, worker)
                 else:
                     with cute.arch.elect_one():
                         cute.arch.mbarrier_arrive_and_expect_tx(bar, s.step_bytes)
                     cute.copy(tma[2], tSgS[(None, m, n, head, *batch)], tSsS[None, stage], tma_bar_ptr=bar)
-                cute.copy(tma[0], tOgO[(None, m, 0, head, *batch)], tOsO[None, stage], tma_bar_ptr=bar)
-                index = (batch[1] * this.inner + batch[0]) * this.heads + head
-                block = index * this.row_blocks + m
-                cute.copy(tma[-2], tLgL[(None, 0, block)], tLsL[None, stage], tma_bar_ptr=bar)
+                if worker == 0:
+                    cute.copy(tma[0], tOgO[(None, m, 0, head, *batch)], tOsO[None, stage], tma_bar_ptr=bar)
+                    index = (batch[1] * this.inner + batch[0]) * this.heads + head
+                    block = index * this.row_blocks + m
+                    cute.copy(tma[-2], tLgL[(None, 0, block)], tLsL[None, stage], tma_bar_ptr=bar)
                 stage, phase = advance(stage, phase, s.stages)
                 head, m = next_step(head, m, at.top, this.row_blocks)
             tile += this.ctas
@@ -346,7 +347,7 @@ class MatmulBackwardKernel(Powers, ScoreLines, ValueRows):
                 counts = self.exponentials(this, rS, exps, stage, m, column, pair, head, batch)
                 warpgroup.wait_group(1)  # the last dV: its operands may be overwritten
                 if const_expr(s.lines and not s.sent):
-                    self.release(this, before)
+                    self.leave(this, before)
                 rE.store(exps.load().to(self.half).reshape(rE.shape))
                 warpgroup.fence()
                 multiply(mma_V, rdV, rE, tVrO[None, None, None, stage], anew=False)
@@ -358,7 +359,7 @@ class MatmulBackwardKernel(Powers, ScoreLines, ValueRows):
                     delta = this.sL[j * 8 + pair + k, 1, stage]
                     # 128 accumulators and more leave no room for the unrounded P.
                     power = rE[i].to(Float32) if const_expr(s.deep) else exps[i]
-                    exps[i] = power * ((rP[i] - delta) * this.factor)
+                    exps[i] = power * cute.math.fma(rP[i], this.factor, -delta)
                 if const_expr(s.hides):
                     hide(exps, counts)
                 rS.store(exps.load().to(self.dtype))
@@ -408,15 +409,9 @@ class MatmulBackwardKernel(Powers, ScoreLines, ValueRows):
                 # dS of the step before must have left.
                 cute.arch.cp_async_bulk_wait_group(1, read=True)
         # All warps have passed a barrier, and so have left the step before.
-        if warp_idx == 0:
-            self.release(this, before)
-
-    @cute.jit
-    def release(self, this, stage: Int32):
-        """A warp is done with a stage, if there is one."""
-        if stage >= 0:
+        if (warp_idx == 0) & (before >= 0):
             with cute.arch.elect_one():
-                cute.arch.mbarrier_arrive(this.empty + stage)
+                cute.arch.mbarrier_arrive(this.empty + before)
 
     def load_scores(self, tile, mine: Int32, rS):
         """The slab's S^T, in the order of the accumulators of dP^T."""
@@ -438,7 +433,7 @@ class MatmulBackwardKernel(Powers, ScoreLines, ValueRows):
 
     @cute.jit
     def clear(self, this, tma: list, lane: Int32, worker: Int32):
-        """Zeros into dS where the diagonal cuts off whole tiles, by the producer's other warps."""
+        """Zeros into dS where the diagonal cuts off whole tiles, by the warps that do not fill the ring."""
         s = self.spec
         tSsS = tSgS = None
         if const_expr(not s.lines):
@@ -451,7 +446,7 @@ class MatmulBackwardKernel(Powers, ScoreLines, ValueRows):
         while tile < this.tiles:
             at = self.place(this, tile)
             first, end = part_of(at.top * this.heads, at.split, this.splits)
-            for block in cutlass.range(first + worker, end, CLEARERS, unroll=1):
+            for block in cutlass.range(first + worker, end, 4 - s.producers, unroll=1):
                 head, m = block // at.top, block % at.top
                 if const_expr(s.lines):
                     self.clear_lines(this, m, at.n, head, at.batch, lane)

@@ -32,21 +32,31 @@ class MatmulDeltaKernel:
         inner: Int32,
         ctas: Int32,
         empty_zeros: Int32,
+        factor: Float32,
         *operands: Int64,
     ):
         """Launch.
 
-        empty_zeros: whether rows without anything in them have probabilities of zero, not NaN.
+        empty_zeros: whether rows without anything in them have probabilities of zero, not NaN. factor: of delta.
         operands: address in bytes and strides in elements of dO (row, head, inner, outer), and the same of O, lse and,
             if the class has it, the gradient of lse; the result's address.
         """
         s = self.spec
-        self.kernel(M, D, heads, inner, empty_zeros, operands).launch(
+        self.kernel(M, D, heads, inner, empty_zeros, factor, operands).launch(
             grid=[ctas, 1, 1], block=[s.rows * LANES, 1, 1], stream=stream
         )
 
     @cute.kernel
-    def kernel(self, M: Int32, D: Int32, heads: Int32, inner: Int32, empty_zeros: Int32, operands: tuple):
+    def kernel(
+        self,
+        M: Int32,
+        D: Int32,
+        heads: Int32,
+        inner: Int32,
+        empty_zeros: Int32,
+        factor: Float32,
+        operands: tuple,
+    ):
         s = self.spec
         tidx, _, _ = cute.arch.thread_idx()
         cta, _, _ = cute.arch.block_idx()
@@ -94,4 +104,4 @@ class MatmulDeltaKernel:
             out = global_pointer(Float32, operands[-1], Int64(cta) * (2 * s.rows) + mine, 4)
             result = cute.make_tensor(out, cute.make_layout(2, stride=s.rows))
             result[0] = lse
-            result[1] = total
+            result[1] = total * factor

@@ -48,39 +48,52 @@ class ScoreLines:
             cute.arch.cp_async_bulk_commit_group()
             # dS of the step before must have left.
             cute.arch.cp_async_bulk_wait_group(1, read=True)
-            cute.arch.sync_warp()
-            self.release(this, before)
+            self.leave(this, before)
         else:
             if share == 0:
                 self.store_lines(this, rS, m, column, pair, head, batch)
 
     @cute.jit
-    def load_lines(self, this, bar, stage: Int32, m: Int32, n: Int32, head: Int32, batch: tuple, lane: Int32):
-        """S line by line: the whole 16 bytes around a line's columns, wherever they begin; a lane brings two lines."""
+    def leave(self, this, stage: Int32):
+        """A thread is done with a stage, if there is one. Each says so itself: racecheck follows bulk copies without a
+        tensor map, but not a thread that speaks for its warp."""
+        if stage >= 0:
+            cute.arch.mbarrier_arrive(this.empty + stage)
+
+    @cute.jit
+    def load_lines(
+        self,
+        this,
+        bar,
+        stage: Int32,
+        m: Int32,
+        n: Int32,
+        head: Int32,
+        batch: tuple,
+        lane: Int32,
+        worker: Int32,
+    ):
+        """S line by line: the whole 16 bytes around a line's columns, wherever they begin; a lane brings a line."""
         s = self.spec
         item = self.dtype.width // 8
+        share = s.rows // s.producers
         columns = cutlass.min(this.N - n * s.columns, s.columns)
-        starts = [
-            self.line(this, this.S, m * s.rows + r * 32 + lane, n, head, batch) for r in range(s.rows // 32)
-        ]
+        row = worker * share + lane
+        start = self.line(this, this.S, m * s.rows + row, n, head, batch)
+        end = (start + columns * item + 15) // 16 * 16
+        inside = (lane < share) & (m * s.rows + row < this.M)
+        size = Int32(cutlass.select_(inside, Int32(end - start // 16 * 16), 0))
         # Numbers of rows and dO report to the same barrier.
-        total = Int32(cutlass.select_(lane == 0, s.step_bytes - s.score_bytes, 0))
-        sizes = []
-        for r in cutlass.range_constexpr(s.rows // 32):
-            start, inside = starts[r], m * s.rows + r * 32 + lane < this.M
-            end = (start + columns * item + 15) // 16 * 16
-            size = Int32(cutlass.select_(inside, Int32(end - start // 16 * 16), 0))
-            sizes.append(size)
-            total += size
-        cute.arch.mbarrier_arrive_and_expect_tx(bar, total)
-        for r in cutlass.range_constexpr(s.rows // 32):
-            if sizes[r] > 0:
-                to = this.rawS + stage * s.score_elements + (r * 32 + lane) * s.pitch
-                cute.arch.inline_ptx(
-                    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
-                    "[{$r0}], [{$r1}], {$r2}, [{$r3}];",
-                    read_only_args=[Int32(to.toint()), starts[r] // 16 * 16, sizes[r], Int32(bar.toint())],
-                )
+        first = (worker == 0) & (lane == 0)
+        others = Int32(cutlass.select_(first, s.step_bytes - s.score_bytes, 0))
+        cute.arch.mbarrier_arrive_and_expect_tx(bar, size + others)
+        if size > 0:
+            to = this.rawS + stage * s.score_elements + row * s.pitch
+            cute.arch.inline_ptx(
+                "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+                "[{$r0}], [{$r1}], {$r2}, [{$r3}];",
+                read_only_args=[Int32(to.toint()), start // 16 * 16, size, Int32(bar.toint())],
+            )
 
     def line(self, this, operand: tuple, row: Int32, n: Int32, head: Int32, batch: tuple) -> Int64:
         """The address of S or dS at a row and the first column of a tile."""
@@ -109,14 +122,17 @@ class ScoreLines:
     ) -> list[cute.Tensor]:
         """This thread's elements of the lines in shared memory."""
         item = self.dtype.width // 8
-        # What an address is within 16 bytes needs no more than 32 bits.
+        # What an address is within 16 bytes needs no more than 32 bits, and repeats every 8 rows.
         first = Int32(self.line(this, this.S, m * self.spec.rows, n, head, batch) & 15)
         step = Int32(this.S[1] & 15) * item
+        begins = []
+        for k in range(2):
+            row = pair + k
+            shift = (first + row * step) & 15
+            begins.append(tile.toint() + row * (self.spec.pitch * item) + shift + in_tile * item)
         found = []
         for _, j, k, h in self.each():
-            row = 8 * j + pair + k
-            shift = (first + row * step) & 15
-            address = tile.toint() + row * (self.spec.pitch * item) + shift + (in_tile + 8 * h) * item
+            address = begins[k] + 8 * (j * self.spec.pitch + h) * item
             pointer = cute.make_ptr(self.dtype, address, cute.AddressSpace.smem, assumed_align=item)
             found.append(cute.make_tensor(pointer, cute.make_layout(1)))
         return found
@@ -124,10 +140,12 @@ class ScoreLines:
     @cute.jit
     def send_lines(self, this, tile, tid: Int32, slab: Int32, m: Int32, n: Int32, head: Int32, batch: tuple):
         """The slab's part of each line from shared to global memory. One thread sends the whole 16 bytes of a part and
-        stores the elements before them, another those behind."""
+        stores the elements before them, another those behind; all warps share them, as a warp starts its copies one
+        after another."""
         s = self.spec
         item = self.dtype.width // 8
-        row, end = tid % s.rows, tid // s.rows
+        share, lane = s.rows // 4, tid % 32
+        row, end = tid // 32 * share + lane % share, lane // share
         count = cutlass.min(this.N - n * s.columns - slab * SLAB, SLAB)
         if (m * s.rows + row < this.M) & (count > 0) & (end < 2):
             begin = self.line(this, this.dS, m * s.rows + row, n, head, batch)

@@ -6,7 +6,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Uint8, Uint32, const_expr
 
-from .copy import DTYPES, dot, global_pointer
+from .copy import DTYPES, dot, global_pointer, unpack
 from .online import LOG2_E
 
 ALL = 0xFFFFFFFF  # the bits of a thread's elements that count, a step has 32 at most
@@ -40,17 +40,18 @@ class Powers:
         s = self.spec
         row = m * s.rows + pair
         counts = Uint32(ALL)
+        scores = unpack(rS)
         for i, j, k, h in self.each():
             lse = this.sL[j * 8 + pair + k, 0, stage]
-            bias = Float32(0.0)
+            # Subtracted before the change of base: near the maximum, where powers are large, nothing is lost.
             if const_expr(s.bias != ""):
                 bias = self.element(
                     this, DTYPES[s.bias], this.bias, row + 8 * j + k, column + 8 * h, head, batch
-                ).to(Float32)
-            # Subtracted before the change of base: near the maximum, where powers are large, nothing is lost.
-            power = cute.math.exp2(
-                (cute.math.fma(rS[i].to(Float32), this.scale, bias) - lse) * LOG2_E, fastmath=True
-            )
+                )
+                exponent = cute.math.fma(scores[i], this.scale, bias.to(Float32)) - lse
+            else:
+                exponent = cute.math.fma(scores[i], this.scale, -lse)
+            power = cute.math.exp2(exponent * LOG2_E, fastmath=True)
             if const_expr(s.mask):
                 mask = self.element(this, Uint8, this.mask, row + 8 * j + k, column + 8 * h, head, batch)
                 counts = drop(counts, mask == 0, i)

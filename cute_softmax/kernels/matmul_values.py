@@ -49,22 +49,29 @@ class ValueRows:
         words = cute.recast_tensor(rV, Int32)
         words.fill(0)
         address, *strides = this.V
+        pieces = self.spec.share_depth // 8
         for h in cutlass.range_constexpr(2):
-            for k in cutlass.range_constexpr(self.spec.share_depth // 8):
-                if (column + 8 * h < this.N) & (8 * k + pair < this.D):
-                    begin = dot([column + 8 * h, *batch], strides) + (8 * k + pair)
-                    pointer = global_pointer(Int32, address, begin // 2, 4)
-                    words[k * 2 + h] = cute.make_tensor(pointer, cute.make_layout(1))[0]
+            if column + 8 * h < this.N:
+                # One address a row: nothing else of the CTA runs between two tiles.
+                begin = dot([column + 8 * h, *batch], strides) + pair
+                pointer = global_pointer(Int32, address, begin // 2, 4)
+                row = cute.make_tensor(pointer, cute.make_layout(pieces, stride=4))
+                for k in cutlass.range_constexpr(pieces):
+                    if 8 * k + pair < this.D:
+                        words[k * 2 + h] = row[k]
 
     @cute.jit
     def store_values(self, this, rdV, column: Int32, pair: Int32, split: Int32, batch: tuple):
         """This warpgroup's rows of dV."""
         address, *strides = this.dV
+        pieces = self.spec.share_depth // 8
         for h in cutlass.range_constexpr(2):
-            for k in cutlass.range_constexpr(self.spec.share_depth // 8):
-                if (column + 8 * h < this.N) & (8 * k + pair < this.D):
-                    begin = dot([column + 8 * h, split, *batch], strides) + (8 * k + pair)
-                    pointer = global_pointer(self.dv_dtype, address, begin, self.dv_dtype.width // 4)
-                    both = cute.make_rmem_tensor(2, Float32)
-                    both[0], both[1] = rdV[k * 4 + h * 2], rdV[k * 4 + h * 2 + 1]
-                    cute.make_tensor(pointer, cute.make_layout(2)).store(both.load().to(self.dv_dtype))
+            if column + 8 * h < this.N:
+                begin = dot([column + 8 * h, split, *batch], strides) + pair
+                pointer = global_pointer(self.dv_dtype, address, begin, self.dv_dtype.width // 4)
+                row = cute.make_tensor(pointer, cute.make_layout((2, pieces), stride=(1, 8)))
+                for k in cutlass.range_constexpr(pieces):
+                    if 8 * k + pair < this.D:
+                        both = cute.make_rmem_tensor(2, Float32)
+                        both[0], both[1] = rdV[k * 4 + h * 2], rdV[k * 4 + h * 2 + 1]
+                        row[None, k].store(both.load().to(self.dv_dtype))

@@ -109,14 +109,20 @@ class MatmulBackwardClass(ClassBase):
         return self.causal or self.mask
 
     @property
+    def producers(self) -> int:
+        """Warps of the last warpgroup that fill the ring. A warp starts copies of lines one after another, so that
+        all share them, but those that write zeros beyond the diagonal."""
+        return (2 if self.causal else 4) if self.lines else 1
+
+    @property
     def fillers(self) -> int:
         """Threads that announce bytes to a stage."""
-        return 32 if self.lines else 1
+        return 32 * self.producers if self.lines else 1
 
     @property
     def releases(self) -> int:
-        """Warps that release a stage: all that compute, or one of each warpgroup."""
-        return self.consumers * (4 if self.lines else 1)
+        """Threads that release a stage: all that compute, or one of each warpgroup."""
+        return self.consumers * (WARPGROUP if self.lines else 1)
 
     @property
     def shared_memory(self) -> int:

@@ -177,7 +177,7 @@ def check_backward(
 ) -> float:
     """As `check_forward`, of both launches of the backward."""
     copies = {name: sent(t) for name, t in tensors.items()}
-    made = replace(made, ctas=min(made.ctas, CTAS))
+    made = replace(made, ctas=1)  # of two CTAs each might use no stage of a long ring twice
     seconds = timed(lambda: matmul_gradients._launch(0, made, copies, c.scale, c.scale, c.zero))
     scores, values = (received(outputs[name], copies[name]) for name in outputs)
     # With a scale of 1 the gradient of a bias is that of the scores.
