@@ -145,7 +145,9 @@ def test_classes_fit_shared_memory(depth, scores):
         assert c.depth >= depth and c.share_depth % 64 == 0 and c.share_depth <= 256
         # Of lines a lane brings one at most, and some warps are left for what the diagonal cuts off.
         assert c.producers <= 4 - causal and (not c.lines or c.rows // c.producers <= 32)
-        assert (c.fillers, c.releases) == ((32 * c.producers, 128 * c.consumers) if lines else (1, c.consumers))
+        assert (c.fillers, c.releases) == (
+            (32 * c.producers, 128 * c.consumers) if lines else (1, c.consumers)
+        )
 
 
 def test_numbers_of_rows():
