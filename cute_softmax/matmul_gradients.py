@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache
 
 import torch
@@ -199,7 +198,7 @@ def _plan(
         made = launch.operand(tensor)
         if name in ("values", "dvalues"):
             strides = (0 if s else n for s, n in zip(shared, tensor.stride(), strict=False))
-            made = replace(made, strides=(*strides, *tensor.stride()[-2:]))
+            made = made._replace(strides=(*strides, *tensor.stride()[-2:]))
         return made
 
     operands = tuple((name, operand(name, tensor)) for name, tensor in tensors.items())

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 
 import torch
-from torch._C._dynamo.guards import TensorGuards
 from torch.autograd import forward_ad
 
 from . import launch
+from .forms import guard
 from .scores import Spec, backward_formula, over
 
 try:  # what code compiled by inductor allocates with: 0.6 us less than torch.empty_like
@@ -60,8 +60,7 @@ def jvp_rule(jvp: Callable) -> Callable:
 class Form:
     """All calls of softmax, or of log_softmax, on tensors of one device, shape, strides and dtypes: decided once.
 
-    matches(input): whether a tensor is of this form, and torch in the state (autocast, functorch, dispatch modes,
-    and whether the tensor requires a gradient) in which the form was made; one call into C++.
+    matches(input): whether a tensor is of this form, see `forms.guard`.
     run(input): the result for a tensor of this form.
     """
 
@@ -76,9 +75,7 @@ class Form:
         online: bool,
         log: bool = False,
     ):
-        self.matches = TensorGuards(
-            input, dynamic_dims_sizes=[[*input.shape]], dynamic_dims_strides=[[*input.stride()]]
-        ).check
+        self.matches = guard(input)
         self.requires_grad = input.requires_grad
         self.input_dtype, self.result_dtype = input.dtype, result_dtype
         self.dims, self.online, self.log = dims, online, log
@@ -86,6 +83,10 @@ class Form:
         self.dim = self.dtype = None  # as the caller gave them, see `functional`
         self.backwards: dict[tuple, Callable] = {}
         self.run = _launcher(self.math, (input,), result_dtype, dims, online, self.forward_anywhere)
+
+    def fits(self, input: torch.Tensor, dim: object, dtype: torch.dtype | None, online: bool = True) -> bool:
+        """Whether a call is of this form. `is`, because 1, 1.0 and True are equal."""
+        return self.dim is dim and self.dtype is dtype and self.online is online and self.matches(input)
 
     def forward_anywhere(self, input: torch.Tensor) -> torch.Tensor:
         """The result for a tensor that is misaligned, or on another device than the current one."""
