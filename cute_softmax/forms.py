@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 
 import torch
@@ -13,7 +12,7 @@ MOST_SHAPES = 4096  # a program with ever new ones starts over, at some 50 us ea
 MOST_OF_A_SHAPE = 8
 
 
-class Forms(dict[torch.Size, deque]):
+class Forms(dict[torch.Size, tuple]):
     """The forms of one function by the shape of its input. Each has a method `fits(input, ...)`.
 
     latest: that of the last call found, to be looked at first: a model tends to repeat it.
@@ -33,7 +32,8 @@ class Forms(dict[torch.Size, deque]):
         """Add a new form."""
         if len(self) >= MOST_SHAPES:
             self.clear()
-        self.setdefault(input.shape, deque(maxlen=MOST_OF_A_SHAPE)).append(form)
+        # Anew: another thread may be looking through them.
+        self[input.shape] = (*self.get(input.shape, ()), form)[-MOST_OF_A_SHAPE:]
 
     def clear(self) -> None:
         """Forget all forms."""

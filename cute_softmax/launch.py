@@ -74,6 +74,14 @@ class Call:
         except Exception as error:
             raise launch_error(self.plan, error) from error
 
+    def on_device(self, index: int, *addresses: int, numbers: Sequence[float] = ()) -> None:
+        """Launch on the current stream of device `index`, whichever is the current device."""
+        if torch._C._cuda_getDevice() == index:
+            self(torch._C._cuda_getCurrentRawStream(index), *addresses, numbers=numbers)
+            return
+        with torch.cuda.device(index):
+            self(torch._C._cuda_getCurrentRawStream(index), *addresses, numbers=numbers)
+
 
 def float_bits(number: float) -> int:
     """The bits of a number rounded to float32, as an int; infinity for what is larger than any."""
@@ -191,13 +199,7 @@ def run(
     numbers: the values of the prologue's numbers; other values compile nothing. Else as `call_of`.
     """
     call = call_of(name, tensors, dims, online, prologue=prologue, query=query)
-    index = tensors[0].get_device()
-    addresses = [t.data_ptr() for t in tensors]
-    if torch._C._cuda_getDevice() == index:
-        call(torch._C._cuda_getCurrentRawStream(index), *addresses, numbers=numbers)
-        return
-    with torch.cuda.device(index):
-        call(torch._C._cuda_getCurrentRawStream(index), *addresses, numbers=numbers)
+    call.on_device(tensors[0].get_device(), *[t.data_ptr() for t in tensors], numbers=numbers)
 
 
 def result_strides(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:

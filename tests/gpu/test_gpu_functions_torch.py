@@ -13,11 +13,13 @@ from cute_softmax import (
     launch,
     log_softmax,
     logsumexp,
+    scored,
     selective_log_softmax,
     softmax,
     softmax_,
 )
 from cute_softmax import sum as sum_
+from cute_softmax.forms import Forms
 
 INF = float("inf")
 SHAPE = (4, 20, 264)
@@ -221,6 +223,45 @@ def test_graphs_and_streams():
     graph.replay()
     torch.cuda.synchronize()
     for a, b in zip(found, every(*given), strict=True):
+        assert equal_bits(a, b)
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_later_calls_of_a_form(log, monkeypatch):
+    """With other numbers, other contents and other addresses, aligned or not: what calls without forms give."""
+    function = log_softmax if log else softmax
+    x, _, _, rows, _ = scores(torch.bfloat16)
+    calls = []
+    for step in range(3):
+        y, other = (random(SHAPE, torch.bfloat16, seed=20 + 2 * step + i) for i in range(2))
+        for misaligned in (False, True):
+            if misaligned:
+                y = torch.empty(y.numel() + 1, dtype=y.dtype, device=DEVICE)[1:].view(SHAPE).copy_(y)
+            keep = (other[0] > 0.1 * step) | (torch.arange(SHAPE[2], device=DEVICE) == step)
+            for given in (
+                {"scale": 0.5 + step},
+                {"scale": rows + step},
+                {"scale": (rows + step).half(), "mask": keep},
+                {"causal": step - 1, "bias": other},
+                {"mask": keep[0], "bias": other[0], "scale": -step / 4, "empty_rows": "zero"},
+            ):
+                for leaf in (y, y.clone().requires_grad_()):
+                    calls.append((leaf, given))
+
+    def results() -> list[torch.Tensor]:
+        found = []
+        for leaf, given in calls:
+            found.append(function(leaf, **given))
+            if leaf.requires_grad:
+                found += torch.autograd.grad(found[-1], leaf, x)
+        return [t.detach() for t in found]
+
+    monkeypatch.setattr(scored, "_forms", Forms())
+    later = results()
+    assert scored._forms
+    monkeypatch.setattr(scored, "_forms", Forms())
+    monkeypatch.setattr(scored, "made", lambda *call: None)
+    for a, b in zip(later, results(), strict=True):
         assert equal_bits(a, b)
 
 
