@@ -25,6 +25,9 @@ except ImportError:
         return torch.empty_strided(shape, strides, dtype=dtype, device="cuda")
 
 
+_BATCHED = torch._C._dispatch_key_parse("Batched")
+
+
 def on_kernel(tensor: torch.Tensor, result_dtype: torch.dtype) -> bool:
     """Whether our kernels serve it; all else goes to ATen."""
     return tensor.is_cuda and tensor.dtype in launch.DTYPE_NAMES and result_dtype in launch.DTYPE_NAMES
@@ -37,6 +40,12 @@ def transformed() -> bool:
     would give a wrong derivative (zero) without a word.
     """
     return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+
+
+def batched(*tensors: torch.Tensor | None) -> bool:
+    """Whether one of these stands for several, as upstream gradients with `is_grads_batched` of torch.autograd.grad: an
+    older vmap than functorch's, for torch's operations alone."""
+    return any(t is not None and torch._C._dispatch_keys(t).has(_BATCHED) for t in tensors)
 
 
 def jvp_rule(jvp: Callable) -> Callable:
@@ -279,7 +288,7 @@ class Softmax(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad: torch.Tensor) -> tuple:
         (result,) = ctx.saved_tensors
-        if torch.is_grad_enabled():  # a gradient of the gradient is wanted
+        if torch.is_grad_enabled() or batched(grad):  # a gradient of the gradient is wanted, or several
             form = ctx.form
             return aten_backward(grad, result, form.dims, form.input_dtype, form.log), None
         return ctx.form.backward(grad, result), None

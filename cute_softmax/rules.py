@@ -138,7 +138,7 @@ def backward(
     dtype: torch.dtype,
 ) -> Tensor:
     """The gradient of the input, of dtype `dtype`; not itself differentiable."""
-    if not (served(output, dtype, scale) and grad.dtype in DTYPES):
+    if ops.batched(grad, output) or not (served(output, dtype, scale) and grad.dtype in DTYPES):
         d = backward_formula(grad, output, mask, spec, wide(dtype) if scale is not None else dtype)
         return d if scale is None else (d * scale).to(dtype)
     result = torch.empty_like(output, dtype=dtype)

@@ -73,7 +73,8 @@ class Form:
         operands = input, given.get("bias"), given.get("mask"), scale
         numbers = [given[name] for name in self.numbers]
         if self.causal:
-            numbers.append(0 if given["causal"] is True else given["causal"])
+            offset = 0 if given["causal"] is True else given["causal"]
+            numbers.append(rules.offset_within(offset, self.shape))
         if self.records and torch.is_grad_enabled():
             return _apply(*operands, self, numbers)
         return self.run(*operands, numbers)
@@ -90,8 +91,6 @@ class Form:
         if scale is not None:
             scale = scale.float()  # alive until the launch
             addresses.append(scale.data_ptr())
-        if self.causal:
-            numbers = [*numbers[:-1], rules.offset_within(numbers[-1], self.shape)]
         stream = torch._C._cuda_getCurrentRawStream(self.device)
         self.call(stream, *addresses, result.data_ptr(), numbers=numbers)
         return result

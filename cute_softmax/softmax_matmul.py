@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 import torch
 
-from . import launch, matmul_gradients, routes
+from . import launch, matmul_gradients, ops, routes
 from .functional import check_tensor, softmax, transformed
 from .matmul_stats import formula, modified
 from .plan.matmul import MatmulPlan, aligned, canonical_matmul, instruction_of, lines_of, plan_matmul
 from .problem import Operand
-from .scores import EMPTY_ROWS
+from .scores import EMPTY_ROWS, diagonal, number
 
 HALVES = (torch.bfloat16, torch.float16)
 
@@ -90,7 +90,7 @@ def softmax_matmul(
     _check(scores, values, mask, bias, scale, empty_rows)
     if not isinstance(causal, int):
         raise TypeError(f"causal must be False, True or an int offset, not {type(causal).__name__}")
-    offset = None if causal is False else 0 if causal is True else causal
+    offset = None if causal is False else diagonal(causal)
     if stats is not None:
         stats = _checked_stats(stats, scores, values)
     request = Request(scores, values, mask, bias, float(scale), offset, empty_rows == "zero", stats)
@@ -175,8 +175,7 @@ def _check(
                 raise ValueError(
                     f"{name} {tuple(given[name].shape)} does not broadcast to {(*batch, *scores.shape[-2:])}"
                 ) from None
-    if not isinstance(scale, (int, float)):
-        raise TypeError(f"scale must be a number, not {type(scale).__name__}")
+    number("scale", scale)
     if empty_rows not in EMPTY_ROWS:
         raise ValueError(
             f"empty_rows is {empty_rows!r}: it must be one of {', '.join(map(repr, EMPTY_ROWS))}"
@@ -403,7 +402,7 @@ class Product(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad, grad_lse):
-        direct = routes.unseen(grad, grad_lse)
+        direct = routes.unseen(grad, grad_lse) and not ops.batched(grad, grad_lse)
         return _gradient(
             ctx, grad, grad_lse, matmul_gradients.anyhow if direct else matmul_gradients.operator
         )

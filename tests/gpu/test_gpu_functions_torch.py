@@ -17,6 +17,7 @@ from cute_softmax import (
     selective_log_softmax,
     softmax,
     softmax_,
+    softmax_matmul,
 )
 from cute_softmax import sum as sum_
 from cute_softmax.forms import Forms
@@ -110,6 +111,26 @@ def test_forward_mode_and_double_backward(name, launched):
         (first,) = torch.autograd.grad((function(leaf) ** 2).sum(), leaf, create_graph=True)
         second += torch.autograd.grad((first * t).sum(), leaf)
     assert close(*tangents) and close(*second) and launched
+
+
+@names
+def test_several_gradients_at_once(name):
+    """Of an eager call, as `torch.autograd.functional.jacobian` asks for them when it is to vectorize."""
+    found = []
+    for function in cases()[name]:
+        leaf = random(SHAPE, torch.float32).requires_grad_()
+        y = function(leaf)
+        upstream = random((3, *y.shape), torch.float32, seed=7)
+        found += torch.autograd.grad(y, leaf, upstream, is_grads_batched=True)
+    assert close(*found)
+
+
+def test_several_gradients_of_a_product_at_once():
+    s, v = random((2, 64, 64), torch.bfloat16).requires_grad_(), random((2, 64, 32), torch.bfloat16, seed=1)
+    upstream = random((3, 2, 64, 32), torch.bfloat16, seed=7)
+    (found,) = torch.autograd.grad(softmax_matmul(s, v), s, upstream, is_grads_batched=True)
+    each = [torch.autograd.grad(softmax_matmul(s, v), s, g)[0] for g in upstream]
+    assert torch.allclose(found, torch.stack(each), rtol=0.05, atol=0.05)
 
 
 def test_gradcheck_in_float32(launched):
