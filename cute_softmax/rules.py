@@ -150,7 +150,8 @@ def backward(
     if mask is not None and not spec.zero:
         # Rows of NaN in which nothing counts have a gradient of zero. (Where they are zero, so is this by itself.)
         some = rows_left(mask, spec, output)
-        factors = some * (spec.scale if scale is None else scale.float())
+        factor = spec.scale if scale is None else scale.float()
+        factors = some if scale is None and factor == 1 else some * factor
     prologue = gradient_prologue(mask, factors, spec)
     operands = [] if factors is None else [factors.float().expand(output.shape)]
     numbers = numbers_of(prologue, spec, spec.inverse_alpha, output.shape)
