@@ -376,6 +376,16 @@ SUITES: dict[str, Suite] = {
             kind="host",
         ),
         Suite(
+            "overhead-scores",
+            "host time of an eager call on scores or of the family, without gradients",
+            (
+                *(Case("masked_softmax", (128, 128), mode=mode) for mode in (SCALED, ROW_MASK, MASK, CAUSAL)),
+                *(Case(op, (128, 128)) for op in ("log_softmax", "logsumexp", "selective_log_softmax")),
+            ),
+            ("cute_softmax", "torch", "torch.compile"),
+            kind="host",
+        ),
+        Suite(
             "first-call",
             "first softmax of a fresh process",
             tuple(Case("softmax", (4096, 4096), mode=mode) for mode in (COLD_STORE, WARM_STORE, NEW_COLUMNS)),

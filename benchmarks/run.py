@@ -225,8 +225,13 @@ class _GraphRun(_DeviceRun):
         return self._graph_rows(case, [inputs], ready, errors)
 
 
-def _host_call(name: str, case: Case, x: Tensor, dy: Tensor) -> Callable[[], object]:
+def _host_call(name: str, case: Case, inputs: tuple[Tensor, ...], dy: Tensor) -> Callable[[], object]:
     """One eager call as users write it; checked once."""
+    if case.op != "softmax":
+        call = providers.build(name, case.op, case)
+        OPERATIONS[case.op].check(case, inputs, call(*inputs))
+        return lambda: call(*inputs)
+    (x,) = inputs
     function = providers.build(name, "entry", case)
     x = x.clone().requires_grad_(case.mode in (GRAD, FORWARD_BACKWARD))
     y = function(x)
@@ -252,13 +257,13 @@ class _HostRun:
         self.device = current_device()
 
     def case(self, case: Case) -> list[Row]:
-        (x,) = OPERATIONS["softmax"].inputs(case, self.device)
+        inputs = OPERATIONS[case.op].inputs(case, self.device)
         dy, _ = OPERATIONS["softmax_backward"].inputs(case, self.device)
         calls: dict[str, Callable[[], object]] = {}
         errors: dict[str, str] = {}
         for name in self.names:
             try:
-                calls[name] = _host_call(name, case, x, dy)
+                calls[name] = _host_call(name, case, inputs, dy)
             except Exception as error:
                 errors[name] = _alive(error)
         with timing.pinned_to_one_core():

@@ -90,6 +90,8 @@ def check_memory(out: torch.Tensor, input: torch.Tensor, *others: torch.Tensor |
 
 def given_dims(dim: int | Sequence[int], tensor: torch.Tensor) -> tuple[int, ...]:
     """`canonical_dims` of what a caller gave; TypeError for what is no dimension."""
+    if type(dim) is int:
+        return canonical_dims((dim,), tensor.dim())
     dims = dim if isinstance(dim, Sequence) and not isinstance(dim, str) else (dim,)
     if not all(isinstance(d, int) and not isinstance(d, bool) for d in dims):
         raise TypeError(f"dim must be an int or a sequence of ints, not {dim!r}")

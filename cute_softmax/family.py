@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch.autograd import forward_ad
 
-from . import ops, routes, rules, selective
+from . import ops, routes, rules, scored, selective
 from .arguments import FLOATS, check_tensor, checked_backward, float_dtype, given_dims
+from .forms import Forms
 from .scores import ScoreArguments, Spec, check_names, number, scores_of, with_scores
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 # Forms of plain calls of log_softmax, as `functional` has those of softmax.
-_forms: dict[torch.Size, deque[ops.Form]] = {}
-_latest: list[ops.Form | None] = [None]
-MOST_FORMS = 4096
-MOST_FORMS_OF_A_SHAPE = 8
+_forms = Forms()
 
 
 @with_scores
@@ -56,34 +53,31 @@ def log_softmax(
     """
     eager = out is None and type(input) is torch.Tensor and not torch.compiler.is_compiling()
     if eager and not scores:
-        form = _latest[0]
+        form = _forms.latest
         if form is None or not (form.dim is dim and form.dtype is dtype and form.matches(input)):
-            form = _find(input, dim, dtype)
+            form = _forms.find(input, dim, dtype)
         if form is not None and forward_ad._current_level < 0:
             return _run(input, form)
+    if eager and scores:
+        form = scored.find(input, dim, dtype, True, True, scores)
+        if form is not None and forward_ad._current_level < 0:
+            return form(input, scores)
     check_names("log_softmax", scores)
     check_tensor("input", input, "log_softmax")
     dims = given_dims(dim, input)
     found = scores_of(input, dims, **scores)
-    if eager and found.plain and input.dtype.is_floating_point and type(dim) in (int, tuple):
+    if eager and input.dtype.is_floating_point:
         result = float_dtype(input, dtype, "log_softmax")
-        if rules.served(input, result) and not ops.transformed() and not routes.watched(input):
+        if scores:
+            form = scored.made(input, dim, dtype, scores, found, found.spec(dims, result, True))
+            if form is not None:
+                return form(input, scores)
+        elif type(dim) in (int, tuple) and rules.served(input, result) and routes.unseen(input):
             form = ops.Form(input, dims, result, True, log=True)
             form.dim, form.dtype = dim, dtype
-            if len(_forms) >= MOST_FORMS:
-                _forms.clear()
-            _forms.setdefault(input.shape, deque(maxlen=MOST_FORMS_OF_A_SHAPE)).append(form)
+            _forms.remember(input, form)
             return _run(input, form)
     return routes.softmax(input, found, dims, dtype, log=True, out=out)
-
-
-def _find(input: torch.Tensor, dim: object, dtype: torch.dtype | None) -> ops.Form | None:
-    """The form of a plain call, if it has been made before."""
-    for form in _forms.get(input.shape, ()):
-        if form.dim is dim and form.dtype is dtype and form.matches(input):
-            _latest[0] = form
-            return form
-    return None
 
 
 def _run(input: torch.Tensor, form: ops.Form) -> torch.Tensor:

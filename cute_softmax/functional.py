@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch.autograd import forward_ad
 
-from . import launch, ops, routes, rules
+from . import launch, ops, routes, rules, scored
 from .arguments import (
     check_memory,
     check_out,
@@ -19,6 +18,7 @@ from .arguments import (
     given_dims,
     out_dtype,
 )
+from .forms import Forms
 from .ops import transformed
 from .plan import PanelPlan, Plan
 from .plans import explain, plan_softmax
@@ -29,12 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Prepared", "explain", "plan_softmax", "prepare", "softmax", "softmax_backward"]
 
-# By shape: forms of eager calls, each made at its first call. Few per shape: they differ in strides, dtypes,
-# arguments, and in what of torch's state the dispatcher looks at (autograd, autocast).
-_forms: dict[torch.Size, deque[ops.Form]] = {}
-MOST_FORMS = 4096  # shapes; a program with ever new ones starts over, at some 50 us each
-MOST_FORMS_OF_A_SHAPE = 8
-_latest: list[ops.Form | None] = [None]
+# Of eager calls on plain scores.
+_forms = Forms()
 
 
 @with_scores
@@ -77,27 +73,17 @@ def softmax(
     if scores or torch.compiler.is_compiling():
         return _scored(input, dim, dtype, out, online, scores)
     if out is None and type(input) is torch.Tensor:
-        # The common eager call decides nothing: it finds its form, allocates and launches. A model tends to repeat
-        # the last one.
-        form = _latest[0]
+        # The common eager call decides nothing: it finds its form, allocates and launches.
+        form = _forms.latest
         if form is None or not (
             form.dim is dim and form.dtype is dtype and form.online is online and form.matches(input)
         ):
-            form = _find(input, dim, dtype, online)
+            form = _forms.find(input, dim, dtype, online)
         if form is not None and forward_ad._current_level < 0:
             if form.requires_grad and torch.is_grad_enabled():
                 return ops.apply_softmax(input, form)
             return form.run(input)
     return _softmax(input, dim, dtype, out, online)
-
-
-def _find(input: torch.Tensor, dim: object, dtype: torch.dtype | None, online: bool) -> ops.Form | None:
-    """The form of a call, if it has been made before. `is`, because 1, 1.0 and True are equal."""
-    for form in _forms.get(input.shape, ()):
-        if form.dim is dim and form.dtype is dtype and form.online is online and form.matches(input):
-            _latest[0] = form
-            return form
-    return None
 
 
 def _scored(
@@ -109,10 +95,20 @@ def _scored(
     scores: ScoreArguments,
 ) -> torch.Tensor:
     """`softmax` of scores that may be other than the input."""
+    eager = out is None and type(input) is torch.Tensor and not torch.compiler.is_compiling()
+    if eager:
+        form = scored.find(input, dim, dtype, online, False, scores)
+        if form is not None and forward_ad._current_level < 0:
+            return form(input, scores)
     check_names("softmax", scores)
     check_tensor("input", input)
     dims = given_dims(dim, input)
     found = scores_of(input, dims, **scores)
+    if eager and input.dtype.is_floating_point:
+        spec = found.spec(dims, float_dtype(input, dtype), False, online)
+        form = scored.made(input, dim, dtype, scores, found, spec)
+        if form is not None:
+            return form(input, scores)
     if found.plain:
         return _softmax(input, dim, dtype, out, online)
     return routes.softmax(input, found, dims, dtype, out=out, online=online)
@@ -146,9 +142,7 @@ def _softmax(
     form = ops.Form(input, dims, result_dtype, online)
     if type(dim) in (int, tuple) and source is input:
         form.dim, form.dtype = dim, asked
-        if len(_forms) >= MOST_FORMS:
-            _forms.clear()
-        _forms.setdefault(input.shape, deque(maxlen=MOST_FORMS_OF_A_SHAPE)).append(form)
+        _forms.remember(input, form)
     if input.requires_grad and torch.is_grad_enabled():
         return ops.apply_softmax(input, form)
     return form.run(input)

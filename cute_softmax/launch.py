@@ -6,17 +6,17 @@ import math
 import struct
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache, lru_cache
 
 import torch
 
 from . import hardware
 from .cache import Store
-from .plan import NO_PROLOGUE, Plan, Prologue, RowClass, facts_of, plan
+from .plan import NO_PROLOGUE, NotPlanned, Plan, Prologue, RowClass, facts_of, plan
 from .problem import ALIGNMENT, Operand, canonical
 
 DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+_FLOAT32 = struct.Struct("<f")
 _OPERANDS = DTYPE_NAMES | {torch.bool: "bool", torch.int64: "int64"}
 
 _store = Store()
@@ -31,14 +31,28 @@ class Call:
     prologue's numbers. order: which of the addresses is each operand of the plan's; None for their own order.
     """
 
-    __slots__ = ("arguments", "function", "operand_strides", "order", "plan")
+    __slots__ = ("arguments", "function", "numbers", "places", "plan", "scratch", "template")
 
     def __init__(self, plan: Plan, function: object, order: tuple[int, ...] | None = None):
         self.plan = plan
         self.function = function
         self.arguments = plan.arguments
-        self.operand_strides = plan.operand_strides
-        self.order = order
+        # All ints after the stream, with zeros for those of a call, and where these go: the address of the scratch
+        # memory, the prologue's numbers, and each of the addresses.
+        template = [*plan.arguments]
+        self.scratch = len(template)
+        template += [0] * bool(plan.scratch)
+        names = getattr(plan.kernel, "prologue", NO_PROLOGUE).numbers
+        self.numbers = [
+            (len(template) + i, int if name == "offset" else float_bits) for i, name in enumerate(names)
+        ]
+        template += [0] * len(names)
+        places = []
+        for strides in plan.operand_strides:
+            places.append(len(template))
+            template += 0, *strides
+        self.places = places if order is None else [places[order.index(i)] for i in range(len(places))]
+        self.template = template
 
     def __call__(self, stream: int, *addresses: int, numbers: Sequence[float] = ()) -> None:
         """Launch on `stream`, the current one of the current device.
@@ -46,31 +60,33 @@ class Call:
         numbers: of the prologue (see `Prologue.numbers`): floats, and an int for the causal offset.
         Raises RuntimeError with the Plan's class if CUDA refuses the launch.
         """
-        operands = argument_ints(self.plan, numbers) if numbers else []
-        if self.order is not None:
-            addresses = [addresses[i] for i in self.order]
-        for address, strides in zip(addresses, self.operand_strides, strict=True):
-            operands += address, *strides
+        arguments = self.template.copy()
+        for place, address in zip(self.places, addresses, strict=True):
+            arguments[place] = address
+        for (place, as_int), number in zip(self.numbers, numbers, strict=True):
+            arguments[place] = as_int(number)
         if self.plan.scratch:
             # Belongs to this call: freed behind the launch, its memory goes to what comes later on this stream.
             scratch = torch.zeros(self.plan.scratch, dtype=torch.uint8, device="cuda")
-            operands.insert(0, scratch.data_ptr())
+            arguments[self.scratch] = scratch.data_ptr()
         try:
-            self.function(stream, *self.arguments, *operands)
+            self.function(stream, *arguments)
         except Exception as error:
             raise launch_error(self.plan, error) from error
 
-
-def argument_ints(plan: Plan, numbers: Sequence[float]) -> list[int]:
-    """A prologue's numbers as the compiled function takes them: floats by their bits."""
-    names = plan.kernel.prologue.numbers
-    return [int(n) if name == "offset" else float_bits(n) for name, n in zip(names, numbers, strict=True)]
+    def on_device(self, index: int, *addresses: int, numbers: Sequence[float] = ()) -> None:
+        """Launch on the current stream of device `index`, whichever is the current device."""
+        if torch._C._cuda_getDevice() == index:
+            self(torch._C._cuda_getCurrentRawStream(index), *addresses, numbers=numbers)
+            return
+        with torch.cuda.device(index):
+            self(torch._C._cuda_getCurrentRawStream(index), *addresses, numbers=numbers)
 
 
 def float_bits(number: float) -> int:
     """The bits of a number rounded to float32, as an int; infinity for what is larger than any."""
     try:
-        return int.from_bytes(struct.pack("<f", number), "little")
+        return int.from_bytes(_FLOAT32.pack(number), "little")
     except OverflowError:
         return float_bits(math.copysign(math.inf, number))
 
@@ -132,8 +148,11 @@ def call_of(
     """
     operands = tuple(operand(t) for t in tensors)
     if aligned:
-        operands = tuple(replace(o, address=0) for o in operands)
-    return _call(name, tensors[0].get_device(), tensors[0].shape, dims, operands, online, prologue, query)
+        operands = tuple(o._replace(address=0) for o in operands)
+    found = _call(name, tensors[0].get_device(), tensors[0].shape, dims, operands, online, prologue, query)
+    if type(found) is str:
+        raise NotPlanned(found)
+    return found
 
 
 @lru_cache(maxsize=4096)
@@ -146,12 +165,16 @@ def _call(
     online: bool,
     prologue: Prologue,
     query: int | None,
-) -> Call:
-    prologue = prologue.of(name)
-    order = kernel_order(name, prologue)
-    operands = [operands[i] for i in order]
-    problem = canonical(shape, dims, operands, query if prologue.causal else None)
-    made = plan(name, problem, device_facts(device), online=online, prologue=prologue)
+) -> Call | str:
+    """The Call, or why there is none: that is remembered, too."""
+    try:
+        prologue = prologue.of(name)
+        order = kernel_order(name, prologue)
+        operands = [operands[i] for i in order]
+        problem = canonical(shape, dims, operands, query if prologue.causal else None)
+        made = plan(name, problem, device_facts(device), online=online, prologue=prologue)
+    except NotPlanned as reason:
+        return str(reason)
     return Call(made, function_of(made.kernel), order if list(order) != sorted(order) else None)
 
 
@@ -176,13 +199,7 @@ def run(
     numbers: the values of the prologue's numbers; other values compile nothing. Else as `call_of`.
     """
     call = call_of(name, tensors, dims, online, prologue=prologue, query=query)
-    index = tensors[0].get_device()
-    addresses = [t.data_ptr() for t in tensors]
-    if torch._C._cuda_getDevice() == index:
-        call(torch._C._cuda_getCurrentRawStream(index), *addresses, numbers=numbers)
-        return
-    with torch.cuda.device(index):
-        call(torch._C._cuda_getCurrentRawStream(index), *addresses, numbers=numbers)
+    call.on_device(tensors[0].get_device(), *[t.data_ptr() for t in tensors], numbers=numbers)
 
 
 def result_strides(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache
 
 import torch
@@ -90,6 +89,22 @@ def backward(
     return dscores.sum_to_size(scores.shape), dvalues.contiguous(), dbias
 
 
+def anyhow(
+    scores, values, output, lse, grad, scale, causal, zero, mask, bias, bias_grad, lse_grad
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """`backward`, or torch's operations where it has no plan."""
+    try:
+        return backward(
+            scores, values, output, lse, grad, scale, causal, zero, mask, bias, bias_grad, lse_grad
+        )
+    except NotPlanned:
+        from .softmax_matmul import Request, gradients
+
+        request = Request(scores, values, mask, bias, scale, causal, zero)
+        dscores, dvalues, dbias = gradients(request, output, lse, grad, lse_grad)
+        return dscores, dvalues, dbias if bias_grad else None
+
+
 @torch.library.custom_op("cute_softmax::softmax_matmul_backward", mutates_args=())
 def operator(
     scores: torch.Tensor,
@@ -105,17 +120,10 @@ def operator(
     bias_grad: bool,
     lse_grad: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`backward`, or torch's operations where it has no plan; the last result is empty without `bias_grad`."""
-    try:
-        dscores, dvalues, dbias = backward(
-            scores, values, output, lse, grad, scale, causal, zero, mask, bias, bias_grad, lse_grad
-        )
-    except NotPlanned:
-        from .softmax_matmul import Request, gradients
-
-        request = Request(scores, values, mask, bias, scale, causal, zero)
-        dscores, dvalues, dbias = gradients(request, output, lse, grad, lse_grad)
-        dbias = dbias if bias_grad else None
+    """`anyhow`; the last result is empty without `bias_grad`."""
+    dscores, dvalues, dbias = anyhow(
+        scores, values, output, lse, grad, scale, causal, zero, mask, bias, bias_grad, lse_grad
+    )
     return dscores, dvalues, scores.new_empty(0) if dbias is None else dbias
 
 
@@ -199,7 +207,7 @@ def _plan(
         made = launch.operand(tensor)
         if name in ("values", "dvalues"):
             strides = (0 if s else n for s, n in zip(shared, tensor.stride(), strict=False))
-            made = replace(made, strides=(*strides, *tensor.stride()[-2:]))
+            made = made._replace(strides=(*strides, *tensor.stride()[-2:]))
         return made
 
     operands = tuple((name, operand(name, tensor)) for name, tensor in tensors.items())

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 
 import torch
-from torch._C._dynamo.guards import TensorGuards
 from torch.autograd import forward_ad
 
 from . import launch
+from .forms import guard
 from .scores import Spec, backward_formula, over
 
 try:  # what code compiled by inductor allocates with: 0.6 us less than torch.empty_like
@@ -23,6 +23,9 @@ except ImportError:
 
     def _empty_strided_cuda(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty_strided(shape, strides, dtype=dtype, device="cuda")
+
+
+_BATCHED = torch._C._dispatch_key_parse("Batched")
 
 
 def on_kernel(tensor: torch.Tensor, result_dtype: torch.dtype) -> bool:
@@ -37,6 +40,12 @@ def transformed() -> bool:
     would give a wrong derivative (zero) without a word.
     """
     return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+
+
+def batched(*tensors: torch.Tensor | None) -> bool:
+    """Whether one of these stands for several, as upstream gradients with `is_grads_batched` of torch.autograd.grad: an
+    older vmap than functorch's, for torch's operations alone."""
+    return any(t is not None and torch._C._dispatch_keys(t).has(_BATCHED) for t in tensors)
 
 
 def jvp_rule(jvp: Callable) -> Callable:
@@ -60,8 +69,7 @@ def jvp_rule(jvp: Callable) -> Callable:
 class Form:
     """All calls of softmax, or of log_softmax, on tensors of one device, shape, strides and dtypes: decided once.
 
-    matches(input): whether a tensor is of this form, and torch in the state (autocast, functorch, dispatch modes,
-    and whether the tensor requires a gradient) in which the form was made; one call into C++.
+    matches(input): whether a tensor is of this form, see `forms.guard`.
     run(input): the result for a tensor of this form.
     """
 
@@ -76,9 +84,7 @@ class Form:
         online: bool,
         log: bool = False,
     ):
-        self.matches = TensorGuards(
-            input, dynamic_dims_sizes=[[*input.shape]], dynamic_dims_strides=[[*input.stride()]]
-        ).check
+        self.matches = guard(input)
         self.requires_grad = input.requires_grad
         self.input_dtype, self.result_dtype = input.dtype, result_dtype
         self.dims, self.online, self.log = dims, online, log
@@ -86,6 +92,10 @@ class Form:
         self.dim = self.dtype = None  # as the caller gave them, see `functional`
         self.backwards: dict[tuple, Callable] = {}
         self.run = _launcher(self.math, (input,), result_dtype, dims, online, self.forward_anywhere)
+
+    def fits(self, input: torch.Tensor, dim: object, dtype: torch.dtype | None, online: bool = True) -> bool:
+        """Whether a call is of this form. `is`, because 1, 1.0 and True are equal."""
+        return self.dim is dim and self.dtype is dtype and self.online is online and self.matches(input)
 
     def forward_anywhere(self, input: torch.Tensor) -> torch.Tensor:
         """The result for a tensor that is misaligned, or on another device than the current one."""
@@ -278,7 +288,7 @@ class Softmax(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad: torch.Tensor) -> tuple:
         (result,) = ctx.saved_tensors
-        if torch.is_grad_enabled():  # a gradient of the gradient is wanted
+        if torch.is_grad_enabled() or batched(grad):  # a gradient of the gradient is wanted, or several
             form = ctx.form
             return aten_backward(grad, result, form.dims, form.input_dtype, form.log), None
         return ctx.form.backward(grad, result), None

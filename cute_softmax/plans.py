@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -51,7 +50,7 @@ def plan_softmax(
     if backward:
         factors = _factors(shape, found, spec)
         prologue = rules.gradient_prologue(found.mask, factors, spec)
-        inputs, last = [result, result], replace(first, address=0)
+        inputs, last = [result, result], first._replace(address=0)
     else:
         prologue = rules.prologue_of(found.bias, found.mask, found.scale, spec)
         inputs, last = [first], result

@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 ITEM_SIZE = {"bf16": 2, "fp16": 2, "fp32": 4, "bool": 1, "int64": 8}  # bytes
 ALIGNMENT = 16  # bytes: the widest access; what an address is worth knowing modulo
 
 
-@dataclass(frozen=True)
-class Operand:
+class Operand(NamedTuple):
     """One tensor of a call: its dtype, the stride of each dimension (elements), and its address modulo 16 (bytes).
 
     The address is a multiple of the item size.

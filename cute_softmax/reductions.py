@@ -290,7 +290,7 @@ def _gradient(ctx, grad: torch.Tensor) -> torch.Tensor:
 def _times_softmax(input: torch.Tensor, factors: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
     """`factors * softmax(input)` of the input's dtype, with one factor for each group."""
     spec = Spec(dims, input.dtype)
-    if not rules.served(input, input.dtype):
+    if ops.batched(factors) or not rules.served(input, input.dtype):
         spec = spec.changed(dtype=factors.dtype)
         return (formula(input, None, None, None, spec) * factors).to(input.dtype)
     watched = routes.watched(input, factors)

@@ -23,6 +23,11 @@ def watched(*tensors: torch.Tensor | None) -> bool:
     )
 
 
+def unseen(*tensors: torch.Tensor | None) -> bool:
+    """Whether nothing of torch but autograd looks at an eager call on these, so that it may go straight to a kernel."""
+    return not (ops.transformed() or watched(*tensors))
+
+
 def recorded(*tensors: torch.Tensor | None) -> bool:
     """Whether autograd records a call on these."""
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)

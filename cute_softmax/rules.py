@@ -7,6 +7,9 @@ operators. Both end in `forward` and `backward`, which launch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import lru_cache
+
 import torch
 
 from . import launch, ops
@@ -33,9 +36,13 @@ def served(input: Tensor, dtype: torch.dtype, *others: Tensor | None) -> bool:
     return ops.on_kernel(input, dtype) and all(t is None or t.dtype in DTYPES for t in others)
 
 
+# Made once: a dataclass takes longer to make than to find.
+_prologue = lru_cache(Prologue)
+
+
 def prologue_of(bias: object, mask: object, scale: object, spec: Spec, alpha: str | None = None) -> Prologue:
     """The prologue of a forward; alpha: "groups" for a factor on each row."""
-    return Prologue(
+    return _prologue(
         scale="groups" if scale is not None else "number" if spec.scale != 1 else "",
         bias=bias is not None,
         mask=mask is not None,
@@ -47,7 +54,7 @@ def prologue_of(bias: object, mask: object, scale: object, spec: Spec, alpha: st
 
 def gradient_prologue(mask: object, scale: object, spec: Spec) -> Prologue:
     """The prologue of a backward. Of a mask it has no operand: the logarithm is -inf there."""
-    return Prologue(
+    return _prologue(
         scale="groups" if scale is not None else "number" if spec.scale != 1 else "",
         mask=spec.log and mask is not None,
         causal=spec.causal is not None,
@@ -56,15 +63,20 @@ def gradient_prologue(mask: object, scale: object, spec: Spec) -> Prologue:
 
 
 def numbers_of(prologue: Prologue, spec: Spec, alpha: float, shape: torch.Size) -> tuple[float | int, ...]:
-    """What the prologue takes at run time. An offset beyond the matrix means no more than one at its edge."""
+    """What the prologue takes at run time."""
     numbers: list[float | int] = []
     if prologue.scale == "number":
         numbers.append(spec.scale)
     if prologue.alpha == "number":
         numbers.append(alpha)
     if prologue.causal:
-        numbers.append(max(-shape[-2], min(spec.causal, shape[-1])))
+        numbers.append(offset_within(spec.causal, shape))
     return tuple(numbers)
+
+
+def offset_within(offset: int, shape: Sequence[int]) -> int:
+    """What an offset of the diagonal means to a matrix: beyond it no more than at its edge."""
+    return max(-shape[-2], min(offset, shape[-1]))
 
 
 def forward(
@@ -126,7 +138,7 @@ def backward(
     dtype: torch.dtype,
 ) -> Tensor:
     """The gradient of the input, of dtype `dtype`; not itself differentiable."""
-    if not (served(output, dtype, scale) and grad.dtype in DTYPES):
+    if ops.batched(grad, output) or not (served(output, dtype, scale) and grad.dtype in DTYPES):
         d = backward_formula(grad, output, mask, spec, wide(dtype) if scale is not None else dtype)
         return d if scale is None else (d * scale).to(dtype)
     result = torch.empty_like(output, dtype=dtype)
@@ -138,7 +150,8 @@ def backward(
     if mask is not None and not spec.zero:
         # Rows of NaN in which nothing counts have a gradient of zero. (Where they are zero, so is this by itself.)
         some = rows_left(mask, spec, output)
-        factors = some * (spec.scale if scale is None else scale.float())
+        factor = spec.scale if scale is None else scale.float()
+        factors = some if scale is None and factor == 1 else some * factor
     prologue = gradient_prologue(mask, factors, spec)
     operands = [] if factors is None else [factors.float().expand(output.shape)]
     numbers = numbers_of(prologue, spec, spec.inverse_alpha, output.shape)

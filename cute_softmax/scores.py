@@ -17,6 +17,7 @@ import torch
 _Function = TypeVar("_Function", bound=Callable)
 
 INF = float("inf")
+_FAR = 1 << 62
 EMPTY_ROWS = ("nan", "zero")
 
 
@@ -188,7 +189,12 @@ def _diagonal(causal: object, input: torch.Tensor, dims: tuple[int, ...]) -> int
             f"causal needs queries in dimension -2 and the softmax over dimension -1, not over "
             f"{', '.join(map(str, dims))} of an input of shape {tuple(input.shape)}"
         )
-    return 0 if causal is True else causal
+    return diagonal(causal)
+
+
+def diagonal(causal: int) -> int:
+    """The offset that a caller asks for: True is 0, and what is far beyond any matrix can still be added to."""
+    return 0 if causal is True else max(-_FAR, min(causal, _FAR))
 
 
 def wide(*dtypes: torch.dtype) -> torch.dtype:

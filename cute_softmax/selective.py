@@ -222,7 +222,8 @@ class Statistics(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad, _, of_lse, of_entropy):
         input, index, *rows = ctx.saved_tensors
-        function = formula_backward if torch.is_grad_enabled() else backward
+        by_formula = torch.is_grad_enabled() or ops.batched(grad, of_lse, of_entropy)
+        function = formula_backward if by_formula else backward
         return function(input, index, *ctx.numbers, *rows, grad, of_lse, of_entropy), None, None, None, None
 
     @staticmethod

@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 import torch
 
-from . import launch, matmul_gradients, routes
+from . import launch, matmul_gradients, ops, routes
 from .functional import check_tensor, softmax, transformed
 from .matmul_stats import formula, modified
 from .plan.matmul import MatmulPlan, aligned, canonical_matmul, instruction_of, lines_of, plan_matmul
 from .problem import Operand
-from .scores import EMPTY_ROWS
+from .scores import EMPTY_ROWS, diagonal, number
 
 HALVES = (torch.bfloat16, torch.float16)
 
@@ -90,7 +90,7 @@ def softmax_matmul(
     _check(scores, values, mask, bias, scale, empty_rows)
     if not isinstance(causal, int):
         raise TypeError(f"causal must be False, True or an int offset, not {type(causal).__name__}")
-    offset = None if causal is False else 0 if causal is True else causal
+    offset = None if causal is False else diagonal(causal)
     if stats is not None:
         stats = _checked_stats(stats, scores, values)
     request = Request(scores, values, mask, bias, float(scale), offset, empty_rows == "zero", stats)
@@ -103,8 +103,10 @@ def softmax_matmul(
         result, lse = composed(request._replace(stats=None), return_lse)
     elif not request.on_kernel and not (stats is not None and request.recorded):
         result, lse = composed(request, return_lse)
-    elif routes.watched(scores, values, mask, bias, stats) or request.recorded:
+    elif routes.watched(scores, values, mask, bias, stats):
         result, lse = operator(*request)
+    elif request.recorded:
+        result, lse = _apply(*request)
     else:
         result, lse = forward(request, return_lse)
     lse = lse if stats is None else stats
@@ -157,8 +159,10 @@ def _check(
         raise TypeError(
             f"scores are {scores.dtype}, values {values.dtype}: scores have the dtype of values or float32"
         )
+    batch = scores.shape[:-2]
     try:
-        batch = torch.broadcast_shapes(scores.shape[:-2], values.shape[:-2])
+        if batch != values.shape[:-2]:  # torch's check costs as much as the launch
+            batch = torch.broadcast_shapes(batch, values.shape[:-2])
     except RuntimeError:
         raise ValueError(
             f"the batch dimensions of scores {tuple(scores.shape)} and values {tuple(values.shape)} do not broadcast"
@@ -171,8 +175,7 @@ def _check(
                 raise ValueError(
                     f"{name} {tuple(given[name].shape)} does not broadcast to {(*batch, *scores.shape[-2:])}"
                 ) from None
-    if not isinstance(scale, (int, float)):
-        raise TypeError(f"scale must be a number, not {type(scale).__name__}")
+    number("scale", scale)
     if empty_rows not in EMPTY_ROWS:
         raise ValueError(
             f"empty_rows is {empty_rows!r}: it must be one of {', '.join(map(repr, EMPTY_ROWS))}"
@@ -210,15 +213,16 @@ def forward(request: Request, return_lse: bool) -> tuple[torch.Tensor, torch.Ten
     if not rows or not columns or not depth or not math.prod(batch):
         result.fill_(0.0 if zero or depth == 0 else math.nan)
         return result, lse if lse is None else lse.fill_(-math.inf)
-    inputs = [t.expand(*batch, *t.shape[-2:]) for t in (scores, values)]
-    instruction = instruction_of(launch.device_facts(device.index).architecture)
+    index = values.get_device()
+    instruction = instruction_of(launch.device_facts(index).architecture)
     tma = instruction == "wgmma"
+    inputs = [t if t.shape[:-2] == batch else t.expand(*batch, *t.shape[-2:]) for t in (scores, values)]
     inputs = [_readable(inputs[0], tma, lines=True), _readable(inputs[1], tma)]
     if bias is not None and bias.dtype not in launch.DTYPE_NAMES:
         bias = bias.float()
     extras = [t if t is None else t.expand(*batch, rows, columns) for t in (mask, bias)]
     call = _call(
-        device.index,
+        index,
         inputs[0].shape,
         depth,
         *map(_operand, (*inputs, *extras)),
@@ -232,12 +236,11 @@ def forward(request: Request, return_lse: bool) -> tuple[torch.Tensor, torch.Ten
     tensors = [*inputs, *(t for t in extras if t is not None), result]
     if return_lse:
         tensors.append(lse)
-    with torch.cuda.device(device.index):
-        if call.plan.kernel.split:
-            tensors.append(torch.empty(call.plan.parts_bytes, dtype=torch.uint8, device=device))
-        if stats is not None:
-            tensors.append(stats.to(torch.float32).contiguous())
-        call(torch._C._cuda_getCurrentRawStream(device.index), *(t.data_ptr() for t in tensors))
+    if call.plan.kernel.split:
+        tensors.append(torch.empty(call.plan.parts_bytes, dtype=torch.uint8, device=device))
+    if stats is not None:
+        tensors.append(stats.to(torch.float32).contiguous())
+    call.on_device(index, *[t.data_ptr() for t in tensors])
     return result, lse
 
 
@@ -246,8 +249,7 @@ def _readable(tensor: torch.Tensor, tma: bool, lines: bool = False) -> torch.Ten
     scores."""
     if not tma and (tensor.stride(-1) == 1 or tensor.shape[-1] == 1):
         return tensor
-    operand = launch.operand(tensor)
-    if aligned(operand, tensor.shape) or (lines and lines_of(operand, tensor.shape)):
+    if _lies_well(launch.operand(tensor), tensor.shape, lines):
         return tensor
     # Broadcast dimensions are not multiplied.
     base = tensor[tuple(slice(1) if stride == 0 else slice(None) for stride in tensor.stride()[:-2])]
@@ -255,6 +257,11 @@ def _readable(tensor: torch.Tensor, tma: bool, lines: bool = False) -> torch.Ten
     pitch = math.ceil(tensor.shape[-1] / unit) * unit
     copy = torch.empty((*base.shape[:-1], pitch), dtype=tensor.dtype, device=tensor.device)
     return copy[..., : tensor.shape[-1]].copy_(base).expand(tensor.shape)
+
+
+@lru_cache(maxsize=4096)
+def _lies_well(operand: Operand, shape: torch.Size, lines: bool) -> bool:
+    return aligned(operand, shape) or (lines and lines_of(operand, shape) is not None)
 
 
 def _operand(tensor: torch.Tensor | None) -> Operand | None:
@@ -308,14 +315,18 @@ def operator(
     stats: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(the result, log-sum-exps: an empty tensor where they are known)."""
-    request = Request(scores, values, mask, bias, scale, causal, zero, stats)
+    return both(Request(scores, values, mask, bias, scale, causal, zero, stats))
+
+
+def both(request: Request) -> tuple[torch.Tensor, torch.Tensor]:
+    """The results of `operator`."""
     if request.on_kernel:
         result, lse = forward(request, True)
     else:
         result, lse = composed(request)
         result = result.contiguous()
         lse = lse if lse is None else lse.to(torch.promote_types(lse.dtype, torch.float32)).contiguous()
-    return result, stats.new_empty(0) if lse is None else lse
+    return result, request.stats.new_empty(0) if lse is None else lse
 
 
 @operator.register_fake
@@ -358,7 +369,7 @@ def _save(ctx, inputs, output):
     ctx.numbers, ctx.known = (scale, causal, zero), stats is not None
 
 
-def _gradient(ctx, grad, grad_lse):
+def _gradient(ctx, grad, grad_lse, by_kernel=matmul_gradients.operator):
     scores, values, mask, bias, result, lse = ctx.saved_tensors
     request = Request(scores, values, mask, bias, *ctx.numbers)
     grad = torch.zeros_like(result) if grad is None else grad
@@ -368,7 +379,7 @@ def _gradient(ctx, grad, grad_lse):
     # Gradients of gradients need torch's operations.
     if request.on_kernel and not torch.is_grad_enabled():
         wants_bias = bias is not None and ctx.needs_input_grad[3]
-        to_scores, to_values, to_bias = matmul_gradients.operator(
+        to_scores, to_values, to_bias = by_kernel(
             scores, values, result, lse, grad, *ctx.numbers, mask, bias, wants_bias, grad_lse
         )
         to_bias = to_bias if wants_bias else None
@@ -378,3 +389,24 @@ def _gradient(ctx, grad, grad_lse):
 
 
 operator.register_autograd(_gradient, setup_context=_save)
+
+
+class Product(torch.autograd.Function):
+    """`operator` of an eager call: what goes through the dispatcher costs more host time than the launches."""
+
+    @staticmethod
+    def forward(ctx, *inputs):
+        outputs = both(Request(*inputs))
+        _save(ctx, inputs, outputs)
+        return outputs
+
+    @staticmethod
+    def backward(ctx, grad, grad_lse):
+        direct = routes.unseen(grad, grad_lse) and not ops.batched(grad, grad_lse)
+        return _gradient(
+            ctx, grad, grad_lse, matmul_gradients.anyhow if direct else matmul_gradients.operator
+        )
+
+
+# `apply` less its test for functorch, which is made before.
+_apply = super(torch.autograd.Function, Product).apply

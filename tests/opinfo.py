@@ -49,7 +49,7 @@ torch.backends.disable_global_flags.__globals__["__allow_nonbracketed_mutation_f
 
 import cute_softmax  # noqa: E402
 from benchmarks import results  # noqa: E402
-from cute_softmax import aten, family, functional, launch  # noqa: E402
+from cute_softmax import aten, family, functional, launch, scored  # noqa: E402
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 ROUTES = ("functions", "accelerate")
@@ -194,9 +194,8 @@ def _launches() -> Iterator[list]:
 
     def forget():
         launch._call.cache_clear()
-        for module in (functional, family):
+        for module in (functional, family, scored):
             module._forms.clear()
-            module._latest[0] = None
         aten._launchers.clear()
 
     forget()

@@ -10,7 +10,8 @@ from types import SimpleNamespace
 
 import torch
 
-from cute_softmax import family, functional, launch, ops
+from cute_softmax import family, functional, launch, ops, scored
+from cute_softmax.forms import Forms
 from cute_softmax.hardware import H200
 from cute_softmax.plan import NO_PROLOGUE, NotPlanned
 
@@ -123,8 +124,8 @@ def install(monkeypatch) -> Launches:
     monkeypatch.setattr(launch, "device_facts", lambda index: H200)
     monkeypatch.setattr(launch, "function_of", lambda kernel: None)
     monkeypatch.setattr(ops, "_launcher", lambda *form: form[-1])
+    monkeypatch.setattr(scored, "made", lambda *form: None)
     for module in (functional, family):
-        monkeypatch.setattr(module, "_forms", {})
-        monkeypatch.setattr(module, "_latest", [None])
+        monkeypatch.setattr(module, "_forms", Forms())
     monkeypatch.setattr(ops, "on_kernel", lambda t, d: {t.dtype, d} <= {*launch.DTYPE_NAMES})
     return launches

@@ -53,6 +53,7 @@ CASES = {
     "offset 0": ({"causal": 0}, lambda x: x.masked_fill(~BELOW.tril(), -INF)),
     "offset": ({"causal": 2}, lambda x: x.masked_fill(~BELOW.tril(2), -INF)),
     "far offset": ({"causal": 99}, lambda x: x),
+    "farther offset": ({"causal": 10**30}, lambda x: x),
     "all": (
         {"scale": ROWS, "bias": BIAS, "mask": MASK, "causal": 2},
         lambda x: (x * ROWS + BIAS).masked_fill(~(MASK & BELOW.tril(2)), -INF),

@@ -114,6 +114,19 @@ def test_functorch_runs_the_kernels(case, transform, launches):
     assert launches
 
 
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.usefixtures("launches")
+def test_several_gradients_at_once(case):
+    """Of an eager call, as `torch.autograd.functional.jacobian` asks for them when it is to vectorize."""
+    found = []
+    for function in CASES[case]:
+        leaf = X[0].clone().requires_grad_()
+        y = function(leaf)
+        upstream = example((3, *y.shape), seed=7)
+        found += torch.autograd.grad(y, leaf, upstream, is_grads_batched=True)
+    assert torch.allclose(*found, rtol=1e-4, atol=2e-5)
+
+
 def test_vmap_over_operands(launches):
     """Any of the tensors may be batched, the others broadcast; scalars, too."""
     bias, mask, rows = example((2, 6), seed=5), example((2, 4, 6), seed=6) > -0.5, ROWS

@@ -60,7 +60,7 @@ def test_numbers_beyond_float32_are_infinite():
 
 
 def test_a_call_without_numbers_asks_for_none():
-    plan = SimpleNamespace(arguments=(1,), operand_strides=((2,), (3,)), scratch=0)
+    plan = SimpleNamespace(arguments=(1,), operand_strides=((2,), (3,)), scratch=0, kernel=None)
     kept = []
     launch.Call(plan, lambda *given: kept.append(given))(7, 100, 101)
     assert kept == [(7, 1, 100, 2, 101, 3)]

@@ -166,6 +166,7 @@ def halves(*shape):
         (ValueError, "bias", (halves(2, 3), halves(3, 4)), {"bias": halves(4, 2, 3)}),
         (TypeError, "scale", (halves(2, 3), halves(3, 4)), {"scale": "2"}),
         (TypeError, "causal", (halves(2, 3), halves(3, 4)), {"causal": 0.5}),
+        (TypeError, "scale must be a number, not bool", (halves(2, 3), halves(3, 4)), {"scale": True}),
         (ValueError, "empty_rows", (halves(2, 3), halves(3, 4)), {"empty_rows": "no"}),
     ],
 )

@@ -96,11 +96,11 @@ def test_rows_that_tma_cannot_read_come_line_by_line():
     assert not planned((2,), 64, 128, 64).kernel.lines
     assert planned((2,), 64, 127, 64).kernel.lines and planned((2,), 64, 127, 64).kernel.sent
     assert planned((2,), 64, 128, 64, wide="fp32").kernel.lines
-    odd = replace(contiguous("bf16", 2, 64, 128), address=2)
+    odd = contiguous("bf16", 2, 64, 128)._replace(address=2)
     for name in ("scores", "dscores"):
         c = planned((2,), 64, 128, 64, **{name: odd}).kernel
         assert c.lines and not c.sent
-    apart = replace(contiguous("bf16", 2, 64, 128), strides=(64 * 136, 136, 1))
+    apart = contiguous("bf16", 2, 64, 128)._replace(strides=(64 * 136, 136, 1))
     assert not planned((2,), 64, 127, 64, scores=apart).kernel.sent
 
 
@@ -118,7 +118,7 @@ def test_batch_dimensions():
 @pytest.mark.parametrize(
     ("changed", "depth", "match"),
     [
-        ({"grad": replace(contiguous("bf16", 2, 64, 64), address=2)}, 64, "grad"),
+        ({"grad": contiguous("bf16", 2, 64, 64)._replace(address=2)}, 64, "grad"),
         ({"values": Operand("bf16", (65 * 128, 65, 1))}, 64, "values"),
         ({}, 2048, "up to"),
     ],

@@ -206,7 +206,7 @@ def test_rows_of_dimensions_that_do_not_merge(view, which, dtype, offset, order)
     permuted = [*kept]
     order.shuffle(permuted)
     permuted.append(len(shape) - 1)
-    turned = [dataclasses.replace(o, strides=tuple(o.strides[d] for d in permuted)) for o in operands]
+    turned = [o._replace(strides=tuple(o.strides[d] for d in permuted)) for o in operands]
     problem = canonical([shape[d] for d in permuted], (len(shape) - 1,), turned)
     try:
         made = plan(which[0], problem, H200, online=which[1])

@@ -54,7 +54,7 @@ class Prologue:
                 )
 
     def __bool__(self) -> bool:
-        return self != Prologue()
+        return self != NO_PROLOGUE
 
     @property
     def numbers(self) -> tuple[str, ...]:

@@ -62,7 +62,9 @@ _SHORT = (
     Team(128, 3),
     Team(128, 4),
 )
-_PREFETCHING = {"staging": ("async",), "keep": False, "persistent": True}
+# The next row, with its mask, arrives while this one is worked on. H200, 2026-11-22, bf16, a mask of one row, time over
+# the unmasked softmax's: 165000 columns 1.03, 200000 1.02; with the mask loaded at its row's turn 1.26 and 1.14.
+_PREFETCHING = {"staging": ("async", "async"), "keep": False, "persistent": True}
 TEAMS = {
     "softmax": (
         *_SHORT,
@@ -145,6 +147,11 @@ _PROLOGUES = {
     Team(256, 4, threads=256, cluster_n=4): Team(256, 4, threads=256, cluster_n=4, min_blocks=5),
     Team(128, 7, cluster_n=8): Team(128, 7, cluster_n=8, min_blocks=7),
 }
+# What takes a team's place where there is a mask to apply, which one CTA's loads do not cover. H200, 2026-11-22, bf16,
+# a mask of one row, time over the unmasked softmax's: 262144 columns 1.06 (2 CTAs an SM), 1.10 (1); 230000 1.10, 1.18;
+# with a scale, too, 1.08, 1.14; 1.13, 1.23. Without a mask 2 are slower: 262144 columns 1.07.
+_ALONE = Team(256, 16, threads=256, cluster_n=8, precise=False, **_PREFETCHING)
+_MASKED = {_ALONE: replace(_ALONE, min_blocks=2)}
 
 
 def teams_of(math_name: str, prologue: Prologue, edges: bool) -> tuple[Team, ...]:
@@ -156,7 +163,7 @@ def teams_of(math_name: str, prologue: Prologue, edges: bool) -> tuple[Team, ...
     # What is kept: the exponentials, or the scores, where they are used three times.
     composed = math_name == "log_softmax" and prologue.rescores and not prologue.packs
     keeps = gradient or math_name == "softmax" or composed
-    instead = _CAUSAL if prologue.causal else {}
+    instead = (_CAUSAL if prologue.causal else {}) | (_MASKED if prologue.mask and prologue.packs else {})
     if keeps and not gradient and not prologue.bias and not edges:  # scalars take registers of their own
         instead = instead | _PROLOGUES
     teams = [instead.get(t, t) for t in TEAMS["softmax_backward" if prologue.bias or gradient else "softmax"]]

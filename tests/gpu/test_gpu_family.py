@@ -119,6 +119,16 @@ def explicit_cases() -> list[Case]:
             y = Case("softmax", long).expected(torch.float32)[0]
             found.append(Case("softmax_backward", long, y=y.to(dtype), scale=0.5))
             found.append(Case("log_softmax_backward", long, y=y.log().to(dtype)))
+        # More rows than clusters at a time: each takes several, and the next one's mask and scale ahead.
+        shape = (60, 200000) if dtype is torch.bfloat16 else (20, 300000)
+        many, factors = tensor_of(rng, shape, dtype), tensor_of(rng, (shape[0], 1), torch.float32)
+        row = tensor_of(rng, (1, shape[1]), torch.float32) > -1
+        found += [Case(m, many, scale=factors, mask=row) for m in FORWARD[:2]]
+        found += [
+            Case("softmax", many, scale=factors, alpha=factors.flip(0)),
+            Case("softmax", many, mask=many > -1),
+        ]
+        found.append(selective_case(rng, "softmax", many, scale=0.7))
         # Temperatures: rows still sum to 1.
         found += [
             Case("softmax", x, scale=1000.0),

@@ -13,11 +13,14 @@ from cute_softmax import (
     launch,
     log_softmax,
     logsumexp,
+    scored,
     selective_log_softmax,
     softmax,
     softmax_,
+    softmax_matmul,
 )
 from cute_softmax import sum as sum_
+from cute_softmax.forms import Forms
 
 INF = float("inf")
 SHAPE = (4, 20, 264)
@@ -108,6 +111,26 @@ def test_forward_mode_and_double_backward(name, launched):
         (first,) = torch.autograd.grad((function(leaf) ** 2).sum(), leaf, create_graph=True)
         second += torch.autograd.grad((first * t).sum(), leaf)
     assert close(*tangents) and close(*second) and launched
+
+
+@names
+def test_several_gradients_at_once(name):
+    """Of an eager call, as `torch.autograd.functional.jacobian` asks for them when it is to vectorize."""
+    found = []
+    for function in cases()[name]:
+        leaf = random(SHAPE, torch.float32).requires_grad_()
+        y = function(leaf)
+        upstream = random((3, *y.shape), torch.float32, seed=7)
+        found += torch.autograd.grad(y, leaf, upstream, is_grads_batched=True)
+    assert close(*found)
+
+
+def test_several_gradients_of_a_product_at_once():
+    s, v = random((2, 64, 64), torch.bfloat16).requires_grad_(), random((2, 64, 32), torch.bfloat16, seed=1)
+    upstream = random((3, 2, 64, 32), torch.bfloat16, seed=7)
+    (found,) = torch.autograd.grad(softmax_matmul(s, v), s, upstream, is_grads_batched=True)
+    each = [torch.autograd.grad(softmax_matmul(s, v), s, g)[0] for g in upstream]
+    assert torch.allclose(found, torch.stack(each), rtol=0.05, atol=0.05)
 
 
 def test_gradcheck_in_float32(launched):
@@ -221,6 +244,45 @@ def test_graphs_and_streams():
     graph.replay()
     torch.cuda.synchronize()
     for a, b in zip(found, every(*given), strict=True):
+        assert equal_bits(a, b)
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_later_calls_of_a_form(log, monkeypatch):
+    """With other numbers, other contents and other addresses, aligned or not: what calls without forms give."""
+    function = log_softmax if log else softmax
+    x, _, _, rows, _ = scores(torch.bfloat16)
+    calls = []
+    for step in range(3):
+        y, other = (random(SHAPE, torch.bfloat16, seed=20 + 2 * step + i) for i in range(2))
+        for misaligned in (False, True):
+            if misaligned:
+                y = torch.empty(y.numel() + 1, dtype=y.dtype, device=DEVICE)[1:].view(SHAPE).copy_(y)
+            keep = (other[0] > 0.1 * step) | (torch.arange(SHAPE[2], device=DEVICE) == step)
+            for given in (
+                {"scale": 0.5 + step},
+                {"scale": rows + step},
+                {"scale": (rows + step).half(), "mask": keep},
+                {"causal": step - 1, "bias": other},
+                {"mask": keep[0], "bias": other[0], "scale": -step / 4, "empty_rows": "zero"},
+            ):
+                for leaf in (y, y.clone().requires_grad_()):
+                    calls.append((leaf, given))
+
+    def results() -> list[torch.Tensor]:
+        found = []
+        for leaf, given in calls:
+            found.append(function(leaf, **given))
+            if leaf.requires_grad:
+                found += torch.autograd.grad(found[-1], leaf, x)
+        return [t.detach() for t in found]
+
+    monkeypatch.setattr(scored, "_forms", Forms())
+    later = results()
+    assert scored._forms
+    monkeypatch.setattr(scored, "_forms", Forms())
+    monkeypatch.setattr(scored, "made", lambda *call: None)
+    for a, b in zip(later, results(), strict=True):
         assert equal_bits(a, b)
 
 

@@ -9,6 +9,7 @@ from checking import DTYPES, Guarded, check_backward, check_softmax, equal_bits,
 
 from cute_softmax import explain, functional, launch, plan_softmax, softmax, softmax_backward
 from cute_softmax.cache import Store
+from cute_softmax.forms import Forms
 
 dtypes = pytest.mark.parametrize("dtype", DTYPES)
 SHAPES = [(7, 33), (17, 1000), (5, 50257)]
@@ -27,9 +28,8 @@ def forget(monkeypatch, root=None):
     """As in a new process, with the store in the folder `root` if one is given."""
     if root is not None:
         monkeypatch.setattr(launch, "_store", Store(root))
-    for module, name in ((launch, "_functions"), (functional, "_forms")):
-        monkeypatch.setattr(module, name, {})
-    monkeypatch.setattr(functional, "_latest", [None])
+    monkeypatch.setattr(launch, "_functions", {})
+    monkeypatch.setattr(functional, "_forms", Forms())
     launch._call.cache_clear()
 
 
