@@ -431,7 +431,9 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
         at_once = max(resident // math.ceil(problem.length / c.tile), DEEP_ROWS_AT_ONCE)
         if problem.length >= CHUNKS_OF_A_PART_ALONE * resident * c.chunk:
             at_once = 1
-        return max(resident // min(at_once, panels(c)), 1)
+        # As many in the last round as in the others, or nearly.
+        at_once = math.ceil(panels(c) / math.ceil(panels(c) / at_once))
+        return max(resident // at_once, 1)
 
     deep = DEEP[orientation]
     if (len(facts.inputs), len(facts.outputs)) == (1, 1) and (
