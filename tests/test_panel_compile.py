@@ -91,11 +91,11 @@ def selection(arch: str, math: str, every: int) -> Iterator[PanelClass]:
         while c.shared_memory > ARCHITECTURES[arch].shared_memory:  # as `plan_panel` does
             c = replace(c, steps=c.steps // 2)
         yield c
-    deep = ["column", "row"] if MATHS[math, True].outputs and inputs == 1 else []
-    for orientation, dtype in product(deep, ["bf16", "fp32"][: 2 if every == 1 else 1]):
-        fields = {"orientation": orientation, "meeting": True}
-        fields |= {"buffers": DEEP[orientation].buffers}
-        c = panel_class(DEEP[orientation], math, (dtype, dtype), arch, **fields)
+    deep = [d for d in DEEP if d[1] == inputs and MATHS[math, True].outputs]
+    for (orientation, _), dtype in product(deep, ["bf16", "fp32"][: 2 if every == 1 else 1]):
+        team = DEEP[orientation, inputs]
+        fields = {"orientation": orientation, "meeting": True, "buffers": team.buffers}
+        c = panel_class(team, math, (dtype, dtype), arch, **fields)
         if c.shared_memory <= ARCHITECTURES[arch].shared_memory:
             yield c
 

@@ -435,9 +435,10 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
         at_once = math.ceil(panels(c) / math.ceil(panels(c) / at_once))
         return max(resident // at_once, 1)
 
-    deep = DEEP[orientation]
-    if (len(facts.inputs), len(facts.outputs)) == (1, 1) and (
-        class_of(deep, meeting=True, streaming=True).shared_memory <= device.architecture.shared_memory
+    deep = DEEP.get((orientation, len(facts.inputs))) if facts.outputs else None
+    if (
+        deep
+        and class_of(deep, meeting=True, streaming=True).shared_memory <= device.architecture.shared_memory
     ):
         if orientation == "row":
             made = cut(deep, held, several=True)
