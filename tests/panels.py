@@ -36,11 +36,17 @@ def problem_of(name: str, pair, shape, dims, strides=None, offsets=(0, 0, 0, 0))
 
 
 def forced(
-    made: PanelPlan, team: Team, parts: int = 1, *, meeting: bool | None = None, across: int | None = None
+    made: PanelPlan,
+    team: Team,
+    parts: int = 1,
+    *,
+    meeting: bool | None = None,
+    across: int | None = None,
+    resident: int | None = None,
 ) -> PanelPlan:
     """The plan with another team, `parts` CTAs or clusters a panel, and, as far as needed, streaming.
 
-    meeting: whether parts meet; None for where there are several.
+    meeting: whether parts meet; None for where there are several. resident: another number of CTAs at a time.
     """
     alone = team.alone and made.kernel.orientation == "column"
     # Several threads along a group, so that there is something to exchange; unless they are alone.
@@ -58,10 +64,10 @@ def forced(
     parts = math.ceil(made.length / (share * team.cluster_n))
     c = replace(c, meeting=parts > 1 if meeting is None else meeting)
     c = replace(c, buffers=team.buffers if share > c.tile else 1)
-    return replace(made, kernel=c, parts=parts, share=share)
+    return replace(made, kernel=c, parts=parts, share=share, resident=resident or made.resident)
 
 
-# Every movement on lengths of a few hundred units: name -> (team, parts).
+# Every movement on lengths of a few hundred units: name -> (team, parts[, CTAs at a time]).
 SMALL = {
     "one CTA": (Team(256, 8), 1),
     "streaming": (Team(128, 2), 1),
@@ -69,15 +75,18 @@ SMALL = {
     "meeting": (Team(128, 4), 5),
     "meeting, streaming": (Team(128, 2), 3),
     "meeting, three chunks held": (Team(128, 3, buffers=3), 2),
+    "one after the other": (Team(128, 3, buffers=3), 1, 2),
+    "meeting, one after the other": (Team(128, 3, buffers=3), 2, 4),
+    "meeting, fewer at a time than meet": (Team(128, 2), 3, 2),
 }
 
 
 def movements(made: PanelPlan, clusters: bool = True) -> Iterator[tuple[str, PanelPlan]]:
     """A plan in all movements."""
-    for name, (team, parts) in SMALL.items():
+    for name, (team, parts, *resident) in SMALL.items():
         if team.cluster_n > 1 and not clusters:
             continue
-        yield name, forced(made, team, parts)
+        yield name, forced(made, team, parts, resident=resident[0] if resident else None)
 
 
 class Touched(NamedTuple):
@@ -108,11 +117,11 @@ def _dot(coordinates: list, strides: Sequence[int]) -> np.ndarray:
 def touched(plan: PanelPlan, given_up: Sequence[int] = ()) -> Touched:
     """What all threads of a launch touch. given_up: parts that are finished by the last CTA to arrive instead."""
     c = plan.kernel
-    ctas, length, groups, parts, share, _, _, _, *sizes = plan.arguments
+    _, items, length, groups, parts, share, _, _, _, *sizes = plan.arguments
     kept_sizes, reduced_sizes = sizes[: c.kept_modes - 1], sizes[c.kept_modes - 1 :]
     assert len(reduced_sizes) == c.reduced_modes - 1
     full = c.facts.full
-    tile, tidx = np.arange(ctas), np.arange(c.threads)
+    tile, tidx = np.arange(items), np.arange(c.threads)
     part, tile = (tile % parts, tile // parts) if c.meeting else (np.zeros_like(tile), tile)
     a, d = tidx % c.across, tidx // c.across
     column = (tile[:, None] * c.across + a) * c.slots  # (CTA, thread)
@@ -234,5 +243,5 @@ def check_merging(c: PanelClass, parts: int):
     if c.meeting:
         read = sorted(p for reader in range(c.readers) for p in range(reader, parts, c.readers))
         assert read == list(range(parts)) and c.readers * c.columns <= c.threads
-        assert c.readers <= c.peers.shape[1]
+        assert c.readers <= (WARP if c.lanes_read else c.peers.shape[1])
     assert c.cluster_n <= c.peers.shape[1]

@@ -243,21 +243,15 @@ def test_threads_stand_where_the_kernel_puts_them(name, monkeypatch):
     for type_ in ("Int32", "Int64"):
         monkeypatch.setattr(panel, type_, int)
     kernel = SimpleNamespace(spec=c, dtypes=[SimpleNamespace(width=8 * ITEM_SIZE[d]) for d in c.dtypes])
-    across, reduced = p.operand_strides[0][0], p.operand_strides[0][c.kept_modes :]
+    kept, reduced = p.operand_strides[0][: c.kept_modes], p.operand_strides[0][c.kept_modes :]
     size = ITEM_SIZE[c.dtypes[0]]
     memory = diagrams.panel.View(p).memory(0)
     for thread in (0, 1, 31, 32, c.threads - 1):
         a, d = thread % c.across, thread // c.across
-        mX = SimpleNamespace(
-            address=0,
-            start=int(
-                panel.dot(panel.apart(a * c.slots, p.kept[:0:-1]), p.operand_strides[0][: c.kept_modes])
-            ),
-            across=across,
-            reduced=reduced,
-        )
+        mX = SimpleNamespace(address=0, kept=kept, reduced=reduced)
+        start = int(panel.dot(panel.apart(a * c.slots, p.kept[:0:-1]), kept))
         this = SimpleNamespace(d=d, mX=[mX], reduced_sizes=p.reduced[:0:-1])
-        addresses = panel.PanelKernel.vectors(kernel, this, 0, 0)
+        addresses = panel.PanelKernel.vectors(kernel, this, 0, start, 0)
         for k, address in enumerate(addresses):
             group, element = divmod(c.tiled(c.steps)(thread, k * c.vector), c.tile)
             at = (group, element) if c.orientation == "row" else (element, group)

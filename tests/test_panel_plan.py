@@ -81,6 +81,7 @@ def check_numbers(made: PanelPlan):
     assert c.shared_memory <= arch.shared_memory
     assert c.smem.size == c.smem.cosize == c.vector * c.threads * c.steps
     assert made.tiles * made.parts * c.cluster_n < 1 << 31, "CTAs of a grid"
+    assert 0 < made.ctas <= made.tiles * made.parts
     # A thread's share of the panel.
     assert c.across & (c.across - 1) == 0 and c.across * c.down == c.threads
     assert c.down == 1 or (c.columns <= c.threads and c.across <= WARP), "a thread for each column's state"
@@ -92,7 +93,9 @@ def check_numbers(made: PanelPlan):
     assert (made.tiles - 1) * c.columns < made.groups <= made.tiles * c.columns
     assert made.parts * c.cluster_n * made.share >= made.length > (made.parts - 1) * c.cluster_n * made.share
     assert made.share % c.unit == 0
-    assert c.streaming == (made.share > c.tile) and c.meeting == (made.parts > 1)
+    assert c.streaming or made.share <= c.tile
+    assert c.streaming == (made.share > c.tile or made.ctas < made.tiles * made.parts)
+    assert c.meeting == (made.parts > 1)
     assert not (c.cluster_n > 1 and (c.meeting or c.streaming)), "clusters hold what they take"
     # Vectors are as wide as the operands allow.
     widest = 16 // max(ITEM_SIZE[d] for d in c.dtypes[:full])
@@ -107,16 +110,16 @@ def check_numbers(made: PanelPlan):
     assert c.kept_modes in MODES and c.reduced_modes in MODES
     assert len(made.operand_strides) == len(c.dtypes)
     assert all(len(s) == c.kept_modes + c.reduced_modes for s in made.operand_strides)
-    *numbers, meetings = made.arguments[:8]
+    *numbers, meetings = made.arguments[:9]
     assert all(n in INT32 for n in numbers) and meetings == made.meeting_bytes
-    assert all(n in INT32 for n in made.arguments[8:]), "sizes that indices are taken apart by"
-    assert len(made.arguments) == 8 + c.kept_modes - 1 + c.reduced_modes - 1
+    assert all(n in INT32 for n in made.arguments[9:]), "sizes that indices are taken apart by"
+    assert len(made.arguments) == 9 + c.kept_modes - 1 + c.reduced_modes - 1
     assert max(made.parts * c.cluster_n * made.share, made.length + c.tile) in INT32, "an index in 32 bits"
     # Scratch memory: the words of each meeting point, then a state for each part of each panel.
     assert bool(made.scratch) == c.meeting
     if c.meeting:
-        words = made.tiles * (3 + made.parts) * 4
-        states = made.tiles * (made.parts + 1) * c.columns * c.whole_bytes
+        words = made.tiles * (1 + made.parts) * 4
+        states = made.tiles * made.parts * c.columns * max(c.whole_bytes, 8)
         assert words <= made.meeting_bytes < words + 16 and made.meeting_bytes % 16 == 0
         assert made.scratch >= made.meeting_bytes + states
     assert c.movement in ("column", "split") and made.movement == c.movement

@@ -20,11 +20,6 @@ from ..problem import ITEM_SIZE
 from .common import EXCHANGED, FOLLOWED, count, space
 from .panel_walk import walk_of
 
-WORDS = (
-    "thread 0 of each part's CTA adds 1",
-    "the flag: the merged states can be read",
-    "how many CTAs have waited in vain and left",
-)
 SHARED, GLOBAL = "shared memory", "global memory"
 
 
@@ -417,26 +412,21 @@ def _meeting(view: View) -> Figure:
     waits = bool(c.facts.outputs)
 
     def word(_: int, i: int) -> Use:
-        if i < 3:
-            return Use((0,), ("arrived", "merged", "given up")[i], WORDS[i])
-        owner = (0,) if i == 3 else ()
-        return Use(
-            owner, f"part {i - 3}", "0: its own CTA finishes it; 1: given up; 2: taken by the last CTA"
-        )
+        if i == 0:
+            told = "the last thread of each part's CTA adds 1; a CTA that has waited in vain adds 65536"
+            return Use((c.threads - 1,) if waits else (0,), "arrived", told)
+        owner = (0,) if i == 1 else ()
+        return Use(owner, f"part {i - 1}", "0: its own CTA finishes it; 1: given up; 2: taken by another CTA")
 
     def state(column: int, part: int) -> Use:
-        if part == p.parts:
-            return Use(
-                (column,),
-                "merged",
-                "written by the last part to arrive, read by the others",
-            )
         reader = part % c.readers * c.columns + column
         own = (column,) if part == 0 and column != reader else ()
-        note = (
-            f"written by thread {column} of part {part}, read by thread {reader} of the last part to arrive"
+        readers = "every part" if waits else "the last part to arrive"
+        return Use(
+            (reader, *own),
+            f"T{reader}",
+            f"written by thread {column} of part {part}, read by thread {reader} of {readers}",
         )
-        return Use((reader, *own), f"T{reader}", note)
 
     def read(column: int, reader: int) -> Use:
         thread = reader * c.columns + column
@@ -445,17 +435,17 @@ def _meeting(view: View) -> Figure:
     words = Slots(
         "words in global memory, zero before the launch",
         f"{GLOBAL}, words",
-        Layout((1, 3 + p.parts), (0, 1)),
+        Layout((1, 1 + p.parts), (0, 1)),
         4,
         word,
         row_name="panel",
         column_name="word",
     )
     states = view.slots(
-        "states in global memory, and the thread of the last part to arrive that reads each",
+        "states in global memory, zero before the launch, and the thread that reads each",
         f"{GLOBAL}, states",
-        Layout((c.columns, p.parts + 1), (1, c.columns)),
-        c.whole_bytes,
+        Layout((c.columns, p.parts), (1, c.columns)),
+        c.published_bytes,
         "part",
         state,
         base=p.meeting_bytes,
@@ -469,7 +459,7 @@ def _meeting(view: View) -> Figure:
         read,
     )
     figure = draw.slots(
-        [words, states, merged],
+        [words, states] if c.lanes_read else [words, states, merged],
         title=f"The meeting of {count(p.parts, 'part')} of panel 0",
         lead=f"{p.scratch:,} bytes of scratch memory for {count(p.tiles, 'panel')}: {p.meeting_bytes:,} of words, then "
         "the states.",
@@ -477,15 +467,16 @@ def _meeting(view: View) -> Figure:
     notes = [
         "Each CTA writes the states of its part and counts itself in. The last to arrive merges all and stores."
         if not waits
-        else "Each CTA writes the states of its part and counts itself in. The last to arrive merges all and raises "
-        "the flag; the others wait for it and read one state a column.",
+        else "Each CTA writes the states of its part and counts itself in. A state is never zero, so that its own bits "
+        "say that it is there: each CTA reads the slots of all parts until none is zero, and merges.",
         f"{count(c.readers, 'thread')} a column read the states, each one in {c.readers}, in the order of the parts "
-        "whoever came first: the same bits every time.",
+        "whoever came first: the same bits every time."
+        + (" They are the lanes of a warp, and merge by shuffles." if c.lanes_read else ""),
     ]
     if waits:
         notes.append(
             f"Nobody waits for ever: after {p.patience / 1e6:g} ms a CTA marks its part as given up and leaves, and "
-            "the last CTA to arrive, which then certainly runs, finishes it."
+            "the last to arrive, which then certainly runs, finishes it when it has finished its own."
         )
     return figure.noted(*notes)
 

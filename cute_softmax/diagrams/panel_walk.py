@@ -85,7 +85,8 @@ def walk_of(found: dict[str, Figure], exchanges: Sequence[tuple[str, int]], c: P
             ),
             Step(
                 "Merge the parts",
-                "In the last CTA to arrive the threads of a column merge the states of all parts, in a fixed order.",
+                ("In every CTA" if c.facts.outputs else "In the last CTA to arrive")
+                + " the threads of a column merge the states of all parts, in a fixed order.",
                 "meeting",
                 slot,
             ),

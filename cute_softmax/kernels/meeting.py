@@ -1,25 +1,33 @@
-"""A meeting point in global memory: CTAs that share a panel hand over their partial states and wait for the merged.
+"""A meeting point in global memory: CTAs that share a panel hand over their partial states and read all the others'.
 
-The last to arrive merges the states of all parts, in the order of the parts, and raises a flag; the others wait for
-that flag and read one state a column, not one a column and part. No CTA waits for ever: whoever has waited for longer
-than `patience` leaves its part to be finished by the last to arrive, which by then certainly runs. So a kernel makes
-progress however few of its CTAs are resident, be it that other kernels hold the rest of the GPU, or that two such
-kernels each hold half of it.
+A state is published in pairs of numbers, each in one store whose own bits say that it is there: never zero, which its
+slot was before the launch. (A sum of exponentials is 0 only beside a maximum of -inf; an odd number is paired with 1.)
+So everybody reads the slots of all parts until none is zero, and merges them in the order of the parts:
+one trip through L2 after the last has come, and no fence.
+
+No CTA waits for ever: whoever has waited for longer than `patience` gives its part up and leaves it to the last to
+arrive, which by then certainly runs. So a kernel makes progress however few of its CTAs are resident, be it that other
+kernels hold the rest of the GPU, or that two such kernels each hold half of it.
 
 Each panel has `words(parts)` words, zero before the launch:
 
-    arrived | merged | given up | state of part 0, 1, ... (0: its own CTA will finish it; GIVEN_UP; TAKEN by another)
+    arrived + GIVE_UP * given up | of part 0, 1, ... 0: its own CTA will finish it; GIVEN_UP; TAKEN by another
 
-A CTA that gives up marks its part, fences, and looks once more for the flag; the last to arrive raises the flag,
-fences, and looks whether anybody gave up. At least one of the two sees the other.
+A CTA counts itself in when it has published. One that gives up marks its part and counts that in the same word. Of the
+two counts one is first: either the last to arrive learns that a part was given up, or the CTA that gives up learns
+that all have arrived and takes its part again.
 """
 
+import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32, Int64
+from cutlass import Boolean, Float32, Int32, Int64, const_expr
+
+from . import reduce
 
 GIVEN_UP, TAKEN = 1, 2
-ARRIVED, MERGED, ANY_GIVEN_UP = 0, 1, 2
-HEADER = 3  # words before the parts'
+COUNT = 0
+HEADER = 1  # words before the parts'
+GIVE_UP = 1 << 16
 
 
 def words(parts: int) -> int:
@@ -31,57 +39,57 @@ def _word(address: Int64, index: Int32 | int) -> cute.Pointer:
     return cute.make_ptr(Int32, address + Int64(index) * 4, cute.AddressSpace.gmem, assumed_align=4)
 
 
-def _read(word: cute.Pointer) -> Int32:
-    return cute.arch.load(word, Int32, sem="acquire", scope="gpu")
+def pairs(numbers: int) -> int:
+    """Words of 64 bits that a published state of so many numbers has."""
+    return (numbers + 1) // 2
 
 
 @cute.jit
-def arrive(address: Int64, parts: Int32) -> Boolean:
-    """Count this CTA in, after its threads' writes to global memory; whether it is the last. For one thread."""
+def publish(address: Int64, state: tuple):
+    """Write a state so that others may find it there."""
+    padded = (*state, Float32(1.0)) if const_expr(len(state) % 2) else state
+    for i in cutlass.range_constexpr(pairs(len(state))):
+        at = cute.make_ptr(Int64, address + 8 * i, cute.AddressSpace.gmem, assumed_align=8)
+        cute.arch.store(at, reduce.pack(padded[2 * i : 2 * i + 2]), sem="relaxed", scope="gpu")
+
+
+def look(address: Int64, seen: Int64) -> Int64:
+    """The pair of a state at an address, or 0 if it is not there yet; not read again if it was `seen`."""
+    return cute.arch.inline_ptx(
+        "{.reg .pred p; setp.eq.s64 p, {$r1}, 0; mov.b64 {$w0}, {$r1}; "
+        "@p ld.relaxed.gpu.global.b64 {$w0}, [{$r0}];}",
+        write_only_types=[Int64],
+        read_only_args=[address, seen],
+    )
+
+
+def arrive(address: Int64) -> Int32:
+    """Count this CTA in, whose states are published; what was counted before. For one thread."""
+    return cute.arch.atomic_add(_word(address, COUNT), Int32(1), sem="relaxed", scope="gpu")
+
+
+@cute.jit
+def give_up(address: Int64, part: Int32, parts: Int32) -> Boolean:
+    """Leave a part to the last to arrive; True if all have arrived, and this CTA has its part again. For one thread."""
+    cute.arch.atomic_exch(_word(address, HEADER + part), Int32(GIVEN_UP), sem="relaxed", scope="gpu")
     cute.arch.fence_acq_rel_gpu()
-    before = cute.arch.atomic_add(_word(address, ARRIVED), Int32(1), sem="acq_rel", scope="gpu")
-    cute.arch.fence_acq_rel_gpu()
-    return before == parts - 1
+    before = cute.arch.atomic_add(_word(address, COUNT), Int32(GIVE_UP), sem="acq_rel", scope="gpu")
+    again = Boolean(False)
+    if before % GIVE_UP == parts:
+        again = take(address, part)
+    return again
 
 
 @cute.jit
-def announce(address: Int64):
-    """Tell the others that the merged states can be read, after this CTA's writes of them. For one thread."""
-    cute.arch.fence_acq_rel_gpu()
-    cute.arch.atomic_exch(_word(address, MERGED), Int32(1), sem="release", scope="gpu")
-    cute.arch.inline_ptx("fence.sc.gpu;")
-
-
-@cute.jit
-def wait(address: Int64, part: Int32, patience: Int32) -> Boolean:
-    """Whether the merged states can be read; False after `patience` nanoseconds, the part being given up. For one
-    thread."""
-    word = _word(address, MERGED)
-    merged = _read(word)
-    begin = cute.arch.globaltimer()
-    waited = Int64(0)
-    while (merged == 0) & (waited < patience):
-        merged = _read(word)
-        waited = cute.arch.globaltimer() - begin
-    met = merged != 0
-    if not met:
-        cute.arch.atomic_exch(_word(address, HEADER + part), Int32(GIVEN_UP), sem="relaxed", scope="gpu")
-        cute.arch.atomic_add(_word(address, ANY_GIVEN_UP), Int32(1), sem="release", scope="gpu")
-        cute.arch.inline_ptx("fence.sc.gpu;")
-        if _read(word) != 0:
-            met = take(address, part)
-    return met
-
-
-@cute.jit
-def any_given_up(address: Int64) -> Boolean:
-    """Whether some part may wait for another CTA. For the last to arrive."""
-    return _read(_word(address, ANY_GIVEN_UP)) > 0
+def waits(address: Int64, parts: Int32) -> Boolean:
+    """Whether all have arrived and some part may wait for another CTA. For one thread."""
+    count = cute.arch.load(_word(address, COUNT), Int32, sem="acquire", scope="gpu")
+    return (count % GIVE_UP == parts) & (count >= GIVE_UP)
 
 
 @cute.jit
 def take(address: Int64, part: Int32) -> Boolean:
-    """Take a part that was given up; False if its own CTA has it, or another took it."""
+    """Take a part that was given up; False if its own CTA has it, or another took it. For one thread."""
     before = cute.arch.atomic_cas(
         _word(address, HEADER + part), cmp=Int32(GIVEN_UP), val=Int32(TAKEN), sem="acq_rel", scope="gpu"
     )

@@ -4,7 +4,7 @@ A *panel* is what a CTA works on: `across` vectors of neighbouring groups by all
 or one group (rows, where `across` is 1 and a vector lies along the group). Its threads stand `across` by `down`;
 step k of a thread takes unit ``k * down + d`` of the group, a unit being an element (columns) or a vector (rows).
 A panel may be cut along the groups into `parts`, one CTA each, that meet in global memory. What a CTA cannot hold in
-shared memory it reads twice, the second time backwards, from L2 as far as that kept it.
+shared memory it takes in chunks, see `stream`.
 
     coordinates -> panel -> shared memory -> fetch -> fold -> merge -> meet -> finish -> store
 
@@ -22,7 +22,7 @@ from cutlass import Float32, Int32, Int64, Uint32, const_expr
 
 from layouts.trace import observe
 
-from . import meeting, reduce
+from . import meeting, reduce, stream
 from .copy import (
     DTYPES,
     PACKED_MAX,
@@ -40,7 +40,7 @@ from .copy import (
 )
 
 
-class PanelKernel:
+class PanelKernel(stream.Streaming):
     """The kernel of one Plan class.
 
     spec: the plain numbers and named layouts of the class, see `cute_softmax.plan.PanelClass`.
@@ -59,7 +59,8 @@ class PanelKernel:
     def __call__(
         self,
         stream: cuda.CUstream,
-        tiles: Int32,
+        ctas: Int32,
+        items: Int32,
         length: Int32,
         groups: Int32,
         parts: Int32,
@@ -71,18 +72,18 @@ class PanelKernel:
     ):
         """Launch.
 
-        tiles: panels times parts: the CTAs of the grid, or its clusters; length: elements of a group; groups: how
-        many, side by side; parts: of a panel, one CTA or cluster each; share: elements of a group that a CTA takes;
-        evict_last: see `copy.read_policy`; patience: nanoseconds, see `meeting`; meetings: bytes of all meeting
-        points.
+        ctas: CTAs of the grid, or clusters; items: panels times parts, each the work of one CTA or cluster;
+        length: elements of a group; groups: how many, side by side; parts: of a panel; share: elements of a group
+        that a CTA takes; evict_last: see `copy.read_policy`; patience: nanoseconds, see `meeting`; meetings: bytes of
+        all meeting points.
         rest: sizes of all kept modes but the slowest, and of all reduced modes but the slowest, the fastest first;
         with meeting points the address of zeroed memory for them, and behind them for the parts' states; then of
         each operand the address in bytes and the strides in elements of the kept and of the reduced modes, the
         fastest first.
         """
         s = self.spec
-        self.kernel(length, groups, parts, share, evict_last, patience, meetings, rest).launch(
-            grid=[tiles * s.cluster_n, 1, 1],
+        self.kernel(ctas, items, length, groups, parts, share, evict_last, patience, meetings, rest).launch(
+            grid=[ctas * s.cluster_n, 1, 1],
             block=[s.threads, 1, 1],
             cluster=[s.cluster_n, 1, 1] if const_expr(s.cluster_n > 1) else None,
             stream=stream,
@@ -93,6 +94,8 @@ class PanelKernel:
     @cute.kernel
     def kernel(
         self,
+        ctas: Int32,
+        items: Int32,
         length: Int32,
         groups: Int32,
         parts: Int32,
@@ -104,32 +107,23 @@ class PanelKernel:
     ):
         s = self.spec
         tidx, _, _ = cute.arch.thread_idx()
-        tile, _, _ = cute.arch.block_idx()
+        item, _, _ = cute.arch.block_idx()
         rank = Int32(0)
         if const_expr(s.cluster_n > 1):
-            tile, rank = tile // s.cluster_n, cute.arch.block_idx_in_cluster()
+            item, rank = item // s.cluster_n, cute.arch.block_idx_in_cluster()
         kept_sizes = [Int32(n) for n in rest[: s.kept_modes - 1]]
         reduced_sizes = [Int32(n) for n in rest[s.kept_modes - 1 : s.kept_modes + s.reduced_modes - 2]]
         operands = rest[s.kept_modes + s.reduced_modes - 2 :]
         sync = Int64(0)
         if const_expr(s.meeting):
             sync, operands = operands[0], operands[1:]
-        each = 1 + s.kept_modes + s.reduced_modes
-
-        # Coordinates: which panel, which part of it, which groups.
-        part = Int32(0)
-        if const_expr(s.meeting):
-            part, tile = tile % parts, tile // parts
-        a, d = tidx % s.across, tidx // s.across
-        column = (tile * s.across + a) * s.slots
-        kept = apart(column, kept_sizes)
         mX = []
         for i in cutlass.range_constexpr(len(self.dtypes)):
+            each = 1 + s.kept_modes + s.reduced_modes
             address, *strides = operands[i * each : (i + 1) * each]
-            start = dot(kept, strides[: s.kept_modes])
             mX.append(
                 SimpleNamespace(
-                    address=address, start=start, across=strides[0], reduced=strides[s.kept_modes :]
+                    address=address, kept=strides[: s.kept_modes], reduced=strides[s.kept_modes :]
                 )
             )
 
@@ -151,30 +145,34 @@ class PanelKernel:
             cute.arch.mbarrier_init_fence()
             cute.arch.cluster_arrive_relaxed()
 
-        self.panel(
-            SimpleNamespace(
-                tidx=tidx,
-                a=a,
-                d=d,
-                rank=rank,
-                inside=column < groups,
-                length=length,
-                part=part,
-                parts=parts,
-                share=share,
-                patience=patience,
-                reduced_sizes=reduced_sizes,
-                **self.policies(evict_last),
-                mX=mX,
-                sX=[x[None, tidx, None] for x in sX],
-                sB=sB,
-                sC=sC,
-                words=words,
-                barrier=barrier,
-                sync=sync + Int64(tile) * (4 * meeting.words(parts)),
-                states=sync + meetings + Int64(tile) * (parts + 1) * (s.columns * self.slot.width // 8),
-            )
+        launch = SimpleNamespace(
+            ctas=ctas,
+            items=items,
+            tidx=tidx,
+            a=tidx % s.across,
+            d=tidx // s.across,
+            rank=rank,
+            groups=groups,
+            length=length,
+            parts=parts,
+            share=share,
+            patience=patience,
+            kept_sizes=kept_sizes,
+            reduced_sizes=reduced_sizes,
+            **self.policies(evict_last),
+            mX=mX,
+            sX=[x[None, tidx, None] for x in sX],
+            sB=sB,
+            sC=sC,
+            words=words,
+            barrier=barrier,
+            meetings=sync,
+            states=sync + meetings,
         )
+        if const_expr(s.streaming):
+            self.stream(launch, item)
+        else:
+            self.panel(launch, item)
 
     def policies(self, evict_last: Int32) -> dict[str, Int64]:
         """L2 eviction policies: of reads that are repeated, of all others, of writes.
@@ -187,39 +185,54 @@ class PanelKernel:
         reads = read_policy(evict_last)
         return {"twice": reads, "once": reads, "writes": None}
 
-    def bounds(self, this, part: Int32) -> tuple[Int32, Int32]:
-        """The elements of its groups that this CTA takes of a part."""
-        first = (part * self.spec.cluster_n + this.rank) * this.share
-        return first, cutlass.min(first + this.share, this.length)
+    def at(self, launch, item: Int32) -> SimpleNamespace:
+        """The launch as one item of its work sees it: which panel, which part of it, which groups and elements."""
+        s = self.spec
+        part, tile = Int32(0), item
+        if s.meeting:
+            part, tile = item % launch.parts, item // launch.parts
+        column = (tile * s.across + launch.a) * s.slots
+        kept = apart(column, launch.kept_sizes)
+        first = (part * s.cluster_n + launch.rank) * launch.share
+        return SimpleNamespace(
+            **vars(launch),
+            item=item,
+            part=part,
+            starts=[dot(kept, mX.kept) for mX in launch.mX],
+            inside=column < launch.groups,
+            first=first,
+            end=cutlass.min(first + launch.share, launch.length),
+            sync=launch.meetings + Int64(tile) * (4 * meeting.words(launch.parts)),
+            tile_states=launch.states
+            + Int64(tile) * launch.parts * (s.columns * 8 * meeting.pairs(len(self.math.whole.identity))),
+        )
 
     @cute.jit
-    def panel(self, this):
-        """One CTA's share of a panel, from loading to storing."""
-        s = self.spec
-        first, end = self.bounds(this, this.part)
-        if const_expr(s.streaming):
-            mine, states = self.reduce(this, self.stream(this, first, end))
-        else:
-            self.fetch(this, Int32(0), first, end, this.once)
-            cute.arch.cp_async_wait_group(0)
-            mine, states = self.reduce(this, None)
+    def panel(self, launch, item: Int32):
+        """One CTA's share of a panel, which it holds, from loading to storing."""
+        s, this = self.spec, self.at(launch, item)
+        self.fetch(this, this.starts, this.first, self.left(this, this.first), Int32(0), this.once)
+        cute.arch.cp_async_wait_group(0)
+        mine, states = self.reduce(this, None)
         if const_expr(s.cluster_n > 1):
             mine = self.across_cluster(this, mine)
         if const_expr(s.meeting):
-            self.meet(this, mine, first, end)  # of `split.SplitKernel`
+            if const_expr(len(self.math.outputs) > 0):
+                met, duty = self.meet(this, mine, this.patience)  # of `split.SplitKernel`
+                if met != 0:
+                    self.finish(this, this.first, Int32(0), self.merged(this))
+                self.rescue(launch, item, duty)
+            else:
+                self.conclude(this, mine)
         else:
             if const_expr(s.down > 1):
                 states = self.spread(this, mine)
             self.store_groups(this, states)
-            self.write(this, first, end, states, loaded=True)
+            if const_expr(len(self.math.outputs) > 0):
+                self.finish(this, this.first, Int32(0), states)
 
-    def chunk(self, this, n: Int32) -> Int32:
-        """Where chunk n lies in shared memory: the first of its steps."""
-        s = self.spec
-        return n % s.buffers * s.chunk_steps if s.buffers > 1 else 0
-
-    def vectors(self, this, i: int, at: Int32) -> list:
-        """Where this thread's vectors of the chunk that begins at `at` lie in tensor i."""
+    def vectors(self, this, i: int, start: Int64, at: Int32) -> list:
+        """Where this thread's vectors of the chunk at element `at` lie in tensor i, whose groups begin at `start`."""
         s = self.spec
         mX, dtype = this.mX[i], self.dtypes[i]
         size = dtype.width // 8
@@ -227,34 +240,33 @@ class PanelKernel:
         if s.reduced_modes == 1:
             # One multiplication, then additions: a 64-bit product for each vector would cost as much as its softmax.
             (stride,) = mX.reduced
-            addresses = [mX.address + (mX.start + Int64(first) * stride) * size]
+            addresses = [mX.address + (start + Int64(first) * stride) * size]
             step = Int64(s.down * s.unit * size) * stride
             for _ in range(1, s.chunk_steps):
                 addresses.append(addresses[-1] + step)
         else:
             indices = [apart(first + k * s.down * s.unit, this.reduced_sizes) for k in range(s.chunk_steps)]
-            addresses = [mX.address + (mX.start + dot(index, mX.reduced)) * size for index in indices]
+            addresses = [mX.address + (start + dot(index, mX.reduced)) * size for index in indices]
         layout = cute.make_layout(s.vector)
         return [
             cute.make_tensor(global_pointer(dtype, a, Int64(0), s.vector * size), layout) for a in addresses
         ]
 
-    def left(self, this, at: Int32, end: Int32) -> Int32:
+    def left(self, this, at: Int32) -> Int32:
         """How much of the group there is from this thread's first element of a chunk on: vector k exists where more
         than k * down * unit is left."""
-        return Int32(cutlass.select_(this.inside, end - at - this.d * self.spec.unit, Int32(0)))
+        return Int32(cutlass.select_(this.inside, this.end - at - this.d * self.spec.unit, Int32(0)))
 
     @cute.jit
-    def fetch(self, this, n: Int32, first: Int32, end: Int32, policy: Int64):
-        """Bring chunk n of this CTA's share, of all inputs, into this thread's own slots of shared memory, padding
-        what lies outside; one group of copies. policy: see `policies`."""
+    def fetch(self, this, starts: list, at: Int32, left: Int32, base: Int32, policy: Int64):
+        """Bring the chunk that begins at element `at` of the groups at `starts`, of all inputs, into this thread's own
+        slots of shared memory from step `base` on, padding what lies outside; one group of copies. policy: see
+        `policies`."""
         s = self.spec
-        at, base = first + n * s.chunk, self.chunk(this, n)
-        left = self.left(this, at, end)
         for i in self.inputs:
             padding = cute.make_rmem_tensor(max(s.vector, 2), self.dtypes[i])
             padding.fill(self.dtypes[i](self.math.padding[i]))
-            gX = self.vectors(this, i, at)
+            gX = self.vectors(this, i, starts[i], at)
             for k in cutlass.range_constexpr(s.chunk_steps):
                 slot = this.sX[i][None, base + k]
                 if left > k * s.down * s.unit:
@@ -294,45 +306,6 @@ class PanelKernel:
                 terms = [math.term(stage, e, carry[v % s.slots]) for v, e in enumerate(elements)]
                 totals = terms if totals is None else [op(a, b) for a, b in zip(totals, terms, strict=True)]
         return totals if s.orientation == "column" else [reduce.tree(op, totals)]
-
-    @cute.jit
-    def stream(self, this, first: Int32, end: Int32) -> list:
-        """Per slot the state of all of this thread's elements; the last chunks stay in shared memory."""
-        s, op = self.spec, self.math.whole
-        rS = cute.make_rmem_tensor((len(op.identity), s.slots), Float32)
-        for v in cutlass.range_constexpr(s.slots):
-            for n in cutlass.range_constexpr(len(op.identity)):
-                rS[n, v] = Float32(op.identity[n])
-        chunks = cute.ceil_div(end - first, s.chunk)
-        for n in cutlass.range_constexpr(s.buffers - 1):
-            self.fetch_first(this, Int32(n), chunks, first, end)
-        for n in cutlass.range(chunks, unroll=1):
-            self.fetch_first(this, n + s.buffers - 1, chunks, first, end)
-            cute.arch.cp_async_wait_group(s.buffers - 1)
-            self.absorb(this, rS, self.chunk(this, n))
-        return [tuple(rS[n, v] for n in range(len(op.identity))) for v in range(s.slots)]
-
-    @cute.jit
-    def fetch_first(self, this, n: Int32, chunks: Int32, first: Int32, end: Int32):
-        """Bring chunk n, if there is one, for the first time; the last of them will not be read again."""
-        if n < chunks:
-            again = n < chunks - self.spec.buffers
-            self.fetch(this, n, first, end, Int64(cutlass.select_(again, this.twice, this.once)))
-        else:
-            cute.arch.cp_async_commit_group()
-
-    def absorb(self, this, rS, base: Int32):
-        """Take a chunk into the states of this thread's slots."""
-        math, slots = self.math, range(self.spec.slots)
-        before = [tuple(rS[n, v] for n in range(len(math.whole.identity))) for v in slots]
-        carry = [() for _ in slots]
-        for stage, op in enumerate(math.reductions):
-            totals = self.fold(this, stage, carry, base)
-            for v in slots:
-                carry[v] += (op.op(totals[v], math.whole.refer(stage, before[v], carry[v])),)
-        for v in slots:
-            for n, number in enumerate(carry[v]):
-                rS[n, v] = number
 
     def reduce(self, this, states: list | None) -> tuple[tuple, list]:
         """The state of all of the CTA's elements of column t, in thread t; if a thread has its columns for itself
@@ -428,42 +401,16 @@ class PanelKernel:
             for v in cutlass.range_constexpr(self.spec.slots):
                 for i, result in zip(self.group_outputs, results[v], strict=True):
                     mX, dtype = this.mX[i], self.dtypes[i]
-                    at = global_pointer(dtype, mX.address, mX.start + v * mX.across, dtype.width // 8)
+                    at = global_pointer(dtype, mX.address, this.starts[i] + v * mX.kept[0], dtype.width // 8)
                     cute.make_tensor(at, cute.make_layout(1))[0] = result.to(dtype)
 
     @cute.jit
-    def write(self, this, first: Int32, end: Int32, states, loaded: cutlass.Constexpr[bool]):
-        """Finish this share, backwards: the last chunks lie in shared memory if `loaded`, the others are read again,
-        from L2 as far as that kept them."""
-        s = self.spec
-        if const_expr(len(self.math.outputs) > 0):
-            if const_expr(loaded and not s.streaming):
-                self.finish(this, Int32(0), first, end, states)
-            else:
-                chunks = cute.ceil_div(end - first, s.chunk)
-                for back in cutlass.range_constexpr(1, s.buffers + 1):
-                    if const_expr(not loaded):
-                        if chunks >= back:
-                            self.fetch(this, chunks - back, first, end, this.once)
-                        else:
-                            cute.arch.cp_async_commit_group()
-                for back in cutlass.range(1, chunks + 1, unroll=1):
-                    n = chunks - back
-                    cute.arch.cp_async_wait_group(s.buffers - 1)
-                    self.finish(this, n, first, end, states)
-                    if n >= s.buffers:
-                        self.fetch(this, n - s.buffers, first, end, this.once)
-                    else:
-                        cute.arch.cp_async_commit_group()
-
-    @cute.jit
-    def finish(self, this, n: Int32, first: Int32, end: Int32, states):
-        """Compute and store the results of the chunk n, which lies in shared memory."""
+    def finish(self, this, at: Int32, base: Int32, states: list):
+        """Compute and store the results of the chunk that begins at element `at` and lies in shared memory."""
         s, math = self.spec, self.math
-        at, base = first + n * s.chunk, self.chunk(this, n)
-        left = self.left(this, at, end)
+        left = self.left(this, at)
         i = len(math.inputs)
-        gX = self.vectors(this, i, at)
+        gX = self.vectors(this, i, this.starts[i], at)
         for k in cutlass.range_constexpr(s.chunk_steps):
             elements = zip(*(unpack(vector) for vector in self.held(this, k, base)), strict=True)
             results = [math.result(e, states[v % s.slots]) for v, e in enumerate(elements)]

@@ -1,118 +1,162 @@
 """The split movement: CTAs of the whole GPU share a panel and meet in global memory, within one launch.
 
-    ... -> fold -> merge (as in `panel`) -> hand over -> the last to arrive merges all parts -> finish -> store
+    ... -> fold -> merge (as in `panel`) -> publish -> gather the states of all parts -> finish -> store
 
-See `meeting` for how nobody waits for ever, and `panel` for the names.
+Without full outputs nobody waits: the last part to come gathers, and stores the groups' results. See `meeting` for how
+nobody waits for ever, and `panel` for the names.
 """
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, const_expr
+from cutlass import Boolean, Float32, Int32, Int64, const_expr
 
 from . import meeting, reduce
 from .panel import PanelKernel
 
 LOADS = 8  # states of parts that a thread has on their way at a time
+FOREVER = (1 << 31) - 1
 
 
 class SplitKernel(PanelKernel):
     """The kernel of one Plan class whose panels are cut into parts."""
 
     @cute.jit
-    def meet(self, this, mine: tuple, first: Int32, end: Int32):
-        """Merge with the other parts of the panel, then finish this one; without full outputs the last part to
-        come ends the work and nobody waits."""
-        s, words, sC = self.spec, this.words, this.sC
-        ours = self.part_state(this, this.part)
-        if this.tidx < s.columns:
-            ours[this.tidx] = reduce.pack(mine)
-        cute.arch.barrier()
+    def meet(self, this, mine: tuple, patience: Int32) -> tuple[Int32, Int32]:
+        """Publish the states of this part and gather those of all: whether they are here, and whether some part has
+        been given up, in the thread that counted this CTA in."""
+        s, words = self.spec, this.words
+        self.publish(this, mine)
         if this.tidx == 0:
-            is_last = meeting.arrive(this.sync, this.parts)
-            words[0] = Int32(is_last)  # whether the merged states are here
-            words[1] = Int32(is_last)
+            words[0] = Int32(1)  # whether the states of all parts are here
         cute.arch.barrier()
-        merged = self.part_state(this, this.parts)
-        if words[1] != 0:
-            self.merge_parts(this)
-            if this.tidx < s.columns:
-                merged[this.tidx] = sC[this.tidx, 0]
+        counted = Int32(0)
+        if this.tidx == s.threads - 1:
+            counted = meeting.arrive(this.sync)
+        self.gather(this, patience)
+        if words[0] == 0:
             cute.arch.barrier()
             if this.tidx == 0:
-                meeting.announce(this.sync)
-        else:
-            if const_expr(len(self.math.outputs) > 0):
-                if this.tidx == 0:
-                    words[0] = Int32(meeting.wait(this.sync, this.part, this.patience))
-                cute.arch.barrier()
-                if (words[0] != 0) & (this.tidx < s.columns):
-                    at = merged.iterator + this.tidx
-                    sC[this.tidx, 0] = cute.arch.load(at, self.slot, sem="relaxed", scope="gpu")
-                cute.arch.barrier()
-        if words[0] != 0:
-            states = [reduce.unpack(sC[this.a * s.slots + v, 0]) for v in range(s.slots)]
-            if words[1] != 0:
-                self.store_groups(this, states)
-            if const_expr(len(self.math.outputs) > 0):
-                self.write(this, first, end, states, loaded=True)
-                self.rescue(this, states)
-
-    @cute.jit
-    def rescue(self, this, states):
-        """The last to arrive finishes the parts whose CTAs did not wait."""
-        words = this.words
-        if words[1] != 0:
-            cute.arch.barrier()
-            if this.tidx == 0:
-                words[0] = Int32(meeting.any_given_up(this.sync))
+                words[0] = Int32(meeting.give_up(this.sync, this.part, this.parts))
             cute.arch.barrier()
             if words[0] != 0:
-                for part in cutlass.range(this.parts, unroll=1):
-                    cute.arch.barrier()
-                    if this.tidx == 0:
-                        words[0] = Int32(meeting.take(this.sync, part))
-                    cute.arch.barrier()
-                    if words[0] != 0:
-                        first, end = self.bounds(this, part)
-                        self.write(this, first, end, states, loaded=False)
-
-    def part_state(self, this, part: Int32) -> cute.Tensor:
-        """The states of a part in global memory, one per column."""
-        size = self.slot.width // 8
-        at = this.states + Int64(part) * (self.spec.columns * size)
-        pointer = cute.make_ptr(self.slot, at, cute.AddressSpace.gmem, assumed_align=size)
-        return cute.make_tensor(pointer, cute.make_layout(max(self.spec.columns, 2)))
+                self.gather(this, Int32(FOREVER))
+        return words[0], Int32(counted >= meeting.GIVE_UP)
 
     @cute.jit
-    def merge_parts(self, this):
-        """Merge the states of all parts of the panel into sC[column, 0]; `readers` threads a column read those of
-        every `readers`-th part, several at once."""
-        s, sC = self.spec, this.sC
-        numbers, whole = len(self.math.whole.identity), self.math.whole
+    def conclude(self, this, mine: tuple):
+        """Hand over the states of this part; the last to come stores the groups' results."""
+        words = this.words
+        self.publish(this, mine)
+        cute.arch.barrier()
+        if this.tidx == 0:
+            words[0] = Int32(meeting.arrive(this.sync) == this.parts - 1)
+        cute.arch.barrier()
+        if words[0] != 0:
+            self.gather(this, Int32(FOREVER))
+            self.store_groups(this, self.merged(this))
+
+    @cute.jit
+    def rescue(self, launch, item: Int32, duty: Int32):
+        """Finish parts that were given up, of the panels of this CTA's items from `item` on. duty: in the thread that
+        counts, whether there were any."""
+        s, words = self.spec, launch.words
+        cute.arch.barrier()
+        if launch.tidx == s.threads - 1:
+            words[0] = duty
+        cute.arch.barrier()
+        if words[0] != 0:
+            for i in cutlass.range(item, launch.items, launch.ctas, unroll=1):
+                this = self.at(launch, i)
+                cute.arch.barrier()
+                if this.tidx == 0:
+                    words[0] = Int32(meeting.waits(this.sync, this.parts))
+                cute.arch.barrier()
+                if words[0] != 0:
+                    self.gather(this, Int32(FOREVER))
+                    states = self.merged(this)
+                    for part in cutlass.range(this.parts, unroll=1):
+                        cute.arch.barrier()
+                        if this.tidx == 0:
+                            words[0] = Int32(meeting.take(this.sync, part))
+                        cute.arch.barrier()
+                        if words[0] != 0:
+                            self.redo(self.at(launch, i - this.part + part), states)
+
+    def place(self, this, part: Int32, column: Int32) -> Int64:
+        """Where the state of a column of a part lies."""
+        pairs = meeting.pairs(len(self.math.whole.identity))
+        return this.tile_states + (Int64(part) * self.spec.columns + column) * (8 * pairs)
+
+    @cute.jit
+    def publish(self, this, mine: tuple):
+        """Let the other CTAs see the states of this part."""
+        if this.tidx < self.spec.columns:
+            meeting.publish(self.place(this, this.part, this.tidx), mine)
+
+    def merged(self, this) -> list:
+        """Per slot the state of the whole group, when it has been gathered."""
+        s = self.spec
+        return [reduce.unpack(this.sC[this.a * s.slots + v, 0]) for v in range(s.slots)]
+
+    @cute.jit
+    def look(self, this, rP: cute.Tensor, first: Int32, column: Int32) -> Boolean:
+        """Read what is missing of the states of a column, of every `readers`-th part from `first` on; whether some
+        still is."""
+        s = self.spec
+        for k in cutlass.range_constexpr(LOADS):
+            at = self.place(this, first + k * s.readers, column)
+            for i in cutlass.range_constexpr(rP.shape[0]):
+                rP[i, k] = meeting.look(at + 8 * i, rP[i, k])
+        missing = Boolean(False)
+        for k in cutlass.range_constexpr(LOADS):
+            for i in cutlass.range_constexpr(rP.shape[0]):
+                missing = missing | (rP[i, k] == 0)
+        return missing
+
+    @cute.jit
+    def gather(self, this, patience: Int32):
+        """Wait until the states of all parts are published and merge them into sC[column, 0]; `readers` threads a
+        column read those of every `readers`-th part, several at once. Clears words[0] after `patience` nanoseconds."""
+        s, sC, words = self.spec, this.sC, this.words
+        numbers = len(self.math.whole.identity)
         reader, column = this.tidx // s.columns, this.tidx % s.columns
-        rS = cute.make_rmem_tensor(max(numbers, 2), Float32)
-        for n in cutlass.range_constexpr(numbers):
-            rS[n] = Float32(self.math.whole.identity[n])
-        for first in cutlass.range(reader, this.parts, s.readers * LOADS, unroll=1):
-            seen = []
-            for k in cutlass.range_constexpr(LOADS):
-                # Past the last part its state is read again; what does not count is replaced below.
-                part = cutlass.min(first + k * s.readers, this.parts - 1)
-                at = self.part_state(this, part).iterator + column
-                seen.append(cute.arch.load(at, self.slot, sem="relaxed", scope="gpu"))
-            states = [tuple(rS[n] for n in range(numbers))]
-            for k in cutlass.range_constexpr(LOADS):
-                exists = first + k * s.readers < this.parts
-                state = zip(reduce.unpack(seen[k]), self.math.whole.identity, strict=True)
-                states.append(tuple(Float32(cutlass.select_(exists, x, Float32(no))) for x, no in state))
-            merged = self.math.whole.merge_all(states)
-            for n in cutlass.range_constexpr(numbers):
-                rS[n] = merged[n]
         if reader < s.readers:
-            sC[column, reader] = reduce.pack(tuple(rS[n] for n in range(numbers)))
+            rS = cute.make_rmem_tensor(max(numbers, 2), Float32)
+            for n in cutlass.range_constexpr(numbers):
+                rS[n] = Float32(self.math.whole.identity[n])
+            begin = cute.arch.globaltimer()
+            for first in cutlass.range(reader, this.parts, s.readers * LOADS, unroll=1):
+                rP = cute.make_rmem_tensor((meeting.pairs(numbers), LOADS), Int64)
+                for k in cutlass.range_constexpr(LOADS):
+                    for i in cutlass.range_constexpr(meeting.pairs(numbers)):
+                        # What is past the last part is not waited for, and replaced below.
+                        rP[i, k] = Int64(
+                            cutlass.select_(first + k * s.readers < this.parts, Int64(0), Int64(1))
+                        )
+                missing = self.look(this, rP, first, column)
+                waited = Int64(0)
+                while missing & (waited < patience):
+                    missing = self.look(this, rP, first, column)
+                    waited = cute.arch.globaltimer() - begin
+                if missing:
+                    words[0] = Int32(0)
+                states = [tuple(rS[n] for n in range(numbers))]
+                for k in cutlass.range_constexpr(LOADS):
+                    exists = first + k * s.readers < this.parts
+                    read = [n for i in range(rP.shape[0]) for n in reduce.unpack(rP[i, k])]
+                    state = zip(read, self.math.whole.identity, strict=False)
+                    states.append(tuple(Float32(cutlass.select_(exists, x, Float32(no))) for x, no in state))
+                found = self.math.whole.merge_all(states)
+                for n in cutlass.range_constexpr(numbers):
+                    rS[n] = found[n]
+            state = tuple(rS[n] for n in range(numbers))
+            if const_expr(s.lanes_read):
+                sC[0, 0] = reduce.pack(self.math.whole.lanes(state, reduce.WARP))
+            else:
+                sC[column, reader] = reduce.pack(state)
         cute.arch.barrier()
-        theirs = whole.merge_all([reduce.unpack(sC[column, i]) for i in range(s.readers)])
-        cute.arch.barrier()
-        if this.tidx < s.columns:
-            sC[this.tidx, 0] = reduce.pack(theirs)
-        cute.arch.barrier()
+        if const_expr(not s.lanes_read):
+            if this.tidx < s.columns:
+                theirs = [reduce.unpack(sC[this.tidx, i]) for i in range(s.readers)]
+                sC[this.tidx, 0] = reduce.pack(self.math.whole.merge_all(theirs))
+            cute.arch.barrier()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from layouts import Layout
@@ -18,6 +19,7 @@ from .panel_teams import (
     CHUNKS_OF_A_PART_ALONE,
     DEEP,
     DEEP_PANELS_AT_ONCE,
+    DEEP_ROWS_AT_ONCE,
     NARROWEST_BYTES,
     PANEL_BYTES,
     STREAMING,
@@ -137,6 +139,16 @@ class PanelClass(ClassBase):
         """Threads that read the parts' states of one column."""
         return min(self.threads // self.columns, WARP)
 
+    @property
+    def lanes_read(self) -> bool:
+        """Whether the readers of a state are the lanes of a warp."""
+        return self.columns == 1 and self.readers == WARP
+
+    @property
+    def published_bytes(self) -> int:
+        """Bytes of a state in global memory: pairs of numbers."""
+        return max(self.whole_bytes, 8)
+
     # Named layouts: the kernel builds its cute layouts from these values and the diagrams draw them.
 
     def tiled(self, steps: int) -> Layout:
@@ -169,9 +181,8 @@ class PanelClass(ClassBase):
     @property
     def peers(self) -> Layout:
         """(column, CTA of the cluster or reader of parts) -> slot of a state."""
-        return Layout.ordered(
-            (self.columns, max(self.cluster_n, self.readers if self.meeting else 1)), (0, 1)
-        )
+        readers = self.readers if self.meeting and not self.lanes_read else 1
+        return Layout.ordered((self.columns, max(self.cluster_n, readers)), (0, 1))
 
     @property
     def shared_memory(self) -> int:
@@ -201,7 +212,7 @@ class PanelPlan(PlanBase):
     length: elements of a group; kept: sizes of the kept modes, the slowest first; vectors of columns lie in the last;
     reduced: sizes of the reduced modes, likewise; parts: CTAs (clusters) that share a panel; share: elements of a
     group that a CTA takes; operand_strides: per operand, in elements, of the kept and of the reduced modes, each the
-    fastest first; evict_last: as in `Plan`; patience: see `PATIENCE`.
+    fastest first; evict_last: as in `Plan`; resident: CTAs that the GPU holds at a time; patience: see `PATIENCE`.
     """
 
     problem: Problem
@@ -213,6 +224,7 @@ class PanelPlan(PlanBase):
     share: int
     operand_strides: tuple[tuple[int, ...], ...]
     evict_last: bool
+    resident: int
     patience: int = PATIENCE
 
     @property
@@ -241,22 +253,30 @@ class PanelPlan(PlanBase):
         return math.ceil(self.groups / self.kernel.columns)
 
     @property
+    def ctas(self) -> int:
+        """CTAs of the grid, or clusters: those that stream to outputs work on several items, one after the other."""
+        c, items = self.kernel, self.tiles * self.parts
+        several = c.streaming and c.facts.outputs and c.cluster_n == 1
+        return min(items, self.resident) if several else items
+
+    @property
     def meeting_bytes(self) -> int:
         """Bytes of all meeting points, in whole 16."""
-        return -(-self.tiles * (3 + self.parts) * 4 // 16) * 16
+        return -(-self.tiles * (1 + self.parts) * 4 // 16) * 16
 
     @property
     def scratch(self) -> int:
         """Bytes of zeroed memory that the launch needs: the meeting points, then the parts' states."""
         if not self.kernel.meeting:
             return 0
-        states = self.tiles * (self.parts + 1) * max(self.kernel.columns, 2) * self.kernel.whole_bytes
+        states = self.tiles * self.parts * self.kernel.columns * self.kernel.published_bytes
         return self.meeting_bytes + states
 
     @property
     def arguments(self) -> tuple[int, ...]:
         """The ints that the compiled function takes between the stream and the scratch memory or the operands."""
         return (
+            self.ctas,
             self.tiles * self.parts,
             self.length,
             self.groups,
@@ -293,7 +313,7 @@ class PanelPlan(PlanBase):
             f"reduced {' x '.join(map(str, self.reduced))}",
             f"  reduction  {c.stages} stage(s); buffer {c.reduction_buffer}, "
             f"{c.reduction_buffer.cosize * 4} bytes",
-            f"  grid       {self.tiles * self.parts} {'clusters' if c.cluster_n > 1 else 'CTAs'} for {self.tiles} "
+            f"  grid       {self.ctas} {'clusters' if c.cluster_n > 1 else 'CTAs'} for {self.tiles} "
             f"panels; {c.shared_memory} bytes of shared memory a CTA",
             f"  traffic    {self.problem.bytes / 1e6:.1f} MB, "
             + ("what CTAs cannot hold is read twice" if twice else "every element read once")
@@ -367,6 +387,7 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
                 for i in range(len(problem.dtypes))
             ),
             evict_last=evict_last,
+            resident=device.multiprocessors * c.min_blocks,
         )
 
     for team in TEAMS[len(facts.inputs)]:
@@ -385,28 +406,50 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
             c = class_of(team, narrowed)
         return planned(c, 1, share_of(c, c.cluster_n))
 
-    def cut(team: Team, chunks_of_a_part: int, panels_at_once: int) -> PanelPlan:
-        c = class_of(team)
-        resident = device.multiprocessors * team.min_blocks
-        chunks = math.ceil(problem.length / class_of(team, streaming=True).chunk)
-        if orientation == "row" and chunks >= CHUNKS_OF_A_PART_ALONE * resident:
-            panels_at_once = 1
-        parts = max(resident // panels(c), min(chunks // chunks_of_a_part, resident // panels_at_once), 1)
-        parts = min(parts, math.ceil(problem.length / c.tile))
+    def cut(team: Team, parts_of: Callable[[PanelClass, int], int], several: bool = False) -> PanelPlan:
+        """Parts of panels: at least so many that all SMs have some. several: stream, too, where CTAs hold what they
+        take, but take one part after the other."""
+        c, resident = class_of(team), device.multiprocessors * team.min_blocks
+        parts = parts_of(class_of(team, streaming=True), resident)
         share = share_of(c, parts)
         parts = math.ceil(problem.length / share)
-        return planned(class_of(team, meeting=parts > 1, streaming=share > c.tile), parts, share)
+        streaming = share > c.tile or (several and panels(c) * parts > resident)
+        return planned(class_of(team, meeting=parts > 1, streaming=streaming), parts, share)
 
-    if (len(facts.inputs), len(facts.outputs)) == (1, 1) and (
-        class_of(DEEP, meeting=True, streaming=True).shared_memory <= device.architecture.shared_memory
+    def of_chunks(chunks_of_a_part: int, panels_at_once: int) -> Callable[[PanelClass, int], int]:
+        """Parts of so many chunks at least, of so many panels at a time."""
+
+        def parts_of(c: PanelClass, resident: int) -> int:
+            chunks = math.ceil(problem.length / c.chunk)
+            parts = max(resident // panels(c), min(chunks // chunks_of_a_part, resident // panels_at_once), 1)
+            return min(parts, math.ceil(problem.length / c.tile))
+
+        return parts_of
+
+    def held(c: PanelClass, resident: int) -> int:
+        """Parts of as many rows at a time as can be held, of some at least, but of one where a part is very long."""
+        at_once = max(resident // math.ceil(problem.length / c.tile), DEEP_ROWS_AT_ONCE)
+        if problem.length >= CHUNKS_OF_A_PART_ALONE * resident * c.chunk:
+            at_once = 1
+        # As many in the last round as in the others, or nearly.
+        at_once = math.ceil(panels(c) / math.ceil(panels(c) / at_once))
+        return max(resident // at_once, 1)
+
+    deep = DEEP.get((orientation, len(facts.inputs))) if facts.outputs else None
+    if (
+        deep
+        and class_of(deep, meeting=True, streaming=True).shared_memory <= device.architecture.shared_memory
     ):
-        made = cut(DEEP, CHUNKS_OF_A_DEEP_PART[orientation], DEEP_PANELS_AT_ONCE[orientation])
+        if orientation == "row":
+            made = cut(deep, held, several=True)
+        else:
+            made = cut(deep, of_chunks(CHUNKS_OF_A_DEEP_PART, DEEP_PANELS_AT_ONCE))
         if made.kernel.streaming:
             return made
     team = STREAMING[len(facts.inputs)]
     while class_of(team, meeting=True, streaming=True).shared_memory > device.architecture.shared_memory:
         team = replace(team, steps=team.steps // 2)
-    return cut(team, CHUNKS_OF_A_PART[orientation], 1)
+    return cut(team, of_chunks(CHUNKS_OF_A_PART[orientation], 1))
 
 
 def _fits(team: Team, c: PanelClass, share: int, device: Device) -> bool:

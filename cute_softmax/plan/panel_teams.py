@@ -20,7 +20,7 @@ class Team:
     alone: each thread has its columns for itself, and nothing is exchanged.
     vector_bytes: of an access; narrower vectors are fewer columns a thread, whose states cost less to merge.
     panel_bytes: of a panel's width, see `PANEL_BYTES`.
-    buffers: chunks that the vectors make up where a CTA takes more than it holds.
+    buffers: chunks that the vectors make up where a CTA takes more than it holds, or several parts.
     """
 
     threads: int
@@ -68,21 +68,32 @@ TEAMS = {
         Team(512, 8, cluster_n=16, panel_bytes=128),
     ),
 }
-# For panels that no team holds: streamed. The deep team holds 192 KB of what it reads twice; it is for softmax itself,
-# where the architecture has room for it. H200, 2026-11-21, ratio to a copy, deep / not, each with the parts that suit
-# it: bf16 columns 65536 x 4096 0.690 / 0.605, 262144 x 1024 0.627 / 0.584, 1048576 x 64 0.596 / 0.554, float32 columns
-# 65536 x 2048 0.669 / 0.644; rows of 2^24 bf16 0.725 / 0.668, of 2^23 float32 0.688 / 0.677.
-DEEP = Team(512, 24, buffers=6)
+# For panels that no team holds: streamed. The deep teams, by orientation and full inputs, hold 192 or 224 KB of what
+# they read twice; they are for what has a full output, where the architecture has room for them. H200, 2026-11-21,
+# ratio to a copy, deep / not, each with the parts that suit it: bf16 columns 65536 x 4096 0.690 / 0.605, 262144 x 1024
+# 0.627 / 0.584, 1048576 x 64 0.596 / 0.554, float32 columns 65536 x 2048 0.669 / 0.644; rows of 2^24 bf16 0.725 /
+# 0.668, of 2^23 float32 0.688 / 0.677. Rows of 2^24 by chunks held, with 132 parts, 2026-11-22: 0.640 (14 of 16 KB),
+# 0.675 (7 of 32), 0.685 (6 of 32). Two inputs, bf16 columns, to the sum of two tensors, 2026-11-22: 65536 x 4096 0.693
+# (6 chunks), 0.676 (3), 262144 x 1024 0.580 (6), 0.577 (3); two such CTAs of half the size an SM 0.631 and 0.576.
+DEEP = {
+    ("column", 1): Team(512, 24, buffers=6),
+    ("row", 1): Team(512, 28, buffers=7),
+    ("column", 2): Team(512, 12, buffers=6),
+}
 STREAMING = {1: Team(512, 8, min_blocks=2), 2: Team(512, 8)}
 # Rather than all panels at once, few with many parts are worked on, so that L2 still holds what is read again; but a
 # part has so many chunks at least, against which its meeting weighs little. Columns have a state each, a row has one.
 # H200, 2026-11-20, bf16, ratio to a copy by parts: 65536 x 4096 over columns 0.597 (8), 0.612 (33), 0.583 (66),
 # 0.443 (132); 64 rows of 2^24 0.659 (4), 0.682 (66), 0.539 (264).
 CHUNKS_OF_A_PART = {"column": 32, "row": 16}
-# Deep parts: some panels at once, which meet while others are read, but one alone where a part has a great many chunks.
-# H200, 2026-11-21, by parts: 65536 x 4096 over columns 0.690 (33), 0.706 (44), 0.645 (66), 0.368 (132), 262144 x 1024
-# 0.627 (33), 0.606 (44), 0.615 (66), 0.599 (132), float32 65536 x 2048 0.669 (33), 0.666 (44), 0.607 (66), 0.389 (132);
-# 64 rows of 2^24 0.679 (33), 0.694 (44), 0.725 (66), 0.605 (132), 4 rows of 2^28 0.613 (33), 0.612 (66), 0.626 (132).
-CHUNKS_OF_A_DEEP_PART = {"column": 7, "row": 15}
-DEEP_PANELS_AT_ONCE = {"column": 4, "row": 2}
+# Deep parts of columns: of two panels at once, one of which meets while the other is read. H200, 2026-11-22, bf16, by
+# parts: 65536 x 4096 361 us (33), 352 (44), 351 (66), 510 (132) where a copy took 256, 262144 x 1024 0.628 of a copy
+# (33), 0.613 (44), 0.632 (66), 0.624 (132); two inputs, to a sum: 65536 x 4096 0.619 (33), 0.637 (44), 0.693 (66),
+# 0.660 (132), 262144 x 1024 0.579 (33), 0.569 (44), 0.580 (66), 0.591 (132).
+CHUNKS_OF_A_DEEP_PART = 7
+DEEP_PANELS_AT_ONCE = 2
+# Deep parts of rows: as many rows at once as can be held, but some, for the same reason, and one alone where a part has
+# a great many chunks. H200, 2026-11-22, by parts: 64 rows of 2^24 0.734 (66), 0.675 (132), 4 rows of 2^28 0.606 (66),
+# 0.629 (132), and with 14 chunks of 16 KB 256 rows of 2^22 0.722 (44), 128 of 2^23 0.747 (66), 0.584 (132).
+DEEP_ROWS_AT_ONCE = 2
 CHUNKS_OF_A_PART_ALONE = 64

@@ -329,9 +329,10 @@ PANELS = (
         ),
         {
             "meeting": lambda p: (
-                "**The meeting point** is a few zeroed words and a state for each column and part. A CTA writes its "
-                "states and counts itself in; the last one to come merges all in the order of the parts and raises a "
-                "flag for the others. A CTA that waits in vain gives its part up, and the last one finishes it."
+                "**The meeting point** is a few zeroed words and a state for each column and part. A CTA publishes its "
+                "states, counts itself in, and reads those of all parts until none is zero, which no state is; it "
+                "merges them in the order of the parts. A CTA that waits in vain gives its part up, and the last one "
+                "to come finishes it."
             ),
             "predicate": lambda p: (
                 "**Where data ends**: the last panel has fewer groups, the last part fewer elements."
