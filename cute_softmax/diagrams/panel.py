@@ -475,8 +475,8 @@ def _meeting(view: View) -> Figure:
     ]
     if waits:
         notes.append(
-            f"Nobody waits for ever: after {p.patience / 1e6:g} ms a CTA marks its part as given up and leaves, and "
-            "the last to arrive, which then certainly runs, finishes it when it has finished its own."
+            f"Nobody waits for ever: after {p.patience / 1e6:g} ms a CTA marks its part as given up, and the "
+            "last to arrive, which then certainly runs, finishes it when it has finished its own."
         )
     return figure.noted(*notes)
 

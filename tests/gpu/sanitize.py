@@ -43,7 +43,7 @@ from sanitizing import Job  # noqa: E402
 
 from cute_softmax import launch  # noqa: E402
 from cute_softmax.plan import MATHS, PanelPlan, plan_panel  # noqa: E402
-from cute_softmax.plan.panel import STREAMING, TEAMS  # noqa: E402
+from cute_softmax.plan.panel import DEEP, STREAMING, TEAMS  # noqa: E402
 from cute_softmax.precompile import precompile  # noqa: E402
 from cute_softmax.problem import ITEM_SIZE  # noqa: E402
 
@@ -194,6 +194,8 @@ def panel_jobs(maths: list[str], names: list[str]) -> Iterator[Job]:
                 for dtype in ("bf16", "fp32"):
                     forms.append((name, dtype, orientation, team, parts, tiles, None, dtype == "fp32"))
             forms.append((name, "bf16", orientation, team, 4, 2, 0, False))
+            if (orientation, inputs) in DEEP and MATHS[name, True].outputs:
+                forms.append((name, "bf16", orientation, DEEP[orientation, inputs], 2, 2, None, False))
     for name, dtype, orientation, team, parts, tiles, patience, narrow in forms:
         if dtype not in names:
             continue
@@ -211,9 +213,12 @@ def panel_jobs(maths: list[str], names: list[str]) -> Iterator[Job]:
             problem = panels.problem_of(name, (dtype,) * 2, shape, dims, (stride, 1), (int(ragged),) * 3)
             made = plan_panel(name, problem, device, False)
             made = replace(made, kernel=replace(made.kernel, vector=vector))
-            made = panels.forced(made, team, parts, across=across)
+            # As if the GPU held no more CTAs: one that streams takes parts of both panels.
+            made = panels.forced(made, team, parts, across=across, resident=parts)
             made = made if patience is None else replace(made, patience=patience)
             c = made.kernel
+            if c.shared_memory > device.architecture.shared_memory:
+                continue  # of a deep team
             assert (c.orientation, c.vector) == (orientation, vector), c.name
             what = f"{name} {dtype} {c.name}, {shape[0]} x {shape[1]} over {dims[0]}"
             run = partial(check_panel, made, shape, dims, stride, int(ragged))
