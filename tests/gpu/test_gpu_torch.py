@@ -323,14 +323,15 @@ def test_explain_tells_what_runs():
         assert "bf16 -> fp32" in explain(x, dtype=dtype)
 
 
-def test_launch_errors_name_the_class(monkeypatch):
+def test_launch_errors_name_the_class():
     """What CUDA refuses (here: a grid of 0 CTAs) is a RuntimeError, and the next call works."""
     x = random((4, 64), torch.bfloat16)
     y = softmax(x)
     call = launch.call_of("softmax", (x, y), (1,))
     bad = launch.Call(call.plan, call.function)
-    rows, columns, _, evict = bad.arguments
-    bad.arguments = (rows, columns, 0, evict)
+    _, _, ctas, _ = call.plan.arguments
+    assert bad.template[2] == ctas
+    bad.template[2] = 0
     with pytest.raises(RuntimeError, match=rf"launching softmax \({call.plan.row_class.name}\) failed"):
         bad(torch.cuda.current_stream().cuda_stream, x.data_ptr(), y.data_ptr())
     check_softmax(softmax(x), x)
