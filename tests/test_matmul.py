@@ -80,28 +80,23 @@ def test_tiles_cover_the_problem(batch, rows, columns, depth, options):
 
 
 @pytest.mark.parametrize(("batch", "rows", "columns", "depth", "options"), PLANS)
-def test_no_spills(batch, rows, columns, depth, options, tmp_path, monkeypatch):
+def test_code(batch, rows, columns, depth, options, tmp_path, monkeypatch):
+    """No spills; and products run beside exponentials: ptxas makes every wgmma wait for itself where it does not see
+    that nothing touches its registers."""
     made = planned(batch, rows, columns, depth, **options)
     compile_and_read(made.kernel, tmp_path, monkeypatch)
-    done = subprocess.run(
-        [cuobjdump(), "-res-usage", tmp_path / "kernel.cubin"], capture_output=True, text=True, check=True
-    )
-    stacks = re.findall(r"STACK:(\d+)", done.stdout + done.stderr)
-    assert stacks == ["0"] * (1 + made.kernel.split)
-    assert f"{rows} x {columns}" in made.explain()
 
+    def read(*tool: str) -> str:
+        command = [*tool, tmp_path / "kernel.cubin"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        return done.stdout + done.stderr
 
-@pytest.mark.parametrize(("batch", "rows", "columns", "depth", "options"), PLANS)
-def test_products_run_beside_exponentials(batch, rows, columns, depth, options, tmp_path, monkeypatch):
-    """ptxas makes every wgmma wait for itself where it does not see that nothing touches its registers."""
-    made = planned(batch, rows, columns, depth, **options)
-    compile_and_read(made.kernel, tmp_path, monkeypatch)
-    code = subprocess.run(
-        [nvdisasm(), tmp_path / "kernel.cubin"], capture_output=True, text=True, check=True
-    ).stdout
+    assert re.findall(r"STACK:(\d+)", read(cuobjdump(), "-res-usage")) == ["0"] * (1 + made.kernel.split)
+    code = read(nvdisasm())
     # In the loop and after it, once for each block.
     assert len(re.findall(r"WARPGROUP\.DEPBAR", code)) == 2 * made.kernel.blocks
     assert len(re.findall(r"HGMMA", code)) == 8 * made.kernel.blocks
+    assert f"{rows} x {columns}" in made.explain()
 
 
 def nvdisasm() -> str:
