@@ -1,6 +1,6 @@
 """Compiled kernels, read without a GPU: registers, spills, shared memory and the width of every access.
 
-Samples of the Plan classes of every math and architecture, most of sm_90a; all of them, which takes an hour of two
+Samples of the Plan classes of every math and architecture, most of sm_90a; all of them, which takes half an hour of two
 cores, with CUTE_SOFTMAX_TEST_CLASSES=all. Compiling needs no GPU.
 """
 
