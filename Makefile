@@ -35,6 +35,7 @@ format: $(READY)
 
 docs: $(READY)
 	$(BIN)/python docs/generate.py
+	$(BIN)/python docs/layouts/gallery.py
 
 wheel: $(READY)
 	$(BIN)/python -m pip wheel --no-deps --no-build-isolation --wheel-dir dist .
