@@ -22,7 +22,7 @@ from cutlass import Float32, Int32, Int64, Uint32, const_expr
 
 from layouts.trace import observe
 
-from . import meeting, reduce, stream
+from . import meeting, reduce
 from .copy import (
     DTYPES,
     PACKED_MAX,
@@ -38,9 +38,10 @@ from .copy import (
     store_with,
     unpack,
 )
+from .stream import Streaming
 
 
-class PanelKernel(stream.Streaming):
+class PanelKernel(Streaming):
     """The kernel of one Plan class.
 
     spec: the plain numbers and named layouts of the class, see `cute_softmax.plan.PanelClass`.
@@ -203,8 +204,7 @@ class PanelKernel(stream.Streaming):
             first=first,
             end=cutlass.min(first + launch.share, launch.length),
             sync=launch.meetings + Int64(tile) * (4 * meeting.words(launch.parts)),
-            tile_states=launch.states
-            + Int64(tile) * launch.parts * (s.columns * 8 * meeting.pairs(len(self.math.whole.identity))),
+            tile_states=launch.states + Int64(tile) * launch.parts * (s.columns * s.published_bytes),
         )
 
     @cute.jit

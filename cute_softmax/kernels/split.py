@@ -84,8 +84,8 @@ class SplitKernel(PanelKernel):
 
     def place(self, this, part: Int32, column: Int32) -> Int64:
         """Where the state of a column of a part lies."""
-        pairs = meeting.pairs(len(self.math.whole.identity))
-        return this.tile_states + (Int64(part) * self.spec.columns + column) * (8 * pairs)
+        s = self.spec
+        return this.tile_states + (Int64(part) * s.columns + column) * s.published_bytes
 
     @cute.jit
     def publish(self, this, mine: tuple):
