@@ -73,7 +73,8 @@ def softmax(
     if scores or torch.compiler.is_compiling():
         return _scored(input, dim, dtype, out, online, scores)
     if out is None and type(input) is torch.Tensor:
-        # The common eager call decides nothing: it finds its form, allocates and launches.
+        # The common eager call decides nothing: it finds its form (`fits`, written out: a call less), allocates and
+        # launches.
         form = _forms.latest
         if form is None or not (
             form.dim is dim and form.dtype is dtype and form.online is online and form.matches(input)

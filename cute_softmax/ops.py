@@ -42,6 +42,11 @@ def transformed() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
+def apply_of(function: type[torch.autograd.Function]) -> Callable:
+    """Its `apply`, less the test for functorch, which eager calls have made before."""
+    return super(torch.autograd.Function, function).apply
+
+
 def batched(*tensors: torch.Tensor | None) -> bool:
     """Whether one of these stands for several, as upstream gradients with `is_grads_batched` of torch.autograd.grad: an
     older vmap than functorch's, for torch's operations alone."""
@@ -294,8 +299,7 @@ class Softmax(torch.autograd.Function):
         return ctx.form.backward(grad, result), None
 
 
-# `Softmax.apply` less its test for functorch, which `functional` has made before.
-apply_softmax = super(torch.autograd.Function, Softmax).apply
+apply_softmax = apply_of(Softmax)
 
 
 @torch.library.custom_op("cute_softmax::softmax", mutates_args=())

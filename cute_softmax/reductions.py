@@ -256,8 +256,7 @@ class _Reduce(torch.autograd.Function):
         return _Reduce.apply(input, name, tuple(d + 1 for d in dims), keepdim, dtype), 0
 
 
-# `apply` less its test for functorch, which is made before.
-_apply = super(torch.autograd.Function, _Reduce).apply
+_apply = ops.apply_of(_Reduce)
 
 
 def _save(ctx, inputs: tuple, output: torch.Tensor, name: str) -> None:

@@ -12,8 +12,7 @@ from .arguments import check_memory, check_out, float_dtype, out_dtype
 from .scores import Scores, Spec, formula
 
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
-# `apply` less its test for functorch, which is made before.
-_apply = super(torch.autograd.Function, rules.Forward).apply
+_apply = ops.apply_of(rules.Forward)
 
 
 def watched(*tensors: torch.Tensor | None) -> bool:

@@ -115,8 +115,7 @@ class Recorded(torch.autograd.Function):
         return *rules.Forward.backward(ctx, grad), None
 
 
-# `apply` less its test for functorch, which is made before.
-_apply = super(torch.autograd.Function, Recorded).apply
+_apply = ops.apply_of(Recorded)
 
 
 def _alike(name: str, value: object) -> Callable[[object], bool]:

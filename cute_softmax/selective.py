@@ -426,8 +426,7 @@ def _(info, in_dims, *arguments):
 
 # -- The functions' ways -----------------------------------------------------------------------------------------------
 
-# `apply` less its test for functorch, which is made before.
-_apply = super(torch.autograd.Function, Statistics).apply
+_apply = ops.apply_of(Statistics)
 
 
 def _call(

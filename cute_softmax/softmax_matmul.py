@@ -408,5 +408,4 @@ class Product(torch.autograd.Function):
         )
 
 
-# `apply` less its test for functorch, which is made before.
-_apply = super(torch.autograd.Function, Product).apply
+_apply = ops.apply_of(Product)
