@@ -58,12 +58,13 @@ def forced(
         steps=team.steps,
         cluster_n=team.cluster_n,
         min_blocks=team.min_blocks,
+        ahead=team.ahead,
     )
     grain = c.unit * team.cluster_n
     share = math.ceil(math.ceil(made.length / parts) / grain) * c.unit
     parts = math.ceil(made.length / (share * team.cluster_n))
     c = replace(c, meeting=parts > 1 if meeting is None else meeting)
-    c = replace(c, buffers=team.buffers if share > c.tile else 1)
+    c = replace(c, buffers=team.buffers if share > c.tile or team.ahead else 1)
     return replace(made, kernel=c, parts=parts, share=share, resident=resident or made.resident)
 
 
@@ -78,6 +79,8 @@ SMALL = {
     "one after the other": (Team(128, 3, buffers=3), 1, 2),
     "meeting, one after the other": (Team(128, 3, buffers=3), 2, 4),
     "meeting, fewer at a time than meet": (Team(128, 2), 3, 2),
+    "a row ahead": (Team(32, 6, buffers=6, ahead=2), 3, 6),
+    "a row ahead, fewer at a time than meet": (Team(32, 8, buffers=8, ahead=3), 3, 2),
 }
 
 
@@ -85,6 +88,8 @@ def movements(made: PanelPlan, clusters: bool = True) -> Iterator[tuple[str, Pan
     """A plan in all movements."""
     for name, (team, parts, *resident) in SMALL.items():
         if team.cluster_n > 1 and not clusters:
+            continue
+        if team.ahead and (made.kernel.orientation == "column" or not made.kernel.facts.outputs):
             continue
         yield name, forced(made, team, parts, resident=resident[0] if resident else None)
 
@@ -117,7 +122,7 @@ def _dot(coordinates: list, strides: Sequence[int]) -> np.ndarray:
 def touched(plan: PanelPlan, given_up: Sequence[int] = ()) -> Touched:
     """What all threads of a launch touch. given_up: parts that are finished by the last CTA to arrive instead."""
     c = plan.kernel
-    _, items, length, groups, parts, share, _, _, _, *sizes = plan.arguments
+    _, items, length, groups, parts, share, _, _, _, _, _, *sizes = plan.arguments
     kept_sizes, reduced_sizes = sizes[: c.kept_modes - 1], sizes[c.kept_modes - 1 :]
     assert len(reduced_sizes) == c.reduced_modes - 1
     full = c.facts.full

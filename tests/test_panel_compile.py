@@ -17,7 +17,7 @@ from compiled import Compiled, accesses, compile_and_read
 from cute_softmax.compile import build_math
 from cute_softmax.hardware import ARCHITECTURES
 from cute_softmax.plan import MATHS, PanelClass
-from cute_softmax.plan.panel import DEEP, MODES, STREAMING, TEAMS
+from cute_softmax.plan.panel import AHEAD, DEEP, MODES, STREAMING, TEAMS
 from cute_softmax.problem import ITEM_SIZE
 
 # Classes -> bytes of stack that they may use, with the reason. All others use none.
@@ -92,9 +92,10 @@ def selection(arch: str, math: str, every: int) -> Iterator[PanelClass]:
             c = replace(c, steps=c.steps // 2)
         yield c
     deep = [d for d in DEEP if d[1] == inputs and MATHS[math, True].outputs]
-    for (orientation, _), dtype in product(deep, ["bf16", "fp32"][: 2 if every == 1 else 1]):
-        team = DEEP[orientation, inputs]
-        fields = {"orientation": orientation, "meeting": True, "buffers": team.buffers}
+    held = [(orientation, DEEP[orientation, inputs]) for orientation, _ in deep]
+    held += [("row", AHEAD)] if ("row", inputs) in deep else []
+    for (orientation, team), dtype in product(held, ["bf16", "fp32"][: 2 if every == 1 else 1]):
+        fields = {"orientation": orientation, "meeting": True, "buffers": team.buffers, "ahead": team.ahead}
         c = panel_class(team, math, (dtype, dtype), arch, **fields)
         if c.shared_memory <= ARCHITECTURES[arch].shared_memory:
             yield c

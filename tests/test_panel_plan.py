@@ -87,6 +87,13 @@ def check_numbers(made: PanelPlan):
     assert c.down == 1 or (c.columns <= c.threads and c.across <= WARP), "a thread for each column's state"
     assert c.down > 1 or not (c.meeting or c.streaming or c.cluster_n > 1), "nothing is exchanged"
     assert c.chunk_steps * c.buffers == c.steps and c.chunk * c.buffers == c.tile
+    assert made.chunks * c.chunk >= made.share
+    if c.ahead:
+        # Held chunks have places; what is asked for ahead has some, and comes when they are free.
+        held = made.chunks - made.again
+        assert c.orientation == "row" and c.meeting and c.streaming and c.facts.outputs
+        assert c.ahead <= held <= c.buffers - c.ahead and made.again >= c.ahead
+        assert made.ctas % made.parts == 0 or made.ctas < made.parts
     # Groups and their parts.
     assert made.length == problem.length == math.prod(made.reduced)
     assert math.prod(made.kept) == problem.groups == made.groups
@@ -110,10 +117,10 @@ def check_numbers(made: PanelPlan):
     assert c.kept_modes in MODES and c.reduced_modes in MODES
     assert len(made.operand_strides) == len(c.dtypes)
     assert all(len(s) == c.kept_modes + c.reduced_modes for s in made.operand_strides)
-    *numbers, meetings = made.arguments[:9]
+    *numbers, meetings = made.arguments[:11]
     assert all(n in INT32 for n in numbers) and meetings == made.meeting_bytes
-    assert all(n in INT32 for n in made.arguments[9:]), "sizes that indices are taken apart by"
-    assert len(made.arguments) == 9 + c.kept_modes - 1 + c.reduced_modes - 1
+    assert all(n in INT32 for n in made.arguments[11:]), "sizes that indices are taken apart by"
+    assert len(made.arguments) == 11 + c.kept_modes - 1 + c.reduced_modes - 1
     assert max(made.parts * c.cluster_n * made.share, made.length + c.tile) in INT32, "an index in 32 bits"
     # Scratch memory: the words of each meeting point, then a state for each part of each panel.
     assert bool(made.scratch) == c.meeting

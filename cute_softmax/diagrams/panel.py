@@ -224,7 +224,12 @@ def _tile(view: View) -> Figure:
             f"{' and '.join(others)}: the same threads at the same coordinates, by strides of their own."
         )
     notes += [f"{space(n)}: one element a group, stored by its first thread." for n in c.facts.group_outputs]
-    if c.streaming:
+    if c.ahead:
+        notes.append(
+            f"This CTA takes {count(end, 'element')} of each row in chunks of {c.chunk:,}. It finishes a row, the last "
+            f"chunk first, while it absorbs the next; the first {p.again} of {p.chunks} chunks are read a second time."
+        )
+    elif c.streaming:
         notes.append(
             f"This CTA takes {count(end, 'element')} of each group in chunks of {c.chunk:,}: while one is worked on "
             + ("the other is on its way" if c.buffers == 2 else f"{c.buffers - 1} others are on their way")

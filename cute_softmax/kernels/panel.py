@@ -68,6 +68,8 @@ class PanelKernel(Streaming):
         share: Int32,
         evict_last: Int32,
         patience: Int32,
+        chunks: Int32,
+        again: Int32,
         meetings: Int64,
         *rest: Int64,
     ):
@@ -75,15 +77,17 @@ class PanelKernel(Streaming):
 
         ctas: CTAs of the grid, or clusters; items: panels times parts, each the work of one CTA or cluster;
         length: elements of a group; groups: how many, side by side; parts: of a panel; share: elements of a group
-        that a CTA takes; evict_last: see `copy.read_policy`; patience: nanoseconds, see `meeting`; meetings: bytes of
-        all meeting points.
+        that a CTA takes; evict_last: see `copy.read_policy`; patience: nanoseconds, see `meeting`; chunks, again: of a
+        share, see `ahead`; meetings: bytes of all meeting points.
         rest: sizes of all kept modes but the slowest, and of all reduced modes but the slowest, the fastest first;
         with meeting points the address of zeroed memory for them, and behind them for the parts' states; then of
         each operand the address in bytes and the strides in elements of the kept and of the reduced modes, the
         fastest first.
         """
         s = self.spec
-        self.kernel(ctas, items, length, groups, parts, share, evict_last, patience, meetings, rest).launch(
+        self.kernel(
+            ctas, items, length, groups, parts, share, evict_last, patience, chunks, again, meetings, rest
+        ).launch(
             grid=[ctas * s.cluster_n, 1, 1],
             block=[s.threads, 1, 1],
             cluster=[s.cluster_n, 1, 1] if const_expr(s.cluster_n > 1) else None,
@@ -103,6 +107,8 @@ class PanelKernel(Streaming):
         share: Int32,
         evict_last: Int32,
         patience: Int32,
+        chunks: Int32,
+        again: Int32,
         meetings: Int64,
         rest: tuple,
     ):
@@ -158,6 +164,8 @@ class PanelKernel(Streaming):
             parts=parts,
             share=share,
             patience=patience,
+            chunks=chunks,
+            again=again,
             kept_sizes=kept_sizes,
             reduced_sizes=reduced_sizes,
             **self.policies(evict_last),
@@ -170,7 +178,9 @@ class PanelKernel(Streaming):
             meetings=sync,
             states=sync + meetings,
         )
-        if const_expr(s.streaming):
+        if const_expr(s.ahead):
+            self.ahead(launch, item)  # of `ahead.Ahead`
+        elif const_expr(s.streaming):
             self.stream(launch, item)
         else:
             self.panel(launch, item)
@@ -181,8 +191,9 @@ class PanelKernel(Streaming):
         What is read twice stays in L2 rather than what is not needed any more.
         """
         if self.spec.streaming and self.math.outputs:
-            once = policy("evict_first")
-            return {"twice": policy("evict_last"), "once": once, "writes": once}
+            usual = self.spec.ahead or self.spec.min_blocks > 1
+            once = policy("evict_normal" if usual else "evict_first")
+            return {"twice": policy("evict_last"), "once": once, "writes": None if usual else once}
         reads = read_policy(evict_last)
         return {"twice": reads, "once": reads, "writes": None}
 
@@ -212,14 +223,15 @@ class PanelKernel(Streaming):
         """One CTA's share of a panel, which it holds, from loading to storing."""
         s, this = self.spec, self.at(launch, item)
         self.fetch(this, this.starts, this.first, self.left(this, this.first), Int32(0), this.once)
+        cute.arch.cp_async_commit_group()
         cute.arch.cp_async_wait_group(0)
         mine, states = self.reduce(this, None)
         if const_expr(s.cluster_n > 1):
             mine = self.across_cluster(this, mine)
         if const_expr(s.meeting):
             if const_expr(len(self.math.outputs) > 0):
-                met, duty = self.meet(this, mine, this.patience)  # of `split.SplitKernel`
-                if met != 0:
+                duty = self.hand_over(this, mine)  # of `split.SplitKernel`
+                if self.collect(this, this.patience) != 0:
                     self.finish(this, this.first, Int32(0), self.merged(this))
                 self.rescue(launch, item, duty)
             else:
@@ -260,8 +272,7 @@ class PanelKernel(Streaming):
     @cute.jit
     def fetch(self, this, starts: list, at: Int32, left: Int32, base: Int32, policy: Int64):
         """Bring the chunk that begins at element `at` of the groups at `starts`, of all inputs, into this thread's own
-        slots of shared memory from step `base` on, padding what lies outside; one group of copies. policy: see
-        `policies`."""
+        slots of shared memory from step `base` on, padding what lies outside. policy: see `policies`."""
         s = self.spec
         for i in self.inputs:
             padding = cute.make_rmem_tensor(max(s.vector, 2), self.dtypes[i])
@@ -274,7 +285,6 @@ class PanelKernel(Streaming):
                 else:
                     for v in cutlass.range_constexpr(s.vector):
                         slot[v] = padding[v]
-        cute.arch.cp_async_commit_group()
 
     def held(self, this, k: int, base: Int32 | int) -> list:
         """Vector k of each input in registers, of the chunk that lies at `base`."""

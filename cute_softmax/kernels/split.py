@@ -11,27 +11,34 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, const_expr
 
 from . import meeting, reduce
+from .ahead import Ahead
 from .panel import PanelKernel
 
-LOADS = 8  # states of parts that a thread has on their way at a time
+# States of parts that a thread has on their way at a time: 66 parts of a column have 4 readers, 132 of a row 32.
+LOADS = {"column": 17, "row": 5}
 FOREVER = (1 << 31) - 1
 
 
-class SplitKernel(PanelKernel):
+class SplitKernel(Ahead, PanelKernel):
     """The kernel of one Plan class whose panels are cut into parts."""
 
     @cute.jit
-    def meet(self, this, mine: tuple, patience: Int32) -> tuple[Int32, Int32]:
-        """Publish the states of this part and gather those of all: whether they are here, and whether some part has
-        been given up, in the thread that counted this CTA in."""
-        s, words = self.spec, this.words
+    def hand_over(self, this, mine: tuple) -> Int32:
+        """Publish the states of this part; in the last thread, whether some part has been given up by now."""
         self.publish(this, mine)
-        if this.tidx == 0:
-            words[0] = Int32(1)  # whether the states of all parts are here
         cute.arch.barrier()
-        counted = Int32(0)
-        if this.tidx == s.threads - 1:
-            counted = meeting.arrive(this.sync)
+        duty = Int32(0)
+        if this.tidx == self.spec.threads - 1:
+            duty = Int32(meeting.arrive(this.sync) >= meeting.GIVE_UP)
+        return duty
+
+    @cute.jit
+    def collect(self, this, patience: Int32) -> Int32:
+        """Gather the states of all parts: whether they are here, or else this part has been given up."""
+        words = this.words
+        if this.tidx == 0:
+            words[0] = Int32(1)
+        cute.arch.barrier()
         self.gather(this, patience)
         if words[0] == 0:
             cute.arch.barrier()
@@ -40,7 +47,7 @@ class SplitKernel(PanelKernel):
             cute.arch.barrier()
             if words[0] != 0:
                 self.gather(this, Int32(FOREVER))
-        return words[0], Int32(counted >= meeting.GIVE_UP)
+        return words[0]
 
     @cute.jit
     def conclude(self, this, mine: tuple):
@@ -58,10 +65,13 @@ class SplitKernel(PanelKernel):
     @cute.jit
     def rescue(self, launch, item: Int32, duty: Int32):
         """Finish parts that were given up, of the panels of this CTA's items from `item` on. duty: in the thread that
-        counts, whether there were any."""
-        s, words = self.spec, launch.words
+        counts this CTA in, whether there were any."""
+        words = launch.words
         cute.arch.barrier()
-        if launch.tidx == s.threads - 1:
+        if launch.tidx == 0:
+            words[0] = Int32(0)
+        cute.arch.barrier()
+        if duty != 0:
             words[0] = duty
         cute.arch.barrier()
         if words[0] != 0:
@@ -103,12 +113,12 @@ class SplitKernel(PanelKernel):
         """Read what is missing of the states of a column, of every `readers`-th part from `first` on; whether some
         still is."""
         s = self.spec
-        for k in cutlass.range_constexpr(LOADS):
+        for k in cutlass.range_constexpr(LOADS[s.orientation]):
             at = self.place(this, first + k * s.readers, column)
             for i in cutlass.range_constexpr(rP.shape[0]):
                 rP[i, k] = meeting.look(at + 8 * i, rP[i, k])
         missing = Boolean(False)
-        for k in cutlass.range_constexpr(LOADS):
+        for k in cutlass.range_constexpr(LOADS[s.orientation]):
             for i in cutlass.range_constexpr(rP.shape[0]):
                 missing = missing | (rP[i, k] == 0)
         return missing
@@ -125,9 +135,9 @@ class SplitKernel(PanelKernel):
             for n in cutlass.range_constexpr(numbers):
                 rS[n] = Float32(self.math.whole.identity[n])
             begin = cute.arch.globaltimer()
-            for first in cutlass.range(reader, this.parts, s.readers * LOADS, unroll=1):
-                rP = cute.make_rmem_tensor((meeting.pairs(numbers), LOADS), Int64)
-                for k in cutlass.range_constexpr(LOADS):
+            for first in cutlass.range(reader, this.parts, s.readers * LOADS[s.orientation], unroll=1):
+                rP = cute.make_rmem_tensor((meeting.pairs(numbers), LOADS[s.orientation]), Int64)
+                for k in cutlass.range_constexpr(LOADS[s.orientation]):
                     for i in cutlass.range_constexpr(meeting.pairs(numbers)):
                         # What is past the last part is not waited for, and replaced below.
                         rP[i, k] = Int64(
@@ -141,7 +151,7 @@ class SplitKernel(PanelKernel):
                 if missing:
                     words[0] = Int32(0)
                 states = [tuple(rS[n] for n in range(numbers))]
-                for k in cutlass.range_constexpr(LOADS):
+                for k in cutlass.range_constexpr(LOADS[s.orientation]):
                     exists = first + k * s.readers < this.parts
                     read = [n for i in range(rP.shape[0]) for n in reduce.unpack(rP[i, k])]
                     state = zip(read, self.math.whole.identity, strict=False)

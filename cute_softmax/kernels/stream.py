@@ -48,9 +48,9 @@ class Streaming:
                 )
                 met = Int32(1)
                 if const_expr(s.meeting):
-                    met, duty = self.meet(this, mine, patience)
+                    duties = duties | self.hand_over(this, mine)
+                    met = self.collect(this, patience)
                     states = self.merged(this)
-                    duties = duties | duty
                     patience = Int32(cutlass.select_(met != 0, patience, Int32(0)))
                 elif const_expr(s.down > 1):
                     states = self.spread(this, mine)
@@ -74,8 +74,7 @@ class Streaming:
             at = this.first + n * self.spec.chunk
             policy = Int64(cutlass.select_(again, this.twice, this.once))
             self.fetch(this, this.starts, at, self.left(this, at), base, policy)
-        else:
-            cute.arch.cp_async_commit_group()
+        cute.arch.cp_async_commit_group()
 
     @cute.jit
     def absorb_all(self, this, chunks: Int32, turn: Int32) -> list:
@@ -133,8 +132,7 @@ class Streaming:
                     base,
                     Int64(cutlass.select_(twice, this.twice, this.once)),
                 )
-            else:
-                cute.arch.cp_async_commit_group()
+            cute.arch.cp_async_commit_group()
         return (turn + 2 * beyond) % s.buffers
 
     @cute.jit
@@ -144,5 +142,6 @@ class Streaming:
         for n in cutlass.range(self.chunks(this), unroll=1):
             at = this.first + n * s.chunk
             self.fetch(this, this.starts, at, self.left(this, at), Int32(0), this.once)
+            cute.arch.cp_async_commit_group()
             cute.arch.cp_async_wait_group(0)
             self.finish(this, at, Int32(0), states)

@@ -14,6 +14,8 @@ from .base import ClassBase, PlanBase
 from .maths import CACHE_LINE, MATHS, WARP, Math, NotPlanned
 from .modes import MODES, offset_of, padded
 from .panel_teams import (
+    AHEAD,
+    CHUNKS_AHEAD,
     CHUNKS_OF_A_DEEP_PART,
     CHUNKS_OF_A_PART,
     CHUNKS_OF_A_PART_ALONE,
@@ -42,7 +44,8 @@ class PanelClass(ClassBase):
     that share a panel through distributed shared memory;
     kept_modes, reduced_modes: how many; meeting: whether CTAs meet in global memory;
     buffers: chunks that a CTA holds of what it takes, of which it reads the others twice; 1 if it holds everything;
-    min_blocks: CTAs that an SM must hold.
+    min_blocks: CTAs that an SM must hold;
+    ahead: steps that copies are asked for ahead, where a row is absorbed while another is finished; else 0.
     """
 
     math: str
@@ -59,6 +62,7 @@ class PanelClass(ClassBase):
     meeting: bool
     buffers: int
     min_blocks: int
+    ahead: int = 0
 
     online = False
     prologue = NO_PROLOGUE
@@ -202,6 +206,8 @@ class PanelClass(ClassBase):
             parts.append("meeting")
         if self.streaming:
             parts.append(f"streaming{self.buffers}")
+        if self.ahead:
+            parts.append(f"ahead{self.ahead}")
         return "_".join(parts)
 
 
@@ -226,6 +232,20 @@ class PanelPlan(PlanBase):
     evict_last: bool
     resident: int
     patience: int = PATIENCE
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of a share; some may be empty."""
+        return max(math.ceil(self.share / self.kernel.chunk), 2 * self.kernel.ahead)
+
+    @property
+    def again(self) -> int:
+        """How many of them are read twice: those that are not held. Ahead, they give a meeting two steps' time."""
+        c = self.kernel
+        held = self.chunks - c.buffers
+        if c.ahead:
+            held = max(held + c.ahead, min(c.ahead + 2, self.chunks - c.ahead))
+        return max(held, 0) if c.streaming and c.facts.outputs else 0
 
     @property
     def groups(self) -> int:
@@ -284,6 +304,8 @@ class PanelPlan(PlanBase):
             self.share,
             int(self.evict_last),
             self.patience,
+            self.chunks,
+            self.again,
             self.meeting_bytes,
             *self.kept[:0:-1],
             *self.reduced[:0:-1],
@@ -316,7 +338,7 @@ class PanelPlan(PlanBase):
             f"  grid       {self.ctas} {'clusters' if c.cluster_n > 1 else 'CTAs'} for {self.tiles} "
             f"panels; {c.shared_memory} bytes of shared memory a CTA",
             f"  traffic    {self.problem.bytes / 1e6:.1f} MB, "
-            + ("what CTAs cannot hold is read twice" if twice else "every element read once")
+            + (f"{self.again} of {self.chunks} chunks read twice" if twice else "every element read once")
             + (" and written once" if c.facts.outputs else ", one result written per group"),
         ]
         return "\n".join(lines)
@@ -361,6 +383,7 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
             meeting=meeting,
             buffers=team.buffers if streaming else 1,
             min_blocks=team.min_blocks,
+            ahead=team.ahead,
         )
 
     def panels(c: PanelClass) -> int:
@@ -435,13 +458,27 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
         at_once = math.ceil(panels(c) / math.ceil(panels(c) / at_once))
         return max(resident // at_once, 1)
 
+    def row_ahead() -> PanelPlan | None:
+        """As many rows at once as can nearly be held, and the next ahead; None for longer rows, and for no more."""
+        c, resident = class_of(AHEAD, meeting=True, streaming=True), device.multiprocessors
+        parts = math.ceil(problem.length / (CHUNKS_AHEAD * c.chunk))
+        if (
+            len(facts.inputs) > 1
+            or not 1 < parts <= resident
+            or problem.groups <= (at_once := resident // parts)
+        ):
+            return None
+        share = share_of(c, resident // at_once)
+        parts = math.ceil(problem.length / share)
+        return replace(planned(c, parts, share), resident=at_once * parts)
+
     deep = DEEP.get((orientation, len(facts.inputs))) if facts.outputs else None
     if (
         deep
         and class_of(deep, meeting=True, streaming=True).shared_memory <= device.architecture.shared_memory
     ):
         if orientation == "row":
-            made = cut(deep, held, several=True)
+            made = row_ahead() or cut(deep, held, several=True)
         else:
             made = cut(deep, of_chunks(CHUNKS_OF_A_DEEP_PART, DEEP_PANELS_AT_ONCE))
         if made.kernel.streaming:

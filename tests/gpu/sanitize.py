@@ -43,7 +43,7 @@ from sanitizing import Job  # noqa: E402
 
 from cute_softmax import launch  # noqa: E402
 from cute_softmax.plan import MATHS, PanelPlan, plan_panel  # noqa: E402
-from cute_softmax.plan.panel import DEEP, STREAMING, TEAMS  # noqa: E402
+from cute_softmax.plan.panel import AHEAD, DEEP, STREAMING, TEAMS  # noqa: E402
 from cute_softmax.precompile import precompile  # noqa: E402
 from cute_softmax.problem import ITEM_SIZE  # noqa: E402
 
@@ -196,6 +196,9 @@ def panel_jobs(maths: list[str], names: list[str]) -> Iterator[Job]:
             forms.append((name, "bf16", orientation, team, 4, 2, 0, False))
             if (orientation, inputs) in DEEP and MATHS[name, True].outputs:
                 forms.append((name, "bf16", orientation, DEEP[orientation, inputs], 2, 2, None, False))
+                if (orientation, inputs) == ("row", 1):
+                    for patience in (None, 0):
+                        forms.append((name, "bf16", orientation, AHEAD, 2, 1, patience, False))
     for name, dtype, orientation, team, parts, tiles, patience, narrow in forms:
         if dtype not in names:
             continue
