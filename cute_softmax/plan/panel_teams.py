@@ -85,8 +85,8 @@ DEEP = {
 # Rows a row ahead, where parts have so many chunks at most: 12 of them are held, and 4 read again from L2, which keeps
 # half of them. H200, 2026-11-22, ratio to a copy, ahead / `DEEP`: bf16 64 rows of 2^24 0.801 / 0.741, 256 of 2^22
 # 0.805 / 0.722, 256 of 2^21 0.776 / 0.759, 440 of 1200000 0.748 / 0.727, float32 64 of 2^23 0.766 / 0.727; 64 of 2^24
-# with 3 steps ahead 0.779, with 9 chunks of 24 KB 0.774, with 28 of 8 KB 0.774; with a warp of its own that meets 0.735;
-# and by bulk copies that another warp asks for 0.758, where this kernel had 0.765.
+# with 3 steps ahead 0.779, with 9 chunks of 24 KB 0.774, with 28 of 8 KB 0.774, with a warp of its own that meets
+# 0.735, and by bulk copies that another warp asks for 0.758, where this kernel had 0.765.
 AHEAD = Team(512, 28, buffers=14, ahead=2)
 CHUNKS_AHEAD = 16
 STREAMING = {1: Team(512, 8, min_blocks=2), 2: Team(512, 8)}
