@@ -14,8 +14,6 @@ from . import meeting, reduce
 from .ahead import Ahead
 from .panel import PanelKernel
 
-# States of parts that a thread has on their way at a time: 66 parts of a column have 4 readers, 132 of a row 32.
-LOADS = {"column": 17, "row": 5}
 FOREVER = (1 << 31) - 1
 
 
@@ -113,12 +111,12 @@ class SplitKernel(Ahead, PanelKernel):
         """Read what is missing of the states of a column, of every `readers`-th part from `first` on; whether some
         still is."""
         s = self.spec
-        for k in cutlass.range_constexpr(LOADS[s.orientation]):
+        for k in cutlass.range_constexpr(s.loads):
             at = self.place(this, first + k * s.readers, column)
             for i in cutlass.range_constexpr(rP.shape[0]):
                 rP[i, k] = meeting.look(at + 8 * i, rP[i, k])
         missing = Boolean(False)
-        for k in cutlass.range_constexpr(LOADS[s.orientation]):
+        for k in cutlass.range_constexpr(s.loads):
             for i in cutlass.range_constexpr(rP.shape[0]):
                 missing = missing | (rP[i, k] == 0)
         return missing
@@ -135,9 +133,9 @@ class SplitKernel(Ahead, PanelKernel):
             for n in cutlass.range_constexpr(numbers):
                 rS[n] = Float32(self.math.whole.identity[n])
             begin = cute.arch.globaltimer()
-            for first in cutlass.range(reader, this.parts, s.readers * LOADS[s.orientation], unroll=1):
-                rP = cute.make_rmem_tensor((meeting.pairs(numbers), LOADS[s.orientation]), Int64)
-                for k in cutlass.range_constexpr(LOADS[s.orientation]):
+            for first in cutlass.range(reader, this.parts, s.readers * s.loads, unroll=1):
+                rP = cute.make_rmem_tensor((meeting.pairs(numbers), s.loads), Int64)
+                for k in cutlass.range_constexpr(s.loads):
                     for i in cutlass.range_constexpr(meeting.pairs(numbers)):
                         # What is past the last part is not waited for, and replaced below.
                         rP[i, k] = Int64(
@@ -151,7 +149,7 @@ class SplitKernel(Ahead, PanelKernel):
                 if missing:
                     words[0] = Int32(0)
                 states = [tuple(rS[n] for n in range(numbers))]
-                for k in cutlass.range_constexpr(LOADS[s.orientation]):
+                for k in cutlass.range_constexpr(s.loads):
                     exists = first + k * s.readers < this.parts
                     read = [n for i in range(rP.shape[0]) for n in reduce.unpack(rP[i, k])]
                     state = zip(read, self.math.whole.identity, strict=False)

@@ -1,10 +1,14 @@
 """Thousands of random calls: shape, dtype, offset, stride, values and way of calling drawn together.
 
 CUTE_SOFTMAX_TEST_CASES: how many of each kind, such as 20000. A case follows from its seed, which a failure names.
+CUTE_SOFTMAX_TEST_COMMON: of those of any rank only the cases of so many classes, the most common ones, as each that is
+met first is compiled: 900 are those of 86% of 20000 cases, all of them 3127.
 """
 
+import math
 import os
 import random as pyrandom
+from collections import Counter
 
 import calls
 import classes
@@ -17,7 +21,8 @@ from cute_softmax.precompile import precompile
 from cute_softmax.problem import ALIGNMENT, ITEM_SIZE, Operand, canonical
 
 ROWS = int(os.environ.get("CUTE_SOFTMAX_TEST_CASES", "2500"))
-ANY = int(os.environ.get("CUTE_SOFTMAX_TEST_CASES", "600"))  # each class that is met first is compiled
+ANY = int(os.environ.get("CUTE_SOFTMAX_TEST_CASES", "600"))
+COMMON = int(os.environ.get("CUTE_SOFTMAX_TEST_COMMON", "0"))
 
 
 def draw(seed: int, longest: int) -> dict:
@@ -92,17 +97,21 @@ def draw_any(seed: int) -> dict:
     }
 
 
-def kernel_of(case: dict, device) -> object | None:
-    """The class that a case is planned for; None for reductions, whose result the functions allocate."""
-    if case["math"] in calls.REDUCTIONS:
-        return None
-    dtypes = classes.operands(case["math"], case["pair"])
-    places = case["places"] if case["math"] == "softmax_backward" else case["places"][::2]
+def kernel_of(case: dict, device) -> object:
+    """The class that a case is planned for."""
+    name, shape, dims = case["math"], case["shape"], case["dims"]
+    dtypes = classes.operands(name, case["pair"])
+    places = case["places"] if name == "softmax_backward" else case["places"][::2]
     operands = [
         Operand(d, p["strides"], (GUARD + p["offset"]) * ITEM_SIZE[d] % ALIGNMENT)
         for d, p in zip(dtypes, places, strict=True)
     ]
-    return launch.plan(case["math"], canonical(case["shape"], case["dims"], operands), device).kernel
+    if name in calls.REDUCTIONS:
+        # Its result is allocated, and read as if the reduced dimensions were there.
+        kept = [1 if d in dims else n for d, n in enumerate(shape)]
+        strides = tuple(0 if d in dims else math.prod(kept[d + 1 :]) for d in range(len(shape)))
+        operands[1] = Operand(dtypes[1], strides, 0)
+    return launch.plan(name, canonical(shape, dims, operands), device).kernel
 
 
 def fill(case: dict, dtype: torch.dtype, place: dict) -> torch.Tensor:
@@ -160,10 +169,12 @@ def test_random_rows(part, arch):
 
 @pytest.mark.parametrize("part", range(16))
 def test_random_dimensions_and_strides(part):
-    cases = [draw_any(seed) for seed in range(part, ANY, 16)]
     device = launch.device_facts(torch.cuda.current_device())
-    wanted = dict.fromkeys(kernel_of(case, device) for case in cases)
-    wanted.pop(None, None)
-    for _ in precompile([*wanted]):
+    cases = [(case, kernel_of(case, device)) for case in map(draw_any, range(ANY))]
+    wanted = Counter(kernel for _, kernel in cases)
+    common = {kernel for kernel, _ in wanted.most_common(COMMON or None)}
+    cases = [(case, kernel) for case, kernel in cases[part::16] if kernel in common]
+    for _ in precompile([*dict.fromkeys(kernel for _, kernel in cases)]):
         pass
-    run_all(cases)
+    run_all(case for case, _ in cases)
+    print(f"{len(cases)} cases of part {part}")
