@@ -150,8 +150,9 @@ class PanelClass(ClassBase):
 
     @property
     def loads(self) -> int:
-        """States of parts that a reader has on their way at a time: of 132 parts of a row, of 66 of columns, all that it
-        reads, if it has the registers. Columns of 65536 x 4096 reach 0.744 of a copy, with 8 of them 0.70 to 0.73."""
+        """States of parts that a reader has on their way at a time: of 132 parts of a row, of 66 of columns, all that
+        it reads, if it has the registers. Columns of 65536 x 4096 reach 0.744 of a copy, with 8 of them 0.70 to 0.73.
+        """
         if self.orientation == "row":
             return 5
         return 17 if self.min_blocks == 1 else 8

@@ -1,8 +1,9 @@
 """Thousands of random calls: shape, dtype, offset, stride, values and way of calling drawn together.
 
 CUTE_SOFTMAX_TEST_CASES: how many of each kind, such as 20000. A case follows from its seed, which a failure names.
-CUTE_SOFTMAX_TEST_COMMON: of those of any rank only the cases of so many classes, the most common ones, as each that is
-met first is compiled: 900 are those of 86% of 20000 cases, all of them 3127.
+CUTE_SOFTMAX_TEST_COMMON: of those of any rank only the cases of so many classes, the most common ones, as each must be
+compiled: 900 are those of 86% of 20000 cases, all of them 3127. This file as a script compiles them, with a process a
+core; then several processes can share a GPU.
 """
 
 import math
@@ -167,14 +168,28 @@ def test_random_rows(part, arch):
     run_all(cases)
 
 
-@pytest.mark.parametrize("part", range(16))
-def test_random_dimensions_and_strides(part):
+def of_common_classes() -> list[tuple[dict, object]]:
+    """(case, class) for all cases of any rank whose class is common."""
     device = launch.device_facts(torch.cuda.current_device())
     cases = [(case, kernel_of(case, device)) for case in map(draw_any, range(ANY))]
-    wanted = Counter(kernel for _, kernel in cases)
-    common = {kernel for kernel, _ in wanted.most_common(COMMON or None)}
-    cases = [(case, kernel) for case, kernel in cases[part::16] if kernel in common]
+    counted = Counter(kernel for _, kernel in cases)
+    common = {kernel for kernel, _ in counted.most_common(COMMON or None)}
+    return [(case, kernel) for case, kernel in cases if kernel in common]
+
+
+def build(cases):
     for _ in precompile([*dict.fromkeys(kernel for _, kernel in cases)]):
         pass
+
+
+@pytest.mark.parametrize("part", range(16))
+def test_random_dimensions_and_strides(part):
+    cases = of_common_classes()[part::16]
+    if not COMMON:
+        build(cases)
     run_all(case for case, _ in cases)
-    print(f"{len(cases)} cases of part {part}")
+    print(f"{len(cases)} cases of {ANY} seeds")
+
+
+if __name__ == "__main__":
+    build(of_common_classes())
