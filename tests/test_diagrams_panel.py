@@ -34,6 +34,7 @@ PROBLEMS = {
     "split": ((20000, 1000), {"dim": 0, "architecture": "sm_80"}),
     "long": ((2, 4000000), {"math": "logsumexp"}),
     "long odd": ((1, 5000001), {"dtype": "fp32"}),
+    "ahead": ((8, 3000000), {}),
     "sum": ((3000000, 24), {"dim": 0, "math": "sum"}),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import panels
@@ -73,7 +74,7 @@ def test_every_chunk_lies_where_it_is_taken(steps, ahead, rows):
     made = plan_panel("softmax", problem, H200, False)
     for length in range(1, 40):
         plan = panels.forced(made, Team(512, steps, buffers=steps, ahead=ahead), 2)
-        plan = panels.replace(plan, share=length * plan.kernel.chunk)
+        plan = replace(plan, share=length * plan.kernel.chunk)
         chunks, again = plan.chunks, plan.again
         assert chunks >= length and ahead <= again <= chunks - ahead
         done = walk(rows, chunks, again, ahead, steps)

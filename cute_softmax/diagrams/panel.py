@@ -64,7 +64,8 @@ class View:
         """The elements that this CTA holds at the end: its last chunks."""
         c, held = self.kernel, self.plan.bounds(*self.last)
         chunks = -(-len(held) // c.chunk)
-        first = held.start + max(chunks - c.buffers, 0) * c.chunk
+        gone = min(self.plan.again, chunks - 1) if c.ahead else max(chunks - c.buffers, 0)
+        first = held.start + gone * c.chunk
         return range(first, held.stop)
 
     @cached_property

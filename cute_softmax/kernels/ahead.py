@@ -101,9 +101,8 @@ class Ahead:
         the step `ahead` of this one needs."""
         s, before, this, following = self.spec, at.before, at.this, at.following
         cute.arch.cp_async_wait_group(s.ahead - 1)
-        ring = (
-            at.turn + t
-        ) % s.ahead  # where chunks lie that are read twice, of this step and of the one ahead
+        # Where chunks lie that are read twice, of this step and of the one ahead.
+        ring = (at.turn + t) % s.ahead
         if const_expr(absorbs):
             place = self.place_of(t, ring, this, at.odd)
             if this.item < this.items:
