@@ -121,9 +121,12 @@ def test_a_new_process_draws_the_same_bytes():
 
 def test_large_tile_is_fast_and_small():
     tv = parse("((32,4),(8,4)):((32,1),(4,1024))")
-    start = time.perf_counter()
-    text = figures.thread_value(tv, (4, 1024), element_bytes=2).svg()
-    assert time.perf_counter() - start < 0.5
+    seconds = []
+    for _ in range(3):  # others may share the core
+        start = time.process_time()
+        text = figures.thread_value(tv, (4, 1024), element_bytes=2).svg()
+        seconds.append(time.process_time() - start)
+    assert min(seconds) < 0.5
     assert len(text) < 300_000
 
 
