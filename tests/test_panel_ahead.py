@@ -27,10 +27,10 @@ def walk(rows: int, chunks: int, again: int, ahead: int, buffers: int) -> dict[t
     """
     begin, lies, coming, done, now = again - ahead, {}, [], {}, 0
 
-    def ask(place: int, row: int, n: int):
+    def ask(place: int, row: int, n: int, needed: int):
         assert 0 <= place < buffers
         lies[place] = None  # from now on
-        coming.append((now + ahead, place, row, n))
+        coming.append((needed, place, row, n))
 
     def take(what: str, place: int, row: int, n: int):
         assert lies.get(place) == (row, n), f"{what} {n} of row {row}: there is {lies.get(place)}"
@@ -38,8 +38,7 @@ def walk(rows: int, chunks: int, again: int, ahead: int, buffers: int) -> dict[t
         done[what, row, n] = now
 
     for n in range(ahead):
-        ask(n, 0, n)
-        coming[-1] = (n, *coming[-1][1:])
+        ask(n, 0, n, n)
     turn = odd = 0
     steps = chunks + begin
     for row in range(rows + 1):
@@ -57,10 +56,10 @@ def walk(rows: int, chunks: int, again: int, ahead: int, buffers: int) -> dict[t
             come = late >= steps
             n, which = (late - steps, row + 1) if come else (late, row)
             if (late < chunks or come) and which < rows:
-                ask(place_of(n, ring, chunks, again, ahead, odd), which, n)
+                ask(place_of(n, ring, chunks, again, ahead, odd), which, n, now + ahead)
             n = steps - 1 - late
             if t >= begin and 0 <= n < again and row > 0:
-                ask(ring, row - 1, n)
+                ask(ring, row - 1, n, now + ahead)
             now += 1
         turn, odd = (turn + steps) % ahead, 1 - odd
     return done

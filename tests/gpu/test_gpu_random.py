@@ -6,13 +6,14 @@ compiled: 900 are those of 86% of 20000 cases, all of them 3127. This file as a 
 core; then several processes can share a GPU.
 """
 
-import math
 import os
 import random as pyrandom
 from collections import Counter
+from functools import cache
 
 import calls
 import classes
+import panels
 import pytest
 import torch
 from checking import DTYPES, GUARD, random
@@ -110,7 +111,7 @@ def kernel_of(case: dict, device) -> object:
     if name in calls.REDUCTIONS:
         # Its result is allocated, and read as if the reduced dimensions were there.
         kept = [1 if d in dims else n for d, n in enumerate(shape)]
-        strides = tuple(0 if d in dims else math.prod(kept[d + 1 :]) for d in range(len(shape)))
+        strides = tuple(0 if d in dims else s for d, s in enumerate(panels.dense(kept)))
         operands[1] = Operand(dtypes[1], strides, 0)
     return launch.plan(name, canonical(shape, dims, operands), device).kernel
 
@@ -168,6 +169,7 @@ def test_random_rows(part, arch):
     run_all(cases)
 
 
+@cache
 def of_common_classes() -> list[tuple[dict, object]]:
     """(case, class) for all cases of any rank whose class is common."""
     device = launch.device_facts(torch.cuda.current_device())
