@@ -15,8 +15,8 @@ import classes
 import numpy as np
 
 from cute_softmax.plan import MATHS, WARP, PanelClass, PanelPlan
-from cute_softmax.plan.panel import Team
-from cute_softmax.problem import ITEM_SIZE, Operand, Problem, canonical
+from cute_softmax.plan.panel import PANEL_BYTES, Team
+from cute_softmax.problem import ALIGNMENT, ITEM_SIZE, Operand, Problem, canonical
 
 
 def dense(shape) -> tuple[int, ...]:
@@ -73,6 +73,7 @@ SMALL = {
     "one CTA": (Team(256, 8), 1),
     "streaming": (Team(128, 2), 1),
     "cluster": (Team(128, 4, cluster_n=4), 1),
+    "cluster of 16": (Team(128, 4, cluster_n=16), 1),
     "meeting": (Team(128, 4), 5),
     "meeting, streaming": (Team(128, 2), 3),
     "meeting, three chunks held": (Team(128, 3, buffers=3), 2),
@@ -84,14 +85,16 @@ SMALL = {
 }
 
 
-def movements(made: PanelPlan, clusters: bool = True) -> Iterator[tuple[str, PanelPlan]]:
-    """A plan in all movements."""
+def movements(made: PanelPlan, clusters: int = 16) -> Iterator[tuple[str, PanelPlan]]:
+    """A plan in all movements. clusters: CTAs of the largest cluster."""
     for name, (team, parts, *resident) in SMALL.items():
-        if team.cluster_n > 1 and not clusters:
+        if team.cluster_n > clusters:
             continue
         if team.ahead and (made.kernel.orientation == "column" or not made.kernel.facts.outputs):
             continue
-        yield name, forced(made, team, parts, resident=resident[0] if resident else None)
+        wide = team.cluster_n == 16 and made.kernel.orientation == "column"
+        across = PANEL_BYTES // ALIGNMENT if wide else None  # exchanges in two trips
+        yield name, forced(made, team, parts, across=across, resident=resident[0] if resident else None)
 
 
 class Touched(NamedTuple):
@@ -249,4 +252,32 @@ def check_merging(c: PanelClass, parts: int):
         read = sorted(p for reader in range(c.readers) for p in range(reader, parts, c.readers))
         assert read == list(range(parts)) and c.readers * c.columns <= c.threads
         assert c.readers <= (WARP if c.lanes_read else c.peers.shape[1])
-    assert c.cluster_n <= c.peers.shape[1]
+    check_cluster(c)
+
+
+def check_cluster(c: PanelClass):
+    """Raise AssertionError unless each CTA of a cluster gets the states of all, in one trip or in two."""
+    if c.trips == 1:
+        assert c.cluster_n <= c.peers.shape[1]
+        return
+    each, slots = c.columns // c.cluster_n, c.columns
+    assert each * c.cluster_n == c.columns <= c.threads and c.cluster_n <= WARP
+    assert c.peers.shape[1] >= c.trips
+    # Thread `column` of CTA `rank` sends its state to a slot of the CTA that merges the column.
+    sent = {
+        (column // each, column % each * c.cluster_n + rank): (column, rank)
+        for rank in range(c.cluster_n)
+        for column in range(slots)
+    }
+    assert len(sent) == slots * c.cluster_n and all(slot < slots for _, slot in sent)
+    got = set()
+    for rank in range(c.cluster_n):
+        for thread in range(slots):
+            # The lanes of `cluster_n` neighbours merge what lies in their slots: one column of all CTAs.
+            group = range(thread - thread % c.cluster_n, thread - thread % c.cluster_n + c.cluster_n)
+            merged = [sent[rank, slot] for slot in group]
+            assert [r for _, r in merged] == list(range(c.cluster_n))
+            column = rank * each + thread // c.cluster_n
+            assert {found for found, _ in merged} == {column}
+            got.add((thread % c.cluster_n, column))
+    assert got == {(rank, column) for rank in range(c.cluster_n) for column in range(slots)}

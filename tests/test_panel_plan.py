@@ -19,7 +19,7 @@ from panels import dense, problem_of
 from cute_softmax.hardware import ARCHITECTURES, H200, Device
 from cute_softmax.plan import MATHS, WARP, NotPlanned, PanelClass, PanelPlan, plan, plan_panel
 from cute_softmax.plan.panel import MODES, MOST, NARROWEST_BYTES, STREAMING, TEAMS, Team
-from cute_softmax.problem import ITEM_SIZE, Operand, Problem, canonical
+from cute_softmax.problem import ALIGNMENT, ITEM_SIZE, Operand, Problem, canonical
 
 DEVICES = {name: Device(a, multiprocessors=132, l2=50 << 20) for name, a in ARCHITECTURES.items()}
 # Panels have no group inputs.
@@ -258,11 +258,12 @@ def test_names_tell_classes_apart(field):
 
 @forms
 def test_teams_fit_and_follow_each_other(arch):
-    """In the order of their room, as the first that fits is taken; what none of them holds can be streamed."""
+    """In the order of the longest columns that they hold, as the first that fits is taken, and wide panels before
+    narrow ones; what none of them holds can be streamed."""
     for inputs, teams in TEAMS.items():
         for clusters in (False, True):
             room = [
-                (t.threads * t.steps * t.cluster_n, -t.panel_bytes)
+                (t.threads * t.steps * t.cluster_n // (t.panel_bytes // ALIGNMENT), -t.panel_bytes)
                 for t in teams
                 if (t.cluster_n > 1) == clusters and not t.alone
             ]

@@ -380,6 +380,8 @@ def _reduction_buffer(view: View) -> Figure:
 
 def _cluster(view: View) -> Figure:
     c = view.kernel
+    if c.trips == 2:
+        return _two_trips(view)
 
     def use(column: int, cta: int) -> Use:
         return Use((column,), f"T{column}", f"from CTA {cta}")
@@ -410,6 +412,52 @@ def _cluster(view: View) -> Figure:
         )
         + f"A state has {c.whole_bytes} bytes: {', '.join(name for name, _ in view.exchanges)}. Each CTA "
         "waits for its own mbarrier only, and merges what it has received in the same order.",
+    )
+
+
+def _two_trips(view: View) -> Figure:
+    c = view.kernel
+    columns, ctas = c.columns, c.cluster_n
+    each = columns // ctas
+
+    def sent(column: int, cta: int) -> Use:
+        thread = column * ctas + cta
+        told = f"from thread {column} of CTA {cta}, read by thread {thread}, which sends what is merged to CTA {cta}"
+        return Use((thread,), f"T{thread}", told)
+
+    def merged(column: int, _: int) -> Use:
+        sender = column % each * ctas
+        return Use((column,), f"T{column}", f"from thread {sender} of CTA {column // each}, read by thread {column}")
+
+    first = view.slots(
+        f"first trip: of columns 0 to {each - 1}, what all CTAs have, and the thread that reads it",
+        f"{SHARED}, peers",
+        Layout((each, ctas), (ctas, 1)),
+        c.whole_bytes,
+        "CTA",
+        sent,
+    )
+    second = view.slots(
+        "second trip: of all columns, what is merged",
+        f"{SHARED}, peers",
+        Layout((columns, 1), (1, columns)),
+        c.whole_bytes,
+        "CTA",
+        merged,
+        base=columns * c.whole_bytes,
+    )
+    figure = draw.slots(
+        [first, second],
+        title=f"Two trips through a cluster of {ctas} CTAs, as CTA 0 sees them",
+        lead=f"Buffer {c.peers} \u00b7 on each trip an mbarrier of each CTA expects {columns} states of {c.whole_bytes} "
+        f"bytes = {columns * c.whole_bytes:,} bytes.",
+    )
+    return figure.noted(
+        f"CTA r merges columns {each} r to {each} r + {each - 1} of all CTAs: thread t of each CTA sends the state of "
+        f"column t to CTA t div {each}, where the {ctas} states of a column lie in neighbouring lanes and merge by "
+        f"shuffles; each of these lanes sends the result to one CTA.",
+        f"A state has {c.whole_bytes} bytes: {', '.join(name for name, _ in view.exchanges)}. In one trip each CTA would "
+        f"need room for {columns * ctas:,} states instead of {2 * columns:,}, and fewer CTAs would share an SM.",
     )
 
 

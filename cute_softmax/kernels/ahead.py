@@ -48,10 +48,17 @@ class Ahead:
             for n in cutlass.range_constexpr(len(nothing)):
                 rS[n, 0] = Float32(nothing[n])
             finishing = Int32(0)
-            for t in cutlass.range(begin, unroll=1):
+            last = cutlass.max(begin - 1, 0)
+            for t in cutlass.range(last, unroll=1):
+                self.step(at, rS, [], t, finishing, True, False)
+            # The states are on their way during the last step: 0.801 / 0.809 of a copy in 64 rows of 2^24.
+            seen = self.unseen(at.before, launch.tidx)
+            if launch.tidx < s.readers:
+                self.look(at.before, seen, launch.tidx, Int32(0))
+            for t in cutlass.range(last, begin, unroll=1):
                 self.step(at, rS, [], t, finishing, True, False)
             if i > item:
-                finishing = self.collect(at.before, patience)
+                finishing = self.collect(at.before, patience, seen)
                 patience = Int32(cutlass.select_(finishing != 0, patience, Int32(0)))
             states = self.merged(at.before)
             for t in cutlass.range(begin, launch.chunks, unroll=1):

@@ -146,9 +146,9 @@ class PanelKernel(Streaming):
         words = smem.allocate_tensor(Int32, cute.make_layout(2), 8)
         barrier = None
         if const_expr(s.cluster_n > 1):
-            barrier = smem.allocate_array(Int64, num_elems=1)
-            if tidx == 0:
-                cute.arch.mbarrier_init(barrier, 1)
+            barrier = smem.allocate_array(Int64, num_elems=s.trips)
+            if tidx < s.trips:
+                cute.arch.mbarrier_init(barrier + tidx, 1)
             cute.arch.mbarrier_init_fence()
             cute.arch.cluster_arrive_relaxed()
 
@@ -312,11 +312,16 @@ class PanelKernel(Streaming):
                 cute.recast_tensor(both, Uint32)[j] = largest
             totals = unpack(both)
         else:
-            totals = None
-            for k in steps:
-                elements = zip(*(unpack(vector) for vector in self.held(this, k, base)), strict=True)
-                terms = [math.term(stage, e, carry[v % s.slots]) for v, e in enumerate(elements)]
-                totals = terms if totals is None else [op(a, b) for a, b in zip(totals, terms, strict=True)]
+            terms = (
+                [math.term(stage, e, carry[v % s.slots]) for v, e in enumerate(elements)]
+                for elements in (zip(*map(unpack, self.held(this, k, base)), strict=True) for k in steps)
+            )
+            if s.orientation == "row":
+                # Pairwise all through: a chain rounds what came first once more with each addition.
+                return [reduce.tree(op, (reduce.tree(op, vector) for vector in terms))]
+            totals = next(terms)
+            for vector in terms:
+                totals = [op(a, b) for a, b in zip(totals, vector, strict=True)]
         return totals if s.orientation == "column" else [reduce.tree(op, totals)]
 
     def reduce(self, this, states: list | None) -> tuple[tuple, list]:
@@ -376,20 +381,33 @@ class PanelKernel(Streaming):
 
     @cute.jit
     def across_cluster(self, this, mine: tuple) -> tuple:
-        """Merge the states of column t over the CTAs of the cluster, in thread t."""
-        s = self.spec
-        if this.tidx == 0:
-            received = s.columns * s.cluster_n * self.slot.width // 8
-            cute.arch.mbarrier_arrive_and_expect_tx(this.barrier, received)
+        """Merge the states of column t over the CTAs of the cluster, in thread t. In one trip each CTA sends all its
+        states to all; in two each merges those of its share of the columns, and sends what comes of them to all."""
+        s, sC = self.spec, this.sC
+        column, each = this.tidx % s.columns, s.columns // s.cluster_n
+        if this.tidx < s.trips:
+            received = s.columns * (s.cluster_n if s.trips == 1 else 1) * self.slot.width // 8
+            cute.arch.mbarrier_arrive_and_expect_tx(this.barrier + this.tidx, received)
         # As late as possible: it waits until all CTAs of the cluster have started.
         cute.arch.cluster_wait()
-        column = this.tidx % s.columns
+        if const_expr(s.trips == 1):
+            if this.tidx < s.columns:
+                for peer in cutlass.range_constexpr(s.cluster_n):
+                    reduce.store_remote(mine, sC, (column, this.rank), this.barrier, Int32(peer))
+            cute.arch.mbarrier_wait(this.barrier, 0)
+            theirs = [reduce.unpack(sC[column, i]) for i in range(s.cluster_n)]
+            return self.math.whole.merge_all(theirs)
         if this.tidx < s.columns:
-            for peer in cutlass.range_constexpr(s.cluster_n):
-                reduce.store_remote(mine, this.sC, (column, this.rank), this.barrier, Int32(peer))
+            at = (column % each * s.cluster_n + this.rank, 0)
+            reduce.store_remote(mine, sC, at, this.barrier, column // each)
         cute.arch.mbarrier_wait(this.barrier, 0)
-        theirs = [reduce.unpack(this.sC[column, i]) for i in range(s.cluster_n)]
-        return self.math.whole.merge_all(theirs)
+        # The states of one column lie in neighbouring threads, one for each CTA; each sends the result to one.
+        merged = self.math.whole.lanes(reduce.unpack(sC[column, 0]), s.cluster_n)
+        if this.tidx < s.columns:
+            at = (this.rank * each + column // s.cluster_n, 1)
+            reduce.store_remote(merged, sC, at, this.barrier + 1, column % s.cluster_n)
+        cute.arch.mbarrier_wait(this.barrier + 1, 0)
+        return reduce.unpack(sC[column, 1])
 
     @cute.jit
     def spread(self, this, mine: tuple) -> list:

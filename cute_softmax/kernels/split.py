@@ -31,13 +31,14 @@ class SplitKernel(Ahead, PanelKernel):
         return duty
 
     @cute.jit
-    def collect(self, this, patience: Int32) -> Int32:
-        """Gather the states of all parts: whether they are here, or else this part has been given up."""
+    def collect(self, this, patience: Int32, seen: cute.Tensor | None = None) -> Int32:
+        """Gather the states of all parts: whether they are here, or else this part has been given up. seen: see
+        `gather`."""
         words = this.words
         if this.tidx == 0:
             words[0] = Int32(1)
         cute.arch.barrier()
-        self.gather(this, patience)
+        self.gather(this, patience, seen)
         if words[0] == 0:
             cute.arch.barrier()
             if this.tidx == 0:
@@ -106,6 +107,16 @@ class SplitKernel(Ahead, PanelKernel):
         s = self.spec
         return [reduce.unpack(this.sC[this.a * s.slots + v, 0]) for v in range(s.slots)]
 
+    def unseen(self, this, first: Int32) -> cute.Tensor:
+        """What `look` reads the states of every `readers`-th part from `first` on into: nothing yet. What is past the
+        last part is not waited for."""
+        s = self.spec
+        rP = cute.make_rmem_tensor((meeting.pairs(len(self.math.whole.identity)), s.loads), Int64)
+        for k in range(s.loads):
+            for i in range(rP.shape[0]):
+                rP[i, k] = Int64(cutlass.select_(first + k * s.readers < this.parts, Int64(0), Int64(1)))
+        return rP
+
     @cute.jit
     def look(self, this, rP: cute.Tensor, first: Int32, column: Int32) -> Boolean:
         """Read what is missing of the states of a column, of every `readers`-th part from `first` on; whether some
@@ -122,9 +133,10 @@ class SplitKernel(Ahead, PanelKernel):
         return missing
 
     @cute.jit
-    def gather(self, this, patience: Int32):
+    def gather(self, this, patience: Int32, seen: cute.Tensor | None = None):
         """Wait until the states of all parts are published and merge them into sC[column, 0]; `readers` threads a
-        column read those of every `readers`-th part, several at once. Clears words[0] after `patience` nanoseconds."""
+        column read those of every `readers`-th part, several at once. Clears words[0] after `patience` nanoseconds.
+        seen: what `look` has read, where it reads all at once."""
         s, sC, words = self.spec, this.sC, this.words
         numbers = len(self.math.whole.identity)
         reader, column = this.tidx // s.columns, this.tidx % s.columns
@@ -134,13 +146,9 @@ class SplitKernel(Ahead, PanelKernel):
                 rS[n] = Float32(self.math.whole.identity[n])
             begin = cute.arch.globaltimer()
             for first in cutlass.range(reader, this.parts, s.readers * s.loads, unroll=1):
-                rP = cute.make_rmem_tensor((meeting.pairs(numbers), s.loads), Int64)
-                for k in cutlass.range_constexpr(s.loads):
-                    for i in cutlass.range_constexpr(meeting.pairs(numbers)):
-                        # What is past the last part is not waited for, and replaced below.
-                        rP[i, k] = Int64(
-                            cutlass.select_(first + k * s.readers < this.parts, Int64(0), Int64(1))
-                        )
+                rP = seen
+                if const_expr(seen is None):
+                    rP = self.unseen(this, first)
                 missing = self.look(this, rP, first, column)
                 waited = Int64(0)
                 while missing & (waited < patience):

@@ -118,10 +118,14 @@ class PanelClass(ClassBase):
         return self.down * self.steps * self.unit
 
     @property
+    def width(self) -> int:
+        """Bytes of a panel's width, of the narrowest full operand."""
+        return self.columns * min(ITEM_SIZE[d] for d in self.dtypes[: self.facts.full])
+
+    @property
     def prefetches(self) -> bool:
         """Whether loads of a panel bring its neighbour's bytes into L2: 2% for those of 128 bytes (see TEAMS)."""
-        width = self.columns * min(ITEM_SIZE[d] for d in self.dtypes[: self.facts.full])
-        return self.orientation == "column" and width < PANEL_BYTES
+        return self.orientation == "column" and self.width < PANEL_BYTES
 
     @property
     def streaming(self) -> bool:
@@ -137,6 +141,12 @@ class PanelClass(ClassBase):
     def chunk(self) -> int:
         """Elements of each group in a chunk."""
         return self.tile // self.buffers
+
+    @property
+    def trips(self) -> int:
+        """How often CTAs of a cluster send each other states, see `kernels.panel`. Two take room for two states of a
+        column instead of `cluster_n`, so that more CTAs share an SM."""
+        return 2 if self.cluster_n == 16 and self.width >= PANEL_BYTES else 1
 
     @property
     def readers(self) -> int:
@@ -193,16 +203,17 @@ class PanelClass(ClassBase):
 
     @property
     def peers(self) -> Layout:
-        """(column, CTA of the cluster or reader of parts) -> slot of a state."""
+        """(column, CTA of the cluster, trip or reader of parts) -> slot of a state."""
         readers = self.readers if self.meeting and not self.lanes_read else 1
-        return Layout.ordered((self.columns, max(self.cluster_n, readers)), (0, 1))
+        senders = self.cluster_n if self.trips == 1 else self.trips
+        return Layout.ordered((self.columns, max(senders, readers)), (0, 1))
 
     @property
     def shared_memory(self) -> int:
         """Bytes of shared memory of a CTA."""
         held = sum(ITEM_SIZE[d] for d in self.dtypes[: len(self.facts.inputs)])
         exchange = self.reduction_buffer.cosize * 4 + self.peers.cosize * self.whole_bytes
-        return self.smem.cosize * held + exchange + 16
+        return self.smem.cosize * held + exchange + 8 + 8 * self.trips
 
     @property
     def name(self) -> str:
@@ -446,17 +457,25 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
         share = share_of(c, parts)
         parts = math.ceil(problem.length / share)
         streaming = share > c.tile or (several and panels(c) * parts > resident)
-        return planned(class_of(team, meeting=parts > 1, streaming=streaming), parts, share)
+        made = planned(class_of(team, meeting=parts > 1, streaming=streaming), parts, share)
+        return replace(made, resident=max(resident // parts, 1) * parts) if several else made
 
-    def of_chunks(chunks_of_a_part: int, panels_at_once: int) -> Callable[[PanelClass, int], int]:
+    def of_chunks(chunks_of_a_part: float, panels_at_once: int) -> Callable[[PanelClass, int], int]:
         """Parts of so many chunks at least, of so many panels at a time."""
 
         def parts_of(c: PanelClass, resident: int) -> int:
             chunks = math.ceil(problem.length / c.chunk)
-            parts = max(resident // panels(c), min(chunks // chunks_of_a_part, resident // panels_at_once), 1)
+            parts = max(resident // panels(c), min(int(chunks / chunks_of_a_part), resident // panels_at_once), 1)
             return min(parts, math.ceil(problem.length / c.tile))
 
         return parts_of
+
+    def whole_panels(c: PanelClass, resident: int) -> int:
+        """Deep parts, of as many panels at a time as share all SMs evenly: so that a CTA keeps its part."""
+        parts = of_chunks(CHUNKS_OF_A_DEEP_PART[len(facts.inputs)], DEEP_PANELS_AT_ONCE)(c, resident)
+        if panels(c) * parts <= resident:
+            return parts
+        return resident // math.ceil(resident / parts)
 
     def held(c: PanelClass, resident: int) -> int:
         """Parts of as many rows at a time as can be held, of some at least, but of one where a part is very long."""
@@ -489,7 +508,7 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
         if orientation == "row":
             made = row_ahead() or cut(deep, held, several=True)
         else:
-            made = cut(deep, of_chunks(CHUNKS_OF_A_DEEP_PART, DEEP_PANELS_AT_ONCE))
+            made = cut(deep, whole_panels, several=True)
         if made.kernel.streaming:
             return made
     team = STREAMING[len(facts.inputs)]

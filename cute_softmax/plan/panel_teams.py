@@ -35,9 +35,12 @@ class Team:
     ahead: int = 0
 
 
-# In the order of their room; the first that a panel fits into and that the architecture has room for is taken.
-# H200, 2026-11-20, bf16, the best of 5 to 15 at each length. Small CTAs of which several share an SM overlap loading
-# with storing; a cluster exchanges in a microsecond what takes three through global memory.
+# In the order of the longest columns that they hold; the first that a panel fits into and that the architecture has room
+# for is taken. H200, 2026-11-20 and 22, bf16, the best of 5 to 15 at each length. Small CTAs of which several share an SM
+# overlap loading with storing; a cluster exchanges in a microsecond what takes three through global memory. Room that
+# stays empty is CTAs that do not fit beside: columns of 1280 elements reach 0.92 of a copy in teams for 1280, 0.86 for
+# 1536, 0.71 for 2048, and in narrow panels for 2048 0.77; of 3000 0.91 for 3072, 0.78 for 4096; of 4096 0.86 in panels
+# of 256 bytes, 0.81 of 128; backward of 5000 0.84 for 5120, 0.58 for 8192.
 TEAMS = {
     1: (  # one full input
         Team(64, 4, min_blocks=16, alone=True),
@@ -47,13 +50,23 @@ TEAMS = {
         Team(128, 8, min_blocks=8),
         Team(128, 16, min_blocks=5),
         Team(256, 8, cluster_n=2, min_blocks=4),
+        Team(128, 12, cluster_n=4, min_blocks=7),
         Team(128, 16, cluster_n=4, min_blocks=5),
         Team(512, 8, min_blocks=2),  # without clusters
+        Team(128, 10, cluster_n=8, min_blocks=6),
+        Team(128, 12, cluster_n=8, min_blocks=6),
         Team(128, 16, cluster_n=8, min_blocks=5),
-        Team(128, 16, cluster_n=8, min_blocks=5, panel_bytes=128),
-        Team(128, 16, cluster_n=16, min_blocks=5, panel_bytes=128),
+        Team(128, 10, cluster_n=16, min_blocks=8),
+        Team(128, 12, cluster_n=16, min_blocks=7),
+        Team(128, 16, cluster_n=16, min_blocks=5),
+        Team(128, 16, cluster_n=8, min_blocks=5, panel_bytes=128),  # without clusters of 16
+        Team(128, 20, cluster_n=16, min_blocks=4),
+        Team(128, 24, cluster_n=16, min_blocks=4),
+        Team(256, 16, cluster_n=16, min_blocks=3),
+        Team(128, 20, cluster_n=16, min_blocks=4, panel_bytes=128),
+        Team(128, 24, cluster_n=16, min_blocks=4, panel_bytes=128),
+        Team(128, 28, cluster_n=16, min_blocks=3, panel_bytes=128),
         Team(128, 32, cluster_n=16, min_blocks=3, panel_bytes=128),
-        Team(128, 32, cluster_n=16, min_blocks=3, panel_bytes=64),
     ),
     2: (  # two
         Team(64, 4, min_blocks=12, alone=True),
@@ -65,9 +78,13 @@ TEAMS = {
         Team(256, 8, cluster_n=4, min_blocks=2),
         Team(512, 4, min_blocks=2),  # without clusters
         Team(256, 8, cluster_n=8, min_blocks=2),
+        Team(256, 6, cluster_n=16, min_blocks=3),
         Team(256, 8, cluster_n=16, min_blocks=2),
+        Team(256, 10, cluster_n=16, min_blocks=2),
+        Team(256, 12, cluster_n=16, min_blocks=2),
         Team(256, 8, cluster_n=16, min_blocks=2, panel_bytes=128),
-        Team(512, 8, cluster_n=16, panel_bytes=128),
+        Team(256, 10, cluster_n=16, min_blocks=2, panel_bytes=128),
+        Team(256, 12, cluster_n=16, min_blocks=2, panel_bytes=128),
     ),
 }
 # For panels that no team holds: streamed. The deep teams, by orientation and full inputs, hold 192 or 224 KB of what
@@ -95,11 +112,15 @@ STREAMING = {1: Team(512, 8, min_blocks=2), 2: Team(512, 8)}
 # H200, 2026-11-20, bf16, ratio to a copy by parts: 65536 x 4096 over columns 0.597 (8), 0.612 (33), 0.583 (66),
 # 0.443 (132); 64 rows of 2^24 0.659 (4), 0.682 (66), 0.539 (264).
 CHUNKS_OF_A_PART = {"column": 32, "row": 16}
-# Deep parts of columns: of two panels at once, one of which meets while the other is read. H200, 2026-11-22, bf16, by
-# parts: 65536 x 4096 361 us (33), 352 (44), 351 (66), 510 (132) where a copy took 256, 262144 x 1024 0.628 of a copy
-# (33), 0.613 (44), 0.632 (66), 0.624 (132); two inputs, to a sum: 65536 x 4096 0.619 (33), 0.637 (44), 0.693 (66),
-# 0.660 (132), 262144 x 1024 0.579 (33), 0.569 (44), 0.580 (66), 0.591 (132).
-CHUNKS_OF_A_DEEP_PART = 7
+# Deep parts of columns: of two panels at once and more, as one meets while the other is read; of so many chunks that few
+# are read again. They share all SMs out evenly, so that a CTA keeps its part. H200, 2026-11-22, bf16, ratio to a copy by
+# parts (chunks of a part): 24576 x 10880 0.755 for 22 (9), 0.70 for 26 (8), 0.716 for 27, which do not share evenly;
+# 32768 x 8192 0.738 for 22 (12), 0.776 for 33 (8), 0.71 for 36 and for 44 (6); 40000 x 6656 0.752 for 33 (10), 0.72 for
+# 44 (8); 65536 x 4096 0.72 for 33 (16), 0.73 for 44 (12), 0.735 for 66 (8), 0.53 for 132 (4); two inputs, to a sum:
+# 32768 x 8192 0.710 for 33 (16), 0.744 for 44 (12), 0.724 for 66 (8); 65536 x 4096 0.619 for 33, 0.693 for 66 (16),
+# 0.660 for 132. Narrower panels that are held without reading again lose: 65536 x 4096 0.69 in 128 bytes, 0.63 in 64,
+# 0.35 in 32.
+CHUNKS_OF_A_DEEP_PART = {1: 7.5, 2: 11}  # by full inputs
 DEEP_PANELS_AT_ONCE = 2
 # Deep parts of rows: as many rows at once as can be held, but some, for the same reason, and one alone where a part has
 # a great many chunks. H200, 2026-11-22, by parts: 64 rows of 2^24 0.734 (66), 0.675 (132), 4 rows of 2^28 0.606 (66),
