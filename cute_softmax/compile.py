@@ -98,26 +98,30 @@ MOVEMENTS = {
 
 def build_math(c: RowClass | PanelClass) -> Any:
     """The row math of a class, with its prologue."""
-    from .kernels import maths, prologue
+    from .kernels import maths, prologue, reduce
+    from .plan import PanelClass
 
     p = c.prologue
+    # A panel is shared by more threads than a row, whose additions would show in a float32.
+    wide = isinstance(c, PanelClass) and c.dtypes[-1] == "fp32"
+    total = reduce.COMPENSATED if wide else reduce.SUM
     # Scores that were scaled or added to may have any float32's distance from each other.
     source = "fp32" if p.scale or p.bias else c.dtypes[0]
     built = {
         "softmax": lambda: maths.Softmax(
             source, online=c.online, precise=c.precise, keep=c.keep, part=c.part
         ),
-        "softmax_backward": lambda: maths.SoftmaxBackward(keep=c.keep),
+        "softmax_backward": lambda: maths.SoftmaxBackward(keep=c.keep, total=total),
         "log_softmax": lambda: maths.LogSoftmax(source, online=c.online, precise=c.precise, keep=c.keep),
         "log_softmax_backward": lambda: maths.LogSoftmaxBackward(
-            precise=c.precise, masked=p.mask or p.causal, keep=c.keep
+            precise=c.precise, masked=p.mask or p.causal, keep=c.keep, total=total
         ),
         "logsumexp": lambda: maths.LogSumExp(source, online=c.online),
         "entropy": lambda: maths.Entropy(source, online=c.online),
         "selective": lambda: maths.Selected(source, online=c.online),
         "selective_entropy": lambda: maths.SelectedEntropy(source, online=c.online),
         "amax": maths.Maximum,
-        "sum": maths.Sum,
+        "sum": lambda: maths.Sum(total),
     }[c.math]()
     if not p:
         return built

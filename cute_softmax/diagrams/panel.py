@@ -427,7 +427,9 @@ def _two_trips(view: View) -> Figure:
 
     def merged(column: int, _: int) -> Use:
         sender = column % each * ctas
-        return Use((column,), f"T{column}", f"from thread {sender} of CTA {column // each}, read by thread {column}")
+        return Use(
+            (column,), f"T{column}", f"from thread {sender} of CTA {column // each}, read by thread {column}"
+        )
 
     first = view.slots(
         f"first trip: of columns 0 to {each - 1}, what all CTAs have, and the thread that reads it",
@@ -449,15 +451,15 @@ def _two_trips(view: View) -> Figure:
     figure = draw.slots(
         [first, second],
         title=f"Two trips through a cluster of {ctas} CTAs, as CTA 0 sees them",
-        lead=f"Buffer {c.peers} \u00b7 on each trip an mbarrier of each CTA expects {columns} states of {c.whole_bytes} "
-        f"bytes = {columns * c.whole_bytes:,} bytes.",
+        lead=f"Buffer {c.peers} \u00b7 on each trip an mbarrier of each CTA expects {columns} states of "
+        f"{c.whole_bytes} bytes = {columns * c.whole_bytes:,} bytes.",
     )
     return figure.noted(
         f"CTA r merges columns {each} r to {each} r + {each - 1} of all CTAs: thread t of each CTA sends the state of "
         f"column t to CTA t div {each}, where the {ctas} states of a column lie in neighbouring lanes and merge by "
         f"shuffles; each of these lanes sends the result to one CTA.",
-        f"A state has {c.whole_bytes} bytes: {', '.join(name for name, _ in view.exchanges)}. In one trip each CTA would "
-        f"need room for {columns * ctas:,} states instead of {2 * columns:,}, and fewer CTAs would share an SM.",
+        f"A state has {c.whole_bytes} bytes: {', '.join(name for name, _ in view.exchanges)}. In one trip each CTA "
+        f"would need room for {columns * ctas:,} states instead of {2 * columns:,}, and fewer CTAs would share an SM.",
     )
 
 

@@ -31,7 +31,7 @@ from cutlass import Float32
 
 from . import online
 from .online import Fast, Near, Precise
-from .reduce import MAX, SUM, Online, Weighted, tree
+from .reduce import MAX, SUM, Online, Scalar, Weighted, tree
 
 
 class RowMath:
@@ -149,16 +149,14 @@ class Softmax(RowMath):
 
 
 class SoftmaxBackward(RowMath):
-    """dx = y * (dy - sum(dy * y))."""
+    """dx = y * (dy - sum(dy * y)). total: the operator of the sum."""
 
     inputs = ("dy", "y")
     outputs = ("dx",)
     padding = (0.0, 0.0)
-    reductions = (SUM,)
-    whole = SUM
 
-    def __init__(self, *, keep: bool):
-        self.keep = keep
+    def __init__(self, *, keep: bool, total: Scalar = SUM):
+        self.keep, self.whole, self.reductions = keep, total, (total,)
 
     def partial(self, stage: int, values: list, carry: list, width: int) -> tuple:
         dot = tree(operator.add, (self.term(stage, e, ()) for e in zip(*values, strict=True)))
@@ -235,8 +233,8 @@ class LogSoftmaxBackward(SoftmaxBackward):
 
     padding = (0.0, -float("inf"))
 
-    def __init__(self, *, precise: bool, masked: bool, keep: bool):
-        super().__init__(keep=keep)
+    def __init__(self, *, precise: bool, masked: bool, keep: bool, total: Scalar = SUM):
+        super().__init__(keep=keep, total=total)
         self.exp, self.masked = Precise() if precise else Fast("fp32"), masked
 
     def term(self, stage: int, elements: tuple, carry: tuple) -> Float32:
@@ -339,13 +337,14 @@ class Maximum(RowMath):
 
 
 class Sum(RowMath):
-    """Sum of a row: pairwise within a thread, then over lanes, warps and CTAs, all in float32."""
+    """Sum of a row: pairwise within a thread, then over lanes, warps and CTAs by the operator `total`, in float32."""
 
     inputs = ("x",)
     group_outputs = ("total",)
     padding = (0.0,)
-    reductions = (SUM,)
-    whole = SUM
+
+    def __init__(self, total: Scalar = SUM):
+        self.whole, self.reductions = total, (total,)
 
     def partial(self, stage: int, values: list, carry: list, width: int) -> tuple:
         return SUM.lanes((tree(operator.add, values[0]),), width), None

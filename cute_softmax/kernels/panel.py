@@ -369,7 +369,7 @@ class PanelKernel(Streaming):
                 buffer[column + v, row] = partials[v]
         cute.arch.barrier()
         mine = this.tidx % s.columns
-        merged = reduce.tree(op.op, [buffer[mine, i] for i in range(s.warps_down)])
+        merged = op.all([buffer[mine, i] for i in range(s.warps_down)])
         everywhere = None
         if const_expr(spread):
             cute.arch.barrier()

@@ -5,7 +5,8 @@ One template serves every operator. An operator gives
 - `identity`: the state of a thread that has seen nothing, a tuple of Float32;
 - `lanes(state, width, start)`: the states of `width` neighbouring lanes merged, the result in each of them; with
   `start` > 1 only those of every start-th lane, so that `start` results lie side by side;
-- `merge(a, b)`: two states merged in one thread; `merge_all(states)`: a list of them;
+- `merge(a, b)`: two states merged in one thread; `merge_all(states)`: a list of them; `all(numbers)`, of an operator on
+  one number: the same of plain numbers;
 - `refer(stage, state, carry)`: what a state contributes to a math's stage, given the results of the stages before.
 
 Between warps a state travels through the reduction buffer in shared memory, shape
@@ -63,11 +64,47 @@ class Scalar:
     def merge(self, a: tuple, b: tuple) -> tuple:
         return (self.op(a[0], b[0]),)
 
+    def all(self, numbers: list) -> Float32:
+        """Several numbers merged in one thread."""
+        return tree(self.op, numbers)
+
     def merge_all(self, states: list) -> tuple:
-        return tree(self.merge, states)
+        return (self.all([number for (number,) in states]),)
 
     def refer(self, stage: int, state: tuple, carry: tuple) -> Float32:
         return state[0]
+
+
+def two_sum(a: Float32, b: Float32) -> tuple[Float32, Float32]:
+    """a + b, rounded, and what the rounding lost, exactly. Source: Knuth, "The Art of Computer Programming", 4.2.2."""
+    total = a + b
+    of_b = total - a
+    return total, (a - (total - of_b)) + (b - of_b)
+
+
+class Compensated(Scalar):
+    """A sum that is rounded once for all lanes, and once for all numbers that a thread merges: where one term outweighs
+    all others, each addition to it would lose what is below its last place, and all of them in the same direction."""
+
+    def lanes(self, state: tuple, width: int, start: int = 1) -> tuple:
+        (total,), lost = state, Float32(0.0)
+        while start < width:
+            others = [cute.arch.shuffle_sync_bfly(x, offset=start) for x in (total, lost)]
+            total, more = two_sum(total, others[0])
+            lost = (lost + others[1]) + more
+            start *= 2
+        return (self.rounded(total, lost),)
+
+    def all(self, numbers: list) -> Float32:
+        total, lost = numbers[0], Float32(0.0)
+        for number in numbers[1:]:
+            total, more = two_sum(total, number)
+            lost = lost + more
+        return self.rounded(total, lost)
+
+    def rounded(self, total: Float32, lost: Float32) -> Float32:
+        """Of an infinite sum nothing is lost; what was computed is NaN."""
+        return total + Float32(cutlass.select_(lost == lost, lost, Float32(0.0)))
 
 
 class Online:
@@ -129,6 +166,7 @@ class Weighted(Online):
 
 MAX = Scalar(online.maximum, -float("inf"))
 SUM = Scalar(operator.add, 0.0)
+COMPENSATED = Compensated(operator.add, 0.0)
 
 
 def slot_type(op: Scalar | Online) -> type:

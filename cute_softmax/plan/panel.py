@@ -465,7 +465,9 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
 
         def parts_of(c: PanelClass, resident: int) -> int:
             chunks = math.ceil(problem.length / c.chunk)
-            parts = max(resident // panels(c), min(int(chunks / chunks_of_a_part), resident // panels_at_once), 1)
+            parts = max(
+                resident // panels(c), min(int(chunks / chunks_of_a_part), resident // panels_at_once), 1
+            )
             return min(parts, math.ceil(problem.length / c.tile))
 
         return parts_of

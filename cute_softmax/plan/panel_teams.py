@@ -35,12 +35,12 @@ class Team:
     ahead: int = 0
 
 
-# In the order of the longest columns that they hold; the first that a panel fits into and that the architecture has room
-# for is taken. H200, 2026-11-20 and 22, bf16, the best of 5 to 15 at each length. Small CTAs of which several share an SM
-# overlap loading with storing; a cluster exchanges in a microsecond what takes three through global memory. Room that
-# stays empty is CTAs that do not fit beside: columns of 1280 elements reach 0.92 of a copy in teams for 1280, 0.86 for
-# 1536, 0.71 for 2048, and in narrow panels for 2048 0.77; of 3000 0.91 for 3072, 0.78 for 4096; of 4096 0.86 in panels
-# of 256 bytes, 0.81 of 128; backward of 5000 0.84 for 5120, 0.58 for 8192.
+# In the order of the longest columns that they hold; the first that a panel fits into and that the architecture has
+# room for is taken. H200, 2026-11-20 and 22, bf16, the best of 5 to 15 at each length. Small CTAs of which several
+# share an SM overlap loading with storing; a cluster exchanges in a microsecond what takes three through global memory.
+# Room that stays empty is CTAs that do not fit beside: columns of 1280 elements reach 0.92 of a copy in teams for 1280,
+# 0.86 for 1536, 0.71 for 2048, and in narrow panels for 2048 0.77; of 3000 0.91 for 3072, 0.78 for 4096; of 4096 0.86
+# in panels of 256 bytes, 0.81 of 128; backward of 5000 0.84 for 5120, 0.58 for 8192.
 TEAMS = {
     1: (  # one full input
         Team(64, 4, min_blocks=16, alone=True),
@@ -100,10 +100,11 @@ DEEP = {
     ("column", 2): Team(512, 12, buffers=6),
 }
 # Rows a row ahead, where parts have so many chunks at most: 12 of them are held, and 4 read again from L2, which keeps
-# half of them. H200, 2026-11-22, ratio to a copy, ahead / `DEEP`: bf16 64 rows of 2^24 0.801 / 0.741, 256 of 2^22
-# 0.805 / 0.722, 256 of 2^21 0.776 / 0.759, 440 of 1200000 0.748 / 0.727, float32 64 of 2^23 0.766 / 0.727; 64 of 2^24
-# with 3 steps ahead 0.779, with 9 chunks of 24 KB 0.774, with 28 of 8 KB 0.774, with a warp of its own that meets
-# 0.735, and by bulk copies that another warp asks for 0.758, where this kernel had 0.765.
+# half of them. H200, 2026-11-22, ratio to a copy, ahead / `DEEP`: bf16 64 rows of 2^24 0.813 / 0.741, 256 of 2^22 0.822
+# / 0.722, 256 of 2^21 0.776 / 0.759, 440 of 1200000 0.748 / 0.727, float32 64 of 2^23 0.787 / 0.727. Where 64 of 2^24
+# had 0.801, it was 0.827 without exponentials, 0.825 without second reads, 0.845 without meetings and 0.945 without all
+# three; and 0.779 with 3 steps ahead, 0.774 with 9 chunks of 24 KB and with 28 of 8 KB, 0.735 with a warp of its own
+# that meets; 0.758 by bulk copies that another warp asks for, where it had 0.765.
 AHEAD = Team(512, 28, buffers=14, ahead=2)
 CHUNKS_AHEAD = 16
 STREAMING = {1: Team(512, 8, min_blocks=2), 2: Team(512, 8)}
@@ -112,14 +113,14 @@ STREAMING = {1: Team(512, 8, min_blocks=2), 2: Team(512, 8)}
 # H200, 2026-11-20, bf16, ratio to a copy by parts: 65536 x 4096 over columns 0.597 (8), 0.612 (33), 0.583 (66),
 # 0.443 (132); 64 rows of 2^24 0.659 (4), 0.682 (66), 0.539 (264).
 CHUNKS_OF_A_PART = {"column": 32, "row": 16}
-# Deep parts of columns: of two panels at once and more, as one meets while the other is read; of so many chunks that few
-# are read again. They share all SMs out evenly, so that a CTA keeps its part. H200, 2026-11-22, bf16, ratio to a copy by
-# parts (chunks of a part): 24576 x 10880 0.755 for 22 (9), 0.70 for 26 (8), 0.716 for 27, which do not share evenly;
-# 32768 x 8192 0.738 for 22 (12), 0.776 for 33 (8), 0.71 for 36 and for 44 (6); 40000 x 6656 0.752 for 33 (10), 0.72 for
-# 44 (8); 65536 x 4096 0.72 for 33 (16), 0.73 for 44 (12), 0.735 for 66 (8), 0.53 for 132 (4); two inputs, to a sum:
-# 32768 x 8192 0.710 for 33 (16), 0.744 for 44 (12), 0.724 for 66 (8); 65536 x 4096 0.619 for 33, 0.693 for 66 (16),
-# 0.660 for 132. Narrower panels that are held without reading again lose: 65536 x 4096 0.69 in 128 bytes, 0.63 in 64,
-# 0.35 in 32.
+# Deep parts of columns: of two panels at once and more, as one meets while the other is read; of so many chunks that
+# few are read again. They share all SMs out evenly, so that a CTA keeps its part. H200, 2026-11-22, bf16, ratio to a
+# copy by parts (chunks of a part): 24576 x 10880 0.755 for 22 (9), 0.70 for 26 (8), 0.716 for 27, which do not share
+# evenly; 32768 x 8192 0.738 for 22 (12), 0.776 for 33 (8), 0.71 for 36 and for 44 (6); 40000 x 6656 0.752 for 33 (10),
+# 0.72 for 44 (8); 65536 x 4096 0.72 for 33 (16), 0.73 for 44 (12), 0.735 for 66 (8), 0.53 for 132 (4); two inputs, to a
+# sum: 32768 x 8192 0.710 for 33 (16), 0.744 for 44 (12), 0.724 for 66 (8); 65536 x 4096 0.619 for 33, 0.693 for 66
+# (16), 0.660 for 132. Narrower panels that are held without reading again lose: 65536 x 4096 0.69 in 128 bytes, 0.63 in
+# 64, 0.35 in 32.
 CHUNKS_OF_A_DEEP_PART = {1: 7.5, 2: 11}  # by full inputs
 DEEP_PANELS_AT_ONCE = 2
 # Deep parts of rows: as many rows at once as can be held, but some, for the same reason, and one alone where a part has
