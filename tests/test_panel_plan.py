@@ -17,8 +17,17 @@ from hypothesis import strategies as st
 from panels import dense, problem_of
 
 from cute_softmax.hardware import ARCHITECTURES, H200, Device
+from cute_softmax.kernels.reduce import two_sum
 from cute_softmax.plan import MATHS, WARP, NotPlanned, PanelClass, PanelPlan, plan, plan_panel
-from cute_softmax.plan.panel import MODES, MOST, NARROWEST_BYTES, STREAMING, TEAMS, Team
+from cute_softmax.plan.panel import (
+    CHUNKS_OF_A_DEEP_PART,
+    MODES,
+    MOST,
+    NARROWEST_BYTES,
+    STREAMING,
+    TEAMS,
+    Team,
+)
 from cute_softmax.problem import ALIGNMENT, ITEM_SIZE, Operand, Problem, canonical
 
 DEVICES = {name: Device(a, multiprocessors=132, l2=50 << 20) for name, a in ARCHITECTURES.items()}
@@ -293,6 +302,39 @@ def test_panels_are_as_wide_as_memory_likes():
         assert wide.columns * size == 256 and wide.vector * size == 16
         narrow = panel_plan(problem_of("softmax", pair, (128, 512), (0,)), "softmax").kernel
         assert NARROWEST_BYTES <= narrow.columns * size < 256
+
+
+@pytest.mark.parametrize("name", ["softmax", "softmax_backward"])
+def test_deep_parts_share_all_sms_evenly(name):
+    """A CTA keeps its part, panel after panel, and nearly all SMs have one; a part has the chunks that it should."""
+    least = CHUNKS_OF_A_DEEP_PART[len(MATHS[name, True].inputs)]
+    for length in (9000, 16384, 24576, 32768, 40000, 49152, 65536, 100000, 1 << 18):
+        made = panel_plan(problem_of(name, ("bf16",) * 2, (length, 20000), (0,)), name)
+        assert made.kernel.streaming and made.resident % made.parts == 0, made.kernel.name
+        assert 0.94 * 132 <= made.resident <= 132 and made.resident // made.parts >= 2
+        assert made.chunks >= least
+
+
+def test_room_of_a_team_is_filled():
+    """Of columns that a cluster of 16 holds more than two thirds of what it has room for is taken."""
+    for length in range(1025, 8193, 37):
+        made = panel_plan(problem_of("softmax", ("bf16",) * 2, (length, 20000), (0,)), "softmax")
+        c = made.kernel
+        assert c.cluster_n == 16 and length > 0.7 * c.cluster_n * c.tile, (length, c.name)
+        assert c.trips == (2 if length <= 4096 else 1) and c.columns == (128 if length <= 4096 else 64)
+
+
+def test_two_sums_lose_nothing():
+    """What the rounding of a float32 sum loses is found exactly, whichever number is the larger."""
+    r = np.random.default_rng(0)
+    a, b = (
+        r.standard_normal(20000).astype(np.float32) * np.float32(2.0) ** r.integers(-20, 20, 20000)
+        for _ in "ab"
+    )
+    a, b = a.astype(np.float32), b.astype(np.float32)
+    total, lost = two_sum(a, b)
+    assert total.dtype == lost.dtype == np.float32 and (total == a + b).all()
+    assert (total.astype(np.float64) + lost == a.astype(np.float64) + b).all() and (lost != 0).any()
 
 
 def test_vectors_are_whole_where_addresses_allow():
