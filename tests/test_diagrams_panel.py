@@ -29,6 +29,7 @@ PROBLEMS = {
     "few": ((3, 100_000), {"dim": 0}),
     "middle": ((3, 100, 24), {"dim": 1, "dtype": "fp32"}),
     "cluster": ((1024, 4096), {"dim": 0}),
+    "two trips": ((4000, 16384), {"dim": 0}),
     "two modes": ((64, 50, 1000), {"dim": (0, 2)}),
     "outer modes": ((5, 30, 7, 64), {"dim": (0, 2)}),
     "split": ((20000, 1000), {"dim": 0, "architecture": "sm_80"}),
@@ -57,6 +58,27 @@ def test_a_plan_has_the_figures_of_what_it_uses(case):
     assert {"tv", "tile", "smem", "predicate", "thread"} <= set(found)
     assert ("reduction_buffer" in found) == (c.down > 1) and ("shuffle" in found) == (c.across < 32)
     assert ("cluster" in found) == (c.cluster_n > 1) and ("meeting" in found) == c.meeting
+
+
+def test_every_slot_of_two_trips_has_its_sender_and_its_reader():
+    """Of CTA 0: each CTA sends it what it has of each of its columns, and each CTA the columns that it merged."""
+    p = made("two trips")
+    c = p.kernel
+    assert c.trips == 2 and c.peers.size == 2 * c.columns
+    each = c.columns // c.cluster_n
+    drawn = [cell.facts for cell in diagrams.figures(p)["cluster"].cells if "peers" in cell.facts.space]
+    room = c.columns * c.whole_bytes  # of the first trip
+    first, second = ([f for f in drawn if (f.byte < room) == trip] for trip in (True, False))
+    assert sorted(f.start for f in first) == [*range(c.columns)]
+    for f in first:
+        column, cta = f.start // c.cluster_n, f.start % c.cluster_n
+        assert f.threads == (f.start,) and f.note.startswith(f"from thread {column} of CTA {cta},")
+    for f in second:
+        column = f.start
+        assert f.byte == room + column * c.whole_bytes
+        sender = column % each * c.cluster_n
+        assert f.threads == (column,) and f"thread {sender} of CTA {column // each}," in f.note
+    assert second
 
 
 def test_figures_are_legible_and_small(case):

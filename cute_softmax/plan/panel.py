@@ -494,7 +494,7 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
         parts = math.ceil(problem.length / (CHUNKS_AHEAD * c.chunk))
         if (
             len(facts.inputs) > 1
-            or not 1 < parts <= resident
+            or not 1 < parts <= resident <= c.readers * c.loads  # which it reads at once
             or problem.groups <= (at_once := resident // parts)
         ):
             return None
