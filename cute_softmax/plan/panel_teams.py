@@ -117,10 +117,14 @@ CHUNKS_OF_A_PART = {"column": 32, "row": 16}
 # few are read again. They share all SMs out evenly, so that a CTA keeps its part. H200, 2026-11-22, bf16, ratio to a
 # copy by parts (chunks of a part): 24576 x 10880 0.755 for 22 (9), 0.70 for 26 (8), 0.716 for 27, which do not share
 # evenly; 32768 x 8192 0.738 for 22 (12), 0.776 for 33 (8), 0.71 for 36 and for 44 (6); 40000 x 6656 0.752 for 33 (10),
-# 0.72 for 44 (8); 65536 x 4096 0.72 for 33 (16), 0.73 for 44 (12), 0.735 for 66 (8), 0.53 for 132 (4); two inputs, to a
+# 0.72 for 44 (8); 65536 x 4096 0.71 for 33 (16), 0.73 for 44 (12), 0.735 for 66 (8), 0.53 for 132 (4); two inputs, to a
 # sum: 32768 x 8192 0.710 for 33 (16), 0.744 for 44 (12), 0.724 for 66 (8); 65536 x 4096 0.619 for 33, 0.693 for 66
 # (16), 0.660 for 132. Narrower panels that are held without reading again lose: 65536 x 4096 0.69 in 128 bytes, 0.63 in
-# 64, 0.35 in 32.
+# 64, 0.35 in 32. Tried and lost, 2026-11-22: the next panel brought into L2 while one is worked on, in teams that hold
+# theirs (1024 x 262144 0.93 to 0.69); states of 65536 x 4096 that one part merges for all and passes on (0.66 for
+# 0.73); chunks in a queue, absorbed at the head and finished 10 behind it, so that meetings have time (4096 x 65536
+# 0.54 for 0.82, 16384 x 8192 0.58 for 0.73: bound by instructions); parts of 65536 x 4096 by the speed of their SM, of
+# which some have 1.3 times the others' bandwidth (0.80 for 0.80, without meetings).
 CHUNKS_OF_A_DEEP_PART = {1: 7.5, 2: 11}  # by full inputs
 DEEP_PANELS_AT_ONCE = 2
 # Deep parts of rows: as many rows at once as can be held, but some, for the same reason, and one alone where a part has
