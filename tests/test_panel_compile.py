@@ -100,12 +100,12 @@ def selection(arch: str, math: str, every: int) -> Iterator[PanelClass]:
             c = replace(c, steps=c.steps // 2)
         yield c
     deep = [d for d in DEEP if d[1] == inputs and MATHS[math, True].outputs]
-    held = [(orientation, DEEP[orientation, inputs]) for orientation, _ in deep]
+    held = [(orientation, team) for orientation, _ in deep for team in DEEP[orientation, inputs]]
     held += [("row", AHEAD)] if ("row", inputs) in deep else []
     for (orientation, team), dtype in product(held, ["bf16", "fp32"][: 2 if every == 1 else 1]):
         fields = {"orientation": orientation, "meeting": True, "buffers": team.buffers, "ahead": team.ahead}
         c = panel_class(team, math, (dtype, dtype), arch, **fields)
-        if c.shared_memory <= ARCHITECTURES[arch].shared_memory:
+        if team.min_blocks * c.shared_memory <= ARCHITECTURES[arch].shared_memory:
             yield c
 
 

@@ -20,7 +20,7 @@ from cute_softmax.hardware import ARCHITECTURES, H200, Device
 from cute_softmax.kernels.reduce import two_sum
 from cute_softmax.plan import MATHS, WARP, NotPlanned, PanelClass, PanelPlan, plan, plan_panel
 from cute_softmax.plan.panel import (
-    CHUNKS_OF_A_DEEP_PART,
+    DEEP,
     MODES,
     MOST,
     NARROWEST_BYTES,
@@ -28,6 +28,7 @@ from cute_softmax.plan.panel import (
     TEAMS,
     Team,
 )
+from cute_softmax.plan.panel_teams import SHORT
 from cute_softmax.problem import ALIGNMENT, ITEM_SIZE, Operand, Problem, canonical
 
 DEVICES = {name: Device(a, multiprocessors=132, l2=50 << 20) for name, a in ARCHITECTURES.items()}
@@ -306,13 +307,17 @@ def test_panels_are_as_wide_as_memory_likes():
 
 @pytest.mark.parametrize("name", ["softmax", "softmax_backward"])
 def test_deep_parts_share_all_sms_evenly(name):
-    """A CTA keeps its part, panel after panel, and nearly all SMs have one; a part has the chunks that it should."""
-    least = CHUNKS_OF_A_DEEP_PART[len(MATHS[name, True].inputs)]
+    """A CTA keeps its part, panel after panel, and nearly all SMs are full; a part has the chunks that it should. Of
+    short columns two CTAs share an SM."""
+    teams = DEEP["column", len(MATHS[name, True].inputs)]
     for length in (9000, 16384, 24576, 32768, 40000, 49152, 65536, 100000, 1 << 18):
         made = panel_plan(problem_of(name, ("bf16",) * 2, (length, 20000), (0,)), name)
         assert made.kernel.streaming and made.resident % made.parts == 0, made.kernel.name
-        assert 0.94 * 132 <= made.resident <= 132 and made.resident // made.parts >= 2
-        assert made.chunks >= least
+        team = teams[length > SHORT]
+        assert (made.kernel.threads, made.kernel.min_blocks) == (team.threads, team.min_blocks)
+        ctas = 132 * team.min_blocks
+        assert 0.94 * ctas <= made.resident <= ctas and made.resident // made.parts >= 2
+        assert made.chunks >= team.chunks
 
 
 def test_room_of_a_team_is_filled():

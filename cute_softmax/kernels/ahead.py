@@ -47,12 +47,16 @@ class Ahead:
             )
             for n in cutlass.range_constexpr(len(nothing)):
                 rS[n, 0] = Float32(nothing[n])
+            if (launch.tidx == 0) & (i < launch.items):
+                meeting.expect(at.this.sync)
+                meeting.expect(self.place(at.this, at.this.part, Int32(0)))
             finishing = Int32(0)
             last = cutlass.max(begin - 1, 0)
             for t in cutlass.range(last, unroll=1):
                 self.step(at, rS, [], t, finishing, True, False)
-            # The states are on their way during the last of these steps: 0.809 of a copy in 64 rows of 2^24 where it
-            # was 0.801, 0.784 / 0.756 in float32 rows of 2^23 (H200, 2026-11-22).
+            # The states are on their way during the last of these steps, from L2: 0.813 of a copy in 64 rows of 2^24
+            # where it was 0.799, 0.788 / 0.759 in float32 rows of 2^23. Only both help: a look from DRAM takes longer
+            # than a step, and who does not look ahead waits for L2, too (0.801, 0.802; H200, 2026-11-22).
             seen = self.unseen(at.before, launch.tidx)
             if launch.tidx < s.readers:
                 self.look(at.before, seen, launch.tidx, Int32(0))

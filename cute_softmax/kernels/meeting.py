@@ -53,6 +53,12 @@ def publish(address: Int64, state: tuple):
         cute.arch.store(at, reduce.pack(padded[2 * i : 2 * i + 2]), sem="relaxed", scope="gpu")
 
 
+def expect(address: Int64):
+    """Bring the 128 bytes around an address into L2 before anybody waits for them: what was cleared before the launch
+    has left it when hundreds of megabytes have passed."""
+    cute.arch.inline_ptx("prefetch.global.L2::evict_last [{$r0}];", read_only_args=[address])
+
+
 def look(address: Int64, seen: Int64) -> Int64:
     """The pair of a state at an address, or 0 if it is not there yet; not read again if it was `seen`."""
     return cute.arch.inline_ptx(

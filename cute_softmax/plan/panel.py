@@ -16,7 +16,6 @@ from .modes import MODES, offset_of, padded
 from .panel_teams import (
     AHEAD,
     CHUNKS_AHEAD,
-    CHUNKS_OF_A_DEEP_PART,
     CHUNKS_OF_A_PART,
     CHUNKS_OF_A_PART_ALONE,
     DEEP,
@@ -474,7 +473,7 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
 
     def whole_panels(c: PanelClass, resident: int) -> int:
         """Deep parts, of as many panels at a time as share all SMs evenly: so that a CTA keeps its part."""
-        parts = of_chunks(CHUNKS_OF_A_DEEP_PART[len(facts.inputs)], DEEP_PANELS_AT_ONCE)(c, resident)
+        parts = of_chunks(deep.chunks, DEEP_PANELS_AT_ONCE)(c, resident)
         if panels(c) * parts <= resident:
             return parts
         return resident // math.ceil(resident / parts)
@@ -502,11 +501,17 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
         parts = math.ceil(problem.length / share)
         return replace(planned(c, parts, share), resident=at_once * parts)
 
-    deep = DEEP.get((orientation, len(facts.inputs))) if facts.outputs else None
-    if (
-        deep
-        and class_of(deep, meeting=True, streaming=True).shared_memory <= device.architecture.shared_memory
-    ):
+    def deep_team() -> Team | None:
+        """The deep team for what has a full output, if the architecture has room for as many as share an SM."""
+        for team in DEEP.get((orientation, len(facts.inputs)), ()) if facts.outputs else ():
+            c = class_of(team, meeting=True, streaming=True)
+            room = team.min_blocks * c.shared_memory <= device.architecture.shared_memory
+            if problem.length <= team.longest and room:
+                return team
+        return None
+
+    deep = deep_team()
+    if deep:
         if orientation == "row":
             made = row_ahead() or cut(deep, held, several=True)
         else:

@@ -8,7 +8,9 @@ from ..problem import ALIGNMENT
 
 # Bytes of neighbouring columns that a panel takes. Copying panels of (128, 1048576) bf16 in this way reaches 0.67 of
 # a plain copy with 32 bytes, 0.76 with 64, 0.87 with 128 and 0.95 with 256 and 512 (H200, 2026-11-20): what counts is
-# how much of a DRAM page is touched at once.
+# how much of a DRAM page is touched at once. Panels that all SMs share reach, copied through a queue in shared memory
+# by TMA (2026-11-22), 0.88 of it with 256 bytes (65536 x 4096, 262144 x 1024), 0.68 with 192, 0.78 with 128, 0.61 and
+# 0.44 with 64; 1048576 x 64 in its 128 bytes 0.86: softmax can do no better in this order.
 PANEL_BYTES = 256
 NARROWEST_BYTES = 32  # a sector of L2
 
@@ -22,6 +24,7 @@ class Team:
     panel_bytes: of a panel's width, see `PANEL_BYTES`.
     buffers: chunks that the vectors make up where a CTA takes more than it holds, or several parts.
     ahead: steps that copies are asked for ahead, where rows are absorbed a row ahead; see `kernels.ahead`.
+    longest, chunks: of deep columns, the elements at most, and the chunks of a part at least; see `DEEP`.
     """
 
     threads: int
@@ -33,6 +36,8 @@ class Team:
     panel_bytes: int = PANEL_BYTES
     buffers: int = 2
     ahead: int = 0
+    longest: int = 1 << 31
+    chunks: float = 0
 
 
 # In the order of the longest columns that they hold; the first that a panel fits into and that the architecture has
@@ -94,10 +99,21 @@ TEAMS = {
 # 0.668, of 2^23 float32 0.688 / 0.677. Rows of 2^24 by chunks held, with 132 parts, 2026-11-22: 0.640 (14 of 16 KB),
 # 0.675 (7 of 32), 0.685 (6 of 32). Two inputs, bf16 columns, to the sum of two tensors, 2026-11-22: 65536 x 4096 0.693
 # (6 chunks), 0.676 (3), 262144 x 1024 0.580 (6), 0.577 (3); two such CTAs of half the size an SM 0.631 and 0.576.
+# The first that is for the length is taken: up to 16384 elements two of half the size share an SM, so that one reads
+# while the other meets. 2026-11-22, two / one: 16384 x 8192 0.761 / 0.721, x 16384 0.790 / 0.777, float32 0.778 /
+# 0.751, two inputs 8192 x 16384 0.801 / 0.760, 12288 x 10880 0.745 / 0.735, 16384 x 8192 0.756 / 0.734; but 24576 x
+# 10880 0.721 / 0.763, two inputs 32768 x 8192 0.678 / 0.746.
+SHORT = 16384
 DEEP = {
-    ("column", 1): Team(512, 24, buffers=6),
-    ("row", 1): Team(512, 28, buffers=7),
-    ("column", 2): Team(512, 12, buffers=6),
+    ("column", 1): (
+        Team(256, 24, min_blocks=2, buffers=6, longest=SHORT, chunks=8.5),
+        Team(512, 24, buffers=6, chunks=7.5),
+    ),
+    ("row", 1): (Team(512, 28, buffers=7),),
+    ("column", 2): (
+        Team(256, 12, min_blocks=2, buffers=6, longest=SHORT, chunks=8.5),
+        Team(512, 12, buffers=6, chunks=11),
+    ),
 }
 # Rows a row ahead, where parts have so many chunks at most: 12 of them are held, and 4 read again from L2, which keeps
 # half of them. H200, 2026-11-22, ratio to a copy, ahead / `DEEP`: bf16 64 rows of 2^24 0.813 / 0.741, 256 of 2^22 0.822
@@ -123,9 +139,10 @@ CHUNKS_OF_A_PART = {"column": 32, "row": 16}
 # 64, 0.35 in 32. Tried and lost, 2026-11-22: the next panel brought into L2 while one is worked on, in teams that hold
 # theirs (1024 x 262144 0.93 to 0.69); states of 65536 x 4096 that one part merges for all and passes on (0.66 for
 # 0.73); chunks in a queue, absorbed at the head and finished 10 behind it, so that meetings have time (4096 x 65536
-# 0.54 for 0.82, 16384 x 8192 0.58 for 0.73: bound by instructions); parts of 65536 x 4096 by the speed of their SM, of
-# which some have 1.3 times the others' bandwidth (0.80 for 0.80, without meetings).
-CHUNKS_OF_A_DEEP_PART = {1: 7.5, 2: 11}  # by full inputs
+# 0.54 for 0.82, 16384 x 8192 0.58 for 0.73: bound by instructions), and the same by TMA, in half of the instructions,
+# with warps of their own to absorb, to meet and to finish (65536 x 4096 0.60 to 0.69, without its meetings 0.87: these
+# take 6 to 12 us while memory is busy, for which there is room in neither shared memory nor registers); parts of 65536
+# x 4096 by the speed of their SM, of which some have 1.3 times the others' bandwidth (0.80 for 0.80, without meetings).
 DEEP_PANELS_AT_ONCE = 2
 # Deep parts of rows: as many rows at once as can be held, but some, for the same reason, and one alone where a part has
 # a great many chunks. H200, 2026-11-22, by parts: 64 rows of 2^24 0.734 (66), 0.675 (132), 4 rows of 2^28 0.606 (66),

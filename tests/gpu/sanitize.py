@@ -195,7 +195,8 @@ def panel_jobs(maths: list[str], names: list[str]) -> Iterator[Job]:
                     forms.append((name, dtype, orientation, team, parts, tiles, None, dtype == "fp32"))
             forms.append((name, "bf16", orientation, team, 4, 2, 0, False))
             if (orientation, inputs) in DEEP and MATHS[name, True].outputs:
-                forms.append((name, "bf16", orientation, DEEP[orientation, inputs], 2, 2, None, False))
+                for team in DEEP[orientation, inputs]:
+                    forms.append((name, "bf16", orientation, team, 2, 2, None, False))
                 if (orientation, inputs) == ("row", 1):
                     for patience in (None, 0):
                         forms.append((name, "bf16", orientation, AHEAD, 2, 1, patience, False))
