@@ -109,7 +109,7 @@ def build_math(c: RowClass | PanelClass) -> Any:
     source = "fp32" if p.scale or p.bias else c.dtypes[0]
     built = {
         "softmax": lambda: maths.Softmax(
-            source, online=c.online, precise=c.precise, keep=c.keep, part=c.part
+            source, online=c.online, precise=c.precise, keep=c.keep, part=c.part, total=total
         ),
         "softmax_backward": lambda: maths.SoftmaxBackward(keep=c.keep, total=total),
         "log_softmax": lambda: maths.LogSoftmax(source, online=c.online, precise=c.precise, keep=c.keep),

@@ -61,6 +61,7 @@ class Softmax(RowMath):
     keep: hold the exponentials in registers until the end; without it they are evaluated again, which costs a
         second exp2 per element and halves the registers of a 16-bit row.
     part: without `keep`, the online recurrence advances by so many vectors at a time.
+    total: the operator of the sum.
     """
 
     inputs = ("x",)
@@ -68,17 +69,27 @@ class Softmax(RowMath):
     padding = (-float("inf"),)
     maximum_first = True
 
-    def __init__(self, source: str, *, online: bool, precise: bool, keep: bool, part: int = 2, exp=None):
+    def __init__(
+        self,
+        source: str,
+        *,
+        online: bool,
+        precise: bool,
+        keep: bool,
+        part: int = 2,
+        exp: Fast | Near | None = None,
+        total: Scalar = SUM,
+    ):
         self.online, self.precise, self.keep, self.part = online, precise, keep, part
         self.exp = exp or (Precise() if precise else Fast(source))
-        self.whole = Online(self.exp)
-        self.reductions = (self.whole,) if online else (MAX, SUM)
+        self.whole = Online(self.exp, total)
+        self.reductions = (self.whole,) if online else (MAX, total)
 
     def scaled(self, factor: Float32) -> "Softmax":
         """The same of elements times a positive factor."""
         made = copy.copy(self)
         made.exp = online.scaled(self.exp, factor)
-        made.whole = type(self.whole)(made.exp)
+        made.whole = type(self.whole)(made.exp, self.whole.total)
         made.reductions = (made.whole,) if self.online else self.reductions
         return made
 

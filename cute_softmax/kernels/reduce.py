@@ -107,18 +107,24 @@ class Compensated(Scalar):
         return total + Float32(cutlass.select_(lost == lost, lost, Float32(0.0)))
 
 
+MAX = Scalar(online.maximum, -float("inf"))
+SUM = Scalar(operator.add, 0.0)
+COMPENSATED = Compensated(operator.add, 0.0)
+
+
 class Online:
-    """The pair (max, sum of exponentials relative to it); exp: see `online.rescale`."""
+    """The pair (max, sum of exponentials relative to it); exp: see `online.rescale`; total: the operator of the sum."""
 
     identity = (-float("inf"), 0.0)
 
-    def __init__(self, exp: online.Fast | online.Near):
-        self.exp = exp
+    def __init__(self, exp: online.Fast | online.Near, total: Scalar = SUM):
+        self.exp, self.total = exp, total
 
     def lanes(self, state: tuple, width: int, start: int = 1) -> tuple:
         # All maxima first, then each sum is rescaled once: one exponential instead of one per shuffle.
         (row_max,) = MAX.lanes(state[:1], width, start)
-        return (row_max, *SUM.lanes((online.rescale(state[1], state[0], row_max, self.exp),), width, start))
+        total = online.rescale(state[1], state[0], row_max, self.exp)
+        return (row_max, *self.total.lanes((total,), width, start))
 
     def merge(self, a: tuple, b: tuple) -> tuple:
         row_max = online.maximum(a[0], b[0])
@@ -128,7 +134,7 @@ class Online:
     def merge_all(self, states: list) -> tuple:
         # As in `lanes`: each sum is rescaled once.
         row_max = tree(online.maximum, [seen for seen, _ in states])
-        return row_max, tree(operator.add, [online.rescale(t, seen, row_max, self.exp) for seen, t in states])
+        return row_max, self.total.all([online.rescale(t, seen, row_max, self.exp) for seen, t in states])
 
     def refer(self, stage: int, state: tuple, carry: tuple) -> Float32:
         return state[0] if stage == 0 else online.rescale(state[1], state[0], carry[0], self.exp)
@@ -162,11 +168,6 @@ class Weighted(Online):
 
     def refer(self, stage: int, state: tuple, carry: tuple) -> Float32:
         return state[0] if stage == 0 else self.seen_from(state, carry[0])[stage - 1]
-
-
-MAX = Scalar(online.maximum, -float("inf"))
-SUM = Scalar(operator.add, 0.0)
-COMPENSATED = Compensated(operator.add, 0.0)
 
 
 def slot_type(op: Scalar | Online) -> type:

@@ -122,7 +122,9 @@ def fill(case: dict, dtype: torch.dtype, place: dict) -> torch.Tensor:
     shape = [n if s else 1 for n, s in zip(case["shape"], strides, strict=True)]
     x = random(shape, dtype, seed=case["seed"], scale=case["scale"])
     if case["fraction of -inf"]:
-        x[torch.rand(shape, device=x.device) < case["fraction of -inf"]] = float("-inf")
+        other = torch.Generator(x.device).manual_seed(case["seed"] + (1 << 32))  # than that of the values
+        drawn = torch.rand(shape, generator=other, device=x.device)
+        x[drawn < case["fraction of -inf"]] = float("-inf")
     if case["nan"]:
         x.view(-1)[7 * case["seed"] % x.numel()] = float("nan")
     return x.expand(case["shape"])
