@@ -83,8 +83,11 @@ def two_sum(a: Float32, b: Float32) -> tuple[Float32, Float32]:
 
 
 class Compensated(Scalar):
-    """A sum that is rounded once for all lanes, and once for all numbers that a thread merges: where one term outweighs
-    all others, each addition to it would lose what is below its last place, and all of them in the same direction."""
+    """A sum that is rounded once for all lanes, and once for all numbers that a thread merges.
+
+    Where one term outweighs all others each addition to it would lose what is below its last place, and all of them in
+    the same direction. Of a few equal terms the additions together round as much as all else in a softmax.
+    """
 
     def lanes(self, state: tuple, width: int, start: int = 1) -> tuple:
         (total,), lost = state, Float32(0.0)
