@@ -98,11 +98,12 @@ TEAMS = {
 # 0.627 / 0.584, 1048576 x 64 0.596 / 0.554, float32 columns 65536 x 2048 0.669 / 0.644; rows of 2^24 bf16 0.725 /
 # 0.668, of 2^23 float32 0.688 / 0.677. Rows of 2^24 by chunks held, with 132 parts, 2026-11-22: 0.640 (14 of 16 KB),
 # 0.675 (7 of 32), 0.685 (6 of 32). Two inputs, bf16 columns, to the sum of two tensors, 2026-11-22: 65536 x 4096 0.693
-# (6 chunks), 0.676 (3), 262144 x 1024 0.580 (6), 0.577 (3); two such CTAs of half the size an SM 0.631 and 0.576.
-# The first that is for the length is taken: up to 16384 elements two of half the size share an SM, so that one reads
-# while the other meets. 2026-11-22, two / one: 16384 x 8192 0.761 / 0.721, x 16384 0.790 / 0.777, float32 0.778 /
-# 0.751, two inputs 8192 x 16384 0.801 / 0.760, 12288 x 10880 0.745 / 0.735, 16384 x 8192 0.756 / 0.734; but 24576 x
-# 10880 0.721 / 0.763, two inputs 32768 x 8192 0.678 / 0.746.
+# (6 chunks), 0.676 (3), 262144 x 1024 0.580 (6), 0.577 (3); two such CTAs of half the size an SM 0.631 and 0.576. The
+# first that is for the length is taken: up to 16384 elements two of half the size share an SM, so that one reads while
+# the other meets. 2026-11-22, two (parts) / one: 16384 x 8192 0.761 (29), 0.754 (44) / 0.721, x 16384 0.790 (29), 0.761
+# (44) / 0.777, float32 0.774 (29) / 0.751; but 10000 x 26816 0.702 (18) / 0.708, 24576 x 10880 0.721 (43) / 0.763; two
+# inputs 8192 x 16384 0.785 (29), 0.801 (44) / 0.760, 12288 x 10880 0.745 (43) / 0.735, 16384 x 8192 0.756 (57), 0.721
+# (43) / 0.734; but 32768 x 8192 0.678 (86) / 0.746.
 SHORT = 16384
 DEEP = {
     ("column", 1): (
