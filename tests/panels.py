@@ -85,6 +85,12 @@ SMALL = {
 }
 
 
+def across_of_two_trips(team: Team) -> int | None:
+    """Threads side by side over a panel of columns whose states a cluster exchanges in two trips; None for teams that
+    do it in one."""
+    return PANEL_BYTES // ALIGNMENT if team.cluster_n == 16 and team.panel_bytes == PANEL_BYTES else None
+
+
 def movements(made: PanelPlan, clusters: int = 16) -> Iterator[tuple[str, PanelPlan]]:
     """A plan in all movements. clusters: CTAs of the largest cluster."""
     for name, (team, parts, *resident) in SMALL.items():
@@ -92,8 +98,7 @@ def movements(made: PanelPlan, clusters: int = 16) -> Iterator[tuple[str, PanelP
             continue
         if team.ahead and (made.kernel.orientation == "column" or not made.kernel.facts.outputs):
             continue
-        wide = team.cluster_n == 16 and made.kernel.orientation == "column"
-        across = PANEL_BYTES // ALIGNMENT if wide else None  # exchanges in two trips
+        across = across_of_two_trips(team) if made.kernel.orientation == "column" else None
         yield name, forced(made, team, parts, across=across, resident=resident[0] if resident else None)
 
 

@@ -34,11 +34,11 @@ STACK = {
     "*_streaming*": (96, "two CTAs an SM leave 64 registers"),
     "column64x1x8x8*": (112, "a thread has eight columns for itself; twelve CTAs an SM leave 80 registers"),
     "column16x8x16x8_modes*": (
-        96,
+        88,
         "five CTAs an SM leave 96 registers, of which addresses of two modes take 32",
     ),
     "column16x16x8x4_modes*": (
-        64,
+        48,
         "three CTAs an SM leave 80 registers, of which addresses of two modes take 16",
     ),
     "column16x8x8x8*": (32, "eight CTAs an SM leave 64 registers"),

@@ -19,15 +19,7 @@ from panels import dense, problem_of
 from cute_softmax.hardware import ARCHITECTURES, H200, Device
 from cute_softmax.kernels.reduce import two_sum
 from cute_softmax.plan import MATHS, WARP, NotPlanned, PanelClass, PanelPlan, plan, plan_panel
-from cute_softmax.plan.panel import (
-    DEEP,
-    MODES,
-    MOST,
-    NARROWEST_BYTES,
-    STREAMING,
-    TEAMS,
-    Team,
-)
+from cute_softmax.plan.panel import DEEP, MODES, MOST, NARROWEST_BYTES, STREAMING, TEAMS, Team
 from cute_softmax.plan.panel_teams import SHORT
 from cute_softmax.problem import ALIGNMENT, ITEM_SIZE, Operand, Problem, canonical
 

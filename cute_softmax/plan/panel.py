@@ -448,6 +448,10 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
             c = class_of(team, narrowed)
         return planned(c, 1, share_of(c, c.cluster_n))
 
+    def keeping(made: PanelPlan) -> PanelPlan:
+        """A plan with as many CTAs as take whole panels: so each has the same part of all its panels."""
+        return replace(made, resident=max(made.resident // made.parts, 1) * made.parts)
+
     def cut(team: Team, parts_of: Callable[[PanelClass, int], int], several: bool = False) -> PanelPlan:
         """Parts of panels: at least so many that all SMs have some. several: stream, too, where CTAs hold what they
         take, but take one part after the other."""
@@ -457,7 +461,7 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
         parts = math.ceil(problem.length / share)
         streaming = share > c.tile or (several and panels(c) * parts > resident)
         made = planned(class_of(team, meeting=parts > 1, streaming=streaming), parts, share)
-        return replace(made, resident=max(resident // parts, 1) * parts) if several else made
+        return keeping(made) if several else made
 
     def of_chunks(chunks_of_a_part: float, panels_at_once: int) -> Callable[[PanelClass, int], int]:
         """Parts of so many chunks at least, of so many panels at a time."""
@@ -498,8 +502,7 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
         ):
             return None
         share = share_of(c, resident // at_once)
-        parts = math.ceil(problem.length / share)
-        return replace(planned(c, parts, share), resident=at_once * parts)
+        return keeping(planned(c, math.ceil(problem.length / share), share))
 
     def deep_team() -> Team | None:
         """The deep team for what has a full output, if the architecture has room for as many as share an SM."""

@@ -43,7 +43,7 @@ from sanitizing import Job  # noqa: E402
 
 from cute_softmax import launch  # noqa: E402
 from cute_softmax.plan import MATHS, PanelPlan, plan_panel  # noqa: E402
-from cute_softmax.plan.panel import AHEAD, DEEP, PANEL_BYTES, STREAMING, TEAMS  # noqa: E402
+from cute_softmax.plan.panel import AHEAD, DEEP, STREAMING, TEAMS  # noqa: E402
 from cute_softmax.precompile import precompile  # noqa: E402
 from cute_softmax.problem import ITEM_SIZE  # noqa: E402
 
@@ -205,8 +205,8 @@ def panel_jobs(maths: list[str], names: list[str]) -> Iterator[Job]:
             continue
         for ragged in (False, True) if narrow else (False,):
             vector = 1 if ragged else team.vector_bytes // ITEM_SIZE[dtype]
-            two_trips = team.cluster_n == 16 and team.panel_bytes == PANEL_BYTES
-            across = 1 if orientation == "row" else team.threads if team.alone else 16 if two_trips else 4
+            across = team.threads if team.alone else panels.across_of_two_trips(team) or 4
+            across = 1 if orientation == "row" else across
             unit = vector if orientation == "row" else 1
             units = team.threads // across * team.steps  # of a CTA
             last = max(units - team.threads // across // 2, 1)  # the last step is partly empty
