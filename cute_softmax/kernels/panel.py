@@ -35,6 +35,7 @@ from .copy import (
     policy,
     read_policy,
     store,
+    store_if,
     store_with,
     unpack,
 )
@@ -190,7 +191,8 @@ class PanelKernel(Streaming):
 
         What is read twice stays in L2 rather than what is not needed any more. That leaves first, but where CTAs share
         an SM or are a row ahead: there the usual order was faster (H200, 2026-11-22: 64 rows of 2^24 0.801 / 0.780 of a
-        copy; not so one CTA an SM: columns 262144 x 1024 0.629 / 0.632, backward of 65536 x 4096 0.656 / 0.698).
+        copy; not so one CTA an SM: columns 262144 x 1024 0.629 / 0.632, backward of 65536 x 4096 0.656 / 0.698). Second
+        reads that leave first made the rows slower (0.796 / 0.810).
         """
         if self.spec.streaming and self.math.outputs:
             usual = self.spec.ahead or self.spec.min_blocks > 1
@@ -446,7 +448,10 @@ class PanelKernel(Streaming):
             results = [math.result(e, states[v % s.slots]) for v, e in enumerate(elements)]
             rounded = cute.make_rmem_tensor(s.vector, self.dtypes[i])
             pack(iter(results), rounded)
-            if left > k * s.down * s.unit:
+            exists = left > k * s.down * s.unit
+            if const_expr(not s.streaming):
+                store_if(exists, rounded, gX[k])
+            elif exists:
                 if const_expr(this.writes is not None and s.vector * self.dtypes[i].width >= 32):
                     store_with(rounded, gX[k], this.writes)
                 else:

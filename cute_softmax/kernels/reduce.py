@@ -116,7 +116,11 @@ COMPENSATED = Compensated(operator.add, 0.0)
 
 
 class Online:
-    """The pair (max, sum of exponentials relative to it); exp: see `online.rescale`; total: the operator of the sum."""
+    """The pair (max, sum of exponentials relative to it).
+
+    exp: see `online.rescale`; total: the operator of the sum between lanes. The few sums of CTAs are added pairwise: to
+    compensate them, too, takes registers that clusters lack.
+    """
 
     identity = (-float("inf"), 0.0)
 
@@ -137,7 +141,7 @@ class Online:
     def merge_all(self, states: list) -> tuple:
         # As in `lanes`: each sum is rescaled once.
         row_max = tree(online.maximum, [seen for seen, _ in states])
-        return row_max, self.total.all([online.rescale(t, seen, row_max, self.exp) for seen, t in states])
+        return row_max, tree(operator.add, [online.rescale(t, seen, row_max, self.exp) for seen, t in states])
 
     def refer(self, stage: int, state: tuple, carry: tuple) -> Float32:
         return state[0] if stage == 0 else online.rescale(state[1], state[0], carry[0], self.exp)

@@ -46,6 +46,10 @@ class Team:
 # Room that stays empty is CTAs that do not fit beside: columns of 1280 elements reach 0.92 of a copy in teams for 1280,
 # 0.86 for 1536, 0.71 for 2048, and in narrow panels for 2048 0.77; of 3000 0.91 for 3072, 0.78 for 4096; of 4096 0.86
 # in panels of 256 bytes, 0.81 of 128; backward of 5000 0.84 for 5120, 0.58 for 8192.
+# What limits 4096 x 65536, 2026-11-22: where it had 0.875, a copy in the same CTAs has 0.915, softmax without
+# exponentials in its results 0.889, without folding 0.896, without the exchange 0.876. Tried and lost: CTAs that stay
+# and refill their slots as they finish, 0.69 for 0.85 in three clusters an SM, 0.77 in two (128 x 1048576 0.87 for
+# 0.905); folding what has come while the rest is on its way (0.877 for 0.877).
 TEAMS = {
     1: (  # one full input
         Team(64, 4, min_blocks=16, alone=True),
@@ -143,7 +147,10 @@ CHUNKS_OF_A_PART = {"column": 32, "row": 16}
 # 0.54 for 0.82, 16384 x 8192 0.58 for 0.73: bound by instructions), and the same by TMA, in half of the instructions,
 # with warps of their own to absorb, to meet and to finish (65536 x 4096 0.60 to 0.69, without its meetings 0.87: these
 # take 6 to 12 us while memory is busy, for which there is room in neither shared memory nor registers); parts of 65536
-# x 4096 by the speed of their SM, of which some have 1.3 times the others' bandwidth (0.80 for 0.80, without meetings).
+# x 4096 by the speed of their SM, of which some have 1.3 times the others' bandwidth (0.80 for 0.80, without meetings);
+# a panel ahead, as rows are (65536 x 4096 0.66 for 0.744, 16384 x 8192 0.64 for 0.745, backward 0.59 for 0.698); states
+# merged with one barrier instead of five before they are published, together with stores that branch nowhere (65536 x
+# 4096 0.726 for 0.744, 16384 x 8192 0.750 for 0.745, rows of 2^23 float32 0.767 for 0.786).
 DEEP_PANELS_AT_ONCE = 2
 # Deep parts of rows: as many rows at once as can be held, but some, for the same reason, and one alone where a part has
 # a great many chunks. H200, 2026-11-22, by parts: 64 rows of 2^24 0.734 (66), 0.675 (132), 4 rows of 2^28 0.606 (66),

@@ -1,6 +1,7 @@
 """Softmax, its gradient and the reductions over any dimensions of any strided tensor; guard bands intact."""
 
 import math
+from itertools import product
 
 import calls
 import pytest
@@ -15,6 +16,11 @@ from cute_softmax.problem import Operand, canonical
 INF = float("inf")
 LENGTHS = (1, 2, 3, 7, 33, 127, 128, 129, 1023, 1025, 2048, 4097, 9000, 33000)
 WIDTHS = (1, 3, 8, 40, 64, 130)
+LONG, WIDE = (
+    (8193, 12_000, 16_384, 16_385, 24_576),
+    2600,
+)  # columns that CTAs take in chunks, panel after panel
+GIVEN = {"softmax": 2, "softmax_backward": 3}  # full operands
 dtypes = pytest.mark.parametrize("dtype", DTYPES)
 SHAPES = [
     ((2, 3, 4), (0, 2)),  # three groups of eight
@@ -41,19 +47,19 @@ SHAPES = [
 
 @pytest.fixture(scope="module", autouse=True)
 def built_ahead():
-    """The classes of `test_first_dimension`, side by side."""
+    """The classes of `test_first_dimension` and `test_long_columns`, side by side."""
     if not torch.cuda.is_available():
         return
-    device, wanted = launch.device_facts(0), {}
-    for dtype in DTYPES:
-        for length in LENGTHS:
-            for width in WIDTHS:
-                of = Operand(dtype, (width, 1))
-                for name, count in (("softmax", 2), ("softmax_backward", 3)):
-                    made = launch.plan(name, canonical((length, width), (0,), [of] * count), device)
-                    wanted[made.kernel] = None
-    for _ in precompile([*wanted]):
+    shapes = [*product(LENGTHS, WIDTHS), *((length, WIDE) for length in LONG)]
+    wanted = [columns(name, shape, d).kernel for name in GIVEN for shape in shapes for d in DTYPES]
+    for _ in precompile([*dict.fromkeys(wanted)]):
         pass
+
+
+def columns(name: str, shape: tuple[int, int], dtype: str):
+    """The plan for the first dimension of contiguous tensors."""
+    of = Operand(dtype, (shape[1], 1))
+    return launch.plan(name, canonical(shape, (0,), [of] * GIVEN[name]), launch.device_facts(0))
 
 
 def layouts(shape, dtype: torch.dtype):
@@ -215,6 +221,22 @@ def test_gradients_of_other_layouts(shape, dims, dtype):
     loss = softmax(x, dims).float().pow(2).sum()
     (dx,) = torch.autograd.grad(loss, x)
     assert dx.shape == x.shape and dx.isfinite().all()
+
+
+@dtypes
+@pytest.mark.parametrize("length", LONG)
+def test_long_columns(length, dtype):
+    for name in GIVEN:
+        made = columns(name, (length, WIDE), dtype)
+        if made.kernel.streaming:
+            assert made.tiles * made.parts > made.ctas, "each CTA has one panel only"
+    x, dy = (random((length, WIDE), DTYPES[dtype], seed=seed, scale=3.0) for seed in (5, 6))
+    x[length // 3 :, 7] = -INF
+    y = softmax(x, 0)
+    dx = softmax_backward(dy, y, 0)
+    check_softmax(y, x, 0)
+    check_backward(dx, dy, y, 0)
+    assert equal_bits(softmax(x, 0), y) and equal_bits(softmax_backward(dy, y, 0), dx), "other bits"
 
 
 def test_empty_and_few():
