@@ -263,6 +263,25 @@ def test_quack_is_given_contiguous_rows(case):
 
 
 @pytest.mark.parametrize(
+    ("case", "takes"),
+    [
+        (Case("softmax", (512, 1 << 20)), True),
+        (Case("softmax", (64, 1 << 24)), False),
+        (Case("softmax", (1 << 20, 64), dim=(0,)), True),
+        (Case("softmax", (1 << 20, 64), dim=(0,), dtype="fp32"), False),
+        (Case("softmax_backward", (1 << 20, 64), dim=(0,)), False),
+    ],
+    ids=str,
+)
+def test_quack_is_not_given_rows_longer_than_a_cluster_holds(case, takes):
+    if takes:
+        assert providers.Quack()._over_rows(case, torch.softmax)
+    else:
+        with pytest.raises(providers.Refusal, match="shared memory of a cluster"):
+            providers.Quack()._over_rows(case, torch.softmax)
+
+
+@pytest.mark.parametrize(
     ("case", "shape", "modes"),
     [
         (Case("softmax", (32, 64)), (32, 64, 1, 1), ["instance", "channel"]),
