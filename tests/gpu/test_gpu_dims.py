@@ -16,10 +16,8 @@ from cute_softmax.problem import Operand, canonical
 INF = float("inf")
 LENGTHS = (1, 2, 3, 7, 33, 127, 128, 129, 1023, 1025, 2048, 4097, 9000, 33000)
 WIDTHS = (1, 3, 8, 40, 64, 130)
-LONG, WIDE = (
-    (8193, 12_000, 16_384, 16_385, 24_576),
-    2600,
-)  # columns that CTAs take in chunks, panel after panel
+# Columns that CTAs take in chunks, and so many that each takes panel after panel.
+LONG, WIDE = (8193, 12_000, 16_384, 16_385, 24_576), 2600
 GIVEN = {"softmax": 2, "softmax_backward": 3}  # full operands
 dtypes = pytest.mark.parametrize("dtype", DTYPES)
 SHAPES = [
