@@ -286,15 +286,15 @@ class Liger:
 class Quack:
     """QuACK, which takes the rows of a matrix: over dim 0 its users transpose before and after it."""
 
-    # Bytes of its inputs' rows: the shared memory of the largest cluster, 227 KiB in each of 16 CTAs. With more its
-    # compiler works for half a minute (2^23 elements in float32) and more, and the launch fails.
-    LONGEST_ROW = 16 * 227 * 1024
-
     def _over_rows(self, case: Case, function: Call) -> Call:
         if len(case.shape) != 2 or len(case.dim) != 1:
             raise Refusal("takes the last dimension of two only")
-        inputs = STREAMS[case.op] - 1
-        if case.shape[case.dim[0]] * ITEM_BYTES[case.dtype] * inputs > self.LONGEST_ROW:
+        from cute_softmax.hardware import ARCHITECTURES
+
+        # With longer rows its compiler works for half a minute and more (2^23 elements in float32); the launch fails.
+        hopper, inputs = ARCHITECTURES["sm_90a"], STREAMS[case.op] - 1
+        room = hopper.cluster_limit * hopper.shared_memory
+        if case.shape[case.dim[0]] * ITEM_BYTES[case.dtype] * inputs > room:
             raise Refusal("takes rows only that fit into the shared memory of a cluster")
         if case.dim[0] % 2 == 0:
             # Where the input is a transposed matrix, so is the result, and nothing is copied.

@@ -110,51 +110,42 @@ def load_async(src: cute.Tensor, dst: cute.Tensor, access: int, policy: Int64, a
         )
 
 
-def store(src: cute.Tensor, dst: cute.Tensor):
-    """Registers to global memory in one access."""
-    bits = cute.size(src) * src.element_type.width
-    cute.copy(
-        cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), src.element_type, num_bits_per_copy=bits), src, dst
-    )
+def store(src: cute.Tensor, dst: cute.Tensor, policy: Int64 | None = None, exists: Boolean | None = None):
+    """Registers to global memory in one access.
 
-
-def store_if(exists: Boolean, src: cute.Tensor, dst: cute.Tensor):
-    """Registers to global memory in one access, where it exists; without a branch.
+    policy: an L2 eviction policy, for 4 bytes or more. exists: whether to store at all, decided without a branch.
 
     Between two branches the compiler schedules what one vector needs, and no other: panels of 128 x 1048576 bf16 reach
-    0.945 of a copy with this and 0.914 with branches, 6000 x 43648 0.857 and 0.817, 4096 x 65536 0.877 and 0.870,
+    0.945 of a copy with `exists` and 0.914 with branches, 6000 x 43648 0.857 and 0.817, 4096 x 65536 0.877 and 0.870,
     float32 4096 x 32768 0.861 and 0.868. What computes its results before, as `row` does, gains nothing, and in the
     loops of kernels that stream the compiler makes no branches (H200, 2026-11-22).
     """
-    width = min(cute.size(src) * src.element_type.width, 32)
+    bits = cute.size(src) * src.element_type.width
+    if policy is None and exists is None:
+        atom = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), src.element_type, num_bits_per_copy=bits)
+        cute.copy(atom, src, dst)
+        return
+    width = min(bits, 32)
     words = cute.recast_tensor(src, Uint32 if width == 32 else Uint16)
     n = cute.size(words)
-    value = ", ".join(f"${2 + j}" for j in range(n))
-    lanes, value = (f".v{n}", f"{{{value}}}") if n > 1 else ("", value)
-    operands = [dst.iterator.toint(), Int32(exists), *(words[j] for j in range(n))]
-    kinds = ["l", "r", *n * ["r" if width == 32 else "h"], "~{memory}"]
+    names = ", ".join(f"${1 + j}" for j in range(n))
+    lanes, value = (f".v{n}", f"{{{names}}}") if n > 1 else ("", names)
+    operands = [dst.iterator.toint(), *(words[j] for j in range(n))]
+    kinds = ["l", *n * ["r" if width == 32 else "h"]]
+    hint, last, before, after = "", "", "", ""
+    if policy is not None:
+        hint, last = ".L2::cache_hint", f", ${len(operands)}"
+        operands.append(policy)
+        kinds.append("l")
+    if exists is not None:
+        before, after = f"{{.reg .pred p; setp.ne.s32 p, ${len(operands)}, 0; @p ", "}"
+        operands.append(Int32(exists))
+        kinds.append("r")
     llvm.inline_asm(
         None,
         [operand.ir_value() for operand in operands],
-        f"{{.reg .pred p; setp.ne.s32 p, $1, 0; @p st.global{lanes}.b{width} [$0], {value};}}",
-        ",".join(kinds),
-        has_side_effects=True,
-        is_align_stack=False,
-        asm_dialect=llvm.AsmDialect.AD_ATT,
-    )
-
-
-def store_with(src: cute.Tensor, dst: cute.Tensor, policy: Int64):
-    """Registers, 4 bytes or more, to global memory in one access, with an L2 eviction policy."""
-    words = cute.recast_tensor(src, Uint32)
-    n = cute.size(words)
-    kind, names = (f".v{n}.b32", [f"${j + 1}" for j in range(n)]) if n > 1 else (".b32", ["$1"])
-    value = f"{{{', '.join(names)}}}" if n > 1 else names[0]
-    llvm.inline_asm(
-        None,
-        [dst.iterator.toint().ir_value(), *[words[j].ir_value() for j in range(n)], policy.ir_value()],
-        f"st.global.L2::cache_hint{kind} [$0], {value}, ${n + 1};",
-        f"l,{'r,' * n}l,~{{memory}}",
+        f"{before}st.global{hint}{lanes}.b{width} [$0], {value}{last};{after}",
+        ",".join([*kinds, "~{memory}"]),
         has_side_effects=True,
         is_align_stack=False,
         asm_dialect=llvm.AsmDialect.AD_ATT,

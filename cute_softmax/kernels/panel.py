@@ -35,8 +35,6 @@ from .copy import (
     policy,
     read_policy,
     store,
-    store_if,
-    store_with,
     unpack,
 )
 from .stream import Streaming
@@ -449,10 +447,8 @@ class PanelKernel(Streaming):
             rounded = cute.make_rmem_tensor(s.vector, self.dtypes[i])
             pack(iter(results), rounded)
             exists = left > k * s.down * s.unit
+            hinted = this.writes is not None and s.vector * self.dtypes[i].width >= 32
             if const_expr(not s.streaming):
-                store_if(exists, rounded, gX[k])
+                store(rounded, gX[k], exists=exists)
             elif exists:
-                if const_expr(this.writes is not None and s.vector * self.dtypes[i].width >= 32):
-                    store_with(rounded, gX[k], this.writes)
-                else:
-                    store(rounded, gX[k])
+                store(rounded, gX[k], this.writes if hinted else None)
