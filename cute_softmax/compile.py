@@ -47,7 +47,7 @@ def _panel(c: PanelClass) -> tuple[Any, list]:
     modes = c.kept_modes + c.reduced_modes
     rest = modes - 2 + c.meeting + len(c.dtypes) * (1 + modes)
     return (SplitKernel if c.meeting else PanelKernel)(c, build_math(c)), [
-        *[Int32(0)] * 10,
+        *[Int32(0)] * 9,
         Int64(0),
         *[Int64(0)] * rest,
     ]

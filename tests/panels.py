@@ -59,6 +59,7 @@ def forced(
         cluster_n=team.cluster_n,
         min_blocks=team.min_blocks,
         ahead=team.ahead,
+        registers=team.registers,
     )
     grain = c.unit * team.cluster_n
     share = math.ceil(math.ceil(made.length / parts) / grain) * c.unit
@@ -80,8 +81,8 @@ SMALL = {
     "one after the other": (Team(128, 3, buffers=3), 1, 2),
     "meeting, one after the other": (Team(128, 3, buffers=3), 2, 4),
     "meeting, fewer at a time than meet": (Team(128, 2), 3, 2),
-    "a row ahead": (Team(32, 6, buffers=6, ahead=2), 3, 6),
-    "a row ahead, fewer at a time than meet": (Team(32, 8, buffers=8, ahead=3), 3, 2),
+    "a row ahead": (Team(32, 12, buffers=12, ahead=2, registers=2), 3, 6),
+    "a row ahead, fewer at a time than meet": (Team(32, 12, buffers=12, ahead=4, registers=6), 3, 2),
 }
 
 
@@ -99,7 +100,9 @@ def movements(made: PanelPlan, clusters: int = 16) -> Iterator[tuple[str, PanelP
         if team.ahead and (made.kernel.orientation == "column" or not made.kernel.facts.outputs):
             continue
         across = across_of_two_trips(team) if made.kernel.orientation == "column" else None
-        yield name, forced(made, team, parts, across=across, resident=resident[0] if resident else None)
+        plan = forced(made, team, parts, across=across, resident=resident[0] if resident else None)
+        if not team.ahead or plan.chunks <= plan.kernel.longest:
+            yield name, plan
 
 
 class Touched(NamedTuple):
@@ -130,7 +133,7 @@ def _dot(coordinates: list, strides: Sequence[int]) -> np.ndarray:
 def touched(plan: PanelPlan, given_up: Sequence[int] = ()) -> Touched:
     """What all threads of a launch touch. given_up: parts that are finished by the last CTA to arrive instead."""
     c = plan.kernel
-    _, items, length, groups, parts, share, _, _, _, _, _, *sizes = plan.arguments
+    _, items, length, groups, parts, share, _, _, _, _, *sizes = plan.arguments
     kept_sizes, reduced_sizes = sizes[: c.kept_modes - 1], sizes[c.kept_modes - 1 :]
     assert len(reduced_sizes) == c.reduced_modes - 1
     full = c.facts.full

@@ -105,7 +105,8 @@ def selection(arch: str, math: str, every: int) -> Iterator[PanelClass]:
     held = [(orientation, team) for orientation, _ in deep for team in DEEP[orientation, inputs]]
     held += [("row", AHEAD)] if ("row", inputs) in deep else []
     for (orientation, team), dtype in product(held, ["bf16", "fp32"][: 2 if every == 1 else 1]):
-        fields = {"orientation": orientation, "meeting": True, "buffers": team.buffers, "ahead": team.ahead}
+        fields = {"orientation": orientation, "meeting": True, "buffers": team.buffers}
+        fields |= {"ahead": team.ahead, "registers": team.registers}
         c = panel_class(team, math, (dtype, dtype), arch, **fields)
         if team.min_blocks * c.shared_memory <= ARCHITECTURES[arch].shared_memory:
             yield c

@@ -91,10 +91,10 @@ def check_numbers(made: PanelPlan):
     assert c.chunk_steps * c.buffers == c.steps and c.chunk * c.buffers == c.tile
     assert made.chunks * c.chunk >= made.share
     if c.ahead:
-        # Held chunks have places; what is asked for ahead has some, and comes when they are free.
-        held = made.chunks - made.again
+        # Chunks that stay in shared memory have places, and so has what is on its way.
         assert c.orientation == "row" and c.meeting and c.streaming and c.facts.outputs
-        assert c.ahead <= held <= c.buffers - c.ahead and made.again >= c.ahead
+        assert 1 <= c.wait <= min(c.ahead, c.registers) and (c.wait + c.registers) % c.ahead == 0
+        assert made.chunks - c.registers + c.ahead <= c.buffers
         assert made.ctas % made.parts == 0 or made.ctas < made.parts
     # Groups and their parts.
     assert made.length == problem.length == math.prod(made.reduced)
@@ -114,15 +114,16 @@ def check_numbers(made: PanelPlan):
         assert made.kept[-1] % c.vector == 0
     else:
         assert made.reduced[-1] % c.vector == 0
+        assert c.vector == 1 or all(s[c.kept_modes] == 1 for s in made.operand_strides[:full])
     # What the kernel is given.
     assert len(made.kept) == c.kept_modes and len(made.reduced) == c.reduced_modes
     assert c.kept_modes in MODES and c.reduced_modes in MODES
     assert len(made.operand_strides) == len(c.dtypes)
     assert all(len(s) == c.kept_modes + c.reduced_modes for s in made.operand_strides)
-    *numbers, meetings = made.arguments[:11]
+    *numbers, meetings = made.arguments[:10]
     assert all(n in INT32 for n in numbers) and meetings == made.meeting_bytes
-    assert all(n in INT32 for n in made.arguments[11:]), "sizes that indices are taken apart by"
-    assert len(made.arguments) == 11 + c.kept_modes - 1 + c.reduced_modes - 1
+    assert all(n in INT32 for n in made.arguments[10:]), "sizes that indices are taken apart by"
+    assert len(made.arguments) == 10 + c.kept_modes - 1 + c.reduced_modes - 1
     assert max(made.parts * c.cluster_n * made.share, made.length + c.tile) in INT32, "an index in 32 bits"
     # Scratch memory: the words of each meeting point, then a state for each part of each panel.
     assert bool(made.scratch) == c.meeting

@@ -64,8 +64,7 @@ class View:
         """The elements that this CTA holds at the end: its last chunks."""
         c, held = self.kernel, self.plan.bounds(*self.last)
         chunks = -(-len(held) // c.chunk)
-        gone = min(self.plan.again, chunks - 1) if c.ahead else max(chunks - c.buffers, 0)
-        first = held.start + gone * c.chunk
+        first = held.start + max(chunks - c.buffers, 0) * c.chunk
         return range(first, held.stop)
 
     @cached_property
@@ -227,8 +226,9 @@ def _tile(view: View) -> Figure:
     notes += [f"{space(n)}: one element a group, stored by its first thread." for n in c.facts.group_outputs]
     if c.ahead:
         notes.append(
-            f"This CTA takes {count(end, 'element')} of each row in chunks of {c.chunk:,}. It finishes a row, the last "
-            f"chunk first, while it absorbs the next; the first {p.again} of {p.chunks} chunks are read a second time."
+            f"This CTA takes {count(end, 'element')} of each row in {p.chunks} chunks of {c.chunk:,}, and finishes "
+            f"them while it absorbs the next row. The first {c.registers} chunks move to registers, the others stay "
+            "in shared memory."
         )
     elif c.streaming:
         notes.append(

@@ -1,23 +1,26 @@
-"""Rows that CTAs of the whole GPU nearly hold: while one is finished the next is absorbed.
+"""Rows that CTAs of the whole GPU hold: while one is finished the next is absorbed.
 
-A CTA takes its share of one row after the other, in chunks. It absorbs them in their order, and finishes them in the
-opposite one when the state of the whole row is known. The last are held in between; the first, `again` in number, are
-read a second time from L2. What becomes free takes what comes next: so nobody waits for a meeting, which has the
-first steps of the next row to come true, nor for copies:
+A CTA takes its share of one row after the other, in chunks, and absorbs them in their order. It finishes them when the
+state of the whole row is known, `wait` steps after the next row has begun; from then on each step finishes one chunk
+and absorbs another. So nobody waits for a meeting, which has the first steps of the next row to come true:
 
-    row 0    absorb 0 1 2 3 4 5 6 7 |             finish 7 6 5 4 3 2 1 0
-    row 1                             absorb 0 1         2 3 4 5 6 7     |            finish 7 6 ...
+    row 0    absorb 0 1 2 3 4 5 6 7 |             finish 2 3 4 5 6 7 0 1
+    row 1                             absorb 0 1         2 3 4 5 6 7     |            finish 2 3 ...
     step                                     0 1         2 3 4 5 6 7 8 9
 
-(8 chunks, 4 of them again, `ahead` = 2.) A step asks for what is needed `ahead` steps later: held chunks come to the
-place of the one that it finished, chunks that are read twice to a ring of `ahead` places.
+(8 chunks, `wait` = 2.) All chunks come to shared memory. The first `registers` of a row move to registers when they are
+absorbed, where they wait to be finished; the others stay where they are. What a step has made free takes the chunk that
+the step `ahead` of it absorbs, so nobody waits for copies, either.
+
+Where chunks lie: the steps of all rows go round a ring of places. In it each row begins `ahead` places behind the one
+before, as so many of its places are free: so a chunk that stays comes to where chunk n - `ahead` of the row before was.
 """
 
 from types import SimpleNamespace
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, const_expr
+from cutlass import Boolean, Float32, Int32, const_expr
 
 from . import meeting, reduce
 
@@ -29,21 +32,23 @@ class Ahead:
     def ahead(self, launch, item: Int32):
         """This CTA's items, from `item` on."""
         s, nothing = self.spec, self.math.whole.identity
-        begin = launch.again - s.ahead  # the step in which a row begins to be finished
-        first = self.at(launch, item)
+        places = launch.chunks - s.registers + s.ahead
+        first, ring = self.at(launch, item), SimpleNamespace(turn=Int32(0), places=places)
         for n in cutlass.range_constexpr(s.ahead):
-            self.fetch_again(first, Int32(n), Int32(n), first.twice)
+            self.fetch_at(first, Int32(n), self.place_of(ring, n), first.item < first.items)
             cute.arch.cp_async_commit_group()
         rS = cute.make_rmem_tensor((len(nothing), 1), Float32)
-        patience, duties, turn, odd = launch.patience, Int32(0), Int32(0), Int32(0)
+        # The first chunks of this row; those of the row before whose places they take.
+        kept = [self.nothing() for _ in range(s.registers)]
+        last = [self.nothing() for _ in range(s.wait)]
+        patience, duties, turn = launch.patience, Int32(0), Int32(0)
         for i in cutlass.range(item, launch.items + launch.ctas, launch.ctas, unroll=1):
             at = SimpleNamespace(
                 before=self.at(launch, cutlass.max(i - launch.ctas, item)),
                 this=self.at(launch, i),
                 following=self.at(launch, i + launch.ctas),
-                steps=launch.chunks + begin,
+                places=places,
                 turn=turn,
-                odd=odd,
             )
             for n in cutlass.range_constexpr(len(nothing)):
                 rS[n, 0] = Float32(nothing[n])
@@ -51,28 +56,30 @@ class Ahead:
                 meeting.expect(at.this.sync)
                 meeting.expect(self.place(at.this, at.this.part, Int32(0)))
             finishing = Int32(0)
-            last = cutlass.max(begin - 1, 0)
-            for t in cutlass.range(last, unroll=1):
-                self.step(at, rS, [], t, finishing, True, False)
+            for t in cutlass.range_constexpr(s.wait - 1):
+                self.step(at, rS, [], t, finishing, kept[t], True, False)
             # The states are on their way during the last of these steps, from L2: 0.813 of a copy in 64 rows of 2^24
             # where it was 0.799, 0.788 / 0.759 in float32 rows of 2^23. Only both help: a look from DRAM takes longer
             # than a step, and who does not look ahead waits for L2, too (0.801, 0.802; H200, 2026-11-22).
             seen = self.unseen(at.before, launch.tidx)
             if launch.tidx < s.readers:
                 self.look(at.before, seen, launch.tidx, Int32(0))
-            for t in cutlass.range(last, begin, unroll=1):
-                self.step(at, rS, [], t, finishing, True, False)
+            self.step(at, rS, [], s.wait - 1, finishing, kept[s.wait - 1], True, False)
             if i > item:
                 finishing = self.collect(at.before, patience, seen)
                 patience = Int32(cutlass.select_(finishing != 0, patience, Int32(0)))
             states = self.merged(at.before)
-            for t in cutlass.range(begin, launch.chunks, unroll=1):
-                self.step(at, rS, states, t, finishing, True, True)
+            for t in cutlass.range_constexpr(s.wait, s.registers):
+                self.step(at, rS, states, t, finishing, kept[t], True, True)
+            for t in cutlass.range(s.registers, launch.chunks, unroll=1):
+                self.step(at, rS, states, t, finishing, None, True, True)
             if i < launch.items:
                 duties = duties | self.hand_over_row(at.this, tuple(rS[n, 0] for n in range(len(nothing))))
-            for t in cutlass.range(launch.chunks, launch.chunks + begin, unroll=1):
-                self.step(at, rS, states, t, finishing, False, True)
-            turn, odd = (turn + launch.chunks + begin) % s.ahead, 1 - odd
+            for n in cutlass.range_constexpr(s.wait):
+                self.step(at, rS, states, launch.chunks + n, finishing, last[n], False, True)
+                for k in cutlass.range_constexpr(s.chunk_steps):
+                    cute.autovec_copy(kept[n][k], last[n][k])
+            turn = self.round(at, turn + places - s.ahead)
         self.rescue(launch, item, duties)
 
     @cute.jit
@@ -104,51 +111,62 @@ class Ahead:
         at,
         rS: cute.Tensor,
         states: list,
-        t: Int32,
+        t: Int32 | int,
         finishing: Int32,
+        registers: cutlass.Constexpr,
         absorbs: cutlass.Constexpr[bool],
         finishes: cutlass.Constexpr[bool],
     ):
-        """Absorb chunk t of this row, if there is one; finish one of the row before, if it is `finishing`; ask for what
-        the step `ahead` of this one needs."""
-        s, before, this, following = self.spec, at.before, at.this, at.following
+        """Finish a chunk of the row before, if it is `finishing`: chunk t or, past the end, the first ones; absorb
+        chunk t of this row; ask for what the step `ahead` of this one absorbs. registers: where the chunks are kept;
+        None for those that stay in shared memory.
+
+        Of a row that does not exist whatever lies there is absorbed: without a branch it is scheduled together with
+        what is finished (float32 rows of 2^23 0.797 of a copy, with one 0.791; H200, 2026-11-22).
+        """
+        s, before, this = self.spec, at.before, at.this
         cute.arch.cp_async_wait_group(s.ahead - 1)
-        # Where chunks lie that are read twice, of this step and of the one ahead.
-        ring = (at.turn + t) % s.ahead
-        if const_expr(absorbs):
-            place = self.place_of(t, ring, this, at.odd)
-            if this.item < this.items:
-                self.absorb(this, rS, place * s.chunk_steps)
+        free = self.place_of(at, t + s.ahead if const_expr(absorbs) else t)
         if const_expr(finishes):
-            n = at.steps - 1 - t
-            place = self.place_of(n, ring, this, 1 - at.odd)
+            n = t if const_expr(absorbs) else t - this.chunks
             if finishing != 0:
-                self.finish(before, before.first + n * s.chunk, place * s.chunk_steps, states)
-        t += s.ahead
-        come = t >= at.steps  # of the row that follows
-        n = Int32(cutlass.select_(come, t - at.steps, t))
-        exists = Int32(cutlass.select_(come, following.item, this.item)) < this.items
-        if ((t < this.chunks) | come) & exists:
-            starts = [Int64(cutlass.select_(come, following.starts[i], this.starts[i])) for i in self.inputs]
-            there = Int32(cutlass.select_(come, following.first, this.first)) + n * s.chunk
-            left = Int32(cutlass.select_(come, self.left(following, there), self.left(this, there)))
-            policy = Int64(cutlass.select_(n < this.again, this.twice, this.once))
-            self.fetch(
-                this, starts, there, left, self.place_of(n, ring, this, at.odd) * s.chunk_steps, policy
-            )
-        if const_expr(finishes):
-            n = at.steps - 1 - t
-            if (n >= 0) & (n < this.again) & (finishing != 0):
-                self.fetch_again(before, n, ring, before.once)
+                where = free * s.chunk_steps if const_expr(registers is None) else registers
+                self.finish(before, before.first + n * s.chunk, where, states)
+        if const_expr(absorbs):
+            base = self.place_of(at, t) * s.chunk_steps
+            if const_expr(registers is not None):
+                for k in cutlass.range_constexpr(s.chunk_steps):
+                    cute.autovec_copy(this.sX[0][None, base + k], registers[k])
+            self.absorb(this, rS, base if const_expr(registers is None) else registers)
+            self.fetch_at(this, t + s.ahead, free, (t + s.ahead < this.chunks) & (this.item < this.items))
+        if const_expr(not absorbs or (registers is None and s.wait < s.ahead)):
+            n = t + s.ahead - this.chunks - s.wait
+            self.fetch_at(at.following, n, free, (n >= 0) & (at.following.item < this.items))
         cute.arch.cp_async_commit_group()
 
-    def place_of(self, n: Int32, ring: Int32, this, odd: Int32) -> Int32:
-        """Where chunk n of a row lies in shared memory. odd: whether it is this CTA's second, fourth, ... row."""
-        held = n - this.again
-        held = Int32(cutlass.select_(odd != 0, this.chunks - this.again - 1 - held, held))
-        return Int32(cutlass.select_(n < this.again, ring, self.spec.ahead + held))
+    def nothing(self) -> list:
+        """Registers for a chunk."""
+        s = self.spec
+        vectors = [cute.make_rmem_tensor(s.vector, self.dtypes[0]) for _ in range(s.chunk_steps)]
+        for vector in vectors:
+            vector.fill(self.dtypes[0](0.0))
+        return vectors
 
-    def fetch_again(self, this, n: Int32, place: Int32, policy: Int64):
-        """Bring chunk n, which is read twice."""
-        at = this.first + n * self.spec.chunk
-        self.fetch(this, this.starts, at, self.left(this, at), place * self.spec.chunk_steps, policy)
+    def round(self, at, place: Int32) -> Int32:
+        """A place of the ring that was counted past its end, at most once."""
+        return Int32(cutlass.select_(place >= at.places, place - at.places, place))
+
+    def place_of(self, at, n: Int32 | int) -> Int32:
+        """Where chunk n of this row lies in shared memory or, if n is an int, comes to before it moves to registers;
+        n + `ahead` is where chunk n of the row before lies."""
+        s = self.spec
+        if isinstance(n, int) and n < s.registers:
+            n = s.registers + (n + s.wait) % s.ahead
+        return self.round(at, at.turn + n - s.registers)
+
+    @cute.jit
+    def fetch_at(self, this, n: Int32, place: Int32, exists: Boolean):
+        """Bring chunk n to a place, if it exists."""
+        if exists:
+            at = this.first + n * self.spec.chunk
+            self.fetch(this, this.starts, at, self.left(this, at), place * self.spec.chunk_steps, this.once)

@@ -68,7 +68,6 @@ class PanelKernel(Streaming):
         evict_last: Int32,
         patience: Int32,
         chunks: Int32,
-        again: Int32,
         meetings: Int64,
         *rest: Int64,
     ):
@@ -76,7 +75,7 @@ class PanelKernel(Streaming):
 
         ctas: CTAs of the grid, or clusters; items: panels times parts, each the work of one CTA or cluster;
         length: elements of a group; groups: how many, side by side; parts: of a panel; share: elements of a group
-        that a CTA takes; evict_last: see `copy.read_policy`; patience: nanoseconds, see `meeting`; chunks, again: of a
+        that a CTA takes; evict_last: see `copy.read_policy`; patience: nanoseconds, see `meeting`; chunks: of a
         share, see `ahead`; meetings: bytes of all meeting points.
         rest: sizes of all kept modes but the slowest, and of all reduced modes but the slowest, the fastest first;
         with meeting points the address of zeroed memory for them, and behind them for the parts' states; then of
@@ -85,7 +84,7 @@ class PanelKernel(Streaming):
         """
         s = self.spec
         self.kernel(
-            ctas, items, length, groups, parts, share, evict_last, patience, chunks, again, meetings, rest
+            ctas, items, length, groups, parts, share, evict_last, patience, chunks, meetings, rest
         ).launch(
             grid=[ctas * s.cluster_n, 1, 1],
             block=[s.threads, 1, 1],
@@ -107,7 +106,6 @@ class PanelKernel(Streaming):
         evict_last: Int32,
         patience: Int32,
         chunks: Int32,
-        again: Int32,
         meetings: Int64,
         rest: tuple,
     ):
@@ -164,7 +162,6 @@ class PanelKernel(Streaming):
             share=share,
             patience=patience,
             chunks=chunks,
-            again=again,
             kept_sizes=kept_sizes,
             reduced_sizes=reduced_sizes,
             **self.policies(evict_last),
@@ -188,12 +185,12 @@ class PanelKernel(Streaming):
         """L2 eviction policies: of reads that are repeated, of all others, of writes.
 
         What is read twice stays in L2 rather than what is not needed any more. That leaves first, but where CTAs share
-        an SM or are a row ahead: there the usual order was faster (H200, 2026-11-22: 64 rows of 2^24 0.801 / 0.780 of a
-        copy; not so one CTA an SM: columns 262144 x 1024 0.629 / 0.632, backward of 65536 x 4096 0.656 / 0.698). Second
-        reads that leave first made the rows slower (0.796 / 0.810).
+        an SM: there the usual order was faster (H200, 2026-11-22: not so one CTA an SM: columns 262144 x 1024 0.629 /
+        0.632, backward of 65536 x 4096 0.656 / 0.698). Rows a row ahead are read once, and yet leave last: 64 of 2^24
+        0.859 of a copy, in the usual order 0.845, first 0.828, and with writes that leave first 0.804.
         """
-        if self.spec.streaming and self.math.outputs:
-            usual = self.spec.ahead or self.spec.min_blocks > 1
+        if self.spec.streaming and self.math.outputs and not self.spec.ahead:
+            usual = self.spec.min_blocks > 1
             once = policy("evict_normal" if usual else "evict_first")
             return {"twice": policy("evict_last"), "once": once, "writes": None if usual else once}
         reads = read_policy(evict_last)
@@ -253,7 +250,8 @@ class PanelKernel(Streaming):
         first = at + this.d * s.unit
         if s.reduced_modes == 1:
             # One multiplication, then additions: a 64-bit product for each vector would cost as much as its softmax.
-            (stride,) = mX.reduced
+            # A row's vectors lie where its neighbours are next to each other.
+            (stride,) = mX.reduced if s.unit == 1 else (1,)
             addresses = [mX.address + (start + Int64(first) * stride) * size]
             step = Int64(s.down * s.unit * size) * stride
             for _ in range(1, s.chunk_steps):
@@ -288,8 +286,11 @@ class PanelKernel(Streaming):
                     for v in cutlass.range_constexpr(s.vector):
                         slot[v] = padding[v]
 
-    def held(self, this, k: int, base: Int32 | int) -> list:
-        """Vector k of each input in registers, of the chunk that lies at `base`."""
+    def held(self, this, k: int, base: Int32 | int | list) -> list:
+        """Vector k of each input in registers, of the chunk that lies at `base`; or of the vectors of one input, which
+        are in registers."""
+        if isinstance(base, list):
+            return [base[k]]
         found = []
         for i in self.inputs:
             vector = cute.make_rmem_tensor(self.spec.vector, self.dtypes[i])

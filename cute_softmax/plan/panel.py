@@ -15,7 +15,6 @@ from .maths import CACHE_LINE, MATHS, WARP, Math, NotPlanned
 from .modes import MODES, offset_of, padded
 from .panel_teams import (
     AHEAD,
-    CHUNKS_AHEAD,
     CHUNKS_OF_A_PART,
     CHUNKS_OF_A_PART_ALONE,
     DEEP,
@@ -44,7 +43,8 @@ class PanelClass(ClassBase):
     kept_modes, reduced_modes: how many; meeting: whether CTAs meet in global memory;
     buffers: chunks that a CTA holds of what it takes, of which it reads the others twice; 1 if it holds everything;
     min_blocks: CTAs that an SM must hold;
-    ahead: steps that copies are asked for ahead, where a row is absorbed while another is finished; else 0.
+    ahead: steps that copies are asked for ahead, where a row is absorbed while another is finished; else 0;
+    registers: chunks of such a row that are kept in registers.
     """
 
     math: str
@@ -62,6 +62,7 @@ class PanelClass(ClassBase):
     buffers: int
     min_blocks: int
     ahead: int = 0
+    registers: int = 0
 
     online = False
     prologue = NO_PROLOGUE
@@ -140,6 +141,17 @@ class PanelClass(ClassBase):
     def chunk(self) -> int:
         """Elements of each group in a chunk."""
         return self.tile // self.buffers
+
+    @property
+    def wait(self) -> int:
+        """Steps of the next row, where one is absorbed ahead, before a row is finished: so many that together with the
+        chunks in registers they go round the places for what is on its way; see `kernels.ahead`."""
+        return self.ahead - self.registers % self.ahead
+
+    @property
+    def longest(self) -> int:
+        """Chunks of the longest share that a CTA holds, of which each is absorbed ahead."""
+        return self.buffers - self.ahead + self.registers
 
     @property
     def trips(self) -> int:
@@ -226,7 +238,7 @@ class PanelClass(ClassBase):
         if self.streaming:
             parts.append(f"streaming{self.buffers}")
         if self.ahead:
-            parts.append(f"ahead{self.ahead}")
+            parts.append(f"ahead{self.ahead}_registers{self.registers}")
         return "_".join(parts)
 
 
@@ -255,16 +267,16 @@ class PanelPlan(PlanBase):
     @property
     def chunks(self) -> int:
         """Chunks of a share; some may be empty."""
-        return max(math.ceil(self.share / self.kernel.chunk), 2 * self.kernel.ahead)
+        c = self.kernel
+        fewest = c.registers + c.ahead - c.wait if c.ahead else 0
+        return max(math.ceil(self.share / c.chunk), fewest)
 
     @property
     def again(self) -> int:
-        """How many of them are read twice: those that are not held. Ahead, they give a meeting two steps' time."""
+        """How many of them are read twice: those that are not held."""
         c = self.kernel
-        held = self.chunks - c.buffers
-        if c.ahead:
-            held = max(held + c.ahead, min(c.ahead + 2, self.chunks - c.ahead))
-        return max(held, 0) if c.streaming and c.facts.outputs else 0
+        twice = c.streaming and c.facts.outputs and not c.ahead
+        return max(self.chunks - c.buffers, 0) if twice else 0
 
     @property
     def groups(self) -> int:
@@ -324,7 +336,6 @@ class PanelPlan(PlanBase):
             int(self.evict_last),
             self.patience,
             self.chunks,
-            self.again,
             self.meeting_bytes,
             *self.kept[:0:-1],
             *self.reduced[:0:-1],
@@ -341,7 +352,7 @@ class PanelPlan(PlanBase):
             where += f", clusters of {c.cluster_n} CTAs"
         if c.meeting:
             where += f"; {self.parts} parts that meet in global memory"
-        twice = c.streaming and c.facts.outputs
+        twice = c.streaming and c.facts.outputs and not c.ahead
         lines = [
             f"{c.math} of {self.groups} groups of {self.length}, "
             f"{' -> '.join(dict.fromkeys(c.dtypes))}, for {c.architecture}",
@@ -403,6 +414,7 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
             buffers=team.buffers if streaming else 1,
             min_blocks=team.min_blocks,
             ahead=team.ahead,
+            registers=team.registers,
         )
 
     def panels(c: PanelClass) -> int:
@@ -492,9 +504,9 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
         return max(resident // at_once, 1)
 
     def row_ahead() -> PanelPlan | None:
-        """As many rows at once as can nearly be held, and the next ahead; None for longer rows, and for no more."""
+        """As many rows at once as are held, and the next ahead; None for longer rows, and for no more."""
         c, resident = class_of(AHEAD, meeting=True, streaming=True), device.multiprocessors
-        parts = math.ceil(problem.length / (CHUNKS_AHEAD * c.chunk))
+        parts = math.ceil(problem.length / (c.longest * c.chunk))
         if (
             len(facts.inputs) > 1
             or not 1 < parts <= resident <= c.readers * c.loads  # which it reads at once

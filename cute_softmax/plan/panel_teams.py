@@ -23,7 +23,8 @@ class Team:
     vector_bytes: of an access; narrower vectors are fewer columns a thread, whose states cost less to merge.
     panel_bytes: of a panel's width, see `PANEL_BYTES`.
     buffers: chunks that the vectors make up where a CTA takes more than it holds, or several parts.
-    ahead: steps that copies are asked for ahead, where rows are absorbed a row ahead; see `kernels.ahead`.
+    ahead, registers: steps that copies are asked for ahead, where rows are absorbed a row ahead, and chunks of them
+    that are kept in registers; see `kernels.ahead`.
     longest, chunks: of deep columns, the elements at most, and the chunks of a part at least; see `DEEP`.
     """
 
@@ -36,6 +37,7 @@ class Team:
     panel_bytes: int = PANEL_BYTES
     buffers: int = 2
     ahead: int = 0
+    registers: int = 0
     longest: int = 1 << 31
     chunks: float = 0
 
@@ -120,14 +122,16 @@ DEEP = {
         Team(512, 12, buffers=6, chunks=11),
     ),
 }
-# Rows a row ahead, where parts have so many chunks at most: 12 of them are held, and 4 read again from L2, which keeps
-# half of them. H200, 2026-11-22, ratio to a copy, ahead / `DEEP`: bf16 64 rows of 2^24 0.813 / 0.741, 256 of 2^22 0.822
-# / 0.722, 256 of 2^21 0.776 / 0.759, 440 of 1200000 0.748 / 0.727, float32 64 of 2^23 0.787 / 0.727. Where 64 of 2^24
-# had 0.801, it was 0.827 without exponentials, 0.825 without second reads, 0.845 without meetings and 0.945 without all
-# three; and 0.779 with 3 steps ahead, 0.774 with 9 chunks of 24 KB and with 28 of 8 KB, 0.735 with a warp of its own
-# that meets; 0.758 by bulk copies that another warp asks for, where it had 0.765.
-AHEAD = Team(512, 28, buffers=14, ahead=2)
-CHUNKS_AHEAD = 16
+# Rows a row ahead, where parts have so many chunks at most: 10 of 16 KB are held in shared memory and 6 in registers,
+# and 4 more are on their way. H200, 2026-11-22, ratio to a copy, ahead / `DEEP`: bf16 64 rows of 2^24 0.874 / 0.741,
+# 256 of 2^22 0.916 / 0.722, 256 of 2^21 0.873 / 0.759, 440 of 1200000 0.857 / 0.727, float32 64 of 2^23 0.864 / 0.727.
+# By what is in registers, waited for and on its way: 4, 2, 2 0.859, float32 0.816; 4, 4, 2 0.865, 0.796; 5, 3, 3 0.874,
+# 0.834; nothing in registers and 4 chunks read a second time 0.812, 0.784; 3, 2, 1 0.710, 0.655. With 384 threads and
+# chunks of 12 KB 8, 4, 4 0.885, 0.848, but 256 rows of 2^21 0.856; 4 of 24 KB, 2, 2 0.823, 0.794; 2 of 32 KB 0.691,
+# 0.742; 1024 threads 0.828, 0.699, 256 threads 0.804, 0.729. Tried and lost: sums that are rescaled only where the
+# maximum has grown by 8 (0.844 / 0.851); stores that branch nowhere (0.799 / 0.875, as registers spill); a warp of its
+# own that meets (0.735 / 0.801); bulk copies that another warp asks for (0.758 / 0.765).
+AHEAD = Team(512, 28, buffers=14, ahead=4, registers=6)
 STREAMING = {1: Team(512, 8, min_blocks=2), 2: Team(512, 8)}
 # Rather than all panels at once, few with many parts are worked on, so that L2 still holds what is read again; but a
 # part has so many chunks at least, against which its meeting weighs little. Columns have a state each, a row has one.
