@@ -77,8 +77,7 @@ class Ahead:
                 duties = duties | self.hand_over_row(at.this, tuple(rS[n, 0] for n in range(len(nothing))))
             for n in cutlass.range_constexpr(s.wait):
                 self.step(at, rS, states, launch.chunks + n, finishing, last[n], False, True)
-                for k in cutlass.range_constexpr(s.chunk_steps):
-                    cute.autovec_copy(kept[n][k], last[n][k])
+                self.copy(kept[n], last[n])
             turn = self.round(at, turn + places - s.ahead)
         self.rescue(launch, item, duties)
 
@@ -135,8 +134,7 @@ class Ahead:
         if const_expr(absorbs):
             base = self.place_of(at, t) * s.chunk_steps
             if const_expr(registers is not None):
-                for k in cutlass.range_constexpr(s.chunk_steps):
-                    cute.autovec_copy(this.sX[0][None, base + k], registers[k])
+                self.copy([[x[None, base + k] for k in range(s.chunk_steps)] for x in this.sX], registers)
             self.absorb(this, rS, base if const_expr(registers is None) else registers)
             self.fetch_at(this, t + s.ahead, free, (t + s.ahead < this.chunks) & (this.item < this.items))
         if const_expr(not absorbs or (registers is None and s.wait < s.ahead)):
@@ -145,12 +143,22 @@ class Ahead:
         cute.arch.cp_async_commit_group()
 
     def nothing(self) -> list:
-        """Registers for a chunk."""
+        """Registers for a chunk: per input its vectors."""
         s = self.spec
-        vectors = [cute.make_rmem_tensor(s.vector, self.dtypes[0]) for _ in range(s.chunk_steps)]
-        for vector in vectors:
-            vector.fill(self.dtypes[0](0.0))
-        return vectors
+        chunk = [
+            [cute.make_rmem_tensor(s.vector, self.dtypes[i]) for _ in range(s.chunk_steps)]
+            for i in self.inputs
+        ]
+        for i in self.inputs:
+            for vector in chunk[i]:
+                vector.fill(self.dtypes[i](0.0))
+        return chunk
+
+    def copy(self, chunk: list, to: list):
+        """Copy the vectors of all inputs."""
+        for vectors, places in zip(chunk, to, strict=True):
+            for vector, place in zip(vectors, places, strict=True):
+                cute.autovec_copy(vector, place)
 
     def round(self, at, place: Int32) -> Int32:
         """A place of the ring that was counted past its end, at most once."""

@@ -287,10 +287,9 @@ class PanelKernel(Streaming):
                         slot[v] = padding[v]
 
     def held(self, this, k: int, base: Int32 | int | list) -> list:
-        """Vector k of each input in registers, of the chunk that lies at `base`; or of the vectors of one input, which
-        are in registers."""
+        """Vector k of each input in registers, of the chunk that lies at `base`; or is in registers, see `ahead`."""
         if isinstance(base, list):
-            return [base[k]]
+            return [vectors[k] for vectors in base]
         found = []
         for i in self.inputs:
             vector = cute.make_rmem_tensor(self.spec.vector, self.dtypes[i])
