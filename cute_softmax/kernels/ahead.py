@@ -112,16 +112,16 @@ class Ahead:
         states: list,
         t: Int32 | int,
         finishing: Int32,
-        registers: cutlass.Constexpr,
+        kept: cutlass.Constexpr,
         absorbs: cutlass.Constexpr[bool],
         finishes: cutlass.Constexpr[bool],
     ):
         """Finish a chunk of the row before, if it is `finishing`: chunk t or, past the end, the first ones; absorb
-        chunk t of this row; ask for what the step `ahead` of this one absorbs. registers: where the chunks are kept;
-        None for those that stay in shared memory.
+        chunk t of this row; ask for what the step `ahead` of this one absorbs. kept: the registers that the chunks are
+        in; None for those that stay in shared memory.
 
         Of a row that does not exist whatever lies there is absorbed: without a branch it is scheduled together with
-        what is finished (float32 rows of 2^23 0.797 of a copy, with one 0.791; H200, 2026-11-22).
+        what is finished (float32 rows of 2^23 0.796 of a copy, with one 0.790; H200, 2026-11-22).
         """
         s, before, this = self.spec, at.before, at.this
         cute.arch.cp_async_wait_group(s.ahead - 1)
@@ -129,15 +129,15 @@ class Ahead:
         if const_expr(finishes):
             n = t if const_expr(absorbs) else t - this.chunks
             if finishing != 0:
-                where = free * s.chunk_steps if const_expr(registers is None) else registers
+                where = free * s.chunk_steps if const_expr(kept is None) else kept
                 self.finish(before, before.first + n * s.chunk, where, states)
         if const_expr(absorbs):
             base = self.place_of(at, t) * s.chunk_steps
-            if const_expr(registers is not None):
-                self.copy([[x[None, base + k] for k in range(s.chunk_steps)] for x in this.sX], registers)
-            self.absorb(this, rS, base if const_expr(registers is None) else registers)
+            if const_expr(kept is not None):
+                self.copy([[x[None, base + k] for k in range(s.chunk_steps)] for x in this.sX], kept)
+            self.absorb(this, rS, base if const_expr(kept is None) else kept)
             self.fetch_at(this, t + s.ahead, free, (t + s.ahead < this.chunks) & (this.item < this.items))
-        if const_expr(not absorbs or (registers is None and s.wait < s.ahead)):
+        if const_expr(not absorbs or (kept is None and s.wait < s.ahead)):
             n = t + s.ahead - this.chunks - s.wait
             self.fetch_at(at.following, n, free, (n >= 0) & (at.following.item < this.items))
         cute.arch.cp_async_commit_group()

@@ -51,7 +51,9 @@ class Team:
 # What limits 4096 x 65536, 2026-11-22: where it had 0.875, a copy in the same CTAs has 0.915, softmax without
 # exponentials in its results 0.889, without folding 0.896, without the exchange 0.876. Tried and lost: CTAs that stay
 # and refill their slots as they finish, 0.69 for 0.85 in three clusters an SM, 0.77 in two (128 x 1048576 0.87 for
-# 0.905); folding what has come while the rest is on its way (0.877 for 0.877).
+# 0.905); folding what has come while the rest is on its way (0.877 for 0.877). Registers as room, as `AHEAD` has it: 8
+# of 32 vectors of 128 threads, of which four CTAs then share an SM, 0.889 for 0.881, for this length alone; 8192 x
+# 16384 in panels of 256 bytes (8 of 32, 256 threads, two CTAs) 0.830 for 0.848, of 128 bytes (10 of 32, four) 0.783.
 TEAMS = {
     1: (  # one full input
         Team(64, 4, min_blocks=16, alone=True),
