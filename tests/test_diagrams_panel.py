@@ -58,6 +58,26 @@ def test_a_plan_has_the_figures_of_what_it_uses(case):
     assert {"tv", "tile", "smem", "predicate", "thread"} <= set(found)
     assert ("reduction_buffer" in found) == (c.down > 1) and ("shuffle" in found) == (c.across < 32)
     assert ("cluster" in found) == (c.cluster_n > 1) and ("meeting" in found) == c.meeting
+    assert ("places" in found) == bool(c.ahead)
+
+
+def test_a_row_ahead_has_each_chunk_in_one_place_and_finishes_it_once():
+    p = diagrams.plan_shape((64, 1 << 24))
+    c, cells = p.kernel, diagrams.figures(p)["places"].cells
+    steps = p.chunks + c.wait
+    drawn = [cell for cell in cells if cell.facts.coordinate]
+    assert len(drawn) == steps * (p.chunks - c.registers + c.ahead + c.registers + c.wait)
+    lying = [(cell.facts.coordinate.split(", ")[1], cell.lines[0]) for cell in drawn if cell.lines[0]]
+    assert len(lying) == len(set(lying)), "a chunk lies in two places"
+    for what, row in (("absorbed", "b"), ("finished", "a")):
+        assert {cell.lines[0] for cell in drawn if cell.lines[1] == what} == {
+            f"{row}{n}" for n in range(p.chunks)
+        }
+    for step in range(steps):
+        here = {name for at, name in lying if at == f"step {step})"}
+        finished = {n: n if n >= c.wait else p.chunks + n for n in range(p.chunks)}
+        assert {f"a{n}" for n, then in finished.items() if step <= then} <= here, "not finished, and gone"
+        assert {f"b{n}" for n in range(min(step, p.chunks))} <= here, "absorbed, and gone"
 
 
 def test_every_slot_of_two_trips_has_its_sender_and_its_reader():

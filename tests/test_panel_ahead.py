@@ -3,74 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import product
 
 import panels
 import pytest
 
+from cute_softmax.checks.panel_ahead import ABSORBED, FINISHED, Walk
 from cute_softmax.hardware import H200
 from cute_softmax.plan import plan_panel
 from cute_softmax.plan.panel import Team
-
-
-def walk(rows: int, chunks: int, ahead: int, registers: int, wait: int, buffers: int) -> dict[tuple, int]:
-    """The steps of a CTA with so many rows: when each chunk is absorbed, and when finished.
-
-    A copy is there `ahead` steps after it was asked for, and not before. Raises AssertionError where a place has
-    another chunk than the step takes.
-    """
-    lies, coming, kept, last, done, now, turn = {}, [], {}, {}, {}, -ahead, 0
-    places = chunks - registers + ahead
-
-    def place_of(n: int, early: bool = False) -> int:
-        if early and n < registers:
-            n = registers + (n + wait) % ahead
-        place = turn + n - registers
-        return place - places if place >= places else place
-
-    def ask(place: int, row: int, n: int):
-        assert 0 <= place < min(places, buffers)
-        assert all(place != other for _, other, *_ in coming), "two copies on their way to one place"
-        lies[place] = None  # from now on
-        coming.append((now + ahead, place, row, n))
-
-    def take(what: str, lying: tuple | None, row: int, n: int):
-        assert lying == (row, n), f"{what} {n} of row {row}: there is {lying}"
-        assert (what, row, n) not in done
-        done[what, row, n] = now
-
-    for n in range(ahead):
-        ask(place_of(n, True), 0, n)
-        now += 1
-    for row in range(rows + 1):
-        for t in range(chunks + wait):
-            for arrived in [c for c in coming if c[0] <= now]:
-                lies[arrived[1]] = arrived[2:]
-                coming.remove(arrived)
-            absorbs, early = t < chunks, t < registers
-            free = place_of(t + ahead, early) if absorbs else place_of(t)
-            n = t if absorbs else t - chunks
-            if t >= wait and row > 0:
-                where = kept.get(t) if early else lies.get(free) if absorbs else last.get(n)
-                take("finish", where, row - 1, n)
-            if absorbs and row < rows:
-                take("absorb", lies.get(place_of(t, early)), row, t)
-                if early:
-                    kept[t] = (row, t)
-            if t + ahead < chunks and row < rows:
-                ask(free, row, t + ahead)
-            if (
-                (not absorbs or (not early and wait < ahead))
-                and t + ahead >= chunks + wait
-                and row + 1 < rows
-            ):
-                ask(free, row + 1, t + ahead - chunks - wait)
-            if not absorbs:
-                last[n] = kept.get(n)
-            now += 1
-        turn = turn + places - ahead
-        turn -= places if turn >= places else 0
-    return done
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5])
@@ -88,23 +28,26 @@ def test_every_chunk_lies_where_it_is_taken(steps, ahead, registers, rows):
     for length in range(1, plan.kernel.longest + 1):
         plan = replace(plan, share=length * plan.kernel.chunk)
         assert length <= plan.chunks <= plan.kernel.longest and plan.again == 0
-        done = walk(rows, plan.chunks, ahead, registers, plan.kernel.wait, steps)
-        for what, row, n in product(("absorb", "finish"), range(rows), range(plan.chunks)):
-            assert (what, row, n) in done
+        walk = Walk(rows, plan.chunks, ahead, registers, plan.kernel.wait)
+        assert not [*walk.problems(steps)]
         for row in range(rows):
-            absorbed = max(done["absorb", row, n] for n in range(plan.chunks))
-            finished = min(done["finish", row, n] for n in range(plan.chunks))
+            absorbed = max(e.step for e in walk.events() if (e.what, e.row) == (ABSORBED, row))
+            finished = min(e.step for e in walk.events() if (e.what, e.row) == (FINISHED, row))
             assert finished > absorbed + 2 * plan.kernel.wait, "a meeting has these steps to come true"
 
 
 @pytest.mark.parametrize(
-    ("chunks", "registers", "wait", "buffers"),
-    [(7, 6, 2, 14), (17, 6, 2, 14), (16, 6, 1, 14), (16, 5, 2, 14)],
+    ("chunks", "registers", "wait", "told"),
+    [
+        (7, 6, 2, "times"),
+        (17, 6, 2, "15 places of 14"),
+        (16, 6, 1, "no place"),
+        (16, 5, 2, "there is"),
+    ],
     ids=["too short", "too long", "waits too little", "does not go round"],
 )
-def test_a_wrong_walk_is_found(chunks, registers, wait, buffers):
-    with pytest.raises(AssertionError):
-        walk(3, chunks, 4, registers, wait, buffers)
+def test_a_wrong_walk_is_found(chunks, registers, wait, told):
+    assert any(told in problem for problem in Walk(3, chunks, 4, registers, wait).problems(14))
 
 
 def test_what_is_planned():

@@ -8,6 +8,7 @@ from layouts import access
 
 from ..plan import WARP, PanelClass, PanelPlan
 from ..problem import ITEM_SIZE
+from . import panel_ahead
 from .report import MAX_PHASES, Report, Traffic
 
 
@@ -50,6 +51,8 @@ def check(plan: PanelPlan) -> Report:
         f"{len(found.repeated)} have several"
     ]  # fmt: skip
     problems += coverage(plan)
+    if c.ahead:
+        problems += panel_ahead.walk_of(plan).problems(c.buffers)
     traffic = []
     for operand, name in enumerate((*c.facts.inputs, *c.facts.outputs)):
         problems += [f"{name}: {p}" for p in alignment(plan, operand)]

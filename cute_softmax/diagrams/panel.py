@@ -17,6 +17,7 @@ from layouts.figures import Figure, Slots, Use
 from .. import checks
 from ..plan import WARP, PanelClass, PanelPlan
 from ..problem import ITEM_SIZE
+from . import panel_ahead
 from .common import EXCHANGED, FOLLOWED, count, space
 from .panel_walk import walk_of
 
@@ -144,9 +145,11 @@ def figures(plan: PanelPlan, thread: int | None = None) -> dict[str, Figure]:
         found["reduction_buffer"] = _reduction_buffer(view)
     if c.cluster_n > 1:
         found["cluster"] = _cluster(view)
+    if c.ahead:
+        found["places"] = panel_ahead.places(plan)
     if c.meeting:
         found["meeting"] = _meeting(view)
-    followed = [f for name, f in found.items() if name != "tv"]
+    followed = [f for name, f in found.items() if name not in ("tv", "places")]
     found[FOLLOWED] = draw.follow_thread(
         followed, view.followed, title=f"Thread {view.followed} of {c.threads:,}{view.where}"
     )

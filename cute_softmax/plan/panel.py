@@ -358,7 +358,8 @@ class PanelPlan(PlanBase):
             f"{' -> '.join(dict.fromkeys(c.dtypes))}, for {c.architecture}",
             f"  movement   {c.movement}: {where}; class {c.name}",
             f"  threads    {c.threads} a CTA; tile of {c.tile} elements by {c.columns} groups",
-            f"  thread     {c.steps} vectors of {c.vector} elements in shared memory",
+            f"  thread     {c.steps} vectors of {c.vector} elements in shared memory"
+            + (f", {c.registers * c.chunk_steps} in registers" if c.registers else ""),
             f"  loads      cp.async, {c.vector * ITEM_SIZE[c.dtypes[0]]} bytes at a time; "
             f"L2 {'evict_last' if self.evict_last else 'evict_normal'}",
             f"  modes      kept {' x '.join(map(str, self.kept))}, "

@@ -1,0 +1,99 @@
+"""Where the chunks of rows lie that are absorbed a row ahead, step by step; see `kernels.ahead`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import takewhile
+
+from layouts.figures import Facts, Figure
+from layouts.figures.grid import Grid, cell_size, draw, starts
+from layouts.figures.scene import Swatch, finish
+from layouts.style import thread_paint
+
+from ..checks.panel_ahead import ABSORBED, ASKED, FINISHED, KEPT, Event, Walk, walk_of
+from ..plan import PanelPlan
+
+# Of three rows the steps of the second are drawn.
+NAMES = "abc"
+SHOWN = 1
+SHORT = {ASKED: "comes", ABSORBED: "absorbed", FINISHED: "finished"}
+
+
+def places(plan: PanelPlan) -> Figure:
+    """Places of shared memory and of registers by the steps of a row."""
+    walk, c = walk_of(plan, len(NAMES)), plan.kernel
+    columns = [_during(walk, SHOWN * walk.steps + t) for t in range(walk.steps)]
+
+    def words(place: int, t: int) -> tuple[str, ...]:
+        event = columns[t].get(place)
+        return (f"{NAMES[event.row]}{event.chunk}", SHORT.get(event.what, "")) if event else ("", "")
+
+    def cell(place: int, t: int):
+        event = columns[t].get(place)
+        if event is None:
+            return "ghost", ("", ""), Facts(coordinate=f"(place {place}, step {t})", note="free")
+        held = place < walk.shared
+        facts = Facts(
+            coordinate=f"(place {place}, step {t})",
+            space="sX" if held else "registers",
+            note=f"chunk {event.chunk} of row {NAMES[event.row]}: {SHORT.get(event.what, 'waits to be finished')}",
+        )
+        return thread_paint(event.row), words(place, t), facts
+
+    def name(place: int) -> str:
+        if place < walk.shared:
+            return f"shared {place}"
+        return f"registers {place - walk.shared}"
+
+    labels = [words(p, t) for p in range(walk.places) for t in range(walk.steps)]
+    grid = Grid(
+        walk.places,
+        walk.steps,
+        cell,
+        cell_size(labels),
+        row_label=name,
+        row_name="",
+        column_name="step",
+        thick_rows=starts((walk.shared, walk.registers, walk.wait)),
+    )
+    body = draw(grid, [range(grid.rows)], [[range(grid.columns)]])
+    lead = (
+        f"{walk.chunks} chunks of a row in {walk.shared} places of shared memory and {walk.registers + walk.wait} of "
+        f"registers, {c.chunk * c.columns:,} elements each; the steps of row {NAMES[SHOWN]}."
+    )
+    before, after = NAMES[SHOWN - 1], NAMES[SHOWN + 1]
+    return finish(
+        body,
+        "A row ahead: what lies where, step by step",
+        lead,
+        f"A row ahead. {lead}",
+        [
+            Swatch(
+                thread_paint(SHOWN - 1), f"{before}3", f"chunk 3 of row {before}, which was absorbed before"
+            ),
+            Swatch(thread_paint(SHOWN), f"{NAMES[SHOWN]}3", "of this row"),
+            Swatch(thread_paint(SHOWN + 1), f"{after}3", "of the row that follows"),
+            Swatch("ghost", "", "free"),
+        ],
+    ).noted(
+        f"A step asks for the chunk that the step {c.ahead} later absorbs: it comes to where this step has made room.",
+        f"Chunks 0 to {walk.registers - 1} move to registers when they are absorbed; the others stay where they are.",
+        f"In the first {walk.wait} steps nothing is finished, and in the last {walk.wait} nothing is absorbed: so long "
+        "the parts of a row may take to meet.",
+    )
+
+
+def _during(walk: Walk, step: int) -> dict[int, Event]:
+    """What lies in each place during a step, and what becomes of it: place -> the event."""
+    found: dict[int, Event] = {}
+    for e in takewhile(lambda e: e.step < step, walk.events()):
+        if e.what == FINISHED or (e.what == ABSORBED and e.chunk < walk.registers):
+            del found[e.place]
+        else:
+            found[e.place] = e if e.what == ASKED else replace(e, what=KEPT)
+        if e.what == KEPT and e.place >= walk.shared + walk.registers:
+            del found[walk.shared + e.chunk]  # from where it moved
+    for e in walk.events():
+        if e.step == step and e.what in (ABSORBED, FINISHED):
+            found[e.place] = e
+    return found
