@@ -101,7 +101,7 @@ def movements(made: PanelPlan, clusters: int = 16) -> Iterator[tuple[str, PanelP
             continue
         across = across_of_two_trips(team) if made.kernel.orientation == "column" else None
         plan = forced(made, team, parts, across=across, resident=resident[0] if resident else None)
-        if not team.ahead or plan.chunks <= plan.kernel.longest:
+        if not team.ahead or plan.chunks <= plan.kernel.most_chunks:
             yield name, plan
 
 

@@ -25,9 +25,9 @@ def test_every_chunk_lies_where_it_is_taken(steps, ahead, registers, rows):
     team = Team(512, steps, buffers=steps, ahead=ahead, registers=registers)
     plan = panels.forced(made, team, 8)
     assert 1 <= plan.kernel.wait <= ahead
-    for length in range(1, plan.kernel.longest + 1):
+    for length in range(1, plan.kernel.most_chunks + 1):
         plan = replace(plan, share=length * plan.kernel.chunk)
-        assert length <= plan.chunks <= plan.kernel.longest and plan.again == 0
+        assert length <= plan.chunks <= plan.kernel.most_chunks and plan.again == 0
         walk = Walk(rows, plan.chunks, ahead, registers, plan.kernel.wait)
         assert not [*walk.problems(steps)]
         for row in range(rows):
@@ -62,7 +62,7 @@ def test_what_is_planned():
     ):  # fmt: skip
         made = planned(rows, columns, dtype)
         assert made.kernel.ahead == 4 and made.parts == parts and made.ctas == 132 // parts * parts
-        assert made.chunks == made.kernel.longest == 16
+        assert made.chunks == made.kernel.most_chunks == 16
         assert "every element read once" in made.explain()
     for rows, columns in ((1, 1 << 24), (4, 1 << 28), (2, 1 << 23)):
         assert not planned(rows, columns).kernel.ahead

@@ -78,7 +78,7 @@ class Ahead:
             for n in cutlass.range_constexpr(s.wait):
                 self.step(at, rS, states, launch.chunks + n, finishing, last[n], False, True)
                 self.copy(kept[n], last[n])
-            turn = self.round(at, turn + places - s.ahead)
+            turn = self.around(at, turn + places - s.ahead)
         self.rescue(launch, item, duties)
 
     @cute.jit
@@ -160,7 +160,7 @@ class Ahead:
             for vector, place in zip(vectors, places, strict=True):
                 cute.autovec_copy(vector, place)
 
-    def round(self, at, place: Int32) -> Int32:
+    def around(self, at, place: Int32) -> Int32:
         """A place of the ring that was counted past its end, at most once."""
         return Int32(cutlass.select_(place >= at.places, place - at.places, place))
 
@@ -170,7 +170,7 @@ class Ahead:
         s = self.spec
         if isinstance(n, int) and n < s.registers:
             n = s.registers + (n + s.wait) % s.ahead
-        return self.round(at, at.turn + n - s.registers)
+        return self.around(at, at.turn + n - s.registers)
 
     @cute.jit
     def fetch_at(self, this, n: Int32, place: Int32, exists: Boolean):

@@ -149,7 +149,7 @@ class PanelClass(ClassBase):
         return self.ahead - self.registers % self.ahead
 
     @property
-    def longest(self) -> int:
+    def most_chunks(self) -> int:
         """Chunks of the longest share that a CTA holds, of which each is absorbed ahead."""
         return self.buffers - self.ahead + self.registers
 
@@ -507,7 +507,7 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
     def row_ahead() -> PanelPlan | None:
         """As many rows at once as are held, and the next ahead; None for longer rows, and for no more."""
         c, resident = class_of(AHEAD, meeting=True, streaming=True), device.multiprocessors
-        parts = math.ceil(problem.length / (c.longest * c.chunk))
+        parts = math.ceil(problem.length / (c.most_chunks * c.chunk))
         if (
             len(facts.inputs) > 1
             or not 1 < parts <= resident <= c.readers * c.loads  # which it reads at once
