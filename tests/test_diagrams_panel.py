@@ -66,16 +66,16 @@ def test_a_row_ahead_has_each_chunk_in_one_place_and_finishes_it_once():
     c, cells = p.kernel, diagrams.figures(p)["places"].cells
     steps = p.chunks + c.wait
     drawn = [cell for cell in cells if cell.facts.coordinate]
-    assert len(drawn) == steps * (p.chunks - c.registers + c.ahead + c.registers + c.wait)
+    assert len(drawn) == steps * (p.chunks + c.ahead + c.wait)
     lying = [(cell.facts.coordinate.split(", ")[1], cell.lines[0]) for cell in drawn if cell.lines[0]]
     assert len(lying) == len(set(lying)), "a chunk lies in two places"
     for what, row in (("absorbed", "b"), ("finished", "a")):
         assert {cell.lines[0] for cell in drawn if cell.lines[1] == what} == {
             f"{row}{n}" for n in range(p.chunks)
         }
+    finished = {n: n if n >= c.wait else p.chunks + n for n in range(p.chunks)}
     for step in range(steps):
         here = {name for at, name in lying if at == f"step {step})"}
-        finished = {n: n if n >= c.wait else p.chunks + n for n in range(p.chunks)}
         assert {f"a{n}" for n, then in finished.items() if step <= then} <= here, "not finished, and gone"
         assert {f"b{n}" for n in range(min(step, p.chunks))} <= here, "absorbed, and gone"
 

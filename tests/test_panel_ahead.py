@@ -7,7 +7,7 @@ from dataclasses import replace
 import panels
 import pytest
 
-from cute_softmax.checks.panel_ahead import ABSORBED, FINISHED, Walk
+from cute_softmax.checks.panel_ahead import ABSORBED, FINISHED, Walk, walk_of
 from cute_softmax.hardware import H200
 from cute_softmax.plan import plan_panel
 from cute_softmax.plan.panel import Team
@@ -28,7 +28,7 @@ def test_every_chunk_lies_where_it_is_taken(steps, ahead, registers, rows):
     for length in range(1, plan.kernel.most_chunks + 1):
         plan = replace(plan, share=length * plan.kernel.chunk)
         assert length <= plan.chunks <= plan.kernel.most_chunks and plan.again == 0
-        walk = Walk(rows, plan.chunks, ahead, registers, plan.kernel.wait)
+        walk = walk_of(plan, rows)
         assert not [*walk.problems(steps)]
         for row in range(rows):
             absorbed = max(e.step for e in walk.events() if (e.what, e.row) == (ABSORBED, row))

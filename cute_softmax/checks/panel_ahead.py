@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import groupby
 
 from ..plan import PanelPlan
 
@@ -14,21 +13,29 @@ ASKED, ABSORBED, KEPT, FINISHED = "asked for", "absorbed", "kept", "finished"
 
 @dataclass(frozen=True)
 class Event:
-    """In a step, counted from the first of the first row: what becomes of a chunk of a row, in which place."""
+    """In a step, counted from the first of the first row: what becomes of a chunk of a row, in which place; and which
+    place that leaves free."""
 
     step: int
     what: str
     place: int
     row: int
     chunk: int
+    frees: int | None = None
+
+    def apply(self, lies: dict[int, Event]):
+        """What lies in each place, given by the event that left it there, after this one."""
+        lies.pop(self.frees, None)
+        if self.what != FINISHED:
+            lies[self.place] = self
 
 
 @dataclass(frozen=True)
 class Walk:
     """A CTA's way through so many rows of so many chunks. ahead, registers, wait: of the Plan class.
 
-    Places are counted: first those of shared memory, then the registers for the chunks that are kept, then those for
-    the chunks of the row before that are finished last.
+    Places are counted: first those of shared memory, then from `kept` on the registers for the chunks that are kept,
+    then from `last` on those for the chunks of the row before that are finished last.
     """
 
     rows: int
@@ -48,8 +55,16 @@ class Walk:
         return self.chunks - self.registers + self.ahead
 
     @property
+    def kept(self) -> int:
+        return self.shared
+
+    @property
+    def last(self) -> int:
+        return self.kept + self.registers
+
+    @property
     def places(self) -> int:
-        return self.shared + self.registers + self.wait
+        return self.last + self.wait
 
     def place(self, row: int, n: int, early: bool) -> int:
         """Where chunk n of a row lies in shared memory; early: or comes to, before it moves to registers."""
@@ -60,7 +75,6 @@ class Walk:
 
     def events(self) -> Iterator[Event]:
         """What happens, in its order."""
-        kept, last = self.shared, self.shared + self.registers
         for n in range(self.ahead):
             yield Event(n - self.ahead, ASKED, self.place(0, n, True), 0, n)
         for row in range(self.rows + 1):
@@ -70,53 +84,45 @@ class Walk:
                 free = self.place(row, coming, early) if absorbs else self.place(row, t, False)
                 n = t if absorbs else t - self.chunks
                 if t >= self.wait and row > 0:
-                    where = kept + t if early else free if absorbs else last + n
-                    yield Event(step, FINISHED, where, row - 1, n)
+                    where = self.kept + t if early else free if absorbs else self.last + n
+                    yield Event(step, FINISHED, where, row - 1, n, where)
                 if absorbs and row < self.rows:
-                    yield Event(step, ABSORBED, self.place(row, t, early), row, t)
+                    here = self.place(row, t, early)
+                    yield Event(step, ABSORBED, here, row, t)
                     if early:
-                        yield Event(step, KEPT, kept + t, row, t)
+                        yield Event(step, KEPT, self.kept + t, row, t, here)
                 if coming < self.chunks and row < self.rows:
                     yield Event(step, ASKED, free, row, coming)
                 following = not absorbs or (not early and self.wait < self.ahead)
                 if following and coming >= self.steps and row + 1 < self.rows:
                     yield Event(step, ASKED, free, row + 1, coming - self.steps)
                 if not absorbs and row < self.rows:
-                    yield Event(step, KEPT, last + n, row, n)
+                    yield Event(step, KEPT, self.last + n, row, n, self.kept + n)
 
     def problems(self, buffers: int) -> Iterator[str]:
         """What is wrong with it, where shared memory has so many places for chunks. A copy is there `ahead` steps after
         it was asked for, and not before."""
-        lies: dict[int, tuple[int, int] | None] = {}
-        coming: dict[int, tuple[int, tuple[int, int]]] = {}
+        lies: dict[int, Event] = {}
         done: Counter[tuple[str, int, int]] = Counter()
         if self.shared > buffers:
             yield f"{self.shared} places of {buffers}"
-        for step, events in groupby(self.events(), lambda e: e.step):
-            for place, (due, what) in [*coming.items()]:
-                if due <= step:
-                    lies[place] = what
-                    del coming[place]
-            for e in events:
-                what, there = (e.row, e.chunk), lies.get(e.place)
-                done[e.what, e.row, e.chunk] += 1
-                if e.what == ASKED:
-                    if e.place in coming or not 0 <= e.place < self.shared:
-                        yield f"step {step}: no place for chunk {e.chunk} of row {e.row}"
-                    lies[e.place] = None
-                    coming[e.place] = (step + self.ahead, what)
-                elif e.what == KEPT:
-                    if there:
-                        yield f"step {step}: chunk {e.chunk} of row {e.row} comes upon {there}"
-                    source = self.shared + e.chunk if e.place >= self.shared + self.registers else None
-                    if source is not None and lies.pop(source, None) != what:
-                        yield f"step {step}: chunk {e.chunk} of row {e.row} is not in registers"
-                    lies[e.place] = what
-                else:
-                    if there != what:
-                        yield f"step {step}: chunk {e.chunk} of row {e.row} is {e.what}, and there is {there}"
-                    if e.what == FINISHED:
-                        lies.pop(e.place, None)
+        for e in self.events():
+            told = f"step {e.step}: chunk {e.chunk} of row {e.row}"
+            if e.what == ASKED and not 0 <= e.place < self.shared:
+                yield f"{told} comes to no place"
+            if e.what in (ASKED, KEPT) and e.place in lies:
+                yield f"{told} has no place, there is {lies[e.place]}"
+            # What is taken: nothing if it comes from global memory.
+            taken = None if e.what == ASKED else e.place if e.what == ABSORBED else e.frees
+            if taken is not None:
+                there = lies.get(taken)
+                known = there and (there.row, there.chunk) == (e.row, e.chunk)
+                if not known or (there.what == ASKED) != (e.what == ABSORBED):
+                    yield f"{told} is {e.what}, and there is {there}"
+                elif e.what == ABSORBED and there.step + self.ahead > e.step:
+                    yield f"{told} is still on its way"
+            done[e.what, e.row, e.chunk] += 1
+            e.apply(lies)
         for row in range(self.rows):
             for n in range(self.chunks):
                 for what in (ASKED, ABSORBED, FINISHED):

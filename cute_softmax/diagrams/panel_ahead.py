@@ -2,41 +2,40 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from itertools import takewhile
+from collections.abc import Iterator
+from itertools import groupby
 
 from layouts.figures import Facts, Figure
 from layouts.figures.grid import Grid, cell_size, draw, starts
 from layouts.figures.scene import Swatch, finish
 from layouts.style import thread_paint
 
-from ..checks.panel_ahead import ABSORBED, ASKED, FINISHED, KEPT, Event, Walk, walk_of
+from ..checks.panel_ahead import ABSORBED, ASKED, FINISHED, Event, Walk, walk_of
 from ..plan import PanelPlan
 
 # Of three rows the steps of the second are drawn.
 NAMES = "abc"
 SHOWN = 1
-SHORT = {ASKED: "comes", ABSORBED: "absorbed", FINISHED: "finished"}
 
 
 def places(plan: PanelPlan) -> Figure:
     """Places of shared memory and of registers by the steps of a row."""
     walk, c = walk_of(plan, len(NAMES)), plan.kernel
-    columns = [_during(walk, SHOWN * walk.steps + t) for t in range(walk.steps)]
+    columns = list(_columns(walk))
 
-    def words(place: int, t: int) -> tuple[str, ...]:
-        event = columns[t].get(place)
-        return (f"{NAMES[event.row]}{event.chunk}", SHORT.get(event.what, "")) if event else ("", "")
+    def words(place: int, t: int) -> tuple[str, str]:
+        event, word = columns[t].get(place, (None, ""))
+        return (f"{NAMES[event.row]}{event.chunk}", word) if event else ("", "")
 
     def cell(place: int, t: int):
-        event = columns[t].get(place)
-        if event is None:
-            return "ghost", ("", ""), Facts(coordinate=f"(place {place}, step {t})", note="free")
-        held = place < walk.shared
+        coordinate = f"(place {place}, step {t})"
+        if place not in columns[t]:
+            return "ghost", ("", ""), Facts(coordinate=coordinate, note="free")
+        event, word = columns[t][place]
         facts = Facts(
-            coordinate=f"(place {place}, step {t})",
-            space="sX" if held else "registers",
-            note=f"chunk {event.chunk} of row {NAMES[event.row]}: {SHORT.get(event.what, 'waits to be finished')}",
+            coordinate=coordinate,
+            space="sX" if place < walk.shared else "registers",
+            note=f"chunk {event.chunk} of row {NAMES[event.row]}: {word or 'waits to be finished'}",
         )
         return thread_paint(event.row), words(place, t), facts
 
@@ -83,17 +82,15 @@ def places(plan: PanelPlan) -> Figure:
     )
 
 
-def _during(walk: Walk, step: int) -> dict[int, Event]:
-    """What lies in each place during a step, and what becomes of it: place -> the event."""
-    found: dict[int, Event] = {}
-    for e in takewhile(lambda e: e.step < step, walk.events()):
-        if e.what == FINISHED or (e.what == ABSORBED and e.chunk < walk.registers):
-            del found[e.place]
-        else:
-            found[e.place] = e if e.what == ASKED else replace(e, what=KEPT)
-        if e.what == KEPT and e.place >= walk.shared + walk.registers:
-            del found[walk.shared + e.chunk]  # from where it moved
-    for e in walk.events():
-        if e.step == step and e.what in (ABSORBED, FINISHED):
-            found[e.place] = e
-    return found
+def _columns(walk: Walk) -> Iterator[dict[int, tuple[Event, str]]]:
+    """For each step of the row that is shown: place -> what lies there while the step works, and in a word what becomes
+    of it."""
+    lies: dict[int, Event] = {}
+    first = SHOWN * walk.steps
+    for step, group in groupby(walk.events(), lambda e: e.step):
+        events = list(group)
+        if first <= step < first + walk.steps:
+            found = {place: (e, "comes" if e.what == ASKED else "") for place, e in lies.items()}
+            yield found | {e.place: (e, e.what) for e in events if e.what in (ABSORBED, FINISHED)}
+        for e in events:
+            e.apply(lies)
