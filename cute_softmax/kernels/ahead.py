@@ -57,26 +57,26 @@ class Ahead:
                 meeting.expect(self.place(at.this, at.this.part, Int32(0)))
             finishing = Int32(0)
             for t in cutlass.range_constexpr(s.wait - 1):
-                self.step(at, rS, [], t, finishing, kept[t], True, False)
+                self.step(at, rS, [], t, finishing, kept[t], True)
             # The states are on their way during the last of these steps, from L2: 0.813 of a copy in 64 rows of 2^24
             # where it was 0.799, 0.788 / 0.759 in float32 rows of 2^23. Only both help: a look from DRAM takes longer
             # than a step, and who does not look ahead waits for L2, too (0.801, 0.802; H200, 2026-11-22).
             seen = self.unseen(at.before, launch.tidx)
             if launch.tidx < s.readers:
                 self.look(at.before, seen, launch.tidx, Int32(0))
-            self.step(at, rS, [], s.wait - 1, finishing, kept[s.wait - 1], True, False)
+            self.step(at, rS, [], s.wait - 1, finishing, kept[s.wait - 1], True)
             if i > item:
                 finishing = self.collect(at.before, patience, seen)
                 patience = Int32(cutlass.select_(finishing != 0, patience, Int32(0)))
             states = self.merged(at.before)
             for t in cutlass.range_constexpr(s.wait, s.registers):
-                self.step(at, rS, states, t, finishing, kept[t], True, True)
+                self.step(at, rS, states, t, finishing, kept[t], True)
             for t in cutlass.range(s.registers, launch.chunks, unroll=1):
-                self.step(at, rS, states, t, finishing, None, True, True)
+                self.step(at, rS, states, t, finishing, None, True)
             if i < launch.items:
                 duties = duties | self.hand_over_row(at.this, tuple(rS[n, 0] for n in range(len(nothing))))
             for n in cutlass.range_constexpr(s.wait):
-                self.step(at, rS, states, launch.chunks + n, finishing, last[n], False, True)
+                self.step(at, rS, states, launch.chunks + n, finishing, last[n], False)
                 self.copy(kept[n], last[n])
             turn = self.around(at, turn + places - s.ahead)
         self.rescue(launch, item, duties)
@@ -114,11 +114,10 @@ class Ahead:
         finishing: Int32,
         kept: cutlass.Constexpr,
         absorbs: cutlass.Constexpr[bool],
-        finishes: cutlass.Constexpr[bool],
     ):
         """Finish a chunk of the row before, if it is `finishing`: chunk t or, past the end, the first ones; absorb
-        chunk t of this row; ask for what the step `ahead` of this one absorbs. kept: the registers that the chunks are
-        in; None for those that stay in shared memory.
+        chunk t of this row; ask for what the step `ahead` of this one absorbs. states: none as long as that of the row
+        before is not known. kept: the registers that the chunks are in; None for those that stay in shared memory.
 
         Of a row that does not exist whatever lies there is absorbed: without a branch it is scheduled together with
         what is finished (float32 rows of 2^23 0.796 of a copy, with one 0.790; H200, 2026-11-22).
@@ -126,7 +125,7 @@ class Ahead:
         s, before, this = self.spec, at.before, at.this
         cute.arch.cp_async_wait_group(s.ahead - 1)
         free = self.place_of(at, t + s.ahead if const_expr(absorbs) else t)
-        if const_expr(finishes):
+        if const_expr(len(states) > 0):
             n = t if const_expr(absorbs) else t - this.chunks
             if finishing != 0:
                 where = free * s.chunk_steps if const_expr(kept is None) else kept
@@ -176,5 +175,4 @@ class Ahead:
     def fetch_at(self, this, n: Int32, place: Int32, exists: Boolean):
         """Bring chunk n to a place, if it exists."""
         if exists:
-            at = this.first + n * self.spec.chunk
-            self.fetch(this, this.starts, at, self.left(this, at), place * self.spec.chunk_steps, this.once)
+            self.fetch_nth(this, n, place * self.spec.chunk_steps, this.once)

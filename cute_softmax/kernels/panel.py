@@ -190,7 +190,7 @@ class PanelKernel(Streaming):
         0.859 of a copy, in the usual order 0.845; where that had 0.850, reads that leave first had 0.828, and with such
         writes, too, 0.803. Columns do not gain: 65536 x 4096 0.730 / 0.733, 16384 x 8192 0.724 / 0.748.
         """
-        if self.spec.streaming and self.math.outputs and not self.spec.ahead:
+        if self.spec.repeats:
             usual = self.spec.min_blocks > 1
             once = policy("evict_normal" if usual else "evict_first")
             return {"twice": policy("evict_last"), "once": once, "writes": None if usual else once}

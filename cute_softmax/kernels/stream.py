@@ -66,14 +66,17 @@ class Streaming:
         """Where the n-th chunk of the ring lies in shared memory: the first of its steps."""
         return n % self.spec.buffers * self.spec.chunk_steps
 
+    def fetch_nth(self, this, n: Int32, base: Int32, policy: Int64):
+        """Bring chunk n of this CTA's share."""
+        at = this.first + n * self.spec.chunk
+        self.fetch(this, this.starts, at, self.left(this, at), base, policy)
+
     @cute.jit
     def fetch_chunk(self, this, n: Int32, chunks: Int32, base: Int32):
         """Bring chunk n, if there is one, for the first time; the last of them will not be read again."""
         if n < chunks:
             again = n < chunks - self.spec.buffers
-            at = this.first + n * self.spec.chunk
-            policy = Int64(cutlass.select_(again, this.twice, this.once))
-            self.fetch(this, this.starts, at, self.left(this, at), base, policy)
+            self.fetch_nth(this, n, base, Int64(cutlass.select_(again, this.twice, this.once)))
         cute.arch.cp_async_commit_group()
 
     @cute.jit
@@ -140,8 +143,7 @@ class Streaming:
         """Read and finish a share of which nothing is held."""
         s = self.spec
         for n in cutlass.range(self.chunks(this), unroll=1):
-            at = this.first + n * s.chunk
-            self.fetch(this, this.starts, at, self.left(this, at), Int32(0), this.once)
+            self.fetch_nth(this, n, Int32(0), this.once)
             cute.arch.cp_async_commit_group()
             cute.arch.cp_async_wait_group(0)
-            self.finish(this, at, Int32(0), states)
+            self.finish(this, this.first + n * s.chunk, Int32(0), states)

@@ -133,6 +133,11 @@ class PanelClass(ClassBase):
         return self.buffers > 1
 
     @property
+    def repeats(self) -> bool:
+        """Whether chunks that a CTA does not hold are read a second time."""
+        return self.streaming and bool(self.facts.outputs) and not self.ahead
+
+    @property
     def chunk_steps(self) -> int:
         """Vectors of a chunk that a thread holds."""
         return self.steps // self.buffers
@@ -274,9 +279,7 @@ class PanelPlan(PlanBase):
     @property
     def again(self) -> int:
         """How many of them are read twice: those that are not held."""
-        c = self.kernel
-        twice = c.streaming and c.facts.outputs and not c.ahead
-        return max(self.chunks - c.buffers, 0) if twice else 0
+        return max(self.chunks - self.kernel.buffers, 0) if self.kernel.repeats else 0
 
     @property
     def groups(self) -> int:
@@ -352,7 +355,6 @@ class PanelPlan(PlanBase):
             where += f", clusters of {c.cluster_n} CTAs"
         if c.meeting:
             where += f"; {self.parts} parts that meet in global memory"
-        twice = c.streaming and c.facts.outputs and not c.ahead
         lines = [
             f"{c.math} of {self.groups} groups of {self.length}, "
             f"{' -> '.join(dict.fromkeys(c.dtypes))}, for {c.architecture}",
@@ -369,7 +371,7 @@ class PanelPlan(PlanBase):
             f"  grid       {self.ctas} {'clusters' if c.cluster_n > 1 else 'CTAs'} for {self.tiles} "
             f"panels; {c.shared_memory} bytes of shared memory a CTA",
             f"  traffic    {self.problem.bytes / 1e6:.1f} MB, "
-            + (f"{self.again} of {self.chunks} chunks read twice" if twice else "every element read once")
+            + (f"{self.again} of {self.chunks} chunks read twice" if c.repeats else "every element read once")
             + (" and written once" if c.facts.outputs else ", one result written per group"),
         ]
         return "\n".join(lines)
