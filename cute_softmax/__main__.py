@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from . import cache
-from .classes import classes, longest_row, operand_dtypes
+from .classes import classes, longest_row, of_few_rows, operand_dtypes
 from .hardware import ARCHITECTURES
 from .plan import TEAMS, NotPlanned
 from .problem import ITEM_SIZE
@@ -129,7 +129,8 @@ def class_table(arch: str, dtype: str) -> Iterable[tuple[str, ...]]:
     """The rows of the list of classes, under a head, math by math."""
     yield "math", "class", "longest row", "CTAs x threads a row", "vectors a thread", "smem a CTA"
     for math in TEAMS:
-        for c in classes(math, ARCHITECTURES[arch], operand_dtypes(math, dtype)):
+        which = math, ARCHITECTURES[arch], operand_dtypes(math, dtype)
+        for c in (*classes(*which), *of_few_rows(*which)):
             threads = f"{c.cluster_n} x {c.threads_per_row}"
             yield math, c.name, f"{longest_row(c):,}", threads, str(c.steps), f"{c.shared_memory:,} B"
 
@@ -144,8 +145,8 @@ def run_classes(given: argparse.Namespace) -> int:
         )
         print("  ".join(cells).rstrip())
     print(
-        f"\n{arch}, {given.dtype}. Each with vectors exists a second time, as NAME_edges, for rows that begin or "
-        "end off a vector boundary."
+        f"\n{arch}, {given.dtype}. Those that follow a math's longest are for few rows. Each with vectors exists a "
+        "second time, as NAME_edges, for rows that begin or end off a vector boundary."
     )
     return 0
 
@@ -162,7 +163,8 @@ def run_precompile(given: argparse.Namespace) -> int:
         for dtype in dict.fromkeys(given.dtype)
         for math in TEAMS
         for edges in (False, True)
-        for c in classes(math, ARCHITECTURES[arch], operand_dtypes(math, dtype), edges=edges)
+        for kind in (classes, of_few_rows)
+        for c in kind(math, ARCHITECTURES[arch], operand_dtypes(math, dtype), edges=edges)
     ]
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=Console(stderr=True)) as bar:

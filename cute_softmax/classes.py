@@ -6,6 +6,10 @@ from collections.abc import Iterator
 
 from .hardware import Architecture
 from .plan import MATHS, VECTORS_PER_ROW, NotPlanned, RowClass, row_class, vector_of
+from .plan.row import FEW
+
+# CTAs that each row can have, so that other classes come of it.
+CTAS_A_ROW = (1, *sorted({team.cluster_n for teams in FEW.values() for team in teams}))
 
 
 def operand_dtypes(math: str, dtype: str) -> tuple[str, ...]:
@@ -29,11 +33,13 @@ def classes(
     *,
     edges: bool = False,
     online: bool = True,
+    ctas: int = 1,
 ) -> Iterator[RowClass]:
     """The classes of a math in the order of the rows they hold: each takes over where the one before ends.
 
     dtypes: of the math's operands: inputs, outputs, group outputs.
-    edges: those for rows that begin or end off a vector boundary.
+    edges: those for rows that begin or end off a vector boundary. ctas: CTAs that each row can have at once: 1 where
+    there are many rows.
 
     All inputs are taken to lie towards vector boundaries as the output does. Where one does not (a slice
     with an odd offset, say), the class also says how narrow its loads are; it is compiled when first met. So are
@@ -45,9 +51,18 @@ def classes(
         access = (vector,) * len(facts.inputs)
         ragged = edges and vector > 1  # no element is off a boundary of single elements
         try:
-            c = row_class(math, architecture, dtypes, columns, edges=ragged, access=access, online=online)
+            c = row_class(
+                math, architecture, dtypes, columns, edges=ragged, access=access, online=online, ctas=ctas
+            )
         except NotPlanned:
             return
         if ragged == edges:
             yield c
         columns = longest_row(c) + 1
+
+
+def of_few_rows(math: str, architecture: Architecture, dtypes: tuple[str, ...], **how) -> list[RowClass]:
+    """The classes that come only where there are few rows, the shortest first; the rest as of `classes`."""
+    many = set(classes(math, architecture, dtypes, **how))
+    found = [c for ctas in CTAS_A_ROW[:0:-1] for c in classes(math, architecture, dtypes, ctas=ctas, **how)]
+    return [c for c in dict.fromkeys(found) if c not in many]

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from itertools import product
 from typing import NamedTuple
+from unittest.mock import patch
 
+from cute_softmax.classes import CTAS_A_ROW
 from cute_softmax.hardware import ARCHITECTURES
 from cute_softmax.plan import MATHS, NotPlanned, RowClass, row_class, vector_of
 from cute_softmax.problem import ALIGNMENT, ITEM_SIZE
@@ -51,6 +54,7 @@ class Interval(NamedTuple):
     row_class: RowClass
     first: int
     last: int
+    ctas: int  # that each row can have
 
 
 @cache
@@ -62,10 +66,11 @@ def intervals(
     edges: bool = False,
     width: tuple[int, ...] | None = None,
     online: bool = True,
+    ctas: int = 1,
 ) -> list[Interval]:
     """All classes of one form of call, by length.
 
-    width: per input, the elements of an access at most; None for whole vectors.
+    width: per input, the elements of an access at most; None for whole vectors. ctas: CTAs that each row can have.
     """
     target, facts = ARCHITECTURES[architecture], MATHS[math, online]
 
@@ -73,7 +78,9 @@ def intervals(
         vector = vector_of(dtypes[: facts.full], columns)
         access = tuple(min(w, vector) for w in width or (vector,) * len(facts.inputs))
         try:
-            return row_class(math, target, dtypes, columns, edges=edges, access=access, online=online)
+            return row_class(
+                math, target, dtypes, columns, edges=edges, access=access, online=online, ctas=ctas
+            )
         except NotPlanned:
             return None
 
@@ -87,9 +94,44 @@ def intervals(
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if of(middle) == here else (low, middle)
-        found.append(Interval(here, first, low))
+        found.append(Interval(here, first, low, ctas))
         first = low + 1
     return found
+
+
+def ctas_of(architecture: str, pair: tuple[str, str]) -> tuple[int, ...]:
+    """CTAs that rows may have, as far as other classes come of it; for one pair of dtypes of each size."""
+    limit = ARCHITECTURES[architecture].cluster_limit if pair in SAME[::2] else 1
+    return tuple(ctas for ctas in CTAS_A_ROW if ctas <= limit)
+
+
+def own_intervals(math: str, architecture: str, dtypes: tuple[str, ...], ctas: int, **how) -> list[Interval]:
+    """Those of `intervals` that are not there where rows have fewer CTAs."""
+    fewer = [c for c in CTAS_A_ROW if c < ctas]
+    known = {i.row_class for c in fewer for i in intervals(math, architecture, dtypes, ctas=c, **how)}
+    return [i for i in intervals(math, architecture, dtypes, ctas=ctas, **how) if i.row_class not in known]
+
+
+@contextmanager
+def given(ctas: int) -> Iterator[None]:
+    """Plans are made as if each row could have so many CTAs, however many rows there are."""
+    from cute_softmax import functional, launch, plan
+
+    def forget():
+        launch._call.cache_clear()
+        functional._forms.clear()
+
+    with patch.object(plan, "ctas_a_row", lambda device, rows: ctas):
+        forget()
+        yield
+    forget()
+
+
+def taken(math: str, architecture: str, dtypes: tuple[str, ...], **how) -> Iterator[Interval]:
+    """All intervals, for many rows and for few, each while plans take its class."""
+    for ctas in CTAS_A_ROW:
+        with given(ctas):
+            yield from own_intervals(math, architecture, dtypes, ctas, **how)
 
 
 def sample(found: Sequence, every: int, first: int = 0) -> Sequence:
@@ -123,16 +165,15 @@ def all_classes(
 
     narrow: those whose inputs are read in narrower accesses than their outputs are written, too.
     """
-    for math, online in MATHS:
+    for (math, online), ctas in product(MATHS, CTAS_A_ROW):
         if not online and not two_pass:
             continue
         for pair in (p for p in pairs if p in PAIRS_OF[math]):
             dtypes = operands(math, pair)
             for edges in (False, True):
                 for width in widths(math, dtypes, online) if narrow else (None,):
-                    for interval in intervals(
-                        math, architecture, dtypes, edges=edges, width=width, online=online
-                    ):
+                    how = {"edges": edges, "width": width, "online": online}
+                    for interval in own_intervals(math, architecture, dtypes, ctas, **how):
                         yield interval.row_class
 
 
@@ -140,9 +181,9 @@ def launched(architecture: str) -> Iterator[RowClass]:
     """The classes that the GPU tests need: all whole ones, and of equal dtypes the narrow ones whose operands
     but one are aligned alike, or all inputs are."""
     yield from (c for c in all_classes(architecture) if c.math not in FAMILY)
-    for math, pair in product((m for m in PAIRS_OF if m not in FAMILY), SAME):
+    for math, pair, ctas in product((m for m in PAIRS_OF if m not in FAMILY), SAME, CTAS_A_ROW):
         dtypes = operands(math, pair)
         for edges, width in product((False, True), widths(math, dtypes)):
             if len(width) == 1 or width[1] == max(width) or width[0] == width[1]:
-                for interval in intervals(math, architecture, dtypes, edges=edges, width=width):
+                for interval in own_intervals(math, architecture, dtypes, ctas, edges=edges, width=width):
                     yield interval.row_class

@@ -10,7 +10,7 @@ import torch
 
 from cute_softmax import cache, demo, functional, precompile
 from cute_softmax.__main__ import main
-from cute_softmax.classes import classes, longest_row, operand_dtypes
+from cute_softmax.classes import classes, longest_row, of_few_rows, operand_dtypes
 from cute_softmax.hardware import ARCHITECTURES, H200
 from cute_softmax.plan import TEAMS, NotPlanned, plan, row_class
 from cute_softmax.problem import Operand, canonical
@@ -148,7 +148,7 @@ def test_classes_follow_each_other_without_a_gap(arch, dtype, math):
             facts = listed[0].facts
             operands = [Operand(dtype, (columns, 1))] * facts.full
             operands += [Operand(d, (1, 0)) for d in dtypes[facts.full :]]
-            problem = canonical((8, columns), (1,), operands)
+            problem = canonical((64, columns), (1,), operands)
             got = plan(math, problem, replace(H200, architecture=architecture)).row_class
             assert got == replace(c, edges=columns % c.vector > 0)
     with pytest.raises(NotPlanned):
@@ -166,7 +166,10 @@ def test_classes_command_lists_them_all(no_gpu, capsys):
         for c in classes(math, ARCHITECTURES["sm_80"], operand_dtypes(math, "fp32")):
             assert re.search(rf"^{math} +{c.name} +{longest_row(c):,} ", said, re.M)
     assert "\nsm_80, fp32." in said
-    assert "\nsm_90a, bf16." in out_of(capsys, "classes")
+    said = out_of(capsys, "classes")
+    assert "\nsm_90a, bf16." in said
+    few = of_few_rows("softmax", SM90, operand_dtypes("softmax", "bf16"))
+    assert len(few) == 5 and all(f"softmax           {c.name} " in said for c in few)
 
 
 def test_resources_are_those_of_the_kernel():

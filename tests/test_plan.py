@@ -17,6 +17,7 @@ from cute_softmax import classes as ahead
 from cute_softmax import plan as plans
 from cute_softmax.hardware import ARCHITECTURES, H200, Architecture, Device, architecture_of
 from cute_softmax.plan import MATHS, NotPlanned, PanelPlan, Plan, plan, row_class
+from cute_softmax.plan.row import FEW_ABOVE
 from cute_softmax.problem import ITEM_SIZE, Operand, canonical
 
 ROOT = Path(__file__).parents[1]
@@ -307,8 +308,8 @@ def test_tiles_hold_each_element_once(arch):
 @pytest.mark.parametrize("pair", classes.PAIRS, ids="->".join)
 def test_classes_are_few_and_lengths_share_them(pair, math_name, online, arch):
     dtypes = classes.operands(math_name, pair)
-    for edges in (False, True):
-        found = classes.intervals(math_name, arch, dtypes, edges=edges, online=online)
+    for edges, ctas in product((False, True), classes.ctas_of(arch, pair)):
+        found = classes.intervals(math_name, arch, dtypes, edges=edges, online=online, ctas=ctas)
         assert len(found) <= MOST_CLASSES
         assert found[0].first == 1 or edges
         assert len({i.row_class for i in found}) == len(found), "a class that comes twice"
@@ -320,7 +321,7 @@ def test_classes_are_few_and_lengths_share_them(pair, math_name, online, arch):
             for columns in range(interval.first, interval.last + 1, step):
                 c = interval.row_class
                 assert plans.vector_of(dtypes[: c.facts.full], columns) == c.vector
-                options = {"edges": edges, "access": c.access, "online": online}
+                options = {"edges": edges, "access": c.access, "online": online, "ctas": ctas}
                 assert plans.row_class(math_name, ARCHITECTURES[arch], dtypes, columns, **options) == c
 
 
@@ -331,9 +332,17 @@ def test_classes_to_compile_ahead_are_all_there_are(arch):
         for pair in classes.PAIRS:
             dtypes = classes.operands(math_name, pair)
             for edges in (False, True):
-                found = classes.intervals(math_name, arch, dtypes, edges=edges, online=online)
-                listed = ahead.classes(math_name, ARCHITECTURES[arch], dtypes, edges=edges, online=online)
-                assert list(listed) == [i.row_class for i in found]
+                how, few = {"edges": edges, "online": online}, set()
+                for ctas in classes.ctas_of(arch, pair):
+                    found = classes.intervals(math_name, arch, dtypes, ctas=ctas, **how)
+                    listed = ahead.classes(math_name, ARCHITECTURES[arch], dtypes, ctas=ctas, **how)
+                    assert list(listed) == [i.row_class for i in found]
+                    if ctas > 1:
+                        few |= {
+                            i.row_class for i in classes.own_intervals(math_name, arch, dtypes, ctas, **how)
+                        }
+                if pair in classes.SAME[::2]:
+                    assert set(ahead.of_few_rows(math_name, ARCHITECTURES[arch], dtypes, **how)) == few
 
 
 @pytest.mark.parametrize("pair", classes.PAIRS, ids="->".join)
@@ -348,7 +357,28 @@ def test_longest_rows(pair):
         assert classes.longest("softmax_backward", arch, classes.operands("softmax_backward", pair)) >= 16384
 
 
+@pytest.mark.parametrize("name", ["softmax", "log_softmax", "softmax_backward", "logsumexp"])
+def test_few_rows_have_larger_clusters(name):
+    """As long as all of them are resident at once; one row more and each has a smaller one."""
+    dtypes = classes.operands(name, ("bf16", "bf16"))
+    fits = {ctas: H200.multiprocessors * 7 // 8 // ctas for ctas in classes.CTAS_A_ROW[1:]}
+    assert fits == {8: 14, 16: 7}
+    for ctas, rows in fits.items():
+        for interval in classes.own_intervals(name, "sm_90a", dtypes, ctas):
+            c = interval.row_class
+            assert c.cluster_n == ctas and not c.persistent and interval.first > FEW_ABOVE * c.vector
+            for columns in (interval.first, interval.last):
+                few, more = (row_plan(name, ("bf16", "bf16"), n, columns, "sm_90a") for n in (rows, rows + 1))
+                assert few.row_class == dataclasses.replace(c, edges=columns % 8 > 0) != more.row_class
+                assert few.ctas * ctas <= H200.multiprocessors
+                threads = [p.row_class.cluster_n * p.row_class.threads_per_row for p in (few, more)]
+                assert threads[0] >= threads[1], "fewer threads for fewer rows"
+    for arch in ("sm_80", "sm_86", "sm_89"):  # no clusters
+        assert not ahead.of_few_rows(name, ARCHITECTURES[arch], dtypes)
+
+
 def test_class_depends_on_neither_rows_nor_strides_nor_addresses():
+    """But for few long rows."""
     (interval,) = [
         i for i in classes.intervals("softmax", "sm_90a", ("bf16",) * 2) if i.first <= 5000 <= i.last
     ]

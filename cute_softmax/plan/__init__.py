@@ -237,6 +237,7 @@ def _plan_rows(
             online=online,
             kept_modes=len(kept),
             prologue=prologue,
+            ctas=ctas_a_row(device, rows),
         )
     except NotPlanned:
         return None
@@ -267,10 +268,17 @@ def _shared_last(problem: Problem, facts: Math) -> tuple[Mode, ...]:
     return tuple(sorted(problem.kept, key=lambda m: any(m.strides[i] == 0 for i in extras)))
 
 
-def _resident(c: RowClass, device: Device) -> int:
-    """Clusters of a persistent grid. Not a promise: more than fit only wait their turn.
+def _in_clusters(device: Device) -> int:
+    """SMs that clusters can have: one needs its SMs in one GPC, which leaves about one in eight over. 7 clusters of 16
+    on the 132 of an H200 (8 take 1.9 times as long; measured 2026-11-20, bf16, 512 x 1000000)."""
+    return device.multiprocessors * 7 // 8
 
-    A cluster needs its SMs in one GPC, which leaves about one in eight over: 7 clusters of 16 on the 132 SMs of an
-    H200 (8 take 1.9 times as long; measured 2026-11-20, bf16, 512 x 1000000).
-    """
-    return max(1, device.multiprocessors * max(c.min_blocks, 1) * 7 // (8 * c.cluster_n))
+
+def ctas_a_row(device: Device, rows: int) -> int:
+    """CTAs that each of so many rows can have at once."""
+    return max(_in_clusters(device) // max(rows, 1), 1)
+
+
+def _resident(c: RowClass, device: Device) -> int:
+    """Clusters of a persistent grid. Not a promise: more than fit only wait their turn."""
+    return max(1, _in_clusters(device) * max(c.min_blocks, 1) // c.cluster_n)

@@ -153,20 +153,45 @@ _PROLOGUES = {
 _ALONE = Team(256, 16, threads=256, cluster_n=8, precise=False, **_PREFETCHING)
 _MASKED = {_ALONE: replace(_ALONE, min_blocks=2)}
 
+# What comes first where there are so few rows that each can have as many CTAs: a row takes as long as its loads, of
+# which many threads have fewer one after the other. H200, 2026-11-22, bf16, microseconds a call in a replayed graph,
+# one row, these / the team for many rows: softmax of 16384 columns 2.02 / 2.99, 32000 2.21 / 2.49, 50304 2.36 / 2.54,
+# 128256 2.96 / 3.41, 262144 3.97 / 4.77; its gradient 1.87 / 2.25, 2.00 / 2.28, 2.20 / 2.26, 2.68 / 2.70, 3.37 / 3.42;
+# logsumexp of 151936 2.77 / 3.98. No other cluster and CTA gained more than 0.06 on that.
+_FEW = (
+    Team(128, 2, cluster_n=8),
+    Team(128, 4, cluster_n=8),
+    Team(128, 4, cluster_n=16),
+    Team(256, 4, threads=256, cluster_n=16),
+    Team(256, 5, threads=256, cluster_n=16, min_blocks=4),
+    Team(256, 8, threads=256, cluster_n=16),
+)
+# Longer gradients are in clusters of 16 anyway.
+FEW = {
+    name: tuple(replace(team, keep=teams[0].keep) for team in (_FEW[:4] if "backward" in name else _FEW))
+    for name, teams in TEAMS.items()
+}
+# Such rows are longer than this, in vectors.
+FEW_ABOVE = 1024
 
-def teams_of(math_name: str, prologue: Prologue, edges: bool) -> tuple[Team, ...]:
-    """The teams of a row math. A bias is a second input of as many registers, as in a gradient."""
+
+def teams_of(math_name: str, prologue: Prologue, edges: bool, ctas: int) -> tuple[Team, ...]:
+    """The teams of a row math. A bias is a second input of as many registers, as in a gradient. ctas: see `FEW`."""
+
+    def of(name: str) -> tuple[Team, ...]:
+        return (*(team for team in FEW[name] if team.cluster_n <= ctas), *TEAMS[name])
+
     gradient = math_name.endswith("_backward")
     reads = TEAMS[math_name] is _READING and prologue.packs and not prologue.mask
     if not prologue or reads:
-        return TEAMS[math_name]
+        return of(math_name)
     # What is kept: the exponentials, or the scores, where they are used three times.
     composed = math_name == "log_softmax" and prologue.rescores and not prologue.packs
     keeps = gradient or math_name == "softmax" or composed
     instead = (_CAUSAL if prologue.causal else {}) | (_MASKED if prologue.mask and prologue.packs else {})
     if keeps and not gradient and not prologue.bias and not edges:  # scalars take registers of their own
         instead = instead | _PROLOGUES
-    teams = [instead.get(t, t) for t in TEAMS["softmax_backward" if prologue.bias or gradient else "softmax"]]
+    teams = [instead.get(t, t) for t in of("softmax_backward" if prologue.bias or gradient else "softmax")]
     return tuple(replace(t, keep=t.keep and keeps) for t in teams)
 
 
@@ -361,15 +386,16 @@ def row_class(
     online: bool = True,
     kept_modes: int = 1,
     prologue: Prologue = NO_PROLOGUE,
+    ctas: int = 1,
 ) -> RowClass:
-    """The class of rows of this many elements.
+    """The class of rows of this many elements; ctas: CTAs that each row can have at once, 1 where there are many rows.
 
     Raises NotPlanned if no team of this architecture can hold such a row on chip.
     """
     facts = facts_of(math_name, online, prologue)
     vector = vector_of(dtypes[: facts.full], columns)
     precise = bool(facts.outputs) and dtypes[facts.result] == "fp32"
-    for team in teams_of(math_name, prologue, edges):
+    for team in teams_of(math_name, prologue, edges, ctas if columns > FEW_ABOVE * vector else 1):
         if team.cluster_n > architecture.cluster_limit or team.precise not in (None, precise):
             continue
         staging = (*team.staging, "direct")

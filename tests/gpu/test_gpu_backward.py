@@ -58,7 +58,7 @@ def test_lengths(columns, triple):
 @pytest.mark.parametrize("pair", classes.PAIRS, ids="->".join)
 def test_ends_of_every_class(pair, arch):
     triple = classes.operands("softmax_backward", pair)
-    for interval in classes.intervals("softmax_backward", arch, triple):
+    for interval in classes.taken("softmax_backward", arch, triple):
         for columns in {interval.first, interval.last}:
             dy, y = example((5, columns), triple, seed=columns)
             check_backward(guarded_backward(dy, y, DTYPES[triple[2]]), dy, y)
@@ -87,7 +87,7 @@ def test_many_rows(shape, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_values(dtype, arch):
     """NaN and infinities make their row what it is in float64; zeros and one-hot rows are exact."""
-    for interval in classes.intervals("softmax_backward", arch, (dtype,) * 3):
+    for interval in classes.taken("softmax_backward", arch, (dtype,) * 3):
         columns = max(interval.first, interval.last - 21)
         dy, y = example((12, columns), (dtype,) * 3, seed=columns)
         dy[0, columns // 2] = math.nan

@@ -34,7 +34,7 @@ def guarded(name: str, x: torch.Tensor, dtype: torch.dtype | None = None, stride
 
 def one_length_per_class(name: str, arch: str, dtype: str):
     """(class, a length that leaves the last vector, step or CTA partly empty)."""
-    for interval in classes.intervals(name, arch, (dtype, dtype)):
+    for interval in classes.taken(name, arch, (dtype, dtype)):
         yield interval.row_class, max(interval.first, interval.last - 37)
 
 
@@ -58,7 +58,7 @@ def test_lengths(columns, dtype, name):
 @names
 @dtypes
 def test_ends_of_every_class(dtype, name, arch):
-    for interval in classes.intervals(name, arch, (dtype, dtype)):
+    for interval in classes.taken(name, arch, (dtype, dtype)):
         for columns in {interval.first, interval.last}:
             x = random((5, columns), DTYPES[dtype], seed=columns, scale=2.0)
             check_reduction(name, guarded(name, x), x)

@@ -46,7 +46,7 @@ def test_lengths(columns, pair):
 def test_ends_of_every_class(pair, online, arch):
     """The shortest and the longest row of each class, and the first row that no class holds."""
     source, result = (DTYPES[d] for d in pair)
-    for interval in classes.intervals("softmax", arch, pair, online=online):
+    for interval in classes.taken("softmax", arch, pair, online=online):
         for columns in {interval.first, interval.last}:
             x = random((5, columns), source, seed=columns)
             out = Guarded(x.shape, result)
@@ -60,7 +60,7 @@ def test_ends_of_every_class(pair, online, arch):
 @pairs
 def test_online_and_two_pass_agree(pair, arch):
     source, result = (DTYPES[d] for d in pair)
-    for interval in classes.intervals("softmax", arch, pair):
+    for interval in classes.taken("softmax", arch, pair):
         columns = max(1, interval.last - 3)
         x = random((7, columns), source, seed=columns, scale=4.0)
         results = [softmax(x, dtype=result, online=online) for online in (True, False)]

@@ -18,7 +18,7 @@ placements = pytest.mark.parametrize("offset", [0, 3])
 
 def one_length_per_class(arch: str, dtype: str, online: bool = True):
     """(class, a length that leaves the last vector, step or CTA partly empty)."""
-    for interval in classes.intervals("softmax", arch, (dtype, dtype), online=online):
+    for interval in classes.taken("softmax", arch, (dtype, dtype), online=online):
         yield interval.row_class, max(interval.first, interval.last - 37)
 
 
