@@ -262,7 +262,7 @@ SUITES: dict[str, Suite] = {
         Suite(
             "split-rows",
             "softmax over rows longer than a cluster holds, forward",
-            _cases("softmax", (512, 1048576), (64, 16777216), (4, 268435456)),
+            _cases("softmax", (512, 1048576), (64, 3000001), (64, 16777216), (4, 268435456)),
             PROVIDERS,
         ),
         Suite(

@@ -31,7 +31,7 @@ import cute_softmax  # noqa: E402
 from benchmarks import console, report, results  # noqa: E402
 from benchmarks.cases import FEW_ROWS  # noqa: E402
 from cute_softmax import diagrams, explain, plan  # noqa: E402
-from cute_softmax.classes import classes, longest_row, operand_dtypes  # noqa: E402
+from cute_softmax.classes import classes, longest_row, of_few_rows, operand_dtypes  # noqa: E402
 from cute_softmax.hardware import ARCHITECTURES, H200  # noqa: E402
 from cute_softmax.plan import row  # noqa: E402
 from cute_softmax.problem import ITEM_SIZE  # noqa: E402
@@ -49,6 +49,7 @@ PANELS = (
     ((1024, 262_145), (0,), "softmax"),
     ((64, 50, 1000), (0, 2), "softmax"),
     ((4, 4_000_000), (1,), "softmax"),
+    ((64, 3_000_001), (1,), "softmax"),
     ((64, 1 << 24), (1,), "softmax"),
     ((4096, 65_536), (0,), "softmax_backward"),
     ((65_536, 4096), (0,), "logsumexp"),
@@ -162,7 +163,7 @@ def _is_suite(path: Path) -> bool:
     return True
 
 
-def class_list(math: str, arch: str = "sm_90a", dtype: str = "bf16") -> str:
+def class_list(math: str, kind: Callable = classes, arch: str = "sm_90a", dtype: str = "bf16") -> str:
     """The classes of a math, with what a person asks first."""
     rows = [
         [
@@ -175,7 +176,7 @@ def class_list(math: str, arch: str = "sm_90a", dtype: str = "bf16") -> str:
             " ".join(dict.fromkeys(c.staging)),
             f"{c.shared_memory:,}",
         ]
-        for c in classes(math, ARCHITECTURES[arch], operand_dtypes(math, dtype))
+        for c in kind(math, ARCHITECTURES[arch], operand_dtypes(math, dtype))
     ]
     head = [
         "class",
@@ -301,6 +302,8 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "forward classes": lambda: class_list("softmax"),
     "backward classes": lambda: class_list("softmax_backward"),
     "reduction classes": lambda: class_list("logsumexp"),
+    "classes of few rows": lambda: class_list("softmax", of_few_rows),
+    "few rows": lambda: comment_above("_FEW"),
     "class counts": class_counts,
     "panel classes": panel_classes,
     "a plan of columns": lambda: said((1024, 262144), 0),

@@ -149,11 +149,38 @@ def touched(plan: PanelPlan, given_up: Sequence[int] = ()) -> Touched:
         across.append(strides[0])
         reduced_strides.append(strides[c.kept_modes :])
     inside, v, unaligned = column < groups, np.arange(c.vector), 0
+    access = (*c.access, *[c.vector] * len(c.facts.outputs))
+    head, body = np.zeros_like(column), np.full_like(column, length)
+    if c.edges:
+        r = c.facts.reference
+        head = np.minimum(-(plan.problem.offsets[r] + starts[r]) % c.line, length)
+        starts = [start + head if i < full else start for i, start in enumerate(starts)]
+        body = (length - head) // c.vector * c.vector
 
-    def places(cta: np.ndarray, at: int, end: int) -> np.ndarray:
-        """What these CTAs touch of the chunk that begins at `at`."""
-        nonlocal unaligned
+    def touch(found: list[np.ndarray]) -> np.ndarray:
+        return np.stack(found, -1).reshape(-1, len(found))
+
+    def scalars(cta: np.ndarray) -> list[np.ndarray]:
+        """What the threads of these CTAs touch of the edges of their rows."""
         rows = []
+        for e in range(c.edge_scalars):
+            slot = tidx + e * c.threads
+            after = slot - (c.line - 1)
+            in_head = slot < head[cta]
+            in_tail = (after >= 0) & (body[cta] + after < length - head[cta])
+            where, thread = np.nonzero((in_head | in_tail) & inside[cta])
+            at = np.where(in_head, slot - head[cta], body[cta] + after)[where, thread]
+            where = cta[where]
+            found = [column[where, thread]]
+            found += [starts[i][where, thread] + (at if i < full else 0) for i in range(len(starts))]
+            rows.append(touch(found))
+        return rows
+
+    def places(cta: np.ndarray, first: int, n: int) -> np.ndarray:
+        """What these CTAs touch of chunk n of their share, which begins at `first`."""
+        nonlocal unaligned
+        rows, at = [], first + n * c.chunk
+        end = np.maximum(np.minimum(first + share, body[cta]), first)
         for k in range(c.chunk_steps):
             exists = inside[cta] & (end - at - d * c.unit > k * c.down * c.unit)
             where, thread = np.nonzero(exists)
@@ -164,27 +191,25 @@ def touched(plan: PanelPlan, given_up: Sequence[int] = ()) -> Touched:
             for i in range(len(plan.operand_strides)):
                 first = starts[i][where, thread] + _dot(index, reduced_strides[i])
                 if i < full:
-                    address = (plan.problem.offsets[i] + first) * ITEM_SIZE[c.dtypes[i]]
-                    unaligned += np.count_nonzero(address % (c.vector * ITEM_SIZE[c.dtypes[i]]))
+                    unaligned += np.count_nonzero((plan.problem.offsets[i] + first) % access[i])
                     found.append(first[:, None] + v)
                 else:
                     found.append(first[:, None] + slot * across[i])
-            rows.append(np.stack(found, -1).reshape(-1, len(found)))
+            rows.append(touch(found))
         return np.concatenate(rows)
-
-    def bounds(of: int, rank: int) -> tuple[int, int]:
-        first = (of * c.cluster_n + rank) * share
-        return first, min(first + share, length)
 
     reduced, finished = [], []
     for of in range(parts if c.meeting else 1):
         cta = np.flatnonzero(part == of)
         for rank in range(c.cluster_n):
-            first, end = bounds(of, rank)
-            chunks = max(-((first - end) // c.chunk), 0)
-            reduced += [places(cta, first + n * c.chunk, end) for n in range(chunks if c.streaming else 1)]
+            first = (of * c.cluster_n + rank) * share
+            chunks = max(-((first - min(first + share, length)) // c.chunk), 0)
+            reduced += [places(cta, first, n) for n in range(chunks if c.streaming else 1)]
             behind = range(chunks) if c.streaming or of in given_up else range(1)
-            finished += [places(cta, first + n * c.chunk, end) for n in reversed(behind)]
+            finished += [places(cta, first, n) for n in reversed(behind)]
+            if first == 0:
+                reduced += scalars(cta)
+                finished += scalars(cta)
     last_to_come = np.flatnonzero(part == parts - 1)
     where, thread = np.nonzero(inside[last_to_come] & (d == 0))
     where, slots = last_to_come[where], np.arange(c.slots)

@@ -137,9 +137,10 @@ def test_cells_of_the_tile_are_where_the_thread_loads(case):
 def test_predicate_ends_with_the_data(case):
     p, found = case
     c = p.kernel
-    part, rank = diagrams.panel.View(p).last
-    end = p.bounds(part, rank).stop
-    assert end == p.length
+    view = diagrams.panel.View(p)
+    end = p.bounds(*view.last, view.start).stop
+    head, body = p.pieces(view.start)
+    assert end == body and p.length - c.vector < head + body <= p.length and c.edges >= (body < p.length)
     facts = [
         x.facts for x in found["predicate"].cells if x.facts.note in ("loaded",) or "skipped" in x.facts.note
     ]

@@ -46,6 +46,7 @@ STACK = {
     "column16x8x8x8*": (32, "eight CTAs an SM leave 64 registers"),
     "row1x128x8x8*": (16, "eight CTAs an SM leave 64 registers"),
     "*_meeting": (128, "two CTAs an SM leave 64 registers"),
+    "row*_meeting_edges": (80, "likewise"),
 }
 # Two of its stages use the same exponentials, which are spilled rather than evaluated again.
 STACK_OF_ENTROPY = 256
@@ -63,7 +64,8 @@ def panel_class(team, math: str, pair: tuple[str, str], arch: str = "sm_90a", **
         "meeting": False,
         "buffers": 1,
     }
-    fields = standard | fields
+    fields = standard | {"edges": False} | fields
+    fields.setdefault("access", (fields["vector"],) * len(MATHS[math, True].inputs))
     return PanelClass(
         math=math,
         architecture=arch,
@@ -97,6 +99,7 @@ def selection(arch: str, math: str, every: int) -> Iterator[PanelClass]:
         pair = ("fp32", "fp32") if turn % 2 else ("bf16", "bf16")
         buffers = STREAMING[inputs].buffers if streaming else 1
         fields = {"orientation": orientation, "meeting": meeting, "buffers": buffers}
+        fields |= {"edges": orientation == "row"}
         c = panel_class(STREAMING[inputs], math, pair, arch, **fields)
         while c.shared_memory > ARCHITECTURES[arch].shared_memory:  # as `plan_panel` does
             c = replace(c, steps=c.steps // 2)
@@ -104,9 +107,11 @@ def selection(arch: str, math: str, every: int) -> Iterator[PanelClass]:
     deep = [d for d in DEEP if d[1] == inputs and MATHS[math, True].outputs]
     held = [(orientation, team) for orientation, _ in deep for team in DEEP[orientation, inputs]]
     held += [("row", AHEAD)] if ("row", inputs) in deep else []
-    for (orientation, team), dtype in product(held, ["bf16", "fp32"][: 2 if every == 1 else 1]):
+    forms = [(orientation, team, False) for orientation, team in held]
+    forms += [(orientation, team, True) for orientation, team in held if orientation == "row"]
+    for (orientation, team, edges), dtype in product(forms, ["bf16", "fp32"][: 2 if every == 1 else 1]):
         fields = {"orientation": orientation, "meeting": True, "buffers": team.buffers}
-        fields |= {"ahead": team.ahead, "registers": team.registers}
+        fields |= {"ahead": team.ahead, "registers": team.registers, "edges": edges}
         c = panel_class(team, math, (dtype, dtype), arch, **fields)
         if team.min_blocks * c.shared_memory <= ARCHITECTURES[arch].shared_memory:
             yield c
@@ -116,12 +121,14 @@ def expected_accesses(c: PanelClass) -> Counter:
     """Loads and stores of tensors in global memory: those of one chunk at least."""
     facts, expected = c.facts, Counter()
     for i, dtype in enumerate(c.dtypes[: facts.full]):
-        size = ITEM_SIZE[dtype] * c.vector
-        how = "st" if i >= len(facts.inputs) else "ld" if size < 4 else "cp.async"
-        expected[f"{how} {size}"] += c.chunk_steps
+        out, one = i >= len(facts.inputs), ITEM_SIZE[dtype]
+        size = one * (c.vector if out else c.access[i])
+        how = "st" if out else "ld" if size < 4 else "cp.async"
+        expected[f"{how} {size}"] += c.chunk_steps * c.vector * one // size
+        expected[f"{'st' if out else 'ld'} {one}"] += c.edge_scalars
     for dtype in c.dtypes[facts.full :]:
         expected[f"st {ITEM_SIZE[dtype]}"] += c.slots
-    return expected
+    return +expected
 
 
 def may_use_stack(c: PanelClass) -> int:

@@ -15,16 +15,17 @@ from .report import MAX_PHASES, Report, Traffic
 def requests(
     plan: PanelPlan, operand: int, *, tile: int = 0, part: int = 0, rank: int = 0, at: int | None = None
 ) -> Iterator[list[int | None]]:
-    """The lanes' byte addresses in each request of a CTA for a full operand, None where nothing is loaded.
+    """The lanes' byte addresses in each request of a CTA for vectors of a full operand, None where nothing is loaded.
 
     tile: which panel; at: the element at which the CTA's tile begins, by default its first. Addresses count from
     the 16-byte boundary before the tensor.
     """
     c = plan.kernel
-    size = ITEM_SIZE[c.dtypes[operand]]
-    held = plan.bounds(part, rank)
+    size, access = ITEM_SIZE[c.dtypes[operand]], width(c, operand)
+    start = tile * c.columns
+    held, head = plan.bounds(part, rank, start), plan.pieces(start)[0]
     first = held.start if at is None else at
-    base, start = plan.problem.offsets[operand], tile * c.columns
+    base = plan.problem.offsets[operand] + head
     groups = {
         g: plan.group(operand, start + g) for g in range(0, min(c.columns, plan.groups - start), c.slots)
     }
@@ -38,7 +39,13 @@ def requests(
             lanes.append((base + groups[group] + elements[element]) * size if exists else None)
         for warp in range(0, c.threads, WARP):
             if any(a is not None for a in lanes[warp : warp + WARP]):
-                yield lanes[warp : warp + WARP]
+                for part in range(0, c.vector, access):
+                    yield [None if a is None else a + part * size for a in lanes[warp : warp + WARP]]
+
+
+def width(c: PanelClass, operand: int) -> int:
+    """Elements of one access of a full operand."""
+    return (*c.access, *[c.vector] * len(c.facts.outputs))[operand]
 
 
 def check(plan: PanelPlan) -> Report:
@@ -72,6 +79,7 @@ def check(plan: PanelPlan) -> Report:
 def coverage(plan: PanelPlan) -> list[str]:
     """What is wrong with how CTAs share a group, and panels the groups; empty if each element has one CTA."""
     c, end = plan.kernel, 0
+    head, body = plan.pieces(0)
     problems = []
     for part in range(plan.parts):
         for rank in range(c.cluster_n):
@@ -85,32 +93,42 @@ def coverage(plan: PanelPlan) -> list[str]:
             if held and held.start != end:
                 return [f"elements {min(end, held.start)} to {max(end, held.start)} are taken twice or never"]
             end = held.stop if held else end
-    if end != plan.length:
-        problems.append(f"groups are taken up to element {end} of {plan.length}")
+    if end != body:
+        problems.append(f"groups are taken up to element {end} of {body}")
+    if (slots := head_and_tail(c, head, plan.length - head - body)) != plan.length - body:
+        problems.append(f"{slots} of {plan.length - body} scalars of head and tail have a thread")
     if plan.kept[-1] % c.slots:
         problems.append(f"vectors of {c.slots} groups straddle the end of a dimension of {plan.kept[-1]}")
-    if plan.reduced[-1] % c.unit:
+    if plan.reduced[-1] % c.unit and not c.edges:
         problems.append(f"vectors of {c.unit} straddle the end of a dimension of {plan.reduced[-1]}")
     return problems
+
+
+def head_and_tail(c: PanelClass, head: int, tail: int) -> int:
+    """How many scalars of a head and a tail of so many have a thread."""
+    slots = range(c.threads * c.edge_scalars)
+    return sum(slot < head or 0 <= slot - (c.line - 1) < tail for slot in slots) if c.edges else 0
 
 
 def alignment(plan: PanelPlan, operand: int) -> Iterator[str]:
     """What keeps vectors of an operand from being one access each, wherever their panel and their element lie."""
     c = plan.kernel
+    one = width(c, operand)
     if c.vector == 1:
         return
     neighbours = plan.operand_strides[operand][0 if c.orientation == "column" else len(plan.kept)]
     if neighbours != 1:
         yield f"the elements of a vector lie {neighbours} apart"
     groups = {
-        plan.group(operand, g) % c.vector for g in range(0, min(plan.groups, MAX_PHASES * c.slots), c.slots)
+        (plan.group(operand, g) + plan.pieces(g)[0]) % one
+        for g in range(0, min(plan.groups, MAX_PHASES * c.slots), c.slots)
     }
     elements = {
-        plan.element(operand, e) % c.vector for e in range(0, min(plan.length, MAX_PHASES * c.unit), c.unit)
+        plan.element(operand, e) % one for e in range(0, min(plan.length, MAX_PHASES * c.unit), c.unit)
     }
     offset = plan.problem.offsets[operand]
-    if any((offset + a + b) % c.vector for a in groups for b in elements):
-        yield f"some vectors are not aligned to their {c.vector * ITEM_SIZE[c.dtypes[operand]]} bytes"
+    if any((offset + a + b) % one for a in groups for b in elements):
+        yield f"some accesses are not aligned to their {one * ITEM_SIZE[c.dtypes[operand]]} bytes"
 
 
 def traffic_of(plan: PanelPlan, operand: int, name: str = "") -> Traffic:
@@ -119,15 +137,15 @@ def traffic_of(plan: PanelPlan, operand: int, name: str = "") -> Traffic:
     Raises ValueError naming lane and address where an access is not aligned to its width.
     """
     c = plan.kernel
-    width = c.vector * ITEM_SIZE[c.dtypes[operand]]
+    size = width(c, operand) * ITEM_SIZE[c.dtypes[operand]]
     count = sectors = ideal = 0
     for rank in range(c.cluster_n):
         for lanes in requests(plan, operand, rank=rank):
-            found = access.global_request(lanes, width)
+            found = access.global_request(lanes, size)
             count += 1
             sectors += found.sectors
             ideal += found.ideal_sectors
-    return Traffic(name, width, count, sectors, ideal)
+    return Traffic(name, size, count, sectors, ideal)
 
 
 def shared(c: PanelClass) -> Iterator[str]:

@@ -54,16 +54,21 @@ class View:
         """(row, column) of the drawing."""
         return (group, element) if self.flat else (element, group)
 
+    @property
+    def start(self) -> int:
+        """The first group of the last panel."""
+        return (self.plan.tiles - 1) * self.kernel.columns
+
     @cached_property
     def last(self) -> tuple[int, int]:
-        """(part, CTA of its cluster) with the end of a group."""
-        at = max(self.plan.length - 1, 0) // self.plan.share
+        """(part, CTA of its cluster) with the end of the last group, or of its body."""
+        at = max(self.plan.pieces(self.start)[1] - 1, 0) // self.plan.share
         return at // self.kernel.cluster_n, at % self.kernel.cluster_n
 
     @cached_property
     def final(self) -> range:
         """The elements that this CTA holds at the end: its last chunks."""
-        c, held = self.kernel, self.plan.bounds(*self.last)
+        c, held = self.kernel, self.plan.bounds(*self.last, self.start)
         chunks = -(-len(held) // c.chunk)
         first = held.start + max(chunks - c.buffers, 0) * c.chunk
         return range(first, held.stop)
@@ -87,6 +92,7 @@ class View:
 
         def offset(at: tuple[int, int]) -> int:
             element, group = self.place(*at)
+            element += self.plan.pieces(group)[0]
             return self.plan.group(operand, group) + self.plan.element(operand, element)
 
         return offset
@@ -289,12 +295,11 @@ def _smem(view: View) -> Figure:
 def _predicate(view: View) -> Figure:
     p, c = view.plan, view.kernel
     part, rank = view.last
-    start = (p.tiles - 1) * c.columns
     if view.flat:
         bounds = {"n": view.final.stop, "column_start": view.final.start}
         stored = Layout((1, 1, c.steps), (0, 0, 1))
     else:
-        bounds = {"n": p.groups, "column_start": start, "rows_inside": min(len(view.final), c.tile)}
+        bounds = {"n": p.groups, "column_start": view.start, "rows_inside": min(len(view.final), c.tile)}
         stored = Layout((1, c.steps, 1), (0, 1, 0))
     names = [f"CTA {rank}"] if c.cluster_n > 1 else []
     names += [f"part {part}"] if c.meeting else []
@@ -313,6 +318,13 @@ def _predicate(view: View) -> Figure:
         f"on, here of {view.final.start:,} to {view.final.stop - 1:,}, and vector k exists where that is more than k "
         f"steps of {c.down * c.unit}: one comparison each."
     ]
+    if c.edges:
+        head, body = p.pieces(view.start)
+        notes.append(
+            f"Elements count from the first line of cache in this row: {count(head, 'scalar')} before it and "
+            f"{count(p.length - head - body, 'scalar')} after the last whole vector have threads of part 0 to "
+            "themselves, one each."
+        )
     if not view.flat:
         notes.append(
             f"Groups past the last of {p.groups:,} have nothing left at all. A vector holds "

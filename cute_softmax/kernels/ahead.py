@@ -41,6 +41,7 @@ class Ahead:
         # The first chunks of this row; those of the row before whose places they take.
         kept = [self.nothing() for _ in range(s.registers)]
         last = [self.nothing() for _ in range(s.wait)]
+        edges, last_edges = self.no_edges(), self.no_edges()
         patience, duties, turn = launch.patience, Int32(0), Int32(0)
         for i in cutlass.range(item, launch.items + launch.ctas, launch.ctas, unroll=1):
             at = SimpleNamespace(
@@ -55,6 +56,7 @@ class Ahead:
             if (launch.tidx == 0) & (i < launch.items):
                 meeting.expect(at.this.sync)
                 meeting.expect(self.place(at.this, at.this.part, Int32(0)))
+            self.edges(at.this, edges)
             finishing = Int32(0)
             for t in cutlass.range_constexpr(s.wait - 1):
                 self.step(at, rS, [], t, finishing, kept[t], True)
@@ -69,10 +71,14 @@ class Ahead:
                 finishing = self.collect(at.before, patience, seen)
                 patience = Int32(cutlass.select_(finishing != 0, patience, Int32(0)))
             states = self.merged(at.before)
+            self.finish_edges(at.before, last_edges, states, finishing)
             for t in cutlass.range_constexpr(s.wait, s.registers):
                 self.step(at, rS, states, t, finishing, kept[t], True)
             for t in cutlass.range(s.registers, launch.chunks, unroll=1):
                 self.step(at, rS, states, t, finishing, None, True)
+            if const_expr(s.edges):
+                self.absorb(at.this, rS, None, edges)
+                self.copy([edges], [last_edges])
             if i < launch.items:
                 duties = duties | self.hand_over_row(at.this, tuple(rS[n, 0] for n in range(len(nothing))))
             for n in cutlass.range_constexpr(s.wait):

@@ -6,6 +6,10 @@ step k of a thread takes unit ``k * down + d`` of the group, a unit being an ele
 A panel may be cut along the groups into `parts`, one CTA each, that meet in global memory. What a CTA cannot hold in
 shared memory it takes in chunks, see `stream`.
 
+A row that begins or ends off a vector boundary is cut into a head, a body of whole vectors that begins on a cache line,
+and a tail of fewer than V scalars. Elements count from the body's first; threads of the CTA that has it take the
+scalars of head and tail, its `edges`.
+
     coordinates -> panel -> shared memory -> fetch -> fold -> merge -> meet -> finish -> store
 
 Names as in `row`: mX a tensor, rS states in registers, sX shared memory. A *slot* is a group that a thread
@@ -13,6 +17,7 @@ holds elements of: V of them in columns, one in rows.
 """
 
 from functools import partial
+from itertools import chain
 from types import SimpleNamespace
 
 import cuda.bindings.driver as cuda
@@ -206,14 +211,30 @@ class PanelKernel(Streaming):
         column = (tile * s.across + launch.a) * s.slots
         kept = apart(column, launch.kept_sizes)
         first = (part * s.cluster_n + launch.rank) * launch.share
+        starts = [dot(kept, mX.kept) for mX in launch.mX]
+        inside = column < launch.groups
+        head, body = Int32(0), launch.length
+        if s.edges:
+            r = s.facts.reference
+            misaligned = Int32(
+                (launch.mX[r].address // (self.dtypes[r].width // 8) + starts[r]) & (s.line - 1)
+            )
+            head = cutlass.min((s.line - misaligned) & (s.line - 1), launch.length)
+            starts = [start + head if i < s.facts.full else start for i, start in enumerate(starts)]
+            body = (launch.length - head) // s.vector * s.vector
+        end = cutlass.min(first + launch.share, body)
+        if s.edges:  # the body may be shorter than the row by a part's whole share
+            end = cutlass.max(first, end)
         return SimpleNamespace(
             **vars(launch),
             item=item,
             part=part,
-            starts=[dot(kept, mX.kept) for mX in launch.mX],
-            inside=column < launch.groups,
+            starts=starts,
+            inside=inside,
+            head=head,
+            body=body,
             first=first,
-            end=cutlass.min(first + launch.share, launch.length),
+            end=end,
             sync=launch.meetings + Int64(tile) * (4 * meeting.words(launch.parts)),
             tile_states=launch.states + Int64(tile) * launch.parts * (s.columns * s.published_bytes),
         )
@@ -223,16 +244,19 @@ class PanelKernel(Streaming):
         """One CTA's share of a panel, which it holds, from loading to storing."""
         s, this = self.spec, self.at(launch, item)
         self.fetch(this, this.starts, this.first, self.left(this, this.first), Int32(0), this.once)
+        edges = self.edges(this)
         cute.arch.cp_async_commit_group()
         cute.arch.cp_async_wait_group(0)
-        mine, states = self.reduce(this, None)
+        mine, states = self.reduce(this, None, edges)
         if const_expr(s.cluster_n > 1):
             mine = self.across_cluster(this, mine)
         if const_expr(s.meeting):
             if const_expr(len(self.math.outputs) > 0):
                 duty = self.hand_over(this, mine)  # of `split.SplitKernel`
                 if self.collect(this, this.patience) != 0:
-                    self.finish(this, this.first, Int32(0), self.merged(this))
+                    whole = self.merged(this)
+                    self.finish(this, this.first, Int32(0), whole)
+                    self.finish_edges(this, edges, whole)
                 self.rescue(launch, item, duty)
             else:
                 self.conclude(this, mine)
@@ -242,6 +266,7 @@ class PanelKernel(Streaming):
             self.store_groups(this, states)
             if const_expr(len(self.math.outputs) > 0):
                 self.finish(this, this.first, Int32(0), states)
+                self.finish_edges(this, edges, states)
 
     def vectors(self, this, i: int, start: Int64, at: Int32) -> list:
         """Where this thread's vectors of the chunk at element `at` lie in tensor i, whose groups begin at `start`."""
@@ -260,9 +285,9 @@ class PanelKernel(Streaming):
         else:
             indices = [apart(first + k * s.down * s.unit, this.reduced_sizes) for k in range(s.chunk_steps)]
             addresses = [mX.address + (start + dot(index, mX.reduced)) * size for index in indices]
-        layout = cute.make_layout(s.vector)
+        layout, access = cute.make_layout(s.vector), (*s.access, s.vector)[i]
         return [
-            cute.make_tensor(global_pointer(dtype, a, Int64(0), s.vector * size), layout) for a in addresses
+            cute.make_tensor(global_pointer(dtype, a, Int64(0), access * size), layout) for a in addresses
         ]
 
     def left(self, this, at: Int32) -> Int32:
@@ -282,10 +307,62 @@ class PanelKernel(Streaming):
             for k in cutlass.range_constexpr(s.chunk_steps):
                 slot = this.sX[i][None, base + k]
                 if left > k * s.down * s.unit:
-                    load_async(gX[k], slot, s.vector, policy, s.prefetches)
+                    load_async(gX[k], slot, s.access[i], policy, s.prefetches)
                 else:
                     for v in cutlass.range_constexpr(s.vector):
                         slot[v] = padding[v]
+
+    def edge(self, this, e: int) -> tuple:
+        """Of scalar e of this thread: at which element, counted from the body's first, and whether there is one."""
+        s = self.spec
+        slot = this.tidx + e * s.threads
+        after = slot - (s.line - 1)
+        in_head = slot < this.head
+        in_tail = (after >= 0) & (this.body + after < this.length - this.head)
+        exists = (in_head | in_tail) & (this.first == 0) & this.inside
+        return Int32(cutlass.select_(in_head, slot - this.head, this.body + after)), exists
+
+    def scalar(self, this, i: int, at: Int32) -> cute.Tensor:
+        """Element `at` of this group of tensor i in global memory."""
+        dtype = self.dtypes[i]
+        place = global_pointer(dtype, this.mX[i].address, this.starts[i] + at, dtype.width // 8)
+        return cute.make_tensor(place, cute.make_layout(1))
+
+    @cute.jit
+    def edges(self, this, into: list | None = None) -> list:
+        """Per input the scalars at the edges of a row that this thread has, padding where there are none; in registers
+        of their own or in those given."""
+        s = self.spec
+        found = self.no_edges() if into is None else into
+        for e in cutlass.range_constexpr(s.edge_scalars):
+            at, exists = self.edge(this, e)
+            for i in self.inputs:
+                scalars = found[i]
+                scalars[e] = self.dtypes[i](self.math.padding[i])
+                gX = self.scalar(this, i, at)
+                if exists:
+                    scalars[e] = gX[0]
+        return found
+
+    def no_edges(self) -> list:
+        """Registers for the scalars at the edges of a row, of each input; none in a class without."""
+        inputs = self.inputs if self.spec.edges else ()
+        found = [cute.make_rmem_tensor(self.spec.edge_scalars, self.dtypes[i]) for i in inputs]
+        for i in inputs:
+            found[i].fill(self.dtypes[i](self.math.padding[i]))
+        return found
+
+    @cute.jit
+    def finish_edges(self, this, edges: list, states: list, met: Int32 | int = 1):
+        """Compute and store the results of the scalars at the edges of a row, if the states are there."""
+        s, math = self.spec, self.math
+        i = len(math.inputs)
+        for e in cutlass.range_constexpr(s.edge_scalars):
+            at, exists = self.edge(this, e)
+            result = math.result(tuple(x[e].to(Float32) for x in edges), states[0])
+            gX = self.scalar(this, i, at)
+            if exists & (met != 0):
+                gX[0] = result.to(self.dtypes[i])
 
     def held(self, this, k: int, base: Int32 | int | list) -> list:
         """Vector k of each input in registers, of the chunk that lies at `base`; or is in registers, see `ahead`."""
@@ -298,14 +375,18 @@ class PanelKernel(Streaming):
             found.append(vector)
         return found
 
-    def fold(self, this, stage: int, carry: list, base: Int32 | int) -> list:
-        """Per slot this thread's partial result of a stage, over one chunk. carry: per slot, the results of the
-        stages before."""
+    def fold(self, this, stage: int, carry: list, base: Int32 | int | list | None, edges: list) -> list:
+        """Per slot this thread's partial result of a stage, over one chunk and the scalars at a row's edges. carry: per
+        slot, the results of the stages before; base: see `held`, None without a chunk; edges: empty without scalars."""
         s, math = self.spec, self.math
         op = math.reductions[stage].op
         dtype = self.dtypes[0]
-        steps = range(s.chunk_steps)
-        if math.maximum_first and stage == 0 and dtype in PACKED_MAX and s.vector > 1:
+        scalars = range(s.edge_scalars if edges else 0)
+        ends = [math.term(stage, tuple(x[e].to(Float32) for x in edges), carry[0]) for e in scalars]
+        steps = range(0 if base is None else s.chunk_steps)
+        if base is None:
+            totals = []
+        elif math.maximum_first and stage == 0 and dtype in PACKED_MAX and s.vector > 1:
             words = [cute.recast_tensor(self.held(this, k, base)[0], Uint32) for k in steps]
             both = cute.make_rmem_tensor(s.vector, dtype)
             for j in range(s.vector // 2):
@@ -319,18 +400,19 @@ class PanelKernel(Streaming):
             )
             if s.orientation == "row":
                 # Pairwise all through: a chain rounds what came first once more with each addition.
-                return [reduce.tree(op, (reduce.tree(op, vector) for vector in terms))]
+                return [reduce.tree(op, chain((reduce.tree(op, vector) for vector in terms), ends))]
             totals = next(terms)
             for vector in terms:
                 totals = [op(a, b) for a, b in zip(totals, vector, strict=True)]
-        return totals if s.orientation == "column" else [reduce.tree(op, totals)]
+        return totals if s.orientation == "column" else [reduce.tree(op, [*totals, *ends])]
 
-    def reduce(self, this, states: list | None) -> tuple[tuple, list]:
+    def reduce(self, this, states: list | None, edges: list = ()) -> tuple[tuple, list]:
         """The state of all of the CTA's elements of column t, in thread t; if a thread has its columns for itself
         nothing is exchanged, and instead the states of its slots are returned.
 
         The largest elements of all first, then the sums of exponentials relative to them, and so on: nothing is
-        ever rescaled, but each stage waits for all threads. states: per slot this thread's, None to find them.
+        ever rescaled, but each stage waits for all threads. states: per slot this thread's, None to find them, also in
+        what `edges` has.
         """
         s, math = self.spec, self.math
         if s.down == 1 and states is not None:
@@ -338,7 +420,7 @@ class PanelKernel(Streaming):
         carry, mine = [() for _ in range(s.slots)], ()
         for stage, op in enumerate(math.reductions):
             if states is None:
-                totals = self.fold(this, stage, carry, 0)
+                totals = self.fold(this, stage, carry, 0, edges)
             else:
                 totals = [math.whole.refer(stage, states[v], carry[v]) for v in range(s.slots)]
             if s.down == 1:

@@ -29,8 +29,8 @@ class Streaming:
         turn, patience, duties = Int32(0), launch.patience, Int32(0)
         for i in cutlass.range(item, launch.items, launch.ctas, unroll=1):
             this = self.at(launch, i)
-            chunks = self.chunks(this)
-            mine, states = self.reduce(this, self.absorb_all(this, chunks, turn))
+            chunks, edges = self.chunks(this), self.edges(this)
+            mine, states = self.reduce(this, self.absorb_all(this, chunks, turn, edges))
             if const_expr(s.cluster_n > 1):
                 mine = self.across_cluster(this, mine)
             if const_expr(len(self.math.outputs) == 0):
@@ -54,6 +54,7 @@ class Streaming:
                     patience = Int32(cutlass.select_(met != 0, patience, Int32(0)))
                 elif const_expr(s.down > 1):
                     states = self.spread(this, mine)
+                self.finish_edges(this, edges, states, met)
                 turn = self.finish_all(this, following, chunks, coming, turn, states, met)
         if const_expr(s.meeting and len(self.math.outputs) > 0):
             self.rescue(launch, item, duties)
@@ -80,7 +81,7 @@ class Streaming:
         cute.arch.cp_async_commit_group()
 
     @cute.jit
-    def absorb_all(self, this, chunks: Int32, turn: Int32) -> list:
+    def absorb_all(self, this, chunks: Int32, turn: Int32, edges: list) -> list:
         """Per slot the state of all of this thread's elements. turn: where in the ring the first chunk is."""
         s, op = self.spec, self.math.whole
         rS = cute.make_rmem_tensor((len(op.identity), s.slots), Float32)
@@ -92,15 +93,17 @@ class Streaming:
             base = self.buffer(turn + n)
             self.absorb(this, rS, base)
             self.fetch_chunk(this, n + s.buffers, chunks, base)
+        if const_expr(s.edges):
+            self.absorb(this, rS, None, edges)
         return [tuple(rS[n, v] for n in range(len(op.identity))) for v in range(s.slots)]
 
-    def absorb(self, this, rS, base: Int32):
-        """Take a chunk into the states of this thread's slots."""
+    def absorb(self, this, rS, base: Int32 | list | None, edges: list = ()):
+        """Take a chunk into the states of this thread's slots, or the scalars at the edges of a row."""
         math, slots = self.math, range(self.spec.slots)
         before = [tuple(rS[n, v] for n in range(len(math.whole.identity))) for v in slots]
         carry = [() for _ in slots]
         for stage, op in enumerate(math.reductions):
-            totals = self.fold(this, stage, carry, base)
+            totals = self.fold(this, stage, carry, base, edges)
             for v in slots:
                 carry[v] += (op.op(totals[v], math.whole.refer(stage, before[v], carry[v])),)
         for v in slots:
@@ -147,3 +150,4 @@ class Streaming:
             cute.arch.cp_async_commit_group()
             cute.arch.cp_async_wait_group(0)
             self.finish(this, this.first + n * s.chunk, Int32(0), states)
+        self.finish_edges(this, self.edges(this), states)

@@ -37,7 +37,9 @@ MOST = (1 << 31) - (1 << 20)  # groups, and elements of a group: their indices a
 class PanelClass(ClassBase):
     """What is compiled for the `column` and `split` movements, as plain numbers; see `kernels.panel`.
 
-    orientation: "column" (a vector lies across groups) or "row" (along its group); vector: elements of an access;
+    orientation: "column" (a vector lies across groups) or "row" (along its group); vector: elements of an access of the
+    output; access: per input, elements of one load: as many, or fewer where its groups are aligned differently;
+    edges: whether rows may begin or end off a vector boundary, so that scalars are handled apart;
     across: threads side by side over groups; threads: of a CTA; steps: vectors that a thread holds; cluster_n: CTAs
     that share a panel through distributed shared memory;
     kept_modes, reduced_modes: how many; meeting: whether CTAs meet in global memory;
@@ -52,6 +54,8 @@ class PanelClass(ClassBase):
     dtypes: tuple[str, ...]
     orientation: str
     vector: int
+    access: tuple[int, ...]
+    edges: bool
     across: int
     threads: int
     steps: int
@@ -121,6 +125,21 @@ class PanelClass(ClassBase):
     def width(self) -> int:
         """Bytes of a panel's width, of the narrowest full operand."""
         return self.columns * min(ITEM_SIZE[d] for d in self.dtypes[: self.facts.full])
+
+    @property
+    def line(self) -> int:
+        """Elements of a cache line, of the operand that decides where the vectors of a row with edges begin."""
+        return CACHE_LINE // ITEM_SIZE[self.dtypes[self.facts.reference]]
+
+    @property
+    def edge_slots(self) -> int:
+        """Scalars at most before a row's first line and after its last whole vector."""
+        return self.line - 1 + self.vector - 1 if self.edges else 0
+
+    @property
+    def edge_scalars(self) -> int:
+        """Of these, those that a thread takes."""
+        return math.ceil(self.edge_slots / self.threads)
 
     @property
     def prefetches(self) -> bool:
@@ -242,6 +261,10 @@ class PanelClass(ClassBase):
             parts.append("meeting")
         if self.streaming:
             parts.append(f"streaming{self.buffers}")
+        if self.edges:
+            parts.append("edges")
+        if any(a != self.vector for a in self.access):
+            parts.append("access" + "_".join(map(str, self.access)))
         if self.ahead:
             parts.append(f"ahead{self.ahead}_registers{self.registers}")
         return "_".join(parts)
@@ -296,10 +319,20 @@ class PanelPlan(PlanBase):
         strides = self.operand_strides[operand][len(self.kept) :]
         return offset_of(index, self.reduced, strides[::-1])
 
-    def bounds(self, part: int, rank: int) -> range:
-        """The elements of its groups that a CTA takes: CTA `rank` of its cluster, of a part."""
+    def pieces(self, group: int) -> tuple[int, int]:
+        """(head, body) of a group: elements before the first that vectors are counted from, and in whole vectors; all
+        others are its tail. Tensors are taken to begin `problem.offsets` elements past a cache line."""
+        c = self.kernel
+        if not c.edges:
+            return 0, self.length
+        start = self.problem.offsets[c.facts.reference] + self.group(c.facts.reference, group)
+        head = min(-start % c.line, self.length)
+        return head, (self.length - head) // c.vector * c.vector
+
+    def bounds(self, part: int, rank: int, group: int = 0) -> range:
+        """The elements of the body of a group that a CTA takes: CTA `rank` of its cluster, of a part."""
         first = (part * self.kernel.cluster_n + rank) * self.share
-        return range(first, max(first, min(first + self.share, self.length)))
+        return range(first, max(first, min(first + self.share, self.pieces(group)[1])))
 
     @property
     def tiles(self) -> int:
@@ -362,8 +395,9 @@ class PanelPlan(PlanBase):
             f"  threads    {c.threads} a CTA; tile of {c.tile} elements by {c.columns} groups",
             f"  thread     {c.steps} vectors of {c.vector} elements in shared memory"
             + (f", {c.registers * c.chunk_steps} in registers" if c.registers else ""),
-            f"  loads      cp.async, {c.vector * ITEM_SIZE[c.dtypes[0]]} bytes at a time; "
+            f"  loads      cp.async, {' and '.join(_widths(c))} at a time; "
             f"L2 {'evict_last' if self.evict_last else 'evict_normal'}",
+            *(["  edges      head and tail scalars apart"] if c.edges else []),
             f"  modes      kept {' x '.join(map(str, self.kept))}, "
             f"reduced {' x '.join(map(str, self.reduced))}",
             f"  reduction  {c.stages} stage(s); buffer {c.reduction_buffer}, "
@@ -375,6 +409,12 @@ class PanelPlan(PlanBase):
             + (" and written once" if c.facts.outputs else ", one result written per group"),
         ]
         return "\n".join(lines)
+
+
+def _widths(c: PanelClass) -> list[str]:
+    """How many bytes a load of each input takes."""
+    widths = (a * ITEM_SIZE[d] for a, d in zip(c.access, c.dtypes, strict=False))
+    return [f"{w} bytes" for w in dict.fromkeys(widths)]
 
 
 def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: bool) -> PanelPlan:
@@ -394,6 +434,12 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
     inner = min(along, key=lambda m: _step(m, facts.full))
     along.append(along.pop(along.index(inner)))
     vector = _vector(problem, [*kept, *reduced], inner, facts.full)
+    access = (vector,) * len(facts.inputs)
+    cut = orientation == "row" and len(reduced) == 1 and set(inner.strides[: facts.full]) == {1}
+    if edges := cut and vector < (
+        whole := ALIGNMENT // max(ITEM_SIZE[d] for d in problem.dtypes[: facts.full])
+    ):
+        vector, access = whole, _access(problem, kept, whole, facts)
     kept, reduced = _padded(kept, problem), _padded(reduced, problem)
 
     def class_of(
@@ -407,6 +453,8 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
             dtypes=problem.dtypes,
             orientation=orientation,
             vector=width,
+            access=tuple(min(a, width) for a in access),
+            edges=edges,
             across=_across(team, problem.groups, width, size, narrowed) if orientation == "column" else 1,
             threads=team.threads,
             steps=team.steps,
@@ -581,6 +629,19 @@ def _vector(problem: Problem, others: list[Mode], inner: Mode, full: int) -> int
     numbers = [inner.size, *problem.offsets[:full]]
     numbers += [s for m in others if m is not inner and m.size > 1 for s in m.strides[:full]]
     return math.gcd(vector, *numbers)
+
+
+def _access(problem: Problem, kept: list[Mode], vector: int, facts: Math) -> tuple[int, ...]:
+    """Per input, elements of a load of a row whose vectors begin where those of the reference operand do."""
+
+    def place(i: int) -> tuple[int, ...]:
+        return problem.offsets[i], *(m.strides[i] for m in kept if m.size > 1)
+
+    reference = place(facts.reference)
+    return tuple(
+        math.gcd(vector, *(a - b for a, b in zip(place(i), reference, strict=True)))
+        for i in range(len(facts.inputs))
+    )
 
 
 def _across(team: Team, groups: int, vector: int, size: int, narrowed: int) -> int:

@@ -69,8 +69,10 @@ def cases(arch: str, maths: list[str], names: list[str]):
             forms = [*product((False, True), {whole, one, (one[0], *whole[1:])})]
         else:
             forms = [(True, whole)] + [(False, whole)] * (pair == ("fp32", "fp32") and online)
-        for edges, width in forms:
-            for interval in classes.intervals(math, arch, dtypes, edges=edges, width=width, online=online):
+        for (edges, width), ctas in product(forms, classes.CTAS_A_ROW):
+            for interval in classes.own_intervals(
+                math, arch, dtypes, ctas, edges=edges, width=width, online=online
+            ):
                 if interval.row_class not in seen:
                     seen.add(interval.row_class)
                     yield interval, dtypes, online
@@ -150,7 +152,8 @@ def check(interval, dtypes, online: bool) -> float:
     tensors = [b.send() for b in buffers]
     if c.facts.group_outputs:  # an element per row
         tensors[-1] = tensors[-1].as_strided((rows, columns), (1, 0))
-    call = launch.call_of(c.math, tensors, (1,), online)
+    with classes.given(interval.ctas):
+        call = launch.call_of(c.math, tensors, (1,), online)
     assert call.plan.row_class == c, f"planned as {call.plan.row_class.name}"
     assert call.plan.share * (c.cluster_n - 1) < columns, "a CTA of the cluster has no columns"
     if c.persistent:  # one cluster takes all tiles
@@ -178,7 +181,8 @@ def row_jobs(arch: str, maths: list[str], names: list[str]) -> Iterator[Job]:
 
 def panel_jobs(maths: list[str], names: list[str]) -> Iterator[Job]:
     """Each team of the panels, in columns and in rows; parts that meet and parts that are read twice; vectors of one
-    element. A length leaves the last step partly empty, a width the last panel."""
+    element in columns, scalars at the edges of rows. A length leaves the last step partly empty, a width the last
+    panel."""
     device = launch.device_facts(0)
     forms = []  # (math, dtype, orientation, team, parts, tiles of a part, patience, narrow)
     for name in (n for n in PANELS if n in maths):
@@ -196,35 +200,38 @@ def panel_jobs(maths: list[str], names: list[str]) -> Iterator[Job]:
             forms.append((name, "bf16", orientation, team, 4, 2, 0, False))
             if (orientation, inputs) in DEEP and MATHS[name, True].outputs:
                 for team in DEEP[orientation, inputs]:
-                    forms.append((name, "bf16", orientation, team, 2, 2, None, False))
+                    forms.append((name, "bf16", orientation, team, 2, 2, None, orientation == "row"))
                 if (orientation, inputs) == ("row", 1):
                     for patience in (None, 0):
-                        forms.append((name, "bf16", orientation, AHEAD, 2, 1, patience, False))
+                        forms.append((name, "bf16", orientation, AHEAD, 2, 1, patience, True))
     for name, dtype, orientation, team, parts, tiles, patience, narrow in forms:
         if dtype not in names:
             continue
         for ragged in (False, True) if narrow else (False,):
-            vector = 1 if ragged else team.vector_bytes // ITEM_SIZE[dtype]
+            single = ragged and orientation == "column"
+            vector = 1 if single else (16 if ragged else team.vector_bytes) // ITEM_SIZE[dtype]
             across = team.threads if team.alone else panels.across_of_two_trips(team) or 4
             across = 1 if orientation == "row" else across
             unit = vector if orientation == "row" else 1
             units = team.threads // across * team.steps  # of a CTA
             last = max(units - team.threads // across // 2, 1)  # the last step is partly empty
-            length = unit * (units * (parts * tiles * team.cluster_n - 1) + last)
+            tail = 3 if ragged and not single else 0
+            length = unit * (units * (parts * tiles * team.cluster_n - 1) + last) + tail
             shape, dims = (
                 ((2, length), (1,)) if orientation == "row" else ((length, (across + 1) * vector), (0,))
             )
             stride = shape[1] + ragged
             problem = panels.problem_of(name, (dtype,) * 2, shape, dims, (stride, 1), (int(ragged),) * 3)
             made = plan_panel(name, problem, device, False)
-            made = replace(made, kernel=replace(made.kernel, vector=vector))
+            if not ragged:
+                made = replace(made, kernel=replace(made.kernel, vector=vector, access=(vector,) * inputs))
             # As if the GPU held no more CTAs: one that streams takes parts of both panels.
             made = panels.forced(made, team, parts, across=across, resident=parts)
             made = made if patience is None else replace(made, patience=patience)
             c = made.kernel
             if c.shared_memory > device.architecture.shared_memory:
                 continue  # of a deep team
-            assert (c.orientation, c.vector) == (orientation, vector), c.name
+            assert (c.orientation, c.vector, c.edges) == (orientation, vector, ragged and not single), c.name
             what = f"{name} {dtype} {c.name}, {shape[0]} x {shape[1]} over {dims[0]}"
             run = partial(check_panel, made, shape, dims, stride, int(ragged))
             yield Job((c,), shape[0] * shape[1], what, run)

@@ -18,7 +18,7 @@ SECONDS = float(os.environ.get("CUTE_SOFTMAX_TEST_SECONDS", "5"))
 dtypes = pytest.mark.parametrize("dtype", DTYPES)
 PROBLEMS = [
     ((1500, 40), (0,)), ((1500, 33), (0,)), ((3, 1500, 8), (1,)), ((40, 3, 50, 16), (0, 2)), ((5, 4096), (1,)),
-    ((3, 40, 50, 24), (1, 3)), ((1001, 3, 1), (0,)), ((2, 300, 200), (1,)),
+    ((3, 40, 50, 24), (1, 3)), ((1001, 3, 1), (0,)), ((2, 300, 200), (1,)), ((5, 4099), (1,)), ((9, 37), (1,)),
 ]  # fmt: skip
 problems = pytest.mark.parametrize(("shape", "dims"), PROBLEMS, ids=str)
 
@@ -100,6 +100,29 @@ def test_reductions(name, shape, dims, dtype, arch):
         torch.cuda.synchronize()
         out.check()
         check_reduction(name, out.tensor, x, dims)
+
+
+@dtypes
+@pytest.mark.parametrize("length", [37, 4099])
+@pytest.mark.parametrize(
+    ("source", "result"), [((1, 0), (1, 0)), ((3, 1), (3, 9)), ((2, 2), (0, 0)), ((0, 5), (4, 1))]
+)
+def test_rows_that_begin_anywhere(source, result, length, dtype, arch):
+    """(offset, room between rows) of input and output: alike, alike but for whole vectors, different."""
+    values = random((5, length), DTYPES[dtype], seed=6, scale=3.0)
+
+    def place(offset: int, room: int) -> dict:
+        return {"offset": offset, "strides": (length + room, 1)}
+
+    x = Guarded.of(values, **place(*source))
+    out = Guarded(values.shape, values.dtype, **place(*result))
+    for _, made in every("softmax", (x.tensor, out.tensor), (1,), arch):
+        assert made.kernel.edges
+        out = Guarded(values.shape, values.dtype, **place(*result))
+        calls.launched(made, (x.tensor, out.tensor))
+        torch.cuda.synchronize()
+        out.check()
+        check_softmax(out.tensor, values, (1,))
 
 
 def spread(result: torch.Tensor, x: torch.Tensor, dims) -> torch.Tensor:
