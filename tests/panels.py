@@ -154,7 +154,6 @@ def touched(plan: PanelPlan, given_up: Sequence[int] = ()) -> Touched:
     if c.edges:
         r = c.facts.reference
         head = np.minimum(-(plan.problem.offsets[r] + starts[r]) % c.line, length)
-        starts = [start + head if i < full else start for i, start in enumerate(starts)]
         body = (length - head) // c.vector * c.vector
 
     def touch(found: list[np.ndarray]) -> np.ndarray:
@@ -167,9 +166,10 @@ def touched(plan: PanelPlan, given_up: Sequence[int] = ()) -> Touched:
             slot = tidx + e * c.threads
             after = slot - (c.line - 1)
             in_head = slot < head[cta]
-            in_tail = (after >= 0) & (body[cta] + after < length - head[cta])
+            tail = head[cta] + body[cta]
+            in_tail = (after >= 0) & (tail + after < length)
             where, thread = np.nonzero((in_head | in_tail) & inside[cta])
-            at = np.where(in_head, slot - head[cta], body[cta] + after)[where, thread]
+            at = np.where(in_head, slot, tail + after)[where, thread]
             where = cta[where]
             found = [column[where, thread]]
             found += [starts[i][where, thread] + (at if i < full else 0) for i in range(len(starts))]
@@ -179,13 +179,13 @@ def touched(plan: PanelPlan, given_up: Sequence[int] = ()) -> Touched:
     def places(cta: np.ndarray, first: int, n: int) -> np.ndarray:
         """What these CTAs touch of chunk n of their share, which begins at `first`."""
         nonlocal unaligned
-        rows, at = [], first + n * c.chunk
-        end = np.maximum(np.minimum(first + share, body[cta]), first)
+        rows, at = [], head[cta] + first + n * c.chunk
+        end = head[cta] + np.maximum(np.minimum(first + share, body[cta]), first)
         for k in range(c.chunk_steps):
             exists = inside[cta] & (end - at - d * c.unit > k * c.down * c.unit)
             where, thread = np.nonzero(exists)
-            where = cta[where]
-            index = _apart(at + (d[thread] + k * c.down) * c.unit, reduced_sizes)
+            begin, where = at[where, thread], cta[where]
+            index = _apart(begin + (d[thread] + k * c.down) * c.unit, reduced_sizes)
             slot = v if c.orientation == "column" else 0 * v
             found = [column[where, thread][:, None] + slot]
             for i in range(len(plan.operand_strides)):

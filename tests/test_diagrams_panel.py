@@ -140,7 +140,7 @@ def test_predicate_ends_with_the_data(case):
     view = diagrams.panel.View(p)
     end = p.bounds(*view.last, view.start).stop
     head, body = p.pieces(view.start)
-    assert end == body and p.length - c.vector < head + body <= p.length and c.edges >= (body < p.length)
+    assert end == head + body and p.length - c.vector < end <= p.length and c.edges >= (body < p.length)
     facts = [
         x.facts for x in found["predicate"].cells if x.facts.note in ("loaded",) or "skipped" in x.facts.note
     ]

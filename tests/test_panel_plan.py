@@ -100,7 +100,8 @@ def check_numbers(made: PanelPlan):
     assert made.length == problem.length == math.prod(made.reduced)
     assert math.prod(made.kept) == problem.groups == made.groups
     assert (made.tiles - 1) * c.columns < made.groups <= made.tiles * c.columns
-    assert made.parts * c.cluster_n * made.share >= made.length > (made.parts - 1) * c.cluster_n * made.share
+    shared = max(made.length // c.vector, 1) * c.vector if c.edges else made.length
+    assert made.parts * c.cluster_n * made.share >= shared > (made.parts - 1) * c.cluster_n * made.share
     assert made.share % c.unit == 0
     assert c.streaming or made.share <= c.tile
     assert c.streaming == (made.share > c.tile or made.ctas < made.tiles * made.parts)

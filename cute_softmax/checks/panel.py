@@ -23,9 +23,9 @@ def requests(
     c = plan.kernel
     size, access = ITEM_SIZE[c.dtypes[operand]], width(c, operand)
     start = tile * c.columns
-    held, head = plan.bounds(part, rank, start), plan.pieces(start)[0]
+    held = plan.bounds(part, rank, start)
     first = held.start if at is None else at
-    base = plan.problem.offsets[operand] + head
+    base = plan.problem.offsets[operand]
     groups = {
         g: plan.group(operand, start + g) for g in range(0, min(c.columns, plan.groups - start), c.slots)
     }
@@ -78,9 +78,8 @@ def check(plan: PanelPlan) -> Report:
 
 def coverage(plan: PanelPlan) -> list[str]:
     """What is wrong with how CTAs share a group, and panels the groups; empty if each element has one CTA."""
-    c, end = plan.kernel, 0
-    head, body = plan.pieces(0)
-    problems = []
+    c, (head, body) = plan.kernel, plan.pieces(0)
+    problems, end = [], head
     for part in range(plan.parts):
         for rank in range(c.cluster_n):
             held = plan.bounds(part, rank)
@@ -93,8 +92,8 @@ def coverage(plan: PanelPlan) -> list[str]:
             if held and held.start != end:
                 return [f"elements {min(end, held.start)} to {max(end, held.start)} are taken twice or never"]
             end = held.stop if held else end
-    if end != body:
-        problems.append(f"groups are taken up to element {end} of {body}")
+    if end != head + body:
+        problems.append(f"groups are taken up to element {end} of {head + body}")
     if (slots := head_and_tail(c, head, plan.length - head - body)) != plan.length - body:
         problems.append(f"{slots} of {plan.length - body} scalars of head and tail have a thread")
     if plan.kept[-1] % c.slots:

@@ -321,9 +321,8 @@ def _predicate(view: View) -> Figure:
     if c.edges:
         head, body = p.pieces(view.start)
         notes.append(
-            f"Elements count from the first line of cache in this row: {count(head, 'scalar')} before it and "
-            f"{count(p.length - head - body, 'scalar')} after the last whole vector have threads of part 0 to "
-            "themselves, one each."
+            f"Vectors begin with the first line of cache in this row: {count(head, 'scalar')} before it and "
+            f"{count(p.length - head - body, 'scalar')} after the last whole vector belong to threads of part 0."
         )
     if not view.flat:
         notes.append(

@@ -7,8 +7,8 @@ A panel may be cut along the groups into `parts`, one CTA each, that meet in glo
 shared memory it takes in chunks, see `stream`.
 
 A row that begins or ends off a vector boundary is cut into a head, a body of whole vectors that begins on a cache line,
-and a tail of fewer than V scalars. Elements count from the body's first; threads of the CTA that has it take the
-scalars of head and tail, its `edges`.
+and a tail of fewer than V scalars. Parts share the body; threads of the first take the scalars of head and tail, the
+row's `edges`.
 
     coordinates -> panel -> shared memory -> fetch -> fold -> merge -> meet -> finish -> store
 
@@ -220,11 +220,10 @@ class PanelKernel(Streaming):
                 (launch.mX[r].address // (self.dtypes[r].width // 8) + starts[r]) & (s.line - 1)
             )
             head = cutlass.min((s.line - misaligned) & (s.line - 1), launch.length)
-            starts = [start + head if i < s.facts.full else start for i, start in enumerate(starts)]
             body = (launch.length - head) // s.vector * s.vector
         end = cutlass.min(first + launch.share, body)
-        if s.edges:  # the body may be shorter than the row by a part's whole share
-            end = cutlass.max(first, end)
+        if s.edges:  # the body may be shorter than another row's by a part's whole share
+            first, end = head + first, head + cutlass.max(first, end)
         return SimpleNamespace(
             **vars(launch),
             item=item,
@@ -232,7 +231,6 @@ class PanelKernel(Streaming):
             starts=starts,
             inside=inside,
             head=head,
-            body=body,
             first=first,
             end=end,
             sync=launch.meetings + Int64(tile) * (4 * meeting.words(launch.parts)),
@@ -313,14 +311,15 @@ class PanelKernel(Streaming):
                         slot[v] = padding[v]
 
     def edge(self, this, e: int) -> tuple:
-        """Of scalar e of this thread: at which element, counted from the body's first, and whether there is one."""
+        """Of scalar e of this thread: which element of the row it is, and whether there is one."""
         s = self.spec
         slot = this.tidx + e * s.threads
         after = slot - (s.line - 1)
+        tail = this.head + (this.length - this.head) // s.vector * s.vector
         in_head = slot < this.head
-        in_tail = (after >= 0) & (this.body + after < this.length - this.head)
-        exists = (in_head | in_tail) & (this.first == 0) & this.inside
-        return Int32(cutlass.select_(in_head, slot - this.head, this.body + after)), exists
+        in_tail = (after >= 0) & (tail + after < this.length)
+        exists = (in_head | in_tail) & (this.part == 0) & (this.rank == 0) & this.inside
+        return Int32(cutlass.select_(in_head, slot, tail + after)), exists
 
     def scalar(self, this, i: int, at: Int32) -> cute.Tensor:
         """Element `at` of this group of tensor i in global memory."""

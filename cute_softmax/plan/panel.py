@@ -320,8 +320,8 @@ class PanelPlan(PlanBase):
         return offset_of(index, self.reduced, strides[::-1])
 
     def pieces(self, group: int) -> tuple[int, int]:
-        """(head, body) of a group: elements before the first that vectors are counted from, and in whole vectors; all
-        others are its tail. Tensors are taken to begin `problem.offsets` elements past a cache line."""
+        """(head, body) of a group: elements before its first line of cache, and in whole vectors; all others are its
+        tail. Tensors are taken to begin `problem.offsets` elements past a cache line."""
         c = self.kernel
         if not c.edges:
             return 0, self.length
@@ -331,8 +331,9 @@ class PanelPlan(PlanBase):
 
     def bounds(self, part: int, rank: int, group: int = 0) -> range:
         """The elements of the body of a group that a CTA takes: CTA `rank` of its cluster, of a part."""
+        head, body = self.pieces(group)
         first = (part * self.kernel.cluster_n + rank) * self.share
-        return range(first, max(first, min(first + self.share, self.pieces(group)[1])))
+        return range(head + first, head + max(first, min(first + self.share, body)))
 
     @property
     def tiles(self) -> int:
@@ -440,6 +441,8 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
         whole := ALIGNMENT // max(ITEM_SIZE[d] for d in problem.dtypes[: facts.full])
     ):
         vector, access = whole, _access(problem, kept, whole, facts)
+    # What is shared out: the longest body of a row.
+    length = max(problem.length // vector, 1) * vector if edges else problem.length
     kept, reduced = _padded(kept, problem), _padded(reduced, problem)
 
     def class_of(
@@ -476,7 +479,7 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
         # parts that did not had half as many sectors more to read, all hits, and ran at 0.52 of a copy (H200, ncu).
         line = CACHE_LINE // min(ITEM_SIZE[d] for d in problem.dtypes[: facts.full])
         grain = c.unit if orientation == "column" else max(c.unit, line)
-        return math.ceil(math.ceil(problem.length / ctas) / grain) * grain
+        return math.ceil(math.ceil(length / ctas) / grain) * grain
 
     def planned(c: PanelClass, parts: int, share: int) -> PanelPlan:
         return PanelPlan(
@@ -521,7 +524,7 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
         c, resident = class_of(team), device.multiprocessors * team.min_blocks
         parts = parts_of(class_of(team, streaming=True), resident)
         share = share_of(c, parts)
-        parts = math.ceil(problem.length / share)
+        parts = math.ceil(length / share)
         streaming = share > c.tile or (several and panels(c) * parts > resident)
         made = planned(class_of(team, meeting=parts > 1, streaming=streaming), parts, share)
         return keeping(made) if several else made
@@ -530,11 +533,11 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
         """Parts of so many chunks at least, of so many panels at a time."""
 
         def parts_of(c: PanelClass, resident: int) -> int:
-            chunks = math.ceil(problem.length / c.chunk)
+            chunks = math.ceil(length / c.chunk)
             parts = max(
                 resident // panels(c), min(int(chunks / chunks_of_a_part), resident // panels_at_once), 1
             )
-            return min(parts, math.ceil(problem.length / c.tile))
+            return min(parts, math.ceil(length / c.tile))
 
         return parts_of
 
@@ -547,8 +550,8 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
 
     def held(c: PanelClass, resident: int) -> int:
         """Parts of as many rows at a time as can be held, of some at least, but of one where a part is very long."""
-        at_once = max(resident // math.ceil(problem.length / c.tile), DEEP_ROWS_AT_ONCE)
-        if problem.length >= CHUNKS_OF_A_PART_ALONE * resident * c.chunk:
+        at_once = max(resident // math.ceil(length / c.tile), DEEP_ROWS_AT_ONCE)
+        if length >= CHUNKS_OF_A_PART_ALONE * resident * c.chunk:
             at_once = 1
         # As many in the last round as in the others, or nearly.
         at_once = math.ceil(panels(c) / math.ceil(panels(c) / at_once))
@@ -557,7 +560,7 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
     def row_ahead() -> PanelPlan | None:
         """As many rows at once as are held, and the next ahead; None for longer rows, and for no more."""
         c, resident = class_of(AHEAD, meeting=True, streaming=True), device.multiprocessors
-        parts = math.ceil(problem.length / (c.most_chunks * c.chunk))
+        parts = math.ceil(length / (c.most_chunks * c.chunk))
         if (
             len(facts.inputs) > 1
             or not 1 < parts <= resident <= c.readers * c.loads  # which it reads at once
@@ -565,14 +568,14 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
         ):
             return None
         share = share_of(c, resident // at_once)
-        return keeping(planned(c, math.ceil(problem.length / share), share))
+        return keeping(planned(c, math.ceil(length / share), share))
 
     def deep_team() -> Team | None:
         """The deep team for what has a full output, if the architecture has room for as many as share an SM."""
         for team in DEEP.get((orientation, len(facts.inputs)), ()) if facts.outputs else ():
             c = class_of(team, meeting=True, streaming=True)
             room = team.min_blocks * c.shared_memory <= device.architecture.shared_memory
-            if problem.length <= team.longest and room:
+            if length <= team.longest and room:
                 return team
         return None
 
