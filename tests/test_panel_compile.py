@@ -58,7 +58,7 @@ def panel_class(team, math: str, pair: tuple[str, str], arch: str = "sm_90a", **
     full = MATHS[math, True].full
     standard = {
         "orientation": "column",
-        "vector": 16 // max(ITEM_SIZE[d] for d in dtypes[:full]),
+        "vector": (team.vector_bytes if team.narrow else 16) // max(ITEM_SIZE[d] for d in dtypes[:full]),
         "kept_modes": 1,
         "reduced_modes": 1,
         "meeting": False,
@@ -86,7 +86,7 @@ def selection(arch: str, math: str, every: int) -> Iterator[PanelClass]:
     what meets or streams in each combination."""
     inputs = len(MATHS[math, True].inputs)
     teams = [t for t in TEAMS[inputs] if t.cluster_n <= ARCHITECTURES[arch].cluster_limit]
-    rows = [t for t in teams if not t.alone]
+    rows = [t for t in teams if not (t.alone or t.narrow)]
     taken = [*product(["column"], teams[-1::-every]), *product(["row"], rows[-2 :: -2 * every])]
     for turn, (orientation, team) in enumerate(taken):
         pair = ("fp32", "fp32") if turn % 3 == 2 else ("bf16", "bf16")

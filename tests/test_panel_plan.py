@@ -269,7 +269,7 @@ def test_teams_fit_and_follow_each_other(arch):
             room = [
                 (t.threads * t.steps * t.cluster_n // (t.panel_bytes // ALIGNMENT), -t.panel_bytes)
                 for t in teams
-                if (t.cluster_n > 1) == clusters and not t.alone
+                if (t.cluster_n > 1) == clusters and not t.alone and not t.narrow
             ]
             assert room == sorted(room)
         name = {1: "softmax", 2: "softmax_backward"}[inputs]
@@ -287,6 +287,17 @@ def test_teams_fit_and_follow_each_other(arch):
                 made = panel_plan(problem_of(name, pair, shape, (0,)), name, arch)
                 check_numbers(made)
                 assert made.kernel.meeting
+
+
+def test_narrow_vectors_have_teams_of_their_own():
+    """Of many threads and steps, where panels fill the GPU; others stream such columns, or meet."""
+    for shape, team in (((4096, 65537), TEAMS[1][-2]), ((8192, 32770), TEAMS[1][-1]), ((8193, 65537), None)):
+        c = panel_plan(problem_of("softmax", ("bf16",) * 2, shape, (0,)), "softmax").kernel
+        assert c.vector < 8 and c.meeting == (team is None)
+        assert team is None or (team.narrow and (c.threads, c.steps) == (team.threads, team.steps))
+    for name, shape in (("softmax", (4096, 65536)), ("softmax", (4096, 3)), ("logsumexp", (4096, 65537))):
+        c = panel_plan(problem_of(name, ("bf16",) * 2, shape, (0,)), name).kernel
+        assert c.steps < TEAMS[1][-1].steps
 
 
 def test_panels_are_as_wide_as_memory_likes():

@@ -435,12 +435,10 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
     inner = min(along, key=lambda m: _step(m, facts.full))
     along.append(along.pop(along.index(inner)))
     vector = _vector(problem, [*kept, *reduced], inner, facts.full)
-    access = (vector,) * len(facts.inputs)
+    access, widest = (vector,) * len(facts.inputs), _widest(problem, facts.full)
     cut = orientation == "row" and len(reduced) == 1 and set(inner.strides[: facts.full]) == {1}
-    if edges := cut and vector < (
-        whole := ALIGNMENT // max(ITEM_SIZE[d] for d in problem.dtypes[: facts.full])
-    ):
-        vector, access = whole, _access(problem, kept, whole, facts)
+    if edges := cut and vector < widest:
+        vector, access = widest, _access(problem, kept, widest, facts)
     # What is shared out: the longest body of a row.
     length = max(problem.length // vector, 1) * vector if edges else problem.length
     kept, reduced = _padded(kept, problem), _padded(reduced, problem)
@@ -501,6 +499,9 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
     for team in TEAMS[len(facts.inputs)]:
         c, narrowed = class_of(team), 1
         if not _fits(team, c, share_of(c, c.cluster_n), device):
+            continue
+        narrow = orientation == "column" and vector < widest and facts.outputs
+        if team.narrow and not (narrow and panels(c) * c.cluster_n >= device.multiprocessors):
             continue
         # Narrower panels where wide ones would leave SMs idle.
         narrowest = NARROWEST_BYTES // min(ITEM_SIZE[d] for d in c.dtypes[: facts.full])
@@ -624,9 +625,14 @@ def _padded(modes: list[Mode], problem: Problem) -> tuple[Mode, ...]:
     return found
 
 
+def _widest(problem: Problem, full: int) -> int:
+    """Elements of the widest access."""
+    return ALIGNMENT // max(ITEM_SIZE[d] for d in problem.dtypes[:full])
+
+
 def _vector(problem: Problem, others: list[Mode], inner: Mode, full: int) -> int:
     """Elements of an access: as wide as all addresses allow."""
-    vector = ALIGNMENT // max(ITEM_SIZE[d] for d in problem.dtypes[:full])
+    vector = _widest(problem, full)
     if inner.size > 1 and any(s != 1 for s in inner.strides[:full]):
         return 1
     numbers = [inner.size, *problem.offsets[:full]]

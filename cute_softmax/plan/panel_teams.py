@@ -26,6 +26,7 @@ class Team:
     ahead, registers: steps that copies are asked for ahead, where rows are absorbed a row ahead, and chunks of them
     that are kept in registers; see `kernels.ahead`.
     longest, chunks: of deep columns, the elements at most, and the chunks of a part at least; see `DEEP`.
+    narrow: only for columns with full outputs whose vectors have fewer than 16 bytes, in panels enough for all SMs.
     """
 
     threads: int
@@ -40,6 +41,7 @@ class Team:
     registers: int = 0
     longest: int = 1 << 31
     chunks: float = 0
+    narrow: bool = False
 
 
 # In the order of the longest columns that they hold; the first that a panel fits into and that the architecture has
@@ -53,7 +55,11 @@ class Team:
 # and refill their slots as they finish, 0.69 for 0.85 in three clusters an SM, 0.77 in two (128 x 1048576 0.87 for
 # 0.905); folding what has come while the rest is on its way (0.877 for 0.877). Registers as room, as `AHEAD` has it: 8
 # of 32 vectors of 128 threads, of which four CTAs then share an SM, 0.889 for 0.881, for this length alone; 8192 x
-# 16384 in panels of 256 bytes (8 of 32, 256 threads, two CTAs) 0.830 for 0.848, of 128 bytes (10 of 32, four) 0.783.
+# 16384 in panels of 256 bytes (8 of 32, 256 threads, two CTAs) 0.830 for 0.848, of 128 bytes (10 of 32, four) 0.783, in
+# clusters of 8 (8 of 32, 256 threads, two) 0.818; loads without predicates where a panel is whole 0.845.
+# Narrow vectors are few bytes a thread: only many threads of many steps hold long columns. Ratio to a copy with the
+# last two teams / streamed: bf16 4096 x 65537 0.372 / 0.207, x 65538 0.503 / 0.328, 8192 x 32769 0.380 / 0.212, x
+# 32770 0.505 / 0.324, float32 4096 x 32769 0.510 / 0.324; 4096 x 65537 with 512 threads of 16 steps 0.335.
 TEAMS = {
     1: (  # one full input
         Team(64, 4, min_blocks=16, alone=True),
@@ -80,6 +86,8 @@ TEAMS = {
         Team(128, 24, cluster_n=16, min_blocks=4, panel_bytes=128),
         Team(128, 28, cluster_n=16, min_blocks=3, panel_bytes=128),
         Team(128, 32, cluster_n=16, min_blocks=3, panel_bytes=128),
+        Team(256, 32, cluster_n=16, min_blocks=3, vector_bytes=8, narrow=True),
+        Team(512, 32, cluster_n=16, min_blocks=2, vector_bytes=8, narrow=True),
     ),
     2: (  # two
         Team(64, 4, min_blocks=12, alone=True),

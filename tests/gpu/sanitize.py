@@ -190,7 +190,7 @@ def panel_jobs(maths: list[str], names: list[str]) -> Iterator[Job]:
         for orientation in ("column", "row"):
             for team in TEAMS[inputs]:
                 if team.cluster_n <= device.architecture.cluster_limit and not (
-                    team.alone and orientation == "row"
+                    (team.alone or team.narrow) and orientation == "row"
                 ):
                     forms.append((name, "bf16", orientation, team, 1, 1, None, team.threads == 128))
             team = STREAMING[inputs]
