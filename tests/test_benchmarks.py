@@ -158,7 +158,15 @@ def test_labels_tell_the_cases_apart():
                 ((8, 16, 2048, 2048), (-2,)),
             },
         ),
-        ("split-rows", {((512, 1048576), (-1,)), ((64, 16777216), (-1,)), ((4, 268435456), (-1,))}),
+        (
+            "split-rows",
+            {
+                ((512, 1048576), (-1,)),
+                ((64, 3000001), (-1,)),
+                ((64, 16777216), (-1,)),
+                ((4, 268435456), (-1,)),
+            },
+        ),
         (
             "views",
             {((16384, 4097), (-1,)), ((16384, 8192), (0,)), ((16384, 8192), (1,)), ((8192, 50257), (-1,))},
@@ -416,8 +424,8 @@ def test_half_the_speed_of_a_copy_is_too_slow(suite):
 
 
 def test_a_row_beyond_the_chip_has_its_own_bound():
-    fits, beyond = verdicts(made_up("split-rows", cute_softmax=SPEED["copy"] * 0.65))
-    assert not fits.met and beyond.met and "4 x 268435456" in str(beyond)
+    fits, odd, beyond = verdicts(made_up("split-rows", cute_softmax=SPEED["copy"] * 0.65))
+    assert not fits.met and not odd.met and beyond.met and "4 x 268435456" in str(beyond)
 
 
 def test_few_rows_must_beat_the_best_peer_and_aim_at_a_time():

@@ -8,6 +8,7 @@ from functools import partial
 from itertools import product
 from math import ceil
 
+import classes
 import torch
 from checking import DTYPES, random
 from families import Case
@@ -73,15 +74,16 @@ def planned(math: str, prologue: Prologue, dtype: str, ragged: bool, shape: tupl
     names = ("x", "dy", "y", "dx")
     pitch = shape[-1] + pad
     strides = {name: (shape[1] * pitch, pitch, 1) for name in names}
-    made = plan_of(
-        math,
-        prologue,
-        shape,
-        (dtype, dtype),
-        shared=True,
-        strides=strides,
-        offsets=dict.fromkeys(names, offset),
-    )
+    with classes.given(1):  # as if there were many rows
+        made = plan_of(
+            math,
+            prologue,
+            shape,
+            (dtype, dtype),
+            shared=True,
+            strides=strides,
+            offsets=dict.fromkeys(names, offset),
+        )
     return made if isinstance(made, Plan) else None
 
 
@@ -169,7 +171,8 @@ def check(form: Form, device: Device) -> float:
     order = launch.kernel_order(form.math, form.prologue)
     dims = (case.x.dim() - 1,)
     problem = canonical(case.x.shape, dims, [launch.operand(tensors[i]) for i in order], case.query)
-    made = plan(form.math, problem, device, prologue=form.prologue)
+    with classes.given(1):
+        made = plan(form.math, problem, device, prologue=form.prologue)
     assert made.kernel == form.made.kernel, f"planned as {made.kernel.name}"
     copies = [sent(t) for t in tensors]
     if made.kernel.persistent:  # one cluster takes all tiles
