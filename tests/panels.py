@@ -149,7 +149,7 @@ def touched(plan: PanelPlan, given_up: Sequence[int] = ()) -> Touched:
         across.append(strides[0])
         reduced_strides.append(strides[c.kept_modes :])
     inside, v, unaligned = column < groups, np.arange(c.vector), 0
-    access = (*c.access, *[c.vector] * len(c.facts.outputs))
+    access = c.accesses
     head, body = np.zeros_like(column), np.full_like(column, length)
     if c.edges:
         r = c.facts.reference

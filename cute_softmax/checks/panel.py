@@ -21,7 +21,7 @@ def requests(
     the 16-byte boundary before the tensor.
     """
     c = plan.kernel
-    size, access = ITEM_SIZE[c.dtypes[operand]], width(c, operand)
+    size, access = ITEM_SIZE[c.dtypes[operand]], c.accesses[operand]
     start = tile * c.columns
     held = plan.bounds(part, rank, start)
     first = held.start if at is None else at
@@ -41,11 +41,6 @@ def requests(
             if any(a is not None for a in lanes[warp : warp + WARP]):
                 for part in range(0, c.vector, access):
                     yield [None if a is None else a + part * size for a in lanes[warp : warp + WARP]]
-
-
-def width(c: PanelClass, operand: int) -> int:
-    """Elements of one access of a full operand."""
-    return (*c.access, *[c.vector] * len(c.facts.outputs))[operand]
 
 
 def check(plan: PanelPlan) -> Report:
@@ -112,7 +107,7 @@ def head_and_tail(c: PanelClass, head: int, tail: int) -> int:
 def alignment(plan: PanelPlan, operand: int) -> Iterator[str]:
     """What keeps vectors of an operand from being one access each, wherever their panel and their element lie."""
     c = plan.kernel
-    one = width(c, operand)
+    one = c.accesses[operand]
     if c.vector == 1:
         return
     neighbours = plan.operand_strides[operand][0 if c.orientation == "column" else len(plan.kept)]
@@ -136,7 +131,7 @@ def traffic_of(plan: PanelPlan, operand: int, name: str = "") -> Traffic:
     Raises ValueError naming lane and address where an access is not aligned to its width.
     """
     c = plan.kernel
-    size = width(c, operand) * ITEM_SIZE[c.dtypes[operand]]
+    size = c.accesses[operand] * ITEM_SIZE[c.dtypes[operand]]
     count = sectors = ideal = 0
     for rank in range(c.cluster_n):
         for lanes in requests(plan, operand, rank=rank):

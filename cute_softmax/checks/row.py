@@ -39,7 +39,7 @@ def requests(plan: Plan, operand: int, tile: int = 0, cta: int = 0) -> Iterator[
     """
     c = plan.row_class
     size = ITEM_SIZE[c.dtypes[operand]]
-    width = (*c.access, *[c.vector] * len(c.facts.outputs))[operand]
+    width = c.accesses[operand]
     offset = plan.problem.offsets[operand]
     height, across = c.step_tiler
     index = c.tv.offsets()
@@ -129,7 +129,7 @@ def traffic_of(plan: Plan, operand: int, name: str = "") -> Traffic:
     Raises ValueError naming lane and address where an access is not aligned to its width.
     """
     c = plan.row_class
-    elements = (*c.access, *[c.vector] * len(c.facts.outputs))[operand]
+    elements = c.accesses[operand]
     width = elements * ITEM_SIZE[c.dtypes[operand]]
     count = sectors = ideal = 0
     for cta in range(c.cluster_n):

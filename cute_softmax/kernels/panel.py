@@ -283,7 +283,7 @@ class PanelKernel(Streaming):
         else:
             indices = [apart(first + k * s.down * s.unit, this.reduced_sizes) for k in range(s.chunk_steps)]
             addresses = [mX.address + (start + dot(index, mX.reduced)) * size for index in indices]
-        layout, access = cute.make_layout(s.vector), (*s.access, s.vector)[i]
+        layout, access = cute.make_layout(s.vector), s.accesses[i]
         return [
             cute.make_tensor(global_pointer(dtype, a, Int64(0), access * size), layout) for a in addresses
         ]

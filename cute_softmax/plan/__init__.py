@@ -15,7 +15,7 @@ from ..hardware import Device
 from ..problem import ITEM_SIZE, Mode, Problem
 from .base import PlanBase
 from .maths import CACHE_LINE, MATHS, WARP, Math, NotPlanned
-from .modes import MODES, offset_of, padded
+from .modes import MODES, access_of, offset_of, padded
 from .panel import MOST, PanelClass, PanelPlan, plan_panel
 from .prologue import NO_PROLOGUE, Prologue, facts_of
 from .row import PART, TEAMS, VECTORS_PER_ROW, RowClass, Team, row_class, vector_of
@@ -130,7 +130,7 @@ class Plan(PlanBase):
             f"  threads    {c.threads} a CTA, {c.threads_per_row} a row; tile {c.tiler[0]} x {c.tiler[1]}",
             f"  thread     {c.steps} vectors of {c.vector} elements, {c.rows_per_thread} row(s); "
             f"{'values' if c.keep else 'packed elements'} kept in registers",
-            f"  loads      {staging}; {' and '.join(_widths(c))} at a time; "
+            f"  loads      {staging}; {' and '.join(c.load_widths)} at a time; "
             f"L2 {'evict_last' if self.evict_last else 'evict_normal'}",
             "  edges      "
             + ("head and tail scalars apart" if c.edges else "none: rows begin and end on a vector"),
@@ -158,12 +158,6 @@ def _own_dtypes(c: RowClass) -> list[str]:
     """Of the math's tensors, without those of a prologue."""
     extras = {"bias", "mask", *c.facts.group_inputs}
     return _unique(tuple(d for d, name in zip(c.dtypes, c.facts.operands, strict=True) if name not in extras))
-
-
-def _widths(c: RowClass) -> list[str]:
-    return _unique(
-        tuple(f"{(a or 1) * ITEM_SIZE[d]} bytes" for a, d in zip(c.access, c.dtypes, strict=False))
-    )
 
 
 def plan(
@@ -219,11 +213,7 @@ def _plan_rows(
     reference = (problem.offsets[facts.reference], *strides[facts.reference])
     edges = any(n % vector for n in (*reference, columns))
     access = tuple(
-        0
-        if single[i]
-        else math.gcd(
-            vector, *(a - b for a, b in zip((problem.offsets[i], *strides[i]), reference, strict=True))
-        )
+        0 if single[i] else access_of(vector, (problem.offsets[i], *strides[i]), reference)
         for i in range(len(facts.inputs))
     )
     try:

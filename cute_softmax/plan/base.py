@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+from ..problem import ITEM_SIZE
+
 
 class ClassBase:
     """A Plan class: a frozen dataclass of plain numbers with `dtypes`, and `facts` of its math."""
@@ -12,6 +14,17 @@ class ClassBase:
     def precise(self) -> bool:
         """Whether the result is worth a float32's rounding."""
         return self.dtypes[self.facts.result] == "fp32"
+
+    @property
+    def accesses(self) -> tuple[int, ...]:
+        """Per full operand, elements of one access: of each input a load of `access`, of outputs a `vector`."""
+        return *self.access, *[self.vector] * len(self.facts.outputs)
+
+    @property
+    def load_widths(self) -> list[str]:
+        """How many bytes loads take, in words; an input that has one element for a whole row is loaded alone."""
+        loads = zip(self.access, self.dtypes, strict=False)
+        return list(dict.fromkeys(f"{(a or 1) * ITEM_SIZE[d]} bytes" for a, d in loads))
 
     @property
     def fields(self) -> dict:

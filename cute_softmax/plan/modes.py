@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from ..problem import Mode
@@ -25,3 +26,9 @@ def offset_of(index: int, sizes: Sequence[int], strides: Sequence[int]) -> int:
         index, coordinate = divmod(index, size)
         offset += coordinate * stride
     return offset + index * strides[0]
+
+
+def access_of(vector: int, place: Sequence[int], reference: Sequence[int]) -> int:
+    """Elements of a load where vectors begin as those of another operand do. place, reference: offset and strides of
+    the operand and of that other."""
+    return math.gcd(vector, *(a - b for a, b in zip(place, reference, strict=True)))

@@ -12,7 +12,7 @@ from ..hardware import Device
 from ..problem import ALIGNMENT, ITEM_SIZE, Mode, Problem
 from .base import ClassBase, PlanBase
 from .maths import CACHE_LINE, MATHS, WARP, Math, NotPlanned
-from .modes import MODES, offset_of, padded
+from .modes import MODES, access_of, offset_of, padded
 from .panel_teams import (
     AHEAD,
     CHUNKS_OF_A_PART,
@@ -396,7 +396,7 @@ class PanelPlan(PlanBase):
             f"  threads    {c.threads} a CTA; tile of {c.tile} elements by {c.columns} groups",
             f"  thread     {c.steps} vectors of {c.vector} elements in shared memory"
             + (f", {c.registers * c.chunk_steps} in registers" if c.registers else ""),
-            f"  loads      cp.async, {' and '.join(_widths(c))} at a time; "
+            f"  loads      cp.async, {' and '.join(c.load_widths)} at a time; "
             f"L2 {'evict_last' if self.evict_last else 'evict_normal'}",
             *(["  edges      head and tail scalars apart"] if c.edges else []),
             f"  modes      kept {' x '.join(map(str, self.kept))}, "
@@ -410,12 +410,6 @@ class PanelPlan(PlanBase):
             + (" and written once" if c.facts.outputs else ", one result written per group"),
         ]
         return "\n".join(lines)
-
-
-def _widths(c: PanelClass) -> list[str]:
-    """How many bytes a load of each input takes."""
-    widths = (a * ITEM_SIZE[d] for a, d in zip(c.access, c.dtypes, strict=False))
-    return [f"{w} bytes" for w in dict.fromkeys(widths)]
 
 
 def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: bool) -> PanelPlan:
@@ -647,10 +641,7 @@ def _access(problem: Problem, kept: list[Mode], vector: int, facts: Math) -> tup
         return problem.offsets[i], *(m.strides[i] for m in kept if m.size > 1)
 
     reference = place(facts.reference)
-    return tuple(
-        math.gcd(vector, *(a - b for a, b in zip(place(i), reference, strict=True)))
-        for i in range(len(facts.inputs))
-    )
+    return tuple(access_of(vector, place(i), reference) for i in range(len(facts.inputs)))
 
 
 def _across(team: Team, groups: int, vector: int, size: int, narrowed: int) -> int:
