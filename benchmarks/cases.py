@@ -166,6 +166,8 @@ _SCORES = ((8, 32, 1024, 1024), (4, 32, 2048, 2048), (2, 16, 4096, 4096), (1, 16
 # Softmax over dim 0: wide matrices of short columns, tall ones of long columns.
 _WIDE = ((128, 1048576), (1024, 262144), (4096, 65536))
 _TALL = ((65536, 4096), (262144, 1024), (1048576, 64))
+_ODD_IMAGES = ((32, 512, 55, 55), (8, 21, 513, 513))
+_ODD_COLUMNS = ((128, 1048577), (4096, 65537))
 
 SUITES: dict[str, Suite] = {
     suite.name: suite
@@ -256,6 +258,17 @@ SUITES: dict[str, Suite] = {
                 *_cases("softmax", (32, 512, 56, 56), (8, 1000, 128, 128), dim=1),
                 *_cases("softmax", (64, 128, 32, 256), dim=(1, 3)),
                 *_cases("softmax", (8, 16, 2048, 2048), dim=-2),
+            ),
+            PROVIDERS,
+        ),
+        Suite(
+            "odd-columns",
+            "softmax over columns that begin off vector boundaries, forward and backward",
+            (
+                *_cases("softmax", *_ODD_IMAGES, dim=1),
+                *_cases("softmax", *_ODD_COLUMNS, dim=0),
+                *_cases("softmax_backward", *_ODD_IMAGES, dim=1),
+                *_cases("softmax_backward", *_ODD_COLUMNS, dim=0),
             ),
             PROVIDERS,
         ),

@@ -328,6 +328,7 @@ def drawings() -> dict[str, Figure]:
         "cluster": diagrams.figures(long)["cluster"],
         "panel": panels["tv"],
         "meeting": parts["meeting"],
+        "shift": diagrams.figures(diagrams.plan_shape((1000, 2001), dim=0))["shift"],
         "places": diagrams.figures(diagrams.plan_shape((64, 1 << 24)))["places"],
         **{f"matmul_{name}": product[name] for name in ("tile", "fragments", "registers", "values")},
     }

@@ -53,7 +53,10 @@ def forced(
     widest = min(team.threads // max(made.kernel.slots, 2), WARP)
     c = replace(
         made.kernel,
-        across=team.threads if alone else min(across or made.kernel.across, widest),
+        # Shifted lines have two lanes and more.
+        across=team.threads
+        if alone
+        else max(min(across or made.kernel.across, widest), 1 + made.kernel.shifted),
         threads=team.threads,
         steps=team.steps,
         cluster_n=team.cluster_n,
@@ -142,13 +145,21 @@ def touched(plan: PanelPlan, given_up: Sequence[int] = ()) -> Touched:
     a, d = tidx % c.across, tidx // c.across
     column = (tile[:, None] * c.across + a) * c.slots  # (CTA, thread)
     index = _apart(column, kept_sizes)
+    abreast, lane, inner = groups, a % c.lanes, column
+    if c.shifted:
+        abreast = kept_sizes[0] if kept_sizes else groups
+        ahead = math.ceil(abreast / c.advance)
+        inner = (tile % ahead * c.advance)[:, None] + a * c.slots - a // c.lanes * c.overlap
+        index = [inner, *(_apart(tile // ahead, kept_sizes[1:]) if kept_sizes else [])]
+        index = [np.broadcast_to(i if i.ndim > 1 else i[:, None], inner.shape) for i in index]
+        column = inner + (tile // ahead * abreast)[:, None]
     starts, across, reduced_strides = [], [], []
     for strides in plan.operand_strides:
         assert len(strides) == c.kept_modes + c.reduced_modes
         starts.append(_dot(index, strides[: c.kept_modes]))
         across.append(strides[0])
         reduced_strides.append(strides[c.kept_modes :])
-    inside, v, unaligned = column < groups, np.arange(c.vector), 0
+    inside, v, unaligned = inner < abreast if c.shifted else column < groups, np.arange(c.vector), 0
     access = c.accesses
     head, body = np.zeros_like(column), np.full_like(column, length)
     if c.edges:
@@ -176,13 +187,17 @@ def touched(plan: PanelPlan, given_up: Sequence[int] = ()) -> Touched:
             rows.append(touch(found))
         return rows
 
-    def places(cta: np.ndarray, first: int, n: int) -> np.ndarray:
+    def places(cta: np.ndarray, first: int, n: int, stored: bool = False) -> np.ndarray:
         """What these CTAs touch of chunk n of their share, which begins at `first`."""
         nonlocal unaligned
         rows, at = [], head[cta] + first + n * c.chunk
         end = head[cta] + np.maximum(np.minimum(first + share, body[cta]), first)
         for k in range(c.chunk_steps):
-            exists = inside[cta] & (end - at - d * c.unit > k * c.down * c.unit)
+            there = end - at - d * c.unit > k * c.down * c.unit
+            if c.shifted:
+                rows.append(shifted(cta, there, at, k, stored))
+                continue
+            exists = inside[cta] & there
             where, thread = np.nonzero(exists)
             begin, where = at[where, thread], cta[where]
             index = _apart(begin + (d[thread] + k * c.down) * c.unit, reduced_sizes)
@@ -198,6 +213,51 @@ def touched(plan: PanelPlan, given_up: Sequence[int] = ()) -> Touched:
             rows.append(touch(found))
         return np.concatenate(rows)
 
+    def shifted(cta: np.ndarray, there: np.ndarray, at: np.ndarray, k: int, stored: bool) -> np.ndarray:
+        """Step k of a chunk in lines that are shifted: elements that come with the blocks that are copied; or those of
+        the blocks that are stored."""
+        nonlocal unaligned
+        index = _apart(at + d + k * c.down, reduced_sizes)
+        firsts = [starts[i][cta] + _dot(index, reduced_strides[i]) for i in range(len(starts))]
+        beside, mine = (abreast - inner)[cta], inner[cta]
+        group = np.broadcast_to(column[cta][..., None], (*mine.shape, c.vector))
+
+        def taken(keep: np.ndarray, by: np.ndarray) -> np.ndarray:
+            """The elements v of each thread's vector, `by` further on, that are kept."""
+            found = [group + v + by]
+            found += [f[..., None] + (v + by) * (1 if i < full else across[i]) for i, f in enumerate(firsts)]
+            return np.stack(found, -1)[keep]
+
+        if stored:
+            i = len(c.facts.inputs)
+            shift = (plan.problem.offsets[i] + firsts[i]) % c.vector
+            ours = there & ((lane > 0) | (shift == 0) | (mine == 0)) & ((lane < c.lanes - 1) | (shift > 0))
+            whole = (shift <= mine) & (c.vector - shift <= beside)
+            first = (tile % ahead * c.advance)[cta][:, None]
+            ends = (first == 0) | (first + c.columns > abreast)
+            scalar = (shift[..., None] <= mine[..., None] + v) & (v < beside[..., None] + shift[..., None])
+            keep = ours[..., None] & np.where(whole[..., None], True, ends[..., None] & scalar)
+            return taken(keep, -shift[..., None])
+        for i in range(len(c.facts.inputs)):
+            shift = (plan.problem.offsets[i] + firsts[i] - lane * c.vector) % (c.extra * c.vector)
+            copied = there & ((lane + 1) * c.vector > shift) & (beside + shift > 0)
+            behind = there & (lane * c.vector < shift) & (beside + shift > c.lanes * c.vector)
+            assert not behind[:, lane >= c.extra].any(), "a block that has no slot"
+            # The lane whose block, or whose block behind the line, holds an element of this thread's vector.
+            block = lane[:, None] + (shift[..., None] + v) // c.vector
+            assert (block < c.lanes + c.extra).all()
+            holder = (tidx - lane)[:, None] + block % c.lanes
+            cta_index = np.arange(len(cta))[:, None, None]
+            came = np.where(block < c.lanes, copied[cta_index, holder], behind[cta_index, holder])
+            wanted = there[..., None] & (v < beside[..., None])
+            unaligned += np.count_nonzero(wanted & ~came)
+            # A block that holds nothing of the row may lie outside the tensor.
+            line = mine - lane * c.vector - shift
+            for is_copied, begin in ((copied, lane * c.vector), (behind, (c.lanes + lane) * c.vector)):
+                some = (line + begin + c.vector > mine - lane * c.vector) & (line + begin < abreast)
+                assert not (is_copied & ~some).any(), "a block of which nothing is wanted"
+        return taken(there[..., None] & (v < beside[..., None]), np.zeros_like(mine)[..., None])
+
     reduced, finished = [], []
     for of in range(parts if c.meeting else 1):
         cta = np.flatnonzero(part == of)
@@ -206,7 +266,7 @@ def touched(plan: PanelPlan, given_up: Sequence[int] = ()) -> Touched:
             chunks = max(-((first - min(first + share, length)) // c.chunk), 0)
             reduced += [places(cta, first, n) for n in range(chunks if c.streaming else 1)]
             behind = range(chunks) if c.streaming or of in given_up else range(1)
-            finished += [places(cta, first, n) for n in reversed(behind)]
+            finished += [places(cta, first, n, True) for n in reversed(behind)]
             if first == 0:
                 reduced += scalars(cta)
                 finished += scalars(cta)
@@ -217,6 +277,9 @@ def touched(plan: PanelPlan, given_up: Sequence[int] = ()) -> Touched:
     results += [
         starts[i][where, thread][:, None] + slots * across[i] for i in range(full, len(plan.operand_strides))
     ]
+    if c.shifted:
+        kept = slots < (abreast - inner)[where, thread][:, None]
+        results = [r[kept] for r in results]
     nothing = np.zeros((0, 1 + len(plan.operand_strides)), dtype=np.int64)
     everything = np.concatenate([nothing, *finished]) if c.facts.outputs else nothing
     return Touched(
@@ -248,6 +311,9 @@ def check_owners(plan: PanelPlan, given_up: Sequence[int] = ()):
         if what == "finished" and not plan.kernel.facts.outputs:
             assert not rows.size
             continue
+        if what == "reduced" and plan.kernel.overlap:  # lines of columns that overlap: in two panels at most
+            rows, times = np.unique(rows, axis=0, return_counts=True)
+            assert times.max() <= 2
         assert len(rows) == len(want), f"{len(rows)} elements {what} of {len(want)}"
         ours, theirs = (r[np.lexsort(r[:, 1:].T)] for r in (rows, want))
         assert (ours[:, 1:] == theirs[:, 1:]).all(), f"other elements are {what} than there are"
@@ -256,10 +322,11 @@ def check_owners(plan: PanelPlan, given_up: Sequence[int] = ()):
         pairs = np.unique(np.stack([ours[:, 0], theirs[:, 0]]), axis=1)
         assert pairs.shape[1] == plan.problem.groups, f"groups are mixed where they are {what}"
         ends[what] = pairs
-    assert len(got.groups) == plan.problem.groups == len(np.unique(got.groups[:, 0]))
+    found = np.unique(got.groups, axis=0) if plan.kernel.overlap else got.groups
+    assert len(found) == plan.problem.groups == len(np.unique(found[:, 0]))
     if full < len(plan.problem.dtypes):
         theirs = np.unique(want[:, full + 1])
-        assert (np.sort(got.groups[:, 1]) == theirs).all(), "not one result per group"
+        assert (np.sort(found[:, 1]) == theirs).all(), "not one result per group"
 
 
 def check_merging(c: PanelClass, parts: int):

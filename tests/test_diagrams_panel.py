@@ -37,6 +37,10 @@ PROBLEMS = {
     "long odd": ((1, 5000001), {"dtype": "fp32"}),
     "ahead": ((8, 3000000), {}),
     "sum": ((3000000, 24), {"dim": 0, "math": "sum"}),
+    "shifted": ((300, 131), {"dim": 0}),
+    "shifted modes": ((3, 200, 77), {"dim": 1, "math": "softmax_backward"}),
+    "shifted, alone": ((7, 5001), {"dim": 0, "dtype": "fp32"}),
+    "shifted, streamed": ((20000, 2049), {"dim": 0}),
 }
 
 
@@ -58,7 +62,7 @@ def test_a_plan_has_the_figures_of_what_it_uses(case):
     assert {"tv", "tile", "smem", "predicate", "thread"} <= set(found)
     assert ("reduction_buffer" in found) == (c.down > 1) and ("shuffle" in found) == (c.across < 32)
     assert ("cluster" in found) == (c.cluster_n > 1) and ("meeting" in found) == c.meeting
-    assert ("places" in found) == bool(c.ahead)
+    assert ("places" in found) == bool(c.ahead) and ("shift" in found) == c.shifted
 
 
 def test_a_row_ahead_has_each_chunk_in_one_place_and_finishes_it_once():
@@ -116,8 +120,10 @@ def test_cells_of_the_tile_are_where_the_thread_loads(case):
     c = p.kernel
     tv = c.tiled(c.steps)
     loaded = set()
+    one = ITEM_SIZE[c.dtypes[0]]
+    block = range(0, c.vector * one if c.shifted else one, one)  # a block holds elements of several vectors
     for lanes in checks.panel.requests(p, 0):
-        loaded |= {a for a in lanes if a is not None}
+        loaded |= {a + byte for a in lanes if a is not None for byte in block}
     seen = 0
     for cell in found["tile"].cells:
         f = cell.facts
@@ -128,7 +134,8 @@ def test_cells_of_the_tile_are_where_the_thread_loads(case):
         row, column = map(int, re.match(r"\((\d+), (\d+)", f.coordinate).groups())
         element, group = (column, row) if c.orientation == "row" else (row, column)
         assert tv(thread, value) == element + group * c.tile
-        inside = element < len(p.bounds(0, 0)) and group < p.groups
+        group -= group // (c.lanes * c.slots) * c.overlap
+        inside = element < len(p.bounds(0, 0)) and group < p.abreast
         assert f.byte in loaded or not inside
         seen += inside
     assert seen
@@ -147,7 +154,12 @@ def test_predicate_ends_with_the_data(case):
     first = diagrams.panel.View(p).final.start
     for f in facts:
         row, column, last = map(int, re.match(r"\((\d+), (\d+)\.\.(\d+)", f.coordinate).groups())
-        exists = last < p.length if c.orientation == "row" else first + row < p.length and column < p.groups
+        if c.orientation == "row":
+            exists = last < p.length
+        else:
+            at = column - view.start % p.abreast  # of the panel's vectors, in lines that overlap
+            group = column - at // (c.lanes * c.slots) * c.overlap
+            exists = first + row < p.length and group < p.abreast
         assert (f.note == "loaded") == exists
     assert any(f.note == "loaded" for f in facts)
 
@@ -167,6 +179,47 @@ def test_requests_reach_every_element_once(name):
                     for lanes in checks.panel.requests(p, operand, tile=tile, part=part, rank=rank):
                         reached.update(a // size + v for a in lanes if a is not None for v in range(c.vector))
         assert sorted(reached) == list(range(p.groups * p.length)) and set(reached.values()) == {1}
+
+
+@pytest.mark.parametrize("name", ["shifted", "shifted modes", "shifted, alone"])
+def test_shifted_requests_reach_every_element(name):
+    """Inputs in blocks of which each is wanted; results in whole blocks, once, but for the ends of memory's rows."""
+    p = made(name)
+    c = p.kernel
+    assert checks.check(p).problems == ()
+    size = [ITEM_SIZE[d] for d in c.dtypes]
+    everything = set(range(p.groups * p.length))
+    for operand in range(c.facts.full):
+        reached = Counter()
+        for tile in range(p.tiles):
+            for part in range(p.parts):
+                for rank in range(c.cluster_n):
+                    for lanes in checks.panel.requests(p, operand, tile=tile, part=part, rank=rank):
+                        for a in lanes:
+                            if a is not None:
+                                assert a % (c.vector * size[operand]) == 0
+                                reached.update(a // size[operand] + v for v in range(c.vector))
+        if operand < len(c.facts.inputs):
+            assert everything <= set(reached) and max(reached) < p.groups * p.length + c.vector
+        else:
+            ends = {e for e in everything - set(reached) if min(e % p.abreast, -e % p.abreast) >= c.vector}
+            assert not ends and set(reached) <= everything and set(reached.values()) == {1}
+
+
+def test_lines_are_drawn_where_they_begin():
+    """Each element that is drawn as some vector's lies in the block above it, and where memory has it."""
+    p = made("shifted")
+    c, figure = p.kernel, diagrams.figures(p)["shift"]
+    cells = {}
+    for cell in figure.cells:
+        if found := re.match(r"\(element (\d+), column (-?\d+)\)", cell.facts.coordinate or ""):
+            kind = "vector" if "vector" in (cell.facts.note or "") else "block"
+            cells[(kind, *map(int, found.groups()))] = cell.facts
+    drawn = [(line, group, f) for (kind, line, group), f in cells.items() if kind == "vector"]
+    assert drawn
+    for line, group, facts in drawn:
+        assert facts.threads == (group // c.slots,)
+        assert cells["block", line, group].byte == (p.element(0, line) + group) * ITEM_SIZE[c.dtypes[0]]
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -196,7 +249,7 @@ def test_a_wrong_plan_is_found():
     assert any("taken up to" in t for t in checks.check(replace(p, length=p.length + 1)).problems)
     assert any("its tile has" in t for t in checks.check(replace(p, share=c.tile + 1)).problems)
     assert any("taken up to" in t for t in checks.check(replace(p, share=p.share - 1)).problems)
-    odd = strided((64, 1001), (0,), [(1001, 1)] * 2)
+    odd = strided((64, 45), (0,), [(45, 1)] * 2)
     assert odd.kernel.vector == 1
     wide = replace(odd, kernel=replace(odd.kernel, vector=8, across=1))
     assert any("aligned" in t for t in checks.check(wide).problems)
@@ -238,6 +291,7 @@ def every_class(architecture: str) -> dict:
         for power in range(2, 18, 1 if architecture == "sm_90a" else 5):
             problems.append(((1 << power, 16384), {"dim": 0, "math": math}))
             problems.append(((4, 1 << (power - 2), 64, 32), {"dim": (1, 3), "math": math}))
+            problems.append(((1 << power, 16385), {"dim": 0, "math": math}))
     plans = (diagrams.plan_shape(shape, **{**o, "architecture": architecture}) for shape, o in problems)
     return dict.fromkeys(p.kernel for p in plans if isinstance(p, PanelPlan))
 
@@ -293,9 +347,11 @@ def test_threads_stand_where_the_kernel_puts_them(name, monkeypatch):
     for thread in (0, 1, 31, 32, c.threads - 1):
         a, d = thread % c.across, thread // c.across
         mX = SimpleNamespace(address=0, kept=kept, reduced=reduced)
-        start = int(panel.dot(panel.apart(a * c.slots, p.kept[:0:-1]), kept))
+        column = a * c.slots - a // c.lanes * c.overlap
+        index = [column, *[0] * (len(kept) - 1)] if c.shifted else panel.apart(column, p.kept[:0:-1])
+        start = int(panel.dot(index, kept))
         this = SimpleNamespace(d=d, mX=[mX], reduced_sizes=p.reduced[:0:-1])
-        addresses = panel.PanelKernel.vectors(kernel, this, 0, start, 0)
+        addresses = panel.PanelKernel.places(kernel, this, 0, start, 0)
         for k, address in enumerate(addresses):
             group, element = divmod(c.tiled(c.steps)(thread, k * c.vector), c.tile)
             at = (group, element) if c.orientation == "row" else (element, group)

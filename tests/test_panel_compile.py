@@ -17,7 +17,7 @@ from compiled import Compiled, accesses, compile_and_read
 from cute_softmax.compile import build_math
 from cute_softmax.hardware import ARCHITECTURES
 from cute_softmax.plan import MATHS, PanelClass
-from cute_softmax.plan.panel import AHEAD, DEEP, MODES, STREAMING, TEAMS
+from cute_softmax.plan.panel import AHEAD, DEEP, MODES, SHIFTED_TEAMS, STREAMING, TEAMS
 from cute_softmax.problem import ITEM_SIZE
 
 # Classes -> bytes of stack that they may use, with the reason. All others use none.
@@ -64,7 +64,7 @@ def panel_class(team, math: str, pair: tuple[str, str], arch: str = "sm_90a", **
         "meeting": False,
         "buffers": 1,
     }
-    fields = standard | {"edges": False} | fields
+    fields = standard | {"edges": False, "shifted": False} | fields
     fields.setdefault("access", (fields["vector"],) * len(MATHS[math, True].inputs))
     return PanelClass(
         math=math,
@@ -92,6 +92,10 @@ def selection(arch: str, math: str, every: int) -> Iterator[PanelClass]:
         pair = ("fp32", "fp32") if turn % 3 == 2 else ("bf16", "bf16")
         modes = {"kept_modes": MODES[turn % 2], "reduced_modes": MODES[turn // 2 % 2]}
         yield panel_class(team, math, pair, arch, orientation=orientation, **modes)
+    shifted = [t for t in SHIFTED_TEAMS[inputs] if t.cluster_n <= ARCHITECTURES[arch].cluster_limit]
+    for turn, team in enumerate(shifted[-1::-every]):
+        pair = ("fp32", "fp32") if turn % 3 == 1 else ("bf16", "bf16")
+        yield panel_class(team, math, pair, arch, shifted=True, kept_modes=MODES[turn % 2])
     ways = [("column", True, True), ("row", True, True), ("column", False, True), ("column", True, False)]
     for turn, (orientation, meeting, streaming) in enumerate(
         (*ways, ("row", True, False))[:: (every + 1) // 2]
@@ -108,10 +112,11 @@ def selection(arch: str, math: str, every: int) -> Iterator[PanelClass]:
     held = [(orientation, team) for orientation, _ in deep for team in DEEP[orientation, inputs]]
     held += [("row", AHEAD)] if ("row", inputs) in deep else []
     forms = [(orientation, team, False) for orientation, team in held]
-    forms += [(orientation, team, True) for orientation, team in held if orientation == "row"]
-    for (orientation, team, edges), dtype in product(forms, ["bf16", "fp32"][: 2 if every == 1 else 1]):
+    forms += [(orientation, team, True) for orientation, team in held]
+    for (orientation, team, anywhere), dtype in product(forms, ["bf16", "fp32"][: 2 if every == 1 else 1]):
         fields = {"orientation": orientation, "meeting": True, "buffers": team.buffers}
-        fields |= {"ahead": team.ahead, "registers": team.registers, "edges": edges}
+        fields |= {"ahead": team.ahead, "registers": team.registers}
+        fields["edges" if orientation == "row" else "shifted"] = anywhere
         c = panel_class(team, math, (dtype, dtype), arch, **fields)
         if team.min_blocks * c.shared_memory <= ARCHITECTURES[arch].shared_memory:
             yield c
@@ -123,6 +128,12 @@ def expected_accesses(c: PanelClass) -> Counter:
     for i, dtype in enumerate(c.dtypes[: facts.full]):
         out, one = i >= len(facts.inputs), ITEM_SIZE[dtype]
         size = one * (c.vector if out else c.access[i])
+        if (
+            c.shifted
+        ):  # a lane's block and one behind the line; results in blocks, and at the ends of rows in scalars
+            expected[f"{'st' if out else 'cp.async'} {size}"] += c.chunk_steps * (1 if out else 2)
+            expected[f"st {one}"] += c.chunk_steps * c.vector * out
+            continue
         how = "st" if out else "ld" if size < 4 else "cp.async"
         expected[f"{how} {size}"] += c.chunk_steps * c.vector * one // size
         expected[f"{'st' if out else 'ld'} {one}"] += c.edge_scalars

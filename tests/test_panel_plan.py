@@ -19,7 +19,17 @@ from panels import dense, problem_of
 from cute_softmax.hardware import ARCHITECTURES, H200, Device
 from cute_softmax.kernels.reduce import two_sum
 from cute_softmax.plan import MATHS, WARP, NotPlanned, PanelClass, PanelPlan, plan, plan_panel
-from cute_softmax.plan.panel import DEEP, MODES, MOST, NARROWEST_BYTES, STREAMING, TEAMS, Team
+from cute_softmax.plan.panel import (
+    DEEP,
+    MODES,
+    MOST,
+    NARROWEST_BYTES,
+    SHIFTED_FROM,
+    SHIFTED_TEAMS,
+    STREAMING,
+    TEAMS,
+    Team,
+)
 from cute_softmax.plan.panel_teams import SHORT
 from cute_softmax.problem import ALIGNMENT, ITEM_SIZE, Operand, Problem, canonical
 
@@ -81,7 +91,9 @@ def check_numbers(made: PanelPlan):
     assert c.threads <= arch.threads and c.threads % WARP == 0
     assert c.cluster_n <= arch.cluster_limit and c.cluster_n & (c.cluster_n - 1) == 0
     assert c.shared_memory <= arch.shared_memory
-    assert c.smem.size == c.smem.cosize == c.vector * c.threads * c.steps
+    assert c.smem.size == c.smem.cosize == c.vector * c.blocks * c.steps
+    lines = c.threads // c.lanes
+    assert c.blocks == c.threads + lines * c.extra and c.block(c.threads - 1) == c.blocks - c.extra - 1
     assert made.tiles * made.parts * c.cluster_n < 1 << 31, "CTAs of a grid"
     assert 0 < made.ctas <= made.tiles * made.parts
     # A thread's share of the panel.
@@ -99,7 +111,12 @@ def check_numbers(made: PanelPlan):
     # Groups and their parts.
     assert made.length == problem.length == math.prod(made.reduced)
     assert math.prod(made.kept) == problem.groups == made.groups
-    assert (made.tiles - 1) * c.columns < made.groups <= made.tiles * c.columns
+    if c.shifted:
+        assert made.tiles * made.abreast == math.ceil(made.abreast / c.advance) * made.groups
+        assert c.lanes > 1 and c.orientation == "column" and not c.edges and 0 < c.advance <= c.columns
+    else:
+        assert (made.tiles - 1) * c.columns < made.groups <= made.tiles * c.columns
+    assert made.panel(made.tiles - 1).stop == made.groups
     shared = max(made.length // c.vector, 1) * c.vector if c.edges else made.length
     assert made.parts * c.cluster_n * made.share >= shared > (made.parts - 1) * c.cluster_n * made.share
     assert made.share % c.unit == 0
@@ -112,7 +129,7 @@ def check_numbers(made: PanelPlan):
     assert 1 <= c.vector <= widest and widest % c.vector == 0
     assert c.orientation in ("column", "row") and (c.orientation == "column" or c.across == 1)
     if c.orientation == "column":
-        assert made.kept[-1] % c.vector == 0
+        assert c.shifted or made.kept[-1] % c.vector == 0
     else:
         assert c.edges or made.reduced[-1] % c.vector == 0
         assert c.vector == 1 or all(s[c.kept_modes] == 1 for s in made.operand_strides[:full])
@@ -264,7 +281,7 @@ def test_names_tell_classes_apart(field):
 def test_teams_fit_and_follow_each_other(arch):
     """In the order of the longest columns that they hold, as the first that fits is taken, and wide panels before
     narrow ones; what none of them holds can be streamed."""
-    for inputs, teams in TEAMS.items():
+    for inputs, teams in (*TEAMS.items(), *SHIFTED_TEAMS.items()):
         for clusters in (False, True):
             room = [
                 (t.threads * t.steps * t.cluster_n // (t.panel_bytes // ALIGNMENT), -t.panel_bytes)
@@ -291,13 +308,51 @@ def test_teams_fit_and_follow_each_other(arch):
 
 def test_narrow_vectors_have_teams_of_their_own():
     """Of many threads and steps, where panels fill the GPU; others stream such columns, or meet."""
-    for shape, team in (((4096, 65537), TEAMS[1][-2]), ((8192, 32770), TEAMS[1][-1]), ((8193, 65537), None)):
-        c = panel_plan(problem_of("softmax", ("bf16",) * 2, shape, (0,)), "softmax").kernel
-        assert c.vector < 8 and c.meeting == (team is None)
+
+    def every_other(name: str, shape: tuple[int, int]) -> PanelClass:
+        return panel_plan(problem_of(name, ("bf16",) * 2, shape, (0,), (2 * shape[1], 2)), name).kernel
+
+    for shape, team in (((4096, 65536), TEAMS[1][-2]), ((8192, 32768), TEAMS[1][-1]), ((8193, 65536), None)):
+        c = every_other("softmax", shape)
+        assert c.vector == 1 and c.meeting == (team is None)
         assert team is None or (team.narrow and (c.threads, c.steps) == (team.threads, team.steps))
-    for name, shape in (("softmax", (4096, 65536)), ("softmax", (4096, 3)), ("logsumexp", (4096, 65537))):
-        c = panel_plan(problem_of(name, ("bf16",) * 2, shape, (0,)), name).kernel
-        assert c.steps < TEAMS[1][-1].steps
+    for name, shape in (("softmax", (4096, 3)), ("logsumexp", (4096, 65536))):
+        assert every_other(name, shape).steps < TEAMS[1][-1].steps
+
+
+@pytest.mark.parametrize("pair", [("bf16", "bf16"), ("fp32", "fp32"), ("bf16", "fp32"), ("fp32", "bf16")])
+@pytest.mark.parametrize("name", ["softmax", "softmax_backward", "logsumexp"])
+def test_columns_that_begin_anywhere_are_shifted(name, pair):
+    """Copied in whole blocks, if there are enough side by side; walked through, on real teams and in all movements."""
+    for width, lengths, outer, offsets in (
+        (SHIFTED_FROM, (5, 300), 1, (1, 3, 2, 0)),
+        (55, (3, 20, 100, 200), 2, (0, 0, 0, 0)),
+        (131, (9, 70, 500), 1, (0, 1, 7, 0)),
+        (257, (21, 150), 1, (0, 0, 0, 0)),
+        (1025, (7, 21), 1, (5, 5, 5, 0)),
+    ):
+        for length in lengths:
+            strides = (length * (width + 2), width + 2, 1) if width % 2 else (length * width, width, 1)
+            problem = problem_of(name, pair, (outer, length, width), (1,), strides, offsets)
+            made = panel_plan(problem, name)
+            c = made.kernel
+            assert c.shifted and c.vector * max(ITEM_SIZE[d] for d in c.dtypes[: c.facts.full]) in (8, 16)
+            check_whole(made)
+            for _, other in panels.movements(made):
+                panels.check_owners(other)
+                panels.check_merging(other.kernel, other.parts)
+
+
+def test_what_is_not_shifted():
+    """Few columns, vectors of 8 bytes, and neighbours that do not lie side by side."""
+    for shape, strides in (
+        ((300, SHIFTED_FROM - 1), None),
+        ((300, 132), None),
+        ((300, 131), (300, 2)),
+        ((300, 136), None),
+    ):
+        c = panel_plan(problem_of("softmax", ("bf16",) * 2, shape, (0,), strides), "softmax").kernel
+        assert c.orientation == "column" and not c.shifted and c.extra == c.overlap == 0
 
 
 def test_panels_are_as_wide_as_memory_likes():
@@ -350,11 +405,16 @@ def test_two_sums_lose_nothing():
 def test_vectors_are_whole_where_addresses_allow():
     shape = (3000, 48)  # long enough for teams that take whole vectors
     for offsets, of, vector in (
-        ((0, 0), None, 8), ((1, 0), None, 1), ((4, 0), None, 4), ((0, 4), None, 4), ((8, 8), None, 8),
-        ((0, 0), (52, 1), 4), ((0, 0), (49, 1), 1), ((0, 0), (1, 3000), 8), ((0, 0), (96, 2), 1),
+        ((0, 0), None, 8), ((4, 0), None, 4), ((0, 4), None, 4), ((8, 8), None, 8),
+        ((0, 0), (52, 1), 4), ((0, 0), (1, 3000), 8), ((0, 0), (96, 2), 1),
     ):  # fmt: skip
         problem = problem_of("softmax", ("bf16", "bf16"), shape, (0,), of, (*offsets, 0))
-        assert panel_plan(problem, "softmax").kernel.vector == vector, (offsets, of)
+        c = panel_plan(problem, "softmax").kernel
+        assert c.vector == vector and not c.shifted, (offsets, of)
+    for offsets, of in (((1, 0), None), ((2, 0), None), ((0, 3), None), ((0, 0), (49, 1)), ((0, 0), (50, 1))):
+        problem = problem_of("softmax", ("bf16", "bf16"), shape, (0,), of, (*offsets, 0))
+        c = panel_plan(problem, "softmax").kernel
+        assert c.vector == 8 and c.shifted, (offsets, of)
     for width, vector in ((40, 8), (44, 4), (45, 1), (2, 2)):
         made = panel_plan(problem_of("softmax", ("bf16", "bf16"), (3000, width), (0,)), "softmax")
         assert made.kernel.vector == vector
@@ -387,6 +447,11 @@ def example() -> PanelPlan:
     return panels.forced(made, Team(128, 2), 3)
 
 
+def shifted_example() -> PanelPlan:
+    made = panel_plan(problem_of("softmax", ("bf16",) * 2, (2, 200, 131), (1,)), "softmax")
+    return panels.forced(made, Team(128, 2), 3)
+
+
 MUTANTS = {
     "a step is dropped": lambda p: replace(p, kernel=replace(p.kernel, steps=p.kernel.steps - 1, buffers=1)),
     "shares are too small": lambda p: replace(p, share=p.share - 1),
@@ -412,6 +477,23 @@ def test_mutants_of_a_plan_fail(name):
     panels.check_owners(made)
     with pytest.raises((AssertionError, ValueError)):
         panels.check_owners(MUTANTS[name](made))
+
+
+# Of a class whose columns are shifted: its properties are what the kernel is built from.
+SHIFTED_MUTANTS = {
+    "lines do not overlap": ("overlap", 0),
+    "panels do not overlap": ("advance", 64),
+    "panels overlap by two vectors": ("advance", 48),
+}
+
+
+@pytest.mark.parametrize("name", SHIFTED_MUTANTS)
+def test_mutants_of_shifted_columns_fail(name, monkeypatch):
+    made = shifted_example()
+    panels.check_owners(made)
+    monkeypatch.setattr(PanelClass, *SHIFTED_MUTANTS[name])
+    with pytest.raises((AssertionError, ValueError, IndexError)):
+        panels.check_owners(made)
 
 
 def test_mutants_of_the_walk_fail(monkeypatch):

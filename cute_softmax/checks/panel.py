@@ -22,14 +22,15 @@ def requests(
     """
     c = plan.kernel
     size, access = ITEM_SIZE[c.dtypes[operand]], c.accesses[operand]
-    start = tile * c.columns
-    held = plan.bounds(part, rank, start)
+    columns = plan.panel(tile)
+    held = plan.bounds(part, rank, columns.start)
     first = held.start if at is None else at
     base = plan.problem.offsets[operand]
-    groups = {
-        g: plan.group(operand, start + g) for g in range(0, min(c.columns, plan.groups - start), c.slots)
-    }
     elements = {e: plan.element(operand, first + e) for e in range(0, min(c.tile, held.stop - first), c.unit)}
+    if c.shifted:
+        yield from shifted_requests(plan, operand, columns, elements)
+        return
+    groups = {g: plan.group(operand, columns.start + g) for g in range(0, len(columns), c.slots)}
     index = c.tiled(c.steps).offsets()
     for k in range(c.steps):
         lanes: list[int | None] = []
@@ -41,6 +42,46 @@ def requests(
             if any(a is not None for a in lanes[warp : warp + WARP]):
                 for part in range(0, c.vector, access):
                     yield [None if a is None else a + part * size for a in lanes[warp : warp + WARP]]
+
+
+def shifted_requests(
+    plan: PanelPlan, operand: int, columns: range, elements: dict[int, int]
+) -> Iterator[list[int | None]]:
+    """`requests` for blocks that are shifted: of an input those that hold something, of an output the whole ones (the
+    scalars where memory's rows end are left out)."""
+    c, size = plan.kernel, ITEM_SIZE[plan.kernel.dtypes[operand]]
+    loads = operand < len(c.facts.inputs)
+    ahead = columns.start % plan.abreast  # groups of memory's row before the panel
+    left = plan.abreast - ahead
+    start = plan.problem.offsets[operand] + plan.group(operand, columns.start)
+    for k in range(c.steps):
+        own: list[int | None] = []
+        behind: list[int | None] = []
+        for thread in range(c.threads):
+            a, d = thread % c.across, thread // c.across
+            lane, first = a % c.lanes, a // c.lanes * (c.lanes * c.slots - c.overlap)
+            element = elements.get(d + k * c.down)
+            if element is None:
+                own.append(None)
+                behind.append(None)
+                continue
+            line = start + first + element
+            if loads:
+                shift = line % (c.extra * c.vector)
+                for block, found in ((lane, own), (c.lanes + lane, behind)):
+                    group = first - shift + block * c.vector  # of the panel, the block's first
+                    some = group + c.vector > first and group < min(left, first + c.lanes * c.vector)
+                    there = some and (block < c.lanes or lane < c.extra)
+                    found.append((line - shift + block * c.vector) * size if there else None)
+            else:
+                shift = line % c.vector
+                group = first - shift + lane * c.vector
+                ours = (lane > 0 or shift == 0) and (lane < c.lanes - 1 or shift > 0)
+                own.append((start + group + element) * size if ours and group + c.vector <= left else None)
+        for lanes in (own, behind):
+            for warp in range(0, len(lanes), WARP):
+                if any(a is not None for a in lanes[warp : warp + WARP]):
+                    yield lanes[warp : warp + WARP]
 
 
 def check(plan: PanelPlan) -> Report:
@@ -91,7 +132,7 @@ def coverage(plan: PanelPlan) -> list[str]:
         problems.append(f"groups are taken up to element {end} of {head + body}")
     if (slots := head_and_tail(c, head, plan.length - head - body)) != plan.length - body:
         problems.append(f"{slots} of {plan.length - body} scalars of head and tail have a thread")
-    if plan.kept[-1] % c.slots:
+    if plan.kept[-1] % c.slots and not c.shifted:
         problems.append(f"vectors of {c.slots} groups straddle the end of a dimension of {plan.kept[-1]}")
     if plan.reduced[-1] % c.unit and not c.edges:
         problems.append(f"vectors of {c.unit} straddle the end of a dimension of {plan.reduced[-1]}")
@@ -109,6 +150,11 @@ def alignment(plan: PanelPlan, operand: int) -> Iterator[str]:
     c = plan.kernel
     one = c.accesses[operand]
     if c.vector == 1:
+        return
+    if c.shifted:
+        # Blocks are whole vectors by themselves, if the tensor lies at whole elements.
+        if plan.operand_strides[operand][0] != 1:
+            yield f"the elements of a block lie {plan.operand_strides[operand][0]} apart"
         return
     neighbours = plan.operand_strides[operand][0 if c.orientation == "column" else len(plan.kept)]
     if neighbours != 1:
@@ -147,7 +193,7 @@ def shared(c: PanelClass) -> Iterator[str]:
     smem, buffer = c.smem, c.reduction_buffer
     for name, dtype in zip(c.facts.inputs, c.dtypes, strict=False):
         size = ITEM_SIZE[dtype]
-        every = [smem(0, t, k) * size for k in range(c.steps) for t in range(c.threads)]
+        every = [smem(0, c.block(t), k) * size for k in range(c.steps) for t in range(c.threads)]
         yield f"{name} in shared memory, written and read: {_told(every, c.vector * size)}."
     if c.down == 1:
         return  # nothing is exchanged

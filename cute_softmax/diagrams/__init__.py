@@ -70,7 +70,8 @@ def figures(plan: AnyPlan, thread: int | None = None) -> dict[str, Figure]:
     """The figures of a Plan by name, in the order in which a kernel works.
 
     tv: one step of all threads. tile: the CTA's whole tile in global memory. smem: staged inputs in shared
-    memory. edges: head, body and tail of rows off a vector boundary. predicate: the vectors that exist.
+    memory. edges: head, body and tail of rows off a vector boundary; shift: blocks and vectors of columns off one.
+    predicate: the vectors that exist.
     shuffle, reduction_buffer, cluster: how partial results meet in a CTA and a cluster; meeting: in global memory.
     Of softmax(S) @ V: tile: its blocks. ring: stages of shared memory. scores, values, grad: swizzled tiles there.
     ldmatrix, pairs, lines: scores on their way to registers. registers: one thread's, up to the operand. fragments,

@@ -17,7 +17,7 @@ from layouts.figures import Figure, Slots, Use
 from .. import checks
 from ..plan import WARP, PanelClass, PanelPlan
 from ..problem import ITEM_SIZE
-from . import panel_ahead
+from . import panel_ahead, panel_shift
 from .common import EXCHANGED, FOLLOWED, count, space
 from .panel_walk import walk_of
 
@@ -57,7 +57,7 @@ class View:
     @property
     def start(self) -> int:
         """The first group of the last panel."""
-        return (self.plan.tiles - 1) * self.kernel.columns
+        return self.plan.panel(self.plan.tiles - 1).start
 
     @cached_property
     def last(self) -> tuple[int, int]:
@@ -93,6 +93,10 @@ class View:
         def offset(at: tuple[int, int]) -> int:
             element, group = self.place(*at)
             element += self.plan.pieces(group)[0]
+            c = self.kernel
+            if c.shifted:  # in lines that overlap, of the last kept mode
+                group -= group // (c.lanes * c.slots) * c.overlap
+                return group * self.plan.operand_strides[operand][0] + self.plan.element(operand, element)
             return self.plan.group(operand, group) + self.plan.element(operand, element)
 
         return offset
@@ -151,11 +155,13 @@ def figures(plan: PanelPlan, thread: int | None = None) -> dict[str, Figure]:
         found["reduction_buffer"] = _reduction_buffer(view)
     if c.cluster_n > 1:
         found["cluster"] = _cluster(view)
+    if c.shifted:
+        found["shift"] = panel_shift.lines(plan)
     if c.ahead:
         found["places"] = panel_ahead.places(plan)
     if c.meeting:
         found["meeting"] = _meeting(view)
-    followed = [f for name, f in found.items() if name not in ("tv", "places")]
+    followed = [f for name, f in found.items() if name not in ("tv", "places", "shift")]
     found[FOLLOWED] = draw.follow_thread(
         followed, view.followed, title=f"Thread {view.followed} of {c.threads:,}{view.where}"
     )
@@ -250,8 +256,16 @@ def _tile(view: View) -> Figure:
         notes.append(
             f"This CTA takes {count(end, 'element')} of each group: the predicate skips what is past them."
         )
-    if not view.flat and p.groups < c.columns:
-        notes.append(f"There are only {count(p.groups, 'group')}: the predicate skips what is past them.")
+    if not view.flat and p.abreast < c.columns:
+        told = "side by side" if c.shifted and p.abreast < p.groups else ""
+        notes.append(
+            f"There are only {count(p.abreast, 'group')}{told and ' ' + told}: what is past them is skipped."
+        )
+    if c.overlap:
+        notes.append(
+            f"Panels overlap: the next one begins {c.advance} groups further on, so that each block of the result "
+            "has a line that holds all of it."
+        )
     if c.down == 1:
         notes.append("Each thread has its groups for itself: nothing is exchanged.")
     report = replace(checks.check(p), shared=())  # that stands under the figures of shared memory
@@ -265,7 +279,7 @@ def _smem(view: View) -> Figure:
     smem, slot = c.smem, {}
     for i, at in enumerate(index):
         thread, value = i % c.threads, i // c.threads
-        slot[at] = smem((value % c.vector, thread, value // c.vector))
+        slot[at] = smem((value % c.vector, c.block(thread), value // c.vector))
 
     def memory(at: tuple[int, int]) -> int:
         element, group = view.place(*at)
@@ -284,6 +298,14 @@ def _smem(view: View) -> Figure:
         title=f"{names[0]}: slots of threads in shared memory, {c.smem}",
     )
     notes = [f"One buffer each: {', '.join(names)}."] if len(names) > 1 else []
+    if c.shifted:
+        notes += [
+            f"(element of the vector, block, step): each line has blocks of {count(c.lanes, 'lane')} and "
+            f"{c.extra} behind them. They are copied as they lie in memory; when its warp's copies have come, each "
+            "thread takes its vector out of two of them and puts it where its own block was.",
+            "Lines that do not exist become padding that changes no result: every later step takes all slots.",
+        ]
+        return figure.noted(*notes, *list(checks.panel.shared(c))[: len(names)])
     notes += [
         "(element of the vector, thread, step): each thread has slots of its own, next to its neighbours', and reads "
         "back only what it copied itself. So waiting for its own copies is enough: no barrier between threads.",
@@ -299,7 +321,12 @@ def _predicate(view: View) -> Figure:
         bounds = {"n": view.final.stop, "column_start": view.final.start}
         stored = Layout((1, 1, c.steps), (0, 0, 1))
     else:
-        bounds = {"n": p.groups, "column_start": view.start, "rows_inside": min(len(view.final), c.tile)}
+        start, end = view.start % p.abreast, p.abreast
+        if c.shifted:  # whole vectors that hold something, line by line
+            width = c.lanes * c.slots
+            left = [end - start - line * (width - c.overlap) for line in range(c.across // c.lanes)]
+            end = start + sum(max(min(-(-n // c.slots) * c.slots, width), 0) for n in left)
+        bounds = {"n": end, "column_start": start, "rows_inside": min(len(view.final), c.tile)}
         stored = Layout((1, c.steps, 1), (0, 1, 0))
     names = [f"CTA {rank}"] if c.cluster_n > 1 else []
     names += [f"part {part}"] if c.meeting else []
@@ -324,7 +351,12 @@ def _predicate(view: View) -> Figure:
             f"Vectors begin with the first line of cache in this row: {count(head, 'scalar')} before it and "
             f"{count(p.length - head - body, 'scalar')} after the last whole vector belong to threads of part 0."
         )
-    if not view.flat:
+    if c.shifted:
+        notes.append(
+            f"There are {p.abreast:,} groups side by side, here in whole vectors: a block is copied if it holds some "
+            "group of its line, and what else it holds is never stored."
+        )
+    elif not view.flat:
         notes.append(
             f"Groups past the last of {p.groups:,} have nothing left at all. A vector holds "
             f"{count(c.vector, 'group')}, and all of them exist or none."

@@ -85,10 +85,18 @@ def load_if(wanted: Boolean, src: cute.Tensor, exists: Boolean | None = None):
     return held[0]
 
 
-def load_async(src: cute.Tensor, dst: cute.Tensor, access: int, policy: Int64, ahead: bool = False) -> None:
+def load_async(
+    src: cute.Tensor,
+    dst: cute.Tensor,
+    access: int,
+    policy: Int64,
+    ahead: bool = False,
+    exist: Int32 | None = None,
+) -> None:
     """cp.async from global to shared memory, `access` elements at a time; through registers below its 4 bytes.
 
-    ahead: L2 fetches the 256 bytes around, for whoever asks for the neighbours next.
+    ahead: L2 fetches the 256 bytes around, for whoever asks for the neighbours next. exist: bytes of a single access
+    that are read; those behind become 0.
     """
     size = access * src.element_type.width // 8
     if size < 4:
@@ -98,12 +106,15 @@ def load_async(src: cute.Tensor, dst: cute.Tensor, access: int, policy: Int64, a
         return
     hint = "L2::cache_hint" + (".L2::256B" if ahead else "")
     through = "cg" if size == 16 else "ca"  # only 16-byte copies can pass L1 by
+    read, kind = ("", "") if exist is None else (", $3", "r,")
     for i in range(0, cute.size(src), access):
+        operands = [(dst.iterator + i).toint(), (src.iterator + i).toint(), policy]
+        operands += [] if exist is None else [exist]
         llvm.inline_asm(
             None,
-            [(dst.iterator + i).toint().ir_value(), (src.iterator + i).toint().ir_value(), policy.ir_value()],
-            f"cp.async.{through}.shared.global.{hint} [$0], [$1], {size}, $2;",
-            "r,l,l,~{memory}",
+            [operand.ir_value() for operand in operands],
+            f"cp.async.{through}.shared.global.{hint} [$0], [$1], {size}{read}, $2;",
+            f"r,l,l,{kind}~{{memory}}",
             has_side_effects=True,
             is_align_stack=False,
             asm_dialect=llvm.AsmDialect.AD_ATT,

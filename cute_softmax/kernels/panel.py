@@ -23,7 +23,7 @@ from types import SimpleNamespace
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, Uint32, const_expr
+from cutlass import Boolean, Float32, Int32, Int64, Uint32, const_expr
 
 from layouts.trace import observe
 
@@ -42,10 +42,11 @@ from .copy import (
     store,
     unpack,
 )
+from .shift import Shifted
 from .stream import Streaming
 
 
-class PanelKernel(Streaming):
+class PanelKernel(Streaming, Shifted):
     """The kernel of one Plan class.
 
     spec: the plain numbers and named layouts of the class, see `cute_softmax.plan.PanelClass`.
@@ -171,7 +172,7 @@ class PanelKernel(Streaming):
             reduced_sizes=reduced_sizes,
             **self.policies(evict_last),
             mX=mX,
-            sX=[x[None, tidx, None] for x in sX],
+            **self.slots_of(tidx, sX),
             sB=sB,
             sC=sC,
             words=words,
@@ -185,6 +186,12 @@ class PanelKernel(Streaming):
             self.stream(launch, item)
         else:
             self.panel(launch, item)
+
+    def slots_of(self, tidx: Int32, sX: list) -> dict:
+        """`sX`: per input, this thread's slots in shared memory."""
+        if self.spec.shifted:
+            return self.slots_of_line(tidx, sX)  # of `shift.Shifted`
+        return {"sX": [x[None, tidx, None] for x in sX]}
 
     def policies(self, evict_last: Int32) -> dict[str, Int64]:
         """L2 eviction policies: of reads that are repeated, of all others, of writes.
@@ -208,11 +215,15 @@ class PanelKernel(Streaming):
         part, tile = Int32(0), item
         if s.meeting:
             part, tile = item % launch.parts, item // launch.parts
-        column = (tile * s.across + launch.a) * s.slots
-        kept = apart(column, launch.kept_sizes)
+        if s.shifted:
+            kept, line = self.line_of(launch, tile)  # of `shift.Shifted`
+            inside = Boolean(True)
+        else:
+            column = (tile * s.across + launch.a) * s.slots
+            kept, line = apart(column, launch.kept_sizes), {"beside": None}
+            inside = column < launch.groups
         first = (part * s.cluster_n + launch.rank) * launch.share
         starts = [dot(kept, mX.kept) for mX in launch.mX]
-        inside = column < launch.groups
         head, body = Int32(0), launch.length
         if s.edges:
             r = s.facts.reference
@@ -230,6 +241,7 @@ class PanelKernel(Streaming):
             part=part,
             starts=starts,
             inside=inside,
+            **line,
             head=head,
             first=first,
             end=end,
@@ -241,10 +253,12 @@ class PanelKernel(Streaming):
     def panel(self, launch, item: Int32):
         """One CTA's share of a panel, which it holds, from loading to storing."""
         s, this = self.spec, self.at(launch, item)
-        self.fetch(this, this.starts, this.first, self.left(this, this.first), Int32(0), this.once)
+        left = self.left(this, this.first)
+        self.fetch(this, this.starts, this.first, left, this.beside, Int32(0), this.once)
         edges = self.edges(this)
         cute.arch.cp_async_commit_group()
         cute.arch.cp_async_wait_group(0)
+        self.align(this, this.first, Int32(0))
         mine, states = self.reduce(this, None, edges)
         if const_expr(s.cluster_n > 1):
             mine = self.across_cluster(this, mine)
@@ -266,8 +280,9 @@ class PanelKernel(Streaming):
                 self.finish(this, this.first, Int32(0), states)
                 self.finish_edges(this, edges, states)
 
-    def vectors(self, this, i: int, start: Int64, at: Int32) -> list:
-        """Where this thread's vectors of the chunk at element `at` lie in tensor i, whose groups begin at `start`."""
+    def places(self, this, i: int, start: Int64, at: Int32) -> list:
+        """The addresses of this thread's vectors of the chunk at element `at` in tensor i, whose groups begin at
+        `start`."""
         s = self.spec
         mX, dtype = this.mX[i], self.dtypes[i]
         size = dtype.width // 8
@@ -283,20 +298,38 @@ class PanelKernel(Streaming):
         else:
             indices = [apart(first + k * s.down * s.unit, this.reduced_sizes) for k in range(s.chunk_steps)]
             addresses = [mX.address + (start + dot(index, mX.reduced)) * size for index in indices]
-        layout, access = cute.make_layout(s.vector), s.accesses[i]
-        return [
-            cute.make_tensor(global_pointer(dtype, a, Int64(0), access * size), layout) for a in addresses
-        ]
+        return addresses
+
+    def vectors(self, this, i: int, start: Int64, at: Int32) -> list:
+        """The vectors at `places`."""
+        return [self.vector(i, address) for address in self.places(this, i, start, at)]
+
+    def vector(self, i: int, address: Int64) -> cute.Tensor:
+        """The vector of tensor i at an address."""
+        align = self.spec.accesses[i] * self.dtypes[i].width // 8
+        pointer = global_pointer(self.dtypes[i], address, Int64(0), align)
+        return cute.make_tensor(pointer, cute.make_layout(self.spec.vector))
 
     def left(self, this, at: Int32) -> Int32:
         """How much of the group there is from this thread's first element of a chunk on: vector k exists where more
         than k * down * unit is left."""
         return Int32(cutlass.select_(this.inside, this.end - at - this.d * self.spec.unit, Int32(0)))
 
-    @cute.jit
-    def fetch(self, this, starts: list, at: Int32, left: Int32, base: Int32, policy: Int64):
+    def fetch(
+        self, this, starts: list, at: Int32, left: Int32, beside: Int32 | None, base: Int32, policy: Int64
+    ):
         """Bring the chunk that begins at element `at` of the groups at `starts`, of all inputs, into this thread's own
-        slots of shared memory from step `base` on, padding what lies outside. policy: see `policies`."""
+        slots of shared memory from step `base` on, padding what lies outside. beside: see `Shifted.beside`; policy: see
+        `policies`."""
+        s = self.spec
+        if s.shifted:
+            self.fetch_blocks(this, starts, at, left, beside, base, policy)  # of `shift.Shifted`
+        else:
+            self.fetch_vectors(this, starts, at, left, base, policy)
+
+    @cute.jit
+    def fetch_vectors(self, this, starts: list, at: Int32, left: Int32, base: Int32, policy: Int64):
+        """`fetch` where each vector is one access or several whole ones."""
         s = self.spec
         for i in self.inputs:
             padding = cute.make_rmem_tensor(max(s.vector, 2), self.dtypes[i])
@@ -511,26 +544,53 @@ class PanelKernel(Streaming):
     def store_each(self, this, results):
         if (this.d == 0) & this.inside & (this.rank == 0):
             for v in cutlass.range_constexpr(self.spec.slots):
-                for i, result in zip(self.group_outputs, results[v], strict=True):
-                    mX, dtype = this.mX[i], self.dtypes[i]
-                    at = global_pointer(dtype, mX.address, this.starts[i] + v * mX.kept[0], dtype.width // 8)
-                    cute.make_tensor(at, cute.make_layout(1))[0] = result.to(dtype)
+                if const_expr(self.spec.shifted):
+                    if v < this.beside:
+                        self.store_group(this, v, results[v])
+                else:
+                    self.store_group(this, v, results[v])
+
+    def store_group(self, this, v: int, results: tuple):
+        """Write the results of the group in slot v."""
+        for i, result in zip(self.group_outputs, results, strict=True):
+            mX, dtype = this.mX[i], self.dtypes[i]
+            at = global_pointer(dtype, mX.address, this.starts[i] + v * mX.kept[0], dtype.width // 8)
+            cute.make_tensor(at, cute.make_layout(1))[0] = result.to(dtype)
 
     @cute.jit
     def finish(self, this, at: Int32, base: Int32, states: list):
         """Compute and store the results of the chunk that begins at element `at` and lies in shared memory."""
-        s, math = self.spec, self.math
+        if const_expr(not self.spec.shifted):
+            self.finish_vectors(this, at, base, states)
+        elif this.ends:
+            self.finish_blocks(this, at, base, states, True)  # of `shift.Shifted`
+        else:
+            self.finish_blocks(this, at, base, states, False)
+
+    def results(self, this, k: int, base: Int32, states: list) -> cute.Tensor:
+        """The results of vector k of the chunk that lies at `base`, in registers."""
+        s = self.spec
+        elements = zip(*(unpack(vector) for vector in self.held(this, k, base)), strict=True)
+        results = [self.math.result(e, states[v % s.slots]) for v, e in enumerate(elements)]
+        rounded = cute.make_rmem_tensor(s.vector, self.dtypes[len(self.math.inputs)])
+        pack(iter(results), rounded)
+        return rounded
+
+    @cute.jit
+    def finish_vectors(self, this, at: Int32, base: Int32, states: list):
+        """`finish` where each vector is one access."""
+        s = self.spec
         left = self.left(this, at)
-        i = len(math.inputs)
+        i = len(self.math.inputs)
         gX = self.vectors(this, i, this.starts[i], at)
         for k in cutlass.range_constexpr(s.chunk_steps):
-            elements = zip(*(unpack(vector) for vector in self.held(this, k, base)), strict=True)
-            results = [math.result(e, states[v % s.slots]) for v, e in enumerate(elements)]
-            rounded = cute.make_rmem_tensor(s.vector, self.dtypes[i])
-            pack(iter(results), rounded)
+            rounded = self.results(this, k, base, states)
             exists = left > k * s.down * s.unit
-            hinted = this.writes is not None and s.vector * self.dtypes[i].width >= 32
             if const_expr(not s.streaming):
                 store(rounded, gX[k], exists=exists)
             elif exists:
-                store(rounded, gX[k], this.writes if hinted else None)
+                store(rounded, gX[k], self.hint(this, rounded))
+
+    def hint(self, this, rounded: cute.Tensor) -> Int64 | None:
+        """The L2 policy of a store; those of less than four bytes can have none."""
+        return this.writes if cute.size(rounded) * rounded.element_type.width >= 32 else None

@@ -70,7 +70,7 @@ class Streaming:
     def fetch_nth(self, this, n: Int32, base: Int32, policy: Int64):
         """Bring chunk n of this CTA's share."""
         at = this.first + n * self.spec.chunk
-        self.fetch(this, this.starts, at, self.left(this, at), base, policy)
+        self.fetch(this, this.starts, at, self.left(this, at), this.beside, base, policy)
 
     @cute.jit
     def fetch_chunk(self, this, n: Int32, chunks: Int32, base: Int32):
@@ -91,6 +91,7 @@ class Streaming:
         for n in cutlass.range(chunks, unroll=1):
             cute.arch.cp_async_wait_group(s.buffers - 1)
             base = self.buffer(turn + n)
+            self.align(this, this.first + n * s.chunk, base)
             self.absorb(this, rS, base)
             self.fetch_chunk(this, n + s.buffers, chunks, base)
         if const_expr(s.edges):
@@ -122,6 +123,8 @@ class Streaming:
             cute.arch.cp_async_wait_group(s.buffers - 1)
             base = self.buffer(turn + beyond + t)
             n = Int32(cutlass.select_(t < s.buffers, beyond + t, chunks - 1 - t))
+            if const_expr(s.shifted):
+                self.align_again(this, t, n, base)
             if (n < chunks) & (met != 0):
                 self.finish(this, this.first + n * s.chunk, base, states)
             again, k = t < beyond, t - beyond
@@ -130,16 +133,26 @@ class Streaming:
                 here, there = this.first + here * s.chunk, following.first + there * s.chunk
                 left = Int32(cutlass.select_(again, self.left(this, here), self.left(following, there)))
                 twice = (t >= beyond) & (k < coming - s.buffers)
+                beside = None
+                if const_expr(s.shifted):
+                    beside = Int32(cutlass.select_(again, this.beside, following.beside))
                 self.fetch(
                     this,
                     [Int64(cutlass.select_(again, this.starts[i], following.starts[i])) for i in self.inputs],
                     Int32(cutlass.select_(again, here, there)),
                     left,
+                    beside,
                     base,
                     Int64(cutlass.select_(twice, this.twice, this.once)),
                 )
             cute.arch.cp_async_commit_group()
         return (turn + 2 * beyond) % s.buffers
+
+    @cute.jit
+    def align_again(self, this, t: Int32, n: Int32, base: Int32):
+        """`align` for chunk n, finished in turn t, if it was read a second time."""
+        if t >= self.spec.buffers:
+            self.align(this, this.first + n * self.spec.chunk, base)
 
     @cute.jit
     def redo(self, this, states: list):
@@ -149,5 +162,6 @@ class Streaming:
             self.fetch_nth(this, n, Int32(0), this.once)
             cute.arch.cp_async_commit_group()
             cute.arch.cp_async_wait_group(0)
+            self.align(this, this.first + n * s.chunk, Int32(0))
             self.finish(this, this.first + n * s.chunk, Int32(0), states)
         self.finish_edges(this, self.edges(this), states)

@@ -20,8 +20,12 @@ from .panel_teams import (
     DEEP,
     DEEP_PANELS_AT_ONCE,
     DEEP_ROWS_AT_ONCE,
+    EXTRA_BLOCKS,
     NARROWEST_BYTES,
     PANEL_BYTES,
+    SHIFTED_BELOW_BYTES,
+    SHIFTED_FROM,
+    SHIFTED_TEAMS,
     STREAMING,
     TEAMS,
     Team,
@@ -39,7 +43,8 @@ class PanelClass(ClassBase):
 
     orientation: "column" (a vector lies across groups) or "row" (along its group); vector: elements of an access of the
     output; access: per input, elements of one load: as many, or fewer where its groups are aligned differently;
-    edges: whether rows may begin or end off a vector boundary, so that scalars are handled apart;
+    edges: whether rows may begin or end off a vector boundary, so that scalars are handled apart; shifted: whether
+    vectors of columns may, so that aligned blocks are copied and shifted into place, see `kernels.shift`;
     across: threads side by side over groups; threads: of a CTA; steps: vectors that a thread holds; cluster_n: CTAs
     that share a panel through distributed shared memory;
     kept_modes, reduced_modes: how many; meeting: whether CTAs meet in global memory;
@@ -56,6 +61,7 @@ class PanelClass(ClassBase):
     vector: int
     access: tuple[int, ...]
     edges: bool
+    shifted: bool
     across: int
     threads: int
     steps: int
@@ -100,6 +106,35 @@ class PanelClass(ClassBase):
     def warps_down(self) -> int:
         """Warps along the groups."""
         return max(self.threads // max(self.across, WARP), 1)
+
+    @property
+    def lanes(self) -> int:
+        """Lanes of a line: threads of one warp that stand side by side over the groups."""
+        return min(self.across, WARP)
+
+    @property
+    def extra(self) -> int:
+        """Blocks that a shifted line has behind those of its lanes: it begins at a multiple of so many."""
+        return min(EXTRA_BLOCKS, self.lanes) if self.shifted else 0
+
+    @property
+    def blocks(self) -> int:
+        """Vectors of a step in shared memory: one a thread and, where they are shifted, `extra` ones a line."""
+        return self.threads + self.threads // self.lanes * self.extra
+
+    def block(self, thread: int) -> int:
+        """The block of a step that is a thread's."""
+        return thread + thread // self.lanes * self.extra
+
+    @property
+    def overlap(self) -> int:
+        """Groups that a line has in common with the next, so that each block of results has a line that holds it."""
+        return self.slots if self.shifted and self.facts.outputs else 0
+
+    @property
+    def advance(self) -> int:
+        """Groups from a panel to the next."""
+        return self.columns - self.across // self.lanes * self.overlap
 
     @property
     def slots(self) -> int:
@@ -228,8 +263,9 @@ class PanelClass(ClassBase):
 
     @property
     def smem(self) -> Layout:
-        """(element of a vector, thread, step) -> element of an input's tile in shared memory."""
-        return Layout.ordered((self.vector, self.threads, self.steps), (0, 1, 2))
+        """(element of a vector, block, step) -> element of an input's tile in shared memory; a thread's own block is
+        `block(thread)`."""
+        return Layout.ordered((self.vector, self.blocks, self.steps), (0, 1, 2))
 
     @property
     def reduction_buffer(self) -> Layout:
@@ -263,6 +299,8 @@ class PanelClass(ClassBase):
             parts.append(f"streaming{self.buffers}")
         if self.edges:
             parts.append("edges")
+        if self.shifted:
+            parts.append("shifted")
         if any(a != self.vector for a in self.access):
             parts.append("access" + "_".join(map(str, self.access)))
         if self.ahead:
@@ -336,9 +374,20 @@ class PanelPlan(PlanBase):
         return range(head + first, head + max(first, min(first + self.share, body)))
 
     @property
+    def abreast(self) -> int:
+        """Groups between the ends of which panels lie: where vectors are shifted, those of the last kept mode."""
+        return self.kept[-1] if self.kernel.shifted else self.groups
+
+    def panel(self, tile: int) -> range:
+        """The groups of a panel."""
+        c, outer, inner = self.kernel, *divmod(tile, math.ceil(self.abreast / self.kernel.advance))
+        first = outer * self.abreast
+        return range(first, first + self.abreast)[inner * c.advance :][: c.columns]
+
+    @property
     def tiles(self) -> int:
         """How many panels there are."""
-        return math.ceil(self.groups / self.kernel.columns)
+        return _panels(self.kernel, self.groups, self.abreast)
 
     @property
     def ctas(self) -> int:
@@ -399,6 +448,7 @@ class PanelPlan(PlanBase):
             f"  loads      cp.async, {' and '.join(c.load_widths)} at a time; "
             f"L2 {'evict_last' if self.evict_last else 'evict_normal'}",
             *(["  edges      head and tail scalars apart"] if c.edges else []),
+            *(["  edges      aligned blocks, shifted into place"] if c.shifted else []),
             f"  modes      kept {' x '.join(map(str, self.kept))}, "
             f"reduced {' x '.join(map(str, self.reduced))}",
             f"  reduction  {c.stages} stage(s); buffer {c.reduction_buffer}, "
@@ -429,12 +479,17 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
     inner = min(along, key=lambda m: _step(m, facts.full))
     along.append(along.pop(along.index(inner)))
     vector = _vector(problem, [*kept, *reduced], inner, facts.full)
-    access, widest = (vector,) * len(facts.inputs), _widest(problem, facts.full)
-    cut = orientation == "row" and len(reduced) == 1 and set(inner.strides[: facts.full]) == {1}
-    if edges := cut and vector < widest:
-        vector, access = widest, _access(problem, kept, widest, facts)
-    # What is shared out: the longest body of a row.
+    widest, smallest = _widest(problem, facts.full), min(ITEM_SIZE[d] for d in problem.dtypes[: facts.full])
+    misaligned = vector < widest and set(inner.strides[: facts.full]) == {1}
+    edges = misaligned and orientation == "row" and len(reduced) == 1
+    narrow = vector * smallest < SHIFTED_BELOW_BYTES and inner.size >= SHIFTED_FROM
+    shifted = misaligned and orientation == "column" and narrow
+    if edges or shifted:
+        vector = widest
+    access = _access(problem, kept, widest, facts) if edges else (vector,) * len(facts.inputs)
+    # What is shared out: the longest body of a row. Panels end where a shifted mode does.
     length = max(problem.length // vector, 1) * vector if edges else problem.length
+    abreast = inner.size if shifted else problem.groups
     kept, reduced = _padded(kept, problem), _padded(reduced, problem)
 
     def class_of(
@@ -442,6 +497,9 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
     ) -> PanelClass:
         size = max(ITEM_SIZE[d] for d in problem.dtypes[: facts.full])
         width = min(vector, team.vector_bytes // size) if orientation == "column" else vector
+        beyond = (
+            width - 1 if shifted and facts.outputs else 0
+        )  # of the block that the last group's result may lie in
         return PanelClass(
             math=math_name,
             architecture=device.architecture.name,
@@ -450,7 +508,8 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
             vector=width,
             access=tuple(min(a, width) for a in access),
             edges=edges,
-            across=_across(team, problem.groups, width, size, narrowed) if orientation == "column" else 1,
+            shifted=shifted,
+            across=_across(team, abreast + beyond, width, size, narrowed) if orientation == "column" else 1,
             threads=team.threads,
             steps=team.steps,
             cluster_n=team.cluster_n,
@@ -464,12 +523,12 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
         )
 
     def panels(c: PanelClass) -> int:
-        return math.ceil(problem.groups / c.columns)
+        return _panels(c, problem.groups, abreast)
 
     def share_of(c: PanelClass, ctas: int) -> int:
         # Shares of a row begin on a line of L2, lest two CTAs read and write one sector: 4 rows of 2^28 elements in 264
         # parts that did not had half as many sectors more to read, all hits, and ran at 0.52 of a copy (H200, ncu).
-        line = CACHE_LINE // min(ITEM_SIZE[d] for d in problem.dtypes[: facts.full])
+        line = CACHE_LINE // smallest
         grain = c.unit if orientation == "column" else max(c.unit, line)
         return math.ceil(math.ceil(length / ctas) / grain) * grain
 
@@ -490,15 +549,17 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
             resident=device.multiprocessors * c.min_blocks,
         )
 
-    for team in TEAMS[len(facts.inputs)]:
+    for team in (SHIFTED_TEAMS if shifted else TEAMS)[len(facts.inputs)]:
         c, narrowed = class_of(team), 1
+        if shifted and not facts.outputs and team.cluster_n == 16:
+            break  # see SHIFTED_TEAMS
         if not _fits(team, c, share_of(c, c.cluster_n), device):
             continue
-        narrow = orientation == "column" and vector < widest and facts.outputs
-        if team.narrow and not (narrow and panels(c) * c.cluster_n >= device.multiprocessors):
+        few_bytes = orientation == "column" and vector < widest and facts.outputs
+        if team.narrow and not (few_bytes and panels(c) * c.cluster_n >= device.multiprocessors):
             continue
         # Narrower panels where wide ones would leave SMs idle.
-        narrowest = NARROWEST_BYTES // min(ITEM_SIZE[d] for d in c.dtypes[: facts.full])
+        narrowest = (CACHE_LINE if shifted else NARROWEST_BYTES) // smallest
         while (
             panels(c) * c.cluster_n < device.multiprocessors
             and not team.alone
@@ -586,6 +647,11 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
     while class_of(team, meeting=True, streaming=True).shared_memory > device.architecture.shared_memory:
         team = replace(team, steps=team.steps // 2)
     return cut(team, of_chunks(CHUNKS_OF_A_PART[orientation], 1))
+
+
+def _panels(c: PanelClass, groups: int, abreast: int) -> int:
+    """How many panels there are of so many groups, side by side in so many."""
+    return groups // abreast * math.ceil(abreast / c.advance)
 
 
 def _fits(team: Team, c: PanelClass, share: int, device: Device) -> bool:

@@ -13,6 +13,15 @@ from ..problem import ALIGNMENT
 # 0.44 with 64; 1048576 x 64 in its 128 bytes 0.86: softmax can do no better in this order.
 PANEL_BYTES = 256
 NARROWEST_BYTES = 32  # a sector of L2
+# Columns whose vectors would have fewer bytes than these, as they begin anywhere, are copied in whole vectors that are
+# shifted into place, if so many lie side by side. H200, 2026-11-22, bf16, ratio to a copy, shifted / not: vectors of 2
+# bytes 4096 x 65537 0.626 / 0.368, of 4 4096 x 65538 0.618 / 0.504, of 8 128 x 1048580 0.794 / 0.821; 2048 x 1000 x 33
+# over 1000 0.323 / 0.447, 256 x 2048 x 49 over 2048 0.401 / 0.418, its backward 0.476 / 0.202.
+SHIFTED_BELOW_BYTES = 8
+SHIFTED_FROM = 48
+# Such lines begin on a sector of L2, at a multiple of two vectors of 16 bytes: 32 x 512 x 55 x 55 0.728 with one, 0.721
+# with two, 0.697 with four, 0.634 with eight; 256 x 50257 0.736, 0.765, 0.762, 0.748 (each takes its room).
+EXTRA_BLOCKS = 2
 
 
 @dataclass(frozen=True)
@@ -108,6 +117,59 @@ TEAMS = {
         Team(256, 12, cluster_n=16, min_blocks=2, panel_bytes=128),
     ),
 }
+# Shifted columns: H200, 2026-11-22, bf16, softmax, dim=0 of (rows, 2^27 / rows) or so. Instructions and wavefronts of
+# shared memory bind them as much as DRAM does, so that room for rows that do not exist costs more: 77 rows 0.806 in
+# teams for 80, 0.571 for 128; 150 rows 0.809 for 160, 0.530 for 256; backward of 21 rows 0.879 for 24, 0.432 for 64.
+# Panels of 512 bytes have fewer ends of lines, but 0.82 for 0.81 at 128 rows, 0.45 for 0.61 at 4096. Where each panel
+# stored the vectors at its ends by element, 128 x 1048577 had 0.618; in lines that overlap, so that all but memory's
+# own ends are whole vectors, 0.784. What is read once anyway need not be held in clusters of 16: logsumexp of 2048 x
+# 65535 0.539, streamed 0.630, of 4096 x 32769 0.447 and 0.647. Tried and lost: what threads have for themselves up to
+# 24 rows (21 rows 0.475 for 0.671, logsumexp alone 0.656 for 0.486); states whose slots lie vector by vector, so that
+# lanes read neighbours (128 x 1048577 0.951 for 0.949 where aligned, 4096 x 65537 0.589 for 0.630).
+SHIFTED_TEAMS = {
+    1: (
+        Team(64, 4, min_blocks=10, alone=True),
+        Team(64, 8, min_blocks=6, alone=True),
+        Team(128, 4, min_blocks=8, vector_bytes=8),
+        Team(128, 6, min_blocks=8, vector_bytes=8),
+        Team(128, 6, min_blocks=8),
+        Team(128, 10, min_blocks=7),
+        Team(128, 16, min_blocks=5),
+        Team(256, 10, min_blocks=4),
+        Team(256, 8, cluster_n=2, min_blocks=4),
+        Team(512, 8, min_blocks=2),  # without clusters
+        Team(128, 10, cluster_n=4, min_blocks=7),
+        Team(128, 16, cluster_n=4, min_blocks=5),
+        Team(128, 10, cluster_n=8, min_blocks=7),
+        Team(256, 8, cluster_n=8, min_blocks=4),
+        Team(128, 10, cluster_n=16, min_blocks=7),
+        Team(128, 16, cluster_n=16, min_blocks=5),
+        Team(256, 12, cluster_n=16, min_blocks=3),
+        Team(256, 16, cluster_n=16, min_blocks=2),
+        Team(128, 24, cluster_n=16, min_blocks=4, panel_bytes=128),
+        Team(128, 32, cluster_n=16, min_blocks=3, panel_bytes=128),
+    ),
+    2: (
+        Team(64, 4, min_blocks=12, alone=True),
+        Team(64, 8, min_blocks=8, alone=True),
+        Team(128, 2, min_blocks=8),
+        Team(128, 3, min_blocks=8),
+        Team(128, 6, min_blocks=6),
+        Team(256, 5, min_blocks=3),
+        Team(256, 8, min_blocks=2),
+        Team(256, 5, cluster_n=2, min_blocks=3),
+        Team(256, 8, cluster_n=2, min_blocks=2),
+        Team(512, 4, min_blocks=2),  # without clusters
+        Team(256, 5, cluster_n=4, min_blocks=3),
+        Team(128, 8, cluster_n=8, min_blocks=5),
+        Team(256, 5, cluster_n=8, min_blocks=3),
+        Team(256, 8, cluster_n=8, min_blocks=2),
+        Team(256, 5, cluster_n=16, min_blocks=3),
+        Team(256, 8, cluster_n=16, min_blocks=2),
+        Team(256, 6, cluster_n=16, min_blocks=2, panel_bytes=128),
+        Team(256, 8, cluster_n=16, min_blocks=2, panel_bytes=128),
+    ),
+}
 # For panels that no team holds: streamed. The deep teams, by orientation and full inputs, hold 192 or 224 KB of what
 # they read twice; they are for what has a full output, where the architecture has room for them. H200, 2026-11-21,
 # ratio to a copy, deep / not, each with the parts that suit it: bf16 columns 65536 x 4096 0.690 / 0.605, 262144 x 1024
@@ -125,6 +187,8 @@ DEEP = {
     ("column", 1): (
         Team(256, 24, min_blocks=2, buffers=6, longest=SHORT, chunks=8.5),
         Team(512, 24, buffers=6, chunks=7.5),
+        Team(256, 20, min_blocks=2, buffers=5, longest=SHORT, chunks=8.5),  # shifted columns take more room
+        Team(512, 20, buffers=5, chunks=7.5),
     ),
     ("row", 1): (Team(512, 28, buffers=7),),
     ("column", 2): (

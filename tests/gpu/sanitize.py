@@ -43,7 +43,7 @@ from sanitizing import Job  # noqa: E402
 
 from cute_softmax import launch  # noqa: E402
 from cute_softmax.plan import MATHS, PanelPlan, plan_panel  # noqa: E402
-from cute_softmax.plan.panel import AHEAD, DEEP, STREAMING, TEAMS  # noqa: E402
+from cute_softmax.plan.panel import AHEAD, DEEP, SHIFTED_FROM, SHIFTED_TEAMS, STREAMING, TEAMS  # noqa: E402
 from cute_softmax.precompile import precompile  # noqa: E402
 from cute_softmax.problem import ITEM_SIZE  # noqa: E402
 
@@ -207,7 +207,7 @@ def panel_jobs(maths: list[str], names: list[str]) -> Iterator[Job]:
     for name, dtype, orientation, team, parts, tiles, patience, narrow in forms:
         if dtype not in names:
             continue
-        for ragged in (False, True) if narrow else (False,):
+        for ragged in (False, True) if narrow and not team.alone else (False,):
             single = ragged and orientation == "column"
             vector = 1 if single else (16 if ragged else team.vector_bytes) // ITEM_SIZE[dtype]
             across = team.threads if team.alone else panels.across_of_two_trips(team) or 4
@@ -235,6 +235,35 @@ def panel_jobs(maths: list[str], names: list[str]) -> Iterator[Job]:
             what = f"{name} {dtype} {c.name}, {shape[0]} x {shape[1]} over {dims[0]}"
             run = partial(check_panel, made, shape, dims, stride, int(ragged))
             yield Job((c,), shape[0] * shape[1], what, run)
+
+
+def shifted_jobs(maths: list[str], names: list[str]) -> Iterator[Job]:
+    """Each team of columns that begin anywhere: rows of memory of odd lengths at odd places, two panels and a bit."""
+    device = launch.device_facts(0)
+    for name in (n for n in PANELS if n in maths):
+        inputs, outputs = len(MATHS[name, True].inputs), MATHS[name, True].outputs
+        forms = [(team, 1, 1, None) for team in SHIFTED_TEAMS[inputs]]
+        forms += [(STREAMING[inputs], *cut) for cut in ((1, 3, None), (3, 1, None), (2, 2, None), (4, 2, 0))]
+        forms += [(team, 2, 2, None) for team in (DEEP["column", inputs] if outputs else ())]
+        for (team, parts, tiles, patience), dtype in product(forms, names):
+            across = team.threads if team.alone else panels.across_of_two_trips(team) or 8
+            units = team.threads // across * team.steps
+            last = max(units - team.threads // across // 2, 1)
+            length = units * (parts * tiles * team.cluster_n - 1) + last
+            shape = (length, max(2 * across * team.vector_bytes // ITEM_SIZE[dtype], SHIFTED_FROM) + 5)
+            stride = shape[1] + 2
+            problem = panels.problem_of(name, (dtype,) * 2, shape, (0,), (stride, 1), (1, 1, 1))
+            made = plan_panel(name, problem, device, False)
+            made = panels.forced(made, team, parts, across=across, resident=parts)
+            made = made if patience is None else replace(made, patience=patience)
+            c = made.kernel
+            if c.shared_memory > device.architecture.shared_memory:
+                continue  # of a deep team
+            if team.cluster_n > device.architecture.cluster_limit:
+                continue
+            assert c.shifted, c.name
+            what = f"{name} {dtype} {c.name}, {shape[0]} x {shape[1]} over 0"
+            yield Job((c,), shape[0] * shape[1], what, partial(check_panel, made, shape, (0,), stride, 1))
 
 
 def check_panel(
@@ -293,6 +322,8 @@ def main() -> int:
         found += sanitize_family.jobs(launch.device_facts(0), options.maths, options.dtypes)
     if "panel" in options.movements:
         found += panel_jobs(options.maths, options.dtypes)
+    if "shifted" in options.movements:
+        found += shifted_jobs(options.maths, options.dtypes)
     if "matmul" in options.movements:
         found += sanitize_matmul.jobs(launch.device_facts(0), options.dtypes)
     found = [job for job in found if re.search(options.match, job.what)]

@@ -19,6 +19,7 @@ dtypes = pytest.mark.parametrize("dtype", DTYPES)
 PROBLEMS = [
     ((1500, 40), (0,)), ((1500, 33), (0,)), ((3, 1500, 8), (1,)), ((40, 3, 50, 16), (0, 2)), ((5, 4096), (1,)),
     ((3, 40, 50, 24), (1, 3)), ((1001, 3, 1), (0,)), ((2, 300, 200), (1,)), ((5, 4099), (1,)), ((9, 37), (1,)),
+    ((700, 131), (0,)), ((3, 300, 77), (1,)), ((2, 30, 3, 20, 55), (1, 3)),
 ]  # fmt: skip
 problems = pytest.mark.parametrize(("shape", "dims"), PROBLEMS, ids=str)
 
@@ -123,6 +124,42 @@ def test_rows_that_begin_anywhere(source, result, length, dtype, arch):
         torch.cuda.synchronize()
         out.check()
         check_softmax(out.tensor, values, (1,))
+
+
+@dtypes
+@pytest.mark.parametrize("width", [48, 77, 257])
+@pytest.mark.parametrize(
+    ("source", "result"),
+    [((1, 0), (1, 0)), ((3, 1), (3, 9)), ((2, 3), (0, 1)), ((0, 5), (5, 2)), ((7, 8), (1, 8))],
+)
+def test_columns_that_begin_anywhere(source, result, width, dtype, arch):
+    """(offset, room between memory's rows) of input and output, forward and backward; nothing else is written."""
+    values = random((2, 90, width), DTYPES[dtype], seed=7, scale=3.0)
+    values[0, :, width // 2] = -float("inf")
+    values[1, 7, width - 1] = float("nan")
+    gradient = random(values.shape, DTYPES[dtype], seed=8)
+
+    def place(offset: int, room: int) -> dict:
+        return {"offset": offset, "strides": (90 * (width + room) + 3, width + room, 1)}
+
+    x = Guarded.of(values, **place(*source))
+    y = Guarded(values.shape, values.dtype, **place(*result))
+    for _, made in every("softmax", (x.tensor, y.tensor), (1,), arch):
+        assert made.kernel.shifted
+        y = Guarded(values.shape, values.dtype, **place(*result))
+        calls.launched(made, (x.tensor, y.tensor))
+        torch.cuda.synchronize()
+        y.check()
+        check_softmax(y.tensor, values, (1,))
+    y = Guarded.of(softmax(random(values.shape, DTYPES[dtype], seed=9), 1), **place(*result))
+    dy, dx = Guarded.of(gradient, **place(*source)), Guarded(values.shape, values.dtype, **place(*result))
+    for _, made in every("softmax_backward", (dy.tensor, y.tensor, dx.tensor), (1,), arch):
+        assert made.kernel.shifted
+        dx = Guarded(values.shape, values.dtype, **place(*result))
+        calls.launched(made, (dy.tensor, y.tensor, dx.tensor))
+        torch.cuda.synchronize()
+        dx.check()
+        check_backward(dx.tensor, gradient, y.tensor, (1,))
 
 
 def spread(result: torch.Tensor, x: torch.Tensor, dims) -> torch.Tensor:
