@@ -1,14 +1,15 @@
 """Thousands of random calls: shape, dtype, offset, stride, values and way of calling drawn together.
 
 CUTE_SOFTMAX_TEST_CASES: how many of each kind, such as 20000. A case follows from its seed, which a failure names.
-CUTE_SOFTMAX_TEST_COMMON: of those of any rank only the cases of so many classes, the most common ones, as each must be
-compiled: 900 are those of 86% of 20000 cases, all of them 3127. This file as a script compiles them, with a process a
-core; then several processes can share a GPU.
+CUTE_SOFTMAX_TEST_COMMON: of those of any rank, and of columns, only the cases of so many classes, the most common ones,
+as each must be compiled: 900 are those of 86% of 20000 cases of any rank, all of them 3127. This file as a script
+compiles them, with a process a core; then several processes can share a GPU.
 """
 
 import os
 import random as pyrandom
 from collections import Counter
+from collections.abc import Callable
 from functools import cache
 
 import calls
@@ -99,6 +100,35 @@ def draw_any(seed: int) -> dict:
     }
 
 
+def draw_columns(seed: int) -> dict:
+    """A case of columns whose rows of memory begin anywhere."""
+    r = pyrandom.Random(seed)
+    width = round(2 ** r.uniform(5.6, 10)) | (r.random() < 0.9)
+    length = round(2 ** r.uniform(0, 10.5))
+    shape = (r.choice([1, 1, 2, 3]), min(length, max((1 << 20) // width, 1)), width)
+    pair = r.choice([*classes.SAME, *classes.PAIRS])
+    what = r.choice(["softmax", "softmax", "softmax_backward", "softmax_backward", *calls.REDUCTIONS])
+
+    def place() -> dict:
+        pitch = width + r.choice([0, 0, 0, 1, 2, 5, 8])
+        between = shape[1] * pitch + r.choice([0, 0, 3])
+        return {"strides": (between, pitch, 1), "offset": r.choice([0, 0, 1, 2, 3, 5, 8])}
+
+    same = place()
+    return {
+        "seed": seed,
+        "math": what,
+        "shape": shape,
+        "dims": (1,),
+        "pair": (pair[0],) * 2 if what in calls.REDUCTIONS else pair,
+        "places": [same, same if r.random() < 0.5 else place(), same if r.random() < 0.5 else place()],
+        "scale": r.choice([0.1, 1.0, 4.0, 30.0]),
+        "fraction of -inf": r.choice([0.0, 0.0, 0.3, 0.97]),
+        "nan": r.random() < 0.1,
+        "online": True,
+    }
+
+
 def kernel_of(case: dict, device) -> object:
     """The class that a case is planned for."""
     name, shape, dims = case["math"], case["shape"], case["dims"]
@@ -172,10 +202,10 @@ def test_random_rows(part, arch):
 
 
 @cache
-def of_common_classes() -> list[tuple[dict, object]]:
-    """(case, class) for all cases of any rank whose class is common."""
+def of_common_classes(drawn: Callable[[int], dict]) -> list[tuple[dict, object]]:
+    """(case, class) for all cases that are drawn so, and whose class is common."""
     device = launch.device_facts(torch.cuda.current_device())
-    cases = [(case, kernel_of(case, device)) for case in map(draw_any, range(ANY))]
+    cases = [(case, kernel_of(case, device)) for case in map(drawn, range(ANY))]
     counted = Counter(kernel for _, kernel in cases)
     common = {kernel for kernel, _ in counted.most_common(COMMON or None)}
     return [(case, kernel) for case, kernel in cases if kernel in common]
@@ -186,14 +216,23 @@ def build(cases):
         pass
 
 
-@pytest.mark.parametrize("part", range(16))
-def test_random_dimensions_and_strides(part):
-    cases = of_common_classes()[part::16]
+def run_common(drawn: Callable[[int], dict], part: int):
+    cases = of_common_classes(drawn)[part::16]
     if not COMMON:
         build(cases)
     run_all(case for case, _ in cases)
     print(f"{len(cases)} cases of {ANY} seeds")
 
 
+@pytest.mark.parametrize("part", range(16))
+def test_random_dimensions_and_strides(part):
+    run_common(draw_any, part)
+
+
+@pytest.mark.parametrize("part", range(16))
+def test_random_columns_that_begin_anywhere(part):
+    run_common(draw_columns, part)
+
+
 if __name__ == "__main__":
-    build(of_common_classes())
+    build([*of_common_classes(draw_any), *of_common_classes(draw_columns)])
