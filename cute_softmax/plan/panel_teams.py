@@ -67,8 +67,8 @@ class Team:
 # 16384 in panels of 256 bytes (8 of 32, 256 threads, two CTAs) 0.830 for 0.848, of 128 bytes (10 of 32, four) 0.783, in
 # clusters of 8 (8 of 32, 256 threads, two) 0.818; loads without predicates where a panel is whole 0.845.
 # Narrow vectors are few bytes a thread: only many threads of many steps hold long columns. Ratio to a copy with the
-# last two teams / streamed: bf16 4096 x 65537 0.372 / 0.207, x 65538 0.503 / 0.328, 8192 x 32769 0.380 / 0.212, x
-# 32770 0.505 / 0.324, float32 4096 x 32769 0.510 / 0.324; 4096 x 65537 with 512 threads of 16 steps 0.335.
+# last two teams / streamed, at odd places that are shifted now: bf16 4096 x 65537 0.372 / 0.207, x 65538 0.503 / 0.328,
+# 8192 x 32769 0.380 / 0.212, float32 4096 x 32769 0.510 / 0.324; 4096 x 65537 with 512 threads of 16 steps 0.335.
 TEAMS = {
     1: (  # one full input
         Team(64, 4, min_blocks=16, alone=True),
@@ -123,9 +123,10 @@ TEAMS = {
 # Panels of 512 bytes have fewer ends of lines, but 0.82 for 0.81 at 128 rows, 0.45 for 0.61 at 4096. Where each panel
 # stored the vectors at its ends by element, 128 x 1048577 had 0.618; in lines that overlap, so that all but memory's
 # own ends are whole vectors, 0.784. What is read once anyway need not be held in clusters of 16: logsumexp of 2048 x
-# 65535 0.539, streamed 0.630, of 4096 x 32769 0.447 and 0.647. Tried and lost: what threads have for themselves up to
-# 24 rows (21 rows 0.475 for 0.671, logsumexp alone 0.656 for 0.486); states whose slots lie vector by vector, so that
-# lanes read neighbours (128 x 1048577 0.951 for 0.949 where aligned, 4096 x 65537 0.589 for 0.630).
+# 65535 0.539, streamed 0.630, of 4096 x 32769 0.447 and 0.647. Threads that are alone need their registers: 8 rows
+# 0.825 (158 of them), with 9 CTAs an SM, where they are spilled, 0.499, in vectors of 8 bytes 0.765, not shifted 0.692;
+# 3 rows 0.669 and 0.309. Tried and lost: alone up to 24 rows (21 rows 0.475 for 0.671, but logsumexp 0.656 for 0.486);
+# states whose slots lie vector by vector, so that lanes read neighbours (4096 x 65537 0.589 for 0.630).
 SHIFTED_TEAMS = {
     1: (
         Team(64, 4, min_blocks=10, alone=True),
