@@ -149,7 +149,11 @@ def call_of(
     operands = tuple(operand(t) for t in tensors)
     if aligned:
         operands = tuple(o._replace(address=0) for o in operands)
-    found = _call(name, tensors[0].get_device(), tensors[0].shape, dims, operands, online, prologue, query)
+    # Inputs that are one tensor count as well: nothing is lost but speed.
+    in_place = len({t.data_ptr() for t in tensors}) < len(tensors)
+    found = _call(
+        name, tensors[0].get_device(), tensors[0].shape, dims, operands, online, prologue, query, in_place
+    )
     if type(found) is str:
         raise NotPlanned(found)
     return found
@@ -165,13 +169,14 @@ def _call(
     online: bool,
     prologue: Prologue,
     query: int | None,
+    in_place: bool,
 ) -> Call | str:
     """The Call, or why there is none: that is remembered, too."""
     try:
         prologue = prologue.of(name)
         order = kernel_order(name, prologue)
         operands = [operands[i] for i in order]
-        problem = canonical(shape, dims, operands, query if prologue.causal else None)
+        problem = canonical(shape, dims, operands, query if prologue.causal else None, in_place)
         made = plan(name, problem, device_facts(device), online=online, prologue=prologue)
     except NotPlanned as reason:
         return str(reason)

@@ -45,6 +45,7 @@ class Problem:
     """kept and reduced modes, the slowest first; per operand dtype and offset (elements past a 16-byte boundary).
 
     query: whether the last kept mode is the dimension whose index is a row's position, for causal masks.
+    in_place: whether the result lies where an input does, so that no element may be written that others still read.
     """
 
     kept: tuple[Mode, ...]
@@ -52,6 +53,7 @@ class Problem:
     dtypes: tuple[str, ...]
     offsets: tuple[int, ...]
     query: bool = False
+    in_place: bool = False
 
     @property
     def groups(self) -> int:
@@ -94,12 +96,16 @@ def canonical_dims(dim: int | Iterable[int], rank: int) -> tuple[int, ...]:
 
 
 def canonical(
-    shape: Sequence[int], dims: Sequence[int], operands: Sequence[Operand], query: int | None = None
+    shape: Sequence[int],
+    dims: Sequence[int],
+    operands: Sequence[Operand],
+    query: int | None = None,
+    in_place: bool = False,
 ) -> Problem:
     """The canonical form of reducing `dims` (from `canonical_dims`) of tensors of this shape.
 
     query: a kept dimension that stays by itself and becomes the last kept mode, whatever its size: its index is a
-    row's position.
+    row's position. in_place: see `Problem`.
     """
     modes = [Mode(size, tuple(o.strides[d] for o in operands)) for d, size in enumerate(shape)]
     kept = _coalesce(m for d, m in enumerate(modes) if d not in dims and d != query)
@@ -109,6 +115,7 @@ def canonical(
         dtypes=tuple(o.dtype for o in operands),
         offsets=tuple(o.offset for o in operands),
         query=query is not None,
+        in_place=in_place,
     )
 
 

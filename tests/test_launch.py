@@ -5,9 +5,11 @@ import struct
 from types import SimpleNamespace
 
 import pytest
+import simulated
+import torch
 from prologues import plan_of
 
-from cute_softmax import launch
+from cute_softmax import launch, softmax
 from cute_softmax.plan import NO_PROLOGUE, Prologue
 
 
@@ -64,3 +66,19 @@ def test_a_call_without_numbers_asks_for_none():
     kept = []
     launch.Call(plan, lambda *given: kept.append(given))(7, 100, 101)
     assert kept == [(7, 1, 100, 2, 101, 3)]
+
+
+def test_what_is_written_in_place_has_panels_that_do_not_overlap(monkeypatch):
+    """A panel of shifted columns would write what its neighbour has still to read."""
+    simulated.install(monkeypatch)
+    x = torch.randn(300, 1001).to(torch.bfloat16)
+    apart = launch.call_of("softmax", (x, torch.empty_like(x)), (0,)).plan
+    assert apart.kernel.shifted and not apart.problem.in_place
+    for inputs in ((x,), (x, torch.empty_like(x))):
+        name = "softmax" if len(inputs) == 1 else "softmax_backward"
+        made = launch.call_of(name, (*inputs, inputs[-1]), (0,)).plan
+        assert made.problem.in_place and not made.kernel.shifted
+    planned, call_of = [], launch.call_of
+    monkeypatch.setattr(launch, "call_of", lambda *a, **k: planned.append(call_of(*a, **k)) or planned[-1])
+    softmax(x, 0, out=x)
+    assert [c.plan.problem.in_place for c in planned] == [True]

@@ -344,7 +344,10 @@ def test_columns_that_begin_anywhere_are_shifted(name, pair):
 
 
 def test_what_is_not_shifted():
-    """Few columns, vectors of 8 bytes, and neighbours that do not lie side by side."""
+    """Few columns, vectors of 8 bytes, neighbours that do not lie side by side, and what is written in place."""
+    problem = problem_of("softmax", ("bf16",) * 2, (300, 131), (0,))
+    assert panel_plan(problem, "softmax").kernel.shifted
+    assert not panel_plan(replace(problem, in_place=True), "softmax").kernel.shifted
     for shape, strides in (
         ((300, SHIFTED_FROM - 1), None),
         ((300, 132), None),

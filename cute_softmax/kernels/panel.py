@@ -319,8 +319,8 @@ class PanelKernel(Streaming, Shifted):
         self, this, starts: list, at: Int32, left: Int32, beside: Int32 | None, base: Int32, policy: Int64
     ):
         """Bring the chunk that begins at element `at` of the groups at `starts`, of all inputs, into this thread's own
-        slots of shared memory from step `base` on, padding what lies outside. beside: see `Shifted.beside`; policy: see
-        `policies`."""
+        slots of shared memory from step `base` on, padding what lies outside. beside: see `Shifted.line_of`. policy:
+        see `policies`."""
         s = self.spec
         if s.shifted:
             self.fetch_blocks(this, starts, at, left, beside, base, policy)  # of `shift.Shifted`

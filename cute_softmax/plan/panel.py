@@ -483,7 +483,8 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
     misaligned = vector < widest and set(inner.strides[: facts.full]) == {1}
     edges = misaligned and orientation == "row" and len(reduced) == 1
     narrow = vector * smallest < SHIFTED_BELOW_BYTES and inner.size >= SHIFTED_FROM
-    shifted = misaligned and orientation == "column" and narrow
+    # Panels that are shifted overlap: one would write what its neighbour has still to read.
+    shifted = misaligned and orientation == "column" and narrow and not problem.in_place
     if edges or shifted:
         vector = widest
     access = _access(problem, kept, widest, facts) if edges else (vector,) * len(facts.inputs)
@@ -497,9 +498,8 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
     ) -> PanelClass:
         size = max(ITEM_SIZE[d] for d in problem.dtypes[: facts.full])
         width = min(vector, team.vector_bytes // size) if orientation == "column" else vector
-        beyond = (
-            width - 1 if shifted and facts.outputs else 0
-        )  # of the block that the last group's result may lie in
+        # Up to the end of the block that the last group's result may lie in.
+        beyond = width - 1 if shifted and facts.outputs else 0
         return PanelClass(
             math=math_name,
             architecture=device.architecture.name,
