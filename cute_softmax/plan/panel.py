@@ -448,7 +448,11 @@ class PanelPlan(PlanBase):
             f"  loads      cp.async, {' and '.join(c.load_widths)} at a time; "
             f"L2 {'evict_last' if self.evict_last else 'evict_normal'}",
             *(["  edges      head and tail scalars apart"] if c.edges else []),
-            *(["  edges      aligned blocks, shifted into place"] if c.shifted else []),
+            *(
+                [f"  edges      aligned blocks, shifted into place; a panel every {c.advance} columns"]
+                if c.shifted
+                else []
+            ),
             f"  modes      kept {' x '.join(map(str, self.kept))}, "
             f"reduced {' x '.join(map(str, self.reduced))}",
             f"  reduction  {c.stages} stage(s); buffer {c.reduction_buffer}, "
