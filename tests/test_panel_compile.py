@@ -1,7 +1,7 @@
 """Compiled panels, read without a GPU: registers, stack, shared memory and the width of every access.
 
-On sm_90a each team, forward and backward, and each way of meeting and streaming; of reductions and of the other
-architectures a selection of that.
+On sm_90a each team, forward and backward, and each way of meeting and streaming; of shifted columns, of reductions and
+of the other architectures a selection of that.
 """
 
 from collections import Counter
@@ -93,7 +93,7 @@ def selection(arch: str, math: str, every: int) -> Iterator[PanelClass]:
         modes = {"kept_modes": MODES[turn % 2], "reduced_modes": MODES[turn // 2 % 2]}
         yield panel_class(team, math, pair, arch, orientation=orientation, **modes)
     shifted = [t for t in SHIFTED_TEAMS[inputs] if t.cluster_n <= ARCHITECTURES[arch].cluster_limit]
-    for turn, team in enumerate(shifted[-1::-every]):
+    for turn, team in enumerate(shifted[-1 :: -every - 2]):
         pair = ("fp32", "fp32") if turn % 3 == 1 else ("bf16", "bf16")
         yield panel_class(team, math, pair, arch, shifted=True, kept_modes=MODES[turn % 2])
     ways = [("column", True, True), ("row", True, True), ("column", False, True), ("column", True, False)]
@@ -112,8 +112,10 @@ def selection(arch: str, math: str, every: int) -> Iterator[PanelClass]:
     held = [(orientation, team) for orientation, _ in deep for team in DEEP[orientation, inputs]]
     held += [("row", AHEAD)] if ("row", inputs) in deep else []
     forms = [(orientation, team, False) for orientation, team in held]
-    forms += [(orientation, team, True) for orientation, team in held]
+    forms += [(orientation, team, True) for orientation, team in held if orientation == "row" or every == 1]
     for (orientation, team, anywhere), dtype in product(forms, ["bf16", "fp32"][: 2 if every == 1 else 1]):
+        if (orientation, anywhere, dtype) == ("column", True, "fp32"):
+            continue
         fields = {"orientation": orientation, "meeting": True, "buffers": team.buffers}
         fields |= {"ahead": team.ahead, "registers": team.registers}
         fields["edges" if orientation == "row" else "shifted"] = anywhere
