@@ -130,9 +130,8 @@ def expected_accesses(c: PanelClass) -> Counter:
     for i, dtype in enumerate(c.dtypes[: facts.full]):
         out, one = i >= len(facts.inputs), ITEM_SIZE[dtype]
         size = one * (c.vector if out else c.access[i])
-        if (
-            c.shifted
-        ):  # a lane's block and one behind the line; results in blocks, and at the ends of rows in scalars
+        # A lane's block and one behind the line; results in blocks, and at the ends of rows in scalars.
+        if c.shifted:
             expected[f"{'st' if out else 'cp.async'} {size}"] += c.chunk_steps * (1 if out else 2)
             expected[f"st {one}"] += c.chunk_steps * c.vector * out
             continue

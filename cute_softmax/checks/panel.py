@@ -59,7 +59,7 @@ def shifted_requests(
         behind: list[int | None] = []
         for thread in range(c.threads):
             a, d = thread % c.across, thread // c.across
-            lane, first = a % c.lanes, a // c.lanes * (c.lanes * c.slots - c.overlap)
+            lane, first = a % c.lanes, c.column(a - a % c.lanes)
             element = elements.get(d + k * c.down)
             if element is None:
                 own.append(None)
@@ -71,8 +71,7 @@ def shifted_requests(
                 for block, found in ((lane, own), (c.lanes + lane, behind)):
                     group = first - shift + block * c.vector  # of the panel, the block's first
                     some = group + c.vector > first and group < min(left, first + c.lanes * c.vector)
-                    there = some and (block < c.lanes or lane < c.extra)
-                    found.append((line - shift + block * c.vector) * size if there else None)
+                    found.append((line - shift + block * c.vector) * size if some else None)
             else:
                 shift = line % c.vector
                 group = first - shift + lane * c.vector
@@ -151,14 +150,11 @@ def alignment(plan: PanelPlan, operand: int) -> Iterator[str]:
     one = c.accesses[operand]
     if c.vector == 1:
         return
-    if c.shifted:
-        # Blocks are whole vectors by themselves, if the tensor lies at whole elements.
-        if plan.operand_strides[operand][0] != 1:
-            yield f"the elements of a block lie {plan.operand_strides[operand][0]} apart"
-        return
     neighbours = plan.operand_strides[operand][0 if c.orientation == "column" else len(plan.kept)]
     if neighbours != 1:
         yield f"the elements of a vector lie {neighbours} apart"
+    if c.shifted:
+        return  # they come in blocks, which are aligned by themselves
     groups = {
         (plan.group(operand, g) + plan.pieces(g)[0]) % one
         for g in range(0, min(plan.groups, MAX_PHASES * c.slots), c.slots)

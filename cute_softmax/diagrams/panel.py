@@ -95,7 +95,7 @@ class View:
             element += self.plan.pieces(group)[0]
             c = self.kernel
             if c.shifted:  # in lines that overlap, of the last kept mode
-                group -= group // (c.lanes * c.slots) * c.overlap
+                group = c.column(group // c.slots) + group % c.slots
                 return group * self.plan.operand_strides[operand][0] + self.plan.element(operand, element)
             return self.plan.group(operand, group) + self.plan.element(operand, element)
 
@@ -257,10 +257,8 @@ def _tile(view: View) -> Figure:
             f"This CTA takes {count(end, 'element')} of each group: the predicate skips what is past them."
         )
     if not view.flat and p.abreast < c.columns:
-        told = "side by side" if c.shifted and p.abreast < p.groups else ""
-        notes.append(
-            f"There are only {count(p.abreast, 'group')}{told and ' ' + told}: what is past them is skipped."
-        )
+        beside = " side by side" if p.abreast < p.groups else ""
+        notes.append(f"There are only {count(p.abreast, 'group')}{beside}: what is past them is skipped.")
     if c.overlap:
         notes.append(
             f"Panels overlap: the next one begins {c.advance} groups further on, so that each block of the result "
@@ -324,7 +322,7 @@ def _predicate(view: View) -> Figure:
         start, end = view.start % p.abreast, p.abreast
         if c.shifted:  # whole vectors that hold something, line by line
             width = c.lanes * c.slots
-            left = [end - start - line * (width - c.overlap) for line in range(c.across // c.lanes)]
+            left = [end - start - c.column(a) for a in range(0, c.across, c.lanes)]
             end = start + sum(max(min(-(-n // c.slots) * c.slots, width), 0) for n in left)
         bounds = {"n": end, "column_start": start, "rows_inside": min(len(view.final), c.tile)}
         stored = Layout((1, c.steps, 1), (0, 1, 0))

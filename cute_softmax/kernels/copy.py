@@ -199,8 +199,7 @@ class Fragment:
             vector = self.packed(k)
             if vector.element_type in PACKED_MAX and cute.size(vector) > 1:
                 dtype = vector.element_type
-                pairs = cute.recast_tensor(vector, Uint32)
-                words += [pairs[j] for j in range(cute.size(pairs))]
+                words += words_of(vector)
             else:
                 rest += unpack(vector)
         if words:
@@ -215,13 +214,27 @@ def packed_maximum(dtype: type, a: Uint32, b: Uint32) -> Uint32:
     return cute.arch.inline_ptx(PACKED_MAX[dtype], write_only_types=[Uint32], read_only_args=[a, b])
 
 
+def words_of(vector: cute.Tensor) -> list[Uint32]:
+    """A register vector as words."""
+    words = cute.recast_tensor(vector, Uint32)
+    return [words[j] for j in range(cute.size(words))]
+
+
+def vector_of(words: list[Uint32], dtype: type) -> cute.Tensor:
+    """The register vector that these words are."""
+    vector = cute.make_rmem_tensor(len(words) * 32 // dtype.width, dtype)
+    target = cute.recast_tensor(vector, Uint32)
+    for j, word in enumerate(words):
+        target[j] = word
+    return vector
+
+
 def unpack(vector: cute.Tensor) -> list[Float32]:
     """The elements of a register vector as Float32."""
     n = cute.size(vector)
     if vector.element_type is cutlass.BFloat16 and n >= 2:
         # A bfloat16 is the upper half of a float32: one shift or mask each.
-        words = cute.recast_tensor(vector, Uint32)
-        halves = [(words[j] << Uint32(16), words[j] & Uint32(0xFFFF0000)) for j in range(n // 2)]
+        halves = [(word << Uint32(16), word & Uint32(0xFFFF0000)) for word in words_of(vector)]
         return [half.bitcast(Float32) for pair in halves for half in pair]
     converted = cute.make_rmem_tensor(n, Float32)
     converted.store(vector.load().to(Float32).reshape(n))

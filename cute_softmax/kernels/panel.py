@@ -327,13 +327,18 @@ class PanelKernel(Streaming, Shifted):
         else:
             self.fetch_vectors(this, starts, at, left, base, policy)
 
+    def padding(self, i: int) -> cute.Tensor:
+        """A vector in registers of what stands for elements of input i that do not exist."""
+        padding = cute.make_rmem_tensor(max(self.spec.vector, 2), self.dtypes[i])
+        padding.fill(self.dtypes[i](self.math.padding[i]))
+        return padding
+
     @cute.jit
     def fetch_vectors(self, this, starts: list, at: Int32, left: Int32, base: Int32, policy: Int64):
         """`fetch` where each vector is one access or several whole ones."""
         s = self.spec
         for i in self.inputs:
-            padding = cute.make_rmem_tensor(max(s.vector, 2), self.dtypes[i])
-            padding.fill(self.dtypes[i](self.math.padding[i]))
+            padding = self.padding(i)
             gX = self.vectors(this, i, starts[i], at)
             for k in cutlass.range_constexpr(s.chunk_steps):
                 slot = this.sX[i][None, base + k]

@@ -19,7 +19,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, Uint32
 
 from . import reduce
-from .copy import apart, global_pointer, load_async, store
+from .copy import apart, global_pointer, load_async, store, vector_of, words_of
 
 # Vectors whose blocks a thread holds at a time while it shifts them.
 AT_ONCE = 4
@@ -54,12 +54,6 @@ def funnel(low: list, high: list, shift: Int32, bits: int, left: bool = False) -
     return [_pair(words[j], words[j + 1], (shift & 1) * bits, left) for j in range(n)]
 
 
-def words_of(vector: cute.Tensor) -> list:
-    """A vector in registers as words."""
-    words = cute.recast_tensor(vector, Uint32)
-    return [words[j] for j in range(cute.size(words))]
-
-
 class Shifted:
     """What `PanelKernel` does where `spec.shifted`."""
 
@@ -67,8 +61,7 @@ class Shifted:
         """`sX`: per input, this thread's slots in shared memory; `blocks`: all of them; `own`: which is this thread's,
         and `lane`: which it is of its line."""
         s = self.spec
-        lane = tidx % s.lanes
-        own = tidx // s.lanes * (s.lanes + s.extra) + lane
+        lane, own = tidx % s.lanes, s.block(tidx)
         return {"sX": [x[None, own, None] for x in sX], "blocks": sX, "own": own, "lane": lane}
 
     def line_of(self, launch, tile: Int32) -> tuple[list, dict]:
@@ -79,7 +72,7 @@ class Shifted:
         abreast = launch.kept_sizes[0] if s.kept_modes > 1 else launch.groups
         panels = cute.ceil_div(abreast, s.advance)
         first = tile % panels * s.advance
-        column = first + launch.a * s.slots - launch.a // s.lanes * s.overlap
+        column = first + s.column(launch.a)
         outer = apart(tile // panels, launch.kept_sizes[1:]) if s.kept_modes > 1 else []
         ends = (first == 0) | (first + s.columns > abreast)
         return [column, *outer], {"column": column, "beside": abreast - column, "ends": ends}
@@ -143,9 +136,7 @@ class Shifted:
         cute.arch.sync_warp()
         for i in self.inputs:
             dtype = self.dtypes[i]
-            padding = cute.make_rmem_tensor(s.vector, dtype)
-            padding.fill(dtype(self.math.padding[i]))
-            padded = words_of(padding)
+            padded = words_of(self.padding(i))
             places = self.places(this, i, this.starts[i], at)
             shifts = self.shifts(this, i, places)
             for first in cutlass.range_constexpr(0, s.chunk_steps, AT_ONCE):
@@ -164,15 +155,7 @@ class Shifted:
                         Uint32(cutlass.select_(exists, w, none))
                         for w, none in zip(words, padded, strict=True)
                     ]
-                    cute.autovec_copy(self.vector_of(words, dtype), this.sX[i][None, base + k])
-
-    def vector_of(self, words: list, dtype: type) -> cute.Tensor:
-        """A vector in registers, of words."""
-        vector = cute.make_rmem_tensor(self.spec.vector, dtype)
-        target = cute.recast_tensor(vector, Uint32)
-        for j, word in enumerate(words):
-            target[j] = word
-        return vector
+                    cute.autovec_copy(vector_of(words, dtype), this.sX[i][None, base + k])
 
     def block(self, this, i: int, slot: Int32, step: Int32) -> list:
         """The words of a block in shared memory."""
@@ -194,7 +177,7 @@ class Shifted:
             rounded, shift = self.results(this, k, base, states), shifts[k]
             own = words_of(rounded)
             before = [cute.arch.shuffle_sync_up(word, 1, mask_and_clamp=segment) for word in own]
-            block = self.vector_of(funnel(before, own, shift, dtype.width, left=True), dtype)
+            block = vector_of(funnel(before, own, shift, dtype.width, left=True), dtype)
             # The line's last block is the next line's first if it begins there.
             ours = (left > k * s.down) & ((this.lane > 0) | (shift == 0) | (this.column == 0))
             ours = ours & ((this.lane < s.lanes - 1) | (shift > 0))

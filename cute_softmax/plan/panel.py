@@ -124,7 +124,11 @@ class PanelClass(ClassBase):
 
     def block(self, thread: int) -> int:
         """The block of a step that is a thread's."""
-        return thread + thread // self.lanes * self.extra
+        return thread // self.lanes * (self.lanes + self.extra) + thread % self.lanes
+
+    def column(self, a: int) -> int:
+        """Groups from a panel's first to that of its thread `a` side by side; lines may overlap."""
+        return a * self.slots - a // self.lanes * self.overlap
 
     @property
     def overlap(self) -> int:

@@ -10,6 +10,7 @@ every class as it is done, the smallest first, so that a run that is cut off has
 
     --maths softmax softmax_backward logsumexp amax sum    --dtypes bf16 fp32    --movements row panel
     --movements prologue matmul (rows of the softmax family and of masked scores; softmax_matmul and its gradient)
+    --movements shifted (columns that begin off vector boundaries)
     --match lines (a pattern of what a class is told as)
     --skip 1000 (without the 1000 smallest classes)    --part 0/3 (a third of what is left)
 
@@ -43,7 +44,15 @@ from sanitizing import Job  # noqa: E402
 
 from cute_softmax import launch  # noqa: E402
 from cute_softmax.plan import MATHS, PanelPlan, plan_panel  # noqa: E402
-from cute_softmax.plan.panel import AHEAD, DEEP, SHIFTED_FROM, SHIFTED_TEAMS, STREAMING, TEAMS  # noqa: E402
+from cute_softmax.plan.panel import (  # noqa: E402
+    AHEAD,
+    DEEP,
+    SHIFTED_FROM,
+    SHIFTED_TEAMS,
+    STREAMING,
+    TEAMS,
+    Team,
+)
 from cute_softmax.precompile import precompile  # noqa: E402
 from cute_softmax.problem import ITEM_SIZE  # noqa: E402
 
@@ -213,10 +222,8 @@ def panel_jobs(maths: list[str], names: list[str]) -> Iterator[Job]:
             across = team.threads if team.alone else panels.across_of_two_trips(team) or 4
             across = 1 if orientation == "row" else across
             unit = vector if orientation == "row" else 1
-            units = team.threads // across * team.steps  # of a CTA
-            last = max(units - team.threads // across // 2, 1)  # the last step is partly empty
             tail = 3 if ragged and not single else 0
-            length = unit * (units * (parts * tiles * team.cluster_n - 1) + last) + tail
+            length = unit * units_of(team, across, parts * tiles) + tail
             shape, dims = (
                 ((2, length), (1,)) if orientation == "row" else ((length, (across + 1) * vector), (0,))
             )
@@ -225,16 +232,37 @@ def panel_jobs(maths: list[str], names: list[str]) -> Iterator[Job]:
             made = plan_panel(name, problem, device, False)
             if not ragged:
                 made = replace(made, kernel=replace(made.kernel, vector=vector, access=(vector,) * inputs))
-            # As if the GPU held no more CTAs: one that streams takes parts of both panels.
-            made = panels.forced(made, team, parts, across=across, resident=parts)
-            made = made if patience is None else replace(made, patience=patience)
             c = made.kernel
-            if c.shared_memory > device.architecture.shared_memory:
-                continue  # of a deep team
             assert (c.orientation, c.vector, c.edges) == (orientation, vector, ragged and not single), c.name
-            what = f"{name} {dtype} {c.name}, {shape[0]} x {shape[1]} over {dims[0]}"
-            run = partial(check_panel, made, shape, dims, stride, int(ragged))
-            yield Job((c,), shape[0] * shape[1], what, run)
+            yield from forced_job(made, team, parts, across, patience, shape, dims, stride, int(ragged))
+
+
+def units_of(team: Team, across: int, cuts: int) -> int:
+    """Units of a group that fill so many tiles of each CTA of a cluster, but for a part of the last step."""
+    units = team.threads // across * team.steps  # of a CTA
+    return units * (cuts * team.cluster_n - 1) + max(units - team.threads // across // 2, 1)
+
+
+def forced_job(
+    made: PanelPlan,
+    team: Team,
+    parts: int,
+    across: int,
+    patience: int | None,
+    shape: tuple[int, int],
+    dims: tuple[int, ...],
+    stride: int,
+    offset: int,
+) -> Iterator[Job]:
+    """A plan on another team, if the architecture has room for that."""
+    # As if the GPU held no more CTAs: one that streams takes parts of both panels.
+    made = panels.forced(made, team, parts, across=across, resident=parts)
+    made = made if patience is None else replace(made, patience=patience)
+    c, device = made.kernel, launch.device_facts(0)
+    if c.shared_memory <= device.architecture.shared_memory:  # not so of a deep team
+        what = f"{c.math} {c.dtypes[0]} {c.name}, {shape[0]} x {shape[1]} over {dims[0]}"
+        run = partial(check_panel, made, shape, dims, stride, offset)
+        yield Job((c,), shape[0] * shape[1], what, run)
 
 
 def shifted_jobs(maths: list[str], names: list[str]) -> Iterator[Job]:
@@ -246,24 +274,16 @@ def shifted_jobs(maths: list[str], names: list[str]) -> Iterator[Job]:
         forms += [(STREAMING[inputs], *cut) for cut in ((1, 3, None), (3, 1, None), (2, 2, None), (4, 2, 0))]
         forms += [(team, 2, 2, None) for team in (DEEP["column", inputs] if outputs else ())]
         for (team, parts, tiles, patience), dtype in product(forms, names):
+            if team.cluster_n > device.architecture.cluster_limit:
+                continue
             across = team.threads if team.alone else panels.across_of_two_trips(team) or 8
-            units = team.threads // across * team.steps
-            last = max(units - team.threads // across // 2, 1)
-            length = units * (parts * tiles * team.cluster_n - 1) + last
+            length = units_of(team, across, parts * tiles)
             shape = (length, max(2 * across * team.vector_bytes // ITEM_SIZE[dtype], SHIFTED_FROM) + 5)
             stride = shape[1] + 2
             problem = panels.problem_of(name, (dtype,) * 2, shape, (0,), (stride, 1), (1, 1, 1))
             made = plan_panel(name, problem, device, False)
-            made = panels.forced(made, team, parts, across=across, resident=parts)
-            made = made if patience is None else replace(made, patience=patience)
-            c = made.kernel
-            if c.shared_memory > device.architecture.shared_memory:
-                continue  # of a deep team
-            if team.cluster_n > device.architecture.cluster_limit:
-                continue
-            assert c.shifted, c.name
-            what = f"{name} {dtype} {c.name}, {shape[0]} x {shape[1]} over 0"
-            yield Job((c,), shape[0] * shape[1], what, partial(check_panel, made, shape, (0,), stride, 1))
+            assert made.kernel.shifted, made.kernel.name
+            yield from forced_job(made, team, parts, across, patience, shape, (0,), stride, 1)
 
 
 def check_panel(

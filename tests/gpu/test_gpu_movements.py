@@ -24,13 +24,20 @@ PROBLEMS = [
 problems = pytest.mark.parametrize(("shape", "dims"), PROBLEMS, ids=str)
 
 
-def guarded_forward(made, x: torch.Tensor) -> torch.Tensor:
-    source, out = Guarded.of(x), Guarded(x.shape, x.dtype)
-    calls.launched(made, (source.tensor, out.tensor))
+def guarded(made, inputs, shape, dtype: torch.dtype, **placement) -> torch.Tensor:
+    """What a plan writes; AssertionError where it wrote anything around that."""
+    out = Guarded(shape, dtype, **placement)
+    calls.launched(made, (*inputs, out.tensor))
     torch.cuda.synchronize()
     out.check()
-    assert equal_bits(source.tensor, x)
     return out.tensor
+
+
+def guarded_forward(made, x: torch.Tensor) -> torch.Tensor:
+    source = Guarded.of(x)
+    out = guarded(made, (source.tensor,), x.shape, x.dtype)
+    assert equal_bits(source.tensor, x)
+    return out
 
 
 def every(math: str, tensors, dims, arch: str):
@@ -76,13 +83,7 @@ def test_rows_and_columns_agree(dtype, arch):
 def test_backward(shape, dims, dtype, arch):
     dy, y = random(shape, DTYPES[dtype], seed=1), softmax(random(shape, DTYPES[dtype], seed=2), dims)
     for name, made in every("softmax_backward", (dy, y, y), dims, arch):
-        results = []
-        for _ in range(2):
-            out = Guarded(shape, y.dtype)
-            calls.launched(made, (dy, y, out.tensor))
-            torch.cuda.synchronize()
-            out.check()
-            results.append(out.tensor)
+        results = [guarded(made, (dy, y), shape, y.dtype) for _ in range(2)]
         check_backward(results[0], dy, y, dims)
         assert equal_bits(*results), f"{name}: a second call gave other bits"
 
@@ -96,11 +97,7 @@ def test_reductions(name, shape, dims, dtype, arch):
     for _, movement in every(
         name, (x, spread(torch.empty(kept, device=x.device, dtype=x.dtype), x, dims)), dims, arch
     ):
-        out = Guarded(kept, x.dtype)
-        calls.launched(movement, (x, out.tensor))
-        torch.cuda.synchronize()
-        out.check()
-        check_reduction(name, out.tensor, x, dims)
+        check_reduction(name, guarded(movement, (x,), kept, x.dtype), x, dims)
 
 
 @dtypes
@@ -119,11 +116,8 @@ def test_rows_that_begin_anywhere(source, result, length, dtype, arch):
     out = Guarded(values.shape, values.dtype, **place(*result))
     for _, made in every("softmax", (x.tensor, out.tensor), (1,), arch):
         assert made.kernel.edges
-        out = Guarded(values.shape, values.dtype, **place(*result))
-        calls.launched(made, (x.tensor, out.tensor))
-        torch.cuda.synchronize()
-        out.check()
-        check_softmax(out.tensor, values, (1,))
+        y = guarded(made, (x.tensor,), values.shape, values.dtype, **place(*result))
+        check_softmax(y, values, (1,))
 
 
 @dtypes
@@ -143,23 +137,17 @@ def test_columns_that_begin_anywhere(source, result, width, dtype, arch):
         return {"offset": offset, "strides": (90 * (width + room) + 3, width + room, 1)}
 
     x = Guarded.of(values, **place(*source))
-    y = Guarded(values.shape, values.dtype, **place(*result))
-    for _, made in every("softmax", (x.tensor, y.tensor), (1,), arch):
+    out = Guarded(values.shape, values.dtype, **place(*result))
+    for _, made in every("softmax", (x.tensor, out.tensor), (1,), arch):
         assert made.kernel.shifted
-        y = Guarded(values.shape, values.dtype, **place(*result))
-        calls.launched(made, (x.tensor, y.tensor))
-        torch.cuda.synchronize()
-        y.check()
-        check_softmax(y.tensor, values, (1,))
+        y = guarded(made, (x.tensor,), values.shape, values.dtype, **place(*result))
+        check_softmax(y, values, (1,))
     y = Guarded.of(softmax(random(values.shape, DTYPES[dtype], seed=9), 1), **place(*result))
-    dy, dx = Guarded.of(gradient, **place(*source)), Guarded(values.shape, values.dtype, **place(*result))
-    for _, made in every("softmax_backward", (dy.tensor, y.tensor, dx.tensor), (1,), arch):
+    dy = Guarded.of(gradient, **place(*source))
+    for _, made in every("softmax_backward", (dy.tensor, y.tensor, out.tensor), (1,), arch):
         assert made.kernel.shifted
-        dx = Guarded(values.shape, values.dtype, **place(*result))
-        calls.launched(made, (dy.tensor, y.tensor, dx.tensor))
-        torch.cuda.synchronize()
-        dx.check()
-        check_backward(dx.tensor, gradient, y.tensor, (1,))
+        dx = guarded(made, (dy.tensor, y.tensor), values.shape, values.dtype, **place(*result))
+        check_backward(dx, gradient, y.tensor, (1,))
 
 
 @dtypes
