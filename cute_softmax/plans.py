@@ -88,7 +88,11 @@ def operand_of(
     a shape. Raises TypeError for dtypes without kernels."""
     name = launch.DTYPE_NAMES.get(dtype, dtype)
     if isinstance(input, torch.Tensor):
-        shape, strides, source = tuple(input.shape), input.stride(), launch.DTYPE_NAMES.get(input.dtype)
+        shape, strides, source = (
+            tuple(input.shape),
+            input.stride(),
+            launch.DTYPE_NAMES.get(input.dtype, input.dtype),
+        )
         address = input.data_ptr() % 16 if input.is_cuda else 0
         device = launch.device_facts(input.get_device()) if input.is_cuda else device
     else:
