@@ -7,6 +7,8 @@
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from .plan import NotPlanned
+
 if TYPE_CHECKING or find_spec("torch"):  # plans, layouts and diagrams work without
     from . import nn
     from .accelerate import accelerate, accelerated, restore
@@ -17,6 +19,7 @@ if TYPE_CHECKING or find_spec("torch"):  # plans, layouts and diagrams work with
     from .softmax_matmul import softmax_matmul
 
 __all__ = [
+    "NotPlanned",
     "accelerate",
     "accelerated",
     "amax",

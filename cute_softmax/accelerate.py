@@ -39,11 +39,12 @@ _thread = _Thread()
 
 @dataclass(frozen=True)
 class Report:
-    """Where calls of torch's operators went. ``str`` of it is for people.
+    """Where calls of torch's operators went; `str` of it is text for people.
 
-    active: whether our kernels are under torch's operators now.
-    served: calls that our kernels served, per operator.
-    handed_on: calls that went on to ATen, per operator and reason.
+    Attributes:
+        active: Whether our kernels are under torch's operators now.
+        served: Calls that our kernels served, per operator.
+        handed_on: Calls that went on to ATen, per operator and reason.
     """
 
     active: bool
@@ -60,7 +61,7 @@ class Report:
 
 
 class Acceleration:
-    """What `accelerate` gives: a block for ``with``, which ends at its end, and a report of the calls since."""
+    """A context manager that ends what `accelerate` began, with a report of the calls since."""
 
     def __init__(self, generation: int) -> None:
         self._first: int | None = generation
@@ -81,24 +82,38 @@ class Acceleration:
                 _settle(_blocks - 1, _asked)
 
     def report(self) -> Report:
-        """The calls since this acceleration began, of all threads."""
+        """The calls since this acceleration began.
+
+        Returns:
+            Those of all threads.
+        """
         return _report(self._start)
 
 
 def accelerate() -> Acceleration:
     """Put our kernels under torch's own softmax, log_softmax, logsumexp and their gradients, for CUDA tensors.
 
-    >>> with accelerate() as acceleration: loss = train(batch)
-    >>> print(acceleration.report())
+    As a block it lasts until the block's end; blocks may be nested and may overlap in several threads. Called without a
+    block it lasts until `restore`. It holds for all threads. Change it while no other thread is inside a softmax:
+    torch's table of kernels has no lock for its readers.
 
-    As a block it lasts until the block's end; blocks may be nested and may overlap in several threads. Called without
-    a block it lasts until `restore`. It holds for all threads. Everything in torch that comes down to these operators
-    then runs here: `torch.softmax`, `torch.nn.functional.softmax`, `Tensor.log_softmax`, `torch.nn.CrossEntropyLoss`,
-    the math path of scaled_dot_product_attention, their gradients, and their transforms (vmap, grad, jvp). Results
-    have ATen's dtype, shape and strides. What the kernels do not take (float64, complex numbers, integers) goes on
-    to ATen; `accelerated` counts it. Code compiled by inductor has kernels of its own and does not come here.
+    Everything in torch that comes down to these operators then runs here: `torch.softmax`,
+    `torch.nn.functional.softmax`, `Tensor.log_softmax`, `torch.nn.CrossEntropyLoss`, the math path of
+    scaled_dot_product_attention, their gradients, and their transforms (vmap, grad, jvp). Results have ATen's dtype,
+    shape and strides. What the kernels do not take (float64, complex numbers, integers) goes on to ATen, and
+    `accelerated` counts it. Tensors on the CPU never come here, nor does code compiled by inductor, which has kernels
+    of its own.
 
-    Change it while no other thread is inside a softmax: torch's table of kernels has no lock for its readers.
+    Returns:
+        A context manager, which also reports the calls since it was made.
+
+    Examples:
+        >>> import torch
+        >>> from cute_softmax import accelerate
+        >>> scores = torch.randn(4, 1000, device="cuda" if torch.cuda.is_available() else "cpu")
+        >>> with accelerate() as acceleration:
+        ...     y = torch.softmax(scores, -1)
+        >>> report = acceleration.report()
     """
     with _changing:
         _settle(_blocks, _asked + 1)
@@ -106,7 +121,7 @@ def accelerate() -> Acceleration:
 
 
 def restore() -> None:
-    """Give torch its own kernels back, exactly as they were, whatever blocks are open; again, if need be."""
+    """Give torch its own kernels back, exactly as they were, whatever blocks are open. It may be called again."""
     global _generation
     with _changing:
         _settle(0, 0)
@@ -114,7 +129,11 @@ def restore() -> None:
 
 
 def accelerated() -> Report:
-    """Which calls went to our kernels and which on to ATen, and why, since torch was last accelerated."""
+    """Which calls went to our kernels and which on to ATen, and why, since torch was last accelerated.
+
+    Returns:
+        The calls of all threads; `print` shows them as text.
+    """
     return _report(_at_start)
 
 

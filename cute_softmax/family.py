@@ -24,10 +24,30 @@ _forms = Forms()
 def softmax_(
     input: torch.Tensor, dim: int | Sequence[int] = -1, **scores: Unpack[ScoreArguments]
 ) -> torch.Tensor:
-    """`softmax` that overwrites its input, and returns it.
+    """Overwrite the input with its `softmax`, and return it.
 
-    Arguments as `softmax`. Autograd knows of it: gradients flow as through any other in-place operation, but a leaf
-    that requires one is refused by torch, and so is (ValueError) a scale that does, as its gradient needs the input.
+    Autograd knows of it: gradients flow as through any other in-place operation. Torch refuses a leaf that requires
+    one. What goes to ATen, and what NaN and -inf give, is as for `softmax`.
+
+    Args:
+        input: A dense floating-point tensor of any shape and strides.
+        dim: The dimension or dimensions to reduce.
+        scale: What the input is multiplied by: a number, or a tensor of one number per row, without a gradient.
+        bias: A floating-point tensor that broadcasts to the input, added after the scale.
+        mask: A boolean tensor that broadcasts to the input, True where an element counts.
+        causal: True: element j of row i counts if `j <= i`; an int: if `j <= i + causal`. For `dim=-1` only.
+        alpha: A number that the result is multiplied by.
+        empty_rows: What a row is in which nothing counts: "nan" or "zero".
+
+    Returns:
+        The input itself.
+
+    Raises:
+        TypeError: As for `softmax`, and for integers.
+        IndexError: For a dimension out of range.
+        ValueError: As for `softmax`, and for a scale that requires a gradient, which needs the input that is
+            overwritten.
+        NotPlanned: As for `softmax`.
     """
     check_names("softmax_", scores)
     check_tensor("input", input, "softmax_")
@@ -46,10 +66,32 @@ def log_softmax(
     out: torch.Tensor | None = None,
     **scores: Unpack[ScoreArguments],
 ) -> torch.Tensor:
-    """``score - logsumexp(scores)`` over `dim`, as `torch.log_softmax`; of masked, scaled scores if asked.
+    """The logarithm of the softmax over `dim`, `x - logsumexp(x)`, as `torch.log_softmax`.
 
-    Arguments, devices and errors as `softmax`. What does not count is -inf and has a gradient of zero; with
-    `empty_rows="zero"` (probabilities of zero) a row in which nothing counts is -inf throughout, with "nan" NaN.
+    As for `softmax`, `x` is the input or scores made of it, and the same tensors run our kernels or go to ATen (those
+    of the CPU, and float64 ones on any device). What a mask or the diagonal excludes is -inf and has a gradient of
+    zero. With `empty_rows="zero"` (probabilities of zero) a row in which nothing counts is -inf throughout, with "nan"
+    NaN. A NaN or +inf makes its row NaN. Differentiable as `softmax` is.
+
+    Args:
+        input: A dense real tensor of any shape and strides; integers need `dtype`.
+        dim: The dimension or dimensions to reduce.
+        dtype: Of the result. None: the input's, or float32 under autocast.
+        out: A tensor of the input's shape to write to; may be the input itself. For calls without autograd.
+        scale: What the input is multiplied by: a number, or a tensor of one number per row.
+        bias: A floating-point tensor that broadcasts to the input, added after the scale.
+        mask: A boolean tensor that broadcasts to the input, True where an element counts.
+        causal: True: element j of row i counts if `j <= i`; an int: if `j <= i + causal`. For `dim=-1` only.
+        empty_rows: What a row is in which nothing counts: "nan" or "zero", see above.
+
+    Returns:
+        A tensor of the input's shape and memory format, or `out`.
+
+    Raises:
+        TypeError: As for `softmax`.
+        IndexError: For a dimension out of range.
+        ValueError: As for `softmax`.
+        NotPlanned: As for `softmax`.
     """
     eager = out is None and type(input) is torch.Tensor and not torch.compiler.is_compiling()
     if eager and not scores:
@@ -92,20 +134,48 @@ def log_softmax_backward(
     dim: int | Sequence[int] = -1,
     input_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """The gradient of `log_softmax` with respect to its input: ``grad - exp(output) * sum(grad)``.
+    """The gradient of `log_softmax` with respect to its input: `grad - exp(output) * sum(grad)`.
 
-    Arguments and errors as `softmax_backward`.
+    CUDA tensors of bfloat16, float16 and float32 run our kernels; CPU tensors, and float64 ones on any device, go to
+    ATen. Differentiable.
+
+    Args:
+        grad: The gradient of the result, of its shape and on its device.
+        output: The result of `log_softmax`, with a scale of 1.
+        dim: The dimension or dimensions that were reduced.
+        input_dtype: The dtype of the returned gradient. None: that of `output`.
+
+    Returns:
+        The gradient of the input, a tensor of the shape of `output`.
+
+    Raises:
+        TypeError: For what is not a dense real tensor of a floating-point dtype that is taken.
+        IndexError: For a dimension out of range.
+        ValueError: For a repeated dimension or none, and where `grad` and `output` differ in shape or device.
+        NotPlanned: As for `softmax`.
     """
     dims, input_dtype = checked_backward("log_softmax_backward", grad, output, dim, input_dtype)
     return routes.gradient(grad, output, Spec(dims, output.dtype, log=True), input_dtype)
 
 
 def entropy(logits: torch.Tensor, dim: int | Sequence[int] = -1) -> torch.Tensor:
-    """The entropy ``-sum(p * log(p))`` of ``p = softmax(logits)`` over `dim`, in nats, without writing `p`.
+    """The entropy over `dim` in nats, `-sum(p * log(p))` of `p = softmax(logits)`, without writing `p`.
 
-    logits: as the input of `softmax`; the result has its dtype (float32 under autocast) and no reduced dimension.
+    The logits are read once. An element of -inf contributes 0. Differentiable, twice as well. CPU tensors, and float64
+    ones on any device, are computed by torch's operations.
 
-    An element of -inf contributes 0. The logits are read once. Differentiable, twice as well. Errors as `softmax`.
+    Args:
+        logits: A dense floating-point tensor of any shape and strides.
+        dim: The dimension or dimensions to reduce.
+
+    Returns:
+        A tensor without the reduced dimensions, of the dtype of the logits (float32 under autocast).
+
+    Raises:
+        TypeError: For what is not a dense, real floating-point tensor.
+        IndexError: For a dimension out of range.
+        ValueError: For a repeated dimension or none.
+        NotPlanned: As for `softmax`.
     """
     check_tensor("logits", logits, "entropy")
     dims = given_dims(dim, logits)
@@ -119,18 +189,28 @@ def selective_log_softmax(
     scale: float = 1.0,
     return_entropy: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """``log_softmax(logits * scale, -1).gather(-1, index)`` without the matrix of log-probabilities.
+    """The log-probabilities of chosen elements, `log_softmax(logits * scale, -1).gather(-1, index)`.
 
-    logits: (..., N), as the input of `softmax`; the result has its dtype (float32 under autocast).
-    index: integers from 0 to N - 1: (...) for one token of each row, or (..., K) for several.
-    scale: a number, 1 / temperature.
-    return_entropy: also return the entropy of each row, of shape (...), from the same pass over the logits.
+    The matrix of log-probabilities is not written. One read of the logits forward; backward reads them once more and
+    writes their gradient, and nothing else of this size is allocated. (The gradient of the entropy, where it is wanted,
+    works through pieces of rows.) CPU tensors, and float64 ones on any device, are computed by torch's operations.
 
-    One read of the logits forward; backward reads them once more and writes their gradient, and nothing else of this
-    size is allocated (the gradient of the entropy, where it is wanted, works through pieces of rows).
+    Args:
+        logits: (..., N), a dense floating-point tensor.
+        index: Integers from 0 to N - 1: (...) for one element of each row, or (..., K) for several.
+        scale: A number that the logits are multiplied by, 1 / temperature.
+        return_entropy: Also return the entropy of each row, in nats, from the same read of the logits.
 
-    Raises TypeError for an index that is no integer or a scale that is no number, and ValueError for an index that
-    does not fit the logits; IndexError for one out of range on the CPU (on CUDA an error of the device).
+    Returns:
+        The log-probabilities in the shape of `index` and the dtype of the logits (float32 under autocast); with
+        `return_entropy` a pair of them and the entropies, (...).
+
+    Raises:
+        TypeError: For logits that are not a dense, real floating-point tensor, an index that has no integer dtype and a
+            scale that is no number.
+        ValueError: For an index whose shape or device does not fit the logits.
+        IndexError: For an index out of range on the CPU. On CUDA that is an error of the device.
+        NotPlanned: As for `softmax`.
     """
     check_tensor("logits", logits, "selective_log_softmax")
     dtype = float_dtype(logits, None, "selective_log_softmax")

@@ -43,32 +43,56 @@ def softmax(
     online: bool = True,
     **scores: Unpack[ScoreArguments],
 ) -> torch.Tensor:
-    """``exp(x - max(x)) / sum(exp(x - max(x)))`` over `dim`, as `torch.softmax`; of masked, scaled scores if asked.
+    """The softmax over `dim`, `exp(x - max(x)) / sum(exp(x - max(x)))`, as `torch.softmax`.
 
-    input: a tensor of any shape, bfloat16, float16 or float32, on a CUDA device. Arithmetic is float32 inside.
-    dim: the dimension or dimensions to reduce.
-    dtype: of the result; the input's if None. Integer inputs need it.
-    out: a tensor of the input's shape to write to; may be the input itself.
-    online: one exchange of (max, sum) pairs between the threads of a row; False takes the maximum first, then the
-        sum.
-    scale: what scores are multiplied by (1 / temperature): a number, or a tensor that broadcasts to the input and has
-        size 1 in the reduced dimensions, so one number per row.
-    bias: a tensor of floats that broadcasts to the input, added after the scale.
-    mask: a boolean tensor that broadcasts to the input, True where an element counts. Others have probability 0.
-    causal: True: element j of row i (the dimension before the last) counts if ``j <= i``; an int: if
-        ``j <= i + causal``. For `dim=-1` only.
-    alpha: a factor on the result.
-    empty_rows: what a row is in which nothing counts, or whose scores are all -inf: "nan" as in torch, or "zero".
+    A *row* is what is reduced together: the elements whose places differ in `dim` only. With the arguments from `scale`
+    on, `x` is not the input but the scores `input * scale + bias`, and -inf where `mask` or `causal` excludes them.
+    They are computed inside the kernel where rows are contiguous and fit a cluster of CTAs; elsewhere torch's
+    operations make a float32 tensor of scores first (`explain` says which).
+
+    CUDA tensors of bfloat16, float16 and float32 run our kernels, with float32 arithmetic inside. CPU tensors go to
+    ATen, and so do float64 tensors on any device: where the input, the result, the bias or a tensor scale is float64.
 
     A NaN or +inf makes its row NaN, and so does a row of nothing but -inf, as in torch. The same call gives the same
-    bits every time. Forward saves only its result for the backward, and mask and scale where they are given. Gradients
-    go to the input, the bias (summed to its shape) and a tensor scale; masked elements have zero. CPU and float64
-    tensors go to ATen.
+    bits every time. Differentiable, twice as well, in forward mode, and under `torch.func`. Forward saves only its
+    result for the backward, and mask and scale where they are given; for the gradient of a tensor scale the input, too.
+    Gradients go to the input, to the bias (summed to its shape) and to a tensor scale; masked elements have zero.
 
-    Raises TypeError for what is not a real, dense tensor, and for a mask that is not boolean; IndexError for a
-    dimension out of range; ValueError for a repeated dimension, for an `out` that does not fit, and for scale, bias,
-    mask, causal or empty_rows that do not; `plan.NotPlanned` (a NotImplementedError and a ValueError) for
-    more than five dimensions that do not merge, and for 2^31 elements in a group.
+    Args:
+        input: A dense real tensor of any shape and strides; integers need `dtype`. It is not changed.
+        dim: The dimension or dimensions to reduce.
+        dtype: Of the result. None: the input's, or float32 under autocast.
+        out: A tensor of the input's shape to write to; may be the input itself. Without `dtype` its dtype is the
+            result's. For calls without autograd.
+        online: How threads of a row work together: True for one exchange of (maximum, sum) pairs, False for the maximum
+            first, then the sum.
+        scale: What the input is multiplied by (1 / temperature): a number, or a floating-point tensor that broadcasts
+            to the input and has size 1 in the reduced dimensions, so one number per row.
+        bias: A floating-point tensor that broadcasts to the input, added after the scale.
+        mask: A boolean tensor that broadcasts to the input, True where an element counts. Others have probability 0,
+            whatever lies there.
+        causal: True: element j of row i (its index in dimension -2) counts if `j <= i`; an int: if `j <= i + causal`.
+            For `dim=-1` only. The rest is not read.
+        alpha: A number that the result is multiplied by.
+        empty_rows: What a row is in which nothing counts, or whose scores are all -inf: "nan" as in torch, or "zero".
+
+    Returns:
+        A tensor of the input's shape and memory format, or `out`.
+
+    Raises:
+        TypeError: For what is not a dense real tensor or has a dtype that is not taken, and for a mask that is not
+            boolean.
+        IndexError: For a dimension out of range.
+        ValueError: For a repeated dimension or none, and for an `out`, scale, bias, mask, causal or empty_rows that
+            does not fit the input, and on a GPU that no kernels are built for.
+        NotPlanned: Where more than five kept, or five reduced, dimensions do not merge in memory, and for 2^31 elements
+            in a row.
+
+    Examples:
+        >>> import torch
+        >>> from cute_softmax import softmax
+        >>> softmax(torch.tensor([[0.0, 0.0, 9.0]]), mask=torch.tensor([True, True, False]))
+        tensor([[0.5000, 0.5000, 0.0000]])
     """
     if scores or torch.compiler.is_compiling():
         return _scored(input, dim, dtype, out, online, scores)
@@ -169,12 +193,25 @@ def softmax_backward(
     dim: int | Sequence[int] = -1,
     input_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """The gradient of `softmax` with respect to its input: ``output * (grad - sum(grad * output))``.
+    """The gradient of `softmax` with respect to its input: `output * (grad - sum(grad * output))`.
 
-    grad: the gradient of the result, `output`: the result; of one shape and device.
-    input_dtype: the dtype of the returned gradient; output's if None.
+    CUDA tensors of bfloat16, float16 and float32 run our kernels; CPU tensors, and float64 ones on any device, go to
+    ATen. Differentiable.
 
-    Raises as `softmax`, and ValueError where grad and output do not fit each other.
+    Args:
+        grad: The gradient of the result, of its shape and on its device.
+        output: The result of `softmax`, with a scale and an alpha of 1.
+        dim: The dimension or dimensions that were reduced.
+        input_dtype: The dtype of the returned gradient. None: that of `output`.
+
+    Returns:
+        The gradient of the input, a tensor of the shape of `output`.
+
+    Raises:
+        TypeError: For what is not a dense real tensor of a floating-point dtype that is taken.
+        IndexError: For a dimension out of range.
+        ValueError: For a repeated dimension or none, and where `grad` and `output` differ in shape or device.
+        NotPlanned: As for `softmax`.
     """
     dims, input_dtype = checked_backward("softmax_backward", grad, output, dim, input_dtype)
     if not torch.compiler.is_compiling() and transformed():
@@ -183,17 +220,27 @@ def softmax_backward(
 
 
 class Prepared:
-    """`softmax` of tensors of one form, with every decision made; see `prepare`.
+    """`softmax` of tensors of one form with every decision made: what `prepare` returns.
 
-    plan: its Plan. Calling it with a tensor of this form launches into a new tensor and returns that.
+    Attributes:
+        plan: How every call runs.
     """
 
     __slots__ = ("_run", "plan")
 
     def __init__(self, plan: Plan | PanelPlan, run: Callable[[torch.Tensor], torch.Tensor]):
-        self.plan, self._run = plan, run
+        self.plan = plan
+        self._run = run
 
     def __call__(self, input: torch.Tensor) -> torch.Tensor:
+        """Launch on the current stream into a new tensor.
+
+        Args:
+            input: A tensor of the shape, strides, dtype and device that were prepared for, which is not checked.
+
+        Returns:
+            Its softmax.
+        """
         return self._run(input)
 
 
@@ -204,15 +251,26 @@ def prepare(
     *,
     online: bool = True,
 ) -> Prepared:
-    """`softmax` for tensors like `input`, planned, compiled and loaded now: a loop then only allocates and launches.
+    """Plan, compile and load `softmax` for tensors like `input` now, so that a loop only allocates and launches.
 
-    input: a non-empty CUDA tensor, bfloat16, float16 or float32; its shape, strides, dtype and device are what the
-    returned function takes, without a check. Other arguments as `softmax`. No gradient is recorded.
+    Call `step = prepare(x)` once, and `y = step(x)` for each tensor of this form. No gradient is recorded.
 
-    >>> step = prepare(x)
-    >>> y = step(x)
+    Args:
+        input: A non-empty CUDA tensor of bfloat16, float16 or float32. Its shape, strides, dtype and device are what
+            the returned function takes, without a check.
+        dim: The dimension or dimensions to reduce.
+        dtype: Of the result; the input's if None.
+        online: As in `softmax`.
 
-    Raises as `softmax`, and ValueError for tensors that go to ATen.
+    Returns:
+        A function of one tensor.
+
+    Raises:
+        TypeError: For what is not a dense real tensor.
+        IndexError: For a dimension out of range.
+        ValueError: For a repeated dimension or none, and for tensors that go to ATen: empty ones, and those of other
+            devices and dtypes.
+        NotPlanned: As for `softmax`.
     """
     check_tensor("input", input)
     dims, result_dtype = given_dims(dim, input), dtype or input.dtype

@@ -9,11 +9,17 @@ KIB = 1024
 
 @dataclass(frozen=True)
 class Architecture:
-    """One compilation target.
+    """One compilation target. `cute_softmax.hardware.ARCHITECTURES` has those that are supported, by name.
 
-    name: what the compiler calls it; shared_memory: bytes that one CTA can get; cluster_limit: CTAs of the largest
-    cluster (1: no clusters; above 8 is not portable, but all parts named here that have it allow it).
     Source: CUDA C++ Programming Guide, "Technical specifications per compute capability".
+
+    Args:
+        name: What the compiler calls it, such as "sm_90a".
+        shared_memory: Bytes that one CTA can get.
+        cluster_limit: CTAs of the largest cluster. 1: no clusters; above 8 is not portable, but all parts named here
+            that have it allow it.
+        registers: 32-bit registers of an SM; a CTA can have all of them.
+        threads: The most threads of a CTA.
     """
 
     name: str
@@ -48,7 +54,20 @@ _BY_CAPABILITY = {
 
 @dataclass(frozen=True)
 class Device:
-    """One GPU: its architecture, streaming multiprocessors and bytes of L2."""
+    """One GPU, as plans see it. `cute_softmax.hardware.H200` is one.
+
+    Args:
+        architecture: What its kernels are compiled for.
+        multiprocessors: How many it has.
+        l2: Bytes of its L2 cache.
+
+    Examples:
+        >>> from cute_softmax import plan_softmax
+        >>> from cute_softmax.hardware import ARCHITECTURES, Device
+        >>> b200 = Device(ARCHITECTURES["sm_100a"], multiprocessors=148, l2=126 << 20)
+        >>> plan_softmax((4096, 8192), device=b200).ctas
+        4096
+    """
 
     architecture: Architecture
     multiprocessors: int

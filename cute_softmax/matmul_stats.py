@@ -18,14 +18,28 @@ def softmax_stats(
     bias: torch.Tensor | None = None,
     causal: bool | int = False,
 ) -> torch.Tensor:
-    """The logarithms of the rows' sums of exponentials: what `softmax_matmul(.., stats=..)` needs to know of scores.
+    """The logarithms of the rows' sums of exponentials, which `softmax_matmul` takes as `stats`.
 
-    scores: (.., N), as of `softmax_matmul`; scale, mask, bias and causal: as there, where they must be given again.
-    Mask and bias may also have dimensions that the scores lack or have with size 1.
-    Returns float32 (..), float64 for scores in float64; -inf for a row without a score that counts.
+    Found once, they serve several products with the same scores. One read of the scores. No gradient flows through them
+    (that of `softmax_matmul` is whole all the same); a differentiable function is `logsumexp`. CPU tensors, and float64
+    ones on any device, are computed by torch's operations.
 
-    One read of the scores. No gradient flows through statistics (that of `softmax_matmul` is the whole one all the
-    same); a differentiable one is `logsumexp`. Errors as `softmax_matmul`.
+    Args:
+        scores: (..., N), a dense floating-point tensor.
+        scale: A number that the scores are multiplied by.
+        mask: A boolean tensor, True where a score counts. It may have dimensions that the scores lack or have with size
+            1.
+        bias: A floating-point tensor that is added after the scale; its dimensions as those of the mask.
+        causal: True: score j of row i counts if `j <= i`; an int: if `j <= i + causal`.
+
+    Returns:
+        The logarithms, (...) in float32, or float64 for scores in float64; -inf for a row without a score that counts.
+
+    Raises:
+        TypeError: For what is not a dense, real floating-point tensor, a scale that is no number and a mask that is not
+            boolean.
+        ValueError: For scores without a dimension, and for a mask, bias or causal that does not fit them.
+        NotPlanned: As for `softmax`.
     """
     check_tensor("scores", scores, "softmax_stats")
     if not scores.is_floating_point():

@@ -14,6 +14,8 @@ import torch
 from .family import log_softmax
 from .functional import softmax
 
+__all__ = ["LogSoftmax", "Softmax", "Softmax2d"]
+
 
 class _Options:
     """Our options of a module, defaults first: of a module whose state was torch's, they are what the class says."""
@@ -34,6 +36,16 @@ class _Options:
     def forward(
         self, input: torch.Tensor, *, mask: torch.Tensor | None = None, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
+        """The result for a tensor, with the module's options.
+
+        Args:
+            input: A dense real tensor.
+            mask: A boolean tensor that broadcasts to the input, True where an element counts in this call.
+            bias: A floating-point tensor that broadcasts to the input, added to this call's scores after the scale.
+
+        Returns:
+            A tensor of the input's shape.
+        """
         function, given = self._function, {"mask": mask, "bias": bias}
         dim = _implicit(function.__name__, input) if self.dim is None else self.dim
         return function(
@@ -41,6 +53,7 @@ class _Options:
         )
 
     def extra_repr(self) -> str:
+        """What `repr` shows between the parentheses: `dim`, and the options that are not at their defaults."""
         shown = [super().extra_repr(), *(f"{name}={value!r}" for name, value in self._changed().items())]
         return ", ".join(filter(None, shown))
 
@@ -56,16 +69,26 @@ def _implicit(name: str, input: torch.Tensor) -> int:
 
 
 class Softmax(_Options, torch.nn.Softmax):
-    """`cute_softmax.softmax` as a module, in the place of `torch.nn.Softmax`.
+    """`softmax` as a module, in the place of `torch.nn.Softmax`, of which it is a subclass.
 
-    dim: the dimension or dimensions to reduce; None is torch's old rule (0 for tensors of 0, 1 or 3 dimensions, else
-        1) with its warning.
-    dtype, scale, causal, alpha, empty_rows: as of `softmax`.
+    It has no parameters and no buffers. Its errors are those of `softmax`.
 
-    ``forward(input, *, mask=None, bias=None)``: `mask` and `bias` as of `softmax`, of this call. Raises as `softmax`.
+    Args:
+        dim: The dimension or dimensions to reduce. None: torch's old rule, with its warning (0 for tensors of 0, 1 or 3
+            dimensions, else 1).
+        dtype: Of the result. None: the input's, or float32 under autocast.
+        scale: A number that the input is multiplied by (1 / temperature).
+        causal: True: element j of row i counts if `j <= i`; an int: if `j <= i + causal`. For `dim=-1` only.
+        alpha: A number that the result is multiplied by.
+        empty_rows: What a row is in which nothing counts: "nan" or "zero".
 
-    >>> attention = Softmax(-1, scale=0.125, causal=True)
-    >>> probabilities = attention(scores)
+    Examples:
+        >>> import torch
+        >>> from cute_softmax import nn
+        >>> attention = nn.Softmax(-1, scale=0.125, causal=True)
+        >>> attention(torch.zeros(2, 2))
+        tensor([[1.0000, 0.0000],
+                [0.5000, 0.5000]])
     """
 
     _names = ("dtype", "scale", "causal", "alpha", "empty_rows")
@@ -87,9 +110,17 @@ class Softmax(_Options, torch.nn.Softmax):
 
 
 class LogSoftmax(_Options, torch.nn.LogSoftmax):
-    """`cute_softmax.log_softmax` as a module, in the place of `torch.nn.LogSoftmax`.
+    """`log_softmax` as a module, in the place of `torch.nn.LogSoftmax`, of which it is a subclass.
 
-    Arguments as of `Softmax`, without alpha. Raises as `log_softmax`.
+    It has no parameters and no buffers. Its errors are those of `log_softmax`.
+
+    Args:
+        dim: The dimension or dimensions to reduce. None: torch's old rule, with its warning (0 for tensors of 0, 1 or 3
+            dimensions, else 1).
+        dtype: Of the result. None: the input's, or float32 under autocast.
+        scale: A number that the input is multiplied by (1 / temperature).
+        causal: True: element j of row i counts if `j <= i`; an int: if `j <= i + causal`. For `dim=-1` only.
+        empty_rows: "nan" or "zero": whether a row in which nothing counts is NaN or -inf.
     """
 
     _function = staticmethod(log_softmax)
@@ -108,12 +139,20 @@ class LogSoftmax(_Options, torch.nn.LogSoftmax):
 
 
 class Softmax2d(torch.nn.Softmax2d):
-    """Softmax over the channels of an image, (C, H, W) or (N, C, H, W), in the place of `torch.nn.Softmax2d`.
-
-    Raises ValueError for tensors of other ranks, else as `softmax`.
-    """
+    """`softmax` over the channels of images, in the place of `torch.nn.Softmax2d`, of which it is a subclass."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """The softmax over the channels.
+
+        Args:
+            input: (C, H, W) or (N, C, H, W).
+
+        Returns:
+            A tensor of the input's shape.
+
+        Raises:
+            ValueError: For tensors of other ranks; other errors are those of `softmax`.
+        """
         if input.dim() not in (3, 4):
             raise ValueError(f"Softmax2d: expected input to be 3D or 4D, got {input.dim()}D instead")
         return softmax(input, -3)

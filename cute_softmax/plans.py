@@ -9,7 +9,7 @@ import torch
 
 from . import launch, rules
 from .hardware import H200, Device
-from .plan import NotPlanned, Plan, plan
+from .plan import NotPlanned, PanelPlan, Plan, plan
 from .problem import Operand, canonical, canonical_dims
 from .scores import DEFAULTS, ScoreArguments, Scores, Spec, check_names, scores_of, with_scores
 
@@ -30,16 +30,41 @@ def plan_softmax(
     online: bool = True,
     device: Device = H200,
     **scores: Unpack[ScoreArguments],
-) -> Plan:
-    """The Plan of `softmax` for a CUDA tensor, or for a contiguous tensor of a shape on a described device.
+) -> Plan | PanelPlan:
+    """The plan of `softmax` for a CUDA tensor, or for a contiguous tensor of some shape on a described GPU.
 
-    dtype: of the result; for a shape also of the input (default bfloat16).
-    backward: the plan of the backward pass instead.
-    log: of `log_softmax` instead.
-    device: for a shape, the GPU to plan for.
-    scores: scale, bias, mask, causal, alpha and empty_rows as `softmax`; for a shape, tensors of any device.
+    A plan is plain numbers: nothing is compiled or launched, and no GPU is needed for a shape. Its `explain()` says it
+    in words; `explain` also says what happens where there is none.
 
-    Raises as `softmax`, and `plan.NotPlanned` for scores that are composed first: see `explain`.
+    Args:
+        input: A tensor, whose strides count and, on CUDA, its address and GPU; or the shape of a contiguous one.
+        dim: The dimension or dimensions to reduce.
+        dtype: Of the result, a torch dtype or "bf16", "fp16" or "fp32"; for a shape also of the input (bfloat16 if
+            None).
+        backward: The plan of the backward pass instead.
+        log: That of `log_softmax` instead.
+        online: As in `softmax`.
+        device: The GPU to plan for, unless the input is a CUDA tensor.
+        scale: As in `softmax`. Tensors here and below may be of any device if the input is a shape.
+        bias: As in `softmax`.
+        mask: As in `softmax`.
+        causal: As in `softmax`.
+        alpha: As in `softmax`.
+        empty_rows: As in `softmax`.
+
+    Returns:
+        The plan: a `Plan` where whole contiguous rows are held on chip by a CTA or a cluster, else a `PanelPlan`.
+
+    Raises:
+        TypeError: For dtypes that have no kernels, and as for `softmax`.
+        IndexError: For a dimension out of range.
+        ValueError: As for `softmax`.
+        NotPlanned: As for `softmax`, and for scores that torch's operations compose first.
+
+    Examples:
+        >>> from cute_softmax import plan_softmax
+        >>> plan_softmax((4096, 262144), 0).movement
+        'column'
     """
     shape, first, dtype, device = operand_of(input, dtype, device)
     dims = canonical_dims(dim, len(shape))
@@ -109,9 +134,27 @@ def explain(
     dtype: torch.dtype | str | None = None,
     **options: object,
 ) -> str:
-    """How `softmax` would run on this tensor or shape, in words. Arguments as `plan_softmax`.
+    """How `softmax` would run on a tensor or a shape, in words: the plan of its kernel, or why ATen gets it.
 
-    >>> print(explain((4096, 8192), dtype="bf16"))
+    Args:
+        input: A tensor, or the shape of one.
+        dim: The dimension or dimensions to reduce.
+        dtype: Of the result; for a shape also of the input (bfloat16 if None).
+        **options: The other arguments of `plan_softmax`.
+
+    Returns:
+        Text of about ten lines. It begins with "composed" where torch's operations make scores before a kernel runs.
+
+    Raises:
+        TypeError: As for `plan_softmax`.
+        IndexError: For a dimension out of range.
+        ValueError: As for `plan_softmax`.
+        NotPlanned: As for `softmax`.
+
+    Examples:
+        >>> from cute_softmax import explain
+        >>> print(explain((4096, 8192), dtype="bf16").splitlines()[0])
+        softmax of 4096 rows of 8192, bf16, for sm_90a
     """
     name = "log_softmax" if options.get("log") else "softmax"
     tensors = [t for t in (options.get("bias"), options.get("scale")) if isinstance(t, torch.Tensor)]

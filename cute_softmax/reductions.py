@@ -14,7 +14,7 @@ import torch
 from . import launch, ops, routes, rules, selective
 from .arguments import FLOATS, autocasts, check_out, check_tensor, given_dims, overlap, overlaps_itself
 from .hardware import H200, Device
-from .plan import Plan, plan
+from .plan import PanelPlan, Plan, plan
 from .plans import operand_of
 from .problem import Operand, canonical
 from .scores import Spec, formula
@@ -27,20 +27,29 @@ def logsumexp(
     *,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """``log(sum(exp(x)))`` over `dim`, without overflow, as `torch.logsumexp`.
+    """The logarithm of the sum of exponentials over `dim`, `log(sum(exp(x)))` without overflow, as `torch.logsumexp`.
 
-    input: a tensor of any shape, bfloat16, float16 or float32, on a CUDA device. Arithmetic is float32 inside.
-    dim: the dimension or dimensions to reduce.
-    keepdim: keep them with size 1.
-    out: a tensor of the result's shape and dtype to write to.
+    CUDA tensors of bfloat16, float16 and float32 are read once, by our kernels, with float32 arithmetic inside. CPU
+    tensors, float64 ones on any device, integers and empty tensors go to ATen.
 
-    -inf for a row of nothing but -inf, +inf for one with +inf, NaN for one with NaN, as in torch. The gradient is one
-    more read of the input, and NaN throughout a row of +inf or of nothing but -inf. CPU, float64 and integer tensors
-    go to ATen, and so do empty tensors.
+    A row of nothing but -inf gives -inf, one with +inf gives +inf, one with NaN gives NaN, as in torch. The gradient is
+    one more read of the input, and NaN throughout a row of +inf or of nothing but -inf. Differentiable twice as well.
 
-    Raises TypeError for what is not a real, dense tensor; IndexError for a dimension out of range; ValueError for a
-    repeated dimension or none and an `out` that does not fit; `plan.NotPlanned` (a NotImplementedError and a
-    ValueError) for more than five dimensions that do not merge, and for 2^31 elements in a group.
+    Args:
+        input: A dense real tensor of any shape and strides.
+        dim: The dimension or dimensions to reduce.
+        keepdim: Keep them with size 1.
+        out: A tensor of the result's shape and dtype to write to. For calls without autograd.
+
+    Returns:
+        A tensor of the input's dtype (float32 under autocast; of integers, torch's default dtype), or `out`.
+
+    Raises:
+        TypeError: For what is not a dense real tensor, or has a floating-point dtype that is not taken.
+        IndexError: For a dimension out of range.
+        ValueError: For a repeated dimension or none, and for an `out` that does not fit.
+        NotPlanned: Where more than five kept, or five reduced, dimensions do not merge in memory, and for 2^31 elements
+            in a row.
     """
     check_tensor("input", input, "logsumexp")
     return _reduce("logsumexp", input, given_dims(dim, input), keepdim, _autocast(input, input.dtype), out)
@@ -55,11 +64,23 @@ def amax(
 ) -> torch.Tensor:
     """The largest element over `dim`, as `torch.amax`; NaN if one is NaN.
 
-    dim: the dimension or dimensions to reduce; all of them if empty.
-    keepdim: keep them with size 1.
+    CUDA tensors of bfloat16, float16 and float32 run our kernels. CPU tensors, float64 ones on any device, integers and
+    empty tensors go to ATen. The gradient is shared evenly by elements that are equally large.
 
-    The gradient is shared evenly by elements that are equally large. Other arguments, devices, dtypes and errors
-    as `logsumexp`; IndexError, as from torch, for the maximum of no element.
+    Args:
+        input: A dense real tensor of any shape and strides.
+        dim: The dimension or dimensions to reduce; all of them if empty.
+        keepdim: Keep them with size 1.
+        out: A tensor of the result's shape and dtype to write to. For calls without autograd.
+
+    Returns:
+        A tensor of the input's dtype, or `out`.
+
+    Raises:
+        TypeError: For what is not a dense real tensor, or has a floating-point dtype that is not taken.
+        IndexError: For a dimension out of range and, as from torch, for the maximum of no element.
+        ValueError: For a repeated dimension, and for an `out` that does not fit.
+        NotPlanned: As for `logsumexp`.
     """
     check_tensor("input", input, "amax")
     return _reduce("amax", input, _dims_or_all(dim, input), keepdim, input.dtype, out)
@@ -75,11 +96,24 @@ def sum(
 ) -> torch.Tensor:
     """The sum over `dim`, as `torch.sum`; added in float32, pairwise within a thread and between threads.
 
-    dim: the dimension or dimensions to reduce; all of them if None or empty.
-    keepdim: keep them with size 1.
-    dtype: of the result; the input's if None.
+    CUDA tensors of bfloat16, float16 and float32 run our kernels. CPU tensors, float64 ones on any device, integers and
+    empty tensors go to ATen.
 
-    Other arguments, devices, dtypes and errors as `logsumexp`.
+    Args:
+        input: A dense real tensor of any shape and strides.
+        dim: The dimension or dimensions to reduce; all of them if None or empty.
+        keepdim: Keep them with size 1.
+        dtype: Of the result. None: the input's (float32 under autocast; of integers, int64).
+        out: A tensor of the result's shape and dtype to write to. For calls without autograd.
+
+    Returns:
+        A tensor of that dtype, or `out`.
+
+    Raises:
+        TypeError: For what is not a dense real tensor, or has a floating-point dtype that is not taken.
+        IndexError: For a dimension out of range.
+        ValueError: For a repeated dimension, and for an `out` that does not fit.
+        NotPlanned: As for `logsumexp`.
     """
     check_tensor("input", input, "sum")
     dims = _dims_or_all(dim, input)
@@ -95,10 +129,27 @@ def plan_reduction(
     dtype: torch.dtype | str | None = None,
     *,
     device: Device = H200,
-) -> Plan:
-    """The Plan of a reduction ("logsumexp", "amax", "sum"), as `plan_softmax` gives it for softmax.
+) -> Plan | PanelPlan:
+    """The plan of a reduction for a CUDA tensor, or for a contiguous tensor of some shape on a described GPU.
 
-    Its `explain()` says in words how the call would run. Raises ValueError for another name, else as `plan_softmax`.
+    Its `explain()` says in words how the call would run.
+
+    Args:
+        name: "logsumexp", "amax" or "sum".
+        input: A tensor, whose strides count and, on CUDA, its address and GPU; or the shape of a contiguous one.
+        dim: The dimension or dimensions to reduce; all of them if None or empty.
+        dtype: Of the result, a torch dtype or "bf16", "fp16" or "fp32"; for a shape also of the input (bfloat16 if
+            None).
+        device: The GPU to plan for, unless the input is a CUDA tensor.
+
+    Returns:
+        The plan: a `Plan` where whole contiguous rows are held on chip by a CTA or a cluster, else a `PanelPlan`.
+
+    Raises:
+        TypeError: For dtypes that have no kernels.
+        IndexError: For a dimension out of range.
+        ValueError: For another name, and for a repeated dimension.
+        NotPlanned: As for `logsumexp`.
     """
     if name not in _REDUCTIONS:
         raise ValueError(f"name is {name!r}: the reductions are {', '.join(_REDUCTIONS)}")

@@ -63,29 +63,40 @@ def softmax_matmul(
     return_lse: bool = False,
     stats: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """``softmax(scale * scores + bias, -1) @ values``, where scores are read once and no softmax matrix exists.
+    """The product `softmax(scale * scores + bias, -1) @ values`, with scores read once and no softmax matrix written.
 
-    scores: (..., M, N); values: (..., N, D) in bfloat16 or float16, their batch dimensions broadcast. Scores have the
-        dtype of values, or float32. The powers are rounded to the dtype of values, sums are float32.
-    scale: a number.
-    mask: bool, broadcastable to (..., M, N); where it is False a score counts as -inf.
-    bias: floating point, broadcastable to (..., M, N).
-    causal: score j of row i counts if j <= i; with an int, if j <= i + causal. (True is 0.) What lies beyond is not
-        read where whole tiles do.
-    empty_rows: what a row of nothing but -inf gives, "nan" as torch does or "zero".
-    return_lse: also return the logarithms of the rows' sums of exponentials, float32 (..., M).
-    stats: these logarithms, if they are known: what `softmax_stats` gives for the same scale, mask, bias and causal,
-        broadcastable to (..., M). Powers are then formed in one step, without maxima, sums and rescaling. The rounding
-        of the log-sum-exps becomes a relative error, of about 1e-7 times their size. They count as functions of the
-        scores: gradients are those of the softmax, and none flows through them.
+    CUDA tensors with values in bfloat16 or float16 run our kernels: powers are rounded to the dtype of the values, sums
+    are float32. All others take two steps, a softmax and torch's product: CPU tensors, values in float32 or float64,
+    and calls inside functorch's transforms.
 
     A NaN or +inf among a row's scores makes the row NaN. The same call gives the same bits every time. Differentiable
     with respect to scores, values and bias. On sm_90 values whose rows do not begin at multiples of 16 bytes are copied
     first, and so are such scores in float32; other GPUs read them as they lie, but form gradients by torch's
-    operations. CPU tensors, values in float32 or float64 and functorch transforms are computed in two steps.
+    operations.
 
-    Raises TypeError for what is not a dense, real tensor or of another dtype; ValueError for shapes, devices or
-    arguments that do not fit; `plan.NotPlanned` for more than three batch dimensions that do not merge.
+    Args:
+        scores: (..., M, N), of the dtype of the values or float32.
+        values: (..., N, D). The batch dimensions of scores and values broadcast.
+        scale: A number that the scores are multiplied by.
+        mask: A boolean tensor that broadcasts to (..., M, N); where it is False a score counts as -inf.
+        bias: A floating-point tensor that broadcasts to (..., M, N), added after the scale.
+        causal: True: score j of row i counts if `j <= i`; an int: if `j <= i + causal`. Tiles beyond are not read.
+        empty_rows: What a row is in which nothing counts: "nan" as in torch, or "zero".
+        return_lse: Also return the logarithms of the rows' sums of exponentials.
+        stats: These logarithms, if they are known: what `softmax_stats` gives for the same scale, mask, bias and
+            causal, float32, broadcasting to (..., M). Powers are then formed in one step, without maxima, sums and
+            rescaling; the rounding of the logarithms becomes a relative error of about 1e-7 times their size. They
+            count as functions of the scores: gradients are those of the softmax, and none flows through them.
+
+    Returns:
+        The product, (..., M, D) in the dtype of the values; with `return_lse` a pair of it and the logarithms, (..., M)
+        in float32 (float64 for tensors in float64).
+
+    Raises:
+        TypeError: For what is not a dense, real floating-point tensor, for dtypes that do not go together, a mask that
+            is not boolean, a causal or a scale of another type.
+        ValueError: For shapes or devices that do not fit, and another word for `empty_rows`.
+        NotPlanned: For more than three batch dimensions that do not merge in memory.
     """
     _check(scores, values, mask, bias, scale, empty_rows)
     if not isinstance(causal, int):

@@ -26,13 +26,13 @@ for place in (HERE, ROOT):
 
 import committed  # noqa: E402
 import names_figure  # noqa: E402
+import reference  # noqa: E402
 
-import cute_softmax  # noqa: E402
 from benchmarks import console, report, results  # noqa: E402
 from benchmarks.cases import FEW_ROWS  # noqa: E402
 from cute_softmax import diagrams, explain, plan  # noqa: E402
 from cute_softmax.classes import classes, longest_row, of_few_rows, operand_dtypes  # noqa: E402
-from cute_softmax.hardware import ARCHITECTURES, H200  # noqa: E402
+from cute_softmax.hardware import ARCHITECTURES  # noqa: E402
 from cute_softmax.plan import row  # noqa: E402
 from cute_softmax.problem import ITEM_SIZE  # noqa: E402
 from layouts.figures import Figure  # noqa: E402
@@ -243,58 +243,6 @@ def comment_above(name: str) -> str:
     return f"> {text}{whole}"
 
 
-def functions() -> str:
-    """The public functions: signature and docstring."""
-    parts = []
-    for name in (
-        "softmax",
-        "softmax_",
-        "softmax_backward",
-        "log_softmax",
-        "log_softmax_backward",
-        "selective_log_softmax",
-        "entropy",
-        "logsumexp",
-        "amax",
-        "sum",
-        "softmax_matmul",
-        "softmax_stats",
-        "plan_softmax",
-        "prepare",
-        "plan_reduction",
-        "explain",
-        "accelerate",
-        "accelerated",
-        "restore",
-    ):
-        function = getattr(cute_softmax, name)
-        signature = str(inspect.signature(function)).replace(repr(H200), "H200")
-        signature = re.sub(r"(: |-> )'([^']+)'", r"\1\2", signature)
-        if len(name + signature) > 100:
-            inside, _, returns = signature.rpartition(" -> ")
-            arguments = "".join(f"    {a},\n" for a in re.split(r", (?=\w+:|\*)", inside[1:-1]))
-            signature = f"(\n{arguments}) -> {returns}"
-        parts.append(f"### {name}\n\n```text\n{name}{signature}\n```\n\n{_prose(inspect.getdoc(function))}")
-    return "\n\n".join(parts)
-
-
-def _prose(text: str) -> str:
-    """A docstring as Markdown: its list of arguments as a list, its examples as code."""
-    lines = []
-    for line in text.splitlines():
-        if line.startswith(">>> "):
-            line = f"`{line[4:]}`"
-        elif re.match(r"[a-z_`, ]+: ", line):
-            name, _, rest = line.partition(": ")
-            line = f"- `{name}`: {rest}"
-        elif line.startswith("    "):
-            line = f"  {line.strip()}"
-        elif line and lines and lines[-1].startswith(("- ", "  ")):
-            lines.append("")
-        lines.append(line)
-    return "\n".join(lines).replace("``", "`")
-
-
 BLOCKS: dict[str, Callable[[], str]] = {
     "results": headline,
     "all results": all_results,
@@ -311,7 +259,9 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "a plan with edges": lambda: said((8192, 50257)),
     "why these teams": lambda: comment_above("_SHORT"),
     "why this policy": lambda: comment_above("EVICT_LAST_ABOVE"),
-    "functions": functions,
+    "functions": reference.functions,
+    "modules": reference.modules,
+    "objects": reference.objects,
     "opinfo": opinfo,
 }
 

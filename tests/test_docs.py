@@ -1,5 +1,7 @@
 """The docs: what is generated is up to date, examples run, commands parse, links lead somewhere."""
 
+import doctest
+import inspect
 import re
 import shlex
 import subprocess
@@ -8,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
+import cute_softmax
 from benchmarks import results
 from benchmarks.__main__ import run_parser
 from benchmarks.cases import SUITES
 from cute_softmax import diagrams
 from cute_softmax.__main__ import parser
 from cute_softmax.classes import classes, longest_row, operand_dtypes
-from cute_softmax.hardware import ARCHITECTURES
+from cute_softmax.hardware import ARCHITECTURES, H200
 
 ROOT = Path(__file__).resolve().parents[1]
 # The pages below docs/layouts have tests of their own.
@@ -90,6 +93,14 @@ def test_python_examples_run(page, monkeypatch, tmp_path):
         exec(compile(code, page.name, "exec"), names)
 
 
+@pytest.mark.parametrize("page", pages("pycon"))
+def test_sessions_say_what_they_show(page):
+    for session in blocks(page, "pycon"):
+        test = doctest.DocTestParser().get_doctest(session, {}, page.name, None, None)
+        said = []
+        assert not doctest.DocTestRunner().run(test, out=said.append).failed, "".join(said)
+
+
 @pytest.mark.parametrize("page", pages("bash"))
 def test_commands_exist(page):
     targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.M)
@@ -112,11 +123,19 @@ def test_commands_exist(page):
             ], line
 
 
+def anchors(page: Path) -> set[str]:
+    """Of the headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.M)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_links_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8")):
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", page.read_text(encoding="utf-8")):
         if "://" not in target:
-            assert (page.parent / target).exists(), target
+            place = page.parent / target if target else page
+            assert place.exists(), target
+            assert not anchor or anchor in anchors(place), f"{target}#{anchor}"
 
 
 def test_every_page_is_in_the_index():
@@ -133,3 +152,70 @@ def test_readme_names_the_longest_rows():
             assert words.format(longest_row(last)) in text
     for name in ARCHITECTURES:
         assert name.removeprefix("sm_") in text
+
+
+@pytest.fixture
+def reference(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    import reference
+
+    yield reference
+    reference.entries.cache_clear()
+
+
+def test_docstrings_describe_what_is_public(reference):
+    assert reference.complaints() == []
+    page = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+    for name in (*cute_softmax.__all__, "nn.Softmax", "Plan", "PanelPlan", "Prepared", "Report", "Device"):
+        assert f"\n### {name}\n" in page or name == "nn"
+
+
+@pytest.mark.parametrize(
+    "name, old, new, said",
+    [
+        (
+            "softmax",
+            "\n    dim: ",
+            "\n    dims: ",
+            ["Parameter 'dims' does not appear", "no words about dim"],
+        ),
+        ("softmax", "\n    alpha: ", "\n    The alpha ", ["no words about alpha"]),
+        ("explain", "\n    **options: ", "\n    **others: ", ["'**others'", "no words about options"]),
+        ("sum", "\nReturns:\n    A", "\nA", ["no words about the result"]),
+        ("amax", "\nRaises:", "\nErrors:", ["a section of admonition"]),
+        ("nn.Softmax", "\n    alpha: ", "\n        alpha: ", ["no words about alpha"]),
+        ("Plan", "\n    rows: ", "\n    row: ", ["no attribute row", "Plan.rows: no docstring"]),
+        ("Device", "\n    l2: ", "\n        l2: ", ["no words about l2", "Device.l2: no docstring"]),
+    ],
+)
+def test_what_a_docstring_lacks_is_noticed(reference, monkeypatch, name, old, new, said):
+    docstring = reference.entries()[name].object.docstring
+    assert docstring.value.count(old) == 1
+    monkeypatch.setattr(docstring, "value", docstring.value.replace(old, new))
+    complaints = reference.complaints()
+    assert all(any(words in complaint for complaint in complaints) for words in said), complaints
+
+
+def test_a_new_public_name_must_be_described(reference, monkeypatch):
+    from cute_softmax import rules
+
+    monkeypatch.setattr(cute_softmax, "offset_within", rules.offset_within, raising=False)
+    monkeypatch.setattr(cute_softmax, "__all__", [*cute_softmax.__all__, "offset_within"])
+    monkeypatch.setattr(cute_softmax.nn, "__all__", ["_Options"])
+    reference.entries.cache_clear()
+    complaints = reference.complaints()
+    assert "cute_softmax.rules.offset_within: no words about shape" in complaints
+    assert "cute_softmax.nn._Options.scale: no docstring" in complaints
+
+
+def test_signatures_are_those_that_python_shows(reference):
+    functions = {e.name: e.object for e in reference.entries().values() if e.object.is_function}
+    assert len(functions) > 15
+    for name, function in functions.items():
+        shown = inspect.signature(getattr(cute_softmax, name)).parameters.values()
+        assert [(p.name, p.kind.value) for p in function.parameters] == [
+            (p.name, p.kind.description) for p in shown
+        ]
+        for written, real in zip(function.parameters, shown, strict=True):
+            if real.default is not inspect.Parameter.empty:
+                assert eval(str(written.default), {"H200": H200}) == real.default, (name, written.name)

@@ -58,11 +58,20 @@ _STATES = {8: "online (max, sum) pairs", 16: "online (max, sum, weighted sum) tr
 
 @dataclass(frozen=True)
 class Plan(PlanBase):
-    """One launch: a Plan class and the numbers that change from call to call.
+    """How one launch of the row movement runs: what is compiled, and the numbers that change from call to call.
 
-    rows, columns: groups and elements of a group; ctas: CTAs (clusters, with one) of the grid;
-    kept: sizes of the dimensions that a row's index is taken apart into, the slowest first; operand_strides: per
-    operand its stride in each of them, in elements; evict_last: see `EVICT_LAST_ABOVE`.
+    Plain numbers, made without a GPU, torch or cutlass. A notebook draws it: the tile of the first CTA.
+
+    Attributes:
+        problem: The call in canonical form: its dimensions merged, sizes and strides in elements, dtypes.
+        row_class: What is compiled: threads, vectors, cluster, staging.
+        rows: How many rows there are.
+        columns: Elements of a row.
+        ctas: CTAs of the grid; clusters where there are any.
+        kept: Sizes of the dimensions that a row's index is taken apart into, the slowest first.
+        operand_strides: Per operand, its stride in each of these dimensions, in elements.
+        evict_last: Whether reads ask to be evicted from L2 last.
+        scratch: Bytes of zeroed memory that a launch needs besides its operands.
     """
 
     # Bytes of zeroed memory that a launch needs besides its operands.
@@ -98,11 +107,12 @@ class Plan(PlanBase):
 
     @property
     def tiles(self) -> int:
+        """How many tiles of rows there are."""
         return math.ceil(self.rows / self.row_class.tiler[0])
 
     @property
     def share(self) -> int:
-        """Columns of a row that one CTA of the cluster takes at most."""
+        """Columns of a row that one CTA takes at most."""
         c = self.row_class
         if c.cluster_n == 1:
             return self.columns

@@ -37,6 +37,7 @@ class PlanBase:
 
     @property
     def movement(self) -> str:
+        """How data reaches the threads: "row", "column", "split" or "matmul"."""
         return self.kernel.movement
 
     def _repr_svg_(self) -> str:

@@ -77,4 +77,4 @@ MATHS = {
 
 
 class NotPlanned(NotImplementedError, ValueError):
-    """A problem that no movement serves yet."""
+    """A problem that no kernel serves, with the reason. It is both a NotImplementedError and a ValueError."""

@@ -314,12 +314,25 @@ class PanelClass(ClassBase):
 
 @dataclass(frozen=True)
 class PanelPlan(PlanBase):
-    """One launch: a Plan class and the numbers that change from call to call.
+    """How one launch over columns, or over rows that several CTAs share, runs: the column and split movements.
 
-    length: elements of a group; kept: sizes of the kept modes, the slowest first; vectors of columns lie in the last;
-    reduced: sizes of the reduced modes, likewise; parts: CTAs (clusters) that share a panel; share: elements of a
-    group that a CTA takes; operand_strides: per operand, in elements, of the kept and of the reduced modes, each the
-    fastest first; evict_last: as in `Plan`; resident: CTAs that the GPU holds at a time; patience: see `PATIENCE`.
+    What is compiled, and the numbers that change from call to call. Plain numbers, made without a GPU, torch or
+    cutlass. A *group* is what is reduced together, a *panel* the groups that CTAs work on side by side. A notebook
+    draws it: the tile of the first CTA.
+
+    Attributes:
+        problem: The call in canonical form: its dimensions merged, sizes and strides in elements, dtypes.
+        kernel: What is compiled: threads, vectors, cluster, staging.
+        length: Elements of a group.
+        kept: Sizes of the kept dimensions, the slowest first; vectors of columns lie in the last.
+        reduced: Sizes of the reduced dimensions, likewise.
+        parts: CTAs (clusters) that share a panel.
+        share: Elements of a group that a CTA takes.
+        operand_strides: Per operand, its strides in the kept and then in the reduced dimensions, each the fastest
+            first, in elements.
+        evict_last: Whether reads ask to be evicted from L2 last.
+        resident: CTAs that the GPU holds at a time.
+        patience: Nanoseconds that a CTA waits for the others before it leaves its part to the last one.
     """
 
     problem: Problem
@@ -343,7 +356,7 @@ class PanelPlan(PlanBase):
 
     @property
     def again(self) -> int:
-        """How many of them are read twice: those that are not held."""
+        """How many chunks are read twice: those that are not held."""
         return max(self.chunks - self.kernel.buffers, 0) if self.kernel.repeats else 0
 
     @property
