@@ -38,6 +38,15 @@ def best_peer(cell: dict[str, Row]) -> str | None:
     return min(peers, key=lambda p: cell[p]["us"]) if peers else None
 
 
+def winners(cell: dict[str, Row]) -> list[str]:
+    """The fastest providers of a cell, the copy apart: all that a table shows as equally fast; none without a peer."""
+    timed = {name: row for name, row in cell.items() if name != "copy" and "us" in row}
+    if not timed.keys() - {"cute_softmax"}:
+        return []
+    best = _shown(min(timed.values(), key=lambda row: row["us"]))
+    return [name for name, row in timed.items() if _shown(row) == best]
+
+
 def providers_of(rows: Iterable[Row]) -> list[str]:
     """The providers that occur, in the usual order, then any others."""
     present = dict.fromkeys(row["provider"] for row in rows)
@@ -59,17 +68,24 @@ def format_time(us: float) -> str:
     return f"{us / 1e6:.3g} s"
 
 
+def _ratio_text(row: Row) -> str:
+    ratio, digits = (row.get("vs_torch"), 2) if row["gbps"] is None else (row["vs_copy"], 3)
+    return "" if ratio is None else f"{ratio:.{digits}f}"
+
+
+def _shown(row: Row) -> str:
+    """What a table shows of a row's speed: the ratio, or the time where there is none."""
+    return _ratio_text(row) or format_time(row["us"])
+
+
 def _cell_text(row: Row | None) -> str:
     if row is None:
         return ""
     if "error" in row:
         return failure_word(row["error"])
-    if row["gbps"] is None:
-        ratio = row.get("vs_torch")
-        return format_time(row["us"]) + (f" {ratio:.2f}" if ratio is not None else "")
-    ratio = row["vs_copy"]
-    figure = format_time(row["us"]) if is_timed(row["method"]) else f"{row['gbps']:.0f}"
-    return figure + (f" {ratio:.3f}" if ratio is not None else "")
+    timed = row["gbps"] is None or is_timed(row["method"])
+    figure = format_time(row["us"]) if timed else f"{row['gbps']:.0f}"
+    return f"{figure} {_ratio_text(row)}".rstrip()
 
 
 def suite_title(name: str) -> str:
@@ -89,15 +105,13 @@ def _geometric_means(grouped: Sequence[dict[str, Row]], names: Sequence[str]) ->
     return line
 
 
-def _spread_note(rows: Iterable[Row]) -> str:
+def _note(rows: Iterable[Row], marked: bool) -> str:
     spreads = [row["spread"] for row in rows if "error" not in row]
     if not spreads:
         return ""
     typical, most = statistics.median(spreads), max(spreads)
-    return (
-        f"The best peer is marked. Spread (interquartile range over median): {typical:.1%} in the median, "
-        f"{most:.1%} at most."
-    )
+    mark = "The fastest of each row is marked, the copy apart. " if marked else ""
+    return f"{mark}Spread (interquartile range over median): {typical:.1%} in the median, {most:.1%} at most."
 
 
 def tables(results: Results) -> list[Table]:
@@ -120,9 +134,8 @@ def tables(results: Results) -> list[Table]:
         )
         for i, (label, cell) in enumerate(zip(labels(list(chosen)), chosen.values(), strict=True)):
             table.rows.append([label, *(_cell_text(cell.get(name)) for name in names)])
-            if best := best_peer(cell):
-                table.strong.add((i, 1 + names.index(best)))
-        table.note = _spread_note(row for cell in chosen.values() for row in cell.values())
+            table.strong |= {(i, 1 + names.index(name)) for name in winners(cell)}
+        table.note = _note((row for cell in chosen.values() for row in cell.values()), bool(table.strong))
         if not on_host:
             table.footers.append(_geometric_means(list(chosen.values()), names))
         built.append(table)

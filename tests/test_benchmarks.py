@@ -283,18 +283,53 @@ def test_errors_become_one_line_without_folders():
 # ---- tables, plots, requirements
 
 
-def test_table_shows_speed_ratio_best_peer_and_refusals():
+def test_table_shows_speed_ratio_winner_and_refusals():
     (table,) = report.tables(made_up())
     text = console.as_text(table)
     assert table.columns == ["shape", *PROVIDERS]
     first = text.splitlines()[3]
-    assert first.startswith("32768 x 1024") and "4100 0.988" in first and "4000 0.964*" in first
+    assert first.startswith("32768 x 1024") and "4100 0.988*" in first and first.count("*") == 1
     *_, last_row, _, footer, note = text.splitlines()
     assert last_row.startswith("4096 x 131072") and "refuses" in last_row
-    assert "0.4% at most" in note
+    assert (
+        note.startswith("The fastest of each row is marked, the copy apart. Spread")
+        and "0.4% at most" in note
+    )
     assert "geometric mean" in footer and "0.988" in footer and "(12 of 13)" in footer
     (reason,) = report.refusals(made_up())
     assert reason.startswith("liger at 4096x131072: RuntimeError")
+
+
+@pytest.mark.parametrize(
+    "speed, marked",
+    [
+        ({}, ["cute_softmax"]),
+        ({"quack": 4101.0}, ["cute_softmax", "quack"]),  # 0.988 both
+        ({"quack": 4110.0, "liger": 4110.0}, ["liger", "quack"]),
+        ({"copy": 4000.0, "torch": 4105.0}, ["torch"]),
+    ],
+)
+def test_a_rows_winner_is_marked(speed, marked):
+    (table,) = report.tables(made_up(**speed))
+    found = {row: [table.columns[j] for i, j in sorted(table.strong) if i == row] for row in range(12)}
+    assert all(names == marked for names in found.values())
+
+
+def test_a_winner_on_the_host_is_that_of_the_ratio_to_torch():
+    (table,) = report.tables(made_up_times("overhead", torch=5.005))
+    assert {table.columns[j] for _, j in table.strong} == {"cute_softmax", "torch"}
+    (table,) = report.tables(made_up_times("overhead", torch=4.9))
+    assert {table.columns[j] for _, j in table.strong} == {"torch"}
+
+
+def test_nothing_is_marked_where_no_peer_took_part():
+    found = made_up()
+    alone = [row for row in found.rows if row["provider"] in ("cute_softmax", "copy")]
+    refused = [{**row, "error": "RuntimeError: no"} for row in found.rows if row["provider"] == "torch"]
+    for row in refused:
+        del row["us"]
+    (table,) = report.tables(results.Results(found.header, alone + refused))
+    assert not table.strong and table.note.startswith("Spread") and "*" not in console.as_text(table)
 
 
 def test_markdown_table_has_a_cell_for_every_provider():
@@ -302,7 +337,7 @@ def test_markdown_table_has_a_cell_for_every_provider():
     lines = console.as_markdown(table).splitlines()
     assert len(lines) == 2 + 13 + 1 + 2
     assert all(line.count("|") == len(PROVIDERS) + 2 for line in lines[:-2])
-    assert "**4000 0.964**" in lines[2] and "refuses" in lines[-4] and "Spread" in lines[-1]
+    assert "**4100 0.988**" in lines[2] and "refuses" in lines[-4] and "Spread" in lines[-1]
 
 
 def test_times_have_units_and_a_ratio_to_torch():
@@ -356,7 +391,7 @@ def test_rich_draws_on_a_terminal(monkeypatch, capsys):
     with console.progress("suite", 1) as progress:
         progress.step("first")
     captured = capsys.readouterr()
-    assert "4000 0.964*" in captured.out and "suite" in captured.err
+    assert "4100 0.988*" in captured.out and "suite" in captured.err
 
 
 def test_tables_and_refusals_show_dim_view_and_operation():
