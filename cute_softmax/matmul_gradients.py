@@ -179,7 +179,13 @@ def _launch(
             *(n for name in ("mask", "bias") if name in tensors for n in at(name)),
         )
         if made.splits > 1:
-            torch.sum(parts, 0, dtype=dvalues.dtype, out=dvalues)
+            add_up(parts, dvalues)
+
+
+def add_up(parts: torch.Tensor, total: torch.Tensor) -> None:
+    """Add float32 parts along the first dimension and round once. (`torch.sum` to a narrower dtype rounds each part
+    before it adds, which made the error of dV 1.9 times that of a single product.)"""
+    total.copy_(torch.sum(parts, 0))
 
 
 def _ranked(tensor: torch.Tensor, rank: int) -> torch.Tensor:

@@ -6,6 +6,8 @@ import pytest
 import torch
 from gradients import Gradients, call
 
+from cute_softmax.matmul_gradients import add_up
+
 CALL = call((2,), 192, 256, 64, device="cpu", scale=0.5)
 
 
@@ -54,3 +56,12 @@ def test_wrong_log_sum_exps_fail():
     for wrong in (lse * (1 + 1e-4), lse.roll(1, -1), lse - CALL.scores.float().amax(-1)):
         with pytest.raises(AssertionError, match="log-sum-exps"):
             CALL.check_result(result, wrong)
+
+
+def test_parts_of_dv_are_rounded_once():
+    """As a single product's would be, and not each part before they are added."""
+    parts = torch.randn(4, 1 << 16, generator=torch.Generator().manual_seed(0))
+    exact, total = parts.double().sum(0), torch.empty(1 << 16, dtype=torch.bfloat16)
+    add_up(parts, total)
+    half_ulp = torch.finfo(torch.bfloat16).eps / 2 * exact.abs()
+    assert ((total.double() - exact).abs() <= half_ulp + 1e-6).all()
