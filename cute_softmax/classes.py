@@ -9,7 +9,7 @@ from .plan import MATHS, VECTORS_PER_ROW, NotPlanned, RowClass, row_class, vecto
 from .plan.row import FEW
 
 # CTAs that each row can have, so that other classes come of it.
-CTAS_A_ROW = (1, *sorted({team.cluster_n for teams in FEW.values() for team in teams}))
+CTAS_A_ROW = (1, *sorted({team.sms for teams in FEW.values() for team in teams}))
 
 
 def operand_dtypes(math: str, dtype: str) -> tuple[str, ...]:

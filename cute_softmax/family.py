@@ -209,7 +209,9 @@ def selective_log_softmax(
         TypeError: For logits that are not a dense, real floating-point tensor, an index that has no integer dtype and a
             scale that is no number.
         ValueError: For an index whose shape or device does not fit the logits.
-        IndexError: For an index out of range on the CPU. On CUDA that is an error of the device.
+        IndexError: For an index out of range on the CPU. On CUDA the kernel names the index and its row on standard
+            output and stops, which CUDA reports at the next synchronization: as torch's assertions there, it ends the
+            process's context. No memory beyond the row is read.
         NotPlanned: As for `softmax`.
     """
     check_tensor("logits", logits, "selective_log_softmax")

@@ -207,7 +207,7 @@ def mutated(made, kind: type):
 
 
 def test_a_wrong_plan_is_found():
-    short, uneven = diagrams.plan_of(100, 200), diagrams.plan_of(8, 64000)
+    short, uneven = diagrams.plan_of(100, 200), diagrams.plan_of(800, 64000)
     assert "elements have no thread" in checks.check(mutated(short, SwappedThreads)).problems[0]
     assert "elements have no thread" in checks.check(mutated(short, SharedValues)).problems[0]
     assert "not whole vectors" in checks.check(mutated(uneven, Unequal)).problems[0]

@@ -38,18 +38,20 @@ def prologues(draw, name: str) -> Prologue:
     return Prologue(scale=draw(st.sampled_from(FORMS)), alpha=alpha, **flags)
 
 
-def test_long_rows_have_their_mask_ahead():
-    """As the row itself; with work of its own an SM has two CTAs, unless they would not have the registers."""
-    for columns, alone in ((170000, 2), (212992, 2), (262144, 0)):
+def test_long_rows_have_their_mask_beside_them():
+    """In shared memory as the row itself, to be read in each pass."""
+    for columns in (170000, 262144, 400000, 800000):
         plain, scaled = (plan_of("softmax", p, (64, columns)) for p in (Prologue(), Prologue(scale="groups")))
-        assert plain.kernel.staging == scaled.kernel.staging == ("async",)
-        assert plain.kernel.min_blocks == scaled.kernel.min_blocks == alone
-        for prologue in (Prologue(mask=True), Prologue(mask=True, scale="number")):
+        assert plain.kernel.staging == scaled.kernel.staging == ("shared",)
+        assert plain.kernel.min_blocks == scaled.kernel.min_blocks >= 2
+        for prologue in (
+            Prologue(mask=True),
+            Prologue(mask=True, scale="number"),
+            Prologue(mask=True, causal=True),
+        ):
             masked = plan_of("softmax", prologue, (64, columns), strides={"mask": (0, 1)})
-            assert masked.kernel.staging == ("async", "async") and masked.kernel.min_blocks == 2
-            assert masked.ctas == 28 and masked.kernel.persistent
-        causal = plan_of("softmax", Prologue(mask=True, causal=True), (64, columns))
-        assert causal.kernel.min_blocks == alone
+            assert masked.kernel.staging == ("shared", "shared")
+            assert masked.kernel.shared_memory > plain.kernel.shared_memory
 
 
 @st.composite

@@ -64,15 +64,11 @@ def load(src: cute.Tensor, dst: cute.Tensor, access: int, policy: Int64):
     cute.copy(atom, src, dst, cache_policy=policy)
 
 
-def load_if(wanted: Boolean, src: cute.Tensor, exists: Boolean | None = None):
+def load_if(wanted: Boolean, src: cute.Tensor):
     """The one element of `src` in global memory where it is wanted, else 0; without a branch.
 
     Behind a branch for one thread the compiler would give that thread a copy of all that follows.
-    exists: whether `src` may be read; where it is wanted and may not, the address is null.
     """
-    address = src.iterator.toint()
-    if exists is not None:
-        address = Int64(cutlass.select_(exists, address, Int64(0)))
     width = src.element_type.width
     held = cute.make_rmem_tensor(1, src.element_type)
     word = {16: Int16, 32: Int32, 64: Int64}[width]
@@ -80,7 +76,7 @@ def load_if(wanted: Boolean, src: cute.Tensor, exists: Boolean | None = None):
         f"{{.reg .pred p; setp.ne.s32 p, {{$r1}}, 0; mov.b{width} {{$w0}}, 0; "
         f"@p ld.global.b{width} {{$w0}}, [{{$r0}}];}}",
         write_only_types=[word],
-        read_only_args=[address, Int32(wanted)],
+        read_only_args=[src.iterator.toint(), Int32(wanted)],
     )
     return held[0]
 
@@ -163,16 +159,58 @@ def store(src: cute.Tensor, dst: cute.Tensor, policy: Int64 | None = None, exist
     )
 
 
+class Slots:
+    """A thread's places in shared memory for a Float32 of each element of its vectors, which lay there before.
+
+    vectors: the places, one tensor of Float32 each.
+    """
+
+    def __init__(self, vectors: list[cute.Tensor]):
+        self.vectors = vectors
+
+    def keep(self, first: int, count: int, numbers: list[Float32]) -> Callable[[], Iterator[Float32]]:
+        """Put numbers into `count` vectors from `first` on, as far as there are; those behind them stay in registers.
+
+        Returns a function that gives all of them again.
+        """
+        kept, numbers = self.vectors[first : first + count], iter(numbers)
+        for vector in kept:
+            held = cute.make_rmem_tensor(cute.size(vector), Float32)
+            pack(numbers, held)
+            cute.autovec_copy(held, vector)
+        rest = list(numbers)
+
+        def again() -> Iterator[Float32]:
+            for vector in kept:
+                held = cute.make_rmem_tensor(cute.size(vector), Float32)
+                cute.autovec_copy(vector, held)
+                yield from unpack(held)
+            yield from rest
+
+        return again
+
+
 class Fragment:
     """One thread's elements of a row: packed vectors, and scalars where the row has ragged edges.
 
     vectors: functions that give vector k in registers; called whenever the vector is needed.
     fresh: convert to Float32 anew each time, so that the packed registers stay alive between two passes over the
         row and not their conversions, which are twice as many.
+    staging: how the elements come, see `cute_softmax.plan.RowClass`: all but "direct" ones are waited for vector by
+        vector when they are first looked at, and "shared" ones are in new registers each time.
+    slots: where a row math keeps what it computes of the elements, if not in registers.
     """
 
-    def __init__(self, vectors: list[Callable], scalars: list, fresh: bool):
+    def __init__(
+        self,
+        vectors: list[Callable],
+        scalars: list,
+        fresh: bool,
+        staging: str = "direct",
+        slots: Slots | None = None,
+    ):
         self.vectors, self.scalars, self.fresh = vectors, scalars, fresh
+        self.staging, self.slots = staging, slots
 
     def packed(self, k: int) -> cute.Tensor:
         vector = self.vectors[k]()

@@ -22,14 +22,17 @@ states of the finished stages, each merged over as much of the row as the thread
 """
 
 import copy
+import functools
+import itertools
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32
 
 from . import online
+from .copy import Fragment
 from .online import Fast, Near, Precise
 from .reduce import MAX, SUM, Online, Scalar, Weighted, tree
 
@@ -58,9 +61,9 @@ class Softmax(RowMath):
     """y = exp(x - max) / sum(exp(x - max)), online (one exchange of pairs) or in two passes (max, then sum).
 
     source: the elements' dtype; precise: for results stored in float32.
-    keep: hold the exponentials in registers until the end; without it they are evaluated again, which costs a
-        second exp2 per element and halves the registers of a 16-bit row.
-    part: without `keep`, the online recurrence advances by so many vectors at a time.
+    keep: hold the exponentials until the end, in registers or in the elements' slots of shared memory; without it they
+        are evaluated again, which costs a second exp2 per element and halves the registers of a 16-bit row.
+    part: the online recurrence advances by so many vectors at a time, unless registers keep the whole row.
     total: the operator of the sum.
     """
 
@@ -98,29 +101,49 @@ class Softmax(RowMath):
 
     def partial(self, stage: int, values: list, carry: list, width: int) -> tuple:
         (x,) = values
-        if self.online and not self.keep:
-            state = None
-            for part in x.parts(self.part):
-                part_max = tree(online.maximum, part)
-                seen = part_max if state is None else online.maximum(state[0], part_max)
-                total = tree(operator.add, self.powers(part, online.reference(seen)))
-                state = (
-                    seen,
-                    total if state is None else online.rescale(state[1], state[0], seen, self.exp) + total,
-                )
-            return self.whole.lanes(state, width), None
+        if self.online and (x.slots or not self.keep):
+            return self.by_parts(x, width)
         if stage == 0:
             (seen,) = MAX.lanes((x.maximum(),), width)
             if not self.online:
                 return (seen,), None
         else:
             ((seen,),) = carry
-        powers = self.powers(x, online.reference(seen))
+        ref, kept = online.reference(seen), []
+        parts = x.parts(self.part) if x.slots else [x]
+        powers = (self.kept(x, k, seen, self.powers(part, ref), kept) for k, part in enumerate(parts))
+        total = tree(operator.add, itertools.chain.from_iterable(powers))
+        (total,) = SUM.lanes((total,), width)
+        return ((seen, total) if self.online else (total,)), kept
+
+    def by_parts(self, x: Fragment, width: int) -> tuple:
+        """`partial` by the online recurrence, part after part."""
+        state, kept = None, []
+        for k, part in enumerate(x.parts(self.part)):
+            part_max = tree(online.maximum, part)
+            seen = part_max if state is None else online.maximum(state[0], part_max)
+            ref = online.reference(seen)
+            sums = self.sums(self.kept(x, k, seen, self.powers(part, ref), kept), part, ref)
+            if state is not None:
+                sums = [a + b for a, b in zip(self.whole.seen_from(state, seen), sums, strict=True)]
+            state = (seen, *sums)
+        return self.whole.lanes(state, width), kept
+
+    def sums(self, powers: Iterable[Float32], part: list[Float32], ref: Float32) -> list[Float32]:
+        """What a part of the row adds to the sums of the state, relative to `ref`."""
+        return [tree(operator.add, powers)]
+
+    def kept(
+        self, x: Fragment, k: int, seen: Float32, powers: Iterator[Float32], kept: list
+    ) -> Iterable[Float32]:
+        """The exponentials of part k, relative to `seen`, as they are, and noted in `kept` as far as they are kept."""
         if self.keep:
             powers = list(powers)
-        total = tree(operator.add, powers)
-        (total,) = SUM.lanes((total,), width)
-        return ((seen, total) if self.online else (total,)), (seen, powers) if self.keep else None
+            again = (
+                x.slots.keep(k * self.part, self.part, powers) if x.slots else functools.partial(iter, powers)
+            )
+            kept.append((seen, again))
+        return powers
 
     def term(self, stage: int, elements: tuple, carry: tuple) -> Float32:
         return elements[0] if stage == 0 else self.exp.power(elements[0], online.reference(carry[0]))
@@ -130,23 +153,26 @@ class Softmax(RowMath):
         power = self.exp.power(elements[0], online.reference(row_max))
         return next(self.quotients(iter([power]), total, cute.arch.rcp_approx(total)))
 
-    def finish(self, values: list, kept: tuple | None, state: tuple, alpha: Float32 | None = None) -> list:
+    def finish(self, values: list, kept: list, state: tuple, alpha: Float32 | None = None) -> list:
         """alpha: a factor on the results."""
-        row_max, total = state
+        return [self.results(values[0], kept, *state, alpha)]
+
+    def results(
+        self, x: Fragment, kept: list, row_max: Float32, total: Float32, alpha: Float32 | None
+    ) -> Iterator[Float32]:
         inverse = cute.arch.rcp_approx(total)  # total >= 1, or 0 where all is -inf, or NaN
         if alpha is not None and not self.precise:
             inverse, alpha = inverse * alpha, None
-        if kept is None:
-            return [self.quotients(self.powers(values[0], online.reference(row_max)), total, inverse, alpha)]
-        seen, powers = kept
-        if seen is not row_max:
-            # The powers refer to the maximum of a part of the row.
-            correction = online.rescale(Float32(1.0), seen, row_max, self.exp)
-            if self.precise:
-                powers = (p * correction for p in powers)
-            else:
-                inverse = inverse * correction
-        return [self.quotients(powers, total, inverse, alpha)]
+        for seen, again in kept or [(row_max, functools.partial(self.powers, x, online.reference(row_max)))]:
+            powers, scaled = again(), inverse
+            if seen is not row_max:
+                # These refer to the maximum of a part of the row.
+                correction = online.rescale(Float32(1.0), seen, row_max, self.exp)
+                if self.precise:
+                    powers = (p * correction for p in powers)
+                else:
+                    scaled = inverse * correction
+            yield from self.quotients(powers, total, scaled, alpha)
 
     def quotients(
         self, powers: Iterator[Float32], total: Float32, inverse: Float32, alpha: Float32 | None = None
@@ -195,8 +221,10 @@ class LogSumExp(Softmax):
         super().__init__(source, online=online, precise=False, keep=False)
 
     def partial(self, stage: int, values: list, carry: list, width: int) -> tuple:
-        # The maximum of all lanes first: their sums then refer to the same number and need no correction.
         (x,) = values
+        if x.staging != "direct":  # work on what is there while the rest is on its way
+            return self.by_parts(x, width)
+        # The maximum of all lanes first: their sums then refer to the same number and need no correction.
         (seen,) = MAX.lanes((x.maximum(),), width)
         return (seen, *SUM.lanes((tree(operator.add, self.powers(x, online.reference(seen))),), width)), None
 
@@ -284,10 +312,14 @@ class Entropy(Statistics):
 
     def partial(self, stage: int, values: list, carry: list, width: int) -> tuple:
         (x,) = values
+        if x.staging != "direct":
+            return self.by_parts(x, width)
         (seen,) = MAX.lanes((x.maximum(),), width)
-        ref = online.reference(seen)
-        totals = tree(lambda a, b: (a[0] + b[0], a[1] + b[1]), (self.weighted(v, ref) for v in x))
+        totals = self.sums((), x, online.reference(seen))
         return (seen, *(SUM.lanes((total,), width)[0] for total in totals)), None
+
+    def sums(self, powers: Iterable[Float32], part: Iterable[Float32], ref: Float32) -> list[Float32]:
+        return tree(lambda a, b: (a[0] + b[0], a[1] + b[1]), (self.weighted(v, ref) for v in part))
 
     def weighted(self, x: Float32, ref: Float32) -> tuple[Float32, Float32]:
         """exp(x - ref), and the same times its exponent of 2, which is 0 for -inf."""

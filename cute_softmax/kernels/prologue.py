@@ -48,7 +48,8 @@ class Scores:
 
     def __init__(self, prologue, inputs: dict[str, Fragment], given: Given, keep: bool):
         self.prologue, self.inputs, self.given = prologue, inputs, given
-        self.kept = {} if keep else None
+        self.staging, self.slots = inputs["x"].staging, inputs["x"].slots
+        self.kept = {} if keep and not self.slots else None
         self.steps = len(inputs["x"].vectors)
 
     def vector(self, k: int) -> list[Float32]:
@@ -119,11 +120,11 @@ class Packed:
         """The scores, over |scale|."""
         vectors = [lambda k=k: self.vector(k) for k in range(len(self.x.vectors))]
         scalars = [self.scalar(e, held) for e, held in enumerate(self.given.held[len(vectors) :])]
-        return Fragment(vectors, scalars, self.x.fresh)
+        return Fragment(vectors, scalars, self.x.fresh, self.x.staging, self.x.slots)
 
     def vector(self, k: int) -> cute.Tensor:
         vector = self.x.vectors[k]()
-        if k not in self.done:
+        if k not in self.done or self.x.staging == "shared":
             self.done.add(k)
             if self.negative is not None:
                 negate(vector, self.negative & self.given.held[k])

@@ -127,24 +127,28 @@ class Online:
     def __init__(self, exp: online.Fast | online.Near, total: Scalar = SUM):
         self.exp, self.total = exp, total
 
+    def seen_from(self, state: tuple, row_max: Float32) -> tuple[Float32, ...]:
+        """The sums of a state, relative to a maximum that is no smaller."""
+        seen, total = state
+        return (online.rescale(total, seen, row_max, self.exp),)
+
     def lanes(self, state: tuple, width: int, start: int = 1) -> tuple:
         # All maxima first, then each sum is rescaled once: one exponential instead of one per shuffle.
         (row_max,) = MAX.lanes(state[:1], width, start)
-        total = online.rescale(state[1], state[0], row_max, self.exp)
+        (total,) = self.seen_from(state, row_max)
         return (row_max, *self.total.lanes((total,), width, start))
 
     def merge(self, a: tuple, b: tuple) -> tuple:
-        row_max = online.maximum(a[0], b[0])
-        first, second = (online.rescale(total, seen, row_max, self.exp) for seen, total in (a, b))
-        return row_max, first + second
+        return self.merge_all([a, b])
 
     def merge_all(self, states: list) -> tuple:
         # As in `lanes`: each sum is rescaled once.
-        row_max = tree(online.maximum, [seen for seen, _ in states])
-        return row_max, tree(operator.add, [online.rescale(t, seen, row_max, self.exp) for seen, t in states])
+        row_max = tree(online.maximum, [state[0] for state in states])
+        totals = zip(*(self.seen_from(state, row_max) for state in states), strict=True)
+        return (row_max, *(tree(operator.add, t) for t in totals))
 
     def refer(self, stage: int, state: tuple, carry: tuple) -> Float32:
-        return state[0] if stage == 0 else online.rescale(state[1], state[0], carry[0], self.exp)
+        return state[0] if stage == 0 else self.seen_from(state, carry[0])[stage - 1]
 
 
 class Weighted(Online):
@@ -164,17 +168,6 @@ class Weighted(Online):
     def lanes(self, state: tuple, width: int, start: int = 1) -> tuple:
         (row_max,) = MAX.lanes(state[:1], width, start)
         return (row_max, *(SUM.lanes((t,), width, start)[0] for t in self.seen_from(state, row_max)))
-
-    def merge(self, a: tuple, b: tuple) -> tuple:
-        return self.merge_all([a, b])
-
-    def merge_all(self, states: list) -> tuple:
-        row_max = tree(online.maximum, [state[0] for state in states])
-        totals = zip(*(self.seen_from(state, row_max) for state in states), strict=True)
-        return (row_max, *(tree(operator.add, t) for t in totals))
-
-    def refer(self, stage: int, state: tuple, carry: tuple) -> Float32:
-        return state[0] if stage == 0 else self.seen_from(state, carry[0])[stage - 1]
 
 
 def slot_type(op: Scalar | Online) -> type:

@@ -7,8 +7,8 @@ tail of fewer than V scalars; the first threads of the row take the scalars, one
     coordinates -> tile -> shared memory -> predicates -> cluster init -> load -> fill -> reduce -> finish -> store
 
 Names: mX a tensor in global memory, gX a part of it, cX coordinates in the CTA's tile, sX shared memory, rX
-registers, pX predicates; rE and pE the same for the scalars at a row's edges; tXcX is cX partitioned by X's tiled
-copy.
+registers, pX predicates over columns and pR over rows; rE and pE the same for the scalars at a row's edges; tXcX is cX
+partitioned by X's tiled copy.
 """
 
 from collections.abc import Callable
@@ -26,6 +26,7 @@ from . import online, reduce
 from .copy import (
     DTYPES,
     Fragment,
+    Slots,
     apart,
     dot,
     global_pointer,
@@ -38,6 +39,10 @@ from .copy import (
 )
 from .online import rounded_product
 from .prologue import Given
+
+INDEX_ERROR = (
+    "cute_softmax.selective_log_softmax: index %lld in row %lld is out of range: a row has %d elements"
+)
 
 
 class RowKernel:
@@ -59,6 +64,8 @@ class RowKernel:
         self.group_names = [name for name in math.group_inputs if not (self.selects and name == "index")]
         self.access = [*spec.access, *[spec.vector] * len(math.outputs)]
         self.staged = [i for i in self.inputs if spec.staging[i] != "direct"]
+        # What the slots of staged inputs hold: an element, or what is kept of it.
+        self.slots = {i: Float32 if spec.keeps_shared and i == 0 else self.dtypes[i] for i in self.staged}
 
     @cute.jit
     def __call__(
@@ -108,7 +115,7 @@ class RowKernel:
         # Shared memory: staged tiles, the reduction buffer, and an mbarrier for each of its stages.
         smem = cutlass.memory.SmemAllocator()
         sX_layout = cute.make_layout(s.smem.shape, stride=s.smem.stride)
-        sX = {i: smem.allocate_tensor(self.dtypes[i], sX_layout, byte_alignment=16) for i in self.staged}
+        sX = {i: smem.allocate_tensor(self.slots[i], sX_layout, byte_alignment=16) for i in self.staged}
         tXsX = {i: thr_copy.partition_D(sX[i]) for i in self.staged}
         for i in self.staged:
             observe("smem", sX[i])
@@ -195,6 +202,7 @@ class RowKernel:
             reach = Int32(cutlass.max(cutlass.min(counted, Int64(this.columns)), Int64(0)))
             seen = cutlass.min(limit, reach - head - this.first)
         return SimpleNamespace(
+            index=index,
             at=at,
             inside=inside,
             head=head,
@@ -218,15 +226,13 @@ class RowKernel:
         """Elements from the beginning of tensor i to that of the row with these coordinates."""
         return dot(at, this.mX[i].strides)
 
-    def holds(self, this, row: SimpleNamespace, m: int, k: int) -> Boolean:
-        """The predicate of vector k, to be read: one bit for its V elements."""
-        return row.inside & (this.tXcX[(0, m), 0, k][1] < row.seen)
+    def reads(self, this, row: SimpleNamespace, m: int, k: int) -> Boolean:
+        """The predicate of vector k over columns, to be read: one bit for its V elements."""
+        return this.tXcX[(0, m), 0, k][1] < row.seen
 
-    def writes(self, this, row: SimpleNamespace, m: int, k: int, held: Boolean) -> Boolean:
+    def writes(self, this, row: SimpleNamespace, m: int, k: int, read: Boolean) -> Boolean:
         """The same, to be written: what lies beyond the diagonal, too."""
-        if not self.spec.prologue.causal:
-            return held
-        return row.inside & (this.tXcX[(0, m), 0, k][1] < row.limit)
+        return this.tXcX[(0, m), 0, k][1] < row.limit if self.spec.prologue.causal else read
 
     def vectors(self, this, row: SimpleNamespace, i: int):
         """k -> vector k of this thread's part of a row of tensor i in global memory."""
@@ -243,6 +249,22 @@ class RowKernel:
         at = global_pointer(dtype, mX.address, self.begin(this, row.at, i) + column, dtype.width // 8)
         return cute.make_tensor(at, cute.make_layout(1))
 
+    def slot(self, this, i: int, m: int, k: int) -> cute.Tensor:
+        """This thread's place in shared memory for vector k of staged input i, of its row m; in slots that are to hold
+        something wider it takes the beginning."""
+        slot = this.tXsX[i][(None, m), 0, k]
+        if self.slots[i] is self.dtypes[i]:
+            return slot
+        return cute.make_tensor(
+            cute.recast_ptr(slot.iterator, dtype=self.dtypes[i]), cute.make_layout(self.spec.vector)
+        )
+
+    def kept(self, this, i: int, m: int) -> Slots | None:
+        """Where the math keeps numbers for the elements of row m of input i; None for in registers, or not at all."""
+        if not (self.spec.keeps_shared and i == 0):
+            return None
+        return Slots([this.tXsX[i][(None, m), 0, k] for k in range(self.spec.steps)])
+
     @cute.jit
     def prefetch(self, this, tile: Int64, first: cutlass.Constexpr[int]):
         """Start the asynchronous loads of vectors first .. first + part into this thread's own slots of shared
@@ -253,8 +275,8 @@ class RowKernel:
             for i in self.staged:
                 gX = self.vectors(this, row, i)
                 for k in cutlass.range_constexpr(first, min(first + s.part, s.steps)):
-                    if self.holds(this, row, m, k):
-                        load_async(gX(k), this.tXsX[i][(None, m), 0, k], self.access[i], this.policy)
+                    if row.inside & self.reads(this, row, m, k):
+                        load_async(gX(k), self.slot(this, i, m, k), self.access[i], this.policy)
         cute.arch.cp_async_commit_group()
 
     @cute.jit
@@ -267,12 +289,14 @@ class RowKernel:
         V, M, K, T, E = s.vector, s.rows_per_thread, s.steps, s.threads_per_row, s.edge_scalars
         rows = [self.row(this, tile, m) for m in range(M)]
 
-        # Predicates: one bit per vector.
+        # Predicates: whether a vector's columns exist, a bit that the rows of a thread share where they end alike; and
+        # whether a row does.
         pX = cute.make_rmem_tensor(cute.make_layout(s.predicate.shape, stride=s.predicate.stride), Boolean)
         observe("predicate", pX)
-        for m in cutlass.range_constexpr(M):
+        for m in cutlass.range_constexpr(1 if s.rows_end_alike else M):
             for k in cutlass.range_constexpr(K):
-                pX[m, 0, k] = self.holds(this, rows[m], m, k)
+                pX[m, 0, k] = self.reads(this, rows[m], m, k)
+        pR = [row.inside for row in rows]
 
         # Load, over the padding of what lies outside the row.
         rX = [cute.make_rmem_tensor(((V, M), 1, K), self.dtypes[i]) for i in self.full]
@@ -285,11 +309,11 @@ class RowKernel:
                 if const_expr(self.access[i] == 0):
                     ones[i, m] = self.one(this, rows[m], i, Int32(0))
                     for k in cutlass.range_constexpr(K):
-                        if pX[m, 0, k]:
+                        if pR[m] & pX[m, 0, k]:
                             rX[i][(None, m), 0, k].fill(ones[i, m])
                 elif const_expr(s.staging[i] == "direct"):
                     for k in cutlass.range_constexpr(K):
-                        if pX[m, 0, k]:
+                        if pR[m] & pX[m, 0, k]:
                             load(gX(k), rX[i][(None, m), 0, k], self.access[i], this.policy)
 
         # Of the row math: the score of the element that an index chooses.
@@ -308,7 +332,7 @@ class RowKernel:
                 in_head = slot < row.head
                 in_tail = (slot >= V - 1) & (after_body < this.columns)
                 columns[e, m] = Int32(cutlass.select_(in_head, slot, after_body))
-                pE[e, m] = row.inside & (in_head | in_tail) & (this.rank == 0)
+                pE[e, m] = pR[m] & (in_head | in_tail) & (this.rank == 0)
                 counted[e, m] = pE[e, m]
                 if const_expr(s.prologue.causal):
                     counted[e, m] = pE[e, m] & (columns[e, m] < row.reach)
@@ -327,20 +351,23 @@ class RowKernel:
                     Fragment(
                         [
                             lambda i=i, m=m, k=k, waiting=waiting: self.vector(
-                                this, tile, i, m, k, pX, rX, waiting
+                                this, tile, i, m, k, pR, pX, rX, waiting
                             )
                             for k in range(K)
                         ],
                         [rE[i][e, m] for e in range(E)],
                         not math.keep,
+                        s.staging[i],
+                        self.kept(this, i, m),
                     )
                     for i in self.inputs
                 ]
             )
             if const_expr(s.prologue):
-                left = [self.left(this, rows[m], m, k, pX[m, 0, k]) for k in range(K)]
+                held = [pR[m] & pX[m, 0, k] for k in range(K)]
+                left = [self.left(this, rows[m], m, k, held[k]) for k in range(K)]
                 left += [Int32(counted[e, m]) for e in range(E)]
-                held = [pX[m, 0, k] for k in range(K)] + [counted[e, m] for e in range(E)]
+                held += [counted[e, m] for e in range(E)]
                 held_groups = self.groups(this, rows[m]) if groups is None else groups[m]
                 values[m].append(Given(self.numbers(this, held_groups), left, held))
         maths = [math.for_row(values[m]) for m in range(M)]
@@ -365,7 +392,7 @@ class RowKernel:
                 result = iter(results[j])
                 for k in cutlass.range_constexpr(K):
                     pack(result, rX[i][(None, m), 0, k])
-                    if self.writes(this, rows[m], m, k, pX[m, 0, k]):
+                    if pR[m] & self.writes(this, rows[m], m, k, pX[m, 0, k]):
                         store(rX[i][(None, m), 0, k], gX(k))
                 for e in cutlass.range_constexpr(E):
                     value = next(result).to(self.dtypes[i])
@@ -377,11 +404,13 @@ class RowKernel:
             # All threads of the row know its state; the first one stores what becomes of it.
             first = rows[m].inside & (this.lane == 0) & (this.rank == 0)
             if const_expr(len(math.group_outputs) > 0):
-                results = partial(maths[m].group_results, sum(carry[m], ()), *chosen[m])
-                self.store_groups(this, rows[m], first, results)
+                results = partial(
+                    maths[m].group_results, sum(carry[m], ()), *[score for score, *_ in chosen[m]]
+                )
+                self.store_groups(this, rows[m], first, results, chosen[m])
 
     @cute.jit
-    def store_groups(self, this, row: SimpleNamespace, first: Boolean, results: Callable):
+    def store_groups(self, this, row: SimpleNamespace, first: Boolean, results: Callable, chosen: list):
         i = len(self.full) + len(self.group_inputs)
         count = len(self.math.group_outputs)
         gX = [self.scalar(this, row, i + j, Int32(0)) for j in range(count)]
@@ -389,6 +418,12 @@ class RowKernel:
             numbers = results()
             for j in cutlass.range_constexpr(count):
                 gX[j][0] = numbers[j].to(self.dtypes[i + j])
+            if const_expr(len(chosen) > 0):
+                # Behind all else: behind a trap the compiler would put a copy of what follows it.
+                _, index, exists = chosen[0]
+                if not exists:
+                    cute.printf(INDEX_ERROR, index, row.index, this.columns)
+                    cute.arch.inline_ptx("trap;")
 
     def left(self, this, row: SimpleNamespace, m: int, k: int, held: Boolean) -> Int32:
         """How many elements of vector k there are before the end of the row, or its diagonal; 0 if it is not held."""
@@ -402,13 +437,17 @@ class RowKernel:
         return found | dict(zip(self.group_names, groups, strict=True))
 
     def groups(self, this, row: SimpleNamespace) -> list:
-        """What the tensors of one element per group have for a row."""
-        kinds = {"index": Int32}
+        """What the tensors of one element per group have for a row; of an index that no element has, -1."""
         inputs = dict(zip(self.math.group_inputs, self.group_inputs, strict=True))
-        return [
-            self.one(this, row, inputs[name], this.lane * this.zero).to(kinds.get(name, Float32))
-            for name in self.group_names
-        ]
+        found = []
+        for name in self.group_names:
+            value = self.one(this, row, inputs[name], this.lane * this.zero)
+            if name == "index":
+                exists = (value >= 0) & (value < this.columns)
+                found.append(Int32(cutlass.select_(exists, value, Int64(-1))))
+            else:
+                found.append(value.to(Float32))
+        return found
 
     @cute.jit
     def one(self, this, row: SimpleNamespace, i: int, offset: Int32):
@@ -428,16 +467,17 @@ class RowKernel:
         """The element of group input `name` for a row, in global memory."""
         return self.scalar(this, row, self.group_inputs[self.math.group_inputs.index(name)], Int32(0))
 
-    def chosen(self, this, row: SimpleNamespace) -> Float32:
-        """In the first thread of a row the score of the element that "index" chooses."""
+    def chosen(self, this, row: SimpleNamespace) -> tuple[Float32, Int64, Boolean]:
+        """In the first thread of a row the score of the element that "index" chooses, the index, and whether the row
+        has such an element; without one the score is another's, and `store_groups` complains."""
         first = row.inside & (this.lane == 0) & (this.rank == 0)
         index = load_if(first, self.group(this, row, "index"))
-        # Where there is no such element, CUDA shall report an illegal access. (Behind a trap the compiler would put a
-        # copy of all that follows.)
         exists = (index >= 0) & (index < this.columns)
-        score = load_if(first, self.scalar(this, row, 0, Int32(index)), exists).to(Float32)
-        scale = self.spec.prologue.scale
-        return rounded_product(score, self.numbers(this, self.groups(this, row))["scale"]) if scale else score
+        column = Int32(cutlass.select_(exists, index, Int64(0)))
+        score = load_if(first, self.scalar(this, row, 0, column)).to(Float32)
+        if self.spec.prologue.scale:
+            score = rounded_product(score, self.numbers(this, self.groups(this, row))["scale"])
+        return score, index, exists
 
     @cute.jit
     def at_target(self, this, row: SimpleNamespace, i: int, numbers: dict, columns: dict, pE, m: int):
@@ -453,16 +493,16 @@ class RowKernel:
         if mine:
             gX[0] = (alpha * online.less_one(found)).to(self.dtypes[i])
 
-    def vector(self, this, tile: Int64, i: int, m: int, k: int, pX, rX, waiting: set) -> cute.Tensor:
+    def vector(self, this, tile: Int64, i: int, m: int, k: int, pR, pX, rX, waiting: set) -> cute.Tensor:
         """Vector k of input i in registers. The first touch of an asynchronously loaded part waits for it."""
         if self.staged and k in waiting:
             waiting.remove(k)
-            self.arrive(this, tile, m, k, pX, rX)
+            self.arrive(this, tile, m, k, pR, pX, rX)
         if self.spec.staging[i] != "shared":
             return rX[i][(None, m), 0, k]
         held = cute.make_rmem_tensor(self.spec.vector, self.dtypes[i])
         held.fill(self.dtypes[i](self.math.padding[i]))
-        self.from_shared(this.tXsX[i][(None, m), 0, k], held, pX[m, 0, k])
+        self.from_shared(self.slot(this, i, m, k), held, pR[m] & pX[m, 0, k])
         return held
 
     @cute.jit
@@ -471,7 +511,7 @@ class RowKernel:
             cute.autovec_copy(src, dst)
 
     @cute.jit
-    def arrive(self, this, tile: Int64, m: cutlass.Constexpr[int], first: cutlass.Constexpr[int], pX, rX):
+    def arrive(self, this, tile: Int64, m: cutlass.Constexpr[int], first: cutlass.Constexpr[int], pR, pX, rX):
         """Wait for vectors first .. first + part, move them to registers and, if persistent, refill their slots."""
         s = self.spec
         groups = -(-s.steps // s.part)
@@ -479,7 +519,8 @@ class RowKernel:
         for i in self.staged:
             if const_expr(s.staging[i] == "async"):
                 for k in cutlass.range_constexpr(first, min(first + s.part, s.steps)):
-                    self.from_shared(this.tXsX[i][(None, m), 0, k], rX[i][(None, m), 0, k], pX[m, 0, k])
+                    held = pR[m] & pX[m, 0, k]
+                    self.from_shared(self.slot(this, i, m, k), rX[i][(None, m), 0, k], held)
         if const_expr(s.persistent):
             self.prefetch(this, tile + this.ctas, first)
 

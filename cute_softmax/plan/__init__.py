@@ -139,7 +139,8 @@ class Plan(PlanBase):
             *([f"  prologue   {told}"] if (told := c.prologue.told) else []),
             f"  threads    {c.threads} a CTA, {c.threads_per_row} a row; tile {c.tiler[0]} x {c.tiler[1]}",
             f"  thread     {c.steps} vectors of {c.vector} elements, {c.rows_per_thread} row(s); "
-            f"{'values' if c.keep else 'packed elements'} kept in registers",
+            f"{'values' if c.keep else 'packed elements'} kept in "
+            f"{'shared memory' if c.staging[0] == 'shared' else 'registers'}",
             f"  loads      {staging}; {' and '.join(c.load_widths)} at a time; "
             f"L2 {'evict_last' if self.evict_last else 'evict_normal'}",
             "  edges      "

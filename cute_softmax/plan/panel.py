@@ -572,8 +572,8 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
 
     for team in (SHIFTED_TEAMS if shifted else TEAMS)[len(facts.inputs)]:
         c, narrowed = class_of(team), 1
-        if shifted and not facts.outputs and team.cluster_n == 16:
-            break  # see SHIFTED_TEAMS
+        if (shifted or orientation == "row") and not facts.outputs and team.cluster_n == 16:
+            break  # what is only read need not be held: see SHIFTED_TEAMS
         if not _fits(team, c, share_of(c, c.cluster_n), device):
             continue
         few_bytes = orientation == "column" and vector < widest and facts.outputs

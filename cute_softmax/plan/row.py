@@ -22,7 +22,8 @@ class Team:
     threads_per_row: of one CTA; steps: vectors of a row that a thread holds; threads: of a CTA;
     rows_per_thread: rows a thread works on at once; cluster_n: CTAs that share a row;
     staging: per input, how it gets to the thread (see `RowClass`);
-    keep: hold converted values between the passes; persistent: CTAs that stay and take one tile after another;
+    keep: hold converted values between the passes (see `RowClass`);
+    persistent: CTAs that stay and take one tile after another;
     min_blocks: CTAs that an SM must hold, which caps registers;
     precise: only for results in float32 (True) or in 16 bits (False): the former spend more instructions and half
         the registers per vector.
@@ -44,6 +45,11 @@ class Team:
         """The longest row, in vectors."""
         return self.threads_per_row * self.steps * self.cluster_n
 
+    @property
+    def sms(self) -> int:
+        """SMs that the CTAs of a row fill."""
+        return math.ceil(self.cluster_n / max(self.min_blocks, 1))
+
 
 # In the order of their capacity; the first that the row fits into and the architecture has room for is taken.
 # Measured on one H200 on 2026-11-20, `python -m benchmarks --suite all` (its results lie in benchmarks/results):
@@ -62,9 +68,33 @@ _SHORT = (
     Team(128, 3),
     Team(128, 4),
 )
-# The next row, with its mask, arrives while this one is worked on. H200, 2026-11-22, bf16, a mask of one row, time over
-# the unmasked softmax's: 165000 columns 1.03, 200000 1.02; with the mask loaded at its row's turn 1.26 and 1.14.
+# The next row arrives while this one is worked on: where no two fit an SM.
 _PREFETCHING = {"staging": ("async", "async"), "keep": False, "persistent": True}
+
+
+def _waiting(threads: int, steps: int, cluster_n: int, min_blocks: int) -> tuple[Team, Team]:
+    """Teams whose rows stay in shared memory, for results in float32 and in 16 bits: as many CTAs an SM as that holds.
+
+    A float32 exponential costs a dozen instructions: those take their elements' places, so that none is evaluated
+    twice. In 16 bits that is cheaper than the room.
+
+    What does not exist of a row costs its instructions all the same, so that steps must suit. H200, 2026-11-23, 2048
+    rows, ratio to a copy: float32 151936 columns 1.00 in 10 steps, 0.89 in 13, 0.73 in 17; bf16 1.01, 0.98, 0.77.
+    float32, before (7 clusters of 512 threads of 16 steps on all of the GPU) and in these: 131080 0.31, 0.98; 200064
+    0.45, 0.99; 262144 0.57, 0.98; 400000 0.82, 0.96; bf16 262152 0.39, 0.93; 400128 0.56, 1.01; 800000 0.92, 0.99.
+    """
+    team = Team(
+        threads,
+        steps,
+        threads,
+        cluster_n=cluster_n,
+        staging=("shared", "shared"),
+        min_blocks=min_blocks,
+        precise=True,
+    )
+    return team, replace(team, keep=False, precise=False)
+
+
 TEAMS = {
     "softmax": (
         *_SHORT,
@@ -81,12 +111,15 @@ TEAMS = {
         Team(1024, 8, threads=1024, keep=False),  # without clusters: a packed row is 32 of 64 registers
         Team(256, 6, threads=256, cluster_n=8),
         Team(256, 8, threads=256, cluster_n=8, min_blocks=3),
-        Team(256, 5, threads=256, cluster_n=16, min_blocks=4, precise=False),
+        _waiting(256, 5, 16, 5)[1],
         Team(256, 12, threads=256, cluster_n=8, min_blocks=2, precise=True),
-        Team(256, 16, threads=256, cluster_n=8, min_blocks=2, precise=True),
-        # From here on rows fill their SMs: registers hold one while the next arrives in shared memory.
-        Team(256, 13, threads=256, cluster_n=8, min_blocks=2, precise=False, **_PREFETCHING),
-        Team(256, 16, threads=256, cluster_n=8, precise=False, **_PREFETCHING),
+        *_waiting(256, 8, 16, 5),
+        _waiting(256, 9, 16, 5)[0],
+        Team(256, 10, threads=256, cluster_n=16, min_blocks=4, precise=True),
+        _waiting(256, 10, 16, 4)[1],
+        *_waiting(256, 13, 16, 4),
+        *_waiting(256, 17, 16, 3),
+        *_waiting(256, 25, 16, 2),
         Team(512, 16, threads=512, cluster_n=16, **_PREFETCHING),
     ),
     "softmax_backward": (
@@ -104,13 +137,23 @@ TEAMS = {
         Team(256, 3, threads=256, cluster_n=16),
         Team(256, 4, threads=256, cluster_n=16),
         Team(256, 6, threads=256, cluster_n=16, keep=False, min_blocks=2),
+        Team(256, 7, threads=256, cluster_n=16, keep=False, min_blocks=2),
         Team(256, 8, threads=256, cluster_n=16, keep=False, min_blocks=2),
-        Team(512, 8, threads=512, cluster_n=16, keep=False),
+        Team(256, 10, threads=256, cluster_n=16, keep=False, min_blocks=2),
+        Team(256, 13, threads=256, cluster_n=16, staging=("shared", "shared"), keep=False, min_blocks=2),
         # The two rows of a whole SM: one in shared memory, one in registers.
-        Team(1024, 8, threads=1024, cluster_n=16, staging=("shared", "direct"), keep=False),
+        Team(256, 19, threads=256, cluster_n=16, staging=("shared", "direct"), keep=False, min_blocks=2),
+        Team(512, 13, threads=512, cluster_n=16, staging=("shared", "direct"), keep=False),
+        Team(512, 16, threads=512, cluster_n=16, staging=("shared", "direct"), keep=False),
     ),
 }
-TEAMS["log_softmax"] = tuple(replace(team, keep=False) for team in TEAMS["softmax"])
+# Nothing is kept for a logarithm, and larger shares suit 16-bit elements whose results are float32: 151936 columns 0.93
+# in clusters of 8, 0.83 of 16 (float32 elements 0.99 and 1.00).
+_LOGARITHM = {
+    _waiting(256, 9, 16, 5)[0]: _waiting(384, 12, 8, 3)[0],
+    Team(256, 10, threads=256, cluster_n=16, min_blocks=4, precise=True): _waiting(256, 20, 8, 2)[0],
+}
+TEAMS["log_softmax"] = tuple(replace(_LOGARITHM.get(t, t), keep=False) for t in TEAMS["softmax"])
 # What is only read keeps nothing but the packed row: a thread holds more of it, and a cluster is smaller. Logsumexp on
 # an H200, 2026-11-21, bf16, time over torch.sum's: 50304 columns 0.92 (256 x 7, 4 CTAs), 0.99 (128 x 7, 8 CTAs);
 # 131072 0.97 (256 x 8 and 4 CTAs an SM), 1.15 (3); 151936 0.96 (512 x 10, 4 CTAs), 1.42 (256 x 5, 16 CTAs).
@@ -123,12 +166,14 @@ _READING = (
     Team(256, 8, threads=256, cluster_n=8, min_blocks=4, keep=False),
     Team(512, 10, threads=512, cluster_n=4, min_blocks=2, keep=False),
     Team(256, 13, threads=256, cluster_n=8, min_blocks=3, keep=False),
-    Team(256, 16, threads=256, cluster_n=8, min_blocks=2, keep=False),
-    Team(512, 16, threads=512, cluster_n=16, **_PREFETCHING),
+    Team(256, 8, threads=256, cluster_n=16, min_blocks=4, keep=False),
+    Team(256, 10, threads=256, cluster_n=16, min_blocks=4, keep=False),
 )
-TEAMS |= {
-    name: _READING for name in ("logsumexp", "amax", "sum", "entropy", "selective", "selective_entropy")
-}
+# Longer rows are streamed by the split movement, as what is only read need not stay on chip. That knows neither an
+# index nor a prologue: with those, such rows stay all the same.
+_INDEXING = (*_READING, *(t for t in TEAMS["log_softmax"] if t.capacity > _READING[-1].capacity))
+TEAMS |= {name: _READING for name in ("logsumexp", "amax", "sum", "entropy")}
+TEAMS |= {name: _INDEXING for name in ("selective", "selective_entropy")}
 TEAMS["log_softmax_backward"] = TEAMS["softmax_backward"]
 
 
@@ -147,58 +192,70 @@ _PROLOGUES = {
     Team(256, 4, threads=256, cluster_n=4): Team(256, 4, threads=256, cluster_n=4, min_blocks=5),
     Team(128, 7, cluster_n=8): Team(128, 7, cluster_n=8, min_blocks=7),
 }
-# What takes a team's place where there is a mask to apply, which one CTA's loads do not cover. H200, 2026-11-22, bf16,
-# a mask of one row, time over the unmasked softmax's: 262144 columns 1.06 (2 CTAs an SM), 1.10 (1); 230000 1.10, 1.18;
-# with a scale, too, 1.08, 1.14; 1.13, 1.23. Without a mask 2 are slower: 262144 columns 1.07.
-_ALONE = Team(256, 16, threads=256, cluster_n=8, precise=False, **_PREFETCHING)
-_MASKED = {_ALONE: replace(_ALONE, min_blocks=2)}
-
-# What comes first where there are so few rows that each can have as many CTAs: a row takes as long as its loads, of
-# which many threads have fewer one after the other. H200, 2026-11-22, bf16, microseconds a call in a replayed graph,
-# one row, these / the team for many rows: softmax of 16384 columns 2.02 / 2.99, 32000 2.21 / 2.49, 50304 2.36 / 2.54,
-# 128256 2.96 / 3.41, 262144 3.97 / 4.77; its gradient 1.87 / 2.25, 2.00 / 2.28, 2.20 / 2.26, 2.68 / 2.70, 3.37 / 3.42;
-# logsumexp of 151936 2.77 / 3.98. No other cluster and CTA gained more than 0.06 on that.
+# What comes first where there are so few rows that all run at once, with as many CTAs an SM as the team may have there:
+# a row takes as long as its loads, of which many threads have fewer one after the other. H200, 2026-11-22, bf16,
+# microseconds a call in a replayed graph, one row, these / the team for many rows: softmax of 16384 columns 2.02 /
+# 2.99, 32000 2.21 / 2.49, 50304 2.36 / 2.54, 128256 2.96 / 3.41, 262144 3.97 / 4.77; its gradient 1.87 / 2.25, 2.00 /
+# 2.28, 2.20 / 2.26, 2.68 / 2.70, 3.37 / 3.42; logsumexp of 151936 2.77 / 3.98. No other cluster and CTA gained more
+# than 0.06 on that. Ratio to a copy of 16 rows, rotating buffers, 2026-11-23, in registers / in shared memory: bf16
+# 151936 0.701 / 0.662, 262152 0.857 / 0.790, 303872 0.659 / 0.650; float32 151936 in shared memory with three CTAs an
+# SM 0.697, with registers for the whole row and four 0.677.
 _FEW = (
     Team(128, 2, cluster_n=8),
     Team(128, 4, cluster_n=8),
     Team(128, 4, cluster_n=16),
     Team(256, 4, threads=256, cluster_n=16),
     Team(256, 5, threads=256, cluster_n=16, min_blocks=4),
-    Team(256, 8, threads=256, cluster_n=16),
 )
+_FEW_LONG = (
+    *(
+        Team(256, steps, threads=256, cluster_n=16, keep=False, min_blocks=3, precise=False)
+        for steps in (7, 8, 10)
+    ),
+    Team(256, 8, threads=256, cluster_n=16, precise=True),
+    _waiting(256, 8, 16, 5)[0],
+    _waiting(256, 10, 16, 3)[0],
+)
+FEW = {name: (*_FEW, Team(256, 8, threads=256, cluster_n=16, min_blocks=4)) for name in TEAMS}
+FEW |= {name: (*_FEW, *_FEW_LONG) for name in ("softmax", "log_softmax")}
 # Longer gradients are in clusters of 16 anyway.
+FEW |= {name: _FEW[:4] for name in TEAMS if name.endswith("_backward")}
 FEW = {
-    name: tuple(replace(team, keep=teams[0].keep) for team in (_FEW[:4] if "backward" in name else _FEW))
-    for name, teams in TEAMS.items()
+    name: tuple(replace(t, keep=t.keep and TEAMS[name][0].keep) for t in teams) for name, teams in FEW.items()
 }
 # Such rows are longer than this, in vectors.
 FEW_ABOVE = 1024
 
 
-def teams_of(math_name: str, prologue: Prologue, edges: bool, ctas: int) -> tuple[Team, ...]:
-    """The teams of a row math. A bias is a second input of as many registers, as in a gradient. ctas: see `FEW`."""
-
-    def of(name: str) -> tuple[Team, ...]:
-        return (*(team for team in FEW[name] if team.cluster_n <= ctas), *TEAMS[name])
-
+def teams_of(math_name: str, prologue: Prologue, edges: bool) -> tuple[tuple[Team, ...], tuple[Team, ...]]:
+    """The teams of a row math for few rows and for many. A bias is a second input of as many registers, as in a
+    gradient."""
+    if not prologue:
+        return FEW[math_name], TEAMS[math_name]
+    if TEAMS[math_name] in (_READING, _INDEXING) and prologue.packs and not prologue.mask:
+        return FEW["selective"], TEAMS["selective"]
     gradient = math_name.endswith("_backward")
-    reads = TEAMS[math_name] is _READING and prologue.packs and not prologue.mask
-    if not prologue or reads:
-        return of(math_name)
     # What is kept: the exponentials, or the scores, where they are used three times.
     composed = math_name == "log_softmax" and prologue.rescores and not prologue.packs
     keeps = gradient or math_name == "softmax" or composed
-    instead = (_CAUSAL if prologue.causal else {}) | (_MASKED if prologue.mask and prologue.packs else {})
+    instead = _CAUSAL if prologue.causal else {}
     if keeps and not gradient and not prologue.bias and not edges:  # scalars take registers of their own
         instead = instead | _PROLOGUES
-    teams = [instead.get(t, t) for t in of("softmax_backward" if prologue.bias or gradient else "softmax")]
-    return tuple(replace(t, keep=t.keep and keeps) for t in teams)
+    name = "softmax_backward" if prologue.bias or gradient else "softmax"
+    few, many = (
+        tuple(replace(instead.get(t, t), keep=instead.get(t, t).keep and keeps) for t in teams)
+        for teams in (FEW[name], TEAMS[name])
+    )
+    return few, many
 
 
 # A row has at least so many vectors: a short one is divided finely enough that several threads load it at once.
 VECTORS_PER_ROW = 8
-# Vectors that one commit group of asynchronous copies brings, and that the online recurrence takes at a time.
-PART = 2
+# Vectors that one commit group of asynchronous copies brings, and that the online recurrence takes at a time. Of what
+# is kept in shared memory each part has a maximum of its own: float32 262144 columns 0.974 of a copy in fours, 0.963
+# in twos, 16 rows of 262152 0.908 and 0.858 (H200, 2026-11-23).
+PART, KEPT_PART = 2, 4
+KEPT_BYTES = 4  # of what is kept of an element
 
 
 @dataclass(frozen=True)
@@ -211,6 +268,7 @@ class RowClass(ClassBase):
         element for a whole row.
     staging: per input "direct" (global memory to registers), "async" (through shared memory with cp.async) or
         "shared" (stays in shared memory, read there in every pass).
+    keep: whether converted values are held between the passes: in registers, or in shared memory if the elements are.
     kept_modes: into how many coordinates a row's index is taken apart, each with a stride of its own per operand.
     prologue: what happens to the scores before the math and to its results.
     """
@@ -317,9 +375,18 @@ class RowClass(ClassBase):
         return Layout.ordered(self.tiler, (1, 0))
 
     @property
+    def rows_end_alike(self) -> bool:
+        """Whether all rows of a thread end at the same vector: they share their bits of the predicate."""
+        return not (self.edges or self.prologue.causal)
+
+    @property
     def predicate(self) -> Layout:
-        """(row of the thread, rows of the copy, step) -> predicate bit: one per vector, stride 0 over rows."""
-        return Layout((self.rows_per_thread, 1, self.steps), (self.steps, 0, 1))
+        """(row of the thread, rows of the copy, step) -> predicate bit: one per vector, stride 0 over rows.
+
+        Rows that end each at a vector of its own (`rows_end_alike`) have bits of their own. Whether a row exists is a
+        bit apart, one for each row of the thread.
+        """
+        return Layout((self.rows_per_thread, 1, self.steps), (0 if self.rows_end_alike else self.steps, 0, 1))
 
     @property
     def reduction_buffer(self) -> Layout:
@@ -334,12 +401,20 @@ class RowClass(ClassBase):
         return self.warps_per_row * self.cluster_n > 1
 
     @property
+    def keeps_shared(self) -> bool:
+        """Whether what is kept takes the place of the first input's elements in shared memory, in float32."""
+        return self.keep and self.staging[0] == "shared"
+
+    @property
+    def slot_bytes(self) -> tuple[int, ...]:
+        """Per input the bytes that an element has in shared memory: 0 for what is not staged."""
+        sizes = [ITEM_SIZE[d] * (how != "direct") for d, how in zip(self.dtypes, self.staging, strict=False)]
+        return (KEPT_BYTES if self.keeps_shared else sizes[0], *sizes[1:])
+
+    @property
     def shared_memory(self) -> int:
         """Bytes of shared memory of a CTA."""
-        tile = math.prod(self.tiler)
-        staged = sum(
-            tile * ITEM_SIZE[d] for d, s in zip(self.dtypes, self.staging, strict=False) if s != "direct"
-        )
+        staged = math.prod(self.tiler) * sum(self.slot_bytes)
         if not self.exchanges:
             return staged
         barriers = 8 * self.reduction_buffer.shape[2] if self.cluster_n > 1 else 0
@@ -355,6 +430,8 @@ class RowClass(ClassBase):
             parts.append(f"cluster{self.cluster_n}")
         if self.persistent:
             parts.append("persistent")
+        if self.staging[0] == "shared":
+            parts.append("shared")
         if self.edges:
             parts.append("edges")
         if any(a != self.vector for a in self.access):
@@ -395,33 +472,44 @@ def row_class(
     facts = facts_of(math_name, online, prologue)
     vector = vector_of(dtypes[: facts.full], columns)
     precise = bool(facts.outputs) and dtypes[facts.result] == "fp32"
-    for team in teams_of(math_name, prologue, edges, ctas if columns > FEW_ABOVE * vector else 1):
-        if team.cluster_n > architecture.cluster_limit or team.precise not in (None, precise):
-            continue
-        staging = (*team.staging, "direct")
-        candidate = RowClass(
-            math=math_name,
-            architecture=architecture.name,
-            dtypes=dtypes,
-            vector=vector,
-            edges=edges,
-            access=tuple(a and math.gcd(a, vector) for a in access),
-            online=online,
-            threads_per_row=team.threads_per_row,
-            steps=team.steps,
-            threads=team.threads,
-            rows_per_thread=team.rows_per_thread,
-            cluster_n=team.cluster_n,
-            staging=tuple(how if a else "direct" for how, a in zip(staging, access, strict=False)),
-            keep=team.keep,
-            persistent=team.persistent,
-            min_blocks=team.min_blocks,
-            part=PART,
-            kept_modes=kept_modes,
-            prologue=prologue,
-        )
-        if candidate.shared_memory <= architecture.shared_memory and _covers(candidate, columns):
-            return candidate
+
+    def first_of(teams: tuple[Team, ...]) -> tuple[Team, RowClass] | None:
+        """The first team that the row fits into and the architecture has room for, and its class."""
+        for team in teams:
+            if team.cluster_n > architecture.cluster_limit or team.precise not in (None, precise):
+                continue
+            staging = (*team.staging, "direct")
+            staging = tuple(how if a else "direct" for how, a in zip(staging, access, strict=False))
+            candidate = RowClass(
+                math=math_name,
+                architecture=architecture.name,
+                dtypes=dtypes,
+                vector=vector,
+                edges=edges,
+                access=tuple(a and math.gcd(a, vector) for a in access),
+                online=online,
+                threads_per_row=team.threads_per_row,
+                steps=team.steps,
+                threads=team.threads,
+                rows_per_thread=team.rows_per_thread,
+                cluster_n=team.cluster_n,
+                staging=staging,
+                keep=team.keep,
+                persistent=team.persistent,
+                min_blocks=team.min_blocks,
+                part=KEPT_PART if team.keep and staging[0] == "shared" else PART,
+                kept_modes=kept_modes,
+                prologue=prologue,
+            )
+            if _covers(candidate, columns) and candidate.shared_memory <= architecture.shared_memory:
+                return team, candidate
+        return None
+
+    few, many = teams_of(math_name, prologue, edges)
+    if columns > FEW_ABOVE * vector and (found := first_of(few)) and found[0].sms <= ctas:
+        return found[1]
+    if found := first_of(many):
+        return found[1]
     raise NotPlanned(
         f"rows of {columns} elements ({', '.join(dtypes)}) do not fit on chip on {architecture.name}: "
         "longer rows need the split movement"

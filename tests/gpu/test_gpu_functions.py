@@ -2,7 +2,10 @@
 
 import math
 import os
+import subprocess
+import sys
 from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,6 +24,7 @@ from cute_softmax import (
 from cute_softmax.precompile import precompile
 
 INF = math.inf
+ROOT = Path(__file__).resolve().parents[2]
 FUNCTIONS = {"softmax": softmax, "log_softmax": log_softmax}
 dtypes = pytest.mark.parametrize("dtype", DTYPES)
 names = pytest.mark.parametrize("name", FUNCTIONS)
@@ -275,6 +279,27 @@ def peak_of(function) -> int:
     function()
     torch.cuda.synchronize()
     return torch.cuda.max_memory_allocated() - before
+
+
+@pytest.mark.parametrize("wrong", [-1, 1000, 2**32 + 1, -(2**40)])
+@pytest.mark.parametrize("entropy", [False, True])
+def test_an_index_out_of_range_is_named(wrong, entropy):
+    """By the kernel, which then stops: in a process of its own, as that ends the context, as torch's assertions do."""
+    code = f"""
+import torch, cute_softmax
+logits = torch.randn(300, 1000, device="cuda", dtype=torch.bfloat16)
+index = torch.zeros(300, device="cuda", dtype=torch.int64)
+index[217] = {wrong}
+cute_softmax.selective_log_softmax(logits, index, return_entropy={entropy})
+try:
+    torch.cuda.synchronize()
+except Exception as error:
+    print("raised", error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    said = done.stdout + done.stderr
+    assert f"cute_softmax.selective_log_softmax: index {wrong} in row 217 is out of range" in said, said
+    assert "raised CUDA error" in said and "illegal" not in said, said
 
 
 def test_memory_of_selective_log_softmax():
