@@ -60,6 +60,11 @@ class Case:
         return math.prod(self.shape)
 
     @property
+    def result(self) -> str:
+        """The element type of the result, from the mode "to fp32"."""
+        return self.mode.removeprefix(TO) if self.mode.startswith(TO) else self.dtype
+
+    @property
     def depth(self) -> int:
         """Columns of the values that a softmax is multiplied with, from the mode "D = 128"."""
         return int(self.mode.removeprefix(DEPTH).split(",")[0])
@@ -85,7 +90,7 @@ class Case:
             return (STREAMS[self.op] * self.elements + others) * ITEM_BYTES[self.dtype]
         streams = STREAMS[self.op] * self.elements * ITEM_BYTES[self.dtype]
         if self.op != "masked_softmax":
-            return streams
+            return streams + self.elements * (ITEM_BYTES[self.result] - ITEM_BYTES[self.dtype])
         *outer, queries, columns = self.shape
         if self.mode == CAUSAL:
             read = sum(min(row + 1, columns) for row in range(queries))
@@ -118,7 +123,8 @@ class Suite:
         """
         chosen = self.dtype or dtype
         name = self.name if self.dtype or chosen == "bf16" else f"{self.name}-{chosen}"
-        return replace(self, name=name, cases=tuple(replace(c, dtype=chosen) for c in self.cases))
+        cases = (replace(c, dtype=chosen, mode=c.mode.replace(OTHER, _OTHER[chosen])) for c in self.cases)
+        return replace(self, name=name, cases=tuple(cases))
 
     def with_shapes(self, shapes: list[tuple[int, ...]]) -> Suite:
         """This suite over other shapes: those of its cases that differ in nothing but shape are replaced."""
@@ -142,6 +148,9 @@ def _cases(op: str, *shapes: tuple[int, ...], dim: int | tuple[int, ...] = -1) -
 
 # The order in which tables and plots show providers.
 PROVIDERS = ("cute_softmax", "copy", "torch", "torch.compile", "liger", "quack", "cudnn")
+# The rungs of the ladder, which are ours, too, and no peers.
+NAIVE, RUNGS = "naive", tuple(f"rung{i}" for i in range(1, 8))
+LADDER = (NAIVE, *RUNGS)
 # The yardstick ("copy") is no peer, and neither are we.
 PEERS = tuple(p for p in PROVIDERS if p not in ("cute_softmax", "copy"))
 # For softmax_matmul the yardstick is the product alone; for few rows, which take what reading takes, a copy that moves
@@ -157,6 +166,8 @@ FEW_ROWS = 64
 
 NO_GRAD, GRAD, FORWARD_BACKWARD = "no grad", "grad", "forward+backward"
 COLD_STORE, WARM_STORE, NEW_COLUMNS = "cold store", "warm store", "new N"
+# Results in another element type.
+TO = "to "
 # Of masked_softmax: a scale alone, or with a causal mask, or with a mask of the scores' own shape, of one row, of one
 # matrix for all, of one for each index of the first dimension.
 SCALED, CAUSAL, MASK, ROW_MASK = "scaled", "causal", "masked", "one mask row"
@@ -168,6 +179,19 @@ _WIDE = ((128, 1048576), (1024, 262144), (4096, 65536))
 _TALL = ((65536, 4096), (262144, 1024), (1048576, 64))
 _ODD_IMAGES = ((32, 512, 55, 55), (8, 21, 513, 513))
 _ODD_COLUMNS = ((128, 1048577), (4096, 65537))
+
+# What language models have for vocabularies (Llama 3, DeepSeek, Qwen 2.5 and 2, GPT-4o and its like, Command R, Gemma),
+# and what lies just past a power of two.
+_VOCABULARIES = (128256, 129280, 131080, 151936, 152064, 200064, 201088, 256000, 262144, 262152)
+_TOKENS = (16, 128, 2048)
+# Results of another width: what a suite's own element type makes of this.
+OTHER = "the other width"
+_OTHER = {"bf16": "fp32", "fp16": "fp32", "fp32": "bf16"}
+
+
+def _over_vocabularies(op: str, mode: str = "") -> tuple[Case, ...]:
+    return tuple(Case(op, (rows, n), mode=mode) for rows in _TOKENS for n in _VOCABULARIES)
+
 
 SUITES: dict[str, Suite] = {
     suite.name: suite
@@ -294,6 +318,36 @@ SUITES: dict[str, Suite] = {
                 *_cases("softmax", (1, 151936)),
             ),
             PROVIDERS,
+        ),
+        Suite(
+            "vocabularies",
+            "rows of the vocabularies in use",
+            (
+                *_over_vocabularies("softmax"),
+                *_over_vocabularies("softmax", f"{TO}{OTHER}"),
+                *_over_vocabularies("log_softmax"),
+                *_over_vocabularies("log_softmax", f"{TO}{OTHER}"),
+                *_over_vocabularies("logsumexp"),
+                *_over_vocabularies("softmax_backward"),
+                *_over_vocabularies("log_softmax_backward"),
+            ),
+            ("cute_softmax", "copy", "torch", "quack"),
+        ),
+        Suite(
+            "ladder",
+            "softmax over 1024 rows by the rungs of the ladder, forward",
+            _cases("softmax", *((1024, n) for n in range(512, 10241, 512))),
+            ("cute_softmax", "copy", "torch", "cudnn", *LADDER),
+        ),
+        Suite(
+            "directions",
+            "softmax over rows and over columns, the naive form beside the others, forward",
+            tuple(
+                Case("softmax", shape, dim=(dim,))
+                for shape in ((1024, 10240), (4096, 4096), (8192, 8192), (65536, 1024))
+                for dim in (1, 0)
+            ),
+            ("cute_softmax", "copy", "torch", "cudnn", NAIVE),
         ),
         Suite(
             "family",

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from . import cudnn, masked, selective
-from .cases import AND_CAUSAL, FEW_ROWS, ITEM_BYTES, STREAMS, TRANSPOSED, TWO_STEPS, Case
+from .cases import AND_CAUSAL, FEW_ROWS, ITEM_BYTES, LADDER, STREAMS, TRANSPOSED, TWO_STEPS, Case
 from .gradients import Backward
 from .operations import DTYPES
 from .timing import event_us
@@ -36,6 +36,11 @@ def _one_or_several(case: Case) -> int | tuple[int, ...]:
     return case.dim if len(case.dim) > 1 else case.dim[0]
 
 
+def _own_type_only(case: Case) -> None:
+    if case.result != case.dtype:
+        raise Refusal("gives results in the input's type")
+
+
 def _last_dim_only(case: Case) -> None:
     if _one_dim(case) % len(case.shape) != len(case.shape) - 1:
         raise Refusal("takes the last dimension only")
@@ -48,6 +53,8 @@ class CuteSoftmax:
         import cute_softmax
 
         dim = _one_or_several(case)
+        if case.result != case.dtype:
+            return lambda x: cute_softmax.softmax(x, dim, DTYPES[case.result])
         return lambda x: cute_softmax.softmax(x, dim)
 
     def softmax_backward(self, case: Case) -> Call:
@@ -66,6 +73,8 @@ class CuteSoftmax:
         import cute_softmax
 
         dim = _one_or_several(case)
+        if case.result != case.dtype:
+            return lambda x: cute_softmax.log_softmax(x, dim, DTYPES[case.result])
         return lambda x: cute_softmax.log_softmax(x, dim)
 
     def log_softmax_backward(self, case: Case) -> Call:
@@ -110,11 +119,30 @@ class CuteSoftmax:
     entry = softmax
 
 
+class _CopyOfAsManyBytes:
+    """A copy that reads and writes `traffic` bytes in all; for each input from a source of its own."""
+
+    def __init__(self, traffic: int) -> None:
+        self._words = traffic // 8
+        self._sources: dict[int, Tensor] = {}
+
+    def __call__(self, x: Tensor) -> Tensor:
+        source = self._sources.get(x.data_ptr())
+        if source is None:
+            source = self._sources[x.data_ptr()] = torch.empty(self._words, device=x.device)
+            if not torch.cuda.is_current_stream_capturing():  # what is captured would run in every replay
+                source.normal_()
+        return torch.empty_like(source).copy_(source)
+
+
 class Copy:
-    """The yardstick: the same bytes through torch's own copy, its add for two inputs, its sum for reads alone; of
-    `softmax_matmul` the product alone, for few rows a copy that moves as many bytes; of its gradients the scores'."""
+    """The yardstick: the same bytes through torch's own copy, its add for two inputs, its sum for reads alone; where
+    the result has another width, a copy of one width that moves as many; of `softmax_matmul` the product alone, for few
+    rows a copy that moves as many bytes; of its gradients the scores'."""
 
     def softmax(self, case: Case) -> Call:
+        if case.result != case.dtype:
+            return _CopyOfAsManyBytes(case.traffic)
         return lambda x: torch.empty_like(x).copy_(x)
 
     def softmax_backward(self, case: Case) -> Call:
@@ -159,16 +187,16 @@ class Torch:
     """torch, eager."""
 
     def softmax(self, case: Case) -> Call:
-        dim = _one_dim(case)
-        return lambda x: torch.softmax(x, dim)
+        dim, dtype = _one_dim(case), None if case.result == case.dtype else DTYPES[case.result]
+        return lambda x: torch.softmax(x, dim, dtype)
 
     def softmax_backward(self, case: Case) -> Call:
         dim, dtype = _one_dim(case), DTYPES[case.dtype]
         return lambda dy, y: torch.ops.aten._softmax_backward_data(dy, y, dim, dtype)
 
     def log_softmax(self, case: Case) -> Call:
-        dim = _one_dim(case)
-        return lambda x: torch.log_softmax(x, dim)
+        dim, dtype = _one_dim(case), None if case.result == case.dtype else DTYPES[case.result]
+        return lambda x: torch.log_softmax(x, dim, dtype)
 
     def log_softmax_backward(self, case: Case) -> Call:
         dim, dtype = _one_dim(case), DTYPES[case.dtype]
@@ -263,6 +291,7 @@ class Liger:
     """Liger Kernel: what its module's autograd function calls."""
 
     def softmax(self, case: Case) -> Call:
+        _own_type_only(case)
         _last_dim_only(case)
         from liger_kernel.ops.softmax import _softmax_forward
 
@@ -305,6 +334,7 @@ class Quack:
         return function
 
     def softmax(self, case: Case) -> Call:
+        _own_type_only(case)
         from quack.softmax import softmax_fwd
 
         return self._over_rows(case, lambda x: softmax_fwd(x))
@@ -372,10 +402,25 @@ class Cudnn:
         return Fastest({mode: function(shape, dtype, mode) for mode in cudnn.MODES})
 
     def softmax(self, case: Case) -> Call:
+        _own_type_only(case)
         return self._ways(case, cudnn.softmax)
 
     def softmax_backward(self, case: Case) -> Call:
         return self._ways(case, cudnn.softmax_backward)
+
+
+class Rung:
+    """A rung of the ladder: small kernels to learn from, below them the naive form."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def softmax(self, case: Case) -> Call:
+        _own_type_only(case)
+        from cute_softmax import ladder
+
+        dim = _one_dim(case)
+        return lambda x: ladder.softmax(x, self._number, dim)
 
 
 REGISTRY: dict[str, object] = {
@@ -386,6 +431,7 @@ REGISTRY: dict[str, object] = {
     "liger": Liger(),
     "quack": Quack(),
     "cudnn": Cudnn(),
+    **{name: Rung(number) for number, name in enumerate(LADDER)},
 }
 
 

@@ -86,7 +86,7 @@ def _figures(case: Case, samples: Sequence[float], **extra: Any) -> dict[str, An
 
 def _poison(case: Case, device: torch.device) -> None:
     """Fills with NaN, and frees, the block of memory that the next tensor of the output's size will be given."""
-    torch.full(case.output_shape, float("nan"), dtype=DTYPES[case.dtype], device=device)
+    torch.full(case.output_shape, float("nan"), dtype=DTYPES[case.result], device=device)
 
 
 def _alive(error: BaseException) -> str:
@@ -110,11 +110,11 @@ def _peak(call: providers.Call, inputs: tuple[Tensor, ...]) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class _Ready:
-    """A provider's call whose first result was right, what else its row says, and whether it takes long."""
+    """A provider's call whose first result was right, what else its row says, and how long one takes."""
 
     call: providers.Call
     extra: dict[str, Any]
-    slow: bool
+    us: float
 
 
 class _DeviceRun:
@@ -131,7 +131,7 @@ class _DeviceRun:
     def case(self, case: Case) -> list[Row]:
         inputs, ready, errors = self._ready(case)
         bound = {name: lambda call=r.call: call(*inputs) for name, r in ready.items()}
-        slow = [name for name, r in ready.items() if r.slow]
+        slow = [name for name, r in ready.items() if r.us > timing.SLOW_US]
         samples = timing.cold_events(bound, self.options.calls, self.options.warm, self.flush, slow)
         errors |= samples.errors
         rows = self._rows(case, self.method, samples.us, errors, ready)
@@ -140,7 +140,8 @@ class _DeviceRun:
             count = timing.rotation(case.traffic, self.l2_bytes)
             # Made anew, not cloned: a clone of a slice would be contiguous.
             ring = [inputs, *(OPERATIONS[case.op].inputs(case, self.device) for _ in range(count - 1))]
-            working = {name: ready[name] for name in samples.us}
+            # What takes longer, events time as well.
+            working = {name: ready[name] for name in samples.us if ready[name].us < timing.GRAPH_BELOW_US}
             rows += self._graph_rows(case, ring, working, errors)
         return rows
 
@@ -169,7 +170,7 @@ class _DeviceRun:
             extra["max_error"] = _round(OPERATIONS[case.op].check(case, inputs, output))
         if note := getattr(call, "note", ""):
             extra["note"] = note
-        return _Ready(call, extra, timing.event_us(lambda: call(*inputs)) > timing.SLOW_US)
+        return _Ready(call, extra, timing.event_us(lambda: call(*inputs)))
 
     def _graph_rows(
         self, case: Case, ring: list[tuple[Tensor, ...]], ready: dict[str, _Ready], errors: dict[str, str]
@@ -209,7 +210,7 @@ class _DeviceRun:
         for name in self.names:
             if name in errors:
                 rows.append(make_row(self.suite.name, case, name, method, error=errors[name]))
-            else:
+            elif name in samples:
                 figures = _figures(case, samples[name], **ready[name].extra)
                 rows.append(make_row(self.suite.name, case, name, method, **figures))
         return rows

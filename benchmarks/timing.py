@@ -24,6 +24,8 @@ FLUSH_BYTES = 256 << 20
 # Below this traffic (50 us at 4 TB/s) an event pair also times the queue: a graph is measured as well.
 GRAPH_BELOW_BYTES = 200_000_000
 GRAPH_CALLS = 20
+# Of a call that takes longer than this, a graph would tell nothing more.
+GRAPH_BELOW_US = 1000.0
 # Buffers of a rotating graph together hold this many times the L2; more buffers than the limit are not made.
 ROTATE_L2 = 4
 ROTATE_LIMIT = 64

@@ -49,6 +49,7 @@ LINKERS = ("ld", "ld.lld", "cc", "gcc", "clang")
 # What shapes a kernel besides the fields of its plan, relative to the folder that holds the package.
 SOURCES = (
     "cute_softmax/kernels/*.py",
+    "cute_softmax/ladder/*.py",
     "cute_softmax/compile.py",
     "cute_softmax/plan/*.py",
     "cute_softmax/hardware.py",

@@ -16,6 +16,7 @@ from .plan import NO_PROLOGUE, NotPlanned, Plan, Prologue, RowClass, facts_of, p
 from .problem import ALIGNMENT, Operand, canonical
 
 DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+TORCH_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 _FLOAT32 = struct.Struct("<f")
 _OPERANDS = DTYPE_NAMES | {torch.bool: "bool", torch.int64: "int64"}
 

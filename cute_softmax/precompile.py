@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from typing import TypeVar
 
-from .plan import RowClass
+Kernel = TypeVar("Kernel")
 
 
-def precompile(wanted: Sequence[RowClass]) -> Iterator[RowClass]:
-    """Have every class in the store of this user; yields each as soon as it and those before it are there.
+def precompile(wanted: Sequence[Kernel], load: Callable[[Kernel], object] | None = None) -> Iterator[Kernel]:
+    """Have every kernel in the store of this user; yields each as soon as it and those before it are there.
 
-    Needs no GPU. About a second of one core each; what the store has already takes milliseconds.
+    wanted: Plan classes, or what else `load` compiles, or takes from the store. Needs no GPU. About a second of one
+    core each; what the store has already takes milliseconds.
     """
     if not wanted:
         return
     # Spawned, not forked: a forked child could use neither this process's threads nor its CUDA context.
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(len(wanted), os.cpu_count() or 1), spawn) as pool:
-        yield from pool.map(_into_store, wanted)
+        yield from pool.map(partial(_into_store, load), wanted)
 
 
-def _into_store(c: RowClass) -> RowClass:
-    from .launch import function_of
+def _into_store(load: Callable[[Kernel], object] | None, kernel: Kernel) -> Kernel:
+    if load is None:
+        from .launch import function_of as load
 
-    function_of(c)
-    return c
+    load(kernel)
+    return kernel
