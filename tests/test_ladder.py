@@ -1,0 +1,174 @@
+"""The ladder without a GPU: sources, layouts, accesses, barriers, memory traffic, arguments."""
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import rungs
+import torch
+from compiled import accesses
+
+from benchmarks import traffic
+from cute_softmax import ladder
+from cute_softmax.__main__ import main
+from cute_softmax.hardware import ARCHITECTURES
+from cute_softmax.resources import of_compiled
+from layouts import Layout, access
+from layouts.trace import CopyValue
+
+FOLDER = Path(ladder.__file__).parent
+NUMBERS = [step.number for step in ladder.RUNGS]
+every_rung = pytest.mark.parametrize("rung", NUMBERS)
+SHAPE = (512, 4096)
+
+
+def compiled(rung: int, dtype: str, columns: int, architecture: str = "sm_90a", **how):
+    """What `cute.compile` made of a rung."""
+    return ladder.compile_form(ladder.form_of(rung, dtype, columns, architecture, **how), "--keep-ptx")
+
+
+@every_rung
+def test_each_file_is_a_short_and_whole_kernel(rung):
+    path = FOLDER / f"{ladder.RUNGS[rung].module}.py"
+    text = path.read_text(encoding="utf-8")
+    assert len(text.splitlines()) < 60
+    assert text.count("@cute.kernel") == 1 and re.search(r"def softmax\(mX.*stream", text)
+    assert not re.search(r"^from \.|^import cute_softmax|^from cute_softmax", text, re.M)
+    assert f"Rung {rung}: " in text.splitlines()[0]
+    assert re.search(rf"THREADS.*\b{ladder.RUNGS[rung].threads}\b|WARP, WARPS = 32, 4", text)
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_120a"])
+@every_rung
+def test_every_rung_compiles_without_spills(rung, architecture):
+    for dtype, columns in (("bf16", 1001), ("fp32", 1000)):
+        took = of_compiled(compiled(rung, dtype, columns, architecture))
+        assert took.stack == 0, (dtype, columns)
+        assert took.registers * ladder.RUNGS[rung].threads <= ARCHITECTURES[architecture].registers
+
+
+def test_the_naive_form_compiles_for_columns():
+    ptx = compiled(0, "fp32", 1000, rows=False).__ptx__
+    assert {kind for kind in accesses(ptx)} == {"ld 4", "st 4"}
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_widths_of_accesses(dtype):
+    size = {"bf16": 2, "fp32": 4}[dtype]
+    for step in ladder.RUNGS:
+        for columns, width in ((4096, 16), (1001, size), (1002, 2 * size)):
+            width = width if step.vectors else size
+            found = accesses(compiled(step.number, dtype, columns).__ptx__)
+            assert {kind for kind in found if kind[:2] in ("ld", "st")} == {f"ld {width}", f"st {width}"}
+    # Tensors that begin off a boundary: narrower, never refused.
+    found = accesses(compiled(7, dtype, 4096, base=size).__ptx__)
+    assert set(found) == {f"ld {size}", f"st {size}"}
+
+
+def test_barriers():
+    """Nine of a tree of eight levels; one where warps use shuffles; none where no block shares a row."""
+    counts = {n: Counter(re.findall(r"bar\.sync|shfl\.sync\.bfly", compiled(n, "fp32", 1024).__ptx__)) for n in NUMBERS}
+    assert [counts[n]["bar.sync"] for n in NUMBERS] == [0, 0, 0, 0, 9, 9, 9, 1]
+    assert [counts[n]["shfl.sync.bfly"] for n in NUMBERS] == [0, 0, 0, 10, 0, 0, 0, 16]
+
+
+@pytest.mark.parametrize("columns", [64, 1000])
+@every_rung
+def test_layouts_cover_the_tile(rung, columns):
+    """Every element of a tile has one thread; a tile is what a block takes in one step."""
+    found = traffic.traced(rung, "fp32", columns)
+    if "copy" in found:
+        assert isinstance(found["copy"], CopyValue) and found["copy"].tiler == (1, 256 * 4)
+        tv, tiler = found["copy"].tv, found["copy"].tiler
+    else:
+        tv, threads = found["tv"], ladder.RUNGS[rung].threads
+        assert tv[0].size == threads
+        rows = {0: 128, 1: 128, 2: 128, 3: 4}.get(rung, 1)
+        tiler = rows, tv.size // rows
+        assert columns <= tiler[1] < columns + max(threads // rows, 1)
+    assert access.coverage(tv, tiler).exact
+
+
+def test_named_layouts():
+    """What the tutorial names: tXcX of shape ((V, M), 1, K), the reduction buffer in order (1, 0, 2)."""
+    assert traffic.traced(6, "bf16", 5000)["tXcX"].shape == ((8, 1), 1, 3)
+    assert traffic.traced(6, "fp32", 5000)["tXcX"].shape == ((4, 1), 1, 5)
+    assert traffic.traced(7, "bf16", 5000)["sR"] == Layout.ordered((1, (8, 1), 2), (1, 0, 2))
+
+
+def test_predicted_traffic():
+    """Of a warp's 32 lanes: a sector each in rows of their own, two or four sectors side by side, 16 in vectors."""
+    elements = SHAPE[0] * SHAPE[1]
+    for dtype, size in (("bf16", 2), ("fp32", 4)):
+        for step in ladder.RUNGS:
+            found = traffic.predict(step.number, dtype, SHAPE)
+            vector = 16 // size if step.vectors else 1
+            requests = elements // 32 // vector
+            sectors = 32 if step.number < 3 else size * vector
+            assert found == {
+                "load_requests": step.reads * requests,
+                "load_sectors": step.reads * requests * sectors,
+                "store_requests": step.writes * requests,
+                "store_sectors": step.writes * requests * sectors,
+            }, (dtype, step)
+    with pytest.raises(ValueError, match="no whole number of tiles"):
+        traffic.predict(1, "bf16", (100, 4096))
+
+
+def test_trips_are_those_of_the_code():
+    """Loads and stores of an element in the PTX of one step, loops that are unrolled by four and more apart."""
+    for step in ladder.RUNGS[5:]:
+        found = accesses(compiled(step.number, "fp32", 256 * 4).__ptx__)
+        steps = 1 if step.vectors else 4
+        assert sorted(found.values()) == [step.reads * steps, step.writes * steps]
+
+
+def test_arguments():
+    x = torch.zeros(4, 8)
+    with pytest.raises(TypeError, match="cpu: the ladder takes"):
+        ladder.softmax(x, 1)
+    for number in (-1, 8, "3"):
+        with pytest.raises(ValueError, match="there are rungs 0 to 7"):
+            ladder.rung_of(number)
+    with pytest.raises(ValueError, match="only rung 0 columns"):
+        ladder.form_of(3, "bf16", 10, "sm_90a", rows=False)
+    for rung in (5, 6, 7):
+        assert ladder.form_of(rung, "fp32", 12288, "sm_90a").columns == 12288
+        with pytest.raises(ValueError, match="49,156 bytes: rung . keeps 49,152"):
+            ladder.form_of(rung, "fp32", 12289, "sm_90a")
+
+
+def test_forms_are_few_but_for_lengths():
+    assert ladder.form_of(7, "bf16", 4096, "sm_90a").alignment == 16
+    assert ladder.form_of(7, "bf16", 4095, "sm_90a").alignment == 2
+    assert ladder.form_of(7, "bf16", 4096, "sm_90a", base=8).alignment == 8
+    assert ladder.form_of(5, "bf16", 4096, "sm_90a").alignment == 2
+
+
+def test_command(capsys):
+    assert main(["ladder", "3", "100x1000", "--dtype", "fp32"]) == 0
+    said = capsys.readouterr().out
+    assert "Rung 3, one warp a row: cute_softmax/ladder/rung3_warp.py" in said
+    assert torch.cuda.is_available() or "registers a thread" in said
+    assert main(["ladder", "0", "100x1000", "--dim", "0"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["8", "4x8"], "there are rungs 0 to 7"),
+        (["3", "4x8", "--dim", "0"], "only rung 0 columns"),
+        (["7", "4x100000"], "keeps 49,152"),
+        (["7", "4x8x2"], "MxN"),
+    ],
+)
+def test_wrong_commands_end_with_one_line(arguments, words, capsys):
+    assert main(["ladder", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert words in said and said.count("\n") == 1
+
+
+def test_what_the_gpu_tests_compile():
+    found = rungs.forms("sm_90a")
+    assert len(set(found)) == len(found) == (len(NUMBERS) + 1) * 3 * len(rungs.UGLY)
