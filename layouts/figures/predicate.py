@@ -68,6 +68,8 @@ def predicate_tensor(
     part shows one cell per vector at the end of the row, the lower part what the threads on either side of
     it, and ``thread`` if given, store. Raises ``ValueError`` where a vector would straddle the end.
     """
+    ints.at_least(1, vector=vector)
+    ints.at_least(0, n=n, column_start=column_start, element_bytes=element_bytes)
     if (n - column_start) % vector:  # vectors begin where the tile does
         raise ValueError(
             f"n = {n} is no multiple of the vector of {vector} elements from column {column_start} on: one vector "

@@ -140,8 +140,13 @@ class Figure:
         return render(self)
 
     def save(self, path: str | Path) -> Path:
-        """Write the figure: SVG, or PNG where the name ends in .png (needs cairosvg). Returns the path."""
+        """Write the figure: SVG, or PNG where the name ends in .png (needs cairosvg). Returns the path.
+
+        Raises ``ValueError`` for a name with another ending, and ``RuntimeError`` where cairosvg is missing.
+        """
         path = Path(path)
+        if path.suffix not in (".svg", ".png"):
+            raise ValueError(f"a figure is written as .svg or .png, got {str(path)!r}")
         if path.suffix == ".png":
             from ..svg import to_png
 
