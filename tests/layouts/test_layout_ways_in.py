@@ -281,14 +281,3 @@ def test_documentation_runs(name):
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     assert blocks
     exec("\n".join(blocks), {})
-
-
-def test_documented_commands_run(tmp_path, monkeypatch, capsys):
-    import shlex
-
-    text = (ROOT / "docs/layouts/index.md").read_text(encoding="utf-8")
-    commands = re.findall(r"^python -m layouts (.*)$", text, re.MULTILINE)
-    assert len(commands) == 3
-    monkeypatch.chdir(tmp_path)
-    for command in commands:
-        assert main(shlex.split(command)) == 0
