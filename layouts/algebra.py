@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from . import ints, notation
 from .ints import IntTuple
 
-# Coordinates that are enumerated one by one: twice the bytes of registers and shared memory that an SM has, so that
-# every tile of a kernel is among them. So many take seconds and some 100 MB; ten times as many of both are no use.
+# Coordinates that are gone through one by one: twice as many as an SM has bytes of registers and shared memory, so that
+# every tile of a CTA is among them. A million take up to 3 s and 400 MB.
 MOST_COORDINATES = 1 << 20
 OFFSET_BITS = 63  # of an offset at most: what a kernel's integers hold
 

@@ -226,6 +226,14 @@ def test_classes_command_lists_them_all(no_gpu, capsys):
     assert len(few) == 5 and all(f"softmax           {c.name} " in said for c in few)
 
 
+@pytest.mark.parametrize("dtype", ["int64", "bool", "fp64"])
+def test_other_dtypes_have_no_kernels(dtype, tmp_path):
+    with pytest.raises(TypeError, match=f"no kernels for dtype '{dtype}'"):
+        operand_dtypes("softmax", dtype)
+    with pytest.raises(TypeError, match=f"no kernels for dtype '{dtype}'"):
+        demo.run((8, 8), dtype, tmp_path)
+
+
 def test_resources_are_those_of_the_kernel():
     (small, *_, large) = classes("softmax", SM90, operand_dtypes("softmax", "bf16"))
     few, many = resources(small), resources(large)

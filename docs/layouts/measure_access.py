@@ -19,7 +19,6 @@ import csv
 import io
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -275,15 +274,6 @@ def measure(ncu: str) -> list[dict]:
     return results
 
 
-def lacks(ncu: str | None) -> str:
-    """What this machine lacks of a GPU and, if named, ncu; empty where both are there."""
-    import torch
-
-    if not torch.cuda.is_available():
-        return "an NVIDIA GPU, and there is none here"
-    return f"{ncu}, which is not found" if ncu and not shutil.which(ncu) else ""
-
-
 def said(*command: str) -> str:
     """The first line that a command prints; empty where it cannot run."""
     try:
@@ -322,13 +312,19 @@ def main(arguments: list[str]) -> int:
             build(case, fake=True)
             print("built", case.name, predict(case))
         return 0
-    if lacking := lacks(None if given.launch else given.ncu):
-        print(f"counters need {lacking}; see --compile for what needs neither", file=sys.stderr)
+    import torch
+
+    if not torch.cuda.is_available():
+        print("counters need an NVIDIA GPU; there is none here", file=sys.stderr)
         return 2
     if given.launch:
         launch_all()
         return 0
-    results = measure(given.ncu)
+    try:
+        results = measure(given.ncu)
+    except (OSError, RuntimeError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     given.output.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"header": header(), "rows": results}, indent=1)
     given.output.write_text(text + "\n", encoding="utf-8")
