@@ -235,7 +235,7 @@ def _plan_rows(
         return None
     tiles = math.ceil(rows / c.tiler[0])
     ctas = min(tiles, _resident(c, device)) if c.persistent else tiles
-    check_counts({"CTAs": ctas * c.cluster_n})
+    check_counts({"clusters" if c.cluster_n > 1 else "CTAs": ctas})
     return Plan(
         problem=problem,
         row_class=c,
