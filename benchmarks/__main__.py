@@ -10,6 +10,7 @@ python -m benchmarks check [FILE...]
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +27,8 @@ def _split(values: Sequence[str] | None) -> list[str]:
 
 
 def _choose(parser: argparse.ArgumentParser, what: str, given: list[str], known: Sequence[str]) -> list[str]:
+    if not given:
+        parser.error(f"{what}: name at least one of {', '.join(known)}")
     if unknown := [g for g in given if g not in known]:
         parser.error(f"{what} {', '.join(unknown)}: not among {', '.join(known)}")
     return [k for k in known if k in given]
@@ -78,6 +81,13 @@ def _suites(parser: argparse.ArgumentParser, given: argparse.Namespace) -> list[
             shapes = [parse_shape(text) for text in _split(given.shapes)]
         except ValueError as error:
             parser.error(f"--shapes: {error}")
+        if not shapes:
+            parser.error("--shapes: name at least one, such as 4096x8192")
+        for suite, shape in itertools.product(suites, shapes):
+            if lacking := {d for c in suite.cases for d in c.dim if not -len(shape) <= d < len(shape)}:
+                parser.error(
+                    f"--shapes: {'x'.join(map(str, shape))} has no dimension {min(lacking)}, which {suite.name} reduces"
+                )
         suites = [suite.with_shapes(shapes) for suite in suites]
     return suites
 
@@ -98,13 +108,19 @@ def run(argv: Sequence[str]) -> int:
     if given.calls is not None and given.calls < 1:
         parser.error("--calls must be at least 1")
     suites = _suites(parser, given)
-    names = _choose(parser, "provider", _split(given.providers) or list(PROVIDERS), PROVIDERS)
+    asked = list(PROVIDERS) if given.providers is None else _split(given.providers)
+    names = _choose(parser, "provider", asked, PROVIDERS)
 
     import torch
 
     if not torch.cuda.is_available():
         print("benchmarks need an NVIDIA GPU; there is none here", file=sys.stderr)
         return 2
+    if given.save:
+        try:  # now rather than after the measurements
+            given.save.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            parser.error(f"--save: {error}")
     from dataclasses import replace
 
     from .run import DeviceLost, Options, run_suite
@@ -197,7 +213,11 @@ def main(argv: Sequence[str]) -> int:
     """The exit status of the command line `argv`."""
     if argv and argv[0] in _COMMANDS:
         command = {"table": table, "plot": plot_files, "check": check}[argv[0]]
-        return command(argv[1:])
+        try:
+            return command(argv[1:])
+        except (OSError, ValueError) as error:  # of files that cannot be read, or are of another kind
+            print(f"error: {error}", file=sys.stderr)
+            return 2
     return run(argv)
 
 

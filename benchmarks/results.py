@@ -9,7 +9,7 @@ import os
 import re
 import shlex
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +24,32 @@ ROW_KEYS = ("suite", "op", "shape", "dim", "dtype", "provider")
 FIGURE_KEYS = ("us", "gbps", "vs_copy", "spread")
 
 Row = dict[str, Any]
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _are_ints(value: object) -> bool:
+    return isinstance(value, list) and all(type(n) is int for n in value)
+
+
+def _is_positive(value: object) -> bool:
+    return type(value) in (int, float) and value > 0
+
+
+# What the keys of a row hold, in words and as a test of it.
+_KINDS: dict[str, tuple[str, Callable[[object], bool]]] = {
+    **dict.fromkeys(
+        ("suite", "op", "dtype", "provider", "method", "mode", "view", "error"), ("a text", _is_text)
+    ),
+    **dict.fromkeys(("shape", "dim"), ("a list of ints", _are_ints)),
+    **dict.fromkeys(("us", "vs_torch"), ("a positive number", _is_positive)),
+    **dict.fromkeys(
+        ("gbps", "vs_copy"), ("a positive number or null", lambda value: value is None or _is_positive(value))
+    ),
+    **dict.fromkeys(("spread", "peak_bytes"), ("a number", lambda value: value == 0 or _is_positive(value))),
+}
 
 
 @dataclass
@@ -177,27 +203,36 @@ def validate(data: Any) -> None:
     """Raises ValueError naming what in `data` is not of the format."""
     if not isinstance(data, dict) or set(data) != {"header", "rows"}:
         raise ValueError('a results file is an object of "header" and "rows"')
+    if not isinstance(data["header"], dict) or not isinstance(data["rows"], list):
+        raise ValueError("header must be an object, and rows a list")
     if missing := [k for k in HEADER_KEYS if k not in data["header"]]:
         raise ValueError(f"header lacks {missing}")
+    if not _is_text(data["header"]["gpu"]):
+        raise ValueError(f"header: gpu must be a text, got {data['header']['gpu']!r}")
     if not data["rows"]:
         raise ValueError("no rows")
     for i, row in enumerate(data["rows"]):
+        if not isinstance(row, dict):
+            raise ValueError(f"row {i} must be an object, got {row!r}")
         wanted = ROW_KEYS if "error" in row else ROW_KEYS + FIGURE_KEYS
         if missing := [k for k in wanted if k not in row]:
             raise ValueError(f"row {i} lacks {missing}")
         if "error" in row and "us" in row:
             raise ValueError(f"row {i} has both a figure and an error")
+        for key, (what, holds) in _KINDS.items():
+            if key in row and not holds(row[key]):
+                raise ValueError(f"row {i}: {key} must be {what}, got {row[key]!r}")
         if row["suite"] != data["rows"][0]["suite"]:
             raise ValueError(f"row {i} belongs to suite {row['suite']!r}, row 0 does not")
 
 
 def load(path: Path) -> Results:
-    """Reads and validates a results file."""
-    data = json.loads(Path(path).read_text())
+    """Reads and validates a results file; OSError where it cannot be read, ValueError where it is none."""
     try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
         validate(data)
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+        raise ValueError(f"{path} is no results file: {error}") from None
     return Results(data["header"], data["rows"])
 
 

@@ -93,7 +93,14 @@ def counted(ncu: str) -> Iterator[dict[str, int]]:
     """The counters of every launch of `launch_all`. Raises RuntimeError with ncu's words where it fails."""
     command = [ncu, "--clock-control", "none", "--csv", "--page", "raw", "--print-units", "base"]
     command += ["--kernel-name-base", "function", "--kernel-name", "regex:.*kernel_cutlass.*"]
-    command += ["--metrics", ",".join(COUNTERS.values()), sys.executable, "-m", "benchmarks.traffic", "--launch"]
+    command += [
+        "--metrics",
+        ",".join(COUNTERS.values()),
+        sys.executable,
+        "-m",
+        "benchmarks.traffic",
+        "--launch",
+    ]
     try:
         done = subprocess.run(command, capture_output=True, text=True, cwd=results.ROOT)
     except FileNotFoundError:
@@ -127,7 +134,9 @@ def measure(ncu: str) -> list[dict[str, Any]]:
 
 def main(argv: list[str]) -> int:
     """The exit status of the command line `argv`."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.traffic", description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.traffic", description=__doc__.split("\n\n")[0]
+    )
     parser.add_argument("--save", action="store_true", help="write results/<gpu>/ladder-traffic.json")
     parser.add_argument("--predict", action="store_true", help="only print the predictions; needs no GPU")
     parser.add_argument("--ncu", default="ncu", help="the ncu to run")
@@ -148,7 +157,12 @@ def main(argv: list[str]) -> int:
         return 2
     for row in rows:
         same = all(row["counted"][name] == n for name, n in row["predicted"].items())
-        print(row["dtype"], row["rung"], "as predicted" if same else f"predicted {row['predicted']}", row["counted"])
+        print(
+            row["dtype"],
+            row["rung"],
+            "as predicted" if same else f"predicted {row['predicted']}",
+            row["counted"],
+        )
     if given.save:
         header = results.make_header([]) | {"command": "python -m benchmarks.traffic --save"}
         path = results.FOLDER / results.gpu_folder(header["gpu"]) / "ladder-traffic.json"

@@ -20,7 +20,7 @@ from . import cache
 from .classes import classes, longest_row, of_few_rows, operand_dtypes
 from .hardware import ARCHITECTURES
 from .plan import TEAMS, NotPlanned
-from .problem import ITEM_SIZE
+from .problem import FLOATS
 
 
 def shape(text: str) -> tuple[int, ...]:
@@ -75,8 +75,8 @@ def parser() -> argparse.ArgumentParser:
             "--arch", choices=ARCHITECTURES, default=None, help="architecture (this GPU's, else sm_90a)"
         )
     for added in (demo, explain, listed):
-        added.add_argument("--dtype", choices=ITEM_SIZE, default="bf16", help="element type (bf16)")
-    ahead.add_argument("--dtype", nargs="+", choices=ITEM_SIZE, default=["bf16"], help="element types (bf16)")
+        added.add_argument("--dtype", choices=FLOATS, default="bf16", help="element type (bf16)")
+    ahead.add_argument("--dtype", nargs="+", choices=FLOATS, default=["bf16"], help="element types (bf16)")
 
     store = command("cache", "The store of compiled kernels: its path, a list of it, or clear it.")
     store.add_argument("action", nargs="?", choices=("path", "list", "clear"), default="list")
@@ -166,10 +166,11 @@ def run_precompile(given: argparse.Namespace) -> int:
         for kind in (classes, of_few_rows)
         for c in kind(math, ARCHITECTURES[arch], operand_dtypes(math, dtype), edges=edges)
     ]
+    compiled = precompile(wanted)
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task("", total=len(wanted))
-        for c in precompile(wanted):
+        for c in compiled:
             bar.update(task, advance=1, description=f"{c.math} {c.dtypes[0]} {c.name}")
     print(f"{len(wanted)} kernels for {arch} in {cache.Store().root}")
     return 0

@@ -96,12 +96,27 @@ class Store:
         if not name.isidentifier():
             raise ValueError(f"name must be an identifier, as it becomes a symbol, got {name!r}")
         try:
-            self._check_folder()
+            self.check()
             path = self.root / f"{name}-{entry_key(name, fields)}"
         except (OSError, ImportError) as error:
             self._warn(error)
             return _in_memory(build())
         return self._read(path) or self._make(path, build)
+
+    def check(self) -> None:
+        """Make the folder if need be; raise `OSError` where it is not ours alone, so that nothing is kept in it."""
+        if not self.root.is_absolute():
+            raise FileNotFoundError(f"{str(self.root)!r} is not an absolute path; set {ENVIRONMENT} to one")
+        try:
+            info = os.lstat(self.root)
+        except FileNotFoundError:
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            info = os.lstat(self.root)
+        if not (stat.S_ISDIR(info.st_mode) and _is_private(info)):
+            raise PermissionError(
+                f"{self.root} must be a folder, no link, that belongs to user {os.geteuid()} and that nobody"
+                f" else may write, but it belongs to user {info.st_uid}, mode {stat.filemode(info.st_mode)}"
+            )
 
     def entries(self) -> list[Entry]:
         """All stored kernels, the one used last at the end."""
@@ -125,7 +140,7 @@ class Store:
         """
         entries = self.entries()
         if entries:
-            self._check_folder()
+            self.check()
         for entry in entries:
             entry.path.unlink(missing_ok=True)
         self._remove_leftovers(age_s=0)
@@ -154,20 +169,6 @@ class Store:
                 with contextlib.suppress(OSError):
                     if _LEFTOVER.fullmatch(path.name) and path.lstat().st_mtime <= time.time() - age_s:
                         shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-    def _check_folder(self) -> None:
-        if not self.root.is_absolute():
-            raise FileNotFoundError(f"{str(self.root)!r} is not an absolute path; set {ENVIRONMENT} to one")
-        try:
-            info = os.lstat(self.root)
-        except FileNotFoundError:
-            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            info = os.lstat(self.root)
-        if not (stat.S_ISDIR(info.st_mode) and _is_private(info)):
-            raise PermissionError(
-                f"{self.root} must be a folder, no link, that belongs to user {os.geteuid()} and that nobody"
-                f" else may write, but it belongs to user {info.st_uid}, mode {stat.filemode(info.st_mode)}"
-            )
 
     def _read(self, path: Path) -> Callable[..., Any] | None:
         """The function of the entry `path` (without suffix), or None where there is no sound one."""
@@ -370,7 +371,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"{store.size_bytes():>12,} bytes in {len(entries)} kernels in {store.root}")
     except OSError as error:
         print(f"cannot {command}: {error}", file=sys.stderr)
-        return 1
+        return 2
     return 0
 
 

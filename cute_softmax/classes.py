@@ -7,13 +7,18 @@ from collections.abc import Iterator
 from .hardware import Architecture
 from .plan import MATHS, VECTORS_PER_ROW, NotPlanned, RowClass, row_class, vector_of
 from .plan.row import FEW
+from .problem import check_float
 
 # CTAs that each row can have, so that other classes come of it.
 CTAS_A_ROW = (1, *sorted({team.sms for teams in FEW.values() for team in teams}))
 
 
 def operand_dtypes(math: str, dtype: str) -> tuple[str, ...]:
-    """The dtypes of a math's operands where all tensors have one dtype ("bf16", "fp16" or "fp32"), but an index."""
+    """The dtypes of a math's operands where all tensors have one dtype ("bf16", "fp16" or "fp32"), but an index.
+
+    Raises TypeError for another dtype.
+    """
+    check_float(dtype)
     return tuple("int64" if name == "index" else dtype for name in MATHS[math, True].operands)
 
 

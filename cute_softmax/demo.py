@@ -5,6 +5,8 @@ Without a GPU the same kernels are compiled for sm_90a, the result comes from th
 
 from __future__ import annotations
 
+import math
+import os
 import statistics
 import sys
 from collections.abc import Callable
@@ -17,6 +19,7 @@ from rich.table import Table
 
 from . import diagrams, functional, launch
 from .plan import PanelPlan, Plan
+from .problem import canonical_dims, check_float
 from .resources import resources
 
 ARCHITECTURE = "sm_90a"  # compiled for where there is no GPU
@@ -26,6 +29,8 @@ TEMPERATURE = (
 WARM, CALLS = 3, 15
 FLUSH_BYTES = 256 << 20
 CHUNK = 1 << 24  # elements that are checked in float64 at a time
+# Of memory for each element: inputs, results and gradients, ours and torch's (27 in fp32 on a CPU).
+BYTES = 32
 # Under this an event pair also times the queue.
 SHORT_US = 50.0
 
@@ -36,8 +41,18 @@ def run(
     """Run the demo on [M, N] logits and print what it finds; 1 if a result is wrong.
 
     out: the folder that the Plans' diagrams are written to; dim: the dimension to reduce.
+    Raises TypeError for a dtype without kernels, IndexError for a dimension out of range, and ValueError for more
+    elements than there is memory for.
     """
+    check_float(dtype)
+    canonical_dims(dim, len(shape))
     on_gpu = torch.cuda.is_available()
+    needed, room = math.prod(shape) * BYTES, memory(on_gpu)
+    if needed > room:
+        raise ValueError(
+            f"the demo of {'x'.join(map(str, shape))} takes {needed / 1e9:,.1f} GB of memory, and there are "
+            f"{room / 1e9:,.1f}"
+        )
     if on_gpu:
         print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}\n")
     else:
@@ -64,6 +79,13 @@ def run(
         compile_all(plans)
     draw(plans, out)
     return 0 if right else 1
+
+
+def memory(on_gpu: bool) -> int:
+    """The bytes that are free on the GPU, or that this machine has."""
+    if on_gpu:
+        return torch.cuda.mem_get_info()[0]
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _plan(x: torch.Tensor, dim: int, backward: bool) -> Plan | PanelPlan:

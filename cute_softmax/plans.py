@@ -10,7 +10,7 @@ import torch
 from . import launch, rules
 from .hardware import H200, Device
 from .plan import NotPlanned, PanelPlan, Plan, plan
-from .problem import Operand, canonical, canonical_dims
+from .problem import Operand, canonical, canonical_dims, contiguous
 from .scores import DEFAULTS, ScoreArguments, Scores, Spec, check_names, scores_of, with_scores
 
 if TYPE_CHECKING:
@@ -87,7 +87,8 @@ def plan_softmax(
     operands = [operands[i] for i in launch.kernel_order(name, prologue)]
     query = len(shape) - 2 if prologue.causal else None
     problem = canonical(shape, dims, operands, query)
-    return plan(name, problem, device, online=online or log, prologue=prologue)
+    # There are two ways of the softmax alone: its gradient and its logarithm have one.
+    return plan(name, problem, device, online=online or log or backward, prologue=prologue)
 
 
 def _factors(shape: tuple[int, ...], found: Scores, spec: Spec) -> torch.Tensor | None:
@@ -110,7 +111,7 @@ def operand_of(
     input: torch.Tensor | Sequence[int], dtype: torch.dtype | str | None, device: Device
 ) -> tuple[tuple[int, ...], Operand, str, Device]:
     """(shape, operand of the input, dtype of the result, device) of a call on a tensor, or on a contiguous tensor of
-    a shape. Raises TypeError for dtypes without kernels."""
+    a shape. Raises TypeError for dtypes without kernels, ValueError for a shape that no tensor has."""
     name = launch.DTYPE_NAMES.get(dtype, dtype)
     if isinstance(input, torch.Tensor):
         shape, strides, source = (
@@ -121,8 +122,8 @@ def operand_of(
         address = input.data_ptr() % 16 if input.is_cuda else 0
         device = launch.device_facts(input.get_device()) if input.is_cuda else device
     else:
-        shape, source, address = tuple(input), name or "bf16", 0
-        strides = torch.empty(shape, device="meta").stride()
+        shape, source = tuple(input), name or "bf16"
+        strides, address = contiguous(source, shape).strides, 0
     if source not in launch.DTYPE_NAMES.values() or (name or source) not in launch.DTYPE_NAMES.values():
         raise TypeError(f"no kernels for {source} -> {name or source}: these go to ATen")
     return shape, Operand(source, strides, address), name or source, device

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 ITEM_SIZE = {"bf16": 2, "fp16": 2, "fp32": 4, "bool": 1, "int64": 8}  # bytes
+FLOATS = ("bf16", "fp16", "fp32")  # of what is reduced; the others are of masks and indices
+MOST_ELEMENTS = (1 << 60) - 1  # of a tensor: their bytes are counted in 64 bits
 ALIGNMENT = 16  # bytes: the widest access; what an address is worth knowing modulo
 
 
@@ -30,6 +32,32 @@ class Operand(NamedTuple):
     def offset(self) -> int:
         """The address modulo 16 bytes, in elements."""
         return self.address % ALIGNMENT // ITEM_SIZE[self.dtype]
+
+
+def check_float(dtype: str) -> None:
+    """Raise TypeError for a dtype that no kernel reduces."""
+    if dtype not in FLOATS:
+        raise TypeError(f"no kernels for dtype {dtype!r}: there are some for {', '.join(FLOATS)}")
+
+
+def contiguous(dtype: str, shape: Sequence[int], reduced: Sequence[int] = ()) -> Operand:
+    """A contiguous tensor of a shape, with one element in each of the reduced dimensions, where its stride is 0.
+
+    Raises TypeError for a dtype that is not in `FLOATS`, ValueError for a negative size and for more than
+    `MOST_ELEMENTS` elements.
+    """
+    check_float(dtype)
+    if any(size < 0 for size in shape):
+        raise ValueError(f"shape {tuple(shape)}: sizes must be at least 0")
+    if math.prod(shape) > MOST_ELEMENTS:
+        raise ValueError(
+            f"shape {tuple(shape)} has {math.prod(shape)} elements: at most {MOST_ELEMENTS}, whose bytes 64 bits count"
+        )
+    strides, step = [0] * len(shape), 1
+    for d in reversed(range(len(shape))):
+        if d not in reduced:
+            strides[d], step = step, step * max(shape[d], 1)
+    return Operand(dtype, tuple(strides))
 
 
 @dataclass(frozen=True)

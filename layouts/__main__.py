@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from . import access
-from .algebra import ComposedLayout, Swizzle, parse
+from .algebra import AnyLayout, ComposedLayout, Swizzle, parse
 from .explain import explain
 from .figures import Figure, layout_grid, swizzle_banks, thread_value
 
@@ -35,9 +35,9 @@ def build_parser() -> argparse.ArgumentParser:
 
     show = command("show", "Draw a layout as SVG; with --tile as a thread-value layout.")
     show.add_argument("--tile", type=tile, help="rows,columns of the tile that the layout maps into")
-    show.add_argument("--element-bytes", type=int, default=0, help="bytes of an element (2 for a swizzle)")
-    show.add_argument("--access-bytes", type=int, default=16, help="bytes of one cell of a swizzle")
-    show.add_argument("--thread", type=int, help="dim all that this thread does not own")
+    show.add_argument("--element-bytes", type=int, help="bytes of an element (2 for a swizzle)")
+    show.add_argument("--access-bytes", type=int, help="bytes of one cell of a swizzle (16)")
+    show.add_argument("--thread", type=int, help="with --tile, dim all that this thread does not own")
     show.add_argument("--title", help="the figure's title")
     show.add_argument(
         "-o", "--output", type=Path, help="file to write (.svg or .png); else SVG on the output"
@@ -61,20 +61,33 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def layout_of(text: str) -> AnyLayout:
+    """The layout that ``text`` names; ``ValueError`` for a swizzle without one."""
+    value = parse(text)
+    if isinstance(value, Swizzle):
+        raise ValueError(f"{value} alone has no shape: give '{value} o 0 o shape:stride'")
+    return value
+
+
 def figure_of(options: argparse.Namespace) -> Figure:
     """The figure that ``show`` draws."""
-    value = parse(options.layout)
-    if isinstance(value, Swizzle):
-        raise ValueError(f"{value} alone has no shape to draw: give '{value} o 0 o shape:stride'")
-    if options.tile:
-        figure = thread_value(value, options.tile, title=options.title, element_bytes=options.element_bytes)
-    elif isinstance(value, ComposedLayout) and isinstance(value.outer, Swizzle):
-        figure = swizzle_banks(
-            value, options.element_bytes or 2, title=options.title, access_bytes=options.access_bytes
-        )
+    value = layout_of(options.layout)
+    swizzled = isinstance(value, ComposedLayout) and isinstance(value.outer, Swizzle) and not options.tile
+    if options.access_bytes is not None and not swizzled:
+        raise ValueError("--access-bytes is of the cells of a swizzled layout, drawn without --tile")
+    asked = {name: getattr(options, name) for name in ("title", "element_bytes", "access_bytes")}
+    given = {name: what for name, what in asked.items() if what is not None}
+    if swizzled:
+        figure = swizzle_banks(value, **{"element_bytes": 2, **given})
+    elif options.tile:
+        figure = thread_value(value, options.tile, **given)
     else:
-        figure = layout_grid(value, title=options.title, element_bytes=options.element_bytes)
-    return figure if options.thread is None else figure.following(options.thread)
+        figure = layout_grid(value, **given)
+    if options.thread is None:
+        return figure
+    if not any(options.thread in cell.facts.threads for cell in figure.cells):
+        raise ValueError(f"--thread {options.thread}: no cell that is drawn is this thread's")
+    return figure.following(options.thread)
 
 
 def show(options: argparse.Namespace) -> int:
@@ -94,9 +107,9 @@ def show(options: argparse.Namespace) -> int:
 
 def check(options: argparse.Namespace) -> int:
     """Print the report."""
-    memory = parse(options.memory) if options.memory else None
+    memory = layout_of(options.memory) if options.memory is not None else None
     report = access.check_copy(
-        parse(options.layout),
+        layout_of(options.layout),
         options.tile,
         memory,
         element_bytes=options.element_bytes,

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from . import ints
-from .algebra import AnyLayout, Layout
+from .algebra import AnyLayout, Layout, check_enumerable
 
 WARP = 32
 SECTOR_BYTES, LINE_BYTES = 32, 128
@@ -145,12 +145,15 @@ def owners(tv: AnyLayout, tiler: tuple[int, int]) -> list[list[tuple[int, int]]]
     """For each element of the tile, by column-major index, the (thread, value) pairs that own it.
 
     ``tv`` maps (thread, value) to the index in a tile of ``tiler`` (rows, columns). Raises ``ValueError``
-    where ``tv`` has not two modes or points past the tile, naming the thread and the value.
+    where ``tv`` has not two modes or points past the tile, naming the thread and the value, and where either has
+    more than ``MOST_COORDINATES``.
     """
     modes = ints.as_tuple(tv.shape)
     if len(modes) != 2:
         raise ValueError(f"a thread-value layout has two modes (threads, values), {tv} has {len(modes)}")
     rows, columns = tiler
+    ints.at_least(1, rows=rows, columns=columns)
+    check_enumerable(f"the {rows} x {columns} tile", rows * columns)
     threads = ints.product(modes[0])
     found: list[list[tuple[int, int]]] = [[] for _ in range(rows * columns)]
     for i, index in enumerate(tv.offsets()):
@@ -193,8 +196,15 @@ def copy_requests(
 
     ``memory`` maps (row, column) of the tile to an offset in elements, ``base`` is the byte address of
     offset 0. Raises ``ValueError``, naming thread and value, where a vector's elements are not side by side
-    in memory or its address is not aligned to its width.
+    in memory or its address is not aligned to its width, and where ``memory`` is smaller than the tile.
     """
+    ints.at_least(1, element_bytes=element_bytes, vector=vector)
+    ints.at_least(0, base=base)
+    held = [ints.product(mode) for mode in ints.as_tuple(memory.shape)]
+    if len(held) != 2 or any(n < size for n, size in zip(held, tiler, strict=True)):
+        raise ValueError(
+            f"memory {memory} has {' x '.join(map(str, held))} elements, the tile {tiler[0]} x {tiler[1]}"
+        )
     rows = tiler[0]
     owners(tv, tiler)
     threads = ints.product(ints.as_tuple(tv.shape)[0])

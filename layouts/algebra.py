@@ -13,6 +13,17 @@ from dataclasses import dataclass
 from . import ints, notation
 from .ints import IntTuple
 
+# Coordinates that are gone through one by one: twice as many as an SM has bytes of registers and shared memory, so that
+# every tile of a CTA is among them. A million take up to 3 s and 400 MB.
+MOST_COORDINATES = 1 << 20
+OFFSET_BITS = 63  # of an offset at most: what a kernel's integers hold
+
+
+def check_enumerable(what: object, size: int) -> None:
+    """Raise ``ValueError`` where ``what`` has too many coordinates to go through them all."""
+    if size > MOST_COORDINATES:
+        raise ValueError(f"{what} has {size:,} coordinates: at most {MOST_COORDINATES:,} are enumerated")
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -128,7 +139,9 @@ class Layout:
         return ints.index_to_coordinate(index, self.shape)
 
     def offsets(self) -> list[int]:
-        """The offsets of all indices ``0 .. size - 1`` in order."""
+        """The offsets of all indices ``0 .. size - 1`` in order; ``ValueError`` for more than
+        ``MOST_COORDINATES``."""
+        check_enumerable(self, self.size)
         values = [0]
         for size, stride in self.flat_modes():
             values = [v + i * stride for i in range(size) for v in values]
@@ -151,7 +164,7 @@ class Swizzle:
 
     An involution on offsets that permutes inside aligned blocks of 2^(bits+base+shift), so that columns of
     a tile in shared memory fall into different banks. ``ValueError`` unless 0 <= bits <= shift and base >=
-    0.
+    0, and for more bits in all than an offset has.
     """
 
     bits: int
@@ -161,6 +174,8 @@ class Swizzle:
     def __post_init__(self) -> None:
         if self.bits < 0 or self.base < 0 or self.shift < self.bits:
             raise ValueError(f"a swizzle needs 0 <= bits <= shift and base >= 0, got {self}")
+        if self.bits + self.base + self.shift > OFFSET_BITS:
+            raise ValueError(f"a swizzle takes up to {OFFSET_BITS} bits of an offset, got {self}")
 
     def __call__(self, offset: int) -> int:
         """The swizzled offset."""
@@ -216,7 +231,7 @@ class ComposedLayout:
         return self.inner.coordinate(index)
 
     def offsets(self) -> list[int]:
-        """The offsets of all indices ``0 .. size - 1`` in order."""
+        """The offsets of all indices ``0 .. size - 1`` in order, as ``Layout.offsets``."""
         return [self.outer(self.offset + v) for v in self.inner.offsets()]
 
     def _repr_svg_(self) -> str:

@@ -12,8 +12,13 @@ from .algebra import AnyLayout, ComposedLayout, Layout, Swizzle
 
 def explain(value: AnyLayout | Swizzle, tiler: Sequence[int] = ()) -> str:
     """What a layout is and does, in a few lines; with ``tiler`` (rows, columns) as a thread-value
-    layout."""
+    layout.
+
+    Raises ``ValueError`` for a layout of more than ``MOST_COORDINATES``, and for a swizzle with a ``tiler``.
+    """
     if isinstance(value, Swizzle):
+        if tiler:
+            raise ValueError(f"{value} alone has no shape: it gives no thread a value")
         return "\n".join(_swizzle(value))
     lines = [f"{value}", f"  {value.size:,} coordinates, offsets 0 to {value.cosize - 1:,}"]
     if isinstance(value, ComposedLayout):

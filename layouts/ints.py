@@ -21,6 +21,13 @@ def canonical(value: object, what: str = "value") -> IntTuple:
     return value.__index__()
 
 
+def at_least(least: int, **named: int) -> None:
+    """Raise ``ValueError`` naming the first argument that is smaller than ``least``."""
+    for name, value in named.items():
+        if value < least:
+            raise ValueError(f"{name} must be at least {least}, got {value}")
+
+
 def leaves(value: IntTuple) -> Iterator[int]:
     """The integers of ``value``, left to right."""
     if isinstance(value, tuple):

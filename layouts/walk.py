@@ -20,8 +20,6 @@ def row_walk(
     buffer: str = "",
     cluster: str = "",
     output: str = "",
-    cta: int = 0,
-    warp: int = 0,
     end: int | None = None,
     exchanges: Sequence[tuple[str, int]] = (("the maximum, and the sum of exponentials relative to it", 0),),
 ) -> list[Step]:
@@ -30,9 +28,9 @@ def row_walk(
     Each argument is the name of a figure on the page (of ``thread_value``, ``predicate_tensor``,
     ``row_pieces``, ``thread_value`` of shared memory that loads pass through, ``warp_shuffle``,
     ``reduction_buffer``, ``cluster_exchange``); what is left out has no step. ``row`` is both the row of the
-    tile and the row of the reduction buffer, as where one warp or more share a row; ``cta`` and ``warp`` are
-    those whose store the cluster's figure draws. The row has ``end`` columns of the tile (all, if left out).
-    ``exchanges`` names what each reduction merges, and the stage of the buffer that it goes through.
+    tile and the row of the reduction buffer, as where one warp or more share a row. The row has ``end`` columns
+    of the tile (all, if left out). ``exchanges`` names what each reduction merges, and the stage of the buffer that
+    it goes through.
     """
 
     def in_tile(facts: Facts) -> bool:
@@ -47,8 +45,7 @@ def row_walk(
         return lambda facts: facts.coordinate.startswith(start) and facts.coordinate.endswith(stop)
 
     def storing(stage: int) -> Callable[[Facts], bool]:
-        slot = f"written by warp {warp} of CTA {cta},"
-        return lambda facts: facts.note.startswith(("st.async", slot, f"stage {stage}:"))
+        return lambda facts: facts.role in ("sender", "receiver", f"barrier {stage}")
 
     steps = []
     if pieces:
@@ -109,7 +106,7 @@ def row_walk(
                     "The lanes that share the row exchange partial results, in one round per power of two, "
                     "until each of them holds the warp's.",
                     shuffle,
-                    lambda facts: facts.note.startswith(("round", "its own")),
+                    lambda facts: True,
                 )
             )
         if cluster:

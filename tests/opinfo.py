@@ -403,6 +403,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--jobs", type=int, default=1, help="processes (1)")
     asked = parser.parse_args(arguments)
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    if asked.save and device == "cpu":
+        parser.error("--save writes the results of an NVIDIA GPU; there is none here")
+    if asked.jobs < 1:
+        parser.error(f"--jobs must be at least 1, got {asked.jobs}")
     verdicts = judge_by(asked.jobs, device) if asked.jobs > 1 else judge(device)
     print(table(verdicts))
     if asked.save:

@@ -241,6 +241,17 @@ def test_a_file_survives_saving_and_has_the_agreed_form(tmp_path):
         (lambda d: d["rows"][3].pop("gbps"), "row 3 lacks"),
         (lambda d: d["rows"][0].update(error="no"), "both"),
         (lambda d: d["rows"][5].update(suite="other"), "row 5 belongs"),
+        (lambda d: d["header"].update(gpu=7), "gpu must be a text, got 7"),
+        (lambda d: d["rows"].insert(4, "row"), "row 4 must be an object, got 'row'"),
+        (
+            lambda d: d["rows"][1].update(shape=[4, "x"]),
+            r"row 1: shape must be a list of ints, got \[4, 'x'\]",
+        ),
+        (lambda d: d["rows"][1].update(op=None), "row 1: op must be a text, got None"),
+        (lambda d: d["rows"][2].update(us="fast"), "row 2: us must be a positive number, got 'fast'"),
+        (lambda d: d["rows"][2].update(us=0), "row 2: us must be a positive number, got 0"),
+        (lambda d: d["rows"][2].update(vs_copy=-1.0), "row 2: vs_copy must be a positive number or null"),
+        (lambda d: d["rows"][2].update(spread=None), "row 2: spread must be a number, got None"),
     ],
 )
 def test_a_damaged_file_is_named(tmp_path, damage, message):
@@ -250,6 +261,32 @@ def test_a_damaged_file_is_named(tmp_path, damage, message):
     path.write_text(json.dumps(data))
     with pytest.raises(ValueError, match=message):
         results.load(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is no results file: "),
+        ("table", "is no results file: "),
+        ("[1]", 'is no results file: a results file is an object of "header" and "rows"'),
+        ("{}", 'an object of "header" and "rows"'),
+        ('{"header": 1, "rows": [1]}', "header must be an object, and rows a list"),
+        (b"\xff\xfe", "is no results file: "),
+        (None, "No such file"),
+        (".", "Is a directory"),
+    ],
+)
+@pytest.mark.parametrize("command", ["check", "plot", "table"])
+def test_what_is_no_results_file_is_one_line(command, text, message, tmp_path, capsys):
+    path = tmp_path / "file.json"
+    if text == ".":
+        path.mkdir()
+    elif text is not None:
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    assert cli.main([command, str(path)]) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith("error: ") and said.err.count("\n") == 1 and said.out == ""
+    assert message in said.err and str(path) in said.err
 
 
 @pytest.mark.parametrize(
@@ -540,6 +577,11 @@ def test_list_names_all_suites(capsys):
         (["--suite", "overhead", "--plot"], "--save"),
         (["--suite", "overhead", "--calls", "0"], "--calls"),
         (["--suite", "overhead", "--dtype", "int8"], "int8"),
+        (["--suite", ","], "suite: name at least one of rows-forward, "),
+        (["--suite", "overhead", "--providers", ""], "provider: name at least one of cute_softmax, "),
+        (["--suite", "overhead", "--shapes", ","], "--shapes: name at least one"),
+        (["--suite", "overhead", "--shapes", "4x0"], "--shapes: shape '4x0': sizes must be at least 1"),
+        (["--suite", "any-dims", "--shapes", "4x8"], "--shapes: 4x8 has no dimension "),
     ],
 )
 def test_wrong_arguments_are_named(argv, message, capsys):

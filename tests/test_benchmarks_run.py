@@ -426,6 +426,14 @@ def test_the_command_runs_saves_and_shows(fake_device, tmp_path, capsys):
     assert {r["provider"] for r in found.rows} == {"copy", "torch", "quack"}
 
 
+def test_nothing_is_measured_that_cannot_be_saved(fake_device, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(run, "run_suite", lambda *_: pytest.fail("measured in vain"))
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["--suite", "small-rows", "--save", str(tmp_path / "file")])
+    assert stop.value.code == 2 and "--save: " in capsys.readouterr().err
+
+
 # ---- on a GPU
 
 

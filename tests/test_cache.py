@@ -788,7 +788,7 @@ def test_command_line(store, three, monkeypatch, capsys):
     assert [path.name for path in three] == [line.split()[-1] for line in lines[:3]]
     assert "3 kernels" in lines[3]
     store.root.chmod(0o777)
-    assert cache.main(["clear"]) == 1
+    assert cache.main(["clear"]) == 2
     assert "cannot clear" in capsys.readouterr().err
     store.root.chmod(0o700)
     assert cache.main(["clear"]) == 0

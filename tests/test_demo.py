@@ -112,24 +112,78 @@ def test_explain(no_gpu, capsys):
     "arguments, words",
     [
         (["explain", "4096x8192", "--dim", "5"], "dim=5 is out of range"),
-        (["explain", "1x3000000000"], "counted in 32 bits"),
+        (["explain", "4096x8192", "--dim", "0", "0"], "names a dimension twice"),
+        (["explain", "1x3000000000"], "3000000000 elements in a group: at most"),
+        (["explain", "3000000000x8", "--dim", "1", "0"], "24000000000 elements in a group: at most"),
+        (["explain", "8x3000000000", "--dim", "0"], "3000000000 groups: at most"),
+        (["explain", "99999999999x4096"], "99999999999 CTAs: at most"),
+        (
+            ["explain", "4x999999999999999999"],
+            "shape (4, 999999999999999999) has 3999999999999999996 elements",
+        ),
+        (["explain", "999999999999999999x4", "--backward"], "has 3999999999999999996 elements: at most"),
+        (["explain", "9999999999x9999999999", "--dim", "0"], "elements: at most"),
+        (["explain", "9999999999x64", "--matmul", "128"], "9999999999 rows: at most"),
+        (["explain", "4096x64", "--matmul", "9999999999"], "9999999999 columns of V: at most"),
+        (["explain", "3000000000x64", "--matmul", "64", "--backward"], "3000000000 rows: at most"),
+        (["explain", "4096x64", "--matmul", "0"], "0 columns of values: all must be at least 1"),
+        (["explain", "64", "--matmul", "64"], "scores have at least two dimensions"),
+        (["explain", "64x64", "--matmul", "64", "--dim", "0"], "without --dim"),
+        (["explain", "64x64", "--matmul", "64", "--dtype", "fp32"], "values in fp32 take two steps"),
         (["demo", "4096"], "the demo takes MxN of at least 1x1, not 4096"),
         (["demo", "0x8"], "not 0x8"),
+        (["demo", "64x64", "--dim", "7"], "dim=7 is out of range"),
+        (["demo", "1000000x1000000"], "the demo of 1000000x1000000 takes 32,000.0 GB of memory"),
         (["diagrams", "8x3000000000"], "counted in 32 bits"),
+        (["diagrams", "999999999999999999x4"], "has 3999999999999999996 elements: at most"),
+        (["diagrams", "3000000000x64", "--matmul", "128"], "3000000000 rows: at most"),
+        (["diagrams", "64x64", "--two-pass", "--backward"], "--two-pass is a way of the forward"),
+        (["diagrams", "64x64", "--two-pass", "--matmul", "64"], "without --dim and --two-pass"),
+        (["diagrams", "64x64", "--dim", "0", "--matmul", "64"], "without --dim and --two-pass"),
+        (["diagrams", "64x64", "--thread", "-1"], "thread must be 0 to "),
+        (["diagrams", "64x64", "--dim", "3"], "dim=3 is out of range"),
     ],
 )
-def test_what_cannot_be_done_is_one_line(arguments, words, no_gpu, capsys):
+def test_what_cannot_be_done_is_one_line(arguments, words, no_gpu, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     said = out_of(capsys, *arguments, status=2)
     assert said.startswith("error: ") and words in said and said.count("\n") == 1
 
 
+@pytest.mark.parametrize("folder", ["relative", __file__])
+def test_what_cannot_be_kept_is_not_compiled(folder, no_gpu, monkeypatch, capsys):
+    monkeypatch.setenv(cache.ENVIRONMENT, folder)
+    monkeypatch.setattr(precompile, "ProcessPoolExecutor", lambda *_: pytest.fail("compiled in vain"))
+    said = out_of(capsys, "precompile", status=2)
+    assert said.startswith("error: ") and folder in said and said.count("\n") == 1
+
+
 @pytest.mark.parametrize(
-    "arguments", [["explain", "4096xN"], ["explain", "8x8", "--dim", "x"], ["demo", "-1x8"], []]
-)
-def test_malformed_arguments_are_refused(arguments, capsys):
+    "arguments, words",
+    [
+        (["explain", "4096xN"], "a shape is written 4096x8192, not '4096xN'"),
+        (["explain", "4096x-1"], "not '4096x-1'"),
+        (["explain", "8x8", "--dim", "x"], "dimensions are written -1 or 1,2, not 'x'"),
+        (["explain", "8x8", "--matmul", "x"], "argument --matmul: invalid int value: 'x'"),
+        (["demo", "-1x8"], "-1x8"),
+        (["diagrams", "0x8"], "expected a shape, ROWSxCOLUMNS such as 4096x65536, got '0x8'"),
+        (["classes", "--arch", "sm_70"], "argument --arch: invalid choice: 'sm_70'"),
+        (["cache", "empty"], "invalid choice: 'empty'"),
+        ([], "required: command"),
+        *(
+            ([command, *shape, "--dtype", dtype], f"argument --dtype: invalid choice: '{dtype}'")
+            for command, *shape in (
+                ["explain", "8x8"], ["demo", "8x8"], ["diagrams", "8x8"], ["classes"], ["precompile"]
+            )
+            for dtype in ("int64", "bool", "float64")
+        ),
+    ],
+)  # fmt: skip
+def test_malformed_arguments_are_refused(arguments, words, capsys):
     with pytest.raises(SystemExit) as stopped:
         main(arguments)
     assert stopped.value.code == 2
+    assert words in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
@@ -170,6 +224,14 @@ def test_classes_command_lists_them_all(no_gpu, capsys):
     assert "\nsm_90a, bf16." in said
     few = of_few_rows("softmax", SM90, operand_dtypes("softmax", "bf16"))
     assert len(few) == 5 and all(f"softmax           {c.name} " in said for c in few)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "bool", "fp64"])
+def test_other_dtypes_have_no_kernels(dtype, tmp_path):
+    with pytest.raises(TypeError, match=f"no kernels for dtype '{dtype}'"):
+        operand_dtypes("softmax", dtype)
+    with pytest.raises(TypeError, match=f"no kernels for dtype '{dtype}'"):
+        demo.run((8, 8), dtype, tmp_path)
 
 
 def test_resources_are_those_of_the_kernel():

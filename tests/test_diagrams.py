@@ -15,6 +15,7 @@ from cute_softmax.hardware import ARCHITECTURES, H200
 from cute_softmax.plan import WARP, RowClass, plan
 from cute_softmax.problem import ITEM_SIZE, Operand, canonical
 from layouts import Layout
+from layouts.html import explorer
 
 COLUMNS = (1, 2, 3, 7, 33, 48, 127, 1000, 1023, 4096, 8192, 50257, 65536, 151936, 1000000)
 WAYS = {
@@ -55,6 +56,21 @@ def test_a_plan_has_the_figures_of_what_it_uses(every):
         assert ("cluster" in found) == (c.cluster_n > 1)
         assert {"tv", "tile", "predicate", "thread"} <= set(found)
         assert set(diagrams.drawn(c)) <= {*found, "tv"}
+
+
+@pytest.mark.parametrize("columns", [1, 3, 1023, 8192, 50257, 1000000])
+def test_every_way_has_its_page(every, columns):
+    for way in WAYS:
+        if (way, columns) in every:
+            made, found = every[way, columns]
+            page = diagrams.page(made, found)
+            assert explorer(**page)  # every step of the walk finds cells
+            stores = [s for s in page["steps"] if s.figure == "cluster"]
+            assert ("cluster" in found) == bool(stores)
+            for step, (_, stage) in zip(stores, diagrams.View(made).exchanges, strict=bool(stores)):
+                roles = Counter(c.facts.role for c in found["cluster"].cells if step.where(c.facts))
+                n = made.row_class.cluster_n
+                assert roles == {"sender": n, "receiver": n, f"barrier {stage}": n}
 
 
 def test_figures_are_legible_and_small(every):

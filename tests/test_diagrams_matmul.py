@@ -286,6 +286,23 @@ def test_what_is_not_planned():
         diagrams.plan_matmul_shape((64, 64), 64, device=ampere, backward=True)
     with pytest.raises(ValueError, match="two dimensions"):
         diagrams.plan_matmul_shape((64,), 64)
+    for shape, depth, words in (
+        ((1 << 31, 64), 64, "2147483648 rows"),
+        ((64, 1 << 31), 64, "2147483648 columns"),
+        ((1 << 31, 64, 64), 64, "2147483648 batches"),
+    ):
+        for backward in (False, True):
+            with pytest.raises(NotPlanned, match=f"{words}: at most"):
+                diagrams.plan_matmul_shape(shape, depth, backward=backward)
+    with pytest.raises(NotPlanned, match="2147483648 columns of V: at most"):
+        diagrams.plan_matmul_shape((64, 64), 1 << 31)
+    with pytest.raises(NotPlanned, match="4295032832 rows: at most"):  # those of all batches, line by line
+        diagrams.plan_matmul_shape((1 << 16, (1 << 16) + 1, 65), 64)
+    for dtype in ("bool", "int64"):
+        with pytest.raises(TypeError, match=f"no kernels for dtype '{dtype}'"):
+            diagrams.plan_matmul_shape((64, 64), 64, dtype)
+    with pytest.raises(ValueError, match="elements: at most"):
+        diagrams.plan_matmul_shape((1 << 31, 1 << 30), 64)
 
 
 # What follows is run by itself, see `test_every_class_is_drawn_as_its_kernel_is`.

@@ -20,6 +20,7 @@ from cute_softmax.hardware import ARCHITECTURES, H200
 from cute_softmax.plan import PanelPlan, plan
 from cute_softmax.problem import ITEM_SIZE, Operand, canonical
 from layouts import Layout
+from layouts.html import explorer
 from layouts.trace import differences, observing
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -44,9 +45,37 @@ PROBLEMS = {
 }
 
 
+DIRECTIONS = ("softmax", "softmax_backward", "logsumexp")  # forward, backward, a reduction
+# A problem of each kind of exchange, and the figures that show it; for clusters of 16 see `clusters_of_16`.
+EXCHANGES = {
+    "none": ((4, 16384), 0, set()),
+    "warps and a cluster": ((100, 16388), 0, {"reduction_buffer", "cluster"}),
+    "lanes": ((64, 16384), 0, {"shuffle", "reduction_buffer"}),
+    "cluster": ((1024, 16384), 0, {"shuffle", "reduction_buffer", "cluster"}),
+    "columns in parts": ((500000, 64), 0, {"shuffle", "reduction_buffer", "meeting"}),
+    "rows in parts": ((2, 4000000), -1, {"shuffle", "reduction_buffer", "meeting"}),
+    "rows with edges": ((3, 5000001), -1, {"shuffle", "reduction_buffer", "meeting"}),
+}
+
+
 def made(name: str) -> PanelPlan:
     shape, options = PROBLEMS[name]
     return diagrams.plan_shape(shape, **options)
+
+
+def clusters_of_16() -> dict[str, PanelPlan]:
+    """A plan of each class with such clusters that columns of any length have, shifted or not."""
+    lengths = [1000 * 11**i // 10**i for i in range(30)]
+    plans = (
+        diagrams.plan_shape((length, columns), dim=0, math=math)
+        for math in DIRECTIONS
+        for columns in (16384, 16385)
+        for length in lengths
+    )
+    return {f"{p.kernel.math} {p.kernel.name}": p for p in plans if p.kernel.cluster_n == 16}
+
+
+CLUSTERS_OF_16 = clusters_of_16()
 
 
 @pytest.fixture(scope="module", params=PROBLEMS)
@@ -103,6 +132,39 @@ def test_every_slot_of_two_trips_has_its_sender_and_its_reader():
         sender = column % each * c.cluster_n
         assert f.threads == (column,) and f"thread {sender} of CTA {column // each}," in f.note
     assert second
+
+
+@pytest.mark.parametrize("name", CLUSTERS_OF_16)
+def test_every_cluster_of_16_has_its_page(name):
+    p = CLUSTERS_OF_16[name]
+    page = diagrams.page(p)
+    assert explorer(**page)  # every step of the walk finds cells
+    found = [f for f in page["figures"]["cluster"].cells if f.facts.role]
+    steps = [s for s in page["steps"] if s.figure == "cluster"]
+    lit = [[cell.facts for cell in found if step.where(cell.facts)] for step in steps]
+    if p.kernel.trips == 1:
+        (taking_part,) = lit
+        assert Counter(f.role for f in taking_part) == {"sender": 1, "receiver": 16, "barrier": 16}
+        return
+    first, second = lit
+    assert {f.start for f in first} <= set(range(16)) and {f.role for f in first} == {"first trip"}
+    assert [(f.start, f.role) for f in second] == [(0, "second trip")]
+
+
+def test_clusters_of_16_are_of_all_kinds():
+    kernels = [p.kernel for p in CLUSTERS_OF_16.values()]
+    assert {(c.math, c.trips) for c in kernels} == {(m, t) for m in DIRECTIONS for t in (1, 2)}
+    assert {c.shifted for c in kernels} == {True, False}
+
+
+@pytest.mark.parametrize("math", DIRECTIONS)
+@pytest.mark.parametrize("kind", EXCHANGES)
+def test_every_exchange_has_its_page(kind, math):
+    shape, dim, names = EXCHANGES[kind]
+    page = diagrams.page(diagrams.plan_shape(shape, dim=dim, math=math))
+    assert explorer(**page)
+    exchanging = {"shuffle", "reduction_buffer", "cluster", "meeting"}
+    assert exchanging & set(page["figures"]) == names == exchanging & {s.figure for s in page["steps"]}
 
 
 def test_figures_are_legible_and_small(case):

@@ -1,4 +1,4 @@
-"""The docs: what is generated is up to date, examples run, commands parse, links lead somewhere."""
+"""The docs: what is generated is up to date, examples and commands run, links lead somewhere."""
 
 import doctest
 import inspect
@@ -6,21 +6,28 @@ import re
 import shlex
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
+import opinfo
 import pytest
+import torch
 
 import cute_softmax
 from benchmarks import results
-from benchmarks.__main__ import run_parser
+from benchmarks.__main__ import main as benchmarks_main
 from benchmarks.cases import SUITES
-from cute_softmax import diagrams
-from cute_softmax.__main__ import parser
+from cute_softmax import cache, precompile
+from cute_softmax.__main__ import main
 from cute_softmax.classes import classes, longest_row, operand_dtypes
 from cute_softmax.hardware import ARCHITECTURES, H200
+from layouts.__main__ import main as layouts_main
 
 ROOT = Path(__file__).resolve().parents[1]
-# The pages below docs/layouts have tests of their own.
+sys.path.append(str(ROOT / "docs" / "layouts"))
+import measure_access  # noqa: E402
+
+# The pages below docs/layouts have tests of their own, but for commands.
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
 
@@ -101,26 +108,97 @@ def test_sessions_say_what_they_show(page):
         assert not doctest.DocTestRunner().run(test, out=said.append).failed, "".join(said)
 
 
-@pytest.mark.parametrize("page", pages("bash"))
-def test_commands_exist(page):
-    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.M)
-    for line in "".join(blocks(page, "bash")).splitlines():
-        words = shlex.split(line, comments=True)
-        if words[:4] == ["python", "-m", "cute_softmax", "diagrams"]:
-            diagrams._parser().parse_args(words[4:])
-        elif words[:3] == ["python", "-m", "cute_softmax"]:
-            parser().parse_args(words[3:])
-        elif words[:3] == ["python", "-m", "benchmarks"] and words[3] != "check":
-            run_parser().parse_args(words[3:])
-        elif words[0] == "make":
-            assert words[1] in targets
-        else:
-            assert words[:3] in (["python", "-m", "benchmarks"], ["python", "-m", "layouts"]) or words[
-                :2
-            ] == [
-                "pip",
-                "install",
-            ], line
+def commands(page: Path) -> list[tuple[str, ...]]:
+    """The words of each command that a page shows in full: in its bash blocks, indented, or within a sentence."""
+    text = page.read_text(encoding="utf-8")
+    outside = FENCE.sub("", text)
+    shown = "".join(blocks(page, "bash")).splitlines()
+    shown += re.findall(r"^ {4}(python .+?)(?:  .*)?$", outside, re.M)
+    shown += [code for code in re.findall(r"`([^`]+)`", outside) if re.match(r"(python|make|pip)\s", code)]
+    split = [tuple(shlex.split(line, comments=True)) for line in shown]
+    return [words for words in split if not {"FILE", "[FILE...]"} & {*words}]  # these are usage
+
+
+COMMANDS = dict.fromkeys(
+    words
+    for page in [*PAGES, *sorted((ROOT / "docs" / "layouts").glob("*.md")), ROOT / "benchmarks" / "README.md"]
+    for words in commands(page)
+)
+
+
+def run_make(target: str) -> int:
+    """Whether there is this target, as a status."""
+    return int(target not in re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.M))
+
+
+def run_pip(install: str, what: str) -> int:
+    """Whether it names extras that there are, as a status; that they install is tested with the wheel."""
+    extra = re.fullmatch(r"\.(?:\[(\w+)\])?", what)[1]
+    assert install == "install"
+    return int(extra is not None and f"\n{extra} = [" not in (ROOT / "pyproject.toml").read_text())
+
+
+def run_python(what: str, *words: str) -> int:
+    """The status of a module or a script."""
+    if what == "docs/layouts/gallery.py":  # what it writes is compared by a test of its own
+        return int(not (ROOT / what).exists())
+    mains = {
+        "cute_softmax": main,
+        "layouts": layouts_main,
+        "benchmarks": benchmarks_main,
+        "tests/opinfo.py": opinfo.main,
+        "docs/layouts/measure_access.py": measure_access.main,
+    }
+    name, *arguments = words if what == "-m" else (what, *words)
+    try:
+        return mains[name](arguments)
+    except SystemExit as stopped:
+        return stopped.code
+
+
+def needs_gpu(words: tuple[str, ...]) -> bool:
+    """Whether a command measures."""
+    return bool({"--suite", "--save", "docs/layouts/measure_access.py"} & {*words})
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_commands_run(words, tmp_path, monkeypatch, capsys):
+    """In an empty folder, on a machine without a GPU."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(cache.ENVIRONMENT, str(tmp_path / "store"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(precompile, "precompile", iter)  # that takes minutes: a test of its own compiles some
+    few = opinfo.tasks()[:2]
+    monkeypatch.setattr(opinfo, "tasks", lambda: few)
+    run = {"python": run_python, "make": run_make, "pip": run_pip}[words[0]]
+    status, said = run(*words[1:]), capsys.readouterr()
+    if needs_gpu(words):
+        assert status == 2 and "an NVIDIA GPU" in said.err and "there is none here" in said.err
+        assert not any(tmp_path.iterdir())
+    elif words[1:4] == ("-m", "benchmarks", "check"):
+        assert status == int("FAIL" in said.out) and said.err == ""
+    else:
+        assert status == 0, said.err
+
+
+@pytest.mark.parametrize("name", ["layouts", "benchmarks"])  # `cute_softmax`: see test_demo
+def test_modules_are_commands(name):
+    done = subprocess.run([sys.executable, "-m", name, "--help"], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0 and done.stdout.startswith(f"usage: python -m {name} "), done.stderr
+
+
+def test_commands_of_all_kinds_are_found():
+    """What the pages show, as a person would count it."""
+    kinds = Counter(words[2] if words[1] == "-m" else words[0] for words in COMMANDS)
+    assert {"cute_softmax", "layouts", "benchmarks", "make", "pip", "python"} == set(kinds)
+    assert kinds["layouts"] >= 3 and kinds["make"] >= 3 and kinds["cute_softmax"] > 25
+    for some in (
+        "python -m cute_softmax demo 4096x8192 --dim 0",  # in a block
+        "python -m cute_softmax precompile",  # in a sentence
+        "python -m cute_softmax diagrams 200000x1000 --dtype bf16 --dim 0 -o out/",  # below docs/layouts
+        "python -m benchmarks --suite all --save --plot",  # indented
+    ):
+        assert tuple(some.split()) in COMMANDS
 
 
 def anchors(page: Path) -> set[str]:

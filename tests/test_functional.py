@@ -284,8 +284,14 @@ def test_plan_of_a_shape():
     for dtype in (torch.float64, torch.int8, "fp64"):
         with pytest.raises(TypeError, match="no kernels for"):
             plan_softmax((4, 8), dtype=dtype)
+    for shape, words in (((4, 1 << 60), "has 4611686018427387904 elements"), ((4, -8), "at least 0")):
+        with pytest.raises(ValueError, match=words):
+            plan_softmax(shape)
+    assert plan_softmax((4, 0)).columns == plan_softmax((0, 8)).rows == 0
     assert plan_softmax((4, 8), 0).movement == "column"
     assert plan_softmax((64, 128, 32), (0, 2), backward=True).kernel.math == "softmax_backward"
+    # The gradient of a softmax is the same however that was computed.
+    assert plan_softmax((4, 8), backward=True, online=False) == plan_softmax((4, 8), backward=True)
 
 
 def test_plan_of_a_tensor_is_that_of_the_call(kernels):

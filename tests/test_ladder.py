@@ -68,7 +68,10 @@ def test_widths_of_accesses(dtype):
 
 def test_barriers():
     """Nine of a tree of eight levels; one where warps use shuffles; none where no block shares a row."""
-    counts = {n: Counter(re.findall(r"bar\.sync|shfl\.sync\.bfly", compiled(n, "fp32", 1024).__ptx__)) for n in NUMBERS}
+    counts = {
+        n: Counter(re.findall(r"bar\.sync|shfl\.sync\.bfly", compiled(n, "fp32", 1024).__ptx__))
+        for n in NUMBERS
+    }
     assert [counts[n]["bar.sync"] for n in NUMBERS] == [0, 0, 0, 0, 9, 9, 9, 1]
     assert [counts[n]["shfl.sync.bfly"] for n in NUMBERS] == [0, 0, 0, 10, 0, 0, 0, 16]
 

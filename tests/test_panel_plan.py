@@ -19,10 +19,10 @@ from panels import dense, problem_of
 from cute_softmax.hardware import ARCHITECTURES, H200, Device
 from cute_softmax.kernels.reduce import two_sum
 from cute_softmax.plan import MATHS, WARP, NotPlanned, PanelClass, PanelPlan, plan, plan_panel
+from cute_softmax.plan.maths import MOST
 from cute_softmax.plan.panel import (
     DEEP,
     MODES,
-    MOST,
     NARROWEST_BYTES,
     SHIFTED_FROM,
     SHIFTED_TEAMS,
@@ -437,6 +437,17 @@ def test_what_is_not_planned_says_why():
             problem = problem_of("softmax", ("bf16",) * 2, shape, (0,))
             with pytest.raises(NotPlanned, match=rf"{number} {what}: at most {MOST} are counted in 32 bits"):
                 plan("softmax", problem, H200)
+    rows = problem_of("softmax", ("bf16",) * 2, (MOST + 1, 4096), (1,))  # a CTA each
+    with pytest.raises(NotPlanned, match=rf"{MOST + 1} CTAs: at most {MOST} are counted in 32 bits"):
+        plan("softmax", rows, H200)
+    short = problem_of("softmax", ("bf16",) * 2, (MOST + 1, 8), (1,))  # several to a CTA
+    assert plan("softmax", short, H200).rows == MOST + 1
+    for name, online, words in (
+        ("softmax_backward", False, "softmax_backward takes one pass over its rows"),
+        ("softmin", True, "math is 'softmin': the row maths are softmax, "),
+    ):
+        with pytest.raises(ValueError, match=words):
+            plan(name, short, H200, online=online)
     shape, of = (3,) * 7, (2187, 800, 300, 113, 37, 12, 1)
     with pytest.raises(NotPlanned, match=r"6 dimensions that do not merge, .*: at most 5 are planned"):
         plan("softmax", problem_of("softmax", ("bf16",) * 2, shape, (6,), of), H200)

@@ -4,10 +4,20 @@ import math
 from itertools import pairwise, product
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cute_softmax.problem import ITEM_SIZE, Mode, Operand, Problem, canonical, canonical_dims
+from cute_softmax.problem import (
+    ITEM_SIZE,
+    MOST_ELEMENTS,
+    Mode,
+    Operand,
+    Problem,
+    canonical,
+    canonical_dims,
+    contiguous,
+)
 
 
 def groups_of_call(shape, dims, operands) -> list[tuple]:
@@ -111,10 +121,6 @@ def test_empty_tensors_have_no_elements(size):
     assert problem.groups == 0 and problem.bytes == 0
 
 
-def contiguous(shape):
-    return tuple(math.prod(shape[d + 1 :]) for d in range(len(shape)))
-
-
 @pytest.mark.parametrize(
     ("shape", "dims", "strides", "kept", "reduced"),
     [
@@ -172,3 +178,29 @@ def test_dims_out_of_range(dim, rank):
 def test_dims_repeated(dim):
     with pytest.raises(ValueError, match="names a dimension twice"):
         canonical_dims(dim, 2)
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (3, 4, 5), (3, 1, 5), (0, 4, 2), (3, 0), (2, 0, 0, 3)])
+def test_contiguous_is_what_torch_makes(shape):
+    assert contiguous("bf16", shape) == Operand("bf16", torch.empty(shape).stride())
+
+
+def test_contiguous_over_reduced_dimensions_has_one_element_there():
+    assert contiguous("fp32", (3, 4, 5, 6), (1, 3)).strides == (5, 0, 1, 0)
+    assert contiguous("fp32", (3, 4), (0, 1)).strides == (0, 0)
+
+
+def test_contiguous_refuses_what_no_tensor_is():
+    assert contiguous("fp32", (MOST_ELEMENTS, 1)).strides == (1, 1)
+    assert MOST_ELEMENTS * max(ITEM_SIZE.values()) < 1 << 63
+    for shape, words in (
+        ((MOST_ELEMENTS + 1,), f"at most {MOST_ELEMENTS}"),
+        ((4, -1), "sizes must be at least 0"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            contiguous("bf16", shape)
+    for dtype in ("int64", "bool", "fp64"):
+        with pytest.raises(
+            TypeError, match=f"no kernels for dtype '{dtype}': there are some for bf16, fp16, fp32"
+        ):
+            contiguous(dtype, (4, 8))

@@ -17,10 +17,10 @@ from layouts.figures import Figure
 from layouts.html import Step, save_explorer
 
 from ..hardware import ARCHITECTURES, H200, Device
-from ..plan import MATHS, NotPlanned, PanelClass, PanelPlan, Plan, RowClass, plan
+from ..plan import NotPlanned, PanelClass, PanelPlan, Plan, RowClass, math_of, plan
 from ..plan.matmul import MatmulClass, MatmulPlan, canonical_matmul, instruction_of, plan_matmul
 from ..plan.matmul_backward import MatmulBackwardClass, MatmulBackwardPlan, plan_matmul_backward
-from ..problem import ALIGNMENT, ITEM_SIZE, Operand, canonical, canonical_dims
+from ..problem import ALIGNMENT, ITEM_SIZE, canonical, canonical_dims, check_float, contiguous
 from . import matmul, matmul_backward, panel, row
 from .command import main
 from .command import parser as _parser
@@ -130,12 +130,13 @@ def plan_shape(
 ) -> Plan | PanelPlan:
     """The plan for contiguous tensors of a shape, for an H200 or another architecture in its place.
 
-    Raises NotPlanned where no kernel serves it, IndexError for a dimension out of range, KeyError for an architecture
-    that is not in `ARCHITECTURES`.
+    Raises NotPlanned where no kernel serves it, IndexError for a dimension out of range, TypeError for a dtype without
+    kernels, ValueError for a math that there is not (see `math_of`) and for more elements than `contiguous` counts,
+    KeyError for an architecture that is not in `ARCHITECTURES`.
     """
-    facts, dims = MATHS[math, online], canonical_dims(dim, len(shape))
-    operands = [Operand(dtype, _strides(shape, ()))] * facts.full
-    operands += [Operand(dtype, _strides(shape, dims))] * len(facts.group_outputs)
+    facts, dims = math_of(math, online), canonical_dims(dim, len(shape))
+    operands = [contiguous(dtype, shape)] * facts.full
+    operands += [contiguous(dtype, shape, dims)] * len(facts.group_outputs)
     device = replace(H200, architecture=ARCHITECTURES[architecture])
     return plan(math, canonical(shape, dims, operands), device, online=online)
 
@@ -157,12 +158,14 @@ def plan_matmul_shape(
 
     dtype: of all, but for what `scores` says of S and dS. causal: the offset of the diagonal. instruction: "wgmma" or
     "mma", None for the device's. Rows of V that TMA cannot step by are padded, as calls do.
-    Raises ValueError for a shape of one dimension or with nothing in it, NotPlanned where no kernel serves it.
+    Raises ValueError for a shape of one dimension, with nothing in it or with more elements than `contiguous` counts,
+    TypeError for a dtype without kernels, NotPlanned where no kernel serves it.
     """
     if len(shape) < 2:
         raise ValueError(f"scores have at least two dimensions, got {tuple(shape)}")
     if min(*shape, depth) < 1:
         raise ValueError(f"scores {tuple(shape)} and {depth} columns of values: all must be at least 1")
+    check_float(dtype)
     if ITEM_SIZE[dtype] != 2:
         raise NotPlanned(f"values in {dtype} take two steps: the softmax, and a product by torch")
     *batch, rows, columns = shape
@@ -172,14 +175,11 @@ def plan_matmul_shape(
     unit = ALIGNMENT // ITEM_SIZE[dtype] if tma else 1
     pitch = -(-depth // unit) * unit
 
-    def contiguous(kind: str, *sizes: int) -> Operand:
-        return Operand(kind, _strides((*batch, *sizes), ()))
-
-    s, v = contiguous(scores or dtype, rows, columns), contiguous(dtype, columns, pitch)
+    s, v = contiguous(scores or dtype, shape), contiguous(dtype, (*batch, columns, pitch))
     if not backward:
         problem = canonical_matmul(shape, depth, s, v, dtype, tma=tma)
         return plan_matmul(problem, device, scale=scale, causal=causal, instruction=instruction)
-    o = contiguous(dtype, rows, pitch)
+    o = contiguous(dtype, (*batch, rows, pitch))
     operands = {
         "scores": s,
         "grad": o,
@@ -187,15 +187,6 @@ def plan_matmul_shape(
         "dscores": s,
         "dvalues": v,
         "output": o,
-        "lse": Operand("fp32", _strides((*batch, rows), ())),
+        "lse": contiguous("fp32", (*batch, rows)),
     }
     return plan_matmul_backward(shape, (False,) * len(batch), depth, operands, device, causal=causal)
-
-
-def _strides(shape: Sequence[int], reduced: Sequence[int]) -> tuple[int, ...]:
-    """Those of a contiguous tensor with one element in each reduced dimension, where they are 0."""
-    strides, step = [0] * len(shape), 1
-    for d in reversed(range(len(shape))):
-        if d not in reduced:
-            strides[d], step = step, step * shape[d]
-    return tuple(strides)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..hardware import ARCHITECTURES, H200
-from ..problem import ITEM_SIZE
+from ..problem import FLOATS
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -19,6 +19,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     options = parser().parse_args(argv)
     try:
+        if options.two_pass and options.backward:
+            raise ValueError("--two-pass is a way of the forward: without --backward")
         if options.matmul is None:
             made = plan_shape(
                 options.shape,
@@ -65,7 +67,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument(
         "--dim", type=int, nargs="+", default=[-1], help="the reduced dimensions: -1, or 0 2 (-1)"
     )
-    found.add_argument("--dtype", choices=tuple(ITEM_SIZE), default="bf16", help="of all operands")
+    found.add_argument("--dtype", choices=FLOATS, default="bf16", help="of all operands")
     found.add_argument(
         "--matmul", type=int, metavar="D", help="softmax(S) @ V for S of the shape and D columns of V"
     )

@@ -122,9 +122,18 @@ class View:
         return [(name, stage) for stage, name in enumerate(names)]
 
     def slots(
-        self, heading: str, where: str, layout: Layout, element_bytes: int, other: str, use, base: int = 0
+        self,
+        heading: str,
+        where: str,
+        layout: Layout,
+        element_bytes: int,
+        other: str,
+        use: Callable[[int, int], Use],
+        base: int = 0,
+        role: str = "",
     ) -> Slots:
-        """A buffer whose layout has the shape (group, `other`); use(group, other) says who has a slot."""
+        """A buffer whose layout has the shape (group, `other`); use(group, other) says who has a slot, and role what
+        slots are."""
         (groups, others), (group_stride, other_stride) = layout.shape, layout.stride
         turned = Layout((others, groups), (other_stride, group_stride))
         return Slots(
@@ -137,6 +146,7 @@ class View:
             shared=where.startswith(SHARED),
             row_name="column" if self.flat else other,
             column_name=other if self.flat else "column",
+            role=role,
         )
 
 
@@ -477,20 +487,22 @@ def _two_trips(view: View) -> Figure:
 
     first = view.slots(
         f"first trip: of columns 0 to {each - 1}, what all CTAs have, and the thread that reads it",
-        f"{SHARED}, peers",
+        f"{SHARED}, peers, first trip",
         Layout((each, ctas), (ctas, 1)),
         c.whole_bytes,
         "CTA",
         sent,
+        role="first trip",
     )
     second = view.slots(
         "second trip: of all columns, what is merged",
-        f"{SHARED}, peers",
+        f"{SHARED}, peers, second trip",
         Layout((columns, 1), (1, columns)),
         c.whole_bytes,
         "CTA",
         merged,
         base=columns * c.whole_bytes,
+        role="second trip",
     )
     figure = draw.slots(
         [first, second],
@@ -540,6 +552,7 @@ def _meeting(view: View) -> Figure:
         word,
         row_name="panel",
         column_name="word",
+        role="word",
     )
     states = view.slots(
         "states in global memory, zero before the launch, and the thread that reads each",
@@ -549,6 +562,7 @@ def _meeting(view: View) -> Figure:
         "part",
         state,
         base=p.meeting_bytes,
+        role="published",
     )
     merged = view.slots(
         "merged by each reader, in shared memory",
@@ -557,6 +571,7 @@ def _meeting(view: View) -> Figure:
         c.whole_bytes,
         "reader",
         read,
+        role="merged",
     )
     figure = draw.slots(
         [words, states] if c.lanes_read else [words, states, merged],

@@ -20,8 +20,9 @@ def walk_of(found: dict[str, Figure], exchanges: Sequence[tuple[str, int]], c: P
             return facts.coordinate.startswith("(0, ")
         return re.match(r"\(\d+, 0\b", facts.coordinate) is not None
 
-    def slot(facts: Facts) -> bool:
-        return "column 0" in facts.coordinate and not facts.coordinate.startswith("(panel")
+    def of_first(facts: Facts) -> bool:
+        """A slot of the first group: its column is 0."""
+        return "column 0" in facts.coordinate
 
     steps = [
         Step(
@@ -29,7 +30,7 @@ def walk_of(found: dict[str, Figure], exchanges: Sequence[tuple[str, int]], c: P
             "Each thread compares how much of the group is left with the place of each of its vectors. What does not "
             "exist is not loaded; its slot holds padding that changes no result.",
             "predicate",
-            lambda facts: facts.note == "loaded",
+            lambda facts: facts.role == "loaded",
         ),
         Step(
             "Global memory to shared memory",
@@ -54,7 +55,7 @@ def walk_of(found: dict[str, Figure], exchanges: Sequence[tuple[str, int]], c: P
                     f"Each thread has reduced what it holds to one partial result: {what}. Lanes with the same "
                     "groups merge theirs.",
                     "shuffle",
-                    lambda facts: facts.note.startswith(("round", "its own")),
+                    lambda facts: True,
                 )
             )
         steps.append(
@@ -62,16 +63,33 @@ def walk_of(found: dict[str, Figure], exchanges: Sequence[tuple[str, int]], c: P
                 f"Reduction buffer{turn}",
                 "Each warp writes its partial result; after a barrier one thread a column merges those of all warps.",
                 "reduction_buffer",
-                lambda facts, stage=stage: slot(facts) and facts.space.endswith(f"stage {stage}"),
+                lambda facts, stage=stage: of_first(facts) and facts.space.endswith(f"stage {stage}"),
             )
         )
-    if "cluster" in found:
+    if "cluster" in found and c.trips == 2:
+        steps += [
+            Step(
+                "To the CTA that merges a column",
+                "Each CTA has columns of its own to merge: one thread a column stores the CTA's state into the one "
+                "that has this column.",
+                "cluster",
+                lambda facts: facts.role == "first trip" and of_first(facts),
+            ),
+            Step(
+                "Back into every CTA of the cluster",
+                "Neighbouring lanes there merge the states of all CTAs by shuffles, and each of them stores the result "
+                "into one CTA.",
+                "cluster",
+                lambda facts: facts.role == "second trip" and of_first(facts),
+            ),
+        ]
+    elif "cluster" in found:
         steps.append(
             Step(
                 "Into every CTA of the cluster",
                 "One thread a column stores the CTA's state into all CTAs; each merges what it has received.",
                 "cluster",
-                lambda facts: facts.note.startswith(("st.async", "from CTA 0", "expects")),
+                lambda facts: facts.role in ("sender", "receiver", "barrier"),
             )
         )
     if "meeting" in found:
@@ -81,14 +99,14 @@ def walk_of(found: dict[str, Figure], exchanges: Sequence[tuple[str, int]], c: P
                 "Having written its states, the CTA counts itself in"
                 + (" and waits for the others, but not for ever." if c.facts.outputs else "."),
                 "meeting",
-                lambda facts: facts.space.endswith("words"),
+                lambda facts: facts.role == "word",
             ),
             Step(
                 "Merge the parts",
                 ("In every CTA" if c.facts.outputs else "In the last CTA to arrive")
                 + " the threads of a column merge the states of all parts, in a fixed order.",
                 "meeting",
-                slot,
+                lambda facts: facts.role in ("published", "merged") and of_first(facts),
             ),
         ]
     stored = (

@@ -339,8 +339,6 @@ def walk(plan: Plan, found: dict[str, Figure], thread: int | None = None) -> lis
         shuffle="shuffle" if "shuffle" in found else "",
         buffer="reduction_buffer" if "reduction_buffer" in found else "",
         cluster="cluster" if "cluster" in found else "",
-        cta=view.cta,
-        warp=view.followed // WARP,
         end=view.end or c.tiler[1],
         exchanges=view.exchanges,
     )

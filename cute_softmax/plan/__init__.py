@@ -14,9 +14,9 @@ from typing import ClassVar
 from ..hardware import Device
 from ..problem import ITEM_SIZE, Mode, Problem
 from .base import PlanBase
-from .maths import CACHE_LINE, MATHS, WARP, Math, NotPlanned
+from .maths import CACHE_LINE, MATHS, WARP, Math, NotPlanned, check_counts, math_of
 from .modes import MODES, access_of, offset_of, padded
-from .panel import MOST, PanelClass, PanelPlan, plan_panel
+from .panel import PanelClass, PanelPlan, plan_panel
 from .prologue import NO_PROLOGUE, Prologue, facts_of
 from .row import PART, TEAMS, VECTORS_PER_ROW, RowClass, Team, row_class, vector_of
 
@@ -39,6 +39,7 @@ __all__ = [
     "RowClass",
     "Team",
     "facts_of",
+    "math_of",
     "plan",
     "row_class",
     "vector_of",
@@ -184,7 +185,8 @@ def plan(
 
     online: one pass over the row with (max, sum) pairs instead of two passes.
     prologue: what happens to the scores before and to the results after; a causal one needs a problem with `query`.
-    Raises NotPlanned where no movement serves the problem yet, naming what stands in the way.
+    Raises NotPlanned where no movement serves the problem yet, naming what stands in the way, and ValueError for a math
+    that there is not (see `math_of`).
     """
     prologue = prologue.of(math_name)
     if prologue.causal != problem.query:
@@ -207,8 +209,8 @@ def _plan_rows(
         kept = padded(_shared_last(problem, facts), len(problem.dtypes), range(1, MODES[-1] + 1))
     else:
         kept = padded(problem.kept, len(problem.dtypes))
-    if prologue and problem.groups > MOST:
-        raise NotPlanned(f"{problem.groups} groups: with a prologue at most {MOST} are counted in 32 bits")
+    if prologue:
+        check_counts({"groups": problem.groups})
     if len(problem.reduced) > 1 or kept is None:
         return None
     along = problem.reduced[0].strides[: facts.full] if problem.reduced else (1,) * facts.full
@@ -243,12 +245,14 @@ def _plan_rows(
     except NotPlanned:
         return None
     tiles = math.ceil(rows / c.tiler[0])
+    ctas = min(tiles, _resident(c, device)) if c.persistent else tiles
+    check_counts({"clusters" if c.cluster_n > 1 else "CTAs": ctas})
     return Plan(
         problem=problem,
         row_class=c,
         rows=rows,
         columns=columns,
-        ctas=min(tiles, _resident(c, device)) if c.persistent else tiles,
+        ctas=ctas,
         kept=tuple(m.size for m in kept),
         operand_strides=strides,
         evict_last=evict_last,

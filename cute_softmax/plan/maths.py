@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 WARP = 32
@@ -76,5 +77,27 @@ MATHS = {
 }
 
 
+def math_of(name: str, online: bool) -> Math:
+    """The facts of a row math, in one pass over the row (`online`) or in two.
+
+    Raises ValueError where there is none: two passes are there for softmax alone.
+    """
+    if (name, True) not in MATHS:
+        raise ValueError(f"math is {name!r}: the row maths are {', '.join(n for n, one in MATHS if one)}")
+    if (name, online) not in MATHS:
+        raise ValueError(f"{name} takes one pass over its rows: online=False is for softmax")
+    return MATHS[name, online]
+
+
 class NotPlanned(NotImplementedError, ValueError):
     """A problem that no kernel serves, with the reason. It is both a NotImplementedError and a ValueError."""
+
+
+MOST = (1 << 31) - (1 << 20)  # groups, elements of a group, CTAs: their indices are 32-bit
+
+
+def check_counts(counts: Mapping[str, int]) -> None:
+    """Raise NotPlanned for what 32 bits do not count. counts: how many there are, by what they are."""
+    for name, number in counts.items():
+        if number > MOST:
+            raise NotPlanned(f"{number} {name}: at most {MOST} are counted in 32 bits")

@@ -10,7 +10,7 @@ from typing import ClassVar
 from ..hardware import KIB, Architecture, Device
 from ..problem import ALIGNMENT, ITEM_SIZE, Operand
 from .base import ClassBase, PlanBase
-from .maths import NotPlanned
+from .maths import NotPlanned, check_counts
 from .matmul_mma import mma_classes
 
 TILE_N = 64  # columns of S (rows of V) of a step: 128 bytes of 16-bit scores, the width of a swizzled box
@@ -398,9 +398,12 @@ def plan_matmul(
 
     lse: whether log-sum-exps are wanted; stats: whether they are given.
     instruction: "wgmma" or "mma"; None for the faster one that there is.
-    Raises NotPlanned for more batch modes than a TMA descriptor has, and for wgmma where there is none.
+    Raises NotPlanned for more batch modes than a TMA descriptor has, for sizes that 32 bits do not count, and for wgmma
+    where there is none.
     """
     p = problem
+    rows = max(p.rows, p.lines[0]) if p.lines else p.rows
+    check_counts({"rows": rows, "columns": p.columns, "columns of V": p.depth, "batches": math.prod(p.batch)})
     instruction = instruction or instruction_of(device.architecture)
     if instruction == "wgmma" and device.architecture.name != "sm_90a":
         raise NotPlanned(f"{device.architecture.name} has no wgmma")

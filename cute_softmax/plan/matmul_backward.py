@@ -10,7 +10,7 @@ from typing import ClassVar
 from ..hardware import KIB, Architecture, Device
 from ..problem import ALIGNMENT, ITEM_SIZE, Mode, Operand, _coalesce
 from .base import ClassBase, PlanBase
-from .maths import NotPlanned
+from .maths import NotPlanned, check_counts
 
 WARPGROUP = 128  # threads
 SLAB = 64  # columns of 16 bits in the 128 bytes of a swizzled row of shared memory
@@ -270,6 +270,7 @@ def plan_matmul_backward(
     Raises NotPlanned for what the kernels do not take as it lies in memory.
     """
     *sizes, rows, columns = shape
+    check_counts({"rows": rows, "columns": columns, "batches": math.prod(sizes)})
     if device.architecture.name != "sm_90a":
         raise NotPlanned(f"the backward of softmax_matmul needs sm_90a, not {device.architecture.name}")
     modes = [Mode(n, tuple(o.strides[i] for o in operands.values())) for i, n in enumerate(sizes)]

@@ -11,7 +11,7 @@ from layouts import Layout
 from ..hardware import Device
 from ..problem import ALIGNMENT, ITEM_SIZE, Mode, Problem
 from .base import ClassBase, PlanBase
-from .maths import CACHE_LINE, MATHS, WARP, Math, NotPlanned
+from .maths import CACHE_LINE, MATHS, WARP, Math, NotPlanned, check_counts
 from .modes import MODES, access_of, offset_of, padded
 from .panel_teams import (
     AHEAD,
@@ -34,7 +34,6 @@ from .prologue import NO_PROLOGUE
 
 # A meeting point waits so long (nanoseconds) before a CTA leaves its part to the last one that arrives.
 PATIENCE = 1_000_000
-MOST = (1 << 31) - (1 << 20)  # groups, and elements of a group: their indices are 32-bit
 
 
 @dataclass(frozen=True)
@@ -489,9 +488,7 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
     Raises NotPlanned for groups of 2^31 elements and more, for as many groups, and for tensors of too many dimensions.
     """
     facts = MATHS[math_name, True]
-    for name, number in (("elements in a group", problem.length), ("groups", problem.groups)):
-        if number > MOST:
-            raise NotPlanned(f"{number} {name}: at most {MOST} are counted in 32 bits")
+    check_counts({"elements in a group": problem.length, "groups": problem.groups})
     one = Mode(1, (0,) * len(problem.dtypes))
     kept, reduced = list(problem.kept) or [one], list(problem.reduced) or [one]
     orientation = _orientation(kept, reduced, facts.full)

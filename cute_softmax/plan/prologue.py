@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
-from .maths import MATHS, Math, NotPlanned
+from .maths import Math, NotPlanned, math_of
 
 FORMS = ("", "number", "groups")
 # What each row math takes of a prologue: what it looks at, and what changes nothing for it. A gradient needs no mask
@@ -119,6 +119,6 @@ NO_PROLOGUE = Prologue()
 @lru_cache
 def facts_of(math_name: str, online: bool, prologue: Prologue) -> Math:
     """The facts of a row math with the tensors of its prologue."""
-    facts = MATHS[math_name, online]
+    facts = math_of(math_name, online)
     inputs = () if math_name.endswith("_backward") else ("bias",) * prologue.bias + ("mask",) * prologue.mask
     return replace(facts, inputs=facts.inputs + inputs, group_inputs=facts.group_inputs + prologue.groups)

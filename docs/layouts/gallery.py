@@ -237,7 +237,7 @@ def sample_explorer() -> str:
         page,
         title="A row of 3,800 elements over a cluster of four CTAs",
         subtitle="bf16, 128 threads a CTA, 1,024 columns a CTA; drawn for the last CTA",
-        steps=row_walk(0, **walk, buffer="reduction buffer", cluster="cluster", cta=3),
+        steps=row_walk(0, **walk, buffer="reduction buffer", cluster="cluster"),
     )
 
 

@@ -298,30 +298,42 @@ def header() -> dict[str, str]:
     }
 
 
-def main() -> None:
+def main(arguments: list[str]) -> int:
+    """0, or 2 where nothing can be measured."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-o", "--output", type=Path, default=ROOT / "docs/layouts/access.json")
     parser.add_argument("--ncu", default="ncu", help="the ncu to run")
     parser.add_argument("--compile", action="store_true", help="only build the kernels, for sm_90a")
     parser.add_argument("--launch", action="store_true", help="only launch the kernels (ncu runs this)")
-    arguments = parser.parse_args()
-    if arguments.compile:
+    given = parser.parse_args(arguments)
+    if given.compile:
         os.environ.setdefault("CUTE_DSL_ARCH", "sm_90a")
         for case in CASES:
             build(case, fake=True)
             print("built", case.name, predict(case))
-    elif arguments.launch:
+        return 0
+    import torch
+
+    if not torch.cuda.is_available():
+        print("counters need an NVIDIA GPU; there is none here", file=sys.stderr)
+        return 2
+    if given.launch:
         launch_all()
-    else:
-        results = measure(arguments.ncu)
-        arguments.output.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"header": header(), "rows": results}, indent=1)
-        arguments.output.write_text(text + "\n", encoding="utf-8")
-        for r in results:
-            shown = {k: r["measured"].get(k) for k in r["predicted"]}
-            verdict = "equal" if shown == r["predicted"] else "DIFFERS"
-            print(f"{verdict:8} {r['name']:42} predicted {r['predicted']} measured {shown}")
+        return 0
+    try:
+        results = measure(given.ncu)
+    except (OSError, RuntimeError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    given.output.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"header": header(), "rows": results}, indent=1)
+    given.output.write_text(text + "\n", encoding="utf-8")
+    for r in results:
+        shown = {k: r["measured"].get(k) for k in r["predicted"]}
+        verdict = "equal" if shown == r["predicted"] else "DIFFERS"
+        print(f"{verdict:8} {r['name']:42} predicted {r['predicted']} measured {shown}")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

@@ -3,7 +3,8 @@ large."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -37,8 +38,8 @@ class Grid:
     column_label: Callable[[int], Sequence[str]] = lambda c: (str(c),)
     row_name: str = "row"
     column_name: str = "column"
-    thick_rows: frozenset[int] = frozenset()
-    thick_columns: frozenset[int] = frozenset()
+    thick_rows: Collection[int] = ()
+    thick_columns: Collection[int] = ()
     unit: int = 1
     edge: int | None = None  # the column before which the data ends
 
@@ -228,14 +229,10 @@ def headed(words: str, part: Canvas, voice: str = "head") -> Canvas:
     return canvas
 
 
-def starts(sizes: Sequence[int]) -> frozenset[int]:
+def starts(sizes: Sequence[int]) -> range:
     """Indices at which a block of ``sizes[0]`` begins, where the mode nests (two sizes or more)."""
-    if len(sizes) < 2:
-        return frozenset()
-    total = 1
-    for s in sizes:
-        total *= s
-    return frozenset(range(0, total, sizes[0])) if sizes[0] > 1 else frozenset()
+    nested = len(sizes) > 1 and sizes[0] > 1
+    return range(0, math.prod(sizes), sizes[0]) if nested else range(0)
 
 
 def boundaries(values: Sequence[object]) -> frozenset[int]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product as combinations
-
 from .. import ints
 from ..access import BANK_BYTES, BANKS, banks_of
 from ..algebra import AnyLayout, ComposedLayout, Layout, Swizzle
@@ -52,6 +50,7 @@ def layout_grid(
     Nested modes show both the index and the nested coordinate, with thick borders around each innermost
     block. ``unit`` names what an offset counts; ``element_bytes`` adds byte addresses; a vector is one row.
     """
+    ints.at_least(0, element_bytes=element_bytes)
     row_mode, column_mode, rest = matrix_modes(layout)
     rows, columns = ints.product(row_mode), ints.product(column_mode)
     size = cell_size([(str(layout.cosize - 1),)])
@@ -77,11 +76,12 @@ def layout_grid(
         )
         return draw(grid, *arrange(grid))
 
-    every = list(combinations(*(range(ints.product(m)) for m in rest)))
-    parts = [panel(f) if not f else headed(_panel_name(f), panel(f)) for f in every[:MAX_PANELS]]
-    if len(every) > MAX_PANELS:
+    panels, slowest_last = ints.product(rest), tuple(ints.product(m) for m in reversed(rest))
+    drawn = [ints.index_to_coordinate(i, slowest_last)[::-1] for i in range(min(panels, MAX_PANELS))]
+    parts = [headed(_panel_name(f), panel(f)) if f else panel(f) for f in drawn]
+    if panels > MAX_PANELS:
         more = Canvas()
-        more.words(0, 12, f"⋯ {len(every) - MAX_PANELS} more panels like these ⋯", "axis")
+        more.words(0, 12, f"⋯ {panels - MAX_PANELS} more panels like these ⋯", "axis")
         parts.append(more)
     lead = f"{layout} · {layout.size:,} coordinates, offsets 0 to {layout.cosize - 1:,} in {unit}"
     return finish(
@@ -112,6 +112,11 @@ def swizzle_banks(
     banks (4 bytes each, 32 of them) that the piece lies in, so that a column of equal colours is a
     conflict.
     """
+    ints.at_least(1, element_bytes=element_bytes, access_bytes=access_bytes)
+    if access_bytes > element_bytes and access_bytes % element_bytes:
+        raise ValueError(
+            f"access_bytes must be a multiple of element_bytes, got {access_bytes} and {element_bytes}"
+        )
     row_mode, column_mode, rest = matrix_modes(layout)
     if rest:
         raise ValueError(f"a swizzle figure draws two modes, got the shape {ints.show(layout.shape)}")
@@ -119,9 +124,9 @@ def swizzle_banks(
     along_columns = _contiguous_columns(layout.inner)
     fold = max(1, access_bytes // element_bytes)
     rows, columns = ints.product(row_mode), ints.product(column_mode)
+    if (columns if along_columns else rows) % fold:
+        raise ValueError(f"{layout} has no whole number of runs of {access_bytes} bytes to draw as cells")
     rows, columns = (rows, columns // fold) if along_columns else (rows // fold, columns)
-    if rows == 0 or columns == 0:
-        raise ValueError(f"{layout} has no run of {access_bytes} bytes to draw as one cell")
     groups = max(1, BANKS * BANK_BYTES // max(access_bytes, element_bytes))
 
     last_label = f"{BANKS - access_bytes // BANK_BYTES}..{BANKS - 1}" if access_bytes > BANK_BYTES else "31"

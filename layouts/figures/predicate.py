@@ -68,11 +68,12 @@ def predicate_tensor(
     part shows one cell per vector at the end of the row, the lower part what the threads on either side of
     it, and ``thread`` if given, store. Raises ``ValueError`` where a vector would straddle the end.
     """
-    if n % vector:
+    ints.at_least(1, vector=vector)
+    ints.at_least(0, n=n, column_start=column_start, element_bytes=element_bytes)
+    if (n - column_start) % vector:  # vectors begin where the tile does
         raise ValueError(
-            f"n = {n} is no multiple of the vector of {vector} elements: one vector would straddle the "
-            "end of the "
-            f"row; narrow the vector or split the row (see row_pieces)"
+            f"n = {n} is no multiple of the vector of {vector} elements from column {column_start} on: one vector "
+            "would straddle the end of the row; narrow the vector or split the row (see row_pieces)"
         )
     vectors = _Vectors(predicate, tv, tiler, vector)
     found = vectors.all()
@@ -94,6 +95,7 @@ def predicate_tensor(
             value=f"predicate ({a}, {m}, {k}) = bit {bit}",
             coordinate=f"({r}, {start}..{start + vector - 1})",
             note="loaded" if holds else skipped,
+            role="loaded" if holds else "skipped",
         )
         return "true" if holds else "false", (f"T{thread}", f"{'true' if holds else 'false'} b{bit}"), facts
 

@@ -179,12 +179,13 @@ def cluster_exchange(
             byte=slot * element_bytes,
             bank=b.banks(slot),
             note=f"st.async from CTA {cta} into CTA {target}, {element_bytes} bytes complete on its mbarrier",
+            role="sender",
         )
         body.cell(x, 22, (SLOT[0], 26), thread_paint(cta), (f"L{target}",), facts)
     top = 48.0 + max(50.0, cards / 12)
     for target in range(b.cluster_n):
         x = target * (card + GAP)
-        body.place(_card(b, target, row, columns, expected), x, top)
+        body.place(_card(b, target, row, columns, slot, expected), x, top)
         at = x + PAD + LABEL + (columns.index(q) + 0.5) * SLOT[0]
         body.stroke(_outline(at - SLOT[0] / 2, top + CARD_HEAD + cta * SLOT[1]), "thick")
         start = left + SLOT[0] * (target + 0.5)
@@ -228,7 +229,7 @@ def _card_columns(b: _Buffer, q: int) -> list[int]:
     return list(range(b.warps_per_row)) if wide <= MAX_WIDTH else [q]
 
 
-def _card(b: _Buffer, target: int, row: int, columns: list[int], expected: int) -> Canvas:
+def _card(b: _Buffer, target: int, row: int, columns: list[int], receiver: int, expected: int) -> Canvas:
     """One CTA of the cluster: its slots of the row, by source CTA, and its barriers."""
     canvas = Canvas()
     card = _card_width(len(columns))
@@ -243,12 +244,13 @@ def _card(b: _Buffer, target: int, row: int, columns: list[int], expected: int) 
         canvas.words(PAD + LABEL - 6, y + SLOT[1] / 2 + 3.5, str(source), "axis", "end")
         for j, w in enumerate(columns):
             facts = b.facts(row, source * b.warps_per_row + w, 0)
-            there = replace(facts, threads=(), space=b.space(target))
+            role = "receiver" if facts.start == receiver else ""
+            there = replace(facts, threads=(), space=b.space(target), role=role)
             lines = (f"s{facts.start}", f"@{facts.byte}")
             canvas.cell(PAD + LABEL + j * SLOT[0], y, SLOT, thread_paint(source), lines, there)
     for stage in range(b.stages):
         y = CARD_HEAD + b.cluster_n * SLOT[1] + 8 + 36 * stage
         note = f"stage {stage}: expects {expected} bytes, of {b.num_warps} warps of {b.cluster_n} CTAs"
-        facts = Facts(space=f"mbarrier of CTA {target}", note=note)
+        facts = Facts(space=f"mbarrier of CTA {target}", note=note, role=f"barrier {stage}")
         canvas.cell(PAD, y, (card - 2 * PAD, 32), "barrier", (f"bar {stage}", f"{expected:,} bytes"), facts)
     return canvas

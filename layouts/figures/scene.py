@@ -20,7 +20,8 @@ class Facts:
     """What a cell is about. ``space`` names a tensor or buffer; ``start``/``stop`` are elements in it.
 
     ``threads`` own or touch the cell; ``value`` names their registers; ``byte`` is the first byte's address
-    in the space, ``bank`` the shared-memory bank or banks; ``note`` is a sentence.
+    in the space, ``bank`` the shared-memory bank or banks; ``note`` is a sentence. ``role`` says what the cell is
+    among others of its figure; it is not shown: walks find cells by it.
     """
 
     threads: tuple[int, ...] = ()
@@ -32,6 +33,7 @@ class Facts:
     byte: int | None = None
     bank: str = ""
     note: str = ""
+    role: str = ""
 
     def sentence(self) -> str:
         """All facts in one line, as a tooltip shows them."""
@@ -138,8 +140,13 @@ class Figure:
         return render(self)
 
     def save(self, path: str | Path) -> Path:
-        """Write the figure: SVG, or PNG where the name ends in .png (needs cairosvg). Returns the path."""
+        """Write the figure: SVG, or PNG where the name ends in .png (needs cairosvg). Returns the path.
+
+        Raises ``ValueError`` for a name with another ending, and ``RuntimeError`` where cairosvg is missing.
+        """
         path = Path(path)
+        if path.suffix not in (".svg", ".png"):
+            raise ValueError(f"a figure is written as .svg or .png, got {str(path)!r}")
         if path.suffix == ".png":
             from ..svg import to_png
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ..access import banks_of
@@ -28,7 +28,7 @@ class Slots:
     """A buffer of slots of ``element_bytes``: ``layout`` maps (row, column) to a slot, ``use`` to its ``Use``.
 
     ``base`` is the byte address of slot 0 in ``space``; ``shared`` says that it is shared memory, whose banks are
-    named. ``keep`` are columns that are drawn however many there are.
+    named. ``keep`` are columns that are drawn however many there are. ``role`` is that of the slots (see ``Facts``).
     """
 
     heading: str
@@ -44,6 +44,7 @@ class Slots:
     column_label: Callable[[int], str] = str
     keep: Sequence[int] = ()
     keep_rows: Sequence[int] = ()
+    role: str = ""
 
     def facts(self, row: int, column: int) -> Facts:
         """The facts of a slot."""
@@ -58,6 +59,7 @@ class Slots:
             byte=byte,
             bank=banks_of(byte, self.element_bytes) if self.shared else "",
             note=use.note,
+            role=self.role,
         )
 
     def lines(self, row: int, column: int) -> tuple[str, ...]:
@@ -138,6 +140,7 @@ def slots_of_peers(slots: Slots, *, cta: int, column: int, expected: int, title:
         threads=sender.threads,
         coordinate=f"({slots.row_name} {column})",
         note=f"st.async into {ctas} CTAs, {slots.element_bytes} bytes each complete on their mbarriers",
+        role="sender",
     )
     body.cell(middle - SLOT[0] / 2, 20, (SLOT[0], 26), thread_paint(cta), (sender.label,), facts)
     for target in range(ctas):
@@ -148,23 +151,19 @@ def slots_of_peers(slots: Slots, *, cta: int, column: int, expected: int, title:
         left = x + PAD + LABEL
         for source in range(ctas):
             y = TOP + HEAD + source * SLOT[1]
-            here = slots.facts(column, source)
-            space = f"{slots.space} of CTA {target}"
-            facts = Facts(
-                coordinate=here.coordinate,
-                space=space,
-                start=here.start,
-                stop=here.stop,
-                byte=here.byte,
-                bank=here.bank,
+            facts = replace(
+                slots.facts(column, source),
+                threads=(),
+                space=f"{slots.space} of CTA {target}",
                 note=f"from CTA {source}",
+                role="receiver" if source == cta else "",
             )
             body.words(left - 6, y + SLOT[1] / 2 + 3.5, str(source), "axis", "end")
-            lines = (f"s{here.start}", f"@{here.byte}")
+            lines = (f"s{facts.start}", f"@{facts.byte}")
             body.cell(left, y, SLOT, thread_paint(source), lines, facts)
         y = TOP + HEAD + ctas * SLOT[1] + 8
         note = f"expects {expected} bytes, of {columns} of {ctas} CTAs"
-        facts = Facts(space=f"mbarrier of CTA {target}", note=note)
+        facts = Facts(space=f"mbarrier of CTA {target}", note=note, role="barrier")
         body.cell(x + PAD, y, (card - 2 * PAD, 32), "barrier", ("mbarrier", f"{expected:,} bytes"), facts)
         end, slot = left + SLOT[0] / 2, TOP + HEAD + cta * SLOT[1]
         body.stroke([(middle, 46), (middle, 56), (end, TOP - 16), (end, TOP - 2)], "link", arrow=True)

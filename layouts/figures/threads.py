@@ -102,6 +102,7 @@ def tile_grid(
     least: float = 40,
 ) -> Grid:
     """The tile as a grid of one cell per vector, painted by its first thread."""
+    ints.at_least(0, element_bytes=element_bytes)
     fold = tile.fold
 
     def label(owner: Owners, *place: str) -> tuple[str, ...]:

@@ -213,6 +213,15 @@ def test_measuring_says_what_ncu_said_when_it_fails(tmp_path):
         measuring().measure(str(fake))
 
 
+def test_measuring_without_ncu_or_a_gpu_is_one_line(monkeypatch, capsys):
+    module = measuring()
+    for there, words in ((False, "counters need an NVIDIA GPU"), (True, "error: [Errno 2]")):
+        monkeypatch.setattr("torch.cuda.is_available", lambda there=there: there)
+        assert module.main(["--ncu", "/nowhere/ncu", "-o", "/nowhere/access.json"]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith(words) and said.count("\n") == 1
+
+
 def test_predictions_against_measured_counters():
     """Of every case: equal, or among the differences that docs/layouts/access.md explains."""
     if not COUNTERS.exists():

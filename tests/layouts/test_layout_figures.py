@@ -226,6 +226,11 @@ def test_predicate_of_a_later_cta_counts_from_its_first_column():
     cells = [c for c in figure.cells if c.facts.coordinate]
     assert sum(c.paint == "true" for c in cells) == 4  # one vector in each of four rows
     assert cells[0].facts.coordinate == "(0, 512..519)"
+    # Vectors begin where the tile does, wherever in the row that is.
+    moved = figures.predicate_tensor(
+        Layout((1, 1, 1), (1, 0, 1)), ROW, (4, 256), 523, vector=8, column_start=515
+    )
+    assert [c.paint for c in moved.cells] == [c.paint for c in figure.cells]
 
 
 def test_predicate_ghosts_are_the_rows_that_store_nothing():
@@ -327,6 +332,10 @@ def test_following_dims_all_but_one_thread():
         (
             lambda: figures.predicate_tensor(Layout((1, 1, 1)), ROW, (4, 256), 201, vector=8),
             "n = 201 is no multiple",
+        ),
+        (
+            lambda: figures.predicate_tensor(Layout(1, 1), ROW, (4, 256), 520, vector=8, column_start=515),
+            "n = 520 is no multiple of the vector of 8 elements from column 515 on",
         ),
         (lambda: figures.predicate_tensor(Layout((1, 1)), ROW, (4, 256), 200, vector=8), "three modes"),
         (

@@ -132,25 +132,76 @@ def test_explain_says_what_a_layout_does(capsys):
     assert "bits 3..5 of an offset are exclusive-ored with its bits 6..8" in capsys.readouterr().out
 
 
+BANKS = "S<3,3,3> o 0 o (8,64):(64,1)"
+HUGE = "(1000000,1000000):(1,1000000)"
+CHECK = ["check", ROW, "--tile", "4,256", "--element-bytes", "2", "--vector", "8"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["show", "(4,8:1"], "^"),
         (["show", ROW, "--tile", "4,512"], "first (row 0, column 256)"),
-        (["show", "S<3,3,3>"], "no shape to draw"),
+        (["show", "S<3,3,3>"], "S<3,3,3> alone has no shape"),
         (["show", "(4,8)", "--png"], "--png needs -o"),
         (["show", "(4,8)", "-o", "/nowhere/f.svg"], "No such file"),
+        (["show", "(4,8)", "-o", "f.jpg"], "a figure is written as .svg or .png, got 'f.jpg'"),
+        (["show", "(4,8)", "-o", "f"], "as .svg or .png, got 'f'"),
+        (["show", "(4,8)", "--element-bytes", "-3"], "element_bytes must be at least 0, got -3"),
+        (["show", ROW, "--tile", "4,256", "--element-bytes", "-3"], "element_bytes must be at least 0"),
+        (["show", "(4,8)", "--access-bytes", "16"], "--access-bytes is of the cells of a swizzled layout"),
+        (["show", BANKS, "--tile", "4,128", "--access-bytes", "16"], "--access-bytes is of the cells"),
+        (["show", BANKS, "--access-bytes", "0"], "access_bytes must be at least 1, got 0"),
+        (["show", BANKS, "--access-bytes", "7"], "access_bytes must be a multiple of element_bytes"),
+        (["show", BANKS, "--access-bytes", "12"], "no whole number of runs of 12 bytes"),
+        (["show", BANKS, "--element-bytes", "0"], "element_bytes must be at least 1, got 0"),
+        (["show", "(4,8)", "--thread", "3"], "--thread 3: no cell that is drawn"),
+        (["show", ROW, "--tile", "4,256", "--thread", "128"], "--thread 128: no cell that is drawn"),
+        (
+            ["show", "S<3,3,3> o 0 o (100000,100000):(100000,1)"],
+            "10,000,000,000 coordinates: at most 1,048,576",
+        ),
+        (["show", HUGE, "--tile", "1000000,1000000"], "1,000,000,000,000 coordinates: at most 1,048,576"),
+        (["explain", HUGE], f"{HUGE} has 1,000,000,000,000 coordinates: at most 1,048,576 are enumerated"),
+        (["explain", "9999999999999999999999:1"], "at most 1,048,576 are enumerated"),
+        (["explain", ROW, "--tile", "4,99999999"], "the 4 x 99999999 tile has 399,999,996 coordinates"),
+        (["explain", "S<3,3,3>", "--tile", "4,4"], "S<3,3,3> alone has no shape"),
+        (["explain", "S<9,99999999999,9>"], "a swizzle takes up to 63 bits of an offset"),
+        ([*CHECK[:-1], "0"], "vector must be at least 1, got 0"),
+        ([*CHECK[:-1], "-8"], "vector must be at least 1, got -8"),
+        ([*CHECK, "--element-bytes", "0"], "element_bytes must be at least 1, got 0"),
+        ([*CHECK, "--element-bytes", "-2"], "element_bytes must be at least 1, got -2"),
+        ([*CHECK, "--element-bytes", "3"], "width must be one of"),
+        ([*CHECK, "--base", "-16"], "base must be at least 0, got -16"),
+        ([*CHECK, "--tile", "1000000,1000000"], "1,000,000,000,000 coordinates: at most 1,048,576"),
+        ([*CHECK, "--memory", "(4,8):(8,1)"], "memory (4,8):(8,1) has 4 x 8 elements, the tile 4 x 256"),
+        ([*CHECK, "--memory", "1024"], "memory 1024:1 has 1024 elements, the tile 4 x 256"),
+        ([*CHECK, "--memory", "S<3,3,3>"], "S<3,3,3> alone has no shape"),
+        ([*CHECK, "--memory", ""], "the text ends here"),
+        (["check", "S<3,3,3>", *CHECK[2:]], "S<3,3,3> alone has no shape"),
+        (["check", HUGE, *CHECK[2:]], f"{HUGE} has 1,000,000,000,000 coordinates"),
     ],
 )
-def test_bad_input_is_status_2_and_says_why(arguments, words, capsys):
+def test_bad_input_is_status_2_and_says_why(arguments, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     assert main(arguments) == 2
-    assert words in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert words in said.err and said.err.startswith("error: ") and said.out == ""
+    assert not list(tmp_path.iterdir())
 
 
-def test_a_tile_must_be_numbers(capsys):
-    with pytest.raises(SystemExit):
-        main(["show", ROW, "--tile", "4,x"])
-    assert "a tile is rows,columns" in capsys.readouterr().err
+@pytest.mark.parametrize("text", [HUGE, "((2,100000000),4):((1,8),2)", "(4,4,1000000000)"])
+def test_a_plain_grid_is_drawn_however_large_it_is(text, capsys):
+    assert main(["show", text]) == 0
+    assert len(capsys.readouterr().out) < 300_000
+
+
+@pytest.mark.parametrize("text", ["4,x", "4,0", "0", "-4,256", "1,2,3"])
+def test_a_tile_must_be_numbers(text, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["show", ROW, f"--tile={text}"])
+    assert stopped.value.code == 2
+    assert f"a tile is rows,columns (4,256), got {text!r}" in capsys.readouterr().err
 
 
 def test_module_runs_without_torch_and_cutlass():
@@ -230,14 +281,3 @@ def test_documentation_runs(name):
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     assert blocks
     exec("\n".join(blocks), {})
-
-
-def test_documented_commands_run(tmp_path, monkeypatch, capsys):
-    import shlex
-
-    text = (ROOT / "docs/layouts/index.md").read_text(encoding="utf-8")
-    commands = re.findall(r"^python -m layouts (.*)$", text, re.MULTILINE)
-    assert len(commands) == 3
-    monkeypatch.chdir(tmp_path)
-    for command in commands:
-        assert main(shlex.split(command)) == 0
