@@ -16,9 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from . import console, report, results
-from .cases import ITEM_BYTES, PROVIDERS, SUITES, Suite, labels, parse_shape
+from .cases import ITEM_BYTES, LADDER, PROVIDERS, SUITES, Suite, labels, parse_shape
 
 _COMMANDS = ("table", "plot", "check")
+_EVERY = (*PROVIDERS, *LADDER)
 
 
 def _split(values: Sequence[str] | None) -> list[str]:
@@ -43,7 +44,7 @@ def run_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--suite", nargs="+", metavar="NAME", help="suites to run, or all (see --list)")
     parser.add_argument("--dtype", choices=sorted(ITEM_BYTES), default="bf16", help="element type")
-    parser.add_argument("--providers", nargs="+", metavar="NAME", help=f"some of {','.join(PROVIDERS)}")
+    parser.add_argument("--providers", nargs="+", metavar="NAME", help=f"some of {','.join(_EVERY)}")
     parser.add_argument("--shapes", nargs="+", metavar="MxN", help="measure these instead of the suite's own")
     parser.add_argument("--calls", type=int, metavar="N", help="timed calls each (15)")
     parser.add_argument("--quick", action="store_true", help="few calls, no graphs; not for publication")
@@ -108,8 +109,8 @@ def run(argv: Sequence[str]) -> int:
     if given.calls is not None and given.calls < 1:
         parser.error("--calls must be at least 1")
     suites = _suites(parser, given)
-    asked = list(PROVIDERS) if given.providers is None else _split(given.providers)
-    names = _choose(parser, "provider", asked, PROVIDERS)
+    asked = list(_EVERY) if given.providers is None else _split(given.providers)
+    names = _choose(parser, "provider", asked, _EVERY)
 
     import torch
 

@@ -4,6 +4,7 @@ python -m cute_softmax demo [4096x8192] [--dim -1] [--dtype bf16]      run, chec
 python -m cute_softmax explain 8x512x64 [--dim 0 2] [--backward]       how a softmax of this shape would run
 python -m cute_softmax diagrams 4096x8192 [--dim -1] [-o out]          the layouts of its kernel, as figures
 python -m cute_softmax explain|diagrams 32x4096x4096 --matmul 128      the same of softmax(S) @ V, D = 128
+python -m cute_softmax ladder 3 1024x4096 [--dtype bf16]               a rung of the ladder on a tensor of this shape
 python -m cute_softmax classes [--arch sm_90a] [--dtype bf16]          what there is to compile
 python -m cute_softmax precompile [--arch sm_90a] [--dtype bf16 ...]   compile it all, into the store on disk
 python -m cute_softmax cache [path|list|clear]                         that store
@@ -65,6 +66,11 @@ def parser() -> argparse.ArgumentParser:
         "--matmul", type=int, metavar="D", help="softmax(S) @ V for S of the shape and D columns of V"
     )
 
+    rung = command("ladder", "One rung of the ladder on a tensor: checked and timed beside torch and a copy.")
+    rung.add_argument("rung", type=int, help="0, the naive form, to 7")
+    rung.add_argument("shape", nargs="?", type=shape, default=(1024, 4096), metavar="MxN", help="(1024x4096)")
+    rung.add_argument("--dim", type=int, default=-1, help="the reduced dimension (-1; of rung 0 also 0)")
+
     # Its own arguments: see `diagrams`.
     command("diagrams", "The layouts of the kernel of this shape as figures, and a page to explore them.")
 
@@ -74,7 +80,7 @@ def parser() -> argparse.ArgumentParser:
         added.add_argument(
             "--arch", choices=ARCHITECTURES, default=None, help="architecture (this GPU's, else sm_90a)"
         )
-    for added in (demo, explain, listed):
+    for added in (demo, explain, rung, listed):
         added.add_argument("--dtype", choices=FLOATS, default="bf16", help="element type (bf16)")
     ahead.add_argument("--dtype", nargs="+", choices=FLOATS, default=["bf16"], help="element types (bf16)")
 
@@ -89,6 +95,14 @@ def run_demo(given: argparse.Namespace) -> int:
     if len(given.shape) != 2 or 0 in given.shape:
         raise ValueError(f"the demo takes MxN of at least 1x1, not {'x'.join(map(str, given.shape))}")
     return demo.run(given.shape, given.dtype, given.out, given.dim)
+
+
+def run_ladder(given: argparse.Namespace) -> int:
+    from .ladder import command
+
+    if len(given.shape) != 2 or 0 in given.shape:
+        raise ValueError(f"a rung takes MxN of at least 1x1, not {'x'.join(map(str, given.shape))}")
+    return command.run(given.rung, given.shape, given.dtype, given.dim)
 
 
 def run_explain(given: argparse.Namespace) -> int:
@@ -189,6 +203,7 @@ def main(arguments: list[str] | None = None) -> int:
     commands = {
         "demo": run_demo,
         "explain": run_explain,
+        "ladder": run_ladder,
         "classes": run_classes,
         "precompile": run_precompile,
     }

@@ -60,7 +60,7 @@ def run(
             f"No GPU here: kernels are compiled for {ARCHITECTURE}, results come from the CPU, "
             "nothing is timed.\n"
         )
-    torch_dtype = {name: d for d, name in launch.DTYPE_NAMES.items()}[dtype]
+    torch_dtype = launch.TORCH_DTYPES[dtype]
     generator = torch.Generator("cuda" if on_gpu else "cpu").manual_seed(0)
     x = torch.randn(shape, generator=generator, device=generator.device, dtype=torch.float32)
     x = (x / TEMPERATURE).to(torch_dtype).requires_grad_()
@@ -121,27 +121,27 @@ def check(x: torch.Tensor, dy: torch.Tensor, y: torch.Tensor, dx: torch.Tensor) 
                 found[name][j] = float("inf") if error != error else max(found[name][j], error)
     rounding = torch.finfo(x.dtype).eps / 2
     right = all(ours <= theirs + rounding for ours, theirs in found.values())
-    table = _table("", "ours", "torch")
+    table = new_table("", "ours", "torch")
     for name, label in (("y", "forward"), ("dx", "backward")):
         table.add_row(label, *(f"{error:.2e}" for error in found[name]))
-    _show("Largest error against float64, as a share of the row's largest value", table)
+    show("Largest error against float64, as a share of the row's largest value", table)
     print("Right: no larger than torch's." if right else "WRONG: larger than torch's.", end="\n\n")
     return right
 
 
 def compile_all(plans: list[Plan | PanelPlan]) -> None:
     """Compile the classes of some plans and print what they take of an SM."""
-    table = _table("kernel", "class", "registers a thread", "spilled", "shared memory a CTA")
+    table = new_table("kernel", "class", "registers a thread", "spilled", "shared memory a CTA")
     for plan in plans:
         c, took = plan.kernel, resources(plan.kernel)
         table.add_row(c.math, c.name, f"{took.registers}", f"{took.stack} B", f"{took.shared_memory} B")
-    _show(f"Compiled for {plans[0].kernel.architecture}", table)
+    show(f"Compiled for {plans[0].kernel.architecture}", table)
 
 
 def time_all(x: torch.Tensor, dy: torch.Tensor, y: torch.Tensor, dim: int = -1) -> None:
     """Time forward and backward next to torch and a device copy of the same bytes, and print the table."""
     result = torch.empty_like(x)
-    table = _table("", "ours", "torch", "device copy", "ours / torch", "ours / copy")
+    table = new_table("", "ours", "torch", "device copy", "ours / torch", "ours / copy")
     shortest = float("inf")
     for label, streams, calls in (
         (
@@ -164,7 +164,7 @@ def time_all(x: torch.Tensor, dy: torch.Tensor, y: torch.Tensor, dim: int = -1) 
         shortest = min(shortest, ours, copy)
         speeds = (f"{moved / us / 1e3:.0f} GB/s, {us:.1f} µs" for us in (ours, theirs, copy))
         table.add_row(label, *speeds, f"{theirs / ours:.2f}", f"{copy / ours:.3f}")
-    _show(f"Median of {CALLS} calls, cold L2; GB/s counts every tensor once", table)
+    show(f"Median of {CALLS} calls, cold L2; GB/s counts every tensor once", table)
     if shortest < SHORT_US:
         print(
             "Below about 50 µs CUDA events also time the queue: see the graphs of `python -m benchmarks`.\n"
@@ -196,13 +196,15 @@ def draw(plans: list[Plan | PanelPlan], out: Path) -> None:
         print(f"{folder}: {', '.join(names)}")
 
 
-def _table(*columns: str) -> Table:
+def new_table(*columns: str) -> Table:
+    """An empty table: the first column to the left, the others to the right."""
     table = Table(*columns, box=box.SIMPLE_HEAD)
     for column in table.columns[1:]:
         column.justify = "right"
     return table
 
 
-def _show(title: str, table: Table) -> None:
+def show(title: str, table: Table) -> None:
+    """Print a table under its title."""
     print(title)
     Console(width=None if sys.stdout.isatty() else 120).print(table)

@@ -6,11 +6,12 @@ import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .plan import RowClass
@@ -48,13 +49,18 @@ def resources(row_class: RowClass) -> Resources:
     """Compile a Plan class, for its own architecture and without a GPU, and read what it takes."""
     from .compile import compile_class
 
+    return Resources(*registers_of(partial(compile_class, row_class)), row_class.shared_memory)
+
+
+def registers_of(build: Callable[[str], Any]) -> tuple[int, int]:
+    """Registers and bytes of stack per thread of what `build`, given options of the compiler, compiles."""
     tool = cuobjdump()
     with tempfile.TemporaryDirectory() as folder:
-        compiled = compile_class(row_class, f"--keep-cubin --dump-dir={folder}")
+        compiled = build(f"--keep-cubin --dump-dir={folder}")
         cubin = Path(folder, "kernel.cubin")
         cubin.write_bytes(compiled.artifacts.CUBIN)
         told = subprocess.run([tool, "-res-usage", cubin], capture_output=True, text=True, check=True)
     found = re.search(r"REG:(\d+) STACK:(\d+)", told.stdout + told.stderr)
     if found is None:
         raise RuntimeError(f"cuobjdump named no resources: {told.stdout}{told.stderr}")
-    return Resources(int(found[1]), int(found[2]), row_class.shared_memory)
+    return int(found[1]), int(found[2])

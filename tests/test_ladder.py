@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from benchmarks import traffic
 from cute_softmax import ladder
 from cute_softmax.__main__ import main
 from cute_softmax.hardware import ARCHITECTURES
-from cute_softmax.resources import of_compiled
+from cute_softmax.resources import registers_of
 from layouts import Layout, access
 from layouts.trace import CopyValue
 
@@ -43,9 +44,10 @@ def test_each_file_is_a_short_and_whole_kernel(rung):
 @every_rung
 def test_every_rung_compiles_without_spills(rung, architecture):
     for dtype, columns in (("bf16", 1001), ("fp32", 1000)):
-        took = of_compiled(compiled(rung, dtype, columns, architecture))
-        assert took.stack == 0, (dtype, columns)
-        assert took.registers * ladder.RUNGS[rung].threads <= ARCHITECTURES[architecture].registers
+        form = ladder.form_of(rung, dtype, columns, architecture)
+        registers, stack = registers_of(partial(ladder.compile_form, form))
+        assert stack == 0, (dtype, columns)
+        assert registers * ladder.RUNGS[rung].threads <= ARCHITECTURES[architecture].registers
 
 
 def test_the_naive_form_compiles_for_columns():
@@ -138,7 +140,7 @@ def test_arguments():
         ladder.form_of(3, "bf16", 10, "sm_90a", rows=False)
     for rung in (5, 6, 7):
         assert ladder.form_of(rung, "fp32", 12288, "sm_90a").columns == 12288
-        with pytest.raises(ValueError, match="49,156 bytes: rung . keeps 49,152"):
+        with pytest.raises(ValueError, match=r"49,156 bytes: rung \d keeps 49,152"):
             ladder.form_of(rung, "fp32", 12289, "sm_90a")
 
 

@@ -5,10 +5,12 @@ Without a GPU it is compiled for sm_90a instead.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from .. import demo, functional, launch
-from ..resources import of_compiled
+from ..resources import registers_of
 from . import compile_form, form_of, rung_of, softmax
 
 
@@ -18,11 +20,11 @@ def run(rung: int, shape: tuple[int, int], dtype: str, dim: int = -1) -> int:
     size = torch.empty(0, dtype=launch.TORCH_DTYPES[dtype]).element_size()
     print(f"Rung {rung}, {step.title}: cute_softmax/ladder/{step.module}.py")
     print(f"{step.reads} reads and {step.writes} writes of {shape[0] * shape[1] * size / 1e6:.1f} MB\n")
+    form = form_of(rung, dtype, shape[dim], demo.ARCHITECTURE, rows=dim in (-1, 1))
     if not torch.cuda.is_available():
-        form = form_of(rung, dtype, shape[dim], demo.ARCHITECTURE, rows=dim in (-1, 1))
-        took = of_compiled(compile_form(form))
+        registers, stack = registers_of(partial(compile_form, form))
         print(
-            f"No GPU here: compiled for {demo.ARCHITECTURE}, {took.registers} registers a thread, {took.stack} B spilled."
+            f"No GPU here: compiled for {form.architecture}, {registers} registers a thread, {stack} B spilled."
         )
         return 0
     generator = torch.Generator("cuda").manual_seed(0)

@@ -1,4 +1,4 @@
-"""The rungs of the ladder on the device: numbers, ugly rows, odd lengths and places, and nothing written beside them."""
+"""The rungs of the ladder on the device: numbers, ugly rows, odd lengths and places, nothing written beside them."""
 
 import math
 
