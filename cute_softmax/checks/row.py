@@ -143,14 +143,20 @@ def traffic_of(plan: Plan, operand: int, name: str = "") -> Traffic:
 
 def staged(c: RowClass) -> Iterator[str]:
     """A sentence for each input that passes through shared memory: its wavefronts and bank conflicts."""
-    for name, dtype, how, elements in zip(c.facts.inputs, c.dtypes, c.staging, c.access, strict=False):
+    rows, columns = c.tiler
+    for i, (name, how, elements) in enumerate(zip(c.facts.inputs, c.staging, c.access, strict=False)):
         if how == "direct":
             continue
-        size = ITEM_SIZE[dtype]
-        ways = {"written": elements, "read": c.vector}
+        size = ITEM_SIZE[c.dtypes[i]]
+        # A vector begins where its slots do, which may be wider than its elements.
+        apart = c.slot_bytes[i] // size
+        memory = Layout((rows, (c.vector, columns // c.vector)), (columns * apart, (1, c.vector * apart)))
+        ways = {"written": (memory, size, elements), "read": (memory, size, c.vector)}
+        if c.keeps_shared:
+            ways["kept in float32 and read again"] = (c.smem, c.slot_bytes[i], c.vector)
         found = {
-            way: access.check_copy(tile_tv(c), c.tiler, c.smem, element_bytes=size, vector=v, space="shared")
-            for way, v in ways.items()
+            way: access.check_copy(tile_tv(c), c.tiler, m, element_bytes=b, vector=v, space="shared")
+            for way, (m, b, v) in ways.items()
         }
         told = "; ".join(
             f"{way} {r.width} bytes a lane, {r.wavefronts / r.requests:.4g} wavefronts a request, "

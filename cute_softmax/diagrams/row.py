@@ -187,7 +187,7 @@ def _smem(view: View) -> Figure:
         c.tiler,
         memory=c.smem,
         space=name,
-        element_bytes=ITEM_SIZE[c.dtypes[c.facts.inputs.index(staged[0])]],
+        element_bytes=c.slot_bytes[c.facts.inputs.index(staged[0])],
         shared=True,
         keep=view.keep,
         step=c.step_tiler[1],
@@ -198,6 +198,8 @@ def _smem(view: View) -> Figure:
         "Each thread reads back only what it copied itself, so that waiting for its own copies is enough: no "
         "barrier between threads."
     )
+    if c.keeps_shared:
+        notes.append("The exponential of an element takes its place, in float32, until the row's sum is known.")
     if c.persistent:
         notes.append("As soon as a slot is read it is filled with the next tile's vector: loads never stop.")
     return figure.noted(*notes, *checks.staged(c))
@@ -243,6 +245,7 @@ def _predicate(view: View) -> Figure:
         vector=c.vector,
         column_start=view.columns.start,
         rows_inside=min(p.rows, c.tiler[0]),
+        row_bits=True,
         thread=view.followed,
         element_bytes=_size(view),
         title=f"pX: the predicate of rows of {p.columns:,}{view.where}",
@@ -250,9 +253,14 @@ def _predicate(view: View) -> Figure:
     notes = [
         f"Shape (M, rows of the copy, K) = {ints.show(c.predicate.shape)}: one bit decides a vector of "
         f"{count(c.vector, 'element')}.",
-        f"Mode 0 counts the M = {count(c.rows_per_thread, 'row')} that a thread owns within one step: each "
-        "row has its own bound, so each has bits of its own. Mode 1 has stride 0: rows over which the copy "
-        "repeats share their bits. Here one copy covers all rows of the tile, so that its size is 1.",
+        f"Mode 0 counts the M = {count(c.rows_per_thread, 'row')} that a thread owns within one step, mode 1 the "
+        "rows over which the copy repeats: here one copy covers all rows of the tile, so that its size is 1. "
+        + (
+            "All rows end at the same vector and share their bits: stride 0."
+            if c.rows_end_alike
+            else "Each row ends at a vector of its own and has bits of its own."
+        ),
+        "Whether a row exists is a bit apart, pR: a vector is loaded where both are true.",
     ]
     if c.edges:
         notes.append(
@@ -268,7 +276,7 @@ def _predicate(view: View) -> Figure:
     left = p.rows % c.tiler[0]
     if left and p.rows > c.tiler[0]:
         notes.append(
-            f"In the last tile only {left} of {c.tiler[0]} rows exist: the other rows' bits are false."
+            f"In the last tile only {left} of {c.tiler[0]} rows exist: the bits of the other rows are false."
         )
     return figure.noted(*notes)
 

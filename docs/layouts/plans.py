@@ -117,10 +117,10 @@ SECTIONS = (
                 "**Predicate tensor.** Rows rarely fill the tile. Before a thread loads, it compares the "
                 "column of each of its *vectors* with the end of the row and keeps the answers, one bit "
                 f"each, in a tensor `{p.row_class.predicate}`: mode 0 are the rows that the thread owns, "
-                "mode 2 the steps, and mode 1 would be the rows over which the copy repeats: its stride is "
-                "0, the same bit for all of them, nothing stored twice. In our kernels one copy covers all "
-                "rows of the tile, so that this mode has size 1, and rows that a thread owns have bits of "
-                "their own, because each has its own end: this tile has more rows than the matrix."
+                "mode 1 the rows over which the copy repeats (here one copy covers the tile), mode 2 the "
+                "steps. The stride over rows is 0: they all end at the same column, so that one bit serves "
+                "them all and nothing is stored twice. Whether a row exists at all is one bit a row beside "
+                "it: this tile has more rows than the matrix."
             ),
             "shuffle": lambda p: (
                 "**Shuffles.** Each thread has reduced its own values. In each round a lane takes its "
@@ -195,7 +195,7 @@ SECTIONS = (
             ),
             "predicate": lambda p: (
                 "**Its predicate** is about the body: still one bit a vector, and no vector straddles the "
-                "end."
+                "end. Rows of another phase have another body, so that here each row has bits of its own."
             ),
         },
     ),
