@@ -13,7 +13,7 @@ CELL, HEIGHT, LEFT = 46.0, 20.0, 136.0
 
 
 def names() -> Figure:
-    """A matrix small enough for the page, as its Plan deals it out; all positions come from the layouts of its class."""
+    """A matrix small enough for the page, dealt out by its Plan; all positions come from the class's layouts."""
     c = plan_softmax((ROWS, COLUMNS)).row_class
     rows, width = c.tiler
     assert (c.rows_per_thread, c.steps) == (2, 1), "the figure is drawn for two rows a thread and one step"

@@ -8,10 +8,12 @@ import checking
 import pytest
 
 from cute_softmax.hardware import H200
+from cute_softmax.ladder import RUNGS
 
 sys.path.insert(0, str(Path(__file__).parent / "gpu"))
 
 import sanitize_family
+import sanitize_ladder
 import sanitize_matmul
 
 
@@ -99,3 +101,9 @@ def test_every_prologue_on_every_kind_of_team():
             assert any(getattr(p, name) for p in prologues), name
         for p in prologues:
             assert len({kind for other, kind in found if other == p}) >= 8, p
+
+
+def test_every_rung_of_the_ladder():
+    forms = [form for job in sanitize_ladder.jobs("sm_90a", ["bf16", "fp32"]) for form in job.kernels]
+    assert {(f.rung, f.rows) for f in forms} == {(0, False)} | {(step.number, True) for step in RUNGS}
+    assert {f.alignment for f in forms if f.rung == 7} >= {2, 4, 16}

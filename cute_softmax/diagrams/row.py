@@ -199,7 +199,9 @@ def _smem(view: View) -> Figure:
         "barrier between threads."
     )
     if c.keeps_shared:
-        notes.append("The exponential of an element takes its place, in float32, until the row's sum is known.")
+        notes.append(
+            "The exponential of an element takes its place, in float32, until the row's sum is known."
+        )
     if c.persistent:
         notes.append("As soon as a slot is read it is filled with the next tile's vector: loads never stop.")
     return figure.noted(*notes, *checks.staged(c))

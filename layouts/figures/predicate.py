@@ -105,7 +105,11 @@ def predicate_tensor(
             note="loaded" if holds else skipped,
             role="loaded" if holds else "skipped",
         )
-        return "true" if holds else "false", (f"T{thread}", f"{'true' if holds else 'false'} {decides}"), facts
+        return (
+            "true" if holds else "false",
+            (f"T{thread}", f"{'true' if holds else 'false'} {decides}"),
+            facts,
+        )
 
     own = [] if thread is None else [vectors.place(thread, 0, 0, 0)]
     keep, keep_rows = [edge, *(c // vector for _, c in own)], [exist, *(r for r, _ in own)]
@@ -178,9 +182,7 @@ def _boundary_threads(found: dict, edge: int, across: int, vector: int, bottom: 
     return list(dict.fromkeys(ends + ([found[bottom, 0][0]] if bottom else [])))
 
 
-def _store(
-    vectors: _Vectors, predicate: Layout, thread: int, end: int, exist: int, row_bits: bool
-) -> Canvas:
+def _store(vectors: _Vectors, predicate: Layout, thread: int, end: int, exist: int, row_bits: bool) -> Canvas:
     """One thread's predicate tensor: stored bits, and ghosts where stride 0 repeats them; then the bits of rows."""
     a, m, k = vectors.counts
     first: dict[int, tuple[int, int]] = {}
@@ -190,7 +192,9 @@ def _store(
         row, column = vectors.place(thread, *place)
         if step == k:
             there = row < exist
-            facts = Facts(threads=(thread,), value=f"bit of row {r}", note=f"row {row} exists: {there}".lower())
+            facts = Facts(
+                threads=(thread,), value=f"bit of row {r}", note=f"row {row} exists: {there}".lower()
+            )
             return "true" if there else "false", (f"r{r}", "true" if there else "false"), facts
         bit = predicate(place)
         holds = column < end and (row_bits or row < exist)

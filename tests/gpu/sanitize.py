@@ -11,6 +11,7 @@ every class as it is done, the smallest first, so that a run that is cut off has
     --maths softmax softmax_backward logsumexp amax sum    --dtypes bf16 fp32    --movements row panel
     --movements prologue matmul (rows of the softmax family and of masked scores; softmax_matmul and its gradient)
     --movements shifted (columns that begin off vector boundaries)
+    --movements ladder (the rungs of cute_softmax.ladder)
     --match lines (a pattern of what a class is told as)
     --skip 1000 (without the 1000 smallest classes)    --part 0/3 (a third of what is left)
 
@@ -38,11 +39,12 @@ import checking  # noqa: E402
 import classes  # noqa: E402
 import panels  # noqa: E402
 import sanitize_family  # noqa: E402
+import sanitize_ladder  # noqa: E402
 import sanitize_matmul  # noqa: E402
 from families import Case  # noqa: E402
 from sanitizing import Job  # noqa: E402
 
-from cute_softmax import launch  # noqa: E402
+from cute_softmax import ladder, launch  # noqa: E402
 from cute_softmax.plan import MATHS, PanelPlan, plan_panel  # noqa: E402
 from cute_softmax.plan.panel import (  # noqa: E402
     AHEAD,
@@ -346,12 +348,16 @@ def main() -> int:
         found += shifted_jobs(options.maths, options.dtypes)
     if "matmul" in options.movements:
         found += sanitize_matmul.jobs(launch.device_facts(0), options.dtypes)
+    if "ladder" in options.movements:
+        found += sanitize_ladder.jobs(arch, options.dtypes)
     found = [job for job in found if re.search(options.match, job.what)]
     # By size, so that parts take about as long.
     wanted = sorted(found, key=lambda job: job.size)[options.skip :][part::parts]
     if options.build:
         kernels = [*dict.fromkeys(kernel for job in wanted for kernel in job.kernels)]
-        print(len([*precompile(kernels)]), "classes are in the store")
+        rungs = [kernel for kernel in kernels if isinstance(kernel, ladder.Form)]
+        done = [*precompile([k for k in kernels if k not in rungs]), *precompile(rungs, ladder.function_of)]
+        print(len(done), "classes are in the store")
         return 0
     print(f"{len(wanted)} classes, started in {time.perf_counter() - BEGIN:.1f} s", flush=True)
     wrong = 0

@@ -10,14 +10,15 @@ from typing import NamedTuple
 import torch
 from checking import Guarded
 
+from cute_softmax.ladder import Form
 from cute_softmax.plan.base import ClassBase
 
 
 class Job(NamedTuple):
-    """The classes that a call launches, the elements that it is run on, what to call it, and a function that runs and
-    checks it: it returns the seconds from the launch, which loads the kernels, to its end."""
+    """The classes, or the form of a rung, that a call launches, the elements that it is run on, what to call it, and a
+    function that runs and checks it: it returns the seconds from the launch, which loads the kernels, to its end."""
 
-    kernels: tuple[ClassBase, ...]
+    kernels: tuple[ClassBase | Form, ...]
     size: int
     what: str
     check: Callable[[], float]

@@ -1,10 +1,9 @@
-"""A GPU with room for one CTA: for a while others hold all shared memory but what it needs, so that CTAs run in turn."""
+"""A GPU with room for one CTA: others hold all shared memory but what it needs, so that CTAs run in turn."""
 
 import contextlib
 import functools
 
 import cuda.bindings.driver as cuda
-import cutlass
 import cutlass.cute as cute
 import torch
 from cutlass import Int32, Int64

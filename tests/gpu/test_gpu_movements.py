@@ -164,7 +164,7 @@ def test_columns_in_place(shape, dim, dtype):
 
 @dtypes
 def test_columns_in_place_one_cta_after_the_other(dtype):
-    """Each CTA begins when the one before has written: with panels that overlap, which the Plan avoids, this is wrong."""
+    """Each CTA begins when the one before has written: panels that overlap, which the Plan avoids, would be wrong."""
     x = random((64, 8001), DTYPES[dtype], seed=11, scale=3.0)
     for other in (False, True):
         both = x.clone()
