@@ -176,24 +176,25 @@ def table(argv: Sequence[str]) -> int:
     return 0
 
 
-def _plot(files: Sequence[Path], folder: Path | None = None) -> int:
+def _plot(files: Sequence[Path], folder: Path | None = None, together: bool = False) -> int:
     try:
         from . import plot
     except ImportError:
         print("plots need matplotlib: pip install 'cute-softmax[bench]'", file=sys.stderr)
         return 2
-    for path in files:
-        for written in plot.save(results.load(path), folder or path.parent):
+    for group in [files] if together else [[path] for path in files]:
+        for written in plot.save(folder or group[0].parent, *map(results.load, group)):
             print(f"wrote {written.name}")
     return 0
 
 
 def plot_files(argv: Sequence[str]) -> int:
-    """Draws a PNG and an SVG for each results file."""
+    """Draws a PNG and an SVG for each results file, or for all together."""
     parser = _file_parser("plot", "Draws a PNG and an SVG beside each results file.")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write them there instead")
+    parser.add_argument("--together", action="store_true", help="one below the other, called after the first")
     given = parser.parse_args(argv)
-    return _plot(_files(given.files), given.out)
+    return _plot(_files(given.files), given.out, given.together)
 
 
 def check(argv: Sequence[str]) -> int:

@@ -9,7 +9,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .cases import Case
+from .cases import LADDER, Case
 from .report import is_timed, providers_of, suite_title
 from .results import Key, Results, Row, cells
 
@@ -22,6 +22,11 @@ _STYLE: dict[str, dict[str, str]] = {
     "liger": {"color": "#009E73", "marker": "D"},
     "quack": {"color": "#CC79A7", "marker": "v"},
     "cudnn": {"color": "#E69F00", "marker": "P"},
+    # The ladder, from light to dark, each rung with its number.
+    **{
+        name: {"color": f"#{shade:02x}{shade // 2:02x}{min(shade + 48, 255):02x}", "marker": f"${i}$"}
+        for i, (name, shade) in enumerate(zip(LADDER, range(208, 0, -26), strict=True))
+    },
 }
 _OTHER = {"color": "#777777", "marker": "x"}
 _RC = {"svg.hashsalt": "cute_softmax", "svg.fonttype": "none", "font.size": 9, "figure.dpi": 100}
@@ -87,31 +92,34 @@ def _times(axes: Axes, chosen: Cells, names: Sequence[str]) -> None:
     axes.set_ylabel(("ms" if in_ms else "µs") + (", logarithmic" if far_apart else ""))
 
 
-def draw(results: Results) -> Figure:
-    """The figure of a results file."""
-    chosen = _primary(results)
-    names = providers_of(row for cell in chosen.values() for row in cell.values())
-    figure = Figure(figsize=(max(6.5, 1.5 + 0.75 * len(chosen)), 3.8), layout="constrained")
-    axes = figure.add_subplot()
-    timed = is_timed(next(iter(chosen)).method)
-    (_times if timed else _speed)(axes, chosen, names)
-    dtype = next(iter(chosen)).case.dtype
-    axes.set_title(f"{suite_title(results.suite)}, {dtype}, {results.header['gpu']}", fontsize=10)
-    axes.grid(axis="y", color="#DDDDDD", linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+def draw(*found: Results) -> Figure:
+    """The figure of a results file, or of several with the same providers, one below the other."""
+    every = [_primary(results) for results in found]
+    width = max(6.5, 1.5 + 0.75 * max(map(len, every)))
+    figure = Figure(figsize=(width, 3.8 * len(found)), layout="constrained")
+    for i, (results, chosen) in enumerate(zip(found, every, strict=True), 1):
+        names = providers_of(row for cell in chosen.values() for row in cell.values())
+        axes = figure.add_subplot(len(found), 1, i)
+        timed = is_timed(next(iter(chosen)).method)
+        (_times if timed else _speed)(axes, chosen, names)
+        dtype = next(iter(chosen)).case.dtype
+        axes.set_title(f"{suite_title(results.suite)}, {dtype}, {results.header['gpu']}", fontsize=10)
+        axes.grid(axis="y", color="#DDDDDD", linewidth=0.6)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", frameon=False)
     return figure
 
 
-def save(results: Results, folder: Path) -> list[Path]:
-    """Writes `<suite>.png` and `<suite>.svg` into `folder`; returns their paths."""
+def save(folder: Path, *found: Results) -> list[Path]:
+    """Writes one figure of all, `<suite>.png` and `<suite>.svg`, into `folder`; returns their paths. The suite that they
+    are called after is the first."""
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     with matplotlib.rc_context(_RC):
         for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None})):
-            path = folder / f"{results.suite}.{kind}"
+            path = folder / f"{found[0].suite}.{kind}"
             # A figure of its own for each file: layout of the first would shift the second.
-            draw(results).savefig(path, dpi=150, metadata=metadata)
+            draw(*found).savefig(path, dpi=150, metadata=metadata)
             written.append(path)
     return written

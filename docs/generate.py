@@ -25,6 +25,7 @@ for place in (HERE, ROOT):
     sys.path.insert(0, str(place))
 
 import committed  # noqa: E402
+import ladder_page  # noqa: E402
 import names_figure  # noqa: E402
 import reference  # noqa: E402
 
@@ -263,6 +264,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "modules": reference.modules,
     "objects": reference.objects,
     "opinfo": opinfo,
+    **ladder_page.BLOCKS,
 }
 
 
@@ -280,6 +282,7 @@ def drawings() -> dict[str, Figure]:
         "meeting": parts["meeting"],
         "shift": diagrams.figures(diagrams.plan_shape((1000, 2001), dim=0))["shift"],
         "places": diagrams.figures(diagrams.plan_shape((64, 1 << 24)))["places"],
+        **ladder_page.drawings(),
         **{f"matmul_{name}": product[name] for name in ("tile", "fragments", "registers", "values")},
     }
 

@@ -12,7 +12,7 @@ import torch
 
 from benchmarks import __main__ as cli
 from benchmarks import cases, console, operations, report, requirements, results
-from benchmarks.cases import PROVIDERS, SUITES, Case
+from benchmarks.cases import LADDER, PROVIDERS, SUITES, Case
 
 ROOT = Path(__file__).resolve().parent.parent
 HEADER = {
@@ -95,7 +95,7 @@ def test_traffic_of_a_product_and_its_gradients():
 @pytest.mark.parametrize("suite", SUITES.values(), ids=lambda s: s.name)
 def test_suites_are_made_of_known_parts(suite):
     assert suite.cases and len(set(suite.cases)) == len(suite.cases)
-    assert set(suite.providers) <= set(PROVIDERS) and "cute_softmax" in suite.providers
+    assert set(suite.providers) <= {*PROVIDERS, *LADDER} and "cute_softmax" in suite.providers
     for case in suite.cases:
         assert case.op in operations.OPERATIONS and case.op in cases.STREAMS
         # Inputs, output and the check's copies fit a GPU of 40 GB.
@@ -109,6 +109,11 @@ def test_another_dtype_is_another_suite_but_for_fixed_ones():
     assert SUITES["rows-forward"].with_dtype("bf16") == SUITES["rows-forward"]
     fixed = SUITES["fp32-rows"].with_dtype("bf16")
     assert fixed.name == "fp32-rows" and {c.dtype for c in fixed.cases} == {"fp32"}
+    results_of = {
+        dtype: {c.result for c in SUITES["vocabularies"].with_dtype(dtype).cases}
+        for dtype in ("bf16", "fp16", "fp32")
+    }
+    assert results_of == {"bf16": {"bf16", "fp32"}, "fp16": {"fp16", "fp32"}, "fp32": {"fp32", "bf16"}}
     assert report.suite_title("rows-forward-fp16") == SUITES["rows-forward"].title
     assert report.suite_title("matmul-backward") == SUITES["matmul-backward"].title
     assert report.suite_title("matmul-fp16") == SUITES["matmul"].title
@@ -454,12 +459,16 @@ def test_a_warm_graph_is_shown_as_time():
 def test_plots_are_the_same_bytes_every_time(tmp_path, suite):
     plot = pytest.importorskip("benchmarks.plot", reason="needs matplotlib")
     found = made_up(suite) if SUITES[suite].kind in ("device", "graph") else made_up_times(suite)
-    one, two = plot.save(found, tmp_path / "a"), plot.save(found, tmp_path / "b")
+    one, two = plot.save(tmp_path / "a", found), plot.save(tmp_path / "b", found)
     assert [p.name for p in one] == [f"{suite}.png", f"{suite}.svg"]
     assert [p.read_bytes() for p in one] == [p.read_bytes() for p in two]
     svg = one[1].read_text()
     assert "cute_softmax" in svg and "<dc:date>" not in svg
     assert one[0].read_bytes().startswith(b"\x89PNG")
+    together = plot.save(tmp_path / "c", found, found)
+    assert [p.name for p in together] == [p.name for p in one]
+    title = f"{SUITES[suite].title}, "
+    assert (svg.count(title), together[1].read_text().count(title)) == (1, 2)
 
 
 def verdicts(found: results.Results) -> list[requirements.Verdict]:

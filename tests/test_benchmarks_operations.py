@@ -11,6 +11,7 @@ from benchmarks.cases import (
     BATCH_MASK,
     CAUSAL,
     MASK,
+    LADDER,
     PROVIDERS,
     REDUCTIONS,
     ROW_MASK,
@@ -323,7 +324,7 @@ def test_peers_refuse_what_they_cannot_do(name, case, reason):
 
 
 def test_every_provider_is_registered_and_refuses_what_it_has_not():
-    assert tuple(providers.REGISTRY) == PROVIDERS
+    assert tuple(providers.REGISTRY) == (*PROVIDERS, *LADDER)
     with pytest.raises(providers.Refusal, match="has no entry"):
         providers.build("copy", "entry", Case("softmax", (4, 5)))
     with pytest.raises(providers.Refusal, match="one dimension"):

@@ -193,6 +193,7 @@ def fake_device(monkeypatch):
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(run, "current_device", lambda: CPU)
     monkeypatch.setattr(timing, "FLUSH_BYTES", 16)
+    monkeypatch.setattr(timing, "GRAPH_BELOW_US", float("inf"))  # these events count calls
     monkeypatch.setattr(timing, "capture", fake_capture)
     standing_in = {"cute_softmax": providers.Torch(), "liger": Wrong(), "quack": Refuses()}
     standing_in["cudnn"] = BreaksLater()
@@ -316,6 +317,9 @@ def test_graphs_rotate_where_the_buffers_are_few(fake_device, monkeypatch):
     rows = run.run_suite(suite, ("copy", "torch"), run.Options(calls=3), Quiet())
     assert {r["method"] for r in rows} == {"events-cold", "graph-rotating"}
     rows = run.run_suite(suite, ("copy", "torch"), run.Options.quick(), Quiet())
+    assert {r["method"] for r in rows} == {"events-cold"}
+    monkeypatch.setattr(timing, "GRAPH_BELOW_US", 0)  # calls that events time as well
+    rows = run.run_suite(suite, ("copy", "torch"), run.Options(calls=3), Quiet())
     assert {r["method"] for r in rows} == {"events-cold"}
 
 

@@ -223,7 +223,7 @@ def test_classes_command_lists_them_all(no_gpu, capsys):
     said = out_of(capsys, "classes")
     assert "\nsm_90a, bf16." in said
     few = of_few_rows("softmax", SM90, operand_dtypes("softmax", "bf16"))
-    assert len(few) == 5 and all(f"softmax           {c.name} " in said for c in few)
+    assert len(few) == 8 and all(f"softmax           {c.name} " in said for c in few)
 
 
 @pytest.mark.parametrize("dtype", ["int64", "bool", "fp64"])
