@@ -66,9 +66,9 @@ def _speed(axes: Axes, chosen: Cells, names: Sequence[str]) -> None:
         axes.plot(values, label=name, zorder=front, linewidth=1.6, markersize=5, **style)
         gone = [i for i, cell in enumerate(chosen.values()) if "error" in cell.get(name, {})]
         offset = names.index(name) * 0.09 - 0.27
-        axes.plot(
-            [i + offset for i in gone], [0] * len(gone), "x", color=style["color"], clip_on=False, zorder=4
-        )
+        if gone:  # an empty line that is not clipped has no place in a layout of several panels
+            places = [i + offset for i in gone]
+            axes.plot(places, [0] * len(gone), "x", color=style["color"], clip_on=False, zorder=4)
     axes.set_xticks(range(len(chosen)), _ticks(chosen))
     axes.set_ylim(bottom=0)
     axes.set_ylabel("GB/s")
@@ -97,9 +97,9 @@ def draw(*found: Results) -> Figure:
     every = [_primary(results) for results in found]
     width = max(6.5, 1.5 + 0.75 * max(map(len, every)))
     figure = Figure(figsize=(width, 3.8 * len(found)), layout="constrained")
-    for i, (results, chosen) in enumerate(zip(found, every, strict=True), 1):
+    panels = figure.subplots(len(found), 1, squeeze=False)[:, 0]
+    for results, chosen, axes in zip(found, every, panels, strict=True):
         names = providers_of(row for cell in chosen.values() for row in cell.values())
-        axes = figure.add_subplot(len(found), 1, i)
         timed = is_timed(next(iter(chosen)).method)
         (_times if timed else _speed)(axes, chosen, names)
         dtype = next(iter(chosen)).case.dtype
@@ -112,8 +112,7 @@ def draw(*found: Results) -> Figure:
 
 
 def save(folder: Path, *found: Results) -> list[Path]:
-    """Writes one figure of all, `<suite>.png` and `<suite>.svg`, into `folder`; returns their paths. The suite that they
-    are called after is the first."""
+    """Writes one figure of all, `<suite>.png` and `<suite>.svg` after the first, into `folder`; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     with matplotlib.rc_context(_RC):

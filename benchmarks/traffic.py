@@ -27,7 +27,7 @@ from layouts.trace import CopyValue, observing
 from . import results
 
 # Whole tiles of every rung, in tensors larger than the L2 of any GPU yet.
-SHAPE = (16384, 4096)
+SHAPE = (32768, 2048)
 DTYPES = ("bf16", "fp32")
 COUNTERS = {
     "load_requests": "l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum",

@@ -41,6 +41,8 @@ from layouts.figures import Figure  # noqa: E402
 PAGES = [ROOT / "README.md", *sorted(HERE.glob("*.md"))]
 RESULTS = ROOT / "benchmarks" / "results" / "h200"
 HEADLINE = "rows-forward"
+# Suites that have tables of their own.
+ELSEWHERE = ("ladder", "directions", "vocabularies")
 PANELS = (
     ((4, 1_000_000), (0,), "softmax"),
     ((64, 262_144), (0,), "softmax"),
@@ -89,9 +91,34 @@ def headline() -> str:
 
 
 def all_results() -> str:
-    """Every committed suite."""
-    files = [p for p in sorted(RESULTS.glob("*.json")) if _is_suite(p)]
+    """Every committed suite but those with tables of their own."""
+    files = [p for p in sorted(RESULTS.glob("*.json")) if not p.name.startswith(ELSEWHERE) and _is_suite(p)]
     return "\n\n".join(map(suite, files)) or "No results are committed yet."
+
+
+def vocabularies() -> str:
+    """Ratios to a copy over the vocabularies in use, in brackets QuACK's: a table for each dtype."""
+    parts = []
+    for path in sorted(RESULTS.glob("vocabularies*.json")):
+        found = results.load(path)
+        cold = {
+            key.case: cell for key, cell in results.cells(found.rows).items() if key.method == "events-cold"
+        }
+        rows_of = sorted({case.shape[0] for case in cold})
+        lines: dict[tuple[str, int], list[str]] = {}
+        for case, cell in cold.items():
+            what = " ".join(filter(None, (case.op, case.mode)))
+            line = lines.setdefault((what, case.shape[1]), [""] * len(rows_of))
+            ours, quack = (cell.get(name, {}) for name in ("cute_softmax", "quack"))
+            beside = f" ({quack['vs_copy']:.2f})" if "us" in quack else ""
+            beside = " (wrong)" if "wrong" in quack.get("error", "") else beside
+            line[rows_of.index(case.shape[0])] = f"{ours['vs_copy']:.2f}{beside}"
+        dtype, h = next(iter(cold)).dtype, found.header
+        head = [dtype, "row", *(f"{m:,} rows" for m in rows_of)]
+        note = f" ({h['note']})" if h.get("note") else ""
+        source = f"{h['gpu']}, {h['date'][:10]}, `{h['command']}`{note}; QuACK {h['quack']}."
+        parts += [table(head, [[what, f"{n:,}", *line] for (what, n), line in lines.items()]), source]
+    return "\n\n".join(parts) or "No results are committed yet."
 
 
 def products() -> str:
@@ -248,6 +275,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "results": headline,
     "all results": all_results,
     "products": products,
+    "vocabularies": vocabularies,
     "forward classes": lambda: class_list("softmax"),
     "backward classes": lambda: class_list("softmax_backward"),
     "reduction classes": lambda: class_list("logsumexp"),

@@ -9,12 +9,13 @@ from pathlib import Path
 from benchmarks import console, report, results, traffic
 from benchmarks.cases import LADDER
 from cute_softmax.ladder import RUNGS
+from cute_softmax.problem import ITEM_SIZE
 from layouts import Layout, figures
 from layouts.figures import Figure
 from layouts.operations import with_steps
 
 # Rows of which the last step is ragged, whatever the rung.
-COLUMNS, DTYPE, ITEM_BYTES = 3000, "bf16", 2
+COLUMNS, DTYPE = 3000, "bf16"
 SHOWN = (512, 1024, 2048, 4096, 8192, 10240)
 SUITES = {"bf16": "ladder", "fp32": "ladder-fp32"}
 # GB/s of the memory, as NVIDIA states them for the SXM boards, and the folder of the results.
@@ -33,7 +34,7 @@ def _tile(rung: int, tv: Layout, tiler: tuple[int, int]) -> Figure:
     return figures.thread_value(
         tv,
         tiler,
-        element_bytes=ITEM_BYTES,
+        element_bytes=ITEM_SIZE[DTYPE],
         memory=Layout(tiler, (COLUMNS, 1)),
         space="gX",
         keep=(COLUMNS,) if tiler[1] > COLUMNS else (),
@@ -58,7 +59,7 @@ def drawings() -> dict[str, Figure]:
         copy.tiler,
         COLUMNS,
         vector=vector,
-        element_bytes=ITEM_BYTES,
+        element_bytes=ITEM_SIZE[DTYPE],
         title=f"Rung 6: which vectors of a row of {COLUMNS:,} exist",
     )
     found["ladder_buffer"] = figures.reduction_buffer(
@@ -93,8 +94,20 @@ def _speeds() -> dict[tuple[str, str], dict[int, dict]]:
 
 @functools.cache
 def _traffic() -> list[dict]:
-    path: Path = results.FOLDER / "h200" / "ladder-traffic.json"
-    return json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
+    """What was predicted and counted; without counters what is predicted."""
+    path: Path = results.FOLDER / FOLDERS["H200"] / "ladder-traffic.json"
+    if path.exists():
+        return json.loads(path.read_text(encoding="utf-8"))["rows"]
+    return [
+        {
+            "rung": step.number,
+            "dtype": dtype,
+            "shape": traffic.SHAPE,
+            "predicted": traffic.predict(step.number, dtype),
+        }
+        for dtype in traffic.DTYPES
+        for step in RUNGS
+    ]
 
 
 def _table(head: list[str], rows: list[list[str]]) -> str:
@@ -107,9 +120,9 @@ def rung(number: int) -> str:
     name = LADDER[number]
     rows = []
     for entry in (e for e in _traffic() if e["rung"] == number):
-        predicted, counted = entry["predicted"], entry["counted"]
+        predicted, counted = entry["predicted"], entry.get("counted", {})
         m, n = entry["shape"]
-        matrix = m * n * {"bf16": 2, "fp32": 4}[entry["dtype"]]
+        matrix = m * n * ITEM_SIZE[entry["dtype"]]
         rows.append(
             [f"{entry['dtype']}, {m:,} x {n:,}"]
             + [
@@ -118,13 +131,13 @@ def rung(number: int) -> str:
             ]
             + [
                 f"{sum(of[f'{what}_sectors'] for what in ('load', 'store')) * SECTOR_BYTES / matrix:.4g}"
-                for of in (predicted, counted)
+                for of in (predicted, *[counted] * bool(counted))
             ]
-            + [f"{counted[f'dram_{what}_bytes'] / matrix:.2f}" for what in ("read", "write")]
+            + [f"{counted[f'dram_{what}_bytes'] / matrix:.2f}" for what in ("read", "write") * bool(counted)]
         )
-    head = ["memory traffic", "sectors a load", "a store", "sectors x 32 B, predicted", "counted"]
-    head += ["DRAM read, counted", "written"]
-    traffic_table = _table(head, rows) if rows else UNMEASURED
+    head = ["memory traffic", "sectors a load", "a store", "sectors x 32 B, predicted"]
+    head += ["counted", "DRAM read, counted", "written"][: len(rows[0]) - len(head)]
+    traffic_table = _table(head, rows)
     speed_rows = []
     for (gpu, dtype), cells in _speeds().items():
         words = []
