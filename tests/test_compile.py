@@ -203,12 +203,14 @@ def test_table_of_stacks_is_no_longer_than_needed(compiled):
             for online in (True, False)
             if (math, online) in MATHS
             for edges in (True, False)
+            for width in (None, *classes.widths(math, classes.operands(math, pair), online)[1:])
             for i in classes.intervals(
-                math, architecture, classes.operands(math, pair), edges=edges, online=online
+                math, architecture, classes.operands(math, pair), edges=edges, width=width, online=online
             )
             if fnmatch(i.row_class.name, names)
         ]
         assert found, f"no class of {math} is called {names}"
+        found.sort(key=lambda c: "access" in c.name)  # most use it in their whole accesses
         assert any(compiled(c).stack for c in found), f"{math} {names} uses no stack: remove it"
 
 
