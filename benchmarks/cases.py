@@ -184,12 +184,12 @@ _ODD_COLUMNS = ((128, 1048577), (4096, 65537))
 
 # What language models have for vocabularies (Llama 3, DeepSeek, Qwen 2.5 and 2, GPT-4o and its like, Command R, Gemma),
 # and what lies just past a power of two.
-_VOCABULARIES = (128256, 129280, 131080, 151936, 152064, 200064, 201088, 256000, 262144, 262152)
+VOCABULARIES = (128256, 129280, 131080, 151936, 152064, 200064, 201088, 256000, 262144, 262152)
 _TOKENS = (16, 128, 2048)
 
 
 def _over_vocabularies(op: str, mode: str = "") -> tuple[Case, ...]:
-    return tuple(Case(op, (rows, n), mode=mode) for rows in _TOKENS for n in _VOCABULARIES)
+    return tuple(Case(op, (rows, n), mode=mode) for rows in _TOKENS for n in VOCABULARIES)
 
 
 SUITES: dict[str, Suite] = {

@@ -17,6 +17,8 @@ from .cases import (
     ROW_MASK,
     SCALED,
     SUITES,
+    TO,
+    VOCABULARIES,
     WARM_STORE,
     Case,
 )
@@ -131,6 +133,7 @@ METRICS = {
 _MIDDLE = ((32768, 256), (32768, 1024), (16384, 4096), (8192, 8192), (4096, 32768))
 _LONG = ((4096, 65536), (2048, 131072), (8192, 262144))
 _PRODUCTS = ((32, 4096, 4096), (8, 8192, 8192), (1, 16384, 16384))
+_VOCABULARIES = tuple((2048, n) for n in VOCABULARIES)
 _FEW_ROWS_US = {
     (1, 128256): 2.8, (8, 151936): 3.5, (64, 128256): 7.0, (8, 1048576): 9.0, (64, 1048576): 70.0,
 }  # fmt: skip
@@ -177,6 +180,18 @@ REQUIREMENTS = (
             ("logsumexp", 0.90),
             ("log_softmax_backward", 0.95),
         )
+    ),
+    *(
+        Requirement("vocabularies", metric, must=must, op=op, shapes=_VOCABULARIES)
+        for op in ("softmax", "log_softmax", "logsumexp", "softmax_backward", "log_softmax_backward")
+        for metric, must in (("vs_copy", 0.90), ("behind_peer", 0.015))
+    ),
+    # Arithmetic is the bound where 16 bits become 32.
+    *(
+        Requirement(
+            "vocabularies", "vs_copy", must=None, aim=0.90, op=op, mode=f"{TO}fp32", shapes=_VOCABULARIES
+        )
+        for op in ("softmax", "log_softmax")
     ),
     # Of torch's matrices (log-probabilities, their gradient, that of the logits) only the last is there.
     *(

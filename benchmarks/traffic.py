@@ -150,6 +150,11 @@ def main(argv: list[str]) -> int:
             for step in RUNGS:
                 print(dtype, step.number, step.title, predict(step.number, dtype))
         return 0
+    import torch
+
+    if not torch.cuda.is_available():
+        print("the counters are those of an NVIDIA GPU; there is none here (see --predict)", file=sys.stderr)
+        return 2
     try:
         rows = measure(given.ncu)
     except RuntimeError as error:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import cute_softmax
-from benchmarks import results
+from benchmarks import results, traffic
 from benchmarks.__main__ import main as benchmarks_main
 from benchmarks.cases import SUITES
 from cute_softmax import cache, precompile
@@ -146,6 +146,7 @@ def run_python(what: str, *words: str) -> int:
         "cute_softmax": main,
         "layouts": layouts_main,
         "benchmarks": benchmarks_main,
+        "benchmarks.traffic": traffic.main,
         "tests/opinfo.py": opinfo.main,
         "docs/layouts/measure_access.py": measure_access.main,
     }
@@ -158,7 +159,7 @@ def run_python(what: str, *words: str) -> int:
 
 def needs_gpu(words: tuple[str, ...]) -> bool:
     """Whether a command measures."""
-    return bool({"--suite", "--save", "docs/layouts/measure_access.py"} & {*words})
+    return bool({"--suite", "--save", "benchmarks.traffic", "docs/layouts/measure_access.py"} & {*words})
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
@@ -189,7 +190,7 @@ def test_modules_are_commands(name):
 
 def test_commands_of_all_kinds_are_found():
     """What the pages show, as a person would count it."""
-    kinds = Counter(words[2] if words[1] == "-m" else words[0] for words in COMMANDS)
+    kinds = Counter(words[2].split(".")[0] if words[1] == "-m" else words[0] for words in COMMANDS)
     assert {"cute_softmax", "layouts", "benchmarks", "make", "pip", "python"} == set(kinds)
     assert kinds["layouts"] >= 3 and kinds["make"] >= 3 and kinds["cute_softmax"] > 25
     for some in (
