@@ -318,7 +318,7 @@ class Quack:
     def _over_rows(self, case: Case, function: Call) -> Call:
         if len(case.shape) != 2 or len(case.dim) != 1:
             raise Refusal("takes the last dimension of two only")
-        from cute_softmax.hardware import ARCHITECTURES
+        from cute_softmax.plan.hardware import ARCHITECTURES
 
         # With longer rows its compiler works for half a minute and more (2^23 elements in float32); the launch fails.
         hopper, inputs = ARCHITECTURES["sm_90a"], STREAMS[case.op] - 1

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from cute_softmax.ladder import RUNGS, compile_form, form_of, rung_of
-from cute_softmax.problem import ITEM_SIZE
+from cute_softmax.plan.problem import ITEM_SIZE
 from layouts import Layout, access
 from layouts.trace import CopyValue, observing
 
@@ -80,7 +80,8 @@ def launch_all() -> None:
     """Launch every rung once in each dtype, in order: what ncu counts."""
     import torch
 
-    from cute_softmax import ladder, launch
+    from cute_softmax import ladder
+    from cute_softmax.runtime import launch
 
     for dtype in DTYPES:
         x = torch.randn(SHAPE, device="cuda").to(launch.TORCH_DTYPES[dtype])

@@ -7,16 +7,18 @@
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from . import hardware as hardware
 from .plan import NotPlanned
+from .plan.base import PlanBase
 
 if TYPE_CHECKING or find_spec("torch"):  # plans, layouts and diagrams work without
     from . import nn
     from .accelerate import accelerate, accelerated, restore
-    from .family import entropy, log_softmax, log_softmax_backward, selective_log_softmax, softmax_
-    from .functional import explain, plan_softmax, prepare, softmax, softmax_backward
-    from .matmul_stats import softmax_stats
-    from .reductions import amax, logsumexp, plan_reduction, sum
-    from .softmax_matmul import softmax_matmul
+    from .api.family import entropy, log_softmax, log_softmax_backward, selective_log_softmax, softmax_
+    from .api.softmax import explain, plan_softmax, prepare, softmax, softmax_backward
+    from .dispatch.matmul import softmax_matmul
+    from .dispatch.matmul_stats import softmax_stats
+    from .dispatch.reductions import amax, logsumexp, plan_reduction, sum
 
 __all__ = [
     "NotPlanned",
@@ -42,3 +44,13 @@ __all__ = [
     "sum",
 ]
 __version__ = "0.1.0"
+
+
+def _repr_svg_(plan: PlanBase) -> str:
+    """The tile of a plan's first CTA, as a notebook shows it."""
+    from .draw import overview
+
+    return overview(plan).svg()
+
+
+PlanBase._repr_svg_ = _repr_svg_

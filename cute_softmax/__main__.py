@@ -17,30 +17,11 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from . import cache
-from .classes import classes, longest_row, of_few_rows, operand_dtypes
-from .hardware import ARCHITECTURES
+from .commands.arguments import dims, shape
 from .plan import TEAMS, NotPlanned
-from .problem import FLOATS
-
-
-def shape(text: str) -> tuple[int, ...]:
-    """The shape written as "4096x8192"."""
-    try:
-        sizes = tuple(int(part) for part in text.lower().split("x"))
-    except ValueError:
-        sizes = (-1,)
-    if min(sizes) < 0:
-        raise argparse.ArgumentTypeError(f"a shape is written 4096x8192, not {text!r}")
-    return sizes
-
-
-def dims(text: str) -> tuple[int, ...]:
-    """The dimension or dimensions written as "-1" or "1,2"."""
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"dimensions are written -1 or 1,2, not {text!r}") from None
+from .plan.catalogue import classes, longest_row, of_few_rows, operand_dtypes
+from .plan.hardware import ARCHITECTURES
+from .plan.problem import FLOATS
 
 
 def parser() -> argparse.ArgumentParser:
@@ -90,7 +71,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run_demo(given: argparse.Namespace) -> int:
-    from . import demo
+    from .commands import demo
 
     if len(given.shape) != 2 or 0 in given.shape:
         raise ValueError(f"the demo takes MxN of at least 1x1, not {'x'.join(map(str, given.shape))}")
@@ -98,31 +79,33 @@ def run_demo(given: argparse.Namespace) -> int:
 
 
 def run_ladder(given: argparse.Namespace) -> int:
-    from .ladder import command
+    from .commands import ladder
 
     if len(given.shape) != 2 or 0 in given.shape:
         raise ValueError(f"a rung takes MxN of at least 1x1, not {'x'.join(map(str, given.shape))}")
-    return command.run(given.rung, given.shape, given.dtype, given.dim)
+    return ladder.run(given.rung, given.shape, given.dtype, given.dim)
 
 
 def run_explain(given: argparse.Namespace) -> int:
     import torch
 
-    from . import functional, hardware, launch
+    from .api.explain import explain as explained
+    from .plan import hardware
+    from .runtime import launch
 
     device = launch.device_facts(torch.cuda.current_device()) if torch.cuda.is_available() else hardware.H200
     dim = tuple(d for part in given.dim for d in part)
     if given.matmul is not None:
-        from . import diagrams
+        from . import draw
 
         if dim != (-1,):
             raise ValueError("--matmul is softmax(S) @ V over the last dimension of S: without --dim")
-        made = diagrams.plan_matmul_shape(
+        made = draw.plan_matmul_shape(
             given.shape, given.matmul, given.dtype, backward=given.backward, device=device
         )
         print(made.explain())
         return 0
-    print(functional.explain(given.shape, dim, given.dtype, backward=given.backward, device=device))
+    print(explained(given.shape, dim, given.dtype, backward=given.backward, device=device))
     return 0
 
 
@@ -131,7 +114,7 @@ def architecture(name: str | None) -> str:
     if name is None:
         import torch
 
-        from . import launch
+        from .runtime import launch
 
         if not torch.cuda.is_available():
             return "sm_90a"
@@ -169,7 +152,8 @@ def run_precompile(given: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from .precompile import precompile
+    from .runtime.cache import Store
+    from .runtime.precompile import precompile
 
     arch = architecture(given.arch)
     wanted = [
@@ -186,26 +170,31 @@ def run_precompile(given: argparse.Namespace) -> int:
         task = bar.add_task("", total=len(wanted))
         for c in compiled:
             bar.update(task, advance=1, description=f"{c.math} {c.dtypes[0]} {c.name}")
-    print(f"{len(wanted)} kernels for {arch} in {cache.Store().root}")
+    print(f"{len(wanted)} kernels for {arch} in {Store().root}")
     return 0
+
+
+def run_cache(given: argparse.Namespace) -> int:
+    from .commands import cache
+
+    return cache.run(given.action)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """The exit status of a command line: 0, 1 for a wrong result, 2 for what cannot be done."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:1] == ["diagrams"]:
-        from . import diagrams
+        from .commands import diagrams
 
         return diagrams.main(arguments[1:])
     given = parser().parse_args(arguments)
-    if given.command == "cache":
-        return cache.main([given.action])
     commands = {
         "demo": run_demo,
         "explain": run_explain,
         "ladder": run_ladder,
         "classes": run_classes,
         "precompile": run_precompile,
+        "cache": run_cache,
     }
     try:
         return commands[given.command](given)

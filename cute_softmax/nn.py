@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import torch
 
-from .family import log_softmax
-from .functional import softmax
+from .api.family import log_softmax
+from .api.softmax import softmax
 
 __all__ = ["LogSoftmax", "Softmax", "Softmax2d"]
 

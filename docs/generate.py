@@ -31,11 +31,11 @@ import reference  # noqa: E402
 
 from benchmarks import console, report, results  # noqa: E402
 from benchmarks.cases import FEW_ROWS  # noqa: E402
-from cute_softmax import diagrams, explain, plan  # noqa: E402
-from cute_softmax.classes import classes, longest_row, of_few_rows, operand_dtypes  # noqa: E402
-from cute_softmax.hardware import ARCHITECTURES  # noqa: E402
+from cute_softmax import draw, explain, plan  # noqa: E402
 from cute_softmax.plan import row  # noqa: E402
-from cute_softmax.problem import ITEM_SIZE  # noqa: E402
+from cute_softmax.plan.catalogue import classes, longest_row, of_few_rows, operand_dtypes  # noqa: E402
+from cute_softmax.plan.hardware import ARCHITECTURES  # noqa: E402
+from cute_softmax.plan.problem import ITEM_SIZE  # noqa: E402
 from layouts.figures import Figure  # noqa: E402
 
 PAGES = [ROOT / "README.md", *sorted(HERE.glob("*.md"))]
@@ -223,7 +223,7 @@ def panel_classes() -> str:
     """What panels of some shapes come to: the shapes that a person asks about first."""
     rows = []
     for shape, dim, math in PANELS:
-        p = diagrams.plan_shape(shape, "bf16", dim=dim, math=math)
+        p = draw.plan_shape(shape, "bf16", dim=dim, math=math)
         c = p.kernel
         rows.append(
             [
@@ -298,18 +298,18 @@ BLOCKS: dict[str, Callable[[], str]] = {
 
 def drawings() -> dict[str, Figure]:
     """The figures of the pages by name."""
-    panels = diagrams.figures(diagrams.plan_shape((1024, 262144), dim=0))
-    parts = diagrams.figures(diagrams.plan_shape((4, 4_000_000)))
-    product = diagrams.figures(diagrams.plan_matmul_shape((32, 4096, 4096), 128))
-    long, ragged = diagrams.plan_of(8192, 30000), diagrams.plan_of(4096, 1023)
+    panels = draw.figures(draw.plan_shape((1024, 262144), dim=0))
+    parts = draw.figures(draw.plan_shape((4, 4_000_000)))
+    product = draw.figures(draw.plan_matmul_shape((32, 4096, 4096), 128))
+    long, ragged = draw.plan_of(8192, 30000), draw.plan_of(4096, 1023)
     return {
         "names": names_figure.names(),
-        "edges": diagrams.figures(ragged)["edges"],
-        "cluster": diagrams.figures(long)["cluster"],
+        "edges": draw.figures(ragged)["edges"],
+        "cluster": draw.figures(long)["cluster"],
         "panel": panels["tv"],
         "meeting": parts["meeting"],
-        "shift": diagrams.figures(diagrams.plan_shape((1000, 2001), dim=0))["shift"],
-        "places": diagrams.figures(diagrams.plan_shape((64, 1 << 24)))["places"],
+        "shift": draw.figures(draw.plan_shape((1000, 2001), dim=0))["shift"],
+        "places": draw.figures(draw.plan_shape((64, 1 << 24)))["places"],
         **ladder_page.drawings(),
         **{f"matmul_{name}": product[name] for name in ("tile", "fragments", "registers", "values")},
     }

@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks import console, report, results, traffic
 from benchmarks.cases import LADDER
 from cute_softmax.ladder import RUNGS
-from cute_softmax.problem import ITEM_SIZE
+from cute_softmax.plan.problem import ITEM_SIZE
 from layouts import Layout, figures
 from layouts.figures import Figure
 from layouts.operations import with_steps

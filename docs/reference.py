@@ -10,6 +10,7 @@ import importlib
 import inspect
 import logging
 import re
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -26,11 +27,14 @@ WIDTH = 100  # of a signature in one line
 _STARS = {ParameterKind.var_positional: "*", ParameterKind.var_keyword: "**"}
 
 
+WITH_SCORES = f"{PACKAGE}.dispatch.scores.with_scores"
+
+
 class Scores(griffe.Extension):
-    """Shows the arguments of scores one by one, as `inspect` does: see `cute_softmax.scores.with_scores`."""
+    """Shows the arguments of scores one by one, as `inspect` does: see WITH_SCORES."""
 
     def on_function(self, *, func: griffe.Function, **_: object) -> None:
-        if all(d.callable_path != f"{PACKAGE}.scores.with_scores" for d in func.decorators):
+        if all(d.callable_path != WITH_SCORES for d in func.decorators):
             return
         shown = inspect.signature(getattr(importlib.import_module(func.module.path), func.name)).parameters
         del func.parameters["scores"]
@@ -95,11 +99,19 @@ def entries() -> dict[str, Entry]:
     for entry in waiting:
         for path in _classes(entry):
             module, _, name = path.rpartition(".")
-            made = Entry(name, module, _at(path))
+            made = Entry(name, _public(module, name), _at(path))
             if all(made.object is not known.object for known in waiting):
                 found[name] = made
                 waiting.append(made)
     return found
+
+
+def _public(module: str, name: str) -> str:
+    """The shortest of the modules that have an object in their ``__all__``, or its own."""
+    value = getattr(importlib.import_module(module), name)
+    loaded = ((path, m) for path, m in sys.modules.items() if path.startswith(f"{PACKAGE}."))
+    found = [p for p, m in loaded if name in getattr(m, "__all__", ()) and getattr(m, name) is value]
+    return min(found, key=len, default=module)
 
 
 def _classes(entry: Entry) -> Iterator[str]:

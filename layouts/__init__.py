@@ -5,3 +5,13 @@ from .algebra import AnyLayout, ComposedLayout, Layout, Swizzle, parse
 from .notation import LayoutSyntaxError
 
 __all__ = ["AnyLayout", "ComposedLayout", "Layout", "LayoutSyntaxError", "Swizzle", "parse"]
+
+
+def _repr_svg_(layout: AnyLayout) -> str:
+    """The layout's grid as SVG, which a notebook shows."""
+    from .figures import layout_grid
+
+    return layout_grid(layout).svg()
+
+
+Layout._repr_svg_ = ComposedLayout._repr_svg_ = _repr_svg_

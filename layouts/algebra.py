@@ -147,9 +147,6 @@ class Layout:
             values = [v + i * stride for i in range(size) for v in values]
         return values
 
-    def _repr_svg_(self) -> str:
-        return _drawn(self)
-
     def __str__(self) -> str:
         return f"{ints.show(self.shape)}:{ints.show(self.stride)}"
 
@@ -234,21 +231,11 @@ class ComposedLayout:
         """The offsets of all indices ``0 .. size - 1`` in order, as ``Layout.offsets``."""
         return [self.outer(self.offset + v) for v in self.inner.offsets()]
 
-    def _repr_svg_(self) -> str:
-        return _drawn(self)
-
     def __str__(self) -> str:
         return f"{self.outer} o {self.offset} o {self.inner}"
 
 
 AnyLayout = Layout | ComposedLayout
-
-
-def _drawn(layout: AnyLayout) -> str:
-    """The layout's grid as SVG, which a notebook shows."""
-    from .figures import layout_grid
-
-    return layout_grid(layout).svg()
 
 
 def parse(text: str) -> Layout | Swizzle | ComposedLayout:

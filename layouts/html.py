@@ -14,8 +14,7 @@ from html import escape
 from importlib.resources import files
 from pathlib import Path
 
-from .figures.scene import Facts, Figure, ranges
-from .svg import render, style_sheet
+from .figures.scene import Facts, Figure, ranges, render, style_sheet
 
 
 @dataclass(frozen=True)

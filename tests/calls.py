@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import torch
 from checking import Guarded, check_backward, check_reduction, check_softmax, equal_bits
 
-from cute_softmax import amax, launch, logsumexp, softmax
+from cute_softmax import amax, logsumexp, softmax
 from cute_softmax import sum as sum_
 from cute_softmax.plan import PanelPlan, plan_panel
+from cute_softmax.runtime import launch
 
 REDUCTIONS = {"logsumexp": logsumexp, "amax": amax, "sum": sum_}
 Place = dict  # how `Guarded` places a tensor: strides, offset

@@ -13,10 +13,10 @@ from itertools import product
 from typing import NamedTuple
 from unittest.mock import patch
 
-from cute_softmax.classes import CTAS_A_ROW
-from cute_softmax.hardware import ARCHITECTURES
 from cute_softmax.plan import MATHS, NotPlanned, RowClass, row_class, vector_of
-from cute_softmax.problem import ALIGNMENT, ITEM_SIZE
+from cute_softmax.plan.catalogue import CTAS_A_ROW
+from cute_softmax.plan.hardware import ARCHITECTURES
+from cute_softmax.plan.problem import ALIGNMENT, ITEM_SIZE
 
 SAME = (("bf16", "bf16"), ("fp16", "fp16"), ("fp32", "fp32"))
 MIXED = (("bf16", "fp32"), ("fp32", "bf16"))
@@ -115,11 +115,13 @@ def own_intervals(math: str, architecture: str, dtypes: tuple[str, ...], ctas: i
 @contextmanager
 def given(ctas: int) -> Iterator[None]:
     """Plans are made as if each row could have so many CTAs, however many rows there are."""
-    from cute_softmax import functional, launch, plan
+    from cute_softmax import plan
+    from cute_softmax.api import softmax
+    from cute_softmax.runtime import launch
 
     def forget():
         launch._call.cache_clear()
-        functional._forms.clear()
+        softmax._forms.clear()
 
     with patch.object(plan, "ctas_a_row", lambda device, rows: ctas):
         forget()

@@ -9,9 +9,9 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-from cute_softmax.compile import compile_class
 from cute_softmax.plan import PanelClass, RowClass
-from cute_softmax.resources import cuobjdump
+from cute_softmax.runtime.compile import compile_class
+from cute_softmax.runtime.resources import cuobjdump
 
 
 class Compiled(NamedTuple):

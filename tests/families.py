@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 import torch
 from checking import FACTOR, ROUNDING, SLACK, TINY, Guarded, half_ulp
 
-from cute_softmax import launch
 from cute_softmax.plan import Prologue
-from cute_softmax.problem import canonical
+from cute_softmax.plan.problem import canonical
+from cute_softmax.runtime import launch
 
 FLOOR = 4
 Number = float | torch.Tensor | None

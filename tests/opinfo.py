@@ -49,7 +49,10 @@ torch.backends.disable_global_flags.__globals__["__allow_nonbracketed_mutation_f
 
 import cute_softmax  # noqa: E402
 from benchmarks import results  # noqa: E402
-from cute_softmax import aten, family, functional, launch, scored  # noqa: E402
+from cute_softmax.accelerate import operators  # noqa: E402
+from cute_softmax.api import family, softmax  # noqa: E402
+from cute_softmax.dispatch import scored  # noqa: E402
+from cute_softmax.runtime import launch  # noqa: E402
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 ROUTES = ("functions", "accelerate")
@@ -194,9 +197,9 @@ def _launches() -> Iterator[list]:
 
     def forget():
         launch._call.cache_clear()
-        for module in (functional, family, scored):
+        for module in (softmax, family, scored):
             module._forms.clear()
-        aten._launchers.clear()
+        operators._launchers.clear()
 
     forget()
     launch.function_of = counting

@@ -16,7 +16,7 @@ import numpy as np
 
 from cute_softmax.plan import MATHS, WARP, PanelClass, PanelPlan
 from cute_softmax.plan.panel import PANEL_BYTES, Team
-from cute_softmax.problem import ALIGNMENT, ITEM_SIZE, Operand, Problem, canonical
+from cute_softmax.plan.problem import ALIGNMENT, ITEM_SIZE, Operand, Problem, canonical
 
 
 def dense(shape) -> tuple[int, ...]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from cute_softmax.hardware import ARCHITECTURES, Device
 from cute_softmax.plan import PanelPlan, Plan, Prologue, facts_of, plan
-from cute_softmax.problem import ITEM_SIZE, Operand, canonical
+from cute_softmax.plan.hardware import ARCHITECTURES, Device
+from cute_softmax.plan.problem import ITEM_SIZE, Operand, canonical
 
 DEVICES = {name: Device(a, multiprocessors=132, l2=50 << 20) for name, a in ARCHITECTURES.items()}
 

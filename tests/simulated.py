@@ -10,10 +10,12 @@ from types import SimpleNamespace
 
 import torch
 
-from cute_softmax import family, functional, launch, ops, scored
-from cute_softmax.forms import Forms
-from cute_softmax.hardware import H200
+from cute_softmax.api import family, softmax
+from cute_softmax.dispatch import ops, scored
+from cute_softmax.dispatch.forms import Forms
 from cute_softmax.plan import NO_PROLOGUE, NotPlanned
+from cute_softmax.plan.hardware import H200
+from cute_softmax.runtime import launch
 
 INF = math.inf
 
@@ -125,7 +127,7 @@ def install(monkeypatch) -> Launches:
     monkeypatch.setattr(launch, "function_of", lambda kernel: None)
     monkeypatch.setattr(ops, "_launcher", lambda *form: form[-1])
     monkeypatch.setattr(scored, "made", lambda *form: None)
-    for module in (functional, family):
+    for module in (softmax, family):
         monkeypatch.setattr(module, "_forms", Forms())
     monkeypatch.setattr(ops, "on_kernel", lambda t, d: {t.dtype, d} <= {*launch.DTYPE_NAMES})
     return launches

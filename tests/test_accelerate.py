@@ -14,13 +14,18 @@ import eager_model
 import pytest
 import torch
 
-from cute_softmax import accelerate, accelerated, aten, launch, ops, originals, restore
-from cute_softmax.hardware import H200
+from cute_softmax import accelerate, accelerated, restore
+from cute_softmax.accelerate import operators, originals
+from cute_softmax.dispatch import ops
 from cute_softmax.plan import NotPlanned
+from cute_softmax.plan.hardware import H200
 from cute_softmax.plan.prologue import NO_PROLOGUE
+from cute_softmax.runtime import launch
 
-routing = sys.modules["cute_softmax.accelerate"]
-OVERLOADS = [f"aten::{o.name}{end}" for o in aten.OPERATORS for end in ("", ".out") if end == "" or o.has_out]
+routing = sys.modules["cute_softmax.accelerate.switch"]
+OVERLOADS = [
+    f"aten::{o.name}{end}" for o in operators.OPERATORS for end in ("", ".out") if end == "" or o.has_out
+]
 
 
 def logsumexp64(dims, x):
@@ -86,11 +91,11 @@ def kernels(monkeypatch):
     monkeypatch.setattr(launch, "call_of", call_of)
     monkeypatch.setattr(launch, "run", run)
     monkeypatch.setattr(ops, "_launcher", lambda math, inputs, dtype, dims, online, anywhere: anywhere)
-    aten._has_kernels.cache_clear()
-    aten._launchers.clear()
+    operators._has_kernels.cache_clear()
+    operators._launchers.clear()
     yield launched
-    aten._has_kernels.cache_clear()
-    aten._launchers.clear()
+    operators._has_kernels.cache_clear()
+    operators._launchers.clear()
 
 
 def same(ours, torchs):
@@ -270,8 +275,8 @@ def test_plans_and_devices_that_there_are_not(kernels, monkeypatch):
         with accelerate() as acceleration:
             assert torch.softmax(x, 0).shape == x.shape
         assert acceleration.report().handed_on == {("aten::_softmax", "no plan"): 1}
-    aten._launchers.clear()
-    aten._has_kernels.cache_clear()
+    operators._launchers.clear()
+    operators._has_kernels.cache_clear()
 
     def unknown(index):
         raise ValueError("no kernels for compute capability 7.5")

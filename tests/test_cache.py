@@ -19,8 +19,9 @@ from pathlib import Path
 
 import pytest
 
-from cute_softmax import cache
-from cute_softmax.cache import Store
+from cute_softmax.commands import cache as command
+from cute_softmax.runtime import cache
+from cute_softmax.runtime.cache import Store
 
 FIELDS = {"arch": "sm_90a", "dtype": "float32", "threads": 128, "cluster": (1, 1), "stages": None}
 PROJECT = Path(__file__).parents[1]
@@ -174,7 +175,7 @@ def test_a_warm_process_loads_without_cutlass(store, name):
 import json, sys, time
 import torch
 start = time.process_time()
-from cute_softmax.cache import Store
+from cute_softmax.runtime.cache import Store
 imported = time.process_time()
 import tvm_ffi
 tvm = time.process_time()
@@ -236,33 +237,12 @@ def test_the_key_covers_name_and_every_field():
     assert cache.entry_key("add_one", {"x": 1.0}) != cache.entry_key("add_one", {"x": 1})
 
 
-def test_the_key_covers_the_sources(tmp_path):
-    seen = set()
-    for file, text in {
-        "cute_softmax/kernels/row.py": "a",
-        "cute_softmax/kernels/online.py": "a",
-        "cute_softmax/compile.py": "a",
-        "cute_softmax/plan/row.py": "a",
-        "cute_softmax/hardware.py": "a",
-        "layouts/algebra.py": "a",
-        "cute_softmax/kernels/row.py ": "b",
-    }.items():
-        path = tmp_path / file.strip()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-        cache.fingerprint.cache_clear()
-        seen.add(cache.fingerprint(tmp_path))
-    assert len(seen) == 7
-    (tmp_path / "cute_softmax/functional.py").write_text("shapes no kernel")
-    cache.fingerprint.cache_clear()
-    assert cache.fingerprint(tmp_path) in seen
-
-
 def imported_by(path: Path) -> set[Path]:
-    """The files of this project that a module imports."""
+    """The files of this project that a module imports: with the module, or what compiles, when it compiles."""
     found = set()
     package = path.relative_to(PROJECT).parent.parts
-    for node in ast.walk(ast.parse(path.read_text())):
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree) if path.name == "compile.py" else tree.body:
         names = []
         if isinstance(node, ast.Import):
             names = [alias.name.split(".") for alias in node.names]
@@ -270,21 +250,54 @@ def imported_by(path: Path) -> set[Path]:
             base = [*package[: len(package) - node.level + 1]] if node.level else []
             base += node.module.split(".") if node.module else []
             names = [base, *([*base, alias.name] for alias in node.names)]
-        found.update(file for name in names if (file := PROJECT.joinpath(*name).with_suffix(".py")).is_file())
+        for name in names:
+            module = PROJECT.joinpath(*name)
+            found.update(f for f in (module.with_suffix(".py"), module / "__init__.py") if f.is_file())
     return found
 
 
-def test_the_sources_hold_all_that_kernels_import():
-    sources = {path for pattern in cache.SOURCES for path in PROJECT.glob(pattern)}
-    kernels = set(PROJECT.glob("cute_softmax/kernels/*.py"))
-    seen: set[Path] = set()
-    while unseen := kernels - seen:
-        seen |= unseen
-        kernels |= {file for path in unseen for file in imported_by(path)}
-    assert kernels <= sources
-    if kernels:
-        assert PROJECT / "cute_softmax/compile.py" in sources
-    assert {path.name for path in imported_by(Path(__file__))} == {"cache.py"}
+def shaping() -> set[Path]:
+    """The files that shape kernels: those of kernels and of what compiles them, and all that they import."""
+    found: set[Path] = set()
+    unseen = {PROJECT / "cute_softmax/runtime/compile.py"}
+    for folder in ("kernels", "ladder"):
+        unseen.update(PROJECT.glob(f"cute_softmax/{folder}/**/*.py"))
+    while unseen:
+        found |= unseen
+        unseen = {file for path in unseen for file in imported_by(path)} - found
+    return found
+
+
+def test_what_shapes_kernels():
+    names = {str(path.relative_to(PROJECT)) for path in shaping()}
+    assert {
+        "cute_softmax/kernels/row.py",
+        "cute_softmax/kernels/common/online.py",
+        "cute_softmax/kernels/matmul/forward_mma.py",
+        "cute_softmax/ladder/rung1_thread.py",
+        "cute_softmax/plan/row.py",
+        "cute_softmax/plan/hardware.py",
+        "layouts/algebra.py",
+    } <= names
+    assert {path.name for path in imported_by(Path(__file__))} == {"cache.py", "__init__.py"}
+
+
+def test_the_key_covers_each_file_that_shapes_a_kernel(tmp_path):
+    def key() -> str:
+        cache.fingerprint.cache_clear()
+        return cache.fingerprint(tmp_path)
+
+    for folder in ("cute_softmax", "layouts"):
+        shutil.copytree(PROJECT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    seen = {key()}
+    shapes = sorted(path.relative_to(PROJECT) for path in shaping())
+    for file in shapes:
+        with (tmp_path / file).open("a") as source:
+            source.write("# changed\n")
+        seen.add(key())
+    assert len(shapes) > 50 and len(seen) == len(shapes) + 1
+    (tmp_path / "cute_softmax/api/softmax.py").write_text("shapes no kernel")
+    assert key() in seen
 
 
 @pytest.mark.parametrize("package", ["nvidia-cutlass-dsl", "apache-tvm-ffi"])
@@ -620,7 +633,7 @@ def test_an_incomplete_install_is_named(tmp_path, monkeypatch, fresh_fingerprint
 FORKS = f"""
 import os, signal, sys, time, warnings
 import tvm_ffi, filelock
-from cute_softmax.cache import Store
+from cute_softmax.runtime.cache import Store
 from test_cache import compile_kernel
 warnings.simplefilter("error")
 root, log = sys.argv[1:] if len(sys.argv) > 2 else (os.environ["STORE"], os.environ["LOG"])
@@ -696,7 +709,7 @@ def test_a_holder_that_hangs_is_not_waited_for_forever(store, build, monkeypatch
     with filelock.FileLock(entry.with_suffix(".lock")):
         process = run_python(
             f"""
-from cute_softmax import cache
+from cute_softmax.runtime import cache
 from test_cache import FIELDS, compile_kernel
 cache.LOCK_TIMEOUT_S = 0.2
 print(callable(cache.Store({str(store.root)!r}).load("add_one", FIELDS, lambda: compile_kernel("raw"))))
@@ -781,21 +794,21 @@ def test_an_absent_folder_is_empty(store):
 
 def test_command_line(store, three, monkeypatch, capsys):
     monkeypatch.setenv(cache.ENVIRONMENT, str(store.root))
-    assert cache.main(["path"]) == 0
+    assert command.run("path") == 0
     assert capsys.readouterr().out == f"{store.root}\n"
-    assert cache.main([]) == 0
+    assert command.run("list") == 0
     lines = capsys.readouterr().out.splitlines()
     assert [path.name for path in three] == [line.split()[-1] for line in lines[:3]]
     assert "3 kernels" in lines[3]
     store.root.chmod(0o777)
-    assert cache.main(["clear"]) == 2
+    assert command.run("clear") == 2
     assert "cannot clear" in capsys.readouterr().err
     store.root.chmod(0o700)
-    assert cache.main(["clear"]) == 0
+    assert command.run("clear") == 0
     assert capsys.readouterr().out == f"3 kernels removed from {store.root}\n"
     assert store.entries() == []
     monkeypatch.setenv(cache.ENVIRONMENT, str(store.root / "notes"))
-    assert "0 kernels" in run_python("from cute_softmax.cache import main; main()")
+    assert "0 kernels" in run_python("from cute_softmax.commands.cache import run; run('list')")
 
 
 # ------------------------------------------------------------------------------------------------------ GPU

@@ -13,10 +13,10 @@ import classes
 import pytest
 from compiled import Compiled, accesses, compile_and_read
 
-from cute_softmax.compile import build_math
-from cute_softmax.hardware import ARCHITECTURES
 from cute_softmax.plan import MATHS, MODES, RowClass
-from cute_softmax.problem import ITEM_SIZE
+from cute_softmax.plan.hardware import ARCHITECTURES
+from cute_softmax.plan.problem import ITEM_SIZE
+from cute_softmax.runtime.compile import build_math
 
 # Maths of which most classes are compiled; the others have their teams.
 LEADING = ("softmax", "softmax_backward", "logsumexp")

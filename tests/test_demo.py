@@ -8,13 +8,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from cute_softmax import cache, demo, functional, precompile
 from cute_softmax.__main__ import main
-from cute_softmax.classes import classes, longest_row, of_few_rows, operand_dtypes
-from cute_softmax.hardware import ARCHITECTURES, H200
+from cute_softmax.api import softmax
+from cute_softmax.commands import demo
 from cute_softmax.plan import TEAMS, NotPlanned, plan, row_class
-from cute_softmax.problem import Operand, canonical
-from cute_softmax.resources import cuobjdump, resources
+from cute_softmax.plan.catalogue import classes, longest_row, of_few_rows, operand_dtypes
+from cute_softmax.plan.hardware import ARCHITECTURES, H200
+from cute_softmax.plan.problem import Operand, canonical
+from cute_softmax.runtime import cache, precompile
+from cute_softmax.runtime.resources import cuobjdump, resources
 
 SM90 = ARCHITECTURES["sm_90a"]
 
@@ -58,7 +60,7 @@ def test_demo_of_columns(no_gpu, tmp_path, capsys):
 def test_check_tells_right_from_wrong(dtype, capsys):
     x, dy = (torch.randn(8, 333, generator=torch.Generator().manual_seed(i)).to(dtype) for i in (1, 2))
     y = torch.softmax(x, -1)
-    dx = functional.softmax_backward(dy, y)
+    dx = softmax.softmax_backward(dy, y)
     assert demo.check(x, dy, y, dx)
     nan = y.clone()
     nan[3, 5] = float("nan")
@@ -70,7 +72,7 @@ def test_check_tells_right_from_wrong(dtype, capsys):
 
 
 def test_a_wrong_result_fails_the_demo(no_gpu, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(functional, "softmax", torch.log_softmax)
+    monkeypatch.setattr(softmax, "softmax", torch.log_softmax)
     assert (
         "WRONG" in capsys.readouterr().out if main(["demo", "8x64", "--out", str(tmp_path)]) == 1 else False
     )

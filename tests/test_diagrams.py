@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from cute_softmax import checks, diagrams
-from cute_softmax.hardware import ARCHITECTURES, H200
+from cute_softmax import draw
+from cute_softmax.commands import diagrams
+from cute_softmax.draw import checks
 from cute_softmax.plan import WARP, RowClass, plan
-from cute_softmax.problem import ITEM_SIZE, Operand, canonical
+from cute_softmax.plan.hardware import ARCHITECTURES, H200
+from cute_softmax.plan.problem import ITEM_SIZE, Operand, canonical
 from layouts import Layout
 from layouts.html import explorer
 
@@ -34,9 +36,9 @@ def every():
     found = {}
     for way, options in WAYS.items():
         for columns in COLUMNS:
-            made = diagrams.plan_of(100, columns, **options)
+            made = draw.plan_of(100, columns, **options)
             if made.movement == "row":
-                found[way, columns] = made, diagrams.figures(made)
+                found[way, columns] = made, draw.figures(made)
             else:  # longer than the row movement takes: see test_diagrams_panel
                 assert columns > 100_000
     return found
@@ -55,7 +57,7 @@ def test_a_plan_has_the_figures_of_what_it_uses(every):
         assert ("reduction_buffer" in found) == c.exchanges
         assert ("cluster" in found) == (c.cluster_n > 1)
         assert {"tv", "tile", "predicate", "thread"} <= set(found)
-        assert set(diagrams.drawn(c)) <= {*found, "tv"}
+        assert set(draw.drawn(c)) <= {*found, "tv"}
 
 
 @pytest.mark.parametrize("columns", [1, 3, 1023, 8192, 50257, 1000000])
@@ -63,11 +65,11 @@ def test_every_way_has_its_page(every, columns):
     for way in WAYS:
         if (way, columns) in every:
             made, found = every[way, columns]
-            page = diagrams.page(made, found)
+            page = draw.page(made, found)
             assert explorer(**page)  # every step of the walk finds cells
             stores = [s for s in page["steps"] if s.figure == "cluster"]
             assert ("cluster" in found) == bool(stores)
-            for step, (_, stage) in zip(stores, diagrams.View(made).exchanges, strict=bool(stores)):
+            for step, (_, stage) in zip(stores, draw.View(made).exchanges, strict=bool(stores)):
                 roles = Counter(c.facts.role for c in found["cluster"].cells if step.where(c.facts))
                 n = made.row_class.cluster_n
                 assert roles == {"sender": n, "receiver": n, f"barrier {stage}": n}
@@ -136,13 +138,13 @@ def test_cluster_figure_names_targets_and_bytes(every):
 
 
 def test_every_thread_can_be_followed():
-    made = diagrams.plan_of(100, 50257)
+    made = draw.plan_of(100, 50257)
     for thread in (0, 31, 37, made.row_class.threads - 1):
-        figure = diagrams.figures(made, thread)["thread"]
+        figure = draw.figures(made, thread)["thread"]
         owned = [c for c in figure.cells if c.facts.space.startswith("g") and not c.dim]
         assert owned and all(c.facts.threads == (thread,) for c in owned)
     with pytest.raises(ValueError, match="thread must be 0 to"):
-        diagrams.figures(made, made.row_class.threads)
+        draw.figures(made, made.row_class.threads)
 
 
 def strided(name: str, rows: int, columns: int, offsets, strides, dtype="bf16"):
@@ -189,7 +191,7 @@ def test_requests_and_scalars_reach_every_element_once(case):
 def test_plans_have_no_problems(architecture):
     for options in WAYS.values():
         for columns in COLUMNS[:: 1 if architecture == "sm_90a" else 2]:
-            made = diagrams.plan_of(20, columns, architecture=architecture, **options)
+            made = draw.plan_of(20, columns, architecture=architecture, **options)
             assert checks.check(made).problems == (), made.explain()
 
 
@@ -223,7 +225,7 @@ def mutated(made, kind: type):
 
 
 def test_a_wrong_plan_is_found():
-    short, uneven = diagrams.plan_of(100, 200), diagrams.plan_of(800, 64000)
+    short, uneven = draw.plan_of(100, 200), draw.plan_of(800, 64000)
     assert "elements have no thread" in checks.check(mutated(short, SwappedThreads)).problems[0]
     assert "elements have no thread" in checks.check(mutated(short, SharedValues)).problems[0]
     assert "not whole vectors" in checks.check(mutated(uneven, Unequal)).problems[0]
@@ -246,7 +248,7 @@ def test_narrow_loads_cost_requests():
 
 
 def test_notebooks_show_a_plan():
-    text = diagrams.plan_of(4096, 65536)._repr_svg_()
+    text = draw.plan_of(4096, 65536)._repr_svg_()
     assert text.lstrip().startswith("<?xml") or text.lstrip().startswith("<svg")
     assert "cluster of" in text and "gX" in text
 
@@ -295,7 +297,7 @@ def test_commands_of_the_page_of_plans():
     commands = re.findall(r"^python -m cute_softmax diagrams (.*)$", page, re.M)
     assert len(commands) >= 7
     for command in commands:
-        options = diagrams._parser().parse_args(command.split())
+        options = diagrams.parser().parse_args(command.split())
         assert f"{' x '.join(f'{n:,}' for n in options.shape)}" in page or (
             f"{options.shape[0]:,} rows of {options.shape[1]:,}" in page
         )

@@ -13,13 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from cute_softmax import checks, diagrams
-from cute_softmax.hardware import ARCHITECTURES, H200
+from cute_softmax import draw
+from cute_softmax.commands import diagrams
+from cute_softmax.draw import checks
 from cute_softmax.plan import NotPlanned
 from cute_softmax.plan import matmul_layouts as named
+from cute_softmax.plan.hardware import ARCHITECTURES, H200
 from cute_softmax.plan.matmul import MatmulClass
 from cute_softmax.plan.matmul_backward import matmul_backward_class
-from cute_softmax.problem import ITEM_SIZE
+from cute_softmax.plan.problem import ITEM_SIZE
 from layouts import ComposedLayout, Layout, Swizzle
 from layouts.html import explorer
 from layouts.trace import MmaValue, differences, observing
@@ -46,13 +48,13 @@ FRAGMENTS = {"registers", "fragments", "first_product", "second_product", "pairs
 
 def made(name: str):
     shape, depth, options = PROBLEMS[name]
-    return diagrams.plan_matmul_shape(shape, depth, **options)
+    return draw.plan_matmul_shape(shape, depth, **options)
 
 
 @pytest.fixture(scope="module", params=PROBLEMS)
 def case(request):
     p = made(request.param)
-    return p, diagrams.figures(p)
+    return p, draw.figures(p)
 
 
 def test_a_plan_has_the_figures_of_what_it_uses(case):
@@ -85,7 +87,7 @@ def test_figures_are_legible_and_small(case):
 
 def test_the_walk_lights_cells_of_every_figure_it_names(case):
     p, found = case
-    page = diagrams.page(p, found)
+    page = draw.page(p, found)
     assert len(page["steps"]) >= 7
     assert "Thread" not in explorer(**page)[:200]
 
@@ -202,16 +204,16 @@ def vars_of(c: MatmulClass) -> dict:
 def test_every_thread_can_be_followed():
     p = made("usual")
     for thread in (0, 37, 127):
-        figures = diagrams.figures(p, thread)
+        figures = draw.figures(p, thread)
         for name in ("ldmatrix", "fragments", "registers", "exchange"):
             assert any(thread in c.facts.threads for c in figures[name].cells), (thread, name)
     with pytest.raises(ValueError, match="0 to 127"):
-        diagrams.figures(p, 128)
+        draw.figures(p, 128)
 
 
 def test_kernels_give_ldmatrix_the_addresses_that_are_drawn():
     """Their own arithmetic, on numbers instead of registers."""
-    from cute_softmax.kernels import tensor_cores
+    from cute_softmax.kernels.common import tensor_cores
 
     tile = named.first_stage(named.by_rows(2, 64, 64, 1))
     for transposed, function in (
@@ -279,13 +281,13 @@ def test_command_line_names_what_is_wrong(arguments, words, tmp_path, capsys):
 
 def test_what_is_not_planned():
     ampere = replace(H200, architecture=ARCHITECTURES["sm_80"])
-    assert diagrams.plan_matmul_shape((64, 64), 64, device=ampere).kernel.instruction == "mma"
+    assert draw.plan_matmul_shape((64, 64), 64, device=ampere).kernel.instruction == "mma"
     with pytest.raises(NotPlanned, match="sm_80"):
-        diagrams.plan_matmul_shape((64, 64), 64, device=ampere, instruction="wgmma")
+        draw.plan_matmul_shape((64, 64), 64, device=ampere, instruction="wgmma")
     with pytest.raises(NotPlanned, match="sm_90a"):
-        diagrams.plan_matmul_shape((64, 64), 64, device=ampere, backward=True)
+        draw.plan_matmul_shape((64, 64), 64, device=ampere, backward=True)
     with pytest.raises(ValueError, match="two dimensions"):
-        diagrams.plan_matmul_shape((64,), 64)
+        draw.plan_matmul_shape((64,), 64)
     for shape, depth, words in (
         ((1 << 31, 64), 64, "2147483648 rows"),
         ((64, 1 << 31), 64, "2147483648 columns"),
@@ -293,16 +295,16 @@ def test_what_is_not_planned():
     ):
         for backward in (False, True):
             with pytest.raises(NotPlanned, match=f"{words}: at most"):
-                diagrams.plan_matmul_shape(shape, depth, backward=backward)
+                draw.plan_matmul_shape(shape, depth, backward=backward)
     with pytest.raises(NotPlanned, match="2147483648 columns of V: at most"):
-        diagrams.plan_matmul_shape((64, 64), 1 << 31)
+        draw.plan_matmul_shape((64, 64), 1 << 31)
     with pytest.raises(NotPlanned, match="4295032832 rows: at most"):  # those of all batches, line by line
-        diagrams.plan_matmul_shape((1 << 16, (1 << 16) + 1, 65), 64)
+        draw.plan_matmul_shape((1 << 16, (1 << 16) + 1, 65), 64)
     for dtype in ("bool", "int64"):
         with pytest.raises(TypeError, match=f"no kernels for dtype '{dtype}'"):
-            diagrams.plan_matmul_shape((64, 64), 64, dtype)
+            draw.plan_matmul_shape((64, 64), 64, dtype)
     with pytest.raises(ValueError, match="elements: at most"):
-        diagrams.plan_matmul_shape((1 << 31, 1 << 30), 64)
+        draw.plan_matmul_shape((1 << 31, 1 << 30), 64)
 
 
 # What follows is run by itself, see `test_every_class_is_drawn_as_its_kernel_is`.
@@ -321,7 +323,7 @@ def classes() -> list:
 
 def trace(c) -> dict:
     """The layouts that the kernel of a class tells, under the names of `diagrams.drawn`, swizzles in elements."""
-    from cute_softmax.compile import compile_class
+    from cute_softmax.runtime.compile import compile_class
 
     with observing() as seen:
         compile_class(c)
@@ -364,7 +366,7 @@ def copies() -> dict:
     import cutlass.cute as cute
     from cutlass.cute.nvgpu import warp, warpgroup
 
-    from cute_softmax.kernels import tensor_cores
+    from cute_softmax.kernels.common import tensor_cores
     from layouts.trace import read
 
     found = {}
@@ -417,7 +419,7 @@ def trace_all() -> dict:
     """The layouts compared, what is wrong with them, and the wrong ones that went unnoticed."""
     found = {"classes": 0, "layouts": 0, "others": 0, "wrong": [], "missed": []}
     pairs = [("copies", DRAWN_COPIES, copies())]
-    pairs += [(f"{c.movement} {c.name}", diagrams.drawn(c), trace(c)) for c in classes()]
+    pairs += [(f"{c.movement} {c.name}", draw.drawn(c), trace(c)) for c in classes()]
     for where, ours, theirs in pairs:
         found["wrong"] += [f"{where}: {line}" for line in differences(ours, theirs)]
         found["wrong"] += [f"{where}: {n}: no figure draws it" for n in theirs.keys() - ours.keys()]

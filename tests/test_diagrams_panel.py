@@ -15,10 +15,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from cute_softmax import checks, diagrams
-from cute_softmax.hardware import ARCHITECTURES, H200
+from cute_softmax import draw
+from cute_softmax.commands import diagrams
+from cute_softmax.draw import checks
 from cute_softmax.plan import PanelPlan, plan
-from cute_softmax.problem import ITEM_SIZE, Operand, canonical
+from cute_softmax.plan.hardware import ARCHITECTURES, H200
+from cute_softmax.plan.problem import ITEM_SIZE, Operand, canonical
 from layouts import Layout
 from layouts.html import explorer
 from layouts.trace import differences, observing
@@ -60,14 +62,14 @@ EXCHANGES = {
 
 def made(name: str) -> PanelPlan:
     shape, options = PROBLEMS[name]
-    return diagrams.plan_shape(shape, **options)
+    return draw.plan_shape(shape, **options)
 
 
 def clusters_of_16() -> dict[str, PanelPlan]:
     """A plan of each class with such clusters that columns of any length have, shifted or not."""
     lengths = [1000 * 11**i // 10**i for i in range(30)]
     plans = (
-        diagrams.plan_shape((length, columns), dim=0, math=math)
+        draw.plan_shape((length, columns), dim=0, math=math)
         for math in DIRECTIONS
         for columns in (16384, 16385)
         for length in lengths
@@ -82,7 +84,7 @@ CLUSTERS_OF_16 = clusters_of_16()
 def case(request):
     p = made(request.param)
     assert isinstance(p, PanelPlan)
-    return p, diagrams.figures(p)
+    return p, draw.figures(p)
 
 
 def test_a_plan_has_the_figures_of_what_it_uses(case):
@@ -95,8 +97,8 @@ def test_a_plan_has_the_figures_of_what_it_uses(case):
 
 
 def test_a_row_ahead_has_each_chunk_in_one_place_and_finishes_it_once():
-    p = diagrams.plan_shape((64, 1 << 24))
-    c, cells = p.kernel, diagrams.figures(p)["places"].cells
+    p = draw.plan_shape((64, 1 << 24))
+    c, cells = p.kernel, draw.figures(p)["places"].cells
     steps = p.chunks + c.wait
     drawn = [cell for cell in cells if cell.facts.coordinate]
     assert len(drawn) == steps * (p.chunks + c.ahead + c.wait)
@@ -119,7 +121,7 @@ def test_every_slot_of_two_trips_has_its_sender_and_its_reader():
     c = p.kernel
     assert c.trips == 2 and c.peers.size == 2 * c.columns
     each = c.columns // c.cluster_n
-    drawn = [cell.facts for cell in diagrams.figures(p)["cluster"].cells if "peers" in cell.facts.space]
+    drawn = [cell.facts for cell in draw.figures(p)["cluster"].cells if "peers" in cell.facts.space]
     room = c.columns * c.whole_bytes  # of the first trip
     first, second = ([f for f in drawn if (f.byte < room) == trip] for trip in (True, False))
     assert sorted(f.start for f in first) == [*range(c.columns)]
@@ -137,7 +139,7 @@ def test_every_slot_of_two_trips_has_its_sender_and_its_reader():
 @pytest.mark.parametrize("name", CLUSTERS_OF_16)
 def test_every_cluster_of_16_has_its_page(name):
     p = CLUSTERS_OF_16[name]
-    page = diagrams.page(p)
+    page = draw.page(p)
     assert explorer(**page)  # every step of the walk finds cells
     found = [f for f in page["figures"]["cluster"].cells if f.facts.role]
     steps = [s for s in page["steps"] if s.figure == "cluster"]
@@ -161,7 +163,7 @@ def test_clusters_of_16_are_of_all_kinds():
 @pytest.mark.parametrize("kind", EXCHANGES)
 def test_every_exchange_has_its_page(kind, math):
     shape, dim, names = EXCHANGES[kind]
-    page = diagrams.page(diagrams.plan_shape(shape, dim=dim, math=math))
+    page = draw.page(draw.plan_shape(shape, dim=dim, math=math))
     assert explorer(**page)
     exchanging = {"shuffle", "reduction_buffer", "cluster", "meeting"}
     assert exchanging & set(page["figures"]) == names == exchanging & {s.figure for s in page["steps"]}
@@ -206,14 +208,14 @@ def test_cells_of_the_tile_are_where_the_thread_loads(case):
 def test_predicate_ends_with_the_data(case):
     p, found = case
     c = p.kernel
-    view = diagrams.panel.View(p)
+    view = draw.panel.View(p)
     end = p.bounds(*view.last, view.start).stop
     head, body = p.pieces(view.start)
     assert end == head + body and p.length - c.vector < end <= p.length and c.edges >= (body < p.length)
     facts = [
         x.facts for x in found["predicate"].cells if x.facts.note in ("loaded",) or "skipped" in x.facts.note
     ]
-    first = diagrams.panel.View(p).final.start
+    first = draw.panel.View(p).final.start
     for f in facts:
         row, column, last = map(int, re.match(r"\((\d+), (\d+)\.\.(\d+)", f.coordinate).groups())
         if c.orientation == "row":
@@ -271,7 +273,7 @@ def test_shifted_requests_reach_every_element(name):
 def test_lines_are_drawn_where_they_begin():
     """Each element that is drawn as some vector's lies in the block above it, and where memory has it."""
     p = made("shifted")
-    c, figure = p.kernel, diagrams.figures(p)["shift"]
+    c, figure = p.kernel, draw.figures(p)["shift"]
     cells = {}
     for cell in figure.cells:
         if found := re.match(r"\(element (\d+), column (-?\d+)\)", cell.facts.coordinate or ""):
@@ -287,7 +289,7 @@ def test_lines_are_drawn_where_they_begin():
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_plans_have_no_problems(architecture):
     for shape, options in PROBLEMS.values():
-        p = diagrams.plan_shape(shape, **{**options, "architecture": architecture})
+        p = draw.plan_shape(shape, **{**options, "architecture": architecture})
         assert checks.check(p).problems == (), p.explain()
 
 
@@ -321,11 +323,11 @@ def test_a_wrong_plan_is_found():
 def test_every_thread_can_be_followed():
     p = made("columns")
     for thread in (0, 37, p.kernel.threads - 1):
-        figure = diagrams.figures(p, thread)["thread"]
+        figure = draw.figures(p, thread)["thread"]
         owned = [c for c in figure.cells if c.facts.space == "gX" and not c.dim]
         assert all(c.facts.threads == (thread,) for c in owned)
     with pytest.raises(ValueError, match="thread must be 0 to"):
-        diagrams.figures(p, p.kernel.threads)
+        draw.figures(p, p.kernel.threads)
 
 
 def test_notebooks_show_a_panel():
@@ -355,19 +357,19 @@ def every_class(architecture: str) -> dict:
             problems.append(((4, 1 << (power - 2), 64, 32), {"dim": (1, 3), "math": math}))
             if power % 3 == 1:
                 problems.append(((1 << power, 16385), {"dim": 0, "math": math}))
-    plans = (diagrams.plan_shape(shape, **{**o, "architecture": architecture}) for shape, o in problems)
+    plans = (draw.plan_shape(shape, **{**o, "architecture": architecture}) for shape, o in problems)
     return dict.fromkeys(p.kernel for p in plans if isinstance(p, PanelPlan))
 
 
 def trace_all(architecture: str) -> dict:
     """What is wrong with the classes of all problems, traced; and whether a swapped layout would be seen."""
-    from cute_softmax.compile import compile_class
+    from cute_softmax.runtime.compile import compile_class
 
     found = {"classes": [], "wrong": [], "missed": []}
     for c in every_class(architecture):
         with observing() as seen:
             compile_class(c)
-        ours = diagrams.drawn(c)
+        ours = draw.drawn(c)
         found["classes"].append(c.name)
         found["wrong"] += [f"{c.name}: {line}" for line in differences(ours, seen)]
         found["wrong"] += [f"{c.name}: {name} is not drawn" for name in seen.keys() - ours.keys()]
@@ -394,7 +396,7 @@ def test_classes_are_drawn_as_their_kernels_are(architecture):
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_threads_stand_where_the_kernel_puts_them(name, monkeypatch):
     """The kernel's own address arithmetic, on plain numbers, beside the thread-value layout."""
-    from cute_softmax.kernels import panel
+    from cute_softmax.kernels.panel import panel
 
     p = made(name)
     c = p.kernel
@@ -406,7 +408,7 @@ def test_threads_stand_where_the_kernel_puts_them(name, monkeypatch):
     kernel = SimpleNamespace(spec=c, dtypes=[SimpleNamespace(width=8 * ITEM_SIZE[d]) for d in c.dtypes])
     kept, reduced = p.operand_strides[0][: c.kept_modes], p.operand_strides[0][c.kept_modes :]
     size = ITEM_SIZE[c.dtypes[0]]
-    memory = diagrams.panel.View(p).memory(0)
+    memory = draw.panel.View(p).memory(0)
     for thread in (0, 1, 31, 32, c.threads - 1):
         a, d = thread % c.across, thread // c.across
         mX = SimpleNamespace(address=0, kept=kept, reduced=reduced)

@@ -17,10 +17,10 @@ import cute_softmax
 from benchmarks import results, traffic
 from benchmarks.__main__ import main as benchmarks_main
 from benchmarks.cases import SUITES
-from cute_softmax import cache, precompile
 from cute_softmax.__main__ import main
-from cute_softmax.classes import classes, longest_row, operand_dtypes
-from cute_softmax.hardware import ARCHITECTURES, H200
+from cute_softmax.plan.catalogue import classes, longest_row, operand_dtypes
+from cute_softmax.plan.hardware import ARCHITECTURES, H200
+from cute_softmax.runtime import cache, precompile
 from layouts.__main__ import main as layouts_main
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -276,14 +276,14 @@ def test_what_a_docstring_lacks_is_noticed(reference, monkeypatch, name, old, ne
 
 
 def test_a_new_public_name_must_be_described(reference, monkeypatch):
-    from cute_softmax import rules
+    from cute_softmax.dispatch import rules
 
     monkeypatch.setattr(cute_softmax, "offset_within", rules.offset_within, raising=False)
     monkeypatch.setattr(cute_softmax, "__all__", [*cute_softmax.__all__, "offset_within"])
     monkeypatch.setattr(cute_softmax.nn, "__all__", ["_Options"])
     reference.entries.cache_clear()
     complaints = reference.complaints()
-    assert "cute_softmax.rules.offset_within: no words about shape" in complaints
+    assert "cute_softmax.dispatch.rules.offset_within: no words about shape" in complaints
     assert "cute_softmax.nn._Options.scale: no docstring" in complaints
 
 

@@ -20,9 +20,9 @@ from pathlib import Path
 import pytest
 from classes import FAMILY, REDUCTIONS, intervals, operands, sample, selected
 
-from cute_softmax.diagrams import drawn
-from cute_softmax.hardware import ARCHITECTURES
+from cute_softmax.draw import drawn
 from cute_softmax.plan import MATHS, RowClass
+from cute_softmax.plan.hardware import ARCHITECTURES
 from layouts import Layout, ints
 from layouts.trace import CoordinateValue, differences, observe, observing
 
@@ -60,8 +60,8 @@ def trace(c: RowClass) -> dict:
     Tracing goes on to the kernel's end for one architecture and elsewhere stops after the last layout: the
     arithmetic that follows takes two thirds of the time and has no layouts, as the whole kernels show.
     """
-    from cute_softmax.compile import compile_class
     from cute_softmax.kernels import row
+    from cute_softmax.runtime.compile import compile_class
 
     class EnoughError(Exception):
         pass

@@ -10,8 +10,9 @@ import pytest
 import simulated
 import torch
 
-from cute_softmax import explain, log_softmax, log_softmax_backward, ops, plan_softmax, softmax, softmax_
-from cute_softmax.scores import DEFAULTS
+from cute_softmax import explain, log_softmax, log_softmax_backward, plan_softmax, softmax, softmax_
+from cute_softmax.dispatch import ops
+from cute_softmax.dispatch.scores import DEFAULTS
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 INF = float("inf")

@@ -9,9 +9,12 @@ import checking
 import pytest
 import torch
 
-from cute_softmax import explain, functional, launch, ops, plan_softmax, prepare, softmax, softmax_backward
-from cute_softmax.hardware import H200
+from cute_softmax import explain, plan_softmax, prepare, softmax, softmax_backward
+from cute_softmax.api import softmax as functional
+from cute_softmax.dispatch import ops
 from cute_softmax.plan import NO_PROLOGUE
+from cute_softmax.plan.hardware import H200
+from cute_softmax.runtime import launch
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 

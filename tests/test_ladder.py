@@ -13,8 +13,8 @@ from compiled import accesses
 from benchmarks import traffic
 from cute_softmax import ladder
 from cute_softmax.__main__ import main
-from cute_softmax.hardware import ARCHITECTURES
-from cute_softmax.resources import registers_of
+from cute_softmax.plan.hardware import ARCHITECTURES
+from cute_softmax.runtime.resources import registers_of
 from layouts import Layout, access
 from layouts.trace import CopyValue
 

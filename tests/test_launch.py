@@ -9,8 +9,9 @@ import simulated
 import torch
 from prologues import plan_of
 
-from cute_softmax import launch, softmax
+from cute_softmax import softmax
 from cute_softmax.plan import NO_PROLOGUE, Prologue
+from cute_softmax.runtime import launch
 
 
 def call_of(prologue: Prologue, name: str = "softmax") -> tuple[launch.Call, list]:

@@ -10,12 +10,12 @@ import torch
 from compiled import compile_and_read
 
 from cute_softmax import softmax_matmul
-from cute_softmax.hardware import ARCHITECTURES, H200
+from cute_softmax.dispatch.matmul import operator
+from cute_softmax.plan.hardware import ARCHITECTURES, H200
 from cute_softmax.plan.maths import NotPlanned
 from cute_softmax.plan.matmul import MatmulPlan, aligned, canonical_matmul, plan_matmul
-from cute_softmax.problem import Operand
-from cute_softmax.resources import cuobjdump
-from cute_softmax.softmax_matmul import operator
+from cute_softmax.plan.problem import Operand
+from cute_softmax.runtime.resources import cuobjdump
 
 
 def operand(shape, dtype="bf16", broadcast=()) -> Operand:

@@ -5,7 +5,7 @@ import re
 import pytest
 from compiled import compile_and_read
 
-from cute_softmax.hardware import ARCHITECTURES
+from cute_softmax.plan.hardware import ARCHITECTURES
 from cute_softmax.plan.matmul_backward import MatmulDeltaClass, matmul_backward_class
 
 SM_90A = ARCHITECTURES["sm_90a"]

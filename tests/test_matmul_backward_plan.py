@@ -6,10 +6,10 @@ from itertools import product
 
 import pytest
 
-from cute_softmax.hardware import ARCHITECTURES, H200
 from cute_softmax.plan import NotPlanned
+from cute_softmax.plan.hardware import ARCHITECTURES, H200
 from cute_softmax.plan.matmul_backward import matmul_backward_class, plan_matmul_backward, splits_of
-from cute_softmax.problem import Operand
+from cute_softmax.plan.problem import Operand
 
 HALVES = ("bf16", "bf16", "bf16")
 

@@ -7,11 +7,11 @@ import pytest
 from compiled import accesses, compile_and_read
 from test_matmul import PLANS, operand
 
-from cute_softmax.hardware import ARCHITECTURES, H200, KIB, Device
+from cute_softmax.plan.hardware import ARCHITECTURES, H200, KIB, Device
 from cute_softmax.plan.maths import NotPlanned
 from cute_softmax.plan.matmul import TILE_N, access_of, canonical_matmul, plan_matmul
 from cute_softmax.plan.matmul_mma import mma_classes
-from cute_softmax.problem import Operand
+from cute_softmax.plan.problem import Operand
 
 WITHOUT = [name for name in ARCHITECTURES if name != "sm_90a"]
 

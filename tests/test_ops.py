@@ -6,7 +6,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 
-from cute_softmax import ops, softmax, softmax_backward
+from cute_softmax import softmax, softmax_backward
+from cute_softmax.dispatch import ops
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 

@@ -97,12 +97,12 @@ def test_plans_and_layouts_need_no_other_package(clean):
         "-I",
         "-c",
         "import sys, cute_softmax, layouts\n"
-        "from cute_softmax import classes, hardware, plan, problem\n"
+        "from cute_softmax import plan\nfrom cute_softmax.plan import catalogue, hardware, problem\n"
         "p = problem.canonical((8, 50257), (1,), [problem.Operand('bf16', (50257, 1))] * 2)\n"
         "print(plan.plan('softmax', p, hardware.H200).row_class.name)\n"
         "print(layouts.parse('((32,4),8):((32,1),4)')(33, 2))\n"
         "sm = hardware.ARCHITECTURES['sm_90a']\n"
-        "print(sum(1 for _ in classes.classes('softmax', sm, ('bf16', 'bf16'))))\n"
+        "print(sum(1 for _ in catalogue.classes('softmax', sm, ('bf16', 'bf16'))))\n"
         "print([n for n in ('torch', 'cutlass', 'rich') if n in sys.modules], cute_softmax.__file__)",
     ).splitlines()
     assert said[0].endswith("_edges") and said[1] == "41" and int(said[2]) > 10

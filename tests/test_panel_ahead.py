@@ -7,9 +7,9 @@ from dataclasses import replace
 import panels
 import pytest
 
-from cute_softmax.checks.panel_ahead import ABSORBED, FINISHED, Walk, walk_of
-from cute_softmax.hardware import H200
+from cute_softmax.draw.checks.panel_ahead import ABSORBED, FINISHED, Walk, walk_of
 from cute_softmax.plan import plan_panel
+from cute_softmax.plan.hardware import H200
 from cute_softmax.plan.panel import Team
 
 

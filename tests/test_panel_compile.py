@@ -14,11 +14,11 @@ import classes
 import pytest
 from compiled import Compiled, accesses, compile_and_read
 
-from cute_softmax.compile import build_math
-from cute_softmax.hardware import ARCHITECTURES
 from cute_softmax.plan import MATHS, PanelClass
+from cute_softmax.plan.hardware import ARCHITECTURES
 from cute_softmax.plan.panel import AHEAD, DEEP, MODES, SHIFTED_TEAMS, STREAMING, TEAMS
-from cute_softmax.problem import ITEM_SIZE
+from cute_softmax.plan.problem import ITEM_SIZE
+from cute_softmax.runtime.compile import build_math
 
 # Classes -> bytes of stack that they may use, with the reason. All others use none.
 STACK = {

@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from panels import dense, problem_of
 
-from cute_softmax.hardware import ARCHITECTURES, H200, Device
-from cute_softmax.kernels.reduce import two_sum
+from cute_softmax.kernels.common.reduce import two_sum
 from cute_softmax.plan import MATHS, WARP, NotPlanned, PanelClass, PanelPlan, plan, plan_panel
+from cute_softmax.plan.hardware import ARCHITECTURES, H200, Device
 from cute_softmax.plan.maths import MOST
 from cute_softmax.plan.panel import (
     DEEP,
@@ -31,7 +31,7 @@ from cute_softmax.plan.panel import (
     Team,
 )
 from cute_softmax.plan.panel_teams import SHORT
-from cute_softmax.problem import ALIGNMENT, ITEM_SIZE, Operand, Problem, canonical
+from cute_softmax.plan.problem import ALIGNMENT, ITEM_SIZE, Operand, Problem, canonical
 
 DEVICES = {name: Device(a, multiprocessors=132, l2=50 << 20) for name, a in ARCHITECTURES.items()}
 # Panels have no group inputs.

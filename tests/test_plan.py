@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cute_softmax import classes as ahead
 from cute_softmax import plan as plans
-from cute_softmax.hardware import ARCHITECTURES, H200, Architecture, Device, architecture_of
 from cute_softmax.plan import MATHS, NotPlanned, PanelPlan, Plan, plan, row_class
+from cute_softmax.plan import catalogue as ahead
+from cute_softmax.plan.hardware import ARCHITECTURES, H200, Architecture, Device, architecture_of
 from cute_softmax.plan.maths import MOST
+from cute_softmax.plan.problem import ITEM_SIZE, Operand, canonical
 from cute_softmax.plan.row import FEW_ABOVE
-from cute_softmax.problem import ITEM_SIZE, Operand, canonical
 
 ROOT = Path(__file__).parents[1]
 DEVICES = {name: Device(a, multiprocessors=132, l2=50 << 20) for name, a in ARCHITECTURES.items()}
@@ -339,7 +339,7 @@ def test_classes_are_few_and_lengths_share_them(pair, math_name, online, arch):
 
 @forms
 def test_classes_to_compile_ahead_are_all_there_are(arch):
-    """`cute_softmax.classes` reckons where a class ends; here every end was found by asking for each length."""
+    """`cute_softmax.plan.catalogue` reckons where a class ends; here every end was found by asking for each length."""
     for math_name, online in MATHS:
         for pair in classes.PAIRS:
             dtypes = classes.operands(math_name, pair)
@@ -547,8 +547,8 @@ def test_plans_need_neither_torch_nor_cutlass():
     code = (
         "import sys; sys.modules.update(torch=None, cutlass=None, cuda=None)\n"
         "from cute_softmax.plan import plan\n"
-        "from cute_softmax.hardware import H200\n"
-        "from cute_softmax.problem import Operand, canonical\n"
+        "from cute_softmax.plan.hardware import H200\n"
+        "from cute_softmax.plan.problem import Operand, canonical\n"
         "x = Operand('bf16', (8192, 1))\n"
         "print(plan('softmax', canonical((4096, 8192), (1,), [x, x]), H200).explain())\n"
     )

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cute_softmax.problem import (
+from cute_softmax.plan.problem import (
     ITEM_SIZE,
     MOST_ELEMENTS,
     Mode,

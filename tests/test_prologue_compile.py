@@ -9,9 +9,9 @@ from compiled import compile_and_read
 from prologues import plan_of
 from test_compile import check_all
 
-from cute_softmax.compile import build_math
-from cute_softmax.hardware import ARCHITECTURES
 from cute_softmax.plan import NO_PROLOGUE, NotPlanned, Plan, Prologue, RowClass
+from cute_softmax.plan.hardware import ARCHITECTURES
+from cute_softmax.runtime.compile import build_math
 
 PROLOGUES = (
     Prologue(scale="number"),

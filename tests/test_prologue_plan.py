@@ -10,22 +10,13 @@ from hypothesis import strategies as st
 from prologues import operands_of, plan_of
 from test_plan import check, times_owned
 
-from cute_softmax.cache import entry_key
-from cute_softmax.checks import check as check_report
-from cute_softmax.diagrams import figures, overview
-from cute_softmax.hardware import ARCHITECTURES, H200
-from cute_softmax.plan import (
-    MODES,
-    NO_PROLOGUE,
-    NotPlanned,
-    Plan,
-    Prologue,
-    facts_of,
-    plan,
-    plan_panel,
-)
+from cute_softmax.draw import figures, overview
+from cute_softmax.draw.checks import check as check_report
+from cute_softmax.plan import MODES, NO_PROLOGUE, NotPlanned, Plan, Prologue, facts_of, plan, plan_panel
+from cute_softmax.plan.hardware import ARCHITECTURES, H200
+from cute_softmax.plan.problem import ITEM_SIZE, Operand, canonical
 from cute_softmax.plan.prologue import FORMS
-from cute_softmax.problem import ITEM_SIZE, Operand, canonical
+from cute_softmax.runtime.cache import entry_key
 
 EVERY = Prologue(scale="groups", bias=True, mask=True, causal=True, alpha="number", zero=True)
 FORWARD = ("softmax", "log_softmax", "logsumexp", "entropy")

@@ -10,9 +10,10 @@ import simulated
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from cute_softmax import amax, launch, logsumexp, plan_reduction
+from cute_softmax import amax, logsumexp, plan_reduction
 from cute_softmax import sum as sum_
-from cute_softmax.hardware import H200
+from cute_softmax.plan.hardware import H200
+from cute_softmax.runtime import launch
 
 FUNCTIONS = {"logsumexp": logsumexp, "amax": amax, "sum": sum_}
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)

@@ -7,8 +7,8 @@ from pathlib import Path
 import checking
 import pytest
 
-from cute_softmax.hardware import H200
 from cute_softmax.ladder import RUNGS
+from cute_softmax.plan.hardware import H200
 
 sys.path.insert(0, str(Path(__file__).parent / "gpu"))
 

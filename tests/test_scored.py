@@ -6,9 +6,11 @@ import weakref
 import pytest
 import torch
 
-from cute_softmax import forms, launch, log_softmax, ops, rules, scored, softmax
-from cute_softmax.hardware import H200
-from cute_softmax.scores import scores_of
+from cute_softmax import log_softmax, softmax
+from cute_softmax.dispatch import forms, ops, rules, scored
+from cute_softmax.dispatch.scores import scores_of
+from cute_softmax.plan.hardware import H200
+from cute_softmax.runtime import launch
 
 X = torch.randn(32, 64).bfloat16()
 MASK, BIAS, ROWS = torch.rand(64) < 0.5, torch.randn(64).bfloat16(), torch.rand(32, 1)

@@ -5,7 +5,8 @@ import pytest
 import simulated
 import torch
 
-from cute_softmax import entropy, selective, selective_log_softmax
+from cute_softmax import entropy, selective_log_softmax
+from cute_softmax.dispatch import selective
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 INF = float("inf")

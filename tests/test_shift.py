@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cute_softmax.kernels import shift
+from cute_softmax.kernels.panel import shift
 
 WORD = (1 << 32) - 1
 

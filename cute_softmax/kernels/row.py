@@ -22,8 +22,8 @@ from cutlass import Boolean, Float32, Int32, Int64, Uint32, const_expr
 
 from layouts.trace import observe
 
-from . import online, reduce
-from .copy import (
+from .common import online, reduce
+from .common.copy import (
     DTYPES,
     Fragment,
     Slots,
@@ -37,8 +37,8 @@ from .copy import (
     read_policy,
     store,
 )
-from .online import rounded_product
-from .prologue import Given
+from .common.online import rounded_product
+from .maths.prologue import Given
 
 INDEX_ERROR = (
     "cute_softmax.selective_log_softmax: index %lld in row %lld is out of range: a row has %d elements"

@@ -92,7 +92,7 @@ def softmax(input: torch.Tensor, rung: int, dim: int = -1) -> torch.Tensor:
     """
     import torch
 
-    from ..launch import DTYPE_NAMES, device_facts
+    from ..runtime.launch import DTYPE_NAMES, device_facts
 
     rung_of(rung)
     if input.dtype not in DTYPE_NAMES or not input.is_cuda:
@@ -130,7 +130,7 @@ def form_of(
 ) -> Form:
     """The form of a call, for tensors that begin on multiples of `base` bytes. Raises ValueError for what the rung does
     not take."""
-    from ..problem import ITEM_SIZE
+    from ..plan.problem import ITEM_SIZE
 
     step, size = rung_of(rung), ITEM_SIZE[dtype]
     if not rows and rung:
@@ -146,7 +146,7 @@ def form_of(
 @functools.cache
 def function_of(form: Form) -> Any:
     """The compiled function, from the store on disk or built; it takes input and output as (groups, elements)."""
-    from ..launch import _store
+    from ..runtime.launch import _store
 
     return _store.load("ladder", asdict(form), lambda: compile_form(form))
 
@@ -156,7 +156,7 @@ def compile_form(form: Form, options: str = "") -> Any:
     import cutlass.cute as cute
     from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
-    from ..kernels.copy import DTYPES
+    from ..kernels.common.copy import DTYPES
 
     groups, pitch = cute.sym_int(), cute.sym_int()
     strides = (form.columns, 1) if form.rows else (1, pitch)

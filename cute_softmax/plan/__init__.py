@@ -11,12 +11,12 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..hardware import Device
-from ..problem import ITEM_SIZE, Mode, Problem
 from .base import PlanBase
+from .hardware import Device
 from .maths import CACHE_LINE, MATHS, WARP, Math, NotPlanned, check_counts, math_of
 from .modes import MODES, access_of, offset_of, padded
 from .panel import PanelClass, PanelPlan, plan_panel
+from .problem import ITEM_SIZE, Mode, Problem
 from .prologue import NO_PROLOGUE, Prologue, facts_of
 from .row import PART, TEAMS, VECTORS_PER_ROW, RowClass, Team, row_class, vector_of
 

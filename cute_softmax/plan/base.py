@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from ..problem import ITEM_SIZE
+from .problem import ITEM_SIZE
 
 
 class ClassBase:
@@ -39,9 +39,3 @@ class PlanBase:
     def movement(self) -> str:
         """How data reaches the threads: "row", "column", "split" or "matmul"."""
         return self.kernel.movement
-
-    def _repr_svg_(self) -> str:
-        """The tile of the first CTA, as a notebook shows it."""
-        from ..diagrams import overview
-
-        return overview(self).svg()

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from ..hardware import KIB, Architecture, Device
-from ..problem import ALIGNMENT, ITEM_SIZE, Operand
 from .base import ClassBase, PlanBase
+from .hardware import KIB, Architecture, Device
 from .maths import NotPlanned, check_counts
 from .matmul_mma import mma_classes
+from .problem import ALIGNMENT, ITEM_SIZE, Operand
 
 TILE_N = 64  # columns of S (rows of V) of a step: 128 bytes of 16-bit scores, the width of a swizzled box
 LINE_N = TILE_N + 8  # of a tile whose rows begin anywhere within 16 bytes

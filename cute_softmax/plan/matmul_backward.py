@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from ..hardware import KIB, Architecture, Device
-from ..problem import ALIGNMENT, ITEM_SIZE, Mode, Operand, _coalesce
 from .base import ClassBase, PlanBase
+from .hardware import KIB, Architecture, Device
 from .maths import NotPlanned, check_counts
+from .problem import ALIGNMENT, ITEM_SIZE, Mode, Operand, _coalesce
 
 WARPGROUP = 128  # threads
 SLAB = 64  # columns of 16 bits in the 128 bytes of a swizzled row of shared memory

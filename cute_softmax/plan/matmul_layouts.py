@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from layouts import AnyLayout, ComposedLayout, Layout, Swizzle
 
-from ..problem import ALIGNMENT, ITEM_SIZE
 from .matmul import BLOCK_ROWS, LINE_N, TILE_N, MatmulClass
 from .matmul_backward import SLAB, MatmulBackwardClass
+from .problem import ALIGNMENT, ITEM_SIZE
 
 BOX = 128  # bytes of a row of a box: all banks once
 ATOM_ROWS = 8  # after which the swizzle repeats

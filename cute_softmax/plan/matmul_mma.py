@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ..hardware import KIB, Architecture
+from .hardware import KIB, Architecture
 
 if TYPE_CHECKING:
     from .matmul import MatmulClass

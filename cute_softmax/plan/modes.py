@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ..problem import Mode
+from .problem import Mode
 
 # So many kept or reduced modes kernels are built for: few, so that classes are few.
 MODES = (1, 2, 5)

@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 
 from layouts import Layout
 
-from ..hardware import Device
-from ..problem import ALIGNMENT, ITEM_SIZE, Mode, Problem
 from .base import ClassBase, PlanBase
+from .hardware import Device
 from .maths import CACHE_LINE, MATHS, WARP, Math, NotPlanned, check_counts
 from .modes import MODES, access_of, offset_of, padded
 from .panel_teams import (
@@ -30,6 +29,7 @@ from .panel_teams import (
     TEAMS,
     Team,
 )
+from .problem import ALIGNMENT, ITEM_SIZE, Mode, Problem
 from .prologue import NO_PROLOGUE
 
 # A meeting point waits so long (nanoseconds) before a CTA leaves its part to the last one that arrives.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..problem import ALIGNMENT
+from .problem import ALIGNMENT
 
 # Bytes of neighbouring columns that a panel takes. Copying panels of (128, 1048576) bf16 in this way reaches 0.67 of
 # a plain copy with 32 bytes, 0.76 with 64, 0.87 with 128 and 0.95 with 256 and 512 (H200, 2026-11-20): what counts is

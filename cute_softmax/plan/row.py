@@ -8,10 +8,10 @@ from typing import ClassVar
 
 from layouts import Layout
 
-from ..hardware import Architecture
-from ..problem import ALIGNMENT, ITEM_SIZE
 from .base import ClassBase
+from .hardware import Architecture
 from .maths import CACHE_LINE, WARP, Math, NotPlanned
+from .problem import ALIGNMENT, ITEM_SIZE
 from .prologue import NO_PROLOGUE, Prologue, facts_of
 
 

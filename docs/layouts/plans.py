@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-from cute_softmax import diagrams
+from cute_softmax import draw
 from cute_softmax.plan import Plan
 from layouts import ints
 from layouts.figures import Figure
@@ -44,9 +44,9 @@ class Section:
         """The first shape that the section can be about, with its Plan; ValueError if there is none."""
         for shape in self.shapes:
             if self.depth:
-                plan = diagrams.plan_matmul_shape(shape, self.depth, "bf16", backward=self.backward)
+                plan = draw.plan_matmul_shape(shape, self.depth, "bf16", backward=self.backward)
             else:
-                plan = diagrams.plan_shape(shape, "bf16", **self.options)
+                plan = draw.plan_shape(shape, "bf16", **self.options)
             if self.needs(plan):
                 return shape, plan
         raise ValueError(f"no Plan of {self.shapes} fits the section {self.heading!r}: give it other shapes")
@@ -70,7 +70,7 @@ class Section:
     @cached_property
     def drawn(self) -> dict[str, Figure]:
         """The section's figures, by file name without its ending."""
-        found = diagrams.figures(self.plan)
+        found = draw.figures(self.plan)
         return {f"plan_{self.key}_{name}": found[name] for name in self.figures}
 
 
@@ -145,7 +145,7 @@ SECTIONS = (
                 f"{p.row_class.tiler[1]:,} takes K = {count(p.row_class.steps, 'step')} of it. Thread 0 has "
                 f"columns 0 to {p.row_class.vector - 1} and then, a whole step to the right, the next: in "
                 "every step neighbouring threads touch neighbouring addresses. Under the figure stands what "
-                "follows from it, worked out by `cute_softmax.checks`: that no element is missed or taken "
+                "follows from it, worked out by `cute_softmax.draw.checks`: that no element is missed or taken "
                 "twice, and how many 32-byte sectors the requests touch."
             ),
             "reduction_buffer": lambda p: (
@@ -421,17 +421,18 @@ def figures() -> dict[str, Figure]:
 def plan_explorer() -> str:
     """The explorer of the section on clusters."""
     (section,) = (s for s in SECTIONS if s.key == "cluster")
-    return explorer(**diagrams.page(section.plan))
+    return explorer(**draw.page(section.plan))
 
 
 TENSOR_CORES = (
-    "The last kernels multiply, `cute_softmax/kernels/matmul.py` and `matmul_backward.py`. Their layouts are in "
-    "`cute_softmax/plan/matmul_layouts.py`: tiles in shared memory, from which the kernels build theirs, and "
+    "The last kernels multiply, `cute_softmax/kernels/matmul/forward_wgmma.py` and `backward.py`. Their layouts are "
+    "in `cute_softmax/plan/matmul_layouts.py`: tiles in shared memory, from which the kernels build theirs, and "
     "fragments, which the hardware prescribes and a test compares with CuTe's (`tests/test_diagrams_matmul.py`)."
 )
 ANY_DIMENSION = (
     "Groups that are not contiguous rows, and rows that no cluster holds, go through another kernel, "
-    "`cute_softmax/kernels/panel.py`: its inputs pass through shared memory, in slots that belong to one thread each."
+    "`cute_softmax/kernels/panel/panel.py`: its inputs pass through shared memory, in slots that belong to one thread "
+    "each."
 )
 
 

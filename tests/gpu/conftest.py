@@ -11,8 +11,8 @@ import classes
 import pytest
 import torch
 
-from cute_softmax import launch
-from cute_softmax.precompile import precompile
+from cute_softmax.runtime import launch
+from cute_softmax.runtime.precompile import precompile
 
 HERE = Path(__file__).parent
 # Why GPU tests cannot run; None where they can.

@@ -44,19 +44,12 @@ import sanitize_matmul  # noqa: E402
 from families import Case  # noqa: E402
 from sanitizing import Job  # noqa: E402
 
-from cute_softmax import ladder, launch  # noqa: E402
+from cute_softmax import ladder  # noqa: E402
 from cute_softmax.plan import MATHS, PanelPlan, plan_panel  # noqa: E402
-from cute_softmax.plan.panel import (  # noqa: E402
-    AHEAD,
-    DEEP,
-    SHIFTED_FROM,
-    SHIFTED_TEAMS,
-    STREAMING,
-    TEAMS,
-    Team,
-)
-from cute_softmax.precompile import precompile  # noqa: E402
-from cute_softmax.problem import ITEM_SIZE  # noqa: E402
+from cute_softmax.plan.panel import AHEAD, DEEP, SHIFTED_FROM, SHIFTED_TEAMS, STREAMING, TEAMS, Team  # noqa: E402
+from cute_softmax.plan.problem import ITEM_SIZE  # noqa: E402
+from cute_softmax.runtime import launch  # noqa: E402
+from cute_softmax.runtime.precompile import precompile  # noqa: E402
 
 GUARD = checking.GUARD
 PANELS = ("softmax", "softmax_backward", "logsumexp", "log_softmax", "log_softmax_backward")

@@ -15,10 +15,10 @@ from families import Case
 from prologues import plan_of
 from sanitizing import Job, received, sent, timed
 
-from cute_softmax import launch
-from cute_softmax.hardware import Device
 from cute_softmax.plan import NO_PROLOGUE, NotPlanned, Plan, Prologue, RowClass, plan, vector_of
-from cute_softmax.problem import canonical
+from cute_softmax.plan.hardware import Device
+from cute_softmax.plan.problem import canonical
+from cute_softmax.runtime import launch
 
 PROLOGUES = (
     Prologue(scale="number"),

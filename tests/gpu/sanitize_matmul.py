@@ -13,11 +13,12 @@ from checking import DTYPES, Guarded, random
 from gradients import Call, Gradients, call
 from sanitizing import Job, received, sent, timed
 
-from cute_softmax import launch, matmul_gradients
-from cute_softmax.hardware import Device
+from cute_softmax.dispatch import matmul_backward
+from cute_softmax.plan.hardware import Device
 from cute_softmax.plan.matmul import MatmulPlan, canonical_matmul, plan_matmul
 from cute_softmax.plan.matmul_backward import MatmulBackwardPlan
-from cute_softmax.problem import ALIGNMENT
+from cute_softmax.plan.problem import ALIGNMENT
+from cute_softmax.runtime import launch
 
 CTAS = 2  # of a persistent grid, so that each takes several tiles
 
@@ -165,7 +166,7 @@ def backward(form: Form, device: Device) -> Job:
     tensors = {name: g.tensor for name, g in guards.items()}
     tensors |= {name: t for name, t in extras.items() if t is not None}
     shared = [n == 1 < size for n, size in zip(c.values.shape, c.scores.shape[:-2], strict=False)]
-    made = matmul_gradients._plan(0, c.scores.shape, shared, form.depth, c.causal, tensors)
+    made = matmul_backward._plan(0, c.scores.shape, shared, form.depth, c.causal, tensors)
     k, d = made.kernel, made.delta
     what = f"{k.math} {'/'.join(k.dtypes)} {k.name}, delta {d.depth} by {d.vector}, {form.told()}"
     outputs = {name: guards[name] for name in ("dscores", "dvalues")}
@@ -178,7 +179,7 @@ def check_backward(
     """As `check_forward`, of both launches of the backward."""
     copies = {name: sent(t) for name, t in tensors.items()}
     made = replace(made, ctas=1)  # of two CTAs each might use no stage of a long ring twice
-    seconds = timed(lambda: matmul_gradients._launch(0, made, copies, c.scale, c.scale, c.zero))
+    seconds = timed(lambda: matmul_backward._launch(0, made, copies, c.scale, c.scale, c.zero))
     scores, values = (received(outputs[name], copies[name]) for name in outputs)
     # With a scale of 1 the gradient of a bias is that of the scores.
     c.check(Gradients(scores, values, None if c.bias is None else scores.to(c.bias.dtype)))

@@ -9,10 +9,13 @@ import pytest
 import torch
 from checking import DTYPES, check_backward, check_softmax, equal_bits, random
 
-from cute_softmax import accelerate, accelerated, aten, restore
+from cute_softmax import accelerate, accelerated, restore
+from cute_softmax.accelerate import operators
 
 dtypes = pytest.mark.parametrize("dtype", DTYPES)
-OVERLOADS = [f"aten::{o.name}{end}" for o in aten.OPERATORS for end in ("", ".out") if end == "" or o.has_out]
+OVERLOADS = [
+    f"aten::{o.name}{end}" for o in operators.OPERATORS for end in ("", ".out") if end == "" or o.has_out
+]
 
 
 def tables():

@@ -7,7 +7,8 @@ import pytest
 import torch
 from checking import DTYPES, Guarded, check_backward, equal_bits, random
 
-from cute_softmax import launch, softmax, softmax_backward
+from cute_softmax import softmax, softmax_backward
+from cute_softmax.runtime import launch
 
 LENGTHS = (
     1, 2, 3, 7, 8, 33, 64, 127, 128, 255, 512, 1000, 1023, 1024, 2047, 4096, 5000, 8192, 16384, 20000, 32768,

@@ -8,10 +8,11 @@ import pytest
 import torch
 from checking import DTYPES, check_backward, check_softmax, equal_bits, random
 
-from cute_softmax import launch, softmax, softmax_backward
+from cute_softmax import softmax, softmax_backward
 from cute_softmax.plan import WARP
-from cute_softmax.precompile import precompile
-from cute_softmax.problem import Operand, canonical
+from cute_softmax.plan.problem import Operand, canonical
+from cute_softmax.runtime import launch
+from cute_softmax.runtime.precompile import precompile
 
 INF = float("inf")
 LENGTHS = (1, 2, 3, 7, 33, 127, 128, 129, 1023, 1025, 2048, 4097, 9000, 33000)

@@ -21,7 +21,7 @@ from cute_softmax import (
     softmax,
     softmax_,
 )
-from cute_softmax.precompile import precompile
+from cute_softmax.runtime.precompile import precompile
 
 INF = math.inf
 ROOT = Path(__file__).resolve().parents[2]
@@ -322,7 +322,7 @@ def test_memory_of_selective_log_softmax():
 
 
 def selective_pieces() -> int:
-    from cute_softmax import selective
+    from cute_softmax.dispatch import selective
 
     return selective.PIECE
 

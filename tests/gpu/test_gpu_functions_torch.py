@@ -10,17 +10,17 @@ from torch.autograd import forward_ad
 from cute_softmax import (
     amax,
     entropy,
-    launch,
     log_softmax,
     logsumexp,
-    scored,
     selective_log_softmax,
     softmax,
     softmax_,
     softmax_matmul,
 )
 from cute_softmax import sum as sum_
-from cute_softmax.forms import Forms
+from cute_softmax.dispatch import scored
+from cute_softmax.dispatch.forms import Forms
+from cute_softmax.runtime import launch
 
 INF = float("inf")
 SHAPE = (4, 20, 264)

@@ -8,8 +8,8 @@ import torch
 from checking import DEVICE, DTYPES, Guarded, check_softmax, mutants, random
 
 from cute_softmax import ladder
-from cute_softmax.launch import device_facts
-from cute_softmax.precompile import precompile
+from cute_softmax.runtime.launch import device_facts
+from cute_softmax.runtime.precompile import precompile
 
 every_rung = pytest.mark.parametrize("rung", [step.number for step in ladder.RUNGS])
 dtypes = pytest.mark.parametrize("dtype", DTYPES)

@@ -4,7 +4,8 @@ import pytest
 import torch
 from checking import DEVICE, Guarded, check_backward, check_softmax, random
 
-from cute_softmax import launch, softmax, softmax_backward
+from cute_softmax import softmax, softmax_backward
+from cute_softmax.runtime import launch
 
 pytestmark = pytest.mark.large
 SHAPES = [(65537, 32800), (2_200_000, 1000), (280_000_001, 8), (2200, 1_000_000)]

@@ -11,8 +11,9 @@ import torch
 from checking import DTYPES, Guarded, check_backward, check_reduction, check_softmax, equal_bits, random
 from squeeze import room_for_one
 
-from cute_softmax import launch, softmax
-from cute_softmax.hardware import ARCHITECTURES
+from cute_softmax import softmax
+from cute_softmax.plan.hardware import ARCHITECTURES
+from cute_softmax.runtime import launch
 
 # How long kernels that meet run side by side; set it to 60 for a minute.
 SECONDS = float(os.environ.get("CUTE_SOFTMAX_TEST_SECONDS", "5"))

@@ -5,7 +5,8 @@ import torch
 from checking import DTYPES, check_softmax, equal_bits, random
 
 import cute_softmax
-from cute_softmax import launch, prepare, softmax
+from cute_softmax import prepare, softmax
+from cute_softmax.runtime import launch
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

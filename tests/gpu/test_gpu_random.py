@@ -19,9 +19,9 @@ import pytest
 import torch
 from checking import DTYPES, GUARD, random
 
-from cute_softmax import launch
-from cute_softmax.precompile import precompile
-from cute_softmax.problem import ALIGNMENT, ITEM_SIZE, Operand, canonical
+from cute_softmax.plan.problem import ALIGNMENT, ITEM_SIZE, Operand, canonical
+from cute_softmax.runtime import launch
+from cute_softmax.runtime.precompile import precompile
 
 ROWS = int(os.environ.get("CUTE_SOFTMAX_TEST_CASES", "2500"))
 ANY = int(os.environ.get("CUTE_SOFTMAX_TEST_CASES", "600"))

@@ -7,8 +7,9 @@ import pytest
 import torch
 from checking import DEVICE, DTYPES, Guarded, check_reduction, equal_bits, random
 
-from cute_softmax import amax, launch, logsumexp
+from cute_softmax import amax, logsumexp
 from cute_softmax import sum as sum_
+from cute_softmax.runtime import launch
 
 INF = math.inf
 FUNCTIONS = {"logsumexp": logsumexp, "amax": amax, "sum": sum_}

@@ -7,9 +7,11 @@ import pytest
 import torch
 from checking import DTYPES, Guarded, check_backward, check_softmax, equal_bits, random
 
-from cute_softmax import explain, functional, launch, plan_softmax, softmax, softmax_backward
-from cute_softmax.cache import Store
-from cute_softmax.forms import Forms
+from cute_softmax import explain, plan_softmax, softmax, softmax_backward
+from cute_softmax.api import softmax as functional
+from cute_softmax.dispatch.forms import Forms
+from cute_softmax.runtime import launch
+from cute_softmax.runtime.cache import Store
 
 dtypes = pytest.mark.parametrize("dtype", DTYPES)
 SHAPES = [(7, 33), (17, 1000), (5, 50257)]

@@ -4,8 +4,9 @@ import pytest
 import torch
 from checking import DTYPES, Guarded, check_backward, check_softmax, equal_bits, random
 
-from cute_softmax import launch, softmax, softmax_backward
+from cute_softmax import softmax, softmax_backward
 from cute_softmax.plan import NotPlanned
+from cute_softmax.runtime import launch
 
 dtypes = pytest.mark.parametrize("dtype", DTYPES)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from selenium.webdriver.common.by import By
 
-from cute_softmax import diagrams
+from cute_softmax import draw
 from layouts.html import save_explorer
 
 PROBLEMS = {
@@ -36,11 +36,11 @@ MATMULS = {
 def test_the_walk_of_panels_and_products(name, browser, tmp_path):
     if name in PANELS:
         shape, options = PANELS[name]
-        plan = diagrams.plan_shape(shape, **options)
+        plan = draw.plan_shape(shape, **options)
     else:
         shape, depth, options = MATMULS[name]
-        plan = diagrams.plan_matmul_shape(shape, depth, **options)
-    page = diagrams.page(plan)
+        plan = draw.plan_matmul_shape(shape, depth, **options)
+    page = draw.page(plan)
     browser.get(save_explorer(tmp_path / "page.html", **page).as_uri())
     forward = browser.find_element(By.ID, "x-next")
     for step in page["steps"]:
@@ -55,8 +55,8 @@ def test_the_walk_of_panels_and_products(name, browser, tmp_path):
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_the_walk_of_a_plan(name, browser, tmp_path):
     rows, columns, options = PROBLEMS[name]
-    plan = diagrams.plan_of(rows, columns, **options)
-    page = diagrams.page(plan)
+    plan = draw.plan_of(rows, columns, **options)
+    page = draw.page(plan)
     browser.get(save_explorer(tmp_path / "page.html", **page).as_uri())
     sections = browser.find_elements(By.CSS_SELECTOR, ".x-figure")
     assert [s.get_attribute("aria-label") for s in sections] == list(page["figures"])
@@ -75,9 +75,9 @@ def test_the_walk_of_a_plan(name, browser, tmp_path):
 
 
 def test_following_a_thread_of_a_plan(browser, tmp_path):
-    plan = diagrams.plan_of(300, 1003)
-    browser.get(save_explorer(tmp_path / "page.html", **diagrams.page(plan)).as_uri())
-    browser.find_element(By.ID, "x-thread").send_keys(str(diagrams.View(plan).followed))
+    plan = draw.plan_of(300, 1003)
+    browser.get(save_explorer(tmp_path / "page.html", **draw.page(plan)).as_uri())
+    browser.find_element(By.ID, "x-thread").send_keys(str(draw.View(plan).followed))
     found = browser.find_elements(By.CSS_SELECTOR, "g.c.x-thread")
     where = {node.find_element(By.XPATH, "ancestor::section").get_attribute("aria-label") for node in found}
     assert {"tv", "tile", "predicate", "shuffle"} <= where

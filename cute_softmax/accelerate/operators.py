@@ -1,0 +1,225 @@
+"""ATen's operators of the softmax family by our kernels: for each its result, or the reason why it is not served.
+
+They are called below autograd, autocast and functorch, with plain CUDA tensors, and keep ATen's promises: a new
+result is contiguous, whatever the strides of the input. Nothing is raised for what ATen would refuse: ATen gets it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+
+import torch
+
+from ..dispatch import ops, reductions
+from ..dispatch.arguments import overlap, overlaps_itself
+from ..plan import NotPlanned
+from ..plan.problem import canonical_dims
+from ..plan.prologue import NO_PROLOGUE, Prologue
+from ..runtime import launch
+
+MOST_LAUNCHERS = 4096  # forms of calls; a program with ever new ones starts over
+_launchers: dict[tuple, Callable[..., torch.Tensor] | str] = {}
+
+
+@dataclass(frozen=True)
+class Work:
+    """One call as the kernels see it: a math over `dims` of `inputs` of one shape, with a result of `dtype`.
+
+    keepdim: None where the result has the inputs' shape; else whether a reduction keeps its dimensions.
+    """
+
+    math: str
+    inputs: tuple[torch.Tensor, ...]
+    dims: tuple[int, ...]
+    dtype: torch.dtype
+    keepdim: bool | None = None
+    prologue: Prologue = NO_PROLOGUE
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the result."""
+        shape = self.inputs[0].shape
+        if self.keepdim is None:
+            return tuple(shape)
+        return reductions._result(shape, self.dims, self.keepdim)[0]
+
+
+@dataclass(frozen=True)
+class Operator:
+    """An operator of ATen: `work` gives what there is to do for its arguments, or why that is not served."""
+
+    name: str
+    work: Callable[..., Work | str]
+    tensors: int = 1  # its first arguments
+    has_out: bool = True
+
+    def serve(self, *arguments: object) -> torch.Tensor | str:
+        """The result in a new contiguous tensor, or the reason why not."""
+        tensors, key = arguments[: self.tensors], [self.name]
+        for t in tensors:
+            key += t.shape, t.stride(), t.dtype, t.get_device()
+        for a in arguments[self.tensors :]:
+            key.append(tuple(a) if type(a) is list else a)
+        key = tuple(key)
+        run = _launchers.get(key)
+        if run is None:
+            if len(_launchers) >= MOST_LAUNCHERS:
+                _launchers.clear()
+            run = _launchers[key] = _decide(self.work(*arguments))
+        return run if type(run) is str else run(*tensors)
+
+    def serve_out(self, *arguments: object, **named: torch.Tensor) -> torch.Tensor | str:
+        """The result in the operator's one output (which goes by several names), or the reason why not."""
+        (out,) = named.values()
+        work = self.work(*arguments)
+        if isinstance(work, str):
+            return work
+        if not (tuple(out.shape) == work.shape and out.dtype == work.dtype):
+            return "out of another shape or dtype"
+        if out.device != work.inputs[0].device or overlaps_itself(out):
+            return "out on another device or with shared elements"
+        in_place = len(work.inputs) == 1 and _same(*work.inputs, out)
+        if not in_place and any(overlap(t, out) for t in work.inputs):
+            return "out overlaps an input"
+        try:
+            _fill(work, work.inputs, out)
+        except NotPlanned:
+            return "no plan"
+        return out
+
+
+def _decide(work: Work | str) -> Callable[..., torch.Tensor] | str:
+    if isinstance(work, str):
+        return work
+    try:
+        return launcher(work)
+    except NotPlanned:
+        return "no plan"
+
+
+def launcher(work: Work) -> Callable[..., torch.Tensor]:
+    """A function of inputs of this form. Raises NotPlanned."""
+    shape, dtype, device = work.shape, work.dtype, work.inputs[0].device
+    any_work = replace(work, inputs=())  # what is kept must not keep the tensors of the first call
+
+    def anywhere(*inputs: torch.Tensor) -> torch.Tensor:
+        result = torch.empty(shape, dtype=dtype, device=device)
+        _fill(any_work, inputs, result)
+        return result
+
+    if work.keepdim is None and not work.prologue and all(t.is_contiguous() for t in work.inputs):
+        return ops._launcher(work.math, work.inputs, dtype, work.dims, True, anywhere)
+    result = torch.empty(shape, dtype=dtype, device=device)
+    if result.numel():
+        tensors = _operands(work, work.inputs, result)
+        launch.call_of(work.math, tensors, work.dims, aligned=True, prologue=work.prologue)
+    return anywhere
+
+
+def _fill(work: Work, inputs: tuple[torch.Tensor, ...], result: torch.Tensor) -> None:
+    if result.numel():
+        launch.run(work.math, _operands(work, inputs, result), work.dims, prologue=work.prologue)
+
+
+def _operands(work: Work, inputs: tuple[torch.Tensor, ...], result: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """As the kernel addresses them. Inputs that lie apart from the result are copied, as ATen always does."""
+    if work.keepdim is None:
+        return (*(t.contiguous() if ops._lie_apart(t, result, work.dims) else t for t in inputs), result)
+    shape = inputs[0].shape
+    if not result.is_contiguous():
+        raise NotPlanned("a reduction into strides of its own")
+    return (*inputs, result.as_strided(shape, reductions._result(shape, work.dims, work.keepdim)[1]))
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.data_ptr() == b.data_ptr() and a.stride() == b.stride() and a.dtype == b.dtype
+
+
+@cache
+def _has_kernels(device: int) -> bool:
+    try:
+        launch.device_facts(device)
+    except ValueError:
+        return False
+    return True
+
+
+def _refusal(*tensors: torch.Tensor) -> str | None:
+    """Why our kernels serve no call of these inputs, whatever is asked for."""
+    first = tensors[0]
+    if not _has_kernels(first.get_device()):
+        return "no kernels for this GPU"
+    for t in tensors:
+        if t.dtype not in launch.DTYPE_NAMES:
+            return _of_dtype(t.dtype)
+        if t.shape != first.shape or t.device != first.device:
+            return "arguments that do not fit each other"
+    return None
+
+
+def _of_dtype(dtype: torch.dtype) -> str:
+    return f"dtype {str(dtype).removeprefix('torch.')}"
+
+
+def _dims(dim: int | list[int], input: torch.Tensor) -> tuple[int, ...] | str:
+    try:
+        return canonical_dims(dim, input.dim())
+    except (IndexError, ValueError):
+        return "a dim out of range, repeated or empty"
+
+
+def _forward(math: str) -> Callable[..., Work | str]:
+    def work(input: torch.Tensor, dim: int, half_to_float: bool) -> Work | str:
+        why, dims = _refusal(input), _dims(dim, input)
+        if why or isinstance(dims, str):
+            return why or dims
+        if half_to_float and input.dtype is torch.float32:
+            return "half_to_float of float32"
+        return Work(math, (input,), dims, torch.float32 if half_to_float else input.dtype)
+
+    return work
+
+
+def _backward(math: str) -> Callable[..., Work | str]:
+    def work(grad: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype) -> Work | str:
+        why, dims = _refusal(grad, output), _dims(dim, output)
+        if why or isinstance(dims, str):
+            return why or dims
+        fits = grad.dtype is output.dtype and grad.dtype in (input_dtype, torch.float32)
+        if not (fits and input_dtype in launch.DTYPE_NAMES):
+            return "a gradient of dtypes that ATen does not give"
+        return Work(math, (grad, output), dims, input_dtype)
+
+    return work
+
+
+def _logsumexp(input: torch.Tensor, dim: list[int], keepdim: bool = False) -> Work | str:
+    why, dims = _refusal(input), _dims(dim, input)
+    if why or isinstance(dims, str):
+        return why or dims
+    if not input.numel():
+        return "an empty tensor"
+    return Work("logsumexp", (input,), dims, input.dtype, keepdim)
+
+
+def _safe_softmax(input: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> Work | str:
+    """Where nothing but -inf is in a row, its softmax is zero."""
+    why, dims = _refusal(input), _dims(dim, input)
+    if why or isinstance(dims, str):
+        return why or dims
+    result = dtype or input.dtype
+    if result not in launch.DTYPE_NAMES:
+        return _of_dtype(result)
+    return Work("softmax", (input,), dims, result, prologue=Prologue(zero=True))
+
+
+OPERATORS = (
+    Operator("_softmax", _forward("softmax")),
+    Operator("_softmax_backward_data", _backward("softmax_backward"), tensors=2),
+    Operator("_log_softmax", _forward("log_softmax")),
+    Operator("_log_softmax_backward_data", _backward("log_softmax_backward"), tensors=2),
+    Operator("_safe_softmax", _safe_softmax, has_out=False),
+    Operator("logsumexp", _logsumexp),
+)

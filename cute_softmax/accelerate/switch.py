@@ -1,0 +1,211 @@
+"""Our kernels under torch's own softmax: a program gains without a change.
+
+`accelerate` registers them for operators of `aten` on torch's CUDA key; what they do not serve goes on to the kernels
+that were there before. Every call is counted.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from . import operators, originals
+
+KEY = "CUDA"  # of torch's dispatcher
+_SERVED = ""  # the reason of a call that was served
+
+_changing = threading.Lock()  # of the four that follow, and of torch's registrations
+_library: torch.library.Library | None = None
+_blocks = 0  # `with accelerate()` that are open
+_asked = 0  # calls of `accelerate` for the whole program
+_generation = 0  # calls of `restore`, which ends all of both
+
+_counting = threading.Lock()
+_counts: Counter[tuple[str, str]] = Counter()  # (operator, reason) -> calls
+_at_start: Counter[tuple[str, str]] = Counter()  # the same, when torch was last changed
+
+
+class _Thread(threading.local):
+    inside = False  # an original kernel, whose own calls are not the program's
+
+
+_thread = _Thread()
+
+
+@dataclass(frozen=True)
+class Report:
+    """Where calls of torch's operators went; `str` of it is text for people.
+
+    Attributes:
+        active: Whether our kernels are under torch's operators now.
+        served: Calls that our kernels served, per operator.
+        handed_on: Calls that went on to ATen, per operator and reason.
+    """
+
+    active: bool
+    served: dict[str, int]
+    handed_on: dict[tuple[str, str], int]
+
+    def __str__(self) -> str:
+        served, handed_on = sum(self.served.values()), sum(self.handed_on.values())
+        state = "active" if self.active else "not active"
+        lines = [f"cute_softmax.accelerate is {state}: {served:,} calls served, {handed_on:,} handed on"]
+        lines += [f"  {name}: {calls:,} served" for name, calls in self.served.items()]
+        lines += [f"  {name}: {calls:,} handed on: {why}" for (name, why), calls in self.handed_on.items()]
+        return "\n".join(lines)
+
+
+class Acceleration:
+    """A context manager that ends what `accelerate` began, with a report of the calls since."""
+
+    def __init__(self, generation: int) -> None:
+        self._first: int | None = generation
+        self._entered: list[int] = []  # generations
+        self._start = _copy_of_counts()
+
+    def __enter__(self) -> Acceleration:
+        with _changing:
+            for_this_block = self._first == _generation
+            _settle(_blocks + 1, _asked - for_this_block)
+            self._first = None
+            self._entered.append(_generation)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with _changing:
+            if self._entered.pop() == _generation:
+                _settle(_blocks - 1, _asked)
+
+    def report(self) -> Report:
+        """The calls since this acceleration began.
+
+        Returns:
+            Those of all threads.
+        """
+        return _report(self._start)
+
+
+def accelerate() -> Acceleration:
+    """Put our kernels under torch's own softmax, log_softmax, logsumexp and their gradients, for CUDA tensors.
+
+    As a block it lasts until the block's end; blocks may be nested and may overlap in several threads. Called without a
+    block it lasts until `restore`. It holds for all threads. Change it while no other thread is inside a softmax:
+    torch's table of kernels has no lock for its readers.
+
+    Everything in torch that comes down to these operators then runs here: `torch.softmax`,
+    `torch.nn.functional.softmax`, `Tensor.log_softmax`, `torch.nn.CrossEntropyLoss`, the math path of
+    scaled_dot_product_attention, their gradients, and their transforms (vmap, grad, jvp). Results have ATen's dtype,
+    shape and strides. What the kernels do not take (float64, complex numbers, integers) goes on to ATen, and
+    `accelerated` counts it. Tensors on the CPU never come here, nor does code compiled by inductor, which has kernels
+    of its own.
+
+    Returns:
+        A context manager, which also reports the calls since it was made.
+
+    Examples:
+        >>> import torch
+        >>> from cute_softmax import accelerate
+        >>> scores = torch.randn(4, 1000, device="cuda" if torch.cuda.is_available() else "cpu")
+        >>> with accelerate() as acceleration:
+        ...     y = torch.softmax(scores, -1)
+        >>> report = acceleration.report()
+    """
+    with _changing:
+        _settle(_blocks, _asked + 1)
+        return Acceleration(_generation)
+
+
+def restore() -> None:
+    """Give torch its own kernels back, exactly as they were, whatever blocks are open. It may be called again."""
+    global _generation
+    with _changing:
+        _settle(0, 0)
+        _generation += 1
+
+
+def accelerated() -> Report:
+    """Which calls went to our kernels and which on to ATen, and why, since torch was last accelerated.
+
+    Returns:
+        The calls of all threads; `print` shows them as text.
+    """
+    return _report(_at_start)
+
+
+def _settle(blocks: int, asked: int) -> None:
+    """Register or withdraw the kernels, as this state asks. Under `_changing`."""
+    global _library, _at_start, _blocks, _asked
+    wanted = blocks + asked > 0
+    if wanted and _library is None:
+        _at_start = _copy_of_counts()
+        _library = _registered()
+    elif not wanted and _library is not None:
+        _library._destroy()
+        _library = None
+    _blocks, _asked = blocks, asked
+
+
+def _registered() -> torch.library.Library:
+    """Our kernels in the place of torch's, until it is destroyed."""
+    routes = {}
+    for operator in operators.OPERATORS:
+        routes[operator.name] = operator.serve
+        if originals.REACHABLE and operator.has_out:
+            routes[f"{operator.name}.out"] = operator.serve_out
+    # Before any is replaced, for one may call another. A build of torch without CUDA has not all of them.
+    found = {overload: originals.original(overload, KEY) for overload in routes}
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Warning only once for all operators", UserWarning)
+            for overload, original in found.items():
+                if original is not None:
+                    library.impl(overload, _route(f"aten::{overload}", routes[overload], original), KEY)
+    except BaseException:
+        library._destroy()
+        raise
+    return library
+
+
+def _route(
+    name: str, serve: Callable[..., torch.Tensor | str], original: Callable[..., torch.Tensor]
+) -> Callable[..., torch.Tensor]:
+    """The kernel to register: ours, or the original where ours gives a reason instead of a result."""
+
+    served = name, _SERVED
+
+    def route(*arguments: object, **named: object) -> torch.Tensor:
+        inside = _thread.inside
+        result = serve(*arguments, **named)
+        refused = type(result) is str
+        if not inside:
+            with _counting:
+                _counts[(name, result) if refused else served] += 1
+        if not refused:
+            return result
+        _thread.inside = True
+        try:
+            return original(*arguments, **named)
+        finally:
+            _thread.inside = inside
+
+    return route
+
+
+def _copy_of_counts() -> Counter[tuple[str, str]]:
+    with _counting:
+        return _counts.copy()
+
+
+def _report(start: Counter[tuple[str, str]]) -> Report:
+    calls = _copy_of_counts() - start
+    return Report(
+        active=_library is not None,
+        served={name: n for (name, why), n in sorted(calls.items()) if why == _SERVED},
+        handed_on={key: n for key, n in sorted(calls.items()) if key[1] != _SERVED},
+    )

@@ -1,0 +1,285 @@
+"""The public functions: what they mean, and the checks of their arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch.autograd import forward_ad
+
+from ..dispatch import ops, routes, rules, scored
+from ..dispatch.arguments import (
+    check_memory,
+    check_out,
+    check_tensor,
+    checked_backward,
+    float_dtype,
+    given_dims,
+    out_dtype,
+)
+from ..dispatch.forms import Forms
+from ..dispatch.ops import transformed
+from ..dispatch.scores import ScoreArguments, Spec, check_names, scores_of, with_scores
+from ..plan import PanelPlan, Plan
+from ..runtime import launch
+from .explain import explain, plan_softmax
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["Prepared", "explain", "plan_softmax", "prepare", "softmax", "softmax_backward"]
+
+# Of eager calls on plain scores.
+_forms = Forms()
+
+
+@with_scores
+def softmax(
+    input: torch.Tensor,
+    dim: int | Sequence[int] = -1,
+    dtype: torch.dtype | None = None,
+    *,
+    out: torch.Tensor | None = None,
+    online: bool = True,
+    **scores: Unpack[ScoreArguments],
+) -> torch.Tensor:
+    """The softmax over `dim`, `exp(x - max(x)) / sum(exp(x - max(x)))`, as `torch.softmax`.
+
+    A *row* is what is reduced together: the elements whose places differ in `dim` only. With the arguments from `scale`
+    on, `x` is not the input but the scores `input * scale + bias`, and -inf where `mask` or `causal` excludes them.
+    They are computed inside the kernel where rows are contiguous and fit a cluster of CTAs; elsewhere torch's
+    operations make a float32 tensor of scores first (`explain` says which).
+
+    CUDA tensors of bfloat16, float16 and float32 run our kernels, with float32 arithmetic inside. CPU tensors go to
+    ATen, and so do float64 tensors on any device: where the input, the result, the bias or a tensor scale is float64.
+
+    A NaN or +inf makes its row NaN, and so does a row of nothing but -inf, as in torch. The same call gives the same
+    bits every time. Differentiable, twice as well, in forward mode, and under `torch.func`. Forward saves only its
+    result for the backward, and mask and scale where they are given; for the gradient of a tensor scale the input, too.
+    Gradients go to the input, to the bias (summed to its shape) and to a tensor scale; masked elements have zero.
+
+    Args:
+        input: A dense real tensor of any shape and strides; integers need `dtype`. It is not changed.
+        dim: The dimension or dimensions to reduce.
+        dtype: Of the result. None: the input's, or float32 under autocast.
+        out: A tensor of the input's shape to write to; may be the input itself. Without `dtype` its dtype is the
+            result's. For calls without autograd.
+        online: How threads of a row work together: True for one exchange of (maximum, sum) pairs, False for the maximum
+            first, then the sum.
+        scale: What the input is multiplied by (1 / temperature): a number, or a floating-point tensor that broadcasts
+            to the input and has size 1 in the reduced dimensions, so one number per row.
+        bias: A floating-point tensor that broadcasts to the input, added after the scale.
+        mask: A boolean tensor that broadcasts to the input, True where an element counts. Others have probability 0,
+            whatever lies there.
+        causal: True: element j of row i (its index in dimension -2) counts if `j <= i`; an int: if `j <= i + causal`.
+            For `dim=-1` only. The rest is not read.
+        alpha: A number that the result is multiplied by.
+        empty_rows: What a row is in which nothing counts, or whose scores are all -inf: "nan" as in torch, or "zero".
+
+    Returns:
+        A tensor of the input's shape and memory format, or `out`.
+
+    Raises:
+        TypeError: For what is not a dense real tensor or has a dtype that is not taken, and for a mask that is not
+            boolean.
+        IndexError: For a dimension out of range.
+        ValueError: For a repeated dimension or none, and for an `out`, scale, bias, mask, causal or empty_rows that
+            does not fit the input, and on a GPU that no kernels are built for.
+        NotPlanned: Where more than five kept, or five reduced, dimensions do not merge in memory, and for 2^31 elements
+            in a row.
+
+    Examples:
+        >>> import torch
+        >>> from cute_softmax import softmax
+        >>> softmax(torch.tensor([[0.0, 0.0, 9.0]]), mask=torch.tensor([True, True, False]))
+        tensor([[0.5000, 0.5000, 0.0000]])
+    """
+    if scores or torch.compiler.is_compiling():
+        return _scored(input, dim, dtype, out, online, scores)
+    if out is None and type(input) is torch.Tensor:
+        # The common eager call decides nothing: it finds its form (`fits`, written out: a call less), allocates and
+        # launches.
+        form = _forms.latest
+        if form is None or not (
+            form.dim is dim and form.dtype is dtype and form.online is online and form.matches(input)
+        ):
+            form = _forms.find(input, dim, dtype, online)
+        if form is not None and forward_ad._current_level < 0:
+            if form.requires_grad and torch.is_grad_enabled():
+                return ops.apply_softmax(input, form)
+            return form.run(input)
+    return _softmax(input, dim, dtype, out, online)
+
+
+def _scored(
+    input: torch.Tensor,
+    dim: int | Sequence[int],
+    dtype: torch.dtype | None,
+    out: torch.Tensor | None,
+    online: bool,
+    scores: ScoreArguments,
+) -> torch.Tensor:
+    """`softmax` of scores that may be other than the input."""
+    eager = out is None and type(input) is torch.Tensor and not torch.compiler.is_compiling()
+    if eager:
+        form = scored.find(input, dim, dtype, online, False, scores)
+        if form is not None and forward_ad._current_level < 0:
+            return form(input, scores)
+    check_names("softmax", scores)
+    check_tensor("input", input)
+    dims = given_dims(dim, input)
+    found = scores_of(input, dims, **scores)
+    if eager and input.dtype.is_floating_point:
+        spec = found.spec(dims, float_dtype(input, dtype), False, online)
+        form = scored.made(input, dim, dtype, scores, found, spec)
+        if form is not None:
+            return form(input, scores)
+    if found.plain:
+        return _softmax(input, dim, dtype, out, online)
+    return routes.softmax(input, found, dims, dtype, out=out, online=online)
+
+
+def _softmax(
+    input: torch.Tensor,
+    dim: int | Sequence[int],
+    dtype: torch.dtype | None,
+    out: torch.Tensor | None,
+    online: bool,
+) -> torch.Tensor:
+    """The whole of `softmax`: every check, any device."""
+    check_tensor("input", input)
+    dims = given_dims(dim, input)
+    asked = dtype
+    result_dtype = float_dtype(input, dtype)
+    source = input
+    if not input.dtype.is_floating_point:
+        input = input.to(dtype)
+    if out is not None:
+        return _softmax_out(input, dims, out_dtype(out, source, dtype, result_dtype), out, online)
+    if not ops.on_kernel(input, result_dtype):
+        return ops.aten_softmax(input, dims, result_dtype)
+    if torch.compiler.is_compiling():
+        return ops.softmax(input, list(dims), result_dtype, online)
+    if transformed():
+        return rules.Forward.apply(input, None, None, None, Spec(dims, result_dtype, online=online))
+    if type(input) is not torch.Tensor or torch._C._len_torch_dispatch_stack() > 0:
+        return ops.softmax(input, list(dims), result_dtype, online)
+    form = ops.Form(input, dims, result_dtype, online)
+    if type(dim) in (int, tuple) and source is input:
+        form.dim, form.dtype = dim, asked
+        _forms.remember(input, form)
+    if input.requires_grad and torch.is_grad_enabled():
+        return ops.apply_softmax(input, form)
+    return form.run(input)
+
+
+def _softmax_out(
+    input: torch.Tensor, dims: tuple[int, ...], dtype: torch.dtype, out: torch.Tensor, online: bool
+) -> torch.Tensor:
+    check_out(out, input.shape, dtype, input.device, (input,))
+    if torch.compiler.is_compiling():
+        return out.copy_(ops.softmax(input, list(dims), out.dtype, online))
+    if not ops.on_kernel(input, out.dtype):
+        return out.copy_(ops.aten_softmax(input, dims, out.dtype))
+    check_memory(out, input)
+    if input.numel():
+        launch.run("softmax", (input, out), dims, online)
+    return out
+
+
+def softmax_backward(
+    grad: torch.Tensor,
+    output: torch.Tensor,
+    dim: int | Sequence[int] = -1,
+    input_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """The gradient of `softmax` with respect to its input: `output * (grad - sum(grad * output))`.
+
+    CUDA tensors of bfloat16, float16 and float32 run our kernels; CPU tensors, and float64 ones on any device, go to
+    ATen. Differentiable.
+
+    Args:
+        grad: The gradient of the result, of its shape and on its device.
+        output: The result of `softmax`, with a scale and an alpha of 1.
+        dim: The dimension or dimensions that were reduced.
+        input_dtype: The dtype of the returned gradient. None: that of `output`.
+
+    Returns:
+        The gradient of the input, a tensor of the shape of `output`.
+
+    Raises:
+        TypeError: For what is not a dense real tensor of a floating-point dtype that is taken.
+        IndexError: For a dimension out of range.
+        ValueError: For a repeated dimension or none, and where `grad` and `output` differ in shape or device.
+        NotPlanned: As for `softmax`.
+    """
+    dims, input_dtype = checked_backward("softmax_backward", grad, output, dim, input_dtype)
+    if not torch.compiler.is_compiling() and transformed():
+        return rules.Gradient.apply(grad, output, None, Spec(dims, output.dtype), input_dtype)
+    return ops.differentiable_backward(grad, output, dims, input_dtype)
+
+
+class Prepared:
+    """`softmax` of tensors of one form with every decision made: what `prepare` returns.
+
+    Attributes:
+        plan: How every call runs.
+    """
+
+    __slots__ = ("_run", "plan")
+
+    def __init__(self, plan: Plan | PanelPlan, run: Callable[[torch.Tensor], torch.Tensor]):
+        self.plan = plan
+        self._run = run
+
+    def __call__(self, input: torch.Tensor) -> torch.Tensor:
+        """Launch on the current stream into a new tensor.
+
+        Args:
+            input: A tensor of the shape, strides, dtype and device that were prepared for, which is not checked.
+
+        Returns:
+            Its softmax.
+        """
+        return self._run(input)
+
+
+def prepare(
+    input: torch.Tensor,
+    dim: int | Sequence[int] = -1,
+    dtype: torch.dtype | None = None,
+    *,
+    online: bool = True,
+) -> Prepared:
+    """Plan, compile and load `softmax` for tensors like `input` now, so that a loop only allocates and launches.
+
+    Call `step = prepare(x)` once, and `y = step(x)` for each tensor of this form. No gradient is recorded.
+
+    Args:
+        input: A non-empty CUDA tensor of bfloat16, float16 or float32. Its shape, strides, dtype and device are what
+            the returned function takes, without a check.
+        dim: The dimension or dimensions to reduce.
+        dtype: Of the result; the input's if None.
+        online: As in `softmax`.
+
+    Returns:
+        A function of one tensor.
+
+    Raises:
+        TypeError: For what is not a dense real tensor.
+        IndexError: For a dimension out of range.
+        ValueError: For a repeated dimension or none, and for tensors that go to ATen: empty ones, and those of other
+            devices and dtypes.
+        NotPlanned: As for `softmax`.
+    """
+    check_tensor("input", input)
+    dims, result_dtype = given_dims(dim, input), dtype or input.dtype
+    if not ops.on_kernel(input, result_dtype) or not input.numel():
+        raise ValueError(
+            f"input is a {input.dtype} tensor on {input.device} with {input.numel()} elements, the result "
+            f"{result_dtype}: only non-empty CUDA tensors of {', '.join(map(str, launch.DTYPE_NAMES))} are prepared"
+        )
+    form = ops.Form(input, dims, result_dtype, online)
+    result = torch.empty_like(input, dtype=result_dtype)
+    return Prepared(launch.call_of("softmax", (input, result), dims, online, aligned=True).plan, form.run)

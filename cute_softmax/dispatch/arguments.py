@@ -1,0 +1,140 @@
+"""Checks of arguments that every public function shares."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..plan.problem import canonical_dims
+from ..runtime import launch
+
+FLOATS = (*launch.DTYPE_NAMES, torch.float64)
+
+
+def check_tensor(name: str, tensor: object, function: str = "softmax") -> None:
+    """Raise TypeError for what `function` does not take as its argument `name`."""
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, not {type(tensor).__name__}")
+    if tensor.layout is not torch.strided:
+        raise TypeError(
+            f"{name} has layout {tensor.layout}: {function} needs a dense (strided) tensor; see Tensor.to_dense"
+        )
+    if tensor.is_complex():
+        raise TypeError(f"{name} has dtype {tensor.dtype}: {function} is not defined for complex numbers")
+
+
+def autocasts(input: torch.Tensor) -> bool:
+    """Whether autocast is on and asks for float32, as it does for softmax and what sums."""
+    return input.dtype in launch.DTYPE_NAMES and input.is_cuda and torch.is_autocast_enabled("cuda")
+
+
+def float_dtype(input: torch.Tensor, dtype: torch.dtype | None, function: str = "softmax") -> torch.dtype:
+    """The dtype of a result: as asked, the input's, or what autocast says. Raises TypeError for other than floats."""
+    if dtype is None and autocasts(input):
+        dtype = torch.float32
+    if not (input.dtype.is_floating_point or dtype):
+        raise TypeError(
+            f"input has dtype {input.dtype}: {function} needs a floating-point tensor, or dtype= to convert to"
+        )
+    result = dtype or input.dtype
+    checked = ({"input": input.dtype} if input.dtype.is_floating_point else {}) | {"dtype": result}
+    for name, d in checked.items():
+        if d not in FLOATS:
+            raise TypeError(f"{name} is {d}: {function} takes {', '.join(map(str, FLOATS))}")
+    return result
+
+
+def out_dtype(
+    out: torch.Tensor, input: torch.Tensor, dtype: torch.dtype | None, result: torch.dtype
+) -> torch.dtype:
+    """The dtype of a result that goes to `out`: where nothing says which, it is that of `out`."""
+    free = dtype is None and not autocasts(input) and getattr(out, "dtype", None) in FLOATS
+    return out.dtype if free else result
+
+
+def check_out(
+    out: object,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
+    sources: Sequence[torch.Tensor],
+) -> None:
+    """Raise TypeError or ValueError for an `out` that a result of this shape, dtype and device does not fit in.
+
+    sources: what the result is computed from; none of it, nor `out`, may require a gradient.
+    """
+    check_tensor("out", out)
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (out, *sources)):
+        raise ValueError("out= does not support autograd: neither input nor out may require a gradient")
+    if tuple(out.shape) != tuple(shape):
+        raise ValueError(f"out has shape {tuple(out.shape)}, the result has {tuple(shape)}")
+    if out.device != device:
+        raise ValueError(f"out is on {out.device}, input on {device}")
+    if out.dtype != dtype:
+        raise ValueError(f"out has dtype {out.dtype}, the result has {dtype}")
+
+
+def check_memory(out: torch.Tensor, input: torch.Tensor, *others: torch.Tensor | None) -> None:
+    """Raise ValueError where a kernel that writes `out` would overwrite what it reads; `out` may be the input."""
+    same = out.data_ptr() == input.data_ptr() and out.stride() == input.stride() and out.dtype == input.dtype
+    if not same and overlap(input, out):
+        raise ValueError(
+            "out overlaps input in memory without being the same tensor: the result would be undefined"
+        )
+    if any(t is not None and overlap(t, out) for t in others):
+        raise ValueError("out overlaps bias, mask or scale in memory: the result would be undefined")
+    if overlaps_itself(out):
+        raise ValueError(f"out has strides {out.stride()}: several of its elements share one place in memory")
+
+
+def given_dims(dim: int | Sequence[int], tensor: torch.Tensor) -> tuple[int, ...]:
+    """`canonical_dims` of what a caller gave; TypeError for what is no dimension."""
+    if type(dim) is int:
+        return canonical_dims((dim,), tensor.dim())
+    dims = dim if isinstance(dim, Sequence) and not isinstance(dim, str) else (dim,)
+    if not all(isinstance(d, int) and not isinstance(d, bool) for d in dims):
+        raise TypeError(f"dim must be an int or a sequence of ints, not {dim!r}")
+    return canonical_dims(tuple(dims), tensor.dim())
+
+
+def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether the spans of memory of two tensors overlap."""
+    (a_first, a_end), (b_first, b_end) = (
+        (
+            t.data_ptr(),
+            t.data_ptr()
+            + (1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))) * t.element_size(),
+        )
+        for t in (a, b)
+    )
+    return a.numel() > 0 and b.numel() > 0 and a_first < b_end and b_first < a_end
+
+
+def overlaps_itself(tensor: torch.Tensor) -> bool:
+    """Whether two elements may share a place: some stride does not step over all that the smaller ones reach."""
+    reach = 0
+    modes = ((stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1)
+    for stride, size in sorted(modes):
+        if stride <= reach:
+            return True
+        reach += stride * (size - 1)
+    return False
+
+
+def checked_backward(
+    function: str, grad: object, output: object, dim: object, input_dtype: torch.dtype | None
+) -> tuple[tuple[int, ...], torch.dtype]:
+    """(dims, dtype of the gradient) of a public backward; its arguments checked."""
+    check_tensor("grad", grad)
+    check_tensor("output", output)
+    dims = given_dims(dim, output)
+    if grad.shape != output.shape:
+        raise ValueError(f"grad has shape {tuple(grad.shape)}, output has {tuple(output.shape)}")
+    if grad.device != output.device:
+        raise ValueError(f"grad is on {grad.device}, output on {output.device}")
+    input_dtype = input_dtype or output.dtype
+    for name, d in (("grad", grad.dtype), ("output", output.dtype), ("input_dtype", input_dtype)):
+        if d not in FLOATS:
+            raise TypeError(f"{name} is {d}: {function} takes {', '.join(map(str, FLOATS))}")
+    return dims, input_dtype

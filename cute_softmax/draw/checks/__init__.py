@@ -1,0 +1,35 @@
+"""What a Plan does to memory, checked on its own numbers: coverage, alignment, sectors, bank conflicts.
+
+The arithmetic is that of the kernels, written again from the Plan alone, so that a Plan which loses an element,
+reads one twice or misaligns an access is found without a GPU. Pure Python: no torch or cutlass.
+"""
+
+from __future__ import annotations
+
+from ...plan import PanelPlan, Plan
+from ...plan.matmul import MatmulPlan
+from ...plan.matmul_backward import MatmulBackwardPlan
+from . import matmul, panel, row
+from .report import MAX_PHASES, Report, Traffic
+from .row import columns_of, pieces, requests, row_coverage, staged, tile_tv, traffic_of
+
+__all__ = [
+    "MAX_PHASES",
+    "Report",
+    "Traffic",
+    "check",
+    "columns_of",
+    "pieces",
+    "requests",
+    "row_coverage",
+    "staged",
+    "tile_tv",
+    "traffic_of",
+]
+
+
+def check(plan: Plan | PanelPlan | MatmulPlan | MatmulBackwardPlan) -> Report:
+    """Coverage, alignment and sectors of the first tile or panel, and the wavefronts of shared memory."""
+    if isinstance(plan, (MatmulPlan, MatmulBackwardPlan)):
+        return matmul.check(plan)
+    return panel.check(plan) if isinstance(plan, PanelPlan) else row.check(plan)

@@ -1,0 +1,91 @@
+"""Lines of columns that begin anywhere: the blocks that are copied, and whose vectors their elements become."""
+
+from __future__ import annotations
+
+from layouts.figures import Facts, Figure
+from layouts.figures.grid import Grid, arrange, cell_size, draw
+from layouts.figures.scene import Swatch, finish
+from layouts.style import thread_paint
+
+from ..plan import PanelPlan
+from ..plan.problem import ITEM_SIZE
+from .common import count, space
+
+# Lines that are drawn: the first of the panel, if they begin at different places.
+LINES = 4
+
+
+def lines(plan: PanelPlan) -> Figure:
+    """Two rows for each of some lines of the first panel: its blocks in memory, and the vectors that begin further
+    on."""
+    c, name = plan.kernel, space(plan.kernel.facts.inputs[0])
+    one = ITEM_SIZE[c.dtypes[0]]
+    starts = [plan.problem.offsets[0] + plan.element(0, e) for e in range(min(plan.length, LINES))]
+    boundary = c.extra * c.vector
+    shifts = [start % boundary for start in starts]
+
+    def cell(row: int, column: int):
+        line, vectors = divmod(row, 2)
+        group = column - shifts[line]  # of the panel
+        coordinate = f"(element {line}, column {group})"
+        byte = (starts[line] + group) * one
+        holder = group // c.slots if vectors else column // c.vector
+        inside = 0 <= group < min(c.lanes * c.slots, plan.abreast)
+        if vectors and not inside:
+            return "ghost", ("", ""), Facts(coordinate=coordinate, note="no group of this line")
+        if vectors:
+            facts = Facts(
+                (holder,), coordinate=coordinate, space=name, note=f"shifted into thread {holder}'s vector"
+            )
+            return thread_paint(holder), (f"T{holder}", f"c{group}"), facts
+        copied = holder % c.lanes
+        what = "copied by" if holder < c.lanes else "behind the line, copied by"
+        lies = Facts(
+            (copied,), coordinate=coordinate, space=name, byte=byte, note=f"block {what} thread {copied}"
+        )
+        first = holder * c.vector - shifts[line]
+        if first + c.vector <= 0 or first >= min(c.lanes * c.vector, plan.abreast):
+            return "ghost", ("", ""), Facts(coordinate=coordinate, note="not copied")
+        return thread_paint(copied), (f"T{copied}", f"b{holder}"), lies
+
+    columns = (c.lanes + c.extra) * c.vector
+    grid = Grid(
+        2 * len(starts),
+        columns,
+        cell,
+        cell_size([(f"T{c.lanes - 1}", f"c{columns}")], 30),
+        row_label=lambda row: f"{row // 2} {'vectors' if row % 2 else 'blocks'}",
+        row_name="element",
+        column_name="in memory",
+        thick_rows=frozenset(range(0, 2 * len(starts), 2)),
+        thick_columns=frozenset(range(0, columns, c.vector)),
+    )
+    body = draw(grid, *arrange(grid, keep=(c.lanes * c.vector,), fold=False))
+    size = c.vector * one
+    lead = (
+        f"The first {count(len(starts), 'element')} of the first panel's groups: each line begins "
+        f"{', '.join(map(str, shifts))} elements behind a boundary of {boundary * one} bytes."
+    )
+    return finish(
+        body,
+        f"Blocks of {size} bytes in memory, and the vectors that they become",
+        lead,
+        f"Lines that are shifted. {lead}",
+        [
+            Swatch(thread_paint(1), "T1 b1", "block 1 of the line, which thread 1 copies"),
+            Swatch(thread_paint(1), "T1 c9", "group 9 of the panel, in thread 1's vector"),
+            Swatch("ghost", "", "of no use here"),
+        ],
+    ).noted(
+        f"A line is {count(c.lanes, 'lane')} and {count(c.extra, 'block')} more. Each lane takes its vector out of two "
+        "blocks in shared memory, by selecting words and by one funnel shift a word.",
+        *(
+            [
+                f"Results go back the same way: each lane stores the block in which its vector begins, and has the "
+                f"first elements of it from the lane before. Neighbouring lines share {count(c.overlap, 'group')}, so "
+                "that every block is whole in one of them; only where memory's rows begin and end are there scalars."
+            ]
+            if c.overlap
+            else []
+        ),
+    )

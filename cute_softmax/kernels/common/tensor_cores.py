@@ -1,0 +1,152 @@
+"""What kernels on sm_90a's tensor cores share: tiles that TMA brings in, rings of stages, and wgmma operands.
+
+A tile of 16-bit numbers lies in shared memory as boxes of 64 columns, 128 bytes a row, whose 16-byte pieces are
+exchanged within 8 rows (the 128-byte swizzle): TMA writes it so, ldmatrix and wgmma read it without conflicts.
+"""
+
+from copy import copy
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64, Uint32
+from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
+from cutlass.cutlass_dsl import extract_mlir_values, new_from_mlir_values
+
+from layouts import ComposedLayout
+
+from ...plan import matmul_layouts
+
+WARPGROUP = 128  # threads
+BOX = 128  # bytes of a row of a box
+
+
+def by_rows(dtype: type, rows: int, columns: int, stages: int):
+    """The layout of (rows, columns, stages) whose boxes hold their columns side by side: ldmatrix reads it as A, and
+    wgmma as an operand whose rows are M or N and whose columns are K."""
+    return composed(matmul_layouts.by_rows(dtype.width // 8, rows, columns, stages))
+
+
+def by_columns(dtype: type, columns: int, rows: int, stages: int):
+    """The same memory as `by_rows`, seen as (columns, rows, stages): wgmma reads it as an operand whose columns are M
+    or N and whose rows are K."""
+    return composed(matmul_layouts.by_columns(dtype.width // 8, columns, rows, stages))
+
+
+def composed(layout: ComposedLayout) -> cute.ComposedLayout:
+    """A tile of `plan.matmul_layouts` as cute has it: its 128-byte swizzle counts bytes, whatever the elements."""
+    inner = layout.inner
+    return cute.make_composed_layout(
+        cute.make_swizzle(3, 4, 3), 0, cute.make_layout(inner.shape, stride=inner.stride)
+    )
+
+
+def tensor_map(tensor: cute.Tensor, layout, tiler: tuple[int, int]) -> tuple:
+    """On the host: (TMA atom, tensor of coordinates) to bring tiles of a tensor in global memory into `layout`.
+
+    tensor: (rows or columns, columns or rows, batch modes); beyond its shape zeros are brought.
+    layout: with stages.
+    """
+    one = cute.slice_(layout, (None, None, 0))
+    return cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileG2SOp(), tensor, one, tiler)
+
+
+def shared(smem: cutlass.memory.SmemAllocator, dtype: type, layout) -> cute.Tensor:
+    """A swizzled tensor in shared memory; 1024 bytes are the period of the swizzle."""
+    return smem.allocate_tensor(dtype, layout.outer, byte_alignment=1024, swizzle=layout.inner)
+
+
+def mma(
+    dtype: type, columns: int, *, a_in_registers: bool, a_by_rows: bool, b_by_rows: bool
+) -> cute.TiledMma:
+    """wgmma of a warpgroup: 64 rows of A times `columns` of B, 16 terms an instruction, summed in float32.
+
+    a_by_rows, b_by_rows: how the operand lies in shared memory, `by_rows` (K contiguous) or `by_columns`.
+    """
+    major = {True: OperandMajorMode.K, False: OperandMajorMode.MN}
+    source = warpgroup.OperandSource.RMEM if a_in_registers else warpgroup.OperandSource.SMEM
+    op = warpgroup.MmaF16BF16Op(dtype, Float32, (64, columns, 16), source, major[a_by_rows], major[b_by_rows])
+    return cute.make_tiled_mma(op)
+
+
+def ldmatrix(address: Int32, transposed: bool = False) -> tuple:
+    """Four 8 x 8 matrices of 16-bit numbers, a word of each per lane. Lanes 0-7, 8-15, .. give the addresses (bytes in
+    shared memory) of the rows of the first, second, .. matrix."""
+    how = ".trans" if transposed else ""
+    return cute.arch.inline_ptx(
+        f"ldmatrix.sync.aligned.m8n8.x4{how}.shared.b16 {{{{$w0}}, {{$w1}}, {{$w2}}, {{$w3}}}}, [{{$r0}}];",
+        write_only_types=[Uint32] * 4,
+        read_only_args=[address],
+    )
+
+
+def row_of_matrix(lane: Int32 | int, warp: Int32 | int) -> tuple:
+    """(row, 16-byte piece as it lies) whose address a lane gives to ldmatrix for a warp's 16 rows and 16 columns of a
+    tile `by_rows`; 16 columns further bits of the piece are exchanged with 2."""
+    return warp * 16 + lane % 16, (lane // 16) ^ (lane % 8)
+
+
+def row_of_transposed(lane: Int32 | int, warp: Int32 | int) -> tuple:
+    """The same where the tile is read as its transpose, of which the warp holds 16 rows and 16 columns."""
+    return lane // 16 * 8 + lane % 8, (warp * 2 + lane // 8 % 2) ^ (lane % 8)
+
+
+class Ring:
+    """Stages of shared memory that a producer fills and consumers empty, with a pair of mbarriers each.
+
+    A position in the ring is (stage, phase); both sides begin at `begin()` and `advance` alike.
+    """
+
+    def __init__(self, smem: cutlass.memory.SmemAllocator, stages: int, stage_bytes: int, consumers: int):
+        """consumers: how many times a stage is released; each by one thread."""
+        self.stages, self.stage_bytes, self.consumers = stages, stage_bytes, consumers
+        self.full = smem.allocate_array(Int64, num_elems=stages)
+        self.empty = smem.allocate_array(Int64, num_elems=stages)
+
+    # What lets a ring be named inside of run-time branches and loops: it is its two pointers.
+
+    def __extract_mlir_values__(self) -> list:
+        return [*extract_mlir_values(self.full), *extract_mlir_values(self.empty)]
+
+    def __new_from_mlir_values__(self, values: list) -> "Ring":
+        ring = copy(self)
+        ring.full = new_from_mlir_values(self.full, values[:1])
+        ring.empty = new_from_mlir_values(self.empty, values[1:])
+        return ring
+
+    @cute.jit
+    def initialise(self, thread: Int32):
+        """By the first thread, before a fence and a barrier."""
+        if thread == 0:
+            for i in cutlass.range_constexpr(self.stages):
+                cute.arch.mbarrier_init(self.full + i, 1)
+                cute.arch.mbarrier_init(self.empty + i, self.consumers)
+
+    @staticmethod
+    def begin(share: Int32 | int = 0) -> tuple[Int32, Int32]:
+        """share: where one of several consumers that take turns begins."""
+        return Int32(share), Int32(0)
+
+    def advance(self, stage: Int32, phase: Int32, by: int = 1) -> tuple[Int32, Int32]:
+        """by: of how many consumers that take turns, a divisor of the stages."""
+        last = stage >= self.stages - by
+        return (
+            Int32(cutlass.select_(last, stage + by - self.stages, stage + by)),
+            Int32(cutlass.select_(last, phase ^ 1, phase)),
+        )
+
+    def acquire(self, stage: Int32, phase: Int32) -> cute.Pointer:
+        """Producer warp: wait until the stage is empty, announce its bytes; the barrier that TMA reports to."""
+        cute.arch.mbarrier_wait(self.empty + stage, phase ^ 1)
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive_and_expect_tx(self.full + stage, self.stage_bytes)
+        return self.full + stage
+
+    def wait(self, stage: Int32, phase: Int32):
+        """Consumer: wait until the stage is full."""
+        cute.arch.mbarrier_wait(self.full + stage, phase)
+
+    @cute.jit
+    def release(self, stage: Int32, lane: Int32):
+        """Consumer: the first lane speaks for its warp, all of which has read."""
+        if lane == 0:
+            cute.arch.mbarrier_arrive(self.empty + stage)

@@ -1,0 +1,399 @@
+"""Row maths: what is loaded, reduced and written. A movement calls them; they know nothing of memory.
+
+A row math has
+
+- `inputs`, `outputs`, `group_inputs`, `group_outputs`: the names of its tensors, in the order of the kernel's operands;
+  those of the last two kinds have one element per row;
+- `padding`: per input, what an element outside the row counts as;
+- `reductions`: the operators of its stages, in order;
+- `whole`: the operator on the finished stages' states together, which parts of a row are merged with;
+- `keep`: whether converted values stay in registers between the passes over the row;
+- `partial(stage, values, carry, width)`: this thread's part of one row, merged over `width` lanes; returns the
+  state and whatever the thread wants to keep for `finish`;
+- `maximum_first`: whether the first stage takes the maximum of the first input's elements themselves;
+- `term(stage, elements, carry)`: what an element of the row (of each input) adds to a stage;
+- `result(elements, state)`: what becomes of it;
+- `finish(values, kept, state)`: the row's results, one iterable per output. kept: from the last `partial` for the
+  same elements, or None; state: of `whole`, merged over all of the row;
+- `group_results(state)`: one number per group output; with a group input "index", also of the element that it chooses.
+
+`values` holds one `copy.Fragment` per input: the elements of the row that this thread owns. `carry` holds the
+states of the finished stages, each merged over as much of the row as the threads that exchange hold.
+"""
+
+import copy
+import functools
+import itertools
+import operator
+from collections.abc import Iterable, Iterator
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32
+
+from ..common import online
+from ..common.copy import Fragment
+from ..common.online import Fast, Near, Precise
+from ..common.reduce import MAX, SUM, Online, Scalar, Weighted, tree
+
+
+class RowMath:
+    """What most row maths share: no result beyond the full ones, and nothing kept."""
+
+    outputs: tuple[str, ...] = ()
+    group_inputs: tuple[str, ...] = ()
+    group_outputs: tuple[str, ...] = ()
+    keep = False
+    maximum_first = False
+
+    def for_row(self, values: list) -> "RowMath":
+        """The math of the row of these values, where it depends on them."""
+        return self
+
+    def finish(self, values: list, kept: object, state: tuple) -> list:
+        return []
+
+    def group_results(self, state: tuple) -> list[Float32]:
+        return []
+
+
+class Softmax(RowMath):
+    """y = exp(x - max) / sum(exp(x - max)), online (one exchange of pairs) or in two passes (max, then sum).
+
+    source: the elements' dtype; precise: for results stored in float32.
+    keep: hold the exponentials until the end, in registers or in the elements' slots of shared memory; without it they
+        are evaluated again, which costs a second exp2 per element and halves the registers of a 16-bit row.
+    part: the online recurrence advances by so many vectors at a time, unless registers keep the whole row.
+    total: the operator of the sum.
+    """
+
+    inputs = ("x",)
+    outputs = ("y",)
+    padding = (-float("inf"),)
+    maximum_first = True
+
+    def __init__(
+        self,
+        source: str,
+        *,
+        online: bool,
+        precise: bool,
+        keep: bool,
+        part: int = 2,
+        exp: Fast | Near | None = None,
+        total: Scalar = SUM,
+    ):
+        self.online, self.precise, self.keep, self.part = online, precise, keep, part
+        self.exp = exp or (Precise() if precise else Fast(source))
+        self.whole = Online(self.exp, total)
+        self.reductions = (self.whole,) if online else (MAX, total)
+
+    def scaled(self, factor: Float32) -> "Softmax":
+        """The same of elements times a positive factor."""
+        made = copy.copy(self)
+        made.exp = online.scaled(self.exp, factor)
+        made.whole = type(self.whole)(made.exp, self.whole.total)
+        made.reductions = (made.whole,) if self.online else self.reductions
+        return made
+
+    def powers(self, values: list, ref: Float32) -> Iterator[Float32]:
+        return (self.exp.power(v, ref) for v in values)
+
+    def partial(self, stage: int, values: list, carry: list, width: int) -> tuple:
+        (x,) = values
+        if self.online and (x.slots or not self.keep):
+            return self.by_parts(x, width)
+        if stage == 0:
+            (seen,) = MAX.lanes((x.maximum(),), width)
+            if not self.online:
+                return (seen,), None
+        else:
+            ((seen,),) = carry
+        ref, kept = online.reference(seen), []
+        parts = x.parts(self.part) if x.slots else [x]
+        powers = (self.kept(x, k, seen, self.powers(part, ref), kept) for k, part in enumerate(parts))
+        total = tree(operator.add, itertools.chain.from_iterable(powers))
+        (total,) = SUM.lanes((total,), width)
+        return ((seen, total) if self.online else (total,)), kept
+
+    def by_parts(self, x: Fragment, width: int) -> tuple:
+        """`partial` by the online recurrence, part after part."""
+        state, kept = None, []
+        for k, part in enumerate(x.parts(self.part)):
+            part_max = tree(online.maximum, part)
+            seen = part_max if state is None else online.maximum(state[0], part_max)
+            ref = online.reference(seen)
+            sums = self.sums(self.kept(x, k, seen, self.powers(part, ref), kept), part, ref)
+            if state is not None:
+                sums = [a + b for a, b in zip(self.whole.seen_from(state, seen), sums, strict=True)]
+            state = (seen, *sums)
+        return self.whole.lanes(state, width), kept
+
+    def sums(self, powers: Iterable[Float32], part: list[Float32], ref: Float32) -> list[Float32]:
+        """What a part of the row adds to the sums of the state, relative to `ref`."""
+        return [tree(operator.add, powers)]
+
+    def kept(
+        self, x: Fragment, k: int, seen: Float32, powers: Iterator[Float32], kept: list
+    ) -> Iterable[Float32]:
+        """The exponentials of part k, relative to `seen`, as they are, and noted in `kept` as far as they are kept."""
+        if self.keep:
+            powers = list(powers)
+            again = (
+                x.slots.keep(k * self.part, self.part, powers) if x.slots else functools.partial(iter, powers)
+            )
+            kept.append((seen, again))
+        return powers
+
+    def term(self, stage: int, elements: tuple, carry: tuple) -> Float32:
+        return elements[0] if stage == 0 else self.exp.power(elements[0], online.reference(carry[0]))
+
+    def result(self, elements: tuple, state: tuple) -> Float32:
+        row_max, total = state
+        power = self.exp.power(elements[0], online.reference(row_max))
+        return next(self.quotients(iter([power]), total, cute.arch.rcp_approx(total)))
+
+    def finish(self, values: list, kept: list, state: tuple, alpha: Float32 | None = None) -> list:
+        """alpha: a factor on the results."""
+        return [self.results(values[0], kept, *state, alpha)]
+
+    def results(
+        self, x: Fragment, kept: list, row_max: Float32, total: Float32, alpha: Float32 | None
+    ) -> Iterator[Float32]:
+        inverse = cute.arch.rcp_approx(total)  # total >= 1, or 0 where all is -inf, or NaN
+        if alpha is not None and not self.precise:
+            inverse, alpha = inverse * alpha, None
+        for seen, again in kept or [(row_max, functools.partial(self.powers, x, online.reference(row_max)))]:
+            powers, scaled = again(), inverse
+            if seen is not row_max:
+                # These refer to the maximum of a part of the row.
+                correction = online.rescale(Float32(1.0), seen, row_max, self.exp)
+                if self.precise:
+                    powers = (p * correction for p in powers)
+                else:
+                    scaled = inverse * correction
+            yield from self.quotients(powers, total, scaled, alpha)
+
+    def quotients(
+        self, powers: Iterator[Float32], total: Float32, inverse: Float32, alpha: Float32 | None = None
+    ) -> Iterator[Float32]:
+        for power in powers:
+            quotient = power * inverse
+            if self.precise:
+                # One step of long division: the rounding of the quotient itself is what remains.
+                quotient = cute.math.fma(cute.math.fma(-total, quotient, power), inverse, quotient)
+            yield quotient if alpha is None else quotient * alpha
+
+
+class SoftmaxBackward(RowMath):
+    """dx = y * (dy - sum(dy * y)). total: the operator of the sum."""
+
+    inputs = ("dy", "y")
+    outputs = ("dx",)
+    padding = (0.0, 0.0)
+
+    def __init__(self, *, keep: bool, total: Scalar = SUM):
+        self.keep, self.whole, self.reductions = keep, total, (total,)
+
+    def partial(self, stage: int, values: list, carry: list, width: int) -> tuple:
+        dot = tree(operator.add, (self.term(stage, e, ()) for e in zip(*values, strict=True)))
+        return SUM.lanes((dot,), width), None
+
+    def term(self, stage: int, elements: tuple, carry: tuple) -> Float32:
+        dy, y = elements
+        return dy * y
+
+    def result(self, elements: tuple, state: tuple) -> Float32:
+        (dy, y), (dot,) = elements, state
+        return y * (dy - dot)
+
+    def finish(self, values: list, kept: None, state: tuple) -> list:
+        return [(self.result(e, state) for e in zip(*values, strict=True))]
+
+
+class LogSumExp(Softmax):
+    """lse = max + log(sum(exp(x - max))): as softmax, but the elements are read and nothing else."""
+
+    outputs = ()
+    group_outputs = ("lse",)
+
+    def __init__(self, source: str, *, online: bool):
+        super().__init__(source, online=online, precise=False, keep=False)
+
+    def partial(self, stage: int, values: list, carry: list, width: int) -> tuple:
+        (x,) = values
+        if x.staging != "direct":  # work on what is there while the rest is on its way
+            return self.by_parts(x, width)
+        # The maximum of all lanes first: their sums then refer to the same number and need no correction.
+        (seen,) = MAX.lanes((x.maximum(),), width)
+        return (seen, *SUM.lanes((tree(operator.add, self.powers(x, online.reference(seen))),), width)), None
+
+    def finish(self, values: list, kept: None, state: tuple) -> list:
+        return []
+
+    def group_results(self, state: tuple) -> list[Float32]:
+        row_max, total = state
+        result = self.exp.score(row_max) + self.exp.log(total, online.reference(row_max))
+        # +inf in the row has made the sum NaN; without NaN among the elements the result is +inf, as in torch.
+        infinity = Float32(float("inf"))
+        return [Float32(cutlass.select_(row_max == infinity, infinity, result))]
+
+
+class LogSoftmax(LogSumExp):
+    """y = (x - max) - log(sum(exp(x - max))); the difference first, which is exact where it matters."""
+
+    outputs = ("y",)
+    group_outputs = ()
+
+    def __init__(self, source: str, *, online: bool, precise: bool, keep: bool):
+        Softmax.__init__(
+            self, source, online=online, precise=precise, keep=keep, exp=Precise() if precise else Near()
+        )
+
+    def result(self, elements: tuple, state: tuple) -> Float32:
+        row_max, total = state
+        ref = online.reference(row_max)
+        return self.exp.difference(elements[0], ref) - self.exp.log(total, ref)
+
+    def finish(self, values: list, kept: None, state: tuple) -> list:
+        ref = online.reference(state[0])
+        log = self.exp.log(state[1], ref)
+        return [(self.exp.difference(x, ref) - log for x in values[0])]
+
+    def group_results(self, state: tuple) -> list[Float32]:
+        return []
+
+
+class LogSoftmaxBackward(SoftmaxBackward):
+    """dx = dy - exp(y) * sum(dy).
+
+    masked: where y is -inf it was masked, dx is 0 and dy does not count; without, dx is dy there, as in torch.
+    """
+
+    padding = (0.0, -float("inf"))
+
+    def __init__(self, *, precise: bool, masked: bool, keep: bool, total: Scalar = SUM):
+        super().__init__(keep=keep, total=total)
+        self.exp, self.masked = Precise() if precise else Fast("fp32"), masked
+
+    def term(self, stage: int, elements: tuple, carry: tuple) -> Float32:
+        dy, y = elements
+        if self.masked:
+            return Float32(cutlass.select_(y == -float("inf"), Float32(0.0), dy))
+        return dy
+
+    def result(self, elements: tuple, state: tuple) -> Float32:
+        (total,) = state
+        return self.term(0, elements, ()) - self.exp.power(elements[1], Float32(0.0)) * total
+
+
+class Statistics(LogSumExp):
+    """max, and log(sum(exp(x - max))): apart, as their sum is rounded to the size of the scores."""
+
+    group_outputs = ("max", "log")
+
+    def group_results(self, state: tuple) -> list[Float32]:
+        row_max, total = state
+        return [self.exp.score(row_max), self.exp.log(total, online.reference(row_max))]
+
+
+class Entropy(Statistics):
+    """max, log(sum), and the entropy of the softmax: log(sum) - sum(exp(x - max) * (x - max)) / sum.
+
+    Elements of -inf contribute nothing.
+    """
+
+    group_outputs = ("max", "log", "entropy")
+
+    def __init__(self, source: str, *, online: bool):
+        super().__init__(source, online=online)
+        self.whole = Weighted(self.exp)
+        self.reductions = (self.whole,) if online else (MAX, SUM, SUM)
+
+    def partial(self, stage: int, values: list, carry: list, width: int) -> tuple:
+        (x,) = values
+        if x.staging != "direct":
+            return self.by_parts(x, width)
+        (seen,) = MAX.lanes((x.maximum(),), width)
+        totals = self.sums((), x, online.reference(seen))
+        return (seen, *(SUM.lanes((total,), width)[0] for total in totals)), None
+
+    def sums(self, powers: Iterable[Float32], part: Iterable[Float32], ref: Float32) -> list[Float32]:
+        return tree(lambda a, b: (a[0] + b[0], a[1] + b[1]), (self.weighted(v, ref) for v in part))
+
+    def weighted(self, x: Float32, ref: Float32) -> tuple[Float32, Float32]:
+        """exp(x - ref), and the same times its exponent of 2, which is 0 for -inf."""
+        exponent = online.maximum(self.exp.exponent(x, ref), Float32(online.VANISHES))
+        power = cute.math.exp2(exponent, fastmath=True)
+        return power, power * exponent
+
+    def term(self, stage: int, elements: tuple, carry: tuple) -> Float32:
+        if stage < 2:
+            return super().term(stage, elements, carry)
+        return self.weighted(elements[0], online.reference(carry[0]))[1]
+
+    def group_results(self, state: tuple) -> list[Float32]:
+        seen, total, weighted = state
+        row_max, log = super().group_results((seen, total))
+        ref = online.reference(seen)
+        mean = weighted / total - self.exp.exponent(
+            ref, ref
+        )  # of the exponents, that of the reference being 0
+        return [row_max, log, log - mean * Float32(online.LN_2)]
+
+
+class Selected(Statistics):
+    """Of one chosen element of each row, also its logarithm in the softmax: `found`."""
+
+    group_inputs = ("index",)
+    group_outputs = ("found", "max", "log")
+
+    def group_results(self, state: tuple, chosen: Float32) -> list[Float32]:
+        row_max, log, *rest = super().group_results(state)
+        return [chosen - row_max - log, row_max, log, *rest]
+
+
+class SelectedEntropy(Selected, Entropy):
+    """`Selected` and `Entropy` in one."""
+
+    group_outputs = ("found", "max", "log", "entropy")
+
+
+class Maximum(RowMath):
+    """max of a row; NaN if one element is NaN."""
+
+    inputs = ("x",)
+    group_outputs = ("max",)
+    padding = (-float("inf"),)
+    reductions = (MAX,)
+    whole = MAX
+    maximum_first = True
+
+    def partial(self, stage: int, values: list, carry: list, width: int) -> tuple:
+        return MAX.lanes((values[0].maximum(),), width), None
+
+    def term(self, stage: int, elements: tuple, carry: tuple) -> Float32:
+        return elements[0]
+
+    def group_results(self, state: tuple) -> list[Float32]:
+        return [*state]
+
+
+class Sum(RowMath):
+    """Sum of a row: pairwise within a thread, then over lanes, warps and CTAs by the operator `total`, in float32."""
+
+    inputs = ("x",)
+    group_outputs = ("total",)
+    padding = (0.0,)
+
+    def __init__(self, total: Scalar = SUM):
+        self.whole, self.reductions = total, (total,)
+
+    def partial(self, stage: int, values: list, carry: list, width: int) -> tuple:
+        return SUM.lanes((tree(operator.add, values[0]),), width), None
+
+    def term(self, stage: int, elements: tuple, carry: tuple) -> Float32:
+        return elements[0]
+
+    def group_results(self, state: tuple) -> list[Float32]:
+        return [*state]

@@ -1,0 +1,272 @@
+"""Scores from elements: what a prologue makes of a row before its math, and of the results after it.
+
+`score = x * scale + bias`, -inf where a mask is False or beyond the diagonal; results are multiplied by alpha. A row
+math sees the scores as it sees a `copy.Fragment` and stays as it is.
+
+A movement hands each row's inputs to the math, and behind them one `Given`.
+"""
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32, Uint16, Uint32
+
+from ..common import online
+from ..common.copy import Fragment, unpack
+from ..common.online import rounded_product
+from ..common.reduce import tree
+from .maths import RowMath
+
+NOTHING = -float("inf")
+# -inf, as often as it fits into a word.
+NOTHINGS = {cutlass.BFloat16: 0xFF80FF80, cutlass.Float16: 0xFC00FC00, cutlass.Float32: 0xFF800000}
+WHERE = 0xE2  # of lop3: the first where the second is set, else the third
+LEAST = 2.0**-149  # the smallest positive float32
+
+
+@dataclass
+class Given:
+    """What else belongs to a row.
+
+    numbers: "scale" and "alpha", those that there are; left: for each of this thread's vectors, then for its scalars,
+    how many elements count, from the first on (0 for what does not exist); held: whether there are any.
+    """
+
+    numbers: dict[str, Float32]
+    left: list[Int32]
+    held: list[Boolean]
+
+
+class Scores:
+    """One thread's scores of a row, computed from its elements anew in each pass unless they are kept.
+
+    Every pass rounds them alike, so that a row sums to 1 however large they are.
+    """
+
+    def __init__(self, prologue, inputs: dict[str, Fragment], given: Given, keep: bool):
+        self.prologue, self.inputs, self.given = prologue, inputs, given
+        self.staging, self.slots = inputs["x"].staging, inputs["x"].slots
+        self.kept = {} if keep and not self.slots else None
+        self.steps = len(inputs["x"].vectors)
+
+    def vector(self, k: int) -> list[Float32]:
+        """The scores of vector k; those of the scalars for k = steps."""
+        if self.kept is None:
+            return self._scores(k)
+        if k not in self.kept:
+            self.kept[k] = self._scores(k)
+        return self.kept[k]
+
+    def _scores(self, k: int) -> list[Float32]:
+        if k == self.steps:
+            numbers = {name: fragment.scalars for name, fragment in self.inputs.items()}
+            counts = self.given.left[k:]
+            x, bias = ([n.to(Float32) for n in numbers.get(name, ())] for name in ("x", "bias"))
+            allowed = [n != 0 for n in numbers.get("mask", ())]
+            return [self._score(x, bias, allowed, counts[v], 0, v) for v in range(len(x))]
+        vectors = {name: fragment.packed(k) for name, fragment in self.inputs.items()}
+        x, bias = (unpack(vectors[name]) if name in vectors else [] for name in ("x", "bias"))
+        allowed = truths(vectors["mask"]) if "mask" in vectors else []
+        return [self._score(x, bias, allowed, self.given.left[k], v, v) for v in range(len(x))]
+
+    def _score(self, x: list, bias: list, allowed: list, left: Int32, place: int, v: int) -> Float32:
+        """The score of element v, of which `left` - `place` and more to come count."""
+        score, scale = x[v], self.given.numbers.get("scale")
+        if scale is not None and bias:
+            score = cute.math.fma(score, scale, bias[v])
+        elif scale is not None:
+            # Not to be joined with what is subtracted later: each pass would round in its own way.
+            score = rounded_product(score, scale)
+        elif bias:
+            score = score + bias[v]
+        if allowed:
+            score = Float32(cutlass.select_(allowed[v], score, Float32(NOTHING)))
+        if self.prologue.causal:
+            score = Float32(cutlass.select_(left > place, score, Float32(NOTHING)))
+        return score
+
+    def parts(self, steps: int) -> Iterator[list[Float32]]:
+        """As `Fragment.parts`."""
+        for k in range(0, self.steps, steps):
+            part = [score for j in range(k, min(k + steps, self.steps)) for score in self.vector(j)]
+            yield part + (self.vector(self.steps) if k + steps >= self.steps else [])
+
+    def __iter__(self) -> Iterator[Float32]:
+        for part in self.parts(1):
+            yield from part
+
+    def maximum(self) -> Float32:
+        """The largest score; NaN if one is NaN."""
+        return tree(online.maximum, self)
+
+
+class Packed:
+    """Makes the elements of a row its scores in place, in the registers that hold them: a bias and a diagonal apart,
+    all that has to happen to them is that some are -inf and, for a negative scale, that all are negated.
+
+    The factor |scale| is left to the exponentials, see `online.Scaled`.
+    """
+
+    def __init__(self, inputs: dict[str, Fragment], given: Given):
+        self.x, self.mask, self.given = inputs["x"], inputs.get("mask"), given
+        scale = given.numbers.get("scale")
+        self.negative = None if scale is None else scale < 0.0
+        self.done = set()
+
+    def fragment(self) -> Fragment:
+        """The scores, over |scale|."""
+        vectors = [lambda k=k: self.vector(k) for k in range(len(self.x.vectors))]
+        scalars = [self.scalar(e, held) for e, held in enumerate(self.given.held[len(vectors) :])]
+        return Fragment(vectors, scalars, self.x.fresh, self.x.staging, self.x.slots)
+
+    def vector(self, k: int) -> cute.Tensor:
+        vector = self.x.vectors[k]()
+        if k not in self.done or self.x.staging == "shared":
+            self.done.add(k)
+            if self.negative is not None:
+                negate(vector, self.negative & self.given.held[k])
+            if self.mask is not None:
+                keep(vector, self.mask.vectors[k]())
+        return vector
+
+    def scalar(self, e: int, held: Boolean) -> Float32:
+        x = self.x.scalars[e].to(Float32)
+        if self.negative is not None:
+            x = Float32(cutlass.select_(self.negative & held, -x, x))
+        if self.mask is not None:
+            x = Float32(cutlass.select_(self.mask.scalars[e] != 0, x, Float32(NOTHING)))
+        return x
+
+
+def negate(vector: cute.Tensor, negative: Boolean) -> None:
+    """Flip the signs of a register vector's elements."""
+    width = vector.element_type.width
+    if width * cute.size(vector) < 32:
+        words, pattern = cute.recast_tensor(vector, Uint16), Uint16(0x8000)
+    else:
+        words, pattern = (
+            cute.recast_tensor(vector, Uint32),
+            Uint32(0x80000000 | (0x8000 if width == 16 else 0)),
+        )
+    flip = cutlass.select_(negative, pattern, type(pattern)(0))
+    for j in range(cute.size(words)):
+        words[j] = words[j] ^ flip
+
+
+def keep(vector: cute.Tensor, mask: cute.Tensor) -> None:
+    """Make the elements of a register vector -inf where those of a vector of bytes are 0."""
+    n, dtype = cute.size(vector), vector.element_type
+    nothing = NOTHINGS[dtype]
+    if n % 4:
+        word = Uint16 if dtype.width == 16 else Uint32
+        words = cute.recast_tensor(vector, word)
+        for v in range(n):
+            words[v] = word(cutlass.select_(mask[v] != 0, words[v], word(nothing >> (32 - word.width))))
+        return
+    words, bytes_ = cute.recast_tensor(vector, Uint32), cute.recast_tensor(mask, Uint32)
+    # Of each byte the highest bit, set where any is; prmt spreads it over as many bytes as an element has.
+    spread = (0x9988, 0xBBAA) if dtype.width == 16 else (0x8888, 0x9999, 0xAAAA, 0xBBBB)
+    for j in range(n // 4):
+        low = Uint32(0x7F7F7F7F)
+        high = ((bytes_[j] & low) + low) | bytes_[j]
+        for i, selector in enumerate(spread):
+            at = j * len(spread) + i
+            words[at] = cute.arch.inline_ptx(
+                f"{{.reg .b32 w; prmt.b32 w, {{$r1}}, 0, {selector}; "
+                f"lop3.b32 {{$w0}}, {{$r0}}, w, {nothing}, {WHERE};}}",
+                write_only_types=[Uint32],
+                read_only_args=[words[at], high],
+            )
+
+
+def truths(vector: cute.Tensor) -> list[Boolean]:
+    """The elements of a register vector of bytes that are not 0."""
+    n = cute.size(vector)
+    if n % 4:
+        return [vector[v] != 0 for v in range(n)]
+    words = cute.recast_tensor(vector, Uint32)
+    return [words[v // 4] & Uint32(0xFF << 8 * (v % 4)) != 0 for v in range(n)]
+
+
+class Prologued(RowMath):
+    """A row math of scores."""
+
+    def __init__(self, math: RowMath, prologue):
+        self.math, self.prologue = math, prologue
+        self.outputs, self.group_outputs = math.outputs, math.group_outputs
+        self.reductions, self.whole, self.keep = math.reductions, math.whole, math.keep
+        self.names = ("x", *["bias"] * prologue.bias, *["mask"] * prologue.mask)
+        self.inputs, self.group_inputs = self.names, (*math.group_inputs, *prologue.groups)
+        self.rescores = prologue.rescores
+        padding = {"x": 0.0 if (prologue.scale and not prologue.packs) or prologue.bias else NOTHING}
+        padding |= {"bias": NOTHING, "mask": 0}
+        self.padding = tuple(padding[name] for name in self.names)
+
+    def of(self, values: list) -> list:
+        """What the math takes as its values."""
+        *fragments, given = values
+        if not self.rescores:
+            return fragments
+        if not hasattr(given, "scores"):
+            inputs = dict(zip(self.names, fragments, strict=True))
+            if self.prologue.packs:
+                given.scores = Packed(inputs, given).fragment()
+            else:
+                given.scores = Scores(self.prologue, inputs, given, self.keep)
+        return [given.scores]
+
+    def for_row(self, values: list) -> RowMath:
+        scale = values[-1].numbers.get("scale")
+        if scale is None or not self.prologue.packs:
+            return self
+        made = copy.copy(self)
+        # Not 0: times that, what is -inf would be NaN.
+        made.math = self.math.scaled(online.maximum(cute.arch.fmax(scale, -scale, nan=True), Float32(LEAST)))
+        made.reductions, made.whole = made.math.reductions, made.math.whole
+        return made
+
+    def partial(self, stage: int, values: list, carry: list, width: int) -> tuple:
+        return self.math.partial(stage, self.of(values), carry, width)
+
+    def finish(self, values: list, kept: object, state: tuple) -> list:
+        alpha = values[-1].numbers.get("alpha")
+        return self.math.finish(self.of(values), kept, self.ended(state), *([] if alpha is None else [alpha]))
+
+    def group_results(self, state: tuple, *chosen: Float32) -> list[Float32]:
+        return self.math.group_results(self.ended(state), *chosen)
+
+    def ended(self, state: tuple) -> tuple:
+        """The state of a whole row, as the math shall finish with it."""
+        if not self.prologue.zero:
+            return state
+        # Without a sum nothing is left; with any other all results are 0, or its logarithm.
+        largest, total, *rest = state
+        return largest, Float32(cutlass.select_(total == 0.0, Float32(1.0), total)), *rest
+
+
+class ProloguedGradient(Prologued):
+    """The gradient of a prologued math: scale is a factor on it, alpha the inverse of the forward's."""
+
+    def __init__(self, math: RowMath, prologue):
+        super().__init__(math, prologue)
+        self.inputs = self.names = math.inputs
+        self.padding, self.rescores = math.padding, False
+
+    def for_row(self, values: list) -> RowMath:
+        return self
+
+    def finish(self, values: list, kept: object, state: tuple) -> list:
+        numbers = values[-1].numbers
+        inverse, factor = numbers.get("alpha"), numbers.get("scale")
+        state = state if inverse is None else (state[0] * inverse,)
+        results = self.math.finish(values[:-1], kept, state)
+        if factor is not None:
+            results = [(y * factor for y in result) for result in results]
+        if self.prologue.scale != "groups":
+            return results
+        # Callers mark rows in which nothing counts by a factor of 0: of NaN, too, it makes 0.
+        none = factor == 0.0
+        return [(Float32(cutlass.select_(none, Float32(0.0), y)) for y in result) for result in results]

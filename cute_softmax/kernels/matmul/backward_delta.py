@@ -1,0 +1,107 @@
+"""What the backward of softmax(S) @ V needs of each row: its log-sum-exp, and delta = sum(dO * O), less the gradient of
+the log-sum-exp if there is one."""
+
+import operator
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64, const_expr
+
+from ..common.copy import DTYPES, dot, global_pointer, unpack
+from ..common.reduce import SUM, tree
+
+LANES = 4  # threads that share a row: each loads a few vectors at once
+
+
+class MatmulDeltaKernel:
+    """The kernel of one Plan class, see `cute_softmax.plan.MatmulDeltaClass`. A CTA makes one block of numbers:
+    those that are subtracted from the exponents of `rows` rows, then those subtracted from dP."""
+
+    def __init__(self, spec):
+        self.spec = spec
+        self.dtypes = [DTYPES[name] for name in spec.dtypes]
+
+    @cute.jit
+    def __call__(
+        self,
+        stream: cuda.CUstream,
+        M: Int32,
+        D: Int32,
+        heads: Int32,
+        inner: Int32,
+        ctas: Int32,
+        empty_zeros: Int32,
+        factor: Float32,
+        *operands: Int64,
+    ):
+        """Launch.
+
+        empty_zeros: whether rows without anything in them have probabilities of zero, not NaN. factor: of delta.
+        operands: address in bytes and strides in elements of dO (row, head, inner, outer), and the same of O, lse and,
+            if the class has it, the gradient of lse; the result's address.
+        """
+        s = self.spec
+        self.kernel(M, D, heads, inner, empty_zeros, factor, operands).launch(
+            grid=[ctas, 1, 1], block=[s.rows * LANES, 1, 1], stream=stream
+        )
+
+    @cute.kernel
+    def kernel(
+        self,
+        M: Int32,
+        D: Int32,
+        heads: Int32,
+        inner: Int32,
+        empty_zeros: Int32,
+        factor: Float32,
+        operands: tuple,
+    ):
+        s = self.spec
+        tidx, _, _ = cute.arch.thread_idx()
+        cta, _, _ = cute.arch.block_idx()
+        row_blocks = (M + s.rows - 1) // s.rows
+        m, rest = cta % row_blocks, cta // row_blocks
+        head, rest = rest % heads, rest // heads
+        lane, mine = tidx % LANES, tidx // LANES
+        row = m * s.rows + mine
+
+        place = [row, head, rest % inner, rest // inner]
+        at = [dot(place, operands[i + 1 : i + 5]) for i in range(0, len(operands) - 1, 5)]
+        products = cute.make_rmem_tensor(s.vector, Float32)
+        products.fill(0.0)
+        lse = Float32(float("inf"))
+        if row < M:
+            held = [cute.make_rmem_tensor((s.vector, s.vectors), dtype) for dtype in self.dtypes]
+            for i in cutlass.range_constexpr(2):
+                held[i].fill(0.0)
+                for k in cutlass.range_constexpr(s.vectors):
+                    column = (k * LANES + lane) * s.vector
+                    if column < D:
+                        gX = global_pointer(
+                            self.dtypes[i],
+                            operands[5 * i],
+                            at[i] + column,
+                            s.vector * self.dtypes[i].width // 8,
+                        )
+                        cute.autovec_copy(cute.make_tensor(gX, cute.make_layout(s.vector)), held[i][None, k])
+            for k in cutlass.range_constexpr(s.vectors):
+                grad, output = (unpack(held[i][None, k]) for i in range(2))
+                for j in cutlass.range_constexpr(s.vector):
+                    products[j] = cute.math.fma(grad[j], output[j], products[j])
+            gL = global_pointer(Float32, operands[10], at[2], 4)
+            lse = cute.make_tensor(gL, cute.make_layout(1))[0]
+            if const_expr(s.lse_grad):
+                gG = global_pointer(Float32, operands[15], at[3], 4)
+                products[0] -= cute.make_tensor(gG, cute.make_layout(1))[0] / LANES
+            nothing = Float32(cutlass.select_(empty_zeros != 0, Float32(float("inf")), Float32(float("nan"))))
+            # Of a row with +inf in it nothing is a number.
+            lse = Float32(cutlass.select_(lse == float("inf"), Float32(float("nan")), lse))
+            lse = Float32(cutlass.select_(lse == -float("inf"), nothing, lse))
+        total = tree(operator.add, [products[j] for j in range(s.vector)])
+        (total,) = SUM.lanes((total,), LANES)
+        if lane == 0:
+            out = global_pointer(Float32, operands[-1], Int64(cta) * (2 * s.rows) + mine, 4)
+            result = cute.make_tensor(out, cute.make_layout(2, stride=s.rows))
+            result[0] = lse
+            result[1] = total * factor

@@ -1,0 +1,1 @@
+"""The column and split movements: rows that CTAs take in panels, chunks and parts."""

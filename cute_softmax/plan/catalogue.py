@@ -1,0 +1,73 @@
+"""The Plan classes there are: what `precompile` compiles and the docs list. No torch, no cutlass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from . import MATHS, VECTORS_PER_ROW, NotPlanned, RowClass, row_class, vector_of
+from .hardware import Architecture
+from .problem import check_float
+from .row import FEW
+
+# CTAs that each row can have, so that other classes come of it.
+CTAS_A_ROW = (1, *sorted({team.sms for teams in FEW.values() for team in teams}))
+
+
+def operand_dtypes(math: str, dtype: str) -> tuple[str, ...]:
+    """The dtypes of a math's operands where all tensors have one dtype ("bf16", "fp16" or "fp32"), but an index.
+
+    Raises TypeError for another dtype.
+    """
+    check_float(dtype)
+    return tuple("int64" if name == "index" else dtype for name in MATHS[math, True].operands)
+
+
+def longest_row(c: RowClass) -> int:
+    """The longest row in elements that a class is chosen for, wherever the row begins."""
+    fits = c.tiler[1] // c.line * c.line * c.cluster_n if c.cluster_n > 1 else c.tiler[1]
+    # Short rows have narrower vectors: a class of those ends where wider ones begin.
+    return (
+        fits if vector_of(c.dtypes[: c.facts.full], fits) == c.vector else 2 * c.vector * VECTORS_PER_ROW - 1
+    )
+
+
+def classes(
+    math: str,
+    architecture: Architecture,
+    dtypes: tuple[str, ...],
+    *,
+    edges: bool = False,
+    online: bool = True,
+    ctas: int = 1,
+) -> Iterator[RowClass]:
+    """The classes of a math in the order of the rows they hold: each takes over where the one before ends.
+
+    dtypes: of the math's operands: inputs, outputs, group outputs.
+    edges: those for rows that begin or end off a vector boundary. ctas: CTAs that each row can have at once: 1 where
+    there are many rows.
+
+    All inputs are taken to lie towards vector boundaries as the output does. Where one does not (a slice
+    with an odd offset, say), the class also says how narrow its loads are; it is compiled when first met. So are
+    the classes for kept dimensions that do not merge, and those with a prologue.
+    """
+    columns, facts = 1, MATHS[math, online]
+    while True:
+        vector = vector_of(dtypes[: facts.full], columns)
+        access = (vector,) * len(facts.inputs)
+        ragged = edges and vector > 1  # no element is off a boundary of single elements
+        try:
+            c = row_class(
+                math, architecture, dtypes, columns, edges=ragged, access=access, online=online, ctas=ctas
+            )
+        except NotPlanned:
+            return
+        if ragged == edges:
+            yield c
+        columns = longest_row(c) + 1
+
+
+def of_few_rows(math: str, architecture: Architecture, dtypes: tuple[str, ...], **how) -> list[RowClass]:
+    """The classes that come only where there are few rows, the shortest first; the rest as of `classes`."""
+    many = set(classes(math, architecture, dtypes, **how))
+    found = [c for ctas in CTAS_A_ROW[:0:-1] for c in classes(math, architecture, dtypes, ctas=ctas, **how)]
+    return [c for c in dict.fromkeys(found) if c not in many]

@@ -1,0 +1,91 @@
+"""Facts about GPU architectures and devices that decisions depend on. No torch, no cutlass, no GPU needed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+KIB = 1024
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One compilation target. `cute_softmax.hardware.ARCHITECTURES` has those that are supported, by name.
+
+    Source: CUDA C++ Programming Guide, "Technical specifications per compute capability".
+
+    Args:
+        name: What the compiler calls it, such as "sm_90a".
+        shared_memory: Bytes that one CTA can get.
+        cluster_limit: CTAs of the largest cluster. 1: no clusters; above 8 is not portable, but all parts named here
+            that have it allow it.
+        registers: 32-bit registers of an SM; a CTA can have all of them.
+        threads: The most threads of a CTA.
+    """
+
+    name: str
+    shared_memory: int
+    cluster_limit: int
+    registers: int = 65536  # 32-bit registers of an SM; a CTA can have all of them
+    threads: int = 1024  # threads of a CTA
+
+
+ARCHITECTURES = {
+    a.name: a
+    for a in (
+        Architecture("sm_80", 163 * KIB, 1),
+        Architecture("sm_86", 99 * KIB, 1),
+        Architecture("sm_89", 99 * KIB, 1),
+        Architecture("sm_90a", 227 * KIB, 16),
+        Architecture("sm_100a", 227 * KIB, 16),
+        Architecture("sm_103a", 227 * KIB, 16),
+        Architecture("sm_120a", 99 * KIB, 8),
+    )
+}
+_BY_CAPABILITY = {
+    (8, 0): "sm_80",
+    (8, 6): "sm_86",
+    (8, 9): "sm_89",
+    (9, 0): "sm_90a",
+    (10, 0): "sm_100a",
+    (10, 3): "sm_103a",
+    (12, 0): "sm_120a",
+}
+
+
+@dataclass(frozen=True)
+class Device:
+    """One GPU, as plans see it. `cute_softmax.hardware.H200` is one.
+
+    Args:
+        architecture: What its kernels are compiled for.
+        multiprocessors: How many it has.
+        l2: Bytes of its L2 cache.
+
+    Examples:
+        >>> from cute_softmax import plan_softmax
+        >>> from cute_softmax.hardware import ARCHITECTURES, Device
+        >>> b200 = Device(ARCHITECTURES["sm_100a"], multiprocessors=148, l2=126 << 20)
+        >>> plan_softmax((4096, 8192), device=b200).ctas
+        4096
+    """
+
+    architecture: Architecture
+    multiprocessors: int
+    l2: int
+
+
+H200 = Device(ARCHITECTURES["sm_90a"], multiprocessors=132, l2=60 << 20)
+
+
+def architecture_of(capability: tuple[int, int]) -> Architecture:
+    """The target for a compute capability.
+
+    Raises ValueError for GPUs that the CuTe DSL kernels here are not built for.
+    """
+    name = _BY_CAPABILITY.get(tuple(capability))
+    if name is None:
+        known = ", ".join(f"{a}.{b}" for a, b in _BY_CAPABILITY)
+        raise ValueError(
+            f"no kernels for compute capability {capability[0]}.{capability[1]}; supported: {known}"
+        )
+    return ARCHITECTURES[name]

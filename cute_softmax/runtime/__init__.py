@@ -1,0 +1,1 @@
+"""From a Plan to the GPU: compile, keep on disk, launch."""

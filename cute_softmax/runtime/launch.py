@@ -1,0 +1,212 @@
+"""Tensors -> Plan -> compiled function -> launch. The only module besides `ops` and `functional` that knows torch."""
+
+from __future__ import annotations
+
+import math
+import struct
+import threading
+from collections.abc import Sequence
+from functools import cache, lru_cache
+
+import torch
+
+from ..plan import NO_PROLOGUE, NotPlanned, Plan, Prologue, RowClass, facts_of, hardware, plan
+from ..plan.problem import ALIGNMENT, Operand, canonical
+from .cache import Store
+
+DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+TORCH_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+_FLOAT32 = struct.Struct("<f")
+_OPERANDS = DTYPE_NAMES | {torch.bool: "bool", torch.int64: "int64"}
+
+_store = Store()
+_functions: dict[RowClass, object] = {}
+_loading = threading.Lock()
+
+
+class Call:
+    """A Plan bound to its compiled function.
+
+    Calling it needs only what changes between calls of one form: the stream (an int), the operands' addresses and the
+    prologue's numbers. order: which of the addresses is each operand of the plan's; None for their own order.
+    """
+
+    __slots__ = ("arguments", "function", "numbers", "places", "plan", "scratch", "template")
+
+    def __init__(self, plan: Plan, function: object, order: tuple[int, ...] | None = None):
+        self.plan = plan
+        self.function = function
+        self.arguments = plan.arguments
+        # All ints after the stream, with zeros for those of a call, and where these go: the address of the scratch
+        # memory, the prologue's numbers, and each of the addresses.
+        template = [*plan.arguments]
+        self.scratch = len(template)
+        template += [0] * bool(plan.scratch)
+        names = getattr(plan.kernel, "prologue", NO_PROLOGUE).numbers
+        self.numbers = [
+            (len(template) + i, int if name == "offset" else float_bits) for i, name in enumerate(names)
+        ]
+        template += [0] * len(names)
+        places = []
+        for strides in plan.operand_strides:
+            places.append(len(template))
+            template += 0, *strides
+        self.places = places if order is None else [places[order.index(i)] for i in range(len(places))]
+        self.template = template
+
+    def __call__(self, stream: int, *addresses: int, numbers: Sequence[float] = ()) -> None:
+        """Launch on `stream`, the current one of the current device.
+
+        numbers: of the prologue (see `Prologue.numbers`): floats, and an int for the causal offset.
+        Raises RuntimeError with the Plan's class if CUDA refuses the launch.
+        """
+        arguments = self.template.copy()
+        for place, address in zip(self.places, addresses, strict=True):
+            arguments[place] = address
+        for (place, as_int), number in zip(self.numbers, numbers, strict=True):
+            arguments[place] = as_int(number)
+        if self.plan.scratch:
+            # Belongs to this call: freed behind the launch, its memory goes to what comes later on this stream.
+            scratch = torch.zeros(self.plan.scratch, dtype=torch.uint8, device="cuda")
+            arguments[self.scratch] = scratch.data_ptr()
+        try:
+            self.function(stream, *arguments)
+        except Exception as error:
+            raise launch_error(self.plan, error) from error
+
+    def on_device(self, index: int, *addresses: int, numbers: Sequence[float] = ()) -> None:
+        """Launch on the current stream of device `index`, whichever is the current device."""
+        if torch._C._cuda_getDevice() == index:
+            self(torch._C._cuda_getCurrentRawStream(index), *addresses, numbers=numbers)
+            return
+        with torch.cuda.device(index):
+            self(torch._C._cuda_getCurrentRawStream(index), *addresses, numbers=numbers)
+
+
+def float_bits(number: float) -> int:
+    """The bits of a number rounded to float32, as an int; infinity for what is larger than any."""
+    try:
+        return int.from_bytes(_FLOAT32.pack(number), "little")
+    except OverflowError:
+        return float_bits(math.copysign(math.inf, number))
+
+
+def launch_error(failed: Plan, error: Exception) -> RuntimeError:
+    """One kind of error, whether or not cutlass is imported (which turns its own into another class)."""
+    return RuntimeError(f"launching {failed.kernel.math} ({failed.kernel.name}) failed: {error}")
+
+
+def function_of(kernel: RowClass) -> object:
+    """The compiled function of a Plan class: from memory, from the store on disk, or built."""
+    function = _functions.get(kernel)
+    if function is None:
+        with _loading:
+            function = _functions.get(kernel)
+            if function is None:
+                name = f"{kernel.movement}_{kernel.math}"
+                function = _functions[kernel] = _store.load(name, kernel.fields, lambda: _build(kernel))
+    return function
+
+
+def _build(kernel: RowClass) -> object:
+    from .compile import compile_class
+
+    return compile_class(kernel)
+
+
+@cache
+def device_facts(index: int) -> hardware.Device:
+    """What plans must know of CUDA device `index`. Raises ValueError for an unsupported GPU."""
+    facts = torch.cuda.get_device_properties(index)
+    return hardware.Device(
+        hardware.architecture_of((facts.major, facts.minor)), facts.multi_processor_count, facts.L2_cache_size
+    )
+
+
+def operand(tensor: torch.Tensor) -> Operand:
+    """What a plan must know of a tensor."""
+    return Operand(_OPERANDS[tensor.dtype], tensor.stride(), tensor.data_ptr() % ALIGNMENT)
+
+
+def call_of(
+    name: str,
+    tensors: Sequence[torch.Tensor],
+    dims: tuple[int, ...],
+    online: bool = True,
+    aligned: bool = False,
+    prologue: Prologue = NO_PROLOGUE,
+    query: int | None = None,
+) -> Call:
+    """The Call for a row math on tensors of this form, planned and loaded once.
+
+    tensors: its inputs, the prologue's bias, mask, scale and alpha (those that are tensors), its outputs and its group
+    outputs, all expanded to the shape of the first; the Call takes their addresses in this order.
+    aligned: for tensors like these whose addresses are multiples of 16 bytes, whatever theirs are.
+    prologue: what happens to the scores before and to the results after.
+    query: for a causal prologue the dimension whose index is a row's position.
+    Raises NotPlanned where a prologue is not served.
+    """
+    operands = tuple(operand(t) for t in tensors)
+    if aligned:
+        operands = tuple(o._replace(address=0) for o in operands)
+    # Inputs that are one tensor count as well: nothing is lost but speed.
+    in_place = len({t.data_ptr() for t in tensors}) < len(tensors)
+    found = _call(
+        name, tensors[0].get_device(), tensors[0].shape, dims, operands, online, prologue, query, in_place
+    )
+    if type(found) is str:
+        raise NotPlanned(found)
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _call(
+    name: str,
+    device: int,
+    shape: torch.Size,
+    dims: tuple[int, ...],
+    operands: tuple[Operand, ...],
+    online: bool,
+    prologue: Prologue,
+    query: int | None,
+    in_place: bool,
+) -> Call | str:
+    """The Call, or why there is none: that is remembered, too."""
+    try:
+        prologue = prologue.of(name)
+        order = kernel_order(name, prologue)
+        operands = [operands[i] for i in order]
+        problem = canonical(shape, dims, operands, query if prologue.causal else None, in_place)
+        made = plan(name, problem, device_facts(device), online=online, prologue=prologue)
+    except NotPlanned as reason:
+        return str(reason)
+    return Call(made, function_of(made.kernel), order if list(order) != sorted(order) else None)
+
+
+def kernel_order(name: str, prologue: Prologue) -> tuple[int, ...]:
+    """Where each operand of a plan stands among the tensors of a call: those give group inputs before outputs."""
+    facts = facts_of(name, True, prologue)
+    given = [*facts.inputs, *facts.group_inputs, *facts.outputs, *facts.group_outputs]
+    return tuple(given.index(operand) for operand in facts.operands)
+
+
+def run(
+    name: str,
+    tensors: Sequence[torch.Tensor],
+    dims: tuple[int, ...],
+    online: bool = True,
+    prologue: Prologue = NO_PROLOGUE,
+    numbers: Sequence[float] = (),
+    query: int | None = None,
+) -> None:
+    """Launch a row math on non-empty CUDA tensors, on their device and its current stream.
+
+    numbers: the values of the prologue's numbers; other values compile nothing. Else as `call_of`.
+    """
+    call = call_of(name, tensors, dims, online, prologue=prologue, query=query)
+    call.on_device(tensors[0].get_device(), *[t.data_ptr() for t in tensors], numbers=numbers)
+
+
+def result_strides(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
+    """The strides of `torch.empty_like` of such a tensor, in elements."""
+    return torch.empty_like(torch.empty_strided(shape, strides, device="meta")).stride()
