@@ -14,11 +14,11 @@ from .plan.base import PlanBase
 if TYPE_CHECKING or find_spec("torch"):  # plans, layouts and diagrams work without
     from . import nn
     from .accelerate import accelerate, accelerated, restore
-    from .api.family import entropy, log_softmax, log_softmax_backward, selective_log_softmax, softmax_
-    from .api.softmax import explain, plan_softmax, prepare, softmax, softmax_backward
-    from .dispatch.matmul import softmax_matmul
-    from .dispatch.matmul_stats import softmax_stats
-    from .dispatch.reductions import amax, logsumexp, plan_reduction, sum
+    from .api.explain import explain, plan_reduction, plan_softmax
+    from .api.matmul import softmax_matmul, softmax_stats
+    from .api.reductions import amax, logsumexp, sum
+    from .api.selective import entropy, selective_log_softmax
+    from .api.softmax import log_softmax, log_softmax_backward, prepare, softmax, softmax_, softmax_backward
 
 __all__ = [
     "NotPlanned",

@@ -11,8 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from .api.family import log_softmax
-from .api.softmax import softmax
+from .api.softmax import log_softmax, softmax
 
 __all__ = ["LogSoftmax", "Softmax", "Softmax2d"]
 

@@ -115,13 +115,14 @@ def own_intervals(math: str, architecture: str, dtypes: tuple[str, ...], ctas: i
 @contextmanager
 def given(ctas: int) -> Iterator[None]:
     """Plans are made as if each row could have so many CTAs, however many rows there are."""
+    from remembered import forget_forms
+
     from cute_softmax import plan
-    from cute_softmax.api import softmax
     from cute_softmax.runtime import launch
 
     def forget():
         launch._call.cache_clear()
-        softmax._forms.clear()
+        forget_forms()
 
     with patch.object(plan, "ctas_a_row", lambda device, rows: ctas):
         forget()

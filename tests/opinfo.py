@@ -47,11 +47,11 @@ from torch.testing._internal.opinfo.core import OpInfo, SampleInput  # noqa: E40
 # Those modules freeze torch's flags for the whole process, which is not theirs here.
 torch.backends.disable_global_flags.__globals__["__allow_nonbracketed_mutation_flag"] = True
 
+from remembered import forget_forms  # noqa: E402
+
 import cute_softmax  # noqa: E402
 from benchmarks import results  # noqa: E402
 from cute_softmax.accelerate import operators  # noqa: E402
-from cute_softmax.api import family, softmax  # noqa: E402
-from cute_softmax.dispatch import scored  # noqa: E402
 from cute_softmax.runtime import launch  # noqa: E402
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -197,8 +197,7 @@ def _launches() -> Iterator[list]:
 
     def forget():
         launch._call.cache_clear()
-        for module in (softmax, family, scored):
-            module._forms.clear()
+        forget_forms()
         operators._launchers.clear()
 
     forget()

@@ -9,10 +9,9 @@ import math
 from types import SimpleNamespace
 
 import torch
+from remembered import fresh_forms
 
-from cute_softmax.api import family, softmax
-from cute_softmax.dispatch import ops, scored
-from cute_softmax.dispatch.forms import Forms
+from cute_softmax.dispatch import arguments, forms
 from cute_softmax.plan import NO_PROLOGUE, NotPlanned
 from cute_softmax.plan.hardware import H200
 from cute_softmax.runtime import launch
@@ -125,9 +124,9 @@ def install(monkeypatch) -> Launches:
     monkeypatch.setattr(launch, "run", launches.run)
     monkeypatch.setattr(launch, "device_facts", lambda index: H200)
     monkeypatch.setattr(launch, "function_of", lambda kernel: None)
-    monkeypatch.setattr(ops, "_launcher", lambda *form: form[-1])
-    monkeypatch.setattr(scored, "made", lambda *form: None)
-    for module in (softmax, family):
-        monkeypatch.setattr(module, "_forms", Forms())
-    monkeypatch.setattr(ops, "on_kernel", lambda t, d: {t.dtype, d} <= {*launch.DTYPE_NAMES})
+    # Forms are made and found; what they would launch goes the way of any address and device.
+    monkeypatch.setattr(forms, "launcher", lambda *form: form[-1])
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -2, raising=False)
+    fresh_forms(monkeypatch)
+    monkeypatch.setattr(arguments, "on_gpu", lambda tensor: True)
     return launches

@@ -16,7 +16,6 @@ import torch
 
 from cute_softmax import accelerate, accelerated, restore
 from cute_softmax.accelerate import operators, originals
-from cute_softmax.dispatch import ops
 from cute_softmax.plan import NotPlanned
 from cute_softmax.plan.hardware import H200
 from cute_softmax.plan.prologue import NO_PROLOGUE
@@ -90,7 +89,9 @@ def kernels(monkeypatch):
     monkeypatch.setattr(launch, "device_facts", lambda index: H200)
     monkeypatch.setattr(launch, "call_of", call_of)
     monkeypatch.setattr(launch, "run", run)
-    monkeypatch.setattr(ops, "_launcher", lambda math, inputs, dtype, dims, online, anywhere: anywhere)
+    monkeypatch.setattr(
+        operators, "new_launcher", lambda math, inputs, dtype, dims, online, anywhere: anywhere
+    )
     operators._has_kernels.cache_clear()
     operators._launchers.clear()
     yield launched

@@ -248,7 +248,7 @@ def test_export(launches):
     shapes = {"x": {0: batch}, "mask": None, "index": {0: batch}}
     program = torch.export.export(Model(), (X, MASK, INDEX), dynamic_shapes=shapes)
     called = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
-    assert {"cute_softmax.scores_softmax.default", "cute_softmax.statistics.default"} <= called
+    assert {"cute_softmax.softmax.default", "cute_softmax.statistics.default"} <= called
     for found, eager in zip(
         torch.utils._pytree.tree_leaves(program.module()(X[[0, 1, 1]], MASK, INDEX[[0, 1, 1]])),
         torch.utils._pytree.tree_leaves(Model()(X[[0, 1, 1]], MASK, INDEX[[0, 1, 1]])),
@@ -258,10 +258,10 @@ def test_export(launches):
 
 
 OPERATORS = {
-    "plain": lambda x: (x, None, None, None, [1], x.dtype, False, 1.0, None, 1.0, False, True),
-    "first dim": lambda x: (x, None, None, None, [0], torch.float32, True, 2.0, None, 1.0, False, True),
-    "all": lambda x: (x, BIAS.to(x.dtype), MASK, ROWS[0], [1], x.dtype, False, 1.0, 1, 2.0, True, True),
-    "log": lambda x: (x, BIAS.to(x.dtype), MASK, None, [1], torch.float32, True, 0.5, 2, 1.0, True, False),
+    "plain": lambda x: (x, [1], x.dtype, True, None, None, None, False, 1.0, None, 1.0, False),
+    "first dim": lambda x: (x, [0], torch.float32, True, None, None, None, True, 2.0, None, 1.0, False),
+    "all": lambda x: (x, [1], x.dtype, True, BIAS.to(x.dtype), MASK, ROWS[0], False, 1.0, 1, 2.0, True),
+    "log": lambda x: (x, [1], torch.float32, False, BIAS.to(x.dtype), MASK, None, True, 0.5, 2, 1.0, True),
 }
 
 
@@ -276,13 +276,13 @@ def test_opcheck(case, kernel, request):
         views = [base.t().contiguous().t(), torch.cat([base, base], 1)[:, ::2]]
         for x in (base.clone().requires_grad_(), *(views if dtype == torch.float32 else views[1:])):
             arguments = OPERATORS[case](x)
-            torch.library.opcheck(operators.scores_softmax.default, arguments)
-            y = operators.scores_softmax(*arguments).detach()
+            torch.library.opcheck(operators.softmax.default, arguments)
+            y = operators.softmax(*arguments).detach()
             grad = example(y.shape, y.dtype, seed=1).masked_fill(y == -INF, 0)
-            _, _, mask, scale, dim, _, *numbers, _ = arguments
+            _, dim, _, _, _, mask, scale, *numbers = arguments
             for leaf in (grad, grad.clone().requires_grad_()):
                 torch.library.opcheck(
-                    operators.scores_softmax_backward.default, (leaf, y, mask, scale, dim, dtype, *numbers)
+                    operators.softmax_backward.default, (leaf, y, dim, dtype, mask, scale, *numbers)
                 )
 
 
@@ -310,12 +310,10 @@ def test_operators_under_vmap(launches):
     """Where the operators themselves are transformed, as in compiled code."""
     operators = torch.ops.cute_softmax
     for case, make in OPERATORS.items():
-        found = torch.func.vmap(lambda x: operators.scores_softmax(*make(x)))(X)  # noqa: B023
-        assert torch.allclose(found[1], operators.scores_softmax(*make(X[1])), atol=1e-6, equal_nan=True), (
-            case
-        )
-        _, _, mask, scale, dim, _, *numbers, _ = make(X)
-        backward = lambda g, y: operators.scores_softmax_backward(g, y, mask, scale, dim, g.dtype, *numbers)  # noqa: B023, E731
+        found = torch.func.vmap(lambda x: operators.softmax(*make(x)))(X)  # noqa: B023
+        assert torch.allclose(found[1], operators.softmax(*make(X[1])), atol=1e-6, equal_nan=True), case
+        _, dim, _, _, _, mask, scale, *numbers = make(X)
+        backward = lambda g, y: operators.softmax_backward(g, y, dim, g.dtype, mask, scale, *numbers)  # noqa: B023, E731
         assert torch.allclose(torch.func.vmap(backward)(T, X)[1], backward(T[1], X[1]), atol=1e-5), case
     function = lambda x: operators.statistics(x, INDEX[0].unsqueeze(-1), [1], 1.0, True)[0]  # noqa: E731
     assert torch.equal(torch.func.vmap(function)(X)[1], function(X[1]))
@@ -364,8 +362,8 @@ def test_modes_and_parameters(launches):
         softmax_(X.clone(), mask=MASK)
         entropy(X)
         log_softmax_backward(X, X)
-    assert seen.count("cute_softmax.scores_softmax.default") == 4
-    assert {"cute_softmax.statistics.default", "cute_softmax.scores_softmax_backward.default"} <= set(seen)
+    assert seen.count("cute_softmax.softmax.default") == 4
+    assert {"cute_softmax.statistics.default", "cute_softmax.softmax_backward.default"} <= set(seen)
     weight, bias = torch.nn.Parameter(X.clone()), torch.nn.Parameter(BIAS.clone())
     softmax(weight, bias=bias).backward(T)
     assert weight.grad.shape == X.shape and bias.grad.shape == BIAS.shape

@@ -11,7 +11,8 @@ import torch
 
 from cute_softmax import explain, plan_softmax, prepare, softmax, softmax_backward
 from cute_softmax.api import softmax as functional
-from cute_softmax.dispatch import ops
+from cute_softmax.dispatch import arguments, forms, softmax_kernels
+from cute_softmax.dispatch.spec import Spec
 from cute_softmax.plan import NO_PROLOGUE
 from cute_softmax.plan.hardware import H200
 from cute_softmax.runtime import launch
@@ -28,12 +29,13 @@ def kernels(monkeypatch):
     """CPU tensors count as CUDA ones, and launches are planned for an H200 and recorded instead."""
     launched = []
 
-    def run(math, tensors, dims, online=True):
+    def run(math, tensors, dims, online=True, prologue=NO_PROLOGUE, numbers=(), query=None):
+        assert not prologue and not numbers and query is None
         problem = launch.canonical(tensors[0].shape, dims, [launch.operand(t) for t in tensors])
         launched.append(launch.plan(math, problem, H200, online=online))
 
     monkeypatch.setattr(launch, "run", run)
-    monkeypatch.setattr(ops, "on_kernel", lambda t, d: {t.dtype, d} <= {*launch.DTYPE_NAMES})
+    monkeypatch.setattr(arguments, "on_gpu", lambda tensor: True)
     return launched
 
 
@@ -198,7 +200,7 @@ def test_kept_dimensions_that_do_not_merge(kernels):
     x = example((4, 5, 6))
     softmax(x[:, :3], out=torch.empty(4, 3, 6))
     assert kernels[-1].operand_strides == ((30, 6), (18, 6)) and kernels[-1].kept == (4, 3)
-    ops.backward(x[:, :3], x[:, 2:], (2,), x.dtype)
+    softmax_kernels.backward(x[:, :3], x[:, 2:], None, None, Spec((2,), x.dtype), x.dtype)
     assert kernels[-1].operand_strides == ((30, 6), (30, 6), (18, 6))
 
 
@@ -226,15 +228,15 @@ def test_scratch_belongs_to_the_call(monkeypatch):
 
 
 def test_launchers_of_rows_that_do_not_merge(monkeypatch):
-    """`ops` writes out the call of plain rows; here it takes the general one."""
+    """`forms` writes out the call of plain rows; here it takes the general one."""
     passed = []
     x = example((4, 5, 64))[:, :3]
     call = launch.Call(plan_softmax(x), lambda *given: passed.append(given))
     monkeypatch.setattr(launch, "call_of", lambda *a, **k: call)
     for name in ("_cuda_getCurrentRawStream", "_cuda_getDevice"):
         monkeypatch.setattr(torch._C, name, lambda *index: -1, raising=False)
-    monkeypatch.setattr(ops, "_empty_strided_cuda", lambda s, t, d: torch.empty_strided(s, t, dtype=d))
-    run = ops._launcher("softmax", (x,), x.dtype, (2,), True, lambda t: "anywhere")
+    monkeypatch.setattr(forms, "_empty_strided_cuda", lambda s, t, d: torch.empty_strided(s, t, dtype=d))
+    run = forms.launcher("softmax", (x,), x.dtype, (2,), True, lambda t: "anywhere")
     y = run(x)
     assert passed == [(-1, *call.arguments, x.data_ptr(), 320, 64, y.data_ptr(), 192, 64)]
     assert y.shape == x.shape and run(x[..., 1:]) == "anywhere"
@@ -301,7 +303,7 @@ def test_plan_of_a_tensor_is_that_of_the_call(kernels):
     """The result of a call is a new tensor of `empty_like`'s strides, which are not a slice's."""
     wide = example((40, 1009), torch.bfloat16)
     for x, dim in ((wide, -1), (wide[:, :1000], -1), (wide[1:], -1), (wide.t(), 0), (wide[0], 0)):
-        ops.forward(x, (dim % x.dim(),), x.dtype, True)
+        softmax_kernels.forward(x, None, None, None, Spec((dim % x.dim(),), x.dtype))
         assert plan_softmax(x, dim).row_strides == kernels[-1].row_strides
         assert plan_softmax(x, dim).row_class.edges == kernels[-1].row_class.edges
 
@@ -352,8 +354,8 @@ def test_only_what_kernels_serve_is_prepared():
 
 
 def test_a_prepared_call_is_its_form(monkeypatch):
-    monkeypatch.setattr(ops, "on_kernel", lambda t, d: True)
+    monkeypatch.setattr(arguments, "on_gpu", lambda tensor: True)
     monkeypatch.setattr(launch, "call_of", lambda *a, **k: SimpleNamespace(plan="the plan"))
-    monkeypatch.setattr(ops.Form, "__init__", lambda self, *a: setattr(self, "run", lambda x: ("ran", x)))
+    monkeypatch.setattr(forms.Form, "__init__", lambda self, *a: setattr(self, "run", lambda x: ("ran", x)))
     prepared = prepare(torch.randn(3, 4))
     assert prepared.plan == "the plan" and prepared(7) == ("ran", 7)

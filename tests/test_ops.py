@@ -7,7 +7,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 
 from cute_softmax import softmax, softmax_backward
-from cute_softmax.dispatch import ops
+from cute_softmax.dispatch.arguments import served
+from cute_softmax.dispatch.formulas import backward_formula, over
+from cute_softmax.dispatch.softmax_kernels import backward
+from cute_softmax.dispatch.spec import Spec
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
@@ -48,7 +51,7 @@ def test_opcheck_softmax(case, dtype):
 @pytest.mark.parametrize("case", range(11))
 def test_opcheck_softmax_backward(case):
     x, dims = views(torch.float32)[case]
-    y, dy = ops.aten_softmax(x, dims, x.dtype), example(x.shape, seed=1)
+    y, dy = over(torch.softmax, x, dims, x.dtype), example(x.shape, seed=1)
     torch.library.opcheck(torch.ops.cute_softmax.softmax_backward.default, (dy, y, dims, x.dtype))
     leaves = [t.detach().requires_grad_() for t in (dy, y)]
     torch.library.opcheck(torch.ops.cute_softmax.softmax_backward.default, (*leaves, dims, x.dtype))
@@ -189,6 +192,8 @@ def test_backward_of_any_layout(dtype):
 
 def test_what_no_kernel_takes_goes_to_aten():
     x = example((4, 6))
-    assert not ops.on_kernel(x, torch.float32)
+    assert not served(x, torch.float32)
     y = torch.softmax(x, -1)
-    assert torch.equal(ops.backward(x, y, (1,), x.dtype), ops.aten_backward(x, y, (1,), x.dtype))
+    spec = Spec((1,), x.dtype)
+    ours = backward(x, y, None, None, spec, x.dtype)
+    assert torch.equal(ours, backward_formula(x, y, None, spec, x.dtype))

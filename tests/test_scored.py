@@ -5,10 +5,13 @@ import weakref
 
 import pytest
 import torch
+from remembered import forget_forms, fresh_forms
 
 from cute_softmax import log_softmax, softmax
-from cute_softmax.dispatch import forms, ops, rules, scored
-from cute_softmax.dispatch.scores import scores_of
+from cute_softmax.api import softmax as api
+from cute_softmax.dispatch import arguments, forms, softmax_kernels
+from cute_softmax.dispatch import softmax as states
+from cute_softmax.dispatch.spec import scores_of
 from cute_softmax.plan.hardware import H200
 from cute_softmax.runtime import launch
 
@@ -35,18 +38,18 @@ def launched(monkeypatch):
     monkeypatch.setattr(launch, "device_facts", lambda index: H200)
     monkeypatch.setattr(launch, "function_of", lambda kernel: lambda *given: found.append((kernel, given)))
     monkeypatch.setattr(launch, "_call", launch._call.__wrapped__)
-    monkeypatch.setattr(ops, "on_kernel", lambda t, d: {t.dtype, d} <= {*launch.DTYPE_NAMES})
+    monkeypatch.setattr(arguments, "on_gpu", lambda tensor: True)
     monkeypatch.setattr(
-        ops, "_empty_strided_cuda", lambda *form: torch.empty_strided(*form[:2], dtype=form[2])
+        forms, "_empty_strided_cuda", lambda *form: torch.empty_strided(*form[:2], dtype=form[2])
     )
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 7, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)
-    monkeypatch.setattr(scored, "_forms", forms.Forms())
+    fresh_forms(monkeypatch)
     return found
 
 
 def count() -> int:
-    return sum(map(len, scored._forms.values()))
+    return sum(len(same) for found in api._of_scores.values() for same in found.values())
 
 
 def made(*tensor, function=softmax, **given) -> bool:
@@ -66,7 +69,7 @@ def test_a_call_is_that_of_the_long_way(given, log, launched):
     assert count() == 1
     found = scores_of(X, (1,), **given)
     spec = found.spec((1,), X.dtype, log)
-    result = rules.forward(X, *found.operands, spec)
+    result = softmax_kernels.forward(X, *found.operands, spec)
     *ours, (kernel, expected) = launched
     assert len(ours) == 3
     own = {expected.index(result.data_ptr())}
@@ -93,11 +96,11 @@ def test_which_calls_share_a_form(launched):
     assert made(scale=1) and not made(scale=1.0) and made(scale=1, alpha=2.0) and made(scale=0.5, alpha=2.0)
     assert made(mask=MASK) and not made(mask=~MASK) and made(mask=MASK.expand(32, 64).clone())
     assert made(causal=True) and made(causal=2) and not made(causal=-7)
-    scored._forms.clear()
+    forget_forms()
     assert made(mask=MASK, empty_rows="zero") and not made(mask=MASK, empty_rows="".join(["ze", "ro"]))
     assert made(scale=0.5) and made(scale=0.5, dtype=torch.float32) and made(scale=0.5, online=False)
     assert made(X, 1, scale=0.5) and made(X, (0, 1), scale=0.5) and made(function=log_softmax, scale=0.5)
-    scored._forms.clear()
+    forget_forms()
     assert made(bias=BIAS) and made(bias=BIAS.float()) and made(bias=BIAS.clone().requires_grad_())
     assert made(scale=ROWS) and made(scale=ROWS.half())
     assert not made(bias=-BIAS) and not made(scale=-ROWS)
@@ -153,7 +156,7 @@ def test_wrong_calls_are_refused_beside_right_ones(given, error, told, launched)
 def test_what_a_form_does_not_launch_itself(launched, monkeypatch):
     """Addresses that are no multiples of 16 bytes, and tensors of another device than the current one."""
     seen = []
-    monkeypatch.setattr(rules, "forward", lambda *given: seen.append(given) or X)
+    monkeypatch.setattr(softmax_kernels, "forward", lambda *given: seen.append(given) or X)
     assert made(scale=0.5) and len(launched) == 1
     odd = torch.zeros(32 * 64 + 1, dtype=X.dtype)[1:].view(32, 64)
     softmax(odd, scale=0.25)
@@ -178,8 +181,8 @@ def test_gradients_are_those_of_the_long_way(given, log, launched, monkeypatch):
     kept = {}
     for way in ("forms", "long"):
         if way == "long":
-            monkeypatch.setattr(scored, "made", lambda *call: None)
-            scored._forms.clear()
+            monkeypatch.setattr(api, "form_of", lambda *call: None)
+            forget_forms()
         for _ in range(2):
             leaves = {
                 n: t.clone().requires_grad_(t.is_floating_point())
@@ -195,7 +198,7 @@ def test_gradients_are_those_of_the_long_way(given, log, launched, monkeypatch):
             assert y.requires_grad
             with torch.no_grad():
                 y.copy_(torch.rand(32, 64, generator=torch.Generator().manual_seed(1)))
-            monkeypatch.setattr(rules, "backward", lambda grad, *rest: grad.clone())
+            monkeypatch.setattr(states, "backward", lambda grad, *rest: grad.clone())
             wanted = [x, *(t for t in leaves.values() if t.requires_grad)]
             y_grad = torch.ones_like(y)
             kept[way] = [len(saved), *(t.float().sum() for t in torch.autograd.grad(y, wanted, y_grad))]
@@ -220,7 +223,7 @@ def test_forms_are_bounded(launched, monkeypatch):
     monkeypatch.setattr(forms, "MOST_SHAPES", 3)
     for n in range(1, 20):
         softmax(X[:n], scale=0.5)
-        assert len(scored._forms) <= 3
+        assert len(api._of_scores["softmax"]) <= 3
     for _ in range(2 * forms.MOST_OF_A_SHAPE):
         softmax(X, [1], scale=0.5)  # a list is never the same twice: no form
         softmax(X, (1, *()), scale=0.5, dtype=torch.float32)

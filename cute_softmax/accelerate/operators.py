@@ -12,8 +12,10 @@ from functools import cache
 
 import torch
 
-from ..dispatch import ops, reductions
 from ..dispatch.arguments import overlap, overlaps_itself
+from ..dispatch.forms import launcher as new_launcher
+from ..dispatch.reductions import result_of
+from ..dispatch.softmax_kernels import lie_apart
 from ..plan import NotPlanned
 from ..plan.problem import canonical_dims
 from ..plan.prologue import NO_PROLOGUE, Prologue
@@ -43,7 +45,7 @@ class Work:
         shape = self.inputs[0].shape
         if self.keepdim is None:
             return tuple(shape)
-        return reductions._result(shape, self.dims, self.keepdim)[0]
+        return result_of(shape, self.dims, self.keepdim)[0]
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ def launcher(work: Work) -> Callable[..., torch.Tensor]:
         return result
 
     if work.keepdim is None and not work.prologue and all(t.is_contiguous() for t in work.inputs):
-        return ops._launcher(work.math, work.inputs, dtype, work.dims, True, anywhere)
+        return new_launcher(work.math, work.inputs, dtype, work.dims, True, anywhere)
     result = torch.empty(shape, dtype=dtype, device=device)
     if result.numel():
         tensors = _operands(work, work.inputs, result)
@@ -126,11 +128,11 @@ def _fill(work: Work, inputs: tuple[torch.Tensor, ...], result: torch.Tensor) ->
 def _operands(work: Work, inputs: tuple[torch.Tensor, ...], result: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """As the kernel addresses them. Inputs that lie apart from the result are copied, as ATen always does."""
     if work.keepdim is None:
-        return (*(t.contiguous() if ops._lie_apart(t, result, work.dims) else t for t in inputs), result)
+        return (*(t.contiguous() if lie_apart(t, result, work.dims) else t for t in inputs), result)
     shape = inputs[0].shape
     if not result.is_contiguous():
         raise NotPlanned("a reduction into strides of its own")
-    return (*inputs, result.as_strided(shape, reductions._result(shape, work.dims, work.keepdim)[1]))
+    return (*inputs, result.as_strided(shape, result_of(shape, work.dims, work.keepdim)[1]))
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..dispatch import rules
-from ..dispatch.scores import DEFAULTS, ScoreArguments, Scores, Spec, check_names, scores_of, with_scores
+from ..dispatch.arguments import dims_or_all, served
+from ..dispatch.reductions import NAMES, result_of
+from ..dispatch.softmax_kernels import gradient_prologue, prologue_of, rows_left
+from ..dispatch.spec import DEFAULTS, ScoreArguments, Scores, Spec, check_names, scores_of, with_scores
 from ..plan import NotPlanned, PanelPlan, Plan, plan
 from ..plan.hardware import H200, Device
 from ..plan.problem import Operand, canonical, canonical_dims, contiguous
@@ -75,10 +77,10 @@ def plan_softmax(
     factors = found.scale
     if backward:
         factors = _factors(shape, found, spec)
-        prologue = rules.gradient_prologue(found.mask, factors, spec)
+        prologue = gradient_prologue(found.mask, factors, spec)
         inputs, last = [result, result], first._replace(address=0)
     else:
-        prologue = rules.prologue_of(found.bias, found.mask, found.scale, spec)
+        prologue = prologue_of(found.bias, found.mask, found.scale, spec)
         inputs, last = [first], result
         inputs += [launch.operand(t.expand(shape)) for t in (found.bias, found.mask) if t is not None]
     if factors is not None:
@@ -93,10 +95,10 @@ def plan_softmax(
 
 
 def _factors(shape: tuple[int, ...], found: Scores, spec: Spec) -> torch.Tensor | None:
-    """What a backward multiplies rows by, on no device: see `rules.backward`."""
+    """What a backward multiplies rows by, on no device: see `softmax_kernels.backward`."""
     shapes = [] if found.scale is None else [found.scale.shape]
     if found.mask is not None and not found.zero:
-        shapes.append(rules.rows_left(found.mask.to("meta"), spec, torch.empty(shape, device="meta")).shape)
+        shapes.append(rows_left(found.mask.to("meta"), spec, torch.empty(shape, device="meta")).shape)
     return torch.empty(torch.broadcast_shapes(*shapes), device="meta") if shapes else None
 
 
@@ -161,7 +163,7 @@ def explain(
     name = "log_softmax" if options.get("log") else "softmax"
     tensors = [t for t in (options.get("bias"), options.get("scale")) if isinstance(t, torch.Tensor)]
     wanted = _TORCH_DTYPES.get(dtype, dtype)
-    if isinstance(input, torch.Tensor) and not rules.served(input, wanted or input.dtype, *tensors):
+    if isinstance(input, torch.Tensor) and not served(input, wanted or input.dtype, *tensors):
         return (
             f"{name} of a {input.dtype} tensor on {input.device} goes to torch.{name} (ATen): "
             "the kernels here take bfloat16, float16 and float32 on CUDA"
@@ -177,3 +179,40 @@ def explain(
             f"{', and its gradient' if options.get('backward') else ''}; without scores the call runs as\n"
             + plan_softmax(input, dim, dtype, **plain).explain()
         )
+
+
+def plan_reduction(
+    name: str,
+    input: torch.Tensor | Sequence[int],
+    dim: int | Sequence[int] = -1,
+    dtype: torch.dtype | str | None = None,
+    *,
+    device: Device = H200,
+) -> Plan | PanelPlan:
+    """The plan of a reduction for a CUDA tensor, or for a contiguous tensor of some shape on a described GPU.
+
+    Its `explain()` says in words how the call would run.
+
+    Args:
+        name: "logsumexp", "amax" or "sum".
+        input: A tensor, whose strides count and, on CUDA, its address and GPU; or the shape of a contiguous one.
+        dim: The dimension or dimensions to reduce; all of them if None or empty.
+        dtype: Of the result, a torch dtype or "bf16", "fp16" or "fp32"; for a shape also of the input (bfloat16 if
+            None).
+        device: The GPU to plan for, unless the input is a CUDA tensor.
+
+    Returns:
+        The plan: a `Plan` where whole contiguous rows are held on chip by a CTA or a cluster, else a `PanelPlan`.
+
+    Raises:
+        TypeError: For dtypes that have no kernels.
+        IndexError: For a dimension out of range.
+        ValueError: For another name, and for a repeated dimension.
+        NotPlanned: As for `logsumexp`.
+    """
+    if name not in NAMES:
+        raise ValueError(f"name is {name!r}: the reductions are {', '.join(NAMES)}")
+    shape, first, result, device = operand_of(input, dtype, device)
+    dims = dims_or_all(dim, torch.empty(shape, device="meta"))
+    _, strides = result_of(shape, dims, True)
+    return plan(name, canonical(shape, dims, [first, Operand(result, strides)]), device)

@@ -1,4 +1,4 @@
-"""The public functions: what they mean, and the checks of their arguments."""
+"""softmax and log_softmax: what they mean, and the checks of their arguments."""
 
 from __future__ import annotations
 
@@ -8,30 +8,37 @@ from typing import TYPE_CHECKING
 import torch
 from torch.autograd import forward_ad
 
-from ..dispatch import ops, routes, rules, scored
+from ..dispatch import softmax as dispatch
 from ..dispatch.arguments import (
-    check_memory,
-    check_out,
+    DTYPES,
+    FLOATS,
     check_tensor,
     checked_backward,
     float_dtype,
     given_dims,
-    out_dtype,
+    served,
 )
-from ..dispatch.forms import Forms
-from ..dispatch.ops import transformed
-from ..dispatch.scores import ScoreArguments, Spec, check_names, scores_of, with_scores
+from ..dispatch.forms import Form, Forms, form_of, record
+from ..dispatch.spec import ScoreArguments, Spec, check_names, scores_of, with_scores
 from ..plan import PanelPlan, Plan
 from ..runtime import launch
-from .explain import explain, plan_softmax
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["Prepared", "explain", "plan_softmax", "prepare", "softmax", "softmax_backward"]
+__all__ = [
+    "Prepared",
+    "log_softmax",
+    "log_softmax_backward",
+    "prepare",
+    "softmax",
+    "softmax_",
+    "softmax_backward",
+]
 
-# Of eager calls on plain scores.
-_forms = Forms()
+# The forms of eager calls whose scores are the input itself, and of the others.
+_softmaxes, _log_softmaxes = Forms(), Forms()
+_of_scores = {"softmax": Forms(), "log_softmax": Forms()}
 
 
 @with_scores
@@ -95,97 +102,135 @@ def softmax(
         >>> softmax(torch.tensor([[0.0, 0.0, 9.0]]), mask=torch.tensor([True, True, False]))
         tensor([[0.5000, 0.5000, 0.0000]])
     """
-    if scores or torch.compiler.is_compiling():
-        return _scored(input, dim, dtype, out, online, scores)
-    if out is None and type(input) is torch.Tensor:
+    if not (scores or out is not None or torch.compiler.is_compiling()):
         # The common eager call decides nothing: it finds its form (`fits`, written out: a call less), allocates and
         # launches.
-        form = _forms.latest
+        form = _softmaxes.latest
         if form is None or not (
             form.dim is dim and form.dtype is dtype and form.online is online and form.matches(input)
         ):
-            form = _forms.find(input, dim, dtype, online)
+            form = _softmaxes.find(input, dim, dtype, online, scores)
         if form is not None and forward_ad._current_level < 0:
             if form.requires_grad and torch.is_grad_enabled():
-                return ops.apply_softmax(input, form)
+                return record(input, form)
             return form.run(input)
-    return _softmax(input, dim, dtype, out, online)
+    return _decide("softmax", _softmaxes, input, dim, dtype, out, online, scores)
 
 
-def _scored(
+def _decide(
+    name: str,
+    plain: Forms,
     input: torch.Tensor,
     dim: int | Sequence[int],
     dtype: torch.dtype | None,
     out: torch.Tensor | None,
     online: bool,
-    scores: ScoreArguments,
+    given: ScoreArguments,
 ) -> torch.Tensor:
-    """`softmax` of scores that may be other than the input."""
-    eager = out is None and type(input) is torch.Tensor and not torch.compiler.is_compiling()
-    if eager:
-        form = scored.find(input, dim, dtype, online, False, scores)
+    """The softmax or its logarithm of a call that is the first of its form, or has none: every check, any device."""
+    eager = out is None and not torch.compiler.is_compiling()
+    forms = _of_scores[name] if given else plain
+    if eager and given:
+        form = forms.latest
+        if form is None or not form.fits(input, dim, dtype, online, given):
+            form = forms.find(input, dim, dtype, online, given)
         if form is not None and forward_ad._current_level < 0:
-            return form(input, scores)
-    check_names("softmax", scores)
-    check_tensor("input", input)
+            return form(input, given)
+    check_names(name, given)
+    check_tensor("input", input, name)
     dims = given_dims(dim, input)
-    found = scores_of(input, dims, **scores)
+    found, log = scores_of(input, dims, **given), name == "log_softmax"
     if eager and input.dtype.is_floating_point:
-        spec = found.spec(dims, float_dtype(input, dtype), False, online)
-        form = scored.made(input, dim, dtype, scores, found, spec)
+        spec = found.spec(dims, float_dtype(input, dtype, name), log, online)
+        form = form_of(input, dim, dtype, given, found, spec)
         if form is not None:
-            return form(input, scores)
-    if found.plain:
-        return _softmax(input, dim, dtype, out, online)
-    return routes.softmax(input, found, dims, dtype, out=out, online=online)
+            forms.remember(input, form)
+            return form(input, given)
+    return dispatch.softmax(input, found, dims, dtype, log=log, out=out, online=online)
 
 
-def _softmax(
+@with_scores
+def log_softmax(
     input: torch.Tensor,
-    dim: int | Sequence[int],
-    dtype: torch.dtype | None,
-    out: torch.Tensor | None,
-    online: bool,
+    dim: int | Sequence[int] = -1,
+    dtype: torch.dtype | None = None,
+    *,
+    out: torch.Tensor | None = None,
+    **scores: Unpack[ScoreArguments],
 ) -> torch.Tensor:
-    """The whole of `softmax`: every check, any device."""
-    check_tensor("input", input)
+    """The logarithm of the softmax over `dim`, `x - logsumexp(x)`, as `torch.log_softmax`.
+
+    As for `softmax`, `x` is the input or scores made of it, and the same tensors run our kernels or go to ATen (those
+    of the CPU, and float64 ones on any device). What a mask or the diagonal excludes is -inf and has a gradient of
+    zero. With `empty_rows="zero"` (probabilities of zero) a row in which nothing counts is -inf throughout, with "nan"
+    NaN. A NaN or +inf makes its row NaN. Differentiable as `softmax` is.
+
+    Args:
+        input: A dense real tensor of any shape and strides; integers need `dtype`.
+        dim: The dimension or dimensions to reduce.
+        dtype: Of the result. None: the input's, or float32 under autocast.
+        out: A tensor of the input's shape to write to; may be the input itself. For calls without autograd.
+        scale: What the input is multiplied by: a number, or a tensor of one number per row.
+        bias: A floating-point tensor that broadcasts to the input, added after the scale.
+        mask: A boolean tensor that broadcasts to the input, True where an element counts.
+        causal: True: element j of row i counts if `j <= i`; an int: if `j <= i + causal`. For `dim=-1` only.
+        empty_rows: What a row is in which nothing counts: "nan" or "zero", see above.
+
+    Returns:
+        A tensor of the input's shape and memory format, or `out`.
+
+    Raises:
+        TypeError: As for `softmax`.
+        IndexError: For a dimension out of range.
+        ValueError: As for `softmax`.
+        NotPlanned: As for `softmax`.
+    """
+    if not (scores or out is not None or torch.compiler.is_compiling()):
+        form = _log_softmaxes.latest
+        if form is None or not (form.dim is dim and form.dtype is dtype and form.matches(input)):
+            form = _log_softmaxes.find(input, dim, dtype, True, scores)
+        if form is not None and forward_ad._current_level < 0:
+            if form.requires_grad and torch.is_grad_enabled():
+                return record(input, form)
+            return form.run(input)
+    return _decide("log_softmax", _log_softmaxes, input, dim, dtype, out, True, scores)
+
+
+@with_scores
+def softmax_(
+    input: torch.Tensor, dim: int | Sequence[int] = -1, **scores: Unpack[ScoreArguments]
+) -> torch.Tensor:
+    """Overwrite the input with its `softmax`, and return it.
+
+    Autograd knows of it: gradients flow as through any other in-place operation. Torch refuses a leaf that requires
+    one. What goes to ATen, and what NaN and -inf give, is as for `softmax`.
+
+    Args:
+        input: A dense floating-point tensor of any shape and strides.
+        dim: The dimension or dimensions to reduce.
+        scale: What the input is multiplied by: a number, or a tensor of one number per row, without a gradient.
+        bias: A floating-point tensor that broadcasts to the input, added after the scale.
+        mask: A boolean tensor that broadcasts to the input, True where an element counts.
+        causal: True: element j of row i counts if `j <= i`; an int: if `j <= i + causal`. For `dim=-1` only.
+        alpha: A number that the result is multiplied by.
+        empty_rows: What a row is in which nothing counts: "nan" or "zero".
+
+    Returns:
+        The input itself.
+
+    Raises:
+        TypeError: As for `softmax`, and for integers.
+        IndexError: For a dimension out of range.
+        ValueError: As for `softmax`, and for a scale that requires a gradient, which needs the input that is
+            overwritten.
+        NotPlanned: As for `softmax`.
+    """
+    check_names("softmax_", scores)
+    check_tensor("input", input, "softmax_")
     dims = given_dims(dim, input)
-    asked = dtype
-    result_dtype = float_dtype(input, dtype)
-    source = input
     if not input.dtype.is_floating_point:
-        input = input.to(dtype)
-    if out is not None:
-        return _softmax_out(input, dims, out_dtype(out, source, dtype, result_dtype), out, online)
-    if not ops.on_kernel(input, result_dtype):
-        return ops.aten_softmax(input, dims, result_dtype)
-    if torch.compiler.is_compiling():
-        return ops.softmax(input, list(dims), result_dtype, online)
-    if transformed():
-        return rules.Forward.apply(input, None, None, None, Spec(dims, result_dtype, online=online))
-    if type(input) is not torch.Tensor or torch._C._len_torch_dispatch_stack() > 0:
-        return ops.softmax(input, list(dims), result_dtype, online)
-    form = ops.Form(input, dims, result_dtype, online)
-    if type(dim) in (int, tuple) and source is input:
-        form.dim, form.dtype = dim, asked
-        _forms.remember(input, form)
-    if input.requires_grad and torch.is_grad_enabled():
-        return ops.apply_softmax(input, form)
-    return form.run(input)
-
-
-def _softmax_out(
-    input: torch.Tensor, dims: tuple[int, ...], dtype: torch.dtype, out: torch.Tensor, online: bool
-) -> torch.Tensor:
-    check_out(out, input.shape, dtype, input.device, (input,))
-    if torch.compiler.is_compiling():
-        return out.copy_(ops.softmax(input, list(dims), out.dtype, online))
-    if not ops.on_kernel(input, out.dtype):
-        return out.copy_(ops.aten_softmax(input, dims, out.dtype))
-    check_memory(out, input)
-    if input.numel():
-        launch.run("softmax", (input, out), dims, online)
-    return out
+        raise TypeError(f"input is {input.dtype}: softmax_ takes {', '.join(map(str, FLOATS))}")
+    return dispatch.softmax_in_place(input, scores_of(input, dims, **scores), dims)
 
 
 def softmax_backward(
@@ -215,9 +260,37 @@ def softmax_backward(
         NotPlanned: As for `softmax`.
     """
     dims, input_dtype = checked_backward("softmax_backward", grad, output, dim, input_dtype)
-    if not torch.compiler.is_compiling() and transformed():
-        return rules.Gradient.apply(grad, output, None, Spec(dims, output.dtype), input_dtype)
-    return ops.differentiable_backward(grad, output, dims, input_dtype)
+    return dispatch.gradient(grad, output, Spec(dims, output.dtype), input_dtype)
+
+
+def log_softmax_backward(
+    grad: torch.Tensor,
+    output: torch.Tensor,
+    dim: int | Sequence[int] = -1,
+    input_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """The gradient of `log_softmax` with respect to its input: `grad - exp(output) * sum(grad)`.
+
+    CUDA tensors of bfloat16, float16 and float32 run our kernels; CPU tensors, and float64 ones on any device, go to
+    ATen. Differentiable.
+
+    Args:
+        grad: The gradient of the result, of its shape and on its device.
+        output: The result of `log_softmax`, with a scale of 1.
+        dim: The dimension or dimensions that were reduced.
+        input_dtype: The dtype of the returned gradient. None: that of `output`.
+
+    Returns:
+        The gradient of the input, a tensor of the shape of `output`.
+
+    Raises:
+        TypeError: For what is not a dense real tensor of a floating-point dtype that is taken.
+        IndexError: For a dimension out of range.
+        ValueError: For a repeated dimension or none, and where `grad` and `output` differ in shape or device.
+        NotPlanned: As for `softmax`.
+    """
+    dims, input_dtype = checked_backward("log_softmax_backward", grad, output, dim, input_dtype)
+    return dispatch.gradient(grad, output, Spec(dims, output.dtype, log=True), input_dtype)
 
 
 class Prepared:
@@ -275,11 +348,12 @@ def prepare(
     """
     check_tensor("input", input)
     dims, result_dtype = given_dims(dim, input), dtype or input.dtype
-    if not ops.on_kernel(input, result_dtype) or not input.numel():
+    if not served(input, result_dtype) or not input.numel():
         raise ValueError(
             f"input is a {input.dtype} tensor on {input.device} with {input.numel()} elements, the result "
-            f"{result_dtype}: only non-empty CUDA tensors of {', '.join(map(str, launch.DTYPE_NAMES))} are prepared"
+            f"{result_dtype}: only non-empty CUDA tensors of {', '.join(map(str, DTYPES))} are prepared"
         )
-    form = ops.Form(input, dims, result_dtype, online)
+    found = scores_of(input, dims)
+    form = Form(input, dim, dtype, {}, found, found.spec(dims, result_dtype, online=online))
     result = torch.empty_like(input, dtype=result_dtype)
     return Prepared(launch.call_of("softmax", (input, result), dims, online, aligned=True).plan, form.run)

@@ -9,7 +9,26 @@ import torch
 from ..plan.problem import canonical_dims
 from ..runtime import launch
 
-FLOATS = (*launch.DTYPE_NAMES, torch.float64)
+DTYPES = launch.DTYPE_NAMES  # that kernels take
+FLOATS = (*DTYPES, torch.float64)
+
+
+def on_gpu(tensor: torch.Tensor) -> bool:
+    """Whether a tensor lies where our kernels run."""
+    return tensor.is_cuda
+
+
+def served(input: torch.Tensor, dtype: torch.dtype, *others: torch.Tensor | None) -> bool:
+    """Whether our kernels serve a call with a result of this dtype; all else goes to torch's operations.
+
+    others: operands of floating-point dtypes; each may be None.
+    """
+    return (
+        on_gpu(input)
+        and input.dtype in DTYPES
+        and dtype in DTYPES
+        and all(t is None or t.dtype in DTYPES for t in others)
+    )
 
 
 def check_tensor(name: str, tensor: object, function: str = "softmax") -> None:
@@ -26,7 +45,7 @@ def check_tensor(name: str, tensor: object, function: str = "softmax") -> None:
 
 def autocasts(input: torch.Tensor) -> bool:
     """Whether autocast is on and asks for float32, as it does for softmax and what sums."""
-    return input.dtype in launch.DTYPE_NAMES and input.is_cuda and torch.is_autocast_enabled("cuda")
+    return input.dtype in DTYPES and input.is_cuda and torch.is_autocast_enabled("cuda")
 
 
 def float_dtype(input: torch.Tensor, dtype: torch.dtype | None, function: str = "softmax") -> torch.dtype:
@@ -96,6 +115,13 @@ def given_dims(dim: int | Sequence[int], tensor: torch.Tensor) -> tuple[int, ...
     if not all(isinstance(d, int) and not isinstance(d, bool) for d in dims):
         raise TypeError(f"dim must be an int or a sequence of ints, not {dim!r}")
     return canonical_dims(tuple(dims), tensor.dim())
+
+
+def dims_or_all(dim: object, input: torch.Tensor) -> tuple[int, ...]:
+    """`given_dims`, and all of them for None or an empty sequence."""
+    if dim is None or (isinstance(dim, (tuple, list)) and not dim):
+        return tuple(range(max(input.dim(), 1)))
+    return given_dims(dim, input)
 
 
 def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:

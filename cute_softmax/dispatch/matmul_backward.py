@@ -11,6 +11,7 @@ import torch
 from ..plan.matmul_backward import MatmulBackwardPlan, NotPlanned, begins_at, plan_matmul_backward
 from ..plan.problem import ALIGNMENT, Operand
 from ..runtime import launch
+from .matmul_formulas import Request, gradients
 
 
 def backward(
@@ -98,8 +99,6 @@ def anyhow(
             scores, values, output, lse, grad, scale, causal, zero, mask, bias, bias_grad, lse_grad
         )
     except NotPlanned:
-        from .matmul import Request, gradients
-
         request = Request(scores, values, mask, bias, scale, causal, zero)
         dscores, dvalues, dbias = gradients(request, output, lse, grad, lse_grad)
         return dscores, dvalues, dbias if bias_grad else None

@@ -1,4 +1,4 @@
-"""The public reductions, logsumexp, amax and sum: what they mean, their operators and gradients.
+"""Reductions in every state of torch: their launches, operators and gradients.
 
 Each is a row math without a full output: one read of the input, one element written per group.
 """
@@ -11,167 +11,16 @@ from functools import lru_cache
 
 import torch
 
-from ..api.explain import operand_of
-from ..plan import PanelPlan, Plan, plan
-from ..plan.hardware import H200, Device
-from ..plan.problem import Operand, canonical
 from ..runtime import launch
-from . import ops, routes, rules, selective
-from .arguments import FLOATS, autocasts, check_out, check_tensor, given_dims, overlap, overlaps_itself
-from .scores import Spec, formula
+from . import selective, softmax_kernels
+from .arguments import FLOATS, check_out, check_tensor, overlap, overlaps_itself, served
+from .formulas import formula
+from .softmax import Forward, by_operator
+from .spec import Spec
+from .state import batched, jvp_rule, of_function, transformed, unseen, watched
 
 
-def logsumexp(
-    input: torch.Tensor,
-    dim: int | Sequence[int],
-    keepdim: bool = False,
-    *,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """The logarithm of the sum of exponentials over `dim`, `log(sum(exp(x)))` without overflow, as `torch.logsumexp`.
-
-    CUDA tensors of bfloat16, float16 and float32 are read once, by our kernels, with float32 arithmetic inside. CPU
-    tensors, float64 ones on any device, integers and empty tensors go to ATen.
-
-    A row of nothing but -inf gives -inf, one with +inf gives +inf, one with NaN gives NaN, as in torch. The gradient is
-    one more read of the input, and NaN throughout a row of +inf or of nothing but -inf. Differentiable twice as well.
-
-    Args:
-        input: A dense real tensor of any shape and strides.
-        dim: The dimension or dimensions to reduce.
-        keepdim: Keep them with size 1.
-        out: A tensor of the result's shape and dtype to write to. For calls without autograd.
-
-    Returns:
-        A tensor of the input's dtype (float32 under autocast; of integers, torch's default dtype), or `out`.
-
-    Raises:
-        TypeError: For what is not a dense real tensor, or has a floating-point dtype that is not taken.
-        IndexError: For a dimension out of range.
-        ValueError: For a repeated dimension or none, and for an `out` that does not fit.
-        NotPlanned: Where more than five kept, or five reduced, dimensions do not merge in memory, and for 2^31 elements
-            in a row.
-    """
-    check_tensor("input", input, "logsumexp")
-    return _reduce("logsumexp", input, given_dims(dim, input), keepdim, _autocast(input, input.dtype), out)
-
-
-def amax(
-    input: torch.Tensor,
-    dim: int | Sequence[int] = (),
-    keepdim: bool = False,
-    *,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """The largest element over `dim`, as `torch.amax`; NaN if one is NaN.
-
-    CUDA tensors of bfloat16, float16 and float32 run our kernels. CPU tensors, float64 ones on any device, integers and
-    empty tensors go to ATen. The gradient is shared evenly by elements that are equally large.
-
-    Args:
-        input: A dense real tensor of any shape and strides.
-        dim: The dimension or dimensions to reduce; all of them if empty.
-        keepdim: Keep them with size 1.
-        out: A tensor of the result's shape and dtype to write to. For calls without autograd.
-
-    Returns:
-        A tensor of the input's dtype, or `out`.
-
-    Raises:
-        TypeError: For what is not a dense real tensor, or has a floating-point dtype that is not taken.
-        IndexError: For a dimension out of range and, as from torch, for the maximum of no element.
-        ValueError: For a repeated dimension, and for an `out` that does not fit.
-        NotPlanned: As for `logsumexp`.
-    """
-    check_tensor("input", input, "amax")
-    return _reduce("amax", input, _dims_or_all(dim, input), keepdim, input.dtype, out)
-
-
-def sum(
-    input: torch.Tensor,
-    dim: int | Sequence[int] | None = None,
-    keepdim: bool = False,
-    *,
-    dtype: torch.dtype | None = None,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """The sum over `dim`, as `torch.sum`; added in float32, pairwise within a thread and between threads.
-
-    CUDA tensors of bfloat16, float16 and float32 run our kernels. CPU tensors, float64 ones on any device, integers and
-    empty tensors go to ATen.
-
-    Args:
-        input: A dense real tensor of any shape and strides.
-        dim: The dimension or dimensions to reduce; all of them if None or empty.
-        keepdim: Keep them with size 1.
-        dtype: Of the result. None: the input's (float32 under autocast; of integers, int64).
-        out: A tensor of the result's shape and dtype to write to. For calls without autograd.
-
-    Returns:
-        A tensor of that dtype, or `out`.
-
-    Raises:
-        TypeError: For what is not a dense real tensor, or has a floating-point dtype that is not taken.
-        IndexError: For a dimension out of range.
-        ValueError: For a repeated dimension, and for an `out` that does not fit.
-        NotPlanned: As for `logsumexp`.
-    """
-    check_tensor("input", input, "sum")
-    dims = _dims_or_all(dim, input)
-    if dtype is None and input.dtype.is_floating_point:
-        dtype = _autocast(input, input.dtype)
-    return _reduce("sum", input, dims, keepdim, dtype, out)
-
-
-def plan_reduction(
-    name: str,
-    input: torch.Tensor | Sequence[int],
-    dim: int | Sequence[int] = -1,
-    dtype: torch.dtype | str | None = None,
-    *,
-    device: Device = H200,
-) -> Plan | PanelPlan:
-    """The plan of a reduction for a CUDA tensor, or for a contiguous tensor of some shape on a described GPU.
-
-    Its `explain()` says in words how the call would run.
-
-    Args:
-        name: "logsumexp", "amax" or "sum".
-        input: A tensor, whose strides count and, on CUDA, its address and GPU; or the shape of a contiguous one.
-        dim: The dimension or dimensions to reduce; all of them if None or empty.
-        dtype: Of the result, a torch dtype or "bf16", "fp16" or "fp32"; for a shape also of the input (bfloat16 if
-            None).
-        device: The GPU to plan for, unless the input is a CUDA tensor.
-
-    Returns:
-        The plan: a `Plan` where whole contiguous rows are held on chip by a CTA or a cluster, else a `PanelPlan`.
-
-    Raises:
-        TypeError: For dtypes that have no kernels.
-        IndexError: For a dimension out of range.
-        ValueError: For another name, and for a repeated dimension.
-        NotPlanned: As for `logsumexp`.
-    """
-    if name not in _REDUCTIONS:
-        raise ValueError(f"name is {name!r}: the reductions are {', '.join(_REDUCTIONS)}")
-    shape, first, result, device = operand_of(input, dtype, device)
-    dims = _dims_or_all(dim, torch.empty(shape, device="meta"))
-    _, strides = _result(shape, dims, True)
-    return plan(name, canonical(shape, dims, [first, Operand(result, strides)]), device)
-
-
-def _dims_or_all(dim: object, input: torch.Tensor) -> tuple[int, ...]:
-    if dim is None or (isinstance(dim, (tuple, list)) and not dim):
-        return tuple(range(max(input.dim(), 1)))
-    return given_dims(dim, input)
-
-
-def _autocast(input: torch.Tensor, dtype: torch.dtype) -> torch.dtype:
-    """The result's dtype: float32 where autocast would convert the input to it."""
-    return torch.float32 if autocasts(input) else dtype
-
-
-def _reduce(
+def reduce(
     name: str,
     input: torch.Tensor,
     dims: tuple[int, ...],
@@ -186,19 +35,11 @@ def _reduce(
         return _into(out, name, input, dims, keepdim, dtype)
     if not _served(input, dtype):
         return _REDUCTIONS[name].aten(input, dims, keepdim, dtype)
-    if torch.compiler.is_compiling():
-        return _REDUCTIONS[name].operator(input, list(dims), keepdim, dtype)
-    if ops.transformed():
-        return _Reduce.apply(input, name, dims, keepdim, dtype)
-    if routes.watched(input):
-        return _REDUCTIONS[name].operator(input, list(dims), keepdim, dtype)
-    if routes.recorded(input):
-        return _apply(input, name, dims, keepdim, dtype)
-    return _forward(name, input, dims, keepdim, dtype)
+    return _WAYS.serve((input, name, dims, keepdim, dtype), (input,), (input,))
 
 
 def _served(input: torch.Tensor, dtype: torch.dtype | None) -> bool:
-    return dtype is not None and ops.on_kernel(input, dtype) and input.numel() > 0
+    return dtype is not None and served(input, dtype) and input.numel() > 0
 
 
 def _into(
@@ -210,27 +51,24 @@ def _into(
     dtype: torch.dtype | None,
 ) -> torch.Tensor:
     check_tensor("out", out, name)
-    direct = _served(input, dtype) and not (
-        torch.compiler.is_compiling() or ops.transformed() or routes.watched(input, out)
-    )
-    if direct:
-        shape, _ = _result(tuple(input.shape), dims, keepdim)
+    if _served(input, dtype) and unseen(input, out):
+        shape, _ = result_of(tuple(input.shape), dims, keepdim)
         check_out(out, shape, dtype, input.device, (input,))
         if overlap(input, out) or overlaps_itself(out):
             raise ValueError("out overlaps input or itself in memory: the result would be undefined")
         _launch(name, input, dims, out if keepdim or not input.dim() else _whole(out, dims))
         return out
     with torch.no_grad():
-        found = _reduce(name, input, dims, keepdim, dtype)
+        found = reduce(name, input, dims, keepdim, dtype)
     check_out(out, found.shape, found.dtype, input.device, (input,))
     return out.copy_(found)
 
 
-def _forward(
-    name: str, input: torch.Tensor, dims: tuple[int, ...], keepdim: bool, dtype: torch.dtype
+def forward(
+    input: torch.Tensor, name: str, dims: tuple[int, ...], keepdim: bool, dtype: torch.dtype
 ) -> torch.Tensor:
     """By our kernels into a new contiguous tensor; `input` is not empty."""
-    shape, strides = _result(input.shape, dims, keepdim)
+    shape, strides = result_of(input.shape, dims, keepdim)
     result = torch.empty(shape, dtype=dtype, device=input.device)
     # As the kernel addresses it: every element of a group has the group's one result.
     launch.run(name, (input, result.as_strided(input.shape, strides)), dims)
@@ -250,7 +88,7 @@ def _whole(tensor: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
 
 
 @lru_cache(maxsize=4096)
-def _result(
+def result_of(
     shape: Sequence[int], dims: tuple[int, ...], keepdim: bool
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The shape of a contiguous result, and its strides in the input's dimensions: 0 in the reduced ones."""
@@ -265,20 +103,20 @@ def _result(
     return tuple(kept[::-1]), tuple(strides[::-1])
 
 
-class _Reduce(torch.autograd.Function):
+class Reduce(torch.autograd.Function):
     """A reduction of an eager call, for autograd, functorch's transforms and forward-mode AD."""
 
     @staticmethod
     def forward(input: torch.Tensor, name: str, dims: tuple[int, ...], keepdim: bool, dtype: torch.dtype):
         if _served(input, dtype):
-            return _forward(name, input, dims, keepdim, dtype)
+            return forward(input, name, dims, keepdim, dtype)
         return _REDUCTIONS[name].aten(input, dims, keepdim, dtype)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
         input, name, *rest = inputs
         _save(ctx, (input, *rest), output, name)
-        if ops.transformed():
+        if transformed():
             ctx.save_for_forward(input, output)
 
     @staticmethod
@@ -286,11 +124,11 @@ class _Reduce(torch.autograd.Function):
         return _gradient(ctx, grad), None, None, None, None
 
     @staticmethod
-    @ops.jvp_rule
+    @jvp_rule
     def jvp(ctx, saved, tangent, *_):
         input, output = saved
         if ctx.name == "sum":
-            return _Reduce.apply(tangent, "sum", ctx.dims, ctx.keepdim, output.dtype)
+            return Reduce.apply(tangent, "sum", ctx.dims, ctx.keepdim, output.dtype)
         wide = torch.promote_types(ctx.dtype, torch.float32)
         whole = output if ctx.keepdim or not ctx.shape else _whole(output, ctx.dims)
         if ctx.name == "logsumexp":
@@ -304,11 +142,8 @@ class _Reduce(torch.autograd.Function):
     def vmap(info, in_dims, input, name, dims, keepdim, dtype):
         input = input.movedim(in_dims[0], 0)
         if input.dim() == 1:  # a number each
-            return _Reduce.apply(input.unsqueeze(-1), name, (1,), False, dtype), 0
-        return _Reduce.apply(input, name, tuple(d + 1 for d in dims), keepdim, dtype), 0
-
-
-_apply = ops.apply_of(_Reduce)
+            return Reduce.apply(input.unsqueeze(-1), name, (1,), False, dtype), 0
+        return Reduce.apply(input, name, tuple(d + 1 for d in dims), keepdim, dtype), 0
 
 
 def _save(ctx, inputs: tuple, output: torch.Tensor, name: str) -> None:
@@ -341,17 +176,17 @@ def _gradient(ctx, grad: torch.Tensor) -> torch.Tensor:
 def _times_softmax(input: torch.Tensor, factors: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
     """`factors * softmax(input)` of the input's dtype, with one factor for each group."""
     spec = Spec(dims, input.dtype)
-    if ops.batched(factors) or not rules.served(input, input.dtype):
+    if batched(factors) or not served(input, input.dtype):
         spec = spec.changed(dtype=factors.dtype)
         return (formula(input, None, None, None, spec) * factors).to(input.dtype)
-    watched = routes.watched(input, factors)
-    if torch.compiler.is_compiling() or (watched and not torch.is_grad_enabled()):
+    seen = watched(input, factors)
+    if torch.compiler.is_compiling() or (seen and not torch.is_grad_enabled()):
         return selective.times_softmax(input, factors, dims)
     if torch.is_grad_enabled():  # a gradient of the gradient may be wanted
         spec = spec.changed(dtype=torch.float32)
-        softmax = rules.operator if watched else rules.Forward.apply
+        softmax = by_operator if seen else Forward.apply
         return (softmax(input, None, None, None, spec) * factors).to(input.dtype)
-    return rules.forward(input, None, None, None, spec, factors=factors)
+    return softmax_kernels.forward(input, None, None, None, spec, factors=factors)
 
 
 @dataclass(frozen=True)
@@ -367,8 +202,8 @@ def _reduction(name: str, aten: Callable[..., torch.Tensor]) -> _Reduction:
 
     @torch.library.custom_op(f"cute_softmax::{name}", mutates_args=())
     def operator(input: torch.Tensor, dim: Sequence[int], keepdim: bool, dtype: torch.dtype) -> torch.Tensor:
-        if ops.on_kernel(input, dtype) and input.numel():
-            return _forward(name, input, tuple(dim), keepdim, dtype)
+        if _served(input, dtype):
+            return forward(input, name, tuple(dim), keepdim, dtype)
         return aten(input, tuple(dim), keepdim, dtype).contiguous()
 
     @operator.register_fake
@@ -408,3 +243,11 @@ _REDUCTIONS = {
     "amax": _reduction("amax", _aten_amax),
     "sum": _reduction("sum", _aten_sum),
 }
+
+
+def _by_operator(input, name, dims, keepdim, dtype) -> torch.Tensor:
+    return _REDUCTIONS[name].operator(input, list(dims), keepdim, dtype)
+
+
+_WAYS = of_function(Reduce, forward, _by_operator)
+NAMES = tuple(_REDUCTIONS)

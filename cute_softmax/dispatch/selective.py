@@ -15,8 +15,11 @@ import torch
 
 from ..plan import NotPlanned, Prologue
 from ..runtime import launch
-from . import ops, routes, rules
-from .scores import Spec, over, wide
+from . import softmax_kernels
+from .arguments import served
+from .formulas import over, wide
+from .spec import Spec
+from .state import batched, jvp_rule, of_function, transformed, watched
 
 Tensor = torch.Tensor
 # Elements of a piece of the logits that torch's operations work on in float32 for the gradient of an entropy: with the
@@ -39,7 +42,7 @@ def checked_index(index: object, logits: Tensor) -> Tensor:
             "the rows, or one more dimension"
         )
     seen = index.device.type == "cpu" and index.numel() and not torch.compiler.is_compiling()
-    if seen and not ops.transformed() and not routes.watched(index):
+    if seen and not transformed() and not watched(index):
         low, high = (int(t) for t in index.aminmax())
         if low < 0 or high >= logits.shape[-1]:
             raise IndexError(
@@ -135,11 +138,11 @@ def gradient(
         return result
     if of_entropy is None:
         spec = Spec(dims, input.dtype, scale=scale)
-        return rules.forward(input, None, None, None, spec, result, factors=of_lse.float() * scale)
+        return softmax_kernels.forward(input, None, None, None, spec, result, factors=of_lse.float() * scale)
     # scale * p * (of_lse - of_entropy * (log p + entropy)), with log p = x * scale - top - log.
     # In float16 p would run out of exponent where its product with a logarithm does not: lifted meanwhile.
     lift = 2.0**15 if input.dtype is torch.float16 else 1.0
-    rules.forward(input, None, None, None, Spec(dims, input.dtype, scale=scale, alpha=lift), result)
+    softmax_kernels.forward(input, None, None, None, Spec(dims, input.dtype, scale=scale, alpha=lift), result)
     most = torch.finfo(torch.float32).max
     factor = of_entropy.float() * (-scale / lift)
     added = (scale / lift) * of_lse if of_lse is not None else torch.zeros_like(factor)
@@ -217,18 +220,18 @@ class Statistics(torch.autograd.Function):
         ctx.mark_non_differentiable(output[1])
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(input, index, *output)
-        if ops.transformed():
+        if transformed():
             ctx.save_for_forward(input, index, *output)
 
     @staticmethod
     def backward(ctx, grad, _, of_lse, of_entropy):
         input, index, *rows = ctx.saved_tensors
-        by_formula = torch.is_grad_enabled() or ops.batched(grad, of_lse, of_entropy)
+        by_formula = torch.is_grad_enabled() or batched(grad, of_lse, of_entropy)
         function = formula_backward if by_formula else backward
         return function(input, index, *ctx.numbers, *rows, grad, of_lse, of_entropy), None, None, None, None
 
     @staticmethod
-    @ops.jvp_rule
+    @jvp_rule
     def jvp(ctx, saved, tangent, *_):
         input, index, _, top, log, entropies = saved
         dims, scale, asked = ctx.numbers
@@ -277,7 +280,7 @@ def found_of(
 
 
 def _served(input: Tensor) -> bool:
-    return rules.served(input, torch.float32) and input.numel() > 0
+    return served(input, torch.float32) and input.numel() > 0
 
 
 def _total(grad: Tensor | None, of_lse: Tensor | None, dtype: torch.dtype) -> Tensor | None:
@@ -425,26 +428,24 @@ def _(info, in_dims, *arguments):
     return _over_batch(operator, info, in_dims, *arguments)
 
 
-# -- The functions' ways -----------------------------------------------------------------------------------------------
+# -- Calls -------------------------------------------------------------------------------------------------------------
 
-_apply = ops.apply_of(Statistics)
+
+def _by_operator(input, index, dims, scale, entropies) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return operator(input, index, list(dims), scale, entropies)
+
+
+_WAYS = of_function(Statistics, found_of, _by_operator)
 
 
 def _call(
     input: Tensor, index: Tensor | None, dims: tuple[int, ...], scale: float, entropies: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """`found_of`, on any device and in any state of torch."""
+    arguments = input, index, dims, scale, entropies
     if not _served(input):
-        return found_of(input, index, dims, scale, entropies)
-    if torch.compiler.is_compiling():
-        return operator(input, index, list(dims), scale, entropies)
-    if ops.transformed():
-        return Statistics.apply(input, index, dims, scale, entropies)
-    if routes.watched(input, index):
-        return operator(input, index, list(dims), scale, entropies)
-    if routes.recorded(input):
-        return _apply(input, index, dims, scale, entropies)
-    return found_of(input, index, dims, scale, entropies)
+        return found_of(*arguments)
+    return _WAYS.serve(arguments, (input, index), (input,))
 
 
 def times_softmax(input: Tensor, factors: Tensor, dims: tuple[int, ...]) -> Tensor:

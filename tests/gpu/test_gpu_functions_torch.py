@@ -5,6 +5,7 @@ import threading
 import pytest
 import torch
 from checking import DEVICE, equal_bits, random
+from remembered import forget_forms
 from torch.autograd import forward_ad
 
 from cute_softmax import (
@@ -18,8 +19,7 @@ from cute_softmax import (
     softmax_matmul,
 )
 from cute_softmax import sum as sum_
-from cute_softmax.dispatch import scored
-from cute_softmax.dispatch.forms import Forms
+from cute_softmax.api import softmax as api
 from cute_softmax.runtime import launch
 
 INF = float("inf")
@@ -187,12 +187,12 @@ def test_opcheck():
     for dtype in (torch.bfloat16, torch.float32):
         x, bias, mask, rows, index = scores(dtype)
         for leaf in (x, x.clone().requires_grad_(), x.mT.contiguous().mT):
-            arguments = (leaf, bias, mask, rows, [2], dtype, False, 1.0, 9, 2.0, True, True)
-            torch.library.opcheck(operators.scores_softmax.default, arguments)
+            arguments = (leaf, [2], dtype, True, bias, mask, rows, False, 1.0, 9, 2.0, True)
+            torch.library.opcheck(operators.softmax.default, arguments)
             torch.library.opcheck(operators.statistics.default, (leaf, index[..., None], [2], 0.5, True))
         y = softmax(x)
-        backward = (x, y, mask, rows, [2], dtype, False, 1.0, None, 1.0, False)
-        torch.library.opcheck(operators.scores_softmax_backward.default, backward)
+        backward = (x, y, [2], dtype, mask, rows, False, 1.0, None, 1.0, False)
+        torch.library.opcheck(operators.softmax_backward.default, backward)
         found, top, log, e = operators.statistics(x, index[..., None], [2], 0.5, True)
         arguments = (x, index[..., None], [2], 0.5, True, found, top, log, e, found, None, None)
         torch.library.opcheck(operators.statistics_backward.default, arguments)
@@ -277,11 +277,11 @@ def test_later_calls_of_a_form(log, monkeypatch):
                 found += torch.autograd.grad(found[-1], leaf, x)
         return [t.detach() for t in found]
 
-    monkeypatch.setattr(scored, "_forms", Forms())
+    forget_forms()
     later = results()
-    assert scored._forms
-    monkeypatch.setattr(scored, "_forms", Forms())
-    monkeypatch.setattr(scored, "made", lambda *call: None)
+    assert any(api._of_scores.values())
+    forget_forms()
+    monkeypatch.setattr(api, "form_of", lambda *call: None)
     for a, b in zip(later, results(), strict=True):
         assert equal_bits(a, b)
 

@@ -14,7 +14,7 @@ import torch
 from checking import DTYPES
 
 from cute_softmax import softmax_matmul
-from cute_softmax.dispatch.matmul import modified
+from cute_softmax.dispatch.matmul_formulas import modified
 
 FACTOR = 2.0
 HALVES = ("bf16", "fp16")

@@ -6,10 +6,9 @@ import classes
 import pytest
 import torch
 from checking import DTYPES, Guarded, check_backward, check_softmax, equal_bits, random
+from remembered import fresh_forms
 
 from cute_softmax import explain, plan_softmax, softmax, softmax_backward
-from cute_softmax.api import softmax as functional
-from cute_softmax.dispatch.forms import Forms
 from cute_softmax.runtime import launch
 from cute_softmax.runtime.cache import Store
 
@@ -31,7 +30,7 @@ def forget(monkeypatch, root=None):
     if root is not None:
         monkeypatch.setattr(launch, "_store", Store(root))
     monkeypatch.setattr(launch, "_functions", {})
-    monkeypatch.setattr(functional, "_forms", Forms())
+    fresh_forms(monkeypatch)
     launch._call.cache_clear()
 
 

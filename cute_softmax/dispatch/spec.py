@@ -1,14 +1,12 @@
-"""Scores before a softmax: scale, bias, mask and causal as a caller gives them, their checks, and torch's formulas.
+"""Scores before a softmax: scale, bias, mask and causal as a caller gives them, their checks, and what they mean.
 
-The score of an element is ``x * scale + bias``, and -inf where a mask or the diagonal excludes it. The formulas here
-are what our kernels compute, written in torch operations: for CPU and float64 tensors, for gradients of gradients,
-and for what no kernel is planned for. They differentiate, and hold wherever torch's operations do.
+The score of an element is ``x * scale + bias``, and -inf where a mask or the diagonal excludes it.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TypedDict, TypeVar
 
@@ -16,13 +14,12 @@ import torch
 
 _Function = TypeVar("_Function", bound=Callable)
 
-INF = float("inf")
 _FAR = 1 << 62
 EMPTY_ROWS = ("nan", "zero")
 
 
 class ScoreArguments(TypedDict, total=False):
-    """The keyword arguments of a call on scores; see `functional.softmax` for their meaning."""
+    """The keyword arguments of a call on scores; see `softmax` for their meaning."""
 
     scale: float | torch.Tensor
     bias: torch.Tensor | None
@@ -87,6 +84,11 @@ class Spec:
         return "log_softmax" if self.log else "softmax"
 
     @property
+    def plain(self) -> bool:
+        """Whether numbers change nothing of scores and results."""
+        return self.scale == 1 and self.causal is None and self.alpha == 1 and not self.zero
+
+    @property
     def inverse_alpha(self) -> float:
         return 1 / self.alpha if self.alpha else 0.0
 
@@ -108,12 +110,6 @@ class Scores:
 
     def spec(self, dims: tuple[int, ...], dtype: torch.dtype, log: bool = False, online: bool = True) -> Spec:
         return Spec(dims, dtype, log, self.factor, self.causal, self.alpha, self.zero, online)
-
-    @property
-    def plain(self) -> bool:
-        """Whether the scores are the input itself."""
-        given = self.bias is not None or self.mask is not None or self.scale is not None or self.zero
-        return not given and self.causal is None and self.factor == 1 and self.alpha == 1
 
     @property
     def operands(self) -> tuple[torch.Tensor | None, ...]:
@@ -195,109 +191,3 @@ def _diagonal(causal: object, input: torch.Tensor, dims: tuple[int, ...]) -> int
 def diagonal(causal: int) -> int:
     """The offset that a caller asks for: True is 0, and what is far beyond any matrix can still be added to."""
     return 0 if causal is True else max(-_FAR, min(causal, _FAR))
-
-
-def wide(*dtypes: torch.dtype) -> torch.dtype:
-    """What arithmetic is done in: float32, or float64 where a tensor has it."""
-    return torch.float64 if torch.float64 in dtypes else torch.float32
-
-
-def kept(shape: Sequence[int], mask: torch.Tensor | None, causal: int | None, device: object):
-    """Where elements count, broadcastable to the shape; None if everywhere."""
-    if causal is None:
-        return mask
-    rows, columns = (torch.arange(n, device=device) for n in shape[-2:])
-    below = columns <= rows[:, None] + causal
-    return below if mask is None else mask & below
-
-
-def compose(
-    input: torch.Tensor,
-    bias: torch.Tensor | None,
-    mask: torch.Tensor | None,
-    scale: torch.Tensor | None,
-    spec: Spec,
-) -> torch.Tensor:
-    """The scores, in float32 (float64 where an operand has it)."""
-    dtype = wide(input.dtype, spec.dtype, *(t.dtype for t in (bias, scale) if t is not None))
-    keep = kept(input.shape, mask, spec.causal, input.device)
-    x = input.to(dtype)
-    if keep is not None:  # whatever lies there, NaN even, is nobody's factor
-        x = torch.where(keep, x, 0.0)
-    if scale is not None:
-        x = x * scale.to(dtype)
-    elif spec.scale != 1:
-        x = x * spec.scale
-    if bias is not None:
-        x = x + bias.to(dtype)
-    return x if keep is None else torch.where(keep, x, -INF)
-
-
-def result_of(scores: torch.Tensor, masked: bool, spec: Spec) -> torch.Tensor:
-    """The softmax of composed scores by ATen."""
-    function = torch.log_softmax if spec.log else torch.softmax
-    if spec.zero:
-        empty = empty_rows(scores, spec.dims)
-        y = over(function, scores.masked_fill(empty, 0.0), spec.dims)
-        y = torch.where(empty, scores, y) if spec.log else y.masked_fill(empty, 0.0)
-    else:
-        y = over(function, scores, spec.dims)
-    if spec.log and masked:  # a constant: what flows back to it reaches nothing
-        y = y.masked_fill(y == -INF, -INF)
-    if spec.alpha != 1:
-        y = y * spec.alpha
-    return y.to(spec.dtype)
-
-
-def empty_rows(scores: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
-    """Where nothing of a row is left, with the reduced dimensions of size 1."""
-    empty = scores == -INF
-    for d in dims:
-        empty = empty.all(d, keepdim=True)
-    return empty
-
-
-def over(function, input: torch.Tensor, dims: Sequence[int], *arguments: object) -> torch.Tensor:
-    """`function(tensor, dim, ...)` of ATen over any dimensions at once."""
-    if len(dims) == 1:
-        return function(input, dims[0], *arguments)
-    last = [-i - 1 for i in range(len(dims))][::-1]
-    moved = input.movedim(tuple(dims), last)
-    flat = function(moved.flatten(-len(dims)), -1, *arguments)
-    return flat.unflatten(-1, moved.shape[-len(dims) :]).movedim(last, tuple(dims))
-
-
-def formula(input, bias, mask, scale, spec: Spec) -> torch.Tensor:
-    """The whole forward in torch operations."""
-    return result_of(
-        compose(input, bias, mask, scale, spec), mask is not None or spec.causal is not None, spec
-    )
-
-
-def backward_formula(
-    grad: torch.Tensor, output: torch.Tensor, mask: torch.Tensor | None, spec: Spec, dtype: torch.dtype
-) -> torch.Tensor:
-    """The gradient of the input (for the number `spec.scale`) in torch operations, of dtype `dtype`."""
-    w = wide(grad.dtype, output.dtype)
-    g, y = grad.to(w), output.to(w)
-    if spec.log:
-        if mask is not None or spec.causal is not None:
-            g = torch.where(y == -INF, 0.0, g)
-        d = g - y.exp() * g.sum(spec.dims, keepdim=True)
-    else:
-        dot = (g * y).sum(spec.dims, keepdim=True)
-        d = y * (g - (dot if spec.alpha == 1 else dot * spec.inverse_alpha))
-    return finished(d, mask, spec).to(dtype)
-
-
-def finished(d: torch.Tensor, mask: torch.Tensor | None, spec: Spec) -> torch.Tensor:
-    """A gradient of the scores times the number scale, and zero where nothing counts."""
-    keep = kept(d.shape, mask, spec.causal, d.device)
-    if keep is not None:
-        d = torch.where(keep, d, 0.0)
-    return d if spec.scale == 1 else d * spec.scale
-
-
-def summed_to(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """The sum over what was broadcast; 16 bits are added in float32."""
-    return tensor if tuple(tensor.shape) == tuple(shape) else tensor.sum_to_size(tuple(shape))

@@ -1,0 +1,193 @@
+"""softmax(S) @ V, and row statistics for several such products: what they mean, and the checks of their arguments."""
+
+from __future__ import annotations
+
+import torch
+
+from ..dispatch.arguments import check_tensor
+from ..dispatch.matmul import product
+from ..dispatch.matmul_formulas import Request
+from ..dispatch.matmul_stats import statistics
+from ..dispatch.spec import EMPTY_ROWS, diagonal, number, scores_of
+
+
+def softmax_matmul(
+    scores: torch.Tensor,
+    values: torch.Tensor,
+    *,
+    scale: float = 1.0,
+    mask: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    causal: bool | int = False,
+    empty_rows: str = "nan",
+    return_lse: bool = False,
+    stats: torch.Tensor | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """The product `softmax(scale * scores + bias, -1) @ values`, with scores read once and no softmax matrix written.
+
+    CUDA tensors with values in bfloat16 or float16 run our kernels: powers are rounded to the dtype of the values, sums
+    are float32. All others take two steps, a softmax and torch's product: CPU tensors, values in float32 or float64,
+    and calls inside functorch's transforms.
+
+    A NaN or +inf among a row's scores makes the row NaN. The same call gives the same bits every time. Differentiable
+    with respect to scores, values and bias. On sm_90 values whose rows do not begin at multiples of 16 bytes are copied
+    first, and so are such scores in float32; other GPUs read them as they lie, but form gradients by torch's
+    operations.
+
+    Args:
+        scores: (..., M, N), of the dtype of the values or float32.
+        values: (..., N, D). The batch dimensions of scores and values broadcast.
+        scale: A number that the scores are multiplied by.
+        mask: A boolean tensor that broadcasts to (..., M, N); where it is False a score counts as -inf.
+        bias: A floating-point tensor that broadcasts to (..., M, N), added after the scale.
+        causal: True: score j of row i counts if `j <= i`; an int: if `j <= i + causal`. Tiles beyond are not read.
+        empty_rows: What a row is in which nothing counts: "nan" as in torch, or "zero".
+        return_lse: Also return the logarithms of the rows' sums of exponentials.
+        stats: These logarithms, if they are known: what `softmax_stats` gives for the same scale, mask, bias and
+            causal, float32, broadcasting to (..., M). Powers are then formed in one step, without maxima, sums and
+            rescaling; the rounding of the logarithms becomes a relative error of about 1e-7 times their size. They
+            count as functions of the scores: gradients are those of the softmax, and none flows through them.
+
+    Returns:
+        The product, (..., M, D) in the dtype of the values; with `return_lse` a pair of it and the logarithms, (..., M)
+        in float32 (float64 for tensors in float64).
+
+    Raises:
+        TypeError: For what is not a dense, real floating-point tensor, for dtypes that do not go together, a mask that
+            is not boolean, a causal or a scale of another type.
+        ValueError: For shapes or devices that do not fit, and another word for `empty_rows`.
+        NotPlanned: For more than three batch dimensions that do not merge in memory.
+    """
+    _check(scores, values, mask, bias, scale, empty_rows)
+    if not isinstance(causal, int):
+        raise TypeError(f"causal must be False, True or an int offset, not {type(causal).__name__}")
+    offset = None if causal is False else diagonal(causal)
+    if stats is not None:
+        stats = _checked_stats(stats, scores, values)
+    request = Request(scores, values, mask, bias, float(scale), offset, empty_rows == "zero", stats)
+    result, lse = product(request, return_lse)
+    if not return_lse:
+        return result
+    return result, lse if stats is None else stats
+
+
+def softmax_stats(
+    scores: torch.Tensor,
+    *,
+    scale: float = 1.0,
+    mask: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    causal: bool | int = False,
+) -> torch.Tensor:
+    """The logarithms of the rows' sums of exponentials, which `softmax_matmul` takes as `stats`.
+
+    Found once, they serve several products with the same scores. One read of the scores. No gradient flows through them
+    (that of `softmax_matmul` is whole all the same); a differentiable function is `logsumexp`. CPU tensors, and float64
+    ones on any device, are computed by torch's operations.
+
+    Args:
+        scores: (..., N), a dense floating-point tensor.
+        scale: A number that the scores are multiplied by.
+        mask: A boolean tensor, True where a score counts. It may have dimensions that the scores lack or have with size
+            1.
+        bias: A floating-point tensor that is added after the scale; its dimensions as those of the mask.
+        causal: True: score j of row i counts if `j <= i`; an int: if `j <= i + causal`.
+
+    Returns:
+        The logarithms, (...) in float32, or float64 for scores in float64; -inf for a row without a score that counts.
+
+    Raises:
+        TypeError: For what is not a dense, real floating-point tensor, a scale that is no number and a mask that is not
+            boolean.
+        ValueError: For scores without a dimension, and for a mask, bias or causal that does not fit them.
+        NotPlanned: As for `softmax`.
+    """
+    check_tensor("scores", scores, "softmax_stats")
+    if not scores.is_floating_point():
+        raise TypeError(f"scores has dtype {scores.dtype}: softmax_stats takes floating-point tensors")
+    if scores.dim() == 0:
+        raise ValueError("scores have no dimension: softmax_stats needs rows of scores")
+    given = [t for t in (mask, bias) if isinstance(t, torch.Tensor)]
+    try:
+        shape = torch.broadcast_shapes(scores.shape, *(t.shape for t in given))
+    except RuntimeError:
+        shapes = ", ".join(str(tuple(t.shape)) for t in given)
+        raise ValueError(
+            f"mask or bias {shapes} does not broadcast to scores {tuple(scores.shape)}"
+        ) from None
+    if shape[-1] != scores.shape[-1]:
+        raise ValueError(f"mask or bias has {shape[-1]} columns, scores {scores.shape[-1]}")
+    scores = scores.detach().expand(shape)
+    bias = bias.detach() if isinstance(bias, torch.Tensor) else bias
+    scale = number("scale", scale)
+    found = scores_of(scores, (scores.dim() - 1,), scale=scale, mask=mask, bias=bias, causal=causal)
+    return statistics(scores, mask, bias, scale, found.causal)
+
+
+def _checked_stats(stats: object, scores: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Known log-sum-exps, as constants. Raises TypeError and ValueError for what does not fit."""
+    check_tensor("stats", stats, "softmax_matmul")
+    if stats.dtype not in (torch.float32, torch.float64):
+        raise TypeError(f"stats are {stats.dtype}: they must be float32, as softmax_stats gives them")
+    if stats.device != scores.device:
+        raise ValueError(f"stats are on {stats.device}, scores on {scores.device}")
+    rows = (*torch.broadcast_shapes(scores.shape[:-2], values.shape[:-2]), scores.shape[-2])
+    try:
+        return stats.detach().expand(rows)
+    except RuntimeError:
+        raise ValueError(f"stats {tuple(stats.shape)} do not broadcast to the rows {rows}") from None
+
+
+def _check(
+    scores: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    scale: float,
+    empty_rows: str,
+) -> None:
+    """Raise for what does not fit."""
+    given = {"scores": scores, "values": values, "mask": mask, "bias": bias}
+    given = {name: t for name, t in given.items() if t is not None or name in ("scores", "values")}
+    for name, tensor in given.items():
+        check_tensor(name, tensor, "softmax_matmul")
+        if name != "mask" and not tensor.is_floating_point():
+            raise TypeError(f"{name} has dtype {tensor.dtype}: softmax_matmul takes floating-point tensors")
+        if tensor.device != scores.device:
+            raise ValueError(f"{name} is on {tensor.device}, scores on {scores.device}")
+    if mask is not None and mask.dtype is not torch.bool:
+        raise TypeError(f"mask has dtype {mask.dtype}: it must be bool, True where a score counts")
+    if scores.dim() < 2 or values.dim() < 2:
+        raise ValueError(
+            f"scores {tuple(scores.shape)} and values {tuple(values.shape)} need at least two dimensions"
+        )
+    if scores.shape[-1] != values.shape[-2]:
+        raise ValueError(
+            f"scores {tuple(scores.shape)} have {scores.shape[-1]} columns, values {tuple(values.shape)} "
+            f"{values.shape[-2]} rows"
+        )
+    if scores.dtype not in (values.dtype, torch.float32):
+        raise TypeError(
+            f"scores are {scores.dtype}, values {values.dtype}: scores have the dtype of values or float32"
+        )
+    batch = scores.shape[:-2]
+    try:
+        if batch != values.shape[:-2]:  # torch's check costs as much as the launch
+            batch = torch.broadcast_shapes(batch, values.shape[:-2])
+    except RuntimeError:
+        raise ValueError(
+            f"the batch dimensions of scores {tuple(scores.shape)} and values {tuple(values.shape)} do not broadcast"
+        ) from None
+    for name in ("mask", "bias"):
+        if name in given:
+            try:
+                given[name].expand(*batch, *scores.shape[-2:])
+            except RuntimeError:
+                raise ValueError(
+                    f"{name} {tuple(given[name].shape)} does not broadcast to {(*batch, *scores.shape[-2:])}"
+                ) from None
+    number("scale", scale)
+    if empty_rows not in EMPTY_ROWS:
+        raise ValueError(
+            f"empty_rows is {empty_rows!r}: it must be one of {', '.join(map(repr, EMPTY_ROWS))}"
+        )

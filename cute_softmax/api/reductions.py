@@ -1,0 +1,117 @@
+"""The public reductions, logsumexp, amax and sum: what they mean, and the checks of their arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..dispatch.arguments import autocasts, check_tensor, dims_or_all, given_dims
+from ..dispatch.reductions import reduce
+
+
+def logsumexp(
+    input: torch.Tensor,
+    dim: int | Sequence[int],
+    keepdim: bool = False,
+    *,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The logarithm of the sum of exponentials over `dim`, `log(sum(exp(x)))` without overflow, as `torch.logsumexp`.
+
+    CUDA tensors of bfloat16, float16 and float32 are read once, by our kernels, with float32 arithmetic inside. CPU
+    tensors, float64 ones on any device, integers and empty tensors go to ATen.
+
+    A row of nothing but -inf gives -inf, one with +inf gives +inf, one with NaN gives NaN, as in torch. The gradient is
+    one more read of the input, and NaN throughout a row of +inf or of nothing but -inf. Differentiable twice as well.
+
+    Args:
+        input: A dense real tensor of any shape and strides.
+        dim: The dimension or dimensions to reduce.
+        keepdim: Keep them with size 1.
+        out: A tensor of the result's shape and dtype to write to. For calls without autograd.
+
+    Returns:
+        A tensor of the input's dtype (float32 under autocast; of integers, torch's default dtype), or `out`.
+
+    Raises:
+        TypeError: For what is not a dense real tensor, or has a floating-point dtype that is not taken.
+        IndexError: For a dimension out of range.
+        ValueError: For a repeated dimension or none, and for an `out` that does not fit.
+        NotPlanned: Where more than five kept, or five reduced, dimensions do not merge in memory, and for 2^31 elements
+            in a row.
+    """
+    check_tensor("input", input, "logsumexp")
+    return reduce("logsumexp", input, given_dims(dim, input), keepdim, _autocast(input, input.dtype), out)
+
+
+def amax(
+    input: torch.Tensor,
+    dim: int | Sequence[int] = (),
+    keepdim: bool = False,
+    *,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The largest element over `dim`, as `torch.amax`; NaN if one is NaN.
+
+    CUDA tensors of bfloat16, float16 and float32 run our kernels. CPU tensors, float64 ones on any device, integers and
+    empty tensors go to ATen. The gradient is shared evenly by elements that are equally large.
+
+    Args:
+        input: A dense real tensor of any shape and strides.
+        dim: The dimension or dimensions to reduce; all of them if empty.
+        keepdim: Keep them with size 1.
+        out: A tensor of the result's shape and dtype to write to. For calls without autograd.
+
+    Returns:
+        A tensor of the input's dtype, or `out`.
+
+    Raises:
+        TypeError: For what is not a dense real tensor, or has a floating-point dtype that is not taken.
+        IndexError: For a dimension out of range and, as from torch, for the maximum of no element.
+        ValueError: For a repeated dimension, and for an `out` that does not fit.
+        NotPlanned: As for `logsumexp`.
+    """
+    check_tensor("input", input, "amax")
+    return reduce("amax", input, dims_or_all(dim, input), keepdim, input.dtype, out)
+
+
+def sum(
+    input: torch.Tensor,
+    dim: int | Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The sum over `dim`, as `torch.sum`; added in float32, pairwise within a thread and between threads.
+
+    CUDA tensors of bfloat16, float16 and float32 run our kernels. CPU tensors, float64 ones on any device, integers and
+    empty tensors go to ATen.
+
+    Args:
+        input: A dense real tensor of any shape and strides.
+        dim: The dimension or dimensions to reduce; all of them if None or empty.
+        keepdim: Keep them with size 1.
+        dtype: Of the result. None: the input's (float32 under autocast; of integers, int64).
+        out: A tensor of the result's shape and dtype to write to. For calls without autograd.
+
+    Returns:
+        A tensor of that dtype, or `out`.
+
+    Raises:
+        TypeError: For what is not a dense real tensor, or has a floating-point dtype that is not taken.
+        IndexError: For a dimension out of range.
+        ValueError: For a repeated dimension, and for an `out` that does not fit.
+        NotPlanned: As for `logsumexp`.
+    """
+    check_tensor("input", input, "sum")
+    dims = dims_or_all(dim, input)
+    if dtype is None and input.dtype.is_floating_point:
+        dtype = _autocast(input, input.dtype)
+    return reduce("sum", input, dims, keepdim, dtype, out)
+
+
+def _autocast(input: torch.Tensor, dtype: torch.dtype) -> torch.dtype:
+    """The result's dtype: float32 where autocast would convert the input to it."""
+    return torch.float32 if autocasts(input) else dtype

@@ -1,0 +1,79 @@
+"""Entropies, and log-probabilities of chosen elements: what they mean, and the checks of their arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..dispatch import selective
+from ..dispatch.arguments import check_tensor, float_dtype, given_dims
+from ..dispatch.spec import number
+
+
+def entropy(logits: torch.Tensor, dim: int | Sequence[int] = -1) -> torch.Tensor:
+    """The entropy over `dim` in nats, `-sum(p * log(p))` of `p = softmax(logits)`, without writing `p`.
+
+    The logits are read once. An element of -inf contributes 0. Differentiable, twice as well. CPU tensors, and float64
+    ones on any device, are computed by torch's operations.
+
+    Args:
+        logits: A dense floating-point tensor of any shape and strides.
+        dim: The dimension or dimensions to reduce.
+
+    Returns:
+        A tensor without the reduced dimensions, of the dtype of the logits (float32 under autocast).
+
+    Raises:
+        TypeError: For what is not a dense, real floating-point tensor.
+        IndexError: For a dimension out of range.
+        ValueError: For a repeated dimension or none.
+        NotPlanned: As for `softmax`.
+    """
+    check_tensor("logits", logits, "entropy")
+    dims = given_dims(dim, logits)
+    return selective.entropy(logits, dims, float_dtype(logits, None, "entropy"))
+
+
+def selective_log_softmax(
+    logits: torch.Tensor,
+    index: torch.Tensor,
+    *,
+    scale: float = 1.0,
+    return_entropy: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """The log-probabilities of chosen elements, `log_softmax(logits * scale, -1).gather(-1, index)`.
+
+    The matrix of log-probabilities is not written. One read of the logits forward; backward reads them once more and
+    writes their gradient, and nothing else of this size is allocated. (The gradient of the entropy, where it is wanted,
+    works through pieces of rows.) CPU tensors, and float64 ones on any device, are computed by torch's operations.
+
+    Args:
+        logits: (..., N), a dense floating-point tensor.
+        index: Integers from 0 to N - 1: (...) for one element of each row, or (..., K) for several.
+        scale: A number that the logits are multiplied by, 1 / temperature.
+        return_entropy: Also return the entropy of each row, in nats, from the same read of the logits.
+
+    Returns:
+        The log-probabilities in the shape of `index` and the dtype of the logits (float32 under autocast); with
+        `return_entropy` a pair of them and the entropies, (...).
+
+    Raises:
+        TypeError: For logits that are not a dense, real floating-point tensor, an index that has no integer dtype and a
+            scale that is no number.
+        ValueError: For an index whose shape or device does not fit the logits.
+        IndexError: For an index out of range on the CPU. On CUDA the kernel names the index and its row on standard
+            output and stops, which CUDA reports at the next synchronization: as torch's assertions there, it ends the
+            process's context. No memory beyond the row is read.
+        NotPlanned: As for `softmax`.
+    """
+    check_tensor("logits", logits, "selective_log_softmax")
+    dtype = float_dtype(logits, None, "selective_log_softmax")
+    index = selective.checked_index(index, logits)
+    scale = number("scale", scale)
+    several = index.dim() == logits.dim()
+    if not several:
+        index = index.unsqueeze(-1)
+    found, entropies = selective.log_softmax(logits, index, scale, return_entropy, dtype)
+    found = found if several else found.squeeze(-1)
+    return (found, entropies) if return_entropy else found

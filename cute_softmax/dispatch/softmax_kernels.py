@@ -1,0 +1,181 @@
+"""Softmax and log_softmax of scores, and their gradients, by our kernels: tensors to launches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+
+from ..plan import NotPlanned, Prologue
+from ..runtime import launch
+from .arguments import DTYPES, served
+from .formulas import INF, backward_formula, compose, empty_rows, kept, wide
+from .spec import Spec
+from .state import batched
+
+Tensor = torch.Tensor
+
+# Made once: a dataclass takes longer to make than to find.
+_prologue = lru_cache(Prologue)
+
+
+def prologue_of(bias: object, mask: object, scale: object, spec: Spec, alpha: str | None = None) -> Prologue:
+    """The prologue of a forward; alpha: "groups" for a factor on each row."""
+    return _prologue(
+        scale="groups" if scale is not None else "number" if spec.scale != 1 else "",
+        bias=bias is not None,
+        mask=mask is not None,
+        causal=spec.causal is not None,
+        alpha="number" if alpha is None and spec.alpha != 1 else alpha or "",
+        zero=spec.zero,
+    )
+
+
+def gradient_prologue(mask: object, scale: object, spec: Spec) -> Prologue:
+    """The prologue of a backward. Of a mask it has no operand: the logarithm is -inf there."""
+    return _prologue(
+        scale="groups" if scale is not None else "number" if spec.scale != 1 else "",
+        mask=spec.log and mask is not None,
+        causal=spec.causal is not None,
+        alpha="number" if spec.alpha != 1 else "",
+    )
+
+
+def numbers_of(prologue: Prologue, spec: Spec, alpha: float, shape: torch.Size) -> tuple[float | int, ...]:
+    """What the prologue takes at run time."""
+    numbers: list[float | int] = []
+    if prologue.scale == "number":
+        numbers.append(spec.scale)
+    if prologue.alpha == "number":
+        numbers.append(alpha)
+    if prologue.causal:
+        numbers.append(offset_within(spec.causal, shape))
+    return tuple(numbers)
+
+
+def offset_within(offset: int, shape: Sequence[int]) -> int:
+    """What an offset of the diagonal means to a matrix: beyond it no more than at its edge."""
+    return max(-shape[-2], min(offset, shape[-1]))
+
+
+def forward(
+    input: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    scale: Tensor | None,
+    spec: Spec,
+    out: Tensor | None = None,
+    factors: Tensor | None = None,
+) -> Tensor:
+    """The result, by a kernel, into `out` or a new tensor of the input's memory format.
+
+    factors: of each row (size 1 in the reduced dimensions), instead of `spec.alpha`.
+    """
+    result = torch.empty_like(input, dtype=spec.dtype) if out is None else out
+    if not input.numel():
+        return result
+    prologue = prologue_of(bias, mask, scale, spec, None if factors is None else "groups")
+    groups = [t.float() for t in (scale, factors) if t is not None]
+    operands = [t.expand(input.shape) for t in (*(t for t in (bias, mask) if t is not None), *groups)]
+    numbers = numbers_of(prologue, spec, spec.alpha, input.shape)
+    query = None if spec.causal is None else input.dim() - 2
+    try:
+        launch.run(
+            spec.math, (input, *operands, result), spec.dims, spec.online or spec.log, prologue=prologue,
+            numbers=numbers,
+            query=query,
+        )  # fmt: skip
+    except NotPlanned:
+        if not prologue:
+            raise
+        _composed(input, bias, mask, scale, spec, result, factors)
+    return result
+
+
+def _composed(input, bias, mask, scale, spec: Spec, result: Tensor, factors: Tensor | None) -> None:
+    """What no prologue is planned for: scores and results as a float32 tensor, the plain kernel between them."""
+    changed = bias is not None or mask is not None or scale is not None
+    if changed or spec.scale != 1 or spec.causal is not None:
+        values = source = compose(input, bias, mask, scale, spec)
+    else:
+        source, values = input, torch.empty_like(input, dtype=torch.float32)
+    empty = empty_rows(source, spec.dims) if spec.zero else None
+    launch.run(spec.math, (source, values), spec.dims, spec.online or spec.log)
+    if empty is not None:
+        values.masked_fill_(empty, -INF if spec.log else 0.0)
+    if factors is not None or spec.alpha != 1:
+        values.mul_(spec.alpha if factors is None else factors)
+    result.copy_(values)
+
+
+def backward(
+    grad: Tensor,
+    output: Tensor,
+    mask: Tensor | None,
+    scale: Tensor | None,
+    spec: Spec,
+    dtype: torch.dtype,
+) -> Tensor:
+    """The gradient of the input, of dtype `dtype`; not itself differentiable."""
+    if batched(grad, output) or not (served(output, dtype, scale) and grad.dtype in DTYPES):
+        d = backward_formula(grad, output, mask, spec, wide(dtype) if scale is not None else dtype)
+        return d if scale is None else (d * scale).to(dtype)
+    result = torch.empty_like(output, dtype=dtype)
+    if not output.numel():
+        return result
+    if lie_apart(grad, output, spec.dims):
+        grad = torch.empty_like(output, dtype=grad.dtype).copy_(grad)
+    factors = scale
+    if mask is not None and not spec.zero:
+        # Rows of NaN in which nothing counts have a gradient of zero. (Where they are zero, so is this by itself.)
+        some = rows_left(mask, spec, output)
+        factor = spec.scale if scale is None else scale.float()
+        factors = some if scale is None and factor == 1 else some * factor
+    prologue = gradient_prologue(mask, factors, spec)
+    operands = [] if factors is None else [factors.float().expand(output.shape)]
+    numbers = numbers_of(prologue, spec, spec.inverse_alpha, output.shape)
+    query = None if spec.causal is None else output.dim() - 2
+    math = f"{spec.math}_backward"
+    try:
+        launch.run(
+            math,
+            (grad, output, *operands, result),
+            spec.dims,
+            prologue=prologue,
+            numbers=numbers,
+            query=query,
+        )
+    except NotPlanned:
+        if not prologue:
+            raise
+        d = backward_formula(grad, output, mask, spec, wide(dtype))
+        result.copy_(d if scale is None else d * scale)
+    return result
+
+
+def rows_left(mask: Tensor, spec: Spec, output: Tensor) -> Tensor:
+    """Where something of a row counts, with the reduced dimensions of size 1; no more of it than the mask has."""
+    keep = kept(output.shape, mask, spec.causal, output.device)
+    keep = keep.view((1,) * (output.dim() - keep.dim()) + keep.shape)
+    for d in spec.dims if output.dim() else ():
+        keep = keep.any(d, keepdim=True)
+    return keep
+
+
+def lie_apart(grad: torch.Tensor, output: torch.Tensor, dims: tuple[int, ...]) -> bool:
+    """Whether a gradient is better laid out like the result first.
+
+    Autograd hands over expanded and transposed gradients, too (that of `sum` has strides of 0). Element by element
+    they would be read, and all else with them, at a fraction of the memory's speed.
+    """
+    if grad.stride() == output.stride():
+        return False
+    apart = [
+        d
+        for d, (n, a, b) in enumerate(zip(grad.shape, grad.stride(), output.stride(), strict=True))
+        if n > 1 and a != b
+    ]
+    # Rows of other strides are read as fast.
+    nearest = min((output.stride(d) for d in range(output.dim()) if output.shape[d] > 1), default=1)
+    return any(d in dims or output.stride(d) == nearest for d in apart)

@@ -1,0 +1,108 @@
+"""What torch's state asks of a call: which of kernel, autograd function and operator serves it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import NamedTuple
+
+import torch
+from torch.autograd import forward_ad
+
+TENSORS = (torch.Tensor, torch.nn.Parameter)  # all other types are subclasses that want to see operators
+_BATCHED = torch._C._dispatch_key_parse("Batched")
+
+
+class Ways(NamedTuple):
+    """The functions that serve a call; all take the same arguments.
+
+    direct: launches. recorded: the same, recorded by autograd. transformed: with the rules of functorch's transforms
+    and of forward mode. operator: what torch.compile, export, dispatch modes and subclasses of tensors see.
+    """
+
+    direct: Callable
+    recorded: Callable
+    transformed: Callable
+    operator: Callable
+
+    def serve(
+        self,
+        arguments: tuple,
+        tensors: tuple[torch.Tensor | None, ...],
+        differentiable: tuple[torch.Tensor | None, ...],
+    ) -> object:
+        """The result of a call: the one place where torch's state is asked.
+
+        tensors: those among the arguments; differentiable: those of them that gradients flow to.
+        """
+        if torch.compiler.is_compiling():
+            way = self.operator
+        elif transformed():
+            way = self.transformed
+        elif watched(*tensors):
+            way = self.operator
+        elif recorded(*differentiable):
+            way = self.recorded
+        else:
+            way = self.direct
+        return way(*arguments)
+
+
+def of_function(function: type[torch.autograd.Function], direct: Callable, operator: Callable) -> Ways:
+    """The ways of calls that an autograd function records and transforms."""
+    return Ways(direct, recorder(function), function.apply, operator)
+
+
+def recorder(function: type[torch.autograd.Function]) -> Callable:
+    """Its `apply`, less the test for functorch, which has been made before."""
+    return super(torch.autograd.Function, function).apply
+
+
+def transformed() -> bool:
+    """Whether a functorch transform (vmap, grad, jvp) or forward-mode AD is under way.
+
+    Their rules are those of the autograd functions; a kernel launched behind their back would give a wrong derivative
+    (zero) without a word.
+    """
+    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+
+
+def watched(*tensors: torch.Tensor | None) -> bool:
+    """Whether a dispatch mode or a subclass of tensors must see an operator."""
+    return torch._C._len_torch_dispatch_stack() > 0 or any(
+        t is not None and type(t) not in TENSORS for t in tensors
+    )
+
+
+def unseen(*tensors: torch.Tensor | None) -> bool:
+    """Whether nothing of torch but autograd looks at a call on these, so that a kernel may be launched for it."""
+    return not (torch.compiler.is_compiling() or transformed() or watched(*tensors))
+
+
+def recorded(*tensors: torch.Tensor | None) -> bool:
+    """Whether autograd records a call on these."""
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+def batched(*tensors: torch.Tensor | None) -> bool:
+    """Whether one of these stands for several, as upstream gradients with `is_grads_batched` of torch.autograd.grad: an
+    older vmap than functorch's, for torch's operations alone."""
+    return any(t is not None and torch._C._dispatch_keys(t).has(_BATCHED) for t in tensors)
+
+
+def jvp_rule(jvp: Callable) -> Callable:
+    """``jvp(ctx, saved tensors, *tangents)`` as a rule that outer forward-mode transforms differentiate, too.
+
+    Torch calls rules with forward mode turned off for all levels. Turned on again, this level's own tangents must go.
+    """
+
+    @wraps(jvp)
+    def rule(ctx, *tangents):
+        saved, interpreter = ctx.saved_tensors, torch._C._functorch.peek_interpreter_stack()
+        if interpreter is None:
+            return jvp(ctx, saved, *tangents)
+        level, unwrap = interpreter.level(), torch._C._functorch._unwrap_for_grad
+        with forward_ad._set_fwd_grad_enabled(True):
+            return jvp(ctx, [None if t is None else unwrap(t, level) for t in saved], *tangents)
+
+    return rule

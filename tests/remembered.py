@@ -1,0 +1,24 @@
+"""The forms of eager calls that a process remembers."""
+
+from __future__ import annotations
+
+from cute_softmax.api import softmax
+from cute_softmax.dispatch.forms import Forms
+
+
+def all_forms() -> list[Forms]:
+    """Of softmax and log_softmax, plain and of scores."""
+    return [softmax._softmaxes, softmax._log_softmaxes, *softmax._of_scores.values()]
+
+
+def forget_forms() -> None:
+    """As if nothing had been called."""
+    for forms in all_forms():
+        forms.clear()
+
+
+def fresh_forms(monkeypatch) -> None:
+    """As if nothing had been called, until the test ends."""
+    monkeypatch.setattr(softmax, "_softmaxes", Forms())
+    monkeypatch.setattr(softmax, "_log_softmaxes", Forms())
+    monkeypatch.setattr(softmax, "_of_scores", {"softmax": Forms(), "log_softmax": Forms()})
