@@ -7,7 +7,7 @@ a swizzle exchanges as well (cute's own swizzles count bytes).
 
 from __future__ import annotations
 
-from layouts import AnyLayout, ComposedLayout, Layout, Swizzle
+from layouts.algebra import AnyLayout, ComposedLayout, Layout, Swizzle
 
 from .matmul import BLOCK_ROWS, LINE_N, TILE_N, MatmulClass
 from .matmul_backward import SLAB, MatmulBackwardClass

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from layouts import Layout
+from layouts.algebra import Layout
 
 from .base import ClassBase, PlanBase
 from .hardware import Device

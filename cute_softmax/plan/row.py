@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from layouts import Layout
+from layouts.algebra import Layout
 
 from .base import ClassBase
 from .hardware import Architecture

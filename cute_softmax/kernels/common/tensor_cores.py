@@ -12,7 +12,7 @@ from cutlass import Float32, Int32, Int64, Uint32
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 from cutlass.cutlass_dsl import extract_mlir_values, new_from_mlir_values
 
-from layouts import ComposedLayout
+from layouts.algebra import ComposedLayout
 
 from ...plan import matmul_layouts
 

@@ -1,0 +1,126 @@
+"""The source's rooms: imports point down, and no file imports itself by a detour."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+# From the ground up. A room imports from those of the floors below its own, and from itself.
+FLOORS = (
+    {"layouts"},
+    {"layouts/figures", "plan"},
+    {"layouts/pages", "kernels/common"},
+    {"kernels/maths", "draw/checks"},
+    {"kernels", "kernels/panel", "kernels/matmul", "draw"},
+    {"runtime"},
+    {"dispatch", "ladder"},
+    {"api", "accelerate"},
+    {"commands", "hardware", "nn"},
+    {"cute_softmax"},
+)
+# Files of a package's own folder that are a room by themselves: what users of the package see.
+ROOMS_OF_FILES = {
+    "cute_softmax/__init__.py": "cute_softmax",
+    "cute_softmax/__main__.py": "cute_softmax",
+    "layouts/__init__.py": "layouts/pages",
+    "layouts/__main__.py": "layouts/pages",
+    "layouts/html.py": "layouts/pages",
+    "layouts/walk.py": "layouts/pages",
+}
+
+
+def sources(root: Path) -> list[Path]:
+    """The Python files of both packages below a folder, relative to it."""
+    return sorted(f.relative_to(root) for p in ("cute_softmax", "layouts") for f in (root / p).rglob("*.py"))
+
+
+def room(file: Path) -> str:
+    """The room of a file."""
+    if str(file) in ROOMS_OF_FILES:
+        return ROOMS_OF_FILES[str(file)]
+    folder = file.parent.as_posix()
+    if folder == "cute_softmax":
+        return file.stem
+    return folder.removeprefix("cute_softmax/")
+
+
+def imports(root: Path, file: Path) -> Iterator[Path]:
+    """The files that a file imports, wherever in it; not those that only types are taken from."""
+    tree = ast.parse((root / file).read_text(encoding="utf-8"))
+    only_types = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if id(node) in only_types:
+            continue
+        names = []
+        if isinstance(node, ast.Import):
+            names = [a.name.split(".") for a in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = file.parts[: len(file.parts) - node.level] if node.level else ()
+            module = [*above, *(node.module.split(".") if node.module else ())]
+            names = [[*module, a.name] if _file(root, [*module, a.name]) else module for a in node.names]
+        for name in names:
+            found = _file(root, name)
+            if found and found != file:
+                yield found
+
+
+def _file(root: Path, module: list[str]) -> Path | None:
+    path = Path(*module)
+    for file in (path.with_suffix(".py"), path / "__init__.py"):
+        if (root / file).is_file():
+            return file
+    return None
+
+
+def complaints(root: Path) -> list[str]:
+    """What is wrong with the imports of the packages below a folder."""
+    floor = {name: i for i, names in enumerate(FLOORS) for name in names}
+    found, graph = [], {}
+    for file in sources(root):
+        if room(file) not in floor:
+            found.append(f"{file} lies in no room")
+            continue
+        graph[file] = set(imports(root, file))
+        for other in graph[file]:
+            if room(other) != room(file) and floor.get(room(other), -1) >= floor[room(file)]:
+                found.append(f"{file} ({room(file)}) imports {other} ({room(other)}), which is not below")
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        found.append("a circle: " + " -> ".join(map(str, error.args[1])))
+    return found
+
+
+def test_imports_point_down():
+    assert complaints(ROOT) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "added", "said"),
+    [
+        ("plan/row.py", "from ..dispatch import forms", "plan/row.py (plan) imports"),
+        ("plan/base.py", "def f():\n    from ..draw import overview", "cute_softmax/draw/__init__.py (draw)"),
+        ("kernels/common/online.py", "from . import copy", "a circle: "),
+        ("api/reductions.py", "import cute_softmax.commands.demo", "commands/demo.py (commands)"),
+        ("misplaced/file.py", "", "misplaced/file.py lies in no room"),
+    ],
+)
+def test_what_points_up_or_in_circles_is_noticed(file, added, said, tmp_path):
+    for source in sources(ROOT):
+        (tmp_path / source).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / source).write_bytes((ROOT / source).read_bytes())
+    changed = tmp_path / "cute_softmax" / file
+    changed.parent.mkdir(exist_ok=True)
+    with changed.open("a") as f:
+        f.write(f"\n{added}\n")
+    assert any(said in complaint for complaint in complaints(tmp_path))
