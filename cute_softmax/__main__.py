@@ -96,11 +96,11 @@ def run_explain(given: argparse.Namespace) -> int:
     device = launch.device_facts(torch.cuda.current_device()) if torch.cuda.is_available() else hardware.H200
     dim = tuple(d for part in given.dim for d in part)
     if given.matmul is not None:
-        from . import draw
+        from .plan.describe import plan_matmul_shape
 
         if dim != (-1,):
             raise ValueError("--matmul is softmax(S) @ V over the last dimension of S: without --dim")
-        made = draw.plan_matmul_shape(
+        made = plan_matmul_shape(
             given.shape, given.matmul, given.dtype, backward=given.backward, device=device
         )
         print(made.explain())

@@ -31,8 +31,8 @@ import reference  # noqa: E402
 
 from benchmarks import console, report, results  # noqa: E402
 from benchmarks.cases import FEW_ROWS  # noqa: E402
-from cute_softmax import draw, explain, plan  # noqa: E402
-from cute_softmax.plan import row  # noqa: E402
+from cute_softmax import draw, explain  # noqa: E402
+from cute_softmax.plan import choose, describe, row, row_teams  # noqa: E402
 from cute_softmax.plan.catalogue import classes, longest_row, of_few_rows, operand_dtypes  # noqa: E402
 from cute_softmax.plan.hardware import ARCHITECTURES  # noqa: E402
 from cute_softmax.plan.problem import ITEM_SIZE  # noqa: E402
@@ -223,7 +223,7 @@ def panel_classes() -> str:
     """What panels of some shapes come to: the shapes that a person asks about first."""
     rows = []
     for shape, dim, math in PANELS:
-        p = draw.plan_shape(shape, "bf16", dim=dim, math=math)
+        p = describe.plan_shape(shape, "bf16", dim=dim, math=math)
         c = p.kernel
         rows.append(
             [
@@ -261,7 +261,7 @@ def said(*arguments, **options) -> str:
 
 def comment_above(name: str) -> str:
     """The comment above a constant of `plan`, as a quotation."""
-    lines = [line for module in (plan, row) for line in inspect.getsource(module).splitlines()]
+    lines = [line for module in (choose, row, row_teams) for line in inspect.getsource(module).splitlines()]
     at = next(i for i, line in enumerate(lines) if re.match(rf"{name}\b", line))
     first = at
     while lines[first - 1].startswith("#"):
@@ -298,18 +298,18 @@ BLOCKS: dict[str, Callable[[], str]] = {
 
 def drawings() -> dict[str, Figure]:
     """The figures of the pages by name."""
-    panels = draw.figures(draw.plan_shape((1024, 262144), dim=0))
-    parts = draw.figures(draw.plan_shape((4, 4_000_000)))
-    product = draw.figures(draw.plan_matmul_shape((32, 4096, 4096), 128))
-    long, ragged = draw.plan_of(8192, 30000), draw.plan_of(4096, 1023)
+    panels = draw.figures(describe.plan_shape((1024, 262144), dim=0))
+    parts = draw.figures(describe.plan_shape((4, 4_000_000)))
+    product = draw.figures(describe.plan_matmul_shape((32, 4096, 4096), 128))
+    long, ragged = describe.plan_of(8192, 30000), describe.plan_of(4096, 1023)
     return {
         "names": names_figure.names(),
         "edges": draw.figures(ragged)["edges"],
         "cluster": draw.figures(long)["cluster"],
         "panel": panels["tv"],
         "meeting": parts["meeting"],
-        "shift": draw.figures(draw.plan_shape((1000, 2001), dim=0))["shift"],
-        "places": draw.figures(draw.plan_shape((64, 1 << 24)))["places"],
+        "shift": draw.figures(describe.plan_shape((1000, 2001), dim=0))["shift"],
+        "places": draw.figures(describe.plan_shape((64, 1 << 24)))["places"],
         **ladder_page.drawings(),
         **{f"matmul_{name}": product[name] for name in ("tile", "fragments", "registers", "values")},
     }

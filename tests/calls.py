@@ -10,6 +10,7 @@ from checking import Guarded, check_backward, check_reduction, check_softmax, eq
 from cute_softmax import amax, logsumexp, softmax
 from cute_softmax import sum as sum_
 from cute_softmax.plan import PanelPlan, plan_panel
+from cute_softmax.plan.problem import canonical
 from cute_softmax.runtime import launch
 
 REDUCTIONS = {"logsumexp": logsumexp, "amax": amax, "sum": sum_}
@@ -72,7 +73,7 @@ def reduction(name: str, x: torch.Tensor, dims: int | Sequence[int], place: Plac
 
 def planned(math: str, tensors: Sequence[torch.Tensor], dims: Sequence[int]) -> PanelPlan:
     """The plan of panels for tensors on a CUDA device, be they rows or not."""
-    problem = launch.canonical(tensors[0].shape, dims, [launch.operand(t) for t in tensors])
+    problem = canonical(tensors[0].shape, dims, [launch.operand(t) for t in tensors])
     return plan_panel(math, problem, launch.device_facts(tensors[0].get_device()), False)
 
 

@@ -117,14 +117,14 @@ def given(ctas: int) -> Iterator[None]:
     """Plans are made as if each row could have so many CTAs, however many rows there are."""
     from remembered import forget_forms
 
-    from cute_softmax import plan
+    from cute_softmax.plan import choose
     from cute_softmax.runtime import launch
 
     def forget():
         launch._call.cache_clear()
         forget_forms()
 
-    with patch.object(plan, "ctas_a_row", lambda device, rows: ctas):
+    with patch.object(choose, "ctas_a_row", lambda device, rows: ctas):
         forget()
         yield
     forget()

@@ -15,7 +15,6 @@ import torch
 from checking import FACTOR, ROUNDING, SLACK, TINY, Guarded, half_ulp
 
 from cute_softmax.plan import Prologue
-from cute_softmax.plan.problem import canonical
 from cute_softmax.runtime import launch
 
 FLOOR = 4
@@ -233,11 +232,10 @@ class Case:
     def kernel(self):
         """The Plan class that serves it. Raises NotPlanned if none does."""
         tensors, _ = self.placed()
-        prologue = self.prologue.of(self.math)
-        operands = [launch.operand(tensors[i]) for i in launch.kernel_order(self.math, prologue)]
-        dims, device = (self.x.dim() - 1,), launch.device_facts(self.x.get_device())
-        problem = canonical(self.x.shape, dims, operands, self.query)
-        return launch.plan(self.math, problem, device, prologue=prologue).kernel
+        work = launch.Work(
+            self.math, tuple(tensors), (self.x.dim() - 1,), prologue=self.prologue, query=self.query
+        )
+        return work.plan(launch.device_facts(self.x.get_device())).kernel
 
     @property
     def movement(self) -> str:

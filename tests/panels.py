@@ -15,7 +15,7 @@ import classes
 import numpy as np
 
 from cute_softmax.plan import MATHS, WARP, PanelClass, PanelPlan
-from cute_softmax.plan.panel import PANEL_BYTES, Team
+from cute_softmax.plan.panel_teams import PANEL_BYTES, Team
 from cute_softmax.plan.problem import ALIGNMENT, ITEM_SIZE, Operand, Problem, canonical
 
 

@@ -71,8 +71,7 @@ def kernels(monkeypatch):
     launched = []
 
     def call_of(math, tensors, dims, online=True, aligned=False, prologue=NO_PROLOGUE):
-        problem = launch.canonical(tensors[0].shape, dims, [launch.operand(t) for t in tensors])
-        return launch.plan(math, problem, H200, online=online, prologue=prologue.of(math))
+        return launch.Work(math, tensors, dims, online, prologue).plan(H200)
 
     def run(math, tensors, dims, online=True, prologue=NO_PROLOGUE):
         call_of(math, tensors, dims, prologue=prologue)

@@ -72,7 +72,7 @@ def test_check_tells_right_from_wrong(dtype, capsys):
 
 
 def test_a_wrong_result_fails_the_demo(no_gpu, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(softmax, "softmax", torch.log_softmax)
+    monkeypatch.setattr(demo, "softmax", torch.log_softmax)
     assert (
         "WRONG" in capsys.readouterr().out if main(["demo", "8x64", "--out", str(tmp_path)]) == 1 else False
     )

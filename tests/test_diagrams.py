@@ -13,7 +13,7 @@ import pytest
 from cute_softmax import draw
 from cute_softmax.commands import diagrams
 from cute_softmax.draw import checks
-from cute_softmax.plan import WARP, RowClass, plan
+from cute_softmax.plan import WARP, RowClass, describe, plan
 from cute_softmax.plan.hardware import ARCHITECTURES, H200
 from cute_softmax.plan.problem import ITEM_SIZE, Operand, canonical
 from layouts import Layout
@@ -36,7 +36,7 @@ def every():
     found = {}
     for way, options in WAYS.items():
         for columns in COLUMNS:
-            made = draw.plan_of(100, columns, **options)
+            made = describe.plan_of(100, columns, **options)
             if made.movement == "row":
                 found[way, columns] = made, draw.figures(made)
             else:  # longer than the row movement takes: see test_diagrams_panel
@@ -138,7 +138,7 @@ def test_cluster_figure_names_targets_and_bytes(every):
 
 
 def test_every_thread_can_be_followed():
-    made = draw.plan_of(100, 50257)
+    made = describe.plan_of(100, 50257)
     for thread in (0, 31, 37, made.row_class.threads - 1):
         figure = draw.figures(made, thread)["thread"]
         owned = [c for c in figure.cells if c.facts.space.startswith("g") and not c.dim]
@@ -191,7 +191,7 @@ def test_requests_and_scalars_reach_every_element_once(case):
 def test_plans_have_no_problems(architecture):
     for options in WAYS.values():
         for columns in COLUMNS[:: 1 if architecture == "sm_90a" else 2]:
-            made = draw.plan_of(20, columns, architecture=architecture, **options)
+            made = describe.plan_of(20, columns, architecture=architecture, **options)
             assert checks.check(made).problems == (), made.explain()
 
 
@@ -225,7 +225,7 @@ def mutated(made, kind: type):
 
 
 def test_a_wrong_plan_is_found():
-    short, uneven = draw.plan_of(100, 200), draw.plan_of(800, 64000)
+    short, uneven = describe.plan_of(100, 200), describe.plan_of(800, 64000)
     assert "elements have no thread" in checks.check(mutated(short, SwappedThreads)).problems[0]
     assert "elements have no thread" in checks.check(mutated(short, SharedValues)).problems[0]
     assert "not whole vectors" in checks.check(mutated(uneven, Unequal)).problems[0]
@@ -248,7 +248,7 @@ def test_narrow_loads_cost_requests():
 
 
 def test_notebooks_show_a_plan():
-    text = draw.plan_of(4096, 65536)._repr_svg_()
+    text = describe.plan_of(4096, 65536)._repr_svg_()
     assert text.lstrip().startswith("<?xml") or text.lstrip().startswith("<svg")
     assert "cluster of" in text and "gX" in text
 

@@ -16,11 +16,11 @@ import pytest
 from cute_softmax import draw
 from cute_softmax.commands import diagrams
 from cute_softmax.draw import checks
-from cute_softmax.plan import NotPlanned
+from cute_softmax.plan import NotPlanned, describe
 from cute_softmax.plan import matmul_layouts as named
 from cute_softmax.plan.hardware import ARCHITECTURES, H200
-from cute_softmax.plan.matmul import MatmulClass
 from cute_softmax.plan.matmul_backward import matmul_backward_class
+from cute_softmax.plan.matmul_class import MatmulClass
 from cute_softmax.plan.problem import ITEM_SIZE
 from layouts import ComposedLayout, Layout, Swizzle
 from layouts.html import explorer
@@ -48,7 +48,7 @@ FRAGMENTS = {"registers", "fragments", "first_product", "second_product", "pairs
 
 def made(name: str):
     shape, depth, options = PROBLEMS[name]
-    return draw.plan_matmul_shape(shape, depth, **options)
+    return describe.plan_matmul_shape(shape, depth, **options)
 
 
 @pytest.fixture(scope="module", params=PROBLEMS)
@@ -281,13 +281,13 @@ def test_command_line_names_what_is_wrong(arguments, words, tmp_path, capsys):
 
 def test_what_is_not_planned():
     ampere = replace(H200, architecture=ARCHITECTURES["sm_80"])
-    assert draw.plan_matmul_shape((64, 64), 64, device=ampere).kernel.instruction == "mma"
+    assert describe.plan_matmul_shape((64, 64), 64, device=ampere).kernel.instruction == "mma"
     with pytest.raises(NotPlanned, match="sm_80"):
-        draw.plan_matmul_shape((64, 64), 64, device=ampere, instruction="wgmma")
+        describe.plan_matmul_shape((64, 64), 64, device=ampere, instruction="wgmma")
     with pytest.raises(NotPlanned, match="sm_90a"):
-        draw.plan_matmul_shape((64, 64), 64, device=ampere, backward=True)
+        describe.plan_matmul_shape((64, 64), 64, device=ampere, backward=True)
     with pytest.raises(ValueError, match="two dimensions"):
-        draw.plan_matmul_shape((64,), 64)
+        describe.plan_matmul_shape((64,), 64)
     for shape, depth, words in (
         ((1 << 31, 64), 64, "2147483648 rows"),
         ((64, 1 << 31), 64, "2147483648 columns"),
@@ -295,16 +295,16 @@ def test_what_is_not_planned():
     ):
         for backward in (False, True):
             with pytest.raises(NotPlanned, match=f"{words}: at most"):
-                draw.plan_matmul_shape(shape, depth, backward=backward)
+                describe.plan_matmul_shape(shape, depth, backward=backward)
     with pytest.raises(NotPlanned, match="2147483648 columns of V: at most"):
-        draw.plan_matmul_shape((64, 64), 1 << 31)
+        describe.plan_matmul_shape((64, 64), 1 << 31)
     with pytest.raises(NotPlanned, match="4295032832 rows: at most"):  # those of all batches, line by line
-        draw.plan_matmul_shape((1 << 16, (1 << 16) + 1, 65), 64)
+        describe.plan_matmul_shape((1 << 16, (1 << 16) + 1, 65), 64)
     for dtype in ("bool", "int64"):
         with pytest.raises(TypeError, match=f"no kernels for dtype '{dtype}'"):
-            draw.plan_matmul_shape((64, 64), 64, dtype)
+            describe.plan_matmul_shape((64, 64), 64, dtype)
     with pytest.raises(ValueError, match="elements: at most"):
-        draw.plan_matmul_shape((1 << 31, 1 << 30), 64)
+        describe.plan_matmul_shape((1 << 31, 1 << 30), 64)
 
 
 # What follows is run by itself, see `test_every_class_is_drawn_as_its_kernel_is`.

@@ -18,7 +18,7 @@ import pytest
 from cute_softmax import draw
 from cute_softmax.commands import diagrams
 from cute_softmax.draw import checks
-from cute_softmax.plan import PanelPlan, plan
+from cute_softmax.plan import PanelPlan, describe, plan
 from cute_softmax.plan.hardware import ARCHITECTURES, H200
 from cute_softmax.plan.problem import ITEM_SIZE, Operand, canonical
 from layouts import Layout
@@ -62,14 +62,14 @@ EXCHANGES = {
 
 def made(name: str) -> PanelPlan:
     shape, options = PROBLEMS[name]
-    return draw.plan_shape(shape, **options)
+    return describe.plan_shape(shape, **options)
 
 
 def clusters_of_16() -> dict[str, PanelPlan]:
     """A plan of each class with such clusters that columns of any length have, shifted or not."""
     lengths = [1000 * 11**i // 10**i for i in range(30)]
     plans = (
-        draw.plan_shape((length, columns), dim=0, math=math)
+        describe.plan_shape((length, columns), dim=0, math=math)
         for math in DIRECTIONS
         for columns in (16384, 16385)
         for length in lengths
@@ -97,7 +97,7 @@ def test_a_plan_has_the_figures_of_what_it_uses(case):
 
 
 def test_a_row_ahead_has_each_chunk_in_one_place_and_finishes_it_once():
-    p = draw.plan_shape((64, 1 << 24))
+    p = describe.plan_shape((64, 1 << 24))
     c, cells = p.kernel, draw.figures(p)["places"].cells
     steps = p.chunks + c.wait
     drawn = [cell for cell in cells if cell.facts.coordinate]
@@ -163,7 +163,7 @@ def test_clusters_of_16_are_of_all_kinds():
 @pytest.mark.parametrize("kind", EXCHANGES)
 def test_every_exchange_has_its_page(kind, math):
     shape, dim, names = EXCHANGES[kind]
-    page = draw.page(draw.plan_shape(shape, dim=dim, math=math))
+    page = draw.page(describe.plan_shape(shape, dim=dim, math=math))
     assert explorer(**page)
     exchanging = {"shuffle", "reduction_buffer", "cluster", "meeting"}
     assert exchanging & set(page["figures"]) == names == exchanging & {s.figure for s in page["steps"]}
@@ -289,7 +289,7 @@ def test_lines_are_drawn_where_they_begin():
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_plans_have_no_problems(architecture):
     for shape, options in PROBLEMS.values():
-        p = draw.plan_shape(shape, **{**options, "architecture": architecture})
+        p = describe.plan_shape(shape, **{**options, "architecture": architecture})
         assert checks.check(p).problems == (), p.explain()
 
 
@@ -357,7 +357,7 @@ def every_class(architecture: str) -> dict:
             problems.append(((4, 1 << (power - 2), 64, 32), {"dim": (1, 3), "math": math}))
             if power % 3 == 1:
                 problems.append(((1 << power, 16385), {"dim": 0, "math": math}))
-    plans = (draw.plan_shape(shape, **{**o, "architecture": architecture}) for shape, o in problems)
+    plans = (describe.plan_shape(shape, **{**o, "architecture": architecture}) for shape, o in problems)
     return dict.fromkeys(p.kernel for p in plans if isinstance(p, PanelPlan))
 
 

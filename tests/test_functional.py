@@ -31,8 +31,7 @@ def kernels(monkeypatch):
 
     def run(math, tensors, dims, online=True, prologue=NO_PROLOGUE, numbers=(), query=None):
         assert not prologue and not numbers and query is None
-        problem = launch.canonical(tensors[0].shape, dims, [launch.operand(t) for t in tensors])
-        launched.append(launch.plan(math, problem, H200, online=online))
+        launched.append(launch.Work(math, tensors, dims, online).plan(H200))
 
     monkeypatch.setattr(launch, "run", run)
     monkeypatch.setattr(arguments, "on_gpu", lambda tensor: True)

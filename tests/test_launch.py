@@ -11,6 +11,7 @@ from prologues import plan_of
 
 from cute_softmax import softmax
 from cute_softmax.plan import NO_PROLOGUE, Prologue
+from cute_softmax.plan.choose import kernel_order
 from cute_softmax.runtime import launch
 
 
@@ -18,17 +19,17 @@ def call_of(prologue: Prologue, name: str = "softmax") -> tuple[launch.Call, lis
     """A Call whose function keeps its arguments, and what it kept."""
     kept = []
     made = plan_of(name, prologue, (2, 4, 100))
-    order = launch.kernel_order(name, prologue.of(name))
+    order = kernel_order(name, prologue.of(name))
     return launch.Call(made, lambda *given: kept.append(given), order), kept
 
 
 def test_group_inputs_are_given_before_the_results_and_go_behind_them():
     prologue = Prologue(scale="groups", bias=True, mask=True, alpha="groups")
     # x, bias, mask, scale, alpha, y -> x, bias, mask, y, scale, alpha
-    assert launch.kernel_order("softmax", prologue) == (0, 1, 2, 5, 3, 4)
-    assert launch.kernel_order("entropy", Prologue(scale="groups")) == (0, 1, 2, 3, 4)
-    assert launch.kernel_order("softmax_backward", Prologue(scale="groups")) == (0, 1, 3, 2)
-    assert launch.kernel_order("softmax", NO_PROLOGUE) == (0, 1)
+    assert kernel_order("softmax", prologue) == (0, 1, 2, 5, 3, 4)
+    assert kernel_order("entropy", Prologue(scale="groups")) == (0, 1, 2, 3, 4)
+    assert kernel_order("softmax_backward", Prologue(scale="groups")) == (0, 1, 3, 2)
+    assert kernel_order("softmax", NO_PROLOGUE) == (0, 1)
     call, kept = call_of(prologue)
     call(7, *range(100, 106))
     (given,) = kept

@@ -9,7 +9,8 @@ from test_matmul import PLANS, operand
 
 from cute_softmax.plan.hardware import ARCHITECTURES, H200, KIB, Device
 from cute_softmax.plan.maths import NotPlanned
-from cute_softmax.plan.matmul import TILE_N, access_of, canonical_matmul, plan_matmul
+from cute_softmax.plan.matmul import access_of, canonical_matmul, plan_matmul
+from cute_softmax.plan.matmul_class import TILE_N
 from cute_softmax.plan.matmul_mma import mma_classes
 from cute_softmax.plan.problem import Operand
 

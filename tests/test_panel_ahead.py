@@ -10,7 +10,7 @@ import pytest
 from cute_softmax.draw.checks.panel_ahead import ABSORBED, FINISHED, Walk, walk_of
 from cute_softmax.plan import plan_panel
 from cute_softmax.plan.hardware import H200
-from cute_softmax.plan.panel import Team
+from cute_softmax.plan.panel_teams import Team
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5])

@@ -16,7 +16,8 @@ from compiled import Compiled, accesses, compile_and_read
 
 from cute_softmax.plan import MATHS, PanelClass
 from cute_softmax.plan.hardware import ARCHITECTURES
-from cute_softmax.plan.panel import AHEAD, DEEP, MODES, SHIFTED_TEAMS, STREAMING, TEAMS
+from cute_softmax.plan.modes import MODES
+from cute_softmax.plan.panel_teams import AHEAD, DEEP, SHIFTED_TEAMS, STREAMING, TEAMS
 from cute_softmax.plan.problem import ITEM_SIZE
 from cute_softmax.runtime.compile import build_math
 

@@ -20,7 +20,7 @@ from cute_softmax.plan import catalogue as ahead
 from cute_softmax.plan.hardware import ARCHITECTURES, H200, Architecture, Device, architecture_of
 from cute_softmax.plan.maths import MOST
 from cute_softmax.plan.problem import ITEM_SIZE, Operand, canonical
-from cute_softmax.plan.row import FEW_ABOVE
+from cute_softmax.plan.row_teams import FEW_ABOVE
 
 ROOT = Path(__file__).parents[1]
 DEVICES = {name: Device(a, multiprocessors=132, l2=50 << 20) for name, a in ARCHITECTURES.items()}

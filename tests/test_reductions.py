@@ -31,9 +31,8 @@ def kernels(monkeypatch):
     launched, simulated_run = [], simulated.install(monkeypatch).run
 
     def run(math, tensors, dims, *rest, **prologue):
-        problem = launch.canonical(tensors[0].shape, dims, [launch.operand(t) for t in tensors])
         if math in FUNCTIONS:
-            launched.append(launch.plan(math, problem, H200))
+            launched.append(launch.Work(math, tensors, dims).plan(H200))
         simulated_run(math, tensors, dims, *rest, **prologue)
 
     monkeypatch.setattr(launch, "run", run)

@@ -8,18 +8,16 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..dispatch.arguments import dims_or_all, served
-from ..dispatch.reductions import NAMES, result_of
-from ..dispatch.softmax_kernels import gradient_prologue, prologue_of, rows_left
-from ..dispatch.spec import DEFAULTS, ScoreArguments, Scores, Spec, check_names, scores_of, with_scores
-from ..plan import NotPlanned, PanelPlan, Plan, plan
+from ..dispatch.reductions import NAMES, result_of, work_of
+from ..dispatch.softmax_kernels import backward_work, forward_work
+from ..dispatch.spec import DEFAULTS, ScoreArguments, check_names, scores_of, with_scores
+from ..plan import NotPlanned, PanelPlan, Plan
 from ..plan.hardware import H200, Device
-from ..plan.problem import Operand, canonical, canonical_dims, contiguous
+from ..plan.problem import canonical_dims, contiguous
 from ..runtime import launch
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-_TORCH_DTYPES = {name: dtype for dtype, name in launch.DTYPE_NAMES.items()}
 
 
 @with_scores
@@ -31,6 +29,7 @@ def plan_softmax(
     backward: bool = False,
     log: bool = False,
     online: bool = True,
+    in_place: bool = False,
     device: Device = H200,
     **scores: Unpack[ScoreArguments],
 ) -> Plan | PanelPlan:
@@ -47,6 +46,7 @@ def plan_softmax(
         backward: The plan of the backward pass instead.
         log: That of `log_softmax` instead.
         online: As in `softmax`.
+        in_place: Whether the result goes to the input, as with `softmax_`.
         device: The GPU to plan for, unless the input is a CUDA tensor.
         scale: As in `softmax`. Tensors here and below may be of any device if the input is a shape.
         bias: As in `softmax`.
@@ -69,67 +69,45 @@ def plan_softmax(
         >>> plan_softmax((4096, 262144), 0).movement
         'column'
     """
-    shape, first, dtype, device = operand_of(input, dtype, device)
-    dims = canonical_dims(dim, len(shape))
-    found = _scores(input, dims, scores)
-    spec = found.spec(dims, _TORCH_DTYPES[dtype], log)
-    result = Operand(dtype, launch.result_strides(shape, first.strides))
-    factors = found.scale
-    if backward:
-        factors = _factors(shape, found, spec)
-        prologue = gradient_prologue(found.mask, factors, spec)
-        inputs, last = [result, result], first._replace(address=0)
-    else:
-        prologue = prologue_of(found.bias, found.mask, found.scale, spec)
-        inputs, last = [first], result
-        inputs += [launch.operand(t.expand(shape)) for t in (found.bias, found.mask) if t is not None]
-    if factors is not None:
-        inputs.append(Operand("fp32", factors.expand(shape).stride()))
-    name, operands = f"{spec.math}_backward" if backward else spec.math, [*inputs, last]
-    prologue = prologue.of(name)
-    operands = [operands[i] for i in launch.kernel_order(name, prologue)]
-    query = len(shape) - 2 if prologue.causal else None
-    problem = canonical(shape, dims, operands, query)
-    # There are two ways of the softmax alone: its gradient and its logarithm have one.
-    return plan(name, problem, device, online=online or log or backward, prologue=prologue)
-
-
-def _factors(shape: tuple[int, ...], found: Scores, spec: Spec) -> torch.Tensor | None:
-    """What a backward multiplies rows by, on no device: see `softmax_kernels.backward`."""
-    shapes = [] if found.scale is None else [found.scale.shape]
-    if found.mask is not None and not found.zero:
-        shapes.append(rows_left(found.mask.to("meta"), spec, torch.empty(shape, device="meta")).shape)
-    return torch.empty(torch.broadcast_shapes(*shapes), device="meta") if shapes else None
-
-
-def _scores(input: torch.Tensor | Sequence[int], dims: tuple[int, ...], given: dict[str, object]) -> Scores:
-    check_names("plan_softmax", given)
-    if not isinstance(input, torch.Tensor):
-        input = torch.empty(tuple(input), device="meta")
-        given = {k: v.to("meta") if isinstance(v, torch.Tensor) else v for k, v in given.items()}
-    return scores_of(input, dims, **given)
-
-
-def operand_of(
-    input: torch.Tensor | Sequence[int], dtype: torch.dtype | str | None, device: Device
-) -> tuple[tuple[int, ...], Operand, str, Device]:
-    """(shape, operand of the input, dtype of the result, device) of a call on a tensor, or on a contiguous tensor of
-    a shape. Raises TypeError for dtypes without kernels, ValueError for a shape that no tensor has."""
-    name = launch.DTYPE_NAMES.get(dtype, dtype)
+    check_names("plan_softmax", scores)
+    described, dtype, device = _described(input, dtype, device)
+    dims = canonical_dims(dim, described.dim())
     if isinstance(input, torch.Tensor):
-        shape, strides, source = (
-            tuple(input.shape),
-            input.stride(),
-            launch.DTYPE_NAMES.get(input.dtype, input.dtype),
-        )
-        address = input.data_ptr() % 16 if input.is_cuda else 0
-        device = launch.device_facts(input.get_device()) if input.is_cuda else device
+        found = scores_of(input, dims, **scores)
     else:
-        shape, source = tuple(input), name or "bf16"
-        strides, address = contiguous(source, shape).strides, 0
-    if source not in launch.DTYPE_NAMES.values() or (name or source) not in launch.DTYPE_NAMES.values():
+        on_meta = {k: v.to("meta") if isinstance(v, torch.Tensor) else v for k, v in scores.items()}
+        found = scores_of(described, dims, **on_meta)
+    # There are two ways of the softmax alone: its gradient and its logarithm have one.
+    spec = found.spec(dims, dtype, log, online or log or backward)
+    result = torch.empty_like(described, dtype=dtype, device="meta")
+    if backward:
+        mask, scale = (t if t is None else t.to("meta") for t in (found.mask, found.scale))
+        gradient = torch.empty_like(result, dtype=described.dtype)
+        work = backward_work(result, result, mask, scale, spec, gradient)
+    else:
+        work = forward_work(described, *found.operands, spec, result)
+    return work.plan(device, in_place)
+
+
+def _described(
+    input: torch.Tensor | Sequence[int], dtype: torch.dtype | str | None, device: Device
+) -> tuple[torch.Tensor, torch.dtype, Device]:
+    """A tensor like the input of a call, the dtype of its result, and its GPU: what a CUDA tensor says itself.
+
+    Raises TypeError for dtypes without kernels, ValueError for a shape that no tensor has.
+    """
+    name = launch.DTYPE_NAMES.get(dtype, dtype)
+    given = isinstance(input, torch.Tensor)
+    source = launch.DTYPE_NAMES.get(input.dtype, input.dtype) if given else name or "bf16"
+    if not {source, name or source} <= launch.TORCH_DTYPES.keys():
         raise TypeError(f"no kernels for {source} -> {name or source}: these go to ATen")
-    return shape, Operand(source, strides, address), name or source, device
+    result = launch.TORCH_DTYPES[name or source]
+    if given and input.is_cuda:
+        return input, result, launch.device_facts(input.get_device())
+    shape = tuple(input.shape) if given else tuple(input)
+    strides = input.stride() if given else contiguous(source, shape).strides
+    described = torch.empty_strided(shape, strides, dtype=launch.TORCH_DTYPES[source], device="meta")
+    return described, result, device
 
 
 def explain(
@@ -162,7 +140,7 @@ def explain(
     """
     name = "log_softmax" if options.get("log") else "softmax"
     tensors = [t for t in (options.get("bias"), options.get("scale")) if isinstance(t, torch.Tensor)]
-    wanted = _TORCH_DTYPES.get(dtype, dtype)
+    wanted = launch.TORCH_DTYPES.get(dtype, dtype)
     if isinstance(input, torch.Tensor) and not served(input, wanted or input.dtype, *tensors):
         return (
             f"{name} of a {input.dtype} tensor on {input.device} goes to torch.{name} (ATen): "
@@ -212,7 +190,7 @@ def plan_reduction(
     """
     if name not in NAMES:
         raise ValueError(f"name is {name!r}: the reductions are {', '.join(NAMES)}")
-    shape, first, result, device = operand_of(input, dtype, device)
-    dims = dims_or_all(dim, torch.empty(shape, device="meta"))
-    _, strides = result_of(shape, dims, True)
-    return plan(name, canonical(shape, dims, [first, Operand(result, strides)]), device)
+    described, result, device = _described(input, dtype, device)
+    dims = dims_or_all(dim, described)
+    whole = torch.empty(result_of(described.shape, dims, True)[0], dtype=result, device="meta")
+    return work_of(described, name, dims, whole).plan(device)

@@ -17,7 +17,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ..api import softmax
+from ..api.explain import plan_softmax
+from ..api.softmax import softmax, softmax_backward
 from ..draw import write
 from ..plan import PanelPlan, Plan
 from ..plan.problem import canonical_dims, check_float
@@ -68,7 +69,7 @@ def run(
     x = (x / TEMPERATURE).to(torch_dtype).requires_grad_()
     dy = torch.randn(shape, generator=generator, device=generator.device, dtype=torch.float32).to(torch_dtype)
 
-    y = softmax.softmax(x, dim)
+    y = softmax(x, dim)
     y.backward(dy)
     right = check(*(t.detach().movedim(dim, -1) for t in (x, dy, y, x.grad)))
 
@@ -92,8 +93,8 @@ def memory(on_gpu: bool) -> int:
 
 def _plan(x: torch.Tensor, dim: int, backward: bool) -> Plan | PanelPlan:
     if x.is_cuda:
-        return softmax.plan_softmax(x, dim, backward=backward)
-    return softmax.plan_softmax(tuple(x.shape), dim, launch.DTYPE_NAMES[x.dtype], backward=backward)
+        return plan_softmax(x, dim, backward=backward)
+    return plan_softmax(tuple(x.shape), dim, launch.DTYPE_NAMES[x.dtype], backward=backward)
 
 
 def check(x: torch.Tensor, dy: torch.Tensor, y: torch.Tensor, dx: torch.Tensor) -> bool:
@@ -149,13 +150,13 @@ def time_all(x: torch.Tensor, dy: torch.Tensor, y: torch.Tensor, dim: int = -1) 
         (
             "forward",
             2,
-            (lambda: softmax.softmax(x, dim), lambda: torch.softmax(x, dim), lambda: result.copy_(x)),
+            (lambda: softmax(x, dim), lambda: torch.softmax(x, dim), lambda: result.copy_(x)),
         ),
         (
             "backward",
             3,
             (
-                lambda: softmax.softmax_backward(dy, y, dim),
+                lambda: softmax_backward(dy, y, dim),
                 lambda: torch._softmax_backward_data(dy, y, dim, x.dtype),
                 lambda: torch.add(y, dy, out=result),  # as many bytes in as the backward reads
             ),

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ..draw import plan_matmul_shape, plan_shape, write
+from ..draw import write
+from ..plan.describe import plan_matmul_shape, plan_shape
 from ..plan.hardware import ARCHITECTURES, H200
 from ..plan.problem import FLOATS
 

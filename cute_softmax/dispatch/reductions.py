@@ -68,11 +68,16 @@ def forward(
     input: torch.Tensor, name: str, dims: tuple[int, ...], keepdim: bool, dtype: torch.dtype
 ) -> torch.Tensor:
     """By our kernels into a new contiguous tensor; `input` is not empty."""
-    shape, strides = result_of(input.shape, dims, keepdim)
+    shape, _ = result_of(input.shape, dims, keepdim)
     result = torch.empty(shape, dtype=dtype, device=input.device)
-    # As the kernel addresses it: every element of a group has the group's one result.
-    launch.run(name, (input, result.as_strided(input.shape, strides)), dims)
+    launch.run(*work_of(input, name, dims, result))
     return result
+
+
+def work_of(input: torch.Tensor, name: str, dims: tuple[int, ...], result: torch.Tensor) -> launch.Work:
+    """The launch into a contiguous result. To the kernel every element of a group has the group's one result."""
+    _, strides = result_of(input.shape, dims, True)
+    return launch.Work(name, (input, result.as_strided(input.shape, strides)), dims)
 
 
 def _launch(name: str, input: torch.Tensor, dims: tuple[int, ...], whole: torch.Tensor) -> None:

@@ -75,22 +75,38 @@ def forward(
     result = torch.empty_like(input, dtype=spec.dtype) if out is None else out
     if not input.numel():
         return result
-    prologue = prologue_of(bias, mask, scale, spec, None if factors is None else "groups")
-    groups = [t.float() for t in (scale, factors) if t is not None]
-    operands = [t.expand(input.shape) for t in (*(t for t in (bias, mask) if t is not None), *groups)]
-    numbers = numbers_of(prologue, spec, spec.alpha, input.shape)
-    query = None if spec.causal is None else input.dim() - 2
+    work = forward_work(input, bias, mask, scale, spec, result, factors)
     try:
-        launch.run(
-            spec.math, (input, *operands, result), spec.dims, spec.online or spec.log, prologue=prologue,
-            numbers=numbers,
-            query=query,
-        )  # fmt: skip
+        launch.run(*work)
     except NotPlanned:
-        if not prologue:
+        if not work.prologue:
             raise
         _composed(input, bias, mask, scale, spec, result, factors)
     return result
+
+
+def forward_work(
+    input: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    scale: Tensor | None,
+    spec: Spec,
+    result: Tensor,
+    factors: Tensor | None = None,
+) -> launch.Work:
+    """The launch of `forward`."""
+    prologue = prologue_of(bias, mask, scale, spec, None if factors is None else "groups")
+    groups = [t.float() for t in (scale, factors) if t is not None]
+    operands = [t.expand(input.shape) for t in (*(t for t in (bias, mask) if t is not None), *groups)]
+    return launch.Work(
+        spec.math,
+        (input, *operands, result),
+        spec.dims,
+        spec.online or spec.log,
+        prologue,
+        numbers_of(prologue, spec, spec.alpha, input.shape),
+        None if spec.causal is None else input.dim() - 2,
+    )
 
 
 def _composed(input, bias, mask, scale, spec: Spec, result: Tensor, factors: Tensor | None) -> None:
@@ -126,6 +142,21 @@ def backward(
         return result
     if lie_apart(grad, output, spec.dims):
         grad = torch.empty_like(output, dtype=grad.dtype).copy_(grad)
+    work = backward_work(grad, output, mask, scale, spec, result)
+    try:
+        launch.run(*work)
+    except NotPlanned:
+        if not work.prologue:
+            raise
+        d = backward_formula(grad, output, mask, spec, wide(dtype))
+        result.copy_(d if scale is None else d * scale)
+    return result
+
+
+def backward_work(
+    grad: Tensor, output: Tensor, mask: Tensor | None, scale: Tensor | None, spec: Spec, result: Tensor
+) -> launch.Work:
+    """The launch of `backward`."""
     factors = scale
     if mask is not None and not spec.zero:
         # Rows of NaN in which nothing counts have a gradient of zero. (Where they are zero, so is this by itself.)
@@ -134,24 +165,15 @@ def backward(
         factors = some if scale is None and factor == 1 else some * factor
     prologue = gradient_prologue(mask, factors, spec)
     operands = [] if factors is None else [factors.float().expand(output.shape)]
-    numbers = numbers_of(prologue, spec, spec.inverse_alpha, output.shape)
-    query = None if spec.causal is None else output.dim() - 2
-    math = f"{spec.math}_backward"
-    try:
-        launch.run(
-            math,
-            (grad, output, *operands, result),
-            spec.dims,
-            prologue=prologue,
-            numbers=numbers,
-            query=query,
-        )
-    except NotPlanned:
-        if not prologue:
-            raise
-        d = backward_formula(grad, output, mask, spec, wide(dtype))
-        result.copy_(d if scale is None else d * scale)
-    return result
+    return launch.Work(
+        f"{spec.math}_backward",
+        (grad, output, *operands, result),
+        spec.dims,
+        True,
+        prologue,
+        numbers_of(prologue, spec, spec.inverse_alpha, output.shape),
+        None if spec.causal is None else output.dim() - 2,
+    )
 
 
 def rows_left(mask: Tensor, spec: Spec, output: Tensor) -> Tensor:

@@ -7,8 +7,6 @@ is softmax(S) @ V with 128 columns of V. Needs no GPU.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -16,11 +14,10 @@ from layouts import AnyLayout
 from layouts.figures import Figure
 from layouts.html import Step, save_explorer
 
-from ..plan import NotPlanned, PanelClass, PanelPlan, Plan, RowClass, math_of, plan
-from ..plan.hardware import ARCHITECTURES, H200, Device
-from ..plan.matmul import MatmulClass, MatmulPlan, canonical_matmul, instruction_of, plan_matmul
-from ..plan.matmul_backward import MatmulBackwardClass, MatmulBackwardPlan, plan_matmul_backward
-from ..plan.problem import ALIGNMENT, ITEM_SIZE, canonical, canonical_dims, check_float, contiguous
+from ..plan import PanelClass, PanelPlan, Plan, RowClass
+from ..plan.matmul import MatmulPlan
+from ..plan.matmul_backward import MatmulBackwardClass, MatmulBackwardPlan
+from ..plan.matmul_class import MatmulClass
 from . import matmul, matmul_backward, panel, row
 from .common import FOLLOWED
 from .row import View
@@ -32,9 +29,6 @@ __all__ = [
     "figures",
     "overview",
     "page",
-    "plan_matmul_shape",
-    "plan_of",
-    "plan_shape",
     "walk",
     "write",
 ]
@@ -108,81 +102,3 @@ def page(plan: AnyPlan, found: dict[str, Figure] | None = None, thread: int | No
     shown = {name: figure for name, figure in found.items() if name != FOLLOWED}
     title, subtitle = _movement(plan).heading(plan, thread)
     return {"figures": shown, "title": title, "subtitle": subtitle, "steps": walk(plan, shown, thread)}
-
-
-def plan_of(rows: int, columns: int, dtype: str = "bf16", **options) -> Plan | PanelPlan:
-    """The plan for the rows of contiguous (rows, columns) matrices; options as for `plan_shape`."""
-    return plan_shape((rows, columns), dtype, **options)
-
-
-def plan_shape(
-    shape: Sequence[int],
-    dtype: str = "bf16",
-    *,
-    dim: int | Sequence[int] = -1,
-    math: str = "softmax",
-    online: bool = True,
-    architecture: str = H200.architecture.name,
-) -> Plan | PanelPlan:
-    """The plan for contiguous tensors of a shape, for an H200 or another architecture in its place.
-
-    Raises NotPlanned where no kernel serves it, IndexError for a dimension out of range, TypeError for a dtype without
-    kernels, ValueError for a math that there is not (see `math_of`) and for more elements than `contiguous` counts,
-    KeyError for an architecture that is not in `ARCHITECTURES`.
-    """
-    facts, dims = math_of(math, online), canonical_dims(dim, len(shape))
-    operands = [contiguous(dtype, shape)] * facts.full
-    operands += [contiguous(dtype, shape, dims)] * len(facts.group_outputs)
-    device = replace(H200, architecture=ARCHITECTURES[architecture])
-    return plan(math, canonical(shape, dims, operands), device, online=online)
-
-
-def plan_matmul_shape(
-    shape: Sequence[int],
-    depth: int,
-    dtype: str = "bf16",
-    *,
-    scores: str | None = None,
-    backward: bool = False,
-    causal: int | None = None,
-    scale: float = 1.0,
-    instruction: str | None = None,
-    device: Device = H200,
-) -> MatmulPlan | MatmulBackwardPlan:
-    """The plan of softmax(S) @ V, or with `backward` that of its gradients, for contiguous S (.., M, N) of `shape` and
-    V (.., N, depth).
-
-    dtype: of all, but for what `scores` says of S and dS. causal: the offset of the diagonal. instruction: "wgmma" or
-    "mma", None for the device's. Rows of V that TMA cannot step by are padded, as calls do.
-    Raises ValueError for a shape of one dimension, with nothing in it or with more elements than `contiguous` counts,
-    TypeError for a dtype without kernels, NotPlanned where no kernel serves it.
-    """
-    if len(shape) < 2:
-        raise ValueError(f"scores have at least two dimensions, got {tuple(shape)}")
-    if min(*shape, depth) < 1:
-        raise ValueError(f"scores {tuple(shape)} and {depth} columns of values: all must be at least 1")
-    check_float(dtype)
-    if ITEM_SIZE[dtype] != 2:
-        raise NotPlanned(f"values in {dtype} take two steps: the softmax, and a product by torch")
-    *batch, rows, columns = shape
-
-    instruction = instruction or instruction_of(device.architecture)
-    tma = backward or instruction == "wgmma"
-    unit = ALIGNMENT // ITEM_SIZE[dtype] if tma else 1
-    pitch = -(-depth // unit) * unit
-
-    s, v = contiguous(scores or dtype, shape), contiguous(dtype, (*batch, columns, pitch))
-    if not backward:
-        problem = canonical_matmul(shape, depth, s, v, dtype, tma=tma)
-        return plan_matmul(problem, device, scale=scale, causal=causal, instruction=instruction)
-    o = contiguous(dtype, (*batch, rows, pitch))
-    operands = {
-        "scores": s,
-        "grad": o,
-        "values": v,
-        "dscores": s,
-        "dvalues": v,
-        "output": o,
-        "lse": contiguous("fp32", (*batch, rows)),
-    }
-    return plan_matmul_backward(shape, (False,) * len(batch), depth, operands, device, causal=causal)

@@ -15,7 +15,8 @@ from layouts.html import Step
 
 from ..plan import WARP
 from ..plan import matmul_layouts as named
-from ..plan.matmul import BLOCK_ROWS, LINE_N, TILE_N, MatmulClass, MatmulPlan
+from ..plan.matmul import MatmulPlan
+from ..plan.matmul_class import BLOCK_ROWS, LINE_N, TILE_N, MatmulClass
 from ..plan.problem import ITEM_SIZE
 from . import checks, matmul_mma
 from .common import FOLLOWED, count

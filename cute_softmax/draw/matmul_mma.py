@@ -8,7 +8,7 @@ from layouts import figures as draw
 from layouts.figures import Figure
 
 from ..plan import matmul_layouts as named
-from ..plan.matmul import BLOCK_ROWS, TILE_N, MatmulClass
+from ..plan.matmul_class import BLOCK_ROWS, TILE_N, MatmulClass
 from .common import count
 from .matmul_tile import Stages, ring
 

@@ -12,8 +12,9 @@ from layouts.figures.scene import Canvas, Facts, Swatch, finish
 from layouts.style import thread_paint
 
 from ..plan import WARP
-from ..plan.matmul import MatmulClass, MatmulPlan
+from ..plan.matmul import MatmulPlan
 from ..plan.matmul_backward import WARPGROUP, MatmulBackwardClass, MatmulBackwardPlan
+from ..plan.matmul_class import MatmulClass
 
 FOLLOWED_LANE = 5  # by default: neither the first row nor the first column of its matrices
 HEIGHT = 40.0

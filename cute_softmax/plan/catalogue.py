@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from . import MATHS, VECTORS_PER_ROW, NotPlanned, RowClass, row_class, vector_of
 from .hardware import Architecture
 from .problem import check_float
-from .row import FEW
+from .row_teams import FEW
 
 # CTAs that each row can have, so that other classes come of it.
 CTAS_A_ROW = (1, *sorted({team.sms for teams in FEW.values() for team in teams}))

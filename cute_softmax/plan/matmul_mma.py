@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from .hardware import KIB, Architecture
 
 if TYPE_CHECKING:
-    from .matmul import MatmulClass
+    from .matmul_class import MatmulClass
 
 FEW_ROWS = 64  # that the four warps of one block hold
 RESERVED = 2 * KIB  # of shared memory: alignment to the swizzle's 1024 bytes, what the driver keeps

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..plan import PanelClass, RowClass
-    from ..plan.matmul import MatmulClass
     from ..plan.matmul_backward import MatmulBackwardClass, MatmulDeltaClass
+    from ..plan.matmul_class import MatmulClass
 
 
 def compile_class(c: RowClass | PanelClass | MatmulClass, options: str = "") -> Any:

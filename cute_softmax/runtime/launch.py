@@ -1,4 +1,4 @@
-"""Tensors -> Plan -> compiled function -> launch. The only module besides `ops` and `functional` that knows torch."""
+"""Tensors -> Plan -> compiled function -> launch."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import struct
 import threading
 from collections.abc import Sequence
 from functools import cache, lru_cache
+from typing import NamedTuple
 
 import torch
 
-from ..plan import NO_PROLOGUE, NotPlanned, Plan, Prologue, RowClass, facts_of, hardware, plan
-from ..plan.problem import ALIGNMENT, Operand, canonical
+from ..plan import NO_PROLOGUE, NotPlanned, PanelPlan, Plan, Prologue, RowClass, hardware, plan_call
+from ..plan.choose import kernel_order
+from ..plan.problem import ALIGNMENT, Operand
 from .cache import Store
 
 DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
@@ -22,6 +24,33 @@ _OPERANDS = DTYPE_NAMES | {torch.bool: "bool", torch.int64: "int64"}
 _store = Store()
 _functions: dict[RowClass, object] = {}
 _loading = threading.Lock()
+
+
+class Work(NamedTuple):
+    """One launch on tensors, whether it is to be made or only planned: see `run`."""
+
+    math: str
+    tensors: tuple[torch.Tensor, ...]
+    dims: tuple[int, ...]
+    online: bool = True
+    prologue: Prologue = NO_PROLOGUE
+    numbers: Sequence[float] = ()
+    query: int | None = None
+
+    def plan(self, device: hardware.Device, in_place: bool = False) -> Plan | PanelPlan:
+        """The plan of the launch on a GPU; of the tensors only shapes, strides, dtypes and addresses count."""
+        operands = [operand(t) for t in self.tensors]
+        return plan_call(
+            self.math,
+            self.tensors[0].shape,
+            self.dims,
+            operands,
+            device,
+            online=self.online,
+            prologue=self.prologue,
+            query=self.query,
+            in_place=in_place,
+        )
 
 
 class Call:
@@ -173,21 +202,21 @@ def _call(
 ) -> Call | str:
     """The Call, or why there is none: that is remembered, too."""
     try:
-        prologue = prologue.of(name)
-        order = kernel_order(name, prologue)
-        operands = [operands[i] for i in order]
-        problem = canonical(shape, dims, operands, query if prologue.causal else None, in_place)
-        made = plan(name, problem, device_facts(device), online=online, prologue=prologue)
+        made = plan_call(
+            name,
+            shape,
+            dims,
+            operands,
+            device_facts(device),
+            online=online,
+            prologue=prologue,
+            query=query,
+            in_place=in_place,
+        )
+        order = kernel_order(name, prologue.of(name))
     except NotPlanned as reason:
         return str(reason)
     return Call(made, function_of(made.kernel), order if list(order) != sorted(order) else None)
-
-
-def kernel_order(name: str, prologue: Prologue) -> tuple[int, ...]:
-    """Where each operand of a plan stands among the tensors of a call: those give group inputs before outputs."""
-    facts = facts_of(name, True, prologue)
-    given = [*facts.inputs, *facts.group_inputs, *facts.outputs, *facts.group_outputs]
-    return tuple(given.index(operand) for operand in facts.operands)
 
 
 def run(
@@ -205,8 +234,3 @@ def run(
     """
     call = call_of(name, tensors, dims, online, prologue=prologue, query=query)
     call.on_device(tensors[0].get_device(), *[t.data_ptr() for t in tensors], numbers=numbers)
-
-
-def result_strides(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
-    """The strides of `torch.empty_like` of such a tensor, in elements."""
-    return torch.empty_like(torch.empty_strided(shape, strides, device="meta")).stride()

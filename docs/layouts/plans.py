@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from cute_softmax import draw
-from cute_softmax.plan import Plan
+from cute_softmax.plan import Plan, describe
 from layouts import ints
 from layouts.figures import Figure
 from layouts.html import explorer
@@ -35,7 +35,7 @@ class Section:
 
     @cached_property
     def options(self) -> dict:
-        """The keyword arguments of `diagrams.plan_shape`."""
+        """The keyword arguments of `describe.plan_shape`."""
         math = "softmax_backward" if self.backward else "softmax"
         return {"math": math, "online": not self.two_pass, "dim": self.dim}
 
@@ -44,9 +44,9 @@ class Section:
         """The first shape that the section can be about, with its Plan; ValueError if there is none."""
         for shape in self.shapes:
             if self.depth:
-                plan = draw.plan_matmul_shape(shape, self.depth, "bf16", backward=self.backward)
+                plan = describe.plan_matmul_shape(shape, self.depth, "bf16", backward=self.backward)
             else:
-                plan = draw.plan_shape(shape, "bf16", **self.options)
+                plan = describe.plan_shape(shape, "bf16", **self.options)
             if self.needs(plan):
                 return shape, plan
         raise ValueError(f"no Plan of {self.shapes} fits the section {self.heading!r}: give it other shapes")

@@ -46,7 +46,7 @@ from sanitizing import Job  # noqa: E402
 
 from cute_softmax import ladder  # noqa: E402
 from cute_softmax.plan import MATHS, PanelPlan, plan_panel  # noqa: E402
-from cute_softmax.plan.panel import AHEAD, DEEP, SHIFTED_FROM, SHIFTED_TEAMS, STREAMING, TEAMS, Team  # noqa: E402
+from cute_softmax.plan.panel_teams import AHEAD, DEEP, SHIFTED_FROM, SHIFTED_TEAMS, STREAMING, TEAMS, Team  # noqa: E402
 from cute_softmax.plan.problem import ITEM_SIZE  # noqa: E402
 from cute_softmax.runtime import launch  # noqa: E402
 from cute_softmax.runtime.precompile import precompile  # noqa: E402

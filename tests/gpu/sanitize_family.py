@@ -15,9 +15,9 @@ from families import Case
 from prologues import plan_of
 from sanitizing import Job, received, sent, timed
 
-from cute_softmax.plan import NO_PROLOGUE, NotPlanned, Plan, Prologue, RowClass, plan, vector_of
+from cute_softmax.plan import NO_PROLOGUE, NotPlanned, Plan, Prologue, RowClass, vector_of
+from cute_softmax.plan.choose import kernel_order
 from cute_softmax.plan.hardware import Device
-from cute_softmax.plan.problem import canonical
 from cute_softmax.runtime import launch
 
 PROLOGUES = (
@@ -168,11 +168,11 @@ def check(form: Form, device: Device) -> float:
     """Launch and compare; the seconds from the launch to its end. Raises AssertionError on a wrong result."""
     case = case_of(form)
     tensors, outputs = case.placed()
-    order = launch.kernel_order(form.math, form.prologue)
+    order = kernel_order(form.math, form.prologue)
     dims = (case.x.dim() - 1,)
-    problem = canonical(case.x.shape, dims, [launch.operand(tensors[i]) for i in order], case.query)
     with classes.given(1):
-        made = plan(form.math, problem, device, prologue=form.prologue)
+        work = launch.Work(form.math, tuple(tensors), dims, prologue=form.prologue, query=case.query)
+        made = work.plan(device)
     assert made.kernel == form.made.kernel, f"planned as {made.kernel.name}"
     copies = [sent(t) for t in tensors]
     if made.kernel.persistent:  # one cluster takes all tiles

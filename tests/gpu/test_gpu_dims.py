@@ -9,8 +9,8 @@ import torch
 from checking import DTYPES, check_backward, check_softmax, equal_bits, random
 
 from cute_softmax import softmax, softmax_backward
-from cute_softmax.plan import WARP
-from cute_softmax.plan.problem import Operand, canonical
+from cute_softmax.plan import WARP, plan_call
+from cute_softmax.plan.problem import Operand
 from cute_softmax.runtime import launch
 from cute_softmax.runtime.precompile import precompile
 
@@ -58,7 +58,7 @@ def built_ahead():
 def columns(name: str, shape: tuple[int, int], dtype: str):
     """The plan for the first dimension of contiguous tensors."""
     of = Operand(dtype, (shape[1], 1))
-    return launch.plan(name, canonical(shape, (0,), [of] * GIVEN[name]), launch.device_facts(0))
+    return plan_call(name, shape, (0,), [of] * GIVEN[name], launch.device_facts(0))
 
 
 def layouts(shape, dtype: torch.dtype):

@@ -19,6 +19,7 @@ import pytest
 import torch
 from checking import DTYPES, GUARD, random
 
+from cute_softmax.plan import plan
 from cute_softmax.plan.problem import ALIGNMENT, ITEM_SIZE, Operand, canonical
 from cute_softmax.runtime import launch
 from cute_softmax.runtime.precompile import precompile
@@ -143,7 +144,7 @@ def kernel_of(case: dict, device) -> object:
         kept = [1 if d in dims else n for d, n in enumerate(shape)]
         strides = tuple(0 if d in dims else s for d, s in enumerate(panels.dense(kept)))
         operands[1] = Operand(dtypes[1], strides, 0)
-    return launch.plan(name, canonical(shape, dims, operands), device).kernel
+    return plan(name, canonical(shape, dims, operands), device).kernel
 
 
 def fill(case: dict, dtype: torch.dtype, place: dict) -> torch.Tensor:

@@ -6,6 +6,7 @@ import pytest
 from selenium.webdriver.common.by import By
 
 from cute_softmax import draw
+from cute_softmax.plan import describe
 from layouts.html import save_explorer
 
 PROBLEMS = {
@@ -36,10 +37,10 @@ MATMULS = {
 def test_the_walk_of_panels_and_products(name, browser, tmp_path):
     if name in PANELS:
         shape, options = PANELS[name]
-        plan = draw.plan_shape(shape, **options)
+        plan = describe.plan_shape(shape, **options)
     else:
         shape, depth, options = MATMULS[name]
-        plan = draw.plan_matmul_shape(shape, depth, **options)
+        plan = describe.plan_matmul_shape(shape, depth, **options)
     page = draw.page(plan)
     browser.get(save_explorer(tmp_path / "page.html", **page).as_uri())
     forward = browser.find_element(By.ID, "x-next")
@@ -55,7 +56,7 @@ def test_the_walk_of_panels_and_products(name, browser, tmp_path):
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_the_walk_of_a_plan(name, browser, tmp_path):
     rows, columns, options = PROBLEMS[name]
-    plan = draw.plan_of(rows, columns, **options)
+    plan = describe.plan_of(rows, columns, **options)
     page = draw.page(plan)
     browser.get(save_explorer(tmp_path / "page.html", **page).as_uri())
     sections = browser.find_elements(By.CSS_SELECTOR, ".x-figure")
@@ -75,7 +76,7 @@ def test_the_walk_of_a_plan(name, browser, tmp_path):
 
 
 def test_following_a_thread_of_a_plan(browser, tmp_path):
-    plan = draw.plan_of(300, 1003)
+    plan = describe.plan_of(300, 1003)
     browser.get(save_explorer(tmp_path / "page.html", **draw.page(plan)).as_uri())
     browser.find_element(By.ID, "x-thread").send_keys(str(draw.View(plan).followed))
     found = browser.find_elements(By.CSS_SELECTOR, "g.c.x-thread")

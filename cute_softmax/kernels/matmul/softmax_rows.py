@@ -13,7 +13,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Uint8, Uint32, const_expr
 from cutlass.cute.nvgpu import warpgroup
 
-from ...plan.matmul import TILE_N
+from ...plan.matmul_class import TILE_N
 from ...plan.matmul_layouts import LINES
 from ..common import online, tensor_cores
 from ..common.copy import DTYPES, dot, global_pointer, packed_maximum, unpack

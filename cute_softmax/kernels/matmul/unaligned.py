@@ -12,8 +12,8 @@ from cutlass import Int32, Int64, Uint32
 from cutlass.cute.nvgpu import cpasync
 
 from ...plan import matmul_layouts
-from ...plan.matmul import LINE_N as PITCH
-from ...plan.matmul import TILE_N
+from ...plan.matmul_class import LINE_N as PITCH
+from ...plan.matmul_class import TILE_N
 from ...plan.matmul_layouts import LINES
 from ..common import tensor_cores
 

@@ -1,0 +1,172 @@
+"""The decisions: which movement, how wide an access, how many threads and CTAs share a row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from .hardware import Device
+from .maths import MATHS, Math, NotPlanned, check_counts
+from .modes import MODES, access_of, padded
+from .panel import PanelPlan, plan_panel
+from .problem import ITEM_SIZE, Mode, Operand, Problem, canonical
+from .prologue import NO_PROLOGUE, Prologue, facts_of
+from .row import RowClass, row_class, vector_of
+from .row_plan import Plan
+
+# Reads ask to be evicted from L2 last if the tensors together are larger than this multiple of it. What is written
+# then leaves L2 soon after it was written, which long streams gain from; tensors near L2's own size lose.
+# Ratio to a copy on one H200 (60 MB of L2), 2026-11-20, bf16, cold L2, evict_last / usual: 34 MB 0.949 / 1.013,
+# 67 MB 0.970 / 1.009, 134 MB 0.976 / 0.988; against loads without a policy: 537 MB 0.998 / 0.969, 1074 MB
+# 1.020 / 1.005. evict_first was the slowest throughout: 134 MB 0.922, 1074 MB 0.945.
+EVICT_LAST_ABOVE = 2.5
+# Bytes of a row from which on rows that run together need not be neighbours in memory.
+SHARED_LAST_FROM = 4096
+
+
+def plan_call(
+    math_name: str,
+    shape: Sequence[int],
+    dims: tuple[int, ...],
+    operands: Sequence[Operand],
+    device: Device,
+    *,
+    online: bool = True,
+    prologue: Prologue = NO_PROLOGUE,
+    query: int | None = None,
+    in_place: bool = False,
+) -> Plan | PanelPlan:
+    """The plan of a row math over `dims` of tensors of a shape: the one way from a call to its Plan.
+
+    operands: the math's inputs with bias and mask, the tensors of one number per group, outputs, group outputs.
+    query: for a causal prologue the dimension whose index is a row's position. in_place: see `Problem`.
+    Raises NotPlanned where no kernel serves the call, ValueError for a math that there is not.
+    """
+    prologue = prologue.of(math_name)
+    operands = [operands[i] for i in kernel_order(math_name, prologue)]
+    problem = canonical(shape, dims, operands, query if prologue.causal else None, in_place)
+    return plan(math_name, problem, device, online=online, prologue=prologue)
+
+
+def kernel_order(math_name: str, prologue: Prologue) -> tuple[int, ...]:
+    """Where each operand of a plan stands among the tensors of a call: those give group inputs before outputs."""
+    facts = facts_of(math_name, True, prologue)
+    given = [*facts.inputs, *facts.group_inputs, *facts.outputs, *facts.group_outputs]
+    return tuple(given.index(operand) for operand in facts.operands)
+
+
+def plan(
+    math_name: str,
+    problem: Problem,
+    device: Device,
+    *,
+    online: bool = True,
+    prologue: Prologue = NO_PROLOGUE,
+) -> Plan | PanelPlan:
+    """The plan for a problem on a device; operands are those of `facts_of`: the math's inputs (with bias and mask), its
+    outputs, its group inputs (scale, alpha) and its group outputs.
+
+    online: one pass over the row with (max, sum) pairs instead of two passes.
+    prologue: what happens to the scores before and to the results after; a causal one needs a problem with `query`.
+    Raises NotPlanned where no movement serves the problem yet, naming what stands in the way, and ValueError for a math
+    that there is not (see `math_of`).
+    """
+    prologue = prologue.of(math_name)
+    if prologue.causal != problem.query:
+        raise ValueError("a causal prologue needs a problem with a query dimension, and no other has one")
+    evict_last = problem.bytes > EVICT_LAST_ABOVE * device.l2
+    made = _plan_rows(math_name, problem, device, online, evict_last, prologue)
+    if made is None and (prologue or MATHS[math_name, online].group_inputs):
+        how = f" with a prologue ({prologue.name})" if prologue else ""
+        raise NotPlanned(f"{math_name}{how} of groups that are not contiguous or do not fit on chip")
+    return made or plan_panel(math_name, problem, device, evict_last)
+
+
+def _plan_rows(
+    math_name: str, problem: Problem, device: Device, online: bool, evict_last: bool, prologue: Prologue
+) -> Plan | None:
+    """The plan of the row movement; None for groups that are not contiguous or do not fit on chip."""
+    facts = facts_of(math_name, online, prologue)
+    if prologue:
+        # An index is taken apart at some cost: no more modes than there are.
+        kept = padded(_shared_last(problem, facts), len(problem.dtypes), range(1, MODES[-1] + 1))
+    else:
+        kept = padded(problem.kept, len(problem.dtypes))
+    if prologue:
+        check_counts({"groups": problem.groups})
+    if len(problem.reduced) > 1 or kept is None:
+        return None
+    along = problem.reduced[0].strides[: facts.full] if problem.reduced else (1,) * facts.full
+    # Of one element for the whole row there can be a bias or a mask.
+    single = [
+        stride == 0 and name in ("bias", "mask") for name, stride in zip(facts.operands, along, strict=False)
+    ]
+    if any(stride != 1 and not s for stride, s in zip(along, single, strict=True)):
+        return None
+    strides = tuple(zip(*(m.strides for m in kept), strict=True))  # per operand
+    rows, columns = problem.groups, problem.length
+    vector = vector_of(problem.dtypes[: facts.full], columns)
+    reference = (problem.offsets[facts.reference], *strides[facts.reference])
+    edges = any(n % vector for n in (*reference, columns))
+    access = tuple(
+        0 if single[i] else access_of(vector, (problem.offsets[i], *strides[i]), reference)
+        for i in range(len(facts.inputs))
+    )
+    try:
+        c = row_class(
+            math_name,
+            device.architecture,
+            problem.dtypes,
+            columns,
+            edges=edges,
+            access=access,
+            online=online,
+            kept_modes=len(kept),
+            prologue=prologue,
+            ctas=ctas_a_row(device, rows),
+        )
+    except NotPlanned:
+        return None
+    tiles = math.ceil(rows / c.tiler[0])
+    ctas = min(tiles, _resident(c, device)) if c.persistent else tiles
+    check_counts({"clusters" if c.cluster_n > 1 else "CTAs": ctas})
+    return Plan(
+        problem=problem,
+        row_class=c,
+        rows=rows,
+        columns=columns,
+        ctas=ctas,
+        kept=tuple(m.size for m in kept),
+        operand_strides=strides,
+        evict_last=evict_last,
+    )
+
+
+def _shared_last(problem: Problem, facts: Math) -> tuple[Mode, ...]:
+    """The kept modes, those along which a bias or a mask is broadcast the fastest, so that CTAs which run together
+    find it in L2; a query dimension stays the last, and short rows what they are: neighbours in memory.
+
+    H200, 2026-11-20, softmax of (16, 8192, 8192) bf16 with a mask of 8192 x 8192: 1040 us, 1229 us in the
+    order of memory; 4096 columns 527 and 616 us, 2048 columns alike.
+    """
+    extras = [i for i, name in enumerate(facts.inputs) if name in ("bias", "mask")]
+    row_bytes = problem.length * ITEM_SIZE[problem.dtypes[0]]
+    if problem.query or not extras or row_bytes < SHARED_LAST_FROM:
+        return problem.kept
+    return tuple(sorted(problem.kept, key=lambda m: any(m.strides[i] == 0 for i in extras)))
+
+
+def _in_clusters(device: Device) -> int:
+    """SMs that clusters can have: one needs its SMs in one GPC, which leaves about one in eight over. 7 clusters of 16
+    on the 132 of an H200 (8 take 1.9 times as long; measured 2026-11-20, bf16, 512 x 1000000)."""
+    return device.multiprocessors * 7 // 8
+
+
+def ctas_a_row(device: Device, rows: int) -> int:
+    """CTAs that each of so many rows can have at once."""
+    return max(_in_clusters(device) // max(rows, 1), 1)
+
+
+def _resident(c: RowClass, device: Device) -> int:
+    """Clusters of a persistent grid. Not a promise: more than fit only wait their turn."""
+    return max(1, _in_clusters(device) * max(c.min_blocks, 1) // c.cluster_n)

@@ -1,0 +1,167 @@
+"""The Plan classes of softmax(S) @ V."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from .base import ClassBase
+from .problem import ALIGNMENT, ITEM_SIZE
+
+TILE_N = 64  # columns of S (rows of V) of a step: 128 bytes of 16-bit scores, the width of a swizzled box
+LINE_N = TILE_N + 8  # of a tile whose rows begin anywhere within 16 bytes
+BLOCK_ROWS = 64  # of wgmma
+
+
+@dataclass(frozen=True)
+class MatmulClass(ClassBase):
+    """What is compiled for the `matmul` movement.
+
+    dtypes: of scores, values and output, and "fp32" for the log-sum-exps where they are wanted.
+    warpgroups: that multiply; blocks: of 64 rows of S, of each of them.
+    depth: columns of V that a CTA takes, a multiple of 64.
+    score_stages, value_stages: stages of the two rings.
+    causal: whether columns beyond the diagonal are skipped; scaled: whether scores are multiplied by a number.
+    zero: whether rows with nothing left give zeros instead of NaN.
+    vector: elements of the output that are stored at a time.
+    lines: whether rows of S begin anywhere: all of 16 bytes around a row's part of a tile is brought.
+    mask: whether there is one; bias: its dtype, or "".
+    split: whether columns are cut into parts, whose results are merged in a second launch; alternate: whether the
+        warpgroups take turns with the steps of the same rows, each with results of its own, instead of rows.
+    paired: whether columns are cut in two, for two CTAs of a cluster that merge their results on chip. Else CTAs stay
+        for one tile after another.
+    instruction: "wgmma", or "mma" for mma.sync, whose warps all load and multiply, by copies of `access` bytes of
+        scores and of values; its two rings are one, and `resident` CTAs share a multiprocessor.
+    stats: whether the rows' log-sum-exps are given.
+    """
+
+    movement: ClassVar[str] = "matmul"
+    math: ClassVar[str] = "softmax_matmul"
+
+    architecture: str
+    dtypes: tuple[str, ...]
+    warpgroups: int
+    blocks: int
+    depth: int
+    score_stages: int
+    value_stages: int
+    causal: bool = False
+    scaled: bool = False
+    zero: bool = False
+    vector: int = 8
+    lines: bool = False
+    mask: bool = False
+    bias: str = ""
+    split: bool = False
+    alternate: bool = False
+    paired: bool = False
+    instruction: str = "wgmma"
+    access: tuple[int, int] = (ALIGNMENT, ALIGNMENT)
+    resident: int = 1
+    stats: bool = False
+
+    @property
+    def eighths(self) -> bool:
+        """Whether each eighth row of S is a tensor of its own to TMA."""
+        return self.lines and self.instruction == "wgmma"
+
+    @property
+    def stages(self) -> int:
+        """Of the one ring without wgmma."""
+        return self.score_stages
+
+    @property
+    def wide(self) -> bool:
+        """Whether scores are handled in float32 before the maximum, not as packed pairs."""
+        return bool(self.bias) or self.dtypes[0] == "fp32"
+
+    @property
+    def shares(self) -> int:
+        """Warpgroups that take turns with the steps of the same rows."""
+        return self.warpgroups if self.alternate else 1
+
+    @property
+    def step_cost(self) -> float:
+        """About how many nanoseconds a step takes, of all warpgroups where they take turns (H200, 2026-11-21)."""
+        if self.instruction == "mma":
+            # Of all CTAs of a multiprocessor; not measured: two blocks share what is read of V.
+            step = self.rows * self.resident * {1: 6.0, 2: 5.0}[self.blocks]
+        else:
+            step = {64: 1040.0, 128: 722.0, 256: 1308.0}[self.rows]
+        return step * max(1.0, self.depth / 128)
+
+    @property
+    def lse(self) -> bool:
+        return len(self.dtypes) > 3
+
+    @property
+    def precise(self) -> bool:
+        return False
+
+    @property
+    def rows(self) -> int:
+        """Rows of S of a CTA's tile."""
+        return (1 if self.alternate else self.warpgroups) * self.blocks * BLOCK_ROWS
+
+    @property
+    def left_bytes(self) -> int:
+        """What a CTA of a pair leaves for the other of a block: accumulators, and four numbers of each thread."""
+        return BLOCK_ROWS * (self.depth + 8) * 4
+
+    @property
+    def threads(self) -> int:
+        """The warpgroups that multiply, and for wgmma one of which two warps bring tiles: registers move between
+        warpgroups."""
+        return 128 * (self.warpgroups + (self.instruction == "wgmma"))
+
+    @property
+    def loads(self) -> str:
+        """How tiles come to shared memory, in words."""
+        return "TMA" if self.instruction == "wgmma" else "cp.async of {} and {} bytes".format(*self.access)
+
+    @property
+    def moves_registers(self) -> bool:
+        """Whether threads have fewer registers at the launch than a thread can have."""
+        return self.instruction == "wgmma" and self.warpgroups > 1
+
+    @property
+    def producer_registers(self) -> int:
+        return 72 if self.lines else 24
+
+    @property
+    def consumer_registers(self) -> int:
+        """A thread's share of what the CTA was launched with, less the producers'."""
+        launched = 65536 // self.threads // 8 * 8 * self.threads
+        return min((launched - 128 * self.producer_registers) // (128 * self.warpgroups) // 8 * 8, 240)
+
+    @property
+    def score_stage_bytes(self) -> int:
+        return self.rows * (LINE_N if self.lines else TILE_N) * ITEM_SIZE[self.dtypes[0]]
+
+    @property
+    def value_stage_bytes(self) -> int:
+        return TILE_N * self.depth * ITEM_SIZE[self.dtypes[1]]
+
+    @property
+    def shared_memory(self) -> int:
+        return (
+            self.score_stages * self.score_stage_bytes
+            + self.value_stages * self.value_stage_bytes
+            + 16 * (self.score_stages + self.value_stages)
+        )
+
+    @property
+    def name(self) -> str:
+        """A readable name, unique among classes of one architecture and dtypes."""
+        parts = [f"{self.rows}x{self.depth}_stages{self.score_stages}_{self.value_stages}"]
+        if self.alternate:
+            parts[0] = f"{self.warpgroups}x{parts[0]}"
+        flags = ("causal", "scaled", "zero", "mask", "split", "paired", "lse", "lines", "stats")
+        parts += [n for n in flags if getattr(self, n)]
+        if self.bias:
+            parts.append(f"bias_{self.bias}")
+        if self.vector != 8:
+            parts.append(f"vector{self.vector}")
+        if self.instruction == "mma":
+            parts.append(f"mma{self.warpgroups}x{self.blocks}_access{self.access[0]}_{self.access[1]}")
+        return "_".join(parts)

@@ -1,0 +1,292 @@
+"""The Plan classes of the column and split movements."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from layouts.algebra import Layout
+
+from .base import ClassBase
+from .maths import CACHE_LINE, MATHS, WARP, Math
+from .panel_teams import (
+    EXTRA_BLOCKS,
+    PANEL_BYTES,
+)
+from .problem import ITEM_SIZE
+from .prologue import NO_PROLOGUE
+
+
+@dataclass(frozen=True)
+class PanelClass(ClassBase):
+    """What is compiled for the `column` and `split` movements, as plain numbers; see `kernels.panel`.
+
+    orientation: "column" (a vector lies across groups) or "row" (along its group); vector: elements of an access of the
+    output; access: per input, elements of one load: as many, or fewer where its groups are aligned differently;
+    edges: whether rows may begin or end off a vector boundary, so that scalars are handled apart; shifted: whether
+    vectors of columns may, so that aligned blocks are copied and shifted into place, see `kernels.shift`;
+    across: threads side by side over groups; threads: of a CTA; steps: vectors that a thread holds; cluster_n: CTAs
+    that share a panel through distributed shared memory;
+    kept_modes, reduced_modes: how many; meeting: whether CTAs meet in global memory;
+    buffers: chunks that a CTA holds of what it takes, of which it reads the others twice; 1 if it holds everything;
+    min_blocks: CTAs that an SM must hold;
+    ahead: steps that copies are asked for ahead, where a row is absorbed while another is finished; else 0;
+    registers: chunks of such a row that are kept in registers.
+    """
+
+    math: str
+    architecture: str
+    dtypes: tuple[str, ...]
+    orientation: str
+    vector: int
+    access: tuple[int, ...]
+    edges: bool
+    shifted: bool
+    across: int
+    threads: int
+    steps: int
+    cluster_n: int
+    kept_modes: int
+    reduced_modes: int
+    meeting: bool
+    buffers: int
+    min_blocks: int
+    ahead: int = 0
+    registers: int = 0
+
+    online = False
+    prologue = NO_PROLOGUE
+    keep = True
+    part = 2
+
+    @property
+    def movement(self) -> str:
+        return "split" if self.meeting or self.orientation == "row" else "column"
+
+    @property
+    def facts(self) -> Math:
+        return MATHS[self.math, True]
+
+    @property
+    def whole_bytes(self) -> int:
+        """Bytes of a state: the results of all stages together."""
+        return self.facts.stages * self.facts.state_bytes
+
+    @property
+    def stages(self) -> int:
+        """Exchanges of one float32 each."""
+        return self.facts.numbers
+
+    @property
+    def down(self) -> int:
+        """Threads along the groups."""
+        return self.threads // self.across
+
+    @property
+    def warps_down(self) -> int:
+        """Warps along the groups."""
+        return max(self.threads // max(self.across, WARP), 1)
+
+    @property
+    def lanes(self) -> int:
+        """Lanes of a line: threads of one warp that stand side by side over the groups."""
+        return min(self.across, WARP)
+
+    @property
+    def extra(self) -> int:
+        """Blocks that a shifted line has behind those of its lanes: it begins at a multiple of so many."""
+        return min(EXTRA_BLOCKS, self.lanes) if self.shifted else 0
+
+    @property
+    def blocks(self) -> int:
+        """Vectors of a step in shared memory: one a thread and, where they are shifted, `extra` ones a line."""
+        return self.threads + self.threads // self.lanes * self.extra
+
+    def block(self, thread: int) -> int:
+        """The block of a step that is a thread's."""
+        return thread // self.lanes * (self.lanes + self.extra) + thread % self.lanes
+
+    def column(self, a: int) -> int:
+        """Groups from a panel's first to that of its thread `a` side by side; lines may overlap."""
+        return a * self.slots - a // self.lanes * self.overlap
+
+    @property
+    def overlap(self) -> int:
+        """Groups that a line has in common with the next, so that each block of results has a line that holds it."""
+        return self.slots if self.shifted and self.facts.outputs else 0
+
+    @property
+    def advance(self) -> int:
+        """Groups from a panel to the next."""
+        return self.columns - self.across // self.lanes * self.overlap
+
+    @property
+    def slots(self) -> int:
+        """Groups that a thread holds elements of."""
+        return self.vector if self.orientation == "column" else 1
+
+    @property
+    def unit(self) -> int:
+        """Elements of its group that a vector covers."""
+        return 1 if self.orientation == "column" else self.vector
+
+    @property
+    def columns(self) -> int:
+        """Groups of a panel."""
+        return self.across * self.slots
+
+    @property
+    def tile(self) -> int:
+        """Elements of each group that a CTA holds."""
+        return self.down * self.steps * self.unit
+
+    @property
+    def width(self) -> int:
+        """Bytes of a panel's width, of the narrowest full operand."""
+        return self.columns * min(ITEM_SIZE[d] for d in self.dtypes[: self.facts.full])
+
+    @property
+    def line(self) -> int:
+        """Elements of a cache line, of the operand that decides where the vectors of a row with edges begin."""
+        return CACHE_LINE // ITEM_SIZE[self.dtypes[self.facts.reference]]
+
+    @property
+    def edge_slots(self) -> int:
+        """Scalars at most before a row's first line and after its last whole vector."""
+        return self.line - 1 + self.vector - 1 if self.edges else 0
+
+    @property
+    def edge_scalars(self) -> int:
+        """Of these, those that a thread takes."""
+        return math.ceil(self.edge_slots / self.threads)
+
+    @property
+    def prefetches(self) -> bool:
+        """Whether loads of a panel bring its neighbour's bytes into L2: 2% for those of 128 bytes (see TEAMS)."""
+        return self.orientation == "column" and self.width < PANEL_BYTES
+
+    @property
+    def streaming(self) -> bool:
+        """Whether a CTA takes more than it holds, in chunks: while one is worked on the others are on their way."""
+        return self.buffers > 1
+
+    @property
+    def repeats(self) -> bool:
+        """Whether chunks that a CTA does not hold are read a second time."""
+        return self.streaming and bool(self.facts.outputs) and not self.ahead
+
+    @property
+    def chunk_steps(self) -> int:
+        """Vectors of a chunk that a thread holds."""
+        return self.steps // self.buffers
+
+    @property
+    def chunk(self) -> int:
+        """Elements of each group in a chunk."""
+        return self.tile // self.buffers
+
+    @property
+    def wait(self) -> int:
+        """Steps of the next row, where one is absorbed ahead, before a row is finished: so many that together with the
+        chunks in registers they go round the places for what is on its way; see `kernels.ahead`."""
+        return self.ahead - self.registers % self.ahead
+
+    @property
+    def most_chunks(self) -> int:
+        """Chunks of the longest share that a CTA holds, of which each is absorbed ahead."""
+        return self.buffers - self.ahead + self.registers
+
+    @property
+    def trips(self) -> int:
+        """How often CTAs of a cluster send each other states, see `kernels.panel`. Two take room for two states of a
+        column instead of `cluster_n`, so that more CTAs share an SM."""
+        return 2 if self.cluster_n == 16 and self.width >= PANEL_BYTES else 1
+
+    @property
+    def readers(self) -> int:
+        """Threads that read the parts' states of one column."""
+        return min(self.threads // self.columns, WARP)
+
+    @property
+    def lanes_read(self) -> bool:
+        """Whether the readers of a state are the lanes of a warp."""
+        return self.columns == 1 and self.readers == WARP
+
+    @property
+    def loads(self) -> int:
+        """States of parts that a reader has on their way at a time: of 132 parts of a row, of 66 of columns, all that
+        it reads, if it has the registers. Columns of 65536 x 4096 reach 0.744 of a copy, with 8 of them 0.70 to 0.73.
+        """
+        if self.orientation == "row":
+            return 5
+        return 17 if self.min_blocks == 1 else 8
+
+    @property
+    def published_bytes(self) -> int:
+        """Bytes of a state in global memory: pairs of numbers."""
+        return max(self.whole_bytes, 8)
+
+    # Named layouts: the kernel builds its cute layouts from these values and the diagrams draw them.
+
+    def tiled(self, steps: int) -> Layout:
+        """(thread, value) -> index in the tile of so many steps, elements of a group fastest, then groups.
+
+        Threads stand `across` groups first, then down; a value is (element of the vector, step).
+        """
+        height, step = self.down * self.unit * steps, self.down * self.unit
+        values = height if self.orientation == "column" else 1
+        return Layout(
+            ((self.across, self.down), (self.vector, steps)),
+            ((self.slots * height, self.unit), (values, step)),
+        )
+
+    @property
+    def tv(self) -> Layout:
+        """(thread, value) -> index in the tile of one step, elements of a group fastest."""
+        return self.tiled(1)
+
+    @property
+    def smem(self) -> Layout:
+        """(element of a vector, block, step) -> element of an input's tile in shared memory; a thread's own block is
+        `block(thread)`."""
+        return Layout.ordered((self.vector, self.blocks, self.steps), (0, 1, 2))
+
+    @property
+    def reduction_buffer(self) -> Layout:
+        """(column, warp down the panel, stage) -> slot of the reduction buffer; a float32 each."""
+        return Layout.ordered((self.columns, self.warps_down, self.stages), (0, 1, 2))
+
+    @property
+    def peers(self) -> Layout:
+        """(column, CTA of the cluster, trip or reader of parts) -> slot of a state."""
+        readers = self.readers if self.meeting and not self.lanes_read else 1
+        senders = self.cluster_n if self.trips == 1 else self.trips
+        return Layout.ordered((self.columns, max(senders, readers)), (0, 1))
+
+    @property
+    def shared_memory(self) -> int:
+        """Bytes of shared memory of a CTA."""
+        held = sum(ITEM_SIZE[d] for d in self.dtypes[: len(self.facts.inputs)])
+        exchange = self.reduction_buffer.cosize * 4 + self.peers.cosize * self.whole_bytes
+        return self.smem.cosize * held + exchange + 8 + 8 * self.trips
+
+    @property
+    def name(self) -> str:
+        parts = [f"{self.orientation}{self.across}x{self.down}x{self.steps}x{self.vector}"]
+        if self.kept_modes > 1 or self.reduced_modes > 1:
+            parts.append(f"modes{self.kept_modes}_{self.reduced_modes}")
+        if self.cluster_n > 1:
+            parts.append(f"cluster{self.cluster_n}")
+        if self.meeting:
+            parts.append("meeting")
+        if self.streaming:
+            parts.append(f"streaming{self.buffers}")
+        if self.edges:
+            parts.append("edges")
+        if self.shifted:
+            parts.append("shifted")
+        if any(a != self.vector for a in self.access):
+            parts.append("access" + "_".join(map(str, self.access)))
+        if self.ahead:
+            parts.append(f"ahead{self.ahead}_registers{self.registers}")
+        return "_".join(parts)

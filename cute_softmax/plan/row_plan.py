@@ -1,0 +1,130 @@
+"""Plans of the row movement: the numbers of one launch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from .base import PlanBase
+from .maths import WARP
+from .modes import offset_of
+from .problem import Problem
+from .row import RowClass
+
+_STATES = {8: "online (max, sum) pairs", 16: "online (max, sum, weighted sum) triples"}  # by their bytes
+
+
+@dataclass(frozen=True)
+class Plan(PlanBase):
+    """How one launch of the row movement runs: what is compiled, and the numbers that change from call to call.
+
+    Plain numbers, made without a GPU, torch or cutlass. A notebook draws it: the tile of the first CTA.
+
+    Attributes:
+        problem: The call in canonical form: its dimensions merged, sizes and strides in elements, dtypes.
+        row_class: What is compiled: threads, vectors, cluster, staging.
+        rows: How many rows there are.
+        columns: Elements of a row.
+        ctas: CTAs of the grid; clusters where there are any.
+        kept: Sizes of the dimensions that a row's index is taken apart into, the slowest first.
+        operand_strides: Per operand, its stride in each of these dimensions, in elements.
+        evict_last: Whether reads ask to be evicted from L2 last.
+        scratch: Bytes of zeroed memory that a launch needs besides its operands.
+    """
+
+    # Bytes of zeroed memory that a launch needs besides its operands.
+    scratch: ClassVar[int] = 0
+
+    problem: Problem
+    row_class: RowClass
+    rows: int
+    columns: int
+    ctas: int
+    kept: tuple[int, ...]
+    operand_strides: tuple[tuple[int, ...], ...]
+    evict_last: bool
+
+    @property
+    def kernel(self) -> RowClass:
+        """What is compiled."""
+        return self.row_class
+
+    @property
+    def arguments(self) -> tuple[int, ...]:
+        """The ints that the compiled function takes between the stream and the prologue's numbers and operands."""
+        return self.rows, self.columns, self.ctas, int(self.evict_last), *self.kept[1:]
+
+    @property
+    def row_strides(self) -> tuple[int, ...]:
+        """Per operand the stride between neighbouring rows, in elements."""
+        return tuple(strides[-1] for strides in self.operand_strides)
+
+    def row_start(self, operand: int, row: int) -> int:
+        """Elements from the beginning of an operand to that of a row."""
+        return offset_of(row, self.kept, self.operand_strides[operand])
+
+    @property
+    def tiles(self) -> int:
+        """How many tiles of rows there are."""
+        return math.ceil(self.rows / self.row_class.tiler[0])
+
+    @property
+    def share(self) -> int:
+        """Columns of a row that one CTA takes at most."""
+        c = self.row_class
+        if c.cluster_n == 1:
+            return self.columns
+        return math.ceil(math.ceil(self.columns / c.cluster_n) / c.line) * c.line
+
+    def explain(self) -> str:
+        """The plan as a person would want to read it."""
+        c = self.row_class
+        bytes_moved = self.problem.bytes
+        where = {
+            1: "a warp holds several rows" if c.threads_per_row < WARP else "a warp holds a row",
+        }.get(c.warps_per_row, f"{c.warps_per_row} warps share a row")
+        if c.cluster_n > 1:
+            where = f"a cluster of {c.cluster_n} CTAs shares a row, {c.warps_per_row} warps in each"
+        staging = ", ".join(f"{n}: {s}" for n, s in zip(c.facts.inputs, c.staging, strict=True))
+        lines = [
+            f"{c.math} of {self.rows} rows of {self.columns}, {' -> '.join(_own_dtypes(c))}, for {c.architecture}",
+            f"  movement   row: {where}; class {c.name}",
+            *(
+                [f"  rows       index in {' x '.join(map(str, self.kept))}: dimensions that do not merge"]
+                if c.kept_modes > 1
+                else []
+            ),
+            *([f"  prologue   {told}"] if (told := c.prologue.told) else []),
+            f"  threads    {c.threads} a CTA, {c.threads_per_row} a row; tile {c.tiler[0]} x {c.tiler[1]}",
+            f"  thread     {c.steps} vectors of {c.vector} elements, {c.rows_per_thread} row(s); "
+            f"{'values' if c.keep else 'packed elements'} kept in "
+            f"{'shared memory' if c.staging[0] == 'shared' else 'registers'}",
+            f"  loads      {staging}; {' and '.join(c.load_widths)} at a time; "
+            f"L2 {'evict_last' if self.evict_last else 'evict_normal'}",
+            "  edges      "
+            + ("head and tail scalars apart" if c.edges else "none: rows begin and end on a vector"),
+            f"  reduction  {_STATES.get(c.facts.state_bytes, f'{c.facts.stages} stage(s)')}; "
+            + (
+                f"buffer {c.reduction_buffer}, {c.reduction_buffer.cosize * c.facts.state_bytes} bytes"
+                if c.exchanges
+                else "shuffles only"
+            ),
+            f"  grid       {self.ctas} {'clusters' if c.cluster_n > 1 else 'CTAs'} for {self.tiles} tiles"
+            + (", persistent" if c.persistent else "")
+            + f"; {c.shared_memory} bytes of shared memory a CTA",
+            f"  traffic    {bytes_moved / 1e6:.1f} MB, every element "
+            + ("before the diagonal read once" if c.prologue.causal else "read once")
+            + (" and written once" if c.facts.outputs else ", one result written per row"),
+        ]
+        return "\n".join(lines)
+
+
+def _unique(names: tuple[str, ...]) -> list[str]:
+    return list(dict.fromkeys(names))
+
+
+def _own_dtypes(c: RowClass) -> list[str]:
+    """Of the math's tensors, without those of a prologue."""
+    extras = {"bias", "mask", *c.facts.group_inputs}
+    return _unique(tuple(d for d, name in zip(c.dtypes, c.facts.operands, strict=True) if name not in extras))
