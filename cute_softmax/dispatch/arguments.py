@@ -45,7 +45,7 @@ def check_tensor(name: str, tensor: object, function: str = "softmax") -> None:
 
 def autocasts(input: torch.Tensor) -> bool:
     """Whether autocast is on and asks for float32, as it does for softmax and what sums."""
-    return input.dtype in DTYPES and input.is_cuda and torch.is_autocast_enabled("cuda")
+    return input.dtype in DTYPES and on_gpu(input) and torch.is_autocast_enabled("cuda")
 
 
 def float_dtype(input: torch.Tensor, dtype: torch.dtype | None, function: str = "softmax") -> torch.dtype:
