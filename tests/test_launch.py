@@ -1,5 +1,6 @@
 """How a call reaches a compiled function: the order of its tensors, and its numbers. No GPU."""
 
+import contextlib
 import math
 import struct
 from types import SimpleNamespace
@@ -9,9 +10,12 @@ import simulated
 import torch
 from prologues import plan_of
 
-from cute_softmax import softmax
+from cute_softmax import plan_softmax, softmax
+from cute_softmax.dispatch.matmul_backward import backward
 from cute_softmax.plan import NO_PROLOGUE, Prologue
 from cute_softmax.plan.choose import kernel_order
+from cute_softmax.plan.describe import plan_matmul_shape, plan_shape
+from cute_softmax.plan.hardware import H200
 from cute_softmax.runtime import launch
 
 
@@ -84,3 +88,44 @@ def test_what_is_written_in_place_has_panels_that_do_not_overlap(monkeypatch):
     monkeypatch.setattr(launch, "call_of", lambda *a, **k: planned.append(call_of(*a, **k)) or planned[-1])
     softmax(x, 0, out=x)
     assert [c.plan.problem.in_place for c in planned] == [True]
+
+
+def plans():
+    """Of every movement, with what changes how many arguments a kernel takes."""
+    yield from (
+        plan_of("softmax", p, (2, 40, 1000)) for p in (NO_PROLOGUE, Prologue(scale="number", causal=True))
+    )
+    yield plan_softmax(torch.empty(4, 5, 64)[:, :3])
+    yield from (
+        plan_shape(shape, dim=dim)
+        for shape, dim in (((1000, 64), 0), ((4, 1 << 22), -1), ((6, 5, 8), (0, 2)))
+    )
+    yield from (plan_matmul_shape((2, 256, 512), 64, instruction=i) for i in ("wgmma", "mma"))
+
+
+@pytest.mark.parametrize("made", plans(), ids=lambda made: f"{made.movement}-{made.kernel.name}")
+def test_a_call_passes_what_the_class_says(made):
+    """The kernel is compiled for the types of `signature`; a call gives so many numbers, 64-bit ones where they say."""
+    template = launch.Call(made, None).template
+    assert len(template) == len(made.kernel.signature)
+    for number, letter in zip(template, made.kernel.signature, strict=True):
+        assert isinstance(number, float) == (letter == "f")
+        assert letter == "l" or abs(number) < 1 << 31
+
+
+def test_both_launches_of_a_gradient_pass_what_their_classes_say(monkeypatch):
+    passed = {}
+    monkeypatch.setattr(launch, "function_of", lambda c: lambda *given: passed.update({c: given}))
+    monkeypatch.setattr(launch, "device_facts", lambda index: H200)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 7, raising=False)
+    monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
+    s, v = torch.randn(2, 64, 128).bfloat16(), torch.randn(2, 128, 64).bfloat16()
+    o, lse = torch.randn(2, 64, 64).bfloat16(), torch.randn(2, 64)
+    for mask, bias in ((None, None), (torch.ones(64, 128, dtype=torch.bool), torch.randn(64, 128))):
+        passed.clear()
+        backward(s, v, o, lse, o, mask=mask, bias=bias, lse_grad=None if mask is None else lse)
+        assert len(passed) == 2
+        for c, given in passed.items():
+            assert len(given) == 1 + len(c.signature)
+            for number, letter in zip(given[1:], c.signature, strict=True):
+                assert isinstance(number, float) == (letter == "f")

@@ -8,7 +8,11 @@ from .problem import ITEM_SIZE
 
 
 class ClassBase:
-    """A Plan class: a frozen dataclass of plain numbers with `dtypes`, and `facts` of its math."""
+    """A Plan class: a frozen dataclass of plain numbers with `dtypes`, and `facts` of its math.
+
+    signature: the types of what a compiled kernel takes after the stream, in their order, a letter each: "i" and "l"
+    are ints of 32 and 64 bits, "f" a float of 32.
+    """
 
     @property
     def precise(self) -> bool:

@@ -57,6 +57,11 @@ class MatmulBackwardClass(ClassBase):
     stages: int = 6
 
     @property
+    def signature(self) -> str:
+        """The numbers of `MatmulBackwardPlan.arguments`, scale and factor, addresses and strides."""
+        return "i" * 9 + "ff" + "l" * (25 + 6 * (self.mask + bool(self.bias)))
+
+    @property
     def threads(self) -> int:
         return (self.consumers + 1) * WARPGROUP
 
@@ -159,6 +164,11 @@ class MatmulDeltaClass(ClassBase):
     vector: int
     rows: int
     lse_grad: bool = False
+
+    @property
+    def signature(self) -> str:
+        """The numbers of `MatmulBackwardPlan.delta_arguments`, the factor, addresses and strides."""
+        return "i" * 6 + "f" + "l" * (16 + 5 * self.lse_grad)
 
     @property
     def vectors(self) -> int:

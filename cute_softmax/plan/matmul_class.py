@@ -61,6 +61,12 @@ class MatmulClass(ClassBase):
     stats: bool = False
 
     @property
+    def signature(self) -> str:
+        """The numbers of `MatmulPlan.arguments`, addresses and strides."""
+        operands = 11 + 6 * (self.mask + bool(self.bias)) + self.lse + self.split + self.stats
+        return "i" * (9 if self.instruction == "mma" else 11) + "fi" + "l" * operands
+
+    @property
     def eighths(self) -> bool:
         """Whether each eighth row of S is a tensor of its own to TMA."""
         return self.lines and self.instruction == "wgmma"

@@ -60,6 +60,12 @@ class PanelClass(ClassBase):
     part = 2
 
     @property
+    def signature(self) -> str:
+        """The numbers of `PanelPlan.arguments`, sizes of modes, a meeting's scratch memory, addresses and strides."""
+        modes = self.kept_modes + self.reduced_modes
+        return "i" * 9 + "l" + "l" * (modes - 2 + self.meeting + len(self.dtypes) * (1 + modes))
+
+    @property
     def movement(self) -> str:
         return "split" if self.meeting or self.orientation == "row" else "column"
 

@@ -163,6 +163,12 @@ class RowClass(ClassBase):
         return _reduction_buffer(rows, self.warps_per_row, self.cluster_n, stages)
 
     @property
+    def signature(self) -> str:
+        """Rows, columns, CTAs, the cache policy; sizes of kept modes, the prologue's numbers, addresses and strides."""
+        operands = self.kept_modes - 1 + len(self.prologue.numbers) + len(self.dtypes) * (1 + self.kept_modes)
+        return "liii" + "l" * operands
+
+    @property
     def exchanges(self) -> bool:
         """Whether a row is shared by several warps."""
         return self.warps_per_row * self.cluster_n > 1

@@ -6,94 +6,50 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..plan import PanelClass, RowClass
-    from ..plan.matmul_backward import MatmulBackwardClass, MatmulDeltaClass
-    from ..plan.matmul_class import MatmulClass
+    from ..plan.base import ClassBase
 
 
-def compile_class(c: RowClass | PanelClass | MatmulClass, options: str = "") -> Any:
+def compile_class(c: ClassBase, options: str = "") -> Any:
     """Compile the kernel of a Plan class for its architecture; needs no GPU and takes about a second.
 
     options: more compiler options, such as "--keep-ptx --keep-cubin".
-    Returns what `cute.compile` returns: a function of (stream, the plan's arguments, the address of its scratch
-    memory if it has some, address and strides of each operand), all ints.
+    Returns what `cute.compile` returns: a function of the stream and of what `c.signature` says.
     """
     import cutlass.cute as cute
+    from cutlass import Float32, Int32, Int64
 
-    kernel, arguments = MOVEMENTS[c.movement](c)
+    types = {"i": Int32, "l": Int64, "f": Float32}
     return cute.compile(
-        kernel,
+        kernel_of(c),
         cute.runtime.make_fake_stream(),
-        *arguments,
+        *(types[letter](0) for letter in c.signature),
         options=f"--enable-tvm-ffi --gpu-arch={c.architecture} {options}",
     )
 
 
-def _row(c: RowClass) -> tuple[Any, list]:
-    """The kernel of a class, and arguments of the types that it takes after the stream."""
-    from cutlass import Int32, Int64
+def kernel_of(c: ClassBase) -> Any:
+    """The kernel of a Plan class."""
+    if c.movement == "row":
+        from ..kernels.row import RowKernel
 
-    from ..kernels.row import RowKernel
+        return RowKernel(c, build_math(c))
+    if c.movement in ("column", "split"):
+        from ..kernels.panel.panel import PanelKernel
+        from ..kernels.panel.split import SplitKernel
 
-    operands = c.kept_modes - 1 + len(c.prologue.numbers) + len(c.dtypes) * (1 + c.kept_modes)
-    return RowKernel(c, build_math(c)), [Int64(0), Int32(0), Int32(0), Int32(0), *[Int64(0)] * operands]
+        return (SplitKernel if c.meeting else PanelKernel)(c, build_math(c))
+    if c.movement == "matmul":
+        from ..kernels.matmul.forward_mma import MmaKernel
+        from ..kernels.matmul.forward_wgmma import MatmulKernel
 
+        return (MmaKernel if c.instruction == "mma" else MatmulKernel)(c)
+    if c.movement == "matmul_backward":
+        from ..kernels.matmul.backward import MatmulBackwardKernel
 
-def _panel(c: PanelClass) -> tuple[Any, list]:
-    from cutlass import Int32, Int64
-
-    from ..kernels.panel.panel import PanelKernel
-    from ..kernels.panel.split import SplitKernel
-
-    modes = c.kept_modes + c.reduced_modes
-    rest = modes - 2 + c.meeting + len(c.dtypes) * (1 + modes)
-    return (SplitKernel if c.meeting else PanelKernel)(c, build_math(c)), [
-        *[Int32(0)] * 9,
-        Int64(0),
-        *[Int64(0)] * rest,
-    ]
-
-
-def _matmul(c: MatmulClass) -> tuple[Any, list]:
-    from cutlass import Float32, Int32, Int64
-
-    from ..kernels.matmul.forward_mma import MmaKernel
-    from ..kernels.matmul.forward_wgmma import MatmulKernel
-
-    mma = c.instruction == "mma"
-    return (MmaKernel if mma else MatmulKernel)(c), [
-        *[Int32(0)] * (9 if mma else 11),
-        Float32(0),
-        Int32(0),
-        *[Int64(0)] * (11 + 6 * (c.mask + bool(c.bias)) + c.lse + c.split + c.stats),
-    ]
-
-
-def _matmul_backward(c: MatmulBackwardClass) -> tuple[Any, list]:
-    from cutlass import Float32, Int32, Int64
-
-    from ..kernels.matmul.backward import MatmulBackwardKernel
-
-    operands = 25 + 6 * (c.mask + bool(c.bias))
-    return MatmulBackwardKernel(c), [*[Int32(0)] * 9, *[Float32(0.0)] * 2, *[Int64(0)] * operands]
-
-
-def _matmul_delta(c: MatmulDeltaClass) -> tuple[Any, list]:
-    from cutlass import Float32, Int32, Int64
-
+        return MatmulBackwardKernel(c)
     from ..kernels.matmul.backward_delta import MatmulDeltaKernel
 
-    return MatmulDeltaKernel(c), [*[Int32(0)] * 6, Float32(0.0), *[Int64(0)] * (16 + 5 * c.lse_grad)]
-
-
-# By the movement of a class.
-MOVEMENTS = {
-    "row": _row,
-    "column": _panel,
-    "split": _panel,
-    "matmul": _matmul,
-    "matmul_backward": _matmul_backward,
-    "matmul_delta": _matmul_delta,
-}
+    return MatmulDeltaKernel(c)
 
 
 def build_math(c: RowClass | PanelClass) -> Any:
