@@ -52,7 +52,7 @@ def parser() -> argparse.ArgumentParser:
     rung.add_argument("shape", nargs="?", type=shape, default=(1024, 4096), metavar="MxN", help="(1024x4096)")
     rung.add_argument("--dim", type=int, default=-1, help="the reduced dimension (-1; of rung 0 also 0)")
 
-    # Its own arguments: see `diagrams`.
+    # Its own arguments: see `commands.diagrams`.
     command("diagrams", "The layouts of the kernel of this shape as figures, and a page to explore them.")
 
     listed = command("classes", "The Plan classes: what there is to compile, and the rows that each takes.")

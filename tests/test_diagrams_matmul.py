@@ -322,7 +322,7 @@ def classes() -> list:
 
 
 def trace(c) -> dict:
-    """The layouts that the kernel of a class tells, under the names of `diagrams.drawn`, swizzles in elements."""
+    """The layouts that the kernel of a class tells, under the names of `draw.drawn`, swizzles in elements."""
     from cute_softmax.runtime.compile import compile_class
 
     with observing() as seen:

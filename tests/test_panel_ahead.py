@@ -1,4 +1,4 @@
-"""The steps of `kernels.ahead`: what is copied where, and what lies there when it is used."""
+"""The steps of `kernels.panel.ahead`: what is copied where, and what lies there when it is used."""
 
 from __future__ import annotations
 

@@ -56,12 +56,12 @@ class View(Followed):
 
 
 def drawn(c: MatmulClass) -> dict[str, AnyLayout]:
-    """The layouts of a class that its kernel has and figures draw; see `diagrams.drawn`."""
+    """The layouts of a class that its kernel has and figures draw; see `draw.drawn`."""
     return named.forward_layouts(c)
 
 
 def figures(plan: MatmulPlan, thread: int | None = None) -> dict[str, Figure]:
-    """The figures of a Plan by name, in the order in which a kernel works; see `diagrams.figures`."""
+    """The figures of a Plan by name, in the order in which a kernel works; see `draw.figures`."""
     view, c = View(plan, thread), plan.kernel
     found = {"tile": _tile(view), "ring": _ring(view)}
     if c.lines:

@@ -1,4 +1,4 @@
-"""Where the chunks of rows lie that are absorbed a row ahead, step by step; see `kernels.ahead`."""
+"""Where the chunks of rows lie that are absorbed a row ahead, step by step; see `kernels.panel.ahead`."""
 
 from __future__ import annotations
 

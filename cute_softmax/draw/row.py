@@ -100,7 +100,7 @@ def drawn(c: RowClass) -> dict[str, Layout]:
 
 
 def figures(plan: Plan, thread: int | None = None) -> dict[str, Figure]:
-    """The figures of a Plan by name, in the order in which a kernel works; see `diagrams.figures`."""
+    """The figures of a Plan by name, in the order in which a kernel works; see `draw.figures`."""
     view, c = View(plan, thread), plan.row_class
     found = {"tv": _tv(view), "tile": _tile(view)}
     layouts = drawn(c)

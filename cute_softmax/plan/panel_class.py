@@ -19,12 +19,12 @@ from .prologue import NO_PROLOGUE
 
 @dataclass(frozen=True)
 class PanelClass(ClassBase):
-    """What is compiled for the `column` and `split` movements, as plain numbers; see `kernels.panel`.
+    """What is compiled for the `column` and `split` movements, as plain numbers; see `kernels.panel.panel`.
 
     orientation: "column" (a vector lies across groups) or "row" (along its group); vector: elements of an access of the
     output; access: per input, elements of one load: as many, or fewer where its groups are aligned differently;
     edges: whether rows may begin or end off a vector boundary, so that scalars are handled apart; shifted: whether
-    vectors of columns may, so that aligned blocks are copied and shifted into place, see `kernels.shift`;
+    vectors of columns may, so that aligned blocks are copied and shifted into place, see `kernels.panel.shift`;
     across: threads side by side over groups; threads: of a CTA; steps: vectors that a thread holds; cluster_n: CTAs
     that share a panel through distributed shared memory;
     kept_modes, reduced_modes: how many; meeting: whether CTAs meet in global memory;
@@ -194,7 +194,7 @@ class PanelClass(ClassBase):
     @property
     def wait(self) -> int:
         """Steps of the next row, where one is absorbed ahead, before a row is finished: so many that together with the
-        chunks in registers they go round the places for what is on its way; see `kernels.ahead`."""
+        chunks in registers they go round the places for what is on its way; see `kernels.panel.ahead`."""
         return self.ahead - self.registers % self.ahead
 
     @property
@@ -204,8 +204,8 @@ class PanelClass(ClassBase):
 
     @property
     def trips(self) -> int:
-        """How often CTAs of a cluster send each other states, see `kernels.panel`. Two take room for two states of a
-        column instead of `cluster_n`, so that more CTAs share an SM."""
+        """How often CTAs of a cluster send each other states, see `kernels.panel.panel`. Two take room for two states of
+        a column instead of `cluster_n`, so that more CTAs share an SM."""
         return 2 if self.cluster_n == 16 and self.width >= PANEL_BYTES else 1
 
     @property

@@ -33,7 +33,7 @@ class Team:
     panel_bytes: of a panel's width, see `PANEL_BYTES`.
     buffers: chunks that the vectors make up where a CTA takes more than it holds, or several parts.
     ahead, registers: steps that copies are asked for ahead, where rows are absorbed a row ahead, and chunks of them
-    that are kept in registers; see `kernels.ahead`.
+    that are kept in registers; see `kernels.panel.ahead`.
     longest, chunks: of deep columns, the elements at most, and the chunks of a part at least; see `DEEP`.
     narrow: only for columns with full outputs whose vectors have fewer than 16 bytes, in panels enough for all SMs.
     """

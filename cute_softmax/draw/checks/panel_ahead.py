@@ -1,4 +1,7 @@
-"""The steps of rows a row ahead, from a Plan's numbers alone: which chunk lies where, and when; see `kernels.ahead`."""
+"""The steps of rows a row ahead, from a Plan's numbers alone: which chunk lies where, and when.
+
+The kernel's are in `kernels.panel.ahead`.
+"""
 
 from __future__ import annotations
 

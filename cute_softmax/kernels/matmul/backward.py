@@ -7,7 +7,8 @@ that it stays in registers: dP^T = V dO^T leaves the tensor cores just as P^T mu
 itself waits in registers as an operand, and `ldmatrix` transposes S on its way there. dS takes the place of S in
 shared memory. A producer warp keeps a ring of steps full; each consumer warpgroup owns a slab of 64 columns.
 
-Rows of S that TMA cannot read as tiles (off 16-byte boundaries, or of float32) come line by line, see `lines`.
+Rows of S that TMA cannot read as tiles (off 16-byte boundaries, or of float32) come line by line: see
+`backward_unaligned`.
 
 Names: mX a tensor in global memory, gX a tile of it, sX shared memory, rX registers; tXsX = sX partitioned by X's copy.
 """

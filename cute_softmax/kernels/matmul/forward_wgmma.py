@@ -7,7 +7,7 @@ scores into powers in place, and multiplies them with V's tile while it prepares
     coordinates -> shared memory -> roles -> load -> maximum -> powers -> multiply -> finish -> store
 
 The powers of a row refer to one number, not far below the largest score seen: maxima are looked for, and sums and
-accumulators rescaled, only when a sum shows that it lies too low. See `matmul_rows` for these.
+accumulators rescaled, only when a sum shows that it lies too low. See `softmax_rows` for these.
 
 Names as in `row`; tAs and tOr: partitioned by the multiplication's A operand and its output.
 """

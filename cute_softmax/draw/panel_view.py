@@ -1,0 +1,141 @@
+"""What the figures of panels show: which panel, whose thread, where data ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+from layouts import Layout
+from layouts.figures import Slots, Use
+
+from ..plan import WARP, PanelClass, PanelPlan
+from .common import EXCHANGED
+
+SHARED, GLOBAL = "shared memory", "global memory"
+
+
+@dataclass(frozen=True)
+class View:
+    """What the figures of a Plan show: the first panel in its first CTA; the predicate, where data ends."""
+
+    plan: PanelPlan
+    thread: int | None = None
+
+    def __post_init__(self):
+        threads = self.plan.kernel.threads
+        if self.thread is not None and not 0 <= self.thread < threads:
+            raise ValueError(f"thread must be 0 to {threads - 1}, got {self.thread}")
+
+    @property
+    def kernel(self) -> PanelClass:
+        return self.plan.kernel
+
+    @property
+    def flat(self) -> bool:
+        """Whether the CTA has one group, drawn from left to right."""
+        return self.kernel.orientation == "row"
+
+    def tiler(self, steps: int) -> tuple[int, int]:
+        """(rows, columns) of the drawing of so many steps."""
+        height = self.kernel.down * self.kernel.unit * steps
+        return (1, height) if self.flat else (height, self.kernel.columns)
+
+    def place(self, element: int, group: int) -> tuple[int, int]:
+        """(row, column) of the drawing."""
+        return (group, element) if self.flat else (element, group)
+
+    @property
+    def start(self) -> int:
+        """The first group of the last panel."""
+        return self.plan.panel(self.plan.tiles - 1).start
+
+    @cached_property
+    def last(self) -> tuple[int, int]:
+        """(part, CTA of its cluster) with the end of the last group, or of its body."""
+        at = max(self.plan.pieces(self.start)[1] - 1, 0) // self.plan.share
+        return at // self.kernel.cluster_n, at % self.kernel.cluster_n
+
+    @cached_property
+    def final(self) -> range:
+        """The elements that this CTA holds at the end: its last chunks."""
+        c, held = self.kernel, self.plan.bounds(*self.last, self.start)
+        chunks = -(-len(held) // c.chunk)
+        first = held.start + max(chunks - c.buffers, 0) * c.chunk
+        return range(first, held.stop)
+
+    @cached_property
+    def followed(self) -> int:
+        """The thread to follow: the one asked for, else the first lane of the warp with the end of a group."""
+        if self.thread is not None:
+            return self.thread
+        c = self.kernel
+        down = max(len(self.final) - 1, 0) % (c.down * c.unit) // c.unit
+        return down * c.across // WARP * WARP
+
+    @cached_property
+    def own(self) -> int:
+        """The first element of the followed thread."""
+        return self.kernel.tv(self.followed, 0) % (self.kernel.down * self.kernel.unit)
+
+    def memory(self, operand: int) -> Callable[[tuple[int, int]], int]:
+        """(row, column) of the first CTA's tile -> offset in an operand's tensor, in elements."""
+
+        def offset(at: tuple[int, int]) -> int:
+            element, group = self.place(*at)
+            element += self.plan.pieces(group)[0]
+            c = self.kernel
+            if c.shifted:  # in lines that overlap, of the last kept mode
+                group = c.column(group // c.slots) + group % c.slots
+                return group * self.plan.operand_strides[operand][0] + self.plan.element(operand, element)
+            return self.plan.group(operand, group) + self.plan.element(operand, element)
+
+        return offset
+
+    @cached_property
+    def where(self) -> str:
+        """Which CTA is drawn, for titles; empty where there is but one to a panel."""
+        c, names = self.kernel, []
+        if c.cluster_n > 1:
+            names.append(f"CTA 0 (of 0 to {c.cluster_n - 1})")
+        if c.meeting:
+            names.append(f"part 0 (of 0 to {self.plan.parts - 1})")
+        return "".join(f", {n}" for n in names)
+
+    @cached_property
+    def exchanges(self) -> list[tuple[str, int]]:
+        """What each exchange between threads carries, and its stage of the reduction buffer."""
+        c = self.kernel
+        if c.down == 1:  # each thread has its groups for itself
+            return []
+        names = EXCHANGED.get((c.math, False)) or EXCHANGED.get((c.math, True)) or ()
+        names += ("a partial result",) * (c.stages - len(names))
+        return [(name, stage) for stage, name in enumerate(names)]
+
+    def slots(
+        self,
+        heading: str,
+        where: str,
+        layout: Layout,
+        element_bytes: int,
+        other: str,
+        use: Callable[[int, int], Use],
+        base: int = 0,
+        role: str = "",
+    ) -> Slots:
+        """A buffer whose layout has the shape (group, `other`); use(group, other) says who has a slot, and role what
+        slots are."""
+        (groups, others), (group_stride, other_stride) = layout.shape, layout.stride
+        turned = Layout((others, groups), (other_stride, group_stride))
+        return Slots(
+            heading,
+            where,
+            layout if self.flat else turned,
+            element_bytes,
+            use if self.flat else lambda r, c: use(c, r),
+            base=base,
+            shared=where.startswith(SHARED),
+            row_name="column" if self.flat else other,
+            column_name=other if self.flat else "column",
+            role=role,
+        )
