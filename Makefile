@@ -1,7 +1,8 @@
 # make demo   softmax forward and backward on this machine: checked, explained, timed, drawn
+# make check  what most changes break: plans, dispatch on the CPU, a kernel of each movement; under a minute
 # make test   all tests, as CI runs them
 #
-# Both make .venv with the exact versions of constraints.txt first. PYTHON picks the interpreter (3.10 or newer).
+# All make .venv with the exact versions of constraints.txt first. PYTHON picks the interpreter (3.10 or newer).
 # For torch without CUDA: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make test
 
 PYTHON ?= python3
@@ -14,13 +15,17 @@ READY := $(VENV)/ready-$(VERSION)
 APT := $(if $(filter 0,$(shell id -u)),$(shell command -v apt-get))
 apt_install = $(APT) update -qq && DEBIAN_FRONTEND=noninteractive $(APT) install -y -qq --no-install-recommends
 
-.PHONY: help demo test lint format docs browser wheel constraints clean
+.PHONY: help demo check test lint format docs browser wheel constraints clean
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 	@echo 'make lint | format | docs (what is generated in them) | wheel | constraints | clean'
 
 demo: $(READY)
 	$(BIN)/python -m cute_softmax demo
+
+check: lint
+	$(BIN)/python -m pytest -q -n $(JOBS) tests/test_rooms.py tests/test_problem.py tests/test_panel_plan.py \
+		tests/test_launch.py tests/test_states.py tests/test_scored.py tests/test_check.py
 
 test: lint browser
 	$(BIN)/python -m pytest -n $(JOBS)

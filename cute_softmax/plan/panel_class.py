@@ -204,8 +204,10 @@ class PanelClass(ClassBase):
 
     @property
     def trips(self) -> int:
-        """How often CTAs of a cluster send each other states, see `kernels.panel.panel`. Two take room for two states of
-        a column instead of `cluster_n`, so that more CTAs share an SM."""
+        """How often CTAs of a cluster send each other states, see `kernels.panel.panel`.
+
+        Two take room for two states of a column instead of `cluster_n`, so that more CTAs share an SM.
+        """
         return 2 if self.cluster_n == 16 and self.width >= PANEL_BYTES else 1
 
     @property
