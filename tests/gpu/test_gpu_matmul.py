@@ -26,7 +26,7 @@ dtypes = pytest.mark.parametrize("dtype", HALVES)
 @pytest.fixture(autouse=True, params=["wgmma", "mma"])
 def instruction(request, monkeypatch):
     """Every test with what the GPU has: mma.sync runs wherever wgmma does."""
-    module = sys.modules["cute_softmax.softmax_matmul"]
+    module = sys.modules["cute_softmax.dispatch.matmul"]
     if request.param == "wgmma" and torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("wgmma is sm_90's")
     monkeypatch.setattr(module, "instruction_of", lambda architecture: request.param)
@@ -142,7 +142,7 @@ def test_pairs(rows, depth, columns, scores, instruction, monkeypatch):
     """Halves of the columns that meet in a pair of CTAs with tiles of so many rows, whatever a plan would choose."""
     if instruction == "mma":
         pytest.skip("pairs are wgmma's")
-    module, plan = (sys.modules[f"cute_softmax.{name}"] for name in ("softmax_matmul", "plan.matmul"))
+    module, plan = (sys.modules[f"cute_softmax.{name}"] for name in ("dispatch.matmul", "plan.matmul"))
     monkeypatch.setattr(module, "_call", module._call.__wrapped__)
     monkeypatch.setattr(
         plan,

@@ -22,8 +22,7 @@ def test_prepared(shape, dim, dtype, monkeypatch):
     def decide(*_, **__):
         raise AssertionError("a prepared call decides nothing")
 
-    monkeypatch.setattr(launch, "plan", decide)
-    monkeypatch.setattr(launch, "canonical", decide)
+    monkeypatch.setattr(launch, "plan_call", decide)
     for seed in (0, 1):
         x = random(shape, DTYPES[dtype], seed=seed)
         y = prepared(x)

@@ -287,7 +287,7 @@ def test_many_threads(monkeypatch):
 
 
 def test_subclasses_and_modes():
-    """Parameters, dispatch modes and functorch see the operator, not a raw launch."""
+    """Dispatch modes and functorch see the operator, not a raw launch; a Parameter is a tensor like others."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Recorder(TorchDispatchMode):
