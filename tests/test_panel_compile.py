@@ -11,9 +11,11 @@ from fnmatch import fnmatch
 from itertools import product
 
 import classes
+import numpy as np
 import pytest
 from compiled import Compiled, accesses, compile_and_read
 
+from cute_softmax.kernels.common.reduce import two_sum
 from cute_softmax.plan import MATHS, PanelClass
 from cute_softmax.plan.hardware import ARCHITECTURES
 from cute_softmax.plan.modes import MODES
@@ -232,3 +234,16 @@ def test_build_math_has_the_operands_of_the_plan(math):
     built = build_math(c)
     assert (built.inputs, built.outputs) == (c.facts.inputs, c.facts.outputs)
     assert len(built.reductions) == c.stages and c.whole_bytes == {1: 4, 2: 8, 3: 16}[c.stages]
+
+
+def test_two_sums_lose_nothing():
+    """What the rounding of a float32 sum loses is found exactly, whichever number is the larger."""
+    r = np.random.default_rng(0)
+    a, b = (
+        r.standard_normal(20000).astype(np.float32) * np.float32(2.0) ** r.integers(-20, 20, 20000)
+        for _ in "ab"
+    )
+    a, b = a.astype(np.float32), b.astype(np.float32)
+    total, lost = two_sum(a, b)
+    assert total.dtype == lost.dtype == np.float32 and (total == a + b).all()
+    assert (total.astype(np.float64) + lost == a.astype(np.float64) + b).all() and (lost != 0).any()

@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from panels import dense, problem_of
 
-from cute_softmax.kernels.common.reduce import two_sum
 from cute_softmax.plan import MATHS, WARP, NotPlanned, PanelClass, PanelPlan, plan, plan_panel
 from cute_softmax.plan.hardware import ARCHITECTURES, H200, Device
 from cute_softmax.plan.maths import MOST
@@ -390,19 +389,6 @@ def test_room_of_a_team_is_filled():
         c = made.kernel
         assert c.cluster_n == 16 and length > 0.7 * c.cluster_n * c.tile, (length, c.name)
         assert c.trips == (2 if length <= 4096 else 1) and c.columns == (128 if length <= 4096 else 64)
-
-
-def test_two_sums_lose_nothing():
-    """What the rounding of a float32 sum loses is found exactly, whichever number is the larger."""
-    r = np.random.default_rng(0)
-    a, b = (
-        r.standard_normal(20000).astype(np.float32) * np.float32(2.0) ** r.integers(-20, 20, 20000)
-        for _ in "ab"
-    )
-    a, b = a.astype(np.float32), b.astype(np.float32)
-    total, lost = two_sum(a, b)
-    assert total.dtype == lost.dtype == np.float32 and (total == a + b).all()
-    assert (total.astype(np.float64) + lost == a.astype(np.float64) + b).all() and (lost != 0).any()
 
 
 def test_vectors_are_whole_where_addresses_allow():

@@ -5,8 +5,6 @@ from __future__ import annotations
 import shutil
 
 import pytest
-from selenium import webdriver
-from selenium.webdriver.chrome.service import Service
 
 FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
@@ -18,6 +16,9 @@ FLAGS = (
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory):
     """A browser that records its console."""
+    from selenium import webdriver  # only for tests that ask for one
+    from selenium.webdriver.chrome.service import Service
+
     options = webdriver.ChromeOptions()
     for flag in [*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"]:
         options.add_argument(flag)
