@@ -1,45 +1,69 @@
 """Launches without a GPU: each is planned for an H200 and recorded, and torch writes what its kernel would.
 
-The formulas are written from the meaning of a launch alone, in float64, not with those that the package has.
+All that comes before a launch is what a GPU has: forms, plans, and the addresses and numbers that a compiled function
+gets, from which its operands are found in memory. The formulas are written from the meaning of a launch alone, in
+float64, not with those that the package has.
 """
 
 from __future__ import annotations
 
+import ctypes
 import math
+import struct
+from collections.abc import Sequence
 from types import SimpleNamespace
 
 import torch
 from remembered import fresh_forms
 
 from cute_softmax.dispatch import arguments, forms
-from cute_softmax.plan import NO_PROLOGUE, NotPlanned
 from cute_softmax.plan.hardware import H200
+from cute_softmax.plan.problem import Operand
 from cute_softmax.runtime import launch
 
 INF = math.inf
+_PLANNED = launch._call.__wrapped__
 
 
 class Launches(list):
-    """What was launched: (math, prologue, numbers, shape, dims, dtypes). refuse: no prologue is planned."""
+    """What was launched: (math, prologue, numbers, shape, dims, dtypes, strides). refuse: no prologue is planned."""
 
     refuse = False
 
-    def run(self, name, tensors, dims, online=True, prologue=NO_PROLOGUE, numbers=(), query=None):
+    def call(self, name, device, shape, dims, operands, online, prologue, query, in_place):
+        """`launch._call`, whose function computes from memory what the kernel would."""
         if self.refuse and (prologue or name.startswith("selective")):
-            raise NotPlanned("refused")
-        launch.call_of(name, tensors, dims, online, prologue=prologue, query=query)
+            return "refused"
+        found = _PLANNED(name, device, shape, dims, operands, online, prologue, query, in_place)
+        if isinstance(found, str):
+            return found
+
+        def function(stream, *arguments):
+            tensors = [
+                at(arguments[place], shape, operand)
+                for place, operand in zip(found.places, operands, strict=True)
+            ]
+            numbers = [
+                arguments[place] if as_int is int else float_of(arguments[place])
+                for place, as_int in found.numbers
+            ]
+            self.launched(name, tensors, dims, prologue, numbers, query)
+
+        found.function = function
+        return found
+
+    def launched(self, name, tensors, dims, prologue, numbers, query):
         self.append(
             SimpleNamespace(
                 math=name,
                 prologue=prologue,
-                numbers=numbers,
+                numbers=tuple(numbers),
                 shape=tuple(tensors[0].shape),
                 dims=dims,
                 dtypes=tuple(t.dtype for t in tensors),
                 strides=tuple(t.stride() for t in tensors),
             )
         )
-        assert all(t.shape == tensors[0].shape for t in tensors)
         outputs = {"entropy": 3, "selective": 3, "selective_entropy": 4}.get(name, 1)
         results = simulated(name, list(tensors[:-outputs]), dims, prologue, list(numbers), query)
         for result, value in zip(tensors[-outputs:], results, strict=True):
@@ -47,6 +71,19 @@ class Launches(list):
                 if result.stride(d) == 0:
                     result, value = result.narrow(d, 0, 1), value.narrow(d, 0, 1)
             result.copy_(value)
+
+
+def at(address: int, shape: Sequence[int], operand: Operand) -> torch.Tensor:
+    """The tensor of a launch's operand at an address."""
+    dtype = {**launch.TORCH_DTYPES, "bool": torch.bool, "int64": torch.int64}[operand.dtype]
+    count = 1 + sum((n - 1) * stride for n, stride in zip(shape, operand.strides, strict=True))
+    memory = (ctypes.c_byte * (count * dtype.itemsize)).from_address(address)
+    return torch.frombuffer(memory, dtype=dtype).as_strided(shape, operand.strides)
+
+
+def float_of(bits: int) -> float:
+    """The number that `launch.float_bits` gave the bits of."""
+    return struct.unpack("<f", struct.pack("<I", bits))[0]
 
 
 def simulated(name, tensors, dims, prologue, numbers, query):
@@ -121,12 +158,16 @@ def simulated(name, tensors, dims, prologue, numbers, query):
 def install(monkeypatch) -> Launches:
     """CPU tensors of the kernels' dtypes count as CUDA ones, and launches are simulated."""
     launches = Launches()
-    monkeypatch.setattr(launch, "run", launches.run)
+    monkeypatch.setattr(launch, "_call", launches.call)
     monkeypatch.setattr(launch, "device_facts", lambda index: H200)
     monkeypatch.setattr(launch, "function_of", lambda kernel: None)
-    # Forms are made and found; what they would launch goes the way of any address and device.
-    monkeypatch.setattr(forms, "launcher", lambda *form: form[-1])
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -2, raising=False)
+    for name, value in (("getDevice", -1), ("getCurrentRawStream", 7)):  # of CPU tensors
+        monkeypatch.setattr(torch._C, f"_cuda_{name}", lambda *_, value=value: value, raising=False)
+    monkeypatch.setattr(
+        forms,
+        "_empty_strided_cuda",
+        lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype),
+    )
     fresh_forms(monkeypatch)
     monkeypatch.setattr(arguments, "on_gpu", lambda tensor: True)
     return launches

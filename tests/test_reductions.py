@@ -12,7 +12,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from cute_softmax import amax, logsumexp, plan_reduction
 from cute_softmax import sum as sum_
-from cute_softmax.plan.hardware import H200
 from cute_softmax.runtime import launch
 
 FUNCTIONS = {"logsumexp": logsumexp, "amax": amax, "sum": sum_}
@@ -28,14 +27,15 @@ def example(shape, dtype=torch.float32, seed=0):
 @pytest.fixture
 def kernels(monkeypatch):
     """The plans of launches; torch writes what a kernel would."""
-    launched, simulated_run = [], simulated.install(monkeypatch).run
+    launched, launches = [], simulated.install(monkeypatch)
 
-    def run(math, tensors, dims, *rest, **prologue):
+    def call(math, *form):
+        found = launches.call(math, *form)
         if math in FUNCTIONS:
-            launched.append(launch.Work(math, tensors, dims).plan(H200))
-        simulated_run(math, tensors, dims, *rest, **prologue)
+            launched.append(found.plan)
+        return found
 
-    monkeypatch.setattr(launch, "run", run)
+    monkeypatch.setattr(launch, "_call", call)
     return launched
 
 
