@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from cute_softmax.api import softmax
+from cute_softmax.dispatch import selective
 from cute_softmax.dispatch.forms import Forms
 
 
 def all_forms() -> list[Forms]:
-    """Of softmax and log_softmax, plain and of scores."""
-    return [softmax._softmaxes, softmax._log_softmaxes, *softmax._of_scores.values()]
+    """Of all functions that have some."""
+    return [softmax._softmaxes, softmax._log_softmaxes, *softmax._of_scores.values(), selective.known]
 
 
 def forget_forms() -> None:
@@ -22,3 +23,4 @@ def fresh_forms(monkeypatch) -> None:
     monkeypatch.setattr(softmax, "_softmaxes", Forms())
     monkeypatch.setattr(softmax, "_log_softmaxes", Forms())
     monkeypatch.setattr(softmax, "_of_scores", {"softmax": Forms(), "log_softmax": Forms()})
+    monkeypatch.setattr(selective, "known", Forms())

@@ -165,7 +165,7 @@ def install(monkeypatch) -> Launches:
         monkeypatch.setattr(torch._C, f"_cuda_{name}", lambda *_, value=value: value, raising=False)
     monkeypatch.setattr(
         forms,
-        "_empty_strided_cuda",
+        "empty_strided",
         lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype),
     )
     fresh_forms(monkeypatch)

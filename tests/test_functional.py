@@ -11,7 +11,7 @@ import torch
 
 from cute_softmax import explain, plan_softmax, prepare, softmax, softmax_backward
 from cute_softmax.api import softmax as functional
-from cute_softmax.dispatch import arguments, forms, softmax_kernels
+from cute_softmax.dispatch import arguments, forms, softmax_forms, softmax_kernels
 from cute_softmax.dispatch.spec import Spec
 from cute_softmax.plan import NO_PROLOGUE
 from cute_softmax.plan.hardware import H200
@@ -227,15 +227,15 @@ def test_scratch_belongs_to_the_call(monkeypatch):
 
 
 def test_launchers_of_rows_that_do_not_merge(monkeypatch):
-    """`forms` writes out the call of plain rows; here it takes the general one."""
+    """`softmax_forms` writes out the call of plain rows; here it takes the general one."""
     passed = []
     x = example((4, 5, 64))[:, :3]
     call = launch.Call(plan_softmax(x), lambda *given: passed.append(given))
     monkeypatch.setattr(launch, "call_of", lambda *a, **k: call)
     for name in ("_cuda_getCurrentRawStream", "_cuda_getDevice"):
         monkeypatch.setattr(torch._C, name, lambda *index: -1, raising=False)
-    monkeypatch.setattr(forms, "_empty_strided_cuda", lambda s, t, d: torch.empty_strided(s, t, dtype=d))
-    run = forms.launcher("softmax", (x,), x.dtype, (2,), True, lambda t: "anywhere")
+    monkeypatch.setattr(forms, "empty_strided", lambda s, t, d: torch.empty_strided(s, t, dtype=d))
+    run = softmax_forms.launcher("softmax", (x,), x.dtype, (2,), True, lambda t: "anywhere")
     y = run(x)
     assert passed == [(-1, *call.arguments, x.data_ptr(), 320, 64, y.data_ptr(), 192, 64)]
     assert y.shape == x.shape and run(x[..., 1:]) == "anywhere"
@@ -355,6 +355,8 @@ def test_only_what_kernels_serve_is_prepared():
 def test_a_prepared_call_is_its_form(monkeypatch):
     monkeypatch.setattr(arguments, "on_gpu", lambda tensor: True)
     monkeypatch.setattr(launch, "call_of", lambda *a, **k: SimpleNamespace(plan="the plan"))
-    monkeypatch.setattr(forms.Form, "__init__", lambda self, *a: setattr(self, "run", lambda x: ("ran", x)))
+    monkeypatch.setattr(
+        softmax_forms.Form, "__init__", lambda self, *a: setattr(self, "run", lambda x: ("ran", x))
+    )
     prepared = prepare(torch.randn(3, 4))
     assert prepared.plan == "the plan" and prepared(7) == ("ran", 7)

@@ -39,9 +39,7 @@ def launched(monkeypatch):
     monkeypatch.setattr(launch, "function_of", lambda kernel: lambda *given: found.append((kernel, given)))
     monkeypatch.setattr(launch, "_call", launch._call.__wrapped__)
     monkeypatch.setattr(arguments, "on_gpu", lambda tensor: True)
-    monkeypatch.setattr(
-        forms, "_empty_strided_cuda", lambda *form: torch.empty_strided(*form[:2], dtype=form[2])
-    )
+    monkeypatch.setattr(forms, "empty_strided", lambda *form: torch.empty_strided(*form[:2], dtype=form[2]))
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 7, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)
     fresh_forms(monkeypatch)

@@ -6,7 +6,7 @@ import simulated
 import torch
 
 from cute_softmax import entropy, selective_log_softmax
-from cute_softmax.dispatch import selective
+from cute_softmax.dispatch import selective, statistics
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 INF = float("inf")
@@ -73,7 +73,7 @@ def test_results(shapes, dtype, kernel, request):
 @everywhere
 def test_gradients(shapes, wanted, dtype, kernel, request, monkeypatch):
     launches = request.getfixturevalue("launches") if kernel else []
-    monkeypatch.setattr(selective, "PIECE", 20)
+    monkeypatch.setattr(statistics, "PIECE", 20)
     logits, index = example(shapes[0], dtype), tokens(*shapes[1])
     upstream = [example(shapes[1], dtype, seed=1), example(shapes[0][:-1], dtype, seed=2)]
     if index.dim() == 1:
@@ -221,3 +221,45 @@ def test_probabilities_near_one(kernel, request):
         found = selective_log_softmax(logits, torch.full((3,), 7), scale=scale).double()
         right = exact(logits, torch.full((3,), 7), scale)[0]
         assert (found - right).abs().max() <= (1e-6 if scale != 1 else 1.2e-7)
+
+
+def test_a_call_that_repeats_finds_its_form(launches):
+    logits, index = example((5, 16)), tokens(5, high=16)
+
+    def count():
+        return sum(len(forms) for forms in selective.known.values())
+
+    def check(logits, index, **given):
+        found = selective_log_softmax(logits, index, **given)
+        assert torch.allclose(found.double(), exact(logits, index, given.get("scale", 1.0))[0], atol=1e-6)
+
+    for seed in range(3):
+        check(example((5, 16), seed=seed), tokens(5, high=16, seed=seed))
+    assert count() == 1
+    for scale in (0.5, -2, 3.0):
+        check(logits, index, scale=scale)
+    assert count() == 2
+    check(logits, index.int()), check(logits, index.int())
+    selective_log_softmax(logits, index.unsqueeze(-1))
+    assert count() == 4
+    selective_log_softmax(logits, torch.stack((index, index), -1))
+    check(logits.t().contiguous().t(), index)
+    assert count() == 4, "several elements of a row, and rows that are not contiguous, take another way"
+    place = torch.empty(81)[1:].view(5, 16).copy_(logits)  # not where 16 bytes begin
+    before = len(launches)
+    check(place, index)
+    assert count() == 4 and len(launches) == before + 1
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+def test_gradients_of_a_call_that_repeats(offset, launches):
+    index = tokens(5, high=16)
+    for seed in range(3):
+        logits = torch.empty(81)[offset:][:80].view(5, 16).copy_(example((5, 16), seed=seed)).requires_grad_()
+        right = exact(logits, index, 0.5)[0]
+        for upstream in (example((5,), seed=seed), torch.tensor(2.0).expand(5)):
+            found = selective_log_softmax(logits, index, scale=0.5)
+            (d,) = torch.autograd.grad(found, logits, upstream)
+            (want,) = torch.autograd.grad(right, logits, upstream.double(), retain_graph=True)
+            assert torch.allclose(d, want, atol=1e-6)
+    assert [n.math for n in launches[-2:]] == ["selective", "softmax"] and launches[-1].prologue.target

@@ -13,8 +13,8 @@ from functools import cache
 import torch
 
 from ..dispatch.arguments import overlap, overlaps_itself
-from ..dispatch.forms import launcher as new_launcher
 from ..dispatch.reductions import result_of
+from ..dispatch.softmax_forms import launcher as new_launcher
 from ..dispatch.softmax_kernels import lie_apart
 from ..plan import NotPlanned
 from ..plan.problem import canonical_dims

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch.autograd import forward_ad
 
-from ..dispatch import selective
+from ..dispatch import selective, statistics
 from ..dispatch.arguments import check_tensor, float_dtype, given_dims
 from ..dispatch.spec import number
 
@@ -32,7 +33,7 @@ def entropy(logits: torch.Tensor, dim: int | Sequence[int] = -1) -> torch.Tensor
     """
     check_tensor("logits", logits, "entropy")
     dims = given_dims(dim, logits)
-    return selective.entropy(logits, dims, float_dtype(logits, None, "entropy"))
+    return statistics.entropy(logits, dims, float_dtype(logits, None, "entropy"))
 
 
 def selective_log_softmax(
@@ -67,13 +68,13 @@ def selective_log_softmax(
             process's context. No memory beyond the row is read.
         NotPlanned: As for `softmax`.
     """
+    if not torch.compiler.is_compiling():
+        form = selective.known.latest
+        if form is None or not form.fits(logits, index, scale, return_entropy):
+            form = selective.known.find(logits, index, scale, return_entropy)
+        if form is not None and forward_ad._current_level < 0:
+            return form(logits, index, scale)
     check_tensor("logits", logits, "selective_log_softmax")
     dtype = float_dtype(logits, None, "selective_log_softmax")
-    index = selective.checked_index(index, logits)
-    scale = number("scale", scale)
-    several = index.dim() == logits.dim()
-    if not several:
-        index = index.unsqueeze(-1)
-    found, entropies = selective.log_softmax(logits, index, scale, return_entropy, dtype)
-    found = found if several else found.squeeze(-1)
-    return (found, entropies) if return_entropy else found
+    selective.check_index(index, logits)
+    return selective.log_softmax(logits, index, number("scale", scale), return_entropy, dtype)

@@ -18,7 +18,8 @@ from ..dispatch.arguments import (
     given_dims,
     served,
 )
-from ..dispatch.forms import Form, Forms, form_of, record
+from ..dispatch.forms import Forms
+from ..dispatch.softmax_forms import Form, form_of, record
 from ..dispatch.spec import ScoreArguments, Spec, check_names, scores_of, with_scores
 from ..plan import PanelPlan, Plan
 from ..runtime import launch

@@ -12,7 +12,7 @@ from functools import lru_cache
 import torch
 
 from ..runtime import launch
-from . import selective, softmax_kernels
+from . import softmax_kernels, statistics
 from .arguments import FLOATS, check_out, check_tensor, overlap, overlaps_itself, served
 from .formulas import formula
 from .softmax import Forward, by_operator
@@ -186,7 +186,7 @@ def _times_softmax(input: torch.Tensor, factors: torch.Tensor, dims: tuple[int, 
         return (formula(input, None, None, None, spec) * factors).to(input.dtype)
     seen = watched(input, factors)
     if torch.compiler.is_compiling() or (seen and not torch.is_grad_enabled()):
-        return selective.times_softmax(input, factors, dims)
+        return statistics.times_softmax(input, factors, dims)
     if torch.is_grad_enabled():  # a gradient of the gradient may be wanted
         spec = spec.changed(dtype=torch.float32)
         softmax = by_operator if seen else Forward.apply

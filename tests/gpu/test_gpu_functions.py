@@ -322,9 +322,9 @@ def test_memory_of_selective_log_softmax():
 
 
 def selective_pieces() -> int:
-    from cute_softmax.dispatch import selective
+    from cute_softmax.dispatch import statistics
 
-    return selective.PIECE
+    return statistics.PIECE
 
 
 @dtypes

@@ -1,0 +1,288 @@
+"""The forms of softmax and log_softmax: eager calls that repeat, and what autograd records of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from ..plan import NotPlanned
+from ..runtime import launch
+from . import forms, softmax_kernels
+from .arguments import DTYPES, served
+from .forms import Place, guard
+from .softmax import Forward, differentiable
+from .softmax_kernels import lie_apart, offset_within, prologue_of
+from .spec import Scores, Spec
+from .state import batched, recorder, unseen
+
+Tensor = torch.Tensor
+_NUMBERS = ("scale", "alpha")
+
+
+class Form:
+    """All eager calls of softmax or log_softmax on tensors of one device, shapes, strides and dtypes: decided once.
+
+    given: the keyword arguments of the first call; found, spec: what they mean. Of other calls the numbers scale and
+    alpha, and an offset of the diagonal, may differ.
+
+    matches(input, *tensors): whether tensors are of this form, see `guard`.
+    run(input, *call): the result for tensors of this form; `call` is nothing where scores are the input itself, else
+        bias, mask, scale and the prologue's numbers.
+    Raises NotPlanned where no kernel serves the calls.
+    """
+
+    __slots__ = (
+        "_call",
+        "_others",
+        "_place",
+        "_shape",
+        "_strides",
+        "backwards",
+        "dim",
+        "dtype",
+        "input_dtype",
+        "matches",
+        "names",
+    )
+    __slots__ += ("numbers", "online", "requires_grad", "run", "spec", "tensors")
+
+    def __init__(
+        self, input: Tensor, dim: object, dtype: object, given: dict[str, object], found: Scores, spec: Spec
+    ):
+        self.dim, self.dtype, self.online, self.spec = dim, dtype, spec.online, spec
+        self.input_dtype = input.dtype
+        self.names = given.keys() | ()
+        self.tensors = [name for name, value in given.items() if isinstance(value, Tensor)]
+        self.matches = guard(input, *(given[name] for name in self.tensors))
+        self.requires_grad = any(t is not None and t.requires_grad for t in (input, found.bias, found.scale))
+        self.backwards: dict[tuple, Callable] = {}
+        if not given:
+            self.run = launcher(spec.math, (input,), spec.dtype, spec.dims, spec.online, self.anywhere)
+            return
+        self._others = [(n, _alike(n, value)) for n, value in given.items() if n not in self.tensors]
+        prologue = prologue_of(*found.operands, spec)
+        self.numbers = [name for name in prologue.numbers if name != "offset"]  # of its own name
+        result = torch.empty_like(input, dtype=spec.dtype)
+        self._shape, self._strides, self._place = tuple(result.shape), result.stride(), Place(result)
+        operands = [found.bias, found.mask, None if found.scale is None else found.scale.float()]
+        self._call = launch.call_of(
+            spec.math,
+            (input, *(t.expand(input.shape) for t in operands if t is not None), result),
+            spec.dims,
+            spec.online or spec.log,
+            aligned=True,
+            prologue=prologue,
+            query=None if spec.causal is None else input.dim() - 2,
+        )
+        self.run = self._run
+
+    def fits(self, input: Tensor, dim: object, dtype: object, online: bool, given: dict[str, object]) -> bool:
+        """Whether a call is of this form. `is`, because 1, 1.0 and True are equal."""
+        if not (
+            self.dim is dim
+            and self.dtype is dtype
+            and self.online is online
+            and given.keys() == self.names
+            and self.matches(input, *[given[name] for name in self.tensors])
+        ):
+            return False
+        return not given or all([alike(given[name]) for name, alike in self._others])
+
+    def __call__(self, input: Tensor, given: dict[str, object]) -> Tensor:
+        """The result of a call of this form, recorded by autograd where it records."""
+        call = self._of(given) if given else ()
+        if self.requires_grad and torch.is_grad_enabled():
+            return record(input, *call, self)
+        return self.run(input, *call)
+
+    def _of(self, given: dict[str, object]) -> tuple:
+        """What `run` takes of a call besides its input."""
+        numbers = [given[name] for name in self.numbers]
+        if self.spec.causal is not None:
+            offset = 0 if given["causal"] is True else given["causal"]
+            numbers.append(offset_within(offset, self._shape))
+        scale = given["scale"] if "scale" in self.tensors else None
+        return given.get("bias"), given.get("mask"), scale, numbers
+
+    def _run(
+        self, input: Tensor, bias: Tensor | None, mask: Tensor | None, scale: Tensor | None, numbers: list
+    ) -> Tensor:
+        addresses = [t.data_ptr() for t in (input, bias, mask) if t is not None]
+        if not self._place.suits(addresses):
+            return softmax_kernels.forward(input, bias, mask, scale, self.spec_of(numbers))
+        result = forms.empty_strided(self._shape, self._strides, self.spec.dtype)
+        if scale is not None:
+            scale = scale.float()  # alive until the launch
+            addresses.append(scale.data_ptr())
+        self._call(self._place.stream(), *addresses, result.data_ptr(), numbers=numbers)
+        return result
+
+    def anywhere(self, input: Tensor) -> Tensor:
+        """The result for a tensor that is misaligned, or on another device than the current one."""
+        return softmax_kernels.forward(input, None, None, None, self.spec)
+
+    def spec_of(self, numbers: list) -> Spec:
+        """That of a call with these numbers: scale, alpha and the offset, those that there are."""
+        names = self.numbers if self.spec.causal is None else [*self.numbers, "causal"]
+        return self.spec.changed(**dict(zip(names, numbers, strict=True))) if names else self.spec
+
+    def backward(self, grad: Tensor, output: Tensor) -> Tensor:
+        """The gradient of the input, where that is the scores, by a launcher made once for each form of `grad`."""
+        key = grad.stride(), grad.dtype, output.stride()
+        run = self.backwards.get(key)
+        if run is None:
+            run = self.backwards[key] = self._backward_launcher(grad, output)
+        return run(grad, output)
+
+    def _backward_launcher(self, grad: Tensor, output: Tensor) -> Callable:
+        def anywhere(grad: Tensor, output: Tensor) -> Tensor:
+            return softmax_kernels.backward(grad, output, None, None, self.spec, self.input_dtype)
+
+        fits = served(output, self.input_dtype) and grad.dtype in DTYPES
+        if not fits or lie_apart(grad, output, self.spec.dims):
+            return anywhere
+        math = f"{self.spec.math}_backward"
+        return launcher(math, (grad, output), self.input_dtype, self.spec.dims, True, anywhere)
+
+
+class Recorded(torch.autograd.Function):
+    """`Forward` of a call whose form is known: (input, what else `run` takes, form)."""
+
+    @staticmethod
+    def forward(ctx, input, *rest):
+        *call, form = rest
+        result = form.run(input, *call)
+        if call:
+            *operands, numbers = call
+            Forward.setup_context(ctx, (input, *operands, form.spec_of(numbers)), result)
+        else:
+            ctx.save_for_backward(result)
+        ctx.form = form if not call else None
+        return result
+
+    @staticmethod
+    def backward(ctx, grad):
+        form = ctx.form
+        if form is None:
+            return *Forward.backward(ctx, grad), None
+        (result,) = ctx.saved_tensors
+        if torch.is_grad_enabled():  # a gradient of the gradient is wanted
+            return differentiable(grad, result, None, None, form.spec, form.input_dtype), None
+        if batched(grad):
+            return softmax_kernels.backward(grad, result, None, None, form.spec, form.input_dtype), None
+        return form.backward(grad, result), None
+
+
+record = recorder(Recorded)
+
+
+def _alike(name: str, value: object) -> Callable[[object], bool]:
+    """Whether another value of an argument that is no tensor makes a call of the same form."""
+    if name in _NUMBERS:  # 1 is none
+        return lambda other: type(other) in (float, int) and (other == 1) is (value == 1)
+    if name == "causal" and type(value) is int:
+        return lambda other: type(other) is int
+    if name == "empty_rows":
+        return lambda other: type(other) is str and other == value
+    return lambda other: other is value
+
+
+def form_of(
+    input: Tensor, dim: object, dtype: object, given: dict[str, object], found: Scores, spec: Spec
+) -> Form | None:
+    """A new form for an eager call; None where none can serve it."""
+    told_apart = type(dim) in (int, tuple) and not any(
+        type(value) not in (float, int)
+        for name, value in given.items()
+        if name in _NUMBERS and value is not found.scale
+    )
+    fits = input.numel() and served(input, spec.dtype, found.bias, found.scale)
+    if not (told_apart and fits and unseen(input, *found.operands)):
+        return None
+    try:
+        return Form(input, dim, dtype, given, found, spec)
+    except NotPlanned:
+        return None
+
+
+def launcher(
+    math: str,
+    inputs: tuple[torch.Tensor, ...],
+    dtype: torch.dtype,
+    dims: tuple[int, ...],
+    online: bool,
+    anywhere: Callable[..., torch.Tensor],
+) -> Callable[..., torch.Tensor]:
+    """A function of inputs of this form that allocates the result and launches.
+
+    It is made for addresses that are multiples of 16 bytes and for the current device being the tensors' own, and
+    hands everything else to `anywhere`.
+    """
+    result = torch.empty_like(inputs[-1], dtype=dtype)
+    if not result.numel():
+        return anywhere
+    here, shape, strides = Place(result), tuple(result.shape), result.stride()
+    call = launch.call_of(math, (*inputs, result), dims, online, aligned=True)
+    function, plan = call.function, call.plan
+
+    if plan.movement != "row" or plan.kernel.kept_modes > 1:
+
+        def run_any(*inputs: torch.Tensor) -> torch.Tensor:
+            addresses = [t.data_ptr() for t in inputs]
+            if not here.suits(addresses):
+                return anywhere(*inputs)
+            y = forms.empty_strided(shape, strides, dtype)
+            call(here.stream(), *addresses, y.data_ptr())
+            return y
+
+        return run_any
+
+    # Written out for one input and for two, with what `here` asks: going through lists would cost half a microsecond.
+    device, alone, empty = here.device, here.alone, forms.empty_strided
+    stream, current_device = torch._C._cuda_getCurrentRawStream, torch._C._cuda_getDevice
+    rows, columns, ctas, evict_last = call.arguments
+    if len(inputs) == 1:
+        x_stride, y_stride = plan.row_strides
+
+        def run(x: torch.Tensor) -> torch.Tensor:
+            address = x.data_ptr()
+            if address & 15 or not (alone or current_device() == device):
+                return anywhere(x)
+            y = empty(shape, strides, dtype)
+            try:
+                function(
+                    stream(device), rows, columns, ctas, evict_last, address, x_stride, y.data_ptr(), y_stride
+                )
+            except Exception as error:
+                raise launch.launch_error(plan, error) from error
+            return y
+
+        return run
+
+    a_stride, b_stride, y_stride = plan.row_strides
+
+    def run_two(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        a_address, b_address = a.data_ptr(), b.data_ptr()
+        if (a_address | b_address) & 15 or not (alone or current_device() == device):
+            return anywhere(a, b)
+        y = empty(shape, strides, dtype)
+        try:
+            function(
+                stream(device),
+                rows,
+                columns,
+                ctas,
+                evict_last,
+                a_address,
+                a_stride,
+                b_address,
+                b_stride,
+                y.data_ptr(),
+                y_stride,
+            )
+        except Exception as error:
+            raise launch.launch_error(plan, error) from error
+        return y
+
+    return run_two
