@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from cute_softmax.api import softmax
-from cute_softmax.dispatch import selective
+from cute_softmax.dispatch import matmul, selective
 from cute_softmax.dispatch.forms import Forms
 
 
 def all_forms() -> list[Forms]:
     """Of all functions that have some."""
-    return [softmax._softmaxes, softmax._log_softmaxes, *softmax._of_scores.values(), selective.known]
+    return [
+        softmax._softmaxes,
+        softmax._log_softmaxes,
+        *softmax._of_scores.values(),
+        selective.known,
+        matmul.known,
+    ]
 
 
 def forget_forms() -> None:
@@ -24,3 +30,4 @@ def fresh_forms(monkeypatch) -> None:
     monkeypatch.setattr(softmax, "_log_softmaxes", Forms())
     monkeypatch.setattr(softmax, "_of_scores", {"softmax": Forms(), "log_softmax": Forms()})
     monkeypatch.setattr(selective, "known", Forms())
+    monkeypatch.setattr(matmul, "known", Forms())

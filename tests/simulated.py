@@ -16,13 +16,14 @@ from types import SimpleNamespace
 import torch
 from remembered import fresh_forms
 
-from cute_softmax.dispatch import arguments, forms
+from cute_softmax.dispatch import arguments, forms, matmul, matmul_backward
 from cute_softmax.plan.hardware import H200
 from cute_softmax.plan.problem import Operand
 from cute_softmax.runtime import launch
 
 INF = math.inf
 _PLANNED = launch._call.__wrapped__
+_PRODUCT = matmul._call.__wrapped__
 
 
 class Launches(list):
@@ -71,6 +72,87 @@ class Launches(list):
                 if result.stride(d) == 0:
                     result, value = result.narrow(d, 0, 1), value.narrow(d, 0, 1)
             result.copy_(value)
+
+    def product(self, device, shape, depth, *form):
+        """`matmul._call`, likewise."""
+        found = _PRODUCT(device, shape, depth, *form)
+        scores, values, mask, bias, scale, causal, zero, lse, stats, _ = form
+        given = [(shape, scores), ((*shape[:-2], shape[-1], depth), values), (shape, mask), (shape, bias)]
+        results = [dense((*shape[:-1], depth), values.dtype)] + [dense(shape[:-1], "fp32")] * lse
+
+        def function(stream, *arguments):
+            places = [(s, o) for s, o in given if o is not None] + results
+            addresses = [arguments[place] for place in found.places]
+            tensors = [at(address, s, o) for address, (s, o) in zip(addresses, places, strict=False)]
+            known = at(addresses[-1], *dense(shape[:-1], "fp32")) if stats else None
+            self.append(SimpleNamespace(math="softmax_matmul", stats=stats, lse=lse))
+            x, v, *extra = tensors[: len(tensors) - len(results)]
+            x = scores_of(x, extra, mask, bias, scale, causal)
+            sums = torch.logsumexp(x, -1) if known is None else known.double()
+            p = torch.exp(x - (sums.nan_to_num(neginf=0.0) if zero else sums).unsqueeze(-1))
+            for result, value in zip(tensors[-len(results) :], (p @ v.double(), sums), strict=False):
+                result.copy_(value)
+
+        found.function = function
+        return found
+
+    def gradients(self, *form):
+        """`matmul_backward._bound`, likewise: the first launch leaves what it reads to the second."""
+        made = matmul_backward.bound(matmul_backward.planned(*form))
+        _, shape, shared, depth, operands, causal, scale, factor, zero = form
+        operands, left = dict(operands), {}
+        shapes = dict.fromkeys(("scores", "dscores", "mask", "bias"), shape)
+        shapes |= dict.fromkeys(("lse", "lse_grad"), shape[:-1])
+        shapes |= dict.fromkeys(("output", "grad"), (*shape[:-1], depth))
+        values = [1 if s else n for s, n in zip(shared, shape, strict=False)]
+        shapes |= dict.fromkeys(("values", "dvalues"), (*values, shape[-1], depth))
+
+        def tensors(call, names, arguments):
+            found = zip(names, (arguments[place] for place in call.places), strict=True)
+            return {n: at(a, shapes[n], operands[n]) for n, a in found if n in shapes and n != "dvalues"} | {
+                n: a
+                for n, a in zip(names, (arguments[place] for place in call.places), strict=True)
+                if n == "dvalues"
+            }
+
+        def first(stream, *arguments):
+            left.update(tensors(made.first, (*made.plan.delta_operands, "numbers"), arguments))
+
+        def second(stream, *arguments):
+            t = left | tensors(made.second, made.plan.operands, arguments)
+            self.append(SimpleNamespace(math="softmax_matmul_backward"))
+            extra = [t[n] for n in ("mask", "bias") if n in t]
+            x = scores_of(t["scores"], extra, *(operands.get(n) for n in ("mask", "bias")), scale, causal)
+            p = torch.exp(x - t["lse"].double().nan_to_num(neginf=0.0).unsqueeze(-1))
+            p = p if zero else p.masked_fill(t["lse"].isneginf().unsqueeze(-1), torch.nan)
+            grad = t["grad"].double()
+            delta = (grad * t["output"].double()).sum(-1, keepdim=True)
+            if "lse_grad" in t:
+                delta = delta - t["lse_grad"].double().unsqueeze(-1)
+            inner = p * (grad @ t["values"].double().mT - delta)
+            t["dscores"].copy_(factor * inner.masked_fill(x == -INF, 0))
+            parts = made.plan.splits
+            target = "fp32" if parts > 1 else operands["values"].dtype
+            to = at(t["dvalues"], *dense((parts, *shapes["dvalues"]), target)).zero_()
+            to[0].copy_((p.mT @ grad).sum_to_size(shapes["dvalues"]))
+
+        made.first.function, made.second.function = first, second
+        return made
+
+
+def scores_of(x, extra, mask, bias, scale, causal):
+    """The scores of a product in float64; extra: its mask and its bias, those that there are."""
+    x, extra = x.double() * scale, list(extra)
+    counts = extra.pop(0) if mask is not None else None
+    x = x + extra.pop(0) if bias is not None else x
+    x = x if counts is None else x.masked_fill(~counts, -INF)
+    below = torch.ones(x.shape[-2:], dtype=torch.bool).tril(x.shape[-1] if causal is None else causal)
+    return x.masked_fill(~below, -INF)
+
+
+def dense(shape: Sequence[int], dtype: str) -> tuple[Sequence[int], Operand]:
+    """The shape and the operand of a contiguous tensor."""
+    return shape, Operand(dtype, torch.empty(shape, device="meta").stride())
 
 
 def at(address: int, shape: Sequence[int], operand: Operand) -> torch.Tensor:
@@ -159,6 +241,8 @@ def install(monkeypatch) -> Launches:
     """CPU tensors of the kernels' dtypes count as CUDA ones, and launches are simulated."""
     launches = Launches()
     monkeypatch.setattr(launch, "_call", launches.call)
+    monkeypatch.setattr(matmul, "_call", launches.product)
+    monkeypatch.setattr(matmul_backward, "_bound", launches.gradients)
     monkeypatch.setattr(launch, "device_facts", lambda index: H200)
     monkeypatch.setattr(launch, "function_of", lambda kernel: None)
     for name, value in (("getDevice", -1), ("getCurrentRawStream", 7)):  # of CPU tensors

@@ -1,6 +1,5 @@
 """How a call reaches a compiled function: the order of its tensors, and its numbers. No GPU."""
 
-import contextlib
 import math
 import struct
 from types import SimpleNamespace
@@ -9,13 +8,13 @@ import pytest
 import simulated
 import torch
 from prologues import plan_of
+from test_matmul_backward_plan import contiguous
+from test_matmul_backward_plan import planned as gradient_plan
 
 from cute_softmax import plan_softmax, softmax
-from cute_softmax.dispatch.matmul_backward import backward
 from cute_softmax.plan import NO_PROLOGUE, Prologue
 from cute_softmax.plan.choose import kernel_order
 from cute_softmax.plan.describe import plan_matmul_shape, plan_shape
-from cute_softmax.plan.hardware import H200
 from cute_softmax.runtime import launch
 
 
@@ -101,9 +100,13 @@ def plans():
         for shape, dim in (((1000, 64), 0), ((4, 1 << 22), -1), ((6, 5, 8), (0, 2)))
     )
     yield from (plan_matmul_shape((2, 256, 512), 64, instruction=i) for i in ("wgmma", "mma"))
+    shape, extra = (2, 64, 128), {"mask": "bool", "bias": "fp32"}
+    extra = {name: contiguous(dtype, *shape) for name, dtype in extra.items()}
+    for changed in ({}, extra, {"lse_grad": contiguous("fp32", *shape[:2])}):
+        yield from gradient_plan(shape[:1], *shape[1:], 64, **changed).launches
 
 
-@pytest.mark.parametrize("made", plans(), ids=lambda made: f"{made.movement}-{made.kernel.name}")
+@pytest.mark.parametrize("made", [*plans()], ids=lambda made: f"{made.movement}-{made.kernel.name}")
 def test_a_call_passes_what_the_class_says(made):
     """The kernel is compiled for the types of `signature`; a call gives so many numbers, 64-bit ones where they say."""
     template = launch.Call(made, None).template
@@ -111,21 +114,3 @@ def test_a_call_passes_what_the_class_says(made):
     for number, letter in zip(template, made.kernel.signature, strict=True):
         assert isinstance(number, float) == (letter == "f")
         assert letter == "l" or abs(number) < 1 << 31
-
-
-def test_both_launches_of_a_gradient_pass_what_their_classes_say(monkeypatch):
-    passed = {}
-    monkeypatch.setattr(launch, "function_of", lambda c: lambda *given: passed.update({c: given}))
-    monkeypatch.setattr(launch, "device_facts", lambda index: H200)
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 7, raising=False)
-    monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
-    s, v = torch.randn(2, 64, 128).bfloat16(), torch.randn(2, 128, 64).bfloat16()
-    o, lse = torch.randn(2, 64, 64).bfloat16(), torch.randn(2, 64)
-    for mask, bias in ((None, None), (torch.ones(64, 128, dtype=torch.bool), torch.randn(64, 128))):
-        passed.clear()
-        backward(s, v, o, lse, o, mask=mask, bias=bias, lse_grad=None if mask is None else lse)
-        assert len(passed) == 2
-        for c, given in passed.items():
-            assert len(given) == 1 + len(c.signature)
-            for number, letter in zip(given[1:], c.signature, strict=True):
-                assert isinstance(number, float) == (letter == "f")

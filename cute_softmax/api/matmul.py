@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
+from torch.autograd import forward_ad
 
+from ..dispatch import matmul
 from ..dispatch.arguments import check_tensor
-from ..dispatch.matmul import product
 from ..dispatch.matmul_formulas import Request
 from ..dispatch.matmul_stats import statistics
 from ..dispatch.spec import EMPTY_ROWS, diagonal, number, scores_of
@@ -58,6 +59,13 @@ def softmax_matmul(
         ValueError: For shapes or devices that do not fit, and another word for `empty_rows`.
         NotPlanned: For more than three batch dimensions that do not merge in memory.
     """
+    options = scale, causal, empty_rows, return_lse
+    if not torch.compiler.is_compiling():
+        form = matmul.known.latest
+        if form is None or not form.fits(scores, values, mask, bias, stats, options):
+            form = matmul.known.find(scores, values, mask, bias, stats, options)
+        if form is not None and forward_ad._current_level < 0:
+            return _returned(*form(scores, values, mask, bias, stats, return_lse), stats, return_lse)
     _check(scores, values, mask, bias, scale, empty_rows)
     if not isinstance(causal, int):
         raise TypeError(f"causal must be False, True or an int offset, not {type(causal).__name__}")
@@ -65,10 +73,15 @@ def softmax_matmul(
     if stats is not None:
         stats = _checked_stats(stats, scores, values)
     request = Request(scores, values, mask, bias, float(scale), offset, empty_rows == "zero", stats)
-    result, lse = product(request, return_lse)
+    return _returned(*matmul.product(request, return_lse, options), stats, return_lse)
+
+
+def _returned(
+    result: torch.Tensor, lse: torch.Tensor | None, stats: torch.Tensor | None, return_lse: bool
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     if not return_lse:
         return result
-    return result, lse if stats is None else stats
+    return result, lse if stats is None else stats.detach()
 
 
 def softmax_stats(

@@ -74,8 +74,11 @@ class Place:
 
     def suits(self, addresses: Sequence[int]) -> bool:
         """Whether operands at these addresses begin with whole vectors, and lie on the current device."""
-        aligned = not any([address & 15 for address in addresses])
-        return aligned and (self.alone or torch._C._cuda_getDevice() == self.device)
+        return not any([address & 15 for address in addresses]) and self.current()
+
+    def current(self) -> bool:
+        """Whether the device is the current one."""
+        return self.alone or torch._C._cuda_getDevice() == self.device
 
     def stream(self) -> int:
         """The device's current stream."""

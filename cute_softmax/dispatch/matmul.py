@@ -7,61 +7,96 @@ from functools import lru_cache
 
 import torch
 
+from ..plan import NotPlanned
 from ..plan.matmul import MatmulPlan, aligned, canonical_matmul, instruction_of, lines_of, plan_matmul
 from ..plan.problem import Operand
 from ..runtime import launch
-from . import matmul_backward
+from . import forms, matmul_backward
+from .forms import Forms, Place, guard
 from .matmul_formulas import Request, composed, formula, gradients
 from .state import Ways, batched, recorder, unseen
+
+known = Forms()
 
 
 def forward(request: Request, return_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
     """(the result, log-sum-exps or None) by our kernel."""
-    scores, values, mask, bias, scale, causal, zero, stats = request
-    batch, return_lse = request.batch, return_lse and stats is None
-    (rows, columns), depth, device = scores.shape[-2:], values.shape[-1], values.device
-    result = torch.empty((*batch, rows, depth), dtype=values.dtype, device=device)
-    lse = torch.empty((*batch, rows), dtype=torch.float32, device=device) if return_lse else None
-    if not rows or not columns or not depth or not math.prod(batch):
-        result.fill_(0.0 if zero or depth == 0 else math.nan)
+    scores, values, return_lse = request.scores, request.values, return_lse and request.stats is None
+    shape, device = (*request.batch, scores.shape[-2], values.shape[-1]), values.device
+    result = torch.empty(shape, dtype=values.dtype, device=device)
+    lse = torch.empty(shape[:-1], dtype=torch.float32, device=device) if return_lse else None
+    if not math.prod(shape) or not scores.shape[-1]:
+        result.fill_(0.0 if request.zero or shape[-1] == 0 else math.nan)
         return result, lse if lse is None else lse.fill_(-math.inf)
-    index = values.get_device()
-    instruction = instruction_of(launch.device_facts(index).architecture)
-    tma = instruction == "wgmma"
-    inputs = [t if t.shape[:-2] == batch else t.expand(*batch, *t.shape[-2:]) for t in (scores, values)]
-    inputs = [_readable(inputs[0], tma, lines=True), _readable(inputs[1], tma)]
-    if bias is not None and bias.dtype not in launch.DTYPE_NAMES:
-        bias = bias.float()
-    extras = [t if t is None else t.expand(*batch, rows, columns) for t in (mask, bias)]
-    call = _call(
-        index,
-        inputs[0].shape,
-        depth,
-        *map(_operand, (*inputs, *extras)),
-        scale,
-        causal,
-        zero,
-        return_lse,
-        stats is not None,
-        instruction,
-    )
-    tensors = [*inputs, *(t for t in extras if t is not None), result]
-    if return_lse:
-        tensors.append(lse)
+    readable = _readable(request)
+    call = _call_of(readable, return_lse)
+    tensors = [t for t in (*readable[:4], result, lse) if t is not None]
     if call.plan.kernel.split:
         tensors.append(torch.empty(call.plan.parts_bytes, dtype=torch.uint8, device=device))
-    if stats is not None:
-        tensors.append(stats.to(torch.float32).contiguous())
-    call.on_device(index, *[t.data_ptr() for t in tensors])
+    if readable.stats is not None:
+        tensors.append(readable.stats)
+    call.on_device(values.get_device(), *[t.data_ptr() for t in tensors])
     return result, lse
 
 
-def _readable(tensor: torch.Tensor, tma: bool, lines: bool = False) -> torch.Tensor:
-    """The tensor, or a copy that can be read: of contiguous rows, for TMA of whole 16 bytes. lines: as it is read for
-    scores."""
-    if not tma and (tensor.stride(-1) == 1 or tensor.shape[-1] == 1):
-        return tensor
-    if _lies_well(launch.operand(tensor), tensor.shape, lines):
+def _readable(request: Request) -> Request:
+    """The request with operands of its whole batch, copies of those that kernels cannot read as they lie."""
+    scores, values, mask, bias, *rest, stats = request
+    batch = request.batch
+    tma = _instruction(values) == "wgmma"
+    scores, values = (
+        t if t.shape[:-2] == batch else t.expand(*batch, *t.shape[-2:]) for t in (scores, values)
+    )
+    scores, values = _rows(scores, tma, lines=True), _rows(values, tma)
+    if bias is not None and bias.dtype not in launch.DTYPE_NAMES:
+        bias = bias.float()
+    mask, bias = (t if t is None else t.expand(scores.shape) for t in (mask, bias))
+    stats = None if stats is None else stats.to(torch.float32).contiguous()
+    return Request(scores, values, mask, bias, *rest, stats)
+
+
+def _lies_readable(request: Request) -> bool:
+    """Whether kernels read all operands as they lie."""
+    scores, values, _, bias, *_, stats = request
+    tma, batch = _instruction(values) == "wgmma", request.batch
+    return (
+        _rows_read(scores.expand(*batch, *scores.shape[-2:]), tma, lines=True)
+        and _rows_read(values.expand(*batch, *values.shape[-2:]), tma)
+        and (bias is None or bias.dtype in launch.DTYPE_NAMES)
+        and (stats is None or (stats.dtype is torch.float32 and stats.is_contiguous()))
+    )
+
+
+def _instruction(tensor: torch.Tensor) -> str:
+    return instruction_of(launch.device_facts(tensor.get_device()).architecture)
+
+
+def _call_of(request: Request, lse: bool) -> launch.Call:
+    """The Call for a readable request."""
+    scores, values, mask, bias, scale, causal, zero, stats = request
+    return _call(
+        values.get_device(),
+        scores.shape,
+        values.shape[-1],
+        *map(_operand, (scores, values, mask, bias)),
+        scale,
+        causal,
+        zero,
+        lse,
+        stats is not None,
+        _instruction(values),
+    )
+
+
+def _rows_read(tensor: torch.Tensor, tma: bool, lines: bool = False) -> bool:
+    """Whether kernels read a tensor as it lies: contiguous rows, for TMA of whole 16 bytes. lines: as scores are."""
+    contiguous = tensor.stride(-1) == 1 or tensor.shape[-1] == 1
+    return (contiguous and not tma) or _lies_well(launch.operand(tensor), tensor.shape, lines)
+
+
+def _rows(tensor: torch.Tensor, tma: bool, lines: bool = False) -> torch.Tensor:
+    """The tensor, or a copy that kernels read."""
+    if _rows_read(tensor, tma, lines):
         return tensor
     # Broadcast dimensions are not multiplied.
     base = tensor[tuple(slice(1) if stride == 0 else slice(None) for stride in tensor.stride()[:-2])]
@@ -180,19 +215,112 @@ def _gradient(ctx, grad, grad_lse, by_kernel=matmul_backward.operator):
 operator.register_autograd(_gradient, setup_context=_save)
 
 
+class Form:
+    """All eager calls on tensors of one device, shapes, strides, dtypes and offsets from 16 bytes whose other arguments
+    are equal: decided once. Raises NotPlanned where no kernel serves the calls.
+
+    options: the arguments that are no tensors, as the caller gave them.
+    """
+
+    __slots__ = (
+        "_absent",
+        "_calls",
+        "_matches",
+        "_numbers",
+        "_offsets",
+        "_options",
+        "_place",
+        "_shape",
+        "_strides",
+    )
+    __slots__ += ("records",)
+
+    def __init__(self, request: Request, options: tuple):
+        given = request.mask, request.bias, request.stats
+        self._absent = [t is None for t in given]
+        self._matches = guard(request.scores, request.values, *[t for t in given if t is not None])
+        self._options, self._place, self.records = options, Place(request.values), request.recorded
+        self._numbers = request[4:7]
+        self._shape = (*request.batch, request.scores.shape[-2], request.values.shape[-1])
+        self._strides = torch.empty(self._shape, device="meta").stride()
+        if not _lies_readable(request):
+            raise NotPlanned("operands are copied for each call")
+        self._offsets = [t.data_ptr() & 15 for t in request[:4] if t is not None]
+        readable = _readable(request)
+        self._calls = [_call_of(readable, lse) for lse in (False, True)[: 1 + (request.stats is None)]]
+
+    def fits(
+        self,
+        scores: torch.Tensor,
+        values: torch.Tensor,
+        mask: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        stats: torch.Tensor | None,
+        options: tuple,
+    ) -> bool:
+        """Whether a call is of this form."""
+        given = mask, bias, stats
+        return (
+            [t is None for t in given] == self._absent
+            and options == self._options
+            and [*map(type, options)] == [*map(type, self._options)]  # 1 and True are equal
+            and self._matches(scores, values, *[t for t in given if t is not None])
+        )
+
+    def __call__(
+        self,
+        scores: torch.Tensor,
+        values: torch.Tensor,
+        mask: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        stats: torch.Tensor | None,
+        return_lse: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """(the result, log-sum-exps or None) of a call of this form, recorded by autograd where it records."""
+        request = Request(
+            scores, values, mask, bias, *self._numbers, None if stats is None else stats.detach()
+        )
+        if self.records and torch.is_grad_enabled():
+            return _record(*request, self)
+        return self.run(request, return_lse)
+
+    def run(self, request: Request, return_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """`forward` for tensors of this form."""
+        addresses = [t.data_ptr() for t in request[:4] if t is not None]
+        if [address & 15 for address in addresses] != self._offsets or not self._place.current():
+            return forward(request, return_lse)
+        stats, lse = request.stats, None
+        call = self._calls[return_lse and stats is None]
+        result = forms.empty_strided(self._shape, self._strides, request.values.dtype)
+        addresses.append(result.data_ptr())
+        if return_lse and stats is None:
+            lse = torch.empty(self._shape[:-1], dtype=torch.float32, device=result.device)
+            addresses.append(lse.data_ptr())
+        if call.plan.kernel.split:
+            parts = forms.empty_strided((call.plan.parts_bytes,), (1,), torch.uint8)
+            addresses.append(parts.data_ptr())
+        if stats is not None:
+            addresses.append(stats.data_ptr())
+        call(self._place.stream(), *addresses)
+        return result, lse
+
+
 class Product(torch.autograd.Function):
-    """`operator` of an eager call: what goes through the dispatcher costs more host time than the launches."""
+    """`operator` of an eager call, by its form if it has one: the dispatcher costs more host time than the launches."""
 
     @staticmethod
     def forward(ctx, *inputs):
-        outputs = both(Request(*inputs))
-        _save(ctx, inputs, outputs)
+        *fields, form = inputs
+        request = Request(*fields)
+        outputs = both(request) if form is None else form.run(request, True)
+        _save(ctx, request, outputs)
         return outputs
 
     @staticmethod
     def backward(ctx, grad, grad_lse):
         direct = unseen(grad, grad_lse) and not batched(grad, grad_lse)
-        return _gradient(ctx, grad, grad_lse, matmul_backward.anyhow if direct else matmul_backward.operator)
+        way = matmul_backward.anyhow if direct else matmul_backward.operator
+        return *_gradient(ctx, grad, grad_lse, way), None
 
 
 # -- Calls -------------------------------------------------------------------------------------------------------------
@@ -206,17 +334,35 @@ def _transformed(request: Request, return_lse: bool) -> tuple[torch.Tensor, torc
 _record = recorder(Product)
 _WAYS = Ways(
     direct=forward,
-    recorded=lambda request, _: _record(*request),
+    recorded=lambda request, _: _record(*request, None),
     transformed=_transformed,
     operator=lambda request, _: operator(*request),
 )
 
 
-def product(request: Request, return_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """(the result, its log-sum-exps or None), on any device and in any state of torch."""
+def product(request: Request, return_lse: bool, options: tuple) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """(the result, its log-sum-exps or None), on any device and in any state of torch.
+
+    options: see `Form`.
+    """
+    scores, values, mask, bias, *_, stats = request
+    tensors = scores, values, mask, bias, stats
+    form = _new_form(request, options) if request.on_kernel and unseen(*tensors) else None
+    if form is not None:
+        known.remember(scores, form)
+        return form(*tensors, return_lse)
     # To autograd and to transforms known sums are functions of the scores.
-    whole = request.stats is not None and (request.recorded or not unseen())
+    whole = stats is not None and (request.recorded or not unseen())
     if not (request.on_kernel or whole):
         return composed(request, return_lse)
-    scores, values, mask, bias, *_, stats = request
-    return _WAYS.serve((request, return_lse), (scores, values, mask, bias, stats), (scores, values, bias))
+    return _WAYS.serve((request, return_lse), tensors, (scores, values, bias))
+
+
+def _new_form(request: Request, options: tuple) -> Form | None:
+    """The form of an eager call, if it has one."""
+    if not (math.prod(request.batch) and request.scores.numel() and request.values.numel()):
+        return None
+    try:
+        return Form(request, options)
+    except NotPlanned:
+        return None

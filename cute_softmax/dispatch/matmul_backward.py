@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 
@@ -67,9 +68,9 @@ def backward(
     if lse_grad is not None:
         extra["lse_grad"] = lse_grad
     tensors = {**inputs, **outputs, "output": output, "lse": lse, **extra}
-    index = scores.get_device()
+    numbers = causal, float(scale), 1.0 if bias_grad else float(scale), zero
     try:
-        made = _plan(index, full, shared, depth, causal, tensors)
+        made = _bound(*form_of(full, shared, depth, tensors, *numbers))
     except NotPlanned:
         # Batches do not merge: all is gathered, and only neighbours share a V; others have a dV each at first.
         last = max((i for i, s in enumerate(shared) if s), default=0)
@@ -78,9 +79,8 @@ def backward(
         tensors = {name: t if name == "values" else t.contiguous() for name, t in tensors.items()}
         tensors["values"] = wide.contiguous().expand(*sizes, *wide.shape[-2:])
         tensors["dvalues"] = dscores.new_empty(tensors["values"].shape, dtype=values.dtype)
-        made = _plan(index, full, shared, depth, causal, tensors)
-    factor = 1.0 if bias_grad else scale
-    _launch(index, made, tensors, scale, factor, zero)
+        made = _bound(*form_of(full, shared, depth, tensors, *numbers))
+    run(made, tensors)
     dvalues = tensors["dvalues"].sum_to_size(wide.shape)[..., : values.shape[-1]].reshape(values.shape)
     dbias = None
     if bias_grad:
@@ -135,50 +135,28 @@ def _(scores, values, output, lse, grad, scale, causal, zero, mask, bias, bias_g
     )
 
 
-def _launch(
-    index: int,
-    made: MatmulBackwardPlan,
-    tensors: dict[str, torch.Tensor],
-    scale: float,
-    factor: float,
-    zero: bool,
-) -> None:
-    """Both launches, on the current stream; dvalues is the sum of the splits' parts."""
-    dvalues = tensors["dvalues"]
-    with torch.cuda.device(index):
-        stream = torch._C._cuda_getCurrentRawStream(index)
-        numbers = torch.empty(made.delta_numbers, dtype=torch.float32, device=dvalues.device)
-        parts = dvalues
-        if made.splits > 1:
-            parts = torch.empty((made.splits, *dvalues.shape), dtype=torch.float32, device=dvalues.device)
+class Bound(NamedTuple):
+    """A plan and its two launches, see `MatmulBackwardPlan.launches`."""
 
-        def at(*names: str) -> list[int]:
-            return [n for name in names for n in (tensors[name].data_ptr(), *made.strides[name])]
+    plan: MatmulBackwardPlan
+    first: launch.Call
+    second: launch.Call
 
-        rows = ["grad", "output", "lse", *(["lse_grad"] if made.delta.lse_grad else [])]
-        function = launch.function_of(made.delta)
-        function(stream, *made.delta_arguments, int(zero), factor, *at(*rows), numbers.data_ptr())
-        v_row, _, *v_batch = made.strides["values"]
-        dv_row, _, *dv_batch = made.strides["dvalues"]
-        launch.function_of(made.kernel)(
-            stream,
-            *made.arguments,
-            scale,
-            factor,
-            *at("scores", "grad"),
-            tensors["values"].data_ptr(),
-            v_row,
-            *v_batch,
-            numbers.data_ptr(),
-            *at("dscores"),
-            parts.data_ptr(),
-            dv_row,
-            dvalues.numel(),
-            *dv_batch,
-            *(n for name in ("mask", "bias") if name in tensors for n in at(name)),
-        )
-        if made.splits > 1:
-            add_up(parts, dvalues)
+
+def run(made: Bound, tensors: dict[str, torch.Tensor]) -> None:
+    """Both launches, on the current stream of the tensors' device; dvalues is the sum of the splits' parts."""
+    plan, dvalues = made.plan, tensors["dvalues"]
+    index, device = dvalues.get_device(), dvalues.device
+    numbers = torch.empty(plan.delta_numbers, dtype=torch.float32, device=device)
+    parts = dvalues
+    if plan.splits > 1:
+        parts = torch.empty((plan.splits, *dvalues.shape), dtype=torch.float32, device=device)
+    tensors = tensors | {"numbers": numbers, "dvalues": parts}
+    first, second = (*plan.delta_operands, "numbers"), plan.operands
+    for call, names in ((made.first, first), (made.second, second)):
+        call.on_device(index, *[tensors[name].data_ptr() for name in names])
+    if plan.splits > 1:
+        add_up(parts, dvalues)
 
 
 def add_up(parts: torch.Tensor, total: torch.Tensor) -> None:
@@ -198,14 +176,15 @@ def _padded(tensor: torch.Tensor, columns: int) -> torch.Tensor:
     return copy
 
 
-def _plan(
-    index: int,
+def form_of(
     shape: Sequence[int],
     shared: list[bool],
     depth: int,
-    causal: int | None,
     tensors: dict[str, torch.Tensor],
-) -> MatmulBackwardPlan:
+    *numbers: float | bool | None,
+) -> tuple:
+    """The arguments of `planned` for tensors and for causal, scale, factor and zero."""
+
     def operand(name: str, tensor: torch.Tensor) -> Operand:
         if name == "mask":
             return Operand("bool", tensor.stride())
@@ -216,18 +195,32 @@ def _plan(
         return made
 
     operands = tuple((name, operand(name, tensor)) for name, tensor in tensors.items())
-    return _planned(index, tuple(shape), tuple(shared), depth, causal, operands)
+    return tensors["scores"].get_device(), tuple(shape), tuple(shared), depth, operands, *numbers
 
 
-@lru_cache(maxsize=4096)
-def _planned(
+def planned(
     index: int,
     shape: tuple[int, ...],
     shared: tuple[bool, ...],
     depth: int,
-    causal: int | None,
     operands: tuple[tuple[str, Operand], ...],
+    causal: int | None,
+    scale: float,
+    factor: float,
+    zero: bool,
 ) -> MatmulBackwardPlan:
+    """The plan for CUDA device `index`, else as `plan_matmul_backward`."""
+    device = launch.device_facts(index)
     return plan_matmul_backward(
-        shape, shared, depth, dict(operands), launch.device_facts(index), causal=causal
+        shape, shared, depth, dict(operands), device, causal=causal, scale=scale, factor=factor, zero=zero
     )
+
+
+def bound(plan: MatmulBackwardPlan) -> Bound:
+    """The plan with its compiled functions."""
+    return Bound(plan, *(launch.Call(one, launch.function_of(one.kernel)) for one in plan.launches))
+
+
+@lru_cache(maxsize=4096)
+def _bound(*form: object) -> Bound:
+    return bound(planned(*form))

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from . import arguments
 from .formulas import compose
 from .softmax import softmax
 from .spec import Scores, Spec
@@ -40,7 +41,7 @@ class Request(NamedTuple):
     @property
     def on_kernel(self) -> bool:
         """Whether our kernels serve it; all else is composed."""
-        return self.values.is_cuda and self.values.dtype in HALVES
+        return arguments.on_gpu(self.values) and self.values.dtype in HALVES
 
     @property
     def recorded(self) -> bool:

@@ -58,7 +58,7 @@ class MatmulBackwardClass(ClassBase):
 
     @property
     def signature(self) -> str:
-        """The numbers of `MatmulBackwardPlan.arguments`, scale and factor, addresses and strides."""
+        """The numbers of the second of `MatmulBackwardPlan.launches`, addresses and strides."""
         return "i" * 9 + "ff" + "l" * (25 + 6 * (self.mask + bool(self.bias)))
 
     @property
@@ -167,13 +167,29 @@ class MatmulDeltaClass(ClassBase):
 
     @property
     def signature(self) -> str:
-        """The numbers of `MatmulBackwardPlan.delta_arguments`, the factor, addresses and strides."""
+        """The numbers of the first of `MatmulBackwardPlan.launches`, addresses and strides."""
         return "i" * 6 + "f" + "l" * (16 + 5 * self.lse_grad)
 
     @property
     def vectors(self) -> int:
         """Vectors that each of the four threads of a row loads."""
         return -(-self.depth // (4 * self.vector))
+
+    @property
+    def name(self) -> str:
+        """A readable name, unique among classes of one architecture and dtypes."""
+        return f"{self.rows}x{self.depth}_vector{self.vector}{'_lse' * self.lse_grad}"
+
+
+@dataclass(frozen=True)
+class Launch(PlanBase):
+    """One launch of a plan that has two: its class, and the numbers of `Plan` of the same names."""
+
+    kernel: MatmulBackwardClass | MatmulDeltaClass
+    arguments: tuple[int | float, ...]
+    operand_strides: tuple[tuple[int, ...], ...]
+
+    scratch: ClassVar[int] = 0
 
 
 @dataclass(frozen=True)
@@ -183,7 +199,8 @@ class MatmulBackwardPlan(PlanBase):
     rows, columns, depth: M, N, D; heads: batches of S that share a V; batch: sizes of the other batch modes, the
     fastest first; splits: parts of the walk over the rows of all heads, whose dV are added up afterwards.
     strides: per operand, in elements: of its row (and column, for mask and bias), heads and batch modes.
-    offset: of the diagonal.
+    offset: of the diagonal; scale, factor: what scores, and their gradients, are multiplied by; zero: whether rows
+        without anything that counts have given 0 instead of NaN.
     """
 
     kernel: MatmulBackwardClass
@@ -197,6 +214,9 @@ class MatmulBackwardPlan(PlanBase):
     ctas: int
     strides: Mapping[str, tuple[int, ...]]
     offset: int
+    scale: float = 1.0
+    factor: float = 1.0
+    zero: bool = False
 
     @property
     def blocks(self) -> int:
@@ -242,23 +262,42 @@ class MatmulBackwardPlan(PlanBase):
         return "\n".join(lines)
 
     @property
-    def arguments(self) -> tuple[int, ...]:
-        """The ints that the second function takes between the stream and the scale."""
-        return (
+    def launches(self) -> tuple[Launch, Launch]:
+        """The launch that leaves numbers of each row, of the operands `delta_operands` and these numbers; and that of
+        the gradients, of `operands`."""
+        at, batch = self.strides, self.batch
+        first = self.rows, self.depth, self.heads, batch[0], self.delta_ctas, int(self.zero), self.factor
+        second = (
             self.rows,
             self.columns,
             self.depth,
             self.heads,
-            *self.batch,
+            *batch,
             self.splits,
             self.ctas,
             self.offset,
         )
+        # V and dV are the same for all heads.
+        (v_row, _, *v_batch), (dv_row, _, *dv_batch) = at["values"], at["dvalues"]
+        elements = math.prod(batch) * self.columns * self.depth
+        own = {"values": (v_row, *v_batch), "numbers": (), "dvalues": (dv_row, elements, *dv_batch)}
+        return (
+            Launch(self.delta, first, (*(at[name] for name in self.delta_operands), ())),
+            Launch(
+                self.kernel,
+                (*second, self.scale, self.factor),
+                tuple(own[name] if name in own else at[name] for name in self.operands),
+            ),
+        )
 
     @property
-    def delta_arguments(self) -> tuple[int, ...]:
-        """Those of the first."""
-        return self.rows, self.depth, self.heads, self.batch[0], self.delta_ctas
+    def delta_operands(self) -> tuple[str, ...]:
+        return "grad", "output", "lse", *["lse_grad"] * self.delta.lse_grad
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        extra = [name for name in ("mask", "bias") if name in self.strides]
+        return "scores", "grad", "values", "numbers", "dscores", "dvalues", *extra
 
 
 def plan_matmul_backward(
@@ -269,13 +308,16 @@ def plan_matmul_backward(
     device: Device,
     *,
     causal: int | None = None,
+    scale: float = 1.0,
+    factor: float = 1.0,
+    zero: bool = False,
 ) -> MatmulBackwardPlan:
     """The plan for scores of a shape (.., M, N).
 
     shared: of each batch dimension, whether its batches share V and dV. depth: D.
     operands: scores, grad, values, dscores, dvalues, output, lse, and lse_grad, mask and bias where there are some;
         each with the strides of all batch dimensions, its rows and, but for lse and its gradient, its columns.
-    causal: the offset of the diagonal.
+    causal: the offset of the diagonal; scale, factor, zero: see `MatmulBackwardPlan`.
 
     Raises NotPlanned for what the kernels do not take as it lies in memory.
     """
@@ -336,6 +378,9 @@ def plan_matmul_backward(
         ctas=min(blocks * splits, device.multiprocessors),
         strides=strides,
         offset=max(-rows, min(causal or 0, columns)),
+        scale=scale,
+        factor=factor,
+        zero=zero,
     )
 
 

@@ -166,7 +166,9 @@ def backward(form: Form, device: Device) -> Job:
     tensors = {name: g.tensor for name, g in guards.items()}
     tensors |= {name: t for name, t in extras.items() if t is not None}
     shared = [n == 1 < size for n, size in zip(c.values.shape, c.scores.shape[:-2], strict=False)]
-    made = matmul_backward._plan(0, c.scores.shape, shared, form.depth, c.causal, tensors)
+    numbers = c.causal, c.scale, c.scale, c.zero
+    _, *lies = matmul_backward.form_of(c.scores.shape, shared, form.depth, tensors, *numbers)
+    made = matmul_backward.planned(0, *lies)
     k, d = made.kernel, made.delta
     what = f"{k.math} {'/'.join(k.dtypes)} {k.name}, delta {d.depth} by {d.vector}, {form.told()}"
     outputs = {name: guards[name] for name in ("dscores", "dvalues")}
@@ -179,7 +181,8 @@ def check_backward(
     """As `check_forward`, of both launches of the backward."""
     copies = {name: sent(t) for name, t in tensors.items()}
     made = replace(made, ctas=1)  # of two CTAs each might use no stage of a long ring twice
-    seconds = timed(lambda: matmul_backward._launch(0, made, copies, c.scale, c.scale, c.zero))
+    both = matmul_backward.bound(made)
+    seconds = timed(lambda: matmul_backward.run(both, copies))
     scores, values = (received(outputs[name], copies[name]) for name in outputs)
     # With a scale of 1 the gradient of a bias is that of the scores.
     c.check(Gradients(scores, values, None if c.bias is None else scores.to(c.bias.dtype)))

@@ -210,8 +210,9 @@ def test_nothing_else_is_written(rows, columns):
         "lse": Guarded.of(lse.float()),
     }
     given = {name: guarded.tensor for name, guarded in tensors.items()}
-    made = matmul_backward._plan(0, c.scores.shape, [False], 64, c.causal, given)
-    matmul_backward._launch(0, made, given, 1.0, 1.0, True)
+    form = matmul_backward.form_of(c.scores.shape, [False], 64, given, c.causal, 1.0, 1.0, True)
+    made = matmul_backward.planned(*form)
+    matmul_backward.run(matmul_backward.bound(made), given)
     for name, guarded in tensors.items():
         guarded.check(written=name in ("dscores", "dvalues"))
     c.check(Gradients(given["dscores"], given["dvalues"]))
