@@ -148,29 +148,40 @@ def owners(tv: AnyLayout, tiler: tuple[int, int]) -> list[list[tuple[int, int]]]
     where ``tv`` has not two modes or points past the tile, naming the thread and the value, and where either has
     more than ``MOST_COORDINATES``.
     """
+    threads, index = indices(tv, tiler)
+    found: list[list[tuple[int, int]]] = [[] for _ in range(tiler[0] * tiler[1])]
+    for i, element in enumerate(index):
+        found[element].append((i % threads, i // threads))
+    return found
+
+
+def indices(tv: AnyLayout, tiler: tuple[int, int]) -> tuple[int, list[int]]:
+    """(how many threads there are, the index of each thread's first value, of each one's second, ...).
+
+    Raises ``ValueError`` as ``owners`` does.
+    """
     modes = ints.as_tuple(tv.shape)
     if len(modes) != 2:
         raise ValueError(f"a thread-value layout has two modes (threads, values), {tv} has {len(modes)}")
     rows, columns = tiler
     ints.at_least(1, rows=rows, columns=columns)
     check_enumerable(f"the {rows} x {columns} tile", rows * columns)
-    threads = ints.product(modes[0])
-    found: list[list[tuple[int, int]]] = [[] for _ in range(rows * columns)]
-    for i, index in enumerate(tv.offsets()):
-        thread, value = i % threads, i // threads
-        if index >= rows * columns:
-            raise ValueError(
-                f"thread {thread} value {value} of {tv} is at index {index}, past the "
-                f"{rows * columns} elements of the {rows} x {columns} tile"
-            )
-        found[index].append((thread, value))
-    return found
+    threads, found = ints.product(modes[0]), tv.offsets()
+    if max(found) >= rows * columns:
+        i, index = next((i, index) for i, index in enumerate(found) if index >= rows * columns)
+        raise ValueError(
+            f"thread {i % threads} value {i // threads} of {tv} is at index {index}, past the "
+            f"{rows * columns} elements of the {rows} x {columns} tile"
+        )
+    return threads, found
 
 
 def coverage(tv: AnyLayout, tiler: tuple[int, int]) -> Coverage:
     """Which (row, column) of the tile no thread owns, and which more than one; see ``owners``."""
     rows = tiler[0]
-    counts = [len(o) for o in owners(tv, tiler)]
+    counts = [0] * (rows * tiler[1])
+    for index in indices(tv, tiler)[1]:
+        counts[index] += 1
     place = [(i % rows, i // rows) for i in range(len(counts))]
     return Coverage(
         len(counts),
@@ -206,14 +217,16 @@ def copy_requests(
             f"memory {memory} has {' x '.join(map(str, held))} elements, the tile {tiler[0]} x {tiler[1]}"
         )
     rows = tiler[0]
-    owners(tv, tiler)
-    threads = ints.product(ints.as_tuple(tv.shape)[0])
-    index = tv.offsets()
+    threads, index = indices(tv, tiler)
     values = len(index) // threads
     width = vector * element_bytes
     if values % vector:
         raise ValueError(f"a thread has {values} values, which are no whole number of vectors of {vector}")
-    where = {i: memory((i % rows, i // rows)) for i in set(index)}
+    if held[0] * held[1] <= 2 * len(index):
+        offsets = memory.offsets()
+        where = {i: offsets[i % rows + i // rows * held[0]] for i in set(index)}
+    else:
+        where = {i: memory((i % rows, i // rows)) for i in set(index)}
     for value in range(0, values, vector):
         for warp in range(-(-threads // WARP)):
             addresses = []

@@ -104,18 +104,22 @@ def index_to_coordinate(index: int, shape: IntTuple) -> IntTuple:
     return tuple(coordinate)
 
 
-def inner_product(coordinate: IntTuple, shape: IntTuple, stride: IntTuple, what: str = "coordinate") -> int:
+def inner_product(
+    coordinate: IntTuple, shape: IntTuple, stride: IntTuple, place: tuple[int, ...] = ()
+) -> int:
     """The offset of ``coordinate``: an int within a mode is that mode's column-major index.
 
     Raises ``ValueError`` naming the place where the coordinate has another nesting than the shape.
     """
-    if isinstance(coordinate, tuple):
-        if not isinstance(shape, tuple) or len(coordinate) != len(shape):
-            raise ValueError(f"{what} {show(coordinate)} does not fit the shape {show(shape)} there")
-        return sum(
-            inner_product(c, s, d, f"{what}[{i}]")
-            for i, (c, s, d) in enumerate(zip(coordinate, shape, stride, strict=True))
-        )
-    if not isinstance(shape, tuple):
-        return coordinate * stride
-    return inner_product(index_to_coordinate(coordinate, shape), shape, stride, what)
+    if not isinstance(coordinate, tuple):
+        if not isinstance(shape, tuple):
+            return coordinate * stride
+        return inner_product(index_to_coordinate(coordinate, shape), shape, stride, place)
+    if not isinstance(shape, tuple) or len(coordinate) != len(shape):
+        told = "coordinate" + "".join(f"[{i}]" for i in place)
+        raise ValueError(f"{told} {show(coordinate)} does not fit the shape {show(shape)} there")
+    offset = 0
+    for i, (c, s, d) in enumerate(zip(coordinate, shape, stride, strict=True)):
+        nested = isinstance(c, tuple) or isinstance(s, tuple)
+        offset += inner_product(c, s, d, (*place, i)) if nested else c * d
+    return offset

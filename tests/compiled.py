@@ -1,8 +1,11 @@
-"""What can be read off a compiled kernel without a GPU: registers, stack, shared memory, the width of accesses."""
+"""What can be read off a compiled kernel without a GPU: registers, stack, shared memory, accesses, layouts."""
 
 from __future__ import annotations
 
+import hashlib
 import math
+import os
+import pickle
 import re
 import subprocess
 from collections import Counter
@@ -12,6 +15,7 @@ from typing import NamedTuple
 from cute_softmax.plan import PanelClass, RowClass
 from cute_softmax.runtime.compile import compile_class
 from cute_softmax.runtime.resources import cuobjdump
+from layouts.trace import Value, observing
 
 
 class Compiled(NamedTuple):
@@ -25,11 +29,29 @@ class Compiled(NamedTuple):
     shared: int  # dynamic, in bytes
     cluster: int
     ptx: str
+    layouts: dict[str, Value]  # as the kernel has them
 
 
 def compile_and_read(c: RowClass | PanelClass, folder: Path, monkeypatch) -> Compiled:
+    """What the class compiles to: once in a run, for all tests that ask for it.
+
+    folder: of the test, for what the compiler leaves; what was read is kept beside the folders of all workers' tests.
+    """
+    run = next((parent for parent in folder.parents if parent.name.startswith("pytest-")), folder.parent)
+    kept = run / "compiled" / hashlib.sha256(repr(c).encode()).hexdigest()
+    if not kept.exists():
+        kept.parent.mkdir(exist_ok=True)
+        written = kept.with_suffix(f".{os.getpid()}")
+        written.write_bytes(pickle.dumps(compile_anew(c, folder, monkeypatch)))
+        written.replace(kept)
+    return pickle.loads(kept.read_bytes())
+
+
+def compile_anew(c: RowClass | PanelClass, folder: Path, monkeypatch) -> Compiled:
+    """The same, however often it has been compiled."""
     monkeypatch.setenv("CUTE_DSL_ARCH", c.architecture)
-    function = compile_class(c, f"--keep-ptx --keep-cubin --dump-dir={folder}")
+    with observing() as layouts:
+        function = compile_class(c, f"--keep-ptx --keep-cubin --dump-dir={folder}")
     cubin, ptx = folder / "kernel.cubin", function.__ptx__
     cubin.write_bytes(function.__cubin__)
     done = subprocess.run([cuobjdump(), "-res-usage", str(cubin)], capture_output=True, text=True, check=True)
@@ -38,7 +60,7 @@ def compile_and_read(c: RowClass | PanelClass, folder: Path, monkeypatch) -> Com
     threads = tuple(map(int, re.search(r"\.reqntid (\d+), (\d+), (\d+)", ptx).groups()))
     blocks = re.search(r"\.minnctapersm (\d+)", ptx)
     return Compiled(
-        registers, stack, local, threads, int(blocks[1]) if blocks else 0, *launch_of(function), ptx
+        registers, stack, local, threads, int(blocks[1]) if blocks else 0, *launch_of(function), ptx, layouts
     )
 
 

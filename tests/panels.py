@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import NamedTuple
 
 import classes
@@ -329,6 +330,7 @@ def check_owners(plan: PanelPlan, given_up: Sequence[int] = ()):
         assert (np.sort(found[:, 1]) == theirs).all(), "not one result per group"
 
 
+@cache
 def check_merging(c: PanelClass, parts: int):
     """Raise AssertionError unless each thread's result is merged once: over lanes, warps and parts."""
     if c.down == 1:  # a thread has its columns for itself

@@ -11,7 +11,8 @@ from fnmatch import fnmatch
 
 import classes
 import pytest
-from compiled import Compiled, accesses, compile_and_read
+from compiled import Compiled, accesses, compile_and_read, compile_anew
+from traced import wrong
 
 from cute_softmax.plan import MATHS, MODES, RowClass
 from cute_softmax.plan.hardware import ARCHITECTURES
@@ -114,17 +115,18 @@ def check(c: RowClass, found: Compiled):
     assert found.cluster == c.cluster_n, name
     assert accesses(found.ptx) == expected_accesses(c), name
     assert f".target {c.architecture}" in found.ptx
+    assert not wrong(c, found.layouts), f"{name}: {wrong(c, found.layouts)}"
 
 
 def check_all(found: Iterable[RowClass], compiled):
     """All of them, so that one failure shows how many there are."""
-    wrong = []
+    failed = []
     for c in found:
         try:
             check(c, compiled(c))
         except AssertionError as error:
-            wrong.append(" ".join(str(error).split("\n")[:2]))
-    assert not wrong, "\n".join(["", *wrong])
+            failed.append(" ".join(str(error).split("\n")[:2]))
+    assert not failed, "\n".join(["", *failed])
 
 
 def team_of(c: RowClass) -> tuple:
@@ -227,13 +229,13 @@ def test_readers_of_ptx():
     assert accesses(ptx) == {"ld 16": 1, "ld 8": 1, "ld 2": 1, "st 8": 1, "cp.async 16": 1}
 
 
-def test_each_field_shapes_the_code(compiled):
+def test_each_field_shapes_the_code(compiled, tmp_path, monkeypatch):
     """A class that differs in one of them compiles to other code, and the same one to the same."""
     c = classes.intervals("softmax", "sm_90a", ("bf16", "bf16"), edges=True)[9].row_class
     base = compiled(c).ptx
     for change in ({"online": False}, {"edges": False}, {"access": (2,)}, {"keep": False}, {"steps": 5}):
         assert compiled(replace(c, **change)).ptx != base, change
-    assert compiled(c).ptx == base
+    assert compile_anew(c, tmp_path, monkeypatch).ptx == base
 
 
 def test_build_math_has_the_operands_of_the_plan():

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from traced import trace, wrong
 
 from cute_softmax import draw
 from cute_softmax.commands import diagrams
@@ -23,7 +24,7 @@ from cute_softmax.plan.hardware import ARCHITECTURES, H200
 from cute_softmax.plan.problem import ITEM_SIZE, Operand, canonical
 from layouts import Layout
 from layouts.html import explorer
-from layouts.trace import differences, observing
+from layouts.trace import differences
 
 ROOT = Path(__file__).resolve().parents[1]
 PROBLEMS = {
@@ -363,19 +364,14 @@ def every_class(architecture: str) -> dict:
 
 def trace_all(architecture: str) -> dict:
     """What is wrong with the classes of all problems, traced; and whether a swapped layout would be seen."""
-    from cute_softmax.runtime.compile import compile_class
-
     found = {"classes": [], "wrong": [], "missed": []}
     for c in every_class(architecture):
-        with observing() as seen:
-            compile_class(c)
-        ours = draw.drawn(c)
+        ours, theirs = draw.drawn(c), trace(c)
         found["classes"].append(c.name)
-        found["wrong"] += [f"{c.name}: {line}" for line in differences(ours, seen)]
-        found["wrong"] += [f"{c.name}: {name} is not drawn" for name in seen.keys() - ours.keys()]
+        found["wrong"] += [f"{c.name}: {line}" for line in wrong(c, theirs)]
         for name, layout in ours.items():
             turned = Layout(layout.shape[::-1], layout.stride[::-1])
-            if turned.shape != layout.shape and not differences({name: turned}, seen):
+            if turned.shape != layout.shape and not differences({name: turned}, theirs):
                 found["missed"].append(f"{c.name}: {name}")
     return found
 

@@ -1,13 +1,13 @@
 """What is drawn is what the kernel has: each Plan class is traced on the CPU and its layouts compared.
 
-Tracing stops before the compiler (CUTE_DSL_DRYRUN), needs no GPU and takes about 0.1 s a class. The DSL takes
+Tracing stops before the compiler (CUTE_DSL_DRYRUN), needs no GPU and takes about 0.1 s a class. Those of `test_compile`
+are compared to their end. The DSL takes
 its architecture from the environment, so each one is traced in a process of its own: this file, run as a
 script, traces all classes of the architecture in its argument and prints what it found.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import subprocess
@@ -19,12 +19,13 @@ from pathlib import Path
 
 import pytest
 from classes import FAMILY, REDUCTIONS, intervals, operands, sample, selected
+from traced import trace, wrong
 
 from cute_softmax.draw import drawn
 from cute_softmax.plan import MATHS, RowClass
 from cute_softmax.plan.hardware import ARCHITECTURES
 from layouts import Layout, ints
-from layouts.trace import CoordinateValue, differences, observe, observing
+from layouts.trace import differences
 
 ROOT = Path(__file__).resolve().parents[1]
 # (dtypes of input and output, edges, elements of a load or None for whole vectors, also in two passes). The
@@ -47,55 +48,8 @@ def every_class(architecture: str) -> Iterator[RowClass]:
             width = (access,) * count if access else None
             form = {"edges": edges, "width": width, "online": online}
             found = selected(math, intervals(math, architecture, operands(math, pair), **form))
-            for interval in sample(found, 1 if architecture == WHOLE else 2):
+            for interval in sample(found, 1 if architecture == "sm_90a" else 2):
                 yield interval.row_class
-
-
-WHOLE = "sm_90a"  # whose kernels are traced to their end
-
-
-def trace(c: RowClass) -> dict:
-    """What the kernel of a class tells while it is traced.
-
-    Tracing goes on to the kernel's end for one architecture and elsewhere stops after the last layout: the
-    arithmetic that follows takes two thirds of the time and has no layouts, as the whole kernels show.
-    """
-    from cute_softmax.kernels import row
-    from cute_softmax.runtime.compile import compile_class
-
-    class EnoughError(Exception):
-        pass
-
-    def observe_and_stop(name: str, value: object) -> None:
-        observe(name, value)
-        if name == "predicate":
-            raise EnoughError
-
-    row.observe = observe if c.architecture == WHOLE else observe_and_stop
-    with observing() as seen, contextlib.suppress(EnoughError):
-        compile_class(c)
-    return seen
-
-
-def partition_differences(c: RowClass, partition: CoordinateValue) -> list[str]:
-    """How the partitioned coordinates tXcX differ from ((V, M), 1, K) and from the drawn tile."""
-    shape = ((c.vector, c.rows_per_thread), 1, c.steps)
-    if partition.shape != shape:
-        return [f"tXcX: drawn as {shape}, but the kernel has {partition.shape}"]
-    height, width = c.step_tiler
-    first = c.tv(0, 0)
-    wrong = []
-    for v in range(c.vector):
-        for m in range(c.rows_per_thread):
-            index = c.tv(0, v + m * c.vector) - first
-            for k in range(c.steps):
-                ours = index % height, index // height + k * width
-                theirs = (*partition((v, m), 0, k), 0)[:2]
-                if ours != theirs:
-                    wrong.append(
-                        f"tXcX: value ({v}, {m}), step {k} drawn at {ours}, but the kernel has {theirs}"
-                    )
-    return wrong
 
 
 def swapped(layout: Layout) -> Iterator[Layout]:
@@ -155,12 +109,7 @@ def trace_all(architecture: str) -> dict:
     found = {"classes": 0, "layouts": 0, "swaps": 0, "wrong": [], "missed": []}
     for c in every_class(architecture):
         ours, theirs = drawn(c), trace(c)
-        partition = theirs.pop("tXcX")
-        wrong = differences(ours, theirs) + partition_differences(c, partition)
-        wrong += [f"{name}: the kernel has it and no figure draws it" for name in theirs.keys() - ours.keys()]
-        if theirs["tv"].tiler != c.step_tiler:
-            wrong.append(f"tiler: drawn as {c.step_tiler}, but the kernel has {theirs['tv'].tiler}")
-        found["wrong"] += [f"{c.math} {c.dtypes} {c.name}: {line}" for line in wrong]
+        found["wrong"] += [f"{c.math} {c.dtypes} {c.name}: {line}" for line in wrong(c, theirs)]
         for name, layout in ours.items():
             for mutant in swapped(layout):
                 found["swaps"] += 1
@@ -198,7 +147,7 @@ def test_every_class_is_drawn_as_its_kernel_is(architecture, tracing):
     assert found["wrong"] == []
     assert found["missed"] == []
     assert (
-        found["classes"] >= (60 if architecture == WHOLE else 40)
+        found["classes"] >= (60 if architecture == "sm_90a" else 40)
         and found["layouts"] >= 3 * found["classes"] // 2
     )
     assert found["swaps"] >= found["classes"]

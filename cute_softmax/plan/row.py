@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import ClassVar
 
 from layouts.algebra import Layout
@@ -160,7 +159,7 @@ class RowClass(ClassBase):
         """(row, (warp of the row, CTA of the cluster), stage) -> slot; peers next to each other, stages slowest."""
         rows = self.threads // WARP // self.warps_per_row
         stages = self.facts.stages * self.turns
-        return _reduction_buffer(rows, self.warps_per_row, self.cluster_n, stages)
+        return Layout.ordered((rows, (self.warps_per_row, self.cluster_n), stages), (1, 0, 2))
 
     @property
     def signature(self) -> str:
@@ -190,8 +189,10 @@ class RowClass(ClassBase):
         staged = math.prod(self.tiler) * sum(self.slot_bytes)
         if not self.exchanges:
             return staged
-        barriers = 8 * self.reduction_buffer.shape[2] if self.cluster_n > 1 else 0
-        return staged + self.reduction_buffer.cosize * self.facts.state_bytes + barriers
+        stages = self.facts.stages * self.turns
+        barriers = 8 * stages if self.cluster_n > 1 else 0
+        slots = self.threads // WARP * self.cluster_n * stages  # of the reduction buffer
+        return staged + slots * self.facts.state_bytes + barriers
 
     @property
     def name(self) -> str:
@@ -216,11 +217,6 @@ class RowClass(ClassBase):
         if self.prologue:
             parts.append(self.prologue.name)
         return "_".join(parts)
-
-
-@lru_cache(maxsize=1024)  # planning asks for those of every class that might do
-def _reduction_buffer(rows: int, warps: int, cluster_n: int, stages: int) -> Layout:
-    return Layout.ordered((rows, (warps, cluster_n), stages), (1, 0, 2))
 
 
 def vector_of(dtypes: tuple[str, ...], columns: int) -> int:
