@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from .commands.arguments import dims, shape
-from .plan import TEAMS, NotPlanned
+from .plan import MANY, NotPlanned
 from .plan.catalogue import classes, longest_row, of_few_rows, operand_dtypes
 from .plan.hardware import ARCHITECTURES
 from .plan.problem import FLOATS
@@ -125,7 +125,7 @@ def architecture(name: str | None) -> str:
 def class_table(arch: str, dtype: str) -> Iterable[tuple[str, ...]]:
     """The rows of the list of classes, under a head, math by math."""
     yield "math", "class", "longest row", "CTAs x threads a row", "vectors a thread", "smem a CTA"
-    for math in TEAMS:
+    for math in MANY:
         which = math, ARCHITECTURES[arch], operand_dtypes(math, dtype)
         for c in (*classes(*which), *of_few_rows(*which)):
             threads = f"{c.cluster_n} x {c.threads_per_row}"
@@ -159,7 +159,7 @@ def run_precompile(given: argparse.Namespace) -> int:
     wanted = [
         c
         for dtype in dict.fromkeys(given.dtype)
-        for math in TEAMS
+        for math in MANY
         for edges in (False, True)
         for kind in (classes, of_few_rows)
         for c in kind(math, ARCHITECTURES[arch], operand_dtypes(math, dtype), edges=edges)

@@ -32,7 +32,7 @@ import reference  # noqa: E402
 from benchmarks import console, report, results  # noqa: E402
 from benchmarks.cases import FEW_ROWS  # noqa: E402
 from cute_softmax import draw, explain  # noqa: E402
-from cute_softmax.plan import choose, describe, row, row_teams  # noqa: E402
+from cute_softmax.plan import choose, describe, row  # noqa: E402
 from cute_softmax.plan.catalogue import classes, longest_row, of_few_rows, operand_dtypes  # noqa: E402
 from cute_softmax.plan.hardware import ARCHITECTURES  # noqa: E402
 from cute_softmax.plan.problem import ITEM_SIZE  # noqa: E402
@@ -57,7 +57,7 @@ PANELS = (
     ((4096, 65_536), (0,), "softmax_backward"),
     ((65_536, 4096), (0,), "logsumexp"),
 )
-COUNTED = ("softmax", "softmax_backward")  # reductions have the teams of softmax
+COUNTED = ("softmax", "softmax_backward")  # reductions have the configurations of softmax
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
@@ -261,7 +261,7 @@ def said(*arguments, **options) -> str:
 
 def comment_above(name: str) -> str:
     """The comment above a constant of `plan`, as a quotation."""
-    lines = [line for module in (choose, row, row_teams) for line in inspect.getsource(module).splitlines()]
+    lines = [line for module in (choose, row) for line in inspect.getsource(module).splitlines()]
     at = next(i for i, line in enumerate(lines) if re.match(rf"{name}\b", line))
     first = at
     while lines[first - 1].startswith("#"):
@@ -280,13 +280,11 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "backward classes": lambda: class_list("softmax_backward"),
     "reduction classes": lambda: class_list("logsumexp"),
     "classes of few rows": lambda: class_list("softmax", of_few_rows),
-    "few rows": lambda: comment_above("_FEW"),
     "class counts": class_counts,
     "panel classes": panel_classes,
     "a plan of columns": lambda: said((1024, 262144), 0),
     "a plan": lambda: said((4096, 8192)),
     "a plan with edges": lambda: said((8192, 50257)),
-    "why these teams": lambda: comment_above("_SHORT"),
     "why this policy": lambda: comment_above("EVICT_LAST_ABOVE"),
     "functions": reference.functions,
     "modules": reference.modules,

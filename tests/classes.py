@@ -22,7 +22,7 @@ SAME = (("bf16", "bf16"), ("fp16", "fp16"), ("fp32", "fp32"))
 MIXED = (("bf16", "fp32"), ("fp32", "bf16"))
 PAIRS = SAME + MIXED  # (input, output) of softmax
 REDUCTIONS = ("logsumexp", "amax", "sum", "entropy", "selective", "selective_entropy")
-# Maths whose teams are those of others: a selection of their classes is compiled, and the GPU tests that need
+# Maths whose configurations are those of others: a selection of their classes is compiled, and the GPU tests that need
 # them build them by themselves.
 FAMILY = ("log_softmax", "log_softmax_backward", "entropy", "selective", "selective_entropy")
 # (input, output) that the public functions ask for, autocast aside.
@@ -143,7 +143,7 @@ def sample(found: Sequence, every: int, first: int = 0) -> Sequence:
 
 
 def selected(math: str, found: Sequence) -> Sequence:
-    """All classes of a math, or a third of those whose teams are another's."""
+    """All classes of a math, or a third of those whose configurations are another's."""
     return sample(found, 3 if math in FAMILY else 1)
 
 

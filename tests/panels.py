@@ -16,7 +16,7 @@ import classes
 import numpy as np
 
 from cute_softmax.plan import MATHS, WARP, PanelClass, PanelPlan
-from cute_softmax.plan.panel_teams import PANEL_BYTES, Team
+from cute_softmax.plan.panel_configs import PANEL_BYTES, PanelConfig
 from cute_softmax.plan.problem import ALIGNMENT, ITEM_SIZE, Operand, Problem, canonical
 
 
@@ -38,74 +38,74 @@ def problem_of(name: str, pair, shape, dims, strides=None, offsets=(0, 0, 0, 0))
 
 def forced(
     made: PanelPlan,
-    team: Team,
+    config: PanelConfig,
     parts: int = 1,
     *,
     meeting: bool | None = None,
     across: int | None = None,
     resident: int | None = None,
 ) -> PanelPlan:
-    """The plan with another team, `parts` CTAs or clusters a panel, and, as far as needed, streaming.
+    """The plan with another configuration, `parts` CTAs or clusters a panel, and, as far as needed, streaming.
 
     meeting: whether parts meet; None for where there are several. resident: another number of CTAs at a time.
     """
-    alone = team.alone and made.kernel.orientation == "column"
+    alone = config.alone and made.kernel.orientation == "column"
     # Several threads along a group, so that there is something to exchange; unless they are alone.
-    widest = min(team.threads // max(made.kernel.slots, 2), WARP)
+    widest = min(config.threads // max(made.kernel.slots, 2), WARP)
     c = replace(
         made.kernel,
         # Shifted lines have two lanes and more.
-        across=team.threads
+        across=config.threads
         if alone
         else max(min(across or made.kernel.across, widest), 1 + made.kernel.shifted),
-        threads=team.threads,
-        steps=team.steps,
-        cluster_n=team.cluster_n,
-        min_blocks=team.min_blocks,
-        ahead=team.ahead,
-        registers=team.registers,
+        threads=config.threads,
+        steps=config.steps,
+        cluster_n=config.cluster_n,
+        min_blocks=config.min_blocks,
+        ahead=config.ahead,
+        registers=config.registers,
     )
-    grain = c.unit * team.cluster_n
+    grain = c.unit * config.cluster_n
     share = math.ceil(math.ceil(made.length / parts) / grain) * c.unit
-    parts = math.ceil(made.length / (share * team.cluster_n))
+    parts = math.ceil(made.length / (share * config.cluster_n))
     c = replace(c, meeting=parts > 1 if meeting is None else meeting)
-    c = replace(c, buffers=team.buffers if share > c.tile or team.ahead else 1)
+    c = replace(c, buffers=config.buffers if share > c.tile or config.ahead else 1)
     return replace(made, kernel=c, parts=parts, share=share, resident=resident or made.resident)
 
 
-# Every movement on lengths of a few hundred units: name -> (team, parts[, CTAs at a time]).
+# Every movement on lengths of a few hundred units: name -> (configuration, parts[, CTAs at a time]).
 SMALL = {
-    "one CTA": (Team(256, 8), 1),
-    "streaming": (Team(128, 2), 1),
-    "cluster": (Team(128, 4, cluster_n=4), 1),
-    "cluster of 16": (Team(128, 4, cluster_n=16), 1),
-    "meeting": (Team(128, 4), 5),
-    "meeting, streaming": (Team(128, 2), 3),
-    "meeting, three chunks held": (Team(128, 3, buffers=3), 2),
-    "one after the other": (Team(128, 3, buffers=3), 1, 2),
-    "meeting, one after the other": (Team(128, 3, buffers=3), 2, 4),
-    "meeting, fewer at a time than meet": (Team(128, 2), 3, 2),
-    "a row ahead": (Team(32, 12, buffers=12, ahead=2, registers=2), 3, 6),
-    "a row ahead, fewer at a time than meet": (Team(32, 12, buffers=12, ahead=4, registers=6), 3, 2),
+    "one CTA": (PanelConfig(256, 8), 1),
+    "streaming": (PanelConfig(128, 2), 1),
+    "cluster": (PanelConfig(128, 4, cluster_n=4), 1),
+    "cluster of 16": (PanelConfig(128, 4, cluster_n=16), 1),
+    "meeting": (PanelConfig(128, 4), 5),
+    "meeting, streaming": (PanelConfig(128, 2), 3),
+    "meeting, three chunks held": (PanelConfig(128, 3, buffers=3), 2),
+    "one after the other": (PanelConfig(128, 3, buffers=3), 1, 2),
+    "meeting, one after the other": (PanelConfig(128, 3, buffers=3), 2, 4),
+    "meeting, fewer at a time than meet": (PanelConfig(128, 2), 3, 2),
+    "a row ahead": (PanelConfig(32, 12, buffers=12, ahead=2, registers=2), 3, 6),
+    "a row ahead, fewer at a time than meet": (PanelConfig(32, 12, buffers=12, ahead=4, registers=6), 3, 2),
 }
 
 
-def across_of_two_trips(team: Team) -> int | None:
-    """Threads side by side over a panel of columns whose states a cluster exchanges in two trips; None for teams that
-    do it in one."""
-    return PANEL_BYTES // ALIGNMENT if team.cluster_n == 16 and team.panel_bytes == PANEL_BYTES else None
+def across_of_two_trips(config: PanelConfig) -> int | None:
+    """Threads side by side over a panel of columns whose states a cluster exchanges in two trips; None for
+    configurations that do it in one."""
+    return PANEL_BYTES // ALIGNMENT if config.cluster_n == 16 and config.panel_bytes == PANEL_BYTES else None
 
 
 def movements(made: PanelPlan, clusters: int = 16) -> Iterator[tuple[str, PanelPlan]]:
     """A plan in all movements. clusters: CTAs of the largest cluster."""
-    for name, (team, parts, *resident) in SMALL.items():
-        if team.cluster_n > clusters:
+    for name, (config, parts, *resident) in SMALL.items():
+        if config.cluster_n > clusters:
             continue
-        if team.ahead and (made.kernel.orientation == "column" or not made.kernel.facts.outputs):
+        if config.ahead and (made.kernel.orientation == "column" or not made.kernel.facts.outputs):
             continue
-        across = across_of_two_trips(team) if made.kernel.orientation == "column" else None
-        plan = forced(made, team, parts, across=across, resident=resident[0] if resident else None)
-        if not team.ahead or plan.chunks <= plan.kernel.most_chunks:
+        across = across_of_two_trips(config) if made.kernel.orientation == "column" else None
+        plan = forced(made, config, parts, across=across, resident=resident[0] if resident else None)
+        if not config.ahead or plan.chunks <= plan.kernel.most_chunks:
             yield name, plan
 
 

@@ -19,7 +19,7 @@ from cute_softmax.plan.hardware import ARCHITECTURES
 from cute_softmax.plan.problem import ITEM_SIZE
 from cute_softmax.runtime.compile import build_math
 
-# Maths of which most classes are compiled; the others have their teams.
+# Maths of which most classes are compiled; the others have their configurations.
 LEADING = ("softmax", "softmax_backward", "logsumexp")
 
 # (math, classes) -> bytes of stack that they may use, with the reason. All others use none.
@@ -129,8 +129,8 @@ def check_all(found: Iterable[RowClass], compiled):
     assert not failed, "\n".join(["", *failed])
 
 
-def team_of(c: RowClass) -> tuple:
-    """What a class has from its team."""
+def config_of(c: RowClass) -> tuple:
+    """What a class has from its configuration."""
     return c.threads_per_row, c.steps, c.threads, c.rows_per_thread, c.cluster_n, c.persistent
 
 
@@ -148,14 +148,14 @@ def test_every_class_of_sm_90a(math, pair, edges, compiled):
 @pytest.mark.parametrize("math", classes.PAIRS_OF)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_kept_modes(architecture, math, kept_modes, compiled):
-    """Some teams, with the row's index taken apart."""
-    by_team = {}
+    """Some configurations, with the row's index taken apart."""
+    by_config = {}
     for dtype in ("bf16", "fp32"):
         for edges in (False, True):
             dtypes = classes.operands(math, (dtype, dtype))
             for interval in classes.intervals(math, architecture, dtypes, edges=edges):
-                by_team.setdefault(team_of(interval.row_class), []).append(interval.row_class)
-    found = [replace(f[3 * i % len(f)], kept_modes=kept_modes) for i, f in enumerate(by_team.values())]
+                by_config.setdefault(config_of(interval.row_class), []).append(interval.row_class)
+    found = [replace(f[3 * i % len(f)], kept_modes=kept_modes) for i, f in enumerate(by_config.values())]
     every = (3 if architecture == "sm_90a" else 10) * (2 if math in classes.FAMILY else 1)
     check_all(classes.sample(found, every, kept_modes), compiled)
 
@@ -168,29 +168,29 @@ def test_two_passes(compiled):
 
 @pytest.mark.parametrize("math", ["softmax", "softmax_backward"])
 def test_narrow_accesses(math, compiled):
-    """Each team once, with inputs that are read 1, 2 or 4 elements at a time."""
+    """Each configuration once, with inputs that are read 1, 2 or 4 elements at a time."""
     dtypes = classes.operands(math, ("bf16", "bf16"))
-    by_team = {}
+    by_config = {}
     for width in classes.widths(math, dtypes)[1:]:
         for edges in (False, True):
             for interval in classes.intervals(math, "sm_90a", dtypes, edges=edges, width=width):
-                by_team.setdefault(team_of(interval.row_class), []).append(interval.row_class)
-    check_all((found[5 * i % len(found)] for i, found in enumerate(by_team.values())), compiled)
+                by_config.setdefault(config_of(interval.row_class), []).append(interval.row_class)
+    check_all((found[5 * i % len(found)] for i, found in enumerate(by_config.values())), compiled)
 
 
 @pytest.mark.parametrize("math", classes.PAIRS_OF)
 @pytest.mark.parametrize("architecture", [a for a in ARCHITECTURES if a != "sm_90a"])
-def test_every_team_of_other_architectures(architecture, math, compiled):
-    """Some teams, each architecture others, dtypes, edges and passes in turns."""
-    by_team = {}
+def test_every_configuration_of_other_architectures(architecture, math, compiled):
+    """Some configurations, each architecture others, dtypes, edges and passes in turns."""
+    by_config = {}
     for pair in classes.PAIRS_OF[math]:
         dtypes = classes.operands(math, pair)
         for edges in (False, True):
             for online in (True, False) if (math, False) in MATHS else (True,):
                 for interval in classes.intervals(math, architecture, dtypes, edges=edges, online=online):
-                    by_team.setdefault(team_of(interval.row_class), []).append(interval.row_class)
-    assert len(by_team) >= 10
-    chosen = [found[7 * i % len(found)] for i, found in enumerate(by_team.values())]
+                    by_config.setdefault(config_of(interval.row_class), []).append(interval.row_class)
+    assert len(by_config) >= 10
+    chosen = [found[7 * i % len(found)] for i, found in enumerate(by_config.values())]
     first = list(ARCHITECTURES).index(architecture)
     check_all(classes.sample(chosen, 3 if math in LEADING[:2] else 7, first), compiled)
 

@@ -349,8 +349,8 @@ def test_command_line(tmp_path, capsys):
 
 
 def every_class(architecture: str) -> dict:
-    """The classes of all problems, and of columns and rows in two modes of every length that teams end at (of every
-    fifth one on other architectures than sm_90a); as keys."""
+    """The classes of all problems, and of columns and rows in two modes of every length that configurations end at (of
+    every fifth one on other architectures than sm_90a); as keys."""
     problems = [*PROBLEMS.values()]
     for math in ("softmax", "softmax_backward"):
         for power in range(2, 18, 1 if architecture == "sm_90a" else 5):

@@ -44,7 +44,7 @@ def every_class(architecture: str) -> Iterator[RowClass]:
         count = len(MATHS[math, online].inputs)
         for pair, edges, access, two_pass in KINDS:
             if (not online or math in (*REDUCTIONS, *FAMILY)) and not two_pass:
-                continue  # their teams and layouts are those of softmax
+                continue  # their configurations and layouts are those of softmax
             width = (access,) * count if access else None
             form = {"edges": edges, "width": width, "online": online}
             found = selected(math, intervals(math, architecture, operands(math, pair), **form))

@@ -117,7 +117,7 @@ def test_resources_and_instructions(architecture, form, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("depth", "causal"), [(128, None), (128, 0), (64, 0)])
-def test_all_teams_compile(depth, causal, tmp_path, monkeypatch):
+def test_all_configurations_compile(depth, causal, tmp_path, monkeypatch):
     """Also those that a plan of these sizes would not take."""
     plain = planned("sm_90a", (32,), 4096, 4096, depth, causal=causal).kernel
     for i, c in enumerate(mma_classes(ARCHITECTURES["sm_90a"], plain, 4096)):

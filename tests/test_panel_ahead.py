@@ -10,7 +10,7 @@ import pytest
 from cute_softmax.draw.checks.panel_ahead import ABSORBED, FINISHED, Walk, walk_of
 from cute_softmax.plan import plan_panel
 from cute_softmax.plan.hardware import H200
-from cute_softmax.plan.panel_teams import Team
+from cute_softmax.plan.panel_configs import PanelConfig
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5])
@@ -22,8 +22,8 @@ def test_every_chunk_lies_where_it_is_taken(steps, ahead, registers, rows):
     """Of all lengths that a part may have."""
     problem = panels.problem_of("softmax", ("bf16", "bf16"), (rows, 1 << 20), (1,))
     made = plan_panel("softmax", problem, H200, False)
-    team = Team(512, steps, buffers=steps, ahead=ahead, registers=registers)
-    plan = panels.forced(made, team, 8)
+    config = PanelConfig(512, steps, buffers=steps, ahead=ahead, registers=registers)
+    plan = panels.forced(made, config, 8)
     assert 1 <= plan.kernel.wait <= ahead
     for length in range(1, plan.kernel.most_chunks + 1):
         plan = replace(plan, share=length * plan.kernel.chunk)

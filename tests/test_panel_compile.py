@@ -1,7 +1,7 @@
 """Compiled panels, read without a GPU: registers, stack, shared memory and the width of every access.
 
-On sm_90a each team, forward and backward, and each way of meeting and streaming; of shifted columns, of reductions and
-of the other architectures a selection of that.
+On sm_90a each configuration, forward and backward, and each way of meeting and streaming; of shifted columns, of
+reductions and of the other architectures a selection of that.
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ from cute_softmax.kernels.common.reduce import two_sum
 from cute_softmax.plan import MATHS, PanelClass
 from cute_softmax.plan.hardware import ARCHITECTURES
 from cute_softmax.plan.modes import MODES
-from cute_softmax.plan.panel_teams import AHEAD, DEEP, SHIFTED_TEAMS, STREAMING, TEAMS
+from cute_softmax.plan.panel_configs import AHEAD, DEEP, HELD, SHIFTED, STREAMING
 from cute_softmax.plan.problem import ITEM_SIZE
 from cute_softmax.runtime.compile import build_math
 
@@ -57,12 +57,12 @@ STACK_OF_ENTROPY = 256
 ACROSS = {"column": 16, "row": 1}
 
 
-def panel_class(team, math: str, pair: tuple[str, str], arch: str = "sm_90a", **fields) -> PanelClass:
+def panel_class(config, math: str, pair: tuple[str, str], arch: str = "sm_90a", **fields) -> PanelClass:
     dtypes = classes.operands(math, pair)
     full = MATHS[math, True].full
     standard = {
         "orientation": "column",
-        "vector": (team.vector_bytes if team.narrow else 16) // max(ITEM_SIZE[d] for d in dtypes[:full]),
+        "vector": (config.vector_bytes if config.narrow else 16) // max(ITEM_SIZE[d] for d in dtypes[:full]),
         "kept_modes": 1,
         "reduced_modes": 1,
         "meeting": False,
@@ -74,32 +74,32 @@ def panel_class(team, math: str, pair: tuple[str, str], arch: str = "sm_90a", **
         math=math,
         architecture=arch,
         dtypes=dtypes,
-        across=team.threads
-        if team.alone and fields["orientation"] == "column"
+        across=config.threads
+        if config.alone and fields["orientation"] == "column"
         else ACROSS[fields["orientation"]],
-        threads=team.threads,
-        steps=team.steps,
-        cluster_n=team.cluster_n,
-        min_blocks=team.min_blocks,
+        threads=config.threads,
+        steps=config.steps,
+        cluster_n=config.cluster_n,
+        min_blocks=config.min_blocks,
         **fields,
     )
 
 
 def selection(arch: str, math: str, every: int) -> Iterator[PanelClass]:
-    """Each `every`-th team of an architecture in columns and half as many in rows, dtypes and modes in turns; and
-    what meets or streams in each combination."""
+    """Each `every`-th configuration of an architecture in columns and half as many in rows, dtypes and modes in turns;
+    and what meets or streams in each combination."""
     inputs = len(MATHS[math, True].inputs)
-    teams = [t for t in TEAMS[inputs] if t.cluster_n <= ARCHITECTURES[arch].cluster_limit]
-    rows = [t for t in teams if not (t.alone or t.narrow)]
-    taken = [*product(["column"], teams[-1::-every]), *product(["row"], rows[-2 :: -2 * every])]
-    for turn, (orientation, team) in enumerate(taken):
+    configs = [t for t in HELD[inputs] if t.cluster_n <= ARCHITECTURES[arch].cluster_limit]
+    rows = [t for t in configs if not (t.alone or t.narrow)]
+    taken = [*product(["column"], configs[-1::-every]), *product(["row"], rows[-2 :: -2 * every])]
+    for turn, (orientation, config) in enumerate(taken):
         pair = ("fp32", "fp32") if turn % 3 == 2 else ("bf16", "bf16")
         modes = {"kept_modes": MODES[turn % 2], "reduced_modes": MODES[turn // 2 % 2]}
-        yield panel_class(team, math, pair, arch, orientation=orientation, **modes)
-    shifted = [t for t in SHIFTED_TEAMS[inputs] if t.cluster_n <= ARCHITECTURES[arch].cluster_limit]
-    for turn, team in enumerate(shifted[-1 :: -every - 2]):
+        yield panel_class(config, math, pair, arch, orientation=orientation, **modes)
+    shifted = [t for t in SHIFTED[inputs] if t.cluster_n <= ARCHITECTURES[arch].cluster_limit]
+    for turn, config in enumerate(shifted[-1 :: -every - 2]):
         pair = ("fp32", "fp32") if turn % 3 == 1 else ("bf16", "bf16")
-        yield panel_class(team, math, pair, arch, shifted=True, kept_modes=MODES[turn % 2])
+        yield panel_class(config, math, pair, arch, shifted=True, kept_modes=MODES[turn % 2])
     ways = [("column", True, True), ("row", True, True), ("column", False, True), ("column", True, False)]
     for turn, (orientation, meeting, streaming) in enumerate(
         (*ways, ("row", True, False))[:: (every + 1) // 2]
@@ -113,18 +113,20 @@ def selection(arch: str, math: str, every: int) -> Iterator[PanelClass]:
             c = replace(c, steps=c.steps // 2)
         yield c
     deep = [d for d in DEEP if d[1] == inputs and MATHS[math, True].outputs]
-    held = [(orientation, team) for orientation, _ in deep for team in DEEP[orientation, inputs]]
+    held = [(orientation, config) for orientation, _ in deep for config in DEEP[orientation, inputs]]
     held += [("row", AHEAD)] if ("row", inputs) in deep else []
-    forms = [(orientation, team, False) for orientation, team in held]
-    forms += [(orientation, team, True) for orientation, team in held if orientation == "row" or every == 1]
-    for (orientation, team, anywhere), dtype in product(forms, ["bf16", "fp32"][: 2 if every == 1 else 1]):
+    forms = [(orientation, config, False) for orientation, config in held]
+    forms += [
+        (orientation, config, True) for orientation, config in held if orientation == "row" or every == 1
+    ]
+    for (orientation, config, anywhere), dtype in product(forms, ["bf16", "fp32"][: 2 if every == 1 else 1]):
         if (orientation, anywhere, dtype) == ("column", True, "fp32"):
             continue
-        fields = {"orientation": orientation, "meeting": True, "buffers": team.buffers}
-        fields |= {"ahead": team.ahead, "registers": team.registers}
+        fields = {"orientation": orientation, "meeting": True, "buffers": config.buffers}
+        fields |= {"ahead": config.ahead, "registers": config.registers}
         fields["edges" if orientation == "row" else "shifted"] = anywhere
-        c = panel_class(team, math, (dtype, dtype), arch, **fields)
-        if team.min_blocks * c.shared_memory <= ARCHITECTURES[arch].shared_memory:
+        c = panel_class(config, math, (dtype, dtype), arch, **fields)
+        if config.min_blocks * c.shared_memory <= ARCHITECTURES[arch].shared_memory:
             yield c
 
 
@@ -194,7 +196,7 @@ def check_all(found, tmp_path, monkeypatch):
         ("entropy", 5),
     ],
 )
-def test_every_team_of_sm_90a(math, every, tmp_path, monkeypatch):
+def test_every_configuration_of_sm_90a(math, every, tmp_path, monkeypatch):
     check_all(selection("sm_90a", math, every), tmp_path, monkeypatch)
 
 
@@ -207,9 +209,9 @@ def test_other_architectures(arch, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("vector", [4, 2, 1])
 def test_narrow_vectors(vector, tmp_path, monkeypatch):
-    team = TEAMS[1][2]
+    config = HELD[1][2]
     found = [
-        panel_class(team, math, pair, orientation=orientation, vector=vector)
+        panel_class(config, math, pair, orientation=orientation, vector=vector)
         for math, pair, orientation in (
             ("softmax", ("bf16", "bf16"), "column"),
             ("softmax_backward", ("fp16", "fp16"), "row"),
@@ -220,7 +222,7 @@ def test_narrow_vectors(vector, tmp_path, monkeypatch):
 
 
 def test_each_field_shapes_the_code(tmp_path, monkeypatch):
-    c = panel_class(TEAMS[1][3], "softmax", ("bf16", "bf16"))
+    c = panel_class(HELD[1][3], "softmax", ("bf16", "bf16"))
     base = compile_and_read(c, tmp_path, monkeypatch).ptx
     for change in (
         {"orientation": "row", "across": 1}, {"across": 8}, {"meeting": True}, {"buffers": 2},
@@ -232,7 +234,7 @@ def test_each_field_shapes_the_code(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("math", classes.PAIRS_OF)
 def test_build_math_has_the_operands_of_the_plan(math):
-    c = panel_class(TEAMS[1][0], math, ("bf16", "bf16"))
+    c = panel_class(HELD[1][0], math, ("bf16", "bf16"))
     built = build_math(c)
     assert (built.inputs, built.outputs) == (c.facts.inputs, c.facts.outputs)
     assert len(built.reductions) == c.stages and c.whole_bytes == {1: 4, 2: 8, 3: 16}[c.stages]

@@ -21,15 +21,15 @@ from cute_softmax.plan.hardware import ARCHITECTURES, H200, Device
 from cute_softmax.plan.maths import MOST
 from cute_softmax.plan.panel import (
     DEEP,
+    HELD,
     MODES,
     NARROWEST_BYTES,
+    SHIFTED,
     SHIFTED_FROM,
-    SHIFTED_TEAMS,
     STREAMING,
-    TEAMS,
-    Team,
+    PanelConfig,
 )
-from cute_softmax.plan.panel_teams import SHORT
+from cute_softmax.plan.panel_configs import SHORT
 from cute_softmax.plan.problem import ALIGNMENT, ITEM_SIZE, Operand, Problem, canonical
 
 DEVICES = {name: Device(a, multiprocessors=132, l2=50 << 20) for name, a in ARCHITECTURES.items()}
@@ -186,7 +186,8 @@ def test_every_element_has_one_owner(drawn, arch):
 @settings(max_examples=150)
 @given(problems(3000), st.data())
 def test_every_movement_has_one_owner(drawn, data):
-    """The same problems in every movement, on teams so small that short groups need it; parts finished by others."""
+    """The same problems in every movement, on configurations so small that short groups need it; parts finished by
+    others."""
     name, problem = drawn
     if unmergeable(problem):
         return
@@ -200,25 +201,25 @@ def test_every_movement_has_one_owner(drawn, data):
 
 @st.composite
 def by_hand(draw):
-    """A plan whose team, parts and panels are drawn, too."""
+    """A plan whose configuration, parts and panels are drawn, too."""
     name, problem = draw(problems(6000).filter(lambda drawn: not unmergeable(drawn[1])))
     made = panel_plan(problem, name)
     across = draw(st.sampled_from([1, 2, 4, 8, 16, 32]))
-    team = Team(
+    config = PanelConfig(
         draw(st.sampled_from([32, 64, 128, 256])),
         draw(st.sampled_from([2, 4, 6])),
         cluster_n=draw(st.sampled_from([1, 1, 2, 4, 16])),
     )
     if made.kernel.orientation == "row":
         across = 1
-    across = min(across, max(team.threads // made.kernel.slots, 1))
-    parts = draw(st.sampled_from([1, 1, 2, 3, 7, 40])) if team.cluster_n == 1 else 1
-    return panels.forced(made, team, parts, across=across)
+    across = min(across, max(config.threads // made.kernel.slots, 1))
+    parts = draw(st.sampled_from([1, 1, 2, 3, 7, 40])) if config.cluster_n == 1 else 1
+    return panels.forced(made, config, parts, across=across)
 
 
 @settings(max_examples=250)
 @given(by_hand())
-def test_teams_and_panels_of_any_shape(made):
+def test_configurations_and_panels_of_any_shape(made):
     panels.check_owners(made)
     panels.check_merging(made.kernel, made.parts)
 
@@ -230,7 +231,7 @@ WIDTHS = (1, 3, 8, 40, 64, 130)
 @pytest.mark.parametrize("name", ["softmax", "softmax_backward", "logsumexp"])
 @pytest.mark.parametrize("width", WIDTHS)
 def test_first_dimension(width, name):
-    """Ugly lengths on the real teams; of the longest a walk of one dtype."""
+    """Ugly lengths on the real configurations; of the longest a walk of one dtype."""
     for length, pair in product(LENGTHS, (("bf16", "bf16"), ("fp32", "fp32"))):
         made = panel_plan(problem_of(name, pair, (length, width), (0,)), name)
         check_numbers(made)
@@ -277,25 +278,27 @@ def test_names_tell_classes_apart(field):
 
 
 @forms
-def test_teams_fit_and_follow_each_other(arch):
+def test_configurations_fit_and_follow_each_other(arch):
     """In the order of the longest columns that they hold, as the first that fits is taken, and wide panels before
     narrow ones; what none of them holds can be streamed."""
-    for inputs, teams in (*TEAMS.items(), *SHIFTED_TEAMS.items()):
+    for inputs, configs in (*HELD.items(), *SHIFTED.items()):
         for clusters in (False, True):
             room = [
                 (t.threads * t.steps * t.cluster_n // (t.panel_bytes // ALIGNMENT), -t.panel_bytes)
-                for t in teams
+                for t in configs
                 if (t.cluster_n > 1) == clusters and not t.alone and not t.narrow
             ]
             assert room == sorted(room)
         name = {1: "softmax", 2: "softmax_backward"}[inputs]
-        for team, across, orientation in product((*teams, STREAMING[inputs]), (1, 4, 16), ("column", "row")):
+        for config, across, orientation in product(
+            (*configs, STREAMING[inputs]), (1, 4, 16), ("column", "row")
+        ):
             problem = problem_of(name, ("bf16",) * 2, (128, 64), (0,))
             made = panels.forced(
-                panel_plan(problem, name), team, across=1 if orientation == "row" else across
+                panel_plan(problem, name), config, across=1 if orientation == "row" else across
             )
             c = replace(made.kernel, architecture=arch, orientation=orientation)
-            if team.cluster_n <= ARCHITECTURES[arch].cluster_limit:
+            if config.cluster_n <= ARCHITECTURES[arch].cluster_limit:
                 panels.check_merging(c, 100)
     for name in ("softmax", "softmax_backward"):
         for pair in classes.PAIRS:
@@ -305,24 +308,25 @@ def test_teams_fit_and_follow_each_other(arch):
                 assert made.kernel.meeting
 
 
-def test_narrow_vectors_have_teams_of_their_own():
+def test_narrow_vectors_have_configurations_of_their_own():
     """Of many threads and steps, where panels fill the GPU; others stream such columns, or meet."""
 
     def every_other(name: str, shape: tuple[int, int]) -> PanelClass:
         return panel_plan(problem_of(name, ("bf16",) * 2, shape, (0,), (2 * shape[1], 2)), name).kernel
 
-    for shape, team in (((4096, 65536), TEAMS[1][-2]), ((8192, 32768), TEAMS[1][-1]), ((8193, 65536), None)):
+    for shape, config in (((4096, 65536), HELD[1][-2]), ((8192, 32768), HELD[1][-1]), ((8193, 65536), None)):
         c = every_other("softmax", shape)
-        assert c.vector == 1 and c.meeting == (team is None)
-        assert team is None or (team.narrow and (c.threads, c.steps) == (team.threads, team.steps))
+        assert c.vector == 1 and c.meeting == (config is None)
+        assert config is None or (config.narrow and (c.threads, c.steps) == (config.threads, config.steps))
     for name, shape in (("softmax", (4096, 3)), ("logsumexp", (4096, 65536))):
-        assert every_other(name, shape).steps < TEAMS[1][-1].steps
+        assert every_other(name, shape).steps < HELD[1][-1].steps
 
 
 @pytest.mark.parametrize("pair", [("bf16", "bf16"), ("fp32", "fp32"), ("bf16", "fp32"), ("fp32", "bf16")])
 @pytest.mark.parametrize("name", ["softmax", "softmax_backward", "logsumexp"])
 def test_columns_that_begin_anywhere_are_shifted(name, pair):
-    """Copied in whole blocks, if there are enough side by side; walked through, on real teams and in all movements."""
+    """Copied in whole blocks, if there are enough side by side; walked through, on real configurations and in all
+    movements."""
     for width, lengths, outer, offsets in (
         (SHIFTED_FROM, (5, 300), 1, (1, 3, 2, 0)),
         (55, (3, 20, 100, 200), 2, (0, 0, 0, 0)),
@@ -371,18 +375,18 @@ def test_panels_are_as_wide_as_memory_likes():
 def test_deep_parts_share_all_sms_evenly(name):
     """A CTA keeps its part, panel after panel, and nearly all SMs are full; a part has the chunks that it should. Of
     short columns two CTAs share an SM."""
-    teams = DEEP["column", len(MATHS[name, True].inputs)]
+    configs = DEEP["column", len(MATHS[name, True].inputs)]
     for length in (9000, 16384, 24576, 32768, 40000, 49152, 65536, 100000, 1 << 18):
         made = panel_plan(problem_of(name, ("bf16",) * 2, (length, 20000), (0,)), name)
         assert made.kernel.streaming and made.resident % made.parts == 0, made.kernel.name
-        team = teams[length > SHORT]
-        assert (made.kernel.threads, made.kernel.min_blocks) == (team.threads, team.min_blocks)
-        ctas = 132 * team.min_blocks
+        config = configs[length > SHORT]
+        assert (made.kernel.threads, made.kernel.min_blocks) == (config.threads, config.min_blocks)
+        ctas = 132 * config.min_blocks
         assert 0.94 * ctas <= made.resident <= ctas and made.resident // made.parts >= 2
-        assert made.chunks >= team.chunks
+        assert made.chunks >= config.chunks
 
 
-def test_room_of_a_team_is_filled():
+def test_room_of_a_configuration_is_filled():
     """Of columns that a cluster of 16 holds more than two thirds of what it has room for is taken."""
     for length in range(1025, 8193, 37):
         made = panel_plan(problem_of("softmax", ("bf16",) * 2, (length, 20000), (0,)), "softmax")
@@ -392,7 +396,7 @@ def test_room_of_a_team_is_filled():
 
 
 def test_vectors_are_whole_where_addresses_allow():
-    shape = (3000, 48)  # long enough for teams that take whole vectors
+    shape = (3000, 48)  # long enough for configurations that take whole vectors
     for offsets, of, vector in (
         ((0, 0), None, 8), ((4, 0), None, 4), ((0, 4), None, 4), ((8, 8), None, 8),
         ((0, 0), (52, 1), 4), ((0, 0), (1, 3000), 8), ((0, 0), (96, 2), 1),
@@ -444,12 +448,12 @@ def test_what_is_not_planned_says_why():
 
 def example() -> PanelPlan:
     made = panel_plan(problem_of("softmax", ("bf16",) * 2, (3, 500, 40), (1,)), "softmax")
-    return panels.forced(made, Team(128, 2), 3)
+    return panels.forced(made, PanelConfig(128, 2), 3)
 
 
 def shifted_example() -> PanelPlan:
     made = panel_plan(problem_of("softmax", ("bf16",) * 2, (2, 200, 131), (1,)), "softmax")
-    return panels.forced(made, Team(128, 2), 3)
+    return panels.forced(made, PanelConfig(128, 2), 3)
 
 
 MUTANTS = {

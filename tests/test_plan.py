@@ -20,7 +20,7 @@ from cute_softmax.plan import catalogue as ahead
 from cute_softmax.plan.hardware import ARCHITECTURES, H200, Architecture, Device, architecture_of
 from cute_softmax.plan.maths import MOST
 from cute_softmax.plan.problem import ITEM_SIZE, Operand, canonical
-from cute_softmax.plan.row_teams import FEW_ABOVE
+from cute_softmax.plan.row_configs import FEW_ABOVE
 
 ROOT = Path(__file__).parents[1]
 DEVICES = {name: Device(a, multiprocessors=132, l2=50 << 20) for name, a in ARCHITECTURES.items()}
@@ -465,7 +465,7 @@ def test_movements(shape, dims, strides, movement):
     assert f"  movement   {movement}: " in made.explain()
 
 
-def test_rows_that_no_team_holds():
+def test_rows_that_no_configuration_holds():
     with pytest.raises(
         NotPlanned, match=r"rows of 2000000 elements .bf16, bf16. do not fit on chip"
     ) as caught:

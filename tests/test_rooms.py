@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 # From the ground up. A room imports from those of the floors below its own, and from itself.
 FLOORS = (
-    {"layouts"},
+    {"layouts", "plan/tables"},
     {"layouts/figures", "plan"},
     {"layouts/pages", "kernels/common"},
     {"kernels/maths", "draw/checks"},

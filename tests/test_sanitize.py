@@ -29,7 +29,7 @@ def kernels() -> list:
 
 def test_every_form_of_the_forward(kernels):
     found = [k for k in kernels if k.movement == "matmul" and k.instruction == "wgmma" and not k.stats]
-    teams = {
+    configs = {
         "alternate": lambda k: k.alternate,
         "two blocks": lambda k: k.blocks == 2,
         "one block": lambda k: not (k.alternate or k.split or k.blocks == 2 or k.paired),
@@ -47,9 +47,9 @@ def test_every_form_of_the_forward(kernels):
     extras = {name: (lambda k, name=name: bool(getattr(k, name))) for name in ("mask", "bias", "lines")}
     extras["fp32"] = lambda k: k.dtypes[0] == "fp32"
     missing = [
-        (team, form)
-        for team, form in product(teams, forms | extras)
-        if not any(teams[team](k) and (forms | extras)[form](k) for k in found)
+        (config, form)
+        for config, form in product(configs, forms | extras)
+        if not any(configs[config](k) and (forms | extras)[form](k) for k in found)
     ]
     assert missing == [*(("two blocks", extra) for extra in extras), ("pairs", "mask")]  # which it never has
     assert {k.depth for k in found} == {64, 128, 192, 256} and {k.vector for k in found} == {1, 2, 8}
@@ -90,7 +90,7 @@ def test_every_form_of_the_backward(kernels):
     assert {k.lse_grad for k in deltas} == {False, True} and {k.vector for k in deltas} >= {2, 4, 8}
 
 
-def test_every_prologue_on_every_kind_of_team():
+def test_every_prologue_on_every_kind_of_configuration():
     forms = [*sanitize_family.forms(["softmax", "softmax_backward"], ["bf16", "fp32"])]
     for math in ("softmax", "softmax_backward"):
         found = {

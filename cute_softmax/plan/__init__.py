@@ -12,16 +12,16 @@ from .panel import PanelPlan, plan_panel
 from .panel_class import PanelClass
 from .prologue import NO_PROLOGUE, Prologue, facts_of
 from .row import PART, VECTORS_PER_ROW, RowClass, row_class, vector_of
+from .row_configs import MANY, RowConfig
 from .row_plan import Plan
-from .row_teams import TEAMS, Team
 
 __all__ = [
     "CACHE_LINE",
+    "MANY",
     "MATHS",
     "MODES",
     "NO_PROLOGUE",
     "PART",
-    "TEAMS",
     "VECTORS_PER_ROW",
     "WARP",
     "Math",
@@ -31,7 +31,7 @@ __all__ = [
     "Plan",
     "Prologue",
     "RowClass",
-    "Team",
+    "RowConfig",
     "facts_of",
     "math_of",
     "plan",

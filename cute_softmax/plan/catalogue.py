@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from . import MATHS, VECTORS_PER_ROW, NotPlanned, RowClass, row_class, vector_of
 from .hardware import Architecture
 from .problem import check_float
-from .row_teams import FEW
+from .row_configs import FEW
 
 # CTAs that each row can have, so that other classes come of it.
-CTAS_A_ROW = (1, *sorted({team.sms for teams in FEW.values() for team in teams}))
+CTAS_A_ROW = (1, *sorted({config.sms for configs in FEW.values() for config in configs}))
 
 
 def operand_dtypes(math: str, dtype: str) -> tuple[str, ...]:

@@ -144,10 +144,8 @@ def _plan_rows(
 
 def _shared_last(problem: Problem, facts: Math) -> tuple[Mode, ...]:
     """The kept modes, those along which a bias or a mask is broadcast the fastest, so that CTAs which run together
-    find it in L2; a query dimension stays the last, and short rows what they are: neighbours in memory.
-
-    H200, 2026-11-20, softmax of (16, 8192, 8192) bf16 with a mask of 8192 x 8192: 1040 us, 1229 us in the
-    order of memory; 4096 columns 527 and 616 us, 2048 columns alike.
+    find it in L2 (15% of the time, see docs/experiments.md); a query dimension stays the last, and short rows what they
+    are: neighbours in memory.
     """
     extras = [i for i, name in enumerate(facts.inputs) if name in ("bias", "mask")]
     row_bytes = problem.length * ITEM_SIZE[problem.dtypes[0]]
@@ -157,8 +155,8 @@ def _shared_last(problem: Problem, facts: Math) -> tuple[Mode, ...]:
 
 
 def _in_clusters(device: Device) -> int:
-    """SMs that clusters can have: one needs its SMs in one GPC, which leaves about one in eight over. 7 clusters of 16
-    on the 132 of an H200 (8 take 1.9 times as long; measured 2026-11-20, bf16, 512 x 1000000)."""
+    """SMs that clusters can have: one needs its SMs in one GPC, which leaves about one in eight over (7 clusters of 16
+    on the 132 of an H200; docs/experiments.md)."""
     return device.multiprocessors * 7 // 8
 
 

@@ -324,7 +324,7 @@ def merging(c: MatmulClass, parts: int, device: Device) -> Iterator[MatmulClass]
     """How a class may bring so many parts of the columns together."""
     yield replace(c, split=c.alternate or parts > 1)
     clusters = min(device.architecture.cluster_limit, device.multiprocessors) > 1
-    # Clusters of four and of eight lost to a second launch (H200, 2026-11-22): they leave multiprocessors idle.
+    # Clusters of four and of eight leave SMs idle, and lose to a second launch.
     # With a mask the loop leaves no register for what comes after it.
     fits = not (c.alternate or c.mask)
     if parts == 2 and clusters and c.instruction == "wgmma" and fits:
@@ -348,13 +348,13 @@ def matmul_classes(
         yield from mma_classes(architecture, plain, rows)
         return
     if rows <= BLOCK_ROWS:
-        teams = [replace(plain, alternate=True, split=True)]
+        configs = [replace(plain, alternate=True, split=True)]
     elif plain.depth <= 128 and rows > 2 * BLOCK_ROWS and not (plain.wide or plain.mask or plain.lines):
         # The accumulators of two blocks and 128 columns are 128 of a thread's 240 registers.
-        teams = [replace(plain, blocks=2), plain]
+        configs = [replace(plain, blocks=2), plain]
     else:
-        teams = [plain]
-    for c in teams:
+        configs = [plain]
+    for c in configs:
         room = architecture.shared_memory - RESERVED
         if c.alternate:
             stages = min(room // (c.score_stage_bytes + c.value_stage_bytes), MOST_STAGES)

@@ -19,13 +19,13 @@ MOST_STAGES = 4
 def mma_classes(architecture: Architecture, plain: MatmulClass, rows: int) -> Iterator[MatmulClass]:
     """Those that multiply by mma.sync, like `plain` but for what the rows decide."""
     if rows <= FEW_ROWS:
-        teams = [(1, 1)]
+        configs = [(1, 1)]
     elif plain.depth <= (64 if plain.causal or plain.lines else 128) and not (plain.wide or plain.mask):
         # More would not fit into a thread's 255 registers.
-        teams = [(2, 2), (1, 2), (2, 1)]
+        configs = [(2, 2), (1, 2), (2, 1)]
     else:
-        teams = [(2, 1), (1, 1)]
-    for warpgroups, blocks in teams:
+        configs = [(2, 1), (1, 1)]
+    for warpgroups, blocks in configs:
         c = replace(plain, warpgroups=warpgroups, blocks=blocks)
         # A thread may take 255 registers: 256 threads have them all.
         for resident in (2, 1) if warpgroups == 1 else (1,):

@@ -11,20 +11,20 @@ from .hardware import Device
 from .maths import CACHE_LINE, MATHS, WARP, Math, NotPlanned, check_counts
 from .modes import MODES, access_of, offset_of, padded
 from .panel_class import PanelClass
-from .panel_teams import (
+from .panel_configs import (
     AHEAD,
     CHUNKS_OF_A_PART,
     CHUNKS_OF_A_PART_ALONE,
     DEEP,
     DEEP_PANELS_AT_ONCE,
     DEEP_ROWS_AT_ONCE,
+    HELD,
     NARROWEST_BYTES,
+    SHIFTED,
     SHIFTED_BELOW_BYTES,
     SHIFTED_FROM,
-    SHIFTED_TEAMS,
     STREAMING,
-    TEAMS,
-    Team,
+    PanelConfig,
 )
 from .problem import ALIGNMENT, ITEM_SIZE, Mode, Problem
 
@@ -233,10 +233,10 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
     kept, reduced = _padded(kept, problem), _padded(reduced, problem)
 
     def class_of(
-        team: Team, narrowed: int = 1, *, meeting: bool = False, streaming: bool = False
+        config: PanelConfig, narrowed: int = 1, *, meeting: bool = False, streaming: bool = False
     ) -> PanelClass:
         size = max(ITEM_SIZE[d] for d in problem.dtypes[: facts.full])
-        width = min(vector, team.vector_bytes // size) if orientation == "column" else vector
+        width = min(vector, config.vector_bytes // size) if orientation == "column" else vector
         # Up to the end of the block that the last group's result may lie in.
         beyond = width - 1 if shifted and facts.outputs else 0
         return PanelClass(
@@ -248,17 +248,17 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
             access=tuple(min(a, width) for a in access),
             edges=edges,
             shifted=shifted,
-            across=_across(team, abreast + beyond, width, size, narrowed) if orientation == "column" else 1,
-            threads=team.threads,
-            steps=team.steps,
-            cluster_n=team.cluster_n,
+            across=_across(config, abreast + beyond, width, size, narrowed) if orientation == "column" else 1,
+            threads=config.threads,
+            steps=config.steps,
+            cluster_n=config.cluster_n,
             kept_modes=len(kept),
             reduced_modes=len(reduced),
             meeting=meeting,
-            buffers=team.buffers if streaming else 1,
-            min_blocks=team.min_blocks,
-            ahead=team.ahead,
-            registers=team.registers,
+            buffers=config.buffers if streaming else 1,
+            min_blocks=config.min_blocks,
+            ahead=config.ahead,
+            registers=config.registers,
         )
 
     def panels(c: PanelClass) -> int:
@@ -288,40 +288,42 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
             resident=device.multiprocessors * c.min_blocks,
         )
 
-    for team in (SHIFTED_TEAMS if shifted else TEAMS)[len(facts.inputs)]:
-        c, narrowed = class_of(team), 1
-        if (shifted or orientation == "row") and not facts.outputs and team.cluster_n == 16:
-            break  # what is only read need not be held: see SHIFTED_TEAMS
-        if not _fits(team, c, share_of(c, c.cluster_n), device):
+    for config in (SHIFTED if shifted else HELD)[len(facts.inputs)]:
+        c, narrowed = class_of(config), 1
+        if (shifted or orientation == "row") and not facts.outputs and config.cluster_n == 16:
+            break  # what is only read need not be held: see docs/experiments.md
+        if not _fits(config, c, share_of(c, c.cluster_n), device):
             continue
         few_bytes = orientation == "column" and vector < widest and facts.outputs
-        if team.narrow and not (few_bytes and panels(c) * c.cluster_n >= device.multiprocessors):
+        if config.narrow and not (few_bytes and panels(c) * c.cluster_n >= device.multiprocessors):
             continue
         # Narrower panels where wide ones would leave SMs idle.
         narrowest = (CACHE_LINE if shifted else NARROWEST_BYTES) // smallest
         while (
             panels(c) * c.cluster_n < device.multiprocessors
-            and not team.alone
+            and not config.alone
             and c.across > 1
             and c.columns > narrowest
         ):
             narrowed *= 2
-            c = class_of(team, narrowed)
+            c = class_of(config, narrowed)
         return planned(c, 1, share_of(c, c.cluster_n))
 
     def keeping(made: PanelPlan) -> PanelPlan:
         """A plan with as many CTAs as take whole panels: so each has the same part of all its panels."""
         return replace(made, resident=max(made.resident // made.parts, 1) * made.parts)
 
-    def cut(team: Team, parts_of: Callable[[PanelClass, int], int], several: bool = False) -> PanelPlan:
+    def cut(
+        config: PanelConfig, parts_of: Callable[[PanelClass, int], int], several: bool = False
+    ) -> PanelPlan:
         """Parts of panels: at least so many that all SMs have some. several: stream, too, where CTAs hold what they
         take, but take one part after the other."""
-        c, resident = class_of(team), device.multiprocessors * team.min_blocks
-        parts = parts_of(class_of(team, streaming=True), resident)
+        c, resident = class_of(config), device.multiprocessors * config.min_blocks
+        parts = parts_of(class_of(config, streaming=True), resident)
         share = share_of(c, parts)
         parts = math.ceil(length / share)
         streaming = share > c.tile or (several and panels(c) * parts > resident)
-        made = planned(class_of(team, meeting=parts > 1, streaming=streaming), parts, share)
+        made = planned(class_of(config, meeting=parts > 1, streaming=streaming), parts, share)
         return keeping(made) if several else made
 
     def of_chunks(chunks_of_a_part: float, panels_at_once: int) -> Callable[[PanelClass, int], int]:
@@ -365,16 +367,17 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
         share = share_of(c, resident // at_once)
         return keeping(planned(c, math.ceil(length / share), share))
 
-    def deep_team() -> Team | None:
-        """The deep team for what has a full output, if the architecture has room for as many as share an SM."""
-        for team in DEEP.get((orientation, len(facts.inputs)), ()) if facts.outputs else ():
-            c = class_of(team, meeting=True, streaming=True)
-            room = team.min_blocks * c.shared_memory <= device.architecture.shared_memory
-            if length <= team.longest and room:
-                return team
+    def deep_config() -> PanelConfig | None:
+        """The deep configuration for what has a full output, if the architecture has room for as many as share an
+        SM."""
+        for config in DEEP.get((orientation, len(facts.inputs)), ()) if facts.outputs else ():
+            c = class_of(config, meeting=True, streaming=True)
+            room = config.min_blocks * c.shared_memory <= device.architecture.shared_memory
+            if length <= config.longest and room:
+                return config
         return None
 
-    deep = deep_team()
+    deep = deep_config()
     if deep:
         if orientation == "row":
             made = row_ahead() or cut(deep, held, several=True)
@@ -382,10 +385,10 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
             made = cut(deep, whole_panels, several=True)
         if made.kernel.streaming:
             return made
-    team = STREAMING[len(facts.inputs)]
-    while class_of(team, meeting=True, streaming=True).shared_memory > device.architecture.shared_memory:
-        team = replace(team, steps=team.steps // 2)
-    return cut(team, of_chunks(CHUNKS_OF_A_PART[orientation], 1))
+    config = STREAMING[len(facts.inputs)]
+    while class_of(config, meeting=True, streaming=True).shared_memory > device.architecture.shared_memory:
+        config = replace(config, steps=config.steps // 2)
+    return cut(config, of_chunks(CHUNKS_OF_A_PART[orientation], 1))
 
 
 def _panels(c: PanelClass, groups: int, abreast: int) -> int:
@@ -393,12 +396,12 @@ def _panels(c: PanelClass, groups: int, abreast: int) -> int:
     return groups // abreast * math.ceil(abreast / c.advance)
 
 
-def _fits(team: Team, c: PanelClass, share: int, device: Device) -> bool:
+def _fits(config: PanelConfig, c: PanelClass, share: int, device: Device) -> bool:
     """Whether the CTAs of a cluster hold their shares of a panel, and the architecture them."""
     return (
         c.cluster_n <= device.architecture.cluster_limit
         and share <= c.tile
-        and (c.orientation == "column" if team.alone else c.down > 1 and c.columns <= c.threads)
+        and (c.orientation == "column" if config.alone else c.down > 1 and c.columns <= c.threads)
         and c.shared_memory <= device.architecture.shared_memory
     )
 
@@ -449,10 +452,10 @@ def _access(problem: Problem, kept: list[Mode], vector: int, facts: Math) -> tup
     return tuple(access_of(vector, place(i), reference) for i in range(len(facts.inputs)))
 
 
-def _across(team: Team, groups: int, vector: int, size: int, narrowed: int) -> int:
+def _across(config: PanelConfig, groups: int, vector: int, size: int, narrowed: int) -> int:
     """Threads side by side over a panel: a power of two."""
-    if team.alone:
-        return team.threads
-    most = min(max(team.panel_bytes // (vector * size), 1), WARP)
+    if config.alone:
+        return config.threads
+    most = min(max(config.panel_bytes // (vector * size), 1), WARP)
     needed = 1 << (math.ceil(groups / vector) - 1).bit_length()
     return max(min(most, needed) // narrowed, 1)

@@ -9,7 +9,7 @@ from layouts.algebra import Layout
 
 from .base import ClassBase
 from .maths import CACHE_LINE, MATHS, WARP, Math
-from .panel_teams import (
+from .panel_configs import (
     EXTRA_BLOCKS,
     PANEL_BYTES,
 )
@@ -168,7 +168,7 @@ class PanelClass(ClassBase):
 
     @property
     def prefetches(self) -> bool:
-        """Whether loads of a panel bring its neighbour's bytes into L2: 2% for those of 128 bytes (see TEAMS)."""
+        """Whether loads of a panel bring its neighbour's bytes into L2: 2% for those of 128 bytes."""
         return self.orientation == "column" and self.width < PANEL_BYTES
 
     @property

@@ -13,13 +13,12 @@ from .hardware import Architecture
 from .maths import CACHE_LINE, WARP, Math, NotPlanned
 from .problem import ALIGNMENT, ITEM_SIZE
 from .prologue import NO_PROLOGUE, Prologue, facts_of
-from .row_teams import FEW_ABOVE, Team, teams_of
+from .row_configs import FEW_ABOVE, RowConfig, configurations
 
 # A row has at least so many vectors: a short one is divided finely enough that several threads load it at once.
 VECTORS_PER_ROW = 8
 # Vectors that one commit group of asynchronous copies brings, and that the online recurrence takes at a time. Of what
-# is kept in shared memory each part has a maximum of its own: float32 262144 columns 0.974 of a copy in fours, 0.963
-# in twos, 16 rows of 262152 0.908 and 0.858 (H200, 2026-11-23).
+# is kept in shared memory each part has a maximum of its own, so that larger ones are faster (docs/experiments.md).
 PART, KEPT_PART = 2, 4
 KEPT_BYTES = 4  # of what is kept of an element
 
@@ -241,20 +240,20 @@ def row_class(
 ) -> RowClass:
     """The class of rows of this many elements; ctas: CTAs that each row can have at once, 1 where there are many rows.
 
-    Raises NotPlanned if no team of this architecture can hold such a row on chip.
+    Raises NotPlanned if no configuration of this architecture can hold such a row on chip.
     """
     facts = facts_of(math_name, online, prologue)
     vector = vector_of(dtypes[: facts.full], columns)
     precise = bool(facts.outputs) and dtypes[facts.result] == "fp32"
 
-    def first_of(teams: tuple[Team, ...]) -> tuple[Team, RowClass] | None:
-        """The first team that the row fits into and the architecture has room for, and its class."""
-        for team in teams:
-            if columns > team.capacity * vector:
+    def first_of(configs: tuple[RowConfig, ...]) -> tuple[RowConfig, RowClass] | None:
+        """The first configuration that the row fits into and the architecture has room for, and its class."""
+        for config in configs:
+            if columns > config.capacity * vector:
                 continue
-            if team.cluster_n > architecture.cluster_limit or team.precise not in (None, precise):
+            if config.cluster_n > architecture.cluster_limit or config.precise not in (None, precise):
                 continue
-            staging = (*team.staging, "direct")
+            staging = (*config.staging, "direct")
             staging = tuple(how if a else "direct" for how, a in zip(staging, access, strict=False))
             candidate = RowClass(
                 math=math_name,
@@ -264,24 +263,24 @@ def row_class(
                 edges=edges,
                 access=tuple(a and math.gcd(a, vector) for a in access),
                 online=online,
-                threads_per_row=team.threads_per_row,
-                steps=team.steps,
-                threads=team.threads,
-                rows_per_thread=team.rows_per_thread,
-                cluster_n=team.cluster_n,
+                threads_per_row=config.threads_per_row,
+                steps=config.steps,
+                threads=config.threads,
+                rows_per_thread=config.rows_per_thread,
+                cluster_n=config.cluster_n,
                 staging=staging,
-                keep=team.keep,
-                persistent=team.persistent,
-                min_blocks=team.min_blocks,
-                part=KEPT_PART if team.keep and staging[0] == "shared" else PART,
+                keep=config.keep,
+                persistent=config.persistent,
+                min_blocks=config.min_blocks,
+                part=KEPT_PART if config.keep and staging[0] == "shared" else PART,
                 kept_modes=kept_modes,
                 prologue=prologue,
             )
             if _covers(candidate, columns) and candidate.shared_memory <= architecture.shared_memory:
-                return team, candidate
+                return config, candidate
         return None
 
-    few, many = teams_of(math_name, prologue, edges)
+    few, many = configurations(math_name, prologue, edges)
     if columns > FEW_ABOVE * vector and (found := first_of(few)) and found[0].sms <= ctas:
         return found[1]
     if found := first_of(many):

@@ -46,7 +46,7 @@ from sanitizing import Job  # noqa: E402
 
 from cute_softmax import ladder  # noqa: E402
 from cute_softmax.plan import MATHS, PanelPlan, plan_panel  # noqa: E402
-from cute_softmax.plan.panel_teams import AHEAD, DEEP, SHIFTED_FROM, SHIFTED_TEAMS, STREAMING, TEAMS, Team  # noqa: E402
+from cute_softmax.plan.panel_configs import AHEAD, DEEP, HELD, SHIFTED, SHIFTED_FROM, STREAMING, PanelConfig  # noqa: E402
 from cute_softmax.plan.problem import ITEM_SIZE  # noqa: E402
 from cute_softmax.runtime import launch  # noqa: E402
 from cute_softmax.runtime.precompile import precompile  # noqa: E402
@@ -184,41 +184,41 @@ def row_jobs(arch: str, maths: list[str], names: list[str]) -> Iterator[Job]:
 
 
 def panel_jobs(maths: list[str], names: list[str]) -> Iterator[Job]:
-    """Each team of the panels, in columns and in rows; parts that meet and parts that are read twice; vectors of one
-    element in columns, scalars at the edges of rows. A length leaves the last step partly empty, a width the last
-    panel."""
+    """Each configuration of the panels, in columns and in rows; parts that meet and parts that are read twice; vectors
+    of one element in columns, scalars at the edges of rows. A length leaves the last step partly empty, a width the
+    last panel."""
     device = launch.device_facts(0)
-    forms = []  # (math, dtype, orientation, team, parts, tiles of a part, patience, narrow)
+    forms = []  # (math, dtype, orientation, configuration, parts, tiles of a part, patience, narrow)
     for name in (n for n in PANELS if n in maths):
         inputs = len(MATHS[name, True].inputs)
         for orientation in ("column", "row"):
-            for team in TEAMS[inputs]:
-                if team.cluster_n <= device.architecture.cluster_limit and not (
-                    (team.alone or team.narrow) and orientation == "row"
+            for config in HELD[inputs]:
+                if config.cluster_n <= device.architecture.cluster_limit and not (
+                    (config.alone or config.narrow) and orientation == "row"
                 ):
-                    forms.append((name, "bf16", orientation, team, 1, 1, None, team.threads == 128))
-            team = STREAMING[inputs]
+                    forms.append((name, "bf16", orientation, config, 1, 1, None, config.threads == 128))
+            config = STREAMING[inputs]
             for parts, tiles in ((1, 3), (3, 1), (2, 2)):
                 for dtype in ("bf16", "fp32"):
-                    forms.append((name, dtype, orientation, team, parts, tiles, None, dtype == "fp32"))
-            forms.append((name, "bf16", orientation, team, 4, 2, 0, False))
+                    forms.append((name, dtype, orientation, config, parts, tiles, None, dtype == "fp32"))
+            forms.append((name, "bf16", orientation, config, 4, 2, 0, False))
             if (orientation, inputs) in DEEP and MATHS[name, True].outputs:
-                for team in DEEP[orientation, inputs]:
-                    forms.append((name, "bf16", orientation, team, 2, 2, None, orientation == "row"))
+                for config in DEEP[orientation, inputs]:
+                    forms.append((name, "bf16", orientation, config, 2, 2, None, orientation == "row"))
                 if (orientation, inputs) == ("row", 1):
                     for patience in (None, 0):
                         forms.append((name, "bf16", orientation, AHEAD, 2, 1, patience, True))
-    for name, dtype, orientation, team, parts, tiles, patience, narrow in forms:
+    for name, dtype, orientation, config, parts, tiles, patience, narrow in forms:
         if dtype not in names:
             continue
-        for ragged in (False, True) if narrow and not team.alone else (False,):
+        for ragged in (False, True) if narrow and not config.alone else (False,):
             single = ragged and orientation == "column"
-            vector = 1 if single else (16 if ragged else team.vector_bytes) // ITEM_SIZE[dtype]
-            across = team.threads if team.alone else panels.across_of_two_trips(team) or 4
+            vector = 1 if single else (16 if ragged else config.vector_bytes) // ITEM_SIZE[dtype]
+            across = config.threads if config.alone else panels.across_of_two_trips(config) or 4
             across = 1 if orientation == "row" else across
             unit = vector if orientation == "row" else 1
             tail = 3 if ragged and not single else 0
-            length = unit * units_of(team, across, parts * tiles) + tail
+            length = unit * units_of(config, across, parts * tiles) + tail
             shape, dims = (
                 ((2, length), (1,)) if orientation == "row" else ((length, (across + 1) * vector), (0,))
             )
@@ -229,18 +229,18 @@ def panel_jobs(maths: list[str], names: list[str]) -> Iterator[Job]:
                 made = replace(made, kernel=replace(made.kernel, vector=vector, access=(vector,) * inputs))
             c = made.kernel
             assert (c.orientation, c.vector, c.edges) == (orientation, vector, ragged and not single), c.name
-            yield from forced_job(made, team, parts, across, patience, shape, dims, stride, int(ragged))
+            yield from forced_job(made, config, parts, across, patience, shape, dims, stride, int(ragged))
 
 
-def units_of(team: Team, across: int, cuts: int) -> int:
+def units_of(config: PanelConfig, across: int, cuts: int) -> int:
     """Units of a group that fill so many tiles of each CTA of a cluster, but for a part of the last step."""
-    units = team.threads // across * team.steps  # of a CTA
-    return units * (cuts * team.cluster_n - 1) + max(units - team.threads // across // 2, 1)
+    units = config.threads // across * config.steps  # of a CTA
+    return units * (cuts * config.cluster_n - 1) + max(units - config.threads // across // 2, 1)
 
 
 def forced_job(
     made: PanelPlan,
-    team: Team,
+    config: PanelConfig,
     parts: int,
     across: int,
     patience: int | None,
@@ -249,36 +249,37 @@ def forced_job(
     stride: int,
     offset: int,
 ) -> Iterator[Job]:
-    """A plan on another team, if the architecture has room for that."""
+    """A plan on another configuration, if the architecture has room for that."""
     # As if the GPU held no more CTAs: one that streams takes parts of both panels.
-    made = panels.forced(made, team, parts, across=across, resident=parts)
+    made = panels.forced(made, config, parts, across=across, resident=parts)
     made = made if patience is None else replace(made, patience=patience)
     c, device = made.kernel, launch.device_facts(0)
-    if c.shared_memory <= device.architecture.shared_memory:  # not so of a deep team
+    if c.shared_memory <= device.architecture.shared_memory:  # not so of a deep configuration
         what = f"{c.math} {c.dtypes[0]} {c.name}, {shape[0]} x {shape[1]} over {dims[0]}"
         run = partial(check_panel, made, shape, dims, stride, offset)
         yield Job((c,), shape[0] * shape[1], what, run)
 
 
 def shifted_jobs(maths: list[str], names: list[str]) -> Iterator[Job]:
-    """Each team of columns that begin anywhere: rows of memory of odd lengths at odd places, two panels and a bit."""
+    """Each configuration of columns that begin anywhere: rows of memory of odd lengths at odd places, two panels and a
+    bit."""
     device = launch.device_facts(0)
     for name in (n for n in PANELS if n in maths):
         inputs, outputs = len(MATHS[name, True].inputs), MATHS[name, True].outputs
-        forms = [(team, 1, 1, None) for team in SHIFTED_TEAMS[inputs]]
+        forms = [(config, 1, 1, None) for config in SHIFTED[inputs]]
         forms += [(STREAMING[inputs], *cut) for cut in ((1, 3, None), (3, 1, None), (2, 2, None), (4, 2, 0))]
-        forms += [(team, 2, 2, None) for team in (DEEP["column", inputs] if outputs else ())]
-        for (team, parts, tiles, patience), dtype in product(forms, names):
-            if team.cluster_n > device.architecture.cluster_limit:
+        forms += [(config, 2, 2, None) for config in (DEEP["column", inputs] if outputs else ())]
+        for (config, parts, tiles, patience), dtype in product(forms, names):
+            if config.cluster_n > device.architecture.cluster_limit:
                 continue
-            across = team.threads if team.alone else panels.across_of_two_trips(team) or 8
-            length = units_of(team, across, parts * tiles)
-            shape = (length, max(2 * across * team.vector_bytes // ITEM_SIZE[dtype], SHIFTED_FROM) + 5)
+            across = config.threads if config.alone else panels.across_of_two_trips(config) or 8
+            length = units_of(config, across, parts * tiles)
+            shape = (length, max(2 * across * config.vector_bytes // ITEM_SIZE[dtype], SHIFTED_FROM) + 5)
             stride = shape[1] + 2
             problem = panels.problem_of(name, (dtype,) * 2, shape, (0,), (stride, 1), (1, 1, 1))
             made = plan_panel(name, problem, device, False)
             assert made.kernel.shifted, made.kernel.name
-            yield from forced_job(made, team, parts, across, patience, shape, (0,), stride, 1)
+            yield from forced_job(made, config, parts, across, patience, shape, (0,), stride, 1)
 
 
 def check_panel(

@@ -1,4 +1,5 @@
-"""The jobs of scores with a scale, a bias, a mask or a diagonal for `sanitize.py`: rows of every kind of team."""
+"""The jobs of scores with a scale, a bias, a mask or a diagonal for `sanitize.py`: rows of every kind of
+configuration."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ GRADIENTS = (
     Prologue(scale="groups", alpha="groups"),
     Prologue(scale="number", mask=True, causal=True),
 )
-# Maths that have every prologue on every kind of team, and those that have every so many of these pairs.
+# Maths that have every prologue on every kind of configuration, and those that have every so many of these pairs.
 WHOLE = ("softmax", "softmax_backward")
 TURNS = ("log_softmax", "log_softmax_backward", "logsumexp", "entropy")
 EVERY = 4
@@ -63,7 +64,7 @@ def place(columns: int, ragged: bool) -> tuple[int, int]:
 
 
 def kind(c: RowClass) -> tuple:
-    """What of a team makes another code than numbers do."""
+    """What of a configuration makes another code than numbers do."""
     apart = min(c.threads_per_row, 32), c.rows_per_thread > 1, c.warps_per_row > 1
     return *apart, min(c.cluster_n, 2), c.cluster_n > 8, c.staging[:1], c.persistent, c.keep
 
@@ -88,7 +89,7 @@ def planned(math: str, prologue: Prologue, dtype: str, ragged: bool, shape: tupl
 
 
 def kinds(math: str, prologue: Prologue, dtype: str, ragged: bool) -> Iterator[Form]:
-    """The first class of each kind of team, on rows a few vectors longer than its shortest.
+    """The first class of each kind of configuration, on rows a few vectors longer than its shortest.
 
     Of more than one tile, the last one ragged; a persistent kernel's only cluster takes three.
     """
@@ -127,7 +128,7 @@ def supported(math: str, prologue: Prologue) -> Prologue:
 
 
 def forms(maths: list[str], names: list[str]) -> Iterator[Form]:
-    """Of those maths and dtypes: each prologue on each kind of team, with dtypes and edges in turns."""
+    """Of those maths and dtypes: each prologue on each kind of configuration, with dtypes and edges in turns."""
     for math in maths:
         prologues = GRADIENTS if math.endswith("_backward") else PROLOGUES
         for i, prologue in enumerate(prologues if math in WHOLE else (*prologues, NO_PROLOGUE)):

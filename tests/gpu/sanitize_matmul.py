@@ -200,65 +200,65 @@ EVERY = {"scale": 2.0, "mask": True, "bias": True, **EMPTY}
 LINES, SHIFTED = {"columns": 260, "pad": None}, {"columns": 263, "pad": None}
 
 
-def lying(team: dict, odd: dict) -> dict:
-    """A team's form with rows off 16-byte boundaries."""
-    return team | odd | ({"columns": odd.get("columns", 260) + 840} if team is PARTS else {})
+def lying(config: dict, odd: dict) -> dict:
+    """A configuration's form with rows off 16-byte boundaries."""
+    return config | odd | ({"columns": odd.get("columns", 260) + 840} if config is PARTS else {})
 
 
 def forward_forms() -> Iterator[Form]:
-    for depth, team in product((64, 128, 192, 256, 320), (PLAIN, PAIRED, TURNS, PARTS, MET)):
-        if depth <= 128 or team is not PAIRED:
-            yield Form(depth=depth, owners=(1,), **team)
-    for team in (PLAIN, PAIRED, TURNS, PARTS, MET):
+    for depth, config in product((64, 128, 192, 256, 320), (PLAIN, PAIRED, TURNS, PARTS, MET)):
+        if depth <= 128 or config is not PAIRED:
+            yield Form(depth=depth, owners=(1,), **config)
+    for config in (PLAIN, PAIRED, TURNS, PARTS, MET):
         # The diagonal leaves parts enough, or the first rows nothing.
-        empty = EMPTY | ({"causal": team["columns"] - 120} if team in (PARTS, MET) else {})
-        yield Form(options={"causal": empty["causal"] + 15}, **team)
-        yield Form(options={"scale": -0.5}, **team)
-        yield Form(options=empty, lse=True, **team)
-        yield Form(dtype="fp16", depth=33, options={"scale": 0.3, **empty}, lse=True, **team)
-    for team in (PLAIN, TURNS, PARTS, MET):
-        every = EVERY | ({"causal": team["columns"] - 120} if team in (PARTS, MET) else {})
-        yield Form(options={"mask": True, "zero": True}, **team)
-        yield Form(options={"bias": True}, **team)
-        yield Form(options=every, depth=128, lse=True, **team)
-        yield Form(scores="fp32", **team)
-        yield Form(scores="fp32", options=every, depth=62, lse=True, **team)
+        empty = EMPTY | ({"causal": config["columns"] - 120} if config in (PARTS, MET) else {})
+        yield Form(options={"causal": empty["causal"] + 15}, **config)
+        yield Form(options={"scale": -0.5}, **config)
+        yield Form(options=empty, lse=True, **config)
+        yield Form(dtype="fp16", depth=33, options={"scale": 0.3, **empty}, lse=True, **config)
+    for config in (PLAIN, TURNS, PARTS, MET):
+        every = EVERY | ({"causal": config["columns"] - 120} if config in (PARTS, MET) else {})
+        yield Form(options={"mask": True, "zero": True}, **config)
+        yield Form(options={"bias": True}, **config)
+        yield Form(options=every, depth=128, lse=True, **config)
+        yield Form(scores="fp32", **config)
+        yield Form(scores="fp32", options=every, depth=62, lse=True, **config)
         for odd in (LINES, SHIFTED):
-            yield Form(**lying(team, odd))
-            yield Form(options=every, depth=33, lse=True, **lying(team, odd))
-    for team, depth in ((PLAIN, 64), (PAIRED, 128), (TURNS, 128), (PARTS, 256), (MET, 256)):
-        yield Form(dtype="fp16", depth=depth, lse=True, **team)
-    for team in (PLAIN, TURNS):
-        yield Form(dtype="fp16", options=EVERY, **team)
-        yield Form(dtype="fp16", options={"mask": True, "causal": 5}, **team | SHIFTED)
-        yield Form(dtype="fp16", scores="fp32", options={"causal": 5}, **team)
+            yield Form(**lying(config, odd))
+            yield Form(options=every, depth=33, lse=True, **lying(config, odd))
+    for config, depth in ((PLAIN, 64), (PAIRED, 128), (TURNS, 128), (PARTS, 256), (MET, 256)):
+        yield Form(dtype="fp16", depth=depth, lse=True, **config)
+    for config in (PLAIN, TURNS):
+        yield Form(dtype="fp16", options=EVERY, **config)
+        yield Form(dtype="fp16", options={"mask": True, "causal": 5}, **config | SHIFTED)
+        yield Form(dtype="fp16", scores="fp32", options={"causal": 5}, **config)
     yield Form(depth=128, rows=250, columns=2600, multiprocessors=4, clusters=True)  # two blocks in pairs
     yield Form(options={"wide_bias": True}, **PLAIN)
     yield Form(depth=62, **PLAIN)
-    for team in (PLAIN, PAIRED, TURNS, PARTS, MET):
-        yield Form(stats=True, **team)
-        yield Form(dtype="fp16", depth=128, stats=True, options={"scale": -0.5, "zero": True}, **team)
+    for config in (PLAIN, PAIRED, TURNS, PARTS, MET):
+        yield Form(stats=True, **config)
+        yield Form(dtype="fp16", depth=128, stats=True, options={"scale": -0.5, "zero": True}, **config)
     yield Form(scores="fp32", stats=True, options=EVERY, **PLAIN)
 
 
 def mma_forms() -> Iterator[Form]:
     """Those without wgmma: a block of rows a CTA, two, four, and parts."""
-    for depth, team in product((64, 128, 192, 256), ({"rows": 40}, {"rows": 100}, PLAIN, PAIRED)):
-        yield Form(depth=depth, owners=(1,), instruction="mma", **team)
-        yield Form(depth=depth, stats=True, instruction="mma", **team)
-    for team in (PLAIN, PAIRED):
-        yield Form(options={"causal": 5, "scale": 2.0, "zero": True}, instruction="mma", **team)
-        yield Form(lse=True, instruction="mma", **team | SHIFTED)
-    for team in ({"rows": 40}, {"rows": 330}, PARTS):
-        every = EVERY | ({"causal": team["columns"] - 120} if team is PARTS else {})
+    for depth, config in product((64, 128, 192, 256), ({"rows": 40}, {"rows": 100}, PLAIN, PAIRED)):
+        yield Form(depth=depth, owners=(1,), instruction="mma", **config)
+        yield Form(depth=depth, stats=True, instruction="mma", **config)
+    for config in (PLAIN, PAIRED):
+        yield Form(options={"causal": 5, "scale": 2.0, "zero": True}, instruction="mma", **config)
+        yield Form(lse=True, instruction="mma", **config | SHIFTED)
+    for config in ({"rows": 40}, {"rows": 330}, PARTS):
+        every = EVERY | ({"causal": config["columns"] - 120} if config is PARTS else {})
         for depth in (64, 128):
-            yield Form(depth=depth, options={"causal": 5}, lse=True, instruction="mma", **team)
+            yield Form(depth=depth, options={"causal": 5}, lse=True, instruction="mma", **config)
         for odd in ({}, LINES, SHIFTED):
-            yield Form(lse=True, instruction="mma", **lying(team, odd))
-            yield Form(depth=62, options={"scale": -0.5}, instruction="mma", **lying(team, odd))
-            yield Form(options=every, depth=33, stats=True, instruction="mma", **lying(team, odd))
-            yield Form(dtype="fp16", options={"mask": True}, instruction="mma", **lying(team, odd))
-            yield Form(scores="fp32", options=every, depth=250, instruction="mma", **lying(team, odd))
+            yield Form(lse=True, instruction="mma", **lying(config, odd))
+            yield Form(depth=62, options={"scale": -0.5}, instruction="mma", **lying(config, odd))
+            yield Form(options=every, depth=33, stats=True, instruction="mma", **lying(config, odd))
+            yield Form(dtype="fp16", options={"mask": True}, instruction="mma", **lying(config, odd))
+            yield Form(scores="fp32", options=every, depth=250, instruction="mma", **lying(config, odd))
 
 
 def backward_forms() -> Iterator[Form]:

@@ -122,10 +122,9 @@ def store(src: cute.Tensor, dst: cute.Tensor, policy: Int64 | None = None, exist
 
     policy: an L2 eviction policy, for 4 bytes or more. exists: whether to store at all, decided without a branch.
 
-    Between two branches the compiler schedules what one vector needs, and no other: panels of 128 x 1048576 bf16 reach
-    0.945 of a copy with `exists` and 0.914 with branches, 6000 x 43648 0.857 and 0.817, 4096 x 65536 0.877 and 0.870,
-    float32 4096 x 32768 0.861 and 0.868. What computes its results before, as `row` does, gains nothing, and in the
-    loops of kernels that stream the compiler makes no branches (H200, 2026-11-22).
+    Between two branches the compiler schedules what one vector needs, and no other: panels gain up to 5% by `exists`
+    (docs/experiments.md). What computes its results before, as `row` does, gains nothing, and in the loops of kernels
+    that stream the compiler makes no branches.
     """
     bits = cute.size(src) * src.element_type.width
     if policy is None and exists is None:

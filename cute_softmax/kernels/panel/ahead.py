@@ -61,9 +61,8 @@ class Ahead:
             finishing = Int32(0)
             for t in cutlass.range_constexpr(s.wait - 1):
                 self.step(at, rS, [], t, finishing, kept[t], True)
-            # The states are on their way during the last of these steps, from L2: 0.813 of a copy in 64 rows of 2^24
-            # where it was 0.799, 0.788 / 0.759 in float32 rows of 2^23. Only both help: a look from DRAM takes longer
-            # than a step, and who does not look ahead waits for L2, too (0.801, 0.802; H200, 2026-11-22).
+            # The states are on their way during the last of these steps, from L2. Only both help: a read from DRAM
+            # takes longer than a step, and without reading ahead the latency of L2 counts, too.
             seen = self.unseen(at.before, launch.tidx)
             if launch.tidx < s.readers:
                 self.look(at.before, seen, launch.tidx, Int32(0))
@@ -127,7 +126,7 @@ class Ahead:
         before is not known. kept: the registers that the chunks are in; None for those that stay in shared memory.
 
         Of a row that does not exist whatever lies there is absorbed: without a branch it is scheduled together with
-        what is finished (float32 rows of 2^23 0.796 of a copy, with one 0.790; H200, 2026-11-22).
+        what is finished.
         """
         s, before, this = self.spec, at.before, at.this
         cute.arch.cp_async_wait_group(s.ahead - 1)

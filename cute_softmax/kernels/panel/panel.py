@@ -198,10 +198,8 @@ class PanelKernel(Streaming, Shifted):
         """L2 eviction policies: of reads that are repeated, of all others, of writes.
 
         What is read twice stays in L2 rather than what is not needed any more. That leaves first, but where CTAs share
-        an SM: there the usual order was faster (H200, 2026-11-22: not so one CTA an SM: columns 262144 x 1024 0.629 /
-        0.632, backward of 65536 x 4096 0.656 / 0.698). Rows a row ahead are read once, and yet leave last: 64 of 2^24
-        0.859 of a copy, in the usual order 0.845; where that had 0.850, reads that leave first had 0.828, and with such
-        writes, too, 0.803. Columns do not gain: 65536 x 4096 0.730 / 0.733, 16384 x 8192 0.724 / 0.748.
+        an SM: there the usual order is faster. Rows a row ahead are read once, and yet leave last.
+        (docs/experiments.md)
         """
         if self.spec.repeats:
             usual = self.spec.min_blocks > 1

@@ -1,0 +1,78 @@
+"""Configurations of the column and split movements: which threads and CTAs share a panel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .problem import ALIGNMENT
+from .tables import lists, table
+
+# Thresholds, measured as docs/experiments.md says.
+PANEL_BYTES = (
+    256  # of neighbouring columns that a panel takes: how much of a DRAM page is touched at once counts
+)
+NARROWEST_BYTES = 32  # a sector of L2
+# Columns that begin anywhere are copied in whole vectors and shifted into place where vectors of their own would have
+# fewer bytes than these, and where so many columns lie side by side.
+SHIFTED_BELOW_BYTES = 8
+SHIFTED_FROM = 48
+EXTRA_BLOCKS = 2  # shifted lines begin at multiples of so many vectors: a sector of L2
+SHORT = (
+    16384  # elements of deep columns up to which two CTAs share an SM: one reads while the other exchanges
+)
+# Rather than all panels at once, few with many parts are worked on, so that L2 still holds what is read again; but a
+# part has so many chunks at least, against which its exchange weighs little. Columns have a state each, a row has one.
+CHUNKS_OF_A_PART = {"column": 32, "row": 16}
+DEEP_PANELS_AT_ONCE = 2  # and more: one exchanges while another is read; parts share all SMs out evenly
+DEEP_ROWS_AT_ONCE = 2  # as many as can be held, but so many at least
+CHUNKS_OF_A_PART_ALONE = 64  # from here on one row is worked on at a time
+
+
+@dataclass(frozen=True)
+class PanelConfig:
+    """threads of a CTA, vectors that each holds, CTAs of a cluster, CTAs that an SM must hold.
+
+    alone: each thread has its columns for itself, and nothing is exchanged.
+    vector_bytes: of an access; narrower vectors are fewer columns a thread, whose states cost less to merge.
+    panel_bytes: of a panel's width, see `PANEL_BYTES`.
+    buffers: chunks that the vectors make up where a CTA takes more than it holds, or several parts.
+    ahead, registers: steps that copies are asked for ahead, where rows are absorbed a row ahead, and chunks of them
+    that are kept in registers; see `kernels.panel.ahead`.
+    longest, chunks: of deep columns, the elements at most, and the chunks of a part at least.
+    narrow: only for columns with full outputs whose vectors have fewer than 16 bytes, in panels enough for all SMs.
+    """
+
+    threads: int
+    steps: int
+    cluster_n: int = 1
+    min_blocks: int = 1
+    alone: bool = False
+    vector_bytes: int = ALIGNMENT
+    panel_bytes: int = PANEL_BYTES
+    buffers: int = 2
+    ahead: int = 0
+    registers: int = 0
+    longest: int = 1 << 31
+    chunks: float = 0
+    narrow: bool = False
+
+
+_panels = table()["panel"]
+
+
+def _by_inputs(name: str) -> dict[int, tuple[PanelConfig, ...]]:
+    return {int(inputs): found for inputs, found in lists(_panels[name], PanelConfig).items()}
+
+
+# By how many full inputs there are: panels that are held, and those of columns that begin anywhere.
+HELD, SHIFTED = _by_inputs("held"), _by_inputs("shifted")
+# Panels that none of these holds are streamed. The deep ones, by orientation and full inputs, hold 192 or 224 KB of
+# what they read twice: for what has a full output, where the architecture has room. The first for the length is taken.
+DEEP = {
+    (orientation, int(inputs)): found
+    for (orientation, inputs), found in (
+        (name.split(), found) for name, found in lists(_panels["deep"], PanelConfig).items()
+    )
+}
+AHEAD = PanelConfig(**_panels["ahead"])  # rows a row ahead, where parts have so many chunks at most
+STREAMING = {int(inputs): PanelConfig(**fields) for inputs, fields in _panels["streaming"].items()}
