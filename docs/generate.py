@@ -305,7 +305,7 @@ def drawings() -> dict[str, Figure]:
         "edges": draw.figures(ragged)["edges"],
         "cluster": draw.figures(long)["cluster"],
         "panel": panels["tv"],
-        "meeting": parts["meeting"],
+        "exchange": parts["exchange"],
         "shift": draw.figures(describe.plan_shape((1000, 2001), dim=0))["shift"],
         "places": draw.figures(describe.plan_shape((64, 1 << 24)))["places"],
         **ladder_page.drawings(),

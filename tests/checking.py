@@ -52,8 +52,8 @@ def softmax_backward64(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 def half_ulp(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Half the distance between neighbouring numbers of `dtype` around a float64 value."""
     info = torch.finfo(dtype)
-    power_of_two = (value.view(torch.int64) & 0x7FF0000000000000).view(torch.float64)
-    return power_of_two.clamp_(min=info.tiny).mul_(info.eps / 2)
+    exponential_of_two = (value.view(torch.int64) & 0x7FF0000000000000).view(torch.float64)
+    return exponential_of_two.clamp_(min=info.tiny).mul_(info.eps / 2)
 
 
 def _rows(tensor: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:

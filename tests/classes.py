@@ -115,19 +115,14 @@ def own_intervals(math: str, architecture: str, dtypes: tuple[str, ...], ctas: i
 @contextmanager
 def given(ctas: int) -> Iterator[None]:
     """Plans are made as if each row could have so many CTAs, however many rows there are."""
-    from remembered import forget_forms
+    from remembered import forget_calls
 
     from cute_softmax.plan import choose
-    from cute_softmax.runtime import launch
-
-    def forget():
-        launch._call.cache_clear()
-        forget_forms()
 
     with patch.object(choose, "ctas_a_row", lambda device, rows: ctas):
-        forget()
+        forget_calls()
         yield
-    forget()
+    forget_calls()
 
 
 def taken(math: str, architecture: str, dtypes: tuple[str, ...], **how) -> Iterator[Interval]:

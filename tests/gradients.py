@@ -2,7 +2,7 @@
 
 An element may be off by `FACTOR` times the largest error of torch's own gradients on the same input, in the call's
 dtypes. That can be nothing by luck, or where gradients cancel: half a unit in the last place of the largest element is
-always allowed, and sums of float32 may be off by `SUMS` of what they sum. The powers that dV is summed from are
+always allowed, and sums of float32 may be off by `SUMS` of what they sum. The exponentials that dV is summed from are
 rounded, and so is the result that delta is: that is worth `ROUNDED` of these products (the root of their squares). A
 bias of many scores has all that of each of their gradients. Where the oracle is NaN the result is, and nowhere else.
 """
@@ -20,7 +20,7 @@ INF = float("inf")
 SUMS = 2.0**-20
 ROUNDED = 0.75  # of the dtype's epsilon: a rounding's root mean square is about a quarter
 MOST = 2.0
-DEEP = 128  # columns of V, beyond which the backward keeps powers as it multiplies with them
+DEEP = 128  # columns of V, beyond which the backward keeps exponentials as it multiplies with them
 
 
 class Gradients(NamedTuple):
@@ -67,10 +67,10 @@ class Call:
         lse = torch.logsumexp(shown.detach().double(), -1)
         if self.zero:
             empty = (lse == -INF)[..., None]
-            powers = torch.softmax(shown.masked_fill(empty, 0), -1).masked_fill(empty, 0)
+            exponentials = torch.softmax(shown.masked_fill(empty, 0), -1).masked_fill(empty, 0)
         else:
-            powers = torch.softmax(shown, -1)
-        result = powers.to(leaves[1].dtype) @ leaves[1]
+            exponentials = torch.softmax(shown, -1)
+        result = exponentials.to(leaves[1].dtype) @ leaves[1]
         outputs, slopes = [result], [self.grad.to(result.dtype)]
         if self.lse_grad is not None:
             outputs.append(torch.logsumexp(shown, -1).expand(result.shape[:-1]))
@@ -83,7 +83,7 @@ class Call:
         (exact, result, _), own = self.torch(torch.float64), self.torch()[0]
         products = (self.grad.double() * result).nan_to_num(0.0).norm(dim=-1, keepdim=True)
         delta = ROUNDED * torch.finfo(self.values.dtype).eps * products
-        powers = self._powers(torch.float64)[0].nan_to_num(0.0)
+        exponentials = self._exponentials(torch.float64)[0].nan_to_num(0.0)
         sums = SUMS * self.grad.double().norm(dim=-1).max() * self.values.double().norm(dim=-1).max()
         for name in Gradients._fields:
             got, right, theirs = (getattr(g, name) for g in (found, exact, own))
@@ -93,15 +93,15 @@ class Call:
             assert torch.equal(got.isnan(), right.isnan()), f"d{name} is NaN elsewhere than the oracle"
             floor = sums + torch.finfo(got.dtype).eps / 2 * right.nan_to_num(0.0).abs().max()
             if name == "scores":
-                # Of rounded powers where values are deep, and as many sums as values share them.
+                # Of rounded exponentials where values are deep, and as many sums as values share them.
                 shared = products.numel() * got.shape[-1] / got.numel()
                 floor *= (1 + (self.values.shape[-1] > DEEP)) * shared**0.5
-                floor += abs(self.scale) * (powers * delta).max()
+                floor += abs(self.scale) * (exponentials * delta).max()
             if name == "values":
-                terms = powers.square().mT @ self.grad.double().square()
+                terms = exponentials.square().mT @ self.grad.double().square()
                 floor += ROUNDED * torch.finfo(got.dtype).eps * terms.sum_to_size(got.shape).max().sqrt()
             if name == "bias":
-                summed = (powers.numel() / self.bias.numel()) ** 0.5
+                summed = (exponentials.numel() / self.bias.numel()) ** 0.5
                 largest = exact.scores.nan_to_num(0.0).abs().max() / abs(self.scale)
                 floor += summed * (torch.finfo(self.scores.dtype).eps * largest + delta.max())
             off, allowed = ((x.double() - right).nan_to_num(0.0).abs().max() for x in (got, theirs))
@@ -113,16 +113,16 @@ class Call:
         """Raise AssertionError where a result of the forward, or its log-sum-exps, are too far from the oracle.
 
         The root mean square of its errors may be `FACTOR` times that of torch's softmax and product in float32, rounded
-        to the same dtype, and what rounding the powers to that dtype adds; no error may exceed `MOST` units, which are
-        what the powers and the sizes of the values add up to.
+        to the same dtype, and what rounding the exponentials to that dtype adds; no error may exceed `MOST` units,
+        which are what the exponentials and the sizes of the values add up to.
         """
         values, eps = self.values.double(), torch.finfo(self.values.dtype).eps
-        powers, right_lse = self._powers(torch.float64)
-        right, unit = powers @ values, powers @ values.abs()
+        exponentials, right_lse = self._exponentials(torch.float64)
+        right, unit = exponentials @ values, exponentials @ values.abs()
         assert result.shape == right.shape and result.dtype == self.values.dtype
         assert torch.equal(result.isnan(), right.isnan()), "NaN elsewhere than in the oracle"
-        own = (self._powers(torch.float32)[0] @ self.values.float()).to(result.dtype)
-        rounding = eps / 4 * (powers.square() @ values.square()).sqrt()
+        own = (self._exponentials(torch.float32)[0] @ self.values.float()).to(result.dtype)
+        rounding = eps / 4 * (exponentials.square() @ values.square()).sqrt()
         error = (result.double() - right).nan_to_num(0.0)
         off, allowed, rounding = (
             x.double().nan_to_num(0.0).square().mean().sqrt() for x in (error, own - right, rounding)
@@ -140,28 +140,28 @@ class Call:
             wrong = ~same & ~(gap <= 1e-5 + 2.0**-18 * right_lse.abs())
             assert not wrong.any(), f"{int(wrong.sum())} log-sum-exps are wrong, by {gap[wrong][:3].tolist()}"
 
-    def _powers(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    def _exponentials(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """The softmax and its log-sum-exps, computed in a dtype."""
         shown = self.shown(self.scores.to(dtype), None if self.bias is None else self.bias.to(dtype))
-        lse, powers = torch.logsumexp(shown, -1), torch.softmax(shown, -1)
-        return powers.masked_fill((lse == -INF)[..., None], 0.0) if self.zero else powers, lse
+        lse, exponentials = torch.logsumexp(shown, -1), torch.softmax(shown, -1)
+        return exponentials.masked_fill((lse == -INF)[..., None], 0.0) if self.zero else exponentials, lse
 
     def mutants(self) -> Iterator[tuple[str, Gradients]]:
         """Wrong gradients, each as some broken kernel would give it."""
         right, result, lse = self.torch(torch.float64)
-        powers = (self.shown(self.scores.double(), self.bias) - lse[..., None]).exp()
+        exponentials = (self.shown(self.scores.double(), self.bias) - lse[..., None]).exp()
         grad, values = self.grad.double(), self.values.double()
         slopes = grad @ values.mT
         delta = (grad * result).sum(-1, keepdim=True)
 
-        def gradients(powers, slopes, delta, later=None) -> Gradients:
-            dscores = powers * (slopes - delta) * self.scale
-            dvalues = (powers if later is None else later).mT @ grad
+        def gradients(exponentials, slopes, delta, later=None) -> Gradients:
+            dscores = exponentials * (slopes - delta) * self.scale
+            dvalues = (exponentials if later is None else later).mT @ grad
             return Gradients(dscores.to(self.scores.dtype), dvalues.to(self.values.dtype))
 
         yield "zeros", Gradients(*(torch.zeros_like(t) for t in (self.scores, self.values)))
-        yield "no delta", gradients(powers, slopes, 0.0)
-        yield "delta of the next row", gradients(powers, slopes, delta.roll(1, -2))
+        yield "no delta", gradients(exponentials, slopes, 0.0)
+        yield "delta of the next row", gradients(exponentials, slopes, delta.roll(1, -2))
         yield (
             "log-sum-exp of the next row",
             gradients(
@@ -171,13 +171,13 @@ class Call:
             ),
         )
         yield "no scale", Gradients(right.scores / self.scale, right.values)
-        step = powers.clone()
+        step = exponentials.clone()
         step[..., 64:128, :] = 0
-        yield "a step missing from dV", gradients(powers, slopes, delta, step)
+        yield "a step missing from dV", gradients(exponentials, slopes, delta, step)
         tile = right.scores.clone()
         tile[..., 64:128, 64:128] = 0
         yield "a tile of dS not written", Gradients(tile, right.values)
-        yield "columns of V missing", gradients(powers, grad[..., :-16] @ values[..., :-16].mT, delta)
+        yield "columns of V missing", gradients(exponentials, grad[..., :-16] @ values[..., :-16].mT, delta)
         yield (
             "columns exchanged within 8",
             Gradients(right.scores.unflatten(-1, (-1, 2)).flip(-1).flatten(-2), right.values),

@@ -47,7 +47,7 @@ from torch.testing._internal.opinfo.core import OpInfo, SampleInput  # noqa: E40
 # Those modules freeze torch's flags for the whole process, which is not theirs here.
 torch.backends.disable_global_flags.__globals__["__allow_nonbracketed_mutation_flag"] = True
 
-from remembered import forget_forms  # noqa: E402
+from remembered import forget_calls  # noqa: E402
 
 import cute_softmax  # noqa: E402
 from benchmarks import results  # noqa: E402
@@ -196,8 +196,7 @@ def _launches() -> Iterator[list]:
         return launching
 
     def forget():
-        launch._call.cache_clear()
-        forget_forms()
+        forget_calls()
         operators._launchers.clear()
 
     forget()

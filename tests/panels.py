@@ -41,13 +41,13 @@ def forced(
     config: PanelConfig,
     parts: int = 1,
     *,
-    meeting: bool | None = None,
+    exchange: bool | None = None,
     across: int | None = None,
     resident: int | None = None,
 ) -> PanelPlan:
     """The plan with another configuration, `parts` CTAs or clusters a panel, and, as far as needed, streaming.
 
-    meeting: whether parts meet; None for where there are several. resident: another number of CTAs at a time.
+    exchange: whether parts exchange; None for where there are several. resident: another number of CTAs at a time.
     """
     alone = config.alone and made.kernel.orientation == "column"
     # Several threads along a group, so that there is something to exchange; unless they are alone.
@@ -68,7 +68,7 @@ def forced(
     grain = c.unit * config.cluster_n
     share = math.ceil(math.ceil(made.length / parts) / grain) * c.unit
     parts = math.ceil(made.length / (share * config.cluster_n))
-    c = replace(c, meeting=parts > 1 if meeting is None else meeting)
+    c = replace(c, exchange=parts > 1 if exchange is None else exchange)
     c = replace(c, buffers=config.buffers if share > c.tile or config.ahead else 1)
     return replace(made, kernel=c, parts=parts, share=share, resident=resident or made.resident)
 
@@ -79,14 +79,18 @@ SMALL = {
     "streaming": (PanelConfig(128, 2), 1),
     "cluster": (PanelConfig(128, 4, cluster_n=4), 1),
     "cluster of 16": (PanelConfig(128, 4, cluster_n=16), 1),
-    "meeting": (PanelConfig(128, 4), 5),
-    "meeting, streaming": (PanelConfig(128, 2), 3),
-    "meeting, three chunks held": (PanelConfig(128, 3, buffers=3), 2),
+    "exchange": (PanelConfig(128, 4), 5),
+    "exchange, streaming": (PanelConfig(128, 2), 3),
+    "exchange, three chunks held": (PanelConfig(128, 3, buffers=3), 2),
     "one after the other": (PanelConfig(128, 3, buffers=3), 1, 2),
-    "meeting, one after the other": (PanelConfig(128, 3, buffers=3), 2, 4),
-    "meeting, fewer at a time than meet": (PanelConfig(128, 2), 3, 2),
+    "exchange, one after the other": (PanelConfig(128, 3, buffers=3), 2, 4),
+    "exchange, fewer at a time than exchange": (PanelConfig(128, 2), 3, 2),
     "a row ahead": (PanelConfig(32, 12, buffers=12, ahead=2, registers=2), 3, 6),
-    "a row ahead, fewer at a time than meet": (PanelConfig(32, 12, buffers=12, ahead=4, registers=6), 3, 2),
+    "a row ahead, fewer at a time than exchange": (
+        PanelConfig(32, 12, buffers=12, ahead=4, registers=6),
+        3,
+        2,
+    ),
 }
 
 
@@ -142,7 +146,7 @@ def touched(plan: PanelPlan, given_up: Sequence[int] = ()) -> Touched:
     assert len(reduced_sizes) == c.reduced_modes - 1
     full = c.facts.full
     tile, tidx = np.arange(items), np.arange(c.threads)
-    part, tile = (tile % parts, tile // parts) if c.meeting else (np.zeros_like(tile), tile)
+    part, tile = (tile % parts, tile // parts) if c.exchange else (np.zeros_like(tile), tile)
     a, d = tidx % c.across, tidx // c.across
     column = (tile[:, None] * c.across + a) * c.slots  # (CTA, thread)
     index = _apart(column, kept_sizes)
@@ -260,7 +264,7 @@ def touched(plan: PanelPlan, given_up: Sequence[int] = ()) -> Touched:
         return taken(there[..., None] & (v < beside[..., None]), np.zeros_like(mine)[..., None])
 
     reduced, finished = [], []
-    for of in range(parts if c.meeting else 1):
+    for of in range(parts if c.exchange else 1):
         cta = np.flatnonzero(part == of)
         for rank in range(c.cluster_n):
             first = (of * c.cluster_n + rank) * share
@@ -334,7 +338,7 @@ def check_owners(plan: PanelPlan, given_up: Sequence[int] = ()):
 def check_merging(c: PanelClass, parts: int):
     """Raise AssertionError unless each thread's result is merged once: over lanes, warps and parts."""
     if c.down == 1:  # a thread has its columns for itself
-        assert not c.meeting and c.cluster_n == 1
+        assert not c.exchange and c.cluster_n == 1
         return
     start = min(c.across, WARP)
     buffer: dict[tuple[int, int], list[int]] = {}
@@ -350,7 +354,7 @@ def check_merging(c: PanelClass, parts: int):
     for column in range(c.columns):
         merged = sorted(t for row in range(c.warps_down) for t in buffer[column, row])
         assert merged == [t for t in range(c.threads) if t % c.across == column // c.slots]
-    if c.meeting:
+    if c.exchange:
         read = sorted(p for reader in range(c.readers) for p in range(reader, parts, c.readers))
         assert read == list(range(parts)) and c.readers * c.columns <= c.threads
         assert c.readers <= (WARP if c.lanes_read else c.peers.shape[1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from cute_softmax.api import softmax
 from cute_softmax.dispatch import matmul, selective
 from cute_softmax.dispatch.forms import Forms
+from cute_softmax.runtime import launch
 
 
 def all_forms() -> list[Forms]:
@@ -22,6 +23,14 @@ def forget_forms() -> None:
     """As if nothing had been called."""
     for forms in all_forms():
         forms.clear()
+
+
+def forget_calls() -> None:
+    """Neither a form nor a Call."""
+    forget_forms()
+    clear = getattr(launch._call, "cache_clear", None)  # simulated ones are not remembered
+    if clear:
+        clear()
 
 
 def fresh_forms(monkeypatch) -> None:

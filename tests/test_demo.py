@@ -105,7 +105,7 @@ def test_explain(no_gpu, capsys):
     assert backward.startswith("softmax_backward of 4096 rows of 8192, fp32")
     assert "32 rows of 200" in out_of(capsys, "explain", "32x10x20", "--dim", "1,2")
     assert "20 groups of 320" in out_of(capsys, "explain", "32x10x20", "--dim", "0,1")
-    assert "meet in global memory" in out_of(capsys, "explain", "1x10000000")
+    assert "exchange states in global memory" in out_of(capsys, "explain", "1x10000000")
     assert "movement   column" in out_of(capsys, "explain", "4096x8192", "--dim", "0")
     assert "20 groups of 320" in out_of(capsys, "explain", "32x20x10", "--dim", "0", "2")
 

@@ -55,9 +55,9 @@ EXCHANGES = {
     "warps and a cluster": ((100, 16388), 0, {"reduction_buffer", "cluster"}),
     "lanes": ((64, 16384), 0, {"shuffle", "reduction_buffer"}),
     "cluster": ((1024, 16384), 0, {"shuffle", "reduction_buffer", "cluster"}),
-    "columns in parts": ((500000, 64), 0, {"shuffle", "reduction_buffer", "meeting"}),
-    "rows in parts": ((2, 4000000), -1, {"shuffle", "reduction_buffer", "meeting"}),
-    "rows with edges": ((3, 5000001), -1, {"shuffle", "reduction_buffer", "meeting"}),
+    "columns in parts": ((500000, 64), 0, {"shuffle", "reduction_buffer", "exchange"}),
+    "rows in parts": ((2, 4000000), -1, {"shuffle", "reduction_buffer", "exchange"}),
+    "rows with edges": ((3, 5000001), -1, {"shuffle", "reduction_buffer", "exchange"}),
 }
 
 
@@ -93,7 +93,7 @@ def test_a_plan_has_the_figures_of_what_it_uses(case):
     c = p.kernel
     assert {"tv", "tile", "smem", "predicate", "thread"} <= set(found)
     assert ("reduction_buffer" in found) == (c.down > 1) and ("shuffle" in found) == (c.across < 32)
-    assert ("cluster" in found) == (c.cluster_n > 1) and ("meeting" in found) == c.meeting
+    assert ("cluster" in found) == (c.cluster_n > 1) and ("exchange" in found) == c.exchange
     assert ("places" in found) == bool(c.ahead) and ("shift" in found) == c.shifted
 
 
@@ -166,7 +166,7 @@ def test_every_exchange_has_its_page(kind, math):
     shape, dim, names = EXCHANGES[kind]
     page = draw.page(describe.plan_shape(shape, dim=dim, math=math))
     assert explorer(**page)
-    exchanging = {"shuffle", "reduction_buffer", "cluster", "meeting"}
+    exchanging = {"shuffle", "reduction_buffer", "cluster", "exchange"}
     assert exchanging & set(page["figures"]) == names == exchanging & {s.figure for s in page["steps"]}
 
 
@@ -353,11 +353,11 @@ def every_class(architecture: str) -> dict:
     every fifth one on other architectures than sm_90a); as keys."""
     problems = [*PROBLEMS.values()]
     for math in ("softmax", "softmax_backward"):
-        for power in range(2, 18, 1 if architecture == "sm_90a" else 5):
-            problems.append(((1 << power, 16384), {"dim": 0, "math": math}))
-            problems.append(((4, 1 << (power - 2), 64, 32), {"dim": (1, 3), "math": math}))
-            if power % 3 == 1:
-                problems.append(((1 << power, 16385), {"dim": 0, "math": math}))
+        for exponential in range(2, 18, 1 if architecture == "sm_90a" else 5):
+            problems.append(((1 << exponential, 16384), {"dim": 0, "math": math}))
+            problems.append(((4, 1 << (exponential - 2), 64, 32), {"dim": (1, 3), "math": math}))
+            if exponential % 3 == 1:
+                problems.append(((1 << exponential, 16385), {"dim": 0, "math": math}))
     plans = (describe.plan_shape(shape, **{**o, "architecture": architecture}) for shape, o in problems)
     return dict.fromkeys(p.kernel for p in plans if isinstance(p, PanelPlan))
 
@@ -385,7 +385,7 @@ def test_classes_are_drawn_as_their_kernels_are(architecture):
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["wrong"] == [] and found["missed"] == []
     movements = " ".join(found["classes"])
-    assert all(word in movements for word in ("column", "row", "meeting", "modes"))
+    assert all(word in movements for word in ("column", "row", "exchange", "modes"))
     assert ("cluster" in movements) == (ARCHITECTURES[architecture].cluster_limit > 1)
 
 

@@ -14,7 +14,7 @@ CALL = call((2,), 192, 256, 64, device="cpu", scale=0.5)
 def test_torch_itself_passes():
     gradients, result, _ = CALL.torch()
     CALL.check(gradients)
-    CALL.check_result(result, CALL._powers(torch.float32)[1])
+    CALL.check_result(result, CALL._exponentials(torch.float32)[1])
 
 
 @pytest.mark.parametrize("mutant", list(CALL.mutants()), ids=lambda m: m[0])
@@ -36,7 +36,7 @@ RESULTS = {
     "uniform": of_scores(lambda s: s.fill_(0)),
     "a tile of columns missing": of_scores(lambda s: s[..., 64:128].fill_(-float("inf"))),
     "the last column missing": of_scores(lambda s: s[..., -1:].fill_(-float("inf"))),
-    "the first tile's powers not rescaled": of_scores(lambda s: s[..., :64].add_(0.5)),
+    "the first tile's exponentials not rescaled": of_scores(lambda s: s[..., :64].add_(0.5)),
     "of the next row": of_scores(lambda s: s.copy_(s.roll(1, -2))),
     "one row of the next": of_scores(lambda s: s[0, 7].copy_(s[0, 8])),
     "columns of V exchanged": of_scores(lambda s: s).unflatten(-1, (-1, 2)).flip(-1).flatten(-2),
@@ -52,7 +52,7 @@ def test_wrong_results_fail(name):
 
 
 def test_wrong_log_sum_exps_fail():
-    result, lse = CALL.torch()[1], CALL._powers(torch.float32)[1]
+    result, lse = CALL.torch()[1], CALL._exponentials(torch.float32)[1]
     for wrong in (lse * (1 + 1e-4), lse.roll(1, -1), lse - CALL.scores.float().amax(-1)):
         with pytest.raises(AssertionError, match="log-sum-exps"):
             CALL.check_result(result, wrong)

@@ -143,7 +143,7 @@ def test_classes_fit_shared_memory(depth, scores):
         )
         assert c.stages >= 3 and c.shared_memory <= ARCHITECTURES["sm_90a"].shared_memory
         assert c.depth >= depth and c.share_depth % 64 == 0 and c.share_depth <= 256
-        # Of lines a lane brings one at most, and some warps are left for what the diagonal cuts off.
+        # Of lines a lane loads one at most, and some warps are left for what the diagonal cuts off.
         assert c.producers <= 4 - causal and (not c.lines or c.rows // c.producers <= 32)
         assert (c.fillers, c.releases) == (
             (32 * c.producers, 128 * c.consumers) if lines else (1, c.consumers)

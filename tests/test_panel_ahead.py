@@ -33,7 +33,7 @@ def test_every_chunk_lies_where_it_is_taken(steps, ahead, registers, rows):
         for row in range(rows):
             absorbed = max(e.step for e in walk.events() if (e.what, e.row) == (ABSORBED, row))
             finished = min(e.step for e in walk.events() if (e.what, e.row) == (FINISHED, row))
-            assert finished > absorbed + 2 * plan.kernel.wait, "a meeting has these steps to come true"
+            assert finished > absorbed + 2 * plan.kernel.wait, "an exchange has these steps to come true"
 
 
 @pytest.mark.parametrize(

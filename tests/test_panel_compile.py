@@ -1,6 +1,6 @@
 """Compiled panels, read without a GPU: registers, stack, shared memory and the width of every access.
 
-On sm_90a each configuration, forward and backward, and each way of meeting and streaming; of shifted columns, of
+On sm_90a each configuration, forward and backward, and each way of exchange and streaming; of shifted columns, of
 reductions and of the other architectures a selection of that.
 """
 
@@ -49,8 +49,8 @@ STACK = {
     "row1x128x16x8_modes1_2": (16, "five CTAs an SM leave 96 registers"),
     "column16x8x8x8*": (32, "eight CTAs an SM leave 64 registers"),
     "row1x128x8x8*": (16, "eight CTAs an SM leave 64 registers"),
-    "*_meeting": (128, "two CTAs an SM leave 64 registers"),
-    "row*_meeting_edges": (80, "likewise"),
+    "*_exchange": (128, "two CTAs an SM leave 64 registers"),
+    "row*_exchange_edges": (80, "likewise"),
 }
 # Two of its stages use the same exponentials, which are spilled rather than evaluated again.
 STACK_OF_ENTROPY = 256
@@ -65,7 +65,7 @@ def panel_class(config, math: str, pair: tuple[str, str], arch: str = "sm_90a", 
         "vector": (config.vector_bytes if config.narrow else 16) // max(ITEM_SIZE[d] for d in dtypes[:full]),
         "kept_modes": 1,
         "reduced_modes": 1,
-        "meeting": False,
+        "exchange": False,
         "buffers": 1,
     }
     fields = standard | {"edges": False, "shifted": False} | fields
@@ -87,7 +87,7 @@ def panel_class(config, math: str, pair: tuple[str, str], arch: str = "sm_90a", 
 
 def selection(arch: str, math: str, every: int) -> Iterator[PanelClass]:
     """Each `every`-th configuration of an architecture in columns and half as many in rows, dtypes and modes in turns;
-    and what meets or streams in each combination."""
+    and what exchanges or streams in each combination."""
     inputs = len(MATHS[math, True].inputs)
     configs = [t for t in HELD[inputs] if t.cluster_n <= ARCHITECTURES[arch].cluster_limit]
     rows = [t for t in configs if not (t.alone or t.narrow)]
@@ -101,12 +101,12 @@ def selection(arch: str, math: str, every: int) -> Iterator[PanelClass]:
         pair = ("fp32", "fp32") if turn % 3 == 1 else ("bf16", "bf16")
         yield panel_class(config, math, pair, arch, shifted=True, kept_modes=MODES[turn % 2])
     ways = [("column", True, True), ("row", True, True), ("column", False, True), ("column", True, False)]
-    for turn, (orientation, meeting, streaming) in enumerate(
+    for turn, (orientation, exchange, streaming) in enumerate(
         (*ways, ("row", True, False))[:: (every + 1) // 2]
     ):
         pair = ("fp32", "fp32") if turn % 2 else ("bf16", "bf16")
         buffers = STREAMING[inputs].buffers if streaming else 1
-        fields = {"orientation": orientation, "meeting": meeting, "buffers": buffers}
+        fields = {"orientation": orientation, "exchange": exchange, "buffers": buffers}
         fields |= {"edges": orientation == "row"}
         c = panel_class(STREAMING[inputs], math, pair, arch, **fields)
         while c.shared_memory > ARCHITECTURES[arch].shared_memory:  # as `plan_panel` does
@@ -122,7 +122,7 @@ def selection(arch: str, math: str, every: int) -> Iterator[PanelClass]:
     for (orientation, config, anywhere), dtype in product(forms, ["bf16", "fp32"][: 2 if every == 1 else 1]):
         if (orientation, anywhere, dtype) == ("column", True, "fp32"):
             continue
-        fields = {"orientation": orientation, "meeting": True, "buffers": config.buffers}
+        fields = {"orientation": orientation, "exchange": True, "buffers": config.buffers}
         fields |= {"ahead": config.ahead, "registers": config.registers}
         fields["edges" if orientation == "row" else "shifted"] = anywhere
         c = panel_class(config, math, (dtype, dtype), arch, **fields)
@@ -167,7 +167,7 @@ def check(c: PanelClass, found: Compiled):
     got, wanted = accesses(found.ptx), expected_accesses(c)
     assert got.keys() == wanted.keys() and got >= wanted, f"{got}, not {wanted}"
     states = found.ptx.count("st.relaxed.gpu.global.b64")
-    assert states == (c.published_bytes // 8 if c.meeting else 0), "a pair of numbers at a time"
+    assert states == (c.published_bytes // 8 if c.exchange else 0), "a pair of numbers at a time"
     assert f".target {c.architecture}" in found.ptx
     assert not wrong(c, found.layouts), wrong(c, found.layouts)
 
@@ -225,7 +225,7 @@ def test_each_field_shapes_the_code(tmp_path, monkeypatch):
     c = panel_class(HELD[1][3], "softmax", ("bf16", "bf16"))
     base = compile_and_read(c, tmp_path, monkeypatch).ptx
     for change in (
-        {"orientation": "row", "across": 1}, {"across": 8}, {"meeting": True}, {"buffers": 2},
+        {"orientation": "row", "across": 1}, {"across": 8}, {"exchange": True}, {"buffers": 2},
         {"kept_modes": 2}, {"reduced_modes": 5},
     ):  # fmt: skip
         assert compile_and_read(replace(c, **change), tmp_path, monkeypatch).ptx != base, change

@@ -98,12 +98,12 @@ def check_numbers(made: PanelPlan):
     # A thread's share of the panel.
     assert c.across & (c.across - 1) == 0 and c.across * c.down == c.threads
     assert c.down == 1 or (c.columns <= c.threads and c.across <= WARP), "a thread for each column's state"
-    assert c.down > 1 or not (c.meeting or c.streaming or c.cluster_n > 1), "nothing is exchanged"
+    assert c.down > 1 or not (c.exchange or c.streaming or c.cluster_n > 1), "nothing is exchanged"
     assert c.chunk_steps * c.buffers == c.steps and c.chunk * c.buffers == c.tile
     assert made.chunks * c.chunk >= made.share
     if c.ahead:
         # Chunks that stay in shared memory have places, and so has what is on its way.
-        assert c.orientation == "row" and c.meeting and c.streaming and c.facts.outputs
+        assert c.orientation == "row" and c.exchange and c.streaming and c.facts.outputs
         assert 1 <= c.wait <= min(c.ahead, c.registers) and (c.wait + c.registers) % c.ahead == 0
         assert made.chunks - c.registers + c.ahead <= c.buffers
         assert made.ctas % made.parts == 0 or made.ctas < made.parts
@@ -121,8 +121,8 @@ def check_numbers(made: PanelPlan):
     assert made.share % c.unit == 0
     assert c.streaming or made.share <= c.tile
     assert c.streaming == (made.share > c.tile or made.ctas < made.tiles * made.parts)
-    assert c.meeting == (made.parts > 1)
-    assert not (c.cluster_n > 1 and (c.meeting or c.streaming)), "clusters hold what they take"
+    assert c.exchange == (made.parts > 1)
+    assert not (c.cluster_n > 1 and (c.exchange or c.streaming)), "clusters hold what they take"
     # Vectors are as wide as the operands allow.
     widest = 16 // max(ITEM_SIZE[d] for d in c.dtypes[:full])
     assert 1 <= c.vector <= widest and widest % c.vector == 0
@@ -137,18 +137,18 @@ def check_numbers(made: PanelPlan):
     assert c.kept_modes in MODES and c.reduced_modes in MODES
     assert len(made.operand_strides) == len(c.dtypes)
     assert all(len(s) == c.kept_modes + c.reduced_modes for s in made.operand_strides)
-    *numbers, meetings = made.arguments[:10]
-    assert all(n in INT32 for n in numbers) and meetings == made.meeting_bytes
+    *numbers, exchanges = made.arguments[:10]
+    assert all(n in INT32 for n in numbers) and exchanges == made.exchange_bytes
     assert all(n in INT32 for n in made.arguments[10:]), "sizes that indices are taken apart by"
     assert len(made.arguments) == 10 + c.kept_modes - 1 + c.reduced_modes - 1
     assert max(made.parts * c.cluster_n * made.share, made.length + c.tile) in INT32, "an index in 32 bits"
-    # Scratch memory: the words of each meeting point, then a state for each part of each panel.
-    assert bool(made.scratch) == c.meeting
-    if c.meeting:
+    # Scratch memory: the words of each exchange point, then a state for each part of each panel.
+    assert bool(made.scratch) == c.exchange
+    if c.exchange:
         words = made.tiles * (1 + made.parts) * 4
         states = made.tiles * made.parts * c.columns * max(c.whole_bytes, 8)
-        assert words <= made.meeting_bytes < words + 16 and made.meeting_bytes % 16 == 0
-        assert made.scratch >= made.meeting_bytes + states
+        assert words <= made.exchange_bytes < words + 16 and made.exchange_bytes % 16 == 0
+        assert made.scratch >= made.exchange_bytes + states
     assert c.movement in ("column", "split") and made.movement == c.movement
     assert hash(c) == hash(replace(c)) and PanelClass(**c.fields) == c
 
@@ -160,7 +160,7 @@ def check_whole(made: PanelPlan):
     check_numbers(made)
     panels.check_owners(made)
     c = made.kernel
-    form = c.across, c.threads, c.slots, c.cluster_n, c.meeting and made.parts
+    form = c.across, c.threads, c.slots, c.cluster_n, c.exchange and made.parts
     if form not in merging:
         merging.add(form)
         panels.check_merging(c, made.parts)
@@ -194,7 +194,7 @@ def test_every_movement_has_one_owner(drawn, data):
     for movement, made in panels.movements(panel_plan(problem, name)):
         panels.check_owners(made)
         panels.check_merging(made.kernel, made.parts)
-        if made.kernel.meeting:
+        if made.kernel.exchange:
             left = data.draw(st.sets(st.integers(0, made.parts - 1)), movement)
             panels.check_owners(made, sorted(left))
 
@@ -305,18 +305,18 @@ def test_configurations_fit_and_follow_each_other(arch):
             for shape in ((10**6, 64), (10**6, 1)):
                 made = panel_plan(problem_of(name, pair, shape, (0,)), name, arch)
                 check_numbers(made)
-                assert made.kernel.meeting
+                assert made.kernel.exchange
 
 
 def test_narrow_vectors_have_configurations_of_their_own():
-    """Of many threads and steps, where panels fill the GPU; others stream such columns, or meet."""
+    """Of many threads and steps, where panels fill the GPU; others stream such columns, or exchange."""
 
     def every_other(name: str, shape: tuple[int, int]) -> PanelClass:
         return panel_plan(problem_of(name, ("bf16",) * 2, shape, (0,), (2 * shape[1], 2)), name).kernel
 
     for shape, config in (((4096, 65536), HELD[1][-2]), ((8192, 32768), HELD[1][-1]), ((8193, 65536), None)):
         c = every_other("softmax", shape)
-        assert c.vector == 1 and c.meeting == (config is None)
+        assert c.vector == 1 and c.exchange == (config is None)
         assert config is None or (config.narrow and (c.threads, c.steps) == (config.threads, config.steps))
     for name, shape in (("softmax", (4096, 3)), ("logsumexp", (4096, 65536))):
         assert every_other(name, shape).steps < HELD[1][-1].steps
@@ -463,7 +463,7 @@ MUTANTS = {
     "a part is missing": lambda p: replace(p, parts=p.parts - 1),
     "groups are cut short": lambda p: replace(p, length=p.length - 1),
     "groups are missing": lambda p: replace(p, kept=(p.kept[0] - 1, *p.kept[1:])),
-    "nobody meets": lambda p: replace(p, kernel=replace(p.kernel, meeting=False)),
+    "nobody exchanges": lambda p: replace(p, kernel=replace(p.kernel, exchange=False)),
     "strides of the input are the output's in reverse": lambda p: replace(
         p, operand_strides=(p.operand_strides[0][::-1], p.operand_strides[1])
     ),

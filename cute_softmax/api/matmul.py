@@ -26,9 +26,9 @@ def softmax_matmul(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """The product `softmax(scale * scores + bias, -1) @ values`, with scores read once and no softmax matrix written.
 
-    CUDA tensors with values in bfloat16 or float16 run our kernels: powers are rounded to the dtype of the values, sums
-    are float32. All others take two steps, a softmax and torch's product: CPU tensors, values in float32 or float64,
-    and calls inside functorch's transforms.
+    CUDA tensors with values in bfloat16 or float16 run our kernels: exponentials are rounded to the dtype of the
+    values, sums are float32. All others take two steps, a softmax and torch's product: CPU tensors, values in float32
+    or float64, and calls inside functorch's transforms.
 
     A NaN or +inf among a row's scores makes the row NaN. The same call gives the same bits every time. Differentiable
     with respect to scores, values and bias. On sm_90 values whose rows do not begin at multiples of 16 bytes are copied
@@ -45,8 +45,8 @@ def softmax_matmul(
         empty_rows: What a row is in which nothing counts: "nan" as in torch, or "zero".
         return_lse: Also return the logarithms of the rows' sums of exponentials.
         stats: These logarithms, if they are known: what `softmax_stats` gives for the same scale, mask, bias and
-            causal, float32, broadcasting to (..., M). Powers are then formed in one step, without maxima, sums and
-            rescaling; the rounding of the logarithms becomes a relative error of about 1e-7 times their size. They
+            causal, float32, broadcasting to (..., M). Exponentials are then formed in one step, without maxima, sums
+            and rescaling; the rounding of the logarithms becomes a relative error of about 1e-7 times their size. They
             count as functions of the scores: gradients are those of the softmax, and none flows through them.
 
     Returns:

@@ -76,15 +76,17 @@ def composed(request: Request, wants_lse: bool = True) -> tuple[torch.Tensor, to
     """(the result, log-sum-exps or None) in two steps: the softmax, and a product by torch."""
     scores, values, mask, bias, scale, causal, zero, stats = request
     if stats is not None:
-        powers = torch.exp(modified(scores, mask, bias, scale, causal) - stats.unsqueeze(-1))
+        exponentials = torch.exp(modified(scores, mask, bias, scale, causal) - stats.unsqueeze(-1))
         if zero:
-            powers = powers.masked_fill(stats.isneginf().unsqueeze(-1), 0.0)
-        return powers.to(values.dtype) @ values, None
+            exponentials = exponentials.masked_fill(stats.isneginf().unsqueeze(-1), 0.0)
+        return exponentials.to(values.dtype) @ values, None
     shapes = [t.shape for t in (scores, mask, bias) if t is not None]
     scores = scores.expand(torch.broadcast_shapes(*shapes))
-    powers = softmax(scores, Scores(bias, mask, None, scale, causal, 1.0, zero), (scores.dim() - 1,), None)
+    exponentials = softmax(
+        scores, Scores(bias, mask, None, scale, causal, 1.0, zero), (scores.dim() - 1,), None
+    )
     lse = formula(scores, mask, bias, scale, causal) if wants_lse else None
-    return powers.to(values.dtype) @ values, lse
+    return exponentials.to(values.dtype) @ values, lse
 
 
 def gradients(
@@ -98,13 +100,13 @@ def gradients(
     scores, values, mask, bias, scale, causal, *_ = request
     x = modified(scores, mask, bias, scale, causal)
     # Rows without a score that counts: exp(-inf - -inf) is not what they added.
-    powers = torch.exp(x - lse.nan_to_num(nan=math.nan, neginf=0.0).unsqueeze(-1))
-    delta = (grad.to(powers.dtype) * result).sum(-1, keepdim=True)
+    exponentials = torch.exp(x - lse.nan_to_num(nan=math.nan, neginf=0.0).unsqueeze(-1))
+    delta = (grad.to(exponentials.dtype) * result).sum(-1, keepdim=True)
     if grad_lse is not None:
         delta = delta - grad_lse.unsqueeze(-1)
-    inner = powers * (grad @ values.mT - delta)
+    inner = exponentials * (grad @ values.mT - delta)
     if mask is not None or causal is not None:
         inner = inner.masked_fill(x == -math.inf, 0.0)
-    to_values = (powers.to(grad.dtype).mT @ grad).sum_to_size(values.shape)
+    to_values = (exponentials.to(grad.dtype).mT @ grad).sum_to_size(values.shape)
     to_scores = (inner * scale).sum_to_size(scores.shape).to(scores.dtype)
     return to_scores, to_values, None if bias is None else inner.sum_to_size(bias.shape).to(bias.dtype)

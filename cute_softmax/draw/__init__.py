@@ -62,10 +62,10 @@ def figures(plan: AnyPlan, thread: int | None = None) -> dict[str, Figure]:
     tv: one step of all threads. tile: the CTA's whole tile in global memory. smem: staged inputs in shared
     memory. edges: head, body and tail of rows off a vector boundary; shift: blocks and vectors of columns off one.
     predicate: the vectors that exist.
-    shuffle, reduction_buffer, cluster: how partial results meet in a CTA and a cluster; meeting: in global memory.
-    Of softmax(S) @ V: tile: its blocks. ring: stages of shared memory. scores, values, grad: swizzled tiles there.
-    ldmatrix, pairs, lines: scores on their way to registers. registers: one thread's, up to the operand. fragments,
-    first_product, second_product: A, B and C of the instructions. exchange: before the store.
+    shuffle, reduction_buffer, cluster: how partial results are exchanged in a CTA and a cluster; exchange: in global
+    memory. Of softmax(S) @ V: tile: its blocks. ring: stages of shared memory. scores, values, grad: swizzled tiles
+    there. ldmatrix, pairs, lines: scores on their way to registers. registers: one thread's, up to the operand.
+    fragments, first_product, second_product: A, B and C of the instructions. exchange: before the store.
     thread: `thread` (by default one at the end of a group) followed through all of them. What a Plan does not use is
     left out. Raises ValueError for a thread that the CTA lacks; of softmax(S) @ V they count within a warpgroup.
     """

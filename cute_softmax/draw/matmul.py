@@ -256,8 +256,8 @@ def _of_two_rows(view: View, title: str) -> Figure:
 def _pairs(view: View) -> Figure:
     figure = _of_two_rows(view, "sS: float32 scores, read in pairs")
     return figure.noted(
-        "Each thread reads the pairs that the A operand wants of it, 8 bytes at a time, and rounds the powers to the "
-        "dtype of V afterwards.",
+        "Each thread reads the pairs that the A operand wants of it, 8 bytes at a time, and rounds the exponentials to "
+        "the dtype of V afterwards.",
         *[line for line in checks.check(view.plan).shared if line.startswith("sS")],
     )
 
@@ -292,8 +292,8 @@ def _registers(view: View) -> Figure:
             "then both 8 columns further"
         )
     return figure.noted(
-        f"A line is one instruction's operand: {loaded}. Scores become powers in place, register by register, and are "
-        "the operand as they are: nothing moves between threads.",
+        f"A line is one instruction's operand: {loaded}. Scores become exponentials in place, register by register, "
+        "and are the operand as they are: nothing moves between threads.",
         "The four threads of a quad share a row, so that its sum and its maximum need two rounds of shuffles, at "
         "distances 1 and 2, and those only now and then.",
     )
@@ -338,7 +338,7 @@ def _fragments(view: View) -> Figure:
         title=f"A, B and C: one wgmma m{BLOCK_ROWS}n{c.depth}k{named.INSTRUCTION_K}",
     )
     return figure.noted(
-        f"{count(BLOCKS, 'instruction')} of these multiply a step's 64 columns. A: powers P from registers. B: "
+        f"{count(BLOCKS, 'instruction')} of these multiply a step's 64 columns. A: exponentials P from registers. B: "
         f"{named.INSTRUCTION_K} rows of V, given by the address of the tile. C: {c.depth // 2} float32 sums a thread.",
         "A and C place rows alike: thread t of a warp holds its rows t / 4 and t / 4 + 8 in both. So each thread "
         "rescales the sums of just the two rows whose scores it holds, without asking anybody.",
@@ -410,7 +410,7 @@ def walk(plan: MatmulPlan, found: dict[str, Figure], thread: int | None = None) 
         )
     steps += [
         Step(
-            "Scores become powers",
+            "Scores become exponentials",
             "In place: a conversion, one multiply-add, one ex2 and one addition an element. These registers are "
             "then the A operand.",
             "registers",
@@ -427,7 +427,7 @@ def walk(plan: MatmulPlan, found: dict[str, Figure], thread: int | None = None) 
             ),
             Step(
                 "Multiply",
-                "The warpgroup's instruction adds 16 terms to all sums, while the next block's powers are made.",
+                "The warpgroup's instruction adds 16 terms to all sums, while the next block's exponentials are made.",
                 "fragments",
                 own,
             ),

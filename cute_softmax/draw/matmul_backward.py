@@ -179,10 +179,10 @@ def _ring(view: View) -> Figure:
             ),
         )
 
-    bringing = "One warp brings" if c.producers == 1 else f"{c.producers} warps bring"
+    loading = "One warp loads" if c.producers == 1 else f"{c.producers} warps load"
     figure = ring(
         "The ring of stages in shared memory",
-        f"{bringing} step after step ahead of the warpgroups that compute; three buffers share a pair of barriers.",
+        f"{loading} step after step ahead of the warpgroups that compute; three buffers share a pair of barriers.",
         [
             buffer(f"sS: {c.rows} \u00d7 {c.columns} scores", c.score_bytes),
             buffer(f"sO: {c.rows} \u00d7 {c.depth} of dO", c.rows * c.depth * view.half),
@@ -190,7 +190,7 @@ def _ring(view: View) -> Figure:
         ],
     )
     notes = [
-        f"Each step brings {c.step_bytes:,} bytes; together {c.shared_memory:,} bytes of shared memory a CTA."
+        f"Each step loads {c.step_bytes:,} bytes; together {c.shared_memory:,} bytes of shared memory a CTA."
     ]
     if c.sent:
         notes.append(

@@ -54,7 +54,7 @@ def operand(values: AnyLayout) -> Figure:
         title="ldmatrix with transpose: from the swizzled tile of V to the B fragments",
     )
     return figure.noted(
-        f"Rows are rows of V (k), columns its columns (n). One ldmatrix brings the B operands of two "
+        f"Rows are rows of V (k), columns its columns (n). One ldmatrix loads the B operands of two "
         f"instructions, {WIDTH} columns each: their elements V0 to V3 and V4 to V7. Every warp loads them for itself.",
     )
 

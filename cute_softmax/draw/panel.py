@@ -39,8 +39,8 @@ def figures(plan: PanelPlan, thread: int | None = None) -> dict[str, Figure]:
         found["shift"] = panel_shift.lines(plan)
     if c.ahead:
         found["places"] = panel_ahead.places(plan)
-    if c.meeting:
-        found["meeting"] = panel_exchanges.meeting(view)
+    if c.exchange:
+        found["exchange"] = panel_exchanges.exchange(view)
     followed = [f for name, f in found.items() if name not in ("tv", "places", "shift")]
     found[FOLLOWED] = draw.follow_thread(
         followed, view.followed, title=f"Thread {view.followed} of {c.threads:,}{view.where}"
@@ -207,7 +207,7 @@ def _predicate(view: View) -> Figure:
         bounds = {"n": end, "column_start": start, "rows_inside": min(len(view.final), c.tile)}
         stored = Layout((1, c.steps, 1), (0, 1, 0))
     names = [f"CTA {rank}"] if c.cluster_n > 1 else []
-    names += [f"part {part}"] if c.meeting else []
+    names += [f"part {part}"] if c.exchange else []
     figure = draw.predicate_tensor(
         stored,
         c.tv,

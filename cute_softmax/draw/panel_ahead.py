@@ -78,7 +78,7 @@ def places(plan: PanelPlan) -> Figure:
         f"A step asks for the chunk that the step {c.ahead} later absorbs: it comes to where this step has made room.",
         f"Chunks 0 to {walk.registers - 1} move to registers when they are absorbed; the others stay where they are.",
         f"In the first {walk.wait} steps nothing is finished, and in the last {walk.wait} nothing is absorbed: so long "
-        "the parts of a row may take to meet.",
+        "the parts of a row may take to exchange their states.",
     )
 
 

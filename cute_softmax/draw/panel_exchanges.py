@@ -161,7 +161,7 @@ def _two_trips(view: View) -> Figure:
     )
 
 
-def meeting(view: View) -> Figure:
+def exchange(view: View) -> Figure:
     p, c = view.plan, view.kernel
     waits = bool(c.facts.outputs)
 
@@ -203,7 +203,7 @@ def meeting(view: View) -> Figure:
         c.published_bytes,
         "part",
         state,
-        base=p.meeting_bytes,
+        base=p.exchange_bytes,
         role="published",
     )
     merged = view.slots(
@@ -217,9 +217,9 @@ def meeting(view: View) -> Figure:
     )
     figure = draw.slots(
         [words, states] if c.lanes_read else [words, states, merged],
-        title=f"The meeting of {count(p.parts, 'part')} of panel 0",
-        lead=f"{p.scratch:,} bytes of scratch memory for {count(p.tiles, 'panel')}: {p.meeting_bytes:,} of words, then "
-        "the states.",
+        title=f"The exchange of {count(p.parts, 'part')} of panel 0",
+        lead=f"{p.scratch:,} bytes of scratch memory for {count(p.tiles, 'panel')}: {p.exchange_bytes:,} of words, "
+        "then the states.",
     )
     notes = [
         "Each CTA writes the states of its part and counts itself in. The last to arrive merges all and stores."

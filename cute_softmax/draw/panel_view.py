@@ -98,7 +98,7 @@ class View:
         c, names = self.kernel, []
         if c.cluster_n > 1:
             names.append(f"CTA 0 (of 0 to {c.cluster_n - 1})")
-        if c.meeting:
+        if c.exchange:
             names.append(f"part 0 (of 0 to {self.plan.parts - 1})")
         return "".join(f", {n}" for n in names)
 

@@ -92,20 +92,20 @@ def walk_of(found: dict[str, Figure], exchanges: Sequence[tuple[str, int]], c: P
                 lambda facts: facts.role in ("sender", "receiver", "barrier"),
             )
         )
-    if "meeting" in found:
+    if "exchange" in found:
         steps += [
             Step(
                 "Count in",
                 "Having written its states, the CTA counts itself in"
                 + (" and waits for the others, but not for ever." if c.facts.outputs else "."),
-                "meeting",
+                "exchange",
                 lambda facts: facts.role == "word",
             ),
             Step(
                 "Merge the parts",
                 ("In every CTA" if c.facts.outputs else "In the last CTA to arrive")
                 + " the threads of a column merge the states of all parts, in a fixed order.",
-                "meeting",
+                "exchange",
                 lambda facts: facts.role in ("published", "merged") and of_first(facts),
             ),
         ]

@@ -307,7 +307,7 @@ def _reduction_buffer(view: View) -> Figure:
     )
     notes = [
         "Shape (rows, (warps of a row, CTAs of the cluster), stages) in order (1, 0, 2): the peers of a row "
-        "lie side by side, so that one load brings them into the lanes of a warp."
+        "lie side by side, so that one load fetches them into the lanes of a warp."
     ]
     for name, stage in view.exchanges:
         which = (
@@ -316,7 +316,7 @@ def _reduction_buffer(view: View) -> Figure:
         notes.append(f"{which} {name}: {c.facts.state_bytes} bytes a slot.")
     if c.turns > 1:
         notes.append(
-            "The CTAs stay and alternate between two buffers from tile to tile: to write one again a warp "
+            "The CTAs are persistent and alternate between two buffers from tile to tile: to write one again a warp "
             "must have passed the exchange in the other, so that it never overwrites what a slow warp still "
             "reads."
         )

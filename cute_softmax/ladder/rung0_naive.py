@@ -35,9 +35,9 @@ def kernel(mX: cute.Tensor, mY: cute.Tensor):
         # The second and the third: exponentials go back to memory.
         total = Float32(0.0)
         for k in cutlass.range(N):
-            power = cute.math.exp(tXgX[k].to(Float32) - largest, fastmath=True)
-            tXgY[k] = power.to(mY.element_type)
-            total += power
+            exponential = cute.math.exp(tXgX[k].to(Float32) - largest, fastmath=True)
+            tXgY[k] = exponential.to(mY.element_type)
+            total += exponential
         # The fourth and the fifth.
         inverse = 1.0 / total
         for k in cutlass.range(N):

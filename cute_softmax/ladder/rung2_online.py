@@ -47,5 +47,5 @@ def kernel(mX: cute.Tensor, mY: cute.Tensor):
         # Finish and store.
         inverse = 1.0 / total
         for k in cutlass.range(N):
-            power = cute.math.exp(tXgX[k].to(Float32) - row_max, fastmath=True)
-            tXgY[k] = (power * inverse).to(mY.element_type)
+            exponential = cute.math.exp(tXgX[k].to(Float32) - row_max, fastmath=True)
+            tXgY[k] = (exponential * inverse).to(mY.element_type)

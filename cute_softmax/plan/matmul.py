@@ -23,7 +23,7 @@ VALUE_STAGES = 3
 MOST_PARTS = 256
 FEWEST_STEPS = 4  # of a part
 # In nanoseconds on an H200 (2026-11-22): what begins and ends a tile; a second launch, and a number of a part stored
-# and read again for it; halves that meet in a pair of CTAs, and a pair that begins where another has ended.
+# and read again for it; halves that a pair of CTAs merges, and a pair that begins where another has ended.
 TILE_COST = 1500.0
 LAUNCH_COST = 6000.0
 MERGE_COST = 2.25e-3
@@ -296,8 +296,8 @@ def plan_matmul(
                     numbers = math.prod(p.batch) * p.rows * parts * c.shares * p.depth
                     cost += LAUNCH_COST + numbers * MERGE_COST
                 if best is None or cost < best[0]:
-                    stay = instruction == "wgmma" and not made.paired
-                    best = cost, made, parts, part_steps, min(ctas, at_once) if stay else ctas
+                    persistent = instruction == "wgmma" and not made.paired
+                    best = cost, made, parts, part_steps, min(ctas, at_once) if persistent else ctas
     _, c, parts, part_steps, ctas = best
     return MatmulPlan(
         matmul_class=c,
@@ -321,7 +321,7 @@ def plan_matmul(
 
 
 def merging(c: MatmulClass, parts: int, device: Device) -> Iterator[MatmulClass]:
-    """How a class may bring so many parts of the columns together."""
+    """How a class may merge so many parts of the columns."""
     yield replace(c, split=c.alternate or parts > 1)
     clusters = min(device.architecture.cluster_limit, device.multiprocessors) > 1
     # Clusters of four and of eight leave SMs idle, and lose to a second launch.

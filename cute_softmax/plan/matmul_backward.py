@@ -100,7 +100,7 @@ class MatmulBackwardClass(ClassBase):
 
     @property
     def step_bytes(self) -> int:
-        """What one step brings to shared memory: tiles of S and dO, and two float32 numbers a row."""
+        """What one step loads to shared memory: tiles of S and dO, and two float32 numbers a row."""
         return self.score_bytes + self.rows * (self.depth * ITEM_SIZE[self.dtypes[1]] + 8)
 
     @property
@@ -251,7 +251,7 @@ class MatmulBackwardPlan(PlanBase):
             f"D = {self.depth}, {' -> '.join(dict.fromkeys(c.dtypes))}, for {c.architecture}",
             f"  movement   matmul_backward: class {c.name}; before it {self.delta.math}",
             f"  tile       {c.columns} columns of S, steps of {c.rows} rows; D as {c.depth}",
-            f"  warpgroups {c.consumers} compute, {c.shares} a slab of 64 columns; one brings",
+            f"  warpgroups {c.consumers} compute, {c.shares} a slab of 64 columns; one loads",
             f"  operands   V in {'shared memory' if c.deep else 'registers'}; S {way}",
             f"  ring       {c.stages} stages of {c.step_bytes} bytes; {c.shared_memory} bytes of shared memory",
             f"  grid       {self.ctas} CTAs for {self.tiles} tiles, {self.splits} part(s) of a walk over "

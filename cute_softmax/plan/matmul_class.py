@@ -24,12 +24,12 @@ class MatmulClass(ClassBase):
     causal: whether columns beyond the diagonal are skipped; scaled: whether scores are multiplied by a number.
     zero: whether rows with nothing left give zeros instead of NaN.
     vector: elements of the output that are stored at a time.
-    lines: whether rows of S begin anywhere: all of 16 bytes around a row's part of a tile is brought.
+    lines: whether rows of S begin anywhere: all of 16 bytes around a row's part of a tile is loaded.
     mask: whether there is one; bias: its dtype, or "".
     split: whether columns are cut into parts, whose results are merged in a second launch; alternate: whether the
         warpgroups take turns with the steps of the same rows, each with results of its own, instead of rows.
-    paired: whether columns are cut in two, for two CTAs of a cluster that merge their results on chip. Else CTAs stay
-        for one tile after another.
+    paired: whether columns are cut in two, for two CTAs of a cluster that merge their results on chip. Else CTAs
+        are persistent.
     instruction: "wgmma", or "mma" for mma.sync, whose warps all load and multiply, by copies of `access` bytes of
         scores and of values; its two rings are one, and `resident` CTAs share a multiprocessor.
     stats: whether the rows' log-sum-exps are given.
@@ -116,7 +116,7 @@ class MatmulClass(ClassBase):
 
     @property
     def threads(self) -> int:
-        """The warpgroups that multiply, and for wgmma one of which two warps bring tiles: registers move between
+        """The warpgroups that multiply, and for wgmma one of which two warps load tiles: registers move between
         warpgroups."""
         return 128 * (self.warpgroups + (self.instruction == "wgmma"))
 

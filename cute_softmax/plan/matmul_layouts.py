@@ -86,7 +86,7 @@ def matrices(columns: int, warps: int = 4, transposed: bool = False) -> Layout:
 
 def values_fragment() -> Layout:
     """(thread, value) -> index in a tile of 16 columns of V by 16 of its rows, columns fastest: the B operands of two
-    mma.sync, which one ldmatrix brings."""
+    mma.sync, which one ldmatrix loads."""
     return Layout(((4, 8), (2, 2, 2)), ((32, 1), (16, 128, 8)))
 
 

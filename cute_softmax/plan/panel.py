@@ -28,7 +28,7 @@ from .panel_configs import (
 )
 from .problem import ALIGNMENT, ITEM_SIZE, Mode, Problem
 
-# A meeting point waits so long (nanoseconds) before a CTA leaves its part to the last one that arrives.
+# An exchange point waits so long (nanoseconds) before a CTA leaves its part to the last one that arrives.
 PATIENCE = 1_000_000
 
 
@@ -134,17 +134,17 @@ class PanelPlan(PlanBase):
         return min(items, self.resident) if several else items
 
     @property
-    def meeting_bytes(self) -> int:
-        """Bytes of all meeting points, in whole 16."""
+    def exchange_bytes(self) -> int:
+        """Bytes of all exchange points, in whole 16."""
         return -(-self.tiles * (1 + self.parts) * 4 // 16) * 16
 
     @property
     def scratch(self) -> int:
-        """Bytes of zeroed memory that the launch needs: the meeting points, then the parts' states."""
-        if not self.kernel.meeting:
+        """Bytes of zeroed memory that the launch needs: the exchange points, then the parts' states."""
+        if not self.kernel.exchange:
             return 0
         states = self.tiles * self.parts * self.kernel.columns * self.kernel.published_bytes
-        return self.meeting_bytes + states
+        return self.exchange_bytes + states
 
     @property
     def arguments(self) -> tuple[int, ...]:
@@ -159,7 +159,7 @@ class PanelPlan(PlanBase):
             int(self.evict_last),
             self.patience,
             self.chunks,
-            self.meeting_bytes,
+            self.exchange_bytes,
             *self.kept[:0:-1],
             *self.reduced[:0:-1],
         )
@@ -173,8 +173,8 @@ class PanelPlan(PlanBase):
             where = f"a CTA or more a row, {c.threads} threads along it"
         if c.cluster_n > 1:
             where += f", clusters of {c.cluster_n} CTAs"
-        if c.meeting:
-            where += f"; {self.parts} parts that meet in global memory"
+        if c.exchange:
+            where += f"; {self.parts} parts that exchange states in global memory"
         lines = [
             f"{c.math} of {self.groups} groups of {self.length}, "
             f"{' -> '.join(dict.fromkeys(c.dtypes))}, for {c.architecture}",
@@ -233,7 +233,7 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
     kept, reduced = _padded(kept, problem), _padded(reduced, problem)
 
     def class_of(
-        config: PanelConfig, narrowed: int = 1, *, meeting: bool = False, streaming: bool = False
+        config: PanelConfig, narrowed: int = 1, *, exchange: bool = False, streaming: bool = False
     ) -> PanelClass:
         size = max(ITEM_SIZE[d] for d in problem.dtypes[: facts.full])
         width = min(vector, config.vector_bytes // size) if orientation == "column" else vector
@@ -254,7 +254,7 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
             cluster_n=config.cluster_n,
             kept_modes=len(kept),
             reduced_modes=len(reduced),
-            meeting=meeting,
+            exchange=exchange,
             buffers=config.buffers if streaming else 1,
             min_blocks=config.min_blocks,
             ahead=config.ahead,
@@ -323,7 +323,7 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
         share = share_of(c, parts)
         parts = math.ceil(length / share)
         streaming = share > c.tile or (several and panels(c) * parts > resident)
-        made = planned(class_of(config, meeting=parts > 1, streaming=streaming), parts, share)
+        made = planned(class_of(config, exchange=parts > 1, streaming=streaming), parts, share)
         return keeping(made) if several else made
 
     def of_chunks(chunks_of_a_part: float, panels_at_once: int) -> Callable[[PanelClass, int], int]:
@@ -356,7 +356,7 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
 
     def row_ahead() -> PanelPlan | None:
         """As many rows at once as are held, and the next ahead; None for longer rows, and for no more."""
-        c, resident = class_of(AHEAD, meeting=True, streaming=True), device.multiprocessors
+        c, resident = class_of(AHEAD, exchange=True, streaming=True), device.multiprocessors
         parts = math.ceil(length / (c.most_chunks * c.chunk))
         if (
             len(facts.inputs) > 1
@@ -371,7 +371,7 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
         """The deep configuration for what has a full output, if the architecture has room for as many as share an
         SM."""
         for config in DEEP.get((orientation, len(facts.inputs)), ()) if facts.outputs else ():
-            c = class_of(config, meeting=True, streaming=True)
+            c = class_of(config, exchange=True, streaming=True)
             room = config.min_blocks * c.shared_memory <= device.architecture.shared_memory
             if length <= config.longest and room:
                 return config
@@ -386,7 +386,7 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
         if made.kernel.streaming:
             return made
     config = STREAMING[len(facts.inputs)]
-    while class_of(config, meeting=True, streaming=True).shared_memory > device.architecture.shared_memory:
+    while class_of(config, exchange=True, streaming=True).shared_memory > device.architecture.shared_memory:
         config = replace(config, steps=config.steps // 2)
     return cut(config, of_chunks(CHUNKS_OF_A_PART[orientation], 1))
 

@@ -27,7 +27,7 @@ class PanelClass(ClassBase):
     vectors of columns may, so that aligned blocks are copied and shifted into place, see `kernels.panel.shift`;
     across: threads side by side over groups; threads: of a CTA; steps: vectors that a thread holds; cluster_n: CTAs
     that share a panel through distributed shared memory;
-    kept_modes, reduced_modes: how many; meeting: whether CTAs meet in global memory;
+    kept_modes, reduced_modes: how many; exchange: whether CTAs exchange states in global memory;
     buffers: chunks that a CTA holds of what it takes, of which it reads the others twice; 1 if it holds everything;
     min_blocks: CTAs that an SM must hold;
     ahead: steps that copies are asked for ahead, where a row is absorbed while another is finished; else 0;
@@ -48,7 +48,7 @@ class PanelClass(ClassBase):
     cluster_n: int
     kept_modes: int
     reduced_modes: int
-    meeting: bool
+    exchange: bool
     buffers: int
     min_blocks: int
     ahead: int = 0
@@ -61,13 +61,13 @@ class PanelClass(ClassBase):
 
     @property
     def signature(self) -> str:
-        """The numbers of `PanelPlan.arguments`, sizes of modes, a meeting's scratch memory, addresses and strides."""
+        """The numbers of `PanelPlan.arguments`, sizes of modes, an exchange's scratch memory, addresses and strides."""
         modes = self.kept_modes + self.reduced_modes
-        return "i" * 9 + "l" + "l" * (modes - 2 + self.meeting + len(self.dtypes) * (1 + modes))
+        return "i" * 9 + "l" + "l" * (modes - 2 + self.exchange + len(self.dtypes) * (1 + modes))
 
     @property
     def movement(self) -> str:
-        return "split" if self.meeting or self.orientation == "row" else "column"
+        return "split" if self.exchange or self.orientation == "row" else "column"
 
     @property
     def facts(self) -> Math:
@@ -168,7 +168,7 @@ class PanelClass(ClassBase):
 
     @property
     def prefetches(self) -> bool:
-        """Whether loads of a panel bring its neighbour's bytes into L2: 2% for those of 128 bytes."""
+        """Whether loads of a panel prefetch its neighbour's bytes into L2: 2% for those of 128 bytes."""
         return self.orientation == "column" and self.width < PANEL_BYTES
 
     @property
@@ -267,7 +267,7 @@ class PanelClass(ClassBase):
     @property
     def peers(self) -> Layout:
         """(column, CTA of the cluster, trip or reader of parts) -> slot of a state."""
-        readers = self.readers if self.meeting and not self.lanes_read else 1
+        readers = self.readers if self.exchange and not self.lanes_read else 1
         senders = self.cluster_n if self.trips == 1 else self.trips
         return Layout.ordered((self.columns, max(senders, readers)), (0, 1))
 
@@ -285,8 +285,8 @@ class PanelClass(ClassBase):
             parts.append(f"modes{self.kept_modes}_{self.reduced_modes}")
         if self.cluster_n > 1:
             parts.append(f"cluster{self.cluster_n}")
-        if self.meeting:
-            parts.append("meeting")
+        if self.exchange:
+            parts.append("exchange")
         if self.streaming:
             parts.append(f"streaming{self.buffers}")
         if self.edges:

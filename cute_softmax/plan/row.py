@@ -17,7 +17,7 @@ from .row_configs import FEW_ABOVE, RowConfig, configurations
 
 # A row has at least so many vectors: a short one is divided finely enough that several threads load it at once.
 VECTORS_PER_ROW = 8
-# Vectors that one commit group of asynchronous copies brings, and that the online recurrence takes at a time. Of what
+# Vectors that one commit group of asynchronous copies loads, and that the online recurrence takes at a time. Of what
 # is kept in shared memory each part has a maximum of its own, so that larger ones are faster (docs/experiments.md).
 PART, KEPT_PART = 2, 4
 KEPT_BYTES = 4  # of what is kept of an element

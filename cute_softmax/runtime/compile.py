@@ -37,7 +37,7 @@ def kernel_of(c: ClassBase) -> Any:
         from ..kernels.panel.panel import PanelKernel
         from ..kernels.panel.split import SplitKernel
 
-        return (SplitKernel if c.meeting else PanelKernel)(c, build_math(c))
+        return (SplitKernel if c.exchange else PanelKernel)(c, build_math(c))
     if c.movement == "matmul":
         from ..kernels.matmul.forward_mma import MmaKernel
         from ..kernels.matmul.forward_wgmma import MatmulKernel

@@ -320,17 +320,17 @@ PANELS = (
     ),
     Section(
         "split",
-        "Parts that meet in global memory",
+        "Parts that exchange states in global memory",
         ((200000, 1000), (1000000, 1000)),
-        lambda p: p.kernel.meeting and p.kernel.streaming,
+        lambda p: p.kernel.exchange and p.kernel.streaming,
         lambda p: (
             f"Softmax over the first dimension of 200,000 x 1,000: {p.tiles} panels would leave most SMs idle, and no "
             f"cluster holds one. {p.parts} CTAs take a part of each panel, read it in chunks and meet in global memory."
         ),
         {
-            "meeting": lambda p: (
-                "**The meeting point** is a few zeroed words and a state for each column and part. A CTA publishes its "
-                "states, counts itself in, and reads those of all parts until none is zero, which no state is; it "
+            "exchange": lambda p: (
+                "**The exchange point** is a few zeroed words and a state for each column and part. A CTA publishes "
+                "its states, counts itself in, and reads those of all parts until none is zero, which no state is; it "
                 "merges them in the order of the parts. A CTA that waits in vain gives its part up, and the last one "
                 "to come finishes it."
             ),

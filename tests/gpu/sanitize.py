@@ -184,9 +184,9 @@ def row_jobs(arch: str, maths: list[str], names: list[str]) -> Iterator[Job]:
 
 
 def panel_jobs(maths: list[str], names: list[str]) -> Iterator[Job]:
-    """Each configuration of the panels, in columns and in rows; parts that meet and parts that are read twice; vectors
-    of one element in columns, scalars at the edges of rows. A length leaves the last step partly empty, a width the
-    last panel."""
+    """Each configuration of the panels, in columns and in rows; parts that exchange and parts that are read twice;
+    vectors of one element in columns, scalars at the edges of rows. A length leaves the last step partly empty, a width
+    the last panel."""
     device = launch.device_facts(0)
     forms = []  # (math, dtype, orientation, configuration, parts, tiles of a part, patience, narrow)
     for name in (n for n in PANELS if n in maths):

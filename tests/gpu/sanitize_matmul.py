@@ -133,7 +133,7 @@ def check_forward(made: MatmulPlan, c: Call, inputs: list[torch.Tensor], outputs
         tensors.append(torch.empty(made.parts_bytes, dtype=torch.uint8, device="cuda"))
     if made.kernel.stats:
         tensors.append(
-            c._powers(torch.float64)[1].expand(c.scores.shape[:-1]).float().contiguous().to("cuda")
+            c._exponentials(torch.float64)[1].expand(c.scores.shape[:-1]).float().contiguous().to("cuda")
         )
     if made.kernel.instruction == "wgmma" and not made.kernel.paired:
         made = replace(made, ctas=min(made.ctas, CTAS))

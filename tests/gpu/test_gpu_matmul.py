@@ -1,8 +1,8 @@
-"""softmax(S) @ V against float64. The unit of an error is what the row's powers and values can add up to.
+"""softmax(S) @ V against float64. The unit of an error is what the row's exponentials and values can add up to.
 
 A result may be off by `FACTOR` times the root mean square error of torch's softmax in float32, product in float32 and
-rounding to the same dtype, and no element by more than `MOST` of its unit: the powers' own rounding, and that of the
-result.
+rounding to the same dtype, and no element by more than `MOST` of its unit: the exponentials' own rounding, and that of
+the result.
 """
 
 import math
@@ -139,7 +139,7 @@ def test_parts(rows, columns, depth):
     ],
 )
 def test_pairs(rows, depth, columns, scores, instruction, monkeypatch):
-    """Halves of the columns that meet in a pair of CTAs with tiles of so many rows, whatever a plan would choose."""
+    """Halves of the columns that a pair of CTAs merges with tiles of so many rows, whatever a plan would choose."""
     if instruction == "mma":
         pytest.skip("pairs are wgmma's")
     module, plan = (sys.modules[f"cute_softmax.{name}"] for name in ("dispatch.matmul", "plan.matmul"))

@@ -1,4 +1,5 @@
-"""One problem in every movement, and CTAs that meet in global memory: alone, beside others, captured in graphs."""
+"""One problem in every movement, and CTAs that exchange states in global memory: alone, beside others, captured in
+graphs."""
 
 import os
 import time
@@ -15,7 +16,7 @@ from cute_softmax import softmax
 from cute_softmax.plan.hardware import ARCHITECTURES
 from cute_softmax.runtime import launch
 
-# How long kernels that meet run side by side; set it to 60 for a minute.
+# How long kernels that exchange run side by side; set it to 60 for a minute.
 SECONDS = float(os.environ.get("CUTE_SOFTMAX_TEST_SECONDS", "5"))
 dtypes = pytest.mark.parametrize("dtype", DTYPES)
 PROBLEMS = [
@@ -200,9 +201,9 @@ def test_infinities_in_every_movement(shape, dims, dtype, arch):
             check_softmax(guarded_forward(made, part), part, dims)
 
 
-def meetings(x, dims, arch):
+def exchanges(x, dims, arch):
     for name, made in every("softmax", (x, x), dims, arch):
-        if made.kernel.meeting:
+        if made.kernel.exchange:
             yield name, made
 
 
@@ -212,7 +213,7 @@ def meetings(x, dims, arch):
 def test_parts_that_are_given_up(patience, shape, dims, dtype, arch):
     """No CTA waits: the last one finishes all parts, and the bits are the same."""
     x = random(shape, DTYPES[dtype], seed=1, scale=3.0)
-    for name, made in meetings(x, dims, arch):
+    for name, made in exchanges(x, dims, arch):
         wanted = guarded_forward(made, x)
         check_softmax(wanted, x, dims)
         for _ in range(5):
@@ -229,7 +230,7 @@ def test_backward_of_parts_that_are_given_up(dtype, arch):
     for shape, dims in PROBLEMS:
         dy, y = random(shape, DTYPES[dtype], seed=1), softmax(random(shape, DTYPES[dtype], seed=2), dims)
         for _, made in every("softmax_backward", (dy, y, y), dims, arch):
-            if made.kernel.meeting:
+            if made.kernel.exchange:
                 out = torch.empty_like(y)
                 calls.launched(replace(made, patience=0), (dy, y, out))
                 check_backward(out, dy, y, dims)
@@ -237,14 +238,14 @@ def test_backward_of_parts_that_are_given_up(dtype, arch):
 
 @pytest.mark.parametrize("patience", [0, 20_000, 1_000_000])
 def test_many_streams_beside_a_busy_gpu(patience, arch):
-    """Eight streams of kernels that meet, most of them larger than the GPU, beside products of matrices."""
+    """Eight streams of kernels that exchange, most of them larger than the GPU, beside products of matrices."""
     busy, factor = torch.cuda.Stream(), random((4096, 4096), torch.bfloat16, scale=0.01)
     jobs = []
     for i in range(8):
         shape, dims = ((40_000, 64), (0,)) if i % 2 else ((300_000 + i, 8), (0,))
         x = random(shape, torch.bfloat16, seed=i, scale=3.0)
         made = calls.planned("softmax", (x, x), dims)
-        if not made.kernel.meeting:
+        if not made.kernel.exchange:
             made = panels.forced(made, panels.SMALL["streaming"][0], 100, across=min(made.kernel.across, 16))
         made = replace(made, patience=patience)
         first = torch.empty_like(x)
@@ -270,11 +271,11 @@ def test_many_streams_beside_a_busy_gpu(patience, arch):
 
 
 def test_graph_capture_and_replay(arch):
-    """Scratch memory is zeroed in the graph: every replay meets anew."""
+    """Scratch memory is zeroed in the graph: every replay exchanges anew."""
     x = random((40_000, 64), torch.bfloat16, seed=1)
     found = [
         ("planned", calls.planned("softmax", (x, x), (0,))),
-        *meetings(x[:1500].contiguous(), (0,), arch),
+        *exchanges(x[:1500].contiguous(), (0,), arch),
     ]
     for name, made in found:
         values = x[: made.length].contiguous()

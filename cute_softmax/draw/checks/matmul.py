@@ -42,14 +42,14 @@ def _forward(plan: MatmulPlan) -> Report:
         strides, unit = plan.operand_strides[i], ALIGNMENT if wgmma else c.access[i]
         if (
             name == "S" and c.lines
-        ):  # without wgmma all of the 16 bytes around a row is brought, wherever it begins
+        ):  # without wgmma all of the 16 bytes around a row is loaded, wherever it begins
             strides = (named.LINES * strides[0], *strides[1:]) if wgmma else ()
         if any(n * ITEM_SIZE[dtype] % unit for n in strides):
             problems.append(f"{name}: {c.loads} cannot step by {strides} elements of {dtype}")
     size = ITEM_SIZE[c.dtypes[0]]
     tile = named.first_stage(named.by_rows(size, c.rows, TILE_N, 1))
     if c.lines:
-        # Each eighth row begins alike: those are neighbours where TMA brings them.
+        # Each eighth row begins alike: those are neighbours where TMA loads them.
         step = 0 if wgmma else plan.operand_strides[0][0] * size
         words = [
             [a + a // (LINE_N * size) * step % ALIGNMENT // 4 * 4 for a in lanes]
@@ -74,7 +74,7 @@ def _forward(plan: MatmulPlan) -> Report:
     traffic = () if c.split else (stores_of(plan),)
     coverage = (
         f"every score of a block of {BLOCK_ROWS} rows has one thread and every sum one register; "
-        f"{c.loads} bring{'s' * wgmma} {c.score_stage_bytes + c.value_stage_bytes:,} bytes a step"
+        f"{c.loads} load{'s' * wgmma} {c.score_stage_bytes + c.value_stage_bytes:,} bytes a step"
         if not problems
         else "see the problems"
     )

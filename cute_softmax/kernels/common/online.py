@@ -84,7 +84,7 @@ class Fast:
         scale = self.scale(ref)
         return cute.math.fma(x, scale, -self.product(ref, scale))
 
-    def power(self, x: Float32, ref: Float32) -> Float32:
+    def exponential(self, x: Float32, ref: Float32) -> Float32:
         """exp(x - ref)."""
         return cute.math.exp2(self.exponent(x, ref), fastmath=True)
 
@@ -107,7 +107,7 @@ class Fast:
         """What is added to it, so that the power of `ref` itself is 2 ** headroom."""
         return Float32(headroom) - rounded_product(ref, slope)
 
-    def power_on(self, x: Float32, slope: Float32, shift: Float32) -> Float32:
+    def exponential_on(self, x: Float32, slope: Float32, shift: Float32) -> Float32:
         """exp(scale * (x - ref)) * 2 ** headroom."""
         return cute.math.exp2(cute.math.fma(x, slope, shift), fastmath=True)
 
@@ -120,7 +120,7 @@ class Fast:
         """The logarithm of a sum of these exponentials over that of the reference itself: where nothing else counts,
         exactly 0, though no power of two is exact.
         """
-        return cute.math.log(quotient(total, self.power(ref, ref)))
+        return cute.math.log(quotient(total, self.exponential(ref, ref)))
 
 
 class Near:
@@ -139,7 +139,7 @@ class Near:
         """exp(difference)."""
         return cute.math.exp2(difference * Float32(LOG2_E), fastmath=True)
 
-    def power(self, x: Float32, ref: Float32) -> Float32:
+    def exponential(self, x: Float32, ref: Float32) -> Float32:
         """exp(x - ref)."""
         return self.of(self.difference(x, ref))
 
@@ -181,10 +181,10 @@ class Precise(Near):
         whole = cute.math.fma(difference, Float32(LOG2_E), Float32(ROUND)) - ROUND
         fraction = cute.math.fma(difference, Float32(LOG2_E), -whole)
         fraction = cute.math.fma(difference, Float32(LOG2_E_TAIL), fraction)
-        power = Float32(EXP2[0])
+        exponential = Float32(EXP2[0])
         for coefficient in EXP2[1:]:
-            power = cute.math.fma(power, fraction, Float32(coefficient))
-        return power * cute.math.exp2(whole, fastmath=True)
+            exponential = cute.math.fma(exponential, fraction, Float32(coefficient))
+        return exponential * cute.math.exp2(whole, fastmath=True)
 
 
 class Scaled:
@@ -242,7 +242,7 @@ class ScaledNear(Scaled, Near):
 
     def log(self, total: Float32, ref: Float32) -> Float32:
         """What is to be subtracted from a difference: the logarithm of a sum of these exponentials."""
-        return self.difference(ref, ref) + cute.math.log(quotient(total, self.power(ref, ref)))
+        return self.difference(ref, ref) + cute.math.log(quotient(total, self.exponential(ref, ref)))
 
 
 class ScaledPrecise(ScaledNear, Precise):
@@ -261,7 +261,7 @@ def less_one(x: Float32) -> Float32:
     series = Float32(1 / 40320)
     for factorial in (5040, 720, 120, 24, 6, 2, 1):
         series = cute.math.fma(series, x, Float32(1 / factorial))
-    far = Precise().power(x, Float32(0.0)) - 1.0
+    far = Precise().exponential(x, Float32(0.0)) - 1.0
     return Float32(cutlass.select_(x > -0.35, series * x, far))
 
 

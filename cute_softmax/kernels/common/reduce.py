@@ -11,7 +11,7 @@ One template serves every operator. An operator gives
 
 Between warps a state travels through the reduction buffer in shared memory, shape
 ``(rows, (warps_per_row, cluster_n), stage)`` in order (1, 0, 2): the peers of a row lie next to each other, so
-that one synchronised load brings all of them into the lanes of a warp and one warp reduction ends the work.
+that one synchronised load fetches all of them into the lanes of a warp and one warp reduction ends the work.
 """
 
 import operator

@@ -1,4 +1,4 @@
-"""What kernels on sm_90a's tensor cores share: tiles that TMA brings in, rings of stages, and wgmma operands.
+"""What kernels on sm_90a's tensor cores share: tiles that TMA loads in, rings of stages, and wgmma operands.
 
 A tile of 16-bit numbers lies in shared memory as boxes of 64 columns, 128 bytes a row, whose 16-byte pieces are
 exchanged within 8 rows (the 128-byte swizzle): TMA writes it so, ldmatrix and wgmma read it without conflicts.
@@ -41,9 +41,9 @@ def composed(layout: ComposedLayout) -> cute.ComposedLayout:
 
 
 def tensor_map(tensor: cute.Tensor, layout, tiler: tuple[int, int]) -> tuple:
-    """On the host: (TMA atom, tensor of coordinates) to bring tiles of a tensor in global memory into `layout`.
+    """On the host: (TMA atom, tensor of coordinates) to load tiles of a tensor in global memory into `layout`.
 
-    tensor: (rows or columns, columns or rows, batch modes); beyond its shape zeros are brought.
+    tensor: (rows or columns, columns or rows, batch modes); beyond its shape zeros are loaded.
     layout: with stages.
     """
     one = cute.slice_(layout, (None, None, 0))

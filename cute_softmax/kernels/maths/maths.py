@@ -96,8 +96,8 @@ class Softmax(RowMath):
         made.reductions = (made.whole,) if self.online else self.reductions
         return made
 
-    def powers(self, values: list, ref: Float32) -> Iterator[Float32]:
-        return (self.exp.power(v, ref) for v in values)
+    def exponentials(self, values: list, ref: Float32) -> Iterator[Float32]:
+        return (self.exp.exponential(v, ref) for v in values)
 
     def partial(self, stage: int, values: list, carry: list, width: int) -> tuple:
         (x,) = values
@@ -111,8 +111,10 @@ class Softmax(RowMath):
             ((seen,),) = carry
         ref, kept = online.reference(seen), []
         parts = x.parts(self.part) if x.slots else [x]
-        powers = (self.kept(x, k, seen, self.powers(part, ref), kept) for k, part in enumerate(parts))
-        total = tree(operator.add, itertools.chain.from_iterable(powers))
+        exponentials = (
+            self.kept(x, k, seen, self.exponentials(part, ref), kept) for k, part in enumerate(parts)
+        )
+        total = tree(operator.add, itertools.chain.from_iterable(exponentials))
         (total,) = SUM.lanes((total,), width)
         return ((seen, total) if self.online else (total,)), kept
 
@@ -123,35 +125,37 @@ class Softmax(RowMath):
             part_max = tree(online.maximum, part)
             seen = part_max if state is None else online.maximum(state[0], part_max)
             ref = online.reference(seen)
-            sums = self.sums(self.kept(x, k, seen, self.powers(part, ref), kept), part, ref)
+            sums = self.sums(self.kept(x, k, seen, self.exponentials(part, ref), kept), part, ref)
             if state is not None:
                 sums = [a + b for a, b in zip(self.whole.seen_from(state, seen), sums, strict=True)]
             state = (seen, *sums)
         return self.whole.lanes(state, width), kept
 
-    def sums(self, powers: Iterable[Float32], part: list[Float32], ref: Float32) -> list[Float32]:
+    def sums(self, exponentials: Iterable[Float32], part: list[Float32], ref: Float32) -> list[Float32]:
         """What a part of the row adds to the sums of the state, relative to `ref`."""
-        return [tree(operator.add, powers)]
+        return [tree(operator.add, exponentials)]
 
     def kept(
-        self, x: Fragment, k: int, seen: Float32, powers: Iterator[Float32], kept: list
+        self, x: Fragment, k: int, seen: Float32, exponentials: Iterator[Float32], kept: list
     ) -> Iterable[Float32]:
         """The exponentials of part k, relative to `seen`, as they are, and noted in `kept` as far as they are kept."""
         if self.keep:
-            powers = list(powers)
+            exponentials = list(exponentials)
             again = (
-                x.slots.keep(k * self.part, self.part, powers) if x.slots else functools.partial(iter, powers)
+                x.slots.keep(k * self.part, self.part, exponentials)
+                if x.slots
+                else functools.partial(iter, exponentials)
             )
             kept.append((seen, again))
-        return powers
+        return exponentials
 
     def term(self, stage: int, elements: tuple, carry: tuple) -> Float32:
-        return elements[0] if stage == 0 else self.exp.power(elements[0], online.reference(carry[0]))
+        return elements[0] if stage == 0 else self.exp.exponential(elements[0], online.reference(carry[0]))
 
     def result(self, elements: tuple, state: tuple) -> Float32:
         row_max, total = state
-        power = self.exp.power(elements[0], online.reference(row_max))
-        return next(self.quotients(iter([power]), total, cute.arch.rcp_approx(total)))
+        exponential = self.exp.exponential(elements[0], online.reference(row_max))
+        return next(self.quotients(iter([exponential]), total, cute.arch.rcp_approx(total)))
 
     def finish(self, values: list, kept: list, state: tuple, alpha: Float32 | None = None) -> list:
         """alpha: a factor on the results."""
@@ -163,25 +167,27 @@ class Softmax(RowMath):
         inverse = cute.arch.rcp_approx(total)  # total >= 1, or 0 where all is -inf, or NaN
         if alpha is not None and not self.precise:
             inverse, alpha = inverse * alpha, None
-        for seen, again in kept or [(row_max, functools.partial(self.powers, x, online.reference(row_max)))]:
-            powers, scaled = again(), inverse
+        for seen, again in kept or [
+            (row_max, functools.partial(self.exponentials, x, online.reference(row_max)))
+        ]:
+            exponentials, scaled = again(), inverse
             if seen is not row_max:
                 # These refer to the maximum of a part of the row.
                 correction = online.rescale(Float32(1.0), seen, row_max, self.exp)
                 if self.precise:
-                    powers = (p * correction for p in powers)
+                    exponentials = (p * correction for p in exponentials)
                 else:
                     scaled = inverse * correction
-            yield from self.quotients(powers, total, scaled, alpha)
+            yield from self.quotients(exponentials, total, scaled, alpha)
 
     def quotients(
-        self, powers: Iterator[Float32], total: Float32, inverse: Float32, alpha: Float32 | None = None
+        self, exponentials: Iterator[Float32], total: Float32, inverse: Float32, alpha: Float32 | None = None
     ) -> Iterator[Float32]:
-        for power in powers:
-            quotient = power * inverse
+        for exponential in exponentials:
+            quotient = exponential * inverse
             if self.precise:
                 # One step of long division: the rounding of the quotient itself is what remains.
-                quotient = cute.math.fma(cute.math.fma(-total, quotient, power), inverse, quotient)
+                quotient = cute.math.fma(cute.math.fma(-total, quotient, exponential), inverse, quotient)
             yield quotient if alpha is None else quotient * alpha
 
 
@@ -226,7 +232,10 @@ class LogSumExp(Softmax):
             return self.by_parts(x, width)
         # The maximum of all lanes first: their sums then refer to the same number and need no correction.
         (seen,) = MAX.lanes((x.maximum(),), width)
-        return (seen, *SUM.lanes((tree(operator.add, self.powers(x, online.reference(seen))),), width)), None
+        return (
+            seen,
+            *SUM.lanes((tree(operator.add, self.exponentials(x, online.reference(seen))),), width),
+        ), None
 
     def finish(self, values: list, kept: None, state: tuple) -> list:
         return []
@@ -284,7 +293,7 @@ class LogSoftmaxBackward(SoftmaxBackward):
 
     def result(self, elements: tuple, state: tuple) -> Float32:
         (total,) = state
-        return self.term(0, elements, ()) - self.exp.power(elements[1], Float32(0.0)) * total
+        return self.term(0, elements, ()) - self.exp.exponential(elements[1], Float32(0.0)) * total
 
 
 class Statistics(LogSumExp):
@@ -318,14 +327,14 @@ class Entropy(Statistics):
         totals = self.sums((), x, online.reference(seen))
         return (seen, *(SUM.lanes((total,), width)[0] for total in totals)), None
 
-    def sums(self, powers: Iterable[Float32], part: Iterable[Float32], ref: Float32) -> list[Float32]:
+    def sums(self, exponentials: Iterable[Float32], part: Iterable[Float32], ref: Float32) -> list[Float32]:
         return tree(lambda a, b: (a[0] + b[0], a[1] + b[1]), (self.weighted(v, ref) for v in part))
 
     def weighted(self, x: Float32, ref: Float32) -> tuple[Float32, Float32]:
         """exp(x - ref), and the same times its exponent of 2, which is 0 for -inf."""
         exponent = online.maximum(self.exp.exponent(x, ref), Float32(online.VANISHES))
-        power = cute.math.exp2(exponent, fastmath=True)
-        return power, power * exponent
+        exponential = cute.math.exp2(exponent, fastmath=True)
+        return exponential, exponential * exponent
 
     def term(self, stage: int, elements: tuple, carry: tuple) -> Float32:
         if stage < 2:

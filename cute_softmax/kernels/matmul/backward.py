@@ -25,7 +25,7 @@ from layouts.trace import observe
 
 from ..common.copy import DTYPES, global_pointer
 from ..common.tensor_cores import WARPGROUP, by_columns, by_rows, mma, row_of_transposed
-from .backward_exponentials import Powers, hide
+from .backward_exponentials import Exponentials, hide
 from .backward_unaligned import ScoreLines
 from .backward_values import SLAB, ValueRows, swizzled
 
@@ -36,7 +36,7 @@ REGISTERS = {
 }  # of producer and consumers, by the number of consumers
 
 
-class MatmulBackwardKernel(Powers, ScoreLines, ValueRows):
+class MatmulBackwardKernel(Exponentials, ScoreLines, ValueRows):
     """The kernel of one Plan class, see `cute_softmax.plan.MatmulBackwardClass`."""
 
     def __init__(self, spec):
@@ -231,7 +231,7 @@ class MatmulBackwardKernel(Powers, ScoreLines, ValueRows):
 
     @cute.jit
     def produce(self, this, tma: list, lane: Int32, worker: Int32):
-        """One warp brings step after step to the ring, of lines each of several its share."""
+        """One warp loads step after step to the ring, of lines each of several its share."""
         s = self.spec
         one = cute.make_layout(1)
         # (row of the tile, column, row block, column block, batch modes)
@@ -359,8 +359,8 @@ class MatmulBackwardKernel(Powers, ScoreLines, ValueRows):
                 for i, j, k, _ in self.each():
                     delta = this.sL[j * 8 + pair + k, 1, stage]
                     # 128 accumulators and more leave no room for the unrounded P.
-                    power = rE[i].to(Float32) if const_expr(s.deep) else exps[i]
-                    exps[i] = power * cute.math.fma(rP[i], this.factor, -delta)
+                    exponential = rE[i].to(Float32) if const_expr(s.deep) else exps[i]
+                    exps[i] = exponential * cute.math.fma(rP[i], this.factor, -delta)
                 if const_expr(s.hides):
                     hide(exps, counts)
                 rS.store(exps.load().to(self.dtype))
@@ -399,7 +399,7 @@ class MatmulBackwardKernel(Powers, ScoreLines, ValueRows):
     ):
         """dS to the place of S, and from there to global memory by TMA."""
         if const_expr(self.spec.shares > 1):
-            self.meet(slab)  # the other warpgroups of the slab have read S, too
+            self.sync_slab(slab)  # the other warpgroups of the slab have read S, too
         if share == 0:
             self.store_scores(tileS, mine, rS)
             cute.arch.fence_proxy("async.shared", space="cta")
@@ -456,7 +456,7 @@ class MatmulBackwardKernel(Powers, ScoreLines, ValueRows):
                         place = (None, m, at.n * s.slabs + slab, head, *at.batch)
                         cute.copy(tma[4], tSsS[None, 0], tSgS[place])
                     cute.arch.cp_async_bulk_commit_group()
-                    # Not all at once: the same unit brings S and dO.
+                    # Not all at once: the same unit loads S and dO.
                     cute.arch.cp_async_bulk_wait_group(1, read=True)
             tile += this.ctas
         cute.arch.cp_async_bulk_wait_group(0, read=True)

@@ -12,7 +12,7 @@ from ..common.online import LOG2_E
 ALL = 0xFFFFFFFF  # the bits of a thread's elements that count, a step has 32 at most
 
 
-class Powers:
+class Exponentials:
     """How `MatmulBackwardKernel` makes probabilities of scores."""
 
     def each(self) -> Iterator[tuple[int, int, int, int]]:
@@ -43,7 +43,7 @@ class Powers:
         scores = unpack(rS)
         for i, j, k, h in self.each():
             lse = this.sL[j * 8 + pair + k, 0, stage]
-            # Subtracted before the change of base: near the maximum, where powers are large, nothing is lost.
+            # Subtracted before the change of base: near the maximum, where exponentials are large, nothing is lost.
             if const_expr(s.bias != ""):
                 bias = self.element(
                     this, DTYPES[s.bias], this.bias, row + 8 * j + k, column + 8 * h, head, batch
@@ -51,14 +51,14 @@ class Powers:
                 exponent = cute.math.fma(scores[i], this.scale, bias.to(Float32)) - lse
             else:
                 exponent = cute.math.fma(scores[i], this.scale, -lse)
-            power = cute.math.exp2(exponent * LOG2_E, fastmath=True)
+            exponential = cute.math.exp2(exponent * LOG2_E, fastmath=True)
             if const_expr(s.mask):
                 mask = self.element(this, Uint8, this.mask, row + 8 * j + k, column + 8 * h, head, batch)
                 counts = drop(counts, mask == 0, i)
             if const_expr(s.lines):
                 # What lies behind the last row in shared memory may be anything.
-                power = Float32(cutlass.select_(row + 8 * j + k < this.M, power, Float32(0.0)))
-            exps[i] = power
+                exponential = Float32(cutlass.select_(row + 8 * j + k < this.M, exponential, Float32(0.0)))
+            exps[i] = exponential
         if const_expr(s.causal):
             # Only blocks on the diagonal have columns that do not count.
             beyond = column - this.offset - row
@@ -66,11 +66,11 @@ class Powers:
                 for i, j, k, h in self.each():
                     counts = drop(counts, beyond + 8 * h > 8 * j + k, i)
         if const_expr(s.hides):
-            self.hide_powers(this, exps, counts, pair, stage)
+            self.hide_exponentials(this, exps, counts, pair, stage)
         return counts
 
     @cute.jit
-    def hide_powers(self, this, exps, counts: Uint32, pair: Int32, stage: Int32):
+    def hide_exponentials(self, this, exps, counts: Uint32, pair: Int32, stage: Int32):
         """Zero where a score does not count, but in a row that is NaN everything is, as in torch."""
         if counts != ALL:
             for i, j, k, _ in self.each():

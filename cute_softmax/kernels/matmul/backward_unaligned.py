@@ -38,7 +38,7 @@ class ScoreLines:
         n, head, batch = where
         if const_expr(s.sent):
             if const_expr(s.shares > 1):
-                self.meet(slab)  # the other warpgroups of the slab have read S, too
+                self.sync_slab(slab)  # the other warpgroups of the slab have read S, too
             if share == 0:
                 in_tile = column - n * s.columns
                 self.store_in_lines(this, tile, rS, in_tile, pair, m, n, head, batch)
@@ -73,7 +73,7 @@ class ScoreLines:
         lane: Int32,
         worker: Int32,
     ):
-        """S line by line: the whole 16 bytes around a line's columns, wherever they begin; a lane brings a line."""
+        """S line by line: the whole 16 bytes around a line's columns, wherever they begin; a lane loads a line."""
         s = self.spec
         item = self.dtype.width // 8
         share = s.rows // s.producers

@@ -18,7 +18,7 @@ def swizzled(raw: cute.Pointer, layout: cute.ComposedLayout) -> cute.Tensor:
 class ValueRows:
     """How `MatmulBackwardKernel` reads V, once for all steps of a tile, and writes dV."""
 
-    def meet(self, slab: Int32):
+    def sync_slab(self, slab: Int32):
         """All warpgroups of a slab."""
         threads = self.spec.shares * WARPGROUP
         cute.arch.barrier(barrier_id=1 + self.spec.slabs + slab, number_of_threads=threads)
@@ -27,11 +27,11 @@ class ValueRows:
     def share_values(
         self, this, column: Int32, pair: Int32, batch: tuple, row: Int32, slab: Int32, share: Int32
     ):
-        """The slab's rows of V into shared memory, as the left operand; each warpgroup brings its share of columns."""
+        """The slab's rows of V into shared memory, as the left operand; each warpgroup loads its share of columns."""
         s = self.spec
         held = cute.make_rmem_tensor(s.share_depth // 4, Int32)
         self.load_values(this, held, column, pair + share * s.share_depth, batch)
-        self.meet(slab)  # nobody multiplies by the last tile's any more
+        self.sync_slab(slab)  # nobody multiplies by the last tile's any more
         base = (slab * s.depth + share * s.share_depth) * SLAB + pair
         for h in cutlass.range_constexpr(2):
             for k in cutlass.range_constexpr(s.share_depth // 8):
@@ -41,7 +41,7 @@ class ValueRows:
                 pointer = cute.make_ptr(Int32, address, cute.AddressSpace.smem, assumed_align=4)
                 cute.make_tensor(pointer, cute.make_layout(1))[0] = held[k * 2 + h]
         cute.arch.fence_proxy("async.shared", space="cta")
-        self.meet(slab)
+        self.sync_slab(slab)
 
     @cute.jit
     def load_values(self, this, rV, column: Int32, pair: Int32, batch: tuple):

@@ -2,10 +2,10 @@
 
 All warps load and multiply. A step's tiles of S and V come by cp.async into a ring of stages, whose boxes lie in shared
 memory as TMA would have put them: ldmatrix reads S as the A operand, and V transposed as the B operand. Four warps hold
-a block of 64 rows as a warpgroup does, 16 rows each, so that `Rows` finds scores, powers and accumulators in the same
-registers.
+a block of 64 rows as a warpgroup does, 16 rows each, so that `Rows` finds scores, exponentials and accumulators in the
+same registers.
 
-    coordinates -> shared memory -> load -> powers -> multiply -> finish -> store
+    coordinates -> shared memory -> load -> exponentials -> multiply -> finish -> store
 """
 
 from types import SimpleNamespace
@@ -135,14 +135,14 @@ class MmaKernel(Works, Rows, Eighths, Parts):
 
         # Load.
         for i in cutlass.range_constexpr(s.stages - 1):
-            self.bring(this, work, boxes_S, boxes_V, Int32(i), Int32(i), tidx)
+            self.load(this, work, boxes_S, boxes_V, Int32(i), Int32(i), tidx)
         stage = Int32(0)
         for step in cutlass.range(work.steps, unroll=1):
             cute.arch.cp_async_wait_group(s.stages - 2)
             cute.arch.barrier()  # the stage is full, and all have read the one before it
             before = Int32(cutlass.select_(stage == 0, s.stages - 1, stage - 1))
-            self.bring(this, work, boxes_S, boxes_V, step + (s.stages - 1), before, tidx)
-            # Powers.
+            self.load(this, work, boxes_S, boxes_V, step + (s.stages - 1), before, tidx)
+            # Exponentials.
             for b in cutlass.range_constexpr(s.blocks):
                 self.prepare(this, blocks[b], work, work.first + step, stage, Int32(0), lane, None)
                 self.take_over(blocks[b])
@@ -160,7 +160,7 @@ class MmaKernel(Works, Rows, Eighths, Parts):
     def product(self, tiled_mma: cute.TiledMma, blocks: list, from_V: Int32):
         """The powers of a step times its tile of V; from_V: the address that this lane gives to the first ldmatrix.
 
-        An ldmatrix brings 16 rows and 16 columns, the B operand of two products for each block."""
+        An ldmatrix loads 16 rows and 16 columns, the B operand of two products for each block."""
         s = self.spec
         rV = cute.make_rmem_tensor(((2, 2), 2), self.dtypes[1])
         words = cute.recast_tensor(rV, Uint32)
@@ -187,7 +187,7 @@ class MmaKernel(Works, Rows, Eighths, Parts):
         )
 
     @cute.jit
-    def bring(self, this, work, scores, values, step: Int32, stage: Int32, tidx: Int32):
+    def load(self, this, work, scores, values, step: Int32, stage: Int32, tidx: Int32):
         """Begin to load a step's tiles, if there is such a step; one group of cp.async in any case."""
         s = self.spec
         if step < work.steps:
@@ -195,16 +195,16 @@ class MmaKernel(Works, Rows, Eighths, Parts):
             at = this.sS + stage * s.score_stage_bytes
             limits = this.rows, this.columns
             if const_expr(s.lines):
-                self.bring_lines(scores, first, limits, at, tidx)
+                self.load_lines(scores, first, limits, at, tidx)
             else:
-                self.bring_boxes(scores, 0, s.rows, (scores.row, first), limits, at, tidx)
+                self.load_boxes(scores, 0, s.rows, (scores.row, first), limits, at, tidx)
             at = this.sV + stage * s.value_stage_bytes
             limits = this.columns, this.depth
-            self.bring_boxes(values, 1, TILE_N, (first, values.column), limits, at, tidx)
+            self.load_boxes(values, 1, TILE_N, (first, values.column), limits, at, tidx)
         cute.arch.cp_async_commit_group()
 
     @cute.jit
-    def bring_boxes(
+    def load_boxes(
         self,
         source,
         i: cutlass.Constexpr[int],
@@ -216,7 +216,7 @@ class MmaKernel(Works, Rows, Eighths, Parts):
     ):
         """A tile into shared memory at `to`, as boxes of 128 bytes by `rows` side by side, zeros beyond the limits.
 
-        A thread brings pieces of `access` bytes, of one column and every few rows."""
+        A thread loads pieces of `access` bytes, of one column and every few rows."""
         s, dtype = self.spec, self.dtypes[i]
         size, access = dtype.width // 8, s.access[i]
         boxes = (s.depth if i else TILE_N) * size // BOX
@@ -254,10 +254,10 @@ class MmaKernel(Works, Rows, Eighths, Parts):
                     cute.make_tensor(pointer, cute.make_layout(1))[0] = word
 
     @cute.jit
-    def bring_lines(self, source, column: Int32, limits: tuple, to: Int32, tidx: Int32):
+    def load_lines(self, source, column: Int32, limits: tuple, to: Int32, tidx: Int32):
         """A tile of 16-bit scores whose rows begin anywhere: of each row the whole 16 bytes around its part of a tile,
         so that it begins as far from such a multiple as in global memory; rows of `PITCH` columns, without a swizzle.
-        A thread brings one of the first eight pieces of every few rows, and the last one of one row."""
+        A thread loads one of the first eight pieces of every few rows, and the last one of one row."""
         s = self.spec
         pieces = PITCH * 2 // PIECE
         first = pieces - 1

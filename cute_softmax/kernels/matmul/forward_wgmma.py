@@ -1,10 +1,10 @@
 """softmax(S) @ V on sm_90a: S is read once, exponentiated in registers and multiplied from there.
 
-One warp brings tiles of S into shared memory, one tiles of V, each into a ring of stages of its own. A warpgroup
+One warp loads tiles of S into shared memory, one tiles of V, each into a ring of stages of its own. A warpgroup
 takes one or two blocks of 64 rows of S: it loads a block of a tile into the registers of a wgmma operand, turns
-scores into powers in place, and multiplies them with V's tile while it prepares the next block.
+scores into exponentials in place, and multiplies them with V's tile while it prepares the next block.
 
-    coordinates -> shared memory -> roles -> load -> maximum -> powers -> multiply -> finish -> store
+    coordinates -> shared memory -> roles -> load -> maximum -> exponentials -> multiply -> finish -> store
 
 The powers of a row refer to one number, not far below the largest score seen: maxima are looked for, and sums and
 accumulators rescaled, only when a sum shows that it lies too low. See `softmax_rows` for these.
@@ -183,11 +183,11 @@ class MatmulKernel(Works, Rows, Eighths, Parts, Pairs):
                 cute.arch.setmaxregister_decrease(s.producer_registers)
             if warp == 0:
                 if const_expr(s.lines):
-                    self.bring_eighths(this, maps_S, sS)
+                    self.load_eighths(this, maps_S, sS)
                 else:
-                    self.bring(this, *maps_S[0], sS, scores, s.rows, True)
+                    self.load(this, *maps_S[0], sS, scores, s.rows, True)
             if warp == 1:
-                self.bring(this, tma_V, tV, sV, values, s.depth, False)
+                self.load(this, tma_V, tV, sV, values, s.depth, False)
         else:
             if const_expr(s.moves_registers):
                 cute.arch.setmaxregister_increase(s.consumer_registers)
@@ -198,7 +198,7 @@ class MatmulKernel(Works, Rows, Eighths, Parts, Pairs):
         return tuple(cutlass.min(b, n - 1) for b, n in zip(work.modes, tensor.shape[2:], strict=True))
 
     @cute.jit
-    def bring(
+    def load(
         self,
         this,
         tma: cute.CopyAtom,
@@ -318,7 +318,7 @@ class MatmulKernel(Works, Rows, Eighths, Parts, Pairs):
             this.values.release(v_stage, lane)
             v_stage, v_phase = this.values.advance(v_stage, v_phase, s.shares)
             if const_expr(s.paired):
-                self.meet(this, blocks, work, lane)
+                self.merge_halves(this, blocks, work, lane)
             else:
                 for b in cutlass.range_constexpr(s.blocks):
                     if const_expr(s.split):

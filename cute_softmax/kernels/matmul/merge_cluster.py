@@ -1,4 +1,4 @@
-"""What softmax(S) @ V does where two CTAs of a cluster have a half of the columns each: they meet in shared memory.
+"""What softmax(S) @ V does where two CTAs of a cluster have a half of the columns each: they exchange in shared memory.
 
 A thread holds the same rows and columns of the result as its fellow in the other CTA. So nothing needs a place of its
 own: of two blocks of 64 rows each CTA keeps one. It leaves its threads' registers of the other as they are, in the
@@ -22,7 +22,7 @@ class Pairs:
     """What `MatmulKernel` does where its class is `paired`."""
 
     @cute.jit
-    def meet(self, this, blocks: list, work, lane: Int32):
+    def merge_halves(self, this, blocks: list, work, lane: Int32):
         """Finish the blocks that this CTA keeps. A CTA keeps the same ones in every call: sums have one order."""
         s = self.spec
         rank = cute.arch.block_idx_in_cluster()

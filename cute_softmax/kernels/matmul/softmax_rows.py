@@ -1,4 +1,4 @@
-"""What softmax(S) @ V does with the rows of S: scores become powers, sums are kept, results divided and stored.
+"""What softmax(S) @ V does with the rows of S: scores become exponentials, sums are kept, results divided and stored.
 
 A thread holds 16 columns of each of two rows of a block, as the A operand of wgmma has them: element i lies in row
 ``i // 2 % 2`` (of two, 8 apart) and column ``i % 2 + i // 4 * 8`` after the thread's first. The four lanes of a quad
@@ -21,11 +21,12 @@ from ..common.reduce import MAX, tree
 from .unaligned import QUAD
 
 STEP_PRODUCTS = TILE_N // 16  # wgmma takes 16 terms at a time
-# The power of a row's reference is 2 ** HEADROOM, as small powers lose bits in float16, and a thread's sum of 16 powers
-# may reach BOUND before the reference is moved: below what float16 holds, and so high that it rarely happens.
+# The exponential of a row's reference is 2 ** HEADROOM, as small exponentials lose bits in float16, and a thread's sum
+# of 16 exponentials may reach BOUND before the reference is moved: below what float16 holds, and so high that it rarely
+# happens.
 HEADROOM = 4.0
 BOUND = 2.0**14
-KNOWN_HEADROOM = 14.0  # where sums are given: then no power exceeds 1
+KNOWN_HEADROOM = 14.0  # where sums are given: then no exponential exceeds 1
 NOTHING = {"bf16": 0xFF80FF80, "fp16": 0xFC00FC00}  # -inf in both halves of a word
 TINY = 1e-30  # a scale of 0 leaves masked scores masked
 
@@ -45,7 +46,7 @@ class Rows:
         block.rShift.fill(0.0)
 
     def know(self, this, block, work):
-        """Let the rows' powers refer to their given log-sum-exps; rTotal is what results are multiplied by.
+        """Let the rows' exponentials refer to their given log-sum-exps; rTotal is what results are multiplied by.
 
         That takes back what all exponents of 2 have in common, the rounding of the log-sum-exp's among it."""
         slope = self.factor(this.scale) * Float32(online.LOG2_E)
@@ -56,7 +57,7 @@ class Rows:
             base = finite(lse)
             shift = cute.math.fma(-base, Float32(online.LOG2_E), Float32(KNOWN_HEADROOM))
             block.rShift[h] = shift
-            # Scores in float32 are subtracted from first, see `power`.
+            # Scores in float32 are subtracted from first, see `exponential`.
             raised = cute.math.fma(base, Float32(online.LOG2_E), shift)
             raised = Float32(KNOWN_HEADROOM) if self.spec.dtypes[0] == "fp32" else raised
             # NaN where the log-sum-exp is infinite: of a row with +inf, or with nothing.
@@ -68,7 +69,8 @@ class Rows:
 
     @cute.jit
     def take_over(self, block):
-        """Let a block's sums and accumulators refer to what its latest powers refer to; these become its operand."""
+        """Let a block's sums and accumulators refer to what its latest exponentials refer to; these become its
+        operand."""
         rTotal, rO, rFall = block.rTotal, block.rO, block.rFall
         if const_expr(not self.spec.stats):
             if rFall[2] != 0.0:
@@ -85,10 +87,10 @@ class Rows:
     def prepare(
         self, this, block, work, step: Int32, stage: Int32, phase: Int32, lane: Int32, product: tuple | None
     ):
-        """Turn a block's rows of the next tile of scores into powers in rP and their sums in rSum.
+        """Turn a block's rows of the next tile of scores into exponentials in rP and their sums in rSum.
 
-        They refer to what the rows' earlier powers refer to. Where a sum tells that this lies too low, the tile's
-        maximum is found and the powers evaluated again; rFall says what becomes of the earlier ones.
+        They refer to what the rows' earlier exponentials refer to. Where a sum tells that this lies too low, the tile's
+        maximum is found and the exponentials evaluated again; rFall says what becomes of the earlier ones.
         product: see `multiply`; begun meanwhile, in pieces, as a warp that issues one waits for the one before.
         """
         if const_expr(block.begins):
@@ -110,7 +112,8 @@ class Rows:
 
     @cute.jit
     def catch_up(self, this, block, work, step: Int32, stage: Int32, lane: Int32):
-        """Where the sums of a tile's powers tell that their reference lies too low, find it and the powers again."""
+        """Where the sums of a tile's exponentials tell that their reference lies too low, find it and the exponentials
+        again."""
         rRef, rSum, rFall = block.rRef, block.rSum, block.rFall
         outgrown = [(rSum[h] > Float32(BOUND)) | (rRef[h] == Float32(-float("inf"))) for h in range(2)]
         rFall[2] = 0.0
@@ -126,7 +129,7 @@ class Rows:
                 self.evaluate(block, None, None)
 
     def refer(self, this, block, maxima: list[Float32]):
-        """Let the rows' powers refer to the largest scores seen, the tile's maxima included."""
+        """Let the rows' exponentials refer to the largest scores seen, the tile's maxima included."""
         scale = self.factor(this.scale)
         for h in range(2):
             old, new = block.rRef[h], cute.arch.fmax(block.rRef[h], maxima[h])
@@ -155,25 +158,25 @@ class Rows:
             for j in range(8):
                 part[j] = rP[k + j]
             x = unpack(part) if wide is None else wide[k : k + 8]
-            powers = [self.power(block, x[j], j // 2 % 2) for j in range(8)]
+            exponentials = [self.exponential(block, x[j], j // 2 % 2) for j in range(8)]
             for h in range(0 if self.spec.stats else 2):
-                sums[h].append(tree(operator.add, [p for j, p in enumerate(powers) if j // 2 % 2 == h]))
+                sums[h].append(tree(operator.add, [p for j, p in enumerate(exponentials) if j // 2 % 2 == h]))
             rounded = cute.make_rmem_tensor(8, Float32)
             for j in range(8):
-                rounded[j] = powers[j]
+                rounded[j] = exponentials[j]
             part.store(rounded.load().to(rP.element_type))
             for j in range(8):
                 rP[k + j] = part[j]
         for h in range(0 if self.spec.stats else 2):
             block.rSum[h] = tree(operator.add, sums[h])
 
-    def power(self, block, x: Float32, h: int) -> Float32:
+    def exponential(self, block, x: Float32, h: int) -> Float32:
         """exp(scale * (x - ref)) * 2 ** headroom; scores in float32 lie too close for a rounded product."""
         slope = block.rSlope[h]
         if self.spec.dtypes[0] == "fp32":
             headroom = KNOWN_HEADROOM if self.spec.stats else HEADROOM
-            return self.exp.power_on(x - finite(block.rRef[h]), slope, Float32(headroom))
-        return self.exp.power_on(x, slope, block.rShift[h])
+            return self.exp.exponential_on(x - finite(block.rRef[h]), slope, Float32(headroom))
+        return self.exp.exponential_on(x, slope, block.rShift[h])
 
     @cute.jit
     def packed_scores(self, this, block, work, step: Int32, stage: Int32, lane: Int32):
@@ -237,7 +240,7 @@ class Rows:
     def load_packed(self, block, work, words: cute.Tensor, stage: Int32, lane: Int32):
         """A block's 16-bit scores of a tile as wgmma's operand."""
         if self.spec.lines:
-            self.load_eighths(block, work, words, stage, lane)
+            self.read_eighths(block, work, words, stage, lane)
             return
         at = block.sS + stage * self.spec.score_stage_bytes
         for k in range(cute.size(words) // 4):
@@ -303,7 +306,7 @@ class Rows:
         return unpack(rMax)
 
     def total(self, block, h: int) -> Float32:
-        """The sum of a row's powers over the quad."""
+        """The sum of a row's exponentials over the quad."""
         total = block.rTotal[h]
         if self.spec.stats:
             return total

@@ -47,7 +47,7 @@ class Eighths:
         return tuple(maps)
 
     @cute.jit
-    def bring_eighths(self, this, maps: tuple, sX: cute.Tensor):
+    def load_eighths(self, this, maps: tuple, sX: cute.Tensor):
         """The warp that fills the ring of scores."""
         s, ring = self.spec, this.scores
         stage, phase = ring.begin()
@@ -86,7 +86,7 @@ class Eighths:
         boxes = [(block.row + 8 * h) // (self.spec.rows // LINES) for h in range(2)]
         return [(first + step * (self.top(this, work) + box)) & 15 for box in boxes]
 
-    def load_eighths(self, block, work, words: cute.Tensor, stage: Int32, lane: Int32):
+    def read_eighths(self, block, work, words: cute.Tensor, stage: Int32, lane: Int32):
         """A block's scores of a tile as wgmma's operand: pairs that may lie across two words."""
         s = self.spec
         for h in range(2):

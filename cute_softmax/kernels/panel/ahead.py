@@ -2,7 +2,7 @@
 
 A CTA takes its share of one row after the other, in chunks, and absorbs them in their order. It finishes them when the
 state of the whole row is known, `wait` steps after the next row has begun; from then on each step finishes one chunk
-and absorbs another. So nobody waits for a meeting, which has the first steps of the next row to come true:
+and absorbs another. So nobody waits for an exchange, which has the first steps of the next row to come true:
 
     row 0    absorb 0 1 2 3 4 5 6 7 |             finish 2 3 4 5 6 7 0 1
     row 1                             absorb 0 1         2 3 4 5 6 7     |            finish 2 3 ...
@@ -23,7 +23,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, const_expr
 
 from ..common import reduce
-from . import meeting
+from . import exchange
 
 
 class Ahead:
@@ -55,8 +55,8 @@ class Ahead:
             for n in cutlass.range_constexpr(len(nothing)):
                 rS[n, 0] = Float32(nothing[n])
             if (launch.tidx == 0) & (i < launch.items):
-                meeting.expect(at.this.sync)
-                meeting.expect(self.place(at.this, at.this.part, Int32(0)))
+                exchange.expect(at.this.sync)
+                exchange.expect(self.place(at.this, at.this.part, Int32(0)))
             self.edges(at.this, edges)
             finishing = Int32(0)
             for t in cutlass.range_constexpr(s.wait - 1):
@@ -107,7 +107,7 @@ class Ahead:
             ]
             self.publish(this, self.math.whole.lanes(tuple(theirs), reduce.WARP))
             if lane == 0:
-                duty = Int32(meeting.arrive(this.sync) >= meeting.GIVE_UP)
+                duty = Int32(exchange.arrive(this.sync) >= exchange.GIVE_UP)
         return duty
 
     @cute.jit
@@ -179,6 +179,6 @@ class Ahead:
 
     @cute.jit
     def fetch_at(self, this, n: Int32, place: Int32, exists: Boolean):
-        """Bring chunk n to a place, if it exists."""
+        """Load chunk n to a place, if it exists."""
         if exists:
             self.fetch_nth(this, n, place * self.spec.chunk_steps, this.once)

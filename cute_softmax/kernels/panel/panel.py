@@ -3,14 +3,14 @@
 A *panel* is what a CTA works on: `across` vectors of neighbouring groups by all elements of those groups (columns),
 or one group (rows, where `across` is 1 and a vector lies along the group). Its threads stand `across` by `down`;
 step k of a thread takes unit ``k * down + d`` of the group, a unit being an element (columns) or a vector (rows).
-A panel may be cut along the groups into `parts`, one CTA each, that meet in global memory. What a CTA cannot hold in
-shared memory it takes in chunks, see `stream`.
+A panel may be cut along the groups into `parts`, one CTA each, that exchange states in global memory. What a CTA cannot
+hold in shared memory it takes in chunks, see `stream`.
 
 A row that begins or ends off a vector boundary is cut into a head, a body of whole vectors that begins on a cache line,
 and a tail of fewer than V scalars. Parts share the body; threads of the first take the scalars of head and tail, the
 row's `edges`.
 
-    coordinates -> panel -> shared memory -> fetch -> fold -> merge -> meet -> finish -> store
+    coordinates -> panel -> shared memory -> fetch -> fold -> merge -> exchange -> finish -> store
 
 Names as in `row`: mX a tensor, rS states in registers, sX shared memory. A *slot* is a group that a thread
 holds elements of: V of them in columns, one in rows.
@@ -42,7 +42,7 @@ from ..common.copy import (
     store,
     unpack,
 )
-from . import meeting
+from . import exchange
 from .shift import Shifted
 from .stream import Streaming
 
@@ -75,23 +75,23 @@ class PanelKernel(Streaming, Shifted):
         evict_last: Int32,
         patience: Int32,
         chunks: Int32,
-        meetings: Int64,
+        exchanges: Int64,
         *rest: Int64,
     ):
         """Launch.
 
         ctas: CTAs of the grid, or clusters; items: panels times parts, each the work of one CTA or cluster;
         length: elements of a group; groups: how many, side by side; parts: of a panel; share: elements of a group
-        that a CTA takes; evict_last: see `copy.read_policy`; patience: nanoseconds, see `meeting`; chunks: of a
-        share, see `ahead`; meetings: bytes of all meeting points.
+        that a CTA takes; evict_last: see `copy.read_policy`; patience: nanoseconds, see `exchange`; chunks: of a
+        share, see `ahead`; exchanges: bytes of all exchange points.
         rest: sizes of all kept modes but the slowest, and of all reduced modes but the slowest, the fastest first;
-        with meeting points the address of zeroed memory for them, and behind them for the parts' states; then of
+        with exchange points the address of zeroed memory for them, and behind them for the parts' states; then of
         each operand the address in bytes and the strides in elements of the kept and of the reduced modes, the
         fastest first.
         """
         s = self.spec
         self.kernel(
-            ctas, items, length, groups, parts, share, evict_last, patience, chunks, meetings, rest
+            ctas, items, length, groups, parts, share, evict_last, patience, chunks, exchanges, rest
         ).launch(
             grid=[ctas * s.cluster_n, 1, 1],
             block=[s.threads, 1, 1],
@@ -113,7 +113,7 @@ class PanelKernel(Streaming, Shifted):
         evict_last: Int32,
         patience: Int32,
         chunks: Int32,
-        meetings: Int64,
+        exchanges: Int64,
         rest: tuple,
     ):
         s = self.spec
@@ -126,7 +126,7 @@ class PanelKernel(Streaming, Shifted):
         reduced_sizes = [Int32(n) for n in rest[s.kept_modes - 1 : s.kept_modes + s.reduced_modes - 2]]
         operands = rest[s.kept_modes + s.reduced_modes - 2 :]
         sync = Int64(0)
-        if const_expr(s.meeting):
+        if const_expr(s.exchange):
             sync, operands = operands[0], operands[1:]
         mX = []
         for i in cutlass.range_constexpr(len(self.dtypes)):
@@ -178,8 +178,8 @@ class PanelKernel(Streaming, Shifted):
             sC=sC,
             words=words,
             barrier=barrier,
-            meetings=sync,
-            states=sync + meetings,
+            exchanges=sync,
+            states=sync + exchanges,
         )
         if const_expr(s.ahead):
             self.ahead(launch, item)  # of `ahead.Ahead`
@@ -212,7 +212,7 @@ class PanelKernel(Streaming, Shifted):
         """The launch as one item of its work sees it: which panel, which part of it, which groups and elements."""
         s = self.spec
         part, tile = Int32(0), item
-        if s.meeting:
+        if s.exchange:
             part, tile = item % launch.parts, item // launch.parts
         if s.shifted:
             kept, line = self.line_of(launch, tile)  # of `shift.Shifted`
@@ -244,7 +244,7 @@ class PanelKernel(Streaming, Shifted):
             head=head,
             first=first,
             end=end,
-            sync=launch.meetings + Int64(tile) * (4 * meeting.words(launch.parts)),
+            sync=launch.exchanges + Int64(tile) * (4 * exchange.words(launch.parts)),
             tile_states=launch.states + Int64(tile) * launch.parts * (s.columns * s.published_bytes),
         )
 
@@ -261,7 +261,7 @@ class PanelKernel(Streaming, Shifted):
         mine, states = self.reduce(this, None, edges)
         if const_expr(s.cluster_n > 1):
             mine = self.across_cluster(this, mine)
-        if const_expr(s.meeting):
+        if const_expr(s.exchange):
             if const_expr(len(self.math.outputs) > 0):
                 duty = self.hand_over(this, mine)  # of `split.SplitKernel`
                 if self.collect(this, this.patience) != 0:
@@ -317,7 +317,7 @@ class PanelKernel(Streaming, Shifted):
     def fetch(
         self, this, starts: list, at: Int32, left: Int32, beside: Int32 | None, base: Int32, policy: Int64
     ):
-        """Bring the chunk that begins at element `at` of the groups at `starts`, of all inputs, into this thread's own
+        """Load the chunk that begins at element `at` of the groups at `starts`, of all inputs, into this thread's own
         slots of shared memory from step `base` on, padding what lies outside. beside: see `Shifted.line_of`. policy:
         see `policies`."""
         s = self.spec
@@ -389,7 +389,7 @@ class PanelKernel(Streaming, Shifted):
         return found
 
     @cute.jit
-    def finish_edges(self, this, edges: list, states: list, met: Int32 | int = 1):
+    def finish_edges(self, this, edges: list, states: list, merged: Int32 | int = 1):
         """Compute and store the results of the scalars at the edges of a row, if the states are there."""
         s, math = self.spec, self.math
         i = len(math.inputs)
@@ -397,7 +397,7 @@ class PanelKernel(Streaming, Shifted):
             at, exists = self.edge(this, e)
             result = math.result(tuple(x[e].to(Float32) for x in edges), states[0])
             gX = self.scalar(this, i, at)
-            if exists & (met != 0):
+            if exists & (merged != 0):
                 gX[0] = result.to(self.dtypes[i])
 
     def held(self, this, k: int, base: Int32 | int | list) -> list:

@@ -96,7 +96,7 @@ class Shifted:
     def fetch_blocks(
         self, this, starts: list, at: Int32, left: Int32, beside: Int32, base: Int32, policy: Int64
     ):
-        """Bring the blocks that hold something of a chunk, see `PanelKernel.fetch`. What lies outside stays as it
+        """Load the blocks that hold something of a chunk, see `PanelKernel.fetch`. What lies outside stays as it
         is."""
         s = self.spec
         for i in self.inputs:
@@ -118,7 +118,7 @@ class Shifted:
                     self.fetch_block(i, block, sX[None, base + k], behind * size, policy)
 
     def fetch_block(self, i: int, address: Int64, slot: cute.Tensor, exist: Int32, policy: Int64):
-        """Bring the block at an address, of which so many bytes exist or more."""
+        """Load the block at an address, of which so many bytes exist or more."""
         s = self.spec
         exist = cutlass.min(exist, s.vector * self.dtypes[i].width // 8)
         load_async(self.vector(i, address), slot, s.access[i], policy, s.prefetches, exist)

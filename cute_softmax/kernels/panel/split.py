@@ -1,8 +1,8 @@
-"""The split movement: CTAs of the whole GPU share a panel and meet in global memory, within one launch.
+"""The split movement: CTAs of the whole GPU share a panel and exchange states in global memory, within one launch.
 
     ... -> fold -> merge (as in `panel`) -> publish -> gather the states of all parts -> finish -> store
 
-Without full outputs nobody waits: the last part to come gathers, and stores the groups' results. See `meeting` for how
+Without full outputs nobody waits: the last part to come gathers, and stores the groups' results. See `exchange` for how
 nobody waits for ever, and `panel` for the names.
 """
 
@@ -11,7 +11,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, const_expr
 
 from ..common import reduce
-from . import meeting
+from . import exchange
 from .ahead import Ahead
 from .panel import PanelKernel
 
@@ -28,7 +28,7 @@ class SplitKernel(Ahead, PanelKernel):
         cute.arch.barrier()
         duty = Int32(0)
         if this.tidx == self.spec.threads - 1:
-            duty = Int32(meeting.arrive(this.sync) >= meeting.GIVE_UP)
+            duty = Int32(exchange.arrive(this.sync) >= exchange.GIVE_UP)
         return duty
 
     @cute.jit
@@ -43,7 +43,7 @@ class SplitKernel(Ahead, PanelKernel):
         if words[0] == 0:
             cute.arch.barrier()
             if this.tidx == 0:
-                words[0] = Int32(meeting.give_up(this.sync, this.part, this.parts))
+                words[0] = Int32(exchange.give_up(this.sync, this.part, this.parts))
             cute.arch.barrier()
             if words[0] != 0:
                 self.gather(this, Int32(FOREVER))
@@ -56,7 +56,7 @@ class SplitKernel(Ahead, PanelKernel):
         self.publish(this, mine)
         cute.arch.barrier()
         if this.tidx == 0:
-            words[0] = Int32(meeting.arrive(this.sync) == this.parts - 1)
+            words[0] = Int32(exchange.arrive(this.sync) == this.parts - 1)
         cute.arch.barrier()
         if words[0] != 0:
             self.gather(this, Int32(FOREVER))
@@ -79,7 +79,7 @@ class SplitKernel(Ahead, PanelKernel):
                 this = self.at(launch, i)
                 cute.arch.barrier()
                 if this.tidx == 0:
-                    words[0] = Int32(meeting.waits(this.sync, this.parts))
+                    words[0] = Int32(exchange.waits(this.sync, this.parts))
                 cute.arch.barrier()
                 if words[0] != 0:
                     self.gather(this, Int32(FOREVER))
@@ -87,7 +87,7 @@ class SplitKernel(Ahead, PanelKernel):
                     for part in cutlass.range(this.parts, unroll=1):
                         cute.arch.barrier()
                         if this.tidx == 0:
-                            words[0] = Int32(meeting.take(this.sync, part))
+                            words[0] = Int32(exchange.take(this.sync, part))
                         cute.arch.barrier()
                         if words[0] != 0:
                             self.redo(self.at(launch, i - this.part + part), states)
@@ -101,7 +101,7 @@ class SplitKernel(Ahead, PanelKernel):
     def publish(self, this, mine: tuple):
         """Let the other CTAs see the states of this part."""
         if this.tidx < self.spec.columns:
-            meeting.publish(self.place(this, this.part, this.tidx), mine)
+            exchange.publish(self.place(this, this.part, this.tidx), mine)
 
     def merged(self, this) -> list:
         """Per slot the state of the whole group, when it has been gathered."""
@@ -112,7 +112,7 @@ class SplitKernel(Ahead, PanelKernel):
         """What `look` reads the states of every `readers`-th part from `first` on into: nothing yet. What is past the
         last part is not waited for."""
         s = self.spec
-        rP = cute.make_rmem_tensor((meeting.pairs(len(self.math.whole.identity)), s.loads), Int64)
+        rP = cute.make_rmem_tensor((exchange.pairs(len(self.math.whole.identity)), s.loads), Int64)
         for k in range(s.loads):
             for i in range(rP.shape[0]):
                 rP[i, k] = Int64(cutlass.select_(first + k * s.readers < this.parts, Int64(0), Int64(1)))
@@ -126,7 +126,7 @@ class SplitKernel(Ahead, PanelKernel):
         for k in cutlass.range_constexpr(s.loads):
             at = self.place(this, first + k * s.readers, column)
             for i in cutlass.range_constexpr(rP.shape[0]):
-                rP[i, k] = meeting.look(at + 8 * i, rP[i, k])
+                rP[i, k] = exchange.look(at + 8 * i, rP[i, k])
         missing = Boolean(False)
         for k in cutlass.range_constexpr(s.loads):
             for i in cutlass.range_constexpr(rP.shape[0]):

@@ -4,10 +4,10 @@ A CTA works on one item, a part of a panel, after the other. It absorbs the chun
 the last `buffers` of them, and finishes those first; the others it reads again, the last first, from L2 as far as that
 kept them. Whatever buffer is free takes the chunk that is needed next, be it of the next item:
 
-    absorb 0 1 2 3 4 5 6 7 | meet | finish 4 5 6 7, 3 2 1 0 | the next item
+    absorb 0 1 2 3 4 5 6 7 | exchange | finish 4 5 6 7, 3 2 1 0 | the next item
     fetch  4 5 6 7 - - - -          3 2 1 0, and of the next item 0 1 2 3        (8 chunks, 4 buffers)
 
-So copies are on their way all the time but for the last chunks' absorption and the meeting.
+So copies are on their way all the time but for the last chunks' absorption and the exchange.
 Each visit of a chunk begins one group of copies and waits for the one `buffers` before.
 """
 
@@ -35,7 +35,7 @@ class Streaming:
                 mine = self.across_cluster(this, mine)
             if const_expr(len(self.math.outputs) == 0):
                 # One item a CTA: see `PanelPlan.ctas`.
-                if const_expr(s.meeting):
+                if const_expr(s.exchange):
                     self.conclude(this, mine)  # of `split.SplitKernel`
                 else:
                     if const_expr(s.down > 1):
@@ -46,17 +46,17 @@ class Streaming:
                 coming = Int32(
                     cutlass.select_(following.item < launch.items, self.chunks(following), Int32(0))
                 )
-                met = Int32(1)
-                if const_expr(s.meeting):
+                merged = Int32(1)
+                if const_expr(s.exchange):
                     duties = duties | self.hand_over(this, mine)
-                    met = self.collect(this, patience)
+                    merged = self.collect(this, patience)
                     states = self.merged(this)
-                    patience = Int32(cutlass.select_(met != 0, patience, Int32(0)))
+                    patience = Int32(cutlass.select_(merged != 0, patience, Int32(0)))
                 elif const_expr(s.down > 1):
                     states = self.spread(this, mine)
-                self.finish_edges(this, edges, states, met)
-                turn = self.finish_all(this, following, chunks, coming, turn, states, met)
-        if const_expr(s.meeting and len(self.math.outputs) > 0):
+                self.finish_edges(this, edges, states, merged)
+                turn = self.finish_all(this, following, chunks, coming, turn, states, merged)
+        if const_expr(s.exchange and len(self.math.outputs) > 0):
             self.rescue(launch, item, duties)
 
     def chunks(self, this) -> Int32:
@@ -68,13 +68,13 @@ class Streaming:
         return n % self.spec.buffers * self.spec.chunk_steps
 
     def fetch_nth(self, this, n: Int32, base: Int32, policy: Int64):
-        """Bring chunk n of this CTA's share."""
+        """Load chunk n of this CTA's share."""
         at = this.first + n * self.spec.chunk
         self.fetch(this, this.starts, at, self.left(this, at), this.beside, base, policy)
 
     @cute.jit
     def fetch_chunk(self, this, n: Int32, chunks: Int32, base: Int32):
-        """Bring chunk n, if there is one, for the first time; the last of them will not be read again."""
+        """Load chunk n, if there is one, for the first time; the last of them will not be read again."""
         if n < chunks:
             again = n < chunks - self.spec.buffers
             self.fetch_nth(this, n, base, Int64(cutlass.select_(again, this.twice, this.once)))
@@ -113,7 +113,7 @@ class Streaming:
 
     @cute.jit
     def finish_all(
-        self, this, following, chunks: Int32, coming: Int32, turn: Int32, states: list, met: Int32
+        self, this, following, chunks: Int32, coming: Int32, turn: Int32, states: list, merged: Int32
     ) -> Int32:
         """Finish all chunks, if the states are there, and fetch those of the following item, `coming` in number;
         where in the ring its first chunk is."""
@@ -125,7 +125,7 @@ class Streaming:
             n = Int32(cutlass.select_(t < s.buffers, beyond + t, chunks - 1 - t))
             if const_expr(s.shifted):
                 self.align_again(this, t, n, base)
-            if (n < chunks) & (met != 0):
+            if (n < chunks) & (merged != 0):
                 self.finish(this, this.first + n * s.chunk, base, states)
             again, k = t < beyond, t - beyond
             if again | (k < coming):

@@ -1,4 +1,4 @@
-"""A meeting point in global memory: CTAs that share a panel hand over their partial states and read all the others'.
+"""An exchange point in global memory: CTAs that share a panel hand over their partial states and read all the others'.
 
 A state is published in pairs of numbers, each in one store whose own bits say that it is there: never zero, which its
 slot was before the launch. (A sum of exponentials is 0 only beside a maximum of -inf; an odd number is paired with 1.)
@@ -31,7 +31,7 @@ GIVE_UP = 1 << 16
 
 
 def words(parts: int) -> int:
-    """Words of a panel's meeting point."""
+    """Words of a panel's exchange point."""
     return HEADER + parts
 
 
@@ -54,7 +54,7 @@ def publish(address: Int64, state: tuple):
 
 
 def expect(address: Int64):
-    """Bring the 128 bytes around an address into L2 before anybody waits for them: what was cleared before the launch
+    """Load the 128 bytes around an address into L2 before anybody waits for them: what was cleared before the launch
     has left it when hundreds of megabytes have passed."""
     cute.arch.inline_ptx("prefetch.global.L2::evict_last [{$r0}];", read_only_args=[address])
 
