@@ -28,7 +28,7 @@ check: lint
 		tests/test_launch.py tests/test_states.py tests/test_scored.py tests/test_check.py
 
 test: lint browser
-	$(BIN)/python -m pytest -n $(JOBS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 lint: $(READY)
 	$(BIN)/ruff check .
