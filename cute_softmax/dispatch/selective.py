@@ -66,7 +66,7 @@ class Form:
         self._rows = (*logits.shape[:-1], 1)
         name = "selective_entropy" if entropies else "selective"
         self._call = self._bound(name, logits, (index.long(), found, *kept))
-        self._strides = torch.empty_like(logits).stride()
+        self._strides = torch.empty_like(logits, device="meta").stride()
         self._gradient = None
 
     def fits(self, logits: Tensor, index: Tensor, scale: float, entropies: bool) -> bool:
@@ -158,7 +158,7 @@ class Form:
     def _bound(self, name: str, logits: Tensor, rows: tuple[Tensor, ...], **prologue: object) -> launch.Call:
         """The Call on logits and tensors of a number each row; of a gradient, which is written last."""
         operands = [logits, *(t.view(self._rows).expand(logits.shape) for t in rows)]
-        operands += [torch.empty_like(logits)] * (name == "softmax")
+        operands += [torch.empty_like(logits, device="meta")] * (name == "softmax")
         prologue = Prologue(scale="number" if self._scaled else "", **prologue)
         return launch.call_of(name, operands, (logits.dim() - 1,), aligned=True, prologue=prologue)
 

@@ -93,7 +93,7 @@ class Form:
         """The result of a call of this form, recorded by autograd where it records."""
         call = self._of(given) if given else ()
         if self.requires_grad and torch.is_grad_enabled():
-            return record(input, *call, self)
+            return record_scores(input, *call, self) if given else record(input, self)
         return self.run(input, *call)
 
     def _of(self, given: dict[str, object]) -> tuple:
@@ -147,25 +147,18 @@ class Form:
 
 
 class Recorded(torch.autograd.Function):
-    """`Forward` of a call whose form is known: (input, what else `run` takes, form)."""
+    """`Forward` of a call whose form is known, of scores that are the input itself: (input, form)."""
 
     @staticmethod
-    def forward(ctx, input, *rest):
-        *call, form = rest
-        result = form.run(input, *call)
-        if call:
-            *operands, numbers = call
-            Forward.setup_context(ctx, (input, *operands, form.spec_of(numbers)), result)
-        else:
-            ctx.save_for_backward(result)
-        ctx.form = form if not call else None
+    def forward(ctx, input, form):
+        result = form.run(input)
+        ctx.save_for_backward(result)
+        ctx.form = form
         return result
 
     @staticmethod
     def backward(ctx, grad):
         form = ctx.form
-        if form is None:
-            return *Forward.backward(ctx, grad), None
         (result,) = ctx.saved_tensors
         if torch.is_grad_enabled():  # a gradient of the gradient is wanted
             return differentiable(grad, result, None, None, form.spec, form.input_dtype), None
@@ -174,7 +167,21 @@ class Recorded(torch.autograd.Function):
         return form.backward(grad, result), None
 
 
-record = recorder(Recorded)
+class RecordedScores(torch.autograd.Function):
+    """The same of scores made of the input: (input, what else `run` takes, form)."""
+
+    @staticmethod
+    def forward(ctx, input, bias, mask, scale, numbers, form):
+        result = form.run(input, bias, mask, scale, numbers)
+        Forward.setup_context(ctx, (input, bias, mask, scale, form.spec_of(numbers)), result)
+        return result
+
+    @staticmethod
+    def backward(ctx, grad):
+        return *Forward.backward(ctx, grad), None
+
+
+record, record_scores = recorder(Recorded), recorder(RecordedScores)
 
 
 def _alike(name: str, value: object) -> Callable[[object], bool]:
