@@ -79,15 +79,15 @@ class Form:
 
     def fits(self, input: Tensor, dim: object, dtype: object, online: bool, given: dict[str, object]) -> bool:
         """Whether a call is of this form. `is`, because 1, 1.0 and True are equal."""
-        if not (
-            self.dim is dim
-            and self.dtype is dtype
-            and self.online is online
-            and given.keys() == self.names
-            and self.matches(input, *[given[name] for name in self.tensors])
-        ):
+        if not (self.dim is dim and self.dtype is dtype and self.online is online):
             return False
-        return not given or all([alike(given[name]) for name, alike in self._others])
+        if not given:
+            return not self.names and self.matches(input)
+        return (
+            given.keys() == self.names
+            and self.matches(input, *[given[name] for name in self.tensors])
+            and all([alike(given[name]) for name, alike in self._others])
+        )
 
     def __call__(self, input: Tensor, given: dict[str, object]) -> Tensor:
         """The result of a call of this form, recorded by autograd where it records."""
