@@ -3,7 +3,7 @@
 The prediction is of `layouts.access`, from the thread-value layout that a rung has while it is traced, times its trips;
 it needs no GPU. Counters are read by Nsight Compute on a machine with an NVIDIA GPU:
 
-    python -m benchmarks.traffic --save       writes results/<gpu>/ladder-traffic.json
+    python -m benchmarks.traffic --save       writes results/<gpu>/checks/ladder-traffic.json
     python -m benchmarks.traffic --predict    prints the predictions
 """
 
@@ -138,7 +138,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.traffic", description=__doc__.split("\n\n")[0]
     )
-    parser.add_argument("--save", action="store_true", help="write results/<gpu>/ladder-traffic.json")
+    parser.add_argument("--save", action="store_true", help="write results/<gpu>/checks/ladder-traffic.json")
     parser.add_argument("--predict", action="store_true", help="only print the predictions; needs no GPU")
     parser.add_argument("--ncu", default="ncu", help="the ncu to run")
     parser.add_argument("--launch", action="store_true", help=argparse.SUPPRESS)
@@ -171,7 +171,7 @@ def main(argv: list[str]) -> int:
         )
     if given.save:
         header = results.make_header([]) | {"command": "python -m benchmarks.traffic --save"}
-        path = results.FOLDER / results.gpu_folder(header["gpu"]) / "ladder-traffic.json"
+        path = results.FOLDER / results.gpu_folder(header["gpu"]) / "checks" / "ladder-traffic.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({"header": header, "rows": rows}, indent=1) + "\n", encoding="utf-8")
         print(f"saved {path.name}")

@@ -95,7 +95,7 @@ def _speeds() -> dict[tuple[str, str], dict[int, dict]]:
 @functools.cache
 def _traffic() -> list[dict]:
     """What was predicted and counted; without counters what is predicted."""
-    path: Path = results.FOLDER / FOLDERS["H200"] / "ladder-traffic.json"
+    path: Path = results.FOLDER / FOLDERS["H200"] / "checks" / "ladder-traffic.json"
     if path.exists():
         return json.loads(path.read_text(encoding="utf-8"))["rows"]
     return [
