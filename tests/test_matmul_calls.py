@@ -1,6 +1,8 @@
 """softmax_matmul as GPUs see it, without one: what is launched on which operands, the forms of calls that repeat."""
 
+import gc
 import math
+import weakref
 
 import pytest
 import simulated
@@ -190,3 +192,15 @@ def test_splits_are_added_up(launches):
     tensors |= {"dvalues": values, "output": found, "lse": torch.empty(2048)}
     form = matmul_backward.form_of(shape, [], 8, tensors, None, 1.0, 1.0, False)
     assert matmul_backward.planned(*form).splits > 1
+
+
+def test_a_form_keeps_no_tensor(launches):
+    tensors = [example((2, 16, 24)), example((2, 24, 8), seed=1), torch.rand(16, 24) < 0.5, example((24,))]
+    scores, values, mask, bias = tensors
+    for _ in range(2):
+        softmax_matmul(scores, values, mask=mask, bias=bias)
+    known = [weakref.ref(t) for t in tensors]
+    assert count() == 1
+    del tensors, scores, values, mask, bias
+    gc.collect()
+    assert [ref() for ref in known] == [None] * 4

@@ -1,5 +1,8 @@
 """selective_log_softmax and entropy on the CPU: results, gradients, memory, launches, errors."""
 
+import gc
+import weakref
+
 import checking
 import pytest
 import simulated
@@ -263,3 +266,14 @@ def test_gradients_of_a_call_that_repeats(offset, launches):
             (want,) = torch.autograd.grad(right, logits, upstream.double(), retain_graph=True)
             assert torch.allclose(d, want, atol=1e-6)
     assert [n.math for n in launches[-2:]] == ["selective", "softmax"] and launches[-1].prologue.target
+
+
+def test_a_form_keeps_no_tensor(launches):
+    logits, index = example((5, 16)).requires_grad_(), tokens(5, high=16)
+    for _ in range(2):
+        torch.autograd.grad(selective_log_softmax(logits, index, scale=0.5).sum(), logits)
+    known = [weakref.ref(t) for t in (logits, index)]
+    assert selective.known
+    del logits, index
+    gc.collect()
+    assert [ref() for ref in known] == [None] * 2
