@@ -179,8 +179,9 @@ def indices(tv: AnyLayout, tiler: tuple[int, int]) -> tuple[int, list[int]]:
 def coverage(tv: AnyLayout, tiler: tuple[int, int]) -> Coverage:
     """Which (row, column) of the tile no thread owns, and which more than one; see ``owners``."""
     rows = tiler[0]
+    _, found = indices(tv, tiler)
     counts = [0] * (rows * tiler[1])
-    for index in indices(tv, tiler)[1]:
+    for index in found:
         counts[index] += 1
     place = [(i % rows, i // rows) for i in range(len(counts))]
     return Coverage(
