@@ -145,6 +145,10 @@ def test_calls_that_share_a_form(launches):
     with torch.no_grad():
         assert not softmax_matmul(scores, values).requires_grad
     assert softmax_matmul(scores, values).requires_grad
+    other = example((3, 16, 24)).requires_grad_()
+    with torch.no_grad():
+        softmax_matmul(other, example((3, 24, 8)))
+    assert softmax_matmul(other, example((3, 24, 8))).requires_grad, "first seen without gradients"
     for wrong in ({"mask": 5}, {"scale": "2"}, {"causal": 1.0}, {"bias": mask}, {"empty_rows": "none"}):
         with pytest.raises((TypeError, ValueError)):
             softmax_matmul(scores, values, **wrong)

@@ -7,7 +7,6 @@ from functools import lru_cache
 
 import torch
 
-from ..plan import NotPlanned
 from ..plan.matmul import MatmulPlan, aligned, canonical_matmul, instruction_of, lines_of, plan_matmul
 from ..plan.problem import Operand
 from ..runtime import launch
@@ -217,37 +216,25 @@ operator.register_autograd(_gradient, setup_context=_save)
 
 class Form:
     """All eager calls on tensors of one device, shapes, strides, dtypes and offsets from 16 bytes whose other arguments
-    are equal: decided once. Raises NotPlanned where no kernel serves the calls.
+    are equal: decided once. Kernels read all operands as they lie.
 
     options: the arguments that are no tensors, as the caller gave them.
     """
 
-    __slots__ = (
-        "_absent",
-        "_calls",
-        "_matches",
-        "_numbers",
-        "_offsets",
-        "_options",
-        "_place",
-        "_shape",
-        "_strides",
-    )
-    __slots__ += ("records",)
+    __slots__ = ("_absent", "_calls", "_matches", "_numbers", "_offsets", "_options", "_place", "_records")
+    __slots__ += ("_shape", "_strides")
 
     def __init__(self, request: Request, options: tuple):
         given = request.mask, request.bias, request.stats
         self._absent = [t is None for t in given]
         self._matches = guard(request.scores, request.values, *[t for t in given if t is not None])
-        self._options, self._place, self.records = options, Place(request.values), request.recorded
-        self._numbers = request[4:7]
+        self._options, self._place, self._numbers = options, Place(request.values), request[4:7]
+        leaves = request.scores, request.values, request.bias
+        self._records = any(t is not None and t.requires_grad for t in leaves)
         self._shape = (*request.batch, request.scores.shape[-2], request.values.shape[-1])
         self._strides = torch.empty(self._shape, device="meta").stride()
-        if not _lies_readable(request):
-            raise NotPlanned("operands are copied for each call")
         self._offsets = [t.data_ptr() & 15 for t in request[:4] if t is not None]
-        readable = _readable(request)
-        self._calls = [_call_of(readable, lse) for lse in (False, True)[: 1 + (request.stats is None)]]
+        self._calls: dict[bool, launch.Call] = {}  # by whether log-sum-exps are written
 
     def fits(
         self,
@@ -280,7 +267,7 @@ class Form:
         request = Request(
             scores, values, mask, bias, *self._numbers, None if stats is None else stats.detach()
         )
-        if self.records and torch.is_grad_enabled():
+        if self._records and torch.is_grad_enabled():
             return _record(*request, self)
         return self.run(request, return_lse)
 
@@ -290,10 +277,13 @@ class Form:
         if [address & 15 for address in addresses] != self._offsets or not self._place.current():
             return forward(request, return_lse)
         stats, lse = request.stats, None
-        call = self._calls[return_lse and stats is None]
+        writes_lse = return_lse and stats is None
+        call = self._calls.get(writes_lse)
+        if call is None:
+            call = self._calls[writes_lse] = _call_of(_readable(request), writes_lse)
         result = forms.empty_strided(self._shape, self._strides, request.values.dtype)
         addresses.append(result.data_ptr())
-        if return_lse and stats is None:
+        if writes_lse:
             lse = torch.empty(self._shape[:-1], dtype=torch.float32, device=result.device)
             addresses.append(lse.data_ptr())
         if call.plan.kernel.split:
@@ -347,8 +337,8 @@ def product(request: Request, return_lse: bool, options: tuple) -> tuple[torch.T
     """
     scores, values, mask, bias, *_, stats = request
     tensors = scores, values, mask, bias, stats
-    form = _new_form(request, options) if request.on_kernel and unseen(*tensors) else None
-    if form is not None:
+    if _has_form(request):
+        form = Form(request, options)
         known.remember(scores, form)
         return form(*tensors, return_lse)
     # To autograd and to transforms known sums are functions of the scores.
@@ -358,11 +348,8 @@ def product(request: Request, return_lse: bool, options: tuple) -> tuple[torch.T
     return _WAYS.serve((request, return_lse), tensors, (scores, values, bias))
 
 
-def _new_form(request: Request, options: tuple) -> Form | None:
-    """The form of an eager call, if it has one."""
-    if not (math.prod(request.batch) and request.scores.numel() and request.values.numel()):
-        return None
-    try:
-        return Form(request, options)
-    except NotPlanned:
-        return None
+def _has_form(request: Request) -> bool:
+    """Whether an eager call is served in the same way when it comes again: with nothing to copy, and not empty."""
+    sizes = math.prod(request.batch), request.scores.numel(), request.values.numel()
+    tensors = request.scores, request.values, request.mask, request.bias, request.stats
+    return request.on_kernel and unseen(*tensors) and all(sizes) and _lies_readable(request)
