@@ -41,7 +41,7 @@ class Work:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the result."""
+        """The shape of the result."""
         shape = self.inputs[0].shape
         if self.keepdim is None:
             return tuple(shape)
@@ -126,7 +126,8 @@ def _fill(work: Work, inputs: tuple[torch.Tensor, ...], result: torch.Tensor) ->
 
 
 def _operands(work: Work, inputs: tuple[torch.Tensor, ...], result: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """As the kernel addresses them. Inputs that lie apart from the result are copied, as ATen always does."""
+    """The operands as the kernel addresses them. Inputs that lie apart from the result are copied, as ATen always
+    does."""
     if work.keepdim is None:
         return (*(t.contiguous() if lie_apart(t, result, work.dims) else t for t in inputs), result)
     shape = inputs[0].shape

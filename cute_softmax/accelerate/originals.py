@@ -31,7 +31,7 @@ def _forward(operator: str) -> Callable[..., torch.Tensor]:
 
 
 def _like_gradient(grad: torch.Tensor, input_dtype: torch.dtype) -> torch.Tensor:
-    """Of another dtype only where a float32 gradient belongs to a 16-bit input, as ATen has it."""
+    """An empty gradient, of the input's dtype where that has 16 bits and else of its own, as ATen has it."""
     return grad.new_empty(0, dtype=input_dtype if input_dtype.itemsize == 2 else grad.dtype)
 
 

@@ -68,7 +68,7 @@ def formula(
     scale: float,
     causal: int | None,
 ) -> torch.Tensor:
-    """In torch's operations."""
+    """The rows' log-sum-exps in torch's operations."""
     return torch.logsumexp(modified(scores, mask, bias, scale, causal), -1)
 
 

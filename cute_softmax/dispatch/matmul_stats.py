@@ -21,7 +21,7 @@ def forward(
     scale: float,
     causal: int | None,
 ) -> torch.Tensor:
-    """By our kernel, in float32."""
+    """The rows' log-sum-exps by our kernel, in float32."""
     result = torch.full(scores.shape[:-1], -float("inf"), dtype=torch.float32, device=scores.device)
     if not scores.numel():
         return result

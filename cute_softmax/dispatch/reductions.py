@@ -67,7 +67,7 @@ def _into(
 def forward(
     input: torch.Tensor, name: str, dims: tuple[int, ...], keepdim: bool, dtype: torch.dtype
 ) -> torch.Tensor:
-    """By our kernels into a new contiguous tensor; `input` is not empty."""
+    """The reduction by our kernels into a new contiguous tensor; `input` is not empty."""
     shape, _ = result_of(input.shape, dims, keepdim)
     result = torch.empty(shape, dtype=dtype, device=input.device)
     launch.run(*work_of(input, name, dims, result))
@@ -86,7 +86,7 @@ def _launch(name: str, input: torch.Tensor, dims: tuple[int, ...], whole: torch.
 
 
 def _whole(tensor: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
-    """With the reduced dimensions, which are ascending, of size 1 again."""
+    """A result with the reduced dimensions, which are ascending, of size 1 again."""
     for d in dims:
         tensor = tensor.unsqueeze(d)
     return tensor
@@ -164,7 +164,7 @@ def _save(ctx, inputs: tuple, output: torch.Tensor, name: str) -> None:
 
 
 def _gradient(ctx, grad: torch.Tensor) -> torch.Tensor:
-    """Of logsumexp by one kernel, else composed of torch operations; both differentiate again."""
+    """The gradient: of logsumexp by one kernel, else composed of torch operations; both differentiate again."""
     whole = grad if ctx.keepdim or not ctx.shape else _whole(grad, ctx.dims)
     if ctx.name == "sum":
         return whole.to(ctx.dtype).expand(ctx.shape)

@@ -137,7 +137,7 @@ class Form:
     def _at_target(
         self, logits: Tensor, index: Tensor, found: Tensor, grad: Tensor, scale: float
     ) -> Tensor | None:
-        """The same by one kernel, where there is one, for tensors as the form has them."""
+        """The gradient by one kernel, where there is one, for tensors as the form has them."""
         address = logits.data_ptr()
         if not self._place.suits((address,)):
             return None

@@ -47,7 +47,8 @@ def input_gradients(gradient, grad: Tensor, saved: tuple, shapes: tuple, needs: 
 
 
 def second_gradients(gradient, upstream: Tensor, grad: Tensor, output: Tensor, mask, spec: Spec) -> tuple:
-    """Of `backward`'s result with respect to (grad, output): torch's operations, and once more the kernel."""
+    """The gradients of `backward`'s result with respect to (grad, output): torch's operations, and once more the
+    kernel."""
     w = wide(upstream.dtype, grad.dtype, output.dtype)
     u, g, y = finished(upstream.to(w), mask, spec), grad.to(w), output.to(w)
     if spec.log:

@@ -123,7 +123,7 @@ class Form:
         return softmax_kernels.forward(input, None, None, None, self.spec)
 
     def spec_of(self, numbers: list) -> Spec:
-        """That of a call with these numbers: scale, alpha and the offset, those that there are."""
+        """The spec of a call with these numbers: scale, alpha and the offset, those that there are."""
         names = self.numbers if self.spec.causal is None else [*self.numbers, "causal"]
         return self.spec.changed(**dict(zip(names, numbers, strict=True))) if names else self.spec
 
@@ -168,7 +168,7 @@ class Recorded(torch.autograd.Function):
 
 
 class RecordedScores(torch.autograd.Function):
-    """The same of scores made of the input: (input, what else `run` takes, form)."""
+    """`Forward` of a call whose form is known, of scores made of the input: (input, what else `run` takes, form)."""
 
     @staticmethod
     def forward(ctx, input, bias, mask, scale, numbers, form):

@@ -54,7 +54,7 @@ def of_function(function: type[torch.autograd.Function], direct: Callable, opera
 
 
 def recorder(function: type[torch.autograd.Function]) -> Callable:
-    """Its `apply`, less the test for functorch, which has been made before."""
+    """The `apply` of an autograd function, less the test for functorch, which has been made before."""
     return super(torch.autograd.Function, function).apply
 
 

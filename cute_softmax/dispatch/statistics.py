@@ -384,7 +384,8 @@ def _save_backward(ctx, inputs, output):
 
 
 def _second_gradients(ctx, upstream):
-    """By autograd of the formula. What the numbers of the rows change is in the gradient of the input."""
+    """The gradients of a gradient, by autograd of the formula. What the numbers of the rows change is in the gradient
+    of the input."""
     input, index, *rows = ctx.saved_tensors
     rows, grads = rows[:4], rows[4:]
     with torch.enable_grad():

@@ -231,7 +231,7 @@ class RowKernel:
         return this.tXcX[(0, m), 0, k][1] < row.seen
 
     def writes(self, this, row: SimpleNamespace, m: int, k: int, read: Boolean) -> Boolean:
-        """The same, to be written: what lies beyond the diagonal, too."""
+        """Whether a vector is to be written: what lies beyond the diagonal, too."""
         return this.tXcX[(0, m), 0, k][1] < row.limit if self.spec.prologue.causal else read
 
     def vectors(self, this, row: SimpleNamespace, i: int):
@@ -468,7 +468,7 @@ class RowKernel:
         return self.scalar(this, row, self.group_inputs[self.math.group_inputs.index(name)], Int32(0))
 
     def chosen(self, this, row: SimpleNamespace) -> tuple[Float32, Int64, Boolean]:
-        """In the first thread of a row the score of the element that "index" chooses, the index, and whether the row
+        """The score, in the first thread of a row, of the element that "index" chooses, the index, and whether the row
         has such an element; without one the score is another's, and `store_groups` complains."""
         first = row.inside & (this.lane == 0) & (this.rank == 0)
         index = load_if(first, self.group(this, row, "index"))

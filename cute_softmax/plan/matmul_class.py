@@ -73,7 +73,7 @@ class MatmulClass(ClassBase):
 
     @property
     def stages(self) -> int:
-        """Of the one ring without wgmma."""
+        """Stages of the one ring without wgmma."""
         return self.score_stages
 
     @property

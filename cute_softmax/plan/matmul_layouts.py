@@ -117,7 +117,7 @@ def forward_layouts(c: MatmulClass) -> dict[str, AnyLayout]:
 
 
 def backward_layouts(c: MatmulBackwardClass) -> dict[str, AnyLayout]:
-    """Those of a backward class: sO and sOt are dO as the operand of both products."""
+    """The layouts of a backward class: sO and sOt are dO as the operand of both products."""
     item = ITEM_SIZE[c.dtypes[1]]
     found = {
         "sO": by_rows(item, c.rows, c.depth, c.stages),

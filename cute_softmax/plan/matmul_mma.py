@@ -17,7 +17,7 @@ MOST_STAGES = 4
 
 
 def mma_classes(architecture: Architecture, plain: MatmulClass, rows: int) -> Iterator[MatmulClass]:
-    """Those that multiply by mma.sync, like `plain` but for what the rows decide."""
+    """The classes that multiply by mma.sync, like `plain` but for what the rows decide."""
     if rows <= FEW_ROWS:
         configs = [(1, 1)]
     elif plain.depth <= (64 if plain.causal or plain.lines else 128) and not (plain.wide or plain.mask):

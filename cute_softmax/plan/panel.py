@@ -355,7 +355,7 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
         return max(resident // at_once, 1)
 
     def row_ahead() -> PanelPlan | None:
-        """As many rows at once as are held, and the next ahead; None for longer rows, and for no more."""
+        """The plan with as many rows at once as are held, and the next ahead; None for longer rows, and for no more."""
         c, resident = class_of(AHEAD, exchange=True, streaming=True), device.multiprocessors
         parts = math.ceil(length / (c.most_chunks * c.chunk))
         if (

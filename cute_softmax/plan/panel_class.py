@@ -163,7 +163,7 @@ class PanelClass(ClassBase):
 
     @property
     def edge_scalars(self) -> int:
-        """Of these, those that a thread takes."""
+        """The `edge_slots` that a thread takes."""
         return math.ceil(self.edge_slots / self.threads)
 
     @property

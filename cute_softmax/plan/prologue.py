@@ -89,7 +89,7 @@ class Prologue:
 
     @property
     def told(self) -> str:
-        """In words, for `explain`; empty for none."""
+        """The prologue in words, for `explain`; empty for none."""
         how = {"number": "a number", "groups": "one number a row"}
         parts = [
             self.scale and f"scores times {how[self.scale]}",

@@ -64,8 +64,8 @@ _CAUSAL, _PROLOGUE = (
 def configurations(
     math_name: str, prologue: Prologue, edges: bool
 ) -> tuple[tuple[RowConfig, ...], tuple[RowConfig, ...]]:
-    """Those of a row math for few rows and for many. A bias is a second input of as many registers, as in a
-    gradient."""
+    """The configurations of a row math for few rows and for many. A bias is a second input of as many registers, as in
+    a gradient."""
     if not prologue:
         return FEW[math_name], MANY[math_name]
     if not MATHS[math_name, True].outputs and prologue.packs and not prologue.mask:

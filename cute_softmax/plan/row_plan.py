@@ -125,6 +125,6 @@ def _unique(names: tuple[str, ...]) -> list[str]:
 
 
 def _own_dtypes(c: RowClass) -> list[str]:
-    """Of the math's tensors, without those of a prologue."""
+    """The dtypes of the math's tensors, without those of a prologue."""
     extras = {"bias", "mask", *c.facts.group_inputs}
     return _unique(tuple(d for d, name in zip(c.dtypes, c.facts.operands, strict=True) if name not in extras))

@@ -167,7 +167,7 @@ def value_rows(tile: Memory, depth: int) -> Iterator[list[int]]:
 
 
 def misplaced_values(tile: Memory, depth: int) -> Iterator[str]:
-    """As `misplaced`, of V as the B operand of mma.sync."""
+    """`misplaced` of V as the B operand of mma.sync."""
     fragment = named.values_fragment()
     for request, addresses in enumerate(value_rows(tile, depth)):
         k, n = (16 * i for i in divmod(request, depth // 16))

@@ -16,8 +16,8 @@ ASKED, ABSORBED, KEPT, FINISHED = "asked for", "absorbed", "kept", "finished"
 
 @dataclass(frozen=True)
 class Event:
-    """In a step, counted from the first of the first row: what becomes of a chunk of a row, in which place; and which
-    place that leaves free."""
+    """What happens in a step, counted from the first of the first row: what becomes of a chunk of a row, in which
+    place; and which place that leaves free."""
 
     step: int
     what: str
@@ -49,7 +49,7 @@ class Walk:
 
     @property
     def steps(self) -> int:
-        """Of a row."""
+        """The steps of a row."""
         return self.chunks + self.wait
 
     @property
@@ -134,6 +134,6 @@ class Walk:
 
 
 def walk_of(plan: PanelPlan, rows: int = 3) -> Walk:
-    """Of a CTA of a plan, with so many rows."""
+    """The walk of a CTA of a plan, with so many rows."""
     c = plan.kernel
     return Walk(rows, plan.chunks, c.ahead, c.registers, c.wait)

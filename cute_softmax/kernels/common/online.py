@@ -80,7 +80,7 @@ class Fast:
         return rounded_product(ref, scale)
 
     def exponent(self, x: Float32, ref: Float32) -> Float32:
-        """Of 2, in exp(x - ref)."""
+        """The exponent of 2 in exp(x - ref)."""
         scale = self.scale(ref)
         return cute.math.fma(x, scale, -self.product(ref, scale))
 

@@ -106,7 +106,7 @@ class Compensated(Scalar):
         return self.rounded(total, lost)
 
     def rounded(self, total: Float32, lost: Float32) -> Float32:
-        """Of an infinite sum nothing is lost; what was computed is NaN."""
+        """The sum and what its rounding lost; of an infinite sum that is nothing, though NaN was computed."""
         return total + Float32(cutlass.select_(lost == lost, lost, Float32(0.0)))
 
 

@@ -27,7 +27,7 @@ def by_rows(dtype: type, rows: int, columns: int, stages: int):
 
 
 def by_columns(dtype: type, columns: int, rows: int, stages: int):
-    """The same memory as `by_rows`, seen as (columns, rows, stages): wgmma reads it as an operand whose columns are M
+    """The memory of `by_rows`, seen as (columns, rows, stages): wgmma reads it as an operand whose columns are M
     or N and whose rows are K."""
     return composed(matmul_layouts.by_columns(dtype.width // 8, columns, rows, stages))
 
@@ -41,7 +41,7 @@ def composed(layout: ComposedLayout) -> cute.ComposedLayout:
 
 
 def tensor_map(tensor: cute.Tensor, layout, tiler: tuple[int, int]) -> tuple:
-    """On the host: (TMA atom, tensor of coordinates) to load tiles of a tensor in global memory into `layout`.
+    """Make, on the host, (TMA atom, tensor of coordinates) to load tiles of a tensor in global memory into `layout`.
 
     tensor: (rows or columns, columns or rows, batch modes); beyond its shape zeros are loaded.
     layout: with stages.
@@ -86,7 +86,7 @@ def row_of_matrix(lane: Int32 | int, warp: Int32 | int) -> tuple:
 
 
 def row_of_transposed(lane: Int32 | int, warp: Int32 | int) -> tuple:
-    """The same where the tile is read as its transpose, of which the warp holds 16 rows and 16 columns."""
+    """The row where the tile is read as its transpose, of which the warp holds 16 rows and 16 columns."""
     return lane // 16 * 8 + lane % 8, (warp * 2 + lane // 8 % 2) ^ (lane % 8)
 
 
@@ -115,7 +115,7 @@ class Ring:
 
     @cute.jit
     def initialise(self, thread: Int32):
-        """By the first thread, before a fence and a barrier."""
+        """Initialise the barriers, by the first thread, before a fence and a barrier."""
         if thread == 0:
             for i in cutlass.range_constexpr(self.stages):
                 cute.arch.mbarrier_init(self.full + i, 1)

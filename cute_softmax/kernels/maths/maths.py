@@ -89,7 +89,7 @@ class Softmax(RowMath):
         self.reductions = (self.whole,) if online else (MAX, total)
 
     def scaled(self, factor: Float32) -> "Softmax":
-        """The same of elements times a positive factor."""
+        """The math of elements times a positive factor."""
         made = copy.copy(self)
         made.exp = online.scaled(self.exp, factor)
         made.whole = type(self.whole)(made.exp, self.whole.total)
@@ -352,7 +352,7 @@ class Entropy(Statistics):
 
 
 class Selected(Statistics):
-    """Of one chosen element of each row, also its logarithm in the softmax: `found`."""
+    """`Statistics` and, of one chosen element of each row, its logarithm in the softmax: `found`."""
 
     group_inputs = ("index",)
     group_outputs = ("found", "max", "log")

@@ -89,7 +89,7 @@ class Scores:
         return score
 
     def parts(self, steps: int) -> Iterator[list[Float32]]:
-        """As `Fragment.parts`."""
+        """`Fragment.parts` of the scores."""
         for k in range(0, self.steps, steps):
             part = [score for j in range(k, min(k + steps, self.steps)) for score in self.vector(j)]
             yield part + (self.vector(self.steps) if k + steps >= self.steps else [])

@@ -104,7 +104,7 @@ class ScoreLines:
     def load_from_lines(
         self, this, tile, rS, in_tile: Int32, pair: Int32, m: Int32, n: Int32, head: Int32, batch: tuple
     ):
-        """As `load_scores`, from lines that begin somewhere within their first 16 bytes."""
+        """`load_scores` from lines that begin somewhere within their first 16 bytes."""
         places = self.places(this, tile, in_tile, pair, m, n, head, batch)
         for i, _, _, _ in self.each():
             rS[i] = places[i][0]

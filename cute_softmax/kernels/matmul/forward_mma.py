@@ -176,7 +176,7 @@ class MmaKernel(Works, Rows, Eighths, Parts):
                     cute.gemm(tiled_mma, rO, block.rA[(None, None, k)], rV, rO)
 
     def source(self, this, operand: tuple, work: SimpleNamespace, i: int, row: Int32, column: Int32):
-        """Of S (i = 0) or V (i = 1) what a CTA reads: address, row stride in bytes, first row and column."""
+        """What a CTA reads of S (i = 0) or V (i = 1): address, row stride in bytes, first row and column."""
         address, row_stride, *batch = operand
         size = self.dtypes[i].width // 8
         return SimpleNamespace(

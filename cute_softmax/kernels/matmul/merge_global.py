@@ -56,7 +56,8 @@ class Parts:
         return MERGE_THREADS if self.spec.rows <= FEW_ROWS else 32
 
     def launch_merge(self, shape: tuple, sizes: tuple, parts: Int32, scale: Float32, results: tuple, stream):
-        """On the host, after the launch of the parts, if there are any. shape: rows, columns, columns of V."""
+        """Launch the merge, on the host, behind the launch of the parts, if there are any. shape: rows, columns,
+        columns of V."""
         if const_expr(self.spec.split):
             rows, _, depth = shape
             groups = Int64(sizes[0]) * sizes[1] * sizes[2] * rows

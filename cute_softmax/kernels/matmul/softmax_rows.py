@@ -369,7 +369,8 @@ class Rows:
 
 
 def exchange(numbers: cute.Tensor, lane: Int32):
-    """Of four pairs in each lane of a quad, lane i gets the i-th ones of all lanes: eight columns side by side."""
+    """Transpose four pairs in each lane of a quad: lane i gets the i-th ones of all lanes: eight columns side by
+    side."""
     words = cute.recast_tensor(numbers, Uint32)
     for distance in (1, 2):
         upper = (lane & distance) != 0

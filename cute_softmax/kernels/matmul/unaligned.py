@@ -29,7 +29,7 @@ class Eighths:
         return cute.make_layout(layout.shape, stride=layout.stride)
 
     def eighths_maps(self, operand: tuple, shape: tuple, sizes: tuple) -> tuple:
-        """On the host: (TMA atom, tensor of coordinates) of rows k, k + 8, .. of S, for all k."""
+        """Make, on the host, (TMA atom, tensor of coordinates) of rows k, k + 8, .. of S, for all k."""
         s = self.spec
         layout = self.eighths_layout(s.score_stages)
         address, row, *batch = operand

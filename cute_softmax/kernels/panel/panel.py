@@ -348,7 +348,7 @@ class PanelKernel(Streaming, Shifted):
                         slot[v] = padding[v]
 
     def edge(self, this, e: int) -> tuple:
-        """Of scalar e of this thread: which element of the row it is, and whether there is one."""
+        """Scalar e of this thread: which element of the row it is, and whether there is one."""
         s = self.spec
         slot = this.tidx + e * s.threads
         after = slot - (s.line - 1)

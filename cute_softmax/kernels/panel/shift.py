@@ -26,7 +26,7 @@ AT_ONCE = 4
 
 
 def _pair(low: Uint32, high: Uint32, bits: Int32, left: bool) -> Uint32:
-    """Of two words, the low one's bits shifted out: 32 of them, `bits` behind the first or, to the left, before the
+    """Shift the low one's bits out of two words: 32 of them, `bits` behind the first or, to the left, before the
     high one's."""
     return cute.arch.inline_ptx(
         f"shf.{'l' if left else 'r'}.wrap.b32 {{$w0}}, {{$r0}}, {{$r1}}, {{$r2}};",
@@ -36,8 +36,8 @@ def _pair(low: Uint32, high: Uint32, bits: Int32, left: bool) -> Uint32:
 
 
 def funnel(low: list, high: list, shift: Int32, bits: int, left: bool = False) -> list:
-    """Of two neighbouring vectors of words, the one that begins `shift` elements of so many bits behind the first or,
-    to the left, before the second; by less than a vector."""
+    """The vector out of two neighbouring ones, in words, that begins `shift` elements of so many bits behind the first
+    or, to the left, before the second; by less than a vector."""
     n, each = len(low), 32 // bits
     words, step = [*low, *high], n // 2
     if left:
@@ -65,7 +65,7 @@ class Shifted:
         return {"sX": [x[None, own, None] for x in sX], "blocks": sX, "own": own, "lane": lane}
 
     def line_of(self, launch, tile: Int32) -> tuple[list, dict]:
-        """Of a panel: the coordinates of this thread's first group in the kept modes, the fastest first; and of the
+        """The coordinates of this thread's first group in the kept modes, the fastest first; and of the
         fastest `column`, that group, `beside`, how many there are from it on, and `ends`, whether memory's rows begin
         or end in the panel."""
         s = self.spec
