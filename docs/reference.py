@@ -27,7 +27,7 @@ WIDTH = 100  # of a signature in one line
 _STARS = {ParameterKind.var_positional: "*", ParameterKind.var_keyword: "**"}
 
 
-WITH_SCORES = f"{PACKAGE}.dispatch.spec.with_scores"
+WITH_SCORES = f"{PACKAGE}.dispatch.common.spec.with_scores"
 
 
 class Scores(griffe.Extension):

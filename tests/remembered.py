@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from cute_softmax.api import softmax
-from cute_softmax.dispatch import matmul, selective
-from cute_softmax.dispatch.forms import Forms
+from cute_softmax.dispatch.common.forms import Forms
+from cute_softmax.dispatch.heads import selective
+from cute_softmax.dispatch.matmul import calls
 from cute_softmax.runtime import launch
 
 
@@ -15,7 +16,7 @@ def all_forms() -> list[Forms]:
         softmax._log_softmaxes,
         *softmax._of_scores.values(),
         selective.known,
-        matmul.known,
+        calls.known,
     ]
 
 
@@ -39,4 +40,4 @@ def fresh_forms(monkeypatch) -> None:
     monkeypatch.setattr(softmax, "_log_softmaxes", Forms())
     monkeypatch.setattr(softmax, "_of_scores", {"softmax": Forms(), "log_softmax": Forms()})
     monkeypatch.setattr(selective, "known", Forms())
-    monkeypatch.setattr(matmul, "known", Forms())
+    monkeypatch.setattr(calls, "known", Forms())

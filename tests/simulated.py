@@ -16,14 +16,15 @@ from types import SimpleNamespace
 import torch
 from remembered import fresh_forms
 
-from cute_softmax.dispatch import arguments, forms, matmul, matmul_backward
+from cute_softmax.dispatch.common import arguments, forms
+from cute_softmax.dispatch.matmul import backward, calls
 from cute_softmax.plan.hardware import H200
 from cute_softmax.plan.problem import Operand
 from cute_softmax.runtime import launch
 
 INF = math.inf
 _PLANNED = launch._call.__wrapped__
-_PRODUCT = matmul._call.__wrapped__
+_PRODUCT = calls._call.__wrapped__
 
 
 class Launches(list):
@@ -98,7 +99,7 @@ class Launches(list):
 
     def gradients(self, *form):
         """`matmul_backward._bound`, likewise: the first launch leaves what it reads to the second."""
-        made = matmul_backward.bound(matmul_backward.planned(*form))
+        made = backward.bound(backward.planned(*form))
         _, shape, shared, depth, operands, causal, scale, factor, zero = form
         operands, left = dict(operands), {}
         shapes = dict.fromkeys(("scores", "dscores", "mask", "bias"), shape)
@@ -241,8 +242,8 @@ def install(monkeypatch) -> Launches:
     """CPU tensors of the kernels' dtypes count as CUDA ones, and launches are simulated."""
     launches = Launches()
     monkeypatch.setattr(launch, "_call", launches.call)
-    monkeypatch.setattr(matmul, "_call", launches.product)
-    monkeypatch.setattr(matmul_backward, "_bound", launches.gradients)
+    monkeypatch.setattr(calls, "_call", launches.product)
+    monkeypatch.setattr(backward, "_bound", launches.gradients)
     monkeypatch.setattr(launch, "device_facts", lambda index: H200)
     monkeypatch.setattr(launch, "function_of", lambda kernel: None)
     for name, value in (("getDevice", -1), ("getCurrentRawStream", 7)):  # of CPU tensors

@@ -276,14 +276,14 @@ def test_what_a_docstring_lacks_is_noticed(reference, monkeypatch, name, old, ne
 
 
 def test_a_new_public_name_must_be_described(reference, monkeypatch):
-    from cute_softmax.dispatch import softmax_kernels
+    from cute_softmax.dispatch.softmax import kernels
 
-    monkeypatch.setattr(cute_softmax, "offset_within", softmax_kernels.offset_within, raising=False)
+    monkeypatch.setattr(cute_softmax, "offset_within", kernels.offset_within, raising=False)
     monkeypatch.setattr(cute_softmax, "__all__", [*cute_softmax.__all__, "offset_within"])
     monkeypatch.setattr(cute_softmax.nn, "__all__", ["_Options"])
     reference.entries.cache_clear()
     complaints = reference.complaints()
-    assert "cute_softmax.dispatch.softmax_kernels.offset_within: no words about shape" in complaints
+    assert "cute_softmax.dispatch.softmax.kernels.offset_within: no words about shape" in complaints
     assert "cute_softmax.nn._Options.scale: no docstring" in complaints
 
 

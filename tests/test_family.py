@@ -11,8 +11,8 @@ import simulated
 import torch
 
 from cute_softmax import explain, log_softmax, log_softmax_backward, plan_softmax, softmax, softmax_
-from cute_softmax.dispatch import softmax_forms
-from cute_softmax.dispatch.spec import DEFAULTS
+from cute_softmax.dispatch.common.spec import DEFAULTS
+from cute_softmax.dispatch.softmax import forms
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 INF = float("inf")
@@ -454,9 +454,7 @@ def test_signatures_show_the_arguments_of_scores():
 def test_a_plain_log_softmax_is_planned_once(launches, monkeypatch):
     """Its form is found again, with and without a gradient; any other call gets its own."""
     made = []
-    monkeypatch.setattr(
-        softmax_forms, "Form", lambda *a, form=softmax_forms.Form: made.append(a[-1].log) or form(*a)
-    )
+    monkeypatch.setattr(forms, "Form", lambda *a, form=forms.Form: made.append(a[-1].log) or form(*a))
     x = example((4, 6))
     for _ in range(3):
         assert torch.allclose(log_softmax(x), torch.log_softmax(x, -1), atol=1e-6)

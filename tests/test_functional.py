@@ -11,8 +11,10 @@ import torch
 
 from cute_softmax import explain, plan_softmax, prepare, softmax, softmax_backward
 from cute_softmax.api import softmax as functional
-from cute_softmax.dispatch import arguments, forms, softmax_forms, softmax_kernels
-from cute_softmax.dispatch.spec import Spec
+from cute_softmax.dispatch.common import arguments, forms
+from cute_softmax.dispatch.common.spec import Spec
+from cute_softmax.dispatch.softmax import forms as softmax_forms
+from cute_softmax.dispatch.softmax import kernels as softmax_kernels
 from cute_softmax.plan import NO_PROLOGUE
 from cute_softmax.plan.hardware import H200
 from cute_softmax.runtime import launch

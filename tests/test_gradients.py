@@ -6,7 +6,7 @@ import pytest
 import torch
 from gradients import Gradients, call
 
-from cute_softmax.dispatch.matmul_backward import add_up
+from cute_softmax.dispatch.matmul.backward import add_up
 
 CALL = call((2,), 192, 256, 64, device="cpu", scale=0.5)
 

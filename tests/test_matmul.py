@@ -10,7 +10,7 @@ import torch
 from compiled import compile_and_read
 
 from cute_softmax import softmax_matmul
-from cute_softmax.dispatch.matmul import operator
+from cute_softmax.dispatch.matmul.calls import operator
 from cute_softmax.plan.hardware import ARCHITECTURES, H200
 from cute_softmax.plan.maths import NotPlanned
 from cute_softmax.plan.matmul import MatmulPlan, aligned, canonical_matmul, plan_matmul

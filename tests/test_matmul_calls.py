@@ -9,7 +9,7 @@ import simulated
 import torch
 
 from cute_softmax import softmax_matmul, softmax_stats
-from cute_softmax.dispatch import matmul, matmul_backward
+from cute_softmax.dispatch.matmul import backward, calls
 
 BF16 = torch.bfloat16
 OPTIONS = [
@@ -63,7 +63,7 @@ def exact(scores, values, scale=1.0, mask=None, bias=None, causal=False, empty_r
 
 
 def count():
-    return sum(len(same) for same in matmul.known.values())
+    return sum(len(same) for same in calls.known.values())
 
 
 def same(found, right, error=2**-7):
@@ -194,8 +194,8 @@ def test_splits_are_added_up(launches):
     assert all(same(a, b.double(), 0.05) for a, b in zip(ours, theirs, strict=True))
     shape, tensors = scores.shape, {"scores": scores, "grad": found, "values": values, "dscores": scores}
     tensors |= {"dvalues": values, "output": found, "lse": torch.empty(2048)}
-    form = matmul_backward.form_of(shape, [], 8, tensors, None, 1.0, 1.0, False)
-    assert matmul_backward.planned(*form).splits > 1
+    form = backward.form_of(shape, [], 8, tensors, None, 1.0, 1.0, False)
+    assert backward.planned(*form).splits > 1
 
 
 def test_a_form_keeps_no_tensor(launches):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cute_softmax import softmax_matmul, softmax_stats
-from cute_softmax.dispatch.matmul import operator
+from cute_softmax.dispatch.matmul.calls import operator
 
 
 def random(*shape):

@@ -7,10 +7,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 
 from cute_softmax import softmax, softmax_backward
-from cute_softmax.dispatch.arguments import served
-from cute_softmax.dispatch.formulas import backward_formula, over
-from cute_softmax.dispatch.softmax_kernels import backward
-from cute_softmax.dispatch.spec import Spec
+from cute_softmax.dispatch.common.arguments import served
+from cute_softmax.dispatch.common.formulas import backward_formula, over
+from cute_softmax.dispatch.common.spec import Spec
+from cute_softmax.dispatch.softmax.kernels import backward
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 

@@ -9,9 +9,10 @@ from remembered import forget_forms, fresh_forms
 
 from cute_softmax import log_softmax, softmax
 from cute_softmax.api import softmax as api
-from cute_softmax.dispatch import arguments, forms, softmax_kernels
-from cute_softmax.dispatch import softmax as states
-from cute_softmax.dispatch.spec import scores_of
+from cute_softmax.dispatch.common import arguments, forms
+from cute_softmax.dispatch.common.spec import scores_of
+from cute_softmax.dispatch.softmax import calls as states
+from cute_softmax.dispatch.softmax import kernels
 from cute_softmax.plan.hardware import H200
 from cute_softmax.runtime import launch
 
@@ -67,7 +68,7 @@ def test_a_call_is_that_of_the_long_way(given, log, launched):
     assert count() == 1
     found = scores_of(X, (1,), **given)
     spec = found.spec((1,), X.dtype, log)
-    result = softmax_kernels.forward(X, *found.operands, spec)
+    result = kernels.forward(X, *found.operands, spec)
     *ours, (kernel, expected) = launched
     assert len(ours) == 3
     own = {expected.index(result.data_ptr())}
@@ -154,7 +155,7 @@ def test_wrong_calls_are_refused_beside_right_ones(given, error, told, launched)
 def test_what_a_form_does_not_launch_itself(launched, monkeypatch):
     """Addresses that are no multiples of 16 bytes, and tensors of another device than the current one."""
     seen = []
-    monkeypatch.setattr(softmax_kernels, "forward", lambda *given: seen.append(given) or X)
+    monkeypatch.setattr(kernels, "forward", lambda *given: seen.append(given) or X)
     assert made(scale=0.5) and len(launched) == 1
     odd = torch.zeros(32 * 64 + 1, dtype=X.dtype)[1:].view(32, 64)
     softmax(odd, scale=0.25)

@@ -9,7 +9,7 @@ import simulated
 import torch
 
 from cute_softmax import entropy, selective_log_softmax
-from cute_softmax.dispatch import selective, statistics
+from cute_softmax.dispatch.heads import selective, statistics
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 INF = float("inf")

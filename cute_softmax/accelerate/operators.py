@@ -12,10 +12,10 @@ from functools import cache
 
 import torch
 
-from ..dispatch.arguments import overlap, overlaps_itself
-from ..dispatch.reductions import result_of
-from ..dispatch.softmax_forms import launcher as new_launcher
-from ..dispatch.softmax_kernels import lie_apart
+from ..dispatch.common.arguments import overlap, overlaps_itself
+from ..dispatch.heads.reductions import result_of
+from ..dispatch.softmax.forms import launcher as new_launcher
+from ..dispatch.softmax.kernels import lie_apart
 from ..plan import NotPlanned
 from ..plan.problem import canonical_dims
 from ..plan.prologue import NO_PROLOGUE, Prologue

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..dispatch.arguments import dims_or_all, served
-from ..dispatch.reductions import NAMES, result_of, work_of
-from ..dispatch.softmax_kernels import backward_work, forward_work
-from ..dispatch.spec import DEFAULTS, ScoreArguments, check_names, scores_of, with_scores
+from ..dispatch.common.arguments import dims_or_all, served
+from ..dispatch.common.spec import DEFAULTS, ScoreArguments, check_names, scores_of, with_scores
+from ..dispatch.heads.reductions import NAMES, result_of, work_of
+from ..dispatch.softmax.kernels import backward_work, forward_work
 from ..plan import NotPlanned, PanelPlan, Plan
 from ..plan.hardware import H200, Device
 from ..plan.problem import canonical_dims, contiguous

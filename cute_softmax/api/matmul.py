@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch.autograd import forward_ad
 
-from ..dispatch import matmul
-from ..dispatch.arguments import check_tensor
-from ..dispatch.matmul_formulas import Request
-from ..dispatch.matmul_stats import statistics
-from ..dispatch.spec import EMPTY_ROWS, diagonal, number, scores_of
+from ..dispatch.common.arguments import check_tensor
+from ..dispatch.common.spec import EMPTY_ROWS, diagonal, number, scores_of
+from ..dispatch.matmul import calls
+from ..dispatch.matmul.formulas import Request
+from ..dispatch.matmul.stats import statistics
 
 
 def softmax_matmul(
@@ -61,9 +61,9 @@ def softmax_matmul(
     """
     options = scale, causal, empty_rows, return_lse
     if not torch.compiler.is_compiling():
-        form = matmul.known.latest
+        form = calls.known.latest
         if form is None or not form.fits(scores, values, mask, bias, stats, options):
-            form = matmul.known.find(scores, values, mask, bias, stats, options)
+            form = calls.known.find(scores, values, mask, bias, stats, options)
         if form is not None and forward_ad._current_level < 0:
             return _returned(*form(scores, values, mask, bias, stats, return_lse), stats, return_lse)
     _check(scores, values, mask, bias, scale, empty_rows)
@@ -73,7 +73,7 @@ def softmax_matmul(
     if stats is not None:
         stats = _checked_stats(stats, scores, values)
     request = Request(scores, values, mask, bias, float(scale), offset, empty_rows == "zero", stats)
-    return _returned(*matmul.product(request, return_lse, options), stats, return_lse)
+    return _returned(*calls.product(request, return_lse, options), stats, return_lse)
 
 
 def _returned(

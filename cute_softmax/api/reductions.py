@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from ..dispatch.arguments import autocasts, check_tensor, dims_or_all, given_dims
-from ..dispatch.reductions import reduce
+from ..dispatch.common.arguments import autocasts, check_tensor, dims_or_all, given_dims
+from ..dispatch.heads.reductions import reduce
 
 
 def logsumexp(

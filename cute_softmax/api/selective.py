@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch.autograd import forward_ad
 
-from ..dispatch import selective, statistics
-from ..dispatch.arguments import check_tensor, float_dtype, given_dims
-from ..dispatch.spec import number
+from ..dispatch.common.arguments import check_tensor, float_dtype, given_dims
+from ..dispatch.common.spec import number
+from ..dispatch.heads import selective, statistics
 
 
 def entropy(logits: torch.Tensor, dim: int | Sequence[int] = -1) -> torch.Tensor:

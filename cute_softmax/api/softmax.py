@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.autograd import forward_ad
 
-from ..dispatch import softmax as dispatch
-from ..dispatch.arguments import (
+from ..dispatch.common.arguments import (
     DTYPES,
     FLOATS,
     check_tensor,
@@ -18,9 +17,10 @@ from ..dispatch.arguments import (
     given_dims,
     served,
 )
-from ..dispatch.forms import Forms
-from ..dispatch.softmax_forms import Form, form_of, record
-from ..dispatch.spec import ScoreArguments, Spec, check_names, scores_of, with_scores
+from ..dispatch.common.forms import Forms
+from ..dispatch.common.spec import ScoreArguments, Spec, check_names, scores_of, with_scores
+from ..dispatch.softmax import calls as dispatch
+from ..dispatch.softmax.forms import Form, form_of, record
 from ..plan import PanelPlan, Plan
 from ..runtime import launch
 

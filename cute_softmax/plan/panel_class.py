@@ -9,10 +9,7 @@ from layouts.algebra import Layout
 
 from .base import ClassBase
 from .maths import CACHE_LINE, MATHS, WARP, Math
-from .panel_configs import (
-    EXTRA_BLOCKS,
-    PANEL_BYTES,
-)
+from .panel_configs import EXTRA_BLOCKS, PANEL_BYTES
 from .problem import ITEM_SIZE
 from .prologue import NO_PROLOGUE
 

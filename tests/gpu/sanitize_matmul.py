@@ -13,7 +13,7 @@ from checking import DTYPES, Guarded, random
 from gradients import Call, Gradients, call
 from sanitizing import Job, received, sent, timed
 
-from cute_softmax.dispatch import matmul_backward
+from cute_softmax.dispatch.matmul import backward as matmul_backward
 from cute_softmax.plan.hardware import Device
 from cute_softmax.plan.matmul import MatmulPlan, canonical_matmul, plan_matmul
 from cute_softmax.plan.matmul_backward import MatmulBackwardPlan

@@ -324,7 +324,7 @@ def test_memory_of_selective_log_softmax():
 
 
 def selective_pieces() -> int:
-    from cute_softmax.dispatch import statistics
+    from cute_softmax.dispatch.heads import statistics
 
     return statistics.PIECE
 

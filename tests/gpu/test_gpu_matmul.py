@@ -14,7 +14,7 @@ import torch
 from checking import DTYPES
 
 from cute_softmax import softmax_matmul
-from cute_softmax.dispatch.matmul_formulas import modified
+from cute_softmax.dispatch.matmul.formulas import modified
 
 FACTOR = 2.0
 HALVES = ("bf16", "fp16")
@@ -26,7 +26,7 @@ dtypes = pytest.mark.parametrize("dtype", HALVES)
 @pytest.fixture(autouse=True, params=["wgmma", "mma"])
 def instruction(request, monkeypatch):
     """Every test with what the GPU has: mma.sync runs wherever wgmma does."""
-    module = sys.modules["cute_softmax.dispatch.matmul"]
+    module = sys.modules["cute_softmax.dispatch.matmul.calls"]
     if request.param == "wgmma" and torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("wgmma is sm_90's")
     monkeypatch.setattr(module, "instruction_of", lambda architecture: request.param)

@@ -8,7 +8,7 @@ from checking import FACTOR, Guarded, equal_bits
 from gradients import Call, Gradients, call
 
 from cute_softmax import softmax_matmul
-from cute_softmax.dispatch import matmul_backward
+from cute_softmax.dispatch.matmul import backward
 from cute_softmax.plan import NotPlanned
 
 bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
@@ -19,7 +19,7 @@ def computed(c: Call, scores=None, values=None, grad=None, result=None, lse=None
     if result is None:
         _, result, lse = c.torch(torch.float64)
     return Gradients(
-        *matmul_backward.backward(
+        *backward.backward(
             c.scores if scores is None else scores,
             c.values if values is None else values,
             result.to(c.values.dtype),
@@ -210,9 +210,9 @@ def test_nothing_else_is_written(rows, columns):
         "lse": Guarded.of(lse.float()),
     }
     given = {name: guarded.tensor for name, guarded in tensors.items()}
-    form = matmul_backward.form_of(c.scores.shape, [False], 64, given, c.causal, 1.0, 1.0, True)
-    made = matmul_backward.planned(*form)
-    matmul_backward.run(matmul_backward.bound(made), given)
+    form = backward.form_of(c.scores.shape, [False], 64, given, c.causal, 1.0, 1.0, True)
+    made = backward.planned(*form)
+    backward.run(backward.bound(made), given)
     for name, guarded in tensors.items():
         guarded.check(written=name in ("dscores", "dvalues"))
     c.check(Gradients(given["dscores"], given["dvalues"]))
@@ -233,9 +233,7 @@ def test_many_steps_give_the_same_bits_again(rows, columns, options):
 def test_nothing_to_do():
     for rows, columns, depth in ((0, 8, 8), (8, 0, 8), (8, 8, 0)):
         c = call((2,), rows, columns, depth)
-        found = matmul_backward.backward(
-            c.scores, c.values, c.grad, torch.zeros(2, rows, device="cuda"), c.grad
-        )
+        found = backward.backward(c.scores, c.values, c.grad, torch.zeros(2, rows, device="cuda"), c.grad)
         assert found[0].shape == c.scores.shape and not found[1].any()
 
 
@@ -263,9 +261,9 @@ def test_operator():
     c = call((2, 3), 130, 264, 64, owners=(2, 1), bias=(3, 130, 264), scale=0.5)
     _, result, lse = c.torch(torch.float64)
     arguments = (c.scores, c.values, result.to(bf16), lse.float(), c.grad, 0.5, None, False, None, c.bias)
-    torch.library.opcheck(matmul_backward.operator, (*arguments, True, None))
-    torch.library.opcheck(matmul_backward.operator, (*arguments, False, lse.float()))
-    found = torch.compile(matmul_backward.operator, fullgraph=True)(*arguments, True, None)
+    torch.library.opcheck(backward.operator, (*arguments, True, None))
+    torch.library.opcheck(backward.operator, (*arguments, False, lse.float()))
+    found = torch.compile(backward.operator, fullgraph=True)(*arguments, True, None)
     assert same(Gradients(*found), computed(c))
 
 
@@ -277,14 +275,14 @@ def test_graph_and_stream():
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = matmul_backward.backward(*arguments)
+        found = backward.backward(*arguments)
     found[0].fill_(7.0)
     graph.replay()
     torch.cuda.synchronize()
     assert same(Gradients(*found), expected)
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        found = matmul_backward.backward(*arguments)
+        found = backward.backward(*arguments)
     stream.synchronize()
     assert same(Gradients(*found), expected)
 

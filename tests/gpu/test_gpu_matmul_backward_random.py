@@ -11,7 +11,7 @@ import torch
 from checking import FACTOR
 from gradients import Call, Gradients, call
 
-from cute_softmax.dispatch import matmul_backward
+from cute_softmax.dispatch.matmul import backward
 
 CASES = int(os.environ.get("CUTE_SOFTMAX_TEST_CASES", "60"))
 AT_ONCE = 10
@@ -58,7 +58,7 @@ def test_random_calls(first):
     for seed in range(first, min(first + AT_ONCE, CASES)):
         c = draw(seed)
         _, result, lse = c.torch(torch.float64)
-        found = matmul_backward.operator(
+        found = backward.operator(
             c.scores,
             c.values,
             result.to(c.values.dtype),

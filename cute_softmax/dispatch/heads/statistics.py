@@ -13,13 +13,13 @@ from collections.abc import Sequence
 
 import torch
 
-from ..plan import NotPlanned, Prologue
-from ..runtime import launch
-from . import softmax_kernels
-from .arguments import served
-from .formulas import over, wide
-from .spec import Spec
-from .state import batched, jvp_rule, of_function, transformed
+from ...plan import NotPlanned, Prologue
+from ...runtime import launch
+from ..common.arguments import served
+from ..common.formulas import over, wide
+from ..common.spec import Spec
+from ..common.state import batched, jvp_rule, of_function, transformed
+from ..softmax import kernels
 
 Tensor = torch.Tensor
 # Elements of a piece of the logits that torch's operations work on in float32 for the gradient of an entropy: with the
@@ -114,11 +114,11 @@ def gradient(
         return result
     if of_entropy is None:
         spec = Spec(dims, input.dtype, scale=scale)
-        return softmax_kernels.forward(input, None, None, None, spec, result, factors=of_lse.float() * scale)
+        return kernels.forward(input, None, None, None, spec, result, factors=of_lse.float() * scale)
     # scale * p * (of_lse - of_entropy * (log p + entropy)), with log p = x * scale - top - log.
     # In float16 p would run out of exponent where its product with a logarithm does not: lifted meanwhile.
     lift = 2.0**15 if input.dtype is torch.float16 else 1.0
-    softmax_kernels.forward(input, None, None, None, Spec(dims, input.dtype, scale=scale, alpha=lift), result)
+    kernels.forward(input, None, None, None, Spec(dims, input.dtype, scale=scale, alpha=lift), result)
     most = torch.finfo(torch.float32).max
     factor = of_entropy.float() * (-scale / lift)
     added = (scale / lift) * of_lse if of_lse is not None else torch.zeros_like(factor)

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import torch
 
-from ..plan.matmul_backward import MatmulBackwardPlan, NotPlanned, begins_at, plan_matmul_backward
-from ..plan.problem import ALIGNMENT, Operand
-from ..runtime import launch
-from .matmul_formulas import Request, gradients
+from ...plan.matmul_backward import MatmulBackwardPlan, NotPlanned, begins_at, plan_matmul_backward
+from ...plan.problem import ALIGNMENT, Operand
+from ...runtime import launch
+from .formulas import Request, gradients
 
 
 def backward(

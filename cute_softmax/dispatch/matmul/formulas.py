@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import torch
 
-from . import arguments
-from .formulas import compose
-from .softmax import softmax
-from .spec import Scores, Spec
-from .state import recorded
+from ..common import arguments
+from ..common.formulas import compose
+from ..common.spec import Scores, Spec
+from ..common.state import recorded
+from ..softmax.calls import softmax
 
 HALVES = (torch.bfloat16, torch.float16)
 

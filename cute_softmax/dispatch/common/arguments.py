@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from ..plan.problem import canonical_dims
-from ..runtime import launch
+from ...plan.problem import canonical_dims
+from ...runtime import launch
 
 DTYPES = launch.DTYPE_NAMES  # that kernels take
 FLOATS = (*DTYPES, torch.float64)

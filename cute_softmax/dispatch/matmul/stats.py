@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from ..plan import NotPlanned
-from ..runtime import launch
-from .arguments import served
-from .formulas import compose, wide
-from .matmul_formulas import formula
-from .softmax_kernels import numbers_of, prologue_of
-from .spec import Spec
-from .state import Ways
+from ...plan import NotPlanned
+from ...runtime import launch
+from ..common.arguments import served
+from ..common.formulas import compose, wide
+from ..common.spec import Spec
+from ..common.state import Ways
+from ..softmax.kernels import numbers_of, prologue_of
+from .formulas import formula
 
 
 def forward(

@@ -6,15 +6,16 @@ from collections.abc import Callable
 
 import torch
 
-from ..plan import NotPlanned
-from ..runtime import launch
-from . import forms, softmax_kernels
-from .arguments import DTYPES, served
-from .forms import Place, guard
-from .softmax import Forward, differentiable
-from .softmax_kernels import lie_apart, offset_within, prologue_of
-from .spec import Scores, Spec
-from .state import batched, recorder, unseen
+from ...plan import NotPlanned
+from ...runtime import launch
+from ..common import forms
+from ..common.arguments import DTYPES, served
+from ..common.forms import Place, guard
+from ..common.spec import Scores, Spec
+from ..common.state import batched, recorder, unseen
+from . import kernels
+from .calls import Forward, differentiable
+from .kernels import lie_apart, offset_within, prologue_of
 
 Tensor = torch.Tensor
 _NUMBERS = ("scale", "alpha")
@@ -110,7 +111,7 @@ class Form:
     ) -> Tensor:
         addresses = [t.data_ptr() for t in (input, bias, mask) if t is not None]
         if not self._place.suits(addresses):
-            return softmax_kernels.forward(input, bias, mask, scale, self.spec_of(numbers))
+            return kernels.forward(input, bias, mask, scale, self.spec_of(numbers))
         result = forms.empty_strided(self._shape, self._strides, self.spec.dtype)
         if scale is not None:
             scale = scale.float()  # alive until the launch
@@ -120,7 +121,7 @@ class Form:
 
     def anywhere(self, input: Tensor) -> Tensor:
         """The result for a tensor that is misaligned, or on another device than the current one."""
-        return softmax_kernels.forward(input, None, None, None, self.spec)
+        return kernels.forward(input, None, None, None, self.spec)
 
     def spec_of(self, numbers: list) -> Spec:
         """The spec of a call with these numbers: scale, alpha and the offset, those that there are."""
@@ -137,7 +138,7 @@ class Form:
 
     def _backward_launcher(self, grad: Tensor, output: Tensor) -> Callable:
         def anywhere(grad: Tensor, output: Tensor) -> Tensor:
-            return softmax_kernels.backward(grad, output, None, None, self.spec, self.input_dtype)
+            return kernels.backward(grad, output, None, None, self.spec, self.input_dtype)
 
         fits = served(output, self.input_dtype) and grad.dtype in DTYPES
         if not fits or lie_apart(grad, output, self.spec.dims):
@@ -163,7 +164,7 @@ class Recorded(torch.autograd.Function):
         if torch.is_grad_enabled():  # a gradient of the gradient is wanted
             return differentiable(grad, result, None, None, form.spec, form.input_dtype), None
         if batched(grad):
-            return softmax_kernels.backward(grad, result, None, None, form.spec, form.input_dtype), None
+            return kernels.backward(grad, result, None, None, form.spec, form.input_dtype), None
         return form.backward(grad, result), None
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from ..plan import NotPlanned, Prologue
-from ..runtime import launch
-from . import forms, statistics
-from .forms import Forms, Place, guard
-from .state import batched, recorder, transformed, unseen, watched
+from ...plan import NotPlanned, Prologue
+from ...runtime import launch
+from ..common import forms
+from ..common.forms import Forms, Place, guard
+from ..common.state import batched, recorder, transformed, unseen, watched
+from . import statistics
 
 Tensor = torch.Tensor
 known = Forms()

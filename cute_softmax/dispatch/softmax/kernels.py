@@ -7,12 +7,12 @@ from functools import lru_cache
 
 import torch
 
-from ..plan import NotPlanned, Prologue
-from ..runtime import launch
-from .arguments import DTYPES, served
-from .formulas import INF, backward_formula, compose, empty_rows, kept, wide
-from .spec import Spec
-from .state import batched
+from ...plan import NotPlanned, Prologue
+from ...runtime import launch
+from ..common.arguments import DTYPES, served
+from ..common.formulas import INF, backward_formula, compose, empty_rows, kept, wide
+from ..common.spec import Spec
+from ..common.state import batched
 
 Tensor = torch.Tensor
 

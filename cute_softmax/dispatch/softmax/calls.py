@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import torch
 
-from . import softmax_kernels
-from .arguments import DTYPES, check_memory, check_out, float_dtype, out_dtype, served
-from .formulas import INF, backward_formula, finished, formula, kept, summed_to, wide
-from .softmax_kernels import backward
-from .spec import Scores, Spec
-from .state import Ways, jvp_rule, of_function, recorded, transformed, unseen
+from ..common.arguments import DTYPES, check_memory, check_out, float_dtype, out_dtype, served
+from ..common.formulas import INF, backward_formula, finished, formula, kept, summed_to, wide
+from ..common.spec import Scores, Spec
+from ..common.state import Ways, jvp_rule, of_function, recorded, transformed, unseen
+from . import kernels
+from .kernels import backward
 
 Tensor = torch.Tensor
 
@@ -72,7 +72,7 @@ class Forward(torch.autograd.Function):
     @staticmethod
     def forward(input, bias, mask, scale, spec):
         if served(input, spec.dtype, bias, scale):
-            return softmax_kernels.forward(input, bias, mask, scale, spec)
+            return kernels.forward(input, bias, mask, scale, spec)
         return formula(input, bias, mask, scale, spec)
 
     @staticmethod
@@ -218,7 +218,7 @@ def softmax_operator(
 ):  # fmt: skip
     spec = Spec(tuple(dim), dtype, log, factor, causal, alpha, zero, online)
     if served(input, dtype, bias, scale):
-        return softmax_kernels.forward(input, bias, mask, scale, spec)
+        return kernels.forward(input, bias, mask, scale, spec)
     # A new tensor in the strides that the fake promises, whatever ATen's came out as.
     return torch.empty_like(input, dtype=dtype).copy_(formula(input, bias, mask, scale, spec))
 
@@ -348,7 +348,7 @@ def _(info, in_dims, grad, output, dim, input_dtype, mask=None, scale=None, *num
 
 # -- Calls -------------------------------------------------------------------------------------------------------------
 
-_SOFTMAX = of_function(Forward, softmax_kernels.forward, by_operator)
+_SOFTMAX = of_function(Forward, kernels.forward, by_operator)
 
 
 def _gradient(grad, output, mask, scale, spec, dtype):
@@ -399,7 +399,7 @@ def into(out: Tensor, input: Tensor, scores: Scores, spec: Spec) -> Tensor:
     if not unseen(input, out, *given):
         return out.copy_(_SOFTMAX.serve(arguments, (input, out, *given), ()))
     check_memory(out, input, *given)
-    return softmax_kernels.forward(*arguments, out)
+    return kernels.forward(*arguments, out)
 
 
 class _InPlace(torch.autograd.Function):
@@ -408,7 +408,7 @@ class _InPlace(torch.autograd.Function):
     @staticmethod
     def forward(ctx, input, bias, mask, scale, spec):
         if served(input, spec.dtype, bias, scale):
-            softmax_kernels.forward(input, bias, mask, scale, spec, input)
+            kernels.forward(input, bias, mask, scale, spec, input)
         else:
             input.copy_(formula(input, bias, mask, scale, spec))
         ctx.mark_dirty(input)

@@ -11,13 +11,14 @@ from functools import lru_cache
 
 import torch
 
-from ..runtime import launch
-from . import softmax_kernels, statistics
-from .arguments import FLOATS, check_out, check_tensor, overlap, overlaps_itself, served
-from .formulas import formula
-from .softmax import Forward, by_operator
-from .spec import Spec
-from .state import batched, jvp_rule, of_function, transformed, unseen, watched
+from ...runtime import launch
+from ..common.arguments import FLOATS, check_out, check_tensor, overlap, overlaps_itself, served
+from ..common.formulas import formula
+from ..common.spec import Spec
+from ..common.state import batched, jvp_rule, of_function, transformed, unseen, watched
+from ..softmax import kernels
+from ..softmax.calls import Forward, by_operator
+from . import statistics
 
 
 def reduce(
@@ -191,7 +192,7 @@ def _times_softmax(input: torch.Tensor, factors: torch.Tensor, dims: tuple[int, 
         spec = spec.changed(dtype=torch.float32)
         softmax = by_operator if seen else Forward.apply
         return (softmax(input, None, None, None, spec) * factors).to(input.dtype)
-    return softmax_kernels.forward(input, None, None, None, spec, factors=factors)
+    return kernels.forward(input, None, None, None, spec, factors=factors)
 
 
 @dataclass(frozen=True)

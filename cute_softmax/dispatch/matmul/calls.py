@@ -7,13 +7,14 @@ from functools import lru_cache
 
 import torch
 
-from ..plan.matmul import MatmulPlan, aligned, canonical_matmul, instruction_of, lines_of, plan_matmul
-from ..plan.problem import Operand
-from ..runtime import launch
-from . import forms, matmul_backward
-from .forms import Forms, Place, guard
-from .matmul_formulas import Request, composed, formula, gradients
-from .state import Ways, batched, recorder, unseen
+from ...plan.matmul import MatmulPlan, aligned, canonical_matmul, instruction_of, lines_of, plan_matmul
+from ...plan.problem import Operand
+from ...runtime import launch
+from ..common import forms
+from ..common.forms import Forms, Place, guard
+from ..common.state import Ways, batched, recorder, unseen
+from . import backward as matmul_backward
+from .formulas import Request, composed, formula, gradients
 
 known = Forms()
 

@@ -1,0 +1,1 @@
+"""Numbers of rows, each from one read: reductions, statistics, log-probabilities of chosen elements."""

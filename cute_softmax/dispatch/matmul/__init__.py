@@ -1,0 +1,1 @@
+"""softmax(S) @ V and its gradients."""
