@@ -443,10 +443,12 @@ SUITES: dict[str, Suite] = {
         ),
         Suite(
             "overhead-scores",
-            "host time of an eager call on scores or of the family, without gradients",
+            "host time of an eager call on scores, of the family, of heads and of a product",
             (
                 *(Case("masked_softmax", (128, 128), mode=mode) for mode in (SCALED, ROW_MASK, MASK, CAUSAL)),
                 *(Case(op, (128, 128)) for op in ("log_softmax", "logsumexp", "selective_log_softmax")),
+                Case("selective_gradient", (128, 128)),
+                Case("softmax_matmul", (4, 128, 128), mode=f"{DEPTH}64"),
             ),
             ("cute_softmax", "torch", "torch.compile"),
             kind="host",

@@ -379,14 +379,15 @@ def test_a_host_run_has_every_mode(fake_device):
 
 
 def test_a_host_run_of_other_operations(fake_device):
-    suite = SUITES["overhead-scores"].with_shapes([(8, 16)])
+    suite = SUITES["overhead-scores"].with_shapes([(2, 8, 16)])
     rows = run.run_suite(suite, ("cute_softmax", "torch"), run.Options(host_calls=6, host_blocks=3), Quiet())
     results.validate({"header": HEADER, "rows": rows})
-    assert [(r["op"], r["provider"]) for r in rows[-2:]] == [
-        ("selective_log_softmax", "cute_softmax"),
-        ("selective_log_softmax", "torch"),
+    assert [(r["op"], r["provider"]) for r in rows[-6:]] == [
+        (op, provider)
+        for op in ("selective_log_softmax", "selective_gradient", "softmax_matmul")
+        for provider in ("cute_softmax", "torch")
     ]
-    assert len(rows) == 14 and all(r["us"] > 0 and r["vs_torch"] > 0 for r in rows)
+    assert len(rows) == 18 and all(r["us"] > 0 and r["vs_torch"] > 0 for r in rows)
 
 
 def test_a_process_run_reads_what_its_processes_print(fake_device, monkeypatch):
