@@ -32,7 +32,7 @@ import reference  # noqa: E402
 from benchmarks import console, report, results  # noqa: E402
 from benchmarks.cases import FEW_ROWS  # noqa: E402
 from cute_softmax import draw, explain  # noqa: E402
-from cute_softmax.plan import choose, describe, row  # noqa: E402
+from cute_softmax.plan import choose, describe  # noqa: E402
 from cute_softmax.plan.catalogue import classes, longest_row, of_few_rows, operand_dtypes  # noqa: E402
 from cute_softmax.plan.hardware import ARCHITECTURES  # noqa: E402
 from cute_softmax.plan.problem import ITEM_SIZE  # noqa: E402
@@ -260,8 +260,8 @@ def said(*arguments, **options) -> str:
 
 
 def comment_above(name: str) -> str:
-    """The comment above a constant of `plan`, as a quotation."""
-    lines = [line for module in (choose, row) for line in inspect.getsource(module).splitlines()]
+    """The comment above a constant of `plan.choose`, as a quotation."""
+    lines = inspect.getsource(choose).splitlines()
     at = next(i for i, line in enumerate(lines) if re.match(rf"{name}\b", line))
     first = at
     while lines[first - 1].startswith("#"):

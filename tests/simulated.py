@@ -109,12 +109,10 @@ class Launches(list):
         shapes |= dict.fromkeys(("values", "dvalues"), (*values, shape[-1], depth))
 
         def tensors(call, names, arguments):
-            found = zip(names, (arguments[place] for place in call.places), strict=True)
-            return {n: at(a, shapes[n], operands[n]) for n, a in found if n in shapes and n != "dvalues"} | {
-                n: a
-                for n, a in zip(names, (arguments[place] for place in call.places), strict=True)
-                if n == "dvalues"
-            }
+            """Those of the problem; of dvalues, which may be that of parts, the address."""
+            addresses = {n: arguments[place] for n, place in zip(names, call.places, strict=True)}
+            found = {n: at(a, shapes[n], operands[n]) for n, a in addresses.items() if n in operands}
+            return found | {n: a for n, a in addresses.items() if n == "dvalues"}
 
         def first(stream, *arguments):
             left.update(tensors(made.first, (*made.plan.delta_operands, "numbers"), arguments))

@@ -69,10 +69,8 @@ HELD, SHIFTED = _by_inputs("held"), _by_inputs("shifted")
 # Panels that none of these holds are streamed. The deep ones, by orientation and full inputs, hold 192 or 224 KB of
 # what they read twice: for what has a full output, where the architecture has room. The first for the length is taken.
 DEEP = {
-    (orientation, int(inputs)): found
-    for (orientation, inputs), found in (
-        (name.split(), found) for name, found in lists(_panels["deep"], PanelConfig).items()
-    )
+    (name.split()[0], int(name.split()[1])): found
+    for name, found in lists(_panels["deep"], PanelConfig).items()
 }
 AHEAD = PanelConfig(**_panels["ahead"])  # rows a row ahead, where parts have so many chunks at most
 STREAMING = {int(inputs): PanelConfig(**fields) for inputs, fields in _panels["streaming"].items()}

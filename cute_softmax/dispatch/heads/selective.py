@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ...plan import NotPlanned, Prologue
+from ...plan import NotPlanned
 from ...runtime import launch
 from ..common import forms
 from ..common.forms import Forms, Place, guard
@@ -66,7 +66,7 @@ class Form:
         self._one, self._kept = ((tuple(t.shape), t.stride()) for t in (found, kept))
         self._rows = (*logits.shape[:-1], 1)
         name = "selective_entropy" if entropies else "selective"
-        self._call = self._bound(name, logits, (index.long(), found, *kept))
+        self._call = self._bound(name, logits, (index.long(), found, *kept), scale)
         self._strides = torch.empty_like(logits, device="meta").stride()
         self._gradient = None
 
@@ -146,7 +146,7 @@ class Form:
         if self._gradient is None:
             operands = factors, index, found
             try:
-                self._gradient = self._bound("softmax", logits, operands, alpha="groups", target=True)
+                self._gradient = self._bound("softmax", logits, operands, scale, alpha="groups", target=True)
             except NotPlanned:
                 self._gradient = ()
         if not self._gradient:
@@ -156,11 +156,13 @@ class Form:
         self._gradient(self._place.stream(), *addresses, numbers=(scale,) if self._scaled else ())
         return d
 
-    def _bound(self, name: str, logits: Tensor, rows: tuple[Tensor, ...], **prologue: object) -> launch.Call:
+    def _bound(
+        self, name: str, logits: Tensor, rows: tuple[Tensor, ...], scale: float, **parts: object
+    ) -> launch.Call:
         """The Call on logits and tensors of a number each row; of a gradient, which is written last."""
         operands = [logits, *(t.view(self._rows).expand(logits.shape) for t in rows)]
         operands += [torch.empty_like(logits, device="meta")] * (name == "softmax")
-        prologue = Prologue(scale="number" if self._scaled else "", **prologue)
+        prologue, _ = statistics.scaled(scale, **parts)
         return launch.call_of(name, operands, (logits.dim() - 1,), aligned=True, prologue=prologue)
 
 

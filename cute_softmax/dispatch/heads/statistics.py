@@ -30,6 +30,11 @@ PIECE = 1 << 22
 # -- Numbers of each row -----------------------------------------------------------------------------------------------
 
 
+def scaled(scale: float, **parts: object) -> tuple[Prologue, tuple[float, ...]]:
+    """The prologue of scores that are the input times a number, and its numbers: neither where that is 1."""
+    return Prologue(scale="number" if scale != 1 else "", **parts), (scale,) if scale != 1 else ()
+
+
 def statistics(
     input: Tensor, dims: tuple[int, ...], scale: float, index: Tensor | None = None, entropies: bool = True
 ) -> tuple[Tensor, ...]:
@@ -42,8 +47,7 @@ def statistics(
     count = 2 + (index is not None) + entropies
     results = tuple(torch.empty(shape, dtype=torch.float32, device=input.device) for _ in range(count))
     groups = [t.expand(input.shape) for t in (*([] if index is None else [index]), *results)]
-    prologue = Prologue(scale="number" if scale != 1 else "")
-    numbers = (scale,) if scale != 1 else ()
+    prologue, numbers = scaled(scale)
     math = "entropy" if index is None else "selective_entropy" if entropies else "selective"
     try:
         launch.run(math, (input, *groups), dims, prologue=prologue, numbers=numbers)
@@ -140,8 +144,7 @@ def gradient_at_target(
     """The gradient of the log-probabilities of one element of each row, ``-grad * scale * (softmax - 1 there)``, by one
     kernel; None where there is none."""
     result = torch.empty_like(input)
-    prologue = Prologue(scale="number" if scale != 1 else "", alpha="groups", target=True)
-    numbers = (scale,) if scale != 1 else ()
+    prologue, numbers = scaled(scale, alpha="groups", target=True)
     groups = [t.expand(input.shape) for t in (grad * -scale, index, found)]
     try:
         launch.run("softmax", (input, *groups, result), dims, prologue=prologue, numbers=numbers)
