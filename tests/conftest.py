@@ -3,6 +3,7 @@
 import contextlib
 import os
 import sys
+import tempfile
 from collections import Counter
 from pathlib import Path
 
@@ -10,6 +11,11 @@ from pathlib import Path
 # and what it compiles then for sm_90a could not even be loaded.
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("CUTE_DSL_ARCH", "sm_90a")
+
+# PTX goes through files that are named after a function and its arguments' types: workers that compile two kernels
+# of one name at a time must not read each other's.
+dumps = tempfile.TemporaryDirectory(prefix="cute_softmax_dumps_")
+os.environ["CUTE_DSL_DUMP_DIR"] = dumps.name
 
 HERE = str(Path(__file__).parent)
 if HERE not in sys.path:

@@ -1,5 +1,6 @@
 """The ladder without a GPU: sources, layouts, accesses, barriers, memory traffic, arguments."""
 
+import os
 import re
 from collections import Counter
 from functools import partial
@@ -66,6 +67,14 @@ def test_widths_of_accesses(dtype):
     # Tensors that begin off a boundary: narrower, never refused.
     found = accesses(compiled(7, dtype, 4096, base=size).__ptx__)
     assert set(found) == {f"ld {size}", f"st {size}"}
+
+
+def test_the_compiler_writes_into_a_folder_of_this_process():
+    """Rungs are all called `softmax`: a worker beside this one would read what another one compiled."""
+    before = set(Path.cwd().glob("*.ptx"))
+    compiled(0, "fp32", 64)
+    assert set(Path.cwd().glob("*.ptx")) == before
+    assert any(Path(os.environ["CUTE_DSL_DUMP_DIR"]).glob("*.ptx"))
 
 
 def test_barriers():
