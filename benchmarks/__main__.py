@@ -2,6 +2,7 @@
 
 python -m benchmarks --list
 python -m benchmarks --suite rows-forward rows-backward --save
+python -m benchmarks map   [SLICE...]
 python -m benchmarks table  FILE... [--markdown]
 python -m benchmarks plot  [FILE...]
 python -m benchmarks check [FILE...]
@@ -15,10 +16,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import console, report, results
+from . import console, map_run, report, results
 from .cases import ITEM_BYTES, LADDER, PROVIDERS, SUITES, Suite, labels, parse_shape
 
-_COMMANDS = ("table", "plot", "check")
+_COMMANDS = ("map", "table", "plot", "check")
 _EVERY = (*PROVIDERS, *LADDER)
 
 
@@ -40,7 +41,7 @@ def run_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description="Measures softmax providers on this machine's GPU. "
-        "Other commands: table, plot, check (each with --help).",
+        "Other commands: map, table, plot, check (each with --help).",
     )
     parser.add_argument("--suite", nargs="+", metavar="NAME", help="suites to run, or all (see --list)")
     parser.add_argument("--dtype", choices=sorted(ITEM_BYTES), default="bf16", help="element type")
@@ -202,7 +203,8 @@ def check(argv: Sequence[str]) -> int:
     from . import requirements
 
     given = _file_parser("check", "Compares results with what is required of them.").parse_args(argv)
-    verdicts = [v for path in _files(given.files) for v in requirements.judge(results.load(path))]
+    loaded = map(results.load, _files(given.files))
+    verdicts = [v for found in loaded for v in requirements.judge(found)]
     for verdict in verdicts:
         print(verdict)
     if not verdicts:
@@ -214,7 +216,7 @@ def check(argv: Sequence[str]) -> int:
 def main(argv: Sequence[str]) -> int:
     """The exit status of the command line `argv`."""
     if argv and argv[0] in _COMMANDS:
-        command = {"table": table, "plot": plot_files, "check": check}[argv[0]]
+        command = {"map": map_run.main, "table": table, "plot": plot_files, "check": check}[argv[0]]
         try:
             return command(argv[1:])
         except (OSError, ValueError) as error:  # of files that cannot be read, or are of another kind

@@ -104,9 +104,9 @@ class Case:
 class Suite:
     """Cases that are run, saved and shown together.
 
-    `kind` says which clock: "device" (time on the GPU, cold L2), "graph" (in a replayed CUDA graph, warm L2), "host"
-    (time of the calling thread) or "process" (first call of a fresh process). `dtype` fixes the element type; None
-    leaves it to `--dtype`.
+    `kind` says which clock: "device" (time on the GPU, cold L2), "graph" (in a replayed CUDA graph, warm L2), "map"
+    (on the GPU, one figure a case), "host" (time of the calling thread) or "process" (first call of a fresh process).
+    `dtype` fixes the element type; None leaves it to `--dtype`.
     """
 
     name: str

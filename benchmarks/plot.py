@@ -9,7 +9,9 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from . import map_plot
 from .cases import LADDER, Case
+from .map_cells import SLICES
 from .report import is_timed, providers_of, suite_title
 from .results import Key, Results, Row, cells
 
@@ -112,13 +114,20 @@ def draw(*found: Results) -> Figure:
 
 
 def save(folder: Path, *found: Results) -> list[Path]:
-    """Writes one figure of all, `<suite>.png` and `<suite>.svg` after the first, into `folder`; returns their paths."""
+    """Writes one figure of all, `<suite>.png` and `<suite>.svg` after the first, into `folder`; returns their paths.
+
+    Slices of the map become a heat map. Raises ValueError for slices and suites together.
+    """
+    mapped = [results.suite in SLICES for results in found]
+    if any(mapped) != all(mapped):
+        raise ValueError("slices of the map and other results have no plot together")
+    made = map_plot.draw if all(mapped) else draw
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     with matplotlib.rc_context(_RC):
         for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None})):
             path = folder / f"{found[0].suite}.{kind}"
             # A figure of its own for each file: layout of the first would shift the second.
-            draw(*found).savefig(path, dpi=150, metadata=metadata)
+            made(*found).savefig(path, dpi=150, metadata=metadata)
             written.append(path)
     return written

@@ -22,6 +22,9 @@ from .cases import (
     WARM_STORE,
     Case,
 )
+from .map_cells import SLICES
+from .map_judge import MapVerdict
+from .map_judge import judge as judge_map
 from .report import best_peer, format_time, geometric_mean
 from .results import Key, Results, Row, cells
 
@@ -289,8 +292,10 @@ def _judge_one(requirement: Requirement, results: Results) -> Verdict:
     return Verdict(requirement, value, f"at {label}")
 
 
-def judge(results: Results) -> Iterator[Verdict]:
-    """A verdict for each requirement on the suite of `results`."""
+def judge(results: Results) -> Iterator[Verdict | MapVerdict]:
+    """A verdict for each requirement on the suite of `results`, one for a slice of the map."""
+    if results.suite in SLICES:
+        yield judge_map(results)
     for requirement in REQUIREMENTS:
         if requirement.suite == results.suite:
             yield _judge_one(requirement, results)

@@ -130,20 +130,32 @@ class _DeviceRun:
 
     def case(self, case: Case) -> list[Row]:
         inputs, ready, errors = self._ready(case)
+        samples, rows = self._event_rows(case, inputs, ready, errors)
+        small = case.traffic < timing.GRAPH_BELOW_BYTES
+        if self.options.graphs and small and case.op not in KEPT:
+            # What takes longer, events time as well.
+            working = {name: ready[name] for name in samples.us if ready[name].us < timing.GRAPH_BELOW_US}
+            rows += self._graph_rows(case, self._ring(case, inputs), working, errors | samples.errors)
+        return rows
+
+    def _event_rows(
+        self, case: Case, inputs: tuple[Tensor, ...], ready: dict[str, _Ready], errors: dict[str, str]
+    ) -> tuple[timing.Samples, list[Row]]:
+        """Rows of events, and what was measured."""
         bound = {name: lambda call=r.call: call(*inputs) for name, r in ready.items()}
         slow = [name for name, r in ready.items() if r.us > timing.SLOW_US]
         samples = timing.cold_events(bound, self.options.calls, self.options.warm, self.flush, slow)
-        errors |= samples.errors
-        rows = self._rows(case, self.method, samples.us, errors, ready)
-        small = case.traffic < timing.GRAPH_BELOW_BYTES
-        if self.options.graphs and small and case.op not in KEPT:
-            count = timing.rotation(case.traffic, self.l2_bytes)
-            # Made anew, not cloned: a clone of a slice would be contiguous.
-            ring = [inputs, *(OPERATIONS[case.op].inputs(case, self.device) for _ in range(count - 1))]
-            # What takes longer, events time as well.
-            working = {name: ready[name] for name in samples.us if ready[name].us < timing.GRAPH_BELOW_US}
-            rows += self._graph_rows(case, ring, working, errors)
-        return rows
+        return samples, self._rows(case, self.method, samples.us, errors | samples.errors, ready)
+
+    def _ring(self, case: Case, inputs: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
+        """Sets of inputs that together are larger than the L2, where they are not too many."""
+        count = timing.rotation(case.traffic, self.l2_bytes)
+        # Made anew, not cloned: a clone of a slice would be contiguous.
+        return [inputs, *(OPERATIONS[case.op].inputs(case, self.device) for _ in range(count - 1))]
+
+    def build(self, name: str, case: Case) -> providers.Call:
+        """What a provider calls."""
+        return providers.build(name, case.op, case)
 
     def _ready(self, case: Case) -> tuple[tuple[Tensor, ...], dict[str, _Ready], dict[str, str]]:
         """The inputs, the providers whose first result is right, and why the others are not."""
@@ -160,7 +172,7 @@ class _DeviceRun:
     def _prepare(self, name: str, case: Case, inputs: tuple[Tensor, ...]) -> _Ready:
         """Builds a provider's call and checks its first result."""
         start = time.perf_counter()
-        call = providers.build(name, case.op, case)
+        call = self.build(name, case)
         _poison(case, self.device)
         output = call(*inputs)
         torch.cuda.synchronize()
@@ -224,6 +236,22 @@ class _GraphRun(_DeviceRun):
     def case(self, case: Case) -> list[Row]:
         inputs, ready, errors = self._ready(case)
         return self._graph_rows(case, [inputs], ready, errors)
+
+
+class _MapRun(_DeviceRun):
+    """One figure a cell: events where a call takes long enough for them, else a graph over rotating buffers. The
+    yardstick is a copy that moves as many bytes, whatever the operation; a product's is the product alone."""
+
+    def build(self, name: str, case: Case) -> providers.Call:
+        if name == "copy" and case.op != "softmax_matmul":
+            return providers.CopyOfAsManyBytes(case.traffic)
+        return super().build(name, case)
+
+    def case(self, case: Case) -> list[Row]:
+        inputs, ready, errors = self._ready(case)
+        if case.traffic < timing.GRAPH_BELOW_BYTES:
+            return self._graph_rows(case, self._ring(case, inputs), ready, errors)
+        return self._event_rows(case, inputs, ready, errors)[1]
 
 
 def _host_call(name: str, case: Case, inputs: tuple[Tensor, ...], dy: Tensor) -> Callable[[], object]:
@@ -360,16 +388,26 @@ class _ProcessRun:
         }
 
 
-_KINDS = {"device": _DeviceRun, "graph": _GraphRun, "host": _HostRun, "process": _ProcessRun}
+_KINDS = {
+    "device": _DeviceRun, "graph": _GraphRun, "map": _MapRun, "host": _HostRun, "process": _ProcessRun,
+}  # fmt: skip
 
 
-def run_suite(suite: Suite, names: Sequence[str], options: Options, progress: Progress) -> list[Row]:
-    """The rows of a suite, for those of the named providers that take part in it."""
+def run_suite(
+    suite: Suite,
+    names: Sequence[str],
+    options: Options,
+    progress: Progress,
+    late: Callable[[], bool] = lambda: False,
+) -> list[Row]:
+    """The rows of a suite, for those of the named providers that take part in it; as far as it gets until `late`."""
     taking_part = [name for name in suite.providers if name in names]
     runner = _KINDS[suite.kind](suite, taking_part, options)
     rows: list[Row] = []
     try:
         for case, label in zip(suite.cases, labels(suite.cases), strict=True):
+            if late():
+                break
             progress.step(label)
             try:
                 rows += runner.case(case)

@@ -7,6 +7,8 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 # The DSL reads its target when it is imported, whichever test comes first. Without a GPU it finds none by itself,
 # and what it compiles then for sm_90a could not even be loaded.
 if not Path("/dev/nvidiactl").exists():
@@ -29,6 +31,14 @@ with contextlib.suppress(ImportError):
         "fixed", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
     )
     settings.load_profile("fixed")
+
+
+@pytest.fixture
+def fake_device(monkeypatch):
+    """The benchmarks' device on the CPU: see the file of that name."""
+    import fake_device
+
+    fake_device.install(monkeypatch)
 
 
 def pytest_terminal_summary(terminalreporter):
