@@ -1,4 +1,4 @@
-"""Results files: `benchmarks/results/<gpu>/<suite>.json`, one header over a list of rows. Needs no torch."""
+"""Results files: `benchmarks/results/<gpu>/<suite>.json`, one header over a list of rows."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from cute_softmax.plan.tables import name_for as gpu_folder
 
 from .cases import Case
 
@@ -133,11 +135,6 @@ def add_ratios(rows: Sequence[Row]) -> None:
                     row["vs_copy"] = round(cell["copy"]["us"] / row["us"], 4)
             elif "us" in cell.get("torch", {}):
                 row["vs_torch"] = round(row["us"] / cell["torch"]["us"], 4)
-
-
-def gpu_folder(name: str) -> str:
-    """The folder of a GPU's results: "NVIDIA H200" gives "h200"."""
-    return re.sub(r"[^a-z0-9]+", "-", name.lower().removeprefix("nvidia")).strip("-")
 
 
 def _version(package: str) -> str | None:

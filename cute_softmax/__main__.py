@@ -15,12 +15,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from .commands.arguments import dims, shape
-from .plan import MANY, NotPlanned
+from .plan import NotPlanned, table_of
 from .plan.catalogue import classes, longest_row, of_few_rows, operand_dtypes
-from .plan.hardware import ARCHITECTURES
+from .plan.hardware import ARCHITECTURES, H200, Device
 from .plan.problem import FLOATS
 
 
@@ -87,54 +88,46 @@ def run_ladder(given: argparse.Namespace) -> int:
 
 
 def run_explain(given: argparse.Namespace) -> int:
-    import torch
-
     from .api.explain import explain as explained
-    from .plan import hardware
-    from .runtime import launch
 
-    device = launch.device_facts(torch.cuda.current_device()) if torch.cuda.is_available() else hardware.H200
-    dim = tuple(d for part in given.dim for d in part)
+    dim, gpu = tuple(d for part in given.dim for d in part), device(None)
     if given.matmul is not None:
         from .plan.describe import plan_matmul_shape
 
         if dim != (-1,):
             raise ValueError("--matmul is softmax(S) @ V over the last dimension of S: without --dim")
-        made = plan_matmul_shape(
-            given.shape, given.matmul, given.dtype, backward=given.backward, device=device
-        )
+        made = plan_matmul_shape(given.shape, given.matmul, given.dtype, backward=given.backward, device=gpu)
         print(made.explain())
         return 0
-    print(explained(given.shape, dim, given.dtype, backward=given.backward, device=device))
+    print(explained(given.shape, dim, given.dtype, backward=given.backward, device=gpu))
     return 0
 
 
-def architecture(name: str | None) -> str:
-    """The one named, or this GPU's, or sm_90a where there is none."""
-    if name is None:
-        import torch
+def device(arch: str | None) -> Device:
+    """A GPU of the architecture that is named, or this one, or an H200 where there is none."""
+    if arch is not None:
+        return replace(H200, architecture=ARCHITECTURES[arch])
+    import torch
 
-        from .runtime import launch
+    from .runtime import launch
 
-        if not torch.cuda.is_available():
-            return "sm_90a"
-        name = launch.device_facts(torch.cuda.current_device()).architecture.name
-    return name
+    return launch.device_facts(torch.cuda.current_device()) if torch.cuda.is_available() else H200
 
 
-def class_table(arch: str, dtype: str) -> Iterable[tuple[str, ...]]:
+def class_table(gpu: Device, dtype: str) -> Iterable[tuple[str, ...]]:
     """The rows of the list of classes, under a head, math by math."""
     yield "math", "class", "longest row", "CTAs x threads a row", "vectors a thread", "smem a CTA"
-    for math in MANY:
-        which = math, ARCHITECTURES[arch], operand_dtypes(math, dtype)
-        for c in (*classes(*which), *of_few_rows(*which)):
+    table = table_of(gpu.table)
+    for math in table.many:
+        which = math, gpu.architecture, operand_dtypes(math, dtype)
+        for c in (*classes(*which, table=table), *of_few_rows(*which, table=table)):
             threads = f"{c.cluster_n} x {c.threads_per_row}"
             yield math, c.name, f"{longest_row(c):,}", threads, str(c.steps), f"{c.shared_memory:,} B"
 
 
 def run_classes(given: argparse.Namespace) -> int:
-    arch = architecture(given.arch)
-    rows = list(class_table(arch, given.dtype))
+    gpu = device(given.arch)
+    rows = list(class_table(gpu, given.dtype))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = (
@@ -142,8 +135,8 @@ def run_classes(given: argparse.Namespace) -> int:
         )
         print("  ".join(cells).rstrip())
     print(
-        f"\n{arch}, {given.dtype}. Those that follow a math's longest are for few rows. Each with vectors exists a "
-        "second time, as NAME_edges, for rows that begin or end off a vector boundary."
+        f"\n{gpu.architecture.name}, {given.dtype}. Those that follow a math's longest are for few rows. Each "
+        "with vectors exists a second time, as NAME_edges, for rows that begin or end off a vector boundary."
     )
     return 0
 
@@ -155,14 +148,15 @@ def run_precompile(given: argparse.Namespace) -> int:
     from .runtime.cache import Store
     from .runtime.precompile import precompile
 
-    arch = architecture(given.arch)
+    gpu = device(given.arch)
+    table = table_of(gpu.table)
     wanted = [
         c
         for dtype in dict.fromkeys(given.dtype)
-        for math in MANY
+        for math in table.many
         for edges in (False, True)
         for kind in (classes, of_few_rows)
-        for c in kind(math, ARCHITECTURES[arch], operand_dtypes(math, dtype), edges=edges)
+        for c in kind(math, gpu.architecture, operand_dtypes(math, dtype), edges=edges, table=table)
     ]
     compiled = precompile(wanted)
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
@@ -170,7 +164,7 @@ def run_precompile(given: argparse.Namespace) -> int:
         task = bar.add_task("", total=len(wanted))
         for c in compiled:
             bar.update(task, advance=1, description=f"{c.math} {c.dtypes[0]} {c.name}")
-    print(f"{len(wanted)} kernels for {arch} in {Store().root}")
+    print(f"{len(wanted)} kernels for {gpu.architecture.name} in {Store().root}")
     return 0
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from unittest.mock import patch
 
 from cute_softmax.plan import MATHS, NotPlanned, RowClass, row_class, vector_of
-from cute_softmax.plan.catalogue import CTAS_A_ROW
+from cute_softmax.plan.catalogue import ctas_counts
 from cute_softmax.plan.hardware import ARCHITECTURES
 from cute_softmax.plan.problem import ALIGNMENT, ITEM_SIZE
 
@@ -102,12 +102,12 @@ def intervals(
 def ctas_of(architecture: str, pair: tuple[str, str]) -> tuple[int, ...]:
     """CTAs that rows may have, as far as other classes come of it; for one pair of dtypes of each size."""
     limit = ARCHITECTURES[architecture].cluster_limit if pair in SAME[::2] else 1
-    return tuple(ctas for ctas in CTAS_A_ROW if ctas <= limit)
+    return tuple(ctas for ctas in ctas_counts() if ctas <= limit)
 
 
 def own_intervals(math: str, architecture: str, dtypes: tuple[str, ...], ctas: int, **how) -> list[Interval]:
     """Those of `intervals` that are not there where rows have fewer CTAs."""
-    fewer = [c for c in CTAS_A_ROW if c < ctas]
+    fewer = [c for c in ctas_counts() if c < ctas]
     known = {i.row_class for c in fewer for i in intervals(math, architecture, dtypes, ctas=c, **how)}
     return [i for i in intervals(math, architecture, dtypes, ctas=ctas, **how) if i.row_class not in known]
 
@@ -127,7 +127,7 @@ def given(ctas: int) -> Iterator[None]:
 
 def taken(math: str, architecture: str, dtypes: tuple[str, ...], **how) -> Iterator[Interval]:
     """All intervals, for many rows and for few, each while plans take its class."""
-    for ctas in CTAS_A_ROW:
+    for ctas in ctas_counts():
         with given(ctas):
             yield from own_intervals(math, architecture, dtypes, ctas, **how)
 
@@ -163,7 +163,7 @@ def all_classes(
 
     narrow: those whose inputs are read in narrower accesses than their outputs are written, too.
     """
-    for (math, online), ctas in product(MATHS, CTAS_A_ROW):
+    for (math, online), ctas in product(MATHS, ctas_counts()):
         if not online and not two_pass:
             continue
         for pair in (p for p in pairs if p in PAIRS_OF[math]):
@@ -179,7 +179,7 @@ def launched(architecture: str) -> Iterator[RowClass]:
     """The classes that the GPU tests need: all whole ones, and of equal dtypes the narrow ones whose operands
     but one are aligned alike, or all inputs are."""
     yield from (c for c in all_classes(architecture) if c.math not in FAMILY)
-    for math, pair, ctas in product((m for m in PAIRS_OF if m not in FAMILY), SAME, CTAS_A_ROW):
+    for math, pair, ctas in product((m for m in PAIRS_OF if m not in FAMILY), SAME, ctas_counts()):
         dtypes = operands(math, pair)
         for edges, width in product((False, True), widths(math, dtypes)):
             if len(width) == 1 or width[1] == max(width) or width[0] == width[1]:

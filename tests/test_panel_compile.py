@@ -20,10 +20,11 @@ from cute_softmax.kernels.common.reduce import two_sum
 from cute_softmax.plan import MATHS, PanelClass
 from cute_softmax.plan.hardware import ARCHITECTURES
 from cute_softmax.plan.modes import MODES
-from cute_softmax.plan.panel_configs import AHEAD, DEEP, HELD, SHIFTED, STREAMING
 from cute_softmax.plan.problem import ITEM_SIZE
+from cute_softmax.plan.table import table_of
 from cute_softmax.runtime.compile import build_math
 
+TABLE = table_of()
 # Classes -> bytes of stack that they may use, with the reason. All others use none.
 STACK = {
     "column*cluster*": (
@@ -89,14 +90,14 @@ def selection(arch: str, math: str, every: int) -> Iterator[PanelClass]:
     """Each `every`-th configuration of an architecture in columns and half as many in rows, dtypes and modes in turns;
     and what exchanges or streams in each combination."""
     inputs = len(MATHS[math, True].inputs)
-    configs = [t for t in HELD[inputs] if t.cluster_n <= ARCHITECTURES[arch].cluster_limit]
+    configs = [t for t in TABLE.held[inputs] if t.cluster_n <= ARCHITECTURES[arch].cluster_limit]
     rows = [t for t in configs if not (t.alone or t.narrow)]
     taken = [*product(["column"], configs[-1::-every]), *product(["row"], rows[-2 :: -2 * every])]
     for turn, (orientation, config) in enumerate(taken):
         pair = ("fp32", "fp32") if turn % 3 == 2 else ("bf16", "bf16")
         modes = {"kept_modes": MODES[turn % 2], "reduced_modes": MODES[turn // 2 % 2]}
         yield panel_class(config, math, pair, arch, orientation=orientation, **modes)
-    shifted = [t for t in SHIFTED[inputs] if t.cluster_n <= ARCHITECTURES[arch].cluster_limit]
+    shifted = [t for t in TABLE.shifted[inputs] if t.cluster_n <= ARCHITECTURES[arch].cluster_limit]
     for turn, config in enumerate(shifted[-1 :: -every - 2]):
         pair = ("fp32", "fp32") if turn % 3 == 1 else ("bf16", "bf16")
         yield panel_class(config, math, pair, arch, shifted=True, kept_modes=MODES[turn % 2])
@@ -105,16 +106,16 @@ def selection(arch: str, math: str, every: int) -> Iterator[PanelClass]:
         (*ways, ("row", True, False))[:: (every + 1) // 2]
     ):
         pair = ("fp32", "fp32") if turn % 2 else ("bf16", "bf16")
-        buffers = STREAMING[inputs].buffers if streaming else 1
+        buffers = TABLE.streaming[inputs].buffers if streaming else 1
         fields = {"orientation": orientation, "exchange": exchange, "buffers": buffers}
         fields |= {"edges": orientation == "row"}
-        c = panel_class(STREAMING[inputs], math, pair, arch, **fields)
+        c = panel_class(TABLE.streaming[inputs], math, pair, arch, **fields)
         while c.shared_memory > ARCHITECTURES[arch].shared_memory:  # as `plan_panel` does
             c = replace(c, steps=c.steps // 2)
         yield c
-    deep = [d for d in DEEP if d[1] == inputs and MATHS[math, True].outputs]
-    held = [(orientation, config) for orientation, _ in deep for config in DEEP[orientation, inputs]]
-    held += [("row", AHEAD)] if ("row", inputs) in deep else []
+    deep = [d for d in TABLE.deep if d[1] == inputs and MATHS[math, True].outputs]
+    held = [(orientation, config) for orientation, _ in deep for config in TABLE.deep[orientation, inputs]]
+    held += [("row", TABLE.ahead)] if ("row", inputs) in deep else []
     forms = [(orientation, config, False) for orientation, config in held]
     forms += [
         (orientation, config, True) for orientation, config in held if orientation == "row" or every == 1
@@ -210,7 +211,7 @@ def test_other_architectures(arch, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("vector", [4, 2, 1])
 def test_narrow_vectors(vector, tmp_path, monkeypatch):
-    config = HELD[1][2]
+    config = TABLE.held[1][2]
     found = [
         panel_class(config, math, pair, orientation=orientation, vector=vector)
         for math, pair, orientation in (
@@ -223,7 +224,7 @@ def test_narrow_vectors(vector, tmp_path, monkeypatch):
 
 
 def test_each_field_shapes_the_code(tmp_path, monkeypatch):
-    c = panel_class(HELD[1][3], "softmax", ("bf16", "bf16"))
+    c = panel_class(TABLE.held[1][3], "softmax", ("bf16", "bf16"))
     base = compile_and_read(c, tmp_path, monkeypatch).ptx
     for change in (
         {"orientation": "row", "across": 1}, {"across": 8}, {"exchange": True}, {"buffers": 2},
@@ -235,7 +236,7 @@ def test_each_field_shapes_the_code(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("math", classes.PAIRS_OF)
 def test_build_math_has_the_operands_of_the_plan(math):
-    c = panel_class(HELD[1][0], math, ("bf16", "bf16"))
+    c = panel_class(TABLE.held[1][0], math, ("bf16", "bf16"))
     built = build_math(c)
     assert (built.inputs, built.outputs) == (c.facts.inputs, c.facts.outputs)
     assert len(built.reductions) == c.stages and c.whole_bytes == {1: 4, 2: 8, 3: 16}[c.stages]

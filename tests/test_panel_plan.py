@@ -20,21 +20,19 @@ from cute_softmax.plan import MATHS, WARP, NotPlanned, PanelClass, PanelPlan, pl
 from cute_softmax.plan.hardware import ARCHITECTURES, H200, Device
 from cute_softmax.plan.maths import MOST
 from cute_softmax.plan.panel import (
-    DEEP,
-    HELD,
     MODES,
     NARROWEST_BYTES,
-    SHIFTED,
     SHIFTED_FROM,
-    STREAMING,
     PanelConfig,
 )
 from cute_softmax.plan.panel_configs import SHORT
 from cute_softmax.plan.problem import ALIGNMENT, ITEM_SIZE, Operand, Problem, canonical
+from cute_softmax.plan.table import table_of
 
 DEVICES = {name: Device(a, multiprocessors=132, l2=50 << 20) for name, a in ARCHITECTURES.items()}
 # Panels have no group inputs.
 NAMES = sorted(name for name in classes.PAIRS_OF if not MATHS[name, True].group_inputs)
+TABLE = table_of()
 INT32 = range(-(1 << 31), 1 << 31)
 forms = pytest.mark.parametrize("arch", ARCHITECTURES)
 
@@ -281,7 +279,7 @@ def test_names_tell_classes_apart(field):
 def test_configurations_fit_and_follow_each_other(arch):
     """In the order of the longest columns that they hold, as the first that fits is taken, and wide panels before
     narrow ones; what none of them holds can be streamed."""
-    for inputs, configs in (*HELD.items(), *SHIFTED.items()):
+    for inputs, configs in (*TABLE.held.items(), *TABLE.shifted.items()):
         for clusters in (False, True):
             room = [
                 (t.threads * t.steps * t.cluster_n // (t.panel_bytes // ALIGNMENT), -t.panel_bytes)
@@ -291,7 +289,7 @@ def test_configurations_fit_and_follow_each_other(arch):
             assert room == sorted(room)
         name = {1: "softmax", 2: "softmax_backward"}[inputs]
         for config, across, orientation in product(
-            (*configs, STREAMING[inputs]), (1, 4, 16), ("column", "row")
+            (*configs, TABLE.streaming[inputs]), (1, 4, 16), ("column", "row")
         ):
             problem = problem_of(name, ("bf16",) * 2, (128, 64), (0,))
             made = panels.forced(
@@ -314,12 +312,16 @@ def test_narrow_vectors_have_configurations_of_their_own():
     def every_other(name: str, shape: tuple[int, int]) -> PanelClass:
         return panel_plan(problem_of(name, ("bf16",) * 2, shape, (0,), (2 * shape[1], 2)), name).kernel
 
-    for shape, config in (((4096, 65536), HELD[1][-2]), ((8192, 32768), HELD[1][-1]), ((8193, 65536), None)):
+    for shape, config in (
+        ((4096, 65536), TABLE.held[1][-2]),
+        ((8192, 32768), TABLE.held[1][-1]),
+        ((8193, 65536), None),
+    ):
         c = every_other("softmax", shape)
         assert c.vector == 1 and c.exchange == (config is None)
         assert config is None or (config.narrow and (c.threads, c.steps) == (config.threads, config.steps))
     for name, shape in (("softmax", (4096, 3)), ("logsumexp", (4096, 65536))):
-        assert every_other(name, shape).steps < HELD[1][-1].steps
+        assert every_other(name, shape).steps < TABLE.held[1][-1].steps
 
 
 @pytest.mark.parametrize("pair", [("bf16", "bf16"), ("fp32", "fp32"), ("bf16", "fp32"), ("fp32", "bf16")])
@@ -375,7 +377,7 @@ def test_panels_are_as_wide_as_memory_likes():
 def test_deep_parts_share_all_sms_evenly(name):
     """A CTA keeps its part, panel after panel, and nearly all SMs are full; a part has the chunks that it should. Of
     short columns two CTAs share an SM."""
-    configs = DEEP["column", len(MATHS[name, True].inputs)]
+    configs = TABLE.deep["column", len(MATHS[name, True].inputs)]
     for length in (9000, 16384, 24576, 32768, 40000, 49152, 65536, 100000, 1 << 18):
         made = panel_plan(problem_of(name, ("bf16",) * 2, (length, 20000), (0,)), name)
         assert made.kernel.streaming and made.resident % made.parts == 0, made.kernel.name

@@ -15,12 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cute_softmax import plan as plans
-from cute_softmax.plan import MATHS, NotPlanned, PanelPlan, Plan, plan, row_class
+from cute_softmax.plan import MATHS, NotPlanned, PanelPlan, Plan, plan, row_class, table_of
 from cute_softmax.plan import catalogue as ahead
 from cute_softmax.plan.hardware import ARCHITECTURES, H200, Architecture, Device, architecture_of
 from cute_softmax.plan.maths import MOST
 from cute_softmax.plan.problem import ITEM_SIZE, Operand, canonical
-from cute_softmax.plan.row_configs import FEW_ABOVE
 
 ROOT = Path(__file__).parents[1]
 DEVICES = {name: Device(a, multiprocessors=132, l2=50 << 20) for name, a in ARCHITECTURES.items()}
@@ -382,13 +381,13 @@ def test_few_rows_have_larger_clusters(name):
     """As long as all of them run at once; one row more and each has as many threads or fewer."""
     pair = ("bf16", "bf16")
     dtypes = classes.operands(name, pair)
-    fits = {sms: H200.multiprocessors * 7 // 8 // sms for sms in classes.CTAS_A_ROW[1:]}
+    fits = {sms: H200.multiprocessors * 7 // 8 // sms for sms in ahead.ctas_counts()[1:]}
     assert fits == {4: 28, 6: 19, 8: 14, 16: 7}
     for sms, rows in fits.items():
         for interval in classes.own_intervals(name, "sm_90a", dtypes, sms):
             c = interval.row_class
             assert math.ceil(c.cluster_n / max(c.min_blocks, 1)) == sms
-            assert not c.persistent and interval.first > FEW_ABOVE * c.vector
+            assert not c.persistent and interval.first > table_of().few_above * c.vector
             for columns in (interval.first, interval.last):
                 few, more = (row_plan(name, pair, n, columns, "sm_90a") for n in (rows, rows + 1))
                 assert few.row_class == dataclasses.replace(c, edges=columns % 8 > 0) != more.row_class

@@ -12,12 +12,12 @@ from .panel import PanelPlan, plan_panel
 from .panel_class import PanelClass
 from .prologue import NO_PROLOGUE, Prologue, facts_of
 from .row import PART, VECTORS_PER_ROW, RowClass, row_class, vector_of
-from .row_configs import MANY, RowConfig
+from .row_configs import RowConfig
 from .row_plan import Plan
+from .table import Table, table_of
 
 __all__ = [
     "CACHE_LINE",
-    "MANY",
     "MATHS",
     "MODES",
     "NO_PROLOGUE",
@@ -32,11 +32,13 @@ __all__ = [
     "Prologue",
     "RowClass",
     "RowConfig",
+    "Table",
     "facts_of",
     "math_of",
     "plan",
     "plan_call",
     "plan_panel",
     "row_class",
+    "table_of",
     "vector_of",
 ]

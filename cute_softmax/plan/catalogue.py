@@ -7,10 +7,13 @@ from collections.abc import Iterator
 from . import MATHS, VECTORS_PER_ROW, NotPlanned, RowClass, row_class, vector_of
 from .hardware import Architecture
 from .problem import check_float
-from .row_configs import FEW
+from .table import Table, table_of
 
-# CTAs that each row can have, so that other classes come of it.
-CTAS_A_ROW = (1, *sorted({config.sms for configs in FEW.values() for config in configs}))
+
+def ctas_counts(table: Table | None = None) -> tuple[int, ...]:
+    """CTAs that each row can have, so that other classes come of it: 1 and more."""
+    found = (table or table_of()).few.values()
+    return (1, *sorted({config.sms for configs in found for config in configs}))
 
 
 def operand_dtypes(math: str, dtype: str) -> tuple[str, ...]:
@@ -39,10 +42,11 @@ def classes(
     edges: bool = False,
     online: bool = True,
     ctas: int = 1,
+    table: Table | None = None,
 ) -> Iterator[RowClass]:
     """The classes of a math in the order of the rows they hold: each takes over where the one before ends.
 
-    dtypes: of the math's operands: inputs, outputs, group outputs.
+    dtypes: of the math's operands: inputs, outputs, group outputs. table: of configurations, the default one if None.
     edges: those for rows that begin or end off a vector boundary. ctas: CTAs that each row can have at once: 1 where
     there are many rows.
 
@@ -57,7 +61,15 @@ def classes(
         ragged = edges and vector > 1  # no element is off a boundary of single elements
         try:
             c = row_class(
-                math, architecture, dtypes, columns, edges=ragged, access=access, online=online, ctas=ctas
+                math,
+                architecture,
+                dtypes,
+                columns,
+                edges=ragged,
+                access=access,
+                online=online,
+                ctas=ctas,
+                table=table,
             )
         except NotPlanned:
             return
@@ -69,5 +81,6 @@ def classes(
 def of_few_rows(math: str, architecture: Architecture, dtypes: tuple[str, ...], **how) -> list[RowClass]:
     """The classes that come only where there are few rows, the shortest first; the rest as of `classes`."""
     many = set(classes(math, architecture, dtypes, **how))
-    found = [c for ctas in CTAS_A_ROW[:0:-1] for c in classes(math, architecture, dtypes, ctas=ctas, **how)]
+    counts = ctas_counts(how.get("table"))[:0:-1]
+    found = [c for ctas in counts for c in classes(math, architecture, dtypes, ctas=ctas, **how)]
     return [c for c in dict.fromkeys(found) if c not in many]

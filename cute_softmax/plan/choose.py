@@ -13,6 +13,7 @@ from .problem import ITEM_SIZE, Mode, Operand, Problem, canonical
 from .prologue import NO_PROLOGUE, Prologue, facts_of
 from .row import RowClass, row_class, vector_of
 from .row_plan import Plan
+from .table import table_of
 
 # Reads ask to be evicted from L2 last if the tensors together are larger than this multiple of it. What is written
 # then leaves L2 soon after it was written, which long streams gain from; tensors near L2's own size lose.
@@ -86,7 +87,7 @@ def _plan_rows(
     math_name: str, problem: Problem, device: Device, online: bool, evict_last: bool, prologue: Prologue
 ) -> Plan | None:
     """The plan of the row movement; None for groups that are not contiguous or do not fit on chip."""
-    facts = facts_of(math_name, online, prologue)
+    facts, table = facts_of(math_name, online, prologue), table_of(device.table)
     if prologue:
         # An index is taken apart at some cost: no more modes than there are.
         kept = padded(_shared_last(problem, facts), len(problem.dtypes), range(1, MODES[-1] + 1))
@@ -124,6 +125,7 @@ def _plan_rows(
             kept_modes=len(kept),
             prologue=prologue,
             ctas=ctas_a_row(device, rows),
+            table=table,
         )
     except NotPlanned:
         return None
@@ -139,6 +141,7 @@ def _plan_rows(
         kept=tuple(m.size for m in kept),
         operand_strides=strides,
         evict_last=evict_last,
+        table=table.title,
     )
 
 

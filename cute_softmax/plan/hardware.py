@@ -60,6 +60,8 @@ class Device:
         architecture: What its kernels are compiled for.
         multiprocessors: How many it has.
         l2: Bytes of its L2 cache.
+        table: Which measured configurations its plans are made of: the name of a table that is shipped, or the path of
+            a file of one's own.
 
     Examples:
         >>> from cute_softmax import plan_softmax
@@ -72,6 +74,7 @@ class Device:
     architecture: Architecture
     multiprocessors: int
     l2: int
+    table: str = "h200"
 
 
 H200 = Device(ARCHITECTURES["sm_90a"], multiprocessors=132, l2=60 << 20)

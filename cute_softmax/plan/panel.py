@@ -12,21 +12,17 @@ from .maths import CACHE_LINE, MATHS, WARP, Math, NotPlanned, check_counts
 from .modes import MODES, access_of, offset_of, padded
 from .panel_class import PanelClass
 from .panel_configs import (
-    AHEAD,
     CHUNKS_OF_A_PART,
     CHUNKS_OF_A_PART_ALONE,
-    DEEP,
     DEEP_PANELS_AT_ONCE,
     DEEP_ROWS_AT_ONCE,
-    HELD,
     NARROWEST_BYTES,
-    SHIFTED,
     SHIFTED_BELOW_BYTES,
     SHIFTED_FROM,
-    STREAMING,
     PanelConfig,
 )
 from .problem import ALIGNMENT, ITEM_SIZE, Mode, Problem
+from .table import table_of
 
 # An exchange point waits so long (nanoseconds) before a CTA leaves its part to the last one that arrives.
 PATIENCE = 1_000_000
@@ -53,6 +49,7 @@ class PanelPlan(PlanBase):
         evict_last: Whether reads ask to be evicted from L2 last.
         resident: CTAs that the GPU holds at a time.
         patience: Nanoseconds that a CTA waits for the others before it leaves its part to the last one.
+        table: The name and digest of the table that the configuration is of.
     """
 
     problem: Problem
@@ -66,6 +63,7 @@ class PanelPlan(PlanBase):
     evict_last: bool
     resident: int
     patience: int = PATIENCE
+    table: str = ""
 
     @property
     def chunks(self) -> int:
@@ -199,6 +197,7 @@ class PanelPlan(PlanBase):
             f"  traffic    {self.problem.bytes / 1e6:.1f} MB, "
             + (f"{self.again} of {self.chunks} chunks read twice" if c.repeats else "every element read once")
             + (" and written once" if c.facts.outputs else ", one result written per group"),
+            *([f"  table      {self.table}"] if self.table else []),
         ]
         return "\n".join(lines)
 
@@ -208,7 +207,7 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
 
     Raises NotPlanned for groups of 2^31 elements and more, for as many groups, and for tensors of too many dimensions.
     """
-    facts = MATHS[math_name, True]
+    facts, table = MATHS[math_name, True], table_of(device.table)
     check_counts({"elements in a group": problem.length, "groups": problem.groups})
     one = Mode(1, (0,) * len(problem.dtypes))
     kept, reduced = list(problem.kept) or [one], list(problem.reduced) or [one]
@@ -286,9 +285,10 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
             ),
             evict_last=evict_last,
             resident=device.multiprocessors * c.min_blocks,
+            table=table.title,
         )
 
-    for config in (SHIFTED if shifted else HELD)[len(facts.inputs)]:
+    for config in (table.shifted if shifted else table.held)[len(facts.inputs)]:
         c, narrowed = class_of(config), 1
         if (shifted or orientation == "row") and not facts.outputs and config.cluster_n == 16:
             break  # what is only read need not be held: see docs/experiments.md
@@ -356,7 +356,7 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
 
     def row_ahead() -> PanelPlan | None:
         """The plan with as many rows at once as are held, and the next ahead; None for longer rows, and for no more."""
-        c, resident = class_of(AHEAD, exchange=True, streaming=True), device.multiprocessors
+        c, resident = class_of(table.ahead, exchange=True, streaming=True), device.multiprocessors
         parts = math.ceil(length / (c.most_chunks * c.chunk))
         if (
             len(facts.inputs) > 1
@@ -370,7 +370,7 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
     def deep_config() -> PanelConfig | None:
         """The deep configuration for what has a full output, if the architecture has room for as many as share an
         SM."""
-        for config in DEEP.get((orientation, len(facts.inputs)), ()) if facts.outputs else ():
+        for config in table.deep.get((orientation, len(facts.inputs)), ()) if facts.outputs else ():
             c = class_of(config, exchange=True, streaming=True)
             room = config.min_blocks * c.shared_memory <= device.architecture.shared_memory
             if length <= config.longest and room:
@@ -385,7 +385,7 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
             made = cut(deep, whole_panels, several=True)
         if made.kernel.streaming:
             return made
-    config = STREAMING[len(facts.inputs)]
+    config = table.streaming[len(facts.inputs)]
     while class_of(config, exchange=True, streaming=True).shared_memory > device.architecture.shared_memory:
         config = replace(config, steps=config.steps // 2)
     return cut(config, of_chunks(CHUNKS_OF_A_PART[orientation], 1))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .problem import ALIGNMENT
-from .tables import lists, table
 
 # Thresholds, measured as docs/experiments.md says.
 PANEL_BYTES = (
@@ -55,22 +54,3 @@ class PanelConfig:
     longest: int = 1 << 31
     chunks: float = 0
     narrow: bool = False
-
-
-_panels = table()["panel"]
-
-
-def _by_inputs(name: str) -> dict[int, tuple[PanelConfig, ...]]:
-    return {int(inputs): found for inputs, found in lists(_panels[name], PanelConfig).items()}
-
-
-# By how many full inputs there are: panels that are held, and those of columns that begin anywhere.
-HELD, SHIFTED = _by_inputs("held"), _by_inputs("shifted")
-# Panels that none of these holds are streamed. The deep ones, by orientation and full inputs, hold 192 or 224 KB of
-# what they read twice: for what has a full output, where the architecture has room. The first for the length is taken.
-DEEP = {
-    (name.split()[0], int(name.split()[1])): found
-    for name, found in lists(_panels["deep"], PanelConfig).items()
-}
-AHEAD = PanelConfig(**_panels["ahead"])  # rows a row ahead, where parts have so many chunks at most
-STREAMING = {int(inputs): PanelConfig(**fields) for inputs, fields in _panels["streaming"].items()}

@@ -13,7 +13,8 @@ from .hardware import Architecture
 from .maths import CACHE_LINE, WARP, Math, NotPlanned
 from .problem import ALIGNMENT, ITEM_SIZE
 from .prologue import NO_PROLOGUE, Prologue, facts_of
-from .row_configs import FEW_ABOVE, RowConfig, configurations
+from .row_configs import RowConfig
+from .table import Table, table_of
 
 # A row has at least so many vectors: a short one is divided finely enough that several threads load it at once.
 VECTORS_PER_ROW = 8
@@ -237,8 +238,10 @@ def row_class(
     kept_modes: int = 1,
     prologue: Prologue = NO_PROLOGUE,
     ctas: int = 1,
+    table: Table | None = None,
 ) -> RowClass:
-    """The class of rows of this many elements; ctas: CTAs that each row can have at once, 1 where there are many rows.
+    """The class of rows of this many elements; ctas: CTAs that each row can have at once, 1 where there are many rows;
+    table: of configurations, the default one if None.
 
     Raises NotPlanned if no configuration of this architecture can hold such a row on chip.
     """
@@ -280,8 +283,9 @@ def row_class(
                 return config, candidate
         return None
 
-    few, many = configurations(math_name, prologue, edges)
-    if columns > FEW_ABOVE * vector and (found := first_of(few)) and found[0].sms <= ctas:
+    table = table or table_of()
+    few, many = table.rows(math_name, prologue, edges)
+    if columns > table.few_above * vector and (found := first_of(few)) and found[0].sms <= ctas:
         return found[1]
     if found := first_of(many):
         return found[1]

@@ -30,6 +30,7 @@ class Plan(PlanBase):
         kept: Sizes of the dimensions that a row's index is taken apart into, the slowest first.
         operand_strides: Per operand, its stride in each of these dimensions, in elements.
         evict_last: Whether reads ask to be evicted from L2 last.
+        table: The name and digest of the table that the configuration is of.
         scratch: Bytes of zeroed memory that a launch needs besides its operands.
     """
 
@@ -44,6 +45,7 @@ class Plan(PlanBase):
     kept: tuple[int, ...]
     operand_strides: tuple[tuple[int, ...], ...]
     evict_last: bool
+    table: str = ""
 
     @property
     def kernel(self) -> RowClass:
@@ -116,6 +118,7 @@ class Plan(PlanBase):
             f"  traffic    {bytes_moved / 1e6:.1f} MB, every element "
             + ("before the diagonal read once" if c.prologue.causal else "read once")
             + (" and written once" if c.facts.outputs else ", one result written per row"),
+            *([f"  table      {self.table}"] if self.table else []),
         ]
         return "\n".join(lines)
 

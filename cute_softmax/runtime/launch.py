@@ -15,6 +15,7 @@ from ..plan import NO_PROLOGUE, NotPlanned, PanelPlan, Plan, Prologue, RowClass,
 from ..plan.choose import kernel_order
 from ..plan.problem import ALIGNMENT, Operand
 from .cache import Store
+from .tables import table_for
 
 DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 TORCH_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
@@ -148,7 +149,10 @@ def device_facts(index: int) -> hardware.Device:
     """What plans must know of CUDA device `index`. Raises ValueError for an unsupported GPU."""
     facts = torch.cuda.get_device_properties(index)
     return hardware.Device(
-        hardware.architecture_of((facts.major, facts.minor)), facts.multi_processor_count, facts.L2_cache_size
+        hardware.architecture_of((facts.major, facts.minor)),
+        facts.multi_processor_count,
+        facts.L2_cache_size,
+        table_for(facts.name),
     )
 
 

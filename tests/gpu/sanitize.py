@@ -46,12 +46,14 @@ from sanitizing import Job  # noqa: E402
 
 from cute_softmax import ladder  # noqa: E402
 from cute_softmax.plan import MATHS, PanelPlan, plan_panel  # noqa: E402
-from cute_softmax.plan.panel_configs import AHEAD, DEEP, HELD, SHIFTED, SHIFTED_FROM, STREAMING, PanelConfig  # noqa: E402
+from cute_softmax.plan.panel_configs import SHIFTED_FROM, PanelConfig  # noqa: E402
 from cute_softmax.plan.problem import ITEM_SIZE  # noqa: E402
+from cute_softmax.plan.table import table_of  # noqa: E402
 from cute_softmax.runtime import launch  # noqa: E402
 from cute_softmax.runtime.precompile import precompile  # noqa: E402
 
 GUARD = checking.GUARD
+TABLE = table_of()
 PANELS = ("softmax", "softmax_backward", "logsumexp", "log_softmax", "log_softmax_backward")
 
 
@@ -192,22 +194,22 @@ def panel_jobs(maths: list[str], names: list[str]) -> Iterator[Job]:
     for name in (n for n in PANELS if n in maths):
         inputs = len(MATHS[name, True].inputs)
         for orientation in ("column", "row"):
-            for config in HELD[inputs]:
+            for config in TABLE.held[inputs]:
                 if config.cluster_n <= device.architecture.cluster_limit and not (
                     (config.alone or config.narrow) and orientation == "row"
                 ):
                     forms.append((name, "bf16", orientation, config, 1, 1, None, config.threads == 128))
-            config = STREAMING[inputs]
+            config = TABLE.streaming[inputs]
             for parts, tiles in ((1, 3), (3, 1), (2, 2)):
                 for dtype in ("bf16", "fp32"):
                     forms.append((name, dtype, orientation, config, parts, tiles, None, dtype == "fp32"))
             forms.append((name, "bf16", orientation, config, 4, 2, 0, False))
-            if (orientation, inputs) in DEEP and MATHS[name, True].outputs:
-                for config in DEEP[orientation, inputs]:
+            if (orientation, inputs) in TABLE.deep and MATHS[name, True].outputs:
+                for config in TABLE.deep[orientation, inputs]:
                     forms.append((name, "bf16", orientation, config, 2, 2, None, orientation == "row"))
                 if (orientation, inputs) == ("row", 1):
                     for patience in (None, 0):
-                        forms.append((name, "bf16", orientation, AHEAD, 2, 1, patience, True))
+                        forms.append((name, "bf16", orientation, TABLE.ahead, 2, 1, patience, True))
     for name, dtype, orientation, config, parts, tiles, patience, narrow in forms:
         if dtype not in names:
             continue
@@ -266,9 +268,11 @@ def shifted_jobs(maths: list[str], names: list[str]) -> Iterator[Job]:
     device = launch.device_facts(0)
     for name in (n for n in PANELS if n in maths):
         inputs, outputs = len(MATHS[name, True].inputs), MATHS[name, True].outputs
-        forms = [(config, 1, 1, None) for config in SHIFTED[inputs]]
-        forms += [(STREAMING[inputs], *cut) for cut in ((1, 3, None), (3, 1, None), (2, 2, None), (4, 2, 0))]
-        forms += [(config, 2, 2, None) for config in (DEEP["column", inputs] if outputs else ())]
+        forms = [(config, 1, 1, None) for config in TABLE.shifted[inputs]]
+        forms += [
+            (TABLE.streaming[inputs], *cut) for cut in ((1, 3, None), (3, 1, None), (2, 2, None), (4, 2, 0))
+        ]
+        forms += [(config, 2, 2, None) for config in (TABLE.deep["column", inputs] if outputs else ())]
         for (config, parts, tiles, patience), dtype in product(forms, names):
             if config.cluster_n > device.architecture.cluster_limit:
                 continue

@@ -1,30 +1,27 @@
-"""What was measured per GPU: a file for each, of the configurations that plans choose from.
+"""What was measured per GPU: a file for each, of the configurations that plans choose from (see `plan.table`).
 
 A configuration stands in a line, with the names of `RowConfig` or `PanelConfig` and what differs from their defaults.
-In a list the shortest capacity comes first; the first that a row or panel fits into and the architecture has room for
-is taken. How they were found stands in docs/experiments.md.
+In a list the shortest capacity comes first. How they were found stands in docs/experiments.md.
 """
 
 from __future__ import annotations
 
-import json
-from functools import cache
+import re
 from pathlib import Path
 
-MEASURED = "h200"  # the table of all GPUs: other ones were only compiled for
+_HERE = Path(__file__).parent
 
 
-@cache
-def table(name: str = MEASURED) -> dict:
-    """The table of a GPU as it lies in its file."""
-    return json.loads(Path(__file__).with_name(f"{name}.json").read_text())
+def shipped() -> list[str]:
+    """The names of the tables that come with the package."""
+    return sorted(path.stem for path in _HERE.glob("*.json"))
 
 
-def lists(found: dict[str, list[dict] | str], kind: type) -> dict[str, tuple]:
-    """Lists of configurations by name; one that has another's name shares its list."""
-    made = {
-        name: tuple(kind(**fields) for fields in entries)
-        for name, entries in found.items()
-        if not isinstance(entries, str)
-    }
-    return {name: made[entries if isinstance(entries, str) else name] for name, entries in found.items()}
+def path_of(name: str) -> Path:
+    """The file of a shipped table."""
+    return _HERE / f"{name}.json"
+
+
+def name_for(gpu: str) -> str:
+    """The name of a GPU's table, and of the folder of its results: "NVIDIA H200" gives "h200"."""
+    return re.sub(r"[^a-z0-9]+", "-", gpu.lower().removeprefix("nvidia")).strip("-")

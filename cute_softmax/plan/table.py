@@ -1,0 +1,129 @@
+"""The configurations that the plans of a GPU choose from: a `Table`, made of one of the files in `tables`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import TypeVar
+
+from . import tables
+from .maths import MATHS
+from .panel_configs import PanelConfig
+from .prologue import Prologue
+from .row_configs import RowConfig
+
+Config = TypeVar("Config", RowConfig, PanelConfig)
+DEFAULT = "h200"  # of GPUs that no table was measured on
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """What was measured on one GPU.
+
+    many, few: by row math, for many rows, and what comes first where there are so few that all run at once; rows of no
+        more than few_above vectors are always as many are.
+    causal, prologue: what takes a configuration's place where the diagonal cuts half of each row off, and with scores.
+    held, shifted: by how many full inputs there are, panels that are held, and those of columns that begin anywhere.
+    streaming: panels that none of these holds. deep: by orientation and full inputs, those that hold 192 or 224 KB of
+        what they read twice: for what has a full output, where the architecture has room.
+    ahead: rows a row ahead, where parts have so many chunks at most.
+
+    Of a list the first configuration that a row or panel fits into, and the architecture has room for, is taken.
+    """
+
+    name: str
+    digest: str
+    few_above: int
+    many: dict[str, tuple[RowConfig, ...]]
+    few: dict[str, tuple[RowConfig, ...]]
+    causal: dict[RowConfig, RowConfig]
+    prologue: dict[RowConfig, RowConfig]
+    held: dict[int, tuple[PanelConfig, ...]]
+    shifted: dict[int, tuple[PanelConfig, ...]]
+    deep: dict[tuple[str, int], tuple[PanelConfig, ...]]
+    streaming: dict[int, PanelConfig]
+    ahead: PanelConfig
+
+    @property
+    def title(self) -> str:
+        """Its name and digest."""
+        return f"{self.name}, {self.digest}"
+
+    @classmethod
+    def of(cls, name: str, data: dict) -> Table:
+        """The table of a file's contents; TypeError or KeyError for names that there are not."""
+        rows, panels = data["row"], data["panel"]
+        deep = _lists(panels["deep"], PanelConfig)
+        return cls(
+            name=name,
+            digest=hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:8],
+            few_above=rows["few_above"],
+            many=_lists(rows["many"], RowConfig),
+            few=_lists(rows["few"], RowConfig),
+            causal=_pairs(rows["causal"]),
+            prologue=_pairs(rows["prologue"]),
+            held=_by_inputs(panels["held"]),
+            shifted=_by_inputs(panels["shifted"]),
+            deep={(key.split()[0], int(key.split()[1])): found for key, found in deep.items()},
+            streaming={int(inputs): PanelConfig(**fields) for inputs, fields in panels["streaming"].items()},
+            ahead=PanelConfig(**panels["ahead"]),
+        )
+
+    @lru_cache(maxsize=1024)  # noqa: B019  tables are few, and live as long as the process
+    def rows(
+        self, math_name: str, prologue: Prologue, edges: bool
+    ) -> tuple[tuple[RowConfig, ...], tuple[RowConfig, ...]]:
+        """The configurations of a row math for few rows and for many. A bias is a second input of as many registers, as
+        in a gradient."""
+        if not prologue:
+            return self.few[math_name], self.many[math_name]
+        if not MATHS[math_name, True].outputs and prologue.packs and not prologue.mask:
+            return self.few["selective"], self.many["selective"]
+        gradient = math_name.endswith("_backward")
+        # What is kept: the exponentials, or the scores, where they are used three times.
+        composed = math_name == "log_softmax" and prologue.rescores and not prologue.packs
+        keeps = gradient or math_name == "softmax" or composed
+        instead = self.causal if prologue.causal else {}
+        if keeps and not gradient and not prologue.bias and not edges:  # scalars take registers of their own
+            instead = instead | self.prologue
+        name = "softmax_backward" if prologue.bias or gradient else "softmax"
+        few, many = (
+            tuple(replace(instead.get(c, c), keep=instead.get(c, c).keep and keeps) for c in found)
+            for found in (self.few[name], self.many[name])
+        )
+        return few, many
+
+
+def _lists(found: dict[str, list[dict] | str], kind: type[Config]) -> dict[str, tuple[Config, ...]]:
+    """Lists of configurations by name; one that has another's name shares its list."""
+    made = {
+        name: tuple(kind(**fields) for fields in entries)
+        for name, entries in found.items()
+        if not isinstance(entries, str)
+    }
+    return {name: made[entries if isinstance(entries, str) else name] for name, entries in found.items()}
+
+
+def _by_inputs(found: dict) -> dict[int, tuple[PanelConfig, ...]]:
+    return {int(inputs): configs for inputs, configs in _lists(found, PanelConfig).items()}
+
+
+def _pairs(found: list) -> dict[RowConfig, RowConfig]:
+    return {RowConfig(**a): RowConfig(**b) for a, b in found}
+
+
+@cache
+def table_of(name: str = DEFAULT) -> Table:
+    """The table of a name: one that is shipped, or the path of a file.
+
+    Raises OSError where there is no such file, ValueError for one that is no table.
+    """
+    shipped = name in tables.shipped()
+    path = tables.path_of(name) if shipped else Path(name)
+    try:
+        return Table.of(name if shipped else path.stem, json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is no table of configurations: {type(error).__name__}: {error}") from None

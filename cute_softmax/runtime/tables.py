@@ -1,0 +1,32 @@
+"""Which table of configurations a GPU's plans are made of: the user's own, the one measured on it, or the default."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ..plan.table import DEFAULT
+from ..plan.tables import name_for, shipped
+
+ENVIRONMENT = "CUTE_SOFTMAX_TABLE"
+
+
+def own_table(gpu: str) -> Path:
+    """Where a user's own table of a GPU lies: in the folder of his settings."""
+    from platformdirs import user_config_path
+
+    try:
+        folder = user_config_path("cute_softmax", appauthor=False)
+    except RuntimeError:  # no home
+        folder = Path("~/.config/cute_softmax")
+    return folder / "tables" / f"{name_for(gpu)}.json"
+
+
+def table_for(gpu: str) -> str:
+    """The table for a GPU: what `$CUTE_SOFTMAX_TABLE` names (one that is shipped, or a path), else the user's own, else
+    the one measured on such a GPU, else the default."""
+    if named := os.environ.get(ENVIRONMENT):
+        return named
+    if (own := own_table(gpu)).exists():
+        return str(own)
+    return name_for(gpu) if name_for(gpu) in shipped() else DEFAULT
