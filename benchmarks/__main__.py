@@ -3,6 +3,7 @@
 python -m benchmarks --list
 python -m benchmarks --suite rows-forward rows-backward --save
 python -m benchmarks map   [SLICE...]
+python -m benchmarks tune  [JOB...] [--quick]
 python -m benchmarks table  FILE... [--markdown]
 python -m benchmarks plot  [FILE...]
 python -m benchmarks check [FILE...]
@@ -19,7 +20,7 @@ from pathlib import Path
 from . import console, map_run, report, results
 from .cases import ITEM_BYTES, LADDER, PROVIDERS, SUITES, Suite, labels, parse_shape
 
-_COMMANDS = ("map", "table", "plot", "check")
+_COMMANDS = ("map", "tune", "table", "plot", "check")
 _EVERY = (*PROVIDERS, *LADDER)
 
 
@@ -41,7 +42,7 @@ def run_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description="Measures softmax providers on this machine's GPU. "
-        "Other commands: map, table, plot, check (each with --help).",
+        "Other commands: map, tune, table, plot, check (each with --help).",
     )
     parser.add_argument("--suite", nargs="+", metavar="NAME", help="suites to run, or all (see --list)")
     parser.add_argument("--dtype", choices=sorted(ITEM_BYTES), default="bf16", help="element type")
@@ -216,6 +217,10 @@ def check(argv: Sequence[str]) -> int:
 def main(argv: Sequence[str]) -> int:
     """The exit status of the command line `argv`."""
     if argv and argv[0] in _COMMANDS:
+        if argv[0] == "tune":  # needs torch
+            from . import tune
+
+            return tune.main(argv[1:])
         command = {"map": map_run.main, "table": table, "plot": plot_files, "check": check}[argv[0]]
         try:
             return command(argv[1:])

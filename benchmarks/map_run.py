@@ -118,7 +118,9 @@ def main(argv: Sequence[str]) -> int:
         print("benchmarks need an NVIDIA GPU; there is none here", file=sys.stderr)
         return 2
     from .run import DeviceLost, Options
+    from .timing import settle
 
+    settle()
     header = results.make_header(["map", *argv])
     options = replace(Options(), calls=given.calls, warm=WARM)
     folder = given.save / results.gpu_folder(header["gpu"])

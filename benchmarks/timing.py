@@ -59,6 +59,12 @@ def spread(values: Sequence[float]) -> float:
     return (high - low) / statistics.median(values)
 
 
+def settle() -> None:
+    """Collects garbage, and leaves what is alive out of later collections: with all of torch they take 0.3 s each."""
+    gc.collect()
+    gc.freeze()
+
+
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
     """Collects garbage now, and none until the block ends."""

@@ -116,7 +116,9 @@ def commands(page: Path) -> list[tuple[str, ...]]:
     shown += re.findall(r"^ {4}(python .+?)(?:  .*)?$", outside, re.M)
     shown += [code for code in re.findall(r"`([^`]+)`", outside) if re.match(r"(python|make|pip)\s", code)]
     split = [tuple(shlex.split(line, comments=True)) for line in shown]
-    return [words for words in split if not {"FILE", "[FILE...]", "[SLICE...]"} & {*words}]  # these are usage
+    return [
+        words for words in split if not {"FILE", "[FILE...]", "[SLICE...]", "[JOB...]"} & {*words}
+    ]  # these are usage
 
 
 COMMANDS = dict.fromkeys(
@@ -159,7 +161,10 @@ def run_python(what: str, *words: str) -> int:
 
 def needs_gpu(words: tuple[str, ...]) -> bool:
     """Whether a command measures."""
-    return bool({"--suite", "--save", "map", "tune", "benchmarks.traffic", "docs/layouts/measure_access.py"} & {*words})
+    return bool(
+        {"--suite", "--save", "map", "tune", "benchmarks.traffic", "docs/layouts/measure_access.py"}
+        & {*words}
+    )
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)

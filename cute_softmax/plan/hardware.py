@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .table import Table
 
 KIB = 1024
 
@@ -61,7 +65,7 @@ class Device:
         multiprocessors: How many it has.
         l2: Bytes of its L2 cache.
         table: Which measured configurations its plans are made of: the name of a table that is shipped, or the path of
-            a file of one's own.
+            a file of one's own, or a `Table`.
 
     Examples:
         >>> from cute_softmax import plan_softmax
@@ -74,7 +78,7 @@ class Device:
     architecture: Architecture
     multiprocessors: int
     l2: int
-    table: str = "h200"
+    table: str | Table = "h200"
 
 
 H200 = Device(ARCHITECTURES["sm_90a"], multiprocessors=132, l2=60 << 20)

@@ -59,7 +59,7 @@ class Table:
         deep = _lists(panels["deep"], PanelConfig)
         return cls(
             name=name,
-            digest=hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:8],
+            digest=digest_of(data),
             few_above=rows["few_above"],
             many=_lists(rows["many"], RowConfig),
             few=_lists(rows["few"], RowConfig),
@@ -97,6 +97,12 @@ class Table:
         return few, many
 
 
+def digest_of(data: dict) -> str:
+    """Eight digits that tell tables apart: of the configurations, not of the figures beside them."""
+    told = {name: data[name] for name in ("row", "panel")}
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:8]
+
+
 def _lists(found: dict[str, list[dict] | str], kind: type[Config]) -> dict[str, tuple[Config, ...]]:
     """Lists of configurations by name; one that has another's name shares its list."""
     made = {
@@ -115,12 +121,16 @@ def _pairs(found: list) -> dict[RowConfig, RowConfig]:
     return {RowConfig(**a): RowConfig(**b) for a, b in found}
 
 
-@cache
-def table_of(name: str = DEFAULT) -> Table:
-    """The table of a name: one that is shipped, or the path of a file.
+def table_of(name: str | Table = DEFAULT) -> Table:
+    """The table of a name: one that is shipped, or the path of a file. A table is itself.
 
     Raises OSError where there is no such file, ValueError for one that is no table.
     """
+    return name if isinstance(name, Table) else _read(name)
+
+
+@cache
+def _read(name: str) -> Table:
     shipped = name in tables.shipped()
     path = tables.path_of(name) if shipped else Path(name)
     try:

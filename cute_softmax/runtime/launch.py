@@ -217,10 +217,19 @@ def _call(
             query=query,
             in_place=in_place,
         )
-        order = kernel_order(name, prologue.of(name))
     except NotPlanned as reason:
         return str(reason)
-    return Call(made, function_of(made.kernel), order if list(order) != sorted(order) else None)
+    return _bound(made, name, prologue)
+
+
+def call_for(work: Work, plan: Plan | PanelPlan) -> Call:
+    """The Call of a plan that was made for such tensors, whatever plan they would get: how plans are compared."""
+    return _bound(plan, work.math, work.prologue)
+
+
+def _bound(plan: Plan | PanelPlan, name: str, prologue: Prologue) -> Call:
+    order = kernel_order(name, prologue.of(name))
+    return Call(plan, function_of(plan.kernel), order if list(order) != sorted(order) else None)
 
 
 def run(

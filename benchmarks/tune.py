@@ -1,0 +1,259 @@
+"""Measures configurations on this machine's GPU and writes the table that plans are made of.
+
+python -m benchmarks tune [JOB...] [--quick]     the jobs (all), into the user's own table of this GPU
+
+A job is one list of a table (see `cute_softmax.plan.table`). Its candidates come from rules (`tune_rules.py`) and from
+the table as it is, are compiled on all cores, compared with the plan of today, timed at every length that they fit, in
+two passes, and chosen so that as few as possible hold every length at nearly the best time (`tune_choose.py`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cute_softmax.plan import MATHS, PanelPlan, Plan, RowConfig, Table, table_of
+from cute_softmax.plan.hardware import Device
+from cute_softmax.runtime import launch
+from cute_softmax.runtime.precompile import precompile
+from cute_softmax.runtime.tables import own_table
+
+from . import console, timing
+from .tune_choose import Measured, best_times, chain, holders, single
+from .tune_file import said, save
+from .tune_jobs import Config, Job, candidates, fitting, jobs, with_list, work_of
+
+CALLS, PASSES = 3, 2
+STEP, QUICK_STEP = 1.25, 1.6  # from one length to the next
+# Configurations of a list, for one dtype: with edges, few rows and narrow vectors 48 classes.
+MOST = {"many": 17, "few": 4, "held": 24, "shifted": 20, "deep": 2}
+
+
+def step_of(quick: bool) -> float:
+    """From one length to the next."""
+    return QUICK_STEP if quick else STEP
+
+
+def load_or_skip(kernel: object) -> None:
+    """Compiles a class into the store; what cannot be compiled is no candidate and says nothing here."""
+    with suppress(Exception):
+        launch.function_of(kernel)
+
+
+class Bench:
+    """Times the plans of one length on tensors of its own."""
+
+    def __init__(self, job: Job, dtype: str, length: int, device: torch.device) -> None:
+        generator = torch.Generator(device=device).manual_seed(1)
+
+        def make(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+            if dtype == torch.int64:
+                return torch.zeros(shape, dtype=dtype, device=device)
+            return torch.randn(shape, dtype=dtype, device=device, generator=generator)
+
+        self.work = work_of(job, dtype, length, make)
+        self.addresses = [t.data_ptr() for t in self.work.tensors]
+        facts = MATHS[job.math, True]
+        # Of an expanded result the one number that it holds for each row.
+        results = self.work.tensors[len(facts.inputs) + len(facts.group_inputs) :]
+        self.results = [t.narrow(job.dim, 0, 1) if t.stride(job.dim) == 0 else t for t in results]
+        self.firsts = [t.narrow(job.dim, 0, 1) for t in results]
+        self.few = job.place[0] == "few"
+        self.flush = torch.empty(timing.FLUSH_BYTES, dtype=torch.uint8, device=device)
+
+    def call(self, plan: Plan | PanelPlan) -> Callable[[], None]:
+        """A launch of a plan."""
+        bound = launch.call_for(self.work, plan)
+        index = self.work.tensors[0].get_device()
+        return lambda: bound.on_device(index, *self.addresses)
+
+    def right(
+        self, plans: dict[Config, Plan | PanelPlan], reference: Plan | PanelPlan
+    ) -> dict[Config, Callable]:
+        """The calls of those plans whose results are what the plan of today gives."""
+        self.call(reference)()
+        wanted = [t.clone() for t in self.results]
+        found = {}
+        for config, plan in plans.items():
+            with suppress(Exception):
+                call = self.call(plan)
+                for t in self.firsts:
+                    t.fill_(float("nan"))
+                call()
+                torch.cuda.synchronize()
+                for got, want in zip(self.results, wanted, strict=True):
+                    torch.testing.assert_close(got, want, rtol=2e-2, atol=1e-6)
+                found[config] = call
+        return found
+
+    def times(self, calls: dict[Config, Callable]) -> dict[Config, float]:
+        """The median time of each: with a cold L2, of few rows in a graph."""
+        if self.few:
+            graphs = {config: timing.capture(self._returning(call), [()]) for config, call in calls.items()}
+            samples = timing.graph_replays(graphs, CALLS, 1)
+        else:
+            samples = timing.cold_events(calls, CALLS, 1, self.flush)
+        return {config: timing.median(us) for config, us in samples.us.items()}
+
+    def _returning(self, call: Callable[[], None]) -> Callable[[], Tensor]:
+        """The call as graphs are captured of it."""
+
+        def run() -> Tensor:
+            call()
+            return self.results[0]
+
+        return run
+
+
+def measure(
+    job: Job, dtype: str, table: Table, device: Device, quick: bool, progress: console.Progress
+) -> list[Measured]:
+    """All candidates of a job in one dtype, with their times."""
+    lengths = job.lengths(dtype, step_of(quick))
+    tried = candidates(job, table, dtype, lengths, device, quick)
+    plans = fitting(job, list(tried), dtype, lengths, table, device)
+    found = {
+        config: Measured(config, max(fits), incumbent=tried[config]) for config, fits in plans.items() if fits
+    }
+    # Far below its capacity a configuration is out of the question, unless it is what the table has there.
+    served = {
+        config: [n for n in fits if tried[config] or 2 * n > max(fits)]
+        for config, fits in plans.items()
+        if fits
+    }
+    kernels = {plans[config][n].kernel for config, some in served.items() for n in some}
+    for _ in precompile(sorted(kernels, key=lambda k: k.name), load_or_skip):
+        pass
+    for n in lengths:
+        progress.step(f"{job.name} {dtype} {n}")
+        here = {config: plans[config][n] for config, some in served.items() if n in some}
+        if not here:
+            continue
+        bench = Bench(job, dtype, n, torch.device("cuda", torch.cuda.current_device()))
+        calls = bench.right(here, bench.work.plan(replace(device, table=table)))
+        for _ in range(PASSES):
+            for config, us in bench.times(calls).items():
+                found[config].us.setdefault(n, []).append(us)
+        del bench, calls
+        torch.cuda.empty_cache()
+    return [m for m in found.values() if m.us]
+
+
+def told(picked: list[Measured], best: dict[int, float], dtype: str) -> list[dict[str, Any]]:
+    """The figures behind a list: by length what holds it, its least time, and that over what the best would count."""
+    return [
+        {
+            "config": ", ".join(f"{name} {value}" for name, value in said(m.config).items()),
+            "dtype": dtype,
+            "length": n,
+            "us": round(min(m.us[n]), 3),
+            "over_best": round(m.time(n) / best[n], 4),
+        }
+        for n, m in holders(picked, best).items()
+    ]
+
+
+def bounded(measured: list[Measured], job: Job) -> list[Measured]:
+    """What holds any length, of the deep lists, once for every length that it could be held to."""
+    if job.place[0] != "deep":
+        return measured
+    made = []
+    for m in measured:
+        made.append(m)
+        for n in m.us:
+            us = {k: v for k, v in m.us.items() if k <= n}
+            made.append(Measured(replace(m.config, longest=n), n, m.incumbent, us))
+    return made
+
+
+def merged(chosen: dict[bool, list[Measured]]) -> tuple[RowConfig, ...]:
+    """The list of both precisions, the shortest capacity first; what both have is there once."""
+    both = {m.config for m in chosen.get(True, [])} & {m.config for m in chosen.get(False, [])}
+    entries = {
+        replace(m.config, precise=None if m.config in both or len(chosen) == 1 else precise)
+        for precise, found in chosen.items()
+        for m in found
+    }
+    return tuple(sorted(entries, key=lambda c: (c.capacity, c.precise is True)))
+
+
+def tune(
+    job: Job, table: Table, device: Device, quick: bool, progress: console.Progress
+) -> tuple[Table, list[dict[str, Any]]]:
+    """The table with the job's list chosen anew, and the figures behind it."""
+    dtypes = ("bf16", "fp32") if job.of_rows and MATHS[job.math, True].outputs else ("bf16",)
+    chosen: dict[bool, list[Measured]] = {}
+    figures: list[dict[str, Any]] = []
+    for dtype in dtypes:
+        measured = measure(job, dtype, table, device, quick, progress)
+        best = best_times(measured, job.lengths(dtype, step_of(quick)))
+        if job.alone:
+            picked = [single(measured, list(best))]
+        else:
+            picked = chain(bounded(measured, job), list(best), MOST[job.place[0]])
+        chosen[dtype == "fp32"] = picked
+        figures += told(picked, best, dtype)
+    configs = merged(chosen) if job.of_rows else tuple(m.config for m in next(iter(chosen.values())))
+    return with_list(table, job.place, configs), figures
+
+
+def parser() -> argparse.ArgumentParser:
+    """Arguments of `python -m benchmarks tune`."""
+    made = argparse.ArgumentParser(
+        prog="python -m benchmarks tune",
+        description="Measures configurations on this machine's GPU and writes the table that plans are made of.",
+    )
+    made.add_argument("jobs", nargs="*", metavar="JOB", help="some of the lists (all; see --list)")
+    made.add_argument("--list", action="store_true", help="list the jobs, and stop")
+    made.add_argument(
+        "--quick", action="store_true", help="a table's own configurations and their neighbours only"
+    )
+    made.add_argument(
+        "--minutes", type=float, default=10.0, metavar="M", help="begin no job after so long (10)"
+    )
+    made.add_argument(
+        "--out", type=Path, metavar="FILE", help="the table to write (the user's own of this GPU)"
+    )
+    return made
+
+
+def main(argv: Sequence[str]) -> int:
+    """Tunes what is asked for; each job's list is written as soon as it is chosen."""
+    made = parser()
+    given = made.parse_args(argv)
+    known = {job.name: job for job in jobs()}
+    if given.list:
+        print("\n".join(known))
+        return 0
+    if unknown := [name for name in given.jobs if name not in known]:
+        made.error(f"no job {', '.join(unknown)}; there are {', '.join(known)}")
+    if not torch.cuda.is_available():
+        print("tuning needs an NVIDIA GPU; there is none here", file=sys.stderr)
+        return 2
+    end = time.monotonic() + 60 * given.minutes
+    index = torch.cuda.current_device()
+    gpu, device = torch.cuda.get_device_name(index), launch.device_facts(index)
+    path = given.out or own_table(gpu)
+    begun = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    table = Table.of(path.stem, begun) if begun else table_of(device.table)
+    figures = begun.get("figures", {})
+    timing.settle()
+    for job_name in given.jobs or known:
+        if time.monotonic() > end:
+            print(f"{job_name}: no time left")
+            continue
+        job = known[job_name]
+        with console.progress(job_name, 2 * len(job.lengths("bf16", step_of(given.quick)))) as progress:
+            table, figures[job_name] = tune(job, table, device, given.quick, progress)
+        print(f"{job_name}: {path.name}, {save(path, table, gpu, figures)}", flush=True)
+    return 0

@@ -1,0 +1,78 @@
+"""Which of the measured configurations make up a list: as few as hold every length at nearly the best time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+STAYS = 0.98  # of an incumbent's time: what does not beat it by 2% in both passes does not take its place
+PENALTY = 0.01  # of one length's time: what a configuration more must save
+
+
+@dataclass
+class Measured:
+    """A configuration's times in microseconds by length, one a pass; `longest` of the lengths that it holds at all."""
+
+    config: Hashable
+    longest: int
+    incumbent: bool = False
+    us: dict[int, list[float]] = field(default_factory=dict)
+
+    def time(self, length: int) -> float | None:
+        """What counts: the best time of an incumbent, less what it may be beaten by, and the worst of another's."""
+        found = self.us.get(length)
+        if not found:
+            return None
+        return min(found) * STAYS if self.incumbent else max(found)
+
+
+def best_times(measured: Sequence[Measured], lengths: Sequence[int]) -> dict[int, float]:
+    """The least time of each length that has one."""
+    found = {n: [t for m in measured if (t := m.time(n)) is not None] for n in lengths}
+    return {n: min(times) for n, times in found.items() if times}
+
+
+def chain(measured: Sequence[Measured], lengths: Sequence[int], most: int) -> list[Measured]:
+    """At most `most` configurations, the shortest capacity first, whose times over all lengths have the least geometric
+    mean; each length is held by the first that it fits.
+
+    Raises ValueError where no such chain holds every length that has a time.
+    """
+    best = best_times(measured, lengths)
+    served = [n for n in sorted(lengths) if n in best]
+    # states[p]: the chains that hold the first p lengths, as (cost, configurations), by their number.
+    states: list[dict[int, tuple[float, tuple[Measured, ...]]]] = [{0: (0.0, ())}]
+    states += [{} for _ in served]
+    for begin in range(len(served)):
+        if not states[begin]:
+            continue
+        for one in measured:
+            # Every length up to the longest that fits is this one's: it comes first in the list.
+            end = sum(n <= one.longest for n in served)
+            times = [one.time(n) for n in served[begin:end]]
+            if not times or None in times:
+                continue
+            cost = PENALTY + sum(math.log(t / best[n]) for t, n in zip(times, served[begin:], strict=False))
+            for count, (before, taken) in states[begin].items():
+                known = states[end].get(count + 1)
+                if count < most and (known is None or before + cost < known[0]):
+                    states[end][count + 1] = (before + cost, (*taken, one))
+    if not states[-1]:
+        raise ValueError(f"no {most} of {len(measured)} configurations hold all {len(served)} lengths")
+    return list(min(states[-1].values(), key=lambda found: found[0])[1])
+
+
+def single(measured: Sequence[Measured], lengths: Sequence[int]) -> Measured:
+    """The one whose times over all lengths have the least geometric mean; ValueError where none has all times."""
+    whole = [m for m in measured if all(m.time(n) is not None for n in lengths)]
+    if not whole:
+        raise ValueError(f"none of {len(measured)} configurations was measured at all {len(lengths)} lengths")
+    return min(whole, key=lambda m: sum(math.log(m.time(n)) for n in lengths))
+
+
+def holders(chosen: Sequence[Measured], lengths: Iterable[int]) -> dict[int, Measured]:
+    """By length, the first of a list that holds it; none of what is longer than all hold."""
+    ordered = sorted(chosen, key=lambda m: m.longest)
+    found = {n: next((m for m in ordered if n <= m.longest), None) for n in lengths}
+    return {n: m for n, m in found.items() if m is not None}

@@ -1,0 +1,211 @@
+"""The tuner's jobs: which calls decide about which list of a table, what is tried there, and where it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cute_softmax.plan import MATHS, PanelPlan, Plan, RowConfig, Table, table_of
+from cute_softmax.plan.catalogue import operand_dtypes
+from cute_softmax.plan.hardware import Device
+from cute_softmax.plan.panel_configs import PanelConfig
+from cute_softmax.plan.problem import ALIGNMENT, ITEM_SIZE
+from cute_softmax.runtime import launch
+
+from .map_cells import VOCABULARIES, grid
+from .operations import DTYPES
+from .tune_rules import deep_candidates, neighbours, panel_candidates, row_candidates
+
+Config = RowConfig | PanelConfig
+FILL_BYTES = 128 << 20  # of an input that keeps the memory busy
+FEWEST_ROWS = 7  # clusters of 16 CTAs that an H100 and an H200 have at once
+
+
+@dataclass(frozen=True)
+class Job:
+    """One list of a table, and the calls that decide about it.
+
+    place: the table's field and the key in it; None where the field is the configuration itself.
+    dim: the reduced dimension of the matrix; beside: rows, or columns, None for as many as fill; odd: one column less.
+    """
+
+    place: tuple[str, Any]
+    math: str
+    dim: int
+    beside: int | None
+    least: int  # bytes of a row or a column
+    most: int
+    odd: bool = False
+
+    @property
+    def name(self) -> str:
+        """What it is called on the command line."""
+        field, key = self.place
+        return "-".join(map(str, (field, *(key if isinstance(key, tuple) else (key,)))))
+
+    @property
+    def inputs(self) -> int:
+        """Full inputs."""
+        return len(MATHS[self.math, True].inputs)
+
+    @property
+    def of_rows(self) -> bool:
+        """Whether its configurations are those of rows."""
+        return self.place[0] in ("many", "few")
+
+    @property
+    def before(self) -> list[tuple[str, Any]]:
+        """Lists that plans look into first, which are left empty."""
+        return {
+            "many": [("few", self.math)],
+            "streaming": [("held", self.inputs), ("deep", ("column", self.inputs))],
+        }.get(self.place[0], [])
+
+    @property
+    def alone(self) -> bool:
+        """Whether its place takes one configuration."""
+        return self.place[0] in ("streaming", "ahead")
+
+    def shape(self, length: int, dtype: str) -> tuple[int, int]:
+        """The matrix of a call."""
+        fill = max(FILL_BYTES // (length * ITEM_SIZE[dtype]), 1)
+        beside = self.beside or (fill // 64 * 64 or fill) - self.odd or 1
+        return (beside, length) if self.dim else (length, beside)
+
+    def lengths(self, dtype: str, step: float) -> list[int]:
+        """What is measured: whole vectors (of rows), in steps, and the vocabularies in use."""
+        vector = ALIGNMENT // ITEM_SIZE[dtype] if self.dim else 1
+        sizes = [n * ALIGNMENT // ITEM_SIZE["fp32"] for n in grid(step, self.most)]
+        found = {max(n // vector, 1) * vector for n in (*sizes, *(VOCABULARIES if self.dim else ()))}
+        return sorted(n for n in found if self.least <= n * ITEM_SIZE[dtype] <= self.most)
+
+
+def jobs() -> list[Job]:
+    """A job for every list of a table that is no other's."""
+    rows = [Job(("many", math), math, 1, None, 16, 1 << 21) for math in _own("many")]
+    rows += [Job(("few", math), math, 1, FEWEST_ROWS, 1 << 14, 1 << 20) for math in _own("few")]
+    panels = []
+    for inputs, math in ((1, "softmax"), (2, "softmax_backward")):
+        panels += [
+            Job(("held", inputs), math, 0, None, 16, 1 << 14),
+            Job(("shifted", inputs), math, 0, None, 16, 1 << 14, odd=True),
+            Job(("deep", ("column", inputs)), math, 0, None, 1 << 15, 1 << 22),
+            Job(("streaming", inputs), math, 0, 256, 1 << 15, 1 << 22),
+        ]
+    panels += [
+        Job(("deep", ("row", 1)), "softmax", 1, None, 1 << 22, 1 << 29),
+        Job(("ahead", None), "softmax", 1, None, 1 << 22, 1 << 25),
+    ]
+    return [*rows, *panels]
+
+
+def _own(field: str) -> list[str]:
+    """The maths that have a list of their own."""
+    lists = getattr(table_of(), field)
+    return [math for math, found in lists.items() if next(m for m in lists if lists[m] is found) == math]
+
+
+def with_list(table: Table, place: tuple[str, Any], configs: Sequence[Config]) -> Table:
+    """The table with other configurations in one place."""
+    field, key = place
+    held = getattr(table, field)
+    if key is None:
+        return replace(table, **{field: configs[0]})
+    # Lists that were shared stay shared.
+    value = configs[0] if isinstance(held[key], PanelConfig) else tuple(configs)
+    shared = {other: value for other in held if held[other] is held[key]}
+    return replace(table, **{field: {**held, **shared}})
+
+
+def incumbents(table: Table, job: Job, precise: bool) -> list[Config]:
+    """What the table has in a job's place."""
+    field, key = job.place
+    held = getattr(table, field) if key is None else getattr(table, field)[key]
+    configs = [held] if isinstance(held, PanelConfig) else list(held)
+    return [c for c in configs if getattr(c, "precise", None) in (None, precise)]
+
+
+def candidates(
+    job: Job, table: Table, dtype: str, lengths: Sequence[int], device: Device, quick: bool
+) -> dict[Config, bool]:
+    """What is tried, each with whether it stands in the table: by rules, or of a quick set its neighbours alone."""
+    precise = dtype == "fp32" and bool(MATHS[job.math, True].outputs)
+    known = incumbents(table, job, precise)
+    if quick or job.place[0] == "ahead":
+        made: Iterator[Config] = (other for config in known for other in neighbours(config))
+    elif job.of_rows:
+        vector = ALIGNMENT // ITEM_SIZE[dtype]
+        made = (
+            config
+            for n in lengths
+            for config in row_candidates(-(-n // vector), job.inputs, dtype == "fp32", device.architecture)
+        )
+    elif job.place[0] in ("held", "shifted"):
+        made = panel_candidates(job.inputs, device.architecture)
+    else:
+        made = deep_candidates(job.inputs, device.architecture)
+    # What bounds a deep configuration is found anew.
+    known = [
+        replace(c, longest=PanelConfig(1, 1).longest) if isinstance(c, PanelConfig) else c for c in known
+    ]
+    plain = [replace(c, precise=None) if isinstance(c, RowConfig) else c for c in known]
+    return {**dict.fromkeys(made, False), **dict.fromkeys(plain, True)}
+
+
+def planned(
+    job: Job, config: Config | None, dtype: str, length: int, table: Table, device: Device
+) -> Plan | PanelPlan | None:
+    """The plan of a call with one configuration in the list, or with none; None where nothing is planned."""
+    alone = (
+        table if config is None and job.alone else with_list(table, job.place, (config,) if config else ())
+    )
+    for place in job.before:
+        alone = with_list(alone, place, ())
+    with suppress(ValueError):  # not planned, or no class that could be
+        return work_of(job, dtype, length).plan(replace(device, table=alone))
+    return None
+
+
+def work_of(job: Job, dtype: str, length: int, make: Callable[..., Tensor] | None = None) -> launch.Work:
+    """A job's call on tensors that `make(shape, dtype=)` makes; on tensors without memory if it is None."""
+    make = make or partial(torch.empty, device="meta")
+    facts, shape = MATHS[job.math, True], job.shape(length, dtype)
+    group = tuple(1 if d == job.dim else n for d, n in enumerate(shape))
+    types = dict(zip(facts.operands, operand_dtypes(job.math, dtype), strict=True))
+    torch_types = {**DTYPES, "int64": torch.int64}
+    full = {*facts.inputs, *facts.outputs}
+    order = (*facts.inputs, *facts.group_inputs, *facts.outputs, *facts.group_outputs)
+    tensors = tuple(
+        make(shape if name in full else group, dtype=torch_types[types[name]]).expand(shape) for name in order
+    )
+    return launch.Work(job.math, tensors, (job.dim,))
+
+
+def fitting(
+    job: Job, tried: Sequence[Config], dtype: str, lengths: Sequence[int], table: Table, device: Device
+) -> dict[Config, dict[int, Plan | PanelPlan]]:
+    """By configuration and length the plans in which it is used: those that are others without it."""
+    found: dict[Config, dict[int, Plan | PanelPlan]] = {config: {} for config in tried}
+    for n in lengths:
+        without = None if job.alone else planned(job, None, dtype, n, table, device)
+        for config in tried:
+            made = planned(job, config, dtype, n, table, device)
+            if made is not None and _uses(made, config, without):
+                found[config][n] = made
+    return found
+
+
+def _uses(made: Plan | PanelPlan, config: Config, without: Plan | PanelPlan | None) -> bool:
+    """Whether a plan is of a configuration; without: what is planned when its list is empty, where it can be."""
+    if without is not None:
+        return made.kernel != without.kernel
+    told = (
+        ("threads", "steps") if isinstance(config, RowConfig) else ("threads", "steps", "ahead", "registers")
+    )
+    return all(getattr(made.kernel, name) == getattr(config, name) for name in told)

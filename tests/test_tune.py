@@ -1,0 +1,299 @@
+"""The tuner: its candidates, its choice, and a whole run with a clock that is made up."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import random
+from dataclasses import replace
+
+import pytest
+import simulated
+import torch
+from fake_device import FakeEvent
+
+from benchmarks import __main__ as cli
+from benchmarks import timing, tune, tune_choose, tune_file, tune_jobs, tune_rules
+from benchmarks.tune_choose import Measured
+from cute_softmax import plan_softmax
+from cute_softmax.plan import MATHS, NO_PROLOGUE, RowConfig, table_of
+from cute_softmax.plan.hardware import ARCHITECTURES, H200
+from cute_softmax.plan.panel_configs import PanelConfig
+from cute_softmax.plan.table import Table
+from cute_softmax.plan.tables import path_of
+
+TABLE = table_of("h200")
+JOBS = {job.name: job for job in tune.jobs()}
+SM90 = H200.architecture
+
+
+# ---- rules
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_120a"])
+@pytest.mark.parametrize(("inputs", "precise"), [(1, False), (1, True), (2, False), (2, True)])
+def test_row_candidates_hold_the_row_and_little_more(inputs, precise, architecture):
+    target = ARCHITECTURES[architecture]
+    for vectors in (1, 7, 64, 125, 1000, 4097, 16385):
+        found = list(tune_rules.row_candidates(vectors, inputs, precise, target))
+        assert (found or vectors > 4096) and len(set(found)) == len(found)
+        for c in found:
+            assert c.capacity >= vectors and c.cluster_n <= target.cluster_limit
+            assert vectors >= tune_rules.FULL * c.capacity or c.threads_per_row == 4
+            assert c.rows_per_thread == 1 or c.threads_per_row < 32
+            assert c.threads * (c.min_blocks or 1) <= 2048
+    held = list(tune_rules.row_candidates(16385, inputs, precise, target))
+    assert {c.staging[0] for c in held} >= ({"shared"} if target.cluster_limit > 1 else set())
+
+
+def test_panel_candidates_have_room():
+    for inputs in (1, 2):
+        for c in tune_rules.panel_candidates(inputs, SM90):
+            assert c.min_blocks >= 1 and c.min_blocks * c.threads * c.steps * 16 * inputs < SM90.shared_memory
+        for c in tune_rules.deep_candidates(inputs, SM90):
+            assert c.steps % c.buffers == 0
+
+
+def test_neighbours_differ_by_a_step():
+    near = set(tune_rules.neighbours(RowConfig(128, 4, cluster_n=2)))
+    assert {(c.steps, c.cluster_n, c.min_blocks) for c in near} == {
+        (3, 2, 0),
+        (5, 2, 0),
+        (4, 1, 0),
+        (4, 4, 0),
+        (4, 2, 1),
+    }
+    assert all(c.steps % c.buffers == 0 for c in tune_rules.neighbours(PanelConfig(256, 24, buffers=6)))
+    assert {(c.ahead, c.registers) for c in tune_rules.neighbours(TABLE.ahead)} == {
+        (3, 6),
+        (5, 6),
+        (4, 5),
+        (4, 7),
+    }
+
+
+# ---- jobs
+
+
+def test_every_list_of_a_table_has_a_job():
+    data = json.loads(path_of("h200").read_text())
+    wanted = {
+        f"{f}-{m}"
+        for f in ("many", "few")
+        for m, found in data["row"][f].items()
+        if not isinstance(found, str)
+    }
+    wanted |= {
+        f"{f}-{key.replace(' ', '-')}"
+        for f in ("held", "shifted", "deep", "streaming")
+        for key in data["panel"][f]
+    }
+    assert set(JOBS) == wanted | {"ahead-None"}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_tables_own_configurations_are_candidates_that_plans_use(name):
+    job = JOBS[name]
+    for dtype in ("bf16", "fp32") if job.of_rows else ("bf16",):
+        lengths = job.lengths(dtype, 1.15)
+        assert lengths[0] * 4 >= job.least and lengths[-1] * 2 <= job.most
+        tried = tune_jobs.candidates(job, TABLE, dtype, lengths, H200, quick=True)
+        own = [config for config, incumbent in tried.items() if incumbent]
+        fits = tune_jobs.fitting(job, own, dtype, lengths, TABLE, H200)
+        used = [config for config in own if fits[config]]
+        # Not all hold one of these lengths: some are there for other shapes.
+        assert len(used) >= 0.7 * len(own)
+        for config in used:
+            for n, plan in fits[config].items():
+                assert (plan.kernel.threads, plan.kernel.steps) == (config.threads, config.steps), n
+
+
+def test_a_list_in_a_tables_place_and_those_that_share_it():
+    new = (RowConfig(32, 1),)
+    changed = tune_jobs.with_list(TABLE, ("many", "logsumexp"), new)
+    assert (
+        changed.many["amax"] is changed.many["entropy"] is new
+        and changed.many["softmax"] is TABLE.many["softmax"]
+    )
+    assert changed.few is TABLE.few
+    other = PanelConfig(64, 2)
+    assert tune_jobs.with_list(TABLE, ("streaming", 2), (other,)).streaming == {**TABLE.streaming, 2: other}
+    assert tune_jobs.with_list(TABLE, ("ahead", None), (other,)).ahead == other
+
+
+# ---- choice
+
+
+def measured(name, longest, us, incumbent=False):
+    return Measured(name, longest, incumbent, {n: [t, t] for n, t in us.items()})
+
+
+def test_a_chain_holds_every_length_with_few_configurations():
+    lengths = [1, 2, 3, 4]
+    small = measured("small", 2, {1: 1.0, 2: 1.0})
+    large = measured("large", 4, {1: 2.0, 2: 2.0, 3: 1.0, 4: 1.0})
+    middle = measured("middle", 3, {1: 1.5, 2: 1.5, 3: 1.001})
+    found = tune_choose.chain([large, middle, small], lengths, 3)
+    assert [m.config for m in found] == ["small", "large"]  # the middle one saves less than it costs
+    assert [m.config for m in tune_choose.chain([large, middle, small], lengths, 1)] == ["large"]
+    with pytest.raises(ValueError, match="no 1 of 2 configurations hold all 4 lengths"):
+        tune_choose.chain([small, measured("far", 4, {3: 1.0, 4: 1.0})], lengths, 1)
+    holders = tune_choose.holders(found, [1, 2, 3, 4, 5])
+    assert {n: m.config for n, m in holders.items()} == {1: "small", 2: "small", 3: "large", 4: "large"}
+
+
+def test_an_incumbent_stays_unless_beaten_by_two_per_cent_twice():
+    old = measured("old", 1, {1: 1.0}, incumbent=True)
+    for times, wins in (([0.97, 0.97], "new"), ([0.985, 0.985], "old"), ([0.9, 0.99], "old")):
+        new = Measured("new", 1, us={1: times})
+        assert tune_choose.chain([old, new], [1], 1)[0].config == wins
+        assert tune_choose.single([old, new], [1]).config == wins
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_no_chain_is_better(seed):
+    """Against all chains there are."""
+    draw = random.Random(seed)
+    lengths = list(range(1, 7))
+    pool = []
+    for i in range(6):
+        longest = draw.randint(1, 6)
+        first = draw.randint(1, longest)
+        pool.append(measured(i, longest, {n: draw.uniform(1, 3) for n in range(first, longest + 1)}))
+    pool.append(measured("all", 6, dict.fromkeys(lengths, 3.5)))
+    best = tune_choose.best_times(pool, lengths)
+
+    def cost(chosen):
+        held = tune_choose.holders(chosen, lengths)
+        times = [held[n].time(n) if n in held else None for n in lengths]
+        if None in times:
+            return math.inf
+        return len(chosen) * tune_choose.PENALTY + sum(
+            math.log(t / best[n]) for t, n in zip(times, lengths, strict=True)
+        )
+
+    every = (
+        c for k in (1, 2, 3) for c in itertools.combinations(pool, k) if len({m.longest for m in c}) == k
+    )
+    assert cost(tune_choose.chain(pool, lengths, 3)) == pytest.approx(min(map(cost, every)))
+
+
+def test_of_the_deep_one_holds_shorter_columns():
+    made = [
+        measured(PanelConfig(256, 24, buffers=6), 100, {50: 1.0, 100: 3.0}),
+        measured(PanelConfig(512, 24, buffers=6), 100, {50: 2.0, 100: 1.0}),
+    ]
+    found = tune_choose.chain(tune.bounded(made, JOBS["deep-column-1"]), [50, 100], 2)
+    assert [(m.config.threads, m.config.longest) for m in found] == [(256, 50), (512, 1 << 31)]
+
+
+def test_both_precisions_share_what_both_have():
+    short, long, wide = RowConfig(32, 1), RowConfig(64, 4), RowConfig(128, 4)
+    lists = {
+        False: [measured(short, 1, {1: 1.0}), measured(long, 2, {2: 1.0})],
+        True: [measured(short, 1, {1: 1.0}), measured(wide, 2, {2: 1.0})],
+    }
+    assert [(c.threads_per_row, c.precise) for c in tune.merged(lists)] == [
+        (32, None),
+        (64, False),
+        (128, True),
+    ]
+    assert {c.precise for c in tune.merged({False: lists[False]})} == {None}
+
+
+# ---- files
+
+
+def test_a_file_says_what_the_table_has():
+    """To the letter: the shipped table is what its own configurations would be written as."""
+    text = path_of("h200").read_text()
+    assert tune_file.text_of(tune_file.data_of(TABLE, "NVIDIA H200")) + "\n" == text
+
+
+# ---- a run
+
+
+@pytest.fixture
+def made_up_gpu(fake_device, monkeypatch, tmp_path):
+    """A GPU whose kernels take the more time the fewer threads they have; rows are wrong by 256 threads."""
+
+    right = {}  # by work, which lives as long as this does
+
+    def results_of(work):
+        if id(work) not in right:
+            inputs = list(work.tensors[: len(MATHS[work.math, True].inputs)])
+            right[id(work)] = work, simulated.simulated(work.math, inputs, work.dims, NO_PROLOGUE, [], None)
+        return right[id(work)][1]
+
+    class Call:
+        def __init__(self, work, plan):
+            self.work, self.plan = work, plan
+
+        def on_device(self, index, *addresses):
+            c, values = self.plan.kernel, results_of(self.work)
+            wrong = c.movement == "row" and c.threads == 256
+            for result, value in zip(self.work.tensors[-len(values) :], values, strict=True):
+                if 0 in result.stride():  # one number a row
+                    result, value = result[:, :1], value[:, :1]
+                result.copy_(value * (2 if wrong else 1))
+            FakeEvent.now += 100 / c.threads
+
+    class Properties:
+        L2_cache_size, major, minor, multi_processor_count, name = H200.l2, 9, 0, 132, "NVIDIA H200"
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: Properties)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch, "device", lambda *_: "cpu")
+    monkeypatch.setattr(tune, "precompile", lambda kernels, load: iter(kernels))
+    monkeypatch.setattr(tune.launch, "call_for", Call)
+    monkeypatch.setattr(tune.launch, "device_facts", lambda _: H200)
+    monkeypatch.setattr(tune_jobs, "FILL_BYTES", 1 << 14)
+    monkeypatch.setattr(tune_jobs, "VOCABULARIES", ())
+    monkeypatch.setattr(timing, "FLUSH_BYTES", 16)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    bounds = {"many-softmax": (16, 1 << 14), "few-logsumexp": (1 << 14, 1 << 16), "held-1": (16, 1 << 11)}
+    short = [replace(JOBS[name], least=least, most=most) for name, (least, most) in bounds.items()]
+    monkeypatch.setattr(tune, "jobs", lambda: short)
+    return tmp_path
+
+
+def test_a_run_writes_a_table_that_plans_are_made_of(made_up_gpu, capsys):
+    assert cli.main(["tune", "many-softmax", "--quick", "--out", str(made_up_gpu / "mine.json")]) == 0
+    data = json.loads((made_up_gpu / "mine.json").read_text())
+    mine = Table.of("mine", data)
+    assert f"many-softmax: mine.json, {mine.digest}" in capsys.readouterr().out
+    assert mine.held == TABLE.held and mine.few == TABLE.few
+    figures = data["figures"]["many-softmax"]
+    assert {f["dtype"] for f in figures} == {"bf16", "fp32"} and all(
+        f["us"] > 0 and f["over_best"] >= 1 for f in figures
+    )
+    lengths = {f["length"] for f in figures if f["dtype"] == "bf16"}
+    for n in lengths:
+        plan = plan_softmax((4096, n), device=replace(H200, table=str(made_up_gpu / "mine.json")))
+        assert plan.kernel.threads != 256  # wrong results are no candidates
+    assert all(c.threads != 256 for c in mine.many["softmax"] if c.capacity > 8)
+    # A second run goes on from the first one's table and finds nothing better in it.
+    assert cli.main(["tune", "many-softmax", "--quick", "--out", str(made_up_gpu / "mine.json")]) == 0
+    again = Table.of("mine", json.loads((made_up_gpu / "mine.json").read_text()))
+    assert len(again.many["softmax"]) <= len(mine.many["softmax"]) + 2
+
+
+def test_the_users_own_table(made_up_gpu, monkeypatch):
+    from cute_softmax.runtime import tables
+
+    assert cli.main(["tune", "held-1", "few-logsumexp", "--quick"]) == 0
+    own = tables.own_table("NVIDIA H200")
+    assert tables.table_for("NVIDIA H200") == str(own) and set(json.loads(own.read_text())["figures"]) == {
+        "held-1",
+        "few-logsumexp",
+    }
+
+
+def test_wrong_arguments(capsys, monkeypatch):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["tune", "many-nothing"])
+    assert stopped.value.code == 2 and "no job many-nothing" in capsys.readouterr().err
+    assert cli.main(["tune", "--list"]) == 0 and "held-1" in capsys.readouterr().out
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert cli.main(["tune"]) == 2 and "needs an NVIDIA GPU" in capsys.readouterr().err
