@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from .table import Table
 
 KIB = 1024
 
@@ -65,7 +61,7 @@ class Device:
         multiprocessors: How many it has.
         l2: Bytes of its L2 cache.
         table: Which measured configurations its plans are made of: the name of a table that is shipped, or the path of
-            a file of one's own, or a `Table`.
+            a file of one's own.
 
     Examples:
         >>> from cute_softmax import plan_softmax
@@ -78,7 +74,7 @@ class Device:
     architecture: Architecture
     multiprocessors: int
     l2: int
-    table: str | Table = "h200"
+    table: str = "h200"
 
 
 H200 = Device(ARCHITECTURES["sm_90a"], multiprocessors=132, l2=60 << 20)

@@ -122,7 +122,8 @@ def _pairs(found: list) -> dict[RowConfig, RowConfig]:
 
 
 def table_of(name: str | Table = DEFAULT) -> Table:
-    """The table of a name: one that is shipped, or the path of a file. A table is itself.
+    """The table of a name: one that is shipped, or the path of a file. One that is tried out has no name: it is
+    itself.
 
     Raises OSError where there is no such file, ValueError for one that is no table.
     """
