@@ -195,5 +195,5 @@ def test_what_no_kernel_takes_goes_to_aten():
     assert not served(x, torch.float32)
     y = torch.softmax(x, -1)
     spec = Spec((1,), x.dtype)
-    ours = backward(x, y, None, None, spec, x.dtype)
-    assert torch.equal(ours, backward_formula(x, y, None, spec, x.dtype))
+    ours = backward(x, y, None, None, spec)
+    assert torch.equal(ours, backward_formula(x, y, None, None, spec))

@@ -261,7 +261,7 @@ def softmax_backward(
         NotPlanned: As for `softmax`.
     """
     dims, input_dtype = checked_backward("softmax_backward", grad, output, dim, input_dtype)
-    return dispatch.gradient(grad, output, Spec(dims, output.dtype), input_dtype)
+    return dispatch.gradient(grad, output, Spec(dims, input_dtype))
 
 
 def log_softmax_backward(
@@ -291,7 +291,7 @@ def log_softmax_backward(
         NotPlanned: As for `softmax`.
     """
     dims, input_dtype = checked_backward("log_softmax_backward", grad, output, dim, input_dtype)
-    return dispatch.gradient(grad, output, Spec(dims, output.dtype, log=True), input_dtype)
+    return dispatch.gradient(grad, output, Spec(dims, input_dtype, log=True))
 
 
 class Prepared:

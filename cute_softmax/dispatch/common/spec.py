@@ -65,15 +65,16 @@ def check_names(function: str, given: Iterable[str]) -> None:
 class Spec:
     """Everything about a call but its tensors.
 
-    dims: reduced, ascending. dtype: of the result. log: the logarithm of the softmax. scale, alpha: numbers (a tensor
-    scale is an operand). causal: None, or the offset of the diagonal: element j of query i counts if
-    ``j <= i + causal``; queries are dimension -2. zero: rows with nothing left have probability 0, not NaN.
+    dims: reduced, ascending. dtype: of the result, or of the input's gradient. log: the logarithm of the softmax.
+    factor: the scale where that is a number (a tensor is an operand); alpha: a number. causal: None, or the offset of
+    the diagonal: element j of query i counts if ``j <= i + causal``; queries are dimension -2. zero: rows with nothing
+    left have probability 0, not NaN.
     """
 
     dims: tuple[int, ...]
     dtype: torch.dtype
     log: bool = False
-    scale: float = 1.0
+    factor: float = 1.0
     causal: int | None = None
     alpha: float = 1.0
     zero: bool = False
@@ -86,7 +87,7 @@ class Spec:
     @property
     def plain(self) -> bool:
         """Whether numbers change nothing of scores and results."""
-        return self.scale == 1 and self.causal is None and self.alpha == 1 and not self.zero
+        return self.factor == 1 and self.causal is None and self.alpha == 1 and not self.zero
 
     @property
     def inverse_alpha(self) -> float:

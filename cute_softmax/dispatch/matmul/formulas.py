@@ -57,7 +57,7 @@ def modified(
     causal: int | None,
 ) -> torch.Tensor:
     """scale * scores + bias, -inf where it does not count, in float32 or more."""
-    spec = Spec((scores.dim() - 1,), scores.dtype, scale=scale, causal=causal)
+    spec = Spec((scores.dim() - 1,), scores.dtype, factor=scale, causal=causal)
     return compose(scores, bias, mask, None, spec)
 
 

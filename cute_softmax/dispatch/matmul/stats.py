@@ -26,7 +26,7 @@ def forward(
     if not scores.numel():
         return result
     dims = (scores.dim() - 1,)
-    spec = Spec(dims, torch.float32, scale=scale, causal=causal)
+    spec = Spec(dims, torch.float32, factor=scale, causal=causal)
     prologue = prologue_of(bias, mask, None, spec)
     operands = [t.expand(scores.shape) for t in (bias, mask) if t is not None]
     whole = result.unsqueeze(-1).expand(scores.shape)

@@ -14,7 +14,7 @@ from ..common.forms import Place, guard
 from ..common.spec import Scores, Spec
 from ..common.state import batched, recorder, unseen
 from . import kernels
-from .calls import Forward, differentiable
+from .calls import Softmax, differentiable
 from .kernels import lie_apart, offset_within, prologue_of
 
 Tensor = torch.Tensor
@@ -35,6 +35,7 @@ class Form:
 
     __slots__ = (
         "_call",
+        "_fields",
         "_others",
         "_place",
         "_shape",
@@ -42,9 +43,9 @@ class Form:
         "backwards",
         "dim",
         "dtype",
-        "input_dtype",
         "matches",
         "names",
+        "of_input",
     )
     __slots__ += ("numbers", "online", "requires_grad", "run", "spec", "tensors")
 
@@ -52,7 +53,7 @@ class Form:
         self, input: Tensor, dim: object, dtype: object, given: dict[str, object], found: Scores, spec: Spec
     ):
         self.dim, self.dtype, self.online, self.spec = dim, dtype, spec.online, spec
-        self.input_dtype = input.dtype
+        self.of_input = spec if spec.dtype is input.dtype else spec.changed(dtype=input.dtype)
         self.names = given.keys() | ()
         self.tensors = [name for name, value in given.items() if isinstance(value, Tensor)]
         self.matches = guard(input, *(given[name] for name in self.tensors))
@@ -64,6 +65,8 @@ class Form:
         self._others = [(n, _alike(n, value)) for n, value in given.items() if n not in self.tensors]
         prologue = prologue_of(*found.operands, spec)
         self.numbers = [name for name in prologue.numbers if name != "offset"]  # of its own name
+        fields = {"scale": "factor", "alpha": "alpha", "offset": "causal"}
+        self._fields = [fields[name] for name in prologue.numbers]
         result = torch.empty_like(input, dtype=spec.dtype)
         self._shape, self._strides, self._place = tuple(result.shape), result.stride(), Place(result)
         operands = [found.bias, found.mask, None if found.scale is None else found.scale.float()]
@@ -125,8 +128,7 @@ class Form:
 
     def spec_of(self, numbers: list) -> Spec:
         """The spec of a call with these numbers: scale, alpha and the offset, those that there are."""
-        names = self.numbers if self.spec.causal is None else [*self.numbers, "causal"]
-        return self.spec.changed(**dict(zip(names, numbers, strict=True))) if names else self.spec
+        return self.spec.changed(**dict(zip(self._fields, numbers, strict=True))) if numbers else self.spec
 
     def backward(self, grad: Tensor, output: Tensor) -> Tensor:
         """The gradient of the input, where that is the scores, by a launcher made once for each form of `grad`."""
@@ -138,17 +140,17 @@ class Form:
 
     def _backward_launcher(self, grad: Tensor, output: Tensor) -> Callable:
         def anywhere(grad: Tensor, output: Tensor) -> Tensor:
-            return kernels.backward(grad, output, None, None, self.spec, self.input_dtype)
+            return kernels.backward(grad, output, None, None, self.of_input)
 
-        fits = served(output, self.input_dtype) and grad.dtype in DTYPES
+        fits = served(output, self.of_input.dtype) and grad.dtype in DTYPES
         if not fits or lie_apart(grad, output, self.spec.dims):
             return anywhere
         math = f"{self.spec.math}_backward"
-        return launcher(math, (grad, output), self.input_dtype, self.spec.dims, True, anywhere)
+        return launcher(math, (grad, output), self.of_input.dtype, self.spec.dims, True, anywhere)
 
 
 class Recorded(torch.autograd.Function):
-    """`Forward` of a call whose form is known, of scores that are the input itself: (input, form)."""
+    """`Softmax` of a call whose form is known, of scores that are the input itself: (input, form)."""
 
     @staticmethod
     def forward(ctx, input, form):
@@ -162,24 +164,24 @@ class Recorded(torch.autograd.Function):
         form = ctx.form
         (result,) = ctx.saved_tensors
         if torch.is_grad_enabled():  # a gradient of the gradient is wanted
-            return differentiable(grad, result, None, None, form.spec, form.input_dtype), None
+            return differentiable(grad, result, None, None, form.of_input), None
         if batched(grad):
-            return kernels.backward(grad, result, None, None, form.spec, form.input_dtype), None
+            return kernels.backward(grad, result, None, None, form.of_input), None
         return form.backward(grad, result), None
 
 
 class RecordedScores(torch.autograd.Function):
-    """`Forward` of a call whose form is known, of scores made of the input: (input, what else `run` takes, form)."""
+    """`Softmax` of a call whose form is known, of scores made of the input: (input, what else `run` takes, form)."""
 
     @staticmethod
     def forward(ctx, input, bias, mask, scale, numbers, form):
         result = form.run(input, bias, mask, scale, numbers)
-        Forward.setup_context(ctx, (input, bias, mask, scale, form.spec_of(numbers)), result)
+        Softmax.setup_context(ctx, (input, bias, mask, scale, form.spec_of(numbers)), result)
         return result
 
     @staticmethod
     def backward(ctx, grad):
-        return *Forward.backward(ctx, grad), None
+        return *Softmax.backward(ctx, grad), None
 
 
 record, record_scores = recorder(Recorded), recorder(RecordedScores)

@@ -10,7 +10,7 @@ import torch
 from ...plan import NotPlanned, Prologue
 from ...runtime import launch
 from ..common.arguments import DTYPES, served
-from ..common.formulas import INF, backward_formula, compose, empty_rows, kept, wide
+from ..common.formulas import INF, backward_formula, compose, empty_rows, kept
 from ..common.spec import Spec
 from ..common.state import batched
 
@@ -23,7 +23,7 @@ _prologue = lru_cache(Prologue)
 def prologue_of(bias: object, mask: object, scale: object, spec: Spec, alpha: str | None = None) -> Prologue:
     """The prologue of a forward; alpha: "groups" for a factor on each row."""
     return _prologue(
-        scale="groups" if scale is not None else "number" if spec.scale != 1 else "",
+        scale="groups" if scale is not None else "number" if spec.factor != 1 else "",
         bias=bias is not None,
         mask=mask is not None,
         causal=spec.causal is not None,
@@ -35,7 +35,7 @@ def prologue_of(bias: object, mask: object, scale: object, spec: Spec, alpha: st
 def gradient_prologue(mask: object, scale: object, spec: Spec) -> Prologue:
     """The prologue of a backward. Of a mask it has no operand: the logarithm is -inf there."""
     return _prologue(
-        scale="groups" if scale is not None else "number" if spec.scale != 1 else "",
+        scale="groups" if scale is not None else "number" if spec.factor != 1 else "",
         mask=spec.log and mask is not None,
         causal=spec.causal is not None,
         alpha="number" if spec.alpha != 1 else "",
@@ -46,7 +46,7 @@ def numbers_of(prologue: Prologue, spec: Spec, alpha: float, shape: torch.Size) 
     """What the prologue takes at run time."""
     numbers: list[float | int] = []
     if prologue.scale == "number":
-        numbers.append(spec.scale)
+        numbers.append(spec.factor)
     if prologue.alpha == "number":
         numbers.append(alpha)
     if prologue.causal:
@@ -112,7 +112,7 @@ def forward_work(
 def _composed(input, bias, mask, scale, spec: Spec, result: Tensor, factors: Tensor | None) -> None:
     """What no prologue is planned for: scores and results as a float32 tensor, the plain kernel between them."""
     changed = bias is not None or mask is not None or scale is not None
-    if changed or spec.scale != 1 or spec.causal is not None:
+    if changed or spec.factor != 1 or spec.causal is not None:
         values = source = compose(input, bias, mask, scale, spec)
     else:
         source, values = input, torch.empty_like(input, dtype=torch.float32)
@@ -125,19 +125,11 @@ def _composed(input, bias, mask, scale, spec: Spec, result: Tensor, factors: Ten
     result.copy_(values)
 
 
-def backward(
-    grad: Tensor,
-    output: Tensor,
-    mask: Tensor | None,
-    scale: Tensor | None,
-    spec: Spec,
-    dtype: torch.dtype,
-) -> Tensor:
-    """The gradient of the input, of dtype `dtype`; not itself differentiable."""
-    if batched(grad, output) or not (served(output, dtype, scale) and grad.dtype in DTYPES):
-        d = backward_formula(grad, output, mask, spec, wide(dtype) if scale is not None else dtype)
-        return d if scale is None else (d * scale).to(dtype)
-    result = torch.empty_like(output, dtype=dtype)
+def backward(grad: Tensor, output: Tensor, mask: Tensor | None, scale: Tensor | None, spec: Spec) -> Tensor:
+    """The gradient of the input; not itself differentiable."""
+    if batched(grad, output) or not (served(output, spec.dtype, scale) and grad.dtype in DTYPES):
+        return backward_formula(grad, output, mask, scale, spec)
+    result = torch.empty_like(output, dtype=spec.dtype)
     if not output.numel():
         return result
     if lie_apart(grad, output, spec.dims):
@@ -148,8 +140,7 @@ def backward(
     except NotPlanned:
         if not work.prologue:
             raise
-        d = backward_formula(grad, output, mask, spec, wide(dtype))
-        result.copy_(d if scale is None else d * scale)
+        result.copy_(backward_formula(grad, output, mask, scale, spec))
     return result
 
 
@@ -161,7 +152,7 @@ def backward_work(
     if mask is not None and not spec.zero:
         # Rows of NaN in which nothing counts have a gradient of zero. (Where they are zero, so is this by itself.)
         some = rows_left(mask, spec, output)
-        factor = spec.scale if scale is None else scale.float()
+        factor = spec.factor if scale is None else scale.float()
         factors = some if scale is None and factor == 1 else some * factor
     prologue = gradient_prologue(mask, factors, spec)
     operands = [] if factors is None else [factors.float().expand(output.shape)]
