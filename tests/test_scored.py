@@ -66,9 +66,8 @@ def test_a_call_is_that_of_the_long_way(given, log, launched):
     for _ in range(3):
         made(function=log_softmax if log else softmax, **given)
     assert count() == 1
-    found = scores_of(X, (1,), **given)
-    spec = found.spec((1,), X.dtype, log)
-    result = kernels.forward(X, *found.operands, spec)
+    operands, spec = scores_of(X, (1,), X.dtype, log, **given)
+    result = kernels.forward(X, *operands, spec)
     *ours, (kernel, expected) = launched
     assert len(ours) == 3
     own = {expected.index(result.data_ptr())}

@@ -72,20 +72,20 @@ def plan_softmax(
     check_names("plan_softmax", scores)
     described, dtype, device = _described(input, dtype, device)
     dims = canonical_dims(dim, described.dim())
-    if isinstance(input, torch.Tensor):
-        found = scores_of(input, dims, **scores)
-    else:
-        on_meta = {k: v.to("meta") if isinstance(v, torch.Tensor) else v for k, v in scores.items()}
-        found = scores_of(described, dims, **on_meta)
+    scored = input
+    if not isinstance(input, torch.Tensor):
+        scored = described
+        scores = {k: v.to("meta") if isinstance(v, torch.Tensor) else v for k, v in scores.items()}
     # There are two ways of the softmax alone: its gradient and its logarithm have one.
-    spec = found.spec(dims, dtype, log, online or log or backward)
+    operands, spec = scores_of(scored, dims, dtype, log, online or log or backward, **scores)
     result = torch.empty_like(described, dtype=dtype, device="meta")
     if backward:
-        mask, scale = (t if t is None else t.to("meta") for t in (found.mask, found.scale))
-        gradient = torch.empty_like(result, dtype=described.dtype)
-        work = backward_work(result, result, mask, scale, spec, gradient)
+        mask, scale = (t if t is None else t.to("meta") for t in operands[1:])
+        work = backward_work(
+            result, result, mask, scale, spec, torch.empty_like(result, dtype=described.dtype)
+        )
     else:
-        work = forward_work(described, *found.operands, spec, result)
+        work = forward_work(described, *operands, spec, result)
     return work.plan(device, in_place)
 
 

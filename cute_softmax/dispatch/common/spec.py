@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import TypedDict, TypeVar
+from typing import NamedTuple, TypedDict, TypeVar
 
 import torch
 
@@ -97,37 +97,32 @@ class Spec:
         return replace(self, **fields)
 
 
-@dataclass(frozen=True, eq=False)
-class Scores:
-    """The operands and numbers of a call, checked: see `scores_of`."""
+class Operands(NamedTuple):
+    """The tensors that scores are made of beside the input, None for what is not given."""
 
-    bias: torch.Tensor | None
-    mask: torch.Tensor | None
-    scale: torch.Tensor | None
-    factor: float
-    causal: int | None
-    alpha: float
-    zero: bool
-
-    def spec(self, dims: tuple[int, ...], dtype: torch.dtype, log: bool = False, online: bool = True) -> Spec:
-        return Spec(dims, dtype, log, self.factor, self.causal, self.alpha, self.zero, online)
-
-    @property
-    def operands(self) -> tuple[torch.Tensor | None, ...]:
-        return self.bias, self.mask, self.scale
+    bias: torch.Tensor | None = None
+    mask: torch.Tensor | None = None
+    scale: torch.Tensor | None = None
 
 
 def scores_of(
     input: torch.Tensor,
     dims: tuple[int, ...],
+    dtype: torch.dtype,
+    log: bool = False,
+    online: bool = True,
+    *,
     scale: float | torch.Tensor = 1.0,
     bias: torch.Tensor | None = None,
     mask: torch.Tensor | None = None,
     causal: bool | int = False,
     alpha: float = 1.0,
     empty_rows: str = "nan",
-) -> Scores:
-    """The scores of a call. Raises TypeError and ValueError for what does not fit the input, naming the argument."""
+) -> tuple[Operands, Spec]:
+    """The scores of a call with a result of `dtype`.
+
+    Raises TypeError and ValueError for what does not fit the input, naming the argument.
+    """
     groups, factor = None, 1.0
     if isinstance(scale, torch.Tensor):
         groups = _operand("scale", scale, input)
@@ -147,7 +142,8 @@ def scores_of(
     if empty_rows not in EMPTY_ROWS:
         raise ValueError(f'empty_rows is {empty_rows!r}: it is "nan" or "zero"')
     offset = None if causal is False else _diagonal(causal, input, dims)
-    return Scores(bias, mask, groups, factor, offset, alpha, empty_rows == "zero")
+    spec = Spec(dims, dtype, log, factor, offset, alpha, empty_rows == "zero", online)
+    return Operands(bias, mask, groups), spec
 
 
 def number(name: str, value: object, what: str = "a number") -> float:

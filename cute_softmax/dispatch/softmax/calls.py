@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import torch
 
-from ..common.arguments import DTYPES, check_memory, check_out, float_dtype, out_dtype, served
+from ..common.arguments import DTYPES, check_memory, check_out, served
 from ..common.formulas import INF, backward_formula, finished, formula, kept, summed_to, wide
 from ..common.operators import Function, needed, operator_of, ways_of
-from ..common.spec import Scores, Spec
+from ..common.spec import Operands, Spec
 from ..common.state import Ways, jvp_rule, recorded, transformed, unseen
 from . import kernels
 
@@ -208,37 +208,16 @@ def gradient(grad: Tensor, output: Tensor, spec: Spec) -> Tensor:
     return _gradient(grad, output, None, None, spec)
 
 
-def softmax(
-    input: Tensor,
-    scores: Scores,
-    dims: tuple[int, ...],
-    dtype: torch.dtype | None,
-    *,
-    log: bool = False,
-    out: Tensor | None = None,
-    online: bool = True,
-) -> Tensor:
-    """The softmax of checked scores or its logarithm, on any device and in any state of torch."""
-    result = float_dtype(input, dtype, "log_softmax" if log else "softmax")
-    source = input
-    if not input.dtype.is_floating_point:
-        input = input.to(result)
-    if out is not None:
-        return into(out, input, scores, scores.spec(dims, out_dtype(out, source, dtype, result), log, online))
-    return serve(input, *scores.operands, scores.spec(dims, result, log, online))
-
-
-def into(out: Tensor, input: Tensor, scores: Scores, spec: Spec) -> Tensor:
-    """`softmax` into a tensor of the caller's."""
-    given = [t for t in scores.operands if t is not None]
+def into(out: Tensor, input: Tensor, operands: Operands, spec: Spec) -> Tensor:
+    """The result in a tensor of the caller's."""
+    given = [t for t in operands if t is not None]
     check_out(out, input.shape, spec.dtype, input.device, (input, *given))
-    arguments = input, *scores.operands, spec
-    if not served(input, spec.dtype, scores.bias, scores.scale):
-        return out.copy_(formula(*arguments))
+    if not served(input, spec.dtype, operands.bias, operands.scale):
+        return out.copy_(formula(input, *operands, spec))
     if not unseen(input, out, *given):
-        return out.copy_(_SOFTMAX.serve(arguments, (input, out, *given), ()))
+        return out.copy_(_SOFTMAX.serve((input, *operands, spec), (input, out, *given), ()))
     check_memory(out, input, *given)
-    return kernels.forward(*arguments, out)
+    return kernels.forward(input, *operands, spec, out)
 
 
 class _InPlace(torch.autograd.Function):
@@ -257,16 +236,15 @@ class _InPlace(torch.autograd.Function):
     backward = Softmax.backward
 
 
-def softmax_in_place(input: Tensor, scores: Scores, dims: tuple[int, ...]) -> Tensor:
-    """`softmax` that overwrites its input. Raises ValueError for a scale whose gradient is wanted."""
-    spec = scores.spec(dims, float_dtype(input, input.dtype))
-    if scores.scale is not None and recorded(scores.scale):
+def in_place(input: Tensor, operands: Operands, spec: Spec) -> Tensor:
+    """The result in the input itself. Raises ValueError for a scale whose gradient is wanted."""
+    if recorded(operands.scale):
         raise ValueError(
             "softmax_ overwrites the input, which the gradient of scale needs: use softmax, or a scale that "
             "does not require a gradient"
         )
-    if not unseen(input, *scores.operands):
-        return input.copy_(softmax(input, scores, dims, input.dtype))
-    if recorded(input, scores.bias):
-        return _InPlace.apply(input, *scores.operands, spec)
-    return into(input, input, scores, spec)
+    if not unseen(input, *operands):
+        return input.copy_(serve(input, *operands, spec))
+    if recorded(input, operands.bias):
+        return _InPlace.apply(input, *operands, spec)
+    return into(input, input, operands, spec)

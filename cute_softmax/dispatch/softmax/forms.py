@@ -11,7 +11,7 @@ from ...runtime import launch
 from ..common import forms
 from ..common.arguments import DTYPES, served
 from ..common.forms import Place, guard
-from ..common.spec import Scores, Spec
+from ..common.spec import Operands, Spec
 from ..common.state import batched, recorder, unseen
 from . import kernels
 from .calls import Softmax, differentiable
@@ -24,7 +24,7 @@ _NUMBERS = ("scale", "alpha")
 class Form:
     """All eager calls of softmax or log_softmax on tensors of one device, shapes, strides and dtypes: decided once.
 
-    given: the keyword arguments of the first call; found, spec: what they mean. Of other calls the numbers scale and
+    given: the keyword arguments of the first call; operands, spec: what they mean. Of other calls the numbers scale and
     alpha, and an offset of the diagonal, may differ.
 
     matches(input, *tensors): whether tensors are of this form, see `guard`.
@@ -50,29 +50,38 @@ class Form:
     __slots__ += ("numbers", "online", "requires_grad", "run", "spec", "tensors")
 
     def __init__(
-        self, input: Tensor, dim: object, dtype: object, given: dict[str, object], found: Scores, spec: Spec
+        self,
+        input: Tensor,
+        dim: object,
+        dtype: object,
+        given: dict[str, object],
+        operands: Operands,
+        spec: Spec,
     ):
         self.dim, self.dtype, self.online, self.spec = dim, dtype, spec.online, spec
         self.of_input = spec if spec.dtype is input.dtype else spec.changed(dtype=input.dtype)
         self.names = given.keys() | ()
         self.tensors = [name for name, value in given.items() if isinstance(value, Tensor)]
         self.matches = guard(input, *(given[name] for name in self.tensors))
-        self.requires_grad = any(t is not None and t.requires_grad for t in (input, found.bias, found.scale))
+        self.requires_grad = any(
+            t is not None and t.requires_grad for t in (input, operands.bias, operands.scale)
+        )
         self.backwards: dict[tuple, Callable] = {}
         if not given:
             self.run = launcher(spec.math, (input,), spec.dtype, spec.dims, spec.online, self.anywhere)
             return
         self._others = [(n, _alike(n, value)) for n, value in given.items() if n not in self.tensors]
-        prologue = prologue_of(*found.operands, spec)
+        prologue = prologue_of(*operands, spec)
         self.numbers = [name for name in prologue.numbers if name != "offset"]  # of its own name
         fields = {"scale": "factor", "alpha": "alpha", "offset": "causal"}
         self._fields = [fields[name] for name in prologue.numbers]
         result = torch.empty_like(input, dtype=spec.dtype)
         self._shape, self._strides, self._place = tuple(result.shape), result.stride(), Place(result)
-        operands = [found.bias, found.mask, None if found.scale is None else found.scale.float()]
+        scale = None if operands.scale is None else operands.scale.float()
+        given = [t.expand(input.shape) for t in (operands.bias, operands.mask, scale) if t is not None]
         self._call = launch.call_of(
             spec.math,
-            (input, *(t.expand(input.shape) for t in operands if t is not None), result),
+            (input, *given, result),
             spec.dims,
             spec.online or spec.log,
             aligned=True,
@@ -199,19 +208,19 @@ def _alike(name: str, value: object) -> Callable[[object], bool]:
 
 
 def form_of(
-    input: Tensor, dim: object, dtype: object, given: dict[str, object], found: Scores, spec: Spec
+    input: Tensor, dim: object, dtype: object, given: dict[str, object], operands: Operands, spec: Spec
 ) -> Form | None:
     """A new form for an eager call; None where none can serve it."""
     told_apart = type(dim) in (int, tuple) and not any(
         type(value) not in (float, int)
         for name, value in given.items()
-        if name in _NUMBERS and value is not found.scale
+        if name in _NUMBERS and value is not operands.scale
     )
-    fits = input.numel() and served(input, spec.dtype, found.bias, found.scale)
-    if not (told_apart and fits and unseen(input, *found.operands)):
+    fits = input.numel() and served(input, spec.dtype, operands.bias, operands.scale)
+    if not (told_apart and fits and unseen(input, *operands)):
         return None
     try:
-        return Form(input, dim, dtype, given, found, spec)
+        return Form(input, dim, dtype, given, operands, spec)
     except NotPlanned:
         return None
 
