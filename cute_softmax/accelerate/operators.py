@@ -13,7 +13,7 @@ from functools import cache
 import torch
 
 from ..dispatch.common.arguments import overlap, overlaps_itself
-from ..dispatch.heads.reductions import result_of
+from ..dispatch.heads.reductions import group_strides, shape_of
 from ..dispatch.softmax.forms import launcher as new_launcher
 from ..dispatch.softmax.kernels import lie_apart
 from ..plan import NotPlanned
@@ -42,10 +42,8 @@ class Work:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the result."""
-        shape = self.inputs[0].shape
-        if self.keepdim is None:
-            return tuple(shape)
-        return result_of(shape, self.dims, self.keepdim)[0]
+        shape = tuple(self.inputs[0].shape)
+        return shape if self.keepdim is None else shape_of(shape, self.dims, self.keepdim)
 
 
 class Refused(Exception):
@@ -131,10 +129,10 @@ def _operands(work: Work, inputs: tuple[torch.Tensor, ...], result: torch.Tensor
     does."""
     if work.keepdim is None:
         return (*(t.contiguous() if lie_apart(t, result, work.dims) else t for t in inputs), result)
-    shape = inputs[0].shape
     if not result.is_contiguous():
         raise NotPlanned("a reduction into strides of its own")
-    return (*inputs, result.as_strided(shape, result_of(shape, work.dims, work.keepdim)[1]))
+    strides = group_strides(result.stride(), inputs[0].dim(), work.dims, work.keepdim)
+    return (*inputs, result.as_strided(inputs[0].shape, strides))
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:

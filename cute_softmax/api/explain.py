@@ -9,7 +9,7 @@ import torch
 
 from ..dispatch.common.arguments import dims_or_all, served
 from ..dispatch.common.spec import DEFAULTS, ScoreArguments, check_names, scores_of, with_scores
-from ..dispatch.heads.reductions import NAMES, result_of, work_of
+from ..dispatch.heads.reductions import NAMES, shape_of, work_of
 from ..dispatch.softmax.kernels import backward_work, forward_work
 from ..plan import NotPlanned, PanelPlan, Plan
 from ..plan.hardware import H200, Device
@@ -76,8 +76,7 @@ def plan_softmax(
     if not isinstance(input, torch.Tensor):
         scored = described
         scores = {k: v.to("meta") if isinstance(v, torch.Tensor) else v for k, v in scores.items()}
-    # There are two ways of the softmax alone: its gradient and its logarithm have one.
-    operands, spec = scores_of(scored, dims, dtype, log, online or log or backward, **scores)
+    operands, spec = scores_of(scored, dims, dtype, log, online, **scores)
     result = torch.empty_like(described, dtype=dtype, device="meta")
     if backward:
         mask, scale = (t if t is None else t.to("meta") for t in operands[1:])
@@ -192,5 +191,5 @@ def plan_reduction(
         raise ValueError(f"name is {name!r}: the reductions are {', '.join(NAMES)}")
     described, result, device = _described(input, dtype, device)
     dims = dims_or_all(dim, described)
-    whole = torch.empty(result_of(described.shape, dims, True)[0], dtype=result, device="meta")
-    return work_of(described, name, dims, whole).plan(device)
+    whole = torch.empty(shape_of(described.shape, dims, True), dtype=result, device="meta")
+    return work_of(described, name, dims, True, whole).plan(device)

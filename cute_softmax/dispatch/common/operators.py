@@ -35,9 +35,9 @@ def needed(ctx, count: int) -> list[bool]:
     return [place < len(needs) and needs[place] for place in places]  # a caller may leave out the last ones
 
 
-def ways_of(function: type[Function], operator: Callable) -> Ways:
+def ways_of(function: type[Function], direct: Callable, operator: Callable) -> Ways:
     """The ways of calls that a function records and transforms."""
-    return Ways(function.forward, recorder(function), function.apply, operator)
+    return Ways(direct, recorder(function), function.apply, operator)
 
 
 def operator_of(

@@ -194,6 +194,7 @@ def _fake(input, index, rows):
 _ROWS = "SymInt[] dims, float scale, bool entropies"
 _STATISTICS = ways_of(
     Statistics,
+    Statistics.forward,
     operator_of(
         "statistics",
         f"(Tensor input, Tensor? index, {_ROWS}) -> (Tensor, Tensor, Tensor, Tensor)",

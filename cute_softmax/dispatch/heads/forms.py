@@ -27,20 +27,6 @@ class Form:
     Raises NotPlanned where no kernel serves the calls.
     """
 
-    __slots__ = (
-        "_asked",
-        "_call",
-        "_dtype",
-        "_found",
-        "_gradient",
-        "_head",
-        "_kept",
-        "_matches",
-        "_pitch",
-        "_place",
-    )
-    __slots__ += ("_records", "_rows", "_scaled", "_shape", "_strides")
-
     def __init__(
         self,
         name: str,

@@ -54,11 +54,10 @@ def _into(
 ) -> torch.Tensor:
     check_tensor("out", out, name)
     if _served(input, dtype) and unseen(input, out):
-        shape, _ = result_of(tuple(input.shape), dims, keepdim)
-        check_out(out, shape, dtype, input.device, (input,))
+        check_out(out, shape_of(input.shape, dims, keepdim), dtype, input.device, (input,))
         if overlap(input, out) or overlaps_itself(out):
             raise ValueError("out overlaps input or itself in memory: the result would be undefined")
-        _launch(name, input, dims, out if keepdim or not input.dim() else _whole(out, dims))
+        launch.run(*work_of(input, name, dims, keepdim, out))
         return out
     with torch.no_grad():
         found = reduce(name, input, dims, keepdim, dtype)
@@ -66,48 +65,28 @@ def _into(
     return out.copy_(found)
 
 
-def forward(
-    input: torch.Tensor, name: str, dims: tuple[int, ...], keepdim: bool, dtype: torch.dtype
-) -> torch.Tensor:
-    """The reduction by our kernels into a new contiguous tensor; `input` is not empty."""
-    shape, _ = result_of(input.shape, dims, keepdim)
-    result = torch.empty(shape, dtype=dtype, device=input.device)
-    launch.run(*work_of(input, name, dims, result))
-    return result
-
-
-def work_of(input: torch.Tensor, name: str, dims: tuple[int, ...], result: torch.Tensor) -> launch.Work:
-    """The launch into a contiguous result. To the kernel every element of a group has the group's one result."""
-    _, strides = result_of(input.shape, dims, True)
+def work_of(
+    input: torch.Tensor, name: str, dims: tuple[int, ...], keepdim: bool, result: torch.Tensor
+) -> launch.Work:
+    """The launch. To the kernel every element of a group has the group's one result."""
+    strides = group_strides(result.stride(), input.dim(), dims, keepdim)
     return launch.Work(name, (input, result.as_strided(input.shape, strides)), dims)
 
 
-def _launch(name: str, input: torch.Tensor, dims: tuple[int, ...], whole: torch.Tensor) -> None:
-    """Into a tensor with the reduced dimensions of size 1."""
-    launch.run(name, (input, whole.expand(input.shape)), dims)
-
-
-def _whole(tensor: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
-    """A result with the reduced dimensions, which are ascending, of size 1 again."""
-    for d in dims:
-        tensor = tensor.unsqueeze(d)
-    return tensor
+@lru_cache(maxsize=4096)
+def shape_of(shape: Sequence[int], dims: tuple[int, ...], keepdim: bool) -> tuple[int, ...]:
+    """The shape of a result."""
+    return tuple(1 if d in dims else n for d, n in enumerate(shape) if keepdim or d not in dims)
 
 
 @lru_cache(maxsize=4096)
-def result_of(
-    shape: Sequence[int], dims: tuple[int, ...], keepdim: bool
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The shape of a contiguous result, and its strides in the input's dimensions: 0 in the reduced ones."""
-    kept, stride, strides = [], 1, []
-    for d, size in reversed(list(enumerate(shape))):
-        strides.append(0 if d in dims else stride)
-        if d not in dims:
-            kept.append(size)
-            stride *= size
-        elif keepdim:
-            kept.append(1)
-    return tuple(kept[::-1]), tuple(strides[::-1])
+def group_strides(
+    strides: tuple[int, ...], rank: int, dims: tuple[int, ...], keepdim: bool
+) -> tuple[int, ...]:
+    """The strides of a result in the dimensions of an input of this rank: 0 in the reduced ones."""
+    kept = [d for d in range(rank) if keepdim or d not in dims]
+    there = dict(zip(kept, strides, strict=True)) if rank else {}
+    return tuple(0 if d in dims else there[d] for d in range(rank))
 
 
 @dataclass(slots=True, eq=False)  # not frozen: made for each call, in a third of the time
@@ -121,7 +100,17 @@ class Reduction:
 
     def whole(self, tensor: torch.Tensor, rank: int) -> torch.Tensor:
         """A result for an input of `rank` dimensions, with the reduced ones of size 1 again."""
-        return tensor if self.keepdim or not rank else _whole(tensor, self.dims)
+        if rank and not self.keepdim:
+            for d in self.dims:  # ascending
+                tensor = tensor.unsqueeze(d)
+        return tensor
+
+
+def forward(input: torch.Tensor, r: Reduction) -> torch.Tensor:
+    """The reduction by our kernels into a new contiguous tensor; `input` is not empty."""
+    result = torch.empty(shape_of(input.shape, r.dims, r.keepdim), dtype=r.dtype, device=input.device)
+    launch.run(*work_of(input, r.math, r.dims, r.keepdim, result))
+    return result
 
 
 class Reduce(Function):
@@ -130,9 +119,9 @@ class Reduce(Function):
     @staticmethod
     def forward(input, reduction):
         r = reduction
-        if _served(input, r.dtype):
-            return forward(input, r.math, r.dims, r.keepdim, r.dtype)
-        return _ATEN[r.math](input, r.dims, r.keepdim, r.dtype)
+        if not _served(input, r.dtype):
+            return _ATEN[r.math](input, r.dims, r.keepdim, r.dtype)
+        return forward(input, r)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -209,14 +198,14 @@ NAMES = tuple(_ATEN)
 _WAYS = {
     name: ways_of(
         Reduce,
+        forward,
         operator_of(
             name,
             "(Tensor input, SymInt[] dims, bool keepdim, ScalarType dtype) -> Tensor",
             Reduce,
             partial(Reduction, name),
             lambda input, r: input.new_empty(
-                [1 if d in r.dims else n for d, n in enumerate(input.shape) if r.keepdim or d not in r.dims],
-                dtype=r.dtype,
+                shape_of.__wrapped__(input.shape, r.dims, r.keepdim), dtype=r.dtype
             ),
         ),
     )

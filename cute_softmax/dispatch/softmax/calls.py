@@ -164,6 +164,7 @@ def differentiable(
 _NUMBERS = "bool log=False, float factor=1.0, SymInt? causal=None, float alpha=1.0, bool zero=False"
 _SOFTMAX = ways_of(
     Softmax,
+    kernels.forward,
     operator_of(
         "softmax",
         "(Tensor input, SymInt[] dims, ScalarType dtype, bool online=True, Tensor? bias=None, Tensor? mask=None, "

@@ -15,7 +15,7 @@ from ..common.spec import Operands, Spec
 from ..common.state import batched, recorder, unseen
 from . import kernels
 from .calls import Softmax, differentiable
-from .kernels import lie_apart, offset_within, prologue_of
+from .kernels import lie_apart, offset_within
 
 Tensor = torch.Tensor
 _NUMBERS = ("scale", "alpha")
@@ -32,22 +32,6 @@ class Form:
         bias, mask, scale and the prologue's numbers.
     Raises NotPlanned where no kernel serves the calls.
     """
-
-    __slots__ = (
-        "_call",
-        "_fields",
-        "_others",
-        "_place",
-        "_shape",
-        "_strides",
-        "backwards",
-        "dim",
-        "dtype",
-        "matches",
-        "names",
-        "of_input",
-    )
-    __slots__ += ("numbers", "online", "requires_grad", "run", "spec", "tensors")
 
     def __init__(
         self,
@@ -71,23 +55,13 @@ class Form:
             self.run = launcher(spec.math, (input,), spec.dtype, spec.dims, spec.online, self.anywhere)
             return
         self._others = [(n, _alike(n, value)) for n, value in given.items() if n not in self.tensors]
-        prologue = prologue_of(*operands, spec)
-        self.numbers = [name for name in prologue.numbers if name != "offset"]  # of its own name
-        fields = {"scale": "factor", "alpha": "alpha", "offset": "causal"}
-        self._fields = [fields[name] for name in prologue.numbers]
         result = torch.empty_like(input, dtype=spec.dtype)
         self._shape, self._strides, self._place = tuple(result.shape), result.stride(), Place(result)
-        scale = None if operands.scale is None else operands.scale.float()
-        given = [t.expand(input.shape) for t in (operands.bias, operands.mask, scale) if t is not None]
-        self._call = launch.call_of(
-            spec.math,
-            (input, *given, result),
-            spec.dims,
-            spec.online or spec.log,
-            aligned=True,
-            prologue=prologue,
-            query=None if spec.causal is None else input.dim() - 2,
-        )
+        work = kernels.forward_work(input, *operands, spec, result)
+        self._call, names = work.call(aligned=True), work.prologue.numbers
+        self.numbers = [name for name in names if name != "offset"]  # as arguments; `causal` means the offset
+        self._fields = [{"scale": "factor", "alpha": "alpha", "offset": "causal"}[name] for name in names]
+        self._latest = [], spec
         self.run = self._run
 
     def fits(self, input: Tensor, dim: object, dtype: object, online: bool, given: dict[str, object]) -> bool:
@@ -137,7 +111,11 @@ class Form:
 
     def spec_of(self, numbers: list) -> Spec:
         """The spec of a call with these numbers: scale, alpha and the offset, those that there are."""
-        return self.spec.changed(**dict(zip(self._fields, numbers, strict=True))) if numbers else self.spec
+        known, spec = self._latest
+        if known != numbers:
+            spec = self.spec.changed(**dict(zip(self._fields, numbers, strict=True)))
+            self._latest = numbers, spec
+        return spec
 
     def backward(self, grad: Tensor, output: Tensor) -> Tensor:
         """The gradient of the input, where that is the scores, by a launcher made once for each form of `grad`."""
