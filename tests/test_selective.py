@@ -9,8 +9,8 @@ import simulated
 import torch
 
 from cute_softmax import entropy, selective_log_softmax
-from cute_softmax.dispatch.heads import forms as heads
 from cute_softmax.dispatch.heads import kernels
+from cute_softmax.dispatch.heads.calls import ENTROPY, HEADS, SELECTED
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 INF = float("inf")
@@ -231,7 +231,7 @@ def test_a_call_that_repeats_finds_its_form(launches):
     logits, index = example((5, 16)), tokens(5, high=16)
 
     def count():
-        return sum(len(forms) for forms in heads.selected.values())
+        return sum(len(forms) for head in HEADS for forms in head.known.values())
 
     def check(logits, index, **given):
         found = selective_log_softmax(logits, index, **given)
@@ -255,6 +255,27 @@ def test_a_call_that_repeats_finds_its_form(launches):
     assert count() == 4 and len(launches) == before + 1
 
 
+@pytest.mark.parametrize("dtype", FLOATS[:3])
+def test_an_entropy_that_repeats_finds_its_form(dtype, launches):
+    for shape, dim in (((5, 16), -1), ((5, 16), 0), ((4, 5, 16), 1), ((5, 16), (0, 1)), ((), -1)):
+        for seed in range(3):
+            for offset in (0, 1):  # not where 16 bytes begin
+                place = torch.empty(321, dtype=dtype)[offset:]
+                x = place[: torch.Size(shape).numel()].view(shape).copy_(example(shape, dtype, seed))
+                leaf, right = x.requires_grad_(), x.detach().double().requires_grad_()
+                dims, log = (dim if type(dim) is tuple else (dim,)), right - torch.logsumexp(right, dim, True)
+                found, expected = entropy(leaf, dim), -(log.exp() * log).sum(dims)
+                bound = {"rtol": torch.finfo(dtype).eps, "atol": 1e-6}
+                assert found.dtype == dtype and found.shape == expected.shape
+                assert torch.allclose(found.double(), expected, **bound)
+                ours, torchs = (
+                    torch.autograd.grad(y.sum(), t)[0].double() for y, t in ((found, leaf), (expected, right))
+                )
+                assert (ours - torchs).abs().max() <= 16 * torch.finfo(dtype).eps * max(1, torchs.abs().max())
+    assert sorted(len(forms) for forms in ENTROPY.known.values()) == [1, 2]
+    assert {n.math for n in launches} == {"entropy", "softmax"}
+
+
 @pytest.mark.parametrize("offset", [0, 1])
 def test_gradients_of_a_call_that_repeats(offset, launches):
     index = tokens(5, high=16)
@@ -274,7 +295,7 @@ def test_a_form_keeps_no_tensor(launches):
     for _ in range(2):
         torch.autograd.grad(selective_log_softmax(logits, index, scale=0.5).sum(), logits)
     known = [weakref.ref(t) for t in (logits, index)]
-    assert heads.selected
+    assert SELECTED.known
     del logits, index
     gc.collect()
     assert [ref() for ref in known] == [None] * 2

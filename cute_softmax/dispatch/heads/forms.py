@@ -9,42 +9,40 @@ import torch
 from ...plan import NotPlanned
 from ...runtime import launch
 from ..common import forms
-from ..common.forms import Forms, Place, guard
+from ..common.forms import Place, guard
 from ..common.state import batched, recorder, unseen
-from .calls import HEADS, Gradient, Rows, Statistics, converted, gradient_formula, on_kernel, serve_head
+from .calls import Gradient, Head, Statistics, converted, gradient_formula, on_kernel, serve_head
 from .kernels import scaled
 
 Tensor = torch.Tensor
-# By what tells calls of a function apart beside tensors: the dimensions of an entropy, what else a selective one gives.
-entropies, selected = Forms(), Forms()
 
 
 class Form:
     """All eager calls of a head on tensors of one device, shapes, strides and dtypes, with at most one element of each
     row chosen: decided once.
 
-    asked: the argument that tells calls apart, compared by `is`. The scale may differ, unless it is 1.
+    dim: as the caller gave it, compared by `is`; dims: what it means. The scale may differ, unless it is 1.
     Raises NotPlanned where no kernel serves the calls.
     """
 
     def __init__(
         self,
-        name: str,
+        head: Head,
         input: Tensor,
         index: Tensor | None,
-        asked: object,
+        dim: int,
         dims: tuple[int, ...],
         scale: float,
         dtype: torch.dtype,
     ):
-        self._head, self._asked, self._scaled, self._dtype = HEADS[name], asked, scale != 1, dtype
+        self._head, self._dim, self._scaled, self._dtype = head, dim, scale != 1, dtype
         self._matches = guard(input) if index is None else guard(input, index)
         self._place, self._records = Place(input), input.requires_grad
-        self._rows = Rows(dims, scale, self._head.entropies)
+        self._rows = head.rows(dims, scale)
         self._shape = tuple(1 if d in dims else n for d, n in enumerate(input.shape))
         result = [n for d, n in enumerate(input.shape) if d not in dims]
         # Kept for gradients: maxima, logarithms of the sums, entropies.
-        kept = torch.empty((2 + self._head.entropies, *result), dtype=torch.float32, device=input.device)
+        kept = torch.empty((2 + self._rows.entropies, *result), dtype=torch.float32, device=input.device)
         self._kept, self._found = (tuple(kept.shape), kept.stride()), None
         self._pitch = kept.stride(0) * kept.element_size()
         groups = [*kept]
@@ -52,14 +50,14 @@ class Form:
             found = torch.empty(index.shape, dtype=torch.float32, device=input.device)
             self._found = tuple(found.shape), found.stride()
             groups = [index.long(), found, *groups]
-        self._call = self._bound(name, input, groups, scale)
+        self._call = self._bound(head.math, input, groups, scale)
         self._strides = torch.empty_like(input, device="meta").stride()
         self._gradient = None
 
-    def fits(self, input: Tensor, index: Tensor | None, scale: float, asked: object) -> bool:
+    def fits(self, input: Tensor, index: Tensor | None, scale: float, dim: object) -> bool:
         """Whether a call is of this form."""
         return (
-            self._asked is asked
+            self._dim is dim
             and type(scale) in (float, int)
             and (scale != 1) is self._scaled
             and (self._matches(input) if self._found is None else self._matches(input, index))
@@ -179,29 +177,22 @@ record = recorder(Recorded)
 
 
 def first(
-    known: Forms,
-    name: str,
+    head: Head,
     input: Tensor,
     index: Tensor | None,
-    asked: object,
+    dim: object,
     dims: tuple[int, ...],
     scale: float,
     dtype: torch.dtype,
 ) -> Tensor | tuple[Tensor, ...]:
-    """The results of a call of a head that is the first of its form, or has none."""
+    """The results of a call that is the first of its form, or has none."""
     one = index is None or index.dim() < input.dim() or index.shape[-1] == 1
-    if (
-        one
-        and input.dim()
-        and type(asked) in (int, bool, tuple)
-        and unseen(input, index)
-        and on_kernel(input)
-    ):
+    if one and input.dim() and type(dim) is int and unseen(input, index) and on_kernel(input):
         try:
-            form = Form(name, input, index, asked, dims, scale, dtype)
+            form = Form(head, input, index, dim, dims, scale, dtype)
         except NotPlanned:
             pass
         else:
-            known.remember(input, form)
+            head.known.remember(input, form)
             return form(input, index, scale)
-    return serve_head(name, input, index, dims, scale, dtype)
+    return serve_head(head, input, index, dims, scale, dtype)
