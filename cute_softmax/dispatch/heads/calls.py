@@ -263,12 +263,17 @@ class Head:
 
 ENTROPY = Head("entropy", lambda _, numbers: numbers[2], lambda entropy: (None, None, entropy))
 SELECTED = Head("selective", lambda found, _: found, lambda grad: (grad, None, None))
+SELECTED_AND_LSE = Head(
+    "selective",
+    lambda found, numbers: (found, numbers[0] + numbers[1]),
+    lambda grad, of_lse: (grad, of_lse, None),
+)
 SELECTED_AND_ENTROPY = Head(
     "selective_entropy",
     lambda found, numbers: (found, numbers[2]),
     lambda grad, entropy: (grad, None, entropy),
 )
-HEADS = ENTROPY, SELECTED, SELECTED_AND_ENTROPY
+HEADS = ENTROPY, SELECTED, SELECTED_AND_LSE, SELECTED_AND_ENTROPY
 
 
 def serve_head(
