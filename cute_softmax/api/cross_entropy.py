@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch.autograd import forward_ad
 
@@ -10,8 +12,12 @@ from ..dispatch.common.formulas import wide
 from ..dispatch.common.spec import number
 from ..dispatch.heads.calls import SELECTED_AND_LSE, check_index
 from ..dispatch.heads.forms import first
+from ..dispatch.sharded.functions import Shard, check_rows, is_shared, row_numbers, uniform
 from .reductions import logsumexp
 from .softmax import log_softmax
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 REDUCTIONS = ("none", "mean", "sum")
 Tensor = torch.Tensor
@@ -29,6 +35,9 @@ def cross_entropy(
     lse_square_scale: float = 0.0,
     return_lse: bool = False,
     dtype: torch.dtype | None = None,
+    group: ProcessGroup | None = None,
+    vocab_start: int | None = None,
+    vocab_size: int | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """The cross entropy between logits and targets, as `torch.nn.functional.cross_entropy`.
 
@@ -51,6 +60,11 @@ def cross_entropy(
             is that over the rows that count.
         return_lse: Also return the logsumexp of each row, of the logits times the scale.
         dtype: Of the loss. None: the input's, or float32 under autocast.
+        group: A ProcessGroup over which rows are sharded, as for `logsumexp`: the input is (N, C) or (C) with this
+            rank's slice of the classes; targets are class indices into whole rows, weights those of all classes. With
+            label smoothing the slices of a float32 matrix of log-probabilities are made.
+        vocab_start: As for `logsumexp`.
+        vocab_size: As for `logsumexp`; label smoothing over slices of unequal length needs it.
 
     Returns:
         The loss, a scalar or, of reduction "none", in the shape of the rows; with `return_lse` a pair of it and the
@@ -78,27 +92,34 @@ def cross_entropy(
     scale, smoothing = number("scale", scale), number("label_smoothing", label_smoothing)
     if not 0 <= smoothing <= 1:
         raise ValueError(f"label_smoothing is {label_smoothing}: it must lie in 0 to 1")
-    rows = _rows(input)
-    _check_weight(weight, rows)
+    rows, shard = _rows(input), Shard(group, vocab_start, vocab_size)
+    shared = is_shared(input, (input.dim() - 1,), shard)
+    if shared and (target.dtype.is_floating_point or input.dim() > 2):
+        raise ValueError("rows that ranks share are those of (N, C) or (C), with class indices as targets")
+    if not shared:
+        _check_weight(weight, rows)
     if target.dtype.is_floating_point:
         loss, lse, counts, total = _of_probabilities(rows, input, target, weight, smoothing, scale)
     else:
         _check_target(target, rows)
         counts = target != ignore_index
         index = torch.where(counts, target, 0)
-        check_index(index, rows)
+        (check_rows if shared else check_index)(index, rows)
         total = None if weight is None else torch.where(counts, weight.to(wide(input.dtype))[index], 0)
-        loss, lse = _of_indices(rows, index, weight, total, smoothing, scale)
+        if shared:
+            loss, lse = _of_shared_rows(rows, index, weight, total, smoothing, scale, shard)
+        else:
+            loss, lse = _of_indices(rows, index, weight, total, smoothing, scale)
         loss = torch.where(counts, loss, 0)
     squares = None
     if lse_square_scale:
-        lse = _logsumexp(rows, scale) if lse is None else lse
+        lse = _logsumexp(rows, scale, shard) if lse is None else lse
         squares = number("lse_square_scale", lse_square_scale) * lse.square()
         squares = squares if counts is None else torch.where(counts, squares, 0)
     loss = _reduced(loss, squares, counts, total, reduction).to(result)
     if not return_lse:
         return loss
-    return loss, _logsumexp(rows, scale) if lse is None else lse
+    return loss, _logsumexp(rows, scale, shard) if lse is None else lse
 
 
 def _rows(input: Tensor) -> Tensor:
@@ -125,9 +146,30 @@ def _check_target(target: Tensor, rows: Tensor) -> None:
         )
 
 
-def _logsumexp(rows: Tensor, scale: float) -> Tensor:
+def _logsumexp(rows: Tensor, scale: float, shard: Shard) -> Tensor:
+    if is_shared(rows, (rows.dim() - 1,), shard):
+        return row_numbers(rows, None, (rows.dim() - 1,), scale, False, shard)[1]
     rows = rows.to(wide(rows.dtype))
     return logsumexp(rows if scale == 1 else rows * scale, -1)
+
+
+def _of_shared_rows(
+    rows: Tensor,
+    index: Tensor,
+    weight: Tensor | None,
+    of_target: Tensor | None,
+    smoothing: float,
+    scale: float,
+    shard: Shard,
+) -> tuple[Tensor, Tensor | None]:
+    """`_of_indices` of rows that ranks share."""
+    if not smoothing:
+        found, lse, _ = row_numbers(rows, index, (rows.dim() - 1,), scale, False, shard)
+        return (-found if of_target is None else -found * of_target), lse
+    if weight is not None:
+        raise ValueError("label_smoothing with a weight, of rows that ranks share: one of the two")
+    found, mean = uniform(rows, index, scale, shard)
+    return -found * (1 - smoothing) - mean * smoothing, None
 
 
 def _of_indices(

@@ -19,7 +19,18 @@ from ..dispatch.common.arguments import (
     served,
 )
 from ..dispatch.common.forms import Forms
-from ..dispatch.common.spec import ScoreArguments, Spec, check_names, scores_of, with_scores
+from ..dispatch.common.spec import (
+    DEFAULTS,
+    ScoreArguments,
+    ShardArguments,
+    Spec,
+    check_names,
+    number,
+    scores_of,
+    with_scores,
+)
+from ..dispatch.sharded.functions import Shard, is_shared
+from ..dispatch.sharded.functions import softmax as of_shared_rows
 from ..dispatch.softmax import calls
 from ..dispatch.softmax.forms import Form, form_of, record
 from ..plan import PanelPlan, Plan
@@ -85,6 +96,11 @@ def softmax(
             For `dim=-1` only. The rest is not read.
         alpha: A number that the result is multiplied by.
         empty_rows: What a row is in which nothing counts, or whose scores are all -inf: "nan" as in torch, or "zero".
+        group: A torch.distributed.ProcessGroup over which rows are sharded: the input is this rank's slice of them
+            along `dim`, and so is the result. For one dimension, and of scores a number as `scale`. A DTensor that is
+            sharded over `dim` needs none. Two numbers of each row are gathered forward, one backward.
+        vocab_start: The index in the row of this rank's first element; None: slices are equally long.
+        vocab_size: The length of the row, where the last slices have padding behind its end.
 
     Returns:
         A tensor of the input's shape and memory format, or `out`.
@@ -132,15 +148,19 @@ def _decide(
     """The softmax or its logarithm of a call that is the first of its form, or has none: every check, any device."""
     eager = out is None and not torch.compiler.is_compiling()
     forms = _of_scores[name] if given else plain
-    if eager and given:
+    if eager and given and "group" not in given:
         form = forms.latest
         if form is None or not form.fits(input, dim, dtype, online, given):
             form = forms.find(input, dim, dtype, online, given)
         if form is not None and forward_ad._current_level < 0:
             return form(input, given)
+    given = dict(given)
+    shard = Shard(*(given.pop(key, None) for key in ShardArguments.__annotations__))
     check_names(name, given)
     check_tensor("input", input, name)
     dims, result = given_dims(dim, input), float_dtype(input, dtype, name)
+    if is_shared(input, dims, shard):
+        return _of_shared_rows(name, input, dims, result, out, given, shard)
     if out is not None:
         result = out_dtype(out, input, dtype, result)
     operands, spec = scores_of(input, dims, result, name == "log_softmax", online, **given)
@@ -154,6 +174,23 @@ def _decide(
     if out is not None:
         return calls.into(out, input, operands, spec)
     return calls.serve(input, *operands, spec)
+
+
+def _of_shared_rows(
+    name: str,
+    input: torch.Tensor,
+    dims: tuple[int, ...],
+    dtype: torch.dtype,
+    out: torch.Tensor | None,
+    given: ScoreArguments,
+    shard: Shard,
+) -> torch.Tensor:
+    """The rank's slice of a call on rows that ranks share; of scores there is a number as scale."""
+    others = [key for key, value in given.items() if key != "scale" and value is not DEFAULTS[key]]
+    if out is not None or others:
+        raise ValueError(f"{', '.join(others) or 'out'} of rows that ranks share: {name} takes a scale there")
+    scale = number("scale", given.get("scale", 1.0))
+    return of_shared_rows(input, dims, dtype, scale, name == "log_softmax", shard)
 
 
 @with_scores
@@ -182,6 +219,9 @@ def log_softmax(
         mask: A boolean tensor that broadcasts to the input, True where an element counts.
         causal: True: element j of row i counts if `j <= i`; an int: if `j <= i + causal`. For `dim=-1` only.
         empty_rows: What a row is in which nothing counts: "nan" or "zero", see above.
+        group: A ProcessGroup over which rows are sharded, as for `softmax`.
+        vocab_start: As for `softmax`.
+        vocab_size: As for `softmax`.
 
     Returns:
         A tensor of the input's shape and memory format, or `out`.

@@ -8,9 +8,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypedDict, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypedDict, TypeVar
 
 import torch
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 _Function = TypeVar("_Function", bound=Callable)
 
@@ -32,6 +35,18 @@ class ScoreArguments(TypedDict, total=False):
 DEFAULTS = dict(scale=1.0, bias=None, mask=None, causal=False, alpha=1.0, empty_rows="nan")
 
 
+class ShardArguments(TypedDict, total=False):
+    """The keyword arguments that say of which rows a tensor is a slice; see `softmax` for their meaning."""
+
+    group: ProcessGroup | None
+    vocab_start: int | None
+    vocab_size: int | None
+
+
+# Functions that take these beside scores.
+_SHARDED = ("softmax", "log_softmax")
+
+
 def with_scores(function: _Function) -> _Function:
     """Show the keyword arguments that `function` takes as ``**scores`` one by one, in help and documentation.
 
@@ -40,9 +55,12 @@ def with_scores(function: _Function) -> _Function:
     """
     whole, alpha = inspect.signature(function), function.__name__ != "log_softmax"
     own = [p for p in whole.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    kinds = dict(ScoreArguments.__annotations__)
+    if function.__name__ in _SHARDED:
+        kinds |= ShardArguments.__annotations__
     added = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=DEFAULTS[name], annotation=kind)
-        for name, kind in ScoreArguments.__annotations__.items()
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=DEFAULTS.get(name), annotation=kind)
+        for name, kind in kinds.items()
         if name != "alpha" or alpha
     ]
     function.__signature__ = whole.replace(parameters=own + [p.replace(annotation=_told(p)) for p in added])

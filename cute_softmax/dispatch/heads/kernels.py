@@ -89,19 +89,21 @@ def gradient_of_rows(
     entropies: Tensor,
     of_lse: Tensor | None,
     of_entropy: Tensor | None,
+    empty_rows: bool = False,
 ) -> Tensor:
     """The gradient of the input from those of the logsumexp and the entropy (either may be None), in one new tensor of
-    its dtype and format."""
+    its dtype and format. empty_rows: that of rows of nothing but -inf is 0, not NaN."""
     result = torch.empty_like(input)
     if not input.numel():
         return result
     if of_entropy is None:
-        spec = Spec(dims, input.dtype, factor=scale)
+        spec = Spec(dims, input.dtype, factor=scale, zero=empty_rows)
         return kernels.forward(input, None, None, None, spec, result, factors=of_lse.float() * scale)
     # scale * p * (of_lse - of_entropy * (log p + entropy)), with log p = x * scale - top - log.
     # In float16 p would run out of exponent where its product with a logarithm does not: lifted meanwhile.
     lift = 2.0**15 if input.dtype is torch.float16 else 1.0
-    kernels.forward(input, None, None, None, Spec(dims, input.dtype, factor=scale, alpha=lift), result)
+    spec = Spec(dims, input.dtype, factor=scale, alpha=lift, zero=empty_rows)
+    kernels.forward(input, None, None, None, spec, result)
     most = torch.finfo(torch.float32).max
     factor = of_entropy.float() * (-scale / lift)
     added = (scale / lift) * of_lse if of_lse is not None else torch.zeros_like(factor)
@@ -113,7 +115,7 @@ def gradient_of_rows(
 
     last = [-i - 1 for i in range(len(dims))][::-1]
     tensors = result, input, top, log - entropies, factor, added
-    _in_pieces(finish, [t.movedim(dims, last) for t in tensors], input.dim() - len(dims))
+    in_pieces(finish, [t.movedim(dims, last) for t in tensors], input.dim() - len(dims))
     return result
 
 
@@ -132,17 +134,17 @@ def gradient_at_target(
     return result
 
 
-def _in_pieces(function, tensors: list[Tensor | None], kept: int) -> None:
+def in_pieces(function, tensors: list[Tensor | None], kept: int) -> None:
     """`function` on pieces of the first `kept` dimensions: float32 copies of it all would be several times its size."""
     shape = tensors[0].shape
     if not kept or tensors[0].numel() <= PIECE:
         function(*tensors)
     elif shape[0] == 1:
-        _in_pieces(function, [None if t is None else t[0] for t in tensors], kept - 1)
+        in_pieces(function, [None if t is None else t[0] for t in tensors], kept - 1)
     else:
         step = max(1, PIECE * shape[0] // tensors[0].numel())
         for i in range(0, shape[0], step):
-            _in_pieces(function, [None if t is None else t[i : i + step] for t in tensors], kept)
+            in_pieces(function, [None if t is None else t[i : i + step] for t in tensors], kept)
 
 
 def at_chosen(index: Tensor, found: Tensor, grad: Tensor, of_lse: Tensor) -> Tensor:
