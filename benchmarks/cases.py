@@ -16,12 +16,13 @@ ITEM_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 STREAMS = {
     "softmax": 2, "softmax_backward": 3, "log_softmax": 2, "log_softmax_backward": 3, "masked_softmax": 2,
     "logsumexp": 1, "amax": 1, "sum": 1, "selective_log_softmax": 1, "selective_gradient": 3,
+    "cross_entropy": 2,
     "softmax_matmul": 1, "softmax_matmul_backward": 2,
 }  # fmt: skip
 # Operations that keep one value of each row: they write next to nothing.
 REDUCTIONS = ("logsumexp", "amax", "sum")
 # Operations whose memory counts as much as their time: rows of results hold their `peak_bytes`.
-PEAKS = ("selective_log_softmax", "selective_gradient", "softmax_matmul_backward")
+PEAKS = ("selective_log_softmax", "selective_gradient", "cross_entropy", "softmax_matmul_backward")
 # Operations on what autograd has kept of a forward, which belongs to the stream that it ran on: no graph holds them.
 KEPT = ("softmax_matmul_backward",)
 
@@ -365,6 +366,12 @@ SUITES: dict[str, Suite] = {
                 *_cases("selective_gradient", (8192, 151936), (8192, 32768)),
             ),
             ("cute_softmax", "copy", "torch", "torch.compile"),
+        ),
+        Suite(
+            "cross-entropy",
+            "cross entropy of tokens, forward with backward",
+            _cases("cross_entropy", (4096, 151936), (8192, 32768), (512, 151936)),
+            ("cute_softmax", "copy", "torch", "torch.compile", "liger", "quack"),
         ),
         Suite(
             "masked",

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from . import gradients, masked, selective
+from . import gradients, losses, masked, selective
 from .cases import AND_CAUSAL, ITEM_BYTES, REDUCTIONS, SLICE, TRANSPOSED, Case
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -253,6 +253,22 @@ def _check_selective_gradient(case: Case, inputs: tuple[Tensor, ...], dx: Tensor
     return _judge(_worst(errors()), dx, TOLERANCE[case.dtype])
 
 
+def _loss_inputs(case: Case, device: torch.device) -> tuple[Tensor, ...]:
+    return _normal(case, device, seed=1), selective.tokens_of(case, device)
+
+
+def _check_loss(case: Case, inputs: tuple[Tensor, ...], dx: Tensor) -> float:
+    """The error as of `_check_selective_gradient`."""
+    _same_form(case, dx)
+
+    def errors() -> Iterator[float]:
+        for logits, got, tokens in _pieces(case.dim, inputs[0], dx, inputs[1].unsqueeze(-1)):
+            want = losses.expected(logits, tokens.squeeze(-1), len(inputs[0]))
+            yield _largest_error(got.double(), want, 16 * want.abs(), case.dtype)
+
+    return _judge(_worst(errors()), dx, TOLERANCE[case.dtype])
+
+
 class _Reduced(NamedTuple):
     """A reduction in float64, the magnitude of its terms, and the sum of what may be rounded on the way."""
 
@@ -353,6 +369,7 @@ OPERATIONS: dict[str, Operation] = {
     "log_softmax": Operation(_one_input, _check_log_softmax),
     "log_softmax_backward": Operation(_log_backward_inputs, _check_log_softmax_backward),
     "selective_log_softmax": Operation(_selective_inputs, _check_selective),
+    "cross_entropy": Operation(_loss_inputs, _check_loss),
     "selective_gradient": Operation(_selective_inputs, _check_selective_gradient),
     "masked_softmax": Operation(_masked_inputs, _check_masked_softmax),
     "softmax_matmul": Operation(_product_inputs, _check_product),

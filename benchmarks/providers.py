@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from . import cudnn, masked, selective
+from . import cudnn, losses, masked, selective
 from .cases import AND_CAUSAL, FEW_ROWS, ITEM_BYTES, LADDER, STREAMS, TRANSPOSED, TWO_STEPS, Case
 from .gradients import Backward
 from .operations import DTYPES
@@ -96,6 +96,11 @@ class CuteSoftmax:
 
         return selective.gradient(cute_softmax.selective_log_softmax)
 
+    def cross_entropy(self, case: Case) -> Call:
+        import cute_softmax
+
+        return losses.gradient(cute_softmax.cross_entropy)
+
     def logsumexp(self, case: Case) -> Call:
         return self._reduction("logsumexp", case)
 
@@ -163,6 +168,9 @@ class Copy:
 
     log_softmax, log_softmax_backward = softmax, softmax_backward
 
+    def cross_entropy(self, case: Case) -> Call:
+        return lambda logits, tokens: torch.empty_like(logits).copy_(logits)
+
     def sum(self, case: Case) -> Call:
         return lambda x: torch.sum(x, case.dim)
 
@@ -211,6 +219,9 @@ class Torch:
 
     def selective_gradient(self, case: Case) -> Call:
         return selective.gradient(selective.torchs)
+
+    def cross_entropy(self, case: Case) -> Call:
+        return losses.gradient(torch.nn.functional.cross_entropy)
 
     def logsumexp(self, case: Case) -> Call:
         return lambda x: torch.logsumexp(x, case.dim)
@@ -267,6 +278,9 @@ class TorchCompile:
     def selective_gradient(self, case: Case) -> Call:
         return selective.gradient(self._compile(selective.torchs))
 
+    def cross_entropy(self, case: Case) -> Call:
+        return losses.gradient(self._compile(torch.nn.functional.cross_entropy))
+
     def logsumexp(self, case: Case) -> Call:
         return self._compile(Torch().logsumexp(case))
 
@@ -306,6 +320,11 @@ class Liger:
         block, warps = calculate_settings(columns)
         return lambda dy, y: _softmax_backward(dy, y, block, warps, columns > block)
 
+    def cross_entropy(self, case: Case) -> Call:
+        from liger_kernel.transformers.functional import liger_cross_entropy
+
+        return losses.OverTheLogits(liger_cross_entropy)
+
     def entry(self, case: Case) -> Call:
         from liger_kernel.ops.softmax import LigerSoftmaxFunction
 
@@ -343,6 +362,11 @@ class Quack:
         from quack.softmax import softmax_bwd
 
         return self._over_rows(case, lambda dy, y: softmax_bwd(dy, y))
+
+    def cross_entropy(self, case: Case) -> Call:
+        from quack.cross_entropy import cross_entropy
+
+        return self._over_rows(case, losses.gradient(cross_entropy))
 
     def softmax_matmul(self, case: Case) -> Call:
         if case.mode.endswith(AND_CAUSAL):

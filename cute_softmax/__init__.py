@@ -14,6 +14,7 @@ from .plan.base import PlanBase
 if TYPE_CHECKING or find_spec("torch"):  # plans, layouts and diagrams work without
     from . import nn
     from .accelerate import accelerate, accelerated, restore
+    from .api.cross_entropy import cross_entropy
     from .api.explain import explain, plan_reduction, plan_softmax
     from .api.matmul import softmax_matmul, softmax_stats
     from .api.reductions import amax, logsumexp, sum
@@ -25,6 +26,7 @@ __all__ = [
     "accelerate",
     "accelerated",
     "amax",
+    "cross_entropy",
     "entropy",
     "explain",
     "log_softmax",

@@ -1,7 +1,7 @@
-"""torch's softmax modules by our functions: its arguments and state, and our options beside them.
+"""torch's softmax modules and its cross entropy by our functions: its arguments and state, and our options beside them.
 
 They are torch's classes, too (``isinstance`` says so): what was pickled, copied or replaced as one of torch's works as
-one of these. They have no parameters and no buffers.
+one of these. They have no parameters, and no buffers but a loss's weight.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from collections.abc import Callable
 
 import torch
 
+from .api.cross_entropy import cross_entropy
 from .api.softmax import log_softmax, softmax
 
-__all__ = ["LogSoftmax", "Softmax", "Softmax2d"]
+__all__ = ["CrossEntropyLoss", "LogSoftmax", "Softmax", "Softmax2d"]
 
 
 class _Options:
@@ -155,3 +156,67 @@ class Softmax2d(torch.nn.Softmax2d):
         if input.dim() not in (3, 4):
             raise ValueError(f"Softmax2d: expected input to be 3D or 4D, got {input.dim()}D instead")
         return softmax(input, -3)
+
+
+class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
+    """`cross_entropy` as a module, in the place of `torch.nn.CrossEntropyLoss`, of which it is a subclass.
+
+    Its errors are those of `cross_entropy`.
+
+    Args:
+        weight: (C), a factor on the loss of each class; a buffer.
+        ignore_index: A class index whose rows do not count.
+        reduction: "mean", "sum" or "none".
+        label_smoothing: From 0 to 1, the share of a uniform distribution in the targets.
+        scale: A number that the logits are multiplied by.
+        lse_square_scale: A factor on the square of each row's logsumexp, which is added to its loss.
+        dtype: Of the loss. None: the input's, or float32 under autocast.
+
+    Examples:
+        >>> import torch
+        >>> from cute_softmax import nn
+        >>> nn.CrossEntropyLoss(reduction="none")(torch.zeros(2, 4), torch.tensor([3, 1]))
+        tensor([1.3863, 1.3863])
+    """
+
+    scale: float = 1.0
+    lse_square_scale: float = 0.0
+    dtype: torch.dtype | None = None
+
+    def __init__(
+        self,
+        weight: torch.Tensor | None = None,
+        *,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+        scale: float = 1.0,
+        lse_square_scale: float = 0.0,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(
+            weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
+        )
+        self.scale, self.lse_square_scale, self.dtype = scale, lse_square_scale, dtype
+
+    def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """The loss of a batch.
+
+        Args:
+            input: (C), (N, C) or (N, C, d1, ...): logits.
+            target: Class indices or probabilities, as for `cross_entropy`.
+
+        Returns:
+            A scalar or, of reduction "none", the loss of each row.
+        """
+        return cross_entropy(
+            input,
+            target,
+            self.weight,
+            ignore_index=self.ignore_index,
+            reduction=self.reduction,
+            label_smoothing=self.label_smoothing,
+            scale=self.scale,
+            lse_square_scale=self.lse_square_scale,
+            dtype=self.dtype,
+        )

@@ -41,6 +41,20 @@ def fake_device(monkeypatch):
     fake_device.install(monkeypatch)
 
 
+@pytest.fixture
+def launches(monkeypatch):
+    """What is launched, without a GPU: see `simulated`."""
+    import simulated
+
+    return simulated.install(monkeypatch)
+
+
+@pytest.fixture(params=["formula", "kernel"])
+def launched(request):
+    """`launches`, and once more None, where torch's operations compute on the CPU."""
+    return request.getfixturevalue("launches") if request.param == "kernel" else None
+
+
 def pytest_terminal_summary(terminalreporter):
     """How many tests were skipped, one line a reason."""
     skipped = (report.longrepr for report in terminalreporter.stats.get("skipped", ()))

@@ -9,10 +9,10 @@ import sys
 import threading
 import weakref
 
-import checking
 import eager_model
 import pytest
 import torch
+from checking import example
 
 from cute_softmax import accelerate, accelerated, restore
 from cute_softmax.accelerate import operators, originals
@@ -40,10 +40,6 @@ MATHS = {
     "log_softmax_backward": lambda dims, dy, y: dy - y.exp() * dy.sum(dims, keepdim=True),
     "logsumexp": logsumexp64,
 }
-
-
-def example(shape, dtype=torch.float32, seed=0):
-    return checking.random(shape, dtype, seed=seed, device="cpu")
 
 
 def tables():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks import gradients, masked, operations, providers, selective
+from benchmarks import gradients, losses, masked, operations, providers, selective
 from benchmarks.cases import (
     AND_CAUSAL,
     BATCH_MASK,
@@ -383,6 +383,50 @@ def test_chosen_tokens(op, dtype):
         call = providers.build(name, op, case)
         assert operation.check(case, inputs, call(*inputs)) <= operations.TOLERANCE[dtype]
     assert providers.build("copy", op, case)(*inputs).shape == case.output_shape
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_cross_entropy_of_tokens(dtype):
+    case = Case("cross_entropy", (40, 300), dtype)
+    operation = operations.OPERATIONS[case.op]
+    logits, tokens = inputs = operation.inputs(case, CPU)
+    right = losses.expected(logits, tokens, 40)
+    for name in ("cute_softmax", "torch"):
+        assert (
+            operation.check(case, inputs, providers.build(name, case.op, case)(*inputs))
+            <= operations.TOLERANCE[dtype]
+        )
+    for mutant in (
+        losses.expected(logits, (tokens + 1) % 300, 40),
+        losses.expected(logits, tokens, 30),
+        torch.where(right > 0, right, 0.0),
+        torch.zeros_like(right),
+    ):
+        with pytest.raises(operations.WrongResult, match="wrong result"):
+            operation.check(case, inputs, mutant.to(logits.dtype))
+
+
+def test_a_loss_that_writes_over_the_logits():
+    """The first calls are right, later ones copy nothing."""
+    case = Case("cross_entropy", (4, 30), "fp32")
+    logits, tokens = operations.OPERATIONS[case.op].inputs(case, CPU)
+    before = logits.clone()
+
+    class Over(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, logits, tokens):
+            ctx.save_for_backward(logits.copy_(losses.expected(logits, tokens, 4)))
+            return logits.new_zeros(())
+
+        @staticmethod
+        def backward(ctx, grad):
+            return ctx.saved_tensors[0], None
+
+    call = losses.OverTheLogits(Over.apply)
+    right = losses.expected(logits, tokens, 4).float()
+    for renewed in (True, True, False):
+        assert torch.equal(call(logits, tokens), right) == renewed
+    assert torch.equal(logits, before)
 
 
 @pytest.mark.parametrize("mode", ["D = 16", f"D = 16{AND_CAUSAL}"])

@@ -21,6 +21,7 @@ FLOORS = (
     {"dispatch", "dispatch/common", "ladder"},
     {"dispatch/softmax"},
     {"dispatch/heads", "dispatch/matmul"},
+    {"dispatch/sharded"},
     {"api", "accelerate"},
     {"commands", "hardware", "nn"},
     {"cute_softmax"},

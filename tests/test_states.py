@@ -22,6 +22,7 @@ SHAPE = (4, 6, 8)
 MASK = torch.rand(8, generator=torch.Generator().manual_seed(1)) < 0.7
 BIAS = torch.randn(6, 8, generator=torch.Generator().manual_seed(2))
 INDEX = torch.randint(8, (4, 6), generator=torch.Generator().manual_seed(3))
+CLASSES = torch.rand(8, generator=torch.Generator().manual_seed(6))
 GRAD = torch.randn(SHAPE, generator=torch.Generator().manual_seed(4))
 VALUES = torch.randn(4, 8, 5, generator=torch.Generator().manual_seed(5))
 HALVES = torch.randn(4, 8, 6, generator=torch.Generator().manual_seed(5)).bfloat16()
@@ -95,6 +96,14 @@ FUNCTIONS = {
     "selective_log_softmax": Function(
         lambda x: c.selective_log_softmax(x, INDEX),
         lambda x: torch.log_softmax(x, -1).gather(-1, INDEX[..., None]).squeeze(-1),
+        "statistics",
+    ),
+    "cross_entropy": Function(
+        lambda x: c.cross_entropy(x.mT, INDEX, CLASSES, reduction="none", lse_square_scale=0.1),
+        lambda x: (
+            torch.nn.functional.cross_entropy(x.mT, INDEX, CLASSES, reduction="none")
+            + 0.1 * torch.logsumexp(x, -1).square()
+        ),
         "statistics",
     ),
     "softmax_stats": Function(

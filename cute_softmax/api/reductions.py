@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
 from ..dispatch.common.arguments import autocasts, check_tensor, dims_or_all, given_dims
 from ..dispatch.heads.reductions import reduce
+from ..dispatch.sharded.functions import Shard, is_shared, row_numbers
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 def logsumexp(
@@ -16,6 +21,9 @@ def logsumexp(
     keepdim: bool = False,
     *,
     out: torch.Tensor | None = None,
+    group: ProcessGroup | None = None,
+    vocab_start: int | None = None,
+    vocab_size: int | None = None,
 ) -> torch.Tensor:
     """The logarithm of the sum of exponentials over `dim`, `log(sum(exp(x)))` without overflow, as `torch.logsumexp`.
 
@@ -30,6 +38,11 @@ def logsumexp(
         dim: The dimension or dimensions to reduce.
         keepdim: Keep them with size 1.
         out: A tensor of the result's shape and dtype to write to. For calls without autograd.
+        group: A torch.distributed.ProcessGroup over which rows are sharded: the input is this rank's slice of them
+            along `dim`, one dimension; every rank returns the same numbers, and the gradient that flows back into them
+            must be the same on every rank. A DTensor that is sharded over `dim` needs none.
+        vocab_start: The index in the row of this rank's first element; None: slices are equally long.
+        vocab_size: The length of the row, where the last slices have padding behind its end.
 
     Returns:
         A tensor of the input's dtype (float32 under autocast; of integers, torch's default dtype), or `out`.
@@ -42,7 +55,17 @@ def logsumexp(
             in a row.
     """
     check_tensor("input", input, "logsumexp")
-    return reduce("logsumexp", input, given_dims(dim, input), keepdim, _autocast(input, input.dtype), out)
+    dims, dtype, shard = (
+        given_dims(dim, input),
+        _autocast(input, input.dtype),
+        Shard(group, vocab_start, vocab_size),
+    )
+    if is_shared(input, dims, shard):
+        if out is not None:
+            raise ValueError("out of rows that ranks share: logsumexp returns a new tensor there")
+        found = row_numbers(input, None, dims, 1.0, False, shard)[1].to(dtype)
+        return found.unsqueeze(dims[0]) if keepdim else found
+    return reduce("logsumexp", input, dims, keepdim, dtype, out)
 
 
 def amax(

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch.autograd import forward_ad
 
 from ..dispatch.common.arguments import check_tensor, float_dtype, given_dims
 from ..dispatch.common.spec import number
-from ..dispatch.heads import selective, statistics
+from ..dispatch.heads.calls import ENTROPY, SELECTED, SELECTED_AND_ENTROPY, check_index
+from ..dispatch.heads.forms import first
+from ..dispatch.sharded.functions import Shard, check_rows, is_shared, row_numbers
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
-def entropy(logits: torch.Tensor, dim: int | Sequence[int] = -1) -> torch.Tensor:
+def entropy(
+    logits: torch.Tensor,
+    dim: int | Sequence[int] = -1,
+    *,
+    group: ProcessGroup | None = None,
+    vocab_start: int | None = None,
+    vocab_size: int | None = None,
+) -> torch.Tensor:
     """The entropy over `dim` in nats, `-sum(p * log(p))` of `p = softmax(logits)`, without writing `p`.
 
     The logits are read once. An element of -inf contributes 0. Differentiable, twice as well. CPU tensors, and float64
@@ -21,6 +34,9 @@ def entropy(logits: torch.Tensor, dim: int | Sequence[int] = -1) -> torch.Tensor
     Args:
         logits: A dense floating-point tensor of any shape and strides.
         dim: The dimension or dimensions to reduce.
+        group: A ProcessGroup over which rows are sharded, as for `logsumexp`.
+        vocab_start: As for `logsumexp`.
+        vocab_size: As for `logsumexp`.
 
     Returns:
         A tensor without the reduced dimensions, of the dtype of the logits (float32 under autocast).
@@ -31,9 +47,18 @@ def entropy(logits: torch.Tensor, dim: int | Sequence[int] = -1) -> torch.Tensor
         ValueError: For a repeated dimension or none.
         NotPlanned: As for `softmax`.
     """
+    if group is None and not torch.compiler.is_compiling():
+        form = ENTROPY.known.latest
+        if form is None or not form.fits(logits, None, 1.0, dim):
+            form = ENTROPY.known.find(logits, None, 1.0, dim)
+        if form is not None and forward_ad._current_level < 0:
+            return form(logits)
     check_tensor("logits", logits, "entropy")
-    dims = given_dims(dim, logits)
-    return statistics.entropy(logits, dims, float_dtype(logits, None, "entropy"))
+    dims, dtype = given_dims(dim, logits), float_dtype(logits, None, "entropy")
+    shard = Shard(group, vocab_start, vocab_size)
+    if is_shared(logits, dims, shard):
+        return row_numbers(logits, None, dims, 1.0, True, shard)[2].to(dtype)
+    return first(ENTROPY, logits, None, dim, dims, 1.0, dtype)
 
 
 def selective_log_softmax(
@@ -42,6 +67,9 @@ def selective_log_softmax(
     *,
     scale: float = 1.0,
     return_entropy: bool = False,
+    group: ProcessGroup | None = None,
+    vocab_start: int | None = None,
+    vocab_size: int | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """The log-probabilities of chosen elements, `log_softmax(logits * scale, -1).gather(-1, index)`.
 
@@ -54,6 +82,10 @@ def selective_log_softmax(
         index: Integers from 0 to N - 1: (...) for one element of each row, or (..., K) for several.
         scale: A number that the logits are multiplied by, 1 / temperature.
         return_entropy: Also return the entropy of each row, in nats, from the same read of the logits.
+        group: A ProcessGroup over which rows are sharded, as for `logsumexp`: the logits are this rank's slice of them,
+            the index is one into whole rows, of one element each.
+        vocab_start: As for `logsumexp`.
+        vocab_size: As for `logsumexp`.
 
     Returns:
         The log-probabilities in the shape of `index` and the dtype of the logits (float32 under autocast); with
@@ -68,13 +100,19 @@ def selective_log_softmax(
             process's context. No memory beyond the row is read.
         NotPlanned: As for `softmax`.
     """
-    if not torch.compiler.is_compiling():
-        form = selective.known.latest
-        if form is None or not form.fits(logits, index, scale, return_entropy):
-            form = selective.known.find(logits, index, scale, return_entropy)
+    head = SELECTED_AND_ENTROPY if return_entropy else SELECTED
+    if group is None and not torch.compiler.is_compiling():
+        form = head.known.latest
+        if form is None or not form.fits(logits, index, scale, -1):
+            form = head.known.find(logits, index, scale, -1)
         if form is not None and forward_ad._current_level < 0:
             return form(logits, index, scale)
     check_tensor("logits", logits, "selective_log_softmax")
     dtype = float_dtype(logits, None, "selective_log_softmax")
-    selective.check_index(index, logits)
-    return selective.log_softmax(logits, index, number("scale", scale), return_entropy, dtype)
+    dims, shard = given_dims(-1, logits), Shard(group, vocab_start, vocab_size)
+    if is_shared(logits, dims, shard):
+        check_rows(index, logits)
+        found, _, entropies = row_numbers(logits, index, dims, number("scale", scale), return_entropy, shard)
+        return (found.to(dtype), entropies.to(dtype)) if return_entropy else found.to(dtype)
+    check_index(index, logits)
+    return first(head, logits, index, -1, (logits.dim() - 1,), number("scale", scale), dtype)

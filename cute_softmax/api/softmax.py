@@ -15,11 +15,23 @@ from ..dispatch.common.arguments import (
     checked_backward,
     float_dtype,
     given_dims,
+    out_dtype,
     served,
 )
 from ..dispatch.common.forms import Forms
-from ..dispatch.common.spec import ScoreArguments, Spec, check_names, scores_of, with_scores
-from ..dispatch.softmax import calls as dispatch
+from ..dispatch.common.spec import (
+    DEFAULTS,
+    ScoreArguments,
+    ShardArguments,
+    Spec,
+    check_names,
+    number,
+    scores_of,
+    with_scores,
+)
+from ..dispatch.sharded.functions import Shard, is_shared
+from ..dispatch.sharded.functions import softmax as of_shared_rows
+from ..dispatch.softmax import calls
 from ..dispatch.softmax.forms import Form, form_of, record
 from ..plan import PanelPlan, Plan
 from ..runtime import launch
@@ -84,6 +96,11 @@ def softmax(
             For `dim=-1` only. The rest is not read.
         alpha: A number that the result is multiplied by.
         empty_rows: What a row is in which nothing counts, or whose scores are all -inf: "nan" as in torch, or "zero".
+        group: A torch.distributed.ProcessGroup over which rows are sharded: the input is this rank's slice of them
+            along `dim`, and so is the result. For one dimension, and of scores a number as `scale`. A DTensor that is
+            sharded over `dim` needs none. Two numbers of each row are gathered forward, one backward.
+        vocab_start: The index in the row of this rank's first element; None: slices are equally long.
+        vocab_size: The length of the row, where the last slices have padding behind its end.
 
     Returns:
         A tensor of the input's shape and memory format, or `out`.
@@ -131,23 +148,49 @@ def _decide(
     """The softmax or its logarithm of a call that is the first of its form, or has none: every check, any device."""
     eager = out is None and not torch.compiler.is_compiling()
     forms = _of_scores[name] if given else plain
-    if eager and given:
+    if eager and given and "group" not in given:
         form = forms.latest
         if form is None or not form.fits(input, dim, dtype, online, given):
             form = forms.find(input, dim, dtype, online, given)
         if form is not None and forward_ad._current_level < 0:
             return form(input, given)
+    given = dict(given)
+    shard = Shard(*(given.pop(key, None) for key in ShardArguments.__annotations__))
     check_names(name, given)
     check_tensor("input", input, name)
-    dims = given_dims(dim, input)
-    found, log = scores_of(input, dims, **given), name == "log_softmax"
-    if eager and input.dtype.is_floating_point:
-        spec = found.spec(dims, float_dtype(input, dtype, name), log, online)
-        form = form_of(input, dim, dtype, given, found, spec)
+    dims, result = given_dims(dim, input), float_dtype(input, dtype, name)
+    if is_shared(input, dims, shard):
+        return _of_shared_rows(name, input, dims, result, out, given, shard)
+    if out is not None:
+        result = out_dtype(out, input, dtype, result)
+    operands, spec = scores_of(input, dims, result, name == "log_softmax", online, **given)
+    if not input.dtype.is_floating_point:
+        input = input.to(dtype)
+    elif eager:
+        form = form_of(input, dim, dtype, given, operands, spec)
         if form is not None:
             forms.remember(input, form)
             return form(input, given)
-    return dispatch.softmax(input, found, dims, dtype, log=log, out=out, online=online)
+    if out is not None:
+        return calls.into(out, input, operands, spec)
+    return calls.serve(input, *operands, spec)
+
+
+def _of_shared_rows(
+    name: str,
+    input: torch.Tensor,
+    dims: tuple[int, ...],
+    dtype: torch.dtype,
+    out: torch.Tensor | None,
+    given: ScoreArguments,
+    shard: Shard,
+) -> torch.Tensor:
+    """The rank's slice of a call on rows that ranks share; of scores there is a number as scale."""
+    others = [key for key, value in given.items() if key != "scale" and value is not DEFAULTS[key]]
+    if out is not None or others:
+        raise ValueError(f"{', '.join(others) or 'out'} of rows that ranks share: {name} takes a scale there")
+    scale = number("scale", given.get("scale", 1.0))
+    return of_shared_rows(input, dims, dtype, scale, name == "log_softmax", shard)
 
 
 @with_scores
@@ -176,6 +219,9 @@ def log_softmax(
         mask: A boolean tensor that broadcasts to the input, True where an element counts.
         causal: True: element j of row i counts if `j <= i`; an int: if `j <= i + causal`. For `dim=-1` only.
         empty_rows: What a row is in which nothing counts: "nan" or "zero", see above.
+        group: A ProcessGroup over which rows are sharded, as for `softmax`.
+        vocab_start: As for `softmax`.
+        vocab_size: As for `softmax`.
 
     Returns:
         A tensor of the input's shape and memory format, or `out`.
@@ -231,7 +277,7 @@ def softmax_(
     dims = given_dims(dim, input)
     if not input.dtype.is_floating_point:
         raise TypeError(f"input is {input.dtype}: softmax_ takes {', '.join(map(str, FLOATS))}")
-    return dispatch.softmax_in_place(input, scores_of(input, dims, **scores), dims)
+    return calls.in_place(input, *scores_of(input, dims, float_dtype(input, input.dtype), **scores))
 
 
 def softmax_backward(
@@ -261,7 +307,7 @@ def softmax_backward(
         NotPlanned: As for `softmax`.
     """
     dims, input_dtype = checked_backward("softmax_backward", grad, output, dim, input_dtype)
-    return dispatch.gradient(grad, output, Spec(dims, output.dtype), input_dtype)
+    return calls.gradient(grad, output, Spec(dims, input_dtype))
 
 
 def log_softmax_backward(
@@ -291,7 +337,7 @@ def log_softmax_backward(
         NotPlanned: As for `softmax`.
     """
     dims, input_dtype = checked_backward("log_softmax_backward", grad, output, dim, input_dtype)
-    return dispatch.gradient(grad, output, Spec(dims, output.dtype, log=True), input_dtype)
+    return calls.gradient(grad, output, Spec(dims, input_dtype, log=True))
 
 
 class Prepared:
@@ -354,7 +400,6 @@ def prepare(
             f"input is a {input.dtype} tensor on {input.device} with {input.numel()} elements, the result "
             f"{result_dtype}: only non-empty CUDA tensors of {', '.join(map(str, DTYPES))} are prepared"
         )
-    found = scores_of(input, dims)
-    form = Form(input, dim, dtype, {}, found, found.spec(dims, result_dtype, online=online))
+    form = Form(input, dim, dtype, {}, *scores_of(input, dims, result_dtype, online=online))
     result = torch.empty_like(input, dtype=result_dtype)
     return Prepared(launch.call_of("softmax", (input, result), dims, online, aligned=True).plan, form.run)

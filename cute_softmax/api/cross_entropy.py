@@ -1,0 +1,234 @@
+"""Cross entropy over a vocabulary: what it means, and the checks of its arguments."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch.autograd import forward_ad
+
+from ..dispatch.common.arguments import check_tensor, float_dtype
+from ..dispatch.common.formulas import wide
+from ..dispatch.common.spec import number
+from ..dispatch.heads.calls import SELECTED_AND_LSE, check_index
+from ..dispatch.heads.forms import first
+from ..dispatch.sharded.functions import Shard, check_rows, is_shared, row_numbers, uniform
+from .reductions import logsumexp
+from .softmax import log_softmax
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+REDUCTIONS = ("none", "mean", "sum")
+Tensor = torch.Tensor
+
+
+def cross_entropy(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    *,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    scale: float = 1.0,
+    lse_square_scale: float = 0.0,
+    return_lse: bool = False,
+    dtype: torch.dtype | None = None,
+    group: ProcessGroup | None = None,
+    vocab_start: int | None = None,
+    vocab_size: int | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """The cross entropy between logits and targets, as `torch.nn.functional.cross_entropy`.
+
+    With class indices the logits are read once forward; backward reads them once more and writes their gradient. No
+    matrix of log-probabilities is written, and all that is kept are numbers of each row, in float32. (A gradient of the
+    logsumexp, of `lse_square_scale` or of what `return_lse` returned, writes the elements at the targets once more.)
+    Class probabilities and label smoothing make a float32 matrix of log-probabilities, with `log_softmax`, and torch's
+    operations on it. CPU tensors, and float64 ones on any device, are computed by torch's operations.
+
+    Args:
+        input: (C), (N, C) or (N, C, d1, ...): a dense floating-point tensor of logits, C classes.
+        target: Class indices from 0 to C - 1 in the input's shape without C; or class probabilities, a floating-point
+            tensor of the input's shape.
+        weight: (C), a factor on the loss of each class.
+        ignore_index: A class index whose rows have loss 0 and do not count in the mean; it may lie outside the classes.
+        reduction: "mean" over the rows that count, by their weights; "sum"; or "none".
+        label_smoothing: From 0 to 1, the share of a uniform distribution in the targets.
+        scale: A number that the logits are multiplied by, 1 / temperature.
+        lse_square_scale: A factor on the square of each row's logsumexp, which is added to its loss (z-loss); its mean
+            is that over the rows that count.
+        return_lse: Also return the logsumexp of each row, of the logits times the scale.
+        dtype: Of the loss. None: the input's, or float32 under autocast.
+        group: A ProcessGroup over which rows are sharded, as for `logsumexp`: the input is (N, C) or (C) with this
+            rank's slice of the classes; targets are class indices into whole rows, weights those of all classes. With
+            label smoothing the slices of a float32 matrix of log-probabilities are made.
+        vocab_start: As for `logsumexp`.
+        vocab_size: As for `logsumexp`; label smoothing over slices of unequal length needs it.
+
+    Returns:
+        The loss, a scalar or, of reduction "none", in the shape of the rows; with `return_lse` a pair of it and the
+        logsumexps of the rows, in float32.
+
+    Raises:
+        TypeError: For an input that is not a dense, real floating-point tensor, a target that is neither integers nor
+            floating-point numbers, and arguments that are no numbers.
+        ValueError: For shapes or devices that do not fit, another reduction, a label_smoothing outside 0 to 1.
+        IndexError: For a target out of range on the CPU. On CUDA as for `selective_log_softmax`.
+        NotPlanned: As for `softmax`.
+
+    Examples:
+        >>> import torch
+        >>> from cute_softmax import cross_entropy
+        >>> cross_entropy(torch.zeros(2, 4), torch.tensor([3, -100]))
+        tensor(1.3863)
+    """
+    check_tensor("input", input, "cross_entropy")
+    result = float_dtype(input, dtype, "cross_entropy")
+    if not isinstance(target, Tensor):
+        raise TypeError(f"target must be a torch.Tensor, not {type(target).__name__}")
+    if reduction not in REDUCTIONS:
+        raise ValueError(f"reduction is {reduction!r}: it is one of {', '.join(map(repr, REDUCTIONS))}")
+    scale, smoothing = number("scale", scale), number("label_smoothing", label_smoothing)
+    if not 0 <= smoothing <= 1:
+        raise ValueError(f"label_smoothing is {label_smoothing}: it must lie in 0 to 1")
+    rows, shard = _rows(input), Shard(group, vocab_start, vocab_size)
+    shared = is_shared(input, (input.dim() - 1,), shard)
+    if shared and (target.dtype.is_floating_point or input.dim() > 2):
+        raise ValueError("rows that ranks share are those of (N, C) or (C), with class indices as targets")
+    if not shared:
+        _check_weight(weight, rows)
+    if target.dtype.is_floating_point:
+        loss, lse, counts, total = _of_probabilities(rows, input, target, weight, smoothing, scale)
+    else:
+        _check_target(target, rows)
+        counts = target != ignore_index
+        index = torch.where(counts, target, 0)
+        (check_rows if shared else check_index)(index, rows)
+        total = None if weight is None else torch.where(counts, weight.to(wide(input.dtype))[index], 0)
+        if shared:
+            loss, lse = _of_shared_rows(rows, index, weight, total, smoothing, scale, shard)
+        else:
+            loss, lse = _of_indices(rows, index, weight, total, smoothing, scale)
+        loss = torch.where(counts, loss, 0)
+    squares = None
+    if lse_square_scale:
+        lse = _logsumexp(rows, scale, shard) if lse is None else lse
+        squares = number("lse_square_scale", lse_square_scale) * lse.square()
+        squares = squares if counts is None else torch.where(counts, squares, 0)
+    loss = _reduced(loss, squares, counts, total, reduction).to(result)
+    if not return_lse:
+        return loss
+    return loss, _logsumexp(rows, scale, shard) if lse is None else lse
+
+
+def _rows(input: Tensor) -> Tensor:
+    """The logits with the classes in the last dimension."""
+    if not input.dim():
+        raise ValueError("input has no dimension of classes")
+    return input.movedim(1, -1) if input.dim() > 2 else input
+
+
+def _check_weight(weight: Tensor | None, rows: Tensor) -> None:
+    if weight is not None and (tuple(weight.shape) != rows.shape[-1:] or weight.device != rows.device):
+        raise ValueError(
+            f"weight has shape {tuple(weight.shape)} on {weight.device}: it must have one factor for each of the "
+            f"{rows.shape[-1]} classes, on {rows.device}"
+        )
+
+
+def _check_target(target: Tensor, rows: Tensor) -> None:
+    if target.dtype.is_complex or target.dtype is torch.bool:
+        raise TypeError(f"target is {target.dtype}: it has class indices or probabilities")
+    if tuple(target.shape) != tuple(rows.shape[:-1]):
+        raise ValueError(
+            f"target has shape {tuple(target.shape)}: class indices have that of the rows, {tuple(rows.shape[:-1])}"
+        )
+
+
+def _logsumexp(rows: Tensor, scale: float, shard: Shard) -> Tensor:
+    if is_shared(rows, (rows.dim() - 1,), shard):
+        return row_numbers(rows, None, (rows.dim() - 1,), scale, False, shard)[1]
+    rows = rows.to(wide(rows.dtype))
+    return logsumexp(rows if scale == 1 else rows * scale, -1)
+
+
+def _of_shared_rows(
+    rows: Tensor,
+    index: Tensor,
+    weight: Tensor | None,
+    of_target: Tensor | None,
+    smoothing: float,
+    scale: float,
+    shard: Shard,
+) -> tuple[Tensor, Tensor | None]:
+    """`_of_indices` of rows that ranks share."""
+    if not smoothing:
+        found, lse, _ = row_numbers(rows, index, (rows.dim() - 1,), scale, False, shard)
+        return (-found if of_target is None else -found * of_target), lse
+    if weight is not None:
+        raise ValueError("label_smoothing with a weight, of rows that ranks share: one of the two")
+    found, mean = uniform(rows, index, scale, shard)
+    return -found * (1 - smoothing) - mean * smoothing, None
+
+
+def _of_indices(
+    rows: Tensor,
+    index: Tensor,
+    weight: Tensor | None,
+    of_target: Tensor | None,
+    smoothing: float,
+    scale: float,
+) -> tuple[Tensor, Tensor | None]:
+    """(the loss of each row, its logsumexp where that is known); index: valid ones; of_target: their weights."""
+    if not smoothing:
+        found, lse = _found(rows, index, scale)
+        return (-found if of_target is None else -found * of_target), lse
+    logs = log_softmax(rows, -1, wide(rows.dtype), scale=scale)
+    chosen = -logs.gather(-1, index.long().unsqueeze(-1)).squeeze(-1)
+    chosen = chosen if of_target is None else chosen * of_target
+    uniform = -(logs if weight is None else logs * weight.to(logs.dtype)).mean(-1)
+    return chosen * (1 - smoothing) + uniform * smoothing, None
+
+
+def _found(rows: Tensor, index: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """The log-probabilities at the index, and the logsumexps."""
+    if not torch.compiler.is_compiling():
+        known = SELECTED_AND_LSE.known
+        form = known.latest
+        if form is None or not form.fits(rows, index, scale, -1):
+            form = known.find(rows, index, scale, -1)
+        if form is not None and forward_ad._current_level < 0:
+            return form(rows, index, scale)
+    return first(SELECTED_AND_LSE, rows, index, -1, (rows.dim() - 1,), scale, wide(rows.dtype))
+
+
+def _of_probabilities(
+    rows: Tensor, input: Tensor, target: Tensor, weight: Tensor | None, smoothing: float, scale: float
+) -> tuple[Tensor, None, None, None]:
+    """The loss of each row against a distribution; all rows count, each as one."""
+    if target.shape != input.shape or target.device != input.device:
+        raise ValueError(
+            f"target has shape {tuple(target.shape)} on {target.device}: class probabilities have that of the input, "
+            f"{tuple(input.shape)} on {input.device}"
+        )
+    logs = log_softmax(rows, -1, wide(rows.dtype), scale=scale)
+    wanted = _rows(target).to(logs.dtype)
+    if smoothing:
+        wanted = wanted * (1 - smoothing) + smoothing / rows.shape[-1]
+    if weight is not None:
+        wanted = wanted * weight.to(logs.dtype)
+    return -(wanted * logs).sum(-1), None, None, None
+
+
+def _reduced(
+    loss: Tensor, squares: Tensor | None, counts: Tensor | None, total: Tensor | None, reduction: str
+) -> Tensor:
+    """The losses of rows and what is added to them as asked; total: the weights of rows, which count as 1 without."""
+    if reduction == "none":
+        return loss if squares is None else loss + squares
+    added = 0 if squares is None else squares.sum()
+    if reduction == "sum":
+        return loss.sum() + added
+    rows = loss.numel() if counts is None else counts.sum()
+    return loss.sum() / (rows if total is None else total.sum()) + added / rows

@@ -1,0 +1,134 @@
+"""Cross entropy on a GPU: losses and gradients against float64, memory, ignored rows, and peers' own tests' cases."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from checking import DEVICE, DTYPES, FACTOR, ROUNDING, TINY, half_ulp, random
+from torch.nn import functional
+
+from cute_softmax import cross_entropy, nn
+
+SHAPES = ((1, 1), (3, 7), (64, 33), (37, 1023), (8, 50257), (16, 151936), (4, 300001))
+dtypes = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+OPTIONS = {
+    "plain": {},
+    "sum": {"reduction": "sum"},
+    "rows": {"reduction": "none"},
+    "weights": {"weight": True},
+    "z-loss": {"lse_square_scale": 0.01},
+    "scale": {"scale": 0.3, "reduction": "none"},
+    "smoothing": {"label_smoothing": 0.1},
+    "smoothing and weights": {"label_smoothing": 0.1, "weight": True},
+}
+
+
+def example(shape, dtype, seed=0):
+    x = random(shape, dtype, seed=seed, scale=3.0)
+    generator = torch.Generator(device=DEVICE).manual_seed(seed)
+    target = torch.randint(shape[-1], shape[:-1], device=DEVICE, generator=generator)
+    if len(target) > 2:
+        target[1] = -100
+    return x, target
+
+
+def expected(x, target, weight, dtype, upstream=None, *, scale=1.0, lse_square_scale=0.0, **options):
+    """The loss and the gradient in a float type throughout, by torch's own functions."""
+    leaf = x.to(dtype).requires_grad_()
+    weight = None if weight is None else weight.to(dtype)
+    loss = functional.cross_entropy(leaf * scale, target, weight, **options)
+    if lse_square_scale:
+        squares = torch.where(target >= 0, torch.logsumexp(leaf * scale, -1).square(), 0)
+        loss = loss + lse_square_scale * squares.sum() / (target >= 0).sum()
+    (grad,) = torch.autograd.grad(
+        loss, leaf, torch.ones_like(loss) if upstream is None else upstream.to(dtype)
+    )
+    return loss.detach(), grad
+
+
+@dtypes
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("options", OPTIONS)
+def test_against_float64(shape, dtype, options):
+    """Off by no more than torch in float32, half a unit of a 16-bit result more."""
+    options = dict(OPTIONS[options])
+    x, target = example(shape, dtype)
+    weight = None
+    if options.pop("weight", None):
+        weight = random(shape[-1:], torch.float32, seed=5).abs()
+    leaf = x.clone().requires_grad_()
+    loss = cross_entropy(leaf, target, weight, dtype=torch.float32, **options)
+    upstream = torch.ones_like(loss)
+    (grad,) = torch.autograd.grad(loss, leaf, upstream)
+    right, right_grad = expected(x, target, weight, torch.float64, upstream, **options)
+    near, near_grad = expected(x, target, weight, torch.float32, upstream, **options)
+    floor = 8 * ROUNDING * (1 + right.abs())
+    assert ((loss.double() - right).abs() <= FACTOR * (near.double() - right).abs().max() + floor).all()
+    error = (grad.double() - right_grad).abs()
+    unit = right_grad.abs() + right_grad.abs().amax(-1, keepdim=True) / 16 + TINY
+    allowed = FACTOR * ((near_grad.double() - right_grad).abs() / unit).max() * unit + 16 * ROUNDING * unit
+    if dtype is not torch.float32:
+        # Where the gradient is made of two parts, each is rounded.
+        allowed = allowed + (2 if {"lse_square_scale", "label_smoothing"} & {*options} else 1) * half_ulp(
+            right_grad, dtype
+        )
+    assert (error <= allowed).all()
+    for mutant in (torch.zeros_like(grad), grad.roll(1, -1), -grad):
+        assert shape[-1] == 1 or not ((mutant.double() - right_grad).abs() <= allowed).all()
+
+
+@dtypes
+def test_no_matrix_but_the_gradient(dtype):
+    x, target = example((64, 50304), dtype)
+    leaf = x.requires_grad_()
+    for _ in range(2):
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        cross_entropy(leaf, target).backward()
+        torch.cuda.synchronize()
+        held = torch.cuda.max_memory_allocated() - before
+        assert held <= x.nbytes + (1 << 16)
+        leaf.grad = None
+
+
+@dtypes
+def test_rows_of_images_and_of_one(dtype):
+    """Classes in dimension 1, and no batch at all."""
+    x = random((3, 11, 5, 7), dtype, seed=1)
+    target = torch.randint(11, (3, 5, 7), device=DEVICE, generator=torch.Generator(DEVICE).manual_seed(1))
+    found = cross_entropy(x, target, dtype=torch.float32)
+    assert torch.allclose(found, functional.cross_entropy(x.float(), target), rtol=1e-5)
+    one = cross_entropy(x[0, :, 0, 0], target[0, 0, 0], dtype=torch.float32)
+    assert torch.allclose(one, functional.cross_entropy(x[0, :, 0, 0].float(), target[0, 0, 0]), rtol=1e-5)
+
+
+def test_in_a_graph():
+    x, target = example((32, 4096), torch.bfloat16)
+    expected = cross_entropy(x, target)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = cross_entropy(x, target)
+    found.fill_(float("nan"))
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(found, expected)
+
+
+def test_a_step_of_training():
+    """A module in the place of torch's: the same losses as far as float32 goes."""
+    torch.manual_seed(0)
+    losses = []
+    for loss in (nn.CrossEntropyLoss(label_smoothing=0.0), torch.nn.CrossEntropyLoss()):
+        torch.manual_seed(1)
+        model = torch.nn.Linear(64, 1000, device=DEVICE)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        x = torch.randn(128, 64, device=DEVICE)
+        target = torch.randint(1000, (128,), device=DEVICE)
+        for _ in range(10):
+            optimizer.zero_grad()
+            found = loss(model(x), target)
+            found.backward()
+            optimizer.step()
+        losses.append(found.item())
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)

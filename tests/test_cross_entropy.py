@@ -1,0 +1,215 @@
+"""Cross entropy on the CPU: torch's meaning in float64, what is launched for it, and wrong arguments."""
+
+from __future__ import annotations
+
+import math
+
+import checking
+import pytest
+import simulated
+import torch
+from torch.nn import functional
+
+from cute_softmax import cross_entropy, logsumexp, nn
+
+SHAPES = ((5,), (4, 5), (3, 5, 2), (2, 5, 2, 3))
+REDUCTIONS = ("mean", "sum", "none")
+
+
+def example(shape, seed=0, dtype=torch.float64):
+    return checking.random(shape, dtype, seed=seed, device="cpu")
+
+
+def rows_of(shape):
+    return (*shape[:1], *shape[2:]) if len(shape) > 1 else ()
+
+
+def targets(shape, kind):
+    classes = shape[min(1, len(shape) - 1)]
+    if kind == "probabilities":
+        return torch.softmax(example(shape, seed=3), min(1, len(shape) - 1))
+    return torch.randint(classes, rows_of(shape), generator=torch.Generator().manual_seed(2)).to(kind)
+
+
+def both(x, target, weight=None, **options):
+    """Our loss and torch's, each with its gradient."""
+    for function in (cross_entropy, functional.cross_entropy):
+        leaf = x.detach().requires_grad_()
+        if function is not cross_entropy and target.dtype is torch.int32:
+            target = target.long()
+        loss = function(leaf, target, weight, **options)
+        upstream = torch.randn(loss.shape, dtype=loss.dtype, generator=torch.Generator().manual_seed(4))
+        yield loss.detach(), torch.autograd.grad(loss, leaf, upstream)[0]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("kind", [torch.int64, torch.int32, "probabilities"])
+def test_as_torchs(shape, reduction, smoothing, kind):
+    classes = example((5,), seed=1).abs()
+    for weight in (None, classes):
+        options = {"reduction": reduction, "label_smoothing": smoothing}
+        if kind != "probabilities":
+            options["ignore_index"] = 2
+        for ours, torchs in zip(*both(example(shape), targets(shape, kind), weight, **options), strict=True):
+            assert torch.allclose(ours, torchs, rtol=1e-12, atol=1e-12, equal_nan=True)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_rows_that_do_not_count(reduction):
+    """They have loss 0, whatever their logits are; a mean over none of them is torch's NaN."""
+    x, target = example((4, 5)), torch.tensor([1, -100, 4, -100])
+    for ours, torchs in zip(*both(x, target, reduction=reduction), strict=True):
+        assert torch.equal(ours, torchs) or torch.allclose(ours, torchs, rtol=1e-12)
+    x[1] = math.nan
+    assert torch.allclose(
+        cross_entropy(x, target, reduction=reduction, lse_square_scale=1.0)
+        - cross_entropy(x, target, reduction=reduction),
+        {
+            "mean": logsumexp(x[::2], -1).square().mean(),
+            "sum": logsumexp(x[::2], -1).square().sum(),
+            "none": torch.where(target < 0, 0, logsumexp(x, -1).square()),
+        }[reduction],
+    )
+    none = torch.full((4,), -100)
+    found = cross_entropy(example((4, 5)), none, reduction=reduction)
+    assert torch.equal(
+        found.isnan(), functional.cross_entropy(example((4, 5)), none, reduction=reduction).isnan()
+    )
+
+
+def test_infinite_logits():
+    """As torch has them: a class that cannot be is infinitely wrong as a target, and under smoothing everywhere."""
+    x, target = example((3, 5)), torch.tensor([0, 1, 2])
+    x[0, 0] = x[1, 3] = -math.inf
+    x[2] = -math.inf
+    for smoothing in (0.0, 0.1):
+        options = {"reduction": "none", "label_smoothing": smoothing}
+        ours = cross_entropy(x, target, **options)
+        assert torch.allclose(ours, functional.cross_entropy(x, target, **options), equal_nan=True)
+
+
+@pytest.mark.parametrize("how", ["scale", "z-loss", "lse", "dtype"])
+def test_beyond_torchs(how):
+    x, target = example((4, 5)).requires_grad_(), torch.tensor([1, 2, 0, 4])
+    wide = torch.logsumexp(x, -1)
+    plain = functional.cross_entropy(x, target, reduction="none")
+    if how == "scale":
+        ours = cross_entropy(x, target, reduction="none", scale=0.5)
+        expected = functional.cross_entropy(x * 0.5, target, reduction="none")
+    elif how == "z-loss":
+        ours = cross_entropy(x, target, reduction="none", lse_square_scale=0.3)
+        expected = plain + 0.3 * wide.square()
+    elif how == "lse":
+        loss, lse = cross_entropy(x, target, reduction="none", return_lse=True)
+        ours, expected = loss + lse.sin(), plain + wide.sin()
+    else:
+        ours = cross_entropy(x.bfloat16(), target, dtype=torch.float32)
+        assert ours.dtype is torch.float32 and cross_entropy(x.bfloat16(), target).dtype is torch.bfloat16
+        assert torch.equal(ours, functional.cross_entropy(x.bfloat16().float(), target).float())
+        return
+    assert torch.allclose(ours, expected, rtol=1e-12)
+    grads = (torch.autograd.grad(loss.square().sum(), x, retain_graph=True)[0] for loss in (ours, expected))
+    assert torch.allclose(*grads, rtol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"reduction": "none", "return_lse": True, "scale": 0.7},
+        {"label_smoothing": 0.2, "lse_square_scale": 0.1},
+        {"weight": torch.tensor([0.1, 2.0, 1.0, 0.5, 1.5], dtype=torch.float64), "ignore_index": 2},
+    ],
+    ids=lambda o: ", ".join(o),
+)
+def test_gradients_and_theirs(options):
+    x, target = example((3, 5)).requires_grad_(), torch.tensor([1, 2, 0])
+    assert torch.autograd.gradcheck(lambda x: cross_entropy(x, target, **options), x)
+    assert torch.autograd.gradgradcheck(lambda x: cross_entropy(x, target, **options), x)
+
+
+@pytest.mark.parametrize(
+    ("options", "backward"), [({}, 1), ({"lse_square_scale": 0.1}, 1), ({"return_lse": True}, 1)]
+)
+def test_one_read_forward_and_one_pass_backward(monkeypatch, options, backward):
+    """A kernel each; what autograd keeps beside the logits are numbers of rows."""
+    launches = simulated.install(monkeypatch)
+    x, target = example((6, 40), dtype=torch.float32).requires_grad_(), torch.randint(40, (6,))
+    for _ in range(2):
+        launches.clear()
+        kept = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, kept=kept: kept.append(t) or t, lambda t: t):
+            found = cross_entropy(x, target, **options)
+        assert [launch.math for launch in launches] == ["selective"]
+        assert all(t.numel() <= 3 * 6 for t in kept if t is not x and t.data_ptr() != x.data_ptr())
+        loss = found[0] if options.get("return_lse") else found
+        loss.backward()
+        assert [launch.math for launch in launches[1:]] == ["softmax"] * backward
+    expected = torch.autograd.grad(
+        functional.cross_entropy(x, target)
+        + (0.1 * torch.logsumexp(x, -1).square().mean() if "lse_square_scale" in options else 0),
+        x,
+    )[0]
+    assert torch.allclose(x.grad / 2, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_composed_of_a_kernel_where_none_has_it_all(monkeypatch, smoothing):
+    launches = simulated.install(monkeypatch)
+    x = example((6, 40), dtype=torch.float32)
+    target = torch.softmax(example((6, 40), seed=1, dtype=torch.float32), -1)
+    found = cross_entropy(x.bfloat16(), target, label_smoothing=smoothing, dtype=torch.float32)
+    assert [(launch.math, launch.dtypes[-1]) for launch in launches] == [("log_softmax", torch.float32)]
+    expected = functional.cross_entropy(x.bfloat16().float(), target, label_smoothing=smoothing)
+    assert torch.allclose(found, expected, rtol=1e-5)
+
+
+X, TARGET = torch.zeros(3, 4), torch.tensor([0, 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda: cross_entropy([1.0], TARGET), TypeError, "input must be a torch.Tensor"),
+        (lambda: cross_entropy(X, [0, 1, 2]), TypeError, "target must be a torch.Tensor"),
+        (lambda: cross_entropy(X.long(), TARGET), TypeError, "int64"),
+        (lambda: cross_entropy(X, TARGET.bool()), TypeError, "target is torch.bool"),
+        (lambda: cross_entropy(X, TARGET[:2]), ValueError, r"target has shape \(2,\)"),
+        (lambda: cross_entropy(X, torch.zeros(3, 5)), ValueError, r"target has shape \(3, 5\)"),
+        (lambda: cross_entropy(X, TARGET, torch.ones(3)), ValueError, r"weight has shape \(3,\)"),
+        (lambda: cross_entropy(X, TARGET, reduction="max"), ValueError, "reduction is 'max'"),
+        (lambda: cross_entropy(X, TARGET, label_smoothing=1.5), ValueError, "label_smoothing is 1.5"),
+        (lambda: cross_entropy(X, TARGET, scale="2"), TypeError, "scale"),
+        (lambda: cross_entropy(X, TARGET + 2), IndexError, "from 2 to 4"),
+        (lambda: cross_entropy(X, TARGET - 1), IndexError, "from -1 to 1"),
+        (lambda: cross_entropy(torch.tensor(1.0), torch.tensor(0)), ValueError, "no dimension of classes"),
+    ],
+)
+def test_wrong_arguments(call, error, words):
+    with pytest.raises(error, match=words):
+        call()
+
+
+def test_empty_batches():
+    for reduction in REDUCTIONS:
+        found, expected = (
+            f(torch.zeros(0, 4), torch.zeros(0, dtype=torch.long), reduction=reduction)
+            for f in (cross_entropy, functional.cross_entropy)
+        )
+        assert torch.equal(found, expected) or (found.isnan() and expected.isnan())
+
+
+def test_the_module():
+    weight = example((5,), seed=1, dtype=torch.float32).abs()
+    ours = nn.CrossEntropyLoss(weight, ignore_index=1, label_smoothing=0.1)
+    torchs = torch.nn.CrossEntropyLoss(weight, ignore_index=1, label_smoothing=0.1)
+    x, target = example((4, 5), dtype=torch.float32), torch.tensor([1, 2, 0, 4])
+    assert isinstance(ours, torch.nn.CrossEntropyLoss) and torch.allclose(ours(x, target), torchs(x, target))
+    assert ours.state_dict().keys() == torchs.state_dict().keys()
+    loaded = nn.CrossEntropyLoss.__new__(nn.CrossEntropyLoss)
+    loaded.__setstate__(dict(torchs.__dict__))  # what was pickled as torch's
+    assert torch.equal(loaded(x, target), ours(x, target))
+    squares = nn.CrossEntropyLoss(lse_square_scale=0.5, scale=2.0, dtype=torch.float64)
+    assert squares(x, target).dtype is torch.float64
