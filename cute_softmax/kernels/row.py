@@ -27,8 +27,6 @@ from .common.copy import (
     DTYPES,
     Fragment,
     Slots,
-    apart,
-    dot,
     global_pointer,
     load,
     load_async,
@@ -37,6 +35,7 @@ from .common.copy import (
     read_policy,
     store,
 )
+from .common.index import apart, dot
 from .common.online import rounded_product
 from .maths.prologue import Given
 
