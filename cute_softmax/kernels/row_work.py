@@ -14,6 +14,16 @@ from .common.index import apart, ceil_div, dot, larger, narrow, select, smaller
 
 
 @dataclass(frozen=True)
+class Shared:
+    """Shared memory of a CTA: of each staged input this thread's part of the tile; the reduction buffer and an mbarrier
+    for each of its stages, None where nothing is exchanged."""
+
+    tXsX: dict[int, cute.Tensor]
+    buffer: cute.Tensor | None
+    barriers: cute.Pointer | None
+
+
+@dataclass(frozen=True)
 class Launch:
     """What a thread knows of its launch; numbers as `RowKernel.__call__` takes them.
 
@@ -36,21 +46,21 @@ class Launch:
     tXcX: cute.Tensor
     policy: Int64
     zero: Int32
-
-    def speaks(self, row: "Row") -> Boolean:
-        """Whether this thread is the first of a row that exists."""
-        return row.inside & (self.lane == 0) & (self.rank == 0)
+    shared: Shared
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row, and how it divides into head, body and tail (elements).
+    """Row m of a thread in a tile, and how it divides into head, body and tail (elements).
 
     at: its index in each kept mode, the slowest first; inside: whether it exists.
     limit: columns of the body that this CTA holds; seen: those of them that it reads. reach: columns of the row that
     count. start: the column of this thread's first vector.
     """
 
+    launch: Launch
+    tile: Int64
+    m: int
     index: Int64
     at: list[Int64]
     inside: Boolean
@@ -91,7 +101,7 @@ def row_of(launch: Launch, tile: Int64, m: int) -> Row:
         reach = narrow(larger(smaller(counted, launch.columns), 0))
         seen = smaller(limit, reach - head - launch.first)
     start = head + launch.first + launch.tXcX[(0, m), 0, 0][1]
-    return Row(index, at, inside, head, body, limit, seen, reach, start)
+    return Row(launch, tile, m, index, at, inside, head, body, limit, seen, reach, start)
 
 
 def coordinates(launch: Launch, index: Int64) -> list[Int64]:
@@ -102,26 +112,31 @@ def coordinates(launch: Launch, index: Int64) -> list[Int64]:
     return apart(index, launch.sizes[::-1])[::-1]
 
 
-def reads(launch: Launch, row: Row, m: int, k: int) -> Boolean:
+def speaks(row: Row) -> Boolean:
+    """Whether this thread is the first of a row that exists."""
+    return row.inside & (row.launch.lane == 0) & (row.launch.rank == 0)
+
+
+def reads(row: Row, k: int) -> Boolean:
     """The predicate of vector k over columns, to be read: one bit for its V elements."""
-    return launch.tXcX[(0, m), 0, k][1] < row.seen
+    return row.launch.tXcX[(0, row.m), 0, k][1] < row.seen
 
 
-def writes(launch: Launch, row: Row, m: int, k: int, read: Boolean) -> Boolean:
+def writes(row: Row, k: int, read: Boolean) -> Boolean:
     """Whether a vector is to be written: what lies beyond the diagonal, too."""
-    return launch.tXcX[(0, m), 0, k][1] < row.limit if launch.spec.prologue.causal else read
+    return row.launch.tXcX[(0, row.m), 0, k][1] < row.limit if row.launch.spec.prologue.causal else read
 
 
-def count(launch: Launch, row: Row, m: int, k: int, exists: Boolean) -> Int32:
+def count(row: Row, k: int, exists: Boolean) -> Int32:
     """How many elements of vector k there are before the end of the row, or its diagonal; 0 if it does not exist."""
-    column = row.head + launch.first + launch.tXcX[(0, m), 0, k][1]
+    column = row.head + row.launch.first + row.launch.tXcX[(0, row.m), 0, k][1]
     return select(exists, row.reach - column, 0)
 
 
-def edge(launch: Launch, row: Row, e: int) -> tuple[Int32, Boolean]:
+def edge(row: Row, e: int) -> tuple[Int32, Boolean]:
     """Scalar e of this thread at the edges of a row: its column, and whether there is one. Slots 0 .. V-2 are those of
     the head, V-1 .. 2V-3 of the tail."""
-    V = launch.spec.vector
+    launch, V = row.launch, row.launch.spec.vector
     slot = launch.lane + e * launch.spec.threads_per_row
     after_body = row.head + row.body + slot - (V - 1)
     in_head = slot < row.head
