@@ -108,7 +108,8 @@ def coordinates(launch: Launch, index: Int64) -> list[Int64]:
     """A row's index in each kept mode, the slowest first."""
     if launch.spec.prologue:
         # Plans with a prologue have no more rows than that: 64-bit divisions would cost as much as a short row.
-        return apart(Uint32(index), [Uint32(size) for size in launch.sizes[::-1]])[::-1]
+        sizes = [narrow(size, Uint32) for size in launch.sizes[::-1]]
+        return apart(narrow(index, Uint32), sizes)[::-1]
     return apart(index, launch.sizes[::-1])[::-1]
 
 

@@ -43,9 +43,9 @@ def wide(number: Int32) -> Int64:
     return Int64(number) if isinstance(number, Numeric) else number
 
 
-def narrow(number: Int64) -> Int32:
+def narrow(number: Int64, dtype: type = Int32) -> Numeric:
     """A number in 32 bits."""
-    return Int32(number) if isinstance(number, Numeric) else number
+    return dtype(number) if isinstance(number, Numeric) else number
 
 
 def apart(index: Numeric, sizes: list) -> list:
