@@ -10,7 +10,7 @@ from .base import PlanBase
 from .hardware import Device
 from .maths import CACHE_LINE, MATHS, WARP, Math, NotPlanned, check_counts
 from .modes import MODES, access_of, offset_of, padded
-from .panel_class import PanelClass
+from .panel_class import PanelClass, exchange_words
 from .panel_configs import (
     AHEAD,
     CHUNKS_OF_A_PART,
@@ -136,7 +136,7 @@ class PanelPlan(PlanBase):
     @property
     def exchange_bytes(self) -> int:
         """Bytes of all exchange points, in whole 16."""
-        return -(-self.tiles * (1 + self.parts) * 4 // 16) * 16
+        return -(-self.tiles * exchange_words(self.parts) * 4 // 16) * 16
 
     @property
     def scratch(self) -> int:

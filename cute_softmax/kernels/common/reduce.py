@@ -21,10 +21,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Int128, const_expr
 
+from ...plan import WARP
 from . import online
 from .index import select
-
-WARP = 32
 
 
 def tree(op: Callable, values: Iterable) -> object:

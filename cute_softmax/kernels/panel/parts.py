@@ -28,7 +28,7 @@ class Parts:
 
     def __init__(self, spec: PanelClass, math: RowMath, chunks: Chunks, scalars: Scalars, merge: Merge):
         self.spec, self.math, self.chunks, self.scalars, self.merge = spec, math, chunks, scalars, merge
-        self.pairs = exchange.pairs(len(math.whole.identity))
+        self.pairs = spec.published_bytes // 8
 
     @cute.jit
     def hand_over(self, item: Item, mine: tuple) -> Int32:

@@ -10,9 +10,9 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64
 
 from ...plan import PanelClass
+from ...plan.panel_class import exchange_words
 from ..common.copy import GlobalTensor
 from ..common.index import apart, ceil_div, dot, larger, narrow, select, smaller, wide
-from . import exchange
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def item_of(launch: Launch, index: Int32) -> Item:
         head=head,
         first=first,
         end=end,
-        sync=launch.exchanges + wide(tile) * (4 * exchange.words(launch.parts)),
+        sync=launch.exchanges + wide(tile) * (4 * exchange_words(launch.parts)),
         states=launch.states + wide(tile) * launch.parts * (s.columns * s.published_bytes),
     )
 
