@@ -227,10 +227,10 @@ class RowKernel:
         """
         rows = [row_of(launch, tile, m) for m in range(self.spec.rows_per_thread)]
         vectors = self.load(rows)
-        chosen = [self.scalars.chosen(row) if self.scalars.selects else None for row in rows]
+        chosen = [self.scalars.chosen(row) if const_expr(self.scalars.selects) else None for row in rows]
         edges = self.scalars.load_edges(rows, vectors.ones)
         values = [
-            self.values(rows[m], vectors, edges, None if known is None else known[m])
+            self.values(rows[m], vectors, edges, None if const_expr(known is None) else known[m])
             for m in range(len(rows))
         ]
         maths = [self.math.for_row(v) for v in values]
@@ -257,7 +257,7 @@ class RowKernel:
         # whether a row does.
         pX = cute.make_rmem_tensor(cute.make_layout(s.predicate.shape, stride=s.predicate.stride), Boolean)
         observe("predicate", pX)
-        for m in cutlass.range_constexpr(1 if s.rows_end_alike else M):
+        for m in cutlass.range_constexpr(1 if const_expr(s.rows_end_alike) else M):
             for k in cutlass.range_constexpr(K):
                 pX[m, 0, k] = reads(rows[m], k)
         pR = [row.inside for row in rows]
@@ -326,7 +326,7 @@ class RowKernel:
         """Wait for vectors first .. first + part, move them to registers and, if persistent, refill their slots."""
         s, m = self.spec, row.m
         parts = -(-s.steps // s.part)
-        cute.arch.cp_async_wait_group(parts - 1 - (0 if s.persistent else first // s.part))
+        cute.arch.cp_async_wait_group(parts - 1 - (0 if const_expr(s.persistent) else first // s.part))
         for i in self.staged:
             if const_expr(s.staging[i] == "async"):
                 for k in cutlass.range_constexpr(first, min(first + s.part, s.steps)):
