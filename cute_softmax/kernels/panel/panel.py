@@ -74,9 +74,8 @@ class PanelKernel:
         fastest first.
         """
         s = self.spec
-        self.kernel(
-            ctas, items, length, groups, parts, share, evict_last, patience, chunks, exchange_bytes, rest
-        ).launch(
+        numbers = ctas, items, length, groups, parts, share, evict_last, patience, chunks, exchange_bytes
+        self.kernel(numbers, rest).launch(
             grid=[ctas * s.cluster_n, 1, 1],
             block=[s.threads, 1, 1],
             cluster=[s.cluster_n, 1, 1] if const_expr(s.cluster_n > 1) else None,
@@ -86,21 +85,9 @@ class PanelKernel:
         )
 
     @cute.kernel
-    def kernel(
-        self,
-        ctas: Int32,
-        items: Int32,
-        length: Int32,
-        groups: Int32,
-        parts: Int32,
-        share: Int32,
-        evict_last: Int32,
-        patience: Int32,
-        chunks: Int32,
-        exchange_bytes: Int64,
-        rest: tuple,
-    ):
+    def kernel(self, numbers: tuple, rest: tuple):
         s = self.spec
+        ctas, items, length, groups, parts, share, evict_last, patience, chunks, exchange_bytes = numbers
 
         # Coordinates.
         tidx, _, _ = cute.arch.thread_idx()
