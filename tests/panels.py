@@ -186,6 +186,16 @@ class Walk:
             self.group = self.item.line.column + tile // math.ceil(plan.abreast / c.advance) * plan.abreast
         else:
             self.group = (tile * c.across + launch.a) * c.slots
+        # What a plan says of it, for figures and checks.
+        for i in {0, launch.items - 1}:
+            held = plan.bounds(self.at(index % launch.parts * c.exchange, i), rank, self.at(self.group, i))
+            first, end = self.at(self.item.first, i), self.at(self.item.end, i)
+            assert (held.start, held.stop) == (first, max(first, end))
+            assert plan.panel(self.at(tile, i)).start == self.at(self.group, i)
+
+    def at(self, array: np.ndarray | int, item: int) -> int:
+        """What the first thread of a CTA has."""
+        return int(np.broadcast_to(array, self.group.shape)[item, 0])
 
     def rows(self, exists: np.ndarray, addresses: Callable[[int], np.ndarray], slots: int) -> np.ndarray:
         """Elements that exist, (item, thread, element): the group of each, and its place in each operand. addresses: of
