@@ -27,9 +27,9 @@ from .common import reduce
 from .common.copy import (
     DTYPES,
     Fragment,
-    GlobalTensor,
     Slots,
     global_pointer,
+    global_tensors,
     load,
     load_async,
     pack,
@@ -141,8 +141,9 @@ class RowKernel:
                 cute.arch.mbarrier_init_fence()
                 cute.arch.cluster_arrive_relaxed()
 
-        first_number = s.kept_modes - 1
-        first_tensor = first_number + len(s.prologue.numbers)
+        # Tensors, behind the sizes of modes and the prologue's numbers.
+        sizes, rest = operands[: s.kept_modes - 1], operands[s.kept_modes - 1 :]
+        names = s.prologue.numbers
         share = share_of(s, columns)
         launch = Launch(
             spec=s,
@@ -152,14 +153,9 @@ class RowKernel:
             first=rank * share,
             rank=rank,
             lane=tidx % s.threads_per_row,
-            sizes=operands[:first_number],
-            numbers=dict(zip(s.prologue.numbers, operands[first_number:first_tensor], strict=True)),
-            mX=[
-                GlobalTensor(dtype, operands[i], operands[i + 1 : i + 1 + s.kept_modes])
-                for dtype, i in zip(
-                    self.dtypes, range(first_tensor, len(operands), 1 + s.kept_modes), strict=True
-                )
-            ],
+            sizes=sizes,
+            numbers=dict(zip(names, rest[: len(names)], strict=True)),
+            mX=global_tensors(self.dtypes, rest[len(names) :], s.kept_modes),
             tXcX=tXcX,
             policy=read_policy(evict_last),
             zero=evict_last >> 1,

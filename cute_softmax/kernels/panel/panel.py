@@ -25,7 +25,7 @@ from cutlass import Float32, Int32, Int64, const_expr
 from layouts.trace import observe
 
 from ...plan import PanelClass
-from ..common.copy import DTYPES, GlobalTensor, policy, read_policy
+from ..common.copy import DTYPES, global_tensors, policy, read_policy
 from ..maths.maths import RowMath
 from .ahead import Ahead
 from .schedule import Whole
@@ -102,10 +102,7 @@ class PanelKernel:
         exchanges = Int64(0)
         if const_expr(s.exchange):
             exchanges, operands = operands[0], operands[1:]
-        mX = []
-        for i in cutlass.range_constexpr(len(self.dtypes)):
-            address, *strides = operands[i * (1 + modes) : (i + 1) * (1 + modes)]
-            mX.append(GlobalTensor(self.dtypes[i], address, strides[: s.kept_modes], strides[s.kept_modes :]))
+        mX = global_tensors(self.dtypes, operands, s.kept_modes, s.reduced_modes)
 
         # Shared memory: the tiles, the warps' partial results (one buffer a stage), what CTAs exchange.
         smem = cutlass.memory.SmemAllocator()
