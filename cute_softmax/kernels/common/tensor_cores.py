@@ -14,10 +14,10 @@ from cutlass.cutlass_dsl import extract_mlir_values, new_from_mlir_values
 
 from layouts.algebra import ComposedLayout
 
-from ...plan import matmul_layouts
+from ...plan import WARP, matmul_layouts
 
-WARPGROUP = 128  # threads
-BOX = 128  # bytes of a row of a box
+WARPGROUP = 4 * WARP  # threads
+BOX = matmul_layouts.BOX
 
 
 def by_rows(dtype: type, rows: int, columns: int, stages: int):

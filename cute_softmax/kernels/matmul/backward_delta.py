@@ -8,7 +8,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
 
-from ..common.copy import DTYPES, dot, global_pointer, unpack
+from ..common.copy import DTYPES, global_pointer, unpack
+from ..common.index import dot
 from ..common.reduce import SUM, tree
 
 LANES = 4  # threads that share a row: each loads a few vectors at once

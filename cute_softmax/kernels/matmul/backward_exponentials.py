@@ -6,7 +6,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Uint8, Uint32, const_expr
 
-from ..common.copy import DTYPES, dot, global_pointer, unpack
+from ..common.copy import DTYPES, global_pointer, unpack
+from ..common.index import dot
 from ..common.online import LOG2_E
 
 ALL = 0xFFFFFFFF  # the bits of a thread's elements that count, a step has 32 at most

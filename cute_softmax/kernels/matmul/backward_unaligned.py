@@ -10,7 +10,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64, const_expr
 
-from ..common.copy import dot, global_pointer
+from ..common.copy import global_pointer
+from ..common.index import dot
 from ..common.tensor_cores import WARPGROUP
 from .backward_values import SLAB
 

@@ -4,7 +4,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from ..common.copy import dot, global_pointer
+from ..common.copy import global_pointer
+from ..common.index import dot
 from ..common.tensor_cores import WARPGROUP
 
 SLAB = 64  # rows of V, which are columns of S, of a warpgroup

@@ -18,7 +18,7 @@ from cutlass.cute.nvgpu import warp
 
 from layouts.trace import observe
 
-from ..common.copy import dot
+from ..common.index import dot
 from ..common.tensor_cores import BOX, WARPGROUP, ldmatrix, row_of_matrix
 from .merge_global import Parts
 from .softmax_rows import QUAD, STEP_PRODUCTS, TILE_N, Rows

@@ -16,7 +16,8 @@ from cutlass.cute.nvgpu import warpgroup
 from ...plan.matmul_class import TILE_N
 from ...plan.matmul_layouts import LINES
 from ..common import online, tensor_cores
-from ..common.copy import DTYPES, dot, global_pointer, packed_maximum, unpack
+from ..common.copy import DTYPES, global_pointer, packed_maximum, unpack
+from ..common.index import dot
 from ..common.reduce import MAX, tree
 from .unaligned import QUAD
 
