@@ -26,6 +26,7 @@ from cute_softmax.plan.panel import (
 )
 from cute_softmax.plan.panel_configs import SHORT
 from cute_softmax.plan.problem import ALIGNMENT, ITEM_SIZE, Operand, Problem, canonical
+from cute_softmax.plan.table import table_of
 
 TABLE = table_of()
 DEVICES = {name: Device(a, multiprocessors=132, l2=50 << 20) for name, a in ARCHITECTURES.items()}
