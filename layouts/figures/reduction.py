@@ -8,13 +8,9 @@ from ..access import WARP, banks_of, shared_request
 from ..algebra import Layout
 from ..style import text_width, thread_paint
 from .grid import MAX_WIDTH, Grid, arrange, cell_size, draw, headed, stacked
-from .scene import Canvas, Facts, Figure, Swatch, finish, ranges
+from .scene import Canvas, Facts, Figure, Swatch, count, finish, ranges
 
 SPACE = "reduction buffer"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 class _Buffer:
@@ -73,8 +69,8 @@ class _Buffer:
         lanes = [self.slot(0, p, 0) * self.element_bytes for p in range(min(peers, WARP))]
         request = shared_request(lanes, self.element_bytes)
         conflict = "no bank conflict" if request.conflicts == 0 else f"{request.conflicts} conflicts"
-        wavefronts = _count(request.wavefronts, "wavefront")
-        which = f"the {_count(peers, 'slot')}" if peers <= WARP else f"{WARP} of the {peers} slots"
+        wavefronts = count(request.wavefronts, "wavefront")
+        which = f"the {count(peers, 'slot')}" if peers <= WARP else f"{WARP} of the {peers} slots"
         return f"a warp reads {which} of its row in {wavefronts}, {conflict}"
 
 
@@ -127,9 +123,9 @@ def reduction_buffer(buffer: Layout, *, element_bytes: int, cta: int = 0, title:
         title or "Reduction buffer",
         f"{buffer} slots of {element_bytes} bytes, {buffer.cosize * element_bytes:,} bytes in all · "
         f"{b.num_warps} "
-        f"warps, {b.warps_per_row} a row, {_count(b.cluster_n, 'CTA')} a row · {b.read()}",
-        f"Reduction buffer {buffer}: {_count(b.stages, 'stage')}, {_count(b.rows, 'row')}, "
-        f"{_count(peers, 'peer')} a row; each slot "
+        f"warps, {b.warps_per_row} a row, {count(b.cluster_n, 'CTA')} a row · {b.read()}",
+        f"Reduction buffer {buffer}: {count(b.stages, 'stage')}, {count(b.rows, 'row')}, "
+        f"{count(peers, 'peer')} a row; each slot "
         "with its "
         f"byte address, bank and writing warp.",
         [
@@ -194,7 +190,7 @@ def cluster_exchange(
     return finish(
         body,
         title or f"Cluster of {b.cluster_n} CTAs",
-        f"Buffer {buffer}, row {row} of {b.rows}, stage 0; {_count(b.warps_per_row, 'warp')} a row, "
+        f"Buffer {buffer}, row {row} of {b.rows}, stage 0; {count(b.warps_per_row, 'warp')} a row, "
         f"{shown} · "
         f"each mbarrier expects {b.num_warps} warps \u00d7 {b.cluster_n} CTAs \u00d7 {element_bytes} bytes "
         f"= {expected:,} bytes.",

@@ -111,6 +111,11 @@ class Stroke:
 Item = Cell | Words | Box | Stroke
 
 
+def count(number: int, noun: str) -> str:
+    """``1 row``, ``2 rows``."""
+    return f"{number:,} {noun}" + "s" * (number != 1)
+
+
 def ranges(numbers: Sequence[int]) -> str:
     """Ascending numbers with runs folded: ``0..3, 8``."""
     runs: list[list[int]] = []

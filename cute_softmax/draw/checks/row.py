@@ -8,9 +8,9 @@ from layouts import Layout, access
 from layouts.figures import Pieces
 from layouts.operations import with_steps
 
-from ...plan import WARP, Plan, RowClass
+from ...plan import Plan, RowClass
 from ...plan.problem import ITEM_SIZE
-from .report import MAX_PHASES, Report, Traffic
+from .report import MAX_PHASES, Report, Traffic, requests_of, wavefronts
 
 
 def tile_tv(c: RowClass) -> Layout:
@@ -56,11 +56,7 @@ def requests(plan: Plan, operand: int, tile: int = 0, cta: int = 0) -> Iterator[
                 starts[r] + column + k * across if column + k * across < limits[r] else None
                 for r, column in places
             ]
-            for warp in range(0, c.threads, WARP):
-                lanes = at[warp : warp + WARP]
-                if any(a is not None for a in lanes):
-                    for part in range(0, c.vector, width):
-                        yield [None if a is None else (a + part) * size for a in lanes]
+            yield from requests_of(at, size, c.vector, width)
 
 
 def check(plan: Plan) -> Report:
@@ -129,16 +125,8 @@ def traffic_of(plan: Plan, operand: int, name: str = "") -> Traffic:
     Raises ValueError naming lane and address where an access is not aligned to its width.
     """
     c = plan.row_class
-    elements = c.accesses[operand]
-    width = elements * ITEM_SIZE[c.dtypes[operand]]
-    count = sectors = ideal = 0
-    for cta in range(c.cluster_n):
-        for lanes in requests(plan, operand, 0, cta):
-            found = access.global_request(lanes, width)
-            count += 1
-            sectors += found.sectors
-            ideal += found.ideal_sectors
-    return Traffic(name, width, count, sectors, ideal)
+    every = (lanes for cta in range(c.cluster_n) for lanes in requests(plan, operand, cta=cta))
+    return Traffic.of(name, c.accesses[operand] * ITEM_SIZE[c.dtypes[operand]], every)
 
 
 def staged(c: RowClass) -> Iterator[str]:
@@ -154,13 +142,8 @@ def staged(c: RowClass) -> Iterator[str]:
         ways = {"written": (memory, size, elements), "read": (memory, size, c.vector)}
         if c.keeps_shared:
             ways["kept in float32 and read again"] = (c.smem, c.slot_bytes[i], c.vector)
-        found = {
-            way: access.check_copy(tile_tv(c), c.tiler, m, element_bytes=b, vector=v, space="shared")
-            for way, (m, b, v) in ways.items()
-        }
-        told = "; ".join(
-            f"{way} {r.width} bytes a lane, {r.wavefronts / r.requests:.4g} wavefronts a request, "
-            f"{r.conflicts} bank conflicts"
-            for way, r in found.items()
-        )
-        yield f"{name} in shared memory ({how}): {told}."
+        told = []
+        for way, (memory, element_bytes, vector) in ways.items():
+            copies = access.copy_requests(tile_tv(c), c.tiler, memory, element_bytes, vector)
+            told.append(f"{way} {wavefronts((r.addresses for r in copies), vector * element_bytes)}")
+        yield f"{name} in shared memory ({how}): {'; '.join(told)}."
