@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from cute_softmax import draw
-from cute_softmax.commands import diagrams
+from cute_softmax.__main__ import main
 from cute_softmax.draw import checks
 from cute_softmax.plan import NotPlanned, describe
 from cute_softmax.plan import matmul_layouts as named
@@ -256,11 +256,11 @@ def test_notebooks_show_a_plan():
 
 
 def test_command_line(tmp_path, capsys):
-    assert diagrams.main(["4x512x512", "--matmul", "64", "--thread", "70", "-o", str(tmp_path)]) == 0
+    assert main(["diagrams", "4x512x512", "--matmul", "64", "--thread", "70", "-o", str(tmp_path)]) == 0
     assert {"tile.svg", "fragments.svg", "explorer.html"} <= {p.name for p in tmp_path.iterdir()}
     assert "softmax(S) @ V" in capsys.readouterr().out
     folder = tmp_path / "backward"
-    assert diagrams.main(["4x512x512", "--matmul", "64", "--backward", "-o", str(folder)]) == 0
+    assert main(["diagrams", "4x512x512", "--matmul", "64", "--backward", "-o", str(folder)]) == 0
     assert "second_product.svg" in {p.name for p in folder.iterdir()}
 
 
@@ -268,14 +268,14 @@ def test_command_line(tmp_path, capsys):
     ("arguments", "words"),
     [
         (["64x64", "--matmul", "64", "--dim", "0"], "without --dim"),
-        (["64x64", "--matmul", "64", "--two-pass"], "without --dim"),
+        (["64x64", "--matmul", "64", "--two-pass"], "without --backward and --matmul"),
         (["64x64", "--matmul", "0"], "at least 1"),
         (["64x64", "--matmul", "64", "--dtype", "fp32"], "two steps"),
         (["64x64", "--matmul", "64", "--thread", "128"], "0 to 127"),
     ],
 )
 def test_command_line_names_what_is_wrong(arguments, words, tmp_path, capsys):
-    assert diagrams.main([*arguments, "-o", str(tmp_path)]) == 2
+    assert main(["diagrams", *arguments, "-o", str(tmp_path)]) == 2
     assert words in capsys.readouterr().err
 
 

@@ -17,7 +17,7 @@ import pytest
 from traced import trace, wrong
 
 from cute_softmax import draw
-from cute_softmax.commands import diagrams
+from cute_softmax.__main__ import main
 from cute_softmax.draw import checks
 from cute_softmax.plan import PanelPlan, describe, plan
 from cute_softmax.plan.hardware import ARCHITECTURES, H200
@@ -336,12 +336,14 @@ def test_notebooks_show_a_panel():
 
 
 def test_command_line(tmp_path, capsys):
-    assert diagrams.main(["33x40", "--dim", "0", "-o", str(tmp_path)]) == 0
+    assert main(["diagrams", "33x40", "--dim", "0", "-o", str(tmp_path)]) == 0
     assert "movement   column" in capsys.readouterr().out
     assert {"tv.svg", "reduction_buffer.svg", "explorer.html"} <= {f.name for f in tmp_path.iterdir()}
-    assert diagrams.main(["4x5x64", "--dim", "0", "2", "-o", str(tmp_path)]) == 0
+    assert main(["diagrams", "4x5x64", "--dim", "0", "2", "-o", str(tmp_path)]) == 0
     assert "5 groups of 256" in capsys.readouterr().out
-    assert diagrams.main(["4x1000", "--dim", "0", "-o", str(tmp_path / "alone")]) == 0  # nothing is exchanged
+    assert (
+        main(["diagrams", "4x1000", "--dim", "0", "-o", str(tmp_path / "alone")]) == 0
+    )  # nothing is exchanged
     assert {"tv.svg", "explorer.html"} <= {f.name for f in (tmp_path / "alone").iterdir()}
 
 
