@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
-import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from drawings import MATMULS, made, run
 
 from cute_softmax import draw
-from cute_softmax.__main__ import main
 from cute_softmax.draw import checks
 from cute_softmax.plan import NotPlanned, describe
 from cute_softmax.plan import matmul_layouts as named
@@ -23,73 +18,16 @@ from cute_softmax.plan.matmul_backward import matmul_backward_class
 from cute_softmax.plan.matmul_class import MatmulClass
 from cute_softmax.plan.problem import ITEM_SIZE
 from layouts import ComposedLayout, Layout, Swizzle
-from layouts.html import explorer
 from layouts.trace import MmaValue, differences, observing
 
-ROOT = Path(__file__).resolve().parents[1]
-PROBLEMS = {
-    "usual": ((32, 4096, 4096), 128, {}),
-    "one block": ((4, 100, 1000), 256, {"dtype": "fp16"}),
-    "few rows": ((32, 16, 131072), 128, {}),
-    "fp32 scores": ((8, 4096, 4096), 64, {"scores": "fp32", "scale": 0.5}),
-    "lines": ((4, 1000, 1001), 128, {"causal": 0}),
-    "chunks": ((2, 300, 512), 320, {}),
-    "mma": ((32, 4096, 4096), 128, {"instruction": "mma"}),
-    "mma fp32 scores": ((2, 200, 1000), 64, {"instruction": "mma", "scores": "fp32"}),
-    "mma lines": ((2, 200, 1001), 65, {"instruction": "mma"}),
-    "backward": ((32, 4096, 4096), 128, {"backward": True}),
-    "backward causal": ((4, 512, 512), 64, {"backward": True, "causal": 0}),
-    "backward deep": ((4, 512, 512), 512, {"backward": True}),
-    "backward lines": ((4, 512, 501), 128, {"backward": True}),
-    "backward fp32 scores": ((4, 512, 512), 256, {"backward": True, "scores": "fp32"}),
-}
 FRAGMENTS = {"registers", "fragments", "first_product", "second_product", "pairs", "exchange"}
 
 
-def made(name: str):
-    shape, depth, options = PROBLEMS[name]
-    return describe.plan_matmul_shape(shape, depth, **options)
-
-
-@pytest.fixture(scope="module", params=PROBLEMS)
+@pytest.fixture(scope="module", params=MATMULS)
 def case(request):
+    """A plan and its figures."""
     p = made(request.param)
     return p, draw.figures(p)
-
-
-def test_a_plan_has_the_figures_of_what_it_uses(case):
-    p, found = case
-    c = p.kernel
-    assert {"tile", "ring", "registers", "thread"} <= set(found)
-    if isinstance(c, MatmulClass):
-        assert ("pairs" in found) == (c.dtypes[0] == "fp32") and ("lines" in found) == c.lines
-        assert ("ldmatrix" in found) == (c.dtypes[0] != "fp32" and not c.lines)
-        assert ("scores" in found) == (not c.lines)
-        assert ("exchange" in found) == (c.vector == 8 and not c.split)
-        assert {"values", "fragments"} <= set(found)
-        assert ("operand" in found) == (c.instruction == "mma")
-    else:
-        assert ("lines" in found) == c.lines == ("ldmatrix" not in found)
-        assert {"grad", "first_product", "second_product"} <= set(found)
-
-
-def test_figures_are_legible_and_small(case):
-    for name, figure in case[1].items():
-        text = figure.svg()
-        ElementTree.fromstring(text)
-        assert figure.width <= 1600, name
-        assert len(text) < 300_000 or name == "thread", name
-        said = f"{figure.title} {figure.description}"
-        assert not re.search(
-            r"\(s\)|\b1 (rows|warps|blocks|instructions|stages|boxes)\b|PROBLEM|[`*]", said
-        ), name
-
-
-def test_the_walk_lights_cells_of_every_figure_it_names(case):
-    p, found = case
-    page = draw.page(p, found)
-    assert len(page["steps"]) >= 7
-    assert "Thread" not in explorer(**page)[:200]
 
 
 def tile_of(p, name: str) -> tuple[Layout, int]:
@@ -145,10 +83,6 @@ def test_addresses_of_figures_are_those_of_the_tiles(case):
             assert f.byte == memory(at[::-1] if turned else at) * item
 
 
-def test_plans_have_no_problems(case):
-    assert checks.check(case[0]).problems == ()
-
-
 def test_the_swizzle_removes_every_conflict():
     lines = checks.check(made("usual")).shared
     assert "sS, read by ldmatrix: 16 bytes a lane, 4 wavefronts a request, 0 bank conflicts." in lines
@@ -167,7 +101,7 @@ def test_a_wrong_plan_is_found(monkeypatch):
     def problems(plan) -> str:
         return " ".join(checks.check(plan).problems)
 
-    assert "do not fill the tile" in problems(replace(p, matmul_class=Narrow(**vars_of(c))))
+    assert "do not fill the tile" in problems(replace(p, matmul_class=Narrow(**c.fields)))
     assert "parts" in problems(replace(p, part_steps=7))
     assert "cannot step" in problems(replace(p, operand_strides=((4097, 0, 0, 0), *p.operand_strides[1:])))
     assert "room for" in problems(replace(p, matmul_class=replace(c, score_stages=8)))
@@ -195,20 +129,6 @@ class Narrow(MatmulClass):
     @property
     def rows(self) -> int:
         return super().rows + 64
-
-
-def vars_of(c: MatmulClass) -> dict:
-    return dict(c.fields)
-
-
-def test_every_thread_can_be_followed():
-    p = made("usual")
-    for thread in (0, 37, 127):
-        figures = draw.figures(p, thread)
-        for name in ("ldmatrix", "fragments", "registers", "exchange"):
-            assert any(thread in c.facts.threads for c in figures[name].cells), (thread, name)
-    with pytest.raises(ValueError, match="0 to 127"):
-        draw.figures(p, 128)
 
 
 def test_kernels_give_ldmatrix_the_addresses_that_are_drawn():
@@ -250,35 +170,6 @@ def test_accumulators_are_operands_as_they_are():
             assert accumulators(thread, value) == operand(thread, inside) + block * k * 64
 
 
-def test_notebooks_show_a_plan():
-    assert "256 rows of S" in made("usual")._repr_svg_()
-    assert "rows of V" in made("backward")._repr_svg_()
-
-
-def test_command_line(tmp_path, capsys):
-    assert main(["diagrams", "4x512x512", "--matmul", "64", "--thread", "70", "-o", str(tmp_path)]) == 0
-    assert {"tile.svg", "fragments.svg", "explorer.html"} <= {p.name for p in tmp_path.iterdir()}
-    assert "softmax(S) @ V" in capsys.readouterr().out
-    folder = tmp_path / "backward"
-    assert main(["diagrams", "4x512x512", "--matmul", "64", "--backward", "-o", str(folder)]) == 0
-    assert "second_product.svg" in {p.name for p in folder.iterdir()}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["64x64", "--matmul", "64", "--dim", "0"], "without --dim"),
-        (["64x64", "--matmul", "64", "--two-pass"], "without --backward and --matmul"),
-        (["64x64", "--matmul", "0"], "at least 1"),
-        (["64x64", "--matmul", "64", "--dtype", "fp32"], "two steps"),
-        (["64x64", "--matmul", "64", "--thread", "128"], "0 to 127"),
-    ],
-)
-def test_command_line_names_what_is_wrong(arguments, words, tmp_path, capsys):
-    assert main(["diagrams", *arguments, "-o", str(tmp_path)]) == 2
-    assert words in capsys.readouterr().err
-
-
 def test_what_is_not_planned():
     ampere = replace(H200, architecture=ARCHITECTURES["sm_80"])
     assert describe.plan_matmul_shape((64, 64), 64, device=ampere).kernel.instruction == "mma"
@@ -312,7 +203,7 @@ def test_what_is_not_planned():
 
 def classes() -> list:
     """One class for each way in which layouts come about."""
-    found = [made(name).kernel for name in PROBLEMS]
+    found = [made(name).kernel for name in MATMULS]
     halves = ("bf16", "bf16", "bf16")
     found += [
         matmul_backward_class(ARCHITECTURES["sm_90a"], halves, depth, lines=lines)
@@ -435,17 +326,7 @@ def trace_all() -> dict:
 
 
 def test_every_class_is_drawn_as_its_kernel_is():
-    environment = dict(
-        os.environ,
-        CUTE_DSL_ARCH="sm_90a",
-        CUTE_DSL_DRYRUN="1",
-        PYTHONPATH=os.pathsep.join([str(ROOT), str(ROOT / "tests")]),
-    )
-    done = subprocess.run(
-        [sys.executable, __file__], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = run(__file__, "sm_90a")
     assert found["wrong"] == [] and found["missed"] == []
     assert found["classes"] >= 12 and found["layouts"] >= 50 and found["others"] >= 100
 
