@@ -46,19 +46,6 @@ def coalesce(layout: Layout) -> Layout:
     return _from_leaves(_merged(layout))
 
 
-def flatten(layout: Layout) -> Layout:
-    """The layout without nesting; an int layout stays as it is."""
-    if not isinstance(layout.shape, tuple):
-        return layout
-    return Layout(tuple(ints.leaves(layout.shape)), tuple(ints.leaves(layout.stride)))
-
-
-def without_broadcast(layout: Layout) -> Layout:
-    """``cute.filter``: modes of stride 0 dropped, the rest coalesced: each stored offset once."""
-    kept = [(s, d) for s, d in layout.flat_modes() if d != 0]
-    return coalesce(_from_leaves(kept))
-
-
 def composition(a: Layout, b: Tiler) -> Layout:
     """The layout ``c -> a(b(c))`` with the shape of ``b``; a tuple of tilers applies mode by mode.
 

@@ -6,6 +6,7 @@ Both oracles must be importable: a missing one fails the run.
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Callable
 from functools import cache
@@ -87,14 +88,7 @@ def traced() -> dict[str, list]:
     return said
 
 
-UNARY = (cute.coalesce, cute.flatten, cute.filter, cute.right_inverse, cute.left_inverse)
-OURS = (
-    operations.coalesce,
-    operations.flatten,
-    operations.without_broadcast,
-    operations.right_inverse,
-    operations.left_inverse,
-)
+UNARY = (cute.coalesce, cute.right_inverse, cute.left_inverse)
 
 
 def test_values_against_cute():
@@ -114,10 +108,10 @@ def test_offsets_are_the_calls():
         assert layout.offsets() == [layout(i) for i in range(layout.size)]
 
 
-@pytest.mark.parametrize("which", range(4), ids=[f.__name__ for f in UNARY[:4]])
-def test_unary_operations_against_cute(which):
+def test_unary_operations_against_cute():
     for layout, said in zip(samples(), traced()["unary"], strict=True):
-        assert attempt(OURS[which], layout) == said[which], layout
+        assert attempt(operations.coalesce, layout) == said[0], layout
+        assert attempt(operations.right_inverse, layout) == said[1], layout
 
 
 def test_left_inverse_against_cute():
@@ -126,13 +120,13 @@ def test_left_inverse_against_cute():
     for layout, said in zip(samples(), traced()["unary"], strict=True):
         ours = attempt(operations.left_inverse, layout)
         if ours is None:
-            moving = operations.without_broadcast(layout)
-            strides = sorted(ints.leaves(moving.stride))
-            interleaved = any(b % a for a, b in itertools.pairwise(strides))
-            assert interleaved or len(set(moving.offsets())) < moving.size, layout
+            moving = sorted((d, s) for s, d in layout.flat_modes() if d and s > 1)
+            interleaved = any(b % a for (a, _), (b, _) in itertools.pairwise(moving))
+            once = math.prod(s for _, s in moving)
+            assert interleaved or len(set(layout.offsets())) < once, layout
         else:
             given += 1
-            assert ours == said[4], layout
+            assert ours == said[2], layout
     assert given > COUNT // 2
 
 
