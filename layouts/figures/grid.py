@@ -192,13 +192,13 @@ def _borders(canvas: Canvas, grid: Grid, columns, lines, origin, total) -> None:
     canvas.stroke([(left + x, top + y) for x, y in corners], "thick")
 
 
-def cell_size(labels: Sequence[Sequence[str]], least: float = 34, line: float = 13) -> tuple[float, float]:
+def cell_size(labels: Sequence[Sequence[str]], least: float = 34) -> tuple[float, float]:
     """The smallest even size that holds every one of ``labels`` (lines: the first larger)."""
     wide = max(
         (text_width(t, "cell" if i == 0 else "small") for ls in labels for i, t in enumerate(ls)), default=0
     )
     most = max((len(ls) for ls in labels), default=1)
-    return max(least, 2 * round(wide / 2 + 3)), max(24, most * line + 8)
+    return max(least, 2 * round(wide / 2 + 3)), max(24, most * 13.0 + 8)
 
 
 def beside(parts: Sequence[Canvas], gap: float, signs: Sequence[str] = ()) -> Canvas:
@@ -221,10 +221,10 @@ def stacked(parts: Sequence[Canvas], gap: float = 22) -> Canvas:
     return canvas
 
 
-def headed(words: str, part: Canvas, voice: str = "head") -> Canvas:
+def headed(words: str, part: Canvas) -> Canvas:
     """``part`` under a heading."""
     canvas = Canvas()
-    canvas.words(0, 12, words, voice)
+    canvas.words(0, 12, words, "head")
     canvas.place(part, 0, 24)
     return canvas
 

@@ -140,9 +140,7 @@ MAX_BANDS = 16  # lines of slots over all stages before the middle peers are eli
 PAD, LABEL, SLOT, GAP, CARD_HEAD = 6.0, 30.0, (46.0, 34.0), 4.0, 44.0  # of a card: px
 
 
-def cluster_exchange(
-    buffer: Layout, *, element_bytes: int, cta: int = 0, warp: int = 0, title: str | None = None
-) -> Figure:
+def cluster_exchange(buffer: Layout, *, element_bytes: int, cta: int = 0, warp: int = 0) -> Figure:
     """One warp's store into the shared memory of every CTA of its cluster, and the barriers that count it.
 
     Lane i of ``warp`` in CTA ``cta`` stores the warp's partial result into CTA i (``st.async``), where the
@@ -189,7 +187,7 @@ def cluster_exchange(
     shown = "all drawn" if len(columns) == b.warps_per_row else f"warp {warp} drawn"
     return finish(
         body,
-        title or f"Cluster of {b.cluster_n} CTAs",
+        f"Cluster of {b.cluster_n} CTAs",
         f"Buffer {buffer}, row {row} of {b.rows}, stage 0; {count(b.warps_per_row, 'warp')} a row, "
         f"{shown} · "
         f"each mbarrier expects {b.num_warps} warps \u00d7 {b.cluster_n} CTAs \u00d7 {element_bytes} bytes "

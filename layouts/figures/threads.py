@@ -290,21 +290,19 @@ def tiled_copy(
     title: str | None = None,
     names: tuple[str, str] = ("source", "destination"),
     memories: tuple[Memory | None, Memory | None] = (None, None),
-    shared: tuple[bool, bool] = (False, False),
     element_bytes: int = 0,
     rows: Sequence[range] | None = None,
 ) -> Figure:
     """A tiled copy: what each thread reads, and beside it what it writes, in the same colours.
 
-    ``source`` and ``destination`` are thread-value layouts over the same tile; ``memories`` and ``shared``
-    as in ``thread_value``; ``rows`` says which rows are drawn. They stand side by side where both fit, else below
+    ``source`` and ``destination`` are thread-value layouts over the same tile; ``memories`` are as
+    in ``thread_value``; ``rows`` says which rows are drawn. They stand side by side where both fit, else below
     each other.
     """
     parts, tiles = [], []
-    sides = zip((source, destination), names, memories, shared, strict=True)
-    for tv, name, memory, in_shared in sides:
+    for tv, name, memory in zip((source, destination), names, memories, strict=True):
         tile = tile_of(tv, tiler, memory)
-        grid = tile_grid(tile, space=name, memory=memory, element_bytes=element_bytes, shared=in_shared)
+        grid = tile_grid(tile, space=name, memory=memory, element_bytes=element_bytes)
         half = (MAX_WIDTH - 120) / 2
         narrow = tile.columns / tile.fold * grid.size[0] <= half
         tiles.append(tile)
@@ -322,7 +320,7 @@ def tiled_copy(
         title or "Tiled copy",
         f"{tiles[0].threads:,} threads \u00d7 {tiles[0].values:,} values; {same}",
         f"Tiled copy over {tiler}: source {source}, destination {destination}.",
-        _swatches(tiles[0], any(shared) and bool(element_bytes)),
+        _swatches(tiles[0]),
     )
 
 
