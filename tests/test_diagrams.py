@@ -275,7 +275,7 @@ def lying(math: str, rows: int, columns: int, offsets, pitches):
     ids=lambda c: f"{c[0]}-{c[2]}",
 )
 def test_requests_and_scalars_reach_every_element_once(rows):
-    """Counted element by element over the whole grid, without the interval arithmetic of `row_coverage`."""
+    """Counted element by element over the whole grid, without the interval arithmetic of the checks."""
     p = lying(*rows)
     c = p.row_class
     assert checks.check(p).problems == ()
@@ -344,6 +344,6 @@ def test_narrow_loads_cost_requests():
     even = lying("softmax", 40, 1024, (0, 0), (1024, 1024))
     odd = lying("softmax", 40, 1024, (1, 0), (1024, 1024))
     assert odd.row_class.access == (1,)
-    first, second = checks.traffic_of(even, 0), checks.traffic_of(odd, 0)
+    first, second = (checks.check(p).traffic[0] for p in (even, odd))
     assert second.requests == 8 * first.requests and first.width == 16 and second.width == 2
     assert first.sectors == first.ideal and second.sectors > second.ideal

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 
-from layouts import Layout, access
+from layouts import Layout
 
 from ...plan import WARP
 from ...plan import matmul_layouts as named
@@ -14,7 +14,8 @@ from ...plan.matmul import RESERVED, MatmulPlan
 from ...plan.matmul_backward import SLAB, WARPGROUP, MatmulBackwardPlan
 from ...plan.matmul_class import BLOCK_ROWS, LINE_N, TILE_N
 from ...plan.problem import ALIGNMENT, ITEM_SIZE
-from .report import Report, Traffic, requests_of, wavefronts
+from .common import requests_of, uncovered, wavefronts
+from .report import Report, Traffic
 
 MATRIX = 8  # rows of a matrix that the tensor cores and ldmatrix read at once, 16 bytes each
 Memory = Callable[[tuple[int, int]], int]
@@ -30,7 +31,7 @@ def check(plan: MatmulPlan | MatmulBackwardPlan) -> Report:
 
 def _forward(plan: MatmulPlan) -> Report:
     c = plan.kernel
-    problems = [*_exact("the accumulators", c.depth), *_fits(c)]
+    problems = [*_uncovered("the accumulators", c.depth), *_fits(c)]
     if c.rows != BLOCK_ROWS * c.blocks * (1 if c.alternate else c.warpgroups):
         problems.append(f"blocks of {BLOCK_ROWS} rows do not fill the tile of {c.rows}")
     wgmma = c.instruction == "wgmma"
@@ -87,7 +88,7 @@ def _forward(plan: MatmulPlan) -> Report:
 def _backward(plan: MatmulBackwardPlan) -> Report:
     c = plan.kernel
     item, half = (ITEM_SIZE[d] for d in c.dtypes[:2])
-    problems = [*_exact("dP^T", c.rows), *_exact("dV", c.share_depth), *_fits(c)]
+    problems = [*_uncovered("dP^T", c.rows), *_uncovered("dV", c.share_depth), *_fits(c)]
     if c.slabs * SLAB != c.columns or c.share_depth * c.shares != c.depth:
         problems.append(f"warpgroups do not share {c.columns} columns of S and {c.depth} of V")
     if any(n * half % ALIGNMENT for n in plan.strides["grad"]):
@@ -113,11 +114,9 @@ def _backward(plan: MatmulBackwardPlan) -> Report:
     return Report(plan, tuple(problems), f"Coverage: {coverage}.", tuple(values_of(plan)), tuple(shared))
 
 
-def _exact(name: str, columns: int) -> Iterator[str]:
+def _uncovered(name: str, columns: int) -> list[str]:
     """What is wrong with a warpgroup's fragment of so many columns."""
-    found = access.coverage(named.fragment(columns), (BLOCK_ROWS, columns))
-    if not found.exact:
-        yield f"{name}: {len(found.missing)} elements have no thread and {len(found.repeated)} have several"
+    return uncovered(name, named.fragment(columns), (BLOCK_ROWS, columns))
 
 
 def _fits(c) -> Iterator[str]:

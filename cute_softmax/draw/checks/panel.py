@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from layouts import access
-
 from ...plan import WARP, PanelClass, PanelPlan
 from ...plan.problem import ITEM_SIZE
 from . import panel_ahead
-from .report import MAX_PHASES, Report, Traffic, requests_of, wavefronts
+from .common import MAX_PHASES, requests_of, traffic, uncovered, unshared, wavefronts
+from .report import Report
 
 
 def requests(
@@ -76,65 +75,50 @@ def shifted_requests(
         yield from requests_of(behind, size)
 
 
+def of_first_tiles(plan: PanelPlan, operand: int) -> Iterator[list[int | None]]:
+    """The requests of the first cluster's CTAs for their first tiles."""
+    for rank in range(plan.kernel.cluster_n):
+        yield from requests(plan, operand, rank=rank)
+
+
 def check(plan: PanelPlan) -> Report:
     """Coverage of the panels, alignment and sectors of every request of the first CTA's or cluster's first tile, and
     the wavefronts of shared memory."""
     c = plan.kernel
-    found = access.coverage(c.tiled(c.steps), (c.tile, c.columns))
-    problems = [] if found.exact else [
-        f"the tile of {c.tile} elements by {c.columns} groups: {len(found.missing)} have no thread and "
-        f"{len(found.repeated)} have several"
-    ]  # fmt: skip
-    problems += coverage(plan)
+    what = f"the tile of {c.tile} elements by {c.columns} groups"
+    problems = [*uncovered(what, c.tiled(c.steps), (c.tile, c.columns)), *coverage(plan)]
     if c.ahead:
         problems += panel_ahead.walk_of(plan).problems(c.buffers)
-    traffic = []
     for operand, name in enumerate((*c.facts.inputs, *c.facts.outputs)):
         problems += [f"{name}: {p}" for p in alignment(plan, operand)]
-        try:
-            traffic.append(traffic_of(plan, operand, name))
-        except ValueError as error:
-            problems.append(f"{name}: {error}")
+    moved = tuple(traffic(c, lambda operand: of_first_tiles(plan, operand), problems))
     told = "every element of a group has exactly one thread" if not problems else "see the problems"
     ctas = c.cluster_n * plan.parts
     if ctas > 1:
         told += f", at most {plan.share:,} elements in each of {ctas} CTAs"
     if c.streaming:
         told += f"; a CTA takes them in chunks of {c.chunk:,}"
-    return Report(plan, tuple(problems), f"Coverage: {told}.", tuple(traffic), tuple(shared(c)))
+    return Report(plan, tuple(problems), f"Coverage: {told}.", moved, tuple(shared(c)))
 
 
 def coverage(plan: PanelPlan) -> list[str]:
     """What is wrong with how CTAs share a group, and panels the groups; empty if each element has one CTA."""
     c, (head, body) = plan.kernel, plan.pieces(0)
-    problems, end = [], head
-    for part in range(plan.parts):
-        for rank in range(c.cluster_n):
-            held = plan.bounds(part, rank)
-            if len(held) > c.tile and not c.streaming:
-                return [f"part {part}, CTA {rank} takes {len(held)} elements and its tile has {c.tile}"]
-            if len(held) % c.unit:
-                return [
-                    f"part {part}, CTA {rank} takes {len(held)} elements, not whole vectors of {c.vector}"
-                ]
-            if held and held.start != end:
-                return [f"elements {min(end, held.start)} to {max(end, held.start)} are taken twice or never"]
-            end = held.stop if held else end
-    if end != head + body:
-        problems.append(f"groups are taken up to element {end} of {head + body}")
-    if (slots := head_and_tail(c, head, plan.length - head - body)) != plan.length - body:
-        problems.append(f"{slots} of {plan.length - body} scalars of head and tail have a thread")
+    problems = unshared(
+        [plan.bounds(part, rank) for part in range(plan.parts) for rank in range(c.cluster_n)],
+        head,
+        body,
+        plan.length,
+        unit=c.unit,
+        tile=None if c.streaming else c.tile,
+        slots=c.threads * c.edge_scalars if c.edges else 0,
+        line=c.line,
+    )
     if plan.kept[-1] % c.slots and not c.shifted:
         problems.append(f"vectors of {c.slots} groups straddle the end of a dimension of {plan.kept[-1]}")
     if plan.reduced[-1] % c.unit and not c.edges:
         problems.append(f"vectors of {c.unit} straddle the end of a dimension of {plan.reduced[-1]}")
     return problems
-
-
-def head_and_tail(c: PanelClass, head: int, tail: int) -> int:
-    """How many scalars of a head and a tail of so many have a thread."""
-    slots = range(c.threads * c.edge_scalars)
-    return sum(slot < head or 0 <= slot - (c.line - 1) < tail for slot in slots) if c.edges else 0
 
 
 def alignment(plan: PanelPlan, operand: int) -> Iterator[str]:
@@ -158,16 +142,6 @@ def alignment(plan: PanelPlan, operand: int) -> Iterator[str]:
     offset = plan.problem.offsets[operand]
     if any((offset + a + b) % one for a in groups for b in elements):
         yield f"some accesses are not aligned to their {one * ITEM_SIZE[c.dtypes[operand]]} bytes"
-
-
-def traffic_of(plan: PanelPlan, operand: int, name: str = "") -> Traffic:
-    """The requests of an operand in the first tiles of the CTAs of the first cluster.
-
-    Raises ValueError naming lane and address where an access is not aligned to its width.
-    """
-    c = plan.kernel
-    every = (lanes for rank in range(c.cluster_n) for lanes in requests(plan, operand, rank=rank))
-    return Traffic.of(name, c.accesses[operand] * ITEM_SIZE[c.dtypes[operand]], every)
 
 
 def shared(c: PanelClass) -> Iterator[str]:

@@ -1,17 +1,13 @@
-"""What the checks of a Plan find, and what requests to memory cost."""
+"""What the checks of a Plan find."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from layouts import access
-from layouts.figures.scene import count
 
-from ...plan import WARP
 from ...plan.base import PlanBase
-
-MAX_PHASES = 64  # rows or panels looked at: more than there are ways to lie off a vector boundary
 
 
 @dataclass(frozen=True)
@@ -43,26 +39,6 @@ class Traffic:
             f"{self.name}: {self.requests:,} requests of {self.width} bytes a lane touch "
             f"{self.sectors:,} sectors of 32 bytes; side by side their bytes would fill {self.ideal:,}."
         )
-
-
-def requests_of(
-    elements: Sequence[int | None], item: int, vector: int = 1, width: int = 1
-) -> Iterator[list[int | None]]:
-    """The byte addresses of each request of warps whose threads move a vector of elements of `item` bytes, `width` of
-    them at a time; elements: each thread's first one, None where it moves nothing."""
-    for first in range(0, len(elements), WARP):
-        lanes = elements[first : first + WARP]
-        if any(e is not None for e in lanes):
-            for part in range(0, vector, width):
-                yield [None if e is None else (e + part) * item for e in lanes]
-
-
-def wavefronts(requests: Iterable[access.Lanes], width: int, each: str = "a lane") -> str:
-    """What requests to shared memory cost, in words."""
-    found = [access.shared_request(lanes, width) for lanes in requests]
-    total, conflicts = sum(r.wavefronts for r in found), sum(r.conflicts for r in found)
-    a_request = f"{total / len(found):.4g} wavefront{'s' * (total != len(found))}"
-    return f"{width} bytes {each}, {a_request} a request, {count(conflicts, 'bank conflict')}"
 
 
 @dataclass(frozen=True)
