@@ -11,7 +11,7 @@ from typing import ClassVar
 from layouts import AnyLayout, Layout
 from layouts import figures as draw
 from layouts.figures import Facts, Figure, Slots, Use
-from layouts.figures.grid import Grid, beside, headed, stacked
+from layouts.figures.grid import Grid, beside, headed, multiplied, stacked
 from layouts.figures.grid import draw as draw_grid
 from layouts.figures.scene import Canvas, Swatch, finish
 from layouts.style import thread_paint
@@ -117,16 +117,8 @@ class Blocks:
 
 
 def product(formula: str, left: Blocks, top: Blocks, result: Blocks) -> Canvas:
-    """`result = left @ top`, as it is written: one above, the other beside the result."""
-    canvases = [b.canvas() for b in (left, top, result)]
-    body = Canvas()
-    across, below = canvases[0].right + 30, canvases[1].bottom + 22
-    # Row labels differ in width: the columns of both stand over each other at the right.
-    body.place(canvases[1], across + canvases[2].right - canvases[1].right, 0)
-    body.place(canvases[0], 0, below)
-    body.place(canvases[2], across, below)
-    body.words(0, 14, formula, "formula")
-    return body
+    """`result = left @ top` in blocks."""
+    return multiplied(formula, left.canvas(), top.canvas(), result.canvas(), gap=30)
 
 
 def products(title: str, lead: str, parts: Sequence[Canvas]) -> Figure:

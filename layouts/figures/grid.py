@@ -221,6 +221,23 @@ def stacked(parts: Sequence[Canvas], gap: float = 22) -> Canvas:
     return canvas
 
 
+def multiplied(
+    formula: str, left: Canvas, top: Canvas, result: Canvas, lines: Sequence[str] = (), gap: float = 34
+) -> Canvas:
+    """``result = left @ top`` as it is written: one above, the other beside the result, ``lines`` in the corner."""
+    canvas = Canvas()
+    across = max(left.right, *(text_width(line, "axis") for line in lines), 0) + gap
+    below = top.bottom + gap - 8
+    # Row labels differ in width: the columns of both stand over each other at the right.
+    canvas.place(top, across + result.right - top.right, 0)
+    canvas.place(left, 0, below)
+    canvas.place(result, across, below)
+    canvas.words(0, 14, formula, "formula")
+    for i, line in enumerate(lines):
+        canvas.words(0, 36 + 17 * i, line, "axis")
+    return canvas
+
+
 def headed(words: str, part: Canvas) -> Canvas:
     """``part`` under a heading."""
     canvas = Canvas()

@@ -8,8 +8,8 @@ from dataclasses import replace
 from .. import ints
 from ..access import banks_of
 from ..algebra import AnyLayout
-from ..style import bank_paint, text_width, thread_paint
-from .grid import Drawn, Grid, Runs, beside, draw, headed, windows
+from ..style import bank_paint, thread_paint
+from .grid import Drawn, Grid, Runs, beside, draw, headed, multiplied, windows
 from .scene import Canvas, Facts, Figure, Swatch, finish
 from .threads import _fold, _turned, tile_grid, tile_of
 
@@ -122,18 +122,9 @@ def shared_operand_product(
         headed(f"{names[1]}  {k} \u00d7 {n}: shared memory, {PIECE} bytes a cell", drawn_b),
         headed(f"{names[2]}  {m} \u00d7 {n}: registers", drawn_c),
     ]
-    body = Canvas()
     told = [f"{names[0]} {a}", f"{names[1]} {b_memory}", f"{names[2]} {c}"]
-    across = max(canvases[0].right, *(text_width(t, "axis") for t in told)) + 34
-    below = canvases[1].bottom + 26
-    body.place(canvases[1], across + drawn_c.right - drawn_b.right, 0)
-    body.place(canvases[0], 0, below)
-    body.place(canvases[2], across, below)
-    body.words(0, 14, f"{names[2]} = {names[0]} \u00b7 {names[1]} + {names[2]}", "formula")
-    for i, text in enumerate(told):
-        body.words(0, 36 + 17 * i, text, "axis")
     return finish(
-        body,
+        multiplied(f"{names[2]} = {names[0]} \u00b7 {names[1]} + {names[2]}", *canvases, told),
         title or f"wgmma {m} \u00d7 {n} \u00d7 {k}",
         f"One instruction of four warps, {m} \u00d7 {n} \u00d7 {k} (M \u00d7 N \u00d7 K): which thread holds which "
         f"element of what lies in registers, and where the rest lies. Each warp has {WARP_ROWS} rows.",

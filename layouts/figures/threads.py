@@ -10,7 +10,19 @@ from .. import ints
 from ..access import banks_of, owners
 from ..algebra import AnyLayout
 from ..style import thread_paint
-from .grid import MAX_WIDTH, Grid, arrange, beside, boundaries, cell_size, draw, headed, stacked, windows
+from .grid import (
+    MAX_WIDTH,
+    Grid,
+    arrange,
+    beside,
+    boundaries,
+    cell_size,
+    draw,
+    headed,
+    multiplied,
+    stacked,
+    windows,
+)
 from .scene import Canvas, Facts, Figure, Swatch, finish, ranges
 
 Owners = list[tuple[int, int]]
@@ -355,17 +367,9 @@ def mma_fragments(
         shared = tile.threads > 1 and all(len(o) == tile.threads for o in tile.owners)
         where = ", shared memory: every thread reads it" if shared else ""
         canvases[name] = headed(f"{name}  {sizes}{where}", drawn)
-    body = Canvas()
-    left = canvases["A"].right + 34
-    body.place(canvases["B"], left, 0)
-    below = canvases["B"].bottom + 26
-    body.place(canvases["A"], 0, below)
-    body.place(canvases["C"], left, below)
-    body.words(0, 14, "C = A · B + C", "formula")
-    for i, (name, tv) in enumerate((("A", a), ("B", b), ("C", c))):
-        body.words(0, 36 + 17 * i, f"{name} {tv}", "axis")
+    told = [f"{name} {tv}" for name, tv in (("A", a), ("B", b), ("C", c))]
     return finish(
-        body,
+        multiplied("C = A · B + C", canvases["A"], canvases["B"], canvases["C"], told),
         title or f"MMA atom {m} \u00d7 {n} \u00d7 {k}",
         f"Fragments of one {m} \u00d7 {n} \u00d7 {k} (M \u00d7 N \u00d7 K) matrix product: which thread "
         "holds which element.",
