@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import cutlass
 import cutlass.cute as cute
+import other_kernels
 import pytest
 
 from layouts import ComposedLayout, Layout, LayoutSyntaxError, Swizzle, parse, trace
@@ -219,17 +219,9 @@ def test_importing_layouts_loads_no_drawing_library():
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
-def other_kernels():
-    spec = importlib.util.spec_from_file_location("other_kernels", ROOT / "docs/layouts/other_kernels.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_two_other_kernels_are_read_while_they_are_traced(monkeypatch):
     monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")
-    found = other_kernels().traced()
+    found = other_kernels.traced()
     turn, product = found["transpose"], found["tile_product"]
     assert turn["copy"].tv == parse("((32,8),4):((32,4),1)")
     assert (turn["copy"].tiler, turn["copy"].element_bits) == ((32, 32), 32)
