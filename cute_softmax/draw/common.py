@@ -30,7 +30,9 @@ EXCHANGED = {
 class View:
     """What the figures of a Plan show, and the thread that they follow; each movement has its own.
 
-    Raises ValueError for a thread that there is not. `aside` are figures that do not show threads of the CTA drawn.
+    usual: the thread to follow if none is asked for; where: which CTA is drawn, for titles, empty where there is but
+    one; aside: figures that do not show threads of this CTA; counted: among what threads are counted, if not in the
+    CTA. Raises ValueError for a thread that there is not.
     """
 
     plan: PlanBase
@@ -59,7 +61,7 @@ class View:
 
     @cached_property
     def followed(self) -> int:
-        """The thread to follow: the one asked for, else the one of which there is most to see."""
+        """The thread to follow: the one asked for, else the usual one."""
         return self.usual if self.thread is None else self.thread
 
     @property

@@ -19,8 +19,8 @@ from . import matmul_mma, matmul_tile
 from .matmul_tile import (
     WIDEST,
     Blocks,
-    drawn_at_all,
     first_stage,
+    in_grid,
     instruction,
     loaded,
     product,
@@ -34,7 +34,7 @@ BLOCKS = TILE_N // named.INSTRUCTION_K  # instructions of a step
 UNSWIZZLED = "without its swizzle"  # what a check tells for comparison
 STORED = 32  # columns of the result that a quad exchanges at a time
 
-
+# The layouts of a class that its kernel has and figures draw, by name.
 drawn = named.forward_layouts
 
 
@@ -345,7 +345,7 @@ def walk(view: View) -> list[Step]:
             "ring",
             first_stage,
         ),
-        Step("How the tile lies", "The pieces of each row are exchanged.", "scores", drawn_at_all),
+        Step("How the tile lies", "The pieces of each row are exchanged.", "scores", in_grid),
         Step("Words to registers", "Each thread reads its words of two lines.", "lines", view.own),
         Step("Pairs to registers", "Each thread reads its pairs.", "pairs", view.own),
         Step(
@@ -367,7 +367,7 @@ def walk(view: View) -> list[Step]:
             if wgmma
             else "Its pieces are exchanged as those of S.",
             "values",
-            drawn_at_all,
+            in_grid,
         ),
         Step("B to registers", "Each warp loads the fragments of V for itself.", "operand", lane),
         Step(

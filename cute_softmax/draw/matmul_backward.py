@@ -18,8 +18,8 @@ from . import matmul_tile
 from .matmul_tile import (
     WIDE,
     Blocks,
-    drawn_at_all,
     first_stage,
+    in_grid,
     instruction,
     loaded,
     product,
@@ -29,6 +29,7 @@ from .matmul_tile import (
     swizzled,
 )
 
+# The layouts of a class that its kernel has and figures draw, by name.
 drawn = named.backward_layouts
 
 
@@ -292,7 +293,7 @@ def walk(view: View) -> list[Step]:
             "ring",
             first_stage,
         ),
-        Step("dO as it lies", "Its tile is the B operand of both products.", "grad", drawn_at_all),
+        Step("dO as it lies", "Its tile is the B operand of both products.", "grad", in_grid),
         Step(
             "The first product",
             "dPᵀ = V dOᵀ begins; meanwhile the scores are loaded.",
@@ -314,7 +315,7 @@ def walk(view: View) -> list[Step]:
             if c.sent
             else "dS goes to global memory element by element.",
             "lines" if c.lines else "scores",
-            view.own if c.lines else drawn_at_all,
+            view.own if c.lines else in_grid,
         ),
     ]
 

@@ -62,7 +62,7 @@ class View(common.View):
         )
 
 
-def drawn_at_all(facts: Facts) -> bool:
+def in_grid(facts: Facts) -> bool:
     """Whether a cell is one of a grid."""
     return bool(facts.coordinate)
 
