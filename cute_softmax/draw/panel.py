@@ -84,17 +84,8 @@ def tile(view: View) -> Figure:
     name = space(c.facts.inputs[0])
     end = len(p.bounds(0, 0))
     keep = (view.first, min(end, c.tile))
-    figure = draw.thread_value(
-        c.tiled(c.steps),
-        view.tiler(c.steps),
-        memory=view.memory(0),
-        space=name,
-        element_bytes=view.size,
-        keep=keep if view.flat else (),
-        keep_rows=() if view.flat else keep,
-        step=view.tiler(1)[1] if view.flat else 0,
-        title=f"{name}: the first tile in global memory{view.where}",
-    )
+    title = f"{name}: the first tile in global memory{view.where}"
+    figure = _of_tile(view, keep, memory=view.memory(0), space=name, title=title)
     modes = len(p.kept)
     reduced = p.operand_strides[0][modes:][::-1]
     along = ", ".join(f"{n:,} elements {s:,} apart" for n, s in zip(p.reduced, reduced, strict=True) if n > 1)
@@ -151,18 +142,8 @@ def _smem(view: View) -> Figure:
         element, group = view.place(*at)
         return slot[element + height * group]
 
-    figure = draw.thread_value(
-        c.tiled(c.steps),
-        view.tiler(c.steps),
-        memory=memory,
-        space=names[0],
-        element_bytes=view.size,
-        shared=True,
-        keep=(view.first,) if view.flat else (),
-        keep_rows=() if view.flat else (view.first,),
-        step=view.tiler(1)[1] if view.flat else 0,
-        title=f"{names[0]}: slots of threads in shared memory, {c.smem}",
-    )
+    title = f"{names[0]}: slots of threads in shared memory, {c.smem}"
+    figure = _of_tile(view, (view.first,), memory=memory, space=names[0], shared=True, title=title)
     notes = [f"One buffer each: {', '.join(names)}."] if len(names) > 1 else []
     if c.shifted:
         notes += [
@@ -178,6 +159,14 @@ def _smem(view: View) -> Figure:
         "What lies outside is filled with padding that changes no result: every later step takes all slots.",
     ]
     return figure.noted(*notes, *view.report.shared[: len(names)])
+
+
+def _of_tile(view: View, keep: tuple[int, ...], **options) -> Figure:
+    """The threads of the CTA's tile, drawn around the elements `keep` however many there are."""
+    c, step = view.kernel, view.tiler(1)[1]
+    along = {"keep": keep, "step": step} if view.flat else {"keep_rows": keep}
+    tile = c.tiled(c.steps), view.tiler(c.steps)
+    return draw.thread_value(*tile, element_bytes=view.size, **along, **options)
 
 
 def _predicate(view: View) -> Figure:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from layouts import Layout
 from layouts import figures as draw
 from layouts.figures import Figure, Slots, Use
@@ -42,7 +40,7 @@ def reduction_buffer(view: View) -> Figure:
     buffers = [
         view.slots(
             f"stage {stage}: {name}",
-            f"{SHARED}, reduction buffer",
+            f"{SHARED}, reduction buffer, stage {stage}",
             Layout((columns, warps), (column_stride, warp_stride)),
             4,
             "warp",
@@ -51,7 +49,6 @@ def reduction_buffer(view: View) -> Figure:
         )
         for name, stage in view.exchanges
     ]
-    buffers = [replace(b, space=f"{b.space}, stage {i}") for i, b in enumerate(buffers)]
     figure = draw.slots(
         buffers,
         title=f"Reduction buffer{view.where}",
