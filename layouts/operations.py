@@ -6,7 +6,7 @@ layout. A tiler is an int (a contiguous tile), a Layout, or a tuple with one of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from . import ints
 from .algebra import Layout
@@ -151,14 +151,10 @@ def logical_divide(layout: Layout, tiler: Tiler) -> Layout:
 
 def zipped_divide(layout: Layout, tiler: Tiler) -> Layout:
     """``logical_divide`` with all tile modes gathered first and all rest modes second."""
-    return _unzipped(logical_divide, layout, tiler)
-
-
-def _unzipped(split: Callable[[Layout, Tiler], Layout], layout: Layout, tiler: Tiler) -> Layout:
     if not isinstance(tiler, tuple):
-        return split(layout, tiler)
+        return logical_divide(layout, tiler)
     _check_modes(layout, tiler)
-    parts = [_unzipped(split, layout[i], t) for i, t in enumerate(tiler)]
+    parts = [zipped_divide(layout[i], t) for i, t in enumerate(tiler)]
     rest = [p[1] for p in parts] + list(layout)[len(tiler) :]
     return make_layout([make_layout([p[0] for p in parts]), make_layout(rest)])
 

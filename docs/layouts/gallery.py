@@ -32,7 +32,6 @@ from layouts.html import explorer  # noqa: E402
 from layouts.walk import row_walk  # noqa: E402
 
 COUNTERS = ROOT / "docs/layouts/access.json"
-ROW = parse("((32,4),8):((32,1),4)")
 CLUSTER = Layout.ordered((1, (4, 4), 1), (1, 0, 2))
 
 
