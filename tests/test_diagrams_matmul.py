@@ -20,8 +20,6 @@ from cute_softmax.plan.problem import ITEM_SIZE
 from layouts import ComposedLayout, Layout, Swizzle
 from layouts.trace import MmaValue, differences, observing
 
-FRAGMENTS = {"registers", "fragments", "first_product", "second_product", "pairs", "exchange"}
-
 
 @pytest.fixture(scope="module", params=MATMULS)
 def case(request):
@@ -30,57 +28,56 @@ def case(request):
     return p, draw.figures(p)
 
 
-def tile_of(p, name: str) -> tuple[Layout, int]:
-    """The thread-value layout that a figure draws in its last grid, and the rows of its tile."""
-    c = p.kernel
-    if isinstance(c, MatmulClass):
-        tv = {"fragments": named.fragment(c.depth), "exchange": named.stored()}.get(name, named.fragment(64))
-        return tv, 64
-    tv = named.fragment(c.share_depth if name == "second_product" else c.rows)
-    return tv, 64
+def fragments_of(c) -> dict[str, tuple[str, Layout]]:
+    """Figure -> (space of the cells that show a fragment, its thread-value layout over 64 rows)."""
+    if c.movement == "matmul_backward":
+        accumulators = named.fragment(c.rows)
+        sums = named.fragment(c.share_depth)
+        return {
+            "registers": ("", accumulators),
+            "first_product": ("dPᵀ", accumulators),
+            "second_product": ("dV", sums),
+        }
+    scores = named.fragment(64)
+    found = {"registers": ("", scores), "pairs": ("sS", scores), "exchange": ("stored by", named.stored())}
+    if c.instruction == "wgmma":  # else drawn from what cute has alone
+        found["fragments"] = ("O", named.fragment(c.depth))
+    return found
 
 
 def test_cells_of_fragments_are_those_of_the_layouts(case):
     p, found = case
-    for name in FRAGMENTS & set(found):
-        if name == "fragments" and p.kernel.movement == "matmul" and p.kernel.instruction == "mma":
-            continue  # drawn from what cute has alone
-        tv, rows = tile_of(p, name)
-        space = {"fragments": "O", "first_product": "dPᵀ", "second_product": "dV", "exchange": "destination"}
-        seen = 0
-        for cell in found[name].cells:
-            f = cell.facts
-            if (name == "exchange" and f.start is None) or not f.threads or not f.coordinate:
-                continue
-            if name in space and name != "exchange" and f.space != space[name]:
-                continue
+    for name, (space, tv) in fragments_of(p.kernel).items():
+        if name not in found:
+            continue
+        facts = [x.facts for x in found[name].cells if x.facts.threads and x.facts.space == space]
+        assert facts, name
+        for f in facts:
             (thread,) = f.threads
             value = int(re.match(r"\d+", f.value)[0])
             row, column = map(int, re.match(r"\((\d+), (\d+)", f.coordinate).groups())
-            assert tv(thread, value) == row + column * rows, (name, f)
-            seen += 1
-        assert seen, name
+            assert tv(thread, value) == row + column * 64, (name, f)
 
 
 def test_addresses_of_figures_are_those_of_the_tiles(case):
     """Cells of shared memory against the layouts, by the byte that they name."""
     p, found = case
     c = p.kernel
-    for name in {"scores", "values", "grad"} & set(found):
-        item, turned = ITEM_SIZE[c.dtypes[0 if name == "scores" else 1]], name == "values"
-        if name == "scores":
-            tile = named.by_rows(item, c.rows, 64 if isinstance(c, MatmulClass) else c.columns, 1)
-        else:
-            tile = (
-                named.by_columns(item, c.depth, 64, 1) if turned else named.by_rows(item, c.rows, c.depth, 1)
-            )
+    scores, values = (ITEM_SIZE[d] for d in c.dtypes[:2])
+    tiles = {
+        "scores": (scores, named.by_rows(scores, c.rows, 64, 1)),
+        "values": (values, named.by_columns(values, c.depth, 64, 1)),
+        "grad": (values, named.by_rows(values, c.rows, c.depth, 1)),
+    }
+    for name in tiles.keys() & found.keys():
+        item, tile = tiles[name]
         memory = named.first_stage(tile)
         cells = [f for f in (x.facts for x in found[name].cells) if f.start is not None]
         swizzled = cells[len(cells) // 2 :]
         assert len(swizzled) == 16 * 8
         for f in swizzled:
             at = tuple(map(int, re.findall(r"\d+", f.coordinate)))
-            assert f.byte == memory(at[::-1] if turned else at) * item
+            assert f.byte == memory(at[::-1] if name == "values" else at) * item
 
 
 def test_the_swizzle_removes_every_conflict():
@@ -116,6 +113,9 @@ def test_a_wrong_plan_is_found(monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(named, "matrices", lambda columns, transposed=False, source=source: source)
             assert "wanted is" in problems(plan)
+    with monkeypatch.context() as patch:
+        patch.setattr(named, "value_matrices", lambda: Layout(((8, 2, 2), 8), ((16, 8, 128), 1)))
+        assert "V: ldmatrix" in problems(made("mma"))
 
 
 # `matrices` with the second and the third matrix exchanged.
@@ -170,32 +170,33 @@ def test_accumulators_are_operands_as_they_are():
             assert accumulators(thread, value) == operand(thread, inside) + block * k * 64
 
 
-def test_what_is_not_planned():
-    ampere = replace(H200, architecture=ARCHITECTURES["sm_80"])
-    assert describe.plan_matmul_shape((64, 64), 64, device=ampere).kernel.instruction == "mma"
-    with pytest.raises(NotPlanned, match="sm_80"):
-        describe.plan_matmul_shape((64, 64), 64, device=ampere, instruction="wgmma")
-    with pytest.raises(NotPlanned, match="sm_90a"):
-        describe.plan_matmul_shape((64, 64), 64, device=ampere, backward=True)
-    with pytest.raises(ValueError, match="two dimensions"):
-        describe.plan_matmul_shape((64,), 64)
-    for shape, depth, words in (
-        ((1 << 31, 64), 64, "2147483648 rows"),
-        ((64, 1 << 31), 64, "2147483648 columns"),
-        ((1 << 31, 64, 64), 64, "2147483648 batches"),
-    ):
-        for backward in (False, True):
-            with pytest.raises(NotPlanned, match=f"{words}: at most"):
-                describe.plan_matmul_shape(shape, depth, backward=backward)
-    with pytest.raises(NotPlanned, match="2147483648 columns of V: at most"):
-        describe.plan_matmul_shape((64, 64), 1 << 31)
-    with pytest.raises(NotPlanned, match="4295032832 rows: at most"):  # those of all batches, line by line
-        describe.plan_matmul_shape((1 << 16, (1 << 16) + 1, 65), 64)
-    for dtype in ("bool", "int64"):
-        with pytest.raises(TypeError, match=f"no kernels for dtype '{dtype}'"):
-            describe.plan_matmul_shape((64, 64), 64, dtype)
-    with pytest.raises(ValueError, match="elements: at most"):
-        describe.plan_matmul_shape((1 << 31, 1 << 30), 64)
+AMPERE = {"device": replace(H200, architecture=ARCHITECTURES["sm_80"])}
+BACKWARD = {"backward": True}
+
+
+@pytest.mark.parametrize(
+    ("shape", "depth", "options", "error", "words"),
+    [
+        ((64, 64), 64, {**AMPERE, "instruction": "wgmma"}, NotPlanned, "sm_80"),
+        ((64, 64), 64, {**AMPERE, **BACKWARD}, NotPlanned, "sm_90a"),
+        ((64,), 64, {}, ValueError, "two dimensions"),
+        ((1 << 31, 64), 64, {}, NotPlanned, "2147483648 rows: at most"),
+        ((1 << 31, 64), 64, BACKWARD, NotPlanned, "2147483648 rows: at most"),
+        ((64, 1 << 31), 64, {}, NotPlanned, "2147483648 columns: at most"),
+        ((64, 1 << 31), 64, BACKWARD, NotPlanned, "2147483648 columns: at most"),
+        ((1 << 31, 64, 64), 64, {}, NotPlanned, "2147483648 batches: at most"),
+        ((1 << 31, 64, 64), 64, BACKWARD, NotPlanned, "2147483648 batches: at most"),
+        ((64, 64), 1 << 31, {}, NotPlanned, "2147483648 columns of V: at most"),
+        # The rows of all batches, line by line.
+        ((1 << 16, (1 << 16) + 1, 65), 64, {}, NotPlanned, "4295032832 rows: at most"),
+        ((64, 64), 64, {"dtype": "bool"}, TypeError, "no kernels for dtype 'bool'"),
+        ((64, 64), 64, {"dtype": "int64"}, TypeError, "no kernels for dtype 'int64'"),
+        ((1 << 31, 1 << 30), 64, {}, ValueError, "elements: at most"),
+    ],
+)
+def test_what_is_not_planned(shape, depth, options, error, words):
+    with pytest.raises(error, match=words):
+        describe.plan_matmul_shape(shape, depth, **options)
 
 
 # What follows is run by itself, see `test_every_class_is_drawn_as_its_kernel_is`.
