@@ -27,8 +27,11 @@ from cute_softmax.runtime import cache, precompile
 from layouts.__main__ import main as layouts_main
 
 ROOT = Path(__file__).resolve().parents[1]
-# The pages below docs/layouts have tests of their own, but for commands.
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs/layouts").glob("*.md")),
+]
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
 
 
@@ -37,7 +40,11 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def pages(language: str) -> list:
-    return [pytest.param(p, id=p.name) for p in PAGES if blocks(p, language)]
+    return [p for p in PAGES if blocks(p, language)]
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
 
 
 def test_generated_parts_are_up_to_date():
@@ -73,7 +80,7 @@ def test_results_become_tables(monkeypatch, tmp_path):
         assert "2026-01-02" in said and "`command`" in said
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_opened_block_is_closed_and_filled(page):
     text = page.read_text(encoding="utf-8")
     opened = re.findall(r"<!-- generated: (.+?) -->", text)
@@ -81,7 +88,7 @@ def test_every_opened_block_is_closed_and_filled(page):
     assert not re.search(r"-->\s*<!-- end of", text)
 
 
-@pytest.mark.parametrize("page", pages("python"))
+@pytest.mark.parametrize("page", pages("python"), ids=name_of)
 def test_python_examples_run(page, monkeypatch, tmp_path):
     """All blocks of a page in order, in one namespace, in an empty folder."""
     monkeypatch.chdir(tmp_path)
@@ -90,7 +97,7 @@ def test_python_examples_run(page, monkeypatch, tmp_path):
         exec(compile(code, page.name, "exec"), names)
 
 
-@pytest.mark.parametrize("page", pages("pycon"))
+@pytest.mark.parametrize("page", pages("pycon"), ids=name_of)
 def test_sessions_say_what_they_show(page):
     for session in blocks(page, "pycon"):
         test = doctest.DocTestParser().get_doctest(session, {}, page.name, None, None)
@@ -110,9 +117,7 @@ def commands(page: Path) -> list[tuple[str, ...]]:
 
 
 COMMANDS = dict.fromkeys(
-    words
-    for page in [*PAGES, *sorted((ROOT / "docs" / "layouts").glob("*.md")), ROOT / "benchmarks" / "README.md"]
-    for words in commands(page)
+    words for page in [*PAGES, ROOT / "benchmarks" / "README.md"] for words in commands(page)
 )
 
 
@@ -198,7 +203,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_lead_somewhere(page):
     for target, anchor in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", page.read_text(encoding="utf-8")):
         if "://" not in target:

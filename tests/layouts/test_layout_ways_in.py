@@ -1,8 +1,7 @@
-"""The ways in: notation, command line, notebooks, traced kernels, and documentation that runs."""
+"""The ways in: notation, command line, notebooks and traced kernels."""
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -265,11 +264,3 @@ def test_differences_between_drawn_and_traced():
     assert "smem: drawn as (8,4):(1,8), but the kernel has (8,4):(4,1)" in lines[0]
     assert "gone" in lines[1]
     assert trace.differences({"a": Layout((8, 1))}, {"a": Layout(8)}) == []
-
-
-@pytest.mark.parametrize("name", ["index.md", "access.md", "gallery.md"])
-def test_documentation_runs(name):
-    text = (ROOT / "docs/layouts" / name).read_text(encoding="utf-8")
-    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert blocks
-    exec("\n".join(blocks), {})
