@@ -188,8 +188,13 @@ def _borders(canvas: Canvas, grid: Grid, columns, lines, origin, total) -> None:
     for r, y in lines:
         if r in grid.thick_rows and r != inner[1]:
             canvas.stroke([(left, top + y), (left + total_w, top + y)], "thick")
-    corners = [(0, 0), (total_w, 0), (total_w, total_h), (0, total_h), (0, 0)]
-    canvas.stroke([(left + x, top + y) for x, y in corners], "thick")
+    canvas.stroke(outline(left, top, total), "thick")
+
+
+def outline(x: float, y: float, size: tuple[float, float]) -> list[tuple[float, float]]:
+    """The corners of a rectangle, closed."""
+    right, bottom = x + size[0], y + size[1]
+    return [(x, y), (right, y), (right, bottom), (x, bottom), (x, y)]
 
 
 def cell_size(labels: Sequence[Sequence[str]], least: float = 34) -> tuple[float, float]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from ..access import WARP, banks_of, shared_request
 from ..algebra import Layout
 from ..style import text_width, thread_paint
-from .grid import MAX_WIDTH, Grid, arrange, cell_size, draw, headed, stacked
+from .grid import MAX_WIDTH, Grid, arrange, cell_size, draw, headed, outline, stacked
 from .scene import Canvas, Facts, Figure, Swatch, count, finish, ranges
 
 SPACE = "reduction buffer"
@@ -181,7 +181,7 @@ def cluster_exchange(buffer: Layout, *, element_bytes: int, cta: int = 0, warp: 
         x = target * (card + GAP)
         body.place(_card(b, target, row, columns, slot, expected), x, top)
         at = x + PAD + LABEL + (columns.index(q) + 0.5) * SLOT[0]
-        body.stroke(_outline(at - SLOT[0] / 2, top + CARD_HEAD + cta * SLOT[1]), "thick")
+        body.stroke(outline(at - SLOT[0] / 2, top + CARD_HEAD + cta * SLOT[1], SLOT), "thick")
         start = left + SLOT[0] * (target + 0.5)
         body.stroke([(start, 48), (start, 58), (at, top - 16), (at, top - 2)], "link", arrow=True)
     shown = "all drawn" if len(columns) == b.warps_per_row else f"warp {warp} drawn"
@@ -206,11 +206,6 @@ def cluster_exchange(buffer: Layout, *, element_bytes: int, cta: int = 0, warp: 
             Swatch("plain", "@40", "its byte address in that CTA's buffer"),
         ],
     )
-
-
-def _outline(x: float, y: float) -> list[tuple[float, float]]:
-    """The corners of a slot, closed."""
-    return [(x, y), (x + SLOT[0], y), (x + SLOT[0], y + SLOT[1]), (x, y + SLOT[1]), (x, y)]
 
 
 def _card_width(columns: int) -> float:

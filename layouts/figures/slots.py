@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ..access import banks_of
 from ..algebra import Layout
 from ..style import text_width, thread_paint
-from .grid import MAX_CELLS, MAX_WIDTH, Grid, arrange, cell_size, draw, headed, stacked
+from .grid import MAX_CELLS, MAX_WIDTH, Grid, arrange, cell_size, draw, headed, outline, stacked
 from .scene import Canvas, Facts, Figure, Swatch, finish
 
 MAX_FOLDED = 64  # slots of a buffer that is drawn whole
@@ -152,13 +152,7 @@ def slots_of_peers(slots: Slots, *, cta: int, column: int, expected: int) -> Fig
         body.cell(x + PAD, y, (card - 2 * PAD, 32), "barrier", ("mbarrier", f"{expected:,} bytes"), facts)
         end, slot = left + SLOT[0] / 2, TOP + HEAD + cta * SLOT[1]
         body.stroke([(middle, 46), (middle, 56), (end, TOP - 16), (end, TOP - 2)], "link", arrow=True)
-        corners = [
-            (left, slot),
-            (left + SLOT[0], slot),
-            (left + SLOT[0], slot + SLOT[1]),
-            (left, slot + SLOT[1]),
-        ]
-        body.stroke([*corners, corners[0]], "thick")
+        body.stroke(outline(left, slot, SLOT), "thick")
     return finish(
         body,
         f"Cluster of {ctas} CTAs",
