@@ -14,15 +14,36 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from .commands.arguments import dims, shape
-from .plan import NotPlanned, table_of
+from .plan import table_of
 from .plan.catalogue import classes, longest_row, of_few_rows, operand_dtypes
+from .plan.describe import plan_matmul_shape
 from .plan.hardware import ARCHITECTURES, H200, Device
+from .plan.matmul import MatmulPlan
+from .plan.matmul_backward import MatmulBackwardPlan
 from .plan.problem import FLOATS
+
+
+def shape(text: str) -> tuple[int, ...]:
+    """The shape written as "4096x8192"."""
+    try:
+        sizes = tuple(int(part) for part in text.lower().split("x"))
+    except ValueError:
+        sizes = (-1,)
+    if min(sizes) < 0:
+        raise argparse.ArgumentTypeError(f"a shape is written 4096x8192, not {text!r}")
+    return sizes
+
+
+def dims(text: str) -> tuple[int, ...]:
+    """The dimension or dimensions written as "-1" or "1,2"."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"dimensions are written -1 or 1,2, not {text!r}") from None
 
 
 def parser() -> argparse.ArgumentParser:
@@ -30,76 +51,130 @@ def parser() -> argparse.ArgumentParser:
     whole = argparse.ArgumentParser("python -m cute_softmax", description="Softmax kernels in the CuTe DSL.")
     commands = whole.add_subparsers(dest="command", required=True, metavar="command")
 
-    def command(name: str, text: str) -> argparse.ArgumentParser:
-        return commands.add_parser(name, help=text, description=text)
+    def command(name: str, run: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=text, description=text)
+        added.set_defaults(run=run)
+        return added
 
-    demo = command("demo", "One softmax, forward and backward: checked, explained, timed and drawn.")
+    demo = command(
+        "demo", run_demo, "One softmax, forward and backward: checked, explained, timed and drawn."
+    )
     demo.add_argument("shape", nargs="?", type=shape, default=(4096, 8192), metavar="MxN", help="(4096x8192)")
     demo.add_argument("--dim", type=int, default=-1, help="the reduced dimension (-1)")
     demo.add_argument("--out", type=Path, default=Path("out"), help="the diagrams' folder (out)")
 
-    explain = command("explain", "How a softmax of this shape would run, on this GPU or else an H200.")
-    explain.add_argument("shape", type=shape, metavar="AxBxC", help="such as 4096x8192")
-    explain.add_argument(
-        "--dim", type=dims, nargs="+", default=[(-1,)], help="the reduced dimensions: -1, or 0 2 (-1)"
+    explain = command(
+        "explain", run_explain, "How a softmax of this shape would run, on this GPU or else an H200."
     )
-    explain.add_argument("--backward", action="store_true", help="the backward pass instead")
-    explain.add_argument(
-        "--matmul", type=int, metavar="D", help="softmax(S) @ V for S of the shape and D columns of V"
+    diagrams = command(
+        "diagrams",
+        run_diagrams,
+        "The layouts of the kernel of this shape as figures, and a page to explore them.",
     )
+    for added in (explain, diagrams):
+        added.add_argument("shape", type=shape, metavar="AxBxC", help="such as 4096x8192")
+        added.add_argument(
+            "--dim", type=dims, nargs="+", default=[(-1,)], help="the reduced dimensions: -1, or 0 2 (-1)"
+        )
+        added.add_argument("--backward", action="store_true", help="the backward pass instead")
+        added.add_argument(
+            "--matmul", type=int, metavar="D", help="softmax(S) @ V for S of the shape and D columns of V"
+        )
+    diagrams.add_argument(
+        "--two-pass", action="store_true", help="maximum, then sum, instead of both at once"
+    )
+    diagrams.add_argument("--arch", choices=ARCHITECTURES, default=H200.architecture.name)
+    diagrams.add_argument("--thread", type=int, help="the thread to follow")
+    diagrams.add_argument("--png", action="store_true", help="PNG beside every SVG (needs cairosvg)")
+    diagrams.add_argument("-o", "--output", type=Path, default=Path("diagrams"), help="folder to write into")
 
-    rung = command("ladder", "One rung of the ladder on a tensor: checked and timed beside torch and a copy.")
+    rung = command(
+        "ladder", run_ladder, "One rung of the ladder on a tensor: checked and timed beside torch and a copy."
+    )
     rung.add_argument("rung", type=int, help="0, the naive form, to 7")
     rung.add_argument("shape", nargs="?", type=shape, default=(1024, 4096), metavar="MxN", help="(1024x4096)")
     rung.add_argument("--dim", type=int, default=-1, help="the reduced dimension (-1; of rung 0 also 0)")
 
-    # Its own arguments: see `commands.diagrams`.
-    command("diagrams", "The layouts of the kernel of this shape as figures, and a page to explore them.")
-
-    listed = command("classes", "The Plan classes: what there is to compile, and the rows that each takes.")
-    ahead = command("precompile", "Compile every Plan class of a dtype, of all row maths, into the store.")
+    listed = command(
+        "classes", run_classes, "The Plan classes: what there is to compile, and the rows that each takes."
+    )
+    ahead = command(
+        "precompile", run_precompile, "Compile every Plan class of a dtype, of all row maths, into the store."
+    )
     for added in (listed, ahead):
         added.add_argument(
             "--arch", choices=ARCHITECTURES, default=None, help="architecture (this GPU's, else sm_90a)"
         )
-    for added in (demo, explain, rung, listed):
+    for added in (demo, explain, diagrams, rung, listed):
         added.add_argument("--dtype", choices=FLOATS, default="bf16", help="element type (bf16)")
     ahead.add_argument("--dtype", nargs="+", choices=FLOATS, default=["bf16"], help="element types (bf16)")
 
-    store = command("cache", "The store of compiled kernels: its path, a list of it, or clear it.")
+    store = command("cache", run_cache, "The store of compiled kernels: its path, a list of it, or clear it.")
     store.add_argument("action", nargs="?", choices=("path", "list", "clear"), default="list")
     return whole
+
+
+def matrix(given: argparse.Namespace, what: str) -> tuple[int, int]:
+    """The shape, of a matrix that is not empty."""
+    if len(given.shape) != 2 or 0 in given.shape:
+        raise ValueError(f"{what} takes MxN of at least 1x1, not {'x'.join(map(str, given.shape))}")
+    return given.shape
 
 
 def run_demo(given: argparse.Namespace) -> int:
     from .commands import demo
 
-    if len(given.shape) != 2 or 0 in given.shape:
-        raise ValueError(f"the demo takes MxN of at least 1x1, not {'x'.join(map(str, given.shape))}")
-    return demo.run(given.shape, given.dtype, given.out, given.dim)
+    return demo.run(matrix(given, "the demo"), given.dtype, given.out, given.dim)
 
 
 def run_ladder(given: argparse.Namespace) -> int:
     from .commands import ladder
 
-    if len(given.shape) != 2 or 0 in given.shape:
-        raise ValueError(f"a rung takes MxN of at least 1x1, not {'x'.join(map(str, given.shape))}")
-    return ladder.run(given.rung, given.shape, given.dtype, given.dim)
+    return ladder.run(given.rung, matrix(given, "a rung"), given.dtype, given.dim)
+
+
+def reduced(given: argparse.Namespace) -> tuple[int, ...]:
+    """All dimensions that are named."""
+    return tuple(d for part in given.dim for d in part)
+
+
+def product(given: argparse.Namespace, device: Device) -> MatmulPlan | MatmulBackwardPlan:
+    """The plan of softmax(S) @ V or of its gradients."""
+    if reduced(given) != (-1,):
+        raise ValueError("--matmul is softmax(S) @ V over the last dimension of S: without --dim")
+    return plan_matmul_shape(given.shape, given.matmul, given.dtype, backward=given.backward, device=device)
 
 
 def run_explain(given: argparse.Namespace) -> int:
     from .api.explain import explain as explained
 
-    dim, gpu = tuple(d for part in given.dim for d in part), device(None)
-    if given.matmul is not None:
-        from .plan.describe import plan_matmul_shape
+    gpu = device(None)
+    if given.matmul is None:
+        print(explained(given.shape, reduced(given), given.dtype, backward=given.backward, device=gpu))
+    else:
+        print(product(given, gpu).explain())
+    return 0
 
-        if dim != (-1,):
-            raise ValueError("--matmul is softmax(S) @ V over the last dimension of S: without --dim")
-        made = plan_matmul_shape(given.shape, given.matmul, given.dtype, backward=given.backward, device=gpu)
-        print(made.explain())
-        return 0
-    print(explained(given.shape, dim, given.dtype, backward=given.backward, device=gpu))
+
+def run_diagrams(given: argparse.Namespace) -> int:
+    from .api.explain import plan_softmax
+    from .draw import write
+
+    gpu = device(given.arch)
+    if given.two_pass and (given.backward or given.matmul is not None):
+        raise ValueError("--two-pass is a way of the softmax alone: without --backward and --matmul")
+    if 0 in given.shape:
+        raise ValueError(f"{'x'.join(map(str, given.shape))} is empty: nothing is launched, nothing is drawn")
+    if given.matmul is None:
+        how = {"backward": given.backward, "online": not given.two_pass, "device": gpu}
+        made = plan_softmax(given.shape, reduced(given), given.dtype, **how)
+    else:
+        made = product(given, gpu)
+    try:
+        paths = write(made, given.output, given.png, given.thread)
+    except RuntimeError as error:  # without cairosvg
+        raise ValueError(error) from error
+    print(made.explain(), *paths, sep="\n")
     return 0
 
 
@@ -176,23 +251,10 @@ def run_cache(given: argparse.Namespace) -> int:
 
 def main(arguments: list[str] | None = None) -> int:
     """The exit status of a command line: 0, 1 for a wrong result, 2 for what cannot be done."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    if arguments[:1] == ["diagrams"]:
-        from .commands import diagrams
-
-        return diagrams.main(arguments[1:])
     given = parser().parse_args(arguments)
-    commands = {
-        "demo": run_demo,
-        "explain": run_explain,
-        "ladder": run_ladder,
-        "classes": run_classes,
-        "precompile": run_precompile,
-        "cache": run_cache,
-    }
     try:
-        return commands[given.command](given)
-    except (NotPlanned, ValueError, IndexError, OSError) as error:
+        return given.run(given)
+    except (ValueError, IndexError, OSError) as error:  # a NotPlanned is a ValueError
         print(f"error: {error}", file=sys.stderr)
         return 2
 

@@ -1,10 +1,16 @@
-"""Generated files that are committed: written, or compared with what is there."""
+"""Generated files that are committed: written, or compared with what is there; and their tables."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from pathlib import Path
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    """Markdown; the first column to the left."""
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def main(description: str, wanted: dict[Path, str], figures: Path, complaint: str) -> int:

@@ -28,6 +28,7 @@ import committed  # noqa: E402
 import ladder_page  # noqa: E402
 import names_figure  # noqa: E402
 import reference  # noqa: E402
+from committed import table  # noqa: E402
 
 from benchmarks import console, report, results  # noqa: E402
 from benchmarks.cases import FEW_ROWS  # noqa: E402
@@ -58,12 +59,6 @@ PANELS = (
     ((65_536, 4096), (0,), "logsumexp"),
 )
 COUNTED = ("softmax", "softmax_backward")  # reductions have the configurations of softmax
-
-
-def table(head: list[str], rows: list[list[str]]) -> str:
-    """Markdown; the first column to the left."""
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def suite(path: Path) -> str:

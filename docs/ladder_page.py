@@ -6,6 +6,8 @@ import functools
 import json
 from pathlib import Path
 
+from committed import table
+
 from benchmarks import console, report, results, traffic
 from benchmarks.cases import LADDER
 from cute_softmax.ladder import RUNGS
@@ -110,11 +112,6 @@ def _traffic() -> list[dict]:
     ]
 
 
-def _table(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
 def rung(number: int) -> str:
     """What a rung asks of memory and how fast it is."""
     name = LADDER[number]
@@ -137,7 +134,7 @@ def rung(number: int) -> str:
         )
     head = ["memory traffic", "sectors a load", "a store", "sectors x 32 B, predicted"]
     head += ["counted", "DRAM read, counted", "written"][: len(rows[0]) - len(head)]
-    traffic_table = _table(head, rows)
+    traffic_table = table(head, rows)
     speed_rows = []
     for (gpu, dtype), cells in _speeds().items():
         words = []
@@ -145,7 +142,7 @@ def rung(number: int) -> str:
             row = cells[n].get(name, {})
             words.append(f"{row['gbps']:.0f} ({row['vs_copy']:.2f})" if row.get("gbps") else "")
         speed_rows.append([f"{gpu}, {dtype}", *words])
-    speed_table = _table(["GB/s", *(f"N = {n:,}" for n in SHOWN)], speed_rows) if speed_rows else UNMEASURED
+    speed_table = table(["GB/s", *(f"N = {n:,}" for n in SHOWN)], speed_rows) if speed_rows else UNMEASURED
     return f"{traffic_table}\n\n{speed_table}"
 
 
@@ -168,7 +165,7 @@ def winners() -> str:
     head = ["N"]
     for gpu, dtype in _speeds():
         head += [f"{gpu}, {dtype}: best rung", "cute_softmax", "copy"]
-    return _table(head, rows)
+    return table(head, rows)
 
 
 def first_table() -> str:
@@ -189,7 +186,7 @@ def first_table() -> str:
             )
     h = measured.header
     source = f"{h['gpu']}, {h['date'][:10]}, `{h['command']}`."
-    return f"{_table(['bf16; GB/s, ms', *names], rows)}\n\n{source}"
+    return f"{table(['bf16; GB/s, ms', *names], rows)}\n\n{source}"
 
 
 def directions() -> str:

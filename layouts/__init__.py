@@ -1,8 +1,8 @@
 """Layouts of CuTe kernels as values: read, evaluated, checked and drawn, without a GPU, torch or
 cutlass."""
 
-from .algebra import AnyLayout, ComposedLayout, Layout, Swizzle, parse
-from .notation import LayoutSyntaxError
+from .algebra import AnyLayout, ComposedLayout, Layout, Swizzle
+from .notation import LayoutSyntaxError, parse
 
 __all__ = ["AnyLayout", "ComposedLayout", "Layout", "LayoutSyntaxError", "Swizzle", "parse"]
 

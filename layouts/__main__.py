@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 
 from . import access
-from .algebra import AnyLayout, ComposedLayout, Swizzle, parse
+from .algebra import AnyLayout, ComposedLayout, Swizzle
 from .explain import explain
 from .figures import Figure, layout_grid, swizzle_banks, thread_value
+from .notation import parse
 
 
 def tile(text: str) -> tuple[int, int]:

@@ -2,7 +2,8 @@
 
 All are frozen, hashable and plain Python. A layout maps a coordinate to an offset; the unit is whatever
 its user says (elements as a rule). Every mode may be nested, indices are column-major (leftmost fastest),
-and an int stands for a whole mode's index, all as in CuTe. ``layouts.operations`` has the operations.
+and an int stands for a whole mode's index, all as in CuTe. ``layouts.operations`` has the operations,
+``layouts.notation`` reads what ``str`` writes.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from . import ints, notation
+from . import ints
 from .ints import IntTuple
 
 # Coordinates that are gone through one by one: twice as many as an SM has bytes of registers and shared memory, so that
@@ -80,14 +81,6 @@ class Layout:
             step *= ints.product(block)
         flat = (d for i in range(len(blocks)) for d in ints.leaves(strides[i]))
         return Layout(shape, ints.unflatten(flat, shape))
-
-    @staticmethod
-    def parse(text: str) -> Layout:
-        """The layout written ``shape:stride`` or ``shape``; an error shows a caret under the place."""
-        value = parse(text)
-        if not isinstance(value, Layout):
-            raise notation.LayoutSyntaxError("expected a plain layout, shape:stride", text, 0)
-        return value
 
     @property
     def size(self) -> int:
@@ -236,20 +229,3 @@ class ComposedLayout:
 
 
 AnyLayout = Layout | ComposedLayout
-
-
-def parse(text: str) -> Layout | Swizzle | ComposedLayout:
-    """The value that ``text`` names in CuTe's notation; ``str`` is its inverse.
-
-    ``parse("((32,4),8):((32,1),4)")``, ``parse("S<3,4,3> o 0 o (8,64):(64,1)")``; a shape alone is compact
-    and column-major. Malformed text raises ``LayoutSyntaxError`` (a ``ValueError``) with a caret there.
-    """
-    return _build(notation.read(text))
-
-
-def _build(node: notation.LayoutText | notation.SwizzleText | notation.ComposedText):
-    if isinstance(node, notation.SwizzleText):
-        return Swizzle(node.bits, node.base, node.shift)
-    if isinstance(node, notation.ComposedText):
-        return ComposedLayout(_build(node.outer), node.offset, _build(node.inner))
-    return Layout(node.shape, node.stride)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from .algebra import ComposedLayout, Layout, Swizzle
 from .ints import IntTuple
 
 _TOKEN = re.compile(r"\s*(?:(?P<number>_?\d+)|(?P<swizzle>Sw?<)|(?P<compose>[o∘])|(?P<mark>[(),:>]))")
@@ -31,32 +32,6 @@ class Node:
 
     def plain(self) -> IntTuple:
         return tuple(n.plain() for n in self.value) if isinstance(self.value, tuple) else self.value
-
-
-@dataclass(frozen=True)
-class LayoutText:
-    """``shape`` or ``shape:stride``."""
-
-    shape: IntTuple
-    stride: IntTuple | None
-
-
-@dataclass(frozen=True)
-class SwizzleText:
-    """``S<bits,base,shift>``."""
-
-    bits: int
-    base: int
-    shift: int
-
-
-@dataclass(frozen=True)
-class ComposedText:
-    """``outer o offset o inner``."""
-
-    outer: SwizzleText | LayoutText
-    offset: int
-    inner: LayoutText
 
 
 class Reader:
@@ -113,14 +88,14 @@ class Reader:
         self.expect(")", "to close the tuple")
         return Node(tuple(parts), start)
 
-    def layout(self) -> LayoutText:
+    def layout(self) -> Layout:
         shape = self.node("a size or '('")
         self.check_sizes(shape)
         if not self.take(":"):
-            return LayoutText(shape.plain(), None)
+            return Layout(shape.plain())
         stride = self.node("a stride or '('")
         self.check_congruent(shape, stride)
-        return LayoutText(shape.plain(), stride.plain())
+        return Layout(shape.plain(), stride.plain())
 
     def check_sizes(self, node: Node) -> None:
         if isinstance(node.value, tuple):
@@ -142,7 +117,7 @@ class Reader:
             place = stride.value[want].position if have > want else stride.position
             raise self.fail(f"the shape has {want} modes here and the stride {have}", place)
 
-    def swizzle(self) -> SwizzleText:
+    def swizzle(self) -> Swizzle:
         start = self.here()
         if not (self.take("S<") or self.take("Sw<")):
             raise self.fail("expected a swizzle S<bits,base,shift>")
@@ -154,23 +129,27 @@ class Reader:
         self.expect(">", "to close the swizzle")
         if shift < bits:
             raise self.fail(f"a swizzle's shift ({shift}) must be at least its bits ({bits})", start)
-        return SwizzleText(bits, base, shift)
+        return Swizzle(bits, base, shift)
 
     def compose_sign(self) -> bool:
         return self.take("o") or self.take("∘")
 
-    def expression(self) -> LayoutText | SwizzleText | ComposedText:
+    def expression(self) -> Layout | Swizzle | ComposedLayout:
         outer = self.swizzle() if self.peek() in ("S<", "Sw<") else self.layout()
         if not self.compose_sign():
             return outer
         offset = self.number("the offset between the two 'o'")
         if not self.compose_sign():
             raise self.fail("expected 'o' between the offset and the inner layout")
-        return ComposedText(outer, offset, self.layout())
+        return ComposedLayout(outer, offset, self.layout())
 
 
-def read(text: str) -> LayoutText | SwizzleText | ComposedText:
-    """What ``text`` says, as plain numbers; ``LayoutSyntaxError`` with a caret where it is malformed."""
+def parse(text: str) -> Layout | Swizzle | ComposedLayout:
+    """The value that ``text`` names in CuTe's notation; ``str`` is its inverse.
+
+    ``parse("((32,4),8):((32,1),4)")``, ``parse("S<3,4,3> o 0 o (8,64):(64,1)")``; a shape alone is compact
+    and column-major. Malformed text raises ``LayoutSyntaxError`` (a ``ValueError``) with a caret there.
+    """
     if not isinstance(text, str):
         raise TypeError(f"text must be a str, got {type(text).__name__}")
     reader = Reader(text)

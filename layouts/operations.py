@@ -6,7 +6,7 @@ layout. A tiler is an int (a contiguous tile), a Layout, or a tuple with one of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from . import ints
 from .algebra import Layout
@@ -44,19 +44,6 @@ def _merged(layout: Layout) -> list[tuple[int, int]]:
 def coalesce(layout: Layout) -> Layout:
     """The layout with the fewest modes that gives the same offset for every index."""
     return _from_leaves(_merged(layout))
-
-
-def flatten(layout: Layout) -> Layout:
-    """The layout without nesting; an int layout stays as it is."""
-    if not isinstance(layout.shape, tuple):
-        return layout
-    return Layout(tuple(ints.leaves(layout.shape)), tuple(ints.leaves(layout.stride)))
-
-
-def without_broadcast(layout: Layout) -> Layout:
-    """``cute.filter``: modes of stride 0 dropped, the rest coalesced: each stored offset once."""
-    kept = [(s, d) for s, d in layout.flat_modes() if d != 0]
-    return coalesce(_from_leaves(kept))
 
 
 def composition(a: Layout, b: Tiler) -> Layout:
@@ -164,14 +151,10 @@ def logical_divide(layout: Layout, tiler: Tiler) -> Layout:
 
 def zipped_divide(layout: Layout, tiler: Tiler) -> Layout:
     """``logical_divide`` with all tile modes gathered first and all rest modes second."""
-    return _unzipped(logical_divide, layout, tiler)
-
-
-def _unzipped(split: Callable[[Layout, Tiler], Layout], layout: Layout, tiler: Tiler) -> Layout:
     if not isinstance(tiler, tuple):
-        return split(layout, tiler)
+        return logical_divide(layout, tiler)
     _check_modes(layout, tiler)
-    parts = [_unzipped(split, layout[i], t) for i, t in enumerate(tiler)]
+    parts = [zipped_divide(layout[i], t) for i, t in enumerate(tiler)]
     rest = [p[1] for p in parts] + list(layout)[len(tiler) :]
     return make_layout([make_layout([p[0] for p in parts]), make_layout(rest)])
 

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import ints
-from .algebra import AnyLayout, ComposedLayout, Layout, Swizzle, parse
+from .algebra import AnyLayout, ComposedLayout, Layout, Swizzle
+from .notation import parse
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +97,13 @@ def _coordinates(text: str) -> CoordinateValue:
     axes = 1 + max((int(axis) for _, axis in basis.findall(text)), default=0)
 
     def along(axis: int) -> Layout:
-        return Layout.parse(basis.sub(lambda m: m[1] if int(m[2]) == axis else "0", text))
+        return parse(basis.sub(lambda m: m[1] if int(m[2]) == axis else "0", text))
 
     return CoordinateValue(tuple(map(along, range(axes))))
 
 
 def _layout(value: Any) -> Layout:
-    return Layout.parse(str(value))
+    return parse(str(value))
 
 
 def _extent(mode: Any) -> int:

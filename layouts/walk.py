@@ -47,91 +47,71 @@ def row_walk(
     def storing(stage: int) -> Callable[[Facts], bool]:
         return lambda facts: facts.role in ("sender", "receiver", f"barrier {stage}")
 
-    steps = []
-    if pieces:
-        steps.append(
-            Step(
-                "Head, body and tail",
-                "The row does not begin or end on a vector boundary. The scalars before the first boundary "
-                "and after the last go one by one to the row's first threads; all between is whole vectors.",
-                pieces,
-                in_row,
-            )
-        )
-    if predicate:
-        steps.append(
-            Step(
-                "Which vectors exist",
-                "Each thread compares the first column of each of its vectors with the end of the row: one "
-                "bit per vector, not per element. Vectors past the end are not loaded; their registers hold "
-                "padding that changes no result.",
-                predicate,
-                in_row,
-            )
-        )
     together = "neighbouring threads take neighbouring addresses, in unbroken runs of memory."
-    if staged:
-        steps += [
-            Step(
-                "Global memory to shared memory",
-                f"The threads of row {row} start asynchronous copies of its vectors: {together}",
-                tile,
-                in_tile,
-            ),
-            Step(
-                "Shared memory to registers",
-                "When they have arrived, each thread reads back the vectors that it copied itself, so that "
-                "no barrier between threads is needed.",
-                staged,
-                in_tile,
-            ),
-        ]
-    else:
-        words = f"The threads of row {row} load its vectors: {together}"
-        steps.append(Step("Global memory to registers", words, tile, in_tile))
+    steps = [
+        Step(
+            "Head, body and tail",
+            "The row does not begin or end on a vector boundary. The scalars before the first boundary "
+            "and after the last go one by one to the row's first threads; all between is whole vectors.",
+            pieces,
+            in_row,
+        ),
+        Step(
+            "Which vectors exist",
+            "Each thread compares the first column of each of its vectors with the end of the row: one "
+            "bit per vector, not per element. Vectors past the end are not loaded; their registers hold "
+            "padding that changes no result.",
+            predicate,
+            in_row,
+        ),
+        Step(
+            "Global memory to shared memory" if staged else "Global memory to registers",
+            f"The threads of row {row} {'start asynchronous copies of' if staged else 'load'} its vectors: {together}",
+            tile,
+            in_tile,
+        ),
+        Step(
+            "Shared memory to registers",
+            "When they have arrived, each thread reads back the vectors that it copied itself, so that "
+            "no barrier between threads is needed.",
+            staged,
+            in_tile,
+        ),
+    ]
+    how = "the mbarrier has counted all bytes" if cluster else "all warps have passed the barrier"
     for i, (what, stage) in enumerate(exchanges):
         count = f" ({i + 1} of {len(exchanges)})" if len(exchanges) > 1 else ""
-        steps.append(
+        later = f" The slots drawn are of stage 0; those of stage {stage} follow." if stage else ""
+        steps += [
             Step(
                 f"In registers{count}",
                 f"Each thread reduces the values that it holds to one partial result: {what}.",
                 staged or tile,
                 in_tile,
-            )
-        )
-        if shuffle:
-            steps.append(
-                Step(
-                    f"Shuffles{count}",
-                    "The lanes that share the row exchange partial results, in one round per power of two, "
-                    "until each of them holds the warp's.",
-                    shuffle,
-                    lambda facts: True,
-                )
-            )
-        if cluster:
-            steps.append(
-                Step(
-                    f"Into every CTA of the cluster{count}",
-                    "Lane i of each warp stores the warp's partial result into the shared memory of CTA i "
-                    "and adds its bytes to that CTA's mbarrier."
-                    + (f" The slots drawn are of stage 0; those of stage {stage} follow." if stage else ""),
-                    cluster,
-                    storing(stage),
-                )
-            )
-        if buffer:
-            how = "the mbarrier has counted all bytes" if cluster else "all warps have passed the barrier"
-            steps.append(
-                Step(
-                    f"Reduction buffer{count}",
-                    "The partial results of all warps of the row now lie side by side. When "
-                    f"{how}, the lanes of each warp of the row read them, lane i slots i, i + 32 and so on, "
-                    "and one more reduction by shuffles gives every thread the row's result.",
-                    buffer,
-                    in_buffer(stage),
-                )
-            )
+            ),
+            Step(
+                f"Shuffles{count}",
+                "The lanes that share the row exchange partial results, in one round per power of two, "
+                "until each of them holds the warp's.",
+                shuffle,
+                lambda facts: True,
+            ),
+            Step(
+                f"Into every CTA of the cluster{count}",
+                "Lane i of each warp stores the warp's partial result into the shared memory of CTA i "
+                f"and adds its bytes to that CTA's mbarrier.{later}",
+                cluster,
+                storing(stage),
+            ),
+            Step(
+                f"Reduction buffer{count}",
+                "The partial results of all warps of the row now lie side by side. When "
+                f"{how}, the lanes of each warp of the row read them, lane i slots i, i + 32 and so on, "
+                "and one more reduction by shuffles gives every thread the row's result.",
+                buffer,
+                in_buffer(stage),
+            ),
+        ]
     steps.append(
         Step(
             "Registers to the output",
@@ -141,4 +121,4 @@ def row_walk(
             in_tile,
         )
     )
-    return steps
+    return [step for step in steps if step.figure]

@@ -56,9 +56,9 @@ def half_ulp(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return exponential_of_two.clamp_(min=info.tiny).mul_(info.eps / 2)
 
 
-def _rows(tensor: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
+def _rows(tensor: torch.Tensor, dim: int | Sequence[int]) -> torch.Tensor:
     """(groups, length of a group): the reduced dimensions last."""
-    dims = [d % tensor.dim() for d in dims]
+    dims = [d % tensor.dim() for d in ((dim,) if isinstance(dim, int) else dim)]
     moved = tensor.movedim(dims, list(range(-len(dims), 0)))
     length = math.prod(tensor.shape[d] for d in dims)
     return moved.reshape(tensor.numel() // max(length, 1), length)
@@ -80,10 +80,19 @@ def _fail(what: str, first_row: int, got: torch.Tensor, expected: torch.Tensor, 
     )
 
 
-def _check_nan(what: str, first_row: int, got: torch.Tensor, expected: torch.Tensor):
-    wrong = got.isnan() != expected.isnan()
+def _compare(
+    what: str, first_row: int, got: torch.Tensor, exact: torch.Tensor, allowed: torch.Tensor
+) -> float:
+    """The largest error over what is allowed; AssertionError if that is more than 1, or NaN is not where it should."""
+    wrong = got.isnan() != exact.isnan()
     if wrong.any():
-        _fail(f"{what} (NaN)", first_row, got, expected, wrong.double())
+        _fail(f"{what} (NaN)", first_row, got, exact, wrong.double())
+    error = (got.double() - exact).abs_().div_(allowed)
+    over = torch.where(got.double() == exact, 0.0, error).nan_to_num_(0.0, posinf=math.inf)
+    largest = over.max().item()
+    if not largest <= 1:
+        _fail(f"{what}, {largest:.3g} times the bound", first_row, got, exact, (over - 1).clamp_(min=0))
+    return largest
 
 
 def _relative(result: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
@@ -99,26 +108,20 @@ def check_softmax(
 
     Returns the largest error over that: relative to it, so at most 1.
     """
-    dims = (dim,) if isinstance(dim, int) else tuple(dim)
     assert y.shape == x.shape, f"shape {tuple(y.shape)}, expected {tuple(x.shape)}"
     if y.numel() == 0:
         return 0.0
     if y.dim() == 0:
         x, y = x[None], y[None]
-    x, y, what, worst = _rows(x, dims), _rows(y, dims), f"softmax {x.dtype} -> {y.dtype}", 0.0
+    x, y, what, worst = _rows(x, dim), _rows(y, dim), f"softmax {x.dtype} -> {y.dtype}", 0.0
     bound = factor * _forward_bound(x) if y.dtype is torch.float32 else 0.0
     for part in _chunks(*y.shape):
-        got, exact = y[part], softmax64(x[part])
-        _check_nan(what, part.start, got, exact)
+        exact = softmax64(x[part])
         if y.dtype is torch.float32:
-            over = _relative(got, exact) / bound
+            allowed = bound * exact + TINY
         else:
             allowed = factor * (half_ulp(exact, y.dtype) + SLACK * exact + TINY)
-            over = ((got.double() - exact).abs_() / allowed).nan_to_num_(0.0)
-        largest = over.max().item()
-        if not largest <= 1:
-            _fail(f"{what}, {largest:.3g} times the bound", part.start, got, exact, (over - 1).clamp_(min=0))
-        worst = max(worst, largest)
+        worst = max(worst, _compare(what, part.start, y[part], exact, allowed))
     return worst
 
 
@@ -145,8 +148,7 @@ def check_backward(
     assert dx.shape == y.shape, f"shape {tuple(dx.shape)}, expected {tuple(y.shape)}"
     if dx.numel() == 0:
         return 0.0
-    dims = (dim,) if isinstance(dim, int) else tuple(dim)
-    dx, dy, y = (_rows(t, dims) for t in (dx, dy, y))
+    dx, dy, y = (_rows(t, dim) for t in (dx, dy, y))
     what, worst = f"softmax backward {dy.dtype}, {y.dtype} -> {dx.dtype}", 0.0
     parts = [*_chunks(*dx.shape)]
     torchs = 0.0
@@ -156,17 +158,11 @@ def check_backward(
         torchs = max(torchs, _error_in_units(reference, exact, unit).nan_to_num(0.0, posinf=0.0).max().item())
     bound = max(FACTOR * torchs, 4 * ROUNDING)
     for part in parts:
-        got, exact = dx[part], softmax_backward64(dy[part], y[part])
-        _check_nan(what, part.start, got, exact)
+        exact = softmax_backward64(dy[part], y[part])
         allowed = bound * _unit(dy[part], y[part]) + TINY
         if dx.dtype is not torch.float32:
             allowed += half_ulp(exact, dx.dtype)
-        over = (got.double() - exact).abs_() / allowed
-        over = torch.where(got.double() == exact, 0.0, over).nan_to_num_(0.0, posinf=math.inf)
-        largest = over.max().item()
-        if not largest <= 1:
-            _fail(f"{what}, {largest:.3g} times the bound", part.start, got, exact, (over - 1).clamp_(min=0))
-        worst = max(worst, largest)
+        worst = max(worst, _compare(what, part.start, dx[part], exact, allowed))
     return worst
 
 
@@ -189,18 +185,15 @@ def check_reduction(name: str, result: torch.Tensor, x: torch.Tensor, dim: int |
 
     Returns the largest error over the bound, at most 1.
     """
-    dims = (dim,) if isinstance(dim, int) else tuple(dim)
     x = x if x.dim() else x[None]
-    rows, got = _rows(x, dims), result.reshape(-1, 1)
+    rows, got = _rows(x, dim), result.reshape(-1, 1)
     assert len(got) == len(rows), f"{len(got)} results, expected {len(rows)}"
     what, worst = f"{name} {x.dtype} -> {result.dtype}", 0.0
     for part in _chunks(*rows.shape):
         values, exact = rows[part], reduction64(name, rows[part])[:, None]
         rounded = exact.to(result.dtype).double()
         exact = torch.where(rounded.isinf(), rounded, exact)
-        _check_nan(what, part.start, got[part], exact)
-        error = (got[part].double() - exact).abs_()
-        allowed = torch.zeros_like(error)
+        allowed = torch.zeros_like(exact)
         if name != "amax":
             largest = values.double().amax(-1, keepdim=True).abs()
             unit = values.double().abs().sum(-1, keepdim=True) if name == "sum" else 1 + exact.abs() + largest
@@ -211,13 +204,7 @@ def check_reduction(name: str, result: torch.Tensor, x: torch.Tensor, dim: int |
         if result.dtype is not torch.float32 and name != "amax":
             allowed += half_ulp(exact, result.dtype) + SLACK * (name == "logsumexp")
         allowed = allowed.masked_fill_(exact.isinf(), 0)
-        over = torch.where(got[part].double() == exact, 0.0, error / allowed)
-        over = over.nan_to_num_(0.0, posinf=math.inf)
-        largest = over.max().item()
-        if not largest <= 1:
-            excess = (over - 1).clamp_(min=0)
-            _fail(f"{what}, {largest:.3g} times the bound", part.start, got[part], exact, excess)
-        worst = max(worst, largest)
+        worst = max(worst, _compare(what, part.start, got[part], exact, allowed))
     return worst
 
 

@@ -1,6 +1,7 @@
 """The checker itself: it passes what torch computes and fails every mutant, NaN or stray write."""
 
 import math
+from functools import partial
 
 import checking
 import pytest
@@ -19,66 +20,97 @@ from checking import (
 )
 
 SHAPES = [(4, 2), (3, 7), (5, 127), (4, 1023), (2, 5000)]
+TUPLES = [(0,), (1, 3), (0, 2), (-1, 0), (0, 1, 2), (0, 1, 2, 3)]
+PLACES = [*((shape, (-1,)) for shape in SHAPES), *(((3, 4, 5, 6), dims) for dims in TUPLES)]
+WRONG = r"elements are wrong; the worst is row \d+, column \d+"
 
 
 def example(shape, dtype, seed=0):
     return checking.random(shape, DTYPES[dtype], seed=seed, scale=2.0, device="cpu")
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_right_results_pass_and_mutants_fail(shape, dtype):
+def as_rows(tensor: torch.Tensor, dims) -> torch.Tensor:
+    moved = tensor.movedim(dims, tuple(range(-len(dims), 0)))
+    return moved.reshape(-1, math.prod(moved.shape[-len(dims) :]))
+
+
+def from_rows(rows: torch.Tensor, shape, dims) -> torch.Tensor:
+    last = tuple(range(-len(dims), 0))
+    return rows.reshape(torch.empty(shape).movedim(dims, last).shape).movedim(last, dims)
+
+
+def of_softmax(shape, dims, dtype):
     x = example(shape, dtype)
-    y = torch.softmax(x.float(), -1).to(x.dtype)
-    assert 0 < check_softmax(y, x) <= 1
-    names = []
-    for name, wrong in mutants(y, x):
-        with pytest.raises(AssertionError, match=r"elements are wrong; the worst is row \d+, column \d+"):
-            check_softmax(wrong, x)
-        names.append(name)
-    assert len(names) >= (11 if shape[1] > 600 else 7)
+    rows = as_rows(x, dims)
+    y = torch.softmax(rows.float(), -1).to(x.dtype)
+    wrong = {name: from_rows(mutant, shape, dims) for name, mutant in mutants(y, rows)}
+    for other in others(shape, dims):
+        wrong[f"over {other}"] = from_rows(torch.softmax(as_rows(x, other).float(), -1), shape, other)
+    return lambda result: check_softmax(result.to(x.dtype), x, dims), from_rows(y, shape, dims), wrong
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_backward_mutants_fail(shape, dtype):
-    y = torch.softmax(example(shape, "fp32"), -1).to(DTYPES[dtype])
+def of_gradient(shape, dims, dtype):
+    y = from_rows(torch.softmax(as_rows(example(shape, "fp32"), dims), -1), shape, dims).to(DTYPES[dtype])
     dy = example(shape, dtype, seed=1)
     wide, result = dy.double(), y.double()
-    dot = (wide * result).sum(-1, keepdim=True)
-    right = (result * (wide - dot)).to(y.dtype)
-    assert check_backward(right, dy, y) <= 1
+
+    def gradient(over) -> torch.Tensor:
+        return result * (wide - (wide * result).sum(over, keepdim=True))
+
+    dot, right = (wide * result).sum(dims, keepdim=True), gradient(dims)
     wrong = {
         "zeros": torch.zeros_like(right),
-        "no dot": (result * wide).to(y.dtype),
-        "off by one column": right.roll(1, -1),
-        "rows swapped": right.flip(0),
+        "no dot": result * wide,
+        "off by one column": right.roll(1, dims[-1]),
+        "reversed": right.flip(dims),
         "wrong sign": -right,
-        "operands swapped": (wide * (result - dot)).to(y.dtype),
-        "wrong scale": (1.02 * result * (wide - dot)).to(y.dtype),
-        "last column not written": torch.cat([right[:, :-1], torch.zeros_like(right[:, :1])], -1),
+        "operands swapped": wide * (result - dot),
+        "wrong scale": 1.02 * right,
+        "last column not written": right.index_fill(dims[-1], torch.tensor([shape[dims[-1]] - 1]), 0),
+        **{f"over {other}": gradient(other) for other in others(shape, dims)},
     }
-    if shape[1] > 600:
+    if len(shape) == 2 and shape[1] > 600:
+        wrong["rows swapped"] = right.flip(0)
         part = dot - (wide * result)[:, 256:512].sum(-1, keepdim=True)
-        wrong["a warp missing from the dot"] = (result * (wide - part)).to(y.dtype)
-    for name, mutant in wrong.items():
-        with pytest.raises(AssertionError, match="elements are wrong"):
-            check_backward(mutant, dy, y)
-            print(name)
+        wrong["a warp missing from the dot"] = result * (wide - part)
+    return lambda dx: check_backward(dx.to(y.dtype), dy, y, dims), right, wrong
 
 
-@pytest.mark.parametrize("name", ["logsumexp", "amax", "sum"])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_reduction_mutants_fail(shape, dtype, name):
+def of_reduction(name, shape, dims, dtype):
     x = example(shape, dtype, seed=2)
-    right = reduction64(name, x).to(x.dtype)
-    assert check_reduction(name, right, x) <= 1
-    assert check_reduction(name, getattr(torch, name)(x.float(), -1).to(x.dtype), x) <= 1
-    for what, mutant in reduction_mutants(name, right, x):
-        with pytest.raises(AssertionError, match="elements are wrong"):
-            check_reduction(name, mutant, x)
-            print(what)
+    right = reduction64(name, x, dims).to(x.dtype)
+    torchs = getattr(torch, name)(x.float(), dims).to(x.dtype)
+    assert check_reduction(name, torchs, x, dims) <= 1
+    wrong = dict(reduction_mutants(name, right.flatten(), as_rows(x, dims)))
+    return lambda result: check_reduction(name, result.to(x.dtype), x, dims), right, wrong
+
+
+def others(shape, dims) -> list[tuple[int, ...]]:
+    """Other dimensions of the same tensor."""
+    return [d for d in TUPLES if len(shape) == 4 and {i % 4 for i in d} != {i % 4 for i in dims}]
+
+
+KINDS = {
+    "softmax": of_softmax,
+    "gradient": of_gradient,
+    **{name: partial(of_reduction, name) for name in ("logsumexp", "amax", "sum")},
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("shape", "dims"), PLACES, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_right_results_pass_and_mutants_fail(kind, shape, dims, dtype):
+    check, right, wrong = KINDS[kind](shape, dims, dtype)
+    assert check(right) <= 1
+    if math.prod(shape) == math.prod(shape[d] for d in dims):
+        wrong.pop("rows swapped", None)  # there is but one
+    for name, mutant in wrong.items():
+        with pytest.raises(AssertionError, match=WRONG):
+            check(mutant)
+            print(name)
+    least = {"softmax": 11 if shape[-1] > 600 else 7, "gradient": 8}
+    assert len(wrong) >= least.get(kind, 2)
 
 
 @pytest.mark.parametrize("name", ["logsumexp", "amax", "sum"])
@@ -160,68 +192,6 @@ def test_several_dimensions_and_none():
     check_softmax(torch.empty(0, 3), torch.empty(0, 3))
     with pytest.raises(AssertionError, match="shape"):
         check_softmax(torch.ones(3), torch.ones(4))
-
-
-TUPLES = [(0,), (1, 3), (0, 2), (-1, 0), (0, 1, 2), (0, 1, 2, 3)]
-
-
-def as_rows(tensor: torch.Tensor, dims) -> torch.Tensor:
-    moved = tensor.movedim(dims, tuple(range(-len(dims), 0)))
-    return moved.reshape(-1, math.prod(moved.shape[-len(dims) :]))
-
-
-def from_rows(rows: torch.Tensor, shape, dims) -> torch.Tensor:
-    last = tuple(range(-len(dims), 0))
-    return rows.reshape(torch.empty(shape).movedim(dims, last).shape).movedim(last, dims)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("dims", TUPLES, ids=str)
-def test_mutants_over_several_dimensions_fail(dims, dtype):
-    """Each wrong row, put where those dimensions are; and what other dimensions would have given."""
-    shape = (3, 4, 5, 6)
-    x = example(shape, dtype)
-    rows = as_rows(x, dims)
-    y = torch.softmax(rows.float(), -1).to(x.dtype)
-    right = from_rows(y, shape, dims)
-    assert torch.equal(as_rows(right, dims), y) and check_softmax(right, x, dims) <= 1
-    wrong = [m for name, m in mutants(y, rows) if len(rows) > 1 or name != "rows swapped"]
-    wrong = [from_rows(m, shape, dims) for m in wrong]
-    others = [d for d in TUPLES if {i % 4 for i in d} != {i % 4 for i in dims}]
-    wrong += [from_rows(torch.softmax(as_rows(x, d).float(), -1).to(x.dtype), shape, d) for d in others]
-    for mutant in wrong:
-        with pytest.raises(AssertionError, match=r"elements are wrong; the worst is row \d+, column \d+"):
-            check_softmax(mutant, x, dims)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("dims", TUPLES, ids=str)
-def test_mutants_of_gradients_over_several_dimensions_fail(dims, dtype):
-    shape = (3, 4, 5, 6)
-    y = from_rows(torch.softmax(as_rows(example(shape, "fp32"), dims), -1), shape, dims).to(DTYPES[dtype])
-    dy = example(shape, dtype, seed=1)
-    wide, result = dy.double(), y.double()
-
-    def gradient(over) -> torch.Tensor:
-        return (result * (wide - (wide * result).sum(over, keepdim=True))).to(y.dtype)
-
-    assert check_backward(gradient(dims), dy, y, dims) <= 1
-    wrong = [torch.zeros_like(y), -gradient(dims), gradient(dims).flip(dims), (result * wide).to(y.dtype)]
-    wrong += [gradient(d) for d in TUPLES if {i % 4 for i in d} != {i % 4 for i in dims}]
-    for mutant in wrong:
-        with pytest.raises(AssertionError, match="elements are wrong"):
-            check_backward(mutant, dy, y, dims)
-
-
-@pytest.mark.parametrize("name", ["logsumexp", "amax", "sum"])
-@pytest.mark.parametrize("dims", TUPLES[:-1], ids=str)
-def test_mutants_of_reductions_over_several_dimensions_fail(dims, name):
-    x = example((3, 4, 5, 6), "fp32", seed=2)
-    right = reduction64(name, x, dims).float()
-    assert check_reduction(name, right, x, dims) <= 1
-    for _, mutant in reduction_mutants(name, right.flatten(), as_rows(x, dims)):
-        with pytest.raises(AssertionError, match="elements are wrong"):
-            check_reduction(name, mutant, x, dims)
 
 
 def test_guards_of_expanded_tensors():

@@ -110,6 +110,14 @@ def test_explain(no_gpu, capsys):
     assert "20 groups of 320" in out_of(capsys, "explain", "32x20x10", "--dim", "0", "2")
 
 
+@pytest.mark.parametrize("shape", ["0x8", "8x0", "0x8x4", "0"])
+@pytest.mark.parametrize("more", [[], ["--backward"], ["--dim", "0"]])
+def test_explain_says_in_one_line_that_an_empty_tensor_launches_nothing(shape, more, no_gpu, capsys):
+    said = out_of(capsys, "explain", shape, *more)
+    assert said.startswith("softmax of an empty tensor, (") and said.endswith(": nothing is launched\n")
+    assert said.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     "arguments, words",
     [
@@ -137,11 +145,11 @@ def test_explain(no_gpu, capsys):
         (["demo", "64x64", "--dim", "7"], "dim=7 is out of range"),
         (["demo", "1000000x1000000"], "the demo of 1000000x1000000 takes 32,000.0 GB of memory"),
         (["diagrams", "8x3000000000"], "counted in 32 bits"),
-        (["diagrams", "999999999999999999x4"], "has 3999999999999999996 elements: at most"),
         (["diagrams", "3000000000x64", "--matmul", "128"], "3000000000 rows: at most"),
-        (["diagrams", "64x64", "--two-pass", "--backward"], "--two-pass is a way of the forward"),
-        (["diagrams", "64x64", "--two-pass", "--matmul", "64"], "without --dim and --two-pass"),
-        (["diagrams", "64x64", "--dim", "0", "--matmul", "64"], "without --dim and --two-pass"),
+        (["diagrams", "0x8"], "0x8 is empty: nothing is launched, nothing is drawn"),
+        (["diagrams", "64x64", "--two-pass", "--backward"], "--two-pass is a way of the softmax alone"),
+        (["diagrams", "64x64", "--two-pass", "--matmul", "64"], "--two-pass is a way of the softmax alone"),
+        (["diagrams", "64x64", "--dim", "0", "--matmul", "64"], "without --dim"),
         (["diagrams", "64x64", "--thread", "-1"], "thread must be 0 to "),
         (["diagrams", "64x64", "--dim", "3"], "dim=3 is out of range"),
     ],
@@ -168,7 +176,7 @@ def test_what_cannot_be_kept_is_not_compiled(folder, no_gpu, monkeypatch, capsys
         (["explain", "8x8", "--dim", "x"], "dimensions are written -1 or 1,2, not 'x'"),
         (["explain", "8x8", "--matmul", "x"], "argument --matmul: invalid int value: 'x'"),
         (["demo", "-1x8"], "-1x8"),
-        (["diagrams", "0x8"], "expected a shape, ROWSxCOLUMNS such as 4096x65536, got '0x8'"),
+        (["diagrams", "100x"], "a shape is written 4096x8192, not '100x'"),
         (["classes", "--arch", "sm_70"], "argument --arch: invalid choice: 'sm_70'"),
         (["cache", "empty"], "invalid choice: 'empty'"),
         ([], "required: command"),

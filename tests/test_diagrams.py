@@ -1,4 +1,7 @@
-"""Figures of Plans: that they show what the Plan does, and that the checks on a Plan find what is wrong."""
+"""Figures of Plans: that they show what the Plan does, and that the checks on a Plan find what is wrong.
+
+What all movements have in common, and the row movement.
+"""
 
 from __future__ import annotations
 
@@ -6,42 +9,185 @@ import re
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from drawings import EVERY, PANELS, ROOT, ROWS, made, reached, strided
 
 from cute_softmax import draw
-from cute_softmax.commands import diagrams
+from cute_softmax.__main__ import main, parser
 from cute_softmax.draw import checks
-from cute_softmax.plan import WARP, RowClass, describe, plan
-from cute_softmax.plan.hardware import ARCHITECTURES, H200
-from cute_softmax.plan.problem import ITEM_SIZE, Operand, canonical
+from cute_softmax.plan import WARP, RowClass, describe
+from cute_softmax.plan.hardware import ARCHITECTURES
+from cute_softmax.plan.problem import ITEM_SIZE
 from layouts import Layout
 from layouts.html import explorer
 
-COLUMNS = (1, 2, 3, 7, 33, 48, 127, 1000, 1023, 4096, 8192, 50257, 65536, 151936, 1000000)
-WAYS = {
-    "online": {},
-    "two_pass": {"online": False},
-    "backward": {"math": "softmax_backward"},
-    "fp32": {"dtype": "fp32"},
-    "logsumexp": {"math": "logsumexp"},
-    "sum": {"math": "sum", "dtype": "fp32"},
+
+@pytest.fixture(scope="module", params=EVERY)
+def case(request):
+    """A plan and its figures."""
+    p = made(request.param)
+    return p, draw.figures(p)
+
+
+of_rows = pytest.mark.parametrize("case", ROWS, indirect=True, scope="module")
+
+
+def uses(c) -> dict[str, bool]:
+    """Which figures a plan of a class has."""
+    if c.movement == "row":
+        return {
+            "tv": True,
+            "tile": True,
+            "smem": any(how != "direct" for how in c.staging),
+            "edges": c.edges,
+            "predicate": True,
+            "shuffle": c.threads_per_row > 1,
+            "reduction_buffer": c.exchanges,
+            "cluster": c.cluster_n > 1,
+        }
+    if c.movement in ("column", "split"):
+        return {
+            **dict.fromkeys(("tv", "predicate", "tile", "smem"), True),
+            "shuffle": c.across < WARP and c.down > 1,
+            "reduction_buffer": c.down > 1,
+            "cluster": c.cluster_n > 1,
+            "shift": c.shifted,
+            "places": bool(c.ahead),
+            "exchange": c.exchange,
+        }
+    pairs = c.movement == "matmul" and c.dtypes[0] == "fp32" and not c.lines
+    common = {
+        "tile": True,
+        "ring": True,
+        "lines": c.lines,
+        "scores": not c.lines,
+        "pairs": pairs,
+        "ldmatrix": not c.lines and not pairs,
+        "registers": True,
+    }
+    if c.movement == "matmul_backward":
+        return common | dict.fromkeys(("grad", "first_product", "second_product"), True)
+    exchange = c.vector == 8 and not c.split
+    return common | {
+        "values": True,
+        "operand": c.instruction == "mma",
+        "fragments": True,
+        "exchange": exchange,
+    }
+
+
+def test_a_plan_has_the_figures_of_what_it_uses(case):
+    p, found = case
+    assert {*found} == {name for name, used in uses(p.kernel).items() if used} | {draw.FOLLOWED}
+
+
+def test_figures_are_legible_and_small(case):
+    for name, figure in case[1].items():
+        text = figure.svg()
+        ElementTree.fromstring(text)
+        assert figure.width <= 1600, name
+        assert len(text) < 300_000 or name == "thread", name
+        nouns = "rows|groups|parts|lanes|rounds|warps|blocks|instructions|stages|boxes|wavefronts"
+        assert not re.search(rf"\(s\)| 1 ({nouns})\b|PROBLEM", text), name
+        assert not re.search(r"[`*]", f"{figure.title} {figure.description}"), name
+
+
+def test_every_plan_has_its_page(case):
+    p, found = case
+    page = draw.page(p, found)
+    assert explorer(**page)  # every step of the walk finds cells
+    assert len(page["steps"]) >= 3 and page["title"] and page["subtitle"]
+
+
+def test_plans_have_no_problems(case):
+    assert checks.check(case[0]).problems == ()
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_plans_of_every_architecture_have_no_problems(architecture):
+    for shape, options in (*[*ROWS.values()][::2], *PANELS.values()):
+        p = describe.plan_shape(shape, **{**options, "architecture": architecture})
+        assert checks.check(p).problems == (), p.explain()
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("online 50257", ("tile", "predicate", "shuffle")),
+        ("columns", ("tile", "smem")),
+        ("usual", ("ldmatrix", "fragments", "registers", "exchange")),
+        ("backward", ("ldmatrix", "first_product", "registers", "second_product")),
+    ],
+)
+def test_every_thread_can_be_followed(name, shown):
+    """Of 128: of a CTA, or of a warpgroup."""
+    p = made(name)
+    for thread in (0, 31, 37, 127):
+        found = draw.figures(p, thread)
+        for figure in shown:
+            assert any(thread in c.facts.threads for c in found[figure].cells), (thread, figure)
+        lit = [c for c in found["thread"].cells if c.facts.space == "gX" and not c.dim]
+        assert all(c.facts.threads == (thread,) for c in lit)
+    for thread in (-1, 128):
+        with pytest.raises(ValueError, match="thread must be 0 to 127"):
+            draw.figures(p, thread)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("online 1000000", ("cluster of", "gX")),
+        ("cluster", ("column", "gX")),
+        ("usual", ("256 rows of S",)),
+        ("backward", ("rows of V",)),
+    ],
+)
+def test_notebooks_show_a_plan(name, words):
+    text = made(name)._repr_svg_()
+    assert text.startswith("<?xml") and all(word in text for word in words)
+
+
+COMMANDS = {
+    "100x1003 --dtype fp32 --png --thread 5": ("100 rows of 1003, fp32", "tv tv.png edges thread.png"),
+    "64x4096 --backward --arch sm_80": ("softmax_backward of 64 rows of 4096, bf16, for sm_80", "tv tile"),
+    "64x4096 --two-pass": ("two_pass", "tv tile"),
+    "33x40 --dim 0": ("movement   column", "tv reduction_buffer"),
+    "4x5x64 --dim 0 2": ("5 groups of 256", "tv"),
+    "4x512x512 --matmul 64 --thread 70": ("softmax(S) @ V", "tile fragments"),
+    "4x512x512 --matmul 64 --backward": ("softmax_matmul_backward", "second_product"),
 }
 
 
-@pytest.fixture(scope="module")
-def every():
-    """(way, columns) -> (Plan, figures), for 100 rows."""
-    found = {}
-    for way, options in WAYS.items():
-        for columns in COLUMNS:
-            made = describe.plan_of(100, columns, **options)
-            if made.movement == "row":
-                found[way, columns] = made, draw.figures(made)
-            else:  # longer than the row movement takes: see test_diagrams_panel
-                assert columns > 100_000
-    return found
+@pytest.mark.parametrize("command", COMMANDS)
+def test_command_line_writes_figures(command, tmp_path, capsys):
+    assert main(["diagrams", *command.split(), "-o", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    words, names = COMMANDS[command]
+    assert words in said
+    written = {path.name for path in tmp_path.iterdir()}
+    assert {name if "." in name else f"{name}.svg" for name in [*names.split(), "explorer.html"]} <= written
+    assert {line for line in said.splitlines() if line.startswith(str(tmp_path))} == {
+        str(tmp_path / name) for name in written
+    }
+    if "--thread" in command:
+        thread = command.split()[-1]
+        assert f"Thread {thread} of" in (tmp_path / "thread.svg").read_text()
+
+
+@pytest.mark.parametrize("document", ["docs/layouts/plans.md"])
+def test_commands_of_the_page_of_plans(document):
+    page = (ROOT / document).read_text(encoding="utf-8")
+    commands = re.findall(r"^python -m cute_softmax (diagrams .*)$", page, re.M)
+    assert len(commands) >= 7
+    for command in commands:
+        shape = parser().parse_args(command.split()).shape
+        assert (
+            f"{' x '.join(f'{n:,}' for n in shape)}" in page or f"{shape[0]:,} rows of {shape[1]:,}" in page
+        )
+
+
+# The row movement.
 
 
 def cells(figure, *, note: str = "") -> list:
@@ -49,150 +195,106 @@ def cells(figure, *, note: str = "") -> list:
     return [c.facts for c in figure.cells if c.facts.coordinate and note in c.facts.note]
 
 
-def test_a_plan_has_the_figures_of_what_it_uses(every):
-    for made, found in every.values():
-        c = made.row_class
-        assert ("smem" in found) == any(how != "direct" for how in c.staging)
-        assert ("edges" in found) == c.edges
-        assert ("reduction_buffer" in found) == c.exchanges
-        assert ("cluster" in found) == (c.cluster_n > 1)
-        assert {"tv", "tile", "predicate", "thread"} <= set(found)
-        assert set(draw.drawn(c)) <= {*found, "tv"}
+@of_rows
+def test_cells_of_the_tile_are_those_of_the_layout(case):
+    p, found = case
+    c = p.row_class
+    tv = checks.tile_tv(c)
+    seen = [f for f in cells(found["tile"]) if f.space]
+    assert seen
+    for facts in seen:
+        (thread,) = facts.threads
+        value = int(re.match(r"\d+", facts.value)[0])
+        row, column = map(int, re.match(r"\((\d+), (\d+)", facts.coordinate).groups())
+        assert tv(thread, value) == row + column * c.tiler[0]
 
 
-@pytest.mark.parametrize("columns", [1, 3, 1023, 8192, 50257, 1000000])
-def test_every_way_has_its_page(every, columns):
-    for way in WAYS:
-        if (way, columns) in every:
-            made, found = every[way, columns]
-            page = draw.page(made, found)
-            assert explorer(**page)  # every step of the walk finds cells
-            stores = [s for s in page["steps"] if s.figure == "cluster"]
-            assert ("cluster" in found) == bool(stores)
-            for step, (_, stage) in zip(stores, draw.View(made).exchanges, strict=bool(stores)):
-                roles = Counter(c.facts.role for c in found["cluster"].cells if step.where(c.facts))
-                n = made.row_class.cluster_n
-                assert roles == {"sender": n, "receiver": n, f"barrier {stage}": n}
+@of_rows
+def test_predicate_is_true_exactly_inside_the_row(case):
+    p, found = case
+    facts = [f for f in cells(found["predicate"]) if f.value.startswith("predicate")]
+    body = checks.pieces(p, 0).body
+    for f in facts:
+        row, first, last = map(int, re.match(r"\((\d+), (\d+)\.\.(\d+)", f.coordinate).groups())
+        assert last - first + 1 == p.row_class.vector
+        assert (f.note == "loaded") == (last < body and row < p.rows)
+    assert any(f.note == "loaded" for f in facts) == (body > 0)
 
 
-def test_figures_are_legible_and_small(every):
-    for (way, columns), (_, found) in every.items():
-        for name, figure in found.items():
-            text = figure.svg()
-            ElementTree.fromstring(text)
-            assert figure.width <= 1600, (way, columns, name)
-            assert len(text) < 300_000 or name == "thread", (way, columns, name)
-            assert "(s)" not in text and " 1 rows" not in text and "PROBLEM" not in text
+EDGES = [name for name in ROWS if made(name).kernel.edges]
+CLUSTERS = [name for name in ROWS if made(name).kernel.cluster_n > 1]
 
 
-def test_cells_of_the_tile_are_those_of_the_layout(every):
-    for made, found in every.values():
-        c = made.row_class
-        tv = checks.tile_tv(c)
-        seen = [f for f in cells(found["tile"]) if f.space]
-        assert seen
-        for facts in seen:
-            (thread,) = facts.threads
-            value = int(re.match(r"\d+", facts.value)[0])
-            row, column = map(int, re.match(r"\((\d+), (\d+)", facts.coordinate).groups())
-            assert tv(thread, value) == row + column * c.tiler[0]
-
-
-def test_predicate_is_true_exactly_inside_the_row(every):
-    for made, found in every.values():
-        facts = [f for f in cells(found["predicate"]) if f.value.startswith("predicate")]
-        body = checks.pieces(made, 0).body
-        for f in facts:
-            row, first, last = map(int, re.match(r"\((\d+), (\d+)\.\.(\d+)", f.coordinate).groups())
-            assert last - first + 1 == made.row_class.vector
-            assert (f.note == "loaded") == (last < body and row < made.rows)
-        assert any(f.note == "loaded" for f in facts) == (body > 0)
-
-
-def test_scalars_of_the_edges_follow_the_kernels_rule(every):
+@pytest.mark.parametrize("case", EDGES, indirect=True)
+def test_scalars_of_the_edges_follow_the_kernels_rule(case):
     """Slot s = lane + e * T of a row: the head's element s, or the element s - (V - 1) after the body."""
-    for made, found in every.values():
-        c = made.row_class
-        if not c.edges:
-            continue
-        for facts in cells(found["edges"], note="one scalar"):
-            row, column = map(int, re.match(r"\((\d+), (\d+)", facts.coordinate).groups())
-            cut = checks.pieces(made, row)
-            slot = column if column < cut.head else column - cut.head - cut.body + c.vector - 1
-            lane, turn = slot % c.threads_per_row, slot // c.threads_per_row
-            assert f"slot {slot}, turn {turn} of thread {lane}" in facts.note
-            assert turn < c.edge_scalars
+    p, found = case
+    c = p.row_class
+    scalars = cells(found["edges"], note="one scalar")
+    assert scalars
+    for facts in scalars:
+        row, column = map(int, re.match(r"\((\d+), (\d+)", facts.coordinate).groups())
+        cut = checks.pieces(p, row)
+        slot = column if column < cut.head else column - cut.head - cut.body + c.vector - 1
+        lane, turn = slot % c.threads_per_row, slot // c.threads_per_row
+        assert f"slot {slot}, turn {turn} of thread {lane}" in facts.note
+        assert turn < c.edge_scalars
 
 
-def test_cluster_figure_names_targets_and_bytes(every):
-    for made, found in every.values():
-        c = made.row_class
-        if c.cluster_n == 1:
-            continue
-        stores = [f for f in (x.facts for x in found["cluster"].cells) if f.note.startswith("st.async")]
-        assert [f.threads[0] % WARP for f in stores] == list(range(c.cluster_n))
-        received = c.threads // WARP * c.cluster_n * c.facts.state_bytes
-        barriers = [x.facts.note for x in found["cluster"].cells if x.facts.space.startswith("mbarrier")]
-        assert len(barriers) == c.cluster_n * c.reduction_buffer.shape[2]
-        assert all(f"expects {received} bytes" in note for note in barriers)
+@pytest.mark.parametrize("case", CLUSTERS, indirect=True)
+def test_cluster_figure_names_targets_and_bytes(case):
+    p, found = case
+    c, drawn = p.row_class, [x.facts for x in found["cluster"].cells]
+    stores = [f for f in drawn if f.note.startswith("st.async")]
+    assert [f.threads[0] % WARP for f in stores] == list(range(c.cluster_n))
+    received = c.threads // WARP * c.cluster_n * c.facts.state_bytes
+    barriers = [f.note for f in drawn if f.space.startswith("mbarrier")]
+    assert len(barriers) == c.cluster_n * c.reduction_buffer.shape[2]
+    assert all(f"expects {received} bytes" in note for note in barriers)
+    steps = [s for s in draw.page(p, found)["steps"] if s.figure == "cluster"]
+    for step, (_, stage) in zip(steps, draw.View(p).exchanges, strict=True):
+        roles = Counter(f.role for f in drawn if step.where(f))
+        assert roles == dict.fromkeys(("sender", "receiver", f"barrier {stage}"), c.cluster_n)
 
 
-def test_every_thread_can_be_followed():
-    made = describe.plan_of(100, 50257)
-    for thread in (0, 31, 37, made.row_class.threads - 1):
-        figure = draw.figures(made, thread)["thread"]
-        owned = [c for c in figure.cells if c.facts.space.startswith("g") and not c.dim]
-        assert owned and all(c.facts.threads == (thread,) for c in owned)
-    with pytest.raises(ValueError, match="thread must be 0 to"):
-        draw.figures(made, made.row_class.threads)
+def lying(math: str, rows: int, columns: int, offsets, pitches):
+    """The plan of rows whose operands begin and lie at given elements."""
+    return strided(math, (rows, columns), (1,), [(pitch, 1) for pitch in pitches], offsets)
 
 
-def strided(name: str, rows: int, columns: int, offsets, strides, dtype="bf16"):
-    """A plan of rows whose operands begin and lie at given elements."""
-    operands = [Operand(dtype, (s, 1), o * ITEM_SIZE[dtype]) for o, s in zip(offsets, strides, strict=True)]
-    return plan(name, canonical((rows, columns), (1,), operands), H200)
-
-
-STRIDED = [
-    ("softmax", 40, 100, (0, 0), (104, 100)),
-    ("softmax", 40, 100, (3, 3), (101, 101)),
-    ("softmax", 40, 1003, (1, 4), (1003, 1024)),
-    ("softmax", 3, 50257, (5, 0), (50257, 50257)),
-    ("softmax_backward", 40, 333, (1, 2, 3), (333, 340, 347)),
-    ("softmax_backward", 5, 40001, (0, 4, 0), (40001, 40001, 40001)),
-]
-
-
-@pytest.mark.parametrize("case", STRIDED, ids=lambda c: f"{c[0]}-{c[2]}")
-def test_requests_and_scalars_reach_every_element_once(case):
-    """Counted element by element over the whole grid, without the interval arithmetic of `row_coverage`."""
-    made = strided(*case)
-    c = made.row_class
-    assert checks.check(made).problems == ()
-    for operand in range(len(c.dtypes)):
-        size = ITEM_SIZE[c.dtypes[operand]]
-        width = (*c.access, *[c.vector] * len(c.facts.outputs))[operand]
-        reached = Counter()
-        for tile in range(made.tiles):
-            for cta in range(c.cluster_n):
-                for lanes in checks.requests(made, operand, tile, cta):
-                    reached.update(a // size + i for a in lanes if a is not None for i in range(width))
-        offset, stride = made.problem.offsets[operand], made.row_strides[operand]
-        for row in range(made.rows):
-            cut = checks.pieces(made, row)
+@pytest.mark.parametrize(
+    "rows",
+    [
+        ("softmax", 40, 100, (0, 0), (104, 100)),
+        ("softmax", 40, 100, (3, 3), (101, 101)),
+        ("softmax", 40, 1003, (1, 4), (1003, 1024)),
+        ("softmax", 3, 50257, (5, 0), (50257, 50257)),
+        ("softmax_backward", 40, 333, (1, 2, 3), (333, 340, 347)),
+        ("softmax_backward", 5, 40001, (0, 4, 0), (40001, 40001, 40001)),
+    ],
+    ids=lambda c: f"{c[0]}-{c[2]}",
+)
+def test_requests_and_scalars_reach_every_element_once(rows):
+    """Counted element by element over the whole grid, without the interval arithmetic of the checks."""
+    p = lying(*rows)
+    c = p.row_class
+    assert checks.check(p).problems == ()
+    for operand, dtype in enumerate(c.dtypes):
+        requests = (
+            lanes
+            for tile in range(p.tiles)
+            for cta in range(c.cluster_n)
+            for lanes in checks.requests(p, operand, tile, cta)
+        )
+        found = reached(requests, ITEM_SIZE[dtype], c.accesses[operand])
+        offset, stride = p.problem.offsets[operand], p.row_strides[operand]
+        for row in range(p.rows):
+            cut = checks.pieces(p, row)
             start = offset + row * stride
-            reached.update(range(start, start + cut.head))
-            reached.update(range(start + made.columns - cut.tail, start + made.columns))
-        wanted = {offset + r * stride + i for r in range(made.rows) for i in range(made.columns)}
-        assert set(reached) == wanted and set(reached.values()) == {1}
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_plans_have_no_problems(architecture):
-    for options in WAYS.values():
-        for columns in COLUMNS[:: 1 if architecture == "sm_90a" else 2]:
-            made = describe.plan_of(20, columns, architecture=architecture, **options)
-            assert checks.check(made).problems == (), made.explain()
+            found.update(range(start, start + cut.head))
+            found.update(range(start + p.columns - cut.tail, start + p.columns))
+        wanted = {offset + r * stride + i for r in range(p.rows) for i in range(p.columns)}
+        assert set(found) == wanted and set(found.values()) == {1}
 
 
 class SwappedThreads(RowClass):
@@ -219,9 +321,9 @@ class Unequal(RowClass):
     line = 12
 
 
-def mutated(made, kind: type):
-    c = made.row_class
-    return replace(made, row_class=kind(**{**c.fields, "prologue": c.prologue}))
+def mutated(plan, kind: type):
+    c = plan.row_class
+    return replace(plan, row_class=kind(**{**c.fields, "prologue": c.prologue}))
 
 
 def test_a_wrong_plan_is_found():
@@ -231,7 +333,7 @@ def test_a_wrong_plan_is_found():
     assert "not whole vectors" in checks.check(mutated(uneven, Unequal)).problems[0]
     longer = replace(short, columns=short.row_class.tiler[1] + 8)
     assert "its tile has" in checks.check(longer).problems[0]
-    odd = strided("softmax", 40, 1003, (1, 4), (1003, 1024))
+    odd = lying("softmax", 40, 1003, (1, 4), (1003, 1024))
     wide = replace(odd, row_class=replace(odd.row_class, access=(8,)))
     assert re.search(r"x: lane \d+: address \d+ is not aligned", checks.check(wide).problems[0])
     blind = replace(odd, row_class=replace(odd.row_class, edges=False))
@@ -239,65 +341,9 @@ def test_a_wrong_plan_is_found():
 
 
 def test_narrow_loads_cost_requests():
-    even = strided("softmax", 40, 1024, (0, 0), (1024, 1024))
-    odd = strided("softmax", 40, 1024, (1, 0), (1024, 1024))
+    even = lying("softmax", 40, 1024, (0, 0), (1024, 1024))
+    odd = lying("softmax", 40, 1024, (1, 0), (1024, 1024))
     assert odd.row_class.access == (1,)
-    first, second = checks.traffic_of(even, 0), checks.traffic_of(odd, 0)
+    first, second = (checks.check(p).traffic[0] for p in (even, odd))
     assert second.requests == 8 * first.requests and first.width == 16 and second.width == 2
     assert first.sectors == first.ideal and second.sectors > second.ideal
-
-
-def test_notebooks_show_a_plan():
-    text = describe.plan_of(4096, 65536)._repr_svg_()
-    assert text.lstrip().startswith("<?xml") or text.lstrip().startswith("<svg")
-    assert "cluster of" in text and "gX" in text
-
-
-def test_command_line_writes_figures(tmp_path, capsys):
-    assert diagrams.main(["100x1003", "--dtype", "fp32", "--png", "--thread", "5", "-o", str(tmp_path)]) == 0
-    said = capsys.readouterr().out.splitlines()
-    names = {path.name for path in tmp_path.iterdir()}
-    assert {"tv.svg", "tv.png", "edges.svg", "predicate.svg", "thread.png", "explorer.html"} <= names
-    assert [line for line in said if line.startswith(str(tmp_path))] == sorted(
-        (str(p) for p in tmp_path.iterdir()), key=said.index
-    )
-    assert "100 rows of 1003, fp32" in said[0]
-    assert "Thread 5 of" in (tmp_path / "thread.svg").read_text()
-
-
-def test_command_line_options_reach_the_plan(tmp_path, capsys):
-    assert diagrams.main(["64x4096", "--backward", "--arch", "sm_80", "-o", str(tmp_path)]) == 0
-    assert "softmax_backward" in (said := capsys.readouterr().out) and "for sm_80" in said
-    assert diagrams.main(["64x4096", "--two-pass", "-o", str(tmp_path)]) == 0
-    assert "two_pass" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["100x1000", "--thread", "100000"], "thread must be"),
-        (["1x3000000000"], "counted in 32 bits"),
-        (["8x8", "--dim", "2"], "dim"),
-    ],
-)
-def test_command_line_names_what_is_wrong(arguments, words, tmp_path, capsys):
-    assert diagrams.main([*arguments, "-o", str(tmp_path)]) == 2
-    assert words in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("shape", ["100", "100x", "0x5", "axb"])
-def test_command_line_refuses_other_shapes(shape, capsys):
-    with pytest.raises(SystemExit):
-        diagrams.main([shape])
-    assert "ROWSxCOLUMNS" in capsys.readouterr().err
-
-
-def test_commands_of_the_page_of_plans():
-    page = (Path(__file__).resolve().parents[1] / "docs/layouts/plans.md").read_text(encoding="utf-8")
-    commands = re.findall(r"^python -m cute_softmax diagrams (.*)$", page, re.M)
-    assert len(commands) >= 7
-    for command in commands:
-        options = diagrams.parser().parse_args(command.split())
-        assert f"{' x '.join(f'{n:,}' for n in options.shape)}" in page or (
-            f"{options.shape[0]:,} rows of {options.shape[1]:,}" in page
-        )

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
-import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from drawings import MATMULS, made, run
 
 from cute_softmax import draw
-from cute_softmax.commands import diagrams
 from cute_softmax.draw import checks
 from cute_softmax.plan import NotPlanned, describe
 from cute_softmax.plan import matmul_layouts as named
@@ -23,130 +18,66 @@ from cute_softmax.plan.matmul_backward import matmul_backward_class
 from cute_softmax.plan.matmul_class import MatmulClass
 from cute_softmax.plan.problem import ITEM_SIZE
 from layouts import ComposedLayout, Layout, Swizzle
-from layouts.html import explorer
 from layouts.trace import MmaValue, differences, observing
 
-ROOT = Path(__file__).resolve().parents[1]
-PROBLEMS = {
-    "usual": ((32, 4096, 4096), 128, {}),
-    "one block": ((4, 100, 1000), 256, {"dtype": "fp16"}),
-    "few rows": ((32, 16, 131072), 128, {}),
-    "fp32 scores": ((8, 4096, 4096), 64, {"scores": "fp32", "scale": 0.5}),
-    "lines": ((4, 1000, 1001), 128, {"causal": 0}),
-    "chunks": ((2, 300, 512), 320, {}),
-    "mma": ((32, 4096, 4096), 128, {"instruction": "mma"}),
-    "mma fp32 scores": ((2, 200, 1000), 64, {"instruction": "mma", "scores": "fp32"}),
-    "mma lines": ((2, 200, 1001), 65, {"instruction": "mma"}),
-    "backward": ((32, 4096, 4096), 128, {"backward": True}),
-    "backward causal": ((4, 512, 512), 64, {"backward": True, "causal": 0}),
-    "backward deep": ((4, 512, 512), 512, {"backward": True}),
-    "backward lines": ((4, 512, 501), 128, {"backward": True}),
-    "backward fp32 scores": ((4, 512, 512), 256, {"backward": True, "scores": "fp32"}),
-}
-FRAGMENTS = {"registers", "fragments", "first_product", "second_product", "pairs", "exchange"}
 
-
-def made(name: str):
-    shape, depth, options = PROBLEMS[name]
-    return describe.plan_matmul_shape(shape, depth, **options)
-
-
-@pytest.fixture(scope="module", params=PROBLEMS)
+@pytest.fixture(scope="module", params=MATMULS)
 def case(request):
+    """A plan and its figures."""
     p = made(request.param)
     return p, draw.figures(p)
 
 
-def test_a_plan_has_the_figures_of_what_it_uses(case):
-    p, found = case
-    c = p.kernel
-    assert {"tile", "ring", "registers", "thread"} <= set(found)
-    if isinstance(c, MatmulClass):
-        assert ("pairs" in found) == (c.dtypes[0] == "fp32") and ("lines" in found) == c.lines
-        assert ("ldmatrix" in found) == (c.dtypes[0] != "fp32" and not c.lines)
-        assert ("scores" in found) == (not c.lines)
-        assert ("exchange" in found) == (c.vector == 8 and not c.split)
-        assert {"values", "fragments"} <= set(found)
-        assert ("operand" in found) == (c.instruction == "mma")
-    else:
-        assert ("lines" in found) == c.lines == ("ldmatrix" not in found)
-        assert {"grad", "first_product", "second_product"} <= set(found)
-
-
-def test_figures_are_legible_and_small(case):
-    for name, figure in case[1].items():
-        text = figure.svg()
-        ElementTree.fromstring(text)
-        assert figure.width <= 1600, name
-        assert len(text) < 300_000 or name == "thread", name
-        said = f"{figure.title} {figure.description}"
-        assert not re.search(
-            r"\(s\)|\b1 (rows|warps|blocks|instructions|stages|boxes)\b|PROBLEM|[`*]", said
-        ), name
-
-
-def test_the_walk_lights_cells_of_every_figure_it_names(case):
-    p, found = case
-    page = draw.page(p, found)
-    assert len(page["steps"]) >= 7
-    assert "Thread" not in explorer(**page)[:200]
-
-
-def tile_of(p, name: str) -> tuple[Layout, int]:
-    """The thread-value layout that a figure draws in its last grid, and the rows of its tile."""
-    c = p.kernel
-    if isinstance(c, MatmulClass):
-        tv = {"fragments": named.fragment(c.depth), "exchange": named.stored()}.get(name, named.fragment(64))
-        return tv, 64
-    tv = named.fragment(c.share_depth if name == "second_product" else c.rows)
-    return tv, 64
+def fragments_of(c) -> dict[str, tuple[str, Layout]]:
+    """Figure -> (space of the cells that show a fragment, its thread-value layout over 64 rows)."""
+    if c.movement == "matmul_backward":
+        accumulators = named.fragment(c.rows)
+        sums = named.fragment(c.share_depth)
+        return {
+            "registers": ("", accumulators),
+            "first_product": ("dPᵀ", accumulators),
+            "second_product": ("dV", sums),
+        }
+    scores = named.fragment(64)
+    found = {"registers": ("", scores), "pairs": ("sS", scores), "exchange": ("stored by", named.stored())}
+    if c.instruction == "wgmma":  # else drawn from what cute has alone
+        found["fragments"] = ("O", named.fragment(c.depth))
+    return found
 
 
 def test_cells_of_fragments_are_those_of_the_layouts(case):
     p, found = case
-    for name in FRAGMENTS & set(found):
-        if name == "fragments" and p.kernel.movement == "matmul" and p.kernel.instruction == "mma":
-            continue  # drawn from what cute has alone
-        tv, rows = tile_of(p, name)
-        space = {"fragments": "O", "first_product": "dPᵀ", "second_product": "dV", "exchange": "destination"}
-        seen = 0
-        for cell in found[name].cells:
-            f = cell.facts
-            if (name == "exchange" and f.start is None) or not f.threads or not f.coordinate:
-                continue
-            if name in space and name != "exchange" and f.space != space[name]:
-                continue
+    for name, (space, tv) in fragments_of(p.kernel).items():
+        if name not in found:
+            continue
+        facts = [x.facts for x in found[name].cells if x.facts.threads and x.facts.space == space]
+        assert facts, name
+        for f in facts:
             (thread,) = f.threads
             value = int(re.match(r"\d+", f.value)[0])
             row, column = map(int, re.match(r"\((\d+), (\d+)", f.coordinate).groups())
-            assert tv(thread, value) == row + column * rows, (name, f)
-            seen += 1
-        assert seen, name
+            assert tv(thread, value) == row + column * 64, (name, f)
 
 
 def test_addresses_of_figures_are_those_of_the_tiles(case):
     """Cells of shared memory against the layouts, by the byte that they name."""
     p, found = case
     c = p.kernel
-    for name in {"scores", "values", "grad"} & set(found):
-        item, turned = ITEM_SIZE[c.dtypes[0 if name == "scores" else 1]], name == "values"
-        if name == "scores":
-            tile = named.by_rows(item, c.rows, 64 if isinstance(c, MatmulClass) else c.columns, 1)
-        else:
-            tile = (
-                named.by_columns(item, c.depth, 64, 1) if turned else named.by_rows(item, c.rows, c.depth, 1)
-            )
+    scores, values = (ITEM_SIZE[d] for d in c.dtypes[:2])
+    tiles = {
+        "scores": (scores, named.by_rows(scores, c.rows, 64, 1)),
+        "values": (values, named.by_columns(values, c.depth, 64, 1)),
+        "grad": (values, named.by_rows(values, c.rows, c.depth, 1)),
+    }
+    for name in tiles.keys() & found.keys():
+        item, tile = tiles[name]
         memory = named.first_stage(tile)
         cells = [f for f in (x.facts for x in found[name].cells) if f.start is not None]
         swizzled = cells[len(cells) // 2 :]
         assert len(swizzled) == 16 * 8
         for f in swizzled:
             at = tuple(map(int, re.findall(r"\d+", f.coordinate)))
-            assert f.byte == memory(at[::-1] if turned else at) * item
-
-
-def test_plans_have_no_problems(case):
-    assert checks.check(case[0]).problems == ()
+            assert f.byte == memory(at[::-1] if name == "values" else at) * item
 
 
 def test_the_swizzle_removes_every_conflict():
@@ -167,7 +98,7 @@ def test_a_wrong_plan_is_found(monkeypatch):
     def problems(plan) -> str:
         return " ".join(checks.check(plan).problems)
 
-    assert "do not fill the tile" in problems(replace(p, matmul_class=Narrow(**vars_of(c))))
+    assert "do not fill the tile" in problems(replace(p, matmul_class=Narrow(**c.fields)))
     assert "parts" in problems(replace(p, part_steps=7))
     assert "cannot step" in problems(replace(p, operand_strides=((4097, 0, 0, 0), *p.operand_strides[1:])))
     assert "room for" in problems(replace(p, matmul_class=replace(c, score_stages=8)))
@@ -182,6 +113,9 @@ def test_a_wrong_plan_is_found(monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(named, "matrices", lambda columns, transposed=False, source=source: source)
             assert "wanted is" in problems(plan)
+    with monkeypatch.context() as patch:
+        patch.setattr(named, "value_matrices", lambda: Layout(((8, 2, 2), 8), ((16, 8, 128), 1)))
+        assert "V: ldmatrix" in problems(made("mma"))
 
 
 # `matrices` with the second and the third matrix exchanged.
@@ -195,20 +129,6 @@ class Narrow(MatmulClass):
     @property
     def rows(self) -> int:
         return super().rows + 64
-
-
-def vars_of(c: MatmulClass) -> dict:
-    return dict(c.fields)
-
-
-def test_every_thread_can_be_followed():
-    p = made("usual")
-    for thread in (0, 37, 127):
-        figures = draw.figures(p, thread)
-        for name in ("ldmatrix", "fragments", "registers", "exchange"):
-            assert any(thread in c.facts.threads for c in figures[name].cells), (thread, name)
-    with pytest.raises(ValueError, match="0 to 127"):
-        draw.figures(p, 128)
 
 
 def test_kernels_give_ldmatrix_the_addresses_that_are_drawn():
@@ -250,61 +170,33 @@ def test_accumulators_are_operands_as_they_are():
             assert accumulators(thread, value) == operand(thread, inside) + block * k * 64
 
 
-def test_notebooks_show_a_plan():
-    assert "256 rows of S" in made("usual")._repr_svg_()
-    assert "rows of V" in made("backward")._repr_svg_()
-
-
-def test_command_line(tmp_path, capsys):
-    assert diagrams.main(["4x512x512", "--matmul", "64", "--thread", "70", "-o", str(tmp_path)]) == 0
-    assert {"tile.svg", "fragments.svg", "explorer.html"} <= {p.name for p in tmp_path.iterdir()}
-    assert "softmax(S) @ V" in capsys.readouterr().out
-    folder = tmp_path / "backward"
-    assert diagrams.main(["4x512x512", "--matmul", "64", "--backward", "-o", str(folder)]) == 0
-    assert "second_product.svg" in {p.name for p in folder.iterdir()}
+AMPERE = {"device": replace(H200, architecture=ARCHITECTURES["sm_80"])}
+BACKWARD = {"backward": True}
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("shape", "depth", "options", "error", "words"),
     [
-        (["64x64", "--matmul", "64", "--dim", "0"], "without --dim"),
-        (["64x64", "--matmul", "64", "--two-pass"], "without --dim"),
-        (["64x64", "--matmul", "0"], "at least 1"),
-        (["64x64", "--matmul", "64", "--dtype", "fp32"], "two steps"),
-        (["64x64", "--matmul", "64", "--thread", "128"], "0 to 127"),
+        ((64, 64), 64, {**AMPERE, "instruction": "wgmma"}, NotPlanned, "sm_80"),
+        ((64, 64), 64, {**AMPERE, **BACKWARD}, NotPlanned, "sm_90a"),
+        ((64,), 64, {}, ValueError, "two dimensions"),
+        ((1 << 31, 64), 64, {}, NotPlanned, "2147483648 rows: at most"),
+        ((1 << 31, 64), 64, BACKWARD, NotPlanned, "2147483648 rows: at most"),
+        ((64, 1 << 31), 64, {}, NotPlanned, "2147483648 columns: at most"),
+        ((64, 1 << 31), 64, BACKWARD, NotPlanned, "2147483648 columns: at most"),
+        ((1 << 31, 64, 64), 64, {}, NotPlanned, "2147483648 batches: at most"),
+        ((1 << 31, 64, 64), 64, BACKWARD, NotPlanned, "2147483648 batches: at most"),
+        ((64, 64), 1 << 31, {}, NotPlanned, "2147483648 columns of V: at most"),
+        # The rows of all batches, line by line.
+        ((1 << 16, (1 << 16) + 1, 65), 64, {}, NotPlanned, "4295032832 rows: at most"),
+        ((64, 64), 64, {"dtype": "bool"}, TypeError, "no kernels for dtype 'bool'"),
+        ((64, 64), 64, {"dtype": "int64"}, TypeError, "no kernels for dtype 'int64'"),
+        ((1 << 31, 1 << 30), 64, {}, ValueError, "elements: at most"),
     ],
 )
-def test_command_line_names_what_is_wrong(arguments, words, tmp_path, capsys):
-    assert diagrams.main([*arguments, "-o", str(tmp_path)]) == 2
-    assert words in capsys.readouterr().err
-
-
-def test_what_is_not_planned():
-    ampere = replace(H200, architecture=ARCHITECTURES["sm_80"])
-    assert describe.plan_matmul_shape((64, 64), 64, device=ampere).kernel.instruction == "mma"
-    with pytest.raises(NotPlanned, match="sm_80"):
-        describe.plan_matmul_shape((64, 64), 64, device=ampere, instruction="wgmma")
-    with pytest.raises(NotPlanned, match="sm_90a"):
-        describe.plan_matmul_shape((64, 64), 64, device=ampere, backward=True)
-    with pytest.raises(ValueError, match="two dimensions"):
-        describe.plan_matmul_shape((64,), 64)
-    for shape, depth, words in (
-        ((1 << 31, 64), 64, "2147483648 rows"),
-        ((64, 1 << 31), 64, "2147483648 columns"),
-        ((1 << 31, 64, 64), 64, "2147483648 batches"),
-    ):
-        for backward in (False, True):
-            with pytest.raises(NotPlanned, match=f"{words}: at most"):
-                describe.plan_matmul_shape(shape, depth, backward=backward)
-    with pytest.raises(NotPlanned, match="2147483648 columns of V: at most"):
-        describe.plan_matmul_shape((64, 64), 1 << 31)
-    with pytest.raises(NotPlanned, match="4295032832 rows: at most"):  # those of all batches, line by line
-        describe.plan_matmul_shape((1 << 16, (1 << 16) + 1, 65), 64)
-    for dtype in ("bool", "int64"):
-        with pytest.raises(TypeError, match=f"no kernels for dtype '{dtype}'"):
-            describe.plan_matmul_shape((64, 64), 64, dtype)
-    with pytest.raises(ValueError, match="elements: at most"):
-        describe.plan_matmul_shape((1 << 31, 1 << 30), 64)
+def test_what_is_not_planned(shape, depth, options, error, words):
+    with pytest.raises(error, match=words):
+        describe.plan_matmul_shape(shape, depth, **options)
 
 
 # What follows is run by itself, see `test_every_class_is_drawn_as_its_kernel_is`.
@@ -312,7 +204,7 @@ def test_what_is_not_planned():
 
 def classes() -> list:
     """One class for each way in which layouts come about."""
-    found = [made(name).kernel for name in PROBLEMS]
+    found = [made(name).kernel for name in MATMULS]
     halves = ("bf16", "bf16", "bf16")
     found += [
         matmul_backward_class(ARCHITECTURES["sm_90a"], halves, depth, lines=lines)
@@ -435,17 +327,7 @@ def trace_all() -> dict:
 
 
 def test_every_class_is_drawn_as_its_kernel_is():
-    environment = dict(
-        os.environ,
-        CUTE_DSL_ARCH="sm_90a",
-        CUTE_DSL_DRYRUN="1",
-        PYTHONPATH=os.pathsep.join([str(ROOT), str(ROOT / "tests")]),
-    )
-    done = subprocess.run(
-        [sys.executable, __file__], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = run(__file__, "sm_90a")
     assert found["wrong"] == [] and found["missed"] == []
     assert found["classes"] >= 12 and found["layouts"] >= 50 and found["others"] >= 100
 

@@ -3,51 +3,25 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 import sys
-import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import panels
 import pytest
+from drawings import PANELS, made, reached, run, strided
 from traced import trace, wrong
 
 from cute_softmax import draw
-from cute_softmax.commands import diagrams
 from cute_softmax.draw import checks
 from cute_softmax.kernels.panel import work
-from cute_softmax.plan import PanelPlan, describe, plan
-from cute_softmax.plan.hardware import ARCHITECTURES, H200
-from cute_softmax.plan.problem import ITEM_SIZE, Operand, canonical
+from cute_softmax.plan import PanelPlan, describe
+from cute_softmax.plan.hardware import ARCHITECTURES
+from cute_softmax.plan.problem import ITEM_SIZE
 from layouts import Layout
 from layouts.html import explorer
 from layouts.trace import differences
-
-ROOT = Path(__file__).resolve().parents[1]
-PROBLEMS = {
-    "columns": ((33, 40), {"dim": 0}),
-    "odd": ((1000, 7), {"dim": 0, "math": "softmax_backward"}),
-    "few": ((3, 100_000), {"dim": 0}),
-    "middle": ((3, 100, 24), {"dim": 1, "dtype": "fp32"}),
-    "cluster": ((1024, 4096), {"dim": 0}),
-    "two trips": ((4000, 16384), {"dim": 0}),
-    "two modes": ((64, 50, 1000), {"dim": (0, 2)}),
-    "outer modes": ((5, 30, 7, 64), {"dim": (0, 2)}),
-    "split": ((20000, 1000), {"dim": 0, "architecture": "sm_80"}),
-    "long": ((2, 4000000), {"math": "logsumexp"}),
-    "long odd": ((1, 5000001), {"dtype": "fp32"}),
-    "ahead": ((8, 3000000), {}),
-    "sum": ((3000000, 24), {"dim": 0, "math": "sum"}),
-    "shifted": ((300, 131), {"dim": 0}),
-    "shifted modes": ((3, 200, 77), {"dim": 1, "math": "softmax_backward"}),
-    "shifted, alone": ((7, 5001), {"dim": 0, "dtype": "fp32"}),
-    "shifted, streamed": ((20000, 2049), {"dim": 0}),
-}
-
 
 DIRECTIONS = ("softmax", "softmax_backward", "logsumexp")  # forward, backward, a reduction
 # A problem of each kind of exchange, and the figures that show it; for clusters of 16 see `clusters_of_16`.
@@ -60,11 +34,6 @@ EXCHANGES = {
     "rows in parts": ((2, 4000000), -1, {"shuffle", "reduction_buffer", "exchange"}),
     "rows with edges": ((3, 5000001), -1, {"shuffle", "reduction_buffer", "exchange"}),
 }
-
-
-def made(name: str) -> PanelPlan:
-    shape, options = PROBLEMS[name]
-    return describe.plan_shape(shape, **options)
 
 
 def clusters_of_16() -> dict[str, PanelPlan]:
@@ -82,20 +51,11 @@ def clusters_of_16() -> dict[str, PanelPlan]:
 CLUSTERS_OF_16 = clusters_of_16()
 
 
-@pytest.fixture(scope="module", params=PROBLEMS)
+@pytest.fixture(scope="module", params=PANELS)
 def case(request):
+    """A plan and its figures."""
     p = made(request.param)
-    assert isinstance(p, PanelPlan)
     return p, draw.figures(p)
-
-
-def test_a_plan_has_the_figures_of_what_it_uses(case):
-    p, found = case
-    c = p.kernel
-    assert {"tv", "tile", "smem", "predicate", "thread"} <= set(found)
-    assert ("reduction_buffer" in found) == (c.down > 1) and ("shuffle" in found) == (c.across < 32)
-    assert ("cluster" in found) == (c.cluster_n > 1) and ("exchange" in found) == c.exchange
-    assert ("places" in found) == bool(c.ahead) and ("shift" in found) == c.shifted
 
 
 def test_a_row_ahead_has_each_chunk_in_one_place_and_finishes_it_once():
@@ -171,15 +131,6 @@ def test_every_exchange_has_its_page(kind, math):
     assert exchanging & set(page["figures"]) == names == exchanging & {s.figure for s in page["steps"]}
 
 
-def test_figures_are_legible_and_small(case):
-    for name, figure in case[1].items():
-        text = figure.svg()
-        ElementTree.fromstring(text)
-        assert figure.width <= 1600, name
-        assert len(text) < 300_000 or name == "thread", name
-        assert not re.search(r"\(s\)| 1 (rows|groups|parts|lanes|rounds)\b|PROBLEM", text), name
-
-
 def test_cells_of_the_tile_are_where_the_thread_loads(case):
     """Against the requests of the checks, which count threads and steps as the kernel does."""
     p, found = case
@@ -230,21 +181,21 @@ def test_predicate_ends_with_the_data(case):
     assert any(f.note == "loaded" for f in facts)
 
 
+def all_requests(p: PanelPlan, operand: int):
+    """Those of the whole grid."""
+    for tile in range(p.tiles):
+        for part in range(p.parts):
+            for rank in range(p.kernel.cluster_n):
+                yield from checks.panel.requests(p, operand, tile=tile, part=part, rank=rank)
+
+
 @pytest.mark.parametrize("name", ["columns", "odd", "few", "middle", "two modes", "outer modes"])
 def test_requests_reach_every_element_once(name):
-    """Counted element by element over the whole grid."""
     p = made(name)
     c = p.kernel
-    assert checks.check(p).problems == ()
     for operand in range(c.facts.full):
-        size = ITEM_SIZE[c.dtypes[operand]]
-        reached = Counter()
-        for tile in range(p.tiles):
-            for part in range(p.parts):
-                for rank in range(c.cluster_n):
-                    for lanes in checks.panel.requests(p, operand, tile=tile, part=part, rank=rank):
-                        reached.update(a // size + v for a in lanes if a is not None for v in range(c.vector))
-        assert sorted(reached) == list(range(p.groups * p.length)) and set(reached.values()) == {1}
+        found = reached(all_requests(p, operand), ITEM_SIZE[c.dtypes[operand]], c.vector)
+        assert sorted(found) == list(range(p.groups * p.length)) and set(found.values()) == {1}
 
 
 @pytest.mark.parametrize("name", ["shifted", "shifted modes", "shifted, alone"])
@@ -252,24 +203,16 @@ def test_shifted_requests_reach_every_element(name):
     """Inputs in blocks of which each is wanted; results in whole blocks, once, but for the ends of memory's rows."""
     p = made(name)
     c = p.kernel
-    assert checks.check(p).problems == ()
-    size = [ITEM_SIZE[d] for d in c.dtypes]
     everything = set(range(p.groups * p.length))
     for operand in range(c.facts.full):
-        reached = Counter()
-        for tile in range(p.tiles):
-            for part in range(p.parts):
-                for rank in range(c.cluster_n):
-                    for lanes in checks.panel.requests(p, operand, tile=tile, part=part, rank=rank):
-                        for a in lanes:
-                            if a is not None:
-                                assert a % (c.vector * size[operand]) == 0
-                                reached.update(a // size[operand] + v for v in range(c.vector))
+        item, requests = ITEM_SIZE[c.dtypes[operand]], list(all_requests(p, operand))
+        assert all(a % (c.vector * item) == 0 for lanes in requests for a in lanes if a is not None)
+        found = reached(requests, item, c.vector)
         if operand < len(c.facts.inputs):
-            assert everything <= set(reached) and max(reached) < p.groups * p.length + c.vector
+            assert everything <= set(found) and max(found) < p.groups * p.length + c.vector
         else:
-            ends = {e for e in everything - set(reached) if min(e % p.abreast, -e % p.abreast) >= c.vector}
-            assert not ends and set(reached) <= everything and set(reached.values()) == {1}
+            ends = {e for e in everything - set(found) if min(e % p.abreast, -e % p.abreast) >= c.vector}
+            assert not ends and set(found) <= everything and set(found.values()) == {1}
 
 
 def test_lines_are_drawn_where_they_begin():
@@ -288,23 +231,11 @@ def test_lines_are_drawn_where_they_begin():
         assert cells["block", line, group].byte == (p.element(0, line) + group) * ITEM_SIZE[c.dtypes[0]]
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_plans_have_no_problems(architecture):
-    for shape, options in PROBLEMS.values():
-        p = describe.plan_shape(shape, **{**options, "architecture": architecture})
-        assert checks.check(p).problems == (), p.explain()
-
-
-def strided(shape, dims, strides, offsets=(0, 0)) -> PanelPlan:
-    operands = [Operand("bf16", s, 2 * o) for s, o in zip(strides, offsets, strict=True)]
-    return plan("softmax", canonical(shape, dims, operands), H200)
-
-
 def test_width_decides_sectors():
-    wide = strided((1024, 4096), (0,), [(4096, 1)] * 2)
+    wide = strided("softmax", (1024, 4096), (0,), [(4096, 1)] * 2)
     (x, y) = checks.check(wide).traffic
     assert x.width == 16 and x.sectors == x.ideal and y.sectors == y.ideal
-    apart = strided((1024, 4096), (0,), [(8192, 2), (4096, 1)])
+    apart = strided("softmax", (1024, 4096), (0,), [(8192, 2), (4096, 1)])
     (x, _) = checks.check(apart).traffic
     assert x.width == 2 and x.sectors > x.ideal
 
@@ -315,35 +246,11 @@ def test_a_wrong_plan_is_found():
     assert any("taken up to" in t for t in checks.check(replace(p, length=p.length + 1)).problems)
     assert any("its tile has" in t for t in checks.check(replace(p, share=c.tile + 1)).problems)
     assert any("taken up to" in t for t in checks.check(replace(p, share=p.share - 1)).problems)
-    odd = strided((64, 45), (0,), [(45, 1)] * 2)
+    odd = strided("softmax", (64, 45), (0,), [(45, 1)] * 2)
     assert odd.kernel.vector == 1
     wide = replace(odd, kernel=replace(odd.kernel, vector=8, across=1))
     assert any("aligned" in t for t in checks.check(wide).problems)
     assert any("straddle" in t for t in checks.check(wide).problems)
-
-
-def test_every_thread_can_be_followed():
-    p = made("columns")
-    for thread in (0, 37, p.kernel.threads - 1):
-        figure = draw.figures(p, thread)["thread"]
-        owned = [c for c in figure.cells if c.facts.space == "gX" and not c.dim]
-        assert all(c.facts.threads == (thread,) for c in owned)
-    with pytest.raises(ValueError, match="thread must be 0 to"):
-        draw.figures(p, p.kernel.threads)
-
-
-def test_notebooks_show_a_panel():
-    assert "column" in (text := made("cluster")._repr_svg_()) and "gX" in text
-
-
-def test_command_line(tmp_path, capsys):
-    assert diagrams.main(["33x40", "--dim", "0", "-o", str(tmp_path)]) == 0
-    assert "movement   column" in capsys.readouterr().out
-    assert {"tv.svg", "reduction_buffer.svg", "explorer.html"} <= {f.name for f in tmp_path.iterdir()}
-    assert diagrams.main(["4x5x64", "--dim", "0", "2", "-o", str(tmp_path)]) == 0
-    assert "5 groups of 256" in capsys.readouterr().out
-    assert diagrams.main(["4x1000", "--dim", "0", "-o", str(tmp_path / "alone")]) == 0  # nothing is exchanged
-    assert {"tv.svg", "explorer.html"} <= {f.name for f in (tmp_path / "alone").iterdir()}
 
 
 # What is drawn is what the kernel has: `test_faithful` for panels. Run as a script for an architecture.
@@ -352,7 +259,7 @@ def test_command_line(tmp_path, capsys):
 def every_class(architecture: str) -> dict:
     """The classes of all problems, and of columns and rows in two modes of every length that configurations end at (of
     every fifth one on other architectures than sm_90a); as keys."""
-    problems = [*PROBLEMS.values()]
+    problems = [*PANELS.values()]
     for math in ("softmax", "softmax_backward"):
         for exponential in range(2, 18, 1 if architecture == "sm_90a" else 5):
             problems.append(((1 << exponential, 16384), {"dim": 0, "math": math}))
@@ -379,18 +286,14 @@ def trace_all(architecture: str) -> dict:
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_classes_are_drawn_as_their_kernels_are(architecture):
-    environment = dict(os.environ, CUTE_DSL_ARCH=architecture, CUTE_DSL_DRYRUN="1", PYTHONPATH=str(ROOT))
-    command = [sys.executable, __file__, architecture]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = run(__file__, architecture)
     assert found["wrong"] == [] and found["missed"] == []
     movements = " ".join(found["classes"])
     assert all(word in movements for word in ("column", "row", "exchange", "modes"))
     assert ("cluster" in movements) == (ARCHITECTURES[architecture].cluster_limit > 1)
 
 
-@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("name", PANELS)
 def test_threads_stand_where_the_kernel_puts_them(name):
     """The kernel's own address arithmetic, on plain numbers, beside the thread-value layout."""
     p = made(name)

@@ -9,8 +9,11 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import generate
+import measure_access
 import opinfo
 import pytest
+import reference
 import torch
 
 import cute_softmax
@@ -24,11 +27,11 @@ from cute_softmax.runtime import cache, precompile
 from layouts.__main__ import main as layouts_main
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT / "docs" / "layouts"))
-import measure_access  # noqa: E402
-
-# The pages below docs/layouts have tests of their own, but for commands.
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs/layouts").glob("*.md")),
+]
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
 
 
@@ -37,33 +40,27 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def pages(language: str) -> list:
-    return [pytest.param(p, id=p.name) for p in PAGES if blocks(p, language)]
+    return [p for p in PAGES if blocks(p, language)]
 
 
-def generate(*arguments: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, ROOT / "docs" / "generate.py", *arguments]
-    return subprocess.run(command, capture_output=True, text=True)
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
 
 
 def test_generated_parts_are_up_to_date():
-    done = generate("--check")
+    command = [sys.executable, ROOT / "docs" / "generate.py", "--check"]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
-def test_a_stale_block_is_noticed(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "docs"))
-    import generate as generator
-
+def test_a_stale_block_is_noticed():
     text = "<!-- generated: class counts -->\nold\n<!-- end of class counts -->\n"
-    assert "old" not in generator.filled(text) and "sm_103a" in generator.filled(text)
+    assert "old" not in generate.filled(text) and "sm_103a" in generate.filled(text)
     with pytest.raises(KeyError):
-        generator.filled("<!-- generated: nothing -->\n<!-- end of nothing -->")
+        generate.filled("<!-- generated: nothing -->\n<!-- end of nothing -->")
 
 
 def test_results_become_tables(monkeypatch, tmp_path):
-    monkeypatch.syspath_prepend(str(ROOT / "docs"))
-    import generate as generator
-
     header = {key: key for key in results.HEADER_KEYS} | {
         "gpu": "NVIDIA H200",
         "date": "2026-01-02T03:04:05Z",
@@ -77,13 +74,13 @@ def test_results_become_tables(monkeypatch, tmp_path):
     results.add_ratios(rows)
     folder = results.save(results.Results(header, rows), tmp_path).parent
     (folder / "counters.json").write_text('{"header": {}, "rows": []}')  # of another kind
-    monkeypatch.setattr(generator, "RESULTS", folder)
-    for said in (generator.headline(), generator.all_results()):
+    monkeypatch.setattr(generate, "RESULTS", folder)
+    for said in (generate.headline(), generate.all_results()):
         assert "| 32768 x 1024 | **4000 0.990** | 4040 1.000 | 2000 0.495 |" in said
         assert "2026-01-02" in said and "`command`" in said
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_opened_block_is_closed_and_filled(page):
     text = page.read_text(encoding="utf-8")
     opened = re.findall(r"<!-- generated: (.+?) -->", text)
@@ -91,7 +88,7 @@ def test_every_opened_block_is_closed_and_filled(page):
     assert not re.search(r"-->\s*<!-- end of", text)
 
 
-@pytest.mark.parametrize("page", pages("python"))
+@pytest.mark.parametrize("page", pages("python"), ids=name_of)
 def test_python_examples_run(page, monkeypatch, tmp_path):
     """All blocks of a page in order, in one namespace, in an empty folder."""
     monkeypatch.chdir(tmp_path)
@@ -100,7 +97,7 @@ def test_python_examples_run(page, monkeypatch, tmp_path):
         exec(compile(code, page.name, "exec"), names)
 
 
-@pytest.mark.parametrize("page", pages("pycon"))
+@pytest.mark.parametrize("page", pages("pycon"), ids=name_of)
 def test_sessions_say_what_they_show(page):
     for session in blocks(page, "pycon"):
         test = doctest.DocTestParser().get_doctest(session, {}, page.name, None, None)
@@ -122,9 +119,7 @@ def commands(page: Path) -> list[tuple[str, ...]]:
 
 
 COMMANDS = dict.fromkeys(
-    words
-    for page in [*PAGES, *sorted((ROOT / "docs" / "layouts").glob("*.md")), ROOT / "benchmarks" / "README.md"]
-    for words in commands(page)
+    words for page in [*PAGES, ROOT / "benchmarks" / "README.md"] for words in commands(page)
 )
 
 
@@ -213,7 +208,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_lead_somewhere(page):
     for target, anchor in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", page.read_text(encoding="utf-8")):
         if "://" not in target:
@@ -238,16 +233,7 @@ def test_readme_names_the_longest_rows():
         assert name.removeprefix("sm_") in text
 
 
-@pytest.fixture
-def reference(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "docs"))
-    import reference
-
-    yield reference
-    reference.entries.cache_clear()
-
-
-def test_docstrings_describe_what_is_public(reference):
+def test_docstrings_describe_what_is_public():
     assert reference.complaints() == []
     page = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
     for name in (*cute_softmax.__all__, "nn.Softmax", "Plan", "PanelPlan", "Prepared", "Report", "Device"):
@@ -272,7 +258,7 @@ def test_docstrings_describe_what_is_public(reference):
         ("Device", "\n    l2: ", "\n        l2: ", ["no words about l2", "Device.l2: no docstring"]),
     ],
 )
-def test_what_a_docstring_lacks_is_noticed(reference, monkeypatch, name, old, new, said):
+def test_what_a_docstring_lacks_is_noticed(monkeypatch, name, old, new, said):
     docstring = reference.entries()[name].object.docstring
     assert docstring.value.count(old) == 1
     monkeypatch.setattr(docstring, "value", docstring.value.replace(old, new))
@@ -280,7 +266,7 @@ def test_what_a_docstring_lacks_is_noticed(reference, monkeypatch, name, old, ne
     assert all(any(words in complaint for complaint in complaints) for words in said), complaints
 
 
-def test_a_new_public_name_must_be_described(reference, monkeypatch):
+def test_a_new_public_name_must_be_described(monkeypatch):
     from cute_softmax.dispatch.softmax import kernels
 
     monkeypatch.setattr(cute_softmax, "offset_within", kernels.offset_within, raising=False)
@@ -288,11 +274,12 @@ def test_a_new_public_name_must_be_described(reference, monkeypatch):
     monkeypatch.setattr(cute_softmax.nn, "__all__", ["_Options"])
     reference.entries.cache_clear()
     complaints = reference.complaints()
+    reference.entries.cache_clear()
     assert "cute_softmax.dispatch.softmax.kernels.offset_within: no words about shape" in complaints
     assert "cute_softmax.nn._Options.scale: no docstring" in complaints
 
 
-def test_signatures_are_those_that_python_shows(reference):
+def test_signatures_are_those_that_python_shows():
     functions = {e.name: e.object for e in reference.entries().values() if e.object.is_function}
     assert len(functions) > 15
     for name, function in functions.items():

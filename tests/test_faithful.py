@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
-from pathlib import Path
 
 import pytest
 from classes import FAMILY, REDUCTIONS, intervals, operands, sample, selected
+from drawings import run
 from traced import trace, wrong
 
 from cute_softmax.draw import drawn
@@ -26,7 +25,6 @@ from cute_softmax.plan.hardware import ARCHITECTURES
 from layouts import Layout, ints
 from layouts.trace import differences
 
-ROOT = Path(__file__).resolve().parents[1]
 # (dtypes of input and output, edges, elements of a load or None for whole vectors, also in two passes). The
 # widest dtype decides the vector; fp16 is laid out as bf16 is.
 KINDS = (
@@ -119,24 +117,14 @@ def trace_all(architecture: str) -> dict:
     return found
 
 
-def run(*arguments: str) -> dict:
-    """What this file prints, run as a script for an architecture."""
-    environment = dict(os.environ, CUTE_DSL_ARCH=arguments[0], CUTE_DSL_DRYRUN="1", PYTHONPATH=str(ROOT))
-    done = subprocess.run(
-        [sys.executable, __file__, *arguments], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 @pytest.fixture(scope="module")
 def tracing():
     """architecture -> what its run printed; two run at a time, unless pytest itself runs in parallel."""
     if "PYTEST_XDIST_WORKER" in os.environ:
-        yield run
+        yield lambda name: run(__file__, name)
         return
     with ThreadPoolExecutor(2) as pool:
-        futures = {name: pool.submit(run, name) for name in ARCHITECTURES}
+        futures = {name: pool.submit(run, __file__, name) for name in ARCHITECTURES}
         yield lambda name: futures[name].result()
 
 
@@ -153,7 +141,7 @@ def test_every_class_is_drawn_as_its_kernel_is(architecture, tracing):
 
 
 def test_a_kernel_with_a_swapped_stride_is_caught():
-    found = run("sm_90a", "mutants")
+    found = run(__file__, "sm_90a", "mutants")
     assert len(found) == 3
     for name, lines in found.items():
         assert lines, f"{name}: the traced mutant passes for what is drawn"

@@ -124,7 +124,8 @@ def explain(
         **options: The other arguments of `plan_softmax`.
 
     Returns:
-        Text of about ten lines. It begins with "composed" where torch's operations make scores before a kernel runs.
+        Text of about ten lines, of one for an empty tensor. It begins with "composed" where torch's operations make
+        scores before a kernel runs.
 
     Raises:
         TypeError: As for `plan_softmax`.
@@ -146,7 +147,7 @@ def explain(
             "the kernels here take bfloat16, float16 and float32 on CUDA"
         )
     try:
-        return plan_softmax(input, dim, dtype, **options).explain()
+        made = plan_softmax(input, dim, dtype, **options)
     except NotPlanned as reason:
         plain = {k: v for k, v in options.items() if k not in DEFAULTS}
         if len(plain) == len(options):
@@ -156,6 +157,9 @@ def explain(
             f"{', and its gradient' if options.get('backward') else ''}; without scores the call runs as\n"
             + plan_softmax(input, dim, dtype, **plain).explain()
         )
+    if not (made.problem.length and made.problem.groups):
+        return f"{name} of an empty tensor, {tuple(getattr(input, 'shape', input))}: nothing is launched"
+    return made.explain()
 
 
 def plan_reduction(

@@ -73,7 +73,7 @@ def run(
     y.backward(dy)
     right = check(*(t.detach().movedim(dim, -1) for t in (x, dy, y, x.grad)))
 
-    plans = [_plan(x, dim, backward) for backward in (False, True)]
+    plans = [plan_softmax(x, dim, backward=backward) for backward in (False, True)]
     for plan in plans:
         print(plan.explain(), end="\n\n")
     if on_gpu:
@@ -89,12 +89,6 @@ def memory(on_gpu: bool) -> int:
     if on_gpu:
         return torch.cuda.mem_get_info()[0]
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _plan(x: torch.Tensor, dim: int, backward: bool) -> Plan | PanelPlan:
-    if x.is_cuda:
-        return plan_softmax(x, dim, backward=backward)
-    return plan_softmax(tuple(x.shape), dim, launch.DTYPE_NAMES[x.dtype], backward=backward)
 
 
 def check(x: torch.Tensor, dy: torch.Tensor, y: torch.Tensor, dx: torch.Tensor) -> bool:

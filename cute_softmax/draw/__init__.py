@@ -3,57 +3,43 @@
 `figures(plan)` gives them by name, `write(plan, folder)` puts them into files beside the explorer, and
 `python -m cute_softmax diagrams 4096x65536 --dtype bf16 -o out/` does so from the command line; with `--matmul 128` it
 is softmax(S) @ V with 128 columns of V. Needs no GPU.
+
+A module for each movement has its `View` of a Plan, which layouts are `drawn`, and of a view the `figures`, the `tile`
+among them, the `walk` through them and the `heading` of its page.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from types import ModuleType
 
 from layouts import AnyLayout
-from layouts.figures import Figure
-from layouts.html import Step, save_explorer
+from layouts.figures import Figure, follow_thread
+from layouts.html import save_explorer
 
 from ..plan import PanelClass, PanelPlan, Plan, RowClass
 from ..plan.matmul import MatmulPlan
 from ..plan.matmul_backward import MatmulBackwardClass, MatmulBackwardPlan
 from ..plan.matmul_class import MatmulClass
 from . import matmul, matmul_backward, panel, row
-from .common import FOLLOWED
 from .row import View
 
-__all__ = [
-    "FOLLOWED",
-    "View",
-    "drawn",
-    "figures",
-    "overview",
-    "page",
-    "walk",
-    "write",
-]
+__all__ = ["FOLLOWED", "View", "drawn", "figures", "overview", "page", "write"]
 
-
+FOLLOWED = "thread"  # the figure of one thread, which the explorer makes itself
 AnyPlan = Plan | PanelPlan | MatmulPlan | MatmulBackwardPlan
 MODULES = {
-    PanelPlan: panel,
-    PanelClass: panel,
-    MatmulPlan: matmul,
-    MatmulClass: matmul,
-    MatmulBackwardPlan: matmul_backward,
-    MatmulBackwardClass: matmul_backward,
+    "row": row,
+    "column": panel,
+    "split": panel,
+    "matmul": matmul,
+    "matmul_backward": matmul_backward,
 }
-
-
-def _movement(made: AnyPlan | RowClass | PanelClass | MatmulClass | MatmulBackwardClass) -> ModuleType:
-    """The module that draws a Plan or a class."""
-    return next((module for kind, module in MODULES.items() if isinstance(made, kind)), row)
 
 
 def drawn(c: RowClass | PanelClass | MatmulClass | MatmulBackwardClass) -> dict[str, AnyLayout]:
     """The layouts that figures of a Plan class draw, under the names by which its kernel tells them while it
     is traced (`layouts.trace.observing`)."""
-    return _movement(c).drawn(c)
+    return MODULES[c.movement].drawn(c)
 
 
 def figures(plan: AnyPlan, thread: int | None = None) -> dict[str, Figure]:
@@ -69,18 +55,18 @@ def figures(plan: AnyPlan, thread: int | None = None) -> dict[str, Figure]:
     thread: `thread` (by default one at the end of a group) followed through all of them. What a Plan does not use is
     left out. Raises ValueError for a thread that the CTA lacks; of softmax(S) @ V they count within a warpgroup.
     """
-    return _movement(plan).figures(plan, thread)
+    module = MODULES[plan.movement]
+    view = module.View(plan, thread)
+    found = module.figures(view)
+    shown = [figure for name, figure in found.items() if name not in view.aside]
+    return found | {FOLLOWED: follow_thread(shown, view.followed, title=view.whose)}
 
 
 def overview(plan: AnyPlan) -> Figure:
     """The tile of a Plan over its explanation: what a notebook shows."""
+    module = MODULES[plan.movement]
     explained = (" ".join(line.split()) for line in plan.explain().splitlines())
-    return _movement(plan).overview(plan).noted(*explained)
-
-
-def walk(plan: AnyPlan, found: dict[str, Figure], thread: int | None = None) -> list[Step]:
-    """The steps of the explorer: one group on its way through the figures of the Plan."""
-    return _movement(plan).walk(plan, found, thread)
+    return module.tile(module.View(plan)).noted(*explained)
 
 
 def write(plan: AnyPlan, folder: str | Path, png: bool = False, thread: int | None = None) -> list[Path]:
@@ -97,8 +83,10 @@ def write(plan: AnyPlan, folder: str | Path, png: bool = False, thread: int | No
 
 
 def page(plan: AnyPlan, found: dict[str, Figure] | None = None, thread: int | None = None) -> dict:
-    """The arguments of `layouts.html.explorer` for a Plan."""
-    found = found or figures(plan, thread)
+    """The arguments of `layouts.html.explorer` for a Plan: its figures, and one group's or block's way through them."""
+    module = MODULES[plan.movement]
+    view, found = module.View(plan, thread), found or figures(plan, thread)
     shown = {name: figure for name, figure in found.items() if name != FOLLOWED}
-    title, subtitle = _movement(plan).heading(plan, thread)
-    return {"figures": shown, "title": title, "subtitle": subtitle, "steps": walk(plan, shown, thread)}
+    title, subtitle = module.heading(view)
+    steps = [step for step in module.walk(view) if step.figure in shown]
+    return {"figures": shown, "title": title, "subtitle": subtitle, "steps": steps}

@@ -5,22 +5,22 @@ from __future__ import annotations
 
 from layouts import AnyLayout
 from layouts import figures as draw
-from layouts.figures import Figure
+from layouts.figures import Figure, Slots
+from layouts.figures.scene import count
 
 from ..plan import matmul_layouts as named
 from ..plan.matmul_class import BLOCK_ROWS, TILE_N, MatmulClass
-from .common import count
-from .matmul_tile import Stages, ring
+from .matmul_tile import ring, stages
 
 WIDTH = 8  # columns of V of an instruction
 
 
-def stages(c: MatmulClass) -> Figure:
+def filled(c: MatmulClass) -> Figure:
     """The ring that all threads fill."""
 
-    def buffer(space: str, size: int, tile: str, access: int) -> Stages:
+    def buffer(space: str, size: int, tile: str, access: int) -> Slots:
         note = f"filled by all threads with cp.async, {access} bytes at a time"
-        return Stages(f"{space}: {tile}", space, c.stages, size, lambda i: f"stage {i}", lambda i: note)
+        return stages(f"{space}: {tile}", space, c.stages, size, note)
 
     return ring(
         "The ring of stages in shared memory",

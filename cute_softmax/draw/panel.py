@@ -11,13 +11,15 @@ from dataclasses import replace
 from layouts import Layout
 from layouts import figures as draw
 from layouts.figures import Figure
+from layouts.figures.scene import count
 
-from ..plan import WARP, PanelClass, PanelPlan
-from ..plan.problem import ITEM_SIZE
-from . import checks, panel_ahead, panel_exchanges, panel_shift
-from .common import FOLLOWED, count, space
+from ..plan import WARP, PanelClass
+from . import panel_ahead, panel_exchanges, panel_shift
+from .common import space
 from .panel_view import View
-from .panel_walk import walk_of
+from .panel_walk import walk
+
+__all__ = ["View", "drawn", "figures", "heading", "tile", "walk"]
 
 
 def drawn(c: PanelClass) -> dict[str, Layout]:
@@ -25,10 +27,10 @@ def drawn(c: PanelClass) -> dict[str, Layout]:
     return {"smem": c.smem, "reduction_buffer": c.reduction_buffer, "peers": c.peers}
 
 
-def figures(plan: PanelPlan, thread: int | None = None) -> dict[str, Figure]:
+def figures(view: View) -> dict[str, Figure]:
     """The figures of a Plan by name, in the order in which a kernel works; see `draw.figures`."""
-    view, c = View(plan, thread), plan.kernel
-    found = {"tv": _tv(view), "predicate": _predicate(view), "tile": _tile(view), "smem": _smem(view)}
+    c = view.kernel
+    found = {"tv": _tv(view), "predicate": _predicate(view), "tile": tile(view), "smem": _smem(view)}
     if c.across < WARP and c.down > 1:
         found["shuffle"] = panel_exchanges.shuffle(view)
     if c.down > 1:
@@ -36,36 +38,21 @@ def figures(plan: PanelPlan, thread: int | None = None) -> dict[str, Figure]:
     if c.cluster_n > 1:
         found["cluster"] = panel_exchanges.cluster(view)
     if c.shifted:
-        found["shift"] = panel_shift.lines(plan)
+        found["shift"] = panel_shift.lines(view.plan)
     if c.ahead:
-        found["places"] = panel_ahead.places(plan)
+        found["places"] = panel_ahead.places(view.plan)
     if c.exchange:
         found["exchange"] = panel_exchanges.exchange(view)
-    followed = [f for name, f in found.items() if name not in ("tv", "places", "shift")]
-    found[FOLLOWED] = draw.follow_thread(
-        followed, view.followed, title=f"Thread {view.followed} of {c.threads:,}{view.where}"
-    )
     return found
 
 
-def overview(plan: PanelPlan) -> Figure:
-    """The tile of a Plan."""
-    return _tile(View(plan))
-
-
-def heading(plan: PanelPlan, thread: int | None = None) -> tuple[str, str]:
+def heading(view: View) -> tuple[str, str]:
     """The title and subtitle of the explorer."""
-    c = plan.kernel
-    dtypes = " to ".join(dict.fromkeys(c.dtypes))
+    p, c = view.plan, view.kernel
     return (
-        f"{c.math} of {plan.groups:,} groups of {plan.length:,}, {dtypes}",
-        f"class {c.name} for {c.architecture}; first panel{View(plan, thread).where}, {c.threads:,} threads a CTA",
+        f"{c.math} of {p.groups:,} groups of {p.length:,}, {' to '.join(dict.fromkeys(c.dtypes))}",
+        f"class {c.name} for {c.architecture}; first panel{view.where}, {c.threads:,} threads a CTA",
     )
-
-
-def walk(plan: PanelPlan, found: dict[str, Figure], thread: int | None = None):
-    """The steps of the explorer: a group on its way through the figures."""
-    return walk_of(found, View(plan, thread).exchanges, plan.kernel)
 
 
 def _tv(view: View) -> Figure:
@@ -73,7 +60,7 @@ def _tv(view: View) -> Figure:
     figure = draw.thread_value(
         c.tv,
         view.tiler(1),
-        element_bytes=_size(view),
+        element_bytes=view.size,
         fold=c.threads <= 4 * WARP,
         title=f"TV layout: one step of the {c.threads:,} threads of a CTA",
     )
@@ -91,22 +78,14 @@ def _tv(view: View) -> Figure:
     )
 
 
-def _tile(view: View) -> Figure:
+def tile(view: View) -> Figure:
+    """The first tile in global memory."""
     p, c = view.plan, view.kernel
     name = space(c.facts.inputs[0])
     end = len(p.bounds(0, 0))
-    keep = (view.own, min(end, c.tile))
-    figure = draw.thread_value(
-        c.tiled(c.steps),
-        view.tiler(c.steps),
-        memory=view.memory(0),
-        space=name,
-        element_bytes=_size(view),
-        keep=keep if view.flat else (),
-        keep_rows=() if view.flat else keep,
-        step=view.tiler(1)[1] if view.flat else 0,
-        title=f"{name}: the first tile in global memory{view.where}",
-    )
+    keep = (view.first, min(end, c.tile))
+    title = f"{name}: the first tile in global memory{view.where}"
+    figure = _of_tile(view, keep, memory=view.memory(0), space=name, title=title)
     modes = len(p.kept)
     reduced = p.operand_strides[0][modes:][::-1]
     along = ", ".join(f"{n:,} elements {s:,} apart" for n, s in zip(p.reduced, reduced, strict=True) if n > 1)
@@ -146,7 +125,7 @@ def _tile(view: View) -> Figure:
         )
     if c.down == 1:
         notes.append("Each thread has its groups for itself: nothing is exchanged.")
-    report = replace(checks.check(p), shared=())  # that stands under the figures of shared memory
+    report = replace(view.report, shared=())  # that stands under the figures of shared memory
     return figure.noted(*notes, *report.lines())
 
 
@@ -163,18 +142,8 @@ def _smem(view: View) -> Figure:
         element, group = view.place(*at)
         return slot[element + height * group]
 
-    figure = draw.thread_value(
-        c.tiled(c.steps),
-        view.tiler(c.steps),
-        memory=memory,
-        space=names[0],
-        element_bytes=_size(view),
-        shared=True,
-        keep=(view.own,) if view.flat else (),
-        keep_rows=() if view.flat else (view.own,),
-        step=view.tiler(1)[1] if view.flat else 0,
-        title=f"{names[0]}: slots of threads in shared memory, {c.smem}",
-    )
+    title = f"{names[0]}: slots of threads in shared memory, {c.smem}"
+    figure = _of_tile(view, (view.first,), memory=memory, space=names[0], shared=True, title=title)
     notes = [f"One buffer each: {', '.join(names)}."] if len(names) > 1 else []
     if c.shifted:
         notes += [
@@ -183,13 +152,21 @@ def _smem(view: View) -> Figure:
             "thread takes its vector out of two of them and puts it where its own block was.",
             "Lines that do not exist become padding that changes no result: every later step takes all slots.",
         ]
-        return figure.noted(*notes, *list(checks.panel.shared(c))[: len(names)])
+        return figure.noted(*notes, *view.report.shared[: len(names)])
     notes += [
         "(element of the vector, thread, step): each thread has slots of its own, next to its neighbours', and reads "
         "back only what it copied itself. So waiting for its own copies is enough: no barrier between threads.",
         "What lies outside is filled with padding that changes no result: every later step takes all slots.",
     ]
-    return figure.noted(*notes, *list(checks.panel.shared(c))[: len(names)])
+    return figure.noted(*notes, *view.report.shared[: len(names)])
+
+
+def _of_tile(view: View, keep: tuple[int, ...], **options) -> Figure:
+    """The threads of the CTA's tile, drawn around the elements `keep` however many there are."""
+    c, step = view.kernel, view.tiler(1)[1]
+    along = {"keep": keep, "step": step} if view.flat else {"keep_rows": keep}
+    tile = c.tiled(c.steps), view.tiler(c.steps)
+    return draw.thread_value(*tile, element_bytes=view.size, **along, **options)
 
 
 def _predicate(view: View) -> Figure:
@@ -214,7 +191,7 @@ def _predicate(view: View) -> Figure:
         view.tiler(1),
         vector=c.vector,
         thread=view.followed,
-        element_bytes=_size(view),
+        element_bytes=view.size,
         title=f"The predicate where the last panel ends: {', '.join([f'panel {p.tiles - 1:,}', *names])}",
         **bounds,
     )
@@ -240,7 +217,3 @@ def _predicate(view: View) -> Figure:
             f"{count(c.vector, 'group')}, and all of them exist or none."
         )
     return figure.noted(*notes)
-
-
-def _size(view: View) -> int:
-    return ITEM_SIZE[view.kernel.dtypes[0]]

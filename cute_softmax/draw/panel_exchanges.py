@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from layouts import Layout
 from layouts import figures as draw
 from layouts.figures import Figure, Slots, Use
+from layouts.figures.scene import count
 
 from ..plan import WARP
-from . import checks
-from .common import count
 from .panel_view import GLOBAL, SHARED, View
 
 
 def shuffle(view: View) -> Figure:
     c = view.kernel
-    figure = draw.warp_shuffle(WARP, start=c.across, warp=view.followed // WARP)
+    figure = draw.warp_shuffle(WARP, start=c.across, warp=view.warp)
     notes = [f"Merged: {name}, one after the other." if len(view.exchanges) > 2 else f"Merged: {name}."
              for name, _ in view.exchanges]  # fmt: skip
     if not view.flat:
@@ -43,7 +40,7 @@ def reduction_buffer(view: View) -> Figure:
     buffers = [
         view.slots(
             f"stage {stage}: {name}",
-            f"{SHARED}, reduction buffer",
+            f"{SHARED}, reduction buffer, stage {stage}",
             Layout((columns, warps), (column_stride, warp_stride)),
             4,
             "warp",
@@ -52,7 +49,6 @@ def reduction_buffer(view: View) -> Figure:
         )
         for name, stage in view.exchanges
     ]
-    buffers = [replace(b, space=f"{b.space}, stage {i}") for i, b in enumerate(buffers)]
     figure = draw.slots(
         buffers,
         title=f"Reduction buffer{view.where}",
@@ -71,7 +67,7 @@ def reduction_buffer(view: View) -> Figure:
             "What stage 0 has found goes back through slot 0 of its column to all threads of the column: stage 1 "
             "is relative to it, so that nothing is ever rescaled."
         )
-    return figure.noted(*notes, *list(checks.panel.shared(c))[len(c.facts.inputs) :])
+    return figure.noted(*notes, *view.report.shared[len(c.facts.inputs) :])
 
 
 def cluster(view: View) -> Figure:

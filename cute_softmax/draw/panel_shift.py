@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from layouts.figures import Facts, Figure
 from layouts.figures.grid import Grid, arrange, cell_size, draw
-from layouts.figures.scene import Swatch, finish
+from layouts.figures.scene import Swatch, count, finish
 from layouts.style import thread_paint
 
 from ..plan import PanelPlan
 from ..plan.problem import ITEM_SIZE
-from .common import count, space
+from .common import space
 
 # Lines that are drawn: the first of the panel, if they begin at different places.
 LINES = 4

@@ -9,27 +9,18 @@ from functools import cached_property
 from layouts import Layout
 from layouts.figures import Slots, Use
 
-from ..plan import WARP, PanelClass, PanelPlan
-from .common import EXCHANGED
+from ..plan import WARP, PanelPlan
+from . import common
+from .common import exchanged
 
 SHARED, GLOBAL = "shared memory", "global memory"
 
 
 @dataclass(frozen=True)
-class View:
+class View(common.View):
     """What the figures of a Plan show: the first panel in its first CTA; the predicate, where data ends."""
 
     plan: PanelPlan
-    thread: int | None = None
-
-    def __post_init__(self):
-        threads = self.plan.kernel.threads
-        if self.thread is not None and not 0 <= self.thread < threads:
-            raise ValueError(f"thread must be 0 to {threads - 1}, got {self.thread}")
-
-    @property
-    def kernel(self) -> PanelClass:
-        return self.plan.kernel
 
     @property
     def flat(self) -> bool:
@@ -65,16 +56,14 @@ class View:
         return range(first, held.stop)
 
     @cached_property
-    def followed(self) -> int:
-        """The thread to follow: the one asked for, else the first lane of the warp with the end of a group."""
-        if self.thread is not None:
-            return self.thread
+    def usual(self) -> int:
+        """The first lane of the warp with the end of a group."""
         c = self.kernel
         down = max(len(self.final) - 1, 0) % (c.down * c.unit) // c.unit
         return down * c.across // WARP * WARP
 
     @cached_property
-    def own(self) -> int:
+    def first(self) -> int:
         """The first element of the followed thread."""
         return self.kernel.tv(self.followed, 0) % (self.kernel.down * self.kernel.unit)
 
@@ -108,9 +97,7 @@ class View:
         c = self.kernel
         if c.down == 1:  # each thread has its groups for itself
             return []
-        names = EXCHANGED.get((c.math, False)) or EXCHANGED.get((c.math, True)) or ()
-        names += ("a partial result",) * (c.stages - len(names))
-        return [(name, stage) for stage, name in enumerate(names)]
+        return [(name, stage) for stage, name in enumerate(exchanged(c.math, False, c.stages))]
 
     def slots(
         self,

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
-from layouts.figures import Facts, Figure
+from layouts.figures import Facts
 from layouts.html import Step
 
-from ..plan import PanelClass
+from .panel_view import View
 
 
-def walk_of(found: dict[str, Figure], exchanges: Sequence[tuple[str, int]], c: PanelClass) -> list[Step]:
-    """Steps for the first group of the first panel. exchanges: what each carries, and its stage of the buffer."""
+def walk(view: View) -> list[Step]:
+    """The steps of the explorer: the first group of the first panel on its way; those of figures that a Plan does not
+    have are left out."""
+    c = view.kernel
 
     def first(facts: Facts) -> bool:
         """The first group: column 0, or where a CTA has one group all there is."""
-        if c.orientation == "row":
+        if view.flat:
             return facts.coordinate.startswith("(0, ")
         return re.match(r"\(\d+, 0\b", facts.coordinate) is not None
 
@@ -46,27 +47,24 @@ def walk_of(found: dict[str, Figure], exchanges: Sequence[tuple[str, int]], c: P
             first,
         ),
     ]  # fmt: skip
-    for i, (what, stage) in enumerate(exchanges):
-        turn = f" ({i + 1} of {len(exchanges)})" if len(exchanges) > 1 else ""
-        if "shuffle" in found:
-            steps.append(
-                Step(
-                    f"Shuffles{turn}",
-                    f"Each thread has reduced what it holds to one partial result: {what}. Lanes with the same "
-                    "groups merge theirs.",
-                    "shuffle",
-                    lambda facts: True,
-                )
-            )
-        steps.append(
+    for what, stage in view.exchanges:
+        turn = f" ({stage + 1} of {len(view.exchanges)})" if len(view.exchanges) > 1 else ""
+        steps += [
+            Step(
+                f"Shuffles{turn}",
+                f"Each thread has reduced what it holds to one partial result: {what}. Lanes with the same "
+                "groups merge theirs.",
+                "shuffle",
+                lambda facts: True,
+            ),
             Step(
                 f"Reduction buffer{turn}",
                 "Each warp writes its partial result; after a barrier one thread a column merges those of all warps.",
                 "reduction_buffer",
                 lambda facts, stage=stage: of_first(facts) and facts.space.endswith(f"stage {stage}"),
-            )
-        )
-    if "cluster" in found and c.trips == 2:
+            ),
+        ]
+    if c.trips == 2:
         steps += [
             Step(
                 "To the CTA that merges a column",
@@ -83,7 +81,7 @@ def walk_of(found: dict[str, Figure], exchanges: Sequence[tuple[str, int]], c: P
                 lambda facts: facts.role == "second trip" and of_first(facts),
             ),
         ]
-    elif "cluster" in found:
+    else:
         steps.append(
             Step(
                 "Into every CTA of the cluster",
@@ -92,26 +90,26 @@ def walk_of(found: dict[str, Figure], exchanges: Sequence[tuple[str, int]], c: P
                 lambda facts: facts.role in ("sender", "receiver", "barrier"),
             )
         )
-    if "exchange" in found:
-        steps += [
-            Step(
-                "Count in",
-                "Having written its states, the CTA counts itself in"
-                + (" and waits for the others, but not for ever." if c.facts.outputs else "."),
-                "exchange",
-                lambda facts: facts.role == "word",
-            ),
-            Step(
-                "Merge the parts",
-                ("In every CTA" if c.facts.outputs else "In the last CTA to arrive")
-                + " the threads of a column merge the states of all parts, in a fixed order.",
-                "exchange",
-                lambda facts: facts.role in ("published", "merged") and of_first(facts),
-            ),
-        ]
+    waits = bool(c.facts.outputs)
+    steps += [
+        Step(
+            "Count in",
+            "Having written its states, the CTA counts itself in"
+            + (" and waits for the others, but not for ever." if waits else "."),
+            "exchange",
+            lambda facts: facts.role == "word",
+        ),
+        Step(
+            "Merge the parts",
+            f"In {'every CTA' if waits else 'the last CTA to arrive'} the threads of a column merge the states of all "
+            "parts, in a fixed order.",
+            "exchange",
+            lambda facts: facts.role in ("published", "merged") and of_first(facts),
+        ),
+    ]
     stored = (
         "Each thread turns the values in its slots into results and stores them at the same coordinates."
-        if c.facts.outputs
+        if waits
         else "The first thread of each group stores its result."
     )
     return [*steps, Step("Results to global memory", stored, "tile", first)]

@@ -8,32 +8,27 @@ from functools import cached_property
 from layouts import Layout, ints
 from layouts import figures as draw
 from layouts.figures import Figure
+from layouts.figures.scene import count
 from layouts.html import Step
 from layouts.walk import row_walk
 
 from ..plan import WARP, Plan, RowClass
 from ..plan.problem import ITEM_SIZE
-from . import checks
-from .common import EXCHANGED, FOLLOWED, count, space
+from . import checks, common
+from .common import exchanged, space
 
 
 @dataclass(frozen=True)
-class View:
+class View(common.View):
     """What the figures of a Plan show: the first tile, in the CTA of the cluster where its rows end."""
 
     plan: Plan
-    thread: int | None = None
-
-    def __post_init__(self):
-        threads = self.plan.row_class.threads
-        if self.thread is not None and not 0 <= self.thread < threads:
-            raise ValueError(f"thread must be 0 to {threads - 1}, got {self.thread}")
 
     @cached_property
     def cta(self) -> int:
         """The CTA of the cluster that holds the end of row 0."""
         last = max(checks.pieces(self.plan, 0).body - 1, 0)
-        return min(last // self.plan.share, self.plan.row_class.cluster_n - 1)
+        return min(last // self.plan.share, self.kernel.cluster_n - 1)
 
     @cached_property
     def columns(self) -> range:
@@ -46,12 +41,10 @@ class View:
         return len(self.columns)
 
     @cached_property
-    def followed(self) -> int:
-        """The thread to follow: the one asked for, else the one that holds the last vector of row 0, or where
-        warps exchange the first lane of its warp, which writes the warp's result."""
-        c = self.plan.row_class
-        if self.thread is not None:
-            return self.thread
+    def usual(self) -> int:
+        """The thread that holds the last vector of row 0, or where warps exchange the first lane of its warp, which
+        writes the warp's result."""
+        c = self.kernel
         column = max(self.end - 1, 0) % c.step_tiler[1] // c.vector * c.vector
         index = column * c.tiler[0]
         found = next((t for t in range(c.threads) if c.tv(t, 0) == index), 0)
@@ -60,7 +53,7 @@ class View:
     @cached_property
     def keep(self) -> tuple[int, ...]:
         """Columns that are drawn however wide the tile: the followed thread's first, and those at the end."""
-        c = self.plan.row_class
+        c = self.kernel
         own = c.tv(self.followed, 0) // c.tiler[0]
         last = own + max(0, (self.end - 1 - own) // c.step_tiler[1]) * c.step_tiler[1]
         return tuple(sorted({own, last, self.end}))
@@ -69,23 +62,21 @@ class View:
         """(row, column) of this CTA's tile -> offset in an operand's tensor, in elements."""
         starts = [
             self.plan.row_start(operand, r) + checks.pieces(self.plan, r).head
-            for r in range(self.plan.row_class.tiler[0])
+            for r in range(self.kernel.tiler[0])
         ]
         return lambda at: starts[at[0]] + self.columns.start + at[1]
 
     @cached_property
     def where(self) -> str:
         """Which CTA is drawn, for titles; empty without a cluster."""
-        last = self.plan.row_class.cluster_n - 1
+        last = self.kernel.cluster_n - 1
         return f", CTA {self.cta} (of 0 to {last})" if last else ""
 
     @cached_property
     def exchanges(self) -> list[tuple[str, int]]:
         """What each exchange carries, and the first stage of the reduction buffer that it uses."""
-        c = self.plan.row_class
-        names = EXCHANGED.get((c.math, c.online), ())
-        names += ("a partial result",) * (c.facts.stages - len(names))
-        return [(name, i * c.turns) for i, name in enumerate(names)]
+        c = self.kernel
+        return [(name, i * c.turns) for i, name in enumerate(exchanged(c.math, c.online, c.facts.stages))]
 
 
 def drawn(c: RowClass) -> dict[str, Layout]:
@@ -99,10 +90,10 @@ def drawn(c: RowClass) -> dict[str, Layout]:
     return found
 
 
-def figures(plan: Plan, thread: int | None = None) -> dict[str, Figure]:
+def figures(view: View) -> dict[str, Figure]:
     """The figures of a Plan by name, in the order in which a kernel works; see `draw.figures`."""
-    view, c = View(plan, thread), plan.row_class
-    found = {"tv": _tv(view), "tile": _tile(view)}
+    c = view.kernel
+    found = {"tv": _tv(view), "tile": tile(view)}
     layouts = drawn(c)
     if "smem" in layouts:
         found["smem"] = _smem(view)
@@ -115,24 +106,15 @@ def figures(plan: Plan, thread: int | None = None) -> dict[str, Figure]:
         found["reduction_buffer"] = _reduction_buffer(view)
     if c.cluster_n > 1:
         found["cluster"] = _cluster(view)
-    followed = [f for name, f in found.items() if name != "tv"]
-    found[FOLLOWED] = draw.follow_thread(
-        followed, view.followed, title=f"Thread {view.followed} of {c.threads:,}{view.where}"
-    )
     return found
 
 
-def overview(plan: Plan) -> Figure:
-    """The tile of a Plan."""
-    return _tile(View(plan))
-
-
 def _tv(view: View) -> Figure:
-    c = view.plan.row_class
+    c = view.kernel
     figure = draw.thread_value(
         c.tv,
         c.step_tiler,
-        element_bytes=_size(view),
+        element_bytes=view.size,
         fold=c.threads <= 4 * WARP,
         title=f"TV layout: one step of the {c.threads:,} threads of a CTA",
     )
@@ -149,15 +131,16 @@ def _tv(view: View) -> Figure:
     )
 
 
-def _tile(view: View) -> Figure:
-    c = view.plan.row_class
+def tile(view: View) -> Figure:
+    """The first tile in global memory."""
+    c = view.kernel
     name = space(c.facts.inputs[0])
     figure = draw.thread_value(
         checks.tile_tv(c),
         c.tiler,
         memory=view.memory(0),
         space=name,
-        element_bytes=_size(view),
+        element_bytes=view.size,
         keep=view.keep,
         step=c.step_tiler[1],
         title=f"{name}: the first tile in global memory{view.where}",
@@ -174,12 +157,12 @@ def _tile(view: View) -> Figure:
             f"Row 0 has {count(view.end, 'column')} of this tile in whole vectors: those past them are "
             "drawn here and skipped by the predicate."
         )
-    report = replace(checks.check(view.plan), shared=())  # that stands under the figure of shared memory
+    report = replace(view.report, shared=())  # that stands under the figure of shared memory
     return figure.noted(*notes, *report.lines())
 
 
 def _smem(view: View) -> Figure:
-    c = view.plan.row_class
+    c = view.kernel
     staged = [n for n, how in zip(c.facts.inputs, c.staging, strict=True) if how != "direct"]
     name = space(staged[0], "s")
     figure = draw.thread_value(
@@ -204,11 +187,11 @@ def _smem(view: View) -> Figure:
         )
     if c.persistent:
         notes.append("As soon as a slot is read it is filled with the next tile's vector: loads never stop.")
-    return figure.noted(*notes, *checks.staged(c))
+    return figure.noted(*notes, *view.report.shared)
 
 
 def _edges(view: View) -> Figure:
-    p, c = view.plan, view.plan.row_class
+    p, c = view.plan, view.kernel
     reference = c.facts.reference
     starts: list[int] = []
     for row in range(min(p.rows, checks.MAX_PHASES)):
@@ -238,7 +221,7 @@ def _edges(view: View) -> Figure:
 
 
 def _predicate(view: View) -> Figure:
-    p, c = view.plan, view.plan.row_class
+    p, c = view.plan, view.kernel
     figure = draw.predicate_tensor(
         c.predicate,
         c.tv,
@@ -249,7 +232,7 @@ def _predicate(view: View) -> Figure:
         rows_inside=min(p.rows, c.tiler[0]),
         row_bits=True,
         thread=view.followed,
-        element_bytes=_size(view),
+        element_bytes=view.size,
         title=f"pX: the predicate of rows of {p.columns:,}{view.where}",
     )
     notes = [
@@ -284,8 +267,8 @@ def _predicate(view: View) -> Figure:
 
 
 def _shuffle(view: View) -> Figure:
-    c = view.plan.row_class
-    figure = draw.warp_shuffle(min(c.threads_per_row, WARP), warp=view.followed // WARP)
+    c = view.kernel
+    figure = draw.warp_shuffle(min(c.threads_per_row, WARP), warp=view.warp)
     notes = [f"Merged: {name}." for name, _ in view.exchanges]
     if (c.math, c.online) == ("softmax", True):
         notes.append(
@@ -298,7 +281,7 @@ def _shuffle(view: View) -> Figure:
 
 
 def _reduction_buffer(view: View) -> Figure:
-    c = view.plan.row_class
+    c = view.kernel
     figure = draw.reduction_buffer(
         c.reduction_buffer,
         element_bytes=c.facts.state_bytes,
@@ -324,41 +307,36 @@ def _reduction_buffer(view: View) -> Figure:
 
 
 def _cluster(view: View) -> Figure:
-    c = view.plan.row_class
+    c = view.kernel
     figure = draw.cluster_exchange(
-        c.reduction_buffer, element_bytes=c.facts.state_bytes, cta=view.cta, warp=view.followed // WARP
+        c.reduction_buffer, element_bytes=c.facts.state_bytes, cta=view.cta, warp=view.warp
     )
     return figure.noted(
         "Warp 0 of each CTA tells its own mbarrier how many bytes will come; it opens when they have arrived."
     )
 
 
-def _size(view: View) -> int:
-    return ITEM_SIZE[view.plan.row_class.dtypes[0]]
-
-
-def walk(plan: Plan, found: dict[str, Figure], thread: int | None = None) -> list[Step]:
+def walk(view: View) -> list[Step]:
     """The steps of the explorer: row 0 of the tile on its way through the figures of the Plan."""
-    view, c = View(plan, thread), plan.row_class
+    c = view.kernel
     return row_walk(
         0,
         tile="tile",
         predicate="predicate",
-        pieces="edges" if "edges" in found else "",
-        staged="smem" if "smem" in found else "",
-        shuffle="shuffle" if "shuffle" in found else "",
-        buffer="reduction_buffer" if "reduction_buffer" in found else "",
-        cluster="cluster" if "cluster" in found else "",
+        pieces="edges",
+        staged="smem" if "smem" in drawn(c) else "",
+        shuffle="shuffle",
+        buffer="reduction_buffer",
+        cluster="cluster" if c.cluster_n > 1 else "",
         end=view.end or c.tiler[1],
         exchanges=view.exchanges,
     )
 
 
-def heading(plan: Plan, thread: int | None = None) -> tuple[str, str]:
+def heading(view: View) -> tuple[str, str]:
     """The title and subtitle of the explorer."""
-    c = plan.row_class
-    dtypes = " to ".join(dict.fromkeys(c.dtypes))
+    p, c = view.plan, view.kernel
     return (
-        f"{c.math} of {plan.rows:,} rows of {plan.columns:,}, {dtypes}",
-        f"class {c.name} for {c.architecture}; first tile{View(plan, thread).where}, {c.threads:,} threads a CTA",
+        f"{c.math} of {p.rows:,} rows of {p.columns:,}, {' to '.join(dict.fromkeys(c.dtypes))}",
+        f"class {c.name} for {c.architecture}; first tile{view.where}, {c.threads:,} threads a CTA",
     )

@@ -133,12 +133,11 @@ def backward_layouts(c: MatmulBackwardClass) -> dict[str, AnyLayout]:
     return found
 
 
-def first_stage(layout: ComposedLayout, rows: int | None = None) -> ComposedLayout:
-    """A tile's first stage as (row, column), or its first rows."""
-    (first, second, _), (d_first, d_second, _) = layout.inner.shape, layout.inner.stride
-    if rows is not None:
-        first = (first[0], rows // first[0])
-    return ComposedLayout(layout.outer, layout.offset, Layout((first, second), (d_first, d_second)))
+def first_stage(layout: ComposedLayout) -> ComposedLayout:
+    """A tile's first stage as (row, column)."""
+    return ComposedLayout(
+        layout.outer, layout.offset, Layout(layout.inner.shape[:2], layout.inner.stride[:2])
+    )
 
 
 __all__ = [

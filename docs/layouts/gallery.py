@@ -32,7 +32,6 @@ from layouts.html import explorer  # noqa: E402
 from layouts.walk import row_walk  # noqa: E402
 
 COUNTERS = ROOT / "docs/layouts/access.json"
-ROW = parse("((32,4),8):((32,1),4)")
 CLUSTER = Layout.ordered((1, (4, 4), 1), (1, 0, 2))
 
 
@@ -302,7 +301,7 @@ def access_table() -> str:
 def access_text() -> str:
     """``access.md`` with its table replaced."""
     text = (HERE / "access.md").read_text(encoding="utf-8")
-    start, end = "<!-- table -->", "<!-- end of table -->"
+    start, end = "<!-- generated: table -->", "<!-- end of table -->"
     before, after = text.split(start)[0], text.split(end)[1]
     return f"{before}{start}\n\n{access_table()}\n\n{end}{after}"
 

@@ -14,6 +14,7 @@ from cute_softmax import draw
 from cute_softmax.plan import Plan, describe
 from layouts import ints
 from layouts.figures import Figure
+from layouts.figures.scene import count
 from layouts.html import explorer
 
 
@@ -72,11 +73,6 @@ class Section:
         """The section's figures, by file name without its ending."""
         found = draw.figures(self.plan)
         return {f"plan_{self.key}_{name}": found[name] for name in self.figures}
-
-
-def count(number: int, noun: str) -> str:
-    """`1 row`, `2 rows`."""
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def bits(p: Plan) -> str:

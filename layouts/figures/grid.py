@@ -188,17 +188,22 @@ def _borders(canvas: Canvas, grid: Grid, columns, lines, origin, total) -> None:
     for r, y in lines:
         if r in grid.thick_rows and r != inner[1]:
             canvas.stroke([(left, top + y), (left + total_w, top + y)], "thick")
-    corners = [(0, 0), (total_w, 0), (total_w, total_h), (0, total_h), (0, 0)]
-    canvas.stroke([(left + x, top + y) for x, y in corners], "thick")
+    canvas.stroke(outline(left, top, total), "thick")
 
 
-def cell_size(labels: Sequence[Sequence[str]], least: float = 34, line: float = 13) -> tuple[float, float]:
+def outline(x: float, y: float, size: tuple[float, float]) -> list[tuple[float, float]]:
+    """The corners of a rectangle, closed."""
+    right, bottom = x + size[0], y + size[1]
+    return [(x, y), (right, y), (right, bottom), (x, bottom), (x, y)]
+
+
+def cell_size(labels: Sequence[Sequence[str]], least: float = 34) -> tuple[float, float]:
     """The smallest even size that holds every one of ``labels`` (lines: the first larger)."""
     wide = max(
         (text_width(t, "cell" if i == 0 else "small") for ls in labels for i, t in enumerate(ls)), default=0
     )
     most = max((len(ls) for ls in labels), default=1)
-    return max(least, 2 * round(wide / 2 + 3)), max(24, most * line + 8)
+    return max(least, 2 * round(wide / 2 + 3)), max(24, most * 13.0 + 8)
 
 
 def beside(parts: Sequence[Canvas], gap: float, signs: Sequence[str] = ()) -> Canvas:
@@ -221,10 +226,27 @@ def stacked(parts: Sequence[Canvas], gap: float = 22) -> Canvas:
     return canvas
 
 
-def headed(words: str, part: Canvas, voice: str = "head") -> Canvas:
+def multiplied(
+    formula: str, left: Canvas, top: Canvas, result: Canvas, lines: Sequence[str] = (), gap: float = 34
+) -> Canvas:
+    """``result = left @ top`` as it is written: one above, the other beside the result, ``lines`` in the corner."""
+    canvas = Canvas()
+    across = max(left.right, *(text_width(line, "axis") for line in lines), 0) + gap
+    below = top.bottom + gap - 8
+    # Row labels differ in width: the columns of both stand over each other at the right.
+    canvas.place(top, across + result.right - top.right, 0)
+    canvas.place(left, 0, below)
+    canvas.place(result, across, below)
+    canvas.words(0, 14, formula, "formula")
+    for i, line in enumerate(lines):
+        canvas.words(0, 36 + 17 * i, line, "axis")
+    return canvas
+
+
+def headed(words: str, part: Canvas) -> Canvas:
     """``part`` under a heading."""
     canvas = Canvas()
-    canvas.words(0, 12, words, voice)
+    canvas.words(0, 12, words, "head")
     canvas.place(part, 0, 24)
     return canvas
 

@@ -37,18 +37,11 @@ def axis_label(mode: IntTuple, index: int) -> tuple[str, ...]:
     return (str(index),)
 
 
-def layout_grid(
-    layout: AnyLayout,
-    *,
-    title: str | None = None,
-    unit: str = "elements",
-    space: str = "",
-    element_bytes: int = 0,
-) -> Figure:
+def layout_grid(layout: AnyLayout, *, title: str | None = None, element_bytes: int = 0) -> Figure:
     """The offsets of ``layout``: rows and columns are its first two modes, further modes are panels.
 
     Nested modes show both the index and the nested coordinate, with thick borders around each innermost
-    block. ``unit`` names what an offset counts; ``element_bytes`` adds byte addresses; a vector is one row.
+    block. ``element_bytes`` adds byte addresses; a vector is one row.
     """
     ints.at_least(0, element_bytes=element_bytes)
     row_mode, column_mode, rest = matrix_modes(layout)
@@ -61,7 +54,7 @@ def layout_grid(
             offset = offset_at(layout, r, c, further)
             coordinate = ints.show((r, c, *further) if layout.rank > 1 else c)
             byte = offset * element_bytes if element_bytes else None
-            facts = Facts(coordinate=coordinate, space=space, start=offset, stop=offset + 1, byte=byte)
+            facts = Facts(coordinate=coordinate, start=offset, stop=offset + 1, byte=byte)
             return thread_paint(offset), (str(offset),), facts
 
         grid = Grid(
@@ -83,13 +76,13 @@ def layout_grid(
         more = Canvas()
         more.words(0, 12, f"⋯ {panels - MAX_PANELS} more panels like these ⋯", "axis")
         parts.append(more)
-    lead = f"{layout} · {layout.size:,} coordinates, offsets 0 to {layout.cosize - 1:,} in {unit}"
+    lead = f"{layout} · {layout.size:,} coordinates, offsets 0 to {layout.cosize - 1:,} in elements"
     return finish(
         stacked(parts),
         title or f"Layout {layout}",
         lead,
-        f"Grid of the layout {layout}: {rows} rows by {columns} columns; a cell holds its offset in {unit}.",
-        [Swatch("t3", "n", f"offset in {unit}; colour = offset mod 8")],
+        f"Grid of the layout {layout}: {rows} rows by {columns} columns; a cell holds its offset in elements.",
+        [Swatch("t3", "n", "offset in elements; colour = offset mod 8")],
     )
 
 

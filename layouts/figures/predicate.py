@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from .. import ints
 from ..algebra import Layout
 from .grid import MAX_WIDTH, Grid, arrange, beside, cell_size, draw, headed, stacked
-from .scene import Canvas, Facts, Figure, Swatch, finish
+from .scene import Canvas, Facts, Figure, Swatch, count, finish
 
 
 class _Vectors:
@@ -138,7 +138,7 @@ def predicate_tensor(
         lines[-1].append(store)
     body = stacked([tile, *(beside(line, 60) for line in lines)], 30)
     a, m, k = vectors.counts
-    elements = f"{_count(a * m * k * vector, 'element')} in {_count(a * m * k, 'vector')}"
+    elements = f"{count(a * m * k * vector, 'element')} in {count(a * m * k, 'vector')}"
     swatches = [
         Swatch("true", "true", "inside the row: loaded"),
         Swatch("false", "false", "past the end: skipped"),
@@ -148,7 +148,7 @@ def predicate_tensor(
         swatches.append(Swatch("ghost", "= b3", "stride 0: the same bit again, nothing stored"))
     if row_bits:
         swatches.append(Swatch("plain", "r0", "bit of a row: whether it exists"))
-    stored = _count(predicate.cosize, "stored bit") + (f" and {a * m} of rows" if row_bits else "")
+    stored = count(predicate.cosize, "stored bit") + (f" and {a * m} of rows" if row_bits else "")
     bytes_each = f" ({vector * element_bytes} bytes)" if element_bytes else ""
     return finish(
         body,
@@ -161,10 +161,6 @@ def predicate_tensor(
         + ("; rows share their bits." if predicate.cosize < predicate.size else "."),
         swatches,
     )
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + "s" * (number != 1)
 
 
 def _rows_of_bits(predicate: Layout) -> dict[int, set[tuple[int, int]]]:
@@ -222,5 +218,5 @@ def _store(vectors: _Vectors, predicate: Layout, thread: int, end: int, exist: i
         column_name="step",
         thick_columns=frozenset({k} if row_bits else ()),
     )
-    bits = _count(predicate.cosize, "bit") + (f" and {a * m} of rows" if row_bits else "")
+    bits = count(predicate.cosize, "bit") + (f" and {a * m} of rows" if row_bits else "")
     return headed(f"thread {thread} stores {bits}", draw(grid, *arrange(grid, 640)))

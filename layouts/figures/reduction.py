@@ -7,14 +7,10 @@ from dataclasses import replace
 from ..access import WARP, banks_of, shared_request
 from ..algebra import Layout
 from ..style import text_width, thread_paint
-from .grid import MAX_WIDTH, Grid, arrange, cell_size, draw, headed, stacked
-from .scene import Canvas, Facts, Figure, Swatch, finish, ranges
+from .grid import MAX_WIDTH, Grid, arrange, cell_size, draw, headed, outline, stacked
+from .scene import Canvas, Facts, Figure, Swatch, count, finish, ranges
 
 SPACE = "reduction buffer"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 class _Buffer:
@@ -73,8 +69,8 @@ class _Buffer:
         lanes = [self.slot(0, p, 0) * self.element_bytes for p in range(min(peers, WARP))]
         request = shared_request(lanes, self.element_bytes)
         conflict = "no bank conflict" if request.conflicts == 0 else f"{request.conflicts} conflicts"
-        wavefronts = _count(request.wavefronts, "wavefront")
-        which = f"the {_count(peers, 'slot')}" if peers <= WARP else f"{WARP} of the {peers} slots"
+        wavefronts = count(request.wavefronts, "wavefront")
+        which = f"the {count(peers, 'slot')}" if peers <= WARP else f"{WARP} of the {peers} slots"
         return f"a warp reads {which} of its row in {wavefronts}, {conflict}"
 
 
@@ -127,9 +123,9 @@ def reduction_buffer(buffer: Layout, *, element_bytes: int, cta: int = 0, title:
         title or "Reduction buffer",
         f"{buffer} slots of {element_bytes} bytes, {buffer.cosize * element_bytes:,} bytes in all · "
         f"{b.num_warps} "
-        f"warps, {b.warps_per_row} a row, {_count(b.cluster_n, 'CTA')} a row · {b.read()}",
-        f"Reduction buffer {buffer}: {_count(b.stages, 'stage')}, {_count(b.rows, 'row')}, "
-        f"{_count(peers, 'peer')} a row; each slot "
+        f"warps, {b.warps_per_row} a row, {count(b.cluster_n, 'CTA')} a row · {b.read()}",
+        f"Reduction buffer {buffer}: {count(b.stages, 'stage')}, {count(b.rows, 'row')}, "
+        f"{count(peers, 'peer')} a row; each slot "
         "with its "
         f"byte address, bank and writing warp.",
         [
@@ -144,9 +140,7 @@ MAX_BANDS = 16  # lines of slots over all stages before the middle peers are eli
 PAD, LABEL, SLOT, GAP, CARD_HEAD = 6.0, 30.0, (46.0, 34.0), 4.0, 44.0  # of a card: px
 
 
-def cluster_exchange(
-    buffer: Layout, *, element_bytes: int, cta: int = 0, warp: int = 0, title: str | None = None
-) -> Figure:
+def cluster_exchange(buffer: Layout, *, element_bytes: int, cta: int = 0, warp: int = 0) -> Figure:
     """One warp's store into the shared memory of every CTA of its cluster, and the barriers that count it.
 
     Lane i of ``warp`` in CTA ``cta`` stores the warp's partial result into CTA i (``st.async``), where the
@@ -187,14 +181,14 @@ def cluster_exchange(
         x = target * (card + GAP)
         body.place(_card(b, target, row, columns, slot, expected), x, top)
         at = x + PAD + LABEL + (columns.index(q) + 0.5) * SLOT[0]
-        body.stroke(_outline(at - SLOT[0] / 2, top + CARD_HEAD + cta * SLOT[1]), "thick")
+        body.stroke(outline(at - SLOT[0] / 2, top + CARD_HEAD + cta * SLOT[1], SLOT), "thick")
         start = left + SLOT[0] * (target + 0.5)
         body.stroke([(start, 48), (start, 58), (at, top - 16), (at, top - 2)], "link", arrow=True)
     shown = "all drawn" if len(columns) == b.warps_per_row else f"warp {warp} drawn"
     return finish(
         body,
-        title or f"Cluster of {b.cluster_n} CTAs",
-        f"Buffer {buffer}, row {row} of {b.rows}, stage 0; {_count(b.warps_per_row, 'warp')} a row, "
+        f"Cluster of {b.cluster_n} CTAs",
+        f"Buffer {buffer}, row {row} of {b.rows}, stage 0; {count(b.warps_per_row, 'warp')} a row, "
         f"{shown} · "
         f"each mbarrier expects {b.num_warps} warps \u00d7 {b.cluster_n} CTAs \u00d7 {element_bytes} bytes "
         f"= {expected:,} bytes.",
@@ -212,11 +206,6 @@ def cluster_exchange(
             Swatch("plain", "@40", "its byte address in that CTA's buffer"),
         ],
     )
-
-
-def _outline(x: float, y: float) -> list[tuple[float, float]]:
-    """The corners of a slot, closed."""
-    return [(x, y), (x + SLOT[0], y), (x + SLOT[0], y + SLOT[1]), (x, y + SLOT[1]), (x, y)]
 
 
 def _card_width(columns: int) -> float:

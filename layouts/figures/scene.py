@@ -111,6 +111,11 @@ class Stroke:
 Item = Cell | Words | Box | Stroke
 
 
+def count(number: int, noun: str) -> str:
+    """``1 row``, ``2 rows``."""
+    return f"{number:,} {noun}" + "s" * (number != 1)
+
+
 def ranges(numbers: Sequence[int]) -> str:
     """Ascending numbers with runs folded: ``0..3, 8``."""
     runs: list[list[int]] = []
@@ -255,11 +260,12 @@ def wrapped(text: str, voice: str, width: float) -> list[str]:
     return lines
 
 
-def finish(
-    body: Canvas, title: str, lead: str, description: str, swatches: Sequence[Swatch] = (), least: float = 520
-) -> Figure:
+LEAST = 520  # px of a figure's body
+
+
+def finish(body: Canvas, title: str, lead: str, description: str, swatches: Sequence[Swatch] = ()) -> Figure:
     """``body`` under its title and lead line and over its legend, as a figure with margins."""
-    width = max(body.right, least, text_width(title, "title"))
+    width = max(body.right, LEAST, text_width(title, "title"))
     page = Canvas()
     page.words(MARGIN, MARGIN + 14, title, "title")
     y = MARGIN + 14.0
@@ -299,16 +305,16 @@ def render(figure: Figure, styled: bool = True) -> str:
     return drawing.as_svg()
 
 
-def to_png(svg: str, scale: float = 2.0) -> bytes:
-    """The SVG as PNG bytes through cairosvg; ``RuntimeError`` says how to install it where it is
-    missing."""
+def to_png(svg: str) -> bytes:
+    """The SVG as PNG bytes through cairosvg, twice as large; ``RuntimeError`` says how to install it where it
+    is missing."""
     try:
         import cairosvg
     except ImportError as error:
         raise RuntimeError("PNG needs cairosvg: pip install cairosvg") from error
     # cairosvg tries the first family of a list only
     plain = svg.replace(style.MONO, "monospace").replace(style.SANS, "sans-serif")
-    return cairosvg.svg2png(bytestring=plain.encode(), scale=scale)
+    return cairosvg.svg2png(bytestring=plain.encode(), scale=2.0)
 
 
 def style_sheet(figures: Iterable[Figure]) -> str:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ..access import banks_of
 from ..algebra import Layout
 from ..style import text_width, thread_paint
-from .grid import MAX_CELLS, MAX_WIDTH, Grid, arrange, cell_size, draw, headed, stacked
+from .grid import MAX_CELLS, MAX_WIDTH, Grid, arrange, cell_size, draw, headed, outline, stacked
 from .scene import Canvas, Facts, Figure, Swatch, finish
 
 MAX_FOLDED = 64  # slots of a buffer that is drawn whole
@@ -28,7 +28,7 @@ class Slots:
     """A buffer of slots of ``element_bytes``: ``layout`` maps (row, column) to a slot, ``use`` to its ``Use``.
 
     ``base`` is the byte address of slot 0 in ``space``; ``shared`` says that it is shared memory, whose banks are
-    named. ``keep`` are columns that are drawn however many there are. ``role`` is that of the slots (see ``Facts``).
+    named. ``role`` is that of the slots (see ``Facts``).
     """
 
     heading: str
@@ -41,9 +41,6 @@ class Slots:
     row_name: str = "row"
     column_name: str = "column"
     row_label: Callable[[int], str] = str
-    column_label: Callable[[int], str] = str
-    keep: Sequence[int] = ()
-    keep_rows: Sequence[int] = ()
     role: str = ""
 
     def facts(self, row: int, column: int) -> Facts:
@@ -86,25 +83,14 @@ class Slots:
             cell,
             size,
             row_label=self.row_label,
-            column_label=lambda c: (self.column_label(c),),
             row_name=self.row_name,
             column_name=self.column_name,
         )
         width = MAX_WIDTH if rows * columns <= MAX_CELLS else MAX_WIDTH * 0.6
-        folded = rows * columns <= MAX_FOLDED
-        lines = arrange(grid, width, keep=self.keep, keep_rows=self.keep_rows, fold=folded)
-        drawn = draw(grid, *lines)
-        return headed(self.heading, drawn)
+        return headed(self.heading, draw(grid, *arrange(grid, width, fold=rows * columns <= MAX_FOLDED)))
 
 
-def slots(
-    buffers: Sequence[Slots],
-    *,
-    title: str,
-    lead: str,
-    who: str = "who uses the slot",
-    swatches: Sequence[Swatch] = (),
-) -> Figure:
+def slots(buffers: Sequence[Slots], *, title: str, lead: str, who: str = "who uses the slot") -> Figure:
     """Buffers below each other: each slot's address, bank (of shared memory), writer and readers.
 
     who: what the label of a slot means.
@@ -112,7 +98,6 @@ def slots(
     legend = [
         Swatch("t0", "T0", f"{who}; colour = thread mod 8"),
         Swatch("plain", "@8", "byte address in the buffer" + (", and banks" if buffers[0].shared else "")),
-        *swatches,
     ]
     described = "; ".join(f"{b.heading}: {b.layout}, {b.element_bytes} bytes a slot" for b in buffers)
     return finish(stacked([b.canvas() for b in buffers], 26), title, lead, f"{lead} {described}.", legend)
@@ -121,7 +106,7 @@ def slots(
 PAD, LABEL, SLOT, GAP, HEAD, TOP = 4.0, 28.0, (56.0, 34.0), 4.0, 44.0, 96.0  # of a card: px
 
 
-def slots_of_peers(slots: Slots, *, cta: int, column: int, expected: int, title: str | None = None) -> Figure:
+def slots_of_peers(slots: Slots, *, cta: int, column: int, expected: int) -> Figure:
     """One thread's store into the shared memory of every CTA of its cluster, and the barriers that count it.
 
     ``slots`` has the shape (column, CTA of the cluster); the CTA ``cta`` sends what it has of ``column`` to all, where
@@ -167,16 +152,10 @@ def slots_of_peers(slots: Slots, *, cta: int, column: int, expected: int, title:
         body.cell(x + PAD, y, (card - 2 * PAD, 32), "barrier", ("mbarrier", f"{expected:,} bytes"), facts)
         end, slot = left + SLOT[0] / 2, TOP + HEAD + cta * SLOT[1]
         body.stroke([(middle, 46), (middle, 56), (end, TOP - 16), (end, TOP - 2)], "link", arrow=True)
-        corners = [
-            (left, slot),
-            (left + SLOT[0], slot),
-            (left + SLOT[0], slot + SLOT[1]),
-            (left, slot + SLOT[1]),
-        ]
-        body.stroke([*corners, corners[0]], "thick")
+        body.stroke(outline(left, slot, SLOT), "thick")
     return finish(
         body,
-        title or f"Cluster of {ctas} CTAs",
+        f"Cluster of {ctas} CTAs",
         f"Buffer {slots.layout}, {slots.row_name} {column} of {slots.layout[0].size} \u00b7 each mbarrier expects "
         f"{columns} \u00d7 {ctas} CTAs \u00d7 {slots.element_bytes} bytes = {expected:,} bytes.",
         f"Cluster of {ctas} CTAs: CTA {cta} stores its state of a column into the shared memory of every CTA.",

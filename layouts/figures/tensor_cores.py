@@ -8,8 +8,8 @@ from dataclasses import replace
 from .. import ints
 from ..access import banks_of
 from ..algebra import AnyLayout
-from ..style import bank_paint, text_width, thread_paint
-from .grid import Drawn, Grid, Runs, beside, draw, headed, windows
+from ..style import bank_paint, thread_paint
+from .grid import Drawn, Grid, Runs, beside, draw, headed, multiplied, windows
 from .scene import Canvas, Facts, Figure, Swatch, finish
 from .threads import _fold, _turned, tile_grid, tile_of
 
@@ -122,18 +122,9 @@ def shared_operand_product(
         headed(f"{names[1]}  {k} \u00d7 {n}: shared memory, {PIECE} bytes a cell", drawn_b),
         headed(f"{names[2]}  {m} \u00d7 {n}: registers", drawn_c),
     ]
-    body = Canvas()
     told = [f"{names[0]} {a}", f"{names[1]} {b_memory}", f"{names[2]} {c}"]
-    across = max(canvases[0].right, *(text_width(t, "axis") for t in told)) + 34
-    below = canvases[1].bottom + 26
-    body.place(canvases[1], across + drawn_c.right - drawn_b.right, 0)
-    body.place(canvases[0], 0, below)
-    body.place(canvases[2], across, below)
-    body.words(0, 14, f"{names[2]} = {names[0]} \u00b7 {names[1]} + {names[2]}", "formula")
-    for i, text in enumerate(told):
-        body.words(0, 36 + 17 * i, text, "axis")
     return finish(
-        body,
+        multiplied(f"{names[2]} = {names[0]} \u00b7 {names[1]} + {names[2]}", *canvases, told),
         title or f"wgmma {m} \u00d7 {n} \u00d7 {k}",
         f"One instruction of four warps, {m} \u00d7 {n} \u00d7 {k} (M \u00d7 N \u00d7 K): which thread holds which "
         f"element of what lies in registers, and where the rest lies. Each warp has {WARP_ROWS} rows.",
@@ -155,11 +146,9 @@ def matrix_load(
     memory: AnyLayout,
     *,
     space: str = "smem",
-    element_bytes: int = 2,
     warp: int = 0,
     transposed: bool = False,
     title: str | None = None,
-    names: tuple[str, str] = ("row", "column"),
 ) -> Figure:
     """An ldmatrix of four 8 x 8 matrices by one warp: whose address is whose, and who then holds what.
 
@@ -190,8 +179,6 @@ def matrix_load(
             grid,
             thick_rows=edges,
             thick_columns=frozenset(n // tile.fold for n in edges),
-            row_name=names[0],
-            column_name=names[1],
         )
         columns = range(across.start // tile.fold, across.stop // tile.fold)
         return headed(heading, draw(grid, [down], [[columns]]))
@@ -200,7 +187,7 @@ def matrix_load(
         "one to a lane of each of the eight quads" if transposed else "in pairs to the four lanes of a quad"
     )
     parts = [
-        side(source, "addresses", space=space, memory=memory, element_bytes=element_bytes, shared=True),
+        side(source, "addresses", space=space, memory=memory, element_bytes=2, shared=True),
         side(fragment, "elements, then in registers"),
     ]
     return finish(
@@ -223,18 +210,17 @@ def thread_registers(
     tiler: tuple[int, int],
     thread: int,
     *,
-    per: int = 8,
     group: str = "group",
-    element_bits: int = 16,
     names: tuple[str, str] = ("row", "column"),
     title: str | None = None,
 ) -> Figure:
-    """One thread's registers in their order, ``per`` elements a line, and what place of the tile each holds.
+    """One thread's registers of 16-bit elements in their order, 8 elements a line, and what place of the tile each
+    holds.
 
     ``tv`` maps (thread, value) to the column-major index in a tile of ``tiler`` (rows, columns); ``group`` names what a
-    line is, ``element_bits`` says which neighbours share a register of 32 bits.
+    line is.
     """
-    rows, packed = tiler[0], 32 // element_bits
+    rows, per, packed = tiler[0], MATRIX, 2
     values = tv.size // ints.product(ints.as_tuple(tv.shape)[0])
 
     def cell(g: int, i: int):
@@ -245,7 +231,7 @@ def thread_registers(
             threads=(thread,),
             value=str(value),
             coordinate=place,
-            note=f"register {value // packed}" + (f", half {value % packed}" if packed > 1 else ""),
+            note=f"register {value // packed}, half {value % packed}",
         )
         return thread_paint(i // 2), (place, f"V{value}"), facts
 
@@ -258,10 +244,9 @@ def thread_registers(
         column_label=lambda i: (f"+{i}",),
         row_name="",
         column_name="element",
-        thick_columns=frozenset(range(0, per, packed)) if packed > 1 else frozenset(),
+        thick_columns=frozenset(range(0, per, packed)),
     )
     lines = windows(grid.rows, 16)
-    thick = [Swatch("plain", "\u2503", "thick line: another register of 32 bits")] if packed > 1 else []
     return finish(
         draw(grid, lines, [[range(per)]]),
         title or f"Registers of thread {thread}",
@@ -271,6 +256,6 @@ def thread_registers(
         [
             Swatch("t0", "(0, 2)", "place in the tile; one colour = one 8 \u00d7 8 matrix of a line"),
             Swatch("plain", "V0", "value: which of the thread's elements"),
-            *thick,
+            Swatch("plain", "\u2503", "thick line: another register of 32 bits"),
         ],
     )

@@ -10,7 +10,19 @@ from .. import ints
 from ..access import banks_of, owners
 from ..algebra import AnyLayout
 from ..style import thread_paint
-from .grid import MAX_WIDTH, Grid, arrange, beside, boundaries, cell_size, draw, headed, stacked, windows
+from .grid import (
+    MAX_WIDTH,
+    Grid,
+    arrange,
+    beside,
+    boundaries,
+    cell_size,
+    draw,
+    headed,
+    multiplied,
+    stacked,
+    windows,
+)
 from .scene import Canvas, Facts, Figure, Swatch, finish, ranges
 
 Owners = list[tuple[int, int]]
@@ -290,21 +302,19 @@ def tiled_copy(
     title: str | None = None,
     names: tuple[str, str] = ("source", "destination"),
     memories: tuple[Memory | None, Memory | None] = (None, None),
-    shared: tuple[bool, bool] = (False, False),
     element_bytes: int = 0,
     rows: Sequence[range] | None = None,
 ) -> Figure:
     """A tiled copy: what each thread reads, and beside it what it writes, in the same colours.
 
-    ``source`` and ``destination`` are thread-value layouts over the same tile; ``memories`` and ``shared``
-    as in ``thread_value``; ``rows`` says which rows are drawn. They stand side by side where both fit, else below
+    ``source`` and ``destination`` are thread-value layouts over the same tile; ``memories`` are as
+    in ``thread_value``; ``rows`` says which rows are drawn. They stand side by side where both fit, else below
     each other.
     """
     parts, tiles = [], []
-    sides = zip((source, destination), names, memories, shared, strict=True)
-    for tv, name, memory, in_shared in sides:
+    for tv, name, memory in zip((source, destination), names, memories, strict=True):
         tile = tile_of(tv, tiler, memory)
-        grid = tile_grid(tile, space=name, memory=memory, element_bytes=element_bytes, shared=in_shared)
+        grid = tile_grid(tile, space=name, memory=memory, element_bytes=element_bytes)
         half = (MAX_WIDTH - 120) / 2
         narrow = tile.columns / tile.fold * grid.size[0] <= half
         tiles.append(tile)
@@ -322,7 +332,7 @@ def tiled_copy(
         title or "Tiled copy",
         f"{tiles[0].threads:,} threads \u00d7 {tiles[0].values:,} values; {same}",
         f"Tiled copy over {tiler}: source {source}, destination {destination}.",
-        _swatches(tiles[0], any(shared) and bool(element_bytes)),
+        _swatches(tiles[0]),
     )
 
 
@@ -357,17 +367,9 @@ def mma_fragments(
         shared = tile.threads > 1 and all(len(o) == tile.threads for o in tile.owners)
         where = ", shared memory: every thread reads it" if shared else ""
         canvases[name] = headed(f"{name}  {sizes}{where}", drawn)
-    body = Canvas()
-    left = canvases["A"].right + 34
-    body.place(canvases["B"], left, 0)
-    below = canvases["B"].bottom + 26
-    body.place(canvases["A"], 0, below)
-    body.place(canvases["C"], left, below)
-    body.words(0, 14, "C = A · B + C", "formula")
-    for i, (name, tv) in enumerate((("A", a), ("B", b), ("C", c))):
-        body.words(0, 36 + 17 * i, f"{name} {tv}", "axis")
+    told = [f"{name} {tv}" for name, tv in (("A", a), ("B", b), ("C", c))]
     return finish(
-        body,
+        multiplied("C = A · B + C", canvases["A"], canvases["B"], canvases["C"], told),
         title or f"MMA atom {m} \u00d7 {n} \u00d7 {k}",
         f"Fragments of one {m} \u00d7 {n} \u00d7 {k} (M \u00d7 N \u00d7 K) matrix product: which thread "
         "holds which element.",

@@ -3,7 +3,6 @@ counters."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import random
 import re
@@ -11,6 +10,7 @@ import sys
 from pathlib import Path
 
 import cutlass.cute as cute
+import measure_access
 import pytest
 
 from layouts import Layout, access, operations, parse
@@ -18,15 +18,6 @@ from layouts import Layout, access, operations, parse
 ROOT = Path(__file__).resolve().parents[2]
 COUNTERS = ROOT / "docs/layouts/access.json"
 ROW = parse("((32,4),8):((32,1),4)")
-
-
-def measuring():
-    """The script that measures, as a module."""
-    spec = importlib.util.spec_from_file_location("measure_access", ROOT / "docs/layouts/measure_access.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def lanes(step: int, width: int = 4) -> list[int]:
@@ -157,13 +148,12 @@ def test_coverage_names_what_is_missing_and_repeated():
 def test_predictions_match_every_built_kernel(monkeypatch):
     """Each measured kernel builds for sm_90a, and its access under test is one instruction of its width."""
     monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")
-    module = measuring()
     compile_as_is = cute.compile
     monkeypatch.setattr(
-        module.cute, "compile", lambda *a, options: compile_as_is(*a, options=options + " --keep-ptx")
+        cute, "compile", lambda *a, options: compile_as_is(*a, options=options + " --keep-ptx")
     )
-    for case in module.CASES:
-        ptx = module.build(case, fake=True)[0].__ptx__
+    for case in measure_access.CASES:
+        ptx = measure_access.build(case, fake=True)[0].__ptx__
         suffix = {4: "b32", 8: "v2.b32", 16: "v4.b32"}[case.width]
         wanted = {"global": "ld.global", "load": "ld.shared", "store": "st.shared"}[case.space]
         found = re.findall(rf"\b{re.escape(wanted)}\.([\w.]+)", ptx)
@@ -196,9 +186,8 @@ def test_measuring_reads_what_ncu_prints(tmp_path):
     fake = tmp_path / "ncu"
     fake.write_text(NCU.format(python=sys.executable, here=str(ROOT / "docs/layouts")))
     fake.chmod(0o755)
-    module = measuring()
-    results = module.measure(str(fake))
-    assert [r["name"] for r in results] == [c.name for c in module.CASES]
+    results = measure_access.measure(str(fake))
+    assert [r["name"] for r in results] == [c.name for c in measure_access.CASES]
     for result in results:
         assert "store_requests" not in result["measured"]
         for counter, value in result["predicted"].items():
@@ -210,14 +199,13 @@ def test_measuring_says_what_ncu_said_when_it_fails(tmp_path):
     fake.write_text("#!/bin/sh\necho no counters for you >&2\nexit 9\n")
     fake.chmod(0o755)
     with pytest.raises(RuntimeError, match=r"ncu failed \(9\)[\s\S]*no counters for you"):
-        measuring().measure(str(fake))
+        measure_access.measure(str(fake))
 
 
 def test_measuring_without_ncu_or_a_gpu_is_one_line(monkeypatch, capsys):
-    module = measuring()
     for there, words in ((False, "counters need an NVIDIA GPU"), (True, "error: [Errno 2]")):
         monkeypatch.setattr("torch.cuda.is_available", lambda there=there: there)
-        assert module.main(["--ncu", "/nowhere/ncu", "-o", "/nowhere/access.json"]) == 2
+        assert measure_access.main(["--ncu", "/nowhere/ncu", "-o", "/nowhere/access.json"]) == 2
         said = capsys.readouterr().err
         assert said.startswith(words) and said.count("\n") == 1
 
@@ -227,12 +215,11 @@ def test_predictions_against_measured_counters():
     if not COUNTERS.exists():
         pytest.skip("no measured counters are committed: run docs/layouts/measure_access.py on a GPU")
     rows = json.loads(COUNTERS.read_text(encoding="utf-8"))["rows"]
-    module = measuring()
-    cases = {case.name: case for case in module.CASES}
+    cases = {case.name: case for case in measure_access.CASES}
     assert [row["name"] for row in rows] == [*cases]
     for row in rows:
-        predicted = module.predict(cases[row["name"]])
+        predicted = measure_access.predict(cases[row["name"]])
         assert row["predicted"] == predicted, row["name"]
         measured = {k: row["measured"][k] for k in predicted if k in row["measured"]}
-        if row["name"] not in module.EXPLAINED:
+        if row["name"] not in measure_access.EXPLAINED:
             assert measured == {k: predicted[k] for k in measured}, row["name"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import colorsys
-import importlib.util
 import itertools
 import math
 import re
@@ -13,6 +12,7 @@ import time
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
+import gallery
 import pytest
 
 from layouts import Layout, figures, operations, parse, style
@@ -24,15 +24,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 ROW = parse("((32,4),8):((32,1),4)")
 
 
-def gallery():
-    spec = importlib.util.spec_from_file_location("layout_gallery", ROOT / "docs/layouts/gallery.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-ENTRIES = {e.name: e.draw for e in gallery().ENTRIES}
+ENTRIES = {e.name: e.draw for e in gallery.ENTRIES}
 LARGE = {
     "row_of_65536": lambda: figures.thread_value(Layout((1024, (8, 8)), (8, (1, 8192))), (1, 65536)),
     "tall": lambda: figures.layout_grid(Layout((1000, 3000), (3000, 1))),

@@ -1,15 +1,14 @@
-"""The ways in: notation, command line, notebooks, traced kernels, and documentation that runs."""
+"""The ways in: notation, command line, notebooks and traced kernels."""
 
 from __future__ import annotations
 
-import importlib.util
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import cutlass
 import cutlass.cute as cute
+import other_kernels
 import pytest
 
 from layouts import ComposedLayout, Layout, LayoutSyntaxError, Swizzle, parse, trace
@@ -219,17 +218,9 @@ def test_importing_layouts_loads_no_drawing_library():
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
-def other_kernels():
-    spec = importlib.util.spec_from_file_location("other_kernels", ROOT / "docs/layouts/other_kernels.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_two_other_kernels_are_read_while_they_are_traced(monkeypatch):
     monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")
-    found = other_kernels().traced()
+    found = other_kernels.traced()
     turn, product = found["transpose"], found["tile_product"]
     assert turn["copy"].tv == parse("((32,8),4):((32,4),1)")
     assert (turn["copy"].tiler, turn["copy"].element_bits) == ((32, 32), 32)
@@ -273,11 +264,3 @@ def test_differences_between_drawn_and_traced():
     assert "smem: drawn as (8,4):(1,8), but the kernel has (8,4):(4,1)" in lines[0]
     assert "gone" in lines[1]
     assert trace.differences({"a": Layout((8, 1))}, {"a": Layout(8)}) == []
-
-
-@pytest.mark.parametrize("name", ["index.md", "access.md", "gallery.md"])
-def test_documentation_runs(name):
-    text = (ROOT / "docs/layouts" / name).read_text(encoding="utf-8")
-    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert blocks
-    exec("\n".join(blocks), {})

@@ -2,63 +2,44 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from selenium.webdriver.common.by import By
+from selenium.webdriver.support.ui import WebDriverWait
 
 from cute_softmax import draw
-from cute_softmax.plan import describe
+from cute_softmax.plan.describe import plan_matmul_shape, plan_of, plan_shape
 from layouts.html import save_explorer
 
-PROBLEMS = {
-    "short": (300, 48, {}),
-    "edges": (300, 1003, {"online": False}),
-    "cluster": (16, 50257, {}),
-    "long": (8, 1000000, {}),
-    "backward": (100, 2000, {"math": "softmax_backward"}),
+PLANS = {
+    "short": partial(plan_of, 300, 48),
+    "edges": partial(plan_of, 300, 1003, online=False),
+    "cluster": partial(plan_of, 16, 50257),
+    "long": partial(plan_of, 8, 1000000),
+    "backward": partial(plan_of, 100, 2000, math="softmax_backward"),
+    "column cluster": partial(plan_shape, (1024, 4096 * 8), dim=0),
+    "split": partial(plan_shape, (20000, 1000), dim=0, architecture="sm_80"),
+    "row of two": partial(plan_shape, (64, 50, 1000), dim=(0, 2)),
+    "longer": partial(plan_shape, (2, 4000000), math="logsumexp"),
+    "matmul": partial(plan_matmul_shape, (4, 512, 1024), 128),
+    "matmul lines": partial(plan_matmul_shape, (4, 512, 1001), 64),
+    "matmul backward": partial(plan_matmul_shape, (4, 512, 1024), 128, backward=True),
 }
 
 
-PANELS = {
-    "column_cluster": ((1024, 4096 * 8), {"dim": 0}),
-    "split": ((20000, 1000), {"dim": 0, "architecture": "sm_80"}),
-    "row_of_two": ((64, 50, 1000), {"dim": (0, 2)}),
-    "long": ((2, 4000000), {"math": "logsumexp"}),
-}
-
-
-MATMULS = {
-    "matmul": ((4, 512, 1024), 128, {}),
-    "matmul_lines": ((4, 512, 1001), 64, {}),
-    "matmul_backward": ((4, 512, 1024), 128, {"backward": True}),
-}
-
-
-@pytest.mark.parametrize("name", [*PANELS, *MATMULS])
-def test_the_walk_of_panels_and_products(name, browser, tmp_path):
-    if name in PANELS:
-        shape, options = PANELS[name]
-        plan = describe.plan_shape(shape, **options)
-    else:
-        shape, depth, options = MATMULS[name]
-        plan = describe.plan_matmul_shape(shape, depth, **options)
+def opened(browser, plan, folder) -> dict:
+    """The arguments of a plan's page, which the browser has read to its end."""
     page = draw.page(plan)
-    browser.get(save_explorer(tmp_path / "page.html", **page).as_uri())
-    forward = browser.find_element(By.ID, "x-next")
-    for step in page["steps"]:
-        forward.click()
-        quiet = browser.find_element(By.CSS_SELECTOR, ".x-quiet")
-        assert quiet.get_attribute("aria-label") == step.figure
-        assert quiet.find_elements(By.CSS_SELECTOR, "g.c.x-on")
-    assert not forward.is_enabled()
-    assert [e for e in browser.get_log("browser") if e["level"] != "DEBUG"] == []
+    browser.get(save_explorer(folder / "page.html", **page).as_uri())
+    WebDriverWait(browser, 60).until(lambda b: b.execute_script("return document.readyState") == "complete")
+    return page
 
 
-@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("name", PLANS)
 def test_the_walk_of_a_plan(name, browser, tmp_path):
-    rows, columns, options = PROBLEMS[name]
-    plan = describe.plan_of(rows, columns, **options)
-    page = draw.page(plan)
-    browser.get(save_explorer(tmp_path / "page.html", **page).as_uri())
+    plan = PLANS[name]()
+    page = opened(browser, plan, tmp_path)
     sections = browser.find_elements(By.CSS_SELECTOR, ".x-figure")
     assert [s.get_attribute("aria-label") for s in sections] == list(page["figures"])
     forward = browser.find_element(By.ID, "x-next")
@@ -69,15 +50,16 @@ def test_the_walk_of_a_plan(name, browser, tmp_path):
         assert quiet.get_attribute("aria-label") == step.figure
         assert quiet.find_elements(By.CSS_SELECTOR, "g.c.x-on")
     assert not forward.is_enabled()
-    titles = " ".join(step.title for step in page["steps"])
-    assert ("cluster" in titles) == (plan.row_class.cluster_n > 1)
-    assert ("shared memory" in titles) == (set(plan.row_class.staging) != {"direct"})
+    if plan.movement == "row":
+        titles = " ".join(step.title for step in page["steps"])
+        assert ("cluster" in titles) == (plan.kernel.cluster_n > 1)
+        assert ("shared memory" in titles) == (set(plan.kernel.staging) != {"direct"})
     assert [e for e in browser.get_log("browser") if e["level"] != "DEBUG"] == []
 
 
 def test_following_a_thread_of_a_plan(browser, tmp_path):
-    plan = describe.plan_of(300, 1003)
-    browser.get(save_explorer(tmp_path / "page.html", **draw.page(plan)).as_uri())
+    plan = plan_of(300, 1003)
+    opened(browser, plan, tmp_path)
     browser.find_element(By.ID, "x-thread").send_keys(str(draw.View(plan).followed))
     found = browser.find_elements(By.CSS_SELECTOR, "g.c.x-thread")
     where = {node.find_element(By.XPATH, "ancestor::section").get_attribute("aria-label") for node in found}

@@ -10,22 +10,11 @@ from ...plan import PanelPlan, Plan
 from ...plan.matmul import MatmulPlan
 from ...plan.matmul_backward import MatmulBackwardPlan
 from . import matmul, panel, row
-from .report import MAX_PHASES, Report, Traffic
-from .row import columns_of, pieces, requests, row_coverage, staged, tile_tv, traffic_of
+from .common import MAX_PHASES
+from .report import Report, Traffic
+from .row import columns_of, pieces, requests, tile_tv
 
-__all__ = [
-    "MAX_PHASES",
-    "Report",
-    "Traffic",
-    "check",
-    "columns_of",
-    "pieces",
-    "requests",
-    "row_coverage",
-    "staged",
-    "tile_tv",
-    "traffic_of",
-]
+__all__ = ["MAX_PHASES", "Report", "Traffic", "check", "columns_of", "pieces", "requests", "tile_tv"]
 
 
 def check(plan: Plan | PanelPlan | MatmulPlan | MatmulBackwardPlan) -> Report:

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-
-from layouts import access
+from collections.abc import Iterator
 
 from ...plan import WARP, PanelClass, PanelPlan
 from ...plan.problem import ITEM_SIZE
 from . import panel_ahead
-from .report import MAX_PHASES, Report, Traffic
+from .common import MAX_PHASES, requests_of, traffic, uncovered, unshared, wavefronts
+from .report import Report
 
 
 def requests(
-    plan: PanelPlan, operand: int, *, tile: int = 0, part: int = 0, rank: int = 0, at: int | None = None
+    plan: PanelPlan, operand: int, *, tile: int = 0, part: int = 0, rank: int = 0
 ) -> Iterator[list[int | None]]:
     """The lanes' byte addresses in each request of a CTA for vectors of a full operand, None where nothing is loaded.
 
-    tile: which panel; at: the element at which the CTA's tile begins, by default its first. Addresses count from
-    the 16-byte boundary before the tensor.
+    tile: which panel. Addresses count from the 16-byte boundary before the tensor.
     """
     c = plan.kernel
-    size, access = ITEM_SIZE[c.dtypes[operand]], c.accesses[operand]
+    size = ITEM_SIZE[c.dtypes[operand]]
     columns = plan.panel(tile)
     held = plan.bounds(part, rank, columns.start)
-    first = held.start if at is None else at
     base = plan.problem.offsets[operand]
-    elements = {e: plan.element(operand, first + e) for e in range(0, min(c.tile, held.stop - first), c.unit)}
+    elements = {e: plan.element(operand, held.start + e) for e in range(0, min(c.tile, len(held)), c.unit)}
     if c.shifted:
         yield from shifted_requests(plan, operand, columns, elements)
         return
@@ -37,11 +34,8 @@ def requests(
         for place in index[k * c.vector * c.threads :][: c.threads]:
             group, element = divmod(place, c.tile)
             exists = group in groups and element in elements
-            lanes.append((base + groups[group] + elements[element]) * size if exists else None)
-        for warp in range(0, c.threads, WARP):
-            if any(a is not None for a in lanes[warp : warp + WARP]):
-                for part in range(0, c.vector, access):
-                    yield [None if a is None else a + part * size for a in lanes[warp : warp + WARP]]
+            lanes.append(base + groups[group] + elements[element] if exists else None)
+        yield from requests_of(lanes, size, c.vector, c.accesses[operand])
 
 
 def shifted_requests(
@@ -71,77 +65,60 @@ def shifted_requests(
                 for block, found in ((lane, own), (c.lanes + lane, behind)):
                     group = first - shift + block * c.vector  # of the panel, the block's first
                     some = group + c.vector > first and group < min(left, first + c.lanes * c.vector)
-                    found.append((line - shift + block * c.vector) * size if some else None)
+                    found.append(line - shift + block * c.vector if some else None)
             else:
                 shift = line % c.vector
                 group = first - shift + lane * c.vector
                 ours = (lane > 0 or shift == 0) and (lane < c.lanes - 1 or shift > 0)
-                own.append((start + group + element) * size if ours and group + c.vector <= left else None)
-        for lanes in (own, behind):
-            for warp in range(0, len(lanes), WARP):
-                if any(a is not None for a in lanes[warp : warp + WARP]):
-                    yield lanes[warp : warp + WARP]
+                own.append(start + group + element if ours and group + c.vector <= left else None)
+        yield from requests_of(own, size)
+        yield from requests_of(behind, size)
+
+
+def of_first_tiles(plan: PanelPlan, operand: int) -> Iterator[list[int | None]]:
+    """The requests of the first cluster's CTAs for their first tiles."""
+    for rank in range(plan.kernel.cluster_n):
+        yield from requests(plan, operand, rank=rank)
 
 
 def check(plan: PanelPlan) -> Report:
     """Coverage of the panels, alignment and sectors of every request of the first CTA's or cluster's first tile, and
     the wavefronts of shared memory."""
     c = plan.kernel
-    found = access.coverage(c.tiled(c.steps), (c.tile, c.columns))
-    problems = [] if found.exact else [
-        f"the tile of {c.tile} elements by {c.columns} groups: {len(found.missing)} have no thread and "
-        f"{len(found.repeated)} have several"
-    ]  # fmt: skip
-    problems += coverage(plan)
+    what = f"the tile of {c.tile} elements by {c.columns} groups"
+    problems = [*uncovered(what, c.tiled(c.steps), (c.tile, c.columns)), *coverage(plan)]
     if c.ahead:
         problems += panel_ahead.walk_of(plan).problems(c.buffers)
-    traffic = []
     for operand, name in enumerate((*c.facts.inputs, *c.facts.outputs)):
         problems += [f"{name}: {p}" for p in alignment(plan, operand)]
-        try:
-            traffic.append(traffic_of(plan, operand, name))
-        except ValueError as error:
-            problems.append(f"{name}: {error}")
+    moved = tuple(traffic(c, lambda operand: of_first_tiles(plan, operand), problems))
     told = "every element of a group has exactly one thread" if not problems else "see the problems"
     ctas = c.cluster_n * plan.parts
     if ctas > 1:
         told += f", at most {plan.share:,} elements in each of {ctas} CTAs"
     if c.streaming:
         told += f"; a CTA takes them in chunks of {c.chunk:,}"
-    return Report(plan, tuple(problems), f"Coverage: {told}.", tuple(traffic), tuple(shared(c)))
+    return Report(plan, tuple(problems), f"Coverage: {told}.", moved, tuple(shared(c)))
 
 
 def coverage(plan: PanelPlan) -> list[str]:
     """What is wrong with how CTAs share a group, and panels the groups; empty if each element has one CTA."""
     c, (head, body) = plan.kernel, plan.pieces(0)
-    problems, end = [], head
-    for part in range(plan.parts):
-        for rank in range(c.cluster_n):
-            held = plan.bounds(part, rank)
-            if len(held) > c.tile and not c.streaming:
-                return [f"part {part}, CTA {rank} takes {len(held)} elements and its tile has {c.tile}"]
-            if len(held) % c.unit:
-                return [
-                    f"part {part}, CTA {rank} takes {len(held)} elements, not whole vectors of {c.vector}"
-                ]
-            if held and held.start != end:
-                return [f"elements {min(end, held.start)} to {max(end, held.start)} are taken twice or never"]
-            end = held.stop if held else end
-    if end != head + body:
-        problems.append(f"groups are taken up to element {end} of {head + body}")
-    if (slots := head_and_tail(c, head, plan.length - head - body)) != plan.length - body:
-        problems.append(f"{slots} of {plan.length - body} scalars of head and tail have a thread")
+    problems = unshared(
+        [plan.bounds(part, rank) for part in range(plan.parts) for rank in range(c.cluster_n)],
+        head,
+        body,
+        plan.length,
+        unit=c.unit,
+        tile=None if c.streaming else c.tile,
+        slots=c.threads * c.edge_scalars if c.edges else 0,
+        line=c.line,
+    )
     if plan.kept[-1] % c.slots and not c.shifted:
         problems.append(f"vectors of {c.slots} groups straddle the end of a dimension of {plan.kept[-1]}")
     if plan.reduced[-1] % c.unit and not c.edges:
         problems.append(f"vectors of {c.unit} straddle the end of a dimension of {plan.reduced[-1]}")
     return problems
-
-
-def head_and_tail(c: PanelClass, head: int, tail: int) -> int:
-    """How many scalars of a head and a tail of so many have a thread."""
-    slots = range(c.threads * c.edge_scalars)
-    return sum(slot < head or 0 <= slot - (c.line - 1) < tail for slot in slots) if c.edges else 0
 
 
 def alignment(plan: PanelPlan, operand: int) -> Iterator[str]:
@@ -167,44 +144,20 @@ def alignment(plan: PanelPlan, operand: int) -> Iterator[str]:
         yield f"some accesses are not aligned to their {one * ITEM_SIZE[c.dtypes[operand]]} bytes"
 
 
-def traffic_of(plan: PanelPlan, operand: int, name: str = "") -> Traffic:
-    """The requests of an operand in the first tiles of the CTAs of the first cluster.
-
-    Raises ValueError naming lane and address where an access is not aligned to its width.
-    """
-    c = plan.kernel
-    size = c.accesses[operand] * ITEM_SIZE[c.dtypes[operand]]
-    count = sectors = ideal = 0
-    for rank in range(c.cluster_n):
-        for lanes in requests(plan, operand, rank=rank):
-            found = access.global_request(lanes, size)
-            count += 1
-            sectors += found.sectors
-            ideal += found.ideal_sectors
-    return Traffic(name, size, count, sectors, ideal)
-
-
 def shared(c: PanelClass) -> Iterator[str]:
     """A sentence for each use of shared memory: its wavefronts and bank conflicts."""
     smem, buffer = c.smem, c.reduction_buffer
     for name, dtype in zip(c.facts.inputs, c.dtypes, strict=False):
         size = ITEM_SIZE[dtype]
-        every = [smem(0, c.block(t), k) * size for k in range(c.steps) for t in range(c.threads)]
-        yield f"{name} in shared memory, written and read: {_told(every, c.vector * size)}."
+        slots = [smem(0, c.block(t), k) for k in range(c.steps) for t in range(c.threads)]
+        told = wavefronts(requests_of(slots, size), c.vector * size)
+        yield f"{name} in shared memory, written and read: {told}."
     if c.down == 1:
         return  # nothing is exchanged
     partial = range(c.slots)
-    writes = [
-        buffer(a * c.slots + v, 0, 0) * 4 if a < c.across else None for v in partial for a in range(WARP)
-    ]
-    reads = [buffer(t % c.columns, w, 0) * 4 for w in range(c.warps_down) for t in range(WARP)]
-    spread = [buffer(t % c.across * c.slots + v, 0, 0) * 4 for v in partial for t in range(WARP)]
-    yield f"Reduction buffer, written by a warp: {_told(writes, 4)}."
-    yield f"Reduction buffer, read by a warp: {_told(reads, 4)}; merged results, read: {_told(spread, 4)}."
-
-
-def _told(addresses: Sequence[int | None], width: int) -> str:
-    """What the requests of a warp at a time cost, in words."""
-    found = [access.shared_request(addresses[i : i + WARP], width) for i in range(0, len(addresses), WARP)]
-    wavefronts, conflicts = sum(r.wavefronts for r in found), sum(r.conflicts for r in found)
-    return f"{width} bytes a lane, {wavefronts / len(found):.4g} wavefronts a request, {conflicts} bank conflicts"
+    writes = [buffer(a * c.slots + v, 0, 0) if a < c.across else None for v in partial for a in range(WARP)]
+    reads = [buffer(t % c.columns, w, 0) for w in range(c.warps_down) for t in range(WARP)]
+    spread = [buffer(t % c.across * c.slots + v, 0, 0) for v in partial for t in range(WARP)]
+    written, read, merged = (wavefronts(requests_of(s, 4), 4) for s in (writes, reads, spread))
+    yield f"Reduction buffer, written by a warp: {written}."
+    yield f"Reduction buffer, read by a warp: {read}; merged results, read: {merged}."

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ...plan.base import PlanBase
+from layouts import access
 
-MAX_PHASES = 64  # rows or panels looked at: more than there are ways to lie off a vector boundary
+from ...plan.base import PlanBase
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,14 @@ class Traffic:
     requests: int
     sectors: int
     ideal: int
+
+    @staticmethod
+    def of(name: str, width: int, requests: Iterable[access.Lanes]) -> Traffic:
+        """The requests' sectors added up; ValueError names lane and address of an access that is not aligned."""
+        found = [access.global_request(lanes, width) for lanes in requests]
+        return Traffic(
+            name, width, len(found), sum(r.sectors for r in found), sum(r.ideal_sectors for r in found)
+        )
 
     def __str__(self) -> str:
         if not self.requests:

@@ -8,9 +8,10 @@ from layouts import Layout, access
 from layouts.figures import Pieces
 from layouts.operations import with_steps
 
-from ...plan import WARP, Plan, RowClass
+from ...plan import Plan, RowClass
 from ...plan.problem import ITEM_SIZE
-from .report import MAX_PHASES, Report, Traffic
+from .common import MAX_PHASES, requests_of, traffic, uncovered, unshared, wavefronts
+from .report import Report
 
 
 def tile_tv(c: RowClass) -> Layout:
@@ -56,89 +57,40 @@ def requests(plan: Plan, operand: int, tile: int = 0, cta: int = 0) -> Iterator[
                 starts[r] + column + k * across if column + k * across < limits[r] else None
                 for r, column in places
             ]
-            for warp in range(0, c.threads, WARP):
-                lanes = at[warp : warp + WARP]
-                if any(a is not None for a in lanes):
-                    for part in range(0, c.vector, width):
-                        yield [None if a is None else (a + part) * size for a in lanes]
+            yield from requests_of(at, size, c.vector, width)
+
+
+def of_first_tile(plan: Plan, operand: int) -> Iterator[list[int | None]]:
+    """The requests of all CTAs of the first tile."""
+    for cta in range(plan.row_class.cluster_n):
+        yield from requests(plan, operand, cta=cta)
 
 
 def check(plan: Plan) -> Report:
     """Coverage of the tile and of the rows, alignment and sectors of every request of the first tile, and the
     wavefronts of staged inputs."""
     c = plan.row_class
-    problems = []
     try:
-        found = access.coverage(tile_tv(c), c.tiler)
-        if not found.exact:
-            problems.append(
-                f"the tile of {c.tiler[0]} x {c.tiler[1]}: {len(found.missing)} elements have no thread and "
-                f"{len(found.repeated)} have several"
-            )
+        problems = uncovered(f"the tile of {c.tiler[0]} x {c.tiler[1]}", tile_tv(c), c.tiler)
     except ValueError as error:  # a thread points past the tile
         return Report(plan, (str(error),), "Coverage: see the problem.", (), ())
     rows = min(plan.rows, MAX_PHASES)
     for row in range(rows):
-        problems += row_coverage(plan, row)
-    traffic = []
-    for operand, name in enumerate((*c.facts.inputs, *c.facts.outputs)):
-        if c.access[operand : operand + 1] == (0,):
-            continue  # one element a row
-        try:
-            traffic.append(traffic_of(plan, operand, name))
-        except ValueError as error:
-            problems.append(f"{name}: {error}")
+        cut = pieces(plan, row)
+        held = [columns_of(plan, row, cta) for cta in range(c.cluster_n)]
+        held = [range(cut.head + h.start, cut.head + h.stop) for h in held]
+        slots = c.threads_per_row * c.edge_scalars
+        found = unshared(
+            held, cut.head, cut.body, cut.n, unit=c.vector, tile=c.tiler[1], slots=slots, line=c.vector
+        )
+        problems += [f"row {row}: {p}" for p in found]
+    moved = tuple(traffic(c, lambda operand: of_first_tile(plan, operand), problems))
     told = "every element of a row has exactly one thread" if not problems else "see the problems"
     if c.cluster_n > 1:
         told += f", at most {plan.share:,} elements in each of {c.cluster_n} CTAs"
     if c.edges:
         told += f"; heads and tails go as scalars (checked on {rows} rows)"
-    return Report(plan, tuple(problems), f"Coverage: {told}.", tuple(traffic), tuple(staged(c)))
-
-
-def row_coverage(plan: Plan, row: int) -> list[str]:
-    """What is wrong with how the threads of all CTAs share a row; empty if each element has one thread."""
-    c = plan.row_class
-    cut = pieces(plan, row)
-    taken = []
-    for cta in range(c.cluster_n):
-        held = columns_of(plan, row, cta)
-        if len(held) > c.tiler[1]:
-            return [f"row {row}: CTA {cta} takes {len(held)} columns and its tile has {c.tiler[1]}"]
-        if len(held) % c.vector:
-            return [f"row {row}: CTA {cta} takes {len(held)} columns, not whole vectors of {c.vector}"]
-        if held:
-            taken.append((cut.head + held.start, cut.head + held.stop))
-    for slot in range(c.threads_per_row * c.edge_scalars):
-        after = cut.head + cut.body + slot - (c.vector - 1)
-        if slot < cut.head:
-            taken.append((slot, slot + 1))
-        elif slot >= c.vector - 1 and after < plan.columns:
-            taken.append((after, after + 1))
-    end = 0
-    for start, stop in sorted(taken):
-        if start != end:
-            return [f"row {row}: columns {min(start, end)} to {max(start, end)} are taken twice or never"]
-        end = stop
-    return [] if end == plan.columns else [f"row {row}: taken up to column {end} of {plan.columns}"]
-
-
-def traffic_of(plan: Plan, operand: int, name: str = "") -> Traffic:
-    """The requests of an operand's vectors in the first tile.
-
-    Raises ValueError naming lane and address where an access is not aligned to its width.
-    """
-    c = plan.row_class
-    elements = c.accesses[operand]
-    width = elements * ITEM_SIZE[c.dtypes[operand]]
-    count = sectors = ideal = 0
-    for cta in range(c.cluster_n):
-        for lanes in requests(plan, operand, 0, cta):
-            found = access.global_request(lanes, width)
-            count += 1
-            sectors += found.sectors
-            ideal += found.ideal_sectors
-    return Traffic(name, width, count, sectors, ideal)
+    return Report(plan, tuple(problems), f"Coverage: {told}.", moved, tuple(staged(c)))
 
 
 def staged(c: RowClass) -> Iterator[str]:
@@ -154,13 +106,8 @@ def staged(c: RowClass) -> Iterator[str]:
         ways = {"written": (memory, size, elements), "read": (memory, size, c.vector)}
         if c.keeps_shared:
             ways["kept in float32 and read again"] = (c.smem, c.slot_bytes[i], c.vector)
-        found = {
-            way: access.check_copy(tile_tv(c), c.tiler, m, element_bytes=b, vector=v, space="shared")
-            for way, (m, b, v) in ways.items()
-        }
-        told = "; ".join(
-            f"{way} {r.width} bytes a lane, {r.wavefronts / r.requests:.4g} wavefronts a request, "
-            f"{r.conflicts} bank conflicts"
-            for way, r in found.items()
-        )
-        yield f"{name} in shared memory ({how}): {told}."
+        told = []
+        for way, (memory, element_bytes, vector) in ways.items():
+            copies = access.copy_requests(tile_tv(c), c.tiler, memory, element_bytes, vector)
+            told.append(f"{way} {wavefronts((r.addresses for r in copies), vector * element_bytes)}")
+        yield f"{name} in shared memory ({how}): {'; '.join(told)}."
