@@ -215,6 +215,7 @@ _GRADIENT = Ways(
         Gradient,
         Rows,
         lambda input, *_: torch.empty_like(input),
+        like=0,
     ),
 )
 

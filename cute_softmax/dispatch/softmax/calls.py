@@ -172,6 +172,7 @@ _SOFTMAX = ways_of(
         Softmax,
         Spec,
         lambda input, bias, mask, scale, spec: torch.empty_like(input, dtype=spec.dtype),
+        like=0,
     ),
 )
 _GRADIENT = Ways(
@@ -185,6 +186,7 @@ _GRADIENT = Ways(
         Gradient,
         Spec,
         lambda grad, output, mask, scale, spec: torch.empty_like(output, dtype=spec.dtype),
+        like=1,
     ),
 )
 
