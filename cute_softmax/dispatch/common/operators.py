@@ -13,6 +13,9 @@ import torch
 
 from .state import Ways, recorder
 
+# By the names that operators have for them, as torch's do.
+FIELDS = {"dim": "dims", "input_dtype": "dtype"}
+
 
 class Function(torch.autograd.Function):
     """What a function of tensors and a spec computes, keeps and differentiates, written once.
@@ -50,12 +53,12 @@ def operator_of(
 ) -> Callable:
     """Register `function` as the operator ``cute_softmax::<name>``, and return that for calls like the function's.
 
-    schema: tensors, and fields of a spec by their names; spec(**fields) makes one.
+    schema: tensors, and fields of a spec by their names or those of `FIELDS`; spec(**fields) makes one.
     fake: takes what the function does, and returns new tensors of its results' shapes, strides and dtypes.
     like: which tensor's memory format the one result has; results are contiguous without.
     """
     arguments = torch._C.parse_schema(name + schema).arguments
-    names, defaults = [a.name for a in arguments], [a.default_value for a in arguments]
+    names, defaults = [FIELDS.get(a.name, a.name) for a in arguments], [a.default_value for a in arguments]
     places = [i for i, a in enumerate(arguments) if "Tensor" in str(a.type)]
     rank = {place: i for i, place in enumerate(places)}
     others = [(i, name) for i, name in enumerate(names) if i not in rank]
