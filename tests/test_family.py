@@ -254,6 +254,16 @@ def test_alpha_of_a_gradient(launches):
         assert torch.allclose(dx, exact, atol=1e-6)
 
 
+def test_gradients_of_one_form_by_other_numbers(launches):
+    x = X.clone().requires_grad_()
+    for scale, alpha, offset in ((0.5, 2.0, 1), (0.5, 2.0, 1), (3.0, 2.0, 1), (0.5, -1.0, 2), (0.5, 2.0, 1)):
+        scores = (x * scale).masked_fill(~BELOW.tril(offset), -INF)
+        ys = softmax(x, scale=scale, alpha=alpha, causal=offset), alpha * torch.softmax(scores, -1)
+        ours, torchs = (torch.autograd.grad(y, x, example(X.shape, seed=4))[0] for y in ys)
+        assert torch.allclose(ours, torchs, atol=1e-5)
+        assert launches[-1].numbers == (scale, 1 / alpha, offset)
+
+
 def test_in_place(launched):
     x = example((4, 6))
     kept = x.clone()

@@ -3,8 +3,6 @@
 Where only a CUDA tensor comes to a check, `kernels` lets CPU tensors pass for one; the launch is recorded.
 """
 
-from types import SimpleNamespace
-
 import checking
 import pytest
 import torch
@@ -12,9 +10,8 @@ from checking import FLOATS, example
 
 from cute_softmax import explain, plan_softmax, prepare, softmax, softmax_backward
 from cute_softmax.api import softmax as functional
-from cute_softmax.dispatch.common import arguments, forms
+from cute_softmax.dispatch.common import arguments
 from cute_softmax.dispatch.common.spec import Spec
-from cute_softmax.dispatch.softmax import forms as softmax_forms
 from cute_softmax.dispatch.softmax import kernels as softmax_kernels
 from cute_softmax.plan import NO_PROLOGUE
 from cute_softmax.plan.hardware import H200
@@ -214,30 +211,6 @@ def test_calls_pass_arguments_then_addresses_with_strides():
     assert recorded(sliced) == (7, 12, 64, sliced.ctas, 0, 3, 1000, 320, 64, 1001, 192, 64)
 
 
-def test_scratch_belongs_to_the_call(monkeypatch):
-    """Zeroed for each launch; its address comes between the arguments and the operands."""
-    made = []
-    monkeypatch.setattr(launch.torch, "zeros", lambda n, **how: made.append(torch.ones(n)) or made[-1])
-    kernel = SimpleNamespace(prologue=NO_PROLOGUE)
-    plan = SimpleNamespace(arguments=(1, 2), operand_strides=((3,), (4,)), scratch=64, kernel=kernel)
-    assert recorded(plan) == (7, 1, 2, made[0].data_ptr(), 1000, 3, 1001, 4) and made[0].numel() == 64
-
-
-def test_launchers_of_rows_that_do_not_merge(monkeypatch):
-    """`softmax_forms` writes out the call of plain rows; here it takes the general one."""
-    passed = []
-    x = example((4, 5, 64))[:, :3]
-    call = launch.Call(plan_softmax(x), lambda *given: passed.append(given))
-    monkeypatch.setattr(launch, "call_of", lambda *a, **k: call)
-    for name in ("_cuda_getCurrentRawStream", "_cuda_getDevice"):
-        monkeypatch.setattr(torch._C, name, lambda *index: -1, raising=False)
-    monkeypatch.setattr(forms, "empty_strided", lambda s, t, d: torch.empty_strided(s, t, dtype=d))
-    run = softmax_forms.launcher("softmax", (x,), x.dtype, (2,), True, lambda t: "anywhere")
-    y = run(x)
-    assert passed == [(-1, *call.arguments, x.data_ptr(), 320, 64, y.data_ptr(), 192, 64)]
-    assert y.shape == x.shape and run(x[..., 1:]) == "anywhere"
-
-
 @pytest.mark.parametrize(
     ("shape", "dim"), [((3, 5), -1), ((3, 5), 0), ((2, 3, 4), (0, 2)), ((), 0), ((1, 6), 1)]
 )
@@ -339,21 +312,17 @@ def test_public_names():
     assert functional.softmax is softmax
 
 
-def test_only_what_kernels_serve_is_prepared():
-    for x in (torch.randn(3, 4), torch.randn(3, 4).bfloat16(), torch.randn(3, 4).double()):
-        with pytest.raises(ValueError, match=r"only non-empty CUDA tensors of torch.bfloat16"):
-            prepare(x)
-    with pytest.raises(IndexError, match="dim=5 is out of range"):
-        prepare(torch.randn(3, 4), 5)
-    with pytest.raises(TypeError, match=r"input must be a torch.Tensor"):
-        prepare([1.0])
+def test_rows_that_do_not_merge(launches):
+    """Their form takes the general launch, that of plain rows is written out."""
+    for x in (example((4, 5, 64))[:, :3], example((4, 5, 65))[:, :3, 1:]):
+        for _ in range(2):
+            assert torch.allclose(softmax(x), torch.softmax(x, -1), atol=1e-6)
+    assert len(launches) == 4
 
 
-def test_a_prepared_call_is_its_form(monkeypatch):
-    monkeypatch.setattr(arguments, "on_gpu", lambda tensor: True)
-    monkeypatch.setattr(launch, "call_of", lambda *a, **k: SimpleNamespace(plan="the plan"))
-    monkeypatch.setattr(
-        softmax_forms.Form, "__init__", lambda self, *a: setattr(self, "run", lambda x: ("ran", x))
-    )
-    prepared = prepare(torch.randn(3, 4))
-    assert prepared.plan == "the plan" and prepared(7) == ("ran", 7)
+def test_a_prepared_call(launches):
+    prepared = prepare(example((3, 8)), 0, torch.bfloat16)
+    for seed in range(2):
+        x = example((3, 8), seed=seed)
+        assert torch.allclose(prepared(x), torch.softmax(x, 0).bfloat16(), atol=2**-8)
+    assert prepared.plan.movement == "column" and len(launches) == 2

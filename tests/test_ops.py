@@ -67,24 +67,6 @@ def test_fakes_have_the_strides_of_the_result(case, device):
             assert y.stride() == expected.stride()
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-def test_compile_fullgraph_forward_and_backward(dtype, dynamic):
-    torch._dynamo.reset()
-    compiled = torch.compile(
-        lambda x: softmax(x * 2, -1), fullgraph=True, backend="aot_eager", dynamic=dynamic
-    )
-    for shape in ((4, 33), (5, 40), (2, 3, 8)):
-        x = example(shape, dtype).requires_grad_()
-        dy = example(shape, dtype, seed=1)
-        y, eager = compiled(x), torch.softmax(x * 2, -1)
-        assert torch.equal(y, eager)
-        (dx,) = torch.autograd.grad(y, x, dy)
-        (expected,) = torch.autograd.grad(eager, x, dy)
-        assert dx.dtype == dtype
-        assert (dx - expected).abs().max() <= 4 * torch.finfo(dtype).eps * expected.abs().max()
-
-
 def test_compile_of_other_forms():
     torch._dynamo.reset()
     x = example((4, 3, 8))

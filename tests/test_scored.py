@@ -11,7 +11,6 @@ from cute_softmax import log_softmax, softmax
 from cute_softmax.api import softmax as api
 from cute_softmax.dispatch.common import arguments, forms
 from cute_softmax.dispatch.common.spec import scores_of
-from cute_softmax.dispatch.softmax import calls as states
 from cute_softmax.dispatch.softmax import kernels
 from cute_softmax.plan.hardware import H200
 from cute_softmax.runtime import launch
@@ -167,42 +166,6 @@ def test_what_a_form_does_not_launch_itself(launched, monkeypatch):
     softmax(X, bias=BIAS, alpha=2)
     assert seen[-1][1] is BIAS and seen[-1][-1].alpha == 2
     assert len(seen) == 3 and len(launched) == 1
-
-
-@pytest.mark.parametrize("log", [False, True])
-@pytest.mark.parametrize(
-    "given", [{"scale": 0.5}, {"scale": ROWS}, {"bias": BIAS, "mask": MASK, "scale": 2.0}, {"causal": -1}]
-)
-def test_gradients_are_those_of_the_long_way(given, log, launched, monkeypatch):
-    """Of every tensor; what is saved is what the autograd function of the long way saves."""
-    function = log_softmax if log else softmax
-    kept = {}
-    for way in ("forms", "long"):
-        if way == "long":
-            monkeypatch.setattr(api, "form_of", lambda *call: None)
-            forget_forms()
-        for _ in range(2):
-            leaves = {
-                n: t.clone().requires_grad_(t.is_floating_point())
-                for n, t in given.items()
-                if isinstance(t, torch.Tensor)
-            }
-            x = X.clone().requires_grad_()
-            saved = []
-            with torch.autograd.graph.saved_tensors_hooks(
-                lambda t, saved=saved: saved.append(t) or t, lambda t: t
-            ):
-                y = function(x, **{**given, **leaves})
-            assert y.requires_grad
-            with torch.no_grad():
-                y.copy_(torch.rand(32, 64, generator=torch.Generator().manual_seed(1)))
-            monkeypatch.setattr(states, "_gradient", lambda grad, *rest: grad.clone())
-            wanted = [x, *(t for t in leaves.values() if t.requires_grad)]
-            y_grad = torch.ones_like(y)
-            kept[way] = [len(saved), *(t.float().sum() for t in torch.autograd.grad(y, wanted, y_grad))]
-            with torch.no_grad():
-                assert not function(x, **{**given, **leaves}).requires_grad
-    assert kept["forms"] == kept["long"]
 
 
 def test_forms_keep_no_tensor(launched):

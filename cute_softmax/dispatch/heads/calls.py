@@ -192,7 +192,7 @@ def _fake(input, index, rows):
     return found, numbers, torch.empty_like(numbers), entropies
 
 
-_ROWS = "SymInt[] dims, float scale, bool entropies"
+_ROWS = "SymInt[] dim, float scale, bool entropies"
 _STATISTICS = ways_of(
     Statistics,
     Statistics.forward,
@@ -215,6 +215,7 @@ _GRADIENT = Ways(
         Gradient,
         Rows,
         lambda input, *_: torch.empty_like(input),
+        like=0,
     ),
 )
 

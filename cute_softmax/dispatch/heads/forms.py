@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -41,10 +42,11 @@ class Form:
         self._rows = head.rows(dims, scale)
         self._shape = tuple(1 if d in dims else n for d, n in enumerate(input.shape))
         result = [n for d, n in enumerate(input.shape) if d not in dims]
-        # Kept for gradients: maxima, logarithms of the sums, entropies.
-        kept = torch.empty((2 + self._rows.entropies, *result), dtype=torch.float32, device=input.device)
-        self._kept, self._found = (tuple(kept.shape), kept.stride()), None
-        self._pitch = kept.stride(0) * kept.element_size()
+        # Kept for gradients: maxima, logarithms of the sums, entropies; each begins with a whole vector.
+        strides = math.ceil(math.prod(result) / 4) * 4, *torch.empty(result, device="meta").stride()
+        self._kept, self._found = ((2 + self._rows.entropies, *result), strides), None
+        self._pitch = 4 * strides[0]
+        kept = torch.empty_strided(*self._kept, dtype=torch.float32, device=input.device)
         groups = [*kept]
         if index is not None:
             found = torch.empty(index.shape, dtype=torch.float32, device=input.device)
@@ -146,13 +148,13 @@ class Form:
         return d
 
     def _bound(
-        self, math: str, input: Tensor, groups: list[Tensor], scale: float, **parts: object
+        self, name: str, input: Tensor, groups: list[Tensor], scale: float, **parts: object
     ) -> launch.Call:
         """The Call on the input and tensors of a number each row; of a gradient, which is written last."""
         operands = [input, *(t.view(self._shape).expand(input.shape) for t in groups)]
-        operands += [torch.empty_like(input, device="meta")] * (math == "softmax")
+        operands += [torch.empty_like(input, device="meta")] * (name == "softmax")
         prologue, _ = scaled(scale, **parts)
-        return launch.call_of(math, operands, self._rows.dims, aligned=True, prologue=prologue)
+        return launch.call_of(name, operands, self._rows.dims, aligned=True, prologue=prologue)
 
 
 class Recorded(torch.autograd.Function):
