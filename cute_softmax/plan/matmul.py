@@ -8,15 +8,14 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from .base import PlanBase
-from .hardware import KIB, Architecture, Device
+from .hardware import Architecture, Device
 from .maths import NotPlanned, check_counts
-from .matmul_class import BLOCK_ROWS, TILE_N, MatmulClass
+from .matmul_class import BLOCK_ROWS, RESERVED, TILE_N, MatmulClass
 from .matmul_mma import mma_classes
 from .problem import ALIGNMENT, ITEM_SIZE, Operand
 
 BOX_COLUMNS = 64  # columns of V in a swizzled box
 BATCH_MODES = 3  # with rows and columns the five modes of a TMA descriptor
-RESERVED = 2 * KIB  # of shared memory: alignment to the swizzle's 1024 bytes, barriers
 MOST_STAGES = 8
 MAX_DEPTH = 256  # columns of an instruction
 VALUE_STAGES = 3

@@ -8,18 +8,18 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from .base import ClassBase, PlanBase
-from .hardware import KIB, Architecture, Device
+from .hardware import Architecture, Device
 from .maths import NotPlanned, check_counts
+from .matmul_class import RESERVED, WARPGROUP
 from .problem import ALIGNMENT, ITEM_SIZE, Mode, Operand, _coalesce
 
-WARPGROUP = 128  # threads
 SLAB = 64  # columns of 16 bits in the 128 bytes of a swizzled row of shared memory
 ROWS = (64, 32)  # of S in one step: the first for which there is room
 BATCH_MODES = 2  # of batches that do not share a V; those that do are one mode
-RESERVED = 2 * KIB  # of shared memory: alignment to the swizzle's 1024 bytes
 FEWEST_STAGES, MOST_STAGES = 3, 8  # one is in work, one on its way out
 SHARE_DEPTH = 256  # columns of dV of a warpgroup at most: 128 registers of a thread
 MOST_SHARES = 2
+DELTA_LANES = 4  # threads that share a row of dO and O: each loads a few vectors at once
 # The walk over rows is cut into parts until this share of the SMs has work all the time, if it can be.
 ENOUGH = 0.9
 MOST_SPLITS = 64
@@ -172,8 +172,8 @@ class MatmulDeltaClass(ClassBase):
 
     @property
     def vectors(self) -> int:
-        """Vectors that each of the four threads of a row loads."""
-        return -(-self.depth // (4 * self.vector))
+        """Vectors that each of the threads of a row loads."""
+        return -(-self.depth // (DELTA_LANES * self.vector))
 
     @property
     def name(self) -> str:

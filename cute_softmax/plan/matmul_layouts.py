@@ -19,6 +19,7 @@ INSTRUCTION_K = 16  # terms that an instruction of the tensor cores adds up, of 
 # (thread, value) -> index in 8 columns of V by 16 of its rows: the B operand of mma.sync m16n8k16.
 VALUES_OPERAND = Layout(((4, 8), (2, 2)), ((16, 1), (8, 64)))
 WARP_ROWS = 16  # of a warpgroup's 64, and those of mma.sync
+QUAD = 4  # lanes that hold a row of a fragment
 LINES = 8  # boxes of a tile whose rows begin anywhere, each of every eighth row
 
 
@@ -147,6 +148,7 @@ __all__ = [
     "BOX",
     "INSTRUCTION_K",
     "LINES",
+    "QUAD",
     "WARP_ROWS",
     "backward_layouts",
     "by_columns",
