@@ -201,7 +201,7 @@ def test_kept_dimensions_that_do_not_merge(kernels):
     x = example((4, 5, 6))
     softmax(x[:, :3], out=torch.empty(4, 3, 6))
     assert kernels[-1].operand_strides == ((30, 6), (18, 6)) and kernels[-1].kept == (4, 3)
-    softmax_kernels.backward(x[:, :3], x[:, 2:], None, None, Spec((2,), x.dtype), x.dtype)
+    softmax_kernels.backward(x[:, :3], x[:, 2:], None, None, Spec((2,), x.dtype))
     assert kernels[-1].operand_strides == ((30, 6), (30, 6), (18, 6))
 
 

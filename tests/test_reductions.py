@@ -176,16 +176,6 @@ def test_gradients_are_torchs(kernels, name):
     assert gradient.dtype == torch.bfloat16
 
 
-@names
-def test_gradient_of_the_gradient(kernels, name):
-    second = []
-    for function in (FUNCTIONS[name], getattr(torch, name)):
-        leaf = example((3, 5)).requires_grad_()
-        (first,) = torch.autograd.grad((function(leaf, 1) ** 2).sum(), leaf, create_graph=True)
-        second += torch.autograd.grad((first * example((3, 5), seed=2)).sum(), leaf)
-    assert torch.allclose(*second, rtol=1e-4, atol=1e-5)
-
-
 CASES = [
     ((4, 6), [1], False), ((4, 6), [0], True), ((2, 3, 4), [0, 2], False), ((2, 3, 4), [0, 1, 2], True),
     ((), [0], False), ((3, 1), [1], False),
@@ -210,85 +200,6 @@ def test_operators(case, name):
         assert (y.shape, y.stride(), y.dtype, y.device) == (
             torchs.shape, torchs.stride(), torchs.dtype, torchs.device,
         )  # fmt: skip
-
-
-@names
-def test_modes_and_subclasses_see_the_operator(kernels, name):
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Recorder(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            seen.append(str(function))
-            return function(*args, **(kwargs or {}))
-
-    seen = []
-    with Recorder():
-        FUNCTIONS[name](example((4, 6)), 1)
-    assert f"cute_softmax.{name}.default" in seen
-    weight = torch.nn.Parameter(example((4, 6)))
-    FUNCTIONS[name](weight, 1).sum().backward()
-    assert weight.grad.shape == (4, 6)
-
-
-@names
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_compile_fullgraph(kernels, name, dynamic):
-    torch._dynamo.reset()
-    function, torchs = FUNCTIONS[name], getattr(torch, name)
-    compiled = torch.compile(
-        lambda t: function(t * 2, -1, keepdim=True), fullgraph=True, backend="aot_eager", dynamic=dynamic
-    )
-    for shape in ((4, 33), (5, 40), (2, 3, 8)):
-        x = example(shape).requires_grad_()
-        y, expected = compiled(x), torchs(x * 2, -1, keepdim=True)
-        assert torch.allclose(y, expected) and y.stride() == expected.stride()
-        for ours, theirs in zip(
-            torch.autograd.grad(y.sum(), x), torch.autograd.grad(expected.sum(), x), strict=True
-        ):
-            assert torch.allclose(ours, theirs, atol=1e-6)
-    assert {p.row_class.math for p in kernels} == {name}
-
-
-@names
-def test_compile_of_atens_share(name):
-    torch._dynamo.reset()
-    function = FUNCTIONS[name]
-    x = example((4, 6), torch.float64)
-    compiled = torch.compile(lambda t: function(t, (0, 1)), fullgraph=True, backend="aot_eager")
-    assert torch.allclose(compiled(x), getattr(torch, name)(x, (0, 1)))
-
-
-@names
-@pytest.mark.parametrize("dim", [-1, 0, (0, 1)])
-def test_functorch_runs_the_kernels(kernels, name, dim):
-    """vmap, grad, jvp and their compositions; torch's own results."""
-    function, torchs = FUNCTIONS[name], getattr(torch, name)
-    x, t = example((3, 4, 5)), example((3, 4, 5), seed=1)
-    for transformed in (
-        lambda f: torch.func.vmap(lambda a: f(a, dim))(x),
-        lambda f: torch.func.vmap(lambda a: f(a, dim, True), in_dims=1, out_dims=1)(x),
-        lambda f: torch.func.vmap(torch.func.vmap(lambda a: f(a, 0)))(x),
-        lambda f: torch.func.vmap(torch.func.vmap(torch.func.vmap(lambda a: f(a, 0, True))))(x),
-        lambda f: torch.func.grad(lambda a: (f(a, dim) ** 2).sum())(x),
-        lambda f: torch.func.vmap(torch.func.grad(lambda a: (f(a, dim) ** 2).sum()))(x),
-        lambda f: torch.func.jvp(lambda a: f(a, dim), (x,), (t,))[1],
-        lambda f: torch.func.jacfwd(lambda a: f(a, dim))(x[0]),
-        lambda f: torch.func.hessian(lambda a: (f(a, dim) ** 2).sum())(x[0, :2]),
-    ):
-        before = len(kernels)
-        assert torch.allclose(transformed(function), transformed(torchs), rtol=1e-4, atol=1e-5)
-        assert len(kernels) > before
-
-
-@names
-def test_forward_mode(kernels, name):
-    x, t = example((3, 5)), example((3, 5), seed=1)
-    tangents = []
-    for function in (FUNCTIONS[name], getattr(torch, name)):
-        with torch.autograd.forward_ad.dual_level():
-            dual = torch.autograd.forward_ad.make_dual(x, t)
-            tangents.append(torch.autograd.forward_ad.unpack_dual(function(dual, 1)).tangent)
-    assert torch.allclose(*tangents, atol=1e-6) and len(kernels) == 1 + (name == "sum")
 
 
 @names

@@ -66,9 +66,8 @@ def test_a_call_is_that_of_the_long_way(given, log, launched):
     for _ in range(3):
         made(function=log_softmax if log else softmax, **given)
     assert count() == 1
-    found = scores_of(X, (1,), **given)
-    spec = found.spec((1,), X.dtype, log)
-    result = kernels.forward(X, *found.operands, spec)
+    operands, spec = scores_of(X, (1,), X.dtype, log, **given)
+    result = kernels.forward(X, *operands, spec)
     *ours, (kernel, expected) = launched
     assert len(ours) == 3
     own = {expected.index(result.data_ptr())}
@@ -159,7 +158,7 @@ def test_what_a_form_does_not_launch_itself(launched, monkeypatch):
     assert made(scale=0.5) and len(launched) == 1
     odd = torch.zeros(32 * 64 + 1, dtype=X.dtype)[1:].view(32, 64)
     softmax(odd, scale=0.25)
-    assert seen[-1][0] is odd and seen[-1][-1].scale == 0.25
+    assert seen[-1][0] is odd and seen[-1][-1].factor == 0.25
     wide = torch.zeros(32 * 64 + 1, dtype=torch.bool)[1:].view(32, 64)
     softmax(X, mask=wide, causal=-3)
     assert seen[-1][2] is wide and seen[-1][-1].causal == -3
@@ -197,7 +196,7 @@ def test_gradients_are_those_of_the_long_way(given, log, launched, monkeypatch):
             assert y.requires_grad
             with torch.no_grad():
                 y.copy_(torch.rand(32, 64, generator=torch.Generator().manual_seed(1)))
-            monkeypatch.setattr(states, "backward", lambda grad, *rest: grad.clone())
+            monkeypatch.setattr(states, "_gradient", lambda grad, *rest: grad.clone())
             wanted = [x, *(t for t in leaves.values() if t.requires_grad)]
             y_grad = torch.ones_like(y)
             kept[way] = [len(saved), *(t.float().sum() for t in torch.autograd.grad(y, wanted, y_grad))]

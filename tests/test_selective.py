@@ -9,7 +9,8 @@ import simulated
 import torch
 
 from cute_softmax import entropy, selective_log_softmax
-from cute_softmax.dispatch.heads import selective, statistics
+from cute_softmax.dispatch.heads import forms as heads
+from cute_softmax.dispatch.heads import kernels
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 INF = float("inf")
@@ -76,7 +77,7 @@ def test_results(shapes, dtype, kernel, request):
 @everywhere
 def test_gradients(shapes, wanted, dtype, kernel, request, monkeypatch):
     launches = request.getfixturevalue("launches") if kernel else []
-    monkeypatch.setattr(statistics, "PIECE", 20)
+    monkeypatch.setattr(kernels, "PIECE", 20)
     logits, index = example(shapes[0], dtype), tokens(*shapes[1])
     upstream = [example(shapes[1], dtype, seed=1), example(shapes[0][:-1], dtype, seed=2)]
     if index.dim() == 1:
@@ -230,7 +231,7 @@ def test_a_call_that_repeats_finds_its_form(launches):
     logits, index = example((5, 16)), tokens(5, high=16)
 
     def count():
-        return sum(len(forms) for forms in selective.known.values())
+        return sum(len(forms) for forms in heads.selected.values())
 
     def check(logits, index, **given):
         found = selective_log_softmax(logits, index, **given)
@@ -273,7 +274,7 @@ def test_a_form_keeps_no_tensor(launches):
     for _ in range(2):
         torch.autograd.grad(selective_log_softmax(logits, index, scale=0.5).sum(), logits)
     known = [weakref.ref(t) for t in (logits, index)]
-    assert selective.known
+    assert heads.selected
     del logits, index
     gc.collect()
     assert [ref() for ref in known] == [None] * 2

@@ -13,7 +13,7 @@ from functools import cache
 import torch
 
 from ..dispatch.common.arguments import overlap, overlaps_itself
-from ..dispatch.heads.reductions import result_of
+from ..dispatch.heads.reductions import group_strides, shape_of
 from ..dispatch.softmax.forms import launcher as new_launcher
 from ..dispatch.softmax.kernels import lie_apart
 from ..plan import NotPlanned
@@ -42,18 +42,20 @@ class Work:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the result."""
-        shape = self.inputs[0].shape
-        if self.keepdim is None:
-            return tuple(shape)
-        return result_of(shape, self.dims, self.keepdim)[0]
+        shape = tuple(self.inputs[0].shape)
+        return shape if self.keepdim is None else shape_of(shape, self.dims, self.keepdim)
+
+
+class Refused(Exception):
+    """Why a call is not served."""
 
 
 @dataclass(frozen=True)
 class Operator:
-    """An operator of ATen: `work` gives what there is to do for its arguments, or why that is not served."""
+    """An operator of ATen: `work` gives what there is to do for its arguments, or raises Refused."""
 
     name: str
-    work: Callable[..., Work | str]
+    work: Callable[..., Work]
     tensors: int = 1  # its first arguments
     has_out: bool = True
 
@@ -69,36 +71,33 @@ class Operator:
         if run is None:
             if len(_launchers) >= MOST_LAUNCHERS:
                 _launchers.clear()
-            run = _launchers[key] = _decide(self.work(*arguments))
+            try:
+                run = launcher(self.work(*arguments))
+            except (Refused, NotPlanned) as reason:
+                run = _told(reason)
+            _launchers[key] = run
         return run if type(run) is str else run(*tensors)
 
     def serve_out(self, *arguments: object, **named: torch.Tensor) -> torch.Tensor | str:
         """The result in the operator's one output (which goes by several names), or the reason why not."""
         (out,) = named.values()
-        work = self.work(*arguments)
-        if isinstance(work, str):
-            return work
-        if not (tuple(out.shape) == work.shape and out.dtype == work.dtype):
-            return "out of another shape or dtype"
-        if out.device != work.inputs[0].device or overlaps_itself(out):
-            return "out on another device or with shared elements"
-        in_place = len(work.inputs) == 1 and _same(*work.inputs, out)
-        if not in_place and any(overlap(t, out) for t in work.inputs):
-            return "out overlaps an input"
         try:
+            work = self.work(*arguments)
+            if not (tuple(out.shape) == work.shape and out.dtype == work.dtype):
+                raise Refused("out of another shape or dtype")
+            if out.device != work.inputs[0].device or overlaps_itself(out):
+                raise Refused("out on another device or with shared elements")
+            in_place = len(work.inputs) == 1 and _same(*work.inputs, out)
+            if not in_place and any(overlap(t, out) for t in work.inputs):
+                raise Refused("out overlaps an input")
             _fill(work, work.inputs, out)
-        except NotPlanned:
-            return "no plan"
+        except (Refused, NotPlanned) as reason:
+            return _told(reason)
         return out
 
 
-def _decide(work: Work | str) -> Callable[..., torch.Tensor] | str:
-    if isinstance(work, str):
-        return work
-    try:
-        return launcher(work)
-    except NotPlanned:
-        return "no plan"
+def _told(reason: Refused | NotPlanned) -> str:
+    return str(reason) if isinstance(reason, Refused) else "no plan"
 
 
 def launcher(work: Work) -> Callable[..., torch.Tensor]:
@@ -130,10 +129,10 @@ def _operands(work: Work, inputs: tuple[torch.Tensor, ...], result: torch.Tensor
     does."""
     if work.keepdim is None:
         return (*(t.contiguous() if lie_apart(t, result, work.dims) else t for t in inputs), result)
-    shape = inputs[0].shape
     if not result.is_contiguous():
         raise NotPlanned("a reduction into strides of its own")
-    return (*inputs, result.as_strided(shape, result_of(shape, work.dims, work.keepdim)[1]))
+    strides = group_strides(result.stride(), inputs[0].dim(), work.dims, work.keepdim)
+    return (*inputs, result.as_strided(inputs[0].shape, strides))
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -149,72 +148,58 @@ def _has_kernels(device: int) -> bool:
     return True
 
 
-def _refusal(*tensors: torch.Tensor) -> str | None:
-    """Why our kernels serve no call of these inputs, whatever is asked for."""
+def _dims(dim: int | list[int], *tensors: torch.Tensor) -> tuple[int, ...]:
+    """The reduced dimensions. Raises Refused where our kernels serve no call of these inputs, whatever is asked for."""
     first = tensors[0]
     if not _has_kernels(first.get_device()):
-        return "no kernels for this GPU"
+        raise Refused("no kernels for this GPU")
     for t in tensors:
-        if t.dtype not in launch.DTYPE_NAMES:
-            return _of_dtype(t.dtype)
+        _check_dtype(t.dtype)
         if t.shape != first.shape or t.device != first.device:
-            return "arguments that do not fit each other"
-    return None
-
-
-def _of_dtype(dtype: torch.dtype) -> str:
-    return f"dtype {str(dtype).removeprefix('torch.')}"
-
-
-def _dims(dim: int | list[int], input: torch.Tensor) -> tuple[int, ...] | str:
+            raise Refused("arguments that do not fit each other")
     try:
-        return canonical_dims(dim, input.dim())
+        return canonical_dims(dim, first.dim())
     except (IndexError, ValueError):
-        return "a dim out of range, repeated or empty"
+        raise Refused("a dim out of range, repeated or empty") from None
 
 
-def _forward(math: str) -> Callable[..., Work | str]:
-    def work(input: torch.Tensor, dim: int, half_to_float: bool) -> Work | str:
-        why, dims = _refusal(input), _dims(dim, input)
-        if why or isinstance(dims, str):
-            return why or dims
+def _check_dtype(dtype: torch.dtype) -> None:
+    if dtype not in launch.DTYPE_NAMES:
+        raise Refused(f"dtype {str(dtype).removeprefix('torch.')}")
+
+
+def _forward(math: str) -> Callable[..., Work]:
+    def work(input: torch.Tensor, dim: int, half_to_float: bool) -> Work:
+        dims = _dims(dim, input)
         if half_to_float and input.dtype is torch.float32:
-            return "half_to_float of float32"
+            raise Refused("half_to_float of float32")
         return Work(math, (input,), dims, torch.float32 if half_to_float else input.dtype)
 
     return work
 
 
-def _backward(math: str) -> Callable[..., Work | str]:
-    def work(grad: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype) -> Work | str:
-        why, dims = _refusal(grad, output), _dims(dim, output)
-        if why or isinstance(dims, str):
-            return why or dims
+def _backward(math: str) -> Callable[..., Work]:
+    def work(grad: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype) -> Work:
+        dims = _dims(dim, grad, output)
         fits = grad.dtype is output.dtype and grad.dtype in (input_dtype, torch.float32)
         if not (fits and input_dtype in launch.DTYPE_NAMES):
-            return "a gradient of dtypes that ATen does not give"
+            raise Refused("a gradient of dtypes that ATen does not give")
         return Work(math, (grad, output), dims, input_dtype)
 
     return work
 
 
-def _logsumexp(input: torch.Tensor, dim: list[int], keepdim: bool = False) -> Work | str:
-    why, dims = _refusal(input), _dims(dim, input)
-    if why or isinstance(dims, str):
-        return why or dims
+def _logsumexp(input: torch.Tensor, dim: list[int], keepdim: bool = False) -> Work:
+    dims = _dims(dim, input)
     if not input.numel():
-        return "an empty tensor"
+        raise Refused("an empty tensor")
     return Work("logsumexp", (input,), dims, input.dtype, keepdim)
 
 
-def _safe_softmax(input: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> Work | str:
+def _safe_softmax(input: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> Work:
     """Where nothing but -inf is in a row, its softmax is zero."""
-    why, dims = _refusal(input), _dims(dim, input)
-    if why or isinstance(dims, str):
-        return why or dims
-    result = dtype or input.dtype
-    if result not in launch.DTYPE_NAMES:
-        return _of_dtype(result)
+    dims, result = _dims(dim, input), dtype or input.dtype
+    _check_dtype(result)
     return Work("softmax", (input,), dims, result, prologue=Prologue(zero=True))
 
 

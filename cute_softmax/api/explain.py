@@ -9,7 +9,7 @@ import torch
 
 from ..dispatch.common.arguments import dims_or_all, served
 from ..dispatch.common.spec import DEFAULTS, ScoreArguments, check_names, scores_of, with_scores
-from ..dispatch.heads.reductions import NAMES, result_of, work_of
+from ..dispatch.heads.reductions import NAMES, shape_of, work_of
 from ..dispatch.softmax.kernels import backward_work, forward_work
 from ..plan import NotPlanned, PanelPlan, Plan
 from ..plan.hardware import H200, Device
@@ -72,20 +72,19 @@ def plan_softmax(
     check_names("plan_softmax", scores)
     described, dtype, device = _described(input, dtype, device)
     dims = canonical_dims(dim, described.dim())
-    if isinstance(input, torch.Tensor):
-        found = scores_of(input, dims, **scores)
-    else:
-        on_meta = {k: v.to("meta") if isinstance(v, torch.Tensor) else v for k, v in scores.items()}
-        found = scores_of(described, dims, **on_meta)
-    # There are two ways of the softmax alone: its gradient and its logarithm have one.
-    spec = found.spec(dims, dtype, log, online or log or backward)
+    scored = input
+    if not isinstance(input, torch.Tensor):
+        scored = described
+        scores = {k: v.to("meta") if isinstance(v, torch.Tensor) else v for k, v in scores.items()}
+    operands, spec = scores_of(scored, dims, dtype, log, online, **scores)
     result = torch.empty_like(described, dtype=dtype, device="meta")
     if backward:
-        mask, scale = (t if t is None else t.to("meta") for t in (found.mask, found.scale))
-        gradient = torch.empty_like(result, dtype=described.dtype)
-        work = backward_work(result, result, mask, scale, spec, gradient)
+        mask, scale = (t if t is None else t.to("meta") for t in operands[1:])
+        work = backward_work(
+            result, result, mask, scale, spec, torch.empty_like(result, dtype=described.dtype)
+        )
     else:
-        work = forward_work(described, *found.operands, spec, result)
+        work = forward_work(described, *operands, spec, result)
     return work.plan(device, in_place)
 
 
@@ -192,5 +191,5 @@ def plan_reduction(
         raise ValueError(f"name is {name!r}: the reductions are {', '.join(NAMES)}")
     described, result, device = _described(input, dtype, device)
     dims = dims_or_all(dim, described)
-    whole = torch.empty(result_of(described.shape, dims, True)[0], dtype=result, device="meta")
-    return work_of(described, name, dims, whole).plan(device)
+    whole = torch.empty(shape_of(described.shape, dims, True), dtype=result, device="meta")
+    return work_of(described, name, dims, True, whole).plan(device)

@@ -133,8 +133,9 @@ def softmax_stats(
     scores = scores.detach().expand(shape)
     bias = bias.detach() if isinstance(bias, torch.Tensor) else bias
     scale = number("scale", scale)
-    found = scores_of(scores, (scores.dim() - 1,), scale=scale, mask=mask, bias=bias, causal=causal)
-    return statistics(scores, mask, bias, scale, found.causal)
+    dims = (scores.dim() - 1,)
+    _, spec = scores_of(scores, dims, torch.float32, scale=scale, mask=mask, bias=bias, causal=causal)
+    return statistics(scores, mask, bias, scale, spec.causal)
 
 
 def _checked_stats(stats: object, scores: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,8 @@ from torch.autograd import forward_ad
 
 from ..dispatch.common.arguments import check_tensor, float_dtype, given_dims
 from ..dispatch.common.spec import number
-from ..dispatch.heads import selective, statistics
+from ..dispatch.heads import forms
+from ..dispatch.heads.calls import check_index
 
 
 def entropy(logits: torch.Tensor, dim: int | Sequence[int] = -1) -> torch.Tensor:
@@ -31,9 +32,15 @@ def entropy(logits: torch.Tensor, dim: int | Sequence[int] = -1) -> torch.Tensor
         ValueError: For a repeated dimension or none.
         NotPlanned: As for `softmax`.
     """
+    if not torch.compiler.is_compiling():
+        form = forms.entropies.latest
+        if form is None or not form.fits(logits, None, 1.0, dim):
+            form = forms.entropies.find(logits, None, 1.0, dim)
+        if form is not None and forward_ad._current_level < 0:
+            return form(logits)
     check_tensor("logits", logits, "entropy")
-    dims = given_dims(dim, logits)
-    return statistics.entropy(logits, dims, float_dtype(logits, None, "entropy"))
+    dims, dtype = given_dims(dim, logits), float_dtype(logits, None, "entropy")
+    return forms.first(forms.entropies, "entropy", logits, None, dim, dims, 1.0, dtype)
 
 
 def selective_log_softmax(
@@ -69,12 +76,14 @@ def selective_log_softmax(
         NotPlanned: As for `softmax`.
     """
     if not torch.compiler.is_compiling():
-        form = selective.known.latest
+        form = forms.selected.latest
         if form is None or not form.fits(logits, index, scale, return_entropy):
-            form = selective.known.find(logits, index, scale, return_entropy)
+            form = forms.selected.find(logits, index, scale, return_entropy)
         if form is not None and forward_ad._current_level < 0:
             return form(logits, index, scale)
     check_tensor("logits", logits, "selective_log_softmax")
     dtype = float_dtype(logits, None, "selective_log_softmax")
-    selective.check_index(index, logits)
-    return selective.log_softmax(logits, index, number("scale", scale), return_entropy, dtype)
+    check_index(index, logits)
+    name = "selective_entropy" if return_entropy else "selective"
+    scale, dims = number("scale", scale), (logits.dim() - 1,)
+    return forms.first(forms.selected, name, logits, index, return_entropy, dims, scale, dtype)

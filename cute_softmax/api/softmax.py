@@ -15,11 +15,12 @@ from ..dispatch.common.arguments import (
     checked_backward,
     float_dtype,
     given_dims,
+    out_dtype,
     served,
 )
 from ..dispatch.common.forms import Forms
 from ..dispatch.common.spec import ScoreArguments, Spec, check_names, scores_of, with_scores
-from ..dispatch.softmax import calls as dispatch
+from ..dispatch.softmax import calls
 from ..dispatch.softmax.forms import Form, form_of, record
 from ..plan import PanelPlan, Plan
 from ..runtime import launch
@@ -139,15 +140,20 @@ def _decide(
             return form(input, given)
     check_names(name, given)
     check_tensor("input", input, name)
-    dims = given_dims(dim, input)
-    found, log = scores_of(input, dims, **given), name == "log_softmax"
-    if eager and input.dtype.is_floating_point:
-        spec = found.spec(dims, float_dtype(input, dtype, name), log, online)
-        form = form_of(input, dim, dtype, given, found, spec)
+    dims, result = given_dims(dim, input), float_dtype(input, dtype, name)
+    if out is not None:
+        result = out_dtype(out, input, dtype, result)
+    operands, spec = scores_of(input, dims, result, name == "log_softmax", online, **given)
+    if not input.dtype.is_floating_point:
+        input = input.to(dtype)
+    elif eager:
+        form = form_of(input, dim, dtype, given, operands, spec)
         if form is not None:
             forms.remember(input, form)
             return form(input, given)
-    return dispatch.softmax(input, found, dims, dtype, log=log, out=out, online=online)
+    if out is not None:
+        return calls.into(out, input, operands, spec)
+    return calls.serve(input, *operands, spec)
 
 
 @with_scores
@@ -231,7 +237,7 @@ def softmax_(
     dims = given_dims(dim, input)
     if not input.dtype.is_floating_point:
         raise TypeError(f"input is {input.dtype}: softmax_ takes {', '.join(map(str, FLOATS))}")
-    return dispatch.softmax_in_place(input, scores_of(input, dims, **scores), dims)
+    return calls.in_place(input, *scores_of(input, dims, float_dtype(input, input.dtype), **scores))
 
 
 def softmax_backward(
@@ -261,7 +267,7 @@ def softmax_backward(
         NotPlanned: As for `softmax`.
     """
     dims, input_dtype = checked_backward("softmax_backward", grad, output, dim, input_dtype)
-    return dispatch.gradient(grad, output, Spec(dims, output.dtype), input_dtype)
+    return calls.gradient(grad, output, Spec(dims, input_dtype))
 
 
 def log_softmax_backward(
@@ -291,7 +297,7 @@ def log_softmax_backward(
         NotPlanned: As for `softmax`.
     """
     dims, input_dtype = checked_backward("log_softmax_backward", grad, output, dim, input_dtype)
-    return dispatch.gradient(grad, output, Spec(dims, output.dtype, log=True), input_dtype)
+    return calls.gradient(grad, output, Spec(dims, input_dtype, log=True))
 
 
 class Prepared:
@@ -354,7 +360,6 @@ def prepare(
             f"input is a {input.dtype} tensor on {input.device} with {input.numel()} elements, the result "
             f"{result_dtype}: only non-empty CUDA tensors of {', '.join(map(str, DTYPES))} are prepared"
         )
-    found = scores_of(input, dims)
-    form = Form(input, dim, dtype, {}, found, found.spec(dims, result_dtype, online=online))
+    form = Form(input, dim, dtype, {}, *scores_of(input, dims, result_dtype, online=online))
     result = torch.empty_like(input, dtype=result_dtype)
     return Prepared(launch.call_of("softmax", (input, result), dims, online, aligned=True).plan, form.run)

@@ -52,6 +52,18 @@ class Work(NamedTuple):
             in_place=in_place,
         )
 
+    def call(self, aligned: bool = False) -> Call:
+        """The launch without its tensors and numbers: see `call_of`."""
+        return call_of(
+            self.math,
+            self.tensors,
+            self.dims,
+            self.online,
+            aligned=aligned,
+            prologue=self.prologue,
+            query=self.query,
+        )
+
 
 class Call:
     """A Plan bound to its compiled function.

@@ -27,7 +27,7 @@ def served(input: torch.Tensor, dtype: torch.dtype, *others: torch.Tensor | None
         on_gpu(input)
         and input.dtype in DTYPES
         and dtype in DTYPES
-        and all(t is None or t.dtype in DTYPES for t in others)
+        and all([t is None or t.dtype in DTYPES for t in others])
     )
 
 

@@ -35,7 +35,7 @@ class Forms(dict[torch.Size, tuple]):
     latest = None
 
     def find(self, input: torch.Tensor, *call: object) -> object | None:
-        """The form of a call, if it has been made before."""
+        """The form of an eager call, if it has been made before."""
         if type(input) not in TENSORS:
             return None
         for form in self.get(input.shape, ()):

@@ -44,8 +44,8 @@ def compose(
         x = torch.where(keep, x, 0.0)
     if scale is not None:
         x = x * scale.to(dtype)
-    elif spec.scale != 1:
-        x = x * spec.scale
+    elif spec.factor != 1:
+        x = x * spec.factor
     if bias is not None:
         x = x + bias.to(dtype)
     return x if keep is None else torch.where(keep, x, -INF)
@@ -95,9 +95,13 @@ def formula(input, bias, mask, scale, spec: Spec) -> torch.Tensor:
 
 
 def backward_formula(
-    grad: torch.Tensor, output: torch.Tensor, mask: torch.Tensor | None, spec: Spec, dtype: torch.dtype
+    grad: torch.Tensor,
+    output: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: torch.Tensor | None,
+    spec: Spec,
 ) -> torch.Tensor:
-    """The gradient of the input (for the number `spec.scale`) in torch operations, of dtype `dtype`."""
+    """The gradient of the input in torch operations."""
     w = wide(grad.dtype, output.dtype)
     g, y = grad.to(w), output.to(w)
     if spec.log:
@@ -107,15 +111,16 @@ def backward_formula(
     else:
         dot = (g * y).sum(spec.dims, keepdim=True)
         d = y * (g - (dot if spec.alpha == 1 else dot * spec.inverse_alpha))
-    return finished(d, mask, spec).to(dtype)
+    d = finished(d, mask, spec)
+    return (d if scale is None else d * scale).to(spec.dtype)
 
 
 def finished(d: torch.Tensor, mask: torch.Tensor | None, spec: Spec) -> torch.Tensor:
-    """A gradient of the scores times the number scale, and zero where nothing counts."""
+    """A gradient of the scores times the factor, and zero where nothing counts."""
     keep = kept(d.shape, mask, spec.causal, d.device)
     if keep is not None:
         d = torch.where(keep, d, 0.0)
-    return d if spec.scale == 1 else d * spec.scale
+    return d if spec.factor == 1 else d * spec.factor
 
 
 def summed_to(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import TypedDict, TypeVar
+from typing import NamedTuple, TypedDict, TypeVar
 
 import torch
 
@@ -65,15 +65,16 @@ def check_names(function: str, given: Iterable[str]) -> None:
 class Spec:
     """Everything about a call but its tensors.
 
-    dims: reduced, ascending. dtype: of the result. log: the logarithm of the softmax. scale, alpha: numbers (a tensor
-    scale is an operand). causal: None, or the offset of the diagonal: element j of query i counts if
-    ``j <= i + causal``; queries are dimension -2. zero: rows with nothing left have probability 0, not NaN.
+    dims: reduced, ascending. dtype: of the result, or of the input's gradient. log: the logarithm of the softmax.
+    factor: the scale where that is a number (a tensor is an operand); alpha: a number. causal: None, or the offset of
+    the diagonal: element j of query i counts if ``j <= i + causal``; queries are dimension -2. zero: rows with nothing
+    left have probability 0, not NaN.
     """
 
     dims: tuple[int, ...]
     dtype: torch.dtype
     log: bool = False
-    scale: float = 1.0
+    factor: float = 1.0
     causal: int | None = None
     alpha: float = 1.0
     zero: bool = False
@@ -86,7 +87,7 @@ class Spec:
     @property
     def plain(self) -> bool:
         """Whether numbers change nothing of scores and results."""
-        return self.scale == 1 and self.causal is None and self.alpha == 1 and not self.zero
+        return self.factor == 1 and self.causal is None and self.alpha == 1 and not self.zero
 
     @property
     def inverse_alpha(self) -> float:
@@ -96,37 +97,32 @@ class Spec:
         return replace(self, **fields)
 
 
-@dataclass(frozen=True, eq=False)
-class Scores:
-    """The operands and numbers of a call, checked: see `scores_of`."""
+class Operands(NamedTuple):
+    """The tensors that scores are made of beside the input, None for what is not given."""
 
-    bias: torch.Tensor | None
-    mask: torch.Tensor | None
-    scale: torch.Tensor | None
-    factor: float
-    causal: int | None
-    alpha: float
-    zero: bool
-
-    def spec(self, dims: tuple[int, ...], dtype: torch.dtype, log: bool = False, online: bool = True) -> Spec:
-        return Spec(dims, dtype, log, self.factor, self.causal, self.alpha, self.zero, online)
-
-    @property
-    def operands(self) -> tuple[torch.Tensor | None, ...]:
-        return self.bias, self.mask, self.scale
+    bias: torch.Tensor | None = None
+    mask: torch.Tensor | None = None
+    scale: torch.Tensor | None = None
 
 
 def scores_of(
     input: torch.Tensor,
     dims: tuple[int, ...],
+    dtype: torch.dtype,
+    log: bool = False,
+    online: bool = True,
+    *,
     scale: float | torch.Tensor = 1.0,
     bias: torch.Tensor | None = None,
     mask: torch.Tensor | None = None,
     causal: bool | int = False,
     alpha: float = 1.0,
     empty_rows: str = "nan",
-) -> Scores:
-    """The scores of a call. Raises TypeError and ValueError for what does not fit the input, naming the argument."""
+) -> tuple[Operands, Spec]:
+    """The scores of a call with a result of `dtype`.
+
+    Raises TypeError and ValueError for what does not fit the input, naming the argument.
+    """
     groups, factor = None, 1.0
     if isinstance(scale, torch.Tensor):
         groups = _operand("scale", scale, input)
@@ -146,7 +142,8 @@ def scores_of(
     if empty_rows not in EMPTY_ROWS:
         raise ValueError(f'empty_rows is {empty_rows!r}: it is "nan" or "zero"')
     offset = None if causal is False else _diagonal(causal, input, dims)
-    return Scores(bias, mask, groups, factor, offset, alpha, empty_rows == "zero")
+    spec = Spec(dims, dtype, log, factor, offset, alpha, empty_rows == "zero", online)
+    return Operands(bias, mask, groups), spec
 
 
 def number(name: str, value: object, what: str = "a number") -> float:

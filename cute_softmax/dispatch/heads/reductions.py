@@ -5,20 +5,21 @@ Each is a row math without a full output: one read of the input, one element wri
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 
 import torch
 
 from ...runtime import launch
 from ..common.arguments import FLOATS, check_out, check_tensor, overlap, overlaps_itself, served
 from ..common.formulas import formula
+from ..common.operators import Function, operator_of, ways_of
 from ..common.spec import Spec
-from ..common.state import batched, jvp_rule, of_function, transformed, unseen, watched
+from ..common.state import Ways, batched, jvp_rule, transformed, unseen
 from ..softmax import kernels
-from ..softmax.calls import Forward, by_operator
-from . import statistics
+from ..softmax.calls import serve as softmax
+from .calls import times_softmax
 
 
 def reduce(
@@ -35,8 +36,8 @@ def reduce(
     if out is not None:
         return _into(out, name, input, dims, keepdim, dtype)
     if not _served(input, dtype):
-        return _REDUCTIONS[name].aten(input, dims, keepdim, dtype)
-    return _WAYS.serve((input, name, dims, keepdim, dtype), (input,), (input,))
+        return _ATEN[name](input, dims, keepdim, dtype)
+    return _WAYS[name].serve((input, Reduction(name, dims, keepdim, dtype)), (input,), (input,))
 
 
 def _served(input: torch.Tensor, dtype: torch.dtype | None) -> bool:
@@ -53,11 +54,10 @@ def _into(
 ) -> torch.Tensor:
     check_tensor("out", out, name)
     if _served(input, dtype) and unseen(input, out):
-        shape, _ = result_of(tuple(input.shape), dims, keepdim)
-        check_out(out, shape, dtype, input.device, (input,))
+        check_out(out, shape_of(input.shape, dims, keepdim), dtype, input.device, (input,))
         if overlap(input, out) or overlaps_itself(out):
             raise ValueError("out overlaps input or itself in memory: the result would be undefined")
-        _launch(name, input, dims, out if keepdim or not input.dim() else _whole(out, dims))
+        launch.run(*work_of(input, name, dims, keepdim, out))
         return out
     with torch.no_grad():
         found = reduce(name, input, dims, keepdim, dtype)
@@ -65,163 +65,120 @@ def _into(
     return out.copy_(found)
 
 
-def forward(
-    input: torch.Tensor, name: str, dims: tuple[int, ...], keepdim: bool, dtype: torch.dtype
-) -> torch.Tensor:
-    """The reduction by our kernels into a new contiguous tensor; `input` is not empty."""
-    shape, _ = result_of(input.shape, dims, keepdim)
-    result = torch.empty(shape, dtype=dtype, device=input.device)
-    launch.run(*work_of(input, name, dims, result))
-    return result
-
-
-def work_of(input: torch.Tensor, name: str, dims: tuple[int, ...], result: torch.Tensor) -> launch.Work:
-    """The launch into a contiguous result. To the kernel every element of a group has the group's one result."""
-    _, strides = result_of(input.shape, dims, True)
+def work_of(
+    input: torch.Tensor, name: str, dims: tuple[int, ...], keepdim: bool, result: torch.Tensor
+) -> launch.Work:
+    """The launch. To the kernel every element of a group has the group's one result."""
+    strides = group_strides(result.stride(), input.dim(), dims, keepdim)
     return launch.Work(name, (input, result.as_strided(input.shape, strides)), dims)
 
 
-def _launch(name: str, input: torch.Tensor, dims: tuple[int, ...], whole: torch.Tensor) -> None:
-    """Into a tensor with the reduced dimensions of size 1."""
-    launch.run(name, (input, whole.expand(input.shape)), dims)
-
-
-def _whole(tensor: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
-    """A result with the reduced dimensions, which are ascending, of size 1 again."""
-    for d in dims:
-        tensor = tensor.unsqueeze(d)
-    return tensor
+@lru_cache(maxsize=4096)
+def shape_of(shape: Sequence[int], dims: tuple[int, ...], keepdim: bool) -> tuple[int, ...]:
+    """The shape of a result."""
+    return tuple(1 if d in dims else n for d, n in enumerate(shape) if keepdim or d not in dims)
 
 
 @lru_cache(maxsize=4096)
-def result_of(
-    shape: Sequence[int], dims: tuple[int, ...], keepdim: bool
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The shape of a contiguous result, and its strides in the input's dimensions: 0 in the reduced ones."""
-    kept, stride, strides = [], 1, []
-    for d, size in reversed(list(enumerate(shape))):
-        strides.append(0 if d in dims else stride)
-        if d not in dims:
-            kept.append(size)
-            stride *= size
-        elif keepdim:
-            kept.append(1)
-    return tuple(kept[::-1]), tuple(strides[::-1])
+def group_strides(
+    strides: tuple[int, ...], rank: int, dims: tuple[int, ...], keepdim: bool
+) -> tuple[int, ...]:
+    """The strides of a result in the dimensions of an input of this rank: 0 in the reduced ones."""
+    kept = [d for d in range(rank) if keepdim or d not in dims]
+    there = dict(zip(kept, strides, strict=True)) if rank else {}
+    return tuple(0 if d in dims else there[d] for d in range(rank))
 
 
-class Reduce(torch.autograd.Function):
-    """A reduction of an eager call, for autograd, functorch's transforms and forward-mode AD."""
+@dataclass(slots=True, eq=False)  # not frozen: made for each call, in a third of the time
+class Reduction:
+    """Everything about a reduction but its input: what of which dimensions, kept with size 1 or not, of which dtype."""
+
+    math: str
+    dims: tuple[int, ...]
+    keepdim: bool
+    dtype: torch.dtype | None
+
+    def whole(self, tensor: torch.Tensor, rank: int) -> torch.Tensor:
+        """A result for an input of `rank` dimensions, with the reduced ones of size 1 again."""
+        if rank and not self.keepdim:
+            for d in self.dims:  # ascending
+                tensor = tensor.unsqueeze(d)
+        return tensor
+
+
+def forward(input: torch.Tensor, r: Reduction) -> torch.Tensor:
+    """The reduction by our kernels into a new contiguous tensor; `input` is not empty."""
+    result = torch.empty(shape_of(input.shape, r.dims, r.keepdim), dtype=r.dtype, device=input.device)
+    launch.run(*work_of(input, r.math, r.dims, r.keepdim, result))
+    return result
+
+
+class Reduce(Function):
+    """(input, reduction) -> its result."""
 
     @staticmethod
-    def forward(input: torch.Tensor, name: str, dims: tuple[int, ...], keepdim: bool, dtype: torch.dtype):
-        if _served(input, dtype):
-            return forward(input, name, dims, keepdim, dtype)
-        return _REDUCTIONS[name].aten(input, dims, keepdim, dtype)
+    def forward(input, reduction):
+        r = reduction
+        if not _served(input, r.dtype):
+            return _ATEN[r.math](input, r.dims, r.keepdim, r.dtype)
+        return forward(input, r)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        input, name, *rest = inputs
-        _save(ctx, (input, *rest), output, name)
+        input, ctx.reduction = inputs
+        ctx.shape, ctx.dtype = input.shape, input.dtype
+        ctx.save_for_backward(*(() if ctx.reduction.math == "sum" else (input, output)))
         if transformed():
             ctx.save_for_forward(input, output)
 
     @staticmethod
-    def backward(ctx, grad: torch.Tensor) -> tuple:
-        return _gradient(ctx, grad), None, None, None, None
+    def backward(ctx, grad):
+        """Of logsumexp by one kernel, else composed of torch operations; both differentiate again."""
+        r = ctx.reduction
+        whole = r.whole(grad, len(ctx.shape))
+        if r.math == "sum":
+            return whole.to(ctx.dtype).expand(ctx.shape), None
+        input, output = ctx.saved_tensors
+        # The operations between are worth float32; the result is rounded once.
+        wide = torch.promote_types(ctx.dtype, torch.float32)
+        if r.math == "logsumexp":
+            call = input, whole.to(wide), r.dims
+            return _TIMES_SOFTMAX.serve(call, call[:2], call[:2]), None
+        largest = (input == r.whole(output, len(ctx.shape))).to(wide)
+        d = whole.to(wide) * largest / largest.sum(r.dims, keepdim=True)
+        return d.to(ctx.dtype), None
 
     @staticmethod
     @jvp_rule
-    def jvp(ctx, saved, tangent, *_):
+    def jvp(ctx, saved, tangent, _):
         input, output = saved
-        if ctx.name == "sum":
-            return Reduce.apply(tangent, "sum", ctx.dims, ctx.keepdim, output.dtype)
+        r = ctx.reduction
+        if r.math == "sum":
+            return Reduce.apply(tangent, replace(r, dtype=output.dtype))
         wide = torch.promote_types(ctx.dtype, torch.float32)
-        whole = output if ctx.keepdim or not ctx.shape else _whole(output, ctx.dims)
-        if ctx.name == "logsumexp":
+        whole = r.whole(output, len(ctx.shape))
+        if r.math == "logsumexp":
             weights = (input.to(wide) - whole.to(wide)).exp()
         else:
             weights = (input == whole).to(wide)
-            weights = weights / weights.sum(ctx.dims, keepdim=True)
-        return (weights * tangent).sum(ctx.dims, keepdim=ctx.keepdim).to(output.dtype)
-
-    @staticmethod
-    def vmap(info, in_dims, input, name, dims, keepdim, dtype):
-        input = input.movedim(in_dims[0], 0)
-        if input.dim() == 1:  # a number each
-            return Reduce.apply(input.unsqueeze(-1), name, (1,), False, dtype), 0
-        return Reduce.apply(input, name, tuple(d + 1 for d in dims), keepdim, dtype), 0
+            weights = weights / weights.sum(r.dims, keepdim=True)
+        return (weights * tangent).sum(r.dims, keepdim=r.keepdim).to(output.dtype)
 
 
-def _save(ctx, inputs: tuple, output: torch.Tensor, name: str) -> None:
-    input, dims, keepdim, _ = inputs
-    ctx.name, ctx.dims, ctx.keepdim, ctx.shape, ctx.dtype = (
-        name,
-        tuple(dims),
-        keepdim,
-        input.shape,
-        input.dtype,
-    )
-    ctx.save_for_backward(*(() if name == "sum" else (input, output)))
-
-
-def _gradient(ctx, grad: torch.Tensor) -> torch.Tensor:
-    """The gradient: of logsumexp by one kernel, else composed of torch operations; both differentiate again."""
-    whole = grad if ctx.keepdim or not ctx.shape else _whole(grad, ctx.dims)
-    if ctx.name == "sum":
-        return whole.to(ctx.dtype).expand(ctx.shape)
-    input, output = ctx.saved_tensors
-    # The operations between are worth float32; the result is rounded once.
-    wide = torch.promote_types(ctx.dtype, torch.float32)
-    if ctx.name == "logsumexp":
-        return _times_softmax(input, whole.to(wide), ctx.dims)
-    output = output if ctx.keepdim or not ctx.shape else _whole(output, ctx.dims)
-    largest = (input == output).to(wide)
-    return (whole.to(wide) * largest / largest.sum(ctx.dims, keepdim=True)).to(ctx.dtype)
-
-
-def _times_softmax(input: torch.Tensor, factors: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
+def _by_kernel(input: torch.Tensor, factors: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
     """`factors * softmax(input)` of the input's dtype, with one factor for each group."""
     spec = Spec(dims, input.dtype)
     if batched(factors) or not served(input, input.dtype):
-        spec = spec.changed(dtype=factors.dtype)
-        return (formula(input, None, None, None, spec) * factors).to(input.dtype)
-    seen = watched(input, factors)
-    if torch.compiler.is_compiling() or (seen and not torch.is_grad_enabled()):
-        return statistics.times_softmax(input, factors, dims)
-    if torch.is_grad_enabled():  # a gradient of the gradient may be wanted
-        spec = spec.changed(dtype=torch.float32)
-        softmax = by_operator if seen else Forward.apply
-        return (softmax(input, None, None, None, spec) * factors).to(input.dtype)
+        return (formula(input, None, None, None, spec.changed(dtype=factors.dtype)) * factors).to(input.dtype)
     return kernels.forward(input, None, None, None, spec, factors=factors)
 
 
-@dataclass(frozen=True)
-class _Reduction:
-    """aten(input, dims, keepdim, dtype): by torch; operator: the same, as what torch.compile and modes see."""
-
-    aten: Callable[..., torch.Tensor]
-    operator: Callable[..., torch.Tensor]
+def _differentiable(input: torch.Tensor, factors: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
+    """`_by_kernel` where a gradient of the gradient may be wanted."""
+    return (softmax(input, None, None, None, Spec(dims, factors.dtype)) * factors).to(input.dtype)
 
 
-def _reduction(name: str, aten: Callable[..., torch.Tensor]) -> _Reduction:
-    """A reduction with its torch.library operator."""
-
-    @torch.library.custom_op(f"cute_softmax::{name}", mutates_args=())
-    def operator(input: torch.Tensor, dim: Sequence[int], keepdim: bool, dtype: torch.dtype) -> torch.Tensor:
-        if _served(input, dtype):
-            return forward(input, name, tuple(dim), keepdim, dtype)
-        return aten(input, tuple(dim), keepdim, dtype).contiguous()
-
-    @operator.register_fake
-    def _(input, dim, keepdim, dtype):
-        shape = [1 if d in dim else n for d, n in enumerate(input.shape) if keepdim or d not in dim]
-        return input.new_empty(shape, dtype=dtype)
-
-    operator.register_autograd(
-        lambda ctx, grad: (_gradient(ctx, grad), None, None, None),
-        setup_context=lambda ctx, inputs, output: _save(ctx, inputs, output, name),
-    )
-    return _Reduction(aten, operator)
+_TIMES_SOFTMAX = Ways(_by_kernel, _differentiable, _differentiable, times_softmax)
 
 
 def _aten_logsumexp(
@@ -232,28 +189,25 @@ def _aten_logsumexp(
     return torch.logsumexp(input.to(torch.promote_types(input.dtype, dtype)), dims, keepdim).to(dtype)
 
 
-def _aten_amax(
-    input: torch.Tensor, dims: tuple[int, ...], keepdim: bool, dtype: torch.dtype | None
-) -> torch.Tensor:
-    return torch.amax(input, dims, keepdim)
-
-
-def _aten_sum(
-    input: torch.Tensor, dims: tuple[int, ...], keepdim: bool, dtype: torch.dtype | None
-) -> torch.Tensor:
-    return torch.sum(input, dims, keepdim, dtype=dtype)
-
-
-_REDUCTIONS = {
-    "logsumexp": _reduction("logsumexp", _aten_logsumexp),
-    "amax": _reduction("amax", _aten_amax),
-    "sum": _reduction("sum", _aten_sum),
+_ATEN = {  # (input, dims, keepdim, dtype or None)
+    "logsumexp": _aten_logsumexp,
+    "amax": lambda input, dims, keepdim, dtype: torch.amax(input, dims, keepdim),
+    "sum": lambda input, dims, keepdim, dtype: torch.sum(input, dims, keepdim, dtype=dtype),
 }
-
-
-def _by_operator(input, name, dims, keepdim, dtype) -> torch.Tensor:
-    return _REDUCTIONS[name].operator(input, list(dims), keepdim, dtype)
-
-
-_WAYS = of_function(Reduce, forward, _by_operator)
-NAMES = tuple(_REDUCTIONS)
+NAMES = tuple(_ATEN)
+_WAYS = {
+    name: ways_of(
+        Reduce,
+        forward,
+        operator_of(
+            name,
+            "(Tensor input, SymInt[] dims, bool keepdim, ScalarType dtype) -> Tensor",
+            Reduce,
+            partial(Reduction, name),
+            lambda input, r: input.new_empty(
+                shape_of.__wrapped__(input.shape, r.dims, r.keepdim), dtype=r.dtype
+            ),
+        ),
+    )
+    for name in NAMES
+}

@@ -9,9 +9,9 @@ import torch
 
 from ..common import arguments
 from ..common.formulas import compose
-from ..common.spec import Scores, Spec
+from ..common.spec import Spec
 from ..common.state import recorded
-from ..softmax.calls import softmax
+from ..softmax.calls import serve as softmax
 
 HALVES = (torch.bfloat16, torch.float16)
 
@@ -57,7 +57,7 @@ def modified(
     causal: int | None,
 ) -> torch.Tensor:
     """scale * scores + bias, -inf where it does not count, in float32 or more."""
-    spec = Spec((scores.dim() - 1,), scores.dtype, scale=scale, causal=causal)
+    spec = Spec((scores.dim() - 1,), scores.dtype, factor=scale, causal=causal)
     return compose(scores, bias, mask, None, spec)
 
 
@@ -82,9 +82,9 @@ def composed(request: Request, wants_lse: bool = True) -> tuple[torch.Tensor, to
         return exponentials.to(values.dtype) @ values, None
     shapes = [t.shape for t in (scores, mask, bias) if t is not None]
     scores = scores.expand(torch.broadcast_shapes(*shapes))
-    exponentials = softmax(
-        scores, Scores(bias, mask, None, scale, causal, 1.0, zero), (scores.dim() - 1,), None
-    )
+    dims, dtype = (scores.dim() - 1,), arguments.float_dtype(scores, None)
+    spec = Spec(dims, dtype, factor=scale, causal=causal, zero=zero)
+    exponentials = softmax(scores, bias, mask, None, spec)
     lse = formula(scores, mask, bias, scale, causal) if wants_lse else None
     return exponentials.to(values.dtype) @ values, lse
 

@@ -10,7 +10,7 @@ from ..common.arguments import served
 from ..common.formulas import compose, wide
 from ..common.spec import Spec
 from ..common.state import Ways
-from ..softmax.kernels import numbers_of, prologue_of
+from ..softmax.kernels import forward_work
 from .formulas import formula
 
 
@@ -26,18 +26,13 @@ def forward(
     if not scores.numel():
         return result
     dims = (scores.dim() - 1,)
-    spec = Spec(dims, torch.float32, scale=scale, causal=causal)
-    prologue = prologue_of(bias, mask, None, spec)
-    operands = [t.expand(scores.shape) for t in (bias, mask) if t is not None]
+    spec = Spec(dims, torch.float32, factor=scale, causal=causal)
     whole = result.unsqueeze(-1).expand(scores.shape)
-    numbers = numbers_of(prologue, spec, 1.0, scores.shape)
-    query = None if causal is None else scores.dim() - 2
+    work = forward_work(scores, bias, mask, None, spec, whole, math="logsumexp")
     try:
-        launch.run(
-            "logsumexp", (scores, *operands, whole), dims, prologue=prologue, numbers=numbers, query=query
-        )
+        launch.run(*work)
     except NotPlanned:
-        if not prologue:
+        if not work.prologue:
             raise
         launch.run("logsumexp", (compose(scores, bias, mask, None, spec), whole), dims)
     return result

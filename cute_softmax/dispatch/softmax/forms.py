@@ -11,11 +11,11 @@ from ...runtime import launch
 from ..common import forms
 from ..common.arguments import DTYPES, served
 from ..common.forms import Place, guard
-from ..common.spec import Scores, Spec
+from ..common.spec import Operands, Spec
 from ..common.state import batched, recorder, unseen
 from . import kernels
-from .calls import Forward, differentiable
-from .kernels import lie_apart, offset_within, prologue_of
+from .calls import Softmax, differentiable
+from .kernels import lie_apart, offset_within
 
 Tensor = torch.Tensor
 _NUMBERS = ("scale", "alpha")
@@ -24,7 +24,7 @@ _NUMBERS = ("scale", "alpha")
 class Form:
     """All eager calls of softmax or log_softmax on tensors of one device, shapes, strides and dtypes: decided once.
 
-    given: the keyword arguments of the first call; found, spec: what they mean. Of other calls the numbers scale and
+    given: the keyword arguments of the first call; operands, spec: what they mean. Of other calls the numbers scale and
     alpha, and an offset of the diagonal, may differ.
 
     matches(input, *tensors): whether tensors are of this form, see `guard`.
@@ -33,49 +33,35 @@ class Form:
     Raises NotPlanned where no kernel serves the calls.
     """
 
-    __slots__ = (
-        "_call",
-        "_others",
-        "_place",
-        "_shape",
-        "_strides",
-        "backwards",
-        "dim",
-        "dtype",
-        "input_dtype",
-        "matches",
-        "names",
-    )
-    __slots__ += ("numbers", "online", "requires_grad", "run", "spec", "tensors")
-
     def __init__(
-        self, input: Tensor, dim: object, dtype: object, given: dict[str, object], found: Scores, spec: Spec
+        self,
+        input: Tensor,
+        dim: object,
+        dtype: object,
+        given: dict[str, object],
+        operands: Operands,
+        spec: Spec,
     ):
         self.dim, self.dtype, self.online, self.spec = dim, dtype, spec.online, spec
-        self.input_dtype = input.dtype
+        self.of_input = spec if spec.dtype is input.dtype else spec.changed(dtype=input.dtype)
         self.names = given.keys() | ()
         self.tensors = [name for name, value in given.items() if isinstance(value, Tensor)]
         self.matches = guard(input, *(given[name] for name in self.tensors))
-        self.requires_grad = any(t is not None and t.requires_grad for t in (input, found.bias, found.scale))
+        self.requires_grad = any(
+            t is not None and t.requires_grad for t in (input, operands.bias, operands.scale)
+        )
         self.backwards: dict[tuple, Callable] = {}
         if not given:
             self.run = launcher(spec.math, (input,), spec.dtype, spec.dims, spec.online, self.anywhere)
             return
         self._others = [(n, _alike(n, value)) for n, value in given.items() if n not in self.tensors]
-        prologue = prologue_of(*found.operands, spec)
-        self.numbers = [name for name in prologue.numbers if name != "offset"]  # of its own name
         result = torch.empty_like(input, dtype=spec.dtype)
         self._shape, self._strides, self._place = tuple(result.shape), result.stride(), Place(result)
-        operands = [found.bias, found.mask, None if found.scale is None else found.scale.float()]
-        self._call = launch.call_of(
-            spec.math,
-            (input, *(t.expand(input.shape) for t in operands if t is not None), result),
-            spec.dims,
-            spec.online or spec.log,
-            aligned=True,
-            prologue=prologue,
-            query=None if spec.causal is None else input.dim() - 2,
-        )
+        work = kernels.forward_work(input, *operands, spec, result)
+        self._call, names = work.call(aligned=True), work.prologue.numbers
+        self.numbers = [name for name in names if name != "offset"]  # as arguments; `causal` means the offset
+        self._fields = [{"scale": "factor", "alpha": "alpha", "offset": "causal"}[name] for name in names]
+        self._latest = [], spec
         self.run = self._run
 
     def fits(self, input: Tensor, dim: object, dtype: object, online: bool, given: dict[str, object]) -> bool:
@@ -125,8 +111,11 @@ class Form:
 
     def spec_of(self, numbers: list) -> Spec:
         """The spec of a call with these numbers: scale, alpha and the offset, those that there are."""
-        names = self.numbers if self.spec.causal is None else [*self.numbers, "causal"]
-        return self.spec.changed(**dict(zip(names, numbers, strict=True))) if names else self.spec
+        known, spec = self._latest
+        if known != numbers:
+            spec = self.spec.changed(**dict(zip(self._fields, numbers, strict=True)))
+            self._latest = numbers, spec
+        return spec
 
     def backward(self, grad: Tensor, output: Tensor) -> Tensor:
         """The gradient of the input, where that is the scores, by a launcher made once for each form of `grad`."""
@@ -138,17 +127,17 @@ class Form:
 
     def _backward_launcher(self, grad: Tensor, output: Tensor) -> Callable:
         def anywhere(grad: Tensor, output: Tensor) -> Tensor:
-            return kernels.backward(grad, output, None, None, self.spec, self.input_dtype)
+            return kernels.backward(grad, output, None, None, self.of_input)
 
-        fits = served(output, self.input_dtype) and grad.dtype in DTYPES
+        fits = served(output, self.of_input.dtype) and grad.dtype in DTYPES
         if not fits or lie_apart(grad, output, self.spec.dims):
             return anywhere
         math = f"{self.spec.math}_backward"
-        return launcher(math, (grad, output), self.input_dtype, self.spec.dims, True, anywhere)
+        return launcher(math, (grad, output), self.of_input.dtype, self.spec.dims, True, anywhere)
 
 
 class Recorded(torch.autograd.Function):
-    """`Forward` of a call whose form is known, of scores that are the input itself: (input, form)."""
+    """`Softmax` of a call whose form is known, of scores that are the input itself: (input, form)."""
 
     @staticmethod
     def forward(ctx, input, form):
@@ -162,24 +151,24 @@ class Recorded(torch.autograd.Function):
         form = ctx.form
         (result,) = ctx.saved_tensors
         if torch.is_grad_enabled():  # a gradient of the gradient is wanted
-            return differentiable(grad, result, None, None, form.spec, form.input_dtype), None
+            return differentiable(grad, result, None, None, form.of_input), None
         if batched(grad):
-            return kernels.backward(grad, result, None, None, form.spec, form.input_dtype), None
+            return kernels.backward(grad, result, None, None, form.of_input), None
         return form.backward(grad, result), None
 
 
 class RecordedScores(torch.autograd.Function):
-    """`Forward` of a call whose form is known, of scores made of the input: (input, what else `run` takes, form)."""
+    """`Softmax` of a call whose form is known, of scores made of the input: (input, what else `run` takes, form)."""
 
     @staticmethod
     def forward(ctx, input, bias, mask, scale, numbers, form):
         result = form.run(input, bias, mask, scale, numbers)
-        Forward.setup_context(ctx, (input, bias, mask, scale, form.spec_of(numbers)), result)
+        Softmax.setup_context(ctx, (input, bias, mask, scale, form.spec_of(numbers)), result)
         return result
 
     @staticmethod
     def backward(ctx, grad):
-        return *Forward.backward(ctx, grad), None
+        return *Softmax.backward(ctx, grad), None
 
 
 record, record_scores = recorder(Recorded), recorder(RecordedScores)
@@ -197,19 +186,19 @@ def _alike(name: str, value: object) -> Callable[[object], bool]:
 
 
 def form_of(
-    input: Tensor, dim: object, dtype: object, given: dict[str, object], found: Scores, spec: Spec
+    input: Tensor, dim: object, dtype: object, given: dict[str, object], operands: Operands, spec: Spec
 ) -> Form | None:
     """A new form for an eager call; None where none can serve it."""
     told_apart = type(dim) in (int, tuple) and not any(
         type(value) not in (float, int)
         for name, value in given.items()
-        if name in _NUMBERS and value is not found.scale
+        if name in _NUMBERS and value is not operands.scale
     )
-    fits = input.numel() and served(input, spec.dtype, found.bias, found.scale)
-    if not (told_apart and fits and unseen(input, *found.operands)):
+    fits = input.numel() and served(input, spec.dtype, operands.bias, operands.scale)
+    if not (told_apart and fits and unseen(input, *operands)):
         return None
     try:
-        return Form(input, dim, dtype, given, found, spec)
+        return Form(input, dim, dtype, given, operands, spec)
     except NotPlanned:
         return None
 

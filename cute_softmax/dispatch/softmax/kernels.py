@@ -10,7 +10,7 @@ import torch
 from ...plan import NotPlanned, Prologue
 from ...runtime import launch
 from ..common.arguments import DTYPES, served
-from ..common.formulas import INF, backward_formula, compose, empty_rows, kept, wide
+from ..common.formulas import INF, backward_formula, compose, empty_rows, kept
 from ..common.spec import Spec
 from ..common.state import batched
 
@@ -20,38 +20,28 @@ Tensor = torch.Tensor
 _prologue = lru_cache(Prologue)
 
 
-def prologue_of(bias: object, mask: object, scale: object, spec: Spec, alpha: str | None = None) -> Prologue:
-    """The prologue of a forward; alpha: "groups" for a factor on each row."""
-    return _prologue(
-        scale="groups" if scale is not None else "number" if spec.scale != 1 else "",
-        bias=bias is not None,
-        mask=mask is not None,
-        causal=spec.causal is not None,
-        alpha="number" if alpha is None and spec.alpha != 1 else alpha or "",
-        zero=spec.zero,
-    )
-
-
-def gradient_prologue(mask: object, scale: object, spec: Spec) -> Prologue:
-    """The prologue of a backward. Of a mask it has no operand: the logarithm is -inf there."""
-    return _prologue(
-        scale="groups" if scale is not None else "number" if spec.scale != 1 else "",
-        mask=spec.log and mask is not None,
-        causal=spec.causal is not None,
-        alpha="number" if spec.alpha != 1 else "",
-    )
-
-
-def numbers_of(prologue: Prologue, spec: Spec, alpha: float, shape: torch.Size) -> tuple[float | int, ...]:
-    """What the prologue takes at run time."""
+def _work(
+    math: str,
+    inputs: Sequence[Tensor],
+    operands: Sequence[Tensor],
+    spec: Spec,
+    prologue: Prologue,
+    alpha: float,
+    result: Tensor,
+) -> launch.Work:
+    """A launch with the numbers that its prologue takes at run time; alpha: the number, if it is one."""
     numbers: list[float | int] = []
     if prologue.scale == "number":
-        numbers.append(spec.scale)
+        numbers.append(spec.factor)
     if prologue.alpha == "number":
         numbers.append(alpha)
+    query = None
     if prologue.causal:
-        numbers.append(offset_within(spec.causal, shape))
-    return tuple(numbers)
+        numbers.append(offset_within(spec.causal, result.shape))
+        query = result.dim() - 2
+    tensors = (*inputs, *[t.expand(result.shape) for t in operands], result)
+    online = spec.online or math != "softmax"  # of all else there is one way
+    return launch.Work(math, tensors, spec.dims, online, prologue, numbers, query)
 
 
 def offset_within(offset: int, shape: Sequence[int]) -> int:
@@ -93,26 +83,31 @@ def forward_work(
     spec: Spec,
     result: Tensor,
     factors: Tensor | None = None,
+    math: str = "",
 ) -> launch.Work:
-    """The launch of `forward`."""
-    prologue = prologue_of(bias, mask, scale, spec, None if factors is None else "groups")
-    groups = [t.float() for t in (scale, factors) if t is not None]
-    operands = [t.expand(input.shape) for t in (*(t for t in (bias, mask) if t is not None), *groups)]
-    return launch.Work(
-        spec.math,
-        (input, *operands, result),
-        spec.dims,
-        spec.online or spec.log,
-        prologue,
-        numbers_of(prologue, spec, spec.alpha, input.shape),
-        None if spec.causal is None else input.dim() - 2,
+    """The launch of `forward`; math: of scores, if it is another."""
+    prologue = _prologue(
+        scale=_form(scale, spec.factor),
+        bias=bias is not None,
+        mask=mask is not None,
+        causal=spec.causal is not None,
+        alpha=_form(factors, spec.alpha),
+        zero=spec.zero,
     )
+    operands = [t for t in (bias, mask) if t is not None]
+    operands += [t.float() for t in (scale, factors) if t is not None]
+    return _work(math or spec.math, (input,), operands, spec, prologue, spec.alpha, result)
+
+
+def _form(groups: Tensor | None, number: float) -> str:
+    """Of a factor: a number of each row, or one of all, or none where that is 1."""
+    return "groups" if groups is not None else "number" if number != 1 else ""
 
 
 def _composed(input, bias, mask, scale, spec: Spec, result: Tensor, factors: Tensor | None) -> None:
     """What no prologue is planned for: scores and results as a float32 tensor, the plain kernel between them."""
     changed = bias is not None or mask is not None or scale is not None
-    if changed or spec.scale != 1 or spec.causal is not None:
+    if changed or spec.factor != 1 or spec.causal is not None:
         values = source = compose(input, bias, mask, scale, spec)
     else:
         source, values = input, torch.empty_like(input, dtype=torch.float32)
@@ -125,19 +120,11 @@ def _composed(input, bias, mask, scale, spec: Spec, result: Tensor, factors: Ten
     result.copy_(values)
 
 
-def backward(
-    grad: Tensor,
-    output: Tensor,
-    mask: Tensor | None,
-    scale: Tensor | None,
-    spec: Spec,
-    dtype: torch.dtype,
-) -> Tensor:
-    """The gradient of the input, of dtype `dtype`; not itself differentiable."""
-    if batched(grad, output) or not (served(output, dtype, scale) and grad.dtype in DTYPES):
-        d = backward_formula(grad, output, mask, spec, wide(dtype) if scale is not None else dtype)
-        return d if scale is None else (d * scale).to(dtype)
-    result = torch.empty_like(output, dtype=dtype)
+def backward(grad: Tensor, output: Tensor, mask: Tensor | None, scale: Tensor | None, spec: Spec) -> Tensor:
+    """The gradient of the input; not itself differentiable."""
+    if batched(grad, output) or not (served(output, spec.dtype, scale) and grad.dtype in DTYPES):
+        return backward_formula(grad, output, mask, scale, spec)
+    result = torch.empty_like(output, dtype=spec.dtype)
     if not output.numel():
         return result
     if lie_apart(grad, output, spec.dims):
@@ -148,8 +135,7 @@ def backward(
     except NotPlanned:
         if not work.prologue:
             raise
-        d = backward_formula(grad, output, mask, spec, wide(dtype))
-        result.copy_(d if scale is None else d * scale)
+        result.copy_(backward_formula(grad, output, mask, scale, spec))
     return result
 
 
@@ -161,19 +147,17 @@ def backward_work(
     if mask is not None and not spec.zero:
         # Rows of NaN in which nothing counts have a gradient of zero. (Where they are zero, so is this by itself.)
         some = rows_left(mask, spec, output)
-        factor = spec.scale if scale is None else scale.float()
+        factor = spec.factor if scale is None else scale.float()
         factors = some if scale is None and factor == 1 else some * factor
-    prologue = gradient_prologue(mask, factors, spec)
-    operands = [] if factors is None else [factors.float().expand(output.shape)]
-    return launch.Work(
-        f"{spec.math}_backward",
-        (grad, output, *operands, result),
-        spec.dims,
-        True,
-        prologue,
-        numbers_of(prologue, spec, spec.inverse_alpha, output.shape),
-        None if spec.causal is None else output.dim() - 2,
+    prologue = _prologue(
+        scale=_form(factors, spec.factor),
+        mask=spec.log and mask is not None,  # of which it has no operand: the logarithm is -inf there
+        causal=spec.causal is not None,
+        alpha=_form(None, spec.alpha),
     )
+    operands = [] if factors is None else [factors.float()]
+    math = f"{spec.math}_backward"
+    return _work(math, (grad, output), operands, spec, prologue, spec.inverse_alpha, result)
 
 
 def rows_left(mask: Tensor, spec: Spec, output: Tensor) -> Tensor:

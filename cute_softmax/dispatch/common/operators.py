@@ -1,0 +1,129 @@
+"""Functions in every state of torch: an autograd function and a torch.library operator that follow the same rules.
+
+A function takes tensors, None for one that is not given, and last its spec: a frozen dataclass of all else, with the
+reduced dimensions as `dims`. Its operator takes the same in the order of a schema, the spec field by field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from .state import Ways, recorder
+
+
+class Function(torch.autograd.Function):
+    """What a function of tensors and a spec computes, keeps and differentiates, written once.
+
+    A subclass has `forward`, `setup_context` and `backward`, and `jvp` where forward mode comes to it.
+    full: how many of the first tensors have all dimensions; the others broadcast to them.
+    """
+
+    full = 1
+
+    @classmethod
+    def vmap(cls, info, in_dims, *arguments):
+        return over_batch(cls.apply, info, in_dims, arguments, cls.full)
+
+
+def needed(ctx, count: int) -> list[bool]:
+    """Whether gradients of the first `count` tensors are wanted, in a function's rules or its operator's."""
+    needs = ctx.needs_input_grad
+    places = getattr(ctx, "places", range(count))[:count]
+    return [place < len(needs) and needs[place] for place in places]  # a caller may leave out the last ones
+
+
+def ways_of(function: type[Function], direct: Callable, operator: Callable) -> Ways:
+    """The ways of calls that a function records and transforms."""
+    return Ways(direct, recorder(function), function.apply, operator)
+
+
+def operator_of(
+    name: str, schema: str, function: type[Function], spec: Callable[..., object], fake: Callable
+) -> Callable:
+    """Register `function` as the operator ``cute_softmax::<name>``, and return that for calls like the function's.
+
+    schema: tensors, and fields of a spec by their names; spec(**fields) makes one.
+    fake: takes what the function does, and returns new tensors of its results' shapes, strides and dtypes.
+    """
+    arguments = torch._C.parse_schema(name + schema).arguments
+    names, defaults = [a.name for a in arguments], [a.default_value for a in arguments]
+    places = [i for i, a in enumerate(arguments) if "Tensor" in str(a.type)]
+    rank = {place: i for i, place in enumerate(places)}
+
+    def whole(given: tuple) -> tuple:
+        """A call of the operator as one of the function; what is at its default may be missing."""
+        values = [*given, *defaults[len(given) :]]
+        fields = {names[i]: v for i, v in enumerate(values) if i not in rank}
+        return *(values[i] for i in places), spec(**fields | {"dims": tuple(fields["dims"])})
+
+    def call(*given):
+        fields = given[-1]
+        return operator(
+            *[
+                given[rank[i]] if i in rank else list(fields.dims) if n == "dims" else getattr(fields, n)
+                for i, n in enumerate(names)
+            ]
+        )
+
+    @torch.library.custom_op(f"cute_softmax::{name}", mutates_args=(), schema=schema)
+    def operator(*given):
+        call = whole(given)
+        found = function.forward(*call)
+        # Of strides alone, which take no memory.
+        promised = fake(*[t.to("meta") if isinstance(t, torch.Tensor) else t for t in call])
+        if isinstance(found, torch.Tensor):
+            return _laid_out(found, promised)
+        return tuple(_laid_out(f, p) for f, p in zip(found, promised, strict=True))
+
+    def setup_context(ctx, inputs, output):
+        ctx.places = places
+        function.setup_context(ctx, whole(inputs), output)
+
+    def backward(ctx, *grads):
+        gradients = dict(zip(places, function.backward(ctx, *grads), strict=False))
+        return tuple(gradients.get(i) for i in range(len(names)))
+
+    def vmap(info, in_dims, *given):
+        dims = [in_dims[i] if i < len(in_dims) else None for i in places]
+        return over_batch(call, info, (*dims, None), whole(given), function.full)
+
+    operator.register_fake(lambda *given: fake(*whole(given)))
+    operator.register_autograd(backward, setup_context=setup_context)
+    operator.register_vmap(vmap)
+    return call
+
+
+def _laid_out(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A result in the strides that were promised for it."""
+    if tensor.stride() == like.stride():
+        return tensor
+    return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=tensor.device).copy_(
+        tensor
+    )
+
+
+def over_batch(function: Callable, info, in_dims: tuple, arguments: tuple, full: int) -> tuple:
+    """A vmap rule: `function` of tensors with the batch in front, and where its results have it.
+
+    Dimensions of a spec count from the front, so they move by one.
+    """
+    *tensors, spec = arguments
+    rank, made = tensors[0].dim() - (in_dims[0] is not None), []
+    for i, (t, d) in enumerate(zip(tensors, in_dims, strict=False)):
+        if t is not None:
+            if d is not None:
+                t = t.movedim(d, 0)
+                t = t[(slice(None), *[None] * (rank + 1 - t.dim()))]
+            elif i < full:
+                t = t.expand(info.batch_size, *t.shape)
+            if rank == 0:  # a row of one element
+                t = t.unsqueeze(-1)
+        made.append(t)
+    found = function(*made, replace(spec, dims=tuple(d + 1 for d in spec.dims)))
+    if isinstance(found, torch.Tensor):
+        return (found.reshape(info.batch_size) if rank == 0 else found), 0
+    # An empty tensor stands for what was not asked for, and has no batch.
+    return tuple(found), tuple(None if t.shape == (0,) else 0 for t in found)

@@ -1,0 +1,309 @@
+"""Functions of numbers of each row, in every state of torch: entropies, log-probabilities of chosen elements.
+
+`Statistics` gives the numbers, and its gradient is composed of theirs; both are an autograd function and an operator
+(`common/operators.py`). What a head makes of the numbers is a row of `HEADS`. Calls that repeat: see `forms`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from ..common.arguments import served
+from ..common.formulas import wide
+from ..common.operators import Function, operator_of, ways_of
+from ..common.state import Ways, batched, jvp_rule, transformed, watched
+from .kernels import (
+    at_chosen,
+    found_at,
+    gradient_at_target,
+    gradient_of_rows,
+    product,
+    statistics,
+    statistics_formula,
+)
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What is asked of rows: over which dimensions, of which multiple of the input, and whether their entropies."""
+
+    dims: tuple[int, ...]
+    scale: float = 1.0
+    entropies: bool = False
+
+
+class Statistics(Function):
+    """(input, index or None, rows) -> (log-probabilities at the index, max, log, entropy), float32.
+
+    What is not asked for is an empty tensor. To derivatives the maximum is a constant, so that log has those of the
+    logsumexp. Keeps the input and the numbers of each row.
+    """
+
+    full = 2
+
+    @staticmethod
+    def forward(input, index, rows):
+        dims, scale = rows.dims, rows.scale
+        if not on_kernel(input):
+            top, log, *rest = statistics_formula(input, dims, scale)
+            found = None if index is None else found_at(input, index, scale, top, log)
+        elif index is None or index.shape[-1] == 0:
+            top, log, *rest = statistics(input, dims, scale)
+            found = None if index is None else log.new_empty(index.shape)
+        else:
+            found, top, log, *rest = statistics(input, dims, scale, index[..., :1], rows.entropies)
+            if index.shape[-1] > 1:
+                found = found_at(input, index, scale, top, log)
+        nothing = log.new_empty(0)
+        return nothing if found is None else found, top, log, rest[0] if rows.entropies else nothing.clone()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        input, index, ctx.rows = inputs
+        ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(input, index, *output)
+        if transformed():
+            ctx.save_for_forward(input, index, *output)
+
+    @staticmethod
+    def backward(ctx, grad, _, of_lse, of_entropy):
+        return gradient_of(*ctx.saved_tensors, grad, of_lse, of_entropy, ctx.rows), None, None
+
+    @staticmethod
+    @jvp_rule
+    def jvp(ctx, saved, tangent, *_):
+        input, index, _, top, log, entropies = saved
+        dims, scale = ctx.rows.dims, ctx.rows.scale
+        s, t = input.to(log.dtype) * scale, tangent.to(log.dtype) * scale
+        log_p = s - top - log
+        p = log_p.exp()
+        of_lse = (p * t).sum(dims, keepdim=True)
+        of_found = log.new_empty(0) if index is None else t.gather(-1, index) - of_lse
+        if not ctx.rows.entropies:
+            return of_found, None, of_lse, torch.zeros_like(entropies)
+        return of_found, None, of_lse, -(product(p, log_p + entropies) * t).sum(dims, keepdim=True)
+
+
+class Gradient(Function):
+    """(input, index, found, max, log, entropy, upstream gradients of found, log and entropy, rows) -> the gradient of
+    the input, in one new tensor of its size.
+
+    The gradient of log is that of the logsumexp, beside what the log-probabilities pass on to it.
+    """
+
+    full = 9
+
+    @staticmethod
+    def forward(input, index, found, top, log, entropies, grad, of_lse, of_entropy, rows):
+        grad, of_entropy = _asked(index, grad, of_entropy, rows)
+        if grad is None and of_lse is None and of_entropy is None:
+            return torch.zeros_like(input)
+        if not on_kernel(input) or batched(grad, of_lse, of_entropy):
+            return gradient_formula(input, index, found, top, log, entropies, grad, of_lse, of_entropy, rows)
+        dims, scale = rows.dims, rows.scale
+        if of_lse is None and of_entropy is None and index.shape[-1] == 1:
+            result = gradient_at_target(input, dims, scale, index, found, grad.to(log.dtype))
+            if result is not None:
+                return result
+        total = _total(grad, of_lse, log.dtype)
+        result = gradient_of_rows(input, dims, scale, top, log, entropies, total, of_entropy)
+        if grad is None:
+            return result
+        values = at_chosen(index, found, grad.to(log.dtype), total)
+        if of_entropy is not None:
+            values = values - of_entropy * product(found.exp(), found + entropies)
+        return result.scatter_(-1, index, (values * scale).to(result.dtype))
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        *tensors, ctx.rows = inputs
+        ctx.save_for_backward(*tensors)
+
+    @staticmethod
+    def backward(ctx, upstream):
+        """By autograd of the formula. What the numbers of the rows change is in the gradient of the input."""
+        input, index, *others = ctx.saved_tensors
+        numbers, grads = others[:4], others[4:]
+        with torch.enable_grad():
+            leaves = [None if t is None else t.detach().requires_grad_() for t in (input, *grads)]
+            d = gradient_formula(leaves[0], index, *numbers, *leaves[1:], ctx.rows)
+            used = [t for t in leaves if t is not None]
+            found = iter(torch.autograd.grad(d, used, upstream, allow_unused=True))
+        of_input, *of_grads = (None if t is None else next(found) for t in leaves)
+        return of_input, *[None] * 5, *of_grads, None
+
+
+def on_kernel(input: Tensor) -> bool:
+    """Whether our kernels serve it; torch's operations do all else."""
+    return served(input, torch.float32) and input.numel() > 0
+
+
+def _asked(index, grad, of_entropy, rows: Rows) -> tuple[Tensor | None, Tensor | None]:
+    """Upstream gradients of what there is; those of an empty tensor that stands for nothing are none."""
+    return grad if index is not None else None, of_entropy if rows.entropies else None
+
+
+def _total(grad: Tensor | None, of_lse: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """The gradient of the logsumexp, with what the log-probabilities pass on to it."""
+    if grad is None:
+        return of_lse
+    total = -grad.to(dtype).sum(-1, keepdim=True)
+    return total if of_lse is None else total + of_lse
+
+
+def gradient_formula(
+    input, index, found, top, log, entropies, grad, of_lse, of_entropy, rows: Rows
+) -> Tensor | None:
+    """`Gradient` in torch's operations, differentiable; None where nothing comes in."""
+    grad, of_entropy = _asked(index, grad, of_entropy, rows)
+    if grad is None and of_lse is None and of_entropy is None:
+        return None
+    scale, total = rows.scale, _total(grad, of_lse, log.dtype)
+    top, log, entropies = statistics_formula(input, rows.dims, scale)
+    s = input.to(log.dtype)
+    log_p = (s if scale == 1 else s * scale) - top - log
+    p = log_p.exp()
+    d = 0.0 if total is None else p * total
+    if of_entropy is not None:
+        d = d - of_entropy * product(p, log_p + entropies)
+    d = d if scale == 1 else d * scale
+    if grad is not None:
+        d = torch.scatter_add(d, -1, index, (grad * scale).to(d.dtype))
+    return d.to(input.dtype)
+
+
+# -- Calls -------------------------------------------------------------------------------------------------------------
+
+
+def _fake(input, index, rows):
+    dtype = wide(input.dtype)
+    numbers = input.new_empty([1 if d in rows.dims else n for d, n in enumerate(input.shape)], dtype=dtype)
+    nothing = input.new_empty(0, dtype=dtype)
+    found = nothing if index is None else input.new_empty(index.shape, dtype=dtype)
+    entropies = torch.empty_like(numbers if rows.entropies else nothing)
+    return found, numbers, torch.empty_like(numbers), entropies
+
+
+_ROWS = "SymInt[] dims, float scale, bool entropies"
+_STATISTICS = ways_of(
+    Statistics,
+    Statistics.forward,
+    operator_of(
+        "statistics",
+        f"(Tensor input, Tensor? index, {_ROWS}) -> (Tensor, Tensor, Tensor, Tensor)",
+        Statistics,
+        Rows,
+        _fake,
+    ),
+)
+_GRADIENT = Ways(
+    Gradient.forward,
+    gradient_formula,
+    gradient_formula,
+    operator_of(
+        "statistics_backward",
+        f"(Tensor input, Tensor? index, {_ROWS}, Tensor found, Tensor top, Tensor log, Tensor entropy, Tensor? grad, "
+        "Tensor? of_lse, Tensor? of_entropy) -> Tensor",
+        Gradient,
+        Rows,
+        lambda input, *_: torch.empty_like(input),
+    ),
+)
+
+
+def serve(input: Tensor, index: Tensor | None, rows: Rows) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`Statistics` on any device and in any state of torch."""
+    if not on_kernel(input):
+        return Statistics.forward(input, index, rows)
+    return _STATISTICS.serve((input, index, rows), (input, index), (input,))
+
+
+def gradient_of(*call) -> Tensor | None:
+    """`Gradient` in any state of torch."""
+    return _GRADIENT.serve(call, call[:-1], call[:-1])
+
+
+def times_softmax(input: Tensor, factors: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """The gradient of a logsumexp: factors (of size 1 in `dims`) times the softmax of the input."""
+    nothing = factors.new_empty(0)
+    return gradient_of(input, None, nothing, nothing, factors, nothing, None, factors, None, Rows(dims))
+
+
+# -- Heads -------------------------------------------------------------------------------------------------------------
+
+
+class Head(NamedTuple):
+    """What a function makes of the numbers of each row.
+
+    results(found, numbers): what it returns; `found` is the log-probability of the chosen element, numbers the maximum,
+        the logarithm of the sum, and the entropy where `entropies` are wanted.
+    upstream(*gradients): those of its results as those of (found, logsumexp, entropy), None for what has none.
+    """
+
+    results: Callable[..., Tensor | tuple[Tensor, ...]]
+    upstream: Callable[..., tuple[Tensor | None, Tensor | None, Tensor | None]]
+    entropies: bool = False
+
+
+# By the row math that gives their numbers.
+HEADS = {
+    "entropy": Head(lambda found, numbers: numbers[2], lambda e: (None, None, e), entropies=True),
+    "selective": Head(lambda found, numbers: found, lambda g: (g, None, None)),
+    "selective_entropy": Head(
+        lambda found, numbers: (found, numbers[2]), lambda g, e: (g, None, e), entropies=True
+    ),
+}
+
+
+def serve_head(
+    name: str, input: Tensor, index: Tensor | None, dims: tuple[int, ...], scale: float, dtype: torch.dtype
+) -> Tensor | tuple[Tensor, ...]:
+    """The results of a head, of `dtype`, on any device and in any state of torch."""
+    head, column = HEADS[name], index
+    if not input.dim():
+        input = input.unsqueeze(0)
+    if index is not None:
+        index = index.long()
+        column = index if index.dim() == input.dim() else index.unsqueeze(-1)
+    found, *numbers = serve(input, column, Rows(dims, scale, head.entropies))
+    found = found if index is None else found.view(index.shape)
+    return converted(
+        head.results(found, [t.squeeze(dims) if t.dim() > 1 or t.numel() else t for t in numbers]), dtype
+    )
+
+
+def converted(results: Tensor | tuple[Tensor, ...], dtype: torch.dtype) -> Tensor | tuple[Tensor, ...]:
+    """Results in the dtype of a call."""
+    if isinstance(results, torch.Tensor):
+        return results.to(dtype)
+    return tuple(t.to(dtype) for t in results)
+
+
+def check_index(index: object, logits: Tensor) -> None:
+    """Raise TypeError or ValueError for an index that does not fit, IndexError for one out of range on the CPU."""
+    if not isinstance(index, Tensor):
+        raise TypeError(f"index must be a torch.Tensor, not {type(index).__name__}")
+    if index.dtype.is_floating_point or index.dtype.is_complex or index.dtype is torch.bool:
+        raise TypeError(f"index is {index.dtype}: it must have an integer dtype")
+    if index.device != logits.device:
+        raise ValueError(f"index is on {index.device}, logits on {logits.device}")
+    rows = tuple(logits.shape[:-1])
+    if not logits.dim() or tuple(index.shape[: len(rows)]) != rows or index.dim() > logits.dim():
+        raise ValueError(
+            f"index has shape {tuple(index.shape)}, logits {tuple(logits.shape)}: index must have the shape {rows} of "
+            "the rows, or one more dimension"
+        )
+    seen = index.device.type == "cpu" and index.numel() and not torch.compiler.is_compiling()
+    if seen and not transformed() and not watched(index):
+        low, high = (int(t) for t in index.aminmax())
+        if low < 0 or high >= logits.shape[-1]:
+            raise IndexError(
+                f"index has elements from {low} to {high}: they must lie in 0 to {logits.shape[-1] - 1}"
+            )

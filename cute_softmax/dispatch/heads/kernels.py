@@ -1,0 +1,158 @@
+"""Numbers of rows from one read: maximum, sum, entropy, log-probability of a chosen element; and their gradients.
+
+Forward: the row maths "selective" and "entropy" give numbers of each row: the maximum, the logarithm of the sum, and
+the log-probability of one chosen element; those of others are gathered. Backward of one element of each row is one
+kernel: the softmax times a factor, with one less at the element, from its own float32 log-probability. For more of
+them, with G the sum of a row's upstream gradients, ``-G * scale * softmax(logits * scale)`` is, and they are written
+once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ...plan import NotPlanned, Prologue
+from ...runtime import launch
+from ..common.formulas import over, wide
+from ..common.spec import Spec
+from ..softmax import kernels
+
+Tensor = torch.Tensor
+# Elements of a piece of the logits that torch's operations work on in float32 for the gradient of an entropy: with the
+# logits and the gradient they fit in the L2 of an H200.
+PIECE = 1 << 22
+
+
+def scaled(scale: float, **parts: object) -> tuple[Prologue, tuple[float, ...]]:
+    """The prologue of scores that are the input times a number, and its numbers: neither where that is 1."""
+    return Prologue(scale="number" if scale != 1 else "", **parts), (scale,) if scale != 1 else ()
+
+
+def statistics(
+    input: Tensor, dims: tuple[int, ...], scale: float, index: Tensor | None = None, entropies: bool = True
+) -> tuple[Tensor, ...]:
+    """([found], max, log, [entropy]) of the rows of ``input * scale``: float32, the reduced dimensions of size 1.
+
+    log: the logsumexp less the maximum. index: of one element of each row (with size 1 in the last dimension, which is
+    then the reduced one), of which `found` is the log-probability.
+    """
+    shape = [1 if d in dims else n for d, n in enumerate(input.shape)]
+    count = 2 + (index is not None) + entropies
+    results = tuple(torch.empty(shape, dtype=torch.float32, device=input.device) for _ in range(count))
+    groups = [t.expand(input.shape) for t in (*([] if index is None else [index]), *results)]
+    prologue, numbers = scaled(scale)
+    math = "entropy" if index is None else "selective_entropy" if entropies else "selective"
+    try:
+        launch.run(math, (input, *groups), dims, prologue=prologue, numbers=numbers)
+    except NotPlanned:
+        if index is not None:  # of rows that are not contiguous, or longer than a cluster's
+            top, log, *rest = statistics(input, dims, scale)
+            return found_at(input, index, scale, top, log), top, log, *rest[:entropies]
+        if scale == 1:
+            raise
+        launch.run(math, (input.float() * scale, *groups), dims)
+    return results
+
+
+def statistics_formula(input: Tensor, dims: Sequence[int], scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    """(max, log, entropy) in torch's operations; the maximum is a constant to autograd."""
+    s = input.to(wide(input.dtype))
+    s = s if scale == 1 else s * scale
+    dims = tuple(dims)
+    top = s.detach().amax(dims, keepdim=True) if s.numel() else s.sum(dims, keepdim=True)
+    top = top.nan_to_num(0.0, 0.0, 0.0)
+    s = s - top
+    log = torch.logsumexp(s, dims, keepdim=True)
+    p = over(torch.softmax, s, dims)
+    return top, log, product(p, log - s).sum(dims, keepdim=True)
+
+
+def found_at(input: Tensor, index: Tensor, scale: float, top: Tensor, log: Tensor) -> Tensor:
+    """The log-probabilities at the index. The scores are subtracted first: near the largest that rounds nothing."""
+    scores = input.gather(-1, index).to(log.dtype)
+    return (scores if scale == 1 else scores * scale) - top - log
+
+
+def product(p: Tensor, other: Tensor) -> Tensor:
+    """p * other; 0 where p is, even if other is infinite there."""
+    return p * torch.where(p == 0, 0.0, other)
+
+
+def gradient_of_rows(
+    input: Tensor,
+    dims: tuple[int, ...],
+    scale: float,
+    top: Tensor,
+    log: Tensor,
+    entropies: Tensor,
+    of_lse: Tensor | None,
+    of_entropy: Tensor | None,
+) -> Tensor:
+    """The gradient of the input from those of the logsumexp and the entropy (either may be None), in one new tensor of
+    its dtype and format."""
+    result = torch.empty_like(input)
+    if not input.numel():
+        return result
+    if of_entropy is None:
+        spec = Spec(dims, input.dtype, factor=scale)
+        return kernels.forward(input, None, None, None, spec, result, factors=of_lse.float() * scale)
+    # scale * p * (of_lse - of_entropy * (log p + entropy)), with log p = x * scale - top - log.
+    # In float16 p would run out of exponent where its product with a logarithm does not: lifted meanwhile.
+    lift = 2.0**15 if input.dtype is torch.float16 else 1.0
+    kernels.forward(input, None, None, None, Spec(dims, input.dtype, factor=scale, alpha=lift), result)
+    most = torch.finfo(torch.float32).max
+    factor = of_entropy.float() * (-scale / lift)
+    added = (scale / lift) * of_lse if of_lse is not None else torch.zeros_like(factor)
+
+    def finish(p: Tensor, x: Tensor, *rows: Tensor) -> None:
+        top, rest, f, a = rows
+        term = torch.sub(x * scale, top) if scale != 1 else torch.sub(x, top)
+        p.mul_(term.sub_(rest).mul_(f).add_(a).nan_to_num_(0.0, most, -most))  # infinite only where p is 0
+
+    last = [-i - 1 for i in range(len(dims))][::-1]
+    tensors = result, input, top, log - entropies, factor, added
+    _in_pieces(finish, [t.movedim(dims, last) for t in tensors], input.dim() - len(dims))
+    return result
+
+
+def gradient_at_target(
+    input: Tensor, dims: tuple[int, ...], scale: float, index: Tensor, found: Tensor, grad: Tensor
+) -> Tensor | None:
+    """The gradient of the log-probabilities of one element of each row, ``-grad * scale * (softmax - 1 there)``, by one
+    kernel; None where there is none."""
+    result = torch.empty_like(input)
+    prologue, numbers = scaled(scale, alpha="groups", target=True)
+    groups = [t.expand(input.shape) for t in (grad * -scale, index, found)]
+    try:
+        launch.run("softmax", (input, *groups, result), dims, prologue=prologue, numbers=numbers)
+    except NotPlanned:
+        return None
+    return result
+
+
+def _in_pieces(function, tensors: list[Tensor | None], kept: int) -> None:
+    """`function` on pieces of the first `kept` dimensions: float32 copies of it all would be several times its size."""
+    shape = tensors[0].shape
+    if not kept or tensors[0].numel() <= PIECE:
+        function(*tensors)
+    elif shape[0] == 1:
+        _in_pieces(function, [None if t is None else t[0] for t in tensors], kept - 1)
+    else:
+        step = max(1, PIECE * shape[0] // tensors[0].numel())
+        for i in range(0, shape[0], step):
+            _in_pieces(function, [None if t is None else t[i : i + step] for t in tensors], kept)
+
+
+def at_chosen(index: Tensor, found: Tensor, grad: Tensor, of_lse: Tensor) -> Tensor:
+    """The gradient of the scores at the index: the sum of what came in there, and p times that of the logsumexp.
+
+    For one element of a row ``grad * (1 - p)``, without cancellation.
+    """
+    if index.shape[-1] == 1:
+        return -grad * torch.expm1(found) + (of_lse + grad) * found.exp()
+    order = index.sort(-1)[0]
+    first = torch.searchsorted(order, index.contiguous())  # equal for equal elements
+    sums = torch.zeros_like(grad).scatter_add_(-1, first, grad).gather(-1, first)
+    return sums + of_lse * found.exp()
