@@ -74,23 +74,23 @@ class Launches(list):
                     result, value = result.narrow(d, 0, 1), value.narrow(d, 0, 1)
             result.copy_(value)
 
-    def product(self, device, shape, depth, *form):
+    def product(self, device, shape, depth, operands, spec, lse, stats, instruction):
         """`matmul._call`, likewise."""
-        found = _PRODUCT(device, shape, depth, *form)
-        scores, values, mask, bias, scale, causal, zero, lse, stats, _ = form
-        given = [(shape, scores), ((*shape[:-2], shape[-1], depth), values), (shape, mask), (shape, bias)]
+        found = _PRODUCT(device, shape, depth, operands, spec, lse, stats, instruction)
+        _, values, mask, bias = operands
+        given = zip((shape, (*shape[:-2], shape[-1], depth), shape, shape), operands, strict=True)
+        given = [(s, o) for s, o in given if o is not None]
         results = [dense((*shape[:-1], depth), values.dtype)] + [dense(shape[:-1], "fp32")] * lse
 
         def function(stream, *arguments):
-            places = [(s, o) for s, o in given if o is not None] + results
             addresses = [arguments[place] for place in found.places]
-            tensors = [at(address, s, o) for address, (s, o) in zip(addresses, places, strict=False)]
+            tensors = [at(a, s, o) for a, (s, o) in zip(addresses, given + results, strict=False)]
             known = at(addresses[-1], *dense(shape[:-1], "fp32")) if stats else None
             self.append(SimpleNamespace(math="softmax_matmul", stats=stats, lse=lse))
             x, v, *extra = tensors[: len(tensors) - len(results)]
-            x = scores_of(x, extra, mask, bias, scale, causal)
+            x = scores_of(x, extra, mask, bias, spec.factor, spec.causal)
             sums = torch.logsumexp(x, -1) if known is None else known.double()
-            p = torch.exp(x - (sums.nan_to_num(neginf=0.0) if zero else sums).unsqueeze(-1))
+            p = torch.exp(x - (sums.nan_to_num(neginf=0.0) if spec.zero else sums).unsqueeze(-1))
             for result, value in zip(tensors[-len(results) :], (p @ v.double(), sums), strict=False):
                 result.copy_(value)
 

@@ -156,7 +156,7 @@ def halves(*shape):
         (ValueError, "3 columns", (halves(2, 3), halves(4, 4)), {}),
         (ValueError, "two dimensions", (halves(3), halves(3, 4)), {}),
         (ValueError, "do not broadcast", (halves(2, 2, 3), halves(3, 3, 4)), {}),
-        (TypeError, "mask has dtype", (halves(2, 3), halves(3, 4)), {"mask": halves(2, 3)}),
+        (TypeError, "mask is", (halves(2, 3), halves(3, 4)), {"mask": halves(2, 3)}),
         (ValueError, "mask", (halves(2, 3), halves(3, 4)), {"mask": torch.ones(5, 3, dtype=torch.bool)}),
         (ValueError, "bias", (halves(2, 3), halves(3, 4)), {"bias": halves(4, 2, 3)}),
         (TypeError, "scale", (halves(2, 3), halves(3, 4)), {"scale": "2"}),
