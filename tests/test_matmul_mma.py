@@ -10,8 +10,7 @@ from test_matmul import PLANS, operand
 from cute_softmax.plan.hardware import ARCHITECTURES, H200, KIB, Device
 from cute_softmax.plan.maths import NotPlanned
 from cute_softmax.plan.matmul import access_of, canonical_matmul, plan_matmul
-from cute_softmax.plan.matmul_class import TILE_N
-from cute_softmax.plan.matmul_mma import mma_classes
+from cute_softmax.plan.matmul_class import TILE_N, matmul_classes
 from cute_softmax.plan.problem import Operand
 
 WITHOUT = [name for name in ARCHITECTURES if name != "sm_90a"]
@@ -119,8 +118,9 @@ def test_resources_and_instructions(architecture, form, tmp_path, monkeypatch):
 @pytest.mark.parametrize(("depth", "causal"), [(128, None), (128, 0), (64, 0)])
 def test_all_configurations_compile(depth, causal, tmp_path, monkeypatch):
     """Also those that a plan of these sizes would not take."""
-    plain = planned("sm_90a", (32,), 4096, 4096, depth, causal=causal).kernel
-    for i, c in enumerate(mma_classes(ARCHITECTURES["sm_90a"], plain, 4096)):
+    flags = {"instruction": "mma", "causal": causal is not None}
+    classes = matmul_classes(ARCHITECTURES["sm_90a"], ("bf16",) * 3, 4096, depth, **flags)
+    for i, c in enumerate(classes):
         folder = tmp_path / str(i)
         folder.mkdir()
         assert compile_and_read(c, folder, monkeypatch).stack == 0

@@ -10,10 +10,10 @@ from typing import ClassVar
 from .base import ClassBase, PlanBase
 from .hardware import Architecture, Device
 from .maths import NotPlanned, check_counts
-from .matmul_class import RESERVED, WARPGROUP
+from .matmul import alignment
+from .matmul_class import RESERVED, SLAB, WARPGROUP
 from .problem import ALIGNMENT, ITEM_SIZE, Mode, Operand, _coalesce
 
-SLAB = 64  # columns of 16 bits in the 128 bytes of a swizzled row of shared memory
 ROWS = (64, 32)  # of S in one step: the first for which there is room
 BATCH_MODES = 2  # of batches that do not share a V; those that do are one mode
 FEWEST_STAGES, MOST_STAGES = 3, 8  # one is in work, one on its way out
@@ -443,7 +443,4 @@ def alike(
 
 def begins_at(operand: Operand, strides: Sequence[int], size: int) -> bool:
     """Whether the operand's rows are contiguous and begin at multiples of so many bytes."""
-    item = ITEM_SIZE[operand.dtype]
-    return (
-        operand.strides[-1] == 1 and not any(n * item % size for n in strides) and operand.address % size == 0
-    )
+    return operand.strides[-1] == 1 and alignment(operand, strides) % size == 0

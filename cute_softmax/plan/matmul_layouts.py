@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from layouts.algebra import AnyLayout, ComposedLayout, Layout, Swizzle
 
-from .matmul_backward import SLAB, MatmulBackwardClass
-from .matmul_class import BLOCK_ROWS, LINE_N, TILE_N, MatmulClass
+from .matmul_backward import MatmulBackwardClass
+from .matmul_class import BLOCK_ROWS, LINE_N, SLAB, TILE_N, MatmulClass
 from .problem import ALIGNMENT, ITEM_SIZE
 
 BOX = 128  # bytes of a row of a box: all banks once

@@ -67,6 +67,10 @@ class Mode:
     size: int
     strides: tuple[int, ...]
 
+    def continues(self, slower: Mode) -> bool:
+        """Whether a slower mode and this one are one in every operand."""
+        return all(s == f * self.size for s, f in zip(slower.strides, self.strides, strict=True))
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -155,9 +159,7 @@ def _coalesce(modes: Iterable[Mode]) -> tuple[Mode, ...]:
     """
     merged: list[Mode] = []
     for mode in sorted((m for m in modes if m.size != 1), key=lambda m: m.strides[::-1], reverse=True):
-        if merged and all(
-            slow == fast * mode.size for slow, fast in zip(merged[-1].strides, mode.strides, strict=True)
-        ):
+        if merged and mode.continues(merged[-1]):
             merged[-1] = Mode(merged[-1].size * mode.size, mode.strides)
         else:
             merged.append(mode)

@@ -23,8 +23,8 @@ from cutlass.cute.nvgpu import cpasync, warp, warpgroup
 
 from layouts.trace import observe
 
-from ...plan.matmul_backward import SLAB, MatmulBackwardClass
-from ...plan.matmul_class import WARPGROUP
+from ...plan.matmul_backward import MatmulBackwardClass
+from ...plan.matmul_class import SLAB, WARPGROUP
 from ..common.copy import DTYPES, global_pointer
 from ..common.tensor_cores import by_columns, by_rows, ldmatrix, mma, partition, ring_of, row_of_transposed
 from .backward_exponentials import exponentials, hide

@@ -10,8 +10,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64, const_expr
 
-from ...plan.matmul_backward import SLAB
-from ...plan.matmul_class import WARPGROUP
+from ...plan.matmul_class import SLAB, WARPGROUP
 from ..common.copy import DTYPES, dot
 from .backward_values import sync_slab
 from .backward_walk import Memory, Step, Thread, Walk, each

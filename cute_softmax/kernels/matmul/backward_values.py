@@ -4,8 +4,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from ...plan.matmul_backward import SLAB, MatmulBackwardClass
-from ...plan.matmul_class import WARPGROUP
+from ...plan.matmul_backward import MatmulBackwardClass
+from ...plan.matmul_class import SLAB, WARPGROUP
 from ..common.copy import DTYPES, dot, global_pointer
 from .backward_walk import Memory, Thread, Walk, Work
 from .memory import in_shared
