@@ -9,10 +9,14 @@ import pickle
 import re
 import subprocess
 from collections import Counter
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from traced import wrong
+
 from cute_softmax.plan import PanelClass, RowClass
+from cute_softmax.plan.hardware import ARCHITECTURES
 from cute_softmax.runtime.compile import compile_class
 from cute_softmax.runtime.resources import cuobjdump
 from layouts.trace import Value, observing
@@ -62,6 +66,31 @@ def compile_anew(c: RowClass | PanelClass, folder: Path, monkeypatch) -> Compile
     return Compiled(
         registers, stack, local, threads, int(blocks[1]) if blocks else 0, *launch_of(function), ptx, layouts
     )
+
+
+def check_compiled(c: RowClass | PanelClass, found: Compiled, stack: int, padding: int = 0):
+    """What holds for every compiled class. stack: bytes that it may use; padding: of shared memory at most."""
+    arch = ARCHITECTURES[c.architecture]
+    assert found.local == 0 and found.stack <= stack, f"{found.stack} bytes of stack"
+    assert found.threads == (c.threads, 1, 1) and found.min_blocks == c.min_blocks
+    registers = -(-found.registers // 8) * 8  # as they are given to warps
+    assert registers * c.threads * max(c.min_blocks, 1) <= arch.registers, f"{found.registers} registers"
+    assert found.shared <= c.shared_memory <= found.shared + padding, f"{found.shared} of {c.shared_memory}"
+    assert c.shared_memory <= arch.shared_memory and found.cluster == c.cluster_n
+    assert f".target {c.architecture}" in found.ptx
+    assert not wrong(c, found.layouts), wrong(c, found.layouts)
+
+
+def check_all(classes: Iterable, check: Callable):
+    """Check each class, all of them, so that one failure shows how many there are."""
+    failed = []
+    for c in dict.fromkeys(classes):
+        try:
+            check(c)
+        except AssertionError as error:
+            told = " ".join(str(error).split("\n")[:2])
+            failed.append(f"{c.architecture} {c.math} {'/'.join(c.dtypes)} {c.name}: {told}")
+    assert not failed, "\n".join(["", *failed])
 
 
 def launch_of(function) -> tuple[int, int]:

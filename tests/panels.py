@@ -1,20 +1,25 @@
 """Panel plans: forced into every movement, and walked through by the kernel's own index arithmetic.
 
-`touched` does in numpy what `kernels/panel.py` does with the numbers of a plan, and with no others: its arguments,
-the operands' strides and the class. `expected` says from the problem alone what must be touched.
+`touched` runs `kernels/panel/work.py` and `shift.py` on arrays, with the numbers of a plan and with no others: its
+arguments, the operands' strides and the class. `expected` says from the problem alone what must be touched.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import replace
 from functools import cache
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import classes
 import numpy as np
 
+from cute_softmax.kernels.common.copy import GlobalTensor
+from cute_softmax.kernels.panel import shift as shift_module
+from cute_softmax.kernels.panel import work
 from cute_softmax.plan import MATHS, WARP, PanelClass, PanelPlan
 from cute_softmax.plan.panel_configs import PANEL_BYTES, PanelConfig
 from cute_softmax.plan.problem import ALIGNMENT, ITEM_SIZE, Operand, Problem, canonical
@@ -126,171 +131,178 @@ class Touched(NamedTuple):
     unaligned: int
 
 
-def _apart(index: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
-    found = []
-    for size in sizes:
-        found.append(index % size)
-        index = index // size
-    return [*found, index]
-
-
-def _dot(coordinates: list, strides: Sequence[int]) -> np.ndarray:
-    return sum(c.astype(np.int64) * s for c, s in zip(coordinates, strides, strict=True))
-
-
-def touched(plan: PanelPlan, given_up: Sequence[int] = ()) -> Touched:
-    """What all threads of a launch touch. given_up: parts that are finished by the last CTA to arrive instead."""
+def launch_of(plan: PanelPlan, tidx: np.ndarray | int, rank: int = 0) -> work.Launch:
+    """The launch of a plan as the kernel sees it, on plain numbers; tensors begin at the problem's offsets."""
     c = plan.kernel
-    _, items, length, groups, parts, share, _, _, _, _, *sizes = plan.arguments
-    kept_sizes, reduced_sizes = sizes[: c.kept_modes - 1], sizes[c.kept_modes - 1 :]
-    assert len(reduced_sizes) == c.reduced_modes - 1
-    full = c.facts.full
-    tile, tidx = np.arange(items), np.arange(c.threads)
-    part, tile = (tile % parts, tile // parts) if c.exchange else (np.zeros_like(tile), tile)
-    a, d = tidx % c.across, tidx // c.across
-    column = (tile[:, None] * c.across + a) * c.slots  # (CTA, thread)
-    index = _apart(column, kept_sizes)
-    abreast, lane, inner = groups, a % c.lanes, column
-    if c.shifted:
-        abreast = kept_sizes[0] if kept_sizes else groups
-        ahead = math.ceil(abreast / c.advance)
-        inner = (tile % ahead * c.advance)[:, None] + a * c.slots - a // c.lanes * c.overlap
-        index = [inner, *(_apart(tile // ahead, kept_sizes[1:]) if kept_sizes else [])]
-        index = [np.broadcast_to(i if i.ndim > 1 else i[:, None], inner.shape) for i in index]
-        column = inner + (tile // ahead * abreast)[:, None]
-    starts, across, reduced_strides = [], [], []
-    for strides in plan.operand_strides:
-        assert len(strides) == c.kept_modes + c.reduced_modes
-        starts.append(_dot(index, strides[: c.kept_modes]))
-        across.append(strides[0])
-        reduced_strides.append(strides[c.kept_modes :])
-    inside, v, unaligned = inner < abreast if c.shifted else column < groups, np.arange(c.vector), 0
-    access = c.accesses
-    head, body = np.zeros_like(column), np.full_like(column, length)
-    if c.edges:
-        r = c.facts.reference
-        head = np.minimum(-(plan.problem.offsets[r] + starts[r]) % c.line, length)
-        body = (length - head) // c.vector * c.vector
+    ctas, items, length, groups, parts, share, _, patience, chunks, _, *sizes = plan.arguments
+    mX = []
+    for dtype, offset, strides in zip(
+        c.dtypes, (*plan.problem.offsets, 0, 0, 0), plan.operand_strides, strict=False
+    ):
+        kind = SimpleNamespace(width=8 * ITEM_SIZE[dtype])
+        mX.append(
+            GlobalTensor(kind, offset * ITEM_SIZE[dtype], strides[: c.kept_modes], strides[c.kept_modes :])
+        )
+    return work.Launch(
+        spec=c,
+        ctas=ctas,
+        items=items,
+        length=length,
+        groups=groups,
+        parts=parts,
+        share=share,
+        patience=patience,
+        chunks=chunks,
+        kept_sizes=sizes[: c.kept_modes - 1],
+        reduced_sizes=sizes[c.kept_modes - 1 :],
+        mX=mX,
+        tidx=tidx,
+        rank=rank,
+        a=tidx % c.across,
+        d=tidx // c.across,
+        own=c.block(tidx),
+        lane=tidx % c.lanes,
+        policies=None,
+        shared=None,
+        exchanges=0,
+        states=0,
+    )
 
-    def touch(found: list[np.ndarray]) -> np.ndarray:
-        return np.stack(found, -1).reshape(-1, len(found))
 
-    def scalars(cta: np.ndarray) -> list[np.ndarray]:
-        """What the threads of these CTAs touch of the edges of their rows."""
-        rows = []
-        for e in range(c.edge_scalars):
-            slot = tidx + e * c.threads
-            after = slot - (c.line - 1)
-            in_head = slot < head[cta]
-            tail = head[cta] + body[cta]
-            in_tail = (after >= 0) & (tail + after < length)
-            where, thread = np.nonzero((in_head | in_tail) & inside[cta])
-            at = np.where(in_head, slot, tail + after)[where, thread]
-            where = cta[where]
-            found = [column[where, thread]]
-            found += [starts[i][where, thread] + (at if i < full else 0) for i in range(len(starts))]
-            rows.append(touch(found))
-        return rows
+class Walk:
+    """All threads of a launch, in the CTAs of one rank of their clusters: arrays over (item, thread)."""
 
-    def places(cta: np.ndarray, first: int, n: int, stored: bool = False) -> np.ndarray:
-        """What these CTAs touch of chunk n of their share, which begins at `first`."""
-        nonlocal unaligned
-        rows, at = [], head[cta] + first + n * c.chunk
-        end = head[cta] + np.maximum(np.minimum(first + share, body[cta]), first)
+    def __init__(self, plan: PanelPlan, rank: int):
+        c = self.c = plan.kernel
+        self.plan, self.full, self.unaligned = plan, c.facts.full, 0
+        self.launch = launch = launch_of(plan, np.arange(c.threads), rank)
+        index = np.arange(launch.items)[:, None]
+        self.item = work.item_of(launch, index)
+        tile = index // launch.parts if c.exchange else index
+        if c.shifted:
+            self.group = self.item.line.column + tile // math.ceil(plan.abreast / c.advance) * plan.abreast
+        else:
+            self.group = (tile * c.across + launch.a) * c.slots
+
+    def rows(self, exists: np.ndarray, addresses: Callable[[int], np.ndarray], slots: int) -> np.ndarray:
+        """Elements that exist, (item, thread, element): the group of each, and its place in each operand. addresses: of
+        an operand's first elements, in bytes; slots: 1 where elements lie across groups, else 0."""
+        v = np.arange(exists.shape[-1])
+        found = [self.group[..., None] + v * slots]
+        for i, mX in enumerate(self.launch.mX):
+            place = (addresses(i) - mX.address)[..., None] // mX.itemsize
+            found.append(place + v * (1 if i < self.full else slots * mX.kept[0]))
+        return np.stack([np.broadcast_to(f, exists.shape)[exists] for f in found], -1)
+
+    def places(self, n: int) -> Iterator[tuple[np.ndarray, np.ndarray, work.Chunk]]:
+        """(each operand's addresses, whether there is a vector, the chunk) of each step of chunk n."""
+        c, launch = self.c, self.launch
+        chunk = work.chunk_of(self.item, n)
+        each = [work.places(launch, i, chunk.starts[i], chunk.at) for i in range(self.full)]
+        each += [
+            [mX.address + start * mX.itemsize] * c.chunk_steps
+            for mX, start in zip(launch.mX[self.full :], chunk.starts[self.full :], strict=True)
+        ]
         for k in range(c.chunk_steps):
-            there = end - at - d * c.unit > k * c.down * c.unit
-            if c.shifted:
-                rows.append(shifted(cta, there, at, k, stored))
-                continue
-            exists = inside[cta] & there
-            where, thread = np.nonzero(exists)
-            begin, where = at[where, thread], cta[where]
-            index = _apart(begin + (d[thread] + k * c.down) * c.unit, reduced_sizes)
-            slot = v if c.orientation == "column" else 0 * v
-            found = [column[where, thread][:, None] + slot]
-            for i in range(len(plan.operand_strides)):
-                first = starts[i][where, thread] + _dot(index, reduced_strides[i])
-                if i < full:
-                    unaligned += np.count_nonzero((plan.problem.offsets[i] + first) % access[i])
-                    found.append(first[:, None] + v)
-                else:
-                    found.append(first[:, None] + slot * across[i])
-            rows.append(touch(found))
-        return np.concatenate(rows)
+            shape = self.group.shape
+            addresses = [np.broadcast_to(each[i][k], shape) for i in range(len(each))]
+            yield addresses, np.broadcast_to(chunk.left > k * c.down * c.unit, shape), chunk
 
-    def shifted(cta: np.ndarray, there: np.ndarray, at: np.ndarray, k: int, stored: bool) -> np.ndarray:
-        """Step k of a chunk in lines that are shifted: elements that come with the blocks that are copied; or those of
-        the blocks that are stored."""
-        nonlocal unaligned
-        index = _apart(at + d + k * c.down, reduced_sizes)
-        firsts = [starts[i][cta] + _dot(index, reduced_strides[i]) for i in range(len(starts))]
-        beside, mine = (abreast - inner)[cta], inner[cta]
-        group = np.broadcast_to(column[cta][..., None], (*mine.shape, c.vector))
+    def vectors(self, n: int) -> Iterator[np.ndarray]:
+        """What chunk n touches, where each vector is one access or several whole ones."""
+        c = self.c
+        for addresses, exists, _ in self.places(n):
+            for i in range(self.full):
+                width = c.accesses[i] * self.launch.mX[i].itemsize
+                self.unaligned += np.count_nonzero(addresses[i][exists] % width)
+            exists = np.repeat(exists[..., None], c.vector, -1)
+            yield self.rows(exists, addresses.__getitem__, int(c.orientation == "column"))
 
-        def taken(keep: np.ndarray, by: np.ndarray) -> np.ndarray:
-            """The elements v of each thread's vector, `by` further on, that are kept."""
-            found = [group + v + by]
-            found += [f[..., None] + (v + by) * (1 if i < full else across[i]) for i, f in enumerate(firsts)]
-            return np.stack(found, -1)[keep]
+    def copied(self, n: int) -> Iterator[np.ndarray]:
+        """What comes with the blocks that are copied of chunk n, where columns are shifted."""
+        c, launch, line = self.c, self.launch, self.item.line
+        lane, threads = launch.lane, launch.tidx - launch.lane
+        v = np.arange(c.vector)
+        for addresses, exists, chunk in self.places(n):
+            wanted = exists[..., None] & (v < line.beside[..., None])
+            for i in range(len(c.facts.inputs)):
+                shift = shift_module.shift_of(launch, i, addresses[i], c.extra)
+                own, behind = shift_module.beyond(chunk, shift, c.lanes * c.vector)
+                own = exists & shift_module.holds_own(launch, shift, own)
+                behind = exists & shift_module.holds_behind(launch, shift, behind)
+                assert not behind[:, lane >= c.extra].any(), "a block that has no slot"
+                # The lane whose block, or whose block behind the line, holds an element of this thread's vector.
+                block = lane[:, None] + (shift[..., None] + v) // c.vector
+                assert (block < c.lanes + c.extra).all()
+                cta, holder = np.arange(len(own))[:, None, None], threads[:, None] + block % c.lanes
+                came = np.where(block < c.lanes, own[cta, holder], behind[cta, holder])
+                self.unaligned += np.count_nonzero(wanted & ~came)
+                # A block that holds nothing of the row may lie outside the tensor.
+                first = line.column - lane * c.vector
+                for fetched, begin in ((own, lane * c.vector), (behind, (c.lanes + lane) * c.vector)):
+                    some = (begin + c.vector > shift) & (first - shift + begin < self.plan.abreast)
+                    assert not (fetched & ~some).any(), "a block of which nothing is wanted"
+            yield self.rows(wanted, addresses.__getitem__, 1)
 
-        if stored:
-            i = len(c.facts.inputs)
-            shift = (plan.problem.offsets[i] + firsts[i]) % c.vector
-            ours = there & ((lane > 0) | (shift == 0) | (mine == 0)) & ((lane < c.lanes - 1) | (shift > 0))
-            whole = (shift <= mine) & (c.vector - shift <= beside)
-            first = (tile % ahead * c.advance)[cta][:, None]
-            ends = (first == 0) | (first + c.columns > abreast)
-            scalar = (shift[..., None] <= mine[..., None] + v) & (v < beside[..., None] + shift[..., None])
-            keep = ours[..., None] & np.where(whole[..., None], True, ends[..., None] & scalar)
-            return taken(keep, -shift[..., None])
-        for i in range(len(c.facts.inputs)):
-            shift = (plan.problem.offsets[i] + firsts[i] - lane * c.vector) % (c.extra * c.vector)
-            copied = there & ((lane + 1) * c.vector > shift) & (beside + shift > 0)
-            behind = there & (lane * c.vector < shift) & (beside + shift > c.lanes * c.vector)
-            assert not behind[:, lane >= c.extra].any(), "a block that has no slot"
-            # The lane whose block, or whose block behind the line, holds an element of this thread's vector.
-            block = lane[:, None] + (shift[..., None] + v) // c.vector
-            assert (block < c.lanes + c.extra).all()
-            holder = (tidx - lane)[:, None] + block % c.lanes
-            cta_index = np.arange(len(cta))[:, None, None]
-            came = np.where(block < c.lanes, copied[cta_index, holder], behind[cta_index, holder])
-            wanted = there[..., None] & (v < beside[..., None])
-            unaligned += np.count_nonzero(wanted & ~came)
-            # A block that holds nothing of the row may lie outside the tensor.
-            line = mine - lane * c.vector - shift
-            for is_copied, begin in ((copied, lane * c.vector), (behind, (c.lanes + lane) * c.vector)):
-                some = (line + begin + c.vector > mine - lane * c.vector) & (line + begin < abreast)
-                assert not (is_copied & ~some).any(), "a block of which nothing is wanted"
-        return taken(there[..., None] & (v < beside[..., None]), np.zeros_like(mine)[..., None])
+    def stored(self, n: int) -> Iterator[np.ndarray]:
+        """What the blocks that are stored of chunk n hold, where columns are shifted."""
+        c, line, i = self.c, self.item.line, len(self.c.facts.inputs)
+        for addresses, exists, _ in self.places(n):
+            shift = shift_module.shift_of(self.launch, i, addresses[i], 1)
+            ours, whole = shift_module.stores(self.item, shift, exists)
+            scalars = np.stack([shift_module.is_group(line, shift, v) for v in range(c.vector)], -1)
+            keep = ours[..., None] & np.where(whole[..., None], True, line.ends[..., None] & scalars)
+            walk = copy(self)
+            walk.group = self.group - shift
+            strides = [
+                mX.itemsize * (1 if j < self.full else mX.kept[0]) for j, mX in enumerate(self.launch.mX)
+            ]
+            yield walk.rows(keep, lambda j: addresses[j] - shift * strides[j], 1)  # noqa: B023
 
-    reduced, finished = [], []
-    for of in range(parts if c.exchange else 1):
-        cta = np.flatnonzero(part == of)
-        for rank in range(c.cluster_n):
-            first = (of * c.cluster_n + rank) * share
-            chunks = max(-((first - min(first + share, length)) // c.chunk), 0)
-            reduced += [places(cta, first, n) for n in range(chunks if c.streaming else 1)]
-            behind = range(chunks) if c.streaming or of in given_up else range(1)
-            finished += [places(cta, first, n, True) for n in reversed(behind)]
-            if first == 0:
-                reduced += scalars(cta)
-                finished += scalars(cta)
-    last_to_come = np.flatnonzero(part == parts - 1)
-    where, thread = np.nonzero(inside[last_to_come] & (d == 0))
-    where, slots = last_to_come[where], np.arange(c.slots)
-    results = [column[where, thread][:, None] + slots]
-    results += [
-        starts[i][where, thread][:, None] + slots * across[i] for i in range(full, len(plan.operand_strides))
-    ]
-    if c.shifted:
-        kept = slots < (abreast - inner)[where, thread][:, None]
-        results = [r[kept] for r in results]
+    def edges(self) -> Iterator[np.ndarray]:
+        """What the threads touch of the edges of rows."""
+        for e in range(self.c.edge_scalars):
+            at, exists = work.edge(self.item, e)
+
+            def address(i: int) -> np.ndarray:
+                mX = self.launch.mX[i]
+                return mX.address + (self.item.starts[i] + (at if i < self.full else 0)) * mX.itemsize  # noqa: B023
+
+            yield self.rows(exists[..., None], address, 0)
+
+    def groups(self) -> np.ndarray:
+        """The results that a group has one of, by the threads of one part."""
+        exists = np.broadcast_to(
+            self.item.inside & (self.launch.d == 0) & (self.item.part == 0), self.group.shape
+        )
+        exists = np.repeat(exists[..., None], self.c.slots, -1)
+        if self.c.shifted:
+            exists = exists & (np.arange(self.c.slots) < self.item.line.beside[..., None])
+        starts = self.item.starts
+        return self.rows(
+            exists, lambda i: self.launch.mX[i].address + starts[i] * self.launch.mX[i].itemsize, 1
+        )[:, [0, *range(1 + self.full, 1 + len(starts))]]
+
+
+def touched(plan: PanelPlan) -> Touched:
+    """What all threads of a launch touch, by the kernel's own index arithmetic."""
+    c = plan.kernel
     nothing = np.zeros((0, 1 + len(plan.operand_strides)), dtype=np.int64)
-    everything = np.concatenate([nothing, *finished]) if c.facts.outputs else nothing
+    reduced, finished, unaligned = [nothing], [nothing], 0
+    for rank in range(c.cluster_n):
+        walk = Walk(plan, rank)
+        chunks = np.max(work.chunks_of(walk.item)) if c.streaming else 1
+        for n in range(chunks):
+            reduced += walk.copied(n) if c.shifted else walk.vectors(n)
+            finished += walk.stored(n) if c.shifted else walk.vectors(n)
+        edges = [*walk.edges()]
+        reduced += edges
+        finished += edges
+        unaligned += walk.unaligned
     return Touched(
-        np.concatenate([nothing, *reduced]),
-        everything,
-        np.stack(results, -1).reshape(-1, len(results)),
+        np.concatenate(reduced),
+        np.concatenate(finished) if c.facts.outputs else nothing,
+        Walk(plan, 0).groups(),
         unaligned,
     )
 
@@ -307,9 +319,9 @@ def expected(problem: Problem) -> np.ndarray:
     return np.stack([group, *places], -1)
 
 
-def check_owners(plan: PanelPlan, given_up: Sequence[int] = ()):
+def check_owners(plan: PanelPlan):
     """Raise AssertionError unless each element of each group is reduced once, and finished once."""
-    want, got, full = expected(plan.problem), touched(plan, given_up), plan.kernel.facts.full
+    want, got, full = expected(plan.problem), touched(plan), plan.kernel.facts.full
     assert got.unaligned == 0, f"{got.unaligned} accesses are not aligned"
     ends = {}
     for what, rows in (("reduced", got.reduced), ("finished", got.finished)):

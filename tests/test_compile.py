@@ -5,19 +5,17 @@ cores, with CUTE_SOFTMAX_TEST_CLASSES=all. Compiling needs no GPU.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from fnmatch import fnmatch
 
 import classes
 import pytest
-from compiled import Compiled, accesses, compile_and_read, compile_anew
-from traced import wrong
+from compiled import Compiled, accesses, check_all, check_compiled, compile_and_read, compile_anew
 
 from cute_softmax.plan import MATHS, MODES, RowClass
 from cute_softmax.plan.hardware import ARCHITECTURES
 from cute_softmax.plan.problem import ITEM_SIZE
-from cute_softmax.runtime.compile import build_math
 
 # Maths of which most classes are compiled; the others have their configurations.
 LEADING = ("softmax", "softmax_backward", "logsumexp")
@@ -100,33 +98,14 @@ def may_use_stack(c: RowClass) -> int:
     return max(allowed, default=0) + STACK_OF_MODES[c.kept_modes]
 
 
-def check(c: RowClass, found: Compiled):
-    """Everything that is asserted of one class; the message names the class."""
-    arch, name = ARCHITECTURES[c.architecture], f"{c.architecture} {c.math} {'/'.join(c.dtypes)} {c.name}"
-    assert found.local == 0 and found.stack <= may_use_stack(c), f"{name}: {found.stack} bytes of stack"
-    assert found.threads == (c.threads, 1, 1), name
-    assert found.min_blocks == c.min_blocks, name
-    # Registers are given to warps in units of 8 a thread.
-    registers = -(-found.registers // 8) * 8
-    assert registers * c.threads * max(c.min_blocks, 1) <= arch.registers, (
-        f"{name}: {found.registers} registers"
-    )
-    assert found.shared == c.shared_memory, name
-    assert found.cluster == c.cluster_n, name
-    assert accesses(found.ptx) == expected_accesses(c), name
-    assert f".target {c.architecture}" in found.ptx
-    assert not wrong(c, found.layouts), f"{name}: {wrong(c, found.layouts)}"
+def check_rows(found: Iterable[RowClass], compiled: Callable[[RowClass], Compiled]):
+    """Everything that is asserted of classes of rows."""
 
+    def check(c: RowClass):
+        check_compiled(c, compiled(c), may_use_stack(c))
+        assert accesses(compiled(c).ptx) == expected_accesses(c)
 
-def check_all(found: Iterable[RowClass], compiled):
-    """All of them, so that one failure shows how many there are."""
-    failed = []
-    for c in found:
-        try:
-            check(c, compiled(c))
-        except AssertionError as error:
-            failed.append(" ".join(str(error).split("\n")[:2]))
-    assert not failed, "\n".join(["", *failed])
+    check_all(found, check)
 
 
 def config_of(c: RowClass) -> tuple:
@@ -141,7 +120,7 @@ def config_of(c: RowClass) -> tuple:
 def test_every_class_of_sm_90a(math, pair, edges, compiled):
     found = classes.intervals(math, "sm_90a", classes.operands(math, pair), edges=edges)
     leading = math in LEADING and pair in classes.SAME[::2]
-    check_all((i.row_class for i in classes.sample(found, 2 if leading else 5, edges)), compiled)
+    check_rows((i.row_class for i in classes.sample(found, 2 if leading else 5, edges)), compiled)
 
 
 @pytest.mark.parametrize("kept_modes", MODES[1:])
@@ -157,13 +136,13 @@ def test_kept_modes(architecture, math, kept_modes, compiled):
                 by_config.setdefault(config_of(interval.row_class), []).append(interval.row_class)
     found = [replace(f[3 * i % len(f)], kept_modes=kept_modes) for i, f in enumerate(by_config.values())]
     every = (3 if architecture == "sm_90a" else 10) * (2 if math in classes.FAMILY else 1)
-    check_all(classes.sample(found, every, kept_modes), compiled)
+    check_rows(classes.sample(found, every, kept_modes), compiled)
 
 
 def test_two_passes(compiled):
     found = classes.intervals("softmax", "sm_90a", ("bf16", "bf16"), edges=True, online=False)
     found = found + classes.intervals("softmax", "sm_90a", ("fp32", "fp32"), edges=True, online=False)[1::2]
-    check_all((i.row_class for i in classes.sample(found, 2)), compiled)
+    check_rows((i.row_class for i in classes.sample(found, 2)), compiled)
 
 
 @pytest.mark.parametrize("math", ["softmax", "softmax_backward"])
@@ -175,7 +154,7 @@ def test_narrow_accesses(math, compiled):
         for edges in (False, True):
             for interval in classes.intervals(math, "sm_90a", dtypes, edges=edges, width=width):
                 by_config.setdefault(config_of(interval.row_class), []).append(interval.row_class)
-    check_all((found[5 * i % len(found)] for i, found in enumerate(by_config.values())), compiled)
+    check_rows((found[5 * i % len(found)] for i, found in enumerate(by_config.values())), compiled)
 
 
 @pytest.mark.parametrize("math", classes.PAIRS_OF)
@@ -192,7 +171,7 @@ def test_every_configuration_of_other_architectures(architecture, math, compiled
     assert len(by_config) >= 10
     chosen = [found[7 * i % len(found)] for i, found in enumerate(by_config.values())]
     first = list(ARCHITECTURES).index(architecture)
-    check_all(classes.sample(chosen, 3 if math in LEADING[:2] else 7, first), compiled)
+    check_rows(classes.sample(chosen, 3 if math in LEADING[:2] else 7, first), compiled)
 
 
 def test_table_of_stacks_is_no_longer_than_needed(compiled):
@@ -236,14 +215,3 @@ def test_each_field_shapes_the_code(compiled, tmp_path, monkeypatch):
     for change in ({"online": False}, {"edges": False}, {"access": (2,)}, {"keep": False}, {"steps": 5}):
         assert compiled(replace(c, **change)).ptx != base, change
     assert compile_anew(c, tmp_path, monkeypatch).ptx == base
-
-
-def test_build_math_has_the_operands_of_the_plan():
-    for c in classes.all_classes("sm_90a", classes.SAME[:1]):
-        math = build_math(c)
-        assert (math.inputs, math.outputs, math.group_outputs) == (
-            c.facts.inputs,
-            c.facts.outputs,
-            c.facts.group_outputs,
-        )
-        assert len(math.reductions) == c.facts.stages and len(math.padding) == len(c.facts.inputs)

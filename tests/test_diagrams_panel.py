@@ -11,14 +11,15 @@ import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
+import panels
 import pytest
 from traced import trace, wrong
 
 from cute_softmax import draw
 from cute_softmax.commands import diagrams
 from cute_softmax.draw import checks
+from cute_softmax.kernels.panel import work
 from cute_softmax.plan import PanelPlan, describe, plan
 from cute_softmax.plan.hardware import ARCHITECTURES, H200
 from cute_softmax.plan.problem import ITEM_SIZE, Operand, canonical
@@ -390,33 +391,16 @@ def test_classes_are_drawn_as_their_kernels_are(architecture):
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_threads_stand_where_the_kernel_puts_them(name, monkeypatch):
+def test_threads_stand_where_the_kernel_puts_them(name):
     """The kernel's own address arithmetic, on plain numbers, beside the thread-value layout."""
-    from cute_softmax.kernels.panel import panel
-
     p = made(name)
-    c = p.kernel
-    plain = SimpleNamespace(make_layout=lambda v: v, make_tensor=lambda address, layout: address)
-    monkeypatch.setattr(panel, "cute", plain)
-    monkeypatch.setattr(panel, "global_pointer", lambda dtype, address, offset, align: address)
-    for type_ in ("Int32", "Int64"):
-        monkeypatch.setattr(panel, type_, int)
-    kernel = SimpleNamespace(spec=c, dtypes=[SimpleNamespace(width=8 * ITEM_SIZE[d]) for d in c.dtypes])
-    kept, reduced = p.operand_strides[0][: c.kept_modes], p.operand_strides[0][c.kept_modes :]
-    size = ITEM_SIZE[c.dtypes[0]]
-    memory = draw.panel.View(p).memory(0)
+    c, memory = p.kernel, draw.panel.View(p).memory(0)
     for thread in (0, 1, 31, 32, c.threads - 1):
-        a, d = thread % c.across, thread // c.across
-        mX = SimpleNamespace(address=0, kept=kept, reduced=reduced)
-        column = a * c.slots - a // c.lanes * c.overlap
-        index = [column, *[0] * (len(kept) - 1)] if c.shifted else panel.apart(column, p.kept[:0:-1])
-        start = int(panel.dot(index, kept))
-        this = SimpleNamespace(d=d, mX=[mX], reduced_sizes=p.reduced[:0:-1])
-        addresses = panel.PanelKernel.places(kernel, this, 0, start, 0)
-        for k, address in enumerate(addresses):
+        launch = panels.launch_of(p, thread)
+        for k, address in enumerate(work.places(launch, 0, work.item_of(launch, 0).starts[0], 0)):
             group, element = divmod(c.tiled(c.steps)(thread, k * c.vector), c.tile)
             at = (group, element) if c.orientation == "row" else (element, group)
-            assert address == memory(at) * size
+            assert address == memory(at) * ITEM_SIZE[c.dtypes[0]]
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ reductions and of the other architectures a selection of that.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from fnmatch import fnmatch
 from itertools import product
@@ -13,8 +13,7 @@ from itertools import product
 import classes
 import numpy as np
 import pytest
-from compiled import Compiled, accesses, compile_and_read, compile_anew
-from traced import wrong
+from compiled import accesses, check_all, check_compiled, compile_and_read, compile_anew
 
 from cute_softmax.kernels.common.reduce import two_sum
 from cute_softmax.plan import MATHS, PanelClass
@@ -22,7 +21,6 @@ from cute_softmax.plan.hardware import ARCHITECTURES
 from cute_softmax.plan.modes import MODES
 from cute_softmax.plan.panel_configs import AHEAD, DEEP, HELD, SHIFTED, STREAMING
 from cute_softmax.plan.problem import ITEM_SIZE
-from cute_softmax.runtime.compile import build_math
 
 # Classes -> bytes of stack that they may use, with the reason. All others use none.
 STACK = {
@@ -154,33 +152,19 @@ def may_use_stack(c: PanelClass) -> int:
     return allowed + (STACK_OF_ENTROPY if c.math == "entropy" else 0)
 
 
-def check(c: PanelClass, found: Compiled):
-    arch = ARCHITECTURES[c.architecture]
-    assert found.local == 0 and found.stack <= may_use_stack(c), f"{found.stack} bytes of stack"
-    assert found.threads == (c.threads, 1, 1) and found.min_blocks == c.min_blocks
-    registers = -(-found.registers // 8) * 8  # as they are given to warps
-    assert registers * c.threads * max(c.min_blocks, 1) <= arch.registers, f"{found.registers} registers"
-    assert found.shared <= c.shared_memory <= found.shared + 16, f"{found.shared} bytes of {c.shared_memory}"
-    assert c.shared_memory <= arch.shared_memory
-    assert found.cluster == c.cluster_n
-    # The compiler may write a loop out more than once; it may not narrow anything.
-    got, wanted = accesses(found.ptx), expected_accesses(c)
-    assert got.keys() == wanted.keys() and got >= wanted, f"{got}, not {wanted}"
-    states = found.ptx.count("st.relaxed.gpu.global.b64")
-    assert states == (c.published_bytes // 8 if c.exchange else 0), "a pair of numbers at a time"
-    assert f".target {c.architecture}" in found.ptx
-    assert not wrong(c, found.layouts), wrong(c, found.layouts)
+def check_panels(found: Iterable[PanelClass], tmp_path, monkeypatch):
+    """Everything that is asserted of classes of panels."""
 
+    def check(c: PanelClass):
+        ptx = (made := compile_and_read(c, tmp_path, monkeypatch)).ptx
+        check_compiled(c, made, may_use_stack(c), padding=16)
+        # The compiler may write a loop out more than once; it may not narrow anything.
+        got, wanted = accesses(ptx), expected_accesses(c)
+        assert got.keys() == wanted.keys() and got >= wanted, f"{got}, not {wanted}"
+        states = ptx.count("st.relaxed.gpu.global.b64")
+        assert states == (c.published_bytes // 8 if c.exchange else 0), "a pair of numbers at a time"
 
-def check_all(found, tmp_path, monkeypatch):
-    failed = []
-    for c in dict.fromkeys(found):
-        try:
-            check(c, compile_and_read(c, tmp_path, monkeypatch))
-        except AssertionError as error:
-            told = " ".join(str(error).split("\n")[:2])
-            failed.append(f"{c.architecture} {c.math} {'/'.join(c.dtypes)} {c.name}: {told}")
-    assert not failed, "\n".join(["", *failed])
+    check_all(found, check)
 
 
 @pytest.mark.parametrize("turn", range(4))
@@ -198,14 +182,14 @@ def check_all(found, tmp_path, monkeypatch):
     ],
 )
 def test_every_configuration_of_sm_90a(math, every, turn, tmp_path, monkeypatch):
-    check_all([*selection("sm_90a", math, every)][turn::4], tmp_path, monkeypatch)
+    check_panels([*selection("sm_90a", math, every)][turn::4], tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("arch", [a for a in ARCHITECTURES if a != "sm_90a"])
 def test_other_architectures(arch, tmp_path, monkeypatch):
     for math in ("softmax", "softmax_backward"):
         found = [*selection(arch, math, 5)]
-        check_all(classes.sample(found, 3, list(ARCHITECTURES).index(arch)), tmp_path, monkeypatch)
+        check_panels(classes.sample(found, 3, list(ARCHITECTURES).index(arch)), tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("vector", [4, 2, 1])
@@ -219,7 +203,7 @@ def test_narrow_vectors(vector, tmp_path, monkeypatch):
             ("softmax", ("fp32", "bf16"), "column"),
         )
     ]
-    check_all(found, tmp_path, monkeypatch)
+    check_panels(found, tmp_path, monkeypatch)
 
 
 def test_each_field_shapes_the_code(tmp_path, monkeypatch):
@@ -231,14 +215,6 @@ def test_each_field_shapes_the_code(tmp_path, monkeypatch):
     ):  # fmt: skip
         assert compile_and_read(replace(c, **change), tmp_path, monkeypatch).ptx != base, change
     assert compile_anew(c, tmp_path, monkeypatch).ptx == base
-
-
-@pytest.mark.parametrize("math", classes.PAIRS_OF)
-def test_build_math_has_the_operands_of_the_plan(math):
-    c = panel_class(HELD[1][0], math, ("bf16", "bf16"))
-    built = build_math(c)
-    assert (built.inputs, built.outputs) == (c.facts.inputs, c.facts.outputs)
-    assert len(built.reductions) == c.stages and c.whole_bytes == {1: 4, 2: 8, 3: 16}[c.stages]
 
 
 def test_two_sums_lose_nothing():

@@ -5,12 +5,15 @@ from contextlib import suppress
 from itertools import cycle, product
 
 import pytest
+from classes import PAIRS_OF, SAME, all_classes
 from compiled import compile_and_read
 from prologues import plan_of
-from test_compile import check_all
+from test_compile import check_rows
+from test_panel_compile import panel_class
 
 from cute_softmax.plan import NO_PROLOGUE, NotPlanned, Plan, Prologue, RowClass
 from cute_softmax.plan.hardware import ARCHITECTURES
+from cute_softmax.plan.panel_configs import HELD
 from cute_softmax.runtime.compile import build_math
 
 PROLOGUES = (
@@ -54,7 +57,7 @@ def compiled(tmp_path, monkeypatch):
 def test_classes_of_sm_90a(compiled):
     found = dict.fromkeys(classes_of("sm_90a", 5))
     assert len(found) >= 60
-    check_all(found, compiled)
+    check_rows(found, compiled)
 
 
 @pytest.mark.parametrize("turn", range(6))
@@ -62,7 +65,7 @@ def test_classes_of_other_architectures(turn, compiled):
     architecture = [a for a in ARCHITECTURES if a != "sm_90a"][turn]
     found = dict.fromkeys(classes_of(architecture, 37, turn))
     assert len(found) >= 8
-    check_all(found, compiled)
+    check_rows(found, compiled)
 
 
 def test_each_part_shapes_the_code(compiled):
@@ -73,9 +76,18 @@ def test_each_part_shapes_the_code(compiled):
     assert len(found) == len(PROLOGUES) + 3
 
 
-def test_build_math_has_the_operands_of_the_plan():
-    for c in classes_of("sm_90a", 11):
+@pytest.mark.parametrize("kind", ["rows", "panels", "prologues"])
+def test_build_math_has_the_operands_of_the_plan(kind):
+    if kind == "rows":
+        found = all_classes("sm_90a", SAME[:1])
+    elif kind == "panels":
+        found = (panel_class(HELD[1][0], math, ("bf16", "bf16")) for math in PAIRS_OF)
+    else:
+        found = classes_of("sm_90a", 11)
+    for c in found:
         math, facts = build_math(c), c.facts
         for name in ("inputs", "outputs", "group_inputs", "group_outputs"):
             assert getattr(math, name) == getattr(facts, name), (c.math, c.name)
-        assert len(math.padding) == len(facts.inputs) and len(math.reductions) == facts.stages
+        assert len(math.padding) == len(facts.inputs) and len(math.reductions) == getattr(
+            c, "stages", facts.stages
+        )

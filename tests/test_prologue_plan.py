@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prologues import operands_of, plan_of
-from test_plan import check, times_owned
+from rows import check, times_owned
 
 from cute_softmax.draw import figures, overview
 from cute_softmax.draw.checks import check as check_report

@@ -1,7 +1,5 @@
 """The funnel through which columns that begin anywhere become vectors, on plain numbers."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from cute_softmax.kernels.panel import shift
@@ -13,13 +11,11 @@ WORD = (1 << 32) - 1
 def funnel(monkeypatch):
     """`shift.funnel` on ints; the funnel shift as PTX has it."""
 
-    def pair(low, high, bits, left):
+    def shifted(low, high, bits, left):
         both = high << 32 | low
         return (both << bits >> 32 if left else both >> bits) & WORD
 
-    monkeypatch.setattr(shift, "cutlass", SimpleNamespace(select_=lambda which, a, b: a if which else b))
-    monkeypatch.setattr(shift, "Uint32", int)
-    monkeypatch.setattr(shift, "_pair", pair)
+    monkeypatch.setattr(shift, "funnel_shift", shifted)
     return shift.funnel
 
 

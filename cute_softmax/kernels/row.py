@@ -7,42 +7,50 @@ tail of fewer than V scalars; the first threads of the row take the scalars, one
     coordinates -> tile -> shared memory -> predicates -> cluster init -> load -> fill -> reduce -> finish -> store
 
 Names: mX a tensor in global memory, gX a part of it, cX coordinates in the CTA's tile, sX shared memory, rX
-registers, pX predicates over columns and pR over rows; rE and pE the same for the scalars at a row's edges; tXcX is cX
-partitioned by X's tiled copy.
+registers, pX predicates; gE, rE and pE the same for the scalars at a row's edges; tXcX is cX partitioned by X's tiled
+copy. Coordinates and predicates are reckoned in `row_work`.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from types import SimpleNamespace
 
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Int64, Uint32, const_expr
+from cutlass import Boolean, Float32, Int32, Int64, const_expr
 
 from layouts.trace import observe
 
-from .common import online, reduce
+from ..plan import RowClass
+from .common import reduce
 from .common.copy import (
     DTYPES,
     Fragment,
+    GlobalTensor,
     Slots,
-    apart,
-    dot,
     global_pointer,
     load,
     load_async,
-    load_if,
     pack,
     read_policy,
     store,
 )
-from .common.online import rounded_product
+from .common.index import dot
+from .maths.maths import RowMath
 from .maths.prologue import Given
+from .row_scalars import Edges, Scalars
+from .row_work import Launch, Row, Shared, count, reads, row_of, share_of, writes
 
-INDEX_ERROR = (
-    "cute_softmax.selective_log_softmax: index %lld in row %lld is out of range: a row has %d elements"
-)
+
+@dataclass(frozen=True)
+class Vectors:
+    """A thread's vectors in registers: rX of each full operand, ((V, M), 1, K); whether they exist, pX, (M, 1, K); and
+    by (input, row) the one element that an input has for a row, where its access is 0."""
+
+    rX: list[cute.Tensor]
+    pX: cute.Tensor
+    ones: dict[tuple[int, int], object]
 
 
 class RowKernel:
@@ -52,18 +60,14 @@ class RowKernel:
     math: a row math of `maths`.
     """
 
-    def __init__(self, spec, math):
+    def __init__(self, spec: RowClass, math: RowMath):
         self.spec = spec
         self.math = math
         self.dtypes = [DTYPES[name] for name in spec.dtypes]
         self.inputs = range(len(math.inputs))
         self.full = range(len(math.inputs) + len(math.outputs))
-        self.group_inputs = range(len(self.full), len(self.full) + len(math.group_inputs))
-        # Those that every thread of a row looks at: of an index to choose a score by the first one alone does.
-        self.selects = "index" in math.group_inputs and not spec.prologue.target
-        self.group_names = [name for name in math.group_inputs if not (self.selects and name == "index")]
-        self.access = [*spec.access, *[spec.vector] * len(math.outputs)]
         self.staged = [i for i in self.inputs if spec.staging[i] != "direct"]
+        self.scalars = Scalars(spec, math)
         # What the slots of staged inputs hold: an element, or what is kept of it.
         self.slots = {i: Float32 if spec.keeps_shared and i == 0 else self.dtypes[i] for i in self.staged}
 
@@ -135,396 +139,218 @@ class RowKernel:
                 cute.arch.mbarrier_init_fence()
                 cute.arch.cluster_arrive_relaxed()
 
-        # The CTAs of a cluster take equal shares of the row, in whole cache lines: a short row leaves none idle.
-        share = columns
-        if const_expr(s.cluster_n > 1):
-            share = cute.ceil_div(cute.ceil_div(columns, s.cluster_n), s.line) * s.line
-        first_tensor = s.kept_modes - 1 + len(s.prologue.numbers)
-        this = SimpleNamespace(
+        first_number = s.kept_modes - 1
+        first_tensor = first_number + len(s.prologue.numbers)
+        share = share_of(s, columns)
+        launch = Launch(
+            spec=s,
             rows=rows,
             columns=columns,
-            tiles=(rows + s.tiler[0] - 1) // s.tiler[0],
             share=share,
             first=rank * share,
             rank=rank,
             lane=tidx % s.threads_per_row,
-            ctas=ctas,
-            policy=read_policy(evict_last),
-            zero=evict_last >> 1,  # which the compiler does not know
-            sizes=operands[: s.kept_modes - 1],
-            numbers=dict(zip(s.prologue.numbers, operands[s.kept_modes - 1 : first_tensor], strict=True)),
+            sizes=operands[:first_number],
+            numbers=dict(zip(s.prologue.numbers, operands[first_number:first_tensor], strict=True)),
             mX=[
-                SimpleNamespace(address=operands[i], strides=operands[i + 1 : i + 1 + s.kept_modes])
-                for i in range(first_tensor, len(operands), 1 + s.kept_modes)
+                GlobalTensor(dtype, operands[i], operands[i + 1 : i + 1 + s.kept_modes])
+                for dtype, i in zip(
+                    self.dtypes, range(first_tensor, len(operands), 1 + s.kept_modes), strict=True
+                )
             ],
             tXcX=tXcX,
-            tXsX=tXsX,
-            buffer=buffer,
-            barriers=barriers,
+            policy=read_policy(evict_last),
+            zero=evict_last >> 1,
+            shared=Shared(tXsX=tXsX, buffer=buffer, barriers=barriers),
         )
 
         if const_expr(self.staged):
             for k in cutlass.range_constexpr(0, s.steps, s.part):
-                self.prefetch(this, Int64(cta), k)
+                self.prefetch(launch, Int64(cta), k)
         if const_expr(not s.persistent):
-            self.tile(this, Int64(cta), Int32(0), None)
+            self.tile(launch, Int64(cta), Int32(0), None)
         else:
             if const_expr(s.cluster_n > 1):
                 cute.arch.cluster_wait()
             tile, turn = Int64(cta), Int32(0)
+            tiles = (rows + s.tiler[0] - 1) // s.tiler[0]
             # A tile ahead, as all else: waiting for them would cost a tenth of the time.
-            groups = [self.groups(this, self.row(this, tile, m)) for m in range(s.rows_per_thread)]
-            while tile < this.tiles:
-                now = groups
-                groups = [self.groups(this, self.row(this, tile + ctas, m)) for m in range(s.rows_per_thread)]
-                self.tile(this, tile, turn, now)
+            following = self.scalars.of_groups(launch, tile)
+            while tile < tiles:
+                known = following
+                following = self.scalars.of_groups(launch, tile + ctas)
+                self.tile(launch, tile, turn, known)
                 tile += ctas
                 turn += 1
 
-    def row(self, this, tile: Int64, m: int) -> SimpleNamespace:
-        """Row m of this thread: its coordinates, and how it divides into head, body and tail (elements)."""
-        V = self.spec.vector
-        index = tile * self.spec.tiler[0] + this.tXcX[(0, m), 0, 0][0]
-        at = self.coordinates(this, index)
-        head = Int32(0)
-        if const_expr(self.spec.edges):
-            # One tensor, the output if there is one, decides where vectors begin.
-            r = self.spec.facts.reference
-            size = self.dtypes[r].width // 8
-            misaligned = Int32((this.mX[r].address // size + self.begin(this, at, r)) & (V - 1))
-            head = cutlass.min((V - misaligned) & (V - 1), this.columns)
-        body = (this.columns - head) // V * V
-        inside = index < this.rows
-        limit = cutlass.min(body - this.first, this.share)
-        reach, seen = this.columns, limit
-        if const_expr(self.spec.prologue.causal):
-            counted = Int64(at[-1]) + this.numbers["offset"] + 1
-            reach = Int32(cutlass.max(cutlass.min(counted, Int64(this.columns)), Int64(0)))
-            seen = cutlass.min(limit, reach - head - this.first)
-        return SimpleNamespace(
-            index=index,
-            at=at,
-            inside=inside,
-            head=head,
-            body=body,
-            # Columns of the body that this CTA holds, and those of them that it reads.
-            limit=limit,
-            seen=seen,
-            # Columns of the row that count.
-            reach=reach,
-            start=head + this.first + this.tXcX[(0, m), 0, 0][1],
-        )
+    # Partition.
 
-    def coordinates(self, this, index: Int64) -> list[Int64]:
-        """The row's index in each kept mode, the slowest first."""
-        if self.spec.prologue:
-            # Plans with a prologue have no more rows than that: 64-bit divisions would cost as much as a short row.
-            return apart(Uint32(index), [Uint32(size) for size in this.sizes[::-1]])[::-1]
-        return apart(index, this.sizes[::-1])[::-1]
-
-    def begin(self, this, at: list[Int64], i: int) -> Int64:
-        """Elements from the beginning of tensor i to that of the row with these coordinates."""
-        return dot(at, this.mX[i].strides)
-
-    def reads(self, this, row: SimpleNamespace, m: int, k: int) -> Boolean:
-        """The predicate of vector k over columns, to be read: one bit for its V elements."""
-        return this.tXcX[(0, m), 0, k][1] < row.seen
-
-    def writes(self, this, row: SimpleNamespace, m: int, k: int, read: Boolean) -> Boolean:
-        """Whether a vector is to be written: what lies beyond the diagonal, too."""
-        return this.tXcX[(0, m), 0, k][1] < row.limit if self.spec.prologue.causal else read
-
-    def vectors(self, this, row: SimpleNamespace, i: int):
-        """k -> vector k of this thread's part of a row of tensor i in global memory."""
-        s = self.spec
-        dtype, mX = self.dtypes[i], this.mX[i]
-        align = max(self.access[i], 1) * dtype.width // 8
-        start = global_pointer(dtype, mX.address, self.begin(this, row.at, i) + row.start, align)
+    def vectors(self, row: Row, i: int) -> Callable[[int], cute.Tensor]:
+        """tXgX: k -> vector k of this thread's part of a row of operand i in global memory."""
+        s, mX = self.spec, row.launch.mX[i]
+        align = max(s.accesses[i], 1) * mX.itemsize
+        start = global_pointer(mX.dtype, mX.address, dot(row.at, mX.kept) + row.start, align)
         return lambda k: cute.make_tensor(
             start + k * s.threads_per_row * s.vector, cute.make_layout(s.vector)
         )
 
-    def scalar(self, this, row: SimpleNamespace, i: int, column: Int32) -> cute.Tensor:
-        dtype, mX = self.dtypes[i], this.mX[i]
-        at = global_pointer(dtype, mX.address, self.begin(this, row.at, i) + column, dtype.width // 8)
-        return cute.make_tensor(at, cute.make_layout(1))
-
-    def slot(self, this, i: int, m: int, k: int) -> cute.Tensor:
-        """This thread's place in shared memory for vector k of staged input i, of its row m; in slots that are to hold
-        something wider it takes the beginning."""
-        slot = this.tXsX[i][(None, m), 0, k]
+    def slot(self, row: Row, i: int, k: int) -> cute.Tensor:
+        """tXsX: this thread's place in shared memory for vector k of staged input i, of its row m; in slots that are to
+        hold something wider it takes the beginning."""
+        slot = row.launch.shared.tXsX[i][(None, row.m), 0, k]
         if self.slots[i] is self.dtypes[i]:
             return slot
         return cute.make_tensor(
             cute.recast_ptr(slot.iterator, dtype=self.dtypes[i]), cute.make_layout(self.spec.vector)
         )
 
-    def kept(self, this, i: int, m: int) -> Slots | None:
-        """Where the math keeps numbers for the elements of row m of input i; None for in registers, or not at all."""
-        if not (self.spec.keeps_shared and i == 0):
-            return None
-        return Slots([this.tXsX[i][(None, m), 0, k] for k in range(self.spec.steps)])
-
     @cute.jit
-    def prefetch(self, this, tile: Int64, first: cutlass.Constexpr[int]):
+    def prefetch(self, launch: Launch, tile: Int64, first: cutlass.Constexpr[int]):
         """Start the asynchronous loads of vectors first .. first + part into this thread's own slots of shared
         memory, as one commit group."""
         s = self.spec
         for m in cutlass.range_constexpr(s.rows_per_thread):
-            row = self.row(this, tile, m)
+            row = row_of(launch, tile, m)
             for i in self.staged:
-                gX = self.vectors(this, row, i)
+                tXgX = self.vectors(row, i)
                 for k in cutlass.range_constexpr(first, min(first + s.part, s.steps)):
-                    if row.inside & self.reads(this, row, m, k):
-                        load_async(gX(k), self.slot(this, i, m, k), self.access[i], this.policy)
+                    if row.inside & reads(row, k):
+                        load_async(tXgX(k), self.slot(row, i, k), s.access[i], launch.policy)
         cute.arch.cp_async_commit_group()
 
     @cute.jit
-    def tile(self, this, tile: Int64, turn: Int32, groups: list[list] | None):
+    def tile(self, launch: Launch, tile: Int64, turn: Int32, known: list | None):
         """One tile of rows, from loading to storing.
 
-        turn: how many tiles this CTA has done before; groups: of each row the `groups`, if they are known.
+        turn: how many tiles this CTA has done before; known: `of_groups`, if they are loaded already.
         """
-        s, math = self.spec, self.math
-        V, M, K, T, E = s.vector, s.rows_per_thread, s.steps, s.threads_per_row, s.edge_scalars
-        rows = [self.row(this, tile, m) for m in range(M)]
+        rows = [row_of(launch, tile, m) for m in range(self.spec.rows_per_thread)]
+        vectors = self.load(rows)
+        chosen = [self.scalars.chosen(row) if self.scalars.selects else None for row in rows]
+        edges = self.scalars.load_edges(rows, vectors.ones)
+        values = [
+            self.values(rows[m], vectors, edges, None if known is None else known[m])
+            for m in range(len(rows))
+        ]
+        maths = [self.math.for_row(v) for v in values]
+        states, kept = self.reduce(launch.shared, values, maths, turn)
+        for m in cutlass.range_constexpr(len(rows)):
+            results = maths[m].finish(values[m], kept[m], states[m])
+            self.store(rows[m], results, vectors, edges)
+            if const_expr(self.spec.prologue.target):
+                self.scalars.store_target(rows[m], values[m][-1].numbers, edges)
+            if const_expr(len(self.math.group_outputs) > 0):
+                found = [chosen[m].score] if const_expr(self.scalars.selects) else []
+                results = partial(maths[m].group_results, states[m], *found)
+                self.scalars.store_groups(rows[m], results, chosen[m])
 
-        # Predicates: whether a vector's columns exist, a bit that the rows of a thread share where they end alike; and
-        # whether a row does.
+    # Load.
+
+    @cute.jit
+    def load(self, rows: list[Row]) -> Vectors:
+        """Load what comes directly from global memory, over the padding of what lies outside a row."""
+        s = self.spec
+        V, M, K = s.vector, s.rows_per_thread, s.steps
+
+        # Predicates: whether a vector's columns exist, a bit that the rows of a thread share where they end alike.
         pX = cute.make_rmem_tensor(cute.make_layout(s.predicate.shape, stride=s.predicate.stride), Boolean)
         observe("predicate", pX)
         for m in cutlass.range_constexpr(1 if s.rows_end_alike else M):
             for k in cutlass.range_constexpr(K):
-                pX[m, 0, k] = self.reads(this, rows[m], m, k)
-        pR = [row.inside for row in rows]
+                pX[m, 0, k] = reads(rows[m], k)
 
-        # Load, over the padding of what lies outside the row.
         rX = [cute.make_rmem_tensor(((V, M), 1, K), self.dtypes[i]) for i in self.full]
         for i in self.inputs:
-            rX[i].fill(self.dtypes[i](math.padding[i]))
+            rX[i].fill(self.dtypes[i](self.math.padding[i]))
         ones = {}
         for m in cutlass.range_constexpr(M):
             for i in self.inputs:
-                gX = self.vectors(this, rows[m], i)
-                if const_expr(self.access[i] == 0):
-                    ones[i, m] = self.one(this, rows[m], i, Int32(0))
+                tXgX = self.vectors(rows[m], i)
+                if const_expr(s.access[i] == 0):
+                    ones[i, m] = self.scalars.one(rows[m], i, Int32(0))
                     for k in cutlass.range_constexpr(K):
-                        if pR[m] & pX[m, 0, k]:
+                        if rows[m].inside & pX[m, 0, k]:
                             rX[i][(None, m), 0, k].fill(ones[i, m])
                 elif const_expr(s.staging[i] == "direct"):
                     for k in cutlass.range_constexpr(K):
-                        if pR[m] & pX[m, 0, k]:
-                            load(gX(k), rX[i][(None, m), 0, k], self.access[i], this.policy)
+                        if rows[m].inside & pX[m, 0, k]:
+                            load(tXgX(k), rX[i][(None, m), 0, k], s.access[i], rows[m].launch.policy)
+        return Vectors(rX, pX, ones)
 
-        # Of the row math: the score of the element that an index chooses.
-        chosen = [[self.chosen(this, row)] if self.selects else [] for row in rows]
+    # Reduce.
 
-        # The scalars at the edges of a row: slots 0 .. V-2 are its head, V-1 .. 2V-3 its tail.
-        rE = [cute.make_rmem_tensor((max(E, 1), M), self.dtypes[i]) for i in self.full]
-        pE = cute.make_rmem_tensor((max(E, 1), M), Boolean)
-        counted = {}
-        columns = {}
-        for m in cutlass.range_constexpr(M):
-            for e in cutlass.range_constexpr(E):
-                row = rows[m]
-                slot = this.lane + e * T
-                after_body = row.head + row.body + slot - (V - 1)
-                in_head = slot < row.head
-                in_tail = (slot >= V - 1) & (after_body < this.columns)
-                columns[e, m] = Int32(cutlass.select_(in_head, slot, after_body))
-                pE[e, m] = pR[m] & (in_head | in_tail) & (this.rank == 0)
-                counted[e, m] = pE[e, m]
-                if const_expr(s.prologue.causal):
-                    counted[e, m] = pE[e, m] & (columns[e, m] < row.reach)
-                for i in self.inputs:
-                    rE[i][e, m] = self.dtypes[i](math.padding[i])
-                    gE = self.scalar(this, row, i, columns[e, m])
-                    if counted[e, m]:
-                        rE[i][e, m] = ones[i, m] if const_expr(self.access[i] == 0) else gE[0]
-
-        # Reduce.
+    def values(self, row: Row, vectors: Vectors, edges: Edges, known: list | None) -> list[Fragment | Given]:
+        """What the math sees of a row: the elements of each input and, with a prologue, what else belongs to it. known:
+        `of_group`, if it is loaded already."""
+        s, m = self.spec, row.m
+        K, E, waiting = s.steps, s.edge_scalars, set(range(0, s.steps, s.part))
         values = []
-        for m in cutlass.range_constexpr(M):
-            waiting = set(range(0, K, s.part))
-            values.append(
-                [
-                    Fragment(
-                        [
-                            lambda i=i, m=m, k=k, waiting=waiting: self.vector(
-                                this, tile, i, m, k, pR, pX, rX, waiting
-                            )
-                            for k in range(K)
-                        ],
-                        [rE[i][e, m] for e in range(E)],
-                        not math.keep,
-                        s.staging[i],
-                        self.kept(this, i, m),
-                    )
-                    for i in self.inputs
-                ]
-            )
-            if const_expr(s.prologue):
-                held = [pR[m] & pX[m, 0, k] for k in range(K)]
-                left = [self.left(this, rows[m], m, k, held[k]) for k in range(K)]
-                left += [Int32(counted[e, m]) for e in range(E)]
-                held += [counted[e, m] for e in range(E)]
-                held_groups = self.groups(this, rows[m]) if groups is None else groups[m]
-                values[m].append(Given(self.numbers(this, held_groups), left, held))
-        maths = [math.for_row(values[m]) for m in range(M)]
-        carry = [[] for _ in range(M)]
-        kept = [None] * M
-        for stage in cutlass.range_constexpr(len(math.reductions)):
-            for m in cutlass.range_constexpr(M):
-                state, kept[m] = maths[m].partial(stage, values[m], carry[m], min(T, reduce.WARP))
+        for i in self.inputs:
+            slots = None
+            if s.keeps_shared and i == 0:  # where the math keeps numbers for the elements
+                slots = Slots([row.launch.shared.tXsX[i][(None, m), 0, k] for k in range(K)])
+            tXrX = [partial(self.held, row, i, k, vectors, waiting) for k in range(K)]
+            scalars = [edges.rE[i][e, m] for e in range(E)]
+            values.append(Fragment(tXrX, scalars, not self.math.keep, s.staging[i], slots))
+        if s.prologue:
+            exist = [row.inside & vectors.pX[m, 0, k] for k in range(K)]
+            counts = [count(row, k, exist[k]) for k in range(K)]
+            counts += [Int32(edges.counted[e, m]) for e in range(E)]
+            exist += [edges.counted[e, m] for e in range(E)]
+            known = self.scalars.of_group(row) if known is None else known
+            values.append(Given(self.scalars.numbers(row.launch, known), counts, exist))
+        return values
+
+    def held(self, row: Row, i: int, k: int, vectors: Vectors, waiting: set) -> cute.Tensor:
+        """tXrX: vector k of input i in registers. The first touch of an asynchronously loaded part waits for it."""
+        if self.staged and k in waiting:
+            waiting.remove(k)
+            self.arrive(row, k, vectors)
+        if self.spec.staging[i] != "shared":
+            return vectors.rX[i][(None, row.m), 0, k]
+        tXrX = cute.make_rmem_tensor(self.spec.vector, self.dtypes[i])
+        tXrX.fill(self.dtypes[i](self.math.padding[i]))
+        self.from_shared(self.slot(row, i, k), tXrX, row.inside & vectors.pX[row.m, 0, k])
+        return tXrX
+
+    @cute.jit
+    def from_shared(self, src: cute.Tensor, dst: cute.Tensor, exists: Boolean):
+        if exists:
+            cute.autovec_copy(src, dst)
+
+    @cute.jit
+    def arrive(self, row: Row, first: cutlass.Constexpr[int], vectors: Vectors):
+        """Wait for vectors first .. first + part, move them to registers and, if persistent, refill their slots."""
+        s, m = self.spec, row.m
+        parts = -(-s.steps // s.part)
+        cute.arch.cp_async_wait_group(parts - 1 - (0 if s.persistent else first // s.part))
+        for i in self.staged:
+            if const_expr(s.staging[i] == "async"):
+                for k in cutlass.range_constexpr(first, min(first + s.part, s.steps)):
+                    exists = row.inside & vectors.pX[m, 0, k]
+                    self.from_shared(self.slot(row, i, k), vectors.rX[i][(None, m), 0, k], exists)
+        if const_expr(s.persistent):
+            ctas, _, _ = cute.arch.grid_dim()
+            self.prefetch(row.launch, row.tile + ctas, first)
+
+    @cute.jit
+    def reduce(self, shared: Shared, values: list, maths: list[RowMath], turn: Int32) -> tuple[list, list]:
+        """By row (the state of the whole row, what the thread keeps of it for `finish`)."""
+        s, width = self.spec, min(self.spec.threads_per_row, reduce.WARP)
+        carry = [[] for _ in values]
+        kept = [None for _ in values]
+        for stage in cutlass.range_constexpr(len(self.math.reductions)):
+            for m in cutlass.range_constexpr(len(values)):
+                state, kept[m] = maths[m].partial(stage, values[m], carry[m], width)
                 if const_expr(s.exchanges):
                     if const_expr(s.cluster_n > 1 and not s.persistent and stage == 0):
                         # As late as possible: it waits until all CTAs of the cluster have started.
                         cute.arch.cluster_wait()
-                    state = self.exchange(this, stage, maths[m].reductions[stage], state, turn)
+                    state = self.exchange(shared, stage, maths[m].reductions[stage], state, turn)
                 carry[m].append(state)
+        return [sum(states, ()) for states in carry], kept
 
-        # Finish and store.
-        for m in cutlass.range_constexpr(M):
-            results = maths[m].finish(values[m], kept[m], sum(carry[m], ()))
-            for j in cutlass.range_constexpr(len(math.outputs)):
-                i = len(self.inputs) + j
-                gX = self.vectors(this, rows[m], i)
-                result = iter(results[j])
-                for k in cutlass.range_constexpr(K):
-                    pack(result, rX[i][(None, m), 0, k])
-                    if pR[m] & self.writes(this, rows[m], m, k, pX[m, 0, k]):
-                        store(rX[i][(None, m), 0, k], gX(k))
-                for e in cutlass.range_constexpr(E):
-                    value = next(result).to(self.dtypes[i])
-                    gE = self.scalar(this, rows[m], i, columns[e, m])
-                    if pE[e, m]:
-                        gE[0] = value
-                if const_expr(s.prologue.target):
-                    self.at_target(this, rows[m], i, values[m][-1].numbers, columns, pE, m)
-            # All threads of the row know its state; the first one stores what becomes of it.
-            first = rows[m].inside & (this.lane == 0) & (this.rank == 0)
-            if const_expr(len(math.group_outputs) > 0):
-                results = partial(
-                    maths[m].group_results, sum(carry[m], ()), *[score for score, *_ in chosen[m]]
-                )
-                self.store_groups(this, rows[m], first, results, chosen[m])
-
-    @cute.jit
-    def store_groups(self, this, row: SimpleNamespace, first: Boolean, results: Callable, chosen: list):
-        i = len(self.full) + len(self.group_inputs)
-        count = len(self.math.group_outputs)
-        gX = [self.scalar(this, row, i + j, Int32(0)) for j in range(count)]
-        if first:
-            numbers = results()
-            for j in cutlass.range_constexpr(count):
-                gX[j][0] = numbers[j].to(self.dtypes[i + j])
-            if const_expr(len(chosen) > 0):
-                # Behind all else: behind a trap the compiler would put a copy of what follows it.
-                _, index, exists = chosen[0]
-                if not exists:
-                    cute.printf(INDEX_ERROR, index, row.index, this.columns)
-                    cute.arch.inline_ptx("trap;")
-
-    def left(self, this, row: SimpleNamespace, m: int, k: int, held: Boolean) -> Int32:
-        """How many elements of vector k there are before the end of the row, or its diagonal; 0 if it is not held."""
-        column = row.head + this.first + this.tXcX[(0, m), 0, k][1]
-        return Int32(cutlass.select_(held, row.reach - column, Int32(0)))
-
-    def numbers(self, this, groups: list) -> dict:
-        """The scale and alpha of a row, in all of its threads; groups: its `groups`."""
-        names = self.spec.prologue.numbers
-        found = {n: Int32(this.numbers[n]).bitcast(Float32) for n in names if n != "offset"}
-        return found | dict(zip(self.group_names, groups, strict=True))
-
-    def groups(self, this, row: SimpleNamespace) -> list:
-        """What the tensors of one element per group have for a row; of an index that no element has, -1."""
-        inputs = dict(zip(self.math.group_inputs, self.group_inputs, strict=True))
-        found = []
-        for name in self.group_names:
-            value = self.one(this, row, inputs[name], this.lane * this.zero)
-            if name == "index":
-                exists = (value >= 0) & (value < this.columns)
-                found.append(Int32(cutlass.select_(exists, value, Int64(-1))))
-            else:
-                found.append(value.to(Float32))
-        return found
-
-    @cute.jit
-    def one(self, this, row: SimpleNamespace, i: int, offset: Int32):
-        """The one element that tensor i has for a row; 0 outside of them.
-
-        offset: 0. Multiplied by the lane, ptxas does not see that all lanes have the same address: it would move what
-        they load into a uniform register, and wait for it in the midst of the loads of the row.
-        """
-        held = cute.make_rmem_tensor(1, self.dtypes[i])
-        held[0] = self.dtypes[i](0)
-        gX = self.scalar(this, row, i, offset)
-        if row.inside:
-            held[0] = gX[0]
-        return held[0]
-
-    def group(self, this, row: SimpleNamespace, name: str) -> cute.Tensor:
-        """The element of group input `name` for a row, in global memory."""
-        return self.scalar(this, row, self.group_inputs[self.math.group_inputs.index(name)], Int32(0))
-
-    def chosen(self, this, row: SimpleNamespace) -> tuple[Float32, Int64, Boolean]:
-        """The score, in the first thread of a row, of the element that "index" chooses, the index, and whether the row
-        has such an element; without one the score is another's, and `store_groups` complains."""
-        first = row.inside & (this.lane == 0) & (this.rank == 0)
-        index = load_if(first, self.group(this, row, "index"))
-        exists = (index >= 0) & (index < this.columns)
-        column = Int32(cutlass.select_(exists, index, Int64(0)))
-        score = load_if(first, self.scalar(this, row, 0, column)).to(Float32)
-        if self.spec.prologue.scale:
-            score = rounded_product(score, self.numbers(this, self.groups(this, row))["scale"])
-        return score, index, exists
-
-    @cute.jit
-    def at_target(self, this, row: SimpleNamespace, i: int, numbers: dict, columns: dict, pE, m: int):
-        """Store alpha * (p - 1) into tensor i at the row's target, by the thread that has stored alpha * p there."""
-        s = self.spec
-        target = numbers["index"]
-        place = target - row.head - this.first
-        mine = (place >= 0) & (place < row.limit) & (place // s.vector % s.threads_per_row == this.lane)
-        mine = mine & row.inside
-        for e in cutlass.range_constexpr(s.edge_scalars):
-            mine = mine | (pE[e, m] & (columns[e, m] == target))
-        gX, alpha, found = self.scalar(this, row, i, target), numbers["alpha"], numbers["found"]
-        if mine:
-            gX[0] = (alpha * online.less_one(found)).to(self.dtypes[i])
-
-    def vector(self, this, tile: Int64, i: int, m: int, k: int, pR, pX, rX, waiting: set) -> cute.Tensor:
-        """Vector k of input i in registers. The first touch of an asynchronously loaded part waits for it."""
-        if self.staged and k in waiting:
-            waiting.remove(k)
-            self.arrive(this, tile, m, k, pR, pX, rX)
-        if self.spec.staging[i] != "shared":
-            return rX[i][(None, m), 0, k]
-        held = cute.make_rmem_tensor(self.spec.vector, self.dtypes[i])
-        held.fill(self.dtypes[i](self.math.padding[i]))
-        self.from_shared(self.slot(this, i, m, k), held, pR[m] & pX[m, 0, k])
-        return held
-
-    @cute.jit
-    def from_shared(self, src: cute.Tensor, dst: cute.Tensor, inside: Boolean):
-        if inside:
-            cute.autovec_copy(src, dst)
-
-    @cute.jit
-    def arrive(self, this, tile: Int64, m: cutlass.Constexpr[int], first: cutlass.Constexpr[int], pR, pX, rX):
-        """Wait for vectors first .. first + part, move them to registers and, if persistent, refill their slots."""
-        s = self.spec
-        groups = -(-s.steps // s.part)
-        cute.arch.cp_async_wait_group(groups - 1 - (0 if s.persistent else first // s.part))
-        for i in self.staged:
-            if const_expr(s.staging[i] == "async"):
-                for k in cutlass.range_constexpr(first, min(first + s.part, s.steps)):
-                    held = pR[m] & pX[m, 0, k]
-                    self.from_shared(self.slot(this, i, m, k), rX[i][(None, m), 0, k], held)
-        if const_expr(s.persistent):
-            self.prefetch(this, tile + this.ctas, first)
-
-    def exchange(self, this, stage: int, op: object, state: tuple, turn: Int32) -> tuple:
+    def exchange(self, shared: Shared, stage: int, op: object, state: tuple, turn: Int32) -> tuple:
         """Merge a state with the other warps and CTAs of the row.
 
         A persistent kernel alternates between two buffers, so that a fast warp never overwrites what a slow one
@@ -532,7 +358,24 @@ class RowKernel:
         """
         which, phase = (turn % 2, turn // 2 % 2) if self.spec.persistent else (0, Int32(0))
         which = which + stage * self.spec.turns
-        barrier = None if this.barriers is None else this.barriers + which
+        barrier = None if shared.barriers is None else shared.barriers + which
         return reduce.across_warps(
-            op, state, this.buffer[None, None, which], barrier, phase, self.spec.cluster_n
+            op, state, shared.buffer[None, None, which], barrier, phase, self.spec.cluster_n
         )
+
+    # Store.
+
+    @cute.jit
+    def store(self, row: Row, results: list, vectors: Vectors, edges: Edges):
+        """Store the results of a row."""
+        m = row.m
+        for j in cutlass.range_constexpr(len(self.math.outputs)):
+            i = len(self.inputs) + j
+            tXgY = self.vectors(row, i)
+            result = iter(results[j])
+            for k in cutlass.range_constexpr(self.spec.steps):
+                tXrY = vectors.rX[i][(None, m), 0, k]
+                pack(result, tXrY)
+                if row.inside & writes(row, k, vectors.pX[m, 0, k]):
+                    store(tXrY, tXgY(k))
+            self.scalars.store_edges(row, i, result, edges)

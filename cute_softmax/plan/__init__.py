@@ -8,8 +8,9 @@ nothing unless it falls into another class. Pure Python: no GPU, torch or cutlas
 from .choose import plan, plan_call
 from .maths import CACHE_LINE, MATHS, WARP, Math, NotPlanned, math_of
 from .modes import MODES
-from .panel import PanelPlan, plan_panel
+from .panel import plan_panel
 from .panel_class import PanelClass
+from .panel_plan import PanelPlan
 from .prologue import NO_PROLOGUE, Prologue, facts_of
 from .row import PART, VECTORS_PER_ROW, RowClass, row_class, vector_of
 from .row_configs import MANY, RowConfig

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from .hardware import Device
 from .maths import MATHS, Math, NotPlanned, check_counts
 from .modes import MODES, access_of, padded
-from .panel import PanelPlan, plan_panel
+from .panel import plan_panel
+from .panel_plan import PanelPlan
 from .problem import ITEM_SIZE, Mode, Operand, Problem, canonical
 from .prologue import NO_PROLOGUE, Prologue, facts_of
 from .row import RowClass, row_class, vector_of

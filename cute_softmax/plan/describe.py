@@ -10,7 +10,7 @@ from .hardware import ARCHITECTURES, H200, Device
 from .maths import NotPlanned, math_of
 from .matmul import MatmulPlan, canonical_matmul, instruction_of, plan_matmul
 from .matmul_backward import MatmulBackwardPlan, plan_matmul_backward
-from .panel import PanelPlan
+from .panel_plan import PanelPlan
 from .problem import ALIGNMENT, ITEM_SIZE, canonical_dims, check_float, contiguous
 from .row_plan import Plan
 

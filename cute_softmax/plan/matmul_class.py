@@ -9,12 +9,13 @@ from typing import ClassVar
 
 from .base import ClassBase
 from .hardware import KIB, Architecture
+from .maths import WARP
 from .problem import ALIGNMENT, ITEM_SIZE
 
 TILE_N = 64  # columns of S (rows of V) of a step: 128 bytes of 16-bit scores, the width of a swizzled box
 LINE_N = TILE_N + 8  # of a tile whose rows begin anywhere within 16 bytes
 BLOCK_ROWS = 64  # of wgmma
-WARPGROUP = 128  # threads
+WARPGROUP = 4 * WARP  # threads
 RESERVED = 2 * KIB  # of shared memory: alignment to the swizzle's 1024 bytes, barriers, what the driver keeps
 SLAB = 64  # columns of 16 bits in the 128 bytes of a swizzled row of shared memory
 MAX_DEPTH = 256  # columns of an instruction

@@ -1,15 +1,15 @@
-"""The `column` and `split` movements: their Plan classes, and how a problem is cut into panels and parts."""
+"""How a problem is cut into panels and parts: the decisions of the column and split movements."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
-from .base import PlanBase
 from .hardware import Device
 from .maths import CACHE_LINE, MATHS, WARP, Math, NotPlanned, check_counts
-from .modes import MODES, access_of, offset_of, padded
+from .modes import MODES, access_of, padded
 from .panel_class import PanelClass
 from .panel_configs import (
     AHEAD,
@@ -26,181 +26,8 @@ from .panel_configs import (
     STREAMING,
     PanelConfig,
 )
+from .panel_plan import PanelPlan, panels_of
 from .problem import ALIGNMENT, ITEM_SIZE, Mode, Problem
-
-# An exchange point waits so long (nanoseconds) before a CTA leaves its part to the last one that arrives.
-PATIENCE = 1_000_000
-
-
-@dataclass(frozen=True)
-class PanelPlan(PlanBase):
-    """How one launch over columns, or over rows that several CTAs share, runs: the column and split movements.
-
-    What is compiled, and the numbers that change from call to call. Plain numbers, made without a GPU, torch or
-    cutlass. A *group* is what is reduced together, a *panel* the groups that CTAs work on side by side. A notebook
-    draws it: the tile of the first CTA.
-
-    Attributes:
-        problem: The call in canonical form: its dimensions merged, sizes and strides in elements, dtypes.
-        kernel: What is compiled: threads, vectors, cluster, staging.
-        length: Elements of a group.
-        kept: Sizes of the kept dimensions, the slowest first; vectors of columns lie in the last.
-        reduced: Sizes of the reduced dimensions, likewise.
-        parts: CTAs (clusters) that share a panel.
-        share: Elements of a group that a CTA takes.
-        operand_strides: Per operand, its strides in the kept and then in the reduced dimensions, each the fastest
-            first, in elements.
-        evict_last: Whether reads ask to be evicted from L2 last.
-        resident: CTAs that the GPU holds at a time.
-        patience: Nanoseconds that a CTA waits for the others before it leaves its part to the last one.
-    """
-
-    problem: Problem
-    kernel: PanelClass
-    length: int
-    kept: tuple[int, ...]
-    reduced: tuple[int, ...]
-    parts: int
-    share: int
-    operand_strides: tuple[tuple[int, ...], ...]
-    evict_last: bool
-    resident: int
-    patience: int = PATIENCE
-
-    @property
-    def chunks(self) -> int:
-        """Chunks of a share; some may be empty."""
-        c = self.kernel
-        fewest = c.registers + c.ahead - c.wait if c.ahead else 0
-        return max(math.ceil(self.share / c.chunk), fewest)
-
-    @property
-    def again(self) -> int:
-        """How many chunks are read twice: those that are not held."""
-        return max(self.chunks - self.kernel.buffers, 0) if self.kernel.repeats else 0
-
-    @property
-    def groups(self) -> int:
-        """How many groups there are, side by side in panels."""
-        return math.prod(self.kept)
-
-    def group(self, operand: int, index: int) -> int:
-        """Elements from the beginning of an operand to that of a group."""
-        strides = self.operand_strides[operand][: len(self.kept)]
-        return offset_of(index, self.kept, strides[::-1])
-
-    def element(self, operand: int, index: int) -> int:
-        """Elements from the beginning of a group to one of its elements."""
-        strides = self.operand_strides[operand][len(self.kept) :]
-        return offset_of(index, self.reduced, strides[::-1])
-
-    def pieces(self, group: int) -> tuple[int, int]:
-        """(head, body) of a group: elements before its first line of cache, and in whole vectors; all others are its
-        tail. Tensors are taken to begin `problem.offsets` elements past a cache line."""
-        c = self.kernel
-        if not c.edges:
-            return 0, self.length
-        start = self.problem.offsets[c.facts.reference] + self.group(c.facts.reference, group)
-        head = min(-start % c.line, self.length)
-        return head, (self.length - head) // c.vector * c.vector
-
-    def bounds(self, part: int, rank: int, group: int = 0) -> range:
-        """The elements of the body of a group that a CTA takes: CTA `rank` of its cluster, of a part."""
-        head, body = self.pieces(group)
-        first = (part * self.kernel.cluster_n + rank) * self.share
-        return range(head + first, head + max(first, min(first + self.share, body)))
-
-    @property
-    def abreast(self) -> int:
-        """Groups between the ends of which panels lie: where vectors are shifted, those of the last kept mode."""
-        return self.kept[-1] if self.kernel.shifted else self.groups
-
-    def panel(self, tile: int) -> range:
-        """The groups of a panel."""
-        c, outer, inner = self.kernel, *divmod(tile, math.ceil(self.abreast / self.kernel.advance))
-        first = outer * self.abreast
-        return range(first, first + self.abreast)[inner * c.advance :][: c.columns]
-
-    @property
-    def tiles(self) -> int:
-        """How many panels there are."""
-        return _panels(self.kernel, self.groups, self.abreast)
-
-    @property
-    def ctas(self) -> int:
-        """CTAs of the grid, or clusters: those that stream to outputs work on several items, one after the other."""
-        c, items = self.kernel, self.tiles * self.parts
-        several = c.streaming and c.facts.outputs and c.cluster_n == 1
-        return min(items, self.resident) if several else items
-
-    @property
-    def exchange_bytes(self) -> int:
-        """Bytes of all exchange points, in whole 16."""
-        return -(-self.tiles * (1 + self.parts) * 4 // 16) * 16
-
-    @property
-    def scratch(self) -> int:
-        """Bytes of zeroed memory that the launch needs: the exchange points, then the parts' states."""
-        if not self.kernel.exchange:
-            return 0
-        states = self.tiles * self.parts * self.kernel.columns * self.kernel.published_bytes
-        return self.exchange_bytes + states
-
-    @property
-    def arguments(self) -> tuple[int, ...]:
-        """The ints that the compiled function takes between the stream and the scratch memory or the operands."""
-        return (
-            self.ctas,
-            self.tiles * self.parts,
-            self.length,
-            self.groups,
-            self.parts,
-            self.share,
-            int(self.evict_last),
-            self.patience,
-            self.chunks,
-            self.exchange_bytes,
-            *self.kept[:0:-1],
-            *self.reduced[:0:-1],
-        )
-
-    def explain(self) -> str:
-        """The plan as a person would want to read it."""
-        c = self.kernel
-        if c.orientation == "column":
-            where = f"panels of {c.columns} columns by {self.length} elements, {c.across} x {c.down} threads"
-        else:
-            where = f"a CTA or more a row, {c.threads} threads along it"
-        if c.cluster_n > 1:
-            where += f", clusters of {c.cluster_n} CTAs"
-        if c.exchange:
-            where += f"; {self.parts} parts that exchange states in global memory"
-        lines = [
-            f"{c.math} of {self.groups} groups of {self.length}, "
-            f"{' -> '.join(dict.fromkeys(c.dtypes))}, for {c.architecture}",
-            f"  movement   {c.movement}: {where}; class {c.name}",
-            f"  threads    {c.threads} a CTA; tile of {c.tile} elements by {c.columns} groups",
-            f"  thread     {c.steps} vectors of {c.vector} elements in shared memory"
-            + (f", {c.registers * c.chunk_steps} in registers" if c.registers else ""),
-            f"  loads      cp.async, {' and '.join(c.load_widths)} at a time; "
-            f"L2 {'evict_last' if self.evict_last else 'evict_normal'}",
-            *(["  edges      head and tail scalars apart"] if c.edges else []),
-            *(
-                [f"  edges      aligned blocks, shifted into place; a panel every {c.advance} columns"]
-                if c.shifted
-                else []
-            ),
-            f"  modes      kept {' x '.join(map(str, self.kept))}, "
-            f"reduced {' x '.join(map(str, self.reduced))}",
-            f"  reduction  {c.stages} stage(s); buffer {c.reduction_buffer}, "
-            f"{c.reduction_buffer.cosize * 4} bytes",
-            f"  grid       {self.ctas} {'clusters' if c.cluster_n > 1 else 'CTAs'} for {self.tiles} "
-            f"panels; {c.shared_memory} bytes of shared memory a CTA",
-            f"  traffic    {self.problem.bytes / 1e6:.1f} MB, "
-            + (f"{self.again} of {self.chunks} chunks read twice" if c.repeats else "every element read once")
-            + (" and written once" if c.facts.outputs else ", one result written per group"),
-        ]
-        return "\n".join(lines)
 
 
 def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: bool) -> PanelPlan:
@@ -208,52 +35,104 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
 
     Raises NotPlanned for groups of 2^31 elements and more, for as many groups, and for tensors of too many dimensions.
     """
-    facts = MATHS[math_name, True]
     check_counts({"elements in a group": problem.length, "groups": problem.groups})
-    one = Mode(1, (0,) * len(problem.dtypes))
-    kept, reduced = list(problem.kept) or [one], list(problem.reduced) or [one]
-    orientation = _orientation(kept, reduced, facts.full)
-    # The mode along which vectors lie comes last.
-    along = kept if orientation == "column" else reduced
-    inner = min(along, key=lambda m: _step(m, facts.full))
-    along.append(along.pop(along.index(inner)))
-    vector = _vector(problem, [*kept, *reduced], inner, facts.full)
-    widest, smallest = _widest(problem, facts.full), min(ITEM_SIZE[d] for d in problem.dtypes[: facts.full])
-    misaligned = vector < widest and set(inner.strides[: facts.full]) == {1}
-    edges = misaligned and orientation == "row" and len(reduced) == 1
-    narrow = vector * smallest < SHIFTED_BELOW_BYTES and inner.size >= SHIFTED_FROM
-    # Panels that are shifted overlap: one would write what its neighbour has still to read.
-    shifted = misaligned and orientation == "column" and narrow and not problem.in_place
-    if edges or shifted:
-        vector = widest
-    access = _access(problem, kept, widest, facts) if edges else (vector,) * len(facts.inputs)
-    # What is shared out: the longest body of a row. Panels end where a shifted mode does.
-    length = max(problem.length // vector, 1) * vector if edges else problem.length
-    abreast = inner.size if shifted else problem.groups
-    kept, reduced = _padded(kept, problem), _padded(reduced, problem)
+    groups = _Groups.of(math_name, problem, device, evict_last)
+    return _held(groups) or _deep(groups) or _streamed(groups)
 
-    def class_of(
-        config: PanelConfig, narrowed: int = 1, *, exchange: bool = False, streaming: bool = False
-    ) -> PanelClass:
-        size = max(ITEM_SIZE[d] for d in problem.dtypes[: facts.full])
-        width = min(vector, config.vector_bytes // size) if orientation == "column" else vector
-        # Up to the end of the block that the last group's result may lie in.
-        beyond = width - 1 if shifted and facts.outputs else 0
-        return PanelClass(
+
+@dataclass(frozen=True)
+class _Groups:
+    """What a problem asks of panels: along which modes vectors lie, how wide they are, and what is shared out.
+
+    kept, reduced: modes, the slowest first; of those that vectors lie along the mode of the vectors comes last.
+    vector, widest: elements of an access that all addresses allow, and of 16 bytes. access, edges, shifted: see
+    `PanelClass`. length: the longest body of a group. abreast: groups between the ends of which panels lie.
+    """
+
+    math: str
+    problem: Problem
+    device: Device
+    evict_last: bool
+    orientation: str
+    kept: tuple[Mode, ...]
+    reduced: tuple[Mode, ...]
+    vector: int
+    widest: int
+    access: tuple[int, ...]
+    edges: bool
+    shifted: bool
+    length: int
+    abreast: int
+
+    @classmethod
+    def of(cls, math_name: str, problem: Problem, device: Device, evict_last: bool) -> _Groups:
+        facts = MATHS[math_name, True]
+        one = Mode(1, (0,) * len(problem.dtypes))
+        kept, reduced = list(problem.kept) or [one], list(problem.reduced) or [one]
+        orientation = _orientation(kept, reduced, facts.full)
+        along = kept if orientation == "column" else reduced
+        inner = min(along, key=lambda m: _step(m, facts.full))
+        along.append(along.pop(along.index(inner)))
+        vector = _vector(problem, [*kept, *reduced], inner, facts.full)
+        sizes = [ITEM_SIZE[d] for d in problem.dtypes[: facts.full]]
+        widest = ALIGNMENT // max(sizes)
+        misaligned = vector < widest and set(inner.strides[: facts.full]) == {1}
+        edges = misaligned and orientation == "row" and len(reduced) == 1
+        narrow = vector * min(sizes) < SHIFTED_BELOW_BYTES and inner.size >= SHIFTED_FROM
+        # Panels that are shifted overlap: one would write what its neighbour has still to read.
+        shifted = misaligned and orientation == "column" and narrow and not problem.in_place
+        if edges or shifted:
+            vector = widest
+        return cls(
             math=math_name,
-            architecture=device.architecture.name,
-            dtypes=problem.dtypes,
+            problem=problem,
+            device=device,
+            evict_last=evict_last,
             orientation=orientation,
-            vector=width,
-            access=tuple(min(a, width) for a in access),
+            kept=_padded(kept, problem),
+            reduced=_padded(reduced, problem),
+            vector=vector,
+            widest=widest,
+            access=_access(problem, kept, widest, facts) if edges else (vector,) * len(facts.inputs),
             edges=edges,
             shifted=shifted,
-            across=_across(config, abreast + beyond, width, size, narrowed) if orientation == "column" else 1,
+            length=max(problem.length // vector, 1) * vector if edges else problem.length,
+            # Panels end where a shifted mode does.
+            abreast=inner.size if shifted else problem.groups,
+        )
+
+    @property
+    def facts(self) -> Math:
+        return MATHS[self.math, True]
+
+    @property
+    def smallest(self) -> int:
+        """Bytes of an element of the narrowest full operand."""
+        return min(ITEM_SIZE[d] for d in self.problem.dtypes[: self.facts.full])
+
+    def class_of(
+        self, config: PanelConfig, narrowed: int = 1, *, exchange: bool = False, streaming: bool = False
+    ) -> PanelClass:
+        """The class of a configuration; narrowed: by which factor panels are narrower than it says."""
+        column, size = self.orientation == "column", ALIGNMENT // self.widest
+        width = min(self.vector, config.vector_bytes // size) if column else self.vector
+        # Up to the end of the block that the last group's result may lie in.
+        beyond = width - 1 if self.shifted and self.facts.outputs else 0
+        return PanelClass(
+            math=self.math,
+            architecture=self.device.architecture.name,
+            dtypes=self.problem.dtypes,
+            orientation=self.orientation,
+            vector=width,
+            access=tuple(min(a, width) for a in self.access),
+            edges=self.edges,
+            shifted=self.shifted,
+            across=_across(config, self.abreast + beyond, width, size, narrowed) if column else 1,
             threads=config.threads,
             steps=config.steps,
             cluster_n=config.cluster_n,
-            kept_modes=len(kept),
-            reduced_modes=len(reduced),
+            kept_modes=len(self.kept),
+            reduced_modes=len(self.reduced),
             exchange=exchange,
             buffers=config.buffers if streaming else 1,
             min_blocks=config.min_blocks,
@@ -261,139 +140,136 @@ def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: boo
             registers=config.registers,
         )
 
-    def panels(c: PanelClass) -> int:
-        return _panels(c, problem.groups, abreast)
+    def panels(self, c: PanelClass) -> int:
+        """How many panels there are."""
+        return panels_of(c, self.problem.groups, self.abreast)
 
-    def share_of(c: PanelClass, ctas: int) -> int:
+    def share(self, c: PanelClass, ctas: int) -> int:
+        """Elements of a group that each of so many CTAs takes."""
         # Shares of a row begin on a line of L2, lest two CTAs read and write one sector: 4 rows of 2^28 elements in 264
         # parts that did not had half as many sectors more to read, all hits, and ran at 0.52 of a copy (H200, ncu).
-        line = CACHE_LINE // smallest
-        grain = c.unit if orientation == "column" else max(c.unit, line)
-        return math.ceil(math.ceil(length / ctas) / grain) * grain
+        line = CACHE_LINE // self.smallest
+        grain = c.unit if self.orientation == "column" else max(c.unit, line)
+        return math.ceil(math.ceil(self.length / ctas) / grain) * grain
 
-    def planned(c: PanelClass, parts: int, share: int) -> PanelPlan:
+    def plan(self, c: PanelClass, parts: int, share: int) -> PanelPlan:
+        """The plan of a class, with panels in so many parts."""
         return PanelPlan(
-            problem=problem,
+            problem=self.problem,
             kernel=c,
-            length=problem.length,
-            kept=tuple(m.size for m in kept),
-            reduced=tuple(m.size for m in reduced),
+            length=self.problem.length,
+            kept=tuple(m.size for m in self.kept),
+            reduced=tuple(m.size for m in self.reduced),
             parts=parts,
             share=share,
             operand_strides=tuple(
-                tuple(m.strides[i] for modes in (kept, reduced) for m in reversed(modes))
-                for i in range(len(problem.dtypes))
+                tuple(m.strides[i] for modes in (self.kept, self.reduced) for m in reversed(modes))
+                for i in range(len(self.problem.dtypes))
             ),
-            evict_last=evict_last,
-            resident=device.multiprocessors * c.min_blocks,
+            evict_last=self.evict_last,
+            resident=self.device.multiprocessors * c.min_blocks,
         )
 
-    for config in (SHIFTED if shifted else HELD)[len(facts.inputs)]:
-        c, narrowed = class_of(config), 1
-        if (shifted or orientation == "row") and not facts.outputs and config.cluster_n == 16:
-            break  # what is only read need not be held: see docs/experiments.md
-        if not _fits(config, c, share_of(c, c.cluster_n), device):
+    def cut(
+        self, config: PanelConfig, parts_of: Callable[[PanelClass, int], int], several: bool = False
+    ) -> PanelPlan:
+        """Parts of panels, by (class, CTAs that the GPU holds). several: stream, too, where CTAs hold what they take,
+        but take one part after the other."""
+        c, resident = self.class_of(config), self.device.multiprocessors * config.min_blocks
+        share = self.share(c, parts_of(self.class_of(config, streaming=True), resident))
+        parts = math.ceil(self.length / share)
+        streaming = share > c.tile or (several and self.panels(c) * parts > resident)
+        made = self.plan(self.class_of(config, exchange=parts > 1, streaming=streaming), parts, share)
+        return _keeping(made) if several else made
+
+    def parts_of_chunks(self, c: PanelClass, resident: int, chunks: float, at_once: int) -> int:
+        """Parts of so many chunks at least, of so many panels at a time; and so many that all SMs have some."""
+        most = min(int(math.ceil(self.length / c.chunk) / chunks), resident // at_once)
+        return min(max(resident // self.panels(c), most, 1), math.ceil(self.length / c.tile))
+
+
+def _keeping(made: PanelPlan) -> PanelPlan:
+    """A plan with as many CTAs as take whole panels: so each has the same part of all its panels."""
+    return replace(made, resident=max(made.resident // made.parts, 1) * made.parts)
+
+
+def _held(g: _Groups) -> PanelPlan | None:
+    """The plan of panels that a CTA or a cluster holds; None where there is no such configuration."""
+    sms = g.device.multiprocessors
+    for config in (SHIFTED if g.shifted else HELD)[len(g.facts.inputs)]:
+        c, narrowed = g.class_of(config), 1
+        if (g.shifted or g.orientation == "row") and not g.facts.outputs and config.cluster_n == 16:
+            return None  # what is only read need not be held: see docs/experiments.md
+        if not _fits(config, c, g.share(c, c.cluster_n), g.device):
             continue
-        few_bytes = orientation == "column" and vector < widest and facts.outputs
-        if config.narrow and not (few_bytes and panels(c) * c.cluster_n >= device.multiprocessors):
+        few_bytes = g.orientation == "column" and g.vector < g.widest and g.facts.outputs
+        if config.narrow and not (few_bytes and g.panels(c) * c.cluster_n >= sms):
             continue
         # Narrower panels where wide ones would leave SMs idle.
-        narrowest = (CACHE_LINE if shifted else NARROWEST_BYTES) // smallest
-        while (
-            panels(c) * c.cluster_n < device.multiprocessors
-            and not config.alone
-            and c.across > 1
-            and c.columns > narrowest
-        ):
+        narrowest = (CACHE_LINE if g.shifted else NARROWEST_BYTES) // g.smallest
+        while g.panels(c) * c.cluster_n < sms and not config.alone and c.across > 1 and c.columns > narrowest:
             narrowed *= 2
-            c = class_of(config, narrowed)
-        return planned(c, 1, share_of(c, c.cluster_n))
+            c = g.class_of(config, narrowed)
+        return g.plan(c, 1, g.share(c, c.cluster_n))
+    return None
 
-    def keeping(made: PanelPlan) -> PanelPlan:
-        """A plan with as many CTAs as take whole panels: so each has the same part of all its panels."""
-        return replace(made, resident=max(made.resident // made.parts, 1) * made.parts)
 
-    def cut(
-        config: PanelConfig, parts_of: Callable[[PanelClass, int], int], several: bool = False
-    ) -> PanelPlan:
-        """Parts of panels: at least so many that all SMs have some. several: stream, too, where CTAs hold what they
-        take, but take one part after the other."""
-        c, resident = class_of(config), device.multiprocessors * config.min_blocks
-        parts = parts_of(class_of(config, streaming=True), resident)
-        share = share_of(c, parts)
-        parts = math.ceil(length / share)
-        streaming = share > c.tile or (several and panels(c) * parts > resident)
-        made = planned(class_of(config, exchange=parts > 1, streaming=streaming), parts, share)
-        return keeping(made) if several else made
-
-    def of_chunks(chunks_of_a_part: float, panels_at_once: int) -> Callable[[PanelClass, int], int]:
-        """Parts of so many chunks at least, of so many panels at a time."""
-
-        def parts_of(c: PanelClass, resident: int) -> int:
-            chunks = math.ceil(length / c.chunk)
-            parts = max(
-                resident // panels(c), min(int(chunks / chunks_of_a_part), resident // panels_at_once), 1
-            )
-            return min(parts, math.ceil(length / c.tile))
-
-        return parts_of
-
-    def whole_panels(c: PanelClass, resident: int) -> int:
-        """Deep parts, of as many panels at a time as share all SMs evenly: so that a CTA keeps its part."""
-        parts = of_chunks(deep.chunks, DEEP_PANELS_AT_ONCE)(c, resident)
-        if panels(c) * parts <= resident:
-            return parts
-        return resident // math.ceil(resident / parts)
-
-    def held(c: PanelClass, resident: int) -> int:
-        """Parts of as many rows at a time as can be held, of some at least, but of one where a part is very long."""
-        at_once = max(resident // math.ceil(length / c.tile), DEEP_ROWS_AT_ONCE)
-        if length >= CHUNKS_OF_A_PART_ALONE * resident * c.chunk:
-            at_once = 1
-        # As many in the last round as in the others, or nearly.
-        at_once = math.ceil(panels(c) / math.ceil(panels(c) / at_once))
-        return max(resident // at_once, 1)
-
-    def row_ahead() -> PanelPlan | None:
-        """The plan with as many rows at once as are held, and the next ahead; None for longer rows, and for no more."""
-        c, resident = class_of(AHEAD, exchange=True, streaming=True), device.multiprocessors
-        parts = math.ceil(length / (c.most_chunks * c.chunk))
-        if (
-            len(facts.inputs) > 1
-            or not 1 < parts <= resident <= c.readers * c.loads  # which it reads at once
-            or problem.groups <= (at_once := resident // parts)
-        ):
-            return None
-        share = share_of(c, resident // at_once)
-        return keeping(planned(c, math.ceil(length / share), share))
-
-    def deep_config() -> PanelConfig | None:
-        """The deep configuration for what has a full output, if the architecture has room for as many as share an
-        SM."""
-        for config in DEEP.get((orientation, len(facts.inputs)), ()) if facts.outputs else ():
-            c = class_of(config, exchange=True, streaming=True)
-            room = config.min_blocks * c.shared_memory <= device.architecture.shared_memory
-            if length <= config.longest and room:
-                return config
-        return None
-
-    deep = deep_config()
-    if deep:
-        if orientation == "row":
-            made = row_ahead() or cut(deep, held, several=True)
+def _deep(g: _Groups) -> PanelPlan | None:
+    """The plan of a deep configuration for what has a full output, if the architecture has room for as many as share an
+    SM, and a CTA takes more than it holds or several parts."""
+    for config in DEEP.get((g.orientation, len(g.facts.inputs)), ()) if g.facts.outputs else ():
+        c = g.class_of(config, exchange=True, streaming=True)
+        room = config.min_blocks * c.shared_memory <= g.device.architecture.shared_memory
+        if g.length > config.longest or not room:
+            continue
+        if g.orientation == "row":
+            made = _row_ahead(g) or g.cut(config, partial(_held_parts, g), several=True)
         else:
-            made = cut(deep, whole_panels, several=True)
-        if made.kernel.streaming:
-            return made
-    config = STREAMING[len(facts.inputs)]
-    while class_of(config, exchange=True, streaming=True).shared_memory > device.architecture.shared_memory:
+            made = g.cut(config, partial(_even_parts, g, config), several=True)
+        return made if made.kernel.streaming else None
+    return None
+
+
+def _even_parts(g: _Groups, config: PanelConfig, c: PanelClass, resident: int) -> int:
+    """Deep parts, of as many panels at a time as share all SMs evenly: so that a CTA keeps its part."""
+    parts = g.parts_of_chunks(c, resident, config.chunks, DEEP_PANELS_AT_ONCE)
+    if g.panels(c) * parts <= resident:
+        return parts
+    return resident // math.ceil(resident / parts)
+
+
+def _held_parts(g: _Groups, c: PanelClass, resident: int) -> int:
+    """Parts of as many rows at a time as can be held, of some at least, but of one where a part is very long."""
+    at_once = max(resident // math.ceil(g.length / c.tile), DEEP_ROWS_AT_ONCE)
+    if g.length >= CHUNKS_OF_A_PART_ALONE * resident * c.chunk:
+        at_once = 1
+    # As many in the last round as in the others, or nearly.
+    at_once = math.ceil(g.panels(c) / math.ceil(g.panels(c) / at_once))
+    return max(resident // at_once, 1)
+
+
+def _row_ahead(g: _Groups) -> PanelPlan | None:
+    """The plan with as many rows at once as are held, and the next ahead; None for longer rows, and for no more."""
+    c, resident = g.class_of(AHEAD, exchange=True, streaming=True), g.device.multiprocessors
+    parts = math.ceil(g.length / (c.most_chunks * c.chunk))
+    if (
+        len(g.facts.inputs) > 1
+        or not 1 < parts <= resident <= c.readers * c.loads  # which it reads at once
+        or g.problem.groups <= (at_once := resident // parts)
+    ):
+        return None
+    share = g.share(c, resident // at_once)
+    return _keeping(g.plan(c, math.ceil(g.length / share), share))
+
+
+def _streamed(g: _Groups) -> PanelPlan:
+    """The plan of parts that are streamed, or held where they are short."""
+    config = STREAMING[len(g.facts.inputs)]
+    while (
+        g.class_of(config, exchange=True, streaming=True).shared_memory > g.device.architecture.shared_memory
+    ):
         config = replace(config, steps=config.steps // 2)
-    return cut(config, of_chunks(CHUNKS_OF_A_PART[orientation], 1))
-
-
-def _panels(c: PanelClass, groups: int, abreast: int) -> int:
-    """How many panels there are of so many groups, side by side in so many."""
-    return groups // abreast * math.ceil(abreast / c.advance)
+    return g.cut(config, partial(g.parts_of_chunks, chunks=CHUNKS_OF_A_PART[g.orientation], at_once=1))
 
 
 def _fits(config: PanelConfig, c: PanelClass, share: int, device: Device) -> bool:
@@ -427,14 +303,9 @@ def _padded(modes: list[Mode], problem: Problem) -> tuple[Mode, ...]:
     return found
 
 
-def _widest(problem: Problem, full: int) -> int:
-    """Elements of the widest access."""
-    return ALIGNMENT // max(ITEM_SIZE[d] for d in problem.dtypes[:full])
-
-
 def _vector(problem: Problem, others: list[Mode], inner: Mode, full: int) -> int:
     """Elements of an access: as wide as all addresses allow."""
-    vector = _widest(problem, full)
+    vector = ALIGNMENT // max(ITEM_SIZE[d] for d in problem.dtypes[:full])
     if inner.size > 1 and any(s != 1 for s in inner.strides[:full]):
         return 1
     numbers = [inner.size, *problem.offsets[:full]]

@@ -13,6 +13,13 @@ from .panel_configs import EXTRA_BLOCKS, PANEL_BYTES
 from .problem import ITEM_SIZE
 from .prologue import NO_PROLOGUE
 
+HEADER = 1  # words of an exchange point before its parts'
+
+
+def exchange_words(parts: int) -> int:
+    """Words of the exchange point of a panel of so many parts, see `kernels.panel.exchange`."""
+    return HEADER + parts
+
 
 @dataclass(frozen=True)
 class PanelClass(ClassBase):

@@ -35,9 +35,8 @@ def kernel_of(c: ClassBase) -> Any:
         return RowKernel(c, build_math(c))
     if c.movement in ("column", "split"):
         from ..kernels.panel.panel import PanelKernel
-        from ..kernels.panel.split import SplitKernel
 
-        return (SplitKernel if c.exchange else PanelKernel)(c, build_math(c))
+        return PanelKernel(c, build_math(c))
     if c.movement == "matmul":
         from ..kernels.matmul.forward_mma import MmaKernel
         from ..kernels.matmul.forward_wgmma import MatmulKernel

@@ -1,6 +1,7 @@
 """What a thread holds of a row, and how it gets from and to global memory."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 
 import cutlass
@@ -10,6 +11,7 @@ from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T
 
 from . import online
+from .index import select
 from .reduce import tree
 
 DTYPES = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16, "fp32": cutlass.Float32}
@@ -27,21 +29,29 @@ def global_pointer(dtype: type, address: Int64, offset: Int64, align: int) -> cu
     )
 
 
-def apart(index: Int32 | Int64, sizes: list) -> list:
-    """The coordinates of an index in modes of these sizes, the fastest first; the slowest has no size."""
-    found = []
-    for size in sizes:
-        found.append(index % size)
-        index = index // size
-    return [*found, index]
+@dataclass(frozen=True)
+class GlobalTensor:
+    """mX: a tensor in global memory: its address in bytes, and its strides in elements, of the kept modes and of the
+    reduced ones, each in the order that a movement has them in."""
+
+    dtype: type
+    address: Int64
+    kept: list[Int64]
+    reduced: list[Int64] = ()
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return self.dtype.width // 8
+
+    def element(self, offset: Int64) -> cute.Tensor:
+        """The element at an offset from the tensor's beginning."""
+        return element(self.dtype, self.address, offset)
 
 
-def dot(coordinates: list, strides: list) -> Int64:
-    """The offset of coordinates."""
-    total = Int64(0)
-    for c, stride in zip(coordinates, strides, strict=True):
-        total += Int64(c) * stride
-    return total
+def element(dtype: type, address: Int64, offset: Int64 | int = 0) -> cute.Tensor:
+    """Element `offset` of the tensor at `address` (bytes) in global memory."""
+    return cute.make_tensor(global_pointer(dtype, address, offset, dtype.width // 8), cute.make_layout(1))
 
 
 def policy(how: str) -> Int64:
@@ -53,7 +63,7 @@ def policy(how: str) -> Int64:
 
 def read_policy(evict_last: Int32) -> Int64:
     """The L2 eviction policy of reads, chosen at run time: evict_last if the flag is set, else the usual one."""
-    return Int64(cutlass.select_(evict_last != 0, policy("evict_last"), policy("evict_normal")))
+    return select(evict_last != 0, policy("evict_last"), policy("evict_normal"))
 
 
 def load(src: cute.Tensor, dst: cute.Tensor, access: int, policy: Int64):
@@ -252,6 +262,16 @@ class Fragment:
 def packed_maximum(dtype: type, a: Uint32, b: Uint32) -> Uint32:
     """Element by element, the maxima of two pairs of 16-bit numbers."""
     return cute.arch.inline_ptx(PACKED_MAX[dtype], write_only_types=[Uint32], read_only_args=[a, b])
+
+
+def funnel_shift(low: Uint32, high: Uint32, bits: Int32, left: bool = False) -> Uint32:
+    """Shift the low one's bits out of two words: 32 of them, `bits` behind the first or, to the left, before the
+    high one's."""
+    return cute.arch.inline_ptx(
+        f"shf.{'l' if left else 'r'}.wrap.b32 {{$w0}}, {{$r0}}, {{$r1}}, {{$r2}};",
+        write_only_types=[Uint32],
+        read_only_args=[low, high, bits],
+    )
 
 
 def words_of(vector: cute.Tensor) -> list[Uint32]:

@@ -12,9 +12,10 @@ import math
 import struct
 from typing import ClassVar
 
-import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
+
+from .index import select
 
 LOG2_E = math.log2(math.e)
 LN_2 = math.log(2)
@@ -67,7 +68,7 @@ class Fast:
 
     def scale(self, ref: Float32) -> Float32:
         far = cute.arch.fmax(ref, -ref) >= Float32(self.far)
-        return Float32(cutlass.select_(far, Float32(1.0), Float32(LOG2_E)))
+        return select(far, Float32(1.0), Float32(LOG2_E))
 
     @staticmethod
     def score(x: Float32) -> Float32:
@@ -101,7 +102,7 @@ class Fast:
         """What a score is multiplied by in the exponent of 2 of exp(scale * (x - ref))."""
         product = ref * scale
         far = cute.arch.fmax(product, -product) >= Float32(self.far)
-        return Float32(cutlass.select_(far, scale, scale * Float32(LOG2_E)))
+        return select(far, scale, scale * Float32(LOG2_E))
 
     def shift(self, ref: Float32, slope: Float32, headroom: float) -> Float32:
         """What is added to it, so that the power of `ref` itself is 2 ** headroom."""
@@ -210,8 +211,8 @@ class Scaled:
         product = ref * self.factor
         far = cute.arch.fmax(product, -product) >= Float32(self.far)
         bits = (self.factor.bitcast(Int32) + Int32(0x007FFFFF)) & Int32(0x7F800000)
-        factor = Float32(cutlass.select_(far, bits.bitcast(Float32), factor))
-        return Float32(cutlass.select_(ref <= Float32(LOWEST), Float32(1.0), factor))
+        factor = select(far, bits.bitcast(Float32), factor)
+        return select(ref <= Float32(LOWEST), Float32(1.0), factor)
 
     @staticmethod
     def product(ref: Float32, scale: Float32) -> Float32:
@@ -262,7 +263,7 @@ def less_one(x: Float32) -> Float32:
     for factorial in (5040, 720, 120, 24, 6, 2, 1):
         series = cute.math.fma(series, x, Float32(1 / factorial))
     far = Precise().exponential(x, Float32(0.0)) - 1.0
-    return Float32(cutlass.select_(x > -0.35, series * x, far))
+    return select(x > -0.35, series * x, far)
 
 
 def rescale(total: Float32, old_max: Float32, new_max: Float32, exp: Fast | Near) -> Float32:

@@ -21,9 +21,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Int128, const_expr
 
+from ...plan import WARP
 from . import online
-
-WARP = 32
+from .index import select
 
 
 def tree(op: Callable, values: Iterable) -> object:
@@ -107,7 +107,7 @@ class Compensated(Scalar):
 
     def rounded(self, total: Float32, lost: Float32) -> Float32:
         """The sum and what its rounding lost; of an infinite sum that is nothing, though NaN was computed."""
-        return total + Float32(cutlass.select_(lost == lost, lost, Float32(0.0)))
+        return total + select(lost == lost, lost, Float32(0.0))
 
 
 MAX = Scalar(online.maximum, -float("inf"))
@@ -177,9 +177,9 @@ def slot_type(op: Scalar | Online) -> type:
 
 def pack(state: tuple) -> Float32 | Int64 | Int128:
     """A state as one element of the reduction buffer."""
-    if const_expr(len(state) == 1):
+    if len(state) == 1:
         return state[0]
-    if const_expr(len(state) == 3):
+    if len(state) == 3:
         triple = cute.make_rmem_tensor(4, Float32)
         for i, number in enumerate((*state, Float32(0.0))):
             triple[i] = number
@@ -191,9 +191,9 @@ def pack(state: tuple) -> Float32 | Int64 | Int128:
 
 def unpack(slot: Float32 | Int64 | Int128) -> tuple:
     """The inverse of `pack`."""
-    if const_expr(slot.width == 32):
+    if slot.width == 32:
         return (slot,)
-    if const_expr(slot.width == 128):
+    if slot.width == 128:
         triple = cute.make_rmem_tensor(4, Float32)
         cute.recast_tensor(triple, Int128)[0] = slot
         return triple[0], triple[1], triple[2]
@@ -247,11 +247,11 @@ def across_warps(
 
 def store_remote(state: tuple, buffer: cute.Tensor, at: tuple, barrier: cute.Pointer, rank: Int32):
     """st.async `state` into the same slot of CTA `rank`'s buffer; its mbarrier counts the bytes."""
-    state = (*state, Float32(0.0)) if const_expr(len(state) == 3) else state
+    state = (*state, Float32(0.0)) if len(state) == 3 else state
     numbers = cute.make_rmem_tensor(max(len(state), 2), Float32)
     for i, number in enumerate(state):
         numbers[i] = number
     words = cute.recast_tensor(numbers, Int32)
     slot = buffer.iterator + cute.crd2idx(at, buffer.layout)
-    value = tuple(words[i] for i in range(len(state))) if const_expr(len(state) > 1) else words[0]
+    value = tuple(words[i] for i in range(len(state))) if len(state) > 1 else words[0]
     cute.arch.store_async_dsmem(slot, value, barrier, rank)

@@ -14,6 +14,7 @@ from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 from layouts.algebra import ComposedLayout
 
 from ...plan import matmul_layouts
+from .index import select
 
 
 def by_rows(dtype: type, rows: int, columns: int, stages: int):
@@ -125,8 +126,8 @@ class Ring:
         """by: of how many consumers that take turns, a divisor of the stages."""
         last = stage >= self.stages - by
         return (
-            Int32(cutlass.select_(last, stage + by - self.stages, stage + by)),
-            Int32(cutlass.select_(last, phase ^ 1, phase)),
+            select(last, stage + by - self.stages, stage + by),
+            select(last, phase ^ 1, phase),
         )
 
     def leave(self, stage: Int32, phase: Int32, lane: Int32, by: int = 1) -> tuple[Int32, Int32]:

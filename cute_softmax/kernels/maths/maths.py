@@ -8,13 +8,13 @@ A row math has
 - `reductions`: the operators of its stages, in order;
 - `whole`: the operator on the finished stages' states together, which parts of a row are merged with;
 - `keep`: whether converted values stay in registers between the passes over the row;
-- `partial(stage, values, carry, width)`: this thread's part of one row, merged over `width` lanes; returns the
-  state and whatever the thread wants to keep for `finish`;
 - `maximum_first`: whether the first stage takes the maximum of the first input's elements themselves;
 - `term(stage, elements, carry)`: what an element of the row (of each input) adds to a stage;
 - `result(elements, state)`: what becomes of it;
-- `finish(values, kept, state)`: the row's results, one iterable per output. kept: from the last `partial` for the
-  same elements, or None; state: of `whole`, merged over all of the row;
+- `partial(stage, values, carry, width)`: this thread's part of one row, merged over `width` lanes; returns the
+  state and whatever the thread wants to keep for `finish`; as a rule the `term`s of its elements;
+- `finish(values, kept, state)`: the row's results, one iterable per output; as a rule the `result`s of its elements.
+  kept: from the last `partial` for the same elements, or None; state: of `whole`, merged over all of the row;
 - `group_results(state)`: one number per group output; with a group input "index", also of the element that it chooses.
 
 `values` holds one `copy.Fragment` per input: the elements of the row that this thread owns. `carry` holds the
@@ -27,18 +27,18 @@ import itertools
 import operator
 from collections.abc import Iterable, Iterator
 
-import cutlass
 import cutlass.cute as cute
 from cutlass import Float32
 
 from ..common import online
 from ..common.copy import Fragment
+from ..common.index import select
 from ..common.online import Fast, Near, Precise
 from ..common.reduce import MAX, SUM, Online, Scalar, Weighted, tree
 
 
 class RowMath:
-    """What most row maths share: no result beyond the full ones, and nothing kept."""
+    """What most row maths share: one stage, a sum unless it is the maximum; no result beyond the full ones."""
 
     outputs: tuple[str, ...] = ()
     group_inputs: tuple[str, ...] = ()
@@ -50,11 +50,20 @@ class RowMath:
         """The math of the row of these values, where it depends on them."""
         return self
 
+    def partial(self, stage: int, values: list, carry: list, width: int) -> tuple:
+        if self.maximum_first:
+            return MAX.lanes((values[0].maximum(),), width), None
+        total = tree(operator.add, (self.term(stage, e, ()) for e in zip(*values, strict=True)))
+        return SUM.lanes((total,), width), None
+
+    def term(self, stage: int, elements: tuple, carry: tuple) -> Float32:
+        return elements[0]
+
     def finish(self, values: list, kept: object, state: tuple) -> list:
-        return []
+        return [(self.result(e, state) for e in zip(*values, strict=True)) for _ in self.outputs]
 
     def group_results(self, state: tuple) -> list[Float32]:
-        return []
+        return [*state] if self.group_outputs else []
 
 
 class Softmax(RowMath):
@@ -201,10 +210,6 @@ class SoftmaxBackward(RowMath):
     def __init__(self, *, keep: bool, total: Scalar = SUM):
         self.keep, self.whole, self.reductions = keep, total, (total,)
 
-    def partial(self, stage: int, values: list, carry: list, width: int) -> tuple:
-        dot = tree(operator.add, (self.term(stage, e, ()) for e in zip(*values, strict=True)))
-        return SUM.lanes((dot,), width), None
-
     def term(self, stage: int, elements: tuple, carry: tuple) -> Float32:
         dy, y = elements
         return dy * y
@@ -212,9 +217,6 @@ class SoftmaxBackward(RowMath):
     def result(self, elements: tuple, state: tuple) -> Float32:
         (dy, y), (dot,) = elements, state
         return y * (dy - dot)
-
-    def finish(self, values: list, kept: None, state: tuple) -> list:
-        return [(self.result(e, state) for e in zip(*values, strict=True))]
 
 
 class LogSumExp(Softmax):
@@ -232,10 +234,9 @@ class LogSumExp(Softmax):
             return self.by_parts(x, width)
         # The maximum of all lanes first: their sums then refer to the same number and need no correction.
         (seen,) = MAX.lanes((x.maximum(),), width)
-        return (
-            seen,
-            *SUM.lanes((tree(operator.add, self.exponentials(x, online.reference(seen))),), width),
-        ), None
+        ref = online.reference(seen)
+        totals = self.sums(self.exponentials(x, ref), x, ref)
+        return (seen, *(SUM.lanes((total,), width)[0] for total in totals)), None
 
     def finish(self, values: list, kept: None, state: tuple) -> list:
         return []
@@ -245,7 +246,7 @@ class LogSumExp(Softmax):
         result = self.exp.score(row_max) + self.exp.log(total, online.reference(row_max))
         # +inf in the row has made the sum NaN; without NaN among the elements the result is +inf, as in torch.
         infinity = Float32(float("inf"))
-        return [Float32(cutlass.select_(row_max == infinity, infinity, result))]
+        return [select(row_max == infinity, infinity, result)]
 
 
 class LogSoftmax(LogSumExp):
@@ -288,7 +289,7 @@ class LogSoftmaxBackward(SoftmaxBackward):
     def term(self, stage: int, elements: tuple, carry: tuple) -> Float32:
         dy, y = elements
         if self.masked:
-            return Float32(cutlass.select_(y == -float("inf"), Float32(0.0), dy))
+            return select(y == -float("inf"), Float32(0.0), dy)
         return dy
 
     def result(self, elements: tuple, state: tuple) -> Float32:
@@ -318,14 +319,6 @@ class Entropy(Statistics):
         super().__init__(source, online=online)
         self.whole = Weighted(self.exp)
         self.reductions = (self.whole,) if online else (MAX, SUM, SUM)
-
-    def partial(self, stage: int, values: list, carry: list, width: int) -> tuple:
-        (x,) = values
-        if x.staging != "direct":
-            return self.by_parts(x, width)
-        (seen,) = MAX.lanes((x.maximum(),), width)
-        totals = self.sums((), x, online.reference(seen))
-        return (seen, *(SUM.lanes((total,), width)[0] for total in totals)), None
 
     def sums(self, exponentials: Iterable[Float32], part: Iterable[Float32], ref: Float32) -> list[Float32]:
         return tree(lambda a, b: (a[0] + b[0], a[1] + b[1]), (self.weighted(v, ref) for v in part))
@@ -378,15 +371,6 @@ class Maximum(RowMath):
     whole = MAX
     maximum_first = True
 
-    def partial(self, stage: int, values: list, carry: list, width: int) -> tuple:
-        return MAX.lanes((values[0].maximum(),), width), None
-
-    def term(self, stage: int, elements: tuple, carry: tuple) -> Float32:
-        return elements[0]
-
-    def group_results(self, state: tuple) -> list[Float32]:
-        return [*state]
-
 
 class Sum(RowMath):
     """Sum of a row: pairwise within a thread, then over lanes, warps and CTAs by the operator `total`, in float32."""
@@ -397,12 +381,3 @@ class Sum(RowMath):
 
     def __init__(self, total: Scalar = SUM):
         self.whole, self.reductions = total, (total,)
-
-    def partial(self, stage: int, values: list, carry: list, width: int) -> tuple:
-        return SUM.lanes((tree(operator.add, values[0]),), width), None
-
-    def term(self, stage: int, elements: tuple, carry: tuple) -> Float32:
-        return elements[0]
-
-    def group_results(self, state: tuple) -> list[Float32]:
-        return [*state]

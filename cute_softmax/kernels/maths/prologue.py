@@ -16,6 +16,7 @@ from cutlass import Boolean, Float32, Int32, Uint16, Uint32
 
 from ..common import online
 from ..common.copy import Fragment, unpack
+from ..common.index import select
 from ..common.online import rounded_product
 from ..common.reduce import tree
 from .maths import RowMath
@@ -31,13 +32,13 @@ LEAST = 2.0**-149  # the smallest positive float32
 class Given:
     """What else belongs to a row.
 
-    numbers: "scale" and "alpha", those that there are; left: for each of this thread's vectors, then for its scalars,
-    how many elements count, from the first on (0 for what does not exist); held: whether there are any.
+    numbers: "scale" and "alpha", those that there are; counts: for each of this thread's vectors, then for its scalars,
+    how many elements count, from the first on (0 for what does not exist); exist: whether there are any.
     """
 
     numbers: dict[str, Float32]
-    left: list[Int32]
-    held: list[Boolean]
+    counts: list[Int32]
+    exist: list[Boolean]
 
 
 class Scores:
@@ -63,14 +64,14 @@ class Scores:
     def _scores(self, k: int) -> list[Float32]:
         if k == self.steps:
             numbers = {name: fragment.scalars for name, fragment in self.inputs.items()}
-            counts = self.given.left[k:]
+            counts = self.given.counts[k:]
             x, bias = ([n.to(Float32) for n in numbers.get(name, ())] for name in ("x", "bias"))
             allowed = [n != 0 for n in numbers.get("mask", ())]
             return [self._score(x, bias, allowed, counts[v], 0, v) for v in range(len(x))]
         vectors = {name: fragment.packed(k) for name, fragment in self.inputs.items()}
         x, bias = (unpack(vectors[name]) if name in vectors else [] for name in ("x", "bias"))
         allowed = truths(vectors["mask"]) if "mask" in vectors else []
-        return [self._score(x, bias, allowed, self.given.left[k], v, v) for v in range(len(x))]
+        return [self._score(x, bias, allowed, self.given.counts[k], v, v) for v in range(len(x))]
 
     def _score(self, x: list, bias: list, allowed: list, left: Int32, place: int, v: int) -> Float32:
         """The score of element v, of which `left` - `place` and more to come count."""
@@ -83,9 +84,9 @@ class Scores:
         elif bias:
             score = score + bias[v]
         if allowed:
-            score = Float32(cutlass.select_(allowed[v], score, Float32(NOTHING)))
+            score = select(allowed[v], score, Float32(NOTHING))
         if self.prologue.causal:
-            score = Float32(cutlass.select_(left > place, score, Float32(NOTHING)))
+            score = select(left > place, score, Float32(NOTHING))
         return score
 
     def parts(self, steps: int) -> Iterator[list[Float32]]:
@@ -119,7 +120,7 @@ class Packed:
     def fragment(self) -> Fragment:
         """The scores, over |scale|."""
         vectors = [lambda k=k: self.vector(k) for k in range(len(self.x.vectors))]
-        scalars = [self.scalar(e, held) for e, held in enumerate(self.given.held[len(vectors) :])]
+        scalars = [self.scalar(e, held) for e, held in enumerate(self.given.exist[len(vectors) :])]
         return Fragment(vectors, scalars, self.x.fresh, self.x.staging, self.x.slots)
 
     def vector(self, k: int) -> cute.Tensor:
@@ -127,7 +128,7 @@ class Packed:
         if k not in self.done or self.x.staging == "shared":
             self.done.add(k)
             if self.negative is not None:
-                negate(vector, self.negative & self.given.held[k])
+                negate(vector, self.negative & self.given.exist[k])
             if self.mask is not None:
                 keep(vector, self.mask.vectors[k]())
         return vector
@@ -135,9 +136,9 @@ class Packed:
     def scalar(self, e: int, held: Boolean) -> Float32:
         x = self.x.scalars[e].to(Float32)
         if self.negative is not None:
-            x = Float32(cutlass.select_(self.negative & held, -x, x))
+            x = select(self.negative & held, -x, x)
         if self.mask is not None:
-            x = Float32(cutlass.select_(self.mask.scalars[e] != 0, x, Float32(NOTHING)))
+            x = select(self.mask.scalars[e] != 0, x, Float32(NOTHING))
         return x
 
 
@@ -151,7 +152,7 @@ def negate(vector: cute.Tensor, negative: Boolean) -> None:
             cute.recast_tensor(vector, Uint32),
             Uint32(0x80000000 | (0x8000 if width == 16 else 0)),
         )
-    flip = cutlass.select_(negative, pattern, type(pattern)(0))
+    flip = select(negative, pattern, type(pattern)(0))
     for j in range(cute.size(words)):
         words[j] = words[j] ^ flip
 
@@ -164,7 +165,7 @@ def keep(vector: cute.Tensor, mask: cute.Tensor) -> None:
         word = Uint16 if dtype.width == 16 else Uint32
         words = cute.recast_tensor(vector, word)
         for v in range(n):
-            words[v] = word(cutlass.select_(mask[v] != 0, words[v], word(nothing >> (32 - word.width))))
+            words[v] = select(mask[v] != 0, words[v], word(nothing >> (32 - word.width)))
         return
     words, bytes_ = cute.recast_tensor(vector, Uint32), cute.recast_tensor(mask, Uint32)
     # Of each byte the highest bit, set where any is; prmt spreads it over as many bytes as an element has.
@@ -244,7 +245,7 @@ class Prologued(RowMath):
             return state
         # Without a sum nothing is left; with any other all results are 0, or its logarithm.
         largest, total, *rest = state
-        return largest, Float32(cutlass.select_(total == 0.0, Float32(1.0), total)), *rest
+        return largest, select(total == 0.0, Float32(1.0), total), *rest
 
 
 class ProloguedGradient(Prologued):
@@ -269,4 +270,4 @@ class ProloguedGradient(Prologued):
             return results
         # Callers mark rows in which nothing counts by a factor of 0: of NaN, too, it makes 0.
         none = factor == 0.0
-        return [(Float32(cutlass.select_(none, Float32(0.0), y)) for y in result) for result in results]
+        return [(select(none, Float32(0.0), y) for y in result) for result in results]

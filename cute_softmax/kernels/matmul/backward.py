@@ -26,6 +26,7 @@ from layouts.trace import observe
 from ...plan.matmul_backward import MatmulBackwardClass
 from ...plan.matmul_class import SLAB, WARPGROUP
 from ..common.copy import DTYPES, global_pointer
+from ..common.index import select
 from ..common.tensor_cores import by_columns, by_rows, ldmatrix, mma, partition, ring_of, row_of_transposed
 from .backward_exponentials import exponentials, hide
 from .backward_unaligned import clear_lines, leave, load_from_lines, load_lines, write_lines
@@ -415,6 +416,6 @@ def advance(stage: Int32, phase: Int32, stages: int) -> tuple[Int32, Int32]:
     """The next slot of a ring, and the parity of its barrier."""
     last = stage == stages - 1
     return (
-        Int32(cutlass.select_(last, Int32(0), stage + 1)),
-        Int32(cutlass.select_(last, phase ^ 1, phase)),
+        select(last, Int32(0), stage + 1),
+        select(last, phase ^ 1, phase),
     )

@@ -10,7 +10,8 @@ from cutlass import Float32, Int32, Int64, const_expr
 
 from ...plan.matmul_backward import DELTA_LANES as LANES
 from ...plan.matmul_backward import MatmulDeltaClass
-from ..common.copy import DTYPES, dot, global_pointer, unpack
+from ..common.copy import DTYPES, global_pointer, unpack
+from ..common.index import dot, select
 from ..common.reduce import SUM, tree
 from .memory import get, in_global
 
@@ -89,10 +90,10 @@ class MatmulDeltaKernel:
             lse = get(*given[2])
             if const_expr(s.lse_grad):
                 products[0] -= get(*given[3]) / LANES
-            nothing = Float32(cutlass.select_(empty_zeros != 0, Float32(float("inf")), Float32(float("nan"))))
+            nothing = select(empty_zeros != 0, Float32(float("inf")), Float32(float("nan")))
             # Of a row with +inf in it nothing is a number.
-            lse = Float32(cutlass.select_(lse == float("inf"), Float32(float("nan")), lse))
-            lse = Float32(cutlass.select_(lse == -float("inf"), nothing, lse))
+            lse = select(lse == float("inf"), Float32(float("nan")), lse)
+            lse = select(lse == -float("inf"), nothing, lse)
         total = tree(operator.add, [products[j] for j in range(s.vector)])
         (total,) = SUM.lanes((total,), LANES)
         if lane == 0:

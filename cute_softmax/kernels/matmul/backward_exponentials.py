@@ -5,9 +5,10 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Uint8, Uint32, const_expr
 
 from ..common.copy import DTYPES, unpack
+from ..common.index import select
 from ..common.online import LOG2_E
 from .backward_walk import Step, Thread, Walk, each
-from .memory import element
+from .memory import nearest
 
 ALL = 0xFFFFFFFF  # the bits of a thread's elements that count, a step has 32 at most
 
@@ -37,18 +38,18 @@ def exponentials(
         # Subtracted before the change of base: near the maximum, where exponentials are large, nothing is lost.
         if const_expr(s.bias != ""):
             at = row + 8 * j + k, column + 8 * h
-            bias = element(DTYPES[s.bias], call.bias, *at, step.modes, limits)
+            bias = nearest(DTYPES[s.bias], call.bias, *at, step.modes, limits)
             exponent = cute.math.fma(scores[i], call.scale, bias.to(Float32)) - lse
         else:
             exponent = cute.math.fma(scores[i], call.scale, -lse)
         exponential = cute.math.exp2(exponent * LOG2_E, fastmath=True)
         if const_expr(s.mask):
             at = row + 8 * j + k, column + 8 * h
-            mask = element(Uint8, call.mask, *at, step.modes, limits)
+            mask = nearest(Uint8, call.mask, *at, step.modes, limits)
             counts = drop(counts, mask == 0, i)
         if const_expr(s.lines):
             # What lies behind the last row in shared memory may be anything.
-            exponential = Float32(cutlass.select_(row + 8 * j + k < call.M, exponential, Float32(0.0)))
+            exponential = select(row + 8 * j + k < call.M, exponential, Float32(0.0))
         exps[i] = exponential
     if const_expr(s.causal):
         # Only blocks on the diagonal have columns that do not count.
@@ -75,12 +76,12 @@ def hide_exponentials(
         for i, j, k, _ in each(rows):
             lse = sL[j * 8 + pair + k, 0, stage]
             kept = (counts >> i & 1 != 0) | (lse != lse)
-            exps[i] = Float32(cutlass.select_(kept, exps[i], Float32(0.0)))
+            exps[i] = select(kept, exps[i], Float32(0.0))
 
 
 def drop(bits: Uint32, condition: Boolean, i: int) -> Uint32:
     """The bits without bit i, if the condition holds."""
-    return bits & Uint32(cutlass.select_(condition, Uint32(ALL ^ (1 << i)), Uint32(ALL)))
+    return bits & select(condition, Uint32(ALL ^ (1 << i)), Uint32(ALL))
 
 
 @cute.jit
@@ -88,4 +89,4 @@ def hide(values: cute.Tensor, counts: Uint32):
     """Zero where a bit is missing."""
     if counts != ALL:
         for i in cutlass.range_constexpr(cute.size(values)):
-            values[i] = Float32(cutlass.select_(counts >> i & 1 != 0, values[i], Float32(0.0)))
+            values[i] = select(counts >> i & 1 != 0, values[i], Float32(0.0))

@@ -11,10 +11,11 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64, const_expr
 
 from ...plan.matmul_class import SLAB, WARPGROUP
-from ..common.copy import DTYPES, dot
+from ..common.copy import DTYPES, element
+from ..common.index import dot, select
 from .backward_values import sync_slab
 from .backward_walk import Memory, Step, Thread, Walk, each
-from .memory import in_global, in_shared
+from .memory import in_shared
 
 
 @cute.jit
@@ -69,10 +70,10 @@ def load_lines(
     start = line(walk, call.S, step, row)
     end = (start + columns * item + 15) // 16 * 16
     inside = (lane < share) & (step.m * s.rows + row < call.M)
-    size = Int32(cutlass.select_(inside, Int32(end - start // 16 * 16), 0))
+    size = select(inside, Int32(end - start // 16 * 16), 0)
     # Numbers of rows and dO report to the same barrier.
     first = (worker == 0) & (lane == 0)
-    others = Int32(cutlass.select_(first, s.step_bytes - s.score_bytes, 0))
+    others = select(first, Int32(s.step_bytes - s.score_bytes), 0)
     cute.arch.mbarrier_arrive_and_expect_tx(bar, size + others)
     if size > 0:
         to = memory.S + stage * s.score_elements + row * s.pitch
@@ -141,12 +142,12 @@ def send_lines(walk: Walk, thread: Thread, step: Step, tile: cute.Pointer):
                 "cp.async.bulk.global.shared::cta.bulk_group [{$r0}], [{$r1}], {$r2};",
                 read_only_args=[begin + before * item, Int32(source + before * item), whole],
             )
-        first = Int32(cutlass.select_(end == 0, Int32(0), behind))
-        last = Int32(cutlass.select_(end == 0, before, count))
+        first = select(end == 0, Int32(0), behind)
+        last = select(end == 0, before, count)
         for i in cutlass.range_constexpr(16 // item - 1):
             if first + i < last:
                 place = (first + i) * item
-                to = in_global(dtype, begin + place)
+                to = element(dtype, begin + place)
                 to[0] = in_shared(dtype, source + place)[0]
 
 
@@ -159,7 +160,7 @@ def store_lines(walk: Walk, thread: Thread, step: Step, rS: cute.Tensor, column:
         row = step.m * s.rows + 8 * j + thread.pair + k
         if (row < call.M) & (column + 8 * h < call.N):
             begin = dot([row, *step.modes], strides) + (column + 8 * h)
-            to = in_global(DTYPES[s.dtypes[0]], address, begin)
+            to = element(DTYPES[s.dtypes[0]], address, begin)
             to[0] = rS[i]
 
 
@@ -172,5 +173,5 @@ def clear_lines(walk: Walk, step: Step, lane: Int32):
     for row in cutlass.range(rows, unroll=1):
         begin = line(walk, call.dS, step, row)
         for column in cutlass.range(lane, columns, 32, unroll=1):
-            to = in_global(dtype, begin + column * (dtype.width // 8))
+            to = element(dtype, begin + column * (dtype.width // 8))
             to[0] = dtype(0.0)

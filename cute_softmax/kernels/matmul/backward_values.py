@@ -6,7 +6,8 @@ from cutlass import Float32, Int32
 
 from ...plan.matmul_backward import MatmulBackwardClass
 from ...plan.matmul_class import SLAB, WARPGROUP
-from ..common.copy import DTYPES, dot, global_pointer
+from ..common.copy import DTYPES, global_pointer
+from ..common.index import dot
 from .backward_walk import Memory, Thread, Walk, Work
 from .memory import in_shared
 

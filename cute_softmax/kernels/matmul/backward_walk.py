@@ -9,6 +9,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
 
 from ...plan.matmul_backward import MatmulBackwardClass
+from ..common.index import narrow, select, wide
 from ..common.tensor_cores import Ring
 
 
@@ -102,7 +103,7 @@ class Walk:
     def next(self, head: Int32, m: Int32, top: Int32) -> tuple[Int32, Int32]:
         """The next block of rows, of the next head behind the last."""
         last = m == self.row_blocks - 1
-        return Int32(cutlass.select_(last, head + 1, head)), Int32(cutlass.select_(last, top, m + 1))
+        return select(last, head + 1, head), select(last, top, m + 1)
 
 
 def walk_of(spec: MatmulBackwardClass, call: Call, cta: Int32, ctas: Int32) -> Walk:
@@ -115,7 +116,8 @@ def walk_of(spec: MatmulBackwardClass, call: Call, cta: Int32, ctas: Int32) -> W
 
 def part_of(steps: Int32, split: Int32, splits: Int32) -> tuple[Int32, Int32]:
     """The first of so many steps that a part takes, and the one after its last."""
-    return Int32(Int64(steps) * split // splits), Int32(Int64(steps) * (split + 1) // splits)
+    first, end = (wide(steps) * i // splits for i in (split, split + 1))
+    return narrow(first), narrow(end)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ from ...plan.matmul_class import BLOCK_ROWS, TILE_N, WARPGROUP, MatmulClass
 from ...plan.matmul_class import LINE_N as PITCH
 from ...plan.matmul_layouts import BOX, QUAD, WARP_ROWS
 from ...plan.problem import ALIGNMENT as PIECE  # bytes that the swizzle exchanges
-from ..common.copy import DTYPES, dot, load_async
+from ..common.copy import DTYPES, element, load_async
+from ..common.index import dot, select
 from ..common.tensor_cores import ldmatrix, row_of_matrix
 from .memory import in_global, in_shared
 from .merge_global import Merge, hand_over
@@ -122,7 +123,7 @@ class MmaKernel:
         for step in cutlass.range(work.steps, unroll=1):
             cute.arch.cp_async_wait_group(s.stages - 2)
             cute.arch.barrier()  # the stage is full, and all have read the one before it
-            before = Int32(cutlass.select_(stage == 0, s.stages - 1, stage - 1))
+            before = select(stage == 0, Int32(s.stages - 1), stage - 1)
             self.load(work, S, V, sS, sV, step + (s.stages - 1), before, tidx)
             # Exponentials.
             for b in cutlass.range_constexpr(s.blocks):
@@ -130,7 +131,7 @@ class MmaKernel:
                 blocks[b].take_over()
             # Multiply.
             self.product(tiled_mma, blocks, from_V + stage * s.value_stage_bytes)
-            stage = Int32(cutlass.select_(stage == s.stages - 1, 0, stage + 1))
+            stage = select(stage == s.stages - 1, Int32(0), stage + 1)
         cute.arch.cp_async_wait_group(0)
 
         for b in cutlass.range_constexpr(s.blocks):
@@ -216,18 +217,18 @@ class MmaKernel:
                 held = []
                 for j in cutlass.range_constexpr(unrolled):
                     r = row + (turn * unrolled + j) * apart
-                    here = Int32(cutlass.select_(left > 0, count, 0))
+                    here = select(left > 0, count, 0)
                     target = tile + r * BOX + ((inside[0] ^ (r % 8)) * PIECE + inside[1])
                     if const_expr(access >= 4):
                         self.copy_async(source, address, target, access, here)
                     else:
                         # Where nothing is to be read the first element is.
-                        begin = Int64(cutlass.select_(here > 0, address, source.address))
-                        held.append((target, here, in_global(Uint16, begin)[0]))
+                        begin = select(here > 0, address, source.address)
+                        held.append((target, here, element(Uint16, begin)[0]))
                     address += source.pitch * apart
                     left -= apart
                 for target, here, word in held:
-                    in_shared(Uint16, target)[0] = Uint16(cutlass.select_(here > 0, word, Uint16(0)))
+                    in_shared(Uint16, target)[0] = select(here > 0, word, Uint16(0))
 
     @cute.jit
     def load_lines(self, source: Source, column: Int32, to: Int32, tidx: Int32):
@@ -242,13 +243,13 @@ class MmaKernel:
         address, count = self.piece(source, row, piece, column)
         left = source.limits[0] - source.row - row
         for j in cutlass.range_constexpr(s.rows // apart):
-            here = Int32(cutlass.select_(left > 0, count, 0))
+            here = select(left > 0, count, 0)
             self.copy_async(source, address, to + ((row + j * apart) * PITCH + piece * 8) * 2, PIECE, here)
             address += source.pitch * apart  # as far from 16 bytes: `apart` is a multiple of 8
             left -= apart
         if tidx < s.rows:
             address, count = self.piece(source, tidx, Int32(first), column)
-            count = Int32(cutlass.select_(source.row + tidx < source.limits[0], count, 0))
+            count = select(source.row + tidx < source.limits[0], count, 0)
             self.copy_async(source, address, to + (tidx * PITCH + first * 8) * 2, PIECE, count)
 
     def copy_async(self, source: Source, address: Int64, target: Int32, size: int, exist: Int32):

@@ -4,10 +4,11 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64
 
-from ..common.copy import dot, global_pointer
+from ..common.copy import element, global_pointer
+from ..common.index import dot
 
 
-def in_global(dtype: type, address: Int64, at: Int64 | int = 0, count: int = 1) -> cute.Tensor:
+def in_global(dtype: type, address: Int64, at: Int64 | int, count: int) -> cute.Tensor:
     """`count` elements of the tensor at `address` (bytes) from element `at` on, aligned to what they are together."""
     pointer = global_pointer(dtype, address, at, count * dtype.width // 8)
     return cute.make_tensor(pointer, cute.make_layout(count))
@@ -22,7 +23,7 @@ def in_shared(dtype: type, address: Int32, count: int = 1, align: int | None = N
 
 def get(address: Int64, at: Int64) -> Float32:
     """Element `at` of float32 numbers in global memory."""
-    return in_global(Float32, address, at)[0]
+    return element(Float32, address, at)[0]
 
 
 def put(dtype: type, address: Int64, at: Int64, numbers: cute.Tensor, first: int, count: int):
@@ -46,8 +47,8 @@ def put_if(
         put(dtype, address, at, numbers, first, count)
 
 
-def element(dtype: type, operand: tuple, row: Int32, column: Int32, modes: tuple, limits: tuple):
+def nearest(dtype: type, operand: tuple, row: Int32, column: Int32, modes: tuple, limits: tuple):
     """An element of a mask or a bias (address, strides); beyond the rows and columns in `limits` the last one."""
     address, *strides = operand
     at = [cutlass.min(row, limits[0] - 1), cutlass.min(column, limits[1] - 1), *modes]
-    return in_global(dtype, address, dot(at, strides))[0]
+    return element(dtype, address, dot(at, strides))[0]

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-import cutlass
 import cutlass.cute as cute
 from cutlass import Float32
 
 from ...plan.matmul_class import MatmulClass
 from ..common import online
+from ..common.index import select
 
 # The exponential of a row's reference is 2 ** HEADROOM, as small exponentials lose bits in float16, and a thread's sum
 # of 16 exponentials may reach BOUND before the reference is moved: below what float16 holds, and so high that it rarely
@@ -45,10 +45,10 @@ class Softmax:
             return total
         inverse = cute.arch.rcp_approx(total)
         if self.spec.zero:
-            inverse = Float32(cutlass.select_(total == 0.0, Float32(0.0), inverse))
+            inverse = select(total == 0.0, Float32(0.0), inverse)
         return inverse
 
 
 def finite(ref: Float32) -> Float32:
     """A reference; 0 for rows that have seen nothing but -inf."""
-    return Float32(cutlass.select_(ref == Float32(-float("inf")), Float32(0.0), ref))
+    return select(ref == Float32(-float("inf")), Float32(0.0), ref)

@@ -14,9 +14,10 @@ from ...plan.matmul_layouts import BOX, INSTRUCTION_K, LINES, QUAD
 from ...plan.problem import ALIGNMENT
 from ..common import online
 from ..common.copy import DTYPES, packed_maximum, unpack
+from ..common.index import select
 from ..common.reduce import MAX, tree
 from ..common.tensor_cores import ldmatrix
-from .memory import element, get, in_shared, put_if
+from .memory import get, in_shared, nearest, put_if
 from .softmax import BOUND, HEADROOM, KNOWN_HEADROOM, Softmax, finite
 from .tiles import Call, Tiles, Work
 from .unaligned import read_eighths
@@ -111,7 +112,7 @@ class Block:
             inverse = cute.math.exp2(-raised, fastmath=True) + (lse - lse)
             if self.spec.zero:
                 nothing = lse == Float32(-float("inf"))
-                inverse = Float32(cutlass.select_(nothing, Float32(0.0), inverse))
+                inverse = select(nothing, Float32(0.0), inverse)
             self.rTotal[h] = inverse
 
     @cute.jit
@@ -220,7 +221,7 @@ class Block:
         words = cute.recast_tensor(self.rP, Uint32)
         self.load_packed(work, words, stage)
         if const_expr(s.scaled):
-            flip = Uint32(cutlass.select_(self.call.scale < 0.0, Uint32(0x80008000), Uint32(0)))
+            flip = select(self.call.scale < 0.0, Uint32(0x80008000), Uint32(0))
             for i in cutlass.range_constexpr(cute.size(words)):
                 words[i] = words[i] ^ flip
         rows, column, limits, whole = self.bounds(work, step)
@@ -250,7 +251,7 @@ class Block:
             counts = c < limits[h]
             if s.mask:
                 counts = counts & self.kept(work, rows[h], c)
-            found.append(Float32(cutlass.select_(counts, x, Float32(-float("inf")))))
+            found.append(select(counts, x, Float32(-float("inf"))))
         return found
 
     def row_of(self, work: Work, h: int) -> Int32:
@@ -309,8 +310,8 @@ class Block:
         found = []
         for i in range(16):
             lower, upper = (self.kept(work, rows[i % 2], column + e + i // 2 * 8) for e in range(2))
-            bits = Uint32(cutlass.select_(lower, Uint32(0xFFFF), Uint32(0)))
-            found.append(bits | Uint32(cutlass.select_(upper, Uint32(0xFFFF0000), Uint32(0))))
+            bits = select(lower, Uint32(0xFFFF), Uint32(0))
+            found.append(bits | select(upper, Uint32(0xFFFF0000), Uint32(0)))
         return found
 
     def kept(self, work: Work, row: Int32, column: Int32) -> Boolean:
@@ -319,7 +320,7 @@ class Block:
 
     def element(self, dtype: type, operand: tuple, work: Work, row: Int32, column: Int32):
         """What belongs to a score in the mask or the bias."""
-        return element(dtype, operand, row, column, work.modes, (self.call.rows, self.call.columns))
+        return nearest(dtype, operand, row, column, work.modes, (self.call.rows, self.call.columns))
 
     def wide_maxima(self, wide: list[Float32]) -> list[Float32]:
         """The maxima of both rows, over the quad."""
@@ -432,12 +433,11 @@ def exchange(numbers: cute.Tensor, lane: Int32):
         upper = (lane & distance) != 0
         for a in (i for i in range(4) if not i & distance):
             kept, given = (
-                Uint32(cutlass.select_(upper, words[x], words[y]))
-                for x, y in ((a + distance, a), (a, a + distance))
+                select(upper, words[x], words[y]) for x, y in ((a + distance, a), (a, a + distance))
             )
             taken = cute.arch.shuffle_sync_bfly(given, offset=distance)
-            words[a] = Uint32(cutlass.select_(upper, taken, kept))
-            words[a + distance] = Uint32(cutlass.select_(upper, kept, taken))
+            words[a] = select(upper, taken, kept)
+            words[a + distance] = select(upper, kept, taken)
 
 
 def copy_words(source: cute.Tensor, target: cute.Tensor):
@@ -451,8 +451,8 @@ def copy_words(source: cute.Tensor, target: cute.Tensor):
 
 def first_bits(count: Int32) -> Uint32:
     """The bits of the first `count` halves of a word, of which there are two."""
-    bits = Uint32(cutlass.select_(count > 1, Uint32(0xFFFFFFFF), Uint32(0xFFFF)))
-    return Uint32(cutlass.select_(count > 0, bits, Uint32(0)))
+    bits = select(count > 1, Uint32(0xFFFFFFFF), Uint32(0xFFFF))
+    return select(count > 0, bits, Uint32(0))
 
 
 def prmt(a: Uint32, b: Uint32, selector: int) -> Uint32:

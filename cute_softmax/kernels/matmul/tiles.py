@@ -9,6 +9,7 @@ from cutlass import Float32, Int32, Int64, const_expr
 
 from ...plan.matmul_class import TILE_N, MatmulClass
 from ..common.copy import global_pointer
+from ..common.index import select
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ class Tiles:
         index = turn * self.ctas + self.cta
         if const_expr(s.causal):
             backwards = turn * self.ctas + self.ctas - 1 - self.cta
-            index = Int32(cutlass.select_(turn % 2 == 1, backwards, index))
+            index = select(turn % 2 == 1, backwards, index)
         if const_expr(s.paired):
             part, rest = index % 2, index // 2
             depth_tile, rest = rest % self.depth_tiles, rest // self.depth_tiles
@@ -151,8 +152,8 @@ def matrix(dtype: type, operand: tuple, shape: tuple, batch: tuple, transposed: 
     """
     address, row, *strides = operand
     once = [stride == 0 for stride in strides]
-    sizes = [Int32(cutlass.select_(o, Int32(1), n)) for o, n in zip(once, batch, strict=True)]
-    strides = [Int64(cutlass.select_(o, Int64(8), n)) for o, n in zip(once, strides, strict=True)]
+    sizes = [select(o, Int32(1), n) for o, n in zip(once, batch, strict=True)]
+    strides = [select(o, Int64(8), n) for o, n in zip(once, strides, strict=True)]
     strides = [cute.assume(n, divby=8) for n in (row, *strides)]
     pointer = global_pointer(dtype, address, Int64(0), 16)
     if transposed:

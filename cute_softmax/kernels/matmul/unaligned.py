@@ -14,7 +14,8 @@ from ...plan import matmul_layouts
 from ...plan.matmul_class import LINE_N as PITCH
 from ...plan.matmul_class import TILE_N, MatmulClass
 from ...plan.matmul_layouts import LINES, QUAD
-from ..common.copy import DTYPES
+from ..common.copy import DTYPES, funnel_shift
+from ..common.index import select
 from ..common.tensor_cores import Ring, partition, tensor_map
 from .memory import in_shared
 from .tiles import Tiles, Work, matrix, place
@@ -38,7 +39,7 @@ def eighths_maps(spec: MatmulClass, operand: tuple, shape: tuple, batch: tuple) 
     for k in range(LINES):
         first = address + row * (2 * k)
         # A map must not be empty: without a row it is the first one's.
-        first = Int64(cutlass.select_(k < rows, first, address))
+        first = select(k < rows, first, address)
         before = Int32((first & 15) // 2)
         count = cutlass.max((rows - k + LINES - 1) // LINES, 1)
         pieces = (first - Int64(before) * 2, row * LINES, *strides)
@@ -98,8 +99,4 @@ def read_eighths(words: cute.Tensor, base: Int32, row: Int32, lane: Int32, shift
         bits = (at & 2) * 8
         for i in range(cute.size(words) // 2):
             pair = in_shared(Uint32, (at & -4) + 16 * i, 2, align=4)
-            words[2 * i + h] = cute.arch.inline_ptx(
-                "shf.r.wrap.b32 {$w0}, {$r0}, {$r1}, {$r2};",
-                write_only_types=[Uint32],
-                read_only_args=[pair[0], pair[1], bits],
-            )
+            words[2 * i + h] = funnel_shift(pair[0], pair[1], bits)

@@ -16,104 +16,135 @@ Where chunks lie: the steps of all rows go round a ring of places. In it each ro
 before, as so many of its places are free: so a chunk that stays comes to where chunk n - `ahead` of the row before was.
 """
 
-from types import SimpleNamespace
+from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, const_expr
 
-from ..common import reduce
+from ...plan import PanelClass
+from ..common.index import select
+from ..common.reduce import WARP
 from . import exchange
+from .chunks import nothing
+from .schedule import Schedule
+from .work import Item, Launch, chunk_of, item_of
 
 
-class Ahead:
-    """What `SplitKernel` does with rows a row ahead."""
+@dataclass(frozen=True)
+class Rows:
+    """Three rows that follow each other: the one that is finished, the one that is absorbed, and the next.
+
+    turn: where in the ring the places of the second begin; places: of the ring.
+    """
+
+    before: Item
+    item: Item
+    following: Item
+    turn: Int32
+    places: Int32
+
+
+def around(place: Int32, places: Int32) -> Int32:
+    """A place of the ring that was counted past its end, at most once."""
+    return select(place >= places, place - places, place)
+
+
+def place_of(spec: PanelClass, turn: Int32, places: Int32, n: Int32 | int) -> Int32:
+    """Where chunk n of the row that begins at `turn` lies in shared memory or, if n is an int, comes to before it moves
+    to registers; n + `ahead` is where chunk n of the row before lies."""
+    if isinstance(n, int) and n < spec.registers:
+        n = spec.registers + (n + spec.wait) % spec.ahead
+    return around(turn + n - spec.registers, places)
+
+
+class Ahead(Schedule):
+    """Rows a row ahead."""
 
     @cute.jit
-    def ahead(self, launch, item: Int32):
-        """This CTA's items, from `item` on."""
-        s, nothing = self.spec, self.math.whole.identity
+    def run(self, launch: Launch, index: Int32):
+        """This CTA's items, from `index` on."""
+        s = self.spec
         places = launch.chunks - s.registers + s.ahead
-        first, ring = self.at(launch, item), SimpleNamespace(turn=Int32(0), places=places)
+        first = item_of(launch, index)
         for n in cutlass.range_constexpr(s.ahead):
-            self.fetch_at(first, Int32(n), self.place_of(ring, n), first.item < first.items)
+            self.fetch(first, Int32(n), place_of(s, Int32(0), places, n), first.index < launch.items)
             cute.arch.cp_async_commit_group()
-        rS = cute.make_rmem_tensor((len(nothing), 1), Float32)
         # The first chunks of this row; those of the row before whose places they take.
-        kept = [self.nothing() for _ in range(s.registers)]
-        last = [self.nothing() for _ in range(s.wait)]
-        edges, last_edges = self.no_edges(), self.no_edges()
-        patience, duties, turn = launch.patience, Int32(0), Int32(0)
-        for i in cutlass.range(item, launch.items + launch.ctas, launch.ctas, unroll=1):
-            at = SimpleNamespace(
-                before=self.at(launch, cutlass.max(i - launch.ctas, item)),
-                this=self.at(launch, i),
-                following=self.at(launch, i + launch.ctas),
-                places=places,
+        kept = [self.registers(launch) for _ in range(s.registers)]
+        last = [self.registers(launch) for _ in range(s.wait)]
+        rE, last_rE = self.scalars.none(launch), self.scalars.none(launch)
+        patience, given_up, turn = launch.patience, Int32(0), Int32(0)
+        for i in cutlass.range(index, launch.items + launch.ctas, launch.ctas, unroll=1):
+            rows = Rows(
+                before=item_of(launch, cutlass.max(i - launch.ctas, index)),
+                item=item_of(launch, i),
+                following=item_of(launch, i + launch.ctas),
                 turn=turn,
+                places=places,
             )
-            for n in cutlass.range_constexpr(len(nothing)):
-                rS[n, 0] = Float32(nothing[n])
+            before, item = rows.before, rows.item
+            rS = nothing(self.math, 1)
             if (launch.tidx == 0) & (i < launch.items):
-                exchange.expect(at.this.sync)
-                exchange.expect(self.place(at.this, at.this.part, Int32(0)))
-            self.edges(at.this, edges)
+                exchange.expect(item.sync)
+                exchange.expect(self.parts.place(item, item.part, Int32(0)))
+            self.scalars.load(item, rE)
             finishing = Int32(0)
             for t in cutlass.range_constexpr(s.wait - 1):
-                self.step(at, rS, [], t, finishing, kept[t], True)
+                self.step(rows, rS, [], t, finishing, kept[t], True)
             # The states are on their way during the last of these steps, from L2. Only both help: a read from DRAM
             # takes longer than a step, and without reading ahead the latency of L2 counts, too.
-            seen = self.unseen(at.before, launch.tidx)
+            seen = self.parts.unseen(before, launch.tidx)
             if launch.tidx < s.readers:
-                self.look(at.before, seen, launch.tidx, Int32(0))
-            self.step(at, rS, [], s.wait - 1, finishing, kept[s.wait - 1], True)
-            if i > item:
-                finishing = self.collect(at.before, patience, seen)
-                patience = Int32(cutlass.select_(finishing != 0, patience, Int32(0)))
-            states = self.merged(at.before)
-            self.finish_edges(at.before, last_edges, states, finishing)
+                self.parts.look(before, seen, launch.tidx, Int32(0))
+            self.step(rows, rS, [], s.wait - 1, finishing, kept[s.wait - 1], True)
+            if i > index:
+                finishing = self.parts.collect(before, patience, seen)
+                patience = select(finishing != 0, patience, Int32(0))
+            states = self.merge.of_slots(launch)
+            self.scalars.finish(before, last_rE, states, finishing)
             for t in cutlass.range_constexpr(s.wait, s.registers):
-                self.step(at, rS, states, t, finishing, kept[t], True)
+                self.step(rows, rS, states, t, finishing, kept[t], True)
             for t in cutlass.range(s.registers, launch.chunks, unroll=1):
-                self.step(at, rS, states, t, finishing, None, True)
+                self.step(rows, rS, states, t, finishing, None, True)
             if const_expr(s.edges):
-                self.absorb(at.this, rS, None, edges)
-                self.copy([edges], [last_edges])
+                self.chunks.absorb(launch, rS, None, rE)
+                copy([rE], [last_rE])
             if i < launch.items:
-                duties = duties | self.hand_over_row(at.this, tuple(rS[n, 0] for n in range(len(nothing))))
+                given_up = given_up | self.hand_over(item, tuple(rS[n, 0] for n in range(rS.shape[0])))
             for n in cutlass.range_constexpr(s.wait):
-                self.step(at, rS, states, launch.chunks + n, finishing, last[n], False)
-                self.copy(kept[n], last[n])
-            turn = self.around(at, turn + places - s.ahead)
-        self.rescue(launch, item, duties)
+                self.step(rows, rS, states, launch.chunks + n, finishing, last[n], False)
+                copy(kept[n], last[n])
+            turn = around(turn + places - s.ahead, places)
+        self.parts.rescue(launch, index, given_up)
 
     @cute.jit
-    def hand_over_row(self, this, state: tuple) -> Int32:
+    def hand_over(self, item: Item, state: tuple) -> Int32:
         """Merge the threads' states and publish what comes of it; nobody but the first warp waits for that. In its
         first thread, whether a part of the row has been given up."""
-        s, sB = self.spec, this.sB
-        lane, warp = this.tidx % reduce.WARP, this.tidx // reduce.WARP
-        state = self.math.whole.lanes(state, reduce.WARP)
+        s, sB = self.spec, item.launch.shared.sB
+        lane, warp = item.launch.tidx % WARP, item.launch.tidx // WARP
+        state = self.math.whole.lanes(state, WARP)
         if lane == 0:
             for n in cutlass.range_constexpr(len(state)):
                 sB[0, warp, n] = state[n]
         cute.arch.barrier()
-        duty = Int32(0)
+        given_up = Int32(0)
         if warp == 0:
             row = cutlass.min(lane, s.warps_down - 1)
             theirs = [
-                Float32(cutlass.select_(lane < s.warps_down, sB[0, row, n], Float32(nothing)))
-                for n, nothing in enumerate(self.math.whole.identity)
+                select(lane < s.warps_down, sB[0, row, n], Float32(number))
+                for n, number in enumerate(self.math.whole.identity)
             ]
-            self.publish(this, self.math.whole.lanes(tuple(theirs), reduce.WARP))
+            self.parts.publish(item, self.math.whole.lanes(tuple(theirs), WARP))
             if lane == 0:
-                duty = Int32(exchange.arrive(this.sync) >= exchange.GIVE_UP)
-        return duty
+                given_up = Int32(exchange.arrive(item.sync) >= exchange.GIVE_UP)
+        return given_up
 
     @cute.jit
     def step(
         self,
-        at,
+        rows: Rows,
         rS: cute.Tensor,
         states: list,
         t: Int32 | int,
@@ -128,57 +159,48 @@ class Ahead:
         Of a row that does not exist whatever lies there is absorbed: without a branch it is scheduled together with
         what is finished.
         """
-        s, before, this = self.spec, at.before, at.this
+        s, before, item, launch = self.spec, rows.before, rows.item, rows.item.launch
         cute.arch.cp_async_wait_group(s.ahead - 1)
-        free = self.place_of(at, t + s.ahead if const_expr(absorbs) else t)
+        free = place_of(s, rows.turn, rows.places, t + s.ahead if const_expr(absorbs) else t)
         if const_expr(len(states) > 0):
-            n = t if const_expr(absorbs) else t - this.chunks
+            n = t if const_expr(absorbs) else t - launch.chunks
             if finishing != 0:
                 where = free * s.chunk_steps if const_expr(kept is None) else kept
-                self.finish(before, before.first + n * s.chunk, where, states)
+                self.chunks.finish(before, before.first + n * s.chunk, where, states)
         if const_expr(absorbs):
-            base = self.place_of(at, t) * s.chunk_steps
+            base = place_of(s, rows.turn, rows.places, t) * s.chunk_steps
             if const_expr(kept is not None):
-                self.copy([[x[None, base + k] for k in range(s.chunk_steps)] for x in this.sX], kept)
-            self.absorb(this, rS, base if const_expr(kept is None) else kept)
-            self.fetch_at(this, t + s.ahead, free, (t + s.ahead < this.chunks) & (this.item < this.items))
+                copy([[x[None, base + k] for k in range(s.chunk_steps)] for x in launch.shared.tXsX], kept)
+            self.chunks.absorb(launch, rS, base if const_expr(kept is None) else kept)
+            exists = (t + s.ahead < launch.chunks) & (item.index < launch.items)
+            self.fetch(item, t + s.ahead, free, exists)
         if const_expr(not absorbs or (kept is None and s.wait < s.ahead)):
-            n = t + s.ahead - this.chunks - s.wait
-            self.fetch_at(at.following, n, free, (n >= 0) & (at.following.item < this.items))
+            n = t + s.ahead - launch.chunks - s.wait
+            self.fetch(rows.following, n, free, (n >= 0) & (rows.following.index < launch.items))
         cute.arch.cp_async_commit_group()
 
-    def nothing(self) -> list:
+    def registers(self, launch: Launch) -> list:
         """Registers for a chunk: per input its vectors."""
-        s = self.spec
-        chunk = [
-            [cute.make_rmem_tensor(s.vector, self.dtypes[i]) for _ in range(s.chunk_steps)]
-            for i in self.inputs
-        ]
-        for i in self.inputs:
+        chunk = []
+        for i in range(len(self.math.inputs)):
+            dtype = launch.mX[i].dtype
+            chunk.append(
+                [cute.make_rmem_tensor(self.spec.vector, dtype) for _ in range(self.spec.chunk_steps)]
+            )
             for vector in chunk[i]:
-                vector.fill(self.dtypes[i](0.0))
+                vector.fill(dtype(0.0))
         return chunk
 
-    def copy(self, chunk: list, to: list):
-        """Copy the vectors of all inputs."""
-        for vectors, places in zip(chunk, to, strict=True):
-            for vector, place in zip(vectors, places, strict=True):
-                cute.autovec_copy(vector, place)
-
-    def around(self, at, place: Int32) -> Int32:
-        """A place of the ring that was counted past its end, at most once."""
-        return Int32(cutlass.select_(place >= at.places, place - at.places, place))
-
-    def place_of(self, at, n: Int32 | int) -> Int32:
-        """Where chunk n of this row lies in shared memory or, if n is an int, comes to before it moves to registers;
-        n + `ahead` is where chunk n of the row before lies."""
-        s = self.spec
-        if isinstance(n, int) and n < s.registers:
-            n = s.registers + (n + s.wait) % s.ahead
-        return self.around(at, at.turn + n - s.registers)
-
     @cute.jit
-    def fetch_at(self, this, n: Int32, place: Int32, exists: Boolean):
+    def fetch(self, item: Item, n: Int32, place: Int32, exists: Boolean):
         """Load chunk n to a place, if it exists."""
         if exists:
-            self.fetch_nth(this, n, place * self.spec.chunk_steps, this.once)
+            policy = item.launch.policies.once
+            self.chunks.fetch(item.launch, chunk_of(item, n), place * self.spec.chunk_steps, policy)
+
+
+def copy(chunk: list, to: list):
+    """Copy the vectors of all inputs."""
+    for vectors, places in zip(chunk, to, strict=True):
+        for vector, place in zip(vectors, places, strict=True):
+            cute.autovec_copy(vector, place)

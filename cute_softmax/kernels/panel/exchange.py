@@ -9,7 +9,7 @@ No CTA waits for ever: whoever has waited for longer than `patience` gives its p
 arrive, which by then certainly runs. So a kernel makes progress however few of its CTAs are resident, be it that other
 kernels hold the rest of the GPU, or that two such kernels each hold half of it.
 
-Each panel has `words(parts)` words, zero before the launch:
+Each panel has `plan.panel_class.exchange_words` words, zero before the launch:
 
     arrived + GIVE_UP * given up | of part 0, 1, ... 0: its own CTA will finish it; GIVEN_UP; TAKEN by another
 
@@ -22,33 +22,23 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, const_expr
 
+from ...plan.panel_class import HEADER
 from ..common import reduce
 
 GIVEN_UP, TAKEN = 1, 2
 COUNT = 0
-HEADER = 1  # words before the parts'
 GIVE_UP = 1 << 16
-
-
-def words(parts: int) -> int:
-    """Words of a panel's exchange point."""
-    return HEADER + parts
 
 
 def _word(address: Int64, index: Int32 | int) -> cute.Pointer:
     return cute.make_ptr(Int32, address + Int64(index) * 4, cute.AddressSpace.gmem, assumed_align=4)
 
 
-def pairs(numbers: int) -> int:
-    """Words of 64 bits that a published state of so many numbers has."""
-    return (numbers + 1) // 2
-
-
 @cute.jit
 def publish(address: Int64, state: tuple):
     """Write a state so that others may find it there."""
     padded = (*state, Float32(1.0)) if const_expr(len(state) % 2) else state
-    for i in cutlass.range_constexpr(pairs(len(state))):
+    for i in cutlass.range_constexpr(len(padded) // 2):
         at = cute.make_ptr(Int64, address + 8 * i, cute.AddressSpace.gmem, assumed_align=8)
         cute.arch.store(at, reduce.pack(padded[2 * i : 2 * i + 2]), sem="relaxed", scope="gpu")
 

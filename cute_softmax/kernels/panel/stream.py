@@ -13,155 +13,127 @@ Each visit of a chunk begins one group of copies and waits for the one `buffers`
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, const_expr
+from cutlass import Boolean, Int32, const_expr
+
+from ..common.index import select
+from .chunks import nothing
+from .schedule import Schedule
+from .work import Chunk, Item, Launch, chunk_at, chunk_of, chunks_of, item_of
 
 
-class Streaming:
-    """What `PanelKernel` does in chunks."""
+class Stream(Schedule):
+    """Items in chunks, one after the other."""
 
     @cute.jit
-    def stream(self, launch, item: Int32):
-        """This CTA's items, from `item` on."""
-        s = self.spec
-        begun = self.at(launch, item)
+    def run(self, launch: Launch, index: Int32):
+        """This CTA's items, from `index` on."""
+        s, outputs = self.spec, len(self.math.outputs) > 0
+        begun = item_of(launch, index)
         for n in cutlass.range_constexpr(s.buffers):
-            self.fetch_chunk(begun, Int32(n), self.chunks(begun), Int32(n * s.chunk_steps))
-        turn, patience, duties = Int32(0), launch.patience, Int32(0)
-        for i in cutlass.range(item, launch.items, launch.ctas, unroll=1):
-            this = self.at(launch, i)
-            chunks, edges = self.chunks(this), self.edges(this)
-            mine, states = self.reduce(this, self.absorb_all(this, chunks, turn, edges))
+            self.fetch(begun, Int32(n), chunks_of(begun), Int32(n * s.chunk_steps))
+        turn, patience, given_up = Int32(0), launch.patience, Int32(0)
+        for i in cutlass.range(index, launch.items, launch.ctas, unroll=1):
+            item = item_of(launch, i)
+            chunks, rE = chunks_of(item), self.scalars.loaded(item)
+            held = self.absorb_all(item, chunks, turn, rE)
+            mine = self.merge.reduce_states(launch, held)
             if const_expr(s.cluster_n > 1):
-                mine = self.across_cluster(this, mine)
-            if const_expr(len(self.math.outputs) == 0):
-                # One item a CTA: see `PanelPlan.ctas`.
-                if const_expr(s.exchange):
-                    self.conclude(this, mine)  # of `split.SplitKernel`
-                else:
-                    if const_expr(s.down > 1):
-                        states = self.spread(this, mine)
-                    self.store_groups(this, states)
+                mine = self.merge.across_cluster(launch, mine)
+            # Without full outputs a CTA has one item: see `PanelPlan.ctas`.
+            if const_expr(s.exchange and not outputs):
+                self.parts.conclude(item, mine)
+            elif const_expr(not outputs):
+                self.scalars.store_groups(item, self.merge.spread(launch, mine))
             else:
-                following = self.at(launch, i + launch.ctas)
-                coming = Int32(
-                    cutlass.select_(following.item < launch.items, self.chunks(following), Int32(0))
-                )
+                following = item_of(launch, i + launch.ctas)
+                coming = select(following.index < launch.items, chunks_of(following), Int32(0))
                 merged = Int32(1)
                 if const_expr(s.exchange):
-                    duties = duties | self.hand_over(this, mine)
-                    merged = self.collect(this, patience)
-                    states = self.merged(this)
-                    patience = Int32(cutlass.select_(merged != 0, patience, Int32(0)))
-                elif const_expr(s.down > 1):
-                    states = self.spread(this, mine)
-                self.finish_edges(this, edges, states, merged)
-                turn = self.finish_all(this, following, chunks, coming, turn, states, merged)
-        if const_expr(s.exchange and len(self.math.outputs) > 0):
-            self.rescue(launch, item, duties)
-
-    def chunks(self, this) -> Int32:
-        """Chunks of this CTA's share."""
-        return cute.ceil_div(this.end - this.first, self.spec.chunk)
+                    given_up = given_up | self.parts.hand_over(item, mine)
+                    merged = self.parts.collect(item, patience)
+                    states = self.merge.of_slots(launch)
+                    patience = select(merged != 0, patience, Int32(0))
+                else:
+                    states = self.merge.spread(launch, mine)
+                self.scalars.finish(item, rE, states, merged)
+                turn = self.finish_all(item, following, chunks, coming, turn, states, merged)
+        if const_expr(s.exchange and outputs):
+            self.parts.rescue(launch, index, given_up)
 
     def buffer(self, n: Int32) -> Int32:
         """Where the n-th chunk of the ring lies in shared memory: the first of its steps."""
         return n % self.spec.buffers * self.spec.chunk_steps
 
-    def fetch_nth(self, this, n: Int32, base: Int32, policy: Int64):
-        """Load chunk n of this CTA's share."""
-        at = this.first + n * self.spec.chunk
-        self.fetch(this, this.starts, at, self.left(this, at), this.beside, base, policy)
-
     @cute.jit
-    def fetch_chunk(self, this, n: Int32, chunks: Int32, base: Int32):
+    def fetch(self, item: Item, n: Int32, chunks: Int32, base: Int32):
         """Load chunk n, if there is one, for the first time; the last of them will not be read again."""
+        launch, policies = item.launch, item.launch.policies
         if n < chunks:
             again = n < chunks - self.spec.buffers
-            self.fetch_nth(this, n, base, Int64(cutlass.select_(again, this.twice, this.once)))
+            policy = select(again, policies.twice, policies.once)
+            self.chunks.fetch(launch, chunk_of(item, n), base, policy)
         cute.arch.cp_async_commit_group()
 
     @cute.jit
-    def absorb_all(self, this, chunks: Int32, turn: Int32, edges: list) -> list:
+    def absorb_all(self, item: Item, chunks: Int32, turn: Int32, rE: list) -> list:
         """Per slot the state of all of this thread's elements. turn: where in the ring the first chunk is."""
-        s, op = self.spec, self.math.whole
-        rS = cute.make_rmem_tensor((len(op.identity), s.slots), Float32)
-        for v in cutlass.range_constexpr(s.slots):
-            for n in cutlass.range_constexpr(len(op.identity)):
-                rS[n, v] = Float32(op.identity[n])
+        s, launch = self.spec, item.launch
+        rS = nothing(self.math, s.slots)
         for n in cutlass.range(chunks, unroll=1):
             cute.arch.cp_async_wait_group(s.buffers - 1)
             base = self.buffer(turn + n)
-            self.align(this, this.first + n * s.chunk, base)
-            self.absorb(this, rS, base)
-            self.fetch_chunk(this, n + s.buffers, chunks, base)
+            self.chunks.align(item, item.first + n * s.chunk, base)
+            self.chunks.absorb(launch, rS, base)
+            self.fetch(item, n + s.buffers, chunks, base)
         if const_expr(s.edges):
-            self.absorb(this, rS, None, edges)
-        return [tuple(rS[n, v] for n in range(len(op.identity))) for v in range(s.slots)]
-
-    def absorb(self, this, rS, base: Int32 | list | None, edges: list = ()):
-        """Take a chunk into the states of this thread's slots, or the scalars at the edges of a row."""
-        math, slots = self.math, range(self.spec.slots)
-        before = [tuple(rS[n, v] for n in range(len(math.whole.identity))) for v in slots]
-        carry = [() for _ in slots]
-        for stage, op in enumerate(math.reductions):
-            totals = self.fold(this, stage, carry, base, edges)
-            for v in slots:
-                carry[v] += (op.op(totals[v], math.whole.refer(stage, before[v], carry[v])),)
-        for v in slots:
-            for n, number in enumerate(carry[v]):
-                rS[n, v] = number
+            self.chunks.absorb(launch, rS, None, rE)
+        return [tuple(rS[n, v] for n in range(rS.shape[0])) for v in range(s.slots)]
 
     @cute.jit
     def finish_all(
-        self, this, following, chunks: Int32, coming: Int32, turn: Int32, states: list, merged: Int32
+        self,
+        item: Item,
+        following: Item,
+        chunks: Int32,
+        coming: Int32,
+        turn: Int32,
+        states: list,
+        merged: Int32,
     ) -> Int32:
         """Finish all chunks, if the states are there, and fetch those of the following item, `coming` in number;
         where in the ring its first chunk is."""
-        s = self.spec
+        s, launch = self.spec, item.launch
         beyond = cutlass.max(chunks - s.buffers, 0)  # chunks that are not held
         for t in cutlass.range(cutlass.max(chunks, s.buffers), unroll=1):
             cute.arch.cp_async_wait_group(s.buffers - 1)
             base = self.buffer(turn + beyond + t)
-            n = Int32(cutlass.select_(t < s.buffers, beyond + t, chunks - 1 - t))
+            n = select(t < s.buffers, beyond + t, chunks - 1 - t)
             if const_expr(s.shifted):
-                self.align_again(this, t, n, base)
+                self.align_again(item, t, n, base)
             if (n < chunks) & (merged != 0):
-                self.finish(this, this.first + n * s.chunk, base, states)
+                self.chunks.finish(item, item.first + n * s.chunk, base, states)
             again, k = t < beyond, t - beyond
             if again | (k < coming):
-                here, there = chunks - 1 - t - s.buffers, k
-                here, there = this.first + here * s.chunk, following.first + there * s.chunk
-                left = Int32(cutlass.select_(again, self.left(this, here), self.left(following, there)))
+                earlier = item.first + (chunks - 1 - t - s.buffers) * s.chunk
+                later = following.first + k * s.chunk
+                here, there = chunk_at(item, earlier), chunk_at(following, later)
                 twice = (t >= beyond) & (k < coming - s.buffers)
-                beside = None
-                if const_expr(s.shifted):
-                    beside = Int32(cutlass.select_(again, this.beside, following.beside))
-                self.fetch(
-                    this,
-                    [Int64(cutlass.select_(again, this.starts[i], following.starts[i])) for i in self.inputs],
-                    Int32(cutlass.select_(again, here, there)),
-                    left,
-                    beside,
-                    base,
-                    Int64(cutlass.select_(twice, this.twice, this.once)),
-                )
+                chunk = either(again, here, there)
+                policy = select(twice, launch.policies.twice, launch.policies.once)
+                self.chunks.fetch(launch, chunk, base, policy)
             cute.arch.cp_async_commit_group()
         return (turn + 2 * beyond) % s.buffers
 
     @cute.jit
-    def align_again(self, this, t: Int32, n: Int32, base: Int32):
-        """`align` for chunk n, finished in turn t, if it was read a second time."""
+    def align_again(self, item: Item, t: Int32, n: Int32, base: Int32):
+        """Align chunk n, finished in turn t, if it was read a second time."""
         if t >= self.spec.buffers:
-            self.align(this, this.first + n * self.spec.chunk, base)
+            self.chunks.align(item, item.first + n * self.spec.chunk, base)
 
-    @cute.jit
-    def redo(self, this, states: list):
-        """Read and finish a share of which nothing is held."""
-        s = self.spec
-        for n in cutlass.range(self.chunks(this), unroll=1):
-            self.fetch_nth(this, n, Int32(0), this.once)
-            cute.arch.cp_async_commit_group()
-            cute.arch.cp_async_wait_group(0)
-            self.align(this, this.first + n * s.chunk, Int32(0))
-            self.finish(this, this.first + n * s.chunk, Int32(0), states)
-        self.finish_edges(this, self.edges(this), states)
+
+def either(which: Boolean, a: Chunk, b: Chunk) -> Chunk:
+    """One of two chunks."""
+    left = select(which, a.left, b.left)
+    beside = None if a.beside is None else select(which, a.beside, b.beside)
+    starts = [select(which, x, y) for x, y in zip(a.starts, b.starts, strict=True)]
+    return Chunk(starts, select(which, a.at, b.at), left, beside)

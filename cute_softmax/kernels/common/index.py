@@ -1,0 +1,65 @@
+"""Index arithmetic that is the same for values of the DSL, while a kernel is traced, and for plain numbers.
+
+So tests run the kernels' own arithmetic, on ints or on arrays of them, beside a map of who touches what.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Int32, Int64, Numeric
+
+
+def select(which: Boolean, yes: Numeric, no: Numeric) -> Numeric:
+    """One of two numbers of the first one's type, without a branch."""
+    if isinstance(which, Boolean):
+        return type(yes)(cutlass.select_(which, yes, no))
+    if isinstance(which, bool):
+        return yes if which else no
+    return no + (yes - no) * which
+
+
+def smaller(a: Numeric, b: Numeric) -> Numeric:
+    """The smaller of two numbers."""
+    if isinstance(a, Numeric) or isinstance(b, Numeric):
+        return cutlass.min(a, b)
+    return select(a < b, a, b)
+
+
+def larger(a: Numeric, b: Numeric) -> Numeric:
+    """The larger of two numbers."""
+    if isinstance(a, Numeric) or isinstance(b, Numeric):
+        return cutlass.max(a, b)
+    return select(a > b, a, b)
+
+
+def ceil_div(a: Numeric, b: Numeric) -> Numeric:
+    """a / b, rounded up."""
+    if isinstance(a, Numeric) or isinstance(b, Numeric):
+        return cute.ceil_div(a, b)
+    return -(-a // b)
+
+
+def wide(number: Int32) -> Int64:
+    """A number in 64 bits."""
+    return Int64(number) if isinstance(number, Numeric) else number
+
+
+def narrow(number: Int64, dtype: type = Int32) -> Numeric:
+    """A number in 32 bits."""
+    return dtype(number) if isinstance(number, Numeric) else number
+
+
+def apart(index: Numeric, sizes: list) -> list:
+    """The coordinates of an index in modes of these sizes, the fastest first; the slowest has no size."""
+    found = []
+    for size in sizes:
+        found.append(index % size)
+        index = index // size
+    return [*found, index]
+
+
+def dot(coordinates: list, strides: list) -> Int64:
+    """The offset of coordinates, in 64 bits."""
+    total = 0
+    for coordinate, stride in zip(coordinates, strides, strict=True):
+        total += wide(coordinate) * stride
+    return total

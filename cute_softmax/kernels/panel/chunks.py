@@ -1,0 +1,158 @@
+"""The chunks of a panel in a thread's hands: copied to shared memory, folded into states, finished and stored."""
+
+from functools import partial
+from itertools import chain
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64, Uint32, const_expr
+
+from ...plan import PanelClass
+from ..common import reduce
+from ..common.copy import PACKED_MAX, global_pointer, load_async, pack, packed_maximum, store, unpack
+from ..maths.maths import RowMath
+from .work import Chunk, Item, Launch, left, places
+
+
+class Chunks:
+    """Chunks whose vectors are one access each, or several whole ones.
+
+    Where a chunk lies: the first of its steps in shared memory or, of one that is kept in registers (see `ahead`), per
+    input its vectors.
+    """
+
+    def __init__(self, spec: PanelClass, math: RowMath):
+        self.spec, self.math = spec, math
+        self.inputs = range(len(math.inputs))
+
+    def vector(self, launch: Launch, i: int, address: Int64) -> cute.Tensor:
+        """The vector of operand i at an address."""
+        dtype = launch.mX[i].dtype
+        align = self.spec.accesses[i] * dtype.width // 8
+        pointer = global_pointer(dtype, address, Int64(0), align)
+        return cute.make_tensor(pointer, cute.make_layout(self.spec.vector))
+
+    def padding(self, launch: Launch, i: int) -> cute.Tensor:
+        """A vector in registers of what stands for elements of input i that do not exist."""
+        dtype = launch.mX[i].dtype
+        padding = cute.make_rmem_tensor(max(self.spec.vector, 2), dtype)
+        padding.fill(dtype(self.math.padding[i]))
+        return padding
+
+    @cute.jit
+    def fetch(self, launch: Launch, chunk: Chunk, base: Int32, policy: Int64):
+        """Load a chunk of all inputs into this thread's own blocks of shared memory from step `base` on, padding what
+        does not exist. policy: of L2, see `Policies`."""
+        s = self.spec
+        for i in self.inputs:
+            padding = self.padding(launch, i)
+            tXgX = [self.vector(launch, i, at) for at in places(launch, i, chunk.starts[i], chunk.at)]
+            for k in cutlass.range_constexpr(s.chunk_steps):
+                tXsX = launch.shared.tXsX[i][None, base + k]
+                if chunk.left > k * s.down * s.unit:
+                    load_async(tXgX[k], tXsX, s.access[i], policy, s.prefetches)
+                else:
+                    for v in cutlass.range_constexpr(s.vector):
+                        tXsX[v] = padding[v]
+
+    def align(self, item: Item, at: Int32, base: Int32):
+        """Put this thread's vectors of the chunk that begins at element `at` into its blocks, when its warp's copies
+        have come: there they are."""
+
+    def held(self, launch: Launch, k: int, where: Int32 | int | list) -> list[cute.Tensor]:
+        """tXrX: vector k of each input of the chunk that lies there, in registers."""
+        if isinstance(where, list):
+            return [vectors[k] for vectors in where]
+        found = []
+        for i in self.inputs:
+            tXrX = cute.make_rmem_tensor(self.spec.vector, launch.mX[i].dtype)
+            cute.autovec_copy(launch.shared.tXsX[i][None, where + k], tXrX)
+            found.append(tXrX)
+        return found
+
+    def fold(
+        self, launch: Launch, stage: int, carry: list, where: Int32 | int | list | None, edges: list
+    ) -> list:
+        """Per slot this thread's partial result of a stage, over the chunk that lies there and the scalars at a row's
+        edges. carry: per slot, the results of the stages before. where: None without a chunk; edges: empty without
+        scalars."""
+        s, math = self.spec, self.math
+        op = math.reductions[stage].op
+        dtype = launch.mX[0].dtype
+        scalars = range(s.edge_scalars if edges else 0)
+        ends = [math.term(stage, tuple(x[e].to(Float32) for x in edges), carry[0]) for e in scalars]
+        steps = range(0 if where is None else s.chunk_steps)
+        if where is None:
+            totals = []
+        elif math.maximum_first and stage == 0 and dtype in PACKED_MAX and s.vector > 1:
+            words = [cute.recast_tensor(self.held(launch, k, where)[0], Uint32) for k in steps]
+            both = cute.make_rmem_tensor(s.vector, dtype)
+            for j in range(s.vector // 2):
+                largest = reduce.tree(partial(packed_maximum, dtype), [w[j] for w in words])
+                cute.recast_tensor(both, Uint32)[j] = largest
+            totals = unpack(both)
+        else:
+            terms = (
+                [math.term(stage, e, carry[v % s.slots]) for v, e in enumerate(elements)]
+                for elements in (zip(*map(unpack, self.held(launch, k, where)), strict=True) for k in steps)
+            )
+            if s.orientation == "row":
+                # Pairwise all through: a chain rounds what came first once more with each addition.
+                return [reduce.tree(op, chain((reduce.tree(op, vector) for vector in terms), ends))]
+            totals = next(terms)
+            for vector in terms:
+                totals = [op(a, b) for a, b in zip(totals, vector, strict=True)]
+        return totals if s.orientation == "column" else [reduce.tree(op, [*totals, *ends])]
+
+    def absorb(self, launch: Launch, rS: cute.Tensor, where: Int32 | list | None, edges: list = ()):
+        """Fold a chunk, or the scalars at the edges of a row, into the states of this thread's slots, (number,
+        slot)."""
+        math, slots = self.math, range(self.spec.slots)
+        before = [tuple(rS[n, v] for n in range(len(math.whole.identity))) for v in slots]
+        carry = [() for _ in slots]
+        for stage, op in enumerate(math.reductions):
+            totals = self.fold(launch, stage, carry, where, edges)
+            for v in slots:
+                carry[v] += (op.op(totals[v], math.whole.refer(stage, before[v], carry[v])),)
+        for v in slots:
+            for n, number in enumerate(carry[v]):
+                rS[n, v] = number
+
+    def results(self, launch: Launch, k: int, where: Int32 | list, states: list) -> cute.Tensor:
+        """tXrY: the results of vector k of the chunk that lies there, in registers."""
+        s = self.spec
+        elements = zip(*(unpack(tXrX) for tXrX in self.held(launch, k, where)), strict=True)
+        results = [self.math.result(e, states[v % s.slots]) for v, e in enumerate(elements)]
+        tXrY = cute.make_rmem_tensor(s.vector, launch.mX[len(self.inputs)].dtype)
+        pack(iter(results), tXrY)
+        return tXrY
+
+    @cute.jit
+    def finish(self, item: Item, at: Int32, where: Int32 | list, states: list):
+        """Compute and store the results of the chunk that begins at element `at` and lies there. states: per slot that
+        of the whole group."""
+        s, launch = self.spec, item.launch
+        rest = left(item, at)
+        i = len(self.inputs)
+        tXgY = [self.vector(launch, i, address) for address in places(launch, i, item.starts[i], at)]
+        for k in cutlass.range_constexpr(s.chunk_steps):
+            tXrY = self.results(launch, k, where, states)
+            exists = rest > k * s.down * s.unit
+            if const_expr(not s.streaming):
+                store(tXrY, tXgY[k], exists=exists)
+            elif exists:
+                store(tXrY, tXgY[k], self.hint(launch, tXrY))
+
+    def hint(self, launch: Launch, tXrY: cute.Tensor) -> Int64 | None:
+        """The L2 policy of a store; those of less than four bytes can have none."""
+        return launch.policies.writes if cute.size(tXrY) * tXrY.element_type.width >= 32 else None
+
+
+def nothing(math: RowMath, slots: int) -> cute.Tensor:
+    """rS: the states of so many slots that have seen nothing, (number, slot)."""
+    identity = math.whole.identity
+    rS = cute.make_rmem_tensor((len(identity), slots), Float32)
+    for v in range(slots):
+        for n, number in enumerate(identity):
+            rS[n, v] = Float32(number)
+    return rS

@@ -1,0 +1,129 @@
+"""The states of a panel's groups, merged over the threads of a CTA and over the CTAs of a cluster."""
+
+from collections.abc import Callable
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, const_expr
+
+from ...plan import PanelClass
+from ..common import reduce
+from ..common.reduce import WARP
+from ..maths.maths import RowMath
+from .work import Launch
+
+
+class Merge:
+    """Column t of a panel is merged by thread t; a thread holds elements of the columns in its slots."""
+
+    def __init__(self, spec: PanelClass, math: RowMath):
+        self.spec, self.math = spec, math
+        self.slot = reduce.slot_type(math.whole)
+
+    def reduce(self, launch: Launch, partials: Callable[[int, list], list]) -> tuple[tuple, list]:
+        """(the state of all of the CTA's elements of column t, in thread t; per slot the stages before the last).
+
+        A thread that has its columns for itself exchanges nothing, and has per slot the whole state instead. The
+        largest elements of all first, then the sums of exponentials relative to them, and so on: nothing is ever
+        rescaled, but each stage waits for all threads. partials: (stage, per slot the results of the stages before) ->
+        per slot this thread's partial result.
+        """
+        s, stages = self.spec, self.math.reductions
+        carry, mine = [() for _ in range(s.slots)], ()
+        for stage, op in enumerate(stages):
+            totals = partials(stage, carry)
+            if s.down == 1:
+                carry = [(*c, t) for c, t in zip(carry, totals, strict=True)]
+                continue
+            merged, everywhere = self.across_warps(launch, op, totals, stage, stage + 1 < len(stages))
+            mine += (merged,)
+            if everywhere is not None:
+                carry = [(*c, m) for c, m in zip(carry, everywhere, strict=True)]
+        return mine, carry
+
+    def reduce_states(self, launch: Launch, states: list[tuple]) -> tuple:
+        """`reduce` of states, per slot this thread's: the state of column t in thread t."""
+        refer = self.math.whole.refer
+        merged, _ = self.reduce(
+            launch,
+            lambda stage, carry: [refer(stage, x, before) for x, before in zip(states, carry, strict=True)],
+        )
+        return merged
+
+    @cute.jit
+    def across_warps(
+        self,
+        launch: Launch,
+        op: cutlass.Constexpr,
+        totals: list,
+        stage: cutlass.Constexpr[int],
+        spread: cutlass.Constexpr[bool],
+    ) -> tuple:
+        """Merge the threads' results of a stage: that of column t in thread t and, if `spread`, per slot in every
+        thread."""
+        s, tidx = self.spec, launch.tidx
+        sB = launch.shared.sB[None, None, stage]
+        start = min(s.across, WARP)
+        lane, row = cute.arch.lane_idx(), tidx // max(s.across, WARP)
+        column = launch.a * s.slots
+        partials = [op.lanes((t,), WARP, start)[0] for t in totals]
+        if lane < s.across:
+            for v in cutlass.range_constexpr(s.slots):
+                sB[column + v, row] = partials[v]
+        cute.arch.barrier()
+        mine = tidx % s.columns
+        merged = op.all([sB[mine, i] for i in range(s.warps_down)])
+        everywhere = None
+        if const_expr(spread):
+            cute.arch.barrier()
+            if tidx < s.columns:
+                sB[mine, 0] = merged
+            cute.arch.barrier()
+            everywhere = [sB[column + v, 0] for v in range(s.slots)]
+        return merged, everywhere
+
+    @cute.jit
+    def across_cluster(self, launch: Launch, mine: tuple) -> tuple:
+        """Merge the states of column t over the CTAs of the cluster, in thread t. In one trip each CTA sends all its
+        states to all; in two each merges those of its share of the columns, and sends what comes of them to all."""
+        s, whole, sC, barriers = self.spec, self.math.whole, launch.shared.sC, launch.shared.barriers
+        tidx, rank = launch.tidx, launch.rank
+        column, each = tidx % s.columns, s.columns // s.cluster_n
+        if tidx < s.trips:
+            received = s.columns * (s.cluster_n if s.trips == 1 else 1) * self.slot.width // 8
+            cute.arch.mbarrier_arrive_and_expect_tx(barriers + tidx, received)
+        # As late as possible: it waits until all CTAs of the cluster have started.
+        cute.arch.cluster_wait()
+        if const_expr(s.trips == 1):
+            if tidx < s.columns:
+                for peer in cutlass.range_constexpr(s.cluster_n):
+                    reduce.store_remote(mine, sC, (column, rank), barriers, Int32(peer))
+            cute.arch.mbarrier_wait(barriers, 0)
+            theirs = [reduce.unpack(sC[column, i]) for i in range(s.cluster_n)]
+            return whole.merge_all(theirs)
+        if tidx < s.columns:
+            at = (column % each * s.cluster_n + rank, 0)
+            reduce.store_remote(mine, sC, at, barriers, column // each)
+        cute.arch.mbarrier_wait(barriers, 0)
+        # The states of one column lie in neighbouring threads, one for each CTA; each sends the result to one.
+        merged = whole.lanes(reduce.unpack(sC[column, 0]), s.cluster_n)
+        if tidx < s.columns:
+            at = (rank * each + column // s.cluster_n, 1)
+            reduce.store_remote(merged, sC, at, barriers + 1, column % s.cluster_n)
+        cute.arch.mbarrier_wait(barriers + 1, 0)
+        return reduce.unpack(sC[column, 1])
+
+    @cute.jit
+    def spread(self, launch: Launch, mine: tuple) -> list:
+        """Per slot the state, from column t's in thread t."""
+        sC = launch.shared.sC
+        cute.arch.barrier()
+        if launch.tidx < self.spec.columns:
+            sC[launch.tidx, 0] = reduce.pack(mine)
+        cute.arch.barrier()
+        return self.of_slots(launch)
+
+    def of_slots(self, launch: Launch) -> list:
+        """Per slot the state that lies in shared memory."""
+        s = self.spec
+        return [reduce.unpack(launch.shared.sC[launch.a * s.slots + v, 0]) for v in range(s.slots)]

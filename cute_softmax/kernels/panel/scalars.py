@@ -1,0 +1,79 @@
+"""What panels load and store an element at a time: the edges of rows, and the results that a group has one of."""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, const_expr
+
+from ...plan import PanelClass
+from ..maths.maths import RowMath
+from .work import Item, Launch, edge
+
+
+class Scalars:
+    """rE: per input, the scalars at the edges of a row that a thread has; none in a class without edges."""
+
+    def __init__(self, spec: PanelClass, math: RowMath):
+        self.spec, self.math = spec, math
+        self.inputs = range(len(math.inputs))
+        self.group_outputs = range(len(math.inputs) + len(math.outputs), len(spec.dtypes))
+
+    def none(self, launch: Launch) -> list[cute.Tensor]:
+        """Registers for the scalars, padding in all of them."""
+        inputs = self.inputs if self.spec.edges else ()
+        rE = [cute.make_rmem_tensor(self.spec.edge_scalars, launch.mX[i].dtype) for i in inputs]
+        for i in inputs:
+            rE[i].fill(launch.mX[i].dtype(self.math.padding[i]))
+        return rE
+
+    @cute.jit
+    def load(self, item: Item, rE: list):
+        """Load the scalars; padding where there are none."""
+        mX = item.launch.mX
+        for e in cutlass.range_constexpr(self.spec.edge_scalars):
+            at, exists = edge(item, e)
+            for i in self.inputs:
+                scalars = rE[i]
+                scalars[e] = mX[i].dtype(self.math.padding[i])
+                gE = mX[i].element(item.starts[i] + at)
+                if exists:
+                    scalars[e] = gE[0]
+
+    def loaded(self, item: Item) -> list[cute.Tensor]:
+        """The scalars, in registers of their own."""
+        rE = self.none(item.launch)
+        self.load(item, rE)
+        return rE
+
+    @cute.jit
+    def finish(self, item: Item, rE: list, states: list, merged: Int32 | int = 1):
+        """Compute and store the results of the scalars, if the states are there."""
+        math, i = self.math, len(self.inputs)
+        mY = item.launch.mX[i]
+        for e in cutlass.range_constexpr(self.spec.edge_scalars):
+            at, exists = edge(item, e)
+            result = math.result(tuple(x[e].to(Float32) for x in rE), states[0])
+            gE = mY.element(item.starts[i] + at)
+            if exists & (merged != 0):
+                gE[0] = result.to(mY.dtype)
+
+    def store_groups(self, item: Item, states: list):
+        """Store the results that a group has one of. states: per slot that of the whole group."""
+        if self.group_outputs:
+            self.store_each(item, [self.math.group_results(state) for state in states])
+
+    @cute.jit
+    def store_each(self, item: Item, results: list):
+        launch, line = item.launch, item.line
+        if (launch.d == 0) & item.inside & (launch.rank == 0):
+            for v in cutlass.range_constexpr(self.spec.slots):
+                if const_expr(self.spec.shifted):
+                    if v < line.beside:
+                        self.store_group(item, v, results[v])
+                else:
+                    self.store_group(item, v, results[v])
+
+    def store_group(self, item: Item, v: int, results: list[Float32]):
+        """Store the results of the group in slot v."""
+        for i, result in zip(self.group_outputs, results, strict=True):
+            mX = item.launch.mX[i]
+            mX.element(item.starts[i] + v * mX.kept[0])[0] = result.to(mX.dtype)

@@ -1,0 +1,224 @@
+"""What a CTA of a panel kernel works on: its launch, an item of its work, and where the elements of that lie.
+
+Coordinates of a thread: `a` side by side over the groups, `d` down along them. All here is index arithmetic, see
+`common.index`.
+"""
+
+from dataclasses import dataclass
+
+import cutlass.cute as cute
+from cutlass import Boolean, Int32, Int64
+
+from ...plan import PanelClass
+from ...plan.panel_class import exchange_words
+from ..common.copy import GlobalTensor
+from ..common.index import apart, ceil_div, dot, larger, narrow, select, smaller, wide
+
+
+@dataclass(frozen=True)
+class Policies:
+    """L2 eviction policies: of reads that are repeated, of all others, and of writes; None for the usual one."""
+
+    twice: Int64
+    once: Int64
+    writes: Int64 | None
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Shared memory of a CTA.
+
+    sX: the tile of each input, (element of a vector, block, step); tXsX: this thread's own block of it.
+    sB: the warps' partial results; sC: states that CTAs exchange; barriers: of the cluster's trips; words: two that all
+    threads read.
+    """
+
+    sX: list[cute.Tensor]
+    tXsX: list[cute.Tensor]
+    sB: cute.Tensor
+    sC: cute.Tensor
+    words: cute.Tensor
+    barriers: cute.Pointer | None
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What a thread knows of its launch; numbers as `PanelKernel.__call__` takes them.
+
+    own: the thread's block of a step in shared memory; lane: which of its line it is. exchanges, states: addresses of
+    the exchange points and of the parts' states.
+    """
+
+    spec: PanelClass
+    ctas: Int32
+    items: Int32
+    length: Int32
+    groups: Int32
+    parts: Int32
+    share: Int32
+    patience: Int32
+    chunks: Int32
+    kept_sizes: list[Int32]
+    reduced_sizes: list[Int32]
+    mX: list[GlobalTensor]
+    tidx: Int32
+    rank: Int32
+    a: Int32
+    d: Int32
+    own: Int32
+    lane: Int32
+    policies: Policies
+    shared: Shared
+    exchanges: Int64
+    states: Int64
+
+
+@dataclass(frozen=True)
+class Line:
+    """Where a thread's groups lie among those of the fastest kept mode, where columns are shifted.
+
+    column: the first of them; beside: how many there are from it on; ends: whether memory's rows begin or end in the
+    panel.
+    """
+
+    column: Int32
+    beside: Int32
+    ends: Boolean
+
+
+@dataclass(frozen=True)
+class Item:
+    """One item of a CTA's work: which part of which panel, and which elements of this thread's groups.
+
+    starts: of each operand, from its beginning to that of the thread's first group; inside: whether that exists.
+    head: elements before a row's first line; first, end: the elements that the CTA takes.
+    sync, states: addresses of the panel's exchange point, and of its parts' states.
+    """
+
+    launch: Launch
+    index: Int32
+    part: Int32
+    starts: list[Int64]
+    inside: Boolean
+    line: Line | None
+    head: Int32
+    first: Int32
+    end: Int32
+    sync: Int64
+    states: Int64
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What is copied at a time: of the groups that begin at `starts` the elements from `at` on, of which so many are
+    `left` from this thread's first on. beside: see `Line`."""
+
+    starts: list[Int64]
+    at: Int32
+    left: Int32
+    beside: Int32 | None
+
+
+def item_of(launch: Launch, index: Int32) -> Item:
+    """An item of a launch's work, whether or not it exists."""
+    s = launch.spec
+    part, tile = 0, index
+    if s.exchange:
+        part, tile = index % launch.parts, index // launch.parts
+    if s.shifted:
+        kept, line = line_of(launch, tile)
+        inside = True
+    else:
+        column = (tile * s.across + launch.a) * s.slots
+        kept, line = apart(column, launch.kept_sizes), None
+        inside = column < launch.groups
+    first = (part * s.cluster_n + launch.rank) * launch.share
+    starts = [dot(kept, mX.kept) for mX in launch.mX]
+    head, body = 0, launch.length
+    if s.edges:
+        mX = launch.mX[s.facts.reference]
+        misaligned = narrow((mX.address // mX.itemsize + starts[s.facts.reference]) & (s.line - 1))
+        head = smaller((s.line - misaligned) & (s.line - 1), launch.length)
+        body = (launch.length - head) // s.vector * s.vector
+    end = smaller(first + launch.share, body)
+    if s.edges:  # the body may be shorter than another row's by a part's whole share
+        first, end = head + first, head + larger(first, end)
+    return Item(
+        launch=launch,
+        index=index,
+        part=part,
+        starts=starts,
+        inside=inside,
+        line=line,
+        head=head,
+        first=first,
+        end=end,
+        sync=launch.exchanges + wide(tile) * (4 * exchange_words(launch.parts)),
+        states=launch.states + wide(tile) * launch.parts * (s.columns * s.published_bytes),
+    )
+
+
+def line_of(launch: Launch, tile: Int32) -> tuple[list[Int32], Line]:
+    """The coordinates of a thread's first group in the kept modes, the fastest first, where columns are shifted."""
+    s = launch.spec
+    abreast = launch.kept_sizes[0] if s.kept_modes > 1 else launch.groups
+    panels = ceil_div(abreast, s.advance)
+    first = tile % panels * s.advance
+    column = first + s.column(launch.a)
+    outer = apart(tile // panels, launch.kept_sizes[1:]) if s.kept_modes > 1 else []
+    ends = (first == 0) | (first + s.columns > abreast)
+    return [column, *outer], Line(column, abreast - column, ends)
+
+
+def left(item: Item, at: Int32) -> Int32:
+    """How much of a group there is from this thread's first element of the chunk at `at` on: vector k exists where more
+    than k * down * unit is left."""
+    rest = item.end - at - item.launch.d * item.launch.spec.unit
+    return select(item.inside, rest, 0)
+
+
+def chunk_at(item: Item, at: Int32) -> Chunk:
+    """The chunk of an item that begins at an element."""
+    return Chunk(item.starts, at, left(item, at), item.line.beside if item.line else None)
+
+
+def chunk_of(item: Item, n: Int32) -> Chunk:
+    """Chunk n of an item's share."""
+    return chunk_at(item, item.first + n * item.launch.spec.chunk)
+
+
+def chunks_of(item: Item) -> Int32:
+    """How many chunks an item's share has."""
+    return ceil_div(item.end - item.first, item.launch.spec.chunk)
+
+
+def places(launch: Launch, i: int, start: Int64, at: Int32) -> list[Int64]:
+    """The addresses of a thread's vectors of the chunk at element `at` in operand i, whose groups begin at `start`."""
+    s, mX = launch.spec, launch.mX[i]
+    first = at + launch.d * s.unit
+    if s.reduced_modes == 1:
+        # One multiplication, then additions: a 64-bit product for each vector would cost as much as its softmax.
+        # A row's vectors lie where its neighbours are next to each other.
+        (stride,) = mX.reduced if s.unit == 1 else (1,)
+        addresses = [mX.address + (start + first * stride) * mX.itemsize]
+        step = s.down * s.unit * mX.itemsize * stride
+        for _ in range(1, s.chunk_steps):
+            addresses.append(addresses[-1] + step)
+        return addresses
+    indices = [apart(first + k * s.down * s.unit, launch.reduced_sizes) for k in range(s.chunk_steps)]
+    return [mX.address + (start + dot(index, mX.reduced)) * mX.itemsize for index in indices]
+
+
+def edge(item: Item, e: int) -> tuple[Int32, Boolean]:
+    """Scalar e of this thread at the edges of a row: which element of the row it is, and whether there is one.
+
+    The scalars of the head come first, and those of the tail behind the most that a head can have.
+    """
+    launch, s = item.launch, item.launch.spec
+    slot = launch.tidx + e * s.threads
+    after = slot - (s.line - 1)
+    tail = item.head + (launch.length - item.head) // s.vector * s.vector
+    in_head = slot < item.head
+    in_tail = (after >= 0) & (tail + after < launch.length)
+    exists = (in_head | in_tail) & (item.part == 0) & (launch.rank == 0) & item.inside
+    return select(in_head, slot, tail + after), exists

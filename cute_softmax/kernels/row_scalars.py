@@ -1,0 +1,172 @@
+"""What rows load and store by the element: their edges, what they have one element of, and what an index chooses."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32, Int64, const_expr
+
+from ..plan import RowClass
+from .common import online
+from .common.copy import DTYPES, load_if
+from .common.index import dot, select
+from .common.online import rounded_product
+from .maths.maths import RowMath
+from .row_work import Launch, Row, edge, row_of, speaks
+
+INDEX_ERROR = (
+    "cute_softmax.selective_log_softmax: index %lld in row %lld is out of range: a row has %d elements"
+)
+
+
+@dataclass(frozen=True)
+class Edges:
+    """The scalars at the edges of a thread's rows: rE of each full operand, (E, M); and by (e, m) which columns they
+    are, whether they exist, pE, and whether they count."""
+
+    rE: list[cute.Tensor]
+    pE: cute.Tensor
+    columns: dict[tuple[int, int], Int32]
+    counted: dict[tuple[int, int], Boolean]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What an index chooses in a row: the score, the index itself, and whether the row has such an element."""
+
+    score: Float32
+    index: Int64
+    exists: Boolean
+
+
+class Scalars:
+    """selects: whether an index chooses a score, which the first thread of a row alone looks at; group_names: the
+    tensors of one element per group that all its threads look at."""
+
+    def __init__(self, spec: RowClass, math: RowMath):
+        self.spec, self.math = spec, math
+        self.dtypes = [DTYPES[name] for name in spec.dtypes]
+        full = len(math.inputs) + len(math.outputs)
+        self.inputs, self.full = range(len(math.inputs)), range(full)
+        self.group_inputs = {name: full + i for i, name in enumerate(math.group_inputs)}
+        self.selects = "index" in math.group_inputs and not spec.prologue.target
+        self.group_names = [name for name in math.group_inputs if not (self.selects and name == "index")]
+
+    def element(self, row: Row, i: int, column: Int32) -> cute.Tensor:
+        """gX: an element of a row of operand i in global memory; column 0 for what has one for the row."""
+        mX = row.launch.mX[i]
+        return mX.element(dot(row.at, mX.kept) + column)
+
+    @cute.jit
+    def load_edges(self, rows: list[Row], ones: dict) -> Edges:
+        """Load the scalars at the edges of rows, over padding. ones: see `row.Vectors`."""
+        s = self.spec
+        M, E = s.rows_per_thread, s.edge_scalars
+        rE = [cute.make_rmem_tensor((max(E, 1), M), self.dtypes[i]) for i in self.full]
+        pE = cute.make_rmem_tensor((max(E, 1), M), Boolean)
+        columns, counted = {}, {}
+        for m in cutlass.range_constexpr(M):
+            for e in cutlass.range_constexpr(E):
+                columns[e, m], pE[e, m] = edge(rows[m], e)
+                counted[e, m] = pE[e, m]
+                if const_expr(s.prologue.causal):
+                    counted[e, m] = pE[e, m] & (columns[e, m] < rows[m].reach)
+                for i in self.inputs:
+                    rE[i][e, m] = self.dtypes[i](self.math.padding[i])
+                    gE = self.element(rows[m], i, columns[e, m])
+                    if counted[e, m]:
+                        rE[i][e, m] = ones[i, m] if const_expr(s.access[i] == 0) else gE[0]
+        return Edges(rE, pE, columns, counted)
+
+    @cute.jit
+    def one(self, row: Row, i: int, offset: Int32):
+        """The one element that operand i has for a row; 0 outside of them.
+
+        offset: 0. Multiplied by the lane, ptxas does not see that all lanes have the same address: it would move what
+        they load into a uniform register, and wait for it in the midst of the loads of the row.
+        """
+        held = cute.make_rmem_tensor(1, self.dtypes[i])
+        held[0] = self.dtypes[i](0)
+        gX = self.element(row, i, offset)
+        if row.inside:
+            held[0] = gX[0]
+        return held[0]
+
+    def of_groups(self, launch: Launch, tile: Int64) -> list[list]:
+        """`of_group` of this thread's rows of a tile."""
+        return [self.of_group(row_of(launch, tile, m)) for m in range(self.spec.rows_per_thread)]
+
+    def of_group(self, row: Row) -> list:
+        """What the tensors of one element per group have for a row; of an index that no element has, -1."""
+        launch, found = row.launch, []
+        for name in self.group_names:
+            value = self.one(row, self.group_inputs[name], launch.lane * launch.zero)
+            if name == "index":
+                exists = (value >= 0) & (value < launch.columns)
+                found.append(Int32(select(exists, value, Int64(-1))))
+            else:
+                found.append(value.to(Float32))
+        return found
+
+    def numbers(self, launch: Launch, of_group: list) -> dict[str, Float32]:
+        """The scale and alpha of a row, in all of its threads."""
+        names = [name for name in self.spec.prologue.numbers if name != "offset"]
+        found = {name: Int32(launch.numbers[name]).bitcast(Float32) for name in names}
+        return found | dict(zip(self.group_names, of_group, strict=True))
+
+    def chosen(self, row: Row) -> Chosen:
+        """What "index" chooses, in the first thread of a row; of a row without such an element the score is another's,
+        and `store_groups` complains."""
+        launch, first = row.launch, speaks(row)
+        index = load_if(first, self.element(row, self.group_inputs["index"], Int32(0)))
+        exists = (index >= 0) & (index < launch.columns)
+        column = Int32(select(exists, index, Int64(0)))
+        score = load_if(first, self.element(row, 0, column)).to(Float32)
+        if self.spec.prologue.scale:
+            score = rounded_product(score, self.numbers(launch, self.of_group(row))["scale"])
+        return Chosen(score, index, exists)
+
+    @cute.jit
+    def store_edges(self, row: Row, i: int, results: Iterator[Float32], edges: Edges):
+        """Store what is left of the results of a row, those of the scalars at its edges."""
+        for e in cutlass.range_constexpr(self.spec.edge_scalars):
+            value = next(results).to(self.dtypes[i])
+            gE = self.element(row, i, edges.columns[e, row.m])
+            if edges.pE[e, row.m]:
+                gE[0] = value
+
+    @cute.jit
+    def store_target(self, row: Row, numbers: dict, edges: Edges):
+        """Store alpha * (p - 1) at the row's target, by the thread that has stored alpha * p there."""
+        s, launch, m, i = self.spec, row.launch, row.m, len(self.inputs)
+        target = numbers["index"]
+        place = target - row.head - launch.first
+        mine = (place >= 0) & (place < row.limit) & (place // s.vector % s.threads_per_row == launch.lane)
+        mine = mine & row.inside
+        for e in cutlass.range_constexpr(s.edge_scalars):
+            mine = mine | (edges.pE[e, m] & (edges.columns[e, m] == target))
+        gY = self.element(row, i, target)
+        if mine:
+            gY[0] = (numbers["alpha"] * online.less_one(numbers["found"])).to(self.dtypes[i])
+
+    @cute.jit
+    def store_groups(self, row: Row, results: Callable, chosen: Chosen | None):
+        """Store what becomes of the state of a row, which all of its threads know."""
+        first = speaks(row)
+        outputs = range(len(self.full) + len(self.group_inputs), len(self.dtypes))
+        gX = [self.element(row, i, Int32(0)) for i in outputs]
+        if first:
+            numbers = results()
+            for j in cutlass.range_constexpr(len(gX)):
+                gX[j][0] = numbers[j].to(gX[j].element_type)
+            if const_expr(chosen is not None):
+                # Behind all else: behind a trap the compiler would put a copy of what follows it.
+                self.complain(row, chosen)
+
+    @cute.jit
+    def complain(self, row: Row, chosen: Chosen):
+        """Stop the kernel at an index that is out of range."""
+        if not chosen.exists:
+            cute.printf(INDEX_ERROR, chosen.index, row.index, row.launch.columns)
+            cute.arch.inline_ptx("trap;")

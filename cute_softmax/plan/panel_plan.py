@@ -1,0 +1,190 @@
+"""Plans of the column and split movements: the numbers of one launch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from .base import PlanBase
+from .modes import offset_of
+from .panel_class import PanelClass, exchange_words
+from .problem import Problem
+
+# An exchange point waits so long (nanoseconds) before a CTA leaves its part to the last one that arrives.
+PATIENCE = 1_000_000
+
+
+@dataclass(frozen=True)
+class PanelPlan(PlanBase):
+    """How one launch over columns, or over rows that several CTAs share, runs: the column and split movements.
+
+    What is compiled, and the numbers that change from call to call. Plain numbers, made without a GPU, torch or
+    cutlass. A *group* is what is reduced together, a *panel* the groups that CTAs work on side by side. A notebook
+    draws it: the tile of the first CTA.
+
+    Attributes:
+        problem: The call in canonical form: its dimensions merged, sizes and strides in elements, dtypes.
+        kernel: What is compiled: threads, vectors, cluster, staging.
+        length: Elements of a group.
+        kept: Sizes of the kept dimensions, the slowest first; vectors of columns lie in the last.
+        reduced: Sizes of the reduced dimensions, likewise.
+        parts: CTAs (clusters) that share a panel.
+        share: Elements of a group that a CTA takes.
+        operand_strides: Per operand, its strides in the kept and then in the reduced dimensions, each the fastest
+            first, in elements.
+        evict_last: Whether reads ask to be evicted from L2 last.
+        resident: CTAs that the GPU holds at a time.
+        patience: Nanoseconds that a CTA waits for the others before it leaves its part to the last one.
+    """
+
+    problem: Problem
+    kernel: PanelClass
+    length: int
+    kept: tuple[int, ...]
+    reduced: tuple[int, ...]
+    parts: int
+    share: int
+    operand_strides: tuple[tuple[int, ...], ...]
+    evict_last: bool
+    resident: int
+    patience: int = PATIENCE
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of a share; some may be empty."""
+        c = self.kernel
+        fewest = c.registers + c.ahead - c.wait if c.ahead else 0
+        return max(math.ceil(self.share / c.chunk), fewest)
+
+    @property
+    def again(self) -> int:
+        """How many chunks are read twice: those that are not held."""
+        return max(self.chunks - self.kernel.buffers, 0) if self.kernel.repeats else 0
+
+    @property
+    def groups(self) -> int:
+        """How many groups there are, side by side in panels."""
+        return math.prod(self.kept)
+
+    def group(self, operand: int, index: int) -> int:
+        """Elements from the beginning of an operand to that of a group."""
+        strides = self.operand_strides[operand][: len(self.kept)]
+        return offset_of(index, self.kept, strides[::-1])
+
+    def element(self, operand: int, index: int) -> int:
+        """Elements from the beginning of a group to one of its elements."""
+        strides = self.operand_strides[operand][len(self.kept) :]
+        return offset_of(index, self.reduced, strides[::-1])
+
+    def pieces(self, group: int) -> tuple[int, int]:
+        """(head, body) of a group: elements before its first line of cache, and in whole vectors; all others are its
+        tail. Tensors are taken to begin `problem.offsets` elements past a cache line."""
+        c = self.kernel
+        if not c.edges:
+            return 0, self.length
+        start = self.problem.offsets[c.facts.reference] + self.group(c.facts.reference, group)
+        head = min(-start % c.line, self.length)
+        return head, (self.length - head) // c.vector * c.vector
+
+    def bounds(self, part: int, rank: int, group: int = 0) -> range:
+        """The elements of the body of a group that a CTA takes: CTA `rank` of its cluster, of a part."""
+        head, body = self.pieces(group)
+        first = (part * self.kernel.cluster_n + rank) * self.share
+        return range(head + first, head + max(first, min(first + self.share, body)))
+
+    @property
+    def abreast(self) -> int:
+        """Groups between the ends of which panels lie: where vectors are shifted, those of the last kept mode."""
+        return self.kept[-1] if self.kernel.shifted else self.groups
+
+    def panel(self, tile: int) -> range:
+        """The groups of a panel."""
+        c, outer, inner = self.kernel, *divmod(tile, math.ceil(self.abreast / self.kernel.advance))
+        first = outer * self.abreast
+        return range(first, first + self.abreast)[inner * c.advance :][: c.columns]
+
+    @property
+    def tiles(self) -> int:
+        """How many panels there are."""
+        return panels_of(self.kernel, self.groups, self.abreast)
+
+    @property
+    def ctas(self) -> int:
+        """CTAs of the grid, or clusters: those that stream to outputs work on several items, one after the other."""
+        c, items = self.kernel, self.tiles * self.parts
+        several = c.streaming and c.facts.outputs and c.cluster_n == 1
+        return min(items, self.resident) if several else items
+
+    @property
+    def exchange_bytes(self) -> int:
+        """Bytes of all exchange points, in whole 16."""
+        return -(-self.tiles * exchange_words(self.parts) * 4 // 16) * 16
+
+    @property
+    def scratch(self) -> int:
+        """Bytes of zeroed memory that the launch needs: the exchange points, then the parts' states."""
+        if not self.kernel.exchange:
+            return 0
+        states = self.tiles * self.parts * self.kernel.columns * self.kernel.published_bytes
+        return self.exchange_bytes + states
+
+    @property
+    def arguments(self) -> tuple[int, ...]:
+        """The ints that the compiled function takes between the stream and the scratch memory or the operands."""
+        return (
+            self.ctas,
+            self.tiles * self.parts,
+            self.length,
+            self.groups,
+            self.parts,
+            self.share,
+            int(self.evict_last),
+            self.patience,
+            self.chunks,
+            self.exchange_bytes,
+            *self.kept[:0:-1],
+            *self.reduced[:0:-1],
+        )
+
+    def explain(self) -> str:
+        """The plan as a person would want to read it."""
+        c = self.kernel
+        if c.orientation == "column":
+            where = f"panels of {c.columns} columns by {self.length} elements, {c.across} x {c.down} threads"
+        else:
+            where = f"a CTA or more a row, {c.threads} threads along it"
+        if c.cluster_n > 1:
+            where += f", clusters of {c.cluster_n} CTAs"
+        if c.exchange:
+            where += f"; {self.parts} parts that exchange states in global memory"
+        lines = [
+            f"{c.math} of {self.groups} groups of {self.length}, "
+            f"{' -> '.join(dict.fromkeys(c.dtypes))}, for {c.architecture}",
+            f"  movement   {c.movement}: {where}; class {c.name}",
+            f"  threads    {c.threads} a CTA; tile of {c.tile} elements by {c.columns} groups",
+            f"  thread     {c.steps} vectors of {c.vector} elements in shared memory"
+            + (f", {c.registers * c.chunk_steps} in registers" if c.registers else ""),
+            f"  loads      cp.async, {' and '.join(c.load_widths)} at a time; "
+            f"L2 {'evict_last' if self.evict_last else 'evict_normal'}",
+            *(["  edges      head and tail scalars apart"] if c.edges else []),
+            *(
+                [f"  edges      aligned blocks, shifted into place; a panel every {c.advance} columns"]
+                if c.shifted
+                else []
+            ),
+            f"  modes      kept {' x '.join(map(str, self.kept))}, "
+            f"reduced {' x '.join(map(str, self.reduced))}",
+            f"  reduction  {c.stages} stage(s); buffer {c.reduction_buffer}, "
+            f"{c.reduction_buffer.cosize * 4} bytes",
+            f"  grid       {self.ctas} {'clusters' if c.cluster_n > 1 else 'CTAs'} for {self.tiles} "
+            f"panels; {c.shared_memory} bytes of shared memory a CTA",
+            f"  traffic    {self.problem.bytes / 1e6:.1f} MB, "
+            + (f"{self.again} of {self.chunks} chunks read twice" if c.repeats else "every element read once")
+            + (" and written once" if c.facts.outputs else ", one result written per group"),
+        ]
+        return "\n".join(lines)
+
+
+def panels_of(c: PanelClass, groups: int, abreast: int) -> int:
+    """How many panels there are of so many groups, side by side in so many."""
+    return groups // abreast * math.ceil(abreast / c.advance)
