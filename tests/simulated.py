@@ -108,17 +108,19 @@ class Launches(list):
         values = [1 if s else n for s, n in zip(shared, shape, strict=False)]
         shapes |= dict.fromkeys(("values", "dvalues"), (*values, shape[-1], depth))
 
-        def tensors(call, names, arguments):
+        def tensors(call, arguments):
             """Those of the problem; of dvalues, which may be that of parts, the address."""
-            addresses = {n: arguments[place] for n, place in zip(names, call.places, strict=True)}
+            addresses = {
+                n: arguments[place] for n, place in zip(call.plan.operands, call.places, strict=True)
+            }
             found = {n: at(a, shapes[n], operands[n]) for n, a in addresses.items() if n in operands}
             return found | {n: a for n, a in addresses.items() if n == "dvalues"}
 
         def first(stream, *arguments):
-            left.update(tensors(made.first, (*made.plan.delta_operands, "numbers"), arguments))
+            left.update(tensors(made.first, arguments))
 
         def second(stream, *arguments):
-            t = left | tensors(made.second, made.plan.operands, arguments)
+            t = left | tensors(made.second, arguments)
             self.append(SimpleNamespace(math="softmax_matmul_backward"))
             extra = [t[n] for n in ("mask", "bias") if n in t]
             x = scores_of(t["scores"], extra, *(operands.get(n) for n in ("mask", "bias")), scale, causal)

@@ -183,10 +183,14 @@ class MatmulDeltaClass(ClassBase):
 
 @dataclass(frozen=True)
 class Launch(PlanBase):
-    """One launch of a plan that has two: its class, and the numbers of `Plan` of the same names."""
+    """One launch of a plan that has two: its class, and the numbers of `Plan` of the same names.
+
+    operands: their names; "numbers" are those of each row that the first launch leaves to the second.
+    """
 
     kernel: MatmulBackwardClass | MatmulDeltaClass
     arguments: tuple[int | float, ...]
+    operands: tuple[str, ...]
     operand_strides: tuple[tuple[int, ...], ...]
 
     scratch: ClassVar[int] = 0
@@ -263,41 +267,26 @@ class MatmulBackwardPlan(PlanBase):
 
     @property
     def launches(self) -> tuple[Launch, Launch]:
-        """The launch that leaves numbers of each row, of the operands `delta_operands` and these numbers; and that of
-        the gradients, of `operands`."""
-        at, batch = self.strides, self.batch
-        first = self.rows, self.depth, self.heads, batch[0], self.delta_ctas, int(self.zero), self.factor
-        second = (
-            self.rows,
-            self.columns,
-            self.depth,
-            self.heads,
-            *batch,
-            self.splits,
-            self.ctas,
-            self.offset,
-        )
-        # V and dV are the same for all heads.
-        (v_row, _, *v_batch), (dv_row, _, *dv_batch) = at["values"], at["dvalues"]
-        elements = math.prod(batch) * self.columns * self.depth
-        own = {"values": (v_row, *v_batch), "numbers": (), "dvalues": (dv_row, elements, *dv_batch)}
-        return (
-            Launch(self.delta, first, (*(at[name] for name in self.delta_operands), ())),
-            Launch(
-                self.kernel,
-                (*second, self.scale, self.factor),
-                tuple(own[name] if name in own else at[name] for name in self.operands),
-            ),
-        )
-
-    @property
-    def delta_operands(self) -> tuple[str, ...]:
-        return "grad", "output", "lse", *["lse_grad"] * self.delta.lse_grad
-
-    @property
-    def operands(self) -> tuple[str, ...]:
+        """The launch that leaves numbers of each row, and that of the gradients."""
+        batch, factor = self.batch, self.factor
+        sizes = self.rows, self.columns, self.depth, self.heads, *batch
+        first = self.rows, self.depth, self.heads, batch[0], self.delta_ctas, int(self.zero), factor
+        second = *sizes, self.splits, self.ctas, self.offset, self.scale, factor
         extra = [name for name in ("mask", "bias") if name in self.strides]
-        return "scores", "grad", "values", "numbers", "dscores", "dvalues", *extra
+        # V and dV are the same for all heads.
+        (v_row, _, *v_batch), (dv_row, _, *dv_batch) = self.strides["values"], self.strides["dvalues"]
+        elements = math.prod(batch) * self.columns * self.depth
+        own = {"values": (v_row, *v_batch), "dvalues": (dv_row, elements, *dv_batch)}
+
+        def launch(kernel, arguments, operands, strides) -> Launch:
+            return Launch(kernel, arguments, operands, tuple(strides.get(name, ()) for name in operands))
+
+        lse_grad = ["lse_grad"] * self.delta.lse_grad
+        given = "scores", "grad", "values", "numbers", "dscores", "dvalues", *extra
+        return (
+            launch(self.delta, first, ("grad", "output", "lse", *lse_grad, "numbers"), self.strides),
+            launch(self.kernel, second, given, {**self.strides, **own}),
+        )
 
 
 def plan_matmul_backward(

@@ -158,9 +158,8 @@ def run(made: Bound, tensors: dict[str, torch.Tensor]) -> None:
     if plan.splits > 1:
         parts = torch.empty((plan.splits, *dvalues.shape), dtype=torch.float32, device=device)
     tensors = tensors | {"numbers": numbers, "dvalues": parts}
-    first, second = (*plan.delta_operands, "numbers"), plan.operands
-    for call, names in ((made.first, first), (made.second, second)):
-        call.on_device(index, *[tensors[name].data_ptr() for name in names])
+    for call in (made.first, made.second):
+        call.on_device(index, *[tensors[name].data_ptr() for name in call.plan.operands])
     if plan.splits > 1:
         add_up(parts, dvalues)
 

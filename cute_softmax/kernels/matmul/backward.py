@@ -358,7 +358,7 @@ class MatmulBackwardKernel:
         atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(transpose=True, num_matrices=4), self.dtype)
         for j in range(self.spec.rows // 16):
             target = in_shared(self.dtype, (tile + mine + j * (16 * SLAB)).toint(), 8)
-            cute.copy(atom, eight(rS, j), cute.make_tensor(target.iterator, cute.make_layout((8, 1))))
+            cute.copy(atom, eight(rS.iterator + 8 * j), eight(target.iterator))
 
     @cute.jit
     def clear(self, walk: Walk, maps: Maps, memory: Memory, lane: Int32, worker: Int32):
@@ -407,13 +407,13 @@ def multiply(tiled_mma: cute.TiledMma, rC, rA, rB, anew: bool):
         cute.gemm(tiled_mma, rC, rA[None, None, k], rB[None, None, k], rC)
 
 
-def eight(fragment: cute.Tensor, j: int) -> cute.Tensor:
-    """Eight elements of a register vector, of rank 2 as copies want it."""
-    return cute.make_tensor(fragment.iterator + 8 * j, cute.make_layout((8, 1)))
+def eight(first: cute.Pointer) -> cute.Tensor:
+    """Eight elements side by side, of rank 2 as copies want it."""
+    return cute.make_tensor(first, cute.make_layout((8, 1)))
 
 
 def advance(stage: Int32, phase: Int32, stages: int) -> tuple[Int32, Int32]:
-    """The next slot of a ring, and the parity of its barrier."""
+    """The next stage, and the parity of its barrier: `Ring.advance` for stages that are taken one by one."""
     last = stage == stages - 1
     return (
         select(last, Int32(0), stage + 1),

@@ -113,7 +113,7 @@ class MmaKernel:
             top = group * s.blocks * BLOCK_ROWS + BLOCK_ROWS * b
             of_warp = top + thread // 32 * WARP_ROWS
             own, read = of_warp + lane // QUAD, (of_warp + row, piece)
-            blocks.append(block_of(s, tiles, tiled_mma, sS, top, own, read, lane))
+            blocks.append(block_of(tiles, tiled_mma, sS, top, own, read, lane))
             blocks[b].begin(work)
 
         # Load.

@@ -29,7 +29,7 @@ from ..common.copy import DTYPES
 from ..common.tensor_cores import Ring, partition, row_of_matrix
 from .merge_cluster import merge_halves
 from .merge_global import Merge, hand_over
-from .softmax_rows import STEP_PRODUCTS, Product, block_of
+from .softmax_rows import STEP_PRODUCTS, block_of
 from .tiles import Call, Tiles, call_of, matrix, place, tiles_of
 from .unaligned import eighths_layout, eighths_maps, eighths_shifts, load_eighths
 
@@ -202,7 +202,7 @@ class MatmulKernel:
         for b in cutlass.range_constexpr(s.blocks):
             top = first + BLOCK_ROWS * b
             own, base = top + thread // 32 * WARP_ROWS + lane // QUAD, sS.iterator.toint()
-            blocks.append(block_of(s, tiles, tiled_mma, base, top, own, (top + row, piece), lane))
+            blocks.append(block_of(tiles, tiled_mma, base, top, own, (top + row, piece), lane))
 
         tiled_mma.set(warpgroup.Field.ACCUMULATE, True)
         s_stage, s_phase = scores.begin(share)
@@ -210,13 +210,14 @@ class MatmulKernel:
         turn = Int32(0)
         exists = tiles.work(turn).exists
         while exists:
-            tiles = tiles  # carried by the loop
+            tiles = tiles  # written, so that the loop carries it: without that ptxas orders all of it anew
             work = tiles.work(turn)
             first = work.first + share
             if const_expr(s.lines):
                 work = replace(work, shifts=eighths_shifts(tiles, work, blocks[0].row))
             for b in cutlass.range_constexpr(s.blocks):
                 blocks[b].begin(work)
+
             # One product at a time is under way, and one block prepared meanwhile: accumulators are touched only
             # when none is, or ptxas would make every product wait for the one before.
             scores.wait(s_stage, s_phase)
@@ -229,14 +230,14 @@ class MatmulKernel:
             for step in cutlass.range(1, work.steps, unroll=1):
                 values.wait(v_stage, v_phase)
                 tile = tOrV[(None, None, None, v_stage)]
-                product = Product(tiled_mma, blocks[0].rO, blocks[0].rA, tile)
+                product = blocks[0].product(tiled_mma, tile)
                 at = first + step * s.shares
                 if const_expr(s.blocks == 2):
                     blocks[1].prepare(work, at - s.shares, s_stage, product)
                     s_stage, s_phase = scores.leave(s_stage, s_phase, lane, s.shares)
                     warpgroup.wait_group(0)
                     blocks[1].take_over()
-                    product = Product(tiled_mma, blocks[1].rO, blocks[1].rA, tile)
+                    product = blocks[1].product(tiled_mma, tile)
                 scores.wait(s_stage, s_phase)
                 blocks[0].prepare(work, at, s_stage, product)
                 if const_expr(s.blocks == 1):
@@ -244,16 +245,18 @@ class MatmulKernel:
                 warpgroup.wait_group(0)
                 blocks[0].take_over()
                 v_stage, v_phase = values.leave(v_stage, v_phase, lane, s.shares)
+
+            # The last products.
             values.wait(v_stage, v_phase)
             tile = tOrV[(None, None, None, v_stage)]
-            product = Product(tiled_mma, blocks[0].rO, blocks[0].rA, tile)
+            product = blocks[0].product(tiled_mma, tile)
             if const_expr(s.blocks == 2):
                 at = first + (work.steps - 1) * s.shares
                 blocks[1].prepare(work, at, s_stage, product)
                 s_stage, s_phase = scores.leave(s_stage, s_phase, lane, s.shares)
                 warpgroup.wait_group(0)
                 blocks[1].take_over()
-                product = Product(tiled_mma, blocks[1].rO, blocks[1].rA, tile)
+                product = blocks[1].product(tiled_mma, tile)
             for k in cutlass.range_constexpr(STEP_PRODUCTS):
                 product.multiply(k)
             warpgroup.wait_group(0)

@@ -60,9 +60,7 @@ class Block:
     the reference is moved, and whether it is.
     """
 
-    spec: MatmulClass
     tiles: Tiles
-    softmax: Softmax
     lane: Int32
     first: Int32
     row: Int32
@@ -79,8 +77,20 @@ class Block:
     rFall: cute.Tensor
 
     @property
+    def spec(self) -> MatmulClass:
+        return self.tiles.spec
+
+    @property
     def call(self) -> Call:
         return self.tiles.call
+
+    @property
+    def softmax(self) -> Softmax:
+        return Softmax(self.tiles.spec)
+
+    def product(self, tiled_mma: cute.TiledMma, tOrV: cute.Tensor) -> Product:
+        """That of the block's operand with a tile of V."""
+        return Product(tiled_mma, self.rO, self.rA, tOrV)
 
     def begin(self, work: Work):
         """A block of rows of which nothing has been seen."""
@@ -390,7 +400,6 @@ class Block:
 
 
 def block_of(
-    spec: MatmulClass,
     tiles: Tiles,
     tiled_mma: cute.TiledMma,
     base: Int32,
@@ -401,13 +410,12 @@ def block_of(
 ) -> Block:
     """A block of four warps. read: (row of the CTA's tile, 16-byte piece) that this lane gives to the first ldmatrix.
     Else as `Block`."""
+    spec = tiles.spec
     operand = tiled_mma.make_fragment_A(tiled_mma.partition_shape_A((BLOCK_ROWS, TILE_N)))
     # With one block its product is under way while its operand is prepared anew.
     alone = spec.instruction == "wgmma" and spec.blocks == 1
     return Block(
-        spec=spec,
         tiles=tiles,
-        softmax=Softmax(spec),
         lane=lane,
         first=first,
         row=row,

@@ -17,7 +17,8 @@ class Call:
     """A call as its kernels get it.
 
     rows, columns, depth: M, N, D; batch: sizes of its three modes. parts, part_steps: into how many parts the columns
-    are cut, and the steps of each. scores, values: what kernels must know of S and V that read them without TMA.
+    are cut, and the steps of each. scores, values: of S and V, (address, row stride, batch strides) where they are read
+    without TMA; where each eighth row of S is a tensor to it, (address, row stride, rows from batch to batch).
     scale, offset: see `cute_softmax.plan.MatmulPlan`.
     mask, bias: (address, row and column stride, batch strides), or nothing. out, lse, sums, stats: addresses of the
     result, of the log-sum-exps, if wanted, of the parts' results, if there are several, and of the given log-sum-exps.
