@@ -11,7 +11,7 @@ from .base import PlanBase
 from .hardware import Architecture, Device
 from .maths import NotPlanned, check_counts
 from .matmul_class import TILE_N, MatmulClass, matmul_classes
-from .problem import ALIGNMENT, ITEM_SIZE, Mode, Operand
+from .problem import ALIGNMENT, ITEM_SIZE, Mode, Operand, merged
 
 BATCH_MODES = 3  # with rows and columns the five modes of a TMA descriptor
 MOST_PARTS = 256
@@ -193,15 +193,7 @@ def canonical_matmul(
     *batch, rows, columns = shape
     given = {"scores": scores, "values": values, "mask": mask, "bias": bias}
     operands = {name: o for name, o in given.items() if o is not None}
-    modes: list[Mode] = []
-    for d, size in enumerate(batch):
-        if size == 1:
-            continue
-        mode = Mode(size, tuple(o.strides[d] for o in operands.values()))
-        if modes and mode.continues(modes[-1]):
-            modes[-1] = Mode(modes[-1].size * size, mode.strides)
-        else:
-            modes.append(mode)
+    modes = merged(Mode(n, tuple(o.strides[d] for o in operands.values())) for d, n in enumerate(batch))
 
     def row_stride(operand: Operand, size: int) -> int:
         return operand.strides[-2] if size > 1 else ALIGNMENT // ITEM_SIZE[operand.dtype]

@@ -116,8 +116,7 @@ def walk_of(spec: MatmulBackwardClass, call: Call, cta: Int32, ctas: Int32) -> W
 
 def part_of(steps: Int32, split: Int32, splits: Int32) -> tuple[Int32, Int32]:
     """The first of so many steps that a part takes, and the one after its last."""
-    first, end = (wide(steps) * i // splits for i in (split, split + 1))
-    return narrow(first), narrow(end)
+    return narrow(wide(steps) * split // splits), narrow(wide(steps) * (split + 1) // splits)
 
 
 @dataclass(frozen=True)
