@@ -12,7 +12,7 @@ accumulators rescaled, only when a sum shows that it lies too low. See `softmax_
 Names as in `row`; tAs and tOr: partitioned by the multiplication's A operand and its output.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -30,8 +30,30 @@ from ..common.tensor_cores import Ring, partition, row_of_matrix
 from .merge_cluster import merge_halves
 from .merge_global import Merge, hand_over
 from .softmax_rows import STEP_PRODUCTS, block_of
-from .tiles import Call, Tiles, call_of, matrix, place, tiles_of
-from .unaligned import eighths_layout, eighths_maps, eighths_shifts, load_eighths
+from .tiles import Call, Tiles, Work, call_of, matrix, place, tiles_of
+from .unaligned import EighthLoads, eighths_layout, eighths_maps, eighths_shifts
+
+
+@dataclass(frozen=True)
+class TileLoads:
+    """Loads of tiles of S, or of V, by TMA."""
+
+    tma: cute.CopyAtom
+    mX: cute.Tensor
+    tXsX: cute.Tensor
+    tXgX: cute.Tensor
+    scores: cutlass.Constexpr[bool]
+
+    def load(self, work: Work, step: Int32, stage: Int32, barrier: cute.Pointer):
+        """Begin to load a step's tile into a stage."""
+        tile = work.row_tile if self.scores else work.depth_tile
+        at = self.tXgX[(None, tile, work.first + step, *place(self.mX, work))]
+        cute.copy(self.tma, at, self.tXsX[(None, stage)], tma_bar_ptr=barrier)
+
+
+def tile_loads(tma: cute.CopyAtom, mX: cute.Tensor, sX: cute.Tensor, rows: int, scores: bool) -> TileLoads:
+    """Loads of tiles of so many rows of S, or columns of V."""
+    return TileLoads(tma, mX, *partition(tma, sX, cute.flat_divide(mX, (rows, TILE_N))), scores)
 
 
 class MatmulKernel:
@@ -138,40 +160,26 @@ class MatmulKernel:
                 cute.arch.setmaxregister_decrease(s.producer_registers)
             if warp == 0:
                 if const_expr(s.lines):
-                    load_eighths(tiles, scores, maps_S, sS)
+                    self.fill(tiles, scores, EighthLoads(tiles, maps_S, sS))
                 else:
-                    self.load(tiles, *maps_S[0], sS, scores, s.rows, True)
+                    self.fill(tiles, scores, tile_loads(*maps_S[0], sS, s.rows, True))
             if warp == 1:
-                self.load(tiles, tma_V, mV, sV, values, s.depth, False)
+                self.fill(tiles, values, tile_loads(tma_V, mV, sV, s.depth, False))
         else:
             if const_expr(s.moves_registers):
                 cute.arch.setmaxregister_increase(s.consumer_registers)
             self.consume(tiles, tiled_mma, sS, sV, scores, values, tidx - WARPGROUP)
 
     @cute.jit
-    def load(
-        self,
-        tiles: Tiles,
-        tma: cute.CopyAtom,
-        mX: cute.Tensor,
-        sX: cute.Tensor,
-        ring: Ring,
-        rows: cutlass.Constexpr[int],
-        scores: cutlass.Constexpr[bool],
-    ):
-        """What a warp does that fills the ring of scores, or that of values. rows: of a tile, or columns of V."""
-        tXsX, tXgX = partition(tma, sX, cute.flat_divide(mX, (rows, TILE_N)))
+    def fill(self, tiles: Tiles, ring: Ring, loads: TileLoads | EighthLoads):
+        """What a warp does that fills the ring of scores, or that of values."""
         stage, phase = ring.begin()
         turn = Int32(0)
         exists = tiles.work(turn).exists
         while exists:
             work = tiles.work(turn)
-            batch = place(mX, work)
-            tile = work.row_tile if const_expr(scores) else work.depth_tile
             for step in cutlass.range(work.steps * self.spec.shares, unroll=1):
-                barrier = ring.acquire(stage, phase)
-                at = tXgX[(None, tile, work.first + step, *batch)]
-                cute.copy(tma, at, tXsX[(None, stage)], tma_bar_ptr=barrier)
+                loads.load(work, step, stage, ring.acquire(stage, phase))
                 stage, phase = ring.advance(stage, phase)
             turn += 1
             exists = tiles.work(turn).exists

@@ -6,6 +6,8 @@ boxes, each of every eighth row and of 8 columns more than a tile has; a row is 
 Rows of 144 bytes lie in different banks without a swizzle.
 """
 
+from dataclasses import dataclass
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64, Uint32
@@ -16,7 +18,7 @@ from ...plan.matmul_class import TILE_N, MatmulClass
 from ...plan.matmul_layouts import LINES, QUAD
 from ..common.copy import DTYPES, funnel_shift
 from ..common.index import select
-from ..common.tensor_cores import Ring, partition, tensor_map
+from ..common.tensor_cores import partition, tensor_map
 from .memory import in_shared
 from .tiles import Tiles, Work, matrix, place
 
@@ -48,30 +50,26 @@ def eighths_maps(spec: MatmulClass, operand: tuple, shape: tuple, batch: tuple) 
     return tuple(maps)
 
 
-@cute.jit
-def load_eighths(tiles: Tiles, ring: Ring, maps: tuple, sS: cute.Tensor):
-    """What the warp does that fills the ring of scores."""
-    s = tiles.spec
-    stage, phase = ring.begin()
-    turn = Int32(0)
-    exists = tiles.work(turn).exists
-    while exists:
-        work = tiles.work(turn)
-        top = top_of(tiles, work)
-        for step in cutlass.range(work.steps * s.shares, unroll=1):
-            barrier = ring.acquire(stage, phase)
-            for k in cutlass.range_constexpr(LINES):
-                tma, mS = maps[k]
-                box = (k - top) & (LINES - 1)
-                corner = (top + box) // LINES, (work.first + step) * TILE_N
-                gS = cute.domain_offset((*corner, *place(mS, work)), mS)
-                gS = cute.flat_divide(gS, (s.rows // LINES, PITCH))
-                tSsS, tSgS = partition(tma, sS, gS)
-                at = tSgS[(None, 0, 0, 0, 0, 0)]
-                cute.copy(tma, at, tSsS[(None, stage * LINES + box)], tma_bar_ptr=barrier)
-            stage, phase = ring.advance(stage, phase)
-        turn += 1
-        exists = tiles.work(turn).exists
+@dataclass(frozen=True)
+class EighthLoads:
+    """Loads of tiles of S by the maps of `eighths_maps`."""
+
+    tiles: Tiles
+    maps: tuple
+    sS: cute.Tensor
+
+    def load(self, work: Work, step: Int32, stage: Int32, barrier: cute.Pointer):
+        """Begin to load a step's tile into a stage."""
+        s, top = self.tiles.spec, top_of(self.tiles, work)
+        for k in range(LINES):
+            tma, mS = self.maps[k]
+            box = (k - top) & (LINES - 1)
+            corner = (top + box) // LINES, (work.first + step) * TILE_N
+            gS = cute.domain_offset((*corner, *place(mS, work)), mS)
+            gS = cute.flat_divide(gS, (s.rows // LINES, PITCH))
+            tSsS, tSgS = partition(tma, self.sS, gS)
+            at = tSgS[(None, 0, 0, 0, 0, 0)]
+            cute.copy(tma, at, tSsS[(None, stage * LINES + box)], tma_bar_ptr=barrier)
 
 
 def top_of(tiles: Tiles, work: Work) -> Int32:
