@@ -13,30 +13,22 @@ from ...plan.matmul_backward import MatmulBackwardPlan, NotPlanned, begins_at, p
 from ...plan.problem import ALIGNMENT, Operand
 from ...runtime import launch
 from .formulas import gradients
-from .request import Request, operand_of, request_of
+from .request import Request, Upstream, operand_of, request_of
 
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 
 
-def backward(
-    request: Request,
-    output: torch.Tensor,
-    lse: torch.Tensor,
-    grad: torch.Tensor,
-    bias_grad: bool = False,
-    lse_grad: torch.Tensor | None = None,
-) -> Gradients:
+def backward(request: Request, upstream: Upstream, bias_grad: bool = False) -> Gradients:
     """The gradients of a request with respect to scores, values and bias.
 
-    output (.., M, D); lse (.., M), float32: the logarithms of the sums of exponentials; grad, lse_grad: gradients of
-    both. bias_grad: whether the last gradient is wanted.
+    bias_grad: whether the last gradient is wanted.
 
     A score that does not count has a gradient of zero. Rows of NaN make dV NaN as far as they are looked at: not where
     the diagonal cuts off whole tiles. Where a log-sum-exp is no longer exact to the scores' own rounding (beyond 1e5)
     neither are these gradients.
     Raises NotPlanned for what the kernels do not take.
     """
-    scores, values, mask, bias, _, spec = request
+    (scores, values, mask, bias, _, spec), (output, lse, grad, lse_grad) = request, upstream
     batch, depth = request.batch, values.shape[-1]
     full = (*batch, *scores.shape[-2:])
     if not math.prod(full) * depth:
@@ -84,19 +76,12 @@ def backward(
     return dscores.sum_to_size(scores.shape), dvalues.contiguous(), dbias
 
 
-def anyhow(
-    request: Request,
-    output: torch.Tensor,
-    lse: torch.Tensor,
-    grad: torch.Tensor,
-    bias_grad: bool,
-    lse_grad: torch.Tensor | None,
-) -> Gradients:
+def anyhow(request: Request, upstream: Upstream, bias_grad: bool) -> Gradients:
     """`backward`, or torch's operations where it has no plan."""
     try:
-        return backward(request, output, lse, grad, bias_grad, lse_grad)
+        return backward(request, upstream, bias_grad)
     except NotPlanned:
-        dscores, dvalues, dbias = gradients(request, output, lse, grad, lse_grad)
+        dscores, dvalues, dbias = gradients(request, upstream)
         return dscores, dvalues, dbias if bias_grad else None
 
 
@@ -117,7 +102,7 @@ def operator(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """`anyhow`; the last result is empty without `bias_grad`."""
     request = request_of(scores, values, mask, bias, scale, causal, zero)
-    dscores, dvalues, dbias = anyhow(request, output, lse, grad, bias_grad, lse_grad)
+    dscores, dvalues, dbias = anyhow(request, Upstream(output, lse, grad, lse_grad), bias_grad)
     return dscores, dvalues, scores.new_empty(0) if dbias is None else dbias
 
 
@@ -127,17 +112,11 @@ def _(scores, values, output, lse, grad, scale, causal, zero, mask, bias, bias_g
     return scores.new_empty(scores.shape), values.new_empty(values.shape), dbias
 
 
-def by_operator(
-    request: Request,
-    output: torch.Tensor,
-    lse: torch.Tensor,
-    grad: torch.Tensor,
-    bias_grad: bool,
-    lse_grad: torch.Tensor | None,
-) -> Gradients:
+def by_operator(request: Request, upstream: Upstream, bias_grad: bool) -> Gradients:
     """`anyhow`, by the operator."""
     scores, values, mask, bias, *numbers, _ = request.fields
-    found = operator(scores, values, output, lse, grad, *numbers, mask, bias, bias_grad, lse_grad)
+    *given, lse_grad = upstream
+    found = operator(scores, values, *given, *numbers, mask, bias, bias_grad, lse_grad)
     return *found[:2], found[2] if bias_grad else None
 
 

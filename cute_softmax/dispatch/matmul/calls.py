@@ -16,7 +16,7 @@ from ..common.spec import Spec
 from ..common.state import Ways, batched, recorder, unseen
 from . import backward as matmul_backward
 from .formulas import composed, gradients, log_sums
-from .request import Request, operand_of, request_of
+from .request import Request, Upstream, operand_of, request_of
 
 known = Forms()
 Results = tuple[torch.Tensor, torch.Tensor | None]
@@ -180,15 +180,15 @@ def _gradients(ctx, grad: torch.Tensor | None, grad_lse: torch.Tensor | None) ->
     grad = torch.zeros_like(result) if grad is None else grad
     if ctx.known and torch.is_grad_enabled():  # to gradients of gradients it is a function of the scores
         lse = log_sums(request.scores, request.mask, request.bias, request.spec)
-    grad_lse = None if ctx.known else grad_lse
+    upstream = Upstream(result, lse, grad, None if ctx.known else grad_lse)
     # Gradients of gradients need torch's operations.
     if request.on_kernel and not torch.is_grad_enabled():
-        direct = unseen(grad, grad_lse) and not batched(grad, grad_lse)
+        direct = unseen(grad, upstream.lse_grad) and not batched(grad, upstream.lse_grad)
         way = matmul_backward.anyhow if direct else matmul_backward.by_operator
         wants_bias = request.bias is not None and ctx.needs_input_grad[3]
-        to_scores, to_values, to_bias = way(request, result, lse, grad, wants_bias, grad_lse)
+        to_scores, to_values, to_bias = way(request, upstream, wants_bias)
     else:
-        to_scores, to_values, to_bias = gradients(request, result, lse, grad, grad_lse)
+        to_scores, to_values, to_bias = gradients(request, upstream)
     return to_scores, to_values, None, to_bias
 
 

@@ -10,7 +10,7 @@ from ..common.arguments import float_dtype
 from ..common.formulas import compose
 from ..common.spec import Spec
 from ..softmax.calls import serve as softmax
-from .request import Request
+from .request import Request, Upstream
 
 
 def log_sums(
@@ -36,21 +36,15 @@ def composed(request: Request, wants_lse: bool = True) -> tuple[torch.Tensor, to
     return exponentials.to(values.dtype) @ values, lse
 
 
-def gradients(
-    request: Request,
-    result: torch.Tensor,
-    lse: torch.Tensor,
-    grad: torch.Tensor,
-    grad_lse: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+def gradients(request: Request, upstream: Upstream) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """The gradients of scores, values and bias, in torch operations: the softmax is formed again."""
-    scores, values, mask, bias, _, spec = request
+    (scores, values, mask, bias, _, spec), (result, lse, grad, lse_grad) = request, upstream
     x = compose(scores, bias, mask, None, spec)
     # Rows without a score that counts: exp(-inf - -inf) is not what they added.
     exponentials = torch.exp(x - lse.nan_to_num(nan=math.nan, neginf=0.0).unsqueeze(-1))
     delta = (grad.to(exponentials.dtype) * result).sum(-1, keepdim=True)
-    if grad_lse is not None:
-        delta = delta - grad_lse.unsqueeze(-1)
+    if lse_grad is not None:
+        delta = delta - lse_grad.unsqueeze(-1)
     inner = exponentials * (grad @ values.mT - delta)
     if mask is not None or spec.causal is not None:
         inner = inner.masked_fill(x == -math.inf, 0.0)

@@ -66,6 +66,18 @@ class Request(NamedTuple):
         return scores, values, mask, bias, spec.factor, spec.causal, spec.zero, stats
 
 
+class Upstream(NamedTuple):
+    """What the gradients of a request are made from beside it: its results, and their gradients.
+
+    lse: the rows' log-sum-exps, with dimensions that broadcast to the rows; lse_grad: None where they have no gradient.
+    """
+
+    result: torch.Tensor
+    lse: torch.Tensor
+    grad: torch.Tensor
+    lse_grad: torch.Tensor | None = None
+
+
 def request_of(
     scores: torch.Tensor,
     values: torch.Tensor,
