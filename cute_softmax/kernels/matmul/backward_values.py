@@ -2,11 +2,11 @@
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Int32
 
 from ...plan.matmul_backward import MatmulBackwardClass
 from ...plan.matmul_class import SLAB, WARPGROUP
-from ..common.copy import DTYPES, global_pointer
+from ..common.copy import DTYPES, global_pointer, pack
 from ..common.index import dot
 from .backward_walk import Memory, Thread, Walk, Work
 from .memory import in_shared
@@ -67,6 +67,4 @@ def store_values(walk: Walk, work: Work, rdV: cute.Tensor, column: Int32, pair: 
             row = cute.make_tensor(pointer, cute.make_layout((2, pieces), stride=(1, 8)))
             for k in cutlass.range_constexpr(pieces):
                 if 8 * k + pair < call.D:
-                    both = cute.make_rmem_tensor(2, Float32)
-                    both[0], both[1] = rdV[k * 4 + h * 2], rdV[k * 4 + h * 2 + 1]
-                    row[None, k].store(both.load().to(dtype))
+                    pack(iter([rdV[k * 4 + h * 2], rdV[k * 4 + h * 2 + 1]]), row[None, k])

@@ -13,7 +13,7 @@ from ...plan.matmul_class import BLOCK_ROWS, TILE_N, MatmulClass
 from ...plan.matmul_layouts import BOX, INSTRUCTION_K, LINES, QUAD
 from ...plan.problem import ALIGNMENT
 from ..common import online
-from ..common.copy import DTYPES, packed_maximum, unpack
+from ..common.copy import DTYPES, pack, packed_maximum, unpack
 from ..common.index import select
 from ..common.reduce import MAX, tree
 from ..common.tensor_cores import ldmatrix
@@ -207,10 +207,7 @@ class Block:
             exponentials = [self.exponential(x[j], j // 2 % 2) for j in range(8)]
             for h in range(0 if self.spec.stats else 2):
                 sums[h].append(tree(operator.add, [p for j, p in enumerate(exponentials) if j // 2 % 2 == h]))
-            rounded = cute.make_rmem_tensor(8, Float32)
-            for j in range(8):
-                rounded[j] = exponentials[j]
-            part.store(rounded.load().to(rP.element_type))
+            pack(iter(exponentials), part)
             for j in range(8):
                 rP[k + j] = part[j]
         for h in range(0 if self.spec.stats else 2):
@@ -391,11 +388,8 @@ class Block:
 
     def quotients(self, h: int, j: int, inverse: Float32) -> cute.Tensor:
         """This thread's results among 32 columns of a row, rounded: four pairs, 8 columns apart."""
-        quotients = cute.make_rmem_tensor(8, Float32)
-        for e in range(8):
-            quotients[e] = self.rO[16 * j + 4 * (e // 2) + 2 * h + e % 2] * inverse
         rounded = cute.make_rmem_tensor(8, DTYPES[self.spec.dtypes[2]])
-        rounded.store(quotients.load().to(rounded.element_type))
+        pack((self.rO[16 * j + 4 * (e // 2) + 2 * h + e % 2] * inverse for e in range(8)), rounded)
         return rounded
 
 
