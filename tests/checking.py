@@ -317,6 +317,14 @@ def random(shape: Sequence[int], dtype: torch.dtype, seed: int = 0, scale: float
     return (torch.randn(tuple(shape), generator=generator, device=device) * scale).to(dtype)
 
 
+FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
+
+def example(shape: Sequence[int], dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    """`random` on the CPU."""
+    return random(shape, dtype, seed, device="cpu")
+
+
 def mutants(y: torch.Tensor, x: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
     """Wrong results over the last dimension, each as some broken kernel would give it."""
     n = y.shape[-1]

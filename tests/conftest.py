@@ -7,6 +7,8 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 # The DSL reads its target when it is imported, whichever test comes first. Without a GPU it finds none by itself,
 # and what it compiles then for sm_90a could not even be loaded.
 if not Path("/dev/nvidiactl").exists():
@@ -29,6 +31,20 @@ with contextlib.suppress(ImportError):
         "fixed", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
     )
     settings.load_profile("fixed")
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """What is launched, without a GPU: see `simulated`."""
+    import simulated
+
+    return simulated.install(monkeypatch)
+
+
+@pytest.fixture(params=["formula", "kernel"])
+def launched(request):
+    """`launches`, and once more None, where torch's operations compute on the CPU."""
+    return request.getfixturevalue("launches") if request.param == "kernel" else None
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cute_softmax.api import softmax
 from cute_softmax.dispatch.common.forms import Forms
-from cute_softmax.dispatch.heads import forms as heads
+from cute_softmax.dispatch.heads.calls import HEADS
 from cute_softmax.dispatch.matmul import calls
 from cute_softmax.runtime import launch
 
@@ -15,8 +15,7 @@ def all_forms() -> list[Forms]:
         softmax._softmaxes,
         softmax._log_softmaxes,
         *softmax._of_scores.values(),
-        heads.entropies,
-        heads.selected,
+        *(head.known for head in HEADS),
         calls.known,
     ]
 
@@ -40,6 +39,6 @@ def fresh_forms(monkeypatch) -> None:
     monkeypatch.setattr(softmax, "_softmaxes", Forms())
     monkeypatch.setattr(softmax, "_log_softmaxes", Forms())
     monkeypatch.setattr(softmax, "_of_scores", {"softmax": Forms(), "log_softmax": Forms()})
-    monkeypatch.setattr(heads, "entropies", Forms())
-    monkeypatch.setattr(heads, "selected", Forms())
+    for head in HEADS:
+        monkeypatch.setattr(head, "known", Forms())
     monkeypatch.setattr(calls, "known", Forms())

@@ -1,7 +1,4 @@
-"""`accelerate` on the CPU: registered for the CPU key, with kernels that compute in float64.
-
-What decides, routes, counts and restores is what runs on a GPU; only plans' launches are replaced.
-"""
+"""`accelerate` on the CPU: registered for the CPU key, with simulated launches."""
 
 import gc
 import subprocess
@@ -9,41 +6,19 @@ import sys
 import threading
 import weakref
 
-import checking
 import eager_model
 import pytest
 import torch
+from checking import example
 
 from cute_softmax import accelerate, accelerated, restore
 from cute_softmax.accelerate import operators, originals
-from cute_softmax.plan import NotPlanned
-from cute_softmax.plan.hardware import H200
-from cute_softmax.plan.prologue import NO_PROLOGUE
 from cute_softmax.runtime import launch
 
 routing = sys.modules["cute_softmax.accelerate.switch"]
 OVERLOADS = [
     f"aten::{o.name}{end}" for o in operators.OPERATORS for end in ("", ".out") if end == "" or o.has_out
 ]
-
-
-def logsumexp64(dims, x):
-    """Without torch's own operator, which is what is replaced here."""
-    largest = x.amax(dims, True)
-    return largest + (x - largest).exp().sum(dims, keepdim=True).log()
-
-
-MATHS = {
-    "softmax": lambda dims, x: torch.exp(x - logsumexp64(dims, x)),
-    "log_softmax": lambda dims, x: x - logsumexp64(dims, x),
-    "softmax_backward": lambda dims, dy, y: y * (dy - (dy * y).sum(dims, keepdim=True)),
-    "log_softmax_backward": lambda dims, dy, y: dy - y.exp() * dy.sum(dims, keepdim=True),
-    "logsumexp": logsumexp64,
-}
-
-
-def example(shape, dtype=torch.float32, seed=0):
-    return checking.random(shape, dtype, seed=seed, device="cpu")
 
 
 def tables():
@@ -65,37 +40,18 @@ def restored():
     assert tables() == before
 
 
+def forget():
+    operators._has_kernels.cache_clear()
+    operators._launchers.clear()
+
+
 @pytest.fixture
-def kernels(monkeypatch):
-    """CPU tensors count as CUDA ones; a launch is planned for an H200 and computed in float64. What was launched."""
-    launched = []
-
-    def call_of(math, tensors, dims, online=True, aligned=False, prologue=NO_PROLOGUE):
-        return launch.Work(math, tensors, dims, online, prologue).plan(H200)
-
-    def run(math, tensors, dims, online=True, prologue=NO_PROLOGUE):
-        call_of(math, tensors, dims, prologue=prologue)
-        *inputs, result = tensors
-        assert not torch.is_grad_enabled() or not result.requires_grad
-        launched.append((math, [t.stride() for t in inputs]))
-        if math == "logsumexp":  # one element per group
-            result = result[tuple(slice(1 if d in dims else None) for d in range(result.dim()))]
-        result.copy_(MATHS[math](dims, *(t.detach().double() for t in inputs)))
-        if prologue.zero:
-            result.masked_fill_(inputs[0].isneginf().all(dims, keepdim=True), 0)
-
+def kernels(monkeypatch, launches):
+    """What is launched; CPU tensors count as CUDA ones, see `simulated`."""
     monkeypatch.setattr(routing, "KEY", "CPU")
-    monkeypatch.setattr(launch, "device_facts", lambda index: H200)
-    monkeypatch.setattr(launch, "call_of", call_of)
-    monkeypatch.setattr(launch, "run", run)
-    monkeypatch.setattr(
-        operators, "new_launcher", lambda math, inputs, dtype, dims, online, anywhere: anywhere
-    )
-    operators._has_kernels.cache_clear()
-    operators._launchers.clear()
-    yield launched
-    operators._has_kernels.cache_clear()
-    operators._launchers.clear()
+    forget()
+    yield launches
+    forget()
 
 
 def same(ours, torchs):
@@ -195,7 +151,7 @@ def test_expanded_gradients_and_transposed_inputs_are_laid_out_first(kernels):
         torch.softmax(x, -1).sum().backward()
         torch.softmax(x.detach().t(), 0)
         torch.softmax(x.detach()[:, :50], -1)
-    (_, forward), (_, backward), (_, transposed), (_, sliced) = kernels
+    forward, backward, transposed, sliced = ([*n.strides[:-1]] for n in kernels)
     assert forward == [(64, 1)] and backward == [(64, 1), (64, 1)]
     assert transposed == [(8, 1)] and sliced == [(64, 1)], "rows of another stride are not copied"
 
@@ -233,7 +189,7 @@ def test_what_is_not_served_goes_on_and_is_counted(kernels):
         else:
             same(found, plain)
         assert acceleration.report().handed_on == ({(operator, why): 1} if operator else {})
-    assert all("softmax" in math for math, _ in kernels)
+    assert all("softmax" in n.math for n in kernels)
 
 
 def test_an_original_that_calls_operators_counts_once(kernels):
@@ -266,17 +222,13 @@ def test_out(kernels):
 
 
 def test_plans_and_devices_that_there_are_not(kernels, monkeypatch):
-    def unplanned(*arguments, **options):
-        raise NotPlanned("too many dimensions")
-
     x = example((4, 6)).t()
     with monkeypatch.context() as patch:
-        patch.setattr(launch, "call_of", unplanned)
+        patch.setattr(launch, "_call", lambda *form: "too many dimensions")
         with accelerate() as acceleration:
             assert torch.softmax(x, 0).shape == x.shape
         assert acceleration.report().handed_on == {("aten::_softmax", "no plan"): 1}
-    operators._launchers.clear()
-    operators._has_kernels.cache_clear()
+    forget()
 
     def unknown(index):
         raise ValueError("no kernels for compute capability 7.5")
@@ -301,11 +253,11 @@ def test_no_tensor_is_kept(kernels):
 
 
 def test_failures_of_a_launch_are_not_hidden(kernels, monkeypatch):
-    def broken(*arguments, **options):
-        raise RuntimeError("launching softmax failed")
+    def broken(*arguments):
+        raise ValueError("CUDA says no")
 
-    monkeypatch.setattr(launch, "run", broken)
-    with accelerate(), pytest.raises(RuntimeError, match="launching softmax failed"):
+    monkeypatch.setattr(kernels, "launched", broken, raising=False)
+    with accelerate(), pytest.raises(RuntimeError, match=r"launching softmax \(.*\) failed: CUDA says no"):
         torch.softmax(example((3, 4)), 0)
 
 

@@ -7,31 +7,20 @@ import inspect
 
 import checking
 import pytest
-import simulated
 import torch
+from checking import FLOATS, example
 
 from cute_softmax import explain, log_softmax, log_softmax_backward, plan_softmax, softmax, softmax_
 from cute_softmax.dispatch.common.spec import DEFAULTS
 from cute_softmax.dispatch.softmax import forms
 
-FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 INF = float("inf")
 FUNCTIONS = {"softmax": softmax, "log_softmax": log_softmax}
 names = pytest.mark.parametrize("name", FUNCTIONS)
-everywhere = pytest.mark.parametrize("kernel", [False, True], ids=["formula", "kernel"])
-
-
-def example(shape, dtype=torch.float32, seed=0):
-    return checking.random(shape, dtype, seed=seed, device="cpu")
 
 
 def keeps(*shape, seed=9):
     return checking.random(shape, torch.float32, seed=seed, device="cpu") > -0.3
-
-
-@pytest.fixture
-def launches(monkeypatch):
-    return simulated.install(monkeypatch)
 
 
 # Keyword arguments for an input of (2, 3, 4, 6), each with the scores that they mean.
@@ -66,9 +55,7 @@ cases = pytest.mark.parametrize("case", CASES)
 @names
 @cases
 @pytest.mark.parametrize("dtype", FLOATS)
-@everywhere
-def test_results(case, name, dtype, kernel, request):
-    launches = request.getfixturevalue("launches") if kernel else []
+def test_results(case, name, dtype, launched):
     arguments, scores = CASES[case]
     x = X.to(dtype)
     exact = getattr(torch, name)(scores(x.double()), -1)
@@ -87,9 +74,9 @@ def test_results(case, name, dtype, kernel, request):
         half = softmax(x, alpha=0.5, **arguments)
         assert torch.allclose(half, y / 2, rtol=2**-7, atol=2**-24, equal_nan=True)
         assert torch.equal(softmax_(x.clone(), **arguments).nan_to_num(), y.nan_to_num())
-    if kernel and dtype != torch.float64:
-        assert {n.math for n in launches} == {name}
-        assert all(n.prologue for n in launches)
+    if launched is not None and dtype != torch.float64:
+        assert {n.math for n in launched} == {name}
+        assert all(n.prologue for n in launched)
 
 
 def leaves(arguments: dict, x: torch.Tensor, dtype=torch.float64) -> tuple[dict, list]:
@@ -186,11 +173,8 @@ def test_masked_rows(name, launches):
         assert (y[:2] == (0 if name == "softmax" else -INF)).all() and y[2, 0] == (name == "softmax")
 
 
-@everywhere
-def test_what_is_masked_does_not_matter(kernel, request):
+def test_what_is_masked_does_not_matter(launched):
     """Infinities and NaN of padding change nothing, nor do gradients of them, not even that of the scale."""
-    if kernel:
-        request.getfixturevalue("launches")
     x, mask = example((3, 6)), torch.ones(3, 6, dtype=torch.bool)
     mask[:, 4:] = False
     results = []
@@ -270,10 +254,7 @@ def test_alpha_of_a_gradient(launches):
         assert torch.allclose(dx, exact, atol=1e-6)
 
 
-@everywhere
-def test_in_place(kernel, request):
-    if kernel:
-        request.getfixturevalue("launches")
+def test_in_place(launched):
     x = example((4, 6))
     kept = x.clone()
     assert softmax_(x, scale=2.0) is x and torch.allclose(x, torch.softmax(kept * 2, -1))
@@ -296,17 +277,14 @@ def test_in_place(kernel, request):
         softmax_(leaf)
     with (
         pytest.raises(ValueError, match="several of its elements share one place")
-        if kernel
+        if launched is not None
         else pytest.raises(RuntimeError)
     ):
         softmax_(torch.zeros(1, 6).expand(4, 6))
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@everywhere
-def test_log_softmax_backward(dtype, kernel, request):
-    if kernel:
-        request.getfixturevalue("launches")
+def test_log_softmax_backward(dtype, launched):
     for dim in (-1, 0, (0, 1)):
         y = log_softmax(example((4, 33), dtype), dim)
         dy = example((4, 33), dtype, seed=1)

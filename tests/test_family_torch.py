@@ -1,9 +1,8 @@
 """The family inside torch, on simulated launches: vmap, grad, jvp, compile, export, operators, modes, meta tensors."""
 
-import checking
 import pytest
-import simulated
 import torch
+from checking import example
 from torch.autograd import forward_ad
 
 from cute_softmax import (
@@ -20,15 +19,6 @@ from cute_softmax import (
 from cute_softmax import sum as sum_
 
 INF = float("inf")
-
-
-def example(shape, dtype=torch.float32, seed=0):
-    return checking.random(shape, dtype, seed=seed, device="cpu")
-
-
-@pytest.fixture
-def launches(monkeypatch):
-    return simulated.install(monkeypatch)
 
 
 MASK = example((4, 6), seed=9) > -0.5
@@ -181,9 +171,7 @@ def test_gradients_of_every_operand_under_functorch(launches):
 
 @pytest.mark.parametrize("case", [c for c in CASES if c not in ("rows",)])
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("kernel", [False, True], ids=["formula", "kernel"])
-def test_compile_fullgraph(case, dynamic, kernel, request):
-    launches = request.getfixturevalue("launches") if kernel else None
+def test_compile_fullgraph(case, dynamic, launched):
     torch._dynamo.reset()
     ours, torchs = CASES[case]
     compiled = torch.compile(lambda x: ours(x * 2), fullgraph=True, backend="aot_eager", dynamic=dynamic)
@@ -193,8 +181,8 @@ def test_compile_fullgraph(case, dynamic, kernel, request):
         assert torch.allclose(y, expected, rtol=1e-4, atol=1e-5)
         (found,), (right,) = (torch.autograd.grad((t * t).sum(), x) for t in (y, expected))
         assert torch.allclose(found, right, rtol=1e-4, atol=1e-4)
-    if kernel:
-        assert len(launches) >= 3
+    if launched is not None:
+        assert len(launched) >= 3
 
 
 def test_compile_of_every_argument(launches):
@@ -233,11 +221,8 @@ OPERATORS = {
 }
 
 
-@pytest.mark.parametrize("kernel", [False, True], ids=["formula", "kernel"])
 @pytest.mark.parametrize("case", OPERATORS)
-def test_opcheck(case, kernel, request):
-    if kernel:
-        request.getfixturevalue("launches")
+def test_opcheck(case, launched):
     operators = torch.ops.cute_softmax
     for dtype in (torch.float32, torch.bfloat16):
         base = X[0].to(dtype)
@@ -254,10 +239,7 @@ def test_opcheck(case, kernel, request):
                 )
 
 
-@pytest.mark.parametrize("kernel", [False, True], ids=["formula", "kernel"])
-def test_opcheck_of_statistics(kernel, request):
-    if kernel:
-        request.getfixturevalue("launches")
+def test_opcheck_of_statistics(launched):
     operators, index = torch.ops.cute_softmax, INDEX.unsqueeze(-1)
     for dtype in (torch.float32, torch.bfloat16):
         for x in (X.to(dtype), X.to(dtype).clone().requires_grad_()):

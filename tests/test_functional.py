@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import checking
 import pytest
 import torch
+from checking import FLOATS, example
 
 from cute_softmax import explain, plan_softmax, prepare, softmax, softmax_backward
 from cute_softmax.api import softmax as functional
@@ -18,12 +19,6 @@ from cute_softmax.dispatch.softmax import kernels as softmax_kernels
 from cute_softmax.plan import NO_PROLOGUE
 from cute_softmax.plan.hardware import H200
 from cute_softmax.runtime import launch
-
-FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
-
-
-def example(shape, dtype=torch.float32, seed=0):
-    return checking.random(shape, dtype, seed=seed, device="cpu")
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import checking
 import pytest
 import torch
+from checking import FLOATS, example
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from cute_softmax import softmax, softmax_backward
@@ -10,12 +11,6 @@ from cute_softmax.dispatch.common.arguments import served
 from cute_softmax.dispatch.common.formulas import backward_formula, over
 from cute_softmax.dispatch.common.spec import Spec
 from cute_softmax.dispatch.softmax.kernels import backward
-
-FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
-
-
-def example(shape, dtype=torch.float32, seed=0):
-    return checking.random(shape, dtype, seed=seed, device="cpu")
 
 
 def views(dtype):

@@ -4,10 +4,10 @@ Where only a CUDA tensor comes to a kernel, `kernels` lets CPU tensors pass for 
 H200 and recorded, and torch computes what the kernel would write.
 """
 
-import checking
 import pytest
 import simulated
 import torch
+from checking import FLOATS, example
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from cute_softmax import amax, logsumexp, plan_reduction
@@ -15,13 +15,8 @@ from cute_softmax import sum as sum_
 from cute_softmax.runtime import launch
 
 FUNCTIONS = {"logsumexp": logsumexp, "amax": amax, "sum": sum_}
-FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 names = pytest.mark.parametrize("name", FUNCTIONS)
 INF = float("inf")
-
-
-def example(shape, dtype=torch.float32, seed=0):
-    return checking.random(shape, dtype, seed=seed, device="cpu")
 
 
 @pytest.fixture

@@ -3,31 +3,19 @@
 import gc
 import weakref
 
-import checking
 import pytest
-import simulated
 import torch
+from checking import FLOATS, example
 
 from cute_softmax import entropy, selective_log_softmax
-from cute_softmax.dispatch.heads import forms as heads
 from cute_softmax.dispatch.heads import kernels
+from cute_softmax.dispatch.heads.calls import ENTROPY, HEADS, SELECTED
 
-FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 INF = float("inf")
-everywhere = pytest.mark.parametrize("kernel", [False, True], ids=["formula", "kernel"])
-
-
-def example(shape, dtype=torch.float32, seed=0):
-    return checking.random(shape, dtype, seed=seed, device="cpu")
 
 
 def tokens(*shape, high=9, seed=0):
     return torch.randint(high, shape, generator=torch.Generator().manual_seed(seed))
-
-
-@pytest.fixture
-def launches(monkeypatch):
-    return simulated.install(monkeypatch)
 
 
 def exact(logits, index, scale=1.0):
@@ -52,9 +40,7 @@ SHAPES = [
 
 @pytest.mark.parametrize("shapes", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", FLOATS)
-@everywhere
-def test_results(shapes, dtype, kernel, request):
-    launches = request.getfixturevalue("launches") if kernel else []
+def test_results(shapes, dtype, launched):
     logits, index = example(shapes[0], dtype), tokens(*shapes[1])
     for scale in (1.0, 0.5, -2):
         right, entropies = exact(logits, index, scale)
@@ -64,19 +50,17 @@ def test_results(shapes, dtype, kernel, request):
         assert torch.equal(both[0], found) and both[1].shape == logits.shape[:-1] and both[1].dtype == dtype
         for got, expected in ((found, right), (both[1], entropies)):
             assert torch.allclose(got.double(), expected, rtol=torch.finfo(dtype).eps, atol=1e-6)
-    if kernel and dtype != torch.float64:
-        assert [n.math for n in launches] == ["selective", "selective_entropy"] * 3
-        assert [n.numbers for n in launches] == [(), (), (0.5,), (0.5,), (-2.0,), (-2.0,)]
-        assert all(n.dtypes[1] == torch.int64 and n.strides[1][-1] == 0 for n in launches)
-        assert all(set(n.dtypes[2:]) == {torch.float32} for n in launches)
+    if launched is not None and dtype != torch.float64:
+        assert [n.math for n in launched] == ["selective", "selective_entropy"] * 3
+        assert [n.numbers for n in launched] == [(), (), (0.5,), (0.5,), (-2.0,), (-2.0,)]
+        assert all(n.dtypes[1] == torch.int64 and n.strides[1][-1] == 0 for n in launched)
+        assert all(set(n.dtypes[2:]) == {torch.float32} for n in launched)
 
 
 @pytest.mark.parametrize("shapes", SHAPES, ids=str)
 @pytest.mark.parametrize("wanted", ["found", "entropy", "both"])
 @pytest.mark.parametrize("dtype", FLOATS)
-@everywhere
-def test_gradients(shapes, wanted, dtype, kernel, request, monkeypatch):
-    launches = request.getfixturevalue("launches") if kernel else []
+def test_gradients(shapes, wanted, dtype, launched, monkeypatch):
     monkeypatch.setattr(kernels, "PIECE", 20)
     logits, index = example(shapes[0], dtype), tokens(*shapes[1])
     upstream = [example(shapes[1], dtype, seed=1), example(shapes[0][:-1], dtype, seed=2)]
@@ -93,9 +77,9 @@ def test_gradients(shapes, wanted, dtype, kernel, request, monkeypatch):
     assert gradients[0].dtype == dtype and gradients[0].shape == logits.shape
     error = (gradients[0].double() - gradients[1].double()).abs().max()
     assert error <= 16 * torch.finfo(dtype).eps * gradients[1].abs().max()
-    if kernel and dtype != torch.float64:
-        assert [n.math for n in launches] == ["selective_entropy", "softmax"]
-        assert launches[1].prologue.target == (wanted == "found" and index.numel() == logits[..., 0].numel())
+    if launched is not None and dtype != torch.float64:
+        assert [n.math for n in launched] == ["selective_entropy", "softmax"]
+        assert launched[1].prologue.target == (wanted == "found" and index.numel() == logits[..., 0].numel())
 
 
 def test_one_kernel_and_one_matrix_backward(launches):
@@ -141,16 +125,14 @@ def test_formulas_differentiate(shape):
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@everywhere
-def test_entropy(dtype, kernel, request):
-    launches = request.getfixturevalue("launches") if kernel else None
+def test_entropy(dtype, launched):
     logits = example((2, 3, 8), dtype)
     logits[0, 0, 2:] = -INF
     logits[1, 1] = -INF
     logits[1, 1, 3] = 2
     for refuse in (False, True):
-        if kernel:
-            launches.refuse = refuse
+        if launched is not None:
+            launched.refuse = refuse
         for dim in (-1, 0, (1, 2), 1, (0, 1, 2)):
             leaf = logits.clone().requires_grad_()
             y = entropy(leaf, dim)
@@ -214,11 +196,8 @@ def test_wrong_arguments_of_one_kind():
         entropy(index)
 
 
-@everywhere
-def test_probabilities_near_one(kernel, request):
+def test_probabilities_near_one(launched):
     """Their logarithm is as fine as itself, not as the scores that it is the difference of."""
-    if kernel:
-        request.getfixturevalue("launches")
     logits = torch.zeros(3, 50)
     logits[:, 7] = torch.tensor([20.0, 30.0, 25.0]) + 0.1
     for scale in (1.0, 0.7):
@@ -231,7 +210,7 @@ def test_a_call_that_repeats_finds_its_form(launches):
     logits, index = example((5, 16)), tokens(5, high=16)
 
     def count():
-        return sum(len(forms) for forms in heads.selected.values())
+        return sum(len(forms) for head in HEADS for forms in head.known.values())
 
     def check(logits, index, **given):
         found = selective_log_softmax(logits, index, **given)
@@ -255,6 +234,27 @@ def test_a_call_that_repeats_finds_its_form(launches):
     assert count() == 4 and len(launches) == before + 1
 
 
+@pytest.mark.parametrize("dtype", FLOATS[:3])
+def test_an_entropy_that_repeats_finds_its_form(dtype, launches):
+    for shape, dim in (((5, 16), -1), ((5, 16), 0), ((4, 5, 16), 1), ((5, 16), (0, 1)), ((), -1)):
+        for seed in range(3):
+            for offset in (0, 1):  # not where 16 bytes begin
+                place = torch.empty(321, dtype=dtype)[offset:]
+                x = place[: torch.Size(shape).numel()].view(shape).copy_(example(shape, dtype, seed))
+                leaf, right = x.requires_grad_(), x.detach().double().requires_grad_()
+                dims, log = (dim if type(dim) is tuple else (dim,)), right - torch.logsumexp(right, dim, True)
+                found, expected = entropy(leaf, dim), -(log.exp() * log).sum(dims)
+                bound = {"rtol": torch.finfo(dtype).eps, "atol": 1e-6}
+                assert found.dtype == dtype and found.shape == expected.shape
+                assert torch.allclose(found.double(), expected, **bound)
+                ours, torchs = (
+                    torch.autograd.grad(y.sum(), t)[0].double() for y, t in ((found, leaf), (expected, right))
+                )
+                assert (ours - torchs).abs().max() <= 16 * torch.finfo(dtype).eps * max(1, torchs.abs().max())
+    assert sorted(len(forms) for forms in ENTROPY.known.values()) == [1, 2]
+    assert {n.math for n in launches} == {"entropy", "softmax"}
+
+
 @pytest.mark.parametrize("offset", [0, 1])
 def test_gradients_of_a_call_that_repeats(offset, launches):
     index = tokens(5, high=16)
@@ -274,7 +274,7 @@ def test_a_form_keeps_no_tensor(launches):
     for _ in range(2):
         torch.autograd.grad(selective_log_softmax(logits, index, scale=0.5).sum(), logits)
     known = [weakref.ref(t) for t in (logits, index)]
-    assert heads.selected
+    assert SELECTED.known
     del logits, index
     gc.collect()
     assert [ref() for ref in known] == [None] * 2

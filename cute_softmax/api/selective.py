@@ -9,8 +9,8 @@ from torch.autograd import forward_ad
 
 from ..dispatch.common.arguments import check_tensor, float_dtype, given_dims
 from ..dispatch.common.spec import number
-from ..dispatch.heads import forms
-from ..dispatch.heads.calls import check_index
+from ..dispatch.heads.calls import ENTROPY, SELECTED, SELECTED_AND_ENTROPY, check_index
+from ..dispatch.heads.forms import first
 
 
 def entropy(logits: torch.Tensor, dim: int | Sequence[int] = -1) -> torch.Tensor:
@@ -33,14 +33,14 @@ def entropy(logits: torch.Tensor, dim: int | Sequence[int] = -1) -> torch.Tensor
         NotPlanned: As for `softmax`.
     """
     if not torch.compiler.is_compiling():
-        form = forms.entropies.latest
+        form = ENTROPY.known.latest
         if form is None or not form.fits(logits, None, 1.0, dim):
-            form = forms.entropies.find(logits, None, 1.0, dim)
+            form = ENTROPY.known.find(logits, None, 1.0, dim)
         if form is not None and forward_ad._current_level < 0:
             return form(logits)
     check_tensor("logits", logits, "entropy")
     dims, dtype = given_dims(dim, logits), float_dtype(logits, None, "entropy")
-    return forms.first(forms.entropies, "entropy", logits, None, dim, dims, 1.0, dtype)
+    return first(ENTROPY, logits, None, dim, dims, 1.0, dtype)
 
 
 def selective_log_softmax(
@@ -75,15 +75,14 @@ def selective_log_softmax(
             process's context. No memory beyond the row is read.
         NotPlanned: As for `softmax`.
     """
+    head = SELECTED_AND_ENTROPY if return_entropy else SELECTED
     if not torch.compiler.is_compiling():
-        form = forms.selected.latest
-        if form is None or not form.fits(logits, index, scale, return_entropy):
-            form = forms.selected.find(logits, index, scale, return_entropy)
+        form = head.known.latest
+        if form is None or not form.fits(logits, index, scale, -1):
+            form = head.known.find(logits, index, scale, -1)
         if form is not None and forward_ad._current_level < 0:
             return form(logits, index, scale)
     check_tensor("logits", logits, "selective_log_softmax")
     dtype = float_dtype(logits, None, "selective_log_softmax")
     check_index(index, logits)
-    name = "selective_entropy" if return_entropy else "selective"
-    scale, dims = number("scale", scale), (logits.dim() - 1,)
-    return forms.first(forms.selected, name, logits, index, return_entropy, dims, scale, dtype)
+    return first(head, logits, index, -1, (logits.dim() - 1,), number("scale", scale), dtype)

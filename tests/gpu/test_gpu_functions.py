@@ -324,9 +324,9 @@ def test_memory_of_selective_log_softmax():
 
 
 def selective_pieces() -> int:
-    from cute_softmax.dispatch.heads import statistics
+    from cute_softmax.dispatch.heads import kernels
 
-    return statistics.PIECE
+    return kernels.PIECE
 
 
 @dtypes

@@ -13,6 +13,9 @@ import torch
 
 from .state import Ways, recorder
 
+# By the names that operators have for them, as torch's do.
+FIELDS = {"dim": "dims", "input_dtype": "dtype"}
+
 
 class Function(torch.autograd.Function):
     """What a function of tensors and a spec computes, keeps and differentiates, written once.
@@ -41,25 +44,33 @@ def ways_of(function: type[Function], direct: Callable, operator: Callable) -> W
 
 
 def operator_of(
-    name: str, schema: str, function: type[Function], spec: Callable[..., object], fake: Callable
+    name: str,
+    schema: str,
+    function: type[Function],
+    spec: Callable[..., object],
+    fake: Callable,
+    like: int | None = None,
 ) -> Callable:
     """Register `function` as the operator ``cute_softmax::<name>``, and return that for calls like the function's.
 
-    schema: tensors, and fields of a spec by their names; spec(**fields) makes one.
+    schema: tensors, and fields of a spec by their names or those of `FIELDS`; spec(**fields) makes one.
     fake: takes what the function does, and returns new tensors of its results' shapes, strides and dtypes.
+    like: which tensor's memory format the one result has; results are contiguous without.
     """
     arguments = torch._C.parse_schema(name + schema).arguments
-    names, defaults = [a.name for a in arguments], [a.default_value for a in arguments]
+    names, defaults = [FIELDS.get(a.name, a.name) for a in arguments], [a.default_value for a in arguments]
     places = [i for i, a in enumerate(arguments) if "Tensor" in str(a.type)]
     rank = {place: i for i, place in enumerate(places)}
+    others = [(i, name) for i, name in enumerate(names) if i not in rank]
 
     def whole(given: tuple) -> tuple:
         """A call of the operator as one of the function; what is at its default may be missing."""
-        values = [*given, *defaults[len(given) :]]
-        fields = {names[i]: v for i, v in enumerate(values) if i not in rank}
-        return *(values[i] for i in places), spec(**fields | {"dims": tuple(fields["dims"])})
+        values = *given, *defaults[len(given) :]
+        fields = {name: values[i] for i, name in others}
+        fields["dims"] = tuple(fields["dims"])
+        return *[values[i] for i in places], spec(**fields)
 
-    def call(*given):
+    def by_operator(*given):
         fields = given[-1]
         return operator(
             *[
@@ -72,11 +83,9 @@ def operator_of(
     def operator(*given):
         call = whole(given)
         found = function.forward(*call)
-        # Of strides alone, which take no memory.
-        promised = fake(*[t.to("meta") if isinstance(t, torch.Tensor) else t for t in call])
-        if isinstance(found, torch.Tensor):
-            return _laid_out(found, promised)
-        return tuple(_laid_out(f, p) for f, p in zip(found, promised, strict=True))
+        if like is not None:
+            return _laid_out(found, call[like])
+        return tuple([t.contiguous() for t in found]) if type(found) is tuple else found.contiguous()
 
     def setup_context(ctx, inputs, output):
         ctx.places = places
@@ -88,21 +97,22 @@ def operator_of(
 
     def vmap(info, in_dims, *given):
         dims = [in_dims[i] if i < len(in_dims) else None for i in places]
-        return over_batch(call, info, (*dims, None), whole(given), function.full)
+        return over_batch(by_operator, info, (*dims, None), whole(given), function.full)
 
     operator.register_fake(lambda *given: fake(*whole(given)))
     operator.register_autograd(backward, setup_context=setup_context)
     operator.register_vmap(vmap)
-    return call
+    return by_operator
 
 
 def _laid_out(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """A result in the strides that were promised for it."""
+    """A new tensor in the strides that `empty_like` gives."""
     if tensor.stride() == like.stride():
         return tensor
-    return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=tensor.device).copy_(
-        tensor
-    )
+    strides = torch.empty_like(like, device="meta").stride()  # takes no memory
+    if tensor.stride() == strides:
+        return tensor
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 def over_batch(function: Callable, info, in_dims: tuple, arguments: tuple, full: int) -> tuple:

@@ -1,18 +1,19 @@
 """Functions of numbers of each row, in every state of torch: entropies, log-probabilities of chosen elements.
 
 `Statistics` gives the numbers, and its gradient is composed of theirs; both are an autograd function and an operator
-(`common/operators.py`). What a head makes of the numbers is a row of `HEADS`. Calls that repeat: see `forms`.
+(`common/operators.py`). A head is what a function makes of the numbers, one of
+`HEADS`. Calls that repeat: see `forms`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 import torch
 
 from ..common.arguments import served
+from ..common.forms import Forms
 from ..common.formulas import wide
 from ..common.operators import Function, operator_of, ways_of
 from ..common.state import Ways, batched, jvp_rule, transformed, watched
@@ -191,7 +192,7 @@ def _fake(input, index, rows):
     return found, numbers, torch.empty_like(numbers), entropies
 
 
-_ROWS = "SymInt[] dims, float scale, bool entropies"
+_ROWS = "SymInt[] dim, float scale, bool entropies"
 _STATISTICS = ways_of(
     Statistics,
     Statistics.forward,
@@ -214,6 +215,7 @@ _GRADIENT = Ways(
         Gradient,
         Rows,
         lambda input, *_: torch.empty_like(input),
+        like=0,
     ),
 )
 
@@ -239,51 +241,57 @@ def times_softmax(input: Tensor, factors: Tensor, dims: tuple[int, ...]) -> Tens
 # -- Heads -------------------------------------------------------------------------------------------------------------
 
 
-class Head(NamedTuple):
+@dataclass(eq=False)
+class Head:
     """What a function makes of the numbers of each row.
 
-    results(found, numbers): what it returns; `found` is the log-probability of the chosen element, numbers the maximum,
-        the logarithm of the sum, and the entropy where `entropies` are wanted.
+    math: the row math that gives the numbers.
+    results(found, numbers): what the function returns; `found` is the log-probability of the chosen element, numbers
+        the maximum, the logarithm of the sum and, but for "selective", the entropy.
     upstream(*gradients): those of its results as those of (found, logsumexp, entropy), None for what has none.
+    known: the forms of its eager calls.
     """
 
+    math: str
     results: Callable[..., Tensor | tuple[Tensor, ...]]
     upstream: Callable[..., tuple[Tensor | None, Tensor | None, Tensor | None]]
-    entropies: bool = False
+    known: Forms = field(default_factory=Forms)
+
+    def rows(self, dims: tuple[int, ...], scale: float) -> Rows:
+        """What it asks of rows."""
+        return Rows(dims, scale, self.math != "selective")
 
 
-# By the row math that gives their numbers.
-HEADS = {
-    "entropy": Head(lambda found, numbers: numbers[2], lambda e: (None, None, e), entropies=True),
-    "selective": Head(lambda found, numbers: found, lambda g: (g, None, None)),
-    "selective_entropy": Head(
-        lambda found, numbers: (found, numbers[2]), lambda g, e: (g, None, e), entropies=True
-    ),
-}
+ENTROPY = Head("entropy", lambda _, numbers: numbers[2], lambda entropy: (None, None, entropy))
+SELECTED = Head("selective", lambda found, _: found, lambda grad: (grad, None, None))
+SELECTED_AND_ENTROPY = Head(
+    "selective_entropy",
+    lambda found, numbers: (found, numbers[2]),
+    lambda grad, entropy: (grad, None, entropy),
+)
+HEADS = ENTROPY, SELECTED, SELECTED_AND_ENTROPY
 
 
 def serve_head(
-    name: str, input: Tensor, index: Tensor | None, dims: tuple[int, ...], scale: float, dtype: torch.dtype
+    head: Head, input: Tensor, index: Tensor | None, dims: tuple[int, ...], scale: float, dtype: torch.dtype
 ) -> Tensor | tuple[Tensor, ...]:
     """The results of a head, of `dtype`, on any device and in any state of torch."""
-    head, column = HEADS[name], index
     if not input.dim():
         input = input.unsqueeze(0)
+    column = index
     if index is not None:
         index = index.long()
         column = index if index.dim() == input.dim() else index.unsqueeze(-1)
-    found, *numbers = serve(input, column, Rows(dims, scale, head.entropies))
+    found, *numbers = serve(input, column, head.rows(dims, scale))
     found = found if index is None else found.view(index.shape)
-    return converted(
-        head.results(found, [t.squeeze(dims) if t.dim() > 1 or t.numel() else t for t in numbers]), dtype
-    )
+    return converted(head.results(found, [t if t.shape == (0,) else t.squeeze(dims) for t in numbers]), dtype)
 
 
 def converted(results: Tensor | tuple[Tensor, ...], dtype: torch.dtype) -> Tensor | tuple[Tensor, ...]:
     """Results in the dtype of a call."""
-    if isinstance(results, torch.Tensor):
-        return results.to(dtype)
-    return tuple(t.to(dtype) for t in results)
+    if type(results) is tuple:
+        return tuple([t.to(dtype) for t in results])
+    return results.to(dtype)
 
 
 def check_index(index: object, logits: Tensor) -> None:

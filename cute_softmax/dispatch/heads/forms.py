@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -9,57 +10,56 @@ import torch
 from ...plan import NotPlanned
 from ...runtime import launch
 from ..common import forms
-from ..common.forms import Forms, Place, guard
+from ..common.forms import Place, guard
 from ..common.state import batched, recorder, unseen
-from .calls import HEADS, Gradient, Rows, Statistics, converted, gradient_formula, on_kernel, serve_head
+from .calls import Gradient, Head, Statistics, converted, gradient_formula, on_kernel, serve_head
 from .kernels import scaled
 
 Tensor = torch.Tensor
-# By what tells calls of a function apart beside tensors: the dimensions of an entropy, what else a selective one gives.
-entropies, selected = Forms(), Forms()
 
 
 class Form:
     """All eager calls of a head on tensors of one device, shapes, strides and dtypes, with at most one element of each
     row chosen: decided once.
 
-    asked: the argument that tells calls apart, compared by `is`. The scale may differ, unless it is 1.
+    dim: as the caller gave it, compared by `is`; dims: what it means. The scale may differ, unless it is 1.
     Raises NotPlanned where no kernel serves the calls.
     """
 
     def __init__(
         self,
-        name: str,
+        head: Head,
         input: Tensor,
         index: Tensor | None,
-        asked: object,
+        dim: int,
         dims: tuple[int, ...],
         scale: float,
         dtype: torch.dtype,
     ):
-        self._head, self._asked, self._scaled, self._dtype = HEADS[name], asked, scale != 1, dtype
+        self._head, self._dim, self._scaled, self._dtype = head, dim, scale != 1, dtype
         self._matches = guard(input) if index is None else guard(input, index)
         self._place, self._records = Place(input), input.requires_grad
-        self._rows = Rows(dims, scale, self._head.entropies)
+        self._rows = head.rows(dims, scale)
         self._shape = tuple(1 if d in dims else n for d, n in enumerate(input.shape))
         result = [n for d, n in enumerate(input.shape) if d not in dims]
-        # Kept for gradients: maxima, logarithms of the sums, entropies.
-        kept = torch.empty((2 + self._head.entropies, *result), dtype=torch.float32, device=input.device)
-        self._kept, self._found = (tuple(kept.shape), kept.stride()), None
-        self._pitch = kept.stride(0) * kept.element_size()
+        # Kept for gradients: maxima, logarithms of the sums, entropies; each begins with a whole vector.
+        strides = math.ceil(math.prod(result) / 4) * 4, *torch.empty(result, device="meta").stride()
+        self._kept, self._found = ((2 + self._rows.entropies, *result), strides), None
+        self._pitch = 4 * strides[0]
+        kept = torch.empty_strided(*self._kept, dtype=torch.float32, device=input.device)
         groups = [*kept]
         if index is not None:
             found = torch.empty(index.shape, dtype=torch.float32, device=input.device)
             self._found = tuple(found.shape), found.stride()
             groups = [index.long(), found, *groups]
-        self._call = self._bound(name, input, groups, scale)
+        self._call = self._bound(head.math, input, groups, scale)
         self._strides = torch.empty_like(input, device="meta").stride()
         self._gradient = None
 
-    def fits(self, input: Tensor, index: Tensor | None, scale: float, asked: object) -> bool:
+    def fits(self, input: Tensor, index: Tensor | None, scale: float, dim: object) -> bool:
         """Whether a call is of this form."""
         return (
-            self._asked is asked
+            self._dim is dim
             and type(scale) in (float, int)
             and (scale != 1) is self._scaled
             and (self._matches(input) if self._found is None else self._matches(input, index))
@@ -148,13 +148,13 @@ class Form:
         return d
 
     def _bound(
-        self, math: str, input: Tensor, groups: list[Tensor], scale: float, **parts: object
+        self, name: str, input: Tensor, groups: list[Tensor], scale: float, **parts: object
     ) -> launch.Call:
         """The Call on the input and tensors of a number each row; of a gradient, which is written last."""
         operands = [input, *(t.view(self._shape).expand(input.shape) for t in groups)]
-        operands += [torch.empty_like(input, device="meta")] * (math == "softmax")
+        operands += [torch.empty_like(input, device="meta")] * (name == "softmax")
         prologue, _ = scaled(scale, **parts)
-        return launch.call_of(math, operands, self._rows.dims, aligned=True, prologue=prologue)
+        return launch.call_of(name, operands, self._rows.dims, aligned=True, prologue=prologue)
 
 
 class Recorded(torch.autograd.Function):
@@ -179,29 +179,22 @@ record = recorder(Recorded)
 
 
 def first(
-    known: Forms,
-    name: str,
+    head: Head,
     input: Tensor,
     index: Tensor | None,
-    asked: object,
+    dim: object,
     dims: tuple[int, ...],
     scale: float,
     dtype: torch.dtype,
 ) -> Tensor | tuple[Tensor, ...]:
-    """The results of a call of a head that is the first of its form, or has none."""
+    """The results of a call that is the first of its form, or has none."""
     one = index is None or index.dim() < input.dim() or index.shape[-1] == 1
-    if (
-        one
-        and input.dim()
-        and type(asked) in (int, bool, tuple)
-        and unseen(input, index)
-        and on_kernel(input)
-    ):
+    if one and input.dim() and type(dim) is int and unseen(input, index) and on_kernel(input):
         try:
-            form = Form(name, input, index, asked, dims, scale, dtype)
+            form = Form(head, input, index, dim, dims, scale, dtype)
         except NotPlanned:
             pass
         else:
-            known.remember(input, form)
+            head.known.remember(input, form)
             return form(input, index, scale)
-    return serve_head(name, input, index, dims, scale, dtype)
+    return serve_head(head, input, index, dims, scale, dtype)

@@ -132,17 +132,17 @@ def gradient_at_target(
     return result
 
 
-def _in_pieces(function, tensors: list[Tensor | None], kept: int) -> None:
+def _in_pieces(function, tensors: list[Tensor], kept: int) -> None:
     """`function` on pieces of the first `kept` dimensions: float32 copies of it all would be several times its size."""
     shape = tensors[0].shape
     if not kept or tensors[0].numel() <= PIECE:
         function(*tensors)
     elif shape[0] == 1:
-        _in_pieces(function, [None if t is None else t[0] for t in tensors], kept - 1)
+        _in_pieces(function, [t[0] for t in tensors], kept - 1)
     else:
         step = max(1, PIECE * shape[0] // tensors[0].numel())
         for i in range(0, shape[0], step):
-            _in_pieces(function, [None if t is None else t[i : i + step] for t in tensors], kept)
+            _in_pieces(function, [t[i : i + step] for t in tensors], kept)
 
 
 def at_chosen(index: Tensor, found: Tensor, grad: Tensor, of_lse: Tensor) -> Tensor:

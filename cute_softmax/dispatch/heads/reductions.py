@@ -201,7 +201,7 @@ _WAYS = {
         forward,
         operator_of(
             name,
-            "(Tensor input, SymInt[] dims, bool keepdim, ScalarType dtype) -> Tensor",
+            "(Tensor input, SymInt[] dim, bool keepdim, ScalarType dtype) -> Tensor",
             Reduce,
             partial(Reduction, name),
             lambda input, r: input.new_empty(

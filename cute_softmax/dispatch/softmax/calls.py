@@ -167,11 +167,12 @@ _SOFTMAX = ways_of(
     kernels.forward,
     operator_of(
         "softmax",
-        "(Tensor input, SymInt[] dims, ScalarType dtype, bool online=True, Tensor? bias=None, Tensor? mask=None, "
+        "(Tensor input, SymInt[] dim, ScalarType dtype, bool online=True, Tensor? bias=None, Tensor? mask=None, "
         f"Tensor? scale=None, {_NUMBERS}) -> Tensor",
         Softmax,
         Spec,
         lambda input, bias, mask, scale, spec: torch.empty_like(input, dtype=spec.dtype),
+        like=0,
     ),
 )
 _GRADIENT = Ways(
@@ -180,11 +181,12 @@ _GRADIENT = Ways(
     differentiable,
     operator_of(
         "softmax_backward",
-        "(Tensor grad, Tensor output, SymInt[] dims, ScalarType dtype, Tensor? mask=None, Tensor? scale=None, "
+        "(Tensor grad, Tensor output, SymInt[] dim, ScalarType input_dtype, Tensor? mask=None, Tensor? scale=None, "
         f"{_NUMBERS}) -> Tensor",
         Gradient,
         Spec,
         lambda grad, output, mask, scale, spec: torch.empty_like(output, dtype=spec.dtype),
+        like=1,
     ),
 )
 
