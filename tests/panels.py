@@ -20,9 +20,12 @@ import numpy as np
 from cute_softmax.kernels.common.copy import GlobalTensor
 from cute_softmax.kernels.panel import shift as shift_module
 from cute_softmax.kernels.panel import work
-from cute_softmax.plan import MATHS, WARP, PanelClass, PanelPlan
+from cute_softmax.plan import MATHS, MODES, WARP, PanelClass, PanelPlan
+from cute_softmax.plan.hardware import ARCHITECTURES
 from cute_softmax.plan.panel_configs import PANEL_BYTES, PanelConfig
 from cute_softmax.plan.problem import ALIGNMENT, ITEM_SIZE, Operand, Problem, canonical
+
+INT32 = range(-(1 << 31), 1 << 31)
 
 
 def dense(shape) -> tuple[int, ...]:
@@ -183,6 +186,16 @@ class Walk:
             self.group = self.item.line.column + tile // math.ceil(plan.abreast / c.advance) * plan.abreast
         else:
             self.group = (tile * c.across + launch.a) * c.slots
+        # What a plan says of it, for figures and checks.
+        for i in {0, launch.items - 1}:
+            held = plan.bounds(self.at(index % launch.parts * c.exchange, i), rank, self.at(self.group, i))
+            first, end = self.at(self.item.first, i), self.at(self.item.end, i)
+            assert (held.start, held.stop) == (first, max(first, end))
+            assert plan.panel(self.at(tile, i)).start == self.at(self.group, i)
+
+    def at(self, array: np.ndarray | int, item: int) -> int:
+        """What the first thread of a CTA has."""
+        return int(np.broadcast_to(array, self.group.shape)[item, 0])
 
     def rows(self, exists: np.ndarray, addresses: Callable[[int], np.ndarray], slots: int) -> np.ndarray:
         """Elements that exist, (item, thread, element): the group of each, and its place in each operand. addresses: of
@@ -344,6 +357,66 @@ def check_owners(plan: PanelPlan):
     if full < len(plan.problem.dtypes):
         theirs = np.unique(want[:, full + 1])
         assert (np.sort(found[:, 1]) == theirs).all(), "not one result per group"
+
+
+def check_numbers(made: PanelPlan):
+    """What holds for every plan, however large."""
+    c = made.kernel
+    arch, problem, full = ARCHITECTURES[c.architecture], made.problem, c.facts.full
+    # Limits of the architecture.
+    assert c.threads <= arch.threads and c.threads % WARP == 0
+    assert c.cluster_n <= arch.cluster_limit and c.cluster_n & (c.cluster_n - 1) == 0
+    assert c.shared_memory <= arch.shared_memory
+    assert c.block(c.threads - 1) == c.blocks - c.extra - 1 and c.smem.cosize == c.vector * c.blocks * c.steps
+    assert made.tiles * made.parts * c.cluster_n < 1 << 31, "CTAs of a grid"
+    assert 0 < made.ctas <= made.tiles * made.parts
+    # A thread's share of the panel.
+    assert c.across & (c.across - 1) == 0 and c.across * c.down == c.threads
+    assert c.down == 1 or (c.columns <= c.threads and c.across <= WARP), "a thread for each column's state"
+    assert c.down > 1 or not (c.exchange or c.streaming or c.cluster_n > 1), "nothing is exchanged"
+    assert c.chunk_steps * c.buffers == c.steps and c.chunk * c.buffers == c.tile
+    assert made.chunks * c.chunk >= made.share
+    if c.ahead:
+        # Chunks that stay in shared memory have places, and so has what is on its way.
+        assert c.orientation == "row" and c.exchange and c.streaming and c.facts.outputs
+        assert 1 <= c.wait <= min(c.ahead, c.registers) and (c.wait + c.registers) % c.ahead == 0
+        assert made.chunks - c.registers + c.ahead <= c.buffers
+        assert made.ctas % made.parts == 0 or made.ctas < made.parts
+    # Groups and their parts.
+    assert made.length == problem.length == math.prod(made.reduced)
+    assert math.prod(made.kept) == problem.groups == made.groups
+    if c.shifted:
+        assert made.tiles * made.abreast == math.ceil(made.abreast / c.advance) * made.groups
+        assert c.lanes > 1 and c.orientation == "column" and not c.edges and 0 < c.advance <= c.columns
+    else:
+        assert (made.tiles - 1) * c.columns < made.groups <= made.tiles * c.columns
+    assert made.panel(made.tiles - 1).stop == made.groups
+    shared = max(made.length // c.vector, 1) * c.vector if c.edges else made.length
+    assert made.parts * c.cluster_n * made.share >= shared > (made.parts - 1) * c.cluster_n * made.share
+    assert made.share % c.unit == 0
+    assert c.streaming or made.share <= c.tile
+    assert c.streaming == (made.share > c.tile or made.ctas < made.tiles * made.parts)
+    assert c.exchange == (made.parts > 1)
+    assert not (c.cluster_n > 1 and (c.exchange or c.streaming)), "clusters hold what they take"
+    # Vectors are as wide as the operands allow.
+    widest = 16 // max(ITEM_SIZE[d] for d in c.dtypes[:full])
+    assert 1 <= c.vector <= widest and widest % c.vector == 0
+    assert c.orientation in ("column", "row") and (c.orientation == "column" or c.across == 1)
+    if c.orientation == "column":
+        assert c.shifted or made.kept[-1] % c.vector == 0
+    else:
+        assert c.edges or made.reduced[-1] % c.vector == 0
+        assert c.vector == 1 or all(s[c.kept_modes] == 1 for s in made.operand_strides[:full])
+    # What the kernel is given: all but the bytes of the exchange points are of 32 bits.
+    assert c.kept_modes in MODES and c.reduced_modes in MODES
+    operands = sum(1 + len(strides) for strides in made.operand_strides)
+    assert len(c.signature) == len(made.arguments) + c.exchange + operands
+    assert all(n in INT32 for i, n in enumerate(made.arguments) if i != 9)
+    assert max(made.parts * c.cluster_n * made.share, made.length + c.tile) in INT32, "an index in 32 bits"
+    # Scratch memory: the words of each exchange point, then a state for each part of each panel.
+    assert bool(made.scratch) == c.exchange
+    assert made.exchange_bytes >= made.tiles * (1 + made.parts) * 4 and made.exchange_bytes % 16 == 0
+    assert made.movement in ("column", "split") and PanelClass(**c.fields) == c
 
 
 @cache

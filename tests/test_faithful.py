@@ -1,9 +1,8 @@
 """What is drawn is what the kernel has: each Plan class is traced on the CPU and its layouts compared.
 
 Tracing stops before the compiler (CUTE_DSL_DRYRUN), needs no GPU and takes about 0.1 s a class. Those of `test_compile`
-are compared to their end. The DSL takes
-its architecture from the environment, so each one is traced in a process of its own: this file, run as a
-script, traces all classes of the architecture in its argument and prints what it found.
+are compared to their end. The DSL takes its architecture from the environment, so each one is traced in a process of
+its own: this file, run as a script, traces all classes of the architecture in its argument and prints what it found.
 """
 
 from __future__ import annotations

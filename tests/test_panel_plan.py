@@ -4,19 +4,18 @@ Every element of every group is reduced once and finished once, whatever the dim
 movement; accesses are aligned; everything fits the architecture.
 """
 
-import math
 from dataclasses import asdict, replace
 from itertools import combinations, product
 
 import classes
-import numpy as np
 import panels
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from panels import dense, problem_of
 
-from cute_softmax.plan import MATHS, WARP, NotPlanned, PanelClass, PanelPlan, plan, plan_panel
+from cute_softmax.kernels.panel import shift, work
+from cute_softmax.plan import MATHS, NotPlanned, PanelClass, PanelPlan, plan, plan_panel
 from cute_softmax.plan.hardware import ARCHITECTURES, H200, Device
 from cute_softmax.plan.maths import MOST
 from cute_softmax.plan.panel import (
@@ -35,7 +34,6 @@ from cute_softmax.plan.problem import ALIGNMENT, ITEM_SIZE, Operand, Problem, ca
 DEVICES = {name: Device(a, multiprocessors=132, l2=50 << 20) for name, a in ARCHITECTURES.items()}
 # Panels have no group inputs.
 NAMES = sorted(name for name in classes.PAIRS_OF if not MATHS[name, True].group_inputs)
-INT32 = range(-(1 << 31), 1 << 31)
 forms = pytest.mark.parametrize("arch", ARCHITECTURES)
 
 
@@ -82,71 +80,11 @@ def problems(draw, most: int):
     return name, canonical(shape, dims, operands)
 
 
-def check_numbers(made: PanelPlan):
-    """What holds for every plan, however large."""
-    c = made.kernel
-    arch, problem, full = ARCHITECTURES[c.architecture], made.problem, c.facts.full
-    # Limits of the architecture.
-    assert c.threads <= arch.threads and c.threads % WARP == 0
-    assert c.cluster_n <= arch.cluster_limit and c.cluster_n & (c.cluster_n - 1) == 0
-    assert c.shared_memory <= arch.shared_memory
-    assert c.block(c.threads - 1) == c.blocks - c.extra - 1 and c.smem.cosize == c.vector * c.blocks * c.steps
-    assert made.tiles * made.parts * c.cluster_n < 1 << 31, "CTAs of a grid"
-    assert 0 < made.ctas <= made.tiles * made.parts
-    # A thread's share of the panel.
-    assert c.across & (c.across - 1) == 0 and c.across * c.down == c.threads
-    assert c.down == 1 or (c.columns <= c.threads and c.across <= WARP), "a thread for each column's state"
-    assert c.down > 1 or not (c.exchange or c.streaming or c.cluster_n > 1), "nothing is exchanged"
-    assert c.chunk_steps * c.buffers == c.steps and c.chunk * c.buffers == c.tile
-    assert made.chunks * c.chunk >= made.share
-    if c.ahead:
-        # Chunks that stay in shared memory have places, and so has what is on its way.
-        assert c.orientation == "row" and c.exchange and c.streaming and c.facts.outputs
-        assert 1 <= c.wait <= min(c.ahead, c.registers) and (c.wait + c.registers) % c.ahead == 0
-        assert made.chunks - c.registers + c.ahead <= c.buffers
-        assert made.ctas % made.parts == 0 or made.ctas < made.parts
-    # Groups and their parts.
-    assert made.length == problem.length == math.prod(made.reduced)
-    assert math.prod(made.kept) == problem.groups == made.groups
-    if c.shifted:
-        assert made.tiles * made.abreast == math.ceil(made.abreast / c.advance) * made.groups
-        assert c.lanes > 1 and c.orientation == "column" and not c.edges and 0 < c.advance <= c.columns
-    else:
-        assert (made.tiles - 1) * c.columns < made.groups <= made.tiles * c.columns
-    assert made.panel(made.tiles - 1).stop == made.groups
-    shared = max(made.length // c.vector, 1) * c.vector if c.edges else made.length
-    assert made.parts * c.cluster_n * made.share >= shared > (made.parts - 1) * c.cluster_n * made.share
-    assert made.share % c.unit == 0
-    assert c.streaming or made.share <= c.tile
-    assert c.streaming == (made.share > c.tile or made.ctas < made.tiles * made.parts)
-    assert c.exchange == (made.parts > 1)
-    assert not (c.cluster_n > 1 and (c.exchange or c.streaming)), "clusters hold what they take"
-    # Vectors are as wide as the operands allow.
-    widest = 16 // max(ITEM_SIZE[d] for d in c.dtypes[:full])
-    assert 1 <= c.vector <= widest and widest % c.vector == 0
-    assert c.orientation in ("column", "row") and (c.orientation == "column" or c.across == 1)
-    if c.orientation == "column":
-        assert c.shifted or made.kept[-1] % c.vector == 0
-    else:
-        assert c.edges or made.reduced[-1] % c.vector == 0
-        assert c.vector == 1 or all(s[c.kept_modes] == 1 for s in made.operand_strides[:full])
-    # What the kernel is given: all but the bytes of the exchange points are of 32 bits.
-    assert c.kept_modes in MODES and c.reduced_modes in MODES
-    operands = sum(1 + len(strides) for strides in made.operand_strides)
-    assert len(c.signature) == len(made.arguments) + c.exchange + operands
-    assert all(n in INT32 for i, n in enumerate(made.arguments) if i != 9)
-    assert max(made.parts * c.cluster_n * made.share, made.length + c.tile) in INT32, "an index in 32 bits"
-    # Scratch memory: the words of each exchange point, then a state for each part of each panel.
-    assert bool(made.scratch) == c.exchange
-    assert made.exchange_bytes >= made.tiles * (1 + made.parts) * 4 and made.exchange_bytes % 16 == 0
-    assert made.movement in ("column", "split") and PanelClass(**c.fields) == c
-
-
 merging = set()
 
 
 def check_whole(made: PanelPlan):
-    check_numbers(made)
+    panels.check_numbers(made)
     panels.check_owners(made)
     c = made.kernel
     form = c.across, c.threads, c.slots, c.cluster_n, c.exchange and made.parts
@@ -219,7 +157,7 @@ def test_first_dimension(width, name):
     """Ugly lengths on the real configurations; of the longest a walk of one dtype."""
     for length, pair in product(LENGTHS, (("bf16", "bf16"), ("fp32", "fp32"))):
         made = panel_plan(problem_of(name, pair, (length, width), (0,)), name)
-        check_numbers(made)
+        panels.check_numbers(made)
         if length * width <= 150_000:
             check_whole(made)
 
@@ -242,7 +180,7 @@ def test_large_problems(name, arch):
     for dtype in ("bf16", "fp32"):
         for problem in large(name, dtype):
             made = panel_plan(problem, name, arch)
-            check_numbers(made)
+            panels.check_numbers(made)
             names.setdefault((dtype, made.kernel.name), set()).add(tuple(asdict(made.kernel).items()))
     assert len(names) > 20
     assert all(len(found) == 1 for found in names.values()), "two classes of one name"
@@ -282,7 +220,7 @@ def test_configurations_fit_and_follow_each_other(arch):
         for pair in classes.PAIRS:
             for shape in ((10**6, 64), (10**6, 1)):
                 made = panel_plan(problem_of(name, pair, shape, (0,)), name, arch)
-                check_numbers(made)
+                panels.check_numbers(made)
                 assert made.kernel.exchange
 
 
@@ -478,18 +416,32 @@ def test_mutants_of_shifted_columns_fail(name, monkeypatch):
         panels.check_owners(made)
 
 
-def test_mutants_of_the_walk_fail(monkeypatch):
-    """A thread that misses its last element, and a part that two CTAs finish."""
-    made, right = example(), panels.touched
+def ragged_example() -> PanelPlan:
+    return panel_plan(problem_of("softmax", ("bf16",) * 2, (5, 1001), (1,)), "softmax")
+
+
+# Of the kernel's own arithmetic: a plan, a function and what becomes of its result.
+KERNEL_MUTANTS = {
+    "threads miss their last vector": (example, work, "left", lambda rest: rest - 1),
+    "vectors lie beside their place": (example, work, "places", lambda found: [place + 2 for place in found]),
+    "the edges of rows lie beside theirs": (ragged_example, work, "edge", lambda found: (found[0] + 1, found[1])),
+    "blocks begin beside their boundary": (shifted_example, shift, "shift_of", lambda found: found - 1),
+    "lanes store others' blocks, too": (shifted_example, shift, "stores", lambda found: (found[0] | True, found[1])),
+    "scalars outside of memory's rows": (shifted_example, shift, "is_group", lambda found: found | True),
+    "blocks behind the line are missing": (shifted_example, shift, "holds_behind", lambda found: found & False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KERNEL_MUTANTS)
+def test_mutants_of_the_kernel_fail(name, monkeypatch):
+    example, module, function, mutant = KERNEL_MUTANTS[name]
+    made, right = example(), getattr(module, function)
     panels.check_owners(made)
-    monkeypatch.setattr(panels, "touched", lambda *a: right(*a)._replace(reduced=right(*a).reduced[:-1]))
-    with pytest.raises(AssertionError, match="elements reduced of"):
+    monkeypatch.setattr(module, function, lambda *a: mutant(right(*a)))
+    with pytest.raises((AssertionError, IndexError)):
         panels.check_owners(made)
-    twice = right(made).finished
-    monkeypatch.setattr(
-        panels, "touched", lambda *a: right(*a)._replace(finished=np.concatenate([twice] * 2))
-    )
-    with pytest.raises(AssertionError, match="elements finished of"):
-        panels.check_owners(made)
+
+
+def test_a_broken_merge_fails():
     with pytest.raises(AssertionError):
-        panels.check_merging(replace(made.kernel, across=3), 5)
+        panels.check_merging(replace(example().kernel, across=3), 5)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from rows import check, row_plan, times_owned
 
 from cute_softmax import plan as plans
+from cute_softmax.kernels import row_work
 from cute_softmax.plan import MATHS, NotPlanned, PanelPlan, plan, row_class
 from cute_softmax.plan import catalogue as ahead
 from cute_softmax.plan.hardware import ARCHITECTURES, H200, Architecture, architecture_of
@@ -195,6 +196,25 @@ def test_ugly_lengths(columns):
             seen.add(form)
             for row in range(9 if columns <= 5000 else 2):
                 assert (times_owned(made, row) == 1).all(), (c.name, row)
+
+
+@pytest.mark.parametrize(
+    ("function", "mutant"),
+    [
+        ("edge", lambda found: (found[0] + 1, found[1])),
+        ("edge", lambda found: (found[0], found[1] & False)),
+        ("reads", lambda found: found & False),
+        ("row_of", lambda row: dataclasses.replace(row, start=row.start + 1)),
+        ("share_of", lambda share: share - 8),
+    ],
+)
+def test_mutants_of_the_kernel_fail(function, mutant, monkeypatch):
+    """Of its own index arithmetic, which `times_owned` walks through."""
+    made, right = row_plan("softmax", ("bf16",) * 2, 9, 20001, "sm_90a"), getattr(row_work, function)
+    assert made.row_class.cluster_n > 1 and (times_owned(made, 3) == 1).all()
+    monkeypatch.setattr(row_work, function, lambda *a: mutant(right(*a)))
+    with pytest.raises(AssertionError):
+        assert (times_owned(made, 3) == 1).all()
 
 
 @forms

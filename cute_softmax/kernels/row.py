@@ -7,11 +7,11 @@ tail of fewer than V scalars; the first threads of the row take the scalars, one
     coordinates -> tile -> shared memory -> predicates -> cluster init -> load -> fill -> reduce -> finish -> store
 
 Names: mX a tensor in global memory, gX a part of it, cX coordinates in the CTA's tile, sX shared memory, rX
-registers, pX predicates; gE, rE and pE the same for the scalars at a row's edges; tXcX is cX partitioned by X's tiled
-copy. Coordinates and predicates are reckoned in `row_work`.
+registers, pX predicates over columns and pR over rows; gE, rE and pE the same for the scalars at a row's edges; tXgX is
+gX partitioned by X's tiled copy, tXsX and tXcX likewise. `row_work` has the coordinates and predicates, `row_scalars`
+what is loaded and stored by the element.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -27,9 +27,9 @@ from .common import reduce
 from .common.copy import (
     DTYPES,
     Fragment,
-    GlobalTensor,
     Slots,
     global_pointer,
+    global_tensors,
     load,
     load_async,
     pack,
@@ -45,11 +45,13 @@ from .row_work import Launch, Row, Shared, count, reads, row_of, share_of, write
 
 @dataclass(frozen=True)
 class Vectors:
-    """A thread's vectors in registers: rX of each full operand, ((V, M), 1, K); whether they exist, pX, (M, 1, K); and
-    by (input, row) the one element that an input has for a row, where its access is 0."""
+    """A thread's vectors in registers: rX of each full operand, ((V, M), 1, K); whether their columns exist, pX,
+    (M, 1, K), and their rows, pR; and by (input, row) the one element that an input has for a row, where its access is
+    0."""
 
     rX: list[cute.Tensor]
     pX: cute.Tensor
+    pR: list[Boolean]
     ones: dict[tuple[int, int], object]
 
 
@@ -139,8 +141,9 @@ class RowKernel:
                 cute.arch.mbarrier_init_fence()
                 cute.arch.cluster_arrive_relaxed()
 
-        first_number = s.kept_modes - 1
-        first_tensor = first_number + len(s.prologue.numbers)
+        # Tensors, behind the sizes of modes and the prologue's numbers.
+        sizes, rest = operands[: s.kept_modes - 1], operands[s.kept_modes - 1 :]
+        names = s.prologue.numbers
         share = share_of(s, columns)
         launch = Launch(
             spec=s,
@@ -150,14 +153,9 @@ class RowKernel:
             first=rank * share,
             rank=rank,
             lane=tidx % s.threads_per_row,
-            sizes=operands[:first_number],
-            numbers=dict(zip(s.prologue.numbers, operands[first_number:first_tensor], strict=True)),
-            mX=[
-                GlobalTensor(dtype, operands[i], operands[i + 1 : i + 1 + s.kept_modes])
-                for dtype, i in zip(
-                    self.dtypes, range(first_tensor, len(operands), 1 + s.kept_modes), strict=True
-                )
-            ],
+            sizes=sizes,
+            numbers=dict(zip(names, rest[: len(names)], strict=True)),
+            mX=global_tensors(self.dtypes, rest[len(names) :], s.kept_modes),
             tXcX=tXcX,
             policy=read_policy(evict_last),
             zero=evict_last >> 1,
@@ -185,14 +183,13 @@ class RowKernel:
 
     # Partition.
 
-    def vectors(self, row: Row, i: int) -> Callable[[int], cute.Tensor]:
-        """tXgX: k -> vector k of this thread's part of a row of operand i in global memory."""
+    def partition(self, row: Row, i: int) -> cute.Tensor:
+        """tXgX: this thread's part of a row of operand i in global memory, (V, K)."""
         s, mX = self.spec, row.launch.mX[i]
         align = max(s.accesses[i], 1) * mX.itemsize
         start = global_pointer(mX.dtype, mX.address, dot(row.at, mX.kept) + row.start, align)
-        return lambda k: cute.make_tensor(
-            start + k * s.threads_per_row * s.vector, cute.make_layout(s.vector)
-        )
+        layout = cute.make_layout((s.vector, s.steps), stride=(1, s.threads_per_row * s.vector))
+        return cute.make_tensor(start, layout)
 
     def slot(self, row: Row, i: int, k: int) -> cute.Tensor:
         """tXsX: this thread's place in shared memory for vector k of staged input i, of its row m; in slots that are to
@@ -212,10 +209,10 @@ class RowKernel:
         for m in cutlass.range_constexpr(s.rows_per_thread):
             row = row_of(launch, tile, m)
             for i in self.staged:
-                tXgX = self.vectors(row, i)
+                tXgX = self.partition(row, i)
                 for k in cutlass.range_constexpr(first, min(first + s.part, s.steps)):
                     if row.inside & reads(row, k):
-                        load_async(tXgX(k), self.slot(row, i, k), s.access[i], launch.policy)
+                        load_async(tXgX[None, k], self.slot(row, i, k), s.access[i], launch.policy)
         cute.arch.cp_async_commit_group()
 
     @cute.jit
@@ -226,10 +223,10 @@ class RowKernel:
         """
         rows = [row_of(launch, tile, m) for m in range(self.spec.rows_per_thread)]
         vectors = self.load(rows)
-        chosen = [self.scalars.chosen(row) if self.scalars.selects else None for row in rows]
+        chosen = [self.scalars.chosen(row) if const_expr(self.scalars.selects) else None for row in rows]
         edges = self.scalars.load_edges(rows, vectors.ones)
         values = [
-            self.values(rows[m], vectors, edges, None if known is None else known[m])
+            self.values(rows[m], vectors, edges, None if const_expr(known is None) else known[m])
             for m in range(len(rows))
         ]
         maths = [self.math.for_row(v) for v in values]
@@ -252,12 +249,14 @@ class RowKernel:
         s = self.spec
         V, M, K = s.vector, s.rows_per_thread, s.steps
 
-        # Predicates: whether a vector's columns exist, a bit that the rows of a thread share where they end alike.
+        # Predicates: whether a vector's columns exist, a bit that the rows of a thread share where they end alike; and
+        # whether a row does.
         pX = cute.make_rmem_tensor(cute.make_layout(s.predicate.shape, stride=s.predicate.stride), Boolean)
         observe("predicate", pX)
-        for m in cutlass.range_constexpr(1 if s.rows_end_alike else M):
+        for m in cutlass.range_constexpr(1 if const_expr(s.rows_end_alike) else M):
             for k in cutlass.range_constexpr(K):
                 pX[m, 0, k] = reads(rows[m], k)
+        pR = [row.inside for row in rows]
 
         rX = [cute.make_rmem_tensor(((V, M), 1, K), self.dtypes[i]) for i in self.full]
         for i in self.inputs:
@@ -265,17 +264,17 @@ class RowKernel:
         ones = {}
         for m in cutlass.range_constexpr(M):
             for i in self.inputs:
-                tXgX = self.vectors(rows[m], i)
+                tXgX = self.partition(rows[m], i)
                 if const_expr(s.access[i] == 0):
                     ones[i, m] = self.scalars.one(rows[m], i, Int32(0))
                     for k in cutlass.range_constexpr(K):
-                        if rows[m].inside & pX[m, 0, k]:
+                        if pR[m] & pX[m, 0, k]:
                             rX[i][(None, m), 0, k].fill(ones[i, m])
                 elif const_expr(s.staging[i] == "direct"):
                     for k in cutlass.range_constexpr(K):
-                        if rows[m].inside & pX[m, 0, k]:
-                            load(tXgX(k), rX[i][(None, m), 0, k], s.access[i], rows[m].launch.policy)
-        return Vectors(rX, pX, ones)
+                        if pR[m] & pX[m, 0, k]:
+                            load(tXgX[None, k], rX[i][(None, m), 0, k], s.access[i], rows[m].launch.policy)
+        return Vectors(rX, pX, pR, ones)
 
     # Reduce.
 
@@ -293,7 +292,7 @@ class RowKernel:
             scalars = [edges.rE[i][e, m] for e in range(E)]
             values.append(Fragment(tXrX, scalars, not self.math.keep, s.staging[i], slots))
         if s.prologue:
-            exist = [row.inside & vectors.pX[m, 0, k] for k in range(K)]
+            exist = [vectors.pR[m] & vectors.pX[m, 0, k] for k in range(K)]
             counts = [count(row, k, exist[k]) for k in range(K)]
             counts += [Int32(edges.counted[e, m]) for e in range(E)]
             exist += [edges.counted[e, m] for e in range(E)]
@@ -310,7 +309,7 @@ class RowKernel:
             return vectors.rX[i][(None, row.m), 0, k]
         tXrX = cute.make_rmem_tensor(self.spec.vector, self.dtypes[i])
         tXrX.fill(self.dtypes[i](self.math.padding[i]))
-        self.from_shared(self.slot(row, i, k), tXrX, row.inside & vectors.pX[row.m, 0, k])
+        self.from_shared(self.slot(row, i, k), tXrX, vectors.pR[row.m] & vectors.pX[row.m, 0, k])
         return tXrX
 
     @cute.jit
@@ -323,11 +322,11 @@ class RowKernel:
         """Wait for vectors first .. first + part, move them to registers and, if persistent, refill their slots."""
         s, m = self.spec, row.m
         parts = -(-s.steps // s.part)
-        cute.arch.cp_async_wait_group(parts - 1 - (0 if s.persistent else first // s.part))
+        cute.arch.cp_async_wait_group(parts - 1 - (0 if const_expr(s.persistent) else first // s.part))
         for i in self.staged:
             if const_expr(s.staging[i] == "async"):
                 for k in cutlass.range_constexpr(first, min(first + s.part, s.steps)):
-                    exists = row.inside & vectors.pX[m, 0, k]
+                    exists = vectors.pR[m] & vectors.pX[m, 0, k]
                     self.from_shared(self.slot(row, i, k), vectors.rX[i][(None, m), 0, k], exists)
         if const_expr(s.persistent):
             ctas, _, _ = cute.arch.grid_dim()
@@ -371,11 +370,11 @@ class RowKernel:
         m = row.m
         for j in cutlass.range_constexpr(len(self.math.outputs)):
             i = len(self.inputs) + j
-            tXgY = self.vectors(row, i)
+            tXgY = self.partition(row, i)
             result = iter(results[j])
             for k in cutlass.range_constexpr(self.spec.steps):
                 tXrY = vectors.rX[i][(None, m), 0, k]
                 pack(result, tXrY)
-                if row.inside & writes(row, k, vectors.pX[m, 0, k]):
-                    store(tXrY, tXgY(k))
+                if vectors.pR[m] & writes(row, k, vectors.pX[m, 0, k]):
+                    store(tXrY, tXgY[None, k])
             self.scalars.store_edges(row, i, result, edges)

@@ -208,7 +208,7 @@ class PanelClass(ClassBase):
 
     @property
     def trips(self) -> int:
-        """How often CTAs of a cluster send each other states, see `kernels.panel.panel`.
+        """How often CTAs of a cluster send each other states, see `kernels.panel.merge`.
 
         Two take room for two states of a column instead of `cluster_n`, so that more CTAs share an SM.
         """

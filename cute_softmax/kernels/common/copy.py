@@ -49,6 +49,17 @@ class GlobalTensor:
         return element(self.dtype, self.address, offset)
 
 
+def global_tensors(
+    dtypes: list[type], operands: tuple, kept_modes: int, reduced_modes: int = 0
+) -> list[GlobalTensor]:
+    """mX of a kernel's operands: of each its address, and its strides in the kept and in the reduced modes."""
+    mX, each = [], 1 + kept_modes + reduced_modes
+    for i, dtype in enumerate(dtypes):
+        address, *strides = operands[i * each : (i + 1) * each]
+        mX.append(GlobalTensor(dtype, address, strides[:kept_modes], strides[kept_modes:]))
+    return mX
+
+
 def element(dtype: type, address: Int64, offset: Int64 | int = 0) -> cute.Tensor:
     """Element `offset` of the tensor at `address` (bytes) in global memory."""
     return cute.make_tensor(global_pointer(dtype, address, offset, dtype.width // 8), cute.make_layout(1))

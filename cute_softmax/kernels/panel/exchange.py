@@ -6,8 +6,8 @@ So everybody reads the slots of all parts until none is zero, and merges them in
 one trip through L2 after the last has come, and no fence.
 
 No CTA waits for ever: whoever has waited for longer than `patience` gives its part up and leaves it to the last to
-arrive, which by then certainly runs. So a kernel makes progress however few of its CTAs are resident, be it that other
-kernels hold the rest of the GPU, or that two such kernels each hold half of it.
+arrive, which by then certainly runs. So a kernel makes progress however few of its CTAs are resident: where other
+kernels hold the rest of the GPU, and where two such kernels hold half of it each.
 
 Each panel has `plan.panel_class.exchange_words` words, zero before the launch:
 

@@ -90,7 +90,7 @@ class Merge:
         tidx, rank = launch.tidx, launch.rank
         column, each = tidx % s.columns, s.columns // s.cluster_n
         if tidx < s.trips:
-            received = s.columns * (s.cluster_n if s.trips == 1 else 1) * self.slot.width // 8
+            received = s.columns * (s.cluster_n if const_expr(s.trips == 1) else 1) * self.slot.width // 8
             cute.arch.mbarrier_arrive_and_expect_tx(barriers + tidx, received)
         # As late as possible: it waits until all CTAs of the cluster have started.
         cute.arch.cluster_wait()

@@ -25,7 +25,7 @@ from cutlass import Float32, Int32, Int64, const_expr
 from layouts.trace import observe
 
 from ...plan import PanelClass
-from ..common.copy import DTYPES, GlobalTensor, policy, read_policy
+from ..common.copy import DTYPES, global_tensors, policy, read_policy
 from ..maths.maths import RowMath
 from .ahead import Ahead
 from .schedule import Whole
@@ -74,9 +74,8 @@ class PanelKernel:
         fastest first.
         """
         s = self.spec
-        self.kernel(
-            ctas, items, length, groups, parts, share, evict_last, patience, chunks, exchange_bytes, rest
-        ).launch(
+        numbers = ctas, items, length, groups, parts, share, evict_last, patience, chunks, exchange_bytes
+        self.kernel(numbers, rest).launch(
             grid=[ctas * s.cluster_n, 1, 1],
             block=[s.threads, 1, 1],
             cluster=[s.cluster_n, 1, 1] if const_expr(s.cluster_n > 1) else None,
@@ -86,21 +85,9 @@ class PanelKernel:
         )
 
     @cute.kernel
-    def kernel(
-        self,
-        ctas: Int32,
-        items: Int32,
-        length: Int32,
-        groups: Int32,
-        parts: Int32,
-        share: Int32,
-        evict_last: Int32,
-        patience: Int32,
-        chunks: Int32,
-        exchange_bytes: Int64,
-        rest: tuple,
-    ):
+    def kernel(self, numbers: tuple, rest: tuple):
         s = self.spec
+        ctas, items, length, groups, parts, share, evict_last, patience, chunks, exchange_bytes = numbers
 
         # Coordinates.
         tidx, _, _ = cute.arch.thread_idx()
@@ -115,10 +102,7 @@ class PanelKernel:
         exchanges = Int64(0)
         if const_expr(s.exchange):
             exchanges, operands = operands[0], operands[1:]
-        mX = []
-        for i in cutlass.range_constexpr(len(self.dtypes)):
-            address, *strides = operands[i * (1 + modes) : (i + 1) * (1 + modes)]
-            mX.append(GlobalTensor(self.dtypes[i], address, strides[: s.kept_modes], strides[s.kept_modes :]))
+        mX = global_tensors(self.dtypes, operands, s.kept_modes, s.reduced_modes)
 
         # Shared memory: the tiles, the warps' partial results (one buffer a stage), what CTAs exchange.
         smem = cutlass.memory.SmemAllocator()
