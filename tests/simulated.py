@@ -17,14 +17,14 @@ import torch
 from remembered import fresh_forms
 
 from cute_softmax.dispatch.common import arguments, forms
-from cute_softmax.dispatch.matmul import backward, calls
+from cute_softmax.dispatch.matmul import backward, kernels
 from cute_softmax.plan.hardware import H200
 from cute_softmax.plan.problem import Operand
 from cute_softmax.runtime import launch
 
 INF = math.inf
 _PLANNED = launch._call.__wrapped__
-_PRODUCT = calls._call.__wrapped__
+_PRODUCT = kernels._call.__wrapped__
 
 
 class Launches(list):
@@ -242,7 +242,7 @@ def install(monkeypatch) -> Launches:
     """CPU tensors of the kernels' dtypes count as CUDA ones, and launches are simulated."""
     launches = Launches()
     monkeypatch.setattr(launch, "_call", launches.call)
-    monkeypatch.setattr(calls, "_call", launches.product)
+    monkeypatch.setattr(kernels, "_call", launches.product)
     monkeypatch.setattr(backward, "_bound", launches.gradients)
     monkeypatch.setattr(launch, "device_facts", lambda index: H200)
     monkeypatch.setattr(launch, "function_of", lambda kernel: None)

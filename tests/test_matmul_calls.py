@@ -9,7 +9,7 @@ import simulated
 import torch
 
 from cute_softmax import softmax_matmul, softmax_stats
-from cute_softmax.dispatch.matmul import backward, calls
+from cute_softmax.dispatch.matmul import backward, forms
 
 BF16 = torch.bfloat16
 OPTIONS = [
@@ -63,7 +63,7 @@ def exact(scores, values, scale=1.0, mask=None, bias=None, causal=False, empty_r
 
 
 def count():
-    return sum(len(same) for same in calls.known.values())
+    return sum(len(same) for same in forms.known.values())
 
 
 def same(found, right, error=2**-7):
@@ -88,7 +88,7 @@ def test_results(options, shapes, dtype, launches):
         assert [(n.math, n.lse) for n in launches] == [("softmax_matmul", lse) for lse in (False, True)]
     assert count() == 2
     as_they_lie = shapes[0][-1] % 8 == 0 and shapes[1][-1] % 8 == 0
-    found = [bool(form._calls) for forms in calls.known.values() for form in forms]
+    found = [bool(form._calls) for alike in forms.known.values() for form in alike]
     assert found == [as_they_lie] * 2, "a Call is kept where nothing is copied"
 
 

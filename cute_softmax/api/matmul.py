@@ -7,7 +7,7 @@ from torch.autograd import forward_ad
 
 from ..dispatch.common.arguments import check_tensor
 from ..dispatch.common.spec import Spec, number, scores_of
-from ..dispatch.matmul import calls
+from ..dispatch.matmul import forms
 from ..dispatch.matmul.request import Request
 from ..dispatch.matmul.stats import statistics
 
@@ -62,16 +62,16 @@ def softmax_matmul(
     options = scale, causal, empty_rows, return_lse
     tensors = scores, values, mask, bias, stats
     if not torch.compiler.is_compiling():
-        form = calls.known.latest
+        form = forms.known.latest
         if form is None or not form.fits(*tensors, options):
-            form = calls.known.find(*tensors, options)
+            form = forms.known.find(*tensors, options)
         if form is not None and forward_ad._current_level < 0:
             return _returned(*form(tensors, return_lse), stats, return_lse)
     full = _full(scores, values)
     spec = _scores(full, scale=scale, mask=mask, bias=bias, causal=causal, empty_rows=empty_rows)
     if stats is not None:
         _check_stats(stats, full)
-    return _returned(*calls.product(Request(*tensors, spec), return_lse, options), stats, return_lse)
+    return _returned(*forms.first(Request(*tensors, spec), return_lse, options), stats, return_lse)
 
 
 def _returned(

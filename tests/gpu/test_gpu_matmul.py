@@ -27,7 +27,7 @@ dtypes = pytest.mark.parametrize("dtype", HALVES)
 @pytest.fixture(autouse=True, params=["wgmma", "mma"])
 def instruction(request, monkeypatch):
     """Every test with what the GPU has: mma.sync runs wherever wgmma does."""
-    module = sys.modules["cute_softmax.dispatch.matmul.calls"]
+    module = sys.modules["cute_softmax.dispatch.matmul.kernels"]
     if request.param == "wgmma" and torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("wgmma is sm_90's")
     monkeypatch.setattr(module, "instruction_of", lambda architecture: request.param)
@@ -143,7 +143,9 @@ def test_pairs(rows, depth, columns, scores, instruction, monkeypatch):
     """Halves of the columns that a pair of CTAs merges with tiles of so many rows, whatever a plan would choose."""
     if instruction == "mma":
         pytest.skip("pairs are wgmma's")
-    module, plan = (sys.modules[f"cute_softmax.{name}"] for name in ("dispatch.matmul.calls", "plan.matmul"))
+    module, plan = (
+        sys.modules[f"cute_softmax.{name}"] for name in ("dispatch.matmul.kernels", "plan.matmul")
+    )
     monkeypatch.setattr(module, "_call", module._call.__wrapped__)
     monkeypatch.setattr(
         plan,

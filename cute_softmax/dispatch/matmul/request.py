@@ -13,6 +13,7 @@ from ..common.spec import Spec
 from ..common.state import recorded
 
 HALVES = (torch.bfloat16, torch.float16)
+Results = tuple[torch.Tensor, torch.Tensor | None]
 
 
 class Request(NamedTuple):
