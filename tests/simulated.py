@@ -17,14 +17,14 @@ import torch
 from remembered import fresh_forms
 
 from cute_softmax.dispatch.common import arguments, forms
-from cute_softmax.dispatch.matmul import backward, calls
+from cute_softmax.dispatch.matmul import backward, kernels
 from cute_softmax.plan.hardware import H200
 from cute_softmax.plan.problem import Operand
 from cute_softmax.runtime import launch
 
 INF = math.inf
 _PLANNED = launch._call.__wrapped__
-_PRODUCT = calls._call.__wrapped__
+_PRODUCT = kernels._call.__wrapped__
 
 
 class Launches(list):
@@ -74,23 +74,23 @@ class Launches(list):
                     result, value = result.narrow(d, 0, 1), value.narrow(d, 0, 1)
             result.copy_(value)
 
-    def product(self, device, shape, depth, *form):
+    def product(self, device, shape, depth, operands, spec, lse, stats, instruction):
         """`matmul._call`, likewise."""
-        found = _PRODUCT(device, shape, depth, *form)
-        scores, values, mask, bias, scale, causal, zero, lse, stats, _ = form
-        given = [(shape, scores), ((*shape[:-2], shape[-1], depth), values), (shape, mask), (shape, bias)]
+        found = _PRODUCT(device, shape, depth, operands, spec, lse, stats, instruction)
+        _, values, mask, bias = operands
+        given = zip((shape, (*shape[:-2], shape[-1], depth), shape, shape), operands, strict=True)
+        given = [(s, o) for s, o in given if o is not None]
         results = [dense((*shape[:-1], depth), values.dtype)] + [dense(shape[:-1], "fp32")] * lse
 
         def function(stream, *arguments):
-            places = [(s, o) for s, o in given if o is not None] + results
             addresses = [arguments[place] for place in found.places]
-            tensors = [at(address, s, o) for address, (s, o) in zip(addresses, places, strict=False)]
+            tensors = [at(a, s, o) for a, (s, o) in zip(addresses, given + results, strict=False)]
             known = at(addresses[-1], *dense(shape[:-1], "fp32")) if stats else None
             self.append(SimpleNamespace(math="softmax_matmul", stats=stats, lse=lse))
             x, v, *extra = tensors[: len(tensors) - len(results)]
-            x = scores_of(x, extra, mask, bias, scale, causal)
+            x = scores_of(x, extra, mask, bias, spec.factor, spec.causal)
             sums = torch.logsumexp(x, -1) if known is None else known.double()
-            p = torch.exp(x - (sums.nan_to_num(neginf=0.0) if zero else sums).unsqueeze(-1))
+            p = torch.exp(x - (sums.nan_to_num(neginf=0.0) if spec.zero else sums).unsqueeze(-1))
             for result, value in zip(tensors[-len(results) :], (p @ v.double(), sums), strict=False):
                 result.copy_(value)
 
@@ -108,17 +108,19 @@ class Launches(list):
         values = [1 if s else n for s, n in zip(shared, shape, strict=False)]
         shapes |= dict.fromkeys(("values", "dvalues"), (*values, shape[-1], depth))
 
-        def tensors(call, names, arguments):
+        def tensors(call, arguments):
             """Those of the problem; of dvalues, which may be that of parts, the address."""
-            addresses = {n: arguments[place] for n, place in zip(names, call.places, strict=True)}
+            addresses = {
+                n: arguments[place] for n, place in zip(call.plan.operands, call.places, strict=True)
+            }
             found = {n: at(a, shapes[n], operands[n]) for n, a in addresses.items() if n in operands}
             return found | {n: a for n, a in addresses.items() if n == "dvalues"}
 
         def first(stream, *arguments):
-            left.update(tensors(made.first, (*made.plan.delta_operands, "numbers"), arguments))
+            left.update(tensors(made.first, arguments))
 
         def second(stream, *arguments):
-            t = left | tensors(made.second, made.plan.operands, arguments)
+            t = left | tensors(made.second, arguments)
             self.append(SimpleNamespace(math="softmax_matmul_backward"))
             extra = [t[n] for n in ("mask", "bias") if n in t]
             x = scores_of(t["scores"], extra, *(operands.get(n) for n in ("mask", "bias")), scale, causal)
@@ -240,7 +242,7 @@ def install(monkeypatch) -> Launches:
     """CPU tensors of the kernels' dtypes count as CUDA ones, and launches are simulated."""
     launches = Launches()
     monkeypatch.setattr(launch, "_call", launches.call)
-    monkeypatch.setattr(calls, "_call", launches.product)
+    monkeypatch.setattr(kernels, "_call", launches.product)
     monkeypatch.setattr(backward, "_bound", launches.gradients)
     monkeypatch.setattr(launch, "device_facts", lambda index: H200)
     monkeypatch.setattr(launch, "function_of", lambda kernel: None)

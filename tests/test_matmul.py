@@ -3,6 +3,7 @@
 import math
 import re
 import subprocess
+from collections import Counter
 from importlib import metadata
 
 import pytest
@@ -11,9 +12,11 @@ from compiled import compile_and_read
 
 from cute_softmax import softmax_matmul
 from cute_softmax.dispatch.matmul.calls import operator
+from cute_softmax.kernels.matmul.tiles import Call, Tiles
 from cute_softmax.plan.hardware import ARCHITECTURES, H200
 from cute_softmax.plan.maths import NotPlanned
-from cute_softmax.plan.matmul import MatmulPlan, aligned, canonical_matmul, plan_matmul
+from cute_softmax.plan.matmul import MatmulPlan, access_of, aligned, canonical_matmul, plan_matmul
+from cute_softmax.plan.matmul_class import TILE_N
 from cute_softmax.plan.problem import Operand
 from cute_softmax.runtime.resources import cuobjdump
 
@@ -25,8 +28,20 @@ def operand(shape, dtype="bf16", broadcast=()) -> Operand:
 
 
 def planned(
-    batch, rows, columns, depth, dtype="bf16", scores=None, mask=False, bias="", shared=(), **options
+    batch,
+    rows,
+    columns,
+    depth,
+    dtype="bf16",
+    scores=None,
+    mask=False,
+    bias="",
+    shared=(),
+    device=H200,
+    instruction="wgmma",
+    **options,
 ):
+    """The plan of contiguous tensors; shared: batch dimensions in which there is one V."""
     shape = (*batch, rows, columns)
     problem = canonical_matmul(
         shape,
@@ -36,8 +51,18 @@ def planned(
         dtype,
         operand(shape, "bool") if mask else None,
         operand(shape, bias) if bias else None,
+        tma=instruction == "wgmma",
     )
-    return plan_matmul(problem, H200, **options)
+    return plan_matmul(problem, device, instruction=instruction, **options)
+
+
+def covers(made: MatmulPlan):
+    """Tiles and parts have all rows, columns and steps, and no part is empty."""
+    c = made.kernel
+    assert c.rows * math.ceil(made.rows / c.rows) >= made.rows
+    assert c.depth % 64 == 0 and c.depth * math.ceil(made.depth / c.depth) >= made.depth
+    steps = math.ceil(made.columns / TILE_N)
+    assert (made.parts - 1) * made.part_steps < steps <= made.parts * made.part_steps
 
 
 PLANS = [
@@ -61,11 +86,7 @@ PLANS = [
 def test_tiles_cover_the_problem(batch, rows, columns, depth, options):
     made = planned(batch, rows, columns, depth, **options)
     c = made.kernel
-    assert c.rows * math.ceil(rows / c.rows) >= rows
-    assert c.depth % 64 == 0 and c.depth * math.ceil(depth / c.depth) >= depth
-    steps = math.ceil(columns / 64)
-    # Every part has a step, and together they have all.
-    assert (made.parts - 1) * made.part_steps < steps <= made.parts * made.part_steps
+    covers(made)
     assert (c.split or c.paired) == (made.parts * c.shares > 1)
     works = made.tiles * made.parts
     assert made.ctas == (works if c.paired else min(works, H200.multiprocessors))
@@ -77,6 +98,31 @@ def test_tiles_cover_the_problem(batch, rows, columns, depth, options):
     assert c.score_stages % c.shares == 0 and c.value_stages % c.shares == 0
     registers = c.threads - 128, c.consumer_registers, c.producer_registers
     assert registers[0] * registers[1] + 128 * registers[2] <= 65536 // c.threads // 8 * 8 * c.threads
+
+
+@pytest.mark.parametrize(("batch", "rows", "columns", "depth", "options"), PLANS)
+def test_every_step_is_taken_once(batch, rows, columns, depth, options):
+    """By the CTAs of the grid, by their own arithmetic; causal tiles end where the diagonal does."""
+    made = planned(batch, rows, columns, depth, **options)
+    c, taken = made.kernel, Counter()
+    numbers = made.rows, made.columns, made.depth, made.batch, made.parts, made.part_steps
+    call = Call(*numbers, (), (), made.scale, made.offset, (), (), 0, None, None, None)
+    works = made.tiles * made.parts
+    grid = [math.ceil(made.rows / c.rows), math.ceil(made.depth / c.depth)]
+    for cta in range(made.ctas):
+        tiles = Tiles(c, call, *grid, math.prod(made.batch), works, cta, made.ctas)
+        for turn in range(math.ceil(works / made.ctas)):
+            work = tiles.work(turn)
+            if work.exists:
+                end = (
+                    min(made.columns, (work.row_tile + 1) * c.rows + made.offset)
+                    if c.causal
+                    else made.columns
+                )
+                steps = math.ceil(end / TILE_N) - work.first
+                assert work.steps == math.ceil(min(steps, made.part_steps) / c.shares)
+                taken[work.batch, work.row_tile, work.depth_tile, work.part] += 1
+    assert len(taken) == works and set(taken.values()) == {1}
 
 
 @pytest.mark.parametrize(("batch", "rows", "columns", "depth", "options"), PLANS)
@@ -125,15 +171,28 @@ def test_batches_merge_in_order():
         plan_matmul(problem, H200)
 
 
-def test_aligned():
-    assert aligned(Operand("bf16", (128, 1)), (64, 128))
-    assert not aligned(Operand("bf16", (129, 1)), (64, 128))
-    assert aligned(Operand("bf16", (129, 1)), (1, 128))
-    assert not aligned(Operand("bf16", (128, 1), 2), (64, 128))
-    assert not aligned(Operand("bf16", (1, 64)), (64, 128))
-    assert not aligned(Operand("bf16", (0, 1)), (64, 128))
-    assert aligned(Operand("bf16", (0, 128, 1)), (3, 64, 128))
-    assert aligned(Operand("fp32", (132, 1)), (64, 128)) and not aligned(Operand("fp32", (130, 1)), (64, 128))
+@pytest.mark.parametrize(
+    ("dtype", "strides", "address", "shape", "tma", "bytes_"),
+    [
+        ("bf16", (128, 1), 0, (64, 128), True, 16),
+        ("bf16", (128, 1), 8, (64, 128), False, 4),
+        ("bf16", (128, 1), 2, (64, 128), False, 2),
+        ("bf16", (130, 1), 0, (64, 130), False, 4),
+        ("bf16", (129, 1), 0, (64, 129), False, 2),
+        ("bf16", (129, 1), 0, (1, 129), True, 16),
+        ("bf16", (1, 64), 0, (64, 128), False, 2),
+        ("bf16", (0, 1), 0, (64, 128), False, 16),
+        ("bf16", (0, 128, 1), 0, (3, 64, 128), True, 16),
+        ("bf16", (0, 129, 1), 0, (3, 1, 129), True, 16),
+        ("fp32", (132, 1), 0, (64, 128), True, 16),
+        ("fp32", (130, 1), 0, (64, 130), False, 4),
+        ("fp32", (129, 1), 0, (64, 129), False, 4),
+    ],
+)
+def test_alignment(dtype, strides, address, shape, tma, bytes_):
+    """What TMA reads as it lies, and by which accesses all else is."""
+    given = Operand(dtype, strides, address), shape
+    assert aligned(*given) == tma and access_of(*given) == bytes_
 
 
 def test_the_key_tells_classes_apart():
@@ -156,7 +215,7 @@ def halves(*shape):
         (ValueError, "3 columns", (halves(2, 3), halves(4, 4)), {}),
         (ValueError, "two dimensions", (halves(3), halves(3, 4)), {}),
         (ValueError, "do not broadcast", (halves(2, 2, 3), halves(3, 3, 4)), {}),
-        (TypeError, "mask has dtype", (halves(2, 3), halves(3, 4)), {"mask": halves(2, 3)}),
+        (TypeError, "mask is", (halves(2, 3), halves(3, 4)), {"mask": halves(2, 3)}),
         (ValueError, "mask", (halves(2, 3), halves(3, 4)), {"mask": torch.ones(5, 3, dtype=torch.bool)}),
         (ValueError, "bias", (halves(2, 3), halves(3, 4)), {"bias": halves(4, 2, 3)}),
         (TypeError, "scale", (halves(2, 3), halves(3, 4)), {"scale": "2"}),

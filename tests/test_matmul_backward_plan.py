@@ -6,53 +6,48 @@ from itertools import product
 
 import pytest
 
+from cute_softmax.kernels.matmul.backward_walk import Call, part_of, walk_of
 from cute_softmax.plan import NotPlanned
 from cute_softmax.plan.hardware import ARCHITECTURES, H200
 from cute_softmax.plan.matmul_backward import matmul_backward_class, plan_matmul_backward, splits_of
-from cute_softmax.plan.problem import Operand
-
-HALVES = ("bf16", "bf16", "bf16")
-
-
-def contiguous(dtype: str, *shape: int) -> Operand:
-    strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
-    return Operand(dtype, tuple(strides))
+from cute_softmax.plan.problem import Operand, contiguous
 
 
 def planned(batch, rows, columns, depth, *, owners=None, dtype="bf16", wide="", causal=None, **changed):
     """The plan of contiguous tensors; owners: the batch of values, 1 where they are shared; changed: operands."""
     owners = batch if owners is None else owners
     shared = [n == 1 < size for n, size in zip(owners, batch, strict=True)]
-    one = contiguous(dtype, *owners, columns, depth)
+    one = contiguous(dtype, (*owners, columns, depth))
     spread = tuple(0 if s else n for s, n in zip(shared, one.strides, strict=False)) + one.strides[-2:]
     operands = {
-        "scores": contiguous(wide or dtype, *batch, rows, columns),
-        "grad": contiguous(dtype, *batch, rows, depth),
+        "scores": contiguous(wide or dtype, (*batch, rows, columns)),
+        "grad": contiguous(dtype, (*batch, rows, depth)),
         "values": Operand(dtype, spread),
-        "dscores": contiguous(wide or dtype, *batch, rows, columns),
+        "dscores": contiguous(wide or dtype, (*batch, rows, columns)),
         "dvalues": Operand(dtype, spread),
-        "output": contiguous(dtype, *batch, rows, depth),
-        "lse": contiguous("fp32", *batch, rows),
+        "output": contiguous(dtype, (*batch, rows, depth)),
+        "lse": contiguous("fp32", (*batch, rows)),
     }
     return plan_matmul_backward(
         (*batch, rows, columns), shared, depth, operands | changed, H200, causal=causal
     )
 
 
-def walk(plan):
-    """Every (batch, column block, head, row block) that some tile computes, and every one that is zeroed, as the
-    kernel goes through them."""
-    c = plan.kernel
-    column_blocks = math.ceil(plan.columns / c.columns)
-    for tile in range(plan.tiles):
-        n, rest = tile % column_blocks, tile // column_blocks
-        split, batch = rest % plan.splits, rest // plan.splits
-        top = min(max(n * c.columns - plan.offset, 0) // c.rows, plan.blocks) if c.causal else 0
-        height = plan.blocks - top
-        for kind, steps, first in (("computed", height, top), ("zeroed", top, 0)):
-            total = steps * plan.heads
-            for step in range(total * split // plan.splits, total * (split + 1) // plan.splits):
-                yield kind, batch, n, step // steps, first + step % steps
+def walked(plan):
+    """Every (batch, column block, head, row block) that the kernel computes, and every one that it zeroes, by its own
+    arithmetic."""
+    numbers = plan.rows, plan.columns, plan.depth, plan.heads, *plan.batch, plan.splits, plan.offset
+    call = Call(*numbers, 1.0, 1.0, *[()] * 6)
+    for cta in range(plan.ctas):
+        walk = walk_of(plan.kernel, call, cta, plan.ctas)
+        for tile in range(cta, walk.tiles, plan.ctas):
+            work = walk.work(tile)
+            top, head, m, first, end = map(int, (work.top, work.head, work.m, work.first, work.end))
+            for _ in range(first, end):
+                yield "computed", work.batch, work.n, head, m
+                head, m = walk.next(head, m, top)
+            for block in range(*part_of(top * plan.heads, work.split, plan.splits)):
+                yield "zeroed", work.batch, work.n, block // top, block % top
 
 
 @pytest.mark.parametrize(
@@ -72,7 +67,7 @@ def walk(plan):
 )
 def test_every_step_is_taken_once(batch, owners, rows, columns, causal):
     plan = planned(batch, rows, columns, 64, owners=owners, causal=causal)
-    steps = list(walk(plan))
+    steps = list(walked(plan))
     places = [place for _, *place in steps]
     assert len(places) == len({tuple(p) for p in places})
     blocks = math.ceil(columns / plan.kernel.columns)
@@ -96,11 +91,11 @@ def test_rows_that_tma_cannot_read_come_line_by_line():
     assert not planned((2,), 64, 128, 64).kernel.lines
     assert planned((2,), 64, 127, 64).kernel.lines and planned((2,), 64, 127, 64).kernel.sent
     assert planned((2,), 64, 128, 64, wide="fp32").kernel.lines
-    odd = contiguous("bf16", 2, 64, 128)._replace(address=2)
+    odd = contiguous("bf16", (2, 64, 128))._replace(address=2)
     for name in ("scores", "dscores"):
         c = planned((2,), 64, 128, 64, **{name: odd}).kernel
         assert c.lines and not c.sent
-    apart = contiguous("bf16", 2, 64, 128)._replace(strides=(64 * 136, 136, 1))
+    apart = contiguous("bf16", (2, 64, 128))._replace(strides=(64 * 136, 136, 1))
     assert not planned((2,), 64, 127, 64, scores=apart).kernel.sent
 
 
@@ -118,7 +113,7 @@ def test_batch_dimensions():
 @pytest.mark.parametrize(
     ("changed", "depth", "match"),
     [
-        ({"grad": contiguous("bf16", 2, 64, 64)._replace(address=2)}, 64, "grad"),
+        ({"grad": contiguous("bf16", (2, 64, 64))._replace(address=2)}, 64, "grad"),
         ({"values": Operand("bf16", (65 * 128, 65, 1))}, 64, "values"),
         ({}, 2048, "up to"),
     ],

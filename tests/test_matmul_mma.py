@@ -1,38 +1,23 @@
 """softmax_matmul without wgmma, without a GPU: plans and compiled classes of every architecture."""
 
-import math
 import re
 
 import pytest
+import test_matmul
 from compiled import accesses, compile_and_read
-from test_matmul import PLANS, operand
+from test_matmul import PLANS, covers, operand
 
 from cute_softmax.plan.hardware import ARCHITECTURES, H200, KIB, Device
 from cute_softmax.plan.maths import NotPlanned
-from cute_softmax.plan.matmul import access_of, canonical_matmul, plan_matmul
-from cute_softmax.plan.matmul_class import TILE_N
-from cute_softmax.plan.matmul_mma import mma_classes
-from cute_softmax.plan.problem import Operand
+from cute_softmax.plan.matmul import canonical_matmul, plan_matmul
+from cute_softmax.plan.matmul_class import TILE_N, matmul_classes
 
 WITHOUT = [name for name in ARCHITECTURES if name != "sm_90a"]
 
 
-def planned(
-    architecture, batch, rows, columns, depth, dtype="bf16", scores=None, mask=False, bias="", **options
-):
-    shape = (*batch, rows, columns)
-    problem = canonical_matmul(
-        shape,
-        depth,
-        operand(shape, scores or dtype),
-        operand((*batch, columns, depth), dtype),
-        dtype,
-        operand(shape, "bool") if mask else None,
-        operand(shape, bias) if bias else None,
-        tma=False,
-    )
+def planned(architecture, *shape, **options):
     device = Device(ARCHITECTURES[architecture], 100, 40 << 20)
-    return plan_matmul(problem, device, instruction="mma", **options)
+    return test_matmul.planned(*shape, device=device, instruction="mma", **options)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -41,13 +26,10 @@ def test_tiles_cover_the_problem(architecture, batch, rows, columns, depth, opti
     made = planned(architecture, batch, rows, columns, depth, **options)
     c, target = made.kernel, ARCHITECTURES[architecture]
     assert c.instruction == "mma" and c.threads == 128 * c.warpgroups
-    assert c.rows * math.ceil(rows / c.rows) >= rows
-    assert c.depth % 64 == 0 and c.depth * math.ceil(depth / c.depth) >= depth
+    covers(made)
     assert c.stages >= 2
     assert c.resident * (c.shared_memory + KIB) <= target.shared_memory + KIB
     assert c.resident * c.threads * 256 <= target.registers
-    steps = math.ceil(columns / TILE_N)
-    assert (made.parts - 1) * made.part_steps < steps <= made.parts * made.part_steps
     assert c.split == (made.parts > 1)
     assert made.ctas == made.tiles * made.parts
     assert f"cp.async of {c.access[0]} and {c.access[1]} bytes" in made.explain()
@@ -67,24 +49,6 @@ def test_what_an_architecture_gets():
 
 def test_few_rows_fill_the_gpu():
     assert planned("sm_80", (1,), 1, 131072, 128).ctas > 100
-
-
-@pytest.mark.parametrize(
-    ("dtype", "strides", "address", "shape", "bytes_"),
-    [
-        ("bf16", (128, 1), 0, (64, 128), 16),
-        ("bf16", (128, 1), 8, (64, 128), 4),
-        ("bf16", (130, 1), 0, (64, 130), 4),
-        ("bf16", (129, 1), 0, (64, 129), 2),
-        ("bf16", (129, 1), 0, (1, 129), 16),
-        ("bf16", (0, 129, 1), 0, (3, 1, 129), 16),
-        ("bf16", (0, 1), 0, (64, 128), 16),
-        ("fp32", (129, 1), 0, (64, 129), 4),
-        ("fp32", (130, 1), 0, (64, 130), 4),
-    ],
-)
-def test_access(dtype, strides, address, shape, bytes_):
-    assert access_of(Operand(dtype, strides, address), shape) == bytes_
 
 
 FORMS = {
@@ -119,8 +83,9 @@ def test_resources_and_instructions(architecture, form, tmp_path, monkeypatch):
 @pytest.mark.parametrize(("depth", "causal"), [(128, None), (128, 0), (64, 0)])
 def test_all_configurations_compile(depth, causal, tmp_path, monkeypatch):
     """Also those that a plan of these sizes would not take."""
-    plain = planned("sm_90a", (32,), 4096, 4096, depth, causal=causal).kernel
-    for i, c in enumerate(mma_classes(ARCHITECTURES["sm_90a"], plain, 4096)):
+    flags = {"instruction": "mma", "causal": causal is not None}
+    classes = matmul_classes(ARCHITECTURES["sm_90a"], ("bf16",) * 3, 4096, depth, **flags)
+    for i, c in enumerate(classes):
         folder = tmp_path / str(i)
         folder.mkdir()
         assert compile_and_read(c, folder, monkeypatch).stack == 0

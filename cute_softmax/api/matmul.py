@@ -6,9 +6,9 @@ import torch
 from torch.autograd import forward_ad
 
 from ..dispatch.common.arguments import check_tensor
-from ..dispatch.common.spec import EMPTY_ROWS, diagonal, number, scores_of
-from ..dispatch.matmul import calls
-from ..dispatch.matmul.formulas import Request
+from ..dispatch.common.spec import Spec, number, scores_of
+from ..dispatch.matmul import forms
+from ..dispatch.matmul.request import Request
 from ..dispatch.matmul.stats import statistics
 
 
@@ -60,20 +60,18 @@ def softmax_matmul(
         NotPlanned: For more than three batch dimensions that do not merge in memory.
     """
     options = scale, causal, empty_rows, return_lse
+    tensors = scores, values, mask, bias, stats
     if not torch.compiler.is_compiling():
-        form = calls.known.latest
-        if form is None or not form.fits(scores, values, mask, bias, stats, options):
-            form = calls.known.find(scores, values, mask, bias, stats, options)
+        form = forms.known.latest
+        if form is None or not form.fits(*tensors, options):
+            form = forms.known.find(*tensors, options)
         if form is not None and forward_ad._current_level < 0:
-            return _returned(*form(scores, values, mask, bias, stats, return_lse), stats, return_lse)
-    _check(scores, values, mask, bias, scale, empty_rows)
-    if not isinstance(causal, int):
-        raise TypeError(f"causal must be False, True or an int offset, not {type(causal).__name__}")
-    offset = None if causal is False else diagonal(causal)
+            return _returned(*form(tensors, return_lse), stats, return_lse)
+    full = _full(scores, values)
+    spec = _scores(full, scale=scale, mask=mask, bias=bias, causal=causal, empty_rows=empty_rows)
     if stats is not None:
-        stats = _checked_stats(stats, scores, values)
-    request = Request(scores, values, mask, bias, float(scale), offset, empty_rows == "zero", stats)
-    return _returned(*calls.product(request, return_lse, options), stats, return_lse)
+        _check_stats(stats, full)
+    return _returned(*forms.first(Request(*tensors, spec), return_lse, options), stats, return_lse)
 
 
 def _returned(
@@ -81,7 +79,7 @@ def _returned(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     if not return_lse:
         return result
-    return result, lse if stats is None else stats.detach()
+    return result, lse if stats is None else stats.detach().expand(result.shape[:-1])
 
 
 def softmax_stats(
@@ -132,45 +130,22 @@ def softmax_stats(
         raise ValueError(f"mask or bias has {shape[-1]} columns, scores {scores.shape[-1]}")
     scores = scores.detach().expand(shape)
     bias = bias.detach() if isinstance(bias, torch.Tensor) else bias
-    scale = number("scale", scale)
-    dims = (scores.dim() - 1,)
-    _, spec = scores_of(scores, dims, torch.float32, scale=scale, mask=mask, bias=bias, causal=causal)
-    return statistics(scores, mask, bias, scale, spec.causal)
+    return statistics(scores, mask, bias, _scores(scores, scale=scale, mask=mask, bias=bias, causal=causal))
 
 
-def _checked_stats(stats: object, scores: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Known log-sum-exps, as constants. Raises TypeError and ValueError for what does not fit."""
-    check_tensor("stats", stats, "softmax_matmul")
-    if stats.dtype not in (torch.float32, torch.float64):
-        raise TypeError(f"stats are {stats.dtype}: they must be float32, as softmax_stats gives them")
-    if stats.device != scores.device:
-        raise ValueError(f"stats are on {stats.device}, scores on {scores.device}")
-    rows = (*torch.broadcast_shapes(scores.shape[:-2], values.shape[:-2]), scores.shape[-2])
-    try:
-        return stats.detach().expand(rows)
-    except RuntimeError:
-        raise ValueError(f"stats {tuple(stats.shape)} do not broadcast to the rows {rows}") from None
+def _scores(full: torch.Tensor, *, scale: float, **given: object) -> Spec:
+    """The checked spec of the softmax of scores with all of their dimensions; of scales only numbers are taken."""
+    return scores_of(full, (full.dim() - 1,), full.dtype, scale=number("scale", scale), **given)[1]
 
 
-def _check(
-    scores: torch.Tensor,
-    values: torch.Tensor,
-    mask: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    scale: float,
-    empty_rows: str,
-) -> None:
-    """Raise for what does not fit."""
-    given = {"scores": scores, "values": values, "mask": mask, "bias": bias}
-    given = {name: t for name, t in given.items() if t is not None or name in ("scores", "values")}
-    for name, tensor in given.items():
+def _full(scores: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """The scores with the batch dimensions of the result. Raises TypeError and ValueError for what does not fit."""
+    for name, tensor in (("scores", scores), ("values", values)):
         check_tensor(name, tensor, "softmax_matmul")
-        if name != "mask" and not tensor.is_floating_point():
+        if not tensor.is_floating_point():
             raise TypeError(f"{name} has dtype {tensor.dtype}: softmax_matmul takes floating-point tensors")
         if tensor.device != scores.device:
             raise ValueError(f"{name} is on {tensor.device}, scores on {scores.device}")
-    if mask is not None and mask.dtype is not torch.bool:
-        raise TypeError(f"mask has dtype {mask.dtype}: it must be bool, True where a score counts")
     if scores.dim() < 2 or values.dim() < 2:
         raise ValueError(
             f"scores {tuple(scores.shape)} and values {tuple(values.shape)} need at least two dimensions"
@@ -192,16 +167,19 @@ def _check(
         raise ValueError(
             f"the batch dimensions of scores {tuple(scores.shape)} and values {tuple(values.shape)} do not broadcast"
         ) from None
-    for name in ("mask", "bias"):
-        if name in given:
-            try:
-                given[name].expand(*batch, *scores.shape[-2:])
-            except RuntimeError:
-                raise ValueError(
-                    f"{name} {tuple(given[name].shape)} does not broadcast to {(*batch, *scores.shape[-2:])}"
-                ) from None
-    number("scale", scale)
-    if empty_rows not in EMPTY_ROWS:
+    return scores.expand(*batch, *scores.shape[-2:])
+
+
+def _check_stats(stats: object, full: torch.Tensor) -> None:
+    """Raise TypeError and ValueError for known log-sum-exps that do not fit the scores."""
+    check_tensor("stats", stats, "softmax_matmul")
+    if stats.dtype not in (torch.float32, torch.float64):
+        raise TypeError(f"stats are {stats.dtype}: they must be float32, as softmax_stats gives them")
+    if stats.device != full.device:
+        raise ValueError(f"stats are on {stats.device}, scores on {full.device}")
+    try:
+        stats.expand(full.shape[:-1])
+    except RuntimeError:
         raise ValueError(
-            f"empty_rows is {empty_rows!r}: it must be one of {', '.join(map(repr, EMPTY_ROWS))}"
-        )
+            f"stats {tuple(stats.shape)} do not broadcast to the rows {tuple(full.shape[:-1])}"
+        ) from None

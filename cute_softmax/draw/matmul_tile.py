@@ -18,8 +18,8 @@ from layouts.style import thread_paint
 
 from ..plan import matmul_layouts as named
 from ..plan.matmul import MatmulPlan
-from ..plan.matmul_backward import WARPGROUP, MatmulBackwardPlan
-from ..plan.matmul_class import BLOCK_ROWS
+from ..plan.matmul_backward import MatmulBackwardPlan
+from ..plan.matmul_class import BLOCK_ROWS, WARPGROUP
 from ..plan.problem import ITEM_SIZE
 from . import common
 

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from .base import PlanBase
-from .hardware import KIB, Architecture, Device
+from .hardware import Architecture, Device
 from .maths import NotPlanned, check_counts
-from .matmul_class import BLOCK_ROWS, TILE_N, MatmulClass
-from .matmul_mma import mma_classes
-from .problem import ALIGNMENT, ITEM_SIZE, Operand
+from .matmul_class import TILE_N, MatmulClass, matmul_classes
+from .problem import ALIGNMENT, ITEM_SIZE, Mode, Operand, merged
 
-BOX_COLUMNS = 64  # columns of V in a swizzled box
 BATCH_MODES = 3  # with rows and columns the five modes of a TMA descriptor
-RESERVED = 2 * KIB  # of shared memory: alignment to the swizzle's 1024 bytes, barriers
-MOST_STAGES = 8
-MAX_DEPTH = 256  # columns of an instruction
-VALUE_STAGES = 3
 MOST_PARTS = 256
 FEWEST_STEPS = 4  # of a part
 # In nanoseconds on an H200 (2026-11-22): what begins and ends a tile; a second launch, and a number of a part stored
@@ -113,9 +107,10 @@ class MatmulPlan(PlanBase):
 class MatmulProblem:
     """softmax(S) @ V in canonical form.
 
-    rows, columns, depth: M, N, D; batch: sizes of the batch dimensions that do not merge, the slowest first;
-    scores, values: strides in rows and in each batch mode (elements), 0 where broadcast; dtypes: of scores, values
-    and output. mask, bias_strides: strides in rows, columns and each batch mode; bias: its dtype.
+    rows, columns, depth: M, N, D; batch: sizes of the batch dimensions that do not merge, the slowest first.
+    dtypes: of scores, values and output; bias: of the bias, or "".
+    strides: of scores and values in rows and in each batch mode (elements), 0 where broadcast; of mask and bias, those
+        that there are, in rows, columns and each batch mode.
     lines: where rows of S do not begin at multiples of 16 bytes, as TMA needs it, how many follow each other at the
         row stride, and how many of them lie between batches (0: batches begin at multiples of 16 bytes from the first).
     access: bytes in whose multiples all rows of scores, and all of values, begin: 16, 4 or 2.
@@ -125,36 +120,39 @@ class MatmulProblem:
     columns: int
     depth: int
     batch: tuple[int, ...]
-    scores: tuple[int, ...]
-    values: tuple[int, ...]
     dtypes: tuple[str, ...]
-    mask: tuple[int, ...] | None = None
-    bias_strides: tuple[int, ...] | None = None
+    strides: Mapping[str, tuple[int, ...]]
     bias: str = ""
     lines: tuple[int, int] | None = None
     access: tuple[int, int] = (ALIGNMENT, ALIGNMENT)
 
 
+def alignment(operand: Operand, steps: Sequence[int]) -> int:
+    """The bytes, at most 16, in whose multiples a tensor begins, and steps of so many elements go."""
+    return math.gcd(ALIGNMENT, operand.address, *(n * ITEM_SIZE[operand.dtype] for n in steps))
+
+
+def steps_of(operand: Operand, shape: Sequence[int]) -> list[int]:
+    """The strides from row to row and from batch to batch of a tensor (.., rows, columns)."""
+    return [s for n, s in zip(shape[:-1], operand.strides[:-1], strict=True) if n > 1]
+
+
 def access_of(operand: Operand, shape: Sequence[int]) -> int:
     """The bytes, 16, 4 or 2, in whose multiples all rows of a tensor with contiguous columns begin."""
-    size = ITEM_SIZE[operand.dtype]
-    begins = [s * size for n, s in zip(shape[:-1], operand.strides[:-1], strict=True) if n > 1]
-    common = math.gcd(ALIGNMENT, operand.address, *begins)
     # Copies of 8 bytes would be classes of their own.
+    common = alignment(operand, steps_of(operand, shape))
     return 4 if common == 8 else common
 
 
 def aligned(operand: Operand, shape: Sequence[int]) -> bool:
     """Whether TMA can read a tensor (.., rows, columns) as it lies in memory: contiguous columns, and all else in
     steps of 16 bytes."""
-    unit = ALIGNMENT // ITEM_SIZE[operand.dtype]
-    *outer, last = zip(shape, operand.strides, strict=True)
+    steps = steps_of(operand, shape)
     return (
-        operand.address % ALIGNMENT == 0
-        and (last[0] == 1 or last[1] == 1)
-        and all(size == 1 or stride % unit == 0 for size, stride in outer)
-        and (outer[-1][0] == 1 or outer[-1][1] > 0)
-        and all(size == 1 or stride >= 0 for size, stride in outer)
+        alignment(operand, steps) == ALIGNMENT
+        and (shape[-1] == 1 or operand.strides[-1] == 1)
+        and (shape[-2] == 1 or operand.strides[-2] > 0)
+        and all(step >= 0 for step in steps)
     )
 
 
@@ -193,34 +191,30 @@ def canonical_matmul(
     tma: whether scores are read by TMA.
     """
     *batch, rows, columns = shape
-    operands = [o for o in (scores, values, mask, bias) if o is not None]
-    modes: list[tuple[int, tuple[int, ...]]] = []
-    for d, size in enumerate(batch):
-        strides = tuple(o.strides[d] for o in operands)
-        if size == 1:
-            continue
-        if modes and all(slow == fast * size for slow, fast in zip(modes[-1][1], strides, strict=True)):
-            modes[-1] = (modes[-1][0] * size, strides)
-        else:
-            modes.append((size, strides))
+    given = {"scores": scores, "values": values, "mask": mask, "bias": bias}
+    operands = {name: o for name, o in given.items() if o is not None}
+    modes = merged(Mode(n, tuple(o.strides[d] for o in operands.values())) for d, n in enumerate(batch))
 
     def row_stride(operand: Operand, size: int) -> int:
         return operand.strides[-2] if size > 1 else ALIGNMENT // ITEM_SIZE[operand.dtype]
 
     lines = None if not tma or aligned(scores, shape) else lines_of(scores, shape)
-    score_batch = [strides[0] for _, strides in modes]
-    if lines and lines[1]:
-        score_batch = [0] * len(modes)  # rows of all batches are one dimension
+    strides = {}
+    for i, (name, o) in enumerate(operands.items()):
+        own = o.strides[-2:]
+        if name in ("scores", "values"):
+            size = columns if name == "values" else lines[0] if lines else rows
+            own = (row_stride(o, size),)
+        # Rows of all batches may be one dimension.
+        together = name == "scores" and lines and lines[1]
+        strides[name] = (*own, *(0 if together else mode.strides[i] for mode in modes))
     return MatmulProblem(
         rows=rows,
         columns=columns,
         depth=depth,
-        batch=tuple(size for size, _ in modes),
-        scores=(row_stride(scores, lines[0] if lines else rows), *score_batch),
-        values=(row_stride(values, columns), *(strides[1] for _, strides in modes)),
+        batch=tuple(mode.size for mode in modes),
         dtypes=(scores.dtype, values.dtype, output),
-        mask=mask and (*mask.strides[-2:], *(strides[2] for _, strides in modes)),
-        bias_strides=bias and (*bias.strides[-2:], *(strides[-1] for _, strides in modes)),
+        strides=strides,
         bias=bias.dtype if bias else "",
         lines=lines,
         access=(access_of(scores, shape), access_of(values, (*batch, columns, depth))),
@@ -258,7 +252,7 @@ def plan_matmul(
         "scaled": scale != 1.0,
         "zero": zero,
         "vector": 8 if p.depth % 8 == 0 else 2 if p.depth % 2 == 0 else 1,
-        "mask": p.mask is not None,
+        "mask": "mask" in p.strides,
         "bias": p.bias,
         "lines": p.lines is not None,
         "instruction": instruction,
@@ -270,10 +264,10 @@ def plan_matmul(
     dtypes = (*p.dtypes, *(("fp32",) if lse else ()))
     missing = BATCH_MODES - len(p.batch)
 
-    def padded(strides: tuple[int, ...], kept: int) -> tuple[int, ...]:
-        return (*strides[:kept], *[0] * missing, *strides[kept:])
+    def padded(strides: tuple[int, ...]) -> tuple[int, ...]:
+        own = len(strides) - len(p.batch)
+        return (*strides[:own], *[0] * missing, *strides[own:])
 
-    extras = tuple(padded(e, 2) for e in (p.mask, p.bias_strides) if e is not None)
     end = p.columns if causal is None else max(min(p.columns, p.rows + causal), 1)
     steps = math.ceil(end / TILE_N)
     best = None
@@ -305,12 +299,7 @@ def plan_matmul(
         columns=p.columns,
         depth=p.depth,
         batch=(1,) * missing + p.batch,
-        operand_strides=(
-            padded(p.scores, 1),
-            padded(p.values, 1),
-            *extras,
-            *[()] * (1 + lse + c.split + stats),
-        ),
+        operand_strides=(*map(padded, p.strides.values()), *[()] * (1 + lse + c.split + stats)),
         ctas=ctas,
         parts=parts,
         part_steps=part_steps,
@@ -334,35 +323,3 @@ def merging(c: MatmulClass, parts: int, device: Device) -> Iterator[MatmulClass]
 def instruction_of(architecture: Architecture) -> str:
     """What multiplies on an architecture where nothing else is asked for."""
     return "wgmma" if architecture.name == "sm_90a" else "mma"
-
-
-def matmul_classes(
-    architecture: Architecture, dtypes: tuple[str, ...], rows: int, depth: int, **flags: object
-) -> Iterator[MatmulClass]:
-    """The classes to choose from for so many rows and so many columns of V."""
-    plain = MatmulClass(architecture.name, dtypes, 2, 1, depth, 1, 1, **flags)
-    # Without wgmma operands and scores in float32 share the registers with all accumulators.
-    chunks = math.ceil(depth / (MAX_DEPTH // 2 if plain.wide and plain.instruction == "mma" else MAX_DEPTH))
-    plain = replace(plain, depth=math.ceil(math.ceil(depth / chunks) / BOX_COLUMNS) * BOX_COLUMNS)
-    if plain.instruction == "mma":
-        yield from mma_classes(architecture, plain, rows)
-        return
-    if rows <= BLOCK_ROWS:
-        configs = [replace(plain, alternate=True, split=True)]
-    elif plain.depth <= 128 and rows > 2 * BLOCK_ROWS and not (plain.wide or plain.mask or plain.lines):
-        # The accumulators of two blocks and 128 columns are 128 of a thread's 240 registers.
-        configs = [replace(plain, blocks=2), plain]
-    else:
-        configs = [plain]
-    for c in configs:
-        room = architecture.shared_memory - RESERVED
-        if c.alternate:
-            stages = min(room // (c.score_stage_bytes + c.value_stage_bytes), MOST_STAGES)
-            yield replace(
-                c, score_stages=stages // c.shares * c.shares, value_stages=stages // c.shares * c.shares
-            )
-        else:
-            room -= VALUE_STAGES * c.value_stage_bytes
-            yield replace(
-                c, score_stages=min(room // c.score_stage_bytes, MOST_STAGES), value_stages=VALUE_STAGES
-            )

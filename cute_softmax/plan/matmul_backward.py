@@ -8,18 +8,18 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from .base import ClassBase, PlanBase
-from .hardware import KIB, Architecture, Device
+from .hardware import Architecture, Device
 from .maths import NotPlanned, check_counts
+from .matmul import alignment
+from .matmul_class import RESERVED, SLAB, WARPGROUP
 from .problem import ALIGNMENT, ITEM_SIZE, Mode, Operand, _coalesce
 
-WARPGROUP = 128  # threads
-SLAB = 64  # columns of 16 bits in the 128 bytes of a swizzled row of shared memory
 ROWS = (64, 32)  # of S in one step: the first for which there is room
 BATCH_MODES = 2  # of batches that do not share a V; those that do are one mode
-RESERVED = 2 * KIB  # of shared memory: alignment to the swizzle's 1024 bytes
 FEWEST_STAGES, MOST_STAGES = 3, 8  # one is in work, one on its way out
 SHARE_DEPTH = 256  # columns of dV of a warpgroup at most: 128 registers of a thread
 MOST_SHARES = 2
+DELTA_LANES = 4  # threads that share a row of dO and O: each loads a few vectors at once
 # The walk over rows is cut into parts until this share of the SMs has work all the time, if it can be.
 ENOUGH = 0.9
 MOST_SPLITS = 64
@@ -172,8 +172,8 @@ class MatmulDeltaClass(ClassBase):
 
     @property
     def vectors(self) -> int:
-        """Vectors that each of the four threads of a row loads."""
-        return -(-self.depth // (4 * self.vector))
+        """Vectors that each of the threads of a row loads."""
+        return -(-self.depth // (DELTA_LANES * self.vector))
 
     @property
     def name(self) -> str:
@@ -183,10 +183,14 @@ class MatmulDeltaClass(ClassBase):
 
 @dataclass(frozen=True)
 class Launch(PlanBase):
-    """One launch of a plan that has two: its class, and the numbers of `Plan` of the same names."""
+    """One launch of a plan that has two: its class, and the numbers of `Plan` of the same names.
+
+    operands: their names; "numbers" are those of each row that the first launch leaves to the second.
+    """
 
     kernel: MatmulBackwardClass | MatmulDeltaClass
     arguments: tuple[int | float, ...]
+    operands: tuple[str, ...]
     operand_strides: tuple[tuple[int, ...], ...]
 
     scratch: ClassVar[int] = 0
@@ -263,41 +267,26 @@ class MatmulBackwardPlan(PlanBase):
 
     @property
     def launches(self) -> tuple[Launch, Launch]:
-        """The launch that leaves numbers of each row, of the operands `delta_operands` and these numbers; and that of
-        the gradients, of `operands`."""
-        at, batch = self.strides, self.batch
-        first = self.rows, self.depth, self.heads, batch[0], self.delta_ctas, int(self.zero), self.factor
-        second = (
-            self.rows,
-            self.columns,
-            self.depth,
-            self.heads,
-            *batch,
-            self.splits,
-            self.ctas,
-            self.offset,
-        )
-        # V and dV are the same for all heads.
-        (v_row, _, *v_batch), (dv_row, _, *dv_batch) = at["values"], at["dvalues"]
-        elements = math.prod(batch) * self.columns * self.depth
-        own = {"values": (v_row, *v_batch), "numbers": (), "dvalues": (dv_row, elements, *dv_batch)}
-        return (
-            Launch(self.delta, first, (*(at[name] for name in self.delta_operands), ())),
-            Launch(
-                self.kernel,
-                (*second, self.scale, self.factor),
-                tuple(own[name] if name in own else at[name] for name in self.operands),
-            ),
-        )
-
-    @property
-    def delta_operands(self) -> tuple[str, ...]:
-        return "grad", "output", "lse", *["lse_grad"] * self.delta.lse_grad
-
-    @property
-    def operands(self) -> tuple[str, ...]:
+        """The launch that leaves numbers of each row, and that of the gradients."""
+        batch, factor = self.batch, self.factor
+        sizes = self.rows, self.columns, self.depth, self.heads, *batch
+        first = self.rows, self.depth, self.heads, batch[0], self.delta_ctas, int(self.zero), factor
+        second = *sizes, self.splits, self.ctas, self.offset, self.scale, factor
         extra = [name for name in ("mask", "bias") if name in self.strides]
-        return "scores", "grad", "values", "numbers", "dscores", "dvalues", *extra
+        # V and dV are the same for all heads.
+        (v_row, _, *v_batch), (dv_row, _, *dv_batch) = self.strides["values"], self.strides["dvalues"]
+        elements = math.prod(batch) * self.columns * self.depth
+        own = {"values": (v_row, *v_batch), "dvalues": (dv_row, elements, *dv_batch)}
+
+        def launch(kernel, arguments, operands, strides) -> Launch:
+            return Launch(kernel, arguments, operands, tuple(strides.get(name, ()) for name in operands))
+
+        lse_grad = ["lse_grad"] * self.delta.lse_grad
+        given = "scores", "grad", "values", "numbers", "dscores", "dvalues", *extra
+        return (
+            launch(self.delta, first, ("grad", "output", "lse", *lse_grad, "numbers"), self.strides),
+            launch(self.kernel, second, given, {**self.strides, **own}),
+        )
 
 
 def plan_matmul_backward(
@@ -443,7 +432,4 @@ def alike(
 
 def begins_at(operand: Operand, strides: Sequence[int], size: int) -> bool:
     """Whether the operand's rows are contiguous and begin at multiples of so many bytes."""
-    item = ITEM_SIZE[operand.dtype]
-    return (
-        operand.strides[-1] == 1 and not any(n * item % size for n in strides) and operand.address % size == 0
-    )
+    return operand.strides[-1] == 1 and alignment(operand, strides) % size == 0

@@ -1,16 +1,26 @@
-"""The Plan classes of softmax(S) @ V."""
+"""The Plan classes of softmax(S) @ V, and those to choose from."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from .base import ClassBase
+from .hardware import KIB, Architecture
+from .maths import WARP
 from .problem import ALIGNMENT, ITEM_SIZE
 
 TILE_N = 64  # columns of S (rows of V) of a step: 128 bytes of 16-bit scores, the width of a swizzled box
 LINE_N = TILE_N + 8  # of a tile whose rows begin anywhere within 16 bytes
 BLOCK_ROWS = 64  # of wgmma
+WARPGROUP = 4 * WARP  # threads
+RESERVED = 2 * KIB  # of shared memory: alignment to the swizzle's 1024 bytes, barriers, what the driver keeps
+SLAB = 64  # columns of 16 bits in the 128 bytes of a swizzled row of shared memory
+MAX_DEPTH = 256  # columns of an instruction
+MOST_STAGES = {"wgmma": 8, "mma": 4}
+VALUE_STAGES = 3
 
 
 @dataclass(frozen=True)
@@ -101,10 +111,6 @@ class MatmulClass(ClassBase):
         return len(self.dtypes) > 3
 
     @property
-    def precise(self) -> bool:
-        return False
-
-    @property
     def rows(self) -> int:
         """Rows of S of a CTA's tile."""
         return (1 if self.alternate else self.warpgroups) * self.blocks * BLOCK_ROWS
@@ -118,7 +124,7 @@ class MatmulClass(ClassBase):
     def threads(self) -> int:
         """The warpgroups that multiply, and for wgmma one of which two warps load tiles: registers move between
         warpgroups."""
-        return 128 * (self.warpgroups + (self.instruction == "wgmma"))
+        return WARPGROUP * (self.warpgroups + (self.instruction == "wgmma"))
 
     @property
     def loads(self) -> str:
@@ -171,3 +177,45 @@ class MatmulClass(ClassBase):
         if self.instruction == "mma":
             parts.append(f"mma{self.warpgroups}x{self.blocks}_access{self.access[0]}_{self.access[1]}")
         return "_".join(parts)
+
+
+def matmul_classes(
+    architecture: Architecture, dtypes: tuple[str, ...], rows: int, depth: int, **flags: object
+) -> Iterator[MatmulClass]:
+    """The classes to choose from for so many rows and so many columns of V."""
+    plain = MatmulClass(architecture.name, dtypes, 1, 1, depth, 1, 1, **flags)
+    wgmma = plain.instruction == "wgmma"
+    # Without wgmma operands and scores in float32 share the registers with all accumulators.
+    chunks = math.ceil(depth / (MAX_DEPTH // 2 if plain.wide and not wgmma else MAX_DEPTH))
+    plain = replace(plain, depth=math.ceil(math.ceil(depth / chunks) / SLAB) * SLAB)
+    for warpgroups, blocks in _tiles(plain, rows):
+        few = wgmma and rows <= BLOCK_ROWS
+        c = replace(plain, warpgroups=warpgroups, blocks=blocks, alternate=few, split=few)
+        # A thread may take 255 registers: 256 threads have them all.
+        for resident in (2, 1) if not wgmma and warpgroups == 1 else (1,):
+            stages = _stages(c, architecture.shared_memory // resident - RESERVED)
+            if min(stages) >= 2:
+                yield replace(c, score_stages=stages[0], value_stages=stages[1], resident=resident)
+                break
+
+
+def _tiles(c: MatmulClass, rows: int) -> list[tuple[int, int]]:
+    """(warpgroups, blocks) of tiles for so many rows."""
+    if c.instruction == "wgmma":
+        # The accumulators of two blocks and 128 columns are 128 of a thread's 240 registers.
+        fits = c.depth <= 128 and not (c.wide or c.mask or c.lines)
+        return [(2, 2), (2, 1)] if fits and rows > 2 * BLOCK_ROWS else [(2, 1)]
+    if rows <= BLOCK_ROWS:
+        return [(1, 1)]
+    # More would not fit into a thread's 255 registers.
+    fits = c.depth <= (64 if c.causal or c.lines else 128) and not (c.wide or c.mask)
+    return [(2, 2), (1, 2), (2, 1)] if fits else [(2, 1), (1, 1)]
+
+
+def _stages(c: MatmulClass, room: int) -> tuple[int, int]:
+    """As many stages of scores and of values as there is room for."""
+    most = MOST_STAGES[c.instruction]
+    if c.instruction == "wgmma" and not c.alternate:
+        return min((room - VALUE_STAGES * c.value_stage_bytes) // c.score_stage_bytes, most), VALUE_STAGES
+    stages = min(room // (c.score_stage_bytes + c.value_stage_bytes), most) // c.shares * c.shares
+    return stages, stages

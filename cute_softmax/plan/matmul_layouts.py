@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from layouts.algebra import AnyLayout, ComposedLayout, Layout, Swizzle
 
-from .matmul_backward import SLAB, MatmulBackwardClass
-from .matmul_class import BLOCK_ROWS, LINE_N, TILE_N, MatmulClass
+from .matmul_backward import MatmulBackwardClass
+from .matmul_class import BLOCK_ROWS, LINE_N, SLAB, TILE_N, MatmulClass
 from .problem import ALIGNMENT, ITEM_SIZE
 
 BOX = 128  # bytes of a row of a box: all banks once
@@ -19,6 +19,7 @@ INSTRUCTION_K = 16  # terms that an instruction of the tensor cores adds up, of 
 # (thread, value) -> index in 8 columns of V by 16 of its rows: the B operand of mma.sync m16n8k16.
 VALUES_OPERAND = Layout(((4, 8), (2, 2)), ((16, 1), (8, 64)))
 WARP_ROWS = 16  # of a warpgroup's 64, and those of mma.sync
+QUAD = 4  # lanes that hold a row of a fragment
 LINES = 8  # boxes of a tile whose rows begin anywhere, each of every eighth row
 
 
@@ -146,6 +147,7 @@ __all__ = [
     "BOX",
     "INSTRUCTION_K",
     "LINES",
+    "QUAD",
     "WARP_ROWS",
     "backward_layouts",
     "by_columns",

@@ -67,6 +67,10 @@ class Mode:
     size: int
     strides: tuple[int, ...]
 
+    def continues(self, slower: Mode) -> bool:
+        """Whether a slower mode and this one are one in every operand."""
+        return all(s == f * self.size for s, f in zip(slower.strides, self.strides, strict=True))
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -148,17 +152,23 @@ def canonical(
 
 
 def _coalesce(modes: Iterable[Mode]) -> tuple[Mode, ...]:
-    """Drop modes of size 1, order by stride, and merge two where the slower continues the faster in every operand.
+    """Order the modes by stride, and merge them.
 
     Which index comes first does not matter to a reduction, nor to which group is which, as long as all operands
     agree: so a transposed or channels-last tensor becomes the contiguous one that it is in memory.
     """
-    merged: list[Mode] = []
-    for mode in sorted((m for m in modes if m.size != 1), key=lambda m: m.strides[::-1], reverse=True):
-        if merged and all(
-            slow == fast * mode.size for slow, fast in zip(merged[-1].strides, mode.strides, strict=True)
-        ):
-            merged[-1] = Mode(merged[-1].size * mode.size, mode.strides)
+    return merged(sorted((m for m in modes if m.size != 1), key=lambda m: m.strides[::-1], reverse=True))
+
+
+def merged(modes: Iterable[Mode]) -> tuple[Mode, ...]:
+    """Drop modes of size 1, and merge neighbours where the slower, which comes first, continues the faster in every
+    operand."""
+    found: list[Mode] = []
+    for mode in modes:
+        if mode.size == 1:
+            continue
+        if found and mode.continues(found[-1]):
+            found[-1] = Mode(found[-1].size * mode.size, mode.strides)
         else:
-            merged.append(mode)
-    return tuple(merged)
+            found.append(mode)
+    return tuple(found)

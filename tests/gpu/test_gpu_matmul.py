@@ -14,7 +14,8 @@ import torch
 from checking import DTYPES
 
 from cute_softmax import softmax_matmul
-from cute_softmax.dispatch.matmul.formulas import modified
+from cute_softmax.dispatch.common.formulas import compose
+from cute_softmax.dispatch.matmul.request import spec_of
 
 FACTOR = 2.0
 HALVES = ("bf16", "fp16")
@@ -26,7 +27,7 @@ dtypes = pytest.mark.parametrize("dtype", HALVES)
 @pytest.fixture(autouse=True, params=["wgmma", "mma"])
 def instruction(request, monkeypatch):
     """Every test with what the GPU has: mma.sync runs wherever wgmma does."""
-    module = sys.modules["cute_softmax.dispatch.matmul.calls"]
+    module = sys.modules["cute_softmax.dispatch.matmul.kernels"]
     if request.param == "wgmma" and torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("wgmma is sm_90's")
     monkeypatch.setattr(module, "instruction_of", lambda architecture: request.param)
@@ -49,12 +50,17 @@ def diagonal(causal=False, **_):
     return None if causal is False else 0 if causal is True else causal
 
 
-def oracle(s, v, *, scale=1.0, mask=None, bias=None, causal=False, empty_rows="nan", **_):
-    """(softmax in float64 @ V, its log-sum-exps, per element what |P| @ |V| is)."""
-    x = modified(s.double(), mask, None if bias is None else bias.double(), scale, diagonal(causal))
+def softmax_of(s, *, scale=1.0, mask=None, bias=None, causal=False, empty_rows="nan", **_):
+    """(the scores that count, their softmax) in the dtype of s."""
+    bias = None if bias is None else bias.to(s.dtype)
+    x = compose(s, bias, mask, None, spec_of(s, scale, diagonal(causal)))
     p = torch.softmax(x, -1)
-    if empty_rows == "zero":
-        p = p.masked_fill((x == -math.inf).all(-1, keepdim=True), 0.0)
+    return x, p.masked_fill((x == -math.inf).all(-1, keepdim=True), 0.0) if empty_rows == "zero" else p
+
+
+def oracle(s, v, **options):
+    """(softmax in float64 @ V, its log-sum-exps, per element what |P| @ |V| is)."""
+    x, p = softmax_of(s.double(), **options)
     return p @ v.double(), torch.logsumexp(x, -1), p @ v.double().abs()
 
 
@@ -64,12 +70,7 @@ def check(s, v, **options):
     right, right_lse, unit = oracle(s, v, **options)
     assert out.shape == right.shape and out.dtype == v.dtype
     assert torch.equal(out.isnan(), right.isnan())
-    x = modified(
-        s.float(), options.get("mask"), options.get("bias"), options.get("scale", 1.0), diagonal(**options)
-    )
-    p = torch.softmax(x, -1)
-    if options.get("empty_rows") == "zero":
-        p = p.masked_fill((x == -math.inf).all(-1, keepdim=True), 0.0)
+    _, p = softmax_of(s.float(), **options)
     torchs = (p @ v.float()).to(v.dtype).double() - right
     error = (out.double() - right).nan_to_num()
     eps = torch.finfo(v.dtype).eps
@@ -142,7 +143,9 @@ def test_pairs(rows, depth, columns, scores, instruction, monkeypatch):
     """Halves of the columns that a pair of CTAs merges with tiles of so many rows, whatever a plan would choose."""
     if instruction == "mma":
         pytest.skip("pairs are wgmma's")
-    module, plan = (sys.modules[f"cute_softmax.{name}"] for name in ("dispatch.matmul", "plan.matmul"))
+    module, plan = (
+        sys.modules[f"cute_softmax.{name}"] for name in ("dispatch.matmul.kernels", "plan.matmul")
+    )
     monkeypatch.setattr(module, "_call", module._call.__wrapped__)
     monkeypatch.setattr(
         plan,

@@ -9,6 +9,7 @@ from gradients import Call, Gradients, call
 
 from cute_softmax import softmax_matmul
 from cute_softmax.dispatch.matmul import backward
+from cute_softmax.dispatch.matmul.request import Upstream, request_of
 from cute_softmax.plan import NotPlanned
 
 bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
@@ -18,22 +19,17 @@ def computed(c: Call, scores=None, values=None, grad=None, result=None, lse=None
     """By our kernel; from other tensors of the same values where they are given."""
     if result is None:
         _, result, lse = c.torch(torch.float64)
-    return Gradients(
-        *backward.backward(
-            c.scores if scores is None else scores,
-            c.values if values is None else values,
-            result.to(c.values.dtype),
-            lse.float(),
-            c.grad if grad is None else grad,
-            c.scale,
-            c.causal,
-            c.zero,
-            c.mask,
-            c.bias,
-            c.bias is not None,
-            c.lse_grad,
-        )
+    request = request_of(
+        c.scores if scores is None else scores,
+        c.values if values is None else values,
+        c.mask,
+        c.bias,
+        c.scale,
+        c.causal,
+        c.zero,
     )
+    upstream = Upstream(result.to(c.values.dtype), lse.float(), c.grad if grad is None else grad, c.lse_grad)
+    return Gradients(*backward.backward(request, upstream, c.bias is not None))
 
 
 def same(a: Gradients, b: Gradients) -> bool:
@@ -233,7 +229,8 @@ def test_many_steps_give_the_same_bits_again(rows, columns, options):
 def test_nothing_to_do():
     for rows, columns, depth in ((0, 8, 8), (8, 0, 8), (8, 8, 0)):
         c = call((2,), rows, columns, depth)
-        found = backward.backward(c.scores, c.values, c.grad, torch.zeros(2, rows, device="cuda"), c.grad)
+        upstream = Upstream(c.grad, torch.zeros(2, rows, device="cuda"), c.grad)
+        found = backward.backward(request_of(c.scores, c.values), upstream)
         assert found[0].shape == c.scores.shape and not found[1].any()
 
 
@@ -271,7 +268,7 @@ def test_graph_and_stream():
     c = call((2,), 130, 264, 64)
     _, result, lse = c.torch(torch.float64)
     expected = computed(c, result=result, lse=lse)
-    arguments = (c.scores, c.values, result.to(bf16), lse.float(), c.grad)
+    arguments = request_of(c.scores, c.values), Upstream(result.to(bf16), lse.float(), c.grad)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

@@ -12,41 +12,25 @@ import torch
 from ...plan.matmul_backward import MatmulBackwardPlan, NotPlanned, begins_at, plan_matmul_backward
 from ...plan.problem import ALIGNMENT, Operand
 from ...runtime import launch
-from .formulas import Request, gradients
+from .formulas import gradients
+from .request import Request, Upstream, operand_of, request_of
+
+Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 
 
-def backward(
-    scores: torch.Tensor,
-    values: torch.Tensor,
-    output: torch.Tensor,
-    lse: torch.Tensor,
-    grad: torch.Tensor,
-    scale: float = 1.0,
-    causal: int | None = None,
-    zero: bool = False,
-    mask: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    bias_grad: bool = False,
-    lse_grad: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """The gradients of ``softmax(scale * scores + bias) @ values`` with respect to scores, values and bias.
+def backward(request: Request, upstream: Upstream, bias_grad: bool = False) -> Gradients:
+    """The gradients of a request with respect to scores, values and bias.
 
-    scores (.., M, N), values (.., N, D) with batch dimensions that broadcast; output and grad (.., M, D); lse (.., M),
-    float32: the logarithms of the sums of exponentials. mask (bool, True where a score counts) and bias broadcast to
-    the scores. causal: column j of row i counts if ``j <= i + causal``; None: all do. zero: what rows without
-    anything that counts have given, 0 instead of NaN. bias_grad: whether the last gradient is wanted. lse_grad: the
-    gradient of lse, float32.
+    bias_grad: whether the last gradient is wanted.
 
     A score that does not count has a gradient of zero. Rows of NaN make dV NaN as far as they are looked at: not where
     the diagonal cuts off whole tiles. Where a log-sum-exp is no longer exact to the scores' own rounding (beyond 1e5)
     neither are these gradients.
     Raises NotPlanned for what the kernels do not take.
     """
-    batch, owners = scores.shape[:-2], values.shape[:-2]
-    if batch != owners:
-        batch = torch.broadcast_shapes(batch, owners)
-    (rows, columns), depth = scores.shape[-2:], values.shape[-1]
-    full = (*batch, rows, columns)
+    (scores, values, mask, bias, _, spec), (output, lse, grad, lse_grad) = request, upstream
+    batch, depth = request.batch, values.shape[-1]
+    full = (*batch, *scores.shape[-2:])
     if not math.prod(full) * depth:
         empty = torch.zeros_like(bias) if bias_grad else None
         return torch.zeros_like(scores), torch.zeros_like(values), empty
@@ -60,15 +44,16 @@ def backward(
         depth = padded
     elif not begins_at(launch.operand(grad), grad.stride()[:-1], ALIGNMENT):
         grad = _padded(grad, padded)[..., :depth]
-    lse = lse.expand(full[:-1])
-    given_bias, bias = bias, bias.float() if bias is not None and bias.dtype == torch.float64 else bias
+    lse = lse.to(torch.float32).expand(full[:-1])
+    if bias is not None and bias.dtype not in launch.DTYPE_NAMES:
+        bias = bias.float()
     inputs = {"scores": scores.expand(full), "grad": grad, "values": wide}
     outputs = {"dscores": dscores, "dvalues": torch.empty_like(wide, memory_format=torch.contiguous_format)}
     extra = {n: t.expand(full) for n, t in (("mask", mask), ("bias", bias)) if t is not None}
     if lse_grad is not None:
         extra["lse_grad"] = lse_grad
     tensors = {**inputs, **outputs, "output": output, "lse": lse, **extra}
-    numbers = causal, float(scale), 1.0 if bias_grad else float(scale), zero
+    numbers = spec.causal, spec.factor, 1.0 if bias_grad else spec.factor, spec.zero
     try:
         made = _bound(*form_of(full, shared, depth, tensors, *numbers))
     except NotPlanned:
@@ -84,23 +69,19 @@ def backward(
     dvalues = tensors["dvalues"].sum_to_size(wide.shape)[..., : values.shape[-1]].reshape(values.shape)
     dbias = None
     if bias_grad:
-        dbias = dscores.sum_to_size(bias.shape).to(given_bias.dtype)
-        # Not in place: of a bias with all of the scores' dimensions this is the gradient, too.
-        dscores = dscores * scale if dbias.data_ptr() == dscores.data_ptr() else dscores.mul_(scale)
+        dbias = dscores.sum_to_size(bias.shape).to(request.bias.dtype)
+        # Of a bias with all of the scores' dimensions this is the gradient, too.
+        same = dbias.data_ptr() == dscores.data_ptr()
+        dscores = dscores * spec.factor if same else dscores.mul_(spec.factor)
     return dscores.sum_to_size(scores.shape), dvalues.contiguous(), dbias
 
 
-def anyhow(
-    scores, values, output, lse, grad, scale, causal, zero, mask, bias, bias_grad, lse_grad
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+def anyhow(request: Request, upstream: Upstream, bias_grad: bool) -> Gradients:
     """`backward`, or torch's operations where it has no plan."""
     try:
-        return backward(
-            scores, values, output, lse, grad, scale, causal, zero, mask, bias, bias_grad, lse_grad
-        )
+        return backward(request, upstream, bias_grad)
     except NotPlanned:
-        request = Request(scores, values, mask, bias, scale, causal, zero)
-        dscores, dvalues, dbias = gradients(request, output, lse, grad, lse_grad)
+        dscores, dvalues, dbias = gradients(request, upstream)
         return dscores, dvalues, dbias if bias_grad else None
 
 
@@ -120,19 +101,23 @@ def operator(
     lse_grad: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """`anyhow`; the last result is empty without `bias_grad`."""
-    dscores, dvalues, dbias = anyhow(
-        scores, values, output, lse, grad, scale, causal, zero, mask, bias, bias_grad, lse_grad
-    )
+    request = request_of(scores, values, mask, bias, scale, causal, zero)
+    dscores, dvalues, dbias = anyhow(request, Upstream(output, lse, grad, lse_grad), bias_grad)
     return dscores, dvalues, scores.new_empty(0) if dbias is None else dbias
 
 
 @operator.register_fake
 def _(scores, values, output, lse, grad, scale, causal, zero, mask, bias, bias_grad, lse_grad):
-    return (
-        scores.new_empty(scores.shape),
-        values.new_empty(values.shape),
-        bias.new_empty(bias.shape) if bias_grad else scores.new_empty(0),
-    )
+    dbias = bias.new_empty(bias.shape) if bias_grad else scores.new_empty(0)
+    return scores.new_empty(scores.shape), values.new_empty(values.shape), dbias
+
+
+def by_operator(request: Request, upstream: Upstream, bias_grad: bool) -> Gradients:
+    """`anyhow`, by the operator."""
+    scores, values, mask, bias, *numbers, _ = request.fields
+    *given, lse_grad = upstream
+    found = operator(scores, values, *given, *numbers, mask, bias, bias_grad, lse_grad)
+    return *found[:2], found[2] if bias_grad else None
 
 
 class Bound(NamedTuple):
@@ -152,9 +137,8 @@ def run(made: Bound, tensors: dict[str, torch.Tensor]) -> None:
     if plan.splits > 1:
         parts = torch.empty((plan.splits, *dvalues.shape), dtype=torch.float32, device=device)
     tensors = tensors | {"numbers": numbers, "dvalues": parts}
-    first, second = (*plan.delta_operands, "numbers"), plan.operands
-    for call, names in ((made.first, first), (made.second, second)):
-        call.on_device(index, *[tensors[name].data_ptr() for name in names])
+    for call in (made.first, made.second):
+        call.on_device(index, *[tensors[name].data_ptr() for name in call.plan.operands])
     if plan.splits > 1:
         add_up(parts, dvalues)
 
@@ -186,9 +170,7 @@ def form_of(
     """The arguments of `planned` for tensors and for causal, scale, factor and zero."""
 
     def operand(name: str, tensor: torch.Tensor) -> Operand:
-        if name == "mask":
-            return Operand("bool", tensor.stride())
-        made = launch.operand(tensor)
+        made = operand_of(tensor)
         if name in ("values", "dvalues"):
             strides = (0 if s else n for s, n in zip(shared, tensor.stride(), strict=False))
             made = made._replace(strides=(*strides, *tensor.stride()[-2:]))

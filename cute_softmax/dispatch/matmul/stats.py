@@ -11,22 +11,17 @@ from ..common.formulas import compose, wide
 from ..common.spec import Spec
 from ..common.state import Ways
 from ..softmax.kernels import forward_work
-from .formulas import formula
+from .formulas import log_sums
+from .request import spec_of
 
 
 def forward(
-    scores: torch.Tensor,
-    mask: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    scale: float,
-    causal: int | None,
+    scores: torch.Tensor, mask: torch.Tensor | None, bias: torch.Tensor | None, spec: Spec
 ) -> torch.Tensor:
     """The rows' log-sum-exps by our kernel, in float32."""
     result = torch.full(scores.shape[:-1], -float("inf"), dtype=torch.float32, device=scores.device)
     if not scores.numel():
         return result
-    dims = (scores.dim() - 1,)
-    spec = Spec(dims, torch.float32, factor=scale, causal=causal)
     whole = result.unsqueeze(-1).expand(scores.shape)
     work = forward_work(scores, bias, mask, None, spec, whole, math="logsumexp")
     try:
@@ -34,7 +29,7 @@ def forward(
     except NotPlanned:
         if not work.prologue:
             raise
-        launch.run("logsumexp", (compose(scores, bias, mask, None, spec), whole), dims)
+        launch.run("logsumexp", (compose(scores, bias, mask, None, spec), whole), spec.dims)
     return result
 
 
@@ -46,8 +41,8 @@ def operator(
     scale: float,
     causal: int | None,
 ) -> torch.Tensor:
-    function = forward if served(scores, torch.float32, bias) else formula
-    return function(scores, mask, bias, scale, causal)
+    function = forward if served(scores, torch.float32, bias) else log_sums
+    return function(scores, mask, bias, spec_of(scores, scale, causal))
 
 
 @operator.register_fake
@@ -56,19 +51,18 @@ def _(scores, mask, bias, scale, causal):
     return scores.new_empty(scores.shape[:-1], dtype=wide(*dtypes))
 
 
+def _by_operator(scores, mask, bias, spec: Spec) -> torch.Tensor:
+    return operator(scores, mask, bias, spec.factor, spec.causal)
+
+
 # No gradient flows through them: nothing is recorded.
-_WAYS = Ways(forward, forward, formula, operator)
+_WAYS = Ways(forward, forward, log_sums, _by_operator)
 
 
 def statistics(
-    scores: torch.Tensor,
-    mask: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    scale: float,
-    causal: int | None,
+    scores: torch.Tensor, mask: torch.Tensor | None, bias: torch.Tensor | None, spec: Spec
 ) -> torch.Tensor:
     """The rows' log-sum-exps, on any device and in any state of torch."""
-    arguments = scores, mask, bias, scale, causal
     if not served(scores, torch.float32, bias):
-        return formula(*arguments)
-    return _WAYS.serve(arguments, (scores, mask, bias), ())
+        return log_sums(scores, mask, bias, spec)
+    return _WAYS.serve((scores, mask, bias, spec), (scores, mask, bias), ())

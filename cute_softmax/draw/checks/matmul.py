@@ -10,9 +10,9 @@ from layouts import Layout
 from ...plan import WARP
 from ...plan import matmul_layouts as named
 from ...plan.hardware import ARCHITECTURES
-from ...plan.matmul import RESERVED, MatmulPlan
-from ...plan.matmul_backward import SLAB, WARPGROUP, MatmulBackwardPlan
-from ...plan.matmul_class import BLOCK_ROWS, LINE_N, TILE_N
+from ...plan.matmul import MatmulPlan
+from ...plan.matmul_backward import MatmulBackwardPlan
+from ...plan.matmul_class import BLOCK_ROWS, LINE_N, RESERVED, SLAB, TILE_N, WARPGROUP
 from ...plan.problem import ALIGNMENT, ITEM_SIZE
 from .common import requests_of, uncovered, wavefronts
 from .report import Report, Traffic

@@ -106,7 +106,7 @@ def load_async(
     src: cute.Tensor,
     dst: cute.Tensor,
     access: int,
-    policy: Int64,
+    policy: Int64 | None,
     ahead: bool = False,
     exist: Int32 | None = None,
 ) -> None:
@@ -121,17 +121,20 @@ def load_async(
         load(src, held, access, policy)
         cute.autovec_copy(held, dst)
         return
-    hint = "L2::cache_hint" + (".L2::256B" if ahead else "")
+    hint = "" if policy is None else ".L2::cache_hint"
+    hint += ".L2::256B" if ahead else ""
     through = "cg" if size == 16 else "ca"  # only 16-byte copies can pass L1 by
-    read, kind = ("", "") if exist is None else (", $3", "r,")
     for i in range(0, cute.size(src), access):
-        operands = [(dst.iterator + i).toint(), (src.iterator + i).toint(), policy]
-        operands += [] if exist is None else [exist]
+        operands, kinds, last = [(dst.iterator + i).toint(), (src.iterator + i).toint()], "r,l", ""
+        if policy is not None:
+            operands, kinds, last = [*operands, policy], f"{kinds},l", ", $2"
+        if exist is not None:
+            operands, kinds, last = [*operands, exist], f"{kinds},r", f", ${len(operands)}{last}"
         llvm.inline_asm(
             None,
             [operand.ir_value() for operand in operands],
-            f"cp.async.{through}.shared.global.{hint} [$0], [$1], {size}{read}, $2;",
-            f"r,l,l,{kind}~{{memory}}",
+            f"cp.async.{through}.shared.global{hint} [$0], [$1], {size}{last};",
+            f"{kinds},~{{memory}}",
             has_side_effects=True,
             is_align_stack=False,
             asm_dialect=llvm.AsmDialect.AD_ATT,

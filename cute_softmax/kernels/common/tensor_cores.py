@@ -4,20 +4,17 @@ A tile of 16-bit numbers lies in shared memory as boxes of 64 columns, 128 bytes
 exchanged within 8 rows (the 128-byte swizzle): TMA writes it so, ldmatrix and wgmma read it without conflicts.
 """
 
-from copy import copy
+from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
-from cutlass.cutlass_dsl import extract_mlir_values, new_from_mlir_values
 
 from layouts.algebra import ComposedLayout
 
-from ...plan import WARP, matmul_layouts
-
-WARPGROUP = 4 * WARP  # threads
-BOX = matmul_layouts.BOX
+from ...plan import matmul_layouts
+from .index import select
 
 
 def by_rows(dtype: type, rows: int, columns: int, stages: int):
@@ -48,6 +45,12 @@ def tensor_map(tensor: cute.Tensor, layout, tiler: tuple[int, int]) -> tuple:
     """
     one = cute.slice_(layout, (None, None, 0))
     return cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileG2SOp(), tensor, one, tiler)
+
+
+def partition(tma: cute.CopyAtom, sX: cute.Tensor, gX: cute.Tensor) -> tuple[cute.Tensor, cute.Tensor]:
+    """(tXsX, tXgX): tiles in shared and in global memory, whose first two modes are a tile, as TMA copies them."""
+    tile = (cute.group_modes(x, 0, 2) for x in (sX, gX))
+    return cpasync.tma_partition(tma, 0, cute.make_layout(1), *tile)
 
 
 def shared(smem: cutlass.memory.SmemAllocator, dtype: type, layout) -> cute.Tensor:
@@ -90,36 +93,29 @@ def row_of_transposed(lane: Int32 | int, warp: Int32 | int) -> tuple:
     return lane // 16 * 8 + lane % 8, (warp * 2 + lane // 8 % 2) ^ (lane % 8)
 
 
+@dataclass(frozen=True)
 class Ring:
     """Stages of shared memory that a producer fills and consumers empty, with a pair of mbarriers each.
 
+    full, empty: the barriers of the first stage. releases, fillers: how many threads release a stage, and how many
+    announce bytes to it.
     A position in the ring is (stage, phase); both sides begin at `begin()` and `advance` alike.
     """
 
-    def __init__(self, smem: cutlass.memory.SmemAllocator, stages: int, stage_bytes: int, consumers: int):
-        """consumers: how many times a stage is released; each by one thread."""
-        self.stages, self.stage_bytes, self.consumers = stages, stage_bytes, consumers
-        self.full = smem.allocate_array(Int64, num_elems=stages)
-        self.empty = smem.allocate_array(Int64, num_elems=stages)
-
-    # What lets a ring be named inside of run-time branches and loops: it is its two pointers.
-
-    def __extract_mlir_values__(self) -> list:
-        return [*extract_mlir_values(self.full), *extract_mlir_values(self.empty)]
-
-    def __new_from_mlir_values__(self, values: list) -> "Ring":
-        ring = copy(self)
-        ring.full = new_from_mlir_values(self.full, values[:1])
-        ring.empty = new_from_mlir_values(self.empty, values[1:])
-        return ring
+    full: cute.Pointer
+    empty: cute.Pointer
+    stages: int
+    stage_bytes: int
+    releases: int
+    fillers: int
 
     @cute.jit
     def initialise(self, thread: Int32):
         """Initialise the barriers, by the first thread, before a fence and a barrier."""
         if thread == 0:
             for i in cutlass.range_constexpr(self.stages):
-                cute.arch.mbarrier_init(self.full + i, 1)
-                cute.arch.mbarrier_init(self.empty + i, self.consumers)
+                cute.arch.mbarrier_init(self.full + i, self.fillers)
+                cute.arch.mbarrier_init(self.empty + i, self.releases)
 
     @staticmethod
     def begin(share: Int32 | int = 0) -> tuple[Int32, Int32]:
@@ -130,16 +126,29 @@ class Ring:
         """by: of how many consumers that take turns, a divisor of the stages."""
         last = stage >= self.stages - by
         return (
-            Int32(cutlass.select_(last, stage + by - self.stages, stage + by)),
-            Int32(cutlass.select_(last, phase ^ 1, phase)),
+            select(last, stage + by - self.stages, stage + by),
+            select(last, phase ^ 1, phase),
         )
+
+    def leave(self, stage: Int32, phase: Int32, lane: Int32, by: int = 1) -> tuple[Int32, Int32]:
+        """Consumer: release a stage, and go on to the next."""
+        self.release(stage, lane)
+        return self.advance(stage, phase, by)
 
     def acquire(self, stage: Int32, phase: Int32) -> cute.Pointer:
         """Producer warp: wait until the stage is empty, announce its bytes; the barrier that TMA reports to."""
-        cute.arch.mbarrier_wait(self.empty + stage, phase ^ 1)
+        self.wait_empty(stage, phase ^ 1)
+        self.announce(stage)
+        return self.full + stage
+
+    def wait_empty(self, stage: Int32, parity: Int32):
+        """Producer: wait until the stage is empty."""
+        cute.arch.mbarrier_wait(self.empty + stage, parity)
+
+    def announce(self, stage: Int32):
+        """Producer warp: say that the bytes of a stage will come."""
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive_and_expect_tx(self.full + stage, self.stage_bytes)
-        return self.full + stage
 
     def wait(self, stage: Int32, phase: Int32):
         """Consumer: wait until the stage is full."""
@@ -150,3 +159,11 @@ class Ring:
         """Consumer: the first lane speaks for its warp, all of which has read."""
         if lane == 0:
             cute.arch.mbarrier_arrive(self.empty + stage)
+
+
+def ring_of(
+    smem: cutlass.memory.SmemAllocator, stages: int, stage_bytes: int, releases: int, fillers: int = 1
+) -> Ring:
+    """A ring whose barriers lie behind what has been allocated."""
+    full, empty = (smem.allocate_array(Int64, num_elems=stages) for _ in range(2))
+    return Ring(full, empty, stages, stage_bytes, releases, fillers)

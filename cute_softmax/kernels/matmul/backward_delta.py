@@ -8,18 +8,19 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
 
+from ...plan.matmul_backward import DELTA_LANES as LANES
+from ...plan.matmul_backward import MatmulDeltaClass
 from ..common.copy import DTYPES, global_pointer, unpack
-from ..common.index import dot
+from ..common.index import dot, select
 from ..common.reduce import SUM, tree
-
-LANES = 4  # threads that share a row: each loads a few vectors at once
+from .memory import get, in_global
 
 
 class MatmulDeltaKernel:
     """The kernel of one Plan class, see `cute_softmax.plan.MatmulDeltaClass`. A CTA makes one block of numbers:
     those that are subtracted from the exponents of `rows` rows, then those subtracted from dP."""
 
-    def __init__(self, spec):
+    def __init__(self, spec: MatmulDeltaClass):
         self.spec = spec
         self.dtypes = [DTYPES[name] for name in spec.dtypes]
 
@@ -68,7 +69,7 @@ class MatmulDeltaKernel:
         row = m * s.rows + mine
 
         place = [row, head, rest % inner, rest // inner]
-        at = [dot(place, operands[i + 1 : i + 5]) for i in range(0, len(operands) - 1, 5)]
+        given = [(operands[i], dot(place, operands[i + 1 : i + 5])) for i in range(0, len(operands) - 1, 5)]
         products = cute.make_rmem_tensor(s.vector, Float32)
         products.fill(0.0)
         lse = Float32(float("inf"))
@@ -76,29 +77,23 @@ class MatmulDeltaKernel:
             held = [cute.make_rmem_tensor((s.vector, s.vectors), dtype) for dtype in self.dtypes]
             for i in cutlass.range_constexpr(2):
                 held[i].fill(0.0)
+                address, begin = given[i]
                 for k in cutlass.range_constexpr(s.vectors):
                     column = (k * LANES + lane) * s.vector
                     if column < D:
-                        gX = global_pointer(
-                            self.dtypes[i],
-                            operands[5 * i],
-                            at[i] + column,
-                            s.vector * self.dtypes[i].width // 8,
-                        )
-                        cute.autovec_copy(cute.make_tensor(gX, cute.make_layout(s.vector)), held[i][None, k])
+                        gX = in_global(self.dtypes[i], address, begin + column, s.vector)
+                        cute.autovec_copy(gX, held[i][None, k])
             for k in cutlass.range_constexpr(s.vectors):
                 grad, output = (unpack(held[i][None, k]) for i in range(2))
                 for j in cutlass.range_constexpr(s.vector):
                     products[j] = cute.math.fma(grad[j], output[j], products[j])
-            gL = global_pointer(Float32, operands[10], at[2], 4)
-            lse = cute.make_tensor(gL, cute.make_layout(1))[0]
+            lse = get(*given[2])
             if const_expr(s.lse_grad):
-                gG = global_pointer(Float32, operands[15], at[3], 4)
-                products[0] -= cute.make_tensor(gG, cute.make_layout(1))[0] / LANES
-            nothing = Float32(cutlass.select_(empty_zeros != 0, Float32(float("inf")), Float32(float("nan"))))
+                products[0] -= get(*given[3]) / LANES
+            nothing = select(empty_zeros != 0, Float32(float("inf")), Float32(float("nan")))
             # Of a row with +inf in it nothing is a number.
-            lse = Float32(cutlass.select_(lse == float("inf"), Float32(float("nan")), lse))
-            lse = Float32(cutlass.select_(lse == -float("inf"), nothing, lse))
+            lse = select(lse == float("inf"), Float32(float("nan")), lse)
+            lse = select(lse == -float("inf"), nothing, lse)
         total = tree(operator.add, [products[j] for j in range(s.vector)])
         (total,) = SUM.lanes((total,), LANES)
         if lane == 0:

@@ -8,7 +8,7 @@ same registers.
     coordinates -> shared memory -> load -> exponentials -> multiply -> finish -> store
 """
 
-from types import SimpleNamespace
+from dataclasses import dataclass, replace
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -18,19 +18,39 @@ from cutlass.cute.nvgpu import warp
 
 from layouts.trace import observe
 
-from ..common.index import dot
-from ..common.tensor_cores import BOX, WARPGROUP, ldmatrix, row_of_matrix
-from .merge_global import Parts
-from .softmax_rows import QUAD, STEP_PRODUCTS, TILE_N, Rows
-from .tiles import Works
-from .unaligned import PITCH, Eighths
+from ...plan.matmul_class import BLOCK_ROWS, TILE_N, WARPGROUP, MatmulClass
+from ...plan.matmul_class import LINE_N as PITCH
+from ...plan.matmul_layouts import BOX, QUAD, WARP_ROWS
+from ...plan.problem import ALIGNMENT as PIECE  # bytes that the swizzle exchanges
+from ..common.copy import DTYPES, element, load_async
+from ..common.index import dot, select
+from ..common.tensor_cores import ldmatrix, row_of_matrix
+from .memory import in_global, in_shared
+from .merge_global import Merge, hand_over
+from .softmax_rows import STEP_PRODUCTS, block_of
+from .tiles import Call, Work, call_of, tiles_of
 
-PIECE = 16  # bytes that the swizzle exchanges
 UNROLLED = 8
 
 
-class MmaKernel(Works, Rows, Eighths, Parts):
-    """The kernel of one Plan class; spec: see `cute_softmax.plan.matmul_mma.MmaClass`."""
+@dataclass(frozen=True)
+class Source:
+    """What a CTA reads of S or of V: its dtype and address, its row stride in bytes, how many rows and columns it has,
+    and the first ones that are read."""
+
+    dtype: type
+    address: Int64
+    pitch: Int64
+    limits: tuple[Int32, Int32]
+    row: Int32 | int
+    column: Int32 | int
+
+
+class MmaKernel:
+    """The kernel of one Plan class; spec: see `cute_softmax.plan.matmul_class.MatmulClass`."""
+
+    def __init__(self, spec: MatmulClass):
+        self.spec = spec
 
     @cute.jit
     def __call__(
@@ -51,35 +71,16 @@ class MmaKernel(Works, Rows, Eighths, Parts):
     ):
         """Launch. Arguments as of `MatmulKernel`, without those of its `lines`."""
         s = self.spec
-        shape, sizes = (rows, columns, depth), (batch_0, batch_1, batch_2)
-        extra = 10 + 6 * (s.mask + bool(s.bias))
-        results = operands[extra:]
-        self.kernel(
-            shape,
-            sizes,
-            (parts, part_steps),
-            operands[:5],
-            operands[5:10],
-            scale,
-            offset,
-            operands[10:extra],
-            results,
-        ).launch(grid=[ctas, 1, 1], block=[s.threads, 1, 1], stream=stream, min_blocks_per_mp=1)
-        self.launch_merge(shape, sizes, parts, scale, results, stream)
+        shape, batch, S, V = (rows, columns, depth), (batch_0, batch_1, batch_2), operands[:5], operands[5:10]
+        call = call_of(s, shape, batch, (parts, part_steps), S, V, scale, offset, operands[10:])
+        self.kernel(call).launch(
+            grid=[ctas, 1, 1], block=[s.threads, 1, 1], stream=stream, min_blocks_per_mp=1
+        )
+        if const_expr(s.split):
+            Merge(s).launch(call, stream)
 
     @cute.kernel
-    def kernel(
-        self,
-        shape: tuple,
-        sizes: tuple,
-        parts: tuple,
-        scores: tuple,
-        values: tuple,
-        scale: Float32,
-        offset: Int32,
-        extras: tuple,
-        results: tuple,
-    ):
+    def kernel(self, call: Call):
         s = self.spec
 
         # Coordinates.
@@ -91,78 +92,60 @@ class MmaKernel(Works, Rows, Eighths, Parts):
         sS = smem.allocate(s.stages * s.score_stage_bytes, byte_alignment=1024).toint()
         sV = smem.allocate(s.stages * s.value_stage_bytes, byte_alignment=1024).toint()
 
-        this = self.call(shape, sizes, parts, scale, offset, extras, results, sS=sS, sV=sV)
-        work = self.work(this, Int32(0))
-        boxes_S = self.source(this, scores, work, 0, work.row_tile * s.rows, 0)
-        boxes_V = self.source(this, values, work, 1, 0, work.depth_tile * s.depth)
+        tiles = tiles_of(s, call)
+        work = tiles.work(Int32(0))
+        S = self.source(0, call.scores, work, (call.rows, call.columns), work.row_tile * s.rows, 0)
+        V = self.source(1, call.values, work, (call.columns, call.depth), 0, work.depth_tile * s.depth)
         if const_expr(s.lines):
             # Every eighth row begins equally far from a multiple of 16 bytes.
-            begins = Int32(boxes_S.address & 15) + lane // QUAD * Int32(boxes_S.pitch & 15)
-            work.shifts = [begins & 15] * 2
+            begins = Int32(S.address & 15) + lane // QUAD * Int32(S.pitch & 15)
+            work = replace(work, shifts=(begins & 15, begins & 15))
 
         # Partition.
         row, piece = row_of_matrix(lane, 0)
         from_V = sV + row * BOX + piece * PIECE
         tiled_mma = cute.make_tiled_mma(
-            warp.MmaF16BF16Op(self.dtypes[1], Float32, (16, 8, 16)), atom_layout_mnk=(4, 1, 1)
+            warp.MmaF16BF16Op(V.dtype, Float32, (16, 8, 16)), atom_layout_mnk=(4, 1, 1)
         )
         observe("mma", tiled_mma)
         blocks = []
         for b in cutlass.range_constexpr(s.blocks):
-            first = group * s.blocks * 64 + 64 * b
-            operand = tiled_mma.make_fragment_A(tiled_mma.partition_shape_A((64, TILE_N)))
-            blocks.append(
-                SimpleNamespace(
-                    # Stages are waited for and given back for all blocks at once.
-                    begins=False,
-                    ends=False,
-                    first=first,
-                    row=first + thread // 32 * 16 + lane // QUAD,
-                    base=sS,
-                    sS=sS + (first + thread // 32 * 16 + row) * BOX + piece * PIECE,
-                    rO=tiled_mma.make_fragment_C(tiled_mma.partition_shape_C((64, s.depth))),
-                    rA=operand,
-                    rP=operand,
-                    rRef=cute.make_rmem_tensor(2, Float32),
-                    rSlope=cute.make_rmem_tensor(2, Float32),
-                    rShift=cute.make_rmem_tensor(2, Float32),
-                    rTotal=cute.make_rmem_tensor(2, Float32),
-                    rSum=cute.make_rmem_tensor(2, Float32),
-                    rFall=cute.make_rmem_tensor(3, Float32),
-                )
-            )
-            self.begin(this, blocks[b], work)
+            top = group * s.blocks * BLOCK_ROWS + BLOCK_ROWS * b
+            of_warp = top + thread // 32 * WARP_ROWS
+            own, read = of_warp + lane // QUAD, (of_warp + row, piece)
+            blocks.append(block_of(tiles, tiled_mma, sS, top, own, read, lane))
+            blocks[b].begin(work)
 
         # Load.
         for i in cutlass.range_constexpr(s.stages - 1):
-            self.load(this, work, boxes_S, boxes_V, Int32(i), Int32(i), tidx)
+            self.load(work, S, V, sS, sV, Int32(i), Int32(i), tidx)
         stage = Int32(0)
         for step in cutlass.range(work.steps, unroll=1):
             cute.arch.cp_async_wait_group(s.stages - 2)
             cute.arch.barrier()  # the stage is full, and all have read the one before it
-            before = Int32(cutlass.select_(stage == 0, s.stages - 1, stage - 1))
-            self.load(this, work, boxes_S, boxes_V, step + (s.stages - 1), before, tidx)
+            before = select(stage == 0, Int32(s.stages - 1), stage - 1)
+            self.load(work, S, V, sS, sV, step + (s.stages - 1), before, tidx)
             # Exponentials.
             for b in cutlass.range_constexpr(s.blocks):
-                self.prepare(this, blocks[b], work, work.first + step, stage, Int32(0), lane, None)
-                self.take_over(blocks[b])
+                blocks[b].prepare(work, work.first + step, stage, None)
+                blocks[b].take_over()
             # Multiply.
             self.product(tiled_mma, blocks, from_V + stage * s.value_stage_bytes)
-            stage = Int32(cutlass.select_(stage == s.stages - 1, 0, stage + 1))
+            stage = select(stage == s.stages - 1, Int32(0), stage + 1)
         cute.arch.cp_async_wait_group(0)
 
         for b in cutlass.range_constexpr(s.blocks):
             if const_expr(s.split):
-                self.hand_over(this, blocks[b], work, 0, lane)
+                hand_over(blocks[b], work, 0)
             else:
-                self.finish(this, blocks[b], work, lane)
+                blocks[b].finish(work)
 
     def product(self, tiled_mma: cute.TiledMma, blocks: list, from_V: Int32):
         """The powers of a step times its tile of V; from_V: the address that this lane gives to the first ldmatrix.
 
         An ldmatrix loads 16 rows and 16 columns, the B operand of two products for each block."""
         s = self.spec
-        rV = cute.make_rmem_tensor(((2, 2), 2), self.dtypes[1])
+        rV = cute.make_rmem_tensor(((2, 2), 2), DTYPES[s.dtypes[1]])
         words = cute.recast_tensor(rV, Uint32)
         two = cute.make_layout(((2, 2), 1, 2))
         for k in range(STEP_PRODUCTS):
@@ -175,53 +158,50 @@ class MmaKernel(Works, Rows, Eighths, Parts):
                     rO = cute.make_tensor(block.rO.iterator + n * cute.size(two), two)
                     cute.gemm(tiled_mma, rO, block.rA[(None, None, k)], rV, rO)
 
-    def source(self, this, operand: tuple, work: SimpleNamespace, i: int, row: Int32, column: Int32):
-        """What a CTA reads of S (i = 0) or V (i = 1): address, row stride in bytes, first row and column."""
+    def source(
+        self, i: int, operand: tuple, work: Work, limits: tuple, row: Int32 | int, column: Int32 | int
+    ) -> Source:
+        """What the CTA reads of S (i = 0) or V (i = 1)."""
+        dtype = DTYPES[self.spec.dtypes[i]]
         address, row_stride, *batch = operand
-        size = self.dtypes[i].width // 8
-        return SimpleNamespace(
-            address=address + dot([*work.modes], batch) * size,
-            pitch=row_stride * size,
-            row=row,
-            column=column,
+        size = dtype.width // 8
+        return Source(
+            dtype, address + dot([*work.modes], batch) * size, row_stride * size, limits, row, column
         )
 
     @cute.jit
-    def load(self, this, work, scores, values, step: Int32, stage: Int32, tidx: Int32):
+    def load(
+        self, work: Work, S: Source, V: Source, sS: Int32, sV: Int32, step: Int32, stage: Int32, tidx: Int32
+    ):
         """Begin to load a step's tiles, if there is such a step; one group of cp.async in any case."""
         s = self.spec
         if step < work.steps:
             first = (work.first + step) * TILE_N
-            at = this.sS + stage * s.score_stage_bytes
-            limits = this.rows, this.columns
+            at = sS + stage * s.score_stage_bytes
             if const_expr(s.lines):
-                self.load_lines(scores, first, limits, at, tidx)
+                self.load_lines(S, first, at, tidx)
             else:
-                self.load_boxes(scores, 0, s.rows, (scores.row, first), limits, at, tidx)
-            at = this.sV + stage * s.value_stage_bytes
-            limits = this.columns, this.depth
-            self.load_boxes(values, 1, TILE_N, (first, values.column), limits, at, tidx)
+                self.load_boxes(S, (s.rows, TILE_N), s.access[0], (S.row, first), at, tidx)
+            at = sV + stage * s.value_stage_bytes
+            self.load_boxes(V, (TILE_N, s.depth), s.access[1], (first, V.column), at, tidx)
         cute.arch.cp_async_commit_group()
 
     @cute.jit
     def load_boxes(
         self,
-        source,
-        i: cutlass.Constexpr[int],
-        rows: cutlass.Constexpr[int],
+        source: Source,
+        shape: cutlass.Constexpr[tuple],
+        access: cutlass.Constexpr[int],
         corner: tuple[Int32, Int32],
-        limits: tuple[Int32, Int32],
         to: Int32,
         tidx: Int32,
     ):
-        """A tile into shared memory at `to`, as boxes of 128 bytes by `rows` side by side, zeros beyond the limits.
+        """A tile of this shape into shared memory at `to`, as boxes of 128 bytes of columns, zeros beyond the limits.
 
         A thread loads pieces of `access` bytes, of one column and every few rows."""
-        s, dtype = self.spec, self.dtypes[i]
-        size, access = dtype.width // 8, s.access[i]
-        boxes = (s.depth if i else TILE_N) * size // BOX
-        pieces = BOX // access
-        apart = s.threads // pieces  # rows between two pieces of a thread
+        size, (rows, columns), limits = source.dtype.width // 8, shape, source.limits
+        boxes, pieces = columns * size // BOX, BOX // access
+        apart = self.spec.threads // pieces  # rows between two pieces of a thread
         piece, row = tidx % pieces, tidx // pieces
         for box in cutlass.range_constexpr(boxes):
             column = corner[1] + (box * BOX + piece * access) // size
@@ -237,24 +217,21 @@ class MmaKernel(Works, Rows, Eighths, Parts):
                 held = []
                 for j in cutlass.range_constexpr(unrolled):
                     r = row + (turn * unrolled + j) * apart
-                    here = Int32(cutlass.select_(left > 0, count, 0))
+                    here = select(left > 0, count, 0)
                     target = tile + r * BOX + ((inside[0] ^ (r % 8)) * PIECE + inside[1])
                     if const_expr(access >= 4):
-                        copy_async(target, address, access, here)
+                        self.copy_async(source, address, target, access, here)
                     else:
                         # Where nothing is to be read the first element is.
-                        held.append(
-                            (target, here, word_at(Int64(cutlass.select_(here > 0, address, source.address))))
-                        )
+                        begin = select(here > 0, address, source.address)
+                        held.append((target, here, element(Uint16, begin)[0]))
                     address += source.pitch * apart
                     left -= apart
                 for target, here, word in held:
-                    pointer = cute.make_ptr(Uint16, target, cute.AddressSpace.smem, assumed_align=2)
-                    word = Uint16(cutlass.select_(here > 0, word, Uint16(0)))
-                    cute.make_tensor(pointer, cute.make_layout(1))[0] = word
+                    in_shared(Uint16, target)[0] = select(here > 0, word, Uint16(0))
 
     @cute.jit
-    def load_lines(self, source, column: Int32, limits: tuple, to: Int32, tidx: Int32):
+    def load_lines(self, source: Source, column: Int32, to: Int32, tidx: Int32):
         """A tile of 16-bit scores whose rows begin anywhere: of each row the whole 16 bytes around its part of a tile,
         so that it begins as far from such a multiple as in global memory; rows of `PITCH` columns, without a swizzle.
         A thread loads one of the first eight pieces of every few rows, and the last one of one row."""
@@ -263,36 +240,27 @@ class MmaKernel(Works, Rows, Eighths, Parts):
         first = pieces - 1
         apart = s.threads // first
         row, piece = tidx // first, tidx % first
-        address, count = self.piece(source, row, piece, column, limits)
-        left = limits[0] - source.row - row
+        address, count = self.piece(source, row, piece, column)
+        left = source.limits[0] - source.row - row
         for j in cutlass.range_constexpr(s.rows // apart):
-            here = Int32(cutlass.select_(left > 0, count, 0))
-            copy_async(to + ((row + j * apart) * PITCH + piece * 8) * 2, address, PIECE, here)
+            here = select(left > 0, count, 0)
+            self.copy_async(source, address, to + ((row + j * apart) * PITCH + piece * 8) * 2, PIECE, here)
             address += source.pitch * apart  # as far from 16 bytes: `apart` is a multiple of 8
             left -= apart
         if tidx < s.rows:
-            address, count = self.piece(source, tidx, Int32(first), column, limits)
-            count = Int32(cutlass.select_(source.row + tidx < limits[0], count, 0))
-            copy_async(to + (tidx * PITCH + first * 8) * 2, address, PIECE, count)
+            address, count = self.piece(source, tidx, Int32(first), column)
+            count = select(source.row + tidx < source.limits[0], count, 0)
+            self.copy_async(source, address, to + (tidx * PITCH + first * 8) * 2, PIECE, count)
 
-    def piece(self, source: SimpleNamespace, row: Int32, piece: Int32, column: Int32, limits: tuple) -> tuple:
+    def copy_async(self, source: Source, address: Int64, target: Int32, size: int, exist: Int32):
+        """cp.async of `size` bytes to shared memory, of which `exist` are read; the others are zero."""
+        count = size * 8 // source.dtype.width
+        gX, sX = in_global(source.dtype, address, 0, count), in_shared(source.dtype, target, count)
+        load_async(gX, sX, count, None, exist=exist)
+
+    def piece(self, source: Source, row: Int32, piece: Int32, column: Int32) -> tuple:
         """(address, bytes that count) of 16 bytes of a row of S, the first of which lie around `column`."""
         start = source.address + Int64(source.row + row) * source.pitch
         column = column + piece * 8
-        left = limits[1] - column + Int32(start & 15) // 2
+        left = source.limits[1] - column + Int32(start & 15) // 2
         return (start & -16) + Int64(column) * 2, cutlass.min(cutlass.max(left, 0), 8) * 2
-
-
-def copy_async(target: Int32, address: Int64, size: int, count: Int32):
-    """cp.async of `size` bytes to shared memory, of which `count` come from global memory; the others are zero."""
-    through = "cg" if size == PIECE else "ca"  # only 16-byte copies can pass L1 by
-    cute.arch.inline_ptx(
-        f"cp.async.{through}.shared.global [{{$r0}}], [{{$r1}}], {size}, {{$r2}};",
-        read_only_args=[target, address, count],
-    )
-
-
-def word_at(address: Int64) -> Uint16:
-    """Two bytes in global memory."""
-    pointer = cute.make_ptr(Uint16, address, cute.AddressSpace.gmem, assumed_align=2)
-    return cute.make_tensor(pointer, cute.make_layout(1))[0]

@@ -1,102 +1,169 @@
 """How softmax(S) @ V is cut into tiles of rows, columns of V and parts of the columns of S, and who takes which."""
 
-from types import SimpleNamespace
+from dataclasses import dataclass
+from itertools import islice
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, const_expr
+from cutlass import Float32, Int32, Int64, const_expr
 
-from ..common import online
-from ..common.copy import DTYPES
-from .softmax_rows import TILE_N
+from ...plan.matmul_class import TILE_N, MatmulClass
+from ..common.copy import global_pointer
+from ..common.index import select
 
 
-class Works:
-    """What the kernels of softmax(S) @ V have alike besides `Rows`, whatever multiplies and loads.
+@dataclass(frozen=True)
+class Call:
+    """A call as its kernels get it.
 
-    spec: see `cute_softmax.plan.matmul.MatmulClass`.
+    rows, columns, depth: M, N, D; batch: sizes of its three modes. parts, part_steps: into how many parts the columns
+    are cut, and the steps of each. scores, values: of S and V, (address, row stride, batch strides) where they are read
+    without TMA; where each eighth row of S is a tensor to it, (address, row stride, rows from batch to batch).
+    scale, offset: see `cute_softmax.plan.MatmulPlan`.
+    mask, bias: (address, row and column stride, batch strides), or nothing. out, lse, sums, stats: addresses of the
+    result, of the log-sum-exps, if wanted, of the parts' results, if there are several, and of the given log-sum-exps.
     """
 
-    def __init__(self, spec):
-        self.spec = spec
-        self.dtypes = [DTYPES[name] for name in spec.dtypes]
-        self.exp = online.Fast(spec.dtypes[0])
+    rows: Int32
+    columns: Int32
+    depth: Int32
+    batch: tuple[Int32, ...]
+    parts: Int32
+    part_steps: Int32
+    scores: tuple
+    values: tuple
+    scale: Float32
+    offset: Int32
+    mask: tuple[Int64, ...]
+    bias: tuple[Int64, ...]
+    out: Int64
+    lse: Int64 | None
+    sums: Int64 | None
+    stats: Int64 | None
 
-    def call(
-        self,
-        shape: tuple,
-        sizes: tuple,
-        parts: tuple,
-        scale: Float32,
-        offset: Int32,
-        extras: tuple,
-        results: tuple,
-        **own,
-    ) -> SimpleNamespace:
-        """What a CTA knows of its call; own: what only some kernels have."""
-        s = self.spec
-        rows, columns, depth = shape
-        cta, _, _ = cute.arch.block_idx()
-        ctas, _, _ = cute.arch.grid_dim()
-        row_tiles, depth_tiles = cute.ceil_div(rows, s.rows), cute.ceil_div(depth, s.depth)
-        batches = sizes[0] * sizes[1] * sizes[2]
-        return SimpleNamespace(
-            rows=rows,
-            columns=columns,
-            depth=depth,
-            sizes=sizes,
-            row_tiles=row_tiles,
-            depth_tiles=depth_tiles,
-            batches=batches,
-            works=batches * row_tiles * depth_tiles * parts[0],
-            parts=parts[0],
-            part_steps=parts[1],
-            mask=extras[:6] if const_expr(s.mask) else (),
-            bias=extras[-6:] if const_expr(bool(s.bias)) else (),
-            cta=cta,
-            ctas=ctas,
-            scale=scale,
-            offset=offset,
-            results=results,
-            **own,
-        )
 
-    def work(self, this, turn: Int32) -> SimpleNamespace:
-        """The tile that this CTA takes in its turn: its place, and how many steps of columns it has.
+def call_of(
+    spec: MatmulClass,
+    shape: tuple,
+    batch: tuple,
+    parts: tuple,
+    scores: tuple,
+    values: tuple,
+    scale: Float32,
+    offset: Int32,
+    operands: tuple,
+) -> Call:
+    """The call of a launch. operands: those behind S and V."""
+    left = iter(operands)
+    mask, bias = (tuple(islice(left, 6 if there else 0)) for there in (spec.mask, spec.bias))
+    results = (next(left) if there else None for there in (True, spec.lse, spec.split, spec.stats))
+    return Call(*shape, batch, *parts, scores, values, scale, offset, mask, bias, *results)
+
+
+@dataclass(frozen=True)
+class Work:
+    """A tile that a CTA takes: its place, and how many steps of columns it has.
+
+    modes: the coordinates of its batch. first: its first step; steps: of each warpgroup, where they take turns: the
+    last ones may find nothing. columns: the first that its part does not have.
+    shifts: bytes that this thread's two rows begin after a multiple of 16, where rows begin anywhere.
+    """
+
+    exists: cutlass.Boolean
+    row_tile: Int32
+    depth_tile: Int32
+    part: Int32
+    batch: Int32
+    modes: tuple[Int32, ...]
+    first: Int32
+    steps: Int32
+    columns: Int32
+    shifts: tuple[Int32, ...] = ()
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """The tiles of a call, and the CTA that takes some of them."""
+
+    spec: cutlass.Constexpr[MatmulClass]
+    call: Call
+    row_tiles: Int32
+    depth_tiles: Int32
+    batches: Int32
+    works: Int32
+    cta: Int32
+    ctas: Int32
+
+    def work(self, turn: Int32) -> Work:
+        """The tile that this CTA takes in its turn.
 
         Tiles of one batch follow each other, so that V is in L2. Causal ones come in the order of their length, the
         longest first, and every second turn in reverse: CTAs then end together.
         """
-        s = self.spec
-        index = turn * this.ctas + this.cta
+        s, call = self.spec, self.call
+        index = turn * self.ctas + self.cta
         if const_expr(s.causal):
-            backwards = turn * this.ctas + this.ctas - 1 - this.cta
-            index = Int32(cutlass.select_(turn % 2 == 1, backwards, index))
+            backwards = turn * self.ctas + self.ctas - 1 - self.cta
+            index = select(turn % 2 == 1, backwards, index)
         if const_expr(s.paired):
             part, rest = index % 2, index // 2
-            depth_tile, rest = rest % this.depth_tiles, rest // this.depth_tiles
+            depth_tile, rest = rest % self.depth_tiles, rest // self.depth_tiles
         else:
-            depth_tile, rest = index % this.depth_tiles, index // this.depth_tiles
-            part, rest = rest % this.parts, rest // this.parts
-        end = this.columns
+            depth_tile, rest = index % self.depth_tiles, index // self.depth_tiles
+            part, rest = rest % call.parts, rest // call.parts
+        end = call.columns
         if const_expr(s.causal):
-            batch, row_tile = rest % this.batches, this.row_tiles - 1 - rest // this.batches
-            last = cutlass.min((row_tile + 1) * s.rows, this.rows) - 1
-            end = cutlass.min(end, last + this.offset + 1)
+            batch, row_tile = rest % self.batches, self.row_tiles - 1 - rest // self.batches
+            last = cutlass.min((row_tile + 1) * s.rows, call.rows) - 1
+            end = cutlass.min(end, last + call.offset + 1)
         else:
-            row_tile, batch = rest % this.row_tiles, rest // this.row_tiles
-        first = part * this.part_steps
-        steps = cutlass.min(cutlass.max(cute.ceil_div(end, TILE_N), 1) - first, this.part_steps)
-        b2, rest = batch % this.sizes[2], batch // this.sizes[2]
-        return SimpleNamespace(
-            exists=index < this.works,
+            row_tile, batch = rest % self.row_tiles, rest // self.row_tiles
+        first = part * call.part_steps
+        steps = cutlass.min(cutlass.max(cute.ceil_div(end, TILE_N), 1) - first, call.part_steps)
+        _, b1, b2 = call.batch
+        mode_2, rest = batch % b2, batch // b2
+        return Work(
+            exists=index < self.works,
             row_tile=row_tile,
             depth_tile=depth_tile,
             part=part,
             batch=batch,
-            modes=(rest // this.sizes[1], rest % this.sizes[1], b2),
+            modes=(rest // b1, rest % b1, mode_2),
             first=first,
-            # Of each warpgroup, where they take turns: the last ones may find nothing.
             steps=cute.ceil_div(steps, s.shares),
-            columns=cutlass.min(this.columns, (first + steps) * TILE_N),
+            columns=cutlass.min(call.columns, (first + steps) * TILE_N),
         )
+
+
+def tiles_of(spec: MatmulClass, call: Call) -> Tiles:
+    """The tiles of a call, in a kernel."""
+    cta, _, _ = cute.arch.block_idx()
+    ctas, _, _ = cute.arch.grid_dim()
+    row_tiles, depth_tiles = cute.ceil_div(call.rows, spec.rows), cute.ceil_div(call.depth, spec.depth)
+    batches = call.batch[0] * call.batch[1] * call.batch[2]
+    works = batches * row_tiles * depth_tiles * call.parts
+    return Tiles(spec, call, row_tiles, depth_tiles, batches, works, cta, ctas)
+
+
+def matrix(dtype: type, operand: tuple, shape: tuple, batch: tuple, transposed: bool = False) -> cute.Tensor:
+    """A tensor in global memory, for TMA, as (rows, columns, batch modes), or (columns, rows, batch modes); modes that
+    are broadcast have one element.
+
+    operand: address, row stride, batch strides; all strides are multiples of 16 bytes.
+    """
+    address, row, *strides = operand
+    once = [stride == 0 for stride in strides]
+    sizes = [select(o, Int32(1), n) for o, n in zip(once, batch, strict=True)]
+    strides = [select(o, Int64(8), n) for o, n in zip(once, strides, strict=True)]
+    strides = [cute.assume(n, divby=8) for n in (row, *strides)]
+    pointer = global_pointer(dtype, address, Int64(0), 16)
+    if transposed:
+        layout = cute.make_layout((*shape[::-1], *sizes), stride=(1, *strides))
+    else:
+        layout = cute.make_layout((*shape, *sizes), stride=(strides[0], 1, *strides[1:]))
+    return cute.make_tensor(pointer, layout)
+
+
+def place(mX: cute.Tensor, work: Work) -> tuple:
+    """The batch coordinates of a work in a tensor of `matrix`: 0 where it is broadcast."""
+    return tuple(cutlass.min(b, n - 1) for b, n in zip(work.modes, mX.shape[2:], strict=True))

@@ -1,0 +1,110 @@
+"""A product as the dispatch knows it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from ...plan.problem import Operand
+from ...runtime import launch
+from ..common import arguments
+from ..common.spec import Spec
+from ..common.state import recorded
+
+HALVES = (torch.bfloat16, torch.float16)
+Results = tuple[torch.Tensor, torch.Tensor | None]
+
+
+class Request(NamedTuple):
+    """A checked call: ``softmax(factor * scores + bias, -1) @ values``.
+
+    stats: the rows' log-sum-exps, if they are known, with dimensions that broadcast to the rows. spec: of the softmax.
+    """
+
+    scores: torch.Tensor
+    values: torch.Tensor
+    mask: torch.Tensor | None
+    bias: torch.Tensor | None
+    stats: torch.Tensor | None
+    spec: Spec
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor | None, ...]:
+        """All but the spec."""
+        return self[:5]
+
+    @property
+    def batch(self) -> torch.Size:
+        """The batch dimensions of the result."""
+        batch, others = self.scores.shape[:-2], self.values.shape[:-2]
+        return batch if batch == others else torch.broadcast_shapes(batch, others)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the result."""
+        return *self.batch, self.scores.shape[-2], self.values.shape[-1]
+
+    @property
+    def on_kernel(self) -> bool:
+        """Whether our kernels serve it; all else is composed."""
+        return arguments.on_gpu(self.values) and self.values.dtype in HALVES
+
+    @property
+    def recorded(self) -> bool:
+        """Whether autograd records the call."""
+        return recorded(self.scores, self.values, self.bias)
+
+    @property
+    def constant(self) -> Request:
+        """The same, to which no gradient flows by its stats."""
+        return self if self.stats is None else self._replace(stats=self.stats.detach())
+
+    @property
+    def fields(self) -> tuple:
+        """What `request_of` takes."""
+        scores, values, mask, bias, stats, spec = self
+        return scores, values, mask, bias, spec.factor, spec.causal, spec.zero, stats
+
+
+class Upstream(NamedTuple):
+    """What the gradients of a request are made from beside it: its results, and their gradients.
+
+    lse: the rows' log-sum-exps, with dimensions that broadcast to the rows; lse_grad: None where they have no gradient.
+    """
+
+    result: torch.Tensor
+    lse: torch.Tensor
+    grad: torch.Tensor
+    lse_grad: torch.Tensor | None = None
+
+
+def request_of(
+    scores: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    scale: float = 1.0,
+    causal: int | None = None,
+    zero: bool = False,
+    stats: torch.Tensor | None = None,
+) -> Request:
+    """The request of an operator's arguments."""
+    return Request(scores, values, mask, bias, stats, spec_of(scores, scale, causal, zero))
+
+
+def spec_of(scores: torch.Tensor, scale: float, causal: int | None, zero: bool = False) -> Spec:
+    """The softmax of rows of scores.
+
+    causal: column j of row i counts if j <= i + causal, None: all do; zero: what a row without anything that counts
+    gives, 0 instead of NaN.
+    """
+    return Spec((scores.dim() - 1,), scores.dtype, factor=scale, causal=causal, zero=zero)
+
+
+def operand_of(tensor: torch.Tensor | None) -> Operand | None:
+    """What a plan must know of an operand; masks are read by element, wherever they begin."""
+    if tensor is None:
+        return None
+    found = launch.operand(tensor)
+    return found._replace(address=0) if found.dtype == "bool" else found

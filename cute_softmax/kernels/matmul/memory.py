@@ -1,0 +1,54 @@
+"""Elements of memory by their addresses."""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32, Int64
+
+from ..common.copy import element, global_pointer
+from ..common.index import dot
+
+
+def in_global(dtype: type, address: Int64, at: Int64 | int, count: int) -> cute.Tensor:
+    """`count` elements of the tensor at `address` (bytes) from element `at` on, aligned to what they are together."""
+    pointer = global_pointer(dtype, address, at, count * dtype.width // 8)
+    return cute.make_tensor(pointer, cute.make_layout(count))
+
+
+def in_shared(dtype: type, address: Int32, count: int = 1, align: int | None = None) -> cute.Tensor:
+    """`count` elements in shared memory, aligned to `align` bytes, or to what they are together."""
+    align = align or count * dtype.width // 8
+    pointer = cute.make_ptr(dtype, address, cute.AddressSpace.smem, assumed_align=align)
+    return cute.make_tensor(pointer, cute.make_layout(count))
+
+
+def get(address: Int64, at: Int64) -> Float32:
+    """Element `at` of float32 numbers in global memory."""
+    return element(Float32, address, at)[0]
+
+
+def put(dtype: type, address: Int64, at: Int64, numbers: cute.Tensor, first: int, count: int):
+    """Store `count` of a thread's numbers side by side in global memory, element `at` on."""
+    held = cute.make_tensor(numbers.iterator + first, cute.make_layout(count))
+    cute.autovec_copy(held, in_global(dtype, address, at, count))
+
+
+@cute.jit
+def put_if(
+    condition: Boolean,
+    dtype: cutlass.Constexpr,
+    address: Int64,
+    at: Int64,
+    numbers: cute.Tensor,
+    first: cutlass.Constexpr[int],
+    count: cutlass.Constexpr[int],
+):
+    """`put` where a condition holds."""
+    if condition:
+        put(dtype, address, at, numbers, first, count)
+
+
+def nearest(dtype: type, operand: tuple, row: Int32, column: Int32, modes: tuple, limits: tuple):
+    """An element of a mask or a bias (address, strides); beyond the rows and columns in `limits` the last one."""
+    address, *strides = operand
+    at = [cutlass.min(row, limits[0] - 1), cutlass.min(column, limits[1] - 1), *modes]
+    return element(dtype, address, dot(at, strides))[0]

@@ -1,0 +1,54 @@
+"""The numbers of a row of softmax(S) @ V: what its exponentials refer to, and what becomes of their sum."""
+
+from dataclasses import dataclass
+
+import cutlass.cute as cute
+from cutlass import Float32
+
+from ...plan.matmul_class import MatmulClass
+from ..common import online
+from ..common.index import select
+
+# The exponential of a row's reference is 2 ** HEADROOM, as small exponentials lose bits in float16, and a thread's sum
+# of 16 exponentials may reach BOUND before the reference is moved: below what float16 holds, and so high that it rarely
+# happens.
+HEADROOM = 4.0
+BOUND = 2.0**14
+KNOWN_HEADROOM = 14.0  # where sums are given: then no exponential exceeds 1
+TINY = 1e-30  # a scale of 0 leaves masked scores masked
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """The numbers of a row in a class of kernels."""
+
+    spec: MatmulClass
+
+    @property
+    def exp(self) -> online.Fast:
+        """Its exponentials."""
+        return online.Fast(self.spec.dtypes[0])
+
+    def factor(self, scale: Float32) -> Float32:
+        """What packed scores are multiplied by in the exponent; their sign is changed before."""
+        if self.spec.wide or not self.spec.scaled:
+            return Float32(1.0)
+        return cute.arch.fmax(cute.arch.fmax(scale, -scale), Float32(TINY))
+
+    def log_sum(self, ref: Float32, total: Float32, scale: Float32) -> Float32:
+        """The logarithm of a row's sum of exponentials."""
+        return finite(ref) * self.factor(scale) + cute.math.log(total) - Float32(HEADROOM * online.LN_2)
+
+    def inverse(self, total: Float32) -> Float32:
+        """What a row's sums are multiplied by."""
+        if self.spec.stats:
+            return total
+        inverse = cute.arch.rcp_approx(total)
+        if self.spec.zero:
+            inverse = select(total == 0.0, Float32(0.0), inverse)
+        return inverse
+
+
+def finite(ref: Float32) -> Float32:
+    """A reference; 0 for rows that have seen nothing but -inf."""
+    return select(ref == Float32(-float("inf")), Float32(0.0), ref)
