@@ -13,7 +13,7 @@ from test_panel_compile import panel_class
 
 from cute_softmax.plan import NO_PROLOGUE, NotPlanned, Plan, Prologue, RowClass
 from cute_softmax.plan.hardware import ARCHITECTURES
-from cute_softmax.plan.panel_configs import HELD
+from cute_softmax.plan.table import table_of
 from cute_softmax.runtime.compile import build_math
 
 PROLOGUES = (
@@ -81,7 +81,7 @@ def test_build_math_has_the_operands_of_the_plan(kind):
     if kind == "rows":
         found = all_classes("sm_90a", SAME[:1])
     elif kind == "panels":
-        found = (panel_class(HELD[1][0], math, ("bf16", "bf16")) for math in PAIRS_OF)
+        found = (panel_class(table_of().held[1][0], math, ("bf16", "bf16")) for math in PAIRS_OF)
     else:
         found = classes_of("sm_90a", 11)
     for c in found:

@@ -46,6 +46,7 @@ from sanitizing import Job  # noqa: E402
 
 from cute_softmax import ladder  # noqa: E402
 from cute_softmax.plan import MATHS, PanelPlan, plan_panel  # noqa: E402
+from cute_softmax.plan.catalogue import ctas_counts  # noqa: E402
 from cute_softmax.plan.panel_configs import SHIFTED_FROM, PanelConfig  # noqa: E402
 from cute_softmax.plan.problem import ITEM_SIZE  # noqa: E402
 from cute_softmax.plan.table import table_of  # noqa: E402
@@ -75,7 +76,7 @@ def cases(arch: str, maths: list[str], names: list[str]):
             forms = [*product((False, True), {whole, one, (one[0], *whole[1:])})]
         else:
             forms = [(True, whole)] + [(False, whole)] * (pair == ("fp32", "fp32") and online)
-        for (edges, width), ctas in product(forms, classes.CTAS_A_ROW):
+        for (edges, width), ctas in product(forms, ctas_counts()):
             for interval in classes.own_intervals(
                 math, arch, dtypes, ctas, edges=edges, width=width, online=online
             ):
