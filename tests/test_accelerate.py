@@ -124,6 +124,74 @@ def test_cross_entropy(kernels):
         assert [*acceleration.report().served] == ["aten::_log_softmax", "aten::_log_softmax_backward_data"]
 
 
+def losses_of(function, **options):
+    """The loss and the gradient of a call."""
+    x = example((6, 40), seed=1).requires_grad_()
+    loss = function(x, torch.randint(40, (6,), generator=torch.Generator().manual_seed(1)), **options)
+    return loss.detach(), torch.autograd.grad(loss.sum(), x)[0]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"reduction": "sum"}, {"ignore_index": 3, "weight": torch.rand(40)}], ids=str
+)
+def test_our_cross_entropy_in_the_place_of_torchs(kernels, options):
+    """By torch's name and by its module, only where it is asked for, and no longer than that."""
+    functional = torch.nn.functional
+    original, expected = functional.cross_entropy, losses_of(functional.cross_entropy, **options)
+    with accelerate() as outer:
+        assert functional.cross_entropy is original
+        with accelerate(cross_entropy=True) as inner:
+            kernels.clear()
+            for function in (
+                functional.cross_entropy,
+                lambda x, y, **o: torch.nn.CrossEntropyLoss(**o)(x, y),
+            ):
+                found = losses_of(function, **options)
+                assert all(torch.allclose(f, e, atol=1e-6) for f, e in zip(found, expected, strict=True))
+            assert [launch.math for launch in kernels] == ["selective", "softmax"] * 2
+        assert functional.cross_entropy is original and functional.cross_entropy.__name__ == "cross_entropy"
+    assert inner.report().served == {"torch.nn.functional.cross_entropy": 2} == outer.report().served
+
+
+def test_what_is_not_ours_of_cross_entropies(kernels):
+    """Goes on to torch's, with its errors, and is counted with a reason."""
+    x, target = example((6, 40)), torch.zeros(6, dtype=torch.long)
+    calls = {
+        "torch.float64 on cpu": lambda f: f(x.double(), target),
+        "class probabilities or label smoothing": lambda f: f(x, target, label_smoothing=0.1),
+        "classes that do not lie in the last dimension": lambda f: f(
+            x.view(6, 8, 5), target[:, None].expand(6, 5)
+        ),
+        "size_average or reduce, which torch has deprecated": lambda f: f(x, target, reduce=False),
+        "arguments that torch refuses, or nothing to do": lambda f: f(x[:0], target[:0]),
+        "a subclass of tensors": lambda f: f(torch.nn.Buffer(x).as_subclass(Plain), target),
+    }
+    torchs = torch.nn.functional.cross_entropy
+    with accelerate(cross_entropy=True) as acceleration:
+        for call in calls.values():
+            ours = call(torch.nn.functional.cross_entropy)
+            assert torch.allclose(ours, call(torchs), equal_nan=True)
+        with pytest.raises(ValueError, match="Expected input batch_size"):
+            torch.nn.functional.cross_entropy(x, target[:3])
+        compiled = torch.compile(torch.nn.functional.cross_entropy, fullgraph=True, backend="aot_eager")
+        assert torch.allclose(compiled(x, target), torchs(x, target))
+    reasons = {why for name, why in acceleration.report().handed_on if name.endswith("cross_entropy")}
+    assert reasons == set(calls)
+
+
+class Plain(torch.Tensor):
+    """A subclass that does nothing."""
+
+
+def test_restore_ends_losses_too(kernels):
+    original = torch.nn.functional.cross_entropy
+    accelerate(cross_entropy=True)
+    accelerate()
+    assert torch.nn.functional.cross_entropy is not original
+    restore()
+    assert torch.nn.functional.cross_entropy is original
+
+
 def test_a_model_with_eager_attention(kernels):
     """Unmodified, forward and backward: every softmax of it is ours, and loss and gradients stay."""
     for dtype, unit in ((torch.float32, 1e-6), (torch.bfloat16, 1e-2)):

@@ -22,7 +22,8 @@ FLOORS = (
     {"dispatch/softmax"},
     {"dispatch/heads", "dispatch/matmul"},
     {"dispatch/sharded"},
-    {"api", "accelerate"},
+    {"api"},
+    {"accelerate"},
     {"commands", "hardware", "nn"},
     {"cute_softmax"},
 )

@@ -1,7 +1,7 @@
 """Our kernels under torch's own softmax: a program gains without a change.
 
 `accelerate` registers them for operators of `aten` on torch's CUDA key; what they do not serve goes on to the kernels
-that were there before. Every call is counted.
+that were there before. A loss is no operator of its own: torch's function is replaced. Every call is counted.
 """
 
 from __future__ import annotations
@@ -11,19 +11,20 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
 
 import torch
 
-from . import operators, originals
+from . import losses, operators, originals
 
 KEY = "CUDA"  # of torch's dispatcher
 _SERVED = ""  # the reason of a call that was served
 
-_changing = threading.Lock()  # of the four that follow, and of torch's registrations
+_changing = threading.Lock()  # of the four that follow, and of what torch calls
 _library: torch.library.Library | None = None
-_blocks = 0  # `with accelerate()` that are open
-_asked = 0  # calls of `accelerate` for the whole program
-_generation = 0  # calls of `restore`, which ends all of both
+_loss: Callable[..., torch.Tensor] | None = None  # torch's own, while ours stands in its place
+_open: list[Acceleration] = []  # for the whole program, or blocks; as often as it was entered
+_generation = 0  # calls of `restore`, which ends all of them
 
 _counting = threading.Lock()
 _counts: Counter[tuple[str, str]] = Counter()  # (operator, reason) -> calls
@@ -63,15 +64,16 @@ class Report:
 class Acceleration:
     """A context manager that ends what `accelerate` began, with a report of the calls since."""
 
-    def __init__(self, generation: int) -> None:
+    def __init__(self, generation: int, cross_entropy: bool) -> None:
         self._first: int | None = generation
         self._entered: list[int] = []  # generations
         self._start = _copy_of_counts()
+        self.cross_entropy = cross_entropy
 
     def __enter__(self) -> Acceleration:
         with _changing:
-            for_this_block = self._first == _generation
-            _settle(_blocks + 1, _asked - for_this_block)
+            if self._first != _generation:  # else it has been open since it was made
+                _begin(self)
             self._first = None
             self._entered.append(_generation)
         return self
@@ -79,7 +81,8 @@ class Acceleration:
     def __exit__(self, *_: object) -> None:
         with _changing:
             if self._entered.pop() == _generation:
-                _settle(_blocks - 1, _asked)
+                _open.remove(self)
+                _settle()
 
     def report(self) -> Report:
         """The calls since this acceleration began.
@@ -90,7 +93,7 @@ class Acceleration:
         return _report(self._start)
 
 
-def accelerate() -> Acceleration:
+def accelerate(*, cross_entropy: bool = False) -> Acceleration:
     """Put our kernels under torch's own softmax, log_softmax, logsumexp and their gradients, for CUDA tensors.
 
     As a block it lasts until the block's end; blocks may be nested and may overlap in several threads. Called without a
@@ -104,6 +107,11 @@ def accelerate() -> Acceleration:
     `accelerated` counts it. Tensors on the CPU never come here, nor does code compiled by inductor, which has kernels
     of its own.
 
+    Args:
+        cross_entropy: Also put our `cross_entropy` in the place of `torch.nn.functional.cross_entropy`, which modules
+            and libraries call by that name: of class indices, without the matrix of log-probabilities. Other calls go
+            on to torch's.
+
     Returns:
         A context manager, which also reports the calls since it was made.
 
@@ -116,15 +124,17 @@ def accelerate() -> Acceleration:
         >>> report = acceleration.report()
     """
     with _changing:
-        _settle(_blocks, _asked + 1)
-        return Acceleration(_generation)
+        made = Acceleration(_generation, cross_entropy)
+        _begin(made)
+        return made
 
 
 def restore() -> None:
     """Give torch its own kernels back, exactly as they were, whatever blocks are open. It may be called again."""
     global _generation
     with _changing:
-        _settle(0, 0)
+        _open.clear()
+        _settle()
         _generation += 1
 
 
@@ -137,17 +147,44 @@ def accelerated() -> Report:
     return _report(_at_start)
 
 
-def _settle(blocks: int, asked: int) -> None:
-    """Register or withdraw the kernels, as this state asks. Under `_changing`."""
-    global _library, _at_start, _blocks, _asked
-    wanted = blocks + asked > 0
-    if wanted and _library is None:
+def _begin(one: Acceleration) -> None:
+    """Open it; what fails leaves all as it was. Under `_changing`."""
+    _open.append(one)
+    try:
+        _settle()
+    except BaseException:
+        _open.remove(one)
+        raise
+
+
+def _settle() -> None:
+    """Let torch call what those that are open ask for. Under `_changing`."""
+    global _library, _loss, _at_start
+    if _open and _library is None:
         _at_start = _copy_of_counts()
         _library = _registered()
-    elif not wanted and _library is not None:
+    elif not _open and _library is not None:
         _library._destroy()
         _library = None
-    _blocks, _asked = blocks, asked
+    functional, wanted = torch.nn.functional, any(one.cross_entropy for one in _open)
+    if wanted and _loss is None:
+        _loss = functional.cross_entropy
+        functional.cross_entropy = _loss_by_ours(_loss)
+    elif not wanted and _loss is not None:
+        functional.cross_entropy = _loss
+        _loss = None
+
+
+def _loss_by_ours(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    route = _route(losses.NAME, losses.serve, original)
+
+    @wraps(original)
+    def cross_entropy(*arguments: object, **named: object) -> torch.Tensor:
+        if torch.compiler.is_compiling():  # what is traced counts nothing
+            return original(*arguments, **named)
+        return route(*arguments, **named)
+
+    return cross_entropy
 
 
 def _registered() -> torch.library.Library:

@@ -7,7 +7,7 @@ import torch
 from checking import DEVICE, DTYPES, FACTOR, ROUNDING, TINY, half_ulp, random
 from torch.nn import functional
 
-from cute_softmax import cross_entropy, nn
+from cute_softmax import accelerate, cross_entropy, nn
 
 SHAPES = ((1, 1), (3, 7), (64, 33), (37, 1023), (8, 50257), (16, 151936), (4, 300001))
 dtypes = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
@@ -113,6 +113,23 @@ def test_in_a_graph():
     graph.replay()
     torch.cuda.synchronize()
     assert torch.equal(found, expected)
+
+
+def test_under_torchs_name():
+    """Torch's module in a program that accelerates: the same loss, in less memory."""
+    x, target = example((64, 50304), torch.bfloat16)
+    mean, right = expected(x, target, None, torch.float64)
+    with accelerate(cross_entropy=True) as acceleration:
+        leaf = x.clone().requires_grad_()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        loss = torch.nn.CrossEntropyLoss()(leaf, target)
+        loss.backward()
+        torch.cuda.synchronize()
+        assert torch.cuda.max_memory_allocated() - before <= x.nbytes + (1 << 16)
+    assert acceleration.report().served == {"torch.nn.functional.cross_entropy": 1}
+    assert loss.dtype is torch.bfloat16 and abs(loss.double() - mean) <= 2.0**-8 * mean
+    assert torch.allclose(leaf.grad.double(), right, rtol=2.0**-7, atol=1e-9)
 
 
 def test_a_step_of_training():
