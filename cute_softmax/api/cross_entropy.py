@@ -10,7 +10,7 @@ from torch.autograd import forward_ad
 from ..dispatch.common.arguments import check_tensor, float_dtype
 from ..dispatch.common.formulas import wide
 from ..dispatch.common.spec import number
-from ..dispatch.heads.calls import SELECTED_AND_LSE, check_index
+from ..dispatch.heads.calls import CROSS_ENTROPY, CROSS_ENTROPY_AND_LSE, Head, check_index
 from ..dispatch.heads.forms import first
 from ..dispatch.sharded.functions import Shard, check_rows, is_shared, row_numbers, uniform
 from .reductions import logsumexp
@@ -109,7 +109,8 @@ def cross_entropy(
         if shared:
             loss, lse = _of_shared_rows(rows, index, weight, total, smoothing, scale, shard)
         else:
-            loss, lse = _of_indices(rows, index, weight, total, smoothing, scale)
+            head = CROSS_ENTROPY_AND_LSE if lse_square_scale or return_lse else CROSS_ENTROPY
+            loss, lse = _of_indices(head, rows, index, weight, total, smoothing, scale)
         loss = torch.where(counts, loss, 0)
     squares = None
     if lse_square_scale:
@@ -173,6 +174,7 @@ def _of_shared_rows(
 
 
 def _of_indices(
+    head: Head,
     rows: Tensor,
     index: Tensor,
     weight: Tensor | None,
@@ -180,10 +182,11 @@ def _of_indices(
     smoothing: float,
     scale: float,
 ) -> tuple[Tensor, Tensor | None]:
-    """(the loss of each row, its logsumexp where that is known); index: valid ones; of_target: their weights."""
+    """(the loss of each row, its logsumexp where the head gives it); index: valid ones; of_target: their weights."""
     if not smoothing:
-        found, lse = _found(rows, index, scale)
-        return (-found if of_target is None else -found * of_target), lse
+        loss = _loss(head, rows, index, scale)
+        loss, lse = loss if head is CROSS_ENTROPY_AND_LSE else (loss, None)
+        return (loss if of_target is None else loss * of_target), lse
     logs = log_softmax(rows, -1, wide(rows.dtype), scale=scale)
     chosen = -logs.gather(-1, index.long().unsqueeze(-1)).squeeze(-1)
     chosen = chosen if of_target is None else chosen * of_target
@@ -191,16 +194,15 @@ def _of_indices(
     return chosen * (1 - smoothing) + uniform * smoothing, None
 
 
-def _found(rows: Tensor, index: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """The log-probabilities at the index, and the logsumexps."""
+def _loss(head: Head, rows: Tensor, index: Tensor, scale: float) -> Tensor | tuple[Tensor, Tensor]:
+    """What a head gives of the rows."""
     if not torch.compiler.is_compiling():
-        known = SELECTED_AND_LSE.known
-        form = known.latest
+        form = head.known.latest
         if form is None or not form.fits(rows, index, scale, -1):
-            form = known.find(rows, index, scale, -1)
+            form = head.known.find(rows, index, scale, -1)
         if form is not None and forward_ad._current_level < 0:
             return form(rows, index, scale)
-    return first(SELECTED_AND_LSE, rows, index, -1, (rows.dim() - 1,), scale, wide(rows.dtype))
+    return first(head, rows, index, -1, (rows.dim() - 1,), scale, wide(rows.dtype))
 
 
 def _of_probabilities(

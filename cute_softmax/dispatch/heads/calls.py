@@ -264,17 +264,19 @@ class Head:
 
 ENTROPY = Head("entropy", lambda _, numbers: numbers[2], lambda entropy: (None, None, entropy))
 SELECTED = Head("selective", lambda found, _: found, lambda grad: (grad, None, None))
-SELECTED_AND_LSE = Head(
+# In float32, whatever the logits: they are reduced further.
+CROSS_ENTROPY = Head("selective", lambda found, _: -found, lambda grad: (-grad, None, None))
+CROSS_ENTROPY_AND_LSE = Head(
     "selective",
-    lambda found, numbers: (found, numbers[0] + numbers[1]),
-    lambda grad, of_lse: (grad, of_lse, None),
+    lambda found, numbers: (-found, numbers[0] + numbers[1]),
+    lambda grad, of_lse: (None if grad is None else -grad, of_lse, None),
 )
 SELECTED_AND_ENTROPY = Head(
     "selective_entropy",
     lambda found, numbers: (found, numbers[2]),
     lambda grad, entropy: (grad, None, entropy),
 )
-HEADS = ENTROPY, SELECTED, SELECTED_AND_LSE, SELECTED_AND_ENTROPY
+HEADS = ENTROPY, SELECTED, SELECTED_AND_ENTROPY, CROSS_ENTROPY, CROSS_ENTROPY_AND_LSE
 
 
 def serve_head(
