@@ -15,8 +15,6 @@ import torch
 import torch.distributed as dist
 
 Tensor = torch.Tensor
-# Its name from torch 2.13 on; the other is deprecated there.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,7 @@ def slice_of(columns: int, group: object, start: int | None, size: int | None) -
 
     Raises TypeError for what is no ProcessGroup, ValueError for a rank outside it, and for a start or size below 0.
     """
-    if not isinstance(group, dist.ProcessGroup):
+    if not (dist.is_available() and isinstance(group, dist.ProcessGroup)):
         raise TypeError(f"group must be a torch.distributed.ProcessGroup, not {type(group).__name__}")
     rank = dist.get_rank(group)
     if rank < 0:
@@ -60,7 +58,9 @@ def gathered(numbers: Sequence[Tensor], group: dist.ProcessGroup) -> list[Tensor
     mine = torch.stack(tuple(numbers))
     every = mine.new_empty((dist.get_world_size(group) * len(mine), *mine.shape[1:]))
     if mine.numel():
-        _all_gather(every, mine.contiguous(), group=group)
+        # Its name from torch 2.13 on, where the other is deprecated.
+        all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        all_gather(every, mine.contiguous(), group=group)
     return list(every.view(-1, *mine.shape).unbind(1))
 
 
