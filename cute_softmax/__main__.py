@@ -16,9 +16,10 @@ import argparse
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import product as product_of
 from pathlib import Path
 
-from .plan import table_of
+from .plan import RowClass, table_of
 from .plan.catalogue import classes, longest_row, of_few_rows, operand_dtypes
 from .plan.describe import plan_matmul_shape
 from .plan.hardware import ARCHITECTURES, H200, Device
@@ -108,6 +109,8 @@ def parser() -> argparse.ArgumentParser:
     for added in (demo, explain, diagrams, rung, listed):
         added.add_argument("--dtype", choices=FLOATS, default="bf16", help="element type (bf16)")
     ahead.add_argument("--dtype", nargs="+", choices=FLOATS, default=["bf16"], help="element types (bf16)")
+    told = "what a program used with CUTE_SOFTMAX_RECORD=FILE, instead of all of a dtype"
+    ahead.add_argument("--recorded", type=Path, metavar="FILE", help=told)
 
     store = command("cache", run_cache, "The store of compiled kernels: its path, a list of it, or clear it.")
     store.add_argument("action", nargs="?", choices=("path", "list", "clear"), default="list")
@@ -220,27 +223,31 @@ def run_precompile(given: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+    from .runtime import record
     from .runtime.cache import Store
     from .runtime.precompile import precompile
 
-    gpu = device(given.arch)
-    table = table_of(gpu.table)
-    wanted = [
-        c
-        for dtype in dict.fromkeys(given.dtype)
-        for math in table.many
-        for edges in (False, True)
-        for kind in (classes, of_few_rows)
-        for c in kind(math, gpu.architecture, operand_dtypes(math, dtype), edges=edges, table=table)
-    ]
+    wanted = (
+        record.read(given.recorded) if given.recorded else list(of_dtypes(device(given.arch), given.dtype))
+    )
     compiled = precompile(wanted)
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task("", total=len(wanted))
         for c in compiled:
             bar.update(task, advance=1, description=f"{c.math} {c.dtypes[0]} {c.name}")
-    print(f"{len(wanted)} kernels for {gpu.architecture.name} in {Store().root}")
+    architectures = ", ".join(dict.fromkeys(c.architecture for c in wanted)) or "no architecture"
+    print(f"{len(wanted)} kernels for {architectures} in {Store().root}")
     return 0
+
+
+def of_dtypes(gpu: Device, dtypes: list[str]) -> Iterable[RowClass]:
+    """All classes of some dtypes, of all row maths."""
+    table = table_of(gpu.table)
+    for dtype, math in product_of(dict.fromkeys(dtypes), table.many):
+        which = math, gpu.architecture, operand_dtypes(math, dtype)
+        for edges, kind in product_of((False, True), (classes, of_few_rows)):
+            yield from kind(*which, edges=edges, table=table)
 
 
 def run_cache(given: argparse.Namespace) -> int:

@@ -15,7 +15,7 @@ from cute_softmax.plan import NotPlanned, plan, row_class, table_of
 from cute_softmax.plan.catalogue import classes, longest_row, of_few_rows, operand_dtypes
 from cute_softmax.plan.hardware import ARCHITECTURES, H200
 from cute_softmax.plan.problem import Operand, canonical
-from cute_softmax.runtime import cache, precompile
+from cute_softmax.runtime import cache, precompile, record
 from cute_softmax.runtime.resources import cuobjdump, resources
 
 SM90 = ARCHITECTURES["sm_90a"]
@@ -277,6 +277,21 @@ def test_precompile_command(tmp_path, monkeypatch, no_gpu, capsys):
     assert said == f"{len(asked)} kernels for sm_89 in {tmp_path / 'store'}\n"
     assert {c.dtypes[0] for c in asked} == {"fp16", "fp32"} and {c.architecture for c in asked} == {"sm_89"}
     assert {c.math for c in asked} == set(table_of().many) and {c.edges for c in asked} == {False, True}
+
+
+def test_precompile_what_a_program_used(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "used"
+    monkeypatch.setenv(cache.ENVIRONMENT, str(tmp_path / "store"))
+    monkeypatch.setenv(record.ENVIRONMENT, str(path))
+    used = list(classes("softmax", SM90, operand_dtypes("softmax", "fp16")))[:3]
+    for c in (*used, used[0]):
+        record.note(c)
+    monkeypatch.setattr(precompile, "precompile", lambda wanted: iter(wanted))
+    said = out_of(capsys, "precompile", "--recorded", str(path))
+    assert said == f"3 kernels for sm_90a in {tmp_path / 'store'}\n"
+    out_of(capsys, "precompile", "--recorded", str(tmp_path / "none"), status=2)
+    path.write_text(path.read_text() + "[]\n")
+    out_of(capsys, "precompile", "--recorded", str(path), status=2)
 
 
 def test_cache_command(tmp_path, monkeypatch, capsys):

@@ -15,6 +15,7 @@ from ..plan import NO_PROLOGUE, NotPlanned, PanelPlan, Plan, Prologue, RowClass,
 from ..plan.choose import kernel_order
 from ..plan.problem import ALIGNMENT, Operand
 from .cache import Store
+from .record import note
 from .tables import table_for
 
 DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
@@ -147,6 +148,7 @@ def function_of(kernel: RowClass) -> object:
             if function is None:
                 name = f"{kernel.movement}_{kernel.math}"
                 function = _functions[kernel] = _store.load(name, kernel.fields, lambda: _build(kernel))
+                note(kernel)
     return function
 
 

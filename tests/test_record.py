@@ -1,0 +1,54 @@
+"""The record of kernels that a program used: what is written comes back, of every kind."""
+
+import classes
+import pytest
+import test_matmul_backward_plan
+import test_matmul_mma
+from test_panel_compile import selection
+
+from cute_softmax.plan.describe import plan_matmul_shape
+from cute_softmax.runtime import launch, record
+
+
+def every_kind():
+    yield from classes.launched("sm_90a")
+    yield from selection("sm_90a", "softmax", 3)
+    yield plan_matmul_shape((4, 64, 128), 64, "bf16").kernel
+    yield test_matmul_mma.planned("sm_80", (2,), 64, 128, 64).kernel
+    yield from (one.kernel for one in test_matmul_backward_plan.planned((2,), 64, 128, 64).launches)
+
+
+def test_what_is_written_comes_back(tmp_path, monkeypatch):
+    path = tmp_path / "used"
+    monkeypatch.setenv(record.ENVIRONMENT, str(path))
+    wanted = list(dict.fromkeys(every_kind()))
+    assert {type(c).__name__ for c in wanted} == set(record.KINDS)
+    for c in (*wanted, *wanted[:5]):
+        record.note(c)
+    found = record.read(path)
+    assert found == wanted and [c.fields for c in found] == [c.fields for c in wanted]
+
+
+def test_a_class_is_written_when_it_is_first_used(tmp_path, monkeypatch):
+    path = tmp_path / "used"
+    c = plan_matmul_shape((4, 64, 128), 64, "bf16").kernel
+    monkeypatch.setattr(launch, "_functions", {})
+    monkeypatch.setattr(launch._store, "load", lambda name, fields, build: name)
+    monkeypatch.delenv(record.ENVIRONMENT, raising=False)
+    launch.function_of(c)
+    assert not path.exists()
+    monkeypatch.setattr(launch, "_functions", {})
+    monkeypatch.setenv(record.ENVIRONMENT, str(path))
+    for _ in range(2):
+        launch.function_of(c)
+    assert record.read(path) == [c] and len(path.read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "line", ["no JSON", "[]", "{}", '{"kind": "RowClass"}', '{"kind": "Other", "math": "softmax"}']
+)
+def test_a_line_that_is_no_class_is_named(tmp_path, line):
+    path = tmp_path / "used"
+    path.write_text(line + "\n")
+    with pytest.raises(ValueError, match="used, line 1 is no Plan class"):
+        record.read(path)
