@@ -14,7 +14,6 @@ from cute_softmax import plan_softmax, softmax
 from cute_softmax.plan import NO_PROLOGUE, Prologue
 from cute_softmax.plan.choose import kernel_order
 from cute_softmax.plan.describe import plan_matmul_shape, plan_shape
-from cute_softmax.plan.problem import contiguous
 from cute_softmax.runtime import launch
 
 
@@ -101,8 +100,8 @@ def plans():
     )
     yield from (plan_matmul_shape((2, 256, 512), 64, instruction=i) for i in ("wgmma", "mma"))
     shape, extra = (2, 64, 128), {"mask": "bool", "bias": "fp32"}
-    extra = {name: contiguous(dtype, shape) for name, dtype in extra.items()}
-    for changed in ({}, extra, {"lse_grad": contiguous("fp32", shape[:2])}):
+    extra = {name: simulated.dense(shape, dtype)[1] for name, dtype in extra.items()}
+    for changed in ({}, extra, {"lse_grad": simulated.dense(shape[:2], "fp32")[1]}):
         yield from gradient_plan(shape[:1], *shape[1:], 64, **changed).launches
 
 
