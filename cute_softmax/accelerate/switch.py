@@ -68,7 +68,7 @@ class Acceleration:
         self._first: int | None = generation
         self._entered: list[int] = []  # generations
         self._start = _copy_of_counts()
-        self.cross_entropy = cross_entropy
+        self._cross_entropy = cross_entropy
 
     def __enter__(self) -> Acceleration:
         with _changing:
@@ -166,7 +166,7 @@ def _settle() -> None:
     elif not _open and _library is not None:
         _library._destroy()
         _library = None
-    functional, wanted = torch.nn.functional, any(one.cross_entropy for one in _open)
+    functional, wanted = torch.nn.functional, any(one._cross_entropy for one in _open)
     if wanted and _loss is None:
         _loss = functional.cross_entropy
         functional.cross_entropy = _loss_by_ours(_loss)
