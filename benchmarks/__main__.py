@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import console, map_run, report, results
+from . import console, report, results
 from .cases import ITEM_BYTES, LADDER, PROVIDERS, SUITES, Suite, labels, parse_shape
 
 _COMMANDS = ("map", "tune", "table", "plot", "check")
@@ -217,11 +217,11 @@ def check(argv: Sequence[str]) -> int:
 def main(argv: Sequence[str]) -> int:
     """The exit status of the command line `argv`."""
     if argv and argv[0] in _COMMANDS:
-        if argv[0] == "tune":  # needs torch
-            from . import tune
+        if argv[0] in ("map", "tune"):  # with all of torch
+            from . import map_run, tune
 
-            return tune.main(argv[1:])
-        command = {"map": map_run.main, "table": table, "plot": plot_files, "check": check}[argv[0]]
+            return {"map": map_run, "tune": tune}[argv[0]].main(argv[1:])
+        command = {"table": table, "plot": plot_files, "check": check}[argv[0]]
         try:
             return command(argv[1:])
         except (OSError, ValueError) as error:  # of files that cannot be read, or are of another kind

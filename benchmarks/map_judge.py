@@ -9,8 +9,6 @@ from functools import cache
 from itertools import groupby
 from pathlib import Path
 
-from cute_softmax.plan.hardware import H200, Device
-
 from .cases import ITEM_BYTES, REDUCTIONS, STREAMS, Case
 from .map_cells import ALIGNMENT, MANY, ODD, SLICES, Line, N
 from .report import best_peer
@@ -69,7 +67,7 @@ class MapVerdict:
         return "\n".join([head, *(f"      {finding}" for finding in self.found)])
 
 
-def floor(line: Line, length: int, device: Device = H200) -> float | None:
+def floor(line: Line, length: int) -> float | None:
     """The ratio to a copy that a cell must reach; None where none is asked for.
 
     Rows that two at a time fit a cluster's shared memory are read once by CTAs that overlap; of longer ones one fits on
@@ -86,6 +84,8 @@ def floor(line: Line, length: int, device: Device = H200) -> float | None:
     if length < 64:
         return 0.95 if row % ALIGNMENT == 0 or ALIGNMENT % row == 0 else 0.85
     inputs = 1 if case.op in REDUCTIONS else max(STREAMS[case.op] - 1, 1)
+    from cute_softmax.plan.hardware import H200 as device  # with all of torch
+
     architecture = device.architecture
     if 2 * inputs * row <= architecture.cluster_limit * architecture.shared_memory:
         return 0.95

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cute_softmax.plan.tables import name_for as gpu_folder
-
 from .cases import Case
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -135,6 +133,13 @@ def add_ratios(rows: Sequence[Row]) -> None:
                     row["vs_copy"] = round(cell["copy"]["us"] / row["us"], 4)
             elif "us" in cell.get("torch", {}):
                 row["vs_torch"] = round(row["us"] / cell["torch"]["us"], 4)
+
+
+def gpu_folder(name: str) -> str:
+    """The folder of a GPU's results, which has the name of its table: "NVIDIA H200" gives "h200"."""
+    from cute_softmax.plan.tables import name_for  # with all of torch
+
+    return name_for(name)
 
 
 def _version(package: str) -> str | None:

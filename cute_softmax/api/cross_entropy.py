@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from torch.autograd import forward_ad
 
 from ..dispatch.common.arguments import check_tensor, float_dtype
 from ..dispatch.common.formulas import wide
 from ..dispatch.common.spec import number
 from ..dispatch.heads.calls import CROSS_ENTROPY, CROSS_ENTROPY_AND_LSE, Head, check_index
-from ..dispatch.heads.forms import first
+from ..dispatch.heads.forms import first, known_form
 from ..dispatch.sharded.functions import Shard, check_rows, is_shared, row_numbers, uniform
 from .reductions import logsumexp
 from .softmax import log_softmax
@@ -107,10 +106,12 @@ def cross_entropy(
         (check_rows if shared else check_index)(index, rows)
         total = None if weight is None else torch.where(counts, weight.to(wide(input.dtype))[index], 0)
         if shared:
-            loss, lse = _of_shared_rows(rows, index, weight, total, smoothing, scale, shard)
+            loss, even, lse = _of_shared_rows(rows, index, weight, smoothing, scale, shard)
         else:
             head = CROSS_ENTROPY_AND_LSE if lse_square_scale or return_lse else CROSS_ENTROPY
-            loss, lse = _of_indices(head, rows, index, weight, total, smoothing, scale)
+            loss, even, lse = _of_indices(head, rows, index, weight, smoothing, scale)
+        loss = loss if total is None else loss * total
+        loss = loss if even is None else loss * (1 - smoothing) + even * smoothing
         loss = torch.where(counts, loss, 0)
     squares = None
     if lse_square_scale:
@@ -155,54 +156,33 @@ def _logsumexp(rows: Tensor, scale: float, shard: Shard) -> Tensor:
 
 
 def _of_shared_rows(
-    rows: Tensor,
-    index: Tensor,
-    weight: Tensor | None,
-    of_target: Tensor | None,
-    smoothing: float,
-    scale: float,
-    shard: Shard,
-) -> tuple[Tensor, Tensor | None]:
+    rows: Tensor, index: Tensor, weight: Tensor | None, smoothing: float, scale: float, shard: Shard
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """`_of_indices` of rows that ranks share."""
     if not smoothing:
         found, lse, _ = row_numbers(rows, index, (rows.dim() - 1,), scale, False, shard)
-        return (-found if of_target is None else -found * of_target), lse
+        return -found, None, lse
     if weight is not None:
         raise ValueError("label_smoothing with a weight, of rows that ranks share: one of the two")
     found, mean = uniform(rows, index, scale, shard)
-    return -found * (1 - smoothing) - mean * smoothing, None
+    return -found, -mean, None
 
 
 def _of_indices(
-    head: Head,
-    rows: Tensor,
-    index: Tensor,
-    weight: Tensor | None,
-    of_target: Tensor | None,
-    smoothing: float,
-    scale: float,
-) -> tuple[Tensor, Tensor | None]:
-    """(the loss of each row, its logsumexp where the head gives it); index: valid ones; of_target: their weights."""
+    head: Head, rows: Tensor, index: Tensor, weight: Tensor | None, smoothing: float, scale: float
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """(the loss of each row at its index, against all classes evenly if that has a share, and its logsumexp where the
+    head gives it); the even loss is weighted."""
     if not smoothing:
-        loss = _loss(head, rows, index, scale)
-        loss, lse = loss if head is CROSS_ENTROPY_AND_LSE else (loss, None)
-        return (loss if of_target is None else loss * of_target), lse
+        form = known_form(head, rows, index, scale, -1)
+        if form is None:
+            loss = first(head, rows, index, -1, (rows.dim() - 1,), scale, wide(rows.dtype))
+        else:
+            loss = form(rows, index, scale)
+        return (loss[0], None, loss[1]) if head is CROSS_ENTROPY_AND_LSE else (loss, None, None)
     logs = log_softmax(rows, -1, wide(rows.dtype), scale=scale)
-    chosen = -logs.gather(-1, index.long().unsqueeze(-1)).squeeze(-1)
-    chosen = chosen if of_target is None else chosen * of_target
-    uniform = -(logs if weight is None else logs * weight.to(logs.dtype)).mean(-1)
-    return chosen * (1 - smoothing) + uniform * smoothing, None
-
-
-def _loss(head: Head, rows: Tensor, index: Tensor, scale: float) -> Tensor | tuple[Tensor, Tensor]:
-    """What a head gives of the rows."""
-    if not torch.compiler.is_compiling():
-        form = head.known.latest
-        if form is None or not form.fits(rows, index, scale, -1):
-            form = head.known.find(rows, index, scale, -1)
-        if form is not None and forward_ad._current_level < 0:
-            return form(rows, index, scale)
-    return first(head, rows, index, -1, (rows.dim() - 1,), scale, wide(rows.dtype))
+    even = -(logs if weight is None else logs * weight.to(logs.dtype)).mean(-1)
+    return -logs.gather(-1, index.long().unsqueeze(-1)).squeeze(-1), even, None
 
 
 def _of_probabilities(

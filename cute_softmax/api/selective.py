@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from torch.autograd import forward_ad
 
 from ..dispatch.common.arguments import check_tensor, float_dtype, given_dims
 from ..dispatch.common.spec import number
 from ..dispatch.heads.calls import ENTROPY, SELECTED, SELECTED_AND_ENTROPY, check_index
-from ..dispatch.heads.forms import first
+from ..dispatch.heads.forms import first, known_form
 from ..dispatch.sharded.functions import Shard, check_rows, is_shared, row_numbers
 
 if TYPE_CHECKING:
@@ -47,12 +46,8 @@ def entropy(
         ValueError: For a repeated dimension or none.
         NotPlanned: As for `softmax`.
     """
-    if group is None and not torch.compiler.is_compiling():
-        form = ENTROPY.known.latest
-        if form is None or not form.fits(logits, None, 1.0, dim):
-            form = ENTROPY.known.find(logits, None, 1.0, dim)
-        if form is not None and forward_ad._current_level < 0:
-            return form(logits)
+    if group is None and (form := known_form(ENTROPY, logits, None, 1.0, dim)) is not None:
+        return form(logits)
     check_tensor("logits", logits, "entropy")
     dims, dtype = given_dims(dim, logits), float_dtype(logits, None, "entropy")
     shard = Shard(group, vocab_start, vocab_size)
@@ -101,12 +96,8 @@ def selective_log_softmax(
         NotPlanned: As for `softmax`.
     """
     head = SELECTED_AND_ENTROPY if return_entropy else SELECTED
-    if group is None and not torch.compiler.is_compiling():
-        form = head.known.latest
-        if form is None or not form.fits(logits, index, scale, -1):
-            form = head.known.find(logits, index, scale, -1)
-        if form is not None and forward_ad._current_level < 0:
-            return form(logits, index, scale)
+    if group is None and (form := known_form(head, logits, index, scale, -1)) is not None:
+        return form(logits, index, scale)
     check_tensor("logits", logits, "selective_log_softmax")
     dtype = float_dtype(logits, None, "selective_log_softmax")
     dims, shard = given_dims(-1, logits), Shard(group, vocab_start, vocab_size)

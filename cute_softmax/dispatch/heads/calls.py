@@ -301,12 +301,17 @@ def converted(results: Tensor | tuple[Tensor, ...], dtype: torch.dtype) -> Tenso
     return results.to(dtype)
 
 
-def check_index(index: object, logits: Tensor) -> None:
-    """Raise TypeError or ValueError for an index that does not fit, IndexError for one out of range on the CPU."""
+def check_integers(index: object) -> None:
+    """Raise TypeError for an index that is no tensor of integers."""
     if not isinstance(index, Tensor):
         raise TypeError(f"index must be a torch.Tensor, not {type(index).__name__}")
     if index.dtype.is_floating_point or index.dtype.is_complex or index.dtype is torch.bool:
         raise TypeError(f"index is {index.dtype}: it must have an integer dtype")
+
+
+def check_index(index: object, logits: Tensor) -> None:
+    """Raise TypeError or ValueError for an index that does not fit, IndexError for one out of range on the CPU."""
+    check_integers(index)
     if index.device != logits.device:
         raise ValueError(f"index is on {index.device}, logits on {logits.device}")
     rows = tuple(logits.shape[:-1])

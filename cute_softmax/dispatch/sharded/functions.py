@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from ..common.formulas import wide
 from ..common.state import transformed
+from ..heads.calls import check_integers
 from .calls import Numbers, Softmax, Sum
 from .states import Slice, slice_of
 
@@ -99,10 +100,7 @@ def softmax(
 
 def check_rows(index: object, input: Tensor) -> None:
     """Raise TypeError or ValueError for an index that has not one element for each row that ranks share."""
-    if not isinstance(index, Tensor):
-        raise TypeError(f"index must be a torch.Tensor, not {type(index).__name__}")
-    if index.dtype.is_floating_point or index.dtype.is_complex or index.dtype is torch.bool:
-        raise TypeError(f"index is {index.dtype}: it must have an integer dtype")
+    check_integers(index)
     if tuple(index.shape) != tuple(input.shape[:-1]) or index.device != input.device:
         raise ValueError(
             f"index has shape {tuple(index.shape)} on {index.device}: of rows that ranks share it has one element "
