@@ -8,6 +8,7 @@ bytes a row.
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
 from ..common.formulas import wide
@@ -54,7 +55,7 @@ class Numbers(torch.autograd.Function):
         if index is not None:
             found = rest.pop().amax(0) - top - log
         entropy = in_order(product(shares.exp(), rest[0] - shares)) if entropies else None
-        mine = share(numbers[0], numbers[1], top, log)
+        mine = shares[dist.get_rank(part.group)]
         ctx.scale = scale
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(input, local, here, found, numbers[0], numbers[1], top, log, mine, entropy)
