@@ -35,6 +35,10 @@ from .tune_jobs import Config, Job, candidates, fitting, jobs, with_list, work_o
 
 CALLS, PASSES = 3, 2
 STEP, QUICK_STEP = 1.25, 1.6  # from one length to the next
+REACH, REACH_OF_INCUMBENTS = (
+    2,
+    4,
+)  # of the longest that a configuration holds, the shortest that it is timed at
 # Configurations of a list, for one dtype: with edges, few rows and narrow vectors 48 classes.
 MOST = {"many": 17, "few": 4, "held": 24, "shifted": 20, "deep": 2}
 
@@ -125,9 +129,9 @@ def measure(
     found = {
         config: Measured(config, max(fits), incumbent=tried[config]) for config, fits in plans.items() if fits
     }
-    # Far below its capacity a configuration is out of the question, unless it is what the table has there.
+    # Far below its capacity a configuration is out of the question: thousands of clusters for rows of a few elements.
     served = {
-        config: [n for n in fits if tried[config] or 2 * n > max(fits)]
+        config: [n for n in fits if n * (REACH_OF_INCUMBENTS if tried[config] else REACH) > max(fits)]
         for config, fits in plans.items()
         if fits
     }

@@ -171,6 +171,7 @@ class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
         scale: A number that the logits are multiplied by.
         lse_square_scale: A factor on the square of each row's logsumexp, which is added to its loss.
         dtype: Of the loss. None: the input's, or float32 under autocast.
+        one_visit, grad_scale, inplace_backward: As for `cross_entropy`.
 
     Examples:
         >>> import torch
@@ -182,6 +183,9 @@ class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
     scale: float = 1.0
     lse_square_scale: float = 0.0
     dtype: torch.dtype | None = None
+    one_visit: bool | None = None
+    grad_scale: float | torch.Tensor = 1.0
+    inplace_backward: bool = False
 
     def __init__(
         self,
@@ -193,11 +197,15 @@ class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
         scale: float = 1.0,
         lse_square_scale: float = 0.0,
         dtype: torch.dtype | None = None,
+        one_visit: bool | None = None,
+        grad_scale: float | torch.Tensor = 1.0,
+        inplace_backward: bool = False,
     ) -> None:
         super().__init__(
             weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
         )
         self.scale, self.lse_square_scale, self.dtype = scale, lse_square_scale, dtype
+        self.one_visit, self.grad_scale, self.inplace_backward = one_visit, grad_scale, inplace_backward
 
     def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """The loss of a batch.
@@ -219,4 +227,7 @@ class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
             scale=self.scale,
             lse_square_scale=self.lse_square_scale,
             dtype=self.dtype,
+            one_visit=self.one_visit,
+            grad_scale=self.grad_scale,
+            inplace_backward=self.inplace_backward,
         )

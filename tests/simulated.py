@@ -17,6 +17,7 @@ import torch
 from remembered import fresh_forms
 
 from cute_softmax.dispatch.common import arguments, forms
+from cute_softmax.dispatch.heads import loss
 from cute_softmax.dispatch.matmul import backward, kernels
 from cute_softmax.plan.hardware import H200
 from cute_softmax.plan.problem import Operand
@@ -25,6 +26,7 @@ from cute_softmax.runtime import launch
 INF = math.inf
 _PLANNED = launch._call.__wrapped__
 _PRODUCT = kernels._call.__wrapped__
+_RESCALE = loss._rescale.__wrapped__
 
 
 class Launches(list):
@@ -66,13 +68,31 @@ class Launches(list):
                 strides=tuple(t.stride() for t in tensors),
             )
         )
-        outputs = {"entropy": 3, "selective": 3, "selective_entropy": 4}.get(name, 1)
+        outputs = (
+            3
+            if prologue.target == "loss"
+            else {"entropy": 3, "selective": 3, "selective_entropy": 4}.get(name, 1)
+        )
         results = simulated(name, list(tensors[:-outputs]), dims, prologue, list(numbers), query)
         for result, value in zip(tensors[-outputs:], results, strict=True):
             for d in range(result.dim()):  # group outputs
                 if result.stride(d) == 0:
                     result, value = result.narrow(d, 0, 1), value.narrow(d, 0, 1)
             result.copy_(value)
+
+    def rescaled(self, device, shape, operand):
+        """`loss._rescale`, likewise."""
+        found = _RESCALE(device, shape, operand)
+
+        def function(stream, *arguments):
+            address, factor = (arguments[place] for place in found.places)
+            self.append(SimpleNamespace(math="rescale"))
+            number = at(factor, *dense((1,), "fp32"))
+            if number != 1:
+                at(address, shape, operand).mul_(number)
+
+        found.function = function
+        return found
 
     def product(self, device, shape, depth, operands, spec, lse, stats, instruction):
         """`matmul._call`, likewise."""
@@ -174,10 +194,13 @@ def simulated(name, tensors, dims, prologue, numbers, query):
     scale = numbers.pop(0) if prologue.scale == "number" else 1.0
     alpha = numbers.pop(0) if prologue.alpha == "number" else 1.0
     offset = numbers.pop(0) if prologue.causal else None
+    ignored, squares = (numbers.pop(0), numbers.pop(0)) if prologue.target == "loss" else (None, 0.0)
     assert not numbers
     found = target = None
+    if prologue.target == "found":
+        found = tensors.pop().double()
     if prologue.target:
-        found, target = tensors.pop().double(), tensors.pop()
+        target = tensors.pop()
     if prologue.alpha == "groups":
         alpha = tensors.pop().double()
     if prologue.scale == "groups":
@@ -217,6 +240,8 @@ def simulated(name, tensors, dims, prologue, numbers, query):
     lse = torch.where(top.isinf(), top, top + total.log())  # not by an operator that `accelerate` replaces
     if name == "softmax":
         y = e / (torch.where(total == 0, 1.0, total) if prologue.zero else total)
+        if prologue.target == "loss":
+            return loss_and_gradient(x, y, lse, target, ignored, squares, alpha)
         if target is not None:
             at = torch.arange(x.shape[-1]) == target
             y = torch.where(at, torch.expm1(found), y)
@@ -238,12 +263,23 @@ def simulated(name, tensors, dims, prologue, numbers, query):
     ]
 
 
+def loss_and_gradient(x, y, lse, target, ignored, squares, alpha):
+    """The gradients of the rows' losses in the scores times alpha, the losses and the logsumexps."""
+    counts = target != ignored
+    index = torch.where(counts, target, 0)[..., :1]
+    loss = lse - x.gather(-1, index) + squares * lse.square()
+    d = y * (1 + 2 * squares * lse) - (torch.arange(x.shape[-1]) == index).double()
+    results = torch.where(counts, alpha * d, 0.0), torch.where(counts, loss, 0.0), lse
+    return [r.expand(x.shape) for r in results]
+
+
 def install(monkeypatch) -> Launches:
     """CPU tensors of the kernels' dtypes count as CUDA ones, and launches are simulated."""
     launches = Launches()
     monkeypatch.setattr(launch, "_call", launches.call)
     monkeypatch.setattr(kernels, "_call", launches.product)
     monkeypatch.setattr(backward, "_bound", launches.gradients)
+    monkeypatch.setattr(loss, "_rescale", launches.rescaled)
     monkeypatch.setattr(launch, "device_facts", lambda index: H200)
     monkeypatch.setattr(launch, "function_of", lambda kernel: None)
     for name, value in (("getDevice", -1), ("getCurrentRawStream", 7)):  # of CPU tensors

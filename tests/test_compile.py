@@ -83,12 +83,12 @@ def expected_accesses(c: RowClass) -> Counter:
             expected[f"{how} {bytes_}"] += vectors * (c.vector // c.access[i]) * times
         expected[f"{'st' if output else 'ld'} {size}"] += scalars
     if "index" in c.facts.group_inputs:  # the chosen element: read, or written once more
-        what = (
-            f"st {ITEM_SIZE[c.dtypes[c.facts.result]]}"
-            if c.prologue.target
-            else f"ld {ITEM_SIZE[c.dtypes[0]]}"
-        )
-        expected[what] += c.rows_per_thread
+        if c.prologue.target:
+            expected[f"st {ITEM_SIZE[c.dtypes[c.facts.result]]}"] += c.rows_per_thread
+        if c.prologue.target != "found":
+            expected[f"ld {ITEM_SIZE[c.dtypes[0]]}"] += c.rows_per_thread
+        if c.prologue.target == "loss":  # the index: in all threads, and in the one that complains of it
+            expected["ld 8"] += c.rows_per_thread
     return +expected
 
 

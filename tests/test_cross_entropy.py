@@ -141,7 +141,7 @@ def test_one_read_forward_and_one_pass_backward(monkeypatch, options, backward):
         launches.clear()
         kept = []
         with torch.autograd.graph.saved_tensors_hooks(lambda t, kept=kept: kept.append(t) or t, lambda t: t):
-            found = cross_entropy(x, target, **options)
+            found = cross_entropy(x, target, **options, one_visit=False)
         assert [launch.math for launch in launches] == ["selective"]
         assert all(t.numel() <= 3 * 6 for t in kept if t is not x and t.data_ptr() != x.data_ptr())
         loss = found[0] if options.get("return_lse") else found
@@ -153,6 +153,113 @@ def test_one_read_forward_and_one_pass_backward(monkeypatch, options, backward):
         x,
     )[0]
     assert torch.allclose(x.grad / 2, expected, atol=1e-6)
+
+
+IGNORING = torch.tensor([3, -100, 39, 0, 39, -100])
+ONE_VISIT = {
+    "mean": {},
+    "sum": {"reduction": "sum"},
+    "scale": {"scale": -0.3},
+    "z-loss": {"lse_square_scale": 0.1},
+    "weight": {"weight": example((40,), seed=5, dtype=torch.float32).abs()},
+    "grad_scale": {"grad_scale": 0.25},
+    "a tensor of it": {"grad_scale": torch.tensor(128.0)},
+    "another ignore_index": {"ignore_index": 39},
+    "over the logits": {"inplace_backward": True},
+    "all": {"scale": 2.0, "lse_square_scale": 0.2, "grad_scale": 4.0, "ignore_index": 39, "reduction": "sum"},
+}
+
+
+@pytest.mark.parametrize("options", ONE_VISIT)
+@pytest.mark.parametrize("upstream", [1.0, 0.25, 128.0])
+def test_one_visit(monkeypatch, options, upstream):
+    """One kernel, and the loss and the gradient of torch's function in float64, whatever comes in."""
+    options, launches = ONE_VISIT[options], simulated.install(monkeypatch)
+    x = example((6, 40), dtype=torch.float32)
+    target = IGNORING.clamp(min=0) if options.get("ignore_index") else IGNORING
+    leaf = x.clone().requires_grad_()
+    loss = cross_entropy(leaf, target, **options)
+    assert [launch.math for launch in launches] == ["softmax"] and launches[0].prologue.target == "loss"
+    (grad,) = torch.autograd.grad(loss, leaf, torch.tensor(upstream))
+    assert [launch.math for launch in launches[1:]] == ["rescale"]
+    assert (grad.data_ptr() == leaf.data_ptr()) == bool(options.get("inplace_backward"))
+
+    wide, ignored = x.double().requires_grad_(), options.get("ignore_index", -100)
+    scores = wide * options.get("scale", 1.0)
+    weight = options["weight"].double() if "weight" in options else None
+    reduction = options.get("reduction", "mean")
+    expected = functional.cross_entropy(scores, target, weight, reduction=reduction, ignore_index=ignored)
+    counts = target != ignored
+    squares = options.get("lse_square_scale", 0) * torch.where(
+        counts, torch.logsumexp(scores, -1).square(), 0
+    )
+    expected = expected + (squares.sum() / counts.sum() if reduction == "mean" else squares.sum())
+    assert torch.allclose(loss.double(), expected, rtol=1e-6)
+    (right,) = torch.autograd.grad(expected, wide, torch.tensor(upstream, dtype=torch.float64))
+    assert torch.allclose(grad.double(), right, rtol=1e-5, atol=1e-6 * upstream)
+    for mutant in (grad * 2, grad.roll(1, -1), grad.flip(0)):
+        assert not torch.allclose(mutant.double(), right, rtol=1e-5, atol=1e-6 * upstream)
+
+
+def test_one_visit_has_one_backward_pass(monkeypatch):
+    simulated.install(monkeypatch)
+    leaf, target = example((6, 40), dtype=torch.float32).requires_grad_(), IGNORING
+    loss = cross_entropy(leaf, target)
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="one_visit=False"):
+        loss.backward()
+    with pytest.raises(RuntimeError, match="one_visit=False"):
+        torch.autograd.grad(cross_entropy(leaf, target), leaf, create_graph=True)
+    loss = cross_entropy(leaf, target, one_visit=False)
+    for _ in range(2):
+        found = torch.autograd.grad(loss, leaf, retain_graph=True)[0]
+        assert torch.allclose(found, leaf.grad, atol=1e-6)
+
+
+def test_logits_that_were_written_over_are_missed(monkeypatch):
+    """Another function that keeps the logits hears of it from autograd."""
+    simulated.install(monkeypatch)
+    leaf = example((6, 40), dtype=torch.float32).requires_grad_()
+    logits = leaf * 1.0
+    squares = logits.square().sum()
+    cross_entropy(logits, IGNORING, inplace_backward=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        squares.backward()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"reduction": "none"}, "a loss for each row"),
+        ({"label_smoothing": 0.1}, "label smoothing"),
+        ({"return_lse": True}, "return_lse"),
+        ({"weight": torch.ones(40), "lse_square_scale": 0.1}, "lse_square_scale with a weight"),
+        ({"dim": 2}, "not contiguous"),
+    ],
+)
+@pytest.mark.parametrize("asked", ["one_visit", "inplace_backward"])
+def test_what_is_not_served_in_one_visit(monkeypatch, asked, options, words):
+    """It says why where it was asked for, and is recomputed where it was not."""
+    simulated.install(monkeypatch)
+    options = dict(options)
+    shape, target = ((6, 40, 1), IGNORING[:, None]) if options.pop("dim", 1) == 2 else ((6, 40), IGNORING)
+    leaf = example(shape, dtype=torch.float32)
+    leaf = leaf.mT.contiguous().mT if leaf.dim() > 2 else leaf
+    leaf = leaf.expand(6, 40, 2).clone(memory_format=torch.contiguous_format) if leaf.dim() > 2 else leaf
+    target = target.expand(6, 2) if leaf.dim() > 2 else target
+    with pytest.raises(ValueError, match=f"not served in one visit: .*{words}"):
+        cross_entropy(leaf.requires_grad_(), target, **options, **{asked: True})
+    found = cross_entropy(leaf, target, **options)
+    assert (found[0] if type(found) is tuple else found).requires_grad
+
+
+def test_float16_is_recomputed(monkeypatch):
+    """Unless it is asked for, with a scale that is known."""
+    launches = simulated.install(monkeypatch)
+    leaf = example((6, 40)).half().requires_grad_()
+    cross_entropy(leaf, IGNORING)
+    cross_entropy(leaf, IGNORING, one_visit=True, grad_scale=1024.0)
+    assert [launch.prologue.target for launch in launches] == ["", "loss"]
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])

@@ -9,9 +9,12 @@ import torch
 from ..dispatch.common.arguments import check_tensor, float_dtype
 from ..dispatch.common.formulas import wide
 from ..dispatch.common.spec import number
-from ..dispatch.heads.calls import CROSS_ENTROPY, CROSS_ENTROPY_AND_LSE, Head, check_index
+from ..dispatch.common.state import recorded, unseen
+from ..dispatch.heads.calls import CROSS_ENTROPY, CROSS_ENTROPY_AND_LSE, Head, check_index, on_kernel
 from ..dispatch.heads.forms import first, known_form
+from ..dispatch.heads.loss import Loss, in_one_visit
 from ..dispatch.sharded.functions import Shard, check_rows, is_shared, row_numbers, uniform
+from ..plan import NotPlanned
 from .reductions import logsumexp
 from .softmax import log_softmax
 
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 REDUCTIONS = ("none", "mean", "sum")
+# In float16 a probability over the number of rows underflows before a loss scale is known.
+ONE_VISIT = (torch.bfloat16, torch.float32)
 Tensor = torch.Tensor
 
 
@@ -34,15 +39,26 @@ def cross_entropy(
     lse_square_scale: float = 0.0,
     return_lse: bool = False,
     dtype: torch.dtype | None = None,
+    one_visit: bool | None = None,
+    grad_scale: float | torch.Tensor = 1.0,
+    inplace_backward: bool = False,
     group: ProcessGroup | None = None,
     vocab_start: int | None = None,
     vocab_size: int | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """The cross entropy between logits and targets, as `torch.nn.functional.cross_entropy`.
 
-    With class indices the logits are read once forward; backward reads them once more and writes their gradient. No
-    matrix of log-probabilities is written, and all that is kept are numbers of each row, in float32. (A gradient of the
-    logsumexp, of `lse_square_scale` or of what `return_lse` returned, writes the elements at the targets once more.)
+    With class indices no matrix of log-probabilities is written, and there are two ways:
+
+    - in *one visit* the forward pass reads the logits, and writes their gradient while a row is on chip: one read and
+      one write for both directions. It is taken for a mean or a sum of bfloat16 or float32 logits whose gradient is
+      recorded, in rows that fit on chip, without `return_lse`. The gradient is written for an upstream of `grad_scale`;
+      backward multiplies it once more for another, without asking the host. There is one backward pass through such a
+      call; another, or a gradient of the gradient, is a RuntimeError.
+    - to *recompute*, forward reads the logits once, and backward once more for any upstream; all that is kept are
+      numbers of each row, in float32. (A gradient of the logsumexp, of `lse_square_scale` or of what `return_lse`
+      returned, writes the elements at the targets once more.) This serves all other calls.
+
     Class probabilities and label smoothing make a float32 matrix of log-probabilities, with `log_softmax`, and torch's
     operations on it. CPU tensors, and float64 ones on any device, are computed by torch's operations.
 
@@ -59,6 +75,11 @@ def cross_entropy(
             is that over the rows that count.
         return_lse: Also return the logsumexp of each row, of the logits times the scale.
         dtype: Of the loss. None: the input's, or float32 under autocast.
+        one_visit: Which way: True for one visit, False to recompute, None to choose. Without a gradient that is
+            recorded nothing is written either way.
+        grad_scale: The upstream gradient that the loss will have, if it is known: a loss scale, or the inverse of the
+            steps that are accumulated; a number, or a tensor of one on the input's device. It does not change results.
+        inplace_backward: In one visit, write the gradient over the logits, whose values are lost then.
         group: A ProcessGroup over which rows are sharded, as for `logsumexp`: the input is (N, C) or (C) with this
             rank's slice of the classes; targets are class indices into whole rows, weights those of all classes. With
             label smoothing the slices of a float32 matrix of log-probabilities are made.
@@ -72,7 +93,8 @@ def cross_entropy(
     Raises:
         TypeError: For an input that is not a dense, real floating-point tensor, a target that is neither integers nor
             floating-point numbers, and arguments that are no numbers.
-        ValueError: For shapes or devices that do not fit, another reduction, a label_smoothing outside 0 to 1.
+        ValueError: For shapes or devices that do not fit, another reduction, a label_smoothing outside 0 to 1;
+            `one_visit` or `inplace_backward` of a call that is not served in one visit.
         IndexError: For a target out of range on the CPU. On CUDA as for `selective_log_softmax`.
         NotPlanned: As for `softmax`.
 
@@ -101,6 +123,18 @@ def cross_entropy(
         loss, lse, counts, total = _of_probabilities(rows, input, target, weight, smoothing, scale)
     else:
         _check_target(target, rows)
+        asked = Loss(
+            reduction == "mean", ignore_index, scale, number("lse_square_scale", lse_square_scale),
+            grad_scale, inplace_backward,
+        )  # fmt: skip
+        refused = _unfit(rows, target, weight, reduction, smoothing, return_lse or shared, asked)
+        if not refused and one_visit is not False and (one_visit or rows.dtype in ONE_VISIT):
+            try:
+                return _visited(rows, target, weight, asked).to(result)
+            except NotPlanned as reason:
+                refused = str(reason)
+        if recorded(input) and (one_visit or inplace_backward):
+            raise ValueError(f"this call is not served in one visit: {refused or 'one_visit is False'}")
         counts = target != ignore_index
         index = torch.where(counts, target, 0)
         (check_rows if shared else check_index)(index, rows)
@@ -122,6 +156,40 @@ def cross_entropy(
     if not return_lse:
         return loss
     return loss, _logsumexp(rows, scale, shard) if lse is None else lse
+
+
+def _unfit(
+    rows: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    reduction: str,
+    smoothing: float,
+    more: bool,
+    asked: Loss,
+) -> str:
+    """Why a call with class indices is not served in one visit; empty where it may be."""
+    given = [rows, target, weight, asked.grad_scale if isinstance(asked.grad_scale, Tensor) else None]
+    reasons = {
+        "no gradient of the input is recorded": not recorded(rows),
+        "torch traces or transforms it": not unseen(*given),
+        f"{rows.dtype} on {rows.device.type}": not on_kernel(rows),
+        "a loss for each row": reduction == "none",
+        "label smoothing": smoothing != 0,
+        "return_lse, or rows that ranks share": more,
+        "lse_square_scale with a weight": bool(asked.squares) and weight is not None,
+        "a gradient of the weight": weight is not None and recorded(weight),
+    }
+    return next((reason for reason, found in reasons.items() if found), "")
+
+
+def _visited(rows: Tensor, target: Tensor, weight: Tensor | None, asked: Loss) -> Tensor:
+    """The loss, whose gradient is written by now. On CUDA a target out of range is the kernel's to find."""
+    weights, index = None, target.long()
+    check_index(index, rows, asked.ignore_index)
+    if weight is not None:
+        counts = index != asked.ignore_index
+        weights = torch.where(counts, weight.float()[torch.where(counts, index, 0)], 0)
+    return in_one_visit(rows, index, weights, asked)
 
 
 def _rows(input: Tensor) -> Tensor:

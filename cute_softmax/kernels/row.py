@@ -223,21 +223,31 @@ class RowKernel:
         """
         rows = [row_of(launch, tile, m) for m in range(self.spec.rows_per_thread)]
         vectors = self.load(rows)
-        chosen = [self.scalars.chosen(row) if const_expr(self.scalars.selects) else None for row in rows]
         edges = self.scalars.load_edges(rows, vectors.ones)
         values = [
             self.values(rows[m], vectors, edges, None if const_expr(known is None) else known[m])
             for m in range(len(rows))
+        ]
+        targets = [v[-1].numbers["index"] if const_expr(self.scalars.marks) else None for v in values]
+        owned = [
+            self.scalars.owns(row, target, edges) if const_expr(self.scalars.marks) else None
+            for row, target in zip(rows, targets, strict=True)
+        ]
+        # Before anything is written: a result may take the place of what is chosen.
+        chosen = [
+            self.scalars.chosen(row, o) if const_expr(self.scalars.selects) else None
+            for row, o in zip(rows, owned, strict=True)
         ]
         maths = [self.math.for_row(v) for v in values]
         states, kept = self.reduce(launch.shared, values, maths, turn)
         for m in cutlass.range_constexpr(len(rows)):
             results = maths[m].finish(values[m], kept[m], states[m])
             self.store(rows[m], results, vectors, edges)
-            if const_expr(self.spec.prologue.target):
-                self.scalars.store_target(rows[m], values[m][-1].numbers, edges)
+            found = [chosen[m].score] if const_expr(self.scalars.selects) else []
+            if const_expr(self.scalars.marks):
+                result = partial(maths[m].at_target, values[m][-1].numbers, states[m], *found)
+                self.scalars.store_target(rows[m], targets[m], owned[m], result)
             if const_expr(len(self.math.group_outputs) > 0):
-                found = [chosen[m].score] if const_expr(self.scalars.selects) else []
                 results = partial(maths[m].group_results, states[m], *found)
                 self.scalars.store_groups(rows[m], results, chosen[m])
 

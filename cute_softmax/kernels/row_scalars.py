@@ -8,16 +8,14 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, const_expr
 
 from ..plan import RowClass
-from .common import online
+from ..plan.prologue import WHOLE
 from .common.copy import DTYPES, load_if
 from .common.index import dot, select
 from .common.online import rounded_product
 from .maths.maths import RowMath
 from .row_work import Launch, Row, edge, row_of, speaks
 
-INDEX_ERROR = (
-    "cute_softmax.selective_log_softmax: index %lld in row %lld is out of range: a row has %d elements"
-)
+INDEX_ERROR = "cute_softmax.{}: index %lld in row %lld is out of range: a row has %d elements"
 
 
 @dataclass(frozen=True)
@@ -41,8 +39,9 @@ class Chosen:
 
 
 class Scalars:
-    """selects: whether an index chooses a score, which the first thread of a row alone looks at; group_names: the
-    tensors of one element per group that all its threads look at."""
+    """selects: whether an index chooses a score, which the first thread of a row looks at, and the one that owns it if
+    there is a result apart for it (`marks`); group_names: the tensors of one element per group that all threads of a
+    row look at."""
 
     def __init__(self, spec: RowClass, math: RowMath):
         self.spec, self.math = spec, math
@@ -50,8 +49,9 @@ class Scalars:
         full = len(math.inputs) + len(math.outputs)
         self.inputs, self.full = range(len(math.inputs)), range(full)
         self.group_inputs = {name: full + i for i, name in enumerate(math.group_inputs)}
-        self.selects = "index" in math.group_inputs and not spec.prologue.target
-        self.group_names = [name for name in math.group_inputs if not (self.selects and name == "index")]
+        self.marks = bool(spec.prologue.target)
+        self.selects = "index" in math.group_inputs and "found" not in math.group_inputs
+        self.group_names = [name for name in math.group_inputs if self.marks or name != "index"]
 
     def element(self, row: Row, i: int, column: Int32) -> cute.Tensor:
         """gX: an element of a row of operand i in global memory; column 0 for what has one for the row."""
@@ -110,19 +110,33 @@ class Scalars:
         return found
 
     def numbers(self, launch: Launch, of_group: list) -> dict[str, Float32]:
-        """The scale and alpha of a row, in all of its threads."""
-        names = [name for name in self.spec.prologue.numbers if name != "offset"]
+        """What a row has one of, in all of its threads."""
+        names = [name for name in self.spec.prologue.numbers if name not in WHOLE]
         found = {name: Int32(launch.numbers[name]).bitcast(Float32) for name in names}
-        return found | dict(zip(self.group_names, of_group, strict=True))
+        found |= dict(zip(self.group_names, of_group, strict=True))
+        if self.spec.prologue.target == "loss":  # of a row that is ignored nothing counts
+            found["alpha"] = select(found["index"] >= 0, found["alpha"], Float32(0.0))
+        return found
 
-    def chosen(self, row: Row) -> Chosen:
-        """What "index" chooses, in the first thread of a row; of a row without such an element the score is another's,
-        and `store_groups` complains."""
+    def owns(self, row: Row, column: Int32, edges: Edges) -> Boolean:
+        """Whether this thread stores an element of a row."""
+        s, m = self.spec, row.m
+        place = column - row.head - row.launch.first
+        mine = (place >= 0) & (place < row.limit) & (place // s.vector % s.threads_per_row == row.launch.lane)
+        mine = mine & row.inside
+        for e in range(s.edge_scalars):
+            mine = mine | (edges.pE[e, m] & (edges.columns[e, m] == column))
+        return mine
+
+    def chosen(self, row: Row, owned: Boolean | None) -> Chosen:
+        """What "index" chooses, in the first thread of a row and, if there is a result apart for it, in the one that
+        owns it; of a row without such an element the score is another's, and `store_groups` complains."""
         launch, first = row.launch, speaks(row)
-        index = load_if(first, self.element(row, self.group_inputs["index"], Int32(0)))
+        wanted = first if owned is None else first | owned
+        index = load_if(wanted, self.element(row, self.group_inputs["index"], Int32(0)))
         exists = (index >= 0) & (index < launch.columns)
         column = Int32(select(exists, index, Int64(0)))
-        score = load_if(first, self.element(row, 0, column)).to(Float32)
+        score = load_if(wanted, self.element(row, 0, column)).to(Float32)
         if self.spec.prologue.scale:
             score = rounded_product(score, self.numbers(launch, self.of_group(row))["scale"])
         return Chosen(score, index, exists)
@@ -137,18 +151,12 @@ class Scalars:
                 gE[0] = value
 
     @cute.jit
-    def store_target(self, row: Row, numbers: dict, edges: Edges):
-        """Store alpha * (p - 1) at the row's target, by the thread that has stored alpha * p there."""
-        s, launch, m, i = self.spec, row.launch, row.m, len(self.inputs)
-        target = numbers["index"]
-        place = target - row.head - launch.first
-        mine = (place >= 0) & (place < row.limit) & (place // s.vector % s.threads_per_row == launch.lane)
-        mine = mine & row.inside
-        for e in cutlass.range_constexpr(s.edge_scalars):
-            mine = mine | (edges.pE[e, m] & (edges.columns[e, m] == target))
-        gY = self.element(row, i, target)
-        if mine:
-            gY[0] = (numbers["alpha"] * online.less_one(numbers["found"])).to(self.dtypes[i])
+    def store_target(self, row: Row, column: Int32, owned: Boolean, result: Callable):
+        """Store the result at the row's target, by the thread that has stored another there."""
+        i = len(self.inputs)
+        gY = self.element(row, i, column)
+        if owned:
+            gY[0] = result().to(self.dtypes[i])
 
     @cute.jit
     def store_groups(self, row: Row, results: Callable, chosen: Chosen | None):
@@ -158,6 +166,8 @@ class Scalars:
         gX = [self.element(row, i, Int32(0)) for i in outputs]
         if first:
             numbers = results()
+            if const_expr(self.spec.prologue.target == "loss"):
+                numbers[0] = select(chosen.exists, numbers[0], Float32(0.0))
             for j in cutlass.range_constexpr(len(gX)):
                 gX[j][0] = numbers[j].to(gX[j].element_type)
             if const_expr(chosen is not None):
@@ -167,6 +177,9 @@ class Scalars:
     @cute.jit
     def complain(self, row: Row, chosen: Chosen):
         """Stop the kernel at an index that is out of range."""
-        if not chosen.exists:
-            cute.printf(INDEX_ERROR, chosen.index, row.index, row.launch.columns)
+        wrong, function = chosen.exists ^ True, "selective_log_softmax"
+        if const_expr(self.spec.prologue.target == "loss"):
+            wrong, function = wrong & (chosen.index != row.launch.numbers["ignore"]), "cross_entropy"
+        if wrong:
+            cute.printf(INDEX_ERROR.format(function), chosen.index, row.index, row.launch.columns)
             cute.arch.inline_ptx("trap;")

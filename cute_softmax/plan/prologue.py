@@ -8,6 +8,8 @@ from functools import lru_cache
 from .maths import Math, NotPlanned, math_of
 
 FORMS = ("", "number", "groups")
+TARGETS = ("", "found", "loss")
+WHOLE = ("offset", "ignore")  # numbers that are integers
 # What each row math takes of a prologue: what it looks at, and what changes nothing for it. A gradient needs no mask
 # of its own: where the softmax was masked it is 0, and its logarithm -inf.
 _TAKES = {
@@ -31,8 +33,11 @@ class Prologue:
     causal: element j of a group counts if j <= position + offset; the position is the index in the problem's last
         kept mode (see `problem.canonical`), the offset a number.
     zero: a group of which nothing is left gives zeros (a log_softmax -inf) instead of NaN.
-    target: ``alpha * (softmax(score) - 1)`` at one element of each group, which an operand "index" names; an operand
-        "found" has the logarithm of the softmax there. For an `alpha` of "groups".
+    target: ``alpha * (softmax(score) - 1)`` at one element of each group, which an operand "index" names. "found": an
+        operand of that name has the logarithm of the softmax there. "loss": it is made here, with the cross entropy and
+        the logsumexp of each group as results of their own; groups whose index is the number "ignore" count nothing,
+        and the square of the logsumexp, times the number "squares", is part of the cross entropy. For an `alpha` of
+        "groups".
 
     The gradients: scale is a factor on the result, and alpha is the *inverse* of the forward's. They have neither
     bias nor mask operands; with `mask`, log_softmax_backward takes no part of a gradient where y is -inf.
@@ -44,9 +49,11 @@ class Prologue:
     causal: bool = False
     alpha: str = ""
     zero: bool = False
-    target: bool = False
+    target: str = ""
 
     def __post_init__(self):
+        if self.target not in TARGETS:
+            raise ValueError(f"target is {self.target!r}: it is one of {', '.join(map(repr, TARGETS))}")
         for name in ("scale", "alpha"):
             if getattr(self, name) not in FORMS:
                 raise ValueError(
@@ -60,7 +67,7 @@ class Prologue:
     def numbers(self) -> tuple[str, ...]:
         """The numbers of a call, in their order."""
         forms = [n for n in ("scale", "alpha") if getattr(self, n) == "number"]
-        return (*forms, *["offset"] * self.causal)
+        return (*forms, *["offset"] * self.causal, *["ignore", "squares"] * (self.target == "loss"))
 
     @property
     def rescores(self) -> bool:
@@ -76,7 +83,7 @@ class Prologue:
     def groups(self) -> tuple[str, ...]:
         """The tensors with one element per group, in their order."""
         forms = tuple(n for n in ("scale", "alpha") if getattr(self, n) == "groups")
-        return (*forms, "index", "found") if self.target else forms
+        return (*forms, *{"found": ("index", "found"), "loss": ("index",)}.get(self.target, ()))
 
     @property
     def name(self) -> str:
@@ -99,6 +106,7 @@ class Prologue:
             self.alpha and f"results times {how[self.alpha]}",
             self.zero and "zeros where nothing is left",
             self.target and "one less at the target",
+            self.target == "loss" and "the cross entropy and the logsumexp of each row",
         ]
         return "; ".join(filter(None, parts))
 
@@ -121,4 +129,10 @@ def facts_of(math_name: str, online: bool, prologue: Prologue) -> Math:
     """The facts of a row math with the tensors of its prologue."""
     facts = math_of(math_name, online)
     inputs = () if math_name.endswith("_backward") else ("bias",) * prologue.bias + ("mask",) * prologue.mask
-    return replace(facts, inputs=facts.inputs + inputs, group_inputs=facts.group_inputs + prologue.groups)
+    results = ("loss", "lse") if prologue.target == "loss" else ()
+    return replace(
+        facts,
+        inputs=facts.inputs + inputs,
+        group_inputs=facts.group_inputs + prologue.groups,
+        group_outputs=facts.group_outputs + results,
+    )

@@ -37,6 +37,10 @@ def kernel_of(c: ClassBase) -> Any:
         from ..kernels.panel.panel import PanelKernel
 
         return PanelKernel(c, build_math(c))
+    if c.movement == "rescale":
+        from ..kernels.rescale import RescaleKernel
+
+        return RescaleKernel(c)
     if c.movement == "matmul":
         from ..kernels.matmul.forward_mma import MmaKernel
         from ..kernels.matmul.forward_wgmma import MatmulKernel
@@ -81,4 +85,6 @@ def build_math(c: RowClass | PanelClass) -> Any:
     }[c.math]()
     if not p:
         return built
+    if p.target == "loss":
+        return prologue.ProloguedLoss(built, p)
     return (prologue.ProloguedGradient if c.math.endswith("_backward") else prologue.Prologued)(built, p)

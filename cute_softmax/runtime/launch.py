@@ -14,6 +14,7 @@ import torch
 from ..plan import NO_PROLOGUE, NotPlanned, PanelPlan, Plan, Prologue, RowClass, hardware, plan_call
 from ..plan.choose import kernel_order
 from ..plan.problem import ALIGNMENT, Operand
+from ..plan.prologue import WHOLE
 from .cache import Store
 from .record import note
 from .tables import table_for
@@ -87,7 +88,7 @@ class Call:
         template += [0] * bool(plan.scratch)
         names = getattr(plan.kernel, "prologue", NO_PROLOGUE).numbers
         self.numbers = [
-            (len(template) + i, int if name == "offset" else float_bits) for i, name in enumerate(names)
+            (len(template) + i, int if name in WHOLE else float_bits) for i, name in enumerate(names)
         ]
         template += [0] * len(names)
         places = []

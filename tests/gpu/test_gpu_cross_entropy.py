@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from checking import DEVICE, DTYPES, FACTOR, ROUNDING, TINY, half_ulp, random
@@ -49,7 +52,8 @@ def expected(x, target, weight, dtype, upstream=None, *, scale=1.0, lse_square_s
 @dtypes
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("options", OPTIONS)
-def test_against_float64(shape, dtype, options):
+@pytest.mark.parametrize("one_visit", [None, False], ids=["chosen", "recomputed"])
+def test_against_float64(shape, dtype, options, one_visit):
     """Off by no more than torch in float32, half a unit of a 16-bit result more."""
     options = dict(OPTIONS[options])
     x, target = example(shape, dtype)
@@ -57,7 +61,7 @@ def test_against_float64(shape, dtype, options):
     if options.pop("weight", None):
         weight = random(shape[-1:], torch.float32, seed=5).abs()
     leaf = x.clone().requires_grad_()
-    loss = cross_entropy(leaf, target, weight, dtype=torch.float32, **options)
+    loss = cross_entropy(leaf, target, weight, dtype=torch.float32, one_visit=one_visit, **options)
     upstream = torch.ones_like(loss)
     (grad,) = torch.autograd.grad(loss, leaf, upstream)
     right, right_grad = expected(x, target, weight, torch.float64, upstream, **options)
@@ -75,6 +79,51 @@ def test_against_float64(shape, dtype, options):
     assert (error <= allowed).all()
     for mutant in (torch.zeros_like(grad), grad.roll(1, -1), -grad):
         assert shape[-1] == 1 or not ((mutant.double() - right_grad).abs() <= allowed).all()
+
+
+VISITED = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+@pytest.mark.parametrize("dtype", VISITED.values(), ids=VISITED)
+@pytest.mark.parametrize("columns", [5, 1024, 50257, 151936])
+@pytest.mark.parametrize("pitch", ["dense", "padded", "shifted"])
+def test_one_visit_of_views(dtype, columns, pitch):
+    """With another upstream than was expected, and over the logits: no element beside them is touched."""
+    rows, extra = 40, {"dense": 0, "padded": 8, "shifted": 3}[pitch]
+    whole = random((rows, columns + 2 * extra), dtype, seed=2, scale=3.0)
+    x = whole[:, extra : columns + extra]
+    target = torch.randint(columns, (rows,), device=DEVICE, generator=torch.Generator(DEVICE).manual_seed(3))
+    target[::7] = -100
+    _, right = expected(x, target, None, torch.float64)
+    for grad_scale, upstream, inplace in (
+        (1.0, 1.0, False),
+        (1.0, 0.5, False),
+        (4.0, 4.0, True),
+        (4.0, 0.5, True),
+    ):
+        given = whole.clone()
+        leaf = given[:, extra : columns + extra].detach().requires_grad_()
+        loss = cross_entropy(leaf, target, grad_scale=grad_scale, inplace_backward=inplace, one_visit=True)
+        (grad,) = torch.autograd.grad(loss, leaf, torch.tensor(upstream, dtype=dtype, device=DEVICE))
+        assert (grad.data_ptr() == leaf.data_ptr()) == inplace
+        error = (grad.double() / upstream - right).abs()
+        unit = right.abs() + right.abs().amax(-1, keepdim=True) / 16 + TINY
+        assert (error <= (32 * ROUNDING + (2.0**-7 if dtype is torch.bfloat16 else 0)) * unit).all()
+        beside = torch.ones(whole.shape[1], dtype=torch.bool, device=DEVICE)
+        beside[extra : columns + extra] = not inplace
+        assert torch.equal(given[:, beside], whole[:, beside])
+
+
+def test_an_index_out_of_range_is_named():
+    """In a process of its own: the kernel stops, and says which function and row."""
+    program = (
+        "import torch; from cute_softmax import cross_entropy; "
+        "x = torch.zeros(4, 4096, device='cuda', requires_grad=True); "
+        "cross_entropy(x, torch.tensor([1, 2, 4096, -100], device='cuda')); torch.cuda.synchronize()"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert found.returncode
+    assert "cute_softmax.cross_entropy: index 4096 in row 2 is out of range: a row has 4096" in found.stdout
 
 
 @dtypes

@@ -309,8 +309,11 @@ def check_integers(index: object) -> None:
         raise TypeError(f"index is {index.dtype}: it must have an integer dtype")
 
 
-def check_index(index: object, logits: Tensor) -> None:
-    """Raise TypeError or ValueError for an index that does not fit, IndexError for one out of range on the CPU."""
+def check_index(index: object, logits: Tensor, ignored: int | None = None) -> None:
+    """Raise TypeError or ValueError for an index that does not fit, IndexError for one out of range on the CPU.
+
+    ignored: the number that may be out of range.
+    """
     check_integers(index)
     if index.device != logits.device:
         raise ValueError(f"index is on {index.device}, logits on {logits.device}")
@@ -322,7 +325,8 @@ def check_index(index: object, logits: Tensor) -> None:
         )
     seen = index.device.type == "cpu" and index.numel() and not torch.compiler.is_compiling()
     if seen and not transformed() and not watched(index):
-        low, high = (int(t) for t in index.aminmax())
+        kept = index if ignored is None else torch.where(index == ignored, 0, index)
+        low, high = (int(t) for t in kept.aminmax())
         if low < 0 or high >= logits.shape[-1]:
             raise IndexError(
                 f"index has elements from {low} to {high}: they must lie in 0 to {logits.shape[-1] - 1}"

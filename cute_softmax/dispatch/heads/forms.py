@@ -138,7 +138,7 @@ class Form:
         if self._gradient is None:
             groups = factors, index, found
             try:
-                self._gradient = self._bound("softmax", input, groups, scale, alpha="groups", target=True)
+                self._gradient = self._bound("softmax", input, groups, scale, alpha="groups", target="found")
             except NotPlanned:
                 self._gradient = ()
         if not self._gradient:

@@ -125,7 +125,7 @@ def gradient_at_target(
     """The gradient of the log-probabilities of one element of each row, ``-grad * scale * (softmax - 1 there)``, by one
     kernel; None where there is none."""
     result = torch.empty_like(input)
-    prologue, numbers = scaled(scale, alpha="groups", target=True)
+    prologue, numbers = scaled(scale, alpha="groups", target="found")
     groups = [t.expand(input.shape) for t in (grad * -scale, index, found)]
     try:
         launch.run("softmax", (input, *groups, result), dims, prologue=prologue, numbers=numbers)

@@ -239,6 +239,10 @@ class Prologued(RowMath):
     def group_results(self, state: tuple, *chosen: Float32) -> list[Float32]:
         return self.math.group_results(self.ended(state), *chosen)
 
+    def at_target(self, numbers: dict[str, Float32], state: tuple, *chosen: Float32) -> Float32:
+        """The result at the element that "index" names."""
+        return numbers["alpha"] * online.less_one(numbers["found"])
+
     def ended(self, state: tuple) -> tuple:
         """The state of a whole row, as the math shall finish with it."""
         if not self.prologue.zero:
@@ -246,6 +250,52 @@ class Prologued(RowMath):
         # Without a sum nothing is left; with any other all results are 0, or its logarithm.
         largest, total, *rest = state
         return largest, select(total == 0.0, Float32(1.0), total), *rest
+
+
+class ProloguedLoss(Prologued):
+    """A softmax whose results are the gradient of a cross entropy, with the losses and logsumexps of the rows.
+
+    A row's loss is ``lse - score at the target + squares * lse ** 2``, so that the gradient of its scores is
+    ``(1 + 2 * squares * lse) * softmax``, less one at the target; `alpha` is a factor on it.
+    """
+
+    def __init__(self, math: RowMath, prologue):
+        super().__init__(math, prologue)
+        self.group_outputs = ("loss", "lse")
+
+    def for_row(self, values: list) -> RowMath:
+        made = copy.copy(super().for_row(values))
+        made.numbers = values[-1].numbers
+        return made
+
+    def finish(self, values: list, kept: object, state: tuple) -> list:
+        return self.math.finish(
+            self.of(values), kept, state, self.numbers["alpha"] * (1.0 + self.more(state))
+        )
+
+    def logs(self, state: tuple) -> tuple[Float32, Float32]:
+        """The largest score, and the logarithm of the sum relative to it: apart, their sum is rounded."""
+        row_max, total = state
+        return self.math.exp.score(row_max), self.math.exp.log(total, online.reference(row_max))
+
+    def more(self, state: tuple) -> Float32:
+        """What the squares add to the factor on the softmax."""
+        row_max, log = self.logs(state)
+        return 2.0 * self.numbers["squares"] * (row_max + log)
+
+    def found(self, state: tuple, chosen: Float32) -> Float32:
+        """The logarithm of the softmax at the target."""
+        row_max, log = self.logs(state)
+        return chosen - row_max - log
+
+    def at_target(self, numbers: dict[str, Float32], state: tuple, chosen: Float32) -> Float32:
+        less_one = online.less_one(self.found(state, chosen))
+        return numbers["alpha"] * (less_one + self.more(state) * (1.0 + less_one))
+
+    def group_results(self, state: tuple, chosen: Float32) -> list[Float32]:
+        row_max, log = self.logs(state)
+        lse = row_max + log
+        return [self.numbers["squares"] * lse * lse - self.found(state, chosen), lse]
 
 
 class ProloguedGradient(Prologued):

@@ -1,0 +1,74 @@
+"""Plans of the kernel that multiplies a tensor in place by a number of the device's, and leaves it alone where that is
+1."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from .base import ClassBase, PlanBase
+from .hardware import Device
+from .maths import check_counts
+from .problem import ALIGNMENT, ITEM_SIZE, Operand
+
+LINE = 1 << 14  # elements that a CTA takes at a time where a tensor is one stretch of memory
+THREADS, CTAS_AN_SM = 256, 8
+
+
+@dataclass(frozen=True)
+class RescaleClass(ClassBase):
+    """What is compiled: the dtype of the tensor, and the elements of one access."""
+
+    movement: ClassVar[str] = "rescale"
+    math: ClassVar[str] = "rescale"
+
+    architecture: str
+    dtypes: tuple[str, ...]
+    vector: int
+
+    @property
+    def signature(self) -> str:
+        """The numbers of `RescalePlan.arguments`, and the addresses of the tensor and the factor."""
+        return "iillll"
+
+    @property
+    def name(self) -> str:
+        """A readable name, unique among classes of one architecture and dtype."""
+        return f"vector{self.vector}"
+
+
+@dataclass(frozen=True)
+class RescalePlan(PlanBase):
+    """One launch: lines of so many elements, `pitch` apart, the last of which ends with the tensor; CTAs take them in
+    turn."""
+
+    kernel: RescaleClass
+    lines: int
+    columns: int
+    pitch: int
+    total: int
+    ctas: int
+
+    scratch: ClassVar[int] = 0
+    operand_strides: ClassVar[tuple[tuple[int, ...], ...]] = ((), ())
+
+    @property
+    def arguments(self) -> tuple[int, ...]:
+        """The ints that the compiled function takes between the stream and the addresses."""
+        return self.columns, self.ctas, self.pitch, self.total
+
+
+def plan_rescale(shape: tuple[int, int], operand: Operand, device: Device) -> RescalePlan:
+    """The plan for a matrix whose rows are contiguous. Raises NotPlanned for more lines than 32 bits count."""
+    rows, columns = shape
+    pitch, size = operand.strides[0], ITEM_SIZE[operand.dtype]
+    total = rows * columns
+    if pitch == columns or rows == 1:
+        rows, columns, pitch = math.ceil(total / LINE), LINE, LINE
+    check_counts({"lines": rows, "elements of a line": columns})
+    # As many elements as every line begins with a multiple of.
+    vector = math.gcd(operand.address or ALIGNMENT, pitch * size, ALIGNMENT) // size
+    kernel = RescaleClass(device.architecture.name, (operand.dtype,), vector)
+    ctas = min(rows, CTAS_AN_SM * device.multiprocessors)
+    return RescalePlan(kernel, rows, columns, pitch, total, ctas)
