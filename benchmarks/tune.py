@@ -31,14 +31,12 @@ from cute_softmax.runtime.tables import own_table
 from . import console, timing
 from .tune_choose import Measured, best_times, chain, holders, single
 from .tune_file import said, save
-from .tune_jobs import Config, Job, candidates, fitting, jobs, with_list, work_of
+from .tune_jobs import Config, Job, candidates, fitting, jobs, kernel_of, with_list, work_of
 
 CALLS, PASSES = 3, 2
 STEP, QUICK_STEP = 1.25, 1.6  # from one length to the next
-REACH, REACH_OF_INCUMBENTS = (
-    2,
-    4,
-)  # of the longest that a configuration holds, the shortest that it is timed at
+# The longest length that a configuration holds, over the shortest that it is timed at, by whether a table has it.
+REACH = {False: 2, True: 16}
 # Configurations of a list, for one dtype: with edges, few rows and narrow vectors 48 classes.
 MOST = {"many": 17, "few": 4, "held": 24, "shifted": 20, "deep": 2}
 
@@ -129,9 +127,15 @@ def measure(
     found = {
         config: Measured(config, max(fits), incumbent=tried[config]) for config, fits in plans.items() if fits
     }
-    # Far below its capacity a configuration is out of the question: thousands of clusters for rows of a few elements.
+    # Far below its capacity a configuration is out of the question (millions of clusters for rows of a few elements),
+    # unless it is what the table has there; what the table has may take over from a neighbour that is wrong.
+    taken = {n: kernel_of(job, dtype, n, table, device) for n in lengths}
     served = {
-        config: [n for n in fits if n * (REACH_OF_INCUMBENTS if tried[config] else REACH) > max(fits)]
+        config: [
+            n
+            for n in fits
+            if REACH[tried[config]] * n > max(fits) or (tried[config] and fits[n].kernel == taken[n])
+        ]
         for config, fits in plans.items()
         if fits
     }

@@ -11,7 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cute_softmax.plan import MATHS, PanelPlan, Plan, RowConfig, Table, table_of
+from cute_softmax.plan import (
+    MATHS,
+    NotPlanned,
+    PanelClass,
+    PanelPlan,
+    Plan,
+    RowClass,
+    RowConfig,
+    Table,
+    table_of,
+)
 from cute_softmax.plan.catalogue import operand_dtypes
 from cute_softmax.plan.hardware import Device
 from cute_softmax.plan.panel_configs import PanelConfig
@@ -165,11 +175,24 @@ def planned(
     alone = (
         table if config is None and job.alone else with_list(table, job.place, (config,) if config else ())
     )
-    for place in job.before:
-        alone = with_list(alone, place, ())
     with suppress(ValueError):  # not planned, or no class that could be
-        return work_of(job, dtype, length).plan(replace(device, table=alone))
+        return _plan(job, dtype, length, alone, device)
     return None
+
+
+def kernel_of(
+    job: Job, dtype: str, length: int, table: Table, device: Device
+) -> RowClass | PanelClass | None:
+    """The class that a table has for a length; None where nothing is planned."""
+    with suppress(NotPlanned):
+        return _plan(job, dtype, length, table, device).kernel
+    return None
+
+
+def _plan(job: Job, dtype: str, length: int, table: Table, device: Device) -> Plan | PanelPlan:
+    for place in job.before:
+        table = with_list(table, place, ())
+    return work_of(job, dtype, length).plan(replace(device, table=table))
 
 
 def work_of(job: Job, dtype: str, length: int, make: Callable[..., Tensor] | None = None) -> launch.Work:
