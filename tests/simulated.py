@@ -80,16 +80,16 @@ class Launches(list):
                     result, value = result.narrow(d, 0, 1), value.narrow(d, 0, 1)
             result.copy_(value)
 
-    def rescaled(self, device, shape, operand):
+    def rescaled(self, device, shape, operands):
         """`loss._rescale`, likewise."""
-        found = _RESCALE(device, shape, operand)
+        found = _RESCALE(device, shape, operands)
 
         def function(stream, *arguments):
             address, factor = (arguments[place] for place in found.places)
             self.append(SimpleNamespace(math="rescale"))
-            number = at(factor, *dense((1,), "fp32"))
+            number = at(factor, *dense((1,), operands[1].dtype)).float()
             if number != 1:
-                at(address, shape, operand).mul_(number)
+                at(address, shape, operands[0]).mul_(number)
 
         found.function = function
         return found
@@ -194,7 +194,8 @@ def simulated(name, tensors, dims, prologue, numbers, query):
     scale = numbers.pop(0) if prologue.scale == "number" else 1.0
     alpha = numbers.pop(0) if prologue.alpha == "number" else 1.0
     offset = numbers.pop(0) if prologue.causal else None
-    ignored, squares = (numbers.pop(0), numbers.pop(0)) if prologue.target == "loss" else (None, 0.0)
+    ignored = numbers.pop(0) if prologue.target == "loss" else None
+    squares = numbers.pop(0) if prologue.squares else 0.0
     assert not numbers
     found = target = None
     if prologue.target == "found":

@@ -19,7 +19,7 @@ def every_kind():
     yield plan_matmul_shape((4, 64, 128), 64, "bf16").kernel
     yield test_matmul_mma.planned("sm_80", (2,), 64, 128, 64).kernel
     yield from (one.kernel for one in test_matmul_backward_plan.planned((2,), 64, 128, 64).launches)
-    yield plan_rescale((4, 40), Operand("bf16", (40, 1), 0), H200).kernel
+    yield plan_rescale((4, 40), (Operand("bf16", (40, 1)), Operand("fp32", ())), H200).kernel
 
 
 def test_what_is_written_comes_back(tmp_path, monkeypatch):

@@ -18,7 +18,7 @@ class RescaleKernel:
 
     def __init__(self, spec: RescaleClass):
         self.spec = spec
-        self.dtype = DTYPES[spec.dtypes[0]]
+        self.dtype, self.factor = (DTYPES[name] for name in spec.dtypes)
 
     @cute.jit
     def __call__(
@@ -31,7 +31,7 @@ class RescaleKernel:
         address: Int64,
         factor: Int64,
     ):
-        """Launch. address, factor: of the tensor, and of the float32 that it is multiplied by."""
+        """Launch. address, factor: of the tensor, and of the number that it is multiplied by."""
         self.kernel(columns, pitch, total, address, factor).launch(
             grid=[ctas, 1, 1], block=[THREADS, 1, 1], stream=stream
         )
@@ -41,7 +41,7 @@ class RescaleKernel:
         tidx, _, _ = cute.arch.thread_idx()
         cta, _, _ = cute.arch.block_idx()
         ctas, _, _ = cute.arch.grid_dim()
-        number = element(Float32, factor)[0]
+        number = element(self.factor, factor)[0].to(Float32)
         if number != 1.0:
             line, lines = Int64(cta), (total + columns - 1) // columns
             while line < lines:

@@ -13,7 +13,7 @@ WHOLE = ("offset", "ignore")  # numbers that are integers
 # What each row math takes of a prologue: what it looks at, and what changes nothing for it. A gradient needs no mask
 # of its own: where the softmax was masked it is 0, and its logarithm -inf.
 _TAKES = {
-    "softmax": ({"scale", "bias", "mask", "causal", "alpha", "zero", "target"}, set()),
+    "softmax": ({"scale", "bias", "mask", "causal", "alpha", "zero", "target", "squares"}, set()),
     "softmax_backward": ({"scale", "causal", "alpha"}, {"bias", "mask", "zero"}),
     "log_softmax": ({"scale", "bias", "mask", "causal", "zero"}, set()),
     "log_softmax_backward": ({"scale", "mask", "causal"}, {"bias", "zero"}),
@@ -35,9 +35,9 @@ class Prologue:
     zero: a group of which nothing is left gives zeros (a log_softmax -inf) instead of NaN.
     target: ``alpha * (softmax(score) - 1)`` at one element of each group, which an operand "index" names. "found": an
         operand of that name has the logarithm of the softmax there. "loss": it is made here, with the cross entropy and
-        the logsumexp of each group as results of their own; groups whose index is the number "ignore" count nothing,
-        and the square of the logsumexp, times the number "squares", is part of the cross entropy. For an `alpha` of
-        "groups".
+        the logsumexp of each group as results of their own; groups whose index is the number "ignore" count nothing.
+        For an `alpha` of "groups".
+    squares: of that loss the square of the logsumexp is a part, times the number "squares".
 
     The gradients: scale is a factor on the result, and alpha is the *inverse* of the forward's. They have neither
     bias nor mask operands; with `mask`, log_softmax_backward takes no part of a gradient where y is -inf.
@@ -50,6 +50,7 @@ class Prologue:
     alpha: str = ""
     zero: bool = False
     target: str = ""
+    squares: bool = False
 
     def __post_init__(self):
         if self.target not in TARGETS:
@@ -67,7 +68,12 @@ class Prologue:
     def numbers(self) -> tuple[str, ...]:
         """The numbers of a call, in their order."""
         forms = [n for n in ("scale", "alpha") if getattr(self, n) == "number"]
-        return (*forms, *["offset"] * self.causal, *["ignore", "squares"] * (self.target == "loss"))
+        return (
+            *forms,
+            *["offset"] * self.causal,
+            *["ignore"] * (self.target == "loss"),
+            *["squares"] * self.squares,
+        )
 
     @property
     def rescores(self) -> bool:
@@ -107,6 +113,7 @@ class Prologue:
             self.zero and "zeros where nothing is left",
             self.target and "one less at the target",
             self.target == "loss" and "the cross entropy and the logsumexp of each row",
+            self.squares and "the square of the logsumexp added",
         ]
         return "; ".join(filter(None, parts))
 

@@ -18,7 +18,7 @@ THREADS, CTAS_AN_SM = 256, 8
 
 @dataclass(frozen=True)
 class RescaleClass(ClassBase):
-    """What is compiled: the dtype of the tensor, and the elements of one access."""
+    """What is compiled: the dtypes of the tensor and of the factor, and the elements of one access."""
 
     movement: ClassVar[str] = "rescale"
     math: ClassVar[str] = "rescale"
@@ -34,7 +34,7 @@ class RescaleClass(ClassBase):
 
     @property
     def name(self) -> str:
-        """A readable name, unique among classes of one architecture and dtype."""
+        """A readable name, unique among classes of one architecture and dtypes."""
         return f"vector{self.vector}"
 
 
@@ -59,9 +59,12 @@ class RescalePlan(PlanBase):
         return self.columns, self.ctas, self.pitch, self.total
 
 
-def plan_rescale(shape: tuple[int, int], operand: Operand, device: Device) -> RescalePlan:
-    """The plan for a matrix whose rows are contiguous. Raises NotPlanned for more lines than 32 bits count."""
-    rows, columns = shape
+def plan_rescale(shape: tuple[int, int], operands: tuple[Operand, Operand], device: Device) -> RescalePlan:
+    """The plan for a matrix whose rows are contiguous, and a factor.
+
+    Raises NotPlanned for more lines than 32 bits count.
+    """
+    (rows, columns), (operand, factor) = shape, operands
     pitch, size = operand.strides[0], ITEM_SIZE[operand.dtype]
     total = rows * columns
     if pitch == columns or rows == 1:
@@ -69,6 +72,6 @@ def plan_rescale(shape: tuple[int, int], operand: Operand, device: Device) -> Re
     check_counts({"lines": rows, "elements of a line": columns})
     # As many elements as every line begins with a multiple of.
     vector = math.gcd(operand.address or ALIGNMENT, pitch * size, ALIGNMENT) // size
-    kernel = RescaleClass(device.architecture.name, (operand.dtype,), vector)
+    kernel = RescaleClass(device.architecture.name, (operand.dtype, factor.dtype), vector)
     ctas = min(rows, CTAS_AN_SM * device.multiprocessors)
     return RescalePlan(kernel, rows, columns, pitch, total, ctas)

@@ -108,7 +108,9 @@ def test_one_visit_of_views(dtype, columns, pitch):
         assert (grad.data_ptr() == leaf.data_ptr()) == inplace
         error = (grad.double() / upstream - right).abs()
         unit = right.abs() + right.abs().amax(-1, keepdim=True) / 16 + TINY
-        assert (error <= (32 * ROUNDING + (2.0**-7 if dtype is torch.bfloat16 else 0)) * unit).all()
+        # Where a target is certain, its gradient is as small as the rounding of the logsumexp.
+        near = 32 * ROUNDING / (target >= 0).sum()
+        assert (error <= (32 * ROUNDING + (2.0**-7 if dtype is torch.bfloat16 else 0)) * unit + near).all()
         beside = torch.ones(whole.shape[1], dtype=torch.bool, device=DEVICE)
         beside[extra : columns + extra] = not inplace
         assert torch.equal(given[:, beside], whole[:, beside])

@@ -11,11 +11,11 @@ from functools import lru_cache
 
 import torch
 
-from ...plan import Prologue
 from ...plan.problem import Operand
 from ...plan.rescale import plan_rescale
 from ...runtime import launch
 from ..common.state import batched, recorder
+from .kernels import scaled
 
 Tensor = torch.Tensor
 
@@ -44,9 +44,10 @@ class Loss:
     def factor(self, rows: Tensor, denominator: Tensor | None) -> Tensor:
         """What the gradient of a row's loss in its scores is multiplied by, a float32 on the device."""
         number = self.grad_scale * self.scale
-        if denominator is not None:
-            number = number / denominator
-        return torch.as_tensor(number, dtype=torch.float32, device=rows.device)
+        if denominator is None:
+            return torch.as_tensor(number, dtype=torch.float32, device=rows.device)
+        inverse = denominator.reciprocal()  # of a count, too, a float32
+        return inverse if type(number) is float and number == 1 else inverse * number
 
 
 class OneVisit(torch.autograd.Function):
@@ -71,12 +72,11 @@ class OneVisit(torch.autograd.Function):
                 "through a call, or a gradient of its gradient, make it with one_visit=False"
             )
         ctx.gradient = None
-        ratio = upstream.to(torch.float32)
-        if not (isinstance(ctx.grad_scale, float) and ctx.grad_scale == 1):
-            ratio = ratio / ctx.grad_scale
+        one = type(ctx.grad_scale) is float and ctx.grad_scale == 1
+        ratio = upstream if one else upstream.to(torch.float32) / ctx.grad_scale
         if batched(upstream):
             return gradient * ratio, None, None, None
-        rescale(gradient, ratio)
+        rescale(gradient, ratio if ratio.dtype in launch.DTYPE_NAMES else ratio.to(torch.float32))
         return gradient, None, None, None
 
 
@@ -86,8 +86,8 @@ in_one_visit = recorder(OneVisit)
 def visit(rows: Tensor, target: Tensor, alpha: Tensor, asked: Loss) -> tuple[Tensor, Tensor]:
     """(the rows' losses in float32, alpha times their gradients in the scores). Raises NotPlanned where no kernel keeps
     the rows on chip."""
-    prologue = Prologue(scale="number" if asked.scale != 1 else "", alpha="groups", target="loss")
-    numbers = *((asked.scale,) if asked.scale != 1 else ()), asked.ignore_index, asked.squares
+    prologue, numbers = scaled(asked.scale, alpha="groups", target="loss", squares=asked.squares != 0)
+    numbers = *numbers, asked.ignore_index, *[asked.squares] * prologue.squares
     losses, lse = torch.empty((2, *rows.shape[:-1]), dtype=torch.float32, device=rows.device)
     gradient = rows if asked.inplace else torch.empty_like(rows)
     columns = (t.unsqueeze(-1).expand(rows.shape) for t in (target, losses, lse))
@@ -100,13 +100,14 @@ def visit(rows: Tensor, target: Tensor, alpha: Tensor, asked: Loss) -> tuple[Ten
 
 
 def rescale(tensor: Tensor, factor: Tensor) -> None:
-    """Multiply a tensor whose rows are contiguous by a float32 of its device, in place; 1 leaves it untouched."""
+    """Multiply a tensor whose rows are contiguous by a number of its device, in place; 1 leaves it untouched."""
     rows = tensor.view(1, -1) if tensor.is_contiguous() else tensor.view(-1, tensor.shape[-1])
-    call = _rescale(tensor.get_device(), tuple(rows.shape), launch.operand(rows))
+    operands = launch.operand(rows), launch.operand(factor)
+    call = _rescale(tensor.get_device(), tuple(rows.shape), operands)
     call.on_device(tensor.get_device(), tensor.data_ptr(), factor.data_ptr())
 
 
 @lru_cache(maxsize=1024)
-def _rescale(device: int, shape: tuple[int, int], operand: Operand) -> launch.Call:
-    plan = plan_rescale(shape, operand, launch.device_facts(device))
+def _rescale(device: int, shape: tuple[int, int], operands: tuple[Operand, Operand]) -> launch.Call:
+    plan = plan_rescale(shape, operands, launch.device_facts(device))
     return launch.Call(plan, launch.function_of(plan.kernel))

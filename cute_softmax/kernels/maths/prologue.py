@@ -255,8 +255,8 @@ class Prologued(RowMath):
 class ProloguedLoss(Prologued):
     """A softmax whose results are the gradient of a cross entropy, with the losses and logsumexps of the rows.
 
-    A row's loss is ``lse - score at the target + squares * lse ** 2``, so that the gradient of its scores is
-    ``(1 + 2 * squares * lse) * softmax``, less one at the target; `alpha` is a factor on it.
+    A row's loss is ``lse - score at the target``, and with squares ``squares * lse ** 2`` more, so that the gradient of
+    its scores is ``(1 + 2 * squares * lse) * softmax``, less one at the target; `alpha` is a factor on it.
     """
 
     def __init__(self, math: RowMath, prologue):
@@ -269,9 +269,10 @@ class ProloguedLoss(Prologued):
         return made
 
     def finish(self, values: list, kept: object, state: tuple) -> list:
-        return self.math.finish(
-            self.of(values), kept, state, self.numbers["alpha"] * (1.0 + self.more(state))
-        )
+        alpha = self.numbers["alpha"]
+        if self.prologue.squares:
+            alpha = alpha * (1.0 + self.more(state))
+        return self.math.finish(self.of(values), kept, state, alpha)
 
     def logs(self, state: tuple) -> tuple[Float32, Float32]:
         """The largest score, and the logarithm of the sum relative to it: apart, their sum is rounded."""
@@ -289,13 +290,17 @@ class ProloguedLoss(Prologued):
         return chosen - row_max - log
 
     def at_target(self, numbers: dict[str, Float32], state: tuple, chosen: Float32) -> Float32:
-        less_one = online.less_one(self.found(state, chosen))
-        return numbers["alpha"] * (less_one + self.more(state) * (1.0 + less_one))
+        result = online.less_one(self.found(state, chosen))
+        if self.prologue.squares:
+            result = result + self.more(state) * (1.0 + result)
+        return numbers["alpha"] * result
 
     def group_results(self, state: tuple, chosen: Float32) -> list[Float32]:
         row_max, log = self.logs(state)
-        lse = row_max + log
-        return [self.numbers["squares"] * lse * lse - self.found(state, chosen), lse]
+        lse, loss = row_max + log, -self.found(state, chosen)
+        if self.prologue.squares:
+            loss = loss + self.numbers["squares"] * lse * lse
+        return [loss, lse]
 
 
 class ProloguedGradient(Prologued):
