@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cute_softmax.api import softmax
 from cute_softmax.dispatch.common.forms import Forms
+from cute_softmax.dispatch.heads import loss as losses
 from cute_softmax.dispatch.heads.calls import HEADS
 from cute_softmax.dispatch.matmul import forms as products
 from cute_softmax.runtime import launch
@@ -16,6 +17,7 @@ def all_forms() -> list[Forms]:
         softmax._log_softmaxes,
         *softmax._of_scores.values(),
         *(head.known for head in HEADS),
+        losses.known,
         products.known,
     ]
 
@@ -41,4 +43,5 @@ def fresh_forms(monkeypatch) -> None:
     monkeypatch.setattr(softmax, "_of_scores", {"softmax": Forms(), "log_softmax": Forms()})
     for head in HEADS:
         monkeypatch.setattr(head, "known", Forms())
+    monkeypatch.setattr(losses, "known", Forms())
     monkeypatch.setattr(products, "known", Forms())

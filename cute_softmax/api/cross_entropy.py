@@ -10,9 +10,9 @@ from ..dispatch.common.arguments import check_tensor, float_dtype
 from ..dispatch.common.formulas import wide
 from ..dispatch.common.spec import number
 from ..dispatch.common.state import recorded, unseen
+from ..dispatch.heads import loss as visits
 from ..dispatch.heads.calls import CROSS_ENTROPY, CROSS_ENTROPY_AND_LSE, Head, check_index, on_kernel
 from ..dispatch.heads.forms import first, known_form
-from ..dispatch.heads.loss import Loss, in_one_visit
 from ..dispatch.sharded.functions import Shard, check_rows, is_shared, row_numbers, uniform
 from ..plan import NotPlanned
 from .reductions import logsumexp
@@ -104,6 +104,15 @@ def cross_entropy(
         >>> cross_entropy(torch.zeros(2, 4), torch.tensor([3, -100]))
         tensor(1.3863)
     """
+    arguments = None
+    if weight is None and group is None and type(grad_scale) is float:
+        arguments = (
+            ignore_index, reduction, label_smoothing, scale, lse_square_scale, return_lse, dtype, one_visit,
+            grad_scale, inplace_backward, vocab_start, vocab_size,
+        )  # fmt: skip
+        form = visits.known_form(input, target, arguments)
+        if form is not None:
+            return visits.in_one_visit(input, target, None, form.asked, form)
     check_tensor("input", input, "cross_entropy")
     result = float_dtype(input, dtype, "cross_entropy")
     if not isinstance(target, Tensor):
@@ -123,14 +132,14 @@ def cross_entropy(
         loss, lse, counts, total = _of_probabilities(rows, input, target, weight, smoothing, scale)
     else:
         _check_target(target, rows)
-        asked = Loss(
+        asked = visits.Loss(
             reduction == "mean", ignore_index, scale, number("lse_square_scale", lse_square_scale),
-            grad_scale, inplace_backward,
+            grad_scale, inplace_backward, result,
         )  # fmt: skip
         refused = _unfit(rows, target, weight, reduction, smoothing, return_lse or shared, asked)
         if not refused and one_visit is not False and (one_visit or rows.dtype in ONE_VISIT):
             try:
-                return _visited(rows, target, weight, asked).to(result)
+                return _visited(rows, target, weight, asked, arguments)
             except NotPlanned as reason:
                 refused = str(reason)
         if recorded(input) and (one_visit or inplace_backward):
@@ -165,7 +174,7 @@ def _unfit(
     reduction: str,
     smoothing: float,
     more: bool,
-    asked: Loss,
+    asked: visits.Loss,
 ) -> str:
     """Why a call with class indices is not served in one visit; empty where it may be."""
     given = [rows, target, weight, asked.grad_scale if isinstance(asked.grad_scale, Tensor) else None]
@@ -182,14 +191,23 @@ def _unfit(
     return next((reason for reason, found in reasons.items() if found), "")
 
 
-def _visited(rows: Tensor, target: Tensor, weight: Tensor | None, asked: Loss) -> Tensor:
-    """The loss, whose gradient is written by now. On CUDA a target out of range is the kernel's to find."""
+def _visited(
+    rows: Tensor, target: Tensor, weight: Tensor | None, asked: visits.Loss, arguments: tuple | None
+) -> Tensor:
+    """The loss, whose gradient is written by now. On CUDA a target out of range is the kernel's to find.
+
+    arguments: what tells such calls apart, where they are to be known again.
+    """
     weights, index = None, target.long()
     check_index(index, rows, asked.ignore_index)
     if weight is not None:
         counts = index != asked.ignore_index
         weights = torch.where(counts, weight.float()[torch.where(counts, index, 0)], 0)
-    return in_one_visit(rows, index, weights, asked)
+    form = None
+    if arguments is not None and rows.dim() <= 2 and target.dtype is torch.int64:
+        form = visits.Form(rows, target, asked, arguments)
+        visits.known.remember(rows, form)
+    return visits.in_one_visit(rows, index, weights, asked, form)
 
 
 def _rows(input: Tensor) -> Tensor:

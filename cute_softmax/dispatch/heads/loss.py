@@ -6,15 +6,20 @@ Backward hands it out; for another upstream it is multiplied once more, which th
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
+from torch.autograd import forward_ad
 
+from ...plan import Prologue
 from ...plan.problem import Operand
 from ...plan.rescale import plan_rescale
 from ...runtime import launch
-from ..common.state import batched, recorder
+from ..common import forms
+from ..common.forms import Place, guard
+from ..common.state import TENSORS, batched, recorder
 from .kernels import scaled
 
 Tensor = torch.Tensor
@@ -26,6 +31,7 @@ class Loss:
 
     mean: of the rows that count; else their sum. squares: the factor on the squared logsumexps. scale: of the logits.
     grad_scale: the upstream that the gradient is written for, a number or a tensor of one. inplace: over the logits.
+    dtype: of the result.
     """
 
     mean: bool
@@ -34,34 +40,40 @@ class Loss:
     squares: float = 0.0
     grad_scale: float | Tensor = 1.0
     inplace: bool = False
+    dtype: torch.dtype = torch.float32
 
-    def denominator(self, target: Tensor, weights: Tensor | None) -> Tensor | None:
-        """What the sum of the rows' losses is divided by."""
+    def share(self, target: Tensor, weights: Tensor | None) -> Tensor | None:
+        """What the sum of the rows' losses is multiplied by, a float32 on the device; None for 1."""
         if not self.mean:
             return None
-        return (target != self.ignore_index).sum() if weights is None else weights.sum()
+        counted = (target != self.ignore_index).sum() if weights is None else weights.sum()
+        return counted.reciprocal()  # of a count, too, a float32
 
-    def factor(self, rows: Tensor, denominator: Tensor | None) -> Tensor:
+    def factor(self, rows: Tensor, share: Tensor | None) -> Tensor:
         """What the gradient of a row's loss in its scores is multiplied by, a float32 on the device."""
         number = self.grad_scale * self.scale
-        if denominator is None:
+        if share is None:
             return torch.as_tensor(number, dtype=torch.float32, device=rows.device)
-        inverse = denominator.reciprocal()  # of a count, too, a float32
-        return inverse if type(number) is float and number == 1 else inverse * number
+        return share if type(number) is float and number == 1 else share * number
 
 
 class OneVisit(torch.autograd.Function):
-    """(logits (..., C), target (...) int64, weights of the rows (...) or None, asked) -> the loss, a float32."""
+    """(logits (..., C), target (...) int64, weights of the rows (...) or None, asked, form or None) -> the loss."""
 
     @staticmethod
-    def forward(ctx, rows, target, weights, asked):
-        denominator = asked.denominator(target, weights)
-        factor = asked.factor(rows, denominator)
-        alpha = factor if weights is None else (weights * factor).unsqueeze(-1)
-        losses, gradient = visit(rows, target, alpha, asked)
-        total = losses.sum() if weights is None else (losses * weights).sum()
+    def forward(ctx, rows, target, weights, asked, form):
+        share = asked.share(target, weights)
+        factor = asked.factor(rows, share)
+        if weights is None:
+            losses, gradient = (
+                visit(rows, target, factor, asked) if form is None else form(rows, target, factor)
+            )
+        else:
+            losses, gradient = visit(rows, target, (weights * factor).unsqueeze(-1), asked)
+            losses = losses * weights
         ctx.gradient, ctx.grad_scale = gradient, asked.grad_scale
-        return total if denominator is None else total / denominator
+        total = losses.sum()
+        return (total if share is None else total * share).to(asked.dtype)
 
     @staticmethod
     def backward(ctx, upstream):
@@ -75,9 +87,9 @@ class OneVisit(torch.autograd.Function):
         one = type(ctx.grad_scale) is float and ctx.grad_scale == 1
         ratio = upstream if one else upstream.to(torch.float32) / ctx.grad_scale
         if batched(upstream):
-            return gradient * ratio, None, None, None
+            return gradient * ratio, None, None, None, None
         rescale(gradient, ratio if ratio.dtype in launch.DTYPE_NAMES else ratio.to(torch.float32))
-        return gradient, None, None, None
+        return gradient, None, None, None, None
 
 
 in_one_visit = recorder(OneVisit)
@@ -86,17 +98,91 @@ in_one_visit = recorder(OneVisit)
 def visit(rows: Tensor, target: Tensor, alpha: Tensor, asked: Loss) -> tuple[Tensor, Tensor]:
     """(the rows' losses in float32, alpha times their gradients in the scores). Raises NotPlanned where no kernel keeps
     the rows on chip."""
-    prologue, numbers = scaled(asked.scale, alpha="groups", target="loss", squares=asked.squares != 0)
-    numbers = *numbers, asked.ignore_index, *[asked.squares] * prologue.squares
     losses, lse = torch.empty((2, *rows.shape[:-1]), dtype=torch.float32, device=rows.device)
     gradient = rows if asked.inplace else torch.empty_like(rows)
-    columns = (t.unsqueeze(-1).expand(rows.shape) for t in (target, losses, lse))
-    index, *results = columns
-    operands = rows, alpha.expand(rows.shape), index, gradient, *results
+    prologue, numbers = _asked_of_kernel(asked)
+    operands = _operands(rows, alpha, target, gradient, losses, lse)
     launch.run("softmax", operands, (rows.dim() - 1,), prologue=prologue, numbers=numbers)
     if asked.inplace:
         torch.autograd.graph.increment_version(rows)
     return losses, gradient
+
+
+def _asked_of_kernel(asked: Loss) -> tuple[Prologue, tuple[float, ...]]:
+    """The prologue of a visit, and its numbers."""
+    prologue, numbers = scaled(asked.scale, alpha="groups", target="loss", squares=asked.squares != 0)
+    return prologue, (*numbers, asked.ignore_index, *[asked.squares] * prologue.squares)
+
+
+def _operands(
+    rows: Tensor, alpha: Tensor, target: Tensor, gradient: Tensor, losses: Tensor, lse: Tensor
+) -> tuple[Tensor, ...]:
+    """What a launch takes, all of the rows' shape."""
+    index, losses, lse = (t.unsqueeze(-1).expand(rows.shape) for t in (target, losses, lse))
+    return rows, alpha.expand(rows.shape), index, gradient, losses, lse
+
+
+class Form:
+    """All eager calls on tensors of one device, shapes, strides and dtypes, without a weight, with the same other
+    arguments: decided once. Raises NotPlanned where no kernel serves them in one visit."""
+
+    def __init__(self, rows: Tensor, target: Tensor, asked: Loss, arguments: tuple):
+        self.asked, self._arguments = asked, arguments
+        self._matches, self._place = guard(rows, target), Place(rows)
+        self._strides = torch.empty_like(rows, device="meta").stride()
+        # Each result of the rows begins with a whole vector.
+        self._pitch = -(-math.prod(rows.shape[:-1]) // 4) * 4
+        self._results = (2, self._pitch), (self._pitch, 1)
+        losses, lse = torch.empty(*self._results[:1], dtype=torch.float32, device=rows.device)
+        losses, lse = (self._of_rows(t, rows) for t in (losses, lse))
+        prologue, self._numbers = _asked_of_kernel(asked)
+        gradient = rows if asked.inplace else torch.empty_like(rows, device="meta")
+        operands = _operands(rows, losses.new_empty(()), target, gradient, losses, lse)
+        self._call = launch.call_of("softmax", operands, (rows.dim() - 1,), aligned=True, prologue=prologue)
+
+    @staticmethod
+    def _of_rows(numbers: Tensor, rows: Tensor) -> Tensor:
+        return numbers[: math.prod(rows.shape[:-1])].view(rows.shape[:-1])
+
+    def fits(self, input: Tensor, target: Tensor, arguments: tuple) -> bool:
+        """Whether a call is of this form."""
+        return (
+            self._arguments == arguments
+            and torch.is_grad_enabled()
+            and type(target) in TENSORS
+            and self._matches(input, target)
+        )
+
+    def __call__(self, rows: Tensor, target: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
+        """`visit` of such a call."""
+        address = rows.data_ptr()
+        if address & 15 or not self._place.current():
+            return visit(rows, target, factor, self.asked)
+        results = forms.empty_strided(*self._results, torch.float32)
+        gradient = (
+            rows if self.asked.inplace else forms.empty_strided(tuple(rows.shape), self._strides, rows.dtype)
+        )
+        first = results.data_ptr()
+        self._call(
+            self._place.stream(), address, factor.data_ptr(), target.data_ptr(), gradient.data_ptr(),
+            first, first + 4 * self._pitch, numbers=self._numbers,
+        )  # fmt: skip
+        if self.asked.inplace:
+            torch.autograd.graph.increment_version(rows)
+        return self._of_rows(results[0], rows), gradient
+
+
+known = forms.Forms()
+
+
+def known_form(input: Tensor, target: Tensor, arguments: tuple) -> Form | None:
+    """The form of an eager call that repeats; None for the first of its form, and where torch traces or has duals."""
+    if torch.compiler.is_compiling():
+        return None
+    form = known.latest
+    if form is None or not form.fits(input, target, arguments):
+        form = known.find(input, target, arguments)
+    return None if form is None or forward_ad._current_level >= 0 else form
 
 
 def rescale(tensor: Tensor, factor: Tensor) -> None:
