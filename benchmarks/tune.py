@@ -124,18 +124,21 @@ def measure(
     lengths = job.lengths(dtype, step_of(quick))
     tried = candidates(job, table, dtype, lengths, device, quick)
     plans = fitting(job, list(tried), dtype, lengths, table, device)
+    taken = {n: kernel_of(job, dtype, n, table, device) for n in lengths}
     found = {
-        config: Measured(config, max(fits), incumbent=tried[config]) for config, fits in plans.items() if fits
+        config: Measured(
+            config,
+            max(fits),
+            incumbent=tried[config],
+            taken={n for n in fits if tried[config] and fits[n].kernel == taken[n]},
+        )
+        for config, fits in plans.items()
+        if fits
     }
     # Far below its capacity a configuration is out of the question (millions of clusters for rows of a few elements),
     # unless it is what the table has there; what the table has may take over from a neighbour that is wrong.
-    taken = {n: kernel_of(job, dtype, n, table, device) for n in lengths}
     served = {
-        config: [
-            n
-            for n in fits
-            if REACH[tried[config]] * n > max(fits) or (tried[config] and fits[n].kernel == taken[n])
-        ]
+        config: [n for n in fits if REACH[tried[config]] * n > max(fits) or n in found[config].taken]
         for config, fits in plans.items()
         if fits
     }
@@ -157,8 +160,12 @@ def measure(
     return [m for m in found.values() if m.us]
 
 
-def told(picked: list[Measured], best: dict[int, float], dtype: str) -> list[dict[str, Any]]:
-    """The figures behind a list: by length what holds it, its least time, and that over what the best would count."""
+def told(
+    picked: list[Measured], measured: list[Measured], best: dict[int, float], dtype: str
+) -> list[dict[str, Any]]:
+    """The figures behind a list: by length what holds it, its least time, that over what the best would count, and the
+    least time of what the table had there."""
+    before = {n: min(m.us[n]) for m in measured for n in m.taken if n in m.us}
     return [
         {
             "config": ", ".join(f"{name} {value}" for name, value in said(m.config).items()),
@@ -166,6 +173,7 @@ def told(picked: list[Measured], best: dict[int, float], dtype: str) -> list[dic
             "length": n,
             "us": round(min(m.us[n]), 3),
             "over_best": round(m.time(n) / best[n], 4),
+            "before_us": round(before[n], 3) if n in before else None,
         }
         for n, m in holders(picked, best).items()
     ]
@@ -210,7 +218,7 @@ def tune(
         else:
             picked = chain(bounded(measured, job), list(best), MOST[job.place[0]])
         chosen[dtype == "fp32"] = picked
-        figures += told(picked, best, dtype)
+        figures += told(picked, measured, best, dtype)
     configs = merged(chosen) if job.of_rows else tuple(m.config for m in next(iter(chosen.values())))
     return with_list(table, job.place, configs), figures
 

@@ -12,12 +12,14 @@ PENALTY = 0.01  # of one length's time: what a configuration more must save
 
 @dataclass
 class Measured:
-    """A configuration's times in microseconds by length, one a pass; `longest` of the lengths that it holds at all."""
+    """A configuration's times in microseconds by length, one a pass; `longest` of the lengths that it holds at all;
+    `taken`: those that it holds in the table as it is."""
 
     config: Hashable
     longest: int
     incumbent: bool = False
     us: dict[int, list[float]] = field(default_factory=dict)
+    taken: set[int] = field(default_factory=set)
 
     def time(self, length: int) -> float | None:
         """What counts: the best time of an incumbent, less what it may be beaten by, and the worst of another's."""
