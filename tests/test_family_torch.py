@@ -94,6 +94,7 @@ TRANSFORMS = {
     "vmap of grad": lambda f: torch.func.vmap(torch.func.grad(lambda x: (f(x) ** 2).sum()))(X),
     "grad of vmap": lambda f: torch.func.grad(lambda x: (torch.func.vmap(f)(x) ** 2).sum())(X),
     "jvp": lambda f: torch.func.jvp(f, (X[0],), (T[0],))[1],
+    "vjp called later": lambda f: _later(f),
     "jacfwd": lambda f: torch.func.jacfwd(f)(X[0]),
     "jacrev": lambda f: torch.func.jacrev(f)(X[0]),
     "hessian": lambda f: torch.func.hessian(lambda x: (f(x) ** 2).sum())(X[0]),
@@ -110,6 +111,12 @@ TRANSFORMS = {
 def _tangent(f):
     with forward_ad.dual_level():
         return forward_ad.unpack_dual(f(forward_ad.make_dual(X[0], T[0]))).tangent
+
+
+def _later(f):
+    """The transform has ended by then; what it kept is left over."""
+    y, gradient = torch.func.vjp(f, X[0])
+    return gradient(torch.ones_like(y))[0]
 
 
 def _second(f):

@@ -39,6 +39,10 @@ class Ways(NamedTuple):
             way = self.operator
         elif transformed():
             way = self.transformed
+        elif any([left_over(t) for t in tensors]):
+            return self.serve(
+                *(tuple(map(unwrapped, given)) for given in (arguments, tensors, differentiable))
+            )
         elif watched(*tensors):
             way = self.operator
         elif recorded(*differentiable):
@@ -60,6 +64,17 @@ def transformed() -> bool:
     (zero) without a word.
     """
     return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+
+
+def left_over(tensor: object) -> bool:
+    """Whether it is what a functorch transform made of a tensor: where none is under way any more, as in a gradient that
+    is called after the transform that kept it, it has no memory of its own."""
+    return isinstance(tensor, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
+def unwrapped(argument: object) -> object:
+    """An argument, without what is left over of transforms."""
+    return torch._C._functorch.unwrap_if_dead(argument) if left_over(argument) else argument
 
 
 def watched(*tensors: torch.Tensor | None) -> bool:
