@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cute_softmax.plan import MATHS, PanelPlan, Plan, RowConfig, Table, table_of
+from cute_softmax.plan import PanelPlan, Plan, RowConfig, Table, table_of
 from cute_softmax.plan.hardware import Device
 from cute_softmax.runtime import launch
 from cute_softmax.runtime.precompile import precompile
@@ -65,7 +65,7 @@ class Bench:
 
         self.work = work_of(job, dtype, length, make)
         self.addresses = [t.data_ptr() for t in self.work.tensors]
-        facts = MATHS[job.math, True]
+        facts = job.facts
         # Of an expanded result the one number that it holds for each row.
         results = self.work.tensors[len(facts.inputs) + len(facts.group_inputs) :]
         self.results = [t.narrow(job.dim, 0, 1) if t.stride(job.dim) == 0 else t for t in results]
@@ -77,7 +77,7 @@ class Bench:
         """A launch of a plan."""
         bound = launch.call_for(self.work, plan)
         index = self.work.tensors[0].get_device()
-        return lambda: bound.on_device(index, *self.addresses)
+        return lambda: bound.on_device(index, *self.addresses, numbers=self.work.numbers)
 
     def right(
         self, plans: dict[Config, Plan | PanelPlan], reference: Plan | PanelPlan
@@ -207,7 +207,7 @@ def tune(
     job: Job, table: Table, device: Device, quick: bool, progress: console.Progress
 ) -> tuple[Table, list[dict[str, Any]]]:
     """The table with the job's list chosen anew, and the figures behind it."""
-    dtypes = ("bf16", "fp32") if job.of_rows and MATHS[job.math, True].outputs else ("bf16",)
+    dtypes = ("bf16", "fp32") if job.of_rows and job.facts.outputs else ("bf16",)
     chosen: dict[bool, list[Measured]] = {}
     figures: list[dict[str, Any]] = []
     for dtype in dtypes:

@@ -13,13 +13,17 @@ from torch import Tensor
 
 from cute_softmax.plan import (
     MATHS,
+    NO_PROLOGUE,
+    Math,
     NotPlanned,
     PanelClass,
     PanelPlan,
     Plan,
+    Prologue,
     RowClass,
     RowConfig,
     Table,
+    facts_of,
     table_of,
 )
 from cute_softmax.plan.catalogue import operand_dtypes
@@ -34,6 +38,7 @@ from .tune_rules import deep_candidates, neighbours, panel_candidates, row_candi
 
 Config = RowConfig | PanelConfig
 FILL_BYTES = 128 << 20  # of an input that keeps the memory busy
+LOSS = Prologue(alpha="groups", target="loss")
 FEWEST_ROWS = 7  # clusters of 16 CTAs that an H100 and an H200 have at once
 
 
@@ -41,7 +46,8 @@ FEWEST_ROWS = 7  # clusters of 16 CTAs that an H100 and an H200 have at once
 class Job:
     """One list of a table, and the calls that decide about it.
 
-    place: the table's field and the key in it; None where the field is the configuration itself.
+    place: the table's field and the key in it; None where the field is the configuration itself. math, prologue: of the
+        calls, and numbers: of the prologue.
     dim: the reduced dimension of the matrix; beside: rows, or columns, None for as many as fill; odd: one column less.
     """
 
@@ -52,6 +58,13 @@ class Job:
     least: int  # bytes of a row or a column
     most: int
     odd: bool = False
+    prologue: Prologue = NO_PROLOGUE
+    numbers: tuple[float, ...] = ()
+
+    @property
+    def facts(self) -> Math:
+        """Of the math, with the tensors of its prologue."""
+        return facts_of(self.math, True, self.prologue)
 
     @property
     def name(self) -> str:
@@ -62,7 +75,7 @@ class Job:
     @property
     def inputs(self) -> int:
         """Full inputs."""
-        return len(MATHS[self.math, True].inputs)
+        return len(self.facts.inputs)
 
     @property
     def of_rows(self) -> bool:
@@ -100,6 +113,7 @@ def jobs() -> list[Job]:
     """A job for every list of a table that is no other's."""
     rows = [Job(("many", math), math, 1, None, 16, 1 << 21) for math in _own("many")]
     rows += [Job(("few", math), math, 1, FEWEST_ROWS, 1 << 14, 1 << 20) for math in _own("few")]
+    rows.append(Job(("many", "loss"), "softmax", 1, None, 16, 1 << 21, prologue=LOSS, numbers=(-100,)))
     panels = []
     for inputs, math in ((1, "softmax"), (2, "softmax_backward")):
         panels += [
@@ -118,7 +132,12 @@ def jobs() -> list[Job]:
 def _own(field: str) -> list[str]:
     """The maths that have a list of their own."""
     lists = getattr(table_of(), field)
-    return [math for math, found in lists.items() if next(m for m in lists if lists[m] is found) == math]
+    return [math for math in lists if math != "loss" and _owner(lists, math) == math]
+
+
+def _owner(lists: dict[Any, Any], key: Any) -> Any:
+    """Whose list one is that several share: the first's."""
+    return next(other for other in lists if lists[other] is lists[key])
 
 
 def with_list(table: Table, place: tuple[str, Any], configs: Sequence[Config]) -> Table:
@@ -127,10 +146,10 @@ def with_list(table: Table, place: tuple[str, Any], configs: Sequence[Config]) -
     held = getattr(table, field)
     if key is None:
         return replace(table, **{field: configs[0]})
-    # Lists that were shared stay shared.
+    # Who shares its list shares the new one; who shares another's has one of its own then.
     value = configs[0] if isinstance(held[key], PanelConfig) else tuple(configs)
-    shared = {other: value for other in held if held[other] is held[key]}
-    return replace(table, **{field: {**held, **shared}})
+    sharing = [other for other in held if held[other] is held[key]] if _owner(held, key) == key else [key]
+    return replace(table, **{field: {**held, **dict.fromkeys(sharing, value)}})
 
 
 def incumbents(table: Table, job: Job, precise: bool) -> list[Config]:
@@ -145,7 +164,7 @@ def candidates(
     job: Job, table: Table, dtype: str, lengths: Sequence[int], device: Device, quick: bool
 ) -> dict[Config, bool]:
     """What is tried, each with whether it stands in the table: by rules, or of a quick set its neighbours alone."""
-    precise = dtype == "fp32" and bool(MATHS[job.math, True].outputs)
+    precise = dtype == "fp32" and bool(job.facts.outputs)
     known = incumbents(table, job, precise)
     if quick or job.place[0] == "ahead":
         made: Iterator[Config] = (other for config in known for other in neighbours(config))
@@ -198,16 +217,17 @@ def _plan(job: Job, dtype: str, length: int, table: Table, device: Device) -> Pl
 def work_of(job: Job, dtype: str, length: int, make: Callable[..., Tensor] | None = None) -> launch.Work:
     """A job's call on tensors that `make(shape, dtype=)` makes; on tensors without memory if it is None."""
     make = make or partial(torch.empty, device="meta")
-    facts, shape = MATHS[job.math, True], job.shape(length, dtype)
+    facts, shape = job.facts, job.shape(length, dtype)
     group = tuple(1 if d == job.dim else n for d, n in enumerate(shape))
-    types = dict(zip(facts.operands, operand_dtypes(job.math, dtype), strict=True))
+    types = dict(zip(MATHS[job.math, True].operands, operand_dtypes(job.math, dtype), strict=True))
+    types |= {name: "int64" if name == "index" else "fp32" for name in facts.operands if name not in types}
     torch_types = {**DTYPES, "int64": torch.int64}
     full = {*facts.inputs, *facts.outputs}
     order = (*facts.inputs, *facts.group_inputs, *facts.outputs, *facts.group_outputs)
     tensors = tuple(
         make(shape if name in full else group, dtype=torch_types[types[name]]).expand(shape) for name in order
     )
-    return launch.Work(job.math, tensors, (job.dim,))
+    return launch.Work(job.math, tensors, (job.dim,), prologue=job.prologue, numbers=job.numbers)
 
 
 def fitting(

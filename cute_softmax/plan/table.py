@@ -23,8 +23,8 @@ DEFAULT = "h200"  # of GPUs that no table was measured on
 class Table:
     """What was measured on one GPU.
 
-    many, few: by row math, for many rows, and what comes first where there are so few that all run at once; rows of no
-        more than few_above vectors are always as many are.
+    many, few: by row math, and of "loss" (a softmax with that target), for many rows, and what comes first where there
+        are so few that all run at once; rows of no more than few_above vectors are always as many are.
     causal, prologue: what takes a configuration's place where the diagonal cuts half of each row off, and with scores.
     held, shifted: by how many full inputs there are, panels that are held, and those of columns that begin anywhere.
     streaming: panels that none of these holds. deep: by orientation and full inputs, those that hold 192 or 224 KB of
@@ -80,6 +80,8 @@ class Table:
         in a gradient."""
         if not prologue:
             return self.few[math_name], self.many[math_name]
+        if prologue.target == "loss":
+            return self.few["loss"], self.many["loss"]
         if not MATHS[math_name, True].outputs and prologue.packs and not prologue.mask:
             return self.few["selective"], self.many["selective"]
         gradient = math_name.endswith("_backward")

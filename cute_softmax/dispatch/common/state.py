@@ -67,8 +67,11 @@ def transformed() -> bool:
 
 
 def left_over(tensor: object) -> bool:
-    """Whether it is what a functorch transform made of a tensor: where none is under way any more, as in a gradient that
-    is called after the transform that kept it, it has no memory of its own."""
+    """Whether it is what a functorch transform made of a tensor.
+
+    Where none is under way any more, as in a gradient that is called after the transform that kept it, it has no memory
+    of its own.
+    """
     return isinstance(tensor, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
