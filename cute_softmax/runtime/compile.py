@@ -46,6 +46,11 @@ def kernel_of(c: ClassBase) -> Any:
         from ..kernels.matmul.backward import MatmulBackwardKernel
 
         return MatmulBackwardKernel(c)
+    if c.movement == "topk":
+        from ..kernels.topk.backward import TopkBackwardKernel
+        from ..kernels.topk.forward import TopkKernel
+
+        return (TopkKernel if c.forward else TopkBackwardKernel)(c)
     from ..kernels.matmul.backward_delta import MatmulDeltaKernel
 
     return MatmulDeltaKernel(c)

@@ -15,10 +15,12 @@ from ..plan import PanelClass, Prologue, RowClass
 from ..plan.base import ClassBase
 from ..plan.matmul_backward import MatmulBackwardClass, MatmulDeltaClass
 from ..plan.matmul_class import MatmulClass
+from ..plan.topk import TopkClass
 
 ENVIRONMENT = "CUTE_SOFTMAX_RECORD"
 KINDS = {
-    kind.__name__: kind for kind in (RowClass, PanelClass, MatmulClass, MatmulBackwardClass, MatmulDeltaClass)
+    kind.__name__: kind
+    for kind in (RowClass, PanelClass, MatmulClass, MatmulBackwardClass, MatmulDeltaClass, TopkClass)
 }
 
 
