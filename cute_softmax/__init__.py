@@ -20,6 +20,7 @@ if TYPE_CHECKING or find_spec("torch"):  # plans, layouts and diagrams work with
     from .api.reductions import amax, logsumexp, sum
     from .api.selective import entropy, selective_log_softmax
     from .api.softmax import log_softmax, log_softmax_backward, prepare, softmax, softmax_, softmax_backward
+    from .api.topk import plan_topk_softmax, topk_softmax
 
 __all__ = [
     "NotPlanned",
@@ -35,6 +36,7 @@ __all__ = [
     "nn",
     "plan_reduction",
     "plan_softmax",
+    "plan_topk_softmax",
     "prepare",
     "restore",
     "selective_log_softmax",
@@ -44,6 +46,7 @@ __all__ = [
     "softmax_matmul",
     "softmax_stats",
     "sum",
+    "topk_softmax",
 ]
 __version__ = "0.1.0"
 
