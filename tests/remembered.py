@@ -6,6 +6,7 @@ from cute_softmax.api import softmax
 from cute_softmax.dispatch.common.forms import Forms
 from cute_softmax.dispatch.heads.calls import HEADS
 from cute_softmax.dispatch.matmul import forms as products
+from cute_softmax.dispatch.topk import forms as choices
 from cute_softmax.runtime import launch
 
 
@@ -17,6 +18,7 @@ def all_forms() -> list[Forms]:
         *softmax._of_scores.values(),
         *(head.known for head in HEADS),
         products.known,
+        choices.known,
     ]
 
 
@@ -42,3 +44,4 @@ def fresh_forms(monkeypatch) -> None:
     for head in HEADS:
         monkeypatch.setattr(head, "known", Forms())
     monkeypatch.setattr(products, "known", Forms())
+    monkeypatch.setattr(choices, "known", Forms())

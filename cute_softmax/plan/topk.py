@@ -12,7 +12,7 @@ from typing import ClassVar
 from layouts.algebra import Layout
 
 from .base import ClassBase, PlanBase
-from .hardware import Architecture, Device
+from .hardware import Device
 from .maths import WARP, NotPlanned, check_counts
 from .problem import ALIGNMENT, ITEM_SIZE, Operand, check_float
 
@@ -252,9 +252,7 @@ def plan_topk_backward(
     return _planned(c, rows, columns, k, ((source.strides[0],), grad.strides, (), ()))
 
 
-def _planned(
-    c: TopkClass, rows: int, columns: int, k: int, strides: tuple[tuple[int, ...], ...]
-) -> TopkPlan:
+def _planned(c: TopkClass, rows: int, columns: int, k: int, strides: tuple[tuple[int, ...], ...]) -> TopkPlan:
     check_counts({"rows": rows})
     return TopkPlan(c, rows, columns, k, math.ceil(rows / c.rows), strides)
 
@@ -285,25 +283,3 @@ def _vector(columns: int, operand: Operand, rows: int) -> int:
 def _power(number: int) -> int:
     """The next power of two."""
     return 1 << (number - 1).bit_length()
-
-
-def topk_classes(architecture: Architecture, dtypes: tuple[str, str], index: str = "int64") -> list[TopkClass]:
-    """The classes of routers: of aligned rows, and at most 8 elements chosen."""
-    device = Device(architecture, multiprocessors=1, l2=1)
-    found = {}
-    for columns in (8, 16, 32, 64, 128, 256, 512, 1024):
-        for k in (2, 8):
-            for rows in (1, 1 << 20):
-                for renormalize in (False, True):
-                    made = plan_topk(
-                        rows,
-                        columns,
-                        k,
-                        Operand(dtypes[0], (columns, 1)),
-                        dtypes[1],
-                        device,
-                        index=index,
-                        renormalize=renormalize,
-                    )
-                    found[made.kernel] = None
-    return list(found)

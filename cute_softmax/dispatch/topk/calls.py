@@ -14,7 +14,7 @@ Tensor = torch.Tensor
 
 def on_kernel(input: Tensor, dtype: torch.dtype, *others: Tensor) -> bool:
     """Whether our kernels serve it; torch's operations do all else."""
-    return served(input, dtype, *others)
+    return served(input, dtype, *others) and input.numel() > 0
 
 
 class Chosen(Function):

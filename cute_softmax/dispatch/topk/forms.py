@@ -27,15 +27,15 @@ class Form:
         self._place, self._records, self.choice = Place(input), input.requires_grad, choice
         rows = matrix(input)
         # Of others a copy is read, and addresses decide how wide: those are planned call by call.
-        usual = input.numel() and choice.k and rows.data_ptr() == input.data_ptr() and not rows.data_ptr() & 15
+        usual = (
+            input.numel() and choice.k and rows.data_ptr() == input.data_ptr() and not rows.data_ptr() & 15
+        )
         self._call = call_of(rows, choice) if usual else None
 
     def fits(self, input: Tensor, options: tuple) -> bool:
         """Whether a call is of this form."""
         # 1 and True are equal.
-        return (
-            options == self._options and [*map(type, options)] == self._types and self._matches(input)
-        )
+        return options == self._options and [*map(type, options)] == self._types and self._matches(input)
 
     def __call__(self, input: Tensor) -> tuple[Tensor, Tensor]:
         """The results of a call of this form, recorded by autograd where it records."""

@@ -75,8 +75,6 @@ def gradient(source: Tensor, indices: Tensor, grad: Tensor, spread: Spread) -> T
     result = torch.empty(shape, dtype=spread.dtype, device=source.device)
     if not indices.shape[-1]:
         return result.zero_()
-    if not result.numel():
-        return result
     rows, indices = matrix(source), indices.contiguous()
     grads = grad.reshape(-1, grad.shape[-1])
     call = _call(
@@ -117,9 +115,7 @@ def _call(
     """Forward without `grad`."""
     facts = launch.device_facts(device)
     if grad is None:
-        made = plan_topk(
-            rows, columns, k, source, result, facts, index=index, renormalize=renormalize
-        )
+        made = plan_topk(rows, columns, k, source, result, facts, index=index, renormalize=renormalize)
     else:
         made = plan_topk_backward(
             rows, columns, k, source, grad, result, facts, index=index, renormalize=renormalize
@@ -132,10 +128,8 @@ def formula(input: Tensor, choice: Choice) -> tuple[Tensor, Tensor]:
     x = input.to(wide(input.dtype, choice.dtype))
     # -0 is no smaller than 0, and of equal elements the first comes first.
     order = torch.sort(x.detach() + 0.0, dim=-1, descending=True, stable=True).indices[..., : choice.k]
-    if choice.renormalize:
-        values = torch.softmax(x.gather(-1, order), -1)
-    else:
-        values = torch.softmax(x, -1).gather(-1, order)
+    few = choice.renormalize
+    values = torch.softmax(x.gather(-1, order), -1) if few else torch.softmax(x, -1).gather(-1, order)
     return values.to(choice.dtype), order.to(choice.index_dtype)
 
 

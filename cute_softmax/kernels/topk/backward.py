@@ -58,14 +58,16 @@ class TopkBackwardKernel:
     @cute.kernel
     def kernel(self, rows: Int32, columns: Int32, k: Int32, given: tuple):
         s = self.spec
-        source, source_stride, grad, grad_stride, grad_step, indices, result = given
+        source, source_stride, *_, result = given
         tidx, _, _ = cute.arch.thread_idx()
         cta, _, _ = cute.arch.block_idx()
         tv = cute.make_layout(s.tv.shape, stride=s.tv.stride)
         observe("tv", tv)
         lane, mine = tidx % s.threads_per_row, tidx // s.threads_per_row
         row = cta * s.rows + mine
-        last = Int64(smaller(row, rows - 1))  # rows past the end are worked on as the last one, and not stored
+        last = Int64(
+            smaller(row, rows - 1)
+        )  # rows past the end are worked on as the last one, and not stored
         first, cX = columns_of(s, tv, tidx)
 
         smem = cutlass.memory.SmemAllocator()

@@ -1,6 +1,6 @@
 """The k largest of each row with their probabilities: one read of the row, and nothing but shuffles between lanes.
 
-    coordinates -> load -> sort in a lane -> take the largest of the lanes k times -> probabilities -> store
+coordinates -> load -> sort in a lane -> take the largest of the lanes k times -> probabilities -> store
 """
 
 import operator
@@ -115,7 +115,9 @@ class TopkKernel:
             if const_expr(s.threads_per_row == 1):
                 rC[i] = rK[i] if i < s.length else self.keys.lowest
             else:
-                for j in cutlass.range(smaller(k - i * s.threads_per_row, Int32(s.threads_per_row)), unroll=1):
+                for j in cutlass.range(
+                    smaller(k - i * s.threads_per_row, Int32(s.threads_per_row)), unroll=1
+                ):
                     found = self.keys.largest_of_lanes(rK[0], s.threads_per_row)
                     rC[i] = select(lane == j, found, rC[i])
                     # No two keys are equal: one lane had it, whose next one moves up.
