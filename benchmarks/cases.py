@@ -97,7 +97,9 @@ class Case:
             *batch, rows, columns = self.shape
             others = math.prod(batch) * (rows + STREAMS[self.op] * columns) * self.depth
             return (STREAMS[self.op] * self.elements + others) * ITEM_BYTES[self.dtype]
-        few = self.op == "topk_gradient" and self.mode.endswith(RENORMALIZED)  # its backward reads k numbers a row
+        few = self.op == "topk_gradient" and self.mode.endswith(
+            RENORMALIZED
+        )  # its backward reads k numbers a row
         streams = (STREAMS[self.op] - few) * self.elements * ITEM_BYTES[self.dtype]
         if self.op != "masked_softmax":
             return streams + self.elements * (ITEM_BYTES[self.result] - ITEM_BYTES[self.dtype])

@@ -24,7 +24,7 @@ FLOORS = (
     {"dispatch/sharded"},
     {"api"},
     {"accelerate"},
-    {"commands", "hardware", "nn"},
+    {"commands", "hardware", "nn", "sampling"},
     {"cute_softmax"},
 )
 # Files of a package's own folder that are a room by themselves: what users of the package see.
