@@ -100,6 +100,9 @@ def plan_topk_softmax(
         backward: The plan of the gradient instead.
         device: The GPU to plan for, unless the input is a CUDA tensor.
 
+    Returns:
+        The plan.
+
     Raises:
         TypeError: For dtypes that have no kernels, and as for `topk_softmax`.
         ValueError: As for `topk_softmax`, for a k of 0, and for a tensor with nothing in it.

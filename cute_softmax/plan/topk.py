@@ -33,14 +33,22 @@ LISTS = (2, 8, 32)
 class TopkClass(ClassBase):
     """What is compiled for the `topk` movement.
 
-    math: "topk_softmax", or "topk_softmax_backward".
-    dtypes: of the row and of the k values; of the gradient: of what it is computed from (the row, or the k values where
-        those are renormalized), of the k gradients, and of the result.
-    index: the dtype of the k indices. vector: elements of one access to the row; vectors: of a lane.
-    threads_per_row: lanes that share a row. length: of the sorted list that a lane keeps of its largest elements;
-    slots: results that a lane holds at the end, slot s of lane l number ``s * threads_per_row + l``; both 0 in the
-        gradient, which selects nothing.
-    renormalize: whether probabilities are those of the k elements among themselves.
+    Attributes:
+        math: "topk_softmax", or "topk_softmax_backward".
+        architecture: What it is compiled for.
+        dtypes: Of the row and of the k values; of the gradient: of what it is computed from (the row, or the k values
+            where those are renormalized), of the k gradients, and of the result.
+        index: The dtype of the k indices.
+        vector: Elements of one access to the row.
+        vectors: Vectors of a lane.
+        threads_per_row: Lanes that share a row.
+        length: Of the sorted list that a lane keeps of its largest elements; 0 in the gradient, which selects nothing.
+        slots: Results that a lane holds at the end: slot s of lane l is number `s * threads_per_row + l`.
+        renormalize: Whether probabilities are those of the k elements among themselves.
+        movement: How data reaches the threads.
+        threads: Threads of a CTA.
+        min_blocks: CTAs that a multiprocessor must have room for; 0: as many as there is.
+        cluster_n: CTAs of a cluster.
     """
 
     movement: ClassVar[str] = "topk"
@@ -116,7 +124,7 @@ class TopkClass(ClassBase):
 
     @property
     def signature(self) -> str:
-        """Rows, columns, k, CTAs; then addresses in bytes, each with its strides in elements."""
+        """A letter for each argument of what is compiled, see `ClassBase`: rows, columns, k, CTAs; then addresses in bytes, each with its strides in elements."""
         return "iiii" + ("llll" if self.forward else "lllllll")
 
     @property
@@ -132,10 +140,18 @@ class TopkClass(ClassBase):
 
 @dataclass(frozen=True)
 class TopkPlan(PlanBase):
-    """One launch: rows of `columns` elements, of each of which `k` are chosen.
+    """How one launch runs: rows of `columns` elements, of each of which `k` are chosen.
 
-    operand_strides: of the row's tensor in rows; the k values and indices are contiguous. Of the gradient's: of the
-        row's tensor in rows, of the k gradients in rows and columns, and of indices and result, which are contiguous.
+    Attributes:
+        kernel: What is compiled.
+        rows: How many rows there are.
+        columns: Elements of a row.
+        k: How many are chosen.
+        ctas: CTAs of the grid.
+        operand_strides: In elements: of the row's tensor from row to row; the k values and indices are contiguous. In
+            the gradient: of what it is computed from, from row to row, of the k gradients in rows and columns; indices
+            and result are contiguous.
+        scratch: Bytes of zeroed memory that a launch needs besides its operands.
     """
 
     kernel: TopkClass
@@ -149,6 +165,7 @@ class TopkPlan(PlanBase):
 
     @property
     def arguments(self) -> tuple[int, ...]:
+        """The ints that the compiled function takes between the stream and the operands."""
         return self.rows, self.columns, self.k, self.ctas
 
     def explain(self) -> str:
