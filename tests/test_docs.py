@@ -290,4 +290,7 @@ def test_signatures_are_those_that_python_shows():
         ]
         for written, real in zip(function.parameters, shown, strict=True):
             if real.default is not inspect.Parameter.empty:
-                assert eval(str(written.default), {"H200": H200, "torch": torch}) == real.default, (name, written.name)
+                assert eval(str(written.default), {"H200": H200, "torch": torch}) == real.default, (
+                    name,
+                    written.name,
+                )

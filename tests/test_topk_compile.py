@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 from compiled import accesses, check_all, compile_and_read
 
+from cute_softmax.draw import drawn
 from cute_softmax.plan.hardware import ARCHITECTURES, Device
 from cute_softmax.plan.problem import Operand
 from cute_softmax.plan.topk import TopkClass, plan_topk, plan_topk_backward
@@ -32,9 +33,8 @@ def check(c: TopkClass, folder, monkeypatch):
     assert found.threads == (c.threads, 1, 1)
     assert found.registers <= 128, f"{found.registers} registers"
     assert found.shared == c.shared_memory, f"{found.shared} of {c.shared_memory}"
-    drawn = {"tv": c.tv} if c.forward else {"tv": c.tv, "spread": c.spread}
-    assert not differences(drawn, found.layouts)
-    assert found.layouts.keys() == drawn.keys()
+    assert not differences(drawn(c), found.layouts)
+    assert found.layouts.keys() == drawn(c).keys()
     moved, width = accesses(found.ptx), c.vector * ITEM[c.dtypes[0] if c.forward else c.dtypes[-1]]
     if c.forward:
         assert (

@@ -124,7 +124,8 @@ class TopkClass(ClassBase):
 
     @property
     def signature(self) -> str:
-        """A letter for each argument of what is compiled, see `ClassBase`: rows, columns, k, CTAs; then addresses in bytes, each with its strides in elements."""
+        """A letter for each argument of what is compiled: rows, columns, k, CTAs; then addresses in bytes, each with
+        its strides in elements."""
         return "iiii" + ("llll" if self.forward else "lllllll")
 
     @property
