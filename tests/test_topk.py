@@ -196,7 +196,7 @@ def test_plans_hold_what_is_asked():
     for columns, k, plan in classes_of():
         c = plan.kernel
         assert c.capacity >= columns and c.capacity == c.tiler[1] and k <= c.most
-        assert c.length <= c.elements <= 32 and c.threads_per_row * c.rows == c.threads
+        assert c.length <= c.elements <= 64 and c.threads_per_row * c.rows == c.threads
         assert plan.ctas * c.rows >= plan.rows > (plan.ctas - 1) * c.rows
         assert columns % c.vector == 0 and len(plan.arguments) + 4 == len(c.signature)
         # Each element of the tile has one place.

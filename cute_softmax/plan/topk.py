@@ -22,9 +22,12 @@ THREADS = 128
 # Elements of a lane: as many as a 16-byte load of 16 bits brings, so that most lanes work at a row. Longer rows than a
 # warp holds in this way have more.
 FEW = 8
-# With so many warps for each multiprocessor even then, a lane takes more elements: a comparison in a lane costs an
-# instruction for 32 rows' elements, one between lanes two and a shuffle.
-MANY, WARPS = 32, 16
+# With so many warps for each multiprocessor even then, a lane takes more elements: a comparison in a lane costs two
+# instructions for the elements of 32 rows, one between lanes as many and two shuffles. Counted in compiled code (256
+# elements of bfloat16, k = 8): 280 instructions of a warp for a row of 32 lanes, 145 for one of 4; one after another
+# about 500 and 2,000 cycles, which is even where a multiprocessor has about two warps of the latter. Not measured.
+MANY, WARPS = 64, 2
+PAIR = 2  # lanes that read one sector of 32 bytes: as many as a row has at the least
 # Lists are that long: two and eight are what routers choose, and each length is a class of its own.
 LISTS = (2, 8, 32)
 
@@ -285,7 +288,7 @@ def _capacity(columns: int) -> int:
 def _lanes(rows: int, columns: int, k: int, device: Device) -> int:
     """Lanes that share a row. Lists longer than a router's grow faster than what fewer lanes spare."""
     capacity = _capacity(columns)
-    many = max(capacity // MANY, 1)
+    many = max(capacity // MANY, min(PAIR, capacity // FEW))
     if k <= FEW and rows * many >= device.multiprocessors * WARPS * WARP:
         return many
     return min(WARP, capacity // FEW)
