@@ -9,7 +9,7 @@ import torch
 from checking import FLOATS, example
 
 from cute_softmax import NotPlanned, plan_topk_softmax, topk_softmax
-from cute_softmax.kernels.topk.select import CODE, bitonic, comparators, largest, ordered, sort
+from cute_softmax.kernels.topk.select import alike, bitonic, comparators, key_of, largest, ordered, sort
 from cute_softmax.plan.hardware import H200
 from cute_softmax.plan.problem import Operand
 from cute_softmax.plan.topk import TopkClass, plan_topk
@@ -262,27 +262,27 @@ def test_the_longest_network_sorts():
     assert len(list(comparators(32))) == 191 and len(list(bitonic(32))) == 80
 
 
-def keys_of(row: np.ndarray, halves: str) -> np.ndarray:
-    """The keys of a row, as `Keys` makes them: of 16-bit elements ("bf16", "fp16") in 32 bits, else in 64. What an
-    addition of 0 does on a GPU is done here: -0 becomes 0, and any NaN the positive one."""
-    tensor, code = torch.from_numpy(row) + 0.0, CODE - np.arange(len(row))
+def keys_of(row: np.ndarray, halves: str, last: int = 1023, rough: bool = False) -> np.ndarray:
+    """The keys of a row, as `Keys` makes them: of 16-bit elements ("bf16", "fp16") and rough ones in 32 bits, else in
+    64. What an addition of 0 does on a GPU is done here: -0 becomes 0, and any NaN the positive one."""
+    tensor, code = torch.from_numpy(row) + 0.0, last - np.arange(len(row))
     if halves:
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[halves]
         bits = torch.where(tensor.isnan(), 0x7FFF, tensor.to(dtype).view(torch.int16)).numpy()
-        return (ordered(bits.astype(np.int32) << 16, 0x7FFF0000) + code).astype(np.int64)
+        return key_of(ordered(bits.astype(np.int32) << 16, 0x7FFF0000).astype(np.int64), code, last, False)
     bits = torch.where(tensor.isnan(), 0x7FFFFFFF, tensor.view(torch.int32)).numpy()
-    return (ordered(bits, 0x7FFFFFFF).astype(np.int64) << 32) + code
+    number = ordered(bits, 0x7FFFFFFF).astype(np.int64)
+    return key_of(number if rough else number << 32, code, last, rough)
 
 
 @pytest.mark.parametrize("halves", ["bf16", "fp16", ""], ids=["bf16", "fp16", "fp32"])
 def test_keys_compare_as_elements_do(halves):
     row = np.array(
-        [NAN, INF, 65504.0, 1.5, 1.0, 1.0, 6e-8, 0.0, -0.0, -6e-8, -1.0, -1.5, -65504.0, -INF], np.float32
+        [NAN, INF, 2.0**15, 1.5, 1.0, 1.0, 6e-8, 0.0, -0.0, -6e-8, -1.0, -1.5, -(2.0**15), -INF], np.float32
     )
-    row[2], row[-2] = (2.0**15, -(2.0**15))
     keys = keys_of(row, halves)
     assert (np.diff(keys) < 0).all()
-    assert ((CODE - (keys & CODE)) == np.arange(len(row))).all()
+    assert ((1023 - (keys & 1023)) == np.arange(len(row))).all()
     bits = (keys & ~0xFFFF if halves else keys >> 32).astype(np.int32)
     back = ordered(bits, 0x7FFF0000 if halves else 0x7FFFFFFF)
     back = (back >> 16).astype(np.int16) if halves else back
@@ -291,40 +291,83 @@ def test_keys_compare_as_elements_do(halves):
     assert torch.equal(found[1:], torch.from_numpy(row).to(dtype).float()[1:]) and found[0].isnan()
 
 
-def chosen(row: np.ndarray, k: int, c: TopkClass, halves: str) -> list[int]:
-    """The indices that a kernel of this class chooses of a row, lane by lane."""
+@pytest.mark.parametrize("last", [7, 255, 1023])
+def test_rough_keys_are_right_where_they_are_not_alike(last):
+    row = np.array([NAN, INF, 3.0, 1.5, 1.0, 0.0, -1.0, -INF], np.float32)
+    keys = keys_of(row, "", last, rough=True)
+    assert (np.diff(keys) < 0).all() and ((last - (keys & last)) == np.arange(8)).all()
+    assert (keys > -(1 << 31)).all() and (keys < 1 << 31).all()
+    near = np.nextafter(np.float32(1.5), np.float32(2)).repeat(2)
+    near[0] = 1.5  # the larger one has the higher index
+    a, b = keys_of(near, "", last, rough=True)
+    assert a > b and alike(a, b, last) and not alike(keys[2], keys[3], last)
+
+
+def chosen(row: np.ndarray, k: int, c: TopkClass, halves: str, rough: bool = False) -> tuple[list[int], bool]:
+    """(the indices that a kernel of this class chooses of a row, lane by lane; whether rough keys may be wrong)."""
     padded = np.concatenate([row, np.full(c.capacity - len(row), -INF, np.float32)])
-    keys = keys_of(padded, halves)
+    last = c.capacity - 1
+    keys = keys_of(padded, halves, last, rough)
     columns = [
         [c.tv(lane, value) // c.rows for value in range(c.elements)] for lane in range(c.threads_per_row)
     ]
     pick = lambda a, b: (max(a, b), min(a, b))  # noqa: E731
     lists = [largest((int(keys[j]) for j in own), c.elements, c.length, pick) for own in columns]
+    lowest = -(1 << 63)
     found = []
-    for _ in range(k):
-        best = max(own[0] for own in lists if own)
-        for own in lists:
-            if own and own[0] == best:
-                own.pop(0)
-        found.append(CODE - (best & CODE))
-    return found
+    for _ in range(k + 1):  # one more, which is not chosen
+        found.append(max(own[0] if own else lowest for own in lists))
+        if len(found) <= k:
+            for own in lists:
+                if own and own[0] == found[-1]:
+                    own.pop(0)
+    doubt = any(alike(a, b, last) for a, b in itertools.pairwise(found))
+    doubt |= c.length < c.elements and not all(lists)
+    return [last - (key & last) for key in found[:k]], doubt
+
+
+def rows_of(columns: int, c: TopkClass) -> list[np.ndarray]:
+    """Rows with many ties, without, with all that is large in one lane, and of nothing."""
+    generator = np.random.default_rng(columns)
+    own = sorted({c.tv(0, value) // c.rows for value in range(c.elements)})
+    steep = np.where(np.isin(np.arange(columns), own), 100.0, 0.0) + generator.integers(0, 4, columns)
+    found = generator.integers(-2, 3, columns), generator.normal(size=columns), steep, np.full(columns, -INF)
+    return [row.astype(np.float32) for row in found]
 
 
 @pytest.mark.parametrize("halves", ["bf16", ""], ids=["bf16", "fp32"])
 def test_selection(halves):
-    """Of rows with many ties, and of rows whose largest elements are all of one lane."""
-    generator = np.random.default_rng(0)
     for columns, k, plan in classes_of(rows=(1, 1 << 20)):
         c = plan.kernel
         if c.dtypes[0] != (halves or "fp32"):
             continue
-        own = sorted({c.tv(0, value) // c.rows for value in range(c.elements)})
-        steep = np.where(np.isin(np.arange(columns), own), 100.0, 0.0) + generator.integers(0, 4, columns)
-        for row in (
-            generator.integers(-2, 3, columns),
-            generator.normal(size=columns),
-            steep,
-            np.full(columns, -INF),
-        ):
-            row = torch.from_numpy(row.astype(np.float32)).bfloat16().float().numpy()
-            assert chosen(row, k, c, halves) == np.argsort(-row, kind="stable")[:k].tolist()
+        for row in rows_of(columns, c):
+            if halves:
+                row = torch.from_numpy(row).bfloat16().float().numpy()
+            right = np.argsort(-row, kind="stable")[:k].tolist()
+            assert chosen(row, k, c, halves)[0] == right
+            if c.rough:
+                found, doubt = chosen(row, k, c, halves, rough=True)
+                assert doubt or found == right
+
+
+def test_rough_keys_doubt_rarely_and_rightly():
+    generator, doubts, wrong = np.random.default_rng(1), 0, 0
+    c = plan_topk(1 << 20, 256, 8, Operand("fp32", (256, 1)), "fp32", H200).kernel
+    assert c.rough and c.length < c.elements
+    for _ in range(300):
+        row = generator.normal(size=256).astype(np.float32)
+        found, doubt = chosen(row, 8, c, "", rough=True)
+        doubts += doubt
+        assert doubt or found == np.argsort(-row, kind="stable")[:8].tolist()
+        # Numbers that differ in their last bits only: rough keys alone would be wrong.
+        row = (row.view(np.int32) & 31 | np.float32(2.0).view(np.int32)).view(np.float32)
+        found, doubt = chosen(row, 8, c, "", rough=True)
+        wrong += found != np.argsort(-row, kind="stable")[:8].tolist()
+        assert doubt
+    assert doubts < 15 and wrong > 250
+    # The ninth of a lane that had all eight is not in its list.
+    own = [c.tv(0, value) // c.rows for value in range(c.elements)]
+    row = np.zeros(256, np.float32)
+    row[own[:9]] = np.arange(9, 0, -1)
+    assert chosen(row, 8, c, "", rough=True)[1]

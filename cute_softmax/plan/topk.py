@@ -13,7 +13,7 @@ from layouts.algebra import Layout
 
 from .base import ClassBase, PlanBase
 from .hardware import Device
-from .maths import WARP, NotPlanned, check_counts
+from .maths import CACHE_LINE, WARP, NotPlanned, check_counts
 from .problem import ALIGNMENT, ITEM_SIZE, Operand, check_float
 
 MOST_COLUMNS = 1024
@@ -26,7 +26,8 @@ FEW = 8
 # instructions for the elements of 32 rows, one between lanes as many and two shuffles. Counted in compiled code (256
 # elements of bfloat16, k = 8): 280 instructions of a warp for a row of 32 lanes, 145 for one of 4; one after another
 # about 500 and 2,000 cycles, which is even where a multiprocessor has about two warps of the latter. Not measured.
-MANY, WARPS = 64, 2
+# 128 bytes: 64 elements of 16 bits, and of float32 as many registers.
+MANY, WARPS = CACHE_LINE, 2
 PAIR = 2  # lanes that read one sector of 32 bytes: as many as a row has at the least
 # Lists are that long: two and eight are what routers choose, and each length is a class of its own.
 LISTS = (2, 8, 32)
@@ -79,6 +80,12 @@ class TopkClass(ClassBase):
     def elements(self) -> int:
         """Elements of a row that a lane has."""
         return self.vector * self.vectors
+
+    @property
+    def rough(self) -> bool:
+        """Whether float32 elements are compared without their last bits first, and by all bits where that leaves a
+        doubt: for lanes that sort many."""
+        return self.forward and self.dtypes[0] == "fp32" and self.elements > FEW and self.threads_per_row > 1
 
     @property
     def precise(self) -> bool:
@@ -215,7 +222,7 @@ def plan_topk(
     Raises NotPlanned for rows longer than `MOST_COLUMNS`, and for more rows than 32 bits count.
     """
     vector = _vector(columns, operand, rows)
-    lanes = _lanes(rows, columns, k, device)
+    lanes = _lanes(rows, columns, k, ITEM_SIZE[operand.dtype], device)
     elements = _capacity(columns) // lanes
     length = min(next((n for n in LISTS if n >= k), elements), elements)
     c = TopkClass(
@@ -285,10 +292,10 @@ def _capacity(columns: int) -> int:
     return max(_power(columns), LEAST_COLUMNS)
 
 
-def _lanes(rows: int, columns: int, k: int, device: Device) -> int:
+def _lanes(rows: int, columns: int, k: int, itemsize: int, device: Device) -> int:
     """Lanes that share a row. Lists longer than a router's grow faster than what fewer lanes spare."""
     capacity = _capacity(columns)
-    many = max(capacity // MANY, min(PAIR, capacity // FEW))
+    many = max(capacity * itemsize // MANY, min(PAIR, capacity // FEW))
     if k <= FEW and rows * many >= device.multiprocessors * WARPS * WARP:
         return many
     return min(WARP, capacity // FEW)

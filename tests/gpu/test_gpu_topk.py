@@ -160,6 +160,25 @@ def test_ties_and_what_is_no_number(dtype, renormalize):
             assert right[3:6].isnan().all() and not right[:3].isnan().any()
 
 
+@pytest.mark.parametrize("columns", [60, 256, 1024])
+@renormalizing
+def test_what_differs_in_the_last_bits(columns, renormalize):
+    """float32: rows in which all is doubt, one of which a warp has a doubt, and with all that is large in a lane."""
+    x = random((20000, columns), torch.float32)
+    bits = x.view(torch.int32)
+    close = ((bits & 31) | 0x40000000).view(torch.float32)
+    doubtful = torch.where((torch.arange(20000, device=DEVICE) % 1000 == 7)[:, None], close, x)
+    steep = x.clone()
+    steep[:, ::64] += 50
+    steep[:, 1::64] += 50
+    for rows in (close, -close, doubtful, steep, steep[:100], torch.zeros_like(x)):
+        for k in (1, 2, 8, 9):
+            values, indices = topk_softmax(rows, k, renormalize=renormalize)
+            right, order = expected(rows, k, renormalize)
+            assert torch.equal(indices, order)
+            assert torch.allclose(values.double(), right, rtol=1e-5, atol=1e-30)
+
+
 @pytest.mark.parametrize("columns", [8, 60, 256, 1000])
 @dtypes
 @renormalizing

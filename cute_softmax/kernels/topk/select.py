@@ -3,7 +3,9 @@ lanes.
 
 Keys are integers that compare as the elements do, NaN above all, and of equal elements the one of the lower index as
 the larger: no two are equal, and a key says all that there is to know. Of 16 bits a key takes 32, of a float32 it takes
-64. All but `lane_keys` and `largest_of_lanes` holds for plain integers, too, and for arrays of them.
+64, which are compared and moved in three times as many instructions. So there are rough keys of a float32, too, in 32
+bits, in which an index takes the place of its last bits: as long as no two that follow each other differ in the index
+alone, their order is right. All but the methods of `Keys` holds for plain integers, too, and for arrays of them.
 
 A lane sorts its elements in blocks and merges these, keeping the largest ones; then the largest of the lanes' first
 ones is taken k times, and the lane that had it moves up. Sources of the networks: Batcher, "Sorting networks and their
@@ -16,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, Numeric
+from cutlass import Boolean, Float32, Int32, Int64, Numeric
 
 from ..common.copy import unpack, vector_of
 from ..common.index import select
@@ -89,25 +91,41 @@ def largest(keys: Iterator, count: int, length: int, exchange: Exchange = exchan
     return found
 
 
-class Keys:
-    """Keys of the elements of one dtype."""
+def key_of(number: Numeric, code: Numeric, last: int, rough: bool) -> Numeric:
+    """The key of an `ordered` number whose index has a code, at most `last`, which is a power of two less one. Rough:
+    the code takes the place of the number's last bits."""
+    return (number & ~last if rough else number) + code
 
-    def __init__(self, dtype: type):
-        self.dtype = dtype
+
+def alike(a: Numeric, b: Numeric, last: int) -> Boolean:
+    """Whether two rough keys differ in their codes alone, so that their order says nothing."""
+    return ((a ^ b) & ~last) == 0
+
+
+class Keys:
+    """Keys of the elements of one dtype in rows of `capacity` elements, a power of two.
+
+    An index is coded as what it lacks to the last one: larger for lower ones, and in fewer bits than a 16-bit element
+    leaves of 32.
+    """
+
+    def __init__(self, dtype: type, capacity: int, rough: bool = False):
+        self.dtype, self.last, self.rough = dtype, capacity - 1, rough
         self.full = dtype.width == 32
+        self.wide = self.full and not rough
         # The bits of an element but its sign, as they lie in a float32 or in the upper half of a word.
         self.kept = 0x7FFFFFFF if self.full else 0x7FFF0000
-        self.lowest = (Int64 if self.full else Int32)(-(1 << (63 if self.full else 31)))  # below all keys
+        self.lowest = (Int64 if self.wide else Int32)(-(1 << (63 if self.wide else 31)))  # below all keys
 
     def lane_keys(self, held: cute.Tensor, columns: list[int], first: Int32) -> Iterator:
         """The keys of a lane's elements.
 
         columns: of each element relative to `first`, the column of the lane's own first one.
         """
-        code = Int32(CODE) - first
+        code = Int32(self.last) - first
         for bits, column in zip(self.bits(held), columns, strict=True):
             number = ordered(bits, self.kept)
-            yield (Int64(number) << 32 if self.full else number) + (code - column)
+            yield key_of(Int64(number) << 32 if self.wide else number, code - column, self.last, self.rough)
 
     def bits(self, held: cute.Tensor) -> Iterator[Int32]:
         """The bits of elements, 16-bit ones in the upper half of a word. -0 becomes 0, and all NaN one, which is
@@ -123,25 +141,25 @@ class Keys:
             yield word & Int32(-65536)
 
     def element(self, key: Numeric) -> Float32:
-        """The element of a key."""
-        if self.full:
+        """The element of a key that is not rough."""
+        if self.wide:
             return ordered(Int32(key >> 32), self.kept).bitcast(Float32)
         word = ordered(key, self.kept)
         return unpack(vector_of([word.bitcast(cutlass.Uint32)], self.dtype))[1]
 
     def index(self, key: Numeric) -> Int32:
         """The index of a key."""
-        return Int32(CODE) - (Int32(key) & Int32(CODE))
+        return Int32(self.last) - (Int32(key) & Int32(self.last))
 
     def largest_of_lanes(self, key: Numeric, width: int) -> Numeric:
         """The largest key of `width` neighbouring lanes, in all of them."""
         if width < 32:
             return cute.arch.warp_reduction(key, lambda a, b: exchange(a, b)[0], threads_in_group=width)
-        if not self.full:
+        if not self.wide:
             return cute.arch.warp_redux_sync(key, "max")
         # The upper halves first: where they are not the largest nothing is to be found in the lower ones.
         upper = cute.arch.warp_redux_sync(Int32(key >> 32), "max")
-        code = Int32(key) & Int32(CODE)
+        code = Int32(key) & Int32(self.last)
         code = cute.arch.warp_redux_sync(select(Int32(key >> 32) == upper, code, Int32(0)), "max")
         return (Int64(upper) << 32) + code
 
