@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 ITEM_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
@@ -16,7 +17,7 @@ ITEM_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 STREAMS = {
     "softmax": 2, "softmax_backward": 3, "log_softmax": 2, "log_softmax_backward": 3, "masked_softmax": 2,
     "logsumexp": 1, "amax": 1, "sum": 1, "selective_log_softmax": 1, "selective_gradient": 3,
-    "cross_entropy": 2,
+    "cross_entropy": 2, "topk_softmax": 1, "topk_gradient": 3,
     "softmax_matmul": 1, "softmax_matmul_backward": 2,
 }  # fmt: skip
 # Operations that keep one value of each row: they write next to nothing.
@@ -71,10 +72,17 @@ class Case:
         return int(self.mode.removeprefix(DEPTH).split(",")[0])
 
     @property
+    def k(self) -> int:
+        """Elements of a row that are chosen, from the mode "k = 8"."""
+        return int(self.mode.removeprefix(CHOSEN).split(",")[0])
+
+    @property
     def output_shape(self) -> tuple[int, ...]:
         """The shape of what the operation returns."""
         if self.op == "softmax_matmul":
             return (*self.shape[:-1], self.depth)
+        if self.op == "topk_softmax":
+            return (*self.shape[:-1], self.k)
         if self.op not in (*REDUCTIONS, "selective_log_softmax"):
             return self.shape
         reduced = {d % len(self.shape) for d in self.dim}
@@ -89,7 +97,10 @@ class Case:
             *batch, rows, columns = self.shape
             others = math.prod(batch) * (rows + STREAMS[self.op] * columns) * self.depth
             return (STREAMS[self.op] * self.elements + others) * ITEM_BYTES[self.dtype]
-        streams = STREAMS[self.op] * self.elements * ITEM_BYTES[self.dtype]
+        few = self.op == "topk_gradient" and self.mode.endswith(
+            RENORMALIZED
+        )  # its backward reads k numbers a row
+        streams = (STREAMS[self.op] - few) * self.elements * ITEM_BYTES[self.dtype]
         if self.op != "masked_softmax":
             return streams + self.elements * (ITEM_BYTES[self.result] - ITEM_BYTES[self.dtype])
         *outer, queries, columns = self.shape
@@ -169,6 +180,11 @@ FEW_ROWS = 64
 
 NO_GRAD, GRAD, FORWARD_BACKWARD = "no grad", "grad", "forward+backward"
 COLD_STORE, WARM_STORE, NEW_COLUMNS = "cold store", "warm store", "new N"
+# Modes of topk_softmax and its gradient: how many are chosen, and whether their probabilities are renormalized.
+CHOSEN, RENORMALIZED = "k = ", ", renormalized"
+# Experts and k of models in use (Mixtral, OLMoE, DeepSeek-V2 and V3, Kimi K2), and the most.
+_EXPERTS = ((8, 2), (64, 8), (160, 6), (256, 8), (384, 8), (1024, 8), (1024, 32))
+_ROUTED, _ROUTERS = (1, 64, 1024, 8192, 65536), ("topk_softmax", "topk_gradient")
 # Results in another element type.
 TO = "to "
 # Of masked_softmax: a scale alone, or with a causal mask, or with a mask of the scores' own shape, of one row, of one
@@ -372,6 +388,17 @@ SUITES: dict[str, Suite] = {
             "cross entropy of tokens, forward with backward",
             _cases("cross_entropy", (4096, 151936), (8192, 32768), (512, 151936)),
             ("cute_softmax", "copy", "torch", "torch.compile", "liger", "quack"),
+        ),
+        Suite(
+            "routers",
+            "the largest of a softmax over experts, and forward with backward",
+            tuple(
+                Case(op, (tokens, experts), mode=f"{CHOSEN}{k}{among}")
+                for op, among, (experts, k), tokens in product(
+                    _ROUTERS, ("", RENORMALIZED), _EXPERTS, _ROUTED
+                )
+            ),
+            ("cute_softmax", "copy", "torch", "torch.compile", "quack"),
         ),
         Suite(
             "masked",

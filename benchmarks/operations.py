@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from . import gradients, losses, masked, selective
+from . import gradients, losses, masked, routers, selective
 from .cases import AND_CAUSAL, ITEM_BYTES, REDUCTIONS, SLICE, TRANSPOSED, Case
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -269,6 +269,34 @@ def _check_loss(case: Case, inputs: tuple[Tensor, ...], dx: Tensor) -> float:
     return _judge(_worst(errors()), dx, TOLERANCE[case.dtype])
 
 
+def _router_inputs(case: Case, device: torch.device) -> tuple[Tensor, ...]:
+    upstream = _normal(replace(case, shape=(*case.shape[:-1], case.k)), device, seed=2)
+    return routers.logits_of(case, DTYPES[case.dtype], device), upstream
+
+
+def _check_router(case: Case, inputs: tuple[Tensor, ...], values: Tensor) -> float:
+    _same_form(case, values)
+
+    def errors() -> Iterator[float]:
+        for logits, got in _pieces(case.dim, inputs[0], values):
+            want, _ = routers.expected(case, logits)
+            yield _largest_error(got.double(), want, want, case.dtype)
+
+    return _judge(_worst(errors()), values, TOLERANCE[case.dtype])
+
+
+def _check_router_gradient(case: Case, inputs: tuple[Tensor, ...], dx: Tensor) -> float:
+    """The error relative to what its terms amount to; of probabilities that were rounded before twice as much."""
+    _same_form(case, dx)
+
+    def errors() -> Iterator[float]:
+        for logits, upstream, got in _pieces(case.dim, *inputs, dx):
+            want, scale = routers.expected_gradient(case, logits, upstream)
+            yield _largest_error(got.double(), want, scale, case.dtype)
+
+    return _judge(_worst(errors()), dx, 2 * TOLERANCE[case.dtype])
+
+
 class _Reduced(NamedTuple):
     """A reduction in float64, the magnitude of its terms, and the sum of what may be rounded on the way."""
 
@@ -370,6 +398,8 @@ OPERATIONS: dict[str, Operation] = {
     "log_softmax_backward": Operation(_log_backward_inputs, _check_log_softmax_backward),
     "selective_log_softmax": Operation(_selective_inputs, _check_selective),
     "cross_entropy": Operation(_loss_inputs, _check_loss),
+    "topk_softmax": Operation(_router_inputs, _check_router),
+    "topk_gradient": Operation(_router_inputs, _check_router_gradient),
     "selective_gradient": Operation(_selective_inputs, _check_selective_gradient),
     "masked_softmax": Operation(_masked_inputs, _check_masked_softmax),
     "softmax_matmul": Operation(_product_inputs, _check_product),

@@ -13,10 +13,11 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from . import cudnn, losses, masked, selective
+from . import cudnn, losses, masked, routers, selective
 from .cases import AND_CAUSAL, FEW_ROWS, ITEM_BYTES, LADDER, STREAMS, TRANSPOSED, TWO_STEPS, Case
 from .gradients import Backward
 from .operations import DTYPES
+from .routers import Router
 from .timing import event_us
 
 Call = Callable[..., Tensor | tuple[Tensor, ...]]
@@ -46,7 +47,7 @@ def _last_dim_only(case: Case) -> None:
         raise Refusal("takes the last dimension only")
 
 
-class CuteSoftmax:
+class CuteSoftmax(Router):
     """This package."""
 
     def softmax(self, case: Case) -> Call:
@@ -100,6 +101,12 @@ class CuteSoftmax:
         import cute_softmax
 
         return losses.gradient(cute_softmax.cross_entropy)
+
+    def router(self, case: Case) -> routers.Choose:
+        import cute_softmax
+
+        k, among = case.k, routers.renormalized(case)
+        return lambda x: cute_softmax.topk_softmax(x, k, renormalize=among)
 
     def logsumexp(self, case: Case) -> Call:
         return self._reduction("logsumexp", case)
@@ -166,6 +173,17 @@ class Copy:
 
         return call
 
+    def topk_softmax(self, case: Case) -> Call:
+        return lambda logits, upstream: torch.sum(logits, -1)
+
+    def topk_gradient(self, case: Case) -> Call:
+        def call(logits: Tensor, upstream: Tensor) -> Tensor:
+            torch.sum(logits, -1)
+            # A gradient of few elements needs no other.
+            return torch.zeros_like(logits) if routers.renormalized(case) else logits.clone()
+
+        return call
+
     log_softmax, log_softmax_backward = softmax, softmax_backward
 
     def cross_entropy(self, case: Case) -> Call:
@@ -191,7 +209,7 @@ class Copy:
         return lambda s, v, grad: torch.empty_like(s).copy_(s)
 
 
-class Torch:
+class Torch(Router):
     """torch, eager."""
 
     def softmax(self, case: Case) -> Call:
@@ -223,6 +241,9 @@ class Torch:
     def cross_entropy(self, case: Case) -> Call:
         return losses.gradient(torch.nn.functional.cross_entropy)
 
+    def router(self, case: Case) -> routers.Choose:
+        return routers.torchs(case)
+
     def logsumexp(self, case: Case) -> Call:
         return lambda x: torch.logsumexp(x, case.dim)
 
@@ -247,7 +268,7 @@ class Torch:
     entry = softmax
 
 
-class TorchCompile:
+class TorchCompile(Router):
     """torch.compile(dynamic=False) of torch's own, compiled afresh for every case."""
 
     def _compile(self, function: Call) -> Call:
@@ -280,6 +301,9 @@ class TorchCompile:
 
     def cross_entropy(self, case: Case) -> Call:
         return losses.gradient(self._compile(torch.nn.functional.cross_entropy))
+
+    def router(self, case: Case) -> routers.Choose:
+        return self._compile(routers.torchs(case))
 
     def logsumexp(self, case: Case) -> Call:
         return self._compile(Torch().logsumexp(case))
@@ -331,7 +355,7 @@ class Liger:
         return lambda x: LigerSoftmaxFunction.apply(x)
 
 
-class Quack:
+class Quack(Router):
     """QuACK, which takes the rows of a matrix: over dim 0 its users transpose before and after it."""
 
     def _over_rows(self, case: Case, function: Call) -> Call:
@@ -367,6 +391,15 @@ class Quack:
         from quack.cross_entropy import cross_entropy
 
         return self._over_rows(case, losses.gradient(cross_entropy))
+
+    def router(self, case: Case) -> routers.Choose:
+        if not routers.renormalized(case):
+            raise Refusal("has the softmax of the chosen alone")
+        if any(n & (n - 1) for n in (case.shape[-1], case.k)):
+            raise Refusal("takes powers of two only")
+        from quack.topk import topk
+
+        return lambda x: topk(x, case.k, softmax=True)
 
     def softmax_matmul(self, case: Case) -> Call:
         if case.mode.endswith(AND_CAUSAL):

@@ -12,7 +12,7 @@ from .plan import NotPlanned
 from .plan.base import PlanBase
 
 if TYPE_CHECKING or find_spec("torch"):  # plans, layouts and diagrams work without
-    from . import nn
+    from . import nn, sampling
     from .accelerate import accelerate, accelerated, restore
     from .api.cross_entropy import cross_entropy
     from .api.explain import explain, plan_reduction, plan_softmax
@@ -20,9 +20,12 @@ if TYPE_CHECKING or find_spec("torch"):  # plans, layouts and diagrams work with
     from .api.reductions import amax, logsumexp, sum
     from .api.selective import entropy, selective_log_softmax
     from .api.softmax import log_softmax, log_softmax_backward, prepare, softmax, softmax_, softmax_backward
+    from .api.statistics import Statistics, merge_statistics, partial_statistics
+    from .api.topk import plan_topk_softmax, topk_softmax
 
 __all__ = [
     "NotPlanned",
+    "Statistics",
     "accelerate",
     "accelerated",
     "amax",
@@ -32,11 +35,15 @@ __all__ = [
     "log_softmax",
     "log_softmax_backward",
     "logsumexp",
+    "merge_statistics",
     "nn",
+    "partial_statistics",
     "plan_reduction",
     "plan_softmax",
+    "plan_topk_softmax",
     "prepare",
     "restore",
+    "sampling",
     "selective_log_softmax",
     "softmax",
     "softmax_",
@@ -44,6 +51,7 @@ __all__ = [
     "softmax_matmul",
     "softmax_stats",
     "sum",
+    "topk_softmax",
 ]
 __version__ = "0.1.0"
 

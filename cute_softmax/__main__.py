@@ -26,6 +26,7 @@ from .plan.hardware import ARCHITECTURES, H200, Device
 from .plan.matmul import MatmulPlan
 from .plan.matmul_backward import MatmulBackwardPlan
 from .plan.problem import FLOATS
+from .plan.topk import TopkPlan
 
 
 def shape(text: str) -> tuple[int, ...]:
@@ -81,6 +82,7 @@ def parser() -> argparse.ArgumentParser:
         added.add_argument(
             "--matmul", type=int, metavar="D", help="softmax(S) @ V for S of the shape and D columns of V"
         )
+        added.add_argument("--topk", type=int, metavar="K", help="the K largest of each row instead")
     diagrams.add_argument(
         "--two-pass", action="store_true", help="maximum, then sum, instead of both at once"
     )
@@ -148,11 +150,24 @@ def product(given: argparse.Namespace, device: Device) -> MatmulPlan | MatmulBac
     return plan_matmul_shape(given.shape, given.matmul, given.dtype, backward=given.backward, device=device)
 
 
+def choice(given: argparse.Namespace, gpu: Device) -> TopkPlan:
+    """The plan of the largest of each row, or of their gradient."""
+    from .api.topk import plan_topk_softmax
+    from .runtime.launch import TORCH_DTYPES
+
+    if given.matmul is not None or reduced(given) != (-1,):
+        raise ValueError("--topk is over the last dimension: without --matmul and --dim")
+    dtype = TORCH_DTYPES[given.dtype]
+    return plan_topk_softmax(given.shape, given.topk, dtype, backward=given.backward, device=gpu)
+
+
 def run_explain(given: argparse.Namespace) -> int:
     from .api.explain import explain as explained
 
     gpu = device(None)
-    if given.matmul is None:
+    if given.topk is not None:
+        print(choice(given, gpu).explain())
+    elif given.matmul is None:
         print(explained(given.shape, reduced(given), given.dtype, backward=given.backward, device=gpu))
     else:
         print(product(given, gpu).explain())
@@ -164,11 +179,13 @@ def run_diagrams(given: argparse.Namespace) -> int:
     from .draw import write
 
     gpu = device(given.arch)
-    if given.two_pass and (given.backward or given.matmul is not None):
-        raise ValueError("--two-pass is a way of the softmax alone: without --backward and --matmul")
+    if given.two_pass and (given.backward or (given.matmul, given.topk) != (None, None)):
+        raise ValueError("--two-pass is a way of the softmax alone: without --backward, --matmul and --topk")
     if 0 in given.shape:
         raise ValueError(f"{'x'.join(map(str, given.shape))} is empty: nothing is launched, nothing is drawn")
-    if given.matmul is None:
+    if given.topk is not None:
+        made = choice(given, gpu)
+    elif given.matmul is None:
         how = {"backward": given.backward, "online": not given.two_pass, "device": gpu}
         made = plan_softmax(given.shape, reduced(given), given.dtype, **how)
     else:

@@ -196,7 +196,7 @@ def _lacks(entry: Entry) -> Iterator[str]:
 
 def functions() -> str:
     """The functions."""
-    return _pages(lambda entry: entry.object.is_function)
+    return _pages(lambda entry: entry.object.is_function and "." not in entry.name)
 
 
 def modules() -> str:

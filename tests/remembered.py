@@ -7,6 +7,7 @@ from cute_softmax.dispatch.common.forms import Forms
 from cute_softmax.dispatch.heads import loss as losses
 from cute_softmax.dispatch.heads.calls import HEADS
 from cute_softmax.dispatch.matmul import forms as products
+from cute_softmax.dispatch.topk import forms as choices
 from cute_softmax.runtime import launch
 
 
@@ -19,6 +20,7 @@ def all_forms() -> list[Forms]:
         *(head.known for head in HEADS),
         losses.known,
         products.known,
+        choices.known,
     ]
 
 
@@ -45,3 +47,4 @@ def fresh_forms(monkeypatch) -> None:
         monkeypatch.setattr(head, "known", Forms())
     monkeypatch.setattr(losses, "known", Forms())
     monkeypatch.setattr(products, "known", Forms())
+    monkeypatch.setattr(choices, "known", Forms())

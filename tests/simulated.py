@@ -19,6 +19,7 @@ from remembered import fresh_forms
 from cute_softmax.dispatch.common import arguments, forms
 from cute_softmax.dispatch.heads import loss
 from cute_softmax.dispatch.matmul import backward, kernels
+from cute_softmax.dispatch.topk import kernels as topk
 from cute_softmax.plan.hardware import H200
 from cute_softmax.plan.problem import Operand
 from cute_softmax.runtime import launch
@@ -27,6 +28,7 @@ INF = math.inf
 _PLANNED = launch._call.__wrapped__
 _PRODUCT = kernels._call.__wrapped__
 _RESCALE = loss._rescale.__wrapped__
+_CHOICE = topk._call.__wrapped__
 
 
 class Launches(list):
@@ -117,6 +119,35 @@ class Launches(list):
         found.function = function
         return found
 
+    def choice(self, device, rows, columns, k, source, grad, result, index, renormalize):
+        """`dispatch.topk.kernels._call`, likewise."""
+        found = _CHOICE(device, rows, columns, k, source, grad, result, index, renormalize)
+        c, few = found.plan.kernel, (rows, k)
+
+        def function(stream, *arguments):
+            addresses = [arguments[place] for place in found.places]
+            self.append(SimpleNamespace(math=c.math, index=index, dtypes=c.dtypes))
+            if grad is None:
+                given = ((rows, columns), source), dense(few, result), dense(few, index)
+                x, values, indices = (at(a, *g) for a, g in zip(addresses, given, strict=True))
+                order = torch.sort(x.double(), dim=-1, descending=True, stable=True).indices[:, :k]
+                of = x.double().gather(-1, order) if renormalize else x.double()
+                p = torch.softmax(of, -1)
+                values.copy_(p if renormalize else p.gather(-1, order))
+                indices.copy_(order)
+                return
+            read = (few if renormalize else (rows, columns)), source
+            given = read, (few, grad), dense(few, index), dense((rows, columns), result)
+            x, dy, indices, dx = (at(a, *g) for a, g in zip(addresses, given, strict=True))
+            p = x.double() if renormalize else torch.softmax(x.double(), -1).gather(-1, indices.long())
+            dot = (p * dy.double()).sum(-1, keepdim=True)
+            zeros = torch.zeros(dx.shape, dtype=torch.float64)
+            others = zeros if renormalize else -dot * torch.softmax(x.double(), -1)
+            dx.copy_(others.scatter_add(-1, indices.long(), p * (dy.double() - dot * renormalize)))
+
+        found.function = function
+        return found
+
     def gradients(self, *form):
         """`matmul_backward._bound`, likewise: the first launch leaves what it reads to the second."""
         made = backward.bound(backward.planned(*form))
@@ -178,7 +209,8 @@ def dense(shape: Sequence[int], dtype: str) -> tuple[Sequence[int], Operand]:
 
 def at(address: int, shape: Sequence[int], operand: Operand) -> torch.Tensor:
     """The tensor of a launch's operand at an address."""
-    dtype = {**launch.TORCH_DTYPES, "bool": torch.bool, "int64": torch.int64}[operand.dtype]
+    others = {"bool": torch.bool, "int32": torch.int32, "int64": torch.int64}
+    dtype = {**launch.TORCH_DTYPES, **others}[operand.dtype]
     count = 1 + sum((n - 1) * stride for n, stride in zip(shape, operand.strides, strict=True))
     memory = (ctypes.c_byte * (count * dtype.itemsize)).from_address(address)
     return torch.frombuffer(memory, dtype=dtype).as_strided(shape, operand.strides)
@@ -281,6 +313,7 @@ def install(monkeypatch) -> Launches:
     monkeypatch.setattr(kernels, "_call", launches.product)
     monkeypatch.setattr(backward, "_bound", launches.gradients)
     monkeypatch.setattr(loss, "_rescale", launches.rescaled)
+    monkeypatch.setattr(topk, "_call", launches.choice)
     monkeypatch.setattr(launch, "device_facts", lambda index: H200)
     monkeypatch.setattr(launch, "function_of", lambda kernel: None)
     for name, value in (("getDevice", -1), ("getCurrentRawStream", 7)):  # of CPU tensors

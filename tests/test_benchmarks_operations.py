@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks import gradients, losses, masked, operations, providers, selective
+from benchmarks import gradients, losses, masked, operations, providers, routers, selective
 from benchmarks.cases import (
     AND_CAUSAL,
     BATCH_MASK,
@@ -383,6 +383,39 @@ def test_chosen_tokens(op, dtype):
         call = providers.build(name, op, case)
         assert operation.check(case, inputs, call(*inputs)) <= operations.TOLERANCE[dtype]
     assert providers.build("copy", op, case)(*inputs).shape == case.output_shape
+
+
+@pytest.mark.parametrize("op", ["topk_softmax", "topk_gradient"])
+@pytest.mark.parametrize("mode", ["k = 6", "k = 6, renormalized"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_routers(op, mode, dtype):
+    case = Case(op, (40, 60), dtype, mode=mode)
+    operation = operations.OPERATIONS[op]
+    logits, upstream = inputs = operation.inputs(case, CPU)
+    assert upstream.shape == (40, 6) and all(len(row.unique()) == 60 for row in logits)
+    forward = op == "topk_softmax"
+    right = routers.expected(case, logits)[0] if forward else routers.expected_gradient(case, *inputs)[0]
+    right = right.to(logits.dtype)
+    assert right.shape == case.output_shape
+    for name in ("cute_softmax", "torch"):
+        found = providers.build(name, op, case)(*inputs)
+        assert operation.check(case, inputs, found) <= 2 * operations.TOLERANCE[dtype]
+    other = Case(op, (40, 60), dtype, mode="k = 6" if "," in mode else "k = 6, renormalized")
+    confused = routers.expected(other, logits) if forward else routers.expected_gradient(other, *inputs)
+    for mutant in (confused[0], right.roll(1, -1), torch.zeros_like(right), -right):
+        with pytest.raises(operations.WrongResult, match="wrong result"):
+            operation.check(case, inputs, mutant.to(logits.dtype))
+    assert len(providers.build("copy", op, case)(*inputs)) == 40
+
+
+def test_what_quack_does_not_route():
+    for case in (
+        Case("topk_softmax", (4, 64), mode="k = 8"),
+        Case("topk_gradient", (4, 60), mode="k = 8, renormalized"),
+        Case("topk_gradient", (4, 64), mode="k = 6, renormalized"),
+    ):
+        with pytest.raises(providers.Refusal):
+            providers.build("quack", case.op, case)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])

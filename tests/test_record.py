@@ -8,8 +8,9 @@ from test_panel_compile import selection
 
 from cute_softmax.plan.describe import plan_matmul_shape
 from cute_softmax.plan.hardware import H200
-from cute_softmax.plan.problem import Operand
+from cute_softmax.plan.problem import Operand, contiguous
 from cute_softmax.plan.rescale import plan_rescale
+from cute_softmax.plan.topk import plan_topk
 from cute_softmax.runtime import launch, record
 
 
@@ -20,6 +21,7 @@ def every_kind():
     yield test_matmul_mma.planned("sm_80", (2,), 64, 128, 64).kernel
     yield from (one.kernel for one in test_matmul_backward_plan.planned((2,), 64, 128, 64).launches)
     yield plan_rescale((4, 40), (Operand("bf16", (40, 1)), Operand("fp32", ())), H200).kernel
+    yield plan_topk(4, 64, 2, contiguous("bf16", (4, 64)), "bf16", H200).kernel
 
 
 def test_what_is_written_comes_back(tmp_path, monkeypatch):

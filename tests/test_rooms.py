@@ -16,15 +16,15 @@ FLOORS = (
     {"layouts/figures", "plan"},
     {"layouts/pages", "kernels/common"},
     {"kernels/maths", "draw/checks"},
-    {"kernels", "kernels/panel", "kernels/matmul", "draw"},
+    {"kernels", "kernels/panel", "kernels/matmul", "kernels/topk", "draw"},
     {"runtime"},
     {"dispatch", "dispatch/common", "ladder"},
-    {"dispatch/softmax"},
+    {"dispatch/softmax", "dispatch/topk"},
     {"dispatch/heads", "dispatch/matmul"},
     {"dispatch/sharded"},
     {"api"},
     {"accelerate"},
-    {"commands", "hardware", "nn"},
+    {"commands", "hardware", "nn", "sampling"},
     {"cute_softmax"},
 )
 # Files of a package's own folder that are a room by themselves: what users of the package see.

@@ -106,6 +106,14 @@ FUNCTIONS = {
         ),
         "statistics",
     ),
+    "topk_softmax": Function(
+        lambda x: c.topk_softmax(x, 3)[0], lambda x: torch.softmax(x, -1).topk(3).values, "topk_softmax"
+    ),
+    "topk_softmax, renormalized": Function(
+        lambda x: c.topk_softmax(x, 3, renormalize=True)[0],
+        lambda x: torch.softmax(x.topk(3).values, -1),
+        "topk_softmax",
+    ),
     "softmax_stats": Function(
         c.softmax_stats, lambda x: torch.logsumexp(x, -1).detach(), "softmax_stats", records=False
     ),

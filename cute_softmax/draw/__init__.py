@@ -20,23 +20,25 @@ from ..plan import PanelClass, PanelPlan, Plan, RowClass
 from ..plan.matmul import MatmulPlan
 from ..plan.matmul_backward import MatmulBackwardClass, MatmulBackwardPlan
 from ..plan.matmul_class import MatmulClass
-from . import matmul, matmul_backward, panel, row
+from ..plan.topk import TopkClass, TopkPlan
+from . import matmul, matmul_backward, panel, row, topk
 from .row import View
 
 __all__ = ["FOLLOWED", "View", "drawn", "figures", "overview", "page", "write"]
 
 FOLLOWED = "thread"  # the figure of one thread, which the explorer makes itself
-AnyPlan = Plan | PanelPlan | MatmulPlan | MatmulBackwardPlan
+AnyPlan = Plan | PanelPlan | MatmulPlan | MatmulBackwardPlan | TopkPlan
 MODULES = {
     "row": row,
     "column": panel,
     "split": panel,
     "matmul": matmul,
     "matmul_backward": matmul_backward,
+    "topk": topk,
 }
 
 
-def drawn(c: RowClass | PanelClass | MatmulClass | MatmulBackwardClass) -> dict[str, AnyLayout]:
+def drawn(c: RowClass | PanelClass | MatmulClass | MatmulBackwardClass | TopkClass) -> dict[str, AnyLayout]:
     """The layouts that figures of a Plan class draw, under the names by which its kernel tells them while it
     is traced (`layouts.trace.observing`)."""
     return MODULES[c.movement].drawn(c)
@@ -51,7 +53,8 @@ def figures(plan: AnyPlan, thread: int | None = None) -> dict[str, Figure]:
     shuffle, reduction_buffer, cluster: how partial results are exchanged in a CTA and a cluster; exchange: in global
     memory. Of softmax(S) @ V: tile: its blocks. ring: stages of shared memory. scores, values, grad: swizzled tiles
     there. ldmatrix, pairs, lines: scores on their way to registers. registers: one thread's, up to the operand.
-    fragments, first_product, second_product: A, B and C of the instructions. exchange: before the store.
+    fragments, first_product, second_product: A, B and C of the instructions. exchange: before the store. Of the
+    gradient of topk_softmax, spread: the k gradients of a row in shared memory.
     thread: `thread` (by default one at the end of a group) followed through all of them. What a Plan does not use is
     left out. Raises ValueError for a thread that the CTA lacks; of softmax(S) @ V they count within a warpgroup.
     """

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-ITEM_SIZE = {"bf16": 2, "fp16": 2, "fp32": 4, "bool": 1, "int64": 8}  # bytes
+ITEM_SIZE = {"bf16": 2, "fp16": 2, "fp32": 4, "bool": 1, "int32": 4, "int64": 8}  # bytes
 FLOATS = ("bf16", "fp16", "fp32")  # of what is reduced; the others are of masks and indices
 MOST_ELEMENTS = (1 << 60) - 1  # of a tensor: their bytes are counted in 64 bits
 ALIGNMENT = 16  # bytes: the widest access; what an address is worth knowing modulo

@@ -16,11 +16,20 @@ from ..plan.base import ClassBase
 from ..plan.matmul_backward import MatmulBackwardClass, MatmulDeltaClass
 from ..plan.matmul_class import MatmulClass
 from ..plan.rescale import RescaleClass
+from ..plan.topk import TopkClass
 
 ENVIRONMENT = "CUTE_SOFTMAX_RECORD"
 KINDS = {
     kind.__name__: kind
-    for kind in (RowClass, PanelClass, MatmulClass, MatmulBackwardClass, MatmulDeltaClass, RescaleClass)
+    for kind in (
+        RowClass,
+        PanelClass,
+        MatmulClass,
+        MatmulBackwardClass,
+        MatmulDeltaClass,
+        RescaleClass,
+        TopkClass,
+    )
 }
 
 

@@ -15,7 +15,7 @@ from .index import select
 from .reduce import tree
 
 DTYPES = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16, "fp32": cutlass.Float32}
-DTYPES |= {"bool": cutlass.Uint8, "int64": cutlass.Int64}  # as torch stores them
+DTYPES |= {"bool": cutlass.Uint8, "int32": cutlass.Int32, "int64": cutlass.Int64}  # as torch stores them
 PACKED_MAX = {
     cutlass.BFloat16: "max.NaN.bf16x2 {$w0}, {$r0}, {$r1};",
     cutlass.Float16: "max.NaN.f16x2 {$w0}, {$r0}, {$r1};",

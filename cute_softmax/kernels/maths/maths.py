@@ -124,7 +124,7 @@ class Softmax(RowMath):
             self.kept(x, k, seen, self.exponentials(part, ref), kept) for k, part in enumerate(parts)
         )
         total = tree(operator.add, itertools.chain.from_iterable(exponentials))
-        (total,) = SUM.lanes((total,), width)
+        (total,) = self.whole.total.lanes((total,), width)
         return ((seen, total) if self.online else (total,)), kept
 
     def by_parts(self, x: Fragment, width: int) -> tuple:

@@ -1,0 +1,132 @@
+"""What parts of rows add up to: statistics that merge, for logits that come chunk by chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import NamedTuple
+
+import torch
+
+from ..dispatch.common.arguments import check_tensor, float_dtype, given_dims
+from ..dispatch.common.spec import number
+from ..dispatch.heads.calls import Rows, serve
+
+
+class Statistics(NamedTuple):
+    """The state of rows, or of parts of them, as the kernels' own threads, warps and CTAs merge theirs.
+
+    Attributes:
+        max: The largest element; -inf of a part that has none.
+        sum: The sum of `exp(x - max)`; 0 of a part with nothing but -inf.
+        weighted: The sum of `exp(x - max) * (x - max)`; None where it was not asked for.
+    """
+
+    max: torch.Tensor
+    sum: torch.Tensor
+    weighted: torch.Tensor | None = None
+
+    @property
+    def logsumexp(self) -> torch.Tensor:
+        """The logarithm of the sum of exponentials."""
+        return self.max + self.sum.log()
+
+    @property
+    def entropy(self) -> torch.Tensor:
+        """The entropy of the softmax in nats. Raises ValueError where `weighted` was not asked for."""
+        if self.weighted is None:
+            raise ValueError("an entropy needs weighted sums: ask for them with weighted=True")
+        return self.sum.log() - self.weighted / self.sum
+
+
+def partial_statistics(
+    logits: torch.Tensor,
+    dim: int | Sequence[int] = -1,
+    *,
+    scale: float = 1.0,
+    weighted: bool = False,
+) -> Statistics:
+    """The statistics of parts of rows, in one read of the logits.
+
+    For losses that form logits a chunk of the vocabulary at a time, so that no more than a chunk is ever there: what
+    `merge_statistics` makes of the chunks' numbers is what whole rows have. Differentiable; to gradients the maximum is
+    a constant, which changes nothing that does not depend on how rows were cut. CPU tensors, and float64 ones on any
+    device, are computed by torch's operations.
+
+    Args:
+        logits: A dense floating-point tensor of any shape and strides; of a part without elements the statistics are
+            those that change nothing.
+        dim: The dimension or dimensions along which it is a part of rows.
+        scale: A number that the logits are multiplied by, 1 / temperature.
+        weighted: Whether weighted sums, which entropies are made of, are wanted, too.
+
+    Returns:
+        Tensors without the reduced dimensions, in float32 (float64 of float64 logits).
+
+    Raises:
+        TypeError: For what is not a dense, real floating-point tensor, and a scale that is no number.
+        IndexError: For a dimension out of range.
+        ValueError: For a repeated dimension or none.
+        NotPlanned: As for `softmax`.
+
+    Examples:
+        >>> import torch, cute_softmax
+        >>> x = torch.randn(4, 1000)
+        >>> parts = [cute_softmax.partial_statistics(chunk) for chunk in x.split(300, -1)]
+        >>> whole = cute_softmax.merge_statistics(parts)
+        >>> torch.allclose(whole.logsumexp, torch.logsumexp(x, -1))
+        True
+    """
+    check_tensor("logits", logits, "partial_statistics")
+    float_dtype(logits, None, "partial_statistics")
+    dims, scale = given_dims(dim, logits), number("scale", scale)
+    rows = logits if logits.dim() else logits.unsqueeze(0)
+    _, top, log, entropy = serve(rows, None, Rows(dims, scale, weighted))
+    top, log = top.squeeze(dims), log.squeeze(dims)
+    total = log.exp()
+    top = torch.where(log == -torch.inf, -torch.inf, top.detach())
+    if not weighted:
+        return Statistics(top, total)
+    # Of a part that has nothing the logarithm is infinite, and the sum 0.
+    mean = torch.where(log == -torch.inf, 0.0, log) - entropy.squeeze(dims)
+    return Statistics(top, total, torch.where(log == -torch.inf, 0.0, mean) * total)
+
+
+def merge_statistics(parts: Sequence[Statistics]) -> Statistics:
+    """The statistics of rows from those of their parts, merged as the kernels merge those of threads.
+
+    Parts are added in the order that they are given in, so that the same parts give the same bits. A part that has seen
+    nothing but -inf changes nothing; NaN in one makes its row NaN. Differentiable.
+
+    Args:
+        parts: Of `partial_statistics`, all with tensors of one shape; all with weighted sums, or the result has none.
+
+    Returns:
+        The statistics of whole rows, which may be parts of longer ones.
+
+    Raises:
+        ValueError: For no part at all, and for parts of different shapes.
+    """
+    if not parts:
+        raise ValueError("parts is empty: there must be one to begin with")
+    if len({tuple(part.max.shape) for part in parts}) > 1:
+        raise ValueError(
+            f"parts have shapes {[tuple(part.max.shape) for part in parts]}: they are of the same rows"
+        )
+    tops = torch.stack([part.max for part in parts]).detach()
+    top = tops.amax(0)
+    # The difference of equal infinities would be NaN.
+    fallen = torch.where(tops == top, 0.0, tops - top)
+    factors = fallen.exp()
+
+    def in_order(numbers: torch.Tensor) -> torch.Tensor:
+        return reduce(torch.add, numbers.unbind(0))
+
+    sums = torch.stack([part.sum for part in parts])
+    total = in_order(sums * factors)
+    if any(part.weighted is None for part in parts):
+        return Statistics(top, total)
+    # What has fallen without end weighs nothing.
+    fallen = torch.where(factors == 0, 0.0, fallen)
+    weighted = torch.stack([part.weighted for part in parts])
+    return Statistics(top, total, in_order((weighted + sums * fallen) * factors))

@@ -1,0 +1,1 @@
+"""The largest elements of short rows, and what they give back."""

@@ -1,0 +1,182 @@
+"""The k largest of a row's elements, in order: keys that hold an element and its index, sorted in a lane and between
+lanes.
+
+Keys are integers that compare as the elements do, NaN above all, and of equal elements the one of the lower index as
+the larger: no two are equal, and a key says all that there is to know. Of 16 bits a key takes 32, of a float32 it takes
+64, which are compared and moved in three times as many instructions. So there are rough keys of a float32, too, in 32
+bits, in which an index takes the place of its last bits: as long as no two that follow each other differ in the index
+alone, their order is right. All but the methods of `Keys` holds for plain integers, too, and for arrays of them.
+
+A lane sorts its elements in blocks and merges these, keeping the largest ones; then the largest of the lanes' first
+ones is taken k times, and the lane that had it moves up. Sources of the networks: Batcher, "Sorting networks and their
+applications", 1968.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32, Int64, Numeric
+
+from ..common.copy import unpack, vector_of
+from ..common.index import select
+
+CODE = (
+    1023  # less an index: larger for lower ones, and in fewer bits than a 16-bit element leaves of a float32
+)
+Exchange = Callable[[Numeric, Numeric], tuple[Numeric, Numeric]]
+
+
+def ordered(bits: Int32, kept: int) -> Int32:
+    """The bits of a float as an integer that compares as it does, and such an integer's bits: its own inverse.
+
+    kept: a mask of the bits but the sign.
+    """
+    return bits ^ ((bits >> 31) & kept)
+
+
+def exchange(a: Numeric, b: Numeric) -> tuple[Numeric, Numeric]:
+    """(the larger, the smaller)."""
+    if isinstance(a, Int32):
+        return cutlass.max(a, b), cutlass.min(a, b)
+    below = a < b  # of 64 bits two instructions: not twice
+    return select(below, b, a), select(below, a, b)
+
+
+def comparators(count: int) -> Iterator[tuple[int, int]]:
+    """Pairs of places, a power of two of them, that sort when the larger goes to the first of each: odd-even merges."""
+    half = 1
+    while half < count:
+        step = half
+        while step:
+            for start in range(step % half, count - step, 2 * step):
+                for i in range(start, min(start + step, count - step)):
+                    if i // (2 * half) == (i + step) // (2 * half):
+                        yield i, i + step
+            step //= 2
+        half *= 2
+
+
+def sort(keys: list, pairs: Iterable[tuple[int, int]], exchange: Exchange = exchange) -> None:
+    """Exchange the keys of pairs of places, the larger to the first."""
+    for i, j in pairs:
+        keys[i], keys[j] = exchange(keys[i], keys[j])
+
+
+def bitonic(count: int) -> Iterator[tuple[int, int]]:
+    """Pairs of places that sort what rises and falls, or falls and rises, once."""
+    step = count // 2
+    while step:
+        for i in range(count):
+            if not i & step:
+                yield i, i + step
+        step //= 2
+
+
+def largest(keys: Iterator, count: int, length: int, exchange: Exchange = exchange) -> list:
+    """The `length` largest of so many keys, the largest first; both are powers of two. Keys are taken a block at a
+    time, so that no more than three blocks are held."""
+    found = None
+    for _ in range(0, count, length):
+        block = [next(keys) for _ in range(length)]
+        sort(block, comparators(length), exchange)
+        if found is None:
+            found = block
+        else:
+            # One list falls, the other, from its end, rises: the larger of each pair are the largest of all.
+            found = [exchange(a, b)[0] for a, b in zip(found, reversed(block), strict=True)]
+            sort(found, bitonic(length), exchange)
+    return found
+
+
+def key_of(number: Numeric, code: Numeric, last: int, rough: bool) -> Numeric:
+    """The key of an `ordered` number whose index has a code, at most `last`, which is a power of two less one. Rough:
+    the code takes the place of the number's last bits."""
+    return (number & ~last if rough else number) + code
+
+
+def alike(a: Numeric, b: Numeric, last: int) -> Boolean:
+    """Whether two rough keys differ in their codes alone, so that their order says nothing."""
+    return ((a ^ b) & ~last) == 0
+
+
+class Keys:
+    """Keys of the elements of one dtype in rows of `capacity` elements, a power of two.
+
+    An index is coded as what it lacks to the last one: larger for lower ones, and in fewer bits than a 16-bit element
+    leaves of 32.
+    """
+
+    def __init__(self, dtype: type, capacity: int, rough: bool = False):
+        self.dtype, self.last, self.rough = dtype, capacity - 1, rough
+        self.full = dtype.width == 32
+        self.wide = self.full and not rough
+        # The bits of an element but its sign, as they lie in a float32 or in the upper half of a word.
+        self.kept = 0x7FFFFFFF if self.full else 0x7FFF0000
+        self.lowest = (Int64 if self.wide else Int32)(-(1 << (63 if self.wide else 31)))  # below all keys
+
+    def lane_keys(self, held: cute.Tensor, columns: list[int], first: Int32) -> Iterator:
+        """The keys of a lane's elements.
+
+        columns: of each element relative to `first`, the column of the lane's own first one.
+        """
+        code = Int32(self.last) - first
+        for bits, column in zip(self.bits(held), columns, strict=True):
+            number = ordered(bits, self.kept)
+            yield key_of(Int64(number) << 32 if self.wide else number, code - column, self.last, self.rough)
+
+    def bits(self, held: cute.Tensor) -> Iterator[Int32]:
+        """The bits of elements, 16-bit ones in the upper half of a word. -0 becomes 0, and all NaN one, which is
+        positive."""
+        if self.full:
+            for j in range(cute.size(held)):
+                yield normal(held[j]).bitcast(Int32)
+            return
+        words = cute.recast_tensor(held, Int32)
+        for j in range(cute.size(words)):
+            word = packed_normal(words[j], self.dtype)
+            yield word << 16
+            yield word & Int32(-65536)
+
+    def element(self, key: Numeric) -> Float32:
+        """The element of a key that is not rough."""
+        if self.wide:
+            return ordered(Int32(key >> 32), self.kept).bitcast(Float32)
+        word = ordered(key, self.kept)
+        return unpack(vector_of([word.bitcast(cutlass.Uint32)], self.dtype))[1]
+
+    def index(self, key: Numeric) -> Int32:
+        """The index of a key."""
+        return Int32(self.last) - (Int32(key) & Int32(self.last))
+
+    def largest_of_lanes(self, key: Numeric, width: int) -> Numeric:
+        """The largest key of `width` neighbouring lanes, in all of them."""
+        if width < 32:
+            return cute.arch.warp_reduction(key, lambda a, b: exchange(a, b)[0], threads_in_group=width)
+        if not self.wide:
+            return cute.arch.warp_redux_sync(key, "max")
+        # The upper halves first: where they are not the largest nothing is to be found in the lower ones.
+        upper = cute.arch.warp_redux_sync(Int32(key >> 32), "max")
+        code = Int32(key) & Int32(self.last)
+        code = cute.arch.warp_redux_sync(select(Int32(key >> 32) == upper, code, Int32(0)), "max")
+        return (Int64(upper) << 32) + code
+
+
+def normal(x: Float32) -> Float32:
+    """x, but 0 for -0 and the canonical NaN for any."""
+    return cute.arch.inline_ptx(
+        "add.rn.f32 {$w0}, {$r0}, 0f00000000;", write_only_types=[Float32], read_only_args=[x]
+    )
+
+
+def packed_normal(word: Int32, dtype: type) -> Int32:
+    """`normal` of both halves."""
+    name, one = ("bf16x2", "0x3F803F80") if dtype is cutlass.BFloat16 else ("f16x2", "0x3C003C00")
+    return cute.arch.inline_ptx(
+        f"{{.reg .b32 one, zero; mov.b32 one, {one}; mov.b32 zero, 0; "
+        f"fma.rn.{name} {{$w0}}, {{$r0}}, one, zero;}}",
+        write_only_types=[Int32],
+        read_only_args=[word],
+    )

@@ -1,0 +1,313 @@
+"""The `topk` movement: the largest of a short row with their probabilities, and the gradient of that.
+
+A row of at most 1,024 elements is read once by some lanes of a warp, so that nothing but shuffles joins its parts.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from layouts.algebra import Layout
+
+from .base import ClassBase, PlanBase
+from .hardware import Device
+from .maths import CACHE_LINE, WARP, NotPlanned, check_counts
+from .problem import ALIGNMENT, ITEM_SIZE, Operand, check_float
+
+MOST_COLUMNS = 1024
+LEAST_COLUMNS = 8  # of a class: shorter rows have the room of so many
+THREADS = 128
+# Elements of a lane: as many as a 16-byte load of 16 bits brings, so that most lanes work at a row. Longer rows than a
+# warp holds in this way have more.
+FEW = 8
+# With so many warps for each multiprocessor even then, a lane takes more elements: a comparison in a lane costs two
+# instructions for the elements of 32 rows, one between lanes as many and two shuffles. Counted in compiled code (256
+# elements of bfloat16, k = 8): 280 instructions of a warp for a row of 32 lanes, 145 for one of 4; one after another
+# about 500 and 2,000 cycles, which is even where a multiprocessor has about two warps of the latter. Not measured.
+# 128 bytes: 64 elements of 16 bits, and of float32 as many registers.
+MANY, WARPS = CACHE_LINE, 2
+PAIR = 2  # lanes that read one sector of 32 bytes: as many as a row has at the least
+# Lists are that long: two and eight are what routers choose, and each length is a class of its own.
+LISTS = (2, 8, 32)
+
+
+@dataclass(frozen=True)
+class TopkClass(ClassBase):
+    """What is compiled for the `topk` movement.
+
+    Attributes:
+        math: "topk_softmax", or "topk_softmax_backward".
+        architecture: What it is compiled for.
+        dtypes: Of the row and of the k values; of the gradient: of what it is computed from (the row, or the k values
+            where those are renormalized), of the k gradients, and of the result.
+        index: The dtype of the k indices.
+        vector: Elements of one access to the row.
+        vectors: Vectors of a lane.
+        threads_per_row: Lanes that share a row.
+        length: Of the sorted list that a lane keeps of its largest elements; 0 in the gradient, which selects nothing.
+        slots: Results that a lane holds at the end: slot s of lane l is number `s * threads_per_row + l`.
+        renormalize: Whether probabilities are those of the k elements among themselves.
+        movement: How data reaches the threads.
+        threads: Threads of a CTA.
+        min_blocks: CTAs that a multiprocessor must have room for; 0: as many as there is.
+        cluster_n: CTAs of a cluster.
+    """
+
+    movement: ClassVar[str] = "topk"
+    threads: ClassVar[int] = THREADS
+    min_blocks: ClassVar[int] = 0
+    cluster_n: ClassVar[int] = 1
+
+    math: str
+    architecture: str
+    dtypes: tuple[str, ...]
+    index: str
+    vector: int
+    vectors: int
+    threads_per_row: int
+    length: int
+    slots: int
+    renormalize: bool
+
+    @property
+    def forward(self) -> bool:
+        """Whether elements are selected, and no gradient is made."""
+        return self.math == "topk_softmax"
+
+    @property
+    def elements(self) -> int:
+        """Elements of a row that a lane has."""
+        return self.vector * self.vectors
+
+    @property
+    def rough(self) -> bool:
+        """Whether float32 elements are compared without their last bits first, and by all bits where that leaves a
+        doubt: for lanes that sort many."""
+        return self.forward and self.dtypes[0] == "fp32" and self.elements > FEW and self.threads_per_row > 1
+
+    @property
+    def precise(self) -> bool:
+        """Whether the result is worth a float32's rounding."""
+        return self.dtypes[-1] == "fp32"
+
+    @property
+    def rows(self) -> int:
+        """Rows of a CTA."""
+        return THREADS // self.threads_per_row
+
+    @property
+    def capacity(self) -> int:
+        """The longest row, in elements."""
+        return self.threads_per_row * self.elements
+
+    @property
+    def most(self) -> int:
+        """The most elements that can be chosen: what lanes hold, of what their lists have."""
+        held = self.slots * self.threads_per_row
+        return held if self.length == self.elements else min(held, self.length)
+
+    @property
+    def tiler(self) -> tuple[int, int]:
+        """(rows, columns) of a CTA's tile."""
+        return self.rows, self.capacity
+
+    # Named layouts: the kernel builds its cute layouts from these values and the diagrams draw them.
+
+    @property
+    def tv(self) -> Layout:
+        """(thread, value) -> index in the CTA's tile (rows fastest): threads run along the row first, a value is
+        (element of the vector, vector)."""
+        T, R, V, K = self.threads_per_row, self.rows, self.vector, self.vectors
+        return Layout(((T, R), (V, K)), ((V * R, 1), (R, T * V * R)))
+
+    @property
+    def spread(self) -> Layout:
+        """(row, column) of the tile -> float32 in shared memory, where the k gradients of a row find its lanes."""
+        return Layout.ordered(self.tiler, (1, 0))
+
+    @property
+    def shared_memory(self) -> int:
+        """Bytes of shared memory of a CTA."""
+        return 0 if self.forward else 4 * math.prod(self.tiler)
+
+    @property
+    def signature(self) -> str:
+        """A letter for each argument of what is compiled: rows, columns, k, CTAs; then addresses in bytes, each with
+        its strides in elements."""
+        return "iiii" + ("llll" if self.forward else "lllllll")
+
+    @property
+    def name(self) -> str:
+        """A readable name, unique among classes of one math, dtypes and architecture."""
+        parts = [f"{self.threads_per_row}x{self.vectors}x{self.vector}"]
+        if self.forward:
+            parts.append(f"list{self.length}_slots{self.slots}")
+        if self.renormalize:
+            parts.append("renormalize")
+        return "_".join([*parts, self.index])
+
+
+@dataclass(frozen=True)
+class TopkPlan(PlanBase):
+    """How one launch runs: rows of `columns` elements, of each of which `k` are chosen.
+
+    Attributes:
+        kernel: What is compiled.
+        rows: How many rows there are.
+        columns: Elements of a row.
+        k: How many are chosen.
+        ctas: CTAs of the grid.
+        operand_strides: In elements: of the row's tensor from row to row; the k values and indices are contiguous. In
+            the gradient: of what it is computed from, from row to row, of the k gradients in rows and columns; indices
+            and result are contiguous.
+        scratch: Bytes of zeroed memory that a launch needs besides its operands.
+    """
+
+    kernel: TopkClass
+    rows: int
+    columns: int
+    k: int
+    ctas: int
+    operand_strides: tuple[tuple[int, ...], ...]
+
+    scratch: ClassVar[int] = 0
+
+    @property
+    def arguments(self) -> tuple[int, ...]:
+        """The ints that the compiled function takes between the stream and the operands."""
+        return self.rows, self.columns, self.k, self.ctas
+
+    def explain(self) -> str:
+        """The plan as a person would want to read it."""
+        c = self.kernel
+        what = "softmax and its largest" if c.forward else "the gradient of softmax and its largest"
+        among = ", renormalized" if c.renormalize else ""
+        share = "a lane" if c.threads_per_row == 1 else f"{c.threads_per_row} lanes"
+        lines = [
+            f"{what} {self.k} of {self.rows} rows of {self.columns}{among}, {' -> '.join(dict.fromkeys(c.dtypes))}, "
+            f"{c.index}, for {c.architecture}",
+            f"  movement   topk: class {c.name}",
+            f"  tile       {c.rows} rows a CTA of {c.threads} threads; {share} a row, {c.vectors} vectors of "
+            f"{c.vector} elements each",
+        ]
+        if c.forward:
+            lines += [
+                f"  selects    each lane sorts what it has and keeps {c.length}; the largest of the lanes' first is "
+                f"taken {self.k} times" + (", without a lane to ask" if c.threads_per_row == 1 else ""),
+                "  ties       to the lowest index; NaN is larger than any number",
+            ]
+        else:
+            read = "the k probabilities" if c.renormalize else "the row, once,"
+            lines.append(f"  reads      {read} and the k gradients, which meet in shared memory")
+        lines.append(f"  grid       {self.ctas} CTAs; {c.shared_memory} bytes of shared memory a CTA")
+        return "\n".join(lines)
+
+
+def plan_topk(
+    rows: int,
+    columns: int,
+    k: int,
+    operand: Operand,
+    values: str,
+    device: Device,
+    *,
+    index: str = "int64",
+    renormalize: bool = False,
+) -> TopkPlan:
+    """The plan of the k largest of each row with their probabilities.
+
+    operand: the matrix (rows, columns), whose columns are contiguous; values: dtype of the probabilities.
+    Raises NotPlanned for rows longer than `MOST_COLUMNS`, and for more rows than 32 bits count.
+    """
+    vector = _vector(columns, operand, rows)
+    lanes = _lanes(rows, columns, k, ITEM_SIZE[operand.dtype], device)
+    elements = _capacity(columns) // lanes
+    length = min(next((n for n in LISTS if n >= k), elements), elements)
+    c = TopkClass(
+        math="topk_softmax",
+        architecture=device.architecture.name,
+        dtypes=(operand.dtype, values),
+        index=index,
+        vector=min(vector, elements),
+        vectors=elements // min(vector, elements),
+        threads_per_row=lanes,
+        length=length,
+        slots=_power(math.ceil(k / lanes)),
+        renormalize=renormalize,
+    )
+    return _planned(c, rows, columns, k, ((operand.strides[0],), (), ()))
+
+
+def plan_topk_backward(
+    rows: int,
+    columns: int,
+    k: int,
+    source: Operand,
+    grad: Operand,
+    result: str,
+    device: Device,
+    *,
+    index: str = "int64",
+    renormalize: bool = False,
+) -> TopkPlan:
+    """The plan of the gradient of the row from those of the k values.
+
+    source: the matrix of logits (rows, columns), or with `renormalize` of the k values; grad: of the k gradients;
+    result: dtype of the gradient.
+    Raises NotPlanned as `plan_topk`.
+    """
+    check_float(result)
+    written = Operand(result, (columns, 1))
+    vector = _vector(columns, written, rows)
+    if not renormalize:
+        vector = min(vector, _vector(columns, source, rows))
+    lanes = min(WARP, _capacity(columns) // FEW)
+    elements = _capacity(columns) // lanes
+    c = TopkClass(
+        math="topk_softmax_backward",
+        architecture=device.architecture.name,
+        dtypes=(source.dtype, grad.dtype, result),
+        index=index,
+        vector=min(vector, elements),
+        vectors=elements // min(vector, elements),
+        threads_per_row=lanes,
+        length=0,
+        slots=0,
+        renormalize=renormalize,
+    )
+    return _planned(c, rows, columns, k, ((source.strides[0],), grad.strides, (), ()))
+
+
+def _planned(c: TopkClass, rows: int, columns: int, k: int, strides: tuple[tuple[int, ...], ...]) -> TopkPlan:
+    check_counts({"rows": rows})
+    return TopkPlan(c, rows, columns, k, math.ceil(rows / c.rows), strides)
+
+
+def _capacity(columns: int) -> int:
+    """The room that a row gets, a power of two. Raises NotPlanned for what a warp does not hold."""
+    if columns > MOST_COLUMNS:
+        raise NotPlanned(f"rows of {columns} elements: the largest are selected of at most {MOST_COLUMNS}")
+    return max(_power(columns), LEAST_COLUMNS)
+
+
+def _lanes(rows: int, columns: int, k: int, itemsize: int, device: Device) -> int:
+    """Lanes that share a row. Lists longer than a router's grow faster than what fewer lanes spare."""
+    capacity = _capacity(columns)
+    many = max(capacity * itemsize // MANY, min(PAIR, capacity // FEW))
+    if k <= FEW and rows * many >= device.multiprocessors * WARPS * WARP:
+        return many
+    return min(WARP, capacity // FEW)
+
+
+def _vector(columns: int, operand: Operand, rows: int) -> int:
+    """The most elements, a power of two, in whose multiples all rows begin and end: at most 16 bytes."""
+    size = ITEM_SIZE[operand.dtype]
+    stride = operand.strides[0] if rows > 1 else 0
+    return math.gcd(ALIGNMENT // size, columns, stride, operand.offset)
+
+
+def _power(number: int) -> int:
+    """The next power of two."""
+    return 1 << (number - 1).bit_length()

@@ -1,0 +1,105 @@
+"""Probabilities to sample from, by the name and arguments that FlashInfer has for them."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from .api.softmax import softmax as _softmax
+from .dispatch.common.arguments import check_tensor
+from .plan import NotPlanned
+
+__all__ = ["softmax"]
+
+
+def softmax(
+    logits: torch.Tensor,
+    temperature: float | torch.Tensor | None = None,
+    enable_pdl: bool | None = None,
+    *,
+    greedy_at_zero: bool = False,
+) -> torch.Tensor:
+    """The probabilities of tokens at a temperature, `softmax(logits / temperature, -1)` in float32, as
+    `flashinfer.sampling.softmax`.
+
+    One read of the logits and one write of the probabilities. Rows sum to 1 within 2 units in the last place of 1 at
+    every temperature from 0.001 to 1,000: the temperature is a factor in the exponentials' own products, which are
+    rounded alike for all elements of a row. Differentiable, in the temperature as well.
+
+    Args:
+        logits: (..., N), a dense floating-point tensor.
+        temperature: A number, or a tensor with one for each row: (...), or (..., 1). None is 1.
+        enable_pdl: None or False. Kernels here do not begin before the one ahead of them has ended.
+        greedy_at_zero: A temperature of 0 means the largest logit alone (of equal ones the first; NaN is larger than
+            any): it has a probability of 1, all others 0. Where the temperature is a tensor that takes one more read of
+            the logits, and of the probabilities a read and two writes. Without it a number of 0 is refused, and a
+            tensor's gives a row of NaN, without a wait for the device.
+
+    Returns:
+        A tensor of the shape of the logits, float32 (float64 of float64 logits).
+
+    Raises:
+        TypeError: For logits that are not a dense, real floating-point tensor, and a temperature that is no number.
+        ValueError: For a number below 0, NaN, or 0 without `greedy_at_zero`; for a tensor of another shape or device.
+        NotPlanned: For `enable_pdl=True`, and as for `softmax`.
+
+    Examples:
+        >>> import torch
+        >>> from cute_softmax import sampling
+        >>> logits = torch.tensor([[1.0, 3.0, 2.0], [1.0, 3.0, 2.0]])
+        >>> sampling.softmax(logits, torch.tensor([1.0, 0.0]), greedy_at_zero=True)[1].tolist()
+        [0.0, 1.0, 0.0]
+    """
+    check_tensor("logits", logits, "sampling.softmax")
+    if not (logits.is_floating_point() and logits.dim()):
+        raise TypeError(
+            f"logits has dtype {logits.dtype} and {logits.dim()} dimensions: it needs floats, and a row of them"
+        )
+    if enable_pdl:
+        raise NotPlanned("enable_pdl: no kernel here begins before the one ahead of it has ended")
+    dtype = torch.float64 if logits.dtype is torch.float64 else torch.float32
+    if temperature is None:
+        return _softmax(logits, -1, dtype)
+    if isinstance(temperature, torch.Tensor):
+        return _of_rows(logits, _column(temperature, logits), dtype, greedy_at_zero)
+    if isinstance(temperature, bool) or not isinstance(temperature, (int, float)):
+        raise TypeError(f"temperature must be a number or a torch.Tensor, not {type(temperature).__name__}")
+    if math.isnan(temperature) or temperature < 0:
+        raise ValueError(f"temperature is {temperature}: it must be at least 0")
+    if temperature:
+        return _softmax(logits, -1, dtype, scale=1 / temperature)
+    if not greedy_at_zero:
+        raise ValueError("temperature is 0: with greedy_at_zero=True that is the largest logit alone")
+    best = logits.argmax(-1, keepdim=True)
+    return torch.zeros_like(logits, dtype=dtype).scatter(-1, best, 1.0)
+
+
+def _column(temperature: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    """One number for each row, (..., 1), in float32 or wider."""
+    rows = tuple(logits.shape[:-1])
+    shape = tuple(temperature.shape)
+    if temperature.is_complex() or temperature.dtype is torch.bool:
+        raise TypeError(f"temperature is {temperature.dtype}: it must be a number for each row")
+    if temperature.device != logits.device:
+        raise ValueError(f"temperature is on {temperature.device}, logits on {logits.device}")
+    if shape not in ((), rows, (*rows, 1)):
+        raise ValueError(
+            f"temperature has shape {shape}, logits {tuple(logits.shape)}: it has one number for each row, {rows}"
+        )
+    wide = torch.promote_types(temperature.dtype, torch.float32)
+    if logits.dtype is not torch.float64:
+        wide = torch.float32
+    column = temperature.to(wide)
+    return column.reshape((*rows, 1)) if shape else column.expand(*rows, 1)
+
+
+def _of_rows(
+    logits: torch.Tensor, column: torch.Tensor, dtype: torch.dtype, greedy_at_zero: bool
+) -> torch.Tensor:
+    if not greedy_at_zero:
+        return _softmax(logits, -1, dtype, scale=1 / column)
+    zero = column == 0
+    probabilities = _softmax(logits, -1, dtype, scale=1 / torch.where(zero, 1.0, column))
+    best = logits.argmax(-1, keepdim=True)
+    return probabilities.masked_fill(zero, 0.0).scatter_add(-1, best, zero.to(dtype))

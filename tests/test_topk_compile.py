@@ -1,0 +1,79 @@
+"""Compiled kernels of topk_softmax, read without a GPU: registers, stack, shared memory, accesses, layouts."""
+
+from collections.abc import Iterator
+
+import pytest
+from compiled import accesses, check_all, compile_and_read
+
+from cute_softmax.draw import drawn
+from cute_softmax.plan.hardware import ARCHITECTURES, Device
+from cute_softmax.plan.problem import Operand
+from cute_softmax.plan.topk import TopkClass, plan_topk, plan_topk_backward
+from layouts.trace import differences
+
+MANY = 1 << 20  # rows
+ITEM = {"bf16": 2, "fp16": 2, "fp32": 4}
+
+
+def classes(
+    architecture: str, columns: int, k: int, dtypes: tuple[str, str], stride: int | None = None, **options
+) -> Iterator[TopkClass]:
+    """Forward for few and for many rows, and backward."""
+    device, (source, values) = Device(ARCHITECTURES[architecture], 132, 60 << 20), dtypes
+    rows, few = Operand(source, (stride or columns, 1)), Operand(values, (k, 1))
+    for count in (4, MANY):
+        yield plan_topk(count, columns, k, rows, values, device, **options).kernel
+    read = few if options.get("renormalize") else rows
+    yield plan_topk_backward(4, columns, k, read, few, source, device, **options).kernel
+
+
+def check(c: TopkClass, folder, monkeypatch):
+    found = compile_and_read(c, folder, monkeypatch)
+    assert found.stack == 0 and found.local == 0, f"{found.stack} bytes of stack"
+    assert found.threads == (c.threads, 1, 1)
+    assert found.registers <= 128, f"{found.registers} registers"
+    assert found.shared == c.shared_memory, f"{found.shared} of {c.shared_memory}"
+    assert not differences(drawn(c), found.layouts)
+    assert found.layouts.keys() == drawn(c).keys()
+    moved, width = accesses(found.ptx), c.vector * ITEM[c.dtypes[0] if c.forward else c.dtypes[-1]]
+    if c.forward:
+        # Of rough keys the elements that are chosen are read again.
+        assert sum(n for a, n in moved.items() if "ld" in a) == c.vectors + c.slots * c.rough
+        assert moved[f"ld {width}"] == c.vectors + c.slots * (c.rough and width == 4)
+        # A lane takes the largest by one instruction in a whole warp, by shuffles in a part, by nothing alone.
+        assert ("redux.sync" in found.ptx) == (c.threads_per_row == 32)
+    else:
+        assert (
+            moved[f"st {width}"] == c.vectors and sum(n for a, n in moved.items() if "st" in a) == c.vectors
+        )
+        assert c.renormalize or moved[f"ld {width}"] >= c.vectors
+
+
+@pytest.mark.parametrize("renormalize", [False, True], ids=["whole", "renormalized"])
+@pytest.mark.parametrize("dtypes", [("bf16", "bf16"), ("bf16", "fp32"), ("fp32", "fp32")], ids="/".join)
+def test_routers(dtypes, renormalize, tmp_path, monkeypatch):
+    found = [
+        c
+        for columns, k in ((8, 2), (64, 8), (256, 8), (1024, 8))
+        for c in classes("sm_90a", columns, k, dtypes, renormalize=renormalize)
+    ]
+    check_all(found, lambda c: check(c, tmp_path, monkeypatch))
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_100a", "sm_120a"])
+def test_architectures(architecture, tmp_path, monkeypatch):
+    found = [c for dtype in ("fp16", "fp32") for c in classes(architecture, 256, 8, (dtype, dtype))]
+    check_all(found, lambda c: check(c, tmp_path, monkeypatch))
+
+
+@pytest.mark.parametrize(
+    ("columns", "k", "stride"),
+    [(63, 6, None), (60, 2, None), (1000, 32, 1002), (1023, 40, None), (1, 1, None)],
+)
+def test_odd_rows_and_long_lists(columns, k, stride, tmp_path, monkeypatch):
+    found = [
+        c
+        for dtype in ("bf16", "fp32")
+        for c in classes("sm_90a", columns, k, (dtype, dtype), stride, index="int32")
+    ]
+    check_all(found, lambda c: check(c, tmp_path, monkeypatch))
