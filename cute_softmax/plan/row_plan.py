@@ -46,6 +46,8 @@ class Plan(PlanBase):
     operand_strides: tuple[tuple[int, ...], ...]
     evict_last: bool
     table: str = ""
+    invariant: bool = False
+    laid_out: tuple[int, ...] = ()
 
     @property
     def kernel(self) -> RowClass:
@@ -119,6 +121,7 @@ class Plan(PlanBase):
             + ("before the diagonal read once" if c.prologue.causal else "read once")
             + (" and written once" if c.facts.outputs else ", one result written per row"),
             *([f"  table      {self.table}"] if self.table else []),
+            *self.bits,
         ]
         return "\n".join(lines)
 

@@ -132,6 +132,11 @@ class Near:
     """
 
     @staticmethod
+    def score(x: Float32) -> Float32:
+        """What an element stands for."""
+        return x
+
+    @staticmethod
     def difference(x: Float32, ref: Float32) -> Float32:
         """x - ref."""
         return x - ref
