@@ -20,12 +20,14 @@ if TYPE_CHECKING or find_spec("torch"):  # plans, layouts and diagrams work with
     from .api.reductions import amax, logsumexp, sum
     from .api.selective import entropy, selective_log_softmax
     from .api.softmax import log_softmax, log_softmax_backward, prepare, softmax, softmax_, softmax_backward
+    from .runtime.invariance import batch_invariant
 
 __all__ = [
     "NotPlanned",
     "accelerate",
     "accelerated",
     "amax",
+    "batch_invariant",
     "cross_entropy",
     "entropy",
     "explain",

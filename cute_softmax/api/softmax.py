@@ -35,6 +35,7 @@ from ..dispatch.softmax import calls
 from ..dispatch.softmax.forms import Form, form_of, record
 from ..plan import PanelPlan, Plan
 from ..runtime import launch
+from ..runtime.invariance import in_force, inside
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -125,7 +126,11 @@ def softmax(
         # launches.
         form = _softmaxes.latest
         if form is None or not (
-            form.dim is dim and form.dtype is dtype and form.online is online and form.matches(input)
+            form.dim is dim
+            and form.dtype is dtype
+            and form.online is online
+            and form.invariant is inside()
+            and form.matches(input)
         ):
             form = _softmaxes.find(input, dim, dtype, online, scores)
         if form is not None and forward_ad._current_level < 0:
@@ -234,7 +239,9 @@ def log_softmax(
     """
     if not (scores or out is not None or torch.compiler.is_compiling()):
         form = _log_softmaxes.latest
-        if form is None or not (form.dim is dim and form.dtype is dtype and form.matches(input)):
+        if form is None or not (
+            form.dim is dim and form.dtype is dtype and form.invariant is inside() and form.matches(input)
+        ):
             form = _log_softmaxes.find(input, dim, dtype, True, scores)
         if form is not None and forward_ad._current_level < 0:
             if form.requires_grad and torch.is_grad_enabled():
@@ -307,7 +314,7 @@ def softmax_backward(
         NotPlanned: As for `softmax`.
     """
     dims, input_dtype = checked_backward("softmax_backward", grad, output, dim, input_dtype)
-    return calls.gradient(grad, output, Spec(dims, input_dtype))
+    return calls.gradient(grad, output, Spec(dims, input_dtype, invariant=in_force()))
 
 
 def log_softmax_backward(
@@ -337,7 +344,7 @@ def log_softmax_backward(
         NotPlanned: As for `softmax`.
     """
     dims, input_dtype = checked_backward("log_softmax_backward", grad, output, dim, input_dtype)
-    return calls.gradient(grad, output, Spec(dims, input_dtype, log=True))
+    return calls.gradient(grad, output, Spec(dims, input_dtype, log=True, invariant=in_force()))
 
 
 class Prepared:
@@ -402,4 +409,5 @@ def prepare(
         )
     form = Form(input, dim, dtype, {}, *scores_of(input, dims, result_dtype, online=online))
     result = torch.empty_like(input, dtype=result_dtype)
-    return Prepared(launch.call_of("softmax", (input, result), dims, online, aligned=True).plan, form.run)
+    call = launch.call_of("softmax", (input, result), dims, online, aligned=True, invariant=form.invariant)
+    return Prepared(call.plan, form.run)
