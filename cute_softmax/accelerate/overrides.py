@@ -18,9 +18,7 @@ _OURS = str(Path(__file__).resolve().parent)
 def override_of(overload: str, key: str) -> str | None:
     """Where another package has registered what runs for `aten::<overload>` on a key of torch's dispatcher: a file and
     a line, as far as torch knows them. None where that is torch's own kernel, or ours."""
-    if not hasattr(
-        torch._C, "_dispatch_dump"
-    ):  # a private name: without it there is still torch.library's own list
+    if not tells_places():  # torch.library's own list tells no places, and has ours as well
         return "an unknown place" if _from_python(overload, key) else None
     # In force first, behind it what it replaced.
     found = re.findall(
@@ -32,6 +30,11 @@ def override_of(overload: str, key: str) -> str | None:
         return None
     compiled = not found[0].rpartition(":")[0].endswith(".py")
     return None if compiled and len(found) == 1 else found[0]
+
+
+def tells_places() -> bool:
+    """Whether torch says where kernels were registered: by a private name."""
+    return hasattr(torch._C, "_dispatch_dump")
 
 
 def _from_python(overload: str, key: str) -> bool:
