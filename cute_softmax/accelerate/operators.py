@@ -30,8 +30,8 @@ _launchers: dict[tuple, Callable[..., torch.Tensor] | str] = {}
 class Work:
     """One call as the kernels see it: a math over `dims` of `inputs` of one shape, with a result of `dtype`.
 
-    keepdim: None where the result has the inputs' shape; else whether a reduction keeps its dimensions. invariant: whether
-    the call is batch-invariant.
+    keepdim: None where the result has the inputs' shape; else whether a reduction keeps its dimensions. invariant:
+    whether the call is batch-invariant.
     """
 
     math: str

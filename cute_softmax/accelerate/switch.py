@@ -16,16 +16,15 @@ from functools import wraps
 import torch
 
 from . import losses, operators, originals
-from .overrides import override_of
+from .overrides import override_of, tells_places
 
 KEY = "CUDA"  # of torch's dispatcher
 _SERVED = ""  # the reason of a call that was served
 
-_changing = threading.Lock()  # of the five that follow, and of what torch calls
+_changing = threading.Lock()  # of the six that follow, and of what torch calls
 _library: torch.library.Library | None = None
-_overriding: torch.library.Library | None = (
-    None  # for what other packages have overridden, where that was asked for
-)
+_left: dict[str, str] = {}  # operators that others had overridden when ours were registered, and where
+_overriding: torch.library.Library | None = None  # in the place of these, where that is asked for
 _loss: Callable[..., torch.Tensor] | None = None  # torch's own, while ours stands in its place
 _open: list[Acceleration] = []  # for the whole program, or blocks; as often as it was entered
 _generation = 0  # calls of `restore`, which ends all of them
@@ -172,16 +171,17 @@ def _begin(one: Acceleration) -> None:
 
 def _settle() -> None:
     """Let torch call what those that are open ask for. Under `_changing`."""
-    global _library, _overriding, _loss, _at_start
+    global _library, _overriding, _left, _loss, _at_start
     anyway = any(one._override for one in _open)
     if _overriding is not None and not anyway:
         _overriding._destroy()
         _overriding = None
     if _open and _library is None:
         _at_start = _copy_of_counts()
-        _library = _registered(overridden=False)
-        if not anyway and (left := _overridden()):
-            told = ", ".join(f"{name} ({where})" for name, where in left.items())
+        _left = _overridden()
+        _library = _registered([name for name in _routes() if f"aten::{name}" not in _left])
+        if _left and not anyway:
+            told = ", ".join(f"{name} ({where})" for name, where in _left.items())
             warnings.warn(
                 f"another package has overridden {told}: left to it; accelerate(override=True) replaces it",
                 stacklevel=4,
@@ -190,7 +190,7 @@ def _settle() -> None:
         _library._destroy()
         _library = None
     if anyway and _overriding is None:
-        _overriding = _registered(overridden=True)
+        _overriding = _registered([name for name in _routes() if f"aten::{name}" in _left])
     functional, wanted = torch.nn.functional, any(one._cross_entropy for one in _open)
     if wanted and _loss is None:
         _loss = functional.cross_entropy
@@ -228,12 +228,11 @@ def _overridden() -> dict[str, str]:
     return {name: where for name, where in places.items() if where is not None}
 
 
-def _registered(overridden: bool) -> torch.library.Library:
-    """Our kernels in the place of torch's own or, with `overridden`, of other packages', until it is destroyed."""
-    taken = _overridden()
-    routes = {name: route for name, route in _routes().items() if (f"aten::{name}" in taken) == overridden}
+def _registered(overloads: list[str]) -> torch.library.Library:
+    """Our kernels in the place of those that there are, until it is destroyed."""
+    routes = _routes()
     # Before any is replaced, for one may call another. A build of torch without CUDA has not all of them.
-    found = {overload: originals.original(overload, KEY) for overload in routes}
+    found = {overload: originals.original(overload, KEY) for overload in overloads}
     library = torch.library.Library("aten", "IMPL")
     try:
         with warnings.catch_warnings():
@@ -283,5 +282,5 @@ def _report(start: Counter[tuple[str, str]]) -> Report:
         active=_library is not None,
         served={name: n for (name, why), n in sorted(calls.items()) if why == _SERVED},
         handed_on={key: n for key, n in sorted(calls.items()) if key[1] != _SERVED},
-        overridden=_overridden(),
+        overridden=_overridden() if tells_places() or _library is None else dict(_left),
     )

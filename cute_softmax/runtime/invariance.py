@@ -18,8 +18,8 @@ ENVIRONMENT = "CUTE_SOFTMAX_BATCH_INVARIANT"
 
 
 def from_environment() -> tuple[bool, int | None]:
-    """(whether the mode holds from the start, the block size of rows that ranks share): $CUTE_SOFTMAX_BATCH_INVARIANT is
-    0, 1, or a block size.
+    """(whether the mode holds from the start, the block size of rows that ranks share) by the environment: 0, 1, or a
+    block size.
 
     Raises ValueError for anything else.
     """
