@@ -166,6 +166,7 @@ def _begin(one: Acceleration) -> None:
         _settle()
     except BaseException:
         _open.remove(one)
+        _settle()
         raise
 
 
