@@ -18,6 +18,8 @@ import torch
 from test_states import FUNCTIONS, every, example, launches, recording
 
 import cute_softmax as c
+from benchmarks import providers
+from benchmarks.cases import INVARIANT, Case
 from cute_softmax.plan import NotPlanned
 from cute_softmax.plan.hardware import H200
 from cute_softmax.runtime import invariance, launch
@@ -381,3 +383,11 @@ def test_the_plan_of_a_launch_is_invariant(monkeypatch):
         work = launch.Work("softmax", (x, x), (1,), invariant=True)
     assert work.plan(H200).invariant and not launch.Work("softmax", (x, x), (1,)).plan(H200).invariant
     assert work.plan(H200).kernel != launch.Work("softmax", (x, x), (1,)).plan(H200).kernel
+
+
+@pytest.mark.parametrize("op", ["softmax", "log_softmax", "logsumexp"])
+def test_benchmarks_within_the_mode(op, launches):
+    for mode in ("", INVARIANT):
+        launches.clear()
+        getattr(providers.CuteSoftmax(), op)(Case(op, (4, 9000), mode=mode))(torch.randn(4, 9000))
+        assert [work.invariant for work in launches] == [mode == INVARIANT]
