@@ -76,9 +76,11 @@ def softmax(
     ATen, and so do float64 tensors on any device: where the input, the result, the bias or a tensor scale is float64.
 
     A NaN or +inf makes its row NaN, and so does a row of nothing but -inf, as in torch. The same call gives the same
-    bits every time. Differentiable, twice as well, in forward mode, and under `torch.func`. Forward saves only its
-    result for the backward, and mask and scale where they are given; for the gradient of a tensor scale the input, too.
-    Gradients go to the input, to the bias (summed to its shape) and to a tensor scale; masked elements have zero.
+    bits every time; within `batch_invariant` they are those of the row alone.
+
+    Differentiable, twice as well, in forward mode, and under `torch.func`. Forward saves only its result for the
+    backward, and mask and scale where they are given; for the gradient of a tensor scale the input, too. Gradients go
+    to the input, to the bias (summed to its shape) and to a tensor scale; masked elements have zero.
 
     Args:
         input: A dense real tensor of any shape and strides; integers need `dtype`. It is not changed.
@@ -212,7 +214,8 @@ def log_softmax(
     As for `softmax`, `x` is the input or scores made of it, and the same tensors run our kernels or go to ATen (those
     of the CPU, and float64 ones on any device). What a mask or the diagonal excludes is -inf and has a gradient of
     zero. With `empty_rows="zero"` (probabilities of zero) a row in which nothing counts is -inf throughout, with "nan"
-    NaN. A NaN or +inf makes its row NaN. Differentiable as `softmax` is.
+    NaN. A NaN or +inf makes its row NaN. Its bits are as those of `softmax`, and within `batch_invariant` those of
+    `selective_log_softmax`. Differentiable as `softmax` is.
 
     Args:
         input: A dense real tensor of any shape and strides; integers need `dtype`.

@@ -39,9 +39,6 @@ class ClassBase:
 class PlanBase:
     """A Plan: its class is `kernel`."""
 
-    invariant = False
-    laid_out: tuple[int, ...] = ()
-
     @property
     def bits(self) -> list[str]:
         """Lines of `explain` on what the bits of a row depend on."""

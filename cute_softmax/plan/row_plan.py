@@ -31,6 +31,8 @@ class Plan(PlanBase):
         operand_strides: Per operand, its stride in each of these dimensions, in elements.
         evict_last: Whether reads ask to be evicted from L2 last.
         table: The name and digest of the table that the configuration is of.
+        invariant: Whether the order of additions is that of all calls of this math, length, dtypes, GPU and table.
+        laid_out: Which operands of the call are copied to contiguous rows first, for such an order.
         scratch: Bytes of zeroed memory that a launch needs besides its operands.
     """
 

@@ -64,6 +64,9 @@ def batch_invariant(*, block_size: int | None = None) -> Iterator[None]:
             multiples the ranks' slices begin, so that any number of ranks gives the same bits. None: such calls raise
             ValueError.
 
+    Returns:
+        A context manager, which also decorates functions.
+
     Raises:
         TypeError: For a block size that is no int.
         ValueError: For one below 1.
