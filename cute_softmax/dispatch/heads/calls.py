@@ -207,13 +207,13 @@ def _fake(input, index, rows):
     return found, numbers, torch.empty_like(numbers), entropies
 
 
-_ROWS = "SymInt[] dim, float scale, bool entropies, bool invariant"
+_ROWS = "SymInt[] dim, float scale, bool entropies"
 _STATISTICS = ways_of(
     Statistics,
     Statistics.forward,
     operator_of(
         "statistics",
-        f"(Tensor input, Tensor? index, {_ROWS}) -> (Tensor, Tensor, Tensor, Tensor)",
+        f"(Tensor input, Tensor? index, {_ROWS}, bool invariant=False) -> (Tensor, Tensor, Tensor, Tensor)",
         Statistics,
         Rows,
         _fake,
@@ -226,7 +226,7 @@ _GRADIENT = Ways(
     operator_of(
         "statistics_backward",
         f"(Tensor input, Tensor? index, {_ROWS}, Tensor found, Tensor top, Tensor log, Tensor entropy, Tensor? grad, "
-        "Tensor? of_lse, Tensor? of_entropy) -> Tensor",
+        "Tensor? of_lse, Tensor? of_entropy, bool invariant=False) -> Tensor",
         Gradient,
         Rows,
         lambda input, *_: torch.empty_like(input),
