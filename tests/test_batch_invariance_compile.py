@@ -15,6 +15,8 @@ CASES = [
     ("logsumexp", 32000, "fp32", {"full": (32001, 1), "offset": 1}),
     ("selective", 32000, "bf16", {}),
     ("selective", ODD, "fp32", {}),
+    ("selective", 1 << 20, "bf16", {}),
+    ("logsumexp", 1 << 20, "bf16", {}),
     ("sum", MANY, "bf16", {}),
     ("softmax", MANY, "bf16", {}),
 ]
