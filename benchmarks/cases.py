@@ -168,7 +168,7 @@ DEPTH, AND_CAUSAL, TWO_STEPS = "D = ", ", causal", ", statistics first"
 FEW_ROWS = 64
 # Within `batch_invariant`: the shapes of few rows, and an odd vocabulary; more rows, whose results must not cost more.
 INVARIANT = "batch-invariant"
-_INVARIANT = (
+INVARIANT_SHAPES = (
     *((rows, columns) for columns in (32000, 50257, 128256, 151936) for rows in (1, 8, 64, 512)),
     (8, 1048576), (64, 1048576),
 )  # fmt: skip
@@ -321,7 +321,7 @@ SUITES: dict[str, Suite] = {
             tuple(
                 Case(op, shape, mode=mode)
                 for op in ("softmax", "log_softmax", "logsumexp")
-                for shape in _INVARIANT
+                for shape in INVARIANT_SHAPES
                 for mode in ("", INVARIANT)
             ),
             ("cute_softmax", "copy"),
