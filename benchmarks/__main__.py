@@ -4,6 +4,7 @@ python -m benchmarks --list
 python -m benchmarks --suite rows-forward rows-backward --save
 python -m benchmarks map   [SLICE...]
 python -m benchmarks tune  [JOB...] [--quick]
+python -m benchmarks bits  [--save]
 python -m benchmarks table  FILE... [--markdown]
 python -m benchmarks plot  [FILE...]
 python -m benchmarks check [FILE...]
@@ -20,7 +21,7 @@ from pathlib import Path
 from . import console, report, results
 from .cases import ITEM_BYTES, LADDER, PROVIDERS, SUITES, Suite, labels, parse_shape
 
-_COMMANDS = ("map", "tune", "table", "plot", "check")
+_COMMANDS = ("map", "tune", "bits", "table", "plot", "check")
 _EVERY = (*PROVIDERS, *LADDER)
 
 
@@ -42,7 +43,7 @@ def run_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description="Measures softmax providers on this machine's GPU. "
-        "Other commands: map, tune, table, plot, check (each with --help).",
+        "Other commands: map, tune, bits, table, plot, check (each with --help).",
     )
     parser.add_argument("--suite", nargs="+", metavar="NAME", help="suites to run, or all (see --list)")
     parser.add_argument("--dtype", choices=sorted(ITEM_BYTES), default="bf16", help="element type")
@@ -217,10 +218,10 @@ def check(argv: Sequence[str]) -> int:
 def main(argv: Sequence[str]) -> int:
     """The exit status of the command line `argv`."""
     if argv and argv[0] in _COMMANDS:
-        if argv[0] in ("map", "tune"):  # with all of torch
-            from . import map_run, tune
+        if argv[0] in ("map", "tune", "bits"):  # with all of torch
+            from . import bits, map_run, tune
 
-            return {"map": map_run, "tune": tune}[argv[0]].main(argv[1:])
+            return {"map": map_run, "tune": tune, "bits": bits}[argv[0]].main(argv[1:])
         command = {"table": table, "plot": plot_files, "check": check}[argv[0]]
         try:
             return command(argv[1:])

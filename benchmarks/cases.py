@@ -177,6 +177,12 @@ _EAGER = ("cute_softmax", "torch", "torch.compile", "liger", "quack")
 # Modes of softmax_matmul: columns of the values, and whether it is causal, or made of row statistics and a product.
 DEPTH, AND_CAUSAL, TWO_STEPS = "D = ", ", causal", ", statistics first"
 FEW_ROWS = 64
+# Within `batch_invariant`: the shapes of few rows, and an odd vocabulary; more rows, whose results must not cost more.
+INVARIANT = "batch-invariant"
+INVARIANT_SHAPES = (
+    *((rows, columns) for columns in (32000, 50257, 128256, 151936) for rows in (1, 8, 64, 512)),
+    (8, 1048576), (64, 1048576),
+)  # fmt: skip
 
 NO_GRAD, GRAD, FORWARD_BACKWARD = "no grad", "grad", "forward+backward"
 COLD_STORE, WARM_STORE, NEW_COLUMNS = "cold store", "warm store", "new N"
@@ -323,6 +329,18 @@ SUITES: dict[str, Suite] = {
             "softmax over few rows, forward",
             _cases("softmax", (1, 128256), (8, 151936), (64, 128256), (8, 1048576), (64, 1048576)),
             PROVIDERS,
+            kind="graph",
+        ),
+        Suite(
+            "batch-invariant",
+            "rows within batch_invariant and outside, forward",
+            tuple(
+                Case(op, shape, mode=mode)
+                for op in ("softmax", "log_softmax", "logsumexp")
+                for shape in INVARIANT_SHAPES
+                for mode in ("", INVARIANT)
+            ),
+            ("cute_softmax", "copy"),
             kind="graph",
         ),
         Suite(

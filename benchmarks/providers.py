@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from . import cudnn, losses, masked, routers, selective
-from .cases import AND_CAUSAL, FEW_ROWS, ITEM_BYTES, LADDER, STREAMS, TRANSPOSED, TWO_STEPS, Case
+from .cases import AND_CAUSAL, FEW_ROWS, INVARIANT, ITEM_BYTES, LADDER, STREAMS, TRANSPOSED, TWO_STEPS, Case
 from .gradients import Backward
 from .operations import DTYPES
 from .routers import Router
@@ -47,6 +47,15 @@ def _last_dim_only(case: Case) -> None:
         raise Refusal("takes the last dimension only")
 
 
+def _in_mode(case: Case, call: Call) -> Call:
+    """The call, or the same within `batch_invariant`."""
+    if case.mode != INVARIANT:
+        return call
+    import cute_softmax
+
+    return cute_softmax.batch_invariant()(call)
+
+
 class CuteSoftmax(Router):
     """This package."""
 
@@ -56,7 +65,7 @@ class CuteSoftmax(Router):
         dim = _one_or_several(case)
         if case.result != case.dtype:
             return lambda x: cute_softmax.softmax(x, dim, DTYPES[case.result])
-        return lambda x: cute_softmax.softmax(x, dim)
+        return _in_mode(case, lambda x: cute_softmax.softmax(x, dim))
 
     def softmax_backward(self, case: Case) -> Call:
         import cute_softmax
@@ -68,7 +77,7 @@ class CuteSoftmax(Router):
         import cute_softmax
 
         function, dim = getattr(cute_softmax, name), _one_or_several(case)
-        return lambda x: function(x, dim)
+        return _in_mode(case, lambda x: function(x, dim))
 
     def log_softmax(self, case: Case) -> Call:
         import cute_softmax
@@ -76,7 +85,7 @@ class CuteSoftmax(Router):
         dim = _one_or_several(case)
         if case.result != case.dtype:
             return lambda x: cute_softmax.log_softmax(x, dim, DTYPES[case.result])
-        return lambda x: cute_softmax.log_softmax(x, dim)
+        return _in_mode(case, lambda x: cute_softmax.log_softmax(x, dim))
 
     def log_softmax_backward(self, case: Case) -> Call:
         import cute_softmax

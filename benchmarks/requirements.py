@@ -9,8 +9,11 @@ from .cases import (
     AND_CAUSAL,
     CAUSAL,
     DEPTH,
+    FEW_ROWS,
     FORWARD_BACKWARD,
     GRAD,
+    INVARIANT,
+    INVARIANT_SHAPES,
     ITEM_BYTES,
     MASK,
     NO_GRAD,
@@ -100,6 +103,11 @@ def _over_unmasked(at: Cells, case: Case) -> float | None:
     return None if us is None or whole is None else us / whole
 
 
+def _over_plain(at: Cells, case: Case) -> float | None:
+    us, plain = _us(at, case), _us(at, replace(case, mode=""))
+    return None if us is None or plain is None else us / plain
+
+
 def _over_provider(provider: str, key: str) -> Callable[[Cells, Case], float | None]:
     def value(at: Cells, case: Case) -> float | None:
         ours, theirs = (at(case).get(name, {}).get(key) for name in (OURS, provider))
@@ -130,6 +138,7 @@ METRICS = {
         "time over QuACK's and a product's", _over_provider("quack", "us"), False, "{:.2f}".format
     ),
     "over_unmasked": Metric("time over its own without a mask", _over_unmasked, False, "{:.2f}".format),
+    "over_plain": Metric("time over its own outside the mode", _over_plain, False, "{:.2f}".format),
     "us": Metric("time", _us, False, format_time),
 }
 
@@ -140,6 +149,12 @@ _VOCABULARIES = tuple((2048, n) for n in VOCABULARIES)
 _FEW_ROWS_US = {
     (1, 128256): 2.8, (8, 151936): 3.5, (64, 128256): 7.0, (8, 1048576): 9.0, (64, 1048576): 70.0,
 }  # fmt: skip
+
+
+def _invariant(must: float | None, aim: float | None, shapes: tuple[tuple[int, ...], ...]) -> Requirement:
+    return Requirement(
+        "batch-invariant", "over_plain", must, aim, shapes, mode=INVARIANT, method="graph-warm"
+    )
 
 
 def _over_softmax_at(must: float, mode: str, shape: tuple[int, ...]) -> Requirement:
@@ -171,6 +186,10 @@ REQUIREMENTS = (
         Requirement("few-rows", "us", must=None, aim=us, shapes=(shape,), method="graph-warm")
         for shape, us in _FEW_ROWS_US.items()
     ),
+    # Few rows lose what their own configurations gain, many nothing; odd lengths are loaded by the element.
+    _invariant(1.5, 1.05, tuple(s for s in INVARIANT_SHAPES if s[0] < FEW_ROWS and not s[1] % 8)),
+    _invariant(1.05, 1.0, tuple(s for s in INVARIANT_SHAPES if s[0] >= FEW_ROWS and not s[1] % 8)),
+    _invariant(None, 1.5, tuple(s for s in INVARIANT_SHAPES if s[1] % 8)),
     Requirement("reductions", "vs_copy", must=0.90, aim=0.97, op="logsumexp", shapes=((32768, 50304),)),
     Requirement(
         "reductions", "over_softmax", must=1.0, op="logsumexp", shapes=((1, 151936),), method="graph-warm"

@@ -22,6 +22,7 @@ if TYPE_CHECKING or find_spec("torch"):  # plans, layouts and diagrams work with
     from .api.softmax import log_softmax, log_softmax_backward, prepare, softmax, softmax_, softmax_backward
     from .api.statistics import Statistics, merge_statistics, partial_statistics
     from .api.topk import plan_topk_softmax, topk_softmax
+    from .runtime.invariance import batch_invariant
 
 __all__ = [
     "NotPlanned",
@@ -29,6 +30,7 @@ __all__ = [
     "accelerate",
     "accelerated",
     "amax",
+    "batch_invariant",
     "cross_entropy",
     "entropy",
     "explain",

@@ -189,6 +189,82 @@ def functions(rank: int, world: int, cut: str, kernels: bool, columns: int = 48)
         )
 
 
+def invariant(rank: int, world: int, cut: str, kernels: bool, columns: int = 61, block: int = 4) -> None:
+    """Every function with `group` within `batch_invariant`: the bits of one rank that has all."""
+    import torch
+    import torch.distributed as dist
+
+    import cute_softmax as c
+
+    launched = installed(kernels)
+    generator = torch.Generator().manual_seed(3)
+    ends = [n * block for n in cuts("equal" if cut == "turned" else cut, -(-columns // block), world)]
+    place = world - 1 - rank if cut == "turned" else rank
+    here = slice(min(ends[place], columns), min(ends[place + 1], columns))
+    whole = 3 * torch.randn(5, columns, generator=generator)
+    whole[1, : columns // 2] = -math.inf
+    target = torch.randint(columns // 2, columns, (5,), generator=generator)
+    upstream, matrix = torch.randn(5, generator=generator), torch.randn(5, columns, generator=generator)
+    alone = [dist.new_group([r]) for r in range(world)][rank]
+
+    def both(function, results):
+        """(result, gradient) of this rank's slice of the rows, and of the whole rows."""
+        for part, group in ((here, dist.group.WORLD), (slice(0, columns), alone)):
+            x = whole[:, part].clone().requires_grad_()
+            shard = {"group": group, "vocab_start": part.start, "vocab_size": columns}
+            with c.batch_invariant(block_size=block):
+                y = function(x, shard)
+            grad = matrix[:, part] if results == "slices" else upstream
+            yield y.detach(), torch.autograd.grad(y, x, grad)[0]
+
+    for name, function, results in (
+        ("logsumexp", lambda x, s: c.logsumexp(x, -1, **s), "numbers"),
+        ("entropy", lambda x, s: c.entropy(x, **s), "numbers"),
+        ("selective", lambda x, s: c.selective_log_softmax(x, target, scale=0.5, **s), "numbers"),
+        (
+            "selective and entropy",
+            lambda x, s: torch.stack(c.selective_log_softmax(x, target, return_entropy=True, **s)).sum(0),
+            "numbers",
+        ),
+        ("cross_entropy", lambda x, s: c.cross_entropy(x, target, reduction="none", **s), "numbers"),
+        ("softmax", lambda x, s: c.softmax(x, **s), "slices"),
+        ("log_softmax", lambda x, s: c.log_softmax(x, scale=0.5, **s), "slices"),
+    ):
+        (y, d), (expected, e) = both(function, results)
+        expected = expected[:, here] if results == "slices" else expected
+        for found, other in ((y, expected), (d, e[:, here])):
+            same = torch.equal(found.view(torch.int32), other.contiguous().view(torch.int32))
+            assert same, (name, (found - other).abs().max())
+    assert launched is None or (launched and all(work.invariant for work in launched))
+
+
+def invariant_cuts(rank: int, world: int) -> None:
+    """Slices that do not begin at multiples of a block, and calls without a block size, raise on every rank."""
+    import pytest
+    import torch
+    import torch.distributed as dist
+
+    import cute_softmax as c
+
+    group = dist.group.WORLD
+    x = torch.zeros(3, 10)
+    for size, shard, words in (
+        (None, {}, "need batch_invariant"),
+        (4, {}, "begin and end at multiples"),
+        (5, {"vocab_start": 10 * rank + 1, "vocab_size": 10 * world + 1}, "begin and end at multiples"),
+        (5, {"vocab_start": 10 * rank}, "without vocab_size"),
+        (3, {"vocab_start": 0, "vocab_size": 100}, "begin and end at multiples"),
+    ):
+        with pytest.raises(ValueError, match=words), c.batch_invariant(block_size=size):
+            c.logsumexp(x, -1, group=group, **shard)
+    target = torch.zeros(3, dtype=torch.long)
+    with pytest.raises(NotImplementedError, match="label_smoothing"), c.batch_invariant(block_size=5):
+        c.cross_entropy(x, target, label_smoothing=0.1, vocab_size=10 * world, group=group)
+    with c.batch_invariant(block_size=5):
+        found = c.logsumexp(x, -1, group=group)
+    assert torch.allclose(found, torch.tensor(10.0 * world).log())
+
+
 def squares(y, target, reduction):
     import torch
 

@@ -21,6 +21,7 @@ from cute_softmax.dispatch.heads import loss
 from cute_softmax.dispatch.matmul import backward, kernels
 from cute_softmax.dispatch.topk import kernels as topk
 from cute_softmax.plan.hardware import H200
+from cute_softmax.plan.in_rows import rows_strides
 from cute_softmax.plan.problem import Operand
 from cute_softmax.runtime import launch
 
@@ -32,17 +33,22 @@ _CHOICE = topk._call.__wrapped__
 
 
 class Launches(list):
-    """What was launched: (math, prologue, numbers, shape, dims, dtypes, strides). refuse: no prologue is planned."""
+    """What was launched: (math, prologue, numbers, shape, dims, dtypes, strides, invariant). refuse: no prologue is
+    planned."""
 
     refuse = False
 
-    def call(self, name, device, shape, dims, operands, online, prologue, query, in_place):
+    def call(self, name, device, shape, dims, operands, online, prologue, query, in_place, invariant):
         """`launch._call`, whose function computes from memory what the kernel would."""
         if self.refuse and (prologue or name.startswith("selective")):
             return "refused"
-        found = _PLANNED(name, device, shape, dims, operands, online, prologue, query, in_place)
+        found = _PLANNED(name, device, shape, dims, operands, online, prologue, query, in_place, invariant)
         if isinstance(found, str):
             return found
+        operands = [
+            Operand(o.dtype, rows_strides(shape, dims, o.strides)) if i in found.plan.laid_out else o
+            for i, o in enumerate(operands)
+        ]
 
         def function(stream, *arguments):
             tensors = []
@@ -53,12 +59,12 @@ class Launches(list):
                 arguments[place] if as_int is int else float_of(arguments[place])
                 for place, as_int in found.numbers
             ]
-            self.launched(name, tensors, dims, prologue, numbers, query)
+            self.launched(name, tensors, dims, prologue, numbers, query, invariant)
 
         found.function = function
         return found
 
-    def launched(self, name, tensors, dims, prologue, numbers, query):
+    def launched(self, name, tensors, dims, prologue, numbers, query, invariant=False):
         self.append(
             SimpleNamespace(
                 math=name,
@@ -68,6 +74,7 @@ class Launches(list):
                 dims=dims,
                 dtypes=tuple(t.dtype for t in tensors),
                 strides=tuple(t.stride() for t in tensors),
+                invariant=invariant,
             )
         )
         outputs = (
@@ -108,7 +115,9 @@ class Launches(list):
             addresses = [arguments[place] for place in found.places]
             tensors = [at(a, s, o) for a, (s, o) in zip(addresses, given + results, strict=False)]
             known = at(addresses[-1], *dense(shape[:-1], "fp32")) if stats else None
-            self.append(SimpleNamespace(math="softmax_matmul", stats=stats, lse=lse))
+            self.append(
+                SimpleNamespace(math="softmax_matmul", stats=stats, lse=lse, invariant=spec.invariant)
+            )
             x, v, *extra = tensors[: len(tensors) - len(results)]
             x = scores_of(x, extra, mask, bias, spec.factor, spec.causal)
             sums = torch.logsumexp(x, -1) if known is None else known.double()
@@ -151,7 +160,7 @@ class Launches(list):
     def gradients(self, *form):
         """`matmul_backward._bound`, likewise: the first launch leaves what it reads to the second."""
         made = backward.bound(backward.planned(*form))
-        _, shape, shared, depth, operands, causal, scale, factor, zero = form
+        _, shape, shared, depth, operands, causal, scale, factor, zero, *invariant = form
         operands, left = dict(operands), {}
         shapes = dict.fromkeys(("scores", "dscores", "mask", "bias"), shape)
         shapes |= dict.fromkeys(("lse", "lse_grad"), shape[:-1])
@@ -172,7 +181,7 @@ class Launches(list):
 
         def second(stream, *arguments):
             t = left | tensors(made.second, arguments)
-            self.append(SimpleNamespace(math="softmax_matmul_backward"))
+            self.append(SimpleNamespace(math="softmax_matmul_backward", invariant=invariant == [True]))
             extra = [t[n] for n in ("mask", "bias") if n in t]
             x = scores_of(t["scores"], extra, *(operands.get(n) for n in ("mask", "bias")), scale, causal)
             p = torch.exp(x - t["lse"].double().nan_to_num(neginf=0.0).unsqueeze(-1))
@@ -314,7 +323,7 @@ def install(monkeypatch) -> Launches:
     monkeypatch.setattr(backward, "_bound", launches.gradients)
     monkeypatch.setattr(loss, "_rescale", launches.rescaled)
     monkeypatch.setattr(topk, "_call", launches.choice)
-    monkeypatch.setattr(launch, "device_facts", lambda index: H200)
+    monkeypatch.setattr(launch, "device_facts", lambda index, shipped_only=False: H200)
     monkeypatch.setattr(launch, "function_of", lambda kernel: None)
     for name, value in (("getDevice", -1), ("getCurrentRawStream", 7)):  # of CPU tensors
         monkeypatch.setattr(torch._C, f"_cuda_{name}", lambda *_, value=value: value, raising=False)

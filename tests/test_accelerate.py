@@ -410,26 +410,6 @@ def test_a_registration_that_fails_leaves_torch_as_it_was(monkeypatch):
     assert tables() == plain and not accelerated().active
 
 
-@reachable
-def test_a_kernel_registered_before_ours_is_what_calls_go_on_to(kernels):
-    library, seen = torch.library.Library("aten", "IMPL"), []
-
-    def theirs(input, dim, half_to_float):
-        seen.append(input.dtype)
-        return torch.empty_like(input)
-
-    library.impl("_softmax", theirs, "CPU")
-    try:
-        before = tables()
-        with accelerate():
-            torch.softmax(example((2, 3), torch.float64), -1)
-            torch.softmax(example((2, 3)), -1)
-        assert seen == [torch.float64]
-        assert tables() == before
-    finally:
-        library._destroy()
-
-
 def test_threads(kernels):
     """Blocks that overlap in many threads: all calls are served and counted, and the last one restores."""
     x, failures, start = example((4, 16)), [], threading.Barrier(8)

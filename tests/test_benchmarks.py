@@ -12,7 +12,7 @@ import torch
 
 from benchmarks import __main__ as cli
 from benchmarks import cases, console, operations, report, requirements, results
-from benchmarks.cases import LADDER, PROVIDERS, SUITES, Case
+from benchmarks.cases import INVARIANT, LADDER, PROVIDERS, SUITES, Case
 
 ROOT = Path(__file__).resolve().parent.parent
 HEADER = {
@@ -517,6 +517,18 @@ def test_few_rows_must_beat_the_best_peer_and_aim_at_a_time():
     alone = made_up("few-rows")
     alone.rows = [row for row in alone.rows if row["provider"] in ("cute_softmax", "copy")]
     assert not verdicts(alone)[0].met
+
+
+@pytest.mark.parametrize(
+    ("factor", "met"), [(1.0, (True, True)), (1.3, (True, False)), (1.6, (False, False))]
+)
+def test_what_batch_invariance_may_cost(factor, met):
+    found = made_up("batch-invariant")
+    for row in found.rows:
+        if row["mode"] == INVARIANT:
+            row["us"] *= factor
+    few, many, odd = verdicts(found)
+    assert (few.met, many.met) == met and odd.met  # of odd lengths there is an aim
 
 
 @pytest.mark.parametrize(("us", "met"), [(3.0, True), (3.3, True), (3.4, False)])

@@ -158,7 +158,7 @@ def run_python(what: str, *words: str) -> int:
 def needs_gpu(words: tuple[str, ...]) -> bool:
     """Whether a command measures."""
     return bool(
-        {"--suite", "--save", "map", "tune", "benchmarks.traffic", "docs/layouts/measure_access.py"}
+        {"--suite", "--save", "map", "tune", "bits", "benchmarks.traffic", "docs/layouts/measure_access.py"}
         & {*words}
     )
 

@@ -23,8 +23,8 @@ def kernels(monkeypatch):
     """CPU tensors count as CUDA ones, and launches are planned for an H200 and recorded instead."""
     launched = []
 
-    def run(math, tensors, dims, online=True, prologue=NO_PROLOGUE, numbers=(), query=None):
-        assert not prologue and not numbers and query is None
+    def run(math, tensors, dims, online=True, prologue=NO_PROLOGUE, numbers=(), query=None, invariant=False):
+        assert not prologue and not numbers and query is None and not invariant
         launched.append(launch.Work(math, tensors, dims, online).plan(H200))
 
     monkeypatch.setattr(launch, "run", run)

@@ -35,7 +35,7 @@ CALLS = [
 def launched(monkeypatch):
     """The classes and arguments of launches, without a GPU."""
     found = []
-    monkeypatch.setattr(launch, "device_facts", lambda index: H200)
+    monkeypatch.setattr(launch, "device_facts", lambda index, shipped_only=False: H200)
     monkeypatch.setattr(launch, "function_of", lambda kernel: lambda *given: found.append((kernel, given)))
     monkeypatch.setattr(launch, "_call", launch._call.__wrapped__)
     monkeypatch.setattr(arguments, "on_gpu", lambda tensor: True)

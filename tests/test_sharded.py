@@ -13,6 +13,19 @@ def test_functions(world, cut, kernels):
     ranks.run(world, "functions", cut=cut, kernels=kernels)
 
 
+@pytest.mark.parametrize("kernels", [False, True], ids=["formulas", "kernels"])
+@pytest.mark.parametrize(
+    ("world", "cut"),
+    [(1, "equal"), (2, "equal"), (2, "turned"), (3, "unequal"), (3, "empty"), (4, "equal"), (8, "equal")],
+)
+def test_any_number_of_ranks_gives_the_same_bits(world, cut, kernels):
+    ranks.run(world, "invariant", cut=cut, kernels=kernels)
+
+
+def test_cuts_that_are_not_batch_invariant():
+    ranks.run(2, "invariant_cuts")
+
+
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_padding(world):
     ranks.run(world, "padded")

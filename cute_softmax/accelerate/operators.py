@@ -20,6 +20,7 @@ from ..plan import NotPlanned
 from ..plan.problem import canonical_dims
 from ..plan.prologue import NO_PROLOGUE, Prologue
 from ..runtime import launch
+from ..runtime.invariance import anywhere
 
 MOST_LAUNCHERS = 4096  # forms of calls; a program with ever new ones starts over
 _launchers: dict[tuple, Callable[..., torch.Tensor] | str] = {}
@@ -29,7 +30,8 @@ _launchers: dict[tuple, Callable[..., torch.Tensor] | str] = {}
 class Work:
     """One call as the kernels see it: a math over `dims` of `inputs` of one shape, with a result of `dtype`.
 
-    keepdim: None where the result has the inputs' shape; else whether a reduction keeps its dimensions.
+    keepdim: None where the result has the inputs' shape; else whether a reduction keeps its dimensions. invariant:
+    whether the call is batch-invariant.
     """
 
     math: str
@@ -38,6 +40,7 @@ class Work:
     dtype: torch.dtype
     keepdim: bool | None = None
     prologue: Prologue = NO_PROLOGUE
+    invariant: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -61,7 +64,9 @@ class Operator:
 
     def serve(self, *arguments: object) -> torch.Tensor | str:
         """The result in a new contiguous tensor, or the reason why not."""
-        tensors, key = arguments[: self.tensors], [self.name]
+        # Gradients come from threads of autograd's own, which are in no block: as elsewhere here, one state for all.
+        invariant = anywhere()
+        tensors, key = arguments[: self.tensors], [self.name, invariant]
         for t in tensors:
             key += t.shape, t.stride(), t.dtype, t.get_device()
         for a in arguments[self.tensors :]:
@@ -72,7 +77,7 @@ class Operator:
             if len(_launchers) >= MOST_LAUNCHERS:
                 _launchers.clear()
             try:
-                run = launcher(self.work(*arguments))
+                run = launcher(replace(self.work(*arguments), invariant=invariant))
             except (Refused, NotPlanned) as reason:
                 run = _told(reason)
             _launchers[key] = run
@@ -82,7 +87,7 @@ class Operator:
         """The result in the operator's one output (which goes by several names), or the reason why not."""
         (out,) = named.values()
         try:
-            work = self.work(*arguments)
+            work = replace(self.work(*arguments), invariant=anywhere())
             if not (tuple(out.shape) == work.shape and out.dtype == work.dtype):
                 raise Refused("out of another shape or dtype")
             if out.device != work.inputs[0].device or overlaps_itself(out):
@@ -105,23 +110,37 @@ def launcher(work: Work) -> Callable[..., torch.Tensor]:
     shape, dtype, device = work.shape, work.dtype, work.inputs[0].device
     any_work = replace(work, inputs=())  # what is kept must not keep the tensors of the first call
 
-    def anywhere(*inputs: torch.Tensor) -> torch.Tensor:
+    def elsewhere(*inputs: torch.Tensor) -> torch.Tensor:
         result = torch.empty(shape, dtype=dtype, device=device)
         _fill(any_work, inputs, result)
         return result
 
     if work.keepdim is None and not work.prologue and all(t.is_contiguous() for t in work.inputs):
-        return new_launcher(work.math, work.inputs, dtype, work.dims, True, anywhere)
+        try:
+            return new_launcher(work.math, work.inputs, dtype, work.dims, True, elsewhere, work.invariant)
+        except NotPlanned:
+            if not work.invariant:
+                raise
+            return elsewhere  # which copies what does not lie in rows
     result = torch.empty(shape, dtype=dtype, device=device)
     if result.numel():
         tensors = _operands(work, work.inputs, result)
-        launch.call_of(work.math, tensors, work.dims, aligned=True, prologue=work.prologue)
-    return anywhere
+        launch.call_of(
+            work.math,
+            tensors,
+            work.dims,
+            aligned=True,
+            prologue=work.prologue,
+            invariant=work.invariant,
+            copies=True,
+        )
+    return elsewhere
 
 
 def _fill(work: Work, inputs: tuple[torch.Tensor, ...], result: torch.Tensor) -> None:
     if result.numel():
-        launch.run(work.math, _operands(work, inputs, result), work.dims, prologue=work.prologue)
+        tensors = _operands(work, inputs, result)
+        launch.run(work.math, tensors, work.dims, prologue=work.prologue, invariant=work.invariant)
 
 
 def _operands(work: Work, inputs: tuple[torch.Tensor, ...], result: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -10,18 +10,21 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import wraps
 
 import torch
 
 from . import losses, operators, originals
+from .overrides import override_of, tells_places
 
 KEY = "CUDA"  # of torch's dispatcher
 _SERVED = ""  # the reason of a call that was served
 
-_changing = threading.Lock()  # of the four that follow, and of what torch calls
+_changing = threading.Lock()  # of the six that follow, and of what torch calls
 _library: torch.library.Library | None = None
+_left: dict[str, str] = {}  # operators that others had overridden when ours were registered, and where
+_overriding: torch.library.Library | None = None  # in the place of these, where that is asked for
 _loss: Callable[..., torch.Tensor] | None = None  # torch's own, while ours stands in its place
 _open: list[Acceleration] = []  # for the whole program, or blocks; as often as it was entered
 _generation = 0  # calls of `restore`, which ends all of them
@@ -46,11 +49,14 @@ class Report:
         active: Whether our kernels are under torch's operators now.
         served: Calls that our kernels served, per operator.
         handed_on: Calls that went on to ATen, per operator and reason.
+        overridden: Operators for which another package's kernels run now, and where it has registered them. They are
+            left to it, unless `accelerate(override=True)` is asked for.
     """
 
     active: bool
     served: dict[str, int]
     handed_on: dict[tuple[str, str], int]
+    overridden: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         served, handed_on = sum(self.served.values()), sum(self.handed_on.values())
@@ -58,17 +64,20 @@ class Report:
         lines = [f"cute_softmax.accelerate is {state}: {served:,} calls served, {handed_on:,} handed on"]
         lines += [f"  {name}: {calls:,} served" for name, calls in self.served.items()]
         lines += [f"  {name}: {calls:,} handed on: {why}" for (name, why), calls in self.handed_on.items()]
+        lines += [
+            f"  {name}: overridden by another package: {where}" for name, where in self.overridden.items()
+        ]
         return "\n".join(lines)
 
 
 class Acceleration:
     """A context manager that ends what `accelerate` began, with a report of the calls since."""
 
-    def __init__(self, generation: int, cross_entropy: bool) -> None:
+    def __init__(self, generation: int, cross_entropy: bool, override: bool) -> None:
         self._first: int | None = generation
         self._entered: list[int] = []  # generations
         self._start = _copy_of_counts()
-        self._cross_entropy = cross_entropy
+        self._cross_entropy, self._override = cross_entropy, override
 
     def __enter__(self) -> Acceleration:
         with _changing:
@@ -93,7 +102,7 @@ class Acceleration:
         return _report(self._start)
 
 
-def accelerate(*, cross_entropy: bool = False) -> Acceleration:
+def accelerate(*, cross_entropy: bool = False, override: bool = False) -> Acceleration:
     """Put our kernels under torch's own softmax, log_softmax, logsumexp and their gradients, for CUDA tensors.
 
     As a block it lasts until the block's end; blocks may be nested and may overlap in several threads. Called without a
@@ -111,6 +120,9 @@ def accelerate(*, cross_entropy: bool = False) -> Acceleration:
         cross_entropy: Also put our `cross_entropy` in the place of `torch.nn.functional.cross_entropy`, which modules
             and libraries call by that name: of class indices, without the matrix of log-probabilities. Other calls go
             on to torch's.
+        override: Also replace kernels that another package has registered for an operator (a batch-invariant mode of a
+            serving engine, say); calls that ours do not serve go on to them. Else they stay, with a UserWarning, and
+            the report names them.
 
     Returns:
         A context manager, which also reports the calls since it was made.
@@ -124,7 +136,7 @@ def accelerate(*, cross_entropy: bool = False) -> Acceleration:
         >>> report = acceleration.report()
     """
     with _changing:
-        made = Acceleration(_generation, cross_entropy)
+        made = Acceleration(_generation, cross_entropy, override)
         _begin(made)
         return made
 
@@ -154,18 +166,32 @@ def _begin(one: Acceleration) -> None:
         _settle()
     except BaseException:
         _open.remove(one)
+        _settle()
         raise
 
 
 def _settle() -> None:
     """Let torch call what those that are open ask for. Under `_changing`."""
-    global _library, _loss, _at_start
+    global _library, _overriding, _left, _loss, _at_start
+    anyway = any(one._override for one in _open)
+    if _overriding is not None and not anyway:
+        _overriding._destroy()
+        _overriding = None
     if _open and _library is None:
         _at_start = _copy_of_counts()
-        _library = _registered()
+        _left = _overridden()
+        _library = _registered([name for name in _routes() if f"aten::{name}" not in _left])
+        if _left and not anyway:
+            told = ", ".join(f"{name} ({where})" for name, where in _left.items())
+            warnings.warn(
+                f"another package has overridden {told}: left to it; accelerate(override=True) replaces it",
+                stacklevel=4,
+            )
     elif not _open and _library is not None:
         _library._destroy()
         _library = None
+    if anyway and _overriding is None:
+        _overriding = _registered([name for name in _routes() if f"aten::{name}" in _left])
     functional, wanted = torch.nn.functional, any(one._cross_entropy for one in _open)
     if wanted and _loss is None:
         _loss = functional.cross_entropy
@@ -187,15 +213,27 @@ def _loss_by_ours(original: Callable[..., torch.Tensor]) -> Callable[..., torch.
     return cross_entropy
 
 
-def _registered() -> torch.library.Library:
-    """Our kernels in the place of torch's, until it is destroyed."""
+def _routes() -> dict[str, Callable[..., torch.Tensor | str]]:
+    """What serves each overload that we replace."""
     routes = {}
     for operator in operators.OPERATORS:
         routes[operator.name] = operator.serve
         if originals.REACHABLE and operator.has_out:
             routes[f"{operator.name}.out"] = operator.serve_out
+    return routes
+
+
+def _overridden() -> dict[str, str]:
+    """Which operators other packages have overridden, and where."""
+    places = {f"aten::{overload}": override_of(overload, KEY) for overload in _routes()}
+    return {name: where for name, where in places.items() if where is not None}
+
+
+def _registered(overloads: list[str]) -> torch.library.Library:
+    """Our kernels in the place of those that there are, until it is destroyed."""
+    routes = _routes()
     # Before any is replaced, for one may call another. A build of torch without CUDA has not all of them.
-    found = {overload: originals.original(overload, KEY) for overload in routes}
+    found = {overload: originals.original(overload, KEY) for overload in overloads}
     library = torch.library.Library("aten", "IMPL")
     try:
         with warnings.catch_warnings():
@@ -245,4 +283,5 @@ def _report(start: Counter[tuple[str, str]]) -> Report:
         active=_library is not None,
         served={name: n for (name, why), n in sorted(calls.items()) if why == _SERVED},
         handed_on={key: n for key, n in sorted(calls.items()) if key[1] != _SERVED},
+        overridden=_overridden() if tells_places() or _library is None else dict(_left),
     )

@@ -15,6 +15,7 @@ from ..dispatch.heads.calls import CROSS_ENTROPY, CROSS_ENTROPY_AND_LSE, Head, c
 from ..dispatch.heads.forms import first, known_form
 from ..dispatch.sharded.functions import Shard, check_rows, is_shared, row_numbers, uniform
 from ..plan import NotPlanned
+from ..runtime.invariance import inside
 from .reductions import logsumexp
 from .softmax import log_softmax
 
@@ -134,7 +135,7 @@ def cross_entropy(
         _check_target(target, rows)
         asked = visits.Loss(
             reduction == "mean", ignore_index, scale, number("lse_square_scale", lse_square_scale),
-            grad_scale, inplace_backward, result,
+            grad_scale, inplace_backward, result, inside(),
         )  # fmt: skip
         refused = _unfit(rows, target, weight, reduction, smoothing, return_lse or shared, asked)
         if not refused and one_visit is not False and (one_visit or rows.dtype in ONE_VISIT):

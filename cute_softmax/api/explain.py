@@ -15,6 +15,7 @@ from ..plan import NotPlanned, PanelPlan, Plan
 from ..plan.hardware import H200, Device
 from ..plan.problem import canonical_dims, contiguous
 from ..runtime import launch
+from ..runtime.invariance import in_force
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -102,7 +103,7 @@ def _described(
         raise TypeError(f"no kernels for {source} -> {name or source}: these go to ATen")
     result = launch.TORCH_DTYPES[name or source]
     if given and input.is_cuda:
-        return input, result, launch.device_facts(input.get_device())
+        return input, result, launch.facts_for(input.get_device(), in_force())
     shape = tuple(input.shape) if given else tuple(input)
     strides = input.stride() if given else contiguous(source, shape).strides
     described = torch.empty_strided(shape, strides, dtype=launch.TORCH_DTYPES[source], device="meta")
@@ -196,4 +197,4 @@ def plan_reduction(
     described, result, device = _described(input, dtype, device)
     dims = dims_or_all(dim, described)
     whole = torch.empty(shape_of(described.shape, dims, True), dtype=result, device="meta")
-    return work_of(described, name, dims, True, whole).plan(device)
+    return work_of(described, name, dims, True, whole, in_force()).plan(device)

@@ -30,7 +30,8 @@ def softmax_matmul(
     values, sums are float32. All others take two steps, a softmax and torch's product: CPU tensors, values in float32
     or float64, and calls inside functorch's transforms.
 
-    A NaN or +inf among a row's scores makes the row NaN. The same call gives the same bits every time. Differentiable
+    A NaN or +inf among a row's scores makes the row NaN. The same call gives the same bits every time;
+    within `batch_invariant` they are those of the row of scores and the values alone. Differentiable
     with respect to scores, values and bias. On sm_90 values whose rows do not begin at multiples of 16 bytes are copied
     first, and so are such scores in float32; other GPUs read them as they lie, but form gradients by torch's
     operations.

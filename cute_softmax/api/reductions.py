@@ -30,6 +30,8 @@ def logsumexp(
     CUDA tensors of bfloat16, float16 and float32 are read once, by our kernels, with float32 arithmetic inside. CPU
     tensors, float64 ones on any device, integers and empty tensors go to ATen.
 
+    Within `batch_invariant` the bits are those of the row alone, and of the sum that `log_softmax` subtracts.
+
     A row of nothing but -inf gives -inf, one with +inf gives +inf, one with NaN gives NaN, as in torch. The gradient is
     one more read of the input, and NaN throughout a row of +inf or of nothing but -inf. Differentiable twice as well.
 
@@ -78,7 +80,8 @@ def amax(
     """The largest element over `dim`, as `torch.amax`; NaN if one is NaN.
 
     CUDA tensors of bfloat16, float16 and float32 run our kernels. CPU tensors, float64 ones on any device, integers and
-    empty tensors go to ATen. The gradient is shared evenly by elements that are equally large.
+    empty tensors go to ATen. The bits are always those of the row alone. The gradient is shared evenly by elements that
+    are equally large.
 
     Args:
         input: A dense real tensor of any shape and strides.
@@ -110,7 +113,7 @@ def sum(
     """The sum over `dim`, as `torch.sum`; added in float32, pairwise within a thread and between threads.
 
     CUDA tensors of bfloat16, float16 and float32 run our kernels. CPU tensors, float64 ones on any device, integers and
-    empty tensors go to ATen.
+    empty tensors go to ATen. Within `batch_invariant` the bits are those of the row alone.
 
     Args:
         input: A dense real tensor of any shape and strides.

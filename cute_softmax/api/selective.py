@@ -27,8 +27,9 @@ def entropy(
 ) -> torch.Tensor:
     """The entropy over `dim` in nats, `-sum(p * log(p))` of `p = softmax(logits)`, without writing `p`.
 
-    The logits are read once. An element of -inf contributes 0. Differentiable, twice as well. CPU tensors, and float64
-    ones on any device, are computed by torch's operations.
+    The logits are read once. Within `batch_invariant` the bits are those of the row alone. An element of -inf
+    contributes 0. Differentiable, twice as well. CPU tensors, and float64 ones on any device, are computed by torch's
+    operations.
 
     Args:
         logits: A dense floating-point tensor of any shape and strides.
@@ -70,7 +71,8 @@ def selective_log_softmax(
 
     The matrix of log-probabilities is not written. One read of the logits forward; backward reads them once more and
     writes their gradient, and nothing else of this size is allocated. (The gradient of the entropy, where it is wanted,
-    works through pieces of rows.) CPU tensors, and float64 ones on any device, are computed by torch's operations.
+    works through pieces of rows.) Within `batch_invariant` the bits are those of the row alone and, without scale and
+    entropy, those of `log_softmax`. CPU tensors, and float64 ones on any device, are computed by torch's operations.
 
     Args:
         logits: (..., N), a dense floating-point tensor.

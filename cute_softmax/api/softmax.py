@@ -35,6 +35,7 @@ from ..dispatch.softmax import calls
 from ..dispatch.softmax.forms import Form, form_of, record
 from ..plan import PanelPlan, Plan
 from ..runtime import launch
+from ..runtime.invariance import in_force, inside
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -75,9 +76,11 @@ def softmax(
     ATen, and so do float64 tensors on any device: where the input, the result, the bias or a tensor scale is float64.
 
     A NaN or +inf makes its row NaN, and so does a row of nothing but -inf, as in torch. The same call gives the same
-    bits every time. Differentiable, twice as well, in forward mode, and under `torch.func`. Forward saves only its
-    result for the backward, and mask and scale where they are given; for the gradient of a tensor scale the input, too.
-    Gradients go to the input, to the bias (summed to its shape) and to a tensor scale; masked elements have zero.
+    bits every time; within `batch_invariant` they are those of the row alone.
+
+    Differentiable, twice as well, in forward mode, and under `torch.func`. Forward saves only its result for the
+    backward, and mask and scale where they are given; for the gradient of a tensor scale the input, too. Gradients go
+    to the input, to the bias (summed to its shape) and to a tensor scale; masked elements have zero.
 
     Args:
         input: A dense real tensor of any shape and strides; integers need `dtype`. It is not changed.
@@ -125,7 +128,11 @@ def softmax(
         # launches.
         form = _softmaxes.latest
         if form is None or not (
-            form.dim is dim and form.dtype is dtype and form.online is online and form.matches(input)
+            form.dim is dim
+            and form.dtype is dtype
+            and form.online is online
+            and form.invariant is inside()
+            and form.matches(input)
         ):
             form = _softmaxes.find(input, dim, dtype, online, scores)
         if form is not None and forward_ad._current_level < 0:
@@ -207,7 +214,8 @@ def log_softmax(
     As for `softmax`, `x` is the input or scores made of it, and the same tensors run our kernels or go to ATen (those
     of the CPU, and float64 ones on any device). What a mask or the diagonal excludes is -inf and has a gradient of
     zero. With `empty_rows="zero"` (probabilities of zero) a row in which nothing counts is -inf throughout, with "nan"
-    NaN. A NaN or +inf makes its row NaN. Differentiable as `softmax` is.
+    NaN. A NaN or +inf makes its row NaN. Its bits are as those of `softmax`, and within `batch_invariant` those of
+    `selective_log_softmax`. Differentiable as `softmax` is.
 
     Args:
         input: A dense real tensor of any shape and strides; integers need `dtype`.
@@ -234,7 +242,9 @@ def log_softmax(
     """
     if not (scores or out is not None or torch.compiler.is_compiling()):
         form = _log_softmaxes.latest
-        if form is None or not (form.dim is dim and form.dtype is dtype and form.matches(input)):
+        if form is None or not (
+            form.dim is dim and form.dtype is dtype and form.invariant is inside() and form.matches(input)
+        ):
             form = _log_softmaxes.find(input, dim, dtype, True, scores)
         if form is not None and forward_ad._current_level < 0:
             if form.requires_grad and torch.is_grad_enabled():
@@ -307,7 +317,7 @@ def softmax_backward(
         NotPlanned: As for `softmax`.
     """
     dims, input_dtype = checked_backward("softmax_backward", grad, output, dim, input_dtype)
-    return calls.gradient(grad, output, Spec(dims, input_dtype))
+    return calls.gradient(grad, output, Spec(dims, input_dtype, invariant=in_force()))
 
 
 def log_softmax_backward(
@@ -337,7 +347,7 @@ def log_softmax_backward(
         NotPlanned: As for `softmax`.
     """
     dims, input_dtype = checked_backward("log_softmax_backward", grad, output, dim, input_dtype)
-    return calls.gradient(grad, output, Spec(dims, input_dtype, log=True))
+    return calls.gradient(grad, output, Spec(dims, input_dtype, log=True, invariant=in_force()))
 
 
 class Prepared:
@@ -402,4 +412,5 @@ def prepare(
         )
     form = Form(input, dim, dtype, {}, *scores_of(input, dims, result_dtype, online=online))
     result = torch.empty_like(input, dtype=result_dtype)
-    return Prepared(launch.call_of("softmax", (input, result), dims, online, aligned=True).plan, form.run)
+    call = launch.call_of("softmax", (input, result), dims, online, aligned=True, invariant=form.invariant)
+    return Prepared(call.plan, form.run)

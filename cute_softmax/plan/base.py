@@ -40,6 +40,14 @@ class PlanBase:
     """A Plan: its class is `kernel`."""
 
     @property
+    def bits(self) -> list[str]:
+        """Lines of `explain` on what the bits of a row depend on."""
+        if not self.invariant:
+            return []
+        copied = f"; {len(self.laid_out)} operand(s) copied to contiguous rows" if self.laid_out else ""
+        return [f"  bits       batch-invariant: they depend on the row and its length{copied}"]
+
+    @property
     def movement(self) -> str:
         """How data reaches the threads: "row", "column", "split" or "matmul"."""
         return self.kernel.movement

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from .hardware import Device
+from .in_rows import invariant_vector, laid_out
 from .maths import MATHS, Math, NotPlanned, check_counts
 from .modes import MODES, access_of, padded
 from .panel import plan_panel
@@ -37,24 +39,37 @@ def plan_call(
     prologue: Prologue = NO_PROLOGUE,
     query: int | None = None,
     in_place: bool = False,
+    invariant: bool = False,
 ) -> Plan | PanelPlan:
     """The plan of a row math over `dims` of tensors of a shape: the one way from a call to its Plan.
 
     operands: the math's inputs with bias and mask, the tensors of one number per group, outputs, group outputs.
     query: for a causal prologue the dimension whose index is a row's position. in_place: see `Problem`.
+    invariant: a plan whose order of additions (see `plan.order`) is the same for all calls of one math, length of a
+        group, dtypes, device and table. It takes contiguous rows: `laid_out` of it says which operands are copied.
     Raises NotPlanned where no kernel serves the call, ValueError for a math that there is not.
     """
-    prologue = prologue.of(math_name)
-    operands = [operands[i] for i in kernel_order(math_name, prologue)]
+    prologue, copied = prologue.of(math_name), ()
+    order = kernel_order(math_name, prologue)
+    if invariant:
+        facts = facts_of(math_name, online, prologue)
+        operands, copied = laid_out(shape, dims, operands, _given(facts), facts)
+    operands = [operands[i] for i in order]
     problem = canonical(shape, dims, operands, query if prologue.causal else None, in_place)
-    return plan(math_name, problem, device, online=online, prologue=prologue)
+    made = plan(math_name, problem, device, online=online, prologue=prologue, invariant=invariant)
+    return replace(made, laid_out=copied) if copied else made
 
 
 def kernel_order(math_name: str, prologue: Prologue) -> tuple[int, ...]:
     """Where each operand of a plan stands among the tensors of a call: those give group inputs before outputs."""
     facts = facts_of(math_name, True, prologue)
-    given = [*facts.inputs, *facts.group_inputs, *facts.outputs, *facts.group_outputs]
+    given = _given(facts)
     return tuple(given.index(operand) for operand in facts.operands)
+
+
+def _given(facts: Math) -> list[str]:
+    """The operands as calls give them."""
+    return [*facts.inputs, *facts.group_inputs, *facts.outputs, *facts.group_outputs]
 
 
 def plan(
@@ -64,12 +79,14 @@ def plan(
     *,
     online: bool = True,
     prologue: Prologue = NO_PROLOGUE,
+    invariant: bool = False,
 ) -> Plan | PanelPlan:
     """The plan for a problem on a device; operands are those of `facts_of`: the math's inputs (with bias and mask), its
     outputs, its group inputs (scale, alpha) and its group outputs.
 
     online: one pass over the row with (max, sum) pairs instead of two passes.
     prologue: what happens to the scores before and to the results after; a causal one needs a problem with `query`.
+    invariant: see `plan_call`; the problem's full operands lie in rows, see `in_rows`.
     Raises NotPlanned where no movement serves the problem yet, naming what stands in the way, and ValueError for a math
     that there is not (see `math_of`).
     """
@@ -77,15 +94,21 @@ def plan(
     if prologue.causal != problem.query:
         raise ValueError("a causal prologue needs a problem with a query dimension, and no other has one")
     evict_last = problem.bytes > EVICT_LAST_ABOVE * device.l2
-    made = _plan_rows(math_name, problem, device, online, evict_last, prologue)
+    made = _plan_rows(math_name, problem, device, online, evict_last, prologue, invariant)
     if made is None and (prologue or MATHS[math_name, online].group_inputs):
         how = f" with a prologue ({prologue.name})" if prologue else ""
         raise NotPlanned(f"{math_name}{how} of groups that are not contiguous or do not fit on chip")
-    return made or plan_panel(math_name, problem, device, evict_last)
+    return made or plan_panel(math_name, problem, device, evict_last, invariant)
 
 
 def _plan_rows(
-    math_name: str, problem: Problem, device: Device, online: bool, evict_last: bool, prologue: Prologue
+    math_name: str,
+    problem: Problem,
+    device: Device,
+    online: bool,
+    evict_last: bool,
+    prologue: Prologue,
+    invariant: bool,
 ) -> Plan | None:
     """The plan of the row movement; None for groups that are not contiguous or do not fit on chip."""
     facts, table = facts_of(math_name, online, prologue), table_of(device.table)
@@ -107,9 +130,14 @@ def _plan_rows(
         return None
     strides = tuple(zip(*(m.strides for m in kept), strict=True))  # per operand
     rows, columns = problem.groups, problem.length
-    vector = vector_of(problem.dtypes[: facts.full], columns)
-    reference = (problem.offsets[facts.reference], *strides[facts.reference])
-    edges = any(n % vector for n in (*reference, columns))
+    dtypes = problem.dtypes[: facts.full]
+    if invariant:
+        # Vectors begin where rows do, and of a row there are whole ones: its address decides nothing.
+        vector, reference, edges = invariant_vector(dtypes, columns), (0,) * (1 + len(kept)), False
+    else:
+        vector = vector_of(dtypes, columns)
+        reference = (problem.offsets[facts.reference], *strides[facts.reference])
+        edges = any(n % vector for n in (*reference, columns))
     access = tuple(
         0 if single[i] else access_of(vector, (problem.offsets[i], *strides[i]), reference)
         for i in range(len(facts.inputs))
@@ -127,6 +155,7 @@ def _plan_rows(
             prologue=prologue,
             ctas=ctas_a_row(device, rows),
             table=table,
+            invariant=invariant,
         )
     except NotPlanned:
         return None
@@ -143,6 +172,7 @@ def _plan_rows(
         operand_strides=strides,
         evict_last=evict_last,
         table=table.title,
+        invariant=invariant,
     )
 
 

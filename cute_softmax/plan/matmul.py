@@ -15,6 +15,7 @@ from .problem import ALIGNMENT, ITEM_SIZE, Mode, Operand, merged
 
 BATCH_MODES = 3  # with rows and columns the five modes of a TMA descriptor
 MOST_PARTS = 256
+INVARIANT_ROWS = 4096  # what a batch-invariant plan's class is chosen for, however many rows there are
 FEWEST_STEPS = 4  # of a part
 # In nanoseconds on an H200 (2026-11-22): what begins and ends a tile; a second launch, and a number of a part stored
 # and read again for it; halves that a pair of CTAs merges, and a pair that begins where another has ended.
@@ -231,10 +232,12 @@ def plan_matmul(
     lse: bool = False,
     stats: bool = False,
     instruction: str | None = None,
+    invariant: bool = False,
 ) -> MatmulPlan:
     """The plan of softmax(scale * S) @ V; causal: the offset of the diagonal, or None without one.
 
-    lse: whether log-sum-exps are wanted; stats: whether they are given.
+    lse: whether log-sum-exps are wanted; stats: whether they are given. invariant: one class and one part for all
+        numbers of rows and batches, so that the order of additions follows from N, D and dtypes; S lies as TMA reads.
     instruction: "wgmma" or "mma"; None for the faster one that there is.
     Raises NotPlanned for more batch modes than a TMA descriptor has, for sizes that 32 bits do not count, and for wgmma
     where there is none.
@@ -271,11 +274,17 @@ def plan_matmul(
     end = p.columns if causal is None else max(min(p.columns, p.rows + causal), 1)
     steps = math.ceil(end / TILE_N)
     best = None
-    for c in matmul_classes(device.architecture, dtypes, p.rows, p.depth, **flags):
+    classes = matmul_classes(
+        device.architecture, dtypes, INVARIANT_ROWS if invariant else p.rows, p.depth, **flags
+    )
+    if invariant:
+        classes = (next(classes),)
+    for c in classes:
         row_tiles = math.ceil(p.rows / c.rows)
         tiles = math.prod(p.batch) * row_tiles * math.ceil(p.depth / c.depth)
         # Causal tiles differ in length: their parts would, too.
         most = MOST_PARTS if c.alternate or (row_tiles == 1 or causal is None) else 1
+        most = 1 if invariant else most
         for parts in range(1, min(most, math.ceil(steps / (FEWEST_STEPS * c.shares))) + 1):
             part_steps = math.ceil(steps / parts)
             parts = math.ceil(steps / part_steps)

@@ -300,13 +300,15 @@ def plan_matmul_backward(
     scale: float = 1.0,
     factor: float = 1.0,
     zero: bool = False,
+    invariant: bool = False,
 ) -> MatmulBackwardPlan:
     """The plan for scores of a shape (.., M, N).
 
     shared: of each batch dimension, whether its batches share V and dV. depth: D.
     operands: scores, grad, values, dscores, dvalues, output, lse, and lse_grad, mask and bias where there are some;
         each with the strides of all batch dimensions, its rows and, but for lse and its gradient, its columns.
-    causal: the offset of the diagonal; scale, factor, zero: see `MatmulBackwardPlan`.
+    causal: the offset of the diagonal; scale, factor, zero: see `MatmulBackwardPlan`. invariant: one walk over all
+        rows, in an order that follows from their number alone.
 
     Raises NotPlanned for what the kernels do not take as it lies in memory.
     """
@@ -344,7 +346,7 @@ def plan_matmul_backward(
     )
     walk = math.ceil(rows / c.rows) * heads[0].size
     blocks = math.ceil(columns / c.columns) * math.prod(m.size for m in batch)
-    splits = splits_of(blocks, walk, device.multiprocessors)
+    splits = 1 if invariant else splits_of(blocks, walk, device.multiprocessors)
     if splits > 1:
         c = replace(c, dtypes=(*c.dtypes[:2], "fp32"))
     vector = math.gcd(8, depth, *(x for n in ("grad", "output") for x in (*strides[n], operands[n].offset)))

@@ -16,6 +16,7 @@ from .panel_configs import (
     CHUNKS_OF_A_PART_ALONE,
     DEEP_PANELS_AT_ONCE,
     DEEP_ROWS_AT_ONCE,
+    INVARIANT_ROWS,
     NARROWEST_BYTES,
     SHIFTED_BELOW_BYTES,
     SHIFTED_FROM,
@@ -26,13 +27,15 @@ from .problem import ALIGNMENT, ITEM_SIZE, Mode, Problem
 from .table import Table, table_of
 
 
-def plan_panel(math_name: str, problem: Problem, device: Device, evict_last: bool) -> PanelPlan:
-    """The plan of the column or split movement for any problem.
+def plan_panel(
+    math_name: str, problem: Problem, device: Device, evict_last: bool, invariant: bool = False
+) -> PanelPlan:
+    """The plan of the column or split movement for any problem; invariant: see `choose.plan`.
 
     Raises NotPlanned for groups of 2^31 elements and more, for as many groups, and for tensors of too many dimensions.
     """
     check_counts({"elements in a group": problem.length, "groups": problem.groups})
-    groups = _Groups.of(math_name, problem, device, evict_last)
+    groups = _Groups.of(math_name, problem, device, evict_last, invariant)
     return _held(groups) or _deep(groups) or _streamed(groups)
 
 
@@ -59,26 +62,38 @@ class _Groups:
     shifted: bool
     length: int
     abreast: int
+    invariant: bool = False
 
     @classmethod
-    def of(cls, math_name: str, problem: Problem, device: Device, evict_last: bool) -> _Groups:
+    def of(
+        cls, math_name: str, problem: Problem, device: Device, evict_last: bool, invariant: bool = False
+    ) -> _Groups:
         facts = MATHS[math_name, True]
         one = Mode(1, (0,) * len(problem.dtypes))
         kept, reduced = list(problem.kept) or [one], list(problem.reduced) or [one]
-        orientation = _orientation(kept, reduced, facts.full)
+        orientation = "row" if invariant else _orientation(kept, reduced, facts.full)
         along = kept if orientation == "column" else reduced
         inner = min(along, key=lambda m: _step(m, facts.full))
         along.append(along.pop(along.index(inner)))
         vector = _vector(problem, [*kept, *reduced], inner, facts.full)
         sizes = [ITEM_SIZE[d] for d in problem.dtypes[: facts.full]]
         widest = ALIGNMENT // max(sizes)
-        misaligned = vector < widest and set(inner.strides[: facts.full]) == {1}
+        if invariant:
+            # Whole vectors of a row, wherever it begins: loads may be narrower, see `in_rows`.
+            vector = math.gcd(widest, problem.length)
+        misaligned = not invariant and vector < widest and set(inner.strides[: facts.full]) == {1}
         edges = misaligned and orientation == "row" and len(reduced) == 1
         narrow = vector * min(sizes) < SHIFTED_BELOW_BYTES and inner.size >= SHIFTED_FROM
         # Panels that are shifted overlap: one would write what its neighbour has still to read.
         shifted = misaligned and orientation == "column" and narrow and not problem.in_place
         if edges or shifted:
             vector = widest
+        access = (vector,) * len(facts.inputs)
+        if edges:
+            access = _access(problem, kept, widest, facts)
+        elif invariant:
+            places = [_place(problem, kept, i) for i in range(len(facts.inputs))]
+            access = tuple(math.gcd(vector, *place) for place in places)
         return cls(
             math=math_name,
             problem=problem,
@@ -89,12 +104,13 @@ class _Groups:
             reduced=_padded(reduced, problem),
             vector=vector,
             widest=widest,
-            access=_access(problem, kept, widest, facts) if edges else (vector,) * len(facts.inputs),
+            access=access,
             edges=edges,
             shifted=shifted,
             length=max(problem.length // vector, 1) * vector if edges else problem.length,
             # Panels end where a shifted mode does.
             abreast=inner.size if shifted else problem.groups,
+            invariant=invariant,
         )
 
     @property
@@ -141,7 +157,9 @@ class _Groups:
         )
 
     def panels(self, c: PanelClass) -> int:
-        """How many panels there are."""
+        """How many panels decisions are made for: all that there are."""
+        if self.invariant:
+            return INVARIANT_ROWS
         return panels_of(c, self.problem.groups, self.abreast)
 
     def share(self, c: PanelClass, ctas: int) -> int:
@@ -169,6 +187,7 @@ class _Groups:
             evict_last=self.evict_last,
             resident=self.device.multiprocessors * c.min_blocks,
             table=self.table.title,
+            invariant=self.invariant,
         )
 
     def cut(
@@ -254,7 +273,8 @@ def _row_ahead(g: _Groups) -> PanelPlan | None:
     c, resident = g.class_of(g.table.ahead, exchange=True, streaming=True), g.device.multiprocessors
     parts = math.ceil(g.length / (c.most_chunks * c.chunk))
     if (
-        len(g.facts.inputs) > 1
+        g.invariant  # with few rows there would be no row ahead, and another order
+        or len(g.facts.inputs) > 1
         or not 1 < parts <= resident <= c.readers * c.loads  # which it reads at once
         or g.problem.groups <= (at_once := resident // parts)
     ):
@@ -316,12 +336,13 @@ def _vector(problem: Problem, others: list[Mode], inner: Mode, full: int) -> int
 
 def _access(problem: Problem, kept: list[Mode], vector: int, facts: Math) -> tuple[int, ...]:
     """Per input, elements of a load of a row whose vectors begin where those of the reference operand do."""
+    reference = _place(problem, kept, facts.reference)
+    return tuple(access_of(vector, _place(problem, kept, i), reference) for i in range(len(facts.inputs)))
 
-    def place(i: int) -> tuple[int, ...]:
-        return problem.offsets[i], *(m.strides[i] for m in kept if m.size > 1)
 
-    reference = place(facts.reference)
-    return tuple(access_of(vector, place(i), reference) for i in range(len(facts.inputs)))
+def _place(problem: Problem, kept: list[Mode], i: int) -> tuple[int, ...]:
+    """Where rows of an operand begin: its offset, and its strides between them."""
+    return problem.offsets[i], *(m.strides[i] for m in kept if m.size > 1)
 
 
 def _across(config: PanelConfig, groups: int, vector: int, size: int, narrowed: int) -> int:

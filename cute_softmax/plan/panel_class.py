@@ -62,6 +62,7 @@ class PanelClass(ClassBase):
     prologue = NO_PROLOGUE
     keep = True
     part = 2
+    logs = False
 
     @property
     def signature(self) -> str:

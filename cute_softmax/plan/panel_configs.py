@@ -25,6 +25,7 @@ CHUNKS_OF_A_PART = {"column": 32, "row": 16}
 DEEP_PANELS_AT_ONCE = 2  # and more: one exchanges while another is read; parts share all SMs out evenly
 DEEP_ROWS_AT_ONCE = 2  # as many as can be held, but so many at least
 CHUNKS_OF_A_PART_ALONE = 64  # from here on one row is worked on at a time
+INVARIANT_ROWS = 64  # what batch-invariant plans of split rows are made for, however many rows there are
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,8 @@ class PanelPlan(PlanBase):
         resident: CTAs that the GPU holds at a time.
         patience: Nanoseconds that a CTA waits for the others before it leaves its part to the last one.
         table: The name and digest of the table that the configuration is of.
+        invariant: Whether the order of additions is that of all calls of this math, length, dtypes, GPU and table.
+        laid_out: Which operands of the call are copied to contiguous rows first, for such an order.
     """
 
     problem: Problem
@@ -50,6 +52,8 @@ class PanelPlan(PlanBase):
     resident: int
     patience: int = PATIENCE
     table: str = ""
+    invariant: bool = False
+    laid_out: tuple[int, ...] = ()
 
     @property
     def chunks(self) -> int:
@@ -184,6 +188,7 @@ class PanelPlan(PlanBase):
             + (f"{self.again} of {self.chunks} chunks read twice" if c.repeats else "every element read once")
             + (" and written once" if c.facts.outputs else ", one result written per group"),
             *([f"  table      {self.table}"] if self.table else []),
+            *self.bits,
         ]
         return "\n".join(lines)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from layouts.algebra import Layout
@@ -22,6 +22,9 @@ VECTORS_PER_ROW = 8
 # is kept in shared memory each part has a maximum of its own, so that larger ones are faster (docs/experiments.md).
 PART, KEPT_PART = 2, 4
 KEPT_BYTES = 4  # of what is kept of an element
+# Maths that give logarithms of a row's sum: a batch-invariant plan has log_softmax's own configurations and
+# exponentials for them. Those with an entropy need exponents, which these exponentials do not have.
+OF_LOGS = ("logsumexp", "selective")
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ class RowClass(ClassBase):
     keep: whether converted values are held between the passes: in registers, or in shared memory if the elements are.
     kept_modes: into how many coordinates a row's index is taken apart, each with a stride of its own per operand.
     prologue: what happens to the scores before the math and to its results.
+    logs: whether sums of exponentials are taken as log_softmax takes them, so that the logarithms are the same bits.
     """
 
     movement: ClassVar[str] = "row"
@@ -60,6 +64,7 @@ class RowClass(ClassBase):
     part: int
     kept_modes: int = 1
     prologue: Prologue = NO_PROLOGUE
+    logs: bool = False
 
     def __post_init__(self):
         if self.exchanges and self.rows_per_thread > 1:
@@ -216,6 +221,8 @@ class RowClass(ClassBase):
             parts.append(f"modes{self.kept_modes}")
         if self.prologue:
             parts.append(self.prologue.name)
+        if self.logs:
+            parts.append("logs")
         return "_".join(parts)
 
 
@@ -239,15 +246,22 @@ def row_class(
     prologue: Prologue = NO_PROLOGUE,
     ctas: int = 1,
     table: Table | None = None,
+    invariant: bool = False,
 ) -> RowClass:
     """The class of rows of this many elements; ctas: CTAs that each row can have at once, 1 where there are many rows;
-    table: of configurations, the default one if None.
+    table: of configurations, the default one if None; invariant: one whose order of additions depends on the math,
+    `columns`, dtypes, architecture and table alone, as `plan.order` has it (for rows without edges).
 
     Raises NotPlanned if no configuration of this architecture can hold such a row on chip.
     """
     facts = facts_of(math_name, online, prologue)
     vector = vector_of(dtypes[: facts.full], columns)
     precise = bool(facts.outputs) and dtypes[facts.result] == "fp32"
+    logs, listed = False, math_name
+    if invariant:
+        vector, ctas = math.gcd(vector, columns), 1
+        if math_name in OF_LOGS and not prologue.rescores:
+            logs, listed, precise = True, "log_softmax", dtypes[0] == "fp32"
 
     def first_of(configs: tuple[RowConfig, ...]) -> tuple[RowConfig, RowClass] | None:
         """The first configuration that the row fits into and the architecture has room for, and its class."""
@@ -256,8 +270,8 @@ def row_class(
                 continue
             if config.cluster_n > architecture.cluster_limit or config.precise not in (None, precise):
                 continue
-            staging = (*config.staging, "direct")
-            staging = tuple(how if a else "direct" for how, a in zip(staging, access, strict=False))
+            whole = (*config.staging, "direct")
+            staging = tuple(how if a else "direct" for how, a in zip(whole, access, strict=False))
             candidate = RowClass(
                 math=math_name,
                 architecture=architecture.name,
@@ -278,13 +292,16 @@ def row_class(
                 part=KEPT_PART if config.keep and staging[0] == "shared" else PART,
                 kept_modes=kept_modes,
                 prologue=prologue,
+                logs=logs,
             )
-            if _covers(candidate, columns) and candidate.shared_memory <= architecture.shared_memory:
+            # Whether a bias has one element for a row must not decide who adds up its scores.
+            room = replace(candidate, staging=whole[: len(access)]) if invariant else candidate
+            if _covers(candidate, columns) and room.shared_memory <= architecture.shared_memory:
                 return config, candidate
         return None
 
     table = table or table_of()
-    few, many = table.rows(math_name, prologue, edges)
+    few, many = table.rows(listed, prologue, edges)
     if columns > table.few_above * vector and (found := first_of(few)) and found[0].sms <= ctas:
         return found[1]
     if found := first_of(many):

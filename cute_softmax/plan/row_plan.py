@@ -31,6 +31,8 @@ class Plan(PlanBase):
         operand_strides: Per operand, its stride in each of these dimensions, in elements.
         evict_last: Whether reads ask to be evicted from L2 last.
         table: The name and digest of the table that the configuration is of.
+        invariant: Whether the order of additions is that of all calls of this math, length, dtypes, GPU and table.
+        laid_out: Which operands of the call are copied to contiguous rows first, for such an order.
         scratch: Bytes of zeroed memory that a launch needs besides its operands.
     """
 
@@ -46,6 +48,8 @@ class Plan(PlanBase):
     operand_strides: tuple[tuple[int, ...], ...]
     evict_last: bool
     table: str = ""
+    invariant: bool = False
+    laid_out: tuple[int, ...] = ()
 
     @property
     def kernel(self) -> RowClass:
@@ -119,6 +123,7 @@ class Plan(PlanBase):
             + ("before the diagonal read once" if c.prologue.causal else "read once")
             + (" and written once" if c.facts.outputs else ", one result written per row"),
             *([f"  table      {self.table}"] if self.table else []),
+            *self.bits,
         ]
         return "\n".join(lines)
 

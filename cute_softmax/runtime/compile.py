@@ -75,6 +75,8 @@ def build_math(c: RowClass | PanelClass) -> Any:
     of_scaled = reduce.COMPENSATED if p.scale and c.precise else total
     # Scores that were scaled or added to may have any float32's distance from each other.
     source = "fp32" if p.scale or p.bias else c.dtypes[0]
+    # The exponentials of log_softmax, for the same sum; the others are as good, and cheaper where no score is near.
+    logs = (maths.Precise() if source == "fp32" else maths.Near()) if c.logs else None
     built = {
         "softmax": lambda: maths.Softmax(
             source, online=c.online, precise=c.precise, keep=c.keep, part=c.part, total=of_scaled
@@ -84,9 +86,9 @@ def build_math(c: RowClass | PanelClass) -> Any:
         "log_softmax_backward": lambda: maths.LogSoftmaxBackward(
             precise=c.precise, masked=p.mask or p.causal, keep=c.keep, total=total
         ),
-        "logsumexp": lambda: maths.LogSumExp(source, online=c.online),
+        "logsumexp": lambda: maths.LogSumExp(source, online=c.online, exp=logs),
         "entropy": lambda: maths.Entropy(source, online=c.online),
-        "selective": lambda: maths.Selected(source, online=c.online),
+        "selective": lambda: maths.Selected(source, online=c.online, exp=logs),
         "selective_entropy": lambda: maths.SelectedEntropy(source, online=c.online),
         "amax": maths.Maximum,
         "sum": lambda: maths.Sum(total),

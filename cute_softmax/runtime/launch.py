@@ -11,8 +11,19 @@ from typing import NamedTuple
 
 import torch
 
-from ..plan import NO_PROLOGUE, NotPlanned, PanelPlan, Plan, Prologue, RowClass, hardware, plan_call
+from ..plan import (
+    NO_PROLOGUE,
+    NotPlanned,
+    PanelPlan,
+    Plan,
+    Prologue,
+    RowClass,
+    facts_of,
+    hardware,
+    plan_call,
+)
 from ..plan.choose import kernel_order
+from ..plan.in_rows import rows_strides
 from ..plan.problem import ALIGNMENT, Operand
 from ..plan.prologue import WHOLE
 from .cache import Store
@@ -39,6 +50,7 @@ class Work(NamedTuple):
     prologue: Prologue = NO_PROLOGUE
     numbers: Sequence[float] = ()
     query: int | None = None
+    invariant: bool = False
 
     def plan(self, device: hardware.Device, in_place: bool = False) -> Plan | PanelPlan:
         """The plan of the launch on a GPU; of the tensors only shapes, strides, dtypes and addresses count."""
@@ -53,6 +65,7 @@ class Work(NamedTuple):
             prologue=self.prologue,
             query=self.query,
             in_place=in_place,
+            invariant=self.invariant,
         )
 
     def call(self, aligned: bool = False) -> Call:
@@ -65,6 +78,7 @@ class Work(NamedTuple):
             aligned=aligned,
             prologue=self.prologue,
             query=self.query,
+            invariant=self.invariant,
         )
 
 
@@ -160,15 +174,21 @@ def _build(kernel: RowClass) -> object:
 
 
 @cache
-def device_facts(index: int) -> hardware.Device:
-    """What plans must know of CUDA device `index`. Raises ValueError for an unsupported GPU."""
+def device_facts(index: int, shipped_only: bool = False) -> hardware.Device:
+    """What plans must know of CUDA device `index`; shipped_only: with no table but those of this package. Raises
+    ValueError for an unsupported GPU."""
     facts = torch.cuda.get_device_properties(index)
     return hardware.Device(
         hardware.architecture_of((facts.major, facts.minor)),
         facts.multi_processor_count,
         facts.L2_cache_size,
-        table_for(facts.name),
+        table_for(facts.name, shipped_only),
     )
+
+
+def facts_for(index: int, invariant: bool) -> hardware.Device:
+    """What plans must know of a device; of batch-invariant ones no table of the user's own decides."""
+    return device_facts(index, True) if invariant else device_facts(index)
 
 
 def operand(tensor: torch.Tensor) -> Operand:
@@ -184,6 +204,8 @@ def call_of(
     aligned: bool = False,
     prologue: Prologue = NO_PROLOGUE,
     query: int | None = None,
+    invariant: bool = False,
+    copies: bool = False,
 ) -> Call:
     """The Call for a row math on tensors of this form, planned and loaded once.
 
@@ -192,7 +214,8 @@ def call_of(
     aligned: for tensors like these whose addresses are multiples of 16 bytes, whatever theirs are.
     prologue: what happens to the scores before and to the results after.
     query: for a causal prologue the dimension whose index is a row's position.
-    Raises NotPlanned where a prologue is not served.
+    invariant: see `plan_call`. copies: whether the caller copies what the plan has `laid_out`.
+    Raises NotPlanned where a prologue is not served, and for operands to be copied by a caller that does not.
     """
     operands = tuple(operand(t) for t in tensors)
     if aligned:
@@ -200,10 +223,21 @@ def call_of(
     # Inputs that are one tensor count as well: nothing is lost but speed.
     in_place = len({t.data_ptr() for t in tensors}) < len(tensors)
     found = _call(
-        name, tensors[0].get_device(), tensors[0].shape, dims, operands, online, prologue, query, in_place
+        name,
+        tensors[0].get_device(),
+        tensors[0].shape,
+        dims,
+        operands,
+        online,
+        prologue,
+        query,
+        in_place,
+        invariant,
     )
     if type(found) is str:
         raise NotPlanned(found)
+    if found.plan.laid_out and not copies:
+        raise NotPlanned("operands that do not lie in rows, which batch-invariant calls copy first")
     return found
 
 
@@ -218,6 +252,7 @@ def _call(
     prologue: Prologue,
     query: int | None,
     in_place: bool,
+    invariant: bool,
 ) -> Call | str:
     """The Call, or why there is none: that is remembered, too."""
     try:
@@ -226,11 +261,12 @@ def _call(
             shape,
             dims,
             operands,
-            device_facts(device),
+            facts_for(device, invariant),
             online=online,
             prologue=prologue,
             query=query,
             in_place=in_place,
+            invariant=invariant,
         )
     except NotPlanned as reason:
         return str(reason)
@@ -255,10 +291,41 @@ def run(
     prologue: Prologue = NO_PROLOGUE,
     numbers: Sequence[float] = (),
     query: int | None = None,
+    invariant: bool = False,
 ) -> None:
     """Launch a row math on non-empty CUDA tensors, on their device and its current stream.
 
-    numbers: the values of the prologue's numbers; other values compile nothing. Else as `call_of`.
+    numbers: the values of the prologue's numbers; other values compile nothing. Else as `call_of`, but that operands of
+    which a batch-invariant plan takes copies are copied.
     """
-    call = call_of(name, tensors, dims, online, prologue=prologue, query=query)
+    call = call_of(
+        name, tensors, dims, online, prologue=prologue, query=query, invariant=invariant, copies=True
+    )
+    given = tensors
+    if call.plan.laid_out:
+        written = outputs_of(name, online, prologue)
+        tensors = list(given)
+        for i in call.plan.laid_out:
+            tensors[i] = in_rows(given[i], dims, filled=i not in written)
     call.on_device(tensors[0].get_device(), *[t.data_ptr() for t in tensors], numbers=numbers)
+    for i in call.plan.laid_out:
+        if i in written:
+            given[i].copy_(tensors[i])
+
+
+def outputs_of(name: str, online: bool, prologue: Prologue) -> range:
+    """Which of a call's tensors are full outputs of a math."""
+    facts = facts_of(name, online, prologue.of(name))
+    first = len(facts.inputs) + len(facts.group_inputs)
+    return range(first, first + len(facts.outputs))
+
+
+def in_rows(tensor: torch.Tensor, dims: tuple[int, ...], filled: bool = True) -> torch.Tensor:
+    """A tensor like this in the strides of `rows_strides`; filled: with its elements."""
+    strides = rows_strides(tensor.shape, dims, tensor.stride())
+    once = [slice(1) if n > 1 and not s else slice(None) for n, s in zip(tensor.shape, strides, strict=True)]
+    base = tensor[tuple(once)]
+    rows = torch.empty_strided(base.shape, strides, dtype=tensor.dtype, device=tensor.device)
+    if filled:
+        rows.copy_(base)
+    return rows.expand(tensor.shape)

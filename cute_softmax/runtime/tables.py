@@ -22,11 +22,12 @@ def own_table(gpu: str) -> Path:
     return folder / "tables" / f"{name_for(gpu)}.json"
 
 
-def table_for(gpu: str) -> str:
+def table_for(gpu: str, shipped_only: bool = False) -> str:
     """The table for a GPU: what `$CUTE_SOFTMAX_TABLE` names (one that is shipped, or a path), else the user's own, else
-    the one measured on such a GPU, else the default."""
-    if named := os.environ.get(ENVIRONMENT):
-        return named
-    if (own := own_table(gpu)).exists():
-        return str(own)
+    the one measured on such a GPU, else the default. shipped_only: neither of the first two."""
+    if not shipped_only:
+        if named := os.environ.get(ENVIRONMENT):
+            return named
+        if (own := own_table(gpu)).exists():
+            return str(own)
     return name_for(gpu) if name_for(gpu) in shipped() else DEFAULT

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypedDict, TypeVar
 
 import torch
 
+from ...runtime.invariance import in_force
+
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
@@ -86,7 +88,7 @@ class Spec:
     dims: reduced, ascending. dtype: of the result, or of the input's gradient. log: the logarithm of the softmax.
     factor: the scale where that is a number (a tensor is an operand); alpha: a number. causal: None, or the offset of
     the diagonal: element j of query i counts if ``j <= i + causal``; queries are dimension -2. zero: rows with nothing
-    left have probability 0, not NaN.
+    left have probability 0, not NaN. invariant: whether the call is batch-invariant.
     """
 
     dims: tuple[int, ...]
@@ -97,6 +99,7 @@ class Spec:
     alpha: float = 1.0
     zero: bool = False
     online: bool = True
+    invariant: bool = False
 
     @property
     def math(self) -> str:
@@ -160,7 +163,7 @@ def scores_of(
     if empty_rows not in EMPTY_ROWS:
         raise ValueError(f'empty_rows is {empty_rows!r}: it is "nan" or "zero"')
     offset = None if causal is False else _diagonal(causal, input, dims)
-    spec = Spec(dims, dtype, log, factor, offset, alpha, empty_rows == "zero", online)
+    spec = Spec(dims, dtype, log, factor, offset, alpha, empty_rows == "zero", online, in_force())
     return Operands(bias, mask, groups), spec
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ...runtime.invariance import in_force
 from ..common.arguments import served
 from ..common.forms import Forms
 from ..common.formulas import wide
@@ -22,6 +23,7 @@ from .kernels import (
     found_at,
     gradient_at_target,
     gradient_of_rows,
+    invariant_sum,
     product,
     statistics,
     statistics_formula,
@@ -32,11 +34,13 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True)
 class Rows:
-    """What is asked of rows: over which dimensions, of which multiple of the input, and whether their entropies."""
+    """What is asked of rows: over which dimensions, of which multiple of the input, and whether their entropies; and
+    whether the call is batch-invariant."""
 
     dims: tuple[int, ...]
     scale: float = 1.0
     entropies: bool = False
+    invariant: bool = False
 
 
 class Statistics(Function):
@@ -50,15 +54,17 @@ class Statistics(Function):
 
     @staticmethod
     def forward(input, index, rows):
-        dims, scale = rows.dims, rows.scale
+        dims, scale, invariant = rows.dims, rows.scale, rows.invariant
         if not on_kernel(input):
             top, log, *rest = statistics_formula(input, dims, scale)
             found = None if index is None else found_at(input, index, scale, top, log)
         elif index is None or index.shape[-1] == 0:
-            top, log, *rest = statistics(input, dims, scale)
+            top, log, *rest = statistics(input, dims, scale, invariant=invariant)
             found = None if index is None else log.new_empty(index.shape)
         else:
-            found, top, log, *rest = statistics(input, dims, scale, index[..., :1], rows.entropies)
+            found, top, log, *rest = statistics(
+                input, dims, scale, index[..., :1], rows.entropies, invariant=invariant
+            )
             if index.shape[-1] > 1:
                 found = found_at(input, index, scale, top, log)
         nothing = log.new_empty(0)
@@ -110,11 +116,13 @@ class Gradient(Function):
             return gradient_formula(input, index, found, top, log, entropies, grad, of_lse, of_entropy, rows)
         dims, scale = rows.dims, rows.scale
         if of_lse is None and of_entropy is None and index.shape[-1] == 1:
-            result = gradient_at_target(input, dims, scale, index, found, grad.to(log.dtype))
+            result = gradient_at_target(input, dims, scale, index, found, grad.to(log.dtype), rows.invariant)
             if result is not None:
                 return result
-        total = _total(grad, of_lse, log.dtype)
-        result = gradient_of_rows(input, dims, scale, top, log, entropies, total, of_entropy)
+        total = _total(grad, of_lse, log.dtype, rows.invariant)
+        result = gradient_of_rows(
+            input, dims, scale, top, log, entropies, total, of_entropy, invariant=rows.invariant
+        )
         if grad is None:
             return result
         values = at_chosen(index, found, grad.to(log.dtype), total)
@@ -151,12 +159,19 @@ def _asked(index, grad, of_entropy, rows: Rows) -> tuple[Tensor | None, Tensor |
     return grad if index is not None else None, of_entropy if rows.entropies else None
 
 
-def _total(grad: Tensor | None, of_lse: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+def _total(
+    grad: Tensor | None, of_lse: Tensor | None, dtype: torch.dtype, invariant: bool = False
+) -> Tensor | None:
     """The gradient of the logsumexp, with what the log-probabilities pass on to it."""
     if grad is None:
         return of_lse
-    total = -grad.to(dtype).sum(-1, keepdim=True)
+    # torch adds in another order where there are more rows.
+    total = -(invariant_sum if invariant else _last)(grad.to(dtype))
     return total if of_lse is None else total + of_lse
+
+
+def _last(tensor: Tensor) -> Tensor:
+    return tensor.sum(-1, keepdim=True)
 
 
 def gradient_formula(
@@ -198,7 +213,7 @@ _STATISTICS = ways_of(
     Statistics.forward,
     operator_of(
         "statistics",
-        f"(Tensor input, Tensor? index, {_ROWS}) -> (Tensor, Tensor, Tensor, Tensor)",
+        f"(Tensor input, Tensor? index, {_ROWS}, bool invariant=False) -> (Tensor, Tensor, Tensor, Tensor)",
         Statistics,
         Rows,
         _fake,
@@ -211,7 +226,7 @@ _GRADIENT = Ways(
     operator_of(
         "statistics_backward",
         f"(Tensor input, Tensor? index, {_ROWS}, Tensor found, Tensor top, Tensor log, Tensor entropy, Tensor? grad, "
-        "Tensor? of_lse, Tensor? of_entropy) -> Tensor",
+        "Tensor? of_lse, Tensor? of_entropy, bool invariant=False) -> Tensor",
         Gradient,
         Rows,
         lambda input, *_: torch.empty_like(input),
@@ -232,10 +247,12 @@ def gradient_of(*call) -> Tensor | None:
     return _GRADIENT.serve(call, call[:-1], call[:-1])
 
 
-def times_softmax(input: Tensor, factors: Tensor, dims: tuple[int, ...]) -> Tensor:
+def times_softmax(input: Tensor, factors: Tensor, dims: tuple[int, ...], invariant: bool = False) -> Tensor:
     """The gradient of a logsumexp: factors (of size 1 in `dims`) times the softmax of the input."""
     nothing = factors.new_empty(0)
-    return gradient_of(input, None, nothing, nothing, factors, nothing, None, factors, None, Rows(dims))
+    return gradient_of(
+        input, None, nothing, nothing, factors, nothing, None, factors, None, Rows(dims, invariant=invariant)
+    )
 
 
 # -- Heads -------------------------------------------------------------------------------------------------------------
@@ -259,7 +276,7 @@ class Head:
 
     def rows(self, dims: tuple[int, ...], scale: float) -> Rows:
         """What it asks of rows."""
-        return Rows(dims, scale, self.math != "selective")
+        return Rows(dims, scale, self.math != "selective", in_force())
 
 
 ENTROPY = Head("entropy", lambda _, numbers: numbers[2], lambda entropy: (None, None, entropy))

@@ -10,6 +10,7 @@ from torch.autograd import forward_ad
 
 from ...plan import NotPlanned
 from ...runtime import launch
+from ...runtime.invariance import inside
 from ..common import forms
 from ..common.forms import Place, guard
 from ..common.state import batched, recorder, unseen
@@ -61,6 +62,7 @@ class Form:
         """Whether a call is of this form."""
         return (
             self._dim is dim
+            and self._rows.invariant is inside()
             and type(scale) in (float, int)
             and (scale != 1) is self._scaled
             and (self._matches(input) if self._found is None else self._matches(input, index))
@@ -155,7 +157,10 @@ class Form:
         operands = [input, *(t.view(self._shape).expand(input.shape) for t in groups)]
         operands += [torch.empty_like(input, device="meta")] * (name == "softmax")
         prologue, _ = scaled(scale, **parts)
-        return launch.call_of(name, operands, self._rows.dims, aligned=True, prologue=prologue)
+        rows = self._rows
+        return launch.call_of(
+            name, operands, rows.dims, aligned=True, prologue=prologue, invariant=rows.invariant
+        )
 
 
 class Recorded(torch.autograd.Function):

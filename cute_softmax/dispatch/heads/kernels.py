@@ -31,7 +31,12 @@ def scaled(scale: float, **parts: object) -> tuple[Prologue, tuple[float, ...]]:
 
 
 def statistics(
-    input: Tensor, dims: tuple[int, ...], scale: float, index: Tensor | None = None, entropies: bool = True
+    input: Tensor,
+    dims: tuple[int, ...],
+    scale: float,
+    index: Tensor | None = None,
+    entropies: bool = True,
+    invariant: bool = False,
 ) -> tuple[Tensor, ...]:
     """([found], max, log, [entropy]) of the rows of ``input * scale``: float32, the reduced dimensions of size 1.
 
@@ -45,14 +50,14 @@ def statistics(
     prologue, numbers = scaled(scale)
     math = "entropy" if index is None else "selective_entropy" if entropies else "selective"
     try:
-        launch.run(math, (input, *groups), dims, prologue=prologue, numbers=numbers)
+        launch.run(math, (input, *groups), dims, prologue=prologue, numbers=numbers, invariant=invariant)
     except NotPlanned:
         if index is not None:  # of rows that are not contiguous, or longer than a cluster's
-            top, log, *rest = statistics(input, dims, scale)
+            top, log, *rest = statistics(input, dims, scale, invariant=invariant)
             return found_at(input, index, scale, top, log), top, log, *rest[:entropies]
         if scale == 1:
             raise
-        launch.run(math, (input.float() * scale, *groups), dims)
+        launch.run(math, (input.float() * scale, *groups), dims, invariant=invariant)
     return results
 
 
@@ -90,6 +95,7 @@ def gradient_of_rows(
     of_lse: Tensor | None,
     of_entropy: Tensor | None,
     empty_rows: bool = False,
+    invariant: bool = False,
 ) -> Tensor:
     """The gradient of the input from those of the logsumexp and the entropy (either may be None), in one new tensor of
     its dtype and format. empty_rows: that of rows of nothing but -inf is 0, not NaN."""
@@ -97,12 +103,12 @@ def gradient_of_rows(
     if not input.numel():
         return result
     if of_entropy is None:
-        spec = Spec(dims, input.dtype, factor=scale, zero=empty_rows)
+        spec = Spec(dims, input.dtype, factor=scale, zero=empty_rows, invariant=invariant)
         return kernels.forward(input, None, None, None, spec, result, factors=of_lse.float() * scale)
     # scale * p * (of_lse - of_entropy * (log p + entropy)), with log p = x * scale - top - log.
     # In float16 p would run out of exponent where its product with a logarithm does not: lifted meanwhile.
     lift = 2.0**15 if input.dtype is torch.float16 else 1.0
-    spec = Spec(dims, input.dtype, factor=scale, alpha=lift, zero=empty_rows)
+    spec = Spec(dims, input.dtype, factor=scale, alpha=lift, zero=empty_rows, invariant=invariant)
     kernels.forward(input, None, None, None, spec, result)
     most = torch.finfo(torch.float32).max
     factor = of_entropy.float() * (-scale / lift)
@@ -120,7 +126,13 @@ def gradient_of_rows(
 
 
 def gradient_at_target(
-    input: Tensor, dims: tuple[int, ...], scale: float, index: Tensor, found: Tensor, grad: Tensor
+    input: Tensor,
+    dims: tuple[int, ...],
+    scale: float,
+    index: Tensor,
+    found: Tensor,
+    grad: Tensor,
+    invariant: bool = False,
 ) -> Tensor | None:
     """The gradient of the log-probabilities of one element of each row, ``-grad * scale * (softmax - 1 there)``, by one
     kernel; None where there is none."""
@@ -128,9 +140,18 @@ def gradient_at_target(
     prologue, numbers = scaled(scale, alpha="groups", target="found")
     groups = [t.expand(input.shape) for t in (grad * -scale, index, found)]
     try:
-        launch.run("softmax", (input, *groups, result), dims, prologue=prologue, numbers=numbers)
+        operands = (input, *groups, result)
+        launch.run("softmax", operands, dims, prologue=prologue, numbers=numbers, invariant=invariant)
     except NotPlanned:
         return None
+    return result
+
+
+def invariant_sum(tensor: Tensor) -> Tensor:
+    """The sum over the last dimension, kept with size 1, by our kernel: of a float32 tensor that is not empty."""
+    result = torch.empty((*tensor.shape[:-1], 1), dtype=torch.float32, device=tensor.device)
+    dims = (tensor.dim() - 1,)
+    launch.run("sum", (tensor, result.expand(tensor.shape)), dims, invariant=True)
     return result
 
 

@@ -17,6 +17,7 @@ from ...plan import Prologue
 from ...plan.problem import Operand
 from ...plan.rescale import plan_rescale
 from ...runtime import launch
+from ...runtime.invariance import inside
 from ..common import forms
 from ..common.forms import Place, guard
 from ..common.state import TENSORS, batched, recorder
@@ -31,7 +32,7 @@ class Loss:
 
     mean: of the rows that count; else their sum. squares: the factor on the squared logsumexps. scale: of the logits.
     grad_scale: the upstream that the gradient is written for, a number or a tensor of one. inplace: over the logits.
-    dtype: of the result.
+    dtype: of the result. invariant: whether the bits of a row must not depend on its company.
     """
 
     mean: bool
@@ -41,6 +42,7 @@ class Loss:
     grad_scale: float | Tensor = 1.0
     inplace: bool = False
     dtype: torch.dtype = torch.float32
+    invariant: bool = False
 
     def share(self, target: Tensor, weights: Tensor | None) -> Tensor | None:
         """What the sum of the rows' losses is multiplied by, a float32 on the device; None for 1."""
@@ -102,7 +104,9 @@ def visit(rows: Tensor, target: Tensor, alpha: Tensor, asked: Loss) -> tuple[Ten
     gradient = rows if asked.inplace else torch.empty_like(rows)
     prologue, numbers = _asked_of_kernel(asked)
     operands = _operands(rows, alpha, target, gradient, losses, lse)
-    launch.run("softmax", operands, (rows.dim() - 1,), prologue=prologue, numbers=numbers)
+    launch.run(
+        "softmax", operands, (rows.dim() - 1,), prologue=prologue, numbers=numbers, invariant=asked.invariant
+    )
     if asked.inplace:
         torch.autograd.graph.increment_version(rows)
     return losses, gradient
@@ -138,7 +142,10 @@ class Form:
         prologue, self._numbers = _asked_of_kernel(asked)
         gradient = rows if asked.inplace else torch.empty_like(rows, device="meta")
         operands = _operands(rows, losses.new_empty(()), target, gradient, losses, lse)
-        self._call = launch.call_of("softmax", operands, (rows.dim() - 1,), aligned=True, prologue=prologue)
+        dims = (rows.dim() - 1,)
+        self._call = launch.call_of(
+            "softmax", operands, dims, aligned=True, prologue=prologue, invariant=asked.invariant
+        )
 
     @staticmethod
     def _of_rows(numbers: Tensor, rows: Tensor) -> Tensor:
@@ -148,6 +155,7 @@ class Form:
         """Whether a call is of this form."""
         return (
             self._arguments == arguments
+            and self.asked.invariant is inside()
             and torch.is_grad_enabled()
             and type(target) in TENSORS
             and self._matches(input, target)

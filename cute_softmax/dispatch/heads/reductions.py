@@ -12,6 +12,7 @@ from functools import lru_cache, partial
 import torch
 
 from ...runtime import launch
+from ...runtime.invariance import in_force
 from ..common.arguments import FLOATS, check_out, check_tensor, overlap, overlaps_itself, served
 from ..common.formulas import formula
 from ..common.operators import Function, operator_of, ways_of
@@ -37,7 +38,7 @@ def reduce(
         return _into(out, name, input, dims, keepdim, dtype)
     if not _served(input, dtype):
         return _ATEN[name](input, dims, keepdim, dtype)
-    return _WAYS[name].serve((input, Reduction(name, dims, keepdim, dtype)), (input,), (input,))
+    return _WAYS[name].serve((input, Reduction(name, dims, keepdim, dtype, in_force())), (input,), (input,))
 
 
 def _served(input: torch.Tensor, dtype: torch.dtype | None) -> bool:
@@ -57,7 +58,7 @@ def _into(
         check_out(out, shape_of(input.shape, dims, keepdim), dtype, input.device, (input,))
         if overlap(input, out) or overlaps_itself(out):
             raise ValueError("out overlaps input or itself in memory: the result would be undefined")
-        launch.run(*work_of(input, name, dims, keepdim, out))
+        launch.run(*work_of(input, name, dims, keepdim, out, in_force()))
         return out
     with torch.no_grad():
         found = reduce(name, input, dims, keepdim, dtype)
@@ -66,11 +67,16 @@ def _into(
 
 
 def work_of(
-    input: torch.Tensor, name: str, dims: tuple[int, ...], keepdim: bool, result: torch.Tensor
+    input: torch.Tensor,
+    name: str,
+    dims: tuple[int, ...],
+    keepdim: bool,
+    result: torch.Tensor,
+    invariant: bool,
 ) -> launch.Work:
     """The launch. To the kernel every element of a group has the group's one result."""
     strides = group_strides(result.stride(), input.dim(), dims, keepdim)
-    return launch.Work(name, (input, result.as_strided(input.shape, strides)), dims)
+    return launch.Work(name, (input, result.as_strided(input.shape, strides)), dims, invariant=invariant)
 
 
 @lru_cache(maxsize=4096)
@@ -91,12 +97,14 @@ def group_strides(
 
 @dataclass(slots=True, eq=False)  # not frozen: made for each call, in a third of the time
 class Reduction:
-    """Everything about a reduction but its input: what of which dimensions, kept with size 1 or not, of which dtype."""
+    """Everything about a reduction but its input: what of which dimensions, kept with size 1 or not, of which dtype;
+    and whether the call is batch-invariant."""
 
     math: str
     dims: tuple[int, ...]
     keepdim: bool
     dtype: torch.dtype | None
+    invariant: bool = False
 
     def whole(self, tensor: torch.Tensor, rank: int) -> torch.Tensor:
         """A result for an input of `rank` dimensions, with the reduced ones of size 1 again."""
@@ -109,7 +117,7 @@ class Reduction:
 def forward(input: torch.Tensor, r: Reduction) -> torch.Tensor:
     """The reduction by our kernels into a new contiguous tensor; `input` is not empty."""
     result = torch.empty(shape_of(input.shape, r.dims, r.keepdim), dtype=r.dtype, device=input.device)
-    launch.run(*work_of(input, r.math, r.dims, r.keepdim, result))
+    launch.run(*work_of(input, r.math, r.dims, r.keepdim, result, r.invariant))
     return result
 
 
@@ -142,7 +150,7 @@ class Reduce(Function):
         # The operations between are worth float32; the result is rounded once.
         wide = torch.promote_types(ctx.dtype, torch.float32)
         if r.math == "logsumexp":
-            call = input, whole.to(wide), r.dims
+            call = input, whole.to(wide), r.dims, r.invariant
             return _TIMES_SOFTMAX.serve(call, call[:2], call[:2]), None
         largest = (input == r.whole(output, len(ctx.shape))).to(wide)
         d = whole.to(wide) * largest / largest.sum(r.dims, keepdim=True)
@@ -165,17 +173,22 @@ class Reduce(Function):
         return (weights * tangent).sum(r.dims, keepdim=r.keepdim).to(output.dtype)
 
 
-def _by_kernel(input: torch.Tensor, factors: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
+def _by_kernel(
+    input: torch.Tensor, factors: torch.Tensor, dims: tuple[int, ...], invariant: bool
+) -> torch.Tensor:
     """`factors * softmax(input)` of the input's dtype, with one factor for each group."""
-    spec = Spec(dims, input.dtype)
+    spec = Spec(dims, input.dtype, invariant=invariant)
     if batched(factors) or not served(input, input.dtype):
         return (formula(input, None, None, None, spec.changed(dtype=factors.dtype)) * factors).to(input.dtype)
     return kernels.forward(input, None, None, None, spec, factors=factors)
 
 
-def _differentiable(input: torch.Tensor, factors: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
+def _differentiable(
+    input: torch.Tensor, factors: torch.Tensor, dims: tuple[int, ...], invariant: bool
+) -> torch.Tensor:
     """`_by_kernel` where a gradient of the gradient may be wanted."""
-    return (softmax(input, None, None, None, Spec(dims, factors.dtype)) * factors).to(input.dtype)
+    spec = Spec(dims, factors.dtype, invariant=invariant)
+    return (softmax(input, None, None, None, spec) * factors).to(input.dtype)
 
 
 _TIMES_SOFTMAX = Ways(_by_kernel, _differentiable, _differentiable, times_softmax)
@@ -201,7 +214,7 @@ _WAYS = {
         forward,
         operator_of(
             name,
-            "(Tensor input, SymInt[] dim, bool keepdim, ScalarType dtype) -> Tensor",
+            "(Tensor input, SymInt[] dim, bool keepdim, ScalarType dtype, bool invariant=False) -> Tensor",
             Reduce,
             partial(Reduction, name),
             lambda input, r: input.new_empty(

@@ -53,7 +53,7 @@ def backward(request: Request, upstream: Upstream, bias_grad: bool = False) -> G
     if lse_grad is not None:
         extra["lse_grad"] = lse_grad
     tensors = {**inputs, **outputs, "output": output, "lse": lse, **extra}
-    numbers = spec.causal, spec.factor, 1.0 if bias_grad else spec.factor, spec.zero
+    numbers = spec.causal, spec.factor, 1.0 if bias_grad else spec.factor, spec.zero, spec.invariant
     try:
         made = _bound(*form_of(full, shared, depth, tensors, *numbers))
     except NotPlanned:
@@ -99,24 +99,27 @@ def operator(
     bias: torch.Tensor | None,
     bias_grad: bool,
     lse_grad: torch.Tensor | None,
+    invariant: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """`anyhow`; the last result is empty without `bias_grad`."""
-    request = request_of(scores, values, mask, bias, scale, causal, zero)
+    request = request_of(scores, values, mask, bias, scale, causal, zero, invariant=invariant)
     dscores, dvalues, dbias = anyhow(request, Upstream(output, lse, grad, lse_grad), bias_grad)
     return dscores, dvalues, scores.new_empty(0) if dbias is None else dbias
 
 
 @operator.register_fake
-def _(scores, values, output, lse, grad, scale, causal, zero, mask, bias, bias_grad, lse_grad):
+def _(
+    scores, values, output, lse, grad, scale, causal, zero, mask, bias, bias_grad, lse_grad, invariant=False
+):
     dbias = bias.new_empty(bias.shape) if bias_grad else scores.new_empty(0)
     return scores.new_empty(scores.shape), values.new_empty(values.shape), dbias
 
 
 def by_operator(request: Request, upstream: Upstream, bias_grad: bool) -> Gradients:
     """`anyhow`, by the operator."""
-    scores, values, mask, bias, *numbers, _ = request.fields
+    scores, values, mask, bias, *numbers, _, invariant = request.fields
     *given, lse_grad = upstream
-    found = operator(scores, values, *given, *numbers, mask, bias, bias_grad, lse_grad)
+    found = operator(scores, values, *given, *numbers, mask, bias, bias_grad, lse_grad, invariant)
     return *found[:2], found[2] if bias_grad else None
 
 
@@ -167,7 +170,7 @@ def form_of(
     tensors: dict[str, torch.Tensor],
     *numbers: float | bool | None,
 ) -> tuple:
-    """The arguments of `planned` for tensors and for causal, scale, factor and zero."""
+    """The arguments of `planned` for tensors and for causal, scale, factor, zero and invariant."""
 
     def operand(name: str, tensor: torch.Tensor) -> Operand:
         made = operand_of(tensor)
@@ -190,11 +193,20 @@ def planned(
     scale: float,
     factor: float,
     zero: bool,
+    invariant: bool = False,
 ) -> MatmulBackwardPlan:
     """The plan for CUDA device `index`, else as `plan_matmul_backward`."""
-    device = launch.device_facts(index)
     return plan_matmul_backward(
-        shape, shared, depth, dict(operands), device, causal=causal, scale=scale, factor=factor, zero=zero
+        shape,
+        shared,
+        depth,
+        dict(operands),
+        launch.facts_for(index, invariant),
+        causal=causal,
+        scale=scale,
+        factor=factor,
+        zero=zero,
+        invariant=invariant,
     )
 
 

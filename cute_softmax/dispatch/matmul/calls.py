@@ -21,9 +21,10 @@ def operator(
     causal: int | None,
     zero: bool,
     stats: torch.Tensor | None = None,
+    invariant: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(the result, log-sum-exps: an empty tensor where they are known)."""
-    return both(request_of(scores, values, mask, bias, scale, causal, zero, stats))
+    return both(request_of(scores, values, mask, bias, scale, causal, zero, stats, invariant))
 
 
 def both(request: Request) -> tuple[torch.Tensor, torch.Tensor]:
@@ -74,7 +75,7 @@ def _gradients(ctx, grad: torch.Tensor | None, grad_lse: torch.Tensor | None) ->
 
 
 operator.register_autograd(
-    lambda ctx, *grads: (*_gradients(ctx, *grads), *[None] * 4),
+    lambda ctx, *grads: (*_gradients(ctx, *grads), *[None] * 5),
     setup_context=lambda ctx, inputs, output: _save(ctx, request_of(*inputs), output),
 )
 

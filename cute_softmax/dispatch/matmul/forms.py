@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ...runtime import launch
+from ...runtime.invariance import inside
 from ..common import forms
 from ..common.forms import Forms, Place, guard
 from ..common.state import unseen
@@ -42,6 +43,7 @@ class Form:
         given, options = [t for t in call[:5] if t is not None], call[5]
         return (
             options == self._options
+            and self._spec.invariant is inside()
             and [t is None for t in call[2:5]] == self._absent
             and [*map(type, options)] == self._types  # 1 and True are equal
             and self._matches(*given)

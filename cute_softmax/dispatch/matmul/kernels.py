@@ -55,7 +55,8 @@ def _readable(request: Request) -> Request:
     mask, bias = (t if t is None else t.expand(scores.shape) for t in (mask, bias))
     if stats is not None:
         stats = stats.to(torch.float32).expand(scores.shape[:-1]).contiguous()
-    return Request(_rows(scores, tma, lines=True), _rows(values, tma), mask, bias, stats, spec)
+    # Rows that are read line by line have a class of their own.
+    return Request(_rows(scores, tma, not spec.invariant), _rows(values, tma), mask, bias, stats, spec)
 
 
 def _instruction(tensor: torch.Tensor) -> str:
@@ -111,12 +112,13 @@ def _call(
     tma = instruction == "wgmma"
     made = plan_matmul(
         canonical_matmul(shape, depth, scores, values, values.dtype, mask, bias, tma=tma),
-        launch.device_facts(device),
+        launch.facts_for(device, spec.invariant),
         scale=spec.factor,
         causal=spec.causal,
         zero=spec.zero,
         lse=lse,
         stats=stats,
         instruction=instruction,
+        invariant=spec.invariant,
     )
     return launch.Call(made, launch.function_of(made.kernel))

@@ -64,7 +64,7 @@ class Request(NamedTuple):
     def fields(self) -> tuple:
         """What `request_of` takes."""
         scores, values, mask, bias, stats, spec = self
-        return scores, values, mask, bias, spec.factor, spec.causal, spec.zero, stats
+        return scores, values, mask, bias, spec.factor, spec.causal, spec.zero, stats, spec.invariant
 
 
 class Upstream(NamedTuple):
@@ -88,18 +88,23 @@ def request_of(
     causal: int | None = None,
     zero: bool = False,
     stats: torch.Tensor | None = None,
+    invariant: bool = False,
 ) -> Request:
     """The request of an operator's arguments."""
-    return Request(scores, values, mask, bias, stats, spec_of(scores, scale, causal, zero))
+    return Request(scores, values, mask, bias, stats, spec_of(scores, scale, causal, zero, invariant))
 
 
-def spec_of(scores: torch.Tensor, scale: float, causal: int | None, zero: bool = False) -> Spec:
+def spec_of(
+    scores: torch.Tensor, scale: float, causal: int | None, zero: bool = False, invariant: bool = False
+) -> Spec:
     """The softmax of rows of scores.
 
     causal: column j of row i counts if j <= i + causal, None: all do; zero: what a row without anything that counts
     gives, 0 instead of NaN.
     """
-    return Spec((scores.dim() - 1,), scores.dtype, factor=scale, causal=causal, zero=zero)
+    return Spec(
+        (scores.dim() - 1,), scores.dtype, factor=scale, causal=causal, zero=zero, invariant=invariant
+    )
 
 
 def operand_of(tensor: torch.Tensor | None) -> Operand | None:

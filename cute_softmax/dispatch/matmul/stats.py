@@ -29,7 +29,8 @@ def forward(
     except NotPlanned:
         if not work.prologue:
             raise
-        launch.run("logsumexp", (compose(scores, bias, mask, None, spec), whole), spec.dims)
+        composed = compose(scores, bias, mask, None, spec), whole
+        launch.run("logsumexp", composed, spec.dims, invariant=spec.invariant)
     return result
 
 
@@ -40,19 +41,20 @@ def operator(
     bias: torch.Tensor | None,
     scale: float,
     causal: int | None,
+    invariant: bool = False,
 ) -> torch.Tensor:
     function = forward if served(scores, torch.float32, bias) else log_sums
-    return function(scores, mask, bias, spec_of(scores, scale, causal))
+    return function(scores, mask, bias, spec_of(scores, scale, causal, invariant=invariant))
 
 
 @operator.register_fake
-def _(scores, mask, bias, scale, causal):
+def _(scores, mask, bias, scale, causal, invariant=False):
     dtypes = [t.dtype for t in (scores, bias) if t is not None]
     return scores.new_empty(scores.shape[:-1], dtype=wide(*dtypes))
 
 
 def _by_operator(scores, mask, bias, spec: Spec) -> torch.Tensor:
-    return operator(scores, mask, bias, spec.factor, spec.causal)
+    return operator(scores, mask, bias, spec.factor, spec.causal, spec.invariant)
 
 
 # No gradient flows through them: nothing is recorded.

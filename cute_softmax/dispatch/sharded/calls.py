@@ -14,14 +14,22 @@ from torch.autograd.function import once_differentiable
 from ..common.formulas import wide
 from ..common.spec import Spec
 from ..heads.calls import on_kernel
-from ..heads.kernels import at_chosen, gradient_of_rows, in_pieces, product, statistics, statistics_formula
+from ..heads.kernels import (
+    at_chosen,
+    gradient_of_rows,
+    in_pieces,
+    invariant_sum,
+    product,
+    statistics,
+    statistics_formula,
+)
 from ..softmax import kernels
-from .states import Slice, gathered, in_order, merged, share
+from .states import Slice, by_blocks, gathered, in_order, merged, of_all_blocks, share
 
 Tensor = torch.Tensor
 
 
-def _local(input: Tensor, scale: float, entropies: bool) -> list[Tensor]:
+def _local(input: Tensor, scale: float, entropies: bool, invariant: bool = False) -> list[Tensor]:
     """[max, log, entropy if it is asked for] of a slice's rows: (..., 1), float32 or wider."""
     dims = (input.dim() - 1,)
     if not input.shape[-1]:  # a slice of nothing
@@ -31,10 +39,29 @@ def _local(input: Tensor, scale: float, entropies: bool) -> list[Tensor]:
         top, log, entropy = statistics_formula(input, dims, scale)
         return [top, log, entropy][: 2 + entropies]
     if entropies:
-        return list(statistics(input, dims, scale))
+        return list(statistics(input, dims, scale, invariant=invariant))
     # The row math of chosen elements has no entropy to work out.
     index = torch.zeros((*input.shape[:-1], 1), dtype=torch.int64, device=input.device)
-    return list(statistics(input, dims, scale, index, False)[1:])
+    return list(statistics(input, dims, scale, index, False, invariant)[1:])
+
+
+def _gathered(
+    input: Tensor, scale: float, entropies: bool, part: Slice, scores: Tensor | None = None
+) -> tuple[list[Tensor], list[Tensor]]:
+    """([max, log, entropy if it is asked for, score if there is one] of all slices or blocks of them, in order, each
+    (parts, ..., 1); the first of these of this slice itself, if it is one block).
+
+    scores: of the chosen elements, -inf where they lie elsewhere.
+    """
+    if part.block is None:
+        numbers = _local(input, scale, entropies)
+        return gathered([*numbers, *([] if scores is None else [scores])], part.group), numbers
+    numbers = by_blocks(input, part, lambda rows: _local(rows, scale, entropies, invariant=True))
+    nothing = [-torch.inf, -torch.inf, *[0.0] * entropies]
+    if scores is not None:
+        numbers.append(torch.nn.functional.pad(scores, (0, numbers[0].shape[-1] - 1), value=-torch.inf))
+        nothing.append(-torch.inf)
+    return of_all_blocks(numbers, part, nothing), []
 
 
 class Numbers(torch.autograd.Function):
@@ -43,33 +70,34 @@ class Numbers(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, input, index, scale, entropies, part: Slice):
-        numbers = _local(input, scale, entropies)
-        local = here = found = None
+        local = here = found = scores = None
         if index is not None:
             local, here = part.local(index)
-            scores = input.gather(-1, local).to(numbers[0].dtype) if input.shape[-1] else numbers[0]
-            numbers.append(torch.where(here, scores * scale, -torch.inf))
-        tops, logs, *rest = gathered(numbers, part.group)
+            scores = input.new_full(local.shape, -torch.inf, dtype=wide(input.dtype))
+            if input.shape[-1]:
+                scores = torch.where(here, input.gather(-1, local).to(scores.dtype) * scale, -torch.inf)
+        (tops, logs, *rest), own = _gathered(input, scale, entropies, part, scores)
         top, log = merged(tops, logs)
         shares = share(tops, logs, top, log)
         if index is not None:
             found = rest.pop().amax(0) - top - log
         entropy = in_order(product(shares.exp(), rest[0] - shares)) if entropies else None
-        mine = shares[dist.get_rank(part.group)]
+        mine = shares[dist.get_rank(part.group)] if own else None
         ctx.scale = scale
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(input, local, here, found, numbers[0], numbers[1], top, log, mine, entropy)
+        of_slice = (*own[:2], mine) if own else (None, None, None)
+        ctx.save_for_backward(input, local, here, found, *of_slice, top, log, entropy)
         return found, top + log, entropy
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad, of_lse, of_entropy):
-        input, local, here, found, top, log, whole_top, whole_log, mine, entropy = ctx.saved_tensors
+        input, local, here, found, top, log, mine, whole_top, whole_log, entropy = ctx.saved_tensors
         if not any(g is not None for g in (grad, of_lse, of_entropy)):
             return None, None, None, None, None
-        total = torch.zeros_like(top) if of_lse is None else of_lse
+        total = torch.zeros_like(whole_top) if of_lse is None else of_lse
         total = total if grad is None else total - grad
-        if on_kernel(input):
+        if mine is not None and on_kernel(input):
             # The softmax of the slice alone is the row's over the slice's share of the sum.
             weight = mine.exp()
             beside = mine if entropy is None else mine + entropy
@@ -77,11 +105,18 @@ class Numbers(torch.autograd.Function):
             rows = (input.dim() - 1,), ctx.scale, top, log, beside
             d = gradient_of_rows(input, *rows, total * weight, down, empty_rows=True)
         else:
-            logs = input.to(top.dtype) * ctx.scale - whole_top - whole_log
-            d = logs.exp() * total
-            if of_entropy is not None:
-                d = d - of_entropy * product(logs.exp(), logs + entropy)
-            d = (d * ctx.scale).to(input.dtype)
+            d = torch.empty_like(input)
+            rows = [whole_top, whole_log, total, *([] if of_entropy is None else [entropy, of_entropy])]
+
+            def finish(d: Tensor, x: Tensor, top: Tensor, log: Tensor, total: Tensor, *more: Tensor) -> None:
+                logs = x.to(top.dtype) * ctx.scale - top - log
+                p = logs.exp()
+                term = p * total
+                if more:
+                    term = term - more[1] * product(p, logs + more[0])
+                d.copy_(term.mul_(ctx.scale))
+
+            in_pieces(finish, [d, input, *rows], input.dim() - 1)
         if grad is not None and input.shape[-1]:
             values = at_chosen(local, found, grad, total)
             if of_entropy is not None:
@@ -90,15 +125,20 @@ class Numbers(torch.autograd.Function):
         return d, None, None, None, None
 
 
+def _sum(rows: Tensor) -> Tensor:
+    """The sums of rows, (..., 1), in an order that their length decides alone."""
+    return invariant_sum(rows) if on_kernel(rows) else rows.sum(-1, keepdim=True)
+
+
 class Softmax(torch.autograd.Function):
     """(slice's elements, scale, log, result dtype, slice) -> the slice of the rows' softmax, or of its logarithm."""
 
     @staticmethod
     def forward(ctx, input, scale, log, dtype, part: Slice):
-        numbers = _local(input, scale, False)
-        top, total = merged(*gathered(numbers, part.group))
+        numbers, own = _gathered(input, scale, False, part)
+        top, total = merged(*numbers)
         result = torch.empty_like(input, dtype=dtype)
-        if log or not on_kernel(input):
+        if log or part.block or not on_kernel(input):
 
             def finish(y: Tensor, x: Tensor, top: Tensor, total: Tensor) -> None:
                 logs = (x.to(top.dtype) * scale).sub_(top).sub_(total)
@@ -106,7 +146,7 @@ class Softmax(torch.autograd.Function):
 
             in_pieces(finish, [result, input, top, total], input.dim() - 1)
         else:
-            factors = share(*numbers, top, total).exp()
+            factors = share(*own, top, total).exp()
             # A slice of nothing but -inf is 0; a whole row of it has a factor of NaN.
             spec = Spec((input.dim() - 1,), dtype, factor=scale, zero=True)
             kernels.forward(input, None, None, None, spec, result, factors=factors)
@@ -119,14 +159,22 @@ class Softmax(torch.autograd.Function):
     def backward(ctx, grad):
         (result,) = ctx.saved_tensors
         kept, type_ = result.dim() - 1, wide(result.dtype)
-        sums = result.new_zeros((*result.shape[:-1], 1), dtype=type_)
+        part = ctx.part
+        blocks = max(-(-part.width // part.block), 1) if part.block else 1
+        sums = result.new_zeros((*result.shape[:-1], blocks), dtype=type_)
 
         def add(dy: Tensor, y: Tensor, total: Tensor) -> None:
             terms = dy.to(type_) if ctx.log else dy.to(type_) * y
-            total.copy_(terms.sum(-1, keepdim=True))
+            if part.block is None:
+                total.copy_(terms.sum(-1, keepdim=True))
+            elif part.width:
+                total.copy_(by_blocks(terms, part, lambda rows: [_sum(rows)])[0])
 
         in_pieces(add, [grad, result, sums], kept)
-        total = in_order(gathered([sums], ctx.part.group)[0])
+        if part.block is None:
+            total = in_order(gathered([sums], part.group)[0])
+        else:
+            total = in_order(of_all_blocks([sums], part, [0.0])[0])
         d = torch.empty_like(result, dtype=ctx.dtype)
 
         def finish(d: Tensor, dy: Tensor, y: Tensor, total: Tensor) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 import torch.distributed as dist
 
+from ...runtime.invariance import block_size, in_force
 from ..common.formulas import wide
 from ..common.state import transformed
 from ..heads.calls import check_integers
@@ -69,6 +70,8 @@ def uniform(input: Tensor, index: Tensor, scale: float, shard: Shard) -> tuple[T
             "label_smoothing of a DTensor whose rows are sharded: give group and local tensors"
         )
     _check(input, (input.dim() - 1,))
+    if in_force():
+        raise NotImplementedError("label_smoothing of rows that ranks share is not batch-invariant")
     rows, part = _rows(input, input.dim() - 1, shard)
     logs = Softmax.apply(rows, scale, True, wide(rows.dtype), part)
     local, here = part.local(index.long().unsqueeze(-1))
@@ -119,7 +122,14 @@ def _check(input: Tensor, dims: tuple[int, ...]) -> None:
 
 def _rows(input: Tensor, dim: int, shard: Shard) -> tuple[Tensor, Slice]:
     """The slice's elements, the row's dimension last and padding left out."""
-    part = slice_of(input.shape[dim], shard.group, shard.start, shard.size)
+    block = None
+    if in_force():
+        block = block_size()
+        if block is None:
+            raise ValueError(
+                "batch-invariant calls on rows that ranks share need batch_invariant(block_size=...)"
+            )
+    part = slice_of(input.shape[dim], shard.group, shard.start, shard.size, block)
     return input.movedim(dim, -1)[..., : part.width], part
 
 
@@ -138,6 +148,7 @@ def _of_dtensor(input: DTensor, index: Tensor | None, dim: int, call: Callable, 
     _, offset = compute_local_shape_and_global_offset(input.shape, mesh, input.placements)
     placements = list(input.placements)
     shape = list(input.shape)
+    size = shape[dim]
     if numbers:
         for i, p in enumerate(placements):
             if i in over:
@@ -148,7 +159,7 @@ def _of_dtensor(input: DTensor, index: Tensor | None, dim: int, call: Callable, 
     if isinstance(index, DTensor):
         index = index.redistribute(mesh, placements).to_local()
     stride = torch.empty(shape, device="meta").stride()
-    found = call(input.to_local(), index, Shard(mesh.get_group(over[0]), offset[dim]))
+    found = call(input.to_local(), index, Shard(mesh.get_group(over[0]), offset[dim], size))
 
     def whole(local: Tensor | None) -> Tensor | None:
         if local is None:

@@ -161,7 +161,8 @@ def differentiable(
 
 
 # What is not given to an operator stands for a plain softmax: scores that are the input itself.
-_NUMBERS = "bool log=False, float factor=1.0, SymInt? causal=None, float alpha=1.0, bool zero=False"
+_NUMBERS = "bool log=False, float factor=1.0, SymInt? causal=None, float alpha=1.0, bool zero=False, "
+_NUMBERS += "bool invariant=False"
 _SOFTMAX = ways_of(
     Softmax,
     kernels.forward,

@@ -8,6 +8,7 @@ import torch
 
 from ...plan import NotPlanned
 from ...runtime import launch
+from ...runtime.invariance import inside
 from ..common import forms
 from ..common.arguments import DTYPES, served
 from ..common.forms import Place, guard
@@ -43,6 +44,7 @@ class Form:
         spec: Spec,
     ):
         self.dim, self.dtype, self.online, self.spec = dim, dtype, spec.online, spec
+        self.invariant = spec.invariant
         self.of_input = spec if spec.dtype is input.dtype else spec.changed(dtype=input.dtype)
         self.names = given.keys() | ()
         self.tensors = [name for name, value in given.items() if isinstance(value, Tensor)]
@@ -52,7 +54,9 @@ class Form:
         )
         self.backwards: dict[tuple, Callable] = {}
         if not given:
-            self.run = launcher(spec.math, (input,), spec.dtype, spec.dims, spec.online, self.anywhere)
+            self.run = launcher(
+                spec.math, (input,), spec.dtype, spec.dims, spec.online, self.anywhere, spec.invariant
+            )
             return
         self._others = [(n, _alike(n, value)) for n, value in given.items() if n not in self.tensors]
         result = torch.empty_like(input, dtype=spec.dtype)
@@ -66,7 +70,8 @@ class Form:
 
     def fits(self, input: Tensor, dim: object, dtype: object, online: bool, given: dict[str, object]) -> bool:
         """Whether a call is of this form. `is`, because 1, 1.0 and True are equal."""
-        if not (self.dim is dim and self.dtype is dtype and self.online is online):
+        alike = self.dim is dim and self.dtype is dtype and self.online is online
+        if not alike or self.invariant is not inside():
             return False
         if not given:
             return not self.names and self.matches(input)
@@ -132,8 +137,13 @@ class Form:
         fits = served(output, self.of_input.dtype) and grad.dtype in DTYPES
         if not fits or lie_apart(grad, output, self.spec.dims):
             return anywhere
-        math = f"{self.spec.math}_backward"
-        return launcher(math, (grad, output), self.of_input.dtype, self.spec.dims, True, anywhere)
+        math, spec = f"{self.spec.math}_backward", self.spec
+        try:
+            return launcher(
+                math, (grad, output), self.of_input.dtype, spec.dims, True, anywhere, spec.invariant
+            )
+        except NotPlanned:  # for tensors as they lie
+            return anywhere
 
 
 class Recorded(torch.autograd.Function):
@@ -210,17 +220,18 @@ def launcher(
     dims: tuple[int, ...],
     online: bool,
     anywhere: Callable[..., torch.Tensor],
+    invariant: bool = False,
 ) -> Callable[..., torch.Tensor]:
     """A function of inputs of this form that allocates the result and launches.
 
     It is made for addresses that are multiples of 16 bytes and for the current device being the tensors' own, and
-    hands everything else to `anywhere`.
+    hands everything else to `anywhere`. invariant: see `plan_call`. Raises NotPlanned.
     """
     result = torch.empty_like(inputs[-1], dtype=dtype)
     if not result.numel():
         return anywhere
     here, shape, strides = Place(result), tuple(result.shape), result.stride()
-    call = launch.call_of(math, (*inputs, result), dims, online, aligned=True)
+    call = launch.call_of(math, (*inputs, result), dims, online, aligned=True, invariant=invariant)
     function, plan = call.function, call.plan
 
     if plan.movement != "row" or plan.kernel.kept_modes > 1:

@@ -41,7 +41,7 @@ def _work(
         query = result.dim() - 2
     tensors = (*inputs, *[t.expand(result.shape) for t in operands], result)
     online = spec.online or math != "softmax"  # of all else there is one way
-    return launch.Work(math, tensors, spec.dims, online, prologue, numbers, query)
+    return launch.Work(math, tensors, spec.dims, online, prologue, numbers, query, spec.invariant)
 
 
 def offset_within(offset: int, shape: Sequence[int]) -> int:
@@ -112,7 +112,8 @@ def _composed(input, bias, mask, scale, spec: Spec, result: Tensor, factors: Ten
     else:
         source, values = input, torch.empty_like(input, dtype=torch.float32)
     empty = empty_rows(source, spec.dims) if spec.zero else None
-    launch.run(spec.math, (source, values), spec.dims, spec.online or spec.log)
+    online = spec.online or spec.log
+    launch.run(spec.math, (source, values), spec.dims, online, invariant=spec.invariant)
     if empty is not None:
         values.masked_fill_(empty, -INF if spec.log else 0.0)
     if factors is not None or spec.alpha != 1:

@@ -220,13 +220,14 @@ class SoftmaxBackward(RowMath):
 
 
 class LogSumExp(Softmax):
-    """lse = max + log(sum(exp(x - max))): as softmax, but the elements are read and nothing else."""
+    """lse = max + log(sum(exp(x - max))): as softmax, but the elements are read and nothing else. exp: which
+    exponentials, if not the fastest."""
 
     outputs = ()
     group_outputs = ("lse",)
 
-    def __init__(self, source: str, *, online: bool):
-        super().__init__(source, online=online, precise=False, keep=False)
+    def __init__(self, source: str, *, online: bool, exp: Fast | Near | None = None):
+        super().__init__(source, online=online, precise=False, keep=False, exp=exp)
 
     def partial(self, stage: int, values: list, carry: list, width: int) -> tuple:
         (x,) = values
