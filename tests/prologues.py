@@ -37,7 +37,8 @@ def operands_of(
         if operand in ("bias", "mask") and shared:
             at = (0, *dense[1:])
         dtype = source if operand in ("x", "bias", "dx") else result
-        dtype = {"mask": "bool", "scale": "fp32", "alpha": "fp32"}.get(operand, dtype)
+        numbers = dict.fromkeys(("scale", "alpha", "found", "loss", "lse"), "fp32")
+        dtype = {"mask": "bool", "index": "int64", **numbers}.get(operand, dtype)
         assert not gradient or operand not in ("x", "bias", "mask")
         at = (strides or {}).get(operand, at)
         found.append(Operand(dtype, at, (offsets or {}).get(operand, 0) * ITEM_SIZE[dtype]))

@@ -51,6 +51,8 @@ STACK = {
 # around it: sum of rows of 4 elements on sm_100a (8 bytes), softmax in clusters (8 bytes); with five modes softmax of
 # rows of 65536 on sm_80, for which it takes 32 registers of 64 (192 bytes).
 STACK_OF_MODES = {1: 0, 2: 16, 5: 192}
+# Of a loss the arguments of the message about an index out of range, for each row of a thread.
+STACK_OF_LOSSES = 56
 
 
 @pytest.fixture
@@ -95,7 +97,8 @@ def expected_accesses(c: RowClass) -> Counter:
 def may_use_stack(c: RowClass) -> int:
     """Bytes of stack that the table allows."""
     allowed = [n for (m, names), (n, _) in STACK.items() if m == c.math and fnmatch(c.name, names)]
-    return max(allowed, default=0) + STACK_OF_MODES[c.kept_modes]
+    losses = STACK_OF_LOSSES * c.rows_per_thread if c.prologue.target == "loss" else 0
+    return max(allowed, default=0) + STACK_OF_MODES[c.kept_modes] + losses
 
 
 def check_rows(found: Iterable[RowClass], compiled: Callable[[RowClass], Compiled]):

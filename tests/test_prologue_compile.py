@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from itertools import cycle, product
 
 import pytest
@@ -66,6 +67,28 @@ def test_classes_of_other_architectures(turn, compiled):
     found = dict.fromkeys(classes_of(architecture, 37, turn))
     assert len(found) >= 8
     check_rows(found, compiled)
+
+
+LOSS = Prologue(alpha="groups", target="loss")
+
+
+@pytest.mark.parametrize("pair", SAME[::2], ids="->".join)
+def test_losses(pair, compiled):
+    """Of rows that begin anywhere, of several rows a thread and of clusters; scaled and with squares in turns."""
+    prologues = cycle((LOSS, replace(LOSS, scale="number"), replace(LOSS, squares=True)))
+    found = []
+    for columns, prologue in zip(
+        (5, 40, 700, 4096, 8192, 32768, 50257, 128256, 151936, 262144), prologues, strict=False
+    ):
+        made = plan_of("softmax", prologue, (600, columns), pair)
+        found.append(made.row_class)
+    assert {c.rows_per_thread > 1 for c in found} == {True, False} and any(c.edges for c in found)
+    check_rows(found, compiled)
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_100a"])
+def test_losses_elsewhere(architecture, compiled):
+    check_rows([plan_of("softmax", LOSS, (600, 4096), PAIRS[0], architecture).row_class], compiled)
 
 
 def test_each_part_shapes_the_code(compiled):
