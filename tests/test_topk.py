@@ -9,6 +9,7 @@ import torch
 from checking import FLOATS, example
 
 from cute_softmax import NotPlanned, plan_topk_softmax, topk_softmax
+from cute_softmax.dispatch.topk.kernels import Choice, formula
 from cute_softmax.kernels.topk.select import alike, bitonic, comparators, key_of, largest, ordered, sort
 from cute_softmax.plan.hardware import H200
 from cute_softmax.plan.problem import Operand
@@ -100,6 +101,29 @@ def test_ties_and_what_is_no_number(renormalize):
     assert indices.tolist() == [[0, 1, 2], [0, 1, 2], [1, 0, 2], [0, 1, 2], [1, 3, 2], [1, 2, 0]]
     assert values[3:].isnan().all() and not values[:3].isnan().any()
     assert values[2].tolist() == [1.0, 0.0, 0.0]
+
+
+@renormalizing
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_rule_does_not_depend_on_how_torch_sorts(dtype, renormalize, monkeypatch):
+    """Torch's operations where a sort goes by bits, as some do on a GPU: NaN with a sign last, and -0 after 0."""
+
+    def by_bits(tensor, dim, descending, stable):
+        bits = tensor.view({4: torch.int32, 8: torch.int64}[dtype.itemsize])
+        bits = torch.where(bits < 0, bits ^ torch.iinfo(bits.dtype).max, bits)
+        return sort(bits, dim=dim, descending=descending, stable=stable)
+
+    sort = torch.sort
+    logits = torch.tensor(
+        [[1.0, NAN, 2.0, NAN, 0.0, 3.0, INF, -INF], [-0.0, 0.0, -0.0, 1, 0, -1, -2, 0]], dtype=dtype
+    )
+    logits.view({4: torch.int32, 8: torch.int64}[dtype.itemsize])[0, 1] = -1
+    right = [[1, 3, 6, 5, 2, 0, 4, 7], [3, 0, 1, 2, 4, 7, 5, 6]]
+    assert logits[0, 1].isnan() and by_bits(logits, -1, True, True).indices.tolist() != right
+    monkeypatch.setattr(torch, "sort", by_bits)
+    values, indices = formula(logits, Choice((1,), 8, renormalize, dtype, torch.int64))
+    assert indices.tolist() == right
+    assert values[0].isnan().all() and torch.allclose(values[1], torch.softmax(logits[1], 0)[right[1]])
 
 
 @pytest.mark.parametrize(

@@ -123,11 +123,17 @@ def _call(
     return launch.Call(made, launch.function_of(made.kernel))
 
 
+def ranked(rows: Tensor) -> Tensor:
+    """The indices of each row's elements from the largest on: NaN before all numbers, of equal elements the first one
+    first. To some of torch's sorts a NaN with a sign is the smallest and -0 less than 0, so both lose theirs."""
+    unsigned = rows.masked_fill(rows == 0, 0.0).masked_fill(rows.isnan(), torch.nan)
+    return torch.sort(unsigned, dim=-1, descending=True, stable=True).indices
+
+
 def formula(input: Tensor, choice: Choice) -> tuple[Tensor, Tensor]:
     """`choose` in torch's operations."""
     x = input.to(wide(input.dtype, choice.dtype))
-    # -0 is no smaller than 0, and of equal elements the first comes first.
-    order = torch.sort(x.detach() + 0.0, dim=-1, descending=True, stable=True).indices[..., : choice.k]
+    order = ranked(x.detach())[..., : choice.k]
     few = choice.renormalize
     values = torch.softmax(x.gather(-1, order), -1) if few else torch.softmax(x, -1).gather(-1, order)
     return values.to(choice.dtype), order.to(choice.index_dtype)
