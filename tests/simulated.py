@@ -22,7 +22,7 @@ from cute_softmax.dispatch.matmul import backward, kernels
 from cute_softmax.dispatch.topk import kernels as topk
 from cute_softmax.plan.hardware import H200
 from cute_softmax.plan.in_rows import rows_strides
-from cute_softmax.plan.problem import Operand
+from cute_softmax.plan.problem import ITEM_SIZE, Operand
 from cute_softmax.runtime import launch
 
 INF = math.inf
@@ -128,16 +128,21 @@ class Launches(list):
         found.function = function
         return found
 
-    def choice(self, device, rows, columns, k, source, grad, result, index, renormalize):
+    def choice(self, device, rows, columns, k, source, grad, result, index, renormalize, invariant):
         """`dispatch.topk.kernels._call`, likewise."""
-        found = _CHOICE(device, rows, columns, k, source, grad, result, index, renormalize)
+        found = _CHOICE(device, rows, columns, k, source, grad, result, index, renormalize, invariant)
         c, few = found.plan.kernel, (rows, k)
+        if found.plan.laid_out:
+            _, source = dense((rows, columns), source.dtype)
 
         def function(stream, *arguments):
             addresses = [arguments[place] for place in found.places]
-            self.append(SimpleNamespace(math=c.math, index=index, dtypes=c.dtypes))
+            self.append(
+                SimpleNamespace(math=c.math, index=index, dtypes=c.dtypes, invariant=found.plan.invariant)
+            )
             if grad is None:
                 given = ((rows, columns), source), dense(few, result), dense(few, index)
+                self.begins_with_vectors(c, addresses[0], rows, source)
                 x, values, indices = (at(a, *g) for a, g in zip(addresses, given, strict=True))
                 order = torch.sort(x.double(), dim=-1, descending=True, stable=True).indices[:, :k]
                 of = x.double().gather(-1, order) if renormalize else x.double()
@@ -147,6 +152,8 @@ class Launches(list):
                 return
             read = (few if renormalize else (rows, columns)), source
             given = read, (few, grad), dense(few, index), dense((rows, columns), result)
+            if not renormalize:
+                self.begins_with_vectors(c, addresses[0], rows, source)
             x, dy, indices, dx = (at(a, *g) for a, g in zip(addresses, given, strict=True))
             p = x.double() if renormalize else torch.softmax(x.double(), -1).gather(-1, indices.long())
             dot = (p * dy.double()).sum(-1, keepdim=True)
@@ -156,6 +163,12 @@ class Launches(list):
 
         found.function = function
         return found
+
+    @staticmethod
+    def begins_with_vectors(c, address, rows, source):
+        """All rows begin at multiples of the accesses that a class of the `topk` movement makes to them."""
+        starts = address, (rows > 1) * source.strides[0] * ITEM_SIZE[source.dtype]
+        assert not any(start % (c.vector * ITEM_SIZE[source.dtype]) for start in starts)
 
     def gradients(self, *form):
         """`matmul_backward._bound`, likewise: the first launch leaves what it reads to the second."""

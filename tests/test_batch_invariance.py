@@ -91,7 +91,8 @@ def test_gradients_have_the_mode_of_their_forward_pass(f, repeated, launches):
 
 def test_gradients_are_launched(launches):
     """So that the test before looks at something: of these functions the gradient is a kernel's."""
-    for name in ("softmax", "log_softmax", "logsumexp", "entropy", "selective_log_softmax", "cross_entropy"):
+    names = "softmax", "log_softmax", "logsumexp", "entropy", "selective_log_softmax", "cross_entropy"
+    for name in (*names, "topk_softmax", "topk_softmax, renormalized"):
         x = example().requires_grad_()
         with c.batch_invariant():
             y = FUNCTIONS[name].ours(x)

@@ -2,18 +2,19 @@
 
 import itertools
 import random
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 import torch
 from checking import FLOATS, example
 
-from cute_softmax import NotPlanned, plan_topk_softmax, topk_softmax
+from cute_softmax import NotPlanned, batch_invariant, plan_topk_softmax, topk_softmax
 from cute_softmax.dispatch.topk.kernels import Choice, formula
 from cute_softmax.kernels.topk.select import alike, bitonic, comparators, key_of, largest, ordered, sort
 from cute_softmax.plan.hardware import H200
-from cute_softmax.plan.problem import Operand
-from cute_softmax.plan.topk import TopkClass, plan_topk
+from cute_softmax.plan.problem import Operand, contiguous
+from cute_softmax.plan.topk import TopkClass, plan_topk, plan_topk_backward
 
 INF, NAN = float("inf"), float("nan")
 renormalizing = pytest.mark.parametrize("renormalize", [False, True], ids=["whole", "renormalized"])
@@ -253,6 +254,105 @@ def test_vectors_are_as_wide_as_all_rows_allow(columns, strides, address, vector
 def test_more_rows_than_32_bits_count():
     with pytest.raises(NotPlanned, match="rows: at most"):
         plan_topk(1 << 31, 8, 2, Operand("bf16", (8, 1)), "bf16", H200)
+
+
+def operands_of(columns, dtype):
+    """(rows, operand): of one and many rows, without gaps and with, at any address."""
+    for rows, pitch, address in itertools.product(
+        (1, 2, 100, 1 << 20), (columns, columns + 1, columns + 8, 0), (0, 1, 2, 8)
+    ):
+        yield rows, Operand(dtype, (pitch, 1), address)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_invariant_plans_have_one_class(dtype):
+    """Its layout is the order in which a row is added up. Outside the mode there are several."""
+    for columns, k in ((1, 1), (7, 2), (8, 8), (60, 8), (64, 2), (64, 9), (256, 8), (1000, 33), (1024, 8)):
+        found = {mode: set() for mode in (False, True)}
+        gradients = {mode: set() for mode in (False, True)}
+        for (rows, operand), mode in itertools.product(operands_of(columns, dtype), found):
+            plan = plan_topk(rows, columns, k, operand, dtype, H200, invariant=mode)
+            found[mode].add(plan.kernel)
+            plans = [plan]
+            for renormalize in (False, True):
+                source = contiguous(dtype, (rows, k)) if renormalize else operand
+                few = Operand(dtype, (0, 0))
+                options = {"renormalize": renormalize, "invariant": mode}
+                plans.append(plan_topk_backward(rows, columns, k, source, few, dtype, H200, **options))
+                gradients[mode].add(plans[-1].kernel)
+            for plan in plans:
+                assert plan.invariant == mode and plan.laid_out in (((), (0,)) if mode else ((),))
+                if plan.laid_out:
+                    assert plan.operand_strides[0] == (columns,)
+            whole = plan_topk(rows, columns, k, Operand(dtype, (columns, 1)), dtype, H200, invariant=mode)
+            assert not whole.laid_out
+        assert len(found[True]) == 1 and len(gradients[True]) == 2  # renormalized and not
+        odd = columns % 2 == 1
+        assert odd or (len(found[False]) > 1 and len(gradients[False]) > 2)
+    plans = [
+        plan_topk(rows, 256, 8, contiguous("bf16", (rows, 256)), "bf16", H200, invariant=mode).kernel
+        for rows, mode in ((1, False), (1, True), (1 << 20, False))
+    ]
+    assert plans[0] != plans[1] == plans[2]
+
+
+LAYOUTS = {
+    "rows": lambda x: x,
+    "transposed": lambda x: x.mT.contiguous().mT,
+    "an odd offset": lambda x: torch.cat((x.new_zeros(1), x.flatten()))[1:].view(x.shape),
+    "an odd pitch": lambda x: torch.cat((x, x[:, :1]), 1)[:, : x.shape[1]],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@renormalizing
+def test_any_layout_within_batch_invariant(layout, renormalize, launches):
+    logits, upstream = example((5, 64), torch.float32), example((5, 4), torch.float32, seed=1)
+    for inside in (True, False, True, True):  # what one call decided serves those of its mode alone
+        launches.clear()
+        leaf = LAYOUTS[layout](logits).requires_grad_()
+        with batch_invariant() if inside else nullcontext():
+            values, indices = topk_softmax(leaf, 4, renormalize=renormalize)
+        (found,) = torch.autograd.grad(values, leaf, upstream)
+        other = logits.double().requires_grad_()
+        right, order = exact(other, 4, renormalize)
+        (expected,) = torch.autograd.grad(right, other, upstream.double())
+        assert torch.equal(indices, order) and torch.allclose(values.double(), right, atol=1e-6)
+        assert torch.allclose(found.double(), expected, atol=1e-6)
+        assert [n.math for n in launches] == ["topk_softmax", "topk_softmax_backward"]
+        assert {n.invariant for n in launches} == {inside}
+
+
+@renormalizing
+def test_the_mode_goes_where_calls_go(renormalize, launches):
+    """Into operators, in compiled code and its gradient, and under vmap."""
+    torch._dynamo.reset()
+
+    def values(x):
+        return topk_softmax(x, 3, renormalize=renormalize)[0]
+
+    compiled = torch.compile(values, fullgraph=True, backend="aot_eager")
+    for inside in (False, True, False):
+        launches.clear()
+        x = example((4, 6, 9), torch.float32).requires_grad_()
+        with batch_invariant() if inside else nullcontext():
+            found = compiled(x)
+            batched = torch.func.vmap(values)(x)
+            gradients = torch.func.vmap(torch.func.grad(lambda row: values(row).prod()))(x)
+        found.prod(-1).sum().backward()
+        assert torch.allclose(found, batched) and torch.allclose(gradients.sum(), x.grad.sum(), atol=1e-6)
+        assert [n.math for n in launches].count("topk_softmax") >= 3
+        assert {n.math for n in launches} == {"topk_softmax", "topk_softmax_backward"}
+        assert {n.invariant for n in launches} == {inside}
+
+
+def test_words_within_batch_invariant():
+    for backward in (False, True):
+        x = torch.empty(10, 65, dtype=torch.bfloat16, device="meta")[:, 1:]
+        with batch_invariant():
+            told = plan_topk_softmax(x, 8, backward=backward).explain()
+            assert "batch-invariant: they depend on the row and its length; 1 operand(s) copied" in told
+        assert "batch-invariant" not in plan_topk_softmax(x, 8, backward=backward).explain()
 
 
 @renormalizing

@@ -13,6 +13,7 @@ from ..plan.hardware import H200, Device
 from ..plan.problem import contiguous
 from ..plan.topk import TopkPlan, plan_topk, plan_topk_backward
 from ..runtime import launch
+from ..runtime.invariance import in_force
 
 
 def topk_softmax(
@@ -27,9 +28,10 @@ def topk_softmax(
     ``torch.softmax(logits, -1).topk(k)``.
 
     One launch that reads the logits once; the gradient is one, too, and writes all of it. The logits are compared, not
-    their rounded probabilities: the largest comes first, of equal ones that of the lower index (-0 equals 0), and NaN
-    before all numbers. A row with NaN or +inf has NaN for probabilities, as in torch, and so does a row of -inf alone.
-    CPU tensors, and float64 ones on any device, are computed by torch's operations.
+    their rounded probabilities: the largest comes first, of equal ones that of the lower index (-0 equals 0), and NaN,
+    whatever its sign, before all numbers. A row with NaN or +inf has NaN for probabilities, as in torch, and so does a
+    row of -inf alone. Within `batch_invariant` the bits are those of the row alone: few rows have as few lanes each as
+    many have. CPU tensors, and float64 ones on any device, are computed by torch's operations.
 
     Args:
         logits: (..., N), a dense floating-point tensor. On CUDA N is at most 1,024.
@@ -74,7 +76,7 @@ def _choice(
         raise ValueError(f"k is {k}: of {logits.shape[-1]} elements 0 to {logits.shape[-1]} can be chosen")
     if index_dtype not in INDICES:
         raise TypeError(f"index_dtype is {index_dtype}: it is {' or '.join(map(str, INDICES))}")
-    return Choice((logits.dim() - 1,), k, bool(renormalize), dtype, index_dtype)
+    return Choice((logits.dim() - 1,), k, bool(renormalize), dtype, index_dtype, in_force())
 
 
 def plan_topk_softmax(
@@ -89,7 +91,8 @@ def plan_topk_softmax(
 ) -> TopkPlan:
     """The plan of `topk_softmax` for a CUDA tensor, or for a contiguous tensor of some shape on a described GPU.
 
-    Its `explain()` says in words how the call would run; nothing is compiled or launched.
+    Its `explain()` says in words how the call would run; nothing is compiled or launched. Within `batch_invariant` the
+    plan is that of a call there.
 
     Args:
         input: A tensor, whose strides count and, on CUDA, its address and GPU; or the shape of a contiguous one.
@@ -119,7 +122,11 @@ def plan_topk_softmax(
     if input.is_cuda:
         device = launch.device_facts(input.get_device())
     rows = matrix(input)
-    options = {"index": INDICES[index_dtype], "renormalize": choice.renormalize}
+    options = {
+        "index": INDICES[index_dtype],
+        "renormalize": choice.renormalize,
+        "invariant": choice.invariant,
+    }
     values = launch.DTYPE_NAMES[result]
     if not backward:
         return plan_topk(*rows.shape, k, launch.operand(rows), values, device, **options)

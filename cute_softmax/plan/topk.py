@@ -162,6 +162,8 @@ class TopkPlan(PlanBase):
         operand_strides: In elements: of the row's tensor from row to row; the k values and indices are contiguous. In
             the gradient: of what it is computed from, from row to row, of the k gradients in rows and columns; indices
             and result are contiguous.
+        invariant: Whether the class, by which sums are added up, is that of all calls of this length, k and dtypes.
+        laid_out: Operands that are copied to contiguous rows first, for such a class: the first one, or none.
         scratch: Bytes of zeroed memory that a launch needs besides its operands.
     """
 
@@ -171,6 +173,8 @@ class TopkPlan(PlanBase):
     k: int
     ctas: int
     operand_strides: tuple[tuple[int, ...], ...]
+    invariant: bool = False
+    laid_out: tuple[int, ...] = ()
 
     scratch: ClassVar[int] = 0
 
@@ -202,7 +206,7 @@ class TopkPlan(PlanBase):
             read = "the k probabilities" if c.renormalize else "the row, once,"
             lines.append(f"  reads      {read} and the k gradients, which meet in shared memory")
         lines.append(f"  grid       {self.ctas} CTAs; {c.shared_memory} bytes of shared memory a CTA")
-        return "\n".join(lines)
+        return "\n".join([*lines, *self.bits])
 
 
 def plan_topk(
@@ -215,14 +219,21 @@ def plan_topk(
     *,
     index: str = "int64",
     renormalize: bool = False,
+    invariant: bool = False,
 ) -> TopkPlan:
     """The plan of the k largest of each row with their probabilities.
 
-    operand: the matrix (rows, columns), whose columns are contiguous; values: dtype of the probabilities.
+    operand: the matrix (rows, columns), whose columns are contiguous; values: dtype of the probabilities; invariant:
+    one whose class depends on the length of rows, k, dtypes and GPU alone, and is that of many rows. Its vectors are
+    those of contiguous rows; of others a copy is read.
     Raises NotPlanned for rows longer than `MOST_COLUMNS`, and for more rows than 32 bits count.
     """
+    copied = invariant and _misaligned(columns, operand, rows)
+    if copied:
+        operand = Operand(operand.dtype, (columns, 1))
     vector = _vector(columns, operand, rows)
-    lanes = _lanes(rows, columns, k, ITEM_SIZE[operand.dtype], device)
+    many = invariant or _many(rows, columns, ITEM_SIZE[operand.dtype], device)
+    lanes = _lanes(columns, k, ITEM_SIZE[operand.dtype], many)
     elements = _capacity(columns) // lanes
     length = min(next((n for n in LISTS if n >= k), elements), elements)
     c = TopkClass(
@@ -237,7 +248,7 @@ def plan_topk(
         slots=_power(math.ceil(k / lanes)),
         renormalize=renormalize,
     )
-    return _planned(c, rows, columns, k, ((operand.strides[0],), (), ()))
+    return _planned(c, rows, columns, k, ((operand.strides[0],), (), ()), invariant, copied)
 
 
 def plan_topk_backward(
@@ -251,15 +262,20 @@ def plan_topk_backward(
     *,
     index: str = "int64",
     renormalize: bool = False,
+    invariant: bool = False,
 ) -> TopkPlan:
     """The plan of the gradient of the row from those of the k values.
 
     source: the matrix of logits (rows, columns), or with `renormalize` of the k values; grad: of the k gradients;
-    result: dtype of the gradient.
+    result: dtype of the gradient; invariant: as for `plan_topk`, though no plan of a gradient has more lanes for few
+    rows.
     Raises NotPlanned as `plan_topk`.
     """
     check_float(result)
     written = Operand(result, (columns, 1))
+    copied = invariant and not renormalize and _misaligned(columns, source, rows)
+    if copied:
+        source = Operand(source.dtype, (columns, 1))
     vector = _vector(columns, written, rows)
     if not renormalize:
         vector = min(vector, _vector(columns, source, rows))
@@ -277,12 +293,22 @@ def plan_topk_backward(
         slots=0,
         renormalize=renormalize,
     )
-    return _planned(c, rows, columns, k, ((source.strides[0],), grad.strides, (), ()))
+    strides = (source.strides[0],), grad.strides, (), ()
+    return _planned(c, rows, columns, k, strides, invariant, copied)
 
 
-def _planned(c: TopkClass, rows: int, columns: int, k: int, strides: tuple[tuple[int, ...], ...]) -> TopkPlan:
+def _planned(
+    c: TopkClass,
+    rows: int,
+    columns: int,
+    k: int,
+    strides: tuple[tuple[int, ...], ...],
+    invariant: bool,
+    copied: bool,
+) -> TopkPlan:
     check_counts({"rows": rows})
-    return TopkPlan(c, rows, columns, k, math.ceil(rows / c.rows), strides)
+    ctas = math.ceil(rows / c.rows)
+    return TopkPlan(c, rows, columns, k, ctas, strides, invariant, (0,) if copied else ())
 
 
 def _capacity(columns: int) -> int:
@@ -292,13 +318,26 @@ def _capacity(columns: int) -> int:
     return max(_power(columns), LEAST_COLUMNS)
 
 
-def _lanes(rows: int, columns: int, k: int, itemsize: int, device: Device) -> int:
-    """Lanes that share a row. Lists longer than a router's grow faster than what fewer lanes spare."""
+def _fewest(columns: int, itemsize: int) -> int:
+    """Lanes that share a row where each has as many elements as one takes."""
     capacity = _capacity(columns)
-    many = max(capacity * itemsize // MANY, min(PAIR, capacity // FEW))
-    if k <= FEW and rows * many >= device.multiprocessors * WARPS * WARP:
-        return many
-    return min(WARP, capacity // FEW)
+    return max(capacity * itemsize // MANY, min(PAIR, capacity // FEW))
+
+
+def _many(rows: int, columns: int, itemsize: int, device: Device) -> bool:
+    """Whether so many rows keep the GPU busy with the fewest lanes each."""
+    return rows * _fewest(columns, itemsize) >= device.multiprocessors * WARPS * WARP
+
+
+def _lanes(columns: int, k: int, itemsize: int, many: bool) -> int:
+    """Lanes that share a row, one of many or not. Lists longer than a router's grow faster than what fewer lanes
+    spare."""
+    return _fewest(columns, itemsize) if many and k <= FEW else min(WARP, _capacity(columns) // FEW)
+
+
+def _misaligned(columns: int, operand: Operand, rows: int) -> bool:
+    """Whether accesses to the rows are narrower than where rows follow each other without gaps."""
+    return _vector(columns, operand, rows) < _vector(columns, Operand(operand.dtype, (columns, 1)), rows)
 
 
 def _vector(columns: int, operand: Operand, rows: int) -> int:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from checking import DEVICE, DTYPES, FACTOR, ROUNDING, TINY, half_ulp, random
 
-from cute_softmax import NotPlanned, topk_softmax
+from cute_softmax import NotPlanned, batch_invariant, topk_softmax
 from cute_softmax.dispatch.topk import kernels
 
 INF, NAN = float("inf"), float("nan")
@@ -260,6 +260,32 @@ def test_compiled_captured_and_the_same_every_time(renormalize):
     torch.cuda.synchronize()
     assert torch.equal(captured[1], expected(x, 8, renormalize)[1])
     assert not torch.equal(captured[1], indices)
+
+
+@pytest.mark.parametrize("columns", [8, 63, 256, 1024])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
+@renormalizing
+def test_batch_invariant(columns, dtype, renormalize):
+    """The bits of a row, whatever number of rows it comes with, at which address and in which strides."""
+    whole, upstream = distinct((20000, columns), dtype), random((20000, 16), dtype, seed=1)
+
+    def run(x, k, g):
+        leaf = x.detach().requires_grad_()
+        with batch_invariant():
+            values, indices = topk_softmax(leaf, k, renormalize=renormalize)
+        return values, indices, *torch.autograd.grad(values, leaf, g)
+
+    for k in (2, 8, 9)[: 2 if columns == 8 else 3]:
+        expected = run(whole, k, upstream[:, :k])
+        for first, count in ((0, 1), (19999, 1), (7, 3), (100, 64), (5000, 9000)):
+            rows = slice(first, first + count)
+            x, g = whole[rows], upstream[rows, :k]
+            room = torch.zeros(count * columns + 1, dtype=dtype, device=DEVICE)
+            elsewhere = room[1:].view(count, columns).copy_(x)
+            gaps = torch.cat((x, x[:, :1]), 1)[:, :columns]
+            for layout in (x, x.clone(), elsewhere, gaps, x.mT.contiguous().mT):
+                for found, right in zip(run(layout, k, g), expected, strict=True):
+                    assert torch.equal(found, right[rows]), (k, first, count, layout.stride())
 
 
 def test_longer_rows_are_refused():

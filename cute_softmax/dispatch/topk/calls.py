@@ -39,7 +39,8 @@ class Chosen(Function):
     @staticmethod
     def backward(ctx, grad, _):
         source, indices = ctx.saved_tensors
-        spread = Spread(ctx.choice.dims, ctx.columns, ctx.choice.renormalize, ctx.dtype)
+        c = ctx.choice
+        spread = Spread(c.dims, ctx.columns, c.renormalize, ctx.dtype, c.invariant)
         return gradient_of(source, indices, grad, spread), None
 
     @staticmethod
@@ -93,8 +94,8 @@ _CHOSEN = ways_of(
     Chosen.forward,
     operator_of(
         "topk_softmax",
-        "(Tensor input, SymInt[] dim, SymInt k, bool renormalize, ScalarType dtype, ScalarType index_dtype)"
-        " -> (Tensor, Tensor)",
+        "(Tensor input, SymInt[] dim, SymInt k, bool renormalize, ScalarType dtype, ScalarType index_dtype, "
+        "bool invariant=False) -> (Tensor, Tensor)",
         Chosen,
         Choice,
         _fake,
@@ -105,8 +106,8 @@ _GRADIENT = ways_of(
     Gradient.forward,
     operator_of(
         "topk_softmax_backward",
-        "(Tensor source, Tensor indices, Tensor grad, SymInt[] dim, SymInt columns, bool renormalize, ScalarType dtype)"
-        " -> Tensor",
+        "(Tensor source, Tensor indices, Tensor grad, SymInt[] dim, SymInt columns, bool renormalize, "
+        "ScalarType dtype, bool invariant=False) -> Tensor",
         Gradient,
         Spread,
         lambda source, indices, grad, spread: source.new_empty(

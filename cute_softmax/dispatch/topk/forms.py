@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch.autograd import forward_ad
 
+from ...runtime.invariance import inside
 from ..common.forms import Forms, Place, guard
 from ..common.state import recorder, unseen
 from .calls import Chosen, on_kernel, serve
@@ -35,7 +36,12 @@ class Form:
     def fits(self, input: Tensor, options: tuple) -> bool:
         """Whether a call is of this form."""
         # 1 and True are equal.
-        return options == self._options and [*map(type, options)] == self._types and self._matches(input)
+        return (
+            options == self._options
+            and [*map(type, options)] == self._types
+            and self.choice.invariant is inside()
+            and self._matches(input)
+        )
 
     def __call__(self, input: Tensor) -> tuple[Tensor, Tensor]:
         """The results of a call of this form, recorded by autograd where it records."""

@@ -19,23 +19,27 @@ INDICES = {torch.int32: "int32", torch.int64: "int64"}
 @dataclass(frozen=True)
 class Choice:
     """What is asked of rows: the k largest along the last dimension, `dims`, with their probabilities, which are of
-    `dtype`, and with `renormalize` those among the k; their indices are of `index_dtype`."""
+    `dtype`, and with `renormalize` those among the k; their indices are of `index_dtype`. invariant: whether the call
+    is batch-invariant."""
 
     dims: tuple[int, ...]
     k: int
     renormalize: bool
     dtype: torch.dtype
     index_dtype: torch.dtype
+    invariant: bool = False
 
 
 @dataclass(frozen=True)
 class Spread:
-    """What is asked of k gradients of each row: the gradient of its `columns` elements along `dims`, of `dtype`."""
+    """What is asked of k gradients of each row: the gradient of its `columns` elements along `dims`, of `dtype`.
+    invariant: as of a `Choice`."""
 
     dims: tuple[int, ...]
     columns: int
     renormalize: bool
     dtype: torch.dtype
+    invariant: bool = False
 
 
 def choose(input: Tensor, choice: Choice, call: launch.Call | None = None) -> tuple[Tensor, Tensor]:
@@ -49,9 +53,9 @@ def choose(input: Tensor, choice: Choice, call: launch.Call | None = None) -> tu
     if not values.numel():
         return values, indices
     rows = matrix(input)
-    (call or call_of(rows, choice)).on_device(
-        input.get_device(), rows.data_ptr(), values.data_ptr(), indices.data_ptr()
-    )
+    call = call or call_of(rows, choice)
+    rows = _as_planned(rows, call)
+    call.on_device(input.get_device(), rows.data_ptr(), values.data_ptr(), indices.data_ptr())
     return values, indices
 
 
@@ -66,6 +70,7 @@ def call_of(rows: Tensor, choice: Choice) -> launch.Call:
         launch.DTYPE_NAMES[choice.dtype],
         INDICES[choice.index_dtype],
         choice.renormalize,
+        choice.invariant,
     )
 
 
@@ -87,7 +92,9 @@ def gradient(source: Tensor, indices: Tensor, grad: Tensor, spread: Spread) -> T
         launch.DTYPE_NAMES[spread.dtype],
         INDICES[indices.dtype],
         spread.renormalize,
+        spread.invariant,
     )
+    rows = _as_planned(rows, call)
     call.on_device(
         rows.get_device(), rows.data_ptr(), grads.data_ptr(), indices.data_ptr(), result.data_ptr()
     )
@@ -98,6 +105,11 @@ def matrix(tensor: Tensor) -> Tensor:
     """The rows of a tensor as a matrix with contiguous columns: a view where there is one."""
     rows = tensor.reshape(-1, tensor.shape[-1])
     return rows if rows.stride(1) == 1 or rows.shape[1] == 1 else rows.contiguous()
+
+
+def _as_planned(rows: Tensor, call: launch.Call) -> Tensor:
+    """The rows, or a copy at whose multiples of a vector they begin where the plan asks for one."""
+    return rows.clone(memory_format=torch.contiguous_format) if call.plan.laid_out else rows
 
 
 @lru_cache(maxsize=4096)
@@ -111,15 +123,15 @@ def _call(
     result: str,
     index: str,
     renormalize: bool,
+    invariant: bool,
 ) -> launch.Call:
     """Forward without `grad`."""
-    facts = launch.device_facts(device)
+    facts = launch.facts_for(device, invariant)
+    options = {"index": index, "renormalize": renormalize, "invariant": invariant}
     if grad is None:
-        made = plan_topk(rows, columns, k, source, result, facts, index=index, renormalize=renormalize)
+        made = plan_topk(rows, columns, k, source, result, facts, **options)
     else:
-        made = plan_topk_backward(
-            rows, columns, k, source, grad, result, facts, index=index, renormalize=renormalize
-        )
+        made = plan_topk_backward(rows, columns, k, source, grad, result, facts, **options)
     return launch.Call(made, launch.function_of(made.kernel))
 
 
