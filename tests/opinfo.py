@@ -51,7 +51,7 @@ from remembered import forget_calls  # noqa: E402
 
 import cute_softmax  # noqa: E402
 from benchmarks import results  # noqa: E402
-from cute_softmax.accelerate import operators  # noqa: E402
+from cute_softmax.acceleration import operators  # noqa: E402
 from cute_softmax.runtime import launch  # noqa: E402
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)

@@ -12,10 +12,10 @@ import torch
 from checking import example
 
 from cute_softmax import accelerate, accelerated, restore
-from cute_softmax.accelerate import operators, originals
+from cute_softmax.acceleration import operators, originals
 from cute_softmax.runtime import launch
 
-routing = sys.modules["cute_softmax.accelerate.switch"]
+routing = sys.modules["cute_softmax.acceleration.switch"]
 OVERLOADS = [
     f"aten::{o.name}{end}" for o in operators.OPERATORS for end in ("", ".out") if end == "" or o.has_out
 ]

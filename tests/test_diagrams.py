@@ -153,7 +153,7 @@ COMMANDS = {
     "64x4096 --backward --arch sm_80": ("softmax_backward of 64 rows of 4096, bf16, for sm_80", "tv tile"),
     "64x4096 --two-pass": ("two_pass", "tv tile"),
     "33x40 --dim 0": ("movement   column", "tv reduction_buffer"),
-    "4x5x64 --dim 0 2": ("5 groups of 256", "tv"),
+    "4x5x64 --dim 0,2": ("5 groups of 256", "tv"),
     "4x512x512 --matmul 64 --thread 70": ("softmax(S) @ V", "tile fragments"),
     "4x512x512 --matmul 64 --backward": ("softmax_matmul_backward", "second_product"),
 }

@@ -10,7 +10,7 @@ import torch
 from checking import DTYPES, check_backward, check_softmax, equal_bits, random
 
 from cute_softmax import accelerate, accelerated, restore
-from cute_softmax.accelerate import operators
+from cute_softmax.acceleration import operators
 
 dtypes = pytest.mark.parametrize("dtype", DTYPES)
 OVERLOADS = [
