@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # what `__getattr__` finds, for those who read sources
     from .api.reductions import sum as sum
     from .api.selective import entropy, selective_log_softmax
     from .api.softmax import log_softmax, log_softmax_backward, prepare, softmax, softmax_, softmax_backward
+    from .api.variants import gumbel_softmax, softmin
     from .plan import NotPlanned
 
 # `sum` is public, too, but no star import shall hide Python's own.
@@ -33,6 +34,7 @@ __all__ = [
     "cross_entropy",
     "entropy",
     "explain",
+    "gumbel_softmax",
     "log_softmax",
     "log_softmax_backward",
     "logsumexp",
@@ -47,6 +49,7 @@ __all__ = [
     "softmax_backward",
     "softmax_matmul",
     "softmax_stats",
+    "softmin",
 ]
 
 _MODULES = ("hardware", "nn")
@@ -66,6 +69,7 @@ _HOMES = {
         "softmax_",
         "softmax_backward",
     ),
+    "api.variants": ("gumbel_softmax", "softmin"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
