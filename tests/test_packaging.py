@@ -2,6 +2,7 @@
 
 import ast
 import builtins
+import re
 import subprocess
 import sys
 import sysconfig
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 import cute_softmax
+from cute_softmax.commands import line as command_line
 
 try:
     import tomllib
@@ -258,3 +260,21 @@ def test_constraints_hold_every_dependency_at_one_version_per_python():
     for requirement in wanted:
         assert requirement.split(">")[0].split("[")[0] in {*pinned, "cute-softmax"}, requirement
     assert pinned["torch"] == [""]
+
+
+def test_what_the_repository_says_of_its_versions_agrees():
+    """Ruff's version before a commit is that of the tests, and what changed has a heading."""
+    (pinned,) = re.findall(r"^ruff==(\S+)$", (ROOT / "constraints.txt").read_text(), re.M)
+    assert f"rev: v{pinned}\n" in (ROOT / ".pre-commit-config.yaml").read_text()
+    assert f"\n## {VERSION}\n" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_forms_and_workflows_name_what_there_is():
+    """Commands, scripts and targets of the files that are used elsewhere."""
+    form = (ROOT / ".github" / "ISSUE_TEMPLATE" / "fault.yml").read_text()
+    assert {*re.findall(r"cute-softmax (\w+)", form)} == {"info", "explain"} <= {*command_line.line.commands}
+    for workflow in (ROOT / ".github" / "workflows").glob("*.yml"):
+        text = workflow.read_text()
+        targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.M)
+        assert {*re.findall(r"run: make (\w+)", text)} <= {*targets}
+        assert all((ROOT / name).exists() for name in re.findall(r"python (\S+\.py)", text))
