@@ -26,7 +26,7 @@ LEFT_OUT = (
     "cute_softmax/ladder/",
     "cute_softmax/__main__.py",
 )
-LAYOUTS = ("__init__", "algebra", "ints", "notation", "trace")
+LAYOUTS = ("__init__", "algebra", "coordinates", "ints", "notation", "trace")
 CARD = """---
 license: mit
 tags: [kernels]

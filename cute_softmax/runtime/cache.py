@@ -55,6 +55,7 @@ SOURCES = (
     "cute_softmax/runtime/compile.py",
     "layouts/__init__.py",
     "layouts/algebra.py",
+    "layouts/coordinates.py",
     "layouts/ints.py",
     "layouts/notation.py",
     "layouts/trace.py",
