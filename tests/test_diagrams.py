@@ -14,7 +14,8 @@ import pytest
 from drawings import EVERY, PANELS, ROOT, ROWS, made, reached, strided
 
 from cute_softmax import draw
-from cute_softmax.__main__ import main, parser
+from cute_softmax.__main__ import main
+from cute_softmax.commands.line import line
 from cute_softmax.draw import checks
 from cute_softmax.plan import WARP, RowClass, describe
 from cute_softmax.plan.hardware import ARCHITECTURES
@@ -181,7 +182,8 @@ def test_commands_of_the_page_of_plans(document):
     commands = re.findall(r"^python -m cute_softmax (diagrams .*)$", page, re.M)
     assert len(commands) >= 7
     for command in commands:
-        shape = parser().parse_args(command.split()).shape
+        name, *arguments = command.split()
+        shape = line.commands[name].make_context(name, arguments).params["shape"]
         assert (
             f"{' x '.join(f'{n:,}' for n in shape)}" in page or f"{shape[0]:,} rows of {shape[1]:,}" in page
         )
