@@ -5,6 +5,7 @@ What all movements have in common, and the row movement.
 
 from __future__ import annotations
 
+import importlib
 import re
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
@@ -145,6 +146,7 @@ def test_every_thread_can_be_followed(name, shown):
     ],
 )
 def test_notebooks_show_a_plan(name, words):
+    importlib.import_module("cute_softmax.api")  # where people get plans from
     text = made(name)._repr_svg_()
     assert text.startswith("<?xml") and all(word in text for word in words)
 
