@@ -15,10 +15,11 @@ READY := $(VENV)/ready-$(VERSION)
 APT := $(if $(filter 0,$(shell id -u)),$(shell command -v apt-get))
 apt_install = $(APT) update -qq && DEBIAN_FRONTEND=noninteractive $(APT) install -y -qq --no-install-recommends
 
-.PHONY: help demo check test lint format docs browser wheel constraints clean
+.PHONY: help demo check test lint format docs browser wheel hub constraints clean
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
-	@echo 'make lint | format | docs (what is generated in them) | wheel | constraints | clean'
+	@echo 'make lint | format | docs (what is generated in them) | wheel | hub (the package of the kernel hub) |' \
+		'constraints | clean'
 
 demo: $(READY)
 	$(BIN)/python -m cute_softmax demo
@@ -44,6 +45,9 @@ docs: $(READY)
 
 wheel: $(READY)
 	$(BIN)/python -m pip wheel --no-deps --no-build-isolation --wheel-dir dist .
+
+hub: $(READY)
+	$(BIN)/python .ci/hub.py out/hub
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \

@@ -62,7 +62,7 @@ class Section:
         """The command that draws this Plan."""
         flags = (" --backward" if self.backward else "") + (" --two-pass" if self.two_pass else "")
         if self.dim != (-1,):
-            flags = f" --dim {' '.join(map(str, self.dim))}{flags}"
+            flags = f" --dim {','.join(map(str, self.dim))}{flags}"
         if self.depth:
             flags = f" --matmul {self.depth}{flags}"
         shape = "x".join(map(str, self.chosen[0]))

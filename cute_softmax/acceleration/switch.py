@@ -31,7 +31,7 @@ _generation = 0  # calls of `restore`, which ends all of them
 
 _counting = threading.Lock()
 _counts: Counter[tuple[str, str]] = Counter()  # (operator, reason) -> calls
-_at_start: Counter[tuple[str, str]] = Counter()  # the same, when torch was last changed
+_at_start: Counter[tuple[str, str]] | None = None  # the same, when torch was last changed; None if never
 
 
 class _Thread(threading.local):
@@ -47,6 +47,7 @@ class Report:
 
     Attributes:
         active: Whether our kernels are under torch's operators now.
+        ended: Whether they were, and are no longer.
         served: Calls that our kernels served, per operator.
         handed_on: Calls that went on to ATen, per operator and reason.
         overridden: Operators for which another package's kernels run now, and where it has registered them. They are
@@ -54,14 +55,15 @@ class Report:
     """
 
     active: bool
+    ended: bool
     served: dict[str, int]
     handed_on: dict[tuple[str, str], int]
     overridden: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         served, handed_on = sum(self.served.values()), sum(self.handed_on.values())
-        state = "active" if self.active else "not active"
-        lines = [f"cute_softmax.accelerate is {state}: {served:,} calls served, {handed_on:,} handed on"]
+        state = "is active" if self.active else "was active" if self.ended else "is not active"
+        lines = [f"cute_softmax.accelerate {state}: {served:,} calls served, {handed_on:,} handed on"]
         lines += [f"  {name}: {calls:,} served" for name, calls in self.served.items()]
         lines += [f"  {name}: {calls:,} handed on: {why}" for (name, why), calls in self.handed_on.items()]
         lines += [
@@ -277,10 +279,12 @@ def _copy_of_counts() -> Counter[tuple[str, str]]:
         return _counts.copy()
 
 
-def _report(start: Counter[tuple[str, str]]) -> Report:
-    calls = _copy_of_counts() - start
+def _report(start: Counter[tuple[str, str]] | None) -> Report:
+    """The calls since; there are none where nothing was ever begun."""
+    calls, active = _copy_of_counts() - (start or Counter()), _library is not None
     return Report(
-        active=_library is not None,
+        active=active,
+        ended=start is not None and not active,
         served={name: n for (name, why), n in sorted(calls.items()) if why == _SERVED},
         handed_on={key: n for key, n in sorted(calls.items()) if key[1] != _SERVED},
         overridden=_overridden() if tells_places() or _library is None else dict(_left),

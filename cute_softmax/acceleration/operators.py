@@ -22,6 +22,7 @@ from ..plan.prologue import NO_PROLOGUE, Prologue
 from ..runtime import launch
 from ..runtime.invariance import anywhere
 
+MOST_DIMENSIONS = 64  # of a tensor that ATen reduces over several
 MOST_LAUNCHERS = 4096  # forms of calls; a program with ever new ones starts over
 _launchers: dict[tuple, Callable[..., torch.Tensor] | str] = {}
 
@@ -30,8 +31,9 @@ _launchers: dict[tuple, Callable[..., torch.Tensor] | str] = {}
 class Work:
     """One call as the kernels see it: a math over `dims` of `inputs` of one shape, with a result of `dtype`.
 
-    keepdim: None where the result has the inputs' shape; else whether a reduction keeps its dimensions. invariant:
-    whether the call is batch-invariant.
+    keepdim: None where the result has the inputs' shape; else whether a reduction keeps its dimensions. given: the
+    operands that kernels read, made of the operator's tensors; None where they are these. invariant: whether the call
+    is batch-invariant.
     """
 
     math: str
@@ -40,6 +42,7 @@ class Work:
     dtype: torch.dtype
     keepdim: bool | None = None
     prologue: Prologue = NO_PROLOGUE
+    given: Callable[..., tuple[torch.Tensor, ...]] | None = None
     invariant: bool = False
 
     @property
@@ -146,6 +149,8 @@ def _fill(work: Work, inputs: tuple[torch.Tensor, ...], result: torch.Tensor) ->
 def _operands(work: Work, inputs: tuple[torch.Tensor, ...], result: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The operands as the kernel addresses them. Inputs that lie apart from the result are copied, as ATen always
     does."""
+    if work.given is not None:
+        inputs = work.given(*inputs)
     if work.keepdim is None:
         return (*(t.contiguous() if lie_apart(t, result, work.dims) else t for t in inputs), result)
     if not result.is_contiguous():
@@ -212,6 +217,8 @@ def _logsumexp(input: torch.Tensor, dim: list[int], keepdim: bool = False) -> Wo
     dims = _dims(dim, input)
     if not input.numel():
         raise Refused("an empty tensor")
+    if input.dim() > MOST_DIMENSIONS:
+        raise Refused(f"more than {MOST_DIMENSIONS} dimensions, which torch refuses")
     return Work("logsumexp", (input,), dims, input.dtype, keepdim)
 
 
@@ -222,11 +229,45 @@ def _safe_softmax(input: torch.Tensor, dim: int, dtype: torch.dtype | None = Non
     return Work("softmax", (input,), dims, result, prologue=Prologue(zero=True))
 
 
+def _masked_softmax(
+    input: torch.Tensor, mask: torch.Tensor, dim: int | None = None, mask_type: int | None = None
+) -> Work:
+    """ATen's mask is True where an element does not count; the layers of torch.nn.Transformer call this."""
+    dims = _dims(-1 if dim is None else dim, input)
+    if mask.dtype is not torch.bool or mask.device != input.device or mask_type not in (0, 1, 2):
+        raise Refused("a mask that ATen refuses")
+    if not input.is_contiguous():  # ATen's result has the strides of the scores
+        raise Refused("scores with strides of their own")
+    if mask.shape == input.shape and input.dim():
+        shape = tuple(mask.shape)
+    elif (
+        mask_type == 0
+        and input.dim() == 4
+        and mask.shape == input.shape[2:]
+        and mask.shape[0] == mask.shape[1]
+    ):
+        shape = 1, 1, *mask.shape  # of queries and keys
+    elif (
+        mask_type == 1
+        and input.dim() == 4
+        and tuple(input.shape) == (len(mask), input.shape[1], *mask.shape[1:] * 2)
+    ):
+        shape = len(mask), 1, 1, *mask.shape[1:]  # of keys
+    else:
+        raise Refused("a mask that ATen refuses")
+
+    def given(input: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return input, mask.logical_not().view(shape).expand(input.shape)
+
+    return Work("softmax", (input, mask), dims, input.dtype, prologue=Prologue(mask=True), given=given)
+
+
 OPERATORS = (
     Operator("_softmax", _forward("softmax")),
     Operator("_softmax_backward_data", _backward("softmax_backward"), tensors=2),
     Operator("_log_softmax", _forward("log_softmax")),
     Operator("_log_softmax_backward_data", _backward("log_softmax_backward"), tensors=2),
     Operator("_safe_softmax", _safe_softmax, has_out=False),
+    Operator("_masked_softmax", _masked_softmax, tensors=2, has_out=False),
     Operator("logsumexp", _logsumexp),
 )

@@ -13,11 +13,12 @@ REACHABLE = hasattr(torch.library, "get_kernel")
 
 
 def original(overload: str, key: str) -> Callable[..., torch.Tensor] | None:
-    """What runs now for `aten::<overload>` on a key of torch's dispatcher, and goes on to run; None if nothing."""
+    """What runs now for `aten::<overload>` on a key of torch's dispatcher, and goes on to run; None if nothing does, or
+    nothing that can be reached."""
     if not torch._C._dispatch_has_computed_kernel_for_dispatch_key(f"aten::{overload}", key):
         return None
     if not REACHABLE:
-        return _AROUND[overload]
+        return _AROUND.get(overload)
     kernel = torch.library.get_kernel(f"aten::{overload}", key)
     return partial(kernel.call_boxed, torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)))
 
