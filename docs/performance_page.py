@@ -14,6 +14,7 @@ from committed import table
 
 from benchmarks import console, report, results, step
 from benchmarks.cases import FEW_ROWS
+from benchmarks.map_cells import SLICES
 
 HERE = Path(__file__).resolve().parent
 RESULTS = results.FOLDER / "h200"
@@ -168,7 +169,7 @@ def heat_maps() -> str:
     """The slices of the map that are drawn, of each GPU."""
     parts = []
     for path, found in _suites_of_map():
-        title = report.suite_title(found.suite)
+        title = SLICES[found.suite].title
         drawn = _plot(path, title)
         if drawn:
             parts += [f"### {title[0].upper()}{title[1:]}, {found.header['gpu']}", *drawn, _source(found)]
