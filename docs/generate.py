@@ -23,6 +23,7 @@ for place in (HERE, ROOT):
     sys.path.insert(0, str(place))
 
 import committed  # noqa: E402
+import concept_figures  # noqa: E402
 import ladder_page  # noqa: E402
 import names_figure  # noqa: E402
 import performance_page  # noqa: E402
@@ -167,6 +168,8 @@ def drawings() -> dict[str, Figure]:
         "exchange": parts["exchange"],
         "shift": draw.figures(describe.plan_shape((1000, 2001), dim=0))["shift"],
         "places": draw.figures(describe.plan_shape((64, 1 << 24)))["places"],
+        "trips": draw.figures(describe.plan_shape((4096, 65536), dim=0))["cluster"],
+        **{name: make() for name, make in concept_figures.FIGURES.items()},
         **ladder_page.drawings(),
         **{f"matmul_{name}": product[name] for name in ("tile", "fragments", "registers", "values")},
     }

@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import concept_figures
 import generate
 import measure_access
 import opinfo
@@ -27,6 +28,8 @@ from cute_softmax.plan.catalogue import classes, longest_row, operand_dtypes
 from cute_softmax.plan.hardware import ARCHITECTURES, H200
 from cute_softmax.runtime import cache, precompile
 from layouts.__main__ import main as layouts_main
+from layouts.figures import scene
+from layouts.style import text_width
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
@@ -344,3 +347,22 @@ def test_signatures_are_those_that_python_shows():
         for written, real in zip(function.parameters, shown, strict=True):
             if real.default is not inspect.Parameter.empty:
                 assert eval(str(written.default), {"H200": H200}) == real.default, (name, written.name)
+
+
+@pytest.mark.parametrize("name", concept_figures.FIGURES)
+def test_figures_of_ideas_are_legible(name):
+    """Words stay inside the figure, and those in a box inside the box."""
+    figure = concept_figures.FIGURES[name]()
+    boxes = [item for item in figure.items if isinstance(item, scene.Box)]
+    assert figure.width <= 1400
+    for item in figure.items:
+        if isinstance(item, scene.Cell):
+            assert all(text_width(line, "cell") <= item.width for line in item.lines), item.lines
+        elif isinstance(item, scene.Words):
+            wide = text_width(item.text, item.voice)
+            left = item.x - {"start": 0, "middle": wide / 2, "end": wide}[item.anchor]
+            assert left >= 0 and left + wide <= figure.width, item.text
+            around = [b for b in boxes if b.x <= item.x <= b.x + b.width and b.y <= item.y <= b.y + b.height]
+            if around:
+                inner = min(around, key=lambda b: b.width * b.height)
+                assert left + wide <= inner.x + inner.width + 1, item.text
