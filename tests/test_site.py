@@ -135,10 +135,13 @@ def test_pages_are_whole(site, phone_and_desk, width, dark):
         assert complaints(phone_and_desk) == [], page
 
 
-@pytest.mark.parametrize("width, dark", [(DESK, True), (PHONE, False)], ids=["desk, dark", "phone, light"])
-def test_pages_are_accessible(site, phone_and_desk, width, dark):
+@pytest.mark.parametrize(
+    "width, dark, first", [(DESK, True, 0), (PHONE, False, 1)], ids=["desk, dark", "phone, light"]
+)
+def test_pages_are_accessible(site, phone_and_desk, width, dark, first):
+    """Half of the kinds at a desk, the others on a phone: what is structure is the same in both."""
     emulate(phone_and_desk, width, dark)
-    for page in (*KINDS, EXPLORERS[0]):
+    for page in (*KINDS, EXPLORERS[0])[first::2]:
         phone_and_desk.get((site / page).as_uri())
         assert barriers(phone_and_desk) == [], page
 

@@ -205,6 +205,10 @@ def test_the_address_keeps_what_is_seen(page, saved):
     sent, shown = page.current_url, (facts(page), marked(page, "x-thread"), marked(page, "x-on"))
     scale = page.find_element(By.ID, "x-scale").text
     assert facts(page)["thread"] == "5" and "#cell=2." in sent and "step=2" in sent
+    page.execute_script("scrollTo(0, 0)")
+    ActionChains(page).move_to_element(
+        page.find_element(By.TAG_NAME, "h1")
+    ).perform()  # it would point at a cell
     page.get("about:blank")
     page.get(sent)
     assert (facts(page), marked(page, "x-thread"), marked(page, "x-on")) == shown
