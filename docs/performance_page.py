@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,12 +14,11 @@ from pathlib import Path
 from committed import table
 
 from benchmarks import console, report, results, step
-from benchmarks.cases import FEW_ROWS
+from benchmarks.cases import FEW_ROWS, PEERS
 from benchmarks.map_cells import SLICES
 
 HERE = Path(__file__).resolve().parent
 RESULTS = results.FOLDER / "h200"
-HEADLINE = "rows-forward"
 # Slices of the map are drawn, not tabled; suites of the ladder stand on its own page.
 MAP = "map-"
 LADDER = ("ladder", "directions")
@@ -31,6 +31,13 @@ PAGES: dict[str, tuple[str, ...]] = {
     "results of dimensions": ("any-dims", "columns-", "odd-columns", "fp32-any"),
     "results of products": ("matmul",),
     "results of the host": ("overhead", "first-call"),
+}
+FILES = {
+    "results of rows": "performance-rows.md",
+    "results of vocabularies": "performance-vocabularies.md",
+    "results of dimensions": "performance-dims.md",
+    "results of products": "performance-products.md",
+    "results of the host": "performance-host.md",
 }
 # Summed up in tables of their own.
 TABLED = ("vocabularies",)
@@ -80,12 +87,8 @@ def _plot(path: Path, title: str) -> list[str]:
 def suite(path: Path) -> str:
     """A suite's section: its plot, its tables, and where they come from."""
     found = results.load(path)
-    title = report.suite_title(found.suite)
-    heading = f"## {title[0].upper()}{title[1:]}"
-    if found.suite.endswith("-fp32"):
-        heading += ", fp32"
     parts = [f"**{t.title}**\n\n{console.as_markdown(t)}" for t in report.tables(found)]
-    return "\n\n".join([heading, *_plot(path, title), *parts, _source(found)])
+    return "\n\n".join([f"## {_heading(found)}", *_plot(path, _heading(found)), *parts, _source(found)])
 
 
 def suites(page: str) -> str:
@@ -93,14 +96,37 @@ def suites(page: str) -> str:
     return "\n\n".join(suite(p) for p in _suites(RESULTS) if page_of(p.stem) == page) or NOTHING
 
 
-def headline() -> str:
-    """The table that the chart of the README is drawn from."""
-    path = RESULTS / f"{HEADLINE}.json"
-    if not path.exists():
-        return f"{NOTHING} `python -m benchmarks --suite {HEADLINE} --save` measures them."
-    found = results.load(path)
-    first = report.tables(found)[0]
-    return f"**{first.title}**\n\n{console.as_markdown(first)}\n\n{_source(found)}"
+def _heading(found: results.Results) -> str:
+    """Of a suite's section."""
+    title = report.suite_title(found.suite)
+    other = ", fp32" if found.suite.endswith("-fp32") else ""
+    return f"{title[0].upper()}{title[1:]}{other}"
+
+
+def _mean(cells: list[dict[str, results.Row]], provider: str) -> str:
+    """The geometric mean of a provider's ratios to the copy, and of how many calls where these are not all."""
+    ratios = [cell[provider]["vs_copy"] for cell in cells if cell.get(provider, {}).get("vs_copy")]
+    part = f" ({len(ratios)} of {len(cells)})" if len(ratios) < len(cells) else ""
+    return f"{report.geometric_mean(ratios):.2f}{part}" if ratios else ""
+
+
+def overview() -> str:
+    """A line for each suite that has a copy beside it: geometric means, with a link to all of its calls."""
+    lines: dict[str, list[list[str]]] = {page: [] for page in PAGES}
+    for path, found in _suites(RESULTS).items():
+        every = results.cells(found.rows)
+        method = next(iter(every)).method
+        cells = [cell for key, cell in every.items() if key.method == method]
+        page = page_of(path.stem)
+        if page and _mean(cells, "cute_softmax"):
+            anchor = re.sub(r"[^\w -]", "", _heading(found).lower()).replace(" ", "-")
+            link = f"[{_heading(found).partition(';')[0]}]({FILES[page]}#{anchor})"
+            lines[page].append(
+                [link, str(len(cells)), *(_mean(cells, name) for name in ("cute_softmax", *PEERS))]
+            )
+    rows = [line for page in PAGES for line in lines[page]]
+    head = ["suite", "calls", "cute_softmax", *PEERS]
+    return table(head, rows) if rows else NOTHING
 
 
 # -- Where a peer is faster --------------------------------------------------------------------------------------------
@@ -343,7 +369,7 @@ def steps() -> str:
 BLOCKS = {
     "reasons": reasons,
     "steps": steps,
-    "headline": headline,
+    "overview": overview,
     "peers ahead": peers_ahead,
     "heat maps": heat_maps,
     "products": products,

@@ -80,9 +80,11 @@ def test_results_become_tables(monkeypatch, tmp_path):
     folder = results.save(results.Results(header, rows), tmp_path).parent
     (folder / "counters.json").write_text('{"header": {}, "rows": []}')  # of another kind
     monkeypatch.setattr(performance_page, "RESULTS", folder)
-    for said in (performance_page.headline(), performance_page.suites("results of rows")):
-        assert "| 32768 x 1024 | **4000 0.990** | 4040 1.000 | 2000 0.495 |" in said
-        assert "2026-01-02" in said and "`command`" in said
+    said = performance_page.suites("results of rows")
+    assert "| 32768 x 1024 | **4000 0.990** | 4040 1.000 | 2000 0.495 |" in said
+    assert "2026-01-02" in said and "`command`" in said
+    link = "[Softmax over rows, forward](performance-rows.md#softmax-over-rows-forward)"
+    assert f"| {link} | {len(SUITES['rows-forward'].cases)} | 0.99 | 0.50 |  |" in performance_page.overview()
     assert performance_page.suites("results of products") == performance_page.NOTHING
 
 
