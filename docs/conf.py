@@ -35,25 +35,13 @@ project = "cute_softmax"
 release = __version__
 root_doc = "README"
 include_patterns = ["*.md", "docs/**.md", "benchmarks/*.md"]
-exclude_patterns = [
-    ".*",
-    "build",
-    "dist",
-    "out",
-    "cute_softmax",
-    "layouts",
-    "tests",
-    "benchmarks/results",
-    "**/_*",
-]
+exclude_patterns = [".*", "build", "dist", "out", "cute_softmax", "layouts", "tests", "benchmarks/results"]
 extensions = ["myst_parser"]
 nitpicky = True
 myst_heading_anchors = 4
-# Signatures in reference.md are `py`, commands `bash`; a transcript of a terminal is no language.
-highlight_options = {"default": {"stripnl": False}}
 
 html_theme = "furo"
-html_title = "cute_softmax"
+html_title = f"{project} {release}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_js_files = ["site.js"]
