@@ -6,11 +6,11 @@ import sys
 import threading
 import weakref
 
-import eager_model
 import pytest
 import torch
 from checking import example
 
+from benchmarks import eager_model
 from cute_softmax import accelerate, accelerated, restore
 from cute_softmax.acceleration import operators, originals
 from cute_softmax.runtime import launch

@@ -447,12 +447,13 @@ def text() -> str:
         "memory, `pX`",
         "its predicate, `tXcX` coordinates as x's tiled copy deals them out.",
     ]
+    lines += ["", "## Rows"]
     for s in SECTIONS + PANELS + MATMULS:
         if s is PANELS[0]:
-            lines += ["", "# Any dimension", "", ANY_DIMENSION]
+            lines += ["", "## Any dimension", "", ANY_DIMENSION]
         if s is MATMULS[0]:
-            lines += ["", "# Tensor cores", "", TENSOR_CORES]
-        lines += ["", f"## {s.heading}", "", s.words(s.plan), "", "```bash", s.command, "```"]
+            lines += ["", "## Tensor cores", "", TENSOR_CORES]
+        lines += ["", f"### {s.heading}", "", s.words(s.plan), "", "```bash", s.command, "```"]
         lines += ["", "```text", s.plan.explain(), "```"]
         for name, words in s.figures.items():
             figure = s.drawn[f"plan_{s.key}_{name}"]

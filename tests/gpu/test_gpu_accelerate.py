@@ -4,11 +4,11 @@ import threading
 import time
 
 import checking
-import eager_model
 import pytest
 import torch
 from checking import DTYPES, check_backward, check_softmax, equal_bits, random
 
+from benchmarks import eager_model
 from cute_softmax import accelerate, accelerated, restore
 from cute_softmax.acceleration import operators, originals
 
