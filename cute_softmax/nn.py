@@ -163,7 +163,9 @@ class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
         scale: A number that the logits are multiplied by.
         lse_square_scale: A factor on the square of each row's logsumexp, which is added to its loss.
         dtype: Of the loss. None: the input's, or float32 under autocast.
-        one_visit, grad_scale, inplace_backward: As for `cross_entropy`.
+        one_visit: As for `cross_entropy`.
+        grad_scale: As for `cross_entropy`.
+        inplace_backward: As for `cross_entropy`.
 
     Examples:
         >>> import torch
