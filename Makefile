@@ -1,6 +1,7 @@
 # make demo   softmax forward and backward on this machine: checked, explained, timed, drawn
 # make check  what most changes break: plans, dispatch on the CPU, a kernel of each movement; under a minute
 # make test   all tests, as CI runs them
+# make site   all pages as a site in out/site, to be read from there: a link that leads nowhere is an error
 #
 # All make .venv with the exact versions of constraints.txt first. PYTHON picks the interpreter (3.10 or newer).
 # For torch without CUDA: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make test
@@ -15,10 +16,11 @@ READY := $(VENV)/ready-$(VERSION)
 APT := $(if $(filter 0,$(shell id -u)),$(shell command -v apt-get))
 apt_install = $(APT) update -qq && DEBIAN_FRONTEND=noninteractive $(APT) install -y -qq --no-install-recommends
 
-.PHONY: help demo check test lint format docs browser wheel constraints clean
+.PHONY: help demo check test site lint format docs browser wheel hub constraints clean
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
-	@echo 'make lint | format | docs (what is generated in them) | wheel | constraints | clean'
+	@echo 'make lint | format | docs (what is generated in them) | wheel | hub (the package of the kernel hub) |' \
+		'constraints | clean'
 
 demo: $(READY)
 	$(BIN)/python -m cute_softmax demo
@@ -42,8 +44,15 @@ docs: $(READY)
 	$(BIN)/python docs/generate.py
 	$(BIN)/python docs/layouts/gallery.py
 
+site: $(READY)
+	$(BIN)/python -m sphinx -q -E -W --keep-going -c docs . out/site
+	@echo 'open out/site/index.html'
+
 wheel: $(READY)
 	$(BIN)/python -m pip wheel --no-deps --no-build-isolation --wheel-dir dist .
+
+hub: $(READY)
+	$(BIN)/python .ci/hub.py out/hub
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \

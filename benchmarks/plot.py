@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import textwrap
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib
@@ -18,7 +21,7 @@ from .results import Key, Results, Row, cells
 # Okabe and Ito's palette, told apart with any colour vision; markers and dashes carry the difference as well.
 _STYLE: dict[str, dict[str, str]] = {
     "cute_softmax": {"color": "#D55E00", "marker": "o"},
-    "copy": {"color": "#000000", "marker": "", "linestyle": "--"},
+    "copy": {"color": "#000000", "marker": "_", "linestyle": "--"},
     "torch": {"color": "#0072B2", "marker": "s"},
     "torch.compile": {"color": "#56B4E9", "marker": "^"},
     "liger": {"color": "#009E73", "marker": "D"},
@@ -46,7 +49,8 @@ def _ticks(chosen: Cells) -> list[str]:
     def lines(case: Case) -> list[str]:
         shape = " x\n".join(map(str, case.shape))
         named = not case.details or differ("shape")
-        return [*[shape] * named, *case.details, *[case.op] * differ("op")]
+        details = [detail.replace(", ", ",\n") for detail in case.details]
+        return [*[shape] * named, *details, *[case.op.replace("_", "_\n")] * differ("op")]
 
     return ["\n".join(lines(case)) for case in cases]
 
@@ -58,14 +62,28 @@ def _primary(results: Results) -> Cells:
     return {key: cell for key, cell in every.items() if key.method == first}
 
 
+def _runs(keys: Sequence[Key]) -> list[list[int]]:
+    """Neighbours that differ in one extent and nothing else: what a line may join, as places on the axis."""
+    runs = [[0]]
+    for i, (a, b) in enumerate(itertools.pairwise(key.case for key in keys), start=1):
+        alike = len(a.shape) == len(b.shape) and replace(a, shape=b.shape) == b
+        joined = alike and sum(m != n for m, n in zip(a.shape, b.shape, strict=True)) == 1
+        runs[-1].append(i) if joined else runs.append([i])
+    return runs
+
+
 def _speed(axes: Axes, chosen: Cells, names: Sequence[str]) -> None:
-    """GB/s over the shapes; a provider without a figure leaves a gap and a cross on the axis."""
+    """GB/s over the shapes; lines join what differs in one extent; a provider without a figure leaves a gap and a cross
+    on the axis."""
     for name in names:
         style = _STYLE.get(name, _OTHER)
         speed = [cell.get(name, {}).get("gbps") for cell in chosen.values()]
         front = 3 if name == "cute_softmax" else 2
         values = [float("nan") if v is None else v for v in speed]
-        axes.plot(values, label=name, zorder=front, linewidth=1.6, markersize=5, **style)
+        for run in _runs(list(chosen)):  # a color, a marker and one label for all of them
+            label = name if run[0] == 0 else None
+            points = [values[i] for i in run]
+            axes.plot(run, points, label=label, zorder=front, linewidth=1.6, markersize=5, **style)
         gone = [i for i, cell in enumerate(chosen.values()) if "error" in cell.get(name, {})]
         offset = names.index(name) * 0.09 - 0.27
         if gone:  # an empty line that is not clipped has no place in a layout of several panels
@@ -105,7 +123,8 @@ def draw(*found: Results) -> Figure:
         timed = is_timed(next(iter(chosen)).method)
         (_times if timed else _speed)(axes, chosen, names)
         dtype = next(iter(chosen)).case.dtype
-        axes.set_title(f"{suite_title(results.suite)}, {dtype}, {results.header['gpu']}", fontsize=10)
+        title = f"{suite_title(results.suite)}, {dtype}, {results.header['gpu']}"
+        axes.set_title(textwrap.fill(title, int(9 * width)), fontsize=10)
         axes.grid(axis="y", color="#DDDDDD", linewidth=0.6)
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)

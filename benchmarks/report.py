@@ -10,7 +10,7 @@ from .cases import PEERS, PROVIDERS, SUITES, labels
 from .console import Table
 from .results import Results, Row, cells, key_of
 
-_METHODS = {
+METHODS = {
     "events-cold": "CUDA events, cold L2",
     "graph-rotating": "CUDA graph, rotating buffers",
     "graph-warm": "CUDA graph, warm L2",
@@ -128,7 +128,7 @@ def tables(results: Results) -> list[Table]:
         unit = "time and its ratio to torch" if on_host else f"{figure} and ratio to copy"
         table = Table(
             title=f"{suite_title(results.suite)}, {dtype}, {results.header['gpu']} "
-            f"({_METHODS.get(method, method)}; {unit})",
+            f"({METHODS.get(method, method)}; {unit})",
             columns=["shape", *names],
             rows=[],
         )

@@ -6,13 +6,13 @@ one of these. They have no parameters, and no buffers but a loss's weight.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 
 import torch
 
 from .api.cross_entropy import cross_entropy
 from .api.softmax import log_softmax, softmax
+from .dispatch.common.arguments import implicit_dim
 
 __all__ = ["CrossEntropyLoss", "LogSoftmax", "Softmax", "Softmax2d"]
 
@@ -47,7 +47,9 @@ class _Options:
             A tensor of the input's shape.
         """
         function, given = self._function, {"mask": mask, "bias": bias}
-        dim = _implicit(function.__name__, input) if self.dim is None else self.dim
+        dim = self.dim
+        if dim is None:
+            dim = implicit_dim(function.__name__, input, stacklevel=5)  # the line that calls the module
         return function(
             input, dim, **self._changed(), **{name: t for name, t in given.items() if t is not None}
         )
@@ -56,16 +58,6 @@ class _Options:
         """What `repr` shows between the parentheses: `dim`, and the options that are not at their defaults."""
         shown = [super().extra_repr(), *(f"{name}={value!r}" for name, value in self._changed().items())]
         return ", ".join(filter(None, shown))
-
-
-def _implicit(name: str, input: torch.Tensor) -> int:
-    """The dimension that torch takes where none is given, with its warning."""
-    warnings.warn(
-        f"Implicit dimension choice for {name} has been deprecated. "
-        "Change the call to include dim=X as an argument.",
-        stacklevel=5,  # the line that calls the module
-    )
-    return 0 if input.dim() in (0, 1, 3) else 1
 
 
 class Softmax(_Options, torch.nn.Softmax):
@@ -171,7 +163,9 @@ class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
         scale: A number that the logits are multiplied by.
         lse_square_scale: A factor on the square of each row's logsumexp, which is added to its loss.
         dtype: Of the loss. None: the input's, or float32 under autocast.
-        one_visit, grad_scale, inplace_backward: As for `cross_entropy`.
+        one_visit: As for `cross_entropy`.
+        grad_scale: As for `cross_entropy`.
+        inplace_backward: As for `cross_entropy`.
 
     Examples:
         >>> import torch

@@ -12,10 +12,8 @@ A page marks what is generated: ``<!-- generated: NAME -->`` to ``<!-- end of NA
 from __future__ import annotations
 
 import inspect
-import json
 import re
 import sys
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,13 +23,13 @@ for place in (HERE, ROOT):
     sys.path.insert(0, str(place))
 
 import committed  # noqa: E402
+import concept_figures  # noqa: E402
 import ladder_page  # noqa: E402
 import names_figure  # noqa: E402
+import performance_page  # noqa: E402
 import reference  # noqa: E402
 from committed import table  # noqa: E402
 
-from benchmarks import console, report, results  # noqa: E402
-from benchmarks.cases import FEW_ROWS  # noqa: E402
 from cute_softmax import draw, explain  # noqa: E402
 from cute_softmax.plan import choose, describe  # noqa: E402
 from cute_softmax.plan.catalogue import classes, longest_row, of_few_rows, operand_dtypes  # noqa: E402
@@ -40,10 +38,6 @@ from cute_softmax.plan.problem import ITEM_SIZE  # noqa: E402
 from layouts.figures import Figure  # noqa: E402
 
 PAGES = [ROOT / "README.md", *sorted(HERE.glob("*.md"))]
-RESULTS = ROOT / "benchmarks" / "results" / "h200"
-HEADLINE = "rows-forward"
-# Suites that have tables of their own.
-ELSEWHERE = ("ladder", "directions", "vocabularies")
 PANELS = (
     ((4, 1_000_000), (0,), "softmax"),
     ((64, 262_144), (0,), "softmax"),
@@ -59,131 +53,6 @@ PANELS = (
     ((65_536, 4096), (0,), "logsumexp"),
 )
 COUNTED = ("softmax", "softmax_backward")  # reductions have the configurations of softmax
-
-
-def suite(path: Path) -> str:
-    """The tables of a results file, and where they come from."""
-    found = results.load(path)
-    h = found.header
-    versions = [f"{name} {h[key]}" for name, key in (("torch", "torch"), ("cutlass-dsl", "cutlass_dsl"),
-                ("Liger", "liger"), ("QuACK", "quack"), ("cuDNN", "cudnn")) if h.get(key)]  # fmt: skip
-    source = f"{h['gpu']}, {h['date'][:10]}, `{h['command']}`; {', '.join(versions)}."
-    parts = [f"**{t.title}**\n\n{console.as_markdown(t)}" for t in report.tables(found)]
-    return "\n\n".join([*parts, source])
-
-
-def headline() -> str:
-    """The one table of the README."""
-    path = RESULTS / f"{HEADLINE}.json"
-    if not path.exists():
-        return (
-            f"No results are committed yet: `python -m benchmarks --suite {HEADLINE} --save` measures them."
-        )
-    found = results.load(path)
-    first = report.tables(found)[0]
-    h = found.header
-    return f"**{first.title}**\n\n{console.as_markdown(first)}\n\n`{h['command']}`, {h['date'][:10]}."
-
-
-def all_results() -> str:
-    """Every committed suite but those with tables of their own."""
-    files = [p for p in sorted(RESULTS.glob("*.json")) if not p.name.startswith(ELSEWHERE) and _is_suite(p)]
-    return "\n\n".join(map(suite, files)) or "No results are committed yet."
-
-
-def vocabularies() -> str:
-    """Ratios to a copy over the vocabularies in use, in brackets QuACK's: a table for each dtype."""
-    parts = []
-    for path in sorted(RESULTS.glob("vocabularies*.json")):
-        found = results.load(path)
-        cold = {
-            key.case: cell for key, cell in results.cells(found.rows).items() if key.method == "events-cold"
-        }
-        rows_of = sorted({case.shape[0] for case in cold})
-        lines: dict[tuple[str, int], list[str]] = {}
-        for case, cell in cold.items():
-            what = " ".join(filter(None, (case.op, case.mode)))
-            line = lines.setdefault((what, case.shape[1]), [""] * len(rows_of))
-            ours, quack = (cell.get(name, {}) for name in ("cute_softmax", "quack"))
-            beside = f" ({quack['vs_copy']:.2f})" if "us" in quack else ""
-            beside = " (wrong)" if "wrong" in quack.get("error", "") else beside
-            line[rows_of.index(case.shape[0])] = f"{ours['vs_copy']:.2f}{beside}"
-        dtype, h = next(iter(cold)).dtype, found.header
-        head = [dtype, "row", *(f"{m:,} rows" for m in rows_of)]
-        note = f" ({h['note']})" if h.get("note") else ""
-        source = f"{h['gpu']}, {h['date'][:10]}, `{h['command']}`{note}; QuACK {h['quack']}."
-        parts += [table(head, [[what, f"{n:,}", *line] for (what, n), line in lines.items()]), source]
-    return "\n\n".join(parts) or "No results are committed yet."
-
-
-def products() -> str:
-    """Times of softmax_matmul beside the product alone and QuACK's softmax followed by it."""
-    path = RESULTS / "matmul.json"
-    if not path.exists():
-        return "No results are committed yet: `python -m benchmarks --suite matmul --save` measures them."
-    found = results.load(path)
-    rows = []
-    for key, cell in results.cells(found.rows).items():
-        if key.method != "events-cold":
-            continue
-        times = [
-            cell.get(name, {}).get("us")
-            for name in ("cute_softmax", "copy", "quack", "torch", "torch.compile")
-        ]
-        ratio = "" if None in times[:2] else f"{times[0] / times[1]:.2f}"
-        few = key.case.shape[-2] <= FEW_ROWS
-        words = ["" if us is None else f"{us:.0f}" for us in times]
-        words[1] += " (copy)" if few else ""
-        rows.append([key.case.label, words[0], words[1], ratio, *words[2:]])
-    head = [
-        "S",
-        "softmax_matmul, us",
-        "product alone, us",
-        "ratio",
-        "QuACK and product",
-        "torch",
-        "torch.compile",
-    ]
-    h = found.header
-    source = f"{h['gpu']}, {h['date'][:10]}, `{h['command']}`; torch {h['torch']}, QuACK {h['quack']}."
-    return f"{table(head, rows)}\n\n{source}"
-
-
-def opinfo() -> str:
-    """What PyTorch's samples found, per operator and route; all dtypes together."""
-    path = RESULTS / "checks" / "opinfo.json"
-    if not path.exists():
-        return "No results are committed yet: `python tests/opinfo.py --save` writes them."
-    found = json.loads(path.read_text(encoding="utf-8"))
-    counts: dict[tuple[str, str], list[Counter[str]]] = {}
-    for entry in found["rows"]:
-        total, skipped, on = counts.setdefault(
-            (entry["operator"], entry["route"]), [Counter() for _ in range(3)]
-        )
-        total += Counter(passed=entry["passed"], failed=len(entry["failed"]))
-        skipped += Counter(entry["skipped"])
-        on += Counter(entry["handed_on"])
-    rows = [
-        [
-            f"`{operator.removeprefix('torch.ops.aten.').removesuffix('.default')}`",
-            route,
-            f"{total['passed']:,}",
-            str(total["failed"]),
-            *("; ".join(f"{n} {why}" for why, n in c.items()) for c in (on, skipped)),
-        ]
-        for (operator, route), (total, skipped, on) in counts.items()
-    ]
-    h = found["header"]
-    head = ["operator", "route", "passed", "failed", "passed by ATen", "skipped"]
-    return f"{table(head, rows)}\n\n{h['gpu']}, {h['date'][:10]}, `{h['command']}`; torch {h['torch']}."
-
-
-def _is_suite(path: Path) -> bool:
-    try:
-        results.load(path)
-    except ValueError:  # other measurements lie there too
-        return False
-    return True
 
 
 def class_list(math: str, kind: Callable = classes, arch: str = "sm_90a", dtype: str = "bf16") -> str:
@@ -267,10 +136,6 @@ def comment_above(name: str) -> str:
 
 
 BLOCKS: dict[str, Callable[[], str]] = {
-    "results": headline,
-    "all results": all_results,
-    "products": products,
-    "vocabularies": vocabularies,
     "forward classes": lambda: class_list("softmax"),
     "backward classes": lambda: class_list("softmax_backward"),
     "reduction classes": lambda: class_list("logsumexp"),
@@ -284,8 +149,8 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "functions": reference.functions,
     "modules": reference.modules,
     "objects": reference.objects,
-    "opinfo": opinfo,
     **ladder_page.BLOCKS,
+    **performance_page.BLOCKS,
 }
 
 
@@ -303,6 +168,8 @@ def drawings() -> dict[str, Figure]:
         "exchange": parts["exchange"],
         "shift": draw.figures(describe.plan_shape((1000, 2001), dim=0))["shift"],
         "places": draw.figures(describe.plan_shape((64, 1 << 24)))["places"],
+        "trips": draw.figures(describe.plan_shape((4096, 65536), dim=0))["cluster"],
+        **{name: make() for name, make in concept_figures.FIGURES.items()},
         **ladder_page.drawings(),
         **{f"matmul_{name}": product[name] for name in ("tile", "fragments", "registers", "values")},
     }

@@ -88,7 +88,7 @@ def _at(path: str) -> griffe.Object:
 def entries() -> dict[str, Entry]:
     """All public names, those in ``__all__`` first."""
     found = {}
-    for name in cute_softmax.__all__:
+    for name in sorted((*cute_softmax.__all__, "sum")):  # which a star import leaves out
         value = getattr(cute_softmax, name)
         values = {name: value}
         if inspect.ismodule(value):

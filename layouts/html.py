@@ -1,8 +1,9 @@
 """The explorer: several figures on one self-contained page, linked cell by cell.
 
 Hovering or focusing a cell shows its facts and highlights the same thread and the same addresses in every
-other figure. ``Step`` values make a walk through the figures. The page needs no network and works by
-keyboard.
+other figure; following a thread dims all else. ``Step`` values make a walk through the figures. The page's address
+keeps the cell, the thread, the step and the scale, so that a link shows what its sender saw. The page needs no
+network and works by keyboard, and on a phone.
 """
 
 from __future__ import annotations
@@ -28,20 +29,26 @@ class Step:
 
 
 def explorer(
-    figures: Mapping[str, Figure], *, title: str, subtitle: str = "", steps: Sequence[Step] = ()
+    figures: Mapping[str, Figure],
+    *,
+    title: str,
+    subtitle: str = "",
+    steps: Sequence[Step] = (),
+    names: Mapping[str, str] | None = None,
 ) -> str:
-    """An HTML page of ``figures`` (name -> figure, in order) with an optional walk.
+    """An HTML page of ``figures`` (key -> figure, in order) with an optional walk.
 
+    ``names`` says what a person reads in the place of a key; keys without a name are shown as they are.
     Raises ``ValueError`` where a step names no figure of the page or none of its cells.
     """
-    names = list(figures)
+    shown = [(names or {}).get(key, key) for key in figures]
     data = {"figures": [_cells(f) for f in figures.values()], "steps": _steps(figures, steps)}
     sections = [
         f'<section class="x-figure" id="x-f{i}" aria-label="{escape(name)}"><div class="x-scroll">'
         f"{_inline(figure)}</div></section>"
-        for i, (name, figure) in enumerate(figures.items())
+        for i, (name, figure) in enumerate(zip(shown, figures.values(), strict=True))
     ]
-    links = [f'<a href="#x-f{i}">{escape(name)}</a>' for i, name in enumerate(names)]
+    links = [f'<a href="#x-f{i}">{escape(name)}</a>' for i, name in enumerate(shown)]
     page = {
         "title": escape(title),
         "subtitle": escape(subtitle),

@@ -1,7 +1,8 @@
 """CuTe's own notation, read: ``((32,4),8):((32,1),4)`` and ``S<3,4,3> o 0 o (8,64):(64,1)``.
 
 The reader keeps where each part stood, so that every error shows the text with a caret under the place. It
-also takes what CUTLASS C++ prints (``_32`` for a static 32, ``Sw<3,4,3>``).
+also takes what CUTLASS C++ prints: ``_32`` for a static 32, ``Sw<3,4,3>``, and between the two ``o`` a pointer such as
+``smem_ptr[16b](unset)``, which is offset 0, or nothing at all, as in ``Sw<3,4,3> o (8,64):(64,1)``.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from dataclasses import dataclass
 from .algebra import ComposedLayout, Layout, Swizzle
 from .ints import IntTuple
 
-_TOKEN = re.compile(r"\s*(?:(?P<number>_?\d+)|(?P<swizzle>Sw?<)|(?P<compose>[o∘])|(?P<mark>[(),:>]))")
+_TOKEN = re.compile(
+    r"\s*(?:(?P<number>_?\d+)|(?P<swizzle>Sw?<)|(?P<compose>[o∘])|(?P<pointer>\w+_ptr(?:\[\w+\])?(?:<[\w,<>]*>)?\((?:unset|0x[0-9a-fA-F]+)\))|(?P<mark>[(),:>]))"
+)
 
 
 class LayoutSyntaxError(ValueError):
@@ -131,6 +134,13 @@ class Reader:
             raise self.fail(f"a swizzle's shift ({shift}) must be at least its bits ({bits})", start)
         return Swizzle(bits, base, shift)
 
+    def pointer(self) -> bool:
+        match = _TOKEN.match(self.text, self.at)
+        if not match or match["pointer"] is None:
+            return False
+        self.at = match.end()
+        return True
+
     def compose_sign(self) -> bool:
         return self.take("o") or self.take("∘")
 
@@ -138,7 +148,9 @@ class Reader:
         outer = self.swizzle() if self.peek() in ("S<", "Sw<") else self.layout()
         if not self.compose_sign():
             return outer
-        offset = self.number("the offset between the two 'o'")
+        if self.peek() == "(":
+            return ComposedLayout(outer, 0, self.layout())
+        offset = 0 if self.pointer() else self.number("the offset between the two 'o'")
         if not self.compose_sign():
             raise self.fail("expected 'o' between the offset and the inner layout")
         return ComposedLayout(outer, offset, self.layout())

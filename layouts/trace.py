@@ -11,7 +11,6 @@ and does nothing otherwise. cutlass is imported only when something is read.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -20,6 +19,7 @@ from typing import Any
 
 from . import ints
 from .algebra import AnyLayout, ComposedLayout, Layout, Swizzle
+from .coordinates import CoordinateValue, is_coordinates, parse_coordinates
 from .notation import parse
 
 
@@ -45,23 +45,6 @@ class MmaValue:
     c: Layout
 
 
-@dataclass(frozen=True, slots=True)
-class CoordinateValue:
-    """A tensor of coordinates, such as a partition of an identity tensor: per axis the layout that gives its
-    index, relative to the tensor's first coordinate."""
-
-    axes: tuple[Layout, ...]
-
-    @property
-    def shape(self) -> ints.IntTuple:
-        """The shape, which all axes share."""
-        return self.axes[0].shape
-
-    def __call__(self, *coordinate: ints.IntTuple) -> tuple[int, ...]:
-        """The coordinate at a position, written as for ``Layout``."""
-        return tuple(axis(*coordinate) for axis in self.axes)
-
-
 Value = Layout | ComposedLayout | Swizzle | CopyValue | MmaValue | CoordinateValue
 
 
@@ -85,21 +68,10 @@ def read(value: Any) -> Value:
         return MmaValue(tuple(value.shape_mnk), *fragments)
     if isinstance(value, (cute.Layout, cute.ComposedLayout, cute.Swizzle)):
         text = str(value)
-        return _coordinates(text) if "@" in text else parse(text)
+        return parse_coordinates(text) if is_coordinates(text) else parse(text)
     raise TypeError(
         f"cannot read a {type(value).__name__}: give a cute layout, tensor, TiledCopy or MMA atom"
     )
-
-
-def _coordinates(text: str) -> CoordinateValue:
-    """The value of a layout with basis strides, such as ``(32,256):(1@0,1@1)``; nested axes are refused."""
-    basis = re.compile(r"(\d+)@(\d+)(?!@)")
-    axes = 1 + max((int(axis) for _, axis in basis.findall(text)), default=0)
-
-    def along(axis: int) -> Layout:
-        return parse(basis.sub(lambda m: m[1] if int(m[2]) == axis else "0", text))
-
-    return CoordinateValue(tuple(map(along, range(axes))))
 
 
 def _layout(value: Any) -> Layout:

@@ -51,7 +51,7 @@ from remembered import forget_calls  # noqa: E402
 
 import cute_softmax  # noqa: E402
 from benchmarks import results  # noqa: E402
-from cute_softmax.accelerate import operators  # noqa: E402
+from cute_softmax.acceleration import operators  # noqa: E402
 from cute_softmax.runtime import launch  # noqa: E402
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -257,9 +257,7 @@ class _Way:
         sample = sample.transform(lambda t: t.detach() if isinstance(t, torch.Tensor) else t)
         torchs, exact = self._torchs(sample), _call(self.op.op, _wide(sample))
         gaps = torch.empty(*torchs.shape, 2, dtype=torchs.dtype, device=torchs.device)[..., 0]
-        outs = [torch.empty_like(torchs), gaps]
-        if self.route == "accelerate":
-            outs.append(torchs.new_empty(0))
+        outs = [torch.empty_like(torchs), gaps, torchs.new_empty(0)]
         whys = []
         for out in outs:
             result, why = self._run(lambda o=out: _call(self.ours, sample, out=o), sample)

@@ -6,16 +6,16 @@ import sys
 import threading
 import weakref
 
-import eager_model
 import pytest
 import torch
 from checking import example
 
+from benchmarks import eager_model
 from cute_softmax import accelerate, accelerated, restore
-from cute_softmax.accelerate import operators, originals
+from cute_softmax.acceleration import operators, originals
 from cute_softmax.runtime import launch
 
-routing = sys.modules["cute_softmax.accelerate.switch"]
+routing = sys.modules["cute_softmax.acceleration.switch"]
 OVERLOADS = [
     f"aten::{o.name}{end}" for o in operators.OPERATORS for end in ("", ".out") if end == "" or o.has_out
 ]
@@ -266,7 +266,7 @@ def test_an_original_that_calls_operators_counts_once(kernels):
     with accelerate() as acceleration:
         torch.logsumexp(torch.arange(12).view(3, 4), 0)  # ATen's calls logsumexp.out with floats
     assert acceleration.report() == routing.Report(
-        active=False, served={}, handed_on={("aten::logsumexp", "dtype int64"): 1}
+        active=False, ended=True, served={}, handed_on={("aten::logsumexp", "dtype int64"): 1}
     )
 
 
@@ -446,7 +446,7 @@ def test_report(kernels):
         assert inner.report().served == {"aten::_softmax": 1}
         assert accelerated().served == {"aten::_softmax": 2}
     assert str(accelerated()).splitlines() == [
-        "cute_softmax.accelerate is not active: 2 calls served, 1 handed on",
+        "cute_softmax.accelerate was active: 2 calls served, 1 handed on",
         "  aten::_softmax: 2 served",
         "  aten::_softmax: 1 handed on: dtype float64",
     ]
@@ -488,3 +488,104 @@ def test_neither_import_nor_acceleration_loads_the_compiler():
     )
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)
     assert done.returncode == 0 and not done.stderr, done.stderr
+
+
+def test_reports_say_when_they_are_of():
+    code = (
+        "import torch, cute_softmax as c\n"
+        "first = lambda report: print(str(report).split(':')[0])\n"
+        "first(c.accelerated())\n"
+        "with c.accelerate() as one: first(one.report())\n"
+        "first(one.report()); first(c.accelerated())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    said = [line.removeprefix("cute_softmax.accelerate ") for line in done.stdout.splitlines()]
+    assert said == ["is not active", "is active", "was active", "was active"], done.stderr
+
+
+def masks():
+    """(scores, mask, its type in ATen): True does not count."""
+    scores, keys = example((2, 3, 8, 8)), torch.zeros(2, 8, dtype=torch.bool)
+    keys[0, 5:] = keys[1, :2] = True
+    future = torch.ones(8, 8, dtype=torch.bool).triu(1)
+    same = example((2, 3, 8, 8), seed=2) > 0.5
+    same[0, 0, 0] = True  # a row in which nothing counts
+    return {
+        "keys": (scores, keys, 1),
+        "queries and keys": (scores, future, 0),
+        "scores": (scores, same, 2),
+        "of queries, whole": (scores, same, 0),
+        "matrix": (scores[0, 0], same[0, 1], 2),
+        "a transposed mask": (scores[0, 0], same[0, 1].t(), 2),
+    }
+
+
+@reachable
+@pytest.mark.parametrize("name", masks())
+def test_masked_softmax_is_atens(kernels, name):
+    scores, mask, kind = masks()[name]
+    plain = torch._masked_softmax(scores, mask.contiguous(), scores.dim() - 1, kind)
+    with accelerate() as acceleration:
+        leaf = scores.detach().requires_grad_()
+        y = torch._masked_softmax(leaf, mask, scores.dim() - 1, kind)
+        again = torch._masked_softmax(scores + 1, ~mask, scores.dim() - 1, kind)
+    assert acceleration.report().served == {"aten::_masked_softmax": 2} and len(kernels) == 2
+    torch.testing.assert_close(y, plain, rtol=1e-6, atol=1e-7, equal_nan=True)
+    torch.testing.assert_close(
+        again,
+        torch._masked_softmax(scores, ~mask.contiguous(), scores.dim() - 1, kind),
+        rtol=1e-5,
+        atol=1e-6,
+        equal_nan=True,
+    )
+    assert y.is_contiguous() and y.requires_grad
+
+
+@reachable
+def test_masked_softmax_that_is_not_ours(kernels):
+    scores, mask, _ = masks()["scores"]
+    jobs = [
+        (lambda: torch._masked_softmax(scores, mask, 1, 2), "no plan"),
+        (lambda: torch._masked_softmax(scores.double(), mask, 3, 2), "dtype float64"),
+        (lambda: torch._masked_softmax(scores.mT, mask, 3, 2), "scores with strides of their own"),
+        (lambda: torch._masked_softmax(scores, mask[0], 3, 2), "a mask that ATen refuses"),
+        (lambda: torch._masked_softmax(scores, mask.float(), 3, 2), "a mask that ATen refuses"),
+        (lambda: torch._masked_softmax(scores, mask, 3, 7), "a mask that ATen refuses"),
+    ]
+    for job, why in jobs:
+        try:
+            plain = job()
+        except RuntimeError as error:
+            plain = str(error)
+        with accelerate() as acceleration:
+            if isinstance(plain, str):
+                with pytest.raises(RuntimeError) as raised:
+                    job()
+                assert str(raised.value) == plain
+            else:
+                torch.testing.assert_close(job(), plain, equal_nan=True)
+        assert acceleration.report().handed_on == {("aten::_masked_softmax", why): 1}
+    assert not kernels
+
+
+@reachable
+def test_a_transformer_s_layer_runs_its_masked_softmax_here(kernels):
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
+    x, padding = example((2, 8, 16)), torch.zeros(2, 8, dtype=torch.bool)
+    padding[0, 5:] = True
+    with torch.inference_mode():
+        plain = layer(x, src_key_padding_mask=padding)
+        with accelerate() as acceleration:
+            y = layer(x, src_key_padding_mask=padding)
+    assert "aten::_masked_softmax" in acceleration.report().served
+    torch.testing.assert_close(y, plain, rtol=1e-5, atol=1e-5)
+
+
+def test_logsumexp_over_more_dimensions_than_torch_takes(kernels):
+    x = example((2, 3)).view([1] * 63 + [2, 3])
+    with pytest.raises(RuntimeError) as plain:
+        torch.logsumexp(x, -1)
+    with accelerate() as acceleration, pytest.raises(RuntimeError) as ours:
+        torch.logsumexp(x, -1)
+    assert str(ours.value) == str(plain.value) and not kernels
+    assert not acceleration.report().served

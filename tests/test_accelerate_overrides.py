@@ -9,9 +9,9 @@ from checking import example
 from test_accelerate import kernels, reachable, restored, same, tables
 
 from cute_softmax import accelerate, accelerated
-from cute_softmax.accelerate.overrides import override_of
+from cute_softmax.acceleration.overrides import override_of
 
-routing = sys.modules["cute_softmax.accelerate.switch"]
+routing = sys.modules["cute_softmax.acceleration.switch"]
 _ = kernels, restored  # fixtures
 
 

@@ -358,7 +358,7 @@ def test_exported_code_has_the_mode_of_its_tracing(launches):
 
 def test_accelerated_operators(launches):
     """Their gradients come from threads that are in no block: one state for all."""
-    from cute_softmax.accelerate import operators
+    from cute_softmax.acceleration import operators
 
     served = {operator.name: operator for operator in operators.OPERATORS}
     x = example()

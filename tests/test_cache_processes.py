@@ -9,13 +9,13 @@ from stored import FIELDS, compile_kernel, entry_of, run_python
 from cute_softmax.runtime import cache
 from cute_softmax.runtime.cache import Store
 
+pytest_plugins = ("stored",)
 FORKS = f"""
 import os, signal, sys, time, warnings
 import tvm_ffi, filelock
 from cute_softmax.runtime.cache import Store
 from stored import compile_kernel
 
-pytest_plugins = ("stored",)
 warnings.simplefilter("error")
 root, log = os.environ["STORE"], os.environ["LOG"]
 def note(word):

@@ -256,6 +256,13 @@ def test_what_is_not_served_in_one_visit(monkeypatch, asked, options, words):
     assert (found[0] if type(found) is tuple else found).requires_grad
 
 
+def test_logits_that_are_one_row_are_not_written_over(monkeypatch):
+    simulated.install(monkeypatch)
+    leaf = example((1, 40), dtype=torch.float32).requires_grad_()
+    with pytest.raises(ValueError, match="share memory"):
+        cross_entropy(leaf.expand(6, 40), IGNORING, inplace_backward=True)
+
+
 def test_float16_is_recomputed(monkeypatch):
     """Unless it is asked for, with a scale that is known."""
     launches = simulated.install(monkeypatch)
@@ -292,6 +299,8 @@ X, TARGET = torch.zeros(3, 4), torch.tensor([0, 1, 2])
         (lambda: cross_entropy(X, TARGET, reduction="max"), ValueError, "reduction is 'max'"),
         (lambda: cross_entropy(X, TARGET, label_smoothing=1.5), ValueError, "label_smoothing is 1.5"),
         (lambda: cross_entropy(X, TARGET, scale="2"), TypeError, "scale"),
+        (lambda: cross_entropy(X, TARGET, grad_scale="2"), TypeError, "grad_scale"),
+        (lambda: cross_entropy(X, TARGET, grad_scale=torch.ones(2)), ValueError, "grad_scale is a number"),
         (lambda: cross_entropy(X, TARGET + 2), IndexError, "from 2 to 4"),
         (lambda: cross_entropy(X, TARGET - 1), IndexError, "from -1 to 1"),
         (lambda: cross_entropy(torch.tensor(1.0), torch.tensor(0)), ValueError, "no dimension of classes"),

@@ -107,7 +107,7 @@ def test_explain(no_gpu, capsys):
     assert "20 groups of 320" in out_of(capsys, "explain", "32x10x20", "--dim", "0,1")
     assert "exchange states in global memory" in out_of(capsys, "explain", "1x10000000")
     assert "movement   column" in out_of(capsys, "explain", "4096x8192", "--dim", "0")
-    assert "20 groups of 320" in out_of(capsys, "explain", "32x20x10", "--dim", "0", "2")
+    assert "20 groups of 320" in out_of(capsys, "explain", "32x20x10", "--dim", "0,2")
 
 
 @pytest.mark.parametrize("shape", ["0x8", "8x0", "0x8x4", "0"])
@@ -122,9 +122,9 @@ def test_explain_says_in_one_line_that_an_empty_tensor_launches_nothing(shape, m
     "arguments, words",
     [
         (["explain", "4096x8192", "--dim", "5"], "dim=5 is out of range"),
-        (["explain", "4096x8192", "--dim", "0", "0"], "names a dimension twice"),
+        (["explain", "4096x8192", "--dim", "0,0"], "names a dimension twice"),
         (["explain", "1x3000000000"], "3000000000 elements in a group: at most"),
-        (["explain", "3000000000x8", "--dim", "1", "0"], "24000000000 elements in a group: at most"),
+        (["explain", "3000000000x8", "--dim", "1", "--dim", "0"], "24000000000 elements in a group: at most"),
         (["explain", "8x3000000000", "--dim", "0"], "3000000000 groups: at most"),
         (["explain", "99999999999x4096"], "99999999999 CTAs: at most"),
         (
@@ -173,15 +173,15 @@ def test_what_cannot_be_kept_is_not_compiled(folder, no_gpu, monkeypatch, capsys
     [
         (["explain", "4096xN"], "a shape is written 4096x8192, not '4096xN'"),
         (["explain", "4096x-1"], "not '4096x-1'"),
-        (["explain", "8x8", "--dim", "x"], "dimensions are written -1 or 1,2, not 'x'"),
-        (["explain", "8x8", "--matmul", "x"], "argument --matmul: invalid int value: 'x'"),
-        (["demo", "-1x8"], "-1x8"),
+        (["explain", "8x8", "--dim", "x"], "dimensions are written -1 or 0,2, not 'x'"),
+        (["explain", "8x8", "--matmul", "x"], "Invalid value for '--matmul': 'x' is not a valid integer"),
+        (["demo", "-1x8"], "No such option '-1'"),
         (["diagrams", "100x"], "a shape is written 4096x8192, not '100x'"),
-        (["classes", "--arch", "sm_70"], "argument --arch: invalid choice: 'sm_70'"),
-        (["cache", "empty"], "invalid choice: 'empty'"),
-        ([], "required: command"),
+        (["classes", "--arch", "sm_70"], "Invalid value for '--arch': 'sm_70' is not one of"),
+        (["cache", "empty"], "'empty' is not one of 'path', 'list', 'clear'"),
+        (['frob'], "No such command 'frob'"),
         *(
-            ([command, *shape, "--dtype", dtype], f"argument --dtype: invalid choice: '{dtype}'")
+            ([command, *shape, "--dtype", dtype], f"Invalid value for '--dtype': '{dtype}' is not one of")
             for command, *shape in (
                 ["explain", "8x8"], ["demo", "8x8"], ["diagrams", "8x8"], ["classes"], ["precompile"]
             )
@@ -190,9 +190,7 @@ def test_what_cannot_be_kept_is_not_compiled(folder, no_gpu, monkeypatch, capsys
     ],
 )  # fmt: skip
 def test_malformed_arguments_are_refused(arguments, words, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main(arguments)
-    assert stopped.value.code == 2
+    assert main(arguments) == 2
     assert words in capsys.readouterr().err
 
 
@@ -273,7 +271,7 @@ def test_precompile_command(tmp_path, monkeypatch, no_gpu, capsys):
     monkeypatch.setenv(cache.ENVIRONMENT, str(tmp_path / "store"))
     asked = []
     monkeypatch.setattr(precompile, "precompile", lambda wanted: asked.extend(wanted) or iter(wanted))
-    said = out_of(capsys, "precompile", "--dtype", "fp16", "fp32", "--arch", "sm_89")
+    said = out_of(capsys, "precompile", "--dtype", "fp16,fp32", "--arch", "sm_89")
     assert said == f"{len(asked)} kernels for sm_89 in {tmp_path / 'store'}\n"
     assert {c.dtypes[0] for c in asked} == {"fp16", "fp32"} and {c.architecture for c in asked} == {"sm_89"}
     assert {c.math for c in asked} == set(table_of().many) and {c.edges for c in asked} == {False, True}

@@ -5,6 +5,7 @@ What all movements have in common, and the row movement.
 
 from __future__ import annotations
 
+import importlib
 import re
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
@@ -14,7 +15,8 @@ import pytest
 from drawings import EVERY, PANELS, ROOT, ROWS, made, reached, strided
 
 from cute_softmax import draw
-from cute_softmax.__main__ import main, parser
+from cute_softmax.__main__ import main
+from cute_softmax.commands.line import line
 from cute_softmax.draw import checks
 from cute_softmax.plan import WARP, RowClass, describe
 from cute_softmax.plan.hardware import ARCHITECTURES
@@ -144,6 +146,7 @@ def test_every_thread_can_be_followed(name, shown):
     ],
 )
 def test_notebooks_show_a_plan(name, words):
+    importlib.import_module("cute_softmax.api")  # where people get plans from
     text = made(name)._repr_svg_()
     assert text.startswith("<?xml") and all(word in text for word in words)
 
@@ -153,7 +156,7 @@ COMMANDS = {
     "64x4096 --backward --arch sm_80": ("softmax_backward of 64 rows of 4096, bf16, for sm_80", "tv tile"),
     "64x4096 --two-pass": ("two_pass", "tv tile"),
     "33x40 --dim 0": ("movement   column", "tv reduction_buffer"),
-    "4x5x64 --dim 0 2": ("5 groups of 256", "tv"),
+    "4x5x64 --dim 0,2": ("5 groups of 256", "tv"),
     "4x512x512 --matmul 64 --thread 70": ("softmax(S) @ V", "tile fragments"),
     "4x512x512 --matmul 64 --backward": ("softmax_matmul_backward", "second_product"),
 }
@@ -181,7 +184,8 @@ def test_commands_of_the_page_of_plans(document):
     commands = re.findall(r"^python -m cute_softmax (diagrams .*)$", page, re.M)
     assert len(commands) >= 7
     for command in commands:
-        shape = parser().parse_args(command.split()).shape
+        name, *arguments = command.split()
+        shape = line.commands[name].make_context(name, arguments).params["shape"]
         assert (
             f"{' x '.join(f'{n:,}' for n in shape)}" in page or f"{shape[0]:,} rows of {shape[1]:,}" in page
         )

@@ -2,6 +2,7 @@
 
 import doctest
 import inspect
+import json
 import operator
 import re
 import shlex
@@ -10,15 +11,17 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import concept_figures
 import generate
 import measure_access
 import opinfo
+import performance_page
 import pytest
 import reference
 import torch
 
 import cute_softmax
-from benchmarks import results, traffic
+from benchmarks import results, step, traffic
 from benchmarks.__main__ import main as benchmarks_main
 from benchmarks.cases import SUITES
 from cute_softmax.__main__ import main
@@ -26,6 +29,8 @@ from cute_softmax.plan.catalogue import classes, longest_row, operand_dtypes
 from cute_softmax.plan.hardware import ARCHITECTURES, H200
 from cute_softmax.runtime import cache, precompile
 from layouts.__main__ import main as layouts_main
+from layouts.figures import scene
+from layouts.style import text_width
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
@@ -75,10 +80,55 @@ def test_results_become_tables(monkeypatch, tmp_path):
     results.add_ratios(rows)
     folder = results.save(results.Results(header, rows), tmp_path).parent
     (folder / "counters.json").write_text('{"header": {}, "rows": []}')  # of another kind
-    monkeypatch.setattr(generate, "RESULTS", folder)
-    for said in (generate.headline(), generate.all_results()):
-        assert "| 32768 x 1024 | **4000 0.990** | 4040 1.000 | 2000 0.495 |" in said
-        assert "2026-01-02" in said and "`command`" in said
+    monkeypatch.setattr(performance_page, "RESULTS", folder)
+    said = performance_page.suites("results of rows")
+    assert "| 32768 x 1024 | **4000 0.990** | 4040 1.000 | 2000 0.495 |" in said
+    assert "2026-01-02" in said and "`command`" in said
+    link = "[Softmax over rows, forward](performance-rows.md#softmax-over-rows-forward)"
+    assert f"| {link} | {len(SUITES['rows-forward'].cases)} | 0.99 | 0.50 |  |" in performance_page.overview()
+    assert performance_page.suites("results of products") == performance_page.NOTHING
+
+
+def test_cells_where_a_peer_is_faster_are_told(monkeypatch, tmp_path):
+    header = dict.fromkeys(results.HEADER_KEYS, "x") | {"gpu": "NVIDIA H100 80GB"}
+    slow, fast, *_ = SUITES["rows-forward"].cases
+    speeds = {slow: (120.0, 100.0), fast: (100.0, 120.0)}
+    rows = [
+        results.make_row("rows-forward", case, provider, "events-cold", us=us, gbps=4e5 / us, spread=0.01)
+        for case, (ours, peers) in speeds.items()
+        for provider, us in {"cute_softmax": ours, "quack": peers, "copy": 99.0}.items()
+    ]
+    results.add_ratios(rows)
+    results.save(results.Results(header, rows), tmp_path)
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
+    said = performance_page.peers_ahead()
+    assert said.startswith("1 of 2 cells: quack 1.")
+    assert f"| H100, rows-forward | softmax, bf16, {slow.label} |" in said and fast.label not in said
+    assert "| 120 µs | quack, 100 µs | 1.200 |" in said
+
+
+def test_steps_become_a_table(monkeypatch, tmp_path):
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
+    assert step.COMMAND in performance_page.steps()
+    (tmp_path / "h100" / "checks").mkdir(parents=True)
+    way = {"ms": 20.0, "peak_bytes": 3e9, "loss": 1.0}
+    header = dict.fromkeys(results.HEADER_KEYS, "x") | {"gpu": "NVIDIA H100 80GB"}
+    found = {"header": header, "rows": [{"label": "small", "torch": way | {"ms": 25.0}, "accelerated": way}]}
+    (tmp_path / "h100" / "checks" / f"{step.NAME}.json").write_text(json.dumps(found))
+    assert "| H100: small | 25.0 | 20.0 | 1.25 | 3.00 | 3.00 |" in performance_page.steps()
+
+
+def test_heat_maps_are_shown_where_they_are_drawn(monkeypatch, tmp_path):
+    name = f"{performance_page.MAP}columns"
+    header = dict.fromkeys(results.HEADER_KEYS, "x") | {"gpu": "NVIDIA H100 80GB"}
+    case = SUITES["rows-forward"].cases[0]
+    rows = [results.make_row(name, case, "copy", "events-cold", us=1.0, gbps=1.0, spread=0.0)]
+    results.add_ratios(rows)
+    path = results.save(results.Results(header, rows), tmp_path)
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
+    assert "No map is committed" in performance_page.heat_maps()
+    path.with_suffix(".svg").write_text("<svg/>")
+    assert f"{name}.svg)" in performance_page.heat_maps()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -112,7 +162,11 @@ def commands(page: Path) -> list[tuple[str, ...]]:
     outside = FENCE.sub("", text)
     shown = "".join(blocks(page, "bash")).splitlines()
     shown += re.findall(r"^ {4}(python .+?)(?:  .*)?$", outside, re.M)
-    shown += [code for code in re.findall(r"`([^`]+)`", outside) if re.match(r"(python|make|pip)\s", code)]
+    shown += [
+        code
+        for code in re.findall(r"`([^`]+)`", outside)
+        if re.match(r"(python|cute-softmax|make|pip)\s", code)
+    ]
     split = [tuple(shlex.split(line, comments=True)) for line in shown]
     return [
         words for words in split if not {"FILE", "[FILE...]", "[SLICE...]", "[JOB...]"} & {*words}
@@ -131,7 +185,7 @@ def run_make(target: str) -> int:
 
 def run_pip(install: str, what: str) -> int:
     """Whether it names extras that there are, as a status; that they install is tested with the wheel."""
-    extra = re.fullmatch(r"\.(?:\[(\w+)\])?", what)[1]
+    extra = re.fullmatch(r"(?:\.|cute-softmax)(?:\[(\w+)\])?", what)[1]
     assert install == "install"
     return int(extra is not None and f"\n{extra} = [" not in (ROOT / "pyproject.toml").read_text())
 
@@ -144,6 +198,7 @@ def run_python(what: str, *words: str) -> int:
         "cute_softmax": main,
         "layouts": layouts_main,
         "benchmarks": benchmarks_main,
+        "benchmarks.step": step.main,
         "benchmarks.traffic": traffic.main,
         "tests/opinfo.py": opinfo.main,
         "docs/layouts/measure_access.py": measure_access.main,
@@ -157,10 +212,9 @@ def run_python(what: str, *words: str) -> int:
 
 def needs_gpu(words: tuple[str, ...]) -> bool:
     """Whether a command measures."""
-    return bool(
-        {"--suite", "--save", "map", "tune", "bits", "benchmarks.traffic", "docs/layouts/measure_access.py"}
-        & {*words}
-    )
+    measuring = {"--suite", "--save", "map", "tune", "bits"}
+    scripts = {"benchmarks.step", "benchmarks.traffic", "docs/layouts/measure_access.py"}
+    return "--list" not in words and bool((measuring | scripts) & {*words})
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
@@ -172,7 +226,8 @@ def test_commands_run(words, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(precompile, "precompile", iter)  # that takes minutes: a test of its own compiles some
     few = opinfo.tasks()[:2]
     monkeypatch.setattr(opinfo, "tasks", lambda: few)
-    run = {"python": run_python, "make": run_make, "pip": run_pip}[words[0]]
+    runs = {"python": run_python, "make": run_make, "pip": run_pip}
+    run = runs.get(words[0], lambda *arguments: main(arguments))
     status, said = run(*words[1:]), capsys.readouterr()
     if needs_gpu(words):
         assert status == 2 and "an NVIDIA GPU" in said.err and "there is none here" in said.err
@@ -192,10 +247,11 @@ def test_modules_are_commands(name):
 def test_commands_of_all_kinds_are_found():
     """What the pages show, as a person would count it."""
     kinds = Counter(words[2].split(".")[0] if words[1] == "-m" else words[0] for words in COMMANDS)
-    assert {"cute_softmax", "layouts", "benchmarks", "make", "pip", "python"} == set(kinds)
-    assert kinds["layouts"] >= 3 and kinds["make"] >= 3 and kinds["cute_softmax"] > 25
+    known = {"cute_softmax", "cute-softmax", "layouts", "benchmarks", "make", "pip", "python"}
+    assert {*kinds} - {"cute_softmax"} == known - {"cute_softmax"}
+    assert kinds["layouts"] >= 3 and kinds["make"] >= 3 and kinds["cute_softmax"] + kinds["cute-softmax"] > 40
     for some in (
-        "python -m cute_softmax demo 4096x8192 --dim 0",  # in a block
+        "cute-softmax demo 4096x8192 --dim 0",  # in a block
         "python -m cute_softmax precompile",  # in a sentence
         "python -m cute_softmax diagrams 200000x1000 --dtype bf16 --dim 0 -o out/",  # below docs/layouts
         "python -m benchmarks --suite all --save --plot",  # indented
@@ -224,8 +280,8 @@ def test_every_page_is_in_the_index():
         assert page.name == "index.md" or f"]({page.name})" in text
 
 
-def test_readme_names_the_longest_rows():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_limits_name_the_longest_rows():
+    text = (ROOT / "docs" / "limits.md").read_text(encoding="utf-8")
     for dtype, words in (("bf16", "{:,} elements in 16 bit"), ("fp32", "{:,} in 32 bit")):
         for arch in ("sm_90a", "sm_100a"):
             *_, last = classes("softmax", ARCHITECTURES[arch], operand_dtypes("softmax", dtype))
@@ -294,3 +350,22 @@ def test_signatures_are_those_that_python_shows():
                     name,
                     written.name,
                 )
+
+
+@pytest.mark.parametrize("name", concept_figures.FIGURES)
+def test_figures_of_ideas_are_legible(name):
+    """Words stay inside the figure, and those in a box inside the box."""
+    figure = concept_figures.FIGURES[name]()
+    boxes = [item for item in figure.items if isinstance(item, scene.Box)]
+    assert figure.width <= 1400
+    for item in figure.items:
+        if isinstance(item, scene.Cell):
+            assert all(text_width(line, "cell") <= item.width for line in item.lines), item.lines
+        elif isinstance(item, scene.Words):
+            wide = text_width(item.text, item.voice)
+            left = item.x - {"start": 0, "middle": wide / 2, "end": wide}[item.anchor]
+            assert left >= 0 and left + wide <= figure.width, item.text
+            around = [b for b in boxes if b.x <= item.x <= b.x + b.width and b.y <= item.y <= b.y + b.height]
+            if around:
+                inner = min(around, key=lambda b: b.width * b.height)
+                assert left + wide <= inner.x + inner.width + 1, item.text

@@ -209,7 +209,6 @@ def test_out(kernels, name):
     assert torch.equal(function(x.double(), 1, out=torch.empty(3, 5).double()), function(x.double(), 1))
     assert len(kernels) == count, "float64 goes to ATen"
     for out, message in (
-        (torch.empty(3, 4), r"out has shape \(3, 4\), the result has \(3, 5\)"),
         (torch.empty(3, 5, dtype=torch.float64), "out has dtype torch.float64, the result has torch.float32"),
         (torch.empty(3, 5, device="meta"), "out is on meta, input on cpu"),
         (torch.empty(3, 1).expand(3, 5), "out overlaps input or itself"),

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 # From the ground up. A room imports from those of the floors below its own, and from itself.
 FLOORS = (
-    {"layouts", "plan/tables"},
+    {"layouts", "plan/tables", "version"},
     {"layouts/figures", "plan"},
     {"layouts/pages", "kernels/common"},
     {"kernels/maths", "draw/checks"},
@@ -23,8 +23,8 @@ FLOORS = (
     {"dispatch/heads", "dispatch/matmul"},
     {"dispatch/sharded"},
     {"api"},
-    {"accelerate"},
-    {"commands", "hardware", "nn", "sampling"},
+    {"acceleration"},
+    {"commands", "hardware", "nn", "operators", "sampling"},
     {"cute_softmax"},
 )
 # Files of a package's own folder that are a room by themselves: what users of the package see.

@@ -133,6 +133,10 @@ def cross_entropy(
         loss, lse, counts, total = _of_probabilities(rows, input, target, weight, smoothing, scale)
     else:
         _check_target(target, rows)
+        if not isinstance(grad_scale, Tensor):
+            grad_scale = number("grad_scale", grad_scale)
+        elif grad_scale.numel() != 1 or grad_scale.device != rows.device:
+            raise ValueError("grad_scale is a number, or a tensor of one on the input's device")
         asked = visits.Loss(
             reduction == "mean", ignore_index, scale, number("lse_square_scale", lse_square_scale),
             grad_scale, inplace_backward, result, inside(),
@@ -188,6 +192,7 @@ def _unfit(
         "return_lse, or rows that ranks share": more,
         "lse_square_scale with a weight": bool(asked.squares) and weight is not None,
         "a gradient of the weight": weight is not None and recorded(weight),
+        "logits that share memory among themselves": asked.inplace and 0 in rows.stride(),
     }
     return next((reason for reason, found in reasons.items() if found), "")
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..dispatch.common.arguments import dims_or_all, served
+from ..dispatch.common.arguments import dims_or_all, served, torch_dtype
 from ..dispatch.common.spec import DEFAULTS, ScoreArguments, check_names, scores_of, with_scores
 from ..dispatch.heads.reductions import NAMES, shape_of, work_of
 from ..dispatch.softmax.kernels import backward_work, forward_work
@@ -141,7 +141,7 @@ def explain(
     """
     name = "log_softmax" if options.get("log") else "softmax"
     tensors = [t for t in (options.get("bias"), options.get("scale")) if isinstance(t, torch.Tensor)]
-    wanted = launch.TORCH_DTYPES.get(dtype, dtype)
+    wanted = launch.TORCH_DTYPES.get(dtype, torch_dtype(dtype))
     if isinstance(input, torch.Tensor) and not served(input, wanted or input.dtype, *tensors):
         return (
             f"{name} of a {input.dtype} tensor on {input.device} goes to torch.{name} (ATen): "

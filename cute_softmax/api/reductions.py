@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..dispatch.common.arguments import autocasts, check_tensor, dims_or_all, given_dims
+from ..dispatch.common.arguments import (
+    autocasts,
+    check_tensor,
+    dim_named,
+    dims_or_all,
+    given_dims,
+    torch_dtype,
+)
 from ..dispatch.heads.reductions import reduce
 from ..dispatch.sharded.functions import Shard, is_shared, row_numbers
 
@@ -17,10 +24,11 @@ if TYPE_CHECKING:
 
 def logsumexp(
     input: torch.Tensor,
-    dim: int | Sequence[int],
+    dim: int | Sequence[int] | None = None,
     keepdim: bool = False,
     *,
     out: torch.Tensor | None = None,
+    axis: int | Sequence[int] | None = None,
     group: ProcessGroup | None = None,
     vocab_start: int | None = None,
     vocab_size: int | None = None,
@@ -37,9 +45,10 @@ def logsumexp(
 
     Args:
         input: A dense real tensor of any shape and strides.
-        dim: The dimension or dimensions to reduce.
+        dim: The dimension or dimensions to reduce, which must be given.
         keepdim: Keep them with size 1.
-        out: A tensor of the result's shape and dtype to write to. For calls without autograd.
+        out: A tensor of the result's dtype to write to, given its shape as for `softmax`. For calls without autograd.
+        axis: Another name of `dim`, as in torch.
         group: A torch.distributed.ProcessGroup over which rows are sharded: the input is this rank's slice of them
             along `dim`, one dimension; every rank returns the same numbers, and the gradient that flows back into them
             must be the same on every rank. A DTensor that is sharded over `dim` needs none.
@@ -50,12 +59,16 @@ def logsumexp(
         A tensor of the input's dtype (float32 under autocast; of integers, torch's default dtype), or `out`.
 
     Raises:
-        TypeError: For what is not a dense real tensor, or has a floating-point dtype that is not taken.
+        TypeError: For what is not a dense real tensor, or has a floating-point dtype that is not taken, and without a
+            dimension.
         IndexError: For a dimension out of range.
-        ValueError: For a repeated dimension or none, and for an `out` that does not fit.
+        ValueError: For a repeated dimension or none, and for an `out` of another dtype or device.
         NotPlanned: Where more than five kept, or five reduced, dimensions do not merge in memory, and for 2^31 elements
             in a row.
     """
+    dim = dim_named("logsumexp", dim, axis, None)
+    if dim is None:
+        raise TypeError("logsumexp() missing 1 required argument: 'dim'")
     check_tensor("input", input, "logsumexp")
     dims, dtype, shard = (
         given_dims(dim, input),
@@ -76,6 +89,7 @@ def amax(
     keepdim: bool = False,
     *,
     out: torch.Tensor | None = None,
+    axis: int | Sequence[int] | None = None,
 ) -> torch.Tensor:
     """The largest element over `dim`, as `torch.amax`; NaN if one is NaN.
 
@@ -87,7 +101,8 @@ def amax(
         input: A dense real tensor of any shape and strides.
         dim: The dimension or dimensions to reduce; all of them if empty.
         keepdim: Keep them with size 1.
-        out: A tensor of the result's shape and dtype to write to. For calls without autograd.
+        out: A tensor of the result's dtype to write to, given its shape as for `softmax`. For calls without autograd.
+        axis: Another name of `dim`, as in torch.
 
     Returns:
         A tensor of the input's dtype, or `out`.
@@ -95,11 +110,13 @@ def amax(
     Raises:
         TypeError: For what is not a dense real tensor, or has a floating-point dtype that is not taken.
         IndexError: For a dimension out of range and, as from torch, for the maximum of no element.
-        ValueError: For a repeated dimension, and for an `out` that does not fit.
+        ValueError: For a repeated dimension, and for an `out` of another dtype or device.
         NotPlanned: As for `logsumexp`.
     """
     check_tensor("input", input, "amax")
-    return reduce("amax", input, dims_or_all(dim, input), keepdim, input.dtype, out)
+    return reduce(
+        "amax", input, dims_or_all(dim_named("amax", dim, axis, ()), input), keepdim, input.dtype, out
+    )
 
 
 def sum(
@@ -109,6 +126,7 @@ def sum(
     *,
     dtype: torch.dtype | None = None,
     out: torch.Tensor | None = None,
+    axis: int | Sequence[int] | None = None,
 ) -> torch.Tensor:
     """The sum over `dim`, as `torch.sum`; added in float32, pairwise within a thread and between threads.
 
@@ -120,7 +138,8 @@ def sum(
         dim: The dimension or dimensions to reduce; all of them if None or empty.
         keepdim: Keep them with size 1.
         dtype: Of the result. None: the input's (float32 under autocast; of integers, int64).
-        out: A tensor of the result's shape and dtype to write to. For calls without autograd.
+        out: A tensor of the result's dtype to write to, given its shape as for `softmax`. For calls without autograd.
+        axis: Another name of `dim`, as in torch.
 
     Returns:
         A tensor of that dtype, or `out`.
@@ -128,11 +147,11 @@ def sum(
     Raises:
         TypeError: For what is not a dense real tensor, or has a floating-point dtype that is not taken.
         IndexError: For a dimension out of range.
-        ValueError: For a repeated dimension, and for an `out` that does not fit.
+        ValueError: For a repeated dimension, and for an `out` of another dtype or device.
         NotPlanned: As for `logsumexp`.
     """
     check_tensor("input", input, "sum")
-    dims = dims_or_all(dim, input)
+    dims, dtype = dims_or_all(dim_named("sum", dim, axis, None), input), torch_dtype(dtype)
     if dtype is None and input.dtype.is_floating_point:
         dtype = _autocast(input, input.dtype)
     return reduce("sum", input, dims, keepdim, dtype, out)

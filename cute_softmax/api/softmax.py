@@ -13,10 +13,13 @@ from ..dispatch.common.arguments import (
     FLOATS,
     check_tensor,
     checked_backward,
+    dim_named,
     float_dtype,
     given_dims,
+    implicit_dim,
     out_dtype,
     served,
+    torch_dtype,
 )
 from ..dispatch.common.forms import Forms
 from ..dispatch.common.spec import (
@@ -58,7 +61,7 @@ _of_scores = {"softmax": Forms(), "log_softmax": Forms()}
 @with_scores
 def softmax(
     input: torch.Tensor,
-    dim: int | Sequence[int] = -1,
+    dim: int | Sequence[int] | None = -1,
     dtype: torch.dtype | None = None,
     *,
     out: torch.Tensor | None = None,
@@ -84,10 +87,11 @@ def softmax(
 
     Args:
         input: A dense real tensor of any shape and strides; integers need `dtype`. It is not changed.
-        dim: The dimension or dimensions to reduce.
+        dim: The dimension or dimensions to reduce. None: torch's old rule, with its warning (0 for tensors of 0, 1 or 3
+            dimensions, else 1).
         dtype: Of the result. None: the input's, or float32 under autocast.
-        out: A tensor of the input's shape to write to; may be the input itself. Without `dtype` its dtype is the
-            result's. For calls without autograd.
+        out: A tensor to write to; may be the input itself. One of another shape is given the input's, with a warning
+            unless it is empty. Without `dtype` its dtype is the result's. For calls without autograd.
         online: How threads of a row work together: True for one exchange of (maximum, sum) pairs, False for the maximum
             first, then the sum.
         scale: What the input is multiplied by (1 / temperature): a number, or a floating-point tensor that broadcasts
@@ -104,6 +108,7 @@ def softmax(
             sharded over `dim` needs none. Two numbers of each row are gathered forward, one backward.
         vocab_start: The index in the row of this rank's first element; None: slices are equally long.
         vocab_size: The length of the row, where the last slices have padding behind its end.
+        axis: Another name of `dim`, as in torch.
 
     Returns:
         A tensor of the input's shape and memory format, or `out`.
@@ -112,8 +117,8 @@ def softmax(
         TypeError: For what is not a dense real tensor or has a dtype that is not taken, and for a mask that is not
             boolean.
         IndexError: For a dimension out of range.
-        ValueError: For a repeated dimension or none, and for an `out`, scale, bias, mask, causal or empty_rows that
-            does not fit the input, and on a GPU that no kernels are built for.
+        ValueError: For a repeated dimension or none, for an `out` of another dtype or device, for a scale, bias, mask,
+            causal or empty_rows that does not fit the input, and on a GPU that no kernels are built for.
         NotPlanned: Where more than five kept, or five reduced, dimensions do not merge in memory, and for 2^31 elements
             in a row.
 
@@ -154,6 +159,9 @@ def _decide(
 ) -> torch.Tensor:
     """The softmax or its logarithm of a call that is the first of its form, or has none: every check, any device."""
     eager = out is None and not torch.compiler.is_compiling()
+    if "axis" in given:
+        given = dict(given)
+        dim = dim_named(name, dim, given.pop("axis"), -1)
     forms = _of_scores[name] if given else plain
     if eager and given and "group" not in given:
         form = forms.latest
@@ -165,6 +173,8 @@ def _decide(
     shard = Shard(*(given.pop(key, None) for key in ShardArguments.__annotations__))
     check_names(name, given)
     check_tensor("input", input, name)
+    if dim is None:
+        dim = implicit_dim(name, input, stacklevel=4)  # the caller of softmax
     dims, result = given_dims(dim, input), float_dtype(input, dtype, name)
     if is_shared(input, dims, shard):
         return _of_shared_rows(name, input, dims, result, out, given, shard)
@@ -172,7 +182,7 @@ def _decide(
         result = out_dtype(out, input, dtype, result)
     operands, spec = scores_of(input, dims, result, name == "log_softmax", online, **given)
     if not input.dtype.is_floating_point:
-        input = input.to(dtype)
+        input = input.to(result)
     elif eager:
         form = form_of(input, dim, dtype, given, operands, spec)
         if form is not None:
@@ -203,7 +213,7 @@ def _of_shared_rows(
 @with_scores
 def log_softmax(
     input: torch.Tensor,
-    dim: int | Sequence[int] = -1,
+    dim: int | Sequence[int] | None = -1,
     dtype: torch.dtype | None = None,
     *,
     out: torch.Tensor | None = None,
@@ -219,9 +229,9 @@ def log_softmax(
 
     Args:
         input: A dense real tensor of any shape and strides; integers need `dtype`.
-        dim: The dimension or dimensions to reduce.
+        dim: The dimension or dimensions to reduce; None as for `softmax`.
         dtype: Of the result. None: the input's, or float32 under autocast.
-        out: A tensor of the input's shape to write to; may be the input itself. For calls without autograd.
+        out: A tensor to write to, as for `softmax`; may be the input itself. For calls without autograd.
         scale: What the input is multiplied by: a number, or a tensor of one number per row.
         bias: A floating-point tensor that broadcasts to the input, added after the scale.
         mask: A boolean tensor that broadcasts to the input, True where an element counts.
@@ -230,6 +240,7 @@ def log_softmax(
         group: A ProcessGroup over which rows are sharded, as for `softmax`.
         vocab_start: As for `softmax`.
         vocab_size: As for `softmax`.
+        axis: Another name of `dim`, as in torch.
 
     Returns:
         A tensor of the input's shape and memory format, or `out`.
@@ -271,6 +282,7 @@ def softmax_(
         causal: True: element j of row i counts if `j <= i`; an int: if `j <= i + causal`. For `dim=-1` only.
         alpha: A number that the result is multiplied by.
         empty_rows: What a row is in which nothing counts: "nan" or "zero".
+        axis: Another name of `dim`.
 
     Returns:
         The input itself.
@@ -282,6 +294,7 @@ def softmax_(
             overwritten.
         NotPlanned: As for `softmax`.
     """
+    dim = dim_named("softmax_", dim, scores.pop("axis", None), -1)
     check_names("softmax_", scores)
     check_tensor("input", input, "softmax_")
     dims = given_dims(dim, input)
@@ -404,7 +417,7 @@ def prepare(
         NotPlanned: As for `softmax`.
     """
     check_tensor("input", input)
-    dims, result_dtype = given_dims(dim, input), dtype or input.dtype
+    dims, result_dtype = given_dims(dim, input), torch_dtype(dtype) or input.dtype
     if not served(input, result_dtype) or not input.numel():
         raise ValueError(
             f"input is a {input.dtype} tensor on {input.device} with {input.numel()} elements, the result "

@@ -1,1 +1,1 @@
-"""The commands of `python -m cute_softmax`."""
+"""The commands of `cute-softmax`. `line` says what there is; each is loaded when it runs."""

@@ -24,6 +24,7 @@ from ..plan import PanelPlan, Plan
 from ..plan.problem import canonical_dims, check_float
 from ..runtime import launch
 from ..runtime.resources import resources
+from .compare import agrees, errors
 
 ARCHITECTURE = "sm_90a"  # compiled for where there is no GPU
 TEMPERATURE = (
@@ -31,7 +32,6 @@ TEMPERATURE = (
 )
 WARM, CALLS = 3, 15
 FLUSH_BYTES = 256 << 20
-CHUNK = 1 << 24  # elements that are checked in float64 at a time
 # Of memory for each element: inputs, results and gradients, ours and torch's (27 in fp32 on a CPU).
 BYTES = 32
 # Under this an event pair also times the queue.
@@ -92,36 +92,13 @@ def memory(on_gpu: bool) -> int:
 
 
 def check(x: torch.Tensor, dy: torch.Tensor, y: torch.Tensor, dx: torch.Tensor) -> bool:
-    """Compare rows with float64, and with the errors that torch makes; print both. Whether ours are no larger.
-
-    An error counts as a share of the largest value of its row; torch's own may be exceeded by one rounding
-    to the output's dtype.
-    """
-    leaf = x.detach().requires_grad_()
-    torch_y = torch.softmax(leaf, -1)
-    torch_y.backward(dy)
-    found = {"y": [0.0, 0.0], "dx": [0.0, 0.0]}
-    step = max(1, CHUNK // max(1, x.shape[1]))
-    for i in range(0, x.shape[0], step):
-        rows = slice(i, i + step)
-        exact_y = torch.softmax(x.detach()[rows].double(), -1)
-        grad = dy[rows].double()
-        exact_dx = exact_y * (grad - (grad * exact_y).sum(-1, keepdim=True))
-        for name, exact, results in (
-            ("y", exact_y, (y, torch_y.detach())),
-            ("dx", exact_dx, (dx, leaf.grad)),
-        ):
-            scale = exact.abs().amax(-1, keepdim=True)
-            for j, result in enumerate(results):
-                error = ((result[rows].double() - exact) / scale).abs().max().item()
-                # A NaN is the worst error, and max() would lose it.
-                found[name][j] = float("inf") if error != error else max(found[name][j], error)
-    rounding = torch.finfo(x.dtype).eps / 2
-    right = all(ours <= theirs + rounding for ours, theirs in found.values())
+    """Print the errors of rows and of torch's, against float64. Whether ours are no larger."""
+    found = errors(x, dy, y, dx)
     table = new_table("", "ours", "torch")
     for name, label in (("y", "forward"), ("dx", "backward")):
         table.add_row(label, *(f"{error:.2e}" for error in found[name]))
     show("Largest error against float64, as a share of the row's largest value", table)
+    right = agrees(found, x.dtype)
     print("Right: no larger than torch's." if right else "WRONG: larger than torch's.", end="\n\n")
     return right
 
@@ -163,9 +140,7 @@ def time_all(x: torch.Tensor, dy: torch.Tensor, y: torch.Tensor, dim: int = -1) 
         table.add_row(label, *speeds, f"{theirs / ours:.2f}", f"{copy / ours:.3f}")
     show(f"Median of {CALLS} calls, cold L2; GB/s counts every tensor once", table)
     if shortest < SHORT_US:
-        print(
-            "Below about 50 µs CUDA events also time the queue: see the graphs of `python -m benchmarks`.\n"
-        )
+        print("Below about 50 µs CUDA events also time the queue: see the graphs of `cute-softmax bench`.\n")
 
 
 def medians(calls: tuple[Callable[[], object], ...]) -> list[float]:

@@ -36,6 +36,32 @@ MODULES = {
     "matmul_backward": matmul_backward,
     "topk": topk,
 }
+# What a person reads in the place of a figure's key.
+NAMES = {
+    "tv": "threads and values",
+    "tile": "tile in global memory",
+    "smem": "tile in shared memory",
+    "edges": "head, body, tail",
+    "shift": "shifted columns",
+    "predicate": "predicate",
+    "shuffle": "warp shuffles",
+    "reduction_buffer": "reduction buffer",
+    "cluster": "exchange in the cluster",
+    "exchange": "exchange between CTAs",
+    "places": "places of a row ahead",
+    "ring": "ring of stages",
+    "scores": "scores in shared memory",
+    "lines": "lines of scores",
+    "pairs": "pairs of scores",
+    "ldmatrix": "ldmatrix",
+    "registers": "registers of a thread",
+    "values": "values in shared memory",
+    "grad": "gradient in shared memory",
+    "operand": "operand of V",
+    "fragments": "fragments of the product",
+    "first_product": "first product",
+    "second_product": "second product",
+}
 
 
 def drawn(c: RowClass | PanelClass | MatmulClass | MatmulBackwardClass | TopkClass) -> dict[str, AnyLayout]:
@@ -92,4 +118,5 @@ def page(plan: AnyPlan, found: dict[str, Figure] | None = None, thread: int | No
     shown = {name: figure for name, figure in found.items() if name != FOLLOWED}
     title, subtitle = module.heading(view)
     steps = [step for step in module.walk(view) if step.figure in shown]
-    return {"figures": shown, "title": title, "subtitle": subtitle, "steps": steps}
+    names = {name: NAMES[name] for name in shown}
+    return {"figures": shown, "title": title, "subtitle": subtitle, "steps": steps, "names": names}

@@ -4,7 +4,6 @@ So a gradient that was written for an upstream of 1 is right for every other, an
 though the host never learns which it was.
 """
 
-import cuda.bindings.driver as cuda
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
@@ -23,7 +22,7 @@ class RescaleKernel:
     @cute.jit
     def __call__(
         self,
-        stream: cuda.CUstream,
+        stream,
         columns: Int32,
         ctas: Int32,
         pitch: Int64,

@@ -15,7 +15,6 @@ what is loaded and stored by the element.
 from dataclasses import dataclass
 from functools import partial
 
-import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, const_expr
@@ -76,7 +75,7 @@ class RowKernel:
     @cute.jit
     def __call__(
         self,
-        stream: cuda.CUstream,
+        stream,
         rows: Int64,
         columns: Int32,
         ctas: Int32,

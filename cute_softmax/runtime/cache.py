@@ -36,6 +36,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from .folders import cache_folder, locked
+
 ENVIRONMENT = "CUTE_SOFTMAX_CACHE_DIR"
 # About 12,000 kernels; a whole set for one GPU and one version is a few hundred.
 MAX_BYTES = 256 << 20
@@ -53,6 +55,7 @@ SOURCES = (
     "cute_softmax/runtime/compile.py",
     "layouts/__init__.py",
     "layouts/algebra.py",
+    "layouts/coordinates.py",
     "layouts/ints.py",
     "layouts/notation.py",
     "layouts/trace.py",
@@ -78,7 +81,7 @@ class Store:
     """
 
     def __init__(self, root: str | os.PathLike[str] | None = None, max_bytes: int = MAX_BYTES) -> None:
-        self.root = Path(root or os.environ.get(ENVIRONMENT) or _user_folder())
+        self.root = Path(root or os.environ.get(ENVIRONMENT) or cache_folder())
         self.max_bytes = max_bytes
         self._loaded: set[Path] = set()
         self._warned = False
@@ -190,12 +193,10 @@ class Store:
         return None
 
     def _make(self, path: Path, build: Callable[[], Any]) -> Callable[..., Any]:
-        import filelock
-
         with contextlib.ExitStack() as stack:
             # No lock (a read-only folder, a holder that hangs): at worst a kernel is compiled twice.
             with contextlib.suppress(OSError, NotImplementedError):
-                stack.enter_context(filelock.FileLock(f"{path}.lock", timeout=LOCK_TIMEOUT_S))
+                stack.enter_context(locked(Path(f"{path}.lock"), LOCK_TIMEOUT_S))
             if function := self._read(path):
                 return function
             compiled = build()
@@ -278,15 +279,6 @@ def runtime_library() -> Path:
         ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
     supported = [cuda for cuda in libraries if cuda <= version.value // 1000]
     return libraries[max(supported or libraries)]
-
-
-def _user_folder() -> str:
-    import platformdirs  # 3 ms, so only where it is needed
-
-    try:
-        return platformdirs.user_cache_dir("cute_softmax", appauthor=False)
-    except RuntimeError:  # no home; older versions answer with the following
-        return "~/.cache/cute_softmax"
 
 
 def _cpu_features() -> str:

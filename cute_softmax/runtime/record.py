@@ -13,24 +13,21 @@ from pathlib import Path
 
 from ..plan import PanelClass, Prologue, RowClass
 from ..plan.base import ClassBase
-from ..plan.matmul_backward import MatmulBackwardClass, MatmulDeltaClass
-from ..plan.matmul_class import MatmulClass
-from ..plan.rescale import RescaleClass
-from ..plan.topk import TopkClass
 
 ENVIRONMENT = "CUTE_SOFTMAX_RECORD"
-KINDS = {
-    kind.__name__: kind
-    for kind in (
-        RowClass,
-        PanelClass,
-        MatmulClass,
-        MatmulBackwardClass,
-        MatmulDeltaClass,
-        RescaleClass,
-        TopkClass,
-    )
-}
+
+
+def kinds() -> dict[str, type[ClassBase]]:
+    """The classes of all movements by name."""
+    # Here, as a program that only writes a record needs none of them: 10 ms of its start.
+    from ..plan.matmul_backward import MatmulBackwardClass, MatmulDeltaClass
+    from ..plan.matmul_class import MatmulClass
+    from ..plan.rescale import RescaleClass
+    from ..plan.topk import TopkClass
+
+    matmul = MatmulClass, MatmulBackwardClass, MatmulDeltaClass
+    every = RowClass, PanelClass, *matmul, RescaleClass, TopkClass
+    return {kind.__name__: kind for kind in every}
 
 
 def note(kernel: ClassBase) -> None:
@@ -43,11 +40,11 @@ def note(kernel: ClassBase) -> None:
 
 def read(path: Path) -> list[ClassBase]:
     """The classes of a record, each once; ValueError for a line that is none, OSError for a file that is not there."""
-    found = {}
+    found, known = {}, kinds()
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:
             fields = {name: _tuples(value) for name, value in json.loads(line).items()}
-            kind = KINDS[fields.pop("kind")]
+            kind = known[fields.pop("kind")]
             if "prologue" in fields:
                 fields["prologue"] = Prologue(**fields["prologue"])
             found[kind(**fields)] = None

@@ -7,19 +7,14 @@ from pathlib import Path
 
 from ..plan.table import DEFAULT
 from ..plan.tables import name_for, shipped
+from .folders import settings_folder
 
 ENVIRONMENT = "CUTE_SOFTMAX_TABLE"
 
 
 def own_table(gpu: str) -> Path:
     """Where a user's own table of a GPU lies: in the folder of his settings."""
-    from platformdirs import user_config_path
-
-    try:
-        folder = user_config_path("cute_softmax", appauthor=False)
-    except RuntimeError:  # no home
-        folder = Path("~/.config/cute_softmax")
-    return folder / "tables" / f"{name_for(gpu)}.json"
+    return settings_folder() / "tables" / f"{name_for(gpu)}.json"
 
 
 def table_for(gpu: str, shipped_only: bool = False) -> str:

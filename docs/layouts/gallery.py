@@ -66,6 +66,12 @@ ENTRIES = [
         'layout_grid(parse("((2,4),(4,4)):((1,8),(2,32))"))',
     ),
     entry(
+        "composed",
+        "A composition",
+        "Every second row of a row-major matrix, four columns of it: the operands, and the layout they come to.",
+        'composed(parse("(8,8):(8,1)"), parse("(4,4):(2,8)"))',
+    ),
+    entry(
         "swizzle",
         "A swizzle, by bank",
         "Eight rows of 128 bytes. Without the swizzle a column lies in the same four banks; with it, in "

@@ -62,7 +62,7 @@ class Section:
         """The command that draws this Plan."""
         flags = (" --backward" if self.backward else "") + (" --two-pass" if self.two_pass else "")
         if self.dim != (-1,):
-            flags = f" --dim {' '.join(map(str, self.dim))}{flags}"
+            flags = f" --dim {','.join(map(str, self.dim))}{flags}"
         if self.depth:
             flags = f" --matmul {self.depth}{flags}"
         shape = "x".join(map(str, self.chosen[0]))
@@ -447,12 +447,13 @@ def text() -> str:
         "memory, `pX`",
         "its predicate, `tXcX` coordinates as x's tiled copy deals them out.",
     ]
+    lines += ["", "## Rows"]
     for s in SECTIONS + PANELS + MATMULS:
         if s is PANELS[0]:
-            lines += ["", "# Any dimension", "", ANY_DIMENSION]
+            lines += ["", "## Any dimension", "", ANY_DIMENSION]
         if s is MATMULS[0]:
-            lines += ["", "# Tensor cores", "", TENSOR_CORES]
-        lines += ["", f"## {s.heading}", "", s.words(s.plan), "", "```bash", s.command, "```"]
+            lines += ["", "## Tensor cores", "", TENSOR_CORES]
+        lines += ["", f"### {s.heading}", "", s.words(s.plan), "", "```bash", s.command, "```"]
         lines += ["", "```text", s.plan.explain(), "```"]
         for name, words in s.figures.items():
             figure = s.drawn[f"plan_{s.key}_{name}"]

@@ -55,7 +55,8 @@
     }
   }
 
-  let pinned = null;
+  let pinned = null; // the thread that is followed
+  let chosen = null; // the cell that was clicked
   function highlight(cell) {
     ["x-here", "x-thread", "x-address"].forEach((name) => {
       document.querySelectorAll("g." + name).forEach((n) => n.classList.remove(name));
@@ -71,12 +72,19 @@
   function follow(thread) {
     const found = thread === null ? [] : ofThread.get(thread) || [];
     pinned = found.length ? thread : null;
+    document.body.classList.toggle("x-following", pinned !== null);
     byId("x-thread").value = thread === null ? "" : thread;
     const where = new Set(found.map((c) => c.figure)).size;
-    byId("x-found").textContent = thread === null ? "Enter on a cell follows its thread; Escape ends it."
+    byId("x-found").textContent = thread === null ? "Click a cell, or press Enter on it, to follow its thread; Escape ends it."
       : found.length ? `Thread ${thread}: ${found.length} cells in ${where} figures.`
         : `Thread ${thread} occurs in no figure.`;
     highlight(null);
+  }
+  function choose(cell) {
+    chosen = cell;
+    if (cell && cell.threads.length) follow(cell.threads[0]);
+    if (cell) highlight(cell);
+    keep();
   }
 
   const cellAt = (target) => {
@@ -88,7 +96,7 @@
   main.addEventListener("focusin", (e) => { const c = cellAt(e.target); if (c) highlight(c); });
   main.addEventListener("click", (e) => {
     const c = cellAt(e.target);
-    if (c && c.threads.length) follow(c.threads[0]);
+    if (c) choose(c);
   });
 
   const center = (cell) => {
@@ -112,7 +120,7 @@
     return best;
   }
   document.addEventListener("keydown", (e) => {
-    if (e.key === "Escape") { follow(null); leave(); return; }
+    if (e.key === "Escape") { chosen = null; follow(null); leave(); keep(); return; }
     const cell = cellAt(e.target);
     if (!cell) return;
     if (DIRECTIONS[e.key]) {
@@ -122,13 +130,18 @@
       cell.node.setAttribute("tabindex", "-1");
       next.node.setAttribute("tabindex", "0");
       next.node.focus();
-    } else if ((e.key === "Enter" || e.key === " ") && cell.threads.length) {
+    } else if (e.key === "Enter" || e.key === " ") {
       e.preventDefault();
-      follow(cell.threads[0]);
+      choose(cell);
     }
   });
-  byId("x-thread").addEventListener("input", (e) => follow(e.target.value === "" ? null : Number(e.target.value)));
-  byId("x-clear").addEventListener("click", () => follow(null));
+  function typed(thread) {
+    chosen = null;
+    follow(thread);
+    keep();
+  }
+  byId("x-thread").addEventListener("input", (e) => typed(e.target.value === "" ? null : Number(e.target.value)));
+  byId("x-clear").addEventListener("click", () => typed(null));
 
   let at = -1;
   function leave() {
@@ -163,7 +176,73 @@
     }
     count();
   }
-  byId("x-back").addEventListener("click", () => go(at - 1));
-  byId("x-next").addEventListener("click", () => go(at + 1));
-  count();
+  byId("x-back").addEventListener("click", () => { go(at - 1); keep(); });
+  byId("x-next").addEventListener("click", () => { go(at + 1); keep(); });
+
+  // Figures fill the page's width, but are not made smaller than LEAST for it: then they scroll.
+  const LEAST = 0.6;
+  const SCALES = [0.25, 0.35, 0.5, 0.6, 0.75, 1, 1.25, 1.5, 2, 3];
+  const drawn = figures.map((section) => {
+    const box = section.querySelector(".x-scroll");
+    const svg = box.querySelector("svg");
+    return { box, svg, width: svg.viewBox.baseVal.width };
+  });
+  let scale = null; // null: as the width asks for; 0: all of each figure
+  const scaleOf = ({ box, width }) => scale ||
+    Math.max(Math.min(1, box.clientWidth / width), scale === null ? LEAST : 0);
+  function size() {
+    drawn.forEach((d) => {
+      d.svg.style.width = `${d.width * scaleOf(d)}px`;
+      if (d.width * scaleOf(d) > d.box.clientWidth + 1) d.box.tabIndex = 0;
+      else d.box.removeAttribute("tabindex");
+    });
+    byId("x-scale").textContent = scale ? `${Math.round(100 * scale)}%` : scale === 0 ? "fit" : "auto";
+  }
+  function zoom(by) { // from the largest or the smallest, where figures differ
+    const now = (by > 0 ? Math.max : Math.min)(...drawn.map(scaleOf));
+    const next = by > 0 ? SCALES.find((s) => s > now + 0.01) : SCALES.filter((s) => s < now - 0.01).pop();
+    scale = next || now;
+    size();
+    keep();
+  }
+  byId("x-larger").addEventListener("click", () => zoom(1));
+  byId("x-smaller").addEventListener("click", () => zoom(-1));
+  byId("x-fit").addEventListener("click", () => { scale = 0; size(); keep(); });
+  window.addEventListener("resize", size);
+
+  // What is seen is kept behind the address's # and restored from there.
+  function keep() {
+    const state = new URLSearchParams();
+    if (chosen) state.set("cell", `${chosen.figure}.${chosen.index}`);
+    else if (pinned !== null) state.set("thread", pinned);
+    if (at >= 0) state.set("step", at + 1);
+    if (scale !== null) state.set("scale", scale ? Math.round(100 * scale) : "fit");
+    history.replaceState(null, "", `#${state}`);
+  }
+  function restore() {
+    const state = new URLSearchParams(location.hash.slice(1));
+    const number = (key, most) => {
+      const value = /^\d+$/.test(state.get(key)) ? Number(state.get(key)) : NaN;
+      return value <= most ? value : null;
+    };
+    const percent = number("scale", 100 * SCALES[SCALES.length - 1]);
+    scale = state.get("scale") === "fit" ? 0 : percent ? percent / 100 : null;
+    size();
+    const step = number("step", data.steps.length);
+    leave();
+    if (step) go(step - 1);
+    const [f, i] = (state.get("cell") || "").split(".").map(Number);
+    chosen = cells.find((c) => c.figure === f && c.index === i) || null;
+    follow(chosen ? (chosen.threads.length ? chosen.threads[0] : null) : number("thread", Infinity));
+    if (chosen) {
+      highlight(chosen);
+      if (!step) chosen.node.scrollIntoView({ block: "center", inline: "center" });
+    }
+  }
+  document.querySelectorAll(".x-head nav a").forEach((link, f) => link.addEventListener("click", (e) => {
+    e.preventDefault(); // the address keeps its state
+    figures[f].scrollIntoView({ block: "start" });
+  }));
+  window.addEventListener("hashchange", restore);
+  restore();
 })();

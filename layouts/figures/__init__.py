@@ -1,5 +1,6 @@
 """Figures of layouts. Each function takes Layout values and numbers and returns a ``Figure``."""
 
+from .composed import composed
 from .follow import follow_thread
 from .pieces import Pieces, row_pieces
 from .plain import layout_grid, swizzle_banks
@@ -19,6 +20,7 @@ __all__ = [
     "Slots",
     "Use",
     "cluster_exchange",
+    "composed",
     "follow_thread",
     "layout_grid",
     "matrix_load",

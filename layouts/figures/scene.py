@@ -11,7 +11,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import drawsvg
+try:
+    import drawsvg
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "figures need drawsvg: pip install 'cute-softmax[draw]'", name=error.name
+    ) from error
 
 from .. import style
 from ..style import VOICES, text_width

@@ -4,13 +4,13 @@ import threading
 import time
 
 import checking
-import eager_model
 import pytest
 import torch
 from checking import DTYPES, check_backward, check_softmax, equal_bits, random
 
+from benchmarks import eager_model
 from cute_softmax import accelerate, accelerated, restore
-from cute_softmax.accelerate import operators
+from cute_softmax.acceleration import operators, originals
 
 dtypes = pytest.mark.parametrize("dtype", DTYPES)
 OVERLOADS = [
@@ -101,6 +101,29 @@ def test_half_to_float(dtype):
         check_softmax(y.detach(), x, dim)
         if x.dim():
             check_backward(dx, dy, y.detach(), dim)
+
+
+@pytest.mark.skipif(
+    not originals.REACHABLE, reason="this torch does not hand out kernels: it stays with ATen"
+)
+@dtypes
+def test_masked_softmax(dtype):
+    scores = random((4, 6, 130, 130), DTYPES[dtype])
+    keys, future = (
+        torch.zeros(4, 130, dtype=torch.bool, device=scores.device),
+        torch.ones(130, 130, dtype=torch.bool),
+    )
+    keys[0, 100:] = keys[2, 3] = True
+    same, future = random(scores.shape, seed=1) > 0.5, future.triu(1).to(scores.device)
+    for mask, kind in ((keys, 1), (future, 0), (same, 2)):
+        whole = mask[:, None, None] if kind == 1 else mask
+        with accelerate() as acceleration:
+            y = torch._masked_softmax(scores, mask, 3, kind)
+        assert acceleration.report().served == {"aten::_masked_softmax": 1}
+        exact = torch.softmax(scores.double().masked_fill(whole, -torch.inf), -1)
+        plain = torch.softmax(scores.masked_fill(whole, -torch.inf), -1)
+        bound = (plain.double() - exact).abs().max() + torch.finfo(scores.dtype).eps / 2 * exact.max()
+        assert (y.double() - exact).abs().max() <= bound and not y[whole.expand_as(y)].any()
 
 
 @dtypes

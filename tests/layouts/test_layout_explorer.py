@@ -9,6 +9,7 @@ import json
 import re
 
 import pytest
+from browser import as_it_was, emulate, overflow
 from selenium.webdriver import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -180,6 +181,104 @@ def test_dark_pages_turn_the_figures_dark(page):
     page.execute_cdp_cmd("Emulation.setEmulatedMedia", features)
     assert fill() == "rgb(20, 24, 29)"
     page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+def opacity(page, node) -> str:
+    return page.execute_script("return getComputedStyle(arguments[0]).opacity", node)
+
+
+def test_following_a_thread_dims_the_rest(page):
+    mine, other = cell(page, 0, "thread 37 · value"), cell(page, 0, "thread 36 · value")
+    assert (opacity(page, mine), opacity(page, other)) == ("1", "1")
+    page.find_element(By.ID, "x-thread").send_keys("37")
+    assert (opacity(page, mine), opacity(page, other)) == ("1", "0.18")
+    page.find_element(By.ID, "x-clear").click()
+    assert opacity(page, other) == "1"
+
+
+def test_the_address_keeps_what_is_seen(page, saved):
+    """In a window that has not seen it: the cell, its thread and the step."""
+    page.find_element(By.ID, "x-next").click()
+    page.find_element(By.ID, "x-next").click()
+    page.find_element(By.ID, "x-larger").click()
+    ActionChains(page).move_to_element(cell(page, 2, "thread 5 · value")).click().perform()
+    sent, shown = page.current_url, (facts(page), marked(page, "x-thread"), marked(page, "x-on"))
+    scale = page.find_element(By.ID, "x-scale").text
+    assert facts(page)["thread"] == "5" and "#cell=2." in sent and "step=2" in sent
+    page.execute_script("scrollTo(0, 0)")
+    ActionChains(page).move_to_element(
+        page.find_element(By.TAG_NAME, "h1")
+    ).perform()  # it would point at a cell
+    page.get("about:blank")
+    page.get(sent)
+    assert (facts(page), marked(page, "x-thread"), marked(page, "x-on")) == shown
+    assert page.find_element(By.ID, "x-scale").text == scale
+    assert page.find_element(By.ID, "x-thread").get_attribute("value") == "5"
+    page.switch_to.active_element.send_keys(Keys.ESCAPE)
+    assert "cell" not in page.current_url and "step" not in page.current_url
+
+
+@pytest.mark.parametrize(
+    "hash_", ["#cell=99.0", "#cell=x", "#step=99", "#thread=-1", "#scale=0", "#scale=1e9", "#x-f2"]
+)
+def test_an_address_that_says_nothing_is_ignored(page, saved, hash_):
+    page.get(f"{saved.as_uri()}{hash_}")
+    assert marked(page, "x-thread") == [] and page.find_element(By.ID, "x-count").text.endswith("steps")
+
+
+def widths(page) -> list[tuple[float, float]]:
+    """(width of the figure, of the place that it has) of each."""
+    script = """return [...document.querySelectorAll('.x-scroll')]
+        .map((box) => [box.firstElementChild.getBoundingClientRect().width, box.clientWidth])"""
+    return [tuple(pair) for pair in page.execute_script(script)]
+
+
+def test_nothing_is_cut_on_a_desk(page, saved):
+    emulate(page, 1400)
+    page.get(saved.as_uri())
+    assert all(drawn <= place + 1 for drawn, place in widths(page)) and overflow(page) <= 0
+    as_it_was(page)
+
+
+def test_a_phone_shows_readable_figures_beside_the_facts(page, saved):
+    emulate(page, 390)
+    page.get(saved.as_uri())
+    natural = [figure.width for figure in page_figures().values()]
+    for (drawn, place), width in zip(widths(page), natural, strict=True):
+        assert drawn >= min(0.6 * width, place) - 1  # larger than the place: it scrolls
+    assert overflow(page) <= 0
+    page.execute_script(
+        "arguments[0].dispatchEvent(new MouseEvent('click', {bubbles: true}))", cell(page, 0, "thread 37 ·")
+    )
+    shown = page.find_element(By.ID, "x-facts").rect
+    height, top = page.execute_script("return [innerHeight, scrollY]")
+    assert facts(page)["thread"] == "37" and 0 < shown["y"] - top < height
+    page.find_element(By.ID, "x-fit").click()
+    assert all(drawn <= place + 1 for drawn, place in widths(page))
+    as_it_was(page)
+
+
+def test_scales_go_up_and_down(page):
+    (before, _), *_ = widths(page)
+    page.find_element(By.ID, "x-larger").click()
+    (larger, _), *_ = widths(page)
+    page.find_element(By.ID, "x-smaller").click()
+    page.find_element(By.ID, "x-smaller").click()
+    (smaller, _), *_ = widths(page)
+    assert smaller < before < larger
+
+
+def test_figures_have_names(browser, tmp_path):
+    figure = {"reduction_buffer": figures.warp_shuffle(), "other": figures.warp_shuffle()}
+    path = save_explorer(
+        tmp_path / "p.html", figure, title="t", names={"reduction_buffer": "reduction <buffer>"}
+    )
+    browser.get(path.as_uri())
+    assert [a.text for a in browser.find_elements(By.CSS_SELECTOR, "nav a")] == [
+        "reduction <buffer>",
+        "other",
+    ]
+    assert browser.find_element(By.ID, "x-f0").get_attribute("aria-label") == "reduction <buffer>"
 
 
 def test_data_and_drawing_have_the_same_cells(page):

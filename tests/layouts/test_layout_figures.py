@@ -434,3 +434,26 @@ def test_committed_gallery_is_what_the_code_draws():
         [sys.executable, str(ROOT / "docs/layouts/gallery.py"), "--check"], capture_output=True, text=True
     )
     assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.parametrize(
+    "outer, inner",
+    [("(8,8):(8,1)", "(4,4):(2,8)"), ("((2,4),8):((1,16),2)", "(8,2):(2,16)"), ("20:2", "(5,4):(4,1)")],
+)
+def test_a_composition_is_drawn_beside_its_operands(outer, inner):
+    a, b = parse(outer), parse(inner)
+    figure = figures.composed(a, b)
+    cells = [c for c in figure.cells if c.facts != scene.Facts()]
+    of_a, of_b, of_both = cells[: a.size], cells[a.size : a.size + b.size], cells[a.size + b.size :]
+    by_offset = {c.facts.start: c for c in of_a}
+    assert len(of_both) == b.size
+    for of_inner, found in zip(of_b, of_both, strict=True):
+        at = eval(of_inner.facts.coordinate)
+        assert found.facts.start == a(b(at)) and found.facts.coordinate == of_inner.facts.coordinate
+        assert found.paint == of_inner.paint == by_offset[a(b(at))].paint != "plain"
+    assert sum(c.paint != "plain" for c in of_a) == len({b(i) for i in range(b.size)})
+
+
+def test_a_composition_of_three_modes_is_refused():
+    with pytest.raises(ValueError, match="two modes, got the shape"):
+        figures.composed(parse("(2,2,2):(1,2,4)"), parse("2:1"))

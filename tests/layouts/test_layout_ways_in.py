@@ -28,6 +28,12 @@ ROW = "((32,4),8):((32,1),4)"
         ("(4,):(1,)", Layout((4,), (1,))),
         ("S<3,4,3>", Swizzle(3, 4, 3)),
         ("Sw<3,4,3> o _0 o (_8,_64):(_64,_1)", ComposedLayout(Swizzle(3, 4, 3), 0, Layout((8, 64), (64, 1)))),
+        (
+            "Sw<3,4,3> o smem_ptr[16b](unset) o (_8,_64):(_64,_1)",
+            ComposedLayout(Swizzle(3, 4, 3), 0, Layout((8, 64), (64, 1))),
+        ),
+        ("Sw<2,4,3> o smem_ptr[32b](0x7f1200) o 8:1", ComposedLayout(Swizzle(2, 4, 3), 0, Layout(8))),
+        ("Sw<3,4,3> o (8,64):(64,1)", ComposedLayout(Swizzle(3, 4, 3), 0, Layout((8, 64), (64, 1)))),
         ("(8,4):(4,1) ∘ 3 ∘ (2,4):(1,2)", ComposedLayout(Layout((8, 4), (4, 1)), 3, Layout((2, 4)))),
     ],
 )
@@ -54,7 +60,7 @@ def test_notation_is_read(text, value):
         ("", 0, "the text ends here"),
         ("S<3,4,2>", 0, "shift"),
         ("S<3,4,3 o 0 o 4", 8, "expected '>'"),
-        ("S<3,4,3> o (4,8)", 11, "expected the offset"),
+        ("S<3,4,3> o :", 11, "expected the offset"),
         ("S<3,4,3> o 0 (4,8)", 13, "expected 'o'"),
     ],
 )

@@ -41,13 +41,13 @@ def test_the_walk_of_a_plan(name, browser, tmp_path):
     plan = PLANS[name]()
     page = opened(browser, plan, tmp_path)
     sections = browser.find_elements(By.CSS_SELECTOR, ".x-figure")
-    assert [s.get_attribute("aria-label") for s in sections] == list(page["figures"])
+    assert [s.get_attribute("aria-label") for s in sections] == list(page["names"].values())
     forward = browser.find_element(By.ID, "x-next")
     for i, step in enumerate(page["steps"]):
         forward.click()
         assert browser.find_element(By.ID, "x-count").text == f"{i + 1} of {len(page['steps'])}"
         quiet = browser.find_element(By.CSS_SELECTOR, ".x-quiet")
-        assert quiet.get_attribute("aria-label") == step.figure
+        assert quiet.get_attribute("aria-label") == page["names"][step.figure]
         assert quiet.find_elements(By.CSS_SELECTOR, "g.c.x-on")
     assert not forward.is_enabled()
     if plan.movement == "row":
@@ -63,4 +63,9 @@ def test_following_a_thread_of_a_plan(browser, tmp_path):
     browser.find_element(By.ID, "x-thread").send_keys(str(draw.View(plan).followed))
     found = browser.find_elements(By.CSS_SELECTOR, "g.c.x-thread")
     where = {node.find_element(By.XPATH, "ancestor::section").get_attribute("aria-label") for node in found}
-    assert {"tv", "tile", "predicate", "shuffle"} <= where
+    assert {draw.NAMES[key] for key in ("tv", "tile", "predicate", "shuffle")} <= where
+
+
+def test_every_figure_of_a_plan_has_a_name():
+    keys = {key for make in PLANS.values() for key in draw.figures(make())} - {draw.FOLLOWED}
+    assert keys <= set(draw.NAMES)

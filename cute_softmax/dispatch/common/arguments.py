@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 import torch
@@ -11,6 +12,7 @@ from ...runtime import launch
 
 DTYPES = launch.DTYPE_NAMES  # that kernels take
 FLOATS = (*DTYPES, torch.float64)
+_OF_PYTHON = {float: torch.float64, int: torch.int64, bool: torch.bool}
 
 
 def on_gpu(tensor: torch.Tensor) -> bool:
@@ -48,8 +50,14 @@ def autocasts(input: torch.Tensor) -> bool:
     return input.dtype in DTYPES and on_gpu(input) and torch.is_autocast_enabled("cuda")
 
 
+def torch_dtype(dtype: torch.dtype | type | None) -> torch.dtype | None:
+    """A dtype as torch reads it: Python's `float`, `int` and `bool` name dtypes, too."""
+    return _OF_PYTHON.get(dtype, dtype)
+
+
 def float_dtype(input: torch.Tensor, dtype: torch.dtype | None, function: str = "softmax") -> torch.dtype:
     """The dtype of a result: as asked, the input's, or what autocast says. Raises TypeError for other than floats."""
+    dtype = torch_dtype(dtype)
     if dtype is None and autocasts(input):
         dtype = torch.float32
     if not (input.dtype.is_floating_point or dtype):
@@ -79,19 +87,26 @@ def check_out(
     device: torch.device,
     sources: Sequence[torch.Tensor],
 ) -> None:
-    """Raise TypeError or ValueError for an `out` that a result of this shape, dtype and device does not fit in.
+    """Raise TypeError or ValueError for an `out` that no result of this dtype and device fits in; give it the shape, as
+    torch does: with its warning, unless it is empty.
 
     sources: what the result is computed from; none of it, nor `out`, may require a gradient.
     """
     check_tensor("out", out)
     if torch.is_grad_enabled() and any(t.requires_grad for t in (out, *sources)):
         raise ValueError("out= does not support autograd: neither input nor out may require a gradient")
-    if tuple(out.shape) != tuple(shape):
-        raise ValueError(f"out has shape {tuple(out.shape)}, the result has {tuple(shape)}")
     if out.device != device:
         raise ValueError(f"out is on {out.device}, input on {device}")
     if out.dtype != dtype:
         raise ValueError(f"out has dtype {out.dtype}, the result has {dtype}")
+    if tuple(out.shape) != tuple(shape):
+        if out.numel():
+            warnings.warn(
+                f"An output with one or more elements was resized since it had shape {list(out.shape)}, which does not "
+                f"match the required output shape {list(shape)}. This behavior is deprecated.",
+                stacklevel=5,  # the call of a public function
+            )
+        out.resize_(tuple(shape))
 
 
 def check_memory(out: torch.Tensor, input: torch.Tensor, *others: torch.Tensor | None) -> None:
@@ -115,6 +130,25 @@ def given_dims(dim: int | Sequence[int], tensor: torch.Tensor) -> tuple[int, ...
     if not all(isinstance(d, int) and not isinstance(d, bool) for d in dims):
         raise TypeError(f"dim must be an int or a sequence of ints, not {dim!r}")
     return canonical_dims(tuple(dims), tensor.dim())
+
+
+def dim_named(function: str, dim: object, axis: object, default: object) -> object:
+    """What is given as `dim` or, under its other name in torch, as `axis`. Raises TypeError for both."""
+    if axis is None:
+        return dim
+    if dim is not default and dim != default:
+        raise TypeError(f"{function}() got dim={dim!r} and axis={axis!r}, which are one argument")
+    return axis
+
+
+def implicit_dim(function: str, input: torch.Tensor, stacklevel: int) -> int:
+    """The dimension that torch takes where None is given, with its warning."""
+    warnings.warn(
+        f"Implicit dimension choice for {function} has been deprecated. "
+        "Change the call to include dim=X as an argument.",
+        stacklevel=stacklevel,
+    )
+    return 0 if input.dim() in (0, 1, 3) else 1
 
 
 def dims_or_all(dim: object, input: torch.Tensor) -> tuple[int, ...]:
@@ -159,7 +193,7 @@ def checked_backward(
         raise ValueError(f"grad has shape {tuple(grad.shape)}, output has {tuple(output.shape)}")
     if grad.device != output.device:
         raise ValueError(f"grad is on {grad.device}, output on {output.device}")
-    input_dtype = input_dtype or output.dtype
+    input_dtype = torch_dtype(input_dtype) or output.dtype
     for name, d in (("grad", grad.dtype), ("output", output.dtype), ("input_dtype", input_dtype)):
         if d not in FLOATS:
             raise TypeError(f"{name} is {d}: {function} takes {', '.join(map(str, FLOATS))}")

@@ -6,7 +6,7 @@ The score of an element is ``x * scale + bias``, and -inf where a mask or the di
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, TypedDict, TypeVar
 
@@ -45,8 +45,15 @@ class ShardArguments(TypedDict, total=False):
     vocab_size: int | None
 
 
+class NameArguments(TypedDict, total=False):
+    """The other name that torch has for an argument."""
+
+    axis: int | Sequence[int] | None
+
+
 # Functions that take these beside scores.
 _SHARDED = ("softmax", "log_softmax")
+_NAMED = (*_SHARDED, "softmax_")
 
 
 def with_scores(function: _Function) -> _Function:
@@ -60,6 +67,8 @@ def with_scores(function: _Function) -> _Function:
     kinds = dict(ScoreArguments.__annotations__)
     if function.__name__ in _SHARDED:
         kinds |= ShardArguments.__annotations__
+    if function.__name__ in _NAMED:
+        kinds |= NameArguments.__annotations__
     added = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=DEFAULTS.get(name), annotation=kind)
         for name, kind in kinds.items()

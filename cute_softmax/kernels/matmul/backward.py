@@ -15,7 +15,6 @@ Names: mX a tensor in global memory, gX a tile of it, sX shared memory, rX regis
 
 from dataclasses import dataclass
 
-import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32, const_expr
@@ -62,7 +61,7 @@ class MatmulBackwardKernel:
     @cute.jit
     def __call__(
         self,
-        stream: cuda.CUstream,
+        stream,
         M: Int32,
         N: Int32,
         D: Int32,

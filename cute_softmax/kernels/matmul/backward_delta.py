@@ -3,7 +3,6 @@ the log-sum-exp if there is one."""
 
 import operator
 
-import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
@@ -27,7 +26,7 @@ class MatmulDeltaKernel:
     @cute.jit
     def __call__(
         self,
-        stream: cuda.CUstream,
+        stream,
         M: Int32,
         D: Int32,
         heads: Int32,

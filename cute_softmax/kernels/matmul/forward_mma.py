@@ -10,7 +10,6 @@ same registers.
 
 from dataclasses import dataclass, replace
 
-import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint16, Uint32, const_expr
@@ -55,7 +54,7 @@ class MmaKernel:
     @cute.jit
     def __call__(
         self,
-        stream: cuda.CUstream,
+        stream,
         rows: Int32,
         columns: Int32,
         depth: Int32,

@@ -14,7 +14,6 @@ Names as in `row`; tAs and tOr: partitioned by the multiplication's A operand an
 
 from dataclasses import dataclass, replace
 
-import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
@@ -66,7 +65,7 @@ class MatmulKernel:
     @cute.jit
     def __call__(
         self,
-        stream: cuda.CUstream,
+        stream,
         rows: Int32,
         columns: Int32,
         depth: Int32,

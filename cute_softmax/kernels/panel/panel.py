@@ -17,7 +17,6 @@ columns, one in rows. The files, each of which imports from those before: `excha
 `chunks` and `shift` (vectors), `scalars`, `merge`, `parts`, and the orders of work: `schedule`, `stream` and `ahead`.
 """
 
-import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
@@ -49,7 +48,7 @@ class PanelKernel:
     @cute.jit
     def __call__(
         self,
-        stream: cuda.CUstream,
+        stream,
         ctas: Int32,
         items: Int32,
         length: Int32,

@@ -6,7 +6,6 @@ softmax: ``p * (g - sum(g * p))``, over the row or, where the probabilities are 
 
 import operator
 
-import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
@@ -32,7 +31,7 @@ class TopkBackwardKernel:
     @cute.jit
     def __call__(
         self,
-        stream: cuda.CUstream,
+        stream,
         rows: Int32,
         columns: Int32,
         k: Int32,

@@ -5,7 +5,6 @@ coordinates -> load -> sort in a lane -> take the largest of the lanes k times -
 
 import operator
 
-import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, const_expr
@@ -34,7 +33,7 @@ class TopkKernel:
     @cute.jit
     def __call__(
         self,
-        stream: cuda.CUstream,
+        stream,
         rows: Int32,
         columns: Int32,
         k: Int32,

@@ -1,0 +1,107 @@
+"""``python -m benchmarks.step``: a decoder's training step under torch and under `accelerate()`, nothing else changed.
+
+The model is that of `eager_model`: eager attention with float32 probabilities, and a cross entropy, all in torch's own
+words. A step is forward and backward; the two ways alternate. Needs an NVIDIA GPU with 24 GB of free memory.
+
+    python -m benchmarks.step --save       writes results/<gpu>/checks/decoder-step.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from contextlib import nullcontext
+from typing import Any
+
+from . import results
+from .eager_model import Config, made, step
+
+NAME = "decoder-step"
+COMMAND = "python -m benchmarks.step --save"
+CONFIGS = (
+    Config(layers=4, length=2048, batch=4),
+    Config(layers=4, length=4096, batch=1),
+    Config(layers=4, length=2048, batch=1, vocabulary=151936),
+    Config(layers=2, length=8192, batch=1),
+)
+WARM, TIMED = 3, 11
+# Of the loss: the two ways round scores and probabilities alike, but add in another order.
+TOLERANCE = 1e-4
+
+
+def label(config: Config) -> str:
+    """What a table calls it."""
+    return (
+        f"{config.batch} x {config.length:,} tokens, {config.layers} layers, hidden {config.hidden:,}, "
+        f"{config.heads} heads, vocabulary {config.vocabulary:,}"
+    )
+
+
+def measure(config: Config) -> dict[str, Any]:
+    """Milliseconds of a step (the median) and the most memory allocated in it, of both ways.
+
+    Raises RuntimeError where their losses differ, or where one of the operators went on to ATen.
+    """
+    import torch
+
+    from cute_softmax import accelerate
+
+    given = made(config, "cuda", torch.bfloat16)
+    ways = {"torch": nullcontext, "accelerated": accelerate}
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    losses, peaks = {}, {}
+    for i in range(WARM + TIMED):
+        for name, way in ways.items():
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda.reset_peak_memory_stats()
+            with way() as acceleration:
+                start.record()
+                losses[name], _ = step(*given)
+                end.record()
+            end.synchronize()
+            peaks[name] = torch.cuda.max_memory_allocated()
+            if i >= WARM:
+                times[name].append(start.elapsed_time(end))
+            if acceleration is not None and (gone := acceleration.report().handed_on):
+                raise RuntimeError(f"went on to ATen: {gone}")
+    if abs(losses["accelerated"] - losses["torch"]) > TOLERANCE * losses["torch"]:
+        raise RuntimeError(f"losses differ: {losses}")
+    return {"label": label(config)} | {
+        name: {"ms": statistics.median(times[name]), "peak_bytes": peaks[name], "loss": losses[name]}
+        for name in ways
+    }
+
+
+def main(argv: list[str]) -> int:
+    """The exit status of the command line `argv`."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.step", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--save", action="store_true", help=f"write results/<gpu>/checks/{NAME}.json")
+    given = parser.parse_args(argv)
+    import torch
+
+    if not torch.cuda.is_available():
+        print("a step is timed on an NVIDIA GPU, and there is none here", file=sys.stderr)
+        return 2
+    rows = []
+    for config in CONFIGS:
+        rows.append(row := measure(config))
+        torch.cuda.empty_cache()
+        plain, ours = row["torch"], row["accelerated"]
+        print(
+            f"{row['label']}: {plain['ms']:.1f} -> {ours['ms']:.1f} ms, {plain['ms'] / ours['ms']:.2f} times as fast; "
+            f"{plain['peak_bytes'] / 1e9:.2f} -> {ours['peak_bytes'] / 1e9:.2f} GB",
+            flush=True,
+        )
+    if given.save:
+        header = results.make_header([]) | {"command": COMMAND}
+        path = results.FOLDER / results.gpu_folder(header["gpu"]) / "checks" / f"{NAME}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"header": header, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+        print(f"saved {path.name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

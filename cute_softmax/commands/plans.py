@@ -1,0 +1,125 @@
+"""`explain` and `diagrams`: the plan of the call that is asked about, in words and as figures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from ..api.explain import explain as explained
+from ..api.explain import plan_reduction, plan_softmax
+from ..api.topk import plan_topk_softmax
+from ..plan import NotPlanned, PanelPlan, Plan, Prologue, facts_of, plan_call
+from ..plan.describe import plan_matmul_shape
+from ..plan.hardware import ARCHITECTURES, H200, Device
+from ..plan.matmul import MatmulPlan
+from ..plan.matmul_backward import MatmulBackwardPlan
+from ..plan.problem import canonical_dims, contiguous
+from ..plan.topk import TopkPlan
+from ..runtime import launch
+from .asked import HEADS, SOFTMAXES, Asked
+
+AnyPlan = Plan | PanelPlan | MatmulPlan | MatmulBackwardPlan | TopkPlan
+
+
+def device(arch: str | None) -> Device:
+    """A GPU of the architecture that is named, or this one, or an H200 where there is none."""
+    if arch is not None:
+        return replace(H200, architecture=ARCHITECTURES[arch])
+    return launch.device_facts(torch.cuda.current_device()) if torch.cuda.is_available() else H200
+
+
+def explain(asked: Asked) -> int:
+    """Print how the call would run."""
+    print(in_words(asked))
+    return 0
+
+
+def in_words(asked: Asked) -> str:
+    """How the call would run; what is composed says so."""
+    if asked.matmul is None and asked.topk is None and asked.op in SOFTMAXES:
+        return explained(asked.shape, asked.dims or (-1,), asked.dtype, **_options(asked))
+    if asked.matmul is None and 0 in asked.shape:
+        return f"{asked.op} of an empty tensor, {asked.shape}: nothing is launched"
+    try:
+        return plan_of(asked).explain()
+    except NotPlanned as reason:
+        if HEADS.get(asked.op) != "selective":
+            raise
+        numbers = of_rows("softmax" if asked.backward else "entropy", asked)
+        return (
+            f"composed: {reason}. So numbers of whole rows come from the kernel below, and what belongs to the chosen "
+            f"elements from torch's operations\n{numbers.explain()}"
+        )
+
+
+def diagrams(asked: Asked, output: Path, *, two_pass: bool, thread: int | None, png: bool) -> int:
+    """Write the figures of the plan; print it and their paths."""
+    if two_pass and (asked.backward or (asked.matmul, asked.topk, asked.op) != (None, None, "softmax")):
+        raise ValueError(
+            "--two-pass is a way of the softmax alone: without --backward, --matmul, --topk and --op"
+        )
+    if 0 in asked.shape:
+        raise ValueError(f"{'x'.join(map(str, asked.shape))} is empty: nothing is launched, nothing is drawn")
+    from ..draw import write
+
+    made = plan_of(asked, online=not two_pass)
+    try:
+        paths = write(made, output, png, thread)
+    except RuntimeError as error:  # without cairosvg
+        raise ValueError(error) from error
+    print(made.explain(), *paths, sep="\n")
+    return 0
+
+
+def plan_of(asked: Asked, online: bool = True) -> AnyPlan:
+    """The plan of the call. Raises NotPlanned where no kernel serves it, and else as the function itself."""
+    if asked.matmul is not None:
+        how = {"causal": asked.scores.causal, "device": device(asked.arch), "backward": asked.backward}
+        if asked.scores.scale is not None:
+            how["scale"] = asked.scores.scale
+        return plan_matmul_shape(asked.shape, asked.matmul, asked.dtype, **how)
+    if asked.topk is not None:
+        dtype, gpu = launch.TORCH_DTYPES[asked.dtype], device(asked.arch)
+        return plan_topk_softmax(asked.shape, asked.topk, dtype, backward=asked.backward, device=gpu)
+    dims = asked.dims or (-1,)
+    if asked.op in SOFTMAXES:
+        return plan_softmax(asked.shape, dims, asked.dtype, online=online, **_options(asked))
+    if asked.op in HEADS:
+        if asked.backward:
+            return of_rows("softmax", asked, alpha="groups", target="found")
+        return of_rows(HEADS[asked.op], asked)
+    if asked.backward:  # of logsumexp: the softmax times a number of each row
+        return of_rows("softmax", asked, alpha="groups")
+    return plan_reduction(asked.op, asked.shape, dims, asked.dtype, device=device(asked.arch))
+
+
+def _options(asked: Asked) -> dict[str, object]:
+    """The arguments of `plan_softmax`."""
+    given = asked.scores.given
+    for name in ("scale", "bias", "mask"):
+        if isinstance(given.get(name), tuple):
+            dtype = torch.bool if name == "mask" else launch.TORCH_DTYPES[asked.dtype]
+            given[name] = torch.empty(given[name], dtype=dtype, device="meta")
+    return {
+        "backward": asked.backward,
+        "log": asked.op == "log_softmax",
+        "device": device(asked.arch),
+        **given,
+    }
+
+
+def of_rows(math: str, asked: Asked, **parts: object) -> Plan | PanelPlan:
+    """The plan of a row math whose numbers of rows are float32, as heads ask for it."""
+    dims, scale = canonical_dims(asked.dims or (-1,), len(asked.shape)), asked.scores.scale
+    prologue = Prologue(scale="" if scale in (None, 1) else "number", **parts)
+    facts = facts_of(math, True, prologue)
+    whole, number = contiguous(asked.dtype, asked.shape), contiguous("fp32", asked.shape, dims)
+    operands = [
+        *[whole] * len(facts.inputs),
+        *[number._replace(dtype="int64") if name == "index" else number for name in facts.group_inputs],
+        *[whole] * len(facts.outputs),
+        *[number] * len(facts.group_outputs),
+    ]
+    return plan_call(math, asked.shape, dims, operands, device(asked.arch), prologue=prologue)

@@ -1,0 +1,3 @@
+"""The version of the package: here and nowhere else."""
+
+__version__ = "0.2.0"
