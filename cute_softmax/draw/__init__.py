@@ -61,6 +61,7 @@ NAMES = {
     "fragments": "fragments of the product",
     "first_product": "first product",
     "second_product": "second product",
+    "spread": "k gradients in shared memory",
 }
 
 
