@@ -544,7 +544,7 @@ def test_few_rows_must_beat_the_best_peer_and_aim_at_a_time():
 def test_what_batch_invariance_may_cost(factor, met):
     found = made_up("batch-invariant")
     for row in found.rows:
-        if row["mode"] == INVARIANT:
+        if row.get("mode") == INVARIANT:
             row["us"] *= factor
     few, many, odd = verdicts(found)
     assert (few.met, many.met) == met and odd.met  # of odd lengths there is an aim

@@ -11,7 +11,8 @@ import torch
 from cute_softmax.__main__ import main
 from cute_softmax.api import softmax
 from cute_softmax.commands import demo
-from cute_softmax.plan import NotPlanned, plan, row_class, table_of
+from cute_softmax.commands.classes import NAMES
+from cute_softmax.plan import NotPlanned, plan, row_class
 from cute_softmax.plan.catalogue import classes, longest_row, of_few_rows, operand_dtypes
 from cute_softmax.plan.hardware import ARCHITECTURES, H200
 from cute_softmax.plan.problem import Operand, canonical
@@ -196,7 +197,7 @@ def test_malformed_arguments_are_refused(arguments, words, capsys):
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
-@pytest.mark.parametrize("math", table_of().many)
+@pytest.mark.parametrize("math", NAMES)
 def test_classes_follow_each_other_without_a_gap(arch, dtype, math):
     dtypes, architecture = operand_dtypes(math, dtype), ARCHITECTURES[arch]
     listed = list(classes(math, architecture, dtypes))
@@ -224,7 +225,7 @@ def test_a_handful_of_classes_serves_a_million_columns():
 
 def test_classes_command_lists_them_all(no_gpu, capsys):
     said = out_of(capsys, "classes", "--arch", "sm_80", "--dtype", "fp32")
-    for math in table_of().many:
+    for math in NAMES:
         for c in classes(math, ARCHITECTURES["sm_80"], operand_dtypes(math, "fp32")):
             assert re.search(rf"^{math} +{c.name} +{longest_row(c):,} ", said, re.M)
     assert "\nsm_80, fp32." in said
@@ -274,7 +275,7 @@ def test_precompile_command(tmp_path, monkeypatch, no_gpu, capsys):
     said = out_of(capsys, "precompile", "--dtype", "fp16,fp32", "--arch", "sm_89")
     assert said == f"{len(asked)} kernels for sm_89 in {tmp_path / 'store'}\n"
     assert {c.dtypes[0] for c in asked} == {"fp16", "fp32"} and {c.architecture for c in asked} == {"sm_89"}
-    assert {c.math for c in asked} == set(table_of().many) and {c.edges for c in asked} == {False, True}
+    assert {c.math for c in asked} == set(NAMES) and {c.edges for c in asked} == {False, True}
 
 
 def test_precompile_what_a_program_used(tmp_path, monkeypatch, capsys):

@@ -15,7 +15,7 @@ from ..dispatch.heads.calls import CROSS_ENTROPY, CROSS_ENTROPY_AND_LSE, Head, c
 from ..dispatch.heads.forms import first, known_form
 from ..dispatch.sharded.functions import Shard, check_rows, is_shared, row_numbers, uniform
 from ..plan import NotPlanned
-from ..runtime.invariance import inside
+from ..runtime.invariance import in_force
 from .reductions import logsumexp
 from .softmax import log_softmax
 
@@ -139,7 +139,7 @@ def cross_entropy(
             raise ValueError("grad_scale is a number, or a tensor of one on the input's device")
         asked = visits.Loss(
             reduction == "mean", ignore_index, scale, number("lse_square_scale", lse_square_scale),
-            grad_scale, inplace_backward, result, inside(),
+            grad_scale, inplace_backward, result, in_force(),
         )  # fmt: skip
         refused = _unfit(rows, target, weight, reduction, smoothing, return_lse or shared, asked)
         if not refused and one_visit is not False and (one_visit or rows.dtype in ONE_VISIT):

@@ -88,7 +88,9 @@ def plan_of(asked: Asked, online: bool = True) -> AnyPlan:
         return plan_softmax(asked.shape, dims, asked.dtype, online=online, **_options(asked))
     if asked.op in HEADS:
         if asked.backward:
-            return of_rows("softmax", asked, alpha="groups", target="found")
+            # Of a cross entropy both directions at once, but in float16.
+            visited = asked.op == "cross_entropy" and asked.dtype != "fp16"
+            return of_rows("softmax", asked, alpha="groups", target="loss" if visited else "found")
         return of_rows(HEADS[asked.op], asked)
     if asked.backward:  # of logsumexp: the softmax times a number of each row
         return of_rows("softmax", asked, alpha="groups")
