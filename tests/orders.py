@@ -10,6 +10,7 @@ import math
 
 import numpy as np
 
+from cute_softmax.kernels.common.reduce import tree
 from cute_softmax.plan import WARP, Plan
 
 LOWEST = np.float32(-3.4028234663852886e38)
@@ -41,21 +42,6 @@ def elements_of(plan: Plan, row: int, values: np.ndarray, padding: float) -> np.
                 elif slot >= V - 1 and after < n:
                     held[rank, t, K * V + e] = values[after]
     return held
-
-
-def tree(op, terms: list) -> np.ndarray:
-    """Pairwise, as `kernels.common.reduce.tree`."""
-    subtrees = []
-    for value in terms:
-        depth = 0
-        while subtrees and subtrees[-1][0] == depth:
-            value = op(subtrees.pop()[1], value)
-            depth += 1
-        subtrees.append((depth, value))
-    result = subtrees.pop()[1]
-    while subtrees:
-        result = op(subtrees.pop()[1], result)
-    return result
 
 
 def butterfly(op, x: np.ndarray, width: int) -> np.ndarray:

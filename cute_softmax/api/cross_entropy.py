@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..dispatch.common.arguments import check_tensor, float_dtype
+from ..dispatch.common.forms import repeated
 from ..dispatch.common.formulas import wide
 from ..dispatch.common.spec import number
 from ..dispatch.common.state import recorded, unseen
 from ..dispatch.heads import loss as visits
 from ..dispatch.heads.calls import CROSS_ENTROPY, CROSS_ENTROPY_AND_LSE, Head, check_index, on_kernel
-from ..dispatch.heads.forms import first, known_form
+from ..dispatch.heads.forms import first
 from ..dispatch.sharded.functions import Shard, check_rows, is_shared, row_numbers, uniform
 from ..plan import NotPlanned
 from ..runtime.invariance import in_force
@@ -111,7 +112,7 @@ def cross_entropy(
             ignore_index, reduction, label_smoothing, scale, lse_square_scale, return_lse, dtype, one_visit,
             grad_scale, inplace_backward, vocab_start, vocab_size,
         )  # fmt: skip
-        form = visits.known_form(input, target, arguments)
+        form = repeated(visits.known, input, target, arguments)
         if form is not None:
             return visits.in_one_visit(input, target, None, form.asked, form)
     check_tensor("input", input, "cross_entropy")
@@ -266,7 +267,7 @@ def _of_indices(
     """(the loss of each row at its index, against all classes evenly if that has a share, and its logsumexp where the
     head gives it); the even loss is weighted."""
     if not smoothing:
-        form = known_form(head, rows, index, scale, -1)
+        form = repeated(head.known, rows, index, scale, -1)
         if form is None:
             loss = first(head, rows, index, -1, (rows.dim() - 1,), scale, wide(rows.dtype))
         else:

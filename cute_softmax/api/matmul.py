@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from torch.autograd import forward_ad
 
 from ..dispatch.common.arguments import check_tensor
+from ..dispatch.common.forms import repeated
 from ..dispatch.common.spec import Spec, number, scores_of
 from ..dispatch.matmul import forms
 from ..dispatch.matmul.request import Request
@@ -62,12 +62,9 @@ def softmax_matmul(
     """
     options = scale, causal, empty_rows, return_lse
     tensors = scores, values, mask, bias, stats
-    if not torch.compiler.is_compiling():
-        form = forms.known.latest
-        if form is None or not form.fits(*tensors, options):
-            form = forms.known.find(*tensors, options)
-        if form is not None and forward_ad._current_level < 0:
-            return _returned(*form(tensors, return_lse), stats, return_lse)
+    form = repeated(forms.known, *tensors, options)
+    if form is not None:
+        return _returned(*form(tensors, return_lse), stats, return_lse)
     full = _full(scores, values)
     spec = _scores(full, scale=scale, mask=mask, bias=bias, causal=causal, empty_rows=empty_rows)
     if stats is not None:

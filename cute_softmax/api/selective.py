@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..dispatch.common.arguments import check_tensor, float_dtype, given_dims
+from ..dispatch.common.forms import repeated
 from ..dispatch.common.spec import number
 from ..dispatch.heads.calls import ENTROPY, SELECTED, SELECTED_AND_ENTROPY, check_index
-from ..dispatch.heads.forms import first, known_form
+from ..dispatch.heads.forms import first
 from ..dispatch.sharded.functions import Shard, check_rows, is_shared, row_numbers
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def entropy(
         ValueError: For a repeated dimension or none.
         NotPlanned: As for `softmax`.
     """
-    if group is None and (form := known_form(ENTROPY, logits, None, 1.0, dim)) is not None:
+    if group is None and (form := repeated(ENTROPY.known, logits, None, 1.0, dim)) is not None:
         return form(logits)
     check_tensor("logits", logits, "entropy")
     dims, dtype = given_dims(dim, logits), float_dtype(logits, None, "entropy")
@@ -98,7 +99,7 @@ def selective_log_softmax(
         NotPlanned: As for `softmax`.
     """
     head = SELECTED_AND_ENTROPY if return_entropy else SELECTED
-    if group is None and (form := known_form(head, logits, index, scale, -1)) is not None:
+    if group is None and (form := repeated(head.known, logits, index, scale, -1)) is not None:
         return form(logits, index, scale)
     check_tensor("logits", logits, "selective_log_softmax")
     dtype = float_dtype(logits, None, "selective_log_softmax")

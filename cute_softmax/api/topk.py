@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from ..dispatch.common.arguments import check_tensor, float_dtype
-from ..dispatch.topk.forms import first, known_form
+from ..dispatch.common.forms import repeated
+from ..dispatch.topk.forms import first, known
 from ..dispatch.topk.kernels import INDICES, Choice, matrix
 from ..plan.hardware import H200, Device
 from ..plan.problem import contiguous
@@ -55,7 +56,7 @@ def topk_softmax(
         ([[0.5, 0.5]], [[1, 3]])
     """
     options = k, renormalize, dtype, index_dtype
-    form = known_form(logits, options)
+    form = repeated(known, logits, options)
     if form is not None:
         return form(logits)
     check_tensor("logits", logits, "topk_softmax")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch._C._dynamo.guards import TensorGuards
+from torch.autograd import forward_ad
 
 from .state import TENSORS
 
@@ -55,6 +56,16 @@ class Forms(dict[torch.Size, tuple]):
         """Forget all forms."""
         super().clear()
         self.latest = None
+
+
+def repeated(known: Forms, input: torch.Tensor, *call: object) -> object | None:
+    """The form of an eager call that repeats; None for the first of its form, and where torch traces or has duals."""
+    if torch.compiler.is_compiling():
+        return None
+    form = known.latest
+    if form is None or not form.fits(input, *call):
+        form = known.find(input, *call)
+    return None if form is None or forward_ad._current_level >= 0 else form
 
 
 def guard(*tensors: torch.Tensor) -> Callable[..., bool]:

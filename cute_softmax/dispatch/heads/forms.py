@@ -6,7 +6,6 @@ import math
 from dataclasses import replace
 
 import torch
-from torch.autograd import forward_ad
 
 from ...plan import NotPlanned
 from ...runtime import launch
@@ -182,16 +181,6 @@ class Recorded(torch.autograd.Function):
 
 
 record = recorder(Recorded)
-
-
-def known_form(head: Head, input: Tensor, index: Tensor | None, scale: float, dim: object) -> Form | None:
-    """The form of an eager call that repeats; None for the first of its form, and where torch traces or has duals."""
-    if torch.compiler.is_compiling():
-        return None
-    form = head.known.latest
-    if form is None or not form.fits(input, index, scale, dim):
-        form = head.known.find(input, index, scale, dim)
-    return None if form is None or forward_ad._current_level >= 0 else form
 
 
 def first(

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
-from torch.autograd import forward_ad
 
 from ...plan import Prologue
 from ...plan.problem import Operand
@@ -181,16 +180,6 @@ class Form:
 
 
 known = forms.Forms()
-
-
-def known_form(input: Tensor, target: Tensor, arguments: tuple) -> Form | None:
-    """The form of an eager call that repeats; None for the first of its form, and where torch traces or has duals."""
-    if torch.compiler.is_compiling():
-        return None
-    form = known.latest
-    if form is None or not form.fits(input, target, arguments):
-        form = known.find(input, target, arguments)
-    return None if form is None or forward_ad._current_level >= 0 else form
 
 
 def rescale(tensor: Tensor, factor: Tensor) -> None:

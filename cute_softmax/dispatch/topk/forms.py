@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch.autograd import forward_ad
 
 from ...runtime.invariance import inside
 from ..common.forms import Forms, Place, guard
@@ -70,16 +69,6 @@ class Recorded(torch.autograd.Function):
 
 
 record = recorder(Recorded)
-
-
-def known_form(input: Tensor, options: tuple) -> Form | None:
-    """The form of an eager call that repeats; None for the first of its form, and where torch traces or has duals."""
-    if torch.compiler.is_compiling():
-        return None
-    form = known.latest
-    if form is None or not form.fits(input, options):
-        form = known.find(input, options)
-    return None if form is None or forward_ad._current_level >= 0 else form
 
 
 def first(input: Tensor, choice: Choice, options: tuple) -> tuple[Tensor, Tensor]:
