@@ -223,6 +223,9 @@ class RowKernel:
         rows = [row_of(launch, tile, m) for m in range(self.spec.rows_per_thread)]
         vectors = self.load(rows)
         edges = self.scalars.load_edges(rows, vectors.ones)
+        if const_expr(known is None and len(self.math.group_inputs) > 0):
+            # ptxas moves no load across it: it would wait for what a row has one of before it loads the row.
+            cute.arch.sync_warp()
         values = [
             self.values(rows[m], vectors, edges, None if const_expr(known is None) else known[m])
             for m in range(len(rows))
@@ -234,8 +237,8 @@ class RowKernel:
         ]
         # Before anything is written: a result may take the place of what is chosen.
         chosen = [
-            self.scalars.chosen(row, o) if const_expr(self.scalars.selects) else None
-            for row, o in zip(rows, owned, strict=True)
+            self.scalars.chosen(row, target, o) if const_expr(self.scalars.selects) else None
+            for row, target, o in zip(rows, targets, owned, strict=True)
         ]
         maths = [self.math.for_row(v) for v in values]
         states, kept = self.reduce(launch.shared, values, maths, turn)

@@ -31,10 +31,9 @@ class Edges:
 
 @dataclass(frozen=True)
 class Chosen:
-    """What an index chooses in a row: the score, the index itself, and whether the row has such an element."""
+    """What an index chooses in a row: the score, and whether the row has such an element."""
 
     score: Float32
-    index: Int64
     exists: Boolean
 
 
@@ -128,18 +127,27 @@ class Scalars:
             mine = mine | (edges.pE[e, m] & (edges.columns[e, m] == column))
         return mine
 
-    def chosen(self, row: Row, owned: Boolean | None) -> Chosen:
+    def chosen(self, row: Row, target: Int32 | None, owned: Boolean | None) -> Chosen:
         """What "index" chooses, in the first thread of a row and, if there is a result apart for it, in the one that
-        owns it; of a row without such an element the score is another's, and `store_groups` complains."""
-        launch, first = row.launch, speaks(row)
-        wanted = first if owned is None else first | owned
-        index = load_if(wanted, self.element(row, self.group_inputs["index"], Int32(0)))
-        exists = (index >= 0) & (index < launch.columns)
-        column = Int32(select(exists, index, Int64(0)))
+        owns it; of a row without such an element the score is another's, and `store_groups` complains.
+
+        target: the column, -1 for none, where all threads of the row have it."""
+        launch, wanted = row.launch, speaks(row)
+        if owned is None:
+            index = load_if(wanted, self.index(row))
+            exists = (index >= 0) & (index < launch.columns)
+            column = Int32(select(exists, index, Int64(0)))
+        else:
+            wanted, exists = wanted | owned, target >= 0
+            column = select(exists, target, Int32(0))
         score = load_if(wanted, self.element(row, 0, column)).to(Float32)
         if self.spec.prologue.scale:
             score = rounded_product(score, self.numbers(launch, self.of_group(row))["scale"])
-        return Chosen(score, index, exists)
+        return Chosen(score, exists)
+
+    def index(self, row: Row) -> cute.Tensor:
+        """gX: the index of a row."""
+        return self.element(row, self.group_inputs["index"], Int32(0))
 
     @cute.jit
     def store_edges(self, row: Row, i: int, results: Iterator[Float32], edges: Edges):
@@ -172,14 +180,17 @@ class Scalars:
                 gX[j][0] = numbers[j].to(gX[j].element_type)
             if const_expr(chosen is not None):
                 # Behind all else: behind a trap the compiler would put a copy of what follows it.
-                self.complain(row, chosen)
+                if chosen.exists ^ True:
+                    self.complain(row)
 
     @cute.jit
-    def complain(self, row: Row, chosen: Chosen):
-        """Stop the kernel at an index that is out of range."""
-        wrong, function = chosen.exists ^ True, "selective_log_softmax"
+    def complain(self, row: Row):
+        """Stop the kernel at an index that is out of range, unless that is how rows are ignored. It is loaded again:
+        kept until here, it would take two registers of every thread."""
+        index = self.index(row)[0]
+        wrong, function = Boolean(True), "selective_log_softmax"
         if const_expr(self.spec.prologue.target == "loss"):
-            wrong, function = wrong & (chosen.index != row.launch.numbers["ignore"]), "cross_entropy"
+            wrong, function = index != row.launch.numbers["ignore"], "cross_entropy"
         if wrong:
-            cute.printf(INDEX_ERROR.format(function), chosen.index, row.index, row.launch.columns)
+            cute.printf(INDEX_ERROR.format(function), index, row.index, row.launch.columns)
             cute.arch.inline_ptx("trap;")
