@@ -28,7 +28,7 @@ from cute_softmax.runtime import launch
 INF = math.inf
 _PLANNED = launch._call.__wrapped__
 _PRODUCT = kernels._call.__wrapped__
-_RESCALE = loss._rescale.__wrapped__
+_AROUND_LOSSES = loss._call.__wrapped__
 _CHOICE = topk._call.__wrapped__
 
 
@@ -89,19 +89,34 @@ class Launches(list):
                     result, value = result.narrow(d, 0, 1), value.narrow(d, 0, 1)
             result.copy_(value)
 
-    def rescaled(self, device, shape, operands):
-        """`loss._rescale`, likewise."""
-        found = _RESCALE(device, shape, operands)
+    def around_losses(self, device, plan_of, *arguments):
+        """`loss._call`, likewise."""
+        found = _AROUND_LOSSES(device, plan_of, *arguments)
+        function = {"rescale": self.rescaled, "share": self.shares, "total": self.totals}[
+            found.plan.kernel.math
+        ]
 
-        def function(stream, *arguments):
-            address, factor = (arguments[place] for place in found.places)
-            self.append(SimpleNamespace(math="rescale"))
-            number = at(factor, *dense((1,), operands[1].dtype)).float()
-            if number != 1:
-                at(address, shape, operands[0]).mul_(number)
+        def launched(stream, *given):
+            self.append(SimpleNamespace(math=found.plan.kernel.math))
+            function(found.plan, *arguments, *(given[place] for place in found.places))
 
-        found.function = function
+        found.function = launched
         return found
+
+    def rescaled(self, plan, shape, operands, address, factor):
+        number = at(factor, *dense((1,), operands[1].dtype)).float()
+        if number != 1:
+            at(address, shape, operands[0]).mul_(number)
+
+    def shares(self, plan, elements, ignore, number, target, _, result):
+        share = 1 / (at(target, *dense((elements,), "int64")) != ignore).sum().float()
+        number = torch.tensor(number).to(torch.int32).view(torch.float32)
+        at(result, *dense((2,), "fp32")).copy_(torch.stack([share * number, share]))
+
+    def totals(self, plan, elements, dtype, shared, numbers, factor, result):
+        found = at(numbers, *dense((elements,), "fp32")).double().sum()
+        found = found * at(factor, *dense((1,), "fp32")).double() if shared else found
+        at(result, *dense((1,), dtype)).copy_(found)
 
     def product(self, device, shape, depth, operands, spec, lse, stats, instruction):
         """`matmul._call`, likewise."""
@@ -334,7 +349,7 @@ def install(monkeypatch) -> Launches:
     monkeypatch.setattr(launch, "_call", launches.call)
     monkeypatch.setattr(kernels, "_call", launches.product)
     monkeypatch.setattr(backward, "_bound", launches.gradients)
-    monkeypatch.setattr(loss, "_rescale", launches.rescaled)
+    monkeypatch.setattr(loss, "_call", launches.around_losses)
     monkeypatch.setattr(topk, "_call", launches.choice)
     monkeypatch.setattr(launch, "device_facts", lambda index, shipped_only=False: H200)
     monkeypatch.setattr(launch, "function_of", lambda kernel: None)

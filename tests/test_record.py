@@ -8,6 +8,7 @@ from test_panel_compile import selection
 
 from cute_softmax.plan.describe import plan_matmul_shape
 from cute_softmax.plan.hardware import H200
+from cute_softmax.plan.mean import plan_share
 from cute_softmax.plan.problem import Operand, contiguous
 from cute_softmax.plan.rescale import plan_rescale
 from cute_softmax.plan.topk import plan_topk
@@ -21,6 +22,7 @@ def every_kind():
     yield test_matmul_mma.planned("sm_80", (2,), 64, 128, 64).kernel
     yield from (one.kernel for one in test_matmul_backward_plan.planned((2,), 64, 128, 64).launches)
     yield plan_rescale((4, 40), (Operand("bf16", (40, 1)), Operand("fp32", ())), H200).kernel
+    yield plan_share(40, -100, 0, H200).kernel
     yield plan_topk(4, 64, 2, contiguous("bf16", (4, 64)), "bf16", H200).kernel
 
 

@@ -13,6 +13,7 @@ from cute_softmax.plan.hardware import H200
 sys.path.insert(0, str(Path(__file__).parent / "gpu"))
 
 import sanitize_family
+import sanitize_heads
 import sanitize_ladder
 import sanitize_matmul
 
@@ -107,3 +108,18 @@ def test_every_rung_of_the_ladder():
     forms = [form for job in sanitize_ladder.jobs("sm_90a", ["bf16", "fp32"]) for form in job.kernels]
     assert {(f.rung, f.rows) for f in forms} == {(0, False)} | {(step.number, True) for step in RUNGS}
     assert {f.alignment for f in forms if f.rung == 7} >= {2, 4, 16}
+
+
+def test_every_kernel_of_heads():
+    """Losses in registers and in shared memory, alone and in clusters; and each class that routers have."""
+    jobs = list(sanitize_heads.jobs(H200, ["bf16", "fp32"]))
+    kernels = {k for job in jobs for k in job.kernels}
+    assert {k.movement for k in kernels} == {"row", "mean", "rescale", "topk"}
+    losses = [k for k in kernels if k.movement == "row"]
+    assert {(k.staging[0], k.cluster_n > 1) for k in losses} >= {
+        ("direct", False),
+        ("direct", True),
+        ("shared", True),
+    }
+    assert {k.edges for k in losses} == {k.prologue.squares for k in losses} == {False, True}
+    assert {k.forward for k in kernels if k.movement == "topk"} == {False, True}

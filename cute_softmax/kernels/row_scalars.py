@@ -180,17 +180,17 @@ class Scalars:
                 gX[j][0] = numbers[j].to(gX[j].element_type)
             if const_expr(chosen is not None):
                 # Behind all else: behind a trap the compiler would put a copy of what follows it.
-                if chosen.exists ^ True:
-                    self.complain(row)
+                self.complain(row, chosen)
 
     @cute.jit
-    def complain(self, row: Row):
+    def complain(self, row: Row, chosen: Chosen):
         """Stop the kernel at an index that is out of range, unless that is how rows are ignored. It is loaded again:
         kept until here, it would take two registers of every thread."""
-        index = self.index(row)[0]
-        wrong, function = Boolean(True), "selective_log_softmax"
+        function = "selective_log_softmax"
+        index = load_if(chosen.exists ^ True, self.index(row))
+        wrong = chosen.exists ^ True
         if const_expr(self.spec.prologue.target == "loss"):
-            wrong, function = index != row.launch.numbers["ignore"], "cross_entropy"
+            wrong, function = wrong & (index != row.launch.numbers["ignore"]), "cross_entropy"
         if wrong:
             cute.printf(INDEX_ERROR.format(function), index, row.index, row.launch.columns)
             cute.arch.inline_ptx("trap;")

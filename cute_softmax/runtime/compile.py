@@ -41,6 +41,10 @@ def kernel_of(c: ClassBase) -> Any:
         from ..kernels.rescale import RescaleKernel
 
         return RescaleKernel(c)
+    if c.movement == "mean":
+        from ..kernels.mean import MeanKernel
+
+        return MeanKernel(c)
     if c.movement == "matmul":
         from ..kernels.matmul.forward_mma import MmaKernel
         from ..kernels.matmul.forward_wgmma import MatmulKernel

@@ -22,11 +22,12 @@ def kinds() -> dict[str, type[ClassBase]]:
     # Here, as a program that only writes a record needs none of them: 10 ms of its start.
     from ..plan.matmul_backward import MatmulBackwardClass, MatmulDeltaClass
     from ..plan.matmul_class import MatmulClass
+    from ..plan.mean import MeanClass
     from ..plan.rescale import RescaleClass
     from ..plan.topk import TopkClass
 
     matmul = MatmulClass, MatmulBackwardClass, MatmulDeltaClass
-    every = RowClass, PanelClass, *matmul, RescaleClass, TopkClass
+    every = RowClass, PanelClass, *matmul, MeanClass, RescaleClass, TopkClass
     return {kind.__name__: kind for kind in every}
 
 

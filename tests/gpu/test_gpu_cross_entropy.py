@@ -201,3 +201,14 @@ def test_a_step_of_training():
             optimizer.step()
         losses.append(found.item())
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+@pytest.mark.parametrize("rows", [1, 1000, 70001])
+def test_the_mean_of_many_rows(rows):
+    """One CTA counts them and adds them up."""
+    x, target = example((rows, 33), torch.bfloat16)
+    target[rows // 2 :: 3] = -100
+    found = cross_entropy(x.clone().requires_grad_(), target, dtype=torch.float32)
+    assert torch.allclose(
+        found.double(), expected(x, target, None, torch.float64)[0], rtol=1e-6, equal_nan=True
+    )

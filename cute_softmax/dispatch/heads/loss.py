@@ -7,13 +7,14 @@ Backward hands it out; for another upstream it is multiplied once more, which th
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 
 from ...plan import Prologue
-from ...plan.problem import Operand
+from ...plan.mean import plan_share, plan_total
 from ...plan.rescale import plan_rescale
 from ...runtime import launch
 from ...runtime.invariance import inside
@@ -43,19 +44,19 @@ class Loss:
     dtype: torch.dtype = torch.float32
     invariant: bool = False
 
-    def share(self, target: Tensor, weights: Tensor | None) -> Tensor | None:
-        """What the sum of the rows' losses is multiplied by, a float32 on the device; None for 1."""
+    def factors(self, target: Tensor, weights: Tensor | None) -> tuple[Tensor | None, Tensor]:
+        """What the sum of the rows' losses is multiplied by (None for 1), and the gradient of a row's loss in its
+        scores: float32 numbers of the device."""
+        given = isinstance(self.grad_scale, Tensor)
+        number = self.scale * (1.0 if given else self.grad_scale)
         if not self.mean:
-            return None
-        counted = (target != self.ignore_index).sum() if weights is None else weights.sum()
-        return counted.reciprocal()  # of a count, too, a float32
-
-    def factor(self, rows: Tensor, share: Tensor | None) -> Tensor:
-        """What the gradient of a row's loss in its scores is multiplied by, a float32 on the device."""
-        number = self.grad_scale * self.scale
-        if share is None:
-            return torch.as_tensor(number, dtype=torch.float32, device=rows.device)
-        return share if type(number) is float and number == 1 else share * number
+            share, factor = None, torch.as_tensor(number, dtype=torch.float32, device=target.device)
+        elif weights is None:
+            factor, share = shares(target, self.ignore_index, number)
+        else:
+            share = weights.sum().reciprocal()
+            factor = share * number
+        return share, factor * self.grad_scale.to(torch.float32).view(()) if given else factor
 
 
 class OneVisit(torch.autograd.Function):
@@ -63,8 +64,7 @@ class OneVisit(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, rows, target, weights, asked, form):
-        share = asked.share(target, weights)
-        factor = asked.factor(rows, share)
+        share, factor = asked.factors(target, weights)
         if weights is None:
             losses, gradient = (
                 visit(rows, target, factor, asked) if form is None else form(rows, target, factor)
@@ -73,8 +73,7 @@ class OneVisit(torch.autograd.Function):
             losses, gradient = visit(rows, target, (weights * factor).unsqueeze(-1), asked)
             losses = losses * weights
         ctx.gradient, ctx.grad_scale = gradient, asked.grad_scale
-        total = losses.sum()
-        return (total if share is None else total * share).to(asked.dtype)
+        return total(losses, share, asked.dtype)
 
     @staticmethod
     def backward(ctx, upstream):
@@ -184,13 +183,35 @@ known = forms.Forms()
 
 def rescale(tensor: Tensor, factor: Tensor) -> None:
     """Multiply a tensor whose rows are contiguous by a number of its device, in place; 1 leaves it untouched."""
-    rows = tensor.view(1, -1) if tensor.is_contiguous() else tensor.view(-1, tensor.shape[-1])
+    rows, device = (
+        tensor.view(1, -1) if tensor.is_contiguous() else tensor.view(-1, tensor.shape[-1]),
+        tensor.get_device(),
+    )
     operands = launch.operand(rows), launch.operand(factor)
-    call = _rescale(tensor.get_device(), tuple(rows.shape), operands)
-    call.on_device(tensor.get_device(), tensor.data_ptr(), factor.data_ptr())
+    call = _call(device, plan_rescale, tuple(rows.shape), operands)
+    call.on_device(device, tensor.data_ptr(), factor.data_ptr())
+
+
+def shares(target: Tensor, ignore_index: int, number: float) -> Tensor:
+    """(a number over how many of int64 targets are not ignored, one over that), float32."""
+    target, device = target.contiguous(), target.get_device()
+    result = torch.empty(2, dtype=torch.float32, device=target.device)
+    call = _call(device, plan_share, target.numel(), ignore_index, launch.float_bits(number))
+    call.on_device(device, target.data_ptr(), 0, result.data_ptr())
+    return result
+
+
+def total(numbers: Tensor, factor: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """The sum of float32 numbers that lie side by side, times a factor of the device's."""
+    device = numbers.get_device()
+    result = torch.empty((), dtype=dtype, device=numbers.device)
+    call = _call(device, plan_total, numbers.numel(), launch.DTYPE_NAMES[dtype], factor is not None)
+    call.on_device(device, numbers.data_ptr(), 0 if factor is None else factor.data_ptr(), result.data_ptr())
+    return result
 
 
 @lru_cache(maxsize=1024)
-def _rescale(device: int, shape: tuple[int, int], operands: tuple[Operand, Operand]) -> launch.Call:
-    plan = plan_rescale(shape, operands, launch.device_facts(device))
+def _call(device: int, plan_of: Callable, *arguments: object) -> launch.Call:
+    """The Call of a plan without a prologue."""
+    plan = plan_of(*arguments, launch.device_facts(device))
     return launch.Call(plan, launch.function_of(plan.kernel))

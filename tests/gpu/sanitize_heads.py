@@ -1,0 +1,147 @@
+"""The jobs of losses in one visit, of the kernels around them and of routers for `sanitize.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from math import prod
+
+import torch
+from checking import DTYPES, Guarded, random
+from sanitize_family import Form, kind, kinds
+from sanitizing import Job, received, sent, timed
+
+from cute_softmax.dispatch.heads import loss
+from cute_softmax.dispatch.topk import kernels as routers
+from cute_softmax.plan import Prologue
+from cute_softmax.plan.hardware import Device
+from cute_softmax.plan.mean import plan_share, plan_total
+from cute_softmax.plan.problem import Operand, contiguous
+from cute_softmax.plan.rescale import plan_rescale
+from cute_softmax.plan.topk import plan_topk, plan_topk_backward
+
+LOSS = Prologue(alpha="groups", target="loss")
+LOSSES = LOSS, replace(LOSS, scale="number", squares=True)
+IGNORED = -7
+ROUTERS = ((5, 1, 1), (133, 7, 3), (70, 64, 8), (133, 60, 4), (70, 256, 8), (19, 1023, 40), (3, 1024, 1024))
+TOLERANCE = {torch.bfloat16: 2.0**-7, torch.float32: 2.0**-18}
+
+
+def check_loss(form: Form) -> float:
+    """A visit over the logits, with an ignored row and one whose target is the last element."""
+    (*rows, columns), dtype = form.shape, DTYPES[form.dtype]
+    offset, pad = form.place
+    pitch = columns + pad
+    x = Guarded.of(
+        random(form.shape, dtype, 1, 2.0), strides=(form.shape[1] * pitch, pitch, 1), offset=offset
+    )
+    target = torch.arange(prod(rows)).reshape(rows) * 7 % columns
+    target[0, 0], target[-1, -1] = IGNORED, columns - 1
+    scale, squares = (0.5, 0.1) if form.prologue.squares else (1.0, 0.0)
+    asked = loss.Loss(False, IGNORED, scale, squares, inplace=True)
+    leaf = x.tensor.double().requires_grad_()
+    scores, counts = leaf * scale, target != IGNORED
+    lse = scores.logsumexp(-1)
+    found = scores.gather(-1, target.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+    right = torch.where(counts, lse - found + squares * lse.square(), 0.0)
+    (slope,) = torch.autograd.grad(right.sum(), leaf)
+
+    source, results = sent(x.tensor), []
+    alpha, index = torch.full((), scale).to("cuda"), target.to("cuda")
+    seconds = timed(lambda: results.extend(loss.visit(source, index, alpha, asked)))
+    assert torch.allclose(results[0].cpu().double(), right, rtol=1e-5, atol=1e-5), "the losses are wrong"
+    tolerance = TOLERANCE[dtype]
+    assert torch.allclose(received(x, source).double(), slope, rtol=tolerance, atol=tolerance), (
+        "the gradient is wrong"
+    )
+    return seconds
+
+
+def check_rescale(shape: tuple[int, int], pitch: int, dtype: torch.dtype, factor: float) -> float:
+    values = random(shape, dtype, 1)
+    x = Guarded.of(values, strides=(pitch, 1))
+    source, number = sent(x.tensor), torch.tensor(factor).to("cuda")
+    seconds = timed(lambda: loss.rescale(source, number))
+    assert torch.equal(received(x, source), (values.float() * factor).to(dtype)), "the product is wrong"
+    return seconds
+
+
+def check_mean(count: int, dtype: torch.dtype) -> float:
+    """A share, and a total with it and without."""
+    target = torch.arange(count) % 5
+    numbers = random((count,), torch.float32, 1)
+    index, losses, results = target.to("cuda"), numbers.to("cuda"), []
+
+    def launch():
+        results.append(loss.shares(index, 3, 0.25))
+        results.append(loss.total(losses, results[0][1:], dtype))
+        results.append(loss.total(losses, None, torch.float32))
+
+    seconds = timed(launch)
+    share = 1 / (target != 3).sum().double()
+    right = torch.stack([share * 0.25, share]), numbers.double().sum() * share, numbers.double().sum()
+    for got, wanted in zip(results, right, strict=True):
+        assert torch.allclose(got.cpu().double(), wanted, rtol=TOLERANCE.get(got.dtype, 1e-3), atol=1e-4)
+    return seconds
+
+
+def check_router(rows: int, columns: int, k: int, dtype: torch.dtype, renormalize: bool) -> float:
+    x = random((rows, columns), dtype, 1)
+    source, grads = x.to("cuda"), random((rows, k), dtype, 2)
+    upstream, results = grads.to("cuda"), []
+    choice = routers.Choice((1,), k, renormalize, dtype, torch.int64)
+    spread = routers.Spread((1,), columns, renormalize, dtype)
+
+    def launch():
+        results.extend(routers.choose(source, choice))
+        of = results[0] if renormalize else source
+        results.append(routers.gradient(of, results[1], upstream, spread))
+
+    seconds = timed(launch)
+    order = torch.sort(x.double(), dim=-1, descending=True, stable=True).indices[:, :k]
+    assert torch.equal(results[1].cpu(), order), "the indices are wrong"
+    leaf = x.double().requires_grad_()
+    p = torch.softmax(leaf, -1).gather(-1, order)
+    p = p / p.sum(-1, keepdim=True) if renormalize else p
+    (slope,) = torch.autograd.grad(p, leaf, grads.double())
+    for got, right in ((results[0], p.detach()), (results[2], slope)):
+        assert torch.allclose(got.cpu().double(), right, rtol=2.0**-5, atol=2.0**-6), "the numbers are wrong"
+    return seconds
+
+
+def jobs(device: Device, dtypes: list[str]) -> Iterator[Job]:
+    """Losses on each kind of configuration, and each class of the kernels around them and of routers."""
+    dtypes = [name for name in dtypes if DTYPES[name] in TOLERANCE]
+    for i, prologue in enumerate(LOSSES):
+        found: dict[tuple, list[Form]] = {}
+        for name, ragged in product(dtypes, (False, True)):
+            for form in kinds("softmax", prologue, name, ragged):
+                found.setdefault(kind(form.made.row_class), []).append(form)
+        for n, forms in enumerate(found.values()):
+            form = forms[(i + n) % len(forms)]
+            what = f"loss {form.made.kernel.name} {form.dtype}, {' x '.join(map(str, form.shape))}"
+            yield Job((form.made.kernel,), prod(form.shape), what, partial(check_loss, form))
+    for name, (rows, columns, pitch) in product(
+        dtypes, ((1, 70001, 70001), (5, 1000, 1008), (5, 1001, 1003))
+    ):
+        operands = Operand(name, (pitch, 1)), Operand("fp32", ())
+        made = plan_rescale((rows, columns), operands, device).kernel
+        run = partial(check_rescale, (rows, columns), pitch, DTYPES[name], 0.5)
+        yield Job((made,), rows * columns, f"rescale {name} {rows} x {columns}", run)
+    for name, count in product(dtypes, (1, 1023, 9001)):
+        made = [
+            plan_share(count, 0, 0, device),
+            *(plan_total(count, n, True, device) for n in (name, "fp32")),
+        ]
+        run = partial(check_mean, count, DTYPES[name])
+        yield Job(tuple(plan.kernel for plan in made), count, f"mean {name} of {count}", run)
+    for name, (rows, columns, k), renormalize in product(dtypes, ROUTERS, (False, True)):
+        source, grads = contiguous(name, (rows, columns)), contiguous(name, (rows, k))
+        forward = plan_topk(rows, columns, k, source, name, device, renormalize=renormalize)
+        of = contiguous(name, (rows, k)) if renormalize else source
+        backward = plan_topk_backward(rows, columns, k, of, grads, name, device, renormalize=renormalize)
+        run = partial(check_router, rows, columns, k, DTYPES[name], renormalize)
+        what = f"router {name} {k} of {columns}{' renormalized' * renormalize}"
+        yield Job((forward.kernel, backward.kernel), rows * columns, what, run)
