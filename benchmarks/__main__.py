@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -54,6 +56,10 @@ def run_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--save", nargs="?", const=results.FOLDER, type=Path, metavar="DIR",
         help="write DIR/<gpu>/<suite>.json (benchmarks/results)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--minutes", type=float, metavar="M",
+        help="stop after so long; with --save, a later run of this commit goes on from there",
     )  # fmt: skip
     parser.add_argument("--plot", action="store_true", help="plot what was saved (needs matplotlib)")
     parser.add_argument("--list", action="store_true", help="list suites and providers, and stop")
@@ -127,32 +133,46 @@ def run(argv: Sequence[str]) -> int:
             parser.error(f"--save: {error}")
     from dataclasses import replace
 
-    from .run import DeviceLost, Options, run_suite
+    from .resume import earlier, measure, remaining
+    from .run import DeviceLost, Options
 
     options = Options.quick() if given.quick else Options()
     if given.calls is not None:
         options = replace(options, calls=given.calls)
+    end = math.inf if given.minutes is None else time.monotonic() + 60 * given.minutes
     saved: list[Path] = []
+    left = 0
     for suite in suites:
-        try:
-            with console.progress(suite.name, len(suite.cases)) as progress:
-                rows = run_suite(suite, names, options, progress)
-        except DeviceLost as error:
-            if error.rows:
-                show(results.Results(results.make_header(argv), list(error.rows)))
-            print(f"{suite.name}: the GPU is lost {error}; nothing of this suite is saved", file=sys.stderr)
-            return 1
-        if not rows:
+        providers = [name for name in names if name in suite.providers]
+        if not providers:
             print(f"{suite.name}: none of {', '.join(names)} takes part", file=sys.stderr)
             continue
-        found = results.Results(results.make_header(argv), rows)
-        show(found)
-        if given.save:
+        header, rows = results.make_header(argv), []
+        if given.save and given.minutes is not None:
+            path = given.save / results.gpu_folder(header["gpu"]) / f"{suite.name}.json"
+            rows = earlier(path, header["commit"])
+        cases, lost = remaining(suite, rows), False
+        if cases and time.monotonic() < end:
+            try:
+                rows += measure(suite, cases, providers, options, end)
+            except DeviceLost as error:
+                print(f"{suite.name}: the GPU is lost {error}", file=sys.stderr)
+                rows, lost = [*rows, *error.rows], True
+        found = results.Results(header, rows)
+        if rows:
+            show(found)
+        if lost:
+            print(f"{suite.name}: nothing of it is saved", file=sys.stderr)
+            return 1
+        if rows and given.save:
             saved.append(results.save(found, given.save))
             print(f"saved {saved[-1].name}", flush=True)
+        if cases := remaining(suite, rows):
+            left += len(cases)
+            print(f"{suite.name}: {len(cases)} of {len(suite.cases)} cases are left", file=sys.stderr)
     if given.plot:
         _plot(saved)
-    return 0
+    return int(left > 0)
 
 
 def _files(given: Sequence[Path]) -> list[Path]:

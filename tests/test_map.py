@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from benchmarks import __main__ as cli
-from benchmarks import map_cells, map_judge, map_run, plot, providers, results
+from benchmarks import map_cells, map_judge, map_run, plot, providers, results, resume
 from benchmarks.cases import ITEM_BYTES, Case
 from benchmarks.map_cells import MANY, ODD, SLICES, Line, N, Slice
 from cute_softmax.plan.hardware import H200
@@ -89,7 +89,7 @@ def test_every_line_needs_classes_that_plans_have():
     cases = [
         line.cells[n] for chosen in SLICES.values() for line in chosen.lines for n in list(line.cells)[::15]
     ]
-    made = list(map_run.classes_of(cases, H200))
+    made = list(resume.classes_of(cases, H200))
     products = sum(case.op == "softmax_matmul" for case in cases)
     # Scores of rows that do not fit on chip are composed first.
     composed = sum(case.op == "masked_softmax" and case.shape[-1] > 1 << 20 for case in cases)
@@ -184,7 +184,7 @@ def test_the_yardstick_moves_as_many_bytes(fake_device):
 def small_map(fake_device, monkeypatch, tmp_path):
     """A map of one slice on the CPU; yields a run of its command that returns (status, lengths measured)."""
     monkeypatch.setitem(SLICES, "map-test", slice_of(SMALL))
-    monkeypatch.setattr(map_run, "classes_of", lambda *_: [])
+    monkeypatch.setattr(resume, "classes_of", lambda *_: [])
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr("cute_softmax.runtime.launch.device_facts", lambda _: H200)
     monkeypatch.setenv("BENCH_COMMIT", "first")
@@ -200,7 +200,8 @@ def small_map(fake_device, monkeypatch, tmp_path):
 
 def test_a_run_stops_in_time_and_goes_on(small_map, monkeypatch, capsys):
     clock = iter(range(100))
-    monkeypatch.setattr(map_run, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    for module in (map_run, resume):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     assert small_map("--minutes", "0.05") == (1, [8, 16])  # a look at the clock takes a second
     assert "map-test: 2 of 4 cells" in capsys.readouterr().out
     assert small_map() == (0, [8, 16, 24, 33])
@@ -210,6 +211,26 @@ def test_a_run_stops_in_time_and_goes_on(small_map, monkeypatch, capsys):
     assert small_map() == (0, [8, 16, 24, 33]) and not measured
     monkeypatch.setenv("BENCH_COMMIT", "second")
     assert small_map()[0] == 1 and measured  # what another commit measured does not count
+
+
+def test_a_suite_goes_on_too(fake_device, monkeypatch, tmp_path, capsys):
+    monkeypatch.setitem(cli.SUITES, "small", replace(slice_of(SMALL).suite, name="small", kind="device"))
+    monkeypatch.setattr(resume, "classes_of", lambda *_: [])
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr("cute_softmax.runtime.launch.device_facts", lambda _: H200)
+    monkeypatch.setenv("BENCH_COMMIT", "first")
+    clock = iter(range(100))
+    for module in (cli, resume):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    command = ["--suite", "small", "--providers", "copy", "--quick", "--save", str(tmp_path)]
+    path = tmp_path / "h200" / "small.json"
+    assert cli.main([*command, "--minutes", "0.05"]) == 1
+    assert "2 of 4 cases are left" in capsys.readouterr().err
+    first = results.load(path).rows
+    assert cli.main([*command, "--minutes", "9"]) == 0
+    assert results.load(path).rows[:2] == first and len(results.load(path).rows) == 4
+    assert "small [2/2]" in capsys.readouterr().err
+    assert cli.main(command) == 0 and "small [4/4]" in capsys.readouterr().err  # anew
 
 
 def test_one_figure_a_cell(small_map, tmp_path):

@@ -1,0 +1,84 @@
+"""What suites and slices of the map share: kernels compiled first, and runs that go on where an earlier one stopped."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from . import console, results
+from .cases import CAUSAL, MASK, REDUCTIONS, Case, Suite
+from .masked import SCALE
+
+if TYPE_CHECKING:
+    from .run import Options
+
+PLANNED = ("softmax", "log_softmax", "softmax_backward", "log_softmax_backward", "masked_softmax")
+
+
+def classes_of(cases: Sequence[Case], device: object) -> Iterator[object]:
+    """The Plan classes that cases of softmaxes and reductions need; others have theirs built when first called."""
+    import torch
+
+    from cute_softmax import NotPlanned, plan_reduction, plan_softmax
+
+    from .operations import DTYPES
+
+    for case in cases:
+        x = torch.empty(case.shape, dtype=DTYPES[case.dtype], device="meta")
+        how = {"log": case.op.startswith("log_"), "backward": case.op.endswith("_backward")}
+        if case.op == "masked_softmax":
+            mask = (
+                {"mask": torch.empty(case.shape, dtype=torch.bool, device="meta")}
+                if case.mode == MASK
+                else {}
+            )
+            how |= {"scale": SCALE, "causal": case.mode == CAUSAL, **mask}
+        try:
+            if case.op in REDUCTIONS:
+                yield plan_reduction(case.op, x, case.dim, device=device).kernel
+            elif case.op in PLANNED:
+                yield plan_softmax(x, case.dim, DTYPES[case.result], device=device, **how).kernel
+        except NotPlanned:  # torch's operations come first, and what they leave is planned then
+            continue
+
+
+def earlier(path: Path, commit: str | None) -> list[results.Row]:
+    """The rows of the same commit that a file holds."""
+    if commit is None or not path.exists():
+        return []
+    found = results.load(path)
+    return found.rows if found.header["commit"] == commit else []
+
+
+def remaining(suite: Suite, rows: Sequence[results.Row]) -> tuple[Case, ...]:
+    """The cases of a suite that no row is of."""
+    there = {results.key_of(row).case for row in rows}
+    return tuple(case for case in suite.cases if case not in there)
+
+
+def measure(
+    suite: Suite, cases: tuple[Case, ...], providers: Sequence[str], options: Options, end: float
+) -> list[results.Row]:
+    """Rows of these cases of a suite, as far as it gets until `end`; what they need is compiled first, on all cores.
+
+    Raises DeviceLost.
+    """
+    import torch
+
+    from cute_softmax.runtime.launch import device_facts
+    from cute_softmax.runtime.precompile import precompile
+
+    from .run import run_suite
+
+    if "cute_softmax" in providers:
+        for _ in precompile(
+            list(dict.fromkeys(classes_of(cases, device_facts(torch.cuda.current_device()))))
+        ):
+            pass
+    with console.progress(suite.name, len(cases)) as progress:
+        return run_suite(
+            replace(suite, cases=cases), providers, options, progress, lambda: time.monotonic() > end
+        )
