@@ -13,8 +13,8 @@ from cute_softmax.plan.hardware import H200
 sys.path.insert(0, str(Path(__file__).parent / "gpu"))
 
 import sanitize_family
-import sanitize_heads
 import sanitize_ladder
+import sanitize_losses
 import sanitize_matmul
 
 
@@ -112,7 +112,7 @@ def test_every_rung_of_the_ladder():
 
 def test_every_kernel_of_heads():
     """Losses in registers and in shared memory, alone and in clusters; and each class that routers have."""
-    jobs = list(sanitize_heads.jobs(H200, ["bf16", "fp32"]))
+    jobs = list(sanitize_losses.jobs(H200, ["bf16", "fp32"]))
     kernels = {k for job in jobs for k in job.kernels}
     assert {k.movement for k in kernels} == {"row", "mean", "rescale", "topk"}
     losses = [k for k in kernels if k.movement == "row"]

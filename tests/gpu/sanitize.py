@@ -11,7 +11,7 @@ every class as it is done, the smallest first, so that a run that is cut off has
     --maths softmax softmax_backward logsumexp amax sum    --dtypes bf16 fp32    --movements row panel
     --movements prologue matmul (rows of the softmax family and of masked scores; softmax_matmul and its gradient)
     --movements shifted (columns that begin off vector boundaries)
-    --movements heads (losses in one visit, the kernels around them, routers)
+    --movements losses (losses in one visit, the kernels around them, routers)
     --movements ladder (the rungs of cute_softmax.ladder)
     --match lines (a pattern of what a class is told as)
     --skip 1000 (without the 1000 smallest classes)    --part 0/3 (a third of what is left)
@@ -40,8 +40,8 @@ import checking  # noqa: E402
 import classes  # noqa: E402
 import panels  # noqa: E402
 import sanitize_family  # noqa: E402
-import sanitize_heads  # noqa: E402
 import sanitize_ladder  # noqa: E402
+import sanitize_losses  # noqa: E402
 import sanitize_matmul  # noqa: E402
 from families import Case  # noqa: E402
 from sanitizing import Job  # noqa: E402
@@ -347,8 +347,8 @@ def main() -> int:
         found += panel_jobs(options.maths, options.dtypes)
     if "shifted" in options.movements:
         found += shifted_jobs(options.maths, options.dtypes)
-    if "heads" in options.movements:
-        found += sanitize_heads.jobs(launch.device_facts(0), options.dtypes)
+    if "losses" in options.movements:
+        found += sanitize_losses.jobs(launch.device_facts(0), options.dtypes)
     if "matmul" in options.movements:
         found += sanitize_matmul.jobs(launch.device_facts(0), options.dtypes)
     if "ladder" in options.movements:
