@@ -13,6 +13,7 @@ from cute_softmax.plan.hardware import H200
 sys.path.insert(0, str(Path(__file__).parent / "gpu"))
 
 import sanitize_family
+import sanitize_heads
 import sanitize_ladder
 import sanitize_matmul
 
@@ -107,3 +108,12 @@ def test_every_rung_of_the_ladder():
     forms = [form for job in sanitize_ladder.jobs("sm_90a", ["bf16", "fp32"]) for form in job.kernels]
     assert {(f.rung, f.rows) for f in forms} == {(0, False)} | {(step.number, True) for step in RUNGS}
     assert {f.alignment for f in forms if f.rung == 7} >= {2, 4, 16}
+
+
+def test_heads_are_of_every_kind_of_configuration():
+    """Several rows a thread, a warp, a block, a cluster a row; aligned and not."""
+    for head in sanitize_heads.HEADS.values():
+        found = [k for n in sanitize_heads.LENGTHS for k in sanitize_heads.classes_of(head, "bf16", (3, n))]
+        assert len(found) == len(head.launches) * len(sanitize_heads.LENGTHS)
+        assert {min(k.cluster_n, 2) for k in found} == {1, 2} == {min(k.rows_per_thread, 2) for k in found}
+        assert {k.edges for k in found} == {True, False}
