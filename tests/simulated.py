@@ -267,6 +267,9 @@ def simulated(name, tensors, dims, prologue, numbers, query):
     squares = numbers.pop(0) if prologue.squares else 0.0
     assert not numbers
     found = target = None
+    of_entropy, down = (tensors.pop().double(), tensors.pop().double()) if prologue.entropy else (0.0, 0.0)
+    more = tensors.pop().double() if prologue.more else 0.0
+    alpha = 0.0 if prologue.entropy else alpha
     if prologue.target == "found":
         found = tensors.pop().double()
     if prologue.target:
@@ -314,8 +317,11 @@ def simulated(name, tensors, dims, prologue, numbers, query):
             return loss_and_gradient(x, y, lse, target, ignored, squares, alpha)
         if target is not None:
             at = torch.arange(x.shape[-1]) == target
-            y = torch.where(at, torch.expm1(found), y)
-        return [alpha * y]
+            d = alpha * torch.where(at, torch.expm1(found), y) + torch.where(at, more, 0.0)
+            x = torch.where(at, found + lse, x)
+        else:
+            d = alpha * y
+        return [d + torch.where(y == 0, 0.0, down * y * (x - lse + of_entropy)) if prologue.entropy else d]
     if name == "log_softmax":
         y = x - lse
         return [torch.where(lse == -INF, x, y) if prologue.zero else y]

@@ -52,6 +52,8 @@ STACK = {
 STACK_OF_MODES = {1: 0, 2: 16, 5: 192}
 # Of a loss the arguments of the message about an index out of range, for each row of a thread.
 STACK_OF_LOSSES = 56
+# What a row has of numbers, beside the addresses of 20 vectors (fp32 in clusters of 8).
+STACK_OF_ENTROPIES = 8
 
 
 @pytest.fixture
@@ -97,7 +99,8 @@ def may_use_stack(c: RowClass) -> int:
     """Bytes of stack that the table allows."""
     allowed = [n for (m, names), (n, _) in STACK.items() if m == c.math and fnmatch(c.name, names)]
     losses = STACK_OF_LOSSES * c.rows_per_thread if c.prologue.target == "loss" else 0
-    return max(allowed, default=0) + STACK_OF_MODES[c.kept_modes] + losses
+    entropies = STACK_OF_ENTROPIES * c.prologue.entropy
+    return max(allowed, default=0) + STACK_OF_MODES[c.kept_modes] + losses + entropies
 
 
 def check_rows(found: Iterable[RowClass], compiled: Callable[[RowClass], Compiled]):

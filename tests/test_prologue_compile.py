@@ -91,6 +91,23 @@ def test_losses_elsewhere(architecture, compiled):
     check_rows([plan_of("softmax", LOSS, (600, 4096), PAIRS[0], architecture).row_class], compiled)
 
 
+FOUND = Prologue(alpha="groups", target="found")
+
+
+@pytest.mark.parametrize("pair", SAME[::2], ids="->".join)
+def test_gradients_of_heads(pair, compiled):
+    """Of rows of every kind of configuration; with an entropy, and with what is added at the target, in turns."""
+    prologues = cycle(
+        (
+            Prologue(entropy=True),
+            replace(FOUND, more=True),
+            replace(FOUND, scale="number", more=True, entropy=True),
+        )
+    )
+    shapes = zip((5, 700, 4096, 32768, 50257, 151936), prologues, strict=False)
+    check_rows([plan_of("softmax", p, (600, n), pair).row_class for n, p in shapes], compiled)
+
+
 def test_each_part_shapes_the_code(compiled):
     base = compiled(plan_of("softmax", NO_PROLOGUE, (2, 40, 1000)).row_class).ptx
     found = {base}

@@ -13,6 +13,7 @@ from cute_softmax.plan.hardware import H200
 sys.path.insert(0, str(Path(__file__).parent / "gpu"))
 
 import sanitize_family
+import sanitize_heads
 import sanitize_ladder
 import sanitize_losses
 import sanitize_matmul
@@ -110,7 +111,7 @@ def test_every_rung_of_the_ladder():
     assert {f.alignment for f in forms if f.rung == 7} >= {2, 4, 16}
 
 
-def test_every_kernel_of_heads():
+def test_every_kernel_of_losses():
     """Losses in registers and in shared memory, alone and in clusters; and each class that routers have."""
     jobs = list(sanitize_losses.jobs(H200, ["bf16", "fp32"]))
     kernels = {k for job in jobs for k in job.kernels}
@@ -123,3 +124,12 @@ def test_every_kernel_of_heads():
     }
     assert {k.edges for k in losses} == {k.prologue.squares for k in losses} == {False, True}
     assert {k.forward for k in kernels if k.movement == "topk"} == {False, True}
+
+
+def test_heads_are_of_every_kind_of_configuration():
+    """Several rows a thread, a warp, a block, a cluster a row; aligned and not."""
+    for head in sanitize_heads.HEADS.values():
+        found = [k for n in sanitize_heads.LENGTHS for k in sanitize_heads.classes_of(head, "bf16", (3, n))]
+        assert len(found) == len(head.launches) * len(sanitize_heads.LENGTHS)
+        assert {min(k.cluster_n, 2) for k in found} == {1, 2} == {min(k.rows_per_thread, 2) for k in found}
+        assert {k.edges for k in found} == {True, False}

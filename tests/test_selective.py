@@ -61,7 +61,7 @@ def test_results(shapes, dtype, launched):
 @pytest.mark.parametrize("wanted", ["found", "entropy", "both"])
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_gradients(shapes, wanted, dtype, launched, monkeypatch):
-    monkeypatch.setattr(kernels, "PIECE", 20)
+    """By one kernel each; those of several elements are written beside it."""
     logits, index = example(shapes[0], dtype), tokens(*shapes[1])
     upstream = [example(shapes[1], dtype, seed=1), example(shapes[0][:-1], dtype, seed=2)]
     if index.dim() == 1:
@@ -79,9 +79,9 @@ def test_gradients(shapes, wanted, dtype, launched, monkeypatch):
     assert error <= 16 * torch.finfo(dtype).eps * gradients[1].abs().max()
     if launched is not None and dtype != torch.float64:
         assert [n.math for n in launched] == ["selective_entropy", "softmax"]
-        assert bool(launched[1].prologue.target) == (
-            wanted == "found" and index.numel() == logits[..., 0].numel()
-        )
+        one = index.numel() == logits[..., 0].numel()
+        assert bool(launched[1].prologue.target) == (wanted != "entropy" and one)
+        assert launched[1].prologue.entropy == (wanted != "found")
 
 
 def test_one_kernel_and_one_matrix_backward(launches):
@@ -127,7 +127,9 @@ def test_formulas_differentiate(shape):
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_entropy(dtype, launched):
+def test_entropy(dtype, launched, monkeypatch):
+    """By one kernel each; where none has its gradient, by torch's operations on pieces."""
+    monkeypatch.setattr(kernels, "PIECE", 20)
     logits = example((2, 3, 8), dtype)
     logits[0, 0, 2:] = -INF
     logits[1, 1] = -INF

@@ -58,8 +58,7 @@ def cross_entropy(
       backward multiplies it once more for another, without asking the host. There is one backward pass through such a
       call; another, or a gradient of the gradient, is a RuntimeError.
     - to *recompute*, forward reads the logits once, and backward once more for any upstream; all that is kept are
-      numbers of each row, in float32. (A gradient of the logsumexp, of `lse_square_scale` or of what `return_lse`
-      returned, writes the elements at the targets once more.) This serves all other calls.
+      numbers of each row, in float32. This serves all other calls.
 
     Class probabilities and label smoothing make a float32 matrix of log-probabilities, with `log_softmax`, and torch's
     operations on it. CPU tensors, and float64 ones on any device, are computed by torch's operations.

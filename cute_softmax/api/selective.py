@@ -71,9 +71,9 @@ def selective_log_softmax(
     """The log-probabilities of chosen elements, `log_softmax(logits * scale, -1).gather(-1, index)`.
 
     The matrix of log-probabilities is not written. One read of the logits forward; backward reads them once more and
-    writes their gradient, and nothing else of this size is allocated. (The gradient of the entropy, where it is wanted,
-    works through pieces of rows.) Within `batch_invariant` the bits are those of the row alone and, without scale and
-    entropy, those of `log_softmax`. CPU tensors, and float64 ones on any device, are computed by torch's operations.
+    writes their gradient, with the entropy's in it, and nothing else of this size is allocated. Within
+    `batch_invariant` the bits are those of the row alone and, without scale and entropy, those of `log_softmax`. CPU
+    tensors, and float64 ones on any device, are computed by torch's operations.
 
     Args:
         logits: (..., N), a dense floating-point tensor.

@@ -13,7 +13,10 @@ WHOLE = ("offset", "ignore")  # numbers that are integers
 # What each row math takes of a prologue: what it looks at, and what changes nothing for it. A gradient needs no mask
 # of its own: where the softmax was masked it is 0, and its logarithm -inf.
 _TAKES = {
-    "softmax": ({"scale", "bias", "mask", "causal", "alpha", "zero", "target", "squares"}, set()),
+    "softmax": (
+        {"scale", "bias", "mask", "causal", "alpha", "zero", "target", "squares", "more", "entropy"},
+        set(),
+    ),
     "softmax_backward": ({"scale", "causal", "alpha"}, {"bias", "mask", "zero"}),
     "log_softmax": ({"scale", "bias", "mask", "causal", "zero"}, set()),
     "log_softmax_backward": ({"scale", "mask", "causal"}, {"bias", "zero"}),
@@ -38,6 +41,9 @@ class Prologue:
         the logsumexp of each group as results of their own; groups whose index is the number "ignore" count nothing.
         For an `alpha` of "groups".
     squares: of that loss the square of the logsumexp is a part, times the number "squares".
+    more: at the target an operand of that name is added, once for each group.
+    entropy: ``softmax(score) * (alpha + down * (log softmax(score) + entropy))``, with operands "down" and "entropy" of
+        one element per group; the alpha of none is 0 here. The gradient of functions of the group's entropy.
 
     The gradients: scale is a factor on the result, and alpha is the *inverse* of the forward's. They have neither
     bias nor mask operands; with `mask`, log_softmax_backward takes no part of a gradient where y is -inf.
@@ -51,6 +57,8 @@ class Prologue:
     zero: bool = False
     target: str = ""
     squares: bool = False
+    more: bool = False
+    entropy: bool = False
 
     def __post_init__(self):
         if self.target not in TARGETS:
@@ -89,7 +97,12 @@ class Prologue:
     def groups(self) -> tuple[str, ...]:
         """The tensors with one element per group, in their order."""
         forms = tuple(n for n in ("scale", "alpha") if getattr(self, n) == "groups")
-        return (*forms, *{"found": ("index", "found"), "loss": ("index",)}.get(self.target, ()))
+        return (
+            *forms,
+            *{"found": ("index", "found"), "loss": ("index",)}.get(self.target, ()),
+            *["more"] * self.more,
+            *["down", "entropy"] * self.entropy,
+        )
 
     @property
     def name(self) -> str:
@@ -114,6 +127,8 @@ class Prologue:
             self.target and "one less at the target",
             self.target == "loss" and "the cross entropy and the logsumexp of each row",
             self.squares and "the square of the logsumexp added",
+            self.more and "a number of each row added at the target",
+            self.entropy and "the gradient of the entropies added",
         ]
         return "; ".join(filter(None, parts))
 

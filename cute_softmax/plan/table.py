@@ -82,6 +82,8 @@ class Table:
             return self.few[math_name], self.many[math_name]
         if prologue.target == "loss":
             return self.few["loss"], self.many["loss"]
+        if prologue.entropy:  # results that are made of logarithms, too: nothing is kept
+            return self.few["log_softmax"], self.many["log_softmax"]
         if not MATHS[math_name, True].outputs and prologue.packs and not prologue.mask:
             return self.few["selective"], self.many["selective"]
         gradient = math_name.endswith("_backward")

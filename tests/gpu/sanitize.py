@@ -10,6 +10,7 @@ every class as it is done, the smallest first, so that a run that is cut off has
 
     --maths softmax softmax_backward logsumexp amax sum    --dtypes bf16 fp32    --movements row panel
     --movements prologue matmul (rows of the softmax family and of masked scores; softmax_matmul and its gradient)
+    --movements heads (entropies, log-probabilities of chosen elements and cross entropies, with their gradients)
     --movements shifted (columns that begin off vector boundaries)
     --movements losses (losses in one visit, the kernels around them, routers)
     --movements ladder (the rungs of cute_softmax.ladder)
@@ -40,6 +41,7 @@ import checking  # noqa: E402
 import classes  # noqa: E402
 import panels  # noqa: E402
 import sanitize_family  # noqa: E402
+import sanitize_heads  # noqa: E402
 import sanitize_ladder  # noqa: E402
 import sanitize_losses  # noqa: E402
 import sanitize_matmul  # noqa: E402
@@ -343,6 +345,8 @@ def main() -> int:
     found = [*row_jobs(arch, own, options.dtypes)] if "row" in options.movements else []
     if "prologue" in options.movements:
         found += sanitize_family.jobs(launch.device_facts(0), options.maths, options.dtypes)
+    if "heads" in options.movements:
+        found += sanitize_heads.jobs(options.dtypes)
     if "panel" in options.movements:
         found += panel_jobs(options.maths, options.dtypes)
     if "shifted" in options.movements:

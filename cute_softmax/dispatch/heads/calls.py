@@ -21,7 +21,7 @@ from ..common.state import Ways, batched, jvp_rule, transformed, watched
 from .kernels import (
     at_chosen,
     found_at,
-    gradient_at_target,
+    gradient_in_one,
     gradient_of_rows,
     invariant_sum,
     product,
@@ -115,8 +115,9 @@ class Gradient(Function):
         if not on_kernel(input) or batched(grad, of_lse, of_entropy):
             return gradient_formula(input, index, found, top, log, entropies, grad, of_lse, of_entropy, rows)
         dims, scale = rows.dims, rows.scale
-        if of_lse is None and of_entropy is None and index.shape[-1] == 1:
-            result = gradient_at_target(input, dims, scale, index, found, grad.to(log.dtype), rows.invariant)
+        if grad is not None and index.shape[-1] == 1:
+            of_rows = grad, of_lse, of_entropy, index, found, entropies
+            result = gradient_in_one(input, dims, scale, *of_rows, invariant=rows.invariant)
             if result is not None:
                 return result
         total = _total(grad, of_lse, log.dtype, rows.invariant)

@@ -14,7 +14,7 @@ from ..common import forms
 from ..common.forms import Place, guard
 from ..common.state import batched, recorder, unseen
 from .calls import Gradient, Head, Statistics, converted, gradient_formula, on_kernel, serve_head
-from .kernels import scaled
+from .kernels import Parts, factors_of, scaled
 
 Tensor = torch.Tensor
 
@@ -55,7 +55,7 @@ class Form:
             groups = [index.long(), found, *groups]
         self._call = self._bound(head.math, input, groups, scale)
         self._strides = torch.empty_like(input, device="meta").stride()
-        self._gradient = None
+        self._gradients: dict[Parts, launch.Call | None] = {}
 
     def fits(self, input: Tensor, index: Tensor | None, scale: float, dim: object) -> bool:
         """Whether a call is of this form."""
@@ -114,8 +114,8 @@ class Form:
         """The gradient of the input."""
         grad, of_lse, of_entropy = self._head.upstream(*grads)
         differentiable = torch.is_grad_enabled() or batched(grad, of_lse, of_entropy)
-        if not differentiable and of_lse is None and of_entropy is None:
-            d = self._at_target(input, index, found, grad, scale)
+        if not differentiable:
+            d = self._in_one(input, index, found, kept, scale, grad, of_lse, of_entropy)
             if d is not None:
                 return d
         index, found, grad, of_lse, of_entropy, top, log, *rest = (
@@ -128,25 +128,34 @@ class Form:
             input, index, found, top, log, rest[0] if rest else log, grad, of_lse, of_entropy, rows
         )
 
-    def _at_target(
-        self, input: Tensor, index: Tensor, found: Tensor, grad: Tensor, scale: float
+    def _in_one(
+        self,
+        input: Tensor,
+        index: Tensor | None,
+        found: Tensor | None,
+        kept: Tensor,
+        scale: float,
+        grad: Tensor | None,
+        of_lse: Tensor | None,
+        of_entropy: Tensor | None,
     ) -> Tensor | None:
         """The gradient by one kernel, where there is one, for tensors as the form has them."""
         address = input.data_ptr()
         if address & 15 or not self._place.current():
             return None
-        factors = torch.mul(grad.to(torch.float32), -scale).contiguous()
-        if self._gradient is None:
-            groups = factors, index, found
+        entropies = kept[2] if self._rows.entropies else None
+        parts, groups = factors_of(scale, grad, of_lse, of_entropy, index, found, entropies)
+        if parts not in self._gradients:
             try:
-                self._gradient = self._bound("softmax", input, groups, scale, alpha="groups", target="found")
+                self._gradients[parts] = self._bound("softmax", input, groups, scale, **parts.prologue)
             except NotPlanned:
-                self._gradient = ()
-        if not self._gradient:
+                self._gradients[parts] = None
+        call = self._gradients[parts]
+        if call is None:
             return None
         d = forms.empty_strided(tuple(input.shape), self._strides, input.dtype)
-        addresses = address, factors.data_ptr(), index.data_ptr(), found.data_ptr(), d.data_ptr()
-        self._gradient(self._place.stream(), *addresses, numbers=(scale,) if self._scaled else ())
+        addresses = address, *[t.data_ptr() for t in groups], d.data_ptr()
+        call(self._place.stream(), *addresses, numbers=(scale,) if self._scaled else ())
         return d
 
     def _bound(

@@ -1,15 +1,15 @@
 """Numbers of rows from one read: maximum, sum, entropy, log-probability of a chosen element; and their gradients.
 
 Forward: the row maths "selective" and "entropy" give numbers of each row: the maximum, the logarithm of the sum, and
-the log-probability of one chosen element; those of others are gathered. Backward of one element of each row is one
-kernel: the softmax times a factor, with one less at the element, from its own float32 log-probability. For more of
-them, with G the sum of a row's upstream gradients, ``-G * scale * softmax(logits * scale)`` is, and they are written
-once more.
+the log-probability of one chosen element; those of others are gathered. Backward is one kernel: the softmax times a
+factor, with one less at the element, from its own float32 log-probability; and for an entropy times its own logarithm,
+too. Where several elements of a row are chosen, they are written once more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -20,8 +20,8 @@ from ..common.spec import Spec
 from ..softmax import kernels
 
 Tensor = torch.Tensor
-# Elements of a piece of the logits that torch's operations work on in float32 for the gradient of an entropy: with the
-# logits and the gradient they fit in the L2 of an H200.
+# Elements of a piece of the logits that torch's operations work on in float32 for the gradient of an entropy where no
+# kernel has it (strided or very long rows): with the logits and the gradient they fit in the L2 of an H200.
 PIECE = 1 << 22
 
 
@@ -99,12 +99,18 @@ def gradient_of_rows(
 ) -> Tensor:
     """The gradient of the input from those of the logsumexp and the entropy (either may be None), in one new tensor of
     its dtype and format. empty_rows: that of rows of nothing but -inf is 0, not NaN."""
-    result = torch.empty_like(input)
     if not input.numel():
-        return result
+        return torch.empty_like(input)
     if of_entropy is None:
         spec = Spec(dims, input.dtype, factor=scale, zero=empty_rows, invariant=invariant)
-        return kernels.forward(input, None, None, None, spec, result, factors=of_lse.float() * scale)
+        return kernels.forward(input, None, None, None, spec, factors=of_lse.float() * scale)
+    if empty_rows:  # no part of one whose softmax is 0
+        entropies = entropies.masked_fill(entropies == -torch.inf, 0.0)
+    of_rows = None, of_lse, of_entropy, None, None, entropies
+    result = gradient_in_one(input, dims, scale, *of_rows, zero=empty_rows, invariant=invariant)
+    if result is not None:
+        return result
+    result = torch.empty_like(input)
     # scale * p * (of_lse - of_entropy * (log p + entropy)), with log p = x * scale - top - log.
     # In float16 p would run out of exponent where its product with a logarithm does not: lifted meanwhile.
     lift = 2.0**15 if input.dtype is torch.float16 else 1.0
@@ -125,22 +131,71 @@ def gradient_of_rows(
     return result
 
 
-def gradient_at_target(
+@dataclass(frozen=True)
+class Parts:
+    """What a gradient of rows is made of: a multiple of the softmax, less one at a target, with a number added there,
+    and a multiple of the softmax's own part in the entropy."""
+
+    softmax: bool
+    target: bool
+    more: bool
+    entropy: bool
+
+    @property
+    def prologue(self) -> dict[str, object]:
+        """That of a softmax with this gradient as its result."""
+        return dict(
+            alpha="groups" if self.softmax else "",
+            target="found" if self.target else "",
+            more=self.more,
+            entropy=self.entropy,
+        )
+
+
+def factors_of(
+    scale: float,
+    grad: Tensor | None,
+    of_lse: Tensor | None,
+    of_entropy: Tensor | None,
+    index: Tensor | None,
+    found: Tensor | None,
+    entropies: Tensor | None,
+) -> tuple[Parts, list[Tensor]]:
+    """(the parts of a gradient, their tensors of one number a row): float32, but the index, and contiguous.
+
+    grad: that of the log-probabilities `found` at an index; of_lse: of the logsumexp; of_entropy: of the entropies.
+    What has no gradient is None, and what belongs to it is not looked at.
+    """
+    target, lse, entropy = grad is not None, of_lse is not None, of_entropy is not None
+    # The softmax is in the logsumexp, which is in the log-probabilities. At the target, total * p + grad is
+    # total * (p - 1) + of_lse.
+    total = (grad, -scale) if not lse else (of_lse - grad if target else of_lse, scale)
+    groups = [total] if target or lse else []
+    groups += [(index, None), (found, None)] if target else []
+    groups += [(of_lse, scale)] if target and lse else []
+    groups += [(of_entropy, -scale), (entropies, None)] if entropy else []
+    made = [t if factor is None else torch.mul(t.to(torch.float32), factor) for t, factor in groups]
+    return Parts(target or lse, target, target and lse, entropy), [t.contiguous() for t in made]
+
+
+def gradient_in_one(
     input: Tensor,
     dims: tuple[int, ...],
     scale: float,
-    index: Tensor,
-    found: Tensor,
-    grad: Tensor,
+    *of_rows: Tensor | None,
+    zero: bool = False,
     invariant: bool = False,
 ) -> Tensor | None:
-    """The gradient of the log-probabilities of one element of each row, ``-grad * scale * (softmax - 1 there)``, by one
-    kernel; None where there is none."""
+    """The gradient of the input by one kernel, in one new tensor of its dtype and format; None where there is none.
+
+    of_rows: the tensors that `factors_of` takes, of size 1 in the reduced dimensions. zero: a row of nothing but -inf
+    has 0.
+    """
+    parts, groups = factors_of(scale, *of_rows)
+    prologue, numbers = scaled(scale, zero=zero, **parts.prologue)
     result = torch.empty_like(input)
-    prologue, numbers = scaled(scale, alpha="groups", target="found")
-    groups = [t.expand(input.shape) for t in (grad * -scale, index, found)]
+    operands = input, *[t.expand(input.shape) for t in groups], result
     try:
-        operands = (input, *groups, result)
         launch.run("softmax", operands, dims, prologue=prologue, numbers=numbers, invariant=invariant)
     except NotPlanned:
         return None

@@ -62,6 +62,7 @@ class Fast:
 
     # From here on neighbours differ by 128 and more. (A float16 ends before, but the reference of nothing does not.)
     FAR: ClassVar = {"bf16": 2.0**15, "fp16": 2.0**30, "fp32": 2.0**30}
+    unit: ClassVar = LN_2
 
     def __init__(self, source: str):
         self.far = self.FAR[source]
@@ -88,6 +89,15 @@ class Fast:
     def exponential(self, x: Float32, ref: Float32) -> Float32:
         """exp(x - ref)."""
         return cute.math.exp2(self.exponent(x, ref), fastmath=True)
+
+    def power(self, x: Float32, ref: Float32) -> tuple[Float32, Float32]:
+        """exp(x - ref), and its logarithm in units of `unit`: finite, even where the exponential is 0."""
+        exponent = maximum(self.exponent(x, ref), Float32(VANISHES))
+        return cute.math.exp2(exponent, fastmath=True), exponent
+
+    def norm(self, total: Float32, ref: Float32) -> Float32:
+        """What `unit` times a logarithm of `power` exceeds that of the softmax by, of which `total` is the sum."""
+        return self.log(total, ref) + self.exponent(ref, ref) * Float32(LN_2)
 
     def fallen(self, old: Float32, new: Float32) -> Float32:
         """The exponent of 2 in exp(old - new) of two references, new >= old."""
@@ -131,6 +141,8 @@ class Near:
     counts.
     """
 
+    unit: ClassVar = 1.0
+
     @staticmethod
     def score(x: Float32) -> Float32:
         """What an element stands for."""
@@ -148,6 +160,15 @@ class Near:
     def exponential(self, x: Float32, ref: Float32) -> Float32:
         """exp(x - ref)."""
         return self.of(self.difference(x, ref))
+
+    def power(self, x: Float32, ref: Float32) -> tuple[Float32, Float32]:
+        """exp(x - ref), and its logarithm: finite, even where the exponential is 0."""
+        difference = maximum(self.difference(x, ref), Float32(VANISHES))
+        return self.of(difference), difference
+
+    def norm(self, total: Float32, ref: Float32) -> Float32:
+        """What a logarithm of `power` exceeds that of the softmax by, of which `total` is the sum."""
+        return self.log(total, ref)
 
     def ratio(self, old: Float32, new: Float32) -> Float32:
         """exp(old - new) of two references, new >= old; 1 for equal ones."""

@@ -189,6 +189,19 @@ class Softmax(RowMath):
                     scaled = inverse * correction
             yield from self.quotients(exponentials, total, scaled, alpha)
 
+    def with_logs(
+        self, x: Fragment, state: tuple, alpha: Float32, down: Float32, entropy: Float32
+    ) -> Iterator[Float32]:
+        """y * (alpha + down * (log(y) + entropy)) instead of y, and 0 where that is 0."""
+        row_max, total = state
+        ref = online.reference(row_max)
+        at_most = cute.math.fma(down, entropy - self.exp.norm(total, ref), alpha)
+        inverse, slope = cute.arch.rcp_approx(total), down * Float32(self.exp.unit)
+        for v in x:
+            exponential, log = self.exp.power(v, ref)
+            for y in self.quotients(iter([exponential]), total, inverse):
+                yield y * cute.math.fma(slope, log, at_most)
+
     def quotients(
         self, exponentials: Iterator[Float32], total: Float32, inverse: Float32, alpha: Float32 | None = None
     ) -> Iterator[Float32]:
@@ -326,8 +339,7 @@ class Entropy(Statistics):
 
     def weighted(self, x: Float32, ref: Float32) -> tuple[Float32, Float32]:
         """exp(x - ref), and the same times its exponent of 2, which is 0 for -inf."""
-        exponent = online.maximum(self.exp.exponent(x, ref), Float32(online.VANISHES))
-        exponential = cute.math.exp2(exponent, fastmath=True)
+        exponential, exponent = self.exp.power(x, ref)
         return exponential, exponential * exponent
 
     def term(self, stage: int, elements: tuple, carry: tuple) -> Float32:

@@ -233,7 +233,12 @@ class Prologued(RowMath):
         return self.math.partial(stage, self.of(values), carry, width)
 
     def finish(self, values: list, kept: object, state: tuple) -> list:
-        alpha = values[-1].numbers.get("alpha")
+        numbers = values[-1].numbers
+        alpha = numbers.get("alpha")
+        if self.prologue.entropy:
+            alpha = Float32(0.0) if alpha is None else alpha
+            of_entropy = numbers["down"], numbers["entropy"]
+            return [self.math.with_logs(*self.of(values), self.ended(state), alpha, *of_entropy)]
         return self.math.finish(self.of(values), kept, self.ended(state), *([] if alpha is None else [alpha]))
 
     def group_results(self, state: tuple, *chosen: Float32) -> list[Float32]:
@@ -241,7 +246,12 @@ class Prologued(RowMath):
 
     def at_target(self, numbers: dict[str, Float32], state: tuple, *chosen: Float32) -> Float32:
         """The result at the element that "index" names."""
-        return numbers["alpha"] * online.less_one(numbers["found"])
+        less = online.less_one(numbers["found"])
+        result = numbers["alpha"] * less
+        if self.prologue.entropy:
+            log = online.maximum(numbers["found"], Float32(online.VANISHES))
+            result = result + numbers["down"] * (1.0 + less) * (log + numbers["entropy"])
+        return result + numbers["more"] if self.prologue.more else result
 
     def ended(self, state: tuple) -> tuple:
         """The state of a whole row, as the math shall finish with it."""

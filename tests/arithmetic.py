@@ -1,0 +1,203 @@
+"""The row maths' own arithmetic on plain float32 numbers: what a kernel computes of a row, without a GPU.
+
+The DSL's functions are replaced by numpy's, rounded as the hardware's are (approximations by the nearest number), so
+that the very code which is traced into a kernel runs, a thread after the other.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from types import SimpleNamespace
+
+import numpy as np
+
+from cute_softmax.kernels.common import copy, online, reduce
+from cute_softmax.kernels.maths import maths, prologue
+from cute_softmax.kernels.maths.prologue import Given
+from cute_softmax.plan import Prologue, RowClass
+from cute_softmax.runtime.compile import build_math
+
+
+def _by(op, back: bool = False):
+    """The method of an operation that rounds once; back: of the second operand."""
+    return lambda a, b: Number(op(Number(b).value, a.value) if back else op(a.value, Number(b).value))
+
+
+def _is(op):
+    return lambda a, b: bool(op(a.value, Number(b).value))
+
+
+class Number:
+    """A Float32: every operation rounds once."""
+
+    width = 32
+
+    def __init__(self, value):
+        self.value = np.float32(value.value if isinstance(value, Number) else value)
+
+    __add__, __radd__ = _by(operator.add), _by(operator.add, True)
+    __sub__, __rsub__ = _by(operator.sub), _by(operator.sub, True)
+    __mul__, __rmul__ = _by(operator.mul), _by(operator.mul, True)
+    __truediv__ = _by(operator.truediv)
+    __lt__, __gt__, __le__, __ge__ = map(_is, (operator.lt, operator.gt, operator.le, operator.ge))
+    __eq__, __hash__ = _is(operator.eq), None
+
+    def __neg__(self) -> Number:
+        return Number(-self.value)
+
+    def to(self, kind) -> Number:
+        return self
+
+    def bitcast(self, kind) -> Word:
+        return Word(int(self.value.view(np.int32)))
+
+
+class Word(int):
+    """An Int32 of a float's bits."""
+
+    def __add__(self, other) -> Word:
+        return Word(int(self) + int(other))
+
+    def __and__(self, other) -> Word:
+        return Word(int(self) & int(other))
+
+    def bitcast(self, kind) -> Number:
+        return Number(np.int32(self).view(np.float32))
+
+
+class Vector(list):
+    """A vector of registers."""
+
+    element_type = None
+
+
+def _fma(a, b, c) -> Number:
+    return Number(np.float64(Number(a).value) * np.float64(Number(b).value) + np.float64(Number(c).value))
+
+
+def _extreme(op):
+    def found(a, b, nan=False):
+        a, b = Number(a).value, Number(b).value
+        return Number(op(a, b) if nan or not (np.isnan(a) or np.isnan(b)) else (b if np.isnan(a) else a))
+
+    return found
+
+
+def _of(function):
+    return lambda x, fastmath=False: Number(function(np.float64(Number(x).value)))
+
+
+CUTE = SimpleNamespace(
+    arch=SimpleNamespace(
+        fmax=_extreme(np.maximum),
+        fmin=_extreme(np.minimum),
+        rcp_approx=_of(lambda x: np.float64(1.0) / x),
+        warp_reduction=lambda value, op, threads_in_group: value,
+    ),
+    math=SimpleNamespace(fma=_fma, exp2=_of(np.exp2), log=_of(np.log)),
+    size=len,
+)
+
+
+def install(monkeypatch) -> None:
+    """Let the maths compute with numbers."""
+    for module in (online, maths, prologue, reduce, copy):
+        monkeypatch.setattr(module, "cute", CUTE)
+        if hasattr(module, "Float32"):
+            monkeypatch.setattr(module, "Float32", Number)
+    for module in (online, prologue):
+        monkeypatch.setattr(module, "rounded_product", operator.mul)
+    monkeypatch.setattr(online, "Int32", int)
+    monkeypatch.setattr(prologue, "negate", _negate)
+    for module in (copy, prologue):
+        monkeypatch.setattr(module, "unpack", list)
+    monkeypatch.setattr(copy, "forget", lambda vector: None)
+
+
+def _negate(vector: Vector, negative: bool) -> None:
+    vector[:] = [-x if negative else x for x in vector]
+
+
+def class_of(math_name: str, asked: Prologue, **fields: object) -> RowClass:
+    """What of a class its math looks at."""
+    found = dict(
+        math=math_name, prologue=asked, dtypes=("fp32",) * 9, online=True, precise=False, keep=False, part=2
+    )
+    return SimpleNamespace(**{**found, "logs": False, **fields})
+
+
+def row(
+    c: RowClass,
+    inputs: list[np.ndarray],
+    numbers: dict[str, float],
+    chosen: int | None = None,
+    *,
+    threads: int = 3,
+    vector: int = 4,
+    staging: str = "direct",
+) -> tuple[np.ndarray, list[float], float | None]:
+    """(the results of a row of full inputs, its group results, the result at the target): float64.
+
+    A row is dealt out to the threads vector by vector; a last vector in part is scalars of the first thread.
+    """
+    with np.errstate(all="ignore"):
+        math_ = build_math(c)
+        n = len(inputs[0])
+        body = n // vector * vector
+        owned = [[] for _ in range(threads)]
+        for k in range(0, body, vector):
+            owned[k // vector % threads].append(range(k, k + vector))
+        steps = max(1, *map(len, owned))
+        values, at = [], []
+        for t, vectors in enumerate(owned):
+            rest = range(body, n) if t == 0 else ()
+            exist = [True] * len(vectors) + [False] * (steps - len(vectors)) + [True] * len(rest)
+            fragments = []
+            for x, padding in zip(inputs, math_.padding, strict=True):
+                held = [Vector(Number(x[i]) for i in v) for v in vectors]
+                held += [Vector([Number(padding)] * vector) for _ in range(steps - len(vectors))]
+                makers = [lambda v=v: Vector(v) if staging == "shared" else v for v in held]
+                fragments.append(copy.Fragment(makers, [Number(x[i]) for i in rest], False, staging))
+            counts = [vector * e for e in exist[:steps]] + [1] * len(rest)
+            values.append(
+                [
+                    *fragments,
+                    *([Given({k: Number(v) for k, v in numbers.items()}, counts, exist)] * bool(c.prologue)),
+                ]
+            )
+            at.append([*[list(v) for v in vectors], *[[None] * vector] * (steps - len(vectors)), list(rest)])
+        maths_ = [math_.for_row(v) for v in values]
+        states, kept = [()] * threads, [None] * threads
+        for stage in range(len(math_.reductions)):
+            found = []
+            for t in range(threads):
+                state, kept[t] = maths_[t].partial(stage, values[t], [states[t]] if states[t] else [], 1)
+                found.append(state)
+            merged = maths_[0].reductions[stage].merge_all(found)
+            states = [s + merged for s in states]
+        results = np.full(n, np.nan)
+        for t in range(threads):
+            for result in maths_[t].finish(values[t], kept[t], states[t]):
+                for i, y in zip([i for v in at[t] for i in v], result, strict=True):
+                    if i is not None:
+                        results[i] = y.value
+        score = []
+        if chosen is not None and numbers.get("found") is None:
+            x = Number(inputs[0][chosen])
+            score = [x * Number(numbers["scale"]) if "scale" in numbers else x]
+        groups = [float(g.value) for g in maths_[0].group_results(states[0], *score)]
+        target = None
+        if c.prologue.target:
+            given = {k: Number(v) for k, v in numbers.items()}
+            target = float(maths_[0].at_target(given, states[0], *score).value)
+        return results, groups, target
+
+
+def close(found, expected, tolerance: float = 2e-6) -> bool:
+    """Whether numbers agree, relative to the largest of them or absolutely, infinities and NaN exactly."""
+    found, expected = np.atleast_1d(np.float64(found)), np.atleast_1d(np.float64(expected))
+    finite = np.isfinite(expected)
+    unit = max(1.0, np.abs(expected[finite]).max(initial=0.0)) if math.isfinite(tolerance) else 1.0
+    same = np.array_equal(found[~finite], expected[~finite], equal_nan=True)
+    return same and bool((np.abs(found[finite] - expected[finite]) <= tolerance * unit).all())
