@@ -23,10 +23,11 @@ def kinds() -> dict[str, type[ClassBase]]:
     from ..plan.matmul_backward import MatmulBackwardClass, MatmulDeltaClass
     from ..plan.matmul_class import MatmulClass
     from ..plan.rescale import RescaleClass
+    from ..plan.short import ShortClass
     from ..plan.topk import TopkClass
 
     matmul = MatmulClass, MatmulBackwardClass, MatmulDeltaClass
-    every = RowClass, PanelClass, *matmul, RescaleClass, TopkClass
+    every = RowClass, ShortClass, PanelClass, *matmul, RescaleClass, TopkClass
     return {kind.__name__: kind for kind in every}
 
 
