@@ -175,8 +175,15 @@ class ShortKernel:
     def place(self, stretch: Stretch, i: int, place: Int32) -> cute.Tensor:
         """sX: the vector at a place of the warp's shared memory, see `short_work.place_of`."""
         V = self.spec.vector
-        start = (stretch.sX[i].iterator + place * V).align(V * self.dtypes[i].width // 8)
-        return cute.make_tensor(start, cute.make_layout(V))
+        return self.shared_at(stretch, i, place * V, V)
+
+    def shared_at(self, stretch: Stretch, i: int, offset: Int32, size: int) -> cute.Tensor:
+        """sX: so many elements from an offset on that is a multiple of them."""
+        dtype, start = self.dtypes[i], stretch.sX[i].iterator + offset
+        at = cute.make_ptr(
+            dtype, start.toint(), cute.AddressSpace.smem, assumed_align=size * dtype.width // 8
+        )
+        return cute.make_tensor(at, cute.make_layout(size))
 
     def first_of(self, stretch: Stretch, k: int) -> Int32:
         """The element of the stretch that vector k of this lane begins with."""
@@ -204,10 +211,8 @@ class ShortKernel:
 
     def element_at(self, stretch: Stretch, i: int, v: Int32) -> cute.Tensor:
         """sX: this lane's element of vector v."""
-        start = stretch.sX[i].iterator + (
-            short_work.place_of(v, stretch.skew) * self.spec.vector + stretch.lane
-        )
-        return cute.make_tensor(start, cute.make_layout(1))
+        offset = short_work.place_of(v, stretch.skew) * self.spec.vector + stretch.lane
+        return self.shared_at(stretch, i, offset, 1)
 
     @cute.jit
     def store(self, stretch: Stretch):
@@ -302,11 +307,11 @@ class ShortKernel:
         made of. Those do not cross the ends of vectors."""
         s = self.spec
         V, columns = s.vector, stretch.columns
-        if columns % V == 0:
+        if (columns & (V - 1)) == 0:
             if const_expr(V <= s.capacity):
                 self.pieces(stretch, i, row, flat, write, V)
         else:
-            if columns % (V // 2) == 0:
+            if (columns & (V // 2 - 1)) == 0:
                 self.pieces(stretch, i, row, flat, write, V // 2)
             else:
                 if const_expr(self.dtypes[i].width == HALF):
@@ -354,8 +359,7 @@ class ShortKernel:
         if size == V:
             v = row * (stretch.columns // V) + j // V
             return self.place(stretch, i, short_work.place_of(v, stretch.skew))
-        start = (stretch.sX[i].iterator + (row * stretch.columns + j)).align(size * self.dtypes[i].width // 8)
-        return cute.make_tensor(start, cute.make_layout(size))
+        return self.shared_at(stretch, i, row * stretch.columns + j, size)
 
     # Rows of 16-bit elements that begin anywhere: by words of two.
 
@@ -371,9 +375,9 @@ class ShortKernel:
     ):
         """A row that begins at a word (odd: 0) or in its middle (1)."""
         C, columns = self.spec.capacity, stretch.columns
-        start = stretch.sX[i].iterator + (row * columns - odd)
+        start = self.shared_at(stretch, i, row * columns - odd, 2).iterator
         halves = cute.make_tensor(start, cute.make_layout(C + 2))
-        sX = cute.make_tensor(cute.recast_ptr(start.align(4), dtype=Uint32), cute.make_layout(C // 2 + 1))
+        sX = cute.make_tensor(cute.recast_ptr(start, dtype=Uint32), cute.make_layout(C // 2 + 1))
         rX = cute.recast_tensor(flat, Uint32)
         if const_expr(write):
             self.write_words(sX, halves, rX, flat, columns, odd)
