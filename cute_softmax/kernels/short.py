@@ -52,12 +52,13 @@ CHUNK = 8
 class Stretch:
     """What a thread knows of its warp's stretch.
 
-    begin: the stretch's first element in memory. left: elements of it that exist. rows: that exist. sX: its part of
+    tv: the layout of that name. begin: the stretch's first element in memory. left: elements of it that exist. rows: that exist. sX: its part of
     shared memory, of each full operand; skew: places left empty there, see `short_work.skew_of`; pairs: see `short_work.in_pairs`.
     """
 
     lane: Int32
     columns: Int32
+    tv: cute.Layout
     begin: Int64
     first_row: Int64
     left: Int32
@@ -120,6 +121,9 @@ class ShortKernel:
             columns = Int32(s.capacity)  # which the compiler then knows
         left = short_work.elements_left(rows, columns, number, warp_rows)
 
+        tv = cute.make_layout(s.tv.shape, stride=s.tv.stride)
+        observe("tv", tv)
+
         # Shared memory: a part for each warp, in which results take the place of inputs.
         smem = cutlass.memory.SmemAllocator()
         sX = [] if const_expr(s.whole) else self.shared(smem, warp)
@@ -127,6 +131,7 @@ class ShortKernel:
         stretch = Stretch(
             lane=lane,
             columns=columns,
+            tv=tv,
             begin=number * warp_rows * columns,
             first_row=number * warp_rows,
             left=left,
@@ -167,8 +172,8 @@ class ShortKernel:
 
     def vector_at(self, stretch: Stretch, i: int, k: int) -> cute.Tensor:
         """gX: vector k of this lane, of operand i in global memory."""
-        mX, tv = stretch.mX[i], self.spec.tv
-        element = stretch.begin + stretch.lane * tv.stride[0] + k * tv.stride[1][1]
+        mX = stretch.mX[i]
+        element = stretch.begin + self.first_of(stretch, k)
         pointer = global_pointer(mX.dtype, mX.address, element, self.spec.access[i] * mX.itemsize)
         return cute.make_tensor(pointer, cute.make_layout(self.spec.vector))
 
@@ -187,7 +192,7 @@ class ShortKernel:
 
     def first_of(self, stretch: Stretch, k: int) -> Int32:
         """The element of the stretch that vector k of this lane begins with."""
-        return stretch.lane * self.spec.vector + k * WARP * self.spec.vector
+        return cute.crd2idx((stretch.lane, (0, k)), stretch.tv)
 
     @cute.jit
     def load(self, stretch: Stretch):

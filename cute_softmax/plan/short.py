@@ -50,6 +50,7 @@ class ShortClass(ClassBase):
     part: ClassVar[int] = 1
     logs: ClassVar[bool] = False
     cluster_n: ClassVar[int] = 1
+    threads_per_row: ClassVar[int] = 1
 
     math: str
     architecture: str
@@ -256,6 +257,42 @@ class ShortPlan(PlanBase):
         """Whether neighbouring rows are one thread's, see `PAIR`."""
         narrow = any(ITEM_SIZE[d] == 2 for d in self.kernel.dtypes[: self.kernel.facts.full])
         return narrow and self.columns % 2 == 1 and self.warp_rows % (WARP * PAIR) == 0
+
+    @property
+    def turns(self) -> int:
+        """Rows of each thread, one after another."""
+        return self.warp_rows // WARP
+
+    @property
+    def rows_tv(self) -> Layout:
+        """(lane, (element of a row, turn)) -> index in the (rows, columns) of a stretch (rows fastest)."""
+        R, N, each = self.warp_rows, self.columns, self.kernel.rows_per_thread
+        if self.kernel.whole:
+            return Layout((WARP, (N, (each, self.turns // each))), (each, (R, (1, WARP * each))))
+        if self.pairs:
+            return Layout((WARP, (N, (PAIR, self.turns // PAIR))), (PAIR, (R, (1, WARP * PAIR))))
+        return Layout((WARP, (N, self.turns)), (1, (R, WARP)))
+
+    def row_at(self, lane: int, turn: int) -> int:
+        """The row of a lane at its turn."""
+        return self.rows_tv(lane, turn * self.columns)
+
+    @property
+    def skew(self) -> int:
+        """Places left empty in shared memory behind `SKEW` vectors."""
+        return int(not self.kernel.whole and self.columns % (2 * self.kernel.vector) == 0)
+
+    def place(self, element: int) -> int:
+        """Where an element of a stretch lies in shared memory."""
+        V = self.kernel.vector
+        v, within = divmod(element, V)
+        return (v + v // SKEW * self.skew) * V + within
+
+    def piece(self, operand: int) -> int:
+        """Elements of one access to a row in shared memory: as wide as all rows of this length allow."""
+        V, width = self.kernel.vector, ITEM_SIZE[self.kernel.dtypes[operand]]
+        fits = next((p for p in (V, V // 2) if self.columns % p == 0), 1)
+        return max(fits, PAIR) if width == 2 else fits
 
     def explain(self) -> str:
         """The plan as a person would want to read it."""
