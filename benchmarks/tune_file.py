@@ -9,10 +9,11 @@ from typing import Any
 
 from cute_softmax.plan import RowConfig, Table
 from cute_softmax.plan.panel_configs import PanelConfig
+from cute_softmax.plan.short_configs import ShortConfig
 from cute_softmax.plan.table import digest_of
 
 
-def said(config: RowConfig | PanelConfig) -> dict[str, Any]:
+def said(config: RowConfig | ShortConfig | PanelConfig) -> dict[str, Any]:
     """A configuration as a line of a table: what differs from the defaults."""
     kept = {f.name: value for f in fields(config) if (value := getattr(config, f.name)) != f.default}
     return {name: list(v) if isinstance(v, tuple) else v for name, v in kept.items()}
@@ -44,7 +45,8 @@ def data_of(table: Table, gpu: str, figures: dict[str, Any] | None = None) -> di
     }
     panels = {name: _lists_said(getattr(table, name)) for name in ("held", "shifted", "deep")}
     panels |= {"ahead": said(table.ahead), "streaming": _lists_said(table.streaming)}
-    return {"device": gpu, "row": rows, "panel": panels, **({"figures": figures} if figures else {})}
+    short = [said(config) for config in table.short]
+    return {"device": gpu, "row": rows, "short": short, "panel": panels, **({"figures": figures} if figures else {})}
 
 
 def text_of(data: Any, indent: int = 0) -> str:

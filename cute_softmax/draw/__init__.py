@@ -20,16 +20,18 @@ from ..plan import PanelClass, PanelPlan, Plan, RowClass
 from ..plan.matmul import MatmulPlan
 from ..plan.matmul_backward import MatmulBackwardClass, MatmulBackwardPlan
 from ..plan.matmul_class import MatmulClass
+from ..plan.short import ShortClass, ShortPlan
 from ..plan.topk import TopkClass, TopkPlan
-from . import matmul, matmul_backward, panel, row, topk
+from . import matmul, matmul_backward, panel, row, short, topk
 from .row import View
 
 __all__ = ["FOLLOWED", "View", "drawn", "figures", "overview", "page", "write"]
 
 FOLLOWED = "thread"  # the figure of one thread, which the explorer makes itself
-AnyPlan = Plan | PanelPlan | MatmulPlan | MatmulBackwardPlan | TopkPlan
+AnyPlan = Plan | ShortPlan | PanelPlan | MatmulPlan | MatmulBackwardPlan | TopkPlan
 MODULES = {
     "row": row,
+    "short": short,
     "column": panel,
     "split": panel,
     "matmul": matmul,
@@ -40,6 +42,7 @@ MODULES = {
 NAMES = {
     "tv": "threads and values",
     "tile": "tile in global memory",
+    "rows": "rows of threads",
     "smem": "tile in shared memory",
     "edges": "head, body, tail",
     "shift": "shifted columns",
@@ -65,7 +68,7 @@ NAMES = {
 }
 
 
-def drawn(c: RowClass | PanelClass | MatmulClass | MatmulBackwardClass | TopkClass) -> dict[str, AnyLayout]:
+def drawn(c: RowClass | ShortClass | PanelClass | MatmulClass | MatmulBackwardClass | TopkClass) -> dict[str, AnyLayout]:
     """The layouts that figures of a Plan class draw, under the names by which its kernel tells them while it
     is traced (`layouts.trace.observing`)."""
     return MODULES[c.movement].drawn(c)
@@ -78,7 +81,7 @@ def figures(plan: AnyPlan, thread: int | None = None) -> dict[str, Figure]:
     memory. edges: head, body and tail of rows off a vector boundary; shift: blocks and vectors of columns off one.
     predicate: the vectors that exist.
     shuffle, reduction_buffer, cluster: how partial results are exchanged in a CTA and a cluster; exchange: in global
-    memory. Of softmax(S) @ V: tile: its blocks. ring: stages of shared memory. scores, values, grad: swizzled tiles
+    memory. rows: which thread has which short row. Of softmax(S) @ V: tile: its blocks. ring: stages of shared memory. scores, values, grad: swizzled tiles
     there. ldmatrix, pairs, lines: scores on their way to registers. registers: one thread's, up to the operand.
     fragments, first_product, second_product: A, B and C of the instructions. exchange: before the store. Of the
     gradient of topk_softmax, spread: the k gradients of a row in shared memory.

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from . import MATHS, VECTORS_PER_ROW, NotPlanned, RowClass, row_class, vector_of
 from .hardware import Architecture
 from .problem import check_float
+from .short import ShortClass, short_class
 from .table import Table, table_of
 
 
@@ -25,8 +26,11 @@ def operand_dtypes(math: str, dtype: str) -> tuple[str, ...]:
     return tuple("int64" if name == "index" else dtype for name in MATHS[math, True].operands)
 
 
-def longest_row(c: RowClass) -> int:
+def longest_row(c: RowClass | ShortClass) -> int:
     """The longest row in elements that a class is chosen for, wherever the row begins."""
+    if isinstance(c, ShortClass):
+        # Rows that vectors hold whole have classes of their own.
+        return c.capacity if c.whole or c.vector % c.capacity else c.capacity - 1
     fits = c.tiler[1] // c.line * c.line * c.cluster_n if c.cluster_n > 1 else c.tiler[1]
     # Short rows have narrower vectors: a class of those ends where wider ones begin.
     return (
@@ -43,8 +47,9 @@ def classes(
     online: bool = True,
     ctas: int = 1,
     table: Table | None = None,
-) -> Iterator[RowClass]:
-    """The classes of a math in the order of the rows they hold: each takes over where the one before ends.
+) -> Iterator[RowClass | ShortClass]:
+    """The classes of a math for contiguous tensors, in the order of the rows they hold: each takes over where the one
+    before ends.
 
     dtypes: of the math's operands: inputs, outputs, group outputs. table: of configurations, the default one if None.
     edges: those for rows that begin or end off a vector boundary. ctas: CTAs that each row can have at once: 1 where
@@ -52,9 +57,13 @@ def classes(
 
     All inputs are taken to lie towards vector boundaries as the output does. Where one does not (a slice
     with an odd offset, say), the class also says how narrow its loads are; it is compiled when first met. So are
-    the classes for kept dimensions that do not merge, and those with a prologue.
+    the classes for short rows that lie with gaps, those for kept dimensions that do not merge, and those with a prologue.
     """
     columns, facts = 1, MATHS[math, online]
+    while (short := short_class(math, architecture.name, dtypes, columns, table=table)) is not None:
+        if not edges:  # they load whole vectors wherever rows begin
+            yield short
+        columns = longest_row(short) + 1
     while True:
         vector = vector_of(dtypes[: facts.full], columns)
         access = (vector,) * len(facts.inputs)

@@ -16,6 +16,7 @@ from .problem import ITEM_SIZE, Mode, Operand, Problem, canonical
 from .prologue import NO_PROLOGUE, Prologue, facts_of
 from .row import RowClass, row_class, vector_of
 from .row_plan import Plan
+from .short import ShortPlan, plan_short
 from .table import table_of
 
 # Reads ask to be evicted from L2 last if the tensors together are larger than this multiple of it. What is written
@@ -40,7 +41,7 @@ def plan_call(
     query: int | None = None,
     in_place: bool = False,
     invariant: bool = False,
-) -> Plan | PanelPlan:
+) -> Plan | ShortPlan | PanelPlan:
     """The plan of a row math over `dims` of tensors of a shape: the one way from a call to its Plan.
 
     operands: the math's inputs with bias and mask, the tensors of one number per group, outputs, group outputs.
@@ -80,7 +81,7 @@ def plan(
     online: bool = True,
     prologue: Prologue = NO_PROLOGUE,
     invariant: bool = False,
-) -> Plan | PanelPlan:
+) -> Plan | ShortPlan | PanelPlan:
     """The plan for a problem on a device; operands are those of `facts_of`: the math's inputs (with bias and mask), its
     outputs, its group inputs (scale, alpha) and its group outputs.
 
@@ -94,6 +95,8 @@ def plan(
     if prologue.causal != problem.query:
         raise ValueError("a causal prologue needs a problem with a query dimension, and no other has one")
     evict_last = problem.bytes > EVICT_LAST_ABOVE * device.l2
+    if not (prologue or invariant) and (short := plan_short(math_name, problem, device, evict_last)):
+        return short
     made = _plan_rows(math_name, problem, device, online, evict_last, prologue, invariant)
     if made is None and (prologue or MATHS[math_name, online].group_inputs):
         how = f" with a prologue ({prologue.name})" if prologue else ""

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from .panel_plan import PanelPlan
 from .row import RowClass
 from .row_plan import Plan
+from .short import ShortPlan
 
 
 class Order(NamedTuple):
@@ -52,11 +53,13 @@ class Order(NamedTuple):
         return hashlib.sha256(repr(tuple(self)).encode()).hexdigest()[:8]
 
 
-def order_of(plan: Plan | PanelPlan) -> Order:
+def order_of(plan: Plan | ShortPlan | PanelPlan) -> Order:
     """The order of a plan's rows.
 
     Raises ValueError for a plan whose vectors lie across groups (the column movement): no batch-invariant one does.
     """
+    if isinstance(plan, ShortPlan):
+        return _of_short(plan)
     return _of_row(plan) if isinstance(plan, Plan) else _of_panel(plan)
 
 
@@ -89,6 +92,25 @@ def _of_row(plan: Plan) -> Order:
         threads=c.threads_per_row,
         ctas=c.cluster_n,
         share=plan.share,
+    )
+
+
+def _of_short(plan: ShortPlan) -> Order:
+    """A thread has all of a row: what its class has room for beyond that adds nothing."""
+    c = plan.kernel
+    return Order(
+        math=c.math,
+        dtypes=c.dtypes[: c.facts.full],
+        precise=c.precise,
+        logs=False,
+        recurrence=0,
+        keeps=False,
+        vector=plan.columns,
+        head=0,
+        steps=1,
+        threads=1,
+        ctas=1,
+        share=plan.columns,
     )
 
 

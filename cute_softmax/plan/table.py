@@ -14,8 +14,9 @@ from .maths import MATHS
 from .panel_configs import PanelConfig
 from .prologue import Prologue
 from .row_configs import RowConfig
+from .short_configs import ShortConfig
 
-Config = TypeVar("Config", RowConfig, PanelConfig)
+Config = TypeVar("Config", RowConfig, PanelConfig, ShortConfig)
 DEFAULT = "h200"  # of GPUs that no table was measured on
 
 
@@ -26,6 +27,7 @@ class Table:
     many, few: by row math, and of "loss" (a softmax with that target), for many rows, and what comes first where there
         are so few that all run at once; rows of no more than few_above vectors are always as many are.
     causal, prologue: what takes a configuration's place where the diagonal cuts half of each row off, and with scores.
+    short: rows of a few elements that lie one behind another, as far as there are any.
     held, shifted: by how many full inputs there are, panels that are held, and those of columns that begin anywhere.
     streaming: panels that none of these holds. deep: by orientation and full inputs, those that hold 192 or 224 KB of
         what they read twice: for what has a full output, where the architecture has room.
@@ -41,6 +43,7 @@ class Table:
     few: dict[str, tuple[RowConfig, ...]]
     causal: dict[RowConfig, RowConfig]
     prologue: dict[RowConfig, RowConfig]
+    short: tuple[ShortConfig, ...]
     held: dict[int, tuple[PanelConfig, ...]]
     shifted: dict[int, tuple[PanelConfig, ...]]
     deep: dict[tuple[str, int], tuple[PanelConfig, ...]]
@@ -65,6 +68,7 @@ class Table:
             few=_lists(rows["few"], RowConfig),
             causal=_pairs(rows["causal"]),
             prologue=_pairs(rows["prologue"]),
+            short=tuple(ShortConfig(**fields) for fields in data["short"]),
             held=_by_inputs(panels["held"]),
             shifted=_by_inputs(panels["shifted"]),
             deep={(key.split()[0], int(key.split()[1])): found for key, found in deep.items()},
@@ -103,7 +107,7 @@ class Table:
 
 def digest_of(data: dict) -> str:
     """Eight digits that tell tables apart: of the configurations, not of the figures beside them."""
-    told = {name: data[name] for name in ("row", "panel")}
+    told = {name: data[name] for name in ("row", "short", "panel")}
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:8]
 
 

@@ -33,6 +33,10 @@ def kernel_of(c: ClassBase) -> Any:
         from ..kernels.row import RowKernel
 
         return RowKernel(c, build_math(c))
+    if c.movement == "short":
+        from ..kernels.short import ShortKernel
+
+        return ShortKernel(c, build_math(c))
     if c.movement in ("column", "split"):
         from ..kernels.panel.panel import PanelKernel
 

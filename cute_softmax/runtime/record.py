@@ -24,10 +24,11 @@ def kinds() -> dict[str, type[ClassBase]]:
     from ..plan.matmul_class import MatmulClass
     from ..plan.mean import MeanClass
     from ..plan.rescale import RescaleClass
+    from ..plan.short import ShortClass
     from ..plan.topk import TopkClass
 
     matmul = MatmulClass, MatmulBackwardClass, MatmulDeltaClass
-    every = RowClass, PanelClass, *matmul, MeanClass, RescaleClass, TopkClass
+    every = RowClass, ShortClass, PanelClass, *matmul, MeanClass, RescaleClass, TopkClass
     return {kind.__name__: kind for kind in every}
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from ...plan import PanelPlan, Plan
 from ...plan.matmul import MatmulPlan
 from ...plan.matmul_backward import MatmulBackwardPlan
-from . import matmul, panel, row
+from ...plan.short import ShortPlan
+from . import matmul, panel, row, short
 from .common import MAX_PHASES
 from .report import Report, Traffic
 from .row import columns_of, pieces, requests, tile_tv
@@ -17,8 +18,10 @@ from .row import columns_of, pieces, requests, tile_tv
 __all__ = ["MAX_PHASES", "Report", "Traffic", "check", "columns_of", "pieces", "requests", "tile_tv"]
 
 
-def check(plan: Plan | PanelPlan | MatmulPlan | MatmulBackwardPlan) -> Report:
+def check(plan: Plan | ShortPlan | PanelPlan | MatmulPlan | MatmulBackwardPlan) -> Report:
     """Coverage, alignment and sectors of the first tile or panel, and the wavefronts of shared memory."""
     if isinstance(plan, (MatmulPlan, MatmulBackwardPlan)):
         return matmul.check(plan)
+    if isinstance(plan, ShortPlan):
+        return short.check(plan)
     return panel.check(plan) if isinstance(plan, PanelPlan) else row.check(plan)
