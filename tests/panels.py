@@ -169,6 +169,7 @@ def launch_of(plan: PanelPlan, tidx: np.ndarray | int, rank: int = 0) -> work.La
         shared=None,
         exchanges=0,
         states=0,
+        numbers={},
     )
 
 
@@ -416,7 +417,7 @@ def check_numbers(made: PanelPlan):
     # Scratch memory: the words of each exchange point, then a state for each part of each panel.
     assert bool(made.scratch) == c.exchange
     assert made.exchange_bytes >= made.tiles * (1 + made.parts) * 4 and made.exchange_bytes % 16 == 0
-    assert made.movement in ("column", "split") and PanelClass(**c.fields) == c
+    assert made.movement in ("column", "split") and PanelClass(**c.fields | {"prologue": c.prologue}) == c
 
 
 @cache

@@ -21,7 +21,6 @@ from cute_softmax.dispatch.heads import loss
 from cute_softmax.dispatch.matmul import backward, kernels
 from cute_softmax.dispatch.topk import kernels as topk
 from cute_softmax.plan.hardware import H200
-from cute_softmax.plan.in_rows import rows_strides
 from cute_softmax.plan.problem import ITEM_SIZE, Operand
 from cute_softmax.runtime import launch
 
@@ -45,10 +44,8 @@ class Launches(list):
         found = _PLANNED(name, device, shape, dims, operands, online, prologue, query, in_place, invariant)
         if isinstance(found, str):
             return found
-        operands = [
-            Operand(o.dtype, rows_strides(shape, dims, o.strides)) if i in found.plan.laid_out else o
-            for i, o in enumerate(operands)
-        ]
+        laid = dict(zip(found.plan.laid_out, found.plan.laid_strides, strict=True))
+        operands = [Operand(o.dtype, laid[i]) if i in laid else o for i, o in enumerate(operands)]
 
         def function(stream, *arguments):
             tensors = []

@@ -22,6 +22,7 @@ from benchmarks import providers
 from benchmarks.cases import INVARIANT, Case
 from cute_softmax.plan import NotPlanned
 from cute_softmax.plan.hardware import H200
+from cute_softmax.plan.in_rows import rows_strides
 from cute_softmax.runtime import invariance, launch
 
 _ = launches  # a fixture
@@ -263,7 +264,8 @@ def test_in_place(launches):
 def test_broadcast_operands_stay_broadcast(launches):
     x = example().mT  # (4, 8, 6), strided along its rows
     bias = torch.randn(1, 8, 1).expand(4, 8, 6)
-    rows = launch.in_rows(x[:1].expand(4, 8, 6), (2,))
+    broadcast = x[:1].expand(4, 8, 6)
+    rows = launch.laid_out(broadcast, rows_strides(broadcast.shape, (2,), broadcast.stride()))
     assert rows.stride() == (0, 6, 1) and torch.equal(rows, x[:1].expand(4, 8, 6))
     with c.batch_invariant():
         found = c.softmax(x, bias=bias, scale=2.0)
@@ -282,7 +284,7 @@ def test_prepare(launches):
     with c.batch_invariant():
         step = c.prepare(example())
         assert step.plan.invariant
-        with pytest.raises(NotPlanned, match="do not lie in rows"):
+        with pytest.raises(NotPlanned, match="do not lie as the plan takes them"):
             c.prepare(example(), 0)
     launches.clear()
     step(example())  # outside: what was prepared stays as it is

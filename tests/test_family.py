@@ -130,10 +130,8 @@ def gradients(function, made, found, dy, **options):
 @cases
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("empty", ["nan", "zero"])
-@pytest.mark.parametrize("refuse", [False, True], ids=["", "composed"])
-def test_gradients_by_kernels(case, name, dtype, empty, refuse, launches):
+def test_gradients_by_kernels(case, name, dtype, empty, launches):
     """As those of the formulas in float64 on the same numbers; never NaN where something is masked."""
-    launches.refuse = refuse
     arguments = CASES[case][0]
     dy = example(X.shape, torch.float32, seed=5)
     rounded = {
@@ -144,7 +142,7 @@ def test_gradients_by_kernels(case, name, dtype, empty, refuse, launches):
     launches.clear()
     found = gradients(FUNCTIONS[name], *leaves(arguments, X, dtype), dy.to(dtype), empty_rows=empty)
     maths = {n.math for n in launches}
-    assert maths == ({name, f"{name}_backward"} if not refuse else {name}) or refuse
+    assert maths == {name, f"{name}_backward"}
     for got, right in zip(found, exact, strict=True):
         assert got.dtype == dtype and got.isfinite().all()
         bound = 24 * torch.finfo(dtype).eps * right.abs().max()
@@ -416,16 +414,14 @@ def test_plans_and_explanations(launches):
                 assert made.kernel.prologue == launches[-1].prologue, "the plan is that of the launch"
     told = explain(x, mask=MASK, causal=True, alpha=2)
     assert "masked" in told and "causal" in told and "a number" in told
-    composed = explain(x, 1, scale=2.0)
-    assert composed.startswith("composed: softmax with a prologue (scale_number)") and "movement" in composed
-    assert "composed" in explain(x, 1, scale=2.0, backward=True) and "composed" not in explain(x, 1)
+    across = explain(x, 1, scale=2.0, mask=MASK.mT.contiguous().mT)
+    assert "movement   column" in across and "masked" in across and "copied     a bias or a mask" in across
+    assert "copied" not in explain(x, 1, scale=2.0, mask=MASK) and "prologue" not in explain(x, 1)
     assert "ATen" in explain(x, bias=BIAS.double()) and "log_softmax" in explain(x.double(), log=True)
     with pytest.raises(TypeError, match=r"plan_softmax\(\) got an unexpected keyword argument 'masks'"):
         plan_softmax(x, masks=MASK)
     with pytest.raises(TypeError, match=r"softmax\(\) got an unexpected keyword argument 'masks'"):
         softmax(x, masks=MASK)
-    with pytest.raises(NotImplementedError, match="with a prologue"):
-        plan_softmax(x, 1, scale=2.0)
 
 
 def test_signatures_show_the_arguments_of_scores():

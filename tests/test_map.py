@@ -91,9 +91,7 @@ def test_every_line_needs_classes_that_plans_have():
     ]
     made = list(resume.classes_of(cases, H200))
     products = sum(case.op == "softmax_matmul" for case in cases)
-    # Scores of rows that do not fit on chip are composed first.
-    composed = sum(case.op == "masked_softmax" and case.shape[-1] > 1 << 20 for case in cases)
-    assert len(made) >= len(cases) - products - composed > 300
+    assert len(made) >= len(cases) - products > 300
     assert {c.movement for c in made} == {"row", "column", "split"}
 
 

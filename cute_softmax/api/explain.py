@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..dispatch.common.arguments import dims_or_all, served, torch_dtype
-from ..dispatch.common.spec import DEFAULTS, ScoreArguments, check_names, scores_of, with_scores
+from ..dispatch.common.spec import ScoreArguments, check_names, scores_of, with_scores
 from ..dispatch.heads.reductions import NAMES, shape_of, work_of
 from ..dispatch.softmax.kernels import backward_work, forward_work
-from ..plan import NotPlanned, PanelPlan, Plan
+from ..plan import PanelPlan, Plan
 from ..plan.hardware import H200, Device
 from ..plan.problem import canonical_dims, contiguous
 from ..runtime import launch
@@ -63,7 +63,7 @@ def plan_softmax(
         TypeError: For dtypes that have no kernels, and as for `softmax`.
         IndexError: For a dimension out of range.
         ValueError: As for `softmax`.
-        NotPlanned: As for `softmax`, and for scores that torch's operations compose first.
+        NotPlanned: As for `softmax`.
 
     Examples:
         >>> from cute_softmax import plan_softmax
@@ -125,8 +125,7 @@ def explain(
         **options: The other arguments of `plan_softmax`.
 
     Returns:
-        Text of about ten lines, of one for an empty tensor. It begins with "composed" where torch's operations make
-        scores before a kernel runs.
+        Text of about ten lines, of one for an empty tensor.
 
     Raises:
         TypeError: As for `plan_softmax`.
@@ -147,17 +146,7 @@ def explain(
             f"{name} of a {input.dtype} tensor on {input.device} goes to torch.{name} (ATen): "
             "the kernels here take bfloat16, float16 and float32 on CUDA"
         )
-    try:
-        made = plan_softmax(input, dim, dtype, **options)
-    except NotPlanned as reason:
-        plain = {k: v for k, v in options.items() if k not in DEFAULTS}
-        if len(plain) == len(options):
-            raise
-        return (
-            f"composed: {reason}. So torch's operations make a float32 tensor of scores first"
-            f"{', and its gradient' if options.get('backward') else ''}; without scores the call runs as\n"
-            + plan_softmax(input, dim, dtype, **plain).explain()
-        )
+    made = plan_softmax(input, dim, dtype, **options)
     if not (made.problem.length and made.problem.groups):
         return f"{name} of an empty tensor, {tuple(getattr(input, 'shape', input))}: nothing is launched"
     return made.explain()

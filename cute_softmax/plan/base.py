@@ -41,9 +41,9 @@ class PlanBase:
 
     @property
     def bits(self) -> list[str]:
-        """Lines of `explain` on what the bits of a row depend on."""
+        """Lines of `explain` on what is copied first, and on what the bits of a row depend on."""
         if not self.invariant:
-            return []
+            return ["  copied     a bias or a mask, to lie as the elements do"] if self.laid_out else []
         copied = f"; {len(self.laid_out)} operand(s) copied to contiguous rows" if self.laid_out else ""
         return [f"  bits       batch-invariant: they depend on the row and its length{copied}"]
 

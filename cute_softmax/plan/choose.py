@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from .hardware import Device
-from .in_rows import invariant_vector, laid_out
+from .in_rows import beside_laid_out, invariant_vector, laid_out
 from .maths import MATHS, Math, NotPlanned, check_counts
 from .modes import MODES, access_of, padded
 from .panel import plan_panel
@@ -47,7 +47,8 @@ def plan_call(
     operands: the math's inputs with bias and mask, the tensors of one number per group, outputs, group outputs.
     query: for a causal prologue the dimension whose index is a row's position. in_place: see `Problem`.
     invariant: a plan whose order of additions (see `plan.order`) is the same for all calls of one math, length of a
-        group, dtypes, device and table. It takes contiguous rows: `laid_out` of it says which operands are copied.
+        group, dtypes, device and table. It takes contiguous rows: `laid_out` of it says which operands are copied, as it
+    does of a bias or a mask whose neighbours lie apart where those of the elements do not, of any plan.
     Raises NotPlanned where no kernel serves the call, ValueError for a math that there is not.
     """
     prologue, copied = prologue.of(math_name), ()
@@ -55,10 +56,16 @@ def plan_call(
     if invariant:
         facts = facts_of(math_name, online, prologue)
         operands, copied = laid_out(shape, dims, operands, _given(facts), facts)
-    operands = [operands[i] for i in order]
-    problem = canonical(shape, dims, operands, query if prologue.causal else None, in_place)
+    query = query if prologue.causal else None
+    problem = canonical(shape, dims, [operands[i] for i in order], query, in_place)
+    if prologue and not invariant:
+        facts = facts_of(math_name, online, prologue)
+        operands, copied = beside_laid_out(shape, dims, operands, order, problem, facts)
+        if copied:
+            problem = canonical(shape, dims, [operands[i] for i in order], query, in_place)
     made = plan(math_name, problem, device, online=online, prologue=prologue, invariant=invariant)
-    return replace(made, laid_out=copied) if copied else made
+    strides = tuple(operands[i].strides for i in copied)
+    return replace(made, laid_out=copied, laid_strides=strides) if copied else made
 
 
 def kernel_order(math_name: str, prologue: Prologue) -> tuple[int, ...]:
@@ -98,10 +105,10 @@ def plan(
     if not (prologue or invariant) and (short := plan_short(math_name, problem, device, evict_last)):
         return short
     made = _plan_rows(math_name, problem, device, online, evict_last, prologue, invariant)
-    if made is None and (prologue or MATHS[math_name, online].group_inputs):
+    if made is None and (prologue.target or MATHS[math_name, online].group_inputs):
         how = f" with a prologue ({prologue.name})" if prologue else ""
         raise NotPlanned(f"{math_name}{how} of groups that are not contiguous or do not fit on chip")
-    return made or plan_panel(math_name, problem, device, evict_last, invariant)
+    return made or plan_panel(math_name, problem, device, evict_last, invariant, prologue)
 
 
 def _plan_rows(

@@ -2,7 +2,8 @@
 
 The order in which a row is added up follows from where its elements lie in a thread's vectors. A batch-invariant plan
 has one such order for every tensor of a row's length, so its vectors begin where rows do, and neighbours in a row are
-neighbours in memory. Operands that lie otherwise are copied: `laid_out` says which, and to which strides.
+neighbours in memory. Operands that lie otherwise are copied: `laid_out` says which, and to which strides. Of other
+plans those are a bias or a mask that would be read one by one: `beside_laid_out`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from .maths import Math
-from .problem import Operand
+from .modes import MODES, step_of
+from .problem import Operand, Problem
 from .row import vector_of
 
 
@@ -56,6 +58,63 @@ def laid_out(
             copied.append(i)
         found.append(operand)
     return tuple(found), tuple(copied)
+
+
+def beside_strides(
+    shape: Sequence[int], elements: Sequence[int], strides: Sequence[int]
+) -> tuple[int, ...]:
+    """Strides of a bias or a mask whose neighbours lie next to each other where those of the elements do.
+
+    elements, strides: those of the elements and of the tensor now; where it is broadcast it stays so.
+    """
+    nearest = min((d for d in range(len(shape)) if shape[d] > 1), key=lambda d: abs(elements[d]))
+    return rows_strides(shape, (nearest,), strides)
+
+
+def whole_strides(
+    shape: Sequence[int], elements: Sequence[int], dims: Sequence[int] = ()
+) -> tuple[int, ...]:
+    """Strides of a dense tensor whose dimensions lie in the order of the elements'; 0 in `dims`."""
+    order = sorted((d for d in range(len(shape)) if d not in dims), key=lambda d: abs(elements[d]))
+    steps = accumulate((max(shape[d], 1) for d in order), int.__mul__, initial=1)
+    found = dict(zip(order, steps, strict=False))
+    return tuple(found.get(d, 0) for d in range(len(shape)))
+
+
+def beside_laid_out(
+    shape: Sequence[int],
+    dims: tuple[int, ...],
+    operands: Sequence[Operand],
+    order: Sequence[int],
+    problem: Problem,
+    facts: Math,
+) -> tuple[tuple[Operand, ...], tuple[int, ...]]:
+    """(the operands as panels and rows take them, which of them must be copied for that).
+
+    A bias or a mask whose neighbours lie apart where those of the elements do not would be read one by one. Where they,
+    or factors, are broadcast in so many ways that there are too many modes, they are whole tensors instead.
+    order, problem: which operand is each of the plan's, and the problem with the operands as they are.
+    """
+    elements, found = operands[0].strides, list(operands)
+    copied = [order[i] for i in spread(problem, facts)]
+    for i in copied:
+        found[i] = Operand(found[i].dtype, beside_strides(shape, elements, found[i].strides))
+    if max(len(problem.kept), len(problem.reduced)) > MODES[-1]:
+        groups = [order[facts.full + j] for j in range(len(facts.group_inputs))]
+        copied = [*(order[i] for i in facts.beside), *groups]
+        for i in copied:
+            strides = whole_strides(shape, elements, dims if i in groups else ())
+            found[i] = Operand(found[i].dtype, strides)
+    return tuple(found), tuple(sorted(copied))
+
+
+def spread(problem: Problem, facts: Math) -> tuple[int, ...]:
+    """Inputs beside the elements whose neighbours lie apart along the mode that the elements' vectors lie along."""
+    modes = [*problem.reduced, *problem.kept]
+    inner = min(modes, key=lambda m: step_of(m, facts), default=None)
+    if inner is None or any(inner.strides[i] != 1 for i in facts.main):
+        return ()  # an element at a time
+    return tuple(i for i in facts.beside if inner.size > 1 and inner.strides[i] not in (0, 1))
 
 
 def _lies_well(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 WARP = 32
 CACHE_LINE = 128  # bytes
+BESIDE = ("bias", "mask")  # inputs that scores are made of beside the elements; they may be broadcast
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,16 @@ class Math:
     def full(self) -> int:
         """How many tensors are full; they are the first operands."""
         return len(self.inputs) + len(self.outputs)
+
+    @property
+    def main(self) -> tuple[int, ...]:
+        """The full operands that say how a problem is cut: all but those `BESIDE` the elements."""
+        return tuple(i for i, name in enumerate(self.operands[: self.full]) if name not in BESIDE)
+
+    @property
+    def beside(self) -> tuple[int, ...]:
+        """The inputs that are `BESIDE` the elements."""
+        return tuple(i for i, name in enumerate(self.inputs) if name in BESIDE)
 
     @property
     def numbers(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from .maths import Math
 from .problem import Mode
 
 # So many kept or reduced modes kernels are built for: few, so that classes are few.
@@ -26,6 +27,11 @@ def offset_of(index: int, sizes: Sequence[int], strides: Sequence[int]) -> int:
         index, coordinate = divmod(index, size)
         offset += coordinate * stride
     return offset + index * strides[0]
+
+
+def step_of(mode: Mode, facts: Math) -> int:
+    """How far apart neighbours of a mode lie, in all main operands together; modes of one element count for none."""
+    return sum(abs(mode.strides[i]) for i in facts.main) if mode.size > 1 else 1 << 62
 
 
 def access_of(vector: int, place: Sequence[int], reference: Sequence[int]) -> int:

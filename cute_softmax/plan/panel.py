@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from .hardware import Device
-from .maths import CACHE_LINE, MATHS, WARP, Math, NotPlanned, check_counts
-from .modes import MODES, access_of, padded
+from .maths import CACHE_LINE, WARP, Math, NotPlanned, check_counts
+from .modes import MODES, access_of, padded, step_of
 from .panel_class import PanelClass
 from .panel_configs import (
     CHUNKS_OF_A_PART,
@@ -24,18 +24,25 @@ from .panel_configs import (
 )
 from .panel_plan import PanelPlan, panels_of
 from .problem import ALIGNMENT, ITEM_SIZE, Mode, Problem
+from .prologue import NO_PROLOGUE, Prologue, facts_of
 from .table import Table, table_of
 
 
 def plan_panel(
-    math_name: str, problem: Problem, device: Device, evict_last: bool, invariant: bool = False
+    math_name: str,
+    problem: Problem,
+    device: Device,
+    evict_last: bool,
+    invariant: bool = False,
+    prologue: Prologue = NO_PROLOGUE,
 ) -> PanelPlan:
-    """The plan of the column or split movement for any problem; invariant: see `choose.plan`.
+    """The plan of the column or split movement for any problem; invariant, prologue: see `choose.plan`. A bias or a
+    mask has one element for each vector, or its elements lie beside each other: see `in_rows.spread`.
 
     Raises NotPlanned for groups of 2^31 elements and more, for as many groups, and for tensors of too many dimensions.
     """
     check_counts({"elements in a group": problem.length, "groups": problem.groups})
-    groups = _Groups.of(math_name, problem, device, evict_last, invariant)
+    groups = _Groups.of(math_name, problem, device, evict_last, invariant, prologue)
     return _held(groups) or _deep(groups) or _streamed(groups)
 
 
@@ -63,25 +70,35 @@ class _Groups:
     length: int
     abreast: int
     invariant: bool = False
+    prologue: Prologue = NO_PROLOGUE
+    query: int = 0
 
     @classmethod
     def of(
-        cls, math_name: str, problem: Problem, device: Device, evict_last: bool, invariant: bool = False
+        cls,
+        math_name: str,
+        problem: Problem,
+        device: Device,
+        evict_last: bool,
+        invariant: bool = False,
+        prologue: Prologue = NO_PROLOGUE,
     ) -> _Groups:
-        facts = MATHS[math_name, True]
+        facts = facts_of(math_name, True, prologue)
         one = Mode(1, (0,) * len(problem.dtypes))
         kept, reduced = list(problem.kept) or [one], list(problem.reduced) or [one]
-        orientation = "row" if invariant else _orientation(kept, reduced, facts.full)
+        orientation = "row" if invariant else _orientation(kept, reduced, facts)
         along = kept if orientation == "column" else reduced
-        inner = min(along, key=lambda m: _step(m, facts.full))
+        inner = min(along, key=lambda m: step_of(m, facts))
+        # Of a position the index is that of the last kept mode, or of the one before where vectors lie along another.
+        query = int(problem.query and orientation == "column" and inner is not kept[-1])
         along.append(along.pop(along.index(inner)))
-        vector = _vector(problem, [*kept, *reduced], inner, facts.full)
-        sizes = [ITEM_SIZE[d] for d in problem.dtypes[: facts.full]]
+        vector = _vector(problem, [*kept, *reduced], inner, facts)
+        sizes = [ITEM_SIZE[problem.dtypes[i]] for i in facts.main]
         widest = ALIGNMENT // max(sizes)
         if invariant:
             # Whole vectors of a row, wherever it begins: loads may be narrower, see `in_rows`.
             vector = math.gcd(widest, problem.length)
-        misaligned = not invariant and vector < widest and set(inner.strides[: facts.full]) == {1}
+        misaligned = not invariant and vector < widest and {inner.strides[i] for i in facts.main} == {1}
         edges = misaligned and orientation == "row" and len(reduced) == 1
         narrow = vector * min(sizes) < SHIFTED_BELOW_BYTES and inner.size >= SHIFTED_FROM
         # Panels that are shifted overlap: one would write what its neighbour has still to read.
@@ -94,6 +111,13 @@ class _Groups:
         elif invariant:
             places = [_place(problem, kept, i) for i in range(len(facts.inputs))]
             access = tuple(math.gcd(vector, *place) for place in places)
+        elif facts.beside:
+            others = [m for m in (*kept, *reduced) if m is not inner]
+            places = {i: _place(problem, others, i) for i in facts.beside}
+            access = tuple(math.gcd(vector, *places.get(i, ())) for i in range(len(facts.inputs)))
+        access = tuple(
+            _beside(a, vector, inner, problem, i) if i in facts.beside else a for i, a in enumerate(access)
+        )
         return cls(
             math=math_name,
             problem=problem,
@@ -111,11 +135,18 @@ class _Groups:
             # Panels end where a shifted mode does.
             abreast=inner.size if shifted else problem.groups,
             invariant=invariant,
+            prologue=prologue,
+            query=query,
         )
 
     @property
     def facts(self) -> Math:
-        return MATHS[self.math, True]
+        return facts_of(self.math, True, self.prologue)
+
+    @property
+    def inputs(self) -> int:
+        """By how many inputs configurations are listed: what is beside the elements counts for nothing."""
+        return len(self.facts.inputs) - len(self.facts.beside)
 
     @property
     def table(self) -> Table:
@@ -124,7 +155,7 @@ class _Groups:
     @property
     def smallest(self) -> int:
         """Bytes of an element of the narrowest full operand."""
-        return min(ITEM_SIZE[d] for d in self.problem.dtypes[: self.facts.full])
+        return min(ITEM_SIZE[self.problem.dtypes[i]] for i in self.facts.main)
 
     def class_of(
         self, config: PanelConfig, narrowed: int = 1, *, exchange: bool = False, streaming: bool = False
@@ -154,7 +185,21 @@ class _Groups:
             min_blocks=config.min_blocks,
             ahead=config.ahead,
             registers=config.registers,
+            prologue=self.prologue,
+            query=self.query,
         )
+
+    def beside(self, config: PanelConfig) -> PanelConfig:
+        """A streaming configuration that has room for what lies beside the elements: with fewer chunks, then with
+        smaller ones."""
+        while self.facts.beside and config.steps > config.buffers:
+            c = self.class_of(config, exchange=True, streaming=True)
+            if config.min_blocks * c.shared_memory <= self.device.architecture.shared_memory:
+                break
+            fewer = config.buffers - 1 if config.buffers > 2 else 2
+            steps = fewer * c.chunk_steps if fewer < config.buffers else config.steps // 2
+            config = replace(config, steps=steps, buffers=fewer)
+        return config
 
     def panels(self, c: PanelClass) -> int:
         """How many panels decisions are made for: all that there are."""
@@ -216,7 +261,7 @@ def _keeping(made: PanelPlan) -> PanelPlan:
 def _held(g: _Groups) -> PanelPlan | None:
     """The plan of panels that a CTA or a cluster holds; None where there is no such configuration."""
     sms = g.device.multiprocessors
-    for config in (g.table.shifted if g.shifted else g.table.held)[len(g.facts.inputs)]:
+    for config in (g.table.shifted if g.shifted else g.table.held)[g.inputs]:
         c, narrowed = g.class_of(config), 1
         if (g.shifted or g.orientation == "row") and not g.facts.outputs and config.cluster_n == 16:
             return None  # what is only read need not be held: see docs/experiments.md
@@ -237,7 +282,8 @@ def _held(g: _Groups) -> PanelPlan | None:
 def _deep(g: _Groups) -> PanelPlan | None:
     """The plan of a deep configuration for what has a full output, if the architecture has room for as many as share an
     SM, and a CTA takes more than it holds or several parts."""
-    for config in g.table.deep.get((g.orientation, len(g.facts.inputs)), ()) if g.facts.outputs else ():
+    for config in g.table.deep.get((g.orientation, g.inputs), ()) if g.facts.outputs else ():
+        config = g.beside(config)
         c = g.class_of(config, exchange=True, streaming=True)
         room = config.min_blocks * c.shared_memory <= g.device.architecture.shared_memory
         if g.length > config.longest or not room:
@@ -274,7 +320,7 @@ def _row_ahead(g: _Groups) -> PanelPlan | None:
     parts = math.ceil(g.length / (c.most_chunks * c.chunk))
     if (
         g.invariant  # with few rows there would be no row ahead, and another order
-        or len(g.facts.inputs) > 1
+        or len(g.facts.inputs) > 1  # neither has it room for what lies beside the elements
         or not 1 < parts <= resident <= c.readers * c.loads  # which it reads at once
         or g.problem.groups <= (at_once := resident // parts)
     ):
@@ -285,7 +331,7 @@ def _row_ahead(g: _Groups) -> PanelPlan | None:
 
 def _streamed(g: _Groups) -> PanelPlan:
     """The plan of parts that are streamed, or held where they are short."""
-    config = g.table.streaming[len(g.facts.inputs)]
+    config = g.beside(g.table.streaming[g.inputs])
     while (
         g.class_of(config, exchange=True, streaming=True).shared_memory > g.device.architecture.shared_memory
     ):
@@ -303,15 +349,17 @@ def _fits(config: PanelConfig, c: PanelClass, share: int, device: Device) -> boo
     )
 
 
-def _step(mode: Mode, full: int) -> int:
-    """How far apart neighbours of a mode lie, in all full operands together; modes of one element count for none."""
-    return sum(abs(s) for s in mode.strides[:full]) if mode.size > 1 else 1 << 62
-
-
-def _orientation(kept: list[Mode], reduced: list[Mode], full: int) -> str:
+def _orientation(kept: list[Mode], reduced: list[Mode], facts: Math) -> str:
     """Along which modes vectors lie: those with the closest neighbours."""
-    nearest_kept, nearest_reduced = (min(_step(m, full) for m in modes) for modes in (kept, reduced))
+    nearest_kept, nearest_reduced = (min(step_of(m, facts) for m in modes) for modes in (kept, reduced))
     return "column" if nearest_kept < nearest_reduced else "row"
+
+
+def _beside(access: int, vector: int, inner: Mode, problem: Problem, i: int) -> int:
+    """Elements of a load of an input beside the elements: 0 for one of all of a vector."""
+    if inner.strides[i] == 0 and vector > 1:
+        return 0
+    return min(access, ALIGNMENT // ITEM_SIZE[problem.dtypes[i]])
 
 
 def _padded(modes: list[Mode], problem: Problem) -> tuple[Mode, ...]:
@@ -324,13 +372,13 @@ def _padded(modes: list[Mode], problem: Problem) -> tuple[Mode, ...]:
     return found
 
 
-def _vector(problem: Problem, others: list[Mode], inner: Mode, full: int) -> int:
+def _vector(problem: Problem, others: list[Mode], inner: Mode, facts: Math) -> int:
     """Elements of an access: as wide as all addresses allow."""
-    vector = ALIGNMENT // max(ITEM_SIZE[d] for d in problem.dtypes[:full])
-    if inner.size > 1 and any(s != 1 for s in inner.strides[:full]):
+    vector = ALIGNMENT // max(ITEM_SIZE[problem.dtypes[i]] for i in facts.main)
+    if inner.size > 1 and any(inner.strides[i] != 1 for i in facts.main):
         return 1
-    numbers = [inner.size, *problem.offsets[:full]]
-    numbers += [s for m in others if m is not inner and m.size > 1 for s in m.strides[:full]]
+    numbers = [inner.size, *(problem.offsets[i] for i in facts.main)]
+    numbers += [m.strides[i] for m in others if m is not inner and m.size > 1 for i in facts.main]
     return math.gcd(vector, *numbers)
 
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from layouts.algebra import Layout
 
 from .base import ClassBase
-from .maths import CACHE_LINE, MATHS, WARP, Math
+from .maths import CACHE_LINE, WARP, Math
 from .panel_configs import EXTRA_BLOCKS, PANEL_BYTES
 from .problem import ITEM_SIZE
-from .prologue import NO_PROLOGUE
+from .prologue import NO_PROLOGUE, Prologue, facts_of
 
 HEADER = 1  # words of an exchange point before its parts'
+WORD = 4  # bytes: what is copied to shared memory at least
 
 
 def exchange_words(parts: int) -> int:
@@ -26,7 +27,8 @@ class PanelClass(ClassBase):
     """What is compiled for the `column` and `split` movements, as plain numbers; see `kernels.panel.panel`.
 
     orientation: "column" (a vector lies across groups) or "row" (along its group); vector: elements of an access of the
-    output; access: per input, elements of one load: as many, or fewer where its groups are aligned differently;
+    output; access: per input, elements of one load: as many, or fewer where its groups are aligned differently, or 0 for
+    a bias or a mask that has one element for all of a vector;
     edges: whether rows may begin or end off a vector boundary, so that scalars are handled apart; shifted: whether
     vectors of columns may, so that aligned blocks are copied and shifted into place, see `kernels.panel.shift`;
     across: threads side by side over groups; threads: of a CTA; steps: vectors that a thread holds; cluster_n: CTAs
@@ -35,7 +37,9 @@ class PanelClass(ClassBase):
     buffers: chunks that a CTA holds of what it takes, of which it reads the others twice; 1 if it holds everything;
     min_blocks: CTAs that an SM must hold;
     ahead: steps that copies are asked for ahead, where a row is absorbed while another is finished; else 0;
-    registers: chunks of such a row that are kept in registers.
+    registers: chunks of such a row that are kept in registers;
+    prologue: what happens to the scores before the math and to its results; query: which kept mode the index of has a
+    group's position, counted from the fastest.
     """
 
     math: str
@@ -57,18 +61,25 @@ class PanelClass(ClassBase):
     min_blocks: int
     ahead: int = 0
     registers: int = 0
+    prologue: Prologue = NO_PROLOGUE
+    query: int = 0
 
     online = False
-    prologue = NO_PROLOGUE
     keep = True
     part = 2
     logs = False
 
     @property
     def signature(self) -> str:
-        """The numbers of `PanelPlan.arguments`, sizes of modes, an exchange's scratch memory, addresses and strides."""
+        """The numbers of `PanelPlan.arguments`, sizes of modes, an exchange's scratch memory, the prologue's numbers,
+        addresses and strides."""
         modes = self.kept_modes + self.reduced_modes
-        return "i" * 9 + "l" + "l" * (modes - 2 + self.exchange + len(self.dtypes) * (1 + modes))
+        operands = len(self.prologue.numbers) + len(self.dtypes) * (1 + modes)
+        return "i" * 9 + "l" + "l" * (modes - 2 + self.exchange + operands)
+
+    @property
+    def fields(self) -> dict:
+        return {**super().fields, "prologue": self.prologue.name}
 
     @property
     def movement(self) -> str:
@@ -76,7 +87,7 @@ class PanelClass(ClassBase):
 
     @property
     def facts(self) -> Math:
-        return MATHS[self.math, True]
+        return facts_of(self.math, True, self.prologue)
 
     @property
     def whole_bytes(self) -> int:
@@ -154,7 +165,7 @@ class PanelClass(ClassBase):
     @property
     def width(self) -> int:
         """Bytes of a panel's width, of the narrowest full operand."""
-        return self.columns * min(ITEM_SIZE[d] for d in self.dtypes[: self.facts.full])
+        return self.columns * min(ITEM_SIZE[self.dtypes[i]] for i in self.facts.main)
 
     @property
     def line(self) -> int:
@@ -262,7 +273,26 @@ class PanelClass(ClassBase):
     def smem(self) -> Layout:
         """(element of a vector, block, step) -> element of an input's tile in shared memory; a thread's own block is
         `block(thread)`."""
-        return Layout.ordered((self.vector, self.blocks, self.steps), (0, 1, 2))
+        return self.tile_of(0)
+
+    def words(self, i: int) -> int:
+        """Words of 4 bytes that hold a vector of input i in shared memory, wherever in them it begins; 0 for an input
+        whose vectors lie there as they are, as loads of 4 bytes and more bring them.
+
+        Of a bias or a mask alone: of what has one element for a vector, of what begins at no multiple of 4 bytes, and
+        of columns that are shifted, whose last vector may end outside the tensor.
+        """
+        if i not in self.facts.beside:
+            return 0
+        size, access = ITEM_SIZE[self.dtypes[i]], self.access[i]
+        if access and access * size >= WORD and not self.shifted:
+            return 0
+        furthest = WORD - min(max(access, 1) * size, WORD)  # into the first word
+        return math.ceil((furthest + (self.vector if access else 1) * size) / WORD)
+
+    def tile_of(self, i: int) -> Layout:
+        """`smem` of input i: of its elements or, where there are `words`, of these."""
+        return Layout.ordered((self.words(i) or self.vector, self.blocks, self.steps), (0, 1, 2))
 
     @property
     def reduction_buffer(self) -> Layout:
@@ -279,9 +309,12 @@ class PanelClass(ClassBase):
     @property
     def shared_memory(self) -> int:
         """Bytes of shared memory of a CTA."""
-        held = sum(ITEM_SIZE[d] for d in self.dtypes[: len(self.facts.inputs)])
+        inputs = self.dtypes[: len(self.facts.inputs)]
+        held = sum(
+            self.tile_of(i).cosize * (WORD if self.words(i) else ITEM_SIZE[d]) for i, d in enumerate(inputs)
+        )
         exchange = self.reduction_buffer.cosize * 4 + self.peers.cosize * self.whole_bytes
-        return self.smem.cosize * held + exchange + 8 + 8 * self.trips
+        return held + exchange + 8 + 8 * self.trips
 
     @property
     def name(self) -> str:
@@ -302,4 +335,6 @@ class PanelClass(ClassBase):
             parts.append("access" + "_".join(map(str, self.access)))
         if self.ahead:
             parts.append(f"ahead{self.ahead}_registers{self.registers}")
+        if self.prologue:
+            parts.append(self.prologue.name + (f"_query{self.query}" if self.query else ""))
         return "_".join(parts)

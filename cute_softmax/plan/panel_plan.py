@@ -37,7 +37,9 @@ class PanelPlan(PlanBase):
         patience: Nanoseconds that a CTA waits for the others before it leaves its part to the last one.
         table: The name and digest of the table that the configuration is of.
         invariant: Whether the order of additions is that of all calls of this math, length, dtypes, GPU and table.
-        laid_out: Which operands of the call are copied to contiguous rows first, for such an order.
+        laid_out: Which operands of the call are copied first: to contiguous rows, for such an order, or a bias or a mask
+            to lie as the elements do.
+        laid_strides: The strides of these copies, in elements.
     """
 
     problem: Problem
@@ -54,6 +56,7 @@ class PanelPlan(PlanBase):
     table: str = ""
     invariant: bool = False
     laid_out: tuple[int, ...] = ()
+    laid_strides: tuple[tuple[int, ...], ...] = ()
 
     @property
     def chunks(self) -> int:
@@ -136,7 +139,8 @@ class PanelPlan(PlanBase):
 
     @property
     def arguments(self) -> tuple[int, ...]:
-        """The ints that the compiled function takes between the stream and the scratch memory or the operands."""
+        """The ints that the compiled function takes between the stream and the scratch memory, the prologue's numbers or
+        the operands."""
         return (
             self.ctas,
             self.tiles * self.parts,
@@ -172,6 +176,7 @@ class PanelPlan(PlanBase):
             + (f", {c.registers * c.chunk_steps} in registers" if c.registers else ""),
             f"  loads      cp.async, {' and '.join(c.load_widths)} at a time; "
             f"L2 {'evict_last' if self.evict_last else 'evict_normal'}",
+            *([f"  prologue   {told}"] if (told := c.prologue.told) else []),
             *(["  edges      head and tail scalars apart"] if c.edges else []),
             *(
                 [f"  edges      aligned blocks, shifted into place; a panel every {c.advance} columns"]

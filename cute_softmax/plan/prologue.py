@@ -121,7 +121,7 @@ class Prologue:
             self.scale and f"scores times {how[self.scale]}",
             self.bias and "a bias added",
             self.mask and "masked",
-            self.causal and "causal: nothing is read beyond the diagonal",
+            self.causal and "causal",
             self.alpha and f"results times {how[self.alpha]}",
             self.zero and "zeros where nothing is left",
             self.target and "one less at the target",

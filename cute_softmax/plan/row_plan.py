@@ -32,7 +32,9 @@ class Plan(PlanBase):
         evict_last: Whether reads ask to be evicted from L2 last.
         table: The name and digest of the table that the configuration is of.
         invariant: Whether the order of additions is that of all calls of this math, length, dtypes, GPU and table.
-        laid_out: Which operands of the call are copied to contiguous rows first, for such an order.
+        laid_out: Which operands of the call are copied first: to contiguous rows, for such an order, or a bias or a mask
+            to lie as the elements do.
+        laid_strides: The strides of these copies, in elements.
         scratch: Bytes of zeroed memory that a launch needs besides its operands.
     """
 
@@ -50,6 +52,7 @@ class Plan(PlanBase):
     table: str = ""
     invariant: bool = False
     laid_out: tuple[int, ...] = ()
+    laid_strides: tuple[tuple[int, ...], ...] = ()
 
     @property
     def kernel(self) -> RowClass:

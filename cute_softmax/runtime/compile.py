@@ -76,7 +76,7 @@ def build_math(c: RowClass | PanelClass) -> Any:
 
     p = c.prologue
     # A panel is shared by more threads than a row, whose additions would show in a float32.
-    wide = isinstance(c, PanelClass) and c.dtypes[-1] == "fp32"
+    wide = isinstance(c, PanelClass) and c.precise
     total = reduce.COMPENSATED if wide else reduce.SUM
     # At a temperature a few terms may be all of a sum, and every addition between lanes rounds most of it: rows summed
     # to 1 within 2.7 ulp in a simulation of 20,000, and within 1.5 where lanes round once.

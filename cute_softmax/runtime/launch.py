@@ -23,7 +23,6 @@ from ..plan import (
     plan_call,
 )
 from ..plan.choose import kernel_order
-from ..plan.in_rows import rows_strides
 from ..plan.problem import ALIGNMENT, Operand
 from ..plan.prologue import WHOLE
 from .cache import Store
@@ -237,7 +236,7 @@ def call_of(
     if type(found) is str:
         raise NotPlanned(found)
     if found.plan.laid_out and not copies:
-        raise NotPlanned("operands that do not lie in rows, which batch-invariant calls copy first")
+        raise NotPlanned("operands that do not lie as the plan takes them, which calls copy first")
     return found
 
 
@@ -296,7 +295,7 @@ def run(
     """Launch a row math on non-empty CUDA tensors, on their device and its current stream.
 
     numbers: the values of the prologue's numbers; other values compile nothing. Else as `call_of`, but that operands of
-    which a batch-invariant plan takes copies are copied.
+    which a plan takes copies are copied.
     """
     call = call_of(
         name, tensors, dims, online, prologue=prologue, query=query, invariant=invariant, copies=True
@@ -305,8 +304,8 @@ def run(
     if call.plan.laid_out:
         written = outputs_of(name, online, prologue)
         tensors = list(given)
-        for i in call.plan.laid_out:
-            tensors[i] = in_rows(given[i], dims, filled=i not in written)
+        for i, strides in zip(call.plan.laid_out, call.plan.laid_strides, strict=True):
+            tensors[i] = laid_out(given[i], strides, filled=i not in written)
     call.on_device(tensors[0].get_device(), *[t.data_ptr() for t in tensors], numbers=numbers)
     for i in call.plan.laid_out:
         if i in written:
@@ -320,9 +319,8 @@ def outputs_of(name: str, online: bool, prologue: Prologue) -> range:
     return range(first, first + len(facts.outputs))
 
 
-def in_rows(tensor: torch.Tensor, dims: tuple[int, ...], filled: bool = True) -> torch.Tensor:
-    """A tensor like this in the strides of `rows_strides`; filled: with its elements."""
-    strides = rows_strides(tensor.shape, dims, tensor.stride())
+def laid_out(tensor: torch.Tensor, strides: tuple[int, ...], filled: bool = True) -> torch.Tensor:
+    """A tensor like this in other strides, 0 where it is broadcast; filled: with its elements."""
     once = [slice(1) if n > 1 and not s else slice(None) for n, s in zip(tensor.shape, strides, strict=True)]
     base = tensor[tuple(once)]
     rows = torch.empty_strided(base.shape, strides, dtype=tensor.dtype, device=tensor.device)

@@ -55,9 +55,7 @@ def statistics(
         if index is not None:  # of rows that are not contiguous, or longer than a cluster's
             top, log, *rest = statistics(input, dims, scale, invariant=invariant)
             return found_at(input, index, scale, top, log), top, log, *rest[:entropies]
-        if scale == 1:
-            raise
-        launch.run(math, (input.float() * scale, *groups), dims, invariant=invariant)
+        raise
     return results
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from ...plan import NotPlanned
 from ...runtime import launch
 from ..common.arguments import served
-from ..common.formulas import compose, wide
+from ..common.formulas import wide
 from ..common.spec import Spec
 from ..common.state import Ways
 from ..softmax.kernels import forward_work
@@ -23,14 +22,7 @@ def forward(
     if not scores.numel():
         return result
     whole = result.unsqueeze(-1).expand(scores.shape)
-    work = forward_work(scores, bias, mask, None, spec, whole, math="logsumexp")
-    try:
-        launch.run(*work)
-    except NotPlanned:
-        if not work.prologue:
-            raise
-        composed = compose(scores, bias, mask, None, spec), whole
-        launch.run("logsumexp", composed, spec.dims, invariant=spec.invariant)
+    launch.run(*forward_work(scores, bias, mask, None, spec, whole, math="logsumexp"))
     return result
 
 

@@ -7,10 +7,10 @@ from functools import lru_cache
 
 import torch
 
-from ...plan import NotPlanned, Prologue
+from ...plan import Prologue
 from ...runtime import launch
 from ..common.arguments import DTYPES, served
-from ..common.formulas import INF, backward_formula, compose, empty_rows, kept
+from ..common.formulas import backward_formula, kept
 from ..common.spec import Spec
 from ..common.state import batched
 
@@ -65,13 +65,7 @@ def forward(
     result = torch.empty_like(input, dtype=spec.dtype) if out is None else out
     if not input.numel():
         return result
-    work = forward_work(input, bias, mask, scale, spec, result, factors)
-    try:
-        launch.run(*work)
-    except NotPlanned:
-        if not work.prologue:
-            raise
-        _composed(input, bias, mask, scale, spec, result, factors)
+    launch.run(*forward_work(input, bias, mask, scale, spec, result, factors))
     return result
 
 
@@ -104,23 +98,6 @@ def _form(groups: Tensor | None, number: float) -> str:
     return "groups" if groups is not None else "number" if number != 1 else ""
 
 
-def _composed(input, bias, mask, scale, spec: Spec, result: Tensor, factors: Tensor | None) -> None:
-    """What no prologue is planned for: scores and results as a float32 tensor, the plain kernel between them."""
-    changed = bias is not None or mask is not None or scale is not None
-    if changed or spec.factor != 1 or spec.causal is not None:
-        values = source = compose(input, bias, mask, scale, spec)
-    else:
-        source, values = input, torch.empty_like(input, dtype=torch.float32)
-    empty = empty_rows(source, spec.dims) if spec.zero else None
-    online = spec.online or spec.log
-    launch.run(spec.math, (source, values), spec.dims, online, invariant=spec.invariant)
-    if empty is not None:
-        values.masked_fill_(empty, -INF if spec.log else 0.0)
-    if factors is not None or spec.alpha != 1:
-        values.mul_(spec.alpha if factors is None else factors)
-    result.copy_(values)
-
-
 def backward(grad: Tensor, output: Tensor, mask: Tensor | None, scale: Tensor | None, spec: Spec) -> Tensor:
     """The gradient of the input; not itself differentiable."""
     if batched(grad, output) or not (served(output, spec.dtype, scale) and grad.dtype in DTYPES):
@@ -130,13 +107,7 @@ def backward(grad: Tensor, output: Tensor, mask: Tensor | None, scale: Tensor | 
         return result
     if lie_apart(grad, output, spec.dims):
         grad = torch.empty_like(output, dtype=grad.dtype).copy_(grad)
-    work = backward_work(grad, output, mask, scale, spec, result)
-    try:
-        launch.run(*work)
-    except NotPlanned:
-        if not work.prologue:
-            raise
-        result.copy_(backward_formula(grad, output, mask, scale, spec))
+    launch.run(*backward_work(grad, output, mask, scale, spec, result))
     return result
 
 

@@ -75,19 +75,13 @@ class Scores:
 
     def _score(self, x: list, bias: list, allowed: list, left: Int32, place: int, v: int) -> Float32:
         """The score of element v, of which `left` - `place` and more to come count."""
-        score, scale = x[v], self.given.numbers.get("scale")
-        if scale is not None and bias:
-            score = cute.math.fma(score, scale, bias[v])
-        elif scale is not None:
-            # Not to be joined with what is subtracted later: each pass would round in its own way.
-            score = rounded_product(score, scale)
-        elif bias:
-            score = score + bias[v]
-        if allowed:
-            score = select(allowed[v], score, Float32(NOTHING))
-        if self.prologue.causal:
-            score = select(left > place, score, Float32(NOTHING))
-        return score
+        return score_of(
+            x[v],
+            self.given.numbers.get("scale"),
+            bias[v] if bias else None,
+            allowed[v] if allowed else None,
+            left > place if self.prologue.causal else None,
+        )
 
     def parts(self, steps: int) -> Iterator[list[Float32]]:
         """`Fragment.parts` of the scores."""
@@ -102,6 +96,29 @@ class Scores:
     def maximum(self) -> Float32:
         """The largest score; NaN if one is NaN."""
         return tree(online.maximum, self)
+
+
+def score_of(
+    x: Float32,
+    scale: Float32 | None,
+    bias: Float32 | None,
+    allowed: Boolean | None,
+    counts: Boolean | None,
+) -> Float32:
+    """The score of an element, by those of these that there are; counts: whether it does, wherever it lies."""
+    score = x
+    if scale is not None and bias is not None:
+        score = cute.math.fma(score, scale, bias)
+    elif scale is not None:
+        # Not to be joined with what is subtracted later: each pass would round in its own way.
+        score = rounded_product(score, scale)
+    elif bias is not None:
+        score = score + bias
+    if allowed is not None:
+        score = select(allowed, score, Float32(NOTHING))
+    if counts is not None:
+        score = select(counts, score, Float32(NOTHING))
+    return score
 
 
 class Packed:
@@ -193,7 +210,11 @@ def truths(vector: cute.Tensor) -> list[Boolean]:
 
 
 class Prologued(RowMath):
-    """A row math of scores."""
+    """A row math of scores.
+
+    Panels take elements one by one: `elements` makes them scores, `term` and `result` go on from there, and of what
+    `group_results` are none else. masks: whether a score is the element itself, or -inf by its mask, see `keep`.
+    """
 
     def __init__(self, math: RowMath, prologue):
         self.math, self.prologue = math, prologue
@@ -205,6 +226,28 @@ class Prologued(RowMath):
         padding = {"x": 0.0 if (prologue.scale and not prologue.packs) or prologue.bias else NOTHING}
         padding |= {"bias": NOTHING, "mask": 0}
         self.padding = tuple(padding[name] for name in self.names)
+        self.maximum_first = math.maximum_first
+        self.masks = self.names == ("x", "mask") and prologue.packs and not prologue.scale
+
+    def elements(self, numbers: tuple, scale: Float32 | None, counts: Boolean) -> tuple:
+        """What the math takes of an element. numbers: of each input, truth for a mask; counts: whether it does, as far as
+        padding does not say so."""
+        if not self.rescores:
+            return numbers
+        given = dict(zip(self.names, numbers, strict=True))
+        padded = self.prologue.mask or self.prologue.bias
+        counts = None if padded and not self.prologue.causal else counts
+        return (score_of(given["x"], scale, given.get("bias"), given.get("mask"), counts),)
+
+    def term(self, stage: int, elements: tuple, carry: tuple) -> Float32:
+        return self.math.term(stage, elements, carry)
+
+    def result(
+        self, elements: tuple, state: tuple, scale: Float32 | None = None, alpha: Float32 | None = None
+    ) -> Float32:
+        """What becomes of what `elements` gave. scale, alpha: of its row, where there are any."""
+        result = self.math.result(elements, self.ended(state))
+        return result if alpha is None else result * alpha
 
     def of(self, values: list) -> list:
         """What the math takes as its values."""
@@ -319,7 +362,23 @@ class ProloguedGradient(Prologued):
     def __init__(self, math: RowMath, prologue):
         super().__init__(math, prologue)
         self.inputs = self.names = math.inputs
-        self.padding, self.rescores = math.padding, False
+        self.padding, self.rescores, self.masks = math.padding, False, False
+
+    def elements(self, numbers: tuple, scale: Float32 | None, counts: Boolean) -> tuple:
+        if not self.prologue.causal:
+            return numbers
+        padding = zip(numbers, self.padding, strict=True)
+        return tuple(select(counts, x, Float32(nothing)) for x, nothing in padding)
+
+    def result(
+        self, elements: tuple, state: tuple, scale: Float32 | None = None, alpha: Float32 | None = None
+    ) -> Float32:
+        result = self.math.result(elements, state if alpha is None else (state[0] * alpha,))
+        if scale is None:
+            return result
+        result = result * scale
+        # As in `finish`.
+        return select(scale == 0.0, Float32(0.0), result) if self.prologue.scale == "groups" else result
 
     def for_row(self, values: list) -> RowMath:
         return self

@@ -77,8 +77,8 @@ class Ahead(Schedule):
         patience, given_up, turn = launch.patience, Int32(0), Int32(0)
         for i in cutlass.range(index, launch.items + launch.ctas, launch.ctas, unroll=1):
             rows = Rows(
-                before=item_of(launch, cutlass.max(i - launch.ctas, index)),
-                item=item_of(launch, i),
+                before=self.scores.known(item_of(launch, cutlass.max(i - launch.ctas, index))),
+                item=self.scores.known(item_of(launch, i)),
                 following=item_of(launch, i + launch.ctas),
                 turn=turn,
                 places=places,
@@ -108,7 +108,7 @@ class Ahead(Schedule):
             for t in cutlass.range(s.registers, launch.chunks, unroll=1):
                 self.step(rows, rS, states, t, finishing, None, True)
             if const_expr(s.edges):
-                self.chunks.absorb(launch, rS, None, rE)
+                self.chunks.absorb(item, rS, item.first, None, rE)
                 copy([rE], [last_rE])
             if i < launch.items:
                 given_up = given_up | self.hand_over(item, tuple(rS[n, 0] for n in range(rS.shape[0])))
@@ -171,7 +171,8 @@ class Ahead(Schedule):
             base = place_of(s, rows.turn, rows.places, t) * s.chunk_steps
             if const_expr(kept is not None):
                 copy([[x[None, base + k] for k in range(s.chunk_steps)] for x in launch.shared.tXsX], kept)
-            self.chunks.absorb(launch, rS, base if const_expr(kept is None) else kept)
+            at = item.first + t * s.chunk
+            self.chunks.absorb(item, rS, at, base if const_expr(kept is None) else kept)
             exists = (t + s.ahead < launch.chunks) & (item.index < launch.items)
             self.fetch(item, t + s.ahead, free, exists)
         if const_expr(not absorbs or (kept is None and s.wait < s.ahead)):

@@ -11,7 +11,9 @@ from ...plan import PanelClass
 from ..common import reduce
 from ..common.copy import PACKED_MAX, global_pointer, load_async, pack, packed_maximum, store, unpack
 from ..maths.maths import RowMath
-from .work import Chunk, Item, Launch, left, places
+from ..maths.prologue import keep
+from .scores import Scores
+from .work import Chunk, Item, Launch, edge, left, places
 
 
 class Chunks:
@@ -22,7 +24,7 @@ class Chunks:
     """
 
     def __init__(self, spec: PanelClass, math: RowMath):
-        self.spec, self.math = spec, math
+        self.spec, self.math, self.scores = spec, math, Scores(spec, math)
         self.inputs = range(len(math.inputs))
 
     def vector(self, launch: Launch, i: int, address: Int64) -> cute.Tensor:
@@ -45,47 +47,83 @@ class Chunks:
         does not exist. policy: of L2, see `Policies`."""
         s = self.spec
         for i in self.inputs:
-            padding = self.padding(launch, i)
-            tXgX = [self.vector(launch, i, at) for at in places(launch, i, chunk.starts[i], chunk.at)]
-            for k in cutlass.range_constexpr(s.chunk_steps):
-                tXsX = launch.shared.tXsX[i][None, base + k]
-                if chunk.left > k * s.down * s.unit:
-                    load_async(tXgX[k], tXsX, s.access[i], policy, s.prefetches)
-                else:
-                    for v in cutlass.range_constexpr(s.vector):
-                        tXsX[v] = padding[v]
+            if const_expr(s.words(i)):
+                self.fetch_words(launch, chunk, i, base)
+            else:
+                beside = i in s.facts.beside  # what others of the groups may have, too: it leaves L2 as usual
+                self.fetch_vectors(launch, chunk, i, base, None if const_expr(beside) else policy)
+
+    @cute.jit
+    def fetch_vectors(self, launch: Launch, chunk: Chunk, i: int, base: Int32, policy: Int64 | None):
+        """Load vectors of input i."""
+        s, padding = self.spec, self.padding(launch, i)
+        tXgX = [self.vector(launch, i, at) for at in places(launch, i, chunk.starts[i], chunk.at)]
+        for k in cutlass.range_constexpr(s.chunk_steps):
+            tXsX = launch.shared.tXsX[i][None, base + k]
+            if chunk.left > k * s.down * s.unit:
+                load_async(tXgX[k], tXsX, s.access[i], policy, s.prefetches)
+            else:
+                for v in cutlass.range_constexpr(s.vector):
+                    tXsX[v] = padding[v]
+
+    @cute.jit
+    def fetch_words(self, launch: Launch, chunk: Chunk, i: int, base: Int32):
+        """Load the words of input i, see `Scores`."""
+        vectors = places(launch, i, chunk.starts[i], chunk.at)
+        for k in cutlass.range_constexpr(self.spec.chunk_steps):
+            if chunk.left > k * self.spec.down * self.spec.unit:
+                self.scores.copy_words(launch, chunk, i, vectors[k], base + k)
+            else:
+                self.scores.fill_words(launch, i, base + k)
 
     def align(self, item: Item, at: Int32, base: Int32):
         """Put this thread's vectors of the chunk that begins at element `at` into its blocks, when its warp's copies
         have come: there they are."""
 
-    def held(self, launch: Launch, k: int, where: Int32 | int | list) -> list[cute.Tensor]:
-        """tXrX: vector k of each input of the chunk that lies there, in registers."""
+    def held(self, item: Item, k: int, at: Int32, where: Int32 | int | list) -> list[cute.Tensor]:
+        """tXrX: vector k of each input of the chunk at element `at` that lies there, in registers."""
+        launch = item.launch
         if isinstance(where, list):
             return [vectors[k] for vectors in where]
         found = []
         for i in self.inputs:
+            if self.spec.words(i):
+                place = places(launch, i, item.starts[i], at)[k]
+                found.append(self.scores.from_words(launch, i, place, where + k))
+                continue
             tXrX = cute.make_rmem_tensor(self.spec.vector, launch.mX[i].dtype)
             cute.autovec_copy(launch.shared.tXsX[i][None, where + k], tXrX)
             found.append(tXrX)
         return found
 
+    def elements(self, item: Item, k: int, at: Int32, where: Int32 | int | list) -> list[tuple]:
+        """What the math takes of vector k of the chunk at element `at` that lies there."""
+        return self.scores.vector(item, self.held(item, k, at, where), k, at, left(item, at))
+
+    def scalars(self, item: Item, edges: list) -> list[tuple]:
+        """What the math takes of the scalars at a row's edges; `edges` is empty without any."""
+        found = []
+        for e in range(self.spec.edge_scalars if edges else 0):
+            at, exists = edge(item, e)
+            found.append(self.scores.scalar(item, [x[e] for x in edges], at, exists))
+        return found
+
     def fold(
-        self, launch: Launch, stage: int, carry: list, where: Int32 | int | list | None, edges: list
+        self, item: Item, stage: int, carry: list, at: Int32, where: Int32 | int | list | None, edges: list
     ) -> list:
-        """Per slot this thread's partial result of a stage, over the chunk that lies there and the scalars at a row's
-        edges. carry: per slot, the results of the stages before. where: None without a chunk; edges: empty without
-        scalars."""
+        """Per slot this thread's partial result of a stage, over the chunk at element `at` that lies there and the
+        scalars at a row's edges. carry: per slot, the results of the stages before. where: None without a chunk; edges:
+        empty without scalars."""
         s, math = self.spec, self.math
         op = math.reductions[stage].op
-        dtype = launch.mX[0].dtype
-        scalars = range(s.edge_scalars if edges else 0)
-        ends = [math.term(stage, tuple(x[e].to(Float32) for x in edges), carry[0]) for e in scalars]
+        dtype = item.launch.mX[0].dtype
+        ends = [math.term(stage, e, carry[0]) for e in self.scalars(item, edges)]
+        packed = dtype in PACKED_MAX and s.vector > 1 and (not s.prologue.rescores or math.masks)
         steps = range(0 if where is None else s.chunk_steps)
         if where is None:
             totals = []
-        elif math.maximum_first and stage == 0 and dtype in PACKED_MAX and s.vector > 1:
-            words = [cute.recast_tensor(self.held(launch, k, where)[0], Uint32) for k in steps]
+        elif math.maximum_first and stage == 0 and packed:
+            words = [cute.recast_tensor(self.kept(item, k, at, where), Uint32) for k in steps]
             both = cute.make_rmem_tensor(s.vector, dtype)
             for j in range(s.vector // 2):
                 largest = reduce.tree(partial(packed_maximum, dtype), [w[j] for w in words])
@@ -94,7 +132,7 @@ class Chunks:
         else:
             terms = (
                 [math.term(stage, e, carry[v % s.slots]) for v, e in enumerate(elements)]
-                for elements in (zip(*map(unpack, self.held(launch, k, where)), strict=True) for k in steps)
+                for elements in (self.elements(item, k, at, where) for k in steps)
             )
             if s.orientation == "row":
                 # Pairwise all through: a chain rounds what came first once more with each addition.
@@ -104,26 +142,33 @@ class Chunks:
                 totals = [op(a, b) for a, b in zip(totals, vector, strict=True)]
         return totals if s.orientation == "column" else [reduce.tree(op, [*totals, *ends])]
 
-    def absorb(self, launch: Launch, rS: cute.Tensor, where: Int32 | list | None, edges: list = ()):
-        """Fold a chunk, or the scalars at the edges of a row, into the states of this thread's slots, (number,
+    def kept(self, item: Item, k: int, at: Int32, where: Int32 | int | list) -> cute.Tensor:
+        """tXrX: vector k of the elements, -inf where a mask says so."""
+        tXrX = self.held(item, k, at, where)
+        if self.spec.prologue.rescores:
+            keep(*tXrX)
+        return tXrX[0]
+
+    def absorb(self, item: Item, rS: cute.Tensor, at: Int32, where: Int32 | list | None, edges: list = ()):
+        """Fold the chunk at element `at`, or the scalars at the edges of a row, into the states of this thread's slots, (number,
         slot)."""
         math, slots = self.math, range(self.spec.slots)
         before = [tuple(rS[n, v] for n in range(len(math.whole.identity))) for v in slots]
         carry = [() for _ in slots]
         for stage, op in enumerate(math.reductions):
-            totals = self.fold(launch, stage, carry, where, edges)
+            totals = self.fold(item, stage, carry, at, where, edges)
             for v in slots:
                 carry[v] += (op.op(totals[v], math.whole.refer(stage, before[v], carry[v])),)
         for v in slots:
             for n, number in enumerate(carry[v]):
                 rS[n, v] = number
 
-    def results(self, launch: Launch, k: int, where: Int32 | list, states: list) -> cute.Tensor:
-        """tXrY: the results of vector k of the chunk that lies there, in registers."""
+    def results(self, item: Item, k: int, at: Int32, where: Int32 | list, states: list) -> cute.Tensor:
+        """tXrY: the results of vector k of the chunk at element `at` that lies there, in registers."""
         s = self.spec
-        elements = zip(*(unpack(tXrX) for tXrX in self.held(launch, k, where)), strict=True)
-        results = [self.math.result(e, states[v % s.slots]) for v, e in enumerate(elements)]
-        tXrY = cute.make_rmem_tensor(s.vector, launch.mX[len(self.inputs)].dtype)
+        elements = self.elements(item, k, at, where)
+        results = [self.scores.result(item, e, states, v % s.slots) for v, e in enumerate(elements)]
+        tXrY = cute.make_rmem_tensor(s.vector, item.launch.mX[len(self.inputs)].dtype)
         pack(iter(results), tXrY)
         return tXrY
 
@@ -136,7 +181,7 @@ class Chunks:
         i = len(self.inputs)
         tXgY = [self.vector(launch, i, address) for address in places(launch, i, item.starts[i], at)]
         for k in cutlass.range_constexpr(s.chunk_steps):
-            tXrY = self.results(launch, k, where, states)
+            tXrY = self.results(item, k, at, where, states)
             exists = rest > k * s.down * s.unit
             if const_expr(not s.streaming):
                 store(tXrY, tXgY[k], exists=exists)

@@ -10,16 +10,18 @@ A row that begins or ends off a vector boundary is cut into a head, a body of wh
 and a tail of fewer than V scalars. Parts share the body; threads of the first take the scalars of head and tail, the
 row's `edges`.
 
+With a prologue the math sees the scores of the elements, computed of them whenever they are looked at, see `scores`.
+
     coordinates -> panel -> shared memory -> fetch -> fold -> merge -> exchange -> finish -> store
 
 Names as in `row`, and rS states in registers. A *slot* is a group that a thread holds elements of: V of them in
-columns, one in rows. The files, each of which imports from those before: `exchange`, `work` (who works on what),
-`chunks` and `shift` (vectors), `scalars`, `merge`, `parts`, and the orders of work: `schedule`, `stream` and `ahead`.
+columns, one in rows. The files, each of which imports from those before: `exchange`, `scores` (what a prologue makes
+of elements), `work` (who works on what), `chunks` and `shift` (vectors), `scalars`, `merge`, `parts`, and the orders of work: `schedule`, `stream` and `ahead`.
 """
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, const_expr
+from cutlass import Float32, Int32, Int64, Uint32, const_expr
 
 from layouts.trace import observe
 
@@ -68,8 +70,8 @@ class PanelKernel:
         that a CTA takes; evict_last: see `copy.read_policy`; patience: nanoseconds, see `exchange`; chunks: of a
         share, see `ahead`; exchange_bytes: bytes of all exchange points.
         rest: sizes of all kept modes but the slowest, and of all reduced modes but the slowest, the fastest first;
-        with exchange points the address of zeroed memory for them, and behind them for the parts' states; then of
-        each operand the address in bytes and the strides in elements of the kept and of the reduced modes, the
+        with exchange points the address of zeroed memory for them, and behind them for the parts' states; the numbers of
+        the prologue (floats by their bits); then of each operand the address in bytes and the strides in elements of the kept and of the reduced modes, the
         fastest first.
         """
         s = self.spec
@@ -98,15 +100,23 @@ class PanelKernel:
         # Tensors.
         modes = s.kept_modes + s.reduced_modes
         sizes, operands = [Int32(n) for n in rest[: modes - 2]], rest[modes - 2 :]
-        exchanges = Int64(0)
+        exchanges, names = Int64(0), s.prologue.numbers
         if const_expr(s.exchange):
             exchanges, operands = operands[0], operands[1:]
+        prologue, operands = dict(zip(names, operands[: len(names)], strict=True)), operands[len(names) :]
         mX = global_tensors(self.dtypes, operands, s.kept_modes, s.reduced_modes)
 
         # Shared memory: the tiles, the warps' partial results (one buffer a stage), what CTAs exchange.
         smem = cutlass.memory.SmemAllocator()
-        sX_layout = cute.make_layout(s.smem.shape, stride=s.smem.stride)
-        sX = [smem.allocate_tensor(self.dtypes[i], sX_layout, 16) for i in self.inputs]
+        tiles = [s.tile_of(i) for i in self.inputs]
+        sX = [
+            smem.allocate_tensor(
+                Uint32 if const_expr(s.words(i)) else self.dtypes[i],
+                cute.make_layout(tiles[i].shape, stride=tiles[i].stride),
+                16,
+            )
+            for i in self.inputs
+        ]
         buffer = cute.make_layout(s.reduction_buffer.shape, stride=s.reduction_buffer.stride)
         sB = smem.allocate_tensor(Float32, buffer, 16)
         peers = cute.make_layout(s.peers.shape, stride=s.peers.stride)
@@ -152,6 +162,7 @@ class PanelKernel:
             shared=Shared(sX=sX, tXsX=tXsX, sB=sB, sC=sC, words=words, barriers=barriers),
             exchanges=exchanges,
             states=exchanges + exchange_bytes,
+            numbers=prologue,
         )
         self.schedule.run(launch, item)
 

@@ -99,7 +99,8 @@ class Parts:
                             words[0] = Int32(exchange.take(item.sync, part))
                         cute.arch.barrier()
                         if words[0] != 0:
-                            self.redo(item_of(launch, i - item.part + part), states)
+                            given_up_item = self.scalars.scores.known(item_of(launch, i - item.part + part))
+                            self.redo(given_up_item, states)
 
     @cute.jit
     def redo(self, item: Item, states: list):

@@ -6,6 +6,7 @@ from cutlass import Float32, Int32, const_expr
 
 from ...plan import PanelClass
 from ..maths.maths import RowMath
+from .scores import Scores
 from .work import Item, Launch, edge
 
 
@@ -13,9 +14,9 @@ class Scalars:
     """rE: per input, the scalars at the edges of a row that a thread has; none in a class without edges."""
 
     def __init__(self, spec: PanelClass, math: RowMath):
-        self.spec, self.math = spec, math
+        self.spec, self.math, self.scores = spec, math, Scores(spec, math)
         self.inputs = range(len(math.inputs))
-        self.group_outputs = range(len(math.inputs) + len(math.outputs), len(spec.dtypes))
+        self.group_outputs = range(len(spec.dtypes) - len(math.group_outputs), len(spec.dtypes))
 
     def none(self, launch: Launch) -> list[cute.Tensor]:
         """Registers for the scalars, padding in all of them."""
@@ -34,7 +35,9 @@ class Scalars:
             for i in self.inputs:
                 scalars = rE[i]
                 scalars[e] = mX[i].dtype(self.math.padding[i])
-                gE = mX[i].element(item.starts[i] + at)
+                # One beside a row may be all that there is.
+                apart = at * mX[i].reduced[0] if const_expr(i in self.spec.facts.beside) else at
+                gE = mX[i].element(item.starts[i] + apart)
                 if exists:
                     scalars[e] = gE[0]
 
@@ -47,11 +50,12 @@ class Scalars:
     @cute.jit
     def finish(self, item: Item, rE: list, states: list, merged: Int32 | int = 1):
         """Compute and store the results of the scalars, if the states are there."""
-        math, i = self.math, len(self.inputs)
+        scores, i = self.scores, len(self.inputs)
         mY = item.launch.mX[i]
         for e in cutlass.range_constexpr(self.spec.edge_scalars):
             at, exists = edge(item, e)
-            result = math.result(tuple(x[e].to(Float32) for x in rE), states[0])
+            elements = scores.scalar(item, [x[e] for x in rE], at, exists)
+            result = scores.result(item, elements, states, 0)
             gE = mY.element(item.starts[i] + at)
             if exists & (merged != 0):
                 gE[0] = result.to(mY.dtype)

@@ -20,6 +20,7 @@ class Schedule:
         self.spec, self.math = spec, math
         self.chunks = (ShiftedChunks if spec.shifted else Chunks)(spec, math)
         self.scalars = Scalars(spec, math)
+        self.scores = self.scalars.scores
         self.merge = Merge(spec, math)
         self.parts = Parts(spec, math, self.chunks, self.scalars, self.merge)
 
@@ -31,14 +32,14 @@ class Whole(Schedule):
     def run(self, launch: Launch, index: Int32):
         """The item of a CTA, from loading to storing."""
         s, outputs = self.spec, len(self.math.outputs) > 0
-        item = item_of(launch, index)
+        item = self.scores.known(item_of(launch, index))
         self.chunks.fetch(launch, chunk_at(item, item.first), Int32(0), launch.policies.once)
         rE = self.scalars.loaded(item)
         cute.arch.cp_async_commit_group()
         cute.arch.cp_async_wait_group(0)
         self.chunks.align(item, item.first, Int32(0))
         mine, states = self.merge.reduce(
-            launch, lambda stage, carry: self.chunks.fold(launch, stage, carry, 0, rE)
+            launch, lambda stage, carry: self.chunks.fold(item, stage, carry, item.first, 0, rE)
         )
         if const_expr(s.cluster_n > 1):
             mine = self.merge.across_cluster(launch, mine)

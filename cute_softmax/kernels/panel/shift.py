@@ -101,7 +101,9 @@ class ShiftedChunks(Chunks):
     def fetch(self, launch: Launch, chunk: Chunk, base: Int32, policy: Int64):
         """Load the blocks that hold something of a chunk. What does not exist stays as it is."""
         s = self.spec
-        for i in self.inputs:
+        for i in [i for i in self.inputs if s.words(i)]:
+            self.fetch_words(launch, chunk, i, base)
+        for i in [i for i in self.inputs if not s.words(i)]:
             itemsize = launch.mX[i].itemsize
             vectors = places(launch, i, chunk.starts[i], chunk.at)
             # Behind the line's, of which this lane fills one.
@@ -132,7 +134,7 @@ class ShiftedChunks(Chunks):
         s, launch, rest = self.spec, item.launch, left(item, at)
         # A copy that a thread has waited for is seen by its warp from here on.
         cute.arch.sync_warp()
-        for i in self.inputs:
+        for i in [i for i in self.inputs if not s.words(i)]:
             dtype = launch.mX[i].dtype
             padded = words_of(self.padding(launch, i))
             vectors = places(launch, i, item.starts[i], at)
@@ -174,7 +176,7 @@ class ShiftedChunks(Chunks):
         shifts = shifts_of(launch, i, vectors)
         segment = (WARP - s.lanes) << 8
         for k in range(s.chunk_steps):
-            tXrY, shift = self.results(launch, k, where, states), shifts[k]
+            tXrY, shift = self.results(item, k, at, where, states), shifts[k]
             own = words_of(tXrY)
             before = [cute.arch.shuffle_sync_up(word, 1, mask_and_clamp=segment) for word in own]
             block = vector_of(funnel(before, own, shift, mY.dtype.width, left=True), mY.dtype)

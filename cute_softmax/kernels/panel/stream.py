@@ -33,7 +33,7 @@ class Stream(Schedule):
             self.fetch(begun, Int32(n), chunks_of(begun), Int32(n * s.chunk_steps))
         turn, patience, given_up = Int32(0), launch.patience, Int32(0)
         for i in cutlass.range(index, launch.items, launch.ctas, unroll=1):
-            item = item_of(launch, i)
+            item = self.scores.known(item_of(launch, i))
             chunks, rE = chunks_of(item), self.scalars.loaded(item)
             held = self.absorb_all(item, chunks, turn, rE)
             mine = self.merge.reduce_states(launch, held)
@@ -81,12 +81,12 @@ class Stream(Schedule):
         rS = nothing(self.math, s.slots)
         for n in cutlass.range(chunks, unroll=1):
             cute.arch.cp_async_wait_group(s.buffers - 1)
-            base = self.buffer(turn + n)
-            self.chunks.align(item, item.first + n * s.chunk, base)
-            self.chunks.absorb(launch, rS, base)
+            base, at = self.buffer(turn + n), item.first + n * s.chunk
+            self.chunks.align(item, at, base)
+            self.chunks.absorb(item, rS, at, base)
             self.fetch(item, n + s.buffers, chunks, base)
         if const_expr(s.edges):
-            self.chunks.absorb(launch, rS, None, rE)
+            self.chunks.absorb(item, rS, item.first, None, rE)
         return [tuple(rS[n, v] for n in range(rS.shape[0])) for v in range(s.slots)]
 
     @cute.jit

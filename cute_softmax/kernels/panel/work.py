@@ -13,6 +13,7 @@ from ...plan import PanelClass
 from ...plan.panel_class import exchange_words
 from ..common.copy import GlobalTensor
 from ..common.index import apart, ceil_div, dot, larger, narrow, select, smaller, wide
+from .scores import Numbers
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Launch:
     """What a thread knows of its launch; numbers as `PanelKernel.__call__` takes them.
 
     own: the thread's block of a step in shared memory; lane: which of its line it is. exchanges, states: addresses of
-    the exchange points and of the parts' states.
+    the exchange points and of the parts' states. numbers: of the prologue, as they are given.
     """
 
     spec: PanelClass
@@ -69,6 +70,7 @@ class Launch:
     lane: Int32
     policies: Policies
     shared: Shared
+    numbers: dict[str, Int64]
     exchanges: Int64
     states: Int64
 
@@ -93,6 +95,8 @@ class Item:
     starts: of each operand, from its beginning to that of the thread's first group; inside: whether that exists.
     head: elements before a row's first line; first, end: the elements that the CTA takes.
     sync, states: addresses of the panel's exchange point, and of its parts' states.
+    position: of the thread's first group, see `Prologue.causal`; numbers: what the prologue has for its groups, once
+    they are `scores.Scores.known`.
     """
 
     launch: Launch
@@ -106,6 +110,8 @@ class Item:
     end: Int32
     sync: Int64
     states: Int64
+    position: Int32
+    numbers: Numbers | None = None
 
 
 @dataclass(frozen=True)
@@ -155,6 +161,7 @@ def item_of(launch: Launch, index: Int32) -> Item:
         end=end,
         sync=launch.exchanges + wide(tile) * (4 * exchange_words(launch.parts)),
         states=launch.states + wide(tile) * launch.parts * (s.columns * s.published_bytes),
+        position=kept[s.query],
     )
 
 
@@ -196,10 +203,11 @@ def places(launch: Launch, i: int, start: Int64, at: Int32) -> list[Int64]:
     """The addresses of a thread's vectors of the chunk at element `at` in operand i, whose groups begin at `start`."""
     s, mX = launch.spec, launch.mX[i]
     first = at + launch.d * s.unit
+    beside = i in s.facts.beside
     if s.reduced_modes == 1:
         # One multiplication, then additions: a 64-bit product for each vector would cost as much as its softmax.
-        # A row's vectors lie where its neighbours are next to each other.
-        (stride,) = mX.reduced if s.unit == 1 else (1,)
+        # A row's vectors lie where its neighbours are next to each other, or all of them have the one beside them.
+        (stride,) = mX.reduced if s.unit == 1 or beside else (1,)
         addresses = [mX.address + (start + first * stride) * mX.itemsize]
         step = s.down * s.unit * mX.itemsize * stride
         for _ in range(1, s.chunk_steps):
