@@ -221,6 +221,7 @@ class ShortPlan(PlanBase):
         table: The name and digest of the table that the configuration is of.
         invariant: Whether the order of additions is that of all calls of this math, length, dtypes, GPU and table.
         laid_out: Which operands of the call are copied to contiguous rows first, for such an order.
+        laid_strides: The strides of these copies, in elements.
         scratch: Bytes of zeroed memory that a launch needs besides its operands.
     """
 
@@ -236,6 +237,7 @@ class ShortPlan(PlanBase):
     table: str = ""
     invariant: bool = False
     laid_out: tuple[int, ...] = ()
+    laid_strides: tuple[tuple[int, ...], ...] = ()
 
     @property
     def arguments(self) -> tuple[int, ...]:

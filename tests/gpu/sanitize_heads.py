@@ -14,7 +14,8 @@ from prologues import plan_of
 from sanitizing import Job, sent, timed
 
 import cute_softmax as c
-from cute_softmax.plan import NO_PROLOGUE, Plan, Prologue, RowClass
+from cute_softmax.plan import NO_PROLOGUE, Prologue
+from cute_softmax.plan.base import ClassBase
 
 FOUND = Prologue(alpha="groups", target="found")
 LENGTHS = (5, 40, 1023, 4096, 20001, 50257, 151936)
@@ -80,13 +81,13 @@ HEADS = {
 }
 
 
-def classes_of(head: Head, dtype: str, shape: tuple[int, int]) -> tuple[RowClass, ...]:
+def classes_of(head: Head, dtype: str, shape: tuple[int, int]) -> tuple[ClassBase, ...]:
     """The classes that a call on contiguous logits launches."""
     made = [
         plan_of(math, prologue, shape, (dtype, dtype if math == "softmax" else "fp32"))
         for math, prologue in head.launches
     ]
-    return tuple(plan.row_class for plan in made if isinstance(plan, Plan))
+    return tuple(plan.kernel for plan in made)
 
 
 def check(head: Head, dtype: str, shape: tuple[int, int], offset: int) -> float:
