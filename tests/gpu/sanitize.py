@@ -11,6 +11,7 @@ every class as it is done, the smallest first, so that a run that is cut off has
     --maths softmax softmax_backward logsumexp amax sum    --dtypes bf16 fp32    --movements row panel
     --movements prologue matmul (rows of the softmax family and of masked scores; softmax_matmul and its gradient)
     --movements shifted (columns that begin off vector boundaries)
+    --movements scores (columns and rows that several CTAs share, of scores)
     --movements ladder (the rungs of cute_softmax.ladder)
     --match lines (a pattern of what a class is told as)
     --skip 1000 (without the 1000 smallest classes)    --part 0/3 (a third of what is left)
@@ -41,6 +42,7 @@ import panels  # noqa: E402
 import sanitize_family  # noqa: E402
 import sanitize_ladder  # noqa: E402
 import sanitize_matmul  # noqa: E402
+import scored_panels  # noqa: E402
 from families import Case  # noqa: E402
 from sanitizing import Job  # noqa: E402
 
@@ -345,6 +347,8 @@ def main() -> int:
         found += panel_jobs(options.maths, options.dtypes)
     if "shifted" in options.movements:
         found += shifted_jobs(options.maths, options.dtypes)
+    if "scores" in options.movements:
+        found += scored_panels.jobs(launch.device_facts(0), options.maths, options.dtypes)
     if "matmul" in options.movements:
         found += sanitize_matmul.jobs(launch.device_facts(0), options.dtypes)
     if "ladder" in options.movements:
