@@ -139,9 +139,7 @@ def launch_of(plan: PanelPlan, tidx: np.ndarray | int, rank: int = 0) -> work.La
     c = plan.kernel
     ctas, items, length, groups, parts, share, _, patience, chunks, _, *sizes = plan.arguments
     mX = []
-    for dtype, offset, strides in zip(
-        c.dtypes, (*plan.problem.offsets, 0, 0, 0), plan.operand_strides, strict=False
-    ):
+    for dtype, offset, strides in zip(c.dtypes, plan.problem.offsets, plan.operand_strides, strict=True):
         kind = SimpleNamespace(width=8 * ITEM_SIZE[dtype])
         mX.append(
             GlobalTensor(kind, offset * ITEM_SIZE[dtype], strides[: c.kept_modes], strides[c.kept_modes :])
@@ -198,6 +196,10 @@ class Walk:
         """What the first thread of a CTA has."""
         return int(np.broadcast_to(array, self.group.shape)[item, 0])
 
+    def neighbour(self, i: int) -> int:
+        """Elements of a full operand from one of a vector to the next: none where it has one for all."""
+        return 0 if i < len(self.c.access) and self.c.access[i] == 0 else 1
+
     def rows(self, exists: np.ndarray, addresses: Callable[[int], np.ndarray], slots: int) -> np.ndarray:
         """Elements that exist, (item, thread, element): the group of each, and its place in each operand. addresses: of
         an operand's first elements, in bytes; slots: 1 where elements lie across groups, else 0."""
@@ -205,7 +207,7 @@ class Walk:
         found = [self.group[..., None] + v * slots]
         for i, mX in enumerate(self.launch.mX):
             place = (addresses(i) - mX.address)[..., None] // mX.itemsize
-            found.append(place + v * (1 if i < self.full else slots * mX.kept[0]))
+            found.append(place + v * (self.neighbour(i) if i < self.full else slots * mX.kept[0]))
         return np.stack([np.broadcast_to(f, exists.shape)[exists] for f in found], -1)
 
     def places(self, n: int) -> Iterator[tuple[np.ndarray, np.ndarray, work.Chunk]]:
@@ -227,7 +229,7 @@ class Walk:
         c = self.c
         for addresses, exists, _ in self.places(n):
             for i in range(self.full):
-                width = c.accesses[i] * self.launch.mX[i].itemsize
+                width = max(c.accesses[i], 1) * self.launch.mX[i].itemsize
                 self.unaligned += np.count_nonzero(addresses[i][exists] % width)
             exists = np.repeat(exists[..., None], c.vector, -1)
             yield self.rows(exists, addresses.__getitem__, int(c.orientation == "column"))
@@ -239,7 +241,7 @@ class Walk:
         v = np.arange(c.vector)
         for addresses, exists, chunk in self.places(n):
             wanted = exists[..., None] & (v < line.beside[..., None])
-            for i in range(len(c.facts.inputs)):
+            for i in (i for i in range(len(c.facts.inputs)) if not c.words(i)):
                 shift = shift_module.shift_of(launch, i, addresses[i], c.extra)
                 own, behind = shift_module.beyond(chunk, shift, c.lanes * c.vector)
                 own = exists & shift_module.holds_own(launch, shift, own)
@@ -269,7 +271,8 @@ class Walk:
             walk = copy(self)
             walk.group = self.group - shift
             strides = [
-                mX.itemsize * (1 if j < self.full else mX.kept[0]) for j, mX in enumerate(self.launch.mX)
+                mX.itemsize * (self.neighbour(j) if j < self.full else mX.kept[0])
+                for j, mX in enumerate(self.launch.mX)
             ]
             yield walk.rows(keep, lambda j: addresses[j] - shift * strides[j], 1)  # noqa: B023
 
@@ -280,7 +283,8 @@ class Walk:
 
             def address(i: int) -> np.ndarray:
                 mX = self.launch.mX[i]
-                return mX.address + (self.item.starts[i] + (at if i < self.full else 0)) * mX.itemsize  # noqa: B023
+                step = mX.reduced[0] if i in self.c.facts.beside else int(i < self.full)
+                return mX.address + (self.item.starts[i] + at * step) * mX.itemsize  # noqa: B023
 
             yield self.rows(exists[..., None], address, 0)
 
@@ -400,18 +404,22 @@ def check_numbers(made: PanelPlan):
     assert c.exchange == (made.parts > 1)
     assert not (c.cluster_n > 1 and (c.exchange or c.streaming)), "clusters hold what they take"
     # Vectors are as wide as the operands allow.
-    widest = 16 // max(ITEM_SIZE[d] for d in c.dtypes[:full])
+    widest = 16 // max(ITEM_SIZE[c.dtypes[i]] for i in c.facts.main)
     assert 1 <= c.vector <= widest and widest % c.vector == 0
     assert c.orientation in ("column", "row") and (c.orientation == "column" or c.across == 1)
     if c.orientation == "column":
         assert c.shifted or made.kept[-1] % c.vector == 0
     else:
         assert c.edges or made.reduced[-1] % c.vector == 0
-        assert c.vector == 1 or all(s[c.kept_modes] == 1 for s in made.operand_strides[:full])
+        assert c.vector == 1 or all(made.operand_strides[i][c.kept_modes] == 1 for i in c.facts.main)
+    for i in c.facts.beside:
+        inner = made.operand_strides[i][0 if c.orientation == "column" else c.kept_modes]
+        assert c.vector == 1 or inner == (c.access[i] > 0), "elements beside each other, or one for a vector"
+        assert c.access[i] * ITEM_SIZE[c.dtypes[i]] <= 16
     # What the kernel is given: all but the bytes of the exchange points are of 32 bits.
     assert c.kept_modes in MODES and c.reduced_modes in MODES
     operands = sum(1 + len(strides) for strides in made.operand_strides)
-    assert len(c.signature) == len(made.arguments) + c.exchange + operands
+    assert len(c.signature) == len(made.arguments) + c.exchange + len(c.prologue.numbers) + operands
     assert all(n in INT32 for i, n in enumerate(made.arguments) if i != 9)
     assert max(made.parts * c.cluster_n * made.share, made.length + c.tile) in INT32, "an index in 32 bits"
     # Scratch memory: the words of each exchange point, then a state for each part of each panel.

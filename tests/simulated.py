@@ -32,15 +32,10 @@ _CHOICE = topk._call.__wrapped__
 
 
 class Launches(list):
-    """What was launched: (math, prologue, numbers, shape, dims, dtypes, strides, invariant). refuse: no prologue is
-    planned."""
-
-    refuse = False
+    """What was launched: (math, prologue, numbers, shape, dims, dtypes, strides, invariant)."""
 
     def call(self, name, device, shape, dims, operands, online, prologue, query, in_place, invariant):
         """`launch._call`, whose function computes from memory what the kernel would."""
-        if self.refuse and (prologue or name.startswith("selective")):
-            return "refused"
         found = _PLANNED(name, device, shape, dims, operands, online, prologue, query, in_place, invariant)
         if isinstance(found, str):
             return found

@@ -546,7 +546,6 @@ def test_masked_softmax_is_atens(kernels, name):
 def test_masked_softmax_that_is_not_ours(kernels):
     scores, mask, _ = masks()["scores"]
     jobs = [
-        (lambda: torch._masked_softmax(scores, mask, 1, 2), "no plan"),
         (lambda: torch._masked_softmax(scores.double(), mask, 3, 2), "dtype float64"),
         (lambda: torch._masked_softmax(scores.mT, mask, 3, 2), "scores with strides of their own"),
         (lambda: torch._masked_softmax(scores, mask[0], 3, 2), "a mask that ATen refuses"),
@@ -567,6 +566,10 @@ def test_masked_softmax_that_is_not_ours(kernels):
                 torch.testing.assert_close(job(), plain, equal_nan=True)
         assert acceleration.report().handed_on == {("aten::_masked_softmax", why): 1}
     assert not kernels
+    plain = torch._masked_softmax(scores, mask, 1, 2)
+    with accelerate():  # over any dimension
+        torch.testing.assert_close(torch._masked_softmax(scores, mask, 1, 2), plain, equal_nan=True)
+    assert len(kernels) == 1
 
 
 @reachable

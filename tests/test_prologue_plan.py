@@ -162,13 +162,13 @@ def test_a_mask_weighs_what_it_has():
 
 
 def test_what_is_not_served_says_so():
+    found = Prologue(alpha="groups", target="found")
     with pytest.raises(
-        NotPlanned, match=r"softmax with a prologue \(scale_number\) of groups that are not cont"
+        NotPlanned, match=r"softmax with a prologue \(alpha_groups_target_found\) of groups that are not cont"
     ):
-        x = Operand("bf16", (1, 64))
-        plan("softmax", canonical((64, 100), (1,), [x, x]), H200, prologue=Prologue(scale="number"))
+        plan_of("softmax", found, (64, 100), strides=dict.fromkeys(("x", "y"), (1, 64)))
     with pytest.raises(NotPlanned, match="do not fit on chip"):
-        plan_of("softmax", Prologue(mask=True), (4, 3_000_000))
+        plan_of("softmax", found, (4, 3_000_000))
     with pytest.raises(NotPlanned, match=r"at most \d+ are counted in 32 bits"):
         plan_of("softmax", Prologue(scale="number"), (1 << 32, 8))
     with pytest.raises(NotPlanned, match="amax with scale: no kernel does this"):

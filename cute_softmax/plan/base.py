@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+from .maths import BESIDE
 from .problem import ITEM_SIZE
 
 
@@ -18,6 +19,13 @@ class ClassBase:
     def precise(self) -> bool:
         """Whether the result is worth a float32's rounding."""
         return self.dtypes[self.facts.result] == "fp32"
+
+    @property
+    def own_dtypes(self) -> list[str]:
+        """The dtypes of the math's tensors, each once, without those of a prologue."""
+        extras = {*BESIDE, *self.facts.group_inputs}
+        named = zip(self.dtypes, self.facts.operands, strict=True)
+        return list(dict.fromkeys(d for d, name in named if name not in extras))
 
     @property
     def accesses(self) -> tuple[int, ...]:

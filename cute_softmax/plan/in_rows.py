@@ -60,9 +60,7 @@ def laid_out(
     return tuple(found), tuple(copied)
 
 
-def beside_strides(
-    shape: Sequence[int], elements: Sequence[int], strides: Sequence[int]
-) -> tuple[int, ...]:
+def beside_strides(shape: Sequence[int], elements: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
     """Strides of a bias or a mask whose neighbours lie next to each other where those of the elements do.
 
     elements, strides: those of the elements and of the tensor now; where it is broadcast it stays so.
@@ -71,9 +69,7 @@ def beside_strides(
     return rows_strides(shape, (nearest,), strides)
 
 
-def whole_strides(
-    shape: Sequence[int], elements: Sequence[int], dims: Sequence[int] = ()
-) -> tuple[int, ...]:
+def whole_strides(shape: Sequence[int], elements: Sequence[int], dims: Sequence[int] = ()) -> tuple[int, ...]:
     """Strides of a dense tensor whose dimensions lie in the order of the elements'; 0 in `dims`."""
     order = sorted((d for d in range(len(shape)) if d not in dims), key=lambda d: abs(elements[d]))
     steps = accumulate((max(shape[d], 1) for d in order), int.__mul__, initial=1)

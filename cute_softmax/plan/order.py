@@ -121,7 +121,7 @@ def _of_panel(plan: PanelPlan) -> Order:
             f"{c.name}: vectors across groups have no order along them that a row's plan could share"
         )
     return Order(
-        math=c.math,
+        math="_".join(filter(None, (c.math, c.prologue.name))),
         dtypes=c.dtypes[: c.facts.full],
         precise=c.precise,
         logs=False,

@@ -169,7 +169,7 @@ class PanelPlan(PlanBase):
             where += f"; {self.parts} parts that exchange states in global memory"
         lines = [
             f"{c.math} of {self.groups} groups of {self.length}, "
-            f"{' -> '.join(dict.fromkeys(c.dtypes))}, for {c.architecture}",
+            f"{' -> '.join(c.own_dtypes)}, for {c.architecture}",
             f"  movement   {c.movement}: {where}; class {c.name}",
             f"  threads    {c.threads} a CTA; tile of {c.tile} elements by {c.columns} groups",
             f"  thread     {c.steps} vectors of {c.vector} elements in shared memory"

@@ -97,7 +97,7 @@ class Plan(PlanBase):
             where = f"a cluster of {c.cluster_n} CTAs shares a row, {c.warps_per_row} warps in each"
         staging = ", ".join(f"{n}: {s}" for n, s in zip(c.facts.inputs, c.staging, strict=True))
         lines = [
-            f"{c.math} of {self.rows} rows of {self.columns}, {' -> '.join(_own_dtypes(c))}, for {c.architecture}",
+            f"{c.math} of {self.rows} rows of {self.columns}, {' -> '.join(c.own_dtypes)}, for {c.architecture}",
             f"  movement   row: {where}; class {c.name}",
             *(
                 [f"  rows       index in {' x '.join(map(str, self.kept))}: dimensions that do not merge"]
@@ -129,13 +129,3 @@ class Plan(PlanBase):
             *self.bits,
         ]
         return "\n".join(lines)
-
-
-def _unique(names: tuple[str, ...]) -> list[str]:
-    return list(dict.fromkeys(names))
-
-
-def _own_dtypes(c: RowClass) -> list[str]:
-    """The dtypes of the math's tensors, without those of a prologue."""
-    extras = {"bias", "mask", *c.facts.group_inputs}
-    return _unique(tuple(d for d, name in zip(c.dtypes, c.facts.operands, strict=True) if name not in extras))

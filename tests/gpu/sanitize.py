@@ -13,6 +13,7 @@ every class as it is done, the smallest first, so that a run that is cut off has
     --movements heads (entropies, log-probabilities of chosen elements and cross entropies, with their gradients)
     --movements shifted (columns that begin off vector boundaries)
     --movements losses (losses in one visit, the kernels around them, routers)
+    --movements scores (columns and rows that several CTAs share, of scores)
     --movements ladder (the rungs of cute_softmax.ladder)
     --match lines (a pattern of what a class is told as)
     --skip 1000 (without the 1000 smallest classes)    --part 0/3 (a third of what is left)
@@ -45,6 +46,7 @@ import sanitize_heads  # noqa: E402
 import sanitize_ladder  # noqa: E402
 import sanitize_losses  # noqa: E402
 import sanitize_matmul  # noqa: E402
+import scored_panels  # noqa: E402
 from families import Case  # noqa: E402
 from sanitizing import Job  # noqa: E402
 
@@ -353,6 +355,8 @@ def main() -> int:
         found += shifted_jobs(options.maths, options.dtypes)
     if "losses" in options.movements:
         found += sanitize_losses.jobs(launch.device_facts(0), options.dtypes)
+    if "scores" in options.movements:
+        found += scored_panels.jobs(launch.device_facts(0), options.maths, options.dtypes)
     if "matmul" in options.movements:
         found += sanitize_matmul.jobs(launch.device_facts(0), options.dtypes)
     if "ladder" in options.movements:

@@ -127,9 +127,7 @@ class Scores:
         tXsX, into = launch.shared.tXsX[i][None, step], into_word(place)
         for j in range(self.spec.words(i)):
             gX = cute.make_tensor(
-                cute.make_ptr(
-                    Uint32, place - into + WORD * j, cute.AddressSpace.gmem, assumed_align=WORD
-                ),
+                cute.make_ptr(Uint32, place - into + WORD * j, cute.AddressSpace.gmem, assumed_align=WORD),
                 cute.make_layout(1),
             )
             sX = cute.make_tensor(tXsX.iterator + j, cute.make_layout(1))
@@ -151,7 +149,9 @@ class Scores:
         needed = -(-s.vector * mX.itemsize // WORD)
         if max(s.access[i], 1) * mX.itemsize < WORD:
             bits = into_word(place) * 8
-            words = [funnel_shift(a, b, bits, False) for a, b in zip(words, [*words[1:], words[-1]], strict=True)]
+            words = [
+                funnel_shift(a, b, bits, False) for a, b in zip(words, [*words[1:], words[-1]], strict=True)
+            ]
         if s.access[i] == 0:
             words = [everywhere(words[0], mX.itemsize)] * needed
         return vector_of(words[:needed], mX.dtype)
@@ -168,7 +168,9 @@ def into_word(place: Int64) -> Int32:
     return narrow(place & (WORD - 1))
 
 
-def wanted(spec: PanelClass, i: int, itemsize: int, into: Int32, beside: Int32 | None, j: int) -> Int32 | None:
+def wanted(
+    spec: PanelClass, i: int, itemsize: int, into: Int32, beside: Int32 | None, j: int
+) -> Int32 | None:
     """Bytes of word j that are read for a vector of input i that begins so many bytes `into` the first; None for all.
 
     beside: elements from the vector's first to the end of the tensor's row, where columns are shifted.
