@@ -114,15 +114,25 @@ def own_intervals(math: str, architecture: str, dtypes: tuple[str, ...], ctas: i
 
 @contextmanager
 def given(ctas: int) -> Iterator[None]:
-    """Plans are made as if each row could have so many CTAs, however many rows there are."""
+    """Plans of the row movement are made as if each row could have so many CTAs, however many rows there are, and of
+    short rows, too."""
     from remembered import forget_calls
 
     from cute_softmax.plan import choose
 
-    with patch.object(choose, "ctas_a_row", lambda device, rows: ctas):
+    with patch.object(choose, "ctas_a_row", lambda device, rows: ctas), by_rows():
         forget_calls()
         yield
     forget_calls()
+
+
+@contextmanager
+def by_rows() -> Iterator[None]:
+    """Short rows are planned for the row movement, as those that lie with gaps are."""
+    from cute_softmax.plan import choose
+
+    with patch.object(choose, "plan_short", lambda *_: None):
+        yield
 
 
 def taken(math: str, architecture: str, dtypes: tuple[str, ...], **how) -> Iterator[Interval]:

@@ -361,7 +361,9 @@ def test_width_of_access(offsets, pads, edges, access):
     ("shape", "dims", "strides", "movement"),
     [
         ((4, 8), (0,), (8, 1), "column"),
-        ((4, 8), (1,), (8, 1), "row"),
+        ((4, 8), (1,), (8, 1), "short"),
+        ((4, 8), (1,), (9, 1), "row"),
+        ((4, 72), (1,), (72, 1), "row"),
         ((4, 8), (1,), (8, 2), "split"),
         ((2, 3, 4), (0, 2), (12, 4, 1), "split"),
         ((2, 3, 4), (0, 1), (12, 4, 1), "column"),
