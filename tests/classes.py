@@ -13,7 +13,7 @@ from itertools import product
 from typing import NamedTuple
 from unittest.mock import patch
 
-from cute_softmax.plan import MATHS, NotPlanned, RowClass, row_class, vector_of
+from cute_softmax.plan import MATHS, NotPlanned, RowClass, row_class, table_of, vector_of
 from cute_softmax.plan.catalogue import ctas_counts
 from cute_softmax.plan.hardware import ARCHITECTURES
 from cute_softmax.plan.problem import ALIGNMENT, ITEM_SIZE
@@ -97,6 +97,11 @@ def intervals(
         found.append(Interval(here, first, low, ctas))
         first = low + 1
     return found
+
+
+def shorter(math: str) -> int:
+    """The longest row of the short movement."""
+    return 0 if MATHS[math, True].group_inputs else table_of().short[-1].capacity
 
 
 def ctas_of(architecture: str, pair: tuple[str, str]) -> tuple[int, ...]:

@@ -408,14 +408,14 @@ class ShortKernel:
             else:
                 if c < columns:
                     for j in cutlass.range_constexpr(c // 2, (c + chunk) // 2):
-                        if 2 * j + odd < columns:
+                        if short_work.word_is_read(j, columns, odd):
                             held[j + odd] = sX[j + odd]
                         if const_expr(odd == 1):
                             rX[j] = funnel_shift(held[j], held[j + 1], Int32(HALF))
                         else:
                             # Behind the row's last element comes another row.
                             last = (held[j] & Uint32(0xFFFF)) | (nothing & Uint32(0xFFFF0000))
-                            rX[j] = select(2 * j + 1 == columns, last, held[j])
+                            rX[j] = select(short_work.word_is_last(j, columns), last, held[j])
 
     def two(self, i: int) -> Uint32:
         """Two elements that count as nothing."""
@@ -447,10 +447,10 @@ class ShortKernel:
                 if c < columns:
                     for j in cutlass.range_constexpr(c // 2, (c + chunk) // 2):
                         if const_expr(2 * j + 1 + odd < C):
-                            if 2 * j + 1 + odd < columns:
+                            if short_work.word_is_written(j, columns, odd):
                                 sX[j + odd] = self.word(rX, j, odd)
                         if const_expr(odd == 0):
-                            if 2 * j + 1 == columns:
+                            if short_work.word_is_last(j, columns):
                                 halves[2 * j] = flat[2 * j]
 
     def word(self, rX: cute.Tensor, j: int, odd: int) -> Uint32:

@@ -336,9 +336,9 @@ def plan_short(
 ) -> ShortPlan | None:
     """The plan of the short movement; None where rows are no short ones that lie one behind another."""
     facts, table = MATHS[math_name, True], table_of(device.table)
-    if not is_dense(problem, facts):
-        return None
     rows, columns = problem.groups, problem.length
+    if not (rows and columns and is_dense(problem, facts)):
+        return None
     c = short_class(
         math_name,
         device.architecture.name,
