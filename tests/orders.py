@@ -91,7 +91,9 @@ def row_sum(plan: Plan | ShortPlan, row: int, values: np.ndarray) -> np.float32:
     return butterfly(np.add, merged, WARP)[0]
 
 
-def row_state(plan: Plan | ShortPlan, row: int, values: np.ndarray, recurrence: int) -> tuple[np.float32, np.float32]:
+def row_state(
+    plan: Plan | ShortPlan, row: int, values: np.ndarray, recurrence: int
+) -> tuple[np.float32, np.float32]:
     """(maximum, sum of exponentials) of a row; recurrence: vectors that a thread takes at a time with a maximum of
     their own, 0 where that of its lanes comes first."""
     c = plan.kernel

@@ -275,7 +275,10 @@ def test_precompile_command(tmp_path, monkeypatch, no_gpu, capsys):
     said = out_of(capsys, "precompile", "--dtype", "fp16,fp32", "--arch", "sm_89")
     assert said == f"{len(asked)} kernels for sm_89 in {tmp_path / 'store'}\n"
     assert {c.dtypes[0] for c in asked} == {"fp16", "fp32"} and {c.architecture for c in asked} == {"sm_89"}
-    assert {c.math for c in asked} == set(NAMES) and {c.edges for c in asked if c.movement == "row"} == {False, True}
+    assert {c.math for c in asked} == set(NAMES) and {c.edges for c in asked if c.movement == "row"} == {
+        False,
+        True,
+    }
     assert {c.movement for c in asked} == {"row", "short"}
 
 

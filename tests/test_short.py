@@ -1,7 +1,7 @@
 """The short movement: its plans, and who loads, reads, writes and stores what by the kernel's own index arithmetic."""
 
 from dataclasses import replace
-from itertools import product
+from itertools import product, zip_longest
 from types import SimpleNamespace
 
 import classes
@@ -20,23 +20,21 @@ from cute_softmax.plan.hardware import ARCHITECTURES, H200
 from cute_softmax.plan.order import order_of
 from cute_softmax.plan.problem import ITEM_SIZE, Operand, canonical
 from cute_softmax.plan.short import SKEW, ShortPlan, short_class
+from layouts import Layout
 
 LIMIT = table_of().short[-1].capacity
 LENGTHS = range(1, LIMIT + 1)
 SERVED = [math for math, online in MATHS if online and not MATHS[math, online].group_inputs]
-ROWS = (1, 3, 33, 100, 4097)
+ROWS = (1, 33, 4097)
 
 
 def short_plan(math, pair, rows, columns, *, offsets=(), pads=(), device=H200):
     """The plan of contiguous rows, or of rows that begin at `offsets` and lie `pads` apart, operand by operand."""
     dtypes = classes.operands(math, pair)
     full = MATHS[math, True].full
-    ends = ((0,) * len(dtypes))[:: 1]
     operands = [
         Operand(d, (columns + pad, 1) if i < full else (1 + pad, 0), offset * ITEM_SIZE[d])
-        for i, (d, offset, pad) in enumerate(
-            zip(dtypes, (*offsets, *ends), (*pads, *ends), strict=False)
-        )
+        for i, (d, offset, pad) in enumerate(zip_longest(dtypes, offsets, pads, fillvalue=0))
     ]
     return plan(math, canonical((rows, columns), (1,), operands), device)
 
@@ -60,18 +58,25 @@ def test_every_short_row_that_lies_densely():
         assert c.whole == (c.vector % made.columns == 0) and c.vector == 16 // max(c.sizes)
         # Threads with a word in common would overwrite each other's results.
         assert made.pairs or c.whole or made.columns % 2 == 0 or {*c.sizes} != {2}
-        assert checks.check(made).problems == (), made.explain()
         assert made.arguments == (made.rows, made.columns, made.warp_rows, made.ctas, 0)
+
+
+@pytest.mark.parametrize("pair", [("bf16", "bf16"), ("bf16", "fp32")], ids="->".join)
+def test_plans_have_no_problems(pair):
+    for math, n in product(("softmax", "logsumexp"), (1, 3, 4, 9, 24, 48, 57)):
+        if pair in classes.PAIRS_OF[math]:
+            made = short_plan(math, pair, 90, n)
+            assert checks.check(made).problems == (), made.explain()
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_shared_memory_is_enough_everywhere(architecture):
     device = replace(H200, architecture=ARCHITECTURES[architecture])
-    for math, n in product(SERVED, LENGTHS):
+    for math, n in product(SERVED, LENGTHS[::9]):
         for pair in classes.PAIRS_OF[math]:
             made = short_plan(math, pair, 1000, n, device=device)
             assert made.movement == "short" and made.kernel.shared_memory <= device.architecture.shared_memory
-            assert f"short_{math}" == f"{made.movement}_{made.kernel.math}" and made.explain()
+            assert "  movement   short: " in made.explain()
 
 
 def test_what_goes_another_way():
@@ -80,8 +85,11 @@ def test_what_goes_another_way():
     assert short_plan("softmax", pair, 100, 24, pads=(8, 0)).movement == "row"
     assert short_plan("softmax", pair, 100, 24, pads=(0, 1)).movement == "row"
     assert short_plan("softmax", pair, 1, 24, pads=(8, 8)).movement == "short"  # of one row there is no next
-    assert short_plan("logsumexp", pair, 100, 24, pads=(0, 1)).movement == "row"
-    assert short_plan("logsumexp", pair, 100, 24).movement == "short"
+    # Where the numbers of rows are put decides nothing.
+    apart = short_plan("logsumexp", pair, 100, 24, pads=(0, 2))
+    assert apart.movement == "short" and apart.operand_strides == ((), (3,))
+    assert apart.kernel == short_plan("logsumexp", pair, 100, 24).kernel
+    assert short_plan("logsumexp", pair, 100, 2, pads=(0, 2)).kernel.access == (8, 1)
 
 
 def test_a_tensor_that_begins_off_a_vector_is_loaded_in_smaller_pieces():
@@ -114,12 +122,14 @@ def test_classes_are_few(architecture):
 def test_few_rows_are_spread_over_the_gpu():
     few, many = (short_plan("softmax", ("bf16", "bf16"), n, 8 + 2) for n in (1 << 14, 1 << 24))
     assert few.kernel == many.kernel and few.warp_rows < many.warp_rows
-    assert few.ctas > H200.multiprocessors // 2
+    assert few.ctas * few.kernel.warps > H200.multiprocessors
 
 
 def test_one_order_whatever_the_number_of_rows_and_the_alignment():
     for n in (3, 24, 57):
-        plans = [short_plan("softmax", ("bf16", "bf16"), m, n, offsets=(o, o)) for m in ROWS for o in range(8)]
+        plans = [
+            short_plan("softmax", ("bf16", "bf16"), m, n, offsets=(o, o)) for m in ROWS for o in range(8)
+        ]
         assert len({order_of(p) for p in plans}) == 1
     assert len({order_of(short_plan("softmax", ("bf16", "bf16"), 5, n)) for n in LENGTHS}) == LIMIT
 
@@ -155,7 +165,8 @@ def vectors(made: ShortPlan, left: int):
 @pytest.mark.parametrize("pair", classes.PAIRS, ids="->".join)
 def test_each_element_has_one_place_and_comes_back_from_it(pair):
     """Loaded once, at a place of its own within the warp's shared memory, and read there by the row's thread."""
-    for n, m in product(LENGTHS, ROWS):
+    first = classes.PAIRS.index(pair)
+    for n, m in product(LENGTHS[first :: 1 if first == 0 else 5], (3, 1000)):
         made = short_plan("softmax", pair, m, n)
         c, stored = made.kernel, []
         for number in {0, (made.stretches - 1) // 2, made.stretches - 1}:
@@ -177,8 +188,11 @@ def test_each_element_has_one_place_and_comes_back_from_it(pair):
                 continue
             rows = np.concatenate([short_work.row_of(LANES, t, w.pairs) for t in range(made.turns)])
             assert sorted(rows) == list(range(made.warp_rows))
-            assert all(made.row_at(int(lane), t) == short_work.row_of(int(lane), t, w.pairs)
-                       for t in range(min(made.turns, 4)) for lane in LANES)
+            assert all(
+                made.row_at(int(lane), t) == short_work.row_of(int(lane), t, w.pairs)
+                for t in range(min(made.turns, 4))
+                for lane in LANES
+            )
             # A row in pieces that its length allows: as `pieces` has them, within one vector each.
             for size in (c.vector, c.vector // 2, 1):
                 if n % size == 0:
@@ -249,7 +263,9 @@ def test_lanes_look_at_different_banks():
 def check_short(c, found):
     """What holds for each compiled class of short rows."""
     check_compiled(c, found, 0, padding=128)
-    widths = {int(w) for name, w in (key.split() for key in accesses(found.ptx)) if name in ("cp.async", "ld")}
+    widths = {
+        int(w) for name, w in (key.split() for key in accesses(found.ptx)) if name in ("cp.async", "ld")
+    }
     assert widths >= {c.access[0] * ITEM_SIZE[c.dtypes[0]]}, widths
 
 
@@ -265,7 +281,7 @@ def sampled(architecture, every, first=0):
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_compiled_classes(architecture, tmp_path, monkeypatch):
     first = list(ARCHITECTURES).index(architecture)
-    every = 17 if architecture == "sm_90a" else 83
+    every = 37 if architecture == "sm_90a" else 83
     check_all(
         sampled(architecture, every, first),
         lambda c: check_short(c, compile_and_read(c, tmp_path, monkeypatch)),
@@ -273,7 +289,11 @@ def test_compiled_classes(architecture, tmp_path, monkeypatch):
 
 
 def test_figures_of_a_row_in_pairs_and_of_whole_ones():
-    for n, words in ((57, "begin in the middle of a word"), (4, "stay in the registers"), (48, "a place is left empty")):
+    for n, words in (
+        (57, "begin in the middle of a word"),
+        (4, "stay in the registers"),
+        (48, "a place is left empty"),
+    ):
         found = draw.figures(plan_of(1000, n))
         assert words in found["rows"].svg()
 
@@ -282,7 +302,7 @@ def test_a_wrong_map_is_found():
     made = short_plan("softmax", ("bf16", "bf16"), 100, 24)
 
     class Wrong(type(made.kernel)):
-        tv = property(lambda self: draw.drawn(made.kernel)["tv"][0])
+        tv = property(lambda self: Layout((WARP, (self.vector, self.steps)), (1, (1, WARP))))
 
     broken = replace(made, kernel=Wrong(**made.kernel.fields))
     assert checks.check(broken).problems
