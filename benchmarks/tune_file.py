@@ -46,7 +46,13 @@ def data_of(table: Table, gpu: str, figures: dict[str, Any] | None = None) -> di
     panels = {name: _lists_said(getattr(table, name)) for name in ("held", "shifted", "deep")}
     panels |= {"ahead": said(table.ahead), "streaming": _lists_said(table.streaming)}
     short = [said(config) for config in table.short]
-    return {"device": gpu, "row": rows, "short": short, "panel": panels, **({"figures": figures} if figures else {})}
+    return {
+        "device": gpu,
+        "row": rows,
+        "short": short,
+        "panel": panels,
+        **({"figures": figures} if figures else {}),
+    }
 
 
 def text_of(data: Any, indent: int = 0) -> str:

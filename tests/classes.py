@@ -13,7 +13,7 @@ from itertools import product
 from typing import NamedTuple
 from unittest.mock import patch
 
-from cute_softmax.plan import MATHS, NotPlanned, RowClass, row_class, vector_of
+from cute_softmax.plan import MATHS, NotPlanned, RowClass, row_class, table_of, vector_of
 from cute_softmax.plan.catalogue import ctas_counts
 from cute_softmax.plan.hardware import ARCHITECTURES
 from cute_softmax.plan.problem import ALIGNMENT, ITEM_SIZE
@@ -99,6 +99,11 @@ def intervals(
     return found
 
 
+def shorter(math: str) -> int:
+    """The longest row of the short movement."""
+    return 0 if MATHS[math, True].group_inputs else table_of().short[-1].capacity
+
+
 def ctas_of(architecture: str, pair: tuple[str, str]) -> tuple[int, ...]:
     """CTAs that rows may have, as far as other classes come of it; for one pair of dtypes of each size."""
     limit = ARCHITECTURES[architecture].cluster_limit if pair in SAME[::2] else 1
@@ -114,15 +119,25 @@ def own_intervals(math: str, architecture: str, dtypes: tuple[str, ...], ctas: i
 
 @contextmanager
 def given(ctas: int) -> Iterator[None]:
-    """Plans are made as if each row could have so many CTAs, however many rows there are."""
+    """Plans of the row movement are made as if each row could have so many CTAs, however many rows there are, and of
+    short rows, too."""
     from remembered import forget_calls
 
     from cute_softmax.plan import choose
 
-    with patch.object(choose, "ctas_a_row", lambda device, rows: ctas):
+    with patch.object(choose, "ctas_a_row", lambda device, rows: ctas), by_rows():
         forget_calls()
         yield
     forget_calls()
+
+
+@contextmanager
+def by_rows() -> Iterator[None]:
+    """Short rows are planned for the row movement, as those that lie with gaps are."""
+    from cute_softmax.plan import choose
+
+    with patch.object(choose, "plan_short", lambda *_: None):
+        yield
 
 
 def taken(math: str, architecture: str, dtypes: tuple[str, ...], **how) -> Iterator[Interval]:

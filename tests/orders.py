@@ -12,14 +12,20 @@ import numpy as np
 
 from cute_softmax.kernels.common.reduce import tree
 from cute_softmax.plan import WARP, Plan
+from cute_softmax.plan.short import ShortPlan
 
 LOWEST = np.float32(-3.4028234663852886e38)
 _exp = np.vectorize(lambda x: np.float32(math.exp(x)), otypes=[np.float32])
 
 
-def elements_of(plan: Plan, row: int, values: np.ndarray, padding: float) -> np.ndarray:
+def elements_of(plan: Plan | ShortPlan, row: int, values: np.ndarray, padding: float) -> np.ndarray:
     """(CTAs, threads, elements) of a row, as its threads have them in registers: vectors, then scalars."""
-    c, n = plan.row_class, plan.columns
+    n = plan.columns
+    if isinstance(plan, ShortPlan):  # one thread's, as far as its class has room
+        held = np.full((1, 1, plan.kernel.capacity), padding, np.float32)
+        held[0, 0, :n] = values[:n]
+        return held
+    c = plan.kernel
     V, T, K, reference = c.vector, c.threads_per_row, c.steps, c.facts.reference
     start = plan.problem.offsets[reference] + plan.row_start(reference, row)
     head = min(-start % V, n) if c.edges else 0
@@ -71,12 +77,12 @@ def peers_of(c, x: np.ndarray, identity: float) -> list[np.ndarray]:
     return np.split(filled, filled.size // WARP)
 
 
-def row_sum(plan: Plan, row: int, values: np.ndarray) -> np.float32:
+def row_sum(plan: Plan | ShortPlan, row: int, values: np.ndarray) -> np.float32:
     """The sum of a row by the row math "sum"."""
-    c = plan.row_class
+    c = plan.kernel
     held = elements_of(plan, row, values, 0.0)
     x = butterfly(np.add, tree(np.add, [*np.moveaxis(held, -1, 0)]), min(c.threads_per_row, WARP))
-    if not c.exchanges:
+    if isinstance(plan, ShortPlan) or not c.exchanges:
         return x[0, 0]
     parts = peers_of(c, x, 0.0)
     merged = parts[0]
@@ -85,10 +91,12 @@ def row_sum(plan: Plan, row: int, values: np.ndarray) -> np.float32:
     return butterfly(np.add, merged, WARP)[0]
 
 
-def row_state(plan: Plan, row: int, values: np.ndarray, recurrence: int) -> tuple[np.float32, np.float32]:
+def row_state(
+    plan: Plan | ShortPlan, row: int, values: np.ndarray, recurrence: int
+) -> tuple[np.float32, np.float32]:
     """(maximum, sum of exponentials) of a row; recurrence: vectors that a thread takes at a time with a maximum of
     their own, 0 where that of its lanes comes first."""
-    c = plan.row_class
+    c = plan.kernel
     held, width = elements_of(plan, row, values, -np.inf), min(c.threads_per_row, WARP)
     if recurrence:
         top = total = None
@@ -106,7 +114,7 @@ def row_state(plan: Plan, row: int, values: np.ndarray, recurrence: int) -> tupl
     else:
         top = butterfly(np.maximum, held.max(-1), width)
         total = butterfly(np.add, tree(np.add, [*np.moveaxis(exponentials(held, top), -1, 0)]), width)
-    if not c.exchanges:
+    if isinstance(plan, ShortPlan) or not c.exchanges:
         return top[0, 0], total[0, 0]
     tops, totals = peers_of(c, top, -np.inf), peers_of(c, total, 0.0)
     top, total = tops[0], totals[0]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import classes
+
 from cute_softmax.plan import PanelPlan, Plan, Prologue, facts_of, plan
 from cute_softmax.plan.hardware import ARCHITECTURES, Device
 from cute_softmax.plan.problem import ITEM_SIZE, Operand, canonical
@@ -57,4 +59,5 @@ def plan_of(
     prologue = prologue.of(name)
     query = len(shape) - 2 if prologue.causal else None
     problem = canonical(shape, (len(shape) - 1,), operands_of(name, prologue, shape, pair, **operands), query)
-    return plan(name, problem, DEVICES[architecture], prologue=prologue)
+    with classes.by_rows():
+        return plan(name, problem, DEVICES[architecture], prologue=prologue)

@@ -22,7 +22,8 @@ ZEROS = (0,) * max(len(facts.operands) for facts in MATHS.values())
 def row_plan(
     math_name, pair, rows, columns, arch, *, online=True, offsets=None, pads=None
 ) -> Plan | PanelPlan:
-    """The plan of rows that lie `pad` elements apart and begin `offset` elements past a 16-byte boundary."""
+    """The plan of rows that lie `pad` elements apart and begin `offset` elements past a 16-byte boundary; not by the
+    short movement."""
     dtypes = classes.operands(math_name, pair)
     full = MATHS[math_name, online].full
     operands = [
@@ -31,7 +32,8 @@ def row_plan(
             zip(dtypes, (*(offsets or ()), *ZEROS), (*(pads or ()), *ZEROS), strict=False)
         )
     ]
-    return plan(math_name, canonical((rows, columns), (1,), operands), DEVICES[arch], online=online)
+    with classes.by_rows():
+        return plan(math_name, canonical((rows, columns), (1,), operands), DEVICES[arch], online=online)
 
 
 class Coordinates:

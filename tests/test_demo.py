@@ -202,7 +202,7 @@ def test_classes_follow_each_other_without_a_gap(arch, dtype, math):
     dtypes, architecture = operand_dtypes(math, dtype), ARCHITECTURES[arch]
     listed = list(classes(math, architecture, dtypes))
     assert len({c.name for c in listed}) == len(set(listed)) == len(listed)
-    ragged = [replace(c, edges=True) for c in listed if c.vector > 1]
+    ragged = [replace(c, edges=True) for c in listed if c.movement == "row" and c.vector > 1]
     assert list(classes(math, architecture, dtypes, edges=True)) == ragged
     lengths = [0, *map(longest_row, listed)]
     assert lengths == sorted(set(lengths))
@@ -212,8 +212,8 @@ def test_classes_follow_each_other_without_a_gap(arch, dtype, math):
             operands = [Operand(dtype, (columns, 1))] * facts.full
             operands += [Operand(d, (1, 0)) for d in dtypes[facts.full :]]
             problem = canonical((64, columns), (1,), operands)
-            got = plan(math, problem, replace(H200, architecture=architecture)).row_class
-            assert got == replace(c, edges=columns % c.vector > 0)
+            got = plan(math, problem, replace(H200, architecture=architecture)).kernel
+            assert got == (c if c.movement == "short" else replace(c, edges=columns % c.vector > 0))
     with pytest.raises(NotPlanned):
         row_class(math, architecture, dtypes, lengths[-1] + 1, edges=False, access=listed[-1].access)
 
@@ -275,7 +275,11 @@ def test_precompile_command(tmp_path, monkeypatch, no_gpu, capsys):
     said = out_of(capsys, "precompile", "--dtype", "fp16,fp32", "--arch", "sm_89")
     assert said == f"{len(asked)} kernels for sm_89 in {tmp_path / 'store'}\n"
     assert {c.dtypes[0] for c in asked} == {"fp16", "fp32"} and {c.architecture for c in asked} == {"sm_89"}
-    assert {c.math for c in asked} == set(NAMES) and {c.edges for c in asked} == {False, True}
+    assert {c.math for c in asked} == set(NAMES) and {c.edges for c in asked if c.movement == "row"} == {
+        False,
+        True,
+    }
+    assert {c.movement for c in asked} == {"row", "short"}
 
 
 def test_precompile_what_a_program_used(tmp_path, monkeypatch, capsys):

@@ -165,8 +165,9 @@ def test_out_that_a_kernel_can_write(kernels):
     x = example((4, 6))
     for out in (x, torch.empty(4, 6), torch.empty(4, 9)[:, 2:8], torch.empty(4, 6, dtype=torch.bfloat16)):
         assert softmax(x, out=out) is out
-    assert [p.row_strides for p in kernels] == [(6, 6), (6, 6), (6, 9), (6, 6)]
-    assert kernels[-1].row_class.dtypes == ("fp32", "bf16")
+    assert [p.movement for p in kernels] == ["short", "short", "row", "short"]
+    assert kernels[2].row_strides == (6, 9)
+    assert kernels[-1].kernel.dtypes == ("fp32", "bf16")
     halves = torch.empty(8, 6)
     softmax(halves[:4], out=halves[4:])
     assert softmax(torch.empty(0, 6), out=torch.empty(0, 6)).shape == (0, 6)
@@ -174,7 +175,7 @@ def test_out_that_a_kernel_can_write(kernels):
 
 
 def test_any_dimension_is_launched(kernels):
-    for dim, movement in ((0, "column"), (1, "row"), ((0, 1), "row")):
+    for dim, movement in ((0, "column"), (1, "short"), ((0, 1), "short")):
         softmax(example((4, 6)), dim, out=torch.empty(4, 6))
         assert kernels[-1].movement == movement
     softmax(example((2, 3, 4)), (0, 2), out=torch.empty(2, 3, 4))
@@ -203,8 +204,10 @@ def recorded(plan):
 
 
 def test_calls_pass_arguments_then_addresses_with_strides():
-    plain = plan_softmax((8, 64))
-    assert recorded(plain) == (7, 8, 64, plain.ctas, 0, 1000, 64, 1001, 64)
+    plain = plan_softmax((8, 72))
+    assert recorded(plain) == (7, 8, 72, plain.ctas, 0, 1000, 72, 1001, 72)
+    short = plan_softmax((8, 64))
+    assert recorded(short) == (7, 8, 64, short.warp_rows, short.ctas, 0, 1000, 1001)
     sliced = plan_softmax(example((4, 5, 64))[:, :3])
     assert recorded(sliced) == (7, 12, 64, sliced.ctas, 0, 3, 1000, 320, 64, 1001, 192, 64)
 

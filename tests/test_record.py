@@ -6,7 +6,7 @@ import test_matmul_backward_plan
 import test_matmul_mma
 from test_panel_compile import selection
 
-from cute_softmax.plan.describe import plan_matmul_shape
+from cute_softmax.plan.describe import plan_matmul_shape, plan_of
 from cute_softmax.plan.hardware import H200
 from cute_softmax.plan.mean import plan_share
 from cute_softmax.plan.problem import Operand, contiguous
@@ -18,6 +18,7 @@ from cute_softmax.runtime import launch, record
 def every_kind():
     yield from classes.launched("sm_90a")
     yield from selection("sm_90a", "softmax", 3)
+    yield from (plan_of(100, columns).kernel for columns in (4, 57))
     yield plan_matmul_shape((4, 64, 128), 64, "bf16").kernel
     yield test_matmul_mma.planned("sm_80", (2,), 64, 128, 64).kernel
     yield from (one.kernel for one in test_matmul_backward_plan.planned((2,), 64, 128, 64).launches)

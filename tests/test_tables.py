@@ -27,6 +27,8 @@ def test_tables_hold_configurations_in_order(name):
         for precise in (True, False):
             capacities = [c.capacity for c in found if c.precise in (None, precise)]
             assert capacities == sorted(capacities)
+    capacities = [c.capacity for c in table.short]
+    assert capacities == sorted(set(capacities)) and all(n % 4 == 0 for n in capacities)
     for found in (table.held, table.shifted):
         assert set(found) == {1, 2} and all(found.values())
     assert set(table.deep) <= {(way, inputs) for way in ("row", "column") for inputs in (1, 2)}
@@ -48,12 +50,14 @@ def test_a_table_is_what_plans_are_made_of(tmp_path):
 
     def change(data):
         data["row"]["many"]["softmax"][0]["steps"] = 2
+        data["row"]["many"]["softmax"][2]["threads"] = 64
+        data["short"][-1]["threads"] = 64
         data["panel"]["held"]["1"][0] = {"threads": 512, "steps": 16}
 
     path = written(tmp_path, change)
     mine, theirs = table_of(path), table_of("h200")
     assert mine.digest != theirs.digest and mine.title == f"mine, {mine.digest}"
-    for shape, dim in (((4096, 64), -1), ((64, 4096), 0)):
+    for shape, dim in (((4096, 64), -1), ((4096, 72), -1), ((64, 4096), 0)):
         usual, changed = (plan_softmax(shape, dim, device=replace(H200, table=t)) for t in ("h200", path))
         assert usual.kernel != changed.kernel
         assert f"table      mine, {mine.digest}" in changed.explain()
@@ -73,6 +77,7 @@ def test_a_digest_is_of_what_the_lines_say():
     ("change", "words"),
     [
         (lambda data: data.pop("panel"), "KeyError: 'panel'"),
+        (lambda data: data.pop("short"), "KeyError: 'short'"),
         (lambda data: data["row"]["many"]["softmax"][0].update(wide=3), "wide"),
         (lambda data: data["row"].update(many=[]), "AttributeError"),
     ],

@@ -68,7 +68,9 @@ NAMES = {
 }
 
 
-def drawn(c: RowClass | ShortClass | PanelClass | MatmulClass | MatmulBackwardClass | TopkClass) -> dict[str, AnyLayout]:
+def drawn(
+    c: RowClass | ShortClass | PanelClass | MatmulClass | MatmulBackwardClass | TopkClass,
+) -> dict[str, AnyLayout]:
     """The layouts that figures of a Plan class draw, under the names by which its kernel tells them while it
     is traced (`layouts.trace.observing`)."""
     return MODULES[c.movement].drawn(c)

@@ -94,15 +94,16 @@ class ShortKernel:
         warp_rows: Int32,
         ctas: Int32,
         evict_last: Int32,
-        *addresses: Int64,
+        *operands: Int64,
     ):
         """Launch.
 
         warp_rows: rows of a warp's stretch. ctas: of the grid. evict_last: whether reads ask L2 to keep them, see
-        `copy.read_policy`. addresses: of each operand, in bytes.
+        `copy.read_policy`. operands: the address of each full operand in bytes, then (address,
+        stride in elements) of each group output.
         """
         s = self.spec
-        self.kernel(rows, columns, warp_rows, evict_last, addresses).launch(
+        self.kernel(rows, columns, warp_rows, evict_last, operands).launch(
             grid=[ctas, 1, 1],
             block=[s.threads, 1, 1],
             stream=stream,
@@ -110,8 +111,8 @@ class ShortKernel:
         )
 
     @cute.kernel
-    def kernel(self, rows: Int64, columns: Int32, warp_rows: Int32, evict_last: Int32, addresses: tuple):
-        s = self.spec
+    def kernel(self, rows: Int64, columns: Int32, warp_rows: Int32, evict_last: Int32, operands: tuple):
+        s, F = self.spec, self.spec.facts.full
 
         # Coordinates: the thread's lane, and which stretch its warp has.
         lane, warp = cute.arch.lane_idx(), cute.arch.warp_idx()
@@ -136,7 +137,8 @@ class ShortKernel:
             first_row=number * warp_rows,
             left=left,
             rows=left // columns,
-            mX=global_tensors(self.dtypes, addresses, 0),
+            mX=global_tensors(self.dtypes[:F], operands[:F], 0)
+            + global_tensors(self.dtypes[F:], operands[F:], 1),
             sX=sX,
             policy=read_policy(evict_last),
             skew=short_work.skew_of(columns, s.vector),
@@ -165,7 +167,9 @@ class ShortKernel:
                 sX.append(of_all[None, warp])
             else:
                 taken = sX[s.sources[i]]
-                sX.append(cute.make_tensor(cute.recast_ptr(taken.iterator, dtype=self.dtypes[i]), taken.layout))
+                sX.append(
+                    cute.make_tensor(cute.recast_ptr(taken.iterator, dtype=self.dtypes[i]), taken.layout)
+                )
         return sX
 
     # Vectors of a stretch.
@@ -242,7 +246,8 @@ class ShortKernel:
         """Registers to global memory, `access` elements at a time."""
         for j in range(0, cute.size(src), access):
             part = cute.make_layout(access)
-            store(cute.make_tensor(src.iterator + j, part), cute.make_tensor(dst.iterator + j, part))
+            to = dst.iterator + cute.crd2idx(j, dst.layout)
+            store(cute.make_tensor(src.iterator + j, part), cute.make_tensor(to, part))
 
     # Rows of a thread.
 
@@ -264,9 +269,16 @@ class ShortKernel:
                 self.exchange(stretch, i, at[r], self.flat(rY), True)
             for j in cutlass.range_constexpr(len(self.group_outputs)):
                 i = self.group_outputs[j]
-                gX = stretch.mX[i].element(stretch.first_row + at[r])
+                gX = self.number_of(stretch, i, at[r])
                 if at[r] < stretch.rows:
                     gX[0] = groups[j].to(self.dtypes[i])
+
+    def number_of(self, stretch: Stretch, i: int, row: Int32) -> cute.Tensor:
+        """gX: what group output i has for a row of the stretch, and behind it those of the next rows."""
+        mX, access = stretch.mX[i], self.spec.access[i]
+        stride = mX.kept[0] if access == 1 else 1
+        start = global_pointer(mX.dtype, mX.address, (stretch.first_row + row) * stride, access * mX.itemsize)
+        return cute.make_tensor(start, cute.make_layout(self.spec.rows_per_thread, stride=stride))
 
     def empty(self, i: int) -> cute.Tensor:
         """Registers for a row of operand i, (element of a piece, piece)."""
@@ -339,9 +351,12 @@ class ShortKernel:
         size: cutlass.Constexpr[int],
     ):
         """A row of pieces of so many elements."""
-        for j in cutlass.range_constexpr(0, self.spec.capacity, size):
-            if j < stretch.columns:
-                self.move(self.piece_at(stretch, i, row, j, size), self.part(flat, j, size), write)
+        C = self.spec.capacity
+        chunk = min(CHUNK, C)  # of a single loop of so many turns the compiler warns
+        for c in cutlass.range_constexpr(0, C, chunk):
+            for j in cutlass.range_constexpr(c, c + chunk, size):
+                if j < stretch.columns:
+                    self.move(self.piece_at(stretch, i, row, j, size), self.part(flat, j, size), write)
 
     def move(self, sX: cute.Tensor, rX: cute.Tensor, write: bool):
         """Shared memory to registers, or the opposite."""
@@ -408,14 +423,14 @@ class ShortKernel:
             else:
                 if c < columns:
                     for j in cutlass.range_constexpr(c // 2, (c + chunk) // 2):
-                        if 2 * j + odd < columns:
+                        if short_work.word_is_read(j, columns, odd):
                             held[j + odd] = sX[j + odd]
                         if const_expr(odd == 1):
                             rX[j] = funnel_shift(held[j], held[j + 1], Int32(HALF))
                         else:
                             # Behind the row's last element comes another row.
                             last = (held[j] & Uint32(0xFFFF)) | (nothing & Uint32(0xFFFF0000))
-                            rX[j] = select(2 * j + 1 == columns, last, held[j])
+                            rX[j] = select(short_work.word_is_last(j, columns), last, held[j])
 
     def two(self, i: int) -> Uint32:
         """Two elements that count as nothing."""
@@ -447,10 +462,10 @@ class ShortKernel:
                 if c < columns:
                     for j in cutlass.range_constexpr(c // 2, (c + chunk) // 2):
                         if const_expr(2 * j + 1 + odd < C):
-                            if 2 * j + 1 + odd < columns:
+                            if short_work.word_is_written(j, columns, odd):
                                 sX[j + odd] = self.word(rX, j, odd)
                         if const_expr(odd == 0):
-                            if 2 * j + 1 == columns:
+                            if short_work.word_is_last(j, columns):
                                 halves[2 * j] = flat[2 * j]
 
     def word(self, rX: cute.Tensor, j: int, odd: int) -> Uint32:
@@ -491,11 +506,7 @@ class ShortKernel:
                 rY = cute.make_rmem_tensor(R, self.dtypes[i])
                 for r in cutlass.range_constexpr(R):
                     rY[r] = found[r][1][j].to(self.dtypes[i])
-                mX = stretch.mX[i]
-                at = global_pointer(
-                    mX.dtype, mX.address, stretch.first_row + first // s.capacity, s.access[i] * mX.itemsize
-                )
-                gY = cute.make_tensor(at, cute.make_layout(R))
+                gY = self.number_of(stretch, i, first // s.capacity)
                 self.store_some(rY, gY, (stretch.left - first) // s.capacity, s.access[i])
 
     def row_in(self, rX: cute.Tensor, r: int, k: int) -> Fragment:

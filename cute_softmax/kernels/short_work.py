@@ -52,3 +52,19 @@ def place_of_step(lane: Int32, step: int, skew: Int32) -> Int32:
 def begins_within(start: Int32) -> Boolean:
     """Whether a row of 16-bit elements that begins at this one begins in the middle of a word."""
     return (start & 1) == 1
+
+
+def word_is_read(j: int, columns: Int32, odd: int) -> Boolean:
+    """Whether word j + odd holds elements of a row of 16-bit elements that begins in word 0, `odd` past its beginning,
+    and that the word before does not hold."""
+    return 2 * j + odd < columns
+
+
+def word_is_last(j: int, columns: Int32) -> Boolean:
+    """Whether of the elements 2 * j and 2 * j + 1 the first is the row's last."""
+    return 2 * j + 1 == columns
+
+
+def word_is_written(j: int, columns: Int32, odd: int) -> Boolean:
+    """Whether all of word j + odd is the row's."""
+    return 2 * j + 1 + odd < columns

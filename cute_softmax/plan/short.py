@@ -38,7 +38,8 @@ class ShortClass(ClassBase):
     capacity: elements of the longest row; of all rows if they are `whole`.
     whole: whether a vector holds several rows, or one: then rows stay in the registers that they are loaded to.
     vector: elements of an access, 16 bytes of the widest full operand. access: per operand, elements of one load or
-        store: `vector` (1 for group outputs), or fewer where the tensor begins off that boundary.
+        store: `vector`, or fewer where the tensor begins off that boundary; of group outputs those of a vector's rows,
+        1 where they lie apart.
     steps: vectors that a thread loads; rows_per_thread: rows that it works on at once, those of a vector if they are
         whole; threads: of a CTA; min_blocks: CTAs that an SM must hold.
     """
@@ -135,8 +136,8 @@ class ShortClass(ClassBase):
 
     @property
     def signature(self) -> str:
-        """Rows, columns, rows of a warp, CTAs, the cache policy, addresses."""
-        return "liiii" + "l" * len(self.dtypes)
+        """Rows, columns, rows of a warp, CTAs, the cache policy, addresses, those of group outputs with a stride each."""
+        return "liiii" + "l" * (len(self.dtypes) + len(self.facts.group_outputs))
 
     @property
     def name(self) -> str:
@@ -159,11 +160,13 @@ def short_class(
     columns: int,
     *,
     offsets: Sequence[int] = (),
+    apart: bool = False,
     table: Table | None = None,
 ) -> ShortClass | None:
     """The class of short rows of so many elements; None where rows of other movements begin.
 
-    offsets: of the operands past a 16-byte boundary, in elements; nothing for aligned ones.
+    offsets: of the operands past a 16-byte boundary, in elements; nothing for aligned ones. apart: whether numbers of
+    groups lie with gaps.
     """
     facts = MATHS[math_name, True]
     config = next((c for c in (table or table_of()).short if columns <= c.capacity), None)
@@ -173,15 +176,12 @@ def short_class(
     vector = ALIGNMENT // widest
     whole = vector % columns == 0
     unit = WARP * vector * widest  # bytes of one vector a lane
-    if whole:
-        steps = config.whole_bytes // unit
-        full, each = vector, vector // columns
-    else:
-        steps = _stretch(config, widest) // unit
-        full, each = vector, 1
+    steps = (config.whole_bytes if whole else _stretch(config, widest)) // unit
+    each = vector // columns if whole else 1
     placed = offsets or (0,) * len(dtypes)
+    numbers = 1 if apart else each  # side by side
     access = tuple(
-        math.gcd(full if i < facts.full else min(each, ALIGNMENT // ITEM_SIZE[d]), offset)
+        math.gcd(vector if i < facts.full else min(numbers, ALIGNMENT // ITEM_SIZE[d]), offset)
         for i, (d, offset) in enumerate(zip(dtypes, placed, strict=True))
     )
     return ShortClass(
@@ -246,8 +246,9 @@ class ShortPlan(PlanBase):
 
     @property
     def operand_strides(self) -> tuple[tuple[int, ...], ...]:
-        """None: of dense rows the length says all."""
-        return ((),) * len(self.kernel.dtypes)
+        """Of rows that lie densely the length says all; of group outputs the stride from row to row, in elements."""
+        facts = self.kernel.facts
+        return ((),) * facts.full + tuple((s,) for s in _strides(self.problem)[facts.full :])
 
     @property
     def stretches(self) -> int:
@@ -324,13 +325,17 @@ class ShortPlan(PlanBase):
 
 
 def is_dense(problem: Problem, facts: Math) -> bool:
-    """Whether rows lie one behind another in every operand, and their numbers, too."""
+    """Whether rows lie one behind another in every operand."""
     if len(problem.kept) > 1 or len(problem.reduced) > 1:
         return False
     if problem.reduced and any(s != 1 for s in problem.reduced[0].strides[: facts.full]):
         return False
-    wanted = (problem.length,) * facts.full + (1,) * (len(problem.dtypes) - facts.full)
-    return not problem.kept or problem.kept[0].strides == wanted
+    return not problem.kept or all(s == problem.length for s in _strides(problem)[: facts.full])
+
+
+def _strides(problem: Problem) -> tuple[int, ...]:
+    """Of each operand, from row to row; 1 where there is but one."""
+    return problem.kept[0].strides if problem.kept else (1,) * len(problem.dtypes)
 
 
 def plan_short(
@@ -338,15 +343,16 @@ def plan_short(
 ) -> ShortPlan | None:
     """The plan of the short movement; None where rows are no short ones that lie one behind another."""
     facts, table = MATHS[math_name, True], table_of(device.table)
-    if not is_dense(problem, facts):
-        return None
     rows, columns = problem.groups, problem.length
+    if not (rows and columns and is_dense(problem, facts)):
+        return None
     c = short_class(
         math_name,
         device.architecture.name,
         problem.dtypes,
         columns,
         offsets=problem.offsets,
+        apart=any(s != 1 for s in _strides(problem)[facts.full :]),
         table=table,
     )
     if c is None or c.shared_memory > device.architecture.shared_memory:

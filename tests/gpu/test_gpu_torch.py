@@ -326,7 +326,7 @@ def test_explain_tells_what_runs():
 
 def test_launch_errors_name_the_class():
     """What CUDA refuses (here: a grid of 0 CTAs) is a RuntimeError, and the next call works."""
-    x = random((4, 64), torch.bfloat16)
+    x = random((4, 72), torch.bfloat16)
     y = softmax(x)
     call = launch.call_of("softmax", (x, y), (1,))
     bad = launch.Call(call.plan, call.function)

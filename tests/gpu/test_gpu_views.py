@@ -33,7 +33,7 @@ def test_forward_and_backward(columns, dtype):
         for _ in range(2):
             assert equal_bits(softmax(x), y), "a second call gave other bits"
         plan = launch.call_of("softmax", (x, y), (x.dim() - 1,)).plan
-        assert plan.row_class.kept_modes == modes or 1 in x.shape
+        assert getattr(plan.kernel, "kept_modes", 1) == modes or 1 in x.shape
         dy = random(x.shape, x.dtype, seed=1)
         strided = torch.empty_like(dy.flatten().repeat(2)).as_strided(
             x.shape, [2 * s for s in dy.stride()[:-1]] + [1]
