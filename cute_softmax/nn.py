@@ -161,6 +161,7 @@ class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
         reduction: "mean", "sum" or "none".
         label_smoothing: From 0 to 1, the share of a uniform distribution in the targets.
         scale: A number that the logits are multiplied by.
+        softcap: As for `cross_entropy`.
         lse_square_scale: A factor on the square of each row's logsumexp, which is added to its loss.
         dtype: Of the loss. None: the input's, or float32 under autocast.
         one_visit: As for `cross_entropy`.
@@ -175,6 +176,7 @@ class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
     """
 
     scale: float = 1.0
+    softcap: float | None = None
     lse_square_scale: float = 0.0
     dtype: torch.dtype | None = None
     one_visit: bool | None = None
@@ -189,6 +191,7 @@ class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
         reduction: str = "mean",
         label_smoothing: float = 0.0,
         scale: float = 1.0,
+        softcap: float | None = None,
         lse_square_scale: float = 0.0,
         dtype: torch.dtype | None = None,
         one_visit: bool | None = None,
@@ -198,7 +201,8 @@ class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
         super().__init__(
             weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
         )
-        self.scale, self.lse_square_scale, self.dtype = scale, lse_square_scale, dtype
+        self.scale, self.softcap, self.dtype = scale, softcap, dtype
+        self.lse_square_scale = lse_square_scale
         self.one_visit, self.grad_scale, self.inplace_backward = one_visit, grad_scale, inplace_backward
 
     def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -219,6 +223,7 @@ class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
             reduction=self.reduction,
             label_smoothing=self.label_smoothing,
             scale=self.scale,
+            softcap=self.softcap,
             lse_square_scale=self.lse_square_scale,
             dtype=self.dtype,
             one_visit=self.one_visit,

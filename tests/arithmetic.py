@@ -185,7 +185,8 @@ def row(
         score = []
         if chosen is not None and numbers.get("found") is None:
             x = Number(inputs[0][chosen])
-            score = [x * Number(numbers["scale"]) if "scale" in numbers else x]
+            x = x * Number(numbers["scale"]) if "scale" in numbers else x
+            score = [online.capped(x, Number(numbers["softcap"])) if "softcap" in numbers else x]
         groups = [float(g.value) for g in maths_[0].group_results(states[0], *score)]
         target = None
         if c.prologue.target:

@@ -69,11 +69,8 @@ class Launches(list):
                 invariant=invariant,
             )
         )
-        outputs = (
-            3
-            if prologue.target == "loss"
-            else {"entropy": 3, "selective": 3, "selective_entropy": 4}.get(name, 1)
-        )
+        outputs = {"entropy": 3, "selective": 3 + prologue.even, "selective_entropy": 4}.get(name, 1)
+        outputs = 3 if prologue.target == "loss" else outputs
         results = simulated(name, list(tensors[:-outputs]), dims, prologue, list(numbers), query)
         for result, value in zip(tensors[-outputs:], results, strict=True):
             for d in range(result.dim()):  # group outputs
@@ -253,11 +250,14 @@ def float_of(bits: int) -> float:
 def simulated(name, tensors, dims, prologue, numbers, query):
     """The results in float64, each of full shape."""
     scale = numbers.pop(0) if prologue.scale == "number" else 1.0
+    cap = numbers.pop(0) if prologue.softcap else None
     alpha = numbers.pop(0) if prologue.alpha == "number" else 1.0
     offset = numbers.pop(0) if prologue.causal else None
     ignored = numbers.pop(0) if prologue.target == "loss" else None
     squares = numbers.pop(0) if prologue.squares else 0.0
+    smoothing = numbers.pop(0) if prologue.even and prologue.target == "loss" else 0.0
     assert not numbers
+    even = tensors.pop().double() if prologue.even and prologue.target == "found" else 0.0
     found = target = None
     of_entropy, down = (tensors.pop().double(), tensors.pop().double()) if prologue.entropy else (0.0, 0.0)
     more = tensors.pop().double() if prologue.more else 0.0
@@ -292,6 +292,8 @@ def simulated(name, tensors, dims, prologue, numbers, query):
         d = (scale * d).masked_fill(nothing, 0)
         return [d if below is None else d.masked_fill(~below, 0)]
     x = first.double() * scale
+    x = x if cap is None else cap * torch.tanh(x / cap)
+    slope = 1.0 if cap is None else 1 - (x / cap) ** 2
     if prologue.bias:
         x = x + others.pop(0).double()
     if prologue.mask:
@@ -306,24 +308,28 @@ def simulated(name, tensors, dims, prologue, numbers, query):
     if name == "softmax":
         y = e / (torch.where(total == 0, 1.0, total) if prologue.zero else total)
         if prologue.target == "loss":
-            return loss_and_gradient(x, y, lse, target, ignored, squares, alpha)
+            return loss_and_gradient(x, y, lse, target, ignored, squares, smoothing, alpha, slope)
         if target is not None:
             at = torch.arange(x.shape[-1]) == target
             d = alpha * torch.where(at, torch.expm1(found), y) + torch.where(at, more, 0.0)
             x = torch.where(at, found + lse, x)
         else:
             d = alpha * y
-        return [d + torch.where(y == 0, 0.0, down * y * (x - lse + of_entropy)) if prologue.entropy else d]
+        d = d + torch.where(y == 0, 0.0, down * y * (x - lse + of_entropy)) if prologue.entropy else d
+        # `more` has the part of `even` in it.
+        return [(d + (even if target is None else torch.where(at, 0.0, even))) * slope]
     if name == "log_softmax":
         y = x - lse
         return [torch.where(lse == -INF, x, y) if prologue.zero else y]
     if name == "entropy" or chosen is not None:
         p, log = e / total, total.log()
-        results = [top, log, -torch.where(p == 0, 0.0, p * (x - lse)).sum(dims, True)]
+        entropies = -torch.where(p == 0, 0.0, p * (x - lse)).sum(dims, True)
+        results = [top, log, (x - lse).mean(dims, True) if prologue.even else entropies]
         if chosen is not None:
             assert dims == (x.dim() - 1,)
             results.insert(0, x.gather(-1, chosen[..., :1]) - top - log)
-        return [r.expand(x.shape) for r in (results[:3] if name == "selective" else results)]
+        count = 3 if name == "selective" and not prologue.even else 4
+        return [r.expand(x.shape) for r in results[:count]]
     return [
         {"logsumexp": lambda: lse, "amax": lambda: top, "sum": lambda: x.sum(dims, True)}[name]().expand(
             x.shape
@@ -331,13 +337,15 @@ def simulated(name, tensors, dims, prologue, numbers, query):
     ]
 
 
-def loss_and_gradient(x, y, lse, target, ignored, squares, alpha):
-    """The gradients of the rows' losses in the scores times alpha, the losses and the logsumexps."""
+def loss_and_gradient(x, y, lse, target, ignored, squares, smoothing, alpha, slope):
+    """The gradients of the rows' losses in the elements times alpha, the losses and the logsumexps."""
     counts = target != ignored
     index = torch.where(counts, target, 0)[..., :1]
-    loss = lse - x.gather(-1, index) + squares * lse.square()
-    d = y * (1 + 2 * squares * lse) - (torch.arange(x.shape[-1]) == index).double()
-    results = torch.where(counts, alpha * d, 0.0), torch.where(counts, loss, 0.0), lse
+    loss = lse - (1 - smoothing) * x.gather(-1, index) + squares * lse.square()
+    loss = loss - smoothing * x.mean(-1, keepdim=True) if smoothing else loss
+    at = (torch.arange(x.shape[-1]) == index).double()
+    d = y * (1 + 2 * squares * lse) - (1 - smoothing) * at - smoothing / x.shape[-1]
+    results = torch.where(counts, alpha * slope * d, 0.0), torch.where(counts, loss, 0.0), lse
     return [r.expand(x.shape) for r in results]
 
 

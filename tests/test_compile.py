@@ -52,8 +52,9 @@ STACK = {
 STACK_OF_MODES = {1: 0, 2: 16, 5: 192}
 # Of a loss the arguments of the message about an index out of range, for each row of a thread.
 STACK_OF_LOSSES = 56
-# What a row has of numbers, beside the addresses of 20 vectors (fp32 in clusters of 8).
-STACK_OF_ENTROPIES = 8
+# Of the gradients of several numbers of a row those numbers, where CTAs that share an SM leave few registers; likewise
+# what a cap and its slope are made of.
+STACK_OF_HEADS, STACK_OF_CAPS = 8, 24
 
 
 @pytest.fixture
@@ -99,8 +100,8 @@ def may_use_stack(c: RowClass) -> int:
     """Bytes of stack that the table allows."""
     allowed = [n for (m, names), (n, _) in STACK.items() if m == c.math and fnmatch(c.name, names)]
     losses = STACK_OF_LOSSES * c.rows_per_thread if c.prologue.target == "loss" else 0
-    entropies = STACK_OF_ENTROPIES * c.prologue.entropy
-    return max(allowed, default=0) + STACK_OF_MODES[c.kept_modes] + losses + entropies
+    heads = STACK_OF_HEADS * (c.prologue.entropy or c.prologue.more) + STACK_OF_CAPS * c.prologue.softcap
+    return max(allowed, default=0) + STACK_OF_MODES[c.kept_modes] + losses + heads
 
 
 def check_rows(found: Iterable[RowClass], compiled: Callable[[RowClass], Compiled]):

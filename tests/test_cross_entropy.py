@@ -120,6 +120,7 @@ def test_beyond_torchs(how):
         {},
         {"reduction": "none", "return_lse": True, "scale": 0.7},
         {"label_smoothing": 0.2, "lse_square_scale": 0.1},
+        {"label_smoothing": 0.2, "softcap": 2.0, "scale": 0.7, "reduction": "none", "return_lse": True},
         {"weight": torch.tensor([0.1, 2.0, 1.0, 0.5, 1.5], dtype=torch.float64), "ignore_index": 2},
     ],
     ids=lambda o: ", ".join(o),
@@ -131,25 +132,37 @@ def test_gradients_and_theirs(options):
 
 
 @pytest.mark.parametrize(
-    ("options", "backward"), [({}, 1), ({"lse_square_scale": 0.1}, 1), ({"return_lse": True}, 1)]
+    "options",
+    [
+        {},
+        {"lse_square_scale": 0.1},
+        {"return_lse": True},
+        {"label_smoothing": 0.1},
+        {"softcap": 2.0},
+        {"label_smoothing": 0.3, "softcap": 2.0, "scale": 1.5, "lse_square_scale": 0.1},
+    ],
+    ids=lambda o: ", ".join(o),
 )
-def test_one_read_forward_and_one_pass_backward(monkeypatch, options, backward):
-    """A kernel each; what autograd keeps beside the logits are numbers of rows."""
+@pytest.mark.parametrize("refuse", [False, True], ids=["kernels", "composed"])
+def test_one_read_forward_and_one_pass_backward(monkeypatch, options, refuse):
+    """A kernel each; what autograd keeps beside the logits are numbers of rows. The same where there is none."""
     launches = simulated.install(monkeypatch)
+    launches.refuse = refuse
     x, target = example((6, 40), dtype=torch.float32).requires_grad_(), torch.randint(40, (6,))
     for _ in range(2):
         launches.clear()
         kept = []
         with torch.autograd.graph.saved_tensors_hooks(lambda t, kept=kept: kept.append(t) or t, lambda t: t):
             found = cross_entropy(x, target, **options, one_visit=False)
-        assert [launch.math for launch in launches] == ["selective"]
+        assert [launch.math for launch in launches] == ["entropy" if refuse else "selective"]
         assert all(t.numel() <= 3 * 6 for t in kept if t is not x and t.data_ptr() != x.data_ptr())
         loss = found[0] if options.get("return_lse") else found
         loss.backward()
-        assert [launch.math for launch in launches[1:]] == ["softmax"] * backward
+        assert refuse or [launch.math for launch in launches[1:]] == ["softmax"]
+    scores = capped(x * options.get("scale", 1.0), options.get("softcap"))
     expected = torch.autograd.grad(
-        functional.cross_entropy(x, target)
-        + (0.1 * torch.logsumexp(x, -1).square().mean() if "lse_square_scale" in options else 0),
+        functional.cross_entropy(scores, target, label_smoothing=options.get("label_smoothing", 0.0))
+        + (0.1 * torch.logsumexp(scores, -1).square().mean() if "lse_square_scale" in options else 0),
         x,
     )[0]
     assert torch.allclose(x.grad / 2, expected, atol=1e-6)
@@ -166,8 +179,18 @@ ONE_VISIT = {
     "a tensor of it": {"grad_scale": torch.tensor(128.0)},
     "another ignore_index": {"ignore_index": 39},
     "over the logits": {"inplace_backward": True},
-    "all": {"scale": 2.0, "lse_square_scale": 0.2, "grad_scale": 4.0, "ignore_index": 39, "reduction": "sum"},
-}
+    "smoothing": {"label_smoothing": 0.1},
+    "nothing but smoothing": {"label_smoothing": 1.0, "reduction": "sum"},
+    "softcap": {"softcap": 3.0, "scale": 2.0},
+    "all": {
+        "scale": 2.0, "lse_square_scale": 0.2, "grad_scale": 4.0, "ignore_index": 39, "reduction": "sum",
+        "label_smoothing": 0.2, "softcap": 5.0,
+    },
+}  # fmt: skip
+
+
+def capped(scores, softcap):
+    return scores if softcap is None else softcap * torch.tanh(scores / softcap)
 
 
 @pytest.mark.parametrize("options", ONE_VISIT)
@@ -190,10 +213,12 @@ def test_one_visit(monkeypatch, options, upstream):
     assert (grad.data_ptr() == leaf.data_ptr()) == bool(options.get("inplace_backward"))
 
     wide, ignored = x.double().requires_grad_(), options.get("ignore_index", -100)
-    scores = wide * options.get("scale", 1.0)
+    scores = capped(wide * options.get("scale", 1.0), options.get("softcap"))
     weight = options["weight"].double() if "weight" in options else None
-    reduction = options.get("reduction", "mean")
-    expected = functional.cross_entropy(scores, target, weight, reduction=reduction, ignore_index=ignored)
+    reduction, smoothing = options.get("reduction", "mean"), options.get("label_smoothing", 0.0)
+    expected = functional.cross_entropy(
+        scores, target, weight, reduction=reduction, ignore_index=ignored, label_smoothing=smoothing
+    )
     counts = target != ignored
     squares = options.get("lse_square_scale", 0) * torch.where(
         counts, torch.logsumexp(scores, -1).square(), 0
@@ -236,7 +261,7 @@ def test_logits_that_were_written_over_are_missed(monkeypatch):
     ("options", "words"),
     [
         ({"reduction": "none"}, "a loss for each row"),
-        ({"label_smoothing": 0.1}, "label smoothing"),
+        ({"label_smoothing": 0.1, "weight": torch.ones(40)}, "label smoothing with a weight"),
         ({"return_lse": True}, "return_lse"),
         ({"weight": torch.ones(40), "lse_square_scale": 0.1}, "lse_square_scale with a weight"),
         ({"dim": 2}, "not contiguous"),
@@ -302,6 +327,9 @@ X, TARGET = torch.zeros(3, 4), torch.tensor([0, 1, 2])
         (lambda: cross_entropy(X, TARGET, reduction="max"), ValueError, "reduction is 'max'"),
         (lambda: cross_entropy(X, TARGET, label_smoothing=1.5), ValueError, "label_smoothing is 1.5"),
         (lambda: cross_entropy(X, TARGET, scale="2"), TypeError, "scale"),
+        (lambda: cross_entropy(X, TARGET, softcap="2"), TypeError, "softcap"),
+        (lambda: cross_entropy(X, TARGET, softcap=0), ValueError, "softcap is 0: it must be positive"),
+        (lambda: cross_entropy(X, TARGET, softcap=-1.0), ValueError, "softcap is -1.0"),
         (lambda: cross_entropy(X, TARGET, grad_scale="2"), TypeError, "grad_scale"),
         (lambda: cross_entropy(X, TARGET, grad_scale=torch.ones(2)), ValueError, "grad_scale is a number"),
         (lambda: cross_entropy(X, TARGET + 2), IndexError, "from 2 to 4"),

@@ -3,8 +3,9 @@
 import arithmetic
 import numpy as np
 import pytest
-from arithmetic import class_of, close, row
+from arithmetic import Number, class_of, close, row
 
+from cute_softmax.kernels.common import online
 from cute_softmax.plan import Prologue
 
 INF = np.inf
@@ -74,3 +75,110 @@ def test_the_gradient_of_an_entropy(kind, precise, staging, scale):
             [x], {k: v for k, v in numbers.items() if k != "alpha"}, staging=staging,
         )  # fmt: skip
         assert close(alone, -of_entropy * times(p, logs + entropy))
+
+
+def scores_of(
+    x: np.ndarray, scale: float | None, softcap: float | None
+) -> tuple[np.ndarray, np.ndarray | float]:
+    """(scores, their derivatives) in float64."""
+    s = x.astype(np.float64) * (scale or 1.0)
+    if softcap is None:
+        return s, scale or 1.0
+    capped = softcap * np.tanh(s / softcap)
+    return capped, (1 - (capped / softcap) ** 2) * (scale or 1.0)
+
+
+ASKED = {
+    "plain": {},
+    "smoothing": {"smoothing": 0.1},
+    "all of it": {"smoothing": 1.0},
+    "softcap": {"softcap": 5.0},
+    "softcap and scale": {"softcap": 5.0, "scale": -0.3},
+    "everything": {"smoothing": 0.2, "softcap": 20.0, "scale": 0.7, "squares": 0.01},
+}
+
+
+@pytest.mark.parametrize("kind", ROWS)
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("staging", ["direct", "shared"])
+@pytest.mark.parametrize("asked", ASKED)
+def test_a_loss_and_its_gradient(kind, keep, staging, asked):
+    numbers = dict(ASKED[asked])
+    scale, softcap, smoothing, squares = (
+        numbers.get(n) for n in ("scale", "softcap", "smoothing", "squares")
+    )
+    if (scale or 1) < 0 and "-inf" in kind:
+        pytest.skip("times a negative number these are +inf")
+    prologue = Prologue(
+        scale="number" if scale else "", softcap=softcap is not None, alpha="groups", target="loss",
+        even=smoothing is not None, squares=squares is not None,
+    )  # fmt: skip
+    keep = keep and softcap is None and staging == "direct"  # slots are memory
+    share, z = smoothing or 0.0, squares or 0.0
+    for n in (1, 5, 33):
+        x, target = example(kind, n), min(1, n - 1)
+        scores, slope = scores_of(x, scale, softcap)
+        logs, lse = logs_of(scores), np.log(np.exp(scores - scores.max()).sum()) + scores.max()
+        found, groups, at_target = row(
+            class_of("softmax", prologue, keep=keep), [x], {**numbers, "alpha": 2.0, "index": target}, target,
+            staging=staging,
+        )  # fmt: skip
+        with np.errstate(invalid="ignore"):
+            loss = -(1 - share) * logs[target] - (share * logs.mean() if share else 0.0) + z * lse**2
+        assert close(groups[0], loss) and close(groups[1], lse)
+        gradient = np.exp(logs) * (1 + 2 * z * lse) - share / n
+        # Relative to what a squared logsumexp of 1000 multiplies.
+        assert close(found, 2.0 * gradient * slope / (scale or 1.0))
+        right = gradient[target] - (1 - share)
+        right = np.expm1(logs[target]) + share - share / n if not z else right
+        assert close(at_target, 2.0 * right * np.broadcast_to(slope, (n,))[target] / (scale or 1.0))
+
+
+@pytest.mark.parametrize("kind", ROWS)
+@pytest.mark.parametrize("staging", ["direct", "async"])
+@pytest.mark.parametrize("asked", ["smoothing", "softcap and scale", "everything"])
+def test_numbers_of_a_row(kind, staging, asked):
+    """What recomputing keeps: maximum, logarithm of the sum, what was chosen, and the mean of all logarithms."""
+    numbers = {k: v for k, v in ASKED[asked].items() if k in ("scale", "softcap")}
+    scale, softcap = numbers.get("scale"), numbers.get("softcap")
+    if (scale or 1) < 0 and "-inf" in kind:
+        pytest.skip("times a negative number these are +inf")
+    prologue = Prologue(
+        scale="number" if scale else "", softcap=softcap is not None, even="smoothing" in ASKED[asked]
+    )
+    for n in (1, 5, 33):
+        x, target = example(kind, n), min(1, n - 1)
+        logs = logs_of(scores_of(x, scale, softcap)[0])
+        _, groups, _ = row(class_of("selective", prologue), [x], numbers, target, staging=staging)
+        assert close(groups[0], logs[target])
+        assert close(groups[1] + groups[2], scores_of(x, scale, softcap)[0][target] - logs[target])
+        assert not prologue.even or close(groups[3], logs.mean())
+
+
+@pytest.mark.parametrize("softcap", [None, 4.0])
+def test_the_gradient_of_what_was_recomputed(softcap):
+    """Of a smoothed loss: the softmax less a target, a share of each class, and the slope of a cap."""
+    prologue = Prologue(softcap=softcap is not None, alpha="groups", target="found", more=True, even=True)
+    for kind in ROWS:
+        x = example(kind, 33)
+        scores, slope = scores_of(x, None, softcap)
+        logs = logs_of(scores)
+        of_found, of_even = -0.9, -0.1
+        more = -of_even + of_even / 33
+        numbers = dict(alpha=-of_found - of_even, found=logs[1], more=more, even=of_even / 33, index=1)
+        numbers |= {} if softcap is None else {"softcap": softcap}
+        found, _, at_target = row(class_of("softmax", prologue), [x], numbers, 1)
+        right = np.exp(logs) + of_even / 33
+        assert close(found, right * slope)
+        assert close(
+            at_target, (of_found + np.exp(logs) + of_even / 33)[1] * np.broadcast_to(slope, (33,))[1]
+        )
+
+
+def test_a_cap_near_and_far_from_0():
+    for x in (*np.linspace(-90, 90, 3001), 0.0, 1e-6, -1e-6, 1e30, -np.inf):
+        with np.errstate(all="ignore"):
+            found = online.capped(Number(x), Number(30.0)).value
+        right = 30.0 * np.tanh(np.float64(np.float32(x)) / 30.0)
+        assert abs(found - right) <= 2**-22 * abs(right)
+    assert np.isnan(online.capped(Number(np.nan), Number(30.0)).value)

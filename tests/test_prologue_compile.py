@@ -74,8 +74,18 @@ LOSS = Prologue(alpha="groups", target="loss")
 
 @pytest.mark.parametrize("pair", SAME[::2], ids="->".join)
 def test_losses(pair, compiled):
-    """Of rows that begin anywhere, of several rows a thread and of clusters; scaled and with squares in turns."""
-    prologues = cycle((LOSS, replace(LOSS, scale="number"), replace(LOSS, squares=True)))
+    """Of rows that begin anywhere, of several rows a thread and of clusters; with all that a loss may have in turns."""
+    prologues = cycle(
+        (
+            LOSS,
+            replace(LOSS, scale="number", even=True),
+            replace(LOSS, squares=True, softcap=True),
+            replace(LOSS, scale="number", softcap=True, even=True),
+            replace(LOSS, scale="number"),
+            replace(LOSS, even=True),
+            replace(LOSS, squares=True),
+        )
+    )
     found = []
     for columns, prologue in zip(
         (5, 40, 700, 4096, 8192, 32768, 50257, 128256, 151936, 262144), prologues, strict=False
@@ -97,15 +107,18 @@ FOUND = Prologue(alpha="groups", target="found")
 @pytest.mark.parametrize("pair", SAME[::2], ids="->".join)
 def test_gradients_of_heads(pair, compiled):
     """Of rows of every kind of configuration; with an entropy, and with what is added at the target, in turns."""
+    even = replace(FOUND, more=True, even=True)
     prologues = cycle(
         (
-            Prologue(entropy=True),
-            replace(FOUND, more=True),
-            replace(FOUND, scale="number", more=True, entropy=True),
+            *(Prologue(entropy=True), replace(FOUND, more=True), replace(even, softcap=True)),
+            *(even, replace(FOUND, scale="number", more=True, entropy=True)),
         )
     )
     shapes = zip((5, 700, 4096, 32768, 50257, 151936), prologues, strict=False)
-    check_rows([plan_of("softmax", p, (600, n), pair).row_class for n, p in shapes], compiled)
+    found = [plan_of("softmax", p, (600, n), pair).row_class for n, p in shapes]
+    for math, p in (("selective", Prologue(even=True)), ("selective_entropy", Prologue(softcap=True))):
+        found += [plan_of(math, p, (600, n), (pair[0], "fp32")).row_class for n in (700, 50257, 151936)]
+    check_rows(found, compiled)
 
 
 def test_each_part_shapes_the_code(compiled):

@@ -100,6 +100,32 @@ def test_one_kernel_and_one_matrix_backward(launches):
     assert launches[1].prologue.target and launches[1].dtypes[0] == launches[1].dtypes[-1]
 
 
+@pytest.mark.parametrize("refuse", [False, True])
+@pytest.mark.parametrize("several", [False, True])
+def test_a_softcap(refuse, several, launches):
+    """Of scores before all else: of one element of each row a kernel each way, with the entropy."""
+    launches.refuse = refuse
+    logits, index = example((4, 9)), tokens(4, 3) if several else tokens(4)
+    gradients = []
+    for seed in range(2):
+        launches.clear()
+        leaf, wide = logits.clone().requires_grad_(), logits.double().requires_grad_()
+        found = selective_log_softmax(leaf, index, scale=-0.7, softcap=1.5, return_entropy=True)
+        right = exact(1.5 * torch.tanh(wide * -0.7 / 1.5), index)
+        upstream = example(index.shape, seed=seed), example((4,), seed=3)
+        gradients = [
+            torch.autograd.grad(y, x, [g.to(t.dtype) for g, t in zip(upstream, y, strict=True)])[0]
+            for y, x in ((found, leaf), (right, wide))
+        ]
+        for ours, expected in (*zip(found, right, strict=True), gradients):
+            assert torch.allclose(ours.double(), expected, atol=1e-6)
+        if not (refuse or several):
+            assert [n.math for n in launches] == ["selective_entropy", "softmax"]
+            assert all(n.prologue.softcap for n in launches)
+    with pytest.raises(ValueError, match="softcap is 0"):
+        selective_log_softmax(logits, index, softcap=0)
+
+
 def test_repeated_tokens(launches):
     """Each of them counts, wherever they stand."""
     logits, index = example((3, 7)), torch.tensor([[1, 1, 1], [4, 2, 4], [0, 6, 0]])

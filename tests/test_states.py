@@ -106,6 +106,13 @@ FUNCTIONS = {
         ),
         "statistics",
     ),
+    "cross_entropy, smoothed and capped": Function(
+        lambda x: c.cross_entropy(x.mT, INDEX, reduction="none", label_smoothing=0.1, softcap=2.0, scale=1.5),
+        lambda x: torch.nn.functional.cross_entropy(
+            2 * torch.tanh(x.mT * 0.75), INDEX, reduction="none", label_smoothing=0.1
+        ),
+        "statistics",
+    ),
     "topk_softmax": Function(
         lambda x: c.topk_softmax(x, 3)[0], lambda x: torch.softmax(x, -1).topk(3).values, "topk_softmax"
     ),

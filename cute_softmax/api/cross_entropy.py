@@ -12,8 +12,17 @@ from ..dispatch.common.formulas import wide
 from ..dispatch.common.spec import number
 from ..dispatch.common.state import recorded, unseen
 from ..dispatch.heads import loss as visits
-from ..dispatch.heads.calls import CROSS_ENTROPY, CROSS_ENTROPY_AND_LSE, Head, check_index, on_kernel
+from ..dispatch.heads.calls import (
+    CROSS_ENTROPY,
+    CROSS_ENTROPY_AND_LSE,
+    SMOOTHED,
+    Head,
+    check_index,
+    on_kernel,
+    softcap_of,
+)
 from ..dispatch.heads.forms import first
+from ..dispatch.heads.kernels import Rows
 from ..dispatch.sharded.functions import Shard, check_rows, is_shared, row_numbers, uniform
 from ..plan import NotPlanned
 from ..runtime.invariance import in_force
@@ -38,6 +47,7 @@ def cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
     scale: float = 1.0,
+    softcap: float | None = None,
     lse_square_scale: float = 0.0,
     return_lse: bool = False,
     dtype: torch.dtype | None = None,
@@ -60,8 +70,9 @@ def cross_entropy(
     - to *recompute*, forward reads the logits once, and backward once more for any upstream; all that is kept are
       numbers of each row, in float32. This serves all other calls.
 
-    Class probabilities and label smoothing make a float32 matrix of log-probabilities, with `log_softmax`, and torch's
-    operations on it. CPU tensors, and float64 ones on any device, are computed by torch's operations.
+    Class probabilities, and label smoothing with a weight, make a float32 matrix of log-probabilities, with
+    `log_softmax`, and torch's operations on it. CPU tensors, and float64 ones on any device, are computed by torch's
+    operations.
 
     Args:
         input: (C), (N, C) or (N, C, d1, ...): a dense floating-point tensor of logits, C classes.
@@ -72,6 +83,7 @@ def cross_entropy(
         reduction: "mean" over the rows that count, by their weights; "sum"; or "none".
         label_smoothing: From 0 to 1, the share of a uniform distribution in the targets.
         scale: A number that the logits are multiplied by, 1 / temperature.
+        softcap: A positive number: scores are `softcap * tanh(input * scale / softcap)`. None: they are not capped.
         lse_square_scale: A factor on the square of each row's logsumexp, which is added to its loss (z-loss); its mean
             is that over the rows that count.
         return_lse: Also return the logsumexp of each row, of the logits times the scale.
@@ -83,7 +95,7 @@ def cross_entropy(
         inplace_backward: In one visit, write the gradient over the logits, whose values are lost then.
         group: A ProcessGroup over which rows are sharded, as for `logsumexp`: the input is (N, C) or (C) with this
             rank's slice of the classes; targets are class indices into whole rows, weights those of all classes. With
-            label smoothing the slices of a float32 matrix of log-probabilities are made.
+            label smoothing the slices of a float32 matrix of log-probabilities are made. Not with a softcap.
         vocab_start: As for `logsumexp`.
         vocab_size: As for `logsumexp`; label smoothing over slices of unequal length needs it.
 
@@ -94,8 +106,8 @@ def cross_entropy(
     Raises:
         TypeError: For an input that is not a dense, real floating-point tensor, a target that is neither integers nor
             floating-point numbers, and arguments that are no numbers.
-        ValueError: For shapes or devices that do not fit, another reduction, a label_smoothing outside 0 to 1;
-            `one_visit` or `inplace_backward` of a call that is not served in one visit.
+        ValueError: For shapes or devices that do not fit, another reduction, a label_smoothing outside 0 to 1, a
+            softcap that is not positive; `one_visit` or `inplace_backward` of a call that is not served in one visit.
         IndexError: For a target out of range on the CPU. On CUDA as for `selective_log_softmax`.
         NotPlanned: As for `softmax`.
 
@@ -108,7 +120,7 @@ def cross_entropy(
     arguments = None
     if weight is None and group is None and type(grad_scale) is float:
         arguments = (
-            ignore_index, reduction, label_smoothing, scale, lse_square_scale, return_lse, dtype, one_visit,
+            ignore_index, reduction, label_smoothing, scale, softcap, lse_square_scale, return_lse, dtype, one_visit,
             grad_scale, inplace_backward, vocab_start, vocab_size,
         )  # fmt: skip
         form = repeated(visits.known, input, target, arguments)
@@ -121,6 +133,7 @@ def cross_entropy(
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction is {reduction!r}: it is one of {', '.join(map(repr, REDUCTIONS))}")
     scale, smoothing = number("scale", scale), number("label_smoothing", label_smoothing)
+    cap = softcap_of(softcap)
     if not 0 <= smoothing <= 1:
         raise ValueError(f"label_smoothing is {label_smoothing}: it must lie in 0 to 1")
     rows, shard = _rows(input), Shard(group, vocab_start, vocab_size)
@@ -129,8 +142,10 @@ def cross_entropy(
         raise ValueError("rows that ranks share are those of (N, C) or (C), with class indices as targets")
     if not shared:
         _check_weight(weight, rows)
+    elif cap:
+        raise ValueError("a softcap of rows that ranks share: multiply and cap the logits first")
     if target.dtype.is_floating_point:
-        loss, lse, counts, total = _of_probabilities(rows, input, target, weight, smoothing, scale)
+        loss, lse, counts, total = _of_probabilities(rows, input, target, weight, smoothing, scale, cap)
     else:
         _check_target(target, rows)
         if not isinstance(grad_scale, Tensor):
@@ -139,9 +154,9 @@ def cross_entropy(
             raise ValueError("grad_scale is a number, or a tensor of one on the input's device")
         asked = visits.Loss(
             reduction == "mean", ignore_index, scale, number("lse_square_scale", lse_square_scale),
-            grad_scale, inplace_backward, result, in_force(),
+            grad_scale, inplace_backward, result, in_force(), cap, smoothing,
         )  # fmt: skip
-        refused = _unfit(rows, target, weight, reduction, smoothing, return_lse or shared, asked)
+        refused = _unfit(rows, target, weight, reduction, return_lse or shared, asked)
         if not refused and one_visit is not False and (one_visit or rows.dtype in ONE_VISIT):
             try:
                 return _visited(rows, target, weight, asked, arguments)
@@ -157,19 +172,19 @@ def cross_entropy(
             loss, even, lse = _of_shared_rows(rows, index, weight, smoothing, scale, shard)
         else:
             head = CROSS_ENTROPY_AND_LSE if lse_square_scale or return_lse else CROSS_ENTROPY
-            loss, even, lse = _of_indices(head, rows, index, weight, smoothing, scale)
+            loss, even, lse = _of_indices(head, rows, index, weight, smoothing, scale, cap)
         loss = loss if total is None else loss * total
         loss = loss if even is None else loss * (1 - smoothing) + even * smoothing
         loss = torch.where(counts, loss, 0)
     squares = None
     if lse_square_scale:
-        lse = _logsumexp(rows, scale, shard) if lse is None else lse
+        lse = _logsumexp(rows, scale, cap, shard) if lse is None else lse
         squares = number("lse_square_scale", lse_square_scale) * lse.square()
         squares = squares if counts is None else torch.where(counts, squares, 0)
     loss = _reduced(loss, squares, counts, total, reduction).to(result)
     if not return_lse:
         return loss
-    return loss, _logsumexp(rows, scale, shard) if lse is None else lse
+    return loss, _logsumexp(rows, scale, cap, shard) if lse is None else lse
 
 
 def _unfit(
@@ -177,7 +192,6 @@ def _unfit(
     target: Tensor,
     weight: Tensor | None,
     reduction: str,
-    smoothing: float,
     more: bool,
     asked: visits.Loss,
 ) -> str:
@@ -188,7 +202,7 @@ def _unfit(
         "torch traces or transforms it": not unseen(*given),
         f"{rows.dtype} on {rows.device.type}": not on_kernel(rows),
         "a loss for each row": reduction == "none",
-        "label smoothing": smoothing != 0,
+        "label smoothing with a weight": bool(asked.smoothing) and weight is not None,
         "return_lse, or rows that ranks share": more,
         "lse_square_scale with a weight": bool(asked.squares) and weight is not None,
         "a gradient of the weight": weight is not None and recorded(weight),
@@ -240,11 +254,17 @@ def _check_target(target: Tensor, rows: Tensor) -> None:
         )
 
 
-def _logsumexp(rows: Tensor, scale: float, shard: Shard) -> Tensor:
+def _logsumexp(rows: Tensor, scale: float, cap: float, shard: Shard) -> Tensor:
     if is_shared(rows, (rows.dim() - 1,), shard):
         return row_numbers(rows, None, (rows.dim() - 1,), scale, False, shard)[1]
-    rows = rows.to(wide(rows.dtype))
-    return logsumexp(rows if scale == 1 else rows * scale, -1)
+    return logsumexp(Rows((rows.dim() - 1,), scale, softcap=cap).scores(rows), -1)
+
+
+def _log_softmax(rows: Tensor, scale: float, cap: float) -> Tensor:
+    """The log-probabilities of all classes, in float32 or wider."""
+    if not cap:
+        return log_softmax(rows, -1, wide(rows.dtype), scale=scale)
+    return log_softmax(Rows((rows.dim() - 1,), scale, softcap=cap).scores(rows), -1)
 
 
 def _of_shared_rows(
@@ -261,24 +281,33 @@ def _of_shared_rows(
 
 
 def _of_indices(
-    head: Head, rows: Tensor, index: Tensor, weight: Tensor | None, smoothing: float, scale: float
+    head: Head, rows: Tensor, index: Tensor, weight: Tensor | None, smoothing: float, scale: float, cap: float
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """(the loss of each row at its index, against all classes evenly if that has a share, and its logsumexp where the
     head gives it); the even loss is weighted."""
-    if not smoothing:
-        form = repeated(head.known, rows, index, scale, -1)
+    if not smoothing or weight is None:
+        head = SMOOTHED if smoothing else head
+        form = repeated(head.known, rows, index, scale, -1, cap)
         if form is None:
-            loss = first(head, rows, index, -1, (rows.dim() - 1,), scale, wide(rows.dtype))
+            loss = first(head, rows, index, -1, (rows.dim() - 1,), scale, wide(rows.dtype), cap)
         else:
             loss = form(rows, index, scale)
+        if head is SMOOTHED:
+            return loss
         return (loss[0], None, loss[1]) if head is CROSS_ENTROPY_AND_LSE else (loss, None, None)
-    logs = log_softmax(rows, -1, wide(rows.dtype), scale=scale)
+    logs = _log_softmax(rows, scale, cap)
     even = -(logs if weight is None else logs * weight.to(logs.dtype)).mean(-1)
     return -logs.gather(-1, index.long().unsqueeze(-1)).squeeze(-1), even, None
 
 
 def _of_probabilities(
-    rows: Tensor, input: Tensor, target: Tensor, weight: Tensor | None, smoothing: float, scale: float
+    rows: Tensor,
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    smoothing: float,
+    scale: float,
+    cap: float,
 ) -> tuple[Tensor, None, None, None]:
     """The loss of each row against a distribution; all rows count, each as one."""
     if target.shape != input.shape or target.device != input.device:
@@ -286,7 +315,7 @@ def _of_probabilities(
             f"target has shape {tuple(target.shape)} on {target.device}: class probabilities have that of the input, "
             f"{tuple(input.shape)} on {input.device}"
         )
-    logs = log_softmax(rows, -1, wide(rows.dtype), scale=scale)
+    logs = _log_softmax(rows, scale, cap)
     wanted = _rows(target).to(logs.dtype)
     if smoothing:
         wanted = wanted * (1 - smoothing) + smoothing / rows.shape[-1]

@@ -10,7 +10,7 @@ import torch
 from ..dispatch.common.arguments import check_tensor, float_dtype, given_dims
 from ..dispatch.common.forms import repeated
 from ..dispatch.common.spec import number
-from ..dispatch.heads.calls import ENTROPY, SELECTED, SELECTED_AND_ENTROPY, check_index
+from ..dispatch.heads.calls import ENTROPY, SELECTED, SELECTED_AND_ENTROPY, check_index, softcap_of
 from ..dispatch.heads.forms import first
 from ..dispatch.sharded.functions import Shard, check_rows, is_shared, row_numbers
 
@@ -63,6 +63,7 @@ def selective_log_softmax(
     index: torch.Tensor,
     *,
     scale: float = 1.0,
+    softcap: float | None = None,
     return_entropy: bool = False,
     group: ProcessGroup | None = None,
     vocab_start: int | None = None,
@@ -79,6 +80,7 @@ def selective_log_softmax(
         logits: (..., N), a dense floating-point tensor.
         index: Integers from 0 to N - 1: (...) for one element of each row, or (..., K) for several.
         scale: A number that the logits are multiplied by, 1 / temperature.
+        softcap: A positive number: scores are `softcap * tanh(logits * scale / softcap)`. None: they are not capped.
         return_entropy: Also return the entropy of each row, in nats, from the same read of the logits.
         group: A ProcessGroup over which rows are sharded, as for `logsumexp`: the logits are this rank's slice of them,
             the index is one into whole rows, of one element each.
@@ -92,21 +94,25 @@ def selective_log_softmax(
     Raises:
         TypeError: For logits that are not a dense, real floating-point tensor, an index that has no integer dtype and a
             scale that is no number.
-        ValueError: For an index whose shape or device does not fit the logits.
+        ValueError: For an index whose shape or device does not fit the logits, a softcap that is not positive.
         IndexError: For an index out of range on the CPU. On CUDA the kernel names the index and its row on standard
             output and stops, which CUDA reports at the next synchronization: as torch's assertions there, it ends the
             process's context. No memory beyond the row is read.
         NotPlanned: As for `softmax`.
     """
     head = SELECTED_AND_ENTROPY if return_entropy else SELECTED
-    if group is None and (form := repeated(head.known, logits, index, scale, -1)) is not None:
+    known = (head.known, logits, index, scale, -1, softcap or 0.0)
+    if group is None and softcap != 0 and (form := repeated(*known)) is not None:
         return form(logits, index, scale)
     check_tensor("logits", logits, "selective_log_softmax")
     dtype = float_dtype(logits, None, "selective_log_softmax")
     dims, shard = given_dims(-1, logits), Shard(group, vocab_start, vocab_size)
+    cap = softcap_of(softcap)
     if is_shared(logits, dims, shard):
+        if cap:
+            raise ValueError("a softcap of rows that ranks share: multiply and cap the logits first")
         check_rows(index, logits)
         found, _, entropies = row_numbers(logits, index, dims, number("scale", scale), return_entropy, shard)
         return (found.to(dtype), entropies.to(dtype)) if return_entropy else found.to(dtype)
     check_index(index, logits)
-    return first(head, logits, index, -1, (logits.dim() - 1,), number("scale", scale), dtype)
+    return first(head, logits, index, -1, (logits.dim() - 1,), number("scale", scale), dtype, cap)

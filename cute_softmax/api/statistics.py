@@ -10,7 +10,8 @@ import torch
 
 from ..dispatch.common.arguments import check_tensor, float_dtype, given_dims
 from ..dispatch.common.spec import number
-from ..dispatch.heads.calls import Rows, serve
+from ..dispatch.heads.calls import serve
+from ..dispatch.heads.kernels import Rows
 
 
 class Statistics(NamedTuple):
@@ -81,7 +82,7 @@ def partial_statistics(
     float_dtype(logits, None, "partial_statistics")
     dims, scale = given_dims(dim, logits), number("scale", scale)
     rows = logits if logits.dim() else logits.unsqueeze(0)
-    _, top, log, entropy = serve(rows, None, Rows(dims, scale, weighted))
+    _, top, log, entropy = serve(rows, None, Rows(dims, scale, "entropy" if weighted else ""))
     top, log = top.squeeze(dims), log.squeeze(dims)
     total = log.exp()
     top = torch.where(log == -torch.inf, -torch.inf, top.detach())

@@ -11,7 +11,7 @@ from ..plan import RowClass
 from ..plan.prologue import WHOLE
 from .common.copy import DTYPES, load_if
 from .common.index import dot, select
-from .common.online import rounded_product
+from .common.online import capped, rounded_product
 from .maths.maths import RowMath
 from .row_work import Launch, Row, edge, row_of, speaks
 
@@ -143,6 +143,8 @@ class Scalars:
         score = load_if(wanted, self.element(row, 0, column)).to(Float32)
         if self.spec.prologue.scale:
             score = rounded_product(score, self.numbers(launch, self.of_group(row))["scale"])
+        if self.spec.prologue.softcap:
+            score = capped(score, self.numbers(launch, self.of_group(row))["softcap"])
         return Chosen(score, exists)
 
     def index(self, row: Row) -> cute.Tensor:

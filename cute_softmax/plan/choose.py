@@ -105,7 +105,7 @@ def plan(
     if not (prologue or invariant) and (short := plan_short(math_name, problem, device, evict_last)):
         return short
     made = _plan_rows(math_name, problem, device, online, evict_last, prologue, invariant)
-    if made is None and (prologue.target or MATHS[math_name, online].group_inputs):
+    if made is None and (prologue.of_rows or MATHS[math_name, online].group_inputs):
         how = f" with a prologue ({prologue.name})" if prologue else ""
         raise NotPlanned(f"{math_name}{how} of groups that are not contiguous or do not fit on chip")
     return made or plan_panel(math_name, problem, device, evict_last, invariant, prologue)

@@ -69,7 +69,8 @@ def recurrence_of(c: RowClass) -> int:
     if c.math in ("amax", "sum") or c.math.endswith("_backward") or not c.online:
         return 0
     reads_only = c.math != "softmax"
-    return c.part if (c.staging[0] != "direct" if reads_only else c.keeps_shared or not c.keep) else 0
+    by_parts = c.staging[0] != "direct" if reads_only else c.keeps_shared or not c.keep
+    return c.part if by_parts or c.prologue.averages or c.prologue.softcap else 0
 
 
 def _of_row(plan: Plan) -> Order:

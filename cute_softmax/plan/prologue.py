@@ -14,16 +14,19 @@ WHOLE = ("offset", "ignore")  # numbers that are integers
 # of its own: where the softmax was masked it is 0, and its logarithm -inf.
 _TAKES = {
     "softmax": (
-        {"scale", "bias", "mask", "causal", "alpha", "zero", "target", "squares", "more", "entropy"},
+        {
+            *("scale", "softcap", "bias", "mask", "causal", "alpha", "zero"),
+            *("target", "squares", "more", "entropy", "even"),
+        },
         set(),
     ),
     "softmax_backward": ({"scale", "causal", "alpha"}, {"bias", "mask", "zero"}),
     "log_softmax": ({"scale", "bias", "mask", "causal", "zero"}, set()),
     "log_softmax_backward": ({"scale", "mask", "causal"}, {"bias", "zero"}),
     "logsumexp": ({"scale", "bias", "mask", "causal"}, {"zero"}),
-    "entropy": ({"scale", "bias", "mask", "causal", "zero"}, set()),
-    "selective": ({"scale"}, set()),
-    "selective_entropy": ({"scale"}, set()),
+    "entropy": ({"scale", "softcap", "bias", "mask", "causal", "zero"}, set()),
+    "selective": ({"scale", "softcap", "even"}, set()),
+    "selective_entropy": ({"scale", "softcap"}, set()),
 }
 
 
@@ -32,6 +35,8 @@ class Prologue:
     """``score = x * scale + bias``, -inf where masked; ``result = alpha * softmax(score)``.
 
     scale: "" (none), "number" or "groups" (a tensor with one element per group); alpha: likewise, of the result.
+    softcap: the score is ``softcap * tanh(x * scale / softcap)``, with a positive number. Of "softmax" the results are
+        gradients then, and multiplied by that of the tanh.
     bias: a full operand of a float dtype; mask: a full operand "bool", True = keep. Either may have stride 0.
     causal: element j of a group counts if j <= position + offset; the position is the index in the problem's last
         kept mode (see `problem.canonical`), the offset a number.
@@ -44,6 +49,9 @@ class Prologue:
     more: at the target an operand of that name is added, once for each group.
     entropy: ``softmax(score) * (alpha + down * (log softmax(score) + entropy))``, with operands "down" and "entropy" of
         one element per group; the alpha of none is 0 here. The gradient of functions of the group's entropy.
+    even: the mean over a group of the logarithm of the softmax has a part, as in label smoothing. Of "selective" it is
+        one more result, "even"; in a loss it has the share "smoothing", a number; in the gradient with the target
+        "found" its part is an operand "even" of one element per group, added to every result.
 
     The gradients: scale is a factor on the result, and alpha is the *inverse* of the forward's. They have neither
     bias nor mask operands; with `mask`, log_softmax_backward takes no part of a gradient where y is -inf.
@@ -59,6 +67,8 @@ class Prologue:
     squares: bool = False
     more: bool = False
     entropy: bool = False
+    softcap: bool = False
+    even: bool = False
 
     def __post_init__(self):
         if self.target not in TARGETS:
@@ -75,23 +85,35 @@ class Prologue:
     @property
     def numbers(self) -> tuple[str, ...]:
         """The numbers of a call, in their order."""
-        forms = [n for n in ("scale", "alpha") if getattr(self, n) == "number"]
         return (
-            *forms,
+            *["scale"] * (self.scale == "number"),
+            *["softcap"] * self.softcap,
+            *["alpha"] * (self.alpha == "number"),
             *["offset"] * self.causal,
             *["ignore"] * (self.target == "loss"),
             *["squares"] * self.squares,
+            *["smoothing"] * (self.even and self.target == "loss"),
         )
 
     @property
     def rescores(self) -> bool:
         """Whether scores are not the elements themselves."""
-        return bool(self.scale or self.bias or self.mask or self.causal)
+        return bool(self.scale or self.softcap or self.bias or self.mask or self.causal)
 
     @property
     def packs(self) -> bool:
         """Whether elements become scores by being negated or left out alone: scaled they are by the exponentials."""
-        return bool(self.scale or self.mask) and not (self.bias or self.causal)
+        return bool(self.scale or self.mask) and not (self.softcap or self.bias or self.causal)
+
+    @property
+    def of_rows(self) -> bool:
+        """Whether the row movement alone has it all."""
+        return bool(self.target or self.more or self.entropy or self.softcap or self.even)
+
+    @property
+    def averages(self) -> bool:
+        """Whether a mean over the group is reduced, too."""
+        return self.even and self.target != "found"
 
     @property
     def groups(self) -> tuple[str, ...]:
@@ -102,6 +124,7 @@ class Prologue:
             *{"found": ("index", "found"), "loss": ("index",)}.get(self.target, ()),
             *["more"] * self.more,
             *["down", "entropy"] * self.entropy,
+            *["even"] * (self.even and self.target == "found"),
         )
 
     @property
@@ -119,6 +142,7 @@ class Prologue:
         how = {"number": "a number", "groups": "one number a row"}
         parts = [
             self.scale and f"scores times {how[self.scale]}",
+            self.softcap and "capped by a tanh",
             self.bias and "a bias added",
             self.mask and "masked",
             self.causal and "causal",
@@ -129,6 +153,7 @@ class Prologue:
             self.squares and "the square of the logsumexp added",
             self.more and "a number of each row added at the target",
             self.entropy and "the gradient of the entropies added",
+            self.even and "the mean of the log-probabilities has a share",
         ]
         return "; ".join(filter(None, parts))
 
@@ -150,6 +175,10 @@ NO_PROLOGUE = Prologue()
 def facts_of(math_name: str, online: bool, prologue: Prologue) -> Math:
     """The facts of a row math with the tensors of its prologue."""
     facts = math_of(math_name, online)
+    if prologue.averages:
+        facts = replace(facts, state_bytes=16)
+        if facts.group_outputs:
+            facts = replace(facts, group_outputs=(*facts.group_outputs, "even"))
     inputs = () if math_name.endswith("_backward") else ("bias",) * prologue.bias + ("mask",) * prologue.mask
     results = ("loss", "lse") if prologue.target == "loss" else ()
     return replace(

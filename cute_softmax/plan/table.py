@@ -84,11 +84,17 @@ class Table:
         in a gradient."""
         if not prologue:
             return self.few[math_name], self.many[math_name]
+        if prologue.entropy or (prologue.softcap and math_name == "softmax"):
+            # Results are made of logarithms or scores, too: no exponentials are kept.
+            return self.few["log_softmax"], self.many["log_softmax"]
         if prologue.target == "loss":
             return self.few["loss"], self.many["loss"]
-        if prologue.entropy:  # results that are made of logarithms, too: nothing is kept
-            return self.few["log_softmax"], self.many["log_softmax"]
-        if not MATHS[math_name, True].outputs and prologue.packs and not prologue.mask:
+        numbers = prologue.packs or prologue.softcap or prologue.even
+        if (
+            not MATHS[math_name, True].outputs
+            and numbers
+            and not (prologue.mask or prologue.bias or prologue.causal)
+        ):
             return self.few["selective"], self.many["selective"]
         gradient = math_name.endswith("_backward")
         # What is kept: the exponentials, or the scores, where they are used three times.

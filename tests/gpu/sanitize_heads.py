@@ -45,6 +45,11 @@ def _squared_right(x, target):
     return -logs_of(x, target)[1].mean() + 0.1 * torch.logsumexp(x, -1).square().mean()
 
 
+def _smoothed_right(x, target, softcap=5.0):
+    x = x if softcap is None else softcap * torch.tanh(x / softcap)
+    return torch.nn.functional.cross_entropy(x, target, label_smoothing=0.1)
+
+
 @dataclass(frozen=True)
 class Head:
     """A call on (logits, targets), the same in torch's operations, and what it launches."""
@@ -72,6 +77,24 @@ HEADS = {
         partial(c.cross_entropy, lse_square_scale=0.1, one_visit=False),
         _squared_right,
         (("selective", NO_PROLOGUE), ("softmax", Prologue(alpha="groups", target="found", more=True))),
+    ),
+    "smoothing, recomputed": Head(
+        partial(c.cross_entropy, label_smoothing=0.1, softcap=5.0, one_visit=False),
+        _smoothed_right,
+        (
+            ("selective", Prologue(softcap=True, even=True)),
+            ("softmax", Prologue(softcap=True, alpha="groups", target="found", more=True, even=True)),
+        ),
+    ),
+    "smoothing in one visit": Head(
+        partial(c.cross_entropy, label_smoothing=0.1),
+        partial(_smoothed_right, softcap=None),
+        (("softmax", Prologue(alpha="groups", target="loss", even=True)),),
+    ),
+    "a softcap in one visit": Head(
+        partial(c.cross_entropy, label_smoothing=0.1, softcap=5.0),
+        _smoothed_right,
+        (("softmax", Prologue(softcap=True, alpha="groups", target="loss", even=True)),),
     ),
     "squares in one visit": Head(
         partial(c.cross_entropy, lse_square_scale=0.1),

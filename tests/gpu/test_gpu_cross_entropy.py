@@ -23,6 +23,10 @@ OPTIONS = {
     "scale": {"scale": 0.3, "reduction": "none"},
     "smoothing": {"label_smoothing": 0.1},
     "smoothing and weights": {"label_smoothing": 0.1, "weight": True},
+    "smoothed rows": {"label_smoothing": 0.3, "reduction": "none", "scale": -0.7},
+    "softcap": {"softcap": 5.0},
+    "capped rows": {"softcap": 20.0, "scale": 2.0, "reduction": "none"},
+    "all": {"softcap": 10.0, "scale": 1.5, "label_smoothing": 0.2, "lse_square_scale": 0.01},
 }
 
 
@@ -35,13 +39,17 @@ def example(shape, dtype, seed=0):
     return x, target
 
 
-def expected(x, target, weight, dtype, upstream=None, *, scale=1.0, lse_square_scale=0.0, **options):
+def expected(
+    x, target, weight, dtype, upstream=None, *, scale=1.0, softcap=None, lse_square_scale=0.0, **options
+):
     """The loss and the gradient in a float type throughout, by torch's own functions."""
     leaf = x.to(dtype).requires_grad_()
     weight = None if weight is None else weight.to(dtype)
-    loss = functional.cross_entropy(leaf * scale, target, weight, **options)
+    scores = leaf * scale
+    scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
+    loss = functional.cross_entropy(scores, target, weight, **options)
     if lse_square_scale:
-        squares = torch.where(target >= 0, torch.logsumexp(leaf * scale, -1).square(), 0)
+        squares = torch.where(target >= 0, torch.logsumexp(scores, -1).square(), 0)
         loss = loss + lse_square_scale * squares.sum() / (target >= 0).sum()
     (grad,) = torch.autograd.grad(
         loss, leaf, torch.ones_like(loss) if upstream is None else upstream.to(dtype)
@@ -72,13 +80,33 @@ def test_against_float64(shape, dtype, options, one_visit):
     unit = right_grad.abs() + right_grad.abs().amax(-1, keepdim=True) / 16 + TINY
     allowed = FACTOR * ((near_grad.double() - right_grad).abs() / unit).max() * unit + 16 * ROUNDING * unit
     if dtype is not torch.float32:
-        # Where the gradient is made of two parts, each is rounded.
-        allowed = allowed + (2 if {"lse_square_scale", "label_smoothing"} & {*options} else 1) * half_ulp(
-            right_grad, dtype
-        )
+        # With smoothing and a weight it is made of two parts, and each is rounded.
+        allowed = allowed + (1 if weight is None else 2) * half_ulp(right_grad, dtype)
     assert (error <= allowed).all()
     for mutant in (torch.zeros_like(grad), grad.roll(1, -1), -grad):
         assert shape[-1] == 1 or not ((mutant.double() - right_grad).abs() <= allowed).all()
+
+
+@pytest.mark.parametrize("one_visit", [None, False], ids=["chosen", "recomputed"])
+@pytest.mark.parametrize("columns", [7, 1023, 50257])
+def test_values_that_smoothing_meets(columns, one_visit):
+    """-inf, +inf and NaN in a row, logits far from 0: the loss is as torch has it, the gradient where it is a number."""
+    x = random((9, columns), torch.float32, seed=7)
+    target = torch.arange(9, device=DEVICE) % columns
+    x[0, columns // 2 + 1], x[1, 1], x[2, 0], x[3, -1] = -torch.inf, -torch.inf, torch.inf, torch.nan
+    x[4], x[5], x[6], target[7] = -torch.inf, x[5] + 3e4, x[6] - 3e4, -100
+    for options in ({"label_smoothing": 0.1}, {"label_smoothing": 0.1, "softcap": 30.0}):
+        leaf, wide = x.clone().requires_grad_(), x.double().requires_grad_()
+        found = cross_entropy(leaf, target, reduction="none", **options, one_visit=False)
+        scores = 30 * torch.tanh(wide / 30) if "softcap" in options else wide
+        right = functional.cross_entropy(scores, target, reduction="none", label_smoothing=0.1)
+        assert torch.allclose(found.double(), right, rtol=1e-5, atol=1e-5, equal_nan=True)
+        total = cross_entropy(leaf, target, reduction="sum", **options, one_visit=one_visit)
+        assert torch.equal(total.isnan(), right.sum().isnan())
+        (ours,), (exact,) = torch.autograd.grad(total, leaf), torch.autograd.grad(right.sum(), wide)
+        numbers = exact.isfinite().all(-1)
+        assert torch.allclose(ours[numbers].double(), exact[numbers], rtol=1e-4, atol=1e-6)
+        assert ours[~numbers].isnan().any(-1).all()
 
 
 VISITED = {"bf16": torch.bfloat16, "fp32": torch.float32}

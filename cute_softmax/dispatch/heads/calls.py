@@ -17,8 +17,10 @@ from ..common.arguments import served
 from ..common.forms import Forms
 from ..common.formulas import wide
 from ..common.operators import Function, operator_of, ways_of
+from ..common.spec import number
 from ..common.state import Ways, batched, jvp_rule, transformed, watched
 from .kernels import (
+    Rows,
     at_chosen,
     found_at,
     gradient_in_one,
@@ -32,19 +34,9 @@ from .kernels import (
 Tensor = torch.Tensor
 
 
-@dataclass(frozen=True)
-class Rows:
-    """What is asked of rows: over which dimensions, of which multiple of the input, and whether their entropies; and
-    whether the call is batch-invariant."""
-
-    dims: tuple[int, ...]
-    scale: float = 1.0
-    entropies: bool = False
-    invariant: bool = False
-
-
 class Statistics(Function):
-    """(input, index or None, rows) -> (log-probabilities at the index, max, log, entropy), float32.
+    """(input, index or None, rows) -> (log-probabilities at the index, max, log, what `rows` asks for beside them),
+    float32.
 
     What is not asked for is an empty tensor. To derivatives the maximum is a constant, so that log has those of the
     logsumexp. Keeps the input and the numbers of each row.
@@ -54,21 +46,18 @@ class Statistics(Function):
 
     @staticmethod
     def forward(input, index, rows):
-        dims, scale, invariant = rows.dims, rows.scale, rows.invariant
         if not on_kernel(input):
-            top, log, *rest = statistics_formula(input, dims, scale)
-            found = None if index is None else found_at(input, index, scale, top, log)
+            top, log, *rest = statistics_formula(input, rows)
+            found = None if index is None else found_at(input, index, rows, top, log)
         elif index is None or index.shape[-1] == 0:
-            top, log, *rest = statistics(input, dims, scale, invariant=invariant)
+            top, log, *rest = statistics(input, rows)
             found = None if index is None else log.new_empty(index.shape)
         else:
-            found, top, log, *rest = statistics(
-                input, dims, scale, index[..., :1], rows.entropies, invariant=invariant
-            )
+            found, top, log, *rest = statistics(input, rows, index[..., :1])
             if index.shape[-1] > 1:
-                found = found_at(input, index, scale, top, log)
+                found = found_at(input, index, rows, top, log)
         nothing = log.new_empty(0)
-        return nothing if found is None else found, top, log, rest[0] if rows.entropies else nothing.clone()
+        return nothing if found is None else found, top, log, rest[0] if rest else nothing.clone()
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -80,27 +69,30 @@ class Statistics(Function):
             ctx.save_for_forward(input, index, *output)
 
     @staticmethod
-    def backward(ctx, grad, _, of_lse, of_entropy):
-        return gradient_of(*ctx.saved_tensors, grad, of_lse, of_entropy, ctx.rows), None, None
+    def backward(ctx, grad, _, of_lse, of_beside):
+        return gradient_of(*ctx.saved_tensors, grad, of_lse, of_beside, ctx.rows), None, None
 
     @staticmethod
     @jvp_rule
     def jvp(ctx, saved, tangent, *_):
-        input, index, _, top, log, entropies = saved
-        dims, scale = ctx.rows.dims, ctx.rows.scale
-        s, t = input.to(log.dtype) * scale, tangent.to(log.dtype) * scale
+        input, index, _, top, log, beside = saved
+        rows, dims = ctx.rows, ctx.rows.dims
+        s = rows.scores(input)
+        t = tangent.to(log.dtype) * rows.slope(s)
         log_p = s - top - log
         p = log_p.exp()
         of_lse = (p * t).sum(dims, keepdim=True)
         of_found = log.new_empty(0) if index is None else t.gather(-1, index) - of_lse
-        if not ctx.rows.entropies:
-            return of_found, None, of_lse, torch.zeros_like(entropies)
-        return of_found, None, of_lse, -(product(p, log_p + entropies) * t).sum(dims, keepdim=True)
+        if rows.beside == "entropy":
+            of_beside = -(product(p, log_p + beside) * t).sum(dims, keepdim=True)
+        else:
+            of_beside = t.mean(dims, keepdim=True) - of_lse if rows.beside else torch.zeros_like(beside)
+        return of_found, None, of_lse, of_beside
 
 
 class Gradient(Function):
-    """(input, index, found, max, log, entropy, upstream gradients of found, log and entropy, rows) -> the gradient of
-    the input, in one new tensor of its size.
+    """(input, index, found, max, log, what is beside them, upstream gradients of found, log and that, rows) -> the
+    gradient of the input, in one new tensor of its size.
 
     The gradient of log is that of the logsumexp, beside what the log-probabilities pass on to it.
     """
@@ -108,28 +100,28 @@ class Gradient(Function):
     full = 9
 
     @staticmethod
-    def forward(input, index, found, top, log, entropies, grad, of_lse, of_entropy, rows):
-        grad, of_entropy = _asked(index, grad, of_entropy, rows)
-        if grad is None and of_lse is None and of_entropy is None:
+    def forward(input, index, found, top, log, beside, grad, of_lse, of_beside, rows):
+        call = input, index, found, top, log, beside, grad, of_lse, of_beside, rows
+        grad, of_beside = _asked(index, grad, of_beside, rows)
+        if grad is None and of_lse is None and of_beside is None:
             return torch.zeros_like(input)
-        if not on_kernel(input) or batched(grad, of_lse, of_entropy):
-            return gradient_formula(input, index, found, top, log, entropies, grad, of_lse, of_entropy, rows)
-        dims, scale = rows.dims, rows.scale
-        if grad is not None and index.shape[-1] == 1:
-            of_rows = grad, of_lse, of_entropy, index, found, entropies
-            result = gradient_in_one(input, dims, scale, *of_rows, invariant=rows.invariant)
+        if not on_kernel(input) or batched(grad, of_lse, of_beside):
+            return gradient_formula(*call)
+        beyond = rows.softcap or rows.beside == "even"
+        if beyond if grad is None else index.shape[-1] == 1:
+            result = gradient_in_one(input, rows, grad, of_lse, of_beside, index, found, beside)
             if result is not None:
                 return result
+        if beyond:
+            return gradient_formula(*call)
         total = _total(grad, of_lse, log.dtype, rows.invariant)
-        result = gradient_of_rows(
-            input, dims, scale, top, log, entropies, total, of_entropy, invariant=rows.invariant
-        )
+        result = gradient_of_rows(input, rows, top, log, beside, total, of_beside)
         if grad is None:
             return result
         values = at_chosen(index, found, grad.to(log.dtype), total)
-        if of_entropy is not None:
-            values = values - of_entropy * product(found.exp(), found + entropies)
-        return result.scatter_(-1, index, (values * scale).to(result.dtype))
+        if of_beside is not None:
+            values = values - of_beside * product(found.exp(), found + beside)
+        return result.scatter_(-1, index, (values * rows.scale).to(result.dtype))
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -155,9 +147,9 @@ def on_kernel(input: Tensor) -> bool:
     return served(input, torch.float32) and input.numel() > 0
 
 
-def _asked(index, grad, of_entropy, rows: Rows) -> tuple[Tensor | None, Tensor | None]:
+def _asked(index, grad, of_beside, rows: Rows) -> tuple[Tensor | None, Tensor | None]:
     """Upstream gradients of what there is; those of an empty tensor that stands for nothing are none."""
-    return grad if index is not None else None, of_entropy if rows.entropies else None
+    return grad if index is not None else None, of_beside if rows.beside else None
 
 
 def _total(
@@ -176,24 +168,26 @@ def _last(tensor: Tensor) -> Tensor:
 
 
 def gradient_formula(
-    input, index, found, top, log, entropies, grad, of_lse, of_entropy, rows: Rows
+    input, index, found, top, log, beside, grad, of_lse, of_beside, rows: Rows
 ) -> Tensor | None:
     """`Gradient` in torch's operations, differentiable; None where nothing comes in."""
-    grad, of_entropy = _asked(index, grad, of_entropy, rows)
-    if grad is None and of_lse is None and of_entropy is None:
+    grad, of_beside = _asked(index, grad, of_beside, rows)
+    if grad is None and of_lse is None and of_beside is None:
         return None
-    scale, total = rows.scale, _total(grad, of_lse, log.dtype)
-    top, log, entropies = statistics_formula(input, rows.dims, scale)
-    s = input.to(log.dtype)
-    log_p = (s if scale == 1 else s * scale) - top - log
+    total = _total(grad, of_lse, log.dtype)
+    top, log, *rest = statistics_formula(input, rows)
+    s = rows.scores(input)
+    log_p = s - top - log
     p = log_p.exp()
-    d = 0.0 if total is None else p * total
-    if of_entropy is not None:
-        d = d - of_entropy * product(p, log_p + entropies)
-    d = d if scale == 1 else d * scale
+    d = torch.zeros_like(p) if total is None else p * total
+    if of_beside is not None and rows.beside == "entropy":
+        d = d - of_beside * product(p, log_p + rest[0])
+    elif of_beside is not None:
+        d = d + of_beside * (1 / rows.length(input) - p)
     if grad is not None:
-        d = torch.scatter_add(d, -1, index, (grad * scale).to(d.dtype))
-    return d.to(input.dtype)
+        d = torch.scatter_add(d, -1, index, grad.to(d.dtype))
+    slope = rows.slope(s)
+    return (d if type(slope) is float and slope == 1 else d * slope).to(input.dtype)
 
 
 # -- Calls -------------------------------------------------------------------------------------------------------------
@@ -204,17 +198,18 @@ def _fake(input, index, rows):
     numbers = input.new_empty([1 if d in rows.dims else n for d, n in enumerate(input.shape)], dtype=dtype)
     nothing = input.new_empty(0, dtype=dtype)
     found = nothing if index is None else input.new_empty(index.shape, dtype=dtype)
-    entropies = torch.empty_like(numbers if rows.entropies else nothing)
-    return found, numbers, torch.empty_like(numbers), entropies
+    beside = torch.empty_like(numbers if rows.beside else nothing)
+    return found, numbers, torch.empty_like(numbers), beside
 
 
-_ROWS = "SymInt[] dim, float scale, bool entropies"
+_ROWS = "SymInt[] dim, float scale, str beside"
 _STATISTICS = ways_of(
     Statistics,
     Statistics.forward,
     operator_of(
         "statistics",
-        f"(Tensor input, Tensor? index, {_ROWS}, bool invariant=False) -> (Tensor, Tensor, Tensor, Tensor)",
+        f"(Tensor input, Tensor? index, {_ROWS}, bool invariant=False, float softcap=0.0) "
+        "-> (Tensor, Tensor, Tensor, Tensor)",
         Statistics,
         Rows,
         _fake,
@@ -226,8 +221,8 @@ _GRADIENT = Ways(
     gradient_formula,
     operator_of(
         "statistics_backward",
-        f"(Tensor input, Tensor? index, {_ROWS}, Tensor found, Tensor top, Tensor log, Tensor entropy, Tensor? grad, "
-        "Tensor? of_lse, Tensor? of_entropy, bool invariant=False) -> Tensor",
+        f"(Tensor input, Tensor? index, {_ROWS}, Tensor found, Tensor top, Tensor log, Tensor numbers, Tensor? grad, "
+        "Tensor? of_lse, Tensor? of_beside, bool invariant=False, float softcap=0.0) -> Tensor",
         Gradient,
         Rows,
         lambda input, *_: torch.empty_like(input),
@@ -263,42 +258,58 @@ def times_softmax(input: Tensor, factors: Tensor, dims: tuple[int, ...], invaria
 class Head:
     """What a function makes of the numbers of each row.
 
-    math: the row math that gives the numbers.
+    beside: the number that it asks for beside the maximum and the logarithm of the sum, see `Rows`.
     results(found, numbers): what the function returns; `found` is the log-probability of the chosen element, numbers
-        the maximum, the logarithm of the sum and, but for "selective", the entropy.
-    upstream(*gradients): those of its results as those of (found, logsumexp, entropy), None for what has none.
+        the maximum, the logarithm of the sum and that number.
+    upstream(*gradients): those of its results as those of (found, logsumexp, number), None for what has none.
     known: the forms of its eager calls.
     """
 
-    math: str
+    beside: str
     results: Callable[..., Tensor | tuple[Tensor, ...]]
     upstream: Callable[..., tuple[Tensor | None, Tensor | None, Tensor | None]]
     known: Forms = field(default_factory=Forms)
 
-    def rows(self, dims: tuple[int, ...], scale: float) -> Rows:
+    def rows(self, dims: tuple[int, ...], scale: float, softcap: float = 0.0) -> Rows:
         """What it asks of rows."""
-        return Rows(dims, scale, self.math != "selective", in_force())
+        return Rows(dims, scale, self.beside, in_force(), softcap)
+
+
+def _less(grad: Tensor | None) -> Tensor | None:
+    return None if grad is None else -grad
 
 
 ENTROPY = Head("entropy", lambda _, numbers: numbers[2], lambda entropy: (None, None, entropy))
-SELECTED = Head("selective", lambda found, _: found, lambda grad: (grad, None, None))
+SELECTED = Head("", lambda found, _: found, lambda grad: (grad, None, None))
 # In float32, whatever the logits: they are reduced further.
-CROSS_ENTROPY = Head("selective", lambda found, _: -found, lambda grad: (-grad, None, None))
+CROSS_ENTROPY = Head("", lambda found, _: -found, lambda grad: (-grad, None, None))
 CROSS_ENTROPY_AND_LSE = Head(
-    "selective",
+    "",
     lambda found, numbers: (-found, numbers[0] + numbers[1]),
-    lambda grad, of_lse: (None if grad is None else -grad, of_lse, None),
+    lambda grad, of_lse: (_less(grad), of_lse, None),
+)
+# Against the target, against all classes evenly, and the logsumexp.
+SMOOTHED = Head(
+    "even",
+    lambda found, numbers: (-found, -numbers[2], numbers[0] + numbers[1]),
+    lambda grad, of_even, of_lse: (_less(grad), of_lse, _less(of_even)),
 )
 SELECTED_AND_ENTROPY = Head(
-    "selective_entropy",
+    "entropy",
     lambda found, numbers: (found, numbers[2]),
     lambda grad, entropy: (grad, None, entropy),
 )
-HEADS = ENTROPY, SELECTED, SELECTED_AND_ENTROPY, CROSS_ENTROPY, CROSS_ENTROPY_AND_LSE
+HEADS = ENTROPY, SELECTED, SELECTED_AND_ENTROPY, CROSS_ENTROPY, CROSS_ENTROPY_AND_LSE, SMOOTHED
 
 
 def serve_head(
-    head: Head, input: Tensor, index: Tensor | None, dims: tuple[int, ...], scale: float, dtype: torch.dtype
+    head: Head,
+    input: Tensor,
+    index: Tensor | None,
+    dims: tuple[int, ...],
+    scale: float,
+    dtype: torch.dtype,
+    softcap: float = 0.0,
 ) -> Tensor | tuple[Tensor, ...]:
     """The results of a head, of `dtype`, on any device and in any state of torch."""
     if not input.dim():
@@ -307,7 +318,7 @@ def serve_head(
     if index is not None:
         index = index.long()
         column = index if index.dim() == input.dim() else index.unsqueeze(-1)
-    found, *numbers = serve(input, column, head.rows(dims, scale))
+    found, *numbers = serve(input, column, head.rows(dims, scale, softcap))
     found = found if index is None else found.view(index.shape)
     return converted(head.results(found, [t if t.shape == (0,) else t.squeeze(dims) for t in numbers]), dtype)
 
@@ -317,6 +328,16 @@ def converted(results: Tensor | tuple[Tensor, ...], dtype: torch.dtype) -> Tenso
     if type(results) is tuple:
         return tuple([t.to(dtype) for t in results])
     return results.to(dtype)
+
+
+def softcap_of(value: object) -> float:
+    """A softcap as `Rows` have it: 0 for None. Raises TypeError or ValueError for what is none."""
+    if value is None:
+        return 0.0
+    cap = number("softcap", value)
+    if not 0 < cap < float("inf"):
+        raise ValueError(f"softcap is {value}: it must be positive and finite")
+    return cap
 
 
 def check_integers(index: object) -> None:

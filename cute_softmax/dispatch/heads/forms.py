@@ -36,16 +36,18 @@ class Form:
         dims: tuple[int, ...],
         scale: float,
         dtype: torch.dtype,
+        softcap: float = 0.0,
     ):
         self._head, self._dim, self._scaled, self._dtype = head, dim, scale != 1, dtype
         self._matches = guard(input) if index is None else guard(input, index)
         self._place, self._records = Place(input), input.requires_grad
-        self._rows = head.rows(dims, scale)
+        self._rows = head.rows(dims, scale, softcap)
+        self._length = self._rows.length(input)
         self._shape = tuple(1 if d in dims else n for d, n in enumerate(input.shape))
         result = [n for d, n in enumerate(input.shape) if d not in dims]
-        # Kept for gradients: maxima, logarithms of the sums, entropies; each begins with a whole vector.
+        # Kept for gradients: maxima, logarithms of the sums, what is beside them; each begins with a whole vector.
         strides = math.ceil(math.prod(result) / 4) * 4, *torch.empty(result, device="meta").stride()
-        self._kept, self._found = ((2 + self._rows.entropies, *result), strides), None
+        self._kept, self._found = ((2 + bool(head.beside), *result), strides), None
         self._pitch = 4 * strides[0]
         kept = torch.empty_strided(*self._kept, dtype=torch.float32, device=input.device)
         groups = [*kept]
@@ -53,14 +55,18 @@ class Form:
             found = torch.empty(index.shape, dtype=torch.float32, device=input.device)
             self._found = tuple(found.shape), found.stride()
             groups = [index.long(), found, *groups]
-        self._call = self._bound(head.math, input, groups, scale)
+        math_name = self._rows.math(index is not None)
+        self._call = self._bound(math_name, input, groups, scale, even=head.beside == "even")
         self._strides = torch.empty_like(input, device="meta").stride()
         self._gradients: dict[Parts, launch.Call | None] = {}
 
-    def fits(self, input: Tensor, index: Tensor | None, scale: float, dim: object) -> bool:
+    def fits(
+        self, input: Tensor, index: Tensor | None, scale: float, dim: object, softcap: float = 0.0
+    ) -> bool:
         """Whether a call is of this form."""
         return (
             self._dim is dim
+            and self._rows.softcap == softcap
             and self._rows.invariant is inside()
             and type(scale) in (float, int)
             and (scale != 1) is self._scaled
@@ -92,9 +98,9 @@ class Form:
         kept = forms.empty_strided(*self._kept, torch.float32)
         first, pitch = kept.data_ptr(), self._pitch
         addresses += (
-            [first, first + pitch, first + 2 * pitch] if self._rows.entropies else [first, first + pitch]
+            [first, first + pitch, first + 2 * pitch] if self._rows.beside else [first, first + pitch]
         )
-        self._call(self._place.stream(), *addresses, numbers=(scale,) if self._scaled else ())
+        self._call(self._place.stream(), *addresses, numbers=self._numbers(scale))
         return found, kept
 
     def results(self, found: Tensor | None, kept: Tensor) -> Tensor | tuple[Tensor, ...]:
@@ -112,20 +118,20 @@ class Form:
         grads: tuple,
     ) -> Tensor | None:
         """The gradient of the input."""
-        grad, of_lse, of_entropy = self._head.upstream(*grads)
-        differentiable = torch.is_grad_enabled() or batched(grad, of_lse, of_entropy)
+        grad, of_lse, of_beside = self._head.upstream(*grads)
+        differentiable = torch.is_grad_enabled() or batched(grad, of_lse, of_beside)
         if not differentiable:
-            d = self._in_one(input, index, found, kept, scale, grad, of_lse, of_entropy)
+            d = self._in_one(input, index, found, kept, scale, grad, of_lse, of_beside)
             if d is not None:
                 return d
-        index, found, grad, of_lse, of_entropy, top, log, *rest = (
+        index, found, grad, of_lse, of_beside, top, log, *rest = (
             None if t is None else t.reshape(self._shape)
-            for t in (index, found, grad, of_lse, of_entropy, *kept)
+            for t in (index, found, grad, of_lse, of_beside, *kept)
         )
         function = gradient_formula if differentiable else Gradient.forward
         rows = replace(self._rows, scale=scale)
         return function(
-            input, index, found, top, log, rest[0] if rest else log, grad, of_lse, of_entropy, rows
+            input, index, found, top, log, rest[0] if rest else log, grad, of_lse, of_beside, rows
         )
 
     def _in_one(
@@ -137,14 +143,14 @@ class Form:
         scale: float,
         grad: Tensor | None,
         of_lse: Tensor | None,
-        of_entropy: Tensor | None,
+        of_beside: Tensor | None,
     ) -> Tensor | None:
         """The gradient by one kernel, where there is one, for tensors as the form has them."""
         address = input.data_ptr()
         if address & 15 or not self._place.current():
             return None
-        entropies = kept[2] if self._rows.entropies else None
-        parts, groups = factors_of(scale, grad, of_lse, of_entropy, index, found, entropies)
+        beside, rows = kept[2] if self._rows.beside else None, replace(self._rows, scale=scale)
+        parts, groups = factors_of(rows, self._length, grad, of_lse, of_beside, index, found, beside)
         if parts not in self._gradients:
             try:
                 self._gradients[parts] = self._bound("softmax", input, groups, scale, **parts.prologue)
@@ -155,8 +161,11 @@ class Form:
             return None
         d = forms.empty_strided(tuple(input.shape), self._strides, input.dtype)
         addresses = address, *[t.data_ptr() for t in groups], d.data_ptr()
-        call(self._place.stream(), *addresses, numbers=(scale,) if self._scaled else ())
+        call(self._place.stream(), *addresses, numbers=self._numbers(scale))
         return d
+
+    def _numbers(self, scale: float) -> tuple[float, ...]:
+        return (*((scale,) if self._scaled else ()), *((self._rows.softcap,) if self._rows.softcap else ()))
 
     def _bound(
         self, name: str, input: Tensor, groups: list[Tensor], scale: float, **parts: object
@@ -164,8 +173,8 @@ class Form:
         """The Call on the input and tensors of a number each row; of a gradient, which is written last."""
         operands = [input, *(t.view(self._shape).expand(input.shape) for t in groups)]
         operands += [torch.empty_like(input, device="meta")] * (name == "softmax")
-        prologue, _ = scaled(scale, **parts)
         rows = self._rows
+        prologue, _ = scaled(scale, rows.softcap, **parts)
         return launch.call_of(
             name, operands, rows.dims, aligned=True, prologue=prologue, invariant=rows.invariant
         )
@@ -200,15 +209,16 @@ def first(
     dims: tuple[int, ...],
     scale: float,
     dtype: torch.dtype,
+    softcap: float = 0.0,
 ) -> Tensor | tuple[Tensor, ...]:
     """The results of a call that is the first of its form, or has none."""
     one = index is None or index.dim() < input.dim() or index.shape[-1] == 1
     if one and input.dim() and type(dim) is int and unseen(input, index) and on_kernel(input):
         try:
-            form = Form(head, input, index, dim, dims, scale, dtype)
+            form = Form(head, input, index, dim, dims, scale, dtype, softcap)
         except NotPlanned:
             pass
         else:
             head.known.remember(input, form)
             return form(input, index, scale)
-    return serve_head(head, input, index, dims, scale, dtype)
+    return serve_head(head, input, index, dims, scale, dtype, softcap)

@@ -8,8 +8,8 @@ too. Where several elements of a row are chosen, they are written once more.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -25,57 +25,96 @@ Tensor = torch.Tensor
 PIECE = 1 << 22
 
 
-def scaled(scale: float, **parts: object) -> tuple[Prologue, tuple[float, ...]]:
-    """The prologue of scores that are the input times a number, and its numbers: neither where that is 1."""
-    return Prologue(scale="number" if scale != 1 else "", **parts), (scale,) if scale != 1 else ()
+@dataclass(frozen=True)
+class Rows:
+    """What is asked of rows: over which dimensions, of which scores (a multiple of the input, and of that, with a
+    softcap, ``softcap * tanh(score / softcap)``), and which number beside the maximum and the logarithm of the sum:
+    "entropy", "even", the mean of all log-probabilities, or "" for none; and whether the call is batch-invariant."""
+
+    dims: tuple[int, ...]
+    scale: float = 1.0
+    beside: str = ""
+    invariant: bool = False
+    softcap: float = 0.0
+
+    def math(self, index: bool) -> str:
+        """The row math that gives the numbers; index: of a chosen element, too."""
+        if not index:
+            return "entropy"
+        return "selective_entropy" if self.beside == "entropy" else "selective"
+
+    def scores(self, input: Tensor) -> Tensor:
+        """The scores in torch's operations, in float32 or wider."""
+        s = input.to(wide(input.dtype))
+        s = s if self.scale == 1 else s * self.scale
+        return self.softcap * torch.tanh(s / self.softcap) if self.softcap else s
+
+    def slope(self, scores: Tensor) -> Tensor | float:
+        """The derivatives of scores by the input."""
+        return self.scale * (1 - (scores / self.softcap).square()) if self.softcap else self.scale
+
+    def length(self, input: Tensor) -> int:
+        """Elements of a row."""
+        return math.prod(input.shape[d] for d in self.dims)
 
 
-def statistics(
-    input: Tensor,
-    dims: tuple[int, ...],
-    scale: float,
-    index: Tensor | None = None,
-    entropies: bool = True,
-    invariant: bool = False,
-) -> tuple[Tensor, ...]:
-    """([found], max, log, [entropy]) of the rows of ``input * scale``: float32, the reduced dimensions of size 1.
+def scaled(scale: float, softcap: float = 0.0, **parts: object) -> tuple[Prologue, tuple[float, ...]]:
+    """The prologue of the scores of `Rows`, and its numbers: those that change something."""
+    prologue = Prologue(scale="number" if scale != 1 else "", softcap=softcap != 0, **parts)
+    return prologue, (*[scale] * (scale != 1), *[softcap] * (softcap != 0))
+
+
+def statistics(input: Tensor, rows: Rows, index: Tensor | None = None) -> tuple[Tensor, ...]:
+    """([found], max, log, and what is asked for beside them) of the rows' scores: float32, the reduced dimensions of
+    size 1.
 
     log: the logsumexp less the maximum. index: of one element of each row (with size 1 in the last dimension, which is
     then the reduced one), of which `found` is the log-probability.
     """
-    shape = [1 if d in dims else n for d, n in enumerate(input.shape)]
-    count = 2 + (index is not None) + entropies
+    shape = [1 if d in rows.dims else n for d, n in enumerate(input.shape)]
+    math_name, even = rows.math(index is not None), rows.beside == "even"
+    # Without an index there is a math for all: its entropy is left out below.
+    count = 3 if index is None else 3 + bool(rows.beside)
     results = tuple(torch.empty(shape, dtype=torch.float32, device=input.device) for _ in range(count))
     groups = [t.expand(input.shape) for t in (*([] if index is None else [index]), *results)]
-    prologue, numbers = scaled(scale)
-    math = "entropy" if index is None else "selective_entropy" if entropies else "selective"
+    prologue, numbers = scaled(rows.scale, rows.softcap, even=even and index is not None)
+    how = {"invariant": rows.invariant}
     try:
-        launch.run(math, (input, *groups), dims, prologue=prologue, numbers=numbers, invariant=invariant)
+        launch.run(math_name, (input, *groups), rows.dims, prologue=prologue, numbers=numbers, **how)
     except NotPlanned:
         if index is not None:  # of rows that are not contiguous, or longer than a cluster's
-            top, log, *rest = statistics(input, dims, scale, invariant=invariant)
-            return found_at(input, index, scale, top, log), top, log, *rest[:entropies]
-        raise
-    return results
+            top, log, *rest = statistics(input, rows)
+            return found_at(input, index, rows, top, log), top, log, *rest
+        if not prologue:
+            raise
+        launch.run(math_name, (rows.scores(input), *groups), rows.dims, **how)
+    if index is not None or rows.beside == "entropy":
+        return results
+    top, log, _ = results
+    return (top, log, mean_of(rows.scores(input) - top, log, rows.dims)) if even else (top, log)
 
 
-def statistics_formula(input: Tensor, dims: Sequence[int], scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    """(max, log, entropy) in torch's operations; the maximum is a constant to autograd."""
-    s = input.to(wide(input.dtype))
-    s = s if scale == 1 else s * scale
-    dims = tuple(dims)
+def statistics_formula(input: Tensor, rows: Rows) -> tuple[Tensor, ...]:
+    """(max, log, and what is asked for beside them) in torch's operations; the maximum is a constant to autograd."""
+    s, dims = rows.scores(input), rows.dims
     top = s.detach().amax(dims, keepdim=True) if s.numel() else s.sum(dims, keepdim=True)
     top = top.nan_to_num(0.0, 0.0, 0.0)
     s = s - top
     log = torch.logsumexp(s, dims, keepdim=True)
-    p = over(torch.softmax, s, dims)
-    return top, log, product(p, log - s).sum(dims, keepdim=True)
+    if rows.beside == "entropy":
+        p = over(torch.softmax, s, dims)
+        return top, log, product(p, log - s).sum(dims, keepdim=True)
+    return (top, log, mean_of(s, log, dims)) if rows.beside else (top, log)
 
 
-def found_at(input: Tensor, index: Tensor, scale: float, top: Tensor, log: Tensor) -> Tensor:
-    """The log-probabilities at the index. The scores are subtracted first: near the largest that rounds nothing."""
-    scores = input.gather(-1, index).to(log.dtype)
-    return (scores if scale == 1 else scores * scale) - top - log
+def mean_of(differences: Tensor, log: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """The mean of all log-probabilities, from the scores less their maximum."""
+    return differences.mean(dims, keepdim=True) - log
+
+
+def found_at(input: Tensor, index: Tensor, rows: Rows, top: Tensor, log: Tensor) -> Tensor:
+    """The log-probabilities at the index. The maximum is subtracted first: near it that rounds nothing."""
+    return rows.scores(input.gather(-1, index)) - top - log
 
 
 def product(p: Tensor, other: Tensor) -> Tensor:
@@ -85,27 +124,26 @@ def product(p: Tensor, other: Tensor) -> Tensor:
 
 def gradient_of_rows(
     input: Tensor,
-    dims: tuple[int, ...],
-    scale: float,
+    rows: Rows,
     top: Tensor,
     log: Tensor,
     entropies: Tensor,
     of_lse: Tensor | None,
     of_entropy: Tensor | None,
     empty_rows: bool = False,
-    invariant: bool = False,
 ) -> Tensor:
-    """The gradient of the input from those of the logsumexp and the entropy (either may be None), in one new tensor of
-    its dtype and format. empty_rows: that of rows of nothing but -inf is 0, not NaN."""
+    """The gradient of the input from those of the logsumexp and the entropy (either may be None) of scores without a
+    softcap, in one new tensor of its dtype and format. empty_rows: that of rows of nothing but -inf is 0, not NaN."""
     if not input.numel():
         return torch.empty_like(input)
+    dims, scale, invariant = rows.dims, rows.scale, rows.invariant
     if of_entropy is None:
         spec = Spec(dims, input.dtype, factor=scale, zero=empty_rows, invariant=invariant)
         return kernels.forward(input, None, None, None, spec, factors=of_lse.float() * scale)
     if empty_rows:  # no part of one whose softmax is 0
         entropies = entropies.masked_fill(entropies == -torch.inf, 0.0)
-    of_rows = None, of_lse, of_entropy, None, None, entropies
-    result = gradient_in_one(input, dims, scale, *of_rows, zero=empty_rows, invariant=invariant)
+    rows = replace(rows, beside="entropy")
+    result = gradient_in_one(input, rows, None, of_lse, of_entropy, None, None, entropies, zero=empty_rows)
     if result is not None:
         return result
     result = torch.empty_like(input)
@@ -131,13 +169,14 @@ def gradient_of_rows(
 
 @dataclass(frozen=True)
 class Parts:
-    """What a gradient of rows is made of: a multiple of the softmax, less one at a target, with a number added there,
-    and a multiple of the softmax's own part in the entropy."""
+    """What a gradient of rows is made of: a multiple of the softmax, less one at a target, with a number added there; a
+    multiple of the softmax's own part in the entropy; a number added to all elements."""
 
     softmax: bool
     target: bool
     more: bool
     entropy: bool
+    even: bool
 
     @property
     def prologue(self) -> dict[str, object]:
@@ -147,54 +186,58 @@ class Parts:
             target="found" if self.target else "",
             more=self.more,
             entropy=self.entropy,
+            even=self.even,
         )
 
 
 def factors_of(
-    scale: float,
+    rows: Rows,
+    length: int,
     grad: Tensor | None,
     of_lse: Tensor | None,
-    of_entropy: Tensor | None,
+    of_beside: Tensor | None,
     index: Tensor | None,
     found: Tensor | None,
-    entropies: Tensor | None,
+    beside: Tensor | None,
 ) -> tuple[Parts, list[Tensor]]:
     """(the parts of a gradient, their tensors of one number a row): float32, but the index, and contiguous.
 
-    grad: that of the log-probabilities `found` at an index; of_lse: of the logsumexp; of_entropy: of the entropies.
-    What has no gradient is None, and what belongs to it is not looked at.
+    grad: that of the log-probabilities `found` at an index; of_lse: of the logsumexp; of_beside: of the number that
+    `rows` has beside it. What has no gradient is None, and what belongs to it is not looked at. length: of a row.
     """
-    target, lse, entropy = grad is not None, of_lse is not None, of_entropy is not None
+    scale, target, share = rows.scale, grad is not None, None
+    entropy = of_beside is not None and rows.beside == "entropy"
+    if of_beside is not None and not entropy:  # the mean of all scores, less the logsumexp
+        share = of_beside / length
+        of_lse = -of_beside if of_lse is None else of_lse - of_beside
+    lse = of_lse is not None
     # The softmax is in the logsumexp, which is in the log-probabilities. At the target, total * p + grad is
     # total * (p - 1) + of_lse.
     total = (grad, -scale) if not lse else (of_lse - grad if target else of_lse, scale)
     groups = [total] if target or lse else []
     groups += [(index, None), (found, None)] if target else []
-    groups += [(of_lse, scale)] if target and lse else []
-    groups += [(of_entropy, -scale), (entropies, None)] if entropy else []
+    groups += [(of_lse if share is None else of_lse + share, scale)] if target and lse else []
+    groups += [(of_beside, -scale), (beside, None)] if entropy else []
+    groups += [] if share is None else [(share, scale)]
     made = [t if factor is None else torch.mul(t.to(torch.float32), factor) for t, factor in groups]
-    return Parts(target or lse, target, target and lse, entropy), [t.contiguous() for t in made]
+    parts = Parts(target or lse, target, target and lse, entropy, share is not None)
+    return parts, [t.contiguous() for t in made]
 
 
-def gradient_in_one(
-    input: Tensor,
-    dims: tuple[int, ...],
-    scale: float,
-    *of_rows: Tensor | None,
-    zero: bool = False,
-    invariant: bool = False,
-) -> Tensor | None:
+def gradient_in_one(input: Tensor, rows: Rows, *of_rows: Tensor | None, zero: bool = False) -> Tensor | None:
     """The gradient of the input by one kernel, in one new tensor of its dtype and format; None where there is none.
 
     of_rows: the tensors that `factors_of` takes, of size 1 in the reduced dimensions. zero: a row of nothing but -inf
     has 0.
     """
-    parts, groups = factors_of(scale, *of_rows)
-    prologue, numbers = scaled(scale, zero=zero, **parts.prologue)
+    parts, groups = factors_of(rows, rows.length(input), *of_rows)
+    prologue, numbers = scaled(rows.scale, rows.softcap, zero=zero, **parts.prologue)
     result = torch.empty_like(input)
     operands = input, *[t.expand(input.shape) for t in groups], result
     try:
-        launch.run("softmax", operands, dims, prologue=prologue, numbers=numbers, invariant=invariant)
+        launch.run(
+            "softmax", operands, rows.dims, prologue=prologue, numbers=numbers, invariant=rows.invariant
+        )
     except NotPlanned:
         return None
     return result

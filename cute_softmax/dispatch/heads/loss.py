@@ -30,7 +30,8 @@ Tensor = torch.Tensor
 class Loss:
     """What a call asks for besides tensors.
 
-    mean: of the rows that count; else their sum. squares: the factor on the squared logsumexps. scale: of the logits.
+    mean: of the rows that count; else their sum. squares: the factor on the squared logsumexps. scale: of the logits;
+    softcap: of their multiples, 0 for none. smoothing: the share of all classes in a target.
     grad_scale: the upstream that the gradient is written for, a number or a tensor of one. inplace: over the logits.
     dtype: of the result. invariant: whether the bits of a row must not depend on its company.
     """
@@ -43,6 +44,8 @@ class Loss:
     inplace: bool = False
     dtype: torch.dtype = torch.float32
     invariant: bool = False
+    softcap: float = 0.0
+    smoothing: float = 0.0
 
     def factors(self, target: Tensor, weights: Tensor | None) -> tuple[Tensor | None, Tensor]:
         """What the sum of the rows' losses is multiplied by (None for 1), and the gradient of a row's loss in its
@@ -112,8 +115,16 @@ def visit(rows: Tensor, target: Tensor, alpha: Tensor, asked: Loss) -> tuple[Ten
 
 def _asked_of_kernel(asked: Loss) -> tuple[Prologue, tuple[float, ...]]:
     """The prologue of a visit, and its numbers."""
-    prologue, numbers = scaled(asked.scale, alpha="groups", target="loss", squares=asked.squares != 0)
-    return prologue, (*numbers, asked.ignore_index, *[asked.squares] * prologue.squares)
+    prologue, numbers = scaled(
+        asked.scale,
+        asked.softcap,
+        alpha="groups",
+        target="loss",
+        squares=asked.squares != 0,
+        even=asked.smoothing != 0,
+    )
+    more = *[asked.squares] * prologue.squares, *[asked.smoothing] * prologue.even
+    return prologue, (*numbers, asked.ignore_index, *more)
 
 
 def _operands(

@@ -15,6 +15,7 @@ from ..common.formulas import wide
 from ..common.spec import Spec
 from ..heads.calls import on_kernel
 from ..heads.kernels import (
+    Rows,
     at_chosen,
     gradient_of_rows,
     in_pieces,
@@ -31,18 +32,17 @@ Tensor = torch.Tensor
 
 def _local(input: Tensor, scale: float, entropies: bool, invariant: bool = False) -> list[Tensor]:
     """[max, log, entropy if it is asked for] of a slice's rows: (..., 1), float32 or wider."""
-    dims = (input.dim() - 1,)
+    rows = Rows((input.dim() - 1,), scale, "entropy" if entropies else "", invariant)
     if not input.shape[-1]:  # a slice of nothing
         empty = input.new_full((*input.shape[:-1], 1), -torch.inf, dtype=wide(input.dtype))
         return [empty, empty, torch.zeros_like(empty)][: 2 + entropies]
     if not on_kernel(input):
-        top, log, entropy = statistics_formula(input, dims, scale)
-        return [top, log, entropy][: 2 + entropies]
+        return list(statistics_formula(input, rows))
     if entropies:
-        return list(statistics(input, dims, scale, invariant=invariant))
+        return list(statistics(input, rows))
     # The row math of chosen elements has no entropy to work out.
     index = torch.zeros((*input.shape[:-1], 1), dtype=torch.int64, device=input.device)
-    return list(statistics(input, dims, scale, index, False, invariant)[1:])
+    return list(statistics(input, rows, index)[1:])
 
 
 def _gathered(
@@ -102,8 +102,8 @@ class Numbers(torch.autograd.Function):
             weight = mine.exp()
             beside = mine if entropy is None else mine + entropy
             down = None if of_entropy is None else of_entropy * weight
-            rows = (input.dim() - 1,), ctx.scale, top, log, beside
-            d = gradient_of_rows(input, *rows, total * weight, down, empty_rows=True)
+            rows = Rows((input.dim() - 1,), ctx.scale)
+            d = gradient_of_rows(input, rows, top, log, beside, total * weight, down, empty_rows=True)
         else:
             d = torch.empty_like(input)
             rows = [whole_top, whole_log, total, *([] if of_entropy is None else [entropy, of_entropy])]

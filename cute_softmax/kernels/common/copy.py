@@ -234,6 +234,7 @@ class Fragment:
     ):
         self.vectors, self.scalars, self.fresh = vectors, scalars, fresh
         self.staging, self.slots = staging, slots
+        self.steps = len(vectors)
 
     def packed(self, k: int) -> cute.Tensor:
         vector = self.vectors[k]()

@@ -32,6 +32,16 @@ EXP2 = (
     0.6931472041819232,
     1.0,
 )
+# (tanh(u) / u - 1) / u ** 2 by powers of u ** 2, the highest first, for |u| <= 0.55: of least relative error of the
+# tangent (1e-09 in exact arithmetic).
+TANH = (
+    -0.006274239092154532,
+    0.02107167869193921,
+    -0.053852309802689916,
+    0.13332586137189167,
+    -0.3333331755961933,
+)
+NEAR_0 = 0.55
 ROUND = 1.5 * 2.0**23  # added and taken away again, it rounds a smaller number to an integer
 LOWEST = -3.4028234663852886e38  # the most negative finite float32
 VANISHES = -200.0  # exp(-200) and 2 ** -200 are zero in float32: clamping a difference here changes no result
@@ -290,6 +300,30 @@ def less_one(x: Float32) -> Float32:
         series = cute.math.fma(series, x, Float32(1 / factorial))
     far = Precise().exponential(x, Float32(0.0)) - 1.0
     return select(x > -0.35, series * x, far)
+
+
+def tanh(x: Float32) -> Float32:
+    """The hyperbolic tangent, to 3 ulp: near 0 by a polynomial, where the quotient would cancel."""
+    square = x * x
+    near = Float32(TANH[0])
+    for coefficient in TANH[1:]:
+        near = cute.math.fma(near, square, Float32(coefficient))
+    near = cute.math.fma(near * square, x, x)
+    size = cute.arch.fmax(x, -x)
+    power = cute.math.exp2(size * Float32(-2 * LOG2_E), fastmath=True)
+    far = 1.0 - 2.0 * power * cute.arch.rcp_approx(1.0 + power)
+    return select(size < NEAR_0, near, select(x < 0.0, -far, far))
+
+
+def capped(score: Float32, cap: Float32) -> Float32:
+    """cap * tanh(score / cap): for all of a row's elements and the one that is chosen, rounded alike."""
+    return rounded_product(cap, tanh(score * quotient(Float32(1.0), cap)))
+
+
+def cap_slope(score: Float32, cap: Float32) -> Float32:
+    """The derivative of `capped` by what it is of, where it is this score."""
+    share = score * quotient(Float32(1.0), cap)
+    return cute.math.fma(-share, share, Float32(1.0))
 
 
 def rescale(total: Float32, old_max: Float32, new_max: Float32, exp: Fast | Near) -> Float32:

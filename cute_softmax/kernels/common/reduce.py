@@ -170,33 +170,55 @@ class Weighted(Online):
         return (row_max, *(SUM.lanes((t,), width, start)[0] for t in self.seen_from(state, row_max)))
 
 
+class Averaged(Online):
+    """(max, sum of exponentials relative to it, sum of the differences to it, how many elements there are).
+
+    Differences are those of elements, whatever the exponentials multiply them by.
+    """
+
+    identity = (-float("inf"), 0.0, 0.0, 0.0)
+
+    def seen_from(self, state: tuple, row_max: Float32) -> tuple[Float32, Float32, Float32]:
+        """All three relative to a maximum that is no smaller."""
+        seen, total, fallen, count = state
+        # Finite, so that a part without elements adds 0.
+        shift = online.maximum(online.reference(seen) - online.reference(row_max), Float32(online.LOWEST))
+        return online.rescale(total, seen, row_max, self.exp), fallen + count * shift, count
+
+    def lanes(self, state: tuple, width: int, start: int = 1) -> tuple:
+        (row_max,) = MAX.lanes(state[:1], width, start)
+        total, *others = self.seen_from(state, row_max)
+        sums = (SUM.lanes((t,), width, start)[0] for t in others)
+        return (row_max, *self.total.lanes((total,), width, start), *sums)
+
+
 def slot_type(op: Scalar | Online) -> type:
-    """The element of the reduction buffer: 4 bytes for one number, 8 for a pair, 16 for a triple."""
-    return {1: Float32, 2: Int64, 3: Int128}[len(op.identity)]
+    """The element of the reduction buffer: 4 bytes for one number, 8 for a pair, 16 for more."""
+    return {1: Float32, 2: Int64, 3: Int128, 4: Int128}[len(op.identity)]
 
 
 def pack(state: tuple) -> Float32 | Int64 | Int128:
     """A state as one element of the reduction buffer."""
     if len(state) == 1:
         return state[0]
-    if len(state) == 3:
-        triple = cute.make_rmem_tensor(4, Float32)
-        for i, number in enumerate((*state, Float32(0.0))):
-            triple[i] = number
-        return cute.recast_tensor(triple, Int128)[0]
+    if len(state) > 2:
+        four = cute.make_rmem_tensor(4, Float32)
+        for i, number in enumerate((*state, Float32(0.0))[:4]):
+            four[i] = number
+        return cute.recast_tensor(four, Int128)[0]
     pair = cute.make_rmem_tensor(2, Float32)
     pair[0], pair[1] = state
     return cute.recast_tensor(pair, Int64)[0]
 
 
-def unpack(slot: Float32 | Int64 | Int128) -> tuple:
-    """The inverse of `pack`."""
+def unpack(slot: Float32 | Int64 | Int128, count: int = 3) -> tuple:
+    """The inverse of `pack`; count: of a state of more than two numbers, how many it has."""
     if slot.width == 32:
         return (slot,)
     if slot.width == 128:
-        triple = cute.make_rmem_tensor(4, Float32)
-        cute.recast_tensor(triple, Int128)[0] = slot
-        return triple[0], triple[1], triple[2]
+        four = cute.make_rmem_tensor(4, Float32)
+        cute.recast_tensor(four, Int128)[0] = slot
+        return tuple(four[i] for i in range(count))
     pair = cute.make_rmem_tensor(2, Float32)
     cute.recast_tensor(pair, Int64)[0] = slot
     return pair[0], pair[1]
@@ -239,7 +261,7 @@ def across_warps(
     for i in cutlass.range_constexpr(0, peers, WARP):
         seen = tuple(Float32(v) for v in op.identity)
         if const_expr(peers - i >= WARP) or i + lane < peers:
-            seen = unpack(buffer[row, i + lane])
+            seen = unpack(buffer[row, i + lane], len(op.identity))
         merged = seen if const_expr(i == 0) else op.merge(merged, seen)
     # The peers lie in the first lanes; the others hold the identity.
     return op.lanes(merged, WARP)

@@ -34,7 +34,7 @@ from ..common import online
 from ..common.copy import Fragment
 from ..common.index import select
 from ..common.online import Fast, Near, Precise
-from ..common.reduce import MAX, SUM, Online, Scalar, Weighted, tree
+from ..common.reduce import MAX, SUM, Averaged, Online, Scalar, Weighted, tree
 
 
 class RowMath:
@@ -73,13 +73,15 @@ class Softmax(RowMath):
     keep: hold the exponentials until the end, in registers or in the elements' slots of shared memory; without it they
         are evaluated again, which costs a second exp2 per element and halves the registers of a 16-bit row.
     part: the online recurrence advances by so many vectors at a time, unless registers keep the whole row.
-    total: the operator of the sum.
+    total: the operator of the sum. recurs: advance by the online recurrence however the row comes; averages: see
+    `averaged`.
     """
 
     inputs = ("x",)
     outputs = ("y",)
     padding = (-float("inf"),)
     maximum_first = True
+    averages = recurs = False
 
     def __init__(
         self,
@@ -105,12 +107,19 @@ class Softmax(RowMath):
         made.reductions = (made.whole,) if self.online else self.reductions
         return made
 
+    def averaged(self) -> "Softmax":
+        """The math with the sum and number of the elements' differences to the maximum in its state."""
+        made = copy.copy(self)
+        made.averages, made.recurs, made.whole = True, True, Averaged(self.exp, self.whole.total)
+        made.reductions = (made.whole,)
+        return made
+
     def exponentials(self, values: list, ref: Float32) -> Iterator[Float32]:
         return (self.exp.exponential(v, ref) for v in values)
 
     def partial(self, stage: int, values: list, carry: list, width: int) -> tuple:
         (x,) = values
-        if self.online and (x.slots or not self.keep):
+        if self.recurs or (self.online and (x.slots or not self.keep)):
             return self.by_parts(x, width)
         if stage == 0:
             (seen,) = MAX.lanes((x.maximum(),), width)
@@ -135,6 +144,8 @@ class Softmax(RowMath):
             seen = part_max if state is None else online.maximum(state[0], part_max)
             ref = online.reference(seen)
             sums = self.sums(self.kept(x, k, seen, self.exponentials(part, ref), kept), part, ref)
+            if self.averages:
+                sums = [*sums, *self.differences(x, k, part, ref)]
             if state is not None:
                 sums = [a + b for a, b in zip(self.whole.seen_from(state, seen), sums, strict=True)]
             state = (seen, *sums)
@@ -143,6 +154,20 @@ class Softmax(RowMath):
     def sums(self, exponentials: Iterable[Float32], part: list[Float32], ref: Float32) -> list[Float32]:
         """What a part of the row adds to the sums of the state, relative to `ref`."""
         return [tree(operator.add, exponentials)]
+
+    def differences(self, x: Fragment, k: int, part: list[Float32], ref: Float32) -> tuple[Float32, Float32]:
+        """(sum of the differences of part k's elements to `ref`, how many elements it has); padding counts nothing."""
+        vectors, scalars = x.exist
+        vectors = vectors[k * self.part : (k + 1) * self.part]
+        scalars = scalars if (k + 1) * self.part >= x.steps else []
+        width, found = (len(part) - len(scalars)) // len(vectors), []
+        for j, exists in enumerate((*vectors, *scalars)):
+            first = min(j, len(vectors)) * width + max(j - len(vectors), 0)
+            own = part[first : first + (width if j < len(vectors) else 1)]
+            total = tree(operator.add, (v - ref for v in own))
+            zero = Float32(0.0)
+            found.append((select(exists, total, zero), select(exists, Float32(float(len(own))), zero)))
+        return tree(lambda a, b: (a[0] + b[0], a[1] + b[1]), found)
 
     def kept(
         self, x: Fragment, k: int, seen: Float32, exponentials: Iterator[Float32], kept: list
@@ -244,7 +269,7 @@ class LogSumExp(Softmax):
 
     def partial(self, stage: int, values: list, carry: list, width: int) -> tuple:
         (x,) = values
-        if x.staging != "direct":  # work on what is there while the rest is on its way
+        if self.recurs or x.staging != "direct":  # work on what is there while the rest is on its way
             return self.by_parts(x, width)
         # The maximum of all lanes first: their sums then refer to the same number and need no correction.
         (seen,) = MAX.lanes((x.maximum(),), width)

@@ -1,7 +1,7 @@
 """Scores from elements: what a prologue makes of a row before its math, and of the results after it.
 
-`score = x * scale + bias`, -inf where a mask is False or beyond the diagonal; results are multiplied by alpha. A row
-math sees the scores as it sees a `copy.Fragment` and stays as it is.
+`score = x * scale + bias`, or capped by a tanh, -inf where a mask is False or beyond the diagonal; results are
+multiplied by alpha. A row math sees the scores as it sees a `copy.Fragment` and stays as it is.
 
 A movement hands each row's inputs to the math, and behind them one `Given`.
 """
@@ -32,8 +32,9 @@ LEAST = 2.0**-149  # the smallest positive float32
 class Given:
     """What else belongs to a row.
 
-    numbers: "scale" and "alpha", those that there are; counts: for each of this thread's vectors, then for its scalars,
-    how many elements count, from the first on (0 for what does not exist); exist: whether there are any.
+    numbers: those of the prologue, and of its tensors those of the row, by their names; counts: for each of this
+    thread's vectors, then for its scalars, how many elements count, from the first on (0 for what does not exist);
+    exist: whether there are any.
     """
 
     numbers: dict[str, Float32]
@@ -80,7 +81,9 @@ class Scores:
             self.given.numbers.get("scale"),
             bias[v] if bias else None,
             allowed[v] if allowed else None,
-            left > place if self.prologue.causal else None,
+            # Padding that is capped is finite.
+            left > place if self.prologue.causal or self.prologue.softcap else None,
+            self.given.numbers.get("softcap"),
         )
 
     def parts(self, steps: int) -> Iterator[list[Float32]]:
@@ -104,8 +107,10 @@ def score_of(
     bias: Float32 | None,
     allowed: Boolean | None,
     counts: Boolean | None,
+    cap: Float32 | None = None,
 ) -> Float32:
-    """The score of an element, by those of these that there are; counts: whether it does, wherever it lies."""
+    """The score of an element, by those of these that there are; counts: whether it does, wherever it lies; cap: what
+    no score is beyond, see `online.capped`."""
     score = x
     if scale is not None and bias is not None:
         score = cute.math.fma(score, scale, bias)
@@ -114,6 +119,8 @@ def score_of(
         score = rounded_product(score, scale)
     elif bias is not None:
         score = score + bias
+    if cap is not None:
+        score = online.capped(score, cap)
     if allowed is not None:
         score = select(allowed, score, Float32(NOTHING))
     if counts is not None:
@@ -218,7 +225,14 @@ class Prologued(RowMath):
 
     def __init__(self, math: RowMath, prologue):
         self.math, self.prologue = math, prologue
-        self.outputs, self.group_outputs = math.outputs, math.group_outputs
+        more = ("even",) if prologue.averages and math.group_outputs else ()
+        self.outputs, self.group_outputs = math.outputs, (*math.group_outputs, *more)
+        if prologue.averages:
+            self.math = math = math.averaged()
+        if prologue.softcap:
+            # The maximum of a part and its exponentials from the same scores: they take long.
+            self.math = math = copy.copy(math)
+            math.recurs = True
         self.reductions, self.whole, self.keep = math.reductions, math.whole, math.keep
         self.names = ("x", *["bias"] * prologue.bias, *["mask"] * prologue.mask)
         self.inputs, self.group_inputs = self.names, (*math.group_inputs, *prologue.groups)
@@ -252,14 +266,16 @@ class Prologued(RowMath):
     def of(self, values: list) -> list:
         """What the math takes as its values."""
         *fragments, given = values
-        if not self.rescores:
-            return fragments
         if not hasattr(given, "scores"):
             inputs = dict(zip(self.names, fragments, strict=True))
-            if self.prologue.packs:
+            if not self.rescores:
+                (given.scores,) = fragments
+            elif self.prologue.packs:
                 given.scores = Packed(inputs, given).fragment()
             else:
                 given.scores = Scores(self.prologue, inputs, given, self.keep)
+            steps = given.scores.steps
+            given.scores.exist = given.exist[:steps], given.exist[steps:]
         return [given.scores]
 
     def for_row(self, values: list) -> RowMath:
@@ -281,11 +297,37 @@ class Prologued(RowMath):
         if self.prologue.entropy:
             alpha = Float32(0.0) if alpha is None else alpha
             of_entropy = numbers["down"], numbers["entropy"]
-            return [self.math.with_logs(*self.of(values), self.ended(state), alpha, *of_entropy)]
-        return self.math.finish(self.of(values), kept, self.ended(state), *([] if alpha is None else [alpha]))
+            results = [self.math.with_logs(*self.of(values), self.ended(state), alpha, *of_entropy)]
+        else:
+            results = self.math.finish(
+                self.of(values), kept, self.ended(state), *([] if alpha is None else [alpha])
+            )
+        return [self.of_elements(result, values, numbers.get("even")) for result in results]
+
+    def of_elements(
+        self, results: Iterator[Float32], values: list, even: Float32 | None
+    ) -> Iterator[Float32]:
+        """The gradients of the elements from those of the scores, to each of which `even` is added if there is one."""
+        if even is not None:
+            results = (y + even for y in results)
+        if not self.prologue.softcap:
+            return results
+        cap = values[-1].numbers["softcap"]
+        return (y * online.cap_slope(score, cap) for y, score in zip(results, *self.of(values), strict=True))
 
     def group_results(self, state: tuple, *chosen: Float32) -> list[Float32]:
-        return self.math.group_results(self.ended(state), *chosen)
+        results = self.math.group_results(self.ended(state), *chosen)
+        return [*results, self.even(state)] if self.prologue.averages else results
+
+    def logs(self, state: tuple) -> tuple[Float32, Float32]:
+        """The largest score, and the logarithm of the sum relative to it: apart, their sum is rounded."""
+        row_max, total = state[:2]
+        return self.math.exp.score(row_max), self.math.exp.log(total, online.reference(row_max))
+
+    def even(self, state: tuple) -> Float32:
+        """The mean over the row of the logarithm of the softmax."""
+        *_, fallen, count = state
+        return self.math.exp.score(fallen / count) - self.logs(state)[1]
 
     def at_target(self, numbers: dict[str, Float32], state: tuple, *chosen: Float32) -> Float32:
         """The result at the element that "index" names."""
@@ -294,10 +336,15 @@ class Prologued(RowMath):
         if self.prologue.entropy:
             log = online.maximum(numbers["found"], Float32(online.VANISHES))
             result = result + numbers["down"] * (1.0 + less) * (log + numbers["entropy"])
-        return result + numbers["more"] if self.prologue.more else result
+        result = result + numbers["more"] if self.prologue.more else result
+        if self.prologue.softcap:
+            row_max, log = self.logs(state)
+            result = result * online.cap_slope(numbers["found"] + row_max + log, numbers["softcap"])
+        return result
 
     def ended(self, state: tuple) -> tuple:
         """The state of a whole row, as the math shall finish with it."""
+        state = state[:2] if self.prologue.averages else state
         if not self.prologue.zero:
             return state
         # Without a sum nothing is left; with any other all results are 0, or its logarithm.
@@ -309,7 +356,8 @@ class ProloguedLoss(Prologued):
     """A softmax whose results are the gradient of a cross entropy, with the losses and logsumexps of the rows.
 
     A row's loss is ``lse - score at the target``, and with squares ``squares * lse ** 2`` more, so that the gradient of
-    its scores is ``(1 + 2 * squares * lse) * softmax``, less one at the target; `alpha` is a factor on it.
+    its scores is ``(1 + 2 * squares * lse) * softmax``, less one at the target; `alpha` is a factor on it. With
+    smoothing the mean score takes that share of the target's place.
     """
 
     def __init__(self, math: RowMath, prologue):
@@ -322,15 +370,16 @@ class ProloguedLoss(Prologued):
         return made
 
     def finish(self, values: list, kept: object, state: tuple) -> list:
-        alpha = self.numbers["alpha"]
+        alpha = factor = self.numbers["alpha"]
         if self.prologue.squares:
-            alpha = alpha * (1.0 + self.more(state))
-        return self.math.finish(self.of(values), kept, state, alpha)
+            factor = alpha * (1.0 + self.more(state))
+        (result,) = self.math.finish(self.of(values), kept, self.ended(state), factor)
+        even = -alpha * self.share(state) if self.prologue.even else None
+        return [self.of_elements(result, values, even)]
 
-    def logs(self, state: tuple) -> tuple[Float32, Float32]:
-        """The largest score, and the logarithm of the sum relative to it: apart, their sum is rounded."""
-        row_max, total = state
-        return self.math.exp.score(row_max), self.math.exp.log(total, online.reference(row_max))
+    def share(self, state: tuple) -> Float32:
+        """That of each class in the target, by smoothing."""
+        return self.numbers["smoothing"] / state[-1]
 
     def more(self, state: tuple) -> Float32:
         """What the squares add to the factor on the softmax."""
@@ -346,11 +395,18 @@ class ProloguedLoss(Prologued):
         result = online.less_one(self.found(state, chosen))
         if self.prologue.squares:
             result = result + self.more(state) * (1.0 + result)
+        if self.prologue.even:
+            result = result + (self.numbers["smoothing"] - self.share(state))
+        if self.prologue.softcap:
+            result = result * online.cap_slope(chosen, numbers["softcap"])
         return numbers["alpha"] * result
 
     def group_results(self, state: tuple, chosen: Float32) -> list[Float32]:
         row_max, log = self.logs(state)
         lse, loss = row_max + log, -self.found(state, chosen)
+        if self.prologue.even:
+            smoothing = self.numbers["smoothing"]
+            loss = (1.0 - smoothing) * loss - smoothing * self.even(state)
         if self.prologue.squares:
             loss = loss + self.numbers["squares"] * lse * lse
         return [loss, lse]
