@@ -32,10 +32,15 @@ _CHOICE = topk._call.__wrapped__
 
 
 class Launches(list):
-    """What was launched: (math, prologue, numbers, shape, dims, dtypes, strides, invariant)."""
+    """What was launched: (math, prologue, numbers, shape, dims, dtypes, strides, invariant). refuse: what only the row
+    movement has is not planned, as of rows that it cannot hold."""
+
+    refuse = False
 
     def call(self, name, device, shape, dims, operands, online, prologue, query, in_place, invariant):
         """`launch._call`, whose function computes from memory what the kernel would."""
+        if self.refuse and (prologue.of_rows or name.startswith("selective")):
+            return "refused"
         found = _PLANNED(name, device, shape, dims, operands, online, prologue, query, in_place, invariant)
         if isinstance(found, str):
             return found

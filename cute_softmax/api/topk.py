@@ -8,7 +8,7 @@ import torch
 
 from ..dispatch.common.arguments import check_tensor, float_dtype
 from ..dispatch.common.forms import repeated
-from ..dispatch.topk.forms import first, known
+from ..dispatch.topk import forms
 from ..dispatch.topk.kernels import INDICES, Choice, matrix
 from ..plan.hardware import H200, Device
 from ..plan.problem import contiguous
@@ -56,14 +56,14 @@ def topk_softmax(
         ([[0.5, 0.5]], [[1, 3]])
     """
     options = k, renormalize, dtype, index_dtype
-    form = repeated(known, logits, options)
+    form = repeated(forms.known, logits, options)
     if form is not None:
         return form(logits)
     check_tensor("logits", logits, "topk_softmax")
     result = float_dtype(logits, dtype, "topk_softmax")
     if not logits.is_floating_point():
         raise TypeError(f"logits has dtype {logits.dtype}: topk_softmax needs a floating-point tensor")
-    return first(logits, _choice(logits, k, renormalize, result, index_dtype), options)
+    return forms.first(logits, _choice(logits, k, renormalize, result, index_dtype), options)
 
 
 def _choice(
