@@ -23,7 +23,7 @@ import torch
 import cute_softmax
 from benchmarks import results, step, traffic
 from benchmarks.__main__ import main as benchmarks_main
-from benchmarks.cases import SUITES
+from benchmarks.suites import SUITES
 from cute_softmax.__main__ import main
 from cute_softmax.plan.catalogue import classes, longest_row, operand_dtypes
 from cute_softmax.plan.hardware import ARCHITECTURES, H200
