@@ -25,6 +25,7 @@ from benchmarks import results, step, traffic
 from benchmarks.__main__ import main as benchmarks_main
 from benchmarks.suites import SUITES
 from cute_softmax.__main__ import main
+from cute_softmax.commands import demo
 from cute_softmax.plan.catalogue import classes, longest_row, operand_dtypes
 from cute_softmax.plan.hardware import ARCHITECTURES, H200
 from cute_softmax.runtime import cache, precompile
@@ -53,6 +54,7 @@ def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
+@pytest.mark.long
 def test_generated_parts_are_up_to_date():
     command = [sys.executable, ROOT / "docs" / "generate.py", "--check"]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -219,11 +221,13 @@ def needs_gpu(words: tuple[str, ...]) -> bool:
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_commands_run(words, tmp_path, monkeypatch, capsys):
-    """In an empty folder, on a machine without a GPU."""
+    """In an empty folder, on a machine without a GPU; the demo of a corner of its matrix."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(cache.ENVIRONMENT, str(tmp_path / "store"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(precompile, "precompile", iter)  # that takes minutes: a test of its own compiles some
+    run_demo = demo.run
+    monkeypatch.setattr(demo, "run", lambda shape, *how: run_demo(tuple(min(n, 600) for n in shape), *how))
     few = opinfo.tasks()[:2]
     monkeypatch.setattr(opinfo, "tasks", lambda: few)
     runs = {"python": run_python, "make": run_make, "pip": run_pip}
