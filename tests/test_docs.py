@@ -18,7 +18,10 @@ import opinfo
 import performance_page
 import pytest
 import reference
+import reinforce
+import sample
 import torch
+import train
 
 import cute_softmax
 from benchmarks import results, step, traffic
@@ -204,6 +207,9 @@ def run_python(what: str, *words: str) -> int:
         "benchmarks.traffic": traffic.main,
         "tests/opinfo.py": opinfo.main,
         "docs/layouts/measure_access.py": measure_access.main,
+        "examples/reinforce.py": reinforce.main,
+        "examples/sample.py": sample.main,
+        "examples/train.py": train.main,
     }
     name, *arguments = words if what == "-m" else (what, *words)
     try:
@@ -298,7 +304,7 @@ def test_docstrings_describe_what_is_public():
     assert reference.complaints() == []
     page = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
     for name in (*cute_softmax.__all__, "nn.Softmax", "Plan", "PanelPlan", "Prepared", "Report", "Device"):
-        assert f"\n### {name}\n" in page or name in ("nn", "sampling")
+        assert f"\n### {name}\n" in page or name in ("integrations", "nn", "sampling")
 
 
 @pytest.mark.parametrize(
