@@ -82,7 +82,9 @@ def test_a_patch_of_trl_is_everywhere_and_taken_back(trl, monkeypatch):
 
 def test_libraries_that_lack_the_name_are_told(monkeypatch):
     stand_in(monkeypatch, "trl.trainer.utils")
-    with pytest.raises(ImportError, match=r"this version of trl\.trainer\.utils has no selective_log_softmax"):
+    with pytest.raises(
+        ImportError, match=r"this version of trl\.trainer\.utils has no selective_log_softmax"
+    ):
         integrations.patch_trl()
 
 
