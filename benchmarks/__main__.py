@@ -21,7 +21,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from . import console, report, results
-from .cases import ITEM_BYTES, LADDER, PROVIDERS, SUITES, Suite, labels, parse_shape
+from .cases import ITEM_BYTES, LADDER, PROVIDERS, Suite, labels, parse_shape
+from .suites import SUITES
 
 _COMMANDS = ("map", "tune", "bits", "table", "plot", "check")
 _EVERY = (*PROVIDERS, *LADDER)

@@ -6,9 +6,10 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 
-from .cases import PEERS, PROVIDERS, SUITES, labels
+from .cases import PEERS, PROVIDERS, labels
 from .console import Table
 from .results import Results, Row, cells, key_of
+from .suites import SUITES
 
 METHODS = {
     "events-cold": "CUDA events, cold L2",

@@ -13,15 +13,12 @@ from .cases import (
     FORWARD_BACKWARD,
     GRAD,
     INVARIANT,
-    INVARIANT_SHAPES,
     ITEM_BYTES,
     MASK,
     NO_GRAD,
     ROW_MASK,
     SCALED,
-    SUITES,
     TO,
-    VOCABULARIES,
     WARM_STORE,
     Case,
 )
@@ -30,6 +27,7 @@ from .map_judge import MapVerdict
 from .map_judge import judge as judge_map
 from .report import best_peer, format_time, geometric_mean
 from .results import Key, Results, Row, cells
+from .suites import INVARIANT_SHAPES, SUITES, VOCABULARIES
 
 OURS = "cute_softmax"
 

@@ -13,6 +13,7 @@ from .version import __version__ as __version__
 
 if TYPE_CHECKING:  # what `__getattr__` finds, for those who read sources
     from . import hardware as hardware
+    from . import integrations as integrations
     from . import nn as nn
     from . import sampling as sampling
     from .acceleration import accelerate, accelerated, restore
@@ -41,6 +42,7 @@ __all__ = [
     "entropy",
     "explain",
     "gumbel_softmax",
+    "integrations",
     "log_softmax",
     "log_softmax_backward",
     "logsumexp",
@@ -63,7 +65,7 @@ __all__ = [
     "topk_softmax",
 ]
 
-_MODULES = ("hardware", "nn", "sampling")
+_MODULES = ("hardware", "integrations", "nn", "sampling")
 _HOMES = {
     "plan": ("NotPlanned",),
     "acceleration": ("accelerate", "accelerated", "restore"),

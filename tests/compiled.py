@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from traced import wrong
+from traced import trace, wrong
 
 from cute_softmax.plan import PanelClass, RowClass
 from cute_softmax.plan.hardware import ARCHITECTURES
@@ -39,10 +39,9 @@ class Compiled(NamedTuple):
 def compile_and_read(c: RowClass | PanelClass, folder: Path, monkeypatch) -> Compiled:
     """What the class compiles to: once in a run, for all tests that ask for it.
 
-    folder: of the test, for what the compiler leaves; what was read is kept beside the folders of all workers' tests.
+    folder: of the test, for what the compiler leaves.
     """
-    run = next((parent for parent in folder.parents if parent.name.startswith("pytest-")), folder.parent)
-    kept = run / "compiled" / hashlib.sha256(repr(c).encode()).hexdigest()
+    kept = kept_in(folder, c)
     if not kept.exists():
         kept.parent.mkdir(exist_ok=True)
         written = kept.with_suffix(f".{os.getpid()}")
@@ -51,9 +50,31 @@ def compile_and_read(c: RowClass | PanelClass, folder: Path, monkeypatch) -> Com
     return pickle.loads(kept.read_bytes())
 
 
+def kept_in(folder: Path, c: RowClass | PanelClass) -> Path:
+    """The file of what was read off a class, beside the folders of all workers' tests."""
+    run = next((parent for parent in folder.parents if parent.name.startswith("pytest-")), folder.parent)
+    return run / "compiled" / hashlib.sha256(repr(c).encode()).hexdigest()
+
+
+def is_compiled(c: RowClass | PanelClass, folder: Path) -> bool:
+    """Whether some test of this run has compiled it."""
+    return kept_in(folder, c).exists()
+
+
+def layouts_of(c: RowClass | PanelClass, folder: Path) -> dict[str, Value]:
+    """What the kernel of a class tells: of one that was compiled in this run what it told then."""
+    return pickle.loads(kept_in(folder, c).read_bytes()).layouts if is_compiled(c, folder) else trace(c)
+
+
 def compile_anew(c: RowClass | PanelClass, folder: Path, monkeypatch) -> Compiled:
-    """The same, however often it has been compiled."""
+    """The same, however often it has been compiled.
+
+    As where the architecture is another machine's: without the engine that would run it, a fifth of the time.
+    """
+    from cutlass.cutlass_dsl import CuTeDSL
+
     monkeypatch.setenv("CUTE_DSL_ARCH", c.architecture)
+    monkeypatch.setattr(CuTeDSL, "_runtime_can_run_compiled", lambda *_: False)
     with observing() as layouts:
         function = compile_class(c, f"--keep-ptx --keep-cubin --dump-dir={folder}")
     cubin, ptx = folder / "kernel.cubin", function.__ptx__

@@ -1,6 +1,7 @@
 """Settings of all tests. `checking` and `classes` are importable from every folder below this one."""
 
 import contextlib
+import gc
 import os
 import sys
 import tempfile
@@ -19,6 +20,10 @@ if not Path("/dev/nvidiactl").exists():
 dumps = tempfile.TemporaryDirectory(prefix="cute_softmax_dumps_")
 os.environ["CUTE_DSL_DUMP_DIR"] = dumps.name
 
+# Workers share the cores: more threads than these would wait for each other.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 HERE = str(Path(__file__).parent)
 if HERE not in sys.path:
     sys.path.insert(0, HERE)
@@ -31,6 +36,17 @@ with contextlib.suppress(ImportError):
         "fixed", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
     )
     settings.load_profile("fixed")
+
+
+def pytest_collection_modifyitems(items):
+    """What takes long begins first, so that no worker is left with it while the others have nothing to do."""
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
+def pytest_collection_finish():
+    """Modules and tests live as long as the run: the garbage collector need not look at them again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -16,6 +16,8 @@ from cute_softmax.plan.hardware import H200
 from cute_softmax.plan.matmul import MatmulPlan
 from cute_softmax.plan.matmul_backward import MatmulBackwardPlan
 from cute_softmax.plan.problem import ITEM_SIZE, Operand, canonical
+from layouts.figures.scene import Facts
+from layouts.html import Step
 
 ROOT = Path(__file__).resolve().parents[1]
 WAYS = {
@@ -90,6 +92,18 @@ def strided(
     item = ITEM_SIZE["bf16"]
     operands = [Operand("bf16", s, o * item) for s, o in zip(strides, offsets, strict=True)]
     return plan(math, canonical(shape, dims, operands), H200)
+
+
+def taking_part(page: dict) -> list[tuple[Step, list[Facts]]]:
+    """Each step of a page's walk that names a figure, with the facts of the cells that it lights: some, always."""
+    found = []
+    for step in page["steps"]:
+        if step.figure:
+            cells = page["figures"][step.figure].cells
+            found.append((step, [c.facts for c in cells if c.facts != Facts() and step.where(c.facts)]))
+            assert found[-1][1], f"step {step.title!r} lights nothing"
+    assert found
+    return found
 
 
 def reached(requests: Iterable[Sequence[int | None]], item: int, width: int) -> Counter[int]:

@@ -12,7 +12,8 @@ from fake_device import FakeEvent, Quiet, fake_capture
 
 from benchmarks import __main__ as cli
 from benchmarks import cases, operations, providers, results, run, timing
-from benchmarks.cases import PROVIDERS, SUITES, Case
+from benchmarks.cases import PROVIDERS, Case
+from benchmarks.suites import SUITES
 
 CPU = torch.device("cpu")
 HEADER = dict.fromkeys(results.HEADER_KEYS, "")

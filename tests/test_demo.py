@@ -260,6 +260,7 @@ def test_missing_cuobjdump_is_named(monkeypatch):
     cuobjdump.cache_clear()
 
 
+@pytest.mark.long
 def test_precompiled_classes_are_in_the_store(tmp_path, monkeypatch):
     monkeypatch.setenv(cache.ENVIRONMENT, str(tmp_path / "store"))
     wanted = list(classes("softmax", SM90, operand_dtypes("softmax", "bf16")))[:3]

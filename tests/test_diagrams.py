@@ -162,6 +162,7 @@ COMMANDS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", COMMANDS)
 def test_command_line_writes_figures(command, tmp_path, capsys):
     assert main(["diagrams", *command.split(), "-o", str(tmp_path)]) == 0

@@ -326,6 +326,7 @@ def trace_all() -> dict:
     return found
 
 
+@pytest.mark.long
 def test_every_class_is_drawn_as_its_kernel_is():
     found = run(__file__, "sm_90a")
     assert found["wrong"] == [] and found["missed"] == []

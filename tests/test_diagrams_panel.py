@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
-import sys
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import panels
 import pytest
-from drawings import PANELS, made, reached, run, strided
-from traced import trace, wrong
+from compiled import layouts_of
+from drawings import PANELS, made, reached, strided, taking_part
+from traced import wrong
 
 from cute_softmax import draw
 from cute_softmax.draw import checks
@@ -20,7 +20,6 @@ from cute_softmax.plan import PanelPlan, describe
 from cute_softmax.plan.hardware import ARCHITECTURES
 from cute_softmax.plan.problem import ITEM_SIZE
 from layouts import Layout
-from layouts.html import explorer
 from layouts.trace import differences
 
 DIRECTIONS = ("softmax", "softmax_backward", "logsumexp")  # forward, backward, a reduction
@@ -101,14 +100,11 @@ def test_every_slot_of_two_trips_has_its_sender_and_its_reader():
 @pytest.mark.parametrize("name", CLUSTERS_OF_16)
 def test_every_cluster_of_16_has_its_page(name):
     p = CLUSTERS_OF_16[name]
-    page = draw.page(p)
-    assert explorer(**page)  # every step of the walk finds cells
-    found = [f for f in page["figures"]["cluster"].cells if f.facts.role]
-    steps = [s for s in page["steps"] if s.figure == "cluster"]
-    lit = [[cell.facts for cell in found if step.where(cell.facts)] for step in steps]
+    lit = [cells for step, cells in taking_part(draw.page(p)) if step.figure == "cluster"]
+    lit = [[facts for facts in cells if facts.role] for cells in lit]
     if p.kernel.trips == 1:
-        (taking_part,) = lit
-        assert Counter(f.role for f in taking_part) == {"sender": 1, "receiver": 16, "barrier": 16}
+        (cells,) = lit
+        assert Counter(f.role for f in cells) == {"sender": 1, "receiver": 16, "barrier": 16}
         return
     first, second = lit
     assert {f.start for f in first} <= set(range(16)) and {f.role for f in first} == {"first trip"}
@@ -126,9 +122,9 @@ def test_clusters_of_16_are_of_all_kinds():
 def test_every_exchange_has_its_page(kind, math):
     shape, dim, names = EXCHANGES[kind]
     page = draw.page(describe.plan_shape(shape, dim=dim, math=math))
-    assert explorer(**page)
+    shown = {step.figure for step, _ in taking_part(page)}
     exchanging = {"shuffle", "reduction_buffer", "cluster", "exchange"}
-    assert exchanging & set(page["figures"]) == names == exchanging & {s.figure for s in page["steps"]}
+    assert exchanging & set(page["figures"]) == names == exchanging & shown
 
 
 def test_cells_of_the_tile_are_where_the_thread_loads(case):
@@ -253,7 +249,7 @@ def test_a_wrong_plan_is_found():
     assert any("straddle" in t for t in checks.check(wide).problems)
 
 
-# What is drawn is what the kernel has: `test_faithful` for panels. Run as a script for an architecture.
+# What is drawn is what the kernel has: `test_faithful` for panels.
 
 
 def every_class(architecture: str) -> dict:
@@ -270,11 +266,11 @@ def every_class(architecture: str) -> dict:
     return dict.fromkeys(p.kernel for p in plans if isinstance(p, PanelPlan))
 
 
-def trace_all(architecture: str) -> dict:
+def trace_all(architecture: str, folder: Path) -> dict:
     """What is wrong with the classes of all problems, traced; and whether a swapped layout would be seen."""
     found = {"classes": [], "wrong": [], "missed": []}
     for c in every_class(architecture):
-        ours, theirs = draw.drawn(c), trace(c)
+        ours, theirs = draw.drawn(c), layouts_of(c, folder)
         found["classes"].append(c.name)
         found["wrong"] += [f"{c.name}: {line}" for line in wrong(c, theirs)]
         for name, layout in ours.items():
@@ -285,8 +281,8 @@ def trace_all(architecture: str) -> dict:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_classes_are_drawn_as_their_kernels_are(architecture):
-    found = run(__file__, architecture)
+def test_classes_are_drawn_as_their_kernels_are(architecture, tmp_path):
+    found = trace_all(architecture, tmp_path)
     assert found["wrong"] == [] and found["missed"] == []
     movements = " ".join(found["classes"])
     assert all(word in movements for word in ("column", "row", "exchange", "modes"))
@@ -304,7 +300,3 @@ def test_threads_stand_where_the_kernel_puts_them(name):
             group, element = divmod(c.tiled(c.steps)(thread, k * c.vector), c.tile)
             at = (group, element) if c.orientation == "row" else (element, group)
             assert address == memory(at) * ITEM_SIZE[c.dtypes[0]]
-
-
-if __name__ == "__main__":
-    print(json.dumps(trace_all(sys.argv[1])))

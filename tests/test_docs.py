@@ -18,13 +18,17 @@ import opinfo
 import performance_page
 import pytest
 import reference
+import reinforce
+import sample
 import torch
+import train
 
 import cute_softmax
 from benchmarks import results, step, traffic
 from benchmarks.__main__ import main as benchmarks_main
-from benchmarks.cases import SUITES
+from benchmarks.suites import SUITES
 from cute_softmax.__main__ import main
+from cute_softmax.commands import demo
 from cute_softmax.plan.catalogue import classes, longest_row, operand_dtypes
 from cute_softmax.plan.hardware import ARCHITECTURES, H200
 from cute_softmax.runtime import cache, precompile
@@ -53,6 +57,7 @@ def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
+@pytest.mark.long
 def test_generated_parts_are_up_to_date():
     command = [sys.executable, ROOT / "docs" / "generate.py", "--check"]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -202,6 +207,9 @@ def run_python(what: str, *words: str) -> int:
         "benchmarks.traffic": traffic.main,
         "tests/opinfo.py": opinfo.main,
         "docs/layouts/measure_access.py": measure_access.main,
+        "examples/reinforce.py": reinforce.main,
+        "examples/sample.py": sample.main,
+        "examples/train.py": train.main,
     }
     name, *arguments = words if what == "-m" else (what, *words)
     try:
@@ -219,11 +227,13 @@ def needs_gpu(words: tuple[str, ...]) -> bool:
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_commands_run(words, tmp_path, monkeypatch, capsys):
-    """In an empty folder, on a machine without a GPU."""
+    """In an empty folder, on a machine without a GPU; the demo of a corner of its matrix."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(cache.ENVIRONMENT, str(tmp_path / "store"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(precompile, "precompile", iter)  # that takes minutes: a test of its own compiles some
+    run_demo = demo.run
+    monkeypatch.setattr(demo, "run", lambda shape, *how: run_demo(tuple(min(n, 600) for n in shape), *how))
     few = opinfo.tasks()[:2]
     monkeypatch.setattr(opinfo, "tasks", lambda: few)
     runs = {"python": run_python, "make": run_make, "pip": run_pip}
@@ -294,7 +304,7 @@ def test_docstrings_describe_what_is_public():
     assert reference.complaints() == []
     page = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
     for name in (*cute_softmax.__all__, "nn.Softmax", "Plan", "PanelPlan", "Prepared", "Report", "Device"):
-        assert f"\n### {name}\n" in page or name in ("nn", "sampling")
+        assert f"\n### {name}\n" in page or name in ("integrations", "nn", "sampling")
 
 
 @pytest.mark.parametrize(

@@ -1,22 +1,18 @@
 """What is drawn is what the kernel has: each Plan class is traced on the CPU and its layouts compared.
 
-Tracing stops before the compiler (CUTE_DSL_DRYRUN), needs no GPU and takes about 0.1 s a class. Those of `test_compile`
-are compared to their end. The DSL takes its architecture from the environment, so each one is traced in a process of
-its own: this file, run as a script, traces all classes of the architecture in its argument and prints what it found.
+Tracing stops before the compiler, needs no GPU and takes about 0.04 s a class. Those of `test_compile` are compared to
+their end.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 from classes import FAMILY, REDUCTIONS, intervals, operands, sample, selected
-from drawings import run
+from compiled import layouts_of
 from traced import trace, wrong
 
 from cute_softmax.draw import drawn
@@ -101,11 +97,11 @@ def mutants() -> Iterator[tuple[RowClass, RowClass]]:
             raise AssertionError(f"no class shows what {mutant.__name__} changes")
 
 
-def trace_all(architecture: str) -> dict:
+def trace_all(architecture: str, folder: Path) -> dict:
     """The classes traced and what is wrong with them."""
     found = {"classes": 0, "layouts": 0, "swaps": 0, "wrong": [], "missed": []}
     for c in every_class(architecture):
-        ours, theirs = drawn(c), trace(c)
+        ours, theirs = drawn(c), layouts_of(c, folder)
         found["wrong"] += [f"{c.math} {c.dtypes} {c.name}: {line}" for line in wrong(c, theirs)]
         for name, layout in ours.items():
             for mutant in swapped(layout):
@@ -117,20 +113,10 @@ def trace_all(architecture: str) -> dict:
     return found
 
 
-@pytest.fixture(scope="module")
-def tracing():
-    """architecture -> what its run printed; two run at a time, unless pytest itself runs in parallel."""
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        yield lambda name: run(__file__, name)
-        return
-    with ThreadPoolExecutor(2) as pool:
-        futures = {name: pool.submit(run, __file__, name) for name in ARCHITECTURES}
-        yield lambda name: futures[name].result()
-
-
+@pytest.mark.long
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_every_class_is_drawn_as_its_kernel_is(architecture, tracing):
-    found = tracing(architecture)
+def test_every_class_is_drawn_as_its_kernel_is(architecture, tmp_path):
+    found = trace_all(architecture, tmp_path)
     assert found["wrong"] == []
     assert found["missed"] == []
     assert (
@@ -141,16 +127,7 @@ def test_every_class_is_drawn_as_its_kernel_is(architecture, tracing):
 
 
 def test_a_kernel_with_a_swapped_stride_is_caught():
-    found = run(__file__, "sm_90a", "mutants")
+    found = {type(other).__name__: differences(drawn(c), trace(other)) for c, other in mutants()}
     assert len(found) == 3
     for name, lines in found.items():
         assert lines, f"{name}: the traced mutant passes for what is drawn"
-
-
-if __name__ == "__main__":
-    if sys.argv[2:] == ["mutants"]:
-        pairs = mutants()
-        result = {type(b).__name__: differences(drawn(a), trace(b)) for a, b in pairs}
-    else:
-        result = trace_all(sys.argv[1])
-    print(json.dumps(result))

@@ -119,6 +119,7 @@ assert torch.equal(f(x), torch.logsumexp(x, -1))
     assert said == "softmax of 4096 rows of 8192, bf16, for sm_90a\n"
 
 
+@pytest.mark.long
 def test_its_kernels_compile_and_are_kept(package, tmp_path):
     code = f"""
 sys.meta_path.insert(0, Refused())

@@ -56,6 +56,7 @@ def test_the_naive_form_compiles_for_columns():
     assert {kind for kind in accesses(ptx)} == {"ld 4", "st 4"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 def test_widths_of_accesses(dtype):
     size = {"bf16": 2, "fp32": 4}[dtype]
@@ -111,6 +112,7 @@ def test_named_layouts():
     assert traffic.traced(7, "bf16", 5000)["sR"] == Layout.ordered((1, (8, 1), 2), (1, 0, 2))
 
 
+@pytest.mark.long
 def test_predicted_traffic():
     """Of a warp's 32 lanes: a sector each in rows of their own, two or four sectors side by side, 16 in vectors."""
     elements = SHAPE[0] * SHAPE[1]

@@ -13,6 +13,7 @@ def verdicts():
     return opinfo.judge("cpu")
 
 
+@pytest.mark.long
 def test_all_samples_pass(verdicts):
     assert not any(v.failed for v in verdicts), opinfo.table([v for v in verdicts if v.failed])
     assert {v.operator.split()[0] for v in verdicts} == {*opinfo.FUNCTIONS}
@@ -25,6 +26,7 @@ def test_torch_is_not_frozen():
     assert not torch.backends.flags_frozen()
 
 
+@pytest.mark.long
 def test_by_several_processes(verdicts, monkeypatch):
     few = opinfo.tasks()[:4]
     monkeypatch.setattr(opinfo, "tasks", lambda: few)
@@ -63,6 +65,7 @@ def test_saved_results_are_readable():
         }
 
 
+@pytest.mark.long
 def test_samples_by_simulated_kernels(monkeypatch):
     """The way of CUDA tensors through the functions, with launches that torch computes."""
     launched = simulated.install(monkeypatch)

@@ -168,6 +168,7 @@ def check_panels(found: Iterable[PanelClass], tmp_path, monkeypatch):
     check_all(found, check)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("turn", range(4))
 @pytest.mark.parametrize(
     ("math", "every"),
@@ -186,6 +187,7 @@ def test_every_configuration_of_sm_90a(math, every, turn, tmp_path, monkeypatch)
     check_panels([*selection("sm_90a", math, every)][turn::4], tmp_path, monkeypatch)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("arch", [a for a in ARCHITECTURES if a != "sm_90a"])
 def test_other_architectures(arch, tmp_path, monkeypatch):
     for math in ("softmax", "softmax_backward"):

@@ -108,6 +108,7 @@ def test_every_element_has_one_owner(drawn, arch):
     assert f"class {made.kernel.name}\n" in made.explain()
 
 
+@pytest.mark.long
 @settings(max_examples=150)
 @given(problems(3000))
 def test_every_movement_has_one_owner(drawn):

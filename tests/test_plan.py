@@ -66,6 +66,7 @@ def too_many(case, error: NotPlanned) -> bool:
     return case["rows"] > MOST and re.search(r"\d (CTAs|clusters): at most", str(error)) is not None
 
 
+@pytest.mark.long
 @settings(max_examples=2500)
 @given(cases(1 << 17))
 def test_every_column_has_one_owner(case):

@@ -55,6 +55,7 @@ def compiled(tmp_path, monkeypatch):
     return lambda c: compile_and_read(c, tmp_path, monkeypatch)
 
 
+@pytest.mark.long
 def test_classes_of_sm_90a(compiled):
     found = dict.fromkeys(classes_of("sm_90a", 7))
     assert len(found) >= 45
@@ -72,6 +73,7 @@ def test_classes_of_other_architectures(turn, compiled):
 LOSS = Prologue(alpha="groups", target="loss")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("pair", SAME[::2], ids="->".join)
 def test_losses(pair, compiled):
     """Of rows that begin anywhere, of several rows a thread and of clusters; with all that a loss may have in turns."""

@@ -93,6 +93,7 @@ def check_alignment(made: Plan):
                 assert access * ITEM_SIZE[c.dtypes[i]] <= 16
 
 
+@pytest.mark.long
 @settings(max_examples=1500)
 @given(cases())
 def test_every_element_of_every_operand_is_found(case):

@@ -25,6 +25,7 @@ FLOORS = (
     {"api"},
     {"acceleration"},
     {"commands", "hardware", "nn", "operators", "sampling"},
+    {"integrations"},
     {"cute_softmax"},
 )
 # Files of a package's own folder that are a room by themselves: what users of the package see.

@@ -459,6 +459,7 @@ def rows_of(columns: int, c: TopkClass) -> list[np.ndarray]:
     return [row.astype(np.float32) for row in found]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("halves", ["bf16", ""], ids=["bf16", "fp32"])
 def test_selection(halves):
     for columns, k, plan in classes_of(rows=(1, 1 << 20)):

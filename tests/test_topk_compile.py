@@ -49,6 +49,7 @@ def check(c: TopkClass, folder, monkeypatch):
         assert c.renormalize or moved[f"ld {width}"] >= c.vectors
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("renormalize", [False, True], ids=["whole", "renormalized"])
 @pytest.mark.parametrize("dtypes", [("bf16", "bf16"), ("bf16", "fp32"), ("fp32", "fp32")], ids="/".join)
 def test_routers(dtypes, renormalize, tmp_path, monkeypatch):

@@ -145,6 +145,7 @@ def test_coverage_names_what_is_missing_and_repeated():
         access.coverage(Layout((2, 2, 2)), (2, 4))
 
 
+@pytest.mark.long
 def test_predictions_match_every_built_kernel(monkeypatch):
     """Each measured kernel builds for sm_90a, and its access under test is one instruction of its width."""
     monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")

@@ -429,6 +429,7 @@ def test_bank_colours_order_by_lightness_alone():
         assert all(b > a + 0.005 for a, b in itertools.pairwise(levels)), levels
 
 
+@pytest.mark.long
 def test_committed_gallery_is_what_the_code_draws():
     run = subprocess.run(
         [sys.executable, str(ROOT / "docs/layouts/gallery.py"), "--check"], capture_output=True, text=True
