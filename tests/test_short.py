@@ -11,7 +11,7 @@ from compiled import accesses, check_all, check_compiled, compile_and_read
 
 from cute_softmax import draw
 from cute_softmax.draw import checks
-from cute_softmax.kernels import short, short_work
+from cute_softmax.kernels import short_rows, short_work
 from cute_softmax.plan import MATHS, WARP, plan, table_of
 from cute_softmax.plan.catalogue import classes as listed
 from cute_softmax.plan.catalogue import longest_row
@@ -212,7 +212,7 @@ def test_rows_of_halves_by_words(odd):
     """`read_words` and `write_words` step by step, on a warp's shared memory of numbered elements."""
     for n in [n for n in LENGTHS if n % 4 and not (odd and n % 2 == 0)]:
         capacity = next(c.capacity for c in table_of().short if n <= c.capacity)
-        chunk = min(short.CHUNK, capacity)
+        chunk = min(short_rows.CHUNK, capacity)
         memory = np.arange(100, 100 + capacity + 2)  # halves; the row begins at number `odd`
         words, held = memory.reshape(-1, 2), np.full((capacity // 2 + 1, 2), -1)
         row = np.full((capacity // 2, 2), -1)

@@ -20,7 +20,7 @@ def trace(c: RowClass | PanelClass) -> dict[str, Value]:
 
     What follows takes two thirds of the time and has no layouts, as kernels that are compiled to their end show.
     """
-    from cute_softmax.kernels import row
+    from cute_softmax.kernels import row, short, short_rows
     from cute_softmax.kernels.panel import panel
     from cute_softmax.runtime.compile import compile_class
 
@@ -35,6 +35,8 @@ def trace(c: RowClass | PanelClass) -> dict[str, Value]:
     with (
         patch.object(row, "observe", observe_and_stop),
         patch.object(panel, "observe", observe_and_stop),
+        patch.object(short, "observe", observe_and_stop),
+        patch.object(short_rows, "observe", observe_and_stop),
         observing() as seen,
         contextlib.suppress(EnoughError),
     ):

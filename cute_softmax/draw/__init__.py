@@ -83,8 +83,9 @@ def figures(plan: AnyPlan, thread: int | None = None) -> dict[str, Figure]:
     memory. edges: head, body and tail of rows off a vector boundary; shift: blocks and vectors of columns off one.
     predicate: the vectors that exist.
     shuffle, reduction_buffer, cluster: how partial results are exchanged in a CTA and a cluster; exchange: in global
-    memory. rows: which thread has which short row. Of softmax(S) @ V: tile: its blocks. ring: stages of shared memory. scores, values, grad: swizzled tiles
-    there. ldmatrix, pairs, lines: scores on their way to registers. registers: one thread's, up to the operand.
+    memory. rows: which thread has which short row. Of softmax(S) @ V: tile: its blocks. ring: stages of shared
+    memory. scores, values, grad: swizzled tiles there. ldmatrix, pairs, lines: scores on their way to registers.
+    registers: one thread's, up to the operand.
     fragments, first_product, second_product: A, B and C of the instructions. exchange: before the store. Of the
     gradient of topk_softmax, spread: the k gradients of a row in shared memory.
     thread: `thread` (by default one at the end of a group) followed through all of them. What a Plan does not use is

@@ -1,8 +1,8 @@
 """The short movement: rows of a few elements that lie one behind another.
 
-A warp has a *stretch* of neighbouring rows, contiguous in memory. It is loaded in aligned vectors, all lanes side by side
-whatever the length of rows, and laid into shared memory as it is; each thread then takes rows of its own out of it,
-whole ones, and puts their results in their places. From there they are stored as they were loaded:
+A warp has a *stretch* of neighbouring rows, contiguous in memory. It is loaded in aligned vectors, all lanes side by
+side whatever the length of rows, and laid into shared memory as it is; each thread then takes rows of its own out of
+it, whole ones, and puts their results in their places. From there they are stored as they were loaded:
 
     memory         | vector | vector | vector | vector | ...     lane by lane, coalesced
     shared memory  | row  | row  | row  | row  | row  | ...      a row a thread
@@ -11,16 +11,16 @@ Where vectors hold whole rows (of 1, 2, 4 or 8 elements) these stay in the regis
 
     coordinates -> stretch -> shared memory -> load -> read -> reduce -> finish -> write -> store
 
-Warps do not wait for each other. Names: as in `row`. `short_work` has the coordinates and predicates.
+Warps do not wait for each other. Names: as in `row`. `short_work` has the coordinates and predicates, `short_rows` the
+way between shared memory and registers.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32, Int64, Uint32, const_expr
+from cutlass import Int32, Int64, const_expr
 
 from layouts.trace import observe
 
@@ -30,8 +30,6 @@ from . import short_work
 from .common.copy import (
     DTYPES,
     Fragment,
-    GlobalTensor,
-    funnel_shift,
     global_pointer,
     global_tensors,
     load,
@@ -40,34 +38,8 @@ from .common.copy import (
     read_policy,
     store,
 )
-from .common.index import select
 from .maths.maths import RowMath
-
-HALF = 16  # bits
-# Elements of a row that are moved without a predicate each, if all are there.
-CHUNK = 8
-
-
-@dataclass(frozen=True)
-class Stretch:
-    """What a thread knows of its warp's stretch.
-
-    tv: the layout of that name. begin: the stretch's first element in memory. left: elements of it that exist. rows: that exist. sX: its part of
-    shared memory, of each full operand; skew: places left empty there, see `short_work.skew_of`; pairs: see `short_work.in_pairs`.
-    """
-
-    lane: Int32
-    columns: Int32
-    tv: cute.Layout
-    begin: Int64
-    first_row: Int64
-    left: Int32
-    rows: Int32
-    mX: list[GlobalTensor]
-    sX: list[cute.Tensor]
-    policy: Int64
-    skew: Int32
-    pairs: Boolean
+from .short_rows import SharedRows, Stretch, part
 
 
 class ShortKernel:
@@ -81,6 +53,7 @@ class ShortKernel:
         self.spec = spec
         self.math = math
         self.dtypes = [DTYPES[name] for name in spec.dtypes]
+        self.held = SharedRows(spec, math)
         self.inputs = range(len(math.inputs))
         self.outputs = range(len(math.inputs), spec.facts.full)
         self.group_outputs = range(spec.facts.full, len(spec.dtypes))
@@ -127,7 +100,7 @@ class ShortKernel:
 
         # Shared memory: a part for each warp, in which results take the place of inputs.
         smem = cutlass.memory.SmemAllocator()
-        sX = [] if const_expr(s.whole) else self.shared(smem, warp)
+        sX = [] if const_expr(s.whole) else self.held.allocate(smem, warp)
 
         stretch = Stretch(
             lane=lane,
@@ -156,22 +129,6 @@ class ShortKernel:
                     cute.arch.sync_warp()
                     self.store(stretch)
 
-    def shared(self, smem: cutlass.memory.SmemAllocator, warp: Int32) -> list[cute.Tensor]:
-        """sX of each full operand: the warp's part of shared memory."""
-        s, sX = self.spec, []
-        for i in range(s.facts.full):
-            if s.sources[i] == i:
-                layout = cute.make_layout(s.smem.shape, stride=s.smem.stride)
-                of_all = smem.allocate_tensor(self.dtypes[i], layout, byte_alignment=16)
-                observe("smem", of_all)
-                sX.append(of_all[None, warp])
-            else:
-                taken = sX[s.sources[i]]
-                sX.append(
-                    cute.make_tensor(cute.recast_ptr(taken.iterator, dtype=self.dtypes[i]), taken.layout)
-                )
-        return sX
-
     # Vectors of a stretch.
 
     def vector_at(self, stretch: Stretch, i: int, k: int) -> cute.Tensor:
@@ -180,19 +137,6 @@ class ShortKernel:
         element = stretch.begin + self.first_of(stretch, k)
         pointer = global_pointer(mX.dtype, mX.address, element, self.spec.access[i] * mX.itemsize)
         return cute.make_tensor(pointer, cute.make_layout(self.spec.vector))
-
-    def place(self, stretch: Stretch, i: int, place: Int32) -> cute.Tensor:
-        """sX: the vector at a place of the warp's shared memory, see `short_work.place_of`."""
-        V = self.spec.vector
-        return self.shared_at(stretch, i, place * V, V)
-
-    def shared_at(self, stretch: Stretch, i: int, offset: Int32, size: int) -> cute.Tensor:
-        """sX: so many elements from an offset on that is a multiple of them."""
-        dtype, start = self.dtypes[i], stretch.sX[i].iterator + offset
-        at = cute.make_ptr(
-            dtype, start.toint(), cute.AddressSpace.smem, assumed_align=size * dtype.width // 8
-        )
-        return cute.make_tensor(at, cute.make_layout(size))
 
     def first_of(self, stretch: Stretch, k: int) -> Int32:
         """The element of the stretch that vector k of this lane begins with."""
@@ -208,20 +152,15 @@ class ShortKernel:
             for i in self.inputs:
                 tXgX = self.vector_at(stretch, i, k)
                 if first + s.vector <= stretch.left:
-                    load_async(tXgX, self.place(stretch, i, place), s.access[i], stretch.policy)
+                    load_async(tXgX, self.held.place(stretch, i, place), s.access[i], stretch.policy)
         # The elements behind the last whole vector.
         whole = stretch.left // s.vector
         if whole * s.vector + stretch.lane < stretch.left:
             for i in self.inputs:
                 gX = stretch.mX[i].element(stretch.begin + whole * s.vector + stretch.lane)
-                load_async(gX, self.element_at(stretch, i, whole), 1, stretch.policy)
+                load_async(gX, self.held.element_at(stretch, i, whole), 1, stretch.policy)
         cute.arch.cp_async_commit_group()
         cute.arch.cp_async_wait_group(0)
-
-    def element_at(self, stretch: Stretch, i: int, v: Int32) -> cute.Tensor:
-        """sX: this lane's element of vector v."""
-        offset = short_work.place_of(v, stretch.skew) * self.spec.vector + stretch.lane
-        return self.shared_at(stretch, i, offset, 1)
 
     @cute.jit
     def store(self, stretch: Stretch):
@@ -234,13 +173,13 @@ class ShortKernel:
                 tXgY = self.vector_at(stretch, i, k)
                 if first + s.vector <= stretch.left:
                     tXrY = cute.make_rmem_tensor(s.vector, self.dtypes[i])
-                    cute.autovec_copy(self.place(stretch, i, place), tXrY)
+                    cute.autovec_copy(self.held.place(stretch, i, place), tXrY)
                     self.store_vector(tXrY, tXgY, s.access[i])
         whole = stretch.left // s.vector
         if whole * s.vector + stretch.lane < stretch.left:
             for i in self.outputs:
                 gY = stretch.mX[i].element(stretch.begin + whole * s.vector + stretch.lane)
-                gY[0] = self.element_at(stretch, i, whole)[0]
+                gY[0] = self.held.element_at(stretch, i, whole)[0]
 
     def store_vector(self, src: cute.Tensor, dst: cute.Tensor, access: int):
         """Registers to global memory, `access` elements at a time."""
@@ -257,16 +196,16 @@ class ShortKernel:
         s = self.spec
         R = s.rows_per_thread
         at = [short_work.row_of(stretch.lane, group * R + r, stretch.pairs) for r in range(R)]
-        rX = [[self.read(stretch, i, row) for i in self.inputs] for row in at]
+        rX = [[self.held.read(stretch, i, row) for i in self.inputs] for row in at]
         found = [self.results([self.fragment(x) for x in of_row]) for of_row in rX]
         for r in cutlass.range_constexpr(R):
             results, groups = found[r]
             for j in cutlass.range_constexpr(len(self.outputs)):
                 i = self.outputs[j]
-                rY = self.empty(i)
+                rY = self.held.empty(i)
                 for k in cutlass.range_constexpr(s.capacity // s.piece):
                     pack(results[j], rY[None, k])
-                self.exchange(stretch, i, at[r], self.flat(rY), True)
+                self.held.exchange(stretch, i, at[r], self.held.flat(rY), True)
             for j in cutlass.range_constexpr(len(self.group_outputs)):
                 i = self.group_outputs[j]
                 gX = self.number_of(stretch, i, at[r])
@@ -279,11 +218,6 @@ class ShortKernel:
         stride = mX.kept[0] if access == 1 else 1
         start = global_pointer(mX.dtype, mX.address, (stretch.first_row + row) * stride, access * mX.itemsize)
         return cute.make_tensor(start, cute.make_layout(self.spec.rows_per_thread, stride=stride))
-
-    def empty(self, i: int) -> cute.Tensor:
-        """Registers for a row of operand i, (element of a piece, piece)."""
-        s = self.spec
-        return cute.make_rmem_tensor((s.piece, s.capacity // s.piece), self.dtypes[i])
 
     def fragment(self, rX: cute.Tensor) -> Fragment:
         """A row in registers, as maths look at it."""
@@ -302,175 +236,6 @@ class ShortKernel:
         state = sum(carry, ())
         results = math.finish(values, kept, state) if len(self.outputs) else []
         return [iter(r) for r in results], math.group_results(state) if len(self.group_outputs) else []
-
-    @cute.jit
-    def read(self, stretch: Stretch, i: cutlass.Constexpr[int], row: Int32) -> cute.Tensor:
-        """A row in registers, over padding."""
-        rX = self.empty(i)
-        rX.fill(self.dtypes[i](self.math.padding[i]))
-        self.exchange(stretch, i, row, self.flat(rX), False)
-        return rX
-
-    @cute.jit
-    def exchange(
-        self,
-        stretch: Stretch,
-        i: cutlass.Constexpr[int],
-        row: Int32,
-        flat: cute.Tensor,
-        write: cutlass.Constexpr[bool],
-    ):
-        """A row from shared memory to registers, or the opposite, in the widest pieces that rows of this length are
-        made of. Those do not cross the ends of vectors."""
-        s = self.spec
-        V, columns = s.vector, stretch.columns
-        if (columns & (V - 1)) == 0:
-            if const_expr(V <= s.capacity):
-                self.pieces(stretch, i, row, flat, write, V)
-        else:
-            if (columns & (V // 2 - 1)) == 0:
-                self.pieces(stretch, i, row, flat, write, V // 2)
-            else:
-                if const_expr(self.dtypes[i].width == HALF):
-                    # Of rows in pairs all lanes take the same way.
-                    if short_work.begins_within(row * columns):
-                        self.words(stretch, i, row, flat, write, 1)
-                    else:
-                        self.words(stretch, i, row, flat, write, 0)
-                else:
-                    self.pieces(stretch, i, row, flat, write, 1)
-
-    @cute.jit
-    def pieces(
-        self,
-        stretch: Stretch,
-        i: cutlass.Constexpr[int],
-        row: Int32,
-        flat: cute.Tensor,
-        write: cutlass.Constexpr[bool],
-        size: cutlass.Constexpr[int],
-    ):
-        """A row of pieces of so many elements."""
-        C = self.spec.capacity
-        chunk = min(CHUNK, C)  # of a single loop of so many turns the compiler warns
-        for c in cutlass.range_constexpr(0, C, chunk):
-            for j in cutlass.range_constexpr(c, c + chunk, size):
-                if j < stretch.columns:
-                    self.move(self.piece_at(stretch, i, row, j, size), self.part(flat, j, size), write)
-
-    def move(self, sX: cute.Tensor, rX: cute.Tensor, write: bool):
-        """Shared memory to registers, or the opposite."""
-        if write:
-            cute.autovec_copy(rX, sX)
-        else:
-            cute.autovec_copy(sX, rX)
-
-    def flat(self, rX: cute.Tensor) -> cute.Tensor:
-        """The row as a vector."""
-        return cute.make_tensor(rX.iterator, cute.make_layout(self.spec.capacity))
-
-    def part(self, flat: cute.Tensor, j: int, size: int) -> cute.Tensor:
-        """Its elements j .. j + size."""
-        return cute.make_tensor(flat.iterator + j, cute.make_layout(size))
-
-    def piece_at(self, stretch: Stretch, i: int, row: Int32, j: int, size: int) -> cute.Tensor:
-        """sX: the elements j .. j + size of a row in shared memory."""
-        V = self.spec.vector
-        if size == V:
-            v = row * (stretch.columns // V) + j // V
-            return self.place(stretch, i, short_work.place_of(v, stretch.skew))
-        return self.shared_at(stretch, i, row * stretch.columns + j, size)
-
-    # Rows of 16-bit elements that begin anywhere: by words of two.
-
-    @cute.jit
-    def words(
-        self,
-        stretch: Stretch,
-        i: cutlass.Constexpr[int],
-        row: Int32,
-        flat: cute.Tensor,
-        write: cutlass.Constexpr[bool],
-        odd: cutlass.Constexpr[int],
-    ):
-        """A row that begins at a word (odd: 0) or in its middle (1)."""
-        C, columns = self.spec.capacity, stretch.columns
-        start = self.shared_at(stretch, i, row * columns - odd, 2).iterator
-        halves = cute.make_tensor(start, cute.make_layout(C + 2))
-        sX = cute.make_tensor(cute.recast_ptr(start, dtype=Uint32), cute.make_layout(C // 2 + 1))
-        rX = cute.recast_tensor(flat, Uint32)
-        if const_expr(write):
-            self.write_words(sX, halves, rX, flat, columns, odd)
-        else:
-            self.read_words(sX, rX, columns, self.two(i), odd)
-
-    @cute.jit
-    def read_words(
-        self, sX: cute.Tensor, rX: cute.Tensor, columns: Int32, nothing: Uint32, odd: cutlass.Constexpr[int]
-    ):
-        """sX: words of a row, and rX: registers for it. nothing: two elements of padding."""
-        C = self.spec.capacity
-        chunk = min(CHUNK, C)
-        held = cute.make_rmem_tensor(C // 2 + 1, Uint32)
-        held.fill(nothing)
-        if const_expr(odd == 1):
-            held[0] = sX[0]
-        for c in cutlass.range_constexpr(0, C, chunk):
-            if c + chunk <= columns:
-                for j in cutlass.range_constexpr(c // 2, (c + chunk) // 2):
-                    held[j + odd] = sX[j + odd]
-                    rX[j] = funnel_shift(held[j], held[j + 1], Int32(HALF)) if const_expr(odd) else held[j]
-            else:
-                if c < columns:
-                    for j in cutlass.range_constexpr(c // 2, (c + chunk) // 2):
-                        if short_work.word_is_read(j, columns, odd):
-                            held[j + odd] = sX[j + odd]
-                        if const_expr(odd == 1):
-                            rX[j] = funnel_shift(held[j], held[j + 1], Int32(HALF))
-                        else:
-                            # Behind the row's last element comes another row.
-                            last = (held[j] & Uint32(0xFFFF)) | (nothing & Uint32(0xFFFF0000))
-                            rX[j] = select(short_work.word_is_last(j, columns), last, held[j])
-
-    def two(self, i: int) -> Uint32:
-        """Two elements that count as nothing."""
-        pair = cute.make_rmem_tensor(2, self.dtypes[i])
-        pair.fill(self.dtypes[i](self.math.padding[i]))
-        return cute.recast_tensor(pair, Uint32)[0]
-
-    @cute.jit
-    def write_words(
-        self,
-        sX: cute.Tensor,
-        halves: cute.Tensor,
-        rX: cute.Tensor,
-        flat: cute.Tensor,
-        columns: Int32,
-        odd: cutlass.Constexpr[int],
-    ):
-        """The opposite of `read_words`; of words that neighbours share, the row's half. halves: sX by the element."""
-        C = self.spec.capacity
-        chunk = min(CHUNK, C)
-        if const_expr(odd == 1):
-            halves[1] = flat[0]
-        for c in cutlass.range_constexpr(0, C, chunk):
-            if c + chunk + odd <= columns:
-                for j in cutlass.range_constexpr(c // 2, (c + chunk) // 2):
-                    if const_expr(2 * j + 1 + odd < C):
-                        sX[j + odd] = self.word(rX, j, odd)
-            else:
-                if c < columns:
-                    for j in cutlass.range_constexpr(c // 2, (c + chunk) // 2):
-                        if const_expr(2 * j + 1 + odd < C):
-                            if short_work.word_is_written(j, columns, odd):
-                                sX[j + odd] = self.word(rX, j, odd)
-                        if const_expr(odd == 0):
-                            if short_work.word_is_last(j, columns):
-                                halves[2 * j] = flat[2 * j]
-
-    def word(self, rX: cute.Tensor, j: int, odd: int) -> Uint32:
-        """The elements 2 * j + odd and the next one of a row in registers."""
-        return funnel_shift(rX[j], rX[j + 1], Int32(HALF)) if odd else rX[j]
 
     # Whole rows in a vector.
 
@@ -499,7 +264,7 @@ class ShortKernel:
                 i = self.outputs[j]
                 rY = cute.make_rmem_tensor(s.vector, self.dtypes[i])
                 for r in cutlass.range_constexpr(R):
-                    pack(found[r][0][j], self.part(rY, r * s.capacity, s.capacity))
+                    pack(found[r][0][j], part(rY, r * s.capacity, s.capacity))
                 self.store_some(rY, self.vector_at(stretch, i, k), stretch.left - first, s.access[i])
             for j in cutlass.range_constexpr(len(self.group_outputs)):
                 i = self.group_outputs[j]
@@ -512,7 +277,7 @@ class ShortKernel:
     def row_in(self, rX: cute.Tensor, r: int, k: int) -> Fragment:
         """Row r of vector k."""
         N = self.spec.capacity
-        return Fragment([partial(self.part, rX[None, k], r * N, N)], [], not self.math.keep)
+        return Fragment([partial(part, rX[None, k], r * N, N)], [], not self.math.keep)
 
     @cute.jit
     def store_some(self, src: cute.Tensor, dst: cute.Tensor, left: Int32, access: cutlass.Constexpr[int]):

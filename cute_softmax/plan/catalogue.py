@@ -57,7 +57,8 @@ def classes(
 
     All inputs are taken to lie towards vector boundaries as the output does. Where one does not (a slice
     with an odd offset, say), the class also says how narrow its loads are; it is compiled when first met. So are
-    the classes for short rows that lie with gaps, those for kept dimensions that do not merge, and those with a prologue.
+    the classes for short rows that lie with gaps, those for kept dimensions that do not merge, and those with a
+    prologue.
     """
     columns, facts = 1, MATHS[math, online]
     while (short := short_class(math, architecture.name, dtypes, columns, table=table)) is not None:

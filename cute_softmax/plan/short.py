@@ -136,7 +136,7 @@ class ShortClass(ClassBase):
 
     @property
     def signature(self) -> str:
-        """Rows, columns, rows of a warp, CTAs, the cache policy, addresses, those of group outputs with a stride each."""
+        """Rows, columns, rows of a warp, CTAs, the cache policy, addresses; with those of group outputs a stride."""
         return "liiii" + "l" * (len(self.dtypes) + len(self.facts.group_outputs))
 
     @property

@@ -47,6 +47,7 @@ import sanitize_ladder  # noqa: E402
 import sanitize_losses  # noqa: E402
 import sanitize_matmul  # noqa: E402
 import scored_panels  # noqa: E402
+import sanitize_short  # noqa: E402
 from families import Case  # noqa: E402
 from sanitizing import Job  # noqa: E402
 
@@ -345,6 +346,8 @@ def main() -> int:
     part, parts = map(int, options.part.split("/"))
     own = [math for math in options.maths if math not in classes.FAMILY]
     found = [*row_jobs(arch, own, options.dtypes)] if "row" in options.movements else []
+    if "short" in options.movements:
+        found += sanitize_short.jobs(options.maths, options.dtypes)
     if "prologue" in options.movements:
         found += sanitize_family.jobs(launch.device_facts(0), options.maths, options.dtypes)
     if "heads" in options.movements:

@@ -25,7 +25,7 @@ def requests(plan: ShortPlan, operand: int) -> Iterator[list[int | None]]:
 def rows_requests(plan: ShortPlan, operand: int) -> tuple[int, list[list[int]]]:
     """(bytes of an access, the lanes' byte addresses of each) with which rows are read from shared memory at the first
     two turns; a pair of halves is a word."""
-    c, size = plan.kernel, ITEM_SIZE[plan.kernel.dtypes[operand]]
+    size = ITEM_SIZE[plan.kernel.dtypes[operand]]
     elements, found = plan.piece(operand), []
     for turn in range(min(2, plan.turns)):
         starts = [plan.row_at(lane, turn) * plan.columns for lane in range(WARP)]
@@ -36,8 +36,8 @@ def rows_requests(plan: ShortPlan, operand: int) -> tuple[int, list[list[int]]]:
 
 
 def check(plan: ShortPlan) -> Report:
-    """Coverage of a stretch by vectors and by rows, alignment and sectors of its requests, and the wavefronts of reading
-    rows from shared memory."""
+    """Coverage of a stretch by vectors and by rows, alignment and sectors of its requests, and the wavefronts of reads
+    of rows from shared memory."""
     c = plan.kernel
     problems = uncovered(f"a stretch of {c.elements} elements", c.tv, (1, c.elements))
     if plan.warp_rows * plan.columns > c.elements:

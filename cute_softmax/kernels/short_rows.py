@@ -1,0 +1,279 @@
+"""Rows in shared memory, as the short movement has them: a warp's stretch, and each thread's way to its own rows.
+
+A row goes to registers and back in the widest pieces that all rows of its length are made of. Rows of an odd number of
+16-bit elements go by words of two, of which neighbours share one.
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Int32, Int64, Uint32, const_expr
+
+from layouts.trace import observe
+
+from ..plan.short import ShortClass
+from . import short_work
+from .common.copy import DTYPES, GlobalTensor, funnel_shift
+from .common.index import select
+from .maths.maths import RowMath
+
+HALF = 16  # bits
+# Elements of a row that are moved without a predicate each, if all are there.
+CHUNK = 8
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """What a thread knows of its warp's stretch.
+
+    tv: the layout of that name. begin: the stretch's first element in memory; first_row: its first row. left: elements
+    of it that exist; rows: that do. sX: its part of shared memory, of each full operand; skew: places left empty there,
+    see `short_work.skew_of`; pairs: see `short_work.in_pairs`.
+    """
+
+    lane: Int32
+    columns: Int32
+    tv: cute.Layout
+    begin: Int64
+    first_row: Int64
+    left: Int32
+    rows: Int32
+    mX: list[GlobalTensor]
+    sX: list[cute.Tensor]
+    policy: Int64
+    skew: Int32
+    pairs: Boolean
+
+
+def part(vector: cute.Tensor, j: int, size: int) -> cute.Tensor:
+    """The elements j .. j + size of a register vector."""
+    return cute.make_tensor(vector.iterator + j, cute.make_layout(size))
+
+
+class SharedRows:
+    """spec, math: of the kernel."""
+
+    def __init__(self, spec: ShortClass, math: RowMath):
+        self.spec, self.math = spec, math
+        self.dtypes = [DTYPES[name] for name in spec.dtypes]
+
+    def allocate(self, smem: cutlass.memory.SmemAllocator, warp: Int32) -> list[cute.Tensor]:
+        """sX of each full operand: the warp's part of shared memory."""
+        s, sX = self.spec, []
+        for i in range(s.facts.full):
+            if s.sources[i] == i:
+                layout = cute.make_layout(s.smem.shape, stride=s.smem.stride)
+                of_all = smem.allocate_tensor(self.dtypes[i], layout, byte_alignment=16)
+                observe("smem", of_all)
+                sX.append(of_all[None, warp])
+            else:
+                taken = sX[s.sources[i]]
+                sX.append(
+                    cute.make_tensor(cute.recast_ptr(taken.iterator, dtype=self.dtypes[i]), taken.layout)
+                )
+        return sX
+
+    def place(self, stretch: Stretch, i: int, place: Int32) -> cute.Tensor:
+        """sX: the vector at a place of the warp's shared memory, see `short_work.place_of`."""
+        V = self.spec.vector
+        return self.shared_at(stretch, i, place * V, V)
+
+    def shared_at(self, stretch: Stretch, i: int, offset: Int32, size: int) -> cute.Tensor:
+        """sX: so many elements from an offset on that is a multiple of them."""
+        dtype, start = self.dtypes[i], stretch.sX[i].iterator + offset
+        at = cute.make_ptr(
+            dtype, start.toint(), cute.AddressSpace.smem, assumed_align=size * dtype.width // 8
+        )
+        return cute.make_tensor(at, cute.make_layout(size))
+
+    def element_at(self, stretch: Stretch, i: int, v: Int32) -> cute.Tensor:
+        """sX: this lane's element of vector v."""
+        offset = short_work.place_of(v, stretch.skew) * self.spec.vector + stretch.lane
+        return self.shared_at(stretch, i, offset, 1)
+
+    def empty(self, i: int) -> cute.Tensor:
+        """Registers for a row of operand i, (element of a piece, piece)."""
+        s = self.spec
+        return cute.make_rmem_tensor((s.piece, s.capacity // s.piece), self.dtypes[i])
+
+    @cute.jit
+    def read(self, stretch: Stretch, i: cutlass.Constexpr[int], row: Int32) -> cute.Tensor:
+        """A row in registers, over padding."""
+        rX = self.empty(i)
+        rX.fill(self.dtypes[i](self.math.padding[i]))
+        self.exchange(stretch, i, row, self.flat(rX), False)
+        return rX
+
+    @cute.jit
+    def exchange(
+        self,
+        stretch: Stretch,
+        i: cutlass.Constexpr[int],
+        row: Int32,
+        flat: cute.Tensor,
+        write: cutlass.Constexpr[bool],
+    ):
+        """A row from shared memory to registers, or the opposite, in the widest pieces that rows of this length are
+        made of. Those do not cross the ends of vectors."""
+        s = self.spec
+        V, columns = s.vector, stretch.columns
+        if (columns & (V - 1)) == 0:
+            if const_expr(s.capacity >= V):
+                self.pieces(stretch, i, row, flat, write, V)
+        else:
+            if (columns & (V // 2 - 1)) == 0:
+                self.pieces(stretch, i, row, flat, write, V // 2)
+            else:
+                if const_expr(self.dtypes[i].width == HALF):
+                    # Of rows in pairs all lanes take the same way.
+                    if short_work.begins_within(row * columns):
+                        self.words(stretch, i, row, flat, write, 1)
+                    else:
+                        self.words(stretch, i, row, flat, write, 0)
+                else:
+                    self.pieces(stretch, i, row, flat, write, 1)
+
+    @cute.jit
+    def pieces(
+        self,
+        stretch: Stretch,
+        i: cutlass.Constexpr[int],
+        row: Int32,
+        flat: cute.Tensor,
+        write: cutlass.Constexpr[bool],
+        size: cutlass.Constexpr[int],
+    ):
+        """A row of pieces of so many elements."""
+        C = self.spec.capacity
+        chunk = min(CHUNK, C)  # of a single loop of so many turns the compiler warns
+        for c in cutlass.range_constexpr(0, C, chunk):
+            for j in cutlass.range_constexpr(c, c + chunk, size):
+                if j < stretch.columns:
+                    self.move(self.piece_at(stretch, i, row, j, size), part(flat, j, size), write)
+
+    def move(self, sX: cute.Tensor, rX: cute.Tensor, write: bool):
+        """Shared memory to registers, or the opposite."""
+        if write:
+            cute.autovec_copy(rX, sX)
+        else:
+            cute.autovec_copy(sX, rX)
+
+    def flat(self, rX: cute.Tensor) -> cute.Tensor:
+        """The row as a vector."""
+        return cute.make_tensor(rX.iterator, cute.make_layout(self.spec.capacity))
+
+    def piece_at(self, stretch: Stretch, i: int, row: Int32, j: int, size: int) -> cute.Tensor:
+        """sX: the elements j .. j + size of a row in shared memory."""
+        V = self.spec.vector
+        if size == V:
+            v = row * (stretch.columns // V) + j // V
+            return self.place(stretch, i, short_work.place_of(v, stretch.skew))
+        return self.shared_at(stretch, i, row * stretch.columns + j, size)
+
+    # Rows of 16-bit elements that begin anywhere: by words of two.
+
+    @cute.jit
+    def words(
+        self,
+        stretch: Stretch,
+        i: cutlass.Constexpr[int],
+        row: Int32,
+        flat: cute.Tensor,
+        write: cutlass.Constexpr[bool],
+        odd: cutlass.Constexpr[int],
+    ):
+        """A row that begins at a word (odd: 0) or in its middle (1)."""
+        C, columns = self.spec.capacity, stretch.columns
+        start = self.shared_at(stretch, i, row * columns - odd, 2).iterator
+        halves = cute.make_tensor(start, cute.make_layout(C + 2))
+        sX = cute.make_tensor(cute.recast_ptr(start, dtype=Uint32), cute.make_layout(C // 2 + 1))
+        rX = cute.recast_tensor(flat, Uint32)
+        if const_expr(write):
+            self.write_words(sX, halves, rX, flat, columns, odd)
+        else:
+            self.read_words(sX, rX, columns, self.two(i), odd)
+
+    @cute.jit
+    def read_words(
+        self, sX: cute.Tensor, rX: cute.Tensor, columns: Int32, nothing: Uint32, odd: cutlass.Constexpr[int]
+    ):
+        """sX: words of a row, and rX: registers for it. nothing: two elements of padding."""
+        C = self.spec.capacity
+        chunk = min(CHUNK, C)
+        held = cute.make_rmem_tensor(C // 2 + 1, Uint32)
+        held.fill(nothing)
+        if const_expr(odd == 1):
+            held[0] = sX[0]
+        for c in cutlass.range_constexpr(0, C, chunk):
+            if c + chunk <= columns:
+                for j in cutlass.range_constexpr(c // 2, (c + chunk) // 2):
+                    held[j + odd] = sX[j + odd]
+                    rX[j] = funnel_shift(held[j], held[j + 1], Int32(HALF)) if const_expr(odd) else held[j]
+            else:
+                if c < columns:
+                    for j in cutlass.range_constexpr(c // 2, (c + chunk) // 2):
+                        if short_work.word_is_read(j, columns, odd):
+                            held[j + odd] = sX[j + odd]
+                        if const_expr(odd == 1):
+                            rX[j] = funnel_shift(held[j], held[j + 1], Int32(HALF))
+                        else:
+                            # Behind the row's last element comes another row.
+                            last = (held[j] & Uint32(0xFFFF)) | (nothing & Uint32(0xFFFF0000))
+                            rX[j] = select(short_work.word_is_last(j, columns), last, held[j])
+
+    def two(self, i: int) -> Uint32:
+        """Two elements that count as nothing."""
+        pair = cute.make_rmem_tensor(2, self.dtypes[i])
+        pair.fill(self.dtypes[i](self.math.padding[i]))
+        return cute.recast_tensor(pair, Uint32)[0]
+
+    @cute.jit
+    def write_words(
+        self,
+        sX: cute.Tensor,
+        halves: cute.Tensor,
+        rX: cute.Tensor,
+        flat: cute.Tensor,
+        columns: Int32,
+        odd: cutlass.Constexpr[int],
+    ):
+        """The opposite of `read_words`; of words that neighbours share, the row's half. halves: sX by the element."""
+        C = self.spec.capacity
+        chunk = min(CHUNK, C)
+        if const_expr(odd == 1):
+            halves[1] = flat[0]
+        for c in cutlass.range_constexpr(0, C, chunk):
+            if c + chunk + odd <= columns:
+                for j in cutlass.range_constexpr(c // 2, (c + chunk) // 2):
+                    if const_expr(2 * j + 1 + odd < C):
+                        sX[j + odd] = self.word(rX, j, odd)
+            else:
+                if c < columns:
+                    for j in cutlass.range_constexpr(c // 2, (c + chunk) // 2):
+                        self.write_word(sX, halves, rX, flat, columns, j, odd)
+
+    @cute.jit
+    def write_word(
+        self,
+        sX: cute.Tensor,
+        halves: cute.Tensor,
+        rX: cute.Tensor,
+        flat: cute.Tensor,
+        columns: Int32,
+        j: cutlass.Constexpr[int],
+        odd: cutlass.Constexpr[int],
+    ):
+        """Word j + odd, or its lower half, if it is the row's."""
+        if const_expr(2 * j + 1 + odd < self.spec.capacity):
+            whole = short_work.word_is_written(j, columns, odd)
+            if whole:
+                sX[j + odd] = self.word(rX, j, odd)
+        if const_expr(odd == 0):
+            half = short_work.word_is_last(j, columns)
+            if half:
+                halves[2 * j] = flat[2 * j]
+
+    def word(self, rX: cute.Tensor, j: int, odd: int) -> Uint32:
+        """The elements 2 * j + odd and the next one of a row in registers."""
+        return funnel_shift(rX[j], rX[j + 1], Int32(HALF)) if odd else rX[j]

@@ -1,0 +1,78 @@
+"""Each form of the short movement on a small grid, for compute-sanitizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from itertools import product
+
+import checking
+import classes
+import torch
+from checking import Guarded
+from sanitizing import Job, received, sent, timed
+
+from cute_softmax.plan import MATHS, table_of
+from cute_softmax.plan.short import ShortClass, ShortPlan
+from cute_softmax.runtime import launch
+
+MATHS_OF_SHORT = ("softmax", "softmax_backward", "logsumexp", "sum")
+# Rows before vectors, of single elements, words, half vectors and vectors, even and odd numbers of them, in each class.
+LENGTHS = (1, 2, 3, 4, 5, 7, 8, 10, 12, 15, 16, 19, 20, 24, 31, 32, 38, 40, 47, 48, 57, 60, 62, 64)
+OFFSETS = (0, 1, 2)
+
+
+def planned(
+    math: str, pair: tuple[str, str], rows: int, columns: int, offset: int
+) -> tuple[ShortPlan, list[Guarded]]:
+    """The device's plan for guarded tensors of the host, and these."""
+    dtypes, facts = classes.operands(math, pair), MATHS[math, True]
+    buffers = [
+        Guarded((rows, columns) if i < facts.full else (rows, 1), checking.DTYPES[d], offset=offset)
+        for i, d in enumerate(dtypes)
+    ]
+    views = [b.tensor if b.tensor.shape[1] == columns else b.tensor.expand(rows, columns) for b in buffers]
+    plan = launch.Work(math, tuple(views), (1,)).plan(launch.device_facts(0))
+    return plan, buffers
+
+
+def check(math: str, pair: tuple[str, str], rows: int, columns: int, offset: int) -> float:
+    """Launch and compare; the seconds from the launch to its end. Raises AssertionError on a wrong result."""
+    plan, buffers = planned(math, pair, rows, columns, offset)
+    buffers[0].tensor.copy_(torch.randn(rows, columns))
+    if math == "softmax_backward":
+        buffers[1].tensor.copy_(torch.softmax(torch.randn(rows, columns), -1))
+    elif math != "sum":
+        buffers[0].tensor[-1, columns // 2 :] = float("-inf")
+    copies = [sent(b.tensor) for b in buffers]
+    call = launch.Call(plan, launch.function_of(plan.kernel))
+    stream = torch.cuda.current_stream().cuda_stream
+    seconds = timed(lambda: call(stream, *[t.data_ptr() for t in copies]))
+    result = received(buffers[-1], copies[-1])
+    if MATHS[math, True].group_outputs:
+        checking.check_reduction(math, result.view(-1), buffers[0].tensor)
+    elif math == "softmax":
+        checking.check_softmax(result, buffers[0].tensor)
+    else:
+        checking.check_backward(result, buffers[0].tensor, buffers[1].tensor)
+    return seconds
+
+
+def jobs(maths: list[str], names: list[str]) -> Iterator[Job]:
+    """Each class once, and lengths that move rows in other pieces: two stretches and a row, so that the last one ends
+    within a vector; of mixed dtypes and tensors off a boundary those whose rows share words."""
+    seen: set[tuple[ShortClass, int]] = set()
+    longest = table_of().short[-1].capacity
+    for math in (m for m in MATHS_OF_SHORT if m in maths):
+        for pair, columns, offset in product(classes.PAIRS_OF[math], LENGTHS, OFFSETS):
+            usual = pair in classes.SAME and not offset
+            if not {*pair} <= {*names} or columns > longest or not (usual or columns in (2, 7, 24, 57)):
+                continue
+            plan, _ = planned(math, pair, 3, columns, offset)
+            pieces = columns & -columns if columns < 8 else (columns & -columns) % 16
+            if (plan.kernel, pieces) in seen:
+                continue
+            seen.add((plan.kernel, pieces))
+            rows = 2 * plan.kernel.elements // columns + 1
+            what = f"{math} {'/'.join(plan.kernel.dtypes)} {plan.kernel.name}, {rows} x {columns} at {offset}"
+            yield Job((plan.kernel,), rows * columns, what, partial(check, math, pair, rows, columns, offset))
