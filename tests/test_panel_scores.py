@@ -1,4 +1,4 @@
-"""Scores in the kernels of columns and split rows: plans, the arithmetic of what lies beside the elements, their code."""
+"""Scores in the kernels of columns and split rows: plans, the arithmetic of what lies beside elements, their code."""
 
 import math
 from dataclasses import replace
@@ -22,6 +22,7 @@ from cute_softmax.kernels.panel import scores, work
 from cute_softmax.plan import NotPlanned, PanelPlan, Prologue, facts_of
 from cute_softmax.plan.choose import plan_call
 from cute_softmax.plan.hardware import ARCHITECTURES
+from cute_softmax.plan.order import order_of
 from cute_softmax.plan.problem import ITEM_SIZE, Operand
 
 LONG = (1 << 20) + 8
@@ -163,6 +164,20 @@ def test_neighbours_that_lie_apart_are_copied_first():
     shape = (2,) * 7 + (64,)
     made = plan_of("softmax", mask, shape, beside={"mask": (2, 1) * 3 + (2, 64)})
     assert made.laid_out == (1,) and made.laid_strides == (strides_of(shape, shape),)
+
+
+def test_bits_do_not_depend_on_how_a_mask_is_broadcast():
+    """Within batch_invariant()."""
+    for length in (LONG, LONG + 1, 3 * LONG, 40 * LONG):
+        prologue, found = Prologue(mask=True, bias=True), set()
+        x, dense = Operand("bf16", (length, 1)), (length, 1)
+        for strides, address in ((dense, 0), (dense, 1), ((0, 1), 3), ((1, 0), 0)):
+            operands = [x, Operand("bf16", strides, 2 * address), Operand("bool", strides, address), x]
+            made = plan_call(
+                "softmax", (4, length), (1,), operands, DEVICES["sm_90a"], prologue=prologue, invariant=True
+            )
+            found.add(order_of(made))
+        assert len(found) == 1 and "softmax_bias_mask" in str(found)
 
 
 def test_a_position_is_that_of_the_query():

@@ -27,8 +27,8 @@ class PanelClass(ClassBase):
     """What is compiled for the `column` and `split` movements, as plain numbers; see `kernels.panel.panel`.
 
     orientation: "column" (a vector lies across groups) or "row" (along its group); vector: elements of an access of the
-    output; access: per input, elements of one load: as many, or fewer where its groups are aligned differently, or 0 for
-    a bias or a mask that has one element for all of a vector;
+    output; access: per input, elements of one load: as many, or fewer where its groups are aligned differently, or 0
+    for a bias or a mask that has one element for all of a vector;
     edges: whether rows may begin or end off a vector boundary, so that scalars are handled apart; shifted: whether
     vectors of columns may, so that aligned blocks are copied and shifted into place, see `kernels.panel.shift`;
     across: threads side by side over groups; threads: of a CTA; steps: vectors that a thread holds; cluster_n: CTAs
