@@ -17,6 +17,8 @@ from prologues import DEVICES
 from test_panel_compile import may_use_stack
 
 from cute_softmax import log_softmax, logsumexp, softmax
+from cute_softmax.draw import figures, overview
+from cute_softmax.draw.checks import check
 from cute_softmax.kernels.common.copy import GlobalTensor
 from cute_softmax.kernels.panel import scores, work
 from cute_softmax.plan import NotPlanned, PanelPlan, Prologue, facts_of
@@ -211,6 +213,21 @@ def test_what_no_panel_computes():
             plan_of("softmax", prologue, (4, 3 * LONG))
 
 
+@pytest.mark.parametrize(("shape", "dims"), [((4, LONG + 1), (1,)), ((300, 4096), (0,)), ((300, 4099), (0,))])
+def test_drawings_and_checks_know_all_operands(shape, dims):
+    prologue, own = (
+        Prologue(mask=True, bias=True, scale="groups"),
+        (1, shape[1]) if dims == (1,) else (shape[0], 1),
+    )
+    made = plan_of("softmax", prologue, shape, dims, beside={"mask": own})
+    report = check(made)
+    assert not report.problems
+    told = "\n".join(report.lines())
+    assert all(f"First tile, {name}: " in told for name in ("x", "bias", "mask", "y"))
+    assert "mask in shared memory" in told and "4 bytes a lane" in told
+    assert all(figure.svg() for figure in figures(made).values()) and overview(made).svg()
+
+
 # -- Words ---------------------------------------------------------------------------------------------------------
 
 
@@ -344,7 +361,7 @@ def test_classes(tmp_path, monkeypatch):
         for n, arch in ((0, "sm_80"), (4, "sm_100a"))
     }
 
-    def check(c):
+    def compiled(c):
         made = compile_and_read(c, tmp_path, monkeypatch)
         check_compiled(c, made, max(may_use_stack(c), STACK), padding=16)
         got = accesses(made.ptx)
@@ -353,4 +370,4 @@ def test_classes(tmp_path, monkeypatch):
             copies = c.words(i) or c.vector // c.access[i]
             assert got[f"cp.async {size}"] >= c.chunk_steps * copies, (c.name, got)
 
-    check_all(plans, check)
+    check_all(plans, compiled)

@@ -290,6 +290,14 @@ class PanelClass(ClassBase):
         furthest = WORD - min(max(access, 1) * size, WORD)  # into the first word
         return math.ceil((furthest + (self.vector if access else 1) * size) / WORD)
 
+    def access_bytes(self, operand: int) -> int:
+        return WORD if operand in self.facts.beside and self.words(operand) else super().access_bytes(operand)
+
+    @property
+    def load_widths(self) -> list[str]:
+        """How many bytes loads take, in words."""
+        return list(dict.fromkeys(f"{self.access_bytes(i)} bytes" for i in range(len(self.access))))
+
     def tile_of(self, i: int) -> Layout:
         """`smem` of input i: of its elements or, where there are `words`, of these."""
         return Layout.ordered((self.words(i) or self.vector, self.blocks, self.steps), (0, 1, 2))
