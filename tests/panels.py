@@ -367,7 +367,7 @@ def check_owners(plan: PanelPlan):
 def check_numbers(made: PanelPlan):
     """What holds for every plan, however large."""
     c = made.kernel
-    arch, problem, full = ARCHITECTURES[c.architecture], made.problem, c.facts.full
+    arch, problem = ARCHITECTURES[c.architecture], made.problem
     # Limits of the architecture.
     assert c.threads <= arch.threads and c.threads % WARP == 0
     assert c.cluster_n <= arch.cluster_limit and c.cluster_n & (c.cluster_n - 1) == 0

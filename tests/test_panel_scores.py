@@ -1,4 +1,4 @@
-"""Scores in the kernels of columns and split rows: plans, the arithmetic of what lies beside the elements, their code."""
+"""Scores in the kernels of columns and split rows: plans, the arithmetic of what lies beside elements, their code."""
 
 import math
 from dataclasses import replace
@@ -17,11 +17,14 @@ from prologues import DEVICES
 from test_panel_compile import may_use_stack
 
 from cute_softmax import log_softmax, logsumexp, softmax
+from cute_softmax.draw import figures, overview
+from cute_softmax.draw.checks import check
 from cute_softmax.kernels.common.copy import GlobalTensor
 from cute_softmax.kernels.panel import scores, work
 from cute_softmax.plan import NotPlanned, PanelPlan, Prologue, facts_of
 from cute_softmax.plan.choose import plan_call
 from cute_softmax.plan.hardware import ARCHITECTURES
+from cute_softmax.plan.order import order_of
 from cute_softmax.plan.problem import ITEM_SIZE, Operand
 
 LONG = (1 << 20) + 8
@@ -165,6 +168,20 @@ def test_neighbours_that_lie_apart_are_copied_first():
     assert made.laid_out == (1,) and made.laid_strides == (strides_of(shape, shape),)
 
 
+def test_bits_do_not_depend_on_how_a_mask_is_broadcast():
+    """Within batch_invariant()."""
+    for length in (LONG, LONG + 1, 3 * LONG, 40 * LONG):
+        prologue, found = Prologue(mask=True, bias=True), set()
+        x, dense = Operand("bf16", (length, 1)), (length, 1)
+        for strides, address in ((dense, 0), (dense, 1), ((0, 1), 3), ((1, 0), 0)):
+            operands = [x, Operand("bf16", strides, 2 * address), Operand("bool", strides, address), x]
+            made = plan_call(
+                "softmax", (4, length), (1,), operands, DEVICES["sm_90a"], prologue=prologue, invariant=True
+            )
+            found.add(order_of(made))
+        assert len(found) == 1 and "softmax_bias_mask" in str(found)
+
+
 def test_a_position_is_that_of_the_query():
     """In rows, in columns along the queries, and in columns along another dimension."""
     shape, prologue = (4, 64, 96), Prologue(causal=True)
@@ -194,6 +211,21 @@ def test_what_no_panel_computes():
     for prologue in (Prologue(alpha="groups", target="found"), Prologue(alpha="groups", target="loss")):
         with pytest.raises(NotPlanned, match="do not fit on chip"):
             plan_of("softmax", prologue, (4, 3 * LONG))
+
+
+@pytest.mark.parametrize(("shape", "dims"), [((4, LONG + 1), (1,)), ((300, 4096), (0,)), ((300, 4099), (0,))])
+def test_drawings_and_checks_know_all_operands(shape, dims):
+    prologue, own = (
+        Prologue(mask=True, bias=True, scale="groups"),
+        (1, shape[1]) if dims == (1,) else (shape[0], 1),
+    )
+    made = plan_of("softmax", prologue, shape, dims, beside={"mask": own})
+    report = check(made)
+    assert not report.problems
+    told = "\n".join(report.lines())
+    assert all(f"First tile, {name}: " in told for name in ("x", "bias", "mask", "y"))
+    assert "mask in shared memory" in told and "4 bytes a lane" in told
+    assert all(figure.svg() for figure in figures(made).values()) and overview(made).svg()
 
 
 # -- Words ---------------------------------------------------------------------------------------------------------
@@ -329,7 +361,7 @@ def test_classes(tmp_path, monkeypatch):
         for n, arch in ((0, "sm_80"), (4, "sm_100a"))
     }
 
-    def check(c):
+    def compiled(c):
         made = compile_and_read(c, tmp_path, monkeypatch)
         check_compiled(c, made, max(may_use_stack(c), STACK), padding=16)
         got = accesses(made.ptx)
@@ -338,4 +370,4 @@ def test_classes(tmp_path, monkeypatch):
             copies = c.words(i) or c.vector // c.access[i]
             assert got[f"cp.async {size}"] >= c.chunk_steps * copies, (c.name, got)
 
-    check_all(plans, check)
+    check_all(plans, compiled)

@@ -50,7 +50,7 @@ def heading(view: View) -> tuple[str, str]:
     """The title and subtitle of the explorer."""
     p, c = view.plan, view.kernel
     return (
-        f"{c.math} of {p.groups:,} groups of {p.length:,}, {' to '.join(dict.fromkeys(c.dtypes))}",
+        f"{c.math} of {p.groups:,} groups of {p.length:,}, {' to '.join(c.own_dtypes)}",
         f"class {c.name} for {c.architecture}; first panel{view.where}, {c.threads:,} threads a CTA",
     )
 
@@ -131,7 +131,7 @@ def tile(view: View) -> Figure:
 
 def _smem(view: View) -> Figure:
     c = view.kernel
-    names = [space(n, "s") for n in c.facts.inputs]
+    names = [space(n, "s") for i, n in enumerate(c.facts.inputs) if not c.words(i)]
     height, index = c.tile, c.tiled(c.steps).offsets()
     smem, slot = c.smem, {}
     for i, at in enumerate(index):
@@ -152,13 +152,13 @@ def _smem(view: View) -> Figure:
             "thread takes its vector out of two of them and puts it where its own block was.",
             "Lines that do not exist become padding that changes no result: every later step takes all slots.",
         ]
-        return figure.noted(*notes, *view.report.shared[: len(names)])
+        return figure.noted(*notes, *view.report.shared[: len(c.facts.inputs)])
     notes += [
         "(element of the vector, thread, step): each thread has slots of its own, next to its neighbours', and reads "
         "back only what it copied itself. So waiting for its own copies is enough: no barrier between threads.",
         "What lies outside is filled with padding that changes no result: every later step takes all slots.",
     ]
-    return figure.noted(*notes, *view.report.shared[: len(names)])
+    return figure.noted(*notes, *view.report.shared[: len(c.facts.inputs)])
 
 
 def _of_tile(view: View, keep: tuple[int, ...], **options) -> Figure:

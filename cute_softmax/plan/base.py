@@ -32,6 +32,10 @@ class ClassBase:
         """Per full operand, elements of one access: of each input a load of `access`, of outputs a `vector`."""
         return *self.access, *[self.vector] * len(self.facts.outputs)
 
+    def access_bytes(self, operand: int) -> int:
+        """Bytes of one access to a full operand; 0 for an input that is no vectors."""
+        return self.accesses[operand] * ITEM_SIZE[self.dtypes[operand]]
+
     @property
     def load_widths(self) -> list[str]:
         """How many bytes loads take, in words; an input that has one element for a whole row is loaded alone."""

@@ -47,8 +47,8 @@ def plan_call(
     operands: the math's inputs with bias and mask, the tensors of one number per group, outputs, group outputs.
     query: for a causal prologue the dimension whose index is a row's position. in_place: see `Problem`.
     invariant: a plan whose order of additions (see `plan.order`) is the same for all calls of one math, length of a
-        group, dtypes, device and table. It takes contiguous rows: `laid_out` of it says which operands are copied, as it
-    does of a bias or a mask whose neighbours lie apart where those of the elements do not, of any plan.
+    group, dtypes, device and table. It takes contiguous rows: its `laid_out` says which operands are copied, as it does
+    in any plan of a bias or a mask whose neighbours lie apart where those of the elements do not.
     Raises NotPlanned where no kernel serves the call, ValueError for a math that there is not.
     """
     prologue, copied = prologue.of(math_name), ()

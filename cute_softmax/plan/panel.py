@@ -189,12 +189,20 @@ class _Groups:
             query=self.query,
         )
 
+    def taken(self, c: PanelClass) -> int:
+        """Bytes of shared memory that decide; of a batch-invariant plan those that a bias and a mask take at most, lest
+        it matter how they are broadcast or aligned."""
+        if self.invariant:
+            worst = (1 if i in self.facts.beside else a for i, a in enumerate(c.access))
+            c = replace(c, access=tuple(worst))
+        return c.shared_memory
+
     def beside(self, config: PanelConfig) -> PanelConfig:
         """A streaming configuration that has room for what lies beside the elements: with fewer chunks, then with
         smaller ones."""
         while self.facts.beside and config.steps > config.buffers:
             c = self.class_of(config, exchange=True, streaming=True)
-            if config.min_blocks * c.shared_memory <= self.device.architecture.shared_memory:
+            if config.min_blocks * self.taken(c) <= self.device.architecture.shared_memory:
                 break
             fewer = config.buffers - 1 if config.buffers > 2 else 2
             steps = fewer * c.chunk_steps if fewer < config.buffers else config.steps // 2
@@ -265,7 +273,7 @@ def _held(g: _Groups) -> PanelPlan | None:
         c, narrowed = g.class_of(config), 1
         if (g.shifted or g.orientation == "row") and not g.facts.outputs and config.cluster_n == 16:
             return None  # what is only read need not be held: see docs/experiments.md
-        if not _fits(config, c, g.share(c, c.cluster_n), g.device):
+        if not _fits(g, config, c):
             continue
         few_bytes = g.orientation == "column" and g.vector < g.widest and g.facts.outputs
         if config.narrow and not (few_bytes and g.panels(c) * c.cluster_n >= sms):
@@ -285,7 +293,7 @@ def _deep(g: _Groups) -> PanelPlan | None:
     for config in g.table.deep.get((g.orientation, g.inputs), ()) if g.facts.outputs else ():
         config = g.beside(config)
         c = g.class_of(config, exchange=True, streaming=True)
-        room = config.min_blocks * c.shared_memory <= g.device.architecture.shared_memory
+        room = config.min_blocks * g.taken(c) <= g.device.architecture.shared_memory
         if g.length > config.longest or not room:
             continue
         if g.orientation == "row":
@@ -332,20 +340,19 @@ def _row_ahead(g: _Groups) -> PanelPlan | None:
 def _streamed(g: _Groups) -> PanelPlan:
     """The plan of parts that are streamed, or held where they are short."""
     config = g.beside(g.table.streaming[g.inputs])
-    while (
-        g.class_of(config, exchange=True, streaming=True).shared_memory > g.device.architecture.shared_memory
-    ):
+    limit = g.device.architecture.shared_memory
+    while g.taken(g.class_of(config, exchange=True, streaming=True)) > limit:
         config = replace(config, steps=config.steps // 2)
     return g.cut(config, partial(g.parts_of_chunks, chunks=CHUNKS_OF_A_PART[g.orientation], at_once=1))
 
 
-def _fits(config: PanelConfig, c: PanelClass, share: int, device: Device) -> bool:
+def _fits(g: _Groups, config: PanelConfig, c: PanelClass) -> bool:
     """Whether the CTAs of a cluster hold their shares of a panel, and the architecture them."""
     return (
-        c.cluster_n <= device.architecture.cluster_limit
-        and share <= c.tile
+        c.cluster_n <= g.device.architecture.cluster_limit
+        and g.share(c, c.cluster_n) <= c.tile
         and (c.orientation == "column" if config.alone else c.down > 1 and c.columns <= c.threads)
-        and c.shared_memory <= device.architecture.shared_memory
+        and g.taken(c) <= g.device.architecture.shared_memory
     )
 
 

@@ -27,8 +27,8 @@ class PanelClass(ClassBase):
     """What is compiled for the `column` and `split` movements, as plain numbers; see `kernels.panel.panel`.
 
     orientation: "column" (a vector lies across groups) or "row" (along its group); vector: elements of an access of the
-    output; access: per input, elements of one load: as many, or fewer where its groups are aligned differently, or 0 for
-    a bias or a mask that has one element for all of a vector;
+    output; access: per input, elements of one load: as many, or fewer where its groups are aligned differently, or 0
+    for a bias or a mask that has one element for all of a vector;
     edges: whether rows may begin or end off a vector boundary, so that scalars are handled apart; shifted: whether
     vectors of columns may, so that aligned blocks are copied and shifted into place, see `kernels.panel.shift`;
     across: threads side by side over groups; threads: of a CTA; steps: vectors that a thread holds; cluster_n: CTAs
@@ -289,6 +289,14 @@ class PanelClass(ClassBase):
             return 0
         furthest = WORD - min(max(access, 1) * size, WORD)  # into the first word
         return math.ceil((furthest + (self.vector if access else 1) * size) / WORD)
+
+    def access_bytes(self, operand: int) -> int:
+        return WORD if operand in self.facts.beside and self.words(operand) else super().access_bytes(operand)
+
+    @property
+    def load_widths(self) -> list[str]:
+        """How many bytes loads take, in words."""
+        return list(dict.fromkeys(f"{self.access_bytes(i)} bytes" for i in range(len(self.access))))
 
     def tile_of(self, i: int) -> Layout:
         """`smem` of input i: of its elements or, where there are `words`, of these."""

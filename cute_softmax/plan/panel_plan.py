@@ -37,8 +37,8 @@ class PanelPlan(PlanBase):
         patience: Nanoseconds that a CTA waits for the others before it leaves its part to the last one.
         table: The name and digest of the table that the configuration is of.
         invariant: Whether the order of additions is that of all calls of this math, length, dtypes, GPU and table.
-        laid_out: Which operands of the call are copied first: to contiguous rows, for such an order, or a bias or a mask
-            to lie as the elements do.
+        laid_out: Which operands of the call are copied first: to contiguous rows, for such an order, or a bias or a
+            mask to lie as the elements do.
         laid_strides: The strides of these copies, in elements.
     """
 
@@ -139,8 +139,8 @@ class PanelPlan(PlanBase):
 
     @property
     def arguments(self) -> tuple[int, ...]:
-        """The ints that the compiled function takes between the stream and the scratch memory, the prologue's numbers or
-        the operands."""
+        """The ints that the compiled function takes between the stream and the scratch memory, the prologue's numbers
+        or the operands."""
         return (
             self.ctas,
             self.tiles * self.parts,

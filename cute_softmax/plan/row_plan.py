@@ -32,8 +32,8 @@ class Plan(PlanBase):
         evict_last: Whether reads ask to be evicted from L2 last.
         table: The name and digest of the table that the configuration is of.
         invariant: Whether the order of additions is that of all calls of this math, length, dtypes, GPU and table.
-        laid_out: Which operands of the call are copied first: to contiguous rows, for such an order, or a bias or a mask
-            to lie as the elements do.
+        laid_out: Which operands of the call are copied first: to contiguous rows, for such an order, or a bias or a
+            mask to lie as the elements do.
         laid_strides: The strides of these copies, in elements.
         scratch: Bytes of zeroed memory that a launch needs besides its operands.
     """

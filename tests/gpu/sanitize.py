@@ -46,8 +46,8 @@ import sanitize_heads  # noqa: E402
 import sanitize_ladder  # noqa: E402
 import sanitize_losses  # noqa: E402
 import sanitize_matmul  # noqa: E402
-import scored_panels  # noqa: E402
 import sanitize_short  # noqa: E402
+import scored_panels  # noqa: E402
 from families import Case  # noqa: E402
 from sanitizing import Job  # noqa: E402
 

@@ -74,7 +74,9 @@ def supported(math: str, prologue: Prologue) -> Prologue:
     return replace(prologue, mask=False) if math == "softmax_backward" else prologue
 
 
-def forms(maths: tuple[str, ...] = MATHS, dtypes: tuple[str, ...] = ("bf16", "fp32", "fp16")) -> Iterator[Form]:
+def forms(
+    maths: tuple[str, ...] = MATHS, dtypes: tuple[str, ...] = ("bf16", "fp32", "fp16")
+) -> Iterator[Form]:
     """Each prologue of each math in both orientations, twice, and numbers alone a row ahead; all else at random."""
     rng = Random(3)
     for math_name, orientation, odd in product(maths, ("row", "column"), range(2)):
@@ -111,7 +113,9 @@ def case_of(form: Form) -> Case:
     if prologue.causal:
         fields["offset"] = shape[1] // 2 - 2
     if math_name.endswith("_backward"):
-        forward = Case(math_name.removesuffix("_backward"), x.roll(1, -1), offset=fields.get("offset"), zero=True)
+        forward = Case(
+            math_name.removesuffix("_backward"), x.roll(1, -1), offset=fields.get("offset"), zero=True
+        )
         y = forward.expected(torch.float32)[0] * fields.get("alpha", 1.0)
         if prologue.mask:  # it names no tensor; -inf in y does
             fields["mask"] = torch.ones(1, dtype=torch.bool, device=x.device)

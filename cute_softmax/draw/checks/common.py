@@ -66,7 +66,7 @@ def traffic(
 ) -> Iterator[Traffic]:
     """The requests of each full operand, by its index; accesses that are not aligned are added to `problems`."""
     for operand, name in enumerate((*c.facts.inputs, *c.facts.outputs)):
-        width = c.accesses[operand] * ITEM_SIZE[c.dtypes[operand]]
+        width = c.access_bytes(operand)
         if not width:
             continue  # one element a group
         try:

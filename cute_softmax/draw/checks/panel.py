@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...plan import WARP, PanelClass, PanelPlan
+from ...plan.panel_class import WORD
 from ...plan.problem import ITEM_SIZE
 from . import panel_ahead
 from .common import MAX_PHASES, requests_of, traffic, uncovered, unshared, wavefronts
@@ -24,10 +25,14 @@ def requests(
     held = plan.bounds(part, rank, columns.start)
     base = plan.problem.offsets[operand]
     elements = {e: plan.element(operand, held.start + e) for e in range(0, min(c.tile, len(held)), c.unit)}
-    if c.shifted:
+    words = operand < len(c.facts.inputs) and c.words(operand)
+    if c.shifted and not words:
         yield from shifted_requests(plan, operand, columns, elements)
         return
-    groups = {g: plan.group(operand, columns.start + g) for g in range(0, len(columns), c.slots)}
+    places = {a * c.slots: c.column(a) for a in range(c.across)}
+    groups = {
+        g: plan.group(operand, columns.start + first) for g, first in places.items() if first < len(columns)
+    }
     index = c.tiled(c.steps).offsets()
     for k in range(c.steps):
         lanes: list[int | None] = []
@@ -35,7 +40,10 @@ def requests(
             group, element = divmod(place, c.tile)
             exists = group in groups and element in elements
             lanes.append(base + groups[group] + elements[element] if exists else None)
-        yield from requests_of(lanes, size, c.vector, c.accesses[operand])
+        if words:
+            yield from requests_of([None if e is None else e * size // WORD for e in lanes], WORD, words)
+        else:
+            yield from requests_of(lanes, size, c.vector, c.accesses[operand])
 
 
 def shifted_requests(
@@ -125,7 +133,7 @@ def alignment(plan: PanelPlan, operand: int) -> Iterator[str]:
     """What keeps vectors of an operand from being one access each, wherever their panel and their element lie."""
     c = plan.kernel
     one = c.accesses[operand]
-    if c.vector == 1:
+    if c.vector == 1 or (operand < len(c.facts.inputs) and c.words(operand)):
         return
     neighbours = plan.operand_strides[operand][0 if c.orientation == "column" else len(plan.kept)]
     if neighbours != 1:
@@ -146,11 +154,12 @@ def alignment(plan: PanelPlan, operand: int) -> Iterator[str]:
 
 def shared(c: PanelClass) -> Iterator[str]:
     """A sentence for each use of shared memory: its wavefronts and bank conflicts."""
-    smem, buffer = c.smem, c.reduction_buffer
-    for name, dtype in zip(c.facts.inputs, c.dtypes, strict=False):
-        size = ITEM_SIZE[dtype]
+    buffer = c.reduction_buffer
+    for i, name in enumerate(c.facts.inputs):
+        words, smem = c.words(i), c.tile_of(i)
+        size, each = (WORD, 1) if words else (ITEM_SIZE[c.dtypes[i]], c.vector)
         slots = [smem(0, c.block(t), k) for k in range(c.steps) for t in range(c.threads)]
-        told = wavefronts(requests_of(slots, size), c.vector * size)
+        told = wavefronts(requests_of(slots, size), each * size)
         yield f"{name} in shared memory, written and read: {told}."
     if c.down == 1:
         return  # nothing is exchanged

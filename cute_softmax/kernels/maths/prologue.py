@@ -244,8 +244,8 @@ class Prologued(RowMath):
         self.masks = self.names == ("x", "mask") and prologue.packs and not prologue.scale
 
     def elements(self, numbers: tuple, scale: Float32 | None, counts: Boolean) -> tuple:
-        """What the math takes of an element. numbers: of each input, truth for a mask; counts: whether it does, as far as
-        padding does not say so."""
+        """What the math takes of an element. numbers: of each input, truth for a mask; counts: whether the element
+        does, as far as padding does not say so."""
         if not self.rescores:
             return numbers
         given = dict(zip(self.names, numbers, strict=True))

@@ -150,8 +150,8 @@ class Chunks:
         return tXrX[0]
 
     def absorb(self, item: Item, rS: cute.Tensor, at: Int32, where: Int32 | list | None, edges: list = ()):
-        """Fold the chunk at element `at`, or the scalars at the edges of a row, into the states of this thread's slots, (number,
-        slot)."""
+        """Fold the chunk at element `at`, or the scalars at the edges of a row, into the states of this thread's slots,
+        (number, slot)."""
         math, slots = self.math, range(self.spec.slots)
         before = [tuple(rS[n, v] for n in range(len(math.whole.identity))) for v in slots]
         carry = [() for _ in slots]

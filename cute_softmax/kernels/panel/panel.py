@@ -15,8 +15,9 @@ With a prologue the math sees the scores of the elements, computed of them whene
     coordinates -> panel -> shared memory -> fetch -> fold -> merge -> exchange -> finish -> store
 
 Names as in `row`, and rS states in registers. A *slot* is a group that a thread holds elements of: V of them in
-columns, one in rows. The files, each of which imports from those before: `exchange`, `scores` (what a prologue makes
-of elements), `work` (who works on what), `chunks` and `shift` (vectors), `scalars`, `merge`, `parts`, and the orders of work: `schedule`, `stream` and `ahead`.
+columns, one in rows. The files, each of which imports from those before: `exchange`, `scores` (what a prologue makes of
+elements), `work` (who works on what), `chunks` and `shift` (vectors), `scalars`, `merge`, `parts`, and the orders of
+work: `schedule`, `stream` and `ahead`.
 """
 
 import cutlass
@@ -70,9 +71,9 @@ class PanelKernel:
         that a CTA takes; evict_last: see `copy.read_policy`; patience: nanoseconds, see `exchange`; chunks: of a
         share, see `ahead`; exchange_bytes: bytes of all exchange points.
         rest: sizes of all kept modes but the slowest, and of all reduced modes but the slowest, the fastest first;
-        with exchange points the address of zeroed memory for them, and behind them for the parts' states; the numbers of
-        the prologue (floats by their bits); then of each operand the address in bytes and the strides in elements of the kept and of the reduced modes, the
-        fastest first.
+        with exchange points the address of zeroed memory for them, and behind them for the parts' states; the numbers
+        of the prologue (floats by their bits); then of each operand the address in bytes and the strides in elements of
+        the kept and of the reduced modes, the fastest first.
         """
         s = self.spec
         numbers = ctas, items, length, groups, parts, share, evict_last, patience, chunks, exchange_bytes

@@ -11,7 +11,6 @@ aligned words that hold something of them are copied, and shifted into place whe
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Uint32
 

@@ -77,7 +77,7 @@ class Stream(Schedule):
     @cute.jit
     def absorb_all(self, item: Item, chunks: Int32, turn: Int32, rE: list) -> list:
         """Per slot the state of all of this thread's elements. turn: where in the ring the first chunk is."""
-        s, launch = self.spec, item.launch
+        s = self.spec
         rS = nothing(self.math, s.slots)
         for n in cutlass.range(chunks, unroll=1):
             cute.arch.cp_async_wait_group(s.buffers - 1)
