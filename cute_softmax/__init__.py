@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # what `__getattr__` finds, for those who read sources
     from . import sampling as sampling
     from .acceleration import accelerate, accelerated, restore
     from .api.cross_entropy import cross_entropy
+    from .api.divergence import kl_div
     from .api.explain import explain, plan_reduction, plan_softmax
     from .api.matmul import softmax_matmul, softmax_stats
     from .api.reductions import amax, logsumexp
@@ -43,6 +44,7 @@ __all__ = [
     "explain",
     "gumbel_softmax",
     "integrations",
+    "kl_div",
     "log_softmax",
     "log_softmax_backward",
     "logsumexp",
@@ -70,6 +72,7 @@ _HOMES = {
     "plan": ("NotPlanned",),
     "acceleration": ("accelerate", "accelerated", "restore"),
     "api.cross_entropy": ("cross_entropy",),
+    "api.divergence": ("kl_div",),
     "api.explain": ("explain", "plan_reduction", "plan_softmax"),
     "api.matmul": ("softmax_matmul", "softmax_stats"),
     "api.reductions": ("amax", "logsumexp", "sum"),

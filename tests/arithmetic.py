@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from cute_softmax.kernels.common import copy, online, reduce
-from cute_softmax.kernels.maths import maths, prologue
+from cute_softmax.kernels.maths import divergence, maths, prologue
 from cute_softmax.kernels.maths.prologue import Given
 from cute_softmax.plan import Prologue, RowClass
 from cute_softmax.runtime.compile import build_math
@@ -102,7 +102,7 @@ CUTE = SimpleNamespace(
 
 def install(monkeypatch) -> None:
     """Let the maths compute with numbers."""
-    for module in (online, maths, prologue, reduce, copy):
+    for module in (online, maths, prologue, divergence, reduce, copy):
         monkeypatch.setattr(module, "cute", CUTE)
         if hasattr(module, "Float32"):
             monkeypatch.setattr(module, "Float32", Number)

@@ -38,8 +38,10 @@ def operands_of(
         at = group if operand in (*facts.group_inputs, *facts.group_outputs) else dense
         if operand in ("bias", "mask") and shared:
             at = (0, *dense[1:])
-        dtype = source if operand in ("x", "bias", "dx") else result
-        numbers = dict.fromkeys(("scale", "alpha", "found", "loss", "lse"), "fp32")
+        dtype = source if operand in ("x", "bias", "dx", "target") else result
+        numbers = dict.fromkeys(
+            ("scale", "alpha", "found", "loss", "lse", "more", "down", "entropy", "even"), "fp32"
+        )
         dtype = {"mask": "bool", "index": "int64", **numbers}.get(operand, dtype)
         assert not gradient or operand not in ("x", "bias", "mask")
         at = (strides or {}).get(operand, at)

@@ -262,6 +262,8 @@ def simulated(name, tensors, dims, prologue, numbers, query):
     squares = numbers.pop(0) if prologue.squares else 0.0
     smoothing = numbers.pop(0) if prologue.even and prologue.target == "loss" else 0.0
     assert not numbers
+    if prologue.against:
+        return [divergence_of(tensors, dims, prologue.against, scale)]
     even = tensors.pop().double() if prologue.even and prologue.target == "found" else 0.0
     found = target = None
     of_entropy, down = (tensors.pop().double(), tensors.pop().double()) if prologue.entropy else (0.0, 0.0)
@@ -340,6 +342,19 @@ def simulated(name, tensors, dims, prologue, numbers, query):
             x.shape
         )
     ]
+
+
+def divergence_of(tensors, dims, against, scale):
+    """The divergence of the softmax of the second tensor from that of the first; or its gradient in one of them, times
+    the third, by the divergence as the last."""
+    q, p = (t.double() * scale for t in tensors[:2])
+    q, p = (torch.log(torch.exp(t - t.amax(dims, keepdim=True))) for t in (q, p))
+    q, p = (t - t.exp().sum(dims, keepdim=True).log() for t in (q, p))
+    terms = torch.where(p.exp() == 0, 0.0, p.exp() * (p - q))
+    if against == "loss":
+        return terms.sum(dims, keepdim=True).expand(p.shape)
+    alpha = tensors[2].double()
+    return alpha * (q.exp() - p.exp() if against == "input" else terms - p.exp() * tensors[3].double())
 
 
 def loss_and_gradient(x, y, lse, target, ignored, squares, smoothing, alpha, slope):

@@ -182,3 +182,37 @@ def test_a_cap_near_and_far_from_0():
         right = 30.0 * np.tanh(np.float64(np.float32(x)) / 30.0)
         assert abs(found - right) <= 2**-22 * abs(right)
     assert np.isnan(online.capped(Number(np.nan), Number(30.0)).value)
+
+
+@pytest.mark.parametrize("kind", ROWS)
+@pytest.mark.parametrize("other", ROWS)
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_a_divergence_and_its_gradients(kind, other, scale):
+    """Of targets with anything left out; infinite where the input leaves out what the target has."""
+    for n, precise in ((1, True), (5, False), (33, True), (33, False)):
+        x, target = example(kind, n), np.roll(example(other, n), "-inf" not in other)
+        with np.errstate(all="ignore"):
+            q, p = (logs_of(a.astype(np.float64) * (scale or 1.0)) for a in (x, target))
+            terms = np.where(np.exp(p) == 0, 0.0, np.exp(p) * (p - q))
+        asked, numbers = (
+            Prologue(scale="number" if scale else "", against="loss"),
+            {"scale": scale} if scale else {},
+        )
+        _, (loss,), _ = row(class_of("logsumexp", asked, precise=precise), [x, target], numbers)
+        assert close(loss, terms.sum())
+        numbers |= {"alpha": 1.5, "loss": terms.sum()}
+        asked = Prologue(scale=asked.scale, alpha="groups", against="input")
+        found, _, _ = row(class_of("softmax", asked, precise=precise), [x, target], numbers)
+        assert close(found, 1.5 * (np.exp(q) - np.exp(p)))
+        if np.isfinite(terms.sum()):
+            asked = Prologue(scale=asked.scale, alpha="groups", against="target")
+            found, _, _ = row(class_of("softmax", asked, precise=precise), [x, target], numbers)
+            assert close(found, 1.5 * (terms - np.exp(p) * terms.sum()))
+
+
+def test_equal_softmaxes_diverge_by_nothing():
+    """Not even by rounding, wherever their logits lie."""
+    for kind in ROWS:
+        x = example(kind, 33)
+        _, (loss,), _ = row(class_of("logsumexp", Prologue(against="loss")), [x, x.copy()], {})
+        assert loss == 0

@@ -106,20 +106,36 @@ def test_losses_elsewhere(architecture, compiled):
 FOUND = Prologue(alpha="groups", target="found")
 
 
-@pytest.mark.parametrize("pair", SAME[::2], ids="->".join)
-def test_gradients_of_heads(pair, compiled):
-    """Of rows of every kind of configuration; with an entropy, and with what is added at the target, in turns."""
+def test_gradients_of_heads(compiled):
+    """Of rows of every kind of configuration, with all that such a gradient may have in turns; and its forward."""
     even = replace(FOUND, more=True, even=True)
-    prologues = cycle(
-        (
-            *(Prologue(entropy=True), replace(FOUND, more=True), replace(even, softcap=True)),
-            *(even, replace(FOUND, scale="number", more=True, entropy=True)),
-        )
+    prologues = (
+        *(Prologue(entropy=True), replace(FOUND, more=True), replace(even, softcap=True), even),
+        *(
+            replace(FOUND, scale="number", more=True, entropy=True),
+            replace(even, scale="number", softcap=True),
+        ),
     )
-    shapes = zip((5, 700, 4096, 32768, 50257, 151936), prologues, strict=False)
-    found = [plan_of("softmax", p, (600, n), pair).row_class for n, p in shapes]
-    for math, p in (("selective", Prologue(even=True)), ("selective_entropy", Prologue(softcap=True))):
-        found += [plan_of(math, p, (600, n), (pair[0], "fp32")).row_class for n in (700, 50257, 151936)]
+    forms = zip(cycle(SAME[::2]), (5, 700, 4096, 32768, 50257, 151936), prologues, strict=False)
+    found = [plan_of("softmax", p, (600, n), pair).row_class for pair, n, p in forms]
+    for math, n, p in (
+        ("selective", 50257, Prologue(even=True)),
+        ("selective_entropy", 151936, Prologue(softcap=True)),
+        ("selective", 700, Prologue(softcap=True, even=True)),
+    ):
+        found.append(plan_of(math, p, (600, n), ("bf16", "fp32")).row_class)
+    check_rows(found, compiled)
+
+
+def test_divergences(compiled):
+    """Two rows at once, of every kind of configuration: the divergence, and its gradients in either, in turns."""
+    kinds = (("logsumexp", "loss", ""), ("softmax", "input", "groups"), ("softmax", "target", "groups"))
+    found = []
+    for i, columns in enumerate((5, 700, 4096, 50257, 151936)):
+        (math, against, alpha), dtype = kinds[i % 3], ("bf16", "fp32")[i % 2]
+        prologue = Prologue(scale="number" if columns % 2 else "", alpha=alpha, against=against)
+        result = dtype if alpha else "fp32"
+        found.append(plan_of(math, prologue, (600, columns), (dtype, result)).row_class)
     check_rows(found, compiled)
 
 

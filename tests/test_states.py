@@ -56,6 +56,11 @@ def _entropy(x):
     return torch.special.entr(torch.softmax(x, -1)).sum(-1)
 
 
+def _divergence(x, target):
+    q, p = (torch.log_softmax(0.7 * t, -1) for t in (x, target))
+    return torch.nn.functional.kl_div(q, p, reduction="none", log_target=True).sum(-1)
+
+
 FUNCTIONS = {
     "softmax": Function(c.softmax, lambda x: torch.softmax(x, -1), "softmax", out=c.softmax),
     "softmax dim 0": Function(lambda x: c.softmax(x, 0), lambda x: torch.softmax(x, 0), "softmax"),
@@ -112,6 +117,12 @@ FUNCTIONS = {
             2 * torch.tanh(x.mT * 0.75), INDEX, reduction="none", label_smoothing=0.1
         ),
         "statistics",
+    ),
+    "kl_div": Function(
+        lambda x: c.kl_div(x, GRAD, scale=0.7, reduction="none"), lambda x: _divergence(x, GRAD), "kl_div"
+    ),
+    "kl_div of the target": Function(
+        lambda x: c.kl_div(GRAD, x, scale=0.7, reduction="none"), lambda x: _divergence(GRAD, x), "kl_div"
     ),
     "topk_softmax": Function(
         lambda x: c.topk_softmax(x, 3)[0], lambda x: torch.softmax(x, -1).topk(3).values, "topk_softmax"

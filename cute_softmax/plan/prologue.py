@@ -9,6 +9,7 @@ from .maths import Math, NotPlanned, math_of
 
 FORMS = ("", "number", "groups")
 TARGETS = ("", "found", "loss")
+AGAINST = ("", "loss", "input", "target")
 WHOLE = ("offset", "ignore")  # numbers that are integers
 # What each row math takes of a prologue: what it looks at, and what changes nothing for it. A gradient needs no mask
 # of its own: where the softmax was masked it is 0, and its logarithm -inf.
@@ -16,14 +17,14 @@ _TAKES = {
     "softmax": (
         {
             *("scale", "softcap", "bias", "mask", "causal", "alpha", "zero"),
-            *("target", "squares", "more", "entropy", "even"),
+            *("target", "squares", "more", "entropy", "even", "against"),
         },
         set(),
     ),
     "softmax_backward": ({"scale", "causal", "alpha"}, {"bias", "mask", "zero"}),
     "log_softmax": ({"scale", "bias", "mask", "causal", "zero"}, set()),
     "log_softmax_backward": ({"scale", "mask", "causal"}, {"bias", "zero"}),
-    "logsumexp": ({"scale", "bias", "mask", "causal"}, {"zero"}),
+    "logsumexp": ({"scale", "bias", "mask", "causal", "against"}, {"zero"}),
     "entropy": ({"scale", "softcap", "bias", "mask", "causal", "zero"}, set()),
     "selective": ({"scale", "softcap", "even"}, set()),
     "selective_entropy": ({"scale", "softcap"}, set()),
@@ -53,6 +54,11 @@ class Prologue:
         one more result, "even"; in a loss it has the share "smoothing", a number; in the gradient with the target
         "found" its part is an operand "even" of one element per group, added to every result.
 
+    against: of two softmaxes, that of the input and that of a full operand "target", both times a positive scale.
+        "loss": of "logsumexp", whose result is the Kullback-Leibler divergence KL(target || input) then, "loss". Of
+        "softmax" "input" or "target": its gradient in that operand, times an `alpha` of "groups"; that in the target
+        takes an operand "loss" of one element per group.
+
     The gradients: scale is a factor on the result, and alpha is the *inverse* of the forward's. They have neither
     bias nor mask operands; with `mask`, log_softmax_backward takes no part of a gradient where y is -inf.
     """
@@ -69,10 +75,13 @@ class Prologue:
     entropy: bool = False
     softcap: bool = False
     even: bool = False
+    against: str = ""
 
     def __post_init__(self):
         if self.target not in TARGETS:
             raise ValueError(f"target is {self.target!r}: it is one of {', '.join(map(repr, TARGETS))}")
+        if self.against not in AGAINST:
+            raise ValueError(f"against is {self.against!r}: it is one of {', '.join(map(repr, AGAINST))}")
         for name in ("scale", "alpha"):
             if getattr(self, name) not in FORMS:
                 raise ValueError(
@@ -125,6 +134,7 @@ class Prologue:
             *["more"] * self.more,
             *["down", "entropy"] * self.entropy,
             *["even"] * (self.even and self.target == "found"),
+            *["loss"] * (self.against == "target"),
         )
 
     @property
@@ -154,6 +164,8 @@ class Prologue:
             self.more and "a number of each row added at the target",
             self.entropy and "the gradient of the entropies added",
             self.even and "the mean of the log-probabilities has a share",
+            self.against == "loss" and "the divergence of another softmax from it",
+            self.against in ("input", "target") and f"the gradient of a divergence in its {self.against}",
         ]
         return "; ".join(filter(None, parts))
 
@@ -179,6 +191,17 @@ def facts_of(math_name: str, online: bool, prologue: Prologue) -> Math:
         facts = replace(facts, state_bytes=16)
         if facts.group_outputs:
             facts = replace(facts, group_outputs=(*facts.group_outputs, "even"))
+    if prologue.against:
+        stages, results = (2, ("loss",)) if prologue.against == "loss" else (1, ())
+        inputs = (*facts.inputs, "target")
+        return replace(
+            facts,
+            inputs=inputs,
+            stages=stages,
+            state_bytes=16,
+            group_inputs=prologue.groups,
+            group_outputs=results,
+        )
     inputs = () if math_name.endswith("_backward") else ("bias",) * prologue.bias + ("mask",) * prologue.mask
     results = ("loss", "lse") if prologue.target == "loss" else ()
     return replace(

@@ -84,6 +84,10 @@ class Table:
         in a gradient."""
         if not prologue:
             return self.few[math_name], self.many[math_name]
+        if prologue.against:  # two inputs, of which nothing is kept
+            found = self.few["softmax_backward"], self.many["softmax_backward"]
+            few, many = (tuple(replace(config, keep=False) for config in configs) for configs in found)
+            return few, many
         if prologue.entropy or (prologue.softcap and math_name == "softmax"):
             # Results are made of logarithms or scores, too: no exponentials are kept.
             return self.few["log_softmax"], self.many["log_softmax"]

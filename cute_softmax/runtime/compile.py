@@ -71,10 +71,14 @@ def kernel_of(c: ClassBase) -> Any:
 def build_math(c: RowClass | PanelClass) -> Any:
     """The row math of a class, with its prologue."""
     from ..kernels.common import reduce
-    from ..kernels.maths import maths, prologue
+    from ..kernels.maths import divergence, maths, prologue
     from ..plan import PanelClass
 
     p = c.prologue
+    if p.against:
+        # Scores that are scaled may have any float32's distance from each other.
+        sources = ("fp32", "fp32") if p.scale else c.dtypes[:2]
+        return divergence.divergence(p, sources, online=c.online, precise=c.precise)
     # A panel is shared by more threads than a row, whose additions would show in a float32.
     wide = isinstance(c, PanelClass) and c.precise
     total = reduce.COMPENSATED if wide else reduce.SUM

@@ -50,6 +50,11 @@ def _smoothed_right(x, target, softcap=5.0):
     return torch.nn.functional.cross_entropy(x, target, label_smoothing=0.1)
 
 
+def _divergence_right(x, target):
+    q, p = (torch.log_softmax(t * 0.7, -1) for t in (x, target))
+    return (p.exp() * (p - q)).sum()
+
+
 @dataclass(frozen=True)
 class Head:
     """A call on (logits, targets), the same in torch's operations, and what it launches."""
@@ -95,6 +100,19 @@ HEADS = {
         partial(c.cross_entropy, label_smoothing=0.1, softcap=5.0),
         _smoothed_right,
         (("softmax", Prologue(softcap=True, alpha="groups", target="loss", even=True)),),
+    ),
+    "divergence": Head(
+        lambda x, _: c.kl_div(x, x.detach().roll(1, -1), reduction="sum", scale=0.7),
+        lambda x, _: _divergence_right(x, x.detach().roll(1, -1)),
+        (
+            ("logsumexp", Prologue(scale="number", against="loss")),
+            ("softmax", Prologue(scale="number", alpha="groups", against="input")),
+        ),
+    ),
+    "divergence of its target": Head(
+        lambda x, _: c.kl_div(x.detach().roll(1, -1), x, reduction="sum", scale=0.7),
+        lambda x, _: _divergence_right(x.detach().roll(1, -1), x),
+        (("softmax", Prologue(scale="number", alpha="groups", against="target")),),
     ),
     "squares in one visit": Head(
         partial(c.cross_entropy, lse_square_scale=0.1),

@@ -90,7 +90,7 @@ def test_against_float64(shape, dtype, options, one_visit):
 @pytest.mark.parametrize("one_visit", [None, False], ids=["chosen", "recomputed"])
 @pytest.mark.parametrize("columns", [7, 1023, 50257])
 def test_values_that_smoothing_meets(columns, one_visit):
-    """-inf, +inf and NaN in a row, logits far from 0: the loss is as torch has it, the gradient where it is a number."""
+    """-inf, +inf, NaN, logits far from 0: the loss is as torch has it, and so is the gradient where it is a number."""
     x = random((9, columns), torch.float32, seed=7)
     target = torch.arange(9, device=DEVICE) % columns
     x[0, columns // 2 + 1], x[1, 1], x[2, 0], x[3, -1] = -torch.inf, -torch.inf, torch.inf, torch.nan

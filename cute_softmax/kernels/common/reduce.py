@@ -192,6 +192,30 @@ class Averaged(Online):
         return (row_max, *self.total.lanes((total,), width, start), *sums)
 
 
+class Both:
+    """Two states side by side, each with its own operator."""
+
+    def __init__(self, first: Online, second: Online):
+        self.parts = first, second
+        self.identity = (*first.identity, *second.identity)
+
+    def apart(self, state: tuple) -> tuple[tuple, tuple]:
+        """The two states."""
+        count = len(self.parts[0].identity)
+        return state[:count], state[count:]
+
+    def lanes(self, state: tuple, width: int, start: int = 1) -> tuple:
+        pairs = zip(self.parts, self.apart(state), strict=True)
+        return sum((op.lanes(own, width, start) for op, own in pairs), ())
+
+    def merge(self, a: tuple, b: tuple) -> tuple:
+        return self.merge_all([a, b])
+
+    def merge_all(self, states: list) -> tuple:
+        each = zip(*map(self.apart, states), strict=True)
+        return sum((op.merge_all(list(own)) for op, own in zip(self.parts, each, strict=True)), ())
+
+
 def slot_type(op: Scalar | Online) -> type:
     """The element of the reduction buffer: 4 bytes for one number, 8 for a pair, 16 for more."""
     return {1: Float32, 2: Int64, 3: Int128, 4: Int128}[len(op.identity)]
@@ -211,14 +235,14 @@ def pack(state: tuple) -> Float32 | Int64 | Int128:
     return cute.recast_tensor(pair, Int64)[0]
 
 
-def unpack(slot: Float32 | Int64 | Int128, count: int = 3) -> tuple:
-    """The inverse of `pack`; count: of a state of more than two numbers, how many it has."""
+def unpack(slot: Float32 | Int64 | Int128) -> tuple:
+    """The inverse of `pack`: all numbers that there is room for."""
     if slot.width == 32:
         return (slot,)
     if slot.width == 128:
         four = cute.make_rmem_tensor(4, Float32)
         cute.recast_tensor(four, Int128)[0] = slot
-        return tuple(four[i] for i in range(count))
+        return tuple(four[i] for i in range(4))
     pair = cute.make_rmem_tensor(2, Float32)
     cute.recast_tensor(pair, Int64)[0] = slot
     return pair[0], pair[1]
@@ -237,8 +261,11 @@ def across_warps(
 
     buffer: one stage of the reduction buffer, shape (rows, (warps_per_row, cluster_n)).
     barrier: the mbarrier of this stage, None without a cluster; phase: its parity.
-    state: equal in all lanes of a warp, as `op.lanes` leaves it; so is the result.
+    state: equal in all lanes of a warp, as `op.lanes` leaves it; so is the result. It may be smaller than the buffer's
+        elements: those of another stage are larger.
     """
+    words = buffer.element_type.width // 32
+    state = (*state, *[Float32(0.0) for _ in range(words - len(state))])
     rows, (warps_per_row, _) = buffer.shape
     lane, warp = cute.arch.lane_idx(), cute.arch.warp_idx()
     row, peer = warp // warps_per_row, warp % warps_per_row
@@ -261,7 +288,7 @@ def across_warps(
     for i in cutlass.range_constexpr(0, peers, WARP):
         seen = tuple(Float32(v) for v in op.identity)
         if const_expr(peers - i >= WARP) or i + lane < peers:
-            seen = unpack(buffer[row, i + lane], len(op.identity))
+            seen = unpack(buffer[row, i + lane])[: len(op.identity)]
         merged = seen if const_expr(i == 0) else op.merge(merged, seen)
     # The peers lie in the first lanes; the others hold the identity.
     return op.lanes(merged, WARP)

@@ -1,0 +1,191 @@
+"""The Kullback-Leibler divergence of two softmaxes, row by row, and its gradients in every state of torch.
+
+Forward is one read of both inputs, and so is the gradient in either of them; what is kept beside them is a number of
+each row. Rows that no kernel holds on chip (strided or very long ones) are torch's operations'.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from ...plan import NotPlanned, Prologue
+from ...runtime import launch
+from ..common.arguments import served
+from ..common.formulas import over, wide
+from ..common.operators import Function, needed, operator_of, ways_of
+from ..common.state import Ways, batched, jvp_rule, transformed
+from .kernels import product
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Everything about a call but its tensors: the dimensions of rows, the positive factor on both inputs, whether the
+    call is batch-invariant; and of a gradient the operand that it is one in, "input" or "target"."""
+
+    dims: tuple[int, ...]
+    scale: float = 1.0
+    invariant: bool = False
+    of: str = ""
+
+    def logs(self, tensor: Tensor) -> Tensor:
+        """The log-probabilities in torch's operations."""
+        s = tensor.to(wide(tensor.dtype))
+        return over(torch.log_softmax, s if self.scale == 1 else s * self.scale, self.dims)
+
+
+class Divergence(Function):
+    """(input, target, pair) -> the divergence of each row, float32, with size 1 in the reduced dimensions."""
+
+    full = 2
+
+    @staticmethod
+    def forward(input, target, pair):
+        if on_kernel(input, target):
+            shape = [1 if d in pair.dims else n for d, n in enumerate(input.shape)]
+            loss = torch.empty(shape, dtype=torch.float32, device=input.device)
+            if _launched("logsumexp", "loss", (input, target, loss.expand(input.shape)), pair):
+                return loss
+        return formula(input, target, pair)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        input, target, ctx.pair = inputs
+        ctx.save_for_backward(input, target, output)
+        if transformed():
+            ctx.save_for_forward(input, target, output)
+
+    @staticmethod
+    def backward(ctx, grad):
+        wanted, saved = needed(ctx, 2), ctx.saved_tensors
+        pairs = (replace(ctx.pair, of=name) for name in ("input", "target"))
+        found = [gradient(*saved, grad, p) if w else None for p, w in zip(pairs, wanted, strict=True)]
+        return *found, None
+
+    @staticmethod
+    @jvp_rule
+    def jvp(ctx, saved, of_input, of_target, _):
+        input, target, _ = saved
+        pair, found = ctx.pair, 0.0
+        for tangent, name in ((of_input, "input"), (of_target, "target")):
+            if tangent is not None:
+                d = gradient_formula(input, target, None, torch.ones_like(saved[2]), replace(pair, of=name))
+                found = found + (d.to(saved[2].dtype) * tangent).sum(pair.dims, keepdim=True)
+        return found
+
+
+class Gradient(Function):
+    """(input, target, divergences, their gradient, pair) -> the gradient of the operand that `pair` says, in a new
+    tensor like it."""
+
+    full = 2
+
+    @staticmethod
+    def forward(input, target, loss, grad, pair):
+        if on_kernel(input, target) and not batched(grad):
+            result = torch.empty_like(input if pair.of == "input" else target)
+            groups = [torch.mul(grad.to(torch.float32), pair.scale).contiguous()]
+            groups += [loss] if pair.of == "target" else []
+            operands = input, target, *(t.expand(input.shape) for t in groups), result
+            if _launched("softmax", pair.of, operands, pair, alpha="groups"):
+                return result
+        return gradient_formula(input, target, loss, grad, pair)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        *tensors, ctx.pair = inputs
+        ctx.save_for_backward(*tensors)
+
+    @staticmethod
+    def backward(ctx, upstream):
+        """By autograd of the formula. What the divergences change is in the gradients of the inputs."""
+        input, target, _, grad = ctx.saved_tensors
+        with torch.enable_grad():
+            leaves = [t.detach().requires_grad_() for t in (input, target, grad)]
+            d = gradient_formula(leaves[0], leaves[1], None, leaves[2], ctx.pair)
+            of_input, of_target, of_grad = torch.autograd.grad(d, leaves, upstream)
+        return of_input, of_target, None, of_grad, None
+
+
+def on_kernel(input: Tensor, target: Tensor) -> bool:
+    """Whether our kernels may serve them; torch's operations do all else."""
+    return served(input, torch.float32, target) and input.numel() > 0
+
+
+def _launched(name: str, against: str, operands: tuple[Tensor, ...], pair: Pair, **parts: str) -> bool:
+    """Whether a kernel has been launched: there is none where rows do not fit on chip."""
+    scaled = pair.scale != 1
+    prologue = Prologue(scale="number" if scaled else "", against=against, **parts)
+    try:
+        launch.run(
+            name,
+            operands,
+            pair.dims,
+            prologue=prologue,
+            numbers=(pair.scale,) * scaled,
+            invariant=pair.invariant,
+        )
+    except NotPlanned:
+        return False
+    return True
+
+
+def formula(input: Tensor, target: Tensor, pair: Pair) -> Tensor:
+    """`Divergence` in torch's operations, differentiable."""
+    p = pair.logs(target)
+    return product(p.exp(), p - pair.logs(input)).sum(pair.dims, keepdim=True)
+
+
+def gradient_formula(input: Tensor, target: Tensor, loss: Tensor | None, grad: Tensor, pair: Pair) -> Tensor:
+    """`Gradient` in torch's operations, differentiable; the divergences are computed anew."""
+    p, q = pair.logs(target), pair.logs(input)
+    if pair.of == "input":
+        return (grad * (q.exp() - p.exp()) * pair.scale).to(input.dtype)
+    terms = product(p.exp(), p - q)
+    return (grad * (terms - p.exp() * terms.sum(pair.dims, keepdim=True)) * pair.scale).to(target.dtype)
+
+
+def _fake(input: Tensor, target: Tensor, pair: Pair) -> Tensor:
+    shape = [1 if d in pair.dims else n for d, n in enumerate(input.shape)]
+    return input.new_empty(shape, dtype=wide(input.dtype, target.dtype))
+
+
+_DIVERGENCE = ways_of(
+    Divergence,
+    Divergence.forward,
+    operator_of(
+        "kl_div",
+        "(Tensor input, Tensor target, SymInt[] dim, float scale, bool invariant=False) -> Tensor",
+        Divergence,
+        Pair,
+        _fake,
+    ),
+)
+_GRADIENT = Ways(
+    Gradient.forward,
+    gradient_formula,
+    gradient_formula,
+    operator_of(
+        "kl_div_backward",
+        "(Tensor input, Tensor target, Tensor loss, Tensor grad, SymInt[] dim, float scale, str of, "
+        "bool invariant=False) -> Tensor",
+        Gradient,
+        Pair,
+        lambda input, target, loss, grad, pair: torch.empty_like(input if pair.of == "input" else target),
+    ),
+)
+
+
+def serve(input: Tensor, target: Tensor, pair: Pair) -> Tensor:
+    """`Divergence` on any device and in any state of torch."""
+    if not on_kernel(input, target):
+        return formula(input, target, pair)
+    return _DIVERGENCE.serve((input, target, pair), (input, target), (input, target))
+
+
+def gradient(*call) -> Tensor:
+    """`Gradient` in any state of torch."""
+    return _GRADIENT.serve(call, call[:-1], call[:-1])

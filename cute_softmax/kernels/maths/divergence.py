@@ -1,0 +1,114 @@
+"""Two softmaxes of one row against each other: their Kullback-Leibler divergence, and its gradients."""
+
+import copy
+import operator
+from collections.abc import Iterator
+
+import cutlass.cute as cute
+from cutlass import Float32
+
+from ..common import online
+from ..common.copy import Fragment
+from ..common.index import select
+from ..common.reduce import SUM, Both, tree
+from .maths import LogSumExp, RowMath, Softmax
+
+
+class Divergence(RowMath):
+    """KL(target || input) = sum(p * (log p - log q)), with p the softmax of the target and q that of the input.
+
+    Two stages: the state of both softmaxes, then the sum of differences of logarithms, each weighted with its
+    exponential. Where p is 0 nothing is added, whatever q is there.
+    """
+
+    inputs = ("x", "target")
+    group_outputs = ("loss",)
+    padding = (-float("inf"), -float("inf"))
+
+    def __init__(self, prologue, softmaxes: tuple[Softmax, Softmax]):
+        self.prologue, self.group_inputs = prologue, prologue.groups
+        self.set(softmaxes)
+
+    def set(self, softmaxes: tuple[Softmax, Softmax]) -> None:
+        """The maths of the two softmaxes, and what depends on them."""
+        self.softmaxes = softmaxes
+        self.whole = Both(*(s.whole for s in softmaxes))
+        self.reductions = (self.whole, SUM)
+
+    def for_row(self, values: list) -> RowMath:
+        made = copy.copy(self)
+        made.numbers = values[-1].numbers
+        scale = made.numbers.get("scale")
+        if scale is not None:
+            made.set(tuple(s.scaled(scale) for s in self.softmaxes))
+        return made
+
+    def partial(self, stage: int, values: list, carry: list, width: int) -> tuple:
+        inputs = values[:2]
+        if stage == 0:
+            states = (s.partial(0, [x], [], width)[0] for s, x in zip(self.softmaxes, inputs, strict=True))
+            return sum(states, ()), None
+        total = tree(operator.add, (self.term_of(*pair) for pair in self.differences(*inputs, *carry)))
+        return SUM.lanes((total,), width), None
+
+    def differences(self, x: Fragment, target: Fragment, state: tuple) -> Iterator[tuple[Float32, Float32]]:
+        """Of each element the exponential of its target, relative to the largest, and log p - log q."""
+        of_x, of_target = self.whole.apart(state[:4])
+        refs = [online.reference(row_max) for row_max, _ in (of_x, of_target)]
+        exps = [s.exp for s in self.softmaxes]
+        # Relative to the references' own exponentials: differences to them are exact below.
+        logs = [
+            cute.math.log(online.quotient(total, exp.exponential(ref, ref)))
+            for exp, ref, (_, total) in zip(exps, refs, (of_x, of_target), strict=True)
+        ]
+        for a, b in zip(x, target, strict=True):
+            weight = exps[1].exponential(b, refs[1])
+            yield weight, exps[1].score((b - refs[1]) - (a - refs[0])) + (logs[0] - logs[1])
+
+    @staticmethod
+    def term_of(weight: Float32, difference: Float32) -> Float32:
+        """Their product; 0 where the weight is."""
+        return select(weight == 0.0, Float32(0.0), weight * difference)
+
+    def finish(self, values: list, kept: None, state: tuple) -> list:
+        return []
+
+    def group_results(self, state: tuple) -> list[Float32]:
+        *_, total, cross = state
+        return [cross / total]
+
+
+class DivergenceOfInput(Divergence):
+    """Its gradient in the input: alpha * (q - p)."""
+
+    outputs = ("y",)
+    group_outputs = ()
+
+    def set(self, softmaxes: tuple[Softmax, Softmax]) -> None:
+        super().set(softmaxes)
+        self.reductions = (self.whole,)
+
+    def finish(self, values: list, kept: None, state: tuple) -> list:
+        parts = zip(self.softmaxes, values[:2], self.whole.apart(state), strict=True)
+        q, p = (s.results(x, [], *own, None) for s, x, own in parts)
+        return [(self.numbers["alpha"] * (b - a) for b, a in zip(q, p, strict=True))]
+
+    def group_results(self, state: tuple) -> list[Float32]:
+        return []
+
+
+class DivergenceOfTarget(DivergenceOfInput):
+    """Its gradient in the target: alpha * p * (log p - log q - KL)."""
+
+    def finish(self, values: list, kept: None, state: tuple) -> list:
+        factor = self.numbers["alpha"] * cute.arch.rcp_approx(state[3])
+        pairs = self.differences(*values[:2], state)
+        return [(self.term_of(weight, d - self.numbers["loss"]) * factor for weight, d in pairs)]
+
+
+def divergence(prologue, sources: tuple[str, str], *, online: bool, precise: bool) -> Divergence:
+    """The math that a prologue asks for; sources: the dtypes of the input and of the target."""
+    if prologue.against == "loss":
+        return Divergence(prologue, tuple(LogSumExp(source, online=online) for source in sources))
+    softmaxes = tuple(Softmax(source, online=online, precise=precise, keep=False) for source in sources)
+    return (DivergenceOfInput if prologue.against == "input" else DivergenceOfTarget)(prologue, softmaxes)
