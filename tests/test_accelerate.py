@@ -133,7 +133,12 @@ def losses_of(function, **options):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"reduction": "sum"}, {"ignore_index": 3, "weight": torch.linspace(0, 1, 40)}],
+    [
+        {},
+        {"reduction": "sum"},
+        {"label_smoothing": 0.1},
+        {"ignore_index": 3, "weight": torch.linspace(0, 1, 40)},
+    ],
     ids=", ".join,
 )
 def test_our_cross_entropy_in_the_place_of_torchs(kernels, options):
@@ -161,7 +166,9 @@ def test_what_is_not_ours_of_cross_entropies(kernels):
     x, target = example((6, 40)), torch.zeros(6, dtype=torch.long)
     calls = {
         "torch.float64 on cpu": lambda f: f(x.double(), target),
-        "class probabilities or label smoothing": lambda f: f(x, target, label_smoothing=0.1),
+        "class probabilities, or label smoothing with a weight": lambda f: f(
+            x, target, torch.ones(40), label_smoothing=0.1
+        ),
         "classes that do not lie in the last dimension": lambda f: f(
             x.view(6, 8, 5), target[:, None].expand(6, 5)
         ),

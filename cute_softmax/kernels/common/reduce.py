@@ -235,14 +235,14 @@ def pack(state: tuple) -> Float32 | Int64 | Int128:
     return cute.recast_tensor(pair, Int64)[0]
 
 
-def unpack(slot: Float32 | Int64 | Int128) -> tuple:
-    """The inverse of `pack`: all numbers that there is room for."""
+def unpack(slot: Float32 | Int64 | Int128, count: int = 3) -> tuple:
+    """The inverse of `pack`; count: of a slot that has room for four numbers, how many the state has."""
     if slot.width == 32:
         return (slot,)
     if slot.width == 128:
         four = cute.make_rmem_tensor(4, Float32)
         cute.recast_tensor(four, Int128)[0] = slot
-        return tuple(four[i] for i in range(4))
+        return tuple(four[i] for i in range(count))
     pair = cute.make_rmem_tensor(2, Float32)
     cute.recast_tensor(pair, Int64)[0] = slot
     return pair[0], pair[1]
@@ -288,7 +288,7 @@ def across_warps(
     for i in cutlass.range_constexpr(0, peers, WARP):
         seen = tuple(Float32(v) for v in op.identity)
         if const_expr(peers - i >= WARP) or i + lane < peers:
-            seen = unpack(buffer[row, i + lane])[: len(op.identity)]
+            seen = unpack(buffer[row, i + lane], len(op.identity))
         merged = seen if const_expr(i == 0) else op.merge(merged, seen)
     # The peers lie in the first lanes; the others hold the identity.
     return op.lanes(merged, WARP)
