@@ -9,12 +9,14 @@ import pytest
 
 from cute_softmax.ladder import RUNGS
 from cute_softmax.plan.hardware import H200
+from cute_softmax.plan.short import short_class
 
 sys.path.insert(0, str(Path(__file__).parent / "gpu"))
 
 import sanitize_family
 import sanitize_ladder
 import sanitize_matmul
+import sanitize_short
 
 
 @pytest.fixture(scope="module")
@@ -107,3 +109,16 @@ def test_every_rung_of_the_ladder():
     forms = [form for job in sanitize_ladder.jobs("sm_90a", ["bf16", "fp32"]) for form in job.kernels]
     assert {(f.rung, f.rows) for f in forms} == {(0, False)} | {(step.number, True) for step in RUNGS}
     assert {f.alignment for f in forms if f.rung == 7} >= {2, 4, 16}
+
+
+def test_every_class_of_short_rows():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checking, "DEVICE", "cpu")
+        patch.setattr(sanitize_short.launch, "device_facts", lambda index: H200)
+        found = [*sanitize_short.jobs(["softmax", "logsumexp"], ["bf16"])]
+    kernels = {kernel for job in found for kernel in job.kernels}
+    for math, access in (("softmax", (8, 8)), ("logsumexp", (8,))):
+        dtypes = ("bf16", "bf16")
+        every = {c for n in range(1, 65) if (c := short_class(math, "sm_90a", dtypes, n))}
+        assert every <= kernels and {c.capacity for c in every} == {1, 2, 4, 8, 16, 24, 32, 48, 64}
+        assert any(k.math == math and k.access[: len(access)] != access for k in kernels)

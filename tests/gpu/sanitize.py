@@ -10,6 +10,7 @@ every class as it is done, the smallest first, so that a run that is cut off has
 
     --maths softmax softmax_backward logsumexp amax sum    --dtypes bf16 fp32    --movements row panel
     --movements prologue matmul (rows of the softmax family and of masked scores; softmax_matmul and its gradient)
+    --movements short (rows of a few elements that lie one behind another)
     --movements shifted (columns that begin off vector boundaries)
     --movements ladder (the rungs of cute_softmax.ladder)
     --match lines (a pattern of what a class is told as)
