@@ -57,8 +57,8 @@ def plan_softmax(
         empty_rows: As in `softmax`.
 
     Returns:
-        The plan: a `ShortPlan` of rows of a few elements that lie one behind another, a `Plan` where whole contiguous rows
-            are held on chip by a CTA or a cluster, else a `PanelPlan`.
+        The plan: a `ShortPlan` of short rows that lie one behind another, a `Plan` where whole contiguous rows are held
+            on chip by a CTA or a cluster, else a `PanelPlan`.
 
     Raises:
         TypeError: For dtypes that have no kernels, and as for `softmax`.
@@ -185,8 +185,8 @@ def plan_reduction(
         device: The GPU to plan for, unless the input is a CUDA tensor.
 
     Returns:
-        The plan: a `ShortPlan` of rows of a few elements that lie one behind another, a `Plan` where whole contiguous rows
-            are held on chip by a CTA or a cluster, else a `PanelPlan`.
+        The plan: a `ShortPlan` of short rows that lie one behind another, a `Plan` where whole contiguous rows are held
+            on chip by a CTA or a cluster, else a `PanelPlan`.
 
     Raises:
         TypeError: For dtypes that have no kernels.

@@ -81,6 +81,7 @@ class ShortKernel:
             block=[s.threads, 1, 1],
             stream=stream,
             min_blocks_per_mp=s.min_blocks,
+            preferred_smem_carveout=-1 if const_expr(s.min_blocks > 1) else None,
         )
 
     @cute.kernel
