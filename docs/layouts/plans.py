@@ -90,12 +90,13 @@ SECTIONS = (
         lambda p: (
             f"{p.rows:,} rows of {p.columns}, one behind another. A row is {p.columns * 2} bytes and begins on no "
             f"vector boundary, but {p.warp_rows} of them are one stretch of memory, which a warp loads and stores in "
-            f"{p.kernel.steps} steps of whole vectors. In between each thread takes rows of its own out of shared memory."
+            f"{p.kernel.steps} steps of whole vectors. In between each thread takes rows of its own out of shared "
+            "memory."
         ),
         {
             "tile": lambda p: (
-                f"**Stretch.** The layout `{p.kernel.tv}` takes (lane, (element of a vector, step)) to an element of the "
-                "stretch: lanes side by side, then the next step. The length of a row is no part of it."
+                f"**Stretch.** The layout `{p.kernel.tv}` takes (lane, (element of a vector, step)) to an element of "
+                "the stretch: lanes side by side, then the next step. The length of a row is no part of it."
             ),
             "rows": lambda p: (
                 f"**Rows.** Who has which row, and in which bank an element lies. Here it is `{p.rows_tv}`: (lane, "
