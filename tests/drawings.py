@@ -28,9 +28,11 @@ WAYS = {
     "logsumexp": {"math": "logsumexp"},
     "sum": {"math": "sum", "dtype": "fp32"},
 }
-COLUMNS = (1, 2, 3, 7, 33, 48, 127, 1000, 1023, 4096, 8192, 50257, 65536, 151936, 1000000)
+SHORT_COLUMNS = (1, 3, 33, 48)
+COLUMNS = (66, 72, 127, 1000, 1023, 4096, 8192, 50257, 65536, 151936, 1000000)
 # (shape, options of `plan_shape`)
 ROWS = {f"{way} {n}": ((100, n), options) for way, options in WAYS.items() for n in COLUMNS}
+SHORT = {f"{way} {n}": ((100, n), options) for way, options in WAYS.items() for n in SHORT_COLUMNS}
 LONGER = {f"{way} 1000000": ROWS.pop(f"{way} 1000000") for way in ("fp32", "logsumexp", "sum")}
 PANELS = {
     "columns": ((33, 40), {"dim": 0}),
@@ -72,6 +74,7 @@ MATMULS = {
 }
 EVERY = {
     **{name: partial(describe.plan_shape, shape, **options) for name, (shape, options) in ROWS.items()},
+    **{name: partial(describe.plan_shape, shape, **options) for name, (shape, options) in SHORT.items()},
     **{name: partial(describe.plan_shape, shape, **options) for name, (shape, options) in PANELS.items()},
     **{
         name: partial(describe.plan_matmul_shape, shape, depth, **options)

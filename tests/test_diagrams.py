@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from drawings import EVERY, PANELS, ROOT, ROWS, made, reached, strided
+from drawings import EVERY, PANELS, ROOT, ROWS, SHORT, made, reached, strided
 
 from cute_softmax import draw
 from cute_softmax.__main__ import main
@@ -48,6 +48,8 @@ def uses(c) -> dict[str, bool]:
             "reduction_buffer": c.exchanges,
             "cluster": c.cluster_n > 1,
         }
+    if c.movement == "short":
+        return {"tile": True, "rows": True}
     if c.movement in ("column", "split"):
         return {
             **dict.fromkeys(("tv", "predicate", "tile", "smem"), True),
@@ -108,7 +110,7 @@ def test_plans_have_no_problems(case):
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_plans_of_every_architecture_have_no_problems(architecture):
-    for shape, options in (*[*ROWS.values()][::2], *PANELS.values()):
+    for shape, options in (*[*ROWS.values()][::2], *[*SHORT.values()][::3], *PANELS.values()):
         p = describe.plan_shape(shape, **{**options, "architecture": architecture})
         assert checks.check(p).problems == (), p.explain()
 

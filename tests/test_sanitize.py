@@ -9,6 +9,7 @@ import pytest
 
 from cute_softmax.ladder import RUNGS
 from cute_softmax.plan.hardware import H200
+from cute_softmax.plan.short import short_class
 
 sys.path.insert(0, str(Path(__file__).parent / "gpu"))
 
@@ -17,6 +18,7 @@ import sanitize_heads
 import sanitize_ladder
 import sanitize_losses
 import sanitize_matmul
+import sanitize_short
 
 
 @pytest.fixture(scope="module")
@@ -134,3 +136,16 @@ def test_heads_are_of_every_kind_of_configuration():
         rows = [k for k in found if k.movement == "row"]
         assert {min(k.cluster_n, 2) for k in rows} == {1, 2} == {min(k.rows_per_thread, 2) for k in rows}
         assert {k.edges for k in rows} == {True, False}
+
+
+def test_every_class_of_short_rows():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checking, "DEVICE", "cpu")
+        patch.setattr(sanitize_short.launch, "device_facts", lambda index: H200)
+        found = [*sanitize_short.jobs(["softmax", "logsumexp"], ["bf16"])]
+    kernels = {kernel for job in found for kernel in job.kernels}
+    for math, access in (("softmax", (8, 8)), ("logsumexp", (8,))):
+        dtypes = ("bf16", "bf16")
+        every = {c for n in range(1, 65) if (c := short_class(math, "sm_90a", dtypes, n))}
+        assert every <= kernels and {c.capacity for c in every} == {1, 2, 4, 8, 16, 24, 32, 48, 64}
+        assert any(k.math == math and k.access[: len(access)] != access for k in kernels)

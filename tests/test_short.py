@@ -281,7 +281,7 @@ def sampled(architecture, every, first=0):
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_compiled_classes(architecture, tmp_path, monkeypatch):
     first = list(ARCHITECTURES).index(architecture)
-    every = 37 if architecture == "sm_90a" else 83
+    every = 37 if architecture == "sm_90a" else 149
     check_all(
         sampled(architecture, every, first),
         lambda c: check_short(c, compile_and_read(c, tmp_path, monkeypatch)),

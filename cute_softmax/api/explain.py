@@ -11,7 +11,7 @@ from ..dispatch.common.arguments import dims_or_all, served, torch_dtype
 from ..dispatch.common.spec import ScoreArguments, check_names, scores_of, with_scores
 from ..dispatch.heads.reductions import NAMES, shape_of, work_of
 from ..dispatch.softmax.kernels import backward_work, forward_work
-from ..plan import PanelPlan, Plan
+from ..plan import PanelPlan, Plan, ShortPlan
 from ..plan.hardware import H200, Device
 from ..plan.problem import canonical_dims, contiguous
 from ..runtime import launch
@@ -33,7 +33,7 @@ def plan_softmax(
     in_place: bool = False,
     device: Device = H200,
     **scores: Unpack[ScoreArguments],
-) -> Plan | PanelPlan:
+) -> Plan | ShortPlan | PanelPlan:
     """The plan of `softmax` for a CUDA tensor, or for a contiguous tensor of some shape on a described GPU.
 
     A plan is plain numbers: nothing is compiled or launched, and no GPU is needed for a shape. Its `explain()` says it
@@ -57,7 +57,8 @@ def plan_softmax(
         empty_rows: As in `softmax`.
 
     Returns:
-        The plan: a `Plan` where whole contiguous rows are held on chip by a CTA or a cluster, else a `PanelPlan`.
+        The plan: a `ShortPlan` of short rows that lie one behind another, a `Plan` where whole contiguous rows are held
+            on chip by a CTA or a cluster, else a `PanelPlan`.
 
     Raises:
         TypeError: For dtypes that have no kernels, and as for `softmax`.
@@ -159,7 +160,7 @@ def plan_reduction(
     dtype: torch.dtype | str | None = None,
     *,
     device: Device = H200,
-) -> Plan | PanelPlan:
+) -> Plan | ShortPlan | PanelPlan:
     """The plan of a reduction for a CUDA tensor, or for a contiguous tensor of some shape on a described GPU.
 
     Its `explain()` says in words how the call would run.
@@ -173,7 +174,8 @@ def plan_reduction(
         device: The GPU to plan for, unless the input is a CUDA tensor.
 
     Returns:
-        The plan: a `Plan` where whole contiguous rows are held on chip by a CTA or a cluster, else a `PanelPlan`.
+        The plan: a `ShortPlan` of short rows that lie one behind another, a `Plan` where whole contiguous rows are held
+            on chip by a CTA or a cluster, else a `PanelPlan`.
 
     Raises:
         TypeError: For dtypes that have no kernels.

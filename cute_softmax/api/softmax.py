@@ -36,7 +36,7 @@ from ..dispatch.sharded.functions import Shard, is_shared
 from ..dispatch.sharded.functions import softmax as of_shared_rows
 from ..dispatch.softmax import calls
 from ..dispatch.softmax.forms import Form, form_of, record
-from ..plan import PanelPlan, Plan
+from ..plan import PanelPlan, Plan, ShortPlan
 from ..runtime import launch
 from ..runtime.invariance import in_force, inside
 
@@ -372,7 +372,7 @@ class Prepared:
 
     __slots__ = ("_run", "plan")
 
-    def __init__(self, plan: Plan | PanelPlan, run: Callable[[torch.Tensor], torch.Tensor]):
+    def __init__(self, plan: Plan | ShortPlan | PanelPlan, run: Callable[[torch.Tensor], torch.Tensor]):
         self.plan = plan
         self._run = run
 

@@ -10,7 +10,7 @@ import torch
 from ..api.explain import explain as explained
 from ..api.explain import plan_reduction, plan_softmax
 from ..api.topk import plan_topk_softmax
-from ..plan import NotPlanned, PanelPlan, Plan, Prologue, facts_of, plan_call
+from ..plan import NotPlanned, PanelPlan, Plan, Prologue, ShortPlan, facts_of, plan_call
 from ..plan.describe import plan_matmul_shape
 from ..plan.hardware import ARCHITECTURES, H200, Device
 from ..plan.matmul import MatmulPlan
@@ -20,7 +20,7 @@ from ..plan.topk import TopkPlan
 from ..runtime import launch
 from .asked import HEADS, SOFTMAXES, Asked
 
-AnyPlan = Plan | PanelPlan | MatmulPlan | MatmulBackwardPlan | TopkPlan
+AnyPlan = Plan | ShortPlan | PanelPlan | MatmulPlan | MatmulBackwardPlan | TopkPlan
 
 
 def device(arch: str | None) -> Device:
@@ -112,7 +112,7 @@ def _options(asked: Asked) -> dict[str, object]:
     }
 
 
-def of_rows(math: str, asked: Asked, **parts: object) -> Plan | PanelPlan:
+def of_rows(math: str, asked: Asked, **parts: object) -> Plan | ShortPlan | PanelPlan:
     """The plan of a row math whose numbers of rows are float32, as heads ask for it."""
     dims, scale = canonical_dims(asked.dims or (-1,), len(asked.shape)), asked.scores.scale
     prologue = Prologue(scale="" if scale in (None, 1) else "number", **parts)

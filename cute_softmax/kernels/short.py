@@ -72,8 +72,8 @@ class ShortKernel:
         """Launch.
 
         warp_rows: rows of a warp's stretch. ctas: of the grid. evict_last: whether reads ask L2 to keep them, see
-        `copy.read_policy`. operands: the address of each full operand in bytes, then (address,
-        stride in elements) of each group output.
+        `copy.read_policy`. operands: the address of each full operand in bytes, then (address, stride in elements) of
+        each group output.
         """
         s = self.spec
         self.kernel(rows, columns, warp_rows, evict_last, operands).launch(
@@ -81,6 +81,7 @@ class ShortKernel:
             block=[s.threads, 1, 1],
             stream=stream,
             min_blocks_per_mp=s.min_blocks,
+            preferred_smem_carveout=-1 if const_expr(s.min_blocks > 1) else None,
         )
 
     @cute.kernel
@@ -184,9 +185,8 @@ class ShortKernel:
     def store_vector(self, src: cute.Tensor, dst: cute.Tensor, access: int):
         """Registers to global memory, `access` elements at a time."""
         for j in range(0, cute.size(src), access):
-            part = cute.make_layout(access)
             to = dst.iterator + cute.crd2idx(j, dst.layout)
-            store(cute.make_tensor(src.iterator + j, part), cute.make_tensor(to, part))
+            store(part(src, j, access), cute.make_tensor(to, cute.make_layout(access)))
 
     # Rows of a thread.
 

@@ -15,6 +15,7 @@ from .prologue import NO_PROLOGUE, Prologue, facts_of
 from .row import PART, VECTORS_PER_ROW, RowClass, row_class, vector_of
 from .row_configs import RowConfig
 from .row_plan import Plan
+from .short import ShortClass, ShortPlan
 from .table import Table, table_of
 
 __all__ = [
@@ -33,6 +34,8 @@ __all__ = [
     "Prologue",
     "RowClass",
     "RowConfig",
+    "ShortClass",
+    "ShortPlan",
     "Table",
     "facts_of",
     "math_of",

@@ -61,5 +61,5 @@ class PlanBase:
 
     @property
     def movement(self) -> str:
-        """How data reaches the threads: "row", "column", "split" or "matmul"."""
+        """How data reaches the threads: "short", "row", "column", "split" or "matmul"."""
         return self.kernel.movement

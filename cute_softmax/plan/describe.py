@@ -13,9 +13,10 @@ from .matmul_backward import MatmulBackwardPlan, plan_matmul_backward
 from .panel_plan import PanelPlan
 from .problem import ALIGNMENT, ITEM_SIZE, canonical_dims, check_float, contiguous
 from .row_plan import Plan
+from .short import ShortPlan
 
 
-def plan_of(rows: int, columns: int, dtype: str = "bf16", **options) -> Plan | PanelPlan:
+def plan_of(rows: int, columns: int, dtype: str = "bf16", **options) -> Plan | ShortPlan | PanelPlan:
     """The plan for the rows of contiguous (rows, columns) matrices; options as for `plan_shape`."""
     return plan_shape((rows, columns), dtype, **options)
 
@@ -28,7 +29,7 @@ def plan_shape(
     math: str = "softmax",
     online: bool = True,
     architecture: str = H200.architecture.name,
-) -> Plan | PanelPlan:
+) -> Plan | ShortPlan | PanelPlan:
     """The plan for contiguous tensors of a shape, for an H200 or another architecture in its place.
 
     Raises NotPlanned where no kernel serves it, IndexError for a dimension out of range, TypeError for a dtype without

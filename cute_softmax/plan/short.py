@@ -89,6 +89,11 @@ class ShortClass(ClassBase):
         return list(dict.fromkeys(f"{a * ITEM_SIZE[d]} bytes" for a, d in loads))
 
     @property
+    def staging(self) -> tuple[str, ...]:
+        """How inputs get to the threads, see `RowClass`."""
+        return ("direct" if self.whole else "async",) * len(self.facts.inputs)
+
+    @property
     def warps(self) -> int:
         """Warps of a CTA, each with a stretch of its own."""
         return self.threads // WARP

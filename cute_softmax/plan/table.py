@@ -27,7 +27,7 @@ class Table:
     many, few: by row math, and of "loss" (a softmax with that target), for many rows, and what comes first where there
         are so few that all run at once; rows of no more than few_above vectors are always as many are.
     causal, prologue: what takes a configuration's place where the diagonal cuts half of each row off, and with scores.
-    short: rows of a few elements that lie one behind another, as far as there are any.
+    short: rows of no more elements than the last one's capacity, that lie one behind another.
     held, shifted: by how many full inputs there are, panels that are held, and those of columns that begin anywhere.
     streaming: panels that none of these holds. deep: by orientation and full inputs, those that hold 192 or 224 KB of
         what they read twice: for what has a full output, where the architecture has room.

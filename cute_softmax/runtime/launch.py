@@ -18,6 +18,7 @@ from ..plan import (
     Plan,
     Prologue,
     RowClass,
+    ShortPlan,
     facts_of,
     hardware,
     plan_call,
@@ -51,7 +52,7 @@ class Work(NamedTuple):
     query: int | None = None
     invariant: bool = False
 
-    def plan(self, device: hardware.Device, in_place: bool = False) -> Plan | PanelPlan:
+    def plan(self, device: hardware.Device, in_place: bool = False) -> Plan | ShortPlan | PanelPlan:
         """The plan of the launch on a GPU; of the tensors only shapes, strides, dtypes and addresses count."""
         operands = [operand(t) for t in self.tensors]
         return plan_call(
@@ -272,12 +273,12 @@ def _call(
     return _bound(made, name, prologue)
 
 
-def call_for(work: Work, plan: Plan | PanelPlan) -> Call:
+def call_for(work: Work, plan: Plan | ShortPlan | PanelPlan) -> Call:
     """The Call of a plan that was made for such tensors, whatever plan they would get: how plans are compared."""
     return _bound(plan, work.math, work.prologue)
 
 
-def _bound(plan: Plan | PanelPlan, name: str, prologue: Prologue) -> Call:
+def _bound(plan: Plan | ShortPlan | PanelPlan, name: str, prologue: Prologue) -> Call:
     order = kernel_order(name, prologue.of(name))
     return Call(plan, function_of(plan.kernel), order if list(order) != sorted(order) else None)
 

@@ -83,10 +83,34 @@ def bits(p: Plan) -> str:
 
 SECTIONS = (
     Section(
+        "stretch",
+        "Rows of a few elements: a thread holds whole ones",
+        ((200, 57), (200, 19)),
+        lambda p: p.movement == "short" and p.pairs,
+        lambda p: (
+            f"{p.rows:,} rows of {p.columns}, one behind another. A row is {p.columns * 2} bytes and begins on no "
+            f"vector boundary, but {p.warp_rows} of them are one stretch of memory, which a warp loads and stores in "
+            f"{p.kernel.steps} steps of whole vectors. In between each thread takes rows of its own out of shared "
+            "memory."
+        ),
+        {
+            "tile": lambda p: (
+                f"**Stretch.** The layout `{p.kernel.tv}` takes (lane, (element of a vector, step)) to an element of "
+                "the stretch: lanes side by side, then the next step. The length of a row is no part of it."
+            ),
+            "rows": lambda p: (
+                f"**Rows.** Who has which row, and in which bank an element lies. Here it is `{p.rows_tv}`: (lane, "
+                "(element of a row, turn)). Rows of an odd length begin in the middle of a word of two elements every "
+                "other time, so that a thread has two neighbours: at each turn all lanes begin alike, in banks of "
+                "their own."
+            ),
+        },
+    ),
+    Section(
         "short",
         "Short rows: a warp holds several",
-        ((20, 64), (12, 64), (20, 100), (7, 200)),
-        lambda p: p.row_class.threads_per_row < 32 and p.rows < p.row_class.tiler[0],
+        ((20, 100), (12, 100), (7, 200)),
+        lambda p: p.movement == "row" and p.row_class.threads_per_row < 32 and p.rows < p.row_class.tiler[0],
         lambda p: (
             f"{p.rows:,} rows of {p.columns}. A row of {p.columns} elements is {p.columns * 2} bytes: "
             f"{count(p.row_class.threads_per_row, 'thread')} that load {p.row_class.vector * 2} bytes at a time are "

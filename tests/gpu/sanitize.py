@@ -11,6 +11,7 @@ every class as it is done, the smallest first, so that a run that is cut off has
     --maths softmax softmax_backward logsumexp amax sum    --dtypes bf16 fp32    --movements row panel
     --movements prologue matmul (rows of the softmax family and of masked scores; softmax_matmul and its gradient)
     --movements heads (entropies, log-probabilities of chosen elements and cross entropies, with their gradients)
+    --movements short (rows of a few elements that lie one behind another)
     --movements shifted (columns that begin off vector boundaries)
     --movements losses (losses in one visit, the kernels around them, routers)
     --movements scores (columns and rows that several CTAs share, of scores)

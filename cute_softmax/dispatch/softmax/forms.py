@@ -234,7 +234,8 @@ def launcher(
     call = launch.call_of(math, (*inputs, result), dims, online, aligned=True, invariant=invariant)
     function, plan = call.function, call.plan
 
-    if plan.movement != "row" or plan.kernel.kept_modes > 1:
+    short = plan.movement == "short"
+    if not short and (plan.movement != "row" or plan.kernel.kept_modes > 1):
 
         def run_any(*inputs: torch.Tensor) -> torch.Tensor:
             addresses = [t.data_ptr() for t in inputs]
@@ -249,6 +250,48 @@ def launcher(
     # Written out for one input and for two, with what `here` asks: going through lists would cost half a microsecond.
     device, alone, empty = here.device, here.alone, forms.empty_strided
     stream, current_device = torch._C._cuda_getCurrentRawStream, torch._C._cuda_getDevice
+    if short and len(inputs) == 1:
+        rows, columns, warp_rows, ctas, evict_last = call.arguments
+
+        def run_short(x: torch.Tensor) -> torch.Tensor:
+            address = x.data_ptr()
+            if address & 15 or not (alone or current_device() == device):
+                return anywhere(x)
+            y = empty(shape, strides, dtype)
+            try:
+                function(stream(device), rows, columns, warp_rows, ctas, evict_last, address, y.data_ptr())
+            except Exception as error:
+                raise launch.launch_error(plan, error) from error
+            return y
+
+        return run_short
+
+    if short:
+        rows, columns, warp_rows, ctas, evict_last = call.arguments
+
+        def run_two_short(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            a_address, b_address = a.data_ptr(), b.data_ptr()
+            if (a_address | b_address) & 15 or not (alone or current_device() == device):
+                return anywhere(a, b)
+            y = empty(shape, strides, dtype)
+            try:
+                function(
+                    stream(device),
+                    rows,
+                    columns,
+                    warp_rows,
+                    ctas,
+                    evict_last,
+                    a_address,
+                    b_address,
+                    y.data_ptr(),
+                )
+            except Exception as error:
+                raise launch.launch_error(plan, error) from error
+            return y
+
+        return run_two_short
+
     rows, columns, ctas, evict_last = call.arguments
     if len(inputs) == 1:
         x_stride, y_stride = plan.row_strides
