@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent / "gpu"))
 import sanitize_family
 import sanitize_ladder
 import sanitize_matmul
+import scored_panels
 
 
 @pytest.fixture(scope="module")
@@ -107,3 +108,25 @@ def test_every_rung_of_the_ladder():
     forms = [form for job in sanitize_ladder.jobs("sm_90a", ["bf16", "fp32"]) for form in job.kernels]
     assert {(f.rung, f.rows) for f in forms} == {(0, False)} | {(step.number, True) for step in RUNGS}
     assert {f.alignment for f in forms if f.rung == 7} >= {2, 4, 16}
+
+
+def test_scores_in_every_kind_of_panel(monkeypatch):
+    """Of one math, whose forms are those of the others."""
+    monkeypatch.setattr(checking, "DEVICE", "cpu")
+    found = [
+        kernel for job in scored_panels.jobs(H200, ["softmax"], ["bf16", "fp32"]) for kernel in job.kernels
+    ]
+    kinds = {
+        "shifted": lambda k: k.shifted,
+        "edges": lambda k: k.edges,
+        "clusters": lambda k: k.cluster_n > 1,
+        "parts": lambda k: k.exchange and not k.streaming,
+        "read twice": lambda k: k.streaming and not k.ahead,
+        "a row ahead": lambda k: k.ahead,
+        "words": lambda k: any(k.words(i) for i in k.facts.beside),
+        "vectors": lambda k: any(not k.words(i) for i in k.facts.beside),
+        "a mask alone": lambda k: k.prologue.name == "mask",
+        "causal": lambda k: k.prologue.causal,
+    }
+    assert [kind for kind, of in kinds.items() if not any(map(of, found))] == []
+    assert {k.orientation for k in found} == {"row", "column"} and len(found) == 28
