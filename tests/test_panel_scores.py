@@ -94,7 +94,7 @@ def cases(draw) -> dict:
     }  # fmt: skip
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(cases(), st.sampled_from(sorted(panels.SMALL)))
 def test_every_element_of_every_operand_is_found(case, movement):
     """With what lies beside it: in the plan's own movement, and in another."""
@@ -337,7 +337,6 @@ COMPILED = [
     ("log_softmax", Prologue(mask=True, bias=True), (4096, 8192), (0,), {"beside": {"mask": (4096, 1)}}),
     ("softmax", Prologue(mask=True, scale="groups"), (200, 8191), (0,), {"beside": {"mask": (200, 1)}}),
     ("logsumexp", Prologue(mask=True), (200000, 256), (0,), {"beside": {"mask": (1, 256)}, "dtype": "fp32"}),
-    ("softmax", Prologue(causal=True), (4, 512, 512), (2,), {"order": (0, 2, 1)}),
     ("softmax_backward", Prologue(scale="groups", alpha="number"), (4, LONG), (1,), {}),
     (
         "log_softmax_backward",

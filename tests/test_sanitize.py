@@ -21,6 +21,9 @@ import sanitize_matmul
 import sanitize_short
 
 
+import scored_panels
+
+
 @pytest.fixture(scope="module")
 def kernels() -> list:
     """Of softmax_matmul."""
@@ -149,3 +152,25 @@ def test_every_class_of_short_rows():
         every = {c for n in range(1, 65) if (c := short_class(math, "sm_90a", dtypes, n))}
         assert every <= kernels and {c.capacity for c in every} == {1, 2, 4, 8, 16, 24, 32, 48, 64}
         assert any(k.math == math and k.access[: len(access)] != access for k in kernels)
+
+
+def test_scores_in_every_kind_of_panel(monkeypatch):
+    """Of one math, whose forms are those of the others."""
+    monkeypatch.setattr(checking, "DEVICE", "cpu")
+    found = [
+        kernel for job in scored_panels.jobs(H200, ["softmax"], ["bf16", "fp32"]) for kernel in job.kernels
+    ]
+    kinds = {
+        "shifted": lambda k: k.shifted,
+        "edges": lambda k: k.edges,
+        "clusters": lambda k: k.cluster_n > 1,
+        "parts": lambda k: k.exchange and not k.streaming,
+        "read twice": lambda k: k.streaming and not k.ahead,
+        "a row ahead": lambda k: k.ahead,
+        "words": lambda k: any(k.words(i) for i in k.facts.beside),
+        "vectors": lambda k: any(not k.words(i) for i in k.facts.beside),
+        "a mask alone": lambda k: k.prologue.name == "mask",
+        "causal": lambda k: k.prologue.causal,
+    }
+    assert [kind for kind, of in kinds.items() if not any(map(of, found))] == []
+    assert {k.orientation for k in found} == {"row", "column"} and len(found) == 28

@@ -100,8 +100,8 @@ def test_scores(name, dtype):
 
 @names
 @dtypes
-def test_what_no_kernel_is_planned_for(name, dtype):
-    """Scores over other dimensions are composed: the same numbers, and nothing is refused."""
+def test_other_dimensions_and_longer_rows(name, dtype):
+    """The same numbers, by kernels of their own."""
     x = random((40, 60, 24), DTYPES[dtype], seed=2)
     mask, bias = random((60, 24), torch.float32, seed=3) < 0.6, random((40, 1, 24), x.dtype, seed=4)
     options = {"scale": 0.5, "mask": mask, "bias": bias, "empty_rows": "zero"}

@@ -38,6 +38,21 @@ def launched(form: scored_panels.Form) -> Case | None:
     return case
 
 
+def passing(case: Case) -> list[str]:
+    """The mutants of a case that its check does not find, of those that are wrong."""
+    found = []
+    right = [r.to(case.dtype or case.x.dtype) for r in case.expected(torch.float64)]
+    for what, wrong in mutants(case):
+        if all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(wrong, right, strict=True)):
+            continue
+        try:
+            case.check(wrong)
+            found.append(what)
+        except AssertionError:
+            pass
+    return found
+
+
 @pytest.fixture(scope="module")
 def kernels(built):
     """The kernels of all forms, built together."""
@@ -52,13 +67,11 @@ def kernels(built):
 
 @pytest.mark.parametrize("name", scored_panels.MATHS)
 def test_every_movement(name, kernels):
-    found = [case for form in scored_panels.forms((name,)) if (case := launched(form)) is not None]
+    found = {form: case for form in scored_panels.forms((name,)) if (case := launched(form)) is not None}
     assert len(found) >= 5
-    for case in found[:4]:
-        for what, wrong in mutants(case):
-            with pytest.raises(AssertionError):
-                case.check(wrong)
-                pytest.fail(what)
+    judged = [case for form, case in found.items() if form.beside != "rows"]  # one for a row may change nothing
+    for case in judged[:4]:
+        assert not passing(case)
 
 
 def of(name: str, x, dim: int, y, **arguments) -> None:

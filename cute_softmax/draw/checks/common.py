@@ -9,7 +9,6 @@ from layouts.figures.scene import count
 
 from ...plan import WARP
 from ...plan.base import ClassBase
-from ...plan.problem import ITEM_SIZE
 from .report import Traffic
 
 MAX_PHASES = 64  # rows or panels looked at: more than there are ways to lie off a vector boundary
