@@ -337,27 +337,33 @@ def expected(problem: Problem) -> np.ndarray:
     return np.stack([group, *places], -1)
 
 
+def distinct(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The rows that there are, and how often: `np.unique` of an axis, which compares bytes, in a tenth of the time."""
+    ordered = rows[np.lexsort(rows.T)]
+    begins = np.ones(len(rows), bool)
+    begins[1:] = (ordered[1:] != ordered[:-1]).any(-1)
+    return ordered[begins], np.diff(np.flatnonzero(np.append(begins, True)))
+
+
 def check_owners(plan: PanelPlan):
     """Raise AssertionError unless each element of each group is reduced once, and finished once."""
     want, got, full = expected(plan.problem), touched(plan), plan.kernel.facts.full
     assert got.unaligned == 0, f"{got.unaligned} accesses are not aligned"
-    ends = {}
     for what, rows in (("reduced", got.reduced), ("finished", got.finished)):
         if what == "finished" and not plan.kernel.facts.outputs:
             assert not rows.size
             continue
         if what == "reduced" and plan.kernel.overlap:  # lines of columns that overlap: in two panels at most
-            rows, times = np.unique(rows, axis=0, return_counts=True)
+            rows, times = distinct(rows)
             assert times.max() <= 2
         assert len(rows) == len(want), f"{len(rows)} elements {what} of {len(want)}"
         ours, theirs = (r[np.lexsort(r[:, 1:].T)] for r in (rows, want))
         assert (ours[:, 1:] == theirs[:, 1:]).all(), f"other elements are {what} than there are"
         # One group of the kernel for each group of the problem. (What lies in one place in all operands is of one
         # group, or is written twice with the same.)
-        pairs = np.unique(np.stack([ours[:, 0], theirs[:, 0]]), axis=1)
-        assert pairs.shape[1] == plan.problem.groups, f"groups are mixed where they are {what}"
-        ends[what] = pairs
-    found = np.unique(got.groups, axis=0) if plan.kernel.overlap else got.groups
+        pairs, _ = distinct(np.stack([ours[:, 0], theirs[:, 0]], -1))
+        assert len(pairs) == plan.problem.groups, f"groups are mixed where they are {what}"
+    found = distinct(got.groups)[0] if plan.kernel.overlap else got.groups
     assert len(found) == plan.problem.groups == len(np.unique(found[:, 0]))
     if full < len(plan.problem.dtypes):
         theirs = np.unique(want[:, full + 1])

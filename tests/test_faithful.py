@@ -47,13 +47,13 @@ def every_class(architecture: str) -> Iterator[RowClass]:
 
 def swapped(layout: Layout) -> Iterator[Layout]:
     """Layouts with two strides exchanged that give other offsets."""
-    strides = list(ints.leaves(layout.stride))
+    strides, offsets = list(ints.leaves(layout.stride)), layout.offsets()
     for i in range(len(strides)):
         for j in range(i):
             other = list(strides)
             other[i], other[j] = other[j], other[i]
             mutant = Layout(layout.shape, ints.unflatten(iter(other), layout.shape))
-            if mutant.offsets() != layout.offsets():
+            if mutant.offsets() != offsets:
                 yield mutant
 
 

