@@ -19,8 +19,6 @@ import sanitize_ladder
 import sanitize_losses
 import sanitize_matmul
 import sanitize_short
-
-
 import scored_panels
 
 

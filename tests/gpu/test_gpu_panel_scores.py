@@ -69,7 +69,9 @@ def kernels(built):
 def test_every_movement(name, kernels):
     found = {form: case for form in scored_panels.forms((name,)) if (case := launched(form)) is not None}
     assert len(found) >= 5
-    judged = [case for form, case in found.items() if form.beside != "rows"]  # one for a row may change nothing
+    judged = [
+        case for form, case in found.items() if form.beside != "rows"
+    ]  # one for a row may change nothing
     for case in judged[:4]:
         assert not passing(case)
 
