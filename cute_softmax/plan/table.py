@@ -92,7 +92,12 @@ class Table:
             # Results are made of logarithms or scores, too: no exponentials are kept.
             return self.few["log_softmax"], self.many["log_softmax"]
         if prologue.target == "loss":
-            return self.few["loss"], self.many["loss"]
+            # A mean is a number more for each thread: in registers that are full it costs a CTA an SM.
+            few, many = (
+                tuple(replace(c, min_blocks=max(c.min_blocks - prologue.even, 0)) for c in configs)
+                for configs in (self.few["loss"], self.many["loss"])
+            )
+            return few, many
         numbers = prologue.packs or prologue.softcap or prologue.even
         if (
             not MATHS[math_name, True].outputs
