@@ -7,10 +7,10 @@ import sys
 
 import pytest
 import torch
-from checking import DEVICE, DTYPES, FACTOR, ROUNDING, TINY, half_ulp, random
+from checking import DEVICE, DTYPES, FACTOR, ROUNDING, TINY, equal_bits, half_ulp, random
 from torch.nn import functional
 
-from cute_softmax import accelerate, cross_entropy, nn
+from cute_softmax import accelerate, batch_invariant, cross_entropy, nn, selective_log_softmax
 
 SHAPES = ((1, 1), (3, 7), (64, 33), (37, 1023), (8, 50257), (16, 151936), (4, 300001))
 dtypes = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
@@ -87,6 +87,30 @@ def test_against_float64(shape, dtype, options, one_visit):
         assert shape[-1] == 1 or not ((mutant.double() - right_grad).abs() <= allowed).all()
 
 
+@dtypes
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("wide", [False, True], ids=["alike", "float32"])
+def test_probabilities(shape, wide, dtype):
+    """Of the logits' dtype or of float32, each at an offset of its own."""
+    x = random((shape[0], shape[1] + 3), dtype, seed=1, scale=3.0)[:, 3:]
+    target = torch.softmax(random((shape[0], shape[1] + 1), torch.float32, seed=2)[:, 1:], -1)
+    target = target if wide else target.to(dtype)
+    for options in ({"reduction": "none"}, {"scale": 0.4}):
+        leaf = x.clone().requires_grad_()
+        found = cross_entropy(leaf, target, dtype=torch.float32, **options)
+        (grad,) = torch.autograd.grad(found, leaf, torch.ones_like(found))
+        right, right_grad = expected(x, target.double(), None, torch.float64, **options)
+        near, near_grad = expected(x, target.float(), None, torch.float32, **options)
+        allowed = FACTOR * (near.double() - right).abs().max() + 8 * ROUNDING * (1 + right.abs())
+        assert ((found.double() - right).abs() <= allowed).all()
+        unit = right_grad.abs().amax() + TINY
+        allowed = FACTOR * (near_grad.double() - right_grad).abs().max() + 16 * ROUNDING * unit
+        allowed = allowed + (0 if dtype is torch.float32 else half_ulp(right_grad, dtype))
+        assert ((grad.double() - right_grad).abs() <= allowed).all()
+        for mutant in (torch.zeros_like(right_grad), right_grad.roll(1, -1), -right_grad):
+            assert shape[-1] == 1 or not ((mutant - right_grad).abs() <= allowed).all()
+
+
 @pytest.mark.parametrize("one_visit", [None, False], ids=["chosen", "recomputed"])
 @pytest.mark.parametrize("columns", [7, 1023, 50257])
 def test_values_that_smoothing_meets(columns, one_visit):
@@ -142,6 +166,27 @@ def test_one_visit_of_views(dtype, columns, pitch):
         beside = torch.ones(whole.shape[1], dtype=torch.bool, device=DEVICE)
         beside[extra : columns + extra] = not inplace
         assert torch.equal(given[:, beside], whole[:, beside])
+
+
+@pytest.mark.parametrize("columns", [7, 1001, 4096, 50257])
+def test_batch_invariance_of_what_is_added(columns):
+    """Of smoothing, a cap, an entropy: a row's bits are those of the row alone, wherever it stands."""
+    x = random((40, columns), torch.bfloat16, seed=8, scale=2.0)
+    target = torch.arange(40, device=DEVICE) % columns
+    for function in (
+        lambda x, t: cross_entropy(x, t, reduction="none", label_smoothing=0.1, softcap=5.0),
+        lambda x, t: sum(selective_log_softmax(x, t, return_entropy=True)),
+    ):
+        found = []
+        for rows in (slice(None), slice(7, 10), slice(8, 9)):
+            leaf = x[rows].clone().requires_grad_()
+            with batch_invariant():
+                y = function(leaf, target[rows].clone())
+            found.append((y, *torch.autograd.grad(y, leaf, torch.ones_like(y))))
+        for whole, three, one in zip(*found, strict=True):
+            assert equal_bits(whole[7:10].detach(), three.detach()) and equal_bits(
+                whole[8:9].detach(), one.detach()
+            )
 
 
 def test_an_index_out_of_range_is_named():

@@ -149,7 +149,8 @@ class Form:
         address = input.data_ptr()
         if address & 15 or not self._place.current():
             return None
-        beside, rows = kept[2] if self._rows.beside else None, replace(self._rows, scale=scale)
+        rows = self._rows if scale == self._rows.scale else replace(self._rows, scale=scale)
+        beside = kept[2] if rows.beside else None
         parts, groups = factors_of(rows, self._length, grad, of_lse, of_beside, index, found, beside)
         if parts not in self._gradients:
             try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 
@@ -167,8 +168,7 @@ def gradient_of_rows(
     return result
 
 
-@dataclass(frozen=True)
-class Parts:
+class Parts(NamedTuple):
     """What a gradient of rows is made of: a multiple of the softmax, less one at a target, with a number added there; a
     multiple of the softmax's own part in the entropy; a number added to all elements."""
 

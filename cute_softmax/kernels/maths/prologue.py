@@ -266,17 +266,16 @@ class Prologued(RowMath):
     def of(self, values: list) -> list:
         """What the math takes as its values."""
         *fragments, given = values
-        if not hasattr(given, "scores"):
+        if self.rescores and not hasattr(given, "scores"):
             inputs = dict(zip(self.names, fragments, strict=True))
-            if not self.rescores:
-                (given.scores,) = fragments
-            elif self.prologue.packs:
+            if self.prologue.packs:
                 given.scores = Packed(inputs, given).fragment()
             else:
                 given.scores = Scores(self.prologue, inputs, given, self.keep)
-            steps = given.scores.steps
-            given.scores.exist = given.exist[:steps], given.exist[steps:]
-        return [given.scores]
+        found = [given.scores] if self.rescores else fragments
+        steps = found[0].steps
+        found[0].exist = given.exist[:steps], given.exist[steps:]
+        return found
 
     def for_row(self, values: list) -> RowMath:
         scale = values[-1].numbers.get("scale")
