@@ -92,8 +92,8 @@ class ShortKernel:
         lane, warp = cute.arch.lane_idx(), cute.arch.warp_idx()
         cta, _, _ = cute.arch.block_idx()
         number = Int64(cta) * s.warps + warp
-        if const_expr(s.whole):
-            columns = Int32(s.capacity)  # which the compiler then knows
+        if const_expr(s.columns > 0):
+            columns = Int32(s.columns)  # which the compiler then knows
         left = short_work.elements_left(rows, columns, number, warp_rows)
 
         tv = cute.make_layout(s.tv.shape, stride=s.tv.stride)

@@ -29,8 +29,7 @@ def operand_dtypes(math: str, dtype: str) -> tuple[str, ...]:
 def longest_row(c: RowClass | ShortClass) -> int:
     """The longest row in elements that a class is chosen for, wherever the row begins."""
     if isinstance(c, ShortClass):
-        # Rows that vectors hold whole have classes of their own.
-        return c.capacity if c.whole or c.vector % c.capacity else c.capacity - 1
+        return c.columns or c.capacity
     fits = c.tiler[1] // c.line * c.line * c.cluster_n if c.cluster_n > 1 else c.tiler[1]
     # Short rows have narrower vectors: a class of those ends where wider ones begin.
     return (

@@ -27,6 +27,9 @@ PAIR = 2
 # Vectors in shared memory after which one place is left empty, where rows are an even number of vectors: 8 of 16 bytes
 # are all banks once.
 SKEW = 8
+# Rows of classes up to this capacity are of one length each, which the compiler knows: of so few elements each
+# predicate costs as much as what it guards (of 3 in bf16 37 instructions of PTX an element, else 25).
+ONE_LENGTH = 8
 # Warps of an SM from which on a warp takes more rows than it has lanes: those keep the memory busy.
 WARPS = 16
 
@@ -35,7 +38,7 @@ WARPS = 16
 class ShortClass(ClassBase):
     """What is compiled for the `short` movement: everything that shapes the code, as plain numbers.
 
-    capacity: elements of the longest row; of all rows if they are `whole`.
+    capacity: elements of the longest row. columns: of all rows, where the class is for one length; else 0.
     whole: whether a vector holds several rows, or one: then rows stay in the registers that they are loaded to.
     vector: elements of an access, 16 bytes of the widest full operand. access: per operand, elements of one load or
         store: `vector`, or fewer where the tensor begins off that boundary; of group outputs those of a vector's rows,
@@ -57,6 +60,7 @@ class ShortClass(ClassBase):
     architecture: str
     dtypes: tuple[str, ...]
     capacity: int
+    columns: int
     whole: bool
     vector: int
     access: tuple[int, ...]
@@ -147,7 +151,7 @@ class ShortClass(ClassBase):
     @property
     def name(self) -> str:
         """A readable name, unique among classes of one math, dtypes and architecture."""
-        parts = [f"short{self.capacity}", f"{self.steps}x{self.vector}"]
+        parts = [f"short{self.columns or self.capacity}", f"{self.steps}x{self.vector}"]
         if self.whole:
             parts.append("whole")
         if self.rows_per_thread > 1:
@@ -194,6 +198,7 @@ def short_class(
         architecture=architecture,
         dtypes=dtypes,
         capacity=columns if whole else config.capacity,
+        columns=columns if whole or config.capacity <= ONE_LENGTH else 0,
         whole=whole,
         vector=vector,
         access=access,

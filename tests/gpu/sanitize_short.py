@@ -18,7 +18,7 @@ from cute_softmax.runtime import launch
 
 MATHS_OF_SHORT = ("softmax", "softmax_backward", "logsumexp", "sum")
 # Rows before vectors, of single elements, words, half vectors and vectors, even and odd numbers of them, in each class.
-LENGTHS = (1, 2, 3, 4, 5, 7, 8, 10, 12, 15, 16, 19, 20, 24, 31, 32, 38, 40, 47, 48, 57, 60, 62, 64)
+LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 16, 19, 20, 24, 31, 32, 38, 40, 47, 48, 57, 60, 62, 64)
 OFFSETS = (0, 1, 2)
 
 
