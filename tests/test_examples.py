@@ -37,7 +37,7 @@ def test_losses_of_training_agree(launched, capsys, tmp_path):
     assert curves.shape == (6, 2) and curves[-1].max() < curves[0].min()
     assert float(re.search(r"differ by (\S+) at most", last)[1]) < 1e-4
     assert "<svg" in (tmp_path / "curves.svg").read_text()
-    assert launched is None or {launch.math for launch in launched} == {"softmax", "rescale"}
+    assert launched is None or [launch.math for launch in launched].count("softmax") == 6
 
 
 def test_a_wrong_loss_fails_the_training(monkeypatch, capsys):
