@@ -91,13 +91,18 @@ class Table:
         if prologue.entropy or (prologue.softcap and math_name == "softmax"):
             # Results are made of logarithms or scores, too: no exponentials are kept.
             return self.few["log_softmax"], self.many["log_softmax"]
-        if prologue.target == "loss":
-            # A mean is a number more for each thread: in registers that are full it costs a CTA an SM.
+        if prologue.target == "loss" and prologue.even:
+            # A mean is a number more for each thread: where registers hold the row it costs a CTA an SM.
             few, many = (
-                tuple(replace(c, min_blocks=max(c.min_blocks - prologue.even, 0)) for c in configs)
+                tuple(
+                    c if c.staging[0] == "shared" else replace(c, min_blocks=max(c.min_blocks - 1, 0))
+                    for c in configs
+                )
                 for configs in (self.few["loss"], self.many["loss"])
             )
             return few, many
+        if prologue.target == "loss":
+            return self.few["loss"], self.many["loss"]
         numbers = prologue.packs or prologue.softcap or prologue.even
         if (
             not MATHS[math_name, True].outputs
