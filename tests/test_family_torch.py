@@ -251,15 +251,15 @@ def test_opcheck_of_statistics(launched):
     for dtype in (torch.float32, torch.bfloat16):
         for x in (X.to(dtype), X.to(dtype).clone().requires_grad_()):
             for index, dims, asked in (
-                (INDEX.unsqueeze(-1), [2], True),
-                (INDEX.unsqueeze(-1), [2], False),
-                (None, [0, 2], True),
+                (INDEX.unsqueeze(-1), [2], "entropy"),
+                (INDEX.unsqueeze(-1), [2], ""),
+                (None, [0, 2], "entropy"),
             ):
                 torch.library.opcheck(operators.statistics.default, (x, index, dims, 0.5, asked))
-        found, top, log, e = operators.statistics(X.to(dtype), INDEX.unsqueeze(-1), [2], 0.5, True)
+        found, top, log, e = operators.statistics(X.to(dtype), INDEX.unsqueeze(-1), [2], 0.5, "entropy")
         torch.library.opcheck(
             operators.statistics_backward.default,
-            (X.to(dtype), index, [2], 0.5, True, found, top, log, e, found, None, e),
+            (X.to(dtype), index, [2], 0.5, "entropy", found, top, log, e, found, None, e),
         )
 
 
@@ -272,7 +272,7 @@ def test_operators_under_vmap(launches):
         _, dim, _, _, _, mask, scale, *numbers = make(X)
         backward = lambda g, y: operators.softmax_backward(g, y, dim, g.dtype, mask, scale, *numbers)  # noqa: B023, E731
         assert torch.allclose(torch.func.vmap(backward)(T, X)[1], backward(T[1], X[1]), atol=1e-5), case
-    function = lambda x: operators.statistics(x, INDEX[0].unsqueeze(-1), [1], 1.0, True)[0]  # noqa: E731
+    function = lambda x: operators.statistics(x, INDEX[0].unsqueeze(-1), [1], 1.0, "entropy")[0]  # noqa: E731
     assert torch.equal(torch.func.vmap(function)(X)[1], function(X[1]))
 
 

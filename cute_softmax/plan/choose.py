@@ -101,6 +101,7 @@ def plan(
     prologue = prologue.of(math_name)
     if prologue.causal != problem.query:
         raise ValueError("a causal prologue needs a problem with a query dimension, and no other has one")
+    facts_of(math_name, online, prologue)  # whether there is such a math
     evict_last = problem.bytes > EVICT_LAST_ABOVE * device.l2
     if not (prologue or invariant) and (short := plan_short(math_name, problem, device, evict_last)):
         return short

@@ -118,7 +118,7 @@ class Prologue:
     @property
     def of_rows(self) -> bool:
         """Whether the row movement alone has it all."""
-        return bool(self.target or self.more or self.entropy or self.softcap or self.even)
+        return bool(self.target or self.more or self.entropy or self.softcap or self.even or self.against)
 
     @property
     def averages(self) -> bool:
