@@ -143,9 +143,6 @@ def row(
     """
     with np.errstate(all="ignore"):
         math_ = build_math(c)
-        given = {k: Number(v) for k, v in numbers.items()}
-        if "softcap" in given:
-            given["softcap"] = online.Cap(given["softcap"], c.dtypes[0])
         n = len(inputs[0])
         body = n // vector * vector
         owned = [[] for _ in range(threads)]
@@ -166,7 +163,7 @@ def row(
             values.append(
                 [
                     *fragments,
-                    *([Given(given, counts, exist)] * bool(c.prologue)),
+                    *([Given({k: Number(v) for k, v in numbers.items()}, counts, exist)] * bool(c.prologue)),
                 ]
             )
             at.append([*[list(v) for v in vectors], *[[None] * vector] * (steps - len(vectors)), list(rest)])
@@ -189,10 +186,11 @@ def row(
         if chosen is not None and numbers.get("found") is None:
             x = Number(inputs[0][chosen])
             x = x * Number(numbers["scale"]) if "scale" in numbers else x
-            score = [given["softcap"].of(x) if "softcap" in given else x]
+            score = [online.capped(x, Number(numbers["softcap"])) if "softcap" in numbers else x]
         groups = [float(g.value) for g in maths_[0].group_results(states[0], *score)]
         target = None
         if c.prologue.target:
+            given = {k: Number(v) for k, v in numbers.items()}
             target = float(maths_[0].at_target(given, states[0], *score).value)
         return results, groups, target
 

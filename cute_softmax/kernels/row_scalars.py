@@ -11,7 +11,7 @@ from ..plan import RowClass
 from ..plan.prologue import WHOLE
 from .common.copy import DTYPES, load_if
 from .common.index import dot, select
-from .common.online import Cap, rounded_product
+from .common.online import capped, rounded_product
 from .maths.maths import RowMath
 from .row_work import Launch, Row, edge, row_of, speaks
 
@@ -113,8 +113,6 @@ class Scalars:
         names = [name for name in self.spec.prologue.numbers if name not in WHOLE]
         found = {name: Int32(launch.numbers[name]).bitcast(Float32) for name in names}
         found |= dict(zip(self.group_names, of_group, strict=True))
-        if self.spec.prologue.softcap:
-            found["softcap"] = Cap(found["softcap"], self.spec.dtypes[0])
         if self.spec.prologue.target == "loss":  # of a row that is ignored nothing counts
             found["alpha"] = select(found["index"] >= 0, found["alpha"], Float32(0.0))
         return found
@@ -146,7 +144,7 @@ class Scalars:
         if self.spec.prologue.scale:
             score = rounded_product(score, self.numbers(launch, self.of_group(row))["scale"])
         if self.spec.prologue.softcap:
-            score = self.numbers(launch, self.of_group(row))["softcap"].of(score)
+            score = capped(score, self.numbers(launch, self.of_group(row))["softcap"])
         return Chosen(score, exists)
 
     def index(self, row: Row) -> cute.Tensor:

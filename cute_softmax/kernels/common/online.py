@@ -315,31 +315,15 @@ def tanh(x: Float32) -> Float32:
     return select(size < NEAR_0, near, select(x < 0.0, -far, far))
 
 
-class Cap:
-    """Scores that none is beyond: limit * tanh(score / limit), rounded alike wherever one is computed.
+def capped(score: Float32, cap: Float32) -> Float32:
+    """cap * tanh(score / cap): for all of a row's elements and the one that is chosen, rounded alike."""
+    return rounded_product(cap, tanh(score * quotient(Float32(1.0), cap)))
 
-    source: the elements' dtype. Those of 16 bits are capped to a few ulp of the limit, in a third of the instructions:
-    near 0, where that is more than a few of the score, an element is rounded more coarsely still.
-    """
 
-    def __init__(self, limit: Float32, source: str):
-        self.limit, self.narrow = limit, source != "fp32"
-
-    def share(self, score: Float32) -> Float32:
-        """A score in parts of the limit."""
-        return score * quotient(Float32(1.0), self.limit)
-
-    def of(self, score: Float32) -> Float32:
-        """A score, capped."""
-        if not self.narrow:
-            return rounded_product(self.limit, tanh(self.share(score)))
-        power = cute.math.exp2(self.share(score) * Float32(2 * LOG2_E), fastmath=True)
-        return cute.math.fma(-2.0 * self.limit, cute.arch.rcp_approx(power + 1.0), self.limit)
-
-    def slope(self, capped: Float32) -> Float32:
-        """The derivative of `of` by a score, where it gives this."""
-        share = self.share(capped)
-        return cute.math.fma(-share, share, Float32(1.0))
+def cap_slope(score: Float32, cap: Float32) -> Float32:
+    """The derivative of `capped` by what it is of, where it is this score."""
+    share = score * quotient(Float32(1.0), cap)
+    return cute.math.fma(-share, share, Float32(1.0))
 
 
 def rescale(total: Float32, old_max: Float32, new_max: Float32, exp: Fast | Near) -> Float32:

@@ -107,10 +107,10 @@ def score_of(
     bias: Float32 | None,
     allowed: Boolean | None,
     counts: Boolean | None,
-    cap: online.Cap | None = None,
+    cap: Float32 | None = None,
 ) -> Float32:
     """The score of an element, by those of these that there are; counts: whether it does, wherever it lies; cap: what
-    no score is beyond."""
+    no score is beyond, see `online.capped`."""
     score = x
     if scale is not None and bias is not None:
         score = cute.math.fma(score, scale, bias)
@@ -120,7 +120,7 @@ def score_of(
     elif bias is not None:
         score = score + bias
     if cap is not None:
-        score = cap.of(score)
+        score = online.capped(score, cap)
     if allowed is not None:
         score = select(allowed, score, Float32(NOTHING))
     if counts is not None:
@@ -312,7 +312,7 @@ class Prologued(RowMath):
         if not self.prologue.softcap:
             return results
         cap = values[-1].numbers["softcap"]
-        return (y * cap.slope(score) for y, score in zip(results, *self.of(values), strict=True))
+        return (y * online.cap_slope(score, cap) for y, score in zip(results, *self.of(values), strict=True))
 
     def group_results(self, state: tuple, *chosen: Float32) -> list[Float32]:
         results = self.math.group_results(self.ended(state), *chosen)
@@ -338,7 +338,7 @@ class Prologued(RowMath):
         result = result + numbers["more"] if self.prologue.more else result
         if self.prologue.softcap:
             row_max, log = self.logs(state)
-            result = result * numbers["softcap"].slope(numbers["found"] + row_max + log)
+            result = result * online.cap_slope(numbers["found"] + row_max + log, numbers["softcap"])
         return result
 
     def ended(self, state: tuple) -> tuple:
@@ -397,7 +397,7 @@ class ProloguedLoss(Prologued):
         if self.prologue.even:
             result = result + (self.numbers["smoothing"] - self.share(state))
         if self.prologue.softcap:
-            result = result * numbers["softcap"].slope(chosen)
+            result = result * online.cap_slope(chosen, numbers["softcap"])
         return numbers["alpha"] * result
 
     def group_results(self, state: tuple, chosen: Float32) -> list[Float32]:
