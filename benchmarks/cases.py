@@ -172,6 +172,8 @@ COLD_STORE, WARM_STORE, NEW_COLUMNS = "cold store", "warm store", "new N"
 CHOSEN, RENORMALIZED = "k = ", ", renormalized"
 # Results in another element type.
 TO = "to "
+# Of cross_entropy.
+SMOOTHED, CAPPED = "label smoothing", "softcap"
 # Of masked_softmax: a scale alone, or with a causal mask, or with a mask of the scores' own shape, of one row, of one
 # matrix for all, of one for each index of the first dimension.
 SCALED, CAUSAL, MASK, ROW_MASK = "scaled", "causal", "masked", "one mask row"

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from .cases import CAPPED, SMOOTHED, Case
+
 Loss = Callable[[Tensor, Tensor], Tensor]
+SHARE, CAP = 0.1, 3.0  # of the label smoothing; that of the scores, which the random ones reach
 
 
 def gradient(loss: Loss) -> Callable[[Tensor, Tensor], Tensor]:
@@ -43,7 +47,29 @@ class OverTheLogits:
         return self._call(self._copy, tokens)
 
 
-def expected(logits: Tensor, tokens: Tensor, rows: int) -> Tensor:
+def of(loss: Loss, case: Case) -> Loss:
+    """A loss as the case's mode asks for it, of one that takes `label_smoothing` and `softcap`."""
+    arguments = {SMOOTHED: {"label_smoothing": SHARE}, CAPPED: {"softcap": CAP}}.get(case.mode, {})
+    return partial(loss, **arguments)
+
+
+def torchs(case: Case) -> Loss:
+    """torch's loss, of scores that its operations cap where the mode asks for that."""
+    loss = torch.nn.functional.cross_entropy
+    if case.mode == CAPPED:
+        return lambda logits, tokens: loss(CAP * torch.tanh(logits / CAP), tokens)
+    return of(loss, case)
+
+
+def evenly(mode: str) -> float:
+    """The share of all classes evenly in the target."""
+    return SHARE if mode == SMOOTHED else 0.0
+
+
+def expected(logits: Tensor, tokens: Tensor, rows: int, mode: str = "") -> Tensor:
     """The gradient of the mean over so many rows, in float64."""
-    d = torch.softmax(logits.double(), -1)
-    return d.scatter_add_(-1, tokens.unsqueeze(-1), d.new_full((1, 1), -1.0).expand(len(d), 1)).div_(rows)
+    share, tangents = evenly(mode), torch.tanh(logits.double() / CAP)
+    d = torch.softmax(tangents * CAP if mode == CAPPED else logits.double(), -1)
+    d.scatter_add_(-1, tokens.unsqueeze(-1), d.new_full((1, 1), share - 1.0).expand(len(d), 1))
+    d -= share / d.shape[-1]
+    return (d * (1 - tangents.square()) if mode == CAPPED else d).div_(rows)

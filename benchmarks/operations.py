@@ -263,8 +263,9 @@ def _check_loss(case: Case, inputs: tuple[Tensor, ...], dx: Tensor) -> float:
 
     def errors() -> Iterator[float]:
         for logits, got, tokens in _pieces(case.dim, inputs[0], dx, inputs[1].unsqueeze(-1)):
-            want = losses.expected(logits, tokens.squeeze(-1), len(inputs[0]))
-            yield _largest_error(got.double(), want, 16 * want.abs(), case.dtype)
+            want = losses.expected(logits, tokens.squeeze(-1), len(inputs[0]), case.mode)
+            terms = want.abs() + losses.evenly(case.mode) / want.shape[-1] / len(inputs[0])
+            yield _largest_error(got.double(), want, 16 * terms, case.dtype)
 
     return _judge(_worst(errors()), dx, TOLERANCE[case.dtype])
 

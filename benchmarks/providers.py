@@ -109,7 +109,7 @@ class CuteSoftmax(Router):
     def cross_entropy(self, case: Case) -> Call:
         import cute_softmax
 
-        return losses.gradient(cute_softmax.cross_entropy)
+        return losses.gradient(losses.of(cute_softmax.cross_entropy, case))
 
     def router(self, case: Case) -> routers.Choose:
         import cute_softmax
@@ -248,7 +248,7 @@ class Torch(Router):
         return selective.gradient(selective.torchs)
 
     def cross_entropy(self, case: Case) -> Call:
-        return losses.gradient(torch.nn.functional.cross_entropy)
+        return losses.gradient(losses.torchs(case))
 
     def router(self, case: Case) -> routers.Choose:
         return routers.torchs(case)
@@ -309,7 +309,7 @@ class TorchCompile(Router):
         return selective.gradient(self._compile(selective.torchs))
 
     def cross_entropy(self, case: Case) -> Call:
-        return losses.gradient(self._compile(torch.nn.functional.cross_entropy))
+        return losses.gradient(self._compile(losses.torchs(case)))
 
     def router(self, case: Case) -> routers.Choose:
         return self._compile(routers.torchs(case))
@@ -356,7 +356,7 @@ class Liger:
     def cross_entropy(self, case: Case) -> Call:
         from liger_kernel.transformers.functional import liger_cross_entropy
 
-        return losses.OverTheLogits(liger_cross_entropy)
+        return losses.OverTheLogits(losses.of(liger_cross_entropy, case))
 
     def entry(self, case: Case) -> Call:
         from liger_kernel.ops.softmax import LigerSoftmaxFunction
@@ -399,6 +399,8 @@ class Quack(Router):
     def cross_entropy(self, case: Case) -> Call:
         from quack.cross_entropy import cross_entropy
 
+        if case.mode:
+            raise Refusal(f"has no {case.mode}")
         return self._over_rows(case, losses.gradient(cross_entropy))
 
     def router(self, case: Case) -> routers.Choose:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 from .cases import (
     AND_CAUSAL,
     BATCH_MASK,
+    CAPPED,
     CAUSAL,
     CHOSEN,
     COLD_STORE,
@@ -26,6 +28,7 @@ from .cases import (
     SCALED,
     SHARED_MASK,
     SLICE,
+    SMOOTHED,
     TO,
     TRANSPOSED,
     TWO_STEPS,
@@ -262,7 +265,14 @@ SUITES: dict[str, Suite] = {
         Suite(
             "cross-entropy",
             "cross entropy of tokens, forward with backward",
-            _cases("cross_entropy", (4096, 151936), (8192, 32768), (512, 151936)),
+            (
+                *_cases("cross_entropy", (4096, 151936), (8192, 32768), (512, 151936)),
+                *(
+                    replace(case, mode=mode)
+                    for mode in (SMOOTHED, CAPPED)
+                    for case in _cases("cross_entropy", (4096, 151936), (8192, 32768))
+                ),
+            ),
             ("cute_softmax", "copy", "torch", "torch.compile", "liger", "quack"),
         ),
         Suite(

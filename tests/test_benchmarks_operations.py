@@ -9,6 +9,7 @@ from benchmarks import gradients, losses, masked, operations, providers, routers
 from benchmarks.cases import (
     AND_CAUSAL,
     BATCH_MASK,
+    CAPPED,
     CAUSAL,
     LADDER,
     MASK,
@@ -18,6 +19,7 @@ from benchmarks.cases import (
     SCALED,
     SHARED_MASK,
     SLICE,
+    SMOOTHED,
     TRANSPOSED,
     Case,
 )
@@ -418,20 +420,22 @@ def test_what_quack_does_not_route():
             providers.build("quack", case.op, case)
 
 
+@pytest.mark.parametrize("mode", ["", SMOOTHED, CAPPED])
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-def test_cross_entropy_of_tokens(dtype):
-    case = Case("cross_entropy", (40, 300), dtype)
+def test_cross_entropy_of_tokens(dtype, mode):
+    case = Case("cross_entropy", (40, 300), dtype, mode=mode)
     operation = operations.OPERATIONS[case.op]
     logits, tokens = inputs = operation.inputs(case, CPU)
-    right = losses.expected(logits, tokens, 40)
+    right = losses.expected(logits, tokens, 40, mode)
     for name in ("cute_softmax", "torch"):
         assert (
             operation.check(case, inputs, providers.build(name, case.op, case)(*inputs))
             <= operations.TOLERANCE[dtype]
         )
     for mutant in (
-        losses.expected(logits, (tokens + 1) % 300, 40),
-        losses.expected(logits, tokens, 30),
+        losses.expected(logits, (tokens + 1) % 300, 40, mode),
+        losses.expected(logits, tokens, 30, mode),
+        losses.expected(logits, tokens, 40, "" if mode else SMOOTHED),
         torch.where(right > 0, right, 0.0),
         torch.zeros_like(right),
     ):
