@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import providers, timing
+from . import copies, providers, timing
 from .cases import (
     COLD_STORE,
     FORWARD_BACKWARD,
@@ -244,7 +244,7 @@ class _MapRun(_DeviceRun):
 
     def build(self, name: str, case: Case) -> providers.Call:
         if name == "copy" and case.op != "softmax_matmul":
-            return providers.CopyOfAsManyBytes(case.traffic)
+            return copies.CopyOfAsManyBytes(case.traffic)
         return super().build(name, case)
 
     def case(self, case: Case) -> list[Row]:

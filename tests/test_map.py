@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from benchmarks import __main__ as cli
-from benchmarks import map_cells, map_judge, map_run, plot, providers, results, resume
+from benchmarks import copies, map_cells, map_judge, map_run, plot, results, resume
 from benchmarks.cases import ITEM_BYTES, Case
 from benchmarks.map_cells import MANY, ODD, SLICES, Line, N, Slice
 from cute_softmax.plan.hardware import H200
@@ -174,7 +174,7 @@ def test_the_yardstick_moves_as_many_bytes(fake_device):
     for op, mode in (("softmax", ""), ("softmax", "to fp32"), ("logsumexp", ""), ("softmax_backward", "")):
         case = Case(op, (16, 64), mode=mode)
         x = torch.ones(16, 64, dtype=torch.bfloat16)
-        copied = providers.CopyOfAsManyBytes(case.traffic)(x, x)
+        copied = copies.CopyOfAsManyBytes(case.traffic)(x, x)
         assert 2 * copied.nbytes == case.traffic
 
 
