@@ -134,8 +134,8 @@ def run(argv: Sequence[str]) -> int:
             parser.error(f"--save: {error}")
     from dataclasses import replace
 
-    from .resume import earlier, measure, remaining
-    from .run import DeviceLost, Options
+    from .resume import earlier, go_on, remaining
+    from .run import Options
 
     options = Options.quick() if given.quick else Options()
     if given.calls is not None:
@@ -152,13 +152,7 @@ def run(argv: Sequence[str]) -> int:
         if given.save and given.minutes is not None:
             path = given.save / results.gpu_folder(header["gpu"]) / f"{suite.name}.json"
             rows = earlier(path, header["commit"])
-        cases, lost = remaining(suite, rows), False
-        if cases and time.monotonic() < end:
-            try:
-                rows += measure(suite, cases, providers, options, end)
-            except DeviceLost as error:
-                print(f"{suite.name}: the GPU is lost {error}", file=sys.stderr)
-                rows, lost = [*rows, *error.rows], True
+        rows, lost = go_on(suite, rows, providers, options, end)
         found = results.Results(header, rows)
         if rows:
             show(found)

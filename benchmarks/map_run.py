@@ -11,7 +11,7 @@ from pathlib import Path
 
 from . import results
 from .map_cells import SLICES
-from .resume import earlier, measure, remaining
+from .resume import earlier, go_on, remaining
 
 CALLS, WARM = 5, 1
 
@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
     if not torch.cuda.is_available():
         print("benchmarks need an NVIDIA GPU; there is none here", file=sys.stderr)
         return 2
-    from .run import DeviceLost, Options
+    from .run import Options
     from .timing import settle
 
     settle()
@@ -62,17 +62,11 @@ def main(argv: Sequence[str]) -> int:
     for name in given.slices or SLICES:
         suite = SLICES[name].suite
         rows = earlier(folder / f"{name}.json", header["commit"])
+        known = len(rows)
+        rows, lost = go_on(suite, rows, suite.providers, options, end)
+        if len(rows) > known:
+            results.save(results.Results(header, rows), given.save)
         cases = remaining(suite, rows)
-        lost = False
-        if cases and time.monotonic() < end:
-            try:
-                rows += measure(suite, cases, suite.providers, options, end)
-            except DeviceLost as error:
-                print(f"{name}: the GPU is lost {error}", file=sys.stderr)
-                rows, lost = [*rows, *error.rows], True
-            if rows:
-                results.save(results.Results(header, rows), given.save)
-            cases = remaining(suite, rows)
         left += len(cases)
         print(f"{name}: {len(suite.cases) - len(cases)} of {len(suite.cases)} cells", flush=True)
         if lost:

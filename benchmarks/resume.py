@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -57,6 +58,23 @@ def remaining(suite: Suite, rows: Sequence[results.Row]) -> tuple[Case, ...]:
     """The cases of a suite that no row is of."""
     there = {results.key_of(row).case for row in rows}
     return tuple(case for case in suite.cases if case not in there)
+
+
+def go_on(
+    suite: Suite, rows: list[results.Row], providers: Sequence[str], options: Options, end: float
+) -> tuple[list[results.Row], bool]:
+    """(these rows, and those of the suite's other cases as far as it gets until `end`; whether the GPU was lost, which
+    it tells)."""
+    from .run import DeviceLost
+
+    cases = remaining(suite, rows)
+    if not cases or time.monotonic() >= end:
+        return rows, False
+    try:
+        return [*rows, *measure(suite, cases, providers, options, end)], False
+    except DeviceLost as error:
+        print(f"{suite.name}: the GPU is lost {error}", file=sys.stderr)
+        return [*rows, *error.rows], True
 
 
 def measure(

@@ -205,7 +205,7 @@ def test_a_run_stops_in_time_and_goes_on(small_map, monkeypatch, capsys):
     assert small_map() == (0, [8, 16, 24, 33])
     assert next(clock) < 30
     measured = []
-    monkeypatch.setattr(map_run, "measure", lambda *a: measured.append(a) or [])
+    monkeypatch.setattr(resume, "measure", lambda *a: measured.append(a) or [])
     assert small_map() == (0, [8, 16, 24, 33]) and not measured
     monkeypatch.setenv("BENCH_COMMIT", "second")
     assert small_map()[0] == 1 and measured  # what another commit measured does not count

@@ -296,7 +296,7 @@ def _of_indices(
             return loss
         return (loss[0], None, loss[1]) if head is CROSS_ENTROPY_AND_LSE else (loss, None, None)
     logs = _log_softmax(rows, scale, cap)
-    even = -(logs if weight is None else logs * weight.to(logs.dtype)).mean(-1)
+    even = -(logs * weight.to(logs.dtype)).mean(-1)
     return -logs.gather(-1, index.long().unsqueeze(-1)).squeeze(-1), even, None
 
 

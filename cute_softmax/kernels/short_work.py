@@ -14,7 +14,7 @@ SKEW_BITS = SKEW.bit_length() - 1
 
 def in_pairs(spec: ShortClass, columns: Int32, warp_rows: Int32) -> Boolean:
     """Whether neighbouring rows are one thread's: where they begin in the middle of words every other time."""
-    if all(size != 2 for size in spec.sizes):
+    if not spec.narrow:
         return columns < 0  # no 16-bit elements: never
     return ((columns & 1) == 1) & ((warp_rows & (WARP * PAIR - 1)) == 0)
 

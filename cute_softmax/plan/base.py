@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import ClassVar
 
 from .maths import BESIDE
 from .problem import ITEM_SIZE
@@ -49,7 +50,15 @@ class ClassBase:
 
 
 class PlanBase:
-    """A Plan: its class is `kernel`."""
+    """A Plan: its class is `kernel`.
+
+    invariant: whether it is one of batch-invariant calls. laid_out, laid_strides: operands of the call that are copied
+    first, and to which strides, see `choose.plan_call`. Plans that can be so have fields of these names.
+    """
+
+    invariant: ClassVar[bool] = False
+    laid_out: ClassVar[tuple[int, ...]] = ()
+    laid_strides: ClassVar[tuple[tuple[int, ...], ...]] = ()
 
     @property
     def bits(self) -> list[str]:

@@ -79,6 +79,11 @@ class ShortClass(ClassBase):
         return tuple(ITEM_SIZE[d] for d in self.dtypes[: self.facts.full])
 
     @property
+    def narrow(self) -> bool:
+        """Whether a full operand has elements of 16 bits."""
+        return 2 in self.sizes
+
+    @property
     def keep(self) -> bool:
         """Whether exponentials stay in registers: where they are the result."""
         return self.math == "softmax"
@@ -229,9 +234,6 @@ class ShortPlan(PlanBase):
         ctas: CTAs of the grid.
         evict_last: Whether reads ask to be evicted from L2 last.
         table: The name and digest of the table that the configuration is of.
-        invariant: Whether the order of additions is that of all calls of this math, length, dtypes, GPU and table.
-        laid_out: Which operands of the call are copied to contiguous rows first, for such an order.
-        laid_strides: The strides of these copies, in elements.
         scratch: Bytes of zeroed memory that a launch needs besides its operands.
     """
 
@@ -245,9 +247,6 @@ class ShortPlan(PlanBase):
     ctas: int
     evict_last: bool
     table: str = ""
-    invariant: bool = False
-    laid_out: tuple[int, ...] = ()
-    laid_strides: tuple[tuple[int, ...], ...] = ()
 
     @property
     def arguments(self) -> tuple[int, ...]:
@@ -268,8 +267,7 @@ class ShortPlan(PlanBase):
     @property
     def pairs(self) -> bool:
         """Whether neighbouring rows are one thread's, see `PAIR`."""
-        narrow = any(ITEM_SIZE[d] == 2 for d in self.kernel.dtypes[: self.kernel.facts.full])
-        return narrow and self.columns % 2 == 1 and self.warp_rows % (WARP * PAIR) == 0
+        return self.kernel.narrow and self.columns % 2 == 1 and self.warp_rows % (WARP * PAIR) == 0
 
     @property
     def turns(self) -> int:
@@ -348,9 +346,7 @@ def _strides(problem: Problem) -> tuple[int, ...]:
     return problem.kept[0].strides if problem.kept else (1,) * len(problem.dtypes)
 
 
-def plan_short(
-    math_name: str, problem: Problem, device: Device, evict_last: bool, invariant: bool = False
-) -> ShortPlan | None:
+def plan_short(math_name: str, problem: Problem, device: Device, evict_last: bool) -> ShortPlan | None:
     """The plan of the short movement; None where rows are no short ones that lie one behind another."""
     facts, table = MATHS[math_name, True], table_of(device.table)
     rows, columns = problem.groups, problem.length
@@ -370,9 +366,8 @@ def plan_short(
     if c.whole:
         warp_rows = c.elements // columns
     else:
-        narrow = any(ITEM_SIZE[d] == 2 for d in problem.dtypes[: facts.full])
         unit = WARP * c.rows_per_thread
-        if narrow and columns % 2 and PAIR * WARP * columns <= c.elements:
+        if c.narrow and columns % 2 and PAIR * WARP * columns <= c.elements:
             unit = math.lcm(unit, PAIR * WARP)
         most = c.elements // columns // unit * unit
         warp_rows = min(most, math.ceil(rows / (device.multiprocessors * WARPS * unit)) * unit)
@@ -387,5 +382,4 @@ def plan_short(
         ctas=ctas,
         evict_last=evict_last,
         table=table.title,
-        invariant=invariant,
     )

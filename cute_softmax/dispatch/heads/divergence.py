@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ...plan import NotPlanned, Prologue
+from ...plan import NotPlanned
 from ...runtime import launch
 from ..common.arguments import served
 from ..common.formulas import over, wide
 from ..common.operators import Function, needed, operator_of, ways_of
 from ..common.state import Ways, batched, jvp_rule, transformed
-from .kernels import product
+from .kernels import product, scaled
 
 Tensor = torch.Tensor
 
@@ -117,17 +117,9 @@ def on_kernel(input: Tensor, target: Tensor) -> bool:
 
 def _launched(name: str, against: str, operands: tuple[Tensor, ...], pair: Pair, **parts: str) -> bool:
     """Whether a kernel has been launched: there is none where rows do not fit on chip."""
-    scaled = pair.scale != 1
-    prologue = Prologue(scale="number" if scaled else "", against=against, **parts)
+    prologue, numbers = scaled(pair.scale, against=against, **parts)
     try:
-        launch.run(
-            name,
-            operands,
-            pair.dims,
-            prologue=prologue,
-            numbers=(pair.scale,) * scaled,
-            invariant=pair.invariant,
-        )
+        launch.run(name, operands, pair.dims, prologue=prologue, numbers=numbers, invariant=pair.invariant)
     except NotPlanned:
         return False
     return True
