@@ -296,6 +296,7 @@ def across_warps(
 
 def store_remote(state: tuple, buffer: cute.Tensor, at: tuple, barrier: cute.Pointer, rank: Int32):
     """st.async `state` into the same slot of CTA `rank`'s buffer; its mbarrier counts the bytes."""
+    state = (*state, Float32(0.0)) if len(state) == 3 else state
     numbers = cute.make_rmem_tensor(max(len(state), 2), Float32)
     for i, number in enumerate(state):
         numbers[i] = number
