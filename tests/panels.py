@@ -76,7 +76,11 @@ def forced(
     grain = c.unit * config.cluster_n
     share = math.ceil(math.ceil(made.length / parts) / grain) * c.unit
     parts = math.ceil(made.length / (share * config.cluster_n))
-    c = replace(c, exchange=parts > 1 if exchange is None else exchange, alike=math.gcd(c.alike, c.lanes))
+    # What all groups have in common all lanes of a line have.
+    spread = [made.operand_strides[i][: c.kept_modes] for i, a in enumerate(c.access) if a == 0]
+    alike = c.lanes if spread and not any(map(any, spread)) else math.gcd(c.alike, c.lanes)
+    alike = alike if c.orientation == "column" else 1
+    c = replace(c, exchange=parts > 1 if exchange is None else exchange, alike=alike)
     c = replace(c, buffers=config.buffers if share > c.tile or config.ahead else 1)
     return replace(made, kernel=c, parts=parts, share=share, resident=resident or made.resident)
 
