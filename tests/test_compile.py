@@ -82,10 +82,8 @@ def expected_accesses(c: RowClass) -> Counter:
         size, output = ITEM_SIZE[dtype], i >= len(c.access)
         if i >= c.facts.full:
             given = i < c.facts.full + len(c.facts.group_inputs)
-            # Before the first tile, too.
-            expected[f"{'ld' if given else 'st'} {size}"] += c.rows_per_thread * (
-                1 + (given and c.persistent)
-            )
+            again = c.persistent and c.facts.operands[i] in ("scale", "alpha")  # before the first tile, too
+            expected[f"{'ld' if given else 'st'} {size}"] += c.rows_per_thread * (1 + again)
             continue
         if not output and not c.access[i]:  # one element a row
             expected[f"ld {size}"] += c.rows_per_thread
