@@ -110,20 +110,20 @@ def kinds(math: str, prologue: Prologue, dtype: str, ragged: bool) -> Iterator[F
         if made is None:
             return
         c = made.row_class
+        longer = columns + min((c.capacity - columns) // 8, 64) // c.vector * c.vector
         if kind(c) not in seen:
             seen.add(kind(c))
-            longer = columns + min((c.capacity - columns) // 8, 64) // c.vector * c.vector
             rows = 3 if c.persistent else 2 if c.tiler[0] == 1 else c.tiler[0] + 1
             shape = (1 if c.persistent or rows > 9 else 2, rows, longer)
             made = planned(math, prologue, dtype, ragged, shape)
             assert kind(made.row_class) == kind(c), f"{made.row_class.name} instead of {c.name}"
             assert made.share * (c.cluster_n - 1) < longer, "a CTA of the cluster has no columns"
             yield Form(math, prologue, dtype, ragged, shape, made)
-            shape = (1, 3, longer)
-            made = planned(math, prologue, dtype, ragged, shape, one=True)
-            if made and "resident" in made.row_class.staging and kind(made.row_class) not in seen:
-                seen.add(kind(made.row_class))
-                yield Form(math, prologue, dtype, ragged, shape, made, one=True)
+        shape = (1, 3, longer)
+        made = planned(math, prologue, dtype, ragged, shape, one=True)
+        if made and "resident" in made.row_class.staging and kind(made.row_class) not in seen:
+            seen.add(kind(made.row_class))
+            yield Form(math, prologue, dtype, ragged, shape, made, one=True)
         columns = c.capacity + 1
 
 
