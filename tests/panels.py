@@ -234,36 +234,25 @@ class Walk:
             yield addresses, np.broadcast_to(chunk.left > k * c.down * c.unit, shape), chunk
 
     def check_alike(self, n: int):
-        """Raise AssertionError unless what threads load of chunk n for those that are alike is what these need, and of
-        what exists."""
-        c, launch, chunk = self.c, self.launch, work.chunk_of(self.item, n)
+        """Raise AssertionError unless what threads load of chunk n for those that are alike is what these need, and
+        exists."""
+        c, launch, chunk, shape = self.c, self.launch, work.chunk_of(self.item, n), self.group.shape
+        steps = np.arange(c.chunk_steps)
+        wanted = np.broadcast_to(chunk.left, shape)[..., None] > steps * c.down * c.unit
         for i in (i for i, access in enumerate(c.access) if access == 0):
-            needed = work.places(launch, i, chunk.starts[i], chunk.at)
-            came = np.zeros((c.threads, c.chunk_steps), bool)
+            came = np.full(wanted.shape, -1)
             for j in range(math.ceil(c.chunk_steps / c.alike)):
                 k = work.loaded_step(launch, j)
-                got = work.place(launch, i, chunk.starts[i], chunk.at, k)
-                exists = np.broadcast_to(
-                    (k < c.chunk_steps) & (chunk.rest > k * c.down * c.unit), self.group.shape
-                )
-                for t in range(c.threads):
-                    if k[t] >= c.chunk_steps:
-                        continue
+                got = np.broadcast_to(work.place(launch, i, chunk.starts[i], chunk.at, k), shape)
+                exists = np.broadcast_to((k < c.chunk_steps) & (chunk.rest > k * c.down * c.unit), shape)
+                place = got[exists] // launch.mX[i].itemsize
+                assert ((place >= 0) & (place <= self.last[i])).all(), "outside the tensor"
+                for t in np.flatnonzero(k < c.chunk_steps):
                     first = t - t % c.alike
-                    for other in range(first, first + c.alike):
-                        came[other, k[t]] = True
-                        wanted = np.broadcast_to(chunk.left > k[t] * c.down * c.unit, self.group.shape)[
-                            :, other
-                        ]
-                        same = (
-                            np.broadcast_to(needed[k[t]], self.group.shape)[:, other]
-                            == np.broadcast_to(got, self.group.shape)[:, t]
-                        )
-                        assert (~wanted | (same & exists[:, t])).all(), "another element than the vector's"
-                place = np.broadcast_to(got, self.group.shape) // launch.mX[i].itemsize
-                held = (place >= 0) & (place <= self.last[i])
-                assert (held | ~exists).all(), "outside the tensor"
-            assert came.all()
+                    came[:, first : first + c.alike, k[t]] = np.where(exists[:, t], got[:, t], -1)[:, None]
+            needed = work.places(launch, i, chunk.starts[i], chunk.at)
+            needed = np.stack([np.broadcast_to(place, shape) for place in needed], -1)
+            assert (came == needed)[wanted].all(), "another element than the vector's"
 
     def vectors(self, n: int) -> Iterator[np.ndarray]:
         """What chunk n touches, where each vector is one access or several whole ones."""

@@ -69,9 +69,8 @@ class Chunks:
     def copy(self, launch: Launch, chunk: Chunk, base: Int32, policy: Int64):
         """Copy the vectors of a chunk."""
         for i in self.vectors:
-            beside = (
-                i in self.spec.facts.beside
-            )  # what others of the groups may have, too: it leaves L2 as usual
+            # What others of the groups may have, too, leaves L2 as usual.
+            beside = i in self.spec.facts.beside
             self.fetch_vectors(launch, chunk, i, base, None if beside else policy)
         for i in self.words:
             self.fetch_words(launch, chunk, i, base)
