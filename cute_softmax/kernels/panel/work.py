@@ -137,10 +137,10 @@ def item_of(launch: Launch, index: Int32) -> Item:
         inside = True
     else:
         column = (tile * s.across + launch.a) * s.slots
+        # Threads without groups load for their neighbours, too.
+        nearest = smaller(column, launch.groups - s.slots) if s.spread else column
+        kept, line = apart(nearest, launch.kept_sizes), None
         inside = column < launch.groups
-        if s.spread:  # threads without groups load for their neighbours, too
-            column = smaller(column, launch.groups - s.slots)
-        kept, line = apart(column, launch.kept_sizes), None
     first = (part * s.cluster_n + launch.rank) * launch.share
     starts = [dot(kept, mX.kept) for mX in launch.mX]
     head, body = 0, launch.length
