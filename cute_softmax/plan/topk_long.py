@@ -22,8 +22,9 @@ from .prologue import NO_PROLOGUE, Prologue
 THREADS = 256
 STEPS = 4  # vectors of a thread in a tile
 STAGES = 2  # tiles in shared memory: one is worked on, the next one is on its way
-# CTAs of a multiprocessor: while one looks for a threshold the others' reads go on. Of 16-bit rows the kernel takes about
-# 250 of the 440 instructions that a multiprocessor of an H200 can issue while a warp's 2 KB arrive. Not measured.
+# CTAs of a multiprocessor: while one looks for a threshold the reads of others go on. Of 16-bit rows the kernel takes
+# about 250 of the 440 instructions that a multiprocessor of an H200 can issue while the 2 KB of a warp arrive. Not
+# measured.
 MIN_BLOCKS = 3
 # Places for candidates in shared memory, by the k that they are for: four times as many as there are in a usual tile.
 FEW, PLACES = 32, (512, 2048)

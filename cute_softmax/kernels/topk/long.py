@@ -315,17 +315,16 @@ class LongTopkKernel:
             cute.arch.cp_async_wait_group(STAGES - 1)
             tile = Tile(self.slots(sX, number, tidx), [v < share.end for v in vectors], column, edge)
             tXrX, scalars = [tile.vector(u) for u in range(STEPS)], [] if edge is None else [edge[0]]
-            fragments = [Fragment([lambda v=v: v], [], True) for v in tXrX]
-            maxima = [*(f.maximum() for f in fragments), *scalars]
+            maxima = [*(Fragment([lambda v=v: v], [], True).maximum() for v in tXrX), *scalars]
 
             before, seen = seen, online.maximum(seen, tree(online.maximum, maxima))
             ref = online.reference(seen)
-            elements = [x for v in tXrX for x in unpack(v)] + scalars
-            terms = (exponential(x, ref) for x in elements)
-            total = online.rescale(total, before, seen, exp) + tree(operator.add, terms)
+            elements = Fragment([lambda v=v: v for v in tXrX], scalars, True)
+            terms = (self.counted(x, exponential(x, ref), chosen) for x in elements)
+            numbers = tree(lambda a, b: tuple(map(operator.add, a, b)), terms)
+            total = online.rescale(total, before, seen, exp) + numbers[0]
             if const_expr(s.chosen):
-                ones = (select(x > chosen, Int32(1), Int32(0)) for x in elements)
-                above = above + tree(operator.add, ones)
+                above = above + numbers[1]
             if const_expr(s.places):
                 if number == 0:
                     reached = bound(candidates, partial(self.top, tile, maxima), ROUGH)
@@ -342,6 +341,10 @@ class LongTopkKernel:
                 # Before one thread counts on, all have read.
                 cute.arch.barrier()
         return (seen, total), above
+
+    def counted(self, x: Float32, term: Float32, chosen: Float32) -> tuple:
+        """What an element adds to the sum and, where one is chosen, to the number of larger ones."""
+        return (term, select(x > chosen, Int32(1), Int32(0))) if self.spec.chosen else (term,)
 
     def top(self, tile: Tile, maxima: list[Float32]) -> list[Int64]:
         """What the largest of this thread's elements of a tile reaches."""
