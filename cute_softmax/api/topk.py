@@ -90,15 +90,26 @@ def _check_k(logits: torch.Tensor, k: object) -> None:
 
 
 class TopkLogSoftmax(NamedTuple):
-    """The k largest log-probabilities of each row, from the largest on, and where they are; both (..., k)."""
+    """The k largest log-probabilities of each row.
+
+    Attributes:
+        values: (..., k), from the largest on.
+        indices: (..., k), where they are: int64.
+    """
 
     values: torch.Tensor
     indices: torch.Tensor
 
 
 class ChosenLogSoftmax(NamedTuple):
-    """`TopkLogSoftmax`; and of one element of each row its log-probability and its rank, how many logits of the row are
-    strictly larger; both (...)."""
+    """The k largest log-probabilities of each row, and that of one chosen element.
+
+    Attributes:
+        values: (..., k), from the largest on.
+        indices: (..., k), where they are: int64.
+        chosen: (...), the log-probability of the chosen element.
+        ranks: (...), how many logits of the row are strictly larger than it: int64.
+    """
 
     values: torch.Tensor
     indices: torch.Tensor
