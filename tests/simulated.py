@@ -17,7 +17,7 @@ import torch
 from remembered import fresh_forms
 
 from cute_softmax.dispatch.common import arguments, forms
-from cute_softmax.dispatch.heads import loss
+from cute_softmax.dispatch.heads import largest, loss
 from cute_softmax.dispatch.matmul import backward, kernels
 from cute_softmax.dispatch.topk import kernels as topk
 from cute_softmax.plan.hardware import H200
@@ -29,6 +29,7 @@ _PLANNED = launch._call.__wrapped__
 _PRODUCT = kernels._call.__wrapped__
 _AROUND_LOSSES = loss._call.__wrapped__
 _CHOICE = topk._call.__wrapped__
+_LARGEST = largest._call.__wrapped__
 
 
 class Launches(list):
@@ -169,6 +170,37 @@ class Launches(list):
             zeros = torch.zeros(dx.shape, dtype=torch.float64)
             others = zeros if renormalize else -dot * torch.softmax(x.double(), -1)
             dx.copy_(others.scatter_add(-1, indices.long(), p * (dy.double() - dot * renormalize)))
+
+        found.function = function
+        return found
+
+    def largest(self, device, rows, columns, k, operand, index_stride, scaled, invariant):
+        """`dispatch.heads.largest._call`, likewise."""
+        found = _LARGEST(device, rows, columns, k, operand, index_stride, scaled, invariant)
+        names = found.plan.kernel.operands
+        if found.plan.laid_out:
+            _, operand = dense((rows, columns), operand.dtype)
+
+        def function(stream, *arguments):
+            self.append(
+                SimpleNamespace(math="topk_log_softmax", kernel=found.plan.kernel, invariant=invariant)
+            )
+            addresses = {n: arguments[place] for n, place in zip(names, found.places, strict=True)}
+            x = at(addresses["x"], (rows, columns), operand).double()
+            scale = float_of(arguments[found.numbers[0][0]]) if scaled else 1.0
+            log_p, top = torch.log_softmax(x * scale, -1), (x * scale).amax(-1)
+            results = {"max": top, "log": torch.logsumexp(x * scale, -1) - top}
+            if k:
+                order = torch.sort(x, dim=-1, descending=True, stable=True).indices[:, :k]
+                results |= {"values": log_p.gather(-1, order), "indices": order}
+            if index_stride is not None:
+                index = at(addresses["index"], (rows, 1), Operand("int64", (index_stride, 0)))
+                results |= {"found": log_p.gather(-1, index), "ranks": (x > x.gather(-1, index)).sum(-1)}
+            assert {*results} == {*names} - {"x", "index"}
+            for name, value in results.items():
+                shape = (rows, k) if name in ("values", "indices") else (rows, 1)
+                dtype = "int64" if name in ("indices", "ranks") else "fp32"
+                at(addresses[name], *dense(shape, dtype)).copy_(value.view(shape))
 
         found.function = function
         return found
@@ -384,6 +416,7 @@ def install(monkeypatch) -> Launches:
     monkeypatch.setattr(backward, "_bound", launches.gradients)
     monkeypatch.setattr(loss, "_call", launches.around_losses)
     monkeypatch.setattr(topk, "_call", launches.choice)
+    monkeypatch.setattr(largest, "_call", launches.largest)
     monkeypatch.setattr(launch, "device_facts", lambda index, shipped_only=False: H200)
     monkeypatch.setattr(launch, "function_of", lambda kernel: None)
     for name, value in (("getDevice", -1), ("getCurrentRawStream", 7)):  # of CPU tensors

@@ -12,6 +12,7 @@ from cute_softmax.plan.mean import plan_share
 from cute_softmax.plan.problem import Operand, contiguous
 from cute_softmax.plan.rescale import plan_rescale
 from cute_softmax.plan.topk import plan_topk
+from cute_softmax.plan.topk_long import plan_topk_long
 from cute_softmax.runtime import launch, record
 
 
@@ -25,6 +26,7 @@ def every_kind():
     yield plan_rescale((4, 40), (Operand("bf16", (40, 1)), Operand("fp32", ())), H200).kernel
     yield plan_share(40, -100, 0, H200).kernel
     yield plan_topk(4, 64, 2, contiguous("bf16", (4, 64)), "bf16", H200).kernel
+    yield plan_topk_long(4, 64, 2, contiguous("bf16", (4, 64)), H200, scaled=True).kernel
 
 
 def test_what_is_written_comes_back(tmp_path, monkeypatch):

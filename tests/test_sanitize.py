@@ -10,6 +10,7 @@ import pytest
 from cute_softmax.ladder import RUNGS
 from cute_softmax.plan.hardware import H200
 from cute_softmax.plan.short import short_class
+from cute_softmax.plan.topk_long import PLACES
 
 sys.path.insert(0, str(Path(__file__).parent / "gpu"))
 
@@ -118,7 +119,7 @@ def test_every_kernel_of_losses():
     """Losses in registers and in shared memory, alone and in clusters; and each class that routers have."""
     jobs = list(sanitize_losses.jobs(H200, ["bf16", "fp32"]))
     kernels = {k for job in jobs for k in job.kernels}
-    assert {k.movement for k in kernels} == {"row", "mean", "rescale", "topk"}
+    assert {k.movement for k in kernels} == {"row", "mean", "rescale", "topk", "topk_long"}
     losses = [k for k in kernels if k.movement == "row"]
     assert {(k.staging[0], k.cluster_n > 1) for k in losses} >= {
         ("direct", False),
@@ -127,6 +128,9 @@ def test_every_kernel_of_losses():
     }
     assert {k.edges for k in losses} == {k.prologue.squares for k in losses} == {False, True}
     assert {k.forward for k in kernels if k.movement == "topk"} == {False, True}
+    long = [k for k in kernels if k.movement == "topk_long"]
+    assert {k.edges for k in long} == {k.chosen for k in long} == {k.split for k in long} == {False, True}
+    assert {k.places for k in long} == {0, *PLACES}
 
 
 def test_heads_are_of_every_kind_of_configuration():

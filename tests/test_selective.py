@@ -126,6 +126,35 @@ def test_a_softcap(refuse, several, launches):
         selective_log_softmax(logits, index, softcap=0)
 
 
+@pytest.mark.parametrize("several", [False, True], ids=["one", "several"])
+def test_ignored_tokens_and_results_of_a_dtype(several, launched):
+    """0 where they are, without a gradient; float32 is what the kernel has."""
+    logits = example((4, 9), torch.bfloat16).requires_grad_()
+    index = torch.tensor([[2, -100], [-100, -100], [0, 8], [3, 3]])[:, slice(2) if several else 0]
+    keep = index != -100
+    for wanted in (None, torch.float32):
+        for _ in range(2):  # a call that repeats
+            logp, entropies = selective_log_softmax(
+                logits, index.int(), ignore_index=-100, return_entropy=True, dtype=wanted
+            )
+            assert logp.dtype is entropies.dtype is (wanted or torch.bfloat16)
+        leaf = logits.detach().double().requires_grad_()
+        every, at = torch.log_softmax(leaf, -1), torch.where(keep, index, 0).view(4, -1)
+        right = torch.where(keep, every.gather(-1, at).view(index.shape), 0.0)
+        alone = selective_log_softmax(logits, index, ignore_index=-100, dtype=wanted)
+        assert torch.equal(alone, logp) and (logp[~keep] == 0).all()
+        eps = torch.finfo(logp.dtype).eps
+        assert torch.allclose(logp.double(), right, rtol=eps, atol=4e-6)
+        (found,) = torch.autograd.grad(logp.float().sum(), logits)
+        (exact,) = torch.autograd.grad(right.sum(), leaf)
+        assert torch.allclose(found.double(), exact, rtol=2.0**-7, atol=2.0**-7)
+        assert (found[1] == 0).all()
+    with pytest.raises(TypeError, match="ignore_index must be an int"):
+        selective_log_softmax(logits, index, ignore_index=-100.0)
+    with pytest.raises(TypeError, match="integer dtype"):
+        selective_log_softmax(logits, index.float(), ignore_index=-100)
+
+
 def test_repeated_tokens(launches):
     """Each of them counts, wherever they stand."""
     logits, index = example((3, 7)), torch.tensor([[1, 1, 1], [4, 2, 4], [0, 6, 0]])

@@ -57,6 +57,10 @@ def _entropy(x):
     return torch.special.entr(torch.softmax(x, -1)).sum(-1)
 
 
+def _both(values, chosen):
+    return values.sum(-1) + 2 * chosen
+
+
 def _divergence(x, target):
     q, p = (torch.log_softmax(0.7 * t, -1) for t in (x, target))
     return torch.nn.functional.kl_div(q, p, reduction="none", log_target=True).sum(-1)
@@ -137,6 +141,19 @@ FUNCTIONS = {
         lambda x: c.topk_softmax(x, 3, renormalize=True)[0],
         lambda x: torch.softmax(x.topk(3).values, -1),
         "topk_softmax",
+    ),
+    "topk_log_softmax": Function(
+        lambda x: c.topk_log_softmax(x, 3)[0],
+        lambda x: torch.log_softmax(x, -1).topk(3).values,
+        "topk_log_softmax",
+    ),
+    "topk_log_softmax, chosen": Function(
+        lambda x: _both(*c.topk_log_softmax(x, 2, INDEX, scale=0.5)[::2]),
+        lambda x: _both(
+            (log_p := torch.log_softmax(x * 0.5, -1)).topk(2).values,
+            log_p.gather(-1, INDEX[..., None]).squeeze(-1),
+        ),
+        "topk_log_softmax",
     ),
     "softmax_stats": Function(
         c.softmax_stats, lambda x: torch.logsumexp(x, -1).detach(), "softmax_stats", records=False

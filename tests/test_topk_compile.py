@@ -9,6 +9,7 @@ from cute_softmax.draw import drawn
 from cute_softmax.plan.hardware import ARCHITECTURES, Device
 from cute_softmax.plan.problem import Operand
 from cute_softmax.plan.topk import TopkClass, plan_topk, plan_topk_backward
+from cute_softmax.plan.topk_long import PLACES, STEPS, LongTopkClass
 from layouts.trace import differences
 
 MANY = 1 << 20  # rows
@@ -78,3 +79,34 @@ def test_odd_rows_and_long_lists(columns, k, stride, tmp_path, monkeypatch):
         for c in classes("sm_90a", columns, k, (dtype, dtype), stride, index="int32")
     ]
     check_all(found, lambda c: check(c, tmp_path, monkeypatch))
+
+
+def check_long(c: LongTopkClass, folder, monkeypatch):
+    found = compile_and_read(c, folder, monkeypatch)
+    # What is printed of a wrong index takes 24. Registers of float16 are spilled, most where candidates overflow.
+    allowed = 24 * c.chosen + {"bf16": 16, "fp16": 80, "fp32": 16}[c.dtypes[0]]
+    assert found.local == 0 and found.stack <= allowed, f"{found.stack} bytes of stack"
+    assert found.threads == (c.threads, 1, 1) and found.min_blocks == c.min_blocks
+    assert found.registers * c.threads * c.min_blocks <= ARCHITECTURES[c.architecture].registers
+    assert found.shared == c.shared_memory, f"{found.shared} of {c.shared_memory}"
+    named = {"tv": c.tv, "smem": c.smem, "reduction_buffer": c.reduction_buffer}
+    assert not differences(named, found.layouts) and found.layouts.keys() == named.keys()
+    moved, width = accesses(found.ptx), c.vector * ITEM[c.dtypes[0]]
+    # The first tile, and in the loop the next one.
+    assert moved[f"{'cp.async' if width >= 4 else 'ld'} {width}"] >= 2 * STEPS
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_100a", "sm_120a"])
+def test_long_rows(architecture, tmp_path, monkeypatch):
+    flags = [(False, False, False, False), (True, True, True, True), (True, False, True, False)]
+    found = [
+        LongTopkClass(architecture, (dtype,), 16 // ITEM[dtype], edges, places, chosen, split, scaled)
+        for dtype, places in (("bf16", PLACES[0]), ("fp16", PLACES[1]), ("fp32", PLACES[1]), ("bf16", 0))
+        for edges, chosen, split, scaled in flags
+        if places or chosen
+    ]
+    if architecture == "sm_90a":  # of batch-invariant calls
+        found += [
+            LongTopkClass(architecture, ("bf16",), v, False, PLACES[0], True, False, False) for v in (1, 2, 4)
+        ]
+    check_all(found, lambda c: check_long(c, tmp_path, monkeypatch))

@@ -10,7 +10,14 @@ import torch
 from ..dispatch.common.arguments import check_tensor, float_dtype, given_dims
 from ..dispatch.common.forms import repeated
 from ..dispatch.common.spec import number
-from ..dispatch.heads.calls import ENTROPY, SELECTED, SELECTED_AND_ENTROPY, check_index, softcap_of
+from ..dispatch.heads.calls import (
+    ENTROPY,
+    SELECTED,
+    SELECTED_AND_ENTROPY,
+    check_index,
+    check_integers,
+    softcap_of,
+)
 from ..dispatch.heads.forms import first
 from ..dispatch.sharded.functions import Shard, check_rows, is_shared, row_numbers
 
@@ -65,6 +72,8 @@ def selective_log_softmax(
     scale: float = 1.0,
     softcap: float | None = None,
     return_entropy: bool = False,
+    ignore_index: int | None = None,
+    dtype: torch.dtype | None = None,
     group: ProcessGroup | None = None,
     vocab_start: int | None = None,
     vocab_size: int | None = None,
@@ -82,30 +91,40 @@ def selective_log_softmax(
         scale: A number that the logits are multiplied by, 1 / temperature.
         softcap: A positive number: scores are `softcap * tanh(logits * scale / softcap)`. None: they are not capped.
         return_entropy: Also return the entropy of each row, in nats, from the same read of the logits.
+        ignore_index: A number that the index may have beside those: there the result is 0, and no gradient flows.
+        dtype: Of the results: that of the logits if None (float32 under autocast). The kernel's own are float32.
         group: A ProcessGroup over which rows are sharded, as for `logsumexp`: the logits are this rank's slice of them,
             the index is one into whole rows, of one element each.
         vocab_start: As for `logsumexp`.
         vocab_size: As for `logsumexp`.
 
     Returns:
-        The log-probabilities in the shape of `index` and the dtype of the logits (float32 under autocast); with
-        `return_entropy` a pair of them and the entropies, (...).
+        The log-probabilities in the shape of `index`; with `return_entropy` a pair of them and the entropies, (...).
+        `topk_log_softmax` gives ranks, and the largest.
 
     Raises:
-        TypeError: For logits that are not a dense, real floating-point tensor, an index that has no integer dtype and a
-            scale that is no number.
+        TypeError: For logits or a dtype that are not of floats, logits that are not dense, an index that has no integer
+            dtype, and a scale or an ignore_index that is no number.
         ValueError: For an index whose shape or device does not fit the logits, a softcap that is not positive.
         IndexError: For an index out of range on the CPU. On CUDA the kernel names the index and its row on standard
             output and stops, which CUDA reports at the next synchronization: as torch's assertions there, it ends the
             process's context. No memory beyond the row is read.
         NotPlanned: As for `softmax`.
     """
+    if ignore_index is not None:
+        keep = _counted(index, ignore_index)
+        options = dict(softcap=softcap, return_entropy=return_entropy, dtype=dtype, group=group)
+        options |= dict(scale=scale, vocab_start=vocab_start, vocab_size=vocab_size)
+        found = selective_log_softmax(logits, torch.where(keep, index, 0), **options)
+        if return_entropy:
+            return torch.where(keep, found[0], 0.0), found[1]
+        return torch.where(keep, found, 0.0)
     head = SELECTED_AND_ENTROPY if return_entropy else SELECTED
-    known = (head.known, logits, index, scale, -1, softcap or 0.0)
+    known = (head.known, logits, index, scale, -1, softcap or 0.0, dtype)
     if group is None and softcap != 0 and (form := repeated(*known)) is not None:
         return form(logits, index, scale)
     check_tensor("logits", logits, "selective_log_softmax")
-    dtype = float_dtype(logits, None, "selective_log_softmax")
+    result = float_dtype(logits, dtype, "selective_log_softmax")
     dims, shard = given_dims(-1, logits), Shard(group, vocab_start, vocab_size)
     cap = softcap_of(softcap)
     if is_shared(logits, dims, shard):
@@ -113,6 +132,14 @@ def selective_log_softmax(
             raise ValueError("a softcap of rows that ranks share: multiply and cap the logits first")
         check_rows(index, logits)
         found, _, entropies = row_numbers(logits, index, dims, number("scale", scale), return_entropy, shard)
-        return (found.to(dtype), entropies.to(dtype)) if return_entropy else found.to(dtype)
+        return (found.to(result), entropies.to(result)) if return_entropy else found.to(result)
     check_index(index, logits)
-    return first(head, logits, index, -1, (logits.dim() - 1,), number("scale", scale), dtype, cap)
+    return first(head, logits, index, -1, (logits.dim() - 1,), number("scale", scale), result, cap, dtype)
+
+
+def _counted(index: object, ignore_index: object) -> torch.Tensor:
+    """Where an index is not the one that is ignored. Raises TypeError for what is no index, or no int."""
+    check_integers(index)
+    if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
+        raise TypeError(f"ignore_index must be an int, not {type(ignore_index).__name__}")
+    return index != ignore_index

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
 from ..dispatch.common.arguments import check_tensor, float_dtype
 from ..dispatch.common.forms import repeated
+from ..dispatch.common.spec import number
+from ..dispatch.heads import largest
+from ..dispatch.heads.calls import check_index
 from ..dispatch.topk import forms
 from ..dispatch.topk.kernels import INDICES, Choice, matrix
 from ..plan.hardware import H200, Device
@@ -69,15 +74,116 @@ def topk_softmax(
 def _choice(
     logits: torch.Tensor, k: object, renormalize: bool, dtype: torch.dtype, index_dtype: object
 ) -> Choice:
+    _check_k(logits, k)
+    if index_dtype not in INDICES:
+        raise TypeError(f"index_dtype is {index_dtype}: it is {' or '.join(map(str, INDICES))}")
+    return Choice((logits.dim() - 1,), k, bool(renormalize), dtype, index_dtype, in_force())
+
+
+def _check_k(logits: torch.Tensor, k: object) -> None:
     if not logits.dim():
         raise ValueError("logits has no dimension: there must be one to choose from")
     if isinstance(k, bool) or not isinstance(k, (int, torch.SymInt)):
         raise TypeError(f"k must be an int, not {type(k).__name__}")
     if not 0 <= k <= logits.shape[-1]:
         raise ValueError(f"k is {k}: of {logits.shape[-1]} elements 0 to {logits.shape[-1]} can be chosen")
-    if index_dtype not in INDICES:
-        raise TypeError(f"index_dtype is {index_dtype}: it is {' or '.join(map(str, INDICES))}")
-    return Choice((logits.dim() - 1,), k, bool(renormalize), dtype, index_dtype, in_force())
+
+
+class TopkLogSoftmax(NamedTuple):
+    """The k largest log-probabilities of each row.
+
+    Attributes:
+        values: (..., k), from the largest on.
+        indices: (..., k), where they are: int64.
+    """
+
+    values: torch.Tensor
+    indices: torch.Tensor
+
+
+class ChosenLogSoftmax(NamedTuple):
+    """The k largest log-probabilities of each row, and that of one chosen element.
+
+    Attributes:
+        values: (..., k), from the largest on.
+        indices: (..., k), where they are: int64.
+        chosen: (...), the log-probability of the chosen element.
+        ranks: (...), how many logits of the row are strictly larger than it: int64.
+    """
+
+    values: torch.Tensor
+    indices: torch.Tensor
+    chosen: torch.Tensor
+    ranks: torch.Tensor
+
+
+def topk_log_softmax(
+    logits: torch.Tensor,
+    k: int,
+    index: torch.Tensor | None = None,
+    *,
+    scale: float = 1.0,
+    dtype: torch.dtype | None = None,
+) -> TopkLogSoftmax | ChosenLogSoftmax:
+    """The k largest log-probabilities of each row and where they are, as a sampler reports them beside its token's own:
+    ``torch.log_softmax(logits * scale, -1).topk(k)``, and with an index the log-probability there and its rank.
+
+    One read of the logits, of rows of any length, and one launch. The logits are compared: the largest comes first, of
+    equal ones that of the lower index (-0 equals 0), and NaN, whatever its sign, before all numbers. A row with NaN or
+    +inf has NaN for log-probabilities, as in torch. To gradients the results are those of `selective_log_softmax` at
+    the indices. Within `batch_invariant` the bits are those of the row alone. CPU tensors, and float64 ones on any
+    device, are computed by torch's operations.
+
+    Args:
+        logits: (..., N), a dense floating-point tensor.
+        k: How many to report, at most N, and on CUDA at most 1,024. 0 with an index: of that alone.
+        index: Integers from 0 to N - 1, (...): the chosen element of each row.
+        scale: A positive number that the logits are multiplied by, 1 / temperature.
+        dtype: Of the log-probabilities: that of the logits if None (float32 under autocast). The kernel's own are
+            float32, which samplers want.
+
+    Returns:
+        A named tuple (values, indices), both (..., k) and contiguous, the indices int64; with an index (values,
+        indices, chosen, ranks), the last two (...): its log-probability, and how many logits of the row are strictly
+        larger, int64: 0 for the largest and all that equal it. Gradients flow to values and chosen; twice as well.
+
+    Raises:
+        TypeError: For logits or a dtype that are not of floats, a k that is no int, an index that has no integer dtype
+            and a scale that is no number.
+        ValueError: For logits without a dimension, a k that is negative or larger than N, an index whose shape or
+            device does not fit, and a scale that is not positive and finite.
+        IndexError: For an index out of range, as for `selective_log_softmax`.
+        NotPlanned: For a k above 1,024 on CUDA.
+
+    Examples:
+        >>> import torch, cute_softmax
+        >>> logits = torch.tensor([[0.0, 2.0, 1.0, 2.0]])
+        >>> found = cute_softmax.topk_log_softmax(logits, 2, torch.tensor([2]), dtype=torch.float32)
+        >>> found.indices.tolist(), found.ranks.tolist()
+        ([[1, 3]], [2])
+    """
+    check_tensor("logits", logits, "topk_log_softmax")
+    result = float_dtype(logits, dtype, "topk_log_softmax")
+    if not logits.is_floating_point():
+        raise TypeError(f"logits has dtype {logits.dtype}: topk_log_softmax needs a floating-point tensor")
+    _check_k(logits, k)
+    factor = number("scale", scale)
+    if not 0 < factor < math.inf:
+        raise ValueError(f"scale is {scale}: it must be positive and finite")
+    column = None
+    if index is not None:
+        check_index(index, logits)
+        if index.dim() != logits.dim() - 1:
+            raise ValueError(
+                f"index has shape {tuple(index.shape)}: it chooses one element of each row of logits of shape "
+                f"{tuple(logits.shape)}"
+            )
+        column = index.long().unsqueeze(-1)
+    spec = largest.Largest((logits.dim() - 1,), k, factor, in_force())
+    values, indices, found, ranks, *_ = largest.serve(logits, column, spec)
+    if column is None:
+        return TopkLogSoftmax(values.to(result), indices)
+    return ChosenLogSoftmax(values.to(result), indices, found.squeeze(-1).to(result), ranks.squeeze(-1))
 
 
 def plan_topk_softmax(

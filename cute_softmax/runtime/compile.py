@@ -63,6 +63,10 @@ def kernel_of(c: ClassBase) -> Any:
         from ..kernels.topk.forward import TopkKernel
 
         return (TopkKernel if c.forward else TopkBackwardKernel)(c)
+    if c.movement == "topk_long":
+        from ..kernels.topk.long import LongTopkKernel
+
+        return LongTopkKernel(c)
     from ..kernels.matmul.backward_delta import MatmulDeltaKernel
 
     return MatmulDeltaKernel(c)

@@ -26,9 +26,11 @@ def kinds() -> dict[str, type[ClassBase]]:
     from ..plan.rescale import RescaleClass
     from ..plan.short import ShortClass
     from ..plan.topk import TopkClass
+    from ..plan.topk_long import LongTopkClass
 
     matmul = MatmulClass, MatmulBackwardClass, MatmulDeltaClass
-    every = RowClass, ShortClass, PanelClass, *matmul, MeanClass, RescaleClass, TopkClass
+    every = RowClass, ShortClass, PanelClass, *matmul, MeanClass, RescaleClass
+    every += TopkClass, LongTopkClass
     return {kind.__name__: kind for kind in every}
 
 

@@ -13,7 +13,7 @@ from checking import DTYPES, Guarded, random
 from sanitize_family import Form, kind, kinds
 from sanitizing import Job, received, sent, timed
 
-from cute_softmax.dispatch.heads import loss
+from cute_softmax.dispatch.heads import largest, loss
 from cute_softmax.dispatch.topk import kernels as routers
 from cute_softmax.plan import Prologue
 from cute_softmax.plan.hardware import Device
@@ -21,11 +21,20 @@ from cute_softmax.plan.mean import plan_share, plan_total
 from cute_softmax.plan.problem import Operand, contiguous
 from cute_softmax.plan.rescale import plan_rescale
 from cute_softmax.plan.topk import plan_topk, plan_topk_backward
+from cute_softmax.plan.topk_long import plan_topk_long
 
 LOSS = Prologue(alpha="groups", target="loss")
 LOSSES = LOSS, replace(LOSS, scale="number", squares=True)
 IGNORED = -7
 ROUTERS = ((5, 1, 1), (133, 7, 3), (70, 64, 8), (133, 60, 4), (70, 256, 8), (19, 1023, 40), (3, 1024, 1024))
+# (rows, columns, from row to row, k), whether elements are chosen: a CTA a row and shares of one, edges, an overflow.
+LARGEST = (
+    ((3, 5000, 5000, 8), True),
+    ((2, 33001, 33003, 8), False),
+    ((400, 1001, 1003, 40), True),
+    ((397, 2000, 2000, 1), False),
+    ((1, 20000, 20000, 0), True),
+)
 TOLERANCE = {torch.bfloat16: 2.0**-7, torch.float32: 2.0**-18}
 
 
@@ -111,6 +120,29 @@ def check_router(rows: int, columns: int, k: int, dtype: torch.dtype, renormaliz
     return seconds
 
 
+def check_largest(rows: int, columns: int, pitch: int, k: int, dtype: torch.dtype, chosen: bool) -> float:
+    """Rows of few values, whose ties overflow the places for candidates, and others."""
+    x = random((rows, pitch), dtype, 1, 2.0)[:, :columns]
+    x[0] = x[0].round()
+    x[-1, : columns // 2] = 1.5
+    index = (torch.arange(rows) * 7 % columns).unsqueeze(-1) if chosen else None
+    source, results = x.to("cuda"), []
+    if pitch != columns:  # the copy has no gaps
+        source = torch.zeros((rows, pitch), dtype=dtype, device="cuda")[:, :columns].copy_(source)
+    at = None if index is None else index.to("cuda")
+    seconds = timed(lambda: results.extend(largest.find(source, at, largest.Largest((1,), k))))
+    order = torch.sort(x.double(), dim=-1, descending=True, stable=True).indices[:, :k]
+    log_p = torch.log_softmax(x.double(), -1)
+    assert torch.equal(results[1].cpu(), order), "the indices are wrong"
+    wanted = [(results[0], log_p.gather(-1, order))]
+    if chosen:
+        wanted.append((results[2], log_p.gather(-1, index)))
+        assert torch.equal(results[3].cpu(), (x > x.gather(-1, index)).sum(-1, keepdim=True)), "ranks"
+    for got, right in wanted:
+        assert torch.allclose(got.cpu().double(), right, rtol=1e-5, atol=1e-5), "the numbers are wrong"
+    return seconds
+
+
 def jobs(device: Device, dtypes: list[str]) -> Iterator[Job]:
     """Losses on each kind of configuration, and each class of the kernels around them and of routers."""
     dtypes = [name for name in dtypes if DTYPES[name] in TOLERANCE]
@@ -145,3 +177,9 @@ def jobs(device: Device, dtypes: list[str]) -> Iterator[Job]:
         run = partial(check_router, rows, columns, k, DTYPES[name], renormalize)
         what = f"router {name} {k} of {columns}{' renormalized' * renormalize}"
         yield Job((forward.kernel, backward.kernel), rows * columns, what, run)
+    for name, ((rows, columns, pitch, k), chosen) in product(dtypes, LARGEST):
+        stride = 1 if chosen else None
+        made = plan_topk_long(rows, columns, k, Operand(name, (pitch, 1)), device, index_stride=stride)
+        run = partial(check_largest, rows, columns, pitch, k, DTYPES[name], chosen)
+        what = f"the largest {name} {k} of {rows} x {columns}{' and a chosen one' * chosen}"
+        yield Job((made.kernel,), rows * columns, what, run)

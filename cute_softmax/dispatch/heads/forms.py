@@ -23,7 +23,8 @@ class Form:
     """All eager calls of a head on tensors of one device, shapes, strides and dtypes, with at most one element of each
     row chosen: decided once.
 
-    dim: as the caller gave it, compared by `is`; dims: what it means. The scale may differ, unless it is 1.
+    dim: as the caller gave it, compared by `is`; dims: what it means. asked: the dtype of results as the caller gave
+    it. The scale may differ, unless it is 1.
     Raises NotPlanned where no kernel serves the calls.
     """
 
@@ -37,8 +38,10 @@ class Form:
         scale: float,
         dtype: torch.dtype,
         softcap: float = 0.0,
+        asked: torch.dtype | None = None,
     ):
         self._head, self._dim, self._scaled, self._dtype = head, dim, scale != 1, dtype
+        self._asked = asked
         self._matches = guard(input) if index is None else guard(input, index)
         self._place, self._records = Place(input), input.requires_grad
         self._rows = head.rows(dims, scale, softcap)
@@ -61,11 +64,18 @@ class Form:
         self._gradients: dict[Parts, launch.Call | None] = {}
 
     def fits(
-        self, input: Tensor, index: Tensor | None, scale: float, dim: object, softcap: float = 0.0
+        self,
+        input: Tensor,
+        index: Tensor | None,
+        scale: float,
+        dim: object,
+        softcap: float = 0.0,
+        asked: torch.dtype | None = None,
     ) -> bool:
         """Whether a call is of this form."""
         return (
             self._dim is dim
+            and self._asked is asked
             and self._rows.softcap == softcap
             and self._rows.invariant is inside()
             and type(scale) in (float, int)
@@ -211,12 +221,13 @@ def first(
     scale: float,
     dtype: torch.dtype,
     softcap: float = 0.0,
+    asked: torch.dtype | None = None,
 ) -> Tensor | tuple[Tensor, ...]:
     """The results of a call that is the first of its form, or has none."""
     one = index is None or index.dim() < input.dim() or index.shape[-1] == 1
     if one and input.dim() and type(dim) is int and unseen(input, index) and on_kernel(input):
         try:
-            form = Form(head, input, index, dim, dims, scale, dtype, softcap)
+            form = Form(head, input, index, dim, dims, scale, dtype, softcap, asked)
         except NotPlanned:
             pass
         else:

@@ -1,0 +1,137 @@
+"""Candidates for the k largest of a long row, in shared memory: keys in no order, of which too small ones are dropped.
+
+A key is the number of an element, then its index (`select.Keys`): no two are equal, so whatever the order in which
+threads come, the same are found. A bound is a number that at least k keys reach, so that all smaller ones can go. It is
+looked for bit by bit from the highest on: a bit belongs to it if as many keys are at least what has been found with
+this bit. The upper half of a key's number, 16 bits, makes a bound that a few more reach; all bits the k-th largest key.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32, Int64
+
+from ...plan.topk_long import COUNT, COUNTS, THREADS
+from ..common.index import select
+from .select import Keys, normal, ordered
+
+KEYS = Keys(Float32, 1 << 31)  # of all dtypes: each is a float32
+LOWEST = KEYS.lowest  # below all keys
+HIGH, ROUGH, EXACT = 63, 48, 0  # bits: the highest, and the last ones that are looked for
+
+
+def bound_of(x: Float32) -> Int64:
+    """The least key that an element of this value may have."""
+    return Int64(ordered(normal(x).bitcast(Int32), KEYS.kept)) << Int64(32)
+
+
+def key_of(x: Float32, column: Int32) -> Int64:
+    """The key of an element."""
+    return bound_of(x) + Int64(Int32(KEYS.last) - column)
+
+
+def beyond(bound: Int64) -> Int64:
+    """The bound for elements of higher indices than those which reach this one: only larger numbers do."""
+    return bound | Int64(KEYS.last)
+
+
+def reaches(x: Float32, least: Float32, equal: Boolean) -> Boolean:
+    """Whether an element may reach a bound of the value `least`: if it is not smaller and, unless `equal`, not the
+    same. NaN reaches all, and all reach NaN."""
+    return ((x <= least) ^ True) | (equal & (x == least))
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The candidates of one CTA's row.
+
+    sK: their places; sW: words, of which COUNT says how many came, be it more than there are places; tidx: the thread;
+    k: how many are wanted.
+    """
+
+    sK: cute.Tensor
+    sW: cute.Tensor
+    tidx: Int32
+    k: Int32
+
+    @property
+    def places(self) -> int:
+        """How many places there are."""
+        return cute.size(self.sK)
+
+    def held(self, count: Int32) -> list[Int64]:
+        """This thread's share of the first `count` candidates."""
+        places = [self.tidx + i * THREADS for i in range(self.places // THREADS)]
+        return [select(place < count, self.sK[place], LOWEST) for place in places]
+
+
+@cute.jit
+def add(candidates: Candidates, key: Int64, bound: Int64):
+    """Put a key that reaches a bound in a place, if there still is one."""
+    sK, sW = candidates.sK, candidates.sW
+    if key >= bound:
+        place = cute.arch.atomic_add(sW.iterator + COUNT, Int32(1))
+        if place < candidates.places:
+            sK[place] = key
+
+
+@cute.jit
+def bound(
+    candidates: Candidates,
+    keys: cutlass.Constexpr[Callable[[], list]],
+    last: cutlass.Constexpr[int],
+) -> Int64:
+    """What at least k of all threads' keys reach, as far as the bits down to the last one say; below all keys where
+    there are not as many.
+
+    keys: gives this thread's; it is called where they are counted, so that they are not kept in between.
+    """
+    sW, tidx, k, steps = candidates.sW, candidates.tidx, candidates.k, HIGH - last + 1
+    if tidx < steps:
+        sW[COUNTS + tidx] = Int32(0)
+    cute.arch.barrier()
+    found = LOWEST
+    for i in cutlass.range(steps, unroll=1):
+        trial = found ^ (
+            Int64(1) << Int64(HIGH - i)
+        )  # the highest bit is a sign: set in LOWEST, and so cleared
+        ones = [select(key >= trial, Int32(1), Int32(0)) for key in keys()]
+        count = cute.arch.warp_redux_sync(sum(ones[1:], ones[0]), "add")
+        if (tidx % 32 == 0) & (count > 0):
+            cute.arch.atomic_add(sW.iterator + COUNTS + i, count)
+        cute.arch.barrier()
+        found = select(sW[COUNTS + i] >= k, trial, found)
+    cute.arch.barrier()
+    return found
+
+
+@cute.jit
+def drop(
+    candidates: Candidates,
+    count: Int32,
+    last: cutlass.Constexpr[int],
+    others: cutlass.Constexpr[Callable[[], list]] = list,
+) -> Int64:
+    """Keep those of the first `count` candidates, and of this thread's other keys, that reach a bound; what it is.
+
+    Of all bits (EXACT) k are left. All threads of the CTA call it, behind a barrier, and find one behind it.
+    """
+    found = bound(candidates, lambda: [*candidates.held(count), *others()], last)
+    mine = candidates.held(count)
+    rK = cute.make_rmem_tensor(len(mine), Int64)
+    for i in cutlass.range_constexpr(len(mine)):
+        rK[i] = mine[i]
+    cute.arch.barrier()
+    if candidates.tidx == 0:
+        candidates.sW[COUNT] = Int32(0)
+    cute.arch.barrier()
+    # What stands for no key reaches nothing.
+    least = cutlass.max(found, LOWEST + 1)
+    for i in cutlass.range_constexpr(len(mine)):
+        add(candidates, rK[i], least)
+    for key in others():
+        add(candidates, key, least)
+    cute.arch.barrier()
+    return found

@@ -1,0 +1,268 @@
+"""The `topk_long` movement: the largest logarithms of a softmax over rows of any length, and a chosen element's place.
+
+A CTA reads a share of a row tile after tile, as its only read: it adds up the exponentials, counts what is larger than
+the chosen element, and keeps in shared memory what may be among the k largest. Shares of one row meet in global memory.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from layouts.algebra import Layout
+
+from .base import ClassBase, PlanBase
+from .choose import EVICT_LAST_ABOVE
+from .hardware import Device
+from .maths import WARP, NotPlanned, check_counts
+from .problem import ALIGNMENT, ITEM_SIZE, Operand
+from .prologue import NO_PROLOGUE, Prologue
+
+THREADS = 256
+STEPS = 4  # vectors of a thread in a tile
+STAGES = 2  # tiles in shared memory: one is worked on, the next one is on its way
+# CTAs of a multiprocessor: while one looks for a threshold the reads of others go on. Of 16-bit rows the kernel takes
+# about 250 of the 440 instructions that a multiprocessor of an H200 can issue while the 2 KB of a warp arrive. Not
+# measured.
+MIN_BLOCKS = 3
+# Places for candidates in shared memory, by the k that they are for: four times as many as there are in a usual tile.
+FEW, PLACES = 32, (512, 2048)
+MOST = 1024  # the largest k
+SHARES = (
+    16  # of a row at most: a warp reads their states, and their candidates must fit where those of one do
+)
+KEY = 8  # bytes
+# Words of shared memory: how many candidates there are, a flag, how many elements are larger than the chosen one, and a
+# number for each bit of a key, see `kernels.topk.candidates`.
+COUNT, FLAG, LARGER, COUNTS = 0, 1, 2, 4
+WORDS = COUNTS + 64
+HEADER, STATE = 4, 16  # bytes in global memory: a row's count of shares, and what a share's state takes
+
+
+@dataclass(frozen=True)
+class LongTopkClass(ClassBase):
+    """What is compiled for the `topk_long` movement.
+
+    Attributes:
+        math: "topk_log_softmax".
+        architecture: What it is compiled for.
+        dtypes: Of the row.
+        vector: Elements of one access to the row.
+        edges: Whether rows may begin or end off a vector boundary, so that scalars are handled apart.
+        places: For candidates in shared memory; 0 where nothing is selected.
+        chosen: Whether an index chooses an element of each row, whose rank is counted.
+        split: Whether several CTAs share a row.
+        scaled: Whether the logits are multiplied by a positive number.
+        movement: How data reaches the threads.
+        threads: Threads of a CTA, all of which work on one row.
+        min_blocks: CTAs that a multiprocessor must have room for.
+        cluster_n: CTAs of a cluster.
+    """
+
+    movement: ClassVar[str] = "topk_long"
+    threads: ClassVar[int] = THREADS
+    min_blocks: ClassVar[int] = MIN_BLOCKS
+    cluster_n: ClassVar[int] = 1
+    math: ClassVar[str] = "topk_log_softmax"
+
+    architecture: str
+    dtypes: tuple[str, ...]
+    vector: int
+    edges: bool
+    places: int
+    chosen: bool
+    split: bool
+    scaled: bool
+
+    @property
+    def fields(self) -> dict:
+        return {**super().fields, "math": self.math, "movement": self.movement}
+
+    @property
+    def prologue(self) -> Prologue:
+        """The scale, as other movements have it."""
+        return Prologue(scale="number") if self.scaled else NO_PROLOGUE
+
+    @property
+    def tile(self) -> int:
+        """Elements of a tile."""
+        return THREADS * STEPS * self.vector
+
+    @property
+    def tv(self) -> Layout:
+        """(thread, value) -> column in a tile; a value is (element of the vector, vector)."""
+        V = self.vector
+        return Layout((THREADS, (V, STEPS)), (V, (1, THREADS * V)))
+
+    @property
+    def smem(self) -> Layout:
+        """(column in a tile, stage) -> element in shared memory."""
+        return Layout((self.tile, STAGES), (1, self.tile))
+
+    @property
+    def reduction_buffer(self) -> Layout:
+        """(row, (warp, CTA of the cluster)) -> slot of a (maximum, sum) pair."""
+        return Layout((1, (THREADS // WARP, 1)), (0, (1, 0)))
+
+    @property
+    def shared_memory(self) -> int:
+        """Bytes of shared memory of a CTA."""
+        staged = STAGES * self.tile * ITEM_SIZE[self.dtypes[0]]
+        return staged + KEY * (self.places + THREADS // WARP) + 4 * WORDS
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """The tensors of a launch, in their order; all but the rows, and what chooses in them, are written."""
+        return (
+            "x",
+            *["index"] * self.chosen,
+            *["values", "indices"] * bool(self.places),
+            *("max", "log"),
+            *["found", "ranks"] * self.chosen,
+        )
+
+    @property
+    def signature(self) -> str:
+        """A letter for each argument of what is compiled: rows, columns, k, shares of a row, tiles of a share, whether
+        reads ask L2 to keep them; the scratch memory of split rows, the scale; then addresses in bytes, those of what
+        is read with the stride from row to row in elements."""
+        return "liiiii" + "l" * (self.split + self.scaled + len(self.operands) + 1 + self.chosen)
+
+    @property
+    def name(self) -> str:
+        """A readable name, unique among classes of one math, dtypes and architecture."""
+        parts = [f"{THREADS}x{STEPS}x{self.vector}"]
+        parts += [f"places{self.places}"] * bool(self.places)
+        flags = ("edges", "chosen", "split", "scaled")
+        return "_".join([*parts, *(flag for flag in flags if getattr(self, flag))])
+
+
+@dataclass(frozen=True)
+class LongTopkPlan(PlanBase):
+    """How one launch runs: rows of `columns` elements, of each of which the `k` largest are found.
+
+    Attributes:
+        kernel: What is compiled.
+        rows: How many rows there are.
+        columns: Elements of a row.
+        k: How many are chosen; 0 for none.
+        shares: CTAs that share a row.
+        tiles: Tiles of a share at most.
+        operand_strides: In elements from row to row, of what is read; what is written is contiguous.
+        evict_last: Whether reads ask to be evicted from L2 last.
+        invariant: Whether the class, by which sums are added up, is that of all calls of this length, k and dtype.
+        laid_out: Operands that are copied to contiguous rows first, for such a class: the first one, or none.
+    """
+
+    kernel: LongTopkClass
+    rows: int
+    columns: int
+    k: int
+    shares: int
+    tiles: int
+    operand_strides: tuple[tuple[int, ...], ...]
+    evict_last: bool = False
+    invariant: bool = False
+    laid_out: tuple[int, ...] = ()
+
+    @property
+    def ctas(self) -> int:
+        """CTAs of the grid."""
+        return self.rows * self.shares
+
+    @property
+    def scratch(self) -> int:
+        """Bytes of zeroed memory that a launch needs besides its operands: a count for each row, in whole 16 bytes,
+        then the states of all shares, then their candidates."""
+        if self.shares == 1:
+            return 0
+        counts = math.ceil(self.rows * HEADER / ALIGNMENT) * ALIGNMENT
+        return counts + self.ctas * (STATE + KEY * self.k)
+
+    @property
+    def arguments(self) -> tuple[int, ...]:
+        """The ints that the compiled function takes between the stream and the operands."""
+        return self.rows, self.columns, self.k, self.shares, self.tiles, int(self.evict_last)
+
+    def explain(self) -> str:
+        """The plan as a person would want to read it."""
+        c = self.kernel
+        what = [f"the {self.k} largest"] * bool(self.k) + ["a chosen element's rank"] * c.chosen
+        lines = [
+            f"log_softmax and {' and '.join(what)} of {self.rows} rows of {self.columns}, {c.dtypes[0]} -> fp32, for "
+            f"{c.architecture}",
+            f"  movement   topk_long: class {c.name}",
+            f"  tile       {c.tile} elements of a row, {STEPS} vectors of {c.vector} a thread of {THREADS}; "
+            f"{self.tiles} of them a CTA, one after the other",
+            *([f"  prologue   {told}"] if (told := c.prologue.told) else []),
+            "  edges      "
+            + ("head and tail scalars apart" if c.edges else "none: rows begin and end on a vector"),
+        ]
+        if self.k:
+            lines += [
+                f"  selects    what is at or above the {self.k}th largest of the threads' maxima goes to {c.places} "
+                "places in shared memory; where those run out, an exact threshold is looked for bit by bit",
+                "  ties       to the lowest index; NaN is larger than any number",
+            ]
+        share = (
+            "a CTA a row" if self.shares == 1 else f"{self.shares} CTAs share a row; the last to end merges"
+        )
+        lines.append(
+            f"  grid       {self.ctas} CTAs: {share}; {c.shared_memory} bytes of shared memory a CTA"
+        )
+        return "\n".join([*lines, *self.bits])
+
+
+def plan_topk_long(
+    rows: int,
+    columns: int,
+    k: int,
+    operand: Operand,
+    device: Device,
+    *,
+    index_stride: int | None = None,
+    scaled: bool = False,
+    invariant: bool = False,
+) -> LongTopkPlan:
+    """The plan of the k largest logarithms of a softmax over each row, and of the rank of an element.
+
+    operand: the matrix (rows, columns), whose columns are contiguous; index_stride: elements from row to row of the
+    index that chooses one, None for none; invariant: one whose order of additions depends on the length of rows and
+    the dtype alone: vectors begin where rows do, of others a copy is read, and no row is shared.
+    Raises NotPlanned for a k above `MOST`, and for more rows or columns than 32 bits count.
+    """
+    if k > MOST:
+        raise NotPlanned(f"k is {k}: at most {MOST} are selected of rows this long")
+    check_counts({"rows": rows, "columns": columns})
+    widest, stride = ALIGNMENT // ITEM_SIZE[operand.dtype], operand.strides[0] if rows > 1 else 0
+    copied = False
+    if invariant:
+        vector, edges = math.gcd(widest, columns), False
+        copied = bool(operand.offset % vector or stride % vector)
+    else:
+        vector, edges = widest, bool(operand.offset % widest or stride % widest or columns % widest)
+    places = 0 if not k else PLACES[k > FEW]
+    tiles = max(math.ceil(columns / (THREADS * STEPS * vector)), 1)
+    shares = 1
+    if not invariant:
+        wanted = max(device.multiprocessors * MIN_BLOCKS // rows, 1)
+        shares = min(wanted, tiles, SHARES, places // k if k else SHARES)
+    each = math.ceil(tiles / shares)
+    shares = math.ceil(tiles / each)
+    c = LongTopkClass(
+        architecture=device.architecture.name,
+        dtypes=(operand.dtype,),
+        vector=vector,
+        edges=edges,
+        places=places,
+        chosen=index_stride is not None,
+        split=shares > 1,
+        scaled=scaled,
+    )
+    check_counts({"CTAs": rows * shares})
+    read = (columns if copied else operand.strides[0],), *[(index_stride,)] * c.chosen
+    strides = (*read, *[()] * (len(c.operands) - len(read)))
+    size = rows * columns * ITEM_SIZE[operand.dtype]
+    last = size > EVICT_LAST_ABOVE * device.l2
+    return LongTopkPlan(c, rows, columns, k, shares, each, strides, last, invariant, (0,) if copied else ())
