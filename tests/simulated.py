@@ -75,7 +75,7 @@ class Launches(list):
             )
         )
         outputs = {"entropy": 3, "selective": 3 + prologue.even, "selective_entropy": 4}.get(name, 1)
-        outputs = 3 if prologue.target == "loss" else outputs
+        outputs = 3 if prologue.target == "loss" else outputs + (prologue.sink and name != "logsumexp")
         results = simulated(name, list(tensors[:-outputs]), dims, prologue, list(numbers), query)
         for result, value in zip(tensors[-outputs:], results, strict=True):
             for d in range(result.dim()):  # group outputs
@@ -264,6 +264,7 @@ def simulated(name, tensors, dims, prologue, numbers, query):
     assert not numbers
     if prologue.against:
         return [divergence_of(tensors, dims, prologue.against, scale)]
+    sink = tensors.pop().double() if prologue.sink else None
     even = tensors.pop().double() if prologue.even and prologue.target == "found" else 0.0
     found = target = None
     of_entropy, down = (tensors.pop().double(), tensors.pop().double()) if prologue.entropy else (0.0, 0.0)
@@ -287,17 +288,18 @@ def simulated(name, tensors, dims, prologue, numbers, query):
     nothing = scale == 0 if prologue.scale == "groups" else torch.tensor(False)
     if name == "softmax_backward":
         dy, y = first.double(), others[0].double()
-        d = scale * y * (dy - (dy * y).sum(dims, keepdim=True) * alpha)
-        d = d.masked_fill(nothing, 0)
-        return [d if below is None else d.masked_fill(~below, 0)]
+        dot = (dy * y).sum(dims, keepdim=True)
+        d = (scale * y * (dy - dot * alpha)).masked_fill(nothing, 0)
+        return [d if below is None else d.masked_fill(~below, 0), *of_sink(sink, dot)]
     if name == "log_softmax_backward":
         dy, y = first.double(), others[0].double()
         masked = prologue.mask or prologue.causal
         dy = dy.masked_fill(y == -INF, 0) if masked else dy
-        d = dy - y.exp() * dy.sum(dims, keepdim=True)
+        dot = dy.sum(dims, keepdim=True)
+        d = dy - y.exp() * dot
         d = d.masked_fill(y == -INF, 0) if masked else d
         d = (scale * d).masked_fill(nothing, 0)
-        return [d if below is None else d.masked_fill(~below, 0)]
+        return [d if below is None else d.masked_fill(~below, 0), *of_sink(sink, dot)]
     x = first.double() * scale
     x = x if cap is None else cap * torch.tanh(x / cap)
     slope = 1.0 if cap is None else 1 - (x / cap) ** 2
@@ -308,10 +310,14 @@ def simulated(name, tensors, dims, prologue, numbers, query):
     if below is not None:
         x = x.masked_fill(~below, -INF)
     assert not others
-    top = x.amax(dims, keepdim=True)
+    top = x.amax(dims, keepdim=True) if sink is None else torch.maximum(x, sink).amax(dims, keepdim=True)
     e = (x - top.nan_to_num(neginf=0.0, posinf=INF)).exp()
     total = e.sum(dims, keepdim=True)
+    if sink is not None:
+        first = sink.amax(dims, keepdim=True)  # which is the same for all elements
+        total = total + (first - top.nan_to_num(neginf=0.0, posinf=INF)).exp()
     lse = torch.where(top.isinf(), top, top + total.log())  # not by an operator that `accelerate` replaces
+    log = [] if sink is None else [torch.where(sink == -INF, sink, sink - lse)]
     if name == "softmax":
         y = e / (torch.where(total == 0, 1.0, total) if prologue.zero else total)
         if prologue.target == "loss":
@@ -324,10 +330,10 @@ def simulated(name, tensors, dims, prologue, numbers, query):
             d = alpha * y
         d = d + torch.where(y == 0, 0.0, down * y * (x - lse + of_entropy)) if prologue.entropy else d
         # `more` has the part of `even` in it.
-        return [(d + (even if target is None else torch.where(at, 0.0, even))) * slope]
+        return [(d + (even if target is None else torch.where(at, 0.0, even))) * slope, *log]
     if name == "log_softmax":
         y = x - lse
-        return [torch.where(lse == -INF, x, y) if prologue.zero else y]
+        return [torch.where(lse == -INF, x, y) if prologue.zero else y, *log]
     if name == "entropy" or chosen is not None:
         p, log = e / total, total.log()
         entropies = -torch.where(p == 0, 0.0, p * (x - lse)).sum(dims, True)
@@ -342,6 +348,11 @@ def simulated(name, tensors, dims, prologue, numbers, query):
             x.shape
         )
     ]
+
+
+def of_sink(log, dot):
+    """The gradients of sinks whose logarithms in the softmax these are, likewise; none where there is no sink."""
+    return [] if log is None else [torch.where(log == -INF, 0.0, -log.exp() * dot)]
 
 
 def divergence_of(tensors, dims, against, scale):

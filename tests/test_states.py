@@ -20,6 +20,7 @@ import cute_softmax as c
 
 SHAPE = (4, 6, 8)
 MASK = torch.rand(8, generator=torch.Generator().manual_seed(1)) < 0.7
+SINK = torch.randn(6, 1, generator=torch.Generator().manual_seed(8))
 BIAS = torch.randn(6, 8, generator=torch.Generator().manual_seed(2))
 INDEX = torch.randint(8, (4, 6), generator=torch.Generator().manual_seed(3))
 SHARES = torch.softmax(torch.randn(24, 8, generator=torch.Generator().manual_seed(7)), -1)
@@ -53,6 +54,12 @@ def _scored(x):
     return torch.softmax((x * 2 + BIAS).masked_fill(~MASK, -torch.inf), -1)
 
 
+def _with_sink(function, x, sink=SINK, dim=-1):
+    """The function of x beside a column of sinks, without that."""
+    sink = sink.expand([1 if d == dim % x.dim() else n for d, n in enumerate(x.shape)])
+    return function(torch.cat([x, sink], dim), dim).narrow(dim, 0, x.shape[dim]).contiguous()
+
+
 def _entropy(x):
     return torch.special.entr(torch.softmax(x, -1)).sum(-1)
 
@@ -70,6 +77,34 @@ FUNCTIONS = {
         _scored,
         "softmax",
         out=lambda x, out: c.softmax(x, scale=2.0, bias=BIAS, mask=MASK, out=out),
+    ),
+    "softmax with a sink": Function(
+        lambda x: c.softmax(x, sink=SINK),
+        lambda x: _with_sink(torch.softmax, x),
+        "softmax_with_sink",
+        out=lambda x, out: c.softmax(x, sink=SINK, out=out),
+    ),
+    "softmax of a sink": Function(
+        lambda x: c.softmax(GRAD, scale=2.0, bias=BIAS, mask=MASK, sink=x[:, :, :1]),
+        lambda x: _with_sink(torch.softmax, (GRAD * 2 + BIAS).masked_fill(~MASK, -torch.inf), x[:, :, :1]),
+        "softmax_with_sink",
+    ),
+    "softmax of scores and a sink, dim 0": Function(
+        lambda x: c.softmax(x, 0, scale=2.0, bias=BIAS, mask=MASK, sink=x[0, 0].sin(), alpha=1.5),
+        lambda x: 1.5
+        * _with_sink(torch.softmax, (x * 2 + BIAS).masked_fill(~MASK, -torch.inf), x[0, 0].sin(), 0),
+        "softmax_with_sink",
+    ),
+    "softmax_ with a sink": Function(
+        lambda x: c.softmax_(x, sink=SINK),
+        lambda x: _with_sink(torch.softmax, x),
+        "softmax_with_sink",
+        in_place=True,
+    ),
+    "log_softmax with a sink": Function(
+        lambda x: c.log_softmax(x, scale=0.5, sink=x[:, :, :1].sin()),
+        lambda x: _with_sink(torch.log_softmax, 0.5 * x, x[:, :, :1].sin()),
+        "softmax_with_sink",
     ),
     "softmax_": Function(c.softmax_, lambda x: torch.softmax(x, -1), "softmax", in_place=True),
     "log_softmax": Function(c.log_softmax, lambda x: torch.log_softmax(x, -1), "softmax", out=c.log_softmax),

@@ -363,7 +363,9 @@ class RowKernel:
         states = [sum(states, ()) for states in carry]
         if const_expr(s.prologue.sink):
             sinks = [v[-1].numbers["sink"] for v in values]
-            states = [math.joined(state, sink) for math, state, sink in zip(maths, states, sinks, strict=True)]
+            states = [
+                math.joined(state, sink) for math, state, sink in zip(maths, states, sinks, strict=True)
+            ]
         return states, kept
 
     def exchange(self, shared: Shared, stage: int, op: object, state: tuple, turn: Int32) -> tuple:

@@ -59,12 +59,12 @@ class Prologue:
         "softmax" "input" or "target": its gradient in that operand, times an `alpha` of "groups"; that in the target
         takes an operand "loss" of one element per group. "weights": the target has no logits, but weights of the
         negative logarithms of the input's softmax; their sum, a cross entropy, or its gradient in the input.
-    sink: one more score, an operand "sink" of one element per group, joins the sum of the exponentials and has no result
-        among the others. Where these are written its own logarithm in the softmax is, too: "sink_log".
+    sink: one more score, an operand "sink" of one element per group, joins the sum of the exponentials and has no
+        result among the others. Where these are written its own logarithm in the softmax is, too: "sink_log".
 
     The gradients: scale is a factor on the result, and alpha is the *inverse* of the forward's. They have neither
     bias nor mask operands; with `mask`, log_softmax_backward takes no part of a gradient where y is -inf. With `sink`
-    the operand of that name is what the forward wrote as "sink_log", and the sink's own gradient is written, "sink_grad".
+    the operand of that name is what the forward wrote as "sink_log", and "sink_grad" is written, the sink's gradient.
     """
 
     scale: str = ""
@@ -84,7 +84,9 @@ class Prologue:
 
     def __post_init__(self):
         if self.sink and self.of_rows:
-            raise ValueError("a sink beside a target, an entropy, a softcap or another softmax: no kernel has both")
+            raise ValueError(
+                "a sink beside a target, an entropy, a softcap or another softmax: no kernel has both"
+            )
         if self.target not in TARGETS:
             raise ValueError(f"target is {self.target!r}: it is one of {', '.join(map(repr, TARGETS))}")
         if self.against not in AGAINST:
