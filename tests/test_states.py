@@ -60,6 +60,10 @@ def _with_sink(function, x, sink=SINK, dim=-1):
     return function(torch.cat([x, sink], dim), dim).narrow(dim, 0, x.shape[dim]).contiguous()
 
 
+def _sum_with_sink(x, sink):
+    return torch.logsumexp(torch.cat([x, sink.expand(4, 6, 1)], -1), -1)
+
+
 def _entropy(x):
     return torch.special.entr(torch.softmax(x, -1)).sum(-1)
 
@@ -91,8 +95,9 @@ FUNCTIONS = {
     ),
     "softmax of scores and a sink, dim 0": Function(
         lambda x: c.softmax(x, 0, scale=2.0, bias=BIAS, mask=MASK, sink=x[0, 0].sin(), alpha=1.5),
-        lambda x: 1.5
-        * _with_sink(torch.softmax, (x * 2 + BIAS).masked_fill(~MASK, -torch.inf), x[0, 0].sin(), 0),
+        lambda x: (
+            1.5 * _with_sink(torch.softmax, (x * 2 + BIAS).masked_fill(~MASK, -torch.inf), x[0, 0].sin(), 0)
+        ),
         "softmax_with_sink",
     ),
     "softmax_ with a sink": Function(
@@ -123,6 +128,17 @@ FUNCTIONS = {
         lambda x: torch.logsumexp(x, -1),
         "logsumexp",
         out=lambda x, out: c.logsumexp(x, -1, out=out),
+    ),
+    "logsumexp with a sink": Function(
+        lambda x: c.logsumexp(x, -1, sink=SINK),
+        lambda x: _sum_with_sink(x, SINK),
+        "logsumexp_with_sink",
+        out=lambda x, out: c.logsumexp(x, -1, sink=SINK, out=out),
+    ),
+    "logsumexp with a sink of each row": Function(
+        lambda x: c.logsumexp(x, -1, True, sink=x[:, :, :1].sin()),
+        lambda x: _sum_with_sink(x, x[:, :, :1].sin()).unsqueeze(-1),
+        "logsumexp_with_sink",
     ),
     "amax": Function(
         lambda x: c.amax(x, -1),
@@ -414,6 +430,7 @@ def test_autocast(f, launches, monkeypatch):
     """16-bit tensors give float32, but where a result goes into a tensor, is a gradient or one of the elements."""
     name = next(name for name, g in FUNCTIONS.items() if g is f)
     kept = {"softmax_", "softmax_backward", "log_softmax_backward", "amax", "softmax_matmul of halves"}
+    kept |= {"softmax_ with a sink"}
     if name == "softmax_matmul":
         pytest.skip("without a GPU it takes two steps, whose product is torch's")
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: device == "cuda")

@@ -85,8 +85,21 @@ def _column(sink: torch.Tensor, scores: torch.Tensor, dims: Sequence[int]) -> to
     if not scores.dim():
         return sink.to(scores.dtype).reshape(1)
     whole = sink.to(scores.dtype).expand([1 if d in dims else n for d, n in enumerate(scores.shape)])
+    return whole if len(dims) == 1 else _flat(whole, dims)
+
+
+def _flat(tensor: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
+    """A tensor with the reduced dimensions last, as one."""
     last = [-i - 1 for i in range(len(dims))][::-1]
-    return whole if len(dims) == 1 else whole.movedim(tuple(dims), last).flatten(-len(dims))
+    return tensor.movedim(tuple(dims), last).flatten(-len(dims))
+
+
+def log_sum(scores: torch.Tensor, sink: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
+    """The logsumexp of scores beside sinks, without the reduced dimensions."""
+    if not scores.dim():
+        return log_sum(scores.unsqueeze(0), sink.reshape(1), dims)
+    column = sink.to(scores.dtype).expand([1 if d in dims else n for d, n in enumerate(scores.shape)])
+    return torch.logsumexp(torch.cat([_flat(scores, dims), _flat(column, dims)], -1), -1)
 
 
 def sink_log(scores: torch.Tensor, sink: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:

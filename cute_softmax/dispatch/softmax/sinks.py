@@ -6,6 +6,8 @@ more number of each row for the kernel that makes that of the scores, from the s
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from ..common.arguments import served
@@ -96,14 +98,21 @@ class GradientWithSink(Function):
     @staticmethod
     def backward(ctx, *upstream):
         """By autograd of what is differentiable."""
-        grad, output, log, mask, scale = ctx.saved_tensors
-        with torch.enable_grad():
-            leaves = [None if t is None else t.detach().requires_grad_() for t in (grad, output, log, scale)]
-            found = differentiable(*leaves[:3], mask, leaves[3], ctx.spec)
-            used = [t for t in leaves if t is not None]
-            made = iter(torch.autograd.grad(found, used, upstream, allow_unused=True))
-        of_grad, of_output, of_log, of_scale = (None if t is None else next(made) for t in leaves)
-        return of_grad, of_output, of_log, None, of_scale, None
+        return *by_autograd(differentiable, ctx.saved_tensors, ctx.spec, upstream), None
+
+
+def by_autograd(
+    function: Callable[..., tuple[Tensor, ...]],
+    tensors: tuple[Tensor | None, ...],
+    spec: Spec,
+    upstream: tuple[Tensor, ...],
+) -> list[Tensor | None]:
+    """The gradients of the tensors, those that have any, by autograd of a function of them and a spec."""
+    with torch.enable_grad():
+        leaves = [t if t is None or t.dtype is torch.bool else t.detach().requires_grad_() for t in tensors]
+        used = [t for t in leaves if t is not None and t.requires_grad]
+        made = iter(torch.autograd.grad(function(*leaves, spec), used, upstream, allow_unused=True))
+    return [None if t is None or not t.requires_grad else next(made) for t in leaves]
 
 
 def probabilities(output: Tensor, dtype: torch.dtype, spec: Spec) -> Tensor:
@@ -120,7 +129,7 @@ def differentiable(
     return of_input, sink_gradient(grad, output, log, mask, spec)
 
 
-def _rows(tensor: Tensor, spec: Spec, *dtypes: torch.dtype) -> Tensor:
+def rows_like(tensor: Tensor, spec: Spec, *dtypes: torch.dtype) -> Tensor:
     """An empty tensor of one number a row."""
     shape = [1 if d in spec.dims else n for d, n in enumerate(tensor.shape)]
     return tensor.new_empty(shape, dtype=wide(*dtypes))
@@ -137,7 +146,9 @@ _SOFTMAX = ways_of(
         Spec,
         lambda input, bias, mask, scale, sink, spec: (
             torch.empty_like(input, dtype=spec.dtype),
-            _rows(input, spec, *(t.dtype for t in (input, bias, scale, sink) if t is not None), spec.dtype),
+            rows_like(
+                input, spec, *(t.dtype for t in (input, bias, scale, sink) if t is not None), spec.dtype
+            ),
         ),
         like=0,
     ),
@@ -154,7 +165,7 @@ _GRADIENT = Ways(
         Spec,
         lambda grad, output, log, mask, scale, spec: (
             torch.empty_like(output, dtype=spec.dtype),
-            _rows(output, spec, grad.dtype, output.dtype),
+            rows_like(output, spec, grad.dtype, output.dtype),
         ),
         like=1,
     ),
