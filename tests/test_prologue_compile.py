@@ -25,6 +25,8 @@ PROLOGUES = (
     Prologue(scale="number", bias=True, zero=True),
     Prologue(scale="number", mask=True, causal=True, alpha="number"),
     Prologue(scale="groups", bias=True, mask=True, causal=True, zero=True),
+    Prologue(sink=True),
+    Prologue(scale="number", mask=True, causal=True, sink=True),
 )
 PAIRS = (("bf16", "bf16"), ("fp32", "fp32"), ("fp16", "fp32"))
 LENGTHS = (5, 100, 1000, 2048, 4096, 5001, 8192, 16384, 50257, 131072)
@@ -45,7 +47,9 @@ def classes_of(architecture: str, every: int, first: int = 0) -> Iterator[RowCla
 
 def supported(math: str, prologue: Prologue) -> Prologue:
     if math != "softmax" and prologue.alpha and math != "softmax_backward":
-        prologue = Prologue(**{**prologue.__dict__, "alpha": ""})
+        prologue = replace(prologue, alpha="")
+    if math == "entropy":
+        prologue = replace(prologue, sink=False)
     return prologue.of(math)
 
 

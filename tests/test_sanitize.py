@@ -102,7 +102,7 @@ def test_every_prologue_on_every_kind_of_configuration():
             (f.made.kernel.prologue, sanitize_family.kind(f.made.row_class)) for f in forms if f.math == math
         }
         prologues = {p for p, _ in found}
-        for name in ("scale", "causal", "alpha") + (("bias", "mask", "zero") if math == "softmax" else ()):
+        for name in ("scale", "causal", "alpha", "sink") + (("bias", "mask", "zero") if math == "softmax" else ()):
             assert any(getattr(p, name) for p in prologues), name
         for p in prologues:
             assert len({kind for other, kind in found if other == p}) >= 8, p
@@ -169,6 +169,7 @@ def test_scores_in_every_kind_of_panel(monkeypatch):
         "vectors": lambda k: any(not k.words(i) for i in k.facts.beside),
         "a mask alone": lambda k: k.prologue.name == "mask",
         "causal": lambda k: k.prologue.causal,
+        "a sink": lambda k: k.prologue.name == "sink",
     }
     assert [kind for kind, of in kinds.items() if not any(map(of, found))] == []
-    assert {k.orientation for k in found} == {"row", "column"} and len(found) == 28
+    assert {k.orientation for k in found} == {"row", "column"} and len(found) == 36

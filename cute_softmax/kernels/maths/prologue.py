@@ -52,6 +52,9 @@ class Scores:
         self.prologue, self.inputs, self.given = prologue, inputs, given
         self.staging, self.slots = inputs["x"].staging, inputs["x"].slots
         self.kept = {} if keep and not self.slots else None
+        # Padding that is capped, or scaled and nothing else, is finite.
+        alone = prologue.scale and not (prologue.bias or prologue.mask)
+        self.counted = prologue.causal or prologue.softcap or alone
         self.steps = len(inputs["x"].vectors)
 
     def vector(self, k: int) -> list[Float32]:
@@ -81,8 +84,7 @@ class Scores:
             self.given.numbers.get("scale"),
             bias[v] if bias else None,
             allowed[v] if allowed else None,
-            # Padding that is capped is finite.
-            left > place if self.prologue.causal or self.prologue.softcap else None,
+            left > place if self.counted else None,
             self.given.numbers.get("softcap"),
         )
 
