@@ -282,6 +282,17 @@ def test_a_sink_alone_in_a_row(sink):
     assert row(class_of("logsumexp", prologue), [x], {"sink": sink})[1] == [sink]
 
 
+@pytest.mark.parametrize("sink", [np.inf, np.nan])
+def test_a_sink_that_is_no_number(sink):
+    """Nor is the row; but the logarithm of an infinite sum is infinite, as that of an element."""
+    x, prologue = np.zeros(9, np.float32), Prologue(sink=True)
+    for name in ("softmax", "log_softmax"):
+        found, groups, _ = row(class_of(name, prologue), [x], {"sink": sink})
+        assert np.isnan([*found, *groups]).all()
+    _, groups, _ = row(class_of("logsumexp", prologue), [x], {"sink": sink})
+    assert groups == [sink] or np.isnan([*groups, sink]).all()
+
+
 @pytest.mark.parametrize("log", [-np.inf, -30.0, -0.5, 0.0])
 def test_the_gradient_of_a_sink(log):
     """Less its probability times the sum that the gradient of the scores subtracts."""

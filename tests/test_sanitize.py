@@ -102,7 +102,9 @@ def test_every_prologue_on_every_kind_of_configuration():
             (f.made.kernel.prologue, sanitize_family.kind(f.made.row_class)) for f in forms if f.math == math
         }
         prologues = {p for p, _ in found}
-        for name in ("scale", "causal", "alpha", "sink") + (("bias", "mask", "zero") if math == "softmax" else ()):
+        for name in ("scale", "causal", "alpha", "sink") + (
+            ("bias", "mask", "zero") if math == "softmax" else ()
+        ):
             assert any(getattr(p, name) for p in prologues), name
         for p in prologues:
             assert len({kind for other, kind in found if other == p}) >= 8, p
