@@ -70,7 +70,8 @@ def into(
     if on_kernel(input, dtype, sink) and unseen(out, *given):
         check_out(out, shape_of(input.shape, dims, keepdim), dtype, input.device, given)
         if any([overlap(t, out) for t in given]) or overlaps_itself(out):
-            raise ValueError("out overlaps input, sink or itself in memory: the result would be undefined")
+            what = "input" if sink is None else "input, sink"
+            raise ValueError(f"out overlaps {what} or itself in memory: the result would be undefined")
         launch.run(*work_of(input, name, dims, keepdim, out, in_force(), sink))
         return out
     with torch.no_grad():
