@@ -11,6 +11,7 @@ import simulated
 import torch
 
 from cute_softmax import (
+    batch_invariant,
     explain,
     log_softmax,
     logsumexp,
@@ -395,6 +396,16 @@ def test_forms_and_out(launches):
         assert logsumexp(x, -1, sink=sink, out=lse) is lse and close(lse, expected("logsumexp", x, sink))
     with pytest.raises(ValueError, match="out overlaps"):
         softmax(x, sink=x[:, :1], out=x)
+
+
+def test_batch_invariant_calls(launches):
+    """The logarithm of a sum is that which log_softmax subtracts: they have one plan but for what is written."""
+    x, sink = random(6, 999, seed=1).bfloat16(), random(6, 1, seed=2)
+    with batch_invariant():
+        y, lse = log_softmax(x, dtype=torch.float32, sink=sink), logsumexp(x, -1, sink=sink)
+        assert close(y, expected("log_softmax", x, sink)) and close(lse, expected("logsumexp", x, sink), 4e-2)
+        plans = [plan_softmax(x, log=True, sink=sink), plan_softmax(x, sink=sink)]
+    assert all(work.invariant for work in launches) and all(made.invariant for made in plans)
 
 
 @pytest.mark.parametrize(

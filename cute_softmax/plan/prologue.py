@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
-from .maths import Math, NotPlanned, math_of
+from .maths import OF_SINKS, Math, NotPlanned, math_of
 
 FORMS = ("", "number", "groups")
 TARGETS = ("", "found", "loss")
@@ -220,7 +220,7 @@ def facts_of(math_name: str, online: bool, prologue: Prologue) -> Math:
     inputs = () if backward else ("bias",) * prologue.bias + ("mask",) * prologue.mask
     results = ("loss", "lse") if prologue.target == "loss" else ()
     if prologue.sink and facts.outputs:
-        results = ("sink_grad" if backward else "sink_log",)
+        results = OF_SINKS[backward : backward + 1]
     return replace(
         facts,
         inputs=facts.inputs + inputs,
