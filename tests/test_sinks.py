@@ -5,7 +5,10 @@ in `test_maths`, and every state of torch in `test_states`.
 """
 
 import math
+from types import SimpleNamespace
 
+import arithmetic
+import numpy as np
 import pytest
 import simulated
 import torch
@@ -21,6 +24,9 @@ from cute_softmax import (
     softmax_matmul,
     softmax_stats,
 )
+from cute_softmax.dispatch.matmul import forms
+from cute_softmax.kernels.matmul import softmax as matmul_softmax
+from cute_softmax.kernels.matmul.softmax import HEADROOM
 from cute_softmax.plan import NotPlanned, Prologue, facts_of
 
 INF = math.inf
@@ -448,3 +454,48 @@ def test_explain_and_plans():
         Prologue(sink=True).of("entropy")
     with pytest.raises(ValueError, match="a sink beside"):
         Prologue(sink=True, target="loss")
+
+
+def test_products_with_known_sums_repeat(launches, monkeypatch):
+    """By the form of the first call, though the kernel reads no sink."""
+    scores, values, sink = random(2, 6, 16, seed=1), random(2, 16, 8, seed=2).bfloat16(), random(6, 1, seed=3)
+    stats, found = softmax_stats(scores, sink=sink), []
+    for _ in range(3):
+        found.append(softmax_matmul(scores, values, sink=sink, stats=stats))
+        monkeypatch.setattr(forms, "forward", lambda *call: pytest.fail("planned again"))
+    assert all(torch.equal(found[0], y) for y in found)
+
+
+def accumulated(scores, values, ref, factor):
+    """(the sum of exponentials relative to a reference times 2 ** HEADROOM, and that with values)."""
+    with np.errstate(all="ignore"):
+        base = 0.0 if ref == -INF else ref * factor
+        p = np.exp(scores.astype(np.float64) * factor - base) * 2.0**HEADROOM
+    return p.sum(), (p * values).sum()
+
+
+@pytest.mark.parametrize("sink", [-INF, -300.0, -3.0, 4.0, 60.0, 500.0, 1e30])
+@pytest.mark.parametrize("zero", [False, True])
+@pytest.mark.parametrize("factor", [1.0, 0.25])
+def test_how_a_product_ends(sink, zero, factor, monkeypatch):
+    """The numbers of a row of softmax(S) @ V on plain floats: what it is multiplied by, and its log-sum-exp."""
+    arithmetic.install(monkeypatch)
+    for name, value in (("cute", arithmetic.CUTE), ("Float32", arithmetic.Number)):
+        monkeypatch.setattr(matmul_softmax, name, value)
+    spec = SimpleNamespace(dtypes=("bf16",), wide=False, scaled=factor != 1, stats=False, zero=zero)
+    made, rng = matmul_softmax.Softmax(spec), np.random.default_rng(1)
+    values = rng.normal(size=40)
+    for scores in (rng.normal(size=40) * 3, rng.normal(size=40) + 700, np.full(40, -INF)):
+        scores = scores.astype(np.float32)
+        ref = scores.max() - (2.0 if np.isfinite(scores.max()) else 0.0)  # which lies a little too low
+        total, result = accumulated(scores, values, ref, factor)
+        numbers = [arithmetic.Number(n) for n in (total, ref, factor, sink)]
+        with np.errstate(all="ignore"):
+            found = np.float64(made.inverse(*numbers).value) * result
+            lse = made.log_sum(numbers[1], numbers[0], *numbers[2:]).value
+        whole = torch.tensor([*(scores.astype(np.float64) * factor), sink], dtype=torch.float64)
+        right = float((torch.softmax(whole, -1)[:-1] * torch.tensor(values)).sum())
+        right = 0.0 if zero and whole.max() == -INF else right
+        assert arithmetic.close(found, right, 1e-4) and arithmetic.close(
+            lse, float(torch.logsumexp(whole, -1)), 1e-6
+        )

@@ -34,7 +34,7 @@ class Form:
         self._records = any(t is not None and t.requires_grad for t in request.leaves)
         self._shape = request.shape
         self._strides = torch.empty(self._shape, device="meta").stride()
-        self._offsets = [address & 15 for address in addresses_of(request.tensors)]
+        self._offsets = [address & 15 for address in addresses_of(request.read)]
         self._calls: dict[bool, launch.Call] = {}  # by whether log-sum-exps are written
 
     def fits(self, *call: object) -> bool:
@@ -62,7 +62,7 @@ class Form:
         """`forward` for tensors of this form."""
         writes_lse = return_lse and request.stats is None
         call, lse = self._calls.get(writes_lse), None
-        addresses = [t.data_ptr() for t in request.tensors if t is not None]
+        addresses = addresses_of(request.read)
         if [address & 15 for address in addresses] != self._offsets or not self._place.current():
             return forward(request, return_lse)
         if call is None:

@@ -30,7 +30,7 @@ def forward(request: Request, return_lse: bool, calls: dict[bool, launch.Call] |
         return result, lse if lse is None else lse.copy_(request.sink.expand(*shape[:-1], 1).squeeze(-1))
     readable = _readable(request)
     call = _call_of(readable, writes_lse)
-    if calls is not None and addresses_of(readable.tensors) == addresses_of(request.tensors):
+    if calls is not None and addresses_of(readable.tensors) == addresses_of(request.read):
         calls[writes_lse] = call
     *operands, stats = readable.tensors
     parts = (
@@ -48,7 +48,7 @@ def addresses_of(tensors: tuple[torch.Tensor | None, ...]) -> list[int]:
 
 def _readable(request: Request) -> Request:
     """The request with operands of its whole batch, copies of those that kernels cannot read as they lie."""
-    scores, values, mask, bias, sink, stats, spec = request
+    (scores, values, mask, bias, sink, stats), spec = request.read, request.spec
     batch, tma = request.batch, _instruction(values) == "wgmma"
     scores, values = (
         t if t.shape[:-2] == batch else t.expand(*batch, *t.shape[-2:]) for t in (scores, values)
@@ -56,7 +56,6 @@ def _readable(request: Request) -> Request:
     bias, sink = (
         t.float() if t is not None and t.dtype not in launch.DTYPE_NAMES else t for t in (bias, sink)
     )
-    sink = None if stats is not None else sink  # which is in them
     mask, bias, sink = (t if t is None else t.expand(scores.shape) for t in (mask, bias, sink))
     if stats is not None:
         stats = stats.to(torch.float32).expand(scores.shape[:-1]).contiguous()

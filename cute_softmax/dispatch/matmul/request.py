@@ -37,6 +37,11 @@ class Request(NamedTuple):
         return self[:6]
 
     @property
+    def read(self) -> tuple[torch.Tensor | None, ...]:
+        """Those that a kernel reads: a sink is in the sums, where they are known."""
+        return self.tensors if self.stats is None else self._replace(sink=None).tensors
+
+    @property
     def leaves(self) -> tuple[torch.Tensor | None, ...]:
         """Those that gradients flow to."""
         return self.scores, self.values, self.bias, self.sink
