@@ -107,12 +107,21 @@ def by_autograd(
     spec: Spec,
     upstream: tuple[Tensor, ...],
 ) -> list[Tensor | None]:
-    """The gradients of the tensors, those that have any, by autograd of a function of them and a spec."""
+    """The gradients of the tensors, those that have any, by autograd of a function of them and a spec; differentiable
+    again where that is wanted."""
+    again = torch.is_grad_enabled()
     with torch.enable_grad():
-        leaves = [t if t is None or t.dtype is torch.bool else t.detach().requires_grad_() for t in tensors]
+        # Views: what is given twice is two tensors to the function, each with a gradient of its own.
+        leaves = [
+            t if t is None or t.dtype is torch.bool else t.view_as(t) if t.requires_grad else t.detach()
+            for t in tensors
+        ]
         used = [t for t in leaves if t is not None and t.requires_grad]
-        made = iter(torch.autograd.grad(function(*leaves, spec), used, upstream, allow_unused=True))
-    return [None if t is None or not t.requires_grad else next(made) for t in leaves]
+        made = torch.autograd.grad(
+            function(*leaves, spec), used, upstream, create_graph=again, allow_unused=True
+        )
+    found = iter(made)
+    return [None if t is None or not t.requires_grad else next(found) for t in leaves]
 
 
 def probabilities(output: Tensor, dtype: torch.dtype, spec: Spec) -> Tensor:
