@@ -48,10 +48,8 @@ def put_if(
         put(dtype, address, at, numbers, first, count)
 
 
-def sink_of(spec: MatmulClass, operand: tuple, row: Int32, modes: tuple, rows: Int32) -> Float32 | None:
-    """The sink of a row of so many (address, strides), if the class has sinks; beyond the rows the last one's."""
-    if not spec.sink:
-        return None
+def sink_of(spec: MatmulClass, operand: tuple, row: Int32, modes: tuple, rows: Int32) -> Float32:
+    """The sink (address, strides) of one of so many rows; beyond them the last one's."""
     return nearest(DTYPES[spec.sink], operand, row, Int32(0), modes, (rows, 1)).to(Float32)
 
 

@@ -58,7 +58,8 @@ class Merge:
         of_cta = MERGE_THREADS // self.lanes
         results = call.out, call.lse, call.sums
         shape = groups, call.depth, call.parts * self.spec.shares
-        self.merge(shape, call.scale, results, (call.rows, call.batch, call.sink)).launch(
+        sinks = (call.rows, call.batch, call.sink) if self.spec.sink else ()
+        self.merge(shape, call.scale, results, sinks).launch(
             grid=[Int32((groups + of_cta - 1) // of_cta), 1, 1],
             block=[MERGE_THREADS, 1, 1],
             stream=stream,
@@ -67,15 +68,20 @@ class Merge:
     @cute.kernel
     def merge(self, shape: tuple, scale: Float32, results: tuple, sinks: tuple):
         """shape: rows of all batches, columns of V, results of a row; results: addresses, see `Call`; sinks: M, the
-        sizes of the batch modes, and the operand."""
+        sizes of the batch modes, and the operand; or nothing."""
         tidx, _, _ = cute.arch.thread_idx()
         cta, _, _ = cute.arch.block_idx()
         group = Int64(cta) * (MERGE_THREADS // self.lanes) + tidx // self.lanes
         if group < shape[0]:
-            rows, batch, operand = sinks
-            modes = modes_of(Int32(group // rows), batch)
-            sink = sink_of(self.spec, operand, Int32(group % rows), modes, rows)
-            self.merge_row(shape, group, tidx % self.lanes, scale, results, sink)
+            self.merge_row(shape, group, tidx % self.lanes, scale, results, self.sink(group, sinks))
+
+    def sink(self, group: Int64, sinks: tuple) -> Float32 | None:
+        """The sink of a row of all batches, if there is one."""
+        if not self.spec.sink:
+            return None
+        rows, batch, operand = sinks
+        modes = modes_of(Int32(group // rows), batch)
+        return sink_of(self.spec, operand, Int32(group % rows), modes, rows)
 
     @cute.jit
     def merge_row(

@@ -49,7 +49,7 @@ class Softmax:
         """What a row's sums are multiplied by."""
         if self.spec.stats:
             return total
-        nothing = total == 0.0
+        alone = total
         if sink is not None:
             # Beyond float32's range it leaves nothing of the others.
             power = (sink - finite(ref) * self.factor(scale)) * Float32(online.LOG2_E) + Float32(HEADROOM)
@@ -57,9 +57,9 @@ class Softmax:
             total = total + cute.math.exp2(power, fastmath=True)
         inverse = cute.arch.rcp_approx(total)
         if self.spec.zero:
-            inverse = select(nothing, Float32(0.0), inverse)
+            inverse = select(alone == 0.0, Float32(0.0), inverse)
         if sink is not None:  # where nothing counts but a sink, small as it may be
-            inverse = select(nothing & (sink > Float32(-float("inf"))), Float32(0.0), inverse)
+            inverse = select((alone == 0.0) & (sink > Float32(-float("inf"))), Float32(0.0), inverse)
         return inverse
 
 

@@ -362,9 +362,9 @@ class Block:
         dtype = DTYPES[s.dtypes[2]]
         for h in cutlass.range_constexpr(2):
             total = self.total(h)
-            row = self.row_of(work, h)
-            sink = self.sink(work, row)
+            sink = self.sink(work, h)
             inverse = self.softmax.inverse(total, self.rRef[h], call.scale, sink)
+            row = self.row_of(work, h)
             inside = row < call.rows
             group = Int64(work.batch) * call.rows + row
             # Four lanes hold neighbouring pairs of columns.
@@ -387,9 +387,11 @@ class Block:
                 first = (self.lane % QUAD == 0) & (work.depth_tile == 0)
                 put_if(inside & first, Float32, call.lse, group, one, 0, 1)
 
-    def sink(self, work: Work, row: Int32) -> Float32 | None:
-        """A row's sink, if there is one."""
-        return sink_of(self.spec, self.call.sink, row, work.modes, self.call.rows)
+    def sink(self, work: Work, h: int) -> Float32 | None:
+        """The sink of a thread's h-th row, if there is one."""
+        if not self.spec.sink:
+            return None
+        return sink_of(self.spec, self.call.sink, self.row_of(work, h), work.modes, self.call.rows)
 
     def quotients(self, h: int, j: int, inverse: Float32) -> cute.Tensor:
         """This thread's results among 32 columns of a row, rounded: four pairs, 8 columns apart."""
