@@ -4,10 +4,10 @@ A program that calls a function of the package does not need it: the function's 
 """
 
 from .dispatch.heads import calls as heads
-from .dispatch.heads import divergence, largest, reductions
+from .dispatch.heads import divergence, largest, reductions, sinks
 from .dispatch.matmul import calls as matmul
 from .dispatch.matmul import stats
 from .dispatch.softmax import calls as softmax
 from .dispatch.topk import calls as topk
 
-REGISTERED_BY = (softmax, reductions, heads, largest, divergence, matmul, stats, topk)
+REGISTERED_BY = (softmax, reductions, sinks, heads, largest, divergence, matmul, stats, topk)

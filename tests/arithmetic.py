@@ -176,13 +176,16 @@ def row(
                 found.append(state)
             merged = maths_[0].reductions[stage].merge_all(found)
             states = [s + merged for s in states]
+        sinks = [Number(numbers["sink"])] if c.prologue.sink else []
+        if sinks:
+            states = [maths_[0].joined(state, *sinks) for state in states]
         results = np.full(n, np.nan)
         for t in range(threads):
             for result in maths_[t].finish(values[t], kept[t], states[t]):
                 for i, y in zip([i for v in at[t] for i in v], result, strict=True):
                     if i is not None:
                         results[i] = y.value
-        score = []
+        score = sinks
         if chosen is not None and numbers.get("found") is None:
             x = Number(inputs[0][chosen])
             x = x * Number(numbers["scale"]) if "scale" in numbers else x

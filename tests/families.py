@@ -26,6 +26,8 @@ class Case:
     """A call over the last dimension. scale, alpha: a number, or a tensor with size 1 there; bias, mask: broadcast as
     torch does; offset: of a causal mask over the last two dimensions, None without; dtype: of the result.
 
+    sink: a score more, with size 1 there; for gradients the logarithm of its share.
+
     For gradients x is dy and `y` the result that it is for; alpha is the forward's. index: of one element of each row:
     that of a selective math, or the target of a softmax with alpha.
     """
@@ -43,6 +45,7 @@ class Case:
     dtype: torch.dtype | None = None
     place: tuple[int, int] = (0, 0)  # where tensors lie: elements past a boundary, elements between rows
     turned: bool = False  # whether matrices lie column by column
+    sink: torch.Tensor | None = None
 
     @property
     def gradient(self) -> bool:
@@ -56,6 +59,7 @@ class Case:
         return Prologue(
             scale=form(self.scale), bias=self.bias is not None, mask=self.mask is not None,
             causal=self.offset is not None, alpha=form(self.alpha), zero=self.zero, target=self.target,
+            sink=self.sink is not None,
         )  # fmt: skip
 
     @property
@@ -66,6 +70,11 @@ class Case:
     def results(self) -> int:
         """How many numbers of each row there are, 0 for a full result."""
         return {"logsumexp": 1, "entropy": 3, "selective": 3, "selective_entropy": 4}.get(self.math, 0)
+
+    def shown(self, outputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The results as `expected` has them, from tensors of the call's shape: those of a row once."""
+        full = not self.results
+        return [*outputs[:full], *[t[..., 0] for t in outputs[full:]]]
 
     @property
     def numbers(self) -> list[float]:
@@ -84,6 +93,7 @@ class Case:
             found += [self.index, logs.gather(-1, self.index).float()]
         elif self.index is not None:
             found.insert(0, self.index)
+        found += [] if self.sink is None else [self.sink]
         return [n.expand(self.x.shape) for n in found]
 
     @property
@@ -119,8 +129,10 @@ class Case:
         alpha = 1 if self.alpha is None else self.alpha
         alpha = alpha.to(dtype) if isinstance(alpha, torch.Tensor) else alpha
         if self.gradient:
-            return [self._gradient(dtype, alpha)]
+            return [self._gradient(dtype, alpha), *self._of_sink(dtype)]
         s = self.scores(dtype)
+        if self.sink is not None:
+            return self._beside_sink(s, alpha)
         empty = (s == -math.inf).all(-1, keepdim=True) & self.zero
         if self.math == "softmax":
             y = torch.softmax(s, -1).masked_fill(empty, 0)
@@ -140,6 +152,32 @@ class Case:
             found.insert(0, s.gather(-1, self.index) - top - log)
         return [t[..., 0] for t in found[: self.results]]
 
+    def _beside_sink(self, s: torch.Tensor, alpha: float | torch.Tensor) -> list[torch.Tensor]:
+        """`expected` of scores with a sink: of a row with nothing in it only where the sink is nothing, too."""
+        sink = self.sink.to(s.dtype).expand(*s.shape[:-1], 1)
+        whole = torch.cat([s, sink], -1)
+        if self.math == "logsumexp":
+            return [torch.logsumexp(whole, -1)]
+        logs = torch.log_softmax(whole, -1)
+        empty = (whole == -math.inf).all(-1, keepdim=True)
+        own = logs[..., -1].masked_fill(sink[..., 0] == -math.inf, -math.inf)
+        if self.math == "log_softmax":
+            return [logs[..., :-1].masked_fill(empty & self.zero, -math.inf), own]
+        return [torch.softmax(whole, -1)[..., :-1].masked_fill(empty & self.zero, 0) * alpha, own]
+
+    def _of_sink(self, dtype: torch.dtype) -> list[torch.Tensor]:
+        """The gradient of the sink, if there is one."""
+        if self.sink is None:
+            return []
+        dy, y, log = (t.to(dtype) for t in (self.x, self.y, self.sink))
+        if self.math == "log_softmax_backward":
+            masked = self.mask is not None or self.offset is not None
+            terms = dy.masked_fill(masked & (y == -math.inf), 0)
+        else:
+            terms = (dy * y) if self.offset is None else (dy * y).masked_fill(~self.counts(), 0)
+        found = -log.exp() * terms.sum(-1, keepdim=True)
+        return [found.masked_fill(log == -math.inf, 0).expand(*dy.shape[:-1], 1)[..., 0]]
+
     def _gradient(self, dtype: torch.dtype, alpha: float | torch.Tensor) -> torch.Tensor:
         dy, y = self.x.to(dtype), self.y.to(dtype)
         scale = (
@@ -155,9 +193,13 @@ class Case:
         dy = dy.masked_fill(masked, 0)
         return scale * (dy - y.exp() * dy.sum(-1, keepdim=True))
 
-    def unit(self, exact: torch.Tensor) -> torch.Tensor:
-        """What errors of a result are measured in: its size where they are relative, and the scale of what cancels."""
-        if self.math == "softmax":
+    def unit(self, exact: torch.Tensor, i: int = 0) -> torch.Tensor:
+        """What errors of result i are measured in: its size where they are relative, and the scale of what cancels."""
+        if i == 1 and self.gradient:  # the sink's
+            share, y = self.sink.double().exp()[..., 0], self.y.double()
+            terms = self.x.double() * (y if self.math == "softmax_backward" else 1.0)
+            return share * (1 + self.sink.double().nan_to_num(neginf=0.0)[..., 0].abs()) * terms.abs().sum(-1)
+        if self.math == "softmax" and i == 0:
             return exact.abs()
         if self.gradient:
             scale, alpha = (
@@ -192,7 +234,7 @@ class Case:
             exact = torch.where(rounded.isinf(), rounded, exact)
             wrong = got.isnan() != exact.isnan()
             assert not wrong.any(), f"{what}: {int(wrong.sum())} of {wrong.numel()} differ in being NaN"
-            unit = self.unit(exact)
+            unit = self.unit(exact, i)
             own = ((torchs.double() - exact).abs() - TINY).clamp_(min=0) / unit
             own = own.nan_to_num_(0.0, posinf=0.0).max().item()
             bound = max(FACTOR * own, (FLOOR + self.spread()) * ROUNDING)
@@ -227,6 +269,8 @@ class Case:
         tensors += self.groups
         layouts = [groups] * self.results or [lines]
         outputs = [Guarded(shape, dtype, strides=strides, offset=offset) for strides in layouts]
+        if self.sink is not None and not self.results:
+            outputs.append(Guarded(shape, torch.float32, strides=groups, offset=offset))
         return tensors + [o.tensor for o in outputs], outputs
 
     def kernel(self):
@@ -257,7 +301,7 @@ class Case:
             output.check()
         for t, b in zip(tensors, before, strict=False):
             assert torch.equal(t.reshape(-1).nan_to_num(), b.reshape(-1).nan_to_num()), "an input was changed"
-        return [o.tensor[..., 0] if self.results else o.tensor for o in outputs]
+        return self.shown([o.tensor for o in outputs])
 
 
 def mutants(case: Case) -> Iterator[tuple[str, list[torch.Tensor]]]:
@@ -265,7 +309,9 @@ def mutants(case: Case) -> Iterator[tuple[str, list[torch.Tensor]]]:
     dtype = case.dtype or case.x.dtype
 
     def of(changed: Case) -> list[torch.Tensor]:
-        return [r.to(dtype) for r in changed.expected(torch.float64)]
+        found = changed.expected(torch.float64)
+        count = max(case.results, 1)
+        return [r.to(dtype) for r in found[:count]] + [r.float() for r in found[count:]]
 
     right = of(case)
     yield "zeros", [torch.zeros_like(r) for r in right]
@@ -276,6 +322,12 @@ def mutants(case: Case) -> Iterator[tuple[str, list[torch.Tensor]]]:
     if case.mask is not None and not case.gradient:
         yield "the mask inverted", of(replace(case, mask=~case.mask))
         yield "the mask off by one", of(replace(case, mask=case.mask.roll(1, -1)))
+    if case.sink is not None and case.gradient:
+        yield "another row's sink", of(replace(case, sink=case.sink.roll(1, -2)))
+    elif case.sink is not None:
+        yield "no sink", of(replace(case, sink=torch.full_like(case.sink, -math.inf)))
+        yield "another row's sink", of(replace(case, sink=case.sink.roll(1, -2)))
+        yield "a sink twice", of(replace(case, sink=case.sink + math.log(2)))
     if case.bias is not None:
         yield "no bias", of(replace(case, bias=None))
     if isinstance(case.scale, torch.Tensor):

@@ -10,6 +10,7 @@ from cute_softmax.plan import PanelPlan, Plan, Prologue, facts_of, plan
 from cute_softmax.plan.hardware import ARCHITECTURES, Device
 from cute_softmax.plan.problem import ITEM_SIZE, Operand, canonical
 
+SINKS = ("sink", "sink_log", "sink_grad")
 DEVICES = {name: Device(a, multiprocessors=132, l2=50 << 20) for name, a in ARCHITECTURES.items()}
 
 
@@ -22,11 +23,13 @@ def operands_of(
     shared: bool = False,
     strides: dict[str, tuple[int, ...]] | None = None,
     offsets: dict[str, int] | None = None,
+    others: dict[str, str] | None = None,
 ) -> list[Operand]:
     """Contiguous operands of a call over the last dimension, in the order of a plan; the input and the result have the
     dtypes of `pair`, a bias that of the input, and group inputs are float32.
 
-    shared: a bias and a mask are broadcast over the first dimension. strides, offsets (elements): of single operands.
+    shared: a bias and a mask are broadcast over the first dimension. strides, offsets (elements), others (dtypes): of
+    single operands.
     """
     source, result = pair
     facts = facts_of(name, True, prologue.of(name))
@@ -40,9 +43,9 @@ def operands_of(
             at = (0, *dense[1:])
         dtype = source if operand in ("x", "bias", "dx", "target") else result
         numbers = dict.fromkeys(
-            ("scale", "alpha", "found", "loss", "lse", "more", "down", "entropy", "even"), "fp32"
+            ("scale", "alpha", "found", "loss", "lse", "more", "down", "entropy", "even", *SINKS), "fp32"
         )
-        dtype = {"mask": "bool", "index": "int64", **numbers}.get(operand, dtype)
+        dtype = {"mask": "bool", "index": "int64", **numbers, **(others or {})}.get(operand, dtype)
         assert not gradient or operand not in ("x", "bias", "mask")
         at = (strides or {}).get(operand, at)
         found.append(Operand(dtype, at, (offsets or {}).get(operand, 0) * ITEM_SIZE[dtype]))

@@ -76,7 +76,7 @@ class Launches(list):
             )
         )
         outputs = {"entropy": 3, "selective": 3 + prologue.even, "selective_entropy": 4}.get(name, 1)
-        outputs = 3 if prologue.target == "loss" else outputs
+        outputs = 3 if prologue.target == "loss" else outputs + (prologue.sink and name != "logsumexp")
         results = simulated(name, list(tensors[:-outputs]), dims, prologue, list(numbers), query)
         for result, value in zip(tensors[-outputs:], results, strict=True):
             for d in range(result.dim()):  # group outputs
@@ -116,8 +116,8 @@ class Launches(list):
     def product(self, device, shape, depth, operands, spec, lse, stats, instruction):
         """`matmul._call`, likewise."""
         found = _PRODUCT(device, shape, depth, operands, spec, lse, stats, instruction)
-        _, values, mask, bias = operands
-        given = zip((shape, (*shape[:-2], shape[-1], depth), shape, shape), operands, strict=True)
+        _, values, mask, bias, sink = operands
+        given = zip((shape, (*shape[:-2], shape[-1], depth), *[shape] * 3), operands, strict=True)
         given = [(s, o) for s, o in given if o is not None]
         results = [dense((*shape[:-1], depth), values.dtype)] + [dense(shape[:-1], "fp32")] * lse
 
@@ -129,8 +129,9 @@ class Launches(list):
                 SimpleNamespace(math="softmax_matmul", stats=stats, lse=lse, invariant=spec.invariant)
             )
             x, v, *extra = tensors[: len(tensors) - len(results)]
+            sinks = [] if sink is None else [extra.pop()[..., :1].double()]
             x = scores_of(x, extra, mask, bias, spec.factor, spec.causal)
-            sums = torch.logsumexp(x, -1) if known is None else known.double()
+            sums = torch.logsumexp(torch.cat([x, *sinks], -1), -1) if known is None else known.double()
             p = torch.exp(x - (sums.nan_to_num(neginf=0.0) if spec.zero else sums).unsqueeze(-1))
             for result, value in zip(tensors[-len(results) :], (p @ v.double(), sums), strict=False):
                 result.copy_(value)
@@ -217,7 +218,7 @@ class Launches(list):
         _, shape, shared, depth, operands, causal, scale, factor, zero, *invariant = form
         operands, left = dict(operands), {}
         shapes = dict.fromkeys(("scores", "dscores", "mask", "bias"), shape)
-        shapes |= dict.fromkeys(("lse", "lse_grad"), shape[:-1])
+        shapes |= dict.fromkeys(("lse", "lse_grad", "sink", "sink_grad"), shape[:-1])
         shapes |= dict.fromkeys(("output", "grad"), (*shape[:-1], depth))
         values = [1 if s else n for s, n in zip(shared, shape, strict=False)]
         shapes |= dict.fromkeys(("values", "dvalues"), (*values, shape[-1], depth))
@@ -245,6 +246,10 @@ class Launches(list):
             if "lse_grad" in t:
                 delta = delta - t["lse_grad"].double().unsqueeze(-1)
             inner = p * (grad @ t["values"].double().mT - delta)
+            if "sink" in t:
+                log = (t["sink"].double() - t["lse"].double()).unsqueeze(-1)
+                log = log.masked_fill(t["sink"].isneginf().unsqueeze(-1), -INF)
+                t["sink_grad"].copy_(of_sink(log, delta)[0].squeeze(-1))
             t["dscores"].copy_(factor * inner.masked_fill(x == -INF, 0))
             parts = made.plan.splits
             target = "fp32" if parts > 1 else operands["values"].dtype
@@ -296,6 +301,7 @@ def simulated(name, tensors, dims, prologue, numbers, query):
     assert not numbers
     if prologue.against:
         return [divergence_of(tensors, dims, prologue.against, scale)]
+    sink = tensors.pop().double() if prologue.sink else None
     even = tensors.pop().double() if prologue.even and prologue.target == "found" else 0.0
     found = target = None
     of_entropy, down = (tensors.pop().double(), tensors.pop().double()) if prologue.entropy else (0.0, 0.0)
@@ -319,17 +325,18 @@ def simulated(name, tensors, dims, prologue, numbers, query):
     nothing = scale == 0 if prologue.scale == "groups" else torch.tensor(False)
     if name == "softmax_backward":
         dy, y = first.double(), others[0].double()
-        d = scale * y * (dy - (dy * y).sum(dims, keepdim=True) * alpha)
-        d = d.masked_fill(nothing, 0)
-        return [d if below is None else d.masked_fill(~below, 0)]
+        dot = (dy * y).sum(dims, keepdim=True)
+        d = (scale * y * (dy - dot * alpha)).masked_fill(nothing, 0)
+        return [d if below is None else d.masked_fill(~below, 0), *of_sink(sink, dot)]
     if name == "log_softmax_backward":
         dy, y = first.double(), others[0].double()
         masked = prologue.mask or prologue.causal
         dy = dy.masked_fill(y == -INF, 0) if masked else dy
-        d = dy - y.exp() * dy.sum(dims, keepdim=True)
+        dot = dy.sum(dims, keepdim=True)
+        d = dy - y.exp() * dot
         d = d.masked_fill(y == -INF, 0) if masked else d
         d = (scale * d).masked_fill(nothing, 0)
-        return [d if below is None else d.masked_fill(~below, 0)]
+        return [d if below is None else d.masked_fill(~below, 0), *of_sink(sink, dot)]
     x = first.double() * scale
     x = x if cap is None else cap * torch.tanh(x / cap)
     slope = 1.0 if cap is None else 1 - (x / cap) ** 2
@@ -340,10 +347,14 @@ def simulated(name, tensors, dims, prologue, numbers, query):
     if below is not None:
         x = x.masked_fill(~below, -INF)
     assert not others
-    top = x.amax(dims, keepdim=True)
+    top = x.amax(dims, keepdim=True) if sink is None else torch.maximum(x, sink).amax(dims, keepdim=True)
     e = (x - top.nan_to_num(neginf=0.0, posinf=INF)).exp()
     total = e.sum(dims, keepdim=True)
+    if sink is not None:
+        first = sink.amax(dims, keepdim=True)  # which is the same for all elements
+        total = total + (first - top.nan_to_num(neginf=0.0, posinf=INF)).exp()
     lse = torch.where(top.isinf(), top, top + total.log())  # not by an operator that `accelerate` replaces
+    log = [] if sink is None else [torch.where(sink == -INF, sink, sink - lse)]
     if name == "softmax":
         y = e / (torch.where(total == 0, 1.0, total) if prologue.zero else total)
         if prologue.target == "loss":
@@ -356,10 +367,10 @@ def simulated(name, tensors, dims, prologue, numbers, query):
             d = alpha * y
         d = d + torch.where(y == 0, 0.0, down * y * (x - lse + of_entropy)) if prologue.entropy else d
         # `more` has the part of `even` in it.
-        return [(d + (even if target is None else torch.where(at, 0.0, even))) * slope]
+        return [(d + (even if target is None else torch.where(at, 0.0, even))) * slope, *log]
     if name == "log_softmax":
         y = x - lse
-        return [torch.where(lse == -INF, x, y) if prologue.zero else y]
+        return [torch.where(lse == -INF, x, y) if prologue.zero else y, *log]
     if name == "entropy" or chosen is not None:
         p, log = e / total, total.log()
         entropies = -torch.where(p == 0, 0.0, p * (x - lse)).sum(dims, True)
@@ -374,6 +385,11 @@ def simulated(name, tensors, dims, prologue, numbers, query):
             x.shape
         )
     ]
+
+
+def of_sink(log, dot):
+    """The gradients of sinks whose logarithms in the softmax these are, likewise; none where there is no sink."""
+    return [] if log is None else [torch.where(log == -INF, 0.0, -log.exp() * dot)]
 
 
 def divergence_of(tensors, dims, against, scale):

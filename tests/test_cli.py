@@ -147,6 +147,7 @@ def test_explain_for_an_architecture(arch, capsys):
         ("4096x8192 --op cross_entropy --dim 0", ["composed: selective", "entropy of 8192 groups of 4096"]),
         ("64x4096 --scale 0.5", ["scores times a number"]),
         ("64x4096 --scale 64x1 --bias 1x4096", ["scores times one number a row; a bias added"]),
+        ("8x64x4096 --sink 8x1x1 --backward", ["one more score of each row in the sum"]),
         ("16x64x4096 --mask 16x1x4096 --empty-rows zero", ["masked; zeros where nothing is left"]),
         ("16x64x64 --causal 0 --alpha 2", ["causal; results times a number", "before the diagonal read once"]),
         ("64x4096 --dim 0 --scale 0.5", ["softmax of 4096 groups of 64", "scores times a number"]),

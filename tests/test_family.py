@@ -390,7 +390,7 @@ def test_wrong_arguments_of_one_function():
 
 def test_out_that_is_read(launches):
     x, bias = example((4, 6)), example((4, 6))
-    with pytest.raises(ValueError, match="out overlaps bias, mask or scale in memory"):
+    with pytest.raises(ValueError, match="out overlaps bias, mask, scale or sink in memory"):
         softmax(x, bias=bias, out=bias)
     with pytest.raises(ValueError, match="out overlaps input in memory without being the same tensor"):
         log_softmax(x[:3], out=x[1:])

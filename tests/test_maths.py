@@ -240,3 +240,73 @@ def test_a_cross_entropy_of_probabilities(kind, scale, staging):
         w[0], x[0] = 0.0, -INF
         _, (loss,), _ = row(class_of("logsumexp", Prologue(against="weights")), [x, w], {}, staging=staging)
         assert np.isnan(loss)
+
+
+@pytest.mark.parametrize("kind", ROWS)
+@pytest.mark.parametrize("sink", [-np.inf, -1000.0, -2.0, 0.0, 29.0, 1001.0, 1e30])
+@pytest.mark.parametrize("scale", [None, 0.7])
+@pytest.mark.parametrize("how", [{}, {"keep": True}, {"online": False}, {"precise": True, "keep": True}])
+def test_a_sink(kind, sink, scale, how):
+    """It joins the sum, whatever it is beside the largest score; and has its own logarithm in the softmax."""
+    prologue, numbers = Prologue(scale="number" if scale else "", sink=True), {"sink": sink}
+    numbers |= {"scale": scale} if scale else {}
+    for n, staging in ((1, "direct"), (5, "direct"), (33, "shared"), (33, "direct")):
+        x = example(kind, n)
+        how = how | ({"keep": False} if staging == "shared" else {})  # slots are memory
+        logs = logs_of(np.append(x.astype(np.float64) * (scale or 1.0), sink))
+        found, groups, _ = row(class_of("softmax", prologue, **how), [x], numbers, staging=staging)
+        # Scores are rounded, by torch as well.
+        error = 2e-6 + 2e-7 * abs(scale or 0.0) * np.abs(x[np.isfinite(x)]).max(initial=0.0)
+        assert close(found, np.exp(logs[:-1]), error) and close(groups, logs[-1], error)
+        how = {k: v for k, v in how.items() if k != "online"}
+        found, groups, _ = row(class_of("log_softmax", prologue, **how), [x], numbers, staging=staging)
+        assert close(found, logs[:-1], error) and close(groups, logs[-1], error)
+        _, groups, _ = row(class_of("logsumexp", prologue), [x], numbers, staging=staging)
+        top = max(x.max() * np.float64(scale or 1.0), sink)
+        assert close(groups, top - np.max(logs))
+
+
+@pytest.mark.parametrize("sink", [-np.inf, -3.0, 5.0])
+def test_a_sink_alone_in_a_row(sink):
+    """Zeros, and -inf as their logarithms, but where the sink is nothing, too."""
+    x, prologue = np.full(9, -np.inf, np.float32), Prologue(sink=True)
+    none = sink == -np.inf
+    found, groups, _ = row(class_of("softmax", prologue), [x], {"sink": sink})
+    assert np.isnan(found).all() if none else (found == 0).all()
+    assert groups == [-np.inf if none else 0.0]
+    found, groups, _ = row(class_of("log_softmax", prologue), [x], {"sink": sink})
+    assert np.isnan(found).all() if none else (found == -np.inf).all()
+    assert groups == [-np.inf if none else 0.0]
+    zeros = Prologue(sink=True, zero=True)
+    assert (row(class_of("softmax", zeros), [x], {"sink": sink})[0] == 0).all()
+    assert row(class_of("logsumexp", prologue), [x], {"sink": sink})[1] == [sink]
+
+
+@pytest.mark.parametrize("sink", [np.inf, np.nan])
+def test_a_sink_that_is_no_number(sink):
+    """Nor is the row; but the logarithm of an infinite sum is infinite, as that of an element."""
+    x, prologue = np.zeros(9, np.float32), Prologue(sink=True)
+    for name in ("softmax", "log_softmax"):
+        found, groups, _ = row(class_of(name, prologue), [x], {"sink": sink})
+        assert np.isnan([*found, *groups]).all()
+    _, groups, _ = row(class_of("logsumexp", prologue), [x], {"sink": sink})
+    assert groups == [sink] or np.isnan([*groups, sink]).all()
+
+
+@pytest.mark.parametrize("log", [-np.inf, -30.0, -0.5, 0.0])
+def test_the_gradient_of_a_sink(log):
+    """Less its probability times the sum that the gradient of the scores subtracts."""
+    rng = np.random.default_rng(1)
+    dy, y = rng.normal(size=33).astype(np.float32), rng.random(33).astype(np.float32)
+    asked = Prologue(scale="number", alpha="number", sink=True)
+    numbers = {"scale": 3.0, "alpha": 0.5, "sink": log}
+    found, groups, _ = row(class_of("softmax_backward", asked), [dy, y], numbers)
+    dot = (dy.astype(np.float64) * y).sum()
+    assert close(found, 3.0 * y * (dy - 0.5 * dot)) and close(groups, -np.exp(log) * dot)
+    y = np.where(np.arange(33) % 4 == 1, -np.inf, np.log(y)).astype(np.float32)
+    for mask in (False, True):
+        _, groups, _ = row(
+            class_of("log_softmax_backward", Prologue(mask=mask, sink=True)), [dy, y], {"sink": log}
+        )
+        total = np.where(mask & (y == -np.inf), 0.0, dy.astype(np.float64)).sum()
+        assert close(groups, -np.exp(log) * total)

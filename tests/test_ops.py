@@ -11,6 +11,9 @@ from cute_softmax.dispatch.common.arguments import served
 from cute_softmax.dispatch.common.formulas import backward_formula, over
 from cute_softmax.dispatch.common.spec import Spec
 from cute_softmax.dispatch.softmax.kernels import backward
+from cute_softmax.operators import REGISTERED_BY  # noqa: F401  the operators of all functions
+
+OPS = torch.ops.cute_softmax
 
 
 def views(dtype):
@@ -101,6 +104,48 @@ def test_operator_gradients():
         backward = lambda g, t, dims=dims: torch.ops.cute_softmax.softmax_backward(g, t, dims, g.dtype)  # noqa: E731
         torch.autograd.gradcheck(backward, (dy, y))
         torch.autograd.gradgradcheck(backward, (dy, y))
+
+
+def sinks_of(x, dims):
+    return example([1 if d in dims else n for d, n in enumerate(x.shape)], x.dtype, seed=2)
+
+
+@pytest.mark.parametrize("case", [0, 3, 6, 8, 9, 10])
+def test_opcheck_with_a_sink(case):
+    """Both results of each, and what memory they have."""
+    x, dims = views(torch.float32)[case]
+    given, dy = (x, sinks_of(x, dims)), example(x.shape, seed=1)
+    for t, sink in (given, [t.detach().clone().requires_grad_() for t in given]):
+        torch.library.opcheck(OPS.softmax_with_sink.default, (t, dims, t.dtype), {"sink": sink})
+        torch.library.opcheck(OPS.logsumexp_with_sink.default, (t, sink, dims, True, t.dtype))
+        found = OPS.softmax_with_sink(t, dims, t.dtype, sink=sink)
+        y, log = (f.detach().requires_grad_(t.requires_grad) for f in found)
+        torch.library.opcheck(
+            OPS.softmax_with_sink_backward.default, (dy, y, dims, t.dtype), {"sink_log": log}
+        )
+        torch.library.opcheck(OPS.logsumexp_with_sink_backward.default, (t, log, sink, dims, t.dtype))
+
+
+@pytest.mark.parametrize(("shape", "dims"), [((3, 5), [1]), ((2, 3, 2), [0, 2])])
+@pytest.mark.parametrize("log", [False, True])
+def test_operator_gradients_with_a_sink(shape, dims, log):
+    """Numerically, twice: also of those of the gradients."""
+    x = example(shape, torch.float64).requires_grad_()
+    sink, dy = sinks_of(x, dims).requires_grad_(), example(shape, torch.float64, seed=1).requires_grad_()
+
+    def forward(x, sink):
+        return OPS.softmax_with_sink(x, dims, x.dtype, sink=sink, log=log)
+
+    def backward(dy, y, own):
+        return OPS.softmax_with_sink_backward(dy, y, dims, y.dtype, own, log=log)
+
+    def total(x, sink):
+        return OPS.logsumexp_with_sink(x, sink, dims, False, x.dtype)
+
+    results = [t.detach().requires_grad_() for t in forward(x, sink)]
+    for function, tensors in ((forward, (x, sink)), (backward, (dy, *results)), (total, (x, sink))):
+        torch.autograd.gradcheck(function, tensors)
+        torch.autograd.gradgradcheck(function, tensors)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

@@ -351,6 +351,16 @@ COMPILED = [
         {"order": (0, 2, 1)},
     ),
 ]
+COMPILED += [
+    ("softmax", Prologue(sink=True), (4, LONG), (1,), {}),
+    ("softmax", Prologue(sink=True), (4096, 4096), (0,), {}),
+    ("log_softmax", Prologue(sink=True), (300, LONG), (1,), {}),
+    ("log_softmax", Prologue(sink=True, mask=True), (200000, 256), (0,), {"beside": {"mask": (1, 256)}}),
+    ("logsumexp", Prologue(sink=True), (200000, 256), (0,), {}),
+    ("logsumexp", Prologue(sink=True, scale="groups"), (4, LONG + 1), (1,), {}),
+    ("softmax_backward", Prologue(sink=True), (200, 8191), (0,), {}),
+    ("log_softmax_backward", Prologue(sink=True, mask=True), (4, LONG + 1), (1,), {}),
+]
 STACK = 80  # bytes: as of plain ones, two CTAs an SM leave 64 registers, and a row ahead 128 for two
 
 

@@ -45,7 +45,7 @@ def classes_of(architecture: str, every: int, first: int = 0) -> Iterator[RowCla
 
 def supported(math: str, prologue: Prologue) -> Prologue:
     if math != "softmax" and prologue.alpha and math != "softmax_backward":
-        prologue = Prologue(**{**prologue.__dict__, "alpha": ""})
+        prologue = replace(prologue, alpha="")
     return prologue.of(math)
 
 
@@ -159,12 +159,35 @@ def test_divergences(compiled):
     check_rows(found, compiled)
 
 
+SINKS = (
+    Prologue(sink=True),
+    Prologue(scale="number", mask=True, causal=True, sink=True),
+    Prologue(scale="groups", bias=True, zero=True, sink=True),
+)
+
+
+@pytest.mark.parametrize("math", [m for m in MATHS if m != "entropy"])
+def test_sinks(math, compiled):
+    """In rows of every kind of configuration, of each dtype in turns; and elsewhere."""
+    found, turns = [], zip(cycle(SINKS), cycle(PAIRS), cycle(("fp32", "bf16", "fp16")))
+    for columns, (prologue, pair, dtype) in zip(
+        LENGTHS[::2] if "back" in math else LENGTHS, turns, strict=False
+    ):
+        asked = supported(math, prologue)
+        others = {"sink": "fp32" if "back" in math else dtype}
+        found.append(plan_of(math, asked, (2, 40, columns), pair, others=others).row_class)
+    for architecture in ("sm_80", "sm_100a", "sm_120a"):
+        found.append(plan_of(math, SINKS[0], (2, 40, 4096), PAIRS[0], architecture).row_class)
+    assert all(c.prologue.sink for c in found)
+    check_rows(found, compiled)
+
+
 def test_each_part_shapes_the_code(compiled):
     base = compiled(plan_of("softmax", NO_PROLOGUE, (2, 40, 1000)).row_class).ptx
     found = {base}
-    for prologue in (*PROLOGUES, Prologue(zero=True), Prologue(alpha="number")):
+    for prologue in (*PROLOGUES, Prologue(zero=True), Prologue(alpha="number"), SINKS[0]):
         found.add(compiled(plan_of("softmax", prologue, (2, 40, 1000)).row_class).ptx)
-    assert len(found) == len(PROLOGUES) + 3
+    assert len(found) == len(PROLOGUES) + 4
 
 
 @pytest.mark.parametrize("kind", ["rows", "panels", "prologues"])

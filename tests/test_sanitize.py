@@ -61,6 +61,14 @@ def test_every_form_of_the_forward(kernels):
     assert {k.depth for k in found} == {64, 128, 192, 256} and {k.vector for k in found} == {1, 2, 8}
 
 
+def test_every_form_with_sinks(kernels):
+    found = [k for k in kernels if k.movement == "matmul" and k.sink]
+    for instruction, names in (("wgmma", ("split", "paired", "wide")), ("mma", ("split",))):
+        of_it = [k for k in found if k.instruction == instruction]
+        for name in names:
+            assert {bool(getattr(k, name)) for k in of_it} == {False, True}, (instruction, name)
+
+
 def test_every_form_with_statistics(kernels):
     found = [k for k in kernels if k.movement == "matmul" and k.stats]
     for instruction in ("wgmma", "mma"):
@@ -93,7 +101,9 @@ def test_every_form_of_the_backward(kernels):
         assert {k.dtypes[2] for k in of_depth} >= {"bf16", "fp32"}
     assert {k.depth for k in found} == {64, 128, 192, 256, 384, 512} and {k.rows for k in found} == {32, 64}
     deltas = [k for k in kernels if k.movement == "matmul_delta"]
-    assert {k.lse_grad for k in deltas} == {False, True} and {k.vector for k in deltas} >= {2, 4, 8}
+    assert {k.lse_grad for k in deltas} == {k.sink for k in deltas} == {False, True} and {
+        k.vector for k in deltas
+    } >= {2, 4, 8}
 
 
 def test_every_prologue_on_every_kind_of_configuration():
@@ -103,7 +113,9 @@ def test_every_prologue_on_every_kind_of_configuration():
             (f.made.kernel.prologue, sanitize_family.kind(f.made.row_class)) for f in forms if f.math == math
         }
         prologues = {p for p, _ in found}
-        for name in ("scale", "causal", "alpha") + (("bias", "mask", "zero") if math == "softmax" else ()):
+        for name in ("scale", "causal", "alpha", "sink") + (
+            ("bias", "mask", "zero") if math == "softmax" else ()
+        ):
             assert any(getattr(p, name) for p in prologues), name
         for p in prologues:
             assert len({kind for other, kind in found if other == p}) >= 8, p
@@ -173,6 +185,7 @@ def test_scores_in_every_kind_of_panel(monkeypatch):
         "vectors": lambda k: any(not k.words(i) for i in k.facts.beside),
         "a mask alone": lambda k: k.prologue.name == "mask",
         "causal": lambda k: k.prologue.causal,
+        "a sink": lambda k: k.prologue.name == "sink",
     }
     assert [kind for kind, of in kinds.items() if not any(map(of, found))] == []
-    assert {k.orientation for k in found} == {"row", "column"} and len(found) == 28
+    assert {k.orientation for k in found} == {"row", "column"} and len(found) == 36

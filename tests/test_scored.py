@@ -28,6 +28,8 @@ CALLS = [
     {"causal": 1000, "scale": 0.25},
     {"scale": 1.0, "alpha": 3},
     {"scale": 1.0, "mask": None, "causal": False},
+    {"sink": ROWS},
+    {"sink": ROWS.bfloat16(), "scale": 0.5, "mask": MASK},
 ]
 
 
@@ -65,11 +67,14 @@ def test_a_call_is_that_of_the_long_way(given, log, launched):
     for _ in range(3):
         made(function=log_softmax if log else softmax, **given)
     assert count() == 1
-    operands, spec = scores_of(X, (1,), X.dtype, log, **given)
-    result = kernels.forward(X, *operands, spec)
+    (*scored, sink), spec = scores_of(X, (1,), X.dtype, log, **given)
+    if sink is None:
+        results = (kernels.forward(X, *scored, spec),)
+    else:
+        results = kernels.forward_with_sink(X, *scored, sink, spec)
     *ours, (kernel, expected) = launched
     assert len(ours) == 3
-    own = {expected.index(result.data_ptr())}
+    own = {expected.index(result.data_ptr()) for result in results}
     if isinstance(given.get("scale"), torch.Tensor) and given["scale"].dtype != torch.float32:
         own.add(len(expected) - 2)  # a float32 copy of each call
     for k, got in ours:
@@ -102,6 +107,8 @@ def test_which_calls_share_a_form(launched):
     assert made(scale=ROWS) and made(scale=ROWS.half())
     assert not made(bias=-BIAS) and not made(scale=-ROWS)
     assert made(X.float(), scale=0.5) and made(X.repeat(1, 2)[:, :64], scale=0.5) and made(X[:8], scale=0.5)
+    forget_forms()
+    assert made(sink=ROWS) and not made(sink=-ROWS) and made(sink=ROWS.half()) and made(sink=ROWS[:1])
 
 
 def test_what_torch_is_told_beside_the_call_is_part_of_a_form(launched):

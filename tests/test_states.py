@@ -20,6 +20,7 @@ import cute_softmax as c
 
 SHAPE = (4, 6, 8)
 MASK = torch.rand(8, generator=torch.Generator().manual_seed(1)) < 0.7
+SINK = torch.randn(6, 1, generator=torch.Generator().manual_seed(8))
 BIAS = torch.randn(6, 8, generator=torch.Generator().manual_seed(2))
 INDEX = torch.randint(8, (4, 6), generator=torch.Generator().manual_seed(3))
 SHARES = torch.softmax(torch.randn(24, 8, generator=torch.Generator().manual_seed(7)), -1)
@@ -53,6 +54,16 @@ def _scored(x):
     return torch.softmax((x * 2 + BIAS).masked_fill(~MASK, -torch.inf), -1)
 
 
+def _with_sink(function, x, sink=SINK, dim=-1):
+    """The function of x beside a column of sinks, without that."""
+    sink = sink.expand([1 if d == dim % x.dim() else n for d, n in enumerate(x.shape)])
+    return function(torch.cat([x, sink], dim), dim).narrow(dim, 0, x.shape[dim]).contiguous()
+
+
+def _sum_with_sink(x, sink):
+    return torch.logsumexp(torch.cat([x, sink.expand(4, 6, 1)], -1), -1)
+
+
 def _entropy(x):
     return torch.special.entr(torch.softmax(x, -1)).sum(-1)
 
@@ -75,6 +86,35 @@ FUNCTIONS = {
         "softmax",
         out=lambda x, out: c.softmax(x, scale=2.0, bias=BIAS, mask=MASK, out=out),
     ),
+    "softmax with a sink": Function(
+        lambda x: c.softmax(x, sink=SINK),
+        lambda x: _with_sink(torch.softmax, x),
+        "softmax_with_sink",
+        out=lambda x, out: c.softmax(x, sink=SINK, out=out),
+    ),
+    "softmax of a sink": Function(
+        lambda x: c.softmax(GRAD, scale=2.0, bias=BIAS, mask=MASK, sink=x[:, :, :1]),
+        lambda x: _with_sink(torch.softmax, (GRAD * 2 + BIAS).masked_fill(~MASK, -torch.inf), x[:, :, :1]),
+        "softmax_with_sink",
+    ),
+    "softmax of scores and a sink, dim 0": Function(
+        lambda x: c.softmax(x, 0, scale=2.0, bias=BIAS, mask=MASK, sink=x[0, 0].sin(), alpha=1.5),
+        lambda x: (
+            1.5 * _with_sink(torch.softmax, (x * 2 + BIAS).masked_fill(~MASK, -torch.inf), x[0, 0].sin(), 0)
+        ),
+        "softmax_with_sink",
+    ),
+    "softmax_ with a sink": Function(
+        lambda x: c.softmax_(x, sink=SINK),
+        lambda x: _with_sink(torch.softmax, x),
+        "softmax_with_sink",
+        in_place=True,
+    ),
+    "log_softmax with a sink": Function(
+        lambda x: c.log_softmax(x, scale=0.5, sink=x[:, :, :1].sin()),
+        lambda x: _with_sink(torch.log_softmax, 0.5 * x, x[:, :, :1].sin()),
+        "softmax_with_sink",
+    ),
     "softmax_": Function(c.softmax_, lambda x: torch.softmax(x, -1), "softmax", in_place=True),
     "log_softmax": Function(c.log_softmax, lambda x: torch.log_softmax(x, -1), "softmax", out=c.log_softmax),
     "softmax_backward": Function(
@@ -92,6 +132,17 @@ FUNCTIONS = {
         lambda x: torch.logsumexp(x, -1),
         "logsumexp",
         out=lambda x, out: c.logsumexp(x, -1, out=out),
+    ),
+    "logsumexp with a sink": Function(
+        lambda x: c.logsumexp(x, -1, sink=SINK),
+        lambda x: _sum_with_sink(x, SINK),
+        "logsumexp_with_sink",
+        out=lambda x, out: c.logsumexp(x, -1, sink=SINK, out=out),
+    ),
+    "logsumexp with a sink of each row": Function(
+        lambda x: c.logsumexp(x, -1, True, sink=x[:, :, :1].sin()),
+        lambda x: _sum_with_sink(x, x[:, :, :1].sin()).unsqueeze(-1),
+        "logsumexp_with_sink",
     ),
     "amax": Function(
         lambda x: c.amax(x, -1),
@@ -160,6 +211,23 @@ FUNCTIONS = {
     ),
     "softmax_matmul": Function(
         lambda x: c.softmax_matmul(x, VALUES), lambda x: torch.softmax(x, -1) @ VALUES, ""
+    ),
+    "softmax_stats with a sink": Function(
+        lambda x: c.softmax_stats(x, sink=SINK),
+        lambda x: _sum_with_sink(x, SINK).detach(),
+        "softmax_stats",
+        records=False,
+    ),
+    "softmax_matmul with a sink": Function(
+        lambda x: c.softmax_matmul(x, VALUES, sink=SINK),
+        lambda x: _with_sink(torch.softmax, x) @ VALUES,
+        "",
+    ),
+    "softmax_matmul of halves and a sink of each row": Function(
+        lambda x: c.softmax_matmul(x, HALVES, sink=x[:, :, :1].sin(), return_lse=True)[0],
+        lambda x: (_with_sink(torch.softmax, x, x[:, :, :1].sin()) @ HALVES.float()).bfloat16(),
+        "softmax_matmul",
+        error=5000,
     ),
     "softmax_matmul of halves": Function(
         lambda x: c.softmax_matmul(x, HALVES),
@@ -396,7 +464,8 @@ def test_autocast(f, launches, monkeypatch):
     """16-bit tensors give float32, but where a result goes into a tensor, is a gradient or one of the elements."""
     name = next(name for name, g in FUNCTIONS.items() if g is f)
     kept = {"softmax_", "softmax_backward", "log_softmax_backward", "amax", "softmax_matmul of halves"}
-    if name == "softmax_matmul":
+    kept |= {"softmax_ with a sink", "softmax_matmul of halves and a sink of each row"}
+    if name in ("softmax_matmul", "softmax_matmul with a sink"):
         pytest.skip("without a GPU it takes two steps, whose product is torch's")
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: device == "cuda")
     found = f.ours(example().bfloat16())

@@ -10,7 +10,7 @@ import torch
 from ..dispatch.common.arguments import dims_or_all, served, torch_dtype
 from ..dispatch.common.spec import ScoreArguments, check_names, scores_of, with_scores
 from ..dispatch.heads.reductions import NAMES, shape_of, work_of
-from ..dispatch.softmax.kernels import backward_work, forward_work
+from ..dispatch.softmax.kernels import backward_work, forward_work, numbers_of_rows
 from ..plan import PanelPlan, Plan, ShortPlan
 from ..plan.hardware import H200, Device
 from ..plan.problem import canonical_dims, contiguous
@@ -55,6 +55,7 @@ def plan_softmax(
         causal: As in `softmax`.
         alpha: As in `softmax`.
         empty_rows: As in `softmax`.
+        sink: As in `softmax`.
 
     Returns:
         The plan: a `ShortPlan` of short rows that lie one behind another, a `Plan` where whole contiguous rows are held
@@ -80,13 +81,14 @@ def plan_softmax(
         scores = {k: v.to("meta") if isinstance(v, torch.Tensor) else v for k, v in scores.items()}
     operands, spec = scores_of(scored, dims, dtype, log, online, **scores)
     result = torch.empty_like(described, dtype=dtype, device="meta")
+    *scored, sink = operands
+    rows = None if sink is None else numbers_of_rows(result, dims)
     if backward:
-        mask, scale = (t if t is None else t.to("meta") for t in operands[1:])
-        work = backward_work(
-            result, result, mask, scale, spec, torch.empty_like(result, dtype=described.dtype)
-        )
+        mask, scale = (t if t is None else t.to("meta") for t in scored[1:])
+        of_input = torch.empty_like(result, dtype=described.dtype)
+        work = backward_work(result, result, mask, scale, spec, of_input, rows, rows)
     else:
-        work = forward_work(described, *operands, spec, result)
+        work = forward_work(described, *scored, spec, result, sink=sink, sink_log=rows)
     return work.plan(device, in_place)
 
 
@@ -140,7 +142,7 @@ def explain(
         softmax of 4096 rows of 8192, bf16, for sm_90a
     """
     name = "log_softmax" if options.get("log") else "softmax"
-    tensors = [t for t in (options.get("bias"), options.get("scale")) if isinstance(t, torch.Tensor)]
+    tensors = [t for t in map(options.get, ("bias", "scale", "sink")) if isinstance(t, torch.Tensor)]
     wanted = launch.TORCH_DTYPES.get(dtype, torch_dtype(dtype))
     if isinstance(input, torch.Tensor) and not served(input, wanted or input.dtype, *tensors):
         return (

@@ -15,7 +15,9 @@ from ..dispatch.common.arguments import (
     given_dims,
     torch_dtype,
 )
+from ..dispatch.common.spec import of_rows
 from ..dispatch.heads.reductions import reduce
+from ..dispatch.heads.sinks import log_sum_exp
 from ..dispatch.sharded.functions import Shard, is_shared, row_numbers
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ def logsumexp(
     keepdim: bool = False,
     *,
     out: torch.Tensor | None = None,
+    sink: torch.Tensor | None = None,
     axis: int | Sequence[int] | None = None,
     group: ProcessGroup | None = None,
     vocab_start: int | None = None,
@@ -48,6 +51,8 @@ def logsumexp(
         dim: The dimension or dimensions to reduce, which must be given.
         keepdim: Keep them with size 1.
         out: A tensor of the result's dtype to write to, given its shape as for `softmax`. For calls without autograd.
+        sink: A floating-point tensor that broadcasts to the input and has size 1 in the reduced dimensions: one more
+            element of each row, or of all rows that share it.
         axis: Another name of `dim`, as in torch.
         group: A torch.distributed.ProcessGroup over which rows are sharded: the input is this rank's slice of them
             along `dim`, one dimension; every rank returns the same numbers, and the gradient that flows back into them
@@ -62,7 +67,8 @@ def logsumexp(
         TypeError: For what is not a dense real tensor, or has a floating-point dtype that is not taken, and without a
             dimension.
         IndexError: For a dimension out of range.
-        ValueError: For a repeated dimension or none, and for an `out` of another dtype or device.
+        ValueError: For a repeated dimension or none, for an `out` of another dtype or device, and for a sink that does
+            not fit the input.
         NotPlanned: Where more than five kept, or five reduced, dimensions do not merge in memory, and for 2^31 elements
             in a row.
     """
@@ -76,10 +82,15 @@ def logsumexp(
         Shard(group, vocab_start, vocab_size),
     )
     if is_shared(input, dims, shard):
-        if out is not None:
-            raise ValueError("out of rows that ranks share: logsumexp returns a new tensor there")
+        if out is not None or sink is not None:
+            name = "sink" if out is None else "out"
+            raise ValueError(
+                f"{name} of rows that ranks share: logsumexp returns their own in a new tensor there"
+            )
         found = row_numbers(input, None, dims, 1.0, False, shard)[1].to(dtype)
         return found.unsqueeze(dims[0]) if keepdim else found
+    if sink is not None:
+        return log_sum_exp(input, of_rows("sink", sink, input, dims), dims, keepdim, dtype, out)
     return reduce("logsumexp", input, dims, keepdim, dtype, out)
 
 

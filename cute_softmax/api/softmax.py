@@ -76,14 +76,16 @@ def softmax(
     operations make a float32 tensor of scores first (`explain` says which).
 
     CUDA tensors of bfloat16, float16 and float32 run our kernels, with float32 arithmetic inside. CPU tensors go to
-    ATen, and so do float64 tensors on any device: where the input, the result, the bias or a tensor scale is float64.
+    ATen, and so do float64 tensors on any device: where the input, the result, the bias, the sink or a tensor scale is
+    float64.
 
     A NaN or +inf makes its row NaN, and so does a row of nothing but -inf, as in torch. The same call gives the same
     bits every time; within `batch_invariant` they are those of the row alone.
 
     Differentiable, twice as well, in forward mode, and under `torch.func`. Forward saves only its result for the
-    backward, and mask and scale where they are given; for the gradient of a tensor scale the input, too. Gradients go
-    to the input, to the bias (summed to its shape) and to a tensor scale; masked elements have zero.
+    backward, and mask and scale where they are given; for the gradient of a tensor scale the input, too, and for that
+    of a sink a number of each row. Gradients go to the input, to the bias and the sink (summed to their shapes) and to
+    a tensor scale; masked elements have zero.
 
     Args:
         input: A dense real tensor of any shape and strides; integers need `dtype`. It is not changed.
@@ -103,6 +105,10 @@ def softmax(
             For `dim=-1` only. The rest is not read.
         alpha: A number that the result is multiplied by.
         empty_rows: What a row is in which nothing counts, or whose scores are all -inf: "nan" as in torch, or "zero".
+        sink: A floating-point tensor that broadcasts to the input and has size 1 in the reduced dimensions: one more
+            score of each row, or of all rows that share it (of a head, say), that joins the sum and is not in the
+            result. It is a score as it is: neither scale nor mask apply to it. A row in which nothing else counts is 0
+            throughout; a sink of -inf is none, and has a gradient of 0.
         group: A torch.distributed.ProcessGroup over which rows are sharded: the input is this rank's slice of them
             along `dim`, and so is the result. For one dimension, and of scores a number as `scale`. A DTensor that is
             sharded over `dim` needs none. Two numbers of each row are gathered forward, one backward.
@@ -190,7 +196,8 @@ def _decide(
             return form(input, given)
     if out is not None:
         return calls.into(out, input, operands, spec)
-    return calls.serve(input, *operands, spec)
+    *scored, sink = operands
+    return calls.serve(input, *scored, spec, sink)
 
 
 def _of_shared_rows(
@@ -237,6 +244,7 @@ def log_softmax(
         mask: A boolean tensor that broadcasts to the input, True where an element counts.
         causal: True: element j of row i counts if `j <= i`; an int: if `j <= i + causal`. For `dim=-1` only.
         empty_rows: What a row is in which nothing counts: "nan" or "zero", see above.
+        sink: One more score of each row, as for `softmax`; a row in which nothing else counts is -inf throughout.
         group: A ProcessGroup over which rows are sharded, as for `softmax`.
         vocab_start: As for `softmax`.
         vocab_size: As for `softmax`.
@@ -282,6 +290,7 @@ def softmax_(
         causal: True: element j of row i counts if `j <= i`; an int: if `j <= i + causal`. For `dim=-1` only.
         alpha: A number that the result is multiplied by.
         empty_rows: What a row is in which nothing counts: "nan" or "zero".
+        sink: One more score of each row, as for `softmax`.
         axis: Another name of `dim`.
 
     Returns:

@@ -21,6 +21,7 @@ class Scores(NamedTuple):
     causal: int | None = None
     alpha: float | None = None
     empty_rows: str | None = None
+    sink: tuple[int, ...] | None = None
 
     @property
     def given(self) -> dict[str, object]:

@@ -122,6 +122,7 @@ def call(function: Callable) -> Callable:
         click.option("--causal", type=int, metavar="OFFSET", help="Element j of row i counts if j <= i + OFFSET."),
         click.option("--alpha", type=float, help="What the result is multiplied by."),
         click.option("--empty-rows", type=click.Choice(("nan", "zero")), help="Rows in which nothing counts."),
+        click.option("--sink", type=SHAPE, metavar="SHAPE", help="A score more of each row, in its sum alone."),
     ]  # fmt: skip
     for option in reversed(options):
         gathered = option(gathered)

@@ -100,7 +100,7 @@ def plan_of(asked: Asked, online: bool = True) -> AnyPlan:
 def _options(asked: Asked) -> dict[str, object]:
     """The arguments of `plan_softmax`."""
     given = asked.scores.given
-    for name in ("scale", "bias", "mask"):
+    for name in ("scale", "bias", "mask", "sink"):
         if isinstance(given.get(name), tuple):
             dtype = torch.bool if name == "mask" else launch.TORCH_DTYPES[asked.dtype]
             given[name] = torch.empty(given[name], dtype=dtype, device="meta")

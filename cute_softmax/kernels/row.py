@@ -268,6 +268,7 @@ class RowKernel:
                 result = partial(maths[m].at_target, values[m][-1].numbers, states[m], *found)
                 self.scalars.store_target(rows[m], targets[m], owned[m], result)
             if const_expr(len(self.math.group_outputs) > 0):
+                found += [values[m][-1].numbers["sink"]] if const_expr(self.spec.prologue.sink) else []
                 results = partial(maths[m].group_results, states[m], *found)
                 self.scalars.store_groups(rows[m], results, chosen[m])
 
@@ -379,7 +380,13 @@ class RowKernel:
                         cute.arch.cluster_wait()
                     state = self.exchange(shared, stage, maths[m].reductions[stage], state, turn)
                 carry[m].append(state)
-        return [sum(states, ()) for states in carry], kept
+        states = [sum(states, ()) for states in carry]
+        if const_expr(s.prologue.sink):
+            sinks = [v[-1].numbers["sink"] for v in values]
+            states = [
+                math.joined(state, sink) for math, state, sink in zip(maths, states, sinks, strict=True)
+            ]
+        return states, kept
 
     def exchange(self, shared: Shared, stage: int, op: object, state: tuple, turn: Int32) -> tuple:
         """Merge a state with the other warps and CTAs of the row.

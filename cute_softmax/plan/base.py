@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import ClassVar
 
-from .maths import BESIDE
+from .maths import BESIDE, OF_SINKS
 from .problem import ITEM_SIZE
 
 
@@ -24,7 +24,7 @@ class ClassBase:
     @property
     def own_dtypes(self) -> list[str]:
         """The dtypes of the math's tensors, each once, without those of a prologue."""
-        extras = {*BESIDE, *self.facts.group_inputs}
+        extras = {*BESIDE, *OF_SINKS, *self.facts.group_inputs}
         named = zip(self.dtypes, self.facts.operands, strict=True)
         return list(dict.fromkeys(d for d, name in named if name not in extras))
 

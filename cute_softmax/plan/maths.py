@@ -8,6 +8,7 @@ from dataclasses import dataclass
 WARP = 32
 CACHE_LINE = 128  # bytes
 BESIDE = ("bias", "mask")  # inputs that scores are made of beside the elements; they may be broadcast
+OF_SINKS = ("sink_log", "sink_grad")  # results of groups beside full ones, see `Prologue.sink`
 
 
 @dataclass(frozen=True)

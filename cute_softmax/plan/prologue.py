@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
-from .maths import Math, NotPlanned, math_of
+from .maths import OF_SINKS, Math, NotPlanned, math_of
 
 FORMS = ("", "number", "groups")
 TARGETS = ("", "found", "loss")
@@ -16,15 +16,15 @@ WHOLE = ("offset", "ignore")  # numbers that are integers
 _TAKES = {
     "softmax": (
         {
-            *("scale", "softcap", "bias", "mask", "causal", "alpha", "zero"),
+            *("scale", "softcap", "bias", "mask", "causal", "alpha", "zero", "sink"),
             *("target", "squares", "more", "entropy", "even", "against"),
         },
         set(),
     ),
-    "softmax_backward": ({"scale", "causal", "alpha"}, {"bias", "mask", "zero"}),
-    "log_softmax": ({"scale", "bias", "mask", "causal", "zero"}, set()),
-    "log_softmax_backward": ({"scale", "mask", "causal"}, {"bias", "zero"}),
-    "logsumexp": ({"scale", "bias", "mask", "causal", "against"}, {"zero"}),
+    "softmax_backward": ({"scale", "causal", "alpha", "sink"}, {"bias", "mask", "zero"}),
+    "log_softmax": ({"scale", "bias", "mask", "causal", "zero", "sink"}, set()),
+    "log_softmax_backward": ({"scale", "mask", "causal", "sink"}, {"bias", "zero"}),
+    "logsumexp": ({"scale", "bias", "mask", "causal", "against", "sink"}, {"zero"}),
     "entropy": ({"scale", "softcap", "bias", "mask", "causal", "zero"}, set()),
     "selective": ({"scale", "softcap", "even"}, set()),
     "selective_entropy": ({"scale", "softcap"}, set()),
@@ -59,9 +59,12 @@ class Prologue:
         "softmax" "input" or "target": its gradient in that operand, times an `alpha` of "groups"; that in the target
         takes an operand "loss" of one element per group. "weights": the target has no logits, but weights of the
         negative logarithms of the input's softmax; their sum, a cross entropy, or its gradient in the input.
+    sink: one more score, an operand "sink" of one element per group, joins the sum of the exponentials and has no
+        result among the others. Where these are written its own logarithm in the softmax is, too: "sink_log".
 
     The gradients: scale is a factor on the result, and alpha is the *inverse* of the forward's. They have neither
-    bias nor mask operands; with `mask`, log_softmax_backward takes no part of a gradient where y is -inf.
+    bias nor mask operands; with `mask`, log_softmax_backward takes no part of a gradient where y is -inf. With `sink`
+    the operand of that name is what the forward wrote as "sink_log", and "sink_grad" is written, the sink's gradient.
     """
 
     scale: str = ""
@@ -77,8 +80,13 @@ class Prologue:
     softcap: bool = False
     even: bool = False
     against: str = ""
+    sink: bool = False
 
     def __post_init__(self):
+        if self.sink and self.of_rows:
+            raise ValueError(
+                "a sink beside a target, an entropy, a softcap or another softmax: no kernel has both"
+            )
         if self.target not in TARGETS:
             raise ValueError(f"target is {self.target!r}: it is one of {', '.join(map(repr, TARGETS))}")
         if self.against not in AGAINST:
@@ -113,6 +121,8 @@ class Prologue:
     @property
     def packs(self) -> bool:
         """Whether elements become scores by being negated or left out alone: scaled they are by the exponentials."""
+        if self.scale and self.sink:  # which is a score, not an element
+            return False
         return bool(self.scale or self.mask) and not (self.softcap or self.bias or self.causal)
 
     @property
@@ -136,6 +146,7 @@ class Prologue:
             *["down", "entropy"] * self.entropy,
             *["even"] * (self.even and self.target == "found"),
             *["loss"] * (self.against == "target"),
+            *["sink"] * self.sink,
         )
 
     @property
@@ -157,6 +168,7 @@ class Prologue:
             self.bias and "a bias added",
             self.mask and "masked",
             self.causal and "causal",
+            self.sink and "one more score of each row in the sum",
             self.alpha and f"results times {how[self.alpha]}",
             self.zero and "zeros where nothing is left",
             self.target and "one less at the target",
@@ -204,8 +216,11 @@ def facts_of(math_name: str, online: bool, prologue: Prologue) -> Math:
             group_inputs=prologue.groups,
             group_outputs=results,
         )
-    inputs = () if math_name.endswith("_backward") else ("bias",) * prologue.bias + ("mask",) * prologue.mask
+    backward = math_name.endswith("_backward")
+    inputs = () if backward else ("bias",) * prologue.bias + ("mask",) * prologue.mask
     results = ("loss", "lse") if prologue.target == "loss" else ()
+    if prologue.sink and facts.outputs:
+        results = OF_SINKS[backward : backward + 1]
     return replace(
         facts,
         inputs=facts.inputs + inputs,

@@ -89,10 +89,10 @@ def build_math(c: RowClass | PanelClass) -> Any:
     # At a temperature a few terms may be all of a sum, and every addition between lanes rounds most of it: rows summed
     # to 1 within 2.7 ulp in a simulation of 20,000, and within 1.5 where lanes round once.
     of_scaled = reduce.COMPENSATED if p.scale and c.precise else total
-    # Scores that were scaled or added to may have any float32's distance from each other.
-    source = "fp32" if p.scale or p.bias else c.dtypes[0]
+    # Scores that were scaled or added to may have any float32's distance from each other, and from a sink.
+    source = "fp32" if p.scale or p.bias or p.sink else c.dtypes[0]
     # The exponentials of log_softmax, for the same sum; the others are as good, and cheaper where no score is near.
-    logs = (maths.Precise() if source == "fp32" else maths.Near()) if c.logs else None
+    logs = (maths.Precise() if c.dtypes[0] == "fp32" else maths.Near()) if c.logs else None
     built = {
         "softmax": lambda: maths.Softmax(
             source, online=c.online, precise=c.precise, keep=c.keep, part=c.part, total=of_scaled

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from math import ceil
+from math import ceil, log
 
 import classes
 import torch
@@ -29,12 +29,16 @@ PROLOGUES = (
     Prologue(scale="number", bias=True),
     Prologue(scale="number", mask=True, causal=True, alpha="number", zero=True),
     Prologue(scale="groups", bias=True, mask=True, causal=True, zero=True),
+    Prologue(sink=True),
+    Prologue(scale="number", mask=True, sink=True),
 )
 GRADIENTS = (
     Prologue(scale="number"),
     Prologue(causal=True),
     Prologue(scale="groups", alpha="groups"),
     Prologue(scale="number", mask=True, causal=True),
+    Prologue(sink=True),
+    Prologue(scale="number", mask=True, sink=True),
 )
 # Maths that have every prologue on every kind of configuration, and those that have every so many of these pairs.
 WHOLE = ("softmax", "softmax_backward")
@@ -135,7 +139,7 @@ def supported(math: str, prologue: Prologue) -> Prologue:
         prologue = replace(prologue, mask=False)
     if math == "logsumexp" or math.endswith("_backward"):
         prologue = replace(prologue, zero=False)
-    return prologue
+    return replace(prologue, sink=False) if math == "entropy" else prologue
 
 
 def forms(maths: list[str], names: list[str]) -> Iterator[Form]:
@@ -160,6 +164,8 @@ def case_of(form: Form) -> Case:
         if how := getattr(prologue, name):
             groups = random((*shape[:-1], 1), torch.float32, 2).abs() + 0.25
             fields[name] = number if how == "number" else groups
+    if prologue.sink:
+        fields["sink"] = sinks_of(math, shape)
     beside = shape[2 if form.one else 1 :]
     if prologue.bias:
         fields["bias"] = random(beside, dtype, 3)
@@ -175,6 +181,15 @@ def case_of(form: Form) -> Case:
     if prologue.mask:  # it names no tensor; -inf in y does
         fields["mask"] = torch.ones(1, dtype=torch.bool)
     return Case(math, x, y=y.to(dtype), **fields)
+
+
+def sinks_of(math: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """Sinks of a call over the last dimension as large as a row's sum, one of them nothing; of gradients their
+    logarithms in the softmax."""
+    found = random((*shape[:-1], 1), torch.float32, 5, 2.0)
+    found = -found.abs() if math.endswith("_backward") else found + log(shape[-1])
+    found.view(-1)[-1] = float("-inf")
+    return found
 
 
 def check(form: Form, device: Device) -> float:
@@ -194,7 +209,7 @@ def check(form: Form, device: Device) -> float:
     stream = torch.cuda.current_stream().cuda_stream
     seconds = timed(lambda: call(stream, *(t.data_ptr() for t in copies), numbers=case.numbers))
     results = [received(o, t) for o, t in zip(outputs, copies[-len(outputs) :], strict=True)]
-    case.check([r[..., 0] if made.kernel.facts.group_outputs else r for r in results])
+    case.check(case.shown(results))
     return seconds
 
 

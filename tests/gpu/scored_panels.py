@@ -13,6 +13,7 @@ import panels
 import torch
 from checking import DTYPES, random
 from families import Case
+from sanitize_family import sinks_of
 from sanitizing import Job, received, sent, timed
 
 from cute_softmax.plan import PanelPlan, Prologue, plan_panel
@@ -29,11 +30,15 @@ FORWARD = (
     Prologue(scale="groups", bias=True, alpha="groups", zero=True),
     Prologue(scale="number", causal=True, zero=True),
     Prologue(scale="groups", bias=True, mask=True, causal=True),
+    Prologue(sink=True),
+    Prologue(scale="number", mask=True, sink=True),
 )
 GRADIENTS = (
     Prologue(scale="number", alpha="number"),
     Prologue(scale="groups", causal=True),
     Prologue(scale="groups", mask=True),
+    Prologue(sink=True),
+    Prologue(scale="number", mask=True, sink=True),
 )
 MATHS = ("softmax", "softmax_backward", "log_softmax", "logsumexp", "log_softmax_backward", "entropy")
 # Where tensors lie, and of what shape a bias and a mask are: one for all rows, one for each, or whole.
@@ -71,6 +76,8 @@ def supported(math: str, prologue: Prologue) -> Prologue:
     """What of a prologue a math has."""
     if not math.startswith("softmax"):
         prologue = replace(prologue, alpha="")
+    if math == "entropy":
+        prologue = replace(prologue, sink=False)
     return replace(prologue, mask=False) if math == "softmax_backward" else prologue
 
 
@@ -110,6 +117,8 @@ def case_of(form: Form) -> Case:
         if how := getattr(prologue, name):
             groups = random((shape[0], 1), torch.float32, 2).abs() + 0.25
             fields[name] = number if how == "number" else groups
+    if prologue.sink:
+        fields["sink"] = sinks_of(math_name, shape)
     if prologue.causal:
         fields["offset"] = shape[1] // 2 - 2
     if math_name.endswith("_backward"):
@@ -159,7 +168,7 @@ def check(form: Form, device: Device) -> float:
     stream = torch.cuda.current_stream().cuda_stream
     seconds = timed(lambda: call(stream, *(t.data_ptr() for t in copies), numbers=case.numbers))
     results = [received(o, t) for o, t in zip(outputs, copies[-len(outputs) :], strict=True)]
-    case.check([r[..., 0] if case.results else r for r in results])
+    case.check(case.shown(results))
     return seconds
 
 

@@ -137,6 +137,29 @@ def explicit_cases() -> list[Case]:
         ]
         hot = torch.full((2, 3, 40, 1), 1000.0, device=x.device)
         found += [Case("softmax", x, scale=hot, bias=x), Case("softmax", x, scale=hot, offset=3, zero=True)]
+        # Sinks: of each row, of a matrix, of all, none, and what is no number.
+        for sink, how in (
+            (tensor_of(rng, (2, 3, 40, 1), torch.float32, 4.0), {}),
+            (tensor_of(rng, (2, 3, 40, 1), dtype, 4.0), {"scale": 0.125, "offset": 160, "place": (3, 5)}),
+            (torch.full((2, 3, 40, 1), 90.0, device=x.device), {"mask": x > 0.5}),
+            (torch.full((2, 3, 40, 1), -90.0, device=x.device), {"mask": x > 2.5, "bias": x}),
+            (torch.full((2, 3, 40, 1), -math.inf, device=x.device), {"offset": -5, "zero": True}),
+            (torch.full((2, 3, 40, 1), math.inf, device=x.device), {}),
+        ):
+            sink[0, 1, 3] = math.nan
+            for m in FORWARD[:3]:
+                fields = how | {"zero": False} if m == "logsumexp" else how
+                found.append(Case(m, x, sink=sink, **fields))
+        for columns in (1, 7, 33, 1023, 16384, 50257, 151936, 300000):
+            long = tensor_of(rng, (3, columns), dtype)
+            sink = tensor_of(rng, (3, 1), torch.float32) + math.log(columns)
+            found += [Case(m, long, sink=sink) for m in FORWARD[:3]]
+            found.append(Case("softmax", long, sink=sink, scale=-0.5, mask=long > -1, alpha=2.5))
+            y = torch.log_softmax(torch.cat([long.float(), sink], -1), -1)
+            log, y = y[:, -1:], y[:, :-1]
+            grad = tensor_of(rng, (3, columns), dtype)
+            found.append(Case("softmax_backward", grad, y=y.exp().to(dtype), sink=log, scale=0.5))
+            found.append(Case("log_softmax_backward", grad, y=y.to(dtype), sink=log))
         # Numbers that are none.
         for columns in (1, 2, 3, 7, 33, 127, 1023, 4097):
             short = tensor_of(rng, (2, 1, 40, columns), dtype, 3.0)
@@ -161,6 +184,7 @@ def explicit_cases() -> list[Case]:
 def moved_cases() -> list[Case]:
     """Without a prologue, over columns and over rows that do not fit on chip."""
     rng, found = Random(11), []
+    row = torch.ones(1, dtype=torch.bool, device=tensor_of(rng, (1,), torch.float32).device)  # -inf in y says
     for dtype in (torch.bfloat16, torch.float32):
         shapes = [
             ((rows, columns), True) for rows, columns in ((64, 7), (5000, 33), (300, 5000), (64, 70000))
@@ -174,6 +198,13 @@ def moved_cases() -> list[Case]:
                 Case("entropy", x, turned=turned, dtype=torch.float32),
                 Case("log_softmax_backward", x.nan_to_num(neginf=0), y=y, turned=turned, place=(1, 3)),
             ]
+            sink = tensor_of(rng, (shape[0], 1), torch.float32) + math.log(shape[1])
+            found += [Case(m, x, sink=sink, turned=turned) for m in FORWARD[:3]]
+            log = -sink.abs()
+            found.append(
+                Case("log_softmax_backward", x.nan_to_num(neginf=0), y=y, sink=log, turned=turned, mask=row)
+            )
+            found.append(Case("softmax_backward", x, y=y.exp(), sink=log, turned=turned, place=(1, 3)))
     return found
 
 
@@ -193,7 +224,7 @@ def failures(cases: list[tuple[int, Case]]) -> list[str]:
                 torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(results, again, strict=True)
             ):
                 wrong.append(f"{i}: a second call gave other bits")
-            right = [r.to(results[0].dtype) for r in case.expected(torch.float64)]
+            right = [r.to(y.dtype) for r, y in zip(case.expected(torch.float64), results, strict=True)]
             for name, mutant in mutants(case) if i % 3 == 0 and i < EXPLICIT else ():
                 if all(
                     torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(mutant, right, strict=True)

@@ -48,6 +48,11 @@ def torchs_softmax(x, dim=-1, scale=1.0, bias=0.0, mask=None):
     return torch.softmax(s if mask is None else s.masked_fill(~mask, -INF), dim)
 
 
+def with_sink(function, s, sink, mask=None):
+    s = s if mask is None else s.masked_fill(~mask, -INF)
+    return function(torch.cat([s, sink], -1), -1)[..., :-1]
+
+
 def cases() -> dict:
     """Ours and torch's function of a tensor whose last two dimensions are those of the scores."""
     _, bias, mask, rows, index = scores()
@@ -56,6 +61,18 @@ def cases() -> dict:
         "softmax": (softmax, lambda x: torch.softmax(x, -1)),
         "softmax dim": (lambda x: softmax(x, -2), lambda x: torch.softmax(x, -2)),
         "scores": (lambda x: softmax(x, **options), lambda x: torchs_softmax(x, **options)),
+        "sink": (
+            lambda x: softmax(x, sink=x[..., :1].sin(), **options),
+            lambda x: with_sink(torch.softmax, x * rows[0] + bias, x[..., :1].sin(), mask),
+        ),
+        "log_softmax with a sink": (
+            lambda x: log_softmax(x, sink=x[..., :1].sin()),
+            lambda x: with_sink(torch.log_softmax, x, x[..., :1].sin()),
+        ),
+        "logsumexp with a sink": (
+            lambda x: logsumexp(x, -1, sink=x[..., :1].sin()),
+            lambda x: torch.logsumexp(torch.cat([x, x[..., :1].sin()], -1), -1),
+        ),
         "log_softmax": (log_softmax, lambda x: torch.log_softmax(x, -1)),
         "logsumexp": (lambda x: logsumexp(x, -1), lambda x: torch.logsumexp(x, -1)),
         "amax": (lambda x: amax(x, -1), lambda x: torch.amax(x, -1)),
@@ -69,6 +86,7 @@ def cases() -> dict:
 
 
 NAMES = (
+    "sink", "log_softmax with a sink", "logsumexp with a sink",
     "softmax", "softmax dim", "scores", "log_softmax", "logsumexp", "amax", "sum", "entropy", "selective",
 )  # fmt: skip
 names = pytest.mark.parametrize("name", NAMES)

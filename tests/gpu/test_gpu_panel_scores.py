@@ -34,15 +34,16 @@ def launched(form: scored_panels.Form) -> Case | None:
     call.on_device(case.x.get_device(), *(t.data_ptr() for t in tensors), numbers=case.numbers)
     for output in outputs:
         output.check()
-    case.check([o.tensor[..., 0] if case.results else o.tensor for o in outputs])
+    case.check(case.shown([o.tensor for o in outputs]))
     return case
 
 
 def passing(case: Case) -> list[str]:
     """The mutants of a case that its check does not find, of those that are wrong."""
     found = []
-    right = [r.to(case.dtype or case.x.dtype) for r in case.expected(torch.float64)]
+    right = case.expected(torch.float64)
     for what, wrong in mutants(case):
+        right = [r.to(w.dtype) for r, w in zip(right, wrong, strict=True)]
         if all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(wrong, right, strict=True)):
             continue
         try:

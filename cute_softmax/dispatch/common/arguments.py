@@ -117,7 +117,7 @@ def check_memory(out: torch.Tensor, input: torch.Tensor, *others: torch.Tensor |
             "out overlaps input in memory without being the same tensor: the result would be undefined"
         )
     if any(t is not None and overlap(t, out) for t in others):
-        raise ValueError("out overlaps bias, mask or scale in memory: the result would be undefined")
+        raise ValueError("out overlaps bias, mask, scale or sink in memory: the result would be undefined")
     if overlaps_itself(out):
         raise ValueError(f"out has strides {out.stride()}: several of its elements share one place in memory")
 

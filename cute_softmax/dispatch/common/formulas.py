@@ -7,6 +7,7 @@ hold wherever torch's operations do.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -51,9 +52,13 @@ def compose(
     return x if keep is None else torch.where(keep, x, -INF)
 
 
-def result_of(scores: torch.Tensor, masked: bool, spec: Spec) -> torch.Tensor:
+def result_of(
+    scores: torch.Tensor, masked: bool, spec: Spec, sink: torch.Tensor | None = None
+) -> torch.Tensor:
     """The softmax of composed scores by ATen."""
     function = torch.log_softmax if spec.log else torch.softmax
+    if sink is not None:
+        function = partial(_beside, function, _column(sink, scores, spec.dims))
     if spec.zero:
         empty = empty_rows(scores, spec.dims)
         y = over(function, scores.masked_fill(empty, 0.0), spec.dims)
@@ -65,6 +70,56 @@ def result_of(scores: torch.Tensor, masked: bool, spec: Spec) -> torch.Tensor:
     if spec.alpha != 1:
         y = y * spec.alpha
     return y.to(spec.dtype)
+
+
+def _beside(function, column: torch.Tensor, scores: torch.Tensor, dim: int) -> torch.Tensor:
+    """What `function` makes of scores beside one column more, and not of that."""
+    if not scores.dim():
+        return _beside(function, column, scores.unsqueeze(0), 0).squeeze(0)
+    # A copy, so that the column is not kept.
+    return function(torch.cat([scores, column], dim), dim).narrow(dim, 0, scores.shape[dim]).clone()
+
+
+def _column(sink: torch.Tensor, scores: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
+    """The sinks of scores as one column more of what `over` hands to its function."""
+    if not scores.dim():
+        return sink.to(scores.dtype).reshape(1)
+    whole = sink.to(scores.dtype).expand([1 if d in dims else n for d, n in enumerate(scores.shape)])
+    return whole if len(dims) == 1 else _flat(whole, dims)
+
+
+def _flat(tensor: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
+    """A tensor with the reduced dimensions last, as one."""
+    last = [-i - 1 for i in range(len(dims))][::-1]
+    return tensor.movedim(tuple(dims), last).flatten(-len(dims))
+
+
+def log_sum(scores: torch.Tensor, sink: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
+    """The logsumexp of scores beside sinks, without the reduced dimensions."""
+    if not scores.dim():
+        return log_sum(scores.unsqueeze(0), sink.reshape(1), dims)
+    column = sink.to(scores.dtype).expand([1 if d in dims else n for d, n in enumerate(scores.shape)])
+    return torch.logsumexp(torch.cat([_flat(scores, dims), _flat(column, dims)], -1), -1)
+
+
+def sink_log(scores: torch.Tensor, sink: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
+    """The logarithms of sinks in the softmax beside scores, with the reduced dimensions of size 1; of one of -inf
+    -inf, even where there is nothing else."""
+    sink = sink.to(scores.dtype)
+    return torch.where(sink == -INF, sink, sink - torch.logaddexp(sink, torch.logsumexp(scores, dims, True)))
+
+
+def sink_gradient(
+    grad: torch.Tensor, output: torch.Tensor, log: torch.Tensor, mask: torch.Tensor | None, spec: Spec
+) -> torch.Tensor:
+    """The gradients of the rows' sinks, with the reduced dimensions of size 1. log: see `sink_log`."""
+    w = wide(grad.dtype, output.dtype)
+    g, y = grad.to(w), output.to(w)
+    if not spec.log:
+        g = g * y
+    elif mask is not None or spec.causal is not None:
+        g = torch.where(y == -INF, 0.0, g)
+    return torch.where(log == -INF, 0.0, -log.exp() * g.sum(spec.dims, keepdim=True))
 
 
 def empty_rows(scores: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
@@ -85,13 +140,14 @@ def over(function, input: torch.Tensor, dims: Sequence[int], *arguments: object)
     return flat.unflatten(-1, moved.shape[-len(dims) :]).movedim(last, tuple(dims))
 
 
-def formula(input, bias, mask, scale, spec: Spec) -> torch.Tensor:
+def formula(input, bias, mask, scale, spec: Spec, sink: torch.Tensor | None = None) -> torch.Tensor:
     """The whole forward in torch operations."""
-    if spec.plain and bias is None and mask is None and scale is None:
+    if spec.plain and bias is None and mask is None and scale is None and sink is None:
         return over(torch.log_softmax if spec.log else torch.softmax, input, spec.dims, spec.dtype)
-    return result_of(
-        compose(input, bias, mask, scale, spec), mask is not None or spec.causal is not None, spec
-    )
+    scores = compose(input, bias, mask, scale, spec)
+    if sink is not None:
+        scores = scores.to(wide(scores.dtype, sink.dtype))
+    return result_of(scores, mask is not None or spec.causal is not None, spec, sink)
 
 
 def backward_formula(

@@ -55,7 +55,7 @@ def operator_of(
 
     schema: tensors, and fields of a spec by their names or those of `FIELDS`; spec(**fields) makes one.
     fake: takes what the function does, and returns new tensors of its results' shapes, strides and dtypes.
-    like: which tensor's memory format the one result has; results are contiguous without.
+    like: which tensor's memory format the first result has; results are contiguous else.
     """
     arguments = torch._C.parse_schema(name + schema).arguments
     names, defaults = [FIELDS.get(a.name, a.name) for a in arguments], [a.default_value for a in arguments]
@@ -83,9 +83,10 @@ def operator_of(
     def operator(*given):
         call = whole(given)
         found = function.forward(*call)
-        if like is not None:
-            return _laid_out(found, call[like])
-        return tuple([t.contiguous() for t in found]) if type(found) is tuple else found.contiguous()
+        results = list(found) if type(found) is tuple else [found]
+        first = results[0].contiguous() if like is None else _laid_out(results[0], call[like])
+        results = first, *[t.contiguous() for t in results[1:]]
+        return results if type(found) is tuple else first
 
     def setup_context(ctx, inputs, output):
         ctx.places = places
@@ -136,4 +137,7 @@ def over_batch(function: Callable, info, in_dims: tuple, arguments: tuple, full:
     if isinstance(found, torch.Tensor):
         return (found.reshape(info.batch_size) if rank == 0 else found), 0
     # An empty tensor stands for what was not asked for, and has no batch.
-    return tuple(found), tuple(None if t.shape == (0,) else 0 for t in found)
+    whole = [None if t.shape == (0,) else 0 for t in found]
+    if rank == 0:
+        found = [t if d is None else t.reshape(info.batch_size) for t, d in zip(found, whole, strict=True)]
+    return tuple(found), tuple(whole)

@@ -1,6 +1,7 @@
 """Scores before a softmax: scale, bias, mask and causal as a caller gives them, their checks, and what they mean.
 
-The score of an element is ``x * scale + bias``, and -inf where a mask or the diagonal excludes it.
+The score of an element is ``x * scale + bias``, and -inf where a mask or the diagonal excludes it. A sink is a score
+of a row that no element has.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ class ScoreArguments(TypedDict, total=False):
     causal: bool | int
     alpha: float
     empty_rows: str
+    sink: torch.Tensor | None
 
 
-DEFAULTS = dict(scale=1.0, bias=None, mask=None, causal=False, alpha=1.0, empty_rows="nan")
+DEFAULTS = dict(scale=1.0, bias=None, mask=None, causal=False, alpha=1.0, empty_rows="nan", sink=None)
 
 
 class ShardArguments(TypedDict, total=False):
@@ -133,6 +135,7 @@ class Operands(NamedTuple):
     bias: torch.Tensor | None = None
     mask: torch.Tensor | None = None
     scale: torch.Tensor | None = None
+    sink: torch.Tensor | None = None
 
 
 def scores_of(
@@ -148,6 +151,7 @@ def scores_of(
     causal: bool | int = False,
     alpha: float = 1.0,
     empty_rows: str = "nan",
+    sink: torch.Tensor | None = None,
 ) -> tuple[Operands, Spec]:
     """The scores of a call with a result of `dtype`.
 
@@ -155,25 +159,33 @@ def scores_of(
     """
     groups, factor = None, 1.0
     if isinstance(scale, torch.Tensor):
-        groups = _operand("scale", scale, input)
-        size = (1,) * (input.dim() - scale.dim()) + tuple(scale.shape)
-        if any(size[d] != 1 for d in dims if d < input.dim()):
-            raise ValueError(
-                f"scale has shape {tuple(scale.shape)}: it varies along the reduced dimension(s) "
-                f"{', '.join(map(str, dims))} of an input of shape {tuple(input.shape)}; it must have size 1 there"
-            )
+        groups = of_rows("scale", scale, input, dims)
     else:
         factor = number("scale", scale, "a number or a torch.Tensor")
     if bias is not None:
         _operand("bias", bias, input)
     if mask is not None:
         _operand("mask", mask, input)
+    if sink is not None:
+        of_rows("sink", sink, input, dims)
     alpha = number("alpha", alpha)
     if empty_rows not in EMPTY_ROWS:
         raise ValueError(f'empty_rows is {empty_rows!r}: it is "nan" or "zero"')
     offset = None if causal is False else _diagonal(causal, input, dims)
     spec = Spec(dims, dtype, log, factor, offset, alpha, empty_rows == "zero", online, in_force())
-    return Operands(bias, mask, groups), spec
+    return Operands(bias, mask, groups, sink), spec
+
+
+def of_rows(name: str, tensor: object, input: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
+    """A tensor of one number per row of the input: checked."""
+    _operand(name, tensor, input)
+    size = (1,) * (input.dim() - tensor.dim()) + tuple(tensor.shape)
+    if any(size[d] != 1 for d in dims if d < input.dim()):
+        raise ValueError(
+            f"{name} has shape {tuple(tensor.shape)}: it varies along the reduced dimension(s) "
+            f"{', '.join(map(str, dims))} of an input of shape {tuple(input.shape)}; it must have size 1 there"
+        )
+    return tensor
 
 
 def number(name: str, value: object, what: str = "a number") -> float:

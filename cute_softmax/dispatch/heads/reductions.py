@@ -5,12 +5,13 @@ Each is a row math without a full output: one read of the input, one element wri
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
 import torch
 
+from ...plan import NO_PROLOGUE, Prologue
 from ...runtime import launch
 from ...runtime.invariance import in_force
 from ..common.arguments import FLOATS, check_out, check_tensor, overlap, overlaps_itself, served
@@ -22,6 +23,8 @@ from ..softmax import kernels
 from ..softmax.calls import serve as softmax
 from .calls import times_softmax
 
+_SINK = Prologue(sink=True)
+
 
 def reduce(
     name: str,
@@ -32,37 +35,48 @@ def reduce(
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The whole of a reduction, after the checks of its arguments; dtype None is ATen's choice."""
-    if input.dtype.is_floating_point and input.dtype not in FLOATS:
-        raise TypeError(f"input is {input.dtype}: {name} takes {', '.join(map(str, FLOATS))} and integers")
+    check_input(name, input)
     if out is not None:
-        return _into(out, name, input, dims, keepdim, dtype)
-    if not _served(input, dtype):
+        return into(out, name, input, dims, keepdim, dtype, partial(reduce, name, input))
+    if not on_kernel(input, dtype):
         return _ATEN[name](input, dims, keepdim, dtype)
     return _WAYS[name].serve((input, Reduction(name, dims, keepdim, dtype, in_force())), (input,), (input,))
 
 
-def _served(input: torch.Tensor, dtype: torch.dtype | None) -> bool:
-    return dtype is not None and served(input, dtype) and input.numel() > 0
+def on_kernel(input: torch.Tensor, dtype: torch.dtype | None, sink: torch.Tensor | None = None) -> bool:
+    """Whether our kernels serve it."""
+    return dtype is not None and served(input, dtype, sink) and input.numel() > 0
 
 
-def _into(
+def check_input(name: str, input: torch.Tensor) -> None:
+    """Raise TypeError for floating-point dtypes that are not taken."""
+    if input.dtype.is_floating_point and input.dtype not in FLOATS:
+        raise TypeError(f"input is {input.dtype}: {name} takes {', '.join(map(str, FLOATS))} and integers")
+
+
+def into(
     out: torch.Tensor,
     name: str,
     input: torch.Tensor,
     dims: tuple[int, ...],
     keepdim: bool,
     dtype: torch.dtype | None,
+    anyhow: Callable[..., torch.Tensor],
+    sink: torch.Tensor | None = None,
 ) -> torch.Tensor:
+    """The result in a tensor of the caller's; by `anyhow` of (dims, keepdim, dtype), where no kernel may write it."""
     check_tensor("out", out, name)
-    if _served(input, dtype) and unseen(input, out):
-        check_out(out, shape_of(input.shape, dims, keepdim), dtype, input.device, (input,))
-        if overlap(input, out) or overlaps_itself(out):
-            raise ValueError("out overlaps input or itself in memory: the result would be undefined")
-        launch.run(*work_of(input, name, dims, keepdim, out, in_force()))
+    given = [t for t in (input, sink) if t is not None]
+    if on_kernel(input, dtype, sink) and unseen(out, *given):
+        check_out(out, shape_of(input.shape, dims, keepdim), dtype, input.device, given)
+        if any([overlap(t, out) for t in given]) or overlaps_itself(out):
+            what = "input" if sink is None else "input, sink"
+            raise ValueError(f"out overlaps {what} or itself in memory: the result would be undefined")
+        launch.run(*work_of(input, name, dims, keepdim, out, in_force(), sink))
         return out
     with torch.no_grad():
-        found = reduce(name, input, dims, keepdim, dtype)
-    check_out(out, found.shape, found.dtype, input.device, (input,))
+        found = anyhow(dims, keepdim, dtype)
+    check_out(out, found.shape, found.dtype, input.device, given)
     return out.copy_(found)
 
 
@@ -73,10 +87,13 @@ def work_of(
     keepdim: bool,
     result: torch.Tensor,
     invariant: bool,
+    sink: torch.Tensor | None = None,
 ) -> launch.Work:
-    """The launch. To the kernel every element of a group has the group's one result."""
+    """The launch. To the kernel every element of a group has the group's one result, and its sink."""
     strides = group_strides(result.stride(), input.dim(), dims, keepdim)
-    return launch.Work(name, (input, result.as_strided(input.shape, strides)), dims, invariant=invariant)
+    whole, sinks = result.as_strided(input.shape, strides), [] if sink is None else [sink.expand(input.shape)]
+    prologue = NO_PROLOGUE if sink is None else _SINK
+    return launch.Work(name, (input, *sinks, whole), dims, prologue=prologue, invariant=invariant)
 
 
 @lru_cache(maxsize=4096)
@@ -114,10 +131,10 @@ class Reduction:
         return tensor
 
 
-def forward(input: torch.Tensor, r: Reduction) -> torch.Tensor:
-    """The reduction by our kernels into a new contiguous tensor; `input` is not empty."""
+def forward(input: torch.Tensor, r: Reduction, sink: torch.Tensor | None = None) -> torch.Tensor:
+    """The reduction by our kernels into a new contiguous tensor; `input` is not empty. sink: of a logsumexp."""
     result = torch.empty(shape_of(input.shape, r.dims, r.keepdim), dtype=r.dtype, device=input.device)
-    launch.run(*work_of(input, r.math, r.dims, r.keepdim, result, r.invariant))
+    launch.run(*work_of(input, r.math, r.dims, r.keepdim, result, r.invariant, sink))
     return result
 
 
@@ -127,7 +144,7 @@ class Reduce(Function):
     @staticmethod
     def forward(input, reduction):
         r = reduction
-        if not _served(input, r.dtype):
+        if not on_kernel(input, r.dtype):
             return _ATEN[r.math](input, r.dims, r.keepdim, r.dtype)
         return forward(input, r)
 

@@ -15,8 +15,9 @@ from ..common.forms import Place, guard
 from ..common.spec import Operands, Spec
 from ..common.state import batched, recorder, unseen
 from . import kernels
-from .calls import Softmax, differentiable
-from .kernels import lie_apart, offset_within
+from .functions import Softmax, differentiable
+from .kernels import lie_apart, numbers_of_rows, offset_within
+from .sinks import SoftmaxWithSink
 
 Tensor = torch.Tensor
 _NUMBERS = ("scale", "alpha")
@@ -30,7 +31,7 @@ class Form:
 
     matches(input, *tensors): whether tensors are of this form, see `guard`.
     run(input, *call): the result for tensors of this form; `call` is nothing where scores are the input itself, else
-        bias, mask, scale and the prologue's numbers.
+        bias, mask, scale, sink and the prologue's numbers. With a sink there are two results, see `SoftmaxWithSink`.
     Raises NotPlanned where no kernel serves the calls.
     """
 
@@ -50,7 +51,7 @@ class Form:
         self.tensors = [name for name, value in given.items() if isinstance(value, Tensor)]
         self.matches = guard(input, *(given[name] for name in self.tensors))
         self.requires_grad = any(
-            t is not None and t.requires_grad for t in (input, operands.bias, operands.scale)
+            t is not None and t.requires_grad for t in (input, operands.bias, operands.scale, operands.sink)
         )
         self.backwards: dict[tuple, Callable] = {}
         if not given:
@@ -61,7 +62,10 @@ class Form:
         self._others = [(n, _alike(n, value)) for n, value in given.items() if n not in self.tensors]
         result = torch.empty_like(input, dtype=spec.dtype)
         self._shape, self._strides, self._place = tuple(result.shape), result.stride(), Place(result)
-        work = kernels.forward_work(input, *operands, spec, result)
+        *scored, sink = operands
+        log = None if sink is None else numbers_of_rows(input, spec.dims)
+        self._rows = log if log is None else (tuple(log.shape), log.stride())
+        work = kernels.forward_work(input, *scored, spec, result, sink=sink, sink_log=log)
         self._call, names = work.call(aligned=True), work.prologue.numbers
         self.numbers = [name for name in names if name != "offset"]  # as arguments; `causal` means the offset
         self._fields = [{"scale": "factor", "alpha": "alpha", "offset": "causal"}[name] for name in names]
@@ -83,10 +87,15 @@ class Form:
 
     def __call__(self, input: Tensor, given: dict[str, object]) -> Tensor:
         """The result of a call of this form, recorded by autograd where it records."""
-        call = self._of(given) if given else ()
+        if not given:
+            recorded = self.requires_grad and torch.is_grad_enabled()
+            return record(input, self) if recorded else self.run(input)
+        call = self._of(given)
         if self.requires_grad and torch.is_grad_enabled():
-            return record_scores(input, *call, self) if given else record(input, self)
-        return self.run(input, *call)
+            found = (record_scores if self._rows is None else record_with_sink)(input, *call, self)
+        else:
+            found = self.run(input, *call)
+        return found if self._rows is None else found[0]
 
     def _of(self, given: dict[str, object]) -> tuple:
         """What `run` takes of a call besides its input."""
@@ -95,20 +104,35 @@ class Form:
             offset = 0 if given["causal"] is True else given["causal"]
             numbers.append(offset_within(offset, self._shape))
         scale = given["scale"] if "scale" in self.tensors else None
-        return given.get("bias"), given.get("mask"), scale, numbers
+        return given.get("bias"), given.get("mask"), scale, given.get("sink"), numbers
 
     def _run(
-        self, input: Tensor, bias: Tensor | None, mask: Tensor | None, scale: Tensor | None, numbers: list
-    ) -> Tensor:
+        self,
+        input: Tensor,
+        bias: Tensor | None,
+        mask: Tensor | None,
+        scale: Tensor | None,
+        sink: Tensor | None,
+        numbers: list,
+    ) -> Tensor | tuple[Tensor, Tensor]:
         addresses = [t.data_ptr() for t in (input, bias, mask) if t is not None]
-        if not self._place.suits(addresses):
-            return kernels.forward(input, bias, mask, scale, self.spec_of(numbers))
+        of_sink = [] if sink is None else [sink.data_ptr()]
+        if not self._place.suits(addresses + of_sink):
+            spec = self.spec_of(numbers)
+            if sink is not None:
+                return kernels.forward_with_sink(input, bias, mask, scale, sink, spec)
+            return kernels.forward(input, bias, mask, scale, spec)
         result = forms.empty_strided(self._shape, self._strides, self.spec.dtype)
         if scale is not None:
             scale = scale.float()  # alive until the launch
             addresses.append(scale.data_ptr())
-        self._call(self._place.stream(), *addresses, result.data_ptr(), numbers=numbers)
-        return result
+        addresses += *of_sink, result.data_ptr()
+        if sink is None:
+            self._call(self._place.stream(), *addresses, numbers=numbers)
+            return result
+        log = forms.empty_strided(*self._rows, torch.float32)
+        self._call(self._place.stream(), *addresses, log.data_ptr(), numbers=numbers)
+        return result, log
 
     def anywhere(self, input: Tensor) -> Tensor:
         """The result for a tensor that is misaligned, or on another device than the current one."""
@@ -171,17 +195,33 @@ class RecordedScores(torch.autograd.Function):
     """`Softmax` of a call whose form is known, of scores made of the input: (input, what else `run` takes, form)."""
 
     @staticmethod
-    def forward(ctx, input, bias, mask, scale, numbers, form):
-        result = form.run(input, bias, mask, scale, numbers)
+    def forward(ctx, input, bias, mask, scale, sink, numbers, form):
+        result = form.run(input, bias, mask, scale, sink, numbers)
         Softmax.setup_context(ctx, (input, bias, mask, scale, form.spec_of(numbers)), result)
         return result
 
     @staticmethod
     def backward(ctx, grad):
-        return *Softmax.backward(ctx, grad), None
+        return *Softmax.backward(ctx, grad), None, None
+
+
+class RecordedWithSink(torch.autograd.Function):
+    """`SoftmaxWithSink`, likewise."""
+
+    @staticmethod
+    def forward(ctx, *inputs):
+        *call, numbers, form = inputs
+        results = form.run(*call, numbers)
+        SoftmaxWithSink.setup_context(ctx, (*call, form.spec_of(numbers)), results)
+        return results
+
+    @staticmethod
+    def backward(ctx, *grads):
+        return *SoftmaxWithSink.backward(ctx, *grads), None
 
 
 record, record_scores = recorder(Recorded), recorder(RecordedScores)
+record_with_sink = recorder(RecordedWithSink)
 
 
 def _alike(name: str, value: object) -> Callable[[object], bool]:
@@ -204,7 +244,7 @@ def form_of(
         for name, value in given.items()
         if name in _NUMBERS and value is not operands.scale
     )
-    fits = input.numel() and served(input, spec.dtype, operands.bias, operands.scale)
+    fits = input.numel() and served(input, spec.dtype, operands.bias, operands.scale, operands.sink)
     if not (told_apart and fits and unseen(input, *operands)):
         return None
     try:

@@ -10,7 +10,7 @@ import torch
 from ...plan import Prologue
 from ...runtime import launch
 from ..common.arguments import DTYPES, served
-from ..common.formulas import backward_formula, kept
+from ..common.formulas import backward_formula, kept, sink_gradient
 from ..common.spec import Spec
 from ..common.state import batched
 
@@ -27,9 +27,10 @@ def _work(
     spec: Spec,
     prologue: Prologue,
     alpha: float,
-    result: Tensor,
+    *results: Tensor,
 ) -> launch.Work:
     """A launch with the numbers that its prologue takes at run time; alpha: the number, if it is one."""
+    result, *of_rows = results
     numbers: list[float | int] = []
     if prologue.scale == "number":
         numbers.append(spec.factor)
@@ -40,6 +41,7 @@ def _work(
         numbers.append(offset_within(spec.causal, result.shape))
         query = result.dim() - 2
     tensors = (*inputs, *[t.expand(result.shape) for t in operands], result)
+    tensors += (*[t.expand(result.shape) for t in of_rows],)
     online = spec.online or math != "softmax"  # of all else there is one way
     return launch.Work(math, tensors, spec.dims, online, prologue, numbers, query, spec.invariant)
 
@@ -69,6 +71,32 @@ def forward(
     return result
 
 
+def forward_with_sink(
+    input: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    scale: Tensor | None,
+    sink: Tensor,
+    spec: Spec,
+    out: Tensor | None = None,
+    factors: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`forward` of scores with a sink, and the logarithms of the rows' sinks in the softmax: float32, the reduced
+    dimensions of size 1."""
+    result = torch.empty_like(input, dtype=spec.dtype) if out is None else out
+    log = numbers_of_rows(input, spec.dims)
+    if input.numel():
+        launch.run(*forward_work(input, bias, mask, scale, spec, result, factors, sink=sink, sink_log=log))
+    return result, log
+
+
+def numbers_of_rows(input: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """A new tensor for one number a row: float32, the reduced dimensions of size 1; 0 for rows of nothing."""
+    shape = [1 if d in dims else n for d, n in enumerate(input.shape)]
+    make = torch.empty if input.numel() else torch.zeros
+    return make(shape, dtype=torch.float32, device=input.device)
+
+
 def forward_work(
     input: Tensor,
     bias: Tensor | None,
@@ -78,8 +106,10 @@ def forward_work(
     result: Tensor,
     factors: Tensor | None = None,
     math: str = "",
+    sink: Tensor | None = None,
+    sink_log: Tensor | None = None,
 ) -> launch.Work:
-    """The launch of `forward`; math: of scores, if it is another."""
+    """The launch of `forward`, or with a sink of `forward_with_sink`; math: of scores, if it is another."""
     prologue = _prologue(
         scale=_form(scale, spec.factor),
         bias=bias is not None,
@@ -87,10 +117,13 @@ def forward_work(
         causal=spec.causal is not None,
         alpha=_form(factors, spec.alpha),
         zero=spec.zero,
+        sink=sink is not None,
     )
     operands = [t for t in (bias, mask) if t is not None]
     operands += [t.float() for t in (scale, factors) if t is not None]
-    return _work(math or spec.math, (input,), operands, spec, prologue, spec.alpha, result)
+    operands += [t for t in (sink,) if t is not None]
+    results = [t for t in (result, sink_log) if t is not None]
+    return _work(math or spec.math, (input,), operands, spec, prologue, spec.alpha, *results)
 
 
 def _form(groups: Tensor | None, number: float) -> str:
@@ -111,10 +144,34 @@ def backward(grad: Tensor, output: Tensor, mask: Tensor | None, scale: Tensor | 
     return result
 
 
+def backward_with_sink(
+    grad: Tensor, output: Tensor, log: Tensor, mask: Tensor | None, scale: Tensor | None, spec: Spec
+) -> tuple[Tensor, Tensor]:
+    """`backward`, and the gradients of the rows' sinks: float32, the reduced dimensions of size 1. log: see
+    `forward_with_sink`."""
+    on_kernel = served(output, spec.dtype, scale, log) and grad.dtype in DTYPES
+    if batched(grad, output) or not on_kernel:
+        to_input = backward_formula(grad, output, mask, scale, spec)
+        return to_input, sink_gradient(grad, output, log, mask, spec)
+    result, of_sink = torch.empty_like(output, dtype=spec.dtype), numbers_of_rows(output, spec.dims)
+    if output.numel():
+        if lie_apart(grad, output, spec.dims):
+            grad = torch.empty_like(output, dtype=grad.dtype).copy_(grad)
+        launch.run(*backward_work(grad, output, mask, scale, spec, result, log, of_sink))
+    return result, of_sink
+
+
 def backward_work(
-    grad: Tensor, output: Tensor, mask: Tensor | None, scale: Tensor | None, spec: Spec, result: Tensor
+    grad: Tensor,
+    output: Tensor,
+    mask: Tensor | None,
+    scale: Tensor | None,
+    spec: Spec,
+    result: Tensor,
+    sink_log: Tensor | None = None,
+    of_sink: Tensor | None = None,
 ) -> launch.Work:
-    """The launch of `backward`."""
+    """The launch of `backward`, or with a sink of `backward_with_sink`."""
     factors = scale
     if mask is not None and not spec.zero:
         # Rows of NaN in which nothing counts have a gradient of zero. (Where they are zero, so is this by itself.)
@@ -126,10 +183,12 @@ def backward_work(
         mask=spec.log and mask is not None,  # of which it has no operand: the logarithm is -inf there
         causal=spec.causal is not None,
         alpha=_form(None, spec.alpha),
+        sink=sink_log is not None,
     )
-    operands = [] if factors is None else [factors.float()]
+    operands = [t.float() for t in (factors, sink_log) if t is not None]
+    results = [t for t in (result, of_sink) if t is not None]
     math = f"{spec.math}_backward"
-    return _work(math, (grad, output), operands, spec, prologue, spec.inverse_alpha, result)
+    return _work(math, (grad, output), operands, spec, prologue, spec.inverse_alpha, *results)
 
 
 def rows_left(mask: Tensor, spec: Spec, output: Tensor) -> Tensor:

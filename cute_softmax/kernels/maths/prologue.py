@@ -52,6 +52,9 @@ class Scores:
         self.prologue, self.inputs, self.given = prologue, inputs, given
         self.staging, self.slots = inputs["x"].staging, inputs["x"].slots
         self.kept = {} if keep and not self.slots else None
+        # Padding that is capped, or scaled and nothing else, is finite.
+        alone = prologue.scale and not (prologue.bias or prologue.mask)
+        self.counted = prologue.causal or prologue.softcap or alone
         self.steps = len(inputs["x"].vectors)
 
     def vector(self, k: int) -> list[Float32]:
@@ -81,8 +84,7 @@ class Scores:
             self.given.numbers.get("scale"),
             bias[v] if bias else None,
             allowed[v] if allowed else None,
-            # Padding that is capped is finite.
-            left > place if self.prologue.causal or self.prologue.softcap else None,
+            left > place if self.counted else None,
             self.given.numbers.get("softcap"),
         )
 
@@ -233,6 +235,7 @@ class Prologued(RowMath):
     def __init__(self, math: RowMath, prologue):
         self.math, self.prologue = math, prologue
         more = ("even",) if prologue.averages and math.group_outputs else ()
+        more += ("sink_log",) if prologue.sink and math.outputs else ()
         self.outputs, self.group_outputs = math.outputs, (*math.group_outputs, *more)
         if prologue.averages:
             self.math = math = math.averaged()
@@ -322,8 +325,22 @@ class Prologued(RowMath):
         return (y * online.cap_slope(score, cap) for y, score in zip(results, *self.of(values), strict=True))
 
     def group_results(self, state: tuple, *chosen: Float32) -> list[Float32]:
+        if self.prologue.sink:
+            return self.beside_sink(self.ended(state), *chosen)
         results = self.math.group_results(self.ended(state), *chosen)
         return [*results, self.even(state)] if self.prologue.averages else results
+
+    def joined(self, state: tuple, sink: Float32) -> tuple:
+        """The state of a whole row, which its sink has joined."""
+        return self.math.whole.merge(state, (sink, self.math.exp.exponential(sink, online.reference(sink))))
+
+    def beside_sink(self, state: tuple, sink: Float32) -> list[Float32]:
+        """`group_results` of a state that the sink has joined: with its logarithm in the softmax, which is -inf for a
+        sink of -inf even where there is nothing else."""
+        if not self.outputs:
+            return self.math.group_results(state)
+        row_max, log = self.logs(state)
+        return [select(sink == NOTHING, sink, (sink - row_max) - log)]
 
     def logs(self, state: tuple) -> tuple[Float32, Float32]:
         """The largest score, and the logarithm of the sum relative to it: apart, their sum is rounded."""
@@ -423,6 +440,7 @@ class ProloguedGradient(Prologued):
 
     def __init__(self, math: RowMath, prologue):
         super().__init__(math, prologue)
+        self.group_outputs = ("sink_grad",) if prologue.sink else ()
         self.inputs = self.names = math.inputs
         self.padding, self.rescores, self.masks = math.padding, False, False
 
@@ -444,6 +462,16 @@ class ProloguedGradient(Prologued):
 
     def for_row(self, values: list) -> RowMath:
         return self
+
+    def joined(self, state: tuple, sink: Float32) -> tuple:
+        """The state as it is: what the sink takes of the softmax is not in the results that it is of."""
+        return state
+
+    def group_results(self, state: tuple, sink: Float32) -> list[Float32]:
+        """The gradient of the sink, less its probability times the sum; 0 where there was none."""
+        (total,) = state
+        probability = online.Precise().exponential(sink, Float32(0.0))
+        return [select(sink == NOTHING, Float32(0.0), -probability * total)]
 
     def finish(self, values: list, kept: object, state: tuple) -> list:
         numbers = values[-1].numbers

@@ -69,7 +69,7 @@ class Parts:
         cute.arch.barrier()
         if words[0] != 0:
             self.gather(item, Int32(FOREVER))
-            self.scalars.store_groups(item, self.merge.of_slots(launch))
+            self.scalars.store_groups(item, self.scalars.scores.joined(item, self.merge.of_slots(launch)))
 
     @cute.jit
     def rescue(self, launch: Launch, index: Int32, given_up: Int32):
@@ -99,8 +99,9 @@ class Parts:
                             words[0] = Int32(exchange.take(item.sync, part))
                         cute.arch.barrier()
                         if words[0] != 0:
-                            given_up_item = self.scalars.scores.known(item_of(launch, i - item.part + part))
-                            self.redo(given_up_item, states)
+                            scores = self.scalars.scores
+                            given_up_item = scores.known(item_of(launch, i - item.part + part))
+                            self.redo(given_up_item, scores.joined(given_up_item, states))
 
     @cute.jit
     def redo(self, item: Item, states: list):

@@ -2,7 +2,7 @@
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, const_expr
+from cutlass import Boolean, Float32, Int32, const_expr
 
 from ...plan import PanelClass
 from ..maths.maths import RowMath
@@ -49,7 +49,7 @@ class Scalars:
 
     @cute.jit
     def finish(self, item: Item, rE: list, states: list, merged: Int32 | int = 1):
-        """Compute and store the results of the scalars, if the states are there."""
+        """Compute and store the results of the scalars, and those that a group has one of, if the states are there."""
         scores, i = self.scores, len(self.inputs)
         mY = item.launch.mX[i]
         for e in cutlass.range_constexpr(self.spec.edge_scalars):
@@ -59,16 +59,19 @@ class Scalars:
             gE = mY.element(item.starts[i] + at)
             if exists & (merged != 0):
                 gE[0] = result.to(mY.dtype)
+        self.store_groups(item, states, (merged != 0) & (item.part == 0))
 
-    def store_groups(self, item: Item, states: list):
-        """Store the results that a group has one of. states: per slot that of the whole group."""
+    def store_groups(self, item: Item, states: list, wanted: Boolean | bool = True):
+        """Store the results that a group has one of, if they are wanted. states: per slot that of the whole group."""
         if self.group_outputs:
-            self.store_each(item, [self.math.group_results(state) for state in states])
+            sinks = zip(item.numbers.sink) if self.spec.prologue.sink else [()] * len(states)
+            results = [self.math.group_results(state, *n) for state, n in zip(states, sinks, strict=True)]
+            self.store_each(item, results, wanted)
 
     @cute.jit
-    def store_each(self, item: Item, results: list):
+    def store_each(self, item: Item, results: list, wanted: Boolean | bool):
         launch, line = item.launch, item.line
-        if (launch.d == 0) & item.inside & (launch.rank == 0):
+        if (launch.d == 0) & item.inside & (launch.rank == 0) & wanted:
             for v in cutlass.range_constexpr(self.spec.slots):
                 if const_expr(self.spec.shifted):
                     if v < line.beside:

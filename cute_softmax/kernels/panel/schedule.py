@@ -46,7 +46,7 @@ class Whole(Schedule):
         if const_expr(s.exchange and outputs):
             given_up = self.parts.hand_over(item, mine)
             if self.parts.collect(item, launch.patience) != 0:
-                whole = self.merge.of_slots(launch)
+                whole = self.scores.joined(item, self.merge.of_slots(launch))
                 self.chunks.finish(item, item.first, Int32(0), whole)
                 self.scalars.finish(item, rE, whole)
             self.parts.rescue(launch, index, given_up)
@@ -55,7 +55,9 @@ class Whole(Schedule):
         else:
             if const_expr(s.down > 1):
                 states = self.merge.spread(launch, mine)
-            self.scalars.store_groups(item, states)
+            states = self.scores.joined(item, states)
             if const_expr(outputs):
                 self.chunks.finish(item, item.first, Int32(0), states)
                 self.scalars.finish(item, rE, states)
+            else:
+                self.scalars.store_groups(item, states)

@@ -28,12 +28,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Numbers:
-    """What the prologue has for a thread's groups, per slot: factors, and how many elements are before the diagonal;
-    None for what there is not."""
+    """What the prologue has for a thread's groups, per slot: factors, how many elements are before the diagonal, and
+    sinks; None for what there is not."""
 
     scale: list[Float32] | None
     alpha: list[Float32] | None
     limit: list[Int32] | None
+    sink: list[Float32] | None
 
     def of(self, slot: int) -> tuple[Float32 | None, Float32 | None]:
         """(scale, alpha) of a slot's group."""
@@ -58,10 +59,11 @@ class Scores:
         if self.spec.prologue.causal:
             offset = Int32(item.launch.numbers["offset"])
             limit = [position + offset + 1 for position in positions(item)]
-        return replace(item, numbers=Numbers(self.factor(item, "scale"), self.factor(item, "alpha"), limit))
+        scale, alpha, sink = (self.number(item, name) for name in ("scale", "alpha", "sink"))
+        return replace(item, numbers=Numbers(scale, alpha, limit, sink))
 
-    def factor(self, item: "Item", name: str) -> list[Float32] | None:
-        """A factor of each slot's group."""
+    def number(self, item: "Item", name: str) -> list[Float32] | None:
+        """A number of each slot's group."""
         launch, slots = item.launch, range(self.spec.slots)
         if name in launch.numbers:
             return [Int32(launch.numbers[name]).bitcast(Float32)] * len(slots)
@@ -74,6 +76,12 @@ class Scores:
             for v in slots
             for element in [mX.element(item.starts[i] + v * mX.kept[0])]
         ]
+
+    def joined(self, item: "Item", states: list) -> list:
+        """Per slot the state of the whole group, which its sink has joined if there is one."""
+        if not self.spec.prologue.sink:
+            return states
+        return [self.math.joined(*each) for each in zip(states, item.numbers.sink, strict=True)]
 
     # Elements.
 

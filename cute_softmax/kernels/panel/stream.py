@@ -43,7 +43,8 @@ class Stream(Schedule):
             if const_expr(s.exchange and not outputs):
                 self.parts.conclude(item, mine)
             elif const_expr(not outputs):
-                self.scalars.store_groups(item, self.merge.spread(launch, mine))
+                states = self.scores.joined(item, self.merge.spread(launch, mine))
+                self.scalars.store_groups(item, states)
             else:
                 following = item_of(launch, i + launch.ctas)
                 coming = select(following.index < launch.items, chunks_of(following), Int32(0))
@@ -51,10 +52,10 @@ class Stream(Schedule):
                 if const_expr(s.exchange):
                     given_up = given_up | self.parts.hand_over(item, mine)
                     merged = self.parts.collect(item, patience)
-                    states = self.merge.of_slots(launch)
+                    states = self.scores.joined(item, self.merge.of_slots(launch))
                     patience = select(merged != 0, patience, Int32(0))
                 else:
-                    states = self.merge.spread(launch, mine)
+                    states = self.scores.joined(item, self.merge.spread(launch, mine))
                 self.scalars.finish(item, rE, states, merged)
                 turn = self.finish_all(item, following, chunks, coming, turn, states, merged)
         if const_expr(s.exchange and outputs):
