@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+
+from layouts.arguments import Parser
 
 from . import results
 from .map_cells import SLICES
@@ -16,9 +17,9 @@ from .resume import earlier, go_on, remaining
 CALLS, WARM = 5, 1
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """Arguments of `python -m benchmarks map`."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog="python -m benchmarks map",
         description="Measures the plane of lengths and counts; goes on where an earlier run of this commit stopped.",
     )

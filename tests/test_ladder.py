@@ -175,14 +175,16 @@ def test_command(capsys):
     [
         (["8", "4x8"], "there are rungs 0 to 7"),
         (["3", "4x8", "--dim", "0"], "only rung 0 columns"),
+        (["3", "4x8", "--dim", "5"], "dim is 5: a matrix has dimensions 0 and 1"),
+        (["three", "4x8"], "'three' is not a valid integer"),
         (["7", "4x100000"], "keeps 49,152"),
         (["7", "4x8x2"], "MxN"),
     ],
 )
 def test_wrong_commands_end_with_one_line(arguments, words, capsys):
     assert main(["ladder", *arguments]) == 2
-    said = capsys.readouterr().err
-    assert words in said and said.count("\n") == 1
+    said = capsys.readouterr()
+    assert words in said.err and said.err.count("\n") == 1 and said.out == ""
 
 
 def test_what_the_gpu_tests_compile():
