@@ -306,6 +306,23 @@ def test_limits_name_the_longest_rows():
         assert name.removeprefix("sm_") in text
 
 
+def test_rows_are_read_once_as_far_as_the_pages_say():
+    """Of one row and of many, of even and odd lengths; and no further."""
+    lengths = [
+        n + odd for e in range(40, 97) for n in [int(2 ** (e / 4))] for odd in (-1, 0, 1) if n + odd <= 2**24
+    ]
+    for dtype, shorter in (("bf16", 0), ("fp32", 1)):
+        for rows in (1, 2, 3, 4, 8, 15, 16, 17, 100):
+            longest = 2 ** ((24 if rows >= 16 else 20) - shorter)
+            for n in lengths:
+                told = cute_softmax.plan_softmax((rows, n), dtype=dtype).explain()
+                assert "every element read once" in told or n > longest, (dtype, rows, n)
+        for rows, n in ((16, 2**25), (1, 2**24)):
+            assert (
+                "chunks read twice" in cute_softmax.plan_softmax((rows, n >> shorter), dtype=dtype).explain()
+            )
+
+
 def test_docstrings_describe_what_is_public():
     assert reference.complaints() == []
     page = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
