@@ -13,6 +13,7 @@ from pathlib import Path
 
 import concept_figures
 import generate
+import ladder_page
 import measure_access
 import opinfo
 import performance_page
@@ -110,6 +111,22 @@ def test_cells_where_a_peer_is_faster_are_told(monkeypatch, tmp_path):
     assert said.startswith("1 of 2 cells: quack 1.")
     assert f"| H100, rows-forward | softmax, bf16, {slow.label} |" in said and fast.label not in said
     assert "| 120 µs | quack, 100 µs | 1.200 |" in said
+
+
+def test_the_first_system_s_table_marks_the_fastest(monkeypatch, tmp_path):
+    header = dict.fromkeys(results.HEADER_KEYS, "x") | {"gpu": "NVIDIA H100 80GB HBM3"}
+    case = SUITES["rows-forward"].cases[0]
+    speeds = {"cute_softmax": 50.0, "copy": 48.0, "quack": 49.0}
+    rows = [
+        results.make_row("rows-forward", case, name, "events-cold", us=us, gbps=134218 / us, spread=0.01)
+        for name, us in speeds.items()
+    ]
+    results.add_ratios(rows)
+    results.save(results.Results(header, rows), tmp_path)
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
+    said = ladder_page.first_table()
+    assert f"| {case.label} | 2740 to 3000, 0.049 to 0.045 | 2684, 0.050 | 2796, 0.048 |" in said
+    assert "| refuses | refuses | **2739, 0.049** | refuses |" in said
 
 
 def test_steps_become_a_table(monkeypatch, tmp_path):

@@ -105,6 +105,14 @@ def test_layouts_cover_the_tile(rung, columns):
     assert access.coverage(tv, tiler).exact
 
 
+def test_rungs_share_the_layouts_that_the_tutorial_draws_once():
+    found = {rung: traffic.traced(rung, "bf16", 3000) for rung in NUMBERS}
+    assert found[0]["tv"] == found[1]["tv"] == found[2]["tv"] == Layout((128, 3000), (1, 128))
+    assert found[3]["tv"] == Layout(((32, 4), 94), ((4, 1), 128))
+    assert found[4]["tv"] == found[5]["tv"] == Layout((256, 12), (1, 256))
+    assert found[6]["copy"] == found[7]["copy"] and found[6]["copy"].tv == Layout((256, 8), (8, 1))
+
+
 def test_named_layouts():
     """What the tutorial names: tXcX of shape ((V, M), 1, K), the reduction buffer in order (1, 0, 2)."""
     assert traffic.traced(6, "bf16", 5000)["tXcX"].shape == ((8, 1), 1, 3)
