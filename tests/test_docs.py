@@ -12,6 +12,7 @@ from collections import Counter
 from pathlib import Path
 
 import concept_figures
+import excerpts
 import generate
 import ladder_page
 import measure_access
@@ -70,6 +71,41 @@ def test_a_stale_block_is_noticed():
     assert "old" not in generate.filled(text) and "sm_103a" in generate.filled(text)
     with pytest.raises(KeyError):
         generate.filled("<!-- generated: nothing -->\n<!-- end of nothing -->")
+
+
+def test_code_on_a_page_is_that_of_the_source():
+    said = excerpts.BLOCKS["code of a tile"]()
+    assert said.startswith("```py\ndef tile(self") and said.count("\n    ...\n") == 3
+    assert "\n    vectors = self.load(rows)\n" in said and "chosen" not in said
+    lines = {
+        line.strip() for path in excerpts.KERNELS.rglob("*.py") for line in path.read_text().splitlines()
+    }
+    for make in excerpts.BLOCKS.values():
+        code = make().split("```")[1].splitlines()[1:]
+        assert len(code) > 5 and all(line.strip() in lines | {"..."} for line in code)
+
+
+@pytest.mark.parametrize(
+    "name, parts, told",
+    [
+        ("RowKernel.nothing", (), "row.py has no RowKernel.nothing"),
+        ("RowKernel.tile", (("no such line", "x"),), "0 lines begin with 'no such line'"),
+        ("RowKernel.tile", (("if const_expr", "x"),), "lines begin with 'if const_expr'"),
+        (
+            "RowKernel.tile",
+            (("maths = ", "no such line"),),
+            "no line behind 'maths = ' begins with 'no such line'",
+        ),
+        (
+            "RowKernel.tile",
+            (("maths = ", "states"), ("vectors = ", "vectors")),
+            "lines begin with 'vectors = '",
+        ),
+    ],
+)
+def test_code_that_has_gone_is_noticed(name, parts, told):
+    with pytest.raises(ValueError, match=re.escape(told)):
+        excerpts.excerpt(excerpts.ROW, name, *parts)
 
 
 def test_results_become_tables(monkeypatch, tmp_path):
@@ -300,7 +336,8 @@ def anchors(page: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_lead_somewhere(page):
-    for target, anchor in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", page.read_text(encoding="utf-8")):
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", text):
         if "://" not in target:
             place = page.parent / target if target else page
             assert place.exists(), target
