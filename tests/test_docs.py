@@ -75,7 +75,7 @@ def test_a_stale_block_is_noticed():
 
 def test_code_on_a_page_is_that_of_the_source():
     said = excerpts.BLOCKS["code of a tile"]()
-    assert said.startswith("```py\ndef tile(self") and said.count("\n    ...\n") == 3
+    assert "```py\ndef tile(self" in said and said.count("\n    ...\n") == 3
     assert "\n    vectors = self.load(rows)\n" in said and "chosen" not in said
     lines = {
         line.strip() for path in excerpts.KERNELS.rglob("*.py") for line in path.read_text().splitlines()
