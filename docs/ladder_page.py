@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-from pathlib import Path
 
 from committed import table
 
@@ -23,6 +22,7 @@ SUITES = {"bf16": "ladder", "fp32": "ladder-fp32"}
 # GB/s of the memory, as NVIDIA states them for the SXM boards, and the folder of the results.
 PEAK = {"H100": 3350, "H200": 4800}
 FOLDERS = {"H100": "h100-80gb-hbm3", "H200": "h200"}
+COUNTED = results.FOLDER / FOLDERS["H200"] / "checks" / "ladder-traffic.json"
 SECTOR_BYTES = 32
 # GB/s that the first system had over the shapes of its table, from its slowest to its fastest.
 FIRST_SYSTEM = 2740, 3000
@@ -111,9 +111,8 @@ def _speeds() -> dict[tuple[str, str], dict[int, dict]]:
 @functools.cache
 def _traffic() -> list[dict]:
     """What was predicted and counted; without counters what is predicted."""
-    path: Path = results.FOLDER / FOLDERS["H200"] / "checks" / "ladder-traffic.json"
-    if path.exists():
-        return json.loads(path.read_text(encoding="utf-8"))["rows"]
+    if COUNTED.exists():
+        return json.loads(COUNTED.read_text(encoding="utf-8"))["rows"]
     return [
         {
             "rung": step.number,
@@ -217,13 +216,15 @@ def directions() -> str:
 
 def sources() -> str:
     """Where the figures of the page come from."""
-    found = []
-    for gpu in PEAK:
-        for suite in SUITES.values():
-            measured = _found(gpu, suite)
-            if measured is not None:
-                h = measured.header
-                found.append(f"- {h['gpu']}, {h['date'][:10]}, `{h['command']}`")
+    headers = [
+        measured.header
+        for gpu in PEAK
+        for suite in (*SUITES.values(), "directions")
+        if (measured := _found(gpu, suite)) is not None
+    ]
+    if COUNTED.exists():
+        headers.append(json.loads(COUNTED.read_text(encoding="utf-8"))["header"])
+    found = [f"- {h['gpu']}, {h['date'][:10]}, `{h['command']}`" for h in headers]
     return "\n".join(dict.fromkeys(found)) or UNMEASURED
 
 

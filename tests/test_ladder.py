@@ -51,6 +51,12 @@ def test_every_rung_compiles_without_spills(rung, architecture):
         assert registers * ladder.RUNGS[rung].threads <= ARCHITECTURES[architecture].registers
 
 
+def test_a_long_row_compiles_as_a_short_one_does():
+    for form in rungs.long_forms("sm_90a"):
+        registers, stack = registers_of(partial(ladder.compile_form, form))
+        assert stack == 0 and registers <= 64, form
+
+
 def test_the_naive_form_compiles_for_columns():
     ptx = compiled(0, "fp32", 1000, rows=False).__ptx__
     assert {kind for kind in accesses(ptx)} == {"ld 4", "st 4"}
@@ -198,3 +204,6 @@ def test_wrong_commands_end_with_one_line(arguments, words, capsys):
 def test_what_the_gpu_tests_compile():
     found = rungs.forms("sm_90a")
     assert len(set(found)) == len(found) == (len(NUMBERS) + 1) * 3 * len(rungs.UGLY)
+    assert [(f.rung, f.dtype) for f in rungs.long_forms("sm_90a")] == [
+        (0, "bf16"), (1, "bf16"), (2, "bf16"), (3, "bf16"), (3, "fp32"), (4, "bf16"), (4, "fp32")
+    ]  # fmt: skip
