@@ -207,17 +207,16 @@ def tune(
     job: Job, table: Table, device: Device, quick: bool, progress: console.Progress
 ) -> tuple[Table, list[dict[str, Any]]]:
     """The table with the job's list chosen anew, and the figures behind it."""
-    dtypes = ("bf16", "fp32") if job.of_rows and job.facts.outputs else ("bf16",)
     chosen: dict[bool, list[Measured]] = {}
     figures: list[dict[str, Any]] = []
-    for dtype in dtypes:
+    for dtype in job.dtypes:
         measured = measure(job, dtype, table, device, quick, progress)
         best = best_times(measured, job.lengths(dtype, step_of(quick)))
         if job.alone:
             picked = [single(measured, list(best))]
         else:
             picked = chain(bounded(measured, job), list(best), MOST[job.place[0]])
-        chosen[dtype == "fp32"] = picked
+        chosen[job.precise(dtype)] = picked
         figures += told(picked, measured, best, dtype)
     configs = merged(chosen) if job.of_rows else tuple(m.config for m in next(iter(chosen.values())))
     return with_list(table, job.place, configs), figures

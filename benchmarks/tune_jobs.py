@@ -30,6 +30,7 @@ from cute_softmax.plan.catalogue import operand_dtypes
 from cute_softmax.plan.hardware import Device
 from cute_softmax.plan.panel_configs import PanelConfig
 from cute_softmax.plan.problem import ALIGNMENT, ITEM_SIZE
+from cute_softmax.plan.table import WIDENED
 from cute_softmax.runtime import launch
 
 from .map_cells import VOCABULARIES, grid
@@ -73,6 +74,21 @@ class Job:
         return "-".join(map(str, (field, *(key if isinstance(key, tuple) else (key,)))))
 
     @property
+    def widened(self) -> bool:
+        """Whether its results are wider than the elements: in float32, of 16 bits."""
+        return str(self.place[1]).endswith(WIDENED)
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """Of the elements that it is measured with."""
+        several = self.of_rows and self.facts.outputs and not self.widened
+        return ("bf16", "fp32") if several else ("bf16",)
+
+    def precise(self, dtype: str) -> bool:
+        """Whether results of such elements are stored in float32."""
+        return bool(self.facts.outputs) and (dtype == "fp32" or self.widened)
+
+    @property
     def inputs(self) -> int:
         """Full inputs."""
         return len(self.facts.inputs)
@@ -111,8 +127,11 @@ class Job:
 
 def jobs() -> list[Job]:
     """A job for every list of a table that is no other's."""
-    rows = [Job(("many", math), math, 1, None, 16, 1 << 21) for math in _own("many")]
-    rows += [Job(("few", math), math, 1, FEWEST_ROWS, 1 << 14, 1 << 20) for math in _own("few")]
+    rows = [Job(("many", name), name.removesuffix(WIDENED), 1, None, 16, 1 << 21) for name in _own("many")]
+    rows += [
+        Job(("few", name), name.removesuffix(WIDENED), 1, FEWEST_ROWS, 1 << 14, 1 << 20)
+        for name in _own("few")
+    ]
     rows.append(Job(("many", "loss"), "softmax", 1, None, 16, 1 << 21, prologue=LOSS, numbers=(-100,)))
     panels = []
     for inputs, math in ((1, "softmax"), (2, "softmax_backward")):
@@ -124,15 +143,16 @@ def jobs() -> list[Job]:
         ]
     panels += [
         Job(("deep", ("row", 1)), "softmax", 1, None, 1 << 22, 1 << 29),
+        Job(("deep", ("row", 2)), "softmax_backward", 1, None, 1 << 22, 1 << 29),
         Job(("ahead", None), "softmax", 1, None, 1 << 22, 1 << 25),
     ]
     return [*rows, *panels]
 
 
 def _own(field: str) -> list[str]:
-    """The maths that have a list of their own."""
+    """The names of lists that are no other's, but of losses."""
     lists = getattr(table_of(), field)
-    return [math for math in lists if math != "loss" and _owner(lists, math) == math]
+    return [name for name in lists if name != "loss" and _owner(lists, name) == name]
 
 
 def _owner(lists: dict[Any, Any], key: Any) -> Any:
@@ -164,16 +184,16 @@ def candidates(
     job: Job, table: Table, dtype: str, lengths: Sequence[int], device: Device, quick: bool
 ) -> dict[Config, bool]:
     """What is tried, each with whether it stands in the table: by rules, or of a quick set its neighbours alone."""
-    precise = dtype == "fp32" and bool(job.facts.outputs)
-    known = incumbents(table, job, precise)
+    known = incumbents(table, job, job.precise(dtype))
     if quick or job.place[0] == "ahead":
         made: Iterator[Config] = (other for config in known for other in neighbours(config))
     elif job.of_rows:
-        vector = ALIGNMENT // ITEM_SIZE[dtype]
+        wide = dtype == "fp32" or job.widened
+        vector = ALIGNMENT // ITEM_SIZE["fp32" if wide else dtype]
         made = (
             config
             for n in lengths
-            for config in row_candidates(-(-n // vector), job.inputs, dtype == "fp32", device.architecture)
+            for config in row_candidates(-(-n // vector), job.inputs, wide, device.architecture)
         )
     elif job.place[0] in ("held", "shifted"):
         made = panel_candidates(job.inputs, device.architecture)
@@ -222,6 +242,7 @@ def work_of(job: Job, dtype: str, length: int, make: Callable[..., Tensor] | Non
     types = dict(zip(MATHS[job.math, True].operands, operand_dtypes(job.math, dtype), strict=True))
     types |= {name: "int64" if name == "index" else "fp32" for name in facts.operands if name not in types}
     torch_types = {**DTYPES, "int64": torch.int64}
+    types |= dict.fromkeys(facts.outputs, "fp32") if job.widened else {}
     full = {*facts.inputs, *facts.outputs}
     order = (*facts.inputs, *facts.group_inputs, *facts.outputs, *facts.group_outputs)
     tensors = tuple(

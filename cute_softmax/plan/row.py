@@ -301,7 +301,8 @@ def row_class(
         return None
 
     table = table or table_of()
-    few, many = table.rows(listed, prologue, edges)
+    widened = precise and ITEM_SIZE[dtypes[0]] < ITEM_SIZE["fp32"]
+    few, many = table.rows(listed, prologue, edges, widened)
     if columns > table.few_above * vector and (found := first_of(few)) and found[0].sms <= ctas:
         return found[1]
     if found := first_of(many):

@@ -18,6 +18,7 @@ from .short_configs import ShortConfig
 
 Config = TypeVar("Config", RowConfig, PanelConfig, ShortConfig)
 DEFAULT = "h200"  # of GPUs that no table was measured on
+WIDENED = "_widened"  # after a math's name: of its results in float32 where elements have 16 bits
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +26,8 @@ class Table:
     """What was measured on one GPU.
 
     many, few: by row math, and of "loss" (a softmax with that target), for many rows, and what comes first where there
-        are so few that all run at once; rows of no more than few_above vectors are always as many are.
+        are so few that all run at once; rows of no more than few_above vectors are always as many are. Some maths have
+        lists of their own for results that are wider than the elements (`WIDENED`).
     causal, prologue: what takes a configuration's place where the diagonal cuts half of each row off, and with scores.
     short: rows of no more elements than the last one's capacity, that lie one behind another.
     held, shifted: by how many full inputs there are, panels that are held, and those of columns that begin anywhere.
@@ -78,19 +80,24 @@ class Table:
 
     @lru_cache(maxsize=1024)  # noqa: B019  tables are few, and live as long as the process
     def rows(
-        self, math_name: str, prologue: Prologue, edges: bool
+        self, math_name: str, prologue: Prologue, edges: bool, widened: bool = False
     ) -> tuple[tuple[RowConfig, ...], tuple[RowConfig, ...]]:
-        """The configurations of a row math for few rows and for many. A bias is a second input of as many registers, as
-        in a gradient."""
+        """The configurations of a row math for few rows and for many; widened: with results wider than the elements. A
+        bias is a second input of as many registers, as in a gradient."""
+
+        def listed(name: str) -> tuple[tuple[RowConfig, ...], tuple[RowConfig, ...]]:
+            own = name + WIDENED if widened else name
+            return self.few.get(own, self.few[name]), self.many.get(own, self.many[name])
+
         if not prologue:
-            return self.few[math_name], self.many[math_name]
+            return listed(math_name)
         if prologue.against:  # two inputs, of which nothing is kept
-            found = self.few["softmax_backward"], self.many["softmax_backward"]
+            found = listed("softmax_backward")
             few, many = (tuple(replace(config, keep=False) for config in configs) for configs in found)
             return few, many
         if prologue.entropy or (prologue.softcap and math_name == "softmax"):
             # Results are made of logarithms or scores, too: no exponentials are kept.
-            return self.few["log_softmax"], self.many["log_softmax"]
+            return listed("log_softmax")
         if prologue.target == "loss" and prologue.even:
             # A mean is a number more for each thread: where registers hold the row it costs a CTA an SM.
             few, many = (
@@ -98,18 +105,18 @@ class Table:
                     c if c.staging[0] == "shared" else replace(c, min_blocks=max(c.min_blocks - 1, 0))
                     for c in configs
                 )
-                for configs in (self.few["loss"], self.many["loss"])
+                for configs in listed("loss")
             )
             return few, many
         if prologue.target == "loss":
-            return self.few["loss"], self.many["loss"]
+            return listed("loss")
         numbers = prologue.packs or prologue.softcap or prologue.even
         if (
             not MATHS[math_name, True].outputs
             and numbers
             and not (prologue.mask or prologue.bias or prologue.causal)
         ):
-            return self.few["selective"], self.many["selective"]
+            return listed("selective")
         gradient = math_name.endswith("_backward")
         # What is kept: the exponentials, or the scores, where they are used three times.
         composed = math_name == "log_softmax" and prologue.rescores and not prologue.packs
@@ -120,7 +127,7 @@ class Table:
         name = "softmax_backward" if prologue.bias or gradient else "softmax"
         few, many = (
             tuple(replace(instead.get(c, c), keep=instead.get(c, c).keep and keeps) for c in found)
-            for found in (self.few[name], self.many[name])
+            for found in listed(name)
         )
         return few, many
 
