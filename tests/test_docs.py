@@ -85,6 +85,26 @@ def test_code_on_a_page_is_that_of_the_source():
         assert len(code) > 5 and all(line.strip() in lines | {"..."} for line in code)
 
 
+def test_the_kernel_is_read_with_the_numbers_of_its_call():
+    """Those that the text says: where a table gives this call another class, it must be read anew."""
+    text = " ".join((ROOT / "docs" / "how-it-works.md").read_text(encoding="utf-8").split())
+    p = cute_softmax.plan_softmax(generate.FOLLOWED)
+    c, (rows, columns) = p.kernel, generate.FOLLOWED
+    assert c.rows_per_thread == 1 and c.keep and c.rows_end_alike and not (c.persistent or c.keeps_shared)
+    assert {*c.staging} == {"direct"} and c.reduction_buffer.shape == (1, (8, 4), 1)
+    for words in (
+        f"the softmax of {rows} rows of {columns} in bfloat16",
+        f"The *tile* of a CTA is {c.tiler[0]} x {c.tiler[1]}",
+        f"in steps of {c.step_tiler[1]} columns, {c.vector} neighbouring elements to each of {c.threads} threads",
+        f"here (({c.vector}, {c.rows_per_thread}), 1, {c.steps})",
+        f"The {8 * c.cluster_n} states of a row",
+        f"each CTA takes {p.share}, the last one the {columns - (c.cluster_n - 1) * p.share} that are left",
+        f"{c.steps} x 16 bytes on their way",
+        f"the maximum of its {c.steps * c.vector} elements",
+    ):
+        assert words in text, words
+
+
 @pytest.mark.parametrize(
     "name, parts, told",
     [

@@ -28,8 +28,8 @@ UGLY = (
     4095, 5000, 8191, 8193, 16385, 20000, 32767, 50257, 65537, 99999, 128256, 151936, 200064, 262143, 300001,
     524287, 1000000,
 )  # fmt: skip
-# Of one math, dtypes and kind of edges: all of them can be compiled ahead. Fewer would leave cliffs: a row that fills two
-# thirds of its class runs at 0.73 to 0.92 of a copy, one that fills it at 1.02 (docs/experiments.md).
+# Of one math, dtypes and kind of edges: all of them can be compiled ahead. Fewer would leave cliffs: a row that fills
+# two thirds of its class runs at 0.73 to 0.92 of a copy, one that fills it at 1.02 (docs/experiments.md).
 MOST_CLASSES = 49
 forms = pytest.mark.parametrize("arch", ARCHITECTURES)
 
