@@ -252,7 +252,9 @@ def commands(page: Path) -> list[tuple[str, ...]]:
 
 
 COMMANDS = dict.fromkeys(
-    words for page in [*PAGES, ROOT / "benchmarks" / "README.md"] for words in commands(page)
+    words
+    for page in [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md"]
+    for words in commands(page)
 )
 
 
