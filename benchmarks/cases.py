@@ -108,6 +108,8 @@ class Case:
             return streams * (queries * columns + read) // (2 * queries * columns)
         masks = {MASK: self.elements, ROW_MASK: columns, SHARED_MASK: queries * columns}
         masks[BATCH_MASK] = math.prod(outer[:1]) * queries * columns
+        masks[GROUP_MASK] = math.prod(self.shape[d] for d in self.dim)
+        masks[GROUP_BIAS] = 2 * masks[GROUP_MASK]
         return streams + masks.get(self.mode, 0)
 
 
@@ -178,6 +180,8 @@ SMOOTHED, CAPPED = "label smoothing", "softcap"
 # matrix for all, of one for each index of the first dimension.
 SCALED, CAUSAL, MASK, ROW_MASK = "scaled", "causal", "masked", "one mask row"
 SHARED_MASK, BATCH_MASK = "one mask", "a mask a batch"
+# A mask or a bias of one group, whatever its dimensions, for all groups.
+GROUP_MASK, GROUP_BIAS = "one mask group", "one bias group"
 
 
 def parse_shape(text: str) -> tuple[int, ...]:

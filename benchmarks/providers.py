@@ -159,8 +159,8 @@ class Torch(Router):
         return lambda dy, y: torch.ops.aten._log_softmax_backward_data(dy, y, dim, dtype)
 
     def masked_softmax(self, case: Case) -> Call:
-        dim = _one_dim(case)
-        return lambda *inputs: torch.softmax(masked.scores(*inputs), dim)
+        dim, scores = _one_dim(case), masked.scores(case)
+        return lambda *inputs: torch.softmax(scores(*inputs), dim)
 
     def selective_log_softmax(self, case: Case) -> Call:
         return selective.forward(selective.torchs)

@@ -12,6 +12,8 @@ from .cases import (
     FEW_ROWS,
     FORWARD_BACKWARD,
     GRAD,
+    GROUP_BIAS,
+    GROUP_MASK,
     INVARIANT,
     ITEM_BYTES,
     MASK,
@@ -228,6 +230,11 @@ REQUIREMENTS = (
     *(
         _over_softmax_at(must, mode, (32768, 4096))
         for mode, must in ((SCALED, 1.03), (MASK, 1.29), (ROW_MASK, 1.03))
+    ),
+    # What is one for all groups is hardly any bytes.
+    *(
+        Requirement("scores", "over_softmax", must=1.15, op="masked_softmax", mode=mode)
+        for mode in (SCALED, GROUP_MASK, GROUP_BIAS)
     ),
     Requirement("fp32-any", "vs_copy", must=0.85, aim=0.97),
     Requirement("views", "vs_copy", must=0.85, aim=0.95),

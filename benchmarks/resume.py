@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import console, results
-from .cases import CAUSAL, MASK, REDUCTIONS, Case, Suite
-from .masked import SCALE
+from .cases import CAUSAL, GROUP_BIAS, GROUP_MASK, REDUCTIONS, Case, Suite
 
 if TYPE_CHECKING:
     from .run import Options
@@ -25,18 +24,20 @@ def classes_of(cases: Sequence[Case], device: object) -> Iterator[object]:
 
     from cute_softmax import NotPlanned, plan_reduction, plan_softmax
 
+    from . import masked
     from .operations import DTYPES
 
     for case in cases:
         x = torch.empty(case.shape, dtype=DTYPES[case.dtype], device="meta")
         how = {"log": case.op.startswith("log_"), "backward": case.op.endswith("_backward")}
         if case.op == "masked_softmax":
-            mask = (
-                {"mask": torch.empty(case.shape, dtype=torch.bool, device="meta")}
-                if case.mode == MASK
-                else {}
-            )
-            how |= {"scale": SCALE, "causal": case.mode == CAUSAL, **mask}
+            held, bias = masked.held(case), case.mode == GROUP_BIAS
+            if held is not None:
+                dtype = torch.bfloat16 if bias else torch.bool
+                tensor = torch.empty(held, dtype=dtype, device="meta").expand(case.shape)
+                how["bias" if bias else "mask"] = tensor
+            if case.mode not in (GROUP_MASK, GROUP_BIAS):
+                how |= {"scale": masked.SCALE, "causal": case.mode == CAUSAL}
         try:
             if case.op in REDUCTIONS:
                 yield plan_reduction(case.op, x, case.dim, device=device).kernel

@@ -15,6 +15,8 @@ from .cases import (
     DEPTH,
     FORWARD_BACKWARD,
     GRAD,
+    GROUP_BIAS,
+    GROUP_MASK,
     INVARIANT,
     LADDER,
     MASK,
@@ -300,6 +302,28 @@ SUITES: dict[str, Suite] = {
                 ),
             ),
             ("cute_softmax", "copy", "torch", "torch.compile"),
+        ),
+        Suite(
+            "scores",
+            "scores of columns and of long rows, beside the same softmax without",
+            tuple(
+                case
+                for shape, dim in (
+                    ((4, 1048584), 1),
+                    ((64, 1048576), 1),
+                    ((4096, 65536), 0),
+                    ((128, 1048576), 0),
+                    ((32, 512, 56, 56), 1),
+                )
+                for case in (
+                    Case("softmax", shape, dim=(dim,)),
+                    *(
+                        Case("masked_softmax", shape, dim=(dim,), mode=mode)
+                        for mode in (SCALED, GROUP_MASK, GROUP_BIAS, MASK)
+                    ),
+                )
+            ),
+            ("cute_softmax", "copy"),
         ),
         Suite(
             "fp32-any",

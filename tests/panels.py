@@ -76,7 +76,11 @@ def forced(
     grain = c.unit * config.cluster_n
     share = math.ceil(math.ceil(made.length / parts) / grain) * c.unit
     parts = math.ceil(made.length / (share * config.cluster_n))
-    c = replace(c, exchange=parts > 1 if exchange is None else exchange)
+    # What all groups have in common all lanes of a line have.
+    spread = [made.operand_strides[i][: c.kept_modes] for i, a in enumerate(c.access) if a == 0]
+    alike = c.lanes if spread and not any(map(any, spread)) else math.gcd(c.alike, c.lanes)
+    alike = alike if c.orientation == "column" else 1
+    c = replace(c, exchange=parts > 1 if exchange is None else exchange, alike=alike)
     c = replace(c, buffers=config.buffers if share > c.tile or config.ahead else 1)
     return replace(made, kernel=c, parts=parts, share=share, resident=resident or made.resident)
 
@@ -177,6 +181,11 @@ class Walk:
     def __init__(self, plan: PanelPlan, rank: int):
         c = self.c = plan.kernel
         self.plan, self.full, self.unaligned = plan, c.facts.full, 0
+        modes = (*plan.problem.kept, *plan.problem.reduced)
+        self.last = [
+            offset + sum((m.size - 1) * m.strides[i] for m in modes)
+            for i, offset in enumerate(plan.problem.offsets)
+        ]
         self.launch = launch = launch_of(plan, np.arange(c.threads), rank)
         index = np.arange(launch.items)[:, None]
         self.item = work.item_of(launch, index)
@@ -224,9 +233,31 @@ class Walk:
             addresses = [np.broadcast_to(each[i][k], shape) for i in range(len(each))]
             yield addresses, np.broadcast_to(chunk.left > k * c.down * c.unit, shape), chunk
 
+    def check_alike(self, n: int):
+        """Raise AssertionError unless what threads load of chunk n for those that are alike is what these need, and
+        exists."""
+        c, launch, chunk, shape = self.c, self.launch, work.chunk_of(self.item, n), self.group.shape
+        steps = np.arange(c.chunk_steps)
+        wanted = np.broadcast_to(chunk.left, shape)[..., None] > steps * c.down * c.unit
+        for i in (i for i, access in enumerate(c.access) if access == 0):
+            came = np.full(wanted.shape, -1)
+            for j in range(math.ceil(c.chunk_steps / c.alike)):
+                k = work.loaded_step(launch, j)
+                got = np.broadcast_to(work.place(launch, i, chunk.starts[i], chunk.at, k), shape)
+                exists = np.broadcast_to((k < c.chunk_steps) & (chunk.rest > k * c.down * c.unit), shape)
+                place = got[exists] // launch.mX[i].itemsize
+                assert ((place >= 0) & (place <= self.last[i])).all(), "outside the tensor"
+                for t in np.flatnonzero(k < c.chunk_steps):
+                    first = t - t % c.alike
+                    came[:, first : first + c.alike, k[t]] = np.where(exists[:, t], got[:, t], -1)[:, None]
+            needed = work.places(launch, i, chunk.starts[i], chunk.at)
+            needed = np.stack([np.broadcast_to(place, shape) for place in needed], -1)
+            assert (came == needed)[wanted].all(), "another element than the vector's"
+
     def vectors(self, n: int) -> Iterator[np.ndarray]:
         """What chunk n touches, where each vector is one access or several whole ones."""
         c = self.c
+        self.check_alike(n)
         for addresses, exists, _ in self.places(n):
             for i in range(self.full):
                 width = max(c.accesses[i], 1) * self.launch.mX[i].itemsize
@@ -236,12 +267,13 @@ class Walk:
 
     def copied(self, n: int) -> Iterator[np.ndarray]:
         """What comes with the blocks that are copied of chunk n, where columns are shifted."""
+        self.check_alike(n)
         c, launch, line = self.c, self.launch, self.item.line
         lane, threads = launch.lane, launch.tidx - launch.lane
         v = np.arange(c.vector)
         for addresses, exists, chunk in self.places(n):
             wanted = exists[..., None] & (v < line.beside[..., None])
-            for i in (i for i in range(len(c.facts.inputs)) if not c.words(i)):
+            for i in (i for i, access in enumerate(c.access) if access and not c.words(i)):
                 shift = shift_module.shift_of(launch, i, addresses[i], c.extra)
                 own, behind = shift_module.beyond(chunk, shift, c.lanes * c.vector)
                 own = exists & shift_module.holds_own(launch, shift, own)

@@ -107,7 +107,7 @@ def check(made: Plan):
     assert 1 <= made.ctas <= made.tiles and (c.persistent or made.ctas == made.tiles)
     # The packed row alone, in the registers that a thread can have.
     row_bytes = c.vector * c.steps * c.rows_per_thread * sum(
-        ITEM_SIZE[d] for d, s in zip(c.dtypes, c.staging, strict=False) if s != "shared"
+        ITEM_SIZE[d] for d, s in zip(c.dtypes, c.staging, strict=False) if s in ("direct", "async")
     )  # fmt: skip
     threads = c.threads * max(c.min_blocks, 1)
     others = 24 if facts.outputs else 16  # what is only read needs no addresses to write to

@@ -24,7 +24,7 @@ def test_traffic_of_masks():
     scores = 2 * 3 * 4 * 8 * 2 * 2
     for mode, more in (
         (cases.SCALED, 0), (cases.MASK, 2 * 3 * 4 * 8), (cases.ROW_MASK, 8), (cases.SHARED_MASK, 32),
-        (cases.BATCH_MASK, 64),
+        (cases.BATCH_MASK, 64), (cases.GROUP_MASK, 8), (cases.GROUP_BIAS, 16),
     ):  # fmt: skip
         assert Case("masked_softmax", (2, 3, 4, 8), mode=mode).traffic == scores + more, mode
     # Of 4 x 8 scores 1 + 2 + 3 + 4 are read, and all written.

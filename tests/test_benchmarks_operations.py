@@ -11,6 +11,8 @@ from benchmarks.cases import (
     BATCH_MASK,
     CAPPED,
     CAUSAL,
+    GROUP_BIAS,
+    GROUP_MASK,
     LADDER,
     MASK,
     PROVIDERS,
@@ -25,7 +27,7 @@ from benchmarks.cases import (
 )
 
 CPU = torch.device("cpu")
-MODES = (SCALED, CAUSAL, MASK, ROW_MASK, SHARED_MASK, BATCH_MASK)
+MODES = (SCALED, CAUSAL, MASK, ROW_MASK, SHARED_MASK, BATCH_MASK, GROUP_MASK, GROUP_BIAS)
 
 
 # ---- checks against float64
@@ -49,6 +51,7 @@ SMALL = [
     Case("log_softmax_backward", (8, 256)),
     Case("log_softmax_backward", (8, 256), "fp32"),
     *(Case("masked_softmax", (2, 3, 40, 64), mode=mode) for mode in MODES),
+    *(Case("masked_softmax", (64, 9), dim=(0,), mode=mode) for mode in (MASK, GROUP_MASK, GROUP_BIAS)),
     Case("masked_softmax", (40, 64), "fp32", mode=CAUSAL),
 ]
 REDUCED = [
@@ -70,7 +73,7 @@ def exact(case: Case, inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
     if case.op in REDUCTIONS:
         y = getattr(torch, case.op)(wide[0], case.dim)
     elif case.op == "masked_softmax":
-        y = torch.softmax(masked.scores(wide[0], *inputs[1:]), -1)
+        y = torch.softmax(masked.scores(case)(wide[0], *inputs[1:]), case.dim[0])
     elif case.op == "log_softmax":
         y = torch.log_softmax(wide[0], case.dim[0])
     elif case.op == "log_softmax_backward":

@@ -167,7 +167,9 @@ def test_a_graph_suite_has_warm_graphs_alone(fake_device):
     assert "error" in by_name["quack"] and "error" in by_name["liger"]
 
 
-@pytest.mark.parametrize("suite", ["columns-backward", "any-dims", "reductions", "fp32-any", "views"])
+@pytest.mark.parametrize(
+    "suite", ["columns-backward", "any-dims", "reductions", "scores", "fp32-any", "views"]
+)
 def test_every_kind_of_case_runs(fake_device, suite):
     ranks = {2: (16, 33), 4: (2, 9, 4, 8)}
     suite = SUITES[suite].with_dtype("bf16")

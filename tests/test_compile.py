@@ -82,7 +82,8 @@ def expected_accesses(c: RowClass) -> Counter:
         size, output = ITEM_SIZE[dtype], i >= len(c.access)
         if i >= c.facts.full:
             given = i < c.facts.full + len(c.facts.group_inputs)
-            expected[f"{'ld' if given else 'st'} {size}"] += c.rows_per_thread
+            again = c.persistent and c.facts.operands[i] in ("scale", "alpha")  # before the first tile, too
+            expected[f"{'ld' if given else 'st'} {size}"] += c.rows_per_thread * (1 + again)
             continue
         if not output and not c.access[i]:  # one element a row
             expected[f"ld {size}"] += c.rows_per_thread
@@ -91,9 +92,12 @@ def expected_accesses(c: RowClass) -> Counter:
             expected[f"st {c.vector * size}"] += vectors
         else:
             bytes_ = c.access[i] * size
-            how = "ld" if c.staging[i] == "direct" or bytes_ < 4 else "cp.async"
-            times = 1 if c.staging[i] == "direct" else 1 + c.persistent
-            expected[f"{how} {bytes_}"] += vectors * (c.vector // c.access[i]) * times
+            how = "ld" if bytes_ < 4 else "cp.async"
+            how = "ld" if c.staging[i] == "direct" else how
+            refilled = c.steps_of(i) if c.staging[i] == "async" and c.persistent else 0
+            expected[f"{how} {bytes_}"] += (vectors + refilled * c.rows_per_thread) * (
+                c.vector // c.access[i]
+            )
         expected[f"{'st' if output else 'ld'} {size}"] += scalars
     if "index" in c.facts.group_inputs:  # the chosen element: read, or written once more
         if c.prologue.target:

@@ -28,6 +28,7 @@ from cute_softmax.plan.order import order_of
 from cute_softmax.plan.problem import ITEM_SIZE, Operand
 
 LONG = (1 << 20) + 8
+RESERVED = 1024  # bytes of shared memory that CUDA takes for each CTA
 
 
 def strides_of(shape, whole, order=None) -> tuple[int, ...]:
@@ -139,13 +140,29 @@ def test_numbers_alone_change_no_movement():
 def test_a_mask_that_is_shared_is_one_element_or_a_vector():
     for own, access in (((4096, 1), 0), ((1, 8192), 8), ((4096, 8192), 8)):
         c = plan_of("softmax", Prologue(mask=True), (4096, 8192), (0,), beside={"mask": own}).kernel
-        assert c.orientation == "column" and c.access == (8, access) and c.words(1) == (access == 0)
+        assert c.orientation == "column" and c.access == (8, access) and c.words(1) == 0
+        assert c.tile_of(1).cosize == (c.tile if access == 0 else c.smem.cosize)
     odd = plan_of("softmax", Prologue(mask=True), (4, LONG), offsets={"mask": 1}).kernel
     assert odd.access == (8, 1) and odd.words(1) == 3 and odd.tile_of(1).shape[0] == 3
     even = plan_of("softmax", Prologue(bias=True), (4, LONG), offsets={"bias": 2}).kernel
     assert even.access == (8, 2) and even.words(1) == 0
     wide = plan_of("softmax", Prologue(bias=True), (4, LONG), bias="fp32").kernel
     assert wide.access == (8, 4) and wide.vector == 8
+
+
+def test_what_is_one_for_a_row_of_a_panel_takes_no_room():
+    """As many CTAs share an SM as without it, and of a row of a panel there is one element, in whatever batch."""
+    arch = ARCHITECTURES["sm_90a"]
+    for shape, dim in (((4096, 65536), 0), ((128, 1048576), 0), ((32, 512, 56, 56), 1)):
+        one = tuple(n if d == dim else 1 for d, n in enumerate(shape))
+        for prologue in (Prologue(mask=True), Prologue(bias=True), Prologue(mask=True, bias=True)):
+            c = plan_of("softmax", prologue, shape, (dim,), beside={"mask": one, "bias": one}).kernel
+            assert c.alike == c.lanes == 16
+            assert c.min_blocks * (c.shared_memory + RESERVED) <= arch.shared_memory + RESERVED, c.name
+    for heads, alike in ((768, 16), (64, 8), (24, 1)):
+        shape, one = (512, 1000, heads), (512, 1000, 1)
+        c = plan_of("softmax", Prologue(mask=True), shape, (1,), beside={"mask": one}).kernel
+        assert c.orientation == "column" and c.access == (8, 0) and c.alike == alike
 
 
 def test_neighbours_that_lie_apart_are_copied_first():
@@ -241,16 +258,16 @@ def test_words_hold_the_vector_wherever_it_begins(dtype, vector, shifted):
     """As the kernel copies and shifts them, on bytes; and nothing is read behind what is wanted."""
     size, memory = ITEM_SIZE[dtype], np.arange(1, 97, dtype=np.uint8)
     base = plan_of("softmax", Prologue(mask=True), (4, LONG)).kernel
-    for access in (0, *(a for a in (1, 2, 4, 8) if a <= vector and a * size <= 16)):
+    for access in (a for a in (1, 2, 4, 8) if a <= vector and a * size <= 16):
         c = replace(
             base, dtypes=("bf16", dtype, "bf16"), vector=vector, access=(vector, access), shifted=shifted
         )
-        count, n = c.words(1), vector if access else 1
+        count = c.words(1)
         if not count:
             assert access * size >= 4 and not shifted
             continue
         for place, beside in product(range(8, 24), (None, 1, vector, 99) if shifted else (None,)):
-            if place % (max(access, 1) * size):
+            if place % (access * size):
                 continue
             into, read = scores.into_word(place), set()
             words = []
@@ -259,26 +276,14 @@ def test_words_hold_the_vector_wherever_it_begins(dtype, vector, shifted):
                 here = range(4 if limit is None else limit)
                 read |= {place - into + 4 * j + b for b in here}
                 words.append(sum(int(memory[place - into + 4 * j + b]) << 8 * b for b in here))
-            wanted = min(n, beside) if beside is not None and access else n
+            wanted = vector if beside is None else min(vector, beside)
             assert max(read) < place + wanted * size and min(read) >= place - into
-            if max(access, 1) * size < 4:
+            if access * size < 4:
                 words = [funnel(a, b, 8 * into) for a, b in zip(words, [*words[1:], words[-1]], strict=True)]
             else:
                 assert into == 0
             found = b"".join(w.to_bytes(4, "little") for w in words)[: wanted * size]
             assert found == memory[place : place + wanted * size].tobytes(), (access, place, beside)
-
-
-def test_one_element_fills_a_word():
-    """On ints as the kernel's words are."""
-    word = lambda n: n  # noqa: E731
-    original, scores.Uint32 = scores.Uint32, word
-    try:
-        assert scores.everywhere(0x3F8012AB, 4) == 0x3F8012AB
-        assert scores.everywhere(0x777712AB, 2) == 0x12AB12AB
-        assert scores.everywhere(0x77777700, 1) == 0 and scores.everywhere(0x00000001, 1) == 0xFFFFFFFF
-    finally:
-        scores.Uint32 = original
 
 
 def test_places_beside_the_elements():
@@ -365,6 +370,10 @@ def test_classes(tmp_path, monkeypatch):
         check_compiled(c, made, max(may_use_stack(c), STACK), padding=16)
         got = accesses(made.ptx)
         for i in c.facts.beside:
+            if c.access[i] == 0:
+                loads = math.ceil(c.chunk_steps / c.alike)
+                assert got[f"ld {ITEM_SIZE[c.dtypes[i]]}"] >= loads, (c.name, got)
+                continue
             size = 4 if c.words(i) else c.access[i] * ITEM_SIZE[c.dtypes[i]]
             copies = c.words(i) or c.vector // c.access[i]
             assert got[f"cp.async {size}"] >= c.chunk_steps * copies, (c.name, got)

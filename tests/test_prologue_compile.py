@@ -70,6 +70,19 @@ def test_classes_of_other_architectures(turn, compiled):
     check_rows(found, compiled)
 
 
+@pytest.mark.parametrize("architecture", ["sm_90a", "sm_100a"])
+def test_what_stays_for_all_rows(architecture, compiled):
+    one, found = {"bias": (0, 0, 1), "mask": (0, 0, 1)}, []
+    for name, prologue, pair, columns in (
+        ("softmax", Prologue(bias=True), ("bf16", "bf16"), 1 << 20),
+        ("softmax", Prologue(mask=True, scale="groups", causal=True), ("bf16", "bf16"), 900_000),
+        ("log_softmax", Prologue(bias=True, scale="number", zero=True), ("fp32", "fp32"), 1 << 19),
+    ):
+        found.append(plan_of(name, prologue, (4, 16, columns), pair, architecture, strides=one).kernel)
+        assert "resident" in found[-1].staging
+    check_rows(found, compiled)
+
+
 LOSS = Prologue(alpha="groups", target="loss")
 
 

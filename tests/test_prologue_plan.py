@@ -12,6 +12,7 @@ from rows import check, times_owned
 
 from cute_softmax.draw import figures, overview
 from cute_softmax.draw.checks import check as check_report
+from cute_softmax.kernels import row_work
 from cute_softmax.plan import MODES, NO_PROLOGUE, NotPlanned, Plan, Prologue, facts_of, plan, plan_panel
 from cute_softmax.plan.hardware import ARCHITECTURES, H200
 from cute_softmax.plan.problem import ITEM_SIZE, Operand, canonical
@@ -43,6 +44,40 @@ def test_long_rows_have_their_mask_beside_them():
             masked = plan_of("softmax", prologue, (64, columns), strides={"mask": (0, 1)})
             assert masked.kernel.staging == ("shared", "shared")
             assert masked.kernel.shared_memory > plain.kernel.shared_memory
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_what_all_rows_share_stays_while_rows_come_and_go(dtype):
+    """Of rows without edges; in as many places as it leaves, the row's vectors take turns."""
+    columns, pair = (1 << 20) // (1 if dtype == "bf16" else 2), (dtype, dtype)
+    one, room = {"bias": (0, 0, 1), "mask": (0, 0, 1)}, ARCHITECTURES["sm_90a"].shared_memory
+    for name, prologue in product(
+        ("softmax", "log_softmax"), (Prologue(mask=True), Prologue(bias=True, scale="groups"))
+    ):
+        plain = plan_of(name, Prologue(), (4, 16, columns), pair).kernel
+        c = plan_of(name, prologue, (4, 16, columns), pair, strides=one).kernel
+        assert c.persistent and c.staging == ("async", "resident") and c.shared_memory <= room
+        assert (c.threads, c.steps, c.cluster_n) == (plain.threads, plain.steps, plain.cluster_n)
+        assert c.staged == (8 if prologue.bias else 0)
+        places = dict.fromkeys(range(c.staged_steps))
+        places |= {k: (0, k) for k in places}
+        for tile, first in product(range(5), range(0, c.steps, c.part)):
+            later, coming = row_work.following(c, first)
+            for k in range(c.part):
+                place = (first + k) % c.steps_of(0)
+                assert places[place] == (tile, first + k), "another vector lies there"
+                places[place] = tile + later, coming + k
+        # Each row its own, rows that begin at different places of a vector, and one order of additions for all.
+        assert "resident" not in plan_of(name, prologue, (4, 16, columns), pair).kernel.staging
+        odd = plan_of(name, prologue, (4, 16, columns - 1), pair, strides=one).kernel
+        assert "resident" not in getattr(odd, "staging", ())
+        for wrong in ({"persistent": False}, {"edges": True}, {"staged": 3}):
+            with pytest.raises(ValueError, match=r"rows|parts"):
+                dataclasses.replace(c, **wrong)
+    made = plan_of("softmax", Prologue(bias=True), (4, 16, columns), pair, strides=one)
+    told = made.explain()
+    assert "bias: resident" in told and not check_report(made).problems
+    assert all(figure.svg() for figure in figures(made).values()) and overview(made).svg()
 
 
 @st.composite

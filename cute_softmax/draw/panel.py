@@ -131,7 +131,7 @@ def tile(view: View) -> Figure:
 
 def _smem(view: View) -> Figure:
     c = view.kernel
-    names = [space(n, "s") for i, n in enumerate(c.facts.inputs) if not c.words(i)]
+    names = [space(n, "s") for i, n in enumerate(c.facts.inputs) if c.tile_of(i) == c.smem]
     height, index = c.tile, c.tiled(c.steps).offsets()
     smem, slot = c.smem, {}
     for i, at in enumerate(index):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -164,10 +165,10 @@ def tile(view: View) -> Figure:
 def _smem(view: View) -> Figure:
     c = view.kernel
     staged = [n for n, how in zip(c.facts.inputs, c.staging, strict=True) if how != "direct"]
-    name = space(staged[0], "s")
+    name, held = space(staged[0], "s"), replace(c, steps=c.smem.size // math.prod(c.step_tiler), staged=0)
     figure = draw.thread_value(
-        checks.tile_tv(c),
-        c.tiler,
+        checks.tile_tv(held),
+        held.tiler,
         memory=c.smem,
         space=name,
         element_bytes=c.slot_bytes[c.facts.inputs.index(staged[0])],
@@ -185,8 +186,15 @@ def _smem(view: View) -> Figure:
         notes.append(
             "The exponential of an element takes its place, in float32, until the row's sum is known."
         )
-    if c.persistent:
+    if c.staged:
+        notes.append(
+            f"A thread has {c.staged} slots for its {c.steps} vectors: as soon as one is read it is filled with the "
+            f"vector that is {c.staged} behind, of the next tile in the end."
+        )
+    elif c.persistent:
         notes.append("As soon as a slot is read it is filled with the next tile's vector: loads never stop.")
+    if "resident" in c.staging:
+        notes.append("What lies beside the elements is the same for all rows: it is loaded once, and stays.")
     return figure.noted(*notes, *view.report.shared)
 
 

@@ -39,7 +39,7 @@ from .common.index import dot
 from .maths.maths import RowMath
 from .maths.prologue import Given
 from .row_scalars import Edges, Scalars
-from .row_work import Launch, Row, Shared, count, reads, row_of, share_of, writes
+from .row_work import Launch, Row, Shared, count, following, reads, row_of, share_of, writes
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,7 @@ class RowKernel:
         self.inputs = range(len(math.inputs))
         self.full = range(len(math.inputs) + len(math.outputs))
         self.staged = [i for i in self.inputs if spec.staging[i] != "direct"]
+        self.residents = [i for i in self.inputs if spec.staging[i] == "resident"]
         self.scalars = Scalars(spec, math)
         # What the slots of staged inputs hold: an element, or what is kept of it.
         self.slots = {i: Float32 if spec.keeps_shared and i == 0 else self.dtypes[i] for i in self.staged}
@@ -119,11 +120,14 @@ class RowKernel:
 
         # Shared memory: staged tiles, the reduction buffer, and an mbarrier for each of its stages.
         smem = cutlass.memory.SmemAllocator()
-        sX_layout = cute.make_layout(s.smem.shape, stride=s.smem.stride)
-        sX = {i: smem.allocate_tensor(self.slots[i], sX_layout, byte_alignment=16) for i in self.staged}
+        tiles = {i: s.smem_of(i) for i in self.staged}
+        sX = {
+            i: smem.allocate_tensor(self.slots[i], cute.make_layout(tile.shape, stride=tile.stride), 16)
+            for i, tile in tiles.items()
+        }
         tXsX = {i: thr_copy.partition_D(sX[i]) for i in self.staged}
-        for i in self.staged:
-            observe("smem", sX[i])
+        if const_expr(self.staged):
+            observe("smem", sX[self.staged[0]])
         buffer = None
         barriers = None
         if const_expr(s.exchanges):
@@ -161,8 +165,10 @@ class RowKernel:
             shared=Shared(tXsX=tXsX, buffer=buffer, barriers=barriers),
         )
 
+        if const_expr(self.residents):
+            self.settle(launch, Int64(cta))
         if const_expr(self.staged):
-            for k in cutlass.range_constexpr(0, s.steps, s.part):
+            for k in cutlass.range_constexpr(0, s.staged_steps, s.part):
                 self.prefetch(launch, Int64(cta), k)
         if const_expr(not s.persistent):
             self.tile(launch, Int64(cta), Int32(0), None)
@@ -172,10 +178,10 @@ class RowKernel:
             tile, turn = Int64(cta), Int32(0)
             tiles = (rows + s.tiler[0] - 1) // s.tiler[0]
             # A tile ahead, as all else: waiting for them would cost a tenth of the time.
-            following = self.scalars.of_groups(launch, tile)
+            coming = self.scalars.of_groups(launch, tile)
             while tile < tiles:
-                known = following
-                following = self.scalars.of_groups(launch, tile + ctas)
+                known = coming
+                coming = self.scalars.of_groups(launch, tile + ctas)
                 self.tile(launch, tile, turn, known)
                 tile += ctas
                 turn += 1
@@ -193,12 +199,24 @@ class RowKernel:
     def slot(self, row: Row, i: int, k: int) -> cute.Tensor:
         """tXsX: this thread's place in shared memory for vector k of staged input i, of its row m; in slots that are to
         hold something wider it takes the beginning."""
-        slot = row.launch.shared.tXsX[i][(None, row.m), 0, k]
+        slot = row.launch.shared.tXsX[i][(None, row.m), 0, k % self.spec.steps_of(i)]
         if self.slots[i] is self.dtypes[i]:
             return slot
         return cute.make_tensor(
             cute.recast_ptr(slot.iterator, dtype=self.dtypes[i]), cute.make_layout(self.spec.vector)
         )
+
+    @cute.jit
+    def settle(self, launch: Launch, tile: Int64):
+        """Start the asynchronous loads of what is the same for all rows, as one commit group."""
+        row = row_of(launch, tile, 0)
+        for i in self.residents:
+            tXgX = self.partition(row, i)
+            for k in cutlass.range_constexpr(self.spec.steps):
+                # Of another row more may count.
+                if writes(row, k, reads(row, k)):
+                    load_async(tXgX[None, k], self.slot(row, i, k), self.spec.access[i], launch.policy)
+        cute.arch.cp_async_commit_group()
 
     @cute.jit
     def prefetch(self, launch: Launch, tile: Int64, first: cutlass.Constexpr[int]):
@@ -207,7 +225,7 @@ class RowKernel:
         s = self.spec
         for m in cutlass.range_constexpr(s.rows_per_thread):
             row = row_of(launch, tile, m)
-            for i in self.staged:
+            for i in [i for i in self.staged if i not in self.residents]:
                 tXgX = self.partition(row, i)
                 for k in cutlass.range_constexpr(first, min(first + s.part, s.steps)):
                     if row.inside & reads(row, k):
@@ -317,7 +335,7 @@ class RowKernel:
         if self.staged and k in waiting:
             waiting.remove(k)
             self.arrive(row, k, vectors)
-        if self.spec.staging[i] != "shared":
+        if self.spec.staging[i] in ("direct", "async"):
             return vectors.rX[i][(None, row.m), 0, k]
         tXrX = cute.make_rmem_tensor(self.spec.vector, self.dtypes[i])
         tXrX.fill(self.dtypes[i](self.math.padding[i]))
@@ -333,7 +351,7 @@ class RowKernel:
     def arrive(self, row: Row, first: cutlass.Constexpr[int], vectors: Vectors):
         """Wait for vectors first .. first + part, move them to registers and, if persistent, refill their slots."""
         s, m = self.spec, row.m
-        parts = -(-s.steps // s.part)
+        parts = -(-s.staged_steps // s.part)
         cute.arch.cp_async_wait_group(parts - 1 - (0 if const_expr(s.persistent) else first // s.part))
         for i in self.staged:
             if const_expr(s.staging[i] == "async"):
@@ -342,7 +360,9 @@ class RowKernel:
                     self.from_shared(self.slot(row, i, k), vectors.rX[i][(None, m), 0, k], exists)
         if const_expr(s.persistent):
             ctas, _, _ = cute.arch.grid_dim()
-            self.prefetch(row.launch, row.tile + ctas, first)
+            later, coming = following(s, first)
+            tile = row.tile + ctas if const_expr(later > 0) else row.tile
+            self.prefetch(row.launch, tile, coming)
 
     @cute.jit
     def reduce(self, shared: Shared, values: list, maths: list[RowMath], turn: Int32) -> tuple[list, list]:

@@ -113,6 +113,12 @@ def coordinates(launch: Launch, index: Int64) -> list[Int64]:
     return apart(index, launch.sizes[::-1])[::-1]
 
 
+def following(spec: RowClass, k: int) -> tuple[int, int]:
+    """What takes the place of vector k in shared memory when it has been read, in a persistent kernel: (how many of its
+    tiles later, which vector)."""
+    return divmod(k + spec.staged_steps, spec.steps)
+
+
 def speaks(row: Row) -> Boolean:
     """Whether this thread is the first of a row that exists."""
     return row.inside & (row.launch.lane == 0) & (row.launch.rank == 0)

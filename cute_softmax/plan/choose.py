@@ -153,6 +153,11 @@ def _plan_rows(
         0 if single[i] else access_of(vector, (problem.offsets[i], *strides[i]), reference)
         for i in range(len(facts.inputs))
     )
+    # Whether what lies beside the elements is the same for all rows.
+    common = bool(facts.beside) and all(
+        access[i] and not any(s for n, s in zip(kept, strides[i], strict=True) if n.size > 1)
+        for i in facts.beside
+    )
     try:
         c = row_class(
             math_name,
@@ -167,6 +172,7 @@ def _plan_rows(
             ctas=ctas_a_row(device, rows),
             table=table,
             invariant=invariant,
+            common=common,
         )
     except NotPlanned:
         return None

@@ -52,7 +52,8 @@ class _Groups:
 
     kept, reduced: modes, the slowest first; of those that vectors lie along the mode of the vectors comes last.
     vector, widest: elements of an access that all addresses allow, and of 16 bytes. access, edges, shifted: see
-    `PanelClass`. length: the longest body of a group. abreast: groups between the ends of which panels lie.
+    `PanelClass`. length: the longest body of a group. abreast: groups between the ends of which panels lie. run: groups
+    side by side that have the same element of each input with an access of 0; 0 for all of them.
     """
 
     math: str
@@ -69,6 +70,7 @@ class _Groups:
     shifted: bool
     length: int
     abreast: int
+    run: int
     invariant: bool = False
     prologue: Prologue = NO_PROLOGUE
     query: int = 0
@@ -134,6 +136,7 @@ class _Groups:
             length=max(problem.length // vector, 1) * vector if edges else problem.length,
             # Panels end where a shifted mode does.
             abreast=inner.size if shifted else problem.groups,
+            run=0 if shifted else _run(kept, inner, [i for i, a in enumerate(access) if a == 0]),
             invariant=invariant,
             prologue=prologue,
             query=query,
@@ -165,6 +168,8 @@ class _Groups:
         width = min(self.vector, config.vector_bytes // size) if column else self.vector
         # Up to the end of the block that the last group's result may lie in.
         beyond = width - 1 if self.shifted and self.facts.outputs else 0
+        across = _across(config, self.abreast + beyond, width, size, narrowed) if column else 1
+        spread = column and 0 in self.access
         return PanelClass(
             math=self.math,
             architecture=self.device.architecture.name,
@@ -174,7 +179,7 @@ class _Groups:
             access=tuple(min(a, width) for a in self.access),
             edges=self.edges,
             shifted=self.shifted,
-            across=_across(config, self.abreast + beyond, width, size, narrowed) if column else 1,
+            across=across,
             threads=config.threads,
             steps=config.steps,
             cluster_n=config.cluster_n,
@@ -187,6 +192,7 @@ class _Groups:
             registers=config.registers,
             prologue=self.prologue,
             query=self.query,
+            alike=math.gcd(self.run // width, min(across, WARP)) if spread else 1,
         )
 
     def taken(self, c: PanelClass) -> int:
@@ -367,6 +373,13 @@ def _beside(access: int, vector: int, inner: Mode, problem: Problem, i: int) -> 
     if inner.strides[i] == 0 and vector > 1:
         return 0
     return min(access, ALIGNMENT // ITEM_SIZE[problem.dtypes[i]])
+
+
+def _run(kept: list[Mode], inner: Mode, spread: list[int]) -> int:
+    """Groups side by side along the inner mode that have the same element of each of these inputs, which are broadcast
+    along it; 0 for all of the problem's."""
+    apart = any(m.strides[i] for m in kept if m is not inner and m.size > 1 for i in spread)
+    return inner.size if apart else 0
 
 
 def _padded(modes: list[Mode], problem: Problem) -> tuple[Mode, ...]:

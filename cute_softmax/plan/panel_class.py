@@ -39,7 +39,8 @@ class PanelClass(ClassBase):
     ahead: steps that copies are asked for ahead, where a row is absorbed while another is finished; else 0;
     registers: chunks of such a row that are kept in registers;
     prologue: what happens to the scores before the math and to its results; query: which kept mode the index of has a
-    group's position, counted from the fastest.
+    group's position, counted from the fastest; alike: threads side by side whose vectors have the same element of an
+    input with an access of 0, which they load for each other: a part of their `lanes`.
     """
 
     math: str
@@ -63,6 +64,7 @@ class PanelClass(ClassBase):
     registers: int = 0
     prologue: Prologue = NO_PROLOGUE
     query: int = 0
+    alike: int = 1
 
     online = False
     keep = True
@@ -279,19 +281,24 @@ class PanelClass(ClassBase):
         """Words of 4 bytes that hold a vector of input i in shared memory, wherever in them it begins; 0 for an input
         whose vectors lie there as they are, as loads of 4 bytes and more bring them.
 
-        Of a bias or a mask alone: of what has one element for a vector, of what begins at no multiple of 4 bytes, and
-        of columns that are shifted, whose last vector may end outside the tensor.
+        Of a bias or a mask alone: of what begins at no multiple of 4 bytes, and of columns that are shifted, whose last
+        vector may end outside the tensor.
         """
-        if i not in self.facts.beside:
-            return 0
         size, access = ITEM_SIZE[self.dtypes[i]], self.access[i]
-        if access and access * size >= WORD and not self.shifted:
+        if i not in self.facts.beside or access == 0 or (access * size >= WORD and not self.shifted):
             return 0
-        furthest = WORD - min(max(access, 1) * size, WORD)  # into the first word
-        return math.ceil((furthest + (self.vector if access else 1) * size) / WORD)
+        furthest = WORD - min(access * size, WORD)  # into the first word
+        return math.ceil((furthest + self.vector * size) / WORD)
+
+    @property
+    def spread(self) -> bool:
+        """Whether some input has one element for all of a vector."""
+        return 0 in self.access
 
     def access_bytes(self, operand: int) -> int:
-        return WORD if operand in self.facts.beside and self.words(operand) else super().access_bytes(operand)
+        if operand in self.facts.beside and self.words(operand):
+            return WORD
+        return super().access_bytes(operand) or ITEM_SIZE[self.dtypes[operand]]
 
     @property
     def load_widths(self) -> list[str]:
@@ -299,7 +306,11 @@ class PanelClass(ClassBase):
         return list(dict.fromkeys(f"{self.access_bytes(i)} bytes" for i in range(len(self.access))))
 
     def tile_of(self, i: int) -> Layout:
-        """`smem` of input i: of its elements or, where there are `words`, of these."""
+        """`smem` of input i: of its elements or, where there are `words`, of these. What is one for all of a vector and
+        for threads that are alike has strides of 0: (element, (thread that is alike, others), step)."""
+        if self.access[i] == 0:
+            others = self.threads // self.alike
+            return Layout((self.vector, (self.alike, others), self.steps), (0, (0, 1), others))
         return Layout.ordered((self.words(i) or self.vector, self.blocks, self.steps), (0, 1, 2))
 
     @property
@@ -341,6 +352,8 @@ class PanelClass(ClassBase):
             parts.append("shifted")
         if any(a != self.vector for a in self.access):
             parts.append("access" + "_".join(map(str, self.access)))
+        if self.alike > 1:
+            parts.append(f"alike{self.alike}")
         if self.ahead:
             parts.append(f"ahead{self.ahead}_registers{self.registers}")
         if self.prologue:

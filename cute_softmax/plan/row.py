@@ -35,8 +35,11 @@ class RowClass(ClassBase):
     edges: whether rows may begin or end off a vector boundary, so that scalars are handled apart.
     access: per input, elements of one load: `vector`, or fewer where its rows are aligned differently; 0 if it has one
         element for a whole row.
-    staging: per input "direct" (global memory to registers), "async" (through shared memory with cp.async) or
-        "shared" (stays in shared memory, read there in every pass).
+    staging: per input "direct" (global memory to registers), "async" (through shared memory with cp.async), "shared"
+        (stays in shared memory, read there in every pass) or "resident" (the same for all rows of a persistent CTA:
+        stays there from the first to the last of them).
+    staged: places in shared memory that a thread has for the vectors of an "async" input where residents leave no room
+        for all of them, which take turns; 0 for one each.
     keep: whether converted values are held between the passes: in registers, or in shared memory if the elements are.
     kept_modes: into how many coordinates a row's index is taken apart, each with a stride of its own per operand.
     prologue: what happens to the scores before the math and to its results.
@@ -65,6 +68,7 @@ class RowClass(ClassBase):
     kept_modes: int = 1
     prologue: Prologue = NO_PROLOGUE
     logs: bool = False
+    staged: int = 0
 
     def __post_init__(self):
         if self.exchanges and self.rows_per_thread > 1:
@@ -75,6 +79,12 @@ class RowClass(ClassBase):
             raise ValueError(
                 "a persistent kernel refills its slots while it works: inputs cannot stay in them"
             )
+        if "resident" in self.staging and (self.edges or not self.persistent):
+            raise ValueError(
+                "what stays for all rows needs CTAs that take several, and rows that begin alike"
+            )
+        if self.staged and (not self.persistent or self.steps % self.staged or self.staged % self.part):
+            raise ValueError("places are shared by whole parts of a row, in CTAs that refill them")
 
     @property
     def facts(self) -> Math:
@@ -142,8 +152,22 @@ class RowClass(ClassBase):
 
     @property
     def smem(self) -> Layout:
-        """(row, column) of the tile -> element of a staged input in shared memory."""
-        return Layout.ordered(self.tiler, (1, 0))
+        """(row, column) of the tile -> element of the first staged input in shared memory."""
+        return self.smem_of(0)
+
+    def smem_of(self, i: int) -> Layout:
+        """`smem` of staged input i: of as many columns as it has a place for."""
+        rows, columns = self.step_tiler
+        return Layout.ordered((rows, columns * (self.steps_of(i) or self.steps)), (1, 0))
+
+    @property
+    def staged_steps(self) -> int:
+        """Places in shared memory that a thread has for vectors of an "async" input."""
+        return self.staged or self.steps
+
+    def steps_of(self, i: int) -> int:
+        """Places in shared memory that a thread has for vectors of input i."""
+        return {"direct": 0, "async": self.staged_steps}.get(self.staging[i], self.steps)
 
     @property
     def rows_end_alike(self) -> bool:
@@ -191,7 +215,8 @@ class RowClass(ClassBase):
     @property
     def shared_memory(self) -> int:
         """Bytes of shared memory of a CTA."""
-        staged = math.prod(self.tiler) * sum(self.slot_bytes)
+        step = math.prod(self.step_tiler)
+        staged = step * sum(self.steps_of(i) * size for i, size in enumerate(self.slot_bytes))
         if not self.exchanges:
             return staged
         stages = self.facts.stages * self.turns
@@ -211,6 +236,8 @@ class RowClass(ClassBase):
             parts.append("persistent")
         if self.staging[0] == "shared":
             parts.append("shared")
+        if "resident" in self.staging:
+            parts.append("resident" + (f"_staged{self.staged}" if self.staged else ""))
         if self.edges:
             parts.append("edges")
         if any(a != self.vector for a in self.access):
@@ -247,17 +274,19 @@ def row_class(
     ctas: int = 1,
     table: Table | None = None,
     invariant: bool = False,
+    common: bool = False,
 ) -> RowClass:
     """The class of rows of this many elements; ctas: CTAs that each row can have at once, 1 where there are many rows;
     table: of configurations, the default one if None; invariant: one whose order of additions depends on the math,
-    `columns`, dtypes, architecture and table alone, as `plan.order` has it (for rows without edges).
+    `columns`, dtypes, architecture and table alone, as `plan.order` has it (for rows without edges); common: whether
+    what lies beside the elements is the same for all rows, vector by vector.
 
     Raises NotPlanned if no configuration of this architecture can hold such a row on chip.
     """
     facts = facts_of(math_name, online, prologue)
     vector = vector_of(dtypes[: facts.full], columns)
     precise = bool(facts.outputs) and dtypes[facts.result] == "fp32"
-    logs, listed = False, math_name
+    logs, listed, stays = False, math_name, common and not (edges or invariant)
     if invariant:
         vector, ctas = math.gcd(vector, columns), 1
         if math_name in OF_LOGS and not prologue.rescores:
@@ -272,6 +301,8 @@ def row_class(
                 continue
             whole = (*config.staging, "direct")
             staging = tuple(how if a else "direct" for how, a in zip(whole, access, strict=False))
+            if stays and config.persistent:
+                staging = tuple("resident" if i in facts.beside else how for i, how in enumerate(staging))
             candidate = RowClass(
                 math=math_name,
                 architecture=architecture.name,
@@ -296,6 +327,8 @@ def row_class(
             )
             # Whether a bias has one element for a row must not decide who adds up its scores.
             room = replace(candidate, staging=whole[: len(access)]) if invariant else candidate
+            if "resident" in staging and room.shared_memory > architecture.shared_memory:
+                candidate = room = replace(candidate, staged=candidate.steps // 2)
             if _covers(candidate, columns) and room.shared_memory <= architecture.shared_memory:
                 return config, candidate
         return None
@@ -305,6 +338,10 @@ def row_class(
     few, many = table.rows(listed, prologue, edges, widened)
     if columns > table.few_above * vector and (found := first_of(few)) and found[0].sms <= ctas:
         return found[1]
+    if stays:  # it takes no registers, then: as long rows are listed without it
+        without = table.rows(listed, replace(prologue, bias=False), edges)[1]
+        if (found := first_of(without)) and found[0].persistent:
+            return found[1]
     if found := first_of(many):
         return found[1]
     raise NotPlanned(

@@ -44,7 +44,8 @@ EVERY = 4
 
 @dataclass(frozen=True)
 class Form:
-    """A call and the plan that it must have. ragged: whether rows begin and end within vectors."""
+    """A call and the plan that it must have. ragged: whether rows begin and end within vectors; one: whether a bias and
+    a mask are the same for all rows."""
 
     math: str
     prologue: Prologue
@@ -52,6 +53,7 @@ class Form:
     ragged: bool
     shape: tuple[int, ...]
     made: Plan
+    one: bool = False
 
     @property
     def place(self) -> tuple[int, int]:
@@ -66,15 +68,19 @@ def place(columns: int, ragged: bool) -> tuple[int, int]:
 def kind(c: RowClass) -> tuple:
     """What of a configuration makes another code than numbers do."""
     apart = min(c.threads_per_row, 32), c.rows_per_thread > 1, c.warps_per_row > 1
-    return *apart, min(c.cluster_n, 2), c.cluster_n > 8, c.staging[:1], c.persistent, c.keep
+    how = c.staging[:1], "resident" in c.staging, c.staged > 0
+    return *apart, min(c.cluster_n, 2), c.cluster_n > 8, *how, c.persistent, c.keep
 
 
-def planned(math: str, prologue: Prologue, dtype: str, ragged: bool, shape: tuple[int, ...]) -> Plan | None:
-    """The plan of a call as `case_of` places its tensors; None if it is not one of rows."""
+def planned(
+    math: str, prologue: Prologue, dtype: str, ragged: bool, shape: tuple[int, ...], one: bool = False
+) -> Plan | None:
+    """The plan of a call as `case_of` places its tensors; None if it is not one of rows. one: see `Form`."""
     offset, pad = place(shape[-1], ragged)
     names = ("x", "dy", "y", "dx")
     pitch = shape[-1] + pad
     strides = {name: (shape[1] * pitch, pitch, 1) for name in names}
+    strides |= dict.fromkeys(("bias", "mask"), (0, 0, 1)) if one else {}
     with classes.given(1):  # as if there were many rows
         made = plan_of(
             math,
@@ -104,15 +110,20 @@ def kinds(math: str, prologue: Prologue, dtype: str, ragged: bool) -> Iterator[F
         if made is None:
             return
         c = made.row_class
+        longer = columns + min((c.capacity - columns) // 8, 64) // c.vector * c.vector
         if kind(c) not in seen:
             seen.add(kind(c))
-            longer = columns + min((c.capacity - columns) // 8, 64) // c.vector * c.vector
             rows = 3 if c.persistent else 2 if c.tiler[0] == 1 else c.tiler[0] + 1
             shape = (1 if c.persistent or rows > 9 else 2, rows, longer)
             made = planned(math, prologue, dtype, ragged, shape)
             assert kind(made.row_class) == kind(c), f"{made.row_class.name} instead of {c.name}"
             assert made.share * (c.cluster_n - 1) < longer, "a CTA of the cluster has no columns"
             yield Form(math, prologue, dtype, ragged, shape, made)
+        shape = (1, 3, longer)
+        made = planned(math, prologue, dtype, ragged, shape, one=True)
+        if made and "resident" in made.row_class.staging and kind(made.row_class) not in seen:
+            seen.add(kind(made.row_class))
+            yield Form(math, prologue, dtype, ragged, shape, made, one=True)
         columns = c.capacity + 1
 
 
@@ -149,10 +160,11 @@ def case_of(form: Form) -> Case:
         if how := getattr(prologue, name):
             groups = random((*shape[:-1], 1), torch.float32, 2).abs() + 0.25
             fields[name] = number if how == "number" else groups
+    beside = shape[2 if form.one else 1 :]
     if prologue.bias:
-        fields["bias"] = random(shape[1:], dtype, 3)
+        fields["bias"] = random(beside, dtype, 3)
     if prologue.mask:
-        fields["mask"] = random(shape[1:], torch.float32, 4) < 0.5
+        fields["mask"] = random(beside, torch.float32, 4) < 0.5
     if prologue.causal:
         fields["offset"] = (shape[2] - shape[1]) // 2
     if not math.endswith("_backward"):

@@ -139,6 +139,71 @@ def test_columns(name, dtype, shape):
 
 
 @names
+@dtypes
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (5, 40000), (20, 1000), (128, 65536), (3000, 5000), (4096, 2056), (4100, 1024), (70000, 264), (300, 4099),
+    ],
+)  # fmt: skip
+def test_one_element_for_all_columns(name, dtype, shape):
+    """Of threads that have columns for themselves, of clusters, of chunks, and of columns that begin anywhere; in
+    panels whose last threads have no columns."""
+    x = random(shape, DTYPES[dtype], seed=31, scale=3.0)
+    keep = random((shape[0], 1), torch.float32, 32) < 0.7
+    bias = random((shape[0] + 1, 1), DTYPES[dtype], 33)[1:]
+    keep[0] = True
+    for arguments in ({"mask": keep}, {"bias": bias}, {"mask": keep, "bias": bias.float(), "scale": -0.5}):
+        y = FUNCTIONS[name](x, 0, **arguments)
+        of(name, x, 0, y, **arguments)
+        assert equal_bits(FUNCTIONS[name](x, 0, **arguments), y), "the same bits every time"
+
+
+@dtypes
+@pytest.mark.parametrize("heads", [24, 64, 100, 768])
+def test_one_element_for_the_columns_of_a_batch(dtype, heads):
+    """As a mask of padding over a sequence has: shared by as many threads as stand side by side in a batch."""
+    x = random((60, 333, heads), DTYPES[dtype], seed=34, scale=3.0)
+    keep = random((60, 333, 1), torch.float32, 35) < 0.5
+    bias = random((60, 333, 1), DTYPES[dtype], 36)
+    assert plan_softmax(x, 1, mask=keep).movement == "column"
+    for arguments in ({"mask": keep}, {"bias": bias, "scale": 2.0}):
+        y = softmax(x, 1, empty_rows="zero", **arguments)
+        turned = {k: v.movedim(1, -1) if isinstance(v, torch.Tensor) else v for k, v in arguments.items()}
+        Case("softmax", x.movedim(1, -1), zero=True, **turned).check([y.movedim(1, -1)])
+
+
+@names
+@dtypes
+@pytest.mark.parametrize("rows", [23, 64])
+@pytest.mark.parametrize("columns", [1 << 20, 900_008])
+def test_what_all_rows_share(name, dtype, rows, columns):
+    """It stays in shared memory while CTAs take one row after the other."""
+    x = random((rows, columns * 2 // DTYPES[dtype].itemsize), DTYPES[dtype], seed=37, scale=4.0)
+    keep = random(x.shape[1:], torch.float32, 38) < 0.5
+    bias = random(x.shape[1:], DTYPES[dtype], 39)
+    assert "resident" in plan_softmax(x, bias=bias).kernel.staging
+    for arguments in (
+        {"mask": keep},
+        {"bias": bias},
+        {"bias": bias, "scale": random((rows, 1), torch.float32, 40), "empty_rows": "zero"},
+        {"mask": keep, "scale": -0.5},
+    ):
+        out = Guarded(x.shape, x.dtype)
+        FUNCTIONS[name](x, out=out.tensor, **arguments)
+        out.check()
+        of(name, x, 1, out.tensor, **arguments)
+        assert equal_bits(FUNCTIONS[name](x, **arguments), out.tensor), "the same bits every time"
+    if name == "softmax":
+        y, again = softmax(x, bias=bias), x.clone()
+        assert equal_bits(softmax_(again, bias=bias), y)
+    deep = x[:22].view(2, 11, -1)
+    offset = deep.shape[2] - 6
+    y = FUNCTIONS[name](deep, bias=bias, causal=offset)
+    Case(name, deep, bias=bias, offset=offset).check([y])
+
+
+@names
 @pytest.mark.parametrize("dim", [0, 1])
 @dtypes
 def test_special_values(name, dim, dtype):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 
 from ...plan import WARP, PanelClass, PanelPlan
 from ...plan.panel_class import WORD
@@ -26,7 +27,7 @@ def requests(
     base = plan.problem.offsets[operand]
     elements = {e: plan.element(operand, held.start + e) for e in range(0, min(c.tile, len(held)), c.unit)}
     words = operand < len(c.facts.inputs) and c.words(operand)
-    if c.shifted and not words:
+    if c.shifted and not words and c.accesses[operand]:
         yield from shifted_requests(plan, operand, columns, elements)
         return
     places = {a * c.slots: c.column(a) for a in range(c.across)}
@@ -34,12 +35,21 @@ def requests(
         g: plan.group(operand, columns.start + first) for g, first in places.items() if first < len(columns)
     }
     index = c.tiled(c.steps).offsets()
+
+    def at(t: int, k: int) -> int | None:
+        """Elements to vector k of thread t, None where there is none."""
+        group, element = divmod(index[k * c.vector * c.threads + t], c.tile)
+        exists = group in groups and element in elements
+        return base + groups[group] + elements[element] if exists else None
+
+    if c.accesses[operand] == 0:
+        for first, j in product(range(0, c.steps, c.chunk_steps), range(0, c.chunk_steps, c.alike)):
+            taken = [(t, j + t % c.alike) for t in range(c.threads)]
+            lanes = [at(t, first + k) if k < c.chunk_steps else None for t, k in taken]
+            yield from requests_of(lanes, size)
+        return
     for k in range(c.steps):
-        lanes: list[int | None] = []
-        for place in index[k * c.vector * c.threads :][: c.threads]:
-            group, element = divmod(place, c.tile)
-            exists = group in groups and element in elements
-            lanes.append(base + groups[group] + elements[element] if exists else None)
+        lanes = [at(t, k) for t in range(c.threads)]
         if words:
             yield from requests_of([None if e is None else e * size // WORD for e in lanes], WORD, words)
         else:
@@ -133,7 +143,7 @@ def alignment(plan: PanelPlan, operand: int) -> Iterator[str]:
     """What keeps vectors of an operand from being one access each, wherever their panel and their element lie."""
     c = plan.kernel
     one = c.accesses[operand]
-    if c.vector == 1 or (operand < len(c.facts.inputs) and c.words(operand)):
+    if c.vector == 1 or one == 0 or (operand < len(c.facts.inputs) and c.words(operand)):
         return
     neighbours = plan.operand_strides[operand][0 if c.orientation == "column" else len(plan.kept)]
     if neighbours != 1:
@@ -157,6 +167,12 @@ def shared(c: PanelClass) -> Iterator[str]:
     buffer = c.reduction_buffer
     for i, name in enumerate(c.facts.inputs):
         words, smem = c.words(i), c.tile_of(i)
+        if c.access[i] == 0:
+            size = ITEM_SIZE[c.dtypes[i]]
+            slots = [smem(0, t, k) for k in range(c.steps) for t in range(c.threads)]
+            told = wavefronts(requests_of(slots, size), size)
+            yield f"{name} in shared memory, one element for each vector of {c.alike} threads, read: {told}."
+            continue
         size, each = (WORD, 1) if words else (ITEM_SIZE[c.dtypes[i]], c.vector)
         slots = [smem(0, c.block(t), k) for k in range(c.steps) for t in range(c.threads)]
         told = wavefronts(requests_of(slots, size), each * size)

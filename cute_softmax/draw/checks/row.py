@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from layouts import Layout, access
 from layouts.figures import Pieces
@@ -95,10 +96,11 @@ def check(plan: Plan) -> Report:
 
 def staged(c: RowClass) -> Iterator[str]:
     """A sentence for each input that passes through shared memory: its wavefronts and bank conflicts."""
-    rows, columns = c.tiler
     for i, (name, how, elements) in enumerate(zip(c.facts.inputs, c.staging, c.access, strict=False)):
         if how == "direct":
             continue
+        held = replace(c, steps=c.steps_of(i), staged=0)
+        rows, columns = held.tiler
         size = ITEM_SIZE[c.dtypes[i]]
         # A vector begins where its slots do, which may be wider than its elements.
         apart = c.slot_bytes[i] // size
@@ -108,6 +110,6 @@ def staged(c: RowClass) -> Iterator[str]:
             ways["kept in float32 and read again"] = (c.smem, c.slot_bytes[i], c.vector)
         told = []
         for way, (memory, element_bytes, vector) in ways.items():
-            copies = access.copy_requests(tile_tv(c), c.tiler, memory, element_bytes, vector)
+            copies = access.copy_requests(tile_tv(held), held.tiler, memory, element_bytes, vector)
             told.append(f"{way} {wavefronts((r.addresses for r in copies), vector * element_bytes)}")
         yield f"{name} in shared memory ({how}): {'; '.join(told)}."

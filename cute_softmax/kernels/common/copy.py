@@ -318,8 +318,10 @@ def vector_of(words: list[Uint32], dtype: type) -> cute.Tensor:
 
 
 def unpack(vector: cute.Tensor) -> list[Float32]:
-    """The elements of a register vector as Float32."""
+    """The elements of a register vector as Float32; with a stride of 0 they are one."""
     n = cute.size(vector)
+    if n > cute.cosize(vector.layout):
+        return [vector[0].to(Float32)] * n
     if vector.element_type is cutlass.BFloat16 and n >= 2:
         # A bfloat16 is the upper half of a float32: one shift or mask each.
         halves = [(word << Uint32(16), word & Uint32(0xFFFF0000)) for word in words_of(vector)]

@@ -19,8 +19,8 @@ from .index import select
 
 LOG2_E = math.log2(math.e)
 LN_2 = math.log(2)
-# What the float32 constant loses of log2(e).
-LOG2_E_TAIL = LOG2_E - struct.unpack("f", struct.pack("f", LOG2_E))[0]
+# What the float32 constants lose of log2(e) and of log(2).
+LOG2_E_TAIL, LN_2_TAIL = (n - struct.unpack("f", struct.pack("f", n))[0] for n in (LOG2_E, LN_2))
 # 2 ** f for |f| <= 0.5, the highest power first: the polynomial of degree 6 of least relative error with p(0) = 1
 # (2e-09 in exact arithmetic, 7.9e-08 in float32).
 EXP2 = (
@@ -222,6 +222,20 @@ class Precise(Near):
         for coefficient in EXP2[1:]:
             exponential = cute.math.fma(exponential, fraction, Float32(coefficient))
         return exponential * cute.math.exp2(whole, fastmath=True)
+
+
+class Corrected(Near):
+    """Exponentials to 2 ulp beyond the rounding of the difference, for results stored in float32 of 16-bit elements: in
+    half the instructions of `Precise`, as such rows have less to load meanwhile."""
+
+    def of(self, difference: Float32) -> Float32:
+        """exp(difference): ex2.approx of the rounded exponent, and to first order what the rounding has lost."""
+        difference = maximum(difference, Float32(VANISHES))
+        exponent = rounded_product(difference, Float32(LOG2_E))
+        lost = cute.math.fma(exponent, Float32(-LN_2), difference)
+        lost = cute.math.fma(exponent, Float32(-LN_2_TAIL), lost)
+        exponential = cute.math.exp2(exponent, fastmath=True)
+        return cute.math.fma(exponential, lost, exponential)
 
 
 class Scaled:

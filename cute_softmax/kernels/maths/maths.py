@@ -33,7 +33,7 @@ from cutlass import Float32
 from ..common import online
 from ..common.copy import Fragment
 from ..common.index import select
-from ..common.online import Fast, Near, Precise
+from ..common.online import Corrected, Fast, Near, Precise
 from ..common.reduce import MAX, SUM, Averaged, Online, Scalar, Weighted, tree
 
 
@@ -66,6 +66,11 @@ class RowMath:
         return [*state] if self.group_outputs else []
 
 
+def wide(source: str) -> Near:
+    """The exponentials of elements of a dtype for results stored in float32."""
+    return Precise() if source == "fp32" else Corrected()
+
+
 class Softmax(RowMath):
     """y = exp(x - max) / sum(exp(x - max)), online (one exchange of pairs) or in two passes (max, then sum).
 
@@ -96,7 +101,7 @@ class Softmax(RowMath):
         total: Scalar = SUM,
     ):
         self.online, self.precise, self.keep, self.part = online, precise, keep, part
-        self.exp = exp or (Precise() if precise else Fast(source))
+        self.exp = exp or (wide(source) if precise else Fast(source))
         self.whole = Online(self.exp, total)
         self.reductions = (self.whole,) if online else (MAX, total)
 
@@ -304,7 +309,12 @@ class LogSoftmax(LogSumExp):
 
     def __init__(self, source: str, *, online: bool, precise: bool, keep: bool):
         Softmax.__init__(
-            self, source, online=online, precise=precise, keep=keep, exp=Precise() if precise else Near()
+            self,
+            source,
+            online=online,
+            precise=precise,
+            keep=keep,
+            exp=Precise() if precise and source == "fp32" else Near(),
         )
 
     def result(self, elements: tuple, state: tuple) -> Float32:

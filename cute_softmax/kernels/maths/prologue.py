@@ -182,9 +182,14 @@ def negate(vector: cute.Tensor, negative: Boolean) -> None:
 
 
 def keep(vector: cute.Tensor, mask: cute.Tensor) -> None:
-    """Make the elements of a register vector -inf where those of a vector of bytes are 0."""
+    """Make the elements of a register vector -inf where those of a vector of bytes are 0, which may be one for all."""
     n, dtype = cute.size(vector), vector.element_type
     nothing = NOTHINGS[dtype]
+    if n > cute.cosize(mask.layout):
+        words, allowed = cute.recast_tensor(vector, Uint32), mask[0] != 0
+        for j in range(cute.size(words)):
+            words[j] = select(allowed, words[j], Uint32(nothing))
+        return
     if n % 4:
         word = Uint16 if dtype.width == 16 else Uint32
         words = cute.recast_tensor(vector, word)
@@ -210,6 +215,8 @@ def keep(vector: cute.Tensor, mask: cute.Tensor) -> None:
 def truths(vector: cute.Tensor) -> list[Boolean]:
     """The elements of a register vector of bytes that are not 0."""
     n = cute.size(vector)
+    if n > cute.cosize(vector.layout):
+        return [vector[0] != 0] * n
     if n % 4:
         return [vector[v] != 0 for v in range(n)]
     words = cute.recast_tensor(vector, Uint32)

@@ -9,11 +9,12 @@ from cutlass import Float32, Int32, Int64, Uint32, const_expr
 
 from ...plan import PanelClass
 from ..common import reduce
-from ..common.copy import PACKED_MAX, in_global, load_async, pack, packed_maximum, store, unpack
+from ..common.copy import PACKED_MAX, element, in_global, load_async, pack, packed_maximum, store, unpack
+from ..common.index import ceil_div
 from ..maths.maths import RowMath
 from ..maths.prologue import keep
 from .scores import Scores
-from .work import Chunk, Item, Launch, edge, left, places
+from .work import Chunk, Item, Launch, edge, left, loaded_step, place, places
 
 
 class Chunks:
@@ -26,6 +27,9 @@ class Chunks:
     def __init__(self, spec: PanelClass, math: RowMath):
         self.spec, self.math, self.scores = spec, math, Scores(spec, math)
         self.inputs = range(len(math.inputs))
+        self.spread = [i for i in self.inputs if spec.access[i] == 0]
+        self.words = [i for i in self.inputs if spec.words(i)]
+        self.vectors = [i for i in self.inputs if i not in (*self.spread, *self.words)]
 
     def vector(self, launch: Launch, i: int, address: Int64) -> cute.Tensor:
         """The vector of operand i at an address."""
@@ -43,13 +47,51 @@ class Chunks:
     def fetch(self, launch: Launch, chunk: Chunk, base: Int32, policy: Int64):
         """Load a chunk of all inputs into this thread's own blocks of shared memory from step `base` on, padding what
         does not exist. policy: of L2, see `Policies`."""
+        # Asked for first, as they are waited for, and put down last.
+        elements = [self.asked_for(launch, i) for i in self.spread]
+        for i, rX in zip(self.spread, elements, strict=True):
+            self.ask(launch, chunk, i, rX)
+        self.copy(launch, chunk, base, policy)
+        for i, rX in zip(self.spread, elements, strict=True):
+            self.put_down(launch, i, base, rX)
+
+    def copy(self, launch: Launch, chunk: Chunk, base: Int32, policy: Int64):
+        """Copy the vectors of a chunk."""
+        for i in self.vectors:
+            # What others of the groups may have, too, leaves L2 as usual.
+            beside = i in self.spec.facts.beside
+            self.fetch_vectors(launch, chunk, i, base, None if beside else policy)
+        for i in self.words:
+            self.fetch_words(launch, chunk, i, base)
+
+    def asked_for(self, launch: Launch, i: int) -> cute.Tensor:
+        """rX: the elements of input i that a thread loads, where each vector has one: those of every `alike`-th step,
+        for all threads that are alike."""
+        dtype = launch.mX[i].dtype
+        rX = cute.make_rmem_tensor(ceil_div(self.spec.chunk_steps, self.spec.alike), dtype)
+        rX.fill(dtype(self.math.padding[i]))
+        return rX
+
+    @cute.jit
+    def ask(self, launch: Launch, chunk: Chunk, i: int, rX: cute.Tensor):
+        """Load these elements."""
         s = self.spec
-        for i in self.inputs:
-            if const_expr(s.words(i)):
-                self.fetch_words(launch, chunk, i, base)
-            else:
-                beside = i in s.facts.beside  # what others of the groups may have, too: it leaves L2 as usual
-                self.fetch_vectors(launch, chunk, i, base, None if const_expr(beside) else policy)
+        for j in cutlass.range_constexpr(cute.size(rX)):
+            k = loaded_step(launch, j)
+            address = place(launch, i, chunk.starts[i], chunk.at, k)
+            if (k < s.chunk_steps) & (chunk.rest > k * s.down * s.unit):
+                rX[j] = element(launch.mX[i].dtype, address)[0]
+
+    @cute.jit
+    def put_down(self, launch: Launch, i: int, base: Int32, rX: cute.Tensor):
+        """Put these elements into shared memory."""
+        # Whoever is alike has seen what lay there.
+        cute.arch.sync_warp()
+        tXsX = launch.shared.tXsX[i]
+        for j in cutlass.range_constexpr(cute.size(rX)):
+            k = loaded_step(launch, j)
+            if k < self.spec.chunk_steps:
+                tXsX[0, base + k] = rX[j]
 
     @cute.jit
     def fetch_vectors(self, launch: Launch, chunk: Chunk, i: int, base: Int32, policy: Int64 | None):
@@ -77,6 +119,8 @@ class Chunks:
     def align(self, item: Item, at: Int32, base: Int32):
         """Put this thread's vectors of the chunk that begins at element `at` into its blocks, when its warp's copies
         have come: there they are."""
+        if self.spread:
+            cute.arch.sync_warp()  # what others of the warp have put down is seen from here on
 
     def held(self, item: Item, k: int, at: Int32, where: Int32 | int | list) -> list[cute.Tensor]:
         """tXrX: vector k of each input of the chunk at element `at` that lies there, in registers."""
@@ -85,12 +129,16 @@ class Chunks:
             return [vectors[k] for vectors in where]
         found = []
         for i in self.inputs:
-            if self.spec.words(i):
-                place = places(launch, i, item.starts[i], at)[k]
-                found.append(self.scores.from_words(launch, i, place, where + k))
+            if i in self.words:
+                address = places(launch, i, item.starts[i], at)[k]
+                found.append(self.scores.from_words(launch, i, address, where + k))
                 continue
-            tXrX = cute.make_rmem_tensor(self.spec.vector, launch.mX[i].dtype)
-            cute.autovec_copy(launch.shared.tXsX[i][None, where + k], tXrX)
+            tXsX = launch.shared.tXsX[i][None, where + k]
+            tXrX = cute.make_rmem_tensor(tXsX.layout, launch.mX[i].dtype)
+            if i in self.spread:  # one element, with a stride of 0
+                tXrX[0] = tXsX[0]
+            else:
+                cute.autovec_copy(tXsX, tXrX)
             found.append(tXrX)
         return found
 

@@ -139,7 +139,7 @@ class PanelKernel:
         a, d = tidx % s.across, tidx // s.across
         policies = self.policies(evict_last)
         lane, own = tidx % s.lanes, s.block(tidx) if const_expr(s.shifted) else tidx
-        tXsX = [x[None, own, None] for x in sX]
+        tXsX = [x[None, own if const_expr(s.access[i]) else tidx, None] for i, x in enumerate(sX)]
         launch = Launch(
             spec=s,
             ctas=ctas,

@@ -1,8 +1,9 @@
 """What a prologue makes of a panel's elements: numbers of their groups, and a bias or a mask beside them.
 
 A bias or a mask comes to shared memory as the elements do, a vector beside each of theirs. Where loads of 4 bytes and
-more bring such a vector it lies there as it is. Others begin anywhere, or are one element for a whole vector: then the
-aligned words that hold something of them are copied, and shifted into place when they are looked at.
+more bring such a vector it lies there as it is. Others begin anywhere: the aligned words that hold something of them
+are copied, and shifted into place when they are looked at. Of what is one element for a whole vector, and for those of
+the threads beside, there is one in shared memory, see `PanelClass.tile_of`.
 
     bytes of a mask    | . . . a | b c d e | f g h . |        a vector of 8, 3 bytes into its first word
     in registers       | a b c d | e f g h |
@@ -17,7 +18,7 @@ from cutlass import Boolean, Float32, Int32, Int64, Uint32
 from ...plan import PanelClass
 from ...plan.panel_class import WORD
 from ..common.copy import element, funnel_shift, load_async, load_if, unpack, vector_of
-from ..common.index import larger, narrow, select, smaller
+from ..common.index import larger, narrow, smaller
 from ..maths.maths import RowMath
 from ..maths.prologue import NOTHINGS, keep, truths
 
@@ -143,13 +144,11 @@ class Scores:
         cute.autovec_copy(launch.shared.tXsX[i][None, step], rW)
         words = [rW[j] for j in range(s.words(i))]
         needed = -(-s.vector * mX.itemsize // WORD)
-        if max(s.access[i], 1) * mX.itemsize < WORD:
+        if s.access[i] * mX.itemsize < WORD:
             bits = into_word(place) * 8
             words = [
                 funnel_shift(a, b, bits, False) for a, b in zip(words, [*words[1:], words[-1]], strict=True)
             ]
-        if s.access[i] == 0:
-            words = [everywhere(words[0], mX.itemsize)] * needed
         return vector_of(words[:needed], mX.dtype)
 
 
@@ -171,18 +170,9 @@ def wanted(
 
     beside: elements from the vector's first to the end of the tensor's row, where columns are shifted.
     """
-    size = (spec.vector if spec.access[i] else 1) * itemsize
-    if beside is not None and spec.access[i]:
+    size = spec.vector * itemsize
+    if beside is not None:
         size = smaller(beside, spec.vector) * itemsize
     elif size >= WORD * (j + 1):
         return None
     return smaller(larger(into + size - WORD * j, 0), WORD)
-
-
-def everywhere(word: Uint32, itemsize: int) -> Uint32:
-    """A word full of the element that a word begins with; a byte that is not 0 is a mask's."""
-    if itemsize == 4:
-        return word
-    if itemsize == 2:
-        return (word & Uint32(0xFFFF)) * Uint32(0x00010001)
-    return select((word & Uint32(0xFF)) != 0, Uint32(0xFFFFFFFF), Uint32(0))

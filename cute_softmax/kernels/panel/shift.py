@@ -98,12 +98,12 @@ class ShiftedChunks(Chunks):
     """Chunks of columns that begin off a vector boundary."""
 
     @cute.jit
-    def fetch(self, launch: Launch, chunk: Chunk, base: Int32, policy: Int64):
-        """Load the blocks that hold something of a chunk. What does not exist stays as it is."""
+    def copy(self, launch: Launch, chunk: Chunk, base: Int32, policy: Int64):
+        """Copy the blocks that hold something of a chunk. What does not exist stays as it is."""
         s = self.spec
-        for i in [i for i in self.inputs if s.words(i)]:
+        for i in self.words:
             self.fetch_words(launch, chunk, i, base)
-        for i in [i for i in self.inputs if not s.words(i)]:
+        for i in self.vectors:
             itemsize = launch.mX[i].itemsize
             vectors = places(launch, i, chunk.starts[i], chunk.at)
             # Behind the line's, of which this lane fills one.
@@ -134,7 +134,7 @@ class ShiftedChunks(Chunks):
         s, launch, rest = self.spec, item.launch, left(item, at)
         # A copy that a thread has waited for is seen by its warp from here on.
         cute.arch.sync_warp()
-        for i in [i for i in self.inputs if not s.words(i)]:
+        for i in self.vectors:
             dtype = launch.mX[i].dtype
             padded = words_of(self.padding(launch, i))
             vectors = places(launch, i, item.starts[i], at)

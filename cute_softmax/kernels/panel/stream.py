@@ -108,7 +108,7 @@ class Stream(Schedule):
             cute.arch.cp_async_wait_group(s.buffers - 1)
             base = self.buffer(turn + beyond + t)
             n = select(t < s.buffers, beyond + t, chunks - 1 - t)
-            if const_expr(s.shifted):
+            if const_expr(s.shifted or s.spread):
                 self.align_again(item, t, n, base)
             if (n < chunks) & (merged != 0):
                 self.chunks.finish(item, item.first + n * s.chunk, base, states)
@@ -133,7 +133,7 @@ class Stream(Schedule):
 
 def either(which: Boolean, a: Chunk, b: Chunk) -> Chunk:
     """One of two chunks."""
-    left = select(which, a.left, b.left)
+    left, rest = select(which, a.left, b.left), select(which, a.rest, b.rest)
     beside = None if a.beside is None else select(which, a.beside, b.beside)
     starts = [select(which, x, y) for x, y in zip(a.starts, b.starts, strict=True)]
-    return Chunk(starts, select(which, a.at, b.at), left, beside)
+    return Chunk(starts, select(which, a.at, b.at), left, rest, beside)

@@ -117,11 +117,12 @@ class Item:
 @dataclass(frozen=True)
 class Chunk:
     """What is copied at a time: of the groups that begin at `starts` the elements from `at` on, of which so many are
-    `left` from this thread's first on. beside: see `Line`."""
+    `left` from this thread's first on; rest: as many, whether or not its groups exist. beside: see `Line`."""
 
     starts: list[Int64]
     at: Int32
     left: Int32
+    rest: Int32
     beside: Int32 | None
 
 
@@ -136,7 +137,9 @@ def item_of(launch: Launch, index: Int32) -> Item:
         inside = True
     else:
         column = (tile * s.across + launch.a) * s.slots
-        kept, line = apart(column, launch.kept_sizes), None
+        # Threads without groups load for their neighbours, too.
+        nearest = smaller(column, launch.groups - s.slots) if s.spread else column
+        kept, line = apart(nearest, launch.kept_sizes), None
         inside = column < launch.groups
     first = (part * s.cluster_n + launch.rank) * launch.share
     starts = [dot(kept, mX.kept) for mX in launch.mX]
@@ -180,13 +183,18 @@ def line_of(launch: Launch, tile: Int32) -> tuple[list[Int32], Line]:
 def left(item: Item, at: Int32) -> Int32:
     """How much of a group there is from this thread's first element of the chunk at `at` on: vector k exists where more
     than k * down * unit is left."""
-    rest = item.end - at - item.launch.d * item.launch.spec.unit
-    return select(item.inside, rest, 0)
+    return select(item.inside, rest(item, at), 0)
+
+
+def rest(item: Item, at: Int32) -> Int32:
+    """`left`, whether or not the thread's groups exist."""
+    return item.end - at - item.launch.d * item.launch.spec.unit
 
 
 def chunk_at(item: Item, at: Int32) -> Chunk:
     """The chunk of an item that begins at an element."""
-    return Chunk(item.starts, at, left(item, at), item.line.beside if item.line else None)
+    beside = item.line.beside if item.line else None
+    return Chunk(item.starts, at, left(item, at), rest(item, at), beside)
 
 
 def chunk_of(item: Item, n: Int32) -> Chunk:
@@ -215,6 +223,18 @@ def places(launch: Launch, i: int, start: Int64, at: Int32) -> list[Int64]:
         return addresses
     indices = [apart(first + k * s.down * s.unit, launch.reduced_sizes) for k in range(s.chunk_steps)]
     return [mX.address + (start + dot(index, mX.reduced)) * mX.itemsize for index in indices]
+
+
+def loaded_step(launch: Launch, j: int) -> Int32:
+    """The j-th step of a chunk that a thread loads for those that are alike, see `PanelClass.alike`."""
+    return j * launch.spec.alike + launch.lane % launch.spec.alike
+
+
+def place(launch: Launch, i: int, start: Int64, at: Int32, k: Int32) -> Int64:
+    """One of `places`: of vector k, which need not be known while the kernel is traced."""
+    s, mX = launch.spec, launch.mX[i]
+    index = apart(at + (launch.d + k * s.down) * s.unit, launch.reduced_sizes)
+    return mX.address + (start + dot(index, mX.reduced)) * mX.itemsize
 
 
 def edge(item: Item, e: int) -> tuple[Int32, Boolean]:
