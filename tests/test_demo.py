@@ -233,7 +233,7 @@ def test_classes_follow_each_other_without_a_gap(arch, dtype, math):
 
 def test_a_handful_of_classes_serves_a_million_columns():
     listed = list(classes("softmax", SM90, operand_dtypes("softmax", "bf16")))
-    assert len(listed) <= 40 and longest_row(listed[-1]) >= 1_000_000
+    assert len(listed) <= 48 and longest_row(listed[-1]) >= 1_000_000
 
 
 def test_classes_command_lists_them_all(no_gpu, capsys):
