@@ -28,7 +28,16 @@ def parser() -> Parser:
     made.add_argument("--minutes", type=float, default=10.0, metavar="M", help="stop after so long (10)")
     made.add_argument("--calls", type=int, default=CALLS, metavar="N", help=f"timed calls each ({CALLS})")
     place = "write DIR/<gpu>/<slice>.json (benchmarks/results)"
-    made.add_argument("--save", type=Path, default=results.FOLDER, metavar="DIR", help=place)
+    # Without a folder it says what is done anyway: results name the command that made them, and no folder.
+    made.add_argument(
+        "--save",
+        nargs="?",
+        const=results.FOLDER,
+        default=results.FOLDER,
+        type=Path,
+        metavar="DIR",
+        help=place,
+    )
     return made
 
 
