@@ -20,6 +20,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from layouts.arguments import Parser
+
 from . import console, report, results
 from .cases import ITEM_BYTES, LADDER, PROVIDERS, Suite, labels, parse_shape
 from .suites import SUITES
@@ -33,7 +35,7 @@ def _split(values: Sequence[str] | None) -> list[str]:
     return [part for value in values or () for part in value.split(",") if part]
 
 
-def _choose(parser: argparse.ArgumentParser, what: str, given: list[str], known: Sequence[str]) -> list[str]:
+def _choose(parser: Parser, what: str, given: list[str], known: Sequence[str]) -> list[str]:
     if not given:
         parser.error(f"{what}: name at least one of {', '.join(known)}")
     if unknown := [g for g in given if g not in known]:
@@ -41,9 +43,9 @@ def _choose(parser: argparse.ArgumentParser, what: str, given: list[str], known:
     return [k for k in known if k in given]
 
 
-def run_parser() -> argparse.ArgumentParser:
+def run_parser() -> Parser:
     """Arguments of a run."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m benchmarks",
         description="Measures softmax providers on this machine's GPU. "
         "Other commands: map, tune, bits, table, plot, check (each with --help).",
@@ -83,7 +85,7 @@ def show(found: results.Results) -> None:
     print(flush=True)
 
 
-def _suites(parser: argparse.ArgumentParser, given: argparse.Namespace) -> list[Suite]:
+def _suites(parser: Parser, given: argparse.Namespace) -> list[Suite]:
     names = _split(given.suite)
     chosen = _choose(parser, "suite", list(SUITES) if "all" in names else names, list(SUITES))
     suites = [SUITES[name].with_dtype(given.dtype) for name in chosen]
@@ -174,8 +176,8 @@ def _files(given: Sequence[Path]) -> list[Path]:
     return list(given) or sorted(results.FOLDER.glob("*/*.json"))
 
 
-def _file_parser(command: str, description: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=f"python -m benchmarks {command}", description=description)
+def _file_parser(command: str, description: str) -> Parser:
+    parser = Parser(prog=f"python -m benchmarks {command}", description=description)
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="results files (default: all)")
     return parser
 

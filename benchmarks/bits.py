@@ -10,7 +10,6 @@ changes are no error; it says so where it says what has changed.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import sys
@@ -24,6 +23,7 @@ from torch import Tensor
 import cute_softmax
 from cute_softmax.plan.table import table_of
 from cute_softmax.runtime import launch
+from layouts.arguments import Parser
 
 from .operations import DTYPES
 from .results import FOLDER, gpu_folder, make_header
@@ -150,7 +150,7 @@ def differences(before: dict, now: dict) -> list[str]:
 
 def main(argv: Sequence[str]) -> int:
     """The exit status of `python -m benchmarks bits`."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m benchmarks bits", description="Records, or compares, the bits of fixed inputs."
     )
     parser.add_argument("--save", action="store_true", help="write them instead of comparing")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+
+from layouts.arguments import Parser
 
 from . import results
 from .map_cells import SLICES
@@ -16,9 +17,9 @@ from .resume import earlier, go_on, remaining
 CALLS, WARM = 5, 1
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """Arguments of `python -m benchmarks map`."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog="python -m benchmarks map",
         description="Measures the plane of lengths and counts; goes on where an earlier run of this commit stopped.",
     )
@@ -27,7 +28,16 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--minutes", type=float, default=10.0, metavar="M", help="stop after so long (10)")
     made.add_argument("--calls", type=int, default=CALLS, metavar="N", help=f"timed calls each ({CALLS})")
     place = "write DIR/<gpu>/<slice>.json (benchmarks/results)"
-    made.add_argument("--save", type=Path, default=results.FOLDER, metavar="DIR", help=place)
+    # Without a folder it says what is done anyway: results name the command that made them, and no folder.
+    made.add_argument(
+        "--save",
+        nargs="?",
+        const=results.FOLDER,
+        default=results.FOLDER,
+        type=Path,
+        metavar="DIR",
+        help=place,
+    )
     return made
 
 

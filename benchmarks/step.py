@@ -8,12 +8,13 @@ words. A step is forward and backward; the two ways alternate. Needs an NVIDIA G
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
 from contextlib import nullcontext
 from typing import Any
+
+from layouts.arguments import Parser
 
 from . import results
 from .eager_model import Config, made, step
@@ -76,7 +77,7 @@ def measure(config: Config) -> dict[str, Any]:
 
 def main(argv: list[str]) -> int:
     """The exit status of the command line `argv`."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.step", description=__doc__.split("\n\n")[0])
+    parser = Parser(prog="python -m benchmarks.step", description=__doc__.split("\n\n")[0])
     parser.add_argument("--save", action="store_true", help=f"write results/<gpu>/checks/{NAME}.json")
     given = parser.parse_args(argv)
     import torch

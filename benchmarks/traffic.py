@@ -22,6 +22,7 @@ from typing import Any
 from cute_softmax.ladder import RUNGS, compile_form, form_of, rung_of
 from cute_softmax.plan.problem import ITEM_SIZE
 from layouts import Layout, access
+from layouts.arguments import Parser
 from layouts.trace import CopyValue, observing
 
 from . import results
@@ -135,9 +136,7 @@ def measure(ncu: str) -> list[dict[str, Any]]:
 
 def main(argv: list[str]) -> int:
     """The exit status of the command line `argv`."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.traffic", description=__doc__.split("\n\n")[0]
-    )
+    parser = Parser(prog="python -m benchmarks.traffic", description=__doc__.split("\n\n")[0])
     parser.add_argument("--save", action="store_true", help="write results/<gpu>/checks/ladder-traffic.json")
     parser.add_argument("--predict", action="store_true", help="only print the predictions; needs no GPU")
     parser.add_argument("--ncu", default="ncu", help="the ncu to run")

@@ -9,7 +9,6 @@ two passes, and chosen so that as few as possible hold every length at nearly th
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
@@ -27,6 +26,7 @@ from cute_softmax.plan.hardware import Device
 from cute_softmax.runtime import launch
 from cute_softmax.runtime.precompile import precompile
 from cute_softmax.runtime.tables import own_table
+from layouts.arguments import Parser
 
 from . import console, timing
 from .tune_choose import Measured, best_times, chain, holders, single
@@ -222,9 +222,9 @@ def tune(
     return with_list(table, job.place, configs), figures
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """Arguments of `python -m benchmarks tune`."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog="python -m benchmarks tune",
         description="Measures configurations on this machine's GPU and writes the table that plans are made of.",
     )

@@ -24,6 +24,7 @@ for place in (HERE, ROOT):
 
 import committed  # noqa: E402
 import concept_figures  # noqa: E402
+import excerpts  # noqa: E402
 import ladder_page  # noqa: E402
 import names_figure  # noqa: E402
 import performance_page  # noqa: E402
@@ -52,6 +53,7 @@ PANELS = (
     ((4096, 65_536), (0,), "softmax_backward"),
     ((65_536, 4096), (0,), "logsumexp"),
 )
+FOLLOWED = (8192, 30_000)  # the call with which the kernel of rows is read
 COUNTED = ("softmax", "softmax_backward")  # reductions have the configurations of softmax
 
 
@@ -144,6 +146,8 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "panel classes": panel_classes,
     "a plan of columns": lambda: said((1024, 262144), 0),
     "a plan": lambda: said((4096, 8192)),
+    "the plan that is followed": lambda: said(FOLLOWED),
+    **excerpts.BLOCKS,
     "a plan with edges": lambda: said((8192, 50257)),
     "why this policy": lambda: comment_above("EVICT_LAST_ABOVE"),
     "functions": reference.functions,
@@ -159,11 +163,13 @@ def drawings() -> dict[str, Figure]:
     panels = draw.figures(describe.plan_shape((1024, 262144), dim=0))
     parts = draw.figures(describe.plan_shape((4, 4_000_000)))
     product = draw.figures(describe.plan_matmul_shape((32, 4096, 4096), 128))
-    long, ragged = describe.plan_of(8192, 30000), describe.plan_of(4096, 1023)
+    followed, ragged = draw.figures(describe.plan_of(*FOLLOWED)), describe.plan_of(4096, 1023)
     return {
         "names": names_figure.names(),
         "edges": draw.figures(ragged)["edges"],
-        "cluster": draw.figures(long)["cluster"],
+        "cluster": followed["cluster"],
+        "walk_buffer": followed["reduction_buffer"],
+        **{f"walk_{name}": followed[name] for name in ("tile", "predicate", "shuffle")},
         "panel": panels["tv"],
         "exchange": parts["exchange"],
         "shift": draw.figures(describe.plan_shape((1000, 2001), dim=0))["shift"],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-from pathlib import Path
 
 from committed import table
 
@@ -23,7 +22,10 @@ SUITES = {"bf16": "ladder", "fp32": "ladder-fp32"}
 # GB/s of the memory, as NVIDIA states them for the SXM boards, and the folder of the results.
 PEAK = {"H100": 3350, "H200": 4800}
 FOLDERS = {"H100": "h100-80gb-hbm3", "H200": "h200"}
+COUNTED = results.FOLDER / FOLDERS["H200"] / "checks" / "ladder-traffic.json"
 SECTOR_BYTES = 32
+# GB/s that the first system had over the shapes of its table, from its slowest to its fastest.
+FIRST_SYSTEM = 2740, 3000
 UNMEASURED = "Not measured yet."
 
 
@@ -55,6 +57,18 @@ def drawings() -> dict[str, Figure]:
     (vector, _), _, steps = coordinates.shape
     tiler = 1, copy.tiler[1] * steps
     found["ladder_rung6"] = _tile(6, with_steps(copy.tv, copy.tiler, steps), tiler)
+    kept = _values(5)
+    found["ladder_rung5"] = figures.thread_value(
+        kept["tv"],
+        kept["sX"].shape,
+        element_bytes=ITEM_SIZE[DTYPE],
+        memory=kept["sX"],
+        space="sX",
+        shared=True,
+        keep=(COLUMNS,),
+        fold=False,
+        title=f"Rung 5: {RUNGS[5].title}",
+    )
     found["ladder_predicate"] = figures.predicate_tensor(
         Layout((1, 1, steps), (steps, 0, 1)),
         copy.tv,
@@ -97,9 +111,8 @@ def _speeds() -> dict[tuple[str, str], dict[int, dict]]:
 @functools.cache
 def _traffic() -> list[dict]:
     """What was predicted and counted; without counters what is predicted."""
-    path: Path = results.FOLDER / FOLDERS["H200"] / "checks" / "ladder-traffic.json"
-    if path.exists():
-        return json.loads(path.read_text(encoding="utf-8"))["rows"]
+    if COUNTED.exists():
+        return json.loads(COUNTED.read_text(encoding="utf-8"))["rows"]
     return [
         {
             "rung": step.number,
@@ -177,16 +190,18 @@ def first_table() -> str:
     rows = []
     for key, cell in results.cells(measured.rows).items():
         if key.method == "events-cold":
-            rows.append(
-                [key.case.label]
-                + [
-                    f"{row['gbps']:.0f}, {row['us'] / 1e3:.3f}" if row.get("gbps") else "refuses"
-                    for row in (cell.get(name, {}) for name in names)
-                ]
-            )
+            timed = {name: cell[name] for name in names if cell.get(name, {}).get("gbps")}
+            best = max((name for name in timed if name != "copy"), key=lambda name: timed[name]["gbps"])
+            words = {name: f"{row['gbps']:.0f}, {row['us'] / 1e3:.3f}" for name, row in timed.items()}
+            words[best] = f"**{words[best]}**"
+            slow, fast = (timed["copy"]["gbps"] * timed["copy"]["us"] / gbps / 1e3 for gbps in FIRST_SYSTEM)
+            first = f"{FIRST_SYSTEM[0]} to {FIRST_SYSTEM[1]}, {slow:.3f} to {fast:.3f}"
+            rows.append([key.case.label, first, *(words.get(name, "refuses") for name in names)])
     h = measured.header
-    source = f"{h['gpu']}, {h['date'][:10]}, `{h['command']}`."
-    return f"{table(['bf16; GB/s, ms', *names], rows)}\n\n{source}"
+    source = (
+        f"The fastest of each row is marked, the copy apart. {h['gpu']}, {h['date'][:10]}, `{h['command']}`."
+    )
+    return f"{table(['bf16; GB/s, ms', 'the first system, then', *names], rows)}\n\n{source}"
 
 
 def directions() -> str:
@@ -201,13 +216,15 @@ def directions() -> str:
 
 def sources() -> str:
     """Where the figures of the page come from."""
-    found = []
-    for gpu in PEAK:
-        for suite in SUITES.values():
-            measured = _found(gpu, suite)
-            if measured is not None:
-                h = measured.header
-                found.append(f"- {h['gpu']}, {h['date'][:10]}, `{h['command']}`")
+    headers = [
+        measured.header
+        for gpu in PEAK
+        for suite in (*SUITES.values(), "directions")
+        if (measured := _found(gpu, suite)) is not None
+    ]
+    if COUNTED.exists():
+        headers.append(json.loads(COUNTED.read_text(encoding="utf-8"))["header"])
+    found = [f"- {h['gpu']}, {h['date'][:10]}, `{h['command']}`" for h in headers]
     return "\n".join(dict.fromkeys(found)) or UNMEASURED
 
 

@@ -330,8 +330,9 @@ def reasons() -> str:
         [
             "- **Any dimension.** Columns, the channels of images, several dimensions at once, slices and transposed "
             f"views: nothing is copied or transposed. `dim=0` of 1024 x 262144 runs at {columns}.",
-            "- **Any length.** One element or a billion, even or odd. Rows of up to 2^24 elements are read once: they "
-            "stay on chip between reduction and result, shared by a warp, a cluster or the whole GPU. "
+            "- **Any length.** One element or a billion, even or odd. Rows of up to 2^20 elements are read once, and "
+            "16 or more of up to 2^24: they stay on chip between reduction and result, shared by a warp, a cluster or "
+            "the whole GPU. "
             f"4096 rows of 131,072 run at {row}, 64 rows of 16,777,216 at {longer}.",
             "- **Scores and heads in the same read.** Scale, bias, mask and diagonal before the softmax; behind it "
             "log-probabilities, cross entropy, entropy, or a product with V, without a matrix in between. A causal "

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from . import access
 from .algebra import AnyLayout, ComposedLayout, Swizzle
+from .arguments import Parser
 from .atoms import ATOMS, WARPGROUP, Copy, Mma, atom, is_atom
 from .coordinates import is_coordinates, parse_coordinates
 from .explain import explain
@@ -29,12 +30,12 @@ def tile(text: str) -> tuple[int, int]:
     return (1, *sizes) if len(sizes) == 1 else sizes
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m layouts", description="Layouts in CuTe's notation.")
+    parser = Parser(prog="python -m layouts", description="Layouts in CuTe's notation.")
     commands = parser.add_subparsers(dest="command", required=True)
 
-    def command(name: str, text: str) -> argparse.ArgumentParser:
+    def command(name: str, text: str) -> Parser:
         added = commands.add_parser(name, help=text, description=text)
         what = "such as ((32,4),8):((32,1),4), S<3,3,3> o 0 o (8,64):(64,1) or (8,64):(1@0,1@1), or an atom's name"
         several = "+" if name == "explorer" else None
@@ -71,7 +72,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def drawing_options(parser: argparse.ArgumentParser) -> None:
+def drawing_options(parser: Parser) -> None:
     """How layouts are drawn."""
     parser.add_argument("--tile", type=tile, help="rows,columns of the tile that the layout maps into")
     parser.add_argument("--element-bytes", type=int, help="bytes of an element (2 for a swizzle)")

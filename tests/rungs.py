@@ -9,6 +9,8 @@ from cute_softmax.ladder import RUNGS, Form, form_of
 
 DTYPES = checking.DTYPES
 UGLY = (1, 2, 3, 7, 33, 127, 1000, 1023, 4096, 10240)
+# A vocabulary, which no rung keeps on chip.
+LONG = 50257
 INF = float("inf")
 
 
@@ -29,6 +31,16 @@ def ugly(rows: int, columns: int, dtype: torch.dtype, device: str | None = None)
         x[3, : columns // 2] = -INF
         x[4, 1] = INF
     return x
+
+
+def long_forms(architecture: str) -> list[Form]:
+    """The rungs that take `LONG`; in float32 those that sum it in many threads, as errors grow with what one adds."""
+    return [
+        form_of(step.number, dtype, LONG, architecture)
+        for step in RUNGS
+        if not step.keeps
+        for dtype in ("bf16", "fp32")[: 2 if step.number > 2 else 1]
+    ]
 
 
 def forms(architecture: str, dtypes=DTYPES, columns=UGLY, base: int = 16) -> list[Form]:

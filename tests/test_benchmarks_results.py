@@ -172,8 +172,9 @@ def test_list_names_all_suites(capsys):
 def test_wrong_arguments_are_named(argv, message, capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main(argv)
-    assert stop.value.code == 2
-    assert message in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and message in said
+    assert said.startswith("error: ") and said.count("\n") == 1
 
 
 def test_without_a_gpu_a_run_says_so(monkeypatch, capsys):

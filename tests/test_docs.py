@@ -12,7 +12,9 @@ from collections import Counter
 from pathlib import Path
 
 import concept_figures
+import excerpts
 import generate
+import ladder_page
 import measure_access
 import opinfo
 import performance_page
@@ -71,6 +73,61 @@ def test_a_stale_block_is_noticed():
         generate.filled("<!-- generated: nothing -->\n<!-- end of nothing -->")
 
 
+def test_code_on_a_page_is_that_of_the_source():
+    said = excerpts.BLOCKS["code of a tile"]()
+    assert "```py\ndef tile(self" in said and said.count("\n    ...\n") == 3
+    assert "\n    vectors = self.load(rows)\n" in said and "chosen" not in said
+    lines = {
+        line.strip() for path in excerpts.KERNELS.rglob("*.py") for line in path.read_text().splitlines()
+    }
+    for make in excerpts.BLOCKS.values():
+        code = make().split("```")[1].splitlines()[1:]
+        assert len(code) > 5 and all(line.strip() in lines | {"..."} for line in code)
+
+
+def test_the_kernel_is_read_with_the_numbers_of_its_call():
+    """Those that the text says: where a table gives this call another class, it must be read anew."""
+    text = " ".join((ROOT / "docs" / "how-it-works.md").read_text(encoding="utf-8").split())
+    p = cute_softmax.plan_softmax(generate.FOLLOWED)
+    c, (rows, columns) = p.kernel, generate.FOLLOWED
+    assert c.rows_per_thread == 1 and c.keep and c.rows_end_alike and not (c.persistent or c.keeps_shared)
+    assert {*c.staging} == {"direct"} and c.reduction_buffer.shape == (1, (8, 4), 1)
+    for words in (
+        f"the softmax of {rows} rows of {columns} in bfloat16",
+        f"The *tile* of a CTA is {c.tiler[0]} x {c.tiler[1]}",
+        f"in steps of {c.step_tiler[1]} columns, {c.vector} neighbouring elements to each of {c.threads} threads",
+        f"here (({c.vector}, {c.rows_per_thread}), 1, {c.steps})",
+        f"The {8 * c.cluster_n} states of a row",
+        f"each CTA takes {p.share}, the last one the {columns - (c.cluster_n - 1) * p.share} that are left",
+        f"{c.steps} x 16 bytes on their way",
+        f"the maximum of its {c.steps * c.vector} elements",
+    ):
+        assert words in text, words
+
+
+@pytest.mark.parametrize(
+    "name, parts, told",
+    [
+        ("RowKernel.nothing", (), "row.py has no RowKernel.nothing"),
+        ("RowKernel.tile", (("no such line", "x"),), "0 lines begin with 'no such line'"),
+        ("RowKernel.tile", (("if const_expr", "x"),), "lines begin with 'if const_expr'"),
+        (
+            "RowKernel.tile",
+            (("maths = ", "no such line"),),
+            "no line behind 'maths = ' begins with 'no such line'",
+        ),
+        (
+            "RowKernel.tile",
+            (("maths = ", "states"), ("vectors = ", "vectors")),
+            "lines begin with 'vectors = '",
+        ),
+    ],
+)
+def test_code_that_has_gone_is_noticed(name, parts, told):
+    with pytest.raises(ValueError, match=re.escape(told)):
+        excerpts.excerpt(excerpts.ROW, name, *parts)
+
+
 def test_results_become_tables(monkeypatch, tmp_path):
     header = {key: key for key in results.HEADER_KEYS} | {
         "gpu": "NVIDIA H200",
@@ -110,6 +167,22 @@ def test_cells_where_a_peer_is_faster_are_told(monkeypatch, tmp_path):
     assert said.startswith("1 of 2 cells: quack 1.")
     assert f"| H100, rows-forward | softmax, bf16, {slow.label} |" in said and fast.label not in said
     assert "| 120 µs | quack, 100 µs | 1.200 |" in said
+
+
+def test_the_first_system_s_table_marks_the_fastest(monkeypatch, tmp_path):
+    header = dict.fromkeys(results.HEADER_KEYS, "x") | {"gpu": "NVIDIA H100 80GB HBM3"}
+    case = SUITES["rows-forward"].cases[0]
+    speeds = {"cute_softmax": 50.0, "copy": 48.0, "quack": 49.0}
+    rows = [
+        results.make_row("rows-forward", case, name, "events-cold", us=us, gbps=134218 / us, spread=0.01)
+        for name, us in speeds.items()
+    ]
+    results.add_ratios(rows)
+    results.save(results.Results(header, rows), tmp_path)
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
+    said = ladder_page.first_table()
+    assert f"| {case.label} | 2740 to 3000, 0.049 to 0.045 | 2684, 0.050 | 2796, 0.048 |" in said
+    assert "| refuses | refuses | **2739, 0.049** | refuses |" in said
 
 
 def test_steps_become_a_table(monkeypatch, tmp_path):
@@ -179,7 +252,9 @@ def commands(page: Path) -> list[tuple[str, ...]]:
 
 
 COMMANDS = dict.fromkeys(
-    words for page in [*PAGES, ROOT / "benchmarks" / "README.md"] for words in commands(page)
+    words
+    for page in [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md"]
+    for words in commands(page)
 )
 
 
@@ -227,13 +302,19 @@ def needs_gpu(words: tuple[str, ...]) -> bool:
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_commands_run(words, tmp_path, monkeypatch, capsys):
-    """In an empty folder, on a machine without a GPU; the demo of a corner of its matrix."""
+    """In an empty folder, on a machine without a GPU; the demo of fewer groups, which are as long as the page says."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(cache.ENVIRONMENT, str(tmp_path / "store"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(precompile, "precompile", iter)  # that takes minutes: a test of its own compiles some
     run_demo = demo.run
-    monkeypatch.setattr(demo, "run", lambda shape, *how: run_demo(tuple(min(n, 600) for n in shape), *how))
+
+    def fewer(shape, dtype, out, dim):
+        return run_demo(
+            tuple(n if d == dim % 2 else min(n, 600) for d, n in enumerate(shape)), dtype, out, dim
+        )
+
+    monkeypatch.setattr(demo, "run", fewer)
     few = opinfo.tasks()[:2]
     monkeypatch.setattr(opinfo, "tasks", lambda: few)
     runs = {"python": run_python, "make": run_make, "pip": run_pip}
@@ -277,7 +358,8 @@ def anchors(page: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_lead_somewhere(page):
-    for target, anchor in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", page.read_text(encoding="utf-8")):
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", text):
         if "://" not in target:
             place = page.parent / target if target else page
             assert place.exists(), target
@@ -298,6 +380,23 @@ def test_limits_name_the_longest_rows():
             assert words.format(longest_row(last)) in text
     for name in ARCHITECTURES:
         assert name.removeprefix("sm_") in text
+
+
+def test_rows_are_read_once_as_far_as_the_pages_say():
+    """Of one row and of many, of even and odd lengths; and no further."""
+    lengths = [
+        n + odd for e in range(40, 97) for n in [int(2 ** (e / 4))] for odd in (-1, 0, 1) if n + odd <= 2**24
+    ]
+    for dtype, shorter in (("bf16", 0), ("fp32", 1)):
+        for rows in (1, 2, 3, 4, 8, 15, 16, 17, 100):
+            longest = 2 ** ((24 if rows >= 16 else 20) - shorter)
+            for n in lengths:
+                told = cute_softmax.plan_softmax((rows, n), dtype=dtype).explain()
+                assert "every element read once" in told or n > longest, (dtype, rows, n)
+        for rows, n in ((16, 2**25), (1, 2**24)):
+            assert (
+                "chunks read twice" in cute_softmax.plan_softmax((rows, n >> shorter), dtype=dtype).explain()
+            )
 
 
 def test_docstrings_describe_what_is_public():

@@ -51,6 +51,12 @@ def test_every_rung_compiles_without_spills(rung, architecture):
         assert registers * ladder.RUNGS[rung].threads <= ARCHITECTURES[architecture].registers
 
 
+def test_a_long_row_compiles_as_a_short_one_does():
+    for form in rungs.long_forms("sm_90a"):
+        registers, stack = registers_of(partial(ladder.compile_form, form))
+        assert stack == 0 and registers <= 64, form
+
+
 def test_the_naive_form_compiles_for_columns():
     ptx = compiled(0, "fp32", 1000, rows=False).__ptx__
     assert {kind for kind in accesses(ptx)} == {"ld 4", "st 4"}
@@ -103,6 +109,14 @@ def test_layouts_cover_the_tile(rung, columns):
         tiler = rows, tv.size // rows
         assert columns <= tiler[1] < columns + max(threads // rows, 1)
     assert access.coverage(tv, tiler).exact
+
+
+def test_rungs_share_the_layouts_that_the_tutorial_draws_once():
+    found = {rung: traffic.traced(rung, "bf16", 3000) for rung in NUMBERS}
+    assert found[0]["tv"] == found[1]["tv"] == found[2]["tv"] == Layout((128, 3000), (1, 128))
+    assert found[3]["tv"] == Layout(((32, 4), 94), ((4, 1), 128))
+    assert found[4]["tv"] == found[5]["tv"] == Layout((256, 12), (1, 256))
+    assert found[6]["copy"] == found[7]["copy"] and found[6]["copy"].tv == Layout((256, 8), (8, 1))
 
 
 def test_named_layouts():
@@ -175,16 +189,21 @@ def test_command(capsys):
     [
         (["8", "4x8"], "there are rungs 0 to 7"),
         (["3", "4x8", "--dim", "0"], "only rung 0 columns"),
+        (["3", "4x8", "--dim", "5"], "dim is 5: a matrix has dimensions 0 and 1"),
+        (["three", "4x8"], "'three' is not a valid integer"),
         (["7", "4x100000"], "keeps 49,152"),
         (["7", "4x8x2"], "MxN"),
     ],
 )
 def test_wrong_commands_end_with_one_line(arguments, words, capsys):
     assert main(["ladder", *arguments]) == 2
-    said = capsys.readouterr().err
-    assert words in said and said.count("\n") == 1
+    said = capsys.readouterr()
+    assert words in said.err and said.err.count("\n") == 1 and said.out == ""
 
 
 def test_what_the_gpu_tests_compile():
     found = rungs.forms("sm_90a")
     assert len(set(found)) == len(found) == (len(NUMBERS) + 1) * 3 * len(rungs.UGLY)
+    assert [(f.rung, f.dtype) for f in rungs.long_forms("sm_90a")] == [
+        (0, "bf16"), (1, "bf16"), (2, "bf16"), (3, "bf16"), (3, "fp32"), (4, "bf16"), (4, "fp32")
+    ]  # fmt: skip

@@ -44,7 +44,8 @@ def test_what_an_architecture_gets():
         with pytest.raises(NotPlanned, match="no wgmma"):
             plan_matmul(problem, device, instruction="wgmma")
     assert plan_matmul(problem, H200).kernel.instruction == "wgmma"
-    assert plan_matmul(problem, H200, instruction="mma").kernel.instruction == "mma"
+    made = plan_matmul(problem, H200, instruction="mma")
+    assert made.kernel.instruction == "mma" and "mma.sync: experimental" in made.explain()
 
 
 def test_few_rows_fill_the_gpu():

@@ -24,7 +24,6 @@ from cute_softmax.plan.panel import (
     SHIFTED_FROM,
     PanelConfig,
 )
-from cute_softmax.plan.panel_configs import SHORT
 from cute_softmax.plan.problem import ALIGNMENT, ITEM_SIZE, Operand, Problem, canonical
 from cute_softmax.plan.table import table_of
 
@@ -298,7 +297,7 @@ def test_deep_parts_share_all_sms_evenly(name):
     for length in (9000, 16384, 24576, 32768, 40000, 49152, 65536, 100000, 1 << 18):
         made = panel_plan(problem_of(name, ("bf16",) * 2, (length, 20000), (0,)), name)
         assert made.kernel.streaming and made.resident % made.parts == 0, made.kernel.name
-        config = configs[length > SHORT]
+        config = configs[length > configs[0].longest]
         assert (made.kernel.threads, made.kernel.min_blocks) == (config.threads, config.min_blocks)
         ctas = 132 * config.min_blocks
         assert 0.94 * ctas <= made.resident <= ctas and made.resident // made.parts >= 2

@@ -129,3 +129,11 @@ def test_what_points_up_or_in_circles_is_noticed(file, added, said, tmp_path):
     with changed.open("a") as f:
         f.write(f"\n{added}\n")
     assert any(said in complaint for complaint in complaints(tmp_path))
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "cute_softmax/kernels").rglob("*.py")), ids=lambda f: f.stem)
+def test_static_questions_are_marked_where_the_compiler_rewrites_code(file):
+    """`const_expr` stands in functions that the DSL rewrites, where an `if` would else be one of run time."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef) and "const_expr(" in ast.unparse(node):
+            assert {"cute.jit", "cute.kernel"} & {*map(ast.unparse, node.decorator_list)}, node.name

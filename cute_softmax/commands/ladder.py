@@ -10,7 +10,7 @@ from functools import partial
 import torch
 
 from ..api import softmax as api
-from ..ladder import compile_form, form_of, rung_of, softmax
+from ..ladder import compile_form, form_of, over_rows, rung_of, softmax
 from ..runtime import launch
 from ..runtime.resources import registers_of
 from . import demo
@@ -18,11 +18,11 @@ from . import demo
 
 def run(rung: int, shape: tuple[int, int], dtype: str, dim: int = -1) -> int:
     """Print what the kernel of a rung does with a random matrix (M, N); 1 if its result is wrong."""
-    step = rung_of(rung)
+    step, rows = rung_of(rung), over_rows(dim)
+    form = form_of(rung, dtype, shape[dim], demo.ARCHITECTURE, rows=rows)
     size = torch.empty(0, dtype=launch.TORCH_DTYPES[dtype]).element_size()
     print(f"Rung {rung}, {step.title}: cute_softmax/ladder/{step.module}.py")
     print(f"{step.reads} reads and {step.writes} writes of {shape[0] * shape[1] * size / 1e6:.1f} MB\n")
-    form = form_of(rung, dtype, shape[dim], demo.ARCHITECTURE, rows=dim in (-1, 1))
     if not torch.cuda.is_available():
         registers, stack = registers_of(partial(compile_form, form))
         print(

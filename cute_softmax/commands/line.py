@@ -268,8 +268,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
     try:
         return line.main(arguments, prog_name=NAME, standalone_mode=False) or 0
     except click.ClickException as error:
-        error.show()
-        return error.exit_code
+        message = " ".join(error.format_message().split()).removesuffix(".")
+        at = getattr(error, "ctx", None)
+        print(f"error: {message}.", *([f"See '{at.command_path} --help'."] if at else []), file=sys.stderr)
+        return 2
     except click.Abort:
         return 130
     except ModuleNotFoundError as error:

@@ -278,13 +278,22 @@ def _shuffle(view: View) -> Figure:
     c = view.kernel
     figure = draw.warp_shuffle(min(c.threads_per_row, WARP), warp=view.warp)
     notes = [f"Merged: {name}." for name, _ in view.exchanges]
+    rescaled = (
+        "every lane rescales its sum once to the common maximum, and the rounds run again for the sums: "
+        "one exponential a lane instead of one a round."
+    )
+    later = f"Later the {WARP} lanes merge in the same way what they have read from the buffer."
     if (c.math, c.online) == ("softmax", True):
-        notes.append(
-            "The rounds run for the maxima first; every lane rescales its sum once to the common maximum, "
-            "and the rounds run again for the sums: one exponential a lane instead of one a round."
-        )
+        if c.keep and not c.keeps_shared:
+            notes.append(
+                "The rounds run for the maxima first; the lanes compute exponentials relative to the common "
+                "maximum, and the rounds run again for their sums."
+            )
+            later = f"Later the {WARP} lanes merge what they have read from the buffer, the maxima first: {rescaled}"
+        else:
+            notes.append(f"The rounds run for the maxima first; {rescaled}")
     if c.exchanges:
-        notes.append(f"Later the {WARP} lanes merge in the same way what they have read from the buffer.")
+        notes.append(later)
     return figure.noted(*notes)
 
 

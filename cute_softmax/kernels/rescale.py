@@ -8,7 +8,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
 from ..plan.rescale import THREADS, RescaleClass
-from .common.copy import DTYPES, element, global_pointer, pack, store, unpack
+from .common.copy import DTYPES, element, in_global, pack, store, unpack
 from .common.index import smaller
 
 
@@ -54,8 +54,7 @@ class RescaleKernel:
         V = self.spec.vector
         column = tidx * V
         while column + V <= left:
-            start = global_pointer(self.dtype, address, begin + column, V * self.dtype.width // 8)
-            gX = cute.make_tensor(start, cute.make_layout(V))
+            gX = in_global(self.dtype, address, begin + column, V)
             rX = cute.make_rmem_tensor(V, self.dtype)
             cute.autovec_copy(gX, rX)
             pack(iter([x * number for x in unpack(rX)]), rX)

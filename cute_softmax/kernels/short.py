@@ -32,6 +32,7 @@ from .common.copy import (
     Fragment,
     global_pointer,
     global_tensors,
+    in_global,
     load,
     load_async,
     pack,
@@ -135,9 +136,8 @@ class ShortKernel:
     def vector_at(self, stretch: Stretch, i: int, k: int) -> cute.Tensor:
         """gX: vector k of this lane, of operand i in global memory."""
         mX = stretch.mX[i]
-        element = stretch.begin + self.first_of(stretch, k)
-        pointer = global_pointer(mX.dtype, mX.address, element, self.spec.access[i] * mX.itemsize)
-        return cute.make_tensor(pointer, cute.make_layout(self.spec.vector))
+        at = stretch.begin + self.first_of(stretch, k)
+        return in_global(mX.dtype, mX.address, at, self.spec.vector, self.spec.access[i] * mX.itemsize)
 
     def first_of(self, stretch: Stretch, k: int) -> Int32:
         """The element of the stretch that vector k of this lane begins with."""

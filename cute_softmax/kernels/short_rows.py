@@ -14,7 +14,7 @@ from layouts.trace import observe
 
 from ..plan.short import ShortClass
 from . import short_work
-from .common.copy import DTYPES, GlobalTensor, funnel_shift
+from .common.copy import DTYPES, GlobalTensor, funnel_shift, in_shared
 from .common.index import select
 from .maths.maths import RowMath
 
@@ -81,11 +81,7 @@ class SharedRows:
 
     def shared_at(self, stretch: Stretch, i: int, offset: Int32, size: int) -> cute.Tensor:
         """sX: so many elements from an offset on that is a multiple of them."""
-        dtype, start = self.dtypes[i], stretch.sX[i].iterator + offset
-        at = cute.make_ptr(
-            dtype, start.toint(), cute.AddressSpace.smem, assumed_align=size * dtype.width // 8
-        )
-        return cute.make_tensor(at, cute.make_layout(size))
+        return in_shared(self.dtypes[i], (stretch.sX[i].iterator + offset).toint(), size)
 
     def element_at(self, stretch: Stretch, i: int, v: Int32) -> cute.Tensor:
         """sX: this lane's element of vector v."""

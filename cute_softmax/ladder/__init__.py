@@ -18,7 +18,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["RUNGS", "Form", "Rung", "compile_form", "form_of", "function_of", "rung_of", "softmax"]
+__all__ = [
+    "RUNGS",
+    "Form",
+    "Rung",
+    "compile_form",
+    "form_of",
+    "function_of",
+    "over_rows",
+    "rung_of",
+    "softmax",
+]
 
 # Bytes of a row that the rungs keep in shared memory: what a block has on every GPU without asking for more.
 SHARED_BYTES = 48 << 10
@@ -103,14 +113,12 @@ def softmax(input: torch.Tensor, rung: int, dim: int = -1) -> torch.Tensor:
         raise ValueError(
             f"input has shape {tuple(input.shape)} and strides {input.stride()}: not a contiguous matrix"
         )
-    if dim not in (-2, -1, 0, 1):
-        raise ValueError(f"dim is {dim}: a matrix has dimensions 0 and 1")
+    rows = over_rows(dim)
     if input.numel() >= ELEMENTS:
         raise ValueError(f"input has {input.numel():,} elements: the ladder counts fewer than 2^31")
     output = torch.empty_like(input)
     architecture = device_facts(input.get_device()).architecture.name
     base = math.gcd(VECTOR_BYTES, input.data_ptr(), output.data_ptr())
-    rows = dim in (-1, 1)
     form = form_of(rung, DTYPE_NAMES[input.dtype], input.shape[dim], architecture, base, rows)
     if input.numel():
         with torch.cuda.device(input.device):
@@ -123,6 +131,13 @@ def rung_of(number: int) -> Rung:
     if number not in range(len(RUNGS)):
         raise ValueError(f"rung is {number}: there are rungs 0 to {len(RUNGS) - 1}")
     return RUNGS[number]
+
+
+def over_rows(dim: int) -> bool:
+    """Whether this dimension of a matrix is the last. Raises ValueError where a matrix has no such dimension."""
+    if dim not in (-2, -1, 0, 1):
+        raise ValueError(f"dim is {dim}: a matrix has dimensions 0 and 1")
+    return dim in (-1, 1)
 
 
 def form_of(

@@ -48,6 +48,7 @@ def kernel(mX: cute.Tensor, mY: cute.Tensor):
             larger = cute.arch.fmax(row_max, other)
             total *= cute.math.exp(row_max - larger, fastmath=True)
             row_max, total = larger, total + cute.arch.shuffle_sync_bfly(total, offset=1 << i)
+        # Finish and store.
         inverse = 1.0 / total
         for k in cutlass.range(K):
             if tXcX[k][1] < N:

@@ -7,8 +7,7 @@ from cutlass import Float32
 
 from layouts.trace import observe
 
-THREADS = 256
-LOWEST = -3.4028234663852886e38
+THREADS, LOWEST = 256, -3.4028234663852886e38
 
 
 @cute.jit
@@ -49,6 +48,7 @@ def kernel(mX: cute.Tensor, mY: cute.Tensor):
             total += sR[tidx + half, 1] * cute.math.exp(sR[tidx + half, 0] - larger, fastmath=True)
             sR[tidx, 0], sR[tidx, 1] = larger, total
     cute.arch.sync_threads()
+    # Finish and store.
     row_max, inverse = sR[0, 0], 1.0 / sR[0, 1]
     for k in cutlass.range(K):
         if tXcX[k][1] < N:

@@ -7,8 +7,7 @@ from cutlass import Float32
 
 from layouts.trace import observe
 
-THREADS = 256
-LOWEST = -3.4028234663852886e38
+THREADS, LOWEST = 256, -3.4028234663852886e38
 
 
 @cute.jit
@@ -35,6 +34,7 @@ def kernel(mX: cute.Tensor, mY: cute.Tensor):
     observe("copy", copy)
     observe("tXcX", tXcX)  # ((V, 1), 1, K)
 
+    # Load and reduce: vector by vector, and then over the block as on rung 4.
     row_max, total = Float32(LOWEST), Float32(0.0)
     for k in cutlass.range_constexpr(K):
         if tXcX[0, 0, k][1] < N:

@@ -7,8 +7,7 @@ from cutlass import Float32
 
 from layouts.trace import observe
 
-THREADS, WARP, WARPS = 256, 32, 8
-LOWEST = -3.4028234663852886e38
+THREADS, WARP, WARPS, LOWEST = 256, 32, 8, -3.4028234663852886e38
 
 
 @cute.jit
@@ -40,6 +39,7 @@ def kernel(mX: cute.Tensor, mY: cute.Tensor):
     tXgX, tXgY, tXcX, tXsX = (copy.get_slice(tidx).partition_S(g) for g in (gX, gY, cX, sX))
     observe("copy", copy)
     observe("sR", sR)
+    # Load and reduce: as on rung 6; then over the lanes; then over the warps, through the buffer.
     row_max, total = Float32(LOWEST), Float32(0.0)
     for k in cutlass.range_constexpr(K):
         if tXcX[0, 0, k][1] < N:

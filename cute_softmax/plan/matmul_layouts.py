@@ -71,18 +71,19 @@ def fragment(columns: int, warps: int = 4) -> Layout:
     return Layout(((4, 8, warps), (2, 2, columns // 8)), ((2 * rows, 1, WARP_ROWS), (rows, 8, 8 * rows)))
 
 
-def matrices(columns: int, warps: int = 4, transposed: bool = False) -> Layout:
-    """(thread, element) -> index in the tile of `fragment`: the 8 neighbours whose address a thread gives to ldmatrix
-    (or stmatrix), so that the threads then hold the fragment. Of each 16 columns there is one instruction.
+def matrices(columns: int, transposed: bool = False) -> Layout:
+    """(thread of a warpgroup, element) -> index in the tile of `fragment`: the 8 neighbours whose address a thread
+    gives to ldmatrix (or stmatrix), so that the threads then hold the fragment. Of each 16 columns there is one
+    instruction.
 
     transposed: neighbours in memory are neighbours of a column, as where S is read as S^T.
     """
-    rows, count = WARP_ROWS * warps, columns // 16
+    rows, count = BLOCK_ROWS, columns // 16
     if transposed:
         return Layout(
-            ((8, 2, 2, warps), (8, count)), ((rows, 8, 8 * rows, WARP_ROWS), (1, _step(count, 16 * rows)))
+            ((8, 2, 2, 4), (8, count)), ((rows, 8, 8 * rows, WARP_ROWS), (1, _step(count, 16 * rows)))
         )
-    return Layout(((16, 2, warps), (8, count)), ((1, 8 * rows, WARP_ROWS), (rows, _step(count, 16 * rows))))
+    return Layout(((16, 2, 4), (8, count)), ((1, 8 * rows, WARP_ROWS), (rows, _step(count, 16 * rows))))
 
 
 def values_fragment() -> Layout:
@@ -96,11 +97,10 @@ def value_matrices() -> Layout:
     return Layout(((16, 2), 8), ((16, 8), 1))
 
 
-def stored(warps: int = 4) -> Layout:
-    """(thread, value) -> index in 16 rows a warp by 32 columns: what a quad has exchanged `fragment` for before it
-    stores 16 bytes a thread; a value is (neighbour, 8 rows below)."""
-    rows = WARP_ROWS * warps
-    return Layout(((4, 8, warps), (8, 2)), ((8 * rows, 1, WARP_ROWS), (rows, 8)))
+def stored() -> Layout:
+    """(thread of a warpgroup, value) -> index in its 64 rows by 32 columns: what a quad has exchanged `fragment` for
+    before it stores 16 bytes a thread; a value is (neighbour, 8 rows below)."""
+    return Layout(((4, 8, 4), (8, 2)), ((8 * BLOCK_ROWS, 1, WARP_ROWS), (BLOCK_ROWS, 8)))
 
 
 def forward_layouts(c: MatmulClass) -> dict[str, AnyLayout]:

@@ -16,9 +16,6 @@ NARROWEST_BYTES = 32  # a sector of L2
 SHIFTED_BELOW_BYTES = 8
 SHIFTED_FROM = 48
 EXTRA_BLOCKS = 2  # shifted lines begin at multiples of so many vectors: a sector of L2
-SHORT = (
-    16384  # elements of deep columns up to which two CTAs share an SM: one reads while the other exchanges
-)
 # Rather than all panels at once, few with many parts are worked on, so that L2 still holds what is read again; but a
 # part has so many chunks at least, against which its exchange weighs little. Columns have a state each, a row has one.
 CHUNKS_OF_A_PART = {"column": 32, "row": 16}
@@ -38,7 +35,8 @@ class PanelConfig:
     buffers: chunks that the vectors make up where a CTA takes more than it holds, or several parts.
     ahead, registers: steps that copies are asked for ahead, where rows are absorbed a row ahead, and chunks of them
     that are kept in registers; see `kernels.panel.ahead`.
-    longest, chunks: of deep columns, the elements at most, and the chunks of a part at least.
+    longest, chunks: of deep columns, the elements at most (of short ones two CTAs share an SM: one reads while the
+        other exchanges), and the chunks of a part at least.
     narrow: only for columns with full outputs whose vectors have fewer than 16 bytes, in panels enough for all SMs.
     """
 

@@ -190,7 +190,11 @@ class PanelPlan(PlanBase):
             f"  grid       {self.ctas} {'clusters' if c.cluster_n > 1 else 'CTAs'} for {self.tiles} "
             f"panels; {c.shared_memory} bytes of shared memory a CTA",
             f"  traffic    {self.problem.bytes / 1e6:.1f} MB, "
-            + (f"{self.again} of {self.chunks} chunks read twice" if c.repeats else "every element read once")
+            + (
+                f"{self.again} of {self.chunks} chunks read twice"
+                if self.again
+                else "every element read once"
+            )
             + (" and written once" if c.facts.outputs else ", one result written per group"),
             *([f"  table      {self.table}"] if self.table else []),
             *self.bits,

@@ -162,10 +162,11 @@ def _draw_band(grid: Grid, rows: Runs, band: Runs) -> Canvas:
         for c, x in columns:
             paint, words, facts = grid.cell(r, c)
             canvas.cell(left + x, top + y, grid.size, paint, words, facts)
-    first_w, first_h = len(band[0]) * wide, len(rows[0]) * high  # gaps are named beside the first block
+    # Gaps are named beside the first block, and within a row: between two there may be a line.
+    first_w, first_row = len(band[0]) * wide, ((len(rows[0]) - 1) // 2 + 0.5) * high
     for x, extent, missing in column_gaps:
         middle = left + x + extent / 2
-        canvas.words(middle, top + first_h / 2 + 3.5, _gap_words(missing, grid.unit), "axis", "middle")
+        canvas.words(middle, top + first_row + 3.5, _gap_words(missing, grid.unit), "axis", "middle")
     for y, extent, missing in row_gaps:
         words = f"⋯ {missing:,} more rows ⋯"
         canvas.words(left + first_w / 2, top + y + extent / 2 + 3.5, words, "axis", "middle")

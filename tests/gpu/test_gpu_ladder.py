@@ -20,7 +20,8 @@ def compiled():
     """All of them in all cores: one after the other they would take minutes."""
     if torch.cuda.is_available():
         architecture = device_facts(torch.cuda.current_device()).architecture.name
-        for _ in precompile(rungs.forms(architecture), ladder.function_of):
+        found = rungs.forms(architecture) + rungs.long_forms(architecture)
+        for _ in precompile(found, ladder.function_of):
             pass
 
 
@@ -37,6 +38,12 @@ def test_every_length(rung, dtype):
             y = ladder.softmax(x, rung)
             assert y.dtype == x.dtype and y.shape == x.shape
             check(y, x, rung)
+
+
+@pytest.mark.parametrize("form", rungs.long_forms("sm_90a"), ids=lambda form: f"{form.rung} {form.dtype}")
+def test_a_vocabulary(form):
+    x = rungs.ugly(8, rungs.LONG, DTYPES[form.dtype])
+    check(ladder.softmax(x, form.rung), x, form.rung)
 
 
 @dtypes

@@ -205,8 +205,9 @@ def test_a_plain_grid_is_drawn_however_large_it_is(text, capsys):
 def test_a_tile_must_be_numbers(text, capsys):
     with pytest.raises(SystemExit) as stopped:
         main(["show", ROW, f"--tile={text}"])
-    assert stopped.value.code == 2
-    assert f"a tile is rows,columns (4,256), got {text!r}" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert stopped.value.code == 2 and f"a tile is rows,columns (4,256), got {text!r}" in said
+    assert said.startswith("error: ") and said.count("\n") == 1
 
 
 def test_module_runs_without_torch_and_cutlass():

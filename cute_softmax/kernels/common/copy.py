@@ -60,9 +60,25 @@ def global_tensors(
     return mX
 
 
+def in_global(
+    dtype: type, address: Int64, at: Int64 | int, count: int, align: int | None = None
+) -> cute.Tensor:
+    """`count` elements of the tensor at `address` (bytes) in global memory, from element `at` on; aligned to `align`
+    bytes, or to what they are together."""
+    pointer = global_pointer(dtype, address, at, align or count * dtype.width // 8)
+    return cute.make_tensor(pointer, cute.make_layout(count))
+
+
 def element(dtype: type, address: Int64, offset: Int64 | int = 0) -> cute.Tensor:
     """Element `offset` of the tensor at `address` (bytes) in global memory."""
-    return cute.make_tensor(global_pointer(dtype, address, offset, dtype.width // 8), cute.make_layout(1))
+    return in_global(dtype, address, offset, 1)
+
+
+def in_shared(dtype: type, address: Int32, count: int = 1, align: int | None = None) -> cute.Tensor:
+    """`count` elements in shared memory, aligned to `align` bytes, or to what they are together."""
+    align = align or count * dtype.width // 8
+    pointer = cute.make_ptr(dtype, address, cute.AddressSpace.smem, assumed_align=align)
+    return cute.make_tensor(pointer, cute.make_layout(count))
 
 
 def policy(how: str) -> Int64:

@@ -24,14 +24,13 @@ from layouts.trace import observe
 
 from ...plan.matmul_backward import MatmulBackwardClass
 from ...plan.matmul_class import SLAB, WARPGROUP
-from ..common.copy import DTYPES, global_pointer
+from ..common.copy import DTYPES, global_pointer, in_shared
 from ..common.index import select
 from ..common.tensor_cores import by_columns, by_rows, ldmatrix, mma, partition, ring_of, row_of_transposed
 from .backward_exponentials import exponentials, hide
 from .backward_unaligned import clear_lines, leave, load_from_lines, load_lines, write_lines
 from .backward_values import load_values, share_values, store_values, sync_slab
 from .backward_walk import Call, Memory, Thread, Walk, each, part_of, walk_of
-from .memory import in_shared
 
 REGISTERS = {
     1: (24, 240),

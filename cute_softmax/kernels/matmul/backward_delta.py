@@ -10,10 +10,10 @@ from cutlass import Float32, Int32, Int64, const_expr
 from ...plan.matmul_backward import DELTA_LANES as LANES
 from ...plan.matmul_backward import MatmulDeltaClass
 from ..common import online
-from ..common.copy import DTYPES, global_pointer, unpack
+from ..common.copy import DTYPES, global_pointer, in_global, unpack
 from ..common.index import dot, select
 from ..common.reduce import SUM, tree
-from .memory import get, in_global, put_if
+from .memory import get, put_if
 
 
 class MatmulDeltaKernel:

@@ -11,11 +11,10 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64, const_expr
 
 from ...plan.matmul_class import SLAB, WARPGROUP
-from ..common.copy import DTYPES, element
+from ..common.copy import DTYPES, element, in_shared
 from ..common.index import dot, select
 from .backward_values import sync_slab
 from .backward_walk import Memory, Step, Thread, Walk, each
-from .memory import in_shared
 
 
 @cute.jit

@@ -6,10 +6,9 @@ from cutlass import Int32
 
 from ...plan.matmul_backward import MatmulBackwardClass
 from ...plan.matmul_class import SLAB, WARPGROUP
-from ..common.copy import DTYPES, global_pointer, pack
+from ..common.copy import DTYPES, global_pointer, in_shared, pack
 from ..common.index import dot
 from .backward_walk import Memory, Thread, Walk, Work
-from .memory import in_shared
 
 
 def sync_slab(spec: MatmulBackwardClass, slab: Int32):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, const_expr
+from cutlass import Float32, Int32, Int64
 
 from ...plan.matmul_backward import MatmulBackwardClass
 from ..common.index import narrow, select, wide
@@ -91,7 +91,7 @@ class Walk:
         n, rest = tile % self.column_blocks, tile // self.column_blocks
         split, batch = rest % call.splits, rest // call.splits
         top = Int32(0)
-        if const_expr(s.causal):
+        if s.causal:
             # Blocks of rows in which no column of this tile counts.
             top = cutlass.min(cutlass.max(n * s.columns - call.offset, 0) // s.rows, self.row_blocks)
         height = self.row_blocks - top

@@ -21,10 +21,9 @@ from ...plan.matmul_class import BLOCK_ROWS, TILE_N, WARPGROUP, MatmulClass
 from ...plan.matmul_class import LINE_N as PITCH
 from ...plan.matmul_layouts import BOX, QUAD, WARP_ROWS
 from ...plan.problem import ALIGNMENT as PIECE  # bytes that the swizzle exchanges
-from ..common.copy import DTYPES, element, load_async
+from ..common.copy import DTYPES, element, in_global, in_shared, load_async
 from ..common.index import dot, select
 from ..common.tensor_cores import ldmatrix, row_of_matrix
-from .memory import in_global, in_shared
 from .merge_global import Merge, hand_over
 from .softmax_rows import STEP_PRODUCTS, block_of
 from .tiles import Call, Work, call_of, tiles_of

@@ -5,21 +5,8 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64
 
 from ...plan.matmul_class import MatmulClass
-from ..common.copy import DTYPES, element, global_pointer
+from ..common.copy import DTYPES, element, in_global
 from ..common.index import dot
-
-
-def in_global(dtype: type, address: Int64, at: Int64 | int, count: int) -> cute.Tensor:
-    """`count` elements of the tensor at `address` (bytes) from element `at` on, aligned to what they are together."""
-    pointer = global_pointer(dtype, address, at, count * dtype.width // 8)
-    return cute.make_tensor(pointer, cute.make_layout(count))
-
-
-def in_shared(dtype: type, address: Int32, count: int = 1, align: int | None = None) -> cute.Tensor:
-    """`count` elements in shared memory, aligned to `align` bytes, or to what they are together."""
-    align = align or count * dtype.width // 8
-    pointer = cute.make_ptr(dtype, address, cute.AddressSpace.smem, assumed_align=align)
-    return cute.make_tensor(pointer, cute.make_layout(count))
 
 
 def get(address: Int64, at: Int64) -> Float32:

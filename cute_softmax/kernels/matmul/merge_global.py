@@ -9,8 +9,8 @@ from cutlass import Float32, Int32, Int64, const_expr
 
 from ...plan.matmul_class import BLOCK_ROWS, MatmulClass
 from ...plan.matmul_layouts import QUAD
-from ..common.copy import DTYPES
-from .memory import get, in_global, put, put_if, sink_of
+from ..common.copy import DTYPES, in_global
+from .memory import get, put, put_if, sink_of
 from .softmax import Softmax, finite
 from .softmax_rows import Block
 from .tiles import Call, Work, modes_of

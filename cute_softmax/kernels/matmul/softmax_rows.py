@@ -13,11 +13,11 @@ from ...plan.matmul_class import BLOCK_ROWS, TILE_N, MatmulClass
 from ...plan.matmul_layouts import BOX, INSTRUCTION_K, LINES, QUAD
 from ...plan.problem import ALIGNMENT
 from ..common import online
-from ..common.copy import DTYPES, pack, packed_maximum, unpack
+from ..common.copy import DTYPES, in_shared, pack, packed_maximum, unpack
 from ..common.index import select
 from ..common.reduce import MAX, tree
 from ..common.tensor_cores import ldmatrix
-from .memory import get, in_shared, nearest, put_if, sink_of
+from .memory import get, nearest, put_if, sink_of
 from .softmax import BOUND, HEADROOM, KNOWN_HEADROOM, Softmax, finite
 from .tiles import Call, Tiles, Work
 from .unaligned import read_eighths

@@ -5,7 +5,7 @@ from itertools import islice
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, const_expr
+from cutlass import Float32, Int32, Int64
 
 from ...plan.matmul_class import TILE_N, MatmulClass
 from ..common.copy import global_pointer
@@ -104,17 +104,17 @@ class Tiles:
         """
         s, call = self.spec, self.call
         index = turn * self.ctas + self.cta
-        if const_expr(s.causal):
+        if s.causal:
             backwards = turn * self.ctas + self.ctas - 1 - self.cta
             index = select(turn % 2 == 1, backwards, index)
-        if const_expr(s.paired):
+        if s.paired:
             part, rest = index % 2, index // 2
             depth_tile, rest = rest % self.depth_tiles, rest // self.depth_tiles
         else:
             depth_tile, rest = index % self.depth_tiles, index // self.depth_tiles
             part, rest = rest % call.parts, rest // call.parts
         end = call.columns
-        if const_expr(s.causal):
+        if s.causal:
             batch, row_tile = rest % self.batches, self.row_tiles - 1 - rest // self.batches
             last = cutlass.min((row_tile + 1) * s.rows, call.rows) - 1
             end = cutlass.min(end, last + call.offset + 1)

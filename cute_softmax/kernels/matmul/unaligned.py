@@ -16,10 +16,9 @@ from ...plan import matmul_layouts
 from ...plan.matmul_class import LINE_N as PITCH
 from ...plan.matmul_class import TILE_N, MatmulClass
 from ...plan.matmul_layouts import LINES, QUAD
-from ..common.copy import DTYPES, funnel_shift
+from ..common.copy import DTYPES, funnel_shift, in_shared
 from ..common.index import select
 from ..common.tensor_cores import partition, tensor_map
-from .memory import in_shared
 from .tiles import Tiles, Work, matrix, place
 
 

@@ -9,16 +9,7 @@ from cutlass import Float32, Int32, Int64, Uint32, const_expr
 
 from ...plan import PanelClass
 from ..common import reduce
-from ..common.copy import (
-    PACKED_MAX,
-    element,
-    global_pointer,
-    load_async,
-    pack,
-    packed_maximum,
-    store,
-    unpack,
-)
+from ..common.copy import PACKED_MAX, element, in_global, load_async, pack, packed_maximum, store, unpack
 from ..common.index import ceil_div
 from ..maths.maths import RowMath
 from ..maths.prologue import keep
@@ -43,9 +34,7 @@ class Chunks:
     def vector(self, launch: Launch, i: int, address: Int64) -> cute.Tensor:
         """The vector of operand i at an address."""
         dtype = launch.mX[i].dtype
-        align = self.spec.accesses[i] * dtype.width // 8
-        pointer = global_pointer(dtype, address, Int64(0), align)
-        return cute.make_tensor(pointer, cute.make_layout(self.spec.vector))
+        return in_global(dtype, address, Int64(0), self.spec.vector, self.spec.accesses[i] * dtype.width // 8)
 
     def padding(self, launch: Launch, i: int) -> cute.Tensor:
         """A vector in registers of what stands for elements of input i that do not exist."""

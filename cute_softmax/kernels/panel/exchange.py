@@ -24,6 +24,7 @@ from cutlass import Boolean, Float32, Int32, Int64, const_expr
 
 from ...plan.panel_class import HEADER
 from ..common import reduce
+from ..common.copy import global_pointer
 
 GIVEN_UP, TAKEN = 1, 2
 COUNT = 0
@@ -31,7 +32,7 @@ GIVE_UP = 1 << 16
 
 
 def _word(address: Int64, index: Int32 | int) -> cute.Pointer:
-    return cute.make_ptr(Int32, address + Int64(index) * 4, cute.AddressSpace.gmem, assumed_align=4)
+    return global_pointer(Int32, address, Int64(index), 4)
 
 
 @cute.jit
@@ -39,7 +40,7 @@ def publish(address: Int64, state: tuple):
     """Write a state so that others may find it there."""
     padded = (*state, Float32(1.0)) if const_expr(len(state) % 2) else state
     for i in cutlass.range_constexpr(len(padded) // 2):
-        at = cute.make_ptr(Int64, address + 8 * i, cute.AddressSpace.gmem, assumed_align=8)
+        at = global_pointer(Int64, address, i, 8)
         cute.arch.store(at, reduce.pack(padded[2 * i : 2 * i + 2]), sem="relaxed", scope="gpu")
 
 

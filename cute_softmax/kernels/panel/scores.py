@@ -17,7 +17,7 @@ from cutlass import Boolean, Float32, Int32, Int64, Uint32
 
 from ...plan import PanelClass
 from ...plan.panel_class import WORD
-from ..common.copy import funnel_shift, load_async, load_if, unpack, vector_of
+from ..common.copy import element, funnel_shift, load_async, load_if, unpack, vector_of
 from ..common.index import larger, narrow, smaller
 from ..maths.maths import RowMath
 from ..maths.prologue import NOTHINGS, keep, truths
@@ -134,10 +134,7 @@ class Scores:
         itemsize = launch.mX[i].itemsize
         tXsX, into = launch.shared.tXsX[i][None, step], into_word(place)
         for j in range(self.spec.words(i)):
-            gX = cute.make_tensor(
-                cute.make_ptr(Uint32, place - into + WORD * j, cute.AddressSpace.gmem, assumed_align=WORD),
-                cute.make_layout(1),
-            )
+            gX = element(Uint32, place - into, j)
             sX = cute.make_tensor(tXsX.iterator + j, cute.make_layout(1))
             load_async(gX, sX, 1, None, exist=wanted(self.spec, i, itemsize, into, chunk.beside, j))
 

@@ -14,7 +14,7 @@ from layouts.trace import observe
 
 from ...plan.topk import TopkClass
 from ..common import online
-from ..common.copy import DTYPES, element, pack, unpack
+from ..common.copy import DTYPES, element, in_shared, pack, unpack
 from ..common.index import select, smaller
 from ..common.reduce import MAX, SUM, tree
 from .rows import columns_of, load_row, store_row
@@ -132,11 +132,5 @@ class TopkBackwardKernel:
 
     def places(self, sG: cute.Tensor, row: Int32, column: Int32) -> cute.Tensor:
         """The places of a vector in shared memory."""
-        pointer = sG.iterator + cute.crd2idx((row, column), sG.layout)
-        aligned = cute.make_ptr(
-            Float32,
-            pointer.toint(),
-            cute.AddressSpace.smem,
-            assumed_align=min(4 * self.spec.vector, 16),
-        )
-        return cute.make_tensor(aligned, cute.make_layout(self.spec.vector))
+        V, pointer = self.spec.vector, sG.iterator + cute.crd2idx((row, column), sG.layout)
+        return in_shared(Float32, pointer.toint(), V, align=min(4 * V, 16))

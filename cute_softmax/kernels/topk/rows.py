@@ -5,7 +5,7 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 
 from ...plan.topk import TopkClass
-from ..common.copy import global_pointer
+from ..common.copy import in_global
 
 
 def columns_of(spec: TopkClass, tv: cute.Layout, tidx: Int32) -> tuple[Int32, list[int]]:
@@ -49,5 +49,4 @@ def store_row(
 
 
 def _vector(spec: TopkClass, dtype: type, address: Int64, at: Int64) -> cute.Tensor:
-    pointer = global_pointer(dtype, address, at, spec.vector * dtype.width // 8)
-    return cute.make_tensor(pointer, cute.make_layout(spec.vector))
+    return in_global(dtype, address, at, spec.vector)

@@ -23,9 +23,6 @@ from cutlass import Boolean, Float32, Int32, Int64, Numeric
 from ..common.copy import unpack, vector_of
 from ..common.index import select
 
-CODE = (
-    1023  # less an index: larger for lower ones, and in fewer bits than a 16-bit element leaves of a float32
-)
 Exchange = Callable[[Numeric, Numeric], tuple[Numeric, Numeric]]
 
 
