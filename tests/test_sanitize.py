@@ -2,9 +2,11 @@
 
 import sys
 from itertools import product
+from math import prod
 from pathlib import Path
 
 import checking
+import classes
 import pytest
 
 from cute_softmax.ladder import RUNGS
@@ -119,6 +121,16 @@ def test_every_prologue_on_every_kind_of_configuration():
             assert any(getattr(p, name) for p in prologues), name
         for p in prologues:
             assert len({kind for other, kind in found if other == p}) >= 8, p
+
+
+def test_forms_are_planned_as_their_calls_are(monkeypatch):
+    monkeypatch.setattr(checking, "DEVICE", "cpu")
+    for form in sanitize_family.forms(["softmax", "logsumexp", "entropy"], ["bf16", "fp32"]):
+        if prod(form.shape) < 1 << 17:
+            case = sanitize_family.case_of(form)
+            work = sanitize_family.work_of(form, case, case.placed()[0])
+            with classes.given(1):
+                assert work.plan(H200).kernel == form.made.kernel, form.made.kernel.name
 
 
 def test_every_rung_of_the_ladder():

@@ -16,7 +16,7 @@ from families import Case
 from prologues import plan_of
 from sanitizing import Job, received, sent, timed
 
-from cute_softmax.plan import NO_PROLOGUE, NotPlanned, Plan, Prologue, RowClass, vector_of
+from cute_softmax.plan import MATHS, NO_PROLOGUE, NotPlanned, Plan, Prologue, RowClass, vector_of
 from cute_softmax.plan.choose import kernel_order
 from cute_softmax.plan.hardware import Device
 from cute_softmax.runtime import launch
@@ -94,6 +94,7 @@ def planned(
             shared=True,
             strides=strides,
             offsets=dict.fromkeys(names, offset),
+            others=dict.fromkeys(MATHS[math, True].group_outputs, dtype),  # as the call's results
         )
     return made if isinstance(made, Plan) else None
 
@@ -192,14 +193,19 @@ def sinks_of(math: str, shape: tuple[int, ...]) -> torch.Tensor:
     return found
 
 
+def work_of(form: Form, case: Case, tensors: list[torch.Tensor]) -> launch.Work:
+    """The call of a form on its case's tensors."""
+    dims = (case.x.dim() - 1,)
+    return launch.Work(form.math, tuple(tensors), dims, prologue=form.prologue, query=case.query)
+
+
 def check(form: Form, device: Device) -> float:
     """Launch and compare; the seconds from the launch to its end. Raises AssertionError on a wrong result."""
     case = case_of(form)
     tensors, outputs = case.placed()
     order = kernel_order(form.math, form.prologue)
-    dims = (case.x.dim() - 1,)
+    work = work_of(form, case, tensors)
     with classes.given(1):
-        work = launch.Work(form.math, tuple(tensors), dims, prologue=form.prologue, query=case.query)
         made = work.plan(device)
     assert made.kernel == form.made.kernel, f"planned as {made.kernel.name}"
     copies = [sent(t) for t in tensors]
