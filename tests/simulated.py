@@ -395,13 +395,6 @@ def of_sink(log, dot):
 def divergence_of(tensors, dims, against, scale):
     """The divergence of the softmax of the second tensor from that of the first; or its gradient in one of them, times
     the third, by the divergence as the last."""
-    if against == "weights":
-        x, w = tensors[0].double() * scale, tensors[1].double()
-        q = x - x.amax(dims, keepdim=True)
-        q = q - q.exp().sum(dims, keepdim=True).log()
-        if len(tensors) == 2:
-            return -(w * q).sum(dims, keepdim=True).expand(w.shape)
-        return tensors[2].double() * (q.exp() * w.sum(dims, keepdim=True) - w)
     q, p = (t.double() * scale for t in tensors[:2])
     q, p = (torch.log(torch.exp(t - t.amax(dims, keepdim=True))) for t in (q, p))
     q, p = (t - t.exp().sum(dims, keepdim=True).log() for t in (q, p))

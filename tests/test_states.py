@@ -23,7 +23,6 @@ MASK = torch.rand(8, generator=torch.Generator().manual_seed(1)) < 0.7
 SINK = torch.randn(6, 1, generator=torch.Generator().manual_seed(8))
 BIAS = torch.randn(6, 8, generator=torch.Generator().manual_seed(2))
 INDEX = torch.randint(8, (4, 6), generator=torch.Generator().manual_seed(3))
-SHARES = torch.softmax(torch.randn(24, 8, generator=torch.Generator().manual_seed(7)), -1)
 CLASSES = torch.rand(8, generator=torch.Generator().manual_seed(6))
 GRAD = torch.randn(SHAPE, generator=torch.Generator().manual_seed(4))
 VALUES = torch.randn(4, 8, 5, generator=torch.Generator().manual_seed(5))
@@ -173,11 +172,6 @@ FUNCTIONS = {
             2 * torch.tanh(x.mT * 0.75), INDEX, reduction="none", label_smoothing=0.1
         ),
         "statistics",
-    ),
-    "cross_entropy of probabilities": Function(
-        lambda x: c.cross_entropy(x.flatten(0, 1), SHARES, reduction="none"),
-        lambda x: torch.nn.functional.cross_entropy(x.flatten(0, 1), SHARES, reduction="none"),
-        "kl_div",
     ),
     "kl_div": Function(
         lambda x: c.kl_div(x, GRAD, scale=0.7, reduction="none"), lambda x: _divergence(x, GRAD), "kl_div"
