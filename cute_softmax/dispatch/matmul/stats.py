@@ -15,18 +15,14 @@ from .request import spec_of
 
 
 def forward(
-    scores: torch.Tensor,
-    mask: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    spec: Spec,
-    sink: torch.Tensor | None = None,
+    scores: torch.Tensor, mask: torch.Tensor | None, bias: torch.Tensor | None, spec: Spec
 ) -> torch.Tensor:
     """The rows' log-sum-exps by our kernel, in float32."""
     result = torch.full(scores.shape[:-1], -float("inf"), dtype=torch.float32, device=scores.device)
     if not scores.numel():
-        return result if sink is None else result.copy_(sink.expand(*scores.shape[:-1], 1).squeeze(-1))
+        return result
     whole = result.unsqueeze(-1).expand(scores.shape)
-    launch.run(*forward_work(scores, bias, mask, None, spec, whole, math="logsumexp", sink=sink))
+    launch.run(*forward_work(scores, bias, mask, None, spec, whole, math="logsumexp"))
     return result
 
 
@@ -38,20 +34,19 @@ def operator(
     scale: float,
     causal: int | None,
     invariant: bool = False,
-    sink: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    function = forward if served(scores, torch.float32, bias, sink) else log_sums
-    return function(scores, mask, bias, spec_of(scores, scale, causal, invariant=invariant), sink)
+    function = forward if served(scores, torch.float32, bias) else log_sums
+    return function(scores, mask, bias, spec_of(scores, scale, causal, invariant=invariant))
 
 
 @operator.register_fake
-def _(scores, mask, bias, scale, causal, invariant=False, sink=None):
+def _(scores, mask, bias, scale, causal, invariant=False):
     dtypes = [t.dtype for t in (scores, bias) if t is not None]
     return scores.new_empty(scores.shape[:-1], dtype=wide(*dtypes))
 
 
-def _by_operator(scores, mask, bias, spec: Spec, sink) -> torch.Tensor:
-    return operator(scores, mask, bias, spec.factor, spec.causal, spec.invariant, sink)
+def _by_operator(scores, mask, bias, spec: Spec) -> torch.Tensor:
+    return operator(scores, mask, bias, spec.factor, spec.causal, spec.invariant)
 
 
 # No gradient flows through them: nothing is recorded.
@@ -59,13 +54,9 @@ _WAYS = Ways(forward, forward, log_sums, _by_operator)
 
 
 def statistics(
-    scores: torch.Tensor,
-    mask: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    spec: Spec,
-    sink: torch.Tensor | None = None,
+    scores: torch.Tensor, mask: torch.Tensor | None, bias: torch.Tensor | None, spec: Spec
 ) -> torch.Tensor:
     """The rows' log-sum-exps, on any device and in any state of torch."""
-    if not served(scores, torch.float32, bias, sink):
-        return log_sums(scores, mask, bias, spec, sink)
-    return _WAYS.serve((scores, mask, bias, spec, sink), (scores, mask, bias, sink), ())
+    if not served(scores, torch.float32, bias):
+        return log_sums(scores, mask, bias, spec)
+    return _WAYS.serve((scores, mask, bias, spec), (scores, mask, bias), ())
