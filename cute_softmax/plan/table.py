@@ -96,18 +96,14 @@ class Table:
             few, many = (tuple(replace(config, keep=False) for config in configs) for configs in found)
             return few, many
         if prologue.entropy or (prologue.softcap and math_name == "softmax"):
-            # Results are made of logarithms or scores, too: no exponentials are kept.
-            return listed("log_softmax")
+            # Results are made of logarithms or scores, too: no exponentials are kept. What a cap and its slope are made
+            # of costs a CTA an SM.
+            few, many = listed("log_softmax")
+            return (_roomier(few), _roomier(many)) if prologue.softcap else (few, many)
         if prologue.target == "loss" and prologue.even:
             # A mean is a number more for each thread: where registers hold the row it costs a CTA an SM.
-            few, many = (
-                tuple(
-                    c if c.staging[0] == "shared" else replace(c, min_blocks=max(c.min_blocks - 1, 0))
-                    for c in configs
-                )
-                for configs in listed("loss")
-            )
-            return few, many
+            few, many = listed("loss")
+            return _roomier(few, "direct"), _roomier(many, "direct")
         if prologue.target == "loss":
             return listed("loss")
         numbers = prologue.packs or prologue.softcap or prologue.even
@@ -130,6 +126,14 @@ class Table:
             for found in listed(name)
         )
         return few, many
+
+
+def _roomier(configs: tuple[RowConfig, ...], staging: str = "") -> tuple[RowConfig, ...]:
+    """The configurations with a CTA less an SM, and so more registers; staging: those alone whose rows wait so."""
+    return tuple(
+        replace(c, min_blocks=max(c.min_blocks - 1, 0)) if staging in ("", c.staging[0]) else c
+        for c in configs
+    )
 
 
 def digest_of(data: dict) -> str:
