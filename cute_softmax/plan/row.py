@@ -339,7 +339,7 @@ def row_class(
     if columns > table.few_above * vector and (found := first_of(few)) and found[0].sms <= ctas:
         return found[1]
     if stays:  # it takes no registers, then: as long rows are listed without it
-        without = table.rows(listed, replace(prologue, bias=False), edges)[1]
+        without = table.rows(listed, replace(prologue, bias=False), edges, widened)[1]
         if (found := first_of(without)) and found[0].persistent:
             return found[1]
     if found := first_of(many):
