@@ -168,14 +168,16 @@ def commit() -> str | None:
 
 
 def command_line(argv: Sequence[str]) -> str:
-    """The command as one would repeat it; a folder given to --save is left out, being this machine's."""
-    kept, skip = [], False
+    """The command as one would repeat it, without this machine's: a folder given to --save, and the time it had."""
+    kept, option = [], ""
     for argument in argv:
-        if skip and not argument.startswith("-"):
-            skip = False
+        if option and not argument.startswith("-"):
+            option = ""
             continue
-        skip = argument == "--save"
-        kept.append("--save" if argument.startswith("--save=") else argument)
+        name = argument.split("=")[0]
+        option = argument if argument in ("--save", "--minutes") else ""
+        if name != "--minutes":
+            kept.append("--save" if name == "--save" else argument)
     return shlex.join(["python", "-m", "benchmarks", *kept])
 
 

@@ -127,6 +127,8 @@ def test_the_command_names_no_folder():
     assert results.command_line(["--suite", "a", "--save", "/some/where", "--quick"]) == wanted
     assert results.command_line(["--suite", "a", "--save=/some/where", "--quick"]) == wanted
     assert results.command_line(["--suite", "a", "--save", "--quick"]) == wanted
+    for minutes in (["--minutes", "2"], ["--minutes=2"]):
+        assert results.command_line(["--suite", "a", *minutes, "--save", "x", "--quick"]) == wanted
 
 
 def test_the_commit_can_be_given(monkeypatch):
