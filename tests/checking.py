@@ -228,6 +228,16 @@ def reduction_mutants(name: str, result: torch.Tensor, x: torch.Tensor) -> Itera
         yield "no maximum added", (result.double() - x.double().amax(-1)).to(result.dtype)
 
 
+def ranked(x: torch.Tensor) -> torch.Tensor:
+    """The indices of elements along the last dimension from the largest on, of equal ones the first one first; NaN
+    before numbers: torch's sorts differ in NaN with a sign, and in -0."""
+    none = x.isnan()
+    numbers = torch.where(none | (x == 0), 0.0, x.double())
+    order = torch.sort(numbers, dim=-1, descending=True, stable=True).indices
+    none = none.gather(-1, order).to(torch.uint8)
+    return order.gather(-1, torch.sort(none, dim=-1, descending=True, stable=True).indices)
+
+
 def equal_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors hold the same bits, NaN included."""
     integer = _INTEGERS[a.element_size()]

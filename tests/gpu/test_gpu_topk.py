@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from checking import DEVICE, DTYPES, FACTOR, ROUNDING, TINY, half_ulp, random
+from checking import DEVICE, DTYPES, FACTOR, ROUNDING, TINY, half_ulp, random, ranked
 
 from cute_softmax import NotPlanned, batch_invariant, topk_softmax
 from cute_softmax.dispatch.topk import kernels
@@ -42,15 +42,6 @@ cases = pytest.mark.parametrize(
 )
 dtypes = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 renormalizing = pytest.mark.parametrize("renormalize", [False, True], ids=["whole", "renormalized"])
-
-
-def ranked(x):
-    """Numbers from the largest on, then NaN before them: torch's sorts differ in NaN with a sign, and in -0."""
-    none = x.isnan()
-    numbers = torch.where(none | (x == 0), 0.0, x.double())
-    order = torch.sort(numbers, dim=-1, descending=True, stable=True).indices
-    none = none.gather(-1, order).to(torch.uint8)
-    return order.gather(-1, torch.sort(none, dim=-1, descending=True, stable=True).indices)
 
 
 def expected(x, k, renormalize, dtype=torch.float64):

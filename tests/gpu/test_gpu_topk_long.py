@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from checking import DEVICE, DTYPES, FACTOR, ROUNDING, half_ulp, random
+from checking import DEVICE, DTYPES, FACTOR, ROUNDING, half_ulp, random, ranked
 
 from cute_softmax import NotPlanned, batch_invariant, selective_log_softmax, topk_log_softmax
 from cute_softmax.dispatch.heads import largest
@@ -35,15 +35,6 @@ cases = pytest.mark.parametrize(
     ("shape", "k"), CASES, ids=lambda c: "x".join(map(str, c)) if isinstance(c, tuple) else str(c)
 )
 dtypes = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
-
-
-def ranked(x):
-    """Numbers from the largest on, of equal ones the first one first; NaN before them: torch's sorts differ in NaN with
-    a sign, and in -0."""
-    none = x.isnan()
-    order = torch.sort(torch.where(none | (x == 0), 0.0, x), dim=-1, descending=True, stable=True).indices
-    none = none.gather(-1, order).to(torch.uint8)
-    return order.gather(-1, torch.sort(none, dim=-1, descending=True, stable=True).indices)
 
 
 def chosen_of(x, seed=5):

@@ -84,21 +84,25 @@ def _column(sink: torch.Tensor, scores: torch.Tensor, dims: Sequence[int]) -> to
     """The sinks of scores as one column more of what `over` hands to its function."""
     if not scores.dim():
         return sink.to(scores.dtype).reshape(1)
-    whole = sink.to(scores.dtype).expand([1 if d in dims else n for d, n in enumerate(scores.shape)])
+    whole = sink.to(scores.dtype).expand(shape_of_rows(scores.shape, dims))
     return whole if len(dims) == 1 else _flat(whole, dims)
 
 
 def _flat(tensor: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
     """A tensor with the reduced dimensions last, as one."""
-    last = [-i - 1 for i in range(len(dims))][::-1]
-    return tensor.movedim(tuple(dims), last).flatten(-len(dims))
+    return tensor.movedim(tuple(dims), _last(dims)).flatten(-len(dims))
+
+
+def _last(dims: Sequence[int]) -> list[int]:
+    """As many dimensions, the last ones."""
+    return [-i - 1 for i in range(len(dims))][::-1]
 
 
 def log_sum(scores: torch.Tensor, sink: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
     """The logsumexp of scores beside sinks, without the reduced dimensions."""
     if not scores.dim():
         return log_sum(scores.unsqueeze(0), sink.reshape(1), dims)
-    column = sink.to(scores.dtype).expand([1 if d in dims else n for d, n in enumerate(scores.shape)])
+    column = sink.to(scores.dtype).expand(shape_of_rows(scores.shape, dims))
     return torch.logsumexp(torch.cat([_flat(scores, dims), _flat(column, dims)], -1), -1)
 
 
@@ -122,6 +126,11 @@ def sink_gradient(
     return torch.where(log == -INF, 0.0, -log.exp() * g.sum(spec.dims, keepdim=True))
 
 
+def shape_of_rows(shape: Sequence[int], dims: Sequence[int]) -> list[int]:
+    """The shape of one number a row: the reduced dimensions of size 1."""
+    return [1 if d in dims else n for d, n in enumerate(shape)]
+
+
 def empty_rows(scores: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
     """Where nothing of a row is left, with the reduced dimensions of size 1."""
     empty = scores == -INF
@@ -134,10 +143,8 @@ def over(function, input: torch.Tensor, dims: Sequence[int], *arguments: object)
     """`function(tensor, dim, ...)` of ATen over any dimensions at once."""
     if len(dims) == 1:
         return function(input, dims[0], *arguments)
-    last = [-i - 1 for i in range(len(dims))][::-1]
-    moved = input.movedim(tuple(dims), last)
-    flat = function(moved.flatten(-len(dims)), -1, *arguments)
-    return flat.unflatten(-1, moved.shape[-len(dims) :]).movedim(last, tuple(dims))
+    found = function(_flat(input, dims), -1, *arguments)
+    return found.unflatten(-1, [input.shape[d] for d in dims]).movedim(_last(dims), tuple(dims))
 
 
 def formula(input, bias, mask, scale, spec: Spec, sink: torch.Tensor | None = None) -> torch.Tensor:

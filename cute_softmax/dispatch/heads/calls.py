@@ -15,7 +15,7 @@ import torch
 from ...runtime.invariance import in_force
 from ..common.arguments import served
 from ..common.forms import Forms
-from ..common.formulas import wide
+from ..common.formulas import shape_of_rows, wide
 from ..common.operators import Function, operator_of, ways_of
 from ..common.spec import number
 from ..common.state import Ways, batched, jvp_rule, transformed, watched
@@ -195,7 +195,7 @@ def gradient_formula(
 
 def _fake(input, index, rows):
     dtype = wide(input.dtype)
-    numbers = input.new_empty([1 if d in rows.dims else n for d, n in enumerate(input.shape)], dtype=dtype)
+    numbers = input.new_empty(shape_of_rows(input.shape, rows.dims), dtype=dtype)
     nothing = input.new_empty(0, dtype=dtype)
     found = nothing if index is None else input.new_empty(index.shape, dtype=dtype)
     beside = torch.empty_like(numbers if rows.beside else nothing)

@@ -13,7 +13,7 @@ import torch
 from ...plan import NotPlanned
 from ...runtime import launch
 from ..common.arguments import served
-from ..common.formulas import over, wide
+from ..common.formulas import over, shape_of_rows, wide
 from ..common.operators import Function, needed, operator_of, ways_of
 from ..common.state import Ways, batched, jvp_rule, transformed
 from .kernels import product, scaled
@@ -45,8 +45,9 @@ class Divergence(Function):
     @staticmethod
     def forward(input, target, pair):
         if on_kernel(input, target):
-            shape = [1 if d in pair.dims else n for d, n in enumerate(input.shape)]
-            loss = torch.empty(shape, dtype=torch.float32, device=input.device)
+            loss = torch.empty(
+                shape_of_rows(input.shape, pair.dims), dtype=torch.float32, device=input.device
+            )
             if _launched("logsumexp", "loss", (input, target, loss.expand(input.shape)), pair):
                 return loss
         return formula(input, target, pair)
@@ -141,8 +142,7 @@ def gradient_formula(input: Tensor, target: Tensor, loss: Tensor | None, grad: T
 
 
 def _fake(input: Tensor, target: Tensor, pair: Pair) -> Tensor:
-    shape = [1 if d in pair.dims else n for d, n in enumerate(input.shape)]
-    return input.new_empty(shape, dtype=wide(input.dtype, target.dtype))
+    return input.new_empty(shape_of_rows(input.shape, pair.dims), dtype=wide(input.dtype, target.dtype))
 
 
 _DIVERGENCE = ways_of(

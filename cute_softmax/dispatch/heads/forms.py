@@ -12,6 +12,7 @@ from ...runtime import launch
 from ...runtime.invariance import inside
 from ..common import forms
 from ..common.forms import Place, guard
+from ..common.formulas import shape_of_rows
 from ..common.state import batched, recorder, unseen
 from .calls import Gradient, Head, Statistics, converted, gradient_formula, on_kernel, serve_head
 from .kernels import Parts, factors_of, scaled
@@ -46,7 +47,7 @@ class Form:
         self._place, self._records = Place(input), input.requires_grad
         self._rows = head.rows(dims, scale, softcap)
         self._length = self._rows.length(input)
-        self._shape = tuple(1 if d in dims else n for d, n in enumerate(input.shape))
+        self._shape = tuple(shape_of_rows(input.shape, dims))
         result = [n for d, n in enumerate(input.shape) if d not in dims]
         # Kept for gradients: maxima, logarithms of the sums, what is beside them; each begins with a whole vector.
         strides = math.ceil(math.prod(result) / 4) * 4, *torch.empty(result, device="meta").stride()

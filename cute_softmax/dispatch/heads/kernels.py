@@ -16,7 +16,7 @@ import torch
 
 from ...plan import NotPlanned, Prologue
 from ...runtime import launch
-from ..common.formulas import over, wide
+from ..common.formulas import over, shape_of_rows, wide
 from ..common.spec import Spec
 from ..softmax import kernels
 
@@ -72,7 +72,7 @@ def statistics(input: Tensor, rows: Rows, index: Tensor | None = None) -> tuple[
     log: the logsumexp less the maximum. index: of one element of each row (with size 1 in the last dimension, which is
     then the reduced one), of which `found` is the log-probability.
     """
-    shape = [1 if d in rows.dims else n for d, n in enumerate(input.shape)]
+    shape = shape_of_rows(input.shape, rows.dims)
     math_name, even = rows.math(index is not None), rows.beside == "even"
     # Without an index there is a math for all: its entropy is left out below.
     count = 3 if index is None else 3 + bool(rows.beside)

@@ -16,7 +16,7 @@ from ...plan.topk_long import plan_topk_long
 from ...runtime import launch
 from ..common.operators import Function, operator_of, ways_of
 from ..common.state import jvp_rule, transformed
-from ..topk.kernels import matrix, ranked
+from ..topk.kernels import as_planned, matrix, ranked
 from .calls import gradient_of, on_kernel
 from .kernels import Rows, statistics_formula
 
@@ -52,8 +52,7 @@ def find(input: Tensor, index: Tensor | None, spec: Largest) -> tuple[Tensor, ..
         spec.scale != 1,
         spec.invariant,
     )
-    if call.plan.laid_out:
-        rows = rows.clone(memory_format=torch.contiguous_format)
+    rows = as_planned(rows, call)
 
     def new(size: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty((*input.shape[:-1], size), dtype=dtype, device=input.device)

@@ -10,7 +10,7 @@ import torch
 from ...plan import Prologue
 from ...runtime import launch
 from ..common.arguments import DTYPES, served
-from ..common.formulas import backward_formula, kept, sink_gradient
+from ..common.formulas import backward_formula, kept, shape_of_rows, sink_gradient
 from ..common.spec import Spec
 from ..common.state import batched
 
@@ -92,9 +92,8 @@ def forward_with_sink(
 
 def numbers_of_rows(input: Tensor, dims: tuple[int, ...]) -> Tensor:
     """A new tensor for one number a row: float32, the reduced dimensions of size 1; 0 for rows of nothing."""
-    shape = [1 if d in dims else n for d, n in enumerate(input.shape)]
     make = torch.empty if input.numel() else torch.zeros
-    return make(shape, dtype=torch.float32, device=input.device)
+    return make(shape_of_rows(input.shape, dims), dtype=torch.float32, device=input.device)
 
 
 def forward_work(
@@ -135,13 +134,7 @@ def backward(grad: Tensor, output: Tensor, mask: Tensor | None, scale: Tensor | 
     """The gradient of the input; not itself differentiable."""
     if batched(grad, output) or not (served(output, spec.dtype, scale) and grad.dtype in DTYPES):
         return backward_formula(grad, output, mask, scale, spec)
-    result = torch.empty_like(output, dtype=spec.dtype)
-    if not output.numel():
-        return result
-    if lie_apart(grad, output, spec.dims):
-        grad = torch.empty_like(output, dtype=grad.dtype).copy_(grad)
-    launch.run(*backward_work(grad, output, mask, scale, spec, result))
-    return result
+    return _launched(grad, output, mask, scale, spec)
 
 
 def backward_with_sink(
@@ -153,12 +146,25 @@ def backward_with_sink(
     if batched(grad, output) or not on_kernel:
         to_input = backward_formula(grad, output, mask, scale, spec)
         return to_input, sink_gradient(grad, output, log, mask, spec)
-    result, of_sink = torch.empty_like(output, dtype=spec.dtype), numbers_of_rows(output, spec.dims)
+    of_sink = numbers_of_rows(output, spec.dims)
+    return _launched(grad, output, mask, scale, spec, log, of_sink), of_sink
+
+
+def _launched(
+    grad: Tensor,
+    output: Tensor,
+    mask: Tensor | None,
+    scale: Tensor | None,
+    spec: Spec,
+    *of_rows: Tensor,
+) -> Tensor:
+    """The gradient of the input by a kernel. of_rows: the sinks' logarithms, and a tensor for their gradients."""
+    result = torch.empty_like(output, dtype=spec.dtype)
     if output.numel():
         if lie_apart(grad, output, spec.dims):
             grad = torch.empty_like(output, dtype=grad.dtype).copy_(grad)
-        launch.run(*backward_work(grad, output, mask, scale, spec, result, log, of_sink))
-    return result, of_sink
+        launch.run(*backward_work(grad, output, mask, scale, spec, result, *of_rows))
+    return result
 
 
 def backward_work(

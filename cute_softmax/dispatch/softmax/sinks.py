@@ -11,7 +11,17 @@ from collections.abc import Callable
 import torch
 
 from ..common.arguments import served
-from ..common.formulas import INF, compose, finished, formula, sink_gradient, sink_log, summed_to, wide
+from ..common.formulas import (
+    INF,
+    compose,
+    finished,
+    formula,
+    shape_of_rows,
+    sink_gradient,
+    sink_log,
+    summed_to,
+    wide,
+)
 from ..common.operators import Function, needed, operator_of, ways_of
 from ..common.spec import Spec
 from ..common.state import Ways, jvp_rule
@@ -140,8 +150,7 @@ def differentiable(
 
 def rows_like(tensor: Tensor, spec: Spec, *dtypes: torch.dtype) -> Tensor:
     """An empty tensor of one number a row."""
-    shape = [1 if d in spec.dims else n for d, n in enumerate(tensor.shape)]
-    return tensor.new_empty(shape, dtype=wide(*dtypes))
+    return tensor.new_empty(shape_of_rows(tensor.shape, spec.dims), dtype=wide(*dtypes))
 
 
 _SOFTMAX = ways_of(

@@ -54,7 +54,7 @@ def choose(input: Tensor, choice: Choice, call: launch.Call | None = None) -> tu
         return values, indices
     rows = matrix(input)
     call = call or call_of(rows, choice)
-    rows = _as_planned(rows, call)
+    rows = as_planned(rows, call)
     call.on_device(input.get_device(), rows.data_ptr(), values.data_ptr(), indices.data_ptr())
     return values, indices
 
@@ -94,7 +94,7 @@ def gradient(source: Tensor, indices: Tensor, grad: Tensor, spread: Spread) -> T
         spread.renormalize,
         spread.invariant,
     )
-    rows = _as_planned(rows, call)
+    rows = as_planned(rows, call)
     call.on_device(
         rows.get_device(), rows.data_ptr(), grads.data_ptr(), indices.data_ptr(), result.data_ptr()
     )
@@ -107,7 +107,7 @@ def matrix(tensor: Tensor) -> Tensor:
     return rows if rows.stride(1) == 1 or rows.shape[1] == 1 else rows.contiguous()
 
 
-def _as_planned(rows: Tensor, call: launch.Call) -> Tensor:
+def as_planned(rows: Tensor, call: launch.Call) -> Tensor:
     """The rows, or a copy at whose multiples of a vector they begin where the plan asks for one."""
     return rows.clone(memory_format=torch.contiguous_format) if call.plan.laid_out else rows
 
