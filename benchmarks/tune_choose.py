@@ -29,6 +29,42 @@ class Measured:
         return min(found) * STAYS if self.incumbent else max(found)
 
 
+def together(found: Sequence[Sequence[Measured]]) -> list[Measured]:
+    """What was measured in several dtypes as one: at each length the geometric mean of its times, pass by pass."""
+    first, *others = ({m.config: m for m in measured} for measured in found)
+    made = []
+    for config, m in first.items():
+        all_of = [m, *(other[config] for other in others if config in other)]
+        if len(all_of) < len(found):
+            continue  # it is none in one of them: what spills, say
+        shared = set.intersection(*(set(one.us) for one in all_of))
+        us = {
+            n: [math.prod(t) ** (1 / len(t)) for t in zip(*(one.us[n] for one in all_of), strict=True)]
+            for n in shared
+        }
+        made.append(Measured(config, min(one.longest for one in all_of), m.incumbent, us, m.taken & shared))
+    return [m for m in made if m.us]
+
+
+def with_others(
+    picked: Sequence[Measured], measured: Sequence[Measured], known: Iterable[Hashable]
+) -> list[Hashable]:
+    """The chosen configurations, and those of a table that are there for other shapes and GPUs: that none of the calls
+    is planned with, each behind the first that holds as much; and that hold more than all chosen ones, at the end:
+    columns of narrower vectors are half as long."""
+    found = {m.config: m for m in measured}
+    most = max(m.longest for m in picked)
+    made = [[m.config] for m in picked]
+    for config in known:
+        m = found.get(config)
+        if m in picked or (m and m.taken and m.longest <= most):
+            continue
+        longest = m.longest if m else math.inf
+        place = next((i for i, one in enumerate(picked) if one.longest >= longest), -1)
+        made[place].append(config)
+    return [config for some in made for config in some]
+
+
 def best_times(measured: Sequence[Measured], lengths: Sequence[int]) -> dict[int, float]:
     """The least time of each length that has one."""
     found = {n: [t for m in measured if (t := m.time(n)) is not None] for n in lengths}

@@ -56,7 +56,7 @@ class Job:
     math: str
     dim: int
     beside: int | None
-    least: int  # bytes of a row or a column
+    least: int  # bytes of a row or a column; elements of panels
     most: int
     odd: bool = False
     prologue: Prologue = NO_PROLOGUE
@@ -82,7 +82,7 @@ class Job:
     def dtypes(self) -> tuple[str, ...]:
         """Of the elements that it is measured with."""
         several = self.of_rows and self.facts.outputs and not self.widened
-        return ("bf16", "fp32") if several else ("bf16",)
+        return ("bf16", "fp32") if several or self.of_panels else ("bf16",)
 
     def precise(self, dtype: str) -> bool:
         """Whether results of such elements are stored in float32."""
@@ -97,6 +97,11 @@ class Job:
     def of_rows(self) -> bool:
         """Whether its configurations are those of rows."""
         return self.place[0] in ("many", "few")
+
+    @property
+    def of_panels(self) -> bool:
+        """Whether its configurations are those of panels that are held: as many elements of either size."""
+        return self.place[0] in ("held", "shifted")
 
     @property
     def before(self) -> list[tuple[str, Any]]:
@@ -118,7 +123,9 @@ class Job:
         return (beside, length) if self.dim else (length, beside)
 
     def lengths(self, dtype: str, step: float) -> list[int]:
-        """What is measured: whole vectors (of rows), in steps, and the vocabularies in use."""
+        """What is measured: whole vectors (of rows), in steps, and the vocabularies in use; elements of panels."""
+        if self.of_panels:
+            return [n for n in grid(step, self.most) if n >= self.least]
         vector = ALIGNMENT // ITEM_SIZE[dtype] if self.dim else 1
         sizes = [n * ALIGNMENT // ITEM_SIZE["fp32"] for n in grid(step, self.most)]
         found = {max(n // vector, 1) * vector for n in (*sizes, *(VOCABULARIES if self.dim else ()))}
@@ -136,8 +143,8 @@ def jobs() -> list[Job]:
     panels = []
     for inputs, math in ((1, "softmax"), (2, "softmax_backward")):
         panels += [
-            Job(("held", inputs), math, 0, None, 16, 1 << 14),
-            Job(("shifted", inputs), math, 0, None, 16, 1 << 14, odd=True),
+            Job(("held", inputs), math, 0, None, 2, 1 << 15),
+            Job(("shifted", inputs), math, 0, None, 2, 1 << 15, odd=True),
             Job(("deep", ("column", inputs)), math, 0, None, 1 << 15, 1 << 22),
             Job(("streaming", inputs), math, 0, 256, 1 << 15, 1 << 22),
         ]
@@ -182,8 +189,9 @@ def incumbents(table: Table, job: Job, precise: bool) -> list[Config]:
 
 def candidates(
     job: Job, table: Table, dtype: str, lengths: Sequence[int], device: Device, quick: bool
-) -> dict[Config, bool]:
-    """What is tried, each with whether it stands in the table: by rules, or of a quick set its neighbours alone."""
+) -> dict[Config | None, bool]:
+    """What is tried, each with whether it stands in the table: by rules, or of a quick set its neighbours alone. Of
+    panels also None, which leaves a length to the next list."""
     known = incumbents(table, job, job.precise(dtype))
     if quick or job.place[0] == "ahead":
         made: Iterator[Config] = (other for config in known for other in neighbours(config))
@@ -195,7 +203,7 @@ def candidates(
             for n in lengths
             for config in row_candidates(-(-n // vector), job.inputs, wide, device.architecture)
         )
-    elif job.place[0] in ("held", "shifted"):
+    elif job.of_panels:
         made = panel_candidates(job.inputs, device.architecture)
     else:
         made = deep_candidates(job.inputs, device.architecture)
@@ -204,7 +212,8 @@ def candidates(
         replace(c, longest=PanelConfig(1, 1).longest) if isinstance(c, PanelConfig) else c for c in known
     ]
     plain = [replace(c, precise=None) if isinstance(c, RowConfig) else c for c in known]
-    return {**dict.fromkeys(made, False), **dict.fromkeys(plain, True)}
+    beyond = {None: True} if job.of_panels else {}
+    return {**dict.fromkeys(made, False), **dict.fromkeys(plain, True), **beyond}
 
 
 def planned(
@@ -252,15 +261,21 @@ def work_of(job: Job, dtype: str, length: int, make: Callable[..., Tensor] | Non
 
 
 def fitting(
-    job: Job, tried: Sequence[Config], dtype: str, lengths: Sequence[int], table: Table, device: Device
-) -> dict[Config, dict[int, Plan | PanelPlan]]:
-    """By configuration and length the plans in which it is used: those that are others without it."""
-    found: dict[Config, dict[int, Plan | PanelPlan]] = {config: {} for config in tried}
+    job: Job,
+    tried: Sequence[Config | None],
+    dtype: str,
+    lengths: Sequence[int],
+    table: Table,
+    device: Device,
+) -> dict[Config | None, dict[int, Plan | PanelPlan]]:
+    """By configuration and length the plans in which it is used: those that are others without it. Of None those
+    without any of the list."""
+    found: dict[Config | None, dict[int, Plan | PanelPlan]] = {config: {} for config in tried}
     for n in lengths:
         without = None if job.alone else planned(job, None, dtype, n, table, device)
         for config in tried:
             made = planned(job, config, dtype, n, table, device)
-            if made is not None and _uses(made, config, without):
+            if made is not None and (config is None or _uses(made, config, without)):
                 found[config][n] = made
     return found
 

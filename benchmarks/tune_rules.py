@@ -20,6 +20,7 @@ FULL = 0.8  # of what a configuration can hold, the least that the rows it is tr
 HELD_REGISTERS = 128  # of a thread, for the row
 OTHER_REGISTERS = 32  # of a thread, for addresses, predicates and partial results
 RESIDENT_THREADS = 2048  # of an SM
+PANEL_THREADS = 1536  # of an SM, at most: they have 40 registers each, and panels lie in shared memory
 
 
 def row_candidates(
@@ -78,19 +79,25 @@ def _holding(
 
 def panel_candidates(inputs: int, architecture: Architecture) -> Iterator[PanelConfig]:
     """Configurations for panels: which lengths they hold depends on the columns, and is asked of the plan."""
-    for threads, steps in product((64, 128), (2, 4, 8)):
-        yield PanelConfig(
-            threads, steps, min_blocks=_blocks(threads, steps, inputs, architecture), alone=True
-        )
+    for threads, steps in product((64, 128), (2, 4, 8, 12, 16)):
+        blocks = min(_blocks(threads, steps, inputs, architecture), PANEL_THREADS // threads)
+        yield PanelConfig(threads, steps, min_blocks=blocks, alone=True)
     for threads, steps, cluster, vector_bytes, panel_bytes in product(
         (128, 256, 512),
-        (2, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32),
+        (2, 4, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32),
         CLUSTERS,
         (ALIGNMENT, ALIGNMENT // 2),
-        (PANEL_BYTES, PANEL_BYTES // 2),
+        (PANEL_BYTES, PANEL_BYTES // 2, PANEL_BYTES // 4),
     ):
-        blocks = _blocks(threads, steps, inputs, architecture)
+        blocks = min(_blocks(threads, steps, inputs, architecture), PANEL_THREADS // threads)
         if not blocks or cluster > architecture.cluster_limit or (vector_bytes < ALIGNMENT and cluster > 1):
+            continue
+        # Threads and clusters are many, and panels narrow, where columns are long.
+        if cluster < {PANEL_BYTES: 1, PANEL_BYTES // 2: 8}.get(panel_bytes, 16):
+            continue
+        if threads > 256 and cluster < 16:
+            continue
+        if vector_bytes < ALIGNMENT and threads > 128:
             continue
         yield PanelConfig(threads, steps, cluster, blocks, vector_bytes=vector_bytes, panel_bytes=panel_bytes)
 

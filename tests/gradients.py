@@ -9,6 +9,7 @@ bias of many scores has all that of each of their gradients. Where the oracle is
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -24,11 +25,12 @@ DEEP = 128  # columns of V, beyond which the backward keeps exponentials as it m
 
 
 class Gradients(NamedTuple):
-    """Of scores, values and bias."""
+    """Of scores, values, bias and sink."""
 
     scores: torch.Tensor
     values: torch.Tensor
     bias: torch.Tensor | None = None
+    sink: torch.Tensor | None = None
 
 
 @dataclass
@@ -44,6 +46,13 @@ class Call:
     mask: torch.Tensor | None = None
     bias: torch.Tensor | None = None
     lse_grad: torch.Tensor | None = None
+    sink: torch.Tensor | None = None
+
+    def whole(self, shown: torch.Tensor, sink: torch.Tensor | None) -> torch.Tensor:
+        """What is in the sums: scores, and beside them the sink."""
+        if sink is None:
+            return shown
+        return torch.cat([shown, sink.to(shown.dtype).expand(*shown.shape[:-1], 1)], -1)
 
     def shown(self, scores: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """The scores that enter the softmax."""
@@ -61,15 +70,16 @@ class Call:
         """torch's gradients, result and log-sum-exps, in a dtype or in the tensors' own."""
         leaves = [
             None if t is None else t.detach().to(dtype or t.dtype).requires_grad_()
-            for t in (self.scores, self.values, self.bias)
+            for t in (self.scores, self.values, self.bias, self.sink)
         ]
-        shown = self.shown(leaves[0], leaves[2])
+        shown = self.whole(self.shown(leaves[0], leaves[2]), leaves[3])
         lse = torch.logsumexp(shown.detach().double(), -1)
         if self.zero:
             empty = (lse == -INF)[..., None]
             exponentials = torch.softmax(shown.masked_fill(empty, 0), -1).masked_fill(empty, 0)
         else:
             exponentials = torch.softmax(shown, -1)
+        exponentials = exponentials[..., : self.scores.shape[-1]]
         result = exponentials.to(leaves[1].dtype) @ leaves[1]
         outputs, slopes = [result], [self.grad.to(result.dtype)]
         if self.lse_grad is not None:
@@ -80,7 +90,7 @@ class Call:
 
     def check(self, found: Gradients, factor: float = FACTOR):
         """Raise AssertionError where a gradient is further from the oracle than torch's own allows."""
-        (exact, result, _), own = self.torch(torch.float64), self.torch()[0]
+        (exact, result, lse), own = self.torch(torch.float64), self.torch()[0]
         products = (self.grad.double() * result).nan_to_num(0.0).norm(dim=-1, keepdim=True)
         delta = ROUNDED * torch.finfo(self.values.dtype).eps * products
         exponentials = self._exponentials(torch.float64)[0].nan_to_num(0.0)
@@ -104,6 +114,9 @@ class Call:
                 summed = (exponentials.numel() / self.bias.numel()) ** 0.5
                 largest = exact.scores.nan_to_num(0.0).abs().max() / abs(self.scale)
                 floor += summed * (torch.finfo(self.scores.dtype).eps * largest + delta.max())
+            if name == "sink":  # its share of the rounding of each row's delta
+                share = (self.sink.double() - lse[..., None]).exp().nan_to_num(0.0)
+                floor += (share.numel() / self.sink.numel()) ** 0.5 * (share * delta).max()
             off, allowed = ((x.double() - right).nan_to_num(0.0).abs().max() for x in (got, theirs))
             assert off <= max(factor * allowed, floor), (
                 f"d{name} is off by {off:.3e}, torch by {allowed:.3e} at values up to {right.abs().max():.3e}"
@@ -143,7 +156,8 @@ class Call:
     def _exponentials(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """The softmax and its log-sum-exps, computed in a dtype."""
         shown = self.shown(self.scores.to(dtype), None if self.bias is None else self.bias.to(dtype))
-        lse, exponentials = torch.logsumexp(shown, -1), torch.softmax(shown, -1)
+        whole = self.whole(shown, self.sink)
+        lse, exponentials = torch.logsumexp(whole, -1), torch.softmax(whole, -1)[..., : shown.shape[-1]]
         return exponentials.masked_fill((lse == -INF)[..., None], 0.0) if self.zero else exponentials, lse
 
     def mutants(self) -> Iterator[tuple[str, Gradients]]:
@@ -195,10 +209,11 @@ def call(
     scores: torch.dtype | None = None,
     mask: tuple[int, ...] | None = None,
     bias: tuple[int, ...] | None = None,
+    sink: tuple[int, ...] | None = None,
     device: str | None = None,
     **options,
 ) -> Call:
-    """A random call. owners: the batch of values; mask, bias: their shapes; scores: their dtype."""
+    """A random call. owners: the batch of values; mask, bias, sink: their shapes; scores: their dtype."""
     scores = scores or dtype
     make = {"device": device}
     hidden = None if mask is None else random(mask, torch.float32, 4, **make) < 0.5
@@ -208,5 +223,7 @@ def call(
         random((*batch, rows, depth), dtype, 3, **make),
         mask=hidden,
         bias=None if bias is None else random(bias, scores, 5, **make),
+        # As large as a row's sum.
+        sink=None if sink is None else random(sink, scores, 7, **make) + math.log(columns),
         **options,
     )

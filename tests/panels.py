@@ -440,6 +440,9 @@ def check_numbers(made: PanelPlan):
     assert c.streaming or made.share <= c.tile
     assert c.streaming == (made.share > c.tile or made.ctas < made.tiles * made.parts)
     assert c.exchange == (made.parts > 1)
+    assert not (c.exchange and c.facts.outputs) or arch.holds(c.min_blocks, c.shared_memory), (
+        "they wait in vain"
+    )
     assert not (c.cluster_n > 1 and (c.exchange or c.streaming)), "clusters hold what they take"
     # Vectors are as wide as the operands allow.
     widest = 16 // max(ITEM_SIZE[c.dtypes[i]] for i in c.facts.main)

@@ -116,8 +116,8 @@ class Launches(list):
     def product(self, device, shape, depth, operands, spec, lse, stats, instruction):
         """`matmul._call`, likewise."""
         found = _PRODUCT(device, shape, depth, operands, spec, lse, stats, instruction)
-        _, values, mask, bias = operands
-        given = zip((shape, (*shape[:-2], shape[-1], depth), shape, shape), operands, strict=True)
+        _, values, mask, bias, sink = operands
+        given = zip((shape, (*shape[:-2], shape[-1], depth), *[shape] * 3), operands, strict=True)
         given = [(s, o) for s, o in given if o is not None]
         results = [dense((*shape[:-1], depth), values.dtype)] + [dense(shape[:-1], "fp32")] * lse
 
@@ -129,8 +129,9 @@ class Launches(list):
                 SimpleNamespace(math="softmax_matmul", stats=stats, lse=lse, invariant=spec.invariant)
             )
             x, v, *extra = tensors[: len(tensors) - len(results)]
+            sinks = [] if sink is None else [extra.pop()[..., :1].double()]
             x = scores_of(x, extra, mask, bias, spec.factor, spec.causal)
-            sums = torch.logsumexp(x, -1) if known is None else known.double()
+            sums = torch.logsumexp(torch.cat([x, *sinks], -1), -1) if known is None else known.double()
             p = torch.exp(x - (sums.nan_to_num(neginf=0.0) if spec.zero else sums).unsqueeze(-1))
             for result, value in zip(tensors[-len(results) :], (p @ v.double(), sums), strict=False):
                 result.copy_(value)
@@ -217,7 +218,7 @@ class Launches(list):
         _, shape, shared, depth, operands, causal, scale, factor, zero, *invariant = form
         operands, left = dict(operands), {}
         shapes = dict.fromkeys(("scores", "dscores", "mask", "bias"), shape)
-        shapes |= dict.fromkeys(("lse", "lse_grad"), shape[:-1])
+        shapes |= dict.fromkeys(("lse", "lse_grad", "sink", "sink_grad"), shape[:-1])
         shapes |= dict.fromkeys(("output", "grad"), (*shape[:-1], depth))
         values = [1 if s else n for s, n in zip(shared, shape, strict=False)]
         shapes |= dict.fromkeys(("values", "dvalues"), (*values, shape[-1], depth))
@@ -245,6 +246,10 @@ class Launches(list):
             if "lse_grad" in t:
                 delta = delta - t["lse_grad"].double().unsqueeze(-1)
             inner = p * (grad @ t["values"].double().mT - delta)
+            if "sink" in t:
+                log = (t["sink"].double() - t["lse"].double()).unsqueeze(-1)
+                log = log.masked_fill(t["sink"].isneginf().unsqueeze(-1), -INF)
+                t["sink_grad"].copy_(of_sink(log, delta)[0].squeeze(-1))
             t["dscores"].copy_(factor * inner.masked_fill(x == -INF, 0))
             parts = made.plan.splits
             target = "fp32" if parts > 1 else operands["values"].dtype
@@ -390,6 +395,13 @@ def of_sink(log, dot):
 def divergence_of(tensors, dims, against, scale):
     """The divergence of the softmax of the second tensor from that of the first; or its gradient in one of them, times
     the third, by the divergence as the last."""
+    if against == "weights":
+        x, w = tensors[0].double() * scale, tensors[1].double()
+        q = x - x.amax(dims, keepdim=True)
+        q = q - q.exp().sum(dims, keepdim=True).log()
+        if len(tensors) == 2:
+            return -(w * q).sum(dims, keepdim=True).expand(w.shape)
+        return tensors[2].double() * (q.exp() * w.sum(dims, keepdim=True) - w)
     q, p = (t.double() * scale for t in tensors[:2])
     q, p = (torch.log(torch.exp(t - t.amax(dims, keepdim=True))) for t in (q, p))
     q, p = (t - t.exp().sum(dims, keepdim=True).log() for t in (q, p))

@@ -300,15 +300,40 @@ def test_float16_is_recomputed(monkeypatch):
     assert targets == ["", "loss"]
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_composed_of_a_kernel_where_none_has_it_all(monkeypatch, smoothing):
+@pytest.mark.parametrize("refuse", [False, True])
+@pytest.mark.parametrize("shape", [(6, 40), (40,), (3, 40, 2)])
+def test_probabilities(monkeypatch, shape, refuse):
+    """Read beside the logits, once forward and once backward; composed of a kernel where none has it all."""
     launches = simulated.install(monkeypatch)
-    x = example((6, 40), dtype=torch.float32)
-    target = torch.softmax(example((6, 40), seed=1, dtype=torch.float32), -1)
-    found = cross_entropy(x.bfloat16(), target, label_smoothing=smoothing, dtype=torch.float32)
-    assert [(launch.math, launch.dtypes[-1]) for launch in launches] == [("log_softmax", torch.float32)]
-    expected = functional.cross_entropy(x.bfloat16().float(), target, label_smoothing=smoothing)
-    assert torch.allclose(found, expected, rtol=1e-5)
+    launches.refuse = refuse
+    x = example(shape, dtype=torch.float32).bfloat16().requires_grad_()
+    target = torch.softmax(example(shape, seed=1, dtype=torch.float32), min(1, len(shape) - 1))
+    for options in ({}, {"scale": 0.5, "reduction": "sum"}, {"label_smoothing": 0.1}):
+        launches.clear()
+        found = cross_entropy(x, target, dtype=torch.float32, **options)
+        wide = x.detach().double().requires_grad_()
+        rest = {name: value for name, value in options.items() if name != "scale"}
+        expected = functional.cross_entropy(wide * options.get("scale", 1.0), target.double(), **rest)
+        assert torch.allclose(found.double(), expected, rtol=1e-5)
+        d, right = (torch.autograd.grad(y, t)[0].double() for y, t in ((found, x), (expected, wide)))
+        assert (d - right).abs().max() <= 2.0**-7 * right.abs().max()
+        names = [(launch.math, launch.prologue.against) for launch in launches]
+        if "label_smoothing" in options or len(shape) == 3:
+            assert names[0] == ("log_softmax", "")
+        elif not refuse:
+            assert names == [("logsumexp", "weights"), ("softmax", "weights")]
+
+
+def test_a_gradient_of_probabilities(monkeypatch):
+    simulated.install(monkeypatch)
+    given = example((4, 9), dtype=torch.float32).requires_grad_(), targets((4, 9), "probabilities").float()
+    given[1].requires_grad_()
+    wide = [t.detach().double().requires_grad_() for t in given]
+    ours, torchs = (
+        torch.autograd.grad(f(*t), t) for f, t in ((cross_entropy, given), (functional.cross_entropy, wide))
+    )
+    assert all(torch.allclose(a.double(), b, atol=1e-6) for a, b in zip(ours, torchs, strict=True))
+    assert torch.autograd.gradgradcheck(cross_entropy, wide)
 
 
 X, TARGET = torch.zeros(3, 4), torch.tensor([0, 1, 2])

@@ -219,6 +219,30 @@ def test_equal_softmaxes_diverge_by_nothing():
 
 
 @pytest.mark.parametrize("kind", ROWS)
+@pytest.mark.parametrize("scale", [None, 0.3])
+@pytest.mark.parametrize("staging", ["direct", "shared"])
+def test_a_cross_entropy_of_probabilities(kind, scale, staging):
+    """And of weights that add up to anything; -inf times 0 is NaN, as in torch."""
+    for n, precise in ((1, True), (5, False), (33, True), (33, False)):
+        x, w = example(kind, n), np.random.default_rng(n + 1).random(n).astype(np.float32)
+        logs = logs_of(x.astype(np.float64) * (scale or 1.0))
+        asked, numbers = (
+            Prologue(scale="number" if scale else "", against="weights"),
+            {"scale": scale} if scale else {},
+        )
+        _, (loss,), _ = row(class_of("logsumexp", asked), [x, w], numbers, staging=staging)
+        assert close(loss, -(w * logs).sum())
+        asked = Prologue(scale=asked.scale, alpha="groups", against="weights")
+        found, _, _ = row(
+            class_of("softmax", asked, precise=precise), [x, w], {**numbers, "alpha": 1.5}, staging=staging
+        )
+        assert close(found, 1.5 * (w.astype(np.float64).sum() * np.exp(logs) - w))
+        w[0], x[0] = 0.0, -INF
+        _, (loss,), _ = row(class_of("logsumexp", Prologue(against="weights")), [x, w], {}, staging=staging)
+        assert np.isnan(loss)
+
+
+@pytest.mark.parametrize("kind", ROWS)
 @pytest.mark.parametrize("sink", [-np.inf, -1000.0, -2.0, 0.0, 29.0, 1001.0, 1e30])
 @pytest.mark.parametrize("scale", [None, 0.7])
 @pytest.mark.parametrize("how", [{}, {"keep": True}, {"online": False}, {"precise": True, "keep": True}])

@@ -36,6 +36,7 @@ def planned(
     scores=None,
     mask=False,
     bias="",
+    sink="",
     shared=(),
     device=H200,
     instruction="wgmma",
@@ -51,6 +52,7 @@ def planned(
         dtype,
         operand(shape, "bool") if mask else None,
         operand(shape, bias) if bias else None,
+        operand(shape, sink)._replace(strides=(1, *[0] * (len(shape) - 1))) if sink else None,
         tma=instruction == "wgmma",
     )
     return plan_matmul(problem, device, instruction=instruction, **options)
@@ -79,6 +81,10 @@ PLANS = [
     ((2,), 3, 1000, 64, {"scores": "fp32", "bias": "bf16"}),
     ((2,), 4097, 4095, 128, {}),
     ((2,), 3, 4095, 128, {"lse": True}),
+    ((32,), 4096, 4096, 128, {"lse": True, "sink": "bf16", "causal": 0, "scale": 0.5}),
+    ((1,), 2048, 16384, 128, {"lse": True, "sink": "fp32"}),
+    ((8,), 16, 131072, 128, {"lse": True, "sink": "fp16", "dtype": "fp16", "zero": True}),
+    ((2,), 500, 1000, 65, {"sink": "fp32", "bias": "fp32", "mask": True, "lse": True}),
 ]
 
 
@@ -106,7 +112,7 @@ def test_every_step_is_taken_once(batch, rows, columns, depth, options):
     made = planned(batch, rows, columns, depth, **options)
     c, taken = made.kernel, Counter()
     numbers = made.rows, made.columns, made.depth, made.batch, made.parts, made.part_steps
-    call = Call(*numbers, (), (), made.scale, made.offset, (), (), 0, None, None, None)
+    call = Call(*numbers, (), (), made.scale, made.offset, (), (), (), 0, None, None, None)
     works = made.tiles * made.parts
     grid = [math.ceil(made.rows / c.rows), math.ceil(made.depth / c.depth)]
     for cta in range(made.ctas):

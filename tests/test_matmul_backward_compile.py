@@ -57,6 +57,6 @@ def test_resources_and_instructions(variant, tmp_path, monkeypatch):
 @pytest.mark.parametrize("depth", [64, 512])
 @pytest.mark.parametrize("vector", [1, 8])
 def test_delta(depth, vector, tmp_path, monkeypatch):
-    c = MatmulDeltaClass("sm_90a", ("bf16", "bf16"), depth, vector, 64, lse_grad=vector == 1)
+    c = MatmulDeltaClass("sm_90a", ("bf16", "bf16"), depth, vector, 64, vector == 1, depth == 64)
     found = compile_and_read(c, tmp_path, monkeypatch)
     assert found.stack == 0 and found.threads == (256, 1, 1)

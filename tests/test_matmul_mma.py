@@ -60,10 +60,17 @@ FORMS = {
     "lines": ((2,), 4097, 4095, 128, {}),
     "few": ((2,), 3, 4095, 256, {"scale": 0.5, "causal": 1, "stats": True}),
     "stats": ((32,), 4096, 4096, 128, {"stats": True}),
+    "sink": ((32,), 4096, 4096, 128, {"lse": True, "sink": "bf16", "causal": 0, "scale": 0.5}),
+    "few with sinks": ((2,), 3, 4095, 256, {"lse": True, "sink": "fp32"}),
 }
 # Both forms without spills, and the whole range of what is loaded.
 CASES = [(name, "plain") for name in ARCHITECTURES]
-CASES += [("sm_90a", form) for form in FORMS] + [("sm_80", "wide"), ("sm_86", "bias"), ("sm_120a", "odd")]
+CASES += [("sm_90a", form) for form in FORMS] + [
+    ("sm_80", "wide"),
+    ("sm_86", "bias"),
+    ("sm_120a", "odd"),
+    ("sm_80", "sink"),
+]
 
 
 @pytest.mark.parametrize(("architecture", "form"), dict.fromkeys(CASES))

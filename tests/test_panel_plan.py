@@ -24,7 +24,7 @@ from cute_softmax.plan.panel import (
     SHIFTED_FROM,
     PanelConfig,
 )
-from cute_softmax.plan.problem import ALIGNMENT, ITEM_SIZE, Operand, Problem, canonical
+from cute_softmax.plan.problem import ITEM_SIZE, Operand, Problem, canonical
 from cute_softmax.plan.table import table_of
 
 TABLE = table_of()
@@ -198,7 +198,7 @@ def test_configurations_fit_and_follow_each_other(arch):
     for inputs, configs in (*TABLE.held.items(), *TABLE.shifted.items()):
         for clusters in (False, True):
             room = [
-                (t.threads * t.steps * t.cluster_n // (t.panel_bytes // ALIGNMENT), -t.panel_bytes)
+                (t.threads * t.steps * t.cluster_n // (t.panel_bytes // t.vector_bytes), -t.panel_bytes)
                 for t in configs
                 if (t.cluster_n > 1) == clusters and not t.alone and not t.narrow
             ]
@@ -294,7 +294,7 @@ def test_deep_parts_share_all_sms_evenly(name):
     """A CTA keeps its part, panel after panel, and nearly all SMs are full; a part has the chunks that it should. Of
     short columns two CTAs share an SM."""
     configs = TABLE.deep["column", len(MATHS[name, True].inputs)]
-    for length in (9000, 16384, 24576, 32768, 40000, 49152, 65536, 100000, 1 << 18):
+    for length in (12000, 16384, 24576, 32768, 40000, 49152, 65536, 100000, 1 << 18):
         made = panel_plan(problem_of(name, ("bf16",) * 2, (length, 20000), (0,)), name)
         assert made.kernel.streaming and made.resident % made.parts == 0, made.kernel.name
         config = configs[length > configs[0].longest]
@@ -304,13 +304,20 @@ def test_deep_parts_share_all_sms_evenly(name):
         assert made.chunks >= config.chunks
 
 
+def test_what_an_sm_holds():
+    """Of each CTA the system takes 1 KiB: two of 113 KB fill the 228 KB of an SM, two of 128 bytes more do not."""
+    architecture = ARCHITECTURES["sm_90a"]
+    assert architecture.holds(1, architecture.shared_memory)
+    assert architecture.holds(2, 113 << 10) and not architecture.holds(2, (113 << 10) + 1)
+
+
 def test_room_of_a_configuration_is_filled():
-    """Of columns that a cluster of 16 holds more than two thirds of what it has room for is taken."""
-    for length in range(1025, 8193, 37):
-        made = panel_plan(problem_of("softmax", ("bf16",) * 2, (length, 20000), (0,)), "softmax")
+    """Of what a CTA or a cluster has room for a column that it holds takes most, of the shortest more than half."""
+    for length in (*range(17, 1025), *range(1025, 8193, 37)):
+        made = panel_plan(problem_of("softmax", ("bf16",) * 2, (length, 200000), (0,)), "softmax")
         c = made.kernel
-        assert c.cluster_n == 16 and length > 0.7 * c.cluster_n * c.tile, (length, c.name)
-        assert c.trips == (2 if length <= 4096 else 1) and c.columns == (128 if length <= 4096 else 64)
+        assert length > (0.6 if length > 32 else 0.5) * c.cluster_n * c.tile, (length, c.name)
+        assert c.columns in (128, 64, 32) and (c.cluster_n == 16 or length <= 2560)
 
 
 def test_vectors_are_whole_where_addresses_allow():

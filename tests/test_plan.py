@@ -21,6 +21,7 @@ from cute_softmax.plan import catalogue as ahead
 from cute_softmax.plan.hardware import ARCHITECTURES, H200, Architecture, architecture_of
 from cute_softmax.plan.maths import MOST
 from cute_softmax.plan.problem import ITEM_SIZE, Operand, canonical
+from cute_softmax.plan.row import FEW_FILL
 
 ROOT = Path(__file__).parents[1]
 UGLY = (
@@ -297,22 +298,21 @@ def test_longest_rows(pair):
 
 @pytest.mark.parametrize("name", ["softmax", "log_softmax", "softmax_backward", "logsumexp"])
 def test_few_rows_have_larger_clusters(name):
-    """As long as all of them run at once; one row more and each has as many threads or fewer."""
+    """As long as all of them run in two turns; one row more and each has as many CTAs or fewer."""
     pair = ("bf16", "bf16")
     dtypes = classes.operands(name, pair)
-    fits = {sms: H200.multiprocessors * 7 // 8 // sms for sms in ahead.ctas_counts()[1:]}
-    assert fits == {4: 28, 6: 19, 8: 14, 16: 7}
+    fits = {sms: 2 * H200.multiprocessors // sms for sms in ahead.ctas_counts()[1:]}
+    assert fits == {2: 132, 4: 66, 6: 44, 8: 33, 16: 16}
     for sms, rows in fits.items():
         for interval in classes.own_intervals(name, "sm_90a", dtypes, sms):
             c = interval.row_class
             assert math.ceil(c.cluster_n / max(c.min_blocks, 1)) == sms
             assert not c.persistent and interval.first > table_of().few_above * c.vector
             for columns in (interval.first, interval.last):
+                assert columns > FEW_FILL * c.capacity
                 few, more = (row_plan(name, pair, n, columns, "sm_90a") for n in (rows, rows + 1))
                 assert few.row_class == dataclasses.replace(c, edges=columns % 8 > 0) != more.row_class
-                assert few.ctas * sms <= H200.multiprocessors
-                threads = [p.row_class.cluster_n * p.row_class.threads_per_row for p in (few, more)]
-                assert threads[0] >= threads[1], "fewer threads for fewer rows"
+                assert few.row_class.cluster_n >= more.row_class.cluster_n, "fewer CTAs for fewer rows"
     for arch in ("sm_80", "sm_86", "sm_89"):  # no clusters
         assert not ahead.of_few_rows(name, ARCHITECTURES[arch], dtypes)
 

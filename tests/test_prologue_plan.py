@@ -33,7 +33,9 @@ def prologues(draw, name: str) -> Prologue:
 def test_long_rows_have_their_mask_beside_them():
     """In shared memory as the row itself, to be read in each pass."""
     for columns in (170000, 262144, 400000, 800000):
-        plain, scaled = (plan_of("softmax", p, (64, columns)) for p in (Prologue(), Prologue(scale="groups")))
+        plain, scaled = (
+            plan_of("softmax", p, (4096, columns)) for p in (Prologue(), Prologue(scale="groups"))
+        )
         assert plain.kernel.staging == scaled.kernel.staging == ("shared",)
         assert plain.kernel.min_blocks == scaled.kernel.min_blocks >= 2
         for prologue in (
@@ -41,7 +43,7 @@ def test_long_rows_have_their_mask_beside_them():
             Prologue(mask=True, scale="number"),
             Prologue(mask=True, causal=True),
         ):
-            masked = plan_of("softmax", prologue, (64, columns), strides={"mask": (0, 1)})
+            masked = plan_of("softmax", prologue, (4096, columns), strides={"mask": (0, 1)})
             assert masked.kernel.staging == ("shared", "shared")
             assert masked.kernel.shared_memory > plain.kernel.shared_memory
 

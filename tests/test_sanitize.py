@@ -63,6 +63,14 @@ def test_every_form_of_the_forward(kernels):
     assert {k.depth for k in found} == {64, 128, 192, 256} and {k.vector for k in found} == {1, 2, 8}
 
 
+def test_every_form_with_sinks(kernels):
+    found = [k for k in kernels if k.movement == "matmul" and k.sink]
+    for instruction, names in (("wgmma", ("split", "paired", "wide")), ("mma", ("split",))):
+        of_it = [k for k in found if k.instruction == instruction]
+        for name in names:
+            assert {bool(getattr(k, name)) for k in of_it} == {False, True}, (instruction, name)
+
+
 def test_every_form_with_statistics(kernels):
     found = [k for k in kernels if k.movement == "matmul" and k.stats]
     for instruction in ("wgmma", "mma"):
@@ -95,7 +103,9 @@ def test_every_form_of_the_backward(kernels):
         assert {k.dtypes[2] for k in of_depth} >= {"bf16", "fp32"}
     assert {k.depth for k in found} == {64, 128, 192, 256, 384, 512} and {k.rows for k in found} == {32, 64}
     deltas = [k for k in kernels if k.movement == "matmul_delta"]
-    assert {k.lse_grad for k in deltas} == {False, True} and {k.vector for k in deltas} >= {2, 4, 8}
+    assert {k.lse_grad for k in deltas} == {k.sink for k in deltas} == {False, True} and {
+        k.vector for k in deltas
+    } >= {2, 4, 8}
 
 
 def test_every_prologue_on_every_kind_of_configuration():

@@ -5,7 +5,10 @@ in `test_maths`, and every state of torch in `test_states`.
 """
 
 import math
+from types import SimpleNamespace
 
+import arithmetic
+import numpy as np
 import pytest
 import simulated
 import torch
@@ -18,7 +21,12 @@ from cute_softmax import (
     plan_softmax,
     softmax,
     softmax_,
+    softmax_matmul,
+    softmax_stats,
 )
+from cute_softmax.dispatch.matmul import forms
+from cute_softmax.kernels.matmul import softmax as matmul_softmax
+from cute_softmax.kernels.matmul.softmax import HEADROOM
 from cute_softmax.plan import NotPlanned, Prologue, facts_of
 
 INF = math.inf
@@ -254,8 +262,12 @@ def test_gradcheck(name, asked):
 def test_gradcheck_of_sums():
     x = random(2, 3, 4, seed=1, dtype=torch.float64).requires_grad_()
     sink = random(3, 1, seed=2, dtype=torch.float64).requires_grad_()
+    values = random(2, 4, 2, seed=3, dtype=torch.float64).requires_grad_()
     torch.autograd.gradcheck(lambda x, s: logsumexp(x, -1, sink=s), (x, sink), check_forward_ad=True)
     torch.autograd.gradgradcheck(lambda x, s: logsumexp(x, -1, sink=s), (x, sink))
+    product = lambda x, v, s: softmax_matmul(x, v, sink=s, causal=1, return_lse=True)  # noqa: E731
+    torch.autograd.gradcheck(product, (x, values, sink))
+    torch.autograd.gradgradcheck(product, (x, values, sink))
 
 
 @names
@@ -318,6 +330,63 @@ def test_several_gradients_at_once(launches):
         assert all(close(a, b) for a, b in zip(many, exact, strict=True))
 
 
+# -- Products ----------------------------------------------------------------------------------------------------------
+
+
+def product(scores, values, sink, **arguments):
+    return expected("softmax", scores, sink, **arguments) @ values.double()
+
+
+@pytest.mark.parametrize("kind", SINKS)
+@pytest.mark.parametrize("asked", [{}, {"scale": 0.5, "causal": 2}, {"mask": True, "bias": True}])
+def test_products(kind, asked, launches):
+    """One launch forward, and the sink's gradient from those of the backward."""
+    arguments = scores_arguments(asked)
+    scores, values, sink = random(*SHAPE, seed=1), random(3, 4, 33, 8, seed=2), random(*SINKS[kind], seed=3)
+    halves, found = values.bfloat16(), []
+    for ours in (True, False):
+        leaves = [
+            t.clone().requires_grad_() for t in (scores, halves if ours else values.bfloat16().double(), sink)
+        ]
+        if ours:
+            y, lse = softmax_matmul(leaves[0], leaves[1], sink=leaves[2], return_lse=True, **arguments)
+        else:
+            y = product(*leaves, **arguments)
+            lse = expected("logsumexp", leaves[0], leaves[2], **arguments)
+        loss = (y.double() * random(*SHAPE[:-1], 8, seed=4).bfloat16()).sum() + (
+            lse * random(*SHAPE[:-1], seed=5)
+        ).sum()
+        found.append([y.detach(), lse.detach(), *torch.autograd.grad(loss, leaves)])
+    assert all(close(a, b, 0.05 * (1 + b.abs().max())) for a, b in zip(*found, strict=True))
+    assert close(found[0][1], found[1][1])
+    assert [work.math for work in launches] == ["softmax_matmul", "softmax_matmul_backward"]
+    if "mask" in arguments:
+        assert (found[0][0][..., 1, :] == 0).all()
+
+
+def test_products_of_known_sums(launches):
+    """The sink is in them: the kernel needs no other, and its gradient is whole."""
+    scores, values, sink = random(2, 6, 9, seed=1), random(2, 9, 8, seed=2).bfloat16(), random(6, 1, seed=3)
+    stats = softmax_stats(scores, sink=sink)
+    assert close(stats, expected("logsumexp", scores, sink))
+    found = []
+    for known in (stats, None):
+        leaf = sink.clone().requires_grad_()
+        y = softmax_matmul(scores, values, sink=leaf, stats=known)
+        found.append([y.detach(), *torch.autograd.grad(y.float().sum(), leaf)])
+    assert all(close(a, b, 1e-2) for a, b in zip(*found, strict=True))
+    assert softmax_stats(scores.double(), sink=sink.double()).dtype is torch.float64
+
+
+def test_products_without_columns(launches):
+    """Zeros, where there is a sink."""
+    scores, values = torch.zeros(2, 3, 0), torch.zeros(2, 0, 4, dtype=torch.bfloat16)
+    sink = torch.tensor([[1.0], [-INF], [2.0]])
+    y, lse = softmax_matmul(scores, values, sink=sink, return_lse=True)
+    assert (y[:, [0, 2]] == 0).all() and y[:, 1].isnan().all()
+    assert torch.equal(lse, sink[:, 0].expand(2, 3))
+
+
 # -- Calls -------------------------------------------------------------------------------------------------------------
 
 
@@ -357,10 +426,13 @@ def test_batch_invariant_calls(launches):
 )
 def test_errors(sink, error, told):
     x = torch.zeros(4, 9)
+    values = torch.zeros(9, 2)
     for function in (
         lambda: softmax(x, sink=sink),
         lambda: log_softmax(x, sink=sink),
         lambda: logsumexp(x, -1, sink=sink),
+        lambda: softmax_matmul(x, values, sink=sink),
+        lambda: softmax_stats(x, sink=sink),
     ):
         with pytest.raises(error, match=told):
             function()
@@ -382,3 +454,48 @@ def test_explain_and_plans():
         Prologue(sink=True).of("entropy")
     with pytest.raises(ValueError, match="a sink beside"):
         Prologue(sink=True, target="loss")
+
+
+def test_products_with_known_sums_repeat(launches, monkeypatch):
+    """By the form of the first call, though the kernel reads no sink."""
+    scores, values, sink = random(2, 6, 16, seed=1), random(2, 16, 8, seed=2).bfloat16(), random(6, 1, seed=3)
+    stats, found = softmax_stats(scores, sink=sink), []
+    for _ in range(3):
+        found.append(softmax_matmul(scores, values, sink=sink, stats=stats))
+        monkeypatch.setattr(forms, "forward", lambda *call: pytest.fail("planned again"))
+    assert all(torch.equal(found[0], y) for y in found)
+
+
+def accumulated(scores, values, ref, factor):
+    """(the sum of exponentials relative to a reference times 2 ** HEADROOM, and that with values)."""
+    with np.errstate(all="ignore"):
+        base = 0.0 if ref == -INF else ref * factor
+        p = np.exp(scores.astype(np.float64) * factor - base) * 2.0**HEADROOM
+    return p.sum(), (p * values).sum()
+
+
+@pytest.mark.parametrize("sink", [-INF, -300.0, -3.0, 4.0, 60.0, 500.0, 1e30])
+@pytest.mark.parametrize("zero", [False, True])
+@pytest.mark.parametrize("factor", [1.0, 0.25])
+def test_how_a_product_ends(sink, zero, factor, monkeypatch):
+    """The numbers of a row of softmax(S) @ V on plain floats: what it is multiplied by, and its log-sum-exp."""
+    arithmetic.install(monkeypatch)
+    for name, value in (("cute", arithmetic.CUTE), ("Float32", arithmetic.Number)):
+        monkeypatch.setattr(matmul_softmax, name, value)
+    spec = SimpleNamespace(dtypes=("bf16",), wide=False, scaled=factor != 1, stats=False, zero=zero)
+    made, rng = matmul_softmax.Softmax(spec), np.random.default_rng(1)
+    values = rng.normal(size=40)
+    for scores in (rng.normal(size=40) * 3, rng.normal(size=40) + 700, np.full(40, -INF)):
+        scores = scores.astype(np.float32)
+        ref = scores.max() - (2.0 if np.isfinite(scores.max()) else 0.0)  # which lies a little too low
+        total, result = accumulated(scores, values, ref, factor)
+        numbers = [arithmetic.Number(n) for n in (total, ref, factor, sink)]
+        with np.errstate(all="ignore"):
+            found = np.float64(made.inverse(*numbers).value) * result
+            lse = made.log_sum(numbers[1], numbers[0], *numbers[2:]).value
+        whole = torch.tensor([*(scores.astype(np.float64) * factor), sink], dtype=torch.float64)
+        right = float((torch.softmax(whole, -1)[:-1] * torch.tensor(values)).sum())
+        right = 0.0 if zero and whole.max() == -INF else right
+        assert arithmetic.close(found, right, 1e-4) and arithmetic.close(
+            lse, float(torch.logsumexp(whole, -1)), 1e-6
+        )

@@ -23,6 +23,7 @@ MASK = torch.rand(8, generator=torch.Generator().manual_seed(1)) < 0.7
 SINK = torch.randn(6, 1, generator=torch.Generator().manual_seed(8))
 BIAS = torch.randn(6, 8, generator=torch.Generator().manual_seed(2))
 INDEX = torch.randint(8, (4, 6), generator=torch.Generator().manual_seed(3))
+SHARES = torch.softmax(torch.randn(24, 8, generator=torch.Generator().manual_seed(7)), -1)
 CLASSES = torch.rand(8, generator=torch.Generator().manual_seed(6))
 GRAD = torch.randn(SHAPE, generator=torch.Generator().manual_seed(4))
 VALUES = torch.randn(4, 8, 5, generator=torch.Generator().manual_seed(5))
@@ -173,6 +174,11 @@ FUNCTIONS = {
         ),
         "statistics",
     ),
+    "cross_entropy of probabilities": Function(
+        lambda x: c.cross_entropy(x.flatten(0, 1), SHARES, reduction="none"),
+        lambda x: torch.nn.functional.cross_entropy(x.flatten(0, 1), SHARES, reduction="none"),
+        "kl_div",
+    ),
     "kl_div": Function(
         lambda x: c.kl_div(x, GRAD, scale=0.7, reduction="none"), lambda x: _divergence(x, GRAD), "kl_div"
     ),
@@ -205,6 +211,23 @@ FUNCTIONS = {
     ),
     "softmax_matmul": Function(
         lambda x: c.softmax_matmul(x, VALUES), lambda x: torch.softmax(x, -1) @ VALUES, ""
+    ),
+    "softmax_stats with a sink": Function(
+        lambda x: c.softmax_stats(x, sink=SINK),
+        lambda x: _sum_with_sink(x, SINK).detach(),
+        "softmax_stats",
+        records=False,
+    ),
+    "softmax_matmul with a sink": Function(
+        lambda x: c.softmax_matmul(x, VALUES, sink=SINK),
+        lambda x: _with_sink(torch.softmax, x) @ VALUES,
+        "",
+    ),
+    "softmax_matmul of halves and a sink of each row": Function(
+        lambda x: c.softmax_matmul(x, HALVES, sink=x[:, :, :1].sin(), return_lse=True)[0],
+        lambda x: (_with_sink(torch.softmax, x, x[:, :, :1].sin()) @ HALVES.float()).bfloat16(),
+        "softmax_matmul",
+        error=5000,
     ),
     "softmax_matmul of halves": Function(
         lambda x: c.softmax_matmul(x, HALVES),
@@ -441,8 +464,8 @@ def test_autocast(f, launches, monkeypatch):
     """16-bit tensors give float32, but where a result goes into a tensor, is a gradient or one of the elements."""
     name = next(name for name, g in FUNCTIONS.items() if g is f)
     kept = {"softmax_", "softmax_backward", "log_softmax_backward", "amax", "softmax_matmul of halves"}
-    kept |= {"softmax_ with a sink"}
-    if name == "softmax_matmul":
+    kept |= {"softmax_ with a sink", "softmax_matmul of halves and a sink of each row"}
+    if name in ("softmax_matmul", "softmax_matmul with a sink"):
         pytest.skip("without a GPU it takes two steps, whose product is torch's")
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: device == "cuda")
     found = f.ours(example().bfloat16())

@@ -95,11 +95,12 @@ def test_every_list_of_a_table_has_a_job():
 @pytest.mark.parametrize("name", JOBS)
 def test_a_tables_own_configurations_are_candidates_that_plans_use(name):
     job = JOBS[name]
-    for dtype in ("bf16", "fp32") if job.of_rows and not job.widened else ("bf16",):
+    for dtype in job.dtypes:
         lengths = job.lengths(dtype, 1.15)
-        assert lengths[0] * 4 >= job.least and lengths[-1] * 2 <= job.most
+        assert lengths[0] * (1 if job.of_panels else 4) >= job.least
+        assert lengths[-1] * (1 if job.of_panels else 2) <= job.most
         tried = tune_jobs.candidates(job, TABLE, dtype, lengths, H200, quick=True)
-        own = [config for config, incumbent in tried.items() if incumbent]
+        own = [config for config, incumbent in tried.items() if incumbent and config]
         fits = tune_jobs.fitting(job, own, dtype, lengths, TABLE, H200)
         used = [config for config in own if fits[config]]
         # Not all hold one of these lengths: some are there for other shapes.
@@ -120,6 +121,15 @@ def test_a_list_in_a_tables_place_and_those_that_share_it():
     other = PanelConfig(64, 2)
     assert tune_jobs.with_list(TABLE, ("streaming", 2), (other,)).streaming == {**TABLE.streaming, 2: other}
     assert tune_jobs.with_list(TABLE, ("ahead", None), (other,)).ahead == other
+
+
+@pytest.mark.parametrize("name", ["held-1", "shifted-2"])
+def test_panels_may_be_left_to_the_next_list(name):
+    job = JOBS[name]
+    tried = tune_jobs.candidates(job, TABLE, "bf16", [8000], H200, quick=False)
+    found = tune_jobs.fitting(job, list(tried), "bf16", [8000], TABLE, H200)
+    assert tried[None] and found[None][8000].kernel.buffers > 1  # it streams
+    assert any(config is not None and fits for config, fits in found.items())
 
 
 # ---- choice
@@ -179,6 +189,29 @@ def test_no_chain_is_better(seed):
     assert cost(tune_choose.chain(pool, lengths, 3)) == pytest.approx(min(map(cost, every)))
 
 
+def test_of_several_dtypes_the_mean_counts():
+    bf16 = [
+        measured("a", 8, {4: 1.0, 8: 2.0}, True),
+        measured("b", 8, {8: 1.0}),
+        measured("only here", 8, {8: 1}),
+    ]
+    fp32 = [measured("a", 8, {4: 4.0, 8: 2.0, 16: 1.0}, True), measured("b", 8, {8: 9.0})]
+    a, b = tune_choose.together([bf16, fp32])
+    assert (a.config, a.us, a.incumbent) == ("a", {4: [2.0, 2.0], 8: [2.0, 2.0]}, True)
+    assert (b.config, b.us) == ("b", {8: [3.0, 3.0]})
+    assert tune_choose.chain([a, b], [8], 2)[0].config == "a"
+
+
+def test_what_is_there_for_other_shapes_stays_behind_what_holds_as_much():
+    short, long = measured("short", 8, {8: 1.0}), measured("long", 64, {64: 1.0})
+    beaten, other = measured("beaten", 64, {64: 2.0}, True), measured("other", 6, {4: 2.0}, True)
+    longer = measured("longer", 96, {96: 2.0}, True)
+    beaten.taken, longer.taken = {64}, {96}
+    known = ["beaten", "other", "longer", "not measured", "short"]
+    found = tune_choose.with_others([short, long], [short, long, beaten, other, longer], known)
+    assert found == ["short", "other", "long", "longer", "not measured"]
+
+
 def test_of_the_deep_one_holds_shorter_columns():
     made = [
         measured(PanelConfig(256, 24, buffers=6), 100, {50: 1.0, 100: 3.0}),
@@ -208,7 +241,10 @@ def test_both_precisions_share_what_both_have():
 def test_a_file_says_what_the_table_has():
     """To the letter: the shipped table is what its own configurations would be written as."""
     text = path_of("h200").read_text()
-    assert tune_file.text_of(tune_file.data_of(TABLE, "NVIDIA H200")) + "\n" == text
+    figures = json.loads(text)["figures"]
+    assert tune_file.text_of(tune_file.data_of(TABLE, "NVIDIA H200", figures)) + "\n" == text
+    # Panels were tuned as a whole: each configuration that holds a measured length says how fast.
+    assert set(figures) >= {"held-1", "held-2", "shifted-1", "shifted-2"}
 
 
 # ---- a run

@@ -21,6 +21,8 @@ from ..dispatch.heads.calls import (
     on_kernel,
     softcap_of,
 )
+from ..dispatch.heads.divergence import Pair
+from ..dispatch.heads.divergence import serve as divergence_of
 from ..dispatch.heads.forms import first
 from ..dispatch.heads.kernels import Rows
 from ..dispatch.sharded.functions import Shard, check_rows, is_shared, row_numbers, uniform
@@ -70,9 +72,10 @@ def cross_entropy(
     - to *recompute*, forward reads the logits once, and backward once more for any upstream; all that is kept are
       numbers of each row, in float32. This serves all other calls.
 
-    Class probabilities, and label smoothing with a weight, make a float32 matrix of log-probabilities, with
-    `log_softmax`, and torch's operations on it. CPU tensors, and float64 ones on any device, are computed by torch's
-    operations.
+    Class probabilities are read beside the logits, once forward and once backward. With a weight, with smoothing, a
+    softcap or a scale that is not positive they make a float32 matrix of log-probabilities, with `log_softmax`, and
+    torch's operations on it; so does label smoothing of class indices with a weight. CPU tensors, and float64 ones on
+    any device, are computed by torch's operations.
 
     Args:
         input: (C), (N, C) or (N, C, d1, ...): a dense floating-point tensor of logits, C classes.
@@ -315,8 +318,13 @@ def _of_probabilities(
             f"target has shape {tuple(target.shape)} on {target.device}: class probabilities have that of the input, "
             f"{tuple(input.shape)} on {input.device}"
         )
+    wanted = _rows(target)
+    dense = wanted.shape[-1] == 1 or rows.stride(-1) == 1 == wanted.stride(-1)
+    if weight is None and not smoothing and not cap and 0 < scale < float("inf") and dense:
+        pair = Pair((rows.dim() - 1,), scale, in_force(), weights=True)
+        return divergence_of(rows, wanted, pair).squeeze(-1), None, None, None
     logs = _log_softmax(rows, scale, cap)
-    wanted = _rows(target).to(logs.dtype)
+    wanted = wanted.to(logs.dtype)
     if smoothing:
         wanted = wanted * (1 - smoothing) + smoothing / rows.shape[-1]
     if weight is not None:

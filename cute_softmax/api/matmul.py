@@ -21,6 +21,7 @@ def softmax_matmul(
     bias: torch.Tensor | None = None,
     causal: bool | int = False,
     empty_rows: str = "nan",
+    sink: torch.Tensor | None = None,
     return_lse: bool = False,
     stats: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
@@ -32,8 +33,8 @@ def softmax_matmul(
 
     A NaN or +inf among a row's scores makes the row NaN. The same call gives the same bits every time;
     within `batch_invariant` they are those of the row of scores and the values alone. Differentiable
-    with respect to scores, values and bias. On sm_90 values whose rows do not begin at multiples of 16 bytes are copied
-    first, and so are such scores in float32; other GPUs read them as they lie, but form gradients by torch's
+    with respect to scores, values, bias and sink. On sm_90 values whose rows do not begin at multiples of 16 bytes are
+    copied first, and so are such scores in float32; other GPUs read them as they lie, but form gradients by torch's
     operations.
 
     Args:
@@ -44,9 +45,12 @@ def softmax_matmul(
         bias: A floating-point tensor that broadcasts to (..., M, N), added after the scale.
         causal: True: score j of row i counts if `j <= i`; an int: if `j <= i + causal`. Tiles beyond are not read.
         empty_rows: What a row is in which nothing counts: "nan" as in torch, or "zero".
-        return_lse: Also return the logarithms of the rows' sums of exponentials.
-        stats: These logarithms, if they are known: what `softmax_stats` gives for the same scale, mask, bias and
-            causal, float32, broadcasting to (..., M). Exponentials are then formed in one step, without maxima, sums
+        sink: A floating-point tensor that broadcasts to (..., M, 1): one more score of each row, or of all rows that
+            share it (of a head, say), that joins the sum and has no values. Neither scale nor mask apply to it. A row
+            in which nothing else counts is 0; a sink of -inf is none.
+        return_lse: Also return the logarithms of the rows' sums of exponentials, those of the sinks among them.
+        stats: These logarithms, if they are known: what `softmax_stats` gives for the same scale, mask, bias, causal
+            and sink, float32, broadcasting to (..., M). Exponentials are then formed in one step, without maxima, sums
             and rescaling; the rounding of the logarithms becomes a relative error of about 1e-7 times their size. They
             count as functions of the scores: gradients are those of the softmax, and none flows through them.
 
@@ -61,12 +65,12 @@ def softmax_matmul(
         NotPlanned: For more than three batch dimensions that do not merge in memory.
     """
     options = scale, causal, empty_rows, return_lse
-    tensors = scores, values, mask, bias, stats
+    tensors = scores, values, mask, bias, sink, stats
     form = repeated(forms.known, *tensors, options)
     if form is not None:
         return _returned(*form(tensors, return_lse), stats, return_lse)
     full = _full(scores, values)
-    spec = _scores(full, scale=scale, mask=mask, bias=bias, causal=causal, empty_rows=empty_rows)
+    spec = _scores(full, scale=scale, mask=mask, bias=bias, causal=causal, empty_rows=empty_rows, sink=sink)
     if stats is not None:
         _check_stats(stats, full)
     return _returned(*forms.first(Request(*tensors, spec), return_lse, options), stats, return_lse)
@@ -87,6 +91,7 @@ def softmax_stats(
     mask: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     causal: bool | int = False,
+    sink: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The logarithms of the rows' sums of exponentials, which `softmax_matmul` takes as `stats`.
 
@@ -101,6 +106,7 @@ def softmax_stats(
             1.
         bias: A floating-point tensor that is added after the scale; its dimensions as those of the mask.
         causal: True: score j of row i counts if `j <= i`; an int: if `j <= i + causal`.
+        sink: One more score of each row, as for `softmax_matmul`.
 
     Returns:
         The logarithms, (...) in float32, or float64 for scores in float64; -inf for a row without a score that counts.
@@ -108,7 +114,7 @@ def softmax_stats(
     Raises:
         TypeError: For what is not a dense, real floating-point tensor, a scale that is no number and a mask that is not
             boolean.
-        ValueError: For scores without a dimension, and for a mask, bias or causal that does not fit them.
+        ValueError: For scores without a dimension, and for a mask, bias, sink or causal that does not fit them.
         NotPlanned: As for `softmax`.
     """
     check_tensor("scores", scores, "softmax_stats")
@@ -127,8 +133,9 @@ def softmax_stats(
     if shape[-1] != scores.shape[-1]:
         raise ValueError(f"mask or bias has {shape[-1]} columns, scores {scores.shape[-1]}")
     scores = scores.detach().expand(shape)
-    bias = bias.detach() if isinstance(bias, torch.Tensor) else bias
-    return statistics(scores, mask, bias, _scores(scores, scale=scale, mask=mask, bias=bias, causal=causal))
+    bias, sink = (t.detach() if isinstance(t, torch.Tensor) else t for t in (bias, sink))
+    spec = _scores(scores, scale=scale, mask=mask, bias=bias, causal=causal, sink=sink)
+    return statistics(scores, mask, bias, spec, sink)
 
 
 def _scores(full: torch.Tensor, *, scale: float, **given: object) -> Spec:

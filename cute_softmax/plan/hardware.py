@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 KIB = 1024
+SHARED_UNIT = 128  # bytes that shared memory is given out in
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,11 @@ class Architecture:
     cluster_limit: int
     registers: int = 65536  # 32-bit registers of an SM; a CTA can have all of them
     threads: int = 1024  # threads of a CTA
+
+    def holds(self, ctas: int, shared_memory: int) -> bool:
+        """Whether an SM has the shared memory for so many CTAs of so many bytes: the system takes 1 KiB of each."""
+        each = -(-shared_memory // SHARED_UNIT) * SHARED_UNIT + KIB
+        return ctas * each <= self.shared_memory + KIB
 
 
 ARCHITECTURES = {

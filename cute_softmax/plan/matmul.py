@@ -111,8 +111,9 @@ class MatmulProblem:
 
     rows, columns, depth: M, N, D; batch: sizes of the batch dimensions that do not merge, the slowest first.
     dtypes: of scores, values and output; bias: of the bias, or "".
-    strides: of scores and values in rows and in each batch mode (elements), 0 where broadcast; of mask and bias, those
-        that there are, in rows, columns and each batch mode.
+    sink: of the sinks, or "".
+    strides: of scores and values in rows and in each batch mode (elements), 0 where broadcast; of mask, bias and sink,
+        those that there are, in rows, columns and each batch mode.
     lines: where rows of S do not begin at multiples of 16 bytes, as TMA needs it, how many follow each other at the
         row stride, and how many of them lie between batches (0: batches begin at multiples of 16 bytes from the first).
     access: bytes in whose multiples all rows of scores, and all of values, begin: 16, 4 or 2.
@@ -127,6 +128,7 @@ class MatmulProblem:
     bias: str = ""
     lines: tuple[int, int] | None = None
     access: tuple[int, int] = (ALIGNMENT, ALIGNMENT)
+    sink: str = ""
 
 
 def alignment(operand: Operand, steps: Sequence[int]) -> int:
@@ -184,6 +186,7 @@ def canonical_matmul(
     output: str,
     mask: Operand | None = None,
     bias: Operand | None = None,
+    sink: Operand | None = None,
     *,
     tma: bool = True,
 ) -> MatmulProblem:
@@ -193,7 +196,7 @@ def canonical_matmul(
     tma: whether scores are read by TMA.
     """
     *batch, rows, columns = shape
-    given = {"scores": scores, "values": values, "mask": mask, "bias": bias}
+    given = {"scores": scores, "values": values, "mask": mask, "bias": bias, "sink": sink}
     operands = {name: o for name, o in given.items() if o is not None}
     modes = merged(Mode(n, tuple(o.strides[d] for o in operands.values())) for d, n in enumerate(batch))
 
@@ -218,6 +221,7 @@ def canonical_matmul(
         dtypes=(scores.dtype, values.dtype, output),
         strides=strides,
         bias=bias.dtype if bias else "",
+        sink=sink.dtype if sink else "",
         lines=lines,
         access=(access_of(scores, shape), access_of(values, (*batch, columns, depth))),
     )
@@ -258,6 +262,7 @@ def plan_matmul(
         "vector": 8 if p.depth % 8 == 0 else 2 if p.depth % 2 == 0 else 1,
         "mask": "mask" in p.strides,
         "bias": p.bias,
+        "sink": p.sink,
         "lines": p.lines is not None,
         "instruction": instruction,
         "stats": stats,

@@ -152,7 +152,7 @@ class MatmulDeltaClass(ClassBase):
     """What is compiled for the numbers of each row that the backward needs.
 
     depth: columns of O rounded up; vector: elements of one load; rows: of a block, as in `MatmulBackwardClass`;
-    lse_grad: whether the log-sum-exps have a gradient, too.
+    lse_grad: whether the log-sum-exps have a gradient, too; sink: whether there are sinks, whose gradients these are.
     """
 
     movement: ClassVar[str] = "matmul_delta"
@@ -164,11 +164,12 @@ class MatmulDeltaClass(ClassBase):
     vector: int
     rows: int
     lse_grad: bool = False
+    sink: bool = False
 
     @property
     def signature(self) -> str:
         """The numbers of the first of `MatmulBackwardPlan.launches`, addresses and strides."""
-        return "i" * 6 + "f" + "l" * (16 + 5 * self.lse_grad)
+        return "i" * 6 + "f" + "l" * (16 + 5 * self.lse_grad + 10 * self.sink)
 
     @property
     def vectors(self) -> int:
@@ -178,7 +179,7 @@ class MatmulDeltaClass(ClassBase):
     @property
     def name(self) -> str:
         """A readable name, unique among classes of one architecture and dtypes."""
-        return f"{self.rows}x{self.depth}_vector{self.vector}{'_lse' * self.lse_grad}"
+        return f"{self.rows}x{self.depth}_vector{self.vector}{'_lse' * self.lse_grad}{'_sink' * self.sink}"
 
 
 @dataclass(frozen=True)
@@ -281,10 +282,10 @@ class MatmulBackwardPlan(PlanBase):
         def launch(kernel, arguments, operands, strides) -> Launch:
             return Launch(kernel, arguments, operands, tuple(strides.get(name, ()) for name in operands))
 
-        lse_grad = ["lse_grad"] * self.delta.lse_grad
+        beside = ["lse_grad"] * self.delta.lse_grad + ["sink", "sink_grad"] * self.delta.sink
         given = "scores", "grad", "values", "numbers", "dscores", "dvalues", *extra
         return (
-            launch(self.delta, first, ("grad", "output", "lse", *lse_grad, "numbers"), self.strides),
+            launch(self.delta, first, ("grad", "output", "lse", *beside, "numbers"), self.strides),
             launch(self.kernel, second, given, {**self.strides, **own}),
         )
 
@@ -305,8 +306,9 @@ def plan_matmul_backward(
     """The plan for scores of a shape (.., M, N).
 
     shared: of each batch dimension, whether its batches share V and dV. depth: D.
-    operands: scores, grad, values, dscores, dvalues, output, lse, and lse_grad, mask and bias where there are some;
-        each with the strides of all batch dimensions, its rows and, but for lse and its gradient, its columns.
+    operands: scores, grad, values, dscores, dvalues, output, lse, and lse_grad, sink and sink_grad, mask and bias where
+        there are some; each with the strides of all batch dimensions, its rows and, but for numbers of a row, its
+        columns.
     causal: the offset of the diagonal; scale, factor, zero: see `MatmulBackwardPlan`. invariant: one walk over all
         rows, in an order that follows from their number alone.
 
@@ -359,6 +361,7 @@ def plan_matmul_backward(
             vector,
             c.rows,
             "lse_grad" in operands,
+            "sink" in operands,
         ),
         rows=rows,
         columns=columns,

@@ -43,6 +43,7 @@ class MatmulClass(ClassBase):
     instruction: "wgmma", or "mma" for mma.sync, whose warps all load and multiply, by copies of `access` bytes of
         scores and of values; its two rings are one, and `resident` CTAs share a multiprocessor.
     stats: whether the rows' log-sum-exps are given.
+    sink: the dtype of the rows' sinks, scores that join the sums at the end; or "".
     """
 
     movement: ClassVar[str] = "matmul"
@@ -69,11 +70,13 @@ class MatmulClass(ClassBase):
     access: tuple[int, int] = (ALIGNMENT, ALIGNMENT)
     resident: int = 1
     stats: bool = False
+    sink: str = ""
 
     @property
     def signature(self) -> str:
         """The numbers of `MatmulPlan.arguments`, addresses and strides."""
-        operands = 11 + 6 * (self.mask + bool(self.bias)) + self.lse + self.split + self.stats
+        extra = self.mask + bool(self.bias) + bool(self.sink)
+        operands = 11 + 6 * extra + self.lse + self.split + self.stats
         return "i" * (9 if self.instruction == "mma" else 11) + "fi" + "l" * operands
 
     @property
@@ -172,6 +175,8 @@ class MatmulClass(ClassBase):
         parts += [n for n in flags if getattr(self, n)]
         if self.bias:
             parts.append(f"bias_{self.bias}")
+        if self.sink:
+            parts.append(f"sink_{self.sink}")
         if self.vector != 8:
             parts.append(f"vector{self.vector}")
         if self.instruction == "mma":

@@ -203,12 +203,16 @@ class _Groups:
             c = replace(c, access=tuple(worst))
         return c.shared_memory
 
+    def fits(self, c: PanelClass) -> bool:
+        """Whether an SM holds as many CTAs as it should: those of parts wait for each other, and all should run."""
+        return self.device.architecture.holds(c.min_blocks, self.taken(c))
+
     def beside(self, config: PanelConfig) -> PanelConfig:
         """A streaming configuration that has room for what lies beside the elements: with fewer chunks, then with
         smaller ones."""
         while self.facts.beside and config.steps > config.buffers:
             c = self.class_of(config, exchange=True, streaming=True)
-            if config.min_blocks * self.taken(c) <= self.device.architecture.shared_memory:
+            if self.fits(c):
                 break
             fewer = config.buffers - 1 if config.buffers > 2 else 2
             steps = fewer * c.chunk_steps if fewer < config.buffers else config.steps // 2
@@ -299,8 +303,7 @@ def _deep(g: _Groups) -> PanelPlan | None:
     for config in g.table.deep.get((g.orientation, g.inputs), ()) if g.facts.outputs else ():
         config = g.beside(config)
         c = g.class_of(config, exchange=True, streaming=True)
-        room = config.min_blocks * g.taken(c) <= g.device.architecture.shared_memory
-        if g.length > config.longest or not room:
+        if g.length > config.longest or not g.fits(c):
             continue
         if g.orientation == "row":
             made = _row_ahead(g) or g.cut(config, partial(_held_parts, g), several=True)
@@ -346,19 +349,20 @@ def _row_ahead(g: _Groups) -> PanelPlan | None:
 def _streamed(g: _Groups) -> PanelPlan:
     """The plan of parts that are streamed, or held where they are short."""
     config = g.beside(g.table.streaming[g.inputs])
-    limit = g.device.architecture.shared_memory
-    while g.taken(g.class_of(config, exchange=True, streaming=True)) > limit:
+    while not g.fits(g.class_of(config, exchange=True, streaming=True)):
         config = replace(config, steps=config.steps // 2)
     return g.cut(config, partial(g.parts_of_chunks, chunks=CHUNKS_OF_A_PART[g.orientation], at_once=1))
 
 
 def _fits(g: _Groups, config: PanelConfig, c: PanelClass) -> bool:
     """Whether the CTAs of a cluster hold their shares of a panel, and the architecture them."""
+    architecture = g.device.architecture
     return (
-        c.cluster_n <= g.device.architecture.cluster_limit
+        c.cluster_n <= architecture.cluster_limit
         and g.share(c, c.cluster_n) <= c.tile
+        and config.has_registers(g.inputs * c.vector, architecture)
         and (c.orientation == "column" if config.alone else c.down > 1 and c.columns <= c.threads)
-        and g.taken(c) <= g.device.architecture.shared_memory
+        and g.taken(c) <= architecture.shared_memory
     )
 
 

@@ -9,7 +9,7 @@ from .maths import OF_SINKS, Math, NotPlanned, math_of
 
 FORMS = ("", "number", "groups")
 TARGETS = ("", "found", "loss")
-AGAINST = ("", "loss", "input", "target")
+AGAINST = ("", "loss", "input", "target", "weights")
 WHOLE = ("offset", "ignore")  # numbers that are integers
 # What each row math takes of a prologue: what it looks at, and what changes nothing for it. A gradient needs no mask
 # of its own: where the softmax was masked it is 0, and its logarithm -inf.
@@ -57,7 +57,8 @@ class Prologue:
     against: of two softmaxes, that of the input and that of a full operand "target", both times a positive scale.
         "loss": of "logsumexp", whose result is the Kullback-Leibler divergence KL(target || input) then, "loss". Of
         "softmax" "input" or "target": its gradient in that operand, times an `alpha` of "groups"; that in the target
-        takes an operand "loss" of one element per group.
+        takes an operand "loss" of one element per group. "weights": the target has no logits, but weights of the
+        negative logarithms of the input's softmax; their sum, a cross entropy, or its gradient in the input.
     sink: one more score, an operand "sink" of one element per group, joins the sum of the exponentials and has no
         result among the others. Where these are written its own logarithm in the softmax is, too: "sink_log".
 
@@ -177,6 +178,7 @@ class Prologue:
             self.entropy and "the gradient of the entropies added",
             self.even and "the mean of the log-probabilities has a share",
             self.against == "loss" and "the divergence of another softmax from it",
+            self.against == "weights" and "logarithms weighted by another tensor",
             self.against in ("input", "target") and f"the gradient of a divergence in its {self.against}",
         ]
         return "; ".join(filter(None, parts))
@@ -204,7 +206,7 @@ def facts_of(math_name: str, online: bool, prologue: Prologue) -> Math:
         if facts.group_outputs:
             facts = replace(facts, group_outputs=(*facts.group_outputs, "even"))
     if prologue.against:
-        stages, results = (2, ("loss",)) if prologue.against == "loss" else (1, ())
+        stages, results = 2 if prologue.against == "loss" else 1, () if facts.outputs else ("loss",)
         inputs = (*facts.inputs, "target")
         return replace(
             facts,

@@ -22,6 +22,7 @@ VECTORS_PER_ROW = 8
 # is kept in shared memory each part has a maximum of its own, so that larger ones are faster (docs/experiments.md).
 PART, KEPT_PART = 2, 4
 KEPT_BYTES = 4  # of what is kept of an element
+FEW_FILL = 0.6  # of a configuration for few rows: they wait for its fullest thread, not for the memory
 # Maths that give logarithms of a row's sum: a batch-invariant plan has log_softmax's own configurations and
 # exponentials for them. Those with an entropy need exponents, which these exponentials do not have.
 OF_LOGS = ("logsumexp", "selective")
@@ -276,7 +277,7 @@ def row_class(
     invariant: bool = False,
     common: bool = False,
 ) -> RowClass:
-    """The class of rows of this many elements; ctas: CTAs that each row can have at once, 1 where there are many rows;
+    """The class of rows of this many elements; ctas: CTAs, one an SM, that each row can have, 1 where there are many;
     table: of configurations, the default one if None; invariant: one whose order of additions depends on the math,
     `columns`, dtypes, architecture and table alone, as `plan.order` has it (for rows without edges); common: whether
     what lies beside the elements is the same for all rows, vector by vector.
@@ -336,7 +337,8 @@ def row_class(
     table = table or table_of()
     widened = precise and ITEM_SIZE[dtypes[0]] < ITEM_SIZE["fp32"]
     few, many = table.rows(listed, prologue, edges, widened)
-    if columns > table.few_above * vector and (found := first_of(few)) and found[0].sms <= ctas:
+    few = tuple(c for c in few if c.sms <= ctas and columns > FEW_FILL * c.capacity * vector)
+    if columns > table.few_above * vector and (found := first_of(few)):
         return found[1]
     if stays:  # it takes no registers, then: as long rows are listed without it
         without = table.rows(listed, replace(prologue, bias=False), edges, widened)[1]

@@ -101,6 +101,14 @@ HEADS = {
         _smoothed_right,
         (("softmax", Prologue(softcap=True, alpha="groups", target="loss", even=True)),),
     ),
+    "probabilities": Head(
+        lambda x, _: c.cross_entropy(x, 0.25 * (x.detach() > 0).to(x.dtype)),
+        lambda x, _: torch.nn.functional.cross_entropy(x, 0.25 * (x.detach() > 0).to(x.dtype)),
+        (
+            ("logsumexp", Prologue(against="weights")),
+            ("softmax", Prologue(alpha="groups", against="weights")),
+        ),
+    ),
     "divergence": Head(
         lambda x, _: c.kl_div(x, x.detach().roll(1, -1), reduction="sum", scale=0.7),
         lambda x, _: _divergence_right(x, x.detach().roll(1, -1)),

@@ -51,6 +51,8 @@ class Form:
     def call(self) -> Call:
         full = (2, self.rows, self.columns)
         options = {n: full if n in ("mask", "bias") else v for n, v in self.options.items()}
+        if "sink" in options:
+            options["sink"] = (*full[:-1], 1)
         if wide := options.pop("wide_bias", False):
             options["bias"] = full
         made = call(
@@ -92,6 +94,10 @@ def forward(form: Form, device: Device) -> Job:
     inputs = [guarded(c.scores, form.pad), guarded(c.values, 0 if tma else form.pad)]
     inputs += [Guarded.of(t) if t.dtype != torch.bool else t for t in (c.mask, c.bias) if t is not None]
     inputs = [t.tensor if isinstance(t, Guarded) else t for t in inputs]
+    extra = iter(inputs[2:])
+    mask, bias = (None if t is None else next(extra) for t in (c.mask, c.bias))
+    sink = None if c.sink is None else c.sink.expand(c.scores.shape)
+    inputs += [] if sink is None else [sink]
     outputs = [Guarded((*batch, form.rows, form.depth), c.values.dtype, device="cpu")]
     if form.lse:
         outputs.append(Guarded((*batch, form.rows), torch.float32, device="cpu"))
@@ -101,8 +107,7 @@ def forward(form: Form, device: Device) -> Job:
         launch.operand(inputs[0]),
         launch.operand(inputs[1].expand(*batch, *c.values.shape[-2:])),
         form.dtype,
-        None if c.mask is None else launch.operand(inputs[2]),
-        None if c.bias is None else launch.operand(inputs[-1]),
+        *(None if t is None else launch.operand(t) for t in (mask, bias, sink)),
         tma=tma,
     )
     limit = device.architecture.cluster_limit if form.clusters else 1
@@ -162,7 +167,10 @@ def backward(form: Form, device: Device) -> Job:
         guards["dscores"] = Guarded(
             c.scores.shape, c.scores.dtype, strides=guards["scores"].tensor.stride(), device="cpu"
         )
-    extras = {"mask": c.mask, "bias": c.bias, "lse_grad": c.lse_grad}
+    if c.sink is not None:
+        guards["sink_grad"] = Guarded(c.scores.shape[:-1], torch.float32, device="cpu")
+    sink = None if c.sink is None else c.sink.float().squeeze(-1)
+    extras = {"mask": c.mask, "bias": c.bias, "lse_grad": c.lse_grad, "sink": sink}
     tensors = {name: g.tensor for name, g in guards.items()}
     tensors |= {name: t for name, t in extras.items() if t is not None}
     shared = [n == 1 < size for n, size in zip(c.values.shape, c.scores.shape[:-2], strict=False)]
@@ -171,7 +179,7 @@ def backward(form: Form, device: Device) -> Job:
     made = matmul_backward.planned(0, *lies)
     k, d = made.kernel, made.delta
     what = f"{k.math} {'/'.join(k.dtypes)} {k.name}, delta {d.depth} by {d.vector}, {form.told()}"
-    outputs = {name: guards[name] for name in ("dscores", "dvalues")}
+    outputs = {name: guards[name] for name in ("dscores", "dvalues", "sink_grad") if name in guards}
     return Job((k, d), c.scores.numel(), what, partial(check_backward, made, c, tensors, outputs))
 
 
@@ -183,9 +191,10 @@ def check_backward(
     made = replace(made, ctas=1)  # of two CTAs each might use no stage of a long ring twice
     both = matmul_backward.bound(made)
     seconds = timed(lambda: matmul_backward.run(both, copies))
-    scores, values = (received(outputs[name], copies[name]) for name in outputs)
+    scores, values, *sink = (received(outputs[name], copies[name]) for name in outputs)
     # With a scale of 1 the gradient of a bias is that of the scores.
-    c.check(Gradients(scores, values, None if c.bias is None else scores.to(c.bias.dtype)))
+    sink = sink[0].unsqueeze(-1).to(c.sink.dtype) if sink else None
+    c.check(Gradients(scores, values, None if c.bias is None else scores.to(c.bias.dtype), sink))
     return seconds
 
 
@@ -239,6 +248,9 @@ def forward_forms() -> Iterator[Form]:
         yield Form(stats=True, **config)
         yield Form(dtype="fp16", depth=128, stats=True, options={"scale": -0.5, "zero": True}, **config)
     yield Form(scores="fp32", stats=True, options=EVERY, **PLAIN)
+    for config in (PLAIN, PAIRED, TURNS, PARTS, MET):
+        yield Form(lse=True, options={"sink": True, "scale": -0.5}, **config)
+    yield Form(options=EVERY | {"sink": True}, scores="fp32", **PLAIN)
 
 
 def mma_forms() -> Iterator[Form]:
@@ -249,6 +261,13 @@ def mma_forms() -> Iterator[Form]:
     for config in (PLAIN, PAIRED):
         yield Form(options={"causal": 5, "scale": 2.0, "zero": True}, instruction="mma", **config)
         yield Form(lse=True, instruction="mma", **config | SHIFTED)
+    for config in (PLAIN, PARTS):
+        yield Form(
+            lse=True,
+            options={"sink": True, "causal": 995 if config is PARTS else 5},
+            instruction="mma",
+            **config,
+        )
     for config in ({"rows": 40}, {"rows": 330}, PARTS):
         every = EVERY | ({"causal": config["columns"] - 120} if config is PARTS else {})
         for depth in (64, 128):
@@ -284,6 +303,8 @@ def backward_forms() -> Iterator[Form]:
     yield Form(options={"wide_bias": True})
     for depth in (62, 4):
         yield Form(depth=depth, lse=True)
+    for depth in (64, 62):
+        yield Form(depth=depth, lse=depth == 64, options={"sink": True, **EMPTY})
 
 
 def jobs(device: Device, names: list[str]) -> Iterator[Job]:

@@ -87,6 +87,30 @@ def test_against_float64(shape, dtype, options, one_visit):
         assert shape[-1] == 1 or not ((mutant.double() - right_grad).abs() <= allowed).all()
 
 
+@dtypes
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("wide", [False, True], ids=["alike", "float32"])
+def test_probabilities(shape, wide, dtype):
+    """Of the logits' dtype or of float32, each at an offset of its own."""
+    x = random((shape[0], shape[1] + 3), dtype, seed=1, scale=3.0)[:, 3:]
+    target = torch.softmax(random((shape[0], shape[1] + 1), torch.float32, seed=2)[:, 1:], -1)
+    target = target if wide else target.to(dtype)
+    for options in ({"reduction": "none"}, {"scale": 0.4}):
+        leaf = x.clone().requires_grad_()
+        found = cross_entropy(leaf, target, dtype=torch.float32, **options)
+        (grad,) = torch.autograd.grad(found, leaf, torch.ones_like(found))
+        right, right_grad = expected(x, target.double(), None, torch.float64, **options)
+        near, near_grad = expected(x, target.float(), None, torch.float32, **options)
+        allowed = FACTOR * (near.double() - right).abs().max() + 8 * ROUNDING * (1 + right.abs())
+        assert ((found.double() - right).abs() <= allowed).all()
+        unit = right_grad.abs().amax() + TINY
+        allowed = FACTOR * (near_grad.double() - right_grad).abs().max() + 16 * ROUNDING * unit
+        allowed = allowed + (0 if dtype is torch.float32 else half_ulp(right_grad, dtype))
+        assert ((grad.double() - right_grad).abs() <= allowed).all()
+        for mutant in (torch.zeros_like(right_grad), right_grad.roll(1, -1), -right_grad):
+            assert shape[-1] == 1 or not ((mutant - right_grad).abs() <= allowed).all()
+
+
 @pytest.mark.parametrize("one_visit", [None, False], ids=["chosen", "recomputed"])
 @pytest.mark.parametrize("columns", [7, 1023, 50257])
 def test_values_that_smoothing_meets(columns, one_visit):

@@ -50,11 +50,13 @@ def diagonal(causal=False, **_):
     return None if causal is False else 0 if causal is True else causal
 
 
-def softmax_of(s, *, scale=1.0, mask=None, bias=None, causal=False, empty_rows="nan", **_):
-    """(the scores that count, their softmax) in the dtype of s."""
+def softmax_of(s, *, scale=1.0, mask=None, bias=None, causal=False, empty_rows="nan", sink=None, **_):
+    """(the scores that count, and the sink's; their softmax) in the dtype of s."""
     bias = None if bias is None else bias.to(s.dtype)
     x = compose(s, bias, mask, None, spec_of(s, scale, diagonal(causal)))
-    p = torch.softmax(x, -1)
+    if sink is not None:
+        x = torch.cat([x, sink.to(x.dtype).expand(*x.shape[:-1], 1)], -1)
+    p = torch.softmax(x, -1)[..., : s.shape[-1]]
     return x, p.masked_fill((x == -math.inf).all(-1, keepdim=True), 0.0) if empty_rows == "zero" else p
 
 
@@ -192,6 +194,52 @@ def test_causal(dtype, causal, rows, columns):
     s, v = tensors((2,), rows, columns, 128, dtype)
     check(s, v, causal=causal)
     check(s, v, causal=causal, empty_rows="zero", scale=0.5)
+
+
+@dtypes
+@pytest.mark.parametrize("sink", [(1,), (3, 1, 1), (2, 3, 1, 1), (2, 3, 200, 1)])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"scale": -0.5, "causal": -7}, {"mask": True, "empty_rows": "zero"}, {"bias": True, "causal": 60}],
+)
+def test_sinks(dtype, sink, options):
+    """Of one number, a head, a matrix and a row, as large as the sum and far from it; rows with nothing else are 0."""
+    s, v = tensors((2, 3), 200, 1000, 64, dtype)
+    options = dict(options)
+    if "mask" in options:
+        options["mask"] = torch.rand(200, 1000, device="cuda") < 0.5
+        options["mask"][3] = False
+    if "bias" in options:
+        options["bias"] = torch.randn(200, 1000, device="cuda")
+    for size, kind in (
+        (7.0, torch.float32),
+        (-80.0, torch.float32),
+        (60.0, DTYPES[dtype]),
+        (-math.inf, torch.float32),
+    ):
+        out = check(s, v, sink=(torch.randn(sink, device="cuda") + size).to(kind), **options)
+        if "mask" in options or options.get("causal") == -7:
+            assert size == -math.inf or (out[..., 3, :] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("batch", "rows", "columns", "depth"), [(1, 3, 40000, 128), (1, 300, 8200, 64), (2, 1024, 16384, 128)]
+)
+def test_sinks_of_parts(batch, rows, columns, depth):
+    """They join where the parts of a row, or the halves of a pair of CTAs, meet."""
+    s, v = tensors((batch,), rows, columns, depth, "bf16")
+    check(s, v, sink=torch.randn(batch, rows, 1, device="cuda") + 10)
+    check(s.float(), v, sink=torch.randn(rows, 1, device="cuda") + 10, scale=0.5, causal=columns - rows)
+
+
+def test_sinks_that_are_no_numbers():
+    s, v = tensors((1,), 70, 200, 64, "bf16")
+    sink = torch.zeros(70, 1, device="cuda")
+    sink[5], sink[6] = math.nan, math.inf
+    out = softmax_matmul(s, v, sink=sink)
+    assert out[0, 5:7].isnan().all() and not out[0, 7:].isnan().any()
+    s[0, 9] = -math.inf
+    assert (softmax_matmul(s, v, sink=sink)[0, 9] == 0).all()
 
 
 @dtypes

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from checking import FACTOR, Guarded, equal_bits
+from checking import FACTOR, Guarded, equal_bits, random
 from gradients import Call, Gradients, call
 
 from cute_softmax import softmax_matmul
@@ -27,6 +27,7 @@ def computed(c: Call, scores=None, values=None, grad=None, result=None, lse=None
         c.scale,
         c.causal,
         c.zero,
+        sink=c.sink,
     )
     upstream = Upstream(result.to(c.values.dtype), lse.float(), c.grad if grad is None else grad, c.lse_grad)
     return Gradients(*backward.backward(request, upstream, c.bias is not None))
@@ -50,6 +51,42 @@ def checked(c: Call, factor: float = FACTOR, **tensors) -> Gradients:
 )
 def test_shapes(rows, columns, depth, dtype):
     checked(call((2,), rows, columns, depth, dtype, scale=0.3))
+
+
+@pytest.mark.parametrize("sink", [(1,), (3, 1, 1), (2, 3, 130, 1)])
+@pytest.mark.parametrize(
+    "options", [{}, {"causal": -10, "zero": True}, {"mask": (130, 264), "bias": (130, 264)}]
+)
+@pytest.mark.parametrize("depth", [33, 64, 256])
+def test_sinks(sink, options, depth):
+    """Their gradients from the launch that makes delta; of the log-sum-exps, too."""
+    c = call((2, 3), 130, 264, depth, scale=0.3, sink=sink, owners=(2, 1), **options)
+    c.lse_grad = random((2, 3, 130), fp32, 9)
+    found = checked(c)
+    right = c.torch(torch.float64)[0]
+    for wrong in (torch.zeros_like(found.sink), -found.sink):
+        with pytest.raises(AssertionError, match="dsink"):
+            c.check(Gradients(right.scores, right.values, right.bias, wrong.double()))
+    none = torch.full_like(c.sink, -torch.inf)
+    c.sink = none
+    assert not computed(c).sink.any()
+
+
+def test_sinks_of_a_model():
+    """A number a head in the values' dtype, by autograd: as a column more of the scores that is dropped."""
+    scores, values = random((2, 4, 200, 256), bf16, 1), random((2, 4, 256, 64), bf16, 2)
+    sink = random((4,), bf16, 3).requires_grad_()
+    scores, values = scores.requires_grad_(), values.requires_grad_()
+    grad = random((2, 4, 200, 64), bf16, 4)
+    ours = softmax_matmul(scores, values, scale=0.125, causal=56, sink=sink[:, None, None])
+    found = torch.autograd.grad(ours, (scores, values, sink), grad)
+    leaves = [t.detach().double().requires_grad_() for t in (scores, values, sink)]
+    c = Call(leaves[0], leaves[1], grad, scale=0.125, causal=56)
+    whole = c.whole(c.shown(leaves[0], None), leaves[2][:, None, None])
+    exact = torch.softmax(whole, -1)[..., :256] @ leaves[1]
+    right = torch.autograd.grad(exact, leaves, grad.double())
+    for got, expected in zip((ours, *found), (exact, *right), strict=True):
+        assert (got.double() - expected).abs().max() <= 2e-2 * expected.abs().max()
 
 
 @pytest.mark.parametrize("depth", [136, 192, 256, 320, 512])

@@ -1,7 +1,7 @@
 """Scores of rows that no element has: calls of every movement against a column more in float64, and their gradients.
 
 Rows and panels of each class, with poison around what is written, are cases of `test_gpu_family` and
-`test_gpu_panel_scores`.
+`test_gpu_panel_scores`; products are in `test_gpu_matmul` and `test_gpu_matmul_backward`.
 """
 
 import math

@@ -1,4 +1,5 @@
-"""The Kullback-Leibler divergence of two softmaxes, row by row, and its gradients in every state of torch.
+"""The Kullback-Leibler divergence of two softmaxes, and the cross entropy of one against probabilities: row by row,
+with their gradients, in every state of torch.
 
 Forward is one read of both inputs, and so is the gradient in either of them; what is kept beside them is a number of
 each row. Rows that no kernel holds on chip (strided or very long ones) are torch's operations'.
@@ -23,13 +24,22 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True)
 class Pair:
-    """Everything about a call but its tensors: the dimensions of rows, the positive factor on both inputs, whether the
-    call is batch-invariant; and of a gradient the operand that it is one in, "input" or "target"."""
+    """Everything about a call but its tensors: the dimensions of rows, the positive factor on logits, whether the call
+    is batch-invariant; whether the target has logits (a divergence) or weights (a cross entropy); and of a gradient the
+    operand that it is one in, "input" or "target"."""
 
     dims: tuple[int, ...]
     scale: float = 1.0
     invariant: bool = False
+    weights: bool = False
     of: str = ""
+
+    @property
+    def against(self) -> str:
+        """What of a prologue a launch has; empty where there is no kernel."""
+        if not self.weights:
+            return self.of or "loss"
+        return "" if self.of == "target" else "weights"
 
     def logs(self, tensor: Tensor) -> Tensor:
         """The log-probabilities in torch's operations."""
@@ -38,7 +48,7 @@ class Pair:
 
 
 class Divergence(Function):
-    """(input, target, pair) -> the divergence of each row, float32, with size 1 in the reduced dimensions."""
+    """(input, target, pair) -> the loss of each row, float32, with size 1 in the reduced dimensions."""
 
     full = 2
 
@@ -48,7 +58,7 @@ class Divergence(Function):
             loss = torch.empty(
                 shape_of_rows(input.shape, pair.dims), dtype=torch.float32, device=input.device
             )
-            if _launched("logsumexp", "loss", (input, target, loss.expand(input.shape)), pair):
+            if _launched("logsumexp", (input, target, loss.expand(input.shape)), pair):
                 return loss
         return formula(input, target, pair)
 
@@ -79,19 +89,19 @@ class Divergence(Function):
 
 
 class Gradient(Function):
-    """(input, target, divergences, their gradient, pair) -> the gradient of the operand that `pair` says, in a new
-    tensor like it."""
+    """(input, target, losses, their gradient, pair) -> the gradient of the operand that `pair` says, in a new tensor
+    like it."""
 
     full = 2
 
     @staticmethod
     def forward(input, target, loss, grad, pair):
-        if on_kernel(input, target) and not batched(grad):
+        if pair.against and on_kernel(input, target) and not batched(grad):
             result = torch.empty_like(input if pair.of == "input" else target)
             groups = [torch.mul(grad.to(torch.float32), pair.scale).contiguous()]
-            groups += [loss] if pair.of == "target" else []
+            groups += [loss] if pair.against == "target" else []
             operands = input, target, *(t.expand(input.shape) for t in groups), result
-            if _launched("softmax", pair.of, operands, pair, alpha="groups"):
+            if _launched("softmax", operands, pair, alpha="groups"):
                 return result
         return gradient_formula(input, target, loss, grad, pair)
 
@@ -102,12 +112,12 @@ class Gradient(Function):
 
     @staticmethod
     def backward(ctx, upstream):
-        """By autograd of the formula. What the divergences change is in the gradients of the inputs."""
+        """By autograd of the formula. What the losses change is in the gradients of the inputs."""
         input, target, _, grad = ctx.saved_tensors
         with torch.enable_grad():
             leaves = [t.detach().requires_grad_() for t in (input, target, grad)]
             d = gradient_formula(leaves[0], leaves[1], None, leaves[2], ctx.pair)
-            of_input, of_target, of_grad = torch.autograd.grad(d, leaves, upstream)
+            of_input, of_target, of_grad = torch.autograd.grad(d, leaves, upstream, allow_unused=True)
         return of_input, of_target, None, of_grad, None
 
 
@@ -116,9 +126,9 @@ def on_kernel(input: Tensor, target: Tensor) -> bool:
     return served(input, torch.float32, target) and input.numel() > 0
 
 
-def _launched(name: str, against: str, operands: tuple[Tensor, ...], pair: Pair, **parts: str) -> bool:
+def _launched(name: str, operands: tuple[Tensor, ...], pair: Pair, **parts: str) -> bool:
     """Whether a kernel has been launched: there is none where rows do not fit on chip."""
-    prologue, numbers = scaled(pair.scale, against=against, **parts)
+    prologue, numbers = scaled(pair.scale, against=pair.against, **parts)
     try:
         launch.run(name, operands, pair.dims, prologue=prologue, numbers=numbers, invariant=pair.invariant)
     except NotPlanned:
@@ -128,12 +138,21 @@ def _launched(name: str, against: str, operands: tuple[Tensor, ...], pair: Pair,
 
 def formula(input: Tensor, target: Tensor, pair: Pair) -> Tensor:
     """`Divergence` in torch's operations, differentiable."""
+    if pair.weights:
+        logs = pair.logs(input)
+        return -(target.to(logs.dtype) * logs).sum(pair.dims, keepdim=True)
     p = pair.logs(target)
     return product(p.exp(), p - pair.logs(input)).sum(pair.dims, keepdim=True)
 
 
 def gradient_formula(input: Tensor, target: Tensor, loss: Tensor | None, grad: Tensor, pair: Pair) -> Tensor:
-    """`Gradient` in torch's operations, differentiable; the divergences are computed anew."""
+    """`Gradient` in torch's operations, differentiable; the losses are computed anew."""
+    if pair.weights:
+        q = pair.logs(input)
+        if pair.of == "target":
+            return (-grad * q).to(target.dtype)
+        w = target.to(q.dtype)
+        return (grad * (q.exp() * w.sum(pair.dims, keepdim=True) - w) * pair.scale).to(input.dtype)
     p, q = pair.logs(target), pair.logs(input)
     if pair.of == "input":
         return (grad * (q.exp() - p.exp()) * pair.scale).to(input.dtype)
@@ -150,7 +169,7 @@ _DIVERGENCE = ways_of(
     Divergence.forward,
     operator_of(
         "kl_div",
-        "(Tensor input, Tensor target, SymInt[] dim, float scale, bool invariant=False) -> Tensor",
+        "(Tensor input, Tensor target, SymInt[] dim, float scale, bool invariant=False, bool weights=False) -> Tensor",
         Divergence,
         Pair,
         _fake,
@@ -163,7 +182,7 @@ _GRADIENT = Ways(
     operator_of(
         "kl_div_backward",
         "(Tensor input, Tensor target, Tensor loss, Tensor grad, SymInt[] dim, float scale, str of, "
-        "bool invariant=False) -> Tensor",
+        "bool invariant=False, bool weights=False) -> Tensor",
         Gradient,
         Pair,
         lambda input, target, loss, grad, pair: torch.empty_like(input if pair.of == "input" else target),

@@ -12,28 +12,27 @@ import torch
 from ...plan.matmul_backward import MatmulBackwardPlan, NotPlanned, begins_at, plan_matmul_backward
 from ...plan.problem import ALIGNMENT, Operand
 from ...runtime import launch
-from .formulas import gradients
+from .formulas import Gradients, gradients
 from .request import Request, Upstream, operand_of, request_of
-
-Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 
 
 def backward(request: Request, upstream: Upstream, bias_grad: bool = False) -> Gradients:
-    """The gradients of a request with respect to scores, values and bias.
+    """The gradients of a request with respect to scores, values, bias and sink.
 
-    bias_grad: whether the last gradient is wanted.
+    bias_grad: whether that of the bias is wanted.
 
     A score that does not count has a gradient of zero. Rows of NaN make dV NaN as far as they are looked at: not where
     the diagonal cuts off whole tiles. Where a log-sum-exp is no longer exact to the scores' own rounding (beyond 1e5)
     neither are these gradients.
     Raises NotPlanned for what the kernels do not take.
     """
-    (scores, values, mask, bias, _, spec), (output, lse, grad, lse_grad) = request, upstream
+    (scores, values, mask, bias, sink, _, spec), (output, lse, grad, lse_grad) = request, upstream
     batch, depth = request.batch, values.shape[-1]
     full = (*batch, *scores.shape[-2:])
     if not math.prod(full) * depth:
+        _, _, _, dsink = gradients(request, upstream) if sink is not None else (None,) * 4
         empty = torch.zeros_like(bias) if bias_grad else None
-        return torch.zeros_like(scores), torch.zeros_like(values), empty
+        return torch.zeros_like(scores), torch.zeros_like(values), empty, dsink
     wide = _ranked(values, len(full))
     shared = [n == 1 < size for n, size in zip(wide.shape, batch, strict=False)]
     dscores = torch.empty(full, dtype=scores.dtype, device=scores.device)
@@ -52,6 +51,10 @@ def backward(request: Request, upstream: Upstream, bias_grad: bool = False) -> G
     extra = {n: t.expand(full) for n, t in (("mask", mask), ("bias", bias)) if t is not None}
     if lse_grad is not None:
         extra["lse_grad"] = lse_grad
+    if sink is not None:
+        # As the log-sum-exps lie, lest there be more batch modes.
+        extra["sink"] = sink.float().expand(*full[:-1], 1).squeeze(-1).contiguous()
+        extra["sink_grad"] = torch.empty_like(extra["sink"])
     tensors = {**inputs, **outputs, "output": output, "lse": lse, **extra}
     numbers = spec.causal, spec.factor, 1.0 if bias_grad else spec.factor, spec.zero, spec.invariant
     try:
@@ -73,7 +76,10 @@ def backward(request: Request, upstream: Upstream, bias_grad: bool = False) -> G
         # Of a bias with all of the scores' dimensions this is the gradient, too.
         same = dbias.data_ptr() == dscores.data_ptr()
         dscores = dscores * spec.factor if same else dscores.mul_(spec.factor)
-    return dscores.sum_to_size(scores.shape), dvalues.contiguous(), dbias
+    dsink = None
+    if sink is not None:
+        dsink = tensors["sink_grad"].unsqueeze(-1).sum_to_size(sink.shape).to(sink.dtype)
+    return dscores.sum_to_size(scores.shape), dvalues.contiguous(), dbias, dsink
 
 
 def anyhow(request: Request, upstream: Upstream, bias_grad: bool) -> Gradients:
@@ -81,8 +87,8 @@ def anyhow(request: Request, upstream: Upstream, bias_grad: bool) -> Gradients:
     try:
         return backward(request, upstream, bias_grad)
     except NotPlanned:
-        dscores, dvalues, dbias = gradients(request, upstream)
-        return dscores, dvalues, dbias if bias_grad else None
+        dscores, dvalues, dbias, dsink = gradients(request, upstream)
+        return dscores, dvalues, dbias if bias_grad else None, dsink
 
 
 @torch.library.custom_op("cute_softmax::softmax_matmul_backward", mutates_args=())
@@ -100,27 +106,42 @@ def operator(
     bias_grad: bool,
     lse_grad: torch.Tensor | None,
     invariant: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`anyhow`; the last result is empty without `bias_grad`."""
-    request = request_of(scores, values, mask, bias, scale, causal, zero, invariant=invariant)
-    dscores, dvalues, dbias = anyhow(request, Upstream(output, lse, grad, lse_grad), bias_grad)
-    return dscores, dvalues, scores.new_empty(0) if dbias is None else dbias
+    sink: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`anyhow`; empty tensors are the gradients of a bias without `bias_grad`, and of no sink."""
+    request = request_of(scores, values, mask, bias, scale, causal, zero, invariant=invariant, sink=sink)
+    found = anyhow(request, Upstream(output, lse, grad, lse_grad), bias_grad)
+    return tuple([scores.new_empty(0) if t is None else t for t in found])
 
 
 @operator.register_fake
 def _(
-    scores, values, output, lse, grad, scale, causal, zero, mask, bias, bias_grad, lse_grad, invariant=False
+    scores,
+    values,
+    output,
+    lse,
+    grad,
+    scale,
+    causal,
+    zero,
+    mask,
+    bias,
+    bias_grad,
+    lse_grad,
+    invariant=False,
+    sink=None,
 ):
     dbias = bias.new_empty(bias.shape) if bias_grad else scores.new_empty(0)
-    return scores.new_empty(scores.shape), values.new_empty(values.shape), dbias
+    dsink = scores.new_empty(0) if sink is None else sink.new_empty(sink.shape)
+    return scores.new_empty(scores.shape), values.new_empty(values.shape), dbias, dsink
 
 
 def by_operator(request: Request, upstream: Upstream, bias_grad: bool) -> Gradients:
     """`anyhow`, by the operator."""
-    scores, values, mask, bias, *numbers, _, invariant = request.fields
+    scores, values, mask, bias, *numbers, _, invariant, sink = request.fields
     *given, lse_grad = upstream
-    found = operator(scores, values, *given, *numbers, mask, bias, bias_grad, lse_grad, invariant)
-    return *found[:2], found[2] if bias_grad else None
+    found = operator(scores, values, *given, *numbers, mask, bias, bias_grad, lse_grad, invariant, sink)
+    return *found[:2], found[2] if bias_grad else None, None if sink is None else found[3]
 
 
 class Bound(NamedTuple):

@@ -22,9 +22,10 @@ def operator(
     zero: bool,
     stats: torch.Tensor | None = None,
     invariant: bool = False,
+    sink: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(the result, log-sum-exps: an empty tensor where they are known)."""
-    return both(request_of(scores, values, mask, bias, scale, causal, zero, stats, invariant))
+    return both(request_of(scores, values, mask, bias, scale, causal, zero, stats, invariant, sink))
 
 
 def both(request: Request) -> tuple[torch.Tensor, torch.Tensor]:
@@ -56,26 +57,31 @@ def _save(ctx, request: Request, output: tuple) -> None:
 
 
 def _gradients(ctx, grad: torch.Tensor | None, grad_lse: torch.Tensor | None) -> tuple:
-    """The gradients of scores, values, mask and bias."""
+    """The gradients of scores, values, mask, bias and sink."""
     *tensors, result, lse = ctx.saved_tensors
     request = Request(*tensors, None, ctx.spec)
     grad = torch.zeros_like(result) if grad is None else grad
     if ctx.known and torch.is_grad_enabled():  # to gradients of gradients it is a function of the scores
-        lse = log_sums(request.scores, request.mask, request.bias, request.spec)
+        lse = log_sums(request.scores, request.mask, request.bias, request.spec, request.sink)
     upstream = Upstream(result, lse, grad, None if ctx.known else grad_lse)
     # Gradients of gradients need torch's operations.
     if request.on_kernel and not torch.is_grad_enabled():
         direct = unseen(grad, upstream.lse_grad) and not batched(grad, upstream.lse_grad)
         way = matmul_backward.anyhow if direct else matmul_backward.by_operator
         wants_bias = request.bias is not None and ctx.needs_input_grad[3]
-        to_scores, to_values, to_bias = way(request, upstream, wants_bias)
+        to_scores, to_values, to_bias, to_sink = way(request, upstream, wants_bias)
     else:
-        to_scores, to_values, to_bias = gradients(request, upstream)
-    return to_scores, to_values, None, to_bias
+        to_scores, to_values, to_bias, to_sink = gradients(request, upstream)
+    return to_scores, to_values, None, to_bias, to_sink
+
+
+def _of_operator(ctx, *grads):
+    *found, to_sink = _gradients(ctx, *grads)
+    return *found, *[None] * 5, to_sink
 
 
 operator.register_autograd(
-    lambda ctx, *grads: (*_gradients(ctx, *grads), *[None] * 5),
+    _of_operator,
     setup_context=lambda ctx, inputs, output: _save(ctx, request_of(*inputs), output),
 )
 
@@ -120,5 +126,4 @@ def serve(request: Request, return_lse: bool) -> Results:
     whole = request.stats is not None and (request.recorded or not unseen())
     if not (request.on_kernel or whole):
         return composed(request, return_lse)
-    leaves = request.scores, request.values, request.bias
-    return _WAYS.serve((request, return_lse), request.tensors, leaves)
+    return _WAYS.serve((request, return_lse), request.tensors, request.leaves)

@@ -27,24 +27,24 @@ class Form:
     __slots__ += ("_spec", "_strides", "_types")
 
     def __init__(self, request: Request, options: tuple):
-        self._absent = [t is None for t in request[2:5]]
+        self._absent = [t is None for t in request.tensors[2:]]
         self._matches = guard(*[t for t in request.tensors if t is not None])
         self._options, self._types = options, [*map(type, options)]
         self._place, self._spec = Place(request.values), request.spec
-        leaves = request.scores, request.values, request.bias
-        self._records = any(t is not None and t.requires_grad for t in leaves)
+        self._records = any(t is not None and t.requires_grad for t in request.leaves)
         self._shape = request.shape
         self._strides = torch.empty(self._shape, device="meta").stride()
-        self._offsets = [address & 15 for address in addresses_of(request.tensors)]
+        self._offsets = [address & 15 for address in addresses_of(request.read)]
         self._calls: dict[bool, launch.Call] = {}  # by whether log-sum-exps are written
 
     def fits(self, *call: object) -> bool:
         """Whether a call is of this form: the tensors of a request, and the options."""
-        given, options = [t for t in call[:5] if t is not None], call[5]
+        *tensors, options = call
+        given = [t for t in tensors if t is not None]
         return (
             options == self._options
             and self._spec.invariant is inside()
-            and [t is None for t in call[2:5]] == self._absent
+            and [t is None for t in tensors[2:]] == self._absent
             and [*map(type, options)] == self._types  # 1 and True are equal
             and self._matches(*given)
         )
@@ -62,7 +62,7 @@ class Form:
         """`forward` for tensors of this form."""
         writes_lse = return_lse and request.stats is None
         call, lse = self._calls.get(writes_lse), None
-        addresses = [t.data_ptr() for t in request[:5] if t is not None]
+        addresses = addresses_of(request.read)
         if [address & 15 for address in addresses] != self._offsets or not self._place.current():
             return forward(request, return_lse)
         if call is None:

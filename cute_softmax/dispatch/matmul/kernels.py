@@ -24,10 +24,13 @@ def forward(request: Request, return_lse: bool, calls: dict[bool, launch.Call] |
     lse = torch.empty(shape[:-1], dtype=torch.float32, device=device) if writes_lse else None
     if not result.numel() or not request.scores.shape[-1]:
         result.fill_(0.0 if request.spec.zero or shape[-1] == 0 else math.nan)
-        return result, lse if lse is None else lse.fill_(-math.inf)
+        if request.sink is None:
+            return result, lse if lse is None else lse.fill_(-math.inf)
+        result.masked_fill_(request.sink != -math.inf, 0.0)
+        return result, lse if lse is None else lse.copy_(request.sink.expand(*shape[:-1], 1).squeeze(-1))
     readable = _readable(request)
     call = _call_of(readable, writes_lse)
-    if calls is not None and addresses_of(readable.tensors) == addresses_of(request.tensors):
+    if calls is not None and addresses_of(readable.tensors) == addresses_of(request.read):
         calls[writes_lse] = call
     *operands, stats = readable.tensors
     parts = (
@@ -45,18 +48,20 @@ def addresses_of(tensors: tuple[torch.Tensor | None, ...]) -> list[int]:
 
 def _readable(request: Request) -> Request:
     """The request with operands of its whole batch, copies of those that kernels cannot read as they lie."""
-    scores, values, mask, bias, stats, spec = request
+    (scores, values, mask, bias, sink, stats), spec = request.read, request.spec
     batch, tma = request.batch, _instruction(values) == "wgmma"
     scores, values = (
         t if t.shape[:-2] == batch else t.expand(*batch, *t.shape[-2:]) for t in (scores, values)
     )
-    if bias is not None and bias.dtype not in launch.DTYPE_NAMES:
-        bias = bias.float()
-    mask, bias = (t if t is None else t.expand(scores.shape) for t in (mask, bias))
+    bias, sink = (
+        t.float() if t is not None and t.dtype not in launch.DTYPE_NAMES else t for t in (bias, sink)
+    )
+    mask, bias, sink = (t if t is None else t.expand(scores.shape) for t in (mask, bias, sink))
     if stats is not None:
         stats = stats.to(torch.float32).expand(scores.shape[:-1]).contiguous()
     # Rows that are read line by line have a class of their own.
-    return Request(_rows(scores, tma, not spec.invariant), _rows(values, tma), mask, bias, stats, spec)
+    scores, values = _rows(scores, tma, not spec.invariant), _rows(values, tma)
+    return Request(scores, values, mask, bias, sink, stats, spec)
 
 
 def _instruction(tensor: torch.Tensor) -> str:
@@ -107,11 +112,11 @@ def _call(
     stats: bool,
     instruction: str,
 ) -> launch.Call:
-    """operands: scores, values, mask and bias."""
-    scores, values, mask, bias = operands
+    """operands: scores, values, mask, bias and sink."""
+    scores, values, mask, bias, sink = operands
     tma = instruction == "wgmma"
     made = plan_matmul(
-        canonical_matmul(shape, depth, scores, values, values.dtype, mask, bias, tma=tma),
+        canonical_matmul(shape, depth, scores, values, values.dtype, mask, bias, sink, tma=tma),
         launch.facts_for(device, spec.invariant),
         scale=spec.factor,
         causal=spec.causal,

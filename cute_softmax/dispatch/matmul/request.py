@@ -19,20 +19,32 @@ Results = tuple[torch.Tensor, torch.Tensor | None]
 class Request(NamedTuple):
     """A checked call: ``softmax(factor * scores + bias, -1) @ values``.
 
-    stats: the rows' log-sum-exps, if they are known, with dimensions that broadcast to the rows. spec: of the softmax.
+    sink: a score of each row that joins its sum, of size 1 in the last dimension. stats: the rows' log-sum-exps, if
+    they are known, with dimensions that broadcast to the rows. spec: of the softmax.
     """
 
     scores: torch.Tensor
     values: torch.Tensor
     mask: torch.Tensor | None
     bias: torch.Tensor | None
+    sink: torch.Tensor | None
     stats: torch.Tensor | None
     spec: Spec
 
     @property
     def tensors(self) -> tuple[torch.Tensor | None, ...]:
         """All but the spec."""
-        return self[:5]
+        return self[:6]
+
+    @property
+    def read(self) -> tuple[torch.Tensor | None, ...]:
+        """Those that a kernel reads: a sink is in the sums, where they are known."""
+        return self.tensors if self.stats is None else self._replace(sink=None).tensors
+
+    @property
+    def leaves(self) -> tuple[torch.Tensor | None, ...]:
+        """Those that gradients flow to."""
+        return self.scores, self.values, self.bias, self.sink
 
     @property
     def batch(self) -> torch.Size:
@@ -53,7 +65,7 @@ class Request(NamedTuple):
     @property
     def recorded(self) -> bool:
         """Whether autograd records the call."""
-        return recorded(self.scores, self.values, self.bias)
+        return recorded(*self.leaves)
 
     @property
     def constant(self) -> Request:
@@ -63,8 +75,8 @@ class Request(NamedTuple):
     @property
     def fields(self) -> tuple:
         """What `request_of` takes."""
-        scores, values, mask, bias, stats, spec = self
-        return scores, values, mask, bias, spec.factor, spec.causal, spec.zero, stats, spec.invariant
+        scores, values, mask, bias, sink, stats, spec = self
+        return scores, values, mask, bias, spec.factor, spec.causal, spec.zero, stats, spec.invariant, sink
 
 
 class Upstream(NamedTuple):
@@ -89,9 +101,10 @@ def request_of(
     zero: bool = False,
     stats: torch.Tensor | None = None,
     invariant: bool = False,
+    sink: torch.Tensor | None = None,
 ) -> Request:
     """The request of an operator's arguments."""
-    return Request(scores, values, mask, bias, stats, spec_of(scores, scale, causal, zero, invariant))
+    return Request(scores, values, mask, bias, sink, stats, spec_of(scores, scale, causal, zero, invariant))
 
 
 def spec_of(

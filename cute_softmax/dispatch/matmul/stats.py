@@ -15,14 +15,18 @@ from .request import spec_of
 
 
 def forward(
-    scores: torch.Tensor, mask: torch.Tensor | None, bias: torch.Tensor | None, spec: Spec
+    scores: torch.Tensor,
+    mask: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    spec: Spec,
+    sink: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The rows' log-sum-exps by our kernel, in float32."""
     result = torch.full(scores.shape[:-1], -float("inf"), dtype=torch.float32, device=scores.device)
     if not scores.numel():
-        return result
+        return result if sink is None else result.copy_(sink.expand(*scores.shape[:-1], 1).squeeze(-1))
     whole = result.unsqueeze(-1).expand(scores.shape)
-    launch.run(*forward_work(scores, bias, mask, None, spec, whole, math="logsumexp"))
+    launch.run(*forward_work(scores, bias, mask, None, spec, whole, math="logsumexp", sink=sink))
     return result
 
 
@@ -34,19 +38,20 @@ def operator(
     scale: float,
     causal: int | None,
     invariant: bool = False,
+    sink: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    function = forward if served(scores, torch.float32, bias) else log_sums
-    return function(scores, mask, bias, spec_of(scores, scale, causal, invariant=invariant))
+    function = forward if served(scores, torch.float32, bias, sink) else log_sums
+    return function(scores, mask, bias, spec_of(scores, scale, causal, invariant=invariant), sink)
 
 
 @operator.register_fake
-def _(scores, mask, bias, scale, causal, invariant=False):
+def _(scores, mask, bias, scale, causal, invariant=False, sink=None):
     dtypes = [t.dtype for t in (scores, bias) if t is not None]
     return scores.new_empty(scores.shape[:-1], dtype=wide(*dtypes))
 
 
-def _by_operator(scores, mask, bias, spec: Spec) -> torch.Tensor:
-    return operator(scores, mask, bias, spec.factor, spec.causal, spec.invariant)
+def _by_operator(scores, mask, bias, spec: Spec, sink) -> torch.Tensor:
+    return operator(scores, mask, bias, spec.factor, spec.causal, spec.invariant, sink)
 
 
 # No gradient flows through them: nothing is recorded.
@@ -54,9 +59,13 @@ _WAYS = Ways(forward, forward, log_sums, _by_operator)
 
 
 def statistics(
-    scores: torch.Tensor, mask: torch.Tensor | None, bias: torch.Tensor | None, spec: Spec
+    scores: torch.Tensor,
+    mask: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    spec: Spec,
+    sink: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The rows' log-sum-exps, on any device and in any state of torch."""
-    if not served(scores, torch.float32, bias):
-        return log_sums(scores, mask, bias, spec)
-    return _WAYS.serve((scores, mask, bias, spec), (scores, mask, bias), ())
+    if not served(scores, torch.float32, bias, sink):
+        return log_sums(scores, mask, bias, spec, sink)
+    return _WAYS.serve((scores, mask, bias, spec, sink), (scores, mask, bias, sink), ())

@@ -1,4 +1,4 @@
-"""Two softmaxes of one row against each other: their Kullback-Leibler divergence, and its gradients."""
+"""A softmax against another, their Kullback-Leibler divergence, or against weights, a cross entropy; and gradients."""
 
 import copy
 import operator
@@ -12,6 +12,11 @@ from ..common.copy import Fragment
 from ..common.index import select
 from ..common.reduce import SUM, Both, tree
 from .maths import LogSumExp, RowMath, Softmax
+
+
+def log_of(exp: online.Fast | online.Near, total: Float32, ref: Float32) -> Float32:
+    """The logarithm of a sum of exponentials, relative to the reference's own: differences to that are exact."""
+    return cute.math.log(online.quotient(total, exp.exponential(ref, ref)))
 
 
 class Divergence(RowMath):
@@ -56,11 +61,8 @@ class Divergence(RowMath):
         of_x, of_target = self.whole.apart(state[:4])
         refs = [online.reference(row_max) for row_max, _ in (of_x, of_target)]
         exps = [s.exp for s in self.softmaxes]
-        # Relative to the references' own exponentials: differences to them are exact below.
-        logs = [
-            cute.math.log(online.quotient(total, exp.exponential(ref, ref)))
-            for exp, ref, (_, total) in zip(exps, refs, (of_x, of_target), strict=True)
-        ]
+        totals = of_x[1], of_target[1]
+        logs = [log_of(exp, total, ref) for exp, total, ref in zip(exps, totals, refs, strict=True)]
         for a, b in zip(x, target, strict=True):
             weight = exps[1].exponential(b, refs[1])
             yield weight, exps[1].score((b - refs[1]) - (a - refs[0])) + (logs[0] - logs[1])
@@ -106,8 +108,67 @@ class DivergenceOfTarget(DivergenceOfInput):
         return [(self.term_of(weight, d - self.numbers["loss"]) * factor for weight, d in pairs)]
 
 
-def divergence(prologue, sources: tuple[str, str], *, online: bool, precise: bool) -> Divergence:
+class Weighted(RowMath):
+    """sum(w * (lse - x)): the cross entropy against a target of probabilities, or any weights, w."""
+
+    inputs = ("x", "target")
+    group_outputs = ("loss",)
+    padding = (-float("inf"), 0.0)
+
+    def __init__(self, prologue, softmax: Softmax):
+        self.prologue, self.group_inputs = prologue, prologue.groups
+        self.set(softmax.averaged())
+
+    def set(self, softmax: Softmax) -> None:
+        """The math of the softmax, in whose state are the sums of weighted differences and of weights."""
+        self.softmax, self.whole, self.reductions = softmax, softmax.whole, softmax.reductions
+
+    def for_row(self, values: list) -> RowMath:
+        made = copy.copy(self)
+        made.numbers = values[-1].numbers
+        scale = made.numbers.get("scale")
+        made.set(self.softmax if scale is None else self.softmax.scaled(scale))
+        return made
+
+    def partial(self, stage: int, values: list, carry: list, width: int) -> tuple:
+        x, target, given = values
+        x.exist = given.exist[: x.steps], given.exist[x.steps :]
+        weighing = copy.copy(self.softmax)
+        weighing.weights = target.parts(weighing.part)
+        return weighing.by_parts(x, width)[0], None
+
+    def finish(self, values: list, kept: None, state: tuple) -> list:
+        return []
+
+    def group_results(self, state: tuple) -> list[Float32]:
+        row_max, total, fallen, weight = state
+        exp = self.softmax.exp
+        return [weight * log_of(exp, total, online.reference(row_max)) - exp.score(fallen)]
+
+
+class WeightedOfInput(Weighted):
+    """Its gradient in the input: alpha * (sum(w) * softmax - w)."""
+
+    outputs = ("y",)
+    group_outputs = ()
+
+    def finish(self, values: list, kept: None, state: tuple) -> list:
+        row_max, total, _, weight = state
+        x, target = values[:2]
+        p = self.softmax.results(x, [], row_max, total, None)
+        alpha = self.numbers["alpha"]
+        return [(alpha * (weight * y - w) for y, w in zip(p, target, strict=True))]
+
+    def group_results(self, state: tuple) -> list[Float32]:
+        return []
+
+
+def divergence(prologue, sources: tuple[str, str], *, online: bool, precise: bool) -> RowMath:
     """The math that a prologue asks for; sources: the dtypes of the input and of the target."""
+    if prologue.against == "weights":
+        if prologue.alpha:
+            return WeightedOfInput(prologue, Softmax(sources[0], online=online, precise=precise, keep=False))
+        return Weighted(prologue, LogSumExp(sources[0], online=online))
     if prologue.against == "loss":
         return Divergence(prologue, tuple(LogSumExp(source, online=online) for source in sources))
     softmaxes = tuple(Softmax(source, online=online, precise=precise, keep=False) for source in sources)

@@ -87,6 +87,7 @@ class Softmax(RowMath):
     padding = (-float("inf"),)
     maximum_first = True
     averages = recurs = False
+    weights = None
 
     def __init__(
         self,
@@ -161,17 +162,24 @@ class Softmax(RowMath):
         return [tree(operator.add, exponentials)]
 
     def differences(self, x: Fragment, k: int, part: list[Float32], ref: Float32) -> tuple[Float32, Float32]:
-        """(sum of the differences of part k's elements to `ref`, how many elements it has); padding counts nothing."""
+        """(sum of the differences of part k's elements to `ref`, how many elements it has); padding counts nothing.
+
+        With `weights`, an iterator of as many for each part: the sum of differences times weights, and that of these.
+        """
+        weights = next(self.weights) if self.weights else None
         vectors, scalars = x.exist
         vectors = vectors[k * self.part : (k + 1) * self.part]
         scalars = scalars if (k + 1) * self.part >= x.steps else []
         width, found = (len(part) - len(scalars)) // len(vectors), []
         for j, exists in enumerate((*vectors, *scalars)):
             first = min(j, len(vectors)) * width + max(j - len(vectors), 0)
-            own = part[first : first + (width if j < len(vectors) else 1)]
-            total = tree(operator.add, (v - ref for v in own))
-            zero = Float32(0.0)
-            found.append((select(exists, total, zero), select(exists, Float32(float(len(own))), zero)))
+            end, zero = first + (width if j < len(vectors) else 1), Float32(0.0)
+            terms, count = (v - ref for v in part[first:end]), Float32(float(end - first))
+            if weights is not None:
+                terms = (w * d for w, d in zip(weights[first:end], terms, strict=True))
+                count = tree(operator.add, weights[first:end])
+            total = tree(operator.add, terms)
+            found.append((select(exists, total, zero), select(exists, count, zero)))
         return tree(lambda a, b: (a[0] + b[0], a[1] + b[1]), found)
 
     def kept(

@@ -1,5 +1,5 @@
 """What the backward of softmax(S) @ V needs of each row: its log-sum-exp, and delta = sum(dO * O), less the gradient of
-the log-sum-exp if there is one."""
+the log-sum-exp if there is one. That times the sink's share of the row is the sink's gradient."""
 
 import operator
 
@@ -9,10 +9,11 @@ from cutlass import Float32, Int32, Int64, const_expr
 
 from ...plan.matmul_backward import DELTA_LANES as LANES
 from ...plan.matmul_backward import MatmulDeltaClass
+from ..common import online
 from ..common.copy import DTYPES, global_pointer, in_global, unpack
 from ..common.index import dot, select
 from ..common.reduce import SUM, tree
-from .memory import get
+from .memory import get, put_if
 
 
 class MatmulDeltaKernel:
@@ -40,7 +41,8 @@ class MatmulDeltaKernel:
 
         empty_zeros: whether rows without anything in them have probabilities of zero, not NaN. factor: of delta.
         operands: address in bytes and strides in elements of dO (row, head, inner, outer), and the same of O, lse and,
-            if the class has it, the gradient of lse; the result's address.
+            if the class has it, the gradient of lse; of a class with sinks these and their gradients; the result's
+            address.
         """
         s = self.spec
         self.kernel(M, D, heads, inner, empty_zeros, factor, operands).launch(
@@ -71,7 +73,7 @@ class MatmulDeltaKernel:
         given = [(operands[i], dot(place, operands[i + 1 : i + 5])) for i in range(0, len(operands) - 1, 5)]
         products = cute.make_rmem_tensor(s.vector, Float32)
         products.fill(0.0)
-        lse = Float32(float("inf"))
+        lse, share = Float32(float("inf")), Float32(0.0)
         if row < M:
             held = [cute.make_rmem_tensor((s.vector, s.vectors), dtype) for dtype in self.dtypes]
             for i in cutlass.range_constexpr(2):
@@ -92,6 +94,10 @@ class MatmulDeltaKernel:
             nothing = select(empty_zeros != 0, Float32(float("inf")), Float32(float("nan")))
             # Of a row with +inf in it nothing is a number.
             lse = select(lse == float("inf"), Float32(float("nan")), lse)
+            if const_expr(s.sink):
+                sink = get(*given[-2])
+                share = online.Precise().exponential(sink, lse)
+                share = select(sink == -float("inf"), Float32(0.0), share)
             lse = select(lse == -float("inf"), nothing, lse)
         total = tree(operator.add, [products[j] for j in range(s.vector)])
         (total,) = SUM.lanes((total,), LANES)
@@ -100,3 +106,7 @@ class MatmulDeltaKernel:
             result = cute.make_tensor(out, cute.make_layout(2, stride=s.rows))
             result[0] = lse
             result[1] = total * factor
+            if const_expr(s.sink):
+                of_sink = cute.make_rmem_tensor(1, Float32)
+                of_sink[0] = select(share == 0.0, Float32(0.0), -share * total)
+                put_if(row < M, Float32, *given[-1], of_sink, 0, 1)

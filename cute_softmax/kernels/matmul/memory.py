@@ -4,7 +4,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64
 
-from ..common.copy import element, in_global
+from ...plan.matmul_class import MatmulClass
+from ..common.copy import DTYPES, element, in_global
 from ..common.index import dot
 
 
@@ -32,6 +33,11 @@ def put_if(
     """`put` where a condition holds."""
     if condition:
         put(dtype, address, at, numbers, first, count)
+
+
+def sink_of(spec: MatmulClass, operand: tuple, row: Int32, modes: tuple, rows: Int32) -> Float32:
+    """The sink (address, strides) of one of so many rows; beyond them the last one's."""
+    return nearest(DTYPES[spec.sink], operand, row, Int32(0), modes, (rows, 1)).to(Float32)
 
 
 def nearest(dtype: type, operand: tuple, row: Int32, column: Int32, modes: tuple, limits: tuple):

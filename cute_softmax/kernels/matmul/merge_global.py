@@ -10,10 +10,10 @@ from cutlass import Float32, Int32, Int64, const_expr
 from ...plan.matmul_class import BLOCK_ROWS, MatmulClass
 from ...plan.matmul_layouts import QUAD
 from ..common.copy import DTYPES, in_global
-from .memory import get, put, put_if
+from .memory import get, put, put_if, sink_of
 from .softmax import Softmax, finite
 from .softmax_rows import Block
-from .tiles import Call, Work
+from .tiles import Call, Work, modes_of
 
 MERGE_THREADS = 128
 MERGE_COLUMNS = 4  # that a thread reads at a time: 16 bytes
@@ -57,23 +57,42 @@ class Merge:
         groups = Int64(call.batch[0]) * call.batch[1] * call.batch[2] * call.rows
         of_cta = MERGE_THREADS // self.lanes
         results = call.out, call.lse, call.sums
-        self.merge((groups, call.depth, call.parts * self.spec.shares), call.scale, results).launch(
+        shape = groups, call.depth, call.parts * self.spec.shares
+        sinks = (call.rows, call.batch, call.sink) if self.spec.sink else ()
+        self.merge(shape, call.scale, results, sinks).launch(
             grid=[Int32((groups + of_cta - 1) // of_cta), 1, 1],
             block=[MERGE_THREADS, 1, 1],
             stream=stream,
         )
 
     @cute.kernel
-    def merge(self, shape: tuple, scale: Float32, results: tuple):
-        """shape: rows of all batches, columns of V, results of a row; results: addresses, see `Call`."""
+    def merge(self, shape: tuple, scale: Float32, results: tuple, sinks: tuple):
+        """shape: rows of all batches, columns of V, results of a row; results: addresses, see `Call`; sinks: M, the
+        sizes of the batch modes, and the operand; or nothing."""
         tidx, _, _ = cute.arch.thread_idx()
         cta, _, _ = cute.arch.block_idx()
         group = Int64(cta) * (MERGE_THREADS // self.lanes) + tidx // self.lanes
         if group < shape[0]:
-            self.merge_row(shape, group, tidx % self.lanes, scale, results)
+            self.merge_row(shape, group, tidx % self.lanes, scale, results, self.sink(group, sinks))
+
+    def sink(self, group: Int64, sinks: tuple) -> Float32 | None:
+        """The sink of a row of all batches, if there is one."""
+        if not self.spec.sink:
+            return None
+        rows, batch, operand = sinks
+        modes = modes_of(Int32(group // rows), batch)
+        return sink_of(self.spec, operand, Int32(group % rows), modes, rows)
 
     @cute.jit
-    def merge_row(self, shape: tuple, group: Int64, thread: Int32, scale: Float32, results: tuple):
+    def merge_row(
+        self,
+        shape: tuple,
+        group: Int64,
+        thread: Int32,
+        scale: Float32,
+        results: tuple,
+        sink: Float32 | None,
+    ):
         """Add up the parts of one row, in their order; thread: of those that share the row, whole warps."""
         s, dtype = self.spec, DTYPES[self.spec.dtypes[2]]
         (groups, depth, pieces), (to_out, to_lse, sums) = shape, results
@@ -95,10 +114,10 @@ class Merge:
         total = cute.arch.warp_reduction(total, operator.add)
         if const_expr(s.stats):
             total = get(states, group * pieces * 2 + 1)  # as of all parts
-        inverse = self.softmax.inverse(total)
+        inverse = self.softmax.inverse(total, ref, scale, sink)
         if const_expr(s.lse):
             lse = cute.make_rmem_tensor(1, Float32)
-            lse[0] = self.softmax.log_sum(ref, total, scale)
+            lse[0] = self.softmax.log_sum(ref, total, scale, sink)
             put_if(thread == 0, Float32, to_lse, group, lse, 0, 1)
 
         out = cute.make_rmem_tensor(MERGE_COLUMNS, Float32)

@@ -35,17 +35,31 @@ class Softmax:
             return Float32(1.0)
         return cute.arch.fmax(cute.arch.fmax(scale, -scale), Float32(TINY))
 
-    def log_sum(self, ref: Float32, total: Float32, scale: Float32) -> Float32:
-        """The logarithm of a row's sum of exponentials."""
-        return finite(ref) * self.factor(scale) + cute.math.log(total) - Float32(HEADROOM * online.LN_2)
+    def log_sum(self, ref: Float32, total: Float32, scale: Float32, sink: Float32 | None = None) -> Float32:
+        """The logarithm of a row's sum of exponentials, with the sink's if there is one."""
+        log = finite(ref) * self.factor(scale) + cute.math.log(total) - Float32(HEADROOM * online.LN_2)
+        if sink is None:
+            return log
+        exp, largest = online.Near(), online.maximum(log, sink)
+        largest = online.reference(largest)
+        both = largest + exp.log(exp.exponential(log, largest) + exp.exponential(sink, largest), largest)
+        return select(sink == Float32(float("inf")), sink, both)  # as of such a score
 
-    def inverse(self, total: Float32) -> Float32:
+    def inverse(self, total: Float32, ref: Float32, scale: Float32, sink: Float32 | None = None) -> Float32:
         """What a row's sums are multiplied by."""
         if self.spec.stats:
             return total
+        alone = total
+        if sink is not None:
+            # Beyond float32's range it leaves nothing of the others.
+            power = (sink - finite(ref) * self.factor(scale)) * Float32(online.LOG2_E) + Float32(HEADROOM)
+            power = select(power == Float32(float("inf")), Float32(float("nan")), power)
+            total = total + cute.math.exp2(power, fastmath=True)
         inverse = cute.arch.rcp_approx(total)
         if self.spec.zero:
-            inverse = select(total == 0.0, Float32(0.0), inverse)
+            inverse = select(alone == 0.0, Float32(0.0), inverse)
+        if sink is not None:  # where nothing counts but a sink, small as it may be
+            inverse = select((alone == 0.0) & (sink > Float32(-float("inf"))), Float32(0.0), inverse)
         return inverse
 
 

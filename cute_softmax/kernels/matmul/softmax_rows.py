@@ -17,7 +17,7 @@ from ..common.copy import DTYPES, in_shared, pack, packed_maximum, unpack
 from ..common.index import select
 from ..common.reduce import MAX, tree
 from ..common.tensor_cores import ldmatrix
-from .memory import get, nearest, put_if
+from .memory import get, nearest, put_if, sink_of
 from .softmax import BOUND, HEADROOM, KNOWN_HEADROOM, Softmax, finite
 from .tiles import Call, Tiles, Work
 from .unaligned import read_eighths
@@ -362,7 +362,8 @@ class Block:
         dtype = DTYPES[s.dtypes[2]]
         for h in cutlass.range_constexpr(2):
             total = self.total(h)
-            inverse = self.softmax.inverse(total)
+            sink = self.sink(work, h)
+            inverse = self.softmax.inverse(total, self.rRef[h], call.scale, sink)
             row = self.row_of(work, h)
             inside = row < call.rows
             group = Int64(work.batch) * call.rows + row
@@ -382,9 +383,15 @@ class Block:
                         put_if(inside & (c < call.depth), dtype, call.out, at, words, e, s.vector)
             if const_expr(s.lse):
                 one = cute.make_rmem_tensor(1, Float32)
-                one[0] = self.softmax.log_sum(self.rRef[h], total, call.scale)
+                one[0] = self.softmax.log_sum(self.rRef[h], total, call.scale, sink)
                 first = (self.lane % QUAD == 0) & (work.depth_tile == 0)
                 put_if(inside & first, Float32, call.lse, group, one, 0, 1)
+
+    def sink(self, work: Work, h: int) -> Float32 | None:
+        """The sink of a thread's h-th row, if there is one."""
+        if not self.spec.sink:
+            return None
+        return sink_of(self.spec, self.call.sink, self.row_of(work, h), work.modes, self.call.rows)
 
     def quotients(self, h: int, j: int, inverse: Float32) -> cute.Tensor:
         """This thread's results among 32 columns of a row, rounded: four pairs, 8 columns apart."""

@@ -20,8 +20,9 @@ class Call:
     are cut, and the steps of each. scores, values: of S and V, (address, row stride, batch strides) where they are read
     without TMA; where each eighth row of S is a tensor to it, (address, row stride, rows from batch to batch).
     scale, offset: see `cute_softmax.plan.MatmulPlan`.
-    mask, bias: (address, row and column stride, batch strides), or nothing. out, lse, sums, stats: addresses of the
-    result, of the log-sum-exps, if wanted, of the parts' results, if there are several, and of the given log-sum-exps.
+    mask, bias, sink: (address, row and column stride, batch strides), or nothing. out, lse, sums, stats: addresses of
+    the result, of the log-sum-exps, if wanted, of the parts' results, if there are several, and of the given
+    log-sum-exps.
     """
 
     rows: Int32
@@ -36,6 +37,7 @@ class Call:
     offset: Int32
     mask: tuple[Int64, ...]
     bias: tuple[Int64, ...]
+    sink: tuple[Int64, ...]
     out: Int64
     lse: Int64 | None
     sums: Int64 | None
@@ -55,9 +57,9 @@ def call_of(
 ) -> Call:
     """The call of a launch. operands: those behind S and V."""
     left = iter(operands)
-    mask, bias = (tuple(islice(left, 6 if there else 0)) for there in (spec.mask, spec.bias))
+    extra = [tuple(islice(left, 6 if there else 0)) for there in (spec.mask, spec.bias, spec.sink)]
     results = (next(left) if there else None for there in (True, spec.lse, spec.split, spec.stats))
-    return Call(*shape, batch, *parts, scores, values, scale, offset, mask, bias, *results)
+    return Call(*shape, batch, *parts, scores, values, scale, offset, *extra, *results)
 
 
 @dataclass(frozen=True)
@@ -120,19 +122,24 @@ class Tiles:
             row_tile, batch = rest % self.row_tiles, rest // self.row_tiles
         first = part * call.part_steps
         steps = cutlass.min(cutlass.max(cute.ceil_div(end, TILE_N), 1) - first, call.part_steps)
-        _, b1, b2 = call.batch
-        mode_2, rest = batch % b2, batch // b2
         return Work(
             exists=index < self.works,
             row_tile=row_tile,
             depth_tile=depth_tile,
             part=part,
             batch=batch,
-            modes=(rest // b1, rest % b1, mode_2),
+            modes=modes_of(batch, call.batch),
             first=first,
             steps=cute.ceil_div(steps, s.shares),
             columns=cutlass.min(call.columns, (first + steps) * TILE_N),
         )
+
+
+def modes_of(batch: Int32, sizes: tuple) -> tuple[Int32, ...]:
+    """The coordinates of a batch."""
+    _, b1, b2 = sizes
+    mode_2, rest = batch % b2, batch // b2
+    return rest // b1, rest % b1, mode_2
 
 
 def tiles_of(spec: MatmulClass, call: Call) -> Tiles:
