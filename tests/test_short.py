@@ -55,6 +55,7 @@ def test_every_short_row_that_lies_densely():
         assert made.warp_rows * made.columns <= c.elements and made.warp_rows % WARP == 0
         assert made.warp_rows * c.warps * made.ctas >= made.rows > made.warp_rows * c.warps * (made.ctas - 1)
         assert made.turns % c.rows_per_thread == 0
+        assert c.capacity % c.piece == 0, "the registers of a row are pieces"
         assert c.whole == (c.vector % made.columns == 0) and c.vector == 16 // max(c.sizes)
         # Threads with a word in common would overwrite each other's results.
         assert made.pairs or c.whole or made.columns % 2 == 0 or {*c.sizes} != {2}
@@ -212,14 +213,17 @@ def test_rows_of_halves_by_words(odd):
     """`read_words` and `write_words` step by step, on a warp's shared memory of numbered elements."""
     for n in [n for n in LENGTHS if n % 4 and not (odd and n % 2 == 0)]:
         capacity = next(c.capacity for c in table_of().short if n <= c.capacity)
-        chunk = min(short_rows.CHUNK, capacity)
+        ends = [
+            min(2 * j // short_rows.CHUNK * short_rows.CHUNK + short_rows.CHUNK, capacity)
+            for j in range(capacity // 2)
+        ]
         memory = np.arange(100, 100 + capacity + 2)  # halves; the row begins at number `odd`
         words, held = memory.reshape(-1, 2), np.full((capacity // 2 + 1, 2), -1)
         row = np.full((capacity // 2, 2), -1)
         if odd:
             held[0] = words[0]
         for j in range(capacity // 2):
-            whole = (2 * j // chunk + 1) * chunk <= n
+            whole = ends[j] <= n
             if whole or short_work.word_is_read(j, n, odd):
                 held[j + odd] = words[j + odd]
             row[j] = (held[j][1], held[j + 1][0]) if odd else held[j]
@@ -232,7 +236,7 @@ def test_rows_of_halves_by_words(odd):
         if odd:
             target[1] = results[0]
         for j in range(capacity // 2):
-            whole = (2 * j // chunk + 1) * chunk + odd <= n
+            whole = ends[j] + odd <= n
             if 2 * j + 1 + odd < capacity and (whole or short_work.word_is_written(j, n, odd)):
                 target[2 * (j + odd) : 2 * (j + odd) + 2] = results[2 * j + odd : 2 * j + odd + 2]
             if not whole and not odd and short_work.word_is_last(j, n):
@@ -267,6 +271,9 @@ def check_short(c, found):
         int(w) for name, w in (key.split() for key in accesses(found.ptx)) if name in ("cp.async", "ld")
     }
     assert widths >= {c.access[0] * ITEM_SIZE[c.dtypes[0]]}, widths
+    if c.math in ("softmax", "log_softmax", "logsumexp"):
+        exponentials = found.ptx.count("ex2.approx")
+        assert exponentials >= c.rows_per_thread * c.capacity, f"{exponentials} exponentials"
 
 
 def sampled(architecture, every, first=0):
@@ -276,6 +283,14 @@ def sampled(architecture, every, first=0):
             dtypes = classes.operands(math, pair)
             found += dict.fromkeys(short_class(math, architecture, dtypes, n) for n in LENGTHS)
     return classes.sample(found, every, first)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_all_elements_of_a_row_are_in_its_sum(dtype, tmp_path, monkeypatch):
+    """Of every capacity: 12 is no number of vectors of eight."""
+    dtypes = classes.operands("logsumexp", (dtype, dtype))
+    found = [short_class("logsumexp", "sm_90a", dtypes, n) for n in (1, 3, 8, 9, 12, 16, 24, 31, 47, 64)]
+    check_all(found, lambda c: check_short(c, compile_and_read(c, tmp_path, monkeypatch)))
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

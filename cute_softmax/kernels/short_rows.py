@@ -115,7 +115,7 @@ class SharedRows:
         s = self.spec
         V, columns = s.vector, stretch.columns
         if (columns & (V - 1)) == 0:
-            if const_expr(s.capacity >= V):
+            if const_expr(s.capacity % V == 0):
                 self.pieces(stretch, i, row, flat, write, V)
         else:
             if (columns & (V // 2 - 1)) == 0:
@@ -142,9 +142,8 @@ class SharedRows:
     ):
         """A row of pieces of so many elements."""
         C = self.spec.capacity
-        chunk = min(CHUNK, C)  # of a single loop of so many turns the compiler warns
-        for c in cutlass.range_constexpr(0, C, chunk):
-            for j in cutlass.range_constexpr(c, c + chunk, size):
+        for c in cutlass.range_constexpr(0, C, CHUNK):  # of a single loop of so many turns the compiler warns
+            for j in cutlass.range_constexpr(c, min(c + CHUNK, C), size):
                 if j < stretch.columns:
                     self.move(self.piece_at(stretch, i, row, j, size), part(flat, j, size), write)
 
@@ -196,19 +195,19 @@ class SharedRows:
     ):
         """sX: words of a row, and rX: registers for it. nothing: two elements of padding."""
         C = self.spec.capacity
-        chunk = min(CHUNK, C)
         held = cute.make_rmem_tensor(C // 2 + 1, Uint32)
         held.fill(nothing)
         if const_expr(odd == 1):
             held[0] = sX[0]
-        for c in cutlass.range_constexpr(0, C, chunk):
-            if c + chunk <= columns:
-                for j in cutlass.range_constexpr(c // 2, (c + chunk) // 2):
+        for c in cutlass.range_constexpr(0, C, CHUNK):
+            end = min(c + CHUNK, C)
+            if end <= columns:
+                for j in cutlass.range_constexpr(c // 2, end // 2):
                     held[j + odd] = sX[j + odd]
                     rX[j] = funnel_shift(held[j], held[j + 1], Int32(HALF)) if const_expr(odd) else held[j]
             else:
                 if c < columns:
-                    for j in cutlass.range_constexpr(c // 2, (c + chunk) // 2):
+                    for j in cutlass.range_constexpr(c // 2, end // 2):
                         if short_work.word_is_read(j, columns, odd):
                             held[j + odd] = sX[j + odd]
                         if const_expr(odd == 1):
@@ -236,17 +235,17 @@ class SharedRows:
     ):
         """The opposite of `read_words`; of words that neighbours share, the row's half. halves: sX by the element."""
         C = self.spec.capacity
-        chunk = min(CHUNK, C)
         if const_expr(odd == 1):
             halves[1] = flat[0]
-        for c in cutlass.range_constexpr(0, C, chunk):
-            if c + chunk + odd <= columns:
-                for j in cutlass.range_constexpr(c // 2, (c + chunk) // 2):
+        for c in cutlass.range_constexpr(0, C, CHUNK):
+            end = min(c + CHUNK, C)
+            if end + odd <= columns:
+                for j in cutlass.range_constexpr(c // 2, end // 2):
                     if const_expr(2 * j + 1 + odd < C):
                         sX[j + odd] = self.word(rX, j, odd)
             else:
                 if c < columns:
-                    for j in cutlass.range_constexpr(c // 2, (c + chunk) // 2):
+                    for j in cutlass.range_constexpr(c // 2, end // 2):
                         self.write_word(sX, halves, rX, flat, columns, j, odd)
 
     @cute.jit

@@ -114,8 +114,8 @@ class ShortClass(ClassBase):
 
     @property
     def piece(self) -> int:
-        """Elements that a thread has side by side in registers: a vector, or a whole row of fewer."""
-        return min(self.vector, self.capacity)
+        """Elements that a thread has side by side in registers: of a vector, as many as divide the row."""
+        return math.gcd(self.vector, self.capacity)
 
     @property
     def sources(self) -> tuple[int, ...]:
