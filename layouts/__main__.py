@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import access
-from .algebra import AnyLayout, ComposedLayout, Swizzle
+from .algebra import AnyLayout, ComposedLayout, Layout, Swizzle
 from .arguments import Parser
 from .atoms import ATOMS, WARPGROUP, Copy, Mma, atom, is_atom
 from .coordinates import is_coordinates, parse_coordinates
 from .explain import explain
+from .ints import as_tuple
 from .notation import parse
+from .operations import composition
 
 if TYPE_CHECKING:
     from .figures import Figure
@@ -88,6 +90,18 @@ def layout_of(text: str) -> AnyLayout:
     return value
 
 
+def composition_of(value: AnyLayout) -> tuple[Layout, ...]:
+    """The two layouts that one was composed of, if they are matrices whose composition is a layout, too; or nothing."""
+    if not isinstance(value, ComposedLayout) or isinstance(value.outer, Swizzle) or value.offset:
+        return ()
+    try:
+        composition(value.outer, value.inner)
+    except ValueError:
+        return ()
+    matrices = all(len(as_tuple(layout.shape)) <= 2 for layout in (value.outer, value.inner))
+    return (value.outer, value.inner) if matrices else ()
+
+
 def figure_of(text: str, options: argparse.Namespace) -> Figure:
     """The figure of a layout, of coordinates or of an atom."""
     from . import figures
@@ -102,10 +116,13 @@ def figure_of(text: str, options: argparse.Namespace) -> Figure:
     value = layout_of(text)
     tiler = given.pop("tile", None)
     swizzled = isinstance(value, ComposedLayout) and isinstance(value.outer, Swizzle) and not tiler
+    operands = () if tiler or given.keys() & {"element_bytes", "access_bytes"} else composition_of(value)
     if "access_bytes" in given and not swizzled:
         raise ValueError("--access-bytes is of the cells of a swizzled layout, drawn without --tile")
     if swizzled:
         figure = figures.swizzle_banks(value, **{"element_bytes": 2, **given})
+    elif operands:
+        figure = figures.composed(*operands, **given)
     elif tiler:
         figure = figures.thread_value(value, tiler, **given)
     else:

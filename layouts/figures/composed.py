@@ -27,6 +27,11 @@ def composed(outer: Layout, inner: Layout, *, title: str | None = None) -> Figur
     result = composition(outer, inner)
     reached = {inner(i) for i in range(inner.size)}
 
+    def leads_to(r: int, c: int, note: str) -> Facts:
+        """Of a coordinate's cells, in the inner layout and in the result: both are linked to the outer one's."""
+        offset = offset_at(result, r, c)
+        return Facts(coordinate=ints.show((r, c)), space="A", start=offset, stop=offset + 1, note=note)
+
     def of_outer(r: int, c: int):
         rows = ints.product(matrix_modes(outer)[0])
         index, offset = r + rows * c, offset_at(outer, r, c)
@@ -36,13 +41,12 @@ def composed(outer: Layout, inner: Layout, *, title: str | None = None) -> Figur
     def of_inner(r: int, c: int):
         index = offset_at(inner, r, c)
         note = f"B({r}, {c}) = {index}, a coordinate of A"
-        return index, (str(index), f"B({r},{c})"), Facts(coordinate=ints.show((r, c)), note=note)
+        return index, (str(index), f"B({r},{c})"), leads_to(r, c, note)
 
     def of_result(r: int, c: int):
         index, offset = offset_at(inner, r, c), offset_at(result, r, c)
         note = f"A(B({r}, {c})) = A({index}) = {offset}"
-        facts = Facts(coordinate=ints.show((r, c)), space="A", start=offset, stop=offset + 1, note=note)
-        return index, (str(offset), f"A({index})"), facts
+        return index, (str(offset), f"A({index})"), leads_to(r, c, note)
 
     def panel(name: str, layout: Layout, cell) -> Canvas:
         row_mode, column_mode, _ = matrix_modes(layout)

@@ -15,6 +15,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from layouts import Layout, figures, parse
+from layouts.__main__ import main
 from layouts.html import Step, explorer, save_explorer
 from layouts.walk import row_walk
 
@@ -279,6 +280,30 @@ def test_figures_have_names(browser, tmp_path):
         "other",
     ]
     assert browser.find_element(By.ID, "x-f0").get_attribute("aria-label") == "reduction <buffer>"
+
+
+def test_a_composition_stands_beside_its_operands(browser, tmp_path):
+    """A cell of B, or of the result, marks the cell of A that it leads to, and the other way round."""
+    path = tmp_path / "p.html"
+    assert main(["explorer", "(8,8):(8,1) o (4,4):(2,8)", "-o", str(path)]) == 0
+    browser.get(path.as_uri())
+    cells = browser.find_elements(By.CSS_SELECTOR, "#x-f0 g.c[role='img']")
+    assert len(cells) == 64 + 16 + 16
+    hover(browser, cell(browser, 0, "B(3, 2) = 22, a coordinate of A"))
+    told = facts(browser)
+    assert told["coordinate"] == "(3,2)" and told["offset"] == "50 elements"
+    of_a, of_b, of_both = marked(browser, "x-address")
+    assert "A(22) = 50" in of_a and "B(3, 2) = 22" in of_b and "A(B(3, 2)) = A(22) = 50" in of_both
+    hover(browser, cell(browser, 0, "A(1) = 8"))  # where nothing leads to
+    assert len(marked(browser, "x-address")) == 1
+
+
+def test_what_is_no_composition_of_matrices_is_a_grid(tmp_path):
+    """With an offset between, of three modes, or where the composition is no layout."""
+    for text in ("(8,8):(8,1) o 3 o (4,4):(2,8)", "(2,2,2):(1,2,4) o (2,2):(1,2)", "(3,8):(8,1) o (4,4):(2,8)"):
+        path = tmp_path / "f.svg"
+        assert main(["show", text, "-o", str(path)]) == 0
+        assert "Composition" not in path.read_text()
 
 
 def test_data_and_drawing_have_the_same_cells(page):
