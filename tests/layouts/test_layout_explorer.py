@@ -300,7 +300,11 @@ def test_a_composition_stands_beside_its_operands(browser, tmp_path):
 
 def test_what_is_no_composition_of_matrices_is_a_grid(tmp_path):
     """With an offset between, of three modes, or where the composition is no layout."""
-    for text in ("(8,8):(8,1) o 3 o (4,4):(2,8)", "(2,2,2):(1,2,4) o (2,2):(1,2)", "(3,8):(8,1) o (4,4):(2,8)"):
+    for text in (
+        "(8,8):(8,1) o 3 o (4,4):(2,8)",
+        "(2,2,2):(1,2,4) o (2,2):(1,2)",
+        "(3,8):(8,1) o (4,4):(2,8)",
+    ):
         path = tmp_path / "f.svg"
         assert main(["show", text, "-o", str(path)]) == 0
         assert "Composition" not in path.read_text()
