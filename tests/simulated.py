@@ -424,9 +424,9 @@ def loss_and_gradient(x, y, lse, target, ignored, squares, smoothing, alpha, slo
     return [r.expand(x.shape) for r in results]
 
 
-def install(monkeypatch) -> Launches:
+def install(monkeypatch, launches: Launches | None = None) -> Launches:
     """CPU tensors of the kernels' dtypes count as CUDA ones, and launches are simulated."""
-    launches = Launches()
+    launches = Launches() if launches is None else launches
     monkeypatch.setattr(launch, "_call", launches.call)
     monkeypatch.setattr(kernels, "_call", launches.product)
     monkeypatch.setattr(backward, "_bound", launches.gradients)

@@ -1,0 +1,776 @@
+"""PTX run on the CPU: all threads of a grid at once, as NumPy arrays, so that kernels are tested where there is no GPU.
+
+Of the instructions those that the kernels here use. Threads have program counters of their own; each step runs one
+instruction for all that are furthest behind, so that the lanes of a warp meet again where they had parted. All CTAs run
+at once. What is asynchronous is done at once, so a missing wait is not found; an access outside of what was given, a
+misaligned one, and threads that wait for each other without end are.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+WARP = 32
+WAIT = 64  # steps that a thread rests that asks whether something has come
+BLOCK = 16  # bytes
+RANK = 24  # bit from which on an address of shared memory names a CTA of the cluster, counted from 1
+BITS = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """guard: a predicate's register, "!" before it for its opposite, or "". name: with all its suffixes."""
+
+    guard: str
+    name: str
+    operands: tuple[str, ...]
+    text: str
+
+    @property
+    def parts(self) -> list[str]:
+        return self.name.split(".")
+
+
+@dataclass
+class Program:
+    """A kernel: the bytes of its parameters, its threads a CTA, bytes of local memory of a thread, its code, and where
+    labels stand in it."""
+
+    parameters: list[int]
+    threads: int
+    local: int = 0
+    code: list[Instruction] = field(default_factory=list)
+    labels: dict[str, int] = field(default_factory=dict)
+
+
+def parse(text: str) -> Program:
+    """The one kernel of a module."""
+    parameters = [int(bits) // 8 for bits in re.findall(r"\.param \.[a-z](\d+) \S+_param_\d+", text)]
+    program = Program(parameters, int(re.search(r"\.reqntid (\d+)", text)[1]))
+    if local := re.search(r"\.local .*__local_depot0\[(\d+)\]", text):
+        program.local = int(local[1])
+    body = re.sub(r"//.*", "", text[text.index("{", text.index(".entry")) :])
+    # Statements end in a semicolon, labels in a colon. Braces are of scopes, unless they hold a vector.
+    body = re.sub(r"\{(?=\s*(?:\.reg|\.param|[@a-zA-Z\n$]))|\}(?!\s*[,;]|\])", " ", body)
+    pieces = re.split(r"(;|(?<!:):(?=\s))", body)
+    for statement, end in zip(pieces[::2], pieces[1::2], strict=False):
+        line = " ".join(statement.split())
+        if end == ":":
+            program.labels[line] = len(program.code)
+            continue
+        if not line or line.startswith((".reg", ".pragma", ".shared", ".local", ".param", ".loc")):
+            continue
+        found = re.fullmatch(r"(?:@(!?%?\w+) )?([a-z][\w.:]*)(?: (.*))?", line)
+        if found is None:
+            raise SyntaxError(f"no instruction: {line}")
+        operands = re.findall(r"\{[^}]*\}|\[[^\]]*\]|[^,\s]+", found[3] or "")
+        program.code.append(Instruction(found[1] or "", found[2], tuple(operands), line))
+    return program
+
+
+class Trap(RuntimeError):
+    """The kernel has found what it refuses."""
+
+
+class Memory:
+    """The host's memory, at so many bytes from some addresses on; what lies between belongs to nobody.
+
+    Loads may begin and end anywhere in the 16 bytes that hold a byte of these, stores may not: a GPU's memory is given
+    out in larger pieces.
+    """
+
+    def __init__(self, places: Iterable[tuple[int, int]]):
+        exact = [(address, address + size) for address, size in places if size]
+        self.exact = _merged(exact)
+        rounded = _merged([(begin & -BLOCK, end + BLOCK - 1 & -BLOCK) for begin, end in exact])
+        self.bases = np.array([begin for begin, _ in rounded], np.uint64)
+        self.arrays = [
+            np.ctypeslib.as_array((ctypes.c_ubyte * (end - begin)).from_address(begin))
+            for begin, end in rounded
+        ]
+
+    def find(self, addresses: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+        """Of each address (which array, where in it)."""
+        which = np.searchsorted(self.bases, addresses, side="right").astype(np.int64) - 1
+        if (which < 0).any():
+            raise IndexError(f"nothing at {int(addresses[which < 0][0]):#x}")
+        at = (addresses - self.bases[which]).astype(np.int64)
+        room = np.array([a.size for a in self.arrays])[which]
+        if (at + size > room).any():
+            bad = int(np.argmax(at + size > room))
+            raise IndexError(f"{size} bytes at {at[bad]} of an array of {room[bad]}")
+        return which, at
+
+    def load(self, addresses: np.ndarray, size: int) -> np.ndarray:
+        """(address, byte)."""
+        aligned(addresses, size & -size)
+        which, at = self.find(addresses, size)
+        out = np.empty((len(addresses), size), np.uint8)
+        for w in np.unique(which):
+            here = which == w
+            out[here] = self.arrays[w][at[here, None] + np.arange(size)]
+        return out
+
+    def store(self, addresses: np.ndarray, data: np.ndarray) -> None:
+        size = data.shape[1]
+        aligned(addresses, size)
+        which, at = self.find(addresses, size)
+        inside = np.zeros(len(addresses), bool)
+        for begin, end in self.exact:
+            inside |= (addresses >= np.uint64(begin)) & (addresses + np.uint64(size) <= np.uint64(end))
+        if not inside.all():
+            raise IndexError(
+                f"{size} bytes are stored at {int(addresses[~inside][0]):#x}, which is not given"
+            )
+        for w in np.unique(which):
+            here = which == w
+            self.arrays[w][at[here, None] + np.arange(size)] = data[here]
+
+
+def _merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The same places, those that touch as one."""
+    found: list[tuple[int, int]] = []
+    for begin, end in sorted(ranges):
+        if found and begin <= found[-1][1]:
+            begin, end = found[-1][0], max(end, found.pop()[1])
+        found.append((begin, end))
+    return found
+
+
+def aligned(addresses: np.ndarray, size: int) -> None:
+    if (addresses % np.uint64(size) != 0).any():
+        raise ValueError(f"{size} bytes at an address that is no multiple of them")
+
+
+@dataclass
+class Barrier:
+    """An mbarrier: arrivals and bytes that its phase still waits for, and how many phases have ended."""
+
+    count: int
+    left: int
+    bytes: int = 0
+    phases: int = 0
+
+    def settle(self) -> None:
+        if self.left == 0 and self.bytes == 0:
+            self.left, self.phases = self.count, self.phases + 1
+
+
+class Grid:
+    """One launch. grid, cluster: CTAs along x and y; shared: bytes of dynamic shared memory of a CTA."""
+
+    def __init__(
+        self, program: Program, memory: Memory, grid: tuple[int, int], cluster: tuple[int, int], shared: int
+    ):
+        self.program, self.memory = program, memory
+        ctas, threads = grid[0] * grid[1], program.threads
+        self.count = T = ctas * threads
+        self.thread = np.arange(T)
+        self.cta = self.thread // threads
+        self.warp = self.thread // threads * -(-threads // WARP) + self.thread % threads // WARP
+        lanes, x, y = self.thread % threads, self.cta % grid[0], self.cta // grid[0]
+        # The first CTA of each one's cluster, and from there the CTA of a rank.
+        self.first = self.cta - x % cluster[0] - y % cluster[1] * grid[0]
+        rank = np.arange(cluster[0] * cluster[1])
+        self.ranks = rank % cluster[0] + rank // cluster[0] * grid[0]
+        self.special = {
+            "%tid.x": lanes,
+            "%laneid": lanes % WARP,
+            "%ntid.x": np.full(T, threads),
+            "%ctaid.x": x,
+            "%ctaid.y": y,
+            "%nctaid.x": np.full(T, grid[0]),
+            "%cluster_ctarank": x % cluster[0] + y % cluster[1] * cluster[0],
+        }
+        self.shared = np.full((ctas, shared), 0xA5, np.uint8)  # as if something had been there before
+        self.local = np.full((T, program.local), 0xA5, np.uint8)
+        self.registers: dict[str, np.ndarray] = {}
+        self.barriers: dict[tuple[int, int], Barrier] = {}
+        self.pc = np.zeros(T, np.int64)
+        self.done = np.zeros(T, bool)
+        self.rests = np.zeros(T, np.int64)  # until this step
+        self.waiting: dict[tuple, list[np.ndarray]] = {}
+        self.blocked = np.zeros(T, bool)
+        self.cluster_arrived = np.zeros(T, np.int64)
+        self.cluster_waited = np.zeros(T, np.int64)
+        self.step = 0
+
+    def run(self, parameters: Sequence[int], most: int = 2_000_000) -> None:
+        """Until every thread has returned."""
+        self.parameters = parameters
+        code, labels = self.program.code, self.program.labels
+        while not self.done.all():
+            self.step += 1
+            if self.step > most:
+                raise RuntimeError("the kernel does not end")
+            awake = ~self.done & ~self.blocked
+            ready = awake & (self.rests <= self.step)
+            if not ready.any():
+                if not awake.any():
+                    raise RuntimeError("threads wait for each other without end")
+                self.step = int(self.rests[awake].min())
+                continue
+            at = self.pc[ready].min()
+            idx = np.nonzero(ready & (self.pc == at))[0]
+            instruction = code[at]
+            self.pc[idx] = at + 1
+            if instruction.guard:
+                name = instruction.guard.lstrip("!")
+                held = self.registers[name][idx]
+                idx = idx[~held if instruction.guard[0] == "!" else held]
+            if not len(idx):
+                continue
+            kind = instruction.parts[0]
+            if kind == "bra":
+                self.pc[idx] = labels[instruction.operands[0]]
+            elif kind in ("ret", "exit"):
+                self.done[idx] = True
+            else:
+                try:
+                    getattr(self, "_" + kind)(instruction, idx)
+                except (IndexError, ValueError, KeyError, AttributeError) as error:
+                    raise type(error)(f"{instruction.text}: {error}") from error
+
+    # Operands.
+
+    def read(self, name: str, idx: np.ndarray, bits: int) -> np.ndarray:
+        """The raw bits of an operand, one for each thread."""
+        kind = BITS[bits]
+        if name in self.special:
+            return self.special[name][idx].astype(kind)
+        if name in ("%globaltimer", "%clock64"):  # a step is a nanosecond
+            return np.full(len(idx), self.step, kind)
+        if name in ("__dynamic_shmem__0", "__local_depot0") or name.startswith("printfFormat"):
+            return np.zeros(len(idx), kind)
+        if name in self.registers:
+            return self.registers[name][idx].astype(kind, copy=False)  # of wider ones the lower bits
+        if found := re.fullmatch(r"0[fFdD]([0-9A-Fa-f]+)", name):
+            return np.full(len(idx), int(found[1], 16), kind)
+        if re.fullmatch(r"-?\d+\.\d+", name):
+            return np.full(len(idx), np.float32(name).view(np.uint32), kind)
+        return np.full(len(idx), int(name.rstrip("U"), 0) & ((1 << bits) - 1), kind)
+
+    def write(self, name: str, idx: np.ndarray, value: np.ndarray) -> None:
+        if name == "_":
+            return
+        if name not in self.registers or self.registers[name].dtype != value.dtype:
+            self.registers[name] = np.zeros(self.count, value.dtype)
+        self.registers[name][idx] = value
+
+    def predicate(self, name: str, idx: np.ndarray) -> np.ndarray:
+        held = self.registers[name.lstrip("!")][idx]
+        return ~held if name[0] == "!" else held
+
+    def values(
+        self, instruction: Instruction, idx: np.ndarray, count: int, kind: str, first: int = 1
+    ) -> list:
+        """So many operands as numbers of a type."""
+        return [
+            typed(self.read(o, idx, width(kind)), kind) for o in instruction.operands[first : first + count]
+        ]
+
+    def result(self, instruction: Instruction, idx: np.ndarray, value: np.ndarray, kind: str) -> None:
+        self.write(instruction.operands[0], idx, raw(value, kind))
+
+    # Arithmetic.
+
+    def _binary(self, instruction: Instruction, idx: np.ndarray, function: Callable) -> None:
+        kind = instruction.parts[-1]
+        if kind == "pred":
+            a, b = (self.predicate(o, idx) for o in instruction.operands[1:3])
+            self.write(instruction.operands[0], idx, function(a, b))
+            return
+        with np.errstate(all="ignore"):
+            self.result(instruction, idx, function(*self.values(instruction, idx, 2, kind)), kind)
+
+    def _add(self, i, idx):
+        self._binary(i, idx, np.add)
+
+    def _sub(self, i, idx):
+        self._binary(i, idx, np.subtract)
+
+    def _and(self, i, idx):
+        self._binary(i, idx, np.bitwise_and)
+
+    def _or(self, i, idx):
+        self._binary(i, idx, np.bitwise_or)
+
+    def _xor(self, i, idx):
+        self._binary(i, idx, np.bitwise_xor)
+
+    def _max(self, i, idx):
+        self._extreme(i, idx, np.maximum, np.fmax)
+
+    def _min(self, i, idx):
+        self._extreme(i, idx, np.minimum, np.fmin)
+
+    def _extreme(self, i, idx, nan, number):
+        self._binary(i, idx, nan if "NaN" in i.parts or i.parts[-1][0] in "su" else number)
+
+    def _mul(self, i, idx):
+        kind = i.parts[-1]
+        if "wide" in i.parts:
+            a, b = (x.astype(wider(kind)) for x in self.values(i, idx, 2, kind))
+            self.write(i.operands[0], idx, (a * b).view(np.uint64))
+        elif "hi" in i.parts:
+            a, b = (x.astype(wider(kind)) for x in self.values(i, idx, 2, kind))
+            self.result(i, idx, (a * b >> width(kind)).astype(NUMBERS[kind]), kind)
+        else:
+            self._binary(i, idx, np.multiply)
+
+    def _mad(self, i, idx):
+        kind = i.parts[-1]
+        a, b, c = self.values(i, idx, 3, kind)
+        with np.errstate(all="ignore"):
+            self.result(i, idx, a * b + c, kind)
+
+    def _fma(self, i, idx):
+        a, b, c = (x.astype(np.float64) for x in self.values(i, idx, 3, "f32"))
+        with np.errstate(all="ignore"):
+            self.result(i, idx, (a * b + c).astype(np.float32), "f32")
+
+    def _div(self, i, idx):
+        kind = i.parts[-1]
+        a, b = self.values(i, idx, 2, kind)
+        with np.errstate(all="ignore"):
+            quotient = a / b if kind[0] == "f" else np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b))
+            self.result(i, idx, quotient.astype(a.dtype) if kind != "u32" else a // b, kind)
+
+    def _rem(self, i, idx):
+        kind = i.parts[-1]
+        a, b = self.values(i, idx, 2, kind)
+        self.result(i, idx, np.fmod(a, b), kind)
+
+    def _unary(self, i, idx, function, first=1):
+        kind = i.parts[-1]
+        with np.errstate(all="ignore"):
+            value = function(self.values(i, idx, 1, kind, first)[0])
+            if "ftz" in i.parts:
+                value = np.where(np.abs(value) < np.finfo(np.float32).tiny, np.float32(0), value)
+            self.result(i, idx, value, kind)
+
+    def _neg(self, i, idx):
+        self._unary(i, idx, np.negative)
+
+    def _abs(self, i, idx):
+        self._unary(i, idx, np.abs)
+
+    def _ex2(self, i, idx):
+        self._unary(i, idx, np.exp2)
+
+    def _lg2(self, i, idx):
+        self._unary(i, idx, np.log2)
+
+    def _tanh(self, i, idx):
+        self._unary(i, idx, np.tanh)
+
+    def _rcp(self, i, idx):
+        self._unary(i, idx, lambda x: np.float32(1) / x)
+
+    def _not(self, i, idx):
+        if i.parts[-1] == "pred":
+            self.write(i.operands[0], idx, ~self.predicate(i.operands[1], idx))
+        else:
+            self._unary(i, idx, np.invert)
+
+    def _shl(self, i, idx):
+        kind = i.parts[-1]
+        a, by = self.values(i, idx, 1, kind)[0], self.read(i.operands[2], idx, 32)
+        wide = np.where(by >= width(kind), 0, a.astype(np.uint64) << np.minimum(by, 63).astype(np.uint64))
+        self.result(i, idx, wide.astype(a.dtype), kind)
+
+    def _shr(self, i, idx):
+        kind = i.parts[-1]
+        a, by = self.values(i, idx, 1, kind)[0], self.read(i.operands[2], idx, 32)
+        most = width(kind) - 1
+        shifted = a >> np.minimum(by, most).astype(a.dtype)
+        self.result(
+            i, idx, np.where((by > most) & (a >= 0) & (kind[0] != "s"), 0, shifted).astype(a.dtype), kind
+        )
+
+    def _shf(self, i, idx):
+        a, b, by = (self.read(o, idx, 32).astype(np.uint64) for o in i.operands[1:4])
+        by = by & np.uint64(31)
+        whole = (b << np.uint64(32)) | a
+        found = whole >> by if "r" in i.parts else (whole << by) >> np.uint64(32)
+        self.write(i.operands[0], idx, (found & np.uint64(0xFFFFFFFF)).astype(np.uint32))
+
+    def _prmt(self, i, idx):
+        a, b, how = (self.read(o, idx, 32).astype(np.uint64) for o in i.operands[1:4])
+        whole, out = (b << np.uint64(32)) | a, np.zeros(len(idx), np.uint64)
+        for k in range(4):
+            pick = how >> np.uint64(4 * k)
+            byte = whole >> ((pick & np.uint64(7)) * np.uint64(8)) & np.uint64(0xFF)
+            sign = np.where(byte >> np.uint64(7) == 1, np.uint64(0xFF), np.uint64(0))
+            out |= np.where(pick & np.uint64(8), sign, byte) << np.uint64(8 * k)
+        self.write(i.operands[0], idx, out.astype(np.uint32))
+
+    def _bfi(self, i, idx):
+        a, b, at, count = (self.read(o, idx, 32).astype(np.uint64) for o in i.operands[1:5])
+        mask = ((np.uint64(1) << count) - np.uint64(1)) << at
+        self.write(i.operands[0], idx, (b & ~mask | a << at & mask).astype(np.uint32))
+
+    def _bfe(self, i, idx):
+        a, at, count = (self.read(o, idx, 32).astype(np.uint64) for o in i.operands[1:4])
+        found = (a >> at & (np.uint64(1) << count) - np.uint64(1)).astype(np.int64)
+        if i.parts[-1][0] == "s":
+            found = np.where(
+                found >> np.maximum(count.astype(np.int64) - 1, 0) & 1,
+                found - (1 << count.astype(np.int64)),
+                found,
+            )
+        self.write(i.operands[0], idx, found.astype(np.uint32))
+
+    def _lop3(self, i, idx):
+        a, b, c = (self.read(o, idx, 32) for o in i.operands[1:4])
+        table, out = int(i.operands[4], 0), np.zeros(len(idx), np.uint32)
+        for k in range(8):  # of each bit of the table, the bits of the three that choose it
+            if table >> k & 1:
+                out |= (a if k & 4 else ~a) & (b if k & 2 else ~b) & (c if k & 1 else ~c)
+        self.write(i.operands[0], idx, out)
+
+    def _setp(self, i, idx):
+        how, kind = i.parts[1], i.parts[-1]
+        a, b = self.values(i, idx, 2, kind)
+        compare = {"eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater}
+        compare |= {
+            "ge": np.greater_equal,
+            "lo": np.less,
+            "ls": np.less_equal,
+            "hi": np.greater,
+            "hs": np.greater_equal,
+        }
+        compare |= {name + "u": compare[name] for name in ("eq", "ne", "lt", "le", "gt", "ge")}
+        nan = np.isnan(a) | np.isnan(b) if kind[0] == "f" else np.zeros(len(idx), bool)
+        if how in ("nan", "num"):
+            found = nan if how == "nan" else ~nan
+        else:
+            found = compare[how](a, b)
+            found = found | nan if how[-1] == "u" else found & ~nan
+        self.write(i.operands[0], idx, found)
+
+    def _selp(self, i, idx):
+        kind = i.parts[-1]
+        a, b = (self.read(o, idx, width(kind)) for o in i.operands[1:3])
+        self.write(i.operands[0], idx, np.where(self.predicate(i.operands[3], idx), a, b))
+
+    def _mov(self, i, idx):
+        kind, (to, source) = i.parts[-1], i.operands
+        if kind == "pred":
+            said = source.lstrip("-").isdigit()
+            self.write(to, idx, np.full(len(idx), source != "0") if said else self.predicate(source, idx))
+        elif to[0] == "{":
+            names = listed(to)
+            whole, each = self.read(source, idx, width(kind)), width(kind) // len(names)
+            for k, name in enumerate(names):
+                self.write(name, idx, (whole >> whole.dtype.type(each * k)).astype(BITS[each]))
+        elif source[0] == "{":
+            names = listed(source)
+            each, whole = width(kind) // len(names), np.zeros(len(idx), BITS[width(kind)])
+            for k, name in enumerate(names):
+                whole |= self.read(name, idx, each).astype(whole.dtype) << whole.dtype.type(each * k)
+            self.write(to, idx, whole)
+        else:
+            self.write(to, idx, self.read(source, idx, width(kind)))
+
+    def _cvta(self, i, idx):
+        self.write(i.operands[0], idx, self.read(i.operands[1], idx, 64))
+
+    def _cvt(self, i, idx):
+        to, source = [p for p in i.parts if re.fullmatch(r"[bsuf]\d+|bf16|bf16x2|f16x2", p)]
+        if to in ("bf16x2", "f16x2"):
+            high, low = (rounded(x, to[:-2]) for x in self.values(i, idx, 2, "f32"))
+            self.write(i.operands[0], idx, high.astype(np.uint32) << np.uint32(16) | low)
+            return
+        value = self.values(i, idx, 1, source)[0]
+        if to in ("bf16", "f16") and source == "f32":
+            self.write(i.operands[0], idx, rounded(value, to))
+        else:
+            self.result(i, idx, value.astype(NUMBERS[to]), to)
+
+    # Memory.
+
+    def place(self, operand: str, idx: np.ndarray, bits: int) -> np.ndarray:
+        name, _, more = operand.strip("[] ").partition("+")
+        return self.read(name, idx, bits).astype(np.uint64) + np.uint64(int(more or 0) & (1 << 64) - 1)
+
+    def shared_rows(self, addresses: np.ndarray, idx: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(CTA, offset) of addresses of shared memory, of the own CTA or of one that `mapa` has named."""
+        rank = (addresses >> np.uint64(RANK)).astype(np.int64)
+        offset = (addresses & np.uint64((1 << RANK) - 1)).astype(np.int64)
+        return np.where(rank == 0, self.cta[idx], self.first[idx] + self.ranks[rank - 1]), offset
+
+    def owned(self, space: str, addresses: np.ndarray, idx: np.ndarray, size: int) -> tuple:
+        """(memory, its rows, bytes of these) where CTAs or threads have memory of their own."""
+        aligned(addresses, size)
+        if space == "local":
+            held, rows, offset = self.local, idx, addresses.astype(np.int64)
+        else:
+            held, (rows, offset) = self.shared, self.shared_rows(addresses, idx)
+        if (offset + size > held.shape[1]).any():
+            raise IndexError(f"beyond {held.shape[1]} bytes of {space} memory")
+        return held, rows[:, None], offset[:, None] + np.arange(size)
+
+    def get(self, space: str, addresses: np.ndarray, idx: np.ndarray, size: int) -> np.ndarray:
+        if space == "global":
+            return self.memory.load(addresses, size)
+        held, rows, offsets = self.owned(space, addresses, idx, size)
+        return held[rows, offsets]
+
+    def put(self, space: str, addresses: np.ndarray, idx: np.ndarray, data: np.ndarray) -> None:
+        if space == "global":
+            self.memory.store(addresses, data)
+            return
+        held, rows, offsets = self.owned(space, addresses, idx, data.shape[1])
+        held[rows, offsets] = data
+
+    def _ld(self, i, idx):
+        bits = width(i.parts[-1])
+        if "param" in i.parts:
+            number = int(re.search(r"_param_(\d+)", i.operands[1])[1])
+            value = self.parameters[number] & (1 << bits) - 1
+            self.write(i.operands[0], idx, np.full(len(idx), value, BITS[bits]))
+            return
+        names = listed(i.operands[0])
+        space = space_of(i)
+        addresses = self.place(i.operands[1], idx, 32 if space == "shared" else 64)
+        data = self.get(space, addresses, idx, len(names) * bits // 8)
+        columns = np.ascontiguousarray(data).view(BITS[bits])
+        for k, name in enumerate(names):
+            self.write(name, idx, columns[:, k].copy())
+        if {"acquire", "relaxed", "volatile"} & {*i.parts}:
+            self.rests[idx] = self.step + WAIT
+
+    def _st(self, i, idx):
+        if "param" in i.parts:
+            return  # of what is printed before a trap
+        if "async" in i.parts:
+            self.store_async(i, idx)
+            return
+        bits, names = width(i.parts[-1]), listed(i.operands[1])
+        space = space_of(i)
+        data = np.stack([self.read(n, idx, bits) for n in names], 1)
+        addresses = self.place(i.operands[0], idx, 32 if space == "shared" else 64)
+        self.put(space, addresses, idx, np.ascontiguousarray(data).view(np.uint8).reshape(len(idx), -1))
+
+    def store_async(self, i, idx):
+        bits, names = width(i.parts[-1]), listed(i.operands[1])
+        data = np.ascontiguousarray(np.stack([self.read(n, idx, bits) for n in names], 1)).view(np.uint8)
+        self.put("shared", self.place(i.operands[0], idx, 32), idx, data.reshape(len(idx), -1))
+        cta, offset = self.shared_rows(self.place(i.operands[2], idx, 32), idx)
+        for key in zip(cta.tolist(), offset.tolist(), strict=True):
+            self.barriers[key].bytes -= data.shape[1]
+            self.barriers[key].settle()
+
+    def _cp(self, i, idx):
+        if "async" not in i.parts or "shared" not in i.parts:
+            return  # commit and wait: copies are done at once
+        size, *more = i.operands[2 : len(i.operands) - ("cache_hint" in i.name)]
+        target, source = self.place(i.operands[0], idx, 32), self.place(i.operands[1], idx, 64)
+        data = np.zeros((len(idx), int(size)), np.uint8)
+        read = self.read(more[0], idx, 32) if more else np.full(len(idx), int(size))
+        for count in np.unique(read[read > 0]):  # behind the bytes that are read come zeros
+            here = read == count
+            aligned(source[here], int(size))
+            data[here, : int(count)] = self.memory.load(source[here], int(count))
+        self.put("shared", target, idx, data)
+
+    def _atom(self, i, idx):
+        bits, how = (
+            width(i.parts[-1]),
+            next(p for p in i.parts if p in ("add", "cas", "exch", "max", "min", "or")),
+        )
+        addresses, kind = self.place(i.operands[1], idx, 64), BITS[bits]
+        given = [self.read(o, idx, bits) for o in i.operands[2:]]
+        old = np.empty(len(idx), kind)
+        for k in range(len(idx)):  # one after another
+            here, one = idx[k : k + 1], addresses[k : k + 1]
+            old[k] = self.memory.load(one, bits // 8).view(kind)[0, 0]
+            a = given[0][k]
+            with np.errstate(all="ignore"):
+                new = {
+                    "add": old[k] + a, "exch": a, "or": old[k] | a, "max": max(old[k], a), "min": min(old[k], a),
+                    "cas": given[-1][k] if old[k] == a else old[k],
+                }[how]  # fmt: skip
+            self.put("global", one, here, np.array([[new]], kind).view(np.uint8))
+        self.write(i.operands[0], idx, old)
+        self.rests[idx] = self.step + WAIT
+
+    def _red(self, i, idx):
+        self._atom(Instruction("", i.name, ("_", *i.operands), i.text), idx)
+
+    # Threads together.
+
+    def _shfl(self, i, idx):
+        how, to = i.parts[2], i.operands[0].split("|")[0]
+        value = np.zeros(self.count, np.uint32)
+        value[idx] = self.read(i.operands[1], idx, 32)
+        by = self.read(i.operands[2], idx, 32).astype(np.int64)
+        lane = self.special["%laneid"][idx]
+        clamp = self.read(i.operands[3], idx, 32).astype(np.int64)
+        source = {"bfly": lane ^ by, "idx": by & 31, "down": lane + by, "up": lane - by}[how]
+        outside = {"up": source < (clamp & 31)}.get(how, source > (clamp & 31) | (lane & ~(clamp >> 8)))
+        source = np.where(outside & (how != "idx"), lane, source)
+        self.write(to, idx, value[idx - lane + source])
+
+    def _elect(self, i, idx):
+        lane = self.special["%laneid"][idx]
+        first = np.zeros(len(idx), bool)
+        first[np.unique(self.warp[idx], return_index=True)[1]] = True
+        leader, chosen = i.operands[0].split("|")
+        self.write(leader, idx, (lane * 0).astype(np.uint32))
+        self.write(chosen, idx, first)
+
+    def _vote(self, i, idx):
+        held = self.predicate(i.operands[1], idx)
+        warp = self.warp[idx]
+        if "ballot" in i.parts:
+            sums = np.zeros(warp.max() + 1, np.uint64)
+            np.add.at(sums, warp, held.astype(np.uint64) << self.special["%laneid"][idx].astype(np.uint64))
+            self.write(i.operands[0], idx, sums[warp].astype(np.uint32))
+            return
+        some = np.zeros(warp.max() + 1, np.int64)
+        np.add.at(some, warp, held)
+        every = np.bincount(warp)
+        self.write(i.operands[0], idx, (some > 0 if "any" in i.parts else some == every)[warp])
+
+    def _bar(self, i, idx):
+        if "warp" in i.parts:
+            self.meet(idx, self.warp, "warp", None)
+            return
+        number = i.operands[0] if i.operands else "0"
+        count = int(i.operands[1]) if len(i.operands) > 1 else self.program.threads
+        self.meet(idx, self.cta, f"bar{number}", count)
+
+    def meet(self, idx: np.ndarray, place: np.ndarray, what: str, count: int | None) -> None:
+        """Block threads until all of their place are here."""
+        for p in np.unique(place[idx]):
+            here = self.waiting.setdefault((what, int(p)), [])
+            here.append(mine := idx[place[idx] == p])
+            self.blocked[mine] = True
+            needed = count if count is not None else int((~self.done & (place == p)).sum())
+            if sum(map(len, here)) >= needed:
+                self.blocked[np.concatenate(here)] = False
+                del self.waiting[what, int(p)]
+
+    def _barrier(self, i, idx):
+        if "arrive" in i.parts:
+            self.cluster_arrived[idx] += 1
+            return
+        if "cluster" not in i.parts:
+            self._bar(i, idx)
+            return
+        for first in np.unique(self.first[idx]):  # wait: those of a cluster go on when all have arrived
+            mine = idx[self.first[idx] == first]
+            turn = self.cluster_waited[mine] + 1
+            if (self.cluster_arrived[self.first == first] >= turn.max()).all():
+                self.cluster_waited[mine] = turn
+            else:
+                self.pc[mine] -= 1
+                self.rests[mine] = self.step + WAIT
+
+    def _mapa(self, i, idx):
+        rank = self.read(i.operands[2], idx, 32)
+        self.write(
+            i.operands[0], idx, self.read(i.operands[1], idx, 32) | (rank + np.uint32(1)) << np.uint32(RANK)
+        )
+
+    def _mbarrier(self, i, idx):
+        how = i.parts[1]
+        cta, offset = self.shared_rows(self.place(i.operands[how not in ("init", "inval")], idx, 32), idx)
+        keys = [*zip(cta.tolist(), offset.tolist(), strict=True)]
+        if how == "init":
+            for key, count in zip(keys, self.read(i.operands[1], idx, 32).tolist(), strict=True):
+                self.barriers[key] = Barrier(count, count)
+        elif how == "arrive":
+            given = self.read(i.operands[2], idx, 32).tolist() if "expect_tx" in i.parts else [0] * len(keys)
+            for key, size in zip(keys, given, strict=True):
+                self.barriers[key].left -= 1
+                self.barriers[key].bytes += size
+                self.barriers[key].settle()
+        elif how == "try_wait":
+            parity = self.read(i.operands[2], idx, 32).astype(np.int64)
+            came = np.array([self.barriers[key].phases for key in keys]) % 2 != parity
+            self.write(i.operands[0], idx, came)
+            self.rests[idx[~came]] = self.step + WAIT
+
+    def _fence(self, i, idx):
+        """What is written is seen by all at once."""
+
+    _membar = _griddepcontrol = _prefetch = _fence
+
+    def _createpolicy(self, i, idx):
+        self.write(i.operands[0], idx, np.zeros(len(idx), np.uint64))
+
+    def _call(self, i, idx):
+        """What is printed is not."""
+
+    def _trap(self, i, idx):
+        raise Trap(f"trap in thread {idx[0]}")
+
+    def _nanosleep(self, i, idx):
+        self.rests[idx] = self.step + WAIT
+
+
+NUMBERS = {
+    "s16": np.int16, "u16": np.uint16, "b16": np.uint16, "s32": np.int32, "u32": np.uint32, "b32": np.uint32,
+    "s64": np.int64, "u64": np.uint64, "b64": np.uint64, "f32": np.float32, "f64": np.float64, "f16": np.float16,
+    "bf16": np.float32, "u8": np.uint8, "s8": np.int8, "b8": np.uint8,
+}  # fmt: skip
+
+
+def space_of(instruction: Instruction) -> str:
+    """The memory that is named."""
+    return next((s for s in ("shared", "local") if any(p.startswith(s) for p in instruction.parts)), "global")
+
+
+def width(kind: str) -> int:
+    """Bits of a type."""
+    digits = re.search(r"(\d+)(x2)?$", kind)
+    return int(digits[1]) * (2 if digits[2] else 1)
+
+
+def wider(kind: str) -> type:
+    """What holds a product of two numbers of a type."""
+    return np.int64 if kind[0] == "s" else np.uint64
+
+
+def listed(operand: str) -> list[str]:
+    """The registers of a vector, or the one that there is."""
+    return [name.strip() for name in operand.strip("{}").split(",")]
+
+
+def typed(value: np.ndarray, kind: str) -> np.ndarray:
+    """Raw bits as numbers. Pairs of 16-bit floats are (thread, 2) of float32."""
+    if kind == "bf16":
+        return (value.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    if kind == "bf16x2":
+        return (np.stack([value << np.uint32(16), value & np.uint32(0xFFFF0000)], 1)).view(np.float32)
+    if kind == "f16x2":
+        return value.reshape(-1, 1).view(np.float16).astype(np.float32)
+    return value.astype(BITS[width(kind)], copy=False).view(NUMBERS[kind])
+
+
+def raw(value: np.ndarray, kind: str) -> np.ndarray:
+    """The opposite."""
+    if kind == "bf16":
+        return rounded(value.astype(np.float32), "bf16")
+    if kind in ("bf16x2", "f16x2"):
+        halves = rounded(value, kind[:-2]).astype(np.uint32)
+        return halves[:, 0] | halves[:, 1] << np.uint32(16)
+    return np.ascontiguousarray(value, NUMBERS[kind]).view(BITS[width(kind)])
+
+
+def rounded(value: np.ndarray, kind: str) -> np.ndarray:
+    """float32 to the nearest 16-bit floats, as bits."""
+    if kind == "f16":
+        with np.errstate(all="ignore"):
+            return value.astype(np.float16).view(np.uint16)
+    halves = torch.from_numpy(np.ascontiguousarray(value, np.float32)).to(torch.bfloat16)
+    return halves.view(torch.int16).numpy().view(np.uint16)

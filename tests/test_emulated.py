@@ -1,0 +1,245 @@
+"""Compiled kernels, run on the CPU by their PTX (`ptx`): right beside float64, and nothing else is touched.
+
+Products, top-k and the two kernels around losses are simulated here; the GPU tests run all.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import emulated
+import ptx
+import pytest
+import torch
+from checking import Guarded, check_backward, check_softmax
+from test_states import FUNCTIONS, Function, example
+
+import cute_softmax as c
+from cute_softmax.plan import panel_plan
+
+bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
+INF = float("inf")
+dtypes = pytest.mark.parametrize("dtype", [bf16, fp16, fp32], ids=str)
+
+
+@pytest.fixture
+def launches(monkeypatch, tmp_path):
+    return emulated.install(monkeypatch, tmp_path)
+
+
+def made(shape, dtype, seed=0, scale=3.0) -> torch.Tensor:
+    return (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale).to(dtype)
+
+
+def close(found: torch.Tensor, exact: torch.Tensor, terms: int = 1) -> bool:
+    """To two steps of the dtype, or float32's of the largest one; terms: that float32 has summed."""
+    largest = exact.nan_to_num(posinf=0.0, neginf=0.0).abs().amax().clamp(min=1.0)
+    allowed = 2 * torch.finfo(found.dtype).eps * exact.abs() + 2.0**-21 * largest * terms**0.5
+    same = (found == exact) | (found.isnan() & exact.isnan())
+    return bool((same | ((found.double() - exact).abs() <= allowed)).all())
+
+
+# -- Every function ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("f", [pytest.param(f, id=name) for name, f in FUNCTIONS.items()])
+def test_every_function(f: Function, launches):
+    assert f.close(f.ours(example()), f.torchs(example()), atol=4e-6) and launches
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        pytest.param(f, id=n)
+        for n, f in FUNCTIONS.items()
+        if f.records and not f.in_place and "matmul" not in n
+    ],
+)
+def test_every_gradient(f: Function, launches):
+    found = []
+    for function in (f.ours, f.torchs):
+        y = function(x := example().requires_grad_())
+        (slope,) = torch.autograd.grad(y, x, torch.randn(y.shape, generator=torch.Generator().manual_seed(6)))
+        found.append(slope)
+    assert f.close(*found, atol=1e-5) and launches
+
+
+# -- Movements ---------------------------------------------------------------------------------------------------------
+
+
+@dtypes
+def test_short_rows_of_every_length(dtype, launches):
+    for n in range(1, 65) if dtype == bf16 else (1, 3, 8, 11, 12, 30, 64):
+        x = made((37, n), dtype, n)
+        out = Guarded(x.shape, dtype, offset=n % 5, device="cpu")
+        check_softmax(c.softmax(x, out=out.tensor), x)
+        out.check()
+    assert {work.plan.movement for work in launches} == {"short"}
+
+
+@dtypes
+@pytest.mark.parametrize("n", [3, 9, 12, 16, 29, 48])
+def test_other_maths_of_short_rows(n, dtype, launches):
+    x, grad = made((70, n), dtype, n), made((70, n), dtype, n + 1)
+    assert close(c.log_softmax(x), torch.log_softmax(x.double(), -1))
+    assert close(c.logsumexp(x, -1), torch.logsumexp(x.double(), -1))
+    y = torch.softmax(x.double(), -1).to(dtype)
+    check_backward(c.softmax_backward(grad, y), grad, y)
+    assert {work.plan.movement for work in launches} == {"short"}
+
+
+@pytest.mark.parametrize(
+    ("shape", "dim", "dtype", "said"),
+    [
+        ((40, 65), 1, bf16, "row"),
+        ((5, 1000), 1, fp32, "row"),
+        ((300, 777), 1, fp16, "row"),
+        ((2, 20001), 1, bf16, "cluster"),
+        ((3, 33000), 1, fp32, "cluster"),
+        ((1, 200064), 1, bf16, "cluster16"),
+        ((1, 300000), 1, fp32, "cluster16"),
+        ((12, 70), 0, bf16, "column"),
+        ((9, 4, 33), (0, 2), fp32, "split"),
+        ((120, 49), 0, bf16, "shifted"),
+        ((500, 40), 0, bf16, "cluster"),
+        ((3000, 64), 0, fp32, "cluster16"),
+        ((20000, 9), 0, bf16, "exchange"),
+        ((1, 1 << 21), 1, bf16, "exchange"),
+    ],
+)  # fmt: skip
+def test_movements(shape, dim, dtype, said, launches):
+    x = made(shape, dtype)
+    y = c.softmax(x, dim)
+    assert close(y, (x.double() - torch.logsumexp(x.double(), dim, keepdim=True)).exp())
+    (work,) = launches
+    assert said in f"{work.plan.movement}_{work.plan.kernel.name}"
+
+
+@pytest.mark.parametrize("shape, dim", [((64, 12), 0), ((30, 2049), 1), ((40, 24), 1), ((600, 24), 0)])
+def test_special_values(shape, dim, launches):
+    """Rows of -inf are NaN, as of +inf and NaN; with `zero_masked` 0."""
+    x = made(shape, fp32).movedim(dim, -1).contiguous().movedim(-1, dim)
+    rows = x.movedim(dim, -1)
+    rows[0], rows[1, 3], rows[2, 5], rows[3, :-1] = -INF, INF, float("nan"), -INF
+    found, exact = c.softmax(x, dim), torch.softmax(x.double(), dim)
+    assert close(found, exact) and found.isnan().any()
+    assert close(c.logsumexp(x, dim), torch.logsumexp(x.double(), dim))
+
+
+def test_views_and_results_in_place(launches):
+    storage = made((30, 400), bf16)
+    before = storage.clone()
+    c.softmax(storage[::2, 3:260], out=storage[::2, 3:260])
+    check_softmax(storage[::2, 3:260], before[::2, 3:260])
+    assert torch.equal(storage[1::2], before[1::2]) and torch.equal(storage[:, 260:], before[:, 260:])
+    x = made((7, 33, 130), fp16).transpose(0, 2)
+    assert close(c.softmax(x, 1), torch.softmax(x.double(), 1))
+
+
+def test_random_calls(launches):
+    """Of any shape, with what may stand before the softmax."""
+    draw = random.Random(2024)
+    for seed in range(40):
+        shape = tuple(
+            draw.choice((1, 2, 3, 12, 31, 64, 100, 129, 300, 1000)) for _ in range(draw.randint(2, 3))
+        )
+        if torch.Size(shape).numel() > 40000:
+            continue
+        dtype, dim = draw.choice((bf16, fp16, fp32)), draw.randrange(len(shape))
+        x = made(shape, dtype, seed)
+        options = {"scale": 0.5} if draw.random() < 0.5 else {}
+        exact = x.double() * options.get("scale", 1.0)
+        if draw.random() < 0.5:
+            options["bias"] = made(shape[-1:], dtype, seed + 1)
+            exact = exact + options["bias"].double()
+        if draw.random() < 0.5:
+            options["mask"] = made(shape, fp32, seed + 2) > -2
+            exact = exact.masked_fill(~options["mask"], -INF)
+        assert close(c.softmax(x, dim, **options), torch.softmax(exact, dim)), (
+            shape,
+            dim,
+            dtype,
+            options.keys(),
+        )
+    assert {work.plan.movement for work in launches} == {"row", "column"}
+
+
+def test_parts_that_are_given_up(launches, monkeypatch):
+    """Without patience CTAs finish for each other what they did not wait for."""
+    monkeypatch.setattr(panel_plan.PanelPlan, "patience", 0)
+    x = made((20000, 9), bf16)
+    assert close(c.softmax(x, 0), torch.softmax(x.double(), 0))
+
+
+# -- The interpreter ---------------------------------------------------------------------------------------------------
+
+KERNEL = """
+.visible .entry k(
+    .param .u64 k_param_0
+)
+.reqntid 64, 1, 1
+{
+    .reg .pred %p<3>;
+    ld.param.b64 %rd1, [k_param_0];
+    mov.u32 %r1, %tid.x;
+    BODY
+    ret;
+}
+"""
+
+
+def run(body: str, tensor: torch.Tensor) -> torch.Tensor:
+    program = ptx.parse(KERNEL.replace("BODY", body))
+    memory = ptx.Memory([(tensor.data_ptr(), tensor.numel() * tensor.itemsize)])
+    ptx.Grid(program, memory, (1, 1), (1, 1), 256).run([tensor.data_ptr()], most=10_000)
+    return tensor
+
+
+STORE = "mul.wide.u32 %rd2, %r1, 4; add.s64 %rd3, %rd1, %rd2; st.global.b32 [%rd3], %r2;"
+
+
+def test_lanes_that_part_meet_again():
+    body = (
+        "setp.lt.u32 %p1, %r1, 7; @%p1 bra $low; mov.b32 %r2, 5; bra $both; $low: mov.b32 %r2, %r1; $both: "
+        "shfl.sync.bfly.b32 %r2, %r2, 1, 31, -1;" + STORE
+    )
+    found = run(body, torch.zeros(64, dtype=torch.int32))
+    expected = torch.where((t := torch.arange(64)) < 7, t, 5)[t ^ 1]
+    assert torch.equal(found, expected.int())
+
+
+def test_threads_of_a_cta_meet_in_shared_memory():
+    body = "shl.b32 %r3, %r1, 2; st.shared.b32 [%r3], %r1; bar.sync 0; sub.s32 %r4, 252, %r3; ld.shared.b32 %r2, [%r4];"
+    assert torch.equal(run(body + STORE, torch.zeros(64, dtype=torch.int32)), torch.arange(64).flip(0).int())
+
+
+@pytest.mark.parametrize(
+    ("body", "error", "words"),
+    [
+        (STORE.replace("4;", "8;", 1), IndexError, "an array of|not given"),
+        ("add.s64 %rd3, %rd1, 2; ld.global.b32 %r2, [%rd3];", ValueError, "no multiple"),
+        ("st.shared.b32 [256], %r1;", IndexError, "shared memory"),
+        ("setp.lt.u32 %p1, %r1, 3; @%p1 bar.sync 0;", RuntimeError, "without end"),
+        ("$again: bra $again;", RuntimeError, "does not end"),
+        ("trap;", ptx.Trap, "thread 0"),
+    ],
+)
+def test_what_a_sanitizer_finds(body, error, words):
+    body = body.replace("%r2;", "%r1;")
+    with pytest.raises(error, match=words):
+        run(body, torch.zeros(64, dtype=torch.int32))
+
+
+def test_a_wrong_kernel_is_seen(launches):
+    """The same kernel with a sum that is none, or with a lane's partner mistaken."""
+    x = made((9, 300), fp32)
+    check_softmax(c.softmax(x), x)
+    kernel = launches[0].plan.kernel
+    program = launches.programs[kernel]
+    for name, other in (("add.f32", "max.f32"), ("shfl.sync.bfly.b32", "shfl.sync.idx.b32")):
+        code = [replace(i, name=i.name.replace(name, other)) for i in program.code]
+        assert code != program.code
+        launches.programs[kernel] = replace(program, code=code)
+        with pytest.raises(AssertionError):
+            check_softmax(c.softmax(x), x)
