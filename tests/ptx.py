@@ -55,7 +55,9 @@ def parse(text: str) -> Program:
     program = Program(parameters, int(re.search(r"\.reqntid (\d+)", text)[1]))
     if local := re.search(r"\.local .*__local_depot0\[(\d+)\]", text):
         program.local = int(local[1])
-    body = re.sub(r"//.*", "", text[text.index("{", text.index(".entry")) :])
+    body = text[text.index("{", text.index(".entry")) :]
+    parts = enumerate(body.split("// begin inline asm"))
+    body = re.sub(r"//.*", "", "".join(own_labels(number, part) for number, part in parts))
     # Statements end in a semicolon, labels in a colon. Braces are of scopes, unless they hold a vector.
     body = re.sub(r"\{(?=\s*(?:\.reg|\.param|[@a-zA-Z\n$]))|\}(?!\s*[,;]|\])", " ", body)
     pieces = re.split(r"(;|(?<!:):(?=\s))", body)
@@ -72,6 +74,14 @@ def parse(text: str) -> Program:
         operands = re.findall(r"\{[^}]*\}|\[[^\]]*\]|[^,\s]+", found[3] or "")
         program.code.append(Instruction(found[1] or "", found[2], tuple(operands), line))
     return program
+
+
+def own_labels(number: int, part: str) -> str:
+    """Inline assembly with labels that no other has: they are known within its braces."""
+    asm, end, rest = part.partition("// end inline asm")
+    for label in re.findall(r"^\s*(\w+):\s", asm, re.M) if end else ():
+        asm = re.sub(rf"\b{label}\b", f"{label}__{number}", asm)
+    return asm + end + rest
 
 
 class Trap(RuntimeError):
@@ -221,9 +231,7 @@ class Grid:
             instruction = code[at]
             self.pc[idx] = at + 1
             if instruction.guard:
-                name = instruction.guard.lstrip("!")
-                held = self.registers[name][idx]
-                idx = idx[~held if instruction.guard[0] == "!" else held]
+                idx = idx[self.predicate(instruction.guard, idx)]
             if not len(idx):
                 continue
             kind = instruction.parts[0]
@@ -254,6 +262,8 @@ class Grid:
             return np.full(len(idx), int(found[1], 16), kind)
         if re.fullmatch(r"-?\d+\.\d+", name):
             return np.full(len(idx), np.float32(name).view(np.uint32), kind)
+        if name[0] == "%":  # which nobody has written: what is made of it counts for nothing
+            return np.full(len(idx), 0xA5A5A5A5A5A5A5A5 & ((1 << bits) - 1), kind)
         return np.full(len(idx), int(name.rstrip("U"), 0) & ((1 << bits) - 1), kind)
 
     def write(self, name: str, idx: np.ndarray, value: np.ndarray) -> None:
@@ -264,7 +274,8 @@ class Grid:
         self.registers[name][idx] = value
 
     def predicate(self, name: str, idx: np.ndarray) -> np.ndarray:
-        held = self.registers[name.lstrip("!")][idx]
+        held = self.registers.get(name.lstrip("!"))
+        held = np.zeros(len(idx), bool) if held is None else held[idx]
         return ~held if name[0] == "!" else held
 
     def values(

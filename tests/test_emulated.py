@@ -165,6 +165,13 @@ def test_random_calls(launches):
     assert {work.plan.movement for work in launches} == {"row", "column"}
 
 
+@pytest.mark.parametrize("columns", [700, 8200])
+def test_two_exchanges_of_a_cluster(columns, launches):
+    x, target = made((3, columns), bf16), made((3, columns), bf16, 1)
+    q, p = (torch.log_softmax(t.double(), -1) for t in (x, target))
+    assert close(c.kl_div(x, target, reduction="none"), (p.exp() * (p - q)).sum(-1), columns)
+
+
 def test_parts_that_are_given_up(launches, monkeypatch):
     """Without patience CTAs finish for each other what they did not wait for."""
     monkeypatch.setattr(panel_plan.PanelPlan, "patience", 0)
