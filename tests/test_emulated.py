@@ -12,7 +12,7 @@ import emulated
 import ptx
 import pytest
 import torch
-from checking import Guarded, check_backward, check_softmax
+from checking import Guarded, check_backward, check_softmax, equal_bits
 from test_states import FUNCTIONS, Function, example
 
 import cute_softmax as c
@@ -177,6 +177,31 @@ def test_parts_that_are_given_up(launches, monkeypatch):
     monkeypatch.setattr(panel_plan.PanelPlan, "patience", 0)
     x = made((20000, 9), bf16)
     assert close(c.softmax(x, 0), torch.softmax(x.double(), 0))
+
+
+@pytest.mark.parametrize("function", [c.softmax, c.log_softmax, c.logsumexp], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("columns", [31, 1003, 9000, 40000])
+def test_bits_do_not_depend_on_company(columns, function, launches):
+    """In batch-invariant mode: of other rows, of where a row stands, and of where its tensor begins."""
+    x = made((40000 // columns + 2, columns), bf16)
+    with c.batch_invariant():
+        all_rows = function(x, -1)
+        for k in (1, 2):
+            assert equal_bits(function(x[:k], -1), all_rows[:k])
+        for begin in (1, 6):
+            moved = torch.empty(x.numel() + begin, dtype=x.dtype)[begin:].view(x.shape).copy_(x)
+            assert equal_bits(function(moved, -1), all_rows)
+        apart = torch.empty(len(x), columns + 5, dtype=x.dtype)[:, 2:-3].copy_(x)
+        assert equal_bits(function(apart, -1), all_rows)
+        assert equal_bits(function(x.flip(0), -1), all_rows.flip(0))
+    assert all(work.plan.invariant for work in launches if hasattr(work.plan, "invariant"))
+
+
+def test_chosen_log_probabilities_have_log_softmaxs_bits(launches):
+    x, index = made((5, 3001), fp32), torch.tensor([0, 3000, 7, 1500, 2999])
+    with c.batch_invariant():
+        found = c.log_softmax(x).gather(1, index[:, None]).squeeze(1)
+        assert equal_bits(c.selective_log_softmax(x, index), found)
 
 
 # -- The interpreter ---------------------------------------------------------------------------------------------------
