@@ -39,10 +39,8 @@ class Instruction:
 
 @dataclass
 class Program:
-    """A kernel: the bytes of its parameters, its threads a CTA, bytes of local memory of a thread, its code, and where
-    labels stand in it."""
+    """A kernel: its threads a CTA, bytes of local memory of a thread, its code, and where labels stand in it."""
 
-    parameters: list[int]
     threads: int
     local: int = 0
     code: list[Instruction] = field(default_factory=list)
@@ -51,8 +49,7 @@ class Program:
 
 def parse(text: str) -> Program:
     """The one kernel of a module."""
-    parameters = [int(bits) // 8 for bits in re.findall(r"\.param \.[a-z](\d+) \S+_param_\d+", text)]
-    program = Program(parameters, int(re.search(r"\.reqntid (\d+)", text)[1]))
+    program = Program(int(re.search(r"\.reqntid (\d+)", text)[1]))
     if local := re.search(r"\.local .*__local_depot0\[(\d+)\]", text):
         program.local = int(local[1])
     body = text[text.index("{", text.index(".entry")) :]
@@ -212,7 +209,7 @@ class Grid:
         self.step = 0
 
     def run(self, parameters: Sequence[int], most: int = 2_000_000) -> None:
-        """Until every thread has returned."""
+        """Until every thread has returned. parameters: the bits of each as one number."""
         self.parameters = parameters
         code, labels = self.program.code, self.program.labels
         while not self.done.all():
@@ -544,9 +541,10 @@ class Grid:
     def _ld(self, i, idx):
         bits = width(i.parts[-1])
         if "param" in i.parts:
-            number = int(re.search(r"_param_(\d+)", i.operands[1])[1])
-            value = self.parameters[number] & (1 << bits) - 1
-            self.write(i.operands[0], idx, np.full(len(idx), value, BITS[bits]))
+            number, offset = re.search(r"_param_(\d+)(?:\+(\d+))?", i.operands[1]).groups()
+            for k, name in enumerate(listed(i.operands[0])):
+                value = self.parameters[int(number)] >> 8 * int(offset or 0) + k * bits & (1 << bits) - 1
+                self.write(name, idx, np.full(len(idx), value, BITS[bits]))
             return
         names = listed(i.operands[0])
         space = space_of(i)

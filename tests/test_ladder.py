@@ -6,9 +6,11 @@ from collections import Counter
 from functools import partial
 from pathlib import Path
 
+import ptx
 import pytest
 import rungs
 import torch
+from checking import DTYPES, Guarded, check_softmax
 from compiled import accesses
 
 from benchmarks import traffic
@@ -49,6 +51,26 @@ def test_every_rung_compiles_without_spills(rung, architecture):
         registers, stack = registers_of(partial(ladder.compile_form, form))
         assert stack == 0, (dtype, columns)
         assert registers * ladder.RUNGS[rung].threads <= ARCHITECTURES[architecture].registers
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("columns", [1, 7, 31, 256, 1000, 2049])
+@every_rung
+def test_results(rung, columns, dtype):
+    """The compiled rung, run by its PTX: beside float64, and nothing behind its result is touched."""
+    for rows in (True, False)[: 1 + (rung == 0)]:
+        x = rungs.ugly(5, columns, DTYPES[dtype], "cpu")
+        x = x if rows else x.t().contiguous()
+        out = Guarded(x.shape, x.dtype, device="cpu")
+        function = compiled(rung, dtype, columns, rows=rows)
+        program = ptx.parse(function.__ptx__)
+        a_block = {0: 128, 1: 128, 2: 128, 3: 4}.get(rung, 1)
+        memory = ptx.Memory([(t.data_ptr(), t.numel() * t.itemsize) for t in (x, out.tensor)])
+        # Of the sizes the number of groups is known at the launch alone, and with it the stride between elements.
+        tensors = [t.data_ptr() | 5 << 64 | 5 << 96 for t in (x, out.tensor)]
+        ptx.Grid(program, memory, (-(-5 // a_block), 1), (1, 1), 49 << 10).run(tensors)
+        out.check()
+        check_softmax(out.tensor, x, -1 if rows else 0, factor=rungs.factor(rung, x.dtype))
 
 
 def test_a_long_row_compiles_as_a_short_one_does():
