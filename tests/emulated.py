@@ -4,75 +4,85 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 
 import simulated
 import torch
 from compiled import compile_and_read
 from ptx import Grid, Memory, Program, parse
 
-from cute_softmax.plan.problem import ITEM_SIZE
 from cute_softmax.runtime import launch
+
+# By movement, which of a launch's numbers the kernel does not take: how many CTAs, or rows, there are.
+COUNTED = {"row": 2, "short": 3, "topk": 3, "topk_long": 0, "rescale": 1}
 
 
 class Emulated(simulated.Launches):
-    """As simulated, but that what `launch` launches is run; what was is (math, plan). folder: of compiled classes."""
+    """As simulated, but that kernels run; what was launched has its plan, too. Products and their gradients are left.
+
+    folder: of compiled classes.
+    """
 
     def __init__(self, folder: Path, monkeypatch):
         super().__init__()
         self.folder, self.monkeypatch = folder, monkeypatch
-        self.programs: dict[object, Program] = {}
+        self.programs: dict[object, tuple[Program, int]] = {}
 
-    def call(self, name, device, shape, dims, operands, *rest):
-        found = super().call(name, device, shape, dims, operands, *rest)
+    def call(self, *asked):
+        return self.emulated(super().call(*asked))
+
+    def choice(self, *asked):
+        return self.emulated(super().choice(*asked))
+
+    def largest(self, *asked):
+        return self.emulated(super().largest(*asked))
+
+    def around_losses(self, *asked):
+        return self.emulated(super().around_losses(*asked))
+
+    def emulated(self, found: launch.Call | str):
+        """The call with the kernel in the place of its simulation, which says only what tensors there are."""
         if isinstance(found, str):
             return found
+        simulation = found.function
 
         def function(stream, *arguments):
-            self.append(SimpleNamespace(math=name, plan=found.plan))
-            places = [
-                (arguments[place], size_of(shape, operand.dtype, strides))
-                for place, operand, strides in zip(
-                    found.places, operands, strides_of(found, operands), strict=True
-                )
-            ]
-            if found.plan.scratch:
-                places.append((arguments[found.scratch], found.plan.scratch))
+            places = [(arguments[found.scratch], found.plan.scratch)] if found.plan.scratch else []
+
+            def copied(address, shape, operand):
+                tensor = simulated_at(address, shape, operand)
+                places.append((address, tensor.untyped_storage().nbytes()))
+                return tensor.clone()
+
+            with self.monkeypatch.context() as patched:
+                patched.setattr(simulated, "at", copied)
+                simulation(stream, *arguments)
+            self[-1].plan = found.plan
             self.run(found.plan, arguments, places)
 
         found.function = function
         return found
 
-    def program(self, c) -> Program:
+    def program(self, c) -> tuple[Program, int]:
+        """What a class compiles to, and the bytes of shared memory that a launch asks for."""
         if c not in self.programs:
-            self.programs[c] = parse(compile_and_read(c, self.folder, self.monkeypatch).ptx)
+            found = compile_and_read(c, self.folder, self.monkeypatch)
+            self.programs[c] = parse(found.ptx), found.shared
         return self.programs[c]
 
     def run(self, plan, arguments: Sequence[int], places: Iterable[tuple[int, int]]):
         """places: (address, bytes) of all that the launch may touch."""
         c, numbers = plan.kernel, list(arguments)
-        # What the launch takes and the kernel does not: how many CTAs there are.
-        counted = {"row": 2, "short": 3}.get(plan.movement)
-        if counted is not None:
-            del numbers[counted]
-        grid, cluster = (plan.ctas * c.cluster_n, 1), (c.cluster_n, 1)
-        if plan.movement == "row":
-            grid, cluster = (plan.ctas, c.cluster_n), (1, c.cluster_n)
-        Grid(self.program(c), Memory(places), grid, cluster, c.shared_memory).run(numbers)
+        if c.movement in COUNTED:
+            del numbers[COUNTED[c.movement]]
+        ctas, cluster = getattr(plan, "ctas", 1), getattr(c, "cluster_n", 1)
+        shapes = (
+            ((ctas, cluster), (1, cluster)) if c.movement == "row" else ((ctas * cluster, 1), (cluster, 1))
+        )
+        program, shared = self.program(c)
+        Grid(program, Memory(places), *shapes, shared).run(numbers)
 
 
-def strides_of(found: launch.Call, operands) -> list[tuple[int, ...]]:
-    """Of the operands as they are launched: some are laid out anew."""
-    laid = dict(zip(found.plan.laid_out, found.plan.laid_strides, strict=True))
-    return [laid.get(i, operand.strides) for i, operand in enumerate(operands)]
-
-
-def size_of(shape: Sequence[int], dtype: str, strides: Sequence[int]) -> int:
-    """Bytes from the first element to the last."""
-    sizes = {"bool": 1, "int32": 4, "int64": 8, **ITEM_SIZE}
-    if 0 in shape:
-        return 0
-    return sizes[dtype] * (1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)))
+simulated_at = simulated.at
 
 
 class _Torch:

@@ -339,9 +339,10 @@ class Grid:
             self.result(i, idx, a * b + c, kind)
 
     def _fma(self, i, idx):
-        a, b, c = (x.astype(np.float64) for x in self.values(i, idx, 3, "f32"))
+        kind = i.parts[-1]
+        a, b, c = (x.astype(np.float64) for x in self.values(i, idx, 3, kind))
         with np.errstate(all="ignore"):
-            self.result(i, idx, (a * b + c).astype(np.float32), "f32")
+            self.result(i, idx, (a * b + c).astype(np.float32), kind)
 
     def _div(self, i, idx):
         kind = i.parts[-1]
@@ -377,6 +378,20 @@ class Grid:
 
     def _tanh(self, i, idx):
         self._unary(i, idx, np.tanh)
+
+    def _popc(self, i, idx):
+        bits = np.unpackbits(self.read(i.operands[1], idx, 32).view(np.uint8)).reshape(len(idx), -1)
+        self.write(i.operands[0], idx, bits.sum(1).astype(np.uint32))
+
+    def _clz(self, i, idx):
+        value = self.read(i.operands[1], idx, 32).astype(np.float64)
+        self.write(i.operands[0], idx, (32 - np.frexp(value)[1]).astype(np.uint32))
+
+    def _brev(self, i, idx):
+        bits = np.unpackbits(self.read(i.operands[1], idx, 32).astype(">u4").view(np.uint8)).reshape(
+            len(idx), -1
+        )
+        self.write(i.operands[0], idx, np.packbits(bits[:, ::-1], axis=1).view(">u4")[:, 0].astype(np.uint32))
 
     def _rcp(self, i, idx):
         self._unary(i, idx, lambda x: np.float32(1) / x)
@@ -595,19 +610,20 @@ class Grid:
             width(i.parts[-1]),
             next(p for p in i.parts if p in ("add", "cas", "exch", "max", "min", "or")),
         )
-        addresses, kind = self.place(i.operands[1], idx, 64), BITS[bits]
+        space, kind = space_of(i), BITS[bits]
+        addresses = self.place(i.operands[1], idx, 32 if space == "shared" else 64)
         given = [self.read(o, idx, bits) for o in i.operands[2:]]
         old = np.empty(len(idx), kind)
         for k in range(len(idx)):  # one after another
             here, one = idx[k : k + 1], addresses[k : k + 1]
-            old[k] = self.memory.load(one, bits // 8).view(kind)[0, 0]
+            old[k] = np.ascontiguousarray(self.get(space, one, here, bits // 8)).view(kind)[0, 0]
             a = given[0][k]
             with np.errstate(all="ignore"):
                 new = {
                     "add": old[k] + a, "exch": a, "or": old[k] | a, "max": max(old[k], a), "min": min(old[k], a),
                     "cas": given[-1][k] if old[k] == a else old[k],
                 }[how]  # fmt: skip
-            self.put("global", one, here, np.array([[new]], kind).view(np.uint8))
+            self.put(space, one, here, np.array([[new]], kind).view(np.uint8))
         self.write(i.operands[0], idx, old)
         self.rests[idx] = self.step + WAIT
 
@@ -648,6 +664,24 @@ class Grid:
         np.add.at(some, warp, held)
         every = np.bincount(warp)
         self.write(i.operands[0], idx, (some > 0 if "any" in i.parts else some == every)[warp])
+
+    def _redux(self, i, idx):
+        value, warp = self.values(i, idx, 1, i.parts[-1])[0], self.warp[idx]
+        functions = {
+            "add": np.add,
+            "max": np.maximum,
+            "min": np.minimum,
+            "or": np.bitwise_or,
+            "and": np.bitwise_and,
+        }
+        _, first, inverse = np.unique(warp, return_index=True, return_inverse=True)
+        found = functions[i.parts[2]].reduceat(value, first)  # the lanes of a warp stand side by side
+        self.result(i, idx, found[inverse], i.parts[-1])
+
+    def _activemask(self, i, idx):
+        sums = np.zeros(self.warp.max() + 1, np.uint64)
+        np.add.at(sums, self.warp[idx], np.uint64(1) << self.special["%laneid"][idx].astype(np.uint64))
+        self.write(i.operands[0], idx, sums[self.warp[idx]].astype(np.uint32))
 
     def _bar(self, i, idx):
         if "warp" in i.parts:

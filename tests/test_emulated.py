@@ -1,6 +1,6 @@
 """Compiled kernels, run on the CPU by their PTX (`ptx`): right beside float64, and nothing else is touched.
 
-Products, top-k and the two kernels around losses are simulated here; the GPU tests run all.
+Products and their gradients are simulated here; the GPU tests run all.
 """
 
 from __future__ import annotations
@@ -179,6 +179,47 @@ def test_parts_that_are_given_up(launches, monkeypatch):
     assert close(c.softmax(x, 0), torch.softmax(x.double(), 0))
 
 
+@pytest.mark.parametrize(
+    ("columns", "k", "dtype"), [(64, 8, fp32), (128, 4, bf16), (1000, 20, fp16), (1023, 1, bf16)]
+)
+@pytest.mark.parametrize("renormalize", [False, True])
+def test_experts(columns, k, dtype, renormalize, launches):
+    x = made((5, columns), dtype).requires_grad_()
+    found, indices = c.topk_softmax(x, k, renormalize=renormalize)
+    exact = torch.softmax(x.double(), -1).gather(-1, indices)
+    exact = exact / exact.sum(-1, keepdim=True) if renormalize else exact
+    assert torch.equal(x.gather(-1, indices), x.topk(k).values) and close(found, exact)
+    upstream = made(found.shape, dtype, 3)
+    (slope,) = torch.autograd.grad(found, x, upstream)
+    (right,) = torch.autograd.grad(exact, x, upstream.double())
+    assert (slope.double() - right).abs().max() <= 4 * torch.finfo(dtype).eps * upstream.abs().max()
+
+
+@pytest.mark.parametrize(("columns", "k", "dtype"), [(5000, 8, bf16), (3001, 50, fp32), (90001, 5, bf16)])
+def test_the_most_likely_tokens(columns, k, dtype, launches):
+    x, index = made((3, columns), dtype), torch.tensor([0, 17, columns - 1])
+    values, indices, chosen, ranks = c.topk_log_softmax(x, k, index)
+    exact = torch.log_softmax(x.double(), -1)
+    assert torch.equal(x.gather(-1, indices), x.topk(k).values) and close(values, exact.gather(-1, indices))
+    assert close(chosen, exact.gather(-1, index[:, None])[:, 0])
+    assert torch.equal(ranks, (x > x.gather(-1, index[:, None])).sum(-1))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_loss_and_its_gradient_in_one_visit(reduction, launches):
+    x, target = made((21, 300), fp32).requires_grad_(), torch.arange(21) * 13
+    target[4] = -100
+
+    def both(function, x):
+        loss = function(x, target, reduction=reduction)
+        (slope,) = torch.autograd.grad(loss, x, torch.tensor(2.5, dtype=x.dtype))
+        return loss, slope
+
+    exact = both(torch.nn.functional.cross_entropy, x.detach().double().requires_grad_())
+    assert all(map(close, both(c.cross_entropy, x), exact))
+    assert {work.plan.kernel.movement for work in launches} == {"row", "mean", "rescale"}
+
+
 @pytest.mark.parametrize("function", [c.softmax, c.log_softmax, c.logsumexp], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("columns", [31, 1003, 9000, 40000])
 def test_bits_do_not_depend_on_company(columns, function, launches):
@@ -268,10 +309,10 @@ def test_a_wrong_kernel_is_seen(launches):
     x = made((9, 300), fp32)
     check_softmax(c.softmax(x), x)
     kernel = launches[0].plan.kernel
-    program = launches.programs[kernel]
+    program, shared = launches.programs[kernel]
     for name, other in (("add.f32", "max.f32"), ("shfl.sync.bfly.b32", "shfl.sync.idx.b32")):
         code = [replace(i, name=i.name.replace(name, other)) for i in program.code]
         assert code != program.code
-        launches.programs[kernel] = replace(program, code=code)
+        launches.programs[kernel] = replace(program, code=code), shared
         with pytest.raises(AssertionError):
             check_softmax(c.softmax(x), x)
