@@ -19,8 +19,10 @@ COUNTED = {"row": 2, "short": 3, "topk": 3, "topk_long": 0, "rescale": 1}
 class Emulated(simulated.Launches):
     """As simulated, but that kernels run; what was launched has its plan, too. Products and their gradients are left.
 
-    folder: of compiled classes.
+    folder: of compiled classes. seed: of which warps run before others, or None.
     """
+
+    seed: int | None = None
 
     def __init__(self, folder: Path, monkeypatch):
         super().__init__()
@@ -79,7 +81,7 @@ class Emulated(simulated.Launches):
             ((ctas, cluster), (1, cluster)) if c.movement == "row" else ((ctas * cluster, 1), (cluster, 1))
         )
         program, shared = self.program(c)
-        Grid(program, Memory(places), *shapes, shared).run(numbers)
+        Grid(program, Memory(places), *shapes, shared, self.seed).run(numbers)
 
 
 simulated_at = simulated.at

@@ -2,8 +2,8 @@
 
 Of the instructions those that the kernels here use. Threads have program counters of their own; each step runs one
 instruction for all that are furthest behind, so that the lanes of a warp meet again where they had parted. All CTAs run
-at once. What is asynchronous is done at once, so a missing wait is not found; an access outside of what was given, a
-misaligned one, and threads that wait for each other without end are.
+at once, warps in step or, with a seed, some before others. What is asynchronous is seen when it has been waited for. So
+what is found is an access outside of what was given, a misaligned one, a wait that is missing, and one without end.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ import ctypes
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
 
 WARP = 32
 WAIT = 64  # steps that a thread rests that asks whether something has come
+TURN = 24  # steps that some warps run before others
 BLOCK = 16  # bytes
 RANK = 24  # bit from which on an address of shared memory names a CTA of the cluster, counted from 1
 BITS = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
@@ -163,19 +165,34 @@ class Barrier:
     left: int
     bytes: int = 0
     phases: int = 0
+    stores: list[Callable] = field(default_factory=list)
 
     def settle(self) -> None:
+        """End the phase if nothing is left of it: what it waited for is there now."""
         if self.left == 0 and self.bytes == 0:
             self.left, self.phases = self.count, self.phases + 1
+            for store in self.stores:
+                store()
+            self.stores.clear()
 
 
 class Grid:
-    """One launch. grid, cluster: CTAs along x and y; shared: bytes of dynamic shared memory of a CTA."""
+    """One launch.
+
+    grid, cluster: CTAs along x and y; shared: bytes of dynamic shared memory of a CTA; seed: of which warps run when.
+    """
 
     def __init__(
-        self, program: Program, memory: Memory, grid: tuple[int, int], cluster: tuple[int, int], shared: int
+        self,
+        program: Program,
+        memory: Memory,
+        grid: tuple[int, int],
+        cluster: tuple[int, int],
+        shared: int,
+        seed: int | None = None,
     ):
         self.program, self.memory = program, memory
+        self.random = None if seed is None else np.random.default_rng(seed)
         ctas, threads = grid[0] * grid[1], program.threads
         self.count = T = ctas * threads
         self.thread = np.arange(T)
@@ -206,12 +223,14 @@ class Grid:
         self.blocked = np.zeros(T, bool)
         self.cluster_arrived = np.zeros(T, np.int64)
         self.cluster_waited = np.zeros(T, np.int64)
+        self.committed = np.zeros(T, np.int64)  # groups of copies
+        self.copies: list[tuple] = []  # (threads, their groups, places, data) on their way
         self.step = 0
 
     def run(self, parameters: Sequence[int], most: int = 2_000_000) -> None:
         """Until every thread has returned. parameters: the bits of each as one number."""
         self.parameters = parameters
-        code, labels = self.program.code, self.program.labels
+        code, labels, chosen = self.program.code, self.program.labels, np.ones(self.warp[-1] + 1, bool)
         while not self.done.all():
             self.step += 1
             if self.step > most:
@@ -223,6 +242,11 @@ class Grid:
                     raise RuntimeError("threads wait for each other without end")
                 self.step = int(self.rests[awake].min())
                 continue
+            if self.random is not None:
+                if self.step % TURN == 1:
+                    chosen = self.random.random(self.warp[-1] + 1) < 0.3
+                if (ready & chosen[self.warp]).any():
+                    ready &= chosen[self.warp]
             at = self.pc[ready].min()
             idx = np.nonzero(ready & (self.pc == at))[0]
             instruction = code[at]
@@ -266,9 +290,12 @@ class Grid:
     def write(self, name: str, idx: np.ndarray, value: np.ndarray) -> None:
         if name == "_":
             return
-        if name not in self.registers or self.registers[name].dtype != value.dtype:
-            self.registers[name] = np.zeros(self.count, value.dtype)
-        self.registers[name][idx] = value
+        held = self.registers.get(name)
+        if held is None:
+            held = self.registers[name] = np.zeros(self.count, value.dtype)
+        elif held.itemsize < value.itemsize:
+            held = self.registers[name] = held.astype(value.dtype)
+        held[idx] = value
 
     def predicate(self, name: str, idx: np.ndarray) -> np.ndarray:
         held = self.registers.get(name.lstrip("!"))
@@ -586,15 +613,21 @@ class Grid:
     def store_async(self, i, idx):
         bits, names = width(i.parts[-1]), listed(i.operands[1])
         data = np.ascontiguousarray(np.stack([self.read(n, idx, bits) for n in names], 1)).view(np.uint8)
-        self.put("shared", self.place(i.operands[0], idx, 32), idx, data.reshape(len(idx), -1))
+        places, data = self.place(i.operands[0], idx, 32), data.reshape(len(idx), -1)
         cta, offset = self.shared_rows(self.place(i.operands[2], idx, 32), idx)
-        for key in zip(cta.tolist(), offset.tolist(), strict=True):
+        for k, key in enumerate(zip(cta.tolist(), offset.tolist(), strict=True)):
+            one = slice(k, k + 1)
             self.barriers[key].bytes -= data.shape[1]
+            self.barriers[key].stores.append(partial(self.put, "shared", places[one], idx[one], data[one]))
             self.barriers[key].settle()
 
     def _cp(self, i, idx):
-        if "async" not in i.parts or "shared" not in i.parts:
-            return  # commit and wait: copies are done at once
+        if "commit_group" in i.parts:
+            self.committed[idx] += 1
+            return
+        if "wait_group" in i.parts or "wait_all" in i.parts:
+            self.arrive(idx, int(i.operands[0]) if i.operands else 0)
+            return
         size, *more = i.operands[2 : len(i.operands) - ("cache_hint" in i.name)]
         target, source = self.place(i.operands[0], idx, 32), self.place(i.operands[1], idx, 64)
         data = np.zeros((len(idx), int(size)), np.uint8)
@@ -603,7 +636,18 @@ class Grid:
             here = read == count
             aligned(source[here], int(size))
             data[here, : int(count)] = self.memory.load(source[here], int(count))
-        self.put("shared", target, idx, data)
+        self.copies.append((idx, self.committed[idx], target, data))
+
+    def arrive(self, idx: np.ndarray, groups: int) -> None:
+        """Copies of these threads are there, but for those of their last groups."""
+        waits, left = np.zeros(self.count, bool), []
+        waits[idx] = True
+        for threads, group, places, data in self.copies:
+            here = waits[threads] & (group < self.committed[threads] - groups)
+            self.put("shared", places[here], threads[here], data[here])
+            if not here.all():
+                left.append((threads[~here], group[~here], places[~here], data[~here]))
+        self.copies = left
 
     def _atom(self, i, idx):
         bits, how = (

@@ -165,6 +165,18 @@ def test_random_calls(launches):
     assert {work.plan.movement for work in launches} == {"row", "column"}
 
 
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize(
+    ("shape", "dim"),
+    [((9, 57), 1), ((4, 3000), 1), ((1, 40000), 1), ((100, 40), 0), ((700, 40), 0), ((20000, 9), 0)],
+)
+def test_bits_do_not_depend_on_which_warps_run_first(shape, dim, seed, launches):
+    x = made(shape, bf16)
+    y, s = c.softmax(x, dim), c.logsumexp(x, dim)
+    launches.seed = seed
+    assert equal_bits(c.softmax(x, dim), y) and equal_bits(c.logsumexp(x, dim), s)
+
+
 @pytest.mark.parametrize("columns", [700, 8200])
 def test_two_exchanges_of_a_cluster(columns, launches):
     x, target = made((3, columns), bf16), made((3, columns), bf16, 1)
@@ -302,6 +314,32 @@ def test_what_a_sanitizer_finds(body, error, words):
     body = body.replace("%r2;", "%r1;")
     with pytest.raises(error, match=words):
         run(body, torch.zeros(64, dtype=torch.int32))
+
+
+@pytest.mark.parametrize(
+    ("shape", "missing"),
+    [
+        ((9, 3000), "bar.sync"),
+        ((1, 40000), "mbarrier.try_wait"),
+        ((20, 57), "cp.async.wait_group"),
+    ],
+)
+def test_a_missing_wait_is_seen(shape, missing, launches):
+    """Without it the result is another."""
+    x = made(shape, bf16)
+    launches.seed = 3
+    check_softmax(c.softmax(x), x)
+    kernel = launches[0].plan.kernel
+    program, shared = launches.programs[kernel]
+    assert any(i.name.startswith(missing) for i in program.code), {i.name for i in program.code}
+    code = [
+        replace(i, name="mov.pred", operands=("P1", "1")) if missing[0] == "m" and i.name.startswith(missing)
+        else replace(i, name="fence") if i.name.startswith(missing) else i
+        for i in program.code
+    ]  # fmt: skip
+    launches.programs[kernel] = replace(program, code=code), shared
+    with pytest.raises(AssertionError):
+        check_softmax(c.softmax(x), x)
 
 
 def test_a_wrong_kernel_is_seen(launches):
