@@ -19,6 +19,7 @@ import torch
 
 WARP = 32
 WAIT = 64  # steps that a thread rests that asks whether something has come
+TOGETHER = {"shfl", "redux", "vote", "elect"}  # of all lanes of a warp
 TURN = 24  # steps that some warps run before others
 BLOCK = 16  # bytes
 RANK = 24  # bit from which on an address of shared memory names a CTA of the cluster, counted from 1
@@ -253,9 +254,11 @@ class Grid:
             self.pc[idx] = at + 1
             if instruction.guard:
                 idx = idx[self.predicate(instruction.guard, idx)]
+            kind = instruction.parts[0]
+            if kind in TOGETHER and instruction.operands[-1] == "-1":
+                idx = self.whole_warps(idx)
             if not len(idx):
                 continue
-            kind = instruction.parts[0]
             if kind == "bra":
                 self.pc[idx] = labels[instruction.operands[0]]
             elif kind in ("ret", "exit"):
@@ -265,6 +268,14 @@ class Grid:
                     getattr(self, "_" + kind)(instruction, idx)
                 except (IndexError, ValueError, KeyError, AttributeError) as error:
                     raise type(error)(f"{instruction.text}: {error}") from error
+
+    def whole_warps(self, idx: np.ndarray) -> np.ndarray:
+        """Those whose whole warp is here; the others come back to this instruction later."""
+        here, alive = (np.bincount(self.warp[t], minlength=self.warp[-1] + 1) for t in (idx, ~self.done))
+        whole = (here == alive)[self.warp[idx]]
+        self.pc[idx[~whole]] -= 1
+        self.rests[idx[~whole]] = self.step + 1
+        return idx[whole]
 
     # Operands.
 

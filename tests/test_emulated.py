@@ -165,6 +165,17 @@ def test_random_calls(launches):
     assert {work.plan.movement for work in launches} == {"row", "column"}
 
 
+@pytest.mark.parametrize("function", [c.logsumexp, c.amax, c.sum, c.entropy], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("seed", [None, 1])
+def test_numbers_of_rows_in_parts(function, seed, launches):
+    """Lanes that have waited for a part's state meet those that had none to wait for."""
+    launches.seed = seed
+    x = made((129, 3, 129), fp32).permute(1, 0, 2)
+    exact = {"entropy": lambda x, d: torch.special.entr((x - torch.logsumexp(x, d, True)).exp()).sum(d)}
+    right = exact.get(function.__name__, getattr(torch, function.__name__, None))(x.double(), (1, 2))
+    assert close(function(x, (1, 2)), right, 129) and launches[0].plan.parts > 1
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize(
     ("shape", "dim"),
