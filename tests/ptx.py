@@ -265,7 +265,12 @@ class Grid:
                 self.done[idx] = True
             else:
                 try:
-                    getattr(self, "_" + kind)(instruction, idx)
+                    if kind in BINARY:
+                        self._binary(instruction, idx, BINARY[kind])
+                    elif kind in UNARY:
+                        self._unary(instruction, idx, UNARY[kind])
+                    else:
+                        getattr(self, "_" + kind)(instruction, idx)
                 except (IndexError, ValueError, KeyError, AttributeError) as error:
                     raise type(error)(f"{instruction.text}: {error}") from error
 
@@ -335,21 +340,6 @@ class Grid:
         with np.errstate(all="ignore"):
             self.result(instruction, idx, function(*self.values(instruction, idx, 2, kind)), kind)
 
-    def _add(self, i, idx):
-        self._binary(i, idx, np.add)
-
-    def _sub(self, i, idx):
-        self._binary(i, idx, np.subtract)
-
-    def _and(self, i, idx):
-        self._binary(i, idx, np.bitwise_and)
-
-    def _or(self, i, idx):
-        self._binary(i, idx, np.bitwise_or)
-
-    def _xor(self, i, idx):
-        self._binary(i, idx, np.bitwise_xor)
-
     def _max(self, i, idx):
         self._extreme(i, idx, np.maximum, np.fmax)
 
@@ -394,45 +384,13 @@ class Grid:
         a, b = self.values(i, idx, 2, kind)
         self.result(i, idx, np.fmod(a, b), kind)
 
-    def _unary(self, i, idx, function, first=1):
+    def _unary(self, i, idx, function):
         kind = i.parts[-1]
         with np.errstate(all="ignore"):
-            value = function(self.values(i, idx, 1, kind, first)[0])
+            value = function(self.values(i, idx, 1, kind)[0])
             if "ftz" in i.parts:
                 value = np.where(np.abs(value) < np.finfo(np.float32).tiny, np.float32(0), value)
             self.result(i, idx, value, kind)
-
-    def _neg(self, i, idx):
-        self._unary(i, idx, np.negative)
-
-    def _abs(self, i, idx):
-        self._unary(i, idx, np.abs)
-
-    def _ex2(self, i, idx):
-        self._unary(i, idx, np.exp2)
-
-    def _lg2(self, i, idx):
-        self._unary(i, idx, np.log2)
-
-    def _tanh(self, i, idx):
-        self._unary(i, idx, np.tanh)
-
-    def _popc(self, i, idx):
-        bits = np.unpackbits(self.read(i.operands[1], idx, 32).view(np.uint8)).reshape(len(idx), -1)
-        self.write(i.operands[0], idx, bits.sum(1).astype(np.uint32))
-
-    def _clz(self, i, idx):
-        value = self.read(i.operands[1], idx, 32).astype(np.float64)
-        self.write(i.operands[0], idx, (32 - np.frexp(value)[1]).astype(np.uint32))
-
-    def _brev(self, i, idx):
-        bits = np.unpackbits(self.read(i.operands[1], idx, 32).astype(">u4").view(np.uint8)).reshape(
-            len(idx), -1
-        )
-        self.write(i.operands[0], idx, np.packbits(bits[:, ::-1], axis=1).view(">u4")[:, 0].astype(np.uint32))
-
-    def _rcp(self, i, idx):
-        self._unary(i, idx, lambda x: np.float32(1) / x)
 
     def _not(self, i, idx):
         if i.parts[-1] == "pred":
@@ -499,20 +457,11 @@ class Grid:
     def _setp(self, i, idx):
         how, kind = i.parts[1], i.parts[-1]
         a, b = self.values(i, idx, 2, kind)
-        compare = {"eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater}
-        compare |= {
-            "ge": np.greater_equal,
-            "lo": np.less,
-            "ls": np.less_equal,
-            "hi": np.greater,
-            "hs": np.greater_equal,
-        }
-        compare |= {name + "u": compare[name] for name in ("eq", "ne", "lt", "le", "gt", "ge")}
         nan = np.isnan(a) | np.isnan(b) if kind[0] == "f" else np.zeros(len(idx), bool)
         if how in ("nan", "num"):
             found = nan if how == "nan" else ~nan
         else:
-            found = compare[how](a, b)
+            found = COMPARE[how](a, b)
             found = found | nan if how[-1] == "u" else found & ~nan
         self.write(i.operands[0], idx, found)
 
@@ -615,16 +564,17 @@ class Grid:
         if "async" in i.parts:
             self.store_async(i, idx)
             return
-        bits, names = width(i.parts[-1]), listed(i.operands[1])
         space = space_of(i)
-        data = np.stack([self.read(n, idx, bits) for n in names], 1)
         addresses = self.place(i.operands[0], idx, 32 if space == "shared" else 64)
-        self.put(space, addresses, idx, np.ascontiguousarray(data).view(np.uint8).reshape(len(idx), -1))
+        self.put(space, addresses, idx, self.stored(i, idx))
+
+    def stored(self, i, idx) -> np.ndarray:
+        """The (thread, byte) of a store."""
+        data = np.stack([self.read(name, idx, width(i.parts[-1])) for name in listed(i.operands[1])], 1)
+        return np.ascontiguousarray(data).view(np.uint8).reshape(len(idx), -1)
 
     def store_async(self, i, idx):
-        bits, names = width(i.parts[-1]), listed(i.operands[1])
-        data = np.ascontiguousarray(np.stack([self.read(n, idx, bits) for n in names], 1)).view(np.uint8)
-        places, data = self.place(i.operands[0], idx, 32), data.reshape(len(idx), -1)
+        places, data = self.place(i.operands[0], idx, 32), self.stored(i, idx)
         cta, offset = self.shared_rows(self.place(i.operands[2], idx, 32), idx)
         for k, key in enumerate(zip(cta.tolist(), offset.tolist(), strict=True)):
             one = slice(k, k + 1)
@@ -733,11 +683,6 @@ class Grid:
         found = functions[i.parts[2]].reduceat(value, first)  # the lanes of a warp stand side by side
         self.result(i, idx, found[inverse], i.parts[-1])
 
-    def _activemask(self, i, idx):
-        sums = np.zeros(self.warp.max() + 1, np.uint64)
-        np.add.at(sums, self.warp[idx], np.uint64(1) << self.special["%laneid"][idx].astype(np.uint64))
-        self.write(i.operands[0], idx, sums[self.warp[idx]].astype(np.uint32))
-
     def _bar(self, i, idx):
         if "warp" in i.parts:
             self.meet(idx, self.warp, "warp", None)
@@ -801,7 +746,7 @@ class Grid:
     def _fence(self, i, idx):
         """What is written is seen by all at once."""
 
-    _membar = _griddepcontrol = _prefetch = _fence
+    _membar = _fence
 
     def _createpolicy(self, i, idx):
         self.write(i.operands[0], idx, np.zeros(len(idx), np.uint64))
@@ -816,6 +761,17 @@ class Grid:
         self.rests[idx] = self.step + WAIT
 
 
+BINARY = {
+    "add": np.add, "sub": np.subtract, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
+}  # fmt: skip
+UNARY = {
+    "neg": np.negative, "abs": np.abs, "ex2": np.exp2, "lg2": np.log2, "tanh": np.tanh, "rcp": np.reciprocal,
+}  # fmt: skip
+COMPARE = {
+    "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
+    "lo": np.less, "ls": np.less_equal, "hi": np.greater, "hs": np.greater_equal,
+}  # fmt: skip
+COMPARE |= {name + "u": COMPARE[name] for name in ("eq", "ne", "lt", "le", "gt", "ge")}
 NUMBERS = {
     "s16": np.int16, "u16": np.uint16, "b16": np.uint16, "s32": np.int32, "u32": np.uint32, "b32": np.uint32,
     "s64": np.int64, "u64": np.uint64, "b64": np.uint64, "f32": np.float32, "f64": np.float64, "f16": np.float16,
