@@ -151,6 +151,16 @@ class Online:
         return state[0] if stage == 0 else self.seen_from(state, carry[0])[stage - 1]
 
 
+class Separate(Online):
+    """Pairs whose products are rounded before they are added: of the same elements two states in one kernel are the
+    same, which they are not where the compiler joins the products of one of them with sums."""
+
+    def seen_from(self, state: tuple, row_max: Float32) -> tuple[Float32, ...]:
+        seen, total = state
+        ratio = self.exp.ratio(online.reference(seen), online.reference(row_max))
+        return (online.rounded_product(total, ratio),)
+
+
 class Weighted(Online):
     """The triple (max, sum of exponentials relative to it, sum of the same times their exponents of 2)."""
 

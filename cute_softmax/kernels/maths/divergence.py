@@ -170,6 +170,8 @@ def divergence(prologue, sources: tuple[str, str], *, online: bool, precise: boo
             return WeightedOfInput(prologue, Softmax(sources[0], online=online, precise=precise, keep=False))
         return Weighted(prologue, LogSumExp(sources[0], online=online))
     if prologue.against == "loss":
-        return Divergence(prologue, tuple(LogSumExp(source, online=online) for source in sources))
-    softmaxes = tuple(Softmax(source, online=online, precise=precise, keep=False) for source in sources)
+        return Divergence(prologue, tuple(LogSumExp(source, online=online).separate() for source in sources))
+    softmaxes = tuple(
+        Softmax(source, online=online, precise=precise, keep=False).separate() for source in sources
+    )
     return (DivergenceOfInput if prologue.against == "input" else DivergenceOfTarget)(prologue, softmaxes)

@@ -34,7 +34,7 @@ from ..common import online
 from ..common.copy import Fragment
 from ..common.index import select
 from ..common.online import Corrected, Fast, Near, Precise
-from ..common.reduce import MAX, SUM, Averaged, Online, Scalar, Weighted, tree
+from ..common.reduce import MAX, SUM, Averaged, Online, Scalar, Separate, Weighted, tree
 
 
 class RowMath:
@@ -110,6 +110,13 @@ class Softmax(RowMath):
         made = copy.copy(self)
         made.exp = online.scaled(self.exp, factor)
         made.whole = type(self.whole)(made.exp, self.whole.total)
+        made.reductions = (made.whole,) if self.online else self.reductions
+        return made
+
+    def separate(self) -> "Softmax":
+        """The math whose state is the same for the same elements, whatever else its kernel computes."""
+        made = copy.copy(self)
+        made.whole = Separate(self.exp, self.whole.total)
         made.reductions = (made.whole,) if self.online else self.reductions
         return made
 
