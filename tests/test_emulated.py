@@ -8,9 +8,11 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import checking
 import emulated
 import ptx
 import pytest
+import short_scores
 import torch
 from checking import Guarded, check_backward, check_softmax, equal_bits
 from test_states import FUNCTIONS, Function, example
@@ -365,3 +367,11 @@ def test_a_wrong_kernel_is_seen(launches):
         launches.programs[kernel] = replace(program, code=code), shared
         with pytest.raises(AssertionError):
             check_softmax(c.softmax(x), x)
+
+
+@pytest.mark.parametrize(("columns", "dtype"), [(3, bf16), (8, fp16), (12, fp32), (49, bf16)], ids=str)
+def test_scores_of_short_rows(columns, dtype, launches, monkeypatch):
+    monkeypatch.setattr(checking, "DEVICE", "cpu")
+    for case in short_scores.cases(columns, dtype):
+        case.check(case.launched())
+    assert {work.plan.movement for work in launches} == {"short"}

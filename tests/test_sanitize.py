@@ -178,6 +178,8 @@ def test_every_class_of_short_rows():
         every = {c for n in range(1, 65) if (c := short_class(math, "sm_90a", dtypes, n))}
         assert every <= kernels and {c.capacity for c in every} == {1, 2, 4, 8, 12, 16, 24, 32, 48, 64}
         assert any(k.math == math and k.access[: len(access)] != access for k in kernels)
+    assert {how for k in kernels for how in k.laid} == {"dense", "apart", "single"}
+    assert {k.whole for k in kernels if k.prologue.mask} == {True, False}
 
 
 def test_scores_in_every_kind_of_panel(monkeypatch):

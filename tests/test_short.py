@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import product, zip_longest
+from math import prod
 from types import SimpleNamespace
 
 import classes
@@ -12,9 +13,11 @@ from compiled import accesses, check_all, check_compiled, compile_and_read
 from cute_softmax import draw
 from cute_softmax.draw import checks
 from cute_softmax.kernels import short_rows, short_work
-from cute_softmax.plan import MATHS, WARP, plan, table_of
+from cute_softmax.kernels.common import index
+from cute_softmax.plan import MATHS, WARP, Prologue, plan, table_of
 from cute_softmax.plan.catalogue import classes as listed
 from cute_softmax.plan.catalogue import longest_row
+from cute_softmax.plan.choose import plan_call
 from cute_softmax.plan.describe import plan_of
 from cute_softmax.plan.hardware import ARCHITECTURES, H200
 from cute_softmax.plan.order import order_of
@@ -261,6 +264,131 @@ def test_lanes_look_at_different_banks():
             assert max(cost) == usual, (n, pair, cost)
 
 
+def test_the_words_of_a_run():
+    """Each element is copied once, alone or in a word, and words are made of words of the run only."""
+    for each, to, count in product((2, 4), range(9), range(40)):
+        head, words = short_work.words_of_run(to, count, each)
+        tail = head + words * each
+        copied = [*range(head), *range(tail, count), *range(head, tail)]
+        assert sorted(copied) == list(range(count)) and head + count - tail < WARP
+        if words:
+            assert (to + head) % each == 0 and head >= each and count - tail >= each
+
+
+def test_rows_of_bytes_by_words():
+    """`read_bytes` step by step: the row's bytes, and zeros behind them."""
+    for n in (1, 2, 3, 5, 12, 31, 49, 63):
+        capacity = next(c.capacity for c in table_of().short if n <= c.capacity)
+        for start in range(40, 44):
+            memory = np.arange(1, 200, dtype=np.uint8)
+            words = memory[: 49 * 4].view("<u4").astype(np.uint64)
+            held = [
+                int(words[start // 4 + j]) if short_work.byte_word_is_read(j, n) else 0
+                for j in range(capacity // 4 + 1)
+            ]
+            row = []
+            for j in range(capacity // 4):
+                word = (held[j] | held[j + 1] << 32) >> 8 * (start % 4) & short_work.bytes_of_word(j, n)
+                row += word.to_bytes(4, "little")
+            assert row[:n] == memory[start : start + n].tolist() and not any(row[n:])
+
+
+def scored(shape, columns, strides, name="mask"):
+    """The plan of a softmax over the last dimension of a tensor of 16-bit elements with a mask, or a bias, that lies so
+    in the others."""
+    whole = [prod((*shape, columns)[d + 1 :]) for d in range(len(shape) + 1)]
+    x, dtype = Operand("bf16", tuple(whole)), {"mask": "bool", "bias": "bf16"}[name]
+    operands = x, Operand(dtype, (*strides, 1)), x
+    return plan_call(
+        "softmax", (*shape, columns), (len(shape),), operands, H200, prologue=Prologue(**{name: True})
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "runs"),
+    [
+        ((64, 6, 49), (49 * 49, 0, 49), (1, 49)),  # a mask of each window, for all heads
+        ((64, 6, 49), (0, 49 * 49, 49), (1, 294)),  # a bias of each head
+        ((64, 6, 49), (49, 0, 0), (294, 64)),  # of a sequence, for all rows
+        ((64, 6, 49), (0, 0, 0), (18816, 1)),
+        ((64, 6, 49), (0, 49, 0), (49, 6)),
+        ((5, 3, 7), (49 * 49, 98, 0), (7, 1)),
+        ((5, 3, 7), (7 * 49, 5 * 7 * 49, 49), (1, 7)),  # dimensions in another order
+        ((300,), (64,), (1, 1)),
+    ],
+)
+def test_rows_that_lie_apart(shape, strides, runs):
+    """Each row of each stretch finds its own in shared memory: step by step what `ShortKernel.fetch` does."""
+    made = scored(shape, 49, strides)
+    assert made.kernel.laid == ("dense", "apart") and not made.kernel.whole
+    *in_modes, repeat, run = made.operand_strides[1]
+    assert (repeat, run) == runs and checks.check(made).problems == ()
+
+    def start_of(row: int) -> int:
+        return index.dot(index.of_row(row, list(made.kept[1:]), True), in_modes)
+
+    wanted = np.add.outer(0, np.zeros(1, int))
+    for n, s in zip(shape, strides, strict=True):
+        wanted = np.add.outer(wanted, np.arange(n) * s)
+    wanted = wanted.ravel()
+    for number in range(made.stretches):
+        first = number * made.warp_rows
+        rows = min(made.warp_rows, made.rows - first)
+        begin, end = short_work.distinct_rows(first, rows, repeat)
+        assert end - begin <= rows, "no more than there is room for"
+        held, row = {}, begin
+        while row < end:
+            behind = min((row // run + 1) * run, end)
+            start = start_of(row // run * run * repeat) + row % run * made.columns
+            held |= {row - begin + k: start + k * made.columns for k in range(behind - row)}
+            row = behind
+        for r in range(rows):
+            found = held[short_work.distinct_row(first, rows, repeat, r)]
+            assert found == wanted[first + r]
+        assert held[short_work.distinct_row(first, rows, repeat, rows + 5)] == wanted[first + rows - 1]
+        assert made.shared_row(1, rows - 1) < rows
+
+
+def test_what_scores_of_short_rows_are_planned_as():
+    alike = scored((64, 6, 49), 49, (6 * 49 * 49, 49 * 49, 49))
+    assert alike.kernel.laid == ("dense", "dense") and alike.kernel.kept_modes == 1
+    assert alike.kernel.access == (8, 8, 8) and alike.kernel.shared_memory == 49152 + 6144
+    both = scored((64, 49), 49, (0, 49), "bias")
+    assert both.kernel.access == (8, 0, 8) and both.kernel.sources == (0, 1, 0)
+    assert both.kernel.min_blocks >= 4 and "49 one behind another; copied" in both.explain()
+    x = Operand("bf16", (49 * 49, 49, 1))
+    single = Operand("bool", (0, 1, 0))
+    made = plan_call("softmax", (64, 49, 49), (2,), (x, single, x), H200, prologue=Prologue(mask=True))
+    assert made.kernel.laid == ("dense", "single") and made.kernel.placed == (0,)
+    assert "mask: one element a row, in registers" in made.explain()
+    # Vectors hold whole rows, unless some lie apart.
+    assert scored((64, 6), 4, (24, 4)).kernel.whole and not scored((64, 6), 4, (0, 4)).kernel.whole
+    # A diagonal, of rows that lie in the order of their positions.
+    made = plan_call("softmax", (64, 49, 49), (2,), (x, x), H200, prologue=Prologue(causal=True), query=1)
+    assert made.movement == "short" and made.kept == (64, 49)
+    turned = plan_call("softmax", (64, 49, 49), (2,), (x, x), H200, prologue=Prologue(causal=True), query=0)
+    assert turned.movement == "row"
+    # What chooses an element is the row movement's.
+    logits = Operand("bf16", (49, 1))
+    of_row = [Operand(d, (1, 0)) for d in ("int64", "fp32", "fp32", "fp32")]
+    assert plan_call("selective", (100, 49), (1,), (logits, *of_row), H200).movement == "row"
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_scores_compile(architecture, tmp_path, monkeypatch):
+    which = list(ARCHITECTURES).index(architecture)
+    forms = [
+        (57, Prologue(mask=True, zero=True), ("bf16", "bool", "bf16"), ("dense", "apart")),
+        (12, Prologue(bias=True, scale="groups"), ("fp32", "fp32", "fp32", "fp32"), ("dense", "dense")),
+        (8, Prologue(causal=True, scale="number"), ("bf16", "bf16"), ("dense",)),
+        (24, Prologue(sink=True, mask=True), ("fp16", "bool", "fp16", "fp32", "fp32"), ("dense", "single")),
+    ]
+    columns, prologue, dtypes, laid = forms[which % len(forms)]
+    c = short_class("softmax", architecture, dtypes, columns, laid=laid, prologue=prologue, kept_modes=2)
+    found = compile_and_read(c, tmp_path, monkeypatch)
+    assert found.ptx.count("ex2.approx") >= columns and found.stack <= 128
+
+
 # -- Compiled ----------------------------------------------------------------------------------------------------------
 
 
@@ -319,7 +447,8 @@ def test_a_wrong_map_is_found():
     class Wrong(type(made.kernel)):
         tv = property(lambda self: Layout((WARP, (self.vector, self.steps)), (1, (1, WARP))))
 
-    broken = replace(made, kernel=Wrong(**made.kernel.fields))
+    fields = {**made.kernel.fields, "prologue": made.kernel.prologue}
+    broken = replace(made, kernel=Wrong(**fields))
     assert checks.check(broken).problems
     too_many = replace(made, warp_rows=made.warp_rows * 4)
     assert any("are more than" in p for p in checks.check(too_many).problems)

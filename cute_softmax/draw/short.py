@@ -12,7 +12,7 @@ from layouts.figures.scene import count
 from layouts.html import Step
 
 from ..plan import WARP
-from ..plan.short import ShortClass, ShortPlan
+from ..plan.short import DENSE, ShortClass, ShortPlan
 from . import common
 from .common import space
 
@@ -68,9 +68,11 @@ def tile(view: View) -> Figure:
             f"The stretch ends at element {end:,}: vectors behind it are drawn here and neither loaded nor stored"
             + (f"; its last {count(end % c.vector, 'element')} go one by one." if end % c.vector else ".")
         )
-    others = [space(n) for n in (*c.facts.inputs[1:], *c.facts.outputs)]
+    others = [space(n) for n, how in zip(c.facts.inputs[1:], c.laid[1:], strict=True) if how == DENSE]
+    others += [space(n) for n in c.facts.outputs]
     notes += [f"{' and '.join(others)}: the same lanes at the same elements."] if others else []
     notes += [f"{space(n)}: one element a row, which the row's thread stores." for n in c.facts.group_outputs]
+    notes += [f"{told}." for told in p.beside]
     return figure.noted(*notes, *replace(view.report, shared=()).lines())
 
 

@@ -6,11 +6,11 @@ All here is index arithmetic, see `common.index`.
 from dataclasses import dataclass
 
 import cutlass.cute as cute
-from cutlass import Boolean, Int32, Int64, Uint32
+from cutlass import Boolean, Int32, Int64
 
 from ..plan import RowClass
 from .common.copy import GlobalTensor
-from .common.index import apart, ceil_div, dot, larger, narrow, select, smaller
+from .common.index import ceil_div, dot, narrow, of_row, reach_of, select, smaller
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def row_of(launch: Launch, tile: Int64, m: int) -> Row:
     s = launch.spec
     V = s.vector
     index = tile * s.tiler[0] + launch.tXcX[(0, m), 0, 0][0]
-    at = coordinates(launch, index)
+    at = of_row(index, launch.sizes, bool(s.prologue))
     head = 0
     if s.edges:
         # One tensor, the output if there is one, decides where vectors begin.
@@ -97,20 +97,10 @@ def row_of(launch: Launch, tile: Int64, m: int) -> Row:
     limit = smaller(body - launch.first, launch.share)
     reach, seen = launch.columns, limit
     if s.prologue.causal:
-        counted = at[-1] + launch.numbers["offset"] + 1
-        reach = narrow(larger(smaller(counted, launch.columns), 0))
+        reach = reach_of(at[-1], launch.numbers["offset"], launch.columns)
         seen = smaller(limit, reach - head - launch.first)
     start = head + launch.first + launch.tXcX[(0, m), 0, 0][1]
     return Row(launch, tile, m, index, at, inside, head, body, limit, seen, reach, start)
-
-
-def coordinates(launch: Launch, index: Int64) -> list[Int64]:
-    """A row's index in each kept mode, the slowest first."""
-    if launch.spec.prologue:
-        # Plans with a prologue have no more rows than that: 64-bit divisions would cost as much as a short row.
-        sizes = [narrow(size, Uint32) for size in launch.sizes[::-1]]
-        return apart(narrow(index, Uint32), sizes)[::-1]
-    return apart(index, launch.sizes[::-1])[::-1]
 
 
 def following(spec: RowClass, k: int) -> tuple[int, int]:

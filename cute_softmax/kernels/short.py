@@ -7,7 +7,9 @@ it, whole ones, and puts their results in their places. From there they are stor
     memory         | vector | vector | vector | vector | ...     lane by lane, coalesced
     shared memory  | row  | row  | row  | row  | row  | ...      a row a thread
 
-Where vectors hold whole rows (of 1, 2, 4 or 8 elements) these stay in the registers that they were loaded to.
+Where vectors hold whole rows (of 1, 2, 4 or 8 elements) these stay in the registers that they were loaded to. Of a bias
+or a mask that is broadcast the rows lie apart in memory: what a stretch needs of them is copied to shared memory, each
+row once however many have it, and read from there as the others are.
 
     coordinates -> stretch -> shared memory -> load -> read -> reduce -> finish -> write -> store
 
@@ -15,21 +17,25 @@ Warps do not wait for each other. Names: as in `row`. `short_work` has the coord
 way between shared memory and registers.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64, const_expr
+from cutlass import Boolean, Float32, Int32, Int64, Uint32, const_expr
 
 from layouts.trace import observe
 
 from ..plan import WARP
-from ..plan.short import ShortClass
+from ..plan.prologue import WHOLE
+from ..plan.short import APART, DENSE, SINGLE, ShortClass
 from . import short_work
 from .common.copy import (
     DTYPES,
     Fragment,
+    GlobalTensor,
+    element,
+    funnel_shift,
     global_pointer,
     global_tensors,
     in_global,
@@ -39,8 +45,13 @@ from .common.copy import (
     read_policy,
     store,
 )
+from .common.index import dot, of_row, reach_of, select, smaller
 from .maths.maths import RowMath
-from .short_rows import SharedRows, Stretch, part
+from .maths.prologue import Given
+from .short_rows import WORD, SharedRows, Stretch, part
+
+# Words of rows that lie apart that each lane has under way at once.
+TURNS = 8
 
 
 class ShortKernel:
@@ -55,9 +66,14 @@ class ShortKernel:
         self.math = math
         self.dtypes = [DTYPES[name] for name in spec.dtypes]
         self.held = SharedRows(spec, math)
+        F = spec.facts.full
         self.inputs = range(len(math.inputs))
-        self.outputs = range(len(math.inputs), spec.facts.full)
-        self.group_outputs = range(spec.facts.full, len(spec.dtypes))
+        self.outputs = range(len(math.inputs), F)
+        self.group_inputs = {name: F + i for i, name in enumerate(math.group_inputs)}
+        self.group_outputs = range(F + len(math.group_inputs), len(spec.dtypes))
+        self.dense = [i for i in self.inputs if spec.laid[i] == DENSE]
+        self.apart = [i for i in self.inputs if spec.laid[i] == APART]
+        self.single = [i for i in self.inputs if spec.laid[i] == SINGLE]
 
     @cute.jit
     def __call__(
@@ -73,8 +89,8 @@ class ShortKernel:
         """Launch.
 
         warp_rows: rows of a warp's stretch. ctas: of the grid. evict_last: whether reads ask L2 to keep them, see
-        `copy.read_policy`. operands: the address of each full operand in bytes, then (address, stride in elements) of
-        each group output.
+        `copy.read_policy`. operands: the sizes of the kept modes but the slowest, the prologue's numbers, and of each
+        operand its address in bytes, of those that do not lie densely with their strides in the kept modes in elements.
         """
         s = self.spec
         self.kernel(rows, columns, warp_rows, evict_last, operands).launch(
@@ -87,7 +103,7 @@ class ShortKernel:
 
     @cute.kernel
     def kernel(self, rows: Int64, columns: Int32, warp_rows: Int32, evict_last: Int32, operands: tuple):
-        s, F = self.spec, self.spec.facts.full
+        s = self.spec
 
         # Coordinates: the thread's lane, and which stretch its warp has.
         lane, warp = cute.arch.lane_idx(), cute.arch.warp_idx()
@@ -104,6 +120,9 @@ class ShortKernel:
         smem = cutlass.memory.SmemAllocator()
         sX = [] if const_expr(s.whole) else self.held.allocate(smem, warp)
 
+        # Tensors, behind the sizes of modes and the prologue's numbers.
+        sizes, rest = operands[: s.kept_modes - 1], operands[s.kept_modes - 1 :]
+        names = s.prologue.numbers
         stretch = Stretch(
             lane=lane,
             columns=columns,
@@ -112,24 +131,42 @@ class ShortKernel:
             first_row=number * warp_rows,
             left=left,
             rows=left // columns,
-            mX=global_tensors(self.dtypes[:F], operands[:F], 0)
-            + global_tensors(self.dtypes[F:], operands[F:], 1),
+            mX=self.tensors(rest[len(names) :]),
             sX=sX,
             policy=read_policy(evict_last),
             skew=short_work.skew_of(columns, s.vector),
             pairs=short_work.in_pairs(s, columns, warp_rows),
+            sizes=sizes,
+            numbers=dict(zip(names, rest[: len(names)], strict=True)),
         )
         if left > 0:
             if const_expr(s.whole):
                 self.whole_rows(stretch)
             else:
+                coming = self.ones_of(stretch, Int32(0))  # of each row, a turn ahead
                 self.load(stretch)
+                for i in self.apart:
+                    self.fetch(stretch, i)
+                cute.arch.cp_async_wait_group(0)
                 cute.arch.sync_warp()
                 for group in cutlass.range(warp_rows // (WARP * s.rows_per_thread), unroll=1):
-                    self.rows(stretch, group)
+                    ones = coming
+                    coming = self.ones_of(stretch, group + 1)
+                    self.rows(stretch, group, ones)
                 if const_expr(len(self.outputs) > 0):
                     cute.arch.sync_warp()
                     self.store(stretch)
+
+    def tensors(self, operands: tuple) -> list[GlobalTensor]:
+        """mX of each operand; of those that lie densely without strides. What rows that lie apart have behind theirs,
+        see `ShortPlan.operand_strides`, stands in the place of strides of reduced modes."""
+        found, rest, kept = [], operands, self.spec.kept_modes
+        for i, dtype in enumerate(self.dtypes):
+            strides = (0 if i in (*self.dense, *self.outputs) else kept), 2 * (i in self.apart)
+            each = 1 + sum(strides)
+            found += global_tensors([dtype], rest[:each], *strides)
+            rest = rest[each:]
+        return found
 
     # Vectors of a stretch.
 
@@ -145,23 +182,76 @@ class ShortKernel:
 
     @cute.jit
     def load(self, stretch: Stretch):
-        """Load a stretch into shared memory. What does not exist stays as it is: nothing of it is stored."""
+        """Start to load a stretch into shared memory. What does not exist stays as it is: nothing of it is stored."""
         s = self.spec
         for k in cutlass.range_constexpr(s.steps):
             first = self.first_of(stretch, k)
             place = short_work.place_of_step(stretch.lane, k, stretch.skew)
-            for i in self.inputs:
+            for i in self.dense:
                 tXgX = self.vector_at(stretch, i, k)
                 if first + s.vector <= stretch.left:
                     load_async(tXgX, self.held.place(stretch, i, place), s.access[i], stretch.policy)
         # The elements behind the last whole vector.
         whole = stretch.left // s.vector
         if whole * s.vector + stretch.lane < stretch.left:
-            for i in self.inputs:
+            for i in self.dense:
                 gX = stretch.mX[i].element(stretch.begin + whole * s.vector + stretch.lane)
                 load_async(gX, self.held.element_at(stretch, i, whole), 1, stretch.policy)
         cute.arch.cp_async_commit_group()
-        cute.arch.cp_async_wait_group(0)
+
+    @cute.jit
+    def fetch(self, stretch: Stretch, i: cutlass.Constexpr[int]):
+        """The rows of an operand that lie apart into shared memory, those that neighbours have in common once; runs of
+        rows that lie one behind another are copied lane by lane."""
+        mX, columns = stretch.mX[i], stretch.columns
+        repeat, run = Int32(mX.reduced[0]), Int32(mX.reduced[1])
+        begin, end = short_work.distinct_rows(stretch.first_row, stretch.rows, repeat)
+        row = begin
+        while row < end:
+            behind = smaller((row // run + 1) * run, end)
+            start = dot(self.place_of(stretch, row // run * run * repeat), mX.kept) + row % run * columns
+            self.copy_run(stretch, i, start, (row - begin) * columns, (behind - row) * columns)
+            row = behind
+
+    @cute.jit
+    def copy_run(self, stretch: Stretch, i: cutlass.Constexpr[int], start: Int64, to: Int32, count: Int32):
+        """So many elements of an operand, from one on, to an element of the stretch on in shared memory: by words, but
+        for the ends."""
+        mX, each = stretch.mX[i], WORD // self.dtypes[i].width
+        if const_expr(each == 1):
+            self.copy_elements(stretch, i, start, to, count)
+        else:
+            head, words = short_work.words_of_run(to, count, each)
+            tail = head + words * each
+            # Both ends at once: there are no more elements than half the lanes.
+            ends = head + count - tail
+            at = stretch.lane + select(stretch.lane < head, Int32(0), tail - head)
+            if stretch.lane < ends:
+                sX = self.held.element(stretch, i, to + at)
+                sX[0] = mX.element(start + at)[0]
+            # Each word from the two that it lies in.
+            source = mX.address + (start + head) * mX.itemsize
+            shift = Int32(source & (WORD // 8 - 1)) * 8
+            source = source - source % (WORD // 8)
+            for first in cutlass.range(stretch.lane, words, WARP * TURNS, unroll=1):
+                which = [smaller(first + WARP * turn, words - 1) for turn in range(TURNS)]
+                held = [[element(Uint32, source, word + j)[0] for j in range(2)] for word in which]
+                for turn in cutlass.range_constexpr(TURNS):
+                    sX = self.held.word_at(stretch, i, to + head + which[turn] * each)
+                    sX[0] = funnel_shift(*held[turn], shift)
+
+    @cute.jit
+    def copy_elements(
+        self, stretch: Stretch, i: cutlass.Constexpr[int], start: Int64, to: Int32, count: Int32
+    ):
+        """The same element by element."""
+        for first in cutlass.range(stretch.lane, count, WARP * TURNS, unroll=1):
+            # Beyond the end the last one again: behind a predicate the compiler would wait for each.
+            at = [smaller(first + WARP * turn, count - 1) for turn in range(TURNS)]
+            held = [stretch.mX[i].element(start + e)[0] for e in at]
+            for turn in cutlass.range_constexpr(TURNS):
+                sX = self.held.element(stretch, i, to + at[turn])
+                sX[0] = held[turn]
 
     @cute.jit
     def store(self, stretch: Stretch):
@@ -190,14 +280,41 @@ class ShortKernel:
 
     # Rows of a thread.
 
+    def place_of(self, stretch: Stretch, row: Int32) -> list[Int64]:
+        """A row's index in each kept mode, the slowest first."""
+        return of_row(row, stretch.sizes, bool(self.spec.prologue))
+
+    def ones_of(self, stretch: Stretch, group: Int32) -> list[list]:
+        """`ones` of each of the rows that a thread works on at once."""
+        R = self.spec.rows_per_thread
+        rows = [short_work.row_of(stretch.lane, group * R + r, stretch.pairs) for r in range(R)]
+        return [self.ones(stretch, row) for row in rows]
+
+    def ones(self, stretch: Stretch, row: Int32) -> list:
+        """What a row has one of, in the tensors of one element a row; of rows that do not exist what the last one
+        has."""
+        operands = (*self.single, *self.group_inputs.values())
+        if not operands:
+            return []
+        at = self.place_of(stretch, stretch.first_row + smaller(row, stretch.rows - 1))
+        return [stretch.mX[i].element(dot(at, stretch.mX[i].kept))[0] for i in operands]
+
+    def numbers(self, stretch: Stretch, ones: list) -> dict[str, Float32]:
+        """The prologue's numbers for a row of these `ones`."""
+        names = [name for name in self.spec.prologue.numbers if name not in WHOLE]
+        found = {name: Int32(stretch.numbers[name]).bitcast(Float32) for name in names}
+        of_row = [one.to(Float32) for one in ones[len(self.single) :]]
+        return found | dict(zip(self.group_inputs, of_row, strict=True))
+
     @cute.jit
-    def rows(self, stretch: Stretch, group: Int32):
+    def rows(self, stretch: Stretch, group: Int32, ones: list):
         """Some rows of each thread, from shared memory and back to it."""
         s = self.spec
         R = s.rows_per_thread
         at = [short_work.row_of(stretch.lane, group * R + r, stretch.pairs) for r in range(R)]
-        rX = [[self.held.read(stretch, i, row) for i in self.inputs] for row in at]
-        found = [self.results([self.fragment(x) for x in of_row]) for of_row in rX]
+        numbers = [self.numbers(stretch, of_row) for of_row in ones]
+        rX = [[self.row(stretch, i, at[r], numbers[r], ones[r]) for i in self.inputs] for r in range(R)]
+        found = [self.results(stretch, [self.pieces(x) for x in rX[r]], numbers[r], at[r]) for r in range(R)]
         for r in cutlass.range_constexpr(R):
             results, groups = found[r]
             for j in cutlass.range_constexpr(len(self.outputs)):
@@ -208,34 +325,83 @@ class ShortKernel:
                 self.held.exchange(stretch, i, at[r], self.held.flat(rY), True)
             for j in cutlass.range_constexpr(len(self.group_outputs)):
                 i = self.group_outputs[j]
-                gX = self.number_of(stretch, i, at[r])
+                gX = self.numbers_at(stretch, i, at[r])
                 if at[r] < stretch.rows:
                     gX[0] = groups[j].to(self.dtypes[i])
 
-    def number_of(self, stretch: Stretch, i: int, row: Int32) -> cute.Tensor:
-        """gX: what group output i has for a row of the stretch, and behind it those of the next rows."""
-        mX, access = stretch.mX[i], self.spec.access[i]
-        stride = mX.kept[0] if access == 1 else 1
-        start = global_pointer(mX.dtype, mX.address, (stretch.first_row + row) * stride, access * mX.itemsize)
-        return cute.make_tensor(start, cute.make_layout(self.spec.rows_per_thread, stride=stride))
+    def row(self, stretch: Stretch, i: int, row: Int32, numbers: dict, ones: list) -> cute.Tensor:
+        """rX: a row of operand i in registers, (element of a piece, piece), over padding."""
+        if i in self.single:
+            rX = self.held.empty(i)
+            rX.fill(ones[self.single.index(i)])
+            return rX
+        if i in self.apart:
+            repeat = Int32(stretch.mX[i].reduced[0])
+            row = short_work.distinct_row(stretch.first_row, stretch.rows, repeat, row)
+        return self.held.read(stretch, i, row, self.nothing(i, numbers))
 
-    def fragment(self, rX: cute.Tensor) -> Fragment:
-        """A row in registers, as maths look at it."""
-        pieces = [partial(self.piece, rX, k) for k in range(cute.size(rX, mode=[1]))]
-        return Fragment(pieces, [], not self.math.keep)
+    def nothing(self, i: int, numbers: dict) -> cutlass.Numeric:
+        """Padding of operand i. What is negated with the elements by a negative scale is the opposite."""
+        p, nothing = self.spec.prologue, self.dtypes[i](self.math.padding[i])
+        if i == 0 and p.scale and p.packs and self.math.rescores:
+            return select(numbers["scale"] < 0.0, self.dtypes[i](-self.math.padding[i]), nothing)
+        return nothing
+
+    def numbers_at(self, stretch: Stretch, i: int, row: Int32) -> cute.Tensor:
+        """gX: what group output i has for a row of the stretch; where kept modes merge, behind it those of the next
+        rows."""
+        mX, access = stretch.mX[i], self.spec.access[i]
+        stride = mX.kept[-1] if access == 1 else 1
+        start = dot(self.place_of(stretch, stretch.first_row + row), [*mX.kept[:-1], stride])
+        gX = global_pointer(mX.dtype, mX.address, start, access * mX.itemsize)
+        return cute.make_tensor(gX, cute.make_layout(self.spec.rows_per_thread, stride=stride))
+
+    def pieces(self, rX: cute.Tensor) -> list[Callable]:
+        """A row in registers, piece by piece."""
+        return [partial(self.piece, rX, k) for k in range(cute.size(rX, mode=[1]))]
 
     def piece(self, rX: cute.Tensor, k: int) -> cute.Tensor:
         return rX[None, k]
 
-    def results(self, values: list[Fragment]) -> tuple[list[Iterator], list]:
-        """(results of a row by output, numbers by group output). The whole row is one thread's: no lanes meet."""
+    def results(
+        self, stretch: Stretch, row: list[list[Callable]], numbers: dict[str, Float32], number: Int32
+    ) -> tuple[list[Iterator], list]:
+        """(results of a row by output, numbers by group output). The whole row is one thread's: no lanes meet.
+
+        row: of each input, its pieces; number: which row of the stretch it is.
+        """
+        p, reach = self.spec.prologue, stretch.columns
+        if p.causal:
+            reach = reach_of(
+                self.place_of(stretch, stretch.first_row + number)[-1], stretch.numbers["offset"], reach
+            )
+            if not self.math.rescores:  # of what lies beyond nothing counts, whatever it is
+                for i in self.inputs:
+                    self.cut(row[i], reach, self.dtypes[i](self.math.padding[i]))
+        values = [Fragment(pieces, [], not self.math.keep) for pieces in row]
+        if p:
+            sizes = [cute.size(piece()) for piece in row[0]]
+            counts = [reach - sum(sizes[:k]) for k in range(len(sizes))]
+            values.append(Given(numbers, counts, [Boolean(True)] * len(sizes)))
         math, carry, kept = self.math.for_row(values), [], None
         for stage in range(len(math.reductions)):
             state, kept = math.partial(stage, values, carry, 1)
             carry.append(state)
         state = sum(carry, ())
+        sink = [numbers["sink"]] if p.sink else []
+        state = math.joined(state, *sink) if sink else state
         results = math.finish(values, kept, state) if len(self.outputs) else []
-        return [iter(r) for r in results], math.group_results(state) if len(self.group_outputs) else []
+        groups = math.group_results(state, *sink) if len(self.group_outputs) else []
+        return [iter(r) for r in results], groups
+
+    def cut(self, pieces: list[Callable], reach: Int32, nothing: cutlass.Numeric):
+        """Make the elements of a row from `reach` on padding."""
+        j = 0
+        for piece in pieces:
+            vector = piece()
+            for e in range(cute.size(vector)):
+                vector[e] = select(j < reach, vector[e], nothing)
+                j += 1
 
     # Whole rows in a vector.
 
@@ -249,7 +415,7 @@ class ShortKernel:
             rX[i].fill(self.dtypes[i](self.math.padding[i]))
         for k in cutlass.range_constexpr(K):
             first = self.first_of(stretch, k)
-            for i in self.inputs:
+            for i in self.dense:
                 tXgX = self.vector_at(stretch, i, k)
                 if first + s.vector <= stretch.left:
                     load(tXgX, rX[i][None, k], s.access[i], stretch.policy)
@@ -257,9 +423,24 @@ class ShortKernel:
                     for e in cutlass.range_constexpr(s.vector):
                         if first + e < stretch.left:
                             rX[i][e, k] = tXgX[e]
+        ones = [
+            [self.ones(stretch, self.first_of(stretch, k) // s.capacity + r) for r in range(R)]
+            for k in range(K)
+        ]
         for k in cutlass.range_constexpr(K):
-            found = [self.results([self.row_in(rX[i], r, k) for i in self.inputs]) for r in range(R)]
             first = self.first_of(stretch, k)
+            for r in cutlass.range_constexpr(R):
+                for j in cutlass.range_constexpr(len(self.single)):
+                    self.row_in(rX[self.single[j]], r, k).fill(ones[k][r][j])
+            found = [
+                self.results(
+                    stretch,
+                    [[partial(self.row_in, rX[i], r, k)] for i in self.inputs],
+                    self.numbers(stretch, ones[k][r]),
+                    first // s.capacity + r,
+                )
+                for r in range(R)
+            ]
             for j in cutlass.range_constexpr(len(self.outputs)):
                 i = self.outputs[j]
                 rY = cute.make_rmem_tensor(s.vector, self.dtypes[i])
@@ -267,17 +448,26 @@ class ShortKernel:
                     pack(found[r][0][j], part(rY, r * s.capacity, s.capacity))
                 self.store_some(rY, self.vector_at(stretch, i, k), stretch.left - first, s.access[i])
             for j in cutlass.range_constexpr(len(self.group_outputs)):
-                i = self.group_outputs[j]
-                rY = cute.make_rmem_tensor(R, self.dtypes[i])
-                for r in cutlass.range_constexpr(R):
-                    rY[r] = found[r][1][j].to(self.dtypes[i])
-                gY = self.number_of(stretch, i, first // s.capacity)
-                self.store_some(rY, gY, (stretch.left - first) // s.capacity, s.access[i])
+                self.store_numbers(stretch, j, first // s.capacity, [groups[j] for _, groups in found])
 
-    def row_in(self, rX: cute.Tensor, r: int, k: int) -> Fragment:
+    @cute.jit
+    def store_numbers(self, stretch: Stretch, j: cutlass.Constexpr[int], row: Int32, numbers: list):
+        """Store what group output j has for the rows of a vector, from `row` on."""
+        s, i = self.spec, self.group_outputs[j]
+        rY = cute.make_rmem_tensor(len(numbers), self.dtypes[i])
+        for r in cutlass.range_constexpr(len(numbers)):
+            rY[r] = numbers[r].to(self.dtypes[i])
+        if const_expr(s.kept_modes == 1):
+            self.store_some(rY, self.numbers_at(stretch, i, row), stretch.rows - row, s.access[i])
+        else:
+            for r in cutlass.range_constexpr(len(numbers)):
+                gY = self.numbers_at(stretch, i, row + r)
+                if row + r < stretch.rows:
+                    gY[0] = rY[r]
+
+    def row_in(self, rX: cute.Tensor, r: int, k: int) -> cute.Tensor:
         """Row r of vector k."""
-        N = self.spec.capacity
-        return Fragment([partial(part, rX[None, k], r * N, N)], [], not self.math.keep)
+        return part(rX[None, k], r * self.spec.capacity, self.spec.capacity)
 
     @cute.jit
     def store_some(self, src: cute.Tensor, dst: cute.Tensor, left: Int32, access: cutlass.Constexpr[int]):

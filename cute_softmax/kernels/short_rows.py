@@ -1,7 +1,7 @@
 """Rows in shared memory, as the short movement has them: a warp's stretch, and each thread's way to its own rows.
 
 A row goes to registers and back in the widest pieces that all rows of its length are made of. Rows of an odd number of
-16-bit elements go by words of two, of which neighbours share one.
+16-bit elements go by words of two, of which neighbours share one; those of bytes, of a mask, by words that are shifted.
 """
 
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ from cutlass import Boolean, Int32, Int64, Uint32, const_expr
 
 from layouts.trace import observe
 
-from ..plan.short import ShortClass
+from ..plan.short import BYTES, ShortClass
 from . import short_work
 from .common.copy import DTYPES, GlobalTensor, funnel_shift, in_shared
 from .common.index import select
 from .maths.maths import RowMath
 
-HALF = 16  # bits
+WORD, HALF, BYTE = 32, 16, 8  # bits
 # Elements of a row that are moved without a predicate each, if all are there.
 CHUNK = 8
 
@@ -28,8 +28,9 @@ class Stretch:
     """What a thread knows of its warp's stretch.
 
     tv: the layout of that name. begin: the stretch's first element in memory; first_row: its first row. left: elements
-    of it that exist; rows: that do. sX: its part of shared memory, of each full operand; skew: places left empty there,
-    see `short_work.skew_of`; pairs: see `short_work.in_pairs`.
+    of it that exist; rows: that do. sX: its part of shared memory, of each full operand, None of single elements; skew:
+    places left empty there, see `short_work.skew_of`; pairs: see `short_work.in_pairs`.
+    sizes: of the kept modes but the slowest; numbers: of the prologue, by name.
     """
 
     lane: Int32
@@ -40,10 +41,12 @@ class Stretch:
     left: Int32
     rows: Int32
     mX: list[GlobalTensor]
-    sX: list[cute.Tensor]
+    sX: list[cute.Tensor | None]
     policy: Int64
     skew: Int32
     pairs: Boolean
+    sizes: list[Int64]
+    numbers: dict[str, Int64]
 
 
 def part(vector: cute.Tensor, j: int, size: int) -> cute.Tensor:
@@ -62,7 +65,9 @@ class SharedRows:
         """sX of each full operand: the warp's part of shared memory."""
         s, sX = self.spec, []
         for i in range(s.facts.full):
-            if s.sources[i] == i:
+            if s.sources[i] == i and i not in s.placed:
+                sX.append(None)
+            elif s.sources[i] == i:
                 layout = cute.make_layout(s.smem.shape, stride=s.smem.stride)
                 of_all = smem.allocate_tensor(self.dtypes[i], layout, byte_alignment=16)
                 observe("smem", of_all)
@@ -88,17 +93,34 @@ class SharedRows:
         offset = short_work.place_of(v, stretch.skew) * self.spec.vector + stretch.lane
         return self.shared_at(stretch, i, offset, 1)
 
+    def element(self, stretch: Stretch, i: int, element: Int32) -> cute.Tensor:
+        """sX: an element of the stretch."""
+        return self.shared_at(
+            stretch, i, short_work.place_of_element(element, self.spec.vector, stretch.skew), 1
+        )
+
+    def word_at(self, stretch: Stretch, i: int, element: Int32) -> cute.Tensor:
+        """sX: the word that an element of the stretch begins."""
+        offset = short_work.place_of_element(element, self.spec.vector, stretch.skew)
+        sX = self.shared_at(stretch, i, offset, WORD // self.dtypes[i].width)
+        return cute.make_tensor(cute.recast_ptr(sX.iterator, dtype=Uint32), cute.make_layout(1))
+
     def empty(self, i: int) -> cute.Tensor:
         """Registers for a row of operand i, (element of a piece, piece)."""
         s = self.spec
         return cute.make_rmem_tensor((s.piece, s.capacity // s.piece), self.dtypes[i])
 
     @cute.jit
-    def read(self, stretch: Stretch, i: cutlass.Constexpr[int], row: Int32) -> cute.Tensor:
+    def read(
+        self, stretch: Stretch, i: cutlass.Constexpr[int], row: Int32, nothing: cutlass.Numeric
+    ) -> cute.Tensor:
         """A row in registers, over padding."""
         rX = self.empty(i)
-        rX.fill(self.dtypes[i](self.math.padding[i]))
-        self.exchange(stretch, i, row, self.flat(rX), False)
+        rX.fill(nothing)
+        if const_expr(self.dtypes[i].width == BYTE):
+            self.read_bytes(stretch, i, row, self.flat(rX))
+        else:
+            self.exchange(stretch, i, row, self.flat(rX), False)
         return rX
 
     @cute.jit
@@ -187,7 +209,8 @@ class SharedRows:
         if const_expr(write):
             self.write_words(sX, halves, rX, flat, columns, odd)
         else:
-            self.read_words(sX, rX, columns, self.two(i), odd)
+            # What registers have before they are read: padding.
+            self.read_words(sX, rX, columns, rX[0], odd)
 
     @cute.jit
     def read_words(
@@ -216,12 +239,6 @@ class SharedRows:
                             # Behind the row's last element comes another row.
                             last = (held[j] & Uint32(0xFFFF)) | (nothing & Uint32(0xFFFF0000))
                             rX[j] = select(short_work.word_is_last(j, columns), last, held[j])
-
-    def two(self, i: int) -> Uint32:
-        """Two elements that count as nothing."""
-        pair = cute.make_rmem_tensor(2, self.dtypes[i])
-        pair.fill(self.dtypes[i](self.math.padding[i]))
-        return cute.recast_tensor(pair, Uint32)[0]
 
     @cute.jit
     def write_words(
@@ -272,3 +289,27 @@ class SharedRows:
     def word(self, rX: cute.Tensor, j: int, odd: int) -> Uint32:
         """The elements 2 * j + odd and the next one of a row in registers."""
         return funnel_shift(rX[j], rX[j + 1], Int32(HALF)) if odd else rX[j]
+
+    # Rows of bytes that begin anywhere: by words, shifted.
+
+    @cute.jit
+    def read_bytes(self, stretch: Stretch, i: cutlass.Constexpr[int], row: Int32, flat: cute.Tensor):
+        """A row of bytes in registers, over zeros."""
+        s, columns = self.spec, stretch.columns
+        if (columns & (s.vector - 1)) == 0:
+            if const_expr(s.capacity % s.vector == 0):
+                self.pieces(stretch, i, row, flat, False, s.vector)
+        else:
+            start = row * columns
+            rX = cute.recast_tensor(flat, Uint32)
+            W = cute.size(rX)
+            sX = self.shared_at(stretch, i, start & -BYTES, BYTES)
+            sX = cute.make_tensor(cute.recast_ptr(sX.iterator, dtype=Uint32), cute.make_layout(W + 1))
+            held = cute.make_rmem_tensor(W + 1, Uint32)
+            held.fill(Uint32(0))
+            for j in cutlass.range_constexpr(W + 1):
+                if short_work.byte_word_is_read(j, columns):
+                    held[j] = sX[j]
+            for j in cutlass.range_constexpr(W):
+                word = funnel_shift(held[j], held[j + 1], (start & (BYTES - 1)) * BYTE)
+                rX[j] = word & short_work.bytes_of_word(j, columns)

@@ -106,7 +106,7 @@ def plan(
         raise ValueError("a causal prologue needs a problem with a query dimension, and no other has one")
     facts_of(math_name, online, prologue)  # whether there is such a math
     evict_last = problem.bytes > EVICT_LAST_ABOVE * device.l2
-    if not (prologue or invariant) and (short := plan_short(math_name, problem, device, evict_last)):
+    if not invariant and (short := plan_short(math_name, problem, device, evict_last, prologue)):
         return short
     made = _plan_rows(math_name, problem, device, online, evict_last, prologue, invariant)
     if made is None and (prologue.of_rows or MATHS[math_name, online].group_inputs):

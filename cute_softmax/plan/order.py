@@ -100,7 +100,7 @@ def _of_short(plan: ShortPlan) -> Order:
     """A thread has all of a row: what its class has room for beyond that adds nothing."""
     c = plan.kernel
     return Order(
-        math=c.math,
+        math="_".join(filter(None, (c.math, c.prologue.name))),
         dtypes=c.dtypes[: c.facts.full],
         precise=c.precise,
         logs=False,

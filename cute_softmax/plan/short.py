@@ -16,14 +16,17 @@ from layouts.algebra import Layout
 from .base import ClassBase, PlanBase
 from .hardware import Device
 from .maths import MATHS, WARP, Math, check_counts
-from .problem import ALIGNMENT, ITEM_SIZE, Problem
-from .prologue import NO_PROLOGUE, Prologue
+from .modes import MODES
+from .problem import ALIGNMENT, ITEM_SIZE, Mode, Problem, merged
+from .prologue import NO_PROLOGUE, Prologue, facts_of
 from .short_configs import ShortConfig
 from .table import Table, table_of
 
 # A row of single 16-bit elements begins in the middle of a word every other time. A thread's rows come in twos, so that
 # all lanes of a warp look at rows that begin alike, whose words lie in different banks.
 PAIR = 2
+# Rows of bytes begin anywhere in a word; they are read, and those that lie apart are copied, by words of so many.
+BYTES = 4
 # Vectors in shared memory after which one place is left empty, where rows are an even number of vectors: 8 of 16 bytes
 # are all banks once.
 SKEW = 8
@@ -32,6 +35,11 @@ SKEW = 8
 ONE_LENGTH = 8
 # Warps of an SM from which on a warp takes more rows than it has lanes: those keep the memory busy.
 WARPS = 16
+# How the rows of an input lie: one behind another, each somewhere, or each a single element that counts for all of it.
+DENSE, APART, SINGLE = LAID = "dense", "apart", "single"
+# CTAs that an SM must hold where some lie apart: others work while a warp waits. Rows of 49 in bf16 with a mask of each
+# window ran at 0.72 of a copy, and at 0.51 without this (H100, 2026-11-24).
+BLOCKS_APART = 4
 
 
 @dataclass(frozen=True)
@@ -41,8 +49,10 @@ class ShortClass(ClassBase):
     capacity: elements of the longest row. columns: of all rows, where the class is for one length; else 0.
     whole: whether a vector holds several rows, or one: then rows stay in the registers that they are loaded to.
     vector: elements of an access, 16 bytes of the widest full operand. access: per operand, elements of one load or
-        store: `vector`, or fewer where the tensor begins off that boundary; of group outputs those of a vector's rows,
-        1 where they lie apart.
+        store: `vector`, or fewer where the tensor begins off that boundary; 0 for rows that are not `DENSE`; of what
+        has one element for a row those of a vector's rows, 1 where they lie apart.
+    laid: of each input one of `LAID`; all but a bias and a mask are dense. prologue: what happens to the scores before
+        the math and to its results. kept_modes: how many dimensions a row's index is taken apart into.
     steps: vectors that a thread loads; rows_per_thread: rows that it works on at once, those of a vector if they are
         whole; threads: of a CTA; min_blocks: CTAs that an SM must hold.
     """
@@ -50,7 +60,6 @@ class ShortClass(ClassBase):
     movement: ClassVar[str] = "short"
     # What row maths ask of a class: one pass over a row that lies in registers.
     online: ClassVar[bool] = True
-    prologue: ClassVar[Prologue] = NO_PROLOGUE
     part: ClassVar[int] = 1
     logs: ClassVar[bool] = False
     cluster_n: ClassVar[int] = 1
@@ -68,10 +77,18 @@ class ShortClass(ClassBase):
     rows_per_thread: int
     threads: int
     min_blocks: int
+    laid: tuple[str, ...]
+    prologue: Prologue = NO_PROLOGUE
+    kept_modes: int = 1
 
     @property
     def facts(self) -> Math:
-        return MATHS[self.math, True]
+        return facts_of(self.math, True, self.prologue)
+
+    @property
+    def fields(self) -> dict:
+        """The class as plain values: the key of the compiled kernel."""
+        return {**super().fields, "prologue": self.prologue.name}
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -94,8 +111,10 @@ class ShortClass(ClassBase):
 
     @property
     def load_widths(self) -> list[str]:
-        loads = zip(self.access[: len(self.facts.inputs)], self.dtypes, strict=False)
-        return list(dict.fromkeys(f"{a * ITEM_SIZE[d]} bytes" for a, d in loads))
+        sizes = [ITEM_SIZE[d] for d in self.dtypes]
+        loads = zip(self.laid, self.access, sizes, strict=False)
+        widths = (max(size, BYTES) if how == APART else (a or 1) * size for how, a, size in loads)
+        return [f"{width} bytes" for width in dict.fromkeys(widths)]
 
     @property
     def staging(self) -> tuple[str, ...]:
@@ -119,10 +138,10 @@ class ShortClass(ClassBase):
 
     @property
     def sources(self) -> tuple[int, ...]:
-        """Per full operand, whose place in shared memory it has: results take that of an input whose elements are of
-        their size, if there is one."""
+        """Per full operand, whose place in shared memory it has: results take that of a dense input whose elements are
+        of their size, if there is one."""
         sizes, inputs = self.sizes, len(self.facts.inputs)
-        same = {sizes[i]: i for i in reversed(range(inputs))}
+        same = {sizes[i]: i for i in reversed(range(inputs)) if self.laid[i] == DENSE}
         return (*range(inputs), *(same.get(sizes[i], i) for i in range(inputs, self.facts.full)))
 
     @property
@@ -131,9 +150,16 @@ class ShortClass(ClassBase):
         return 0 if self.whole else self.elements + self.elements // SKEW
 
     @property
+    def placed(self) -> tuple[int, ...]:
+        """The full operands that have a place of their own in shared memory: not single elements, which stay in
+        registers."""
+        laid = (*self.laid, *[DENSE] * len(self.facts.outputs))
+        return () if self.whole else tuple(i for i in sorted({*self.sources}) if laid[i] != SINGLE)
+
+    @property
     def shared_memory(self) -> int:
         """Bytes of shared memory of a CTA."""
-        return self.warps * self.places * sum(ITEM_SIZE[self.dtypes[i]] for i in {*self.sources})
+        return self.warps * self.places * sum(ITEM_SIZE[self.dtypes[i]] for i in self.placed)
 
     # Named layouts: the kernel builds its cute layouts from these values and the diagrams draw them.
 
@@ -150,8 +176,12 @@ class ShortClass(ClassBase):
 
     @property
     def signature(self) -> str:
-        """Rows, columns, rows of a warp, CTAs, the cache policy, addresses; with those of group outputs a stride."""
-        return "liiii" + "l" * (len(self.dtypes) + len(self.facts.group_outputs))
+        """Rows, columns, rows of a warp, CTAs, the cache policy; sizes of kept modes, the prologue's numbers, and the
+        address of each operand; with that of one that does not lie densely its strides."""
+        strided = sum(how != DENSE for how in self.laid) + len(self.dtypes) - self.facts.full
+        numbers = self.kept_modes - 1 + len(self.prologue.numbers)
+        runs = 2 * self.laid.count(APART)
+        return "liiii" + "l" * (numbers + len(self.dtypes) + strided * self.kept_modes + runs)
 
     @property
     def name(self) -> str:
@@ -161,9 +191,13 @@ class ShortClass(ClassBase):
             parts.append("whole")
         if self.rows_per_thread > 1:
             parts.append(f"rows{self.rows_per_thread}")
-        aligned = [self.vector] * self.facts.full
-        if [*self.accesses] != aligned:
+        laid = (*self.laid, *[DENSE] * len(self.facts.outputs))
+        if [*self.accesses] != [self.vector * (how == DENSE) for how in laid]:
             parts.append("access" + "_".join(map(str, self.accesses)))
+        if self.prologue:
+            parts += [self.prologue.name, *(how for how in self.laid if how != DENSE)]
+        if self.kept_modes > 1:
+            parts.append(f"modes{self.kept_modes}")
         return "_".join(parts)
 
 
@@ -176,19 +210,23 @@ def short_class(
     offsets: Sequence[int] = (),
     apart: bool = False,
     table: Table | None = None,
+    laid: tuple[str, ...] = (),
+    prologue: Prologue = NO_PROLOGUE,
+    kept_modes: int = 1,
 ) -> ShortClass | None:
     """The class of short rows of so many elements; None where rows of other movements begin.
 
     offsets: of the operands past a 16-byte boundary, in elements; nothing for aligned ones. apart: whether numbers of
-    groups lie with gaps.
+    groups lie with gaps. laid: of the inputs, see `ShortClass`; nothing where all are dense.
     """
-    facts = MATHS[math_name, True]
+    facts = facts_of(math_name, True, prologue)
     config = next((c for c in (table or table_of()).short if columns <= c.capacity), None)
-    if config is None or facts.group_inputs:
+    if config is None or MATHS[math_name, True].group_inputs or prologue.of_rows:
         return None
+    laid = laid or (DENSE,) * len(facts.inputs)
     widest = max(ITEM_SIZE[d] for d in dtypes[: facts.full])
     vector = ALIGNMENT // widest
-    whole = vector % columns == 0
+    whole = vector % columns == 0 and APART not in laid
     unit = WARP * vector * widest  # bytes of one vector a lane
     steps = (config.whole_bytes if whole else _stretch(config, widest)) // unit
     each = vector // columns if whole else 1
@@ -198,6 +236,7 @@ def short_class(
         math.gcd(vector if i < facts.full else min(numbers, ALIGNMENT // ITEM_SIZE[d]), offset)
         for i, (d, offset) in enumerate(zip(dtypes, placed, strict=True))
     )
+    access = tuple(a * (how == DENSE) for a, how in zip(access, laid, strict=False)) + access[len(laid) :]
     return ShortClass(
         math=math_name,
         architecture=architecture,
@@ -210,7 +249,10 @@ def short_class(
         steps=steps,
         rows_per_thread=each if whole else config.rows_per_thread,
         threads=config.threads,
-        min_blocks=config.min_blocks,
+        min_blocks=max(config.min_blocks, BLOCKS_APART) if APART in laid else config.min_blocks,
+        laid=laid,
+        prologue=prologue,
+        kept_modes=kept_modes,
     )
 
 
@@ -233,7 +275,13 @@ class ShortPlan(PlanBase):
         warp_rows: Rows of a warp's stretch.
         ctas: CTAs of the grid.
         evict_last: Whether reads ask to be evicted from L2 last.
+        kept: Sizes of the dimensions that a row's index is taken apart into, the slowest first.
+        operand_strides: Of each operand that does not lie densely its stride in each of these, in elements; of the
+            others the length of rows says all. Of one whose rows lie apart also how many neighbours have each of them,
+            and how many of them lie one behind another.
         table: The name and digest of the table that the configuration is of.
+        laid_out: Which operands of the call are copied first: a bias or a mask, to lie as the elements do.
+        laid_strides: The strides of these copies, in elements.
         scratch: Bytes of zeroed memory that a launch needs besides its operands.
     """
 
@@ -246,18 +294,23 @@ class ShortPlan(PlanBase):
     warp_rows: int
     ctas: int
     evict_last: bool
+    kept: tuple[int, ...]
+    operand_strides: tuple[tuple[int, ...], ...]
     table: str = ""
+    laid_out: tuple[int, ...] = ()
+    laid_strides: tuple[tuple[int, ...], ...] = ()
 
     @property
     def arguments(self) -> tuple[int, ...]:
-        """The ints that the compiled function takes between the stream and the operands' addresses."""
-        return self.rows, self.columns, self.warp_rows, self.ctas, int(self.evict_last)
-
-    @property
-    def operand_strides(self) -> tuple[tuple[int, ...], ...]:
-        """Of rows that lie densely the length says all; of group outputs the stride from row to row, in elements."""
-        facts = self.kernel.facts
-        return ((),) * facts.full + tuple((s,) for s in _strides(self.problem)[facts.full :])
+        """The ints that the compiled function takes between the stream and the prologue's numbers and operands."""
+        return (
+            self.rows,
+            self.columns,
+            self.warp_rows,
+            self.ctas,
+            int(self.evict_last),
+            *self.kept[1:],
+        )
 
     @property
     def stretches(self) -> int:
@@ -288,6 +341,30 @@ class ShortPlan(PlanBase):
         """The row of a lane at its turn."""
         return self.rows_tv(lane, turn * self.columns)
 
+    def shared_row(self, operand: int, row: int) -> int:
+        """Which row in shared memory a row of the first stretch has: of rows that lie apart those of neighbours are
+        one."""
+        if operand < len(self.kernel.laid) and self.kernel.laid[operand] == APART:
+            return row // self.operand_strides[operand][-2]
+        return row
+
+    @property
+    def beside(self) -> list[str]:
+        """How inputs lie that are not dense, in words."""
+        found = []
+        for name, how, strides in zip(
+            self.kernel.facts.inputs, self.kernel.laid, self.operand_strides, strict=False
+        ):
+            if how == SINGLE:
+                found.append(f"{name}: one element a row, in registers")
+            elif how == APART:
+                repeat, run = strides[-2:]
+                shared = f"each that of {repeat} neighbours, " if repeat > 1 else ""
+                found.append(
+                    f"{name}: rows apart, {shared}{run} one behind another; copied to shared memory once"
+                )
+        return found
+
     @property
     def skew(self) -> int:
         """Places left empty in shared memory behind `SKEW` vectors."""
@@ -302,26 +379,34 @@ class ShortPlan(PlanBase):
     def piece(self, operand: int) -> int:
         """Elements of one access to a row in shared memory: as wide as all rows of this length allow."""
         V, width = self.kernel.vector, ITEM_SIZE[self.kernel.dtypes[operand]]
+        if width == 1:
+            return V if self.columns % V == 0 else BYTES
         fits = next((p for p in (V, V // 2) if self.columns % p == 0), 1)
         return max(fits, PAIR) if width == 2 else fits
 
     def explain(self) -> str:
         """The plan as a person would want to read it."""
         c = self.kernel
-        dtypes = list(dict.fromkeys(c.dtypes))
         between = (
             f"registers: a vector holds {c.rows_per_thread} row(s)"
             if c.whole
             else f"shared memory: {c.rows_per_thread} row(s) of a thread at once, of at most {c.capacity} elements"
         )
         lines = [
-            f"{c.math} of {self.rows} rows of {self.columns}, {' -> '.join(dtypes)}, for {c.architecture}",
+            f"{c.math} of {self.rows} rows of {self.columns}, {' -> '.join(c.own_dtypes)}, for {c.architecture}",
             f"  movement   short: rows lie one behind another, a thread holds whole ones; class {c.name}",
+            *(
+                [f"  rows       index in {' x '.join(map(str, self.kept))}: dimensions that do not merge"]
+                if c.kept_modes > 1
+                else []
+            ),
+            *([f"  prologue   {told}"] if (told := c.prologue.told) else []),
             f"  threads    {c.threads} a CTA; a warp has a stretch of {self.warp_rows} rows, "
             f"{self.warp_rows * self.columns} elements",
             f"  loads      {' and '.join(c.load_widths)} at a time; "
             f"L2 {'evict_last' if self.evict_last else 'evict_normal'}",
             f"  rows       in {between}",
+            *(f"  beside     {told}" for told in self.beside),
             f"  grid       {self.ctas} CTAs for {self.stretches} stretches; {c.shared_memory} bytes of shared memory "
             "a CTA",
             f"  traffic    {self.problem.bytes / 1e6:.1f} MB, every element read once"
@@ -332,25 +417,66 @@ class ShortPlan(PlanBase):
         return "\n".join(lines)
 
 
-def is_dense(problem: Problem, facts: Math) -> bool:
-    """Whether rows lie one behind another in every operand."""
-    if len(problem.kept) > 1 or len(problem.reduced) > 1:
-        return False
-    if problem.reduced and any(s != 1 for s in problem.reduced[0].strides[: facts.full]):
-        return False
-    return not problem.kept or all(s == problem.length for s in _strides(problem)[: facts.full])
+def is_dense(modes: Sequence[Mode], operand: int) -> bool:
+    """Whether an operand's elements lie one behind another in the order of these modes, the slowest first."""
+    step = 1
+    for mode in reversed(modes):
+        if mode.size > 1 and mode.strides[operand] != step:
+            return False
+        step *= mode.size
+    return True
 
 
-def _strides(problem: Problem) -> tuple[int, ...]:
-    """Of each operand, from row to row; 1 where there is but one."""
-    return problem.kept[0].strides if problem.kept else (1,) * len(problem.dtypes)
+def _kept(problem: Problem, facts: Math) -> tuple[Mode, ...]:
+    """The kept modes in the order in which rows lie; a query dimension stays the last. At least one."""
+    last = problem.kept[-1:] if problem.query else ()
+    others = problem.kept[: len(problem.kept) - len(last)]
+    found = merged(sorted(others, key=lambda m: m.strides[facts.reference], reverse=True)) + last
+    return found or (Mode(1, (1,) * len(problem.dtypes)),)
 
 
-def plan_short(math_name: str, problem: Problem, device: Device, evict_last: bool) -> ShortPlan | None:
+def _laid(kept: Sequence[Mode], problem: Problem, facts: Math) -> tuple[str, ...] | None:
+    """How each input lies, see `LAID`; None where the elements do not densely."""
+    if len(kept) > MODES[-1] or len(problem.reduced) > 1:
+        return None
+    modes = (*kept, *problem.reduced)
+    if not all(is_dense(modes, i) for i in facts.main):
+        return None
+    found = []
+    for i in range(len(facts.inputs)):
+        along = problem.reduced[0].strides[i] if problem.reduced else 1
+        if along not in (0, 1):
+            return None
+        found.append(SINGLE if along == 0 else DENSE if is_dense(modes, i) else APART)
+    return tuple(found)
+
+
+def _runs(kept: Sequence[Mode], operand: int, columns: int) -> tuple[int, int]:
+    """(how many neighbouring rows are one row of an operand, how many rows of it lie one behind another)."""
+    found, step = [1, 1], 0
+    for mode in reversed(kept):
+        if mode.size == 1:
+            continue
+        if step == 0 and mode.strides[operand]:
+            step = columns
+        if mode.strides[operand] != step:
+            break
+        found[step > 0] *= mode.size
+        step *= mode.size
+    return found[0], found[1]
+
+
+def plan_short(
+    math_name: str, problem: Problem, device: Device, evict_last: bool, prologue: Prologue = NO_PROLOGUE
+) -> ShortPlan | None:
     """The plan of the short movement; None where rows are no short ones that lie one behind another."""
-    facts, table = MATHS[math_name, True], table_of(device.table)
+    facts, table = facts_of(math_name, True, prologue), table_of(device.table)
     rows, columns = problem.groups, problem.length
-    if not (rows and columns and is_dense(problem, facts)):
+    kept = _kept(problem, facts)
+    if not (rows and columns) or (laid := _laid(kept, problem, facts)) is None:
+        return None
+    strides = [tuple(m.strides[i] for m in kept) for i in range(len(problem.dtypes))]
+    if not prologue and len(kept) > 1:
         return None
     c = short_class(
         math_name,
@@ -358,11 +484,16 @@ def plan_short(math_name: str, problem: Problem, device: Device, evict_last: boo
         problem.dtypes,
         columns,
         offsets=problem.offsets,
-        apart=any(s != 1 for s in _strides(problem)[facts.full :]),
+        apart=any(s != (1,) for s in strides[facts.full :]),
         table=table,
+        laid=laid,
+        prologue=prologue,
+        kept_modes=len(kept),
     )
     if c is None or c.shared_memory > device.architecture.shared_memory:
         return None
+    if len(kept) > 1 or APART in laid:  # indices are taken apart in 32 bits
+        check_counts({"groups": rows})
     if c.whole:
         warp_rows = c.elements // columns
     else:
@@ -373,6 +504,10 @@ def plan_short(math_name: str, problem: Problem, device: Device, evict_last: boo
         warp_rows = min(most, math.ceil(rows / (device.multiprocessors * WARPS * unit)) * unit)
     ctas = math.ceil(rows / (warp_rows * c.warps))
     check_counts({"CTAs": ctas})
+    for i, how in enumerate((*laid, *[DENSE] * len(facts.outputs))):
+        strides[i] = (
+            () if how == DENSE else (*strides[i], *_runs(kept, i, columns)) if how == APART else strides[i]
+        )
     return ShortPlan(
         problem=problem,
         kernel=c,
@@ -381,5 +516,7 @@ def plan_short(math_name: str, problem: Problem, device: Device, evict_last: boo
         warp_rows=warp_rows,
         ctas=ctas,
         evict_last=evict_last,
+        kept=tuple(m.size for m in kept),
+        operand_strides=tuple(strides),
         table=table.title,
     )

@@ -8,8 +8,10 @@ from itertools import product
 
 import checking
 import classes
+import short_scores
 import torch
 from checking import Guarded
+from families import Case
 from sanitizing import Job, received, sent, timed
 
 from cute_softmax.plan import MATHS, table_of
@@ -76,3 +78,34 @@ def jobs(maths: list[str], names: list[str]) -> Iterator[Job]:
             rows = 2 * plan.kernel.elements // columns + 1
             what = f"{math} {'/'.join(plan.kernel.dtypes)} {plan.kernel.name}, {rows} x {columns} at {offset}"
             yield Job((plan.kernel,), rows * columns, what, partial(check, math, pair, rows, columns, offset))
+    yield from scored_jobs(maths, names)
+
+
+def check_scores(case: Case) -> float:
+    """The same of a call on scores."""
+    tensors, outputs = case.placed()
+    work = work_of(case, tensors)
+    plan = work.plan(launch.device_facts(0))
+    copies = [sent(t) for t in tensors]
+    call, stream = launch.call_for(work, plan), torch.cuda.current_stream().cuda_stream
+    seconds = timed(lambda: call(stream, *(t.data_ptr() for t in copies), numbers=case.numbers))
+    case.check(case.shown([received(o, t) for o, t in zip(outputs, copies[-len(outputs) :], strict=True)]))
+    return seconds
+
+
+def work_of(case: Case, tensors: list[torch.Tensor]) -> launch.Work:
+    return launch.Work(
+        case.math, tuple(tensors), (case.x.dim() - 1,), prologue=case.prologue, query=case.query
+    )
+
+
+def scored_jobs(maths: list[str], names: list[str]) -> Iterator[Job]:
+    """Every form of what is beside the elements, each class once."""
+    seen: set[ShortClass] = set()
+    for name, columns in product((n for n in names if n != "fp16"), (3, 8, 12, 49, 64)):
+        for case in short_scores.cases(columns, checking.DTYPES[name]):
+            kernel = work_of(case, case.placed()[0]).plan(launch.device_facts(0)).kernel
+            if case.math in maths and kernel not in seen:
+                seen.add(kernel)
+                what = f"{case.math} {'/'.join(kernel.dtypes)} {kernel.name}"
+                yield Job((kernel,), case.x.numel(), what, partial(check_scores, case))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ...plan import WARP
 from ...plan.problem import ITEM_SIZE
-from ...plan.short import ShortPlan
+from ...plan.short import SINGLE, ShortPlan
 from .common import requests_of, traffic, uncovered, wavefronts
 from .report import Report
 
@@ -28,7 +28,8 @@ def rows_requests(plan: ShortPlan, operand: int) -> tuple[int, list[list[int]]]:
     size = ITEM_SIZE[plan.kernel.dtypes[operand]]
     elements, found = plan.piece(operand), []
     for turn in range(min(2, plan.turns)):
-        starts = [plan.row_at(lane, turn) * plan.columns for lane in range(WARP)]
+        rows = [plan.shared_row(operand, plan.row_at(lane, turn)) for lane in range(WARP)]
+        starts = [row * plan.columns for row in rows]
         for j in range(0, plan.columns, elements):
             at = [(s + j) // elements * elements for s in starts]
             found.append([plan.place(e) * size for e in at])
@@ -48,6 +49,8 @@ def check(plan: ShortPlan) -> Report:
     shared = []
     if not c.whole:
         for i, name in enumerate(c.facts.inputs):
+            if c.laid[i] == SINGLE:
+                continue
             width, found = rows_requests(plan, i)
             shared.append(f"Rows of {name} in shared memory: {wavefronts(found, width)}.")
     return Report(plan, tuple(problems), f"Coverage: {told}.", moved, tuple(shared))

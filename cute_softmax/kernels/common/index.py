@@ -5,7 +5,7 @@ So tests run the kernels' own arithmetic, on ints or on arrays of them, beside a
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32, Int64, Numeric
+from cutlass import Boolean, Int32, Int64, Numeric, Uint32
 
 
 def select(which: Boolean, yes: Numeric, no: Numeric) -> Numeric:
@@ -55,6 +55,22 @@ def apart(index: Numeric, sizes: list) -> list:
         found.append(index % size)
         index = index // size
     return [*found, index]
+
+
+def of_row(index: Int64, sizes: list[Int64], prologue: bool) -> list[Int64]:
+    """A row's index in each kept mode, the slowest first. sizes: of all modes but that one.
+
+    prologue: whether there is one. Plans with one have no more rows than 32 bits count, where there are several modes:
+    64-bit divisions would cost as much as a short row.
+    """
+    if prologue and sizes:
+        return apart(narrow(index, Uint32), [narrow(size, Uint32) for size in sizes[::-1]])[::-1]
+    return apart(index, sizes[::-1])[::-1]
+
+
+def reach_of(position: Int64, offset: Int64, columns: Int32) -> Int32:
+    """How many elements of a row at this position count, before the diagonal."""
+    return narrow(larger(smaller(position + offset + 1, columns), 0))
 
 
 def dot(coordinates: list, strides: list) -> Int64:
