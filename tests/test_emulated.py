@@ -369,9 +369,11 @@ def test_a_wrong_kernel_is_seen(launches):
             check_softmax(c.softmax(x), x)
 
 
-@pytest.mark.parametrize(("columns", "dtype"), [(3, bf16), (8, fp16), (12, fp32), (49, bf16)], ids=str)
-def test_scores_of_short_rows(columns, dtype, launches, monkeypatch):
+@pytest.mark.parametrize(
+    ("columns", "dtype", "first"), [(3, bf16, 0), (8, fp16, 1), (12, fp32, 1), (49, bf16, 0)]
+)
+def test_scores_of_short_rows(columns, dtype, first, launches, monkeypatch):
     monkeypatch.setattr(checking, "DEVICE", "cpu")
-    for case in short_scores.cases(columns, dtype):
+    for case in [*short_scores.cases(columns, dtype)][first::2]:
         case.check(case.launched())
     assert {work.plan.movement for work in launches} == {"short"}

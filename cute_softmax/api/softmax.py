@@ -72,8 +72,7 @@ def softmax(
 
     A *row* is what is reduced together: the elements whose places differ in `dim` only. With the arguments from `scale`
     on, `x` is not the input but the scores `input * scale + bias`, and -inf where `mask` or `causal` excludes them.
-    They are computed inside the kernel where rows are contiguous and fit a cluster of CTAs; elsewhere torch's
-    operations make a float32 tensor of scores first (`explain` says which).
+    They are computed inside the kernel and never stored.
 
     CUDA tensors of bfloat16, float16 and float32 run our kernels, with float32 arithmetic inside. CPU tensors go to
     ATen, and so do float64 tensors on any device: where the input, the result, the bias, the sink or a tensor scale is
