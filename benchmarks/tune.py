@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +32,26 @@ from layouts.arguments import Parser
 from . import console, timing
 from .tune_choose import Measured, best_times, chain, holders, single, together, with_others
 from .tune_file import said, save
-from .tune_jobs import Config, Job, candidates, fitting, incumbents, jobs, kernel_of, with_list, work_of
+from .tune_jobs import (
+    Config,
+    Job,
+    candidates,
+    fitting,
+    incumbents,
+    jobs,
+    kernel_of,
+    plain,
+    with_list,
+    work_of,
+)
 
 CALLS, PASSES = 3, 2
 STEP, PANEL_STEP, QUICK_STEP = 1.25, 1.12, 1.6  # from one length to the next
 # The longest length that a configuration holds, over the shortest that it is timed at, of rows and of panels; of those
-# that the table has.
+# that the table has, and of short rows, whose first configuration holds all that are shorter.
 REACH, PANEL_REACH, KNOWN_REACH = 2, 1.6, 16
 # Configurations of a list, for one dtype: with few rows and narrow vectors 48 classes.
-MOST = {"many": 24, "few": 4, "held": 32, "shifted": 28, "deep": 2}
+MOST = {"many": 24, "few": 4, "held": 32, "shifted": 28, "deep": 2, "short": 12}
 
 
 def step_of(job: Job, quick: bool) -> float:
@@ -140,7 +152,7 @@ def measure(
     }
     # Far below its capacity a configuration is out of the question (millions of clusters for rows of a few elements),
     # unless it is what the table has there; what the table has may take over from a neighbour that is wrong.
-    reach = PANEL_REACH if job.of_panels else REACH
+    reach = PANEL_REACH if job.of_panels else KNOWN_REACH if job.of_short else REACH
     served = {
         config: [
             n
@@ -201,15 +213,20 @@ def bounded(measured: list[Measured], job: Job) -> list[Measured]:
     return made
 
 
-def merged(chosen: dict[bool, list[Measured]]) -> tuple[RowConfig, ...]:
-    """The list of both precisions, the shortest capacity first; what both have is there once."""
-    both = {m.config for m in chosen.get(True, [])} & {m.config for m in chosen.get(False, [])}
-    entries = {
-        replace(m.config, precise=None if m.config in both or len(chosen) == 1 else precise)
-        for precise, found in chosen.items()
-        for m in found
-    }
-    return tuple(sorted(entries, key=lambda c: (c.capacity, c.precise is True)))
+def merged(chosen: dict[bool, list[RowConfig]]) -> tuple[RowConfig, ...]:
+    """The lists of both precisions as one, in the order of each; what both have at the same place is there once."""
+    if len(chosen) == 1:
+        return tuple(*chosen.values())
+    plain, precise = chosen[False], chosen[True]
+    found: list[RowConfig] = []
+    for same, a, b, c, d in SequenceMatcher(None, plain, precise, autojunk=False).get_opcodes():
+        if same == "equal":
+            found += plain[a:b]
+            continue
+        entries = [replace(config, precise=False) for config in plain[a:b]]
+        entries += [replace(config, precise=True) for config in precise[c:d]]
+        found += sorted(entries, key=lambda config: config.capacity)
+    return tuple(found)
 
 
 def tune(
@@ -217,9 +234,9 @@ def tune(
 ) -> tuple[Table, list[dict[str, Any]]]:
     """The table with the job's list chosen anew, and the figures behind it."""
     found = {dtype: measure(job, dtype, table, device, quick, progress) for dtype in job.dtypes}
-    # Rows have configurations for each precision, panels the same ones for all dtypes.
+    # Rows have configurations for each precision, all else the same ones for all dtypes.
     groups = [[dtype] for dtype in found] if job.of_rows else [list(found)]
-    chosen: dict[bool, list[Measured]] = {}
+    chosen: dict[bool, list[Config]] = {}
     figures: list[dict[str, Any]] = []
     for dtypes in groups:
         measured = together([found[dtype] for dtype in dtypes])
@@ -229,16 +246,16 @@ def tune(
         else:
             picked = chain(bounded(measured, job), list(best), MOST[job.place[0]])
         picked = [m for m in picked if m.config is not None]
-        chosen[job.precise(dtypes[0])] = picked
+        precise = job.precise(dtypes[0])
+        chosen[precise] = [m.config for m in picked]
+        if job.of_rows or job.of_panels:
+            known = [plain(c) for c in incumbents(table, job, precise)]
+            chosen[precise] = with_others(picked, measured, known, job.holds(dtypes[0]))
         for dtype in dtypes:
             of = {m.config: m for m in found[dtype]}
             own = [of.get(m.config, m) for m in picked]
             figures += told(own, found[dtype], best_times(found[dtype], list(best)), dtype)
-    if job.of_rows:
-        return with_list(table, job.place, merged(chosen)), figures
-    configs = [m.config for m in picked]
-    if job.of_panels:
-        configs = with_others(picked, measured, incumbents(table, job, False))
+    configs = merged(chosen) if job.of_rows else chosen[precise]
     return with_list(table, job.place, configs), figures
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 STAYS = 0.98  # of an incumbent's time: what does not beat it by 2% in both passes does not take its place
@@ -47,22 +47,35 @@ def together(found: Sequence[Sequence[Measured]]) -> list[Measured]:
 
 
 def with_others(
-    picked: Sequence[Measured], measured: Sequence[Measured], known: Iterable[Hashable]
+    picked: Sequence[Measured],
+    measured: Sequence[Measured],
+    known: Iterable[Hashable],
+    holds: Callable[[Hashable], float] | None = None,
 ) -> list[Hashable]:
     """The chosen configurations, and those of a table that are there for other shapes and GPUs: that none of the calls
-    is planned with, each behind the first that holds as much; and that hold more than all chosen ones, at the end:
-    columns of narrower vectors are half as long."""
+    is planned with, or that hold more than all chosen ones, as columns of narrower vectors are half as long.
+
+    holds: the longest that one does; of panels that depends on the shape, and is taken from the calls. One that holds
+    what lies between two of the lengths keeps its place by that; any other comes behind the first that holds as much,
+    and takes no length from it.
+    """
     found = {m.config: m for m in measured}
     most = max(m.longest for m in picked)
-    made = [[m.config] for m in picked]
+    holds = holds or (lambda config: found[config].longest if config in found else math.inf)
+    lengths = {n for m in measured for n in m.us}
+    before: list[list[Hashable]] = [[] for _ in picked]
+    behind: list[list[Hashable]] = [[] for _ in picked]
+    chosen = [m.config for m in picked]
     for config in known:
         m = found.get(config)
-        if m in picked or (m and m.taken and m.longest <= most):
+        if config in chosen or (m and m.taken and m.longest <= most):
             continue
-        longest = m.longest if m else math.inf
-        place = next((i for i, one in enumerate(picked) if one.longest >= longest), -1)
-        made[place].append(config)
-    return [config for some in made for config in some]
+        place = next((i for i, one in enumerate(chosen) if holds(one) >= holds(config)), -1)
+        shorter = holds(chosen[place - 1]) if place else 0
+        own = place < 0 or any(shorter < n <= holds(config) for n in lengths)
+        (behind if own else before)[place].append(config)
+    together = zip(before, chosen, behind, strict=True)
+    return [config for front, one, rest in together for config in (*sorted(front, key=holds), one, *rest)]
 
 
 def best_times(measured: Sequence[Measured], lengths: Sequence[int]) -> dict[int, float]:

@@ -30,16 +30,18 @@ from cute_softmax.plan.catalogue import operand_dtypes
 from cute_softmax.plan.hardware import Device
 from cute_softmax.plan.panel_configs import PanelConfig
 from cute_softmax.plan.problem import ALIGNMENT, ITEM_SIZE
+from cute_softmax.plan.short_configs import ShortConfig
 from cute_softmax.plan.table import WIDENED
 from cute_softmax.runtime import launch
 
 from .map_cells import VOCABULARIES, grid
 from .operations import DTYPES
-from .tune_rules import deep_candidates, neighbours, panel_candidates, row_candidates
+from .tune_rules import SHORT, deep_candidates, neighbours, panel_candidates, row_candidates, short_candidates
 
-Config = RowConfig | PanelConfig
+Config = RowConfig | PanelConfig | ShortConfig
 FILL_BYTES = 128 << 20  # of an input that keeps the memory busy
 LOSS = Prologue(alpha="groups", target="loss")
+FEW_ELEMENTS = 16  # of rows that each have a length of their own
 FEWEST_ROWS = 7  # clusters of 16 CTAs that an H100 and an H200 have at once
 
 
@@ -47,8 +49,8 @@ FEWEST_ROWS = 7  # clusters of 16 CTAs that an H100 and an H200 have at once
 class Job:
     """One list of a table, and the calls that decide about it.
 
-    place: the table's field and the key in it; None where the field is the configuration itself. math, prologue: of the
-        calls, and numbers: of the prologue.
+    place: the table's field and the key in it; None where the field is the list, or the configuration, itself. math,
+        prologue: of the calls, and numbers: of the prologue.
     dim: the reduced dimension of the matrix; beside: rows, or columns, None for as many as fill; odd: one column less.
     """
 
@@ -56,7 +58,7 @@ class Job:
     math: str
     dim: int
     beside: int | None
-    least: int  # bytes of a row or a column; elements of panels
+    least: int  # bytes of a row or a column; elements of panels and of short rows
     most: int
     odd: bool = False
     prologue: Prologue = NO_PROLOGUE
@@ -71,7 +73,8 @@ class Job:
     def name(self) -> str:
         """What it is called on the command line."""
         field, key = self.place
-        return "-".join(map(str, (field, *(key if isinstance(key, tuple) else (key,)))))
+        keys = key if isinstance(key, tuple) else () if key is None else (key,)
+        return "-".join(map(str, (field, *keys)))
 
     @property
     def widened(self) -> bool:
@@ -82,7 +85,7 @@ class Job:
     def dtypes(self) -> tuple[str, ...]:
         """Of the elements that it is measured with."""
         several = self.of_rows and self.facts.outputs and not self.widened
-        return ("bf16", "fp32") if several or self.of_panels else ("bf16",)
+        return ("bf16", "fp32") if several or self.of_panels or self.of_short else ("bf16",)
 
     def precise(self, dtype: str) -> bool:
         """Whether results of such elements are stored in float32."""
@@ -104,6 +107,16 @@ class Job:
         return self.place[0] in ("held", "shifted")
 
     @property
+    def of_short(self) -> bool:
+        """Whether its configurations are those of short rows: as many elements of either size."""
+        return self.place[0] == "short"
+
+    def holds(self, dtype: str) -> Callable[[RowConfig], int] | None:
+        """The longest row that a configuration of rows holds, in elements; None of others, where the shape decides."""
+        vector = ALIGNMENT // ITEM_SIZE["fp32" if self.widened else dtype]
+        return (lambda config: config.capacity * vector) if self.of_rows else None
+
+    @property
     def before(self) -> list[tuple[str, Any]]:
         """Lists that plans look into first, which are left empty."""
         return {
@@ -123,7 +136,10 @@ class Job:
         return (beside, length) if self.dim else (length, beside)
 
     def lengths(self, dtype: str, step: float) -> list[int]:
-        """What is measured: whole vectors (of rows), in steps, and the vocabularies in use; elements of panels."""
+        """What is measured: whole vectors (of rows), in steps, and the vocabularies in use; elements of panels and of
+        short rows, of which the shortest are all different."""
+        if self.of_short:
+            return sorted({*range(1, FEW_ELEMENTS + 1), *grid(step, self.most)})
         if self.of_panels:
             return [n for n in grid(step, self.most) if n >= self.least]
         vector = ALIGNMENT // ITEM_SIZE[dtype] if self.dim else 1
@@ -139,6 +155,7 @@ def jobs() -> list[Job]:
         Job(("few", name), name.removesuffix(WIDENED), 1, FEWEST_ROWS, 1 << 14, 1 << 20)
         for name in _own("few")
     ]
+    rows.append(Job(("short", None), "softmax", 1, None, 1, SHORT[-1]))
     rows.append(Job(("many", "loss"), "softmax", 1, None, 16, 1 << 21, prologue=LOSS, numbers=(-100,)))
     panels = []
     for inputs, math in ((1, "softmax"), (2, "softmax_backward")):
@@ -172,7 +189,7 @@ def with_list(table: Table, place: tuple[str, Any], configs: Sequence[Config]) -
     field, key = place
     held = getattr(table, field)
     if key is None:
-        return replace(table, **{field: configs[0]})
+        return replace(table, **{field: tuple(configs) if isinstance(held, tuple) else configs[0]})
     # Who shares its list shares the new one; who shares another's has one of its own then.
     value = configs[0] if isinstance(held[key], PanelConfig) else tuple(configs)
     sharing = [other for other in held if held[other] is held[key]] if _owner(held, key) == key else [key]
@@ -191,7 +208,7 @@ def candidates(
     job: Job, table: Table, dtype: str, lengths: Sequence[int], device: Device, quick: bool
 ) -> dict[Config | None, bool]:
     """What is tried, each with whether it stands in the table: by rules, or of a quick set its neighbours alone. Of
-    panels also None, which leaves a length to the next list."""
+    panels and short rows also None, which leaves a length to the next list."""
     known = incumbents(table, job, job.precise(dtype))
     if quick or job.place[0] == "ahead":
         made: Iterator[Config] = (other for config in known for other in neighbours(config))
@@ -205,15 +222,21 @@ def candidates(
         )
     elif job.of_panels:
         made = panel_candidates(job.inputs, device.architecture)
+    elif job.of_short:
+        made = short_candidates()
     else:
         made = deep_candidates(job.inputs, device.architecture)
     # What bounds a deep configuration is found anew.
     known = [
         replace(c, longest=PanelConfig(1, 1).longest) if isinstance(c, PanelConfig) else c for c in known
     ]
-    plain = [replace(c, precise=None) if isinstance(c, RowConfig) else c for c in known]
-    beyond = {None: True} if job.of_panels else {}
-    return {**dict.fromkeys(made, False), **dict.fromkeys(plain, True), **beyond}
+    beyond = {None: True} if job.of_panels or job.of_short else {}
+    return {**dict.fromkeys(made, False), **dict.fromkeys(map(plain, known), True), **beyond}
+
+
+def plain(config: Config) -> Config:
+    """A configuration as candidates are: of either precision."""
+    return replace(config, precise=None) if isinstance(config, RowConfig) else config
 
 
 def planned(

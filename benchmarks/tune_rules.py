@@ -11,10 +11,13 @@ from cute_softmax.plan import WARP, RowConfig
 from cute_softmax.plan.hardware import Architecture
 from cute_softmax.plan.panel_configs import PANEL_BYTES, PanelConfig
 from cute_softmax.plan.problem import ALIGNMENT
+from cute_softmax.plan.short_configs import ShortConfig
 
 THREADS_PER_ROW = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
 CLUSTERS = (1, 2, 4, 8, 16)
 SHARING = 128  # threads at least of each CTA of a cluster, and of one that keeps rows in shared memory
+SHORT = (4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96)  # elements of a short row, at most
+SHORT_ELEMENTS = 96  # that a thread has of short rows at once
 MOST_STEPS = 32
 FULL = 0.8  # of what a configuration can hold, the least that the rows it is tried for have
 HELD_REGISTERS = 128  # of a thread, for the row
@@ -77,6 +80,19 @@ def _holding(
             yield replace(config, staging=(*staging, "direct")[:2], keep=keep, min_blocks=blocks)
 
 
+def short_candidates() -> Iterator[ShortConfig]:
+    """Configurations of short rows."""
+    for capacity, rows, threads, kilobytes in product(SHORT, (1, 2, 4, 8), (64, 128, 256), (2, 4, 8)):
+        least = WARP * rows * capacity * 2  # bytes of a stretch that gives each lane so many rows
+        if rows * capacity > SHORT_ELEMENTS or (kilobytes > 2 and least > kilobytes * 1024):
+            continue
+        whole = (1, 2, 4) if capacity <= ALIGNMENT // 2 and rows == 1 else (2,)
+        for whole_kilobytes in whole:
+            yield ShortConfig(
+                capacity, rows, bytes=kilobytes * 1024, whole_bytes=whole_kilobytes * 1024, threads=threads
+            )
+
+
 def panel_candidates(inputs: int, architecture: Architecture) -> Iterator[PanelConfig]:
     """Configurations for panels: which lengths they hold depends on the columns, and is asked of the plan."""
     for threads, steps in product((64, 128), (2, 4, 8, 12, 16)):
@@ -118,8 +134,15 @@ def _blocks(threads: int, steps: int, inputs: int, architecture: Architecture) -
     return min(room // (threads * steps * ALIGNMENT * inputs), RESIDENT_THREADS // threads, 16)
 
 
-def neighbours(config: RowConfig | PanelConfig) -> Iterator[RowConfig | PanelConfig]:
+def neighbours(
+    config: RowConfig | PanelConfig | ShortConfig,
+) -> Iterator[RowConfig | PanelConfig | ShortConfig]:
     """Configurations that differ from one by a step: what a quick set tries around a table's own."""
+    if isinstance(config, ShortConfig):
+        for name in ("rows_per_thread", "bytes", "whole_bytes", "threads"):
+            value = getattr(config, name)
+            yield from (replace(config, **{name: v}) for v in (value // 2, value * 2) if v)
+        return
     # Steps of a panel are cut into chunks.
     step = config.buffers if isinstance(config, PanelConfig) else 1
     changed = {

@@ -89,7 +89,7 @@ def test_every_list_of_a_table_has_a_job():
         for f in ("held", "shifted", "deep", "streaming")
         for key in data["panel"][f]
     }
-    assert set(JOBS) == wanted | {"ahead-None", "many-loss"}
+    assert set(JOBS) == wanted | {"ahead", "short", "many-loss"}
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -97,8 +97,9 @@ def test_a_tables_own_configurations_are_candidates_that_plans_use(name):
     job = JOBS[name]
     for dtype in job.dtypes:
         lengths = job.lengths(dtype, 1.15)
-        assert lengths[0] * (1 if job.of_panels else 4) >= job.least
-        assert lengths[-1] * (1 if job.of_panels else 2) <= job.most
+        elements = job.of_panels or job.of_short
+        assert lengths[0] * (1 if elements else 4) >= job.least
+        assert lengths[-1] * (1 if elements else 2) <= job.most
         tried = tune_jobs.candidates(job, TABLE, dtype, lengths, H200, quick=True)
         own = [config for config, incumbent in tried.items() if incumbent and config]
         fits = tune_jobs.fitting(job, own, dtype, lengths, TABLE, H200)
@@ -107,7 +108,8 @@ def test_a_tables_own_configurations_are_candidates_that_plans_use(name):
         assert len(used) >= 0.7 * len(own)
         for config in used:
             for n, plan in fits[config].items():
-                assert (plan.kernel.threads, plan.kernel.steps) == (config.threads, config.steps), n
+                assert plan.kernel.threads == config.threads, n
+                assert job.of_short or plan.kernel.steps == config.steps, n
 
 
 def test_a_list_in_a_tables_place_and_those_that_share_it():
@@ -212,6 +214,31 @@ def test_what_is_there_for_other_shapes_stays_behind_what_holds_as_much():
     assert found == ["short", "other", "long", "longer", "not measured"]
 
 
+def test_rows_between_two_lengths_keep_their_place():
+    """By 128 threads: 9 and 12 steps hold no more of what was measured than 8; 7 steps would take 512 from these."""
+
+    def config(steps):
+        return RowConfig(128, steps)
+
+    picked = [measured(config(8), 1024, {512: 1.0, 1024: 1.0}), measured(config(16), 2048, {2048: 1.0})]
+    beaten = Measured(config(15), 1024, True, {1024: [3.0]}, {1024})
+    known = [config(n) for n in (9, 7, 12, 15, 17)]
+    found = tune_choose.with_others(picked, [*picked, beaten], known, lambda c: c.capacity)
+    assert [c.steps for c in found] == [8, 7, 9, 12, 16, 17]
+
+
+def test_short_candidates_are_classes():
+    found = list(tune_rules.short_candidates())
+    assert len(set(found)) == len(found) < 1000
+    assert {c.capacity for c in found} == {*tune_rules.SHORT}
+    job = JOBS["short"]
+    longest = [c for c in found if c.capacity == 96]
+    for dtype in job.dtypes:
+        fits = tune_jobs.fitting(job, longest, dtype, [50, 80, 96], TABLE, H200)
+        assert all(set(plans) == {50, 80, 96} for plans in fits.values())
+        assert all(p.movement == "short" for plans in fits.values() for p in plans.values())
+
+
 def test_of_the_deep_one_holds_shorter_columns():
     made = [
         measured(PanelConfig(256, 24, buffers=6), 100, {50: 1.0, 100: 3.0}),
@@ -224,8 +251,8 @@ def test_of_the_deep_one_holds_shorter_columns():
 def test_both_precisions_share_what_both_have():
     short, long, wide = RowConfig(32, 1), RowConfig(64, 4), RowConfig(128, 4)
     lists = {
-        False: [measured(short, 1, {1: 1.0}), measured(long, 2, {2: 1.0})],
-        True: [measured(short, 1, {1: 1.0}), measured(wide, 2, {2: 1.0})],
+        False: [short, long],
+        True: [short, wide],
     }
     assert [(c.threads_per_row, c.precise) for c in tune.merged(lists)] == [
         (32, None),
@@ -289,6 +316,7 @@ def made_up_gpu(fake_device, monkeypatch, tmp_path):
     monkeypatch.setattr(timing, "FLUSH_BYTES", 16)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     bounds = {"many-softmax": (16, 1 << 14), "few-logsumexp": (1 << 14, 1 << 16), "held-1": (16, 1 << 11)}
+    bounds["short"] = (1, 32)
     short = [replace(JOBS[name], least=least, most=most) for name, (least, most) in bounds.items()]
     monkeypatch.setattr(tune, "jobs", lambda: short)
     return tmp_path
@@ -308,11 +336,20 @@ def test_a_run_writes_a_table_that_plans_are_made_of(made_up_gpu, capsys):
     for n in lengths:
         plan = plan_softmax((4096, n), device=replace(H200, table=str(made_up_gpu / "mine.json")))
         assert plan.kernel.threads != 256  # wrong results are no candidates
-    assert all(c.threads != 256 for c in mine.many["softmax"] if c.capacity > 8)
+    known = {tune_jobs.plain(c) for c in TABLE.many["softmax"]}  # of rows that were not measured
+    assert all(c.threads != 256 or tune_jobs.plain(c) in known for c in mine.many["softmax"])
+    assert {c.threads for c in mine.many["softmax"] if tune_jobs.plain(c) not in known}
     # A second run goes on from the first one's table and finds nothing better in it.
     assert cli.main(["tune", "many-softmax", "--quick", "--out", str(made_up_gpu / "mine.json")]) == 0
     again = Table.of("mine", json.loads((made_up_gpu / "mine.json").read_text()))
     assert len(again.many["softmax"]) <= len(mine.many["softmax"]) + 2
+
+
+def test_short_rows_are_tuned(made_up_gpu):
+    assert cli.main(["tune", "short", "--quick", "--out", str(made_up_gpu / "mine.json")]) == 0
+    mine = Table.of("mine", json.loads((made_up_gpu / "mine.json").read_text()))
+    assert mine.short != TABLE.short and max(c.capacity for c in mine.short) >= 32
+    assert {c.threads for c in mine.short} == {256}
 
 
 def test_the_users_own_table(made_up_gpu, monkeypatch):
