@@ -149,7 +149,7 @@ def test_explain_for_an_architecture(arch, capsys):
         ("64x4096 --scale 64x1 --bias 1x4096", ["scores times one number a row; a bias added"]),
         ("8x64x4096 --sink 8x1x1 --backward", ["one more score of each row in the sum"]),
         ("16x64x4096 --mask 16x1x4096 --empty-rows zero", ["masked; zeros where nothing is left"]),
-        ("16x64x64 --causal 0 --alpha 2", ["causal; results times a number", "before the diagonal read once"]),
+        ("16x128x128 --causal 0 --alpha 2", ["causal; results times a number", "before the diagonal read once"]),
         ("64x4096 --dim 0 --scale 0.5", ["softmax of 4096 groups of 64", "scores times a number"]),
         ("0x64 --op amax", ["amax of an empty tensor, (0, 64): nothing is launched"]),
         ("32x512x512 --matmul 64", ["softmax(S) @ V, S 32 x 512 x 512, D 64"]),

@@ -164,7 +164,7 @@ def test_random_calls(launches):
             dtype,
             options.keys(),
         )
-    assert {work.plan.movement for work in launches} == {"row", "column"}
+    assert {work.plan.movement for work in launches} == {"short", "row", "column"}
 
 
 @pytest.mark.parametrize("function", [c.logsumexp, c.amax, c.sum, c.entropy], ids=lambda f: f.__name__)
