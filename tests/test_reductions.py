@@ -129,7 +129,7 @@ def test_launches_on_views(kernels, name):
         (x[1:, 1:4, :4, 1:], -1, 5),
         (x.permute(2, 1, 0, 3), -1, 5),
         (x.permute(3, 0, 1, 2), 0, 1),  # as it lies, which is densely
-        (x.permute(3, 0, 1, 2), (0, 3), 0),
+        (x.permute(3, 0, 1, 2), (0, 3), 1),
         (x[:1].expand(4, 5, 6, 7), 3, 2),
     ):
         for keepdim in (False, True):
