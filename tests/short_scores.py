@@ -45,6 +45,8 @@ def cases(columns: int, dtype: torch.dtype, place: tuple[int, int] = (0, 0)) -> 
         {"bias": bias(2, 15, columns)},
         {"bias": bias(1, 1, 15, 1, of=torch.float32), "mask": allowed(3, 1, 15, columns), "zero": True},
         {"bias": bias(2, 1, columns, of=torch.float32), "scale": factors(3, 1, 1)},
+        {"bias": bias(2, 15, 1)},
+        {"bias": bias(3, 1, 1, 1), "scale": factors(3, 2, 15), "mask": allowed(3, 1, 15, 1)},
         {"offset": 0, "scale": 0.5, "zero": True},
         {"offset": columns - 15, "mask": allowed(3, 1, 1, columns), "zero": True},
     ]
@@ -63,6 +65,7 @@ def cases(columns: int, dtype: torch.dtype, place: tuple[int, int] = (0, 0)) -> 
         yield Case(name, plain, sink=sinks, place=place)
         if name != "logsumexp":
             yield Case(name, x, sink=sinks, mask=allowed(*shape), scale=0.5, place=place)
+            yield Case(name, x, sink=sinks, mask=allowed(3, 1, 15, 1), scale=0.5, place=place)
     dy = random(shape, dtype, 7)
     for name, fields in (
         ("softmax_backward", {"scale": 0.5}),

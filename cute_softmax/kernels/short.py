@@ -332,8 +332,10 @@ class ShortKernel:
     def row(self, stretch: Stretch, i: int, row: Int32, numbers: dict, ones: list) -> cute.Tensor:
         """rX: a row of operand i in registers, (element of a piece, piece), over padding."""
         if i in self.single:
-            rX = self.held.empty(i)
-            rX.fill(ones[self.single.index(i)])
+            rX, one = self.held.empty(i), ones[self.single.index(i)]
+            flat, nothing = self.held.flat(rX), self.dtypes[i](self.math.padding[i])
+            for j in range(self.spec.capacity):
+                flat[j] = select(j < stretch.columns, one, nothing)
             return rX
         if i in self.apart:
             repeat = Int32(stretch.mX[i].reduced[0])
