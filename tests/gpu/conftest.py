@@ -10,9 +10,9 @@ import checking
 import classes
 import pytest
 import torch
+from building import build
 
 from cute_softmax.runtime import launch
-from cute_softmax.runtime.precompile import precompile
 
 HERE = Path(__file__).parent
 # Why GPU tests cannot run; None where they can.
@@ -39,8 +39,7 @@ def built():
     """The classes that these tests use, built ahead: one after another they would take several minutes."""
     if MISSING or os.environ.get("CUTE_SOFTMAX_TEST_BUILD") == "0":
         return
-    for _ in precompile(list(dict.fromkeys(classes.launched(architecture())))):
-        pass
+    build(classes.launched(architecture()))
 
 
 @pytest.fixture

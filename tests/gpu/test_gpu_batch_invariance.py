@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from building import build
 from checking import DEVICE, DTYPES, Guarded, equal_bits, random
 from remembered import forget_calls
 from test_batch_invariance_plan import FEW, ROWS, planned
@@ -21,7 +22,6 @@ from test_batch_invariance_plan import FEW, ROWS, planned
 import cute_softmax as c
 from cute_softmax.plan.order import order_of
 from cute_softmax.runtime import launch
-from cute_softmax.runtime.precompile import precompile
 
 LENGTHS = (7, 33, 1000, 1001, 9000, 32000, 50257)
 LONG = (151936, (1 << 20) + 8)
@@ -81,8 +81,7 @@ def built_ahead():
             for offset in (0, 1, 2, 4) if columns in VIEWS else (0,):
                 run(name, Guarded.of(x, offset=offset).tensor)
     forget_calls()
-    for _ in precompile(list(found)):
-        pass
+    build(found)
 
 
 def run(name: str, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -264,8 +263,7 @@ def test_every_plan_of_a_length(math, columns):
     for rows, pitch, offset in places:
         plan = planned(math, (rows, columns), device=device, invariant=False, full=(pitch, 1), offset=offset)
         plans.setdefault((plan.kernel, plan.problem.offsets, pitch), (plan, rows, pitch, offset))
-    for _ in precompile(list({plan.kernel: None for plan, *_ in plans.values()})):
-        pass
+    build(plan.kernel for plan, *_ in plans.values())
     for plan, rows, pitch, offset in plans.values():
         x = Guarded.of(row.expand(rows, columns), strides=(pitch, 1), offset=offset).tensor
         if full:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from building import build
 from checking import DEVICE, DTYPES, FACTOR, TINY, Guarded, check_softmax, equal_bits, half_ulp, random
 from families import Case
 
@@ -21,7 +22,6 @@ from cute_softmax import (
     softmax,
     softmax_,
 )
-from cute_softmax.runtime.precompile import precompile
 
 INF = math.inf
 ROOT = Path(__file__).resolve().parents[2]
@@ -68,8 +68,7 @@ def kernels(built):
                     wanted.append(plan_softmax(x, backward=True, **options).kernel)
                     if not isinstance(arguments.get("scale"), torch.Tensor):
                         wanted.append(plan_softmax(x, backward=True, **(options | {"scale": 1.0})).kernel)
-    for _ in precompile(list(dict.fromkeys(wanted))):
-        pass
+    build(wanted)
 
 
 def case_of(name: str, x: torch.Tensor, arguments: dict, **rest) -> Case:

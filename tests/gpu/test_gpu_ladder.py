@@ -5,11 +5,11 @@ import math
 import pytest
 import rungs
 import torch
+from building import build
 from checking import DEVICE, DTYPES, Guarded, check_softmax, mutants, random
 
 from cute_softmax import ladder
 from cute_softmax.runtime.launch import device_facts
-from cute_softmax.runtime.precompile import precompile
 
 every_rung = pytest.mark.parametrize("rung", [step.number for step in ladder.RUNGS])
 dtypes = pytest.mark.parametrize("dtype", DTYPES)
@@ -21,8 +21,7 @@ def compiled():
     if torch.cuda.is_available():
         architecture = device_facts(torch.cuda.current_device()).architecture.name
         found = rungs.forms(architecture) + rungs.long_forms(architecture)
-        for _ in precompile(found, ladder.function_of):
-            pass
+        build(found, ladder.function_of)
 
 
 def check(y, x, rung, dim=-1):

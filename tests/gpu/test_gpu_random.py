@@ -17,12 +17,12 @@ import classes
 import panels
 import pytest
 import torch
+from building import build
 from checking import DTYPES, GUARD, random
 
 from cute_softmax.plan import plan
 from cute_softmax.plan.problem import ALIGNMENT, ITEM_SIZE, Operand, canonical
 from cute_softmax.runtime import launch
-from cute_softmax.runtime.precompile import precompile
 
 ROWS = int(os.environ.get("CUTE_SOFTMAX_TEST_CASES", "2500"))
 ANY = int(os.environ.get("CUTE_SOFTMAX_TEST_CASES", "600"))
@@ -212,15 +212,10 @@ def of_common_classes(drawn: Callable[[int], dict]) -> list[tuple[dict, object]]
     return [(case, kernel) for case, kernel in cases if kernel in common]
 
 
-def build(cases):
-    for _ in precompile([*dict.fromkeys(kernel for _, kernel in cases)]):
-        pass
-
-
 def run_common(drawn: Callable[[int], dict], part: int):
     cases = of_common_classes(drawn)[part::16]
     if not COMMON:
-        build(cases)
+        build(kernel for _, kernel in cases)
     run_all(case for case, _ in cases)
     print(f"{len(cases)} cases of {ANY} seeds")
 
@@ -236,4 +231,5 @@ def test_random_columns_that_begin_anywhere(part):
 
 
 if __name__ == "__main__":
-    build([*of_common_classes(draw_any), *of_common_classes(draw_columns)])
+    both = [*of_common_classes(draw_any), *of_common_classes(draw_columns)]
+    build(kernel for _, kernel in both)

@@ -1,10 +1,13 @@
 """The scores of short rows: every form of what is beside them, against float64; nothing else written."""
 
+from itertools import product
+
 import pytest
 import short_scores
 import torch
+from building import build
 from checking import DTYPES, equal_bits, random
-from families import mutants
+from families import Case, mutants
 
 import cute_softmax
 from cute_softmax.runtime import launch
@@ -13,12 +16,24 @@ dtypes = pytest.mark.parametrize("dtype", DTYPES)
 LENGTHS = (1, 2, 3, 5, 8, 12, 16, 33, 49, 64)
 
 
+def cases_of(columns: int, dtype: str) -> list[Case]:
+    """All in float32, half of them in each 16-bit dtype."""
+    place = (3, 0) if columns in (2, 12, 33) else (0, 0)
+    cases = list(short_scores.cases(columns, DTYPES[dtype], place))
+    return cases if dtype == "fp32" else cases[dtype == "bf16" :: 2]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def built_ahead():
+    """The classes of `test_every_form`, side by side."""
+    if torch.cuda.is_available():
+        build(case.kernel() for n, dtype in product(LENGTHS, DTYPES) for case in cases_of(n, dtype))
+
+
 @dtypes
 @pytest.mark.parametrize("columns", LENGTHS)
 def test_every_form(columns, dtype):
-    place = (3, 0) if columns in (2, 12, 33) else (0, 0)
-    cases = list(short_scores.cases(columns, DTYPES[dtype], place))
-    for case in cases if dtype == "fp32" else cases[dtype == "bf16" :: 2]:
+    for case in cases_of(columns, dtype):
         assert case.movement == "short", case.prologue.name
         case.check(case.launched())
 
