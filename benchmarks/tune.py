@@ -135,7 +135,7 @@ class Bench:
 def measure(
     job: Job, dtype: str, table: Table, device: Device, quick: bool, progress: console.Progress
 ) -> list[Measured]:
-    """All candidates of a job in one dtype, with their times."""
+    """All candidates of a job in one dtype, with their times; without one those that are wrong here."""
     lengths = job.lengths(dtype, step_of(job, quick))
     tried = candidates(job, table, dtype, lengths, device, quick)
     plans = fitting(job, list(tried), dtype, lengths, table, device)
@@ -177,7 +177,7 @@ def measure(
                 found[config].us.setdefault(n, []).append(us)
         del bench, calls
         torch.cuda.empty_cache()
-    return [m for m in found.values() if m.us]
+    return list(found.values())
 
 
 def told(
@@ -217,13 +217,13 @@ def merged(chosen: dict[bool, list[RowConfig]]) -> tuple[RowConfig, ...]:
     """The lists of both precisions as one, in the order of each; what both have at the same place is there once."""
     if len(chosen) == 1:
         return tuple(*chosen.values())
-    plain, precise = chosen[False], chosen[True]
+    fast, precise = chosen[False], chosen[True]
     found: list[RowConfig] = []
-    for same, a, b, c, d in SequenceMatcher(None, plain, precise, autojunk=False).get_opcodes():
+    for same, a, b, c, d in SequenceMatcher(None, fast, precise, autojunk=False).get_opcodes():
         if same == "equal":
-            found += plain[a:b]
+            found += fast[a:b]
             continue
-        entries = [replace(config, precise=False) for config in plain[a:b]]
+        entries = [replace(config, precise=False) for config in fast[a:b]]
         entries += [replace(config, precise=True) for config in precise[c:d]]
         found += sorted(entries, key=lambda config: config.capacity)
     return tuple(found)
@@ -249,7 +249,9 @@ def tune(
         precise = job.precise(dtypes[0])
         chosen[precise] = [m.config for m in picked]
         if job.of_rows or job.of_panels:
-            known = [plain(c) for c in incumbents(table, job, precise)]
+            # What was tried and has no time is wrong, or cannot be compiled.
+            wrong = {m.config for dtype in dtypes for m in found[dtype] if not m.us}
+            known = [c for c in map(plain, incumbents(table, job, precise)) if c not in wrong]
             chosen[precise] = with_others(picked, measured, known, job.holds(dtypes[0]))
         for dtype in dtypes:
             of = {m.config: m for m in found[dtype]}

@@ -336,9 +336,10 @@ def test_a_run_writes_a_table_that_plans_are_made_of(made_up_gpu, capsys):
     for n in lengths:
         plan = plan_softmax((4096, n), device=replace(H200, table=str(made_up_gpu / "mine.json")))
         assert plan.kernel.threads != 256  # wrong results are no candidates
-    known = {tune_jobs.plain(c) for c in TABLE.many["softmax"]}  # of rows that were not measured
+    # Of rows of 16 KB at most; longer ones were not measured.
+    assert all(c.threads != 256 for c in mine.many["softmax"] if 8 < c.capacity <= 1024)
+    known = {tune_jobs.plain(c) for c in TABLE.many["softmax"]}
     assert all(c.threads != 256 or tune_jobs.plain(c) in known for c in mine.many["softmax"])
-    assert {c.threads for c in mine.many["softmax"] if tune_jobs.plain(c) not in known}
     # A second run goes on from the first one's table and finds nothing better in it.
     assert cli.main(["tune", "many-softmax", "--quick", "--out", str(made_up_gpu / "mine.json")]) == 0
     again = Table.of("mine", json.loads((made_up_gpu / "mine.json").read_text()))

@@ -8,11 +8,11 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, const_expr
 
 from ..plan import RowClass
-from ..plan.prologue import WHOLE
 from .common.copy import DTYPES, load_if
 from .common.index import dot, select
 from .common.online import capped, rounded_product
 from .maths.maths import RowMath
+from .maths.prologue import floats
 from .row_work import Launch, Row, edge, row_of, speaks
 
 INDEX_ERROR = "cute_softmax.{}: index %lld in row %lld is out of range: a row has %d elements"
@@ -110,8 +110,7 @@ class Scalars:
 
     def numbers(self, launch: Launch, of_group: list) -> dict[str, Float32]:
         """What a row has one of, in all of its threads."""
-        names = [name for name in self.spec.prologue.numbers if name not in WHOLE]
-        found = {name: Int32(launch.numbers[name]).bitcast(Float32) for name in names}
+        found = floats(self.spec.prologue, launch.numbers)
         found |= dict(zip(self.group_names, of_group, strict=True))
         if self.spec.prologue.target == "loss":  # of a row that is ignored nothing counts
             found["alpha"] = select(found["index"] >= 0, found["alpha"], Float32(0.0))

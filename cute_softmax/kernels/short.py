@@ -27,7 +27,6 @@ from cutlass import Boolean, Float32, Int32, Int64, Uint32, const_expr
 from layouts.trace import observe
 
 from ..plan import WARP
-from ..plan.prologue import WHOLE
 from ..plan.short import APART, DENSE, SINGLE, ShortClass
 from . import short_work
 from .common.copy import (
@@ -47,7 +46,7 @@ from .common.copy import (
 )
 from .common.index import dot, of_row, reach_of, select, smaller
 from .maths.maths import RowMath
-from .maths.prologue import Given
+from .maths.prologue import Given, floats
 from .short_rows import WORD, SharedRows, Stretch, part
 
 # Words of rows that lie apart that each lane has under way at once.
@@ -301,10 +300,8 @@ class ShortKernel:
 
     def numbers(self, stretch: Stretch, ones: list) -> dict[str, Float32]:
         """The prologue's numbers for a row of these `ones`."""
-        names = [name for name in self.spec.prologue.numbers if name not in WHOLE]
-        found = {name: Int32(stretch.numbers[name]).bitcast(Float32) for name in names}
         of_row = [one.to(Float32) for one in ones[len(self.single) :]]
-        return found | dict(zip(self.group_inputs, of_row, strict=True))
+        return floats(self.spec.prologue, stretch.numbers) | dict(zip(self.group_inputs, of_row, strict=True))
 
     @cute.jit
     def rows(self, stretch: Stretch, group: Int32, ones: list):

@@ -46,7 +46,8 @@ class ClassBase:
     @property
     def fields(self) -> dict:
         """The class as plain values: the key of the compiled kernel."""
-        return asdict(self)
+        found = asdict(self)
+        return found | {"prologue": self.prologue.name} if "prologue" in found else found
 
 
 class PlanBase:
@@ -67,6 +68,17 @@ class PlanBase:
             return ["  copied     a bias or a mask, to lie as the elements do"] if self.laid_out else []
         copied = f"; {len(self.laid_out)} operand(s) copied to contiguous rows" if self.laid_out else ""
         return [f"  bits       batch-invariant: they depend on the row and its length{copied}"]
+
+    @property
+    def given(self) -> list[str]:
+        """Lines of `explain` on the dimensions that rows have, and on what scores are made of."""
+        found = []
+        if self.kernel.kept_modes > 1:
+            sizes = " x ".join(map(str, self.kept))
+            found.append(f"  rows       index in {sizes}: dimensions that do not merge")
+        if told := self.kernel.prologue.told:
+            found.append(f"  prologue   {told}")
+        return found
 
     @property
     def movement(self) -> str:

@@ -80,10 +80,6 @@ class PanelClass(ClassBase):
         return "i" * 9 + "l" + "l" * (modes - 2 + self.exchange + operands)
 
     @property
-    def fields(self) -> dict:
-        return {**super().fields, "prologue": self.prologue.name}
-
-    @property
     def movement(self) -> str:
         return "split" if self.exchange or self.orientation == "row" else "column"
 

@@ -92,10 +92,6 @@ class RowClass(ClassBase):
         return facts_of(self.math, self.online, self.prologue)
 
     @property
-    def fields(self) -> dict:
-        return {**super().fields, "prologue": self.prologue.name}
-
-    @property
     def warps_per_row(self) -> int:
         return max(self.threads_per_row // WARP, 1)
 

@@ -99,12 +99,7 @@ class Plan(PlanBase):
         lines = [
             f"{c.math} of {self.rows} rows of {self.columns}, {' -> '.join(c.own_dtypes)}, for {c.architecture}",
             f"  movement   row: {where}; class {c.name}",
-            *(
-                [f"  rows       index in {' x '.join(map(str, self.kept))}: dimensions that do not merge"]
-                if c.kept_modes > 1
-                else []
-            ),
-            *([f"  prologue   {told}"] if (told := c.prologue.told) else []),
+            *self.given,
             f"  threads    {c.threads} a CTA, {c.threads_per_row} a row; tile {c.tiler[0]} x {c.tiler[1]}",
             f"  thread     {c.steps} vectors of {c.vector} elements, {c.rows_per_thread} row(s); "
             f"{'values' if c.keep else 'packed elements'} kept in "

@@ -86,11 +86,6 @@ class ShortClass(ClassBase):
         return facts_of(self.math, True, self.prologue)
 
     @property
-    def fields(self) -> dict:
-        """The class as plain values: the key of the compiled kernel."""
-        return {**super().fields, "prologue": self.prologue.name}
-
-    @property
     def sizes(self) -> tuple[int, ...]:
         """Bytes of an element of each full operand."""
         return tuple(ITEM_SIZE[d] for d in self.dtypes[: self.facts.full])
@@ -150,11 +145,15 @@ class ShortClass(ClassBase):
         return 0 if self.whole else self.elements + self.elements // SKEW
 
     @property
+    def lying(self) -> tuple[str, ...]:
+        """How the rows of each full operand lie: those of results densely."""
+        return (*self.laid, *[DENSE] * len(self.facts.outputs))
+
+    @property
     def placed(self) -> tuple[int, ...]:
         """The full operands that have a place of their own in shared memory: not single elements, which stay in
         registers."""
-        laid = (*self.laid, *[DENSE] * len(self.facts.outputs))
-        return () if self.whole else tuple(i for i in sorted({*self.sources}) if laid[i] != SINGLE)
+        return () if self.whole else tuple(i for i in sorted({*self.sources}) if self.lying[i] != SINGLE)
 
     @property
     def shared_memory(self) -> int:
@@ -191,8 +190,7 @@ class ShortClass(ClassBase):
             parts.append("whole")
         if self.rows_per_thread > 1:
             parts.append(f"rows{self.rows_per_thread}")
-        laid = (*self.laid, *[DENSE] * len(self.facts.outputs))
-        if [*self.accesses] != [self.vector * (how == DENSE) for how in laid]:
+        if [*self.accesses] != [self.vector * (how == DENSE) for how in self.lying]:
             parts.append("access" + "_".join(map(str, self.accesses)))
         if self.prologue:
             parts += [self.prologue.name, *(how for how in self.laid if how != DENSE)]
@@ -303,14 +301,7 @@ class ShortPlan(PlanBase):
     @property
     def arguments(self) -> tuple[int, ...]:
         """The ints that the compiled function takes between the stream and the prologue's numbers and operands."""
-        return (
-            self.rows,
-            self.columns,
-            self.warp_rows,
-            self.ctas,
-            int(self.evict_last),
-            *self.kept[1:],
-        )
+        return self.rows, self.columns, self.warp_rows, self.ctas, int(self.evict_last), *self.kept[1:]
 
     @property
     def stretches(self) -> int:
@@ -344,7 +335,7 @@ class ShortPlan(PlanBase):
     def shared_row(self, operand: int, row: int) -> int:
         """Which row in shared memory a row of the first stretch has: of rows that lie apart those of neighbours are
         one."""
-        if operand < len(self.kernel.laid) and self.kernel.laid[operand] == APART:
+        if self.kernel.lying[operand] == APART:
             return row // self.operand_strides[operand][-2]
         return row
 
@@ -395,12 +386,7 @@ class ShortPlan(PlanBase):
         lines = [
             f"{c.math} of {self.rows} rows of {self.columns}, {' -> '.join(c.own_dtypes)}, for {c.architecture}",
             f"  movement   short: rows lie one behind another, a thread holds whole ones; class {c.name}",
-            *(
-                [f"  rows       index in {' x '.join(map(str, self.kept))}: dimensions that do not merge"]
-                if c.kept_modes > 1
-                else []
-            ),
-            *([f"  prologue   {told}"] if (told := c.prologue.told) else []),
+            *self.given,
             f"  threads    {c.threads} a CTA; a warp has a stretch of {self.warp_rows} rows, "
             f"{self.warp_rows * self.columns} elements",
             f"  loads      {' and '.join(c.load_widths)} at a time; "
@@ -472,6 +458,8 @@ def plan_short(
     """The plan of the short movement; None where rows are no short ones that lie one behind another."""
     facts, table = facts_of(math_name, True, prologue), table_of(device.table)
     rows, columns = problem.groups, problem.length
+    if all(columns > config.capacity for config in table.short):  # before anything that takes longer
+        return None
     kept = _kept(problem, facts)
     if not (rows and columns) or (laid := _laid(kept, problem, facts)) is None:
         return None
@@ -504,10 +492,8 @@ def plan_short(
         warp_rows = min(most, math.ceil(rows / (device.multiprocessors * WARPS * unit)) * unit)
     ctas = math.ceil(rows / (warp_rows * c.warps))
     check_counts({"CTAs": ctas})
-    for i, how in enumerate((*laid, *[DENSE] * len(facts.outputs))):
-        strides[i] = (
-            () if how == DENSE else (*strides[i], *_runs(kept, i, columns)) if how == APART else strides[i]
-        )
+    for i, how in enumerate(c.lying):
+        strides[i] = {DENSE: (), SINGLE: strides[i], APART: (*strides[i], *_runs(kept, i, columns))}[how]
     return ShortPlan(
         problem=problem,
         kernel=c,

@@ -107,17 +107,19 @@ class Softmax(RowMath):
 
     def scaled(self, factor: Float32) -> "Softmax":
         """The math of elements times a positive factor."""
-        made = copy.copy(self)
-        made.exp = online.scaled(self.exp, factor)
-        made.whole = type(self.whole)(made.exp, self.whole.total)
-        made.reductions = (made.whole,) if self.online else self.reductions
+        exp = online.scaled(self.exp, factor)
+        made = self.merged_by(type(self.whole)(exp, self.whole.total))
+        made.exp = exp
         return made
 
     def separate(self) -> "Softmax":
         """The math whose state is the same for the same elements, whatever else its kernel computes."""
+        return self.merged_by(Separate(self.exp, self.whole.total))
+
+    def merged_by(self, whole: Online) -> "Softmax":
+        """The math whose states another operator merges."""
         made = copy.copy(self)
-        made.whole = Separate(self.exp, self.whole.total)
-        made.reductions = (made.whole,) if self.online else self.reductions
+        made.whole, made.reductions = whole, (whole,) if self.online else self.reductions
         return made
 
     def averaged(self) -> "Softmax":

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Uint16, Uint32
+from cutlass import Boolean, Float32, Int32, Int64, Uint16, Uint32
 
+from ...plan.prologue import WHOLE
 from ..common import online
 from ..common.copy import Fragment, unpack
 from ..common.index import select
@@ -40,6 +41,12 @@ class Given:
     numbers: dict[str, Float32]
     counts: list[Int32]
     exist: list[Boolean]
+
+
+def floats(prologue, numbers: dict[str, Int64]) -> dict[str, Float32]:
+    """The floats among a launch's numbers, which come as their bits."""
+    names = [name for name in prologue.numbers if name not in WHOLE]
+    return {name: Int32(numbers[name]).bitcast(Float32) for name in names}
 
 
 class Scores:
