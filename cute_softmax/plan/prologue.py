@@ -10,20 +10,25 @@ from .maths import OF_SINKS, Math, NotPlanned, math_of
 FORMS = ("", "number", "groups")
 TARGETS = ("", "found", "loss")
 AGAINST = ("", "loss", "input", "target", "weights")
-WHOLE = ("offset", "ignore")  # numbers that are integers
+# Of rows that ranks share: this rank's workspace, a word of the host's that is set when a peer did not come, an array
+# of all ranks' workspaces, bytes of a half of these (see `kernels.ranks`), this rank, how many there are, and for how
+# many nanoseconds one waits for another.
+OF_RANKS = ("workspace", "alarm", "peers", "half", "rank", "ranks", "patience")
+OF_SLICES = ("start", "size")  # where a rank's slice begins in whole rows, and how long these are
+WHOLE = ("offset", "ignore", *OF_RANKS, *OF_SLICES)  # numbers that are integers
 # What each row math takes of a prologue: what it looks at, and what changes nothing for it. A gradient needs no mask
 # of its own: where the softmax was masked it is 0, and its logarithm -inf.
 _TAKES = {
     "softmax": (
         {
             *("scale", "softcap", "bias", "mask", "causal", "alpha", "zero", "sink"),
-            *("target", "squares", "more", "entropy", "even", "against"),
+            *("target", "squares", "more", "entropy", "even", "against", "ranks"),
         },
         set(),
     ),
-    "softmax_backward": ({"scale", "causal", "alpha", "sink"}, {"bias", "mask", "zero"}),
-    "log_softmax": ({"scale", "bias", "mask", "causal", "zero", "sink"}, set()),
-    "log_softmax_backward": ({"scale", "mask", "causal", "sink"}, {"bias", "zero"}),
+    "softmax_backward": ({"scale", "causal", "alpha", "sink", "ranks"}, {"bias", "mask", "zero"}),
+    "log_softmax": ({"scale", "bias", "mask", "causal", "zero", "sink", "ranks"}, set()),
+    "log_softmax_backward": ({"scale", "mask", "causal", "sink", "ranks"}, {"bias", "zero"}),
     "logsumexp": ({"scale", "bias", "mask", "causal", "against", "sink"}, {"zero"}),
     "entropy": ({"scale", "softcap", "bias", "mask", "causal", "zero"}, set()),
     "selective": ({"scale", "softcap", "even"}, set()),
@@ -61,6 +66,9 @@ class Prologue:
         negative logarithms of the input's softmax; their sum, a cross entropy, or its gradient in the input.
     sink: one more score, an operand "sink" of one element per group, joins the sum of the exponentials and has no
         result among the others. Where these are written its own logarithm in the softmax is, too: "sink_log".
+    ranks: rows are slices of longer ones, whose states the ranks that share them exchange while their slices stay on
+        chip: by so many threads of so many CTAs of each rank, such as "512x4", alike on all of them. An "index" is that
+        of an element of the whole row.
 
     The gradients: scale is a factor on the result, and alpha is the *inverse* of the forward's. They have neither
     bias nor mask operands; with `mask`, log_softmax_backward takes no part of a gradient where y is -inf. With `sink`
@@ -81,6 +89,7 @@ class Prologue:
     even: bool = False
     against: str = ""
     sink: bool = False
+    ranks: str = ""
 
     def __post_init__(self):
         if self.sink and self.of_rows:
@@ -111,6 +120,8 @@ class Prologue:
             *["ignore"] * (self.target == "loss"),
             *["squares"] * self.squares,
             *["smoothing"] * (self.even and self.target == "loss"),
+            *(OF_RANKS if self.ranks else ()),
+            *(OF_SLICES if self.ranks and self.target == "loss" else ()),
         )
 
     @property
@@ -128,7 +139,8 @@ class Prologue:
     @property
     def of_rows(self) -> bool:
         """Whether the row movement alone has it all."""
-        return bool(self.target or self.more or self.entropy or self.softcap or self.even or self.against)
+        rows = self.target or self.more or self.entropy or self.softcap or self.even or self.against
+        return bool(rows or self.ranks)
 
     @property
     def averages(self) -> bool:
@@ -169,6 +181,7 @@ class Prologue:
             self.mask and "masked",
             self.causal and "causal",
             self.sink and "one more score of each row in the sum",
+            self.ranks and "rows that go on on other ranks",
             self.alpha and f"results times {how[self.alpha]}",
             self.zero and "zeros where nothing is left",
             self.target and "one less at the target",
