@@ -22,6 +22,7 @@ WAIT = 64  # steps that a thread rests that asks whether something has come
 TOGETHER = {"shfl", "redux", "vote", "elect"}  # of all lanes of a warp
 TURN = 24  # steps that some warps run before others
 BLOCK = 16  # bytes
+BARRIERS = 16  # of a CTA
 RANK = 24  # bit from which on an address of shared memory names a CTA of the cluster, counted from 1
 BITS = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
 
@@ -692,9 +693,11 @@ class Grid:
         if "warp" in i.parts:
             self.meet(idx, self.warp, "warp", None)
             return
-        number = i.operands[0] if i.operands else "0"
-        count = int(i.operands[1]) if len(i.operands) > 1 else self.program.threads
-        self.meet(idx, self.cta, f"bar{number}", count)
+        operands = i.operands or ("0",)
+        number = np.zeros(self.count, np.int64)
+        number[idx] = self.read(operands[0], idx, 32)
+        count = int(operands[1]) if len(operands) > 1 else self.program.threads
+        self.meet(idx, self.cta * BARRIERS + number, "bar", count)
 
     def meet(self, idx: np.ndarray, place: np.ndarray, what: str, count: int | None) -> None:
         """Block threads until all of their place are here."""

@@ -180,11 +180,13 @@ class Ranks:
         launch, lane = row.launch, cute.arch.lane_idx()
         patience = launch.numbers["patience"]
         missing = self.look(row, turns, Boolean(True), rP)
-        began, waited = cute.arch.globaltimer(), Int64(0)
+        began, waited = Int64(0), Int64(0)
         while missing & (waited < patience):
+            now = cute.arch.globaltimer()
+            began = select(began == 0, now, began)
             missing = self.look(row, turns, Boolean(True), rP)
             failed = cute.arch.load(self.word(launch, FAILED), Int32, sem="relaxed", scope="gpu")
-            waited = select(failed != 0, patience, cute.arch.globaltimer() - began)
+            waited = select(failed != 0, patience, now - began)
         if missing:
             self.give_up(launch)
         op = self.operator(math)

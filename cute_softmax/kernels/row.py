@@ -325,38 +325,46 @@ class RowKernel:
         ahead = s.ring - s.lag
         for turn in cutlass.range_constexpr(ahead):
             self.prefetch(launch, turns.tile(Int32(turn)), 0, s.steps, Int32(turn))
+        first = row_of(launch, turns.tile(Int32(0)), 0)
+        known = self.scalars.of_group(first)
+        score = self.score(first, known)
         for turn in cutlass.range(turns.count + s.lag, unroll=1):
             before = turn - s.lag
             waits = before >= 0
             row = row_of(launch, turns.tile(cutlass.max(before, 0)), 0, (turn + ahead) % s.ring)
+            coming = row_of(launch, turns.tile(turn + 1), 0)
             # Asked for before there is something else to do.
-            known = [self.scalars.of_group(row)]
+            of_row, of_coming = self.scalars.of_group(row), self.scalars.of_group(coming)
             seen = self.ranks.unseen()
             self.ranks.look(row, turns, waits, seen)
             if turn < turns.count:
-                self.reduce_in_turn(row_of(launch, turns.tile(turn), 0, turn % s.ring), turns, turn)
+                self.reduce_in_turn(
+                    row_of(launch, turns.tile(turn), 0, turn % s.ring), turns, turn, known, score
+                )
             if waits:
-                self.finish_in_turn(row, turns, known, seen)
+                self.finish_in_turn(row, turns, of_row, seen)
             self.prefetch(launch, turns.tile(turn + ahead), 0, s.steps, (turn + ahead) % s.ring)
+            known, score = of_coming, self.score(coming, of_coming)
         self.ranks.end(launch, turns)
 
+    def score(self, row: Row, known: list) -> tuple[Float32, ...]:
+        """The score of a row's target, if rows have one. known: `of_group`."""
+        if not self.scalars.marks:
+            return ()
+        return (self.scalars.score(row, known[self.scalars.group_names.index("index")]),)
+
     @cute.jit
-    def reduce_in_turn(self, row: Row, turns: Turns, turn: Int32):
+    def reduce_in_turn(self, row: Row, turns: Turns, turn: Int32, known: list, score: tuple):
         """Push the state of a row's share to all ranks."""
         cute.arch.cp_async_wait_group(self.spec.ring - self.spec.lag - 1)
-        values = self.hold([row], [self.scalars.of_group(row)]).values
+        values = self.hold([row], [known]).values
         states, _ = self.reduce(row.launch.shared, values, [self.math.for_row(values[0])], turn)
-        score = (
-            (self.scalars.score(row, values[0][-1].numbers["index"]),)
-            if const_expr(self.scalars.marks)
-            else ()
-        )
         self.ranks.publish(row, turns, (*states[0], *score))
 
     @cute.jit
     def finish_in_turn(self, row: Row, turns: Turns, known: list, seen: cute.Tensor):
-        """Finish a row with the states of all ranks. seen: what `Ranks.look` has read of them."""
-        held = self.hold([row], known)
+        """Finish a row with the states of all ranks. known: `of_group`; seen: what `Ranks.look` has read of them."""
+        held = self.hold([row], [known])
         math = self.math.for_row(held.values[0])
         state, chosen = self.ranks.gather(row, turns, math, seen), None
         if const_expr(self.scalars.marks):
@@ -413,7 +421,7 @@ class RowKernel:
                 slots = Slots([row.launch.shared.tXsX[i][(None, m), 0, k] for k in range(K)])
             tXrX = [partial(self.held, row, i, k, vectors, waiting) for k in range(K)]
             scalars = [edges.rE[i][e, m] for e in range(E)]
-            values.append(Fragment(tXrX, scalars, not self.math.keep, s.staging[i], slots))
+            values.append(Fragment(tXrX, scalars, not self.math.keep, s.staging[i], slots, s.ring > 0))
         if s.prologue:
             exist = [vectors.pR[m] & vectors.pX[m, 0, k] for k in range(K)]
             counts = [count(row, k, exist[k]) for k in range(K)]
@@ -489,9 +497,8 @@ class RowKernel:
         which, phase = (turn % 2, turn // 2 % 2) if self.spec.persistent else (0, Int32(0))
         which = which + stage * self.spec.turns
         barrier = None if shared.barriers is None else shared.barriers + which
-        return reduce.across_warps(
-            op, state, shared.buffer[None, None, which], barrier, phase, self.spec.peers
-        )
+        buffer, s = shared.buffer[None, None, which], self.spec
+        return reduce.across_warps(op, state, buffer, barrier, phase, s.peers, s.ring > 0)
 
     # Store.
 

@@ -312,7 +312,9 @@ class ShortKernel:
         numbers = [self.numbers(stretch, of_row) for of_row in ones]
         rX = [[self.row(stretch, i, at[r], numbers[r], ones[r]) for i in self.inputs] for r in range(R)]
         found = [self.results(stretch, [self.pieces(x) for x in rX[r]], numbers[r], at[r]) for r in range(R)]
-        if const_expr(s.shares_words):  # a lane writes its half of a word when its neighbour has read the other
+        if const_expr(
+            s.shares_words
+        ):  # a lane writes its half of a word when its neighbour has read the other
             cute.arch.sync_warp()
         for r in cutlass.range_constexpr(R):
             results, groups = found[r]

@@ -15,8 +15,9 @@ from .prologue import NO_PROLOGUE, Prologue, facts_of
 from .row import PART, RowClass, vector_of
 
 THREADS = 512
-CLUSTERS = (1, 2, 4, 8)  # CTAs that share a row of a rank: 8 are there on every GPU that has clusters
-FEWEST = 128  # threads of a row
+# (threads, CTAs) that share a row of a rank. Of several rows of a CTA one is exchanged while another is worked on; 8
+# CTAs are there on every GPU that has clusters.
+WAYS = ((128, 1), (256, 1), (256, 2), (256, 4), (256, 8), (512, 8))
 # Bytes of a row, or of several short ones, that a CTA has: with five places for such a share in the 227 KiB of an SM
 # two rows are on their way while two wait.
 SHARE = 44 * 1024
@@ -42,9 +43,7 @@ def sharers(
     """
     vector, bytes_of_element = _units(math_name, dtypes, columns, prologue)
     step = THREADS * vector * bytes_of_element
-    threads = [FEWEST << i for i in range((THREADS // FEWEST).bit_length())]
-    clusters = [n for n in CLUSTERS if n <= architecture.cluster_limit]
-    ways = [(t, 1) for t in threads] + [(THREADS, n) for n in clusters[1:]]
+    ways = [way for way in WAYS if way[1] <= architecture.cluster_limit]
     for threads_per_row, cluster_n in ways:
         if _steps(columns, threads_per_row, cluster_n, vector, dtypes) * step <= SHARE:
             return f"{threads_per_row}x{cluster_n}"

@@ -134,7 +134,7 @@ class Softmax(RowMath):
 
     def partial(self, stage: int, values: list, carry: list, width: int) -> tuple:
         (x,) = values
-        if self.recurs or (self.online and (x.slots or not self.keep)):
+        if self.recurs or (self.online and (x.slots or not (self.keep or x.waited))):
             return self.by_parts(x, width)
         if stage == 0:
             (seen,) = MAX.lanes((x.maximum(),), width)
@@ -291,7 +291,9 @@ class LogSumExp(Softmax):
 
     def partial(self, stage: int, values: list, carry: list, width: int) -> tuple:
         (x,) = values
-        if self.recurs or x.staging != "direct":  # work on what is there while the rest is on its way
+        if self.recurs or not (
+            x.staging == "direct" or x.waited
+        ):  # work on what is there while the rest is on its way
             return self.by_parts(x, width)
         # The maximum of all lanes first: their sums then refer to the same number and need no correction.
         (seen,) = MAX.lanes((x.maximum(),), width)
