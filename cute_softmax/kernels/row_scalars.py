@@ -12,7 +12,7 @@ from .common.copy import DTYPES, load_if
 from .common.index import dot, select
 from .common.online import capped, rounded_product
 from .maths.maths import RowMath
-from .maths.prologue import floats
+from .maths.prologue import NOTHING, floats
 from .row_work import Launch, Row, edge, row_of, speaks
 
 INDEX_ERROR = "cute_softmax.{}: index %lld in row %lld is out of range: a row has %d elements"
@@ -134,6 +134,8 @@ class Scalars:
         launch, wanted = row.launch, speaks(row)
         if owned is None:
             index = load_if(wanted, self.index(row))
+            if self.spec.prologue.state:
+                index = index - launch.numbers["start"]
             exists = (index >= 0) & (index < launch.columns)
             column = Int32(select(exists, index, Int64(0)))
         else:
@@ -144,6 +146,8 @@ class Scalars:
             score = rounded_product(score, self.numbers(launch, self.of_group(row))["scale"])
         if self.spec.prologue.softcap:
             score = capped(score, self.numbers(launch, self.of_group(row))["softcap"])
+        if self.spec.prologue.state:  # another part of the row may have it
+            score = select(exists, score, Float32(NOTHING))
         return Chosen(score, exists)
 
     def index(self, row: Row) -> cute.Tensor:
@@ -179,7 +183,7 @@ class Scalars:
                 numbers[0] = select(chosen.exists, numbers[0], Float32(0.0))
             for j in cutlass.range_constexpr(len(gX)):
                 gX[j][0] = numbers[j].to(gX[j].element_type)
-            if const_expr(chosen is not None):
+            if const_expr(chosen is not None and not self.spec.prologue.state):
                 # Behind all else: behind a trap the compiler would put a copy of what follows it.
                 self.complain(row, chosen)
 

@@ -1,0 +1,106 @@
+"""DTensors whose rows are sharded: a call on their local tensors, and where its results lie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor
+
+Tensor = torch.Tensor
+
+
+def sharded_over(input: Tensor, dims: tuple[int, ...]) -> list[int]:
+    """The dimensions of a DTensor's mesh that reduced dimensions are sharded over."""
+    if type(input) in (torch.Tensor, torch.nn.Parameter) or not dist.is_available():
+        return []
+    from torch.distributed.tensor import DTensor
+
+    if not isinstance(input, DTensor):
+        return []
+    return [i for i, p in enumerate(input.placements) if p.is_shard() and p.dim % input.dim() in dims]
+
+
+def of_dtensor(input: DTensor, index: Tensor | None, dim: int, call: Callable, rows: bool = True):
+    """A call on the local tensors of a DTensor, its results as DTensors: numbers of rows are replicated where the row
+    was sharded, matrices (not `rows`) lie as the input does.
+
+    call: takes the local tensors, the group of the ranks that share a row, the slice's start and the row's length.
+    Raises ValueError for placements that are no plain shards or replicas.
+    """
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    mesh, placements, shape = input.device_mesh, list(input.placements), list(input.shape)
+    if any(p.is_partial() for p in placements):
+        raise ValueError(f"input has placements {input.placements}: partial sums must be reduced first")
+    if any(p.is_shard() and type(p) is not Shard for p in placements):
+        raise ValueError(
+            f"input has placements {input.placements}: rows in strided shards, redistribute them first"
+        )
+    over, size = sharded_over(input, (dim,)), shape[dim]
+    group, start = _group(mesh, tuple(over)), _start(size, mesh, over)
+    if rows:
+        for i, p in enumerate(placements):
+            if i in over:
+                placements[i] = Replicate()
+            elif p.is_shard():
+                placements[i] = Shard(p.dim % input.dim() - (p.dim % input.dim() > dim))
+        del shape[dim]
+    if isinstance(index, DTensor):
+        index = index.redistribute(mesh, placements).to_local()
+    stride = torch.empty(shape, device="meta").stride()
+
+    def whole(local: Tensor | None) -> Tensor | None:
+        if local is None:
+            return None
+        return DTensor.from_local(
+            local, mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride
+        )
+
+    found = call(input.to_local(), index, group, start, size)
+    return tuple(map(whole, found)) if isinstance(found, tuple) else whole(found)
+
+
+def placed_like(whole: DTensor, local: Tensor) -> DTensor:
+    """A tensor as a DTensor that lies as another one; what is no DTensor is this rank's part."""
+    from torch.distributed.tensor import DTensor
+
+    mesh, placements = whole.device_mesh, whole.placements
+    if isinstance(local, DTensor):
+        return local.redistribute(mesh, placements)
+    return DTensor.from_local(
+        local, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride()
+    )
+
+
+def _start(size: int, mesh: DeviceMesh, over: list[int]) -> int:
+    """Where this rank's slice of a dimension begins that is sharded over these dimensions of a mesh, one in another."""
+    start, left = 0, size
+    for i in over:
+        ranks, rank = mesh.size(i), mesh.get_local_rank(i)
+        each = -(-left // ranks)
+        first = min(each * rank, left)
+        start, left = start + first, min(each, left - first)
+    return start
+
+
+# Of (the mesh's ranks, its dimensions over which rows are sharded): the group of those that share this rank's rows.
+_groups: dict[tuple, dist.ProcessGroup] = {}
+
+
+def _group(mesh: DeviceMesh, over: tuple[int, ...]) -> dist.ProcessGroup:
+    """The group of the ranks that share a row. Of several dimensions of a mesh it is made, once, by these ranks."""
+    if len(over) == 1:
+        return mesh.get_group(over[0])
+    ranks = mesh.mesh
+    mine = (ranks == dist.get_rank()).nonzero()[0].tolist()
+    together = ranks[tuple(slice(None) if i in over else at for i, at in enumerate(mine))].flatten().tolist()
+    key = (tuple(together), dist.group.WORLD.group_name)
+    if key not in _groups:
+        _groups[key] = dist.new_group(together, use_local_synchronization=True)
+    return _groups[key]
