@@ -51,7 +51,8 @@ def merged(plan, addresses: Mapping[str, int], math_name, dtype, beside, results
         moved = more.pop(0) + torch.where(sums == 0, 0.0, sums * (tops - top))
         found["entropy"] = total.log() - (torch.where(ratio == 0, 0.0, ratio * moved)).sum(0) / total
         kept.append(found["entropy"])
-    if "chosen" in beside:
+    index = read(addresses["index"], (rows,), "int64") if "chosen" in beside else None
+    if index is not None:
         found["found"] = more.pop(0).amax(0) - top - total.log()
     if "even" in beside:
         fallen, count = more
@@ -63,7 +64,7 @@ def merged(plan, addresses: Mapping[str, int], math_name, dtype, beside, results
         loss = -found["found"]
         loss = (1 - smoothing) * loss - smoothing * found["even"] if plan.kernel.even else loss
         loss = loss + squares * lse.square() if plan.kernel.squares else loss
-        found["loss"] = torch.where(read(addresses["index"], (rows,), "int64") == plan.ignore, 0.0, loss)
+        found["loss"] = torch.where(index == plan.ignore, 0.0, loss)
     for name in results:
         read(addresses[name], (rows,), dtype).copy_(found[name])
 
