@@ -421,3 +421,36 @@ def wrong_arguments(rank: int, world: int) -> None:
     ):
         with pytest.raises(error, match=words):
             call()
+
+
+def compiled(rank: int, world: int, kernels: bool) -> None:
+    """Every function with `group` under torch.compile, without a break, with its gradient; and exported."""
+    import torch
+    import torch.distributed as dist
+
+    import cute_softmax as c
+
+    installed(kernels)
+    group, width = dist.group.WORLD, 6
+    whole = torch.randn(4, width * world, generator=torch.Generator().manual_seed(2))
+    target = torch.randint(width * world, (4,), generator=torch.Generator().manual_seed(4))
+    here = slice(rank * width, (rank + 1) * width)
+    for name, function in {
+        "logsumexp": lambda x: c.logsumexp(x, -1, group=group),
+        "entropy": lambda x: c.entropy(x, group=group),
+        "selective": lambda x: torch.stack(
+            c.selective_log_softmax(x, target, return_entropy=True, group=group)
+        ),
+        "softmax": lambda x: c.softmax(x, group=group, scale=0.5),
+        "log_softmax": lambda x: c.log_softmax(x.T, 0, group=group),
+        "cross_entropy": lambda x: c.cross_entropy(x, target, group=group, label_smoothing=0.1),
+        "weighted": lambda x: c.cross_entropy(x, target, torch.arange(1.0, 1 + width * world), group=group),
+        "padded": lambda x: c.softmax(x, group=group, vocab_size=width * world - 2),
+    }.items():
+        found = []
+        for call in (function, torch.compile(function, fullgraph=True, backend="aot_eager")):
+            x = whole[:, here].clone().requires_grad_()
+            y = call(x)
+            (d,) = torch.autograd.grad(y, x, torch.linspace(-1, 1, y.numel()).view(y.shape))
+            found.append((y, d))
+        assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(*found, strict=True)), name

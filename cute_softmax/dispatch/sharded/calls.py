@@ -353,7 +353,7 @@ _SLICE_GRADIENT = _ways(
 
 def _served(ways: Ways, call: tuple, differentiable: int) -> object:
     """A call in any state of torch but functorch's transforms. differentiable: how many of its first tensors are."""
-    if transformed():
+    if not torch.compiler.is_compiling() and transformed():
         raise NotImplementedError(TRANSFORMED)
     return ways.serve(call, call[:-1], call[:differentiable])
 

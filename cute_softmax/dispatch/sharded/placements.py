@@ -30,7 +30,8 @@ def of_dtensor(input: DTensor, index: Tensor | None, dim: int, call: Callable, r
     """A call on the local tensors of a DTensor, its results as DTensors: numbers of rows are replicated where the row
     was sharded, matrices (not `rows`) lie as the input does.
 
-    call: takes the local tensors, the group of the ranks that share a row, the slice's start and the row's length.
+    call: takes the local tensors, the name of the group of ranks that share a row, the slice's start and the row's
+        length.
     Raises ValueError for placements that are no plain shards or replicas.
     """
     from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -42,14 +43,15 @@ def of_dtensor(input: DTensor, index: Tensor | None, dim: int, call: Callable, r
         raise ValueError(
             f"input has placements {input.placements}: rows in strided shards, redistribute them first"
         )
-    over, size = sharded_over(input, (dim,)), shape[dim]
-    group, start = _group(mesh, tuple(over)), _start(size, mesh, over)
+    over, size = tuple(sharded_over(input, (dim,))), shape[dim]
+    group, start = _group_name(mesh, over), _start(size, mesh, over)
     if rows:
         for i, p in enumerate(placements):
             if i in over:
                 placements[i] = Replicate()
-            elif p.is_shard():
-                placements[i] = Shard(p.dim % input.dim() - (p.dim % input.dim() > dim))
+            elif p.is_shard() and p.dim > dim:
+                # A constant to torch.compile, to which the placement's own number may be none.
+                placements[i] = next(Shard(d) for d in range(dim, len(shape)) if d + 1 == p.dim)
         del shape[dim]
     if isinstance(index, DTensor):
         index = index.redistribute(mesh, placements).to_local()
@@ -78,7 +80,7 @@ def placed_like(whole: DTensor, local: Tensor) -> DTensor:
     )
 
 
-def _start(size: int, mesh: DeviceMesh, over: list[int]) -> int:
+def _start(size: int, mesh: DeviceMesh, over: tuple[int, ...]) -> int:
     """Where this rank's slice of a dimension begins that is sharded over these dimensions of a mesh, one in another."""
     start, left = 0, size
     for i in over:
@@ -93,14 +95,15 @@ def _start(size: int, mesh: DeviceMesh, over: list[int]) -> int:
 _groups: dict[tuple, dist.ProcessGroup] = {}
 
 
-def _group(mesh: DeviceMesh, over: tuple[int, ...]) -> dist.ProcessGroup:
-    """The group of the ranks that share a row. Of several dimensions of a mesh it is made, once, by these ranks."""
+@torch.compiler.assume_constant_result
+def _group_name(mesh: DeviceMesh, over: tuple[int, ...]) -> str:
+    """The name of the group of ranks that share a row. Of several dimensions of a mesh it is made, once, by these."""
     if len(over) == 1:
-        return mesh.get_group(over[0])
+        return mesh.get_group(over[0]).group_name
     ranks = mesh.mesh
     mine = (ranks == dist.get_rank()).nonzero()[0].tolist()
     together = ranks[tuple(slice(None) if i in over else at for i, at in enumerate(mine))].flatten().tolist()
     key = (tuple(together), dist.group.WORLD.group_name)
     if key not in _groups:
         _groups[key] = dist.new_group(together, use_local_synchronization=True)
-    return _groups[key]
+    return _groups[key].group_name

@@ -115,25 +115,28 @@ def group_of(name: str) -> dist.ProcessGroup:
 def slice_of(
     columns: int, group: object, start: int | None, size: int | None, block: int | None = None
 ) -> Shared:
-    """The part of a rank with so many columns, some of which may lie behind the row's end; block: see `Shared`.
+    """The part of a rank with so many columns, some of which may lie behind the row's end. group: a ProcessGroup, or
+    the name of one where start and size are given; block: see `Shared`.
 
     Raises TypeError for what is no ProcessGroup, ValueError for a rank outside it, for a start or size below 0, and for
     slices that are not cut at multiples of a block.
     """
-    if not (dist.is_available() and isinstance(group, dist.ProcessGroup)):
+    if isinstance(group, str):  # of a DTensor, which knows where its slice lies
+        name, rank, ranks = group, 0, 1
+    elif dist.is_available() and isinstance(group, dist.ProcessGroup):
+        name, rank, ranks = group.group_name, dist.get_rank(group), dist.get_world_size(group)
+    else:
         raise TypeError(f"group must be a torch.distributed.ProcessGroup, not {type(group).__name__}")
-    rank = dist.get_rank(group)
     if rank < 0:
         raise ValueError("this process is no member of the group")
-    for name, number in (("vocab_start", start), ("vocab_size", size)):
+    for what, number in (("vocab_start", start), ("vocab_size", size)):
         if number is not None and (type(number) is not int or number < 0):
-            raise ValueError(f"{name} is {number!r}: it must be an int of 0 or more")
+            raise ValueError(f"{what} is {number!r}: it must be an int of 0 or more")
     given, start = start, rank * columns if start is None else start
     width = columns if size is None else min(max(size - start, 0), columns)
-    ranks = dist.get_world_size(group)
     # Where a slice begins as if all were equally long, another rank's may not.
     whole = (ranks * columns if given is None else 0) if size is None else size
-    part = Shared(group.group_name, start, width, whole)
+    part = Shared(name, start, width, whole)
     if block is None:
         return part
     if given is not None and size is None:
