@@ -126,7 +126,9 @@ def test_an_index_that_no_rank_has(launches):
 
 
 @pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
-@pytest.mark.parametrize(("dtype", "wider"), [(bf16, bf16), (fp16, fp16), (fp32, fp32), (bf16, fp32)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "wider"), [(bf16, bf16), (fp16, fp16), (fp32, fp32), (bf16, fp32)], ids=str
+)
 @pytest.mark.parametrize("log", [False, True], ids=["softmax", "log_softmax"])
 def test_slices_of_a_softmax_and_their_gradients(log, dtype, wider, cut, launches):
     x, scale = made((4, cut[-1]), dtype), 0.5 if dtype is fp16 else 1.0
@@ -151,8 +153,10 @@ def test_slices_of_a_softmax_and_their_gradients(log, dtype, wider, cut, launche
         d.check()
         found.append(d.tensor)
     p = y.double().exp() if log else y.double()
-    right = dy.double() - p * dy.double().sum(-1, keepdim=True) if log else p * (
-        dy.double() - (dy.double() * p).sum(-1, keepdim=True)
+    right = (
+        dy.double() - p * dy.double().sum(-1, keepdim=True)
+        if log
+        else p * (dy.double() - (dy.double() * p).sum(-1, keepdim=True))
     )
     assert close(torch.cat(found, -1), right * scale, cut[-1])
 

@@ -130,8 +130,9 @@ class SliceClass(ClassBase):
 
     math: one of `OF_SLICES`; "gradient" is that of numbers of rows. dtypes: of the inputs, the output and, of a
         gradient, what flows back into the numbers.
-    vector: elements of one access; edges: whether rows may begin or end off a vector boundary. scaled: whether the
-        scores are multiples of the elements.
+    vector: elements of one access; edges: whether rows may begin or end off a vector boundary. threads, steps,
+        min_blocks: of a CTA, vectors of each, and CTAs that an SM must have room for.
+    scaled: whether the scores are multiples of the elements.
     upstream: what of `UPSTREAM` a gradient flows back into; smoothed, squares: whether a loss has a share of all
         classes, or of the square of the logsumexp; shared: whether one factor on it lies on the device.
     """
@@ -143,14 +144,14 @@ class SliceClass(ClassBase):
     dtypes: tuple[str, ...]
     vector: int
     edges: bool
+    threads: int
+    steps: int
+    min_blocks: int
     scaled: bool = False
     upstream: tuple[str, ...] = ()
     smoothed: bool = False
     squares: bool = False
     shared: bool = False
-    threads: int = THREADS
-    steps: int = STEPS
-    min_blocks: int = MIN_BLOCKS
 
     @property
     def inputs(self) -> int:
@@ -278,6 +279,9 @@ def plan_slice(
         dtypes,
         vector,
         edges,
+        THREADS,
+        STEPS,
+        MIN_BLOCKS,
         upstream=upstream,
         **dict.fromkeys(flags, True),
     )

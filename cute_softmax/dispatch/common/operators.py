@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 
@@ -16,6 +17,19 @@ from .state import Ways, recorder
 
 # By the names that operators have for them, as torch's do.
 FIELDS = {"dim": "dims", "input_dtype": "dtype"}
+
+
+class Registered(NamedTuple):
+    """An operator: which of its arguments are tensors, a call of it as one of the function, and what makes new tensors
+    of its results' shapes."""
+
+    operator: torch._library.custom_ops.CustomOpDef
+    places: tuple[int, ...]
+    whole: Callable[[tuple], tuple]
+    fake: Callable
+
+
+OPERATORS: list[Registered] = []
 
 
 class Function(torch.autograd.Function):
@@ -110,6 +124,7 @@ def operator_of(
     operator.register_fake(lambda *given: fake(*whole(given)))
     operator.register_autograd(backward, setup_context=setup_context)
     operator.register_vmap(vmap)
+    OPERATORS.append(Registered(operator, tuple(places), whole, fake))
     return by_operator
 
 

@@ -105,7 +105,7 @@ def _gradient(
         at = None if index is None else index.reshape(-1)
         kernels.finished("gradient", [cut], to, whole, asked, at, flat, share)
     else:
-        of_rows = whole.view(-1, *input.shape[:-1])
+        of_rows = whole.view(len(whole), *input.shape[:-1])
         formulas.finished("gradient", [cut], to, of_rows, asked, index, given, share)
     d[..., asked.width :].zero_()
     return d
@@ -278,7 +278,7 @@ def _finish(math: str, tensors: list[Tensor], to: Tensor, whole: Tensor, asked: 
     if how.kernels:
         kernels.finished(math, tensors, to, whole, asked)
     else:
-        formulas.finished(math, tensors, to, whole.view(-1, *to.shape[:-1]), asked)
+        formulas.finished(math, tensors, to, whole.view(len(whole), *to.shape[:-1]), asked)
 
 
 # -- Calls -------------------------------------------------------------------------------------------------------------

@@ -68,7 +68,8 @@ def _composed(input: Tensor, index: Tensor | None, asked: Shared, to: list[Tenso
         found = [top, total]
         if "weighted" in asked.beside:
             found.append(torch.where(total == 0, 0.0, (log - entropy) * total))
-        found += [formulas.chosen(input, index, asked)] * (index is not None)
+        if index is not None:
+            found.append(formulas.chosen(input, index, asked))
     for number, tensor in zip(found, to, strict=True):
         tensor.copy_(number)
 
@@ -114,7 +115,8 @@ def merged(every: Tensor, index: Tensor | None, asked: Shared) -> tuple[Tensor, 
     numbers = rows, ranks, blocks, ignore, asked.size, *bits
     at = [index.contiguous()] if "chosen" in asked.beside else []
     given = every, *at, whole, *results.values()
-    _launch(given, plan_merge, "state", launch.DTYPE_NAMES[dtype], asked.beside, asked.names, numbers)
+    written = launch.DTYPE_NAMES[dtype] if results else "fp32"
+    _launch(given, plan_merge, "state", written, asked.beside, asked.names, numbers)
     return whole, results
 
 
@@ -150,7 +152,7 @@ def finished(
         given = {name: t.view(rows) if t.dim() else t.expand(rows) for name, t in upstream.items()}
         given = given if math == "gradient" else None
         at = None if index is None else index.view(rows)
-        formulas.finished(math, tensors, output, whole.view(-1, *rows), asked, at, given, share)
+        formulas.finished(math, tensors, output, whole.view(len(whole), *rows), asked, at, given, share)
         return
     dtype = next((t.dtype for t in upstream.values()), None)
     flags = {"scaled": asked.scale != 1}

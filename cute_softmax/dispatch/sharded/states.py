@@ -195,14 +195,21 @@ def exchanged(
     waiting = []
     for piece in pieces:
         mine = send(piece)
-        here, beside = torch.cuda.current_stream(mine.device), _beside(mine.device)
-        beside.wait_stream(here)
-        with torch.cuda.stream(beside):
-            every = gathered(mine, name)
-        waiting.append((piece, mine, every, beside.record_event()))
-    for piece, _, every, done in waiting:
-        here.wait_event(done)
+        waiting.append((piece, mine, *_gathered_aside(mine, name)))
+    for piece, mine, every, done in waiting:
+        if done is not None:
+            torch.cuda.current_stream(mine.device).wait_event(done)
         receive(piece, every)
+
+
+def _gathered_aside(mine: Tensor, name: str) -> tuple[Tensor, torch.cuda.Event | None]:
+    """(`gathered`, an event behind it) on a stream of its own, where there are streams."""
+    if not mine.is_cuda:
+        return gathered(mine, name), None
+    beside = _beside(mine.device)
+    beside.wait_stream(torch.cuda.current_stream(mine.device))
+    with torch.cuda.stream(beside):
+        return gathered(mine, name), beside.record_event()
 
 
 def blocks_of(part: Shared) -> Iterator[tuple[slice, int, int]]:

@@ -49,4 +49,4 @@ def way_of(facts: Facts) -> Way:
         return Way(False)
     size = facts.rows * facts.columns * facts.dtype.itemsize
     cut = facts.function in ("softmax", "log_softmax") and size >= PIECES_FROM and facts.rows >= PIECES
-    return Way(True, PIECES if cut and facts.device.type == "cuda" else 1)
+    return Way(True, PIECES if cut else 1)
