@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from . import sharded_judge
 from .cases import (
     AND_CAUSAL,
     CAUSAL,
@@ -316,10 +317,12 @@ def _judge_one(requirement: Requirement, results: Results) -> Verdict:
     return Verdict(requirement, value, f"at {label}")
 
 
-def judge(results: Results) -> Iterator[Verdict | MapVerdict]:
+def judge(results: Results) -> Iterator[Verdict | MapVerdict | sharded_judge.Verdict]:
     """A verdict for each requirement on the suite of `results`, one for a slice of the map."""
     if results.suite in SLICES:
         yield judge_map(results)
+    if results.suite == sharded_judge.SUITE:
+        yield from sharded_judge.judge(results)
     for requirement in REQUIREMENTS:
         if requirement.suite == results.suite:
             yield _judge_one(requirement, results)

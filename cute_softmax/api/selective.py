@@ -61,7 +61,7 @@ def entropy(
     dims, dtype = given_dims(dim, logits), float_dtype(logits, None, "entropy")
     shard = Shard(group, vocab_start, vocab_size)
     if is_shared(logits, dims, shard):
-        return row_numbers(logits, None, dims, 1.0, True, shard)[2].to(dtype)
+        return row_numbers(logits, None, dims, 1.0, "entropy", shard, dtype)[0]
     return first(ENTROPY, logits, None, dim, dims, 1.0, dtype)
 
 
@@ -131,8 +131,9 @@ def selective_log_softmax(
         if cap:
             raise ValueError("a softcap of rows that ranks share: multiply and cap the logits first")
         check_rows(index, logits)
-        found, _, entropies = row_numbers(logits, index, dims, number("scale", scale), return_entropy, shard)
-        return (found.to(result), entropies.to(result)) if return_entropy else found.to(result)
+        asked = "found entropy" if return_entropy else "found"
+        found = row_numbers(logits, index, dims, number("scale", scale), asked, shard, result)
+        return found if return_entropy else found[0]
     check_index(index, logits)
     return first(head, logits, index, -1, (logits.dim() - 1,), number("scale", scale), result, cap, dtype)
 

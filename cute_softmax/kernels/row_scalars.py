@@ -12,13 +12,11 @@ from .common.copy import DTYPES, load_if
 from .common.index import dot, select
 from .common.online import capped, rounded_product
 from .maths.maths import RowMath
-from .maths.prologue import floats
+from .maths.prologue import NOTHING, floats
 from .row_work import Launch, Row, edge, row_of, speaks
 
-NOWHERE, ELSEWHERE = (
-    -2,
-    -1,
-)  # columns of what is not in a whole row that ranks share, or not in this rank's slice
+# Columns of what is not in a whole row that ranks share, or not in this rank's slice of it.
+NOWHERE, ELSEWHERE = -2, -1
 INDEX_ERROR = "cute_softmax.{}: index %lld in row %lld is out of range: a row has %d elements"
 
 
@@ -148,12 +146,17 @@ class Scalars:
         launch, wanted = row.launch, speaks(row)
         if owned is None:
             index = load_if(wanted, self.index(row))
+            if self.spec.prologue.state:
+                index = index - launch.numbers["start"]
             exists = (index >= 0) & (index < launch.columns)
             column = Int32(select(exists, index, Int64(0)))
         else:
             wanted, exists = wanted | owned, target >= 0
             column = select(exists, target, Int32(0))
-        return Chosen(self.score_at(row, wanted, column), exists)
+        score = self.score_at(row, wanted, column)
+        if self.spec.prologue.state:  # another part of the row may have it
+            score = select(exists, score, Float32(NOTHING))
+        return Chosen(score, exists)
 
     def score_at(self, row: Row, wanted: Boolean, column: Int32) -> Float32:
         """The score of a column of a row, in threads that want it."""
@@ -169,7 +172,7 @@ class Scalars:
         """The score of the target, -inf where it is not in this rank's slice."""
         here = row.inside & (target >= 0)
         score = self.score_at(row, here, select(here, target, Int32(0)))
-        return select(here, score, Float32(-float("inf")))
+        return select(here, score, Float32(NOTHING))
 
     def index(self, row: Row) -> cute.Tensor:
         """gX: the index of a row."""
@@ -204,7 +207,7 @@ class Scalars:
                 numbers[0] = select(chosen.exists, numbers[0], Float32(0.0))
             for j in cutlass.range_constexpr(len(gX)):
                 gX[j][0] = numbers[j].to(gX[j].element_type)
-            if const_expr(chosen is not None):
+            if const_expr(chosen is not None and not self.spec.prologue.state):
                 # Behind all else: behind a trap the compiler would put a copy of what follows it.
                 self.complain(row, chosen)
 

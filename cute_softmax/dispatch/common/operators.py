@@ -1,13 +1,15 @@
 """Functions in every state of torch: an autograd function and a torch.library operator that follow the same rules.
 
 A function takes tensors, None for one that is not given, and last its spec: a frozen dataclass of all else, with the
-reduced dimensions as `dims`. Its operator takes the same in the order of a schema, the spec field by field.
+reduced dimensions as `dims`, if it has a choice. Its operator takes the same in the order of a schema, the spec field
+by field.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 
@@ -15,6 +17,19 @@ from .state import Ways, recorder
 
 # By the names that operators have for them, as torch's do.
 FIELDS = {"dim": "dims", "input_dtype": "dtype"}
+
+
+class Registered(NamedTuple):
+    """An operator: which of its arguments are tensors, a call of it as one of the function, and what makes new tensors
+    of its results' shapes."""
+
+    operator: torch._library.custom_ops.CustomOpDef
+    places: tuple[int, ...]
+    whole: Callable[[tuple], tuple]
+    fake: Callable
+
+
+OPERATORS: list[Registered] = []
 
 
 class Function(torch.autograd.Function):
@@ -28,7 +43,12 @@ class Function(torch.autograd.Function):
 
     @classmethod
     def vmap(cls, info, in_dims, *arguments):
-        return over_batch(cls.apply, info, in_dims, arguments, cls.full)
+        return cls.over_batch(cls.apply, info, in_dims, arguments)
+
+    @classmethod
+    def over_batch(cls, function: Callable, info, in_dims: tuple, arguments: tuple) -> tuple:
+        """The vmap rule of the function, or of its operator."""
+        return over_batch(function, info, in_dims, arguments, cls.full)
 
 
 def needed(ctx, count: int) -> list[bool]:
@@ -67,7 +87,8 @@ def operator_of(
         """A call of the operator as one of the function; what is at its default may be missing."""
         values = *given, *defaults[len(given) :]
         fields = {name: values[i] for i, name in others}
-        fields["dims"] = tuple(fields["dims"])
+        if "dims" in fields:
+            fields["dims"] = tuple(fields["dims"])
         return *[values[i] for i in places], spec(**fields)
 
     def by_operator(*given):
@@ -98,11 +119,12 @@ def operator_of(
 
     def vmap(info, in_dims, *given):
         dims = [in_dims[i] if i < len(in_dims) else None for i in places]
-        return over_batch(by_operator, info, (*dims, None), whole(given), function.full)
+        return function.over_batch(by_operator, info, (*dims, None), whole(given))
 
     operator.register_fake(lambda *given: fake(*whole(given)))
     operator.register_autograd(backward, setup_context=setup_context)
     operator.register_vmap(vmap)
+    OPERATORS.append(Registered(operator, tuple(places), whole, fake))
     return by_operator
 
 

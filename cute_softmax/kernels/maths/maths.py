@@ -402,13 +402,15 @@ class Entropy(Statistics):
         return self.weighted(elements[0], online.reference(carry[0]))[1]
 
     def group_results(self, state: tuple) -> list[Float32]:
+        row_max, log = super().group_results(state[:2])
+        return [row_max, log, log - self.mean(state)]
+
+    def mean(self, state: tuple) -> Float32:
+        """That of the differences to the maximum, by the softmax."""
         seen, total, weighted = state
-        row_max, log = super().group_results((seen, total))
         ref = online.reference(seen)
-        mean = weighted / total - self.exp.exponent(
-            ref, ref
-        )  # of the exponents, that of the reference being 0
-        return [row_max, log, log - mean * Float32(online.LN_2)]
+        # Of the exponents, that of the reference being 0.
+        return (weighted / total - self.exp.exponent(ref, ref)) * Float32(online.LN_2)
 
 
 class Selected(Statistics):
