@@ -285,16 +285,16 @@ class RowKernel:
         """Load rows, as far as they are not in shared memory. known: see `tile`."""
         vectors = self.load(rows)
         edges = self.scalars.load_edges(rows, vectors.ones)
-        if const_expr(known is None and len(self.math.group_inputs) > 0):
+        if known is None and self.math.group_inputs:
             # ptxas moves no load across it: it would wait for what a row has one of before it loads the row.
             cute.arch.sync_warp()
         values = [
-            self.values(rows[m], vectors, edges, None if const_expr(known is None) else known[m])
+            self.values(rows[m], vectors, edges, None if known is None else known[m])
             for m in range(len(rows))
         ]
-        targets = [v[-1].numbers["index"] if const_expr(self.scalars.marks) else None for v in values]
+        targets = [v[-1].numbers["index"] if self.scalars.marks else None for v in values]
         owned = [
-            self.scalars.owns(row, target, edges) if const_expr(self.scalars.marks) else None
+            self.scalars.owns(row, target, edges) if self.scalars.marks else None
             for row, target in zip(rows, targets, strict=True)
         ]
         return Held(vectors, edges, values, targets, owned)

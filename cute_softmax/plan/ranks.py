@@ -101,6 +101,11 @@ def ring_class(
     )
 
 
+def words_of(math_name: str, prologue: Prologue) -> int:
+    """Numbers that a CTA exchanges of a row, at most: its state and, with a target, its score."""
+    return facts_of(math_name, True, prologue).state_bytes // 4 + bool(prologue.target)
+
+
 def _units(math_name: str, dtypes: tuple[str, ...], columns: int, prologue: Prologue) -> tuple[int, int]:
     """(elements of a vector, bytes of an element of all inputs together)."""
     inputs = facts_of(math_name, True, prologue).inputs

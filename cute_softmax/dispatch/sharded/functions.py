@@ -17,11 +17,13 @@ Tensor = torch.Tensor
 
 
 class Shard(NamedTuple):
-    """What a caller says of the slice: the group, the index of its first element in the row, and the row's length."""
+    """What a caller says of the slice: the group, the index of its first element in the row, and the row's length; of a
+    DTensor's, whether all are equally long."""
 
     group: dist.ProcessGroup | None = None
     start: int | None = None
     size: int | None = None
+    alike: bool = False
 
 
 def is_shared(input: Tensor, dims: tuple[int, ...], shard: Shard) -> bool:
@@ -134,4 +136,4 @@ def _rows(input: Tensor, dim: int, shard: Shard) -> tuple[Tensor, Shared]:
             raise ValueError(
                 "batch-invariant calls on rows that ranks share need batch_invariant(block_size=...)"
             )
-    return input.movedim(dim, -1), slice_of(input.shape[dim], shard.group, shard.start, shard.size, block)
+    return input.movedim(dim, -1), slice_of(input.shape[dim], *shard, block)
