@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from ..dispatch.common.arguments import check_tensor
-from ..dispatch.common.forms import repeated
 from ..dispatch.common.spec import Spec, number, scores_of
 from ..dispatch.matmul import forms
 from ..dispatch.matmul.request import Request
@@ -66,7 +65,7 @@ def softmax_matmul(
     """
     options = scale, causal, empty_rows, return_lse
     tensors = scores, values, mask, bias, sink, stats
-    form = repeated(forms.known, *tensors, options)
+    form = forms.known.repeated(*tensors, options)
     if form is not None:
         return _returned(*form(tensors, return_lse), stats, return_lse)
     full = _full(scores, values)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch._C._dynamo.guards import TensorGuards
 from torch.autograd import forward_ad
+from torch.compiler import is_dynamo_compiling
 
 from .state import TENSORS
 
@@ -28,12 +29,29 @@ MOST_OF_A_SHAPE = 8
 
 
 class Forms(dict[torch.Size, tuple]):
-    """The forms of one function by the shape of its input. Each has a method `fits(input, ...)`.
+    """The forms of one function by the shape of its input. Each has a method `fits(input, ...)`, and is given a
+    `follower`: the form that came after it last time, which is looked at first, as a model repeats its calls in their
+    order.
 
-    latest: that of the last call found, to be looked at first: a model tends to repeat it.
+    latest: the form of the last call; whoever calls a form sets it.
     """
 
-    latest = None
+    __slots__ = ("latest",)
+
+    def __init__(self):
+        self.latest = _Beginning()
+
+    def repeated(self, input: torch.Tensor, *call: object) -> object | None:
+        """The form of an eager call that repeats; None for the first, and where torch traces or has duals."""
+        if is_dynamo_compiling():  # of other tracers a guard finds the mode, or the subclass of tensors
+            return None
+        form = self.latest.follower
+        if form is None or not form.fits(input, *call):
+            form = self.find(input, *call)
+        if form is None or forward_ad._current_level >= 0:
+            return None
+        self.latest = form
+        return form
 
     def find(self, input: torch.Tensor, *call: object) -> object | None:
         """The form of an eager call, if it has been made before."""
@@ -41,31 +59,31 @@ class Forms(dict[torch.Size, tuple]):
             return None
         for form in self.get(input.shape, ()):
             if form.fits(input, *call):
-                self.latest = form
+                self.latest.follower = form
                 return form
         return None
 
     def remember(self, input: torch.Tensor, form: object) -> None:
-        """Add a new form."""
+        """Add a new form, which is called now."""
         if len(self) >= MOST_SHAPES:
             self.clear()
-        # Anew: another thread may be looking through them.
-        self[input.shape] = (*self.get(input.shape, ()), form)[-MOST_OF_A_SHAPE:]
+        alike = (*self.get(input.shape, ()), form)
+        for forgotten in alike[:-MOST_OF_A_SHAPE]:
+            forgotten.follower = forgotten  # which else would keep alive what came after it
+        self[input.shape] = alike[-MOST_OF_A_SHAPE:]  # anew: another thread may be looking through them
+        self.latest.follower = form
+        self.latest = form.follower = form
 
     def clear(self) -> None:
         """Forget all forms."""
         super().clear()
-        self.latest = None
+        self.latest = _Beginning()
 
 
-def repeated(known: Forms, input: torch.Tensor, *call: object) -> object | None:
-    """The form of an eager call that repeats; None for the first of its form, and where torch traces or has duals."""
-    if torch.compiler.is_compiling():
-        return None
-    form = known.latest
-    if form is None or not form.fits(input, *call):
-        form = known.find(input, *call)
-    return None if form is None or forward_ad._current_level >= 0 else form
+class _Beginning:
+    """Stands for a form before the first call."""
+
+    follower = None
 
 
 def guard(*tensors: torch.Tensor) -> Callable[..., bool]:

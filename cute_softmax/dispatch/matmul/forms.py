@@ -24,7 +24,7 @@ class Form:
     """
 
     __slots__ = ("_absent", "_calls", "_matches", "_offsets", "_options", "_place", "_records", "_shape")
-    __slots__ += ("_spec", "_strides", "_types")
+    __slots__ += ("_spec", "_strides", "_types", "follower")
 
     def __init__(self, request: Request, options: tuple):
         self._absent = [t is None for t in request.tensors[2:]]

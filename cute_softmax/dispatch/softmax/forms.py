@@ -32,6 +32,7 @@ class Form:
     matches(input, *tensors): whether tensors are of this form, see `guard`.
     run(input, *call): the result for tensors of this form; `call` is nothing where scores are the input itself, else
         bias, mask, scale, sink and the prologue's numbers. With a sink there are two results, see `SoftmaxWithSink`.
+    record(input): the first, recorded by autograd.
     Raises NotPlanned where no kernel serves the calls.
     """
 
@@ -53,11 +54,13 @@ class Form:
         self.requires_grad = any(
             t is not None and t.requires_grad for t in (input, operands.bias, operands.scale, operands.sink)
         )
-        self.backwards: dict[tuple, Callable] = {}
+        self.backwards: tuple[tuple[Callable, Callable], ...] = ()  # (whether it is for tensors, a launcher)
         if not given:
             self.run = launcher(
                 spec.math, (input,), spec.dtype, spec.dims, spec.online, self.anywhere, spec.invariant
             )
+            if self.requires_grad:
+                self.record = recorded(self)
             return
         self._others = [(n, _alike(n, value)) for n, value in given.items() if n not in self.tensors]
         result = torch.empty_like(input, dtype=spec.dtype)
@@ -88,8 +91,8 @@ class Form:
     def __call__(self, input: Tensor, given: dict[str, object]) -> Tensor:
         """The result of a call of this form, recorded by autograd where it records."""
         if not given:
-            recorded = self.requires_grad and torch.is_grad_enabled()
-            return record(input, self) if recorded else self.run(input)
+            records = self.requires_grad and torch.is_grad_enabled()
+            return self.record(input) if records else self.run(input)
         call = self._of(given)
         if self.requires_grad and torch.is_grad_enabled():
             found = (record_scores if self._rows is None else record_with_sink)(input, *call, self)
@@ -148,11 +151,15 @@ class Form:
 
     def backward(self, grad: Tensor, output: Tensor) -> Tensor:
         """The gradient of the input, where that is the scores, by a launcher made once for each form of `grad`."""
-        key = grad.stride(), grad.dtype, output.stride()
-        run = self.backwards.get(key)
-        if run is None:
-            run = self.backwards[key] = self._backward_launcher(grad, output)
-        return run(grad, output)
+        for matches, run in self.backwards:
+            if matches(grad, output):
+                return run(grad, output)
+        if not batched(grad):
+            run = self._backward_launcher(grad, output)
+            if grad is not output:  # which no guard takes
+                self.backwards = (*self.backwards, (guard(grad, output), run))[-forms.MOST_OF_A_SHAPE :]
+            return run(grad, output)
+        return kernels.backward(grad, output, None, None, self.of_input)
 
     def _backward_launcher(self, grad: Tensor, output: Tensor) -> Callable:
         def anywhere(grad: Tensor, output: Tensor) -> Tensor:
@@ -170,25 +177,28 @@ class Form:
             return anywhere
 
 
-class Recorded(torch.autograd.Function):
-    """`Softmax` of a call whose form is known, of scores that are the input itself: (input, form)."""
+def recorded(form: Form) -> Callable[[Tensor], Tensor]:
+    """`form.run` of scores that are the input itself, recorded by autograd: `Softmax` of a call whose form is known.
 
-    @staticmethod
-    def forward(ctx, input, form):
-        result = form.run(input)
-        ctx.save_for_backward(result)
-        ctx.form = form
-        return result
+    Each form has an autograd function of its own: to take the form as an argument and keep it costs half a microsecond.
+    """
+    run = form.run
 
-    @staticmethod
-    def backward(ctx, grad):
-        form = ctx.form
-        (result,) = ctx.saved_tensors
-        if torch.is_grad_enabled():  # a gradient of the gradient is wanted
-            return differentiable(grad, result, None, None, form.of_input), None
-        if batched(grad):
-            return kernels.backward(grad, result, None, None, form.of_input), None
-        return form.backward(grad, result), None
+    class Recorded(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, input):
+            result = run(input)
+            ctx.save_for_backward(result)
+            return result
+
+        @staticmethod
+        def backward(ctx, grad):
+            (result,) = ctx.saved_tensors
+            if torch.is_grad_enabled():  # a gradient of the gradient is wanted
+                return differentiable(grad, result, None, None, form.of_input)
+            return form.backward(grad, result)
+
+    return recorder(Recorded)
 
 
 class RecordedScores(torch.autograd.Function):
@@ -220,8 +230,7 @@ class RecordedWithSink(torch.autograd.Function):
         return *SoftmaxWithSink.backward(ctx, *grads), None
 
 
-record, record_scores = recorder(Recorded), recorder(RecordedScores)
-record_with_sink = recorder(RecordedWithSink)
+record_scores, record_with_sink = recorder(RecordedScores), recorder(RecordedWithSink)
 
 
 def _alike(name: str, value: object) -> Callable[[object], bool]:
@@ -270,110 +279,41 @@ def launcher(
     result = torch.empty_like(inputs[-1], dtype=dtype)
     if not result.numel():
         return anywhere
-    here, shape, strides = Place(result), tuple(result.shape), result.stride()
     call = launch.call_of(math, (*inputs, result), dims, online, aligned=True, invariant=invariant)
-    function, plan = call.function, call.plan
+    here = Place(result)
+    addresses = [f"a{i}" for i in range(len(inputs))]
+    given = [*addresses, "data_ptr(y)", *["data_ptr(scratch)"] * bool(call.plan.scratch)]
+    return call.written_out(_launching(addresses), given)(
+        call,
+        anywhere,
+        (tuple(result.shape), result.stride(), dtype),
+        here.device,
+        here.alone,
+        forms.empty_strided,
+        Tensor.data_ptr,
+        torch._C._cuda_getCurrentRawStream,
+        torch._C._cuda_getDevice,
+    )
 
-    short = plan.movement == "short"
-    if not short and (plan.movement != "row" or plan.kernel.kept_modes > 1):
 
-        def run_any(*inputs: torch.Tensor) -> torch.Tensor:
-            addresses = [t.data_ptr() for t in inputs]
-            if not here.suits(addresses):
-                return anywhere(*inputs)
-            y = forms.empty_strided(shape, strides, dtype)
-            call(here.stream(), *addresses, y.data_ptr())
-            return y
-
-        return run_any
-
-    # Written out for one input and for two, with what `here` asks: going through lists would cost half a microsecond.
-    device, alone, empty = here.device, here.alone, forms.empty_strided
-    stream, current_device = torch._C._cuda_getCurrentRawStream, torch._C._cuda_getDevice
-    if short and len(inputs) == 1:
-        rows, columns, warp_rows, ctas, evict_last = call.arguments
-
-        def run_short(x: torch.Tensor) -> torch.Tensor:
-            address = x.data_ptr()
-            if address & 15 or not (alone or current_device() == device):
-                return anywhere(x)
-            y = empty(shape, strides, dtype)
-            try:
-                function(stream(device), rows, columns, warp_rows, ctas, evict_last, address, y.data_ptr())
-            except Exception as error:
-                raise launch.launch_error(plan, error) from error
-            return y
-
-        return run_short
-
-    if short:
-        rows, columns, warp_rows, ctas, evict_last = call.arguments
-
-        def run_two_short(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-            a_address, b_address = a.data_ptr(), b.data_ptr()
-            if (a_address | b_address) & 15 or not (alone or current_device() == device):
-                return anywhere(a, b)
-            y = empty(shape, strides, dtype)
-            try:
-                function(
-                    stream(device),
-                    rows,
-                    columns,
-                    warp_rows,
-                    ctas,
-                    evict_last,
-                    a_address,
-                    b_address,
-                    y.data_ptr(),
-                )
-            except Exception as error:
-                raise launch.launch_error(plan, error) from error
-            return y
-
-        return run_two_short
-
-    rows, columns, ctas, evict_last = call.arguments
-    if len(inputs) == 1:
-        x_stride, y_stride = plan.row_strides
-
-        def run(x: torch.Tensor) -> torch.Tensor:
-            address = x.data_ptr()
-            if address & 15 or not (alone or current_device() == device):
-                return anywhere(x)
-            y = empty(shape, strides, dtype)
-            try:
-                function(
-                    stream(device), rows, columns, ctas, evict_last, address, x_stride, y.data_ptr(), y_stride
-                )
-            except Exception as error:
-                raise launch.launch_error(plan, error) from error
-            return y
-
-        return run
-
-    a_stride, b_stride, y_stride = plan.row_strides
-
-    def run_two(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        a_address, b_address = a.data_ptr(), b.data_ptr()
-        if (a_address | b_address) & 15 or not (alone or current_device() == device):
-            return anywhere(a, b)
+def _launching(addresses: list[str]) -> str:
+    """The source of a maker of functions of tensors with these addresses, see `launch.Call.written_out`, with what a
+    `Place` asks written out, too."""
+    inputs = [f"x{i}" for i in range(len(addresses))]
+    return f"""
+def make(call, anywhere, result, device, alone, empty, data_ptr, stream, current_device):
+    {{fixed}}, = call.template
+    shape, strides, dtype = result
+    def run({", ".join(inputs)}):
+        {", ".join(addresses)} = {", ".join(f"data_ptr({x})" for x in inputs)}
+        if ({" | ".join(addresses)}) & 15 or not (alone or current_device() == device):
+            return anywhere({", ".join(inputs)})
         y = empty(shape, strides, dtype)
+        {{scratch}}
         try:
-            function(
-                stream(device),
-                rows,
-                columns,
-                ctas,
-                evict_last,
-                a_address,
-                a_stride,
-                b_address,
-                b_stride,
-                y.data_ptr(),
-                y_stride,
-            )
+            call.function(stream(device), {{ints}})
         except Exception as error:
-            raise launch.launch_error(plan, error) from error
+            raise launch_error(call.plan, error) from error
         return y
-
-    return run_two
+    return run
+"""
