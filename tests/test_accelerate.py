@@ -9,6 +9,7 @@ import weakref
 import pytest
 import torch
 from checking import example
+from remembered import forget_forms
 
 from benchmarks import eager_model
 from cute_softmax import accelerate, accelerated, restore
@@ -42,7 +43,7 @@ def restored():
 
 def forget():
     operators._has_kernels.cache_clear()
-    operators._launchers.clear()
+    forget_forms()
 
 
 @pytest.fixture

@@ -55,8 +55,10 @@ class Forms(dict[torch.Size, tuple]):
 
     def find(self, input: torch.Tensor, *call: object) -> object | None:
         """The form of an eager call, if it has been made before."""
-        if type(input) not in TENSORS:
-            return None
+        return self.look_up(input, *call) if type(input) in TENSORS else None
+
+    def look_up(self, input: torch.Tensor, *call: object) -> object | None:
+        """`find` for what is known to be a tensor that has memory."""
         for form in self.get(input.shape, ()):
             if form.fits(input, *call):
                 self.latest.follower = form
