@@ -14,6 +14,7 @@ from .cases import (
     GRAD,
     GROUP_BIAS,
     GROUP_MASK,
+    IN_TURN,
     INVARIANT,
     ITEM_BYTES,
     MASK,
@@ -260,6 +261,7 @@ REQUIREMENTS = (
     Requirement("overhead", "vs_torch", must=1.0, mode=NO_GRAD, method="host-clock"),
     Requirement("overhead", "vs_torch", must=1.5, aim=1.35, mode=GRAD, method="host-clock"),
     Requirement("overhead", "vs_torch", must=1.5, aim=1.15, mode=FORWARD_BACKWARD, method="host-clock"),
+    Requirement("overhead", "vs_torch", must=1.2, mode=IN_TURN, method="host-clock"),
     Requirement("first-call", "us", must=1e6, aim=2e5, mode=WARM_STORE, method="fresh-process"),
 )
 

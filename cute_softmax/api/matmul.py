@@ -63,7 +63,7 @@ def softmax_matmul(
         ValueError: For shapes or devices that do not fit, and another word for `empty_rows`.
         NotPlanned: For more than three batch dimensions that do not merge in memory.
     """
-    options = scale, causal, empty_rows, return_lse
+    options = scale, causal, empty_rows, return_lse, type(scale), type(causal)  # 1 and True are equal
     tensors = scores, values, mask, bias, sink, stats
     form = forms.known.repeated(*tensors, options)
     if form is not None:

@@ -7,12 +7,14 @@ up, allocates and launches.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import torch
 from torch._C._dynamo.guards import TensorGuards
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
+from ...runtime.launch import Call
 from .state import TENSORS
 
 try:  # what code compiled by inductor allocates with: 0.6 us less than torch.empty_strided
@@ -114,3 +116,68 @@ class Place:
     def stream(self) -> int:
         """The device's current stream."""
         return torch._C._cuda_getCurrentRawStream(self.device)
+
+
+def launching(
+    call: Call,
+    place: Place,
+    anywhere: Callable,
+    results: Sequence[tuple[Sequence[int], Sequence[int], torch.dtype]],
+    offsets: Sequence[int | None],
+    addresses: Sequence[str] = (),
+    hidden: int = 0,
+) -> Callable:
+    """A function of a call's inputs, and of its prologue's numbers, that allocates the results and launches.
+
+    results: shape, strides and dtype of each; the function returns one, or a tuple, but for so many `hidden` ones at
+    the end. offsets: how far from a multiple of 16 bytes each input begins, None where that does not matter; what
+    begins elsewhere, or lies on another device than the current one, `anywhere` gets. addresses: what the call takes,
+    as expressions of the inputs' addresses a0, a1, ... and the results' b0, b1, ...; these, if not given.
+    """
+    count, made = range(len(offsets)), range(len(results))
+    addresses = addresses or [*[f"a{i}" for i in count], *[f"b{i}" for i in made]]
+    numbers = [f"n{i}" if as_int is int else f"as_int{i}(n{i})" for i, (_, as_int) in enumerate(call.numbers)]
+    source = _launching(tuple(offsets), len(results), len(results) - hidden, len(numbers))
+    scratch = ["data_ptr(scratch)"] * bool(call.plan.scratch)
+    return call.written_out(source, [*addresses, *scratch, *numbers])(
+        call,
+        anywhere,
+        results,
+        [as_int for _, as_int in call.numbers],
+        place.device,
+        place.alone,
+        empty_strided,
+        torch.Tensor.data_ptr,
+        torch._C._cuda_getCurrentRawStream,
+        torch._C._cuda_getDevice,
+    )
+
+
+@cache
+def _launching(offsets: tuple[int | None, ...], results: int, returned: int, numbers: int) -> str:
+    """A source for `Call.written_out`, with what a `Place` asks written out, too."""
+    count, made, rest = range(len(offsets)), range(results), range(numbers)
+    given = ", ".join([*[f"x{i}" for i in count], *[f"n{i}" for i in rest]])
+    vectors = [(i, offset) for i, offset in enumerate(offsets) if offset is not None]
+    begins = " | ".join(f"(a{i} - {offset})" if offset else f"a{i}" for i, offset in vectors)
+    lines = [f"a{i} = data_ptr(x{i})" for i in count]
+    lines += [f"if ({begins}) & 15 or not (alone or current_device() == device): return anywhere({given})"]
+    lines += [f"y{i} = empty(shape{i}, strides{i}, dtype{i})" for i in made]
+    lines += [f"b{i} = data_ptr(y{i})" for i in made]
+    return f"""
+def make(
+    call, anywhere, results, conversions, device, alone, empty, data_ptr, stream, current_device
+):
+    {{fixed}}, = call.template
+    {"".join(f"(shape{i}, strides{i}, dtype{i}), " for i in made)} = results
+    [{"".join(f"as_int{i}, " for i in rest)}] = conversions
+    def run({given}):
+        {(chr(10) + " " * 8).join(lines)}
+        {{scratch}}
+        try:
+            call.function(stream(device), {{ints}})
+        except Exception as error:
+            raise launch_error(call.plan, error) from error
+        return {", ".join(f"y{i}" for i in made[:returned])}
+    return run
+"""

@@ -11,7 +11,6 @@ import torch
 from torch.autograd import forward_ad
 
 TENSORS = (torch.Tensor, torch.nn.Parameter)  # all other types are subclasses that want to see operators
-_BATCHED = torch._C._dispatch_key_parse("Batched")
 
 
 class Ways(NamedTuple):
@@ -113,7 +112,7 @@ def recorded(*tensors: torch.Tensor | None) -> bool:
 def batched(*tensors: torch.Tensor | None) -> bool:
     """Whether one of these stands for several, as upstream gradients with `is_grads_batched` of torch.autograd.grad: an
     older vmap than functorch's, for torch's operations alone."""
-    return any([t is not None and torch._C._dispatch_keys(t).has(_BATCHED) for t in tensors])
+    return any([t is not None and torch._C._functorch.is_legacy_batchedtensor(t) for t in tensors])
 
 
 def jvp_rule(jvp: Callable) -> Callable:

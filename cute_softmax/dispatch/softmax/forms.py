@@ -9,9 +9,8 @@ import torch
 from ...plan import NotPlanned
 from ...runtime import launch
 from ...runtime.invariance import inside
-from ..common import forms
 from ..common.arguments import DTYPES, served
-from ..common.forms import Place, guard
+from ..common.forms import MOST_OF_A_SHAPE, Place, guard, launching
 from ..common.spec import Operands, Spec
 from ..common.state import batched, recorder, unseen
 from . import kernels
@@ -55,24 +54,28 @@ class Form:
             t is not None and t.requires_grad for t in (input, operands.bias, operands.scale, operands.sink)
         )
         self.backwards: tuple[tuple[Callable, Callable], ...] = ()  # (whether it is for tensors, a launcher)
+        self._operands = [name for name, t in zip(Operands._fields, operands, strict=True) if t is not None]
+        self._latest = [], spec
         if not given:
             self.run = launcher(
-                spec.math, (input,), spec.dtype, spec.dims, spec.online, self.anywhere, spec.invariant
+                spec.math, (input,), spec.dtype, spec.dims, spec.online, self._anywhere, spec.invariant
             )
             if self.requires_grad:
                 self.record = recorded(self)
             return
         self._others = [(n, _alike(n, value)) for n, value in given.items() if n not in self.tensors]
+        self._shape = tuple(input.shape)
         result = torch.empty_like(input, dtype=spec.dtype)
-        self._shape, self._strides, self._place = tuple(result.shape), result.stride(), Place(result)
         *scored, sink = operands
-        log = None if sink is None else numbers_of_rows(input, spec.dims)
-        self._rows = log if log is None else (tuple(log.shape), log.stride())
+        self._sunk = sink is not None
+        log = numbers_of_rows(input, spec.dims) if self._sunk else None
         work = kernels.forward_work(input, *scored, spec, result, sink=sink, sink_log=log)
-        self._call, names = work.call(aligned=True), work.prologue.numbers
+        call, names = work.call(aligned=True), work.prologue.numbers
         self.numbers = [name for name in names if name != "offset"]  # as arguments; `causal` means the offset
         self._fields = [{"scale": "factor", "alpha": "alpha", "offset": "causal"}[name] for name in names]
-        self._latest = [], spec
+        offsets = [None if name == "scale" else 0 for name in ("input", *self._operands)]
+        results = [(tuple(t.shape), t.stride(), t.dtype) for t in (result, log) if t is not None]
+        self._launch = launching(call, Place(result), self._anywhere, results, offsets)
         self.run = self._run
 
     def fits(self, input: Tensor, dim: object, dtype: object, online: bool, given: dict[str, object]) -> bool:
@@ -95,10 +98,10 @@ class Form:
             return self.record(input) if records else self.run(input)
         call = self._of(given)
         if self.requires_grad and torch.is_grad_enabled():
-            found = (record_scores if self._rows is None else record_with_sink)(input, *call, self)
+            found = (record_with_sink if self._sunk else record_scores)(input, *call, self)
         else:
             found = self.run(input, *call)
-        return found if self._rows is None else found[0]
+        return found[0] if self._sunk else found
 
     def _of(self, given: dict[str, object]) -> tuple:
         """What `run` takes of a call besides its input."""
@@ -118,28 +121,19 @@ class Form:
         sink: Tensor | None,
         numbers: list,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        addresses = [t.data_ptr() for t in (input, bias, mask) if t is not None]
-        of_sink = [] if sink is None else [sink.data_ptr()]
-        if not self._place.suits(addresses + of_sink):
-            spec = self.spec_of(numbers)
-            if sink is not None:
-                return kernels.forward_with_sink(input, bias, mask, scale, sink, spec)
-            return kernels.forward(input, bias, mask, scale, spec)
-        result = forms.empty_strided(self._shape, self._strides, self.spec.dtype)
         if scale is not None:
-            scale = scale.float()  # alive until the launch
-            addresses.append(scale.data_ptr())
-        addresses += *of_sink, result.data_ptr()
-        if sink is None:
-            self._call(self._place.stream(), *addresses, numbers=numbers)
-            return result
-        log = forms.empty_strided(*self._rows, torch.float32)
-        self._call(self._place.stream(), *addresses, log.data_ptr(), numbers=numbers)
-        return result, log
+            scale = scale.float()
+        tensors = [t for t in (input, bias, mask, scale, sink) if t is not None]
+        return self._launch(*tensors, *numbers)
 
-    def anywhere(self, input: Tensor) -> Tensor:
-        """The result for a tensor that is misaligned, or on another device than the current one."""
-        return kernels.forward(input, None, None, None, self.spec)
+    def _anywhere(self, input: Tensor, *call: Tensor | float) -> Tensor | tuple[Tensor, Tensor]:
+        """What `run` returns, for tensors that are misaligned, or on another device than the current one."""
+        given, numbers = call[: len(self._operands)], call[len(self._operands) :]
+        *scored, sink = Operands(**dict(zip(self._operands, given, strict=True)))
+        spec = self.spec_of([*numbers])
+        if sink is not None:
+            return kernels.forward_with_sink(input, *scored, sink, spec)
+        return kernels.forward(input, *scored, spec)
 
     def spec_of(self, numbers: list) -> Spec:
         """The spec of a call with these numbers: scale, alpha and the offset, those that there are."""
@@ -157,7 +151,7 @@ class Form:
         if not batched(grad):
             run = self._backward_launcher(grad, output)
             if grad is not output:  # which no guard takes
-                self.backwards = (*self.backwards, (guard(grad, output), run))[-forms.MOST_OF_A_SHAPE :]
+                self.backwards = (*self.backwards, (guard(grad, output), run))[-MOST_OF_A_SHAPE:]
             return run(grad, output)
         return kernels.backward(grad, output, None, None, self.of_input)
 
@@ -280,40 +274,5 @@ def launcher(
     if not result.numel():
         return anywhere
     call = launch.call_of(math, (*inputs, result), dims, online, aligned=True, invariant=invariant)
-    here = Place(result)
-    addresses = [f"a{i}" for i in range(len(inputs))]
-    given = [*addresses, "data_ptr(y)", *["data_ptr(scratch)"] * bool(call.plan.scratch)]
-    return call.written_out(_launching(addresses), given)(
-        call,
-        anywhere,
-        (tuple(result.shape), result.stride(), dtype),
-        here.device,
-        here.alone,
-        forms.empty_strided,
-        Tensor.data_ptr,
-        torch._C._cuda_getCurrentRawStream,
-        torch._C._cuda_getDevice,
-    )
-
-
-def _launching(addresses: list[str]) -> str:
-    """The source of a maker of functions of tensors with these addresses, see `launch.Call.written_out`, with what a
-    `Place` asks written out, too."""
-    inputs = [f"x{i}" for i in range(len(addresses))]
-    return f"""
-def make(call, anywhere, result, device, alone, empty, data_ptr, stream, current_device):
-    {{fixed}}, = call.template
-    shape, strides, dtype = result
-    def run({", ".join(inputs)}):
-        {", ".join(addresses)} = {", ".join(f"data_ptr({x})" for x in inputs)}
-        if ({" | ".join(addresses)}) & 15 or not (alone or current_device() == device):
-            return anywhere({", ".join(inputs)})
-        y = empty(shape, strides, dtype)
-        {{scratch}}
-        try:
-            call.function(stream(device), {{ints}})
-        except Exception as error:
-            raise launch_error(call.plan, error) from error
-        return y
-    return run
-"""
+    results = ((tuple(result.shape), result.stride(), dtype),)
+    return launching(call, Place(result), anywhere, results, [0] * len(inputs))
