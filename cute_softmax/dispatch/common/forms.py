@@ -105,17 +105,9 @@ class Place:
     def __init__(self, tensor: torch.Tensor):
         self.device, self.alone = tensor.get_device(), torch.cuda.device_count() == 1
 
-    def suits(self, addresses: Sequence[int]) -> bool:
-        """Whether operands at these addresses begin with whole vectors, and lie on the current device."""
-        return not any([address & 15 for address in addresses]) and self.current()
-
     def current(self) -> bool:
         """Whether the device is the current one."""
         return self.alone or torch._C._cuda_getDevice() == self.device
-
-    def stream(self) -> int:
-        """The device's current stream."""
-        return torch._C._cuda_getCurrentRawStream(self.device)
 
 
 def launching(
