@@ -158,7 +158,7 @@ def test_a_launcher_leaves_other_devices_alone(cpu, monkeypatch):
 def test_a_launcher_gives_numbers_and_scratch_memory(cpu, monkeypatch):
     call, given = fake_call(numbers=("scale", "offset"), scratch=64)
     scratch = torch.zeros(64, dtype=torch.uint8)
-    monkeypatch.setattr(launch.Call, "scratch", lambda self: scratch)
+    monkeypatch.setattr(launch.Call, "allocated", lambda self: scratch)
     run, misses = made(call, cpu, [((4,), (1,), torch.float32)], [0, 0])
     a, b = torch.empty(4), torch.empty(4)
     y = run(a, b, 0.5, -3)

@@ -106,7 +106,7 @@ class Call:
         address of the scratch memory, if the plan has some.
     """
 
-    __slots__ = ("arguments", "function", "launch", "numbers", "places", "plan", "template")
+    __slots__ = ("arguments", "function", "launch", "numbers", "places", "plan", "scratch", "template")
 
     def __init__(self, plan: Plan, function: object, order: tuple[int, ...] | None = None):
         self.plan = plan
@@ -115,6 +115,7 @@ class Call:
         # All ints after the stream, with zeros for those of a call, and where these go: the address of the scratch
         # memory, the prologue's numbers, and each of the addresses.
         template = [*plan.arguments]
+        self.scratch = len(template)
         template += [0] * bool(plan.scratch)
         names = getattr(plan.kernel, "prologue", NO_PROLOGUE).numbers
         self.numbers = [
@@ -138,11 +139,11 @@ class Call:
         """
         ints = [as_int(number) for (_, as_int), number in zip(self.numbers, numbers, strict=True)]
         if self.plan.scratch:
-            scratch = self.scratch()
+            scratch = self.allocated()
             ints.insert(0, scratch.data_ptr())
         self.launch(stream, *addresses, *ints)
 
-    def scratch(self) -> torch.Tensor:
+    def allocated(self) -> torch.Tensor:
         """The scratch memory of one launch: freed behind it, it goes to what comes later on this stream."""
         return torch.zeros(self.plan.scratch, dtype=torch.uint8, device="cuda")
 
@@ -151,9 +152,9 @@ class Call:
 
         Generated, as an argument list that is written out takes half a microsecond less than one that is put together.
         """
-        places = [*self.places, *[len(self.arguments)] * bool(self.plan.scratch)]
+        places = [*self.places, *[self.scratch] * bool(self.plan.scratch)]
         places += [place for place, _ in self.numbers]
-        scratch = "scratch = call.scratch()" if self.plan.scratch else ""
+        scratch = "scratch = call.allocated()" if self.plan.scratch else ""
         return _maker(source, len(self.template), tuple(zip(places, given, strict=True)), scratch)
 
     def on_device(self, index: int, *addresses: int, numbers: Sequence[float] = ()) -> None:
