@@ -4,7 +4,7 @@ beside the whole rows in float64."""
 from __future__ import annotations
 
 import math
-from itertools import pairwise
+from itertools import pairwise, product
 
 import emulated
 import pytest
@@ -19,6 +19,7 @@ from cute_softmax.dispatch.sharded.states import Shared
 from cute_softmax.kernels.maths import states
 from cute_softmax.kernels.shards import merge
 from cute_softmax.kernels.shards import slice as slice_kernel
+from cute_softmax.plan.shards import MergeClass, MergePlan
 
 bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
 CUTS = {"halves": (0, 640, 1280), "odd": (0, 77, 77, 1000, 1283), "one": (0, 1280)}
@@ -218,6 +219,15 @@ def test_blocks_give_the_same_bits_on_any_number_of_ranks(launches):
         found.append((whole, *results.values(), y))
     assert all(equal_bits(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
     assert close(found[0][-1], torch.softmax(x.double(), -1), 1000)
+
+
+def test_states_lie_as_the_plan_says():
+    """What a launch computes is the plan's layout."""
+    kernel = MergeClass("state", "sm_90a", ("fp32",), weighted=True)
+    states = MergePlan(kernel, 5, 3, 2).states
+    for row, block, rank, i in product(range(5), range(2), range(3), range(3)):
+        assert merge.place_of(row, rank, block, i, 5, 2, 3) == states((row, (block, rank), i))
+    assert states.cosize == 5 * 2 * 3 * 3
 
 
 # -- Mutants -----------------------------------------------------------------------------------------------------------
