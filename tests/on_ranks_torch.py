@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 import cute_softmax as c
 
 
-def compiled(rank: int, world: int, kernels: bool, backend: str = "aot_eager") -> None:
+def compiled(rank: int, world: int, kernels: bool) -> None:
     """Every function with `group` under torch.compile, without a break, with its gradient."""
     installed(kernels)
     group, width = dist.group.WORLD, 6
@@ -37,7 +37,7 @@ def compiled(rank: int, world: int, kernels: bool, backend: str = "aot_eager") -
         "padded": lambda x: c.softmax(x, group=group, vocab_size=width * world - 2),
     }.items():
         found = []
-        for call in (function, torch.compile(function, fullgraph=True, backend=backend)):
+        for call in (function, torch.compile(function, fullgraph=True, backend="aot_eager")):
             x = whole[:, here].clone().requires_grad_()
             y = call(x)
             of = torch.linspace(-1, 1, y.numel(), device=y.device).view(y.shape)

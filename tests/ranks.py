@@ -14,7 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 TIMEOUT = 120
-PRELOAD = ["on_ranks", "on_ranks_torch", "torch", "torch.distributed.tensor", "cute_softmax", "simulated"]
+WORKS = ["on_ranks", "on_ranks_torch", "on_ranks_gpu"]
+PRELOAD = [*WORKS, "torch", "torch.distributed.tensor", "cute_softmax", "simulated"]
 
 
 def run(world: int, work: Callable, backend: str = "gloo", **arguments: object) -> None:

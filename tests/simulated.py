@@ -25,7 +25,7 @@ from cute_softmax.dispatch.topk import kernels as topk
 from cute_softmax.plan import facts_of
 from cute_softmax.plan.hardware import H200
 from cute_softmax.plan.problem import ITEM_SIZE, Operand
-from cute_softmax.runtime import launch
+from cute_softmax.runtime import launch, record
 
 INF = math.inf
 _PLANNED = launch._call.__wrapped__
@@ -459,7 +459,7 @@ def install(monkeypatch, launches: Launches | None = None) -> Launches:
     monkeypatch.setattr(largest, "_call", launches.largest)
     monkeypatch.setattr(of_shards, "_call", launches.of_shards)
     monkeypatch.setattr(launch, "device_facts", lambda index, shipped_only=False: H200)
-    monkeypatch.setattr(launch, "function_of", lambda kernel: None)
+    monkeypatch.setattr(launch, "function_of", record.note)  # which returns nothing
     for name, value in (("getDevice", -1), ("getCurrentRawStream", 7)):  # of CPU tensors
         monkeypatch.setattr(torch._C, f"_cuda_{name}", lambda *_, value=value: value, raising=False)
     monkeypatch.setattr(

@@ -9,10 +9,18 @@ import torch
 kernels = pytest.mark.parametrize("kernels", [False, True], ids=["formulas", "kernels"])
 
 
-@kernels
 @pytest.mark.parametrize(
-    ("world", "cut"),
-    [(1, "equal"), (2, "equal"), (2, "unequal"), (3, "unequal"), (3, "empty"), (4, "equal"), (8, "unequal")],
+    ("world", "cut", "kernels"),
+    [
+        (1, "equal", True),
+        (2, "equal", True),
+        (2, "unequal", False),
+        (3, "unequal", True),
+        (3, "empty", True),
+        (3, "empty", False),
+        (4, "equal", True),
+        (8, "unequal", True),
+    ],
 )
 def test_functions(world, cut, kernels):
     ranks.run(world, on_ranks.functions, cut=cut, kernels=kernels)
@@ -26,10 +34,17 @@ def test_functions_of_rows_that_fit_on_no_chip():
     ranks.run(2, on_ranks.functions, cut="equal", kernels=True, refuse=True)
 
 
-@kernels
 @pytest.mark.parametrize(
-    ("world", "cut"),
-    [(1, "equal"), (2, "equal"), (2, "turned"), (3, "unequal"), (3, "empty"), (4, "equal"), (8, "equal")],
+    ("world", "cut", "kernels"),
+    [
+        (1, "equal", True),
+        (2, "turned", True),
+        (2, "turned", False),
+        (3, "unequal", True),
+        (3, "empty", True),
+        (4, "equal", False),
+        (8, "equal", True),
+    ],
 )
 def test_any_number_of_ranks_gives_the_same_bits(world, cut, kernels):
     ranks.run(world, on_ranks.invariant, cut=cut, kernels=kernels)
@@ -39,8 +54,7 @@ def test_cuts_that_are_not_batch_invariant():
     ranks.run(2, on_ranks.invariant_cuts)
 
 
-@kernels
-@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize(("world", "kernels"), [(1, True), (2, False), (4, True)])
 def test_padding(world, kernels):
     ranks.run(world, on_ranks.padded, kernels=kernels)
 

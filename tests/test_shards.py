@@ -4,16 +4,22 @@ beside the whole rows in float64."""
 from __future__ import annotations
 
 import math
-from itertools import pairwise
+from itertools import pairwise, product
 
 import emulated
 import pytest
 import torch
 from checking import Guarded, equal_bits
+from compiled import compile_anew
+from cutlass import Int32
 from test_emulated import close, made
 
 from cute_softmax.dispatch.sharded import kernels
 from cute_softmax.dispatch.sharded.states import Shared
+from cute_softmax.kernels.maths import states
+from cute_softmax.kernels.shards import merge
+from cute_softmax.kernels.shards import slice as slice_kernel
+from cute_softmax.plan.shards import MergeClass, MergePlan
 
 bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
 CUTS = {"halves": (0, 640, 1280), "odd": (0, 77, 77, 1000, 1283), "one": (0, 1280)}
@@ -68,10 +74,10 @@ def numbers(x: torch.Tensor, index: torch.Tensor) -> dict[str, torch.Tensor]:
     }
 
 
-@pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
-@pytest.mark.parametrize("scale", [1.0, -0.5])
+@pytest.mark.parametrize(("scale", "cut"), [(1.0, "halves"), (1.0, "odd"), (-0.5, "odd")])
 @pytest.mark.parametrize("results", ["lse", "found", "entropy", "found entropy", "found lse even"])
 def test_numbers_and_their_gradients(results, scale, cut, launches):
+    cut = CUTS[cut]
     dtype = fp32 if scale == 1 else bf16
     x = made((5, cut[-1]), dtype)
     if results != "found lse even" and scale > 0:
@@ -125,12 +131,21 @@ def test_an_index_that_no_rank_has(launches):
             shared(x, torch.tensor([3, wrong, 5]), parts)
 
 
-@pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
 @pytest.mark.parametrize(
-    ("dtype", "wider"), [(bf16, bf16), (fp16, fp16), (fp32, fp32), (bf16, fp32)], ids=str
+    ("dtype", "wider", "cut"),
+    [
+        (bf16, bf16, "halves"),
+        (bf16, bf16, "odd"),
+        (fp16, fp16, "odd"),
+        (fp32, fp32, "odd"),
+        (fp32, fp32, "one"),
+        (bf16, fp32, "odd"),
+    ],
+    ids=str,
 )
 @pytest.mark.parametrize("log", [False, True], ids=["softmax", "log_softmax"])
 def test_slices_of_a_softmax_and_their_gradients(log, dtype, wider, cut, launches):
+    cut = CUTS[cut]
     x, scale = made((4, cut[-1]), dtype), 0.5 if dtype is fp16 else 1.0
     x[2, : cut[1]] = -math.inf
     if len(cut) == 2:
@@ -204,3 +219,69 @@ def test_blocks_give_the_same_bits_on_any_number_of_ranks(launches):
         found.append((whole, *results.values(), y))
     assert all(equal_bits(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
     assert close(found[0][-1], torch.softmax(x.double(), -1), 1000)
+
+
+def test_states_lie_as_the_plan_says():
+    """What a launch computes is the plan's layout."""
+    kernel = MergeClass("state", "sm_90a", ("fp32",), weighted=True)
+    states = MergePlan(kernel, 5, 3, 2).states
+    for row, block, rank, i in product(range(5), range(2), range(3), range(3)):
+        assert merge.place_of(row, rank, block, i, 5, 2, 3) == states((row, (block, rank), i))
+    assert states.cosize == 5 * 2 * 3 * 3
+
+
+# -- Mutants -----------------------------------------------------------------------------------------------------------
+
+
+def numbers_are_right(launches) -> None:
+    test_numbers_and_their_gradients("found entropy", 1.0, "halves", launches)
+
+
+def slices_are_right(launches) -> None:
+    test_slices_of_a_softmax_and_their_gradients(False, fp32, fp32, "odd", launches)
+
+
+def own_state(kernel, address, row, rank, *others):
+    return MERGED(kernel, address, row, 0 * rank, *others)
+
+
+MERGED = merge.MergeKernel.number
+LOADED, PLACED = slice_kernel.SliceKernel.load, slice_kernel.SliceKernel.of_row
+# (what is wrong, where, what stands there, what sees it).
+MUTANTS = {
+    "sums not moved": (merge.Online, "seen_from", lambda op, state, top: state[1:], slices_are_right),
+    "weights not moved": (merge.Weighted, "seen_from", lambda op, state, top: state[1:], numbers_are_right),
+    "the first rank's state alone": (merge.MergeKernel, "number", own_state, slices_are_right),
+    "the sum of parts left as it is in a slice": (
+        states,
+        "numbers_of",
+        lambda prologue, math, state, *chosen: [state[0], 1.01 * state[1], *state[2:], *chosen],
+        slices_are_right,
+    ),
+    "nothing apart for the target": (
+        slice_kernel.SliceKernel,
+        "at_target",
+        lambda kernel, score, known: known["alpha"],
+        numbers_are_right,
+    ),
+    "a target one element off": (
+        slice_kernel.SliceKernel,
+        "of_row",
+        lambda kernel, *row: (known := PLACED(kernel, *row)) | {"target": known.get("target", Int32(0)) + 1},
+        numbers_are_right,
+    ),
+    "zeros in the place of what is read": (
+        slice_kernel.SliceKernel,
+        "load",
+        lambda kernel, i, address, rX, *place: rX.fill(kernel.dtypes[i](0.0)),
+        slices_are_right,
+    ),
+}
+
+
+@pytest.mark.parametrize(("where", "name", "wrong", "seen"), MUTANTS.values(), ids=MUTANTS)
+def test_mutants_are_seen(where, name, wrong, seen, launches, monkeypatch):
+    monkeypatch.setattr(emulated, "compile_and_read", compile_anew)
+    monkeypatch.setattr(where, name, wrong)
+    with pytest.raises(AssertionError):
+        seen(launches)

@@ -7,6 +7,8 @@ import math
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
+from layouts.algebra import Layout
+
 from .base import ClassBase, PlanBase
 from .hardware import Device
 from .maths import NotPlanned, check_counts
@@ -89,6 +91,13 @@ class MergePlan(PlanBase):
     def operand_strides(self) -> tuple[tuple[int, ...], ...]:
         """None: all are side by side."""
         return ((),) * len(self.kernel.operands)
+
+    @property
+    def states(self) -> Layout:
+        """(row, (block, rank), number) -> element of the gathered states: a reduction buffer whose peers are ranks."""
+        rows, blocks, numbers = self.rows, self.blocks, self.kernel.numbers
+        strides = (1, (rows, numbers * blocks * rows), blocks * rows)
+        return Layout((rows, (blocks, self.ranks), numbers), strides)
 
     @property
     def ctas(self) -> int:

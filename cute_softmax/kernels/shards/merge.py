@@ -11,12 +11,19 @@ from cutlass import Float32, Int32, Int64, const_expr
 from ...plan.shards import MERGE_THREADS, MergeClass
 from ..common import online
 from ..common.copy import DTYPES, element
-from ..common.index import ceil_div, select
+from ..common.index import ceil_div, select, wide
 from ..common.online import Precise
 from ..common.reduce import Averaged, Online, Weighted
 
 UNROLL = 8
 INDEX_ERROR = "cute_softmax: index %lld in row %d is out of range: a row has %lld elements"
+
+
+def place_of(
+    row: Int32, rank: Int32, block: Int32, i: int, rows: Int32, blocks: Int32, numbers: int
+) -> Int64:
+    """Where the states have number i of a part: `MergePlan.states` of numbers that a launch knows."""
+    return ((wide(rank) * numbers + i) * blocks + block) * rows + row
 
 
 class MergeKernel:
@@ -81,8 +88,7 @@ class MergeKernel:
         self, address: Int64, row: Int32, rank: Int32, block: Int32, i: int, rows: Int32, blocks: Int32
     ) -> Float32:
         """Number i of the state of a part."""
-        line = (Int64(rank) * self.spec.numbers + i) * blocks + block
-        return element(Float32, address, line * rows + row)[0]
+        return element(Float32, address, place_of(row, rank, block, i, rows, blocks, self.spec.numbers))[0]
 
     @cute.jit
     def merged(self, address: Int64, row: Int32, rows: Int32, ranks: Int32, blocks: Int32):
