@@ -59,8 +59,8 @@ class Workspace:
         """Raise RuntimeError if a peer has not come in time in an earlier launch."""
         if self._alarm[0]:
             raise RuntimeError(
-                f"rank {self.rank} waited {PATIENCE // 10**9} seconds for a peer in a kernel on rows that ranks share: "
-                "its results are NaN, and the group can share no more rows"
+                f"rank {self.rank} waited for a peer in a kernel on rows that ranks share, longer than "
+                f"{self.numbers['patience'] / 1e9:g} seconds: its results are NaN, and the group can share no more rows"
             )
 
     def turn(self) -> None:
