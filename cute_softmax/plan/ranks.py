@@ -17,7 +17,7 @@ from .row import PART, RowClass, vector_of
 THREADS = 512
 # (threads, CTAs) that share a row of a rank. Of several rows of a CTA one is exchanged while another is worked on; 8
 # CTAs are there on every GPU that has clusters.
-WAYS = ((128, 1), (256, 1), (256, 2), (256, 4), (256, 8), (512, 8))
+WAYS = ((32, 1), (64, 1), (128, 1), (256, 1), (256, 2), (256, 4), (256, 8), (512, 8))
 # Bytes of a row, or of several short ones, that a CTA has: with five places for such a share in the 227 KiB of an SM
 # two rows are on their way while two wait.
 SHARE = 44 * 1024
