@@ -54,8 +54,8 @@ class Row:
     """Row m of a thread in a tile, and how it divides into head, body and tail (elements).
 
     at: its index in each kept mode, the slowest first; inside: whether it exists.
-    limit: columns of the body that this CTA holds; vectors: how many of the thread's first ones it reads. reach: columns
-    of the row that count. start: the column of this thread's first vector.
+    limit: columns of the body that this CTA holds; seen: those of them that it reads. reach: columns of the row that
+    count. start: the column of this thread's first vector.
     """
 
     launch: Launch
@@ -67,7 +67,7 @@ class Row:
     head: Int32
     body: Int32
     limit: Int32
-    vectors: Int32
+    seen: Int32
     reach: Int32
     start: Int32
 
@@ -93,18 +93,15 @@ def row_of(launch: Launch, tile: Int64, m: int) -> Row:
         misaligned = narrow((mX.address // mX.itemsize + dot(at, mX.kept)) & (V - 1))
         head = smaller((V - misaligned) & (V - 1), launch.columns)
     body = (launch.columns - head) // V * V
-    # Of CTAs with a row each there are as many as rows: nothing asks for more.
+    # CTAs that have a row each are as many as rows are: asked again with each vector it would take two instructions.
     inside = index < launch.rows if s.persistent or s.tiler[0] > 1 else True
     limit = smaller(body - launch.first, launch.share)
     reach, seen = launch.columns, limit
     if s.prologue.causal:
         reach = reach_of(at[-1], launch.numbers["offset"], launch.columns)
         seen = smaller(limit, reach - head - launch.first)
-    first = launch.tXcX[(0, m), 0, 0][1]
-    # Against a number that the compiler knows, a predicate is an instruction wherever it is needed, and takes no bit.
-    vectors = ceil_div(seen - first, s.step_tiler[1])
-    start = head + launch.first + first
-    return Row(launch, tile, m, index, at, inside, head, body, limit, vectors, reach, start)
+    start = head + launch.first + launch.tXcX[(0, m), 0, 0][1]
+    return Row(launch, tile, m, index, at, inside, head, body, limit, seen, reach, start)
 
 
 def following(spec: RowClass, k: int) -> tuple[int, int]:
@@ -120,7 +117,7 @@ def speaks(row: Row) -> Boolean:
 
 def reads(row: Row, k: int) -> Boolean:
     """The predicate of vector k over columns, to be read: one bit for its V elements."""
-    return k < row.vectors
+    return row.launch.tXcX[(0, row.m), 0, k][1] < row.seen
 
 
 def writes(row: Row, k: int, read: Boolean) -> Boolean:
