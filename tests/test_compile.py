@@ -39,7 +39,6 @@ STACK = {
     ),
     ("log_softmax", "1024x8x8*"): (88, "likewise"),
     ("softmax", "256x8x8_cluster16_shared*"): (8, "five CTAs an SM, faster than four, leave 48 registers"),
-    ("softmax", "256x25x8_cluster16_shared*"): (8, "addresses of 25 vectors, 128 registers"),
     ("softmax", "128x17x8_cluster*_shared*"): (8, "six CTAs an SM leave 80 registers"),
     ("softmax_backward", "256x10x8_cluster16*"): (48, "80 of 128 registers are two packed rows"),
     ("softmax_backward", "256x19x8_cluster16_shared*"): (248, "of y read one by one: 152 addresses"),
