@@ -42,7 +42,6 @@ STACK = {
     ("softmax", "128x17x8_cluster*_shared*"): (8, "six CTAs an SM leave 80 registers"),
     ("softmax_backward", "256x10x8_cluster16*"): (48, "80 of 128 registers are two packed rows"),
     ("softmax_backward", "256x19x8_cluster16_shared*"): (248, "of y read one by one: 152 addresses"),
-    ("softmax_backward", "512x16x8_cluster16_shared*"): (88, "64 of 128 registers are a packed row"),
     ("selective", "*"): (32, "the arguments of the message about an index out of range"),
     ("selective", "*_rows2*"): (48, "likewise, of two rows"),
     ("selective", "*_rows8*"): (200, "likewise, of eight rows"),
