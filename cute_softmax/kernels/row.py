@@ -194,6 +194,8 @@ class RowKernel:
         if const_expr(self.staged):
             for k in cutlass.range_constexpr(0, s.staged_steps, s.part):
                 self.prefetch(launch, Int64(cta), k, s.part, Int32(0))
+        if const_expr("shared" in s.staging):
+            self.pad(launch, Int64(cta))
         if const_expr(not s.persistent):
             self.tile(launch, Int64(cta), Int32(0), None)
         else:
@@ -263,6 +265,18 @@ class RowKernel:
                     if row.inside & reads(row, k):
                         load_async(tXgX[None, k], self.slot(row, i, k), s.access[i], launch.policy)
         cute.arch.cp_async_commit_group()
+
+    @cute.jit
+    def pad(self, launch: Launch, tile: Int64):
+        """Fill slots of what stays in shared memory that no vector comes to, so that no pass asks which they are."""
+        s = self.spec
+        for m in cutlass.range_constexpr(s.rows_per_thread):
+            row = row_of(launch, tile, m)
+            if not (row.inside & reads(row, s.steps - 1)):
+                for k in cutlass.range_constexpr(s.steps):
+                    if not (row.inside & reads(row, k)):
+                        for i in [i for i in self.staged if s.staging[i] == "shared"]:
+                            cute.autovec_copy(self.padded(i), self.slot(row, i, k))
 
     @cute.jit
     def tile(self, launch: Launch, tile: Int64, turn: Int32, known: list | None):
@@ -446,9 +460,17 @@ class RowKernel:
             self.arrive(row, k, vectors)
         if self.spec.staging[i] in ("direct", "async"):
             return vectors.rX[i][(None, row.m), 0, k]
+        tXrX = self.padded(i)
+        if self.spec.staging[i] == "shared" and not self.spec.ring:  # of a ring other rows have been there
+            cute.autovec_copy(self.slot(row, i, k), tXrX)
+        else:
+            self.from_shared(self.slot(row, i, k), tXrX, vectors.pR[row.m] & vectors.pX[row.m, 0, k])
+        return tXrX
+
+    def padded(self, i: int) -> cute.Tensor:
+        """A vector in registers of what input i counts as where there is nothing."""
         tXrX = cute.make_rmem_tensor(self.spec.vector, self.dtypes[i])
         tXrX.fill(self.dtypes[i](self.math.padding[i]))
-        self.from_shared(self.slot(row, i, k), tXrX, vectors.pR[row.m] & vectors.pX[row.m, 0, k])
         return tXrX
 
     @cute.jit

@@ -94,7 +94,8 @@ def row_of(launch: Launch, tile: Int64, m: int, place: Int32 | int = 0) -> Row:
         misaligned = narrow((mX.address // mX.itemsize + dot(at, mX.kept)) & (V - 1))
         head = smaller((V - misaligned) & (V - 1), launch.columns)
     body = (launch.columns - head) // V * V
-    inside = index < launch.rows
+    # CTAs that have a row each are as many as rows are: asked again with each vector it would take two instructions.
+    inside = index < launch.rows if s.persistent or s.tiler[0] > 1 else True
     limit = smaller(body - launch.first, launch.share)
     reach, seen = launch.columns, limit
     if s.prologue.causal:
