@@ -49,6 +49,8 @@ def way_of(facts: Facts) -> Way:
     """The way of a call."""
     if not facts.kernels:
         return Way(False)
+    matrices = facts.function in ("softmax", "log_softmax")
     size = facts.rows * facts.columns * facts.dtype.itemsize
-    cut = facts.function in ("softmax", "log_softmax") and size >= PIECES_FROM and facts.rows >= PIECES
-    return Way(True, PIECES if cut else 1)
+    cut = matrices and size >= PIECES_FROM and facts.rows >= PIECES
+    known = facts.ranks > 1 and facts.shortest > 0 and not facts.invariant
+    return Way(True, PIECES if cut else 1, matrices and known and facts.device.type == "cuda")
