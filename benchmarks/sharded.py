@@ -301,7 +301,8 @@ def main(argv: Sequence[str]) -> int:
         return 0
     count = torch.cuda.device_count()
     if count < 2:
-        print("rows are shared by two GPUs at least; here are " + str(count), file=sys.stderr)
+        there = "there is one here" if count else "there is none here"
+        print(f"each rank needs an NVIDIA GPU, and rows are shared by two at least; {there}", file=sys.stderr)
         return 2
     from cute_softmax.runtime.precompile import precompile
 
