@@ -15,6 +15,7 @@ from .cases import (
     GRAD,
     GROUP_BIAS,
     GROUP_MASK,
+    IN_TURN,
     INVARIANT,
     ITEM_BYTES,
     MASK,
@@ -261,6 +262,7 @@ REQUIREMENTS = (
     Requirement("overhead", "vs_torch", must=1.0, mode=NO_GRAD, method="host-clock"),
     Requirement("overhead", "vs_torch", must=1.5, aim=1.35, mode=GRAD, method="host-clock"),
     Requirement("overhead", "vs_torch", must=1.5, aim=1.15, mode=FORWARD_BACKWARD, method="host-clock"),
+    Requirement("overhead", "vs_torch", must=1.2, mode=IN_TURN, method="host-clock"),
     Requirement("first-call", "us", must=1e6, aim=2e5, mode=WARM_STORE, method="fresh-process"),
 )
 

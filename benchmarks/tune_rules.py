@@ -14,12 +14,15 @@ from cute_softmax.plan.problem import ALIGNMENT
 from cute_softmax.plan.short_configs import ShortConfig
 
 THREADS_PER_ROW = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
+BETWEEN = (160, 192, 224, 288, 320, 352, 384, 448)  # other numbers of whole warps
 CLUSTERS = (1, 2, 4, 8, 16)
 SHARING = 128  # threads at least of each CTA of a cluster, and of one that keeps rows in shared memory
 SHORT = (4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96)  # elements of a short row, at most
 SHORT_ELEMENTS = 96  # that a thread has of short rows at once
 MOST_STEPS = 32
-FULL = 0.8  # of what a configuration can hold, the least that the rows it is tried for have
+# Of what a configuration can hold, the least that the rows it is tried for have; with threads of another number than a
+# power of two, which are there to be filled.
+FULL, FILLED = 0.8, 0.95
 HELD_REGISTERS = 128  # of a thread, for the row
 OTHER_REGISTERS = 32  # of a thread, for addresses, predicates and partial results
 RESIDENT_THREADS = 2048  # of an SM
@@ -33,12 +36,13 @@ def row_candidates(
 
     inputs: full ones. precise: whether a vector has four elements (float32) and not eight.
     """
-    for cluster, threads_per_row in product(CLUSTERS, THREADS_PER_ROW):
+    for cluster, threads_per_row in product(CLUSTERS, (*THREADS_PER_ROW, *BETWEEN)):
         if cluster > architecture.cluster_limit or (cluster > 1 and threads_per_row < SHARING):
             continue
         steps = math.ceil(vectors / (cluster * threads_per_row))
         capacity = steps * cluster * threads_per_row
-        if steps > MOST_STEPS or (vectors < FULL * capacity and threads_per_row > THREADS_PER_ROW[0]):
+        least = FILLED if threads_per_row in BETWEEN else FULL
+        if steps > MOST_STEPS or (vectors < least * capacity and threads_per_row > THREADS_PER_ROW[0]):
             continue
         config = RowConfig(
             threads_per_row, steps, threads=max(threads_per_row, 64), cluster_n=cluster, precise=None
@@ -95,9 +99,15 @@ def short_candidates() -> Iterator[ShortConfig]:
 
 def panel_candidates(inputs: int, architecture: Architecture) -> Iterator[PanelConfig]:
     """Configurations for panels: which lengths they hold depends on the columns, and is asked of the plan."""
-    for threads, steps in product((64, 128), (2, 4, 8, 12, 16)):
+    for threads, steps, vector_bytes in product(
+        (64, 128), (2, 4, 6, 8, 10, 12, 14, 16, 20, 24), (ALIGNMENT, ALIGNMENT // 2)
+    ):
         blocks = min(_blocks(threads, steps, inputs, architecture), PANEL_THREADS // threads)
-        yield PanelConfig(threads, steps, min_blocks=blocks, alone=True)
+        # As many as shared memory holds, and as many as have registers for what they keep, of either size of elements.
+        held = (steps * inputs * vector_bytes // size for size in (2, 4))
+        for most in {blocks, *(architecture.registers // (threads * (n + OTHER_REGISTERS)) for n in held)}:
+            if 0 < most <= blocks:
+                yield PanelConfig(threads, steps, min_blocks=most, alone=True, vector_bytes=vector_bytes)
     for threads, steps, cluster, vector_bytes, panel_bytes in product(
         (128, 256, 512),
         (2, 4, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32),
@@ -154,6 +164,11 @@ def neighbours(
         changed = {
             name: (getattr(config, name) - 1, getattr(config, name) + 1) for name in ("ahead", "registers")
         }
+    if isinstance(config, RowConfig) and config.threads_per_row == config.threads:
+        # A warp more or less, of as many steps, and of one more or less.
+        for threads, steps in product((config.threads - WARP, config.threads + WARP), (-1, 0, 1)):
+            if SHARING <= threads <= THREADS_PER_ROW[-1] and 0 < config.steps + steps <= MOST_STEPS:
+                yield replace(config, threads_per_row=threads, threads=threads, steps=config.steps + steps)
     for name, values in changed.items():
         for value in values:
             if 0 < value <= {"cluster_n": CLUSTERS[-1]}.get(name, MOST_STEPS):

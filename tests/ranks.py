@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 TIMEOUT = 120
-WORKS = ["on_ranks", "on_ranks_torch", "on_ranks_gpu"]
+WORKS = ["on_ranks", "on_ranks_torch", "on_ranks_gpu", "on_ranks_chip"]
 PRELOAD = [*WORKS, "torch", "torch.distributed.tensor", "cute_softmax", "simulated"]
 
 

@@ -31,23 +31,17 @@ LEADING = ("softmax", "softmax_backward", "logsumexp")
 
 # (math, classes) -> bytes of stack that they may use, with the reason. All others use none.
 STACK = {
-    ("softmax", "128x7x8_cluster8*"): (8, "a reference and its scale, kept from the sum to the quotient"),
     ("softmax", "128x8x8_cluster8*"): (40, "six CTAs an SM, faster than five, leave 80 registers a thread"),
     ("softmax", "256x8x8_cluster8*"): (24, "three CTAs an SM, faster than two, leave 80 registers a thread"),
     ("softmax", "1024x8x8*"): (
-        120,
+        144,
         "without clusters a CTA takes the row: 32 of 64 registers are packed row",
     ),
     ("log_softmax", "1024x8x8*"): (88, "likewise"),
     ("softmax", "256x8x8_cluster16_shared*"): (8, "five CTAs an SM, faster than four, leave 48 registers"),
-    ("softmax", "256x17x8_cluster16_shared*"): (16, "three CTAs an SM, faster than two, leave 80 registers"),
-    ("softmax", "256x25x8_cluster16_shared*"): (8, "addresses of 25 vectors, 128 registers"),
-    ("softmax", "128x10x4_cluster16*"): (8, "seven CTAs an SM, faster than six, leave 72 registers"),
     ("softmax", "128x17x8_cluster*_shared*"): (8, "six CTAs an SM leave 80 registers"),
-    ("log_softmax", "256x16x4_cluster16_shared*"): (8, "six CTAs an SM leave 40 registers"),
-    ("softmax_backward", "256x10x8_cluster16*"): (32, "80 of 128 registers are two packed rows"),
-    ("softmax_backward", "256x19x8_cluster16_shared*"): (240, "of y read one by one: 152 addresses"),
-    ("softmax_backward", "512x16x8_cluster16_shared*"): (88, "64 of 128 registers are a packed row"),
+    ("softmax_backward", "256x10x8_cluster16*"): (48, "80 of 128 registers are two packed rows"),
+    ("softmax_backward", "256x19x8_cluster16_shared*"): (248, "of y read one by one: 152 addresses"),
     ("selective", "*"): (32, "the arguments of the message about an index out of range"),
     ("selective", "*_rows2*"): (48, "likewise, of two rows"),
     ("selective", "*_rows8*"): (200, "likewise, of eight rows"),

@@ -18,7 +18,9 @@ from checking import Guarded, check_backward, check_softmax, equal_bits
 from test_states import FUNCTIONS, Function, example
 
 import cute_softmax as c
-from cute_softmax.plan import panel_plan
+from cute_softmax.plan import RowConfig, panel_plan, table_of
+from cute_softmax.plan.hardware import H200
+from cute_softmax.runtime import launch
 
 bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
 INF = float("inf")
@@ -68,6 +70,33 @@ def test_every_gradient(f: Function, launches):
 
 
 # -- Movements ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("n", "dtype", "backward", "config"),
+    [
+        (6004, fp32, False, RowConfig(96, 8, 96, cluster_n=2, staging=("shared", "shared"))),
+        (7501, bf16, False, RowConfig(160, 3, 160, cluster_n=2, staging=("shared", "shared"), keep=False)),
+        (6004, fp32, True, RowConfig(160, 5, 160, cluster_n=2, staging=("shared", "direct"), keep=False)),
+        (3000, bf16, True, RowConfig(96, 4, 96, staging=("shared", "shared"), keep=False)),
+    ],
+)
+def test_any_number_of_warps(n, dtype, backward, config, launches, monkeypatch):
+    """Rows that fill their steps by threads that are no power of two; in shared memory some have no last vector."""
+    math = "softmax_backward" if backward else "softmax"
+    table = table_of("h200")
+    table = replace(table, many=table.many | {math: (config,)}, few=table.few | {math: ()})
+    device = replace(H200, table=table)
+    monkeypatch.setattr(launch, "device_facts", lambda index, shipped_only=False: device)
+    x, grad = made((2, n), dtype), made((2, n), dtype, 1)
+    if backward:
+        y = torch.softmax(x.double(), -1).to(dtype)
+        check_backward(c.softmax_backward(grad, y), grad, y)
+    else:
+        check_softmax(c.softmax(x), x)
+    (work,) = launches
+    assert work.plan.kernel.threads_per_row == config.threads_per_row
+    assert -(-work.plan.share // work.plan.kernel.vector) < config.threads * config.steps
 
 
 @dtypes

@@ -40,7 +40,9 @@ def test_row_candidates_hold_the_row_and_little_more(inputs, precise, architectu
         assert (found or vectors > 4096) and len(set(found)) == len(found)
         for c in found:
             assert c.capacity >= vectors and c.cluster_n <= target.cluster_limit
-            assert vectors >= tune_rules.FULL * c.capacity or c.threads_per_row == 4
+            least = tune_rules.FILLED if c.threads_per_row in tune_rules.BETWEEN else tune_rules.FULL
+            assert vectors >= least * c.capacity or c.threads_per_row == 4
+            assert c.threads % c.threads_per_row == 0
             assert c.rows_per_thread == 1 or c.threads_per_row < 32
             assert c.threads * (c.min_blocks or 1) <= 2048
     held = list(tune_rules.row_candidates(16385, inputs, precise, target))
@@ -49,21 +51,30 @@ def test_row_candidates_hold_the_row_and_little_more(inputs, precise, architectu
 
 def test_panel_candidates_have_room():
     for inputs in (1, 2):
-        for c in tune_rules.panel_candidates(inputs, SM90):
+        found = list(tune_rules.panel_candidates(inputs, SM90))
+        assert len(found) == len(set(found))
+        for c in found:
             assert c.min_blocks >= 1 and c.min_blocks * c.threads * c.steps * 16 * inputs < SM90.shared_memory
+        # Threads that have columns for themselves keep a number for each element, in one size of these at least.
+        for steps in (8, 12):
+            assert any(c.alone and c.steps == steps and c.has_registers(8 * inputs, SM90) for c in found)
         for c in tune_rules.deep_candidates(inputs, SM90):
             assert c.steps % c.buffers == 0
 
 
 def test_neighbours_differ_by_a_step():
     near = set(tune_rules.neighbours(RowConfig(128, 4, cluster_n=2)))
-    assert {(c.steps, c.cluster_n, c.min_blocks) for c in near} == {
-        (3, 2, 0),
-        (5, 2, 0),
-        (4, 1, 0),
-        (4, 4, 0),
-        (4, 2, 1),
+    assert {(c.threads, c.steps, c.cluster_n, c.min_blocks) for c in near} == {
+        (128, 3, 2, 0),
+        (128, 5, 2, 0),
+        (128, 4, 1, 0),
+        (128, 4, 4, 0),
+        (128, 4, 2, 1),
+        (160, 3, 2, 0),
+        (160, 4, 2, 0),
+        (160, 5, 2, 0),
     }
+    assert all(c.threads_per_row == c.threads for c in near)
     assert all(c.steps % c.buffers == 0 for c in tune_rules.neighbours(PanelConfig(256, 24, buffers=6)))
     assert {(c.ahead, c.registers) for c in tune_rules.neighbours(TABLE.ahead)} == {
         (3, 6),

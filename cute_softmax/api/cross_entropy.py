@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..dispatch.common.arguments import check_tensor, float_dtype
-from ..dispatch.common.forms import repeated
 from ..dispatch.common.formulas import wide
 from ..dispatch.common.spec import number
 from ..dispatch.common.state import recorded, unseen
@@ -128,7 +127,7 @@ def cross_entropy(
             ignore_index, reduction, label_smoothing, scale, softcap, lse_square_scale, return_lse, dtype, one_visit,
             grad_scale, inplace_backward, vocab_start, vocab_size,
         )  # fmt: skip
-        form = repeated(visits.known, input, target, arguments)
+        form = visits.known.repeated(input, target, arguments)
         if form is not None:
             return visits.in_one_visit(input, target, None, form.asked, form)
     check_tensor("input", input, "cross_entropy")
@@ -303,7 +302,7 @@ def _of_indices(
     head gives it); the even loss is weighted."""
     if not smoothing or weight is None:
         head = SMOOTHED if smoothing else head
-        form = repeated(head.known, rows, index, scale, -1, cap)
+        form = head.known.repeated(rows, index, scale, -1, cap)
         if form is None:
             loss = first(head, rows, index, -1, (rows.dim() - 1,), scale, wide(rows.dtype), cap)
         else:

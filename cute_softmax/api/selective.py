@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..dispatch.common.arguments import check_tensor, float_dtype, given_dims
-from ..dispatch.common.forms import repeated
 from ..dispatch.common.spec import number
 from ..dispatch.heads.calls import (
     ENTROPY,
@@ -55,7 +54,7 @@ def entropy(
         ValueError: For a repeated dimension or none.
         NotPlanned: As for `softmax`.
     """
-    if group is None and (form := repeated(ENTROPY.known, logits, None, 1.0, dim)) is not None:
+    if group is None and (form := ENTROPY.known.repeated(logits, None, 1.0, dim)) is not None:
         return form(logits)
     check_tensor("logits", logits, "entropy")
     dims, dtype = given_dims(dim, logits), float_dtype(logits, None, "entropy")
@@ -120,9 +119,10 @@ def selective_log_softmax(
             return torch.where(keep, found[0], 0.0), found[1]
         return torch.where(keep, found, 0.0)
     head = SELECTED_AND_ENTROPY if return_entropy else SELECTED
-    known = (head.known, logits, index, scale, -1, softcap or 0.0, dtype)
-    if group is None and softcap != 0 and (form := repeated(*known)) is not None:
-        return form(logits, index, scale)
+    if group is None and softcap != 0:
+        form = head.known.repeated(logits, index, scale, -1, softcap or 0.0, dtype)
+        if form is not None:
+            return form(logits, index, scale)
     check_tensor("logits", logits, "selective_log_softmax")
     result = float_dtype(logits, dtype, "selective_log_softmax")
     dims, shard = given_dims(-1, logits), Shard(group, vocab_start, vocab_size)

@@ -10,21 +10,26 @@ from .maths import OF_SINKS, Math, NotPlanned, math_of
 FORMS = ("", "number", "groups")
 TARGETS = ("", "found", "loss")
 AGAINST = ("", "loss", "input", "target", "weights")
+# Of rows that ranks share: this rank's workspace, a word of the host's that is set when a peer did not come, an array
+# of all ranks' workspaces, bytes of a half of these (see `kernels.ranks`), this rank, how many there are, and for how
+# many nanoseconds one waits for another.
+OF_RANKS = ("workspace", "alarm", "peers", "half", "rank", "ranks", "patience")
+OF_SLICES = ("start", "size")  # where a rank's slice begins in whole rows, and how long these are
+WHOLE = ("offset", "ignore", *OF_RANKS, *OF_SLICES)  # numbers that are integers
 STATES = ("", "alone", "chosen")
-WHOLE = ("offset", "ignore", "start")  # numbers that are integers
 # What each row math takes of a prologue: what it looks at, and what changes nothing for it. A gradient needs no mask
 # of its own: where the softmax was masked it is 0, and its logarithm -inf.
 _TAKES = {
     "softmax": (
         {
             *("scale", "softcap", "bias", "mask", "causal", "alpha", "zero", "sink"),
-            *("target", "squares", "more", "entropy", "even", "against"),
+            *("target", "squares", "more", "entropy", "even", "against", "ranks"),
         },
         set(),
     ),
-    "softmax_backward": ({"scale", "causal", "alpha", "sink", "state"}, {"bias", "mask", "zero"}),
-    "log_softmax": ({"scale", "bias", "mask", "causal", "zero", "sink"}, set()),
-    "log_softmax_backward": ({"scale", "mask", "causal", "sink"}, {"bias", "zero"}),
+    "softmax_backward": ({"scale", "causal", "alpha", "sink", "state", "ranks"}, {"bias", "mask", "zero"}),
+    "log_softmax": ({"scale", "bias", "mask", "causal", "zero", "sink", "ranks"}, set()),
+    "log_softmax_backward": ({"scale", "mask", "causal", "sink", "ranks"}, {"bias", "zero"}),
     "logsumexp": ({"scale", "bias", "mask", "causal", "against", "sink", "state"}, {"zero"}),
     "entropy": ({"scale", "softcap", "bias", "mask", "causal", "zero", "state"}, set()),
     "selective": ({"scale", "softcap", "even", "state"}, set()),
@@ -67,6 +72,9 @@ class Prologue:
         the maximum; with `even` the sum of the differences, and how many elements there are. Of a gradient it is the
         sum, and nothing else is written. "chosen": the operand "index" is one into whole rows, in which the group
         begins at the number "start"; one more result is the score there, -inf where that is not in this part.
+    ranks: rows are slices of longer ones, whose states the ranks that share them exchange while their slices stay on
+        chip: by so many threads of so many CTAs of each rank, such as "512x4", alike on all of them. An "index" is that
+        of an element of the whole row.
 
     The gradients: scale is a factor on the result, and alpha is the *inverse* of the forward's. They have neither
     bias nor mask operands; with `mask`, log_softmax_backward takes no part of a gradient where y is -inf. With `sink`
@@ -88,6 +96,7 @@ class Prologue:
     against: str = ""
     sink: bool = False
     state: str = ""
+    ranks: str = ""
 
     def __post_init__(self):
         if self.sink and self.of_rows:
@@ -121,6 +130,8 @@ class Prologue:
             *["squares"] * self.squares,
             *["smoothing"] * (self.even and self.target == "loss"),
             *["start"] * (self.state == "chosen"),
+            *(OF_RANKS if self.ranks else ()),
+            *(OF_SLICES if self.ranks and self.target == "loss" else ()),
         )
 
     @property
@@ -139,7 +150,7 @@ class Prologue:
     def of_rows(self) -> bool:
         """Whether the row movement alone has it all."""
         parts = self.target, self.more, self.entropy, self.softcap, self.even, self.against, self.state
-        return any(parts)
+        return any(parts) or bool(self.ranks)
 
     @property
     def averages(self) -> bool:
@@ -180,6 +191,7 @@ class Prologue:
             self.mask and "masked",
             self.causal and "causal",
             self.sink and "one more score of each row in the sum",
+            self.ranks and "rows that go on on other ranks",
             self.alpha and f"results times {how[self.alpha]}",
             self.zero and "zeros where nothing is left",
             self.target and "one less at the target",

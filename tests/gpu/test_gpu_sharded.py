@@ -1,6 +1,7 @@
 """Rows that ranks share, on two GPUs with NCCL: what `test_sharded` does on the CPU, and streams and graphs."""
 
 import on_ranks
+import on_ranks_chip
 import on_ranks_gpu
 import on_ranks_torch
 import pytest
@@ -44,3 +45,7 @@ def test_streams_and_graphs():
 
 def test_compiled():
     ranks.run(2, on_ranks_torch.compiled, "nccl", kernels=True)
+
+
+def test_on_chip():
+    ranks.run(2, on_ranks_gpu.several, "nccl", works=[(work, {}) for work in on_ranks_chip.ALL])

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
+from inspect import getattr_static
 from typing import NamedTuple
 
 import torch
 from torch.autograd import forward_ad
 
 TENSORS = (torch.Tensor, torch.nn.Parameter)  # all other types are subclasses that want to see operators
-_BATCHED = torch._C._dispatch_key_parse("Batched")
 
 
 class Ways(NamedTuple):
@@ -53,7 +53,18 @@ class Ways(NamedTuple):
 
 
 def recorder(function: type[torch.autograd.Function]) -> Callable:
-    """The `apply` of an autograd function, less the test for functorch, which has been made before."""
+    """The `apply` of an autograd function, less the test for functorch, which has been made before.
+
+    And less a microsecond in what torch does around it, which works as well without: a node calls `backward` at once,
+    not to ask first whether it goes by another name; what torch asks a class for by C strings, which no cache of
+    attributes knows, it finds in the class itself, not in the last of its bases.
+    """
+    node = getattr(function, "_backward_cls", None)
+    if node is not None:
+        node.apply = function.backward
+    for name in ("setup_context", "clear_saved_tensors_on_access", "boxed_grads_call"):
+        if hasattr(function, name):
+            setattr(function, name, getattr_static(function, name))
     return super(torch.autograd.Function, function).apply
 
 
@@ -101,7 +112,7 @@ def recorded(*tensors: torch.Tensor | None) -> bool:
 def batched(*tensors: torch.Tensor | None) -> bool:
     """Whether one of these stands for several, as upstream gradients with `is_grads_batched` of torch.autograd.grad: an
     older vmap than functorch's, for torch's operations alone."""
-    return any([t is not None and torch._C._dispatch_keys(t).has(_BATCHED) for t in tensors])
+    return any([t is not None and torch._C._functorch.is_legacy_batchedtensor(t) for t in tensors])
 
 
 def jvp_rule(jvp: Callable) -> Callable:

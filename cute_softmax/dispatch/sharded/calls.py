@@ -17,7 +17,7 @@ from ..common.formulas import wide
 from ..common.operators import Function, operator_of, ways_of
 from ..common.state import Ways, transformed
 from ..heads import loss as of_losses
-from . import formulas, kernels
+from . import formulas, kernels, on_chip
 from .states import Shared, exchanged
 from .ways import Facts, Way, way_of
 
@@ -51,15 +51,26 @@ class _Once(_Shared):
 
 def way(function: str, input: Tensor, asked: Shared) -> Way:
     """The way of a call on a slice, the reduced dimension its last."""
-    ranks = asked.ranks
-    equal = asked.size == ranks * input.shape[-1]
-    columns = asked.size // ranks
+    ranks, columns = asked.ranks, input.shape[-1]
+    shortest = max(min(asked.size - (ranks - 1) * columns, columns), 0) if asked.alike else 0
     kernels_take = served(input, torch.float32 if function in ("numbers", "loss") else asked.dtype)
     rows = input.shape[:-1].numel()
-    facts = Facts(
-        function, ranks, rows, columns, equal, input.dtype, input.device, asked.block > 0, kernels_take
+    on = input.dtype, input.device
+    return way_of(
+        Facts(function, ranks, rows, asked.size // ranks, shortest, *on, asked.block > 0, kernels_take)
     )
-    return way_of(facts)
+
+
+def _exchange(
+    math: str, how: Way, tensors: tuple[Tensor, ...], dtype: torch.dtype, asked: Shared
+) -> on_chip.Exchange | None:
+    """How slices stay on chip while states are exchanged, if that is the way and can be. tensors: what is read, each as
+    long as the slices are."""
+    if not how.on_chip:
+        return None
+    dtypes = [t.dtype for t in tensors] + [dtype]
+    shape = tensors[0].shape[:-1].numel(), tensors[0].shape[-1]
+    return on_chip.exchange_of(math, dtypes, shape, asked, tensors[0].get_device())
 
 
 def _merged(input: Tensor, index: Tensor | None, asked: Shared, way: Way) -> tuple[Tensor, dict[str, Tensor]]:
@@ -204,8 +215,8 @@ class Softmax(_Shared):
 
     @staticmethod
     def forward(input, asked):
-        how = way("softmax", input, asked)
         math = "log_softmax" if asked.log else "softmax"
+        how = way(math, input, asked)
         result = torch.empty_like(input, dtype=asked.dtype)
         cut, to = input[..., : asked.width], result[..., : asked.width]
 
@@ -217,7 +228,11 @@ class Softmax(_Shared):
             whole, _ = (kernels if how.kernels else formulas).merged(every, None, asked)
             _finish(math, [_rows(cut, piece)], _rows(to, piece), whole, asked, how)
 
-        if input.shape[:-1].numel():
+        if not input.shape[:-1].numel():
+            pass
+        elif exchange := _exchange(math, how, (input,), asked.dtype, asked):
+            on_chip.softmax(cut, to, asked, exchange)
+        else:
             exchanged(_pieces(cut, how), send, receive, asked.group)
         result[..., asked.width :].fill_(-torch.inf if asked.log else 0.0)
         return result
@@ -240,8 +255,8 @@ class SliceGradient(_Once):
 
     @staticmethod
     def forward(grad, result, asked):
-        how = way("softmax", result, asked)
         math = "log_softmax_backward" if asked.log else "softmax_backward"
+        how = way(math.removesuffix("_backward"), result, asked)
         d = torch.empty_like(result, dtype=asked.dtype)
         dy, y, to = (t[..., : asked.width] for t in (grad, result, d))
         dy = kernels.laid_like(dy, y) if how.kernels and dy.numel() else dy
@@ -256,7 +271,11 @@ class SliceGradient(_Once):
                 math, [_rows(dy, piece), _rows(y, piece)], _rows(to, piece), total.unsqueeze(0), asked, how
             )
 
-        if result.shape[:-1].numel():
+        if not result.shape[:-1].numel():
+            pass
+        elif exchange := _exchange(math, how, (grad, result), asked.dtype, asked):
+            on_chip.gradient(dy, y, to, asked, exchange)
+        else:
             exchanged(_pieces(y, how), send, receive, asked.group)
         d[..., asked.width :].zero_()
         return d
@@ -284,8 +303,8 @@ def _finish(math: str, tensors: list[Tensor], to: Tensor, whole: Tensor, asked: 
 # -- Calls -------------------------------------------------------------------------------------------------------------
 
 _ASKED = (
-    "str group, SymInt start, SymInt width, SymInt size, SymInt block, SymInt blocks, float scale, ScalarType dtype, "
-    "bool log, str results, str reduction, SymInt ignore, float smoothing, float squares"
+    "str group, SymInt start, SymInt width, SymInt size, bool alike, SymInt block, SymInt blocks, float scale, "
+    "ScalarType dtype, bool log, str results, str reduction, SymInt ignore, float smoothing, float squares"
 )
 
 

@@ -7,9 +7,10 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
+from ...plan.hardware import Device
 from ...runtime.invariance import block_size, in_force
 from ..heads.calls import check_integers
-from . import calls
+from . import calls, on_chip
 from .placements import of_dtensor, sharded_over
 from .states import Shared, slice_of
 
@@ -17,11 +18,13 @@ Tensor = torch.Tensor
 
 
 class Shard(NamedTuple):
-    """What a caller says of the slice: the group, the index of its first element in the row, and the row's length."""
+    """What a caller says of the slice: the group, the index of its first element in the row, and the row's length; of a
+    DTensor's, whether all are equally long."""
 
     group: dist.ProcessGroup | None = None
     start: int | None = None
     size: int | None = None
+    alike: bool = False
 
 
 def is_shared(input: Tensor, dims: tuple[int, ...], shard: Shard) -> bool:
@@ -98,6 +101,21 @@ def softmax(
     return calls.softmax(rows, part.asks(scale=scale, dtype=dtype, log=log)).movedim(-1, dim)
 
 
+def explained(
+    input: Tensor,
+    dims: tuple[int, ...],
+    dtype: torch.dtype,
+    group: dist.ProcessGroup | int,
+    device: Device,
+    log: bool = False,
+    scale: float = 1.0,
+) -> str:
+    """How a softmax of rows that ranks share runs, in words. group: the ranks, or how many; input: a slice, or a tensor
+    that describes it, equally long on all of them."""
+    dim = _check(input, dims)
+    return on_chip.explained(input.movedim(dim, -1), dtype, group, device, log, scale)
+
+
 def check_rows(index: object, input: Tensor) -> None:
     """Raise TypeError or ValueError for an index that has not one element for each row that ranks share."""
     check_integers(index)
@@ -134,4 +152,4 @@ def _rows(input: Tensor, dim: int, shard: Shard) -> tuple[Tensor, Shared]:
             raise ValueError(
                 "batch-invariant calls on rows that ranks share need batch_invariant(block_size=...)"
             )
-    return input.movedim(dim, -1), slice_of(input.shape[dim], shard.group, shard.start, shard.size, block)
+    return input.movedim(dim, -1), slice_of(input.shape[dim], *shard, block)

@@ -146,8 +146,8 @@ def finished(
     if not output.numel():
         return
     upstream = dict(upstream or {})
-    full = [_matrix(t) for t in (*tensors, output)]
-    if any(t is None or (t.shape[-1] > 1 and t.stride(-1) != 1) for t in full):
+    full = [matrix(t) for t in (*tensors, output)]
+    if any(t is None for t in full):
         rows = output.shape[:-1]
         given = {name: t.view(rows) if t.dim() else t.expand(rows) for name, t in upstream.items()}
         given = given if math == "gradient" else None
@@ -184,12 +184,14 @@ def laid_like(grad: Tensor, output: Tensor) -> Tensor:
     return grad
 
 
-def _matrix(tensor: Tensor) -> Tensor | None:
-    """The rows of a tensor as a matrix over the same memory; None where they are not equally far apart."""
+def matrix(tensor: Tensor) -> Tensor | None:
+    """The rows of a tensor as a matrix over the same memory; None where they are not equally far apart, or their
+    elements do not lie side by side."""
     try:
-        return tensor.view(-1, tensor.shape[-1])
+        rows = tensor.view(-1, tensor.shape[-1])
     except RuntimeError:
         return None
+    return rows if rows.shape[1] == 1 or rows.stride(1) == 1 else None
 
 
 def _launch(tensors: tuple[Tensor, ...], plan_of: Callable, *arguments: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -108,8 +109,8 @@ def of_dtensor(input: DTensor, index: Tensor | None, dim: int, call: Callable, r
     """A call on the local tensors of a DTensor, its results as DTensors: numbers of rows are replicated where the row
     was sharded, matrices (not `rows`) lie as the input does.
 
-    call: takes the local tensors, the name of the group of ranks that share a row, the slice's start and the row's
-        length.
+    call: takes the local tensors, the name of the group of ranks that share a row, the slice's start, the row's length
+        and whether all slices are equally long.
     Raises ValueError for placements that are no plain shards or replicas.
     """
     from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -142,7 +143,8 @@ def of_dtensor(input: DTensor, index: Tensor | None, dim: int, call: Callable, r
             local, mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride
         )
 
-    found = call(input.to_local(), index, group, start, size)
+    alike = size % math.prod([mesh.size(i) for i in over]) == 0
+    found = call(input.to_local(), index, group, start, size, alike)
     return tuple(map(whole, found)) if isinstance(found, tuple) else whole(found)
 
 

@@ -29,6 +29,7 @@ class Shared:
 
     group: the name of the ranks' ProcessGroup. start: the index of the slice's first element in the row; width: how
         many elements of the row it has (those behind them are padding); size: of the whole row, 0 if it is not known.
+    alike: whether all slices are equally long, rank after rank, but for what of the last ones is padding.
     block: elements of the blocks that rows are reduced by, on whose multiples slices begin; 0 where a slice is one
         block. blocks: of a whole row.
     scale: of the scores. dtype: of the results. log: whether it is the logarithm of a softmax.
@@ -40,6 +41,7 @@ class Shared:
     start: int
     width: int
     size: int = 0
+    alike: bool = False
     block: int = 0
     blocks: int = 1
     scale: float = 1.0
@@ -113,10 +115,15 @@ def group_of(name: str) -> dist.ProcessGroup:
 
 
 def slice_of(
-    columns: int, group: object, start: int | None, size: int | None, block: int | None = None
+    columns: int,
+    group: object,
+    start: int | None,
+    size: int | None,
+    alike: bool = False,
+    block: int | None = None,
 ) -> Shared:
     """The part of a rank with so many columns, some of which may lie behind the row's end. group: a ProcessGroup, or
-    the name of one where start and size are given; block: see `Shared`.
+    the name of one where start and size are given; alike, block: see `Shared`.
 
     Raises TypeError for what is no ProcessGroup, ValueError for a rank outside it, for a start or size below 0, and for
     slices that are not cut at multiples of a block.
@@ -136,7 +143,7 @@ def slice_of(
     width = columns if size is None else min(max(size - start, 0), columns)
     # Where a slice begins as if all were equally long, another rank's may not.
     whole = (ranks * columns if given is None else 0) if size is None else size
-    part = Shared(name, start, width, whole)
+    part = Shared(name, start, width, whole, alike or given is None)
     if block is None:
         return part
     if given is not None and size is None:

@@ -17,16 +17,16 @@ class Facts(NamedTuple):
     """What all ranks know alike of a call.
 
     function: "numbers", "loss", "softmax" or "log_softmax". ranks: how many share the rows; rows: how many there are;
-    columns: elements of a slice, on an average where they are unequal, 0 where no rank knows that; equal: whether all
-    slices are equally long. invariant: whether rows are reduced by blocks of a given size. kernels: whether our kernels
-    take the dtypes on the device.
+    columns: elements of a slice, on an average where they are unequal, 0 where no rank knows that; shortest: of the
+    shortest slice, 0 where no rank knows that. invariant: whether rows are reduced by blocks of a given size. kernels:
+    whether our kernels take the dtypes on the device.
     """
 
     function: str
     ranks: int
     rows: int
     columns: int
-    equal: bool
+    shortest: int
     dtype: torch.dtype
     device: torch.device
     invariant: bool
@@ -36,11 +36,13 @@ class Facts(NamedTuple):
 class Way(NamedTuple):
     """How a call is served.
 
-    kernels: by our kernels, or by torch's operations. pieces: of the rows, each with a collective of its own.
+    kernels: by our kernels, or by torch's operations. pieces: of the rows, each with a collective of its own. on_chip:
+    instead of a collective between two reads, if the ranks reach each other's memory.
     """
 
     kernels: bool
     pieces: int = 1
+    on_chip: bool = False
 
 
 def way_of(facts: Facts) -> Way:

@@ -134,7 +134,7 @@ class Softmax(RowMath):
 
     def partial(self, stage: int, values: list, carry: list, width: int) -> tuple:
         (x,) = values
-        if self.recurs or (self.online and (x.slots or not self.keep)):
+        if self.recurs or (self.online and (x.slots or not (self.keep or x.waited))):
             return self.by_parts(x, width)
         if stage == 0:
             (seen,) = MAX.lanes((x.maximum(),), width)
@@ -211,7 +211,10 @@ class Softmax(RowMath):
     def result(self, elements: tuple, state: tuple) -> Float32:
         row_max, total = state
         exponential = self.exp.exponential(elements[0], online.reference(row_max))
-        return next(self.quotients(iter([exponential]), total, cute.arch.rcp_approx(total)))
+        # Alone: what `inverse` takes of registers beside the total, panels do not have.
+        if self.precise:
+            return online.quotient(exponential, total)
+        return exponential * cute.arch.rcp_approx(total)
 
     def finish(self, values: list, kept: list, state: tuple, alpha: Float32 | None = None) -> list:
         """alpha: a factor on the results."""
@@ -220,21 +223,33 @@ class Softmax(RowMath):
     def results(
         self, x: Fragment, kept: list, row_max: Float32, total: Float32, alpha: Float32 | None
     ) -> Iterator[Float32]:
-        inverse = cute.arch.rcp_approx(total)  # total >= 1, or 0 where all is -inf, or NaN
+        inverse, rest = self.inverse(total)
         if alpha is not None and not self.precise:
             inverse, alpha = inverse * alpha, None
         for seen, again in kept or [
             (row_max, functools.partial(self.exponentials, x, online.reference(row_max)))
         ]:
-            exponentials, scaled = again(), inverse
+            scaled = inverse, rest
             if seen is not row_max:
                 # These refer to the maximum of a part of the row.
                 correction = online.rescale(Float32(1.0), seen, row_max, self.exp)
-                if self.precise:
-                    exponentials = (p * correction for p in exponentials)
-                else:
-                    scaled = inverse * correction
-            yield from self.quotients(exponentials, total, scaled, alpha)
+                scaled = self.product(inverse, rest, correction)
+            yield from self.quotients(again(), scaled, alpha)
+
+    def inverse(self, total: Float32) -> tuple[Float32, Float32 | None]:
+        """1 / total, rounded, and of precise results what that lacks. total: at least 1, or 0 where all is -inf, or
+        NaN."""
+        inverse = cute.arch.rcp_approx(total)
+        return inverse, cute.math.fma(-total, inverse, Float32(1.0)) * inverse if self.precise else None
+
+    def product(
+        self, inverse: Float32, rest: Float32 | None, factor: Float32
+    ) -> tuple[Float32, Float32 | None]:
+        """An `inverse` times a factor."""
+        if rest is None:
+            return inverse * factor, None
+        product = online.rounded_product(inverse, factor)
+        return product, cute.math.fma(rest, factor, cute.math.fma(inverse, factor, -product))
 
     def with_logs(
         self, x: Fragment, state: tuple, alpha: Float32, down: Float32, entropy: Float32
@@ -243,20 +258,25 @@ class Softmax(RowMath):
         row_max, total = state
         ref = online.reference(row_max)
         at_most = cute.math.fma(down, entropy - self.exp.norm(total, ref), alpha)
-        inverse, slope = cute.arch.rcp_approx(total), down * Float32(self.exp.unit)
+        inverse, slope = self.inverse(total), down * Float32(self.exp.unit)
         for v in x:
             exponential, log = self.exp.power(v, ref)
-            for y in self.quotients(iter([exponential]), total, inverse):
+            for y in self.quotients(iter([exponential]), inverse):
                 yield y * cute.math.fma(slope, log, at_most)
 
     def quotients(
-        self, exponentials: Iterator[Float32], total: Float32, inverse: Float32, alpha: Float32 | None = None
+        self,
+        exponentials: Iterable[Float32],
+        inverse: tuple[Float32, Float32 | None],
+        alpha: Float32 | None = None,
     ) -> Iterator[Float32]:
+        """inverse: see the method. What is rounded of a precise result is the quotient itself, and nothing before."""
+        inverse, rest = inverse
         for exponential in exponentials:
-            quotient = exponential * inverse
-            if self.precise:
-                # One step of long division: the rounding of the quotient itself is what remains.
-                quotient = cute.math.fma(cute.math.fma(-total, quotient, exponential), inverse, quotient)
+            if rest is None:
+                quotient = exponential * inverse
+            else:
+                quotient = cute.math.fma(exponential, inverse, exponential * rest)
             yield quotient if alpha is None else quotient * alpha
 
 
@@ -291,7 +311,9 @@ class LogSumExp(Softmax):
 
     def partial(self, stage: int, values: list, carry: list, width: int) -> tuple:
         (x,) = values
-        if self.recurs or x.staging != "direct":  # work on what is there while the rest is on its way
+        if self.recurs or not (
+            x.staging == "direct" or x.waited
+        ):  # work on what is there while the rest is on its way
             return self.by_parts(x, width)
         # The maximum of all lanes first: their sums then refer to the same number and need no correction.
         (seen,) = MAX.lanes((x.maximum(),), width)

@@ -58,7 +58,7 @@ class Scores:
 
     def __init__(self, prologue, inputs: dict[str, Fragment], given: Given, keep: bool):
         self.prologue, self.inputs, self.given = prologue, inputs, given
-        self.staging, self.slots = inputs["x"].staging, inputs["x"].slots
+        self.staging, self.slots, self.waited = inputs["x"].staging, inputs["x"].slots, inputs["x"].waited
         self.kept = {} if keep and not self.slots else None
         # Padding that is capped, or scaled and nothing else, is finite.
         alone = prologue.scale and not (prologue.bias or prologue.mask)
@@ -155,7 +155,7 @@ class Packed:
         """The scores, over |scale|."""
         vectors = [lambda k=k: self.vector(k) for k in range(len(self.x.vectors))]
         scalars = [self.scalar(e, held) for e, held in enumerate(self.given.exist[len(vectors) :])]
-        return Fragment(vectors, scalars, self.x.fresh, self.x.staging, self.x.slots)
+        return Fragment(vectors, scalars, self.x.fresh, self.x.staging, self.x.slots, self.x.waited)
 
     def vector(self, k: int) -> cute.Tensor:
         vector = self.x.vectors[k]()
