@@ -25,10 +25,11 @@ from layouts.arguments import Parser
 
 from . import results, timing
 from .cases import Case, parse_shape
-from .sharded_calls import OPS, Slices, kernels_of, share_of
+from .sharded_calls import OPS, Slices, all_gather, kernels_of, share_of
+from .sharded_judge import ON_CHIP, PIECES, SUITE, judge
 
 Tensor = torch.Tensor
-SUITE = "sharded"
+BY_WAYS = ("softmax", "log_softmax", "softmax_backward")  # which can be served in several
 SHAPES = ((4096, 151936), (8192, 128256), (64, 128256))
 RANKS = (2, 4, 8, 16, 32, 64)  # that the model of costs speaks of
 GATHERED = tuple(1 << n for n in range(8, 25, 2))  # bytes a rank
@@ -141,31 +142,39 @@ class Run:
         method = str(extra.pop("method", "events-cold"))
         self.rows.append(results.make_row(SUITE, case, provider, method, **figures, **extra))
 
-    def refuse(self, op: str, shape, provider: str, error: str) -> None:
-        case = Case(op, tuple(shape))
+    def agreed(self, attempt: Callable[[], str]) -> str:
+        """What is wrong with a call on any rank; empty if it is right on all."""
+        try:
+            wrong = attempt()
+        except Exception as error:
+            wrong = results.describe(error)
+        said: list[str] = [""] * self.ranks.count
+        dist.all_gather_object(said, wrong)
+        return next(filter(None, said), "")
+
+    def refuse(self, op: str, shape, provider: str, error: str, mode: str = "") -> None:
+        case = Case(op, tuple(shape), mode=mode)
         self.rows.append(results.make_row(SUITE, case, provider, "events-cold", error=error))
 
     def op(self, name: str, slices: Slices) -> None:
         """Every provider of an operation: checked, its memory, its time."""
         op, shape, ready, peaks = OPS[name], slices.shape, {}, {}
         for provider, make in op.providers.items():
-            try:
-                call = make(slices)
-                wrong = slices.check(name, call()) if op.check and provider not in op.unchecked else ""
+
+            def once(provider=provider, make=make) -> str:
+                ready[provider] = call = make(slices)
+                wrong = slices.check(name, call()) if provider not in op.unchecked else ""
                 torch.cuda.synchronize()
                 torch.cuda.reset_peak_memory_stats()
                 before = torch.cuda.memory_allocated()
                 call()
                 torch.cuda.synchronize()
                 peaks[provider] = torch.cuda.max_memory_allocated() - before
-            except Exception as error:
-                wrong = results.describe(error)
-            said: list[str] = [""] * self.ranks.count
-            dist.all_gather_object(said, wrong)
-            if any(said):
-                self.refuse(name, shape, provider, next(filter(None, said)))
-            else:
-                ready[provider] = call
+                return wrong
+
+            if wrong := self.agreed(once):
+                self.refuse(name, shape, provider, wrong)
+                ready.pop(provider, None)
         mode = op.mode
         for provider, us in measured(ready, self.ranks).items():
             traffic = op.streams * slices.bytes if provider != "all-gather" else 0
@@ -181,9 +190,7 @@ class Run:
         for size in GATHERED:
             mine = torch.zeros(size // 4, device=self.ranks.device)
             every = torch.empty((self.ranks.count, size // 4), device=self.ranks.device)
-            calls[str(size)] = lambda mine=mine, every=every: dist.all_gather_into_tensor(
-                every.flatten(), mine
-            )
+            calls[str(size)] = lambda mine=mine, every=every: all_gather(every.flatten(), mine)
         for size, us in measured(calls, self.ranks).items():
             self.add("all_gather", (self.ranks.count, int(size)), "all-gather", us)
 
@@ -204,39 +211,48 @@ class Run:
             op, count = what.split()
             self.add(op, (rows, columns), "local", us, mode=f"{count} ranks")
 
-    def pieces(self, slices: Slices) -> None:
-        """A softmax with its rows in one piece and in two."""
-        from cute_softmax.dispatch.sharded import ways
+    def ways(self, name: str, slices: Slices) -> None:
+        """An operation by each of its ways: two reads around one all-gather, or around two of half the rows each, and
+        slices that stay on chip."""
+        from cute_softmax.dispatch.sharded import calls
+        from cute_softmax.dispatch.sharded.ways import Way
 
-        usual = ways.PIECES_FROM
-        call = OPS["softmax"].providers["cute_softmax"](slices)
+        usual, call = calls.way_of, OPS[name].providers["cute_softmax"](slices)
 
-        def with_bound(bound: int) -> Callable[[], object]:
-            def run():
-                ways.PIECES_FROM = bound
+        def by(way: Way) -> Callable[[], object]:
+            def run() -> object:
+                calls.way_of = lambda facts: way
                 try:
                     return call()
                 finally:
-                    ways.PIECES_FROM = usual
+                    calls.way_of = usual
 
             return run
 
-        calls = {"1 piece": with_bound(1 << 62), "2 pieces": with_bound(0)}
-        for mode, us in measured(calls, self.ranks).items():
-            self.add("softmax", slices.shape, "cute_softmax", us, 2 * slices.bytes, mode=mode)
+        every = {mode: Way(True, 1 + i) for i, mode in enumerate(PIECES)} | {ON_CHIP: Way(True, on_chip=True)}
+        ready = {}
+        for mode, way in every.items():
+            wrong = self.agreed(lambda way=way: slices.check(name, by(way)()))
+            if wrong:
+                self.refuse(name, slices.shape, "cute_softmax", wrong, mode)
+            else:
+                ready[mode] = by(way)
+        for mode, us in measured(ready, self.ranks).items():
+            self.add(name, slices.shape, "cute_softmax", us, OPS[name].streams * slices.bytes, mode=mode)
 
 
 def work(ranks: Ranks, shapes: Sequence[tuple[int, int]]) -> list[results.Row]:
     """All that is measured, as far as time allows."""
     run = Run(ranks)
-    for n, shape in enumerate(shapes):
+    for shape in shapes:
         slices = Slices(shape, ranks)
         for name in OPS:
             if ranks.over():
                 return run.rows
             run.op(name, slices)
-        if not n and not ranks.over():
-            run.pieces(slices)
+        for name in BY_WAYS if slices.bytes >= SMALL else ():
+            if not ranks.over():
+                run.ways(name, slices)
         del slices
         torch.cuda.empty_cache()
     if not ranks.over():
@@ -272,8 +288,6 @@ def _ranked(argv: list[str], meeting: str = "env://") -> None:
 
 def _show(found: results.Results) -> None:
     """A line for each figure, and what is required of them."""
-    from .sharded_judge import judge
-
     for row in found.rows:
         where = " x ".join(map(str, row["shape"]))
         figure = row.get("error") or f"{row['us']:10.1f} us"
@@ -301,7 +315,8 @@ def main(argv: Sequence[str]) -> int:
         return 0
     count = torch.cuda.device_count()
     if count < 2:
-        print("rows are shared by two GPUs at least; here are " + str(count), file=sys.stderr)
+        there = "there is one here" if count else "there is none here"
+        print(f"each rank needs an NVIDIA GPU, and rows are shared by two at least; {there}", file=sys.stderr)
         return 2
     from cute_softmax.runtime.precompile import precompile
 

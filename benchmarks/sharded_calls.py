@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from .sharded import Ranks
 
 Tensor = torch.Tensor
+# Its name from torch 2.13 on, where the other is deprecated.
+all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 DTYPE = torch.bfloat16
 CHUNK = 512  # rows that are worked on in float64 at a time
 SEEN = 32  # rows of matrices that are compared
@@ -142,7 +144,6 @@ class Op:
     mode: str = ""
     unchecked: tuple[str, ...] = ("local", "all-gather", "copy")
     graphed: dict[str, Callable[[Slices], Callable[[int], object]]] = field(default_factory=dict)
-    check: bool = True
 
 
 def _of(function: Callable[[Slices, Tensor], object]) -> Make:
@@ -176,7 +177,7 @@ def _gather(numbers: int, times: int = 1) -> Make:
 
         def call() -> Tensor:
             for _ in range(times):
-                dist.all_gather_into_tensor(every, mine)
+                all_gather(every, mine)
             return every
 
         return call

@@ -14,6 +14,8 @@ MERGED_US = 10.0  # beyond the slice's own time and an all-gather
 # and a write where a copy has one of each.
 OVER_LOCAL = {"softmax": 1.55, "log_softmax": 1.55}
 OVER_COPY = 1.6
+PIECES, ON_CHIP, OVER_LOCAL_ON_CHIP = ("1 piece", "2 pieces"), "on chip", 1.25
+WAYS = (*PIECES, ON_CHIP)  # of one operation, as modes
 # What NCCL's tuning takes for a hop between GPUs of a host, and for one between hosts (its protocol for small messages,
 # src/graph/tuning.cc): beyond two GPUs nothing was measured.
 HOP_US, NETWORK_HOP_US, GPUS_A_HOST = 0.6, 2.7, 8
@@ -54,6 +56,13 @@ def judge(found: Results) -> Iterator[Verdict]:
     cells = dict.fromkeys((op, shape, mode, method) for op, shape, mode, method, _ in us)
     graphed = {(op, shape) for op, shape, _, method in cells if method.startswith("graph")}
     for op, shape, mode, method in cells:
+        if op in OVER_LOCAL and mode == ON_CHIP:
+            ours, local = (
+                us.get((op, shape, m, method, p)) for m, p in ((mode, "cute_softmax"), ("", "local"))
+            )
+            bound = None if local is None else OVER_LOCAL_ON_CHIP * local
+            name = f"{op} on chip, {' x '.join(map(str, shape))} ({method})"
+            yield Verdict(f"{name} over {OVER_LOCAL_ON_CHIP} of the slice's own", ours, bound)
         if (op, shape, mode, method, "all-gather") not in us or op == "all_gather":
             continue
         if (op, shape) in graphed and not method.startswith("graph"):
@@ -61,6 +70,9 @@ def judge(found: Results) -> Iterator[Verdict]:
         ours, local, gather, copy = (
             us.get((op, shape, mode, method, p)) for p in ("cute_softmax", "local", "all-gather", "copy")
         )
+        if op in OVER_LOCAL:  # by a collective, whichever way is usual
+            by_pieces = [us.get((op, shape, pieces, method, "cute_softmax")) for pieces in PIECES]
+            ours = min(filter(None, by_pieces), default=ours)
         name = f"{op}, {' x '.join(map(str, shape))} ({method})"
         if op == "cross_entropy":
             bound = None if copy is None else OVER_COPY * copy + gather

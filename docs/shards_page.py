@@ -7,7 +7,7 @@ from performance_page import RESULTS
 
 from benchmarks import report, results
 from benchmarks.results import Row
-from benchmarks.sharded_judge import GPUS_A_HOST, HOP_US, NETWORK_HOP_US, SUITE, fitted, judge, model
+from benchmarks.sharded_judge import GPUS_A_HOST, HOP_US, NETWORK_HOP_US, SUITE, WAYS, fitted, judge, model
 
 NOTHING = (
     "No figures are committed yet: `python -m benchmarks sharded --save` makes them on two GPUs or more."
@@ -27,16 +27,13 @@ def _found() -> results.Results | None:
 
 
 def _of(rows: list[Row]) -> dict[tuple, dict[str, Row]]:
-    """By (op, shape): the rows of each provider, by graphs where there are some."""
+    """By (op, shape, way): the rows of each provider, by graphs where there are some."""
     cells: dict[tuple, dict[str, Row]] = {}
     for row in rows:
-        if (
-            row["op"] in ("all_gather", "merge")
-            or "rank" in row.get("mode", "")
-            or "piece" in row.get("mode", "")
-        ):
+        mode = row.get("mode", "")
+        if row["op"] in ("all_gather", "merge") or mode.endswith(" ranks"):
             continue
-        cell = cells.setdefault((row["op"], tuple(row["shape"])), {})
+        cell = cells.setdefault((row["op"], tuple(row["shape"]), mode if mode in WAYS else ""), {})
         if row["provider"] not in cell or row["method"].startswith("graph"):
             cell[row["provider"]] = row
     return cells
@@ -57,8 +54,11 @@ def measured() -> str:
         return f"{row['us']:,.0f}{peak}"
 
     lines = [
-        [f"`{op}`, {' x '.join(map(str, shape))}", *(told(cell.get(name)) for name in PROVIDERS)]
-        for (op, shape), cell in _of(found.rows).items()
+        [
+            ", ".join((f"`{op}`", " x ".join(map(str, shape)), *[way] * bool(way))),
+            *(told(cell.get(name)) for name in PROVIDERS),
+        ]
+        for (op, shape, way), cell in _of(found.rows).items()
     ]
     missed = [f"- {verdict}" for verdict in judge(found) if not verdict.met]
     head = [

@@ -9,7 +9,7 @@ from made_up import HEADER
 
 from benchmarks import requirements, results
 from benchmarks.cases import Case
-from benchmarks.sharded_judge import BOTH, Cost, fitted, model
+from benchmarks.sharded_judge import BOTH, WAYS, Cost, fitted, model
 
 
 def row(op, shape, provider, us, mode="", method="events-cold"):
@@ -44,6 +44,21 @@ def test_what_is_required(op, mode, most):
     assert verdict.met and "graph" in str(verdict)
     (verdict,) = requirements.judge(results.Results(HEADER, others))
     assert not verdict.met and "no figure" in str(verdict)
+
+
+def test_ways_of_a_softmax():
+    """By a collective the best of its two ways counts; on chip has a bound of its own."""
+    others = [
+        row("softmax", SHAPE, p, us)
+        for p, us in (("local", 100.0), ("all-gather", 35.0), ("cute_softmax", 10.0))
+    ]
+    ways = [
+        row("softmax", SHAPE, "cute_softmax", us, way)
+        for way, us in zip(WAYS, (250.0, 190.0, 126.0), strict=True)
+    ]
+    collective, chip = requirements.judge(results.Results(HEADER, [*others, *ways]))
+    assert collective.met and collective.value == 190.0
+    assert not chip.met and chip.bound == 125.0
 
 
 def test_more_ranks():

@@ -295,7 +295,7 @@ def run_python(what: str, *words: str) -> int:
 
 def needs_gpu(words: tuple[str, ...]) -> bool:
     """Whether a command measures."""
-    measuring = {"--suite", "--save", "map", "tune", "bits"}
+    measuring = {"--suite", "--save", "map", "tune", "bits", "sharded"}
     scripts = {"benchmarks.step", "benchmarks.traffic", "docs/layouts/measure_access.py"}
     return "--list" not in words and bool((measuring | scripts) & {*words})
 

@@ -131,27 +131,24 @@ def gradient_of_rows(
     entropies: Tensor,
     of_lse: Tensor | None,
     of_entropy: Tensor | None,
-    empty_rows: bool = False,
 ) -> Tensor:
     """The gradient of the input from those of the logsumexp and the entropy (either may be None) of scores without a
-    softcap, in one new tensor of its dtype and format. empty_rows: that of rows of nothing but -inf is 0, not NaN."""
+    softcap, in one new tensor of its dtype and format."""
     if not input.numel():
         return torch.empty_like(input)
     dims, scale, invariant = rows.dims, rows.scale, rows.invariant
     if of_entropy is None:
-        spec = Spec(dims, input.dtype, factor=scale, zero=empty_rows, invariant=invariant)
+        spec = Spec(dims, input.dtype, factor=scale, invariant=invariant)
         return kernels.forward(input, None, None, None, spec, factors=of_lse.float() * scale)
-    if empty_rows:  # no part of one whose softmax is 0
-        entropies = entropies.masked_fill(entropies == -torch.inf, 0.0)
     rows = replace(rows, beside="entropy")
-    result = gradient_in_one(input, rows, None, of_lse, of_entropy, None, None, entropies, zero=empty_rows)
+    result = gradient_in_one(input, rows, None, of_lse, of_entropy, None, None, entropies)
     if result is not None:
         return result
     result = torch.empty_like(input)
     # scale * p * (of_lse - of_entropy * (log p + entropy)), with log p = x * scale - top - log.
     # In float16 p would run out of exponent where its product with a logarithm does not: lifted meanwhile.
     lift = 2.0**15 if input.dtype is torch.float16 else 1.0
-    spec = Spec(dims, input.dtype, factor=scale, alpha=lift, zero=empty_rows, invariant=invariant)
+    spec = Spec(dims, input.dtype, factor=scale, alpha=lift, invariant=invariant)
     kernels.forward(input, None, None, None, spec, result)
     most = torch.finfo(torch.float32).max
     factor = of_entropy.float() * (-scale / lift)
@@ -229,14 +226,13 @@ def _times(tensor: Tensor, factor: float) -> Tensor:
     return tensor if factor == 1 else -tensor if factor == -1 else tensor * factor
 
 
-def gradient_in_one(input: Tensor, rows: Rows, *of_rows: Tensor | None, zero: bool = False) -> Tensor | None:
+def gradient_in_one(input: Tensor, rows: Rows, *of_rows: Tensor | None) -> Tensor | None:
     """The gradient of the input by one kernel, in one new tensor of its dtype and format; None where there is none.
 
-    of_rows: the tensors that `factors_of` takes, of size 1 in the reduced dimensions. zero: a row of nothing but -inf
-    has 0.
+    of_rows: the tensors that `factors_of` takes, of size 1 in the reduced dimensions.
     """
     parts, groups = factors_of(rows, rows.length(input), *of_rows)
-    prologue, numbers = scaled(rows.scale, rows.softcap, zero=zero, **parts.prologue)
+    prologue, numbers = scaled(rows.scale, rows.softcap, **parts.prologue)
     result = torch.empty_like(input)
     operands = input, *[t.expand(input.shape) for t in groups], result
     try:
