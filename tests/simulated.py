@@ -22,7 +22,7 @@ from cute_softmax.dispatch.matmul import backward, kernels
 from cute_softmax.dispatch.topk import kernels as topk
 from cute_softmax.plan.hardware import H200
 from cute_softmax.plan.problem import ITEM_SIZE, Operand
-from cute_softmax.runtime import launch
+from cute_softmax.runtime import launch, private
 
 INF = math.inf
 _PLANNED = launch._call.__wrapped__
@@ -435,8 +435,8 @@ def install(monkeypatch, launches: Launches | None = None) -> Launches:
     monkeypatch.setattr(largest, "_call", launches.largest)
     monkeypatch.setattr(launch, "device_facts", lambda index, shipped_only=False: H200)
     monkeypatch.setattr(launch, "function_of", lambda kernel: None)
-    for name, value in (("getDevice", -1), ("getCurrentRawStream", 7)):  # of CPU tensors
-        monkeypatch.setattr(torch._C, f"_cuda_{name}", lambda *_, value=value: value, raising=False)
+    for name, value in (("device", -1), ("stream", 7)):  # of CPU tensors
+        monkeypatch.setattr(private, f"current_{name}", lambda *_, value=value: value)
     monkeypatch.setattr(
         forms,
         "empty_strided",

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from torch.autograd import forward_ad
 
 from ..dispatch.common.arguments import (
     DTYPES,
@@ -39,6 +38,7 @@ from ..dispatch.softmax.forms import Form, form_of, record
 from ..plan import PanelPlan, Plan, ShortPlan
 from ..runtime import launch
 from ..runtime.invariance import in_force, inside
+from ..runtime.private import forward_ad
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

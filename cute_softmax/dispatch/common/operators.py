@@ -6,7 +6,8 @@ reduced dimensions as `dims`. Its operator takes the same in the order of a sche
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from ast import literal_eval
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import torch
@@ -57,9 +58,9 @@ def operator_of(
     fake: takes what the function does, and returns new tensors of its results' shapes, strides and dtypes.
     like: which tensor's memory format the first result has; results are contiguous else.
     """
-    arguments = torch._C.parse_schema(name + schema).arguments
-    names, defaults = [FIELDS.get(a.name, a.name) for a in arguments], [a.default_value for a in arguments]
-    places = [i for i, a in enumerate(arguments) if "Tensor" in str(a.type)]
+    types, names, defaults = zip(*_arguments(schema), strict=True)
+    names = [FIELDS.get(n, n) for n in names]
+    places = [i for i, t in enumerate(types) if "Tensor" in t]
     rank = {place: i for i, place in enumerate(places)}
     others = [(i, name) for i, name in enumerate(names) if i not in rank]
 
@@ -104,6 +105,13 @@ def operator_of(
     operator.register_autograd(backward, setup_context=setup_context)
     operator.register_vmap(vmap)
     return by_operator
+
+
+def _arguments(schema: str) -> Iterator[tuple[str, str, object]]:
+    """(type, name, default value or None) of each argument."""
+    for argument in schema[1 : schema.index(") -> ")].split(", "):
+        declared, _, default = argument.partition("=")
+        yield *declared.split(), literal_eval(default or "None")
 
 
 def _laid_out(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

@@ -27,14 +27,14 @@ class Form:
     __slots__ += ("_spec", "_strides", "_types")
 
     def __init__(self, request: Request, options: tuple):
-        self._absent = [t is None for t in request.tensors[2:]]
-        self._matches = guard(*[t for t in request.tensors if t is not None])
+        self._absent = [t is None for t in request.tensors()[2:]]
+        self._matches = guard(*[t for t in request.tensors() if t is not None])
         self._options, self._types = options, [*map(type, options)]
         self._place, self._spec = Place(request.values), request.spec
-        self._records = any(t is not None and t.requires_grad for t in request.leaves)
-        self._shape = request.shape
+        self._records = any(t is not None and t.requires_grad for t in request.leaves())
+        self._shape = request.shape()
         self._strides = torch.empty(self._shape, device="meta").stride()
-        self._offsets = [address & 15 for address in addresses_of(request.read)]
+        self._offsets = [address & 15 for address in addresses_of(request.read())]
         self._calls: dict[bool, launch.Call] = {}  # by whether log-sum-exps are written
 
     def fits(self, *call: object) -> bool:
@@ -53,7 +53,7 @@ class Form:
         """(the result, log-sum-exps or None) of a call of this form, recorded by autograd where it records."""
         request = Request(*tensors, self._spec)
         if request.stats is not None:
-            request = request.constant
+            request = request.constant()
         if self._records and torch.is_grad_enabled():
             return record(*request, self)
         return self.run(request, return_lse)
@@ -62,7 +62,7 @@ class Form:
         """`forward` for tensors of this form."""
         writes_lse = return_lse and request.stats is None
         call, lse = self._calls.get(writes_lse), None
-        addresses = addresses_of(request.read)
+        addresses = addresses_of(request.read())
         if [address & 15 for address in addresses] != self._offsets or not self._place.current():
             return forward(request, return_lse)
         if call is None:
@@ -82,8 +82,8 @@ class Form:
 
 def first(request: Request, return_lse: bool, options: tuple) -> Results:
     """The results of a call that is the first of its form, or has none. options: see `Form`."""
-    if request.on_kernel and unseen(*request.tensors):
+    if request.on_kernel() and unseen(*request.tensors()):
         form = Form(request, options)
         known.remember(request.scores, form)
-        return form(request.tensors, return_lse)
+        return form(request.tensors(), return_lse)
     return serve(request, return_lse)

@@ -138,14 +138,12 @@ def _of_dtensor(input: DTensor, index: Tensor | None, dim: int, call: Callable, 
     was sharded, matrices lie as the input does."""
     from torch.distributed.tensor import DTensor, Replicate
     from torch.distributed.tensor import Shard as Sharded
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     over, mesh = _sharded_over(input, (dim,)), input.device_mesh
     if len(over) > 1:
         raise NotImplementedError("rows that are sharded over several dimensions of a mesh")
     if any(p.is_partial() for p in input.placements):
         raise ValueError(f"input has placements {input.placements}: partial sums must be reduced first")
-    _, offset = compute_local_shape_and_global_offset(input.shape, mesh, input.placements)
     placements = list(input.placements)
     shape = list(input.shape)
     size = shape[dim]
@@ -159,7 +157,9 @@ def _of_dtensor(input: DTensor, index: Tensor | None, dim: int, call: Callable, 
     if isinstance(index, DTensor):
         index = index.redistribute(mesh, placements).to_local()
     stride = torch.empty(shape, device="meta").stride()
-    found = call(input.to_local(), index, Shard(mesh.get_group(over[0]), offset[dim], size))
+    chunk = -(-size // mesh.size(over[0]))  # as torch.chunk cuts it
+    start = min(size, chunk * mesh.get_local_rank(over[0]))
+    found = call(input.to_local(), index, Shard(mesh.get_group(over[0]), start, size))
 
     def whole(local: Tensor | None) -> Tensor | None:
         if local is None:

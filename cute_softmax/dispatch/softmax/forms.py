@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from ...plan import NotPlanned
-from ...runtime import launch
+from ...runtime import launch, private
 from ...runtime.invariance import inside
 from ..common import forms
 from ..common.arguments import DTYPES, served
@@ -289,7 +289,7 @@ def launcher(
 
     # Written out for one input and for two, with what `here` asks: going through lists would cost half a microsecond.
     device, alone, empty = here.device, here.alone, forms.empty_strided
-    stream, current_device = torch._C._cuda_getCurrentRawStream, torch._C._cuda_getDevice
+    stream, current_device = private.current_stream, private.current_device
     if short and len(inputs) == 1:
         rows, columns, warp_rows, ctas, evict_last = call.arguments
 
