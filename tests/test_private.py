@@ -37,6 +37,7 @@ NAMES = {
 REPLACED = {
     "_C._cuda_getDevice", "_C._cuda_getCurrentRawStream", "_C._dynamo.guards._empty_strided_cuda", "_C._dispatch_dump",
     "library._impls", "_C.DispatchKeySet", "_C.DispatchKey",
+    "_native.cutedsl_utils._CUTEDSL_REQUIRED_VERSIONS",
 }  # fmt: skip
 # A reduction, scores, two heads with a gradient of their own, several results, a product.
 SOME = (
