@@ -1,6 +1,6 @@
 """What an installed version of cutlass-dsl switches off beside this package: torch's own operators in the CuTe DSL.
 
-Torch (some versions from 2.12 on) has operators of its own in it, of which it registers none unless the version of
+Recent versions of torch have operators of their own in it, of which they register none unless the version of
 cutlass-dsl is one of a list. The list is private; where torch has none under that name, nothing is known.
 """
 
