@@ -199,7 +199,8 @@ def first_table() -> str:
             rows.append([key.case.label, first, *(words.get(name, "refuses") for name in names)])
     h = measured.header
     versions = ", ".join(report.with_version(name, h) for name in names[2:])
-    source = f"The fastest of each row is marked, the copy apart. {h['gpu']}, {h['date'][:10]}, `{h['command']}`; {versions}."
+    run = f"{h['gpu']}, {h['date'][:10]}, `{h['command']}`; {versions}"
+    source = f"The fastest of each row is marked, the copy apart. {run}."
     return f"{table(['bf16; GB/s, ms', 'the first system, then', *names], rows)}\n\n{source}"
 
 
