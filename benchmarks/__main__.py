@@ -5,6 +5,7 @@ python -m benchmarks --suite rows-forward rows-backward --save
 python -m benchmarks map   [SLICE...]
 python -m benchmarks tune  [JOB...] [--quick]
 python -m benchmarks bits  [--save] [--launches N]
+python -m benchmarks sharded [--save]      on two GPUs or more
 python -m benchmarks table  FILE... [--markdown]
 python -m benchmarks plot  [FILE...]
 python -m benchmarks check [FILE...]
@@ -26,7 +27,7 @@ from . import console, report, results
 from .cases import ITEM_BYTES, LADDER, PROVIDERS, Suite, labels, parse_shape
 from .suites import SUITES
 
-_COMMANDS = ("map", "tune", "bits", "table", "plot", "check")
+_COMMANDS = ("map", "tune", "bits", "sharded", "table", "plot", "check")
 _EVERY = (*PROVIDERS, *LADDER)
 
 
@@ -48,7 +49,7 @@ def run_parser() -> Parser:
     parser = Parser(
         prog="python -m benchmarks",
         description="Measures softmax providers on this machine's GPU. "
-        "Other commands: map, tune, bits, table, plot, check (each with --help).",
+        "Other commands: map, tune, bits, sharded, table, plot, check (each with --help).",
     )
     parser.add_argument("--suite", nargs="+", metavar="NAME", help="suites to run, or all (see --list)")
     parser.add_argument("--dtype", choices=sorted(ITEM_BYTES), default="bf16", help="element type")
@@ -235,10 +236,10 @@ def check(argv: Sequence[str]) -> int:
 def main(argv: Sequence[str]) -> int:
     """The exit status of the command line `argv`."""
     if argv and argv[0] in _COMMANDS:
-        if argv[0] in ("map", "tune", "bits"):  # with all of torch
-            from . import bits, map_run, tune
+        if argv[0] in ("map", "tune", "bits", "sharded"):  # with all of torch
+            from . import bits, map_run, sharded, tune
 
-            return {"map": map_run, "tune": tune, "bits": bits}[argv[0]].main(argv[1:])
+            return {"map": map_run, "tune": tune, "bits": bits, "sharded": sharded}[argv[0]].main(argv[1:])
         command = {"table": table, "plot": plot_files, "check": check}[argv[0]]
         try:
             return command(argv[1:])

@@ -169,6 +169,9 @@ FEW_ROWS = 64
 # Within `batch_invariant`.
 INVARIANT = "batch-invariant"
 NO_GRAD, GRAD, FORWARD_BACKWARD = "no grad", "grad", "forward+backward"
+# Calls of so many shapes one after the other, without a gradient: the case's, and longer rows.
+SHAPES_IN_TURN = 32
+IN_TURN = f"{SHAPES_IN_TURN} shapes in turn"
 COLD_STORE, WARM_STORE, NEW_COLUMNS = "cold store", "warm store", "new N"
 # Modes of topk_softmax and its gradient: how many are chosen, and whether their probabilities are renormalized.
 CHOSEN, RENORMALIZED = "k = ", ", renormalized"

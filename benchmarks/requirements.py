@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from . import sharded_judge
 from .cases import (
     AND_CAUSAL,
     CAUSAL,
@@ -14,6 +15,7 @@ from .cases import (
     GRAD,
     GROUP_BIAS,
     GROUP_MASK,
+    IN_TURN,
     INVARIANT,
     ITEM_BYTES,
     MASK,
@@ -260,6 +262,7 @@ REQUIREMENTS = (
     Requirement("overhead", "vs_torch", must=1.0, mode=NO_GRAD, method="host-clock"),
     Requirement("overhead", "vs_torch", must=1.5, aim=1.35, mode=GRAD, method="host-clock"),
     Requirement("overhead", "vs_torch", must=1.5, aim=1.15, mode=FORWARD_BACKWARD, method="host-clock"),
+    Requirement("overhead", "vs_torch", must=1.2, mode=IN_TURN, method="host-clock"),
     Requirement("first-call", "us", must=1e6, aim=2e5, mode=WARM_STORE, method="fresh-process"),
 )
 
@@ -316,10 +319,12 @@ def _judge_one(requirement: Requirement, results: Results) -> Verdict:
     return Verdict(requirement, value, f"at {label}")
 
 
-def judge(results: Results) -> Iterator[Verdict | MapVerdict]:
+def judge(results: Results) -> Iterator[Verdict | MapVerdict | sharded_judge.Verdict]:
     """A verdict for each requirement on the suite of `results`, one for a slice of the map."""
     if results.suite in SLICES:
         yield judge_map(results)
+    if results.suite == sharded_judge.SUITE:
+        yield from sharded_judge.judge(results)
     for requirement in REQUIREMENTS:
         if requirement.suite == results.suite:
             yield _judge_one(requirement, results)

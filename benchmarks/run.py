@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -9,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,10 +21,12 @@ from .cases import (
     COLD_STORE,
     FORWARD_BACKWARD,
     GRAD,
+    IN_TURN,
     KEPT,
     NEW_COLUMNS,
     NO_GRAD,
     PEAKS,
+    SHAPES_IN_TURN,
     WARM_STORE,
     Case,
     Suite,
@@ -267,6 +270,12 @@ def _host_call(name: str, case: Case, inputs: tuple[Tensor, ...], dy: Tensor) ->
     OPERATIONS["softmax"].check(case, (x.detach(),), y.detach())
     if case.mode == NO_GRAD:
         return lambda: function(x)
+    if case.mode == IN_TURN:
+        longer = [
+            replace(case, shape=(*case.shape[:-1], case.shape[-1] + 8 * i)) for i in range(SHAPES_IN_TURN)
+        ]
+        tensors = itertools.cycle([OPERATIONS["softmax"].inputs(c, x.device)[0] for c in longer])
+        return lambda: function(next(tensors))
     if not y.requires_grad:
         raise WrongResult("wrong result: no gradient")
     (dx,) = torch.autograd.grad(y, x, dy)

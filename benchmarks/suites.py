@@ -17,6 +17,7 @@ from .cases import (
     GRAD,
     GROUP_BIAS,
     GROUP_MASK,
+    IN_TURN,
     INVARIANT,
     LADDER,
     MASK,
@@ -381,7 +382,9 @@ SUITES: dict[str, Suite] = {
         Suite(
             "overhead",
             "host time of an eager call",
-            tuple(Case("softmax", (128, 128), mode=mode) for mode in (NO_GRAD, GRAD, FORWARD_BACKWARD)),
+            tuple(
+                Case("softmax", (128, 128), mode=mode) for mode in (NO_GRAD, GRAD, FORWARD_BACKWARD, IN_TURN)
+            ),
             _EAGER,
             kind="host",
         ),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from cute_softmax.hardware import H200
 from cute_softmax.plan import describe
+from cute_softmax.plan.shards import MergeClass, MergePlan
 from layouts import Layout
 from layouts.figures import Figure
 from layouts.figures.grid import Grid, arrange, beside, draw, headed
@@ -234,12 +235,12 @@ def ranks() -> Figure:
             chosen = rank == 2 and i == 1
             paint = "scalar" if chosen else thread_paint(rank)
             body.cell(x + i * wide / 4, 24, (wide / 4, 26), paint, ("token" if chosen else "x",), Facts())
-        _card(body, (x, 92), (wide, 50), f"rank {rank}", "maximum, log(sum), score of the token")
+        _card(body, (x, 92), (wide, 50), f"rank {rank}", "maximum, sum, score of the token")
         _arrow(body, (x + wide / 2, 50), (x + wide / 2, 92), "read once")
         _arrow(body, (x + wide / 2, 142), (x + wide / 2, 196))
     total = count * (wide + 16) - 16
     body.box(0, 196, total, 40, "barrier", 6)
-    body.words(total / 2, 221, "one all-gather: 8 to 16 bytes a row of each rank", "head", "middle")
+    body.words(total / 2, 221, "one all-gather: 8 to 20 bytes a row of each rank", "head", "middle")
     for rank in range(count):
         x = rank * (wide + 16)
         _arrow(body, (x + wide / 2, 236), (x + wide / 2, 270))
@@ -258,4 +259,44 @@ def ranks() -> Figure:
     )
 
 
-FIGURES = {"machine": machine, "scores": scores, "heads": heads, "ranks": ranks}
+def gathered() -> Figure:
+    """The states of four ranks as a reduction buffer."""
+    count, rows, names = 4, 4, ("maximum", "sum", "score")
+    kernel = MergeClass("state", H200.architecture.name, ("fp32",), chosen=True)
+    states = MergePlan(kernel, rows, count).states
+
+    def stage(number: int) -> Canvas:
+        def cell(row: int, rank: int):
+            place = states((row, (0, rank), number))
+            facts = Facts(
+                coordinate=f"(row {row}, rank {rank}, number {number})",
+                start=place,
+                stop=place + 1,
+                byte=4 * place,
+                note=f"written by rank {rank}, read by the thread of row {row} on every rank",
+            )
+            return thread_paint(rank), (str(place), f"@{4 * place}"), facts
+
+        grid = Grid(
+            rows,
+            count,
+            cell,
+            (74, 38),
+            column_label=lambda r: (f"rank {r}",),
+            column_name="",
+            thick_columns=range(1, count),
+        )
+        return headed(f"number {number}: {names[number]}", draw(grid, *arrange(grid)))
+
+    return finish(
+        beside([stage(number) for number in range(len(names))], 40),
+        "The states of four ranks, gathered",
+        f"{states} float32: rows, (blocks, ranks), numbers of a state. What a rank sends is one stretch of memory, "
+        "written by the kernel that reads its slice.",
+        "The gathered states as a reduction buffer whose peers are ranks: for each number a grid of rows by ranks, "
+        "each slot with its place and byte address.",
+        [Swatch("t0", "0 @0", "element and byte in the gathered states; colour = rank")],
+    )
+
+
+FIGURES = {"machine": machine, "scores": scores, "heads": heads, "ranks": ranks, "gathered": gathered}

@@ -29,6 +29,7 @@ import ladder_page  # noqa: E402
 import names_figure  # noqa: E402
 import performance_page  # noqa: E402
 import reference  # noqa: E402
+import shards_page  # noqa: E402
 from committed import table  # noqa: E402
 
 from cute_softmax import draw, explain  # noqa: E402
@@ -155,6 +156,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "objects": reference.objects,
     **ladder_page.BLOCKS,
     **performance_page.BLOCKS,
+    **shards_page.BLOCKS,
 }
 
 

@@ -40,7 +40,7 @@ FILES = {
     "results of the host": "performance-host.md",
 }
 # Summed up in tables of their own.
-TABLED = ("vocabularies",)
+TABLED = ("vocabularies", "sharded")
 LAST = "results of rows"
 NOTHING = "No results are committed yet."
 SOURCES = (

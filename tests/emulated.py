@@ -38,6 +38,9 @@ class Emulated(simulated.Launches):
     def largest(self, *asked):
         return self.emulated(super().largest(*asked))
 
+    def of_shards(self, *asked):
+        return self.emulated(super().of_shards(*asked))
+
     def around_losses(self, *asked):
         return self.emulated(super().around_losses(*asked))
 

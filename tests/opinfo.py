@@ -51,7 +51,6 @@ from remembered import forget_calls  # noqa: E402
 
 import cute_softmax  # noqa: E402
 from benchmarks import results  # noqa: E402
-from cute_softmax.acceleration import operators  # noqa: E402
 from cute_softmax.runtime import launch  # noqa: E402
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -195,17 +194,13 @@ def _launches() -> Iterator[list]:
 
         return launching
 
-    def forget():
-        forget_calls()
-        operators._launchers.clear()
-
-    forget()
+    forget_calls()
     launch.function_of = counting
     try:
         yield launched
     finally:
         launch.function_of = found
-        forget()
+        forget_calls()
 
 
 class _Way:

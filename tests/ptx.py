@@ -22,6 +22,7 @@ WAIT = 64  # steps that a thread rests that asks whether something has come
 TOGETHER = {"shfl", "redux", "vote", "elect"}  # of all lanes of a warp
 TURN = 24  # steps that some warps run before others
 BLOCK = 16  # bytes
+BARRIERS = 16  # of a CTA
 RANK = 24  # bit from which on an address of shared memory names a CTA of the cluster, counted from 1
 BITS = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
 
@@ -181,6 +182,7 @@ class Grid:
     """One launch.
 
     grid, cluster: CTAs along x and y; shared: bytes of dynamic shared memory of a CTA; seed: of which warps run when.
+    ranks: as many launches at once, of GPUs that see each other's memory; each has its part of the grid along x.
     """
 
     def __init__(
@@ -191,6 +193,7 @@ class Grid:
         cluster: tuple[int, int],
         shared: int,
         seed: int | None = None,
+        ranks: int = 1,
     ):
         self.program, self.memory = program, memory
         self.random = None if seed is None else np.random.default_rng(seed)
@@ -202,15 +205,17 @@ class Grid:
         lanes, x, y = self.thread % threads, self.cta % grid[0], self.cta // grid[0]
         # The first CTA of each one's cluster, and from there the CTA of a rank.
         self.first = self.cta - x % cluster[0] - y % cluster[1] * grid[0]
+        own = grid[0] // ranks
+        self.launch = x // own
         rank = np.arange(cluster[0] * cluster[1])
         self.ranks = rank % cluster[0] + rank // cluster[0] * grid[0]
         self.special = {
             "%tid.x": lanes,
             "%laneid": lanes % WARP,
             "%ntid.x": np.full(T, threads),
-            "%ctaid.x": x,
+            "%ctaid.x": x % own,
             "%ctaid.y": y,
-            "%nctaid.x": np.full(T, grid[0]),
+            "%nctaid.x": np.full(T, own),
             "%cluster_ctarank": x % cluster[0] + y % cluster[1] * cluster[0],
         }
         self.shared = np.full((ctas, shared), 0xA5, np.uint8)  # as if something had been there before
@@ -228,8 +233,8 @@ class Grid:
         self.copies: list[tuple] = []  # (threads, their groups, places, data) on their way
         self.step = 0
 
-    def run(self, parameters: Sequence[int], most: int = 2_000_000) -> None:
-        """Until every thread has returned. parameters: the bits of each as one number."""
+    def run(self, *parameters: Sequence[int], most: int = 2_000_000) -> None:
+        """Until every thread has returned. parameters: of each launch, the bits of each as one number."""
         self.parameters = parameters
         code, labels, chosen = self.program.code, self.program.labels, np.ones(self.warp[-1] + 1, bool)
         while not self.done.all():
@@ -545,8 +550,9 @@ class Grid:
         if "param" in i.parts:
             number, offset = re.search(r"_param_(\d+)(?:\+(\d+))?", i.operands[1]).groups()
             for k, name in enumerate(listed(i.operands[0])):
-                value = self.parameters[int(number)] >> 8 * int(offset or 0) + k * bits & (1 << bits) - 1
-                self.write(name, idx, np.full(len(idx), value, BITS[bits]))
+                shift, mask = 8 * int(offset or 0) + k * bits, (1 << bits) - 1
+                each = [of_launch[int(number)] >> shift & mask for of_launch in self.parameters]
+                self.write(name, idx, np.array(each, BITS[bits])[self.launch[idx]])
             return
         names = listed(i.operands[0])
         space = space_of(i)
@@ -613,7 +619,7 @@ class Grid:
     def _atom(self, i, idx):
         bits, how = (
             width(i.parts[-1]),
-            next(p for p in i.parts if p in ("add", "cas", "exch", "max", "min", "or")),
+            next(p for p in i.parts if p in ("add", "cas", "exch", "max", "min", "or", "inc")),
         )
         space, kind = space_of(i), BITS[bits]
         addresses = self.place(i.operands[1], idx, 32 if space == "shared" else 64)
@@ -626,7 +632,7 @@ class Grid:
             with np.errstate(all="ignore"):
                 new = {
                     "add": old[k] + a, "exch": a, "or": old[k] | a, "max": max(old[k], a), "min": min(old[k], a),
-                    "cas": given[-1][k] if old[k] == a else old[k],
+                    "cas": given[-1][k] if old[k] == a else old[k], "inc": 0 if old[k] >= a else old[k] + 1,
                 }[how]  # fmt: skip
             self.put(space, one, here, np.array([[new]], kind).view(np.uint8))
         self.write(i.operands[0], idx, old)
@@ -687,9 +693,11 @@ class Grid:
         if "warp" in i.parts:
             self.meet(idx, self.warp, "warp", None)
             return
-        number = i.operands[0] if i.operands else "0"
-        count = int(i.operands[1]) if len(i.operands) > 1 else self.program.threads
-        self.meet(idx, self.cta, f"bar{number}", count)
+        operands = i.operands or ("0",)
+        number = np.zeros(self.count, np.int64)
+        number[idx] = self.read(operands[0], idx, 32)
+        count = int(operands[1]) if len(operands) > 1 else self.program.threads
+        self.meet(idx, self.cta * BARRIERS + number, "bar", count)
 
     def meet(self, idx: np.ndarray, place: np.ndarray, what: str, count: int | None) -> None:
         """Block threads until all of their place are here."""

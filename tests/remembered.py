@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cute_softmax.acceleration.operators import OPERATORS
 from cute_softmax.api import softmax
 from cute_softmax.dispatch.common.forms import Forms
 from cute_softmax.dispatch.heads import loss as losses
@@ -21,6 +22,7 @@ def all_forms() -> list[Forms]:
         losses.known,
         products.known,
         choices.known,
+        *(operator.known for operator in OPERATORS),
     ]
 
 

@@ -13,22 +13,26 @@ import struct
 from collections.abc import Sequence
 from types import SimpleNamespace
 
+import shards
 import torch
 from remembered import fresh_forms
 
 from cute_softmax.dispatch.common import arguments, forms
 from cute_softmax.dispatch.heads import largest, loss
 from cute_softmax.dispatch.matmul import backward, kernels
+from cute_softmax.dispatch.sharded import kernels as of_shards
 from cute_softmax.dispatch.topk import kernels as topk
+from cute_softmax.plan import facts_of
 from cute_softmax.plan.hardware import H200
 from cute_softmax.plan.problem import ITEM_SIZE, Operand
-from cute_softmax.runtime import launch, private
+from cute_softmax.runtime import launch, private, record
 
 INF = math.inf
 _PLANNED = launch._call.__wrapped__
 _PRODUCT = kernels._call.__wrapped__
 _AROUND_LOSSES = loss._call.__wrapped__
 _CHOICE = topk._call.__wrapped__
+_SHARDS = of_shards._call.__wrapped__
 _LARGEST = largest._call.__wrapped__
 
 
@@ -77,6 +81,7 @@ class Launches(list):
         )
         outputs = {"entropy": 3, "selective": 3 + prologue.even, "selective_entropy": 4}.get(name, 1)
         outputs = 3 if prologue.target == "loss" else outputs + (prologue.sink and name != "logsumexp")
+        outputs = len(facts_of(name, True, prologue).group_outputs) if prologue.state else outputs
         results = simulated(name, list(tensors[:-outputs]), dims, prologue, list(numbers), query)
         for result, value in zip(tensors[-outputs:], results, strict=True):
             for d in range(result.dim()):  # group outputs
@@ -112,6 +117,20 @@ class Launches(list):
         found = at(numbers, *dense((elements,), "fp32")).double().sum()
         found = found * at(factor, *dense((1,), "fp32")).double() if shared else found
         at(result, *dense((1,), dtype)).copy_(found)
+
+    def of_shards(self, device, plan_of, *arguments):
+        """`dispatch.sharded.kernels._call`, likewise."""
+        found = _SHARDS(device, plan_of, *arguments)
+
+        def launched(stream, *given):
+            self.append(SimpleNamespace(math=found.plan.kernel.math, kernel=found.plan.kernel))
+            addresses = dict(zip(found.plan.kernel.operands, (given[p] for p in found.places), strict=True))
+            (shards.merged if found.plan.kernel.movement == "merge" else shards.finished)(
+                found.plan, addresses, *arguments
+            )
+
+        found.function = launched
+        return found
 
     def product(self, device, shape, depth, operands, spec, lse, stats, instruction):
         """`matmul._call`, likewise."""
@@ -291,6 +310,7 @@ def float_of(bits: int) -> float:
 
 def simulated(name, tensors, dims, prologue, numbers, query):
     """The results in float64, each of full shape."""
+    start = numbers.pop() if prologue.state == "chosen" else 0
     scale = numbers.pop(0) if prologue.scale == "number" else 1.0
     cap = numbers.pop(0) if prologue.softcap else None
     alpha = numbers.pop(0) if prologue.alpha == "number" else 1.0
@@ -326,6 +346,8 @@ def simulated(name, tensors, dims, prologue, numbers, query):
     if name == "softmax_backward":
         dy, y = first.double(), others[0].double()
         dot = (dy * y).sum(dims, keepdim=True)
+        if prologue.state:
+            return [dot.expand(dy.shape)]
         d = (scale * y * (dy - dot * alpha)).masked_fill(nothing, 0)
         return [d if below is None else d.masked_fill(~below, 0), *of_sink(sink, dot)]
     if name == "log_softmax_backward":
@@ -347,6 +369,8 @@ def simulated(name, tensors, dims, prologue, numbers, query):
     if below is not None:
         x = x.masked_fill(~below, -INF)
     assert not others
+    if prologue.state:
+        return shards.state_of(x, dims, chosen, start, name, prologue.even)
     top = x.amax(dims, keepdim=True) if sink is None else torch.maximum(x, sink).amax(dims, keepdim=True)
     e = (x - top.nan_to_num(neginf=0.0, posinf=INF)).exp()
     total = e.sum(dims, keepdim=True)
@@ -433,8 +457,9 @@ def install(monkeypatch, launches: Launches | None = None) -> Launches:
     monkeypatch.setattr(loss, "_call", launches.around_losses)
     monkeypatch.setattr(topk, "_call", launches.choice)
     monkeypatch.setattr(largest, "_call", launches.largest)
+    monkeypatch.setattr(of_shards, "_call", launches.of_shards)
     monkeypatch.setattr(launch, "device_facts", lambda index, shipped_only=False: H200)
-    monkeypatch.setattr(launch, "function_of", lambda kernel: None)
+    monkeypatch.setattr(launch, "function_of", record.note)  # which returns nothing
     for name, value in (("device", -1), ("stream", 7)):  # of CPU tensors
         monkeypatch.setattr(private, f"current_{name}", lambda *_, value=value: value)
     monkeypatch.setattr(

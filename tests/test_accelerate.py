@@ -9,6 +9,7 @@ import weakref
 import pytest
 import torch
 from checking import example
+from remembered import forget_forms
 
 from benchmarks import eager_model
 from cute_softmax import accelerate, accelerated, restore
@@ -42,7 +43,7 @@ def restored():
 
 def forget():
     operators._has_kernels.cache_clear()
-    operators._launchers.clear()
+    forget_forms()
 
 
 @pytest.fixture
@@ -600,3 +601,16 @@ def test_logsumexp_over_more_dimensions_than_torch_takes(kernels):
         torch.logsumexp(x, -1)
     assert str(ours.value) == str(plain.value) and not kernels
     assert not acceleration.report().served
+
+
+def test_a_tally_is_not_changed_by_those_who_read_it():
+    tally = routing._Tally()
+    assert [tally.read(), tally.read()] == [0, 0]
+    threads = [threading.Thread(target=lambda: [tally.add() for _ in range(1000)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [tally.read(), tally.read()] == [4000, 4000]
+    tally.add()
+    assert tally.read() == 4001

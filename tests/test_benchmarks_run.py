@@ -279,7 +279,12 @@ def test_a_host_run_has_every_mode(fake_device):
     rows = run.run_suite(suite, NAMES, run.Options(host_calls=6, host_blocks=3), Quiet())
     results.validate({"header": HEADER, "rows": rows})
     by_mode = results.cells(rows)
-    assert [key.case.mode for key in by_mode] == [cases.NO_GRAD, cases.GRAD, cases.FORWARD_BACKWARD]
+    assert [key.case.mode for key in by_mode] == [
+        cases.NO_GRAD,
+        cases.GRAD,
+        cases.FORWARD_BACKWARD,
+        cases.IN_TURN,
+    ]
     for cell in by_mode.values():
         # Those that have no part in the suite have no row; those that fail have one with their reason.
         assert tuple(cell) == ("cute_softmax", "torch", "liger", "quack")

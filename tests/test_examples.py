@@ -1,13 +1,18 @@
 """The examples, in small: what they compute, through simulated launches and through torch's operations."""
 
 import argparse
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import reinforce
 import sample
+import sharded_reinforce
+import tensor_parallel
 import torch
 import train
 
@@ -17,7 +22,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "examples"
 TRAIN = shlex.split("--steps 6 --batch 2 --length 16 --width 32 --layers 1")
 
 
-@pytest.mark.parametrize("module", [train, sample, reinforce])
+@pytest.mark.parametrize("module", [train, sample, reinforce, tensor_parallel, sharded_reinforce])
 def test_help_and_size(module, capsys):
     with pytest.raises(SystemExit, match="0"):
         module.main(["--help"])
@@ -26,7 +31,8 @@ def test_help_and_size(module, capsys):
 
 
 def test_every_example_is_tested():
-    assert {path.stem for path in FOLDER.glob("*.py")} == {"train", "sample", "reinforce"}
+    alone, together = {"train", "sample", "reinforce"}, {"tensor_parallel", "sharded_reinforce"}
+    assert {path.stem for path in FOLDER.glob("*.py")} == alone | together
 
 
 def test_losses_of_training_agree(launched, capsys, tmp_path):
@@ -114,3 +120,33 @@ def test_the_gradient_of_a_step_is_that_of_a_written_matrix(launched):
     loss = -(advantages[:, None] * (logp - logp.detach()).exp()).mean() - 0.1 * entropy.mean()
     for ours, right in zip(found, torch.autograd.grad(loss, list(policy.parameters())), strict=True):
         assert torch.allclose(ours, right, atol=1e-6)
+
+
+def torchrun(ranks: int, *command: str) -> subprocess.CompletedProcess:
+    """An example as torchrun starts it."""
+    environment = os.environ | {
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(FOLDER.parent),
+    }
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    command = [*start, str(FOLDER / command[0]), *command[1:]]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on GPUs it takes one for each rank")
+def test_a_vocabulary_that_ranks_share_is_learnt_as_by_one():
+    done = torchrun(3, "tensor_parallel.py", "--steps", "12")
+    assert done.returncode == 0, done.stderr
+    first, last = re.search(r"3 ranks: loss (\S+) to (\S+)", done.stdout).groups()
+    assert float(last) < float(first) - 1
+    assert float(re.search(r"differ by (\S+) at most", done.stdout)[1]) < 1e-4
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on GPUs it takes one for each rank")
+def test_a_policy_learns_over_ranks():
+    done = torchrun(2, "sharded_reinforce.py", "--steps", "16")
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()[1:]]
+    rewards, entropies = [float(line[1]) for line in lines], [float(line[2]) for line in lines]
+    assert rewards[-1] > rewards[0] + 0.2 and entropies[-1] < entropies[0]

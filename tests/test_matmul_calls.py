@@ -88,7 +88,7 @@ def test_results(options, shapes, dtype, launches):
         assert [(n.math, n.lse) for n in launches] == [("softmax_matmul", lse) for lse in (False, True)]
     assert count() == 2
     as_they_lie = shapes[0][-1] % 8 == 0 and shapes[1][-1] % 8 == 0
-    found = [bool(form._calls) for alike in forms.known.values() for form in alike]
+    found = [bool(form._launchers) for alike in forms.known.values() for form in alike]
     assert found == [as_they_lie] * 2, "a Call is kept where nothing is copied"
 
 

@@ -16,7 +16,7 @@ FLOORS = (
     {"layouts/figures", "plan"},
     {"layouts/pages", "kernels/common"},
     {"kernels/maths", "draw/checks"},
-    {"kernels", "kernels/panel", "kernels/matmul", "kernels/topk", "draw"},
+    {"kernels", "kernels/panel", "kernels/matmul", "kernels/shards", "kernels/topk", "draw"},
     {"runtime"},
     {"dispatch", "dispatch/common", "ladder"},
     {"dispatch/softmax", "dispatch/topk"},

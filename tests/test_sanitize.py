@@ -11,8 +11,10 @@ import pytest
 
 from cute_softmax.ladder import RUNGS
 from cute_softmax.plan.hardware import H200
+from cute_softmax.plan.shards import MERGES, OF_SLICES
 from cute_softmax.plan.short import short_class
 from cute_softmax.plan.topk_long import PLACES
+from cute_softmax.runtime import launch
 
 sys.path.insert(0, str(Path(__file__).parent / "gpu"))
 
@@ -21,8 +23,11 @@ import sanitize_heads
 import sanitize_ladder
 import sanitize_losses
 import sanitize_matmul
+import sanitize_shards
 import sanitize_short
 import scored_panels
+import simulated
+import torch
 
 
 @pytest.fixture(scope="module")
@@ -155,6 +160,29 @@ def test_every_kernel_of_losses():
     long = [k for k in kernels if k.movement == "topk_long"]
     assert {k.edges for k in long} == {k.chosen for k in long} == {k.split for k in long} == {False, True}
     assert {k.places for k in long} == {0, *PLACES}
+
+
+def test_every_kernel_of_shared_rows(monkeypatch):
+    """What the jobs launch is what they say; their checks hold where kernels are simulated."""
+    jobs, launched = list(sanitize_shards.jobs(H200, ["bf16", "fp32"])), []
+    simulated.install(monkeypatch)
+    monkeypatch.setattr(launch, "function_of", launched.append)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    to = torch.Tensor.to
+    monkeypatch.setattr(
+        torch.Tensor, "to", lambda t, where, *a: to(t, "cpu" if where == "cuda" else where, *a)
+    )
+    monkeypatch.setattr(checking, "DEVICE", "cpu")
+    for job in jobs:
+        launched.clear()
+        job.check()
+        assert set(launched) == set(job.kernels), job.what
+    kernels = {k for job in jobs for k in job.kernels}
+    assert {k.movement for k in kernels} == {"row", "merge", "slice"}
+    slices = [k for k in kernels if k.movement == "slice"]
+    assert {k.math for k in slices} == set(OF_SLICES) and {k.edges for k in slices} == {False, True}
+    assert {k.scaled for k in slices} == {k.smoothed for k in slices} == {False, True}
+    assert {k.math for k in kernels if k.movement == "merge"} == set(MERGES)
 
 
 def test_heads_are_of_every_kind_of_configuration():

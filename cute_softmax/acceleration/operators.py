@@ -7,12 +7,13 @@ result is contiguous, whatever the strides of the input. Nothing is raised for w
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 import torch
 
 from ..dispatch.common.arguments import overlap, overlaps_itself
+from ..dispatch.common.forms import Forms, guard
 from ..dispatch.heads.reductions import group_strides, shape_of
 from ..dispatch.softmax.forms import launcher as new_launcher
 from ..dispatch.softmax.kernels import lie_apart
@@ -23,8 +24,6 @@ from ..runtime import launch
 from ..runtime.invariance import anywhere
 
 MOST_DIMENSIONS = 64  # of a tensor that ATen reduces over several
-MOST_LAUNCHERS = 4096  # forms of calls; a program with ever new ones starts over
-_launchers: dict[tuple, Callable[..., torch.Tensor] | str] = {}
 
 
 @dataclass(frozen=True)
@@ -56,6 +55,29 @@ class Refused(Exception):
     """Why a call is not served."""
 
 
+class Form:
+    """All calls of an operator on tensors of one device, shapes, strides and dtypes whose other arguments are equal.
+
+    run: the launcher that serves them, or the reason why they are not served.
+    """
+
+    __slots__ = ("_count", "_invariant", "_matches", "_others", "follower", "run")
+
+    def __init__(
+        self, tensors: tuple[torch.Tensor, ...], others: tuple, invariant: bool, run: Callable | str
+    ):
+        self._count, self._others, self._invariant = len(tensors), others, invariant
+        self._matches, self.run = guard(*tensors), run
+
+    def fits(self, *arguments: object) -> bool:
+        """Whether a call is of this form."""
+        return (
+            self._invariant is anywhere()
+            and arguments[self._count :] == self._others
+            and self._matches(*arguments[: self._count])
+        )
+
+
 @dataclass(frozen=True)
 class Operator:
     """An operator of ATen: `work` gives what there is to do for its arguments, or raises Refused."""
@@ -64,27 +86,28 @@ class Operator:
     work: Callable[..., Work]
     tensors: int = 1  # its first arguments
     has_out: bool = True
+    known: Forms = field(default_factory=Forms)
 
     def serve(self, *arguments: object) -> torch.Tensor | str:
         """The result in a new contiguous tensor, or the reason why not."""
+        form = self.known.latest.follower
+        if form is None or not form.fits(*arguments):
+            form = self.known.look_up(*arguments) or self._first(arguments)
+        self.known.latest = form
+        run = form.run
+        return run if type(run) is str else run(*arguments[: self.tensors])
+
+    def _first(self, arguments: tuple) -> Form:
+        """A new form."""
         # Gradients come from threads of autograd's own, which are in no block: as elsewhere here, one state for all.
         invariant = anywhere()
-        tensors, key = arguments[: self.tensors], [self.name, invariant]
-        for t in tensors:
-            key += t.shape, t.stride(), t.dtype, t.get_device()
-        for a in arguments[self.tensors :]:
-            key.append(tuple(a) if type(a) is list else a)
-        key = tuple(key)
-        run = _launchers.get(key)
-        if run is None:
-            if len(_launchers) >= MOST_LAUNCHERS:
-                _launchers.clear()
-            try:
-                run = launcher(replace(self.work(*arguments), invariant=invariant))
-            except (Refused, NotPlanned) as reason:
-                run = _told(reason)
-            _launchers[key] = run
-        return run if type(run) is str else run(*tensors)
+        try:
+            run = launcher(replace(self.work(*arguments), invariant=invariant))
+        except (Refused, NotPlanned) as reason:
+            run = _told(reason)
+        form = Form(arguments[: self.tensors], arguments[self.tensors :], invariant, run)
+        self.known.remember(arguments[0], form)
+        return form
 
     def serve_out(self, *arguments: object, **named: torch.Tensor) -> torch.Tensor | str:
         """The result in the operator's one output (which goes by several names), or the reason why not."""

@@ -6,6 +6,7 @@ that were there before. A loss is no operator of its own: torch's function is re
 
 from __future__ import annotations
 
+import itertools
 import threading
 import warnings
 from collections import Counter
@@ -30,8 +31,21 @@ _open: list[Acceleration] = []  # for the whole program, or blocks; as often as 
 _generation = 0  # calls of `restore`, which ends all of them
 
 _counting = threading.Lock()
-_counts: Counter[tuple[str, str]] = Counter()  # (operator, reason) -> calls
+_counts: dict[tuple[str, str], _Tally] = {}  # (operator, reason) -> calls
 _at_start: Counter[tuple[str, str]] | None = None  # the same, when torch was last changed; None if never
+
+
+class _Tally:
+    """A number of events of all threads. Those who `add` need no lock: that is one C function."""
+
+    def __init__(self) -> None:
+        self.add = itertools.count().__next__
+        self._reads = 0
+
+    def read(self) -> int:
+        """How many there were. Reading counts, too, which is taken off again; not for two threads at a time."""
+        self._reads += 1
+        return self.add() - self._reads + 1
 
 
 class _Thread(threading.local):
@@ -259,17 +273,17 @@ def _route(
 ) -> Callable[..., torch.Tensor]:
     """The kernel to register: ours, or the original where ours gives a reason instead of a result."""
 
-    served = name, _SERVED
+    served = _tally(name, _SERVED)
 
     def route(*arguments: object, **named: object) -> torch.Tensor:
         inside = _thread.inside
         result = serve(*arguments, **named)
-        refused = type(result) is str
-        if not inside:
-            with _counting:
-                _counts[(name, result) if refused else served] += 1
-        if not refused:
+        if type(result) is not str:
+            if not inside:
+                served.add()
             return result
+        if not inside:
+            _tally(name, result).add()
         _thread.inside = True
         try:
             return original(*arguments, **named)
@@ -279,9 +293,14 @@ def _route(
     return route
 
 
+def _tally(name: str, reason: str) -> _Tally:
+    with _counting:
+        return _counts.setdefault((name, reason), _Tally())
+
+
 def _copy_of_counts() -> Counter[tuple[str, str]]:
     with _counting:
-        return _counts.copy()
+        return Counter({key: tally.read() for key, tally in _counts.items()})
 
 
 def _report(start: Counter[tuple[str, str]] | None) -> Report:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..dispatch.common.arguments import check_tensor, float_dtype
-from ..dispatch.common.forms import repeated
 from ..dispatch.common.formulas import wide
 from ..dispatch.common.spec import number
 from ..dispatch.common.state import recorded, unseen
@@ -25,7 +24,9 @@ from ..dispatch.heads.divergence import Pair
 from ..dispatch.heads.divergence import serve as divergence_of
 from ..dispatch.heads.forms import first
 from ..dispatch.heads.kernels import Rows
-from ..dispatch.sharded.functions import Shard, check_rows, is_shared, row_numbers, uniform
+from ..dispatch.sharded.functions import Losses, Shard, check_rows, is_shared, row_numbers
+from ..dispatch.sharded.functions import loss as shared_loss
+from ..dispatch.sharded.placements import placed_like
 from ..plan import NotPlanned
 from ..runtime.invariance import in_force
 from .reductions import logsumexp
@@ -97,8 +98,8 @@ def cross_entropy(
             steps that are accumulated; a number, or a tensor of one on the input's device. It does not change results.
         inplace_backward: In one visit, write the gradient over the logits, whose values are lost then.
         group: A ProcessGroup over which rows are sharded, as for `logsumexp`: the input is (N, C) or (C) with this
-            rank's slice of the classes; targets are class indices into whole rows, weights those of all classes. With
-            label smoothing the slices of a float32 matrix of log-probabilities are made. Not with a softcap.
+            rank's slice of the classes; targets are class indices into whole rows, weights those of all classes. Not
+            with a softcap, nor with label smoothing and a weight.
         vocab_start: As for `logsumexp`.
         vocab_size: As for `logsumexp`; label smoothing over slices of unequal length needs it.
 
@@ -126,7 +127,7 @@ def cross_entropy(
             ignore_index, reduction, label_smoothing, scale, softcap, lse_square_scale, return_lse, dtype, one_visit,
             grad_scale, inplace_backward, vocab_start, vocab_size,
         )  # fmt: skip
-        form = repeated(visits.known, input, target, arguments)
+        form = visits.known.repeated(input, target, arguments)
         if form is not None:
             return visits.in_one_visit(input, target, None, form.asked, form)
     check_tensor("input", input, "cross_entropy")
@@ -167,27 +168,29 @@ def cross_entropy(
                 refused = str(reason)
         if recorded(input) and (one_visit or inplace_backward):
             raise ValueError(f"this call is not served in one visit: {refused or 'one_visit is False'}")
+        if shared:
+            squares = number("lse_square_scale", lse_square_scale)
+            asks = Losses(reduction, ignore_index, smoothing, scale, squares, return_lse, result)
+            found = _of_shared_rows(rows, target, weight, asks, shard)
+            return found if return_lse else found[0]
         counts = target != ignore_index
         index = torch.where(counts, target, 0)
-        (check_rows if shared else check_index)(index, rows)
+        check_index(index, rows)
         total = None if weight is None else torch.where(counts, weight.to(wide(input.dtype))[index], 0)
-        if shared:
-            loss, even, lse = _of_shared_rows(rows, index, weight, smoothing, scale, shard)
-        else:
-            head = CROSS_ENTROPY_AND_LSE if lse_square_scale or return_lse else CROSS_ENTROPY
-            loss, even, lse = _of_indices(head, rows, index, weight, smoothing, scale, cap)
+        head = CROSS_ENTROPY_AND_LSE if lse_square_scale or return_lse else CROSS_ENTROPY
+        loss, even, lse = _of_indices(head, rows, index, weight, smoothing, scale, cap)
         loss = loss if total is None else loss * total
         loss = loss if even is None else loss * (1 - smoothing) + even * smoothing
         loss = torch.where(counts, loss, 0)
     squares = None
     if lse_square_scale:
-        lse = _logsumexp(rows, scale, cap, shard) if lse is None else lse
+        lse = _logsumexp(rows, scale, cap) if lse is None else lse
         squares = number("lse_square_scale", lse_square_scale) * lse.square()
         squares = squares if counts is None else torch.where(counts, squares, 0)
     loss = _reduced(loss, squares, counts, total, reduction).to(result)
     if not return_lse:
         return loss
-    return loss, _logsumexp(rows, scale, cap, shard) if lse is None else lse
+    return loss, _logsumexp(rows, scale, cap) if lse is None else lse
 
 
 def _unfit(
@@ -260,9 +263,7 @@ def _check_target(target: Tensor, rows: Tensor) -> None:
         )
 
 
-def _logsumexp(rows: Tensor, scale: float, cap: float, shard: Shard) -> Tensor:
-    if is_shared(rows, (rows.dim() - 1,), shard):
-        return row_numbers(rows, None, (rows.dim() - 1,), scale, False, shard)[1]
+def _logsumexp(rows: Tensor, scale: float, cap: float) -> Tensor:
     return logsumexp(Rows((rows.dim() - 1,), scale, softcap=cap).scores(rows), -1)
 
 
@@ -274,16 +275,27 @@ def _log_softmax(rows: Tensor, scale: float, cap: float) -> Tensor:
 
 
 def _of_shared_rows(
-    rows: Tensor, index: Tensor, weight: Tensor | None, smoothing: float, scale: float, shard: Shard
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """`_of_indices` of rows that ranks share."""
-    if not smoothing:
-        found, lse, _ = row_numbers(rows, index, (rows.dim() - 1,), scale, False, shard)
-        return -found, None, lse
-    if weight is not None:
+    rows: Tensor, target: Tensor, weight: Tensor | None, asks: Losses, shard: Shard
+) -> tuple[Tensor, Tensor | None]:
+    """(the loss as it is asked for, the logsumexps if they are) of rows that ranks share, with class indices."""
+    check_rows(target, rows)
+    if weight is None and shard.group is not None:
+        return shared_loss(rows, target, asks, shard)
+    if shard.group is None and weight is not None:
+        raise ValueError("a weight for a DTensor whose rows are sharded: give group and local tensors")
+    counts = target != asks.ignore
+    if weight is None:  # of a DTensor, whose other dimensions may be sharded as well
+        loss, lse = shared_loss(rows, target, asks._replace(reduction="none", dtype=wide(rows.dtype)), shard)
+        return _reduced(loss, None, placed_like(loss, counts), None, asks.reduction).to(asks.dtype), lse
+    if asks.smoothing:
         raise ValueError("label_smoothing with a weight, of rows that ranks share: one of the two")
-    found, mean = uniform(rows, index, scale, shard)
-    return -found, -mean, None
+    dims = (rows.dim() - 1,)
+    index, type_ = torch.where(counts, target, 0), wide(rows.dtype)
+    found, lse = row_numbers(rows, index, dims, asks.scale, "found lse", shard, type_)
+    total = torch.where(counts, weight.to(type_)[index], 0)
+    squares = torch.where(counts, asks.squares * lse.square(), 0) if asks.squares else None
+    loss = torch.where(counts, -found * total, 0)
+    return _reduced(loss, squares, counts, total, asks.reduction).to(asks.dtype), lse
 
 
 def _of_indices(
@@ -293,7 +305,7 @@ def _of_indices(
     head gives it); the even loss is weighted."""
     if not smoothing or weight is None:
         head = SMOOTHED if smoothing else head
-        form = repeated(head.known, rows, index, scale, -1, cap)
+        form = head.known.repeated(rows, index, scale, -1, cap)
         if form is None:
             loss = first(head, rows, index, -1, (rows.dim() - 1,), scale, wide(rows.dtype), cap)
         else:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from ..dispatch.common.arguments import check_tensor
-from ..dispatch.common.forms import repeated
 from ..dispatch.common.spec import Spec, number, scores_of
 from ..dispatch.matmul import forms
 from ..dispatch.matmul.request import Request
@@ -64,9 +63,9 @@ def softmax_matmul(
         ValueError: For shapes or devices that do not fit, and another word for `empty_rows`.
         NotPlanned: For more than three batch dimensions that do not merge in memory.
     """
-    options = scale, causal, empty_rows, return_lse
+    options = scale, causal, empty_rows, return_lse, type(scale), type(causal)  # 1 and True are equal
     tensors = scores, values, mask, bias, sink, stats
-    form = repeated(forms.known, *tensors, options)
+    form = forms.known.repeated(*tensors, options)
     if form is not None:
         return _returned(*form(tensors, return_lse), stats, return_lse)
     full = _full(scores, values)

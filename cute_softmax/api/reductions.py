@@ -87,7 +87,7 @@ def logsumexp(
             raise ValueError(
                 f"{name} of rows that ranks share: logsumexp returns their own in a new tensor there"
             )
-        found = row_numbers(input, None, dims, 1.0, False, shard)[1].to(dtype)
+        (found,) = row_numbers(input, None, dims, 1.0, "lse", shard, dtype)
         return found.unsqueeze(dims[0]) if keepdim else found
     if sink is not None:
         return log_sum_exp(input, of_rows("sink", sink, input, dims), dims, keepdim, dtype, out)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..dispatch.common.arguments import check_tensor, float_dtype, given_dims
-from ..dispatch.common.forms import repeated
 from ..dispatch.common.spec import number
 from ..dispatch.heads.calls import (
     ENTROPY,
@@ -55,13 +54,13 @@ def entropy(
         ValueError: For a repeated dimension or none.
         NotPlanned: As for `softmax`.
     """
-    if group is None and (form := repeated(ENTROPY.known, logits, None, 1.0, dim)) is not None:
+    if group is None and (form := ENTROPY.known.repeated(logits, None, 1.0, dim)) is not None:
         return form(logits)
     check_tensor("logits", logits, "entropy")
     dims, dtype = given_dims(dim, logits), float_dtype(logits, None, "entropy")
     shard = Shard(group, vocab_start, vocab_size)
     if is_shared(logits, dims, shard):
-        return row_numbers(logits, None, dims, 1.0, True, shard)[2].to(dtype)
+        return row_numbers(logits, None, dims, 1.0, "entropy", shard, dtype)[0]
     return first(ENTROPY, logits, None, dim, dims, 1.0, dtype)
 
 
@@ -120,9 +119,10 @@ def selective_log_softmax(
             return torch.where(keep, found[0], 0.0), found[1]
         return torch.where(keep, found, 0.0)
     head = SELECTED_AND_ENTROPY if return_entropy else SELECTED
-    known = (head.known, logits, index, scale, -1, softcap or 0.0, dtype)
-    if group is None and softcap != 0 and (form := repeated(*known)) is not None:
-        return form(logits, index, scale)
+    if group is None and softcap != 0:
+        form = head.known.repeated(logits, index, scale, -1, softcap or 0.0, dtype)
+        if form is not None:
+            return form(logits, index, scale)
     check_tensor("logits", logits, "selective_log_softmax")
     result = float_dtype(logits, dtype, "selective_log_softmax")
     dims, shard = given_dims(-1, logits), Shard(group, vocab_start, vocab_size)
@@ -131,8 +131,9 @@ def selective_log_softmax(
         if cap:
             raise ValueError("a softcap of rows that ranks share: multiply and cap the logits first")
         check_rows(index, logits)
-        found, _, entropies = row_numbers(logits, index, dims, number("scale", scale), return_entropy, shard)
-        return (found.to(result), entropies.to(result)) if return_entropy else found.to(result)
+        asked = "found entropy" if return_entropy else "found"
+        found = row_numbers(logits, index, dims, number("scale", scale), asked, shard, result)
+        return found if return_entropy else found[0]
     check_index(index, logits)
     return first(head, logits, index, -1, (logits.dim() - 1,), number("scale", scale), result, cap, dtype)
 

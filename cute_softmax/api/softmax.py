@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
+from torch import is_grad_enabled
+from torch.compiler import is_dynamo_compiling
 
 from ..dispatch.common.arguments import (
     DTYPES,
@@ -34,7 +36,7 @@ from ..dispatch.common.spec import (
 from ..dispatch.sharded.functions import Shard, is_shared
 from ..dispatch.sharded.functions import softmax as of_shared_rows
 from ..dispatch.softmax import calls
-from ..dispatch.softmax.forms import Form, form_of, record
+from ..dispatch.softmax.forms import Form, form_of
 from ..plan import PanelPlan, Plan, ShortPlan
 from ..runtime import launch
 from ..runtime.invariance import in_force, inside
@@ -133,10 +135,10 @@ def softmax(
         >>> softmax(torch.tensor([[0.0, 0.0, 9.0]]), mask=torch.tensor([True, True, False]))
         tensor([[0.5000, 0.5000, 0.0000]])
     """
-    if not (scores or out is not None or torch.compiler.is_compiling()):
-        # The common eager call decides nothing: it finds its form (`fits`, written out: a call less), allocates and
-        # launches.
-        form = _softmaxes.latest
+    if not (scores or out is not None or is_dynamo_compiling()):
+        # The common eager call decides nothing: it finds its form (`Forms.repeated`, written out: two calls less),
+        # allocates and launches.
+        form = _softmaxes.latest.follower
         if form is None or not (
             form.dim is dim
             and form.dtype is dtype
@@ -146,8 +148,9 @@ def softmax(
         ):
             form = _softmaxes.find(input, dim, dtype, online, scores)
         if form is not None and forward_ad._current_level < 0:
-            if form.requires_grad and torch.is_grad_enabled():
-                return record(input, form)
+            _softmaxes.latest = form
+            if form.requires_grad and is_grad_enabled():
+                return form.record(input)
             return form.run(input)
     return _decide("softmax", _softmaxes, input, dim, dtype, out, online, scores)
 
@@ -169,10 +172,8 @@ def _decide(
         dim = dim_named(name, dim, given.pop("axis"), -1)
     forms = _of_scores[name] if given else plain
     if eager and given and "group" not in given:
-        form = forms.latest
-        if form is None or not form.fits(input, dim, dtype, online, given):
-            form = forms.find(input, dim, dtype, online, given)
-        if form is not None and forward_ad._current_level < 0:
+        form = forms.repeated(input, dim, dtype, online, given)
+        if form is not None:
             return form(input, given)
     given = dict(given)
     shard = Shard(*(given.pop(key, None) for key in ShardArguments.__annotations__))
@@ -258,15 +259,16 @@ def log_softmax(
         ValueError: As for `softmax`.
         NotPlanned: As for `softmax`.
     """
-    if not (scores or out is not None or torch.compiler.is_compiling()):
-        form = _log_softmaxes.latest
+    if not (scores or out is not None or is_dynamo_compiling()):
+        form = _log_softmaxes.latest.follower
         if form is None or not (
             form.dim is dim and form.dtype is dtype and form.invariant is inside() and form.matches(input)
         ):
             form = _log_softmaxes.find(input, dim, dtype, True, scores)
         if form is not None and forward_ad._current_level < 0:
-            if form.requires_grad and torch.is_grad_enabled():
-                return record(input, form)
+            _log_softmaxes.latest = form
+            if form.requires_grad and is_grad_enabled():
+                return form.record(input)
             return form.run(input)
     return _decide("log_softmax", _log_softmaxes, input, dim, dtype, out, True, scores)
 

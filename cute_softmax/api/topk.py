@@ -9,7 +9,6 @@ from typing import NamedTuple
 import torch
 
 from ..dispatch.common.arguments import check_tensor, float_dtype
-from ..dispatch.common.forms import repeated
 from ..dispatch.common.spec import number
 from ..dispatch.heads import largest
 from ..dispatch.heads.calls import check_index
@@ -61,7 +60,7 @@ def topk_softmax(
         ([[0.5, 0.5]], [[1, 3]])
     """
     options = k, renormalize, dtype, index_dtype
-    form = repeated(forms.known, logits, options)
+    form = forms.known.repeated(logits, options)
     if form is not None:
         return form(logits)
     check_tensor("logits", logits, "topk_softmax")

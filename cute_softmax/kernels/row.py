@@ -38,7 +38,8 @@ from .common.copy import (
 from .common.index import dot
 from .maths.maths import RowMath
 from .maths.prologue import Given
-from .row_scalars import Edges, Scalars
+from .ranks import Ranks, Turns
+from .row_scalars import Chosen, Edges, Scalars
 from .row_work import Launch, Row, Shared, count, following, reads, row_of, share_of, writes
 
 
@@ -52,6 +53,18 @@ class Vectors:
     pX: cute.Tensor
     pR: list[Boolean]
     ones: dict[tuple[int, int], object]
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a thread has of its rows: vectors and edges, what the math sees of each row, and of each the target, a
+    column (None without one), and whether it is this thread's."""
+
+    vectors: Vectors
+    edges: Edges
+    values: list[list[Fragment | Given]]
+    targets: list[Int32 | None]
+    owned: list[Boolean | None]
 
 
 class RowKernel:
@@ -70,6 +83,7 @@ class RowKernel:
         self.staged = [i for i in self.inputs if spec.staging[i] != "direct"]
         self.residents = [i for i in self.inputs if spec.staging[i] == "resident"]
         self.scalars = Scalars(spec, math)
+        self.ranks = Ranks(spec, math) if spec.ring else None
         # What the slots of staged inputs hold: an element, or what is kept of it.
         self.slots = {i: Float32 if spec.keeps_shared and i == 0 else self.dtypes[i] for i in self.staged}
 
@@ -135,7 +149,7 @@ class RowKernel:
             slot = reduce.slot_type(self.math.reductions[0])
             buffer = smem.allocate_tensor(slot, layout, byte_alignment=max(slot.width // 8, 8))
             observe("reduction_buffer", buffer)
-            if const_expr(s.cluster_n > 1):
+            if const_expr(s.peers > 1):
                 stages = s.reduction_buffer.shape[2]
                 barriers = smem.allocate_array(Int64, num_elems=stages)
                 if tidx == 0:
@@ -165,18 +179,28 @@ class RowKernel:
             shared=Shared(tXsX=tXsX, buffer=buffer, barriers=barriers),
         )
 
+        if const_expr(s.ring > 0):
+            sT = smem.allocate_tensor(Int64, cute.make_layout((1, 1)), byte_alignment=8)
+            self.in_turns(launch, self.ranks.begin(launch, sT, smem.allocate_array(Int64, num_elems=1)))
+        else:
+            self.tiles(launch, cta, ctas)
+
+    @cute.jit
+    def tiles(self, launch: Launch, cta: Int32, ctas: Int32):
+        """The tile of a CTA, or of a persistent one every `ctas`-th."""
+        s = self.spec
         if const_expr(self.residents):
             self.settle(launch, Int64(cta))
         if const_expr(self.staged):
             for k in cutlass.range_constexpr(0, s.staged_steps, s.part):
-                self.prefetch(launch, Int64(cta), k)
+                self.prefetch(launch, Int64(cta), k, s.part, Int32(0))
         if const_expr(not s.persistent):
             self.tile(launch, Int64(cta), Int32(0), None)
         else:
             if const_expr(s.cluster_n > 1):
                 cute.arch.cluster_wait()
             tile, turn = Int64(cta), Int32(0)
-            tiles = (rows + s.tiler[0] - 1) // s.tiler[0]
+            tiles = (launch.rows + s.tiler[0] - 1) // s.tiler[0]
             # A tile ahead, as all else: waiting for them would cost a tenth of the time.
             coming = self.scalars.of_groups(launch, tile)
             while tile < tiles:
@@ -199,7 +223,8 @@ class RowKernel:
     def slot(self, row: Row, i: int, k: int) -> cute.Tensor:
         """tXsX: this thread's place in shared memory for vector k of staged input i, of its row m; in slots that are to
         hold something wider it takes the beginning."""
-        slot = row.launch.shared.tXsX[i][(None, row.m), 0, k % self.spec.steps_of(i)]
+        at = (None, row.m), 0, k % self.spec.steps_of(i)
+        slot = row.launch.shared.tXsX[i][(*at, row.place) if self.spec.ring else at]
         if self.slots[i] is self.dtypes[i]:
             return slot
         return cute.make_tensor(
@@ -219,15 +244,22 @@ class RowKernel:
         cute.arch.cp_async_commit_group()
 
     @cute.jit
-    def prefetch(self, launch: Launch, tile: Int64, first: cutlass.Constexpr[int]):
-        """Start the asynchronous loads of vectors first .. first + part into this thread's own slots of shared
-        memory, as one commit group."""
+    def prefetch(
+        self,
+        launch: Launch,
+        tile: Int64,
+        first: cutlass.Constexpr[int],
+        steps: cutlass.Constexpr[int],
+        place: Int32,
+    ):
+        """Start the asynchronous loads of `steps` vectors from `first` on into this thread's own slots of shared
+        memory, as one commit group. place: see `Row`."""
         s = self.spec
         for m in cutlass.range_constexpr(s.rows_per_thread):
-            row = row_of(launch, tile, m)
+            row = row_of(launch, tile, m, place)
             for i in [i for i in self.staged if i not in self.residents]:
                 tXgX = self.partition(row, i)
-                for k in cutlass.range_constexpr(first, min(first + s.part, s.steps)):
+                for k in cutlass.range_constexpr(first, min(first + steps, s.steps)):
                     if row.inside & reads(row, k):
                         load_async(tXgX[None, k], self.slot(row, i, k), s.access[i], launch.policy)
         cute.arch.cp_async_commit_group()
@@ -239,38 +271,106 @@ class RowKernel:
         turn: how many tiles this CTA has done before; known: `of_groups`, if they are loaded already.
         """
         rows = [row_of(launch, tile, m) for m in range(self.spec.rows_per_thread)]
-        vectors = self.load(rows)
-        edges = self.scalars.load_edges(rows, vectors.ones)
-        if const_expr(known is None and len(self.math.group_inputs) > 0):
-            # ptxas moves no load across it: it would wait for what a row has one of before it loads the row.
-            cute.arch.sync_warp()
-        values = [
-            self.values(rows[m], vectors, edges, None if const_expr(known is None) else known[m])
-            for m in range(len(rows))
-        ]
-        targets = [v[-1].numbers["index"] if const_expr(self.scalars.marks) else None for v in values]
-        owned = [
-            self.scalars.owns(row, target, edges) if const_expr(self.scalars.marks) else None
-            for row, target in zip(rows, targets, strict=True)
-        ]
+        held = self.hold(rows, known)
         # Before anything is written: a result may take the place of what is chosen.
         chosen = [
             self.scalars.chosen(row, target, o) if const_expr(self.scalars.selects) else None
-            for row, target, o in zip(rows, targets, owned, strict=True)
+            for row, target, o in zip(rows, held.targets, held.owned, strict=True)
         ]
-        maths = [self.math.for_row(v) for v in values]
-        states, kept = self.reduce(launch.shared, values, maths, turn)
+        maths = [self.math.for_row(v) for v in held.values]
+        states, kept = self.reduce(launch.shared, held.values, maths, turn)
+        self.finish(rows, held, maths, chosen, kept, states)
+
+    def hold(self, rows: list[Row], known: list | None) -> Held:
+        """Load rows, as far as they are not in shared memory. known: see `tile`."""
+        vectors = self.load(rows)
+        edges = self.scalars.load_edges(rows, vectors.ones)
+        if known is None and self.math.group_inputs:
+            # ptxas moves no load across it: it would wait for what a row has one of before it loads the row.
+            cute.arch.sync_warp()
+        values = [
+            self.values(rows[m], vectors, edges, None if known is None else known[m])
+            for m in range(len(rows))
+        ]
+        targets = [v[-1].numbers["index"] if self.scalars.marks else None for v in values]
+        owned = [
+            self.scalars.owns(row, target, edges) if self.scalars.marks else None
+            for row, target in zip(rows, targets, strict=True)
+        ]
+        return Held(vectors, edges, values, targets, owned)
+
+    @cute.jit
+    def finish(self, rows: list[Row], held: Held, maths: list, chosen: list, kept: list, states: list):
+        """Store what becomes of rows whose states are whole. chosen: of each row what its index chooses; kept: what the
+        thread has kept of each for its math."""
         for m in cutlass.range_constexpr(len(rows)):
-            results = maths[m].finish(values[m], kept[m], states[m])
-            self.store(rows[m], results, vectors, edges)
+            results = maths[m].finish(held.values[m], kept[m], states[m])
+            self.store(rows[m], results, held.vectors, held.edges)
             found = [chosen[m].score] if const_expr(self.scalars.selects) else []
             if const_expr(self.scalars.marks):
-                result = partial(maths[m].at_target, values[m][-1].numbers, states[m], *found)
-                self.scalars.store_target(rows[m], targets[m], owned[m], result)
+                result = partial(maths[m].at_target, held.values[m][-1].numbers, states[m], *found)
+                self.scalars.store_target(rows[m], held.targets[m], held.owned[m], result)
             if const_expr(len(self.math.group_outputs) > 0):
-                found += [values[m][-1].numbers["sink"]] if const_expr(self.spec.prologue.sink) else []
+                found += [held.values[m][-1].numbers["sink"]] if const_expr(self.spec.prologue.sink) else []
                 results = partial(maths[m].group_results, states[m], *found)
                 self.scalars.store_groups(rows[m], results, chosen[m])
+
+    # Rows that ranks share.
+
+    @cute.jit
+    def in_turns(self, launch: Launch, turns: Turns):
+        """All tiles of a cluster, each in a place of the ring: loaded ahead, reduced in its turn, and finished `lag`
+        turns later, when the states of its rows have come from all ranks."""
+        s = self.spec
+        ahead = s.ring - s.lag
+        for turn in cutlass.range_constexpr(ahead):
+            self.prefetch(launch, turns.tile(Int32(turn)), 0, s.steps, Int32(turn))
+        first = row_of(launch, turns.tile(Int32(0)), 0)
+        known = self.scalars.of_group(first)
+        score = self.score(first, known)
+        for turn in cutlass.range(turns.count + s.lag, unroll=1):
+            before = turn - s.lag
+            waits = before >= 0
+            row = row_of(launch, turns.tile(cutlass.max(before, 0)), 0, (turn + ahead) % s.ring)
+            coming = row_of(launch, turns.tile(turn + 1), 0)
+            # Asked for before there is something else to do.
+            of_row, of_coming = self.scalars.of_group(row), self.scalars.of_group(coming)
+            seen = self.ranks.unseen()
+            self.ranks.look(row, turns, waits, seen)
+            if turn < turns.count:
+                self.reduce_in_turn(
+                    row_of(launch, turns.tile(turn), 0, turn % s.ring), turns, turn, known, score
+                )
+            if waits:
+                self.finish_in_turn(row, turns, of_row, seen)
+            self.prefetch(launch, turns.tile(turn + ahead), 0, s.steps, (turn + ahead) % s.ring)
+            known, score = of_coming, self.score(coming, of_coming)
+        self.ranks.end(launch, turns)
+
+    def score(self, row: Row, known: list) -> tuple[Float32, ...]:
+        """The score of a row's target, if rows have one. known: `of_group`."""
+        if not self.scalars.marks:
+            return ()
+        return (self.scalars.score(row, known[self.scalars.group_names.index("index")]),)
+
+    @cute.jit
+    def reduce_in_turn(self, row: Row, turns: Turns, turn: Int32, known: list, score: tuple):
+        """Push the state of a row's share to all ranks."""
+        cute.arch.cp_async_wait_group(self.spec.ring - self.spec.lag - 1)
+        values = self.hold([row], [known]).values
+        states, _ = self.reduce(row.launch.shared, values, [self.math.for_row(values[0])], turn)
+        self.ranks.publish(row, turns, (*states[0], *score))
+
+    @cute.jit
+    def finish_in_turn(self, row: Row, turns: Turns, known: list, seen: cute.Tensor):
+        """Finish a row with the states of all ranks. known: `of_group`; seen: what `Ranks.look` has read of them."""
+        held = self.hold([row], [known])
+        math = self.math.for_row(held.values[0])
+        state, chosen = self.ranks.gather(row, turns, math, seen), None
+        if const_expr(self.scalars.marks):
+            *state, score = state
+            chosen = Chosen(score, held.targets[0] != self.scalars.absent)
+        self.finish([row], held, [math], [chosen], [None], [tuple(state)])
 
     # Load.
 
@@ -313,7 +413,7 @@ class RowKernel:
         """What the math sees of a row: the elements of each input and, with a prologue, what else belongs to it. known:
         `of_group`, if it is loaded already."""
         s, m = self.spec, row.m
-        K, E, waiting = s.steps, s.edge_scalars, set(range(0, s.steps, s.part))
+        K, E, waiting = s.steps, s.edge_scalars, set() if s.ring else set(range(0, s.steps, s.part))
         values = []
         for i in self.inputs:
             slots = None
@@ -321,7 +421,7 @@ class RowKernel:
                 slots = Slots([row.launch.shared.tXsX[i][(None, m), 0, k] for k in range(K)])
             tXrX = [partial(self.held, row, i, k, vectors, waiting) for k in range(K)]
             scalars = [edges.rE[i][e, m] for e in range(E)]
-            values.append(Fragment(tXrX, scalars, not self.math.keep, s.staging[i], slots))
+            values.append(Fragment(tXrX, scalars, not self.math.keep, s.staging[i], slots, s.ring > 0))
         if s.prologue:
             exist = [vectors.pR[m] & vectors.pX[m, 0, k] for k in range(K)]
             counts = [count(row, k, exist[k]) for k in range(K)]
@@ -363,7 +463,7 @@ class RowKernel:
             ctas, _, _ = cute.arch.grid_dim()
             later, coming = following(s, first)
             tile = row.tile + ctas if const_expr(later > 0) else row.tile
-            self.prefetch(row.launch, tile, coming)
+            self.prefetch(row.launch, tile, coming, s.part, Int32(0))
 
     @cute.jit
     def reduce(self, shared: Shared, values: list, maths: list[RowMath], turn: Int32) -> tuple[list, list]:
@@ -375,7 +475,7 @@ class RowKernel:
             for m in cutlass.range_constexpr(len(values)):
                 state, kept[m] = maths[m].partial(stage, values[m], carry[m], width)
                 if const_expr(s.exchanges):
-                    if const_expr(s.cluster_n > 1 and not s.persistent and stage == 0):
+                    if const_expr(s.peers > 1 and not s.persistent and stage == 0):
                         # As late as possible: it waits until all CTAs of the cluster have started.
                         cute.arch.cluster_wait()
                     state = self.exchange(shared, stage, maths[m].reductions[stage], state, turn)
@@ -397,9 +497,8 @@ class RowKernel:
         which, phase = (turn % 2, turn // 2 % 2) if self.spec.persistent else (0, Int32(0))
         which = which + stage * self.spec.turns
         barrier = None if shared.barriers is None else shared.barriers + which
-        return reduce.across_warps(
-            op, state, shared.buffer[None, None, which], barrier, phase, self.spec.cluster_n
-        )
+        buffer, s = shared.buffer[None, None, which], self.spec
+        return reduce.across_warps(op, state, buffer, barrier, phase, s.peers, s.ring > 0)
 
     # Store.
 

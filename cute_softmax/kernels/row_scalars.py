@@ -12,9 +12,11 @@ from .common.copy import DTYPES, load_if
 from .common.index import dot, select
 from .common.online import capped, rounded_product
 from .maths.maths import RowMath
-from .maths.prologue import floats
+from .maths.prologue import NOTHING, floats
 from .row_work import Launch, Row, edge, row_of, speaks
 
+# Columns of what is not in a whole row that ranks share, or not in this rank's slice of it.
+NOWHERE, ELSEWHERE = -2, -1
 INDEX_ERROR = "cute_softmax.{}: index %lld in row %lld is out of range: a row has %d elements"
 
 
@@ -40,7 +42,7 @@ class Chosen:
 class Scalars:
     """selects: whether an index chooses a score, which the first thread of a row looks at, and the one that owns it if
     there is a result apart for it (`marks`); group_names: the tensors of one element per group that all threads of a
-    row look at."""
+    row look at; absent: the column of an index that no element of the row has."""
 
     def __init__(self, spec: RowClass, math: RowMath):
         self.spec, self.math = spec, math
@@ -49,6 +51,7 @@ class Scalars:
         self.inputs, self.full = range(len(math.inputs)), range(full)
         self.group_inputs = {name: full + i for i, name in enumerate(math.group_inputs)}
         self.marks = bool(spec.prologue.target)
+        self.absent = NOWHERE if spec.prologue.ranks else -1
         self.selects = "index" in math.group_inputs and "found" not in math.group_inputs
         self.group_names = [name for name in math.group_inputs if self.marks or name != "index"]
 
@@ -102,18 +105,27 @@ class Scalars:
         for name in self.group_names:
             value = self.one(row, self.group_inputs[name], launch.lane * launch.zero)
             if name == "index":
-                exists = (value >= 0) & (value < launch.columns)
-                found.append(Int32(select(exists, value, Int64(-1))))
+                found.append(self.column(launch, value))
             else:
                 found.append(value.to(Float32))
         return found
+
+    def column(self, launch: Launch, index: Int64) -> Int32:
+        """Where an index of a row lies in it."""
+        exists = (index >= 0) & (index < launch.columns)
+        if not self.spec.prologue.ranks:
+            return Int32(select(exists, index, Int64(self.absent)))
+        local = index - launch.numbers["start"]
+        here = (local >= 0) & (local < launch.columns)
+        exists = (index >= 0) & (index < launch.numbers["size"])
+        return Int32(select(exists, select(here, local, Int64(ELSEWHERE)), Int64(self.absent)))
 
     def numbers(self, launch: Launch, of_group: list) -> dict[str, Float32]:
         """What a row has one of, in all of its threads."""
         found = floats(self.spec.prologue, launch.numbers)
         found |= dict(zip(self.group_names, of_group, strict=True))
         if self.spec.prologue.target == "loss":  # of a row that is ignored nothing counts
-            found["alpha"] = select(found["index"] >= 0, found["alpha"], Float32(0.0))
+            found["alpha"] = select(found["index"] > self.absent, found["alpha"], Float32(0.0))
         return found
 
     def owns(self, row: Row, column: Int32, edges: Edges) -> Boolean:
@@ -134,17 +146,33 @@ class Scalars:
         launch, wanted = row.launch, speaks(row)
         if owned is None:
             index = load_if(wanted, self.index(row))
+            if self.spec.prologue.state:
+                index = index - launch.numbers["start"]
             exists = (index >= 0) & (index < launch.columns)
             column = Int32(select(exists, index, Int64(0)))
         else:
             wanted, exists = wanted | owned, target >= 0
             column = select(exists, target, Int32(0))
+        score = self.score_at(row, wanted, column)
+        if self.spec.prologue.state:  # another part of the row may have it
+            score = select(exists, score, Float32(NOTHING))
+        return Chosen(score, exists)
+
+    def score_at(self, row: Row, wanted: Boolean, column: Int32) -> Float32:
+        """The score of a column of a row, in threads that want it."""
+        launch = row.launch
         score = load_if(wanted, self.element(row, 0, column)).to(Float32)
         if self.spec.prologue.scale:
             score = rounded_product(score, self.numbers(launch, self.of_group(row))["scale"])
         if self.spec.prologue.softcap:
             score = capped(score, self.numbers(launch, self.of_group(row))["softcap"])
-        return Chosen(score, exists)
+        return score
+
+    def score(self, row: Row, target: Int32) -> Float32:
+        """The score of the target, -inf where it is not in this rank's slice."""
+        here = row.inside & (target >= 0)
+        score = self.score_at(row, here, select(here, target, Int32(0)))
+        return select(here, score, Float32(NOTHING))
 
     def index(self, row: Row) -> cute.Tensor:
         """gX: the index of a row."""
@@ -179,7 +207,7 @@ class Scalars:
                 numbers[0] = select(chosen.exists, numbers[0], Float32(0.0))
             for j in cutlass.range_constexpr(len(gX)):
                 gX[j][0] = numbers[j].to(gX[j].element_type)
-            if const_expr(chosen is not None):
+            if const_expr(chosen is not None and not self.spec.prologue.state):
                 # Behind all else: behind a trap the compiler would put a copy of what follows it.
                 self.complain(row, chosen)
 
@@ -192,6 +220,9 @@ class Scalars:
         wrong = chosen.exists ^ True
         if const_expr(self.spec.prologue.target == "loss"):
             wrong, function = wrong & (index != row.launch.numbers["ignore"]), "cross_entropy"
+        size = (
+            Int32(row.launch.numbers["size"]) if const_expr(self.spec.prologue.ranks) else row.launch.columns
+        )
         if wrong:
-            cute.printf(INDEX_ERROR.format(function), index, row.index, row.launch.columns)
+            cute.printf(INDEX_ERROR.format(function), index, row.index, size)
             cute.arch.inline_ptx("trap;")

@@ -55,7 +55,7 @@ class Row:
 
     at: its index in each kept mode, the slowest first; inside: whether it exists.
     limit: columns of the body that this CTA holds; seen: those of them that it reads. reach: columns of the row that
-    count. start: the column of this thread's first vector.
+    count. start: the column of this thread's first vector. place: which of the places for rows in shared memory it has.
     """
 
     launch: Launch
@@ -70,6 +70,7 @@ class Row:
     seen: Int32
     reach: Int32
     start: Int32
+    place: Int32 | int = 0
 
 
 def share_of(spec: RowClass, columns: Int32) -> Int32:
@@ -80,7 +81,7 @@ def share_of(spec: RowClass, columns: Int32) -> Int32:
     return ceil_div(ceil_div(columns, spec.cluster_n), spec.line) * spec.line
 
 
-def row_of(launch: Launch, tile: Int64, m: int) -> Row:
+def row_of(launch: Launch, tile: Int64, m: int, place: Int32 | int = 0) -> Row:
     """Row m of this thread in a tile."""
     s = launch.spec
     V = s.vector
@@ -100,7 +101,7 @@ def row_of(launch: Launch, tile: Int64, m: int) -> Row:
         reach = reach_of(at[-1], launch.numbers["offset"], launch.columns)
         seen = smaller(limit, reach - head - launch.first)
     start = head + launch.first + launch.tXcX[(0, m), 0, 0][1]
-    return Row(launch, tile, m, index, at, inside, head, body, limit, seen, reach, start)
+    return Row(launch, tile, m, index, at, inside, head, body, limit, seen, reach, start, place)
 
 
 def following(spec: RowClass, k: int) -> tuple[int, int]:

@@ -312,6 +312,10 @@ class ShortKernel:
         numbers = [self.numbers(stretch, of_row) for of_row in ones]
         rX = [[self.row(stretch, i, at[r], numbers[r], ones[r]) for i in self.inputs] for r in range(R)]
         found = [self.results(stretch, [self.pieces(x) for x in rX[r]], numbers[r], at[r]) for r in range(R)]
+        if const_expr(
+            s.shares_words
+        ):  # a lane writes its half of a word when its neighbour has read the other
+            cute.arch.sync_warp()
         for r in cutlass.range_constexpr(R):
             results, groups = found[r]
             for j in cutlass.range_constexpr(len(self.outputs)):
@@ -325,6 +329,8 @@ class ShortKernel:
                 gX = self.numbers_at(stretch, i, at[r])
                 if at[r] < stretch.rows:
                     gX[0] = groups[j].to(self.dtypes[i])
+        if const_expr(s.shares_words):
+            cute.arch.sync_warp()
 
     def row(self, stretch: Stretch, i: int, row: Int32, numbers: dict, ones: list) -> cute.Tensor:
         """rX: a row of operand i in registers, (element of a piece, piece), over padding."""

@@ -14,6 +14,7 @@ from .panel import plan_panel
 from .panel_plan import PanelPlan
 from .problem import ITEM_SIZE, Mode, Operand, Problem, canonical
 from .prologue import NO_PROLOGUE, Prologue, facts_of
+from .ranks import LEFT_OVER, ring_class
 from .row import RowClass, row_class, vector_of
 from .row_plan import Plan
 from .short import ShortPlan, plan_short
@@ -161,22 +162,23 @@ def _plan_rows(
         access[i] and not any(s for n, s in zip(kept, strides[i], strict=True) if n.size > 1)
         for i in facts.beside
     )
+    shape = {"edges": edges, "access": access, "kept_modes": len(kept), "prologue": prologue}
     try:
-        c = row_class(
-            math_name,
-            device.architecture,
-            problem.dtypes,
-            columns,
-            edges=edges,
-            access=access,
-            online=online,
-            kept_modes=len(kept),
-            prologue=prologue,
-            ctas=ctas_a_row(device, rows),
-            table=table,
-            invariant=invariant,
-            common=common,
-        )
+        if prologue.ranks:
+            c = ring_class(math_name, device.architecture, problem.dtypes, columns, **shape)
+        else:
+            c = row_class(
+                math_name,
+                device.architecture,
+                problem.dtypes,
+                columns,
+                **shape,
+                online=online,
+                ctas=ctas_a_row(device, rows),
+                table=table,
+                invariant=invariant,
+                common=common,
+            )
     except NotPlanned:
         return None
     tiles = math.ceil(rows / c.tiler[0])
@@ -221,4 +223,6 @@ def ctas_a_row(device: Device, rows: int) -> int:
 
 def _resident(c: RowClass, device: Device) -> int:
     """Clusters of a persistent grid. Not a promise: more than fit only wait their turn."""
+    if c.ring:
+        return max(1, (device.multiprocessors - LEFT_OVER) // c.cluster_n)
     return max(1, _in_clusters(device) * max(c.min_blocks, 1) // c.cluster_n)

@@ -10,24 +10,30 @@ from .maths import OF_SINKS, Math, NotPlanned, math_of
 FORMS = ("", "number", "groups")
 TARGETS = ("", "found", "loss")
 AGAINST = ("", "loss", "input", "target", "weights")
-WHOLE = ("offset", "ignore")  # numbers that are integers
+# Of rows that ranks share: this rank's workspace, a word of the host's that is set when a peer did not come, an array
+# of all ranks' workspaces, bytes of a half of these (see `kernels.ranks`), this rank, how many there are, and for how
+# many nanoseconds one waits for another.
+OF_RANKS = ("workspace", "alarm", "peers", "half", "rank", "ranks", "patience")
+OF_SLICES = ("start", "size")  # where a rank's slice begins in whole rows, and how long these are
+WHOLE = ("offset", "ignore", *OF_RANKS, *OF_SLICES)  # numbers that are integers
+STATES = ("", "alone", "chosen")
 # What each row math takes of a prologue: what it looks at, and what changes nothing for it. A gradient needs no mask
 # of its own: where the softmax was masked it is 0, and its logarithm -inf.
 _TAKES = {
     "softmax": (
         {
             *("scale", "softcap", "bias", "mask", "causal", "alpha", "zero", "sink"),
-            *("target", "squares", "more", "entropy", "even", "against"),
+            *("target", "squares", "more", "entropy", "even", "against", "ranks"),
         },
         set(),
     ),
-    "softmax_backward": ({"scale", "causal", "alpha", "sink"}, {"bias", "mask", "zero"}),
-    "log_softmax": ({"scale", "bias", "mask", "causal", "zero", "sink"}, set()),
-    "log_softmax_backward": ({"scale", "mask", "causal", "sink"}, {"bias", "zero"}),
-    "logsumexp": ({"scale", "bias", "mask", "causal", "against", "sink"}, {"zero"}),
-    "entropy": ({"scale", "softcap", "bias", "mask", "causal", "zero"}, set()),
-    "selective": ({"scale", "softcap", "even"}, set()),
-    "selective_entropy": ({"scale", "softcap"}, set()),
+    "softmax_backward": ({"scale", "causal", "alpha", "sink", "state", "ranks"}, {"bias", "mask", "zero"}),
+    "log_softmax": ({"scale", "bias", "mask", "causal", "zero", "sink", "ranks"}, set()),
+    "log_softmax_backward": ({"scale", "mask", "causal", "sink", "ranks"}, {"bias", "zero"}),
+    "logsumexp": ({"scale", "bias", "mask", "causal", "against", "sink", "state"}, {"zero"}),
+    "entropy": ({"scale", "softcap", "bias", "mask", "causal", "zero", "state"}, set()),
+    "selective": ({"scale", "softcap", "even", "state"}, set()),
+    "selective_entropy": ({"scale", "softcap", "state"}, set()),
 }
 
 
@@ -61,6 +67,14 @@ class Prologue:
         negative logarithms of the input's softmax; their sum, a cross entropy, or its gradient in the input.
     sink: one more score, an operand "sink" of one element per group, joins the sum of the exponentials and has no
         result among the others. Where these are written its own logarithm in the softmax is, too: "sink_log".
+    state: a group is a part of a row, and its results are the numbers of its state, for a merge with other parts: the
+        maximum, the sum of exponentials relative to it and, of an entropy, the sum of these times the differences to
+        the maximum; with `even` the sum of the differences, and how many elements there are. Of a gradient it is the
+        sum, and nothing else is written. "chosen": the operand "index" is one into whole rows, in which the group
+        begins at the number "start"; one more result is the score there, -inf where that is not in this part.
+    ranks: rows are slices of longer ones, whose states the ranks that share them exchange while their slices stay on
+        chip: by so many threads of so many CTAs of each rank, such as "512x4", alike on all of them. An "index" is that
+        of an element of the whole row.
 
     The gradients: scale is a factor on the result, and alpha is the *inverse* of the forward's. They have neither
     bias nor mask operands; with `mask`, log_softmax_backward takes no part of a gradient where y is -inf. With `sink`
@@ -81,6 +95,8 @@ class Prologue:
     even: bool = False
     against: str = ""
     sink: bool = False
+    state: str = ""
+    ranks: str = ""
 
     def __post_init__(self):
         if self.sink and self.of_rows:
@@ -89,6 +105,8 @@ class Prologue:
             )
         if self.target not in TARGETS:
             raise ValueError(f"target is {self.target!r}: it is one of {', '.join(map(repr, TARGETS))}")
+        if self.state not in STATES:
+            raise ValueError(f"state is {self.state!r}: it is one of {', '.join(map(repr, STATES))}")
         if self.against not in AGAINST:
             raise ValueError(f"against is {self.against!r}: it is one of {', '.join(map(repr, AGAINST))}")
         for name in ("scale", "alpha"):
@@ -111,6 +129,9 @@ class Prologue:
             *["ignore"] * (self.target == "loss"),
             *["squares"] * self.squares,
             *["smoothing"] * (self.even and self.target == "loss"),
+            *["start"] * (self.state == "chosen"),
+            *(OF_RANKS if self.ranks else ()),
+            *(OF_SLICES if self.ranks and self.target == "loss" else ()),
         )
 
     @property
@@ -128,7 +149,8 @@ class Prologue:
     @property
     def of_rows(self) -> bool:
         """Whether the row movement alone has it all."""
-        return bool(self.target or self.more or self.entropy or self.softcap or self.even or self.against)
+        parts = self.target, self.more, self.entropy, self.softcap, self.even, self.against, self.state
+        return any(parts) or bool(self.ranks)
 
     @property
     def averages(self) -> bool:
@@ -169,6 +191,7 @@ class Prologue:
             self.mask and "masked",
             self.causal and "causal",
             self.sink and "one more score of each row in the sum",
+            self.ranks and "rows that go on on other ranks",
             self.alpha and f"results times {how[self.alpha]}",
             self.zero and "zeros where nothing is left",
             self.target and "one less at the target",
@@ -180,6 +203,7 @@ class Prologue:
             self.against == "loss" and "the divergence of another softmax from it",
             self.against == "weights" and "logarithms weighted by another tensor",
             self.against in ("input", "target") and f"the gradient of a divergence in its {self.against}",
+            self.state and "the state of a part of each row",
         ]
         return "; ".join(filter(None, parts))
 
@@ -201,6 +225,8 @@ NO_PROLOGUE = Prologue()
 def facts_of(math_name: str, online: bool, prologue: Prologue) -> Math:
     """The facts of a row math with the tensors of its prologue."""
     facts = math_of(math_name, online)
+    if prologue.state:
+        return _of_states(math_name, facts, prologue)
     if prologue.averages:
         facts = replace(facts, state_bytes=16)
         if facts.group_outputs:
@@ -226,4 +252,18 @@ def facts_of(math_name: str, online: bool, prologue: Prologue) -> Math:
         inputs=facts.inputs + inputs,
         group_inputs=facts.group_inputs + prologue.groups,
         group_outputs=facts.group_outputs + results,
+    )
+
+
+def _of_states(math_name: str, facts: Math, prologue: Prologue) -> Math:
+    """The facts of a math whose results are states."""
+    if facts.outputs:  # a gradient
+        return replace(facts, outputs=(), group_outputs=("sum",))
+    more = ("weighted",) * math_name.endswith("entropy") + ("score",) * bool(facts.group_inputs)
+    more += ("fallen", "count") * prologue.even
+    return replace(
+        facts,
+        state_bytes=16 if prologue.even else facts.state_bytes,
+        group_inputs=facts.group_inputs + prologue.groups,
+        group_outputs=("max", "sum", *more),
     )

@@ -22,6 +22,7 @@ VECTORS_PER_ROW = 8
 # is kept in shared memory each part has a maximum of its own, so that larger ones are faster (docs/experiments.md).
 PART, KEPT_PART = 2, 4
 KEPT_BYTES = 4  # of what is kept of an element
+TICKET = 16  # bytes: which rows are a cluster's, where ranks share them, and a barrier for all of its CTAs to know it
 FEW_FILL = 0.6  # of a configuration for few rows: they wait for its fullest thread, not for the memory
 # Maths that give logarithms of a row's sum: a batch-invariant plan has log_softmax's own configurations and
 # exponentials for them. Those with an entropy need exponents, which these exponentials do not have.
@@ -45,6 +46,9 @@ class RowClass(ClassBase):
     kept_modes: into how many coordinates a row's index is taken apart, each with a stride of its own per operand.
     prologue: what happens to the scores before the math and to its results.
     logs: whether sums of exponentials are taken as log_softmax takes them, so that the logarithms are the same bits.
+    ring: of rows that ranks share, how many a thread has in shared memory, each in another phase of its way through the
+        kernel (see `ranks`); 0 for all others. CTAs of a cluster exchange in global memory then, as the ranks do.
+    lag: how many of them are reduced after another and before that one is finished, whose states are on their way.
     """
 
     movement: ClassVar[str] = "row"
@@ -70,13 +74,15 @@ class RowClass(ClassBase):
     prologue: Prologue = NO_PROLOGUE
     logs: bool = False
     staged: int = 0
+    ring: int = 0
+    lag: int = 0
 
     def __post_init__(self):
         if self.exchanges and self.rows_per_thread > 1:
             raise ValueError(
                 "threads with several rows exchange by shuffles only: the buffer has one slot a warp"
             )
-        if self.persistent and "shared" in self.staging:
+        if self.persistent and "shared" in self.staging and not self.ring:
             raise ValueError(
                 "a persistent kernel refills its slots while it works: inputs cannot stay in them"
             )
@@ -126,6 +132,11 @@ class RowClass(ClassBase):
         return CACHE_LINE // min(ITEM_SIZE[d] for d in self.dtypes[: self.facts.full])
 
     @property
+    def peers(self) -> int:
+        """CTAs that exchange through distributed shared memory."""
+        return 1 if self.ring else self.cluster_n
+
+    @property
     def turns(self) -> int:
         """Reduction buffers per stage: a persistent kernel alternates between two."""
         return 2 if self.persistent else 1
@@ -155,7 +166,12 @@ class RowClass(ClassBase):
     def smem_of(self, i: int) -> Layout:
         """`smem` of staged input i: of as many columns as it has a place for."""
         rows, columns = self.step_tiler
-        return Layout.ordered((rows, columns * (self.steps_of(i) or self.steps)), (1, 0))
+        columns *= self.steps_of(i) or self.steps
+        return (
+            Layout.ordered((rows, columns, self.ring), (1, 0, 2))
+            if self.ring
+            else Layout.ordered((rows, columns), (1, 0))
+        )
 
     @property
     def staged_steps(self) -> int:
@@ -185,7 +201,7 @@ class RowClass(ClassBase):
         """(row, (warp of the row, CTA of the cluster), stage) -> slot; peers next to each other, stages slowest."""
         rows = self.threads // WARP // self.warps_per_row
         stages = self.facts.stages * self.turns
-        return Layout.ordered((rows, (self.warps_per_row, self.cluster_n), stages), (1, 0, 2))
+        return Layout.ordered((rows, (self.warps_per_row, self.peers), stages), (1, 0, 2))
 
     @property
     def signature(self) -> str:
@@ -195,8 +211,8 @@ class RowClass(ClassBase):
 
     @property
     def exchanges(self) -> bool:
-        """Whether a row is shared by several warps."""
-        return self.warps_per_row * self.cluster_n > 1
+        """Whether warps that share a row exchange in shared memory."""
+        return self.warps_per_row * self.peers > 1
 
     @property
     def keeps_shared(self) -> bool:
@@ -214,11 +230,12 @@ class RowClass(ClassBase):
         """Bytes of shared memory of a CTA."""
         step = math.prod(self.step_tiler)
         staged = step * sum(self.steps_of(i) * size for i, size in enumerate(self.slot_bytes))
+        staged = staged * self.ring + TICKET if self.ring else staged
         if not self.exchanges:
             return staged
         stages = self.facts.stages * self.turns
-        barriers = 8 * stages if self.cluster_n > 1 else 0
-        slots = self.threads // WARP * self.cluster_n * stages  # of the reduction buffer
+        barriers = 8 * stages if self.peers > 1 else 0
+        slots = self.threads // WARP * self.peers * stages  # of the reduction buffer
         return staged + slots * self.facts.state_bytes + barriers
 
     @property
@@ -231,10 +248,12 @@ class RowClass(ClassBase):
             parts.append(f"cluster{self.cluster_n}")
         if self.persistent:
             parts.append("persistent")
-        if self.staging[0] == "shared":
+        if self.staging[0] == "shared" and not self.ring:
             parts.append("shared")
         if "resident" in self.staging:
             parts.append("resident" + (f"_staged{self.staged}" if self.staged else ""))
+        if self.ring:
+            parts.append(f"ring{self.ring}_lag{self.lag}")
         if self.edges:
             parts.append("edges")
         if any(a != self.vector for a in self.access):

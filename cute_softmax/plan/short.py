@@ -91,6 +91,12 @@ class ShortClass(ClassBase):
         return tuple(ITEM_SIZE[d] for d in self.dtypes[: self.facts.full])
 
     @property
+    def shares_words(self) -> bool:
+        """Whether rows of 16-bit elements that begin in the middle of a word may be those of different lanes: there is
+        room for one row of each, and no pair."""
+        return self.narrow and not self.whole and self.elements < PAIR * WARP * self.capacity
+
+    @property
     def narrow(self) -> bool:
         """Whether a full operand has elements of 16 bits."""
         return 2 in self.sizes

@@ -91,6 +91,10 @@ class Table:
 
         if not prologue:
             return listed(math_name)
+        if prologue.state:  # of which nothing is kept
+            found = self.rows(math_name, replace(prologue, state=""), edges, widened)
+            few, many = (tuple(replace(config, keep=False) for config in configs) for configs in found)
+            return few, many
         if prologue.against:  # two inputs, of which nothing is kept
             found = listed("softmax_backward")
             few, many = (tuple(replace(config, keep=False) for config in configs) for configs in found)

@@ -49,6 +49,14 @@ def kernel_of(c: ClassBase) -> Any:
         from ..kernels.mean import MeanKernel
 
         return MeanKernel(c)
+    if c.movement == "merge":
+        from ..kernels.shards.merge import MergeKernel
+
+        return MergeKernel(c)
+    if c.movement == "slice":
+        from ..kernels.shards.slice import SliceKernel
+
+        return SliceKernel(c)
     if c.movement == "matmul":
         from ..kernels.matmul.forward_mma import MmaKernel
         from ..kernels.matmul.forward_wgmma import MatmulKernel

@@ -24,13 +24,14 @@ def kinds() -> dict[str, type[ClassBase]]:
     from ..plan.matmul_class import MatmulClass
     from ..plan.mean import MeanClass
     from ..plan.rescale import RescaleClass
+    from ..plan.shards import MergeClass, SliceClass
     from ..plan.short import ShortClass
     from ..plan.topk import TopkClass
     from ..plan.topk_long import LongTopkClass
 
     matmul = MatmulClass, MatmulBackwardClass, MatmulDeltaClass
     every = RowClass, ShortClass, PanelClass, *matmul, MeanClass, RescaleClass
-    every += TopkClass, LongTopkClass
+    every += MergeClass, SliceClass, TopkClass, LongTopkClass
     return {kind.__name__: kind for kind in every}
 
 

@@ -15,6 +15,7 @@ every class as it is done, the smallest first, so that a run that is cut off has
     --movements shifted (columns that begin off vector boundaries)
     --movements losses (losses in one visit, the kernels around them, routers)
     --movements scores (columns and rows that several CTAs share, of scores)
+    --movements shards (rows that ranks share, one rank after another)
     --movements ladder (the rungs of cute_softmax.ladder)
     --match lines (a pattern of what a class is told as)
     --skip 1000 (without the 1000 smallest classes)    --part 0/3 (a third of what is left)
@@ -47,6 +48,7 @@ import sanitize_heads  # noqa: E402
 import sanitize_ladder  # noqa: E402
 import sanitize_losses  # noqa: E402
 import sanitize_matmul  # noqa: E402
+import sanitize_shards  # noqa: E402
 import sanitize_short  # noqa: E402
 import scored_panels  # noqa: E402
 from families import Case  # noqa: E402
@@ -359,6 +361,8 @@ def main() -> int:
         found += shifted_jobs(options.maths, options.dtypes)
     if "losses" in options.movements:
         found += sanitize_losses.jobs(launch.device_facts(0), options.dtypes)
+    if "shards" in options.movements:
+        found += sanitize_shards.jobs(launch.device_facts(0), options.dtypes)
     if "scores" in options.movements:
         found += scored_panels.jobs(launch.device_facts(0), options.maths, options.dtypes)
     if "matmul" in options.movements:

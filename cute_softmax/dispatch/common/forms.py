@@ -7,10 +7,13 @@ up, allocates and launches.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from ...runtime import private
+from ...runtime.launch import Call
 from ...runtime.private import forward_ad
 from .state import TENSORS
 
@@ -29,44 +32,63 @@ MOST_OF_A_SHAPE = 8
 
 
 class Forms(dict[torch.Size, tuple]):
-    """The forms of one function by the shape of its input. Each has a method `fits(input, ...)`.
+    """The forms of one function by the shape of its input. Each has a method `fits(input, ...)`, and is given a
+    `follower`: the form that came after it last time, which is looked at first, as a model repeats its calls in their
+    order.
 
-    latest: that of the last call found, to be looked at first: a model tends to repeat it.
+    latest: the form of the last call; whoever calls a form sets it.
     """
 
-    latest = None
+    __slots__ = ("latest",)
+
+    def __init__(self):
+        self.latest = _Beginning()
+
+    def repeated(self, input: torch.Tensor, *call: object) -> object | None:
+        """The form of an eager call that repeats; None for the first, and where torch traces or has duals."""
+        if is_dynamo_compiling():  # of other tracers a guard finds the mode, or the subclass of tensors
+            return None
+        form = self.latest.follower
+        if form is None or not form.fits(input, *call):
+            form = self.find(input, *call)
+        if form is None or forward_ad._current_level >= 0:
+            return None
+        self.latest = form
+        return form
 
     def find(self, input: torch.Tensor, *call: object) -> object | None:
         """The form of an eager call, if it has been made before."""
-        if type(input) not in TENSORS:
-            return None
+        return self.look_up(input, *call) if type(input) in TENSORS else None
+
+    def look_up(self, input: torch.Tensor, *call: object) -> object | None:
+        """`find` for what is known to be a tensor that has memory."""
         for form in self.get(input.shape, ()):
             if form.fits(input, *call):
-                self.latest = form
+                self.latest.follower = form
                 return form
         return None
 
     def remember(self, input: torch.Tensor, form: object) -> None:
-        """Add a new form."""
+        """Add a new form, which is called now."""
         if len(self) >= MOST_SHAPES:
             self.clear()
-        # Anew: another thread may be looking through them.
-        self[input.shape] = (*self.get(input.shape, ()), form)[-MOST_OF_A_SHAPE:]
+        alike = (*self.get(input.shape, ()), form)
+        for forgotten in alike[:-MOST_OF_A_SHAPE]:
+            forgotten.follower = forgotten  # which else would keep alive what came after it
+        self[input.shape] = alike[-MOST_OF_A_SHAPE:]  # anew: another thread may be looking through them
+        self.latest.follower = form
+        self.latest = form.follower = form
 
     def clear(self) -> None:
         """Forget all forms."""
         super().clear()
-        self.latest = None
+        self.latest = _Beginning()
 
 
-def repeated(known: Forms, input: torch.Tensor, *call: object) -> object | None:
-    """The form of an eager call that repeats; None for the first of its form, and where torch traces or has duals."""
-    if torch.compiler.is_compiling():
-        return None
-    form = known.latest
-    if form is None or not form.fits(input, *call):
-        form = known.find(input, *call)
-    return None if form is None or forward_ad._current_level >= 0 else form
+class _Beginning:
+    """Stands for a form before the first call."""
+
+    follower = None
 
 
 def guard(*tensors: torch.Tensor) -> Callable[..., bool]:
@@ -87,14 +109,71 @@ class Place:
     def __init__(self, tensor: torch.Tensor):
         self.device, self.alone = tensor.get_device(), torch.cuda.device_count() == 1
 
-    def suits(self, addresses: Sequence[int]) -> bool:
-        """Whether operands at these addresses begin with whole vectors, and lie on the current device."""
-        return not any([address & 15 for address in addresses]) and self.current()
-
     def current(self) -> bool:
         """Whether the device is the current one."""
         return self.alone or private.current_device() == self.device
 
-    def stream(self) -> int:
-        """The device's current stream."""
-        return private.current_stream(self.device)
+
+def launching(
+    call: Call,
+    place: Place,
+    anywhere: Callable,
+    results: Sequence[tuple[Sequence[int], Sequence[int], torch.dtype]],
+    offsets: Sequence[int | None],
+    addresses: Sequence[str] = (),
+    hidden: int = 0,
+) -> Callable:
+    """A function of a call's inputs, and of its prologue's numbers, that allocates the results and launches.
+
+    results: shape, strides and dtype of each; the function returns one, or a tuple, but for so many `hidden` ones at
+    the end. offsets: how far from a multiple of 16 bytes each input begins, None where that does not matter; what
+    begins elsewhere, or lies on another device than the current one, `anywhere` gets. addresses: what the call takes,
+    as expressions of the inputs' addresses a0, a1, ... and the results' b0, b1, ...; these, if not given.
+    """
+    count, made = range(len(offsets)), range(len(results))
+    addresses = addresses or [*[f"a{i}" for i in count], *[f"b{i}" for i in made]]
+    numbers = [f"n{i}" if as_int is int else f"as_int{i}(n{i})" for i, (_, as_int) in enumerate(call.numbers)]
+    source = _launching(tuple(offsets), len(results), len(results) - hidden, len(numbers))
+    scratch = ["data_ptr(scratch)"] * bool(call.plan.scratch)
+    return call.written_out(source, [*addresses, *scratch, *numbers])(
+        call,
+        anywhere,
+        results,
+        [as_int for _, as_int in call.numbers],
+        place.device,
+        place.alone,
+        empty_strided,
+        torch.Tensor.data_ptr,
+        private.current_stream,
+        private.current_device,
+    )
+
+
+@cache
+def _launching(offsets: tuple[int | None, ...], results: int, returned: int, numbers: int) -> str:
+    """A source for `Call.written_out`, with what a `Place` asks written out, too."""
+    count, made, rest = range(len(offsets)), range(results), range(numbers)
+    given = ", ".join([*[f"x{i}" for i in count], *[f"n{i}" for i in rest]])
+    vectors = [(i, offset) for i, offset in enumerate(offsets) if offset is not None]
+    begins = " | ".join(f"(a{i} - {offset})" if offset else f"a{i}" for i, offset in vectors)
+    lines = [f"a{i} = data_ptr(x{i})" for i in count]
+    lines += [f"if ({begins}) & 15 or not (alone or current_device() == device): return anywhere({given})"]
+    lines += [f"y{i} = empty(shape{i}, strides{i}, dtype{i})" for i in made]
+    lines += [f"b{i} = data_ptr(y{i})" for i in made]
+    return f"""
+def make(
+    call, anywhere, results, conversions, device, alone, empty, data_ptr, stream, current_device
+):
+    {{fixed}}, = call.template
+    {"".join(f"(shape{i}, strides{i}, dtype{i}), " for i in made)} = results
+    [{"".join(f"as_int{i}, " for i in rest)}] = conversions
+    def run({given}):
+        {(chr(10) + " " * 8).join(lines)}
+        {{scratch}}
+        try:
+            call.function(stream(device), {{ints}})
+        except Exception as error:
+            raise launch_error(call.plan, error) from error
+        return {", ".join(f"y{i}" for i in made[:returned])}
+    return run
+"""

@@ -1,7 +1,8 @@
 """Functions in every state of torch: an autograd function and a torch.library operator that follow the same rules.
 
 A function takes tensors, None for one that is not given, and last its spec: a frozen dataclass of all else, with the
-reduced dimensions as `dims`. Its operator takes the same in the order of a schema, the spec field by field.
+reduced dimensions as `dims`, if it has a choice. Its operator takes the same in the order of a schema, the spec field
+by field.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from ast import literal_eval
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 
@@ -16,6 +18,20 @@ from .state import Ways, recorder
 
 # By the names that operators have for them, as torch's do.
 FIELDS = {"dim": "dims", "input_dtype": "dtype"}
+
+
+class Registered(NamedTuple):
+    """An operator: its arguments' names, which of them are tensors, a call of it as one of the function, and what makes
+    new tensors of its results' shapes."""
+
+    overload: Callable
+    names: tuple[str, ...]
+    places: tuple[int, ...]
+    whole: Callable[[tuple], tuple]
+    fake: Callable
+
+
+OPERATORS: list[Registered] = []
 
 
 class Function(torch.autograd.Function):
@@ -29,7 +45,12 @@ class Function(torch.autograd.Function):
 
     @classmethod
     def vmap(cls, info, in_dims, *arguments):
-        return over_batch(cls.apply, info, in_dims, arguments, cls.full)
+        return cls.over_batch(cls.apply, info, in_dims, arguments)
+
+    @classmethod
+    def over_batch(cls, function: Callable, info, in_dims: tuple, arguments: tuple) -> tuple:
+        """The vmap rule of the function, or of its operator."""
+        return over_batch(function, info, in_dims, arguments, cls.full)
 
 
 def needed(ctx, count: int) -> list[bool]:
@@ -58,8 +79,8 @@ def operator_of(
     fake: takes what the function does, and returns new tensors of its results' shapes, strides and dtypes.
     like: which tensor's memory format the first result has; results are contiguous else.
     """
-    types, names, defaults = zip(*_arguments(schema), strict=True)
-    names = [FIELDS.get(n, n) for n in names]
+    types, given_names, defaults = zip(*_arguments(schema), strict=True)
+    names = [FIELDS.get(n, n) for n in given_names]
     places = [i for i, t in enumerate(types) if "Tensor" in t]
     rank = {place: i for i, place in enumerate(places)}
     others = [(i, name) for i, name in enumerate(names) if i not in rank]
@@ -68,7 +89,8 @@ def operator_of(
         """A call of the operator as one of the function; what is at its default may be missing."""
         values = *given, *defaults[len(given) :]
         fields = {name: values[i] for i, name in others}
-        fields["dims"] = tuple(fields["dims"])
+        if "dims" in fields:
+            fields["dims"] = tuple(fields["dims"])
         return *[values[i] for i in places], spec(**fields)
 
     def by_operator(*given):
@@ -99,11 +121,13 @@ def operator_of(
 
     def vmap(info, in_dims, *given):
         dims = [in_dims[i] if i < len(in_dims) else None for i in places]
-        return over_batch(by_operator, info, (*dims, None), whole(given), function.full)
+        return function.over_batch(by_operator, info, (*dims, None), whole(given))
 
     operator.register_fake(lambda *given: fake(*whole(given)))
     operator.register_autograd(backward, setup_context=setup_context)
     operator.register_vmap(vmap)
+    overload = getattr(torch.ops.cute_softmax, name).default
+    OPERATORS.append(Registered(overload, given_names, tuple(places), whole, fake))
     return by_operator
 
 

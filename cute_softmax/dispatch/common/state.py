@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
+from inspect import getattr_static
 from typing import NamedTuple
 
 import torch
@@ -18,8 +19,7 @@ _unwrap_if_dead = look_up("_C._functorch.unwrap_if_dead")
 _unwrap_for_grad = look_up("_C._functorch._unwrap_for_grad")
 _with_forward_mode = look_up("autograd.forward_ad._set_fwd_grad_enabled")
 _modes = look_up("_C._len_torch_dispatch_stack")
-_keys, _key = look_up("_C._dispatch_keys"), look_up("_C._dispatch_key_parse")
-_BATCHED = _key("Batched") if _keys and _key else None
+_is_batched = look_up("_C._functorch.is_legacy_batchedtensor")
 
 
 class Ways(NamedTuple):
@@ -46,7 +46,7 @@ class Ways(NamedTuple):
         """
         if torch.compiler.is_compiling():
             way = self.operator
-        elif transformed() and (_tells() or not watched(*tensors)):
+        elif transformed() and (tells() or not watched(*tensors)):
             way = self.transformed
         elif any([left_over(t) for t in tensors]):
             return self.serve(
@@ -62,7 +62,18 @@ class Ways(NamedTuple):
 
 
 def recorder(function: type[torch.autograd.Function]) -> Callable:
-    """The `apply` of an autograd function, less the test for functorch, which has been made before."""
+    """The `apply` of an autograd function, less the test for functorch, which has been made before.
+
+    And less a microsecond in what torch does around it, which works as well without: a node calls `backward` at once,
+    not to ask first whether it goes by another name; what torch asks a class for by C strings, which no cache of
+    attributes knows, it finds in the class itself, not in the last of its bases.
+    """
+    node = getattr(function, "_backward_cls", None)
+    if node is not None:
+        node.apply = function.backward
+    for name in ("setup_context", "clear_saved_tensors_on_access", "boxed_grads_call"):
+        if hasattr(function, name):
+            setattr(function, name, getattr_static(function, name))
     return super(torch.autograd.Function, function).apply
 
 
@@ -72,10 +83,10 @@ def transformed() -> bool:
     Their rules are those of the autograd functions, which hold without them, too; a kernel launched behind their back
     would give a wrong derivative (zero) without a word.
     """
-    return not _tells() or _interpreters() is not None or forward_ad._current_level >= 0
+    return not tells() or _interpreters() is not None or forward_ad._current_level >= 0
 
 
-def _tells() -> bool:
+def tells() -> bool:
     """Whether torch tells of transforms, and of what they have left over."""
     return _interpreters is not None and _is_wrapped is not None and _unwrap_if_dead is not None
 
@@ -113,17 +124,16 @@ def recorded(*tensors: torch.Tensor | None) -> bool:
 def batched(*tensors: torch.Tensor | None) -> bool:
     """Whether one of these stands for several, as upstream gradients with `is_grads_batched` of torch.autograd.grad: an
     older vmap than functorch's, for torch's operations alone."""
-    if _BATCHED is None:
-        return any([t is not None and not _has_storage(t) for t in tensors])
-    return any([t is not None and _keys(t).has(_BATCHED) for t in tensors])
+    stands = _has_no_storage if _is_batched is None else _is_batched
+    return any([t is not None and stands(t) for t in tensors])
 
 
-def _has_storage(tensor: torch.Tensor) -> bool:
+def _has_no_storage(tensor: torch.Tensor) -> bool:
     try:
         tensor.untyped_storage()
     except (NotImplementedError, RuntimeError):
-        return False
-    return True
+        return True
+    return False
 
 
 def jvp_rule(jvp: Callable) -> Callable:

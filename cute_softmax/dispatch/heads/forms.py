@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -14,10 +15,12 @@ from ..common import forms
 from ..common.forms import Place, guard
 from ..common.formulas import shape_of_rows
 from ..common.state import batched, recorder, unseen
-from .calls import Gradient, Head, Statistics, converted, gradient_formula, on_kernel, serve_head
+from .calls import Gradient, Head, Statistics, gradient_formula, on_kernel, serve_head
 from .kernels import Parts, factors_of, scaled
 
 Tensor = torch.Tensor
+# A microsecond less than `to`, which parses its arguments.
+_CASTS = {torch.bfloat16: Tensor.bfloat16, torch.float16: Tensor.half}
 
 
 class Form:
@@ -41,28 +44,33 @@ class Form:
         softcap: float = 0.0,
         asked: torch.dtype | None = None,
     ):
-        self._head, self._dim, self._scaled, self._dtype = head, dim, scale != 1, dtype
+        self._head, self._dim, self._scaled = head, dim, scale != 1
+        self._cast = None if dtype is torch.float32 else _CASTS.get(dtype, lambda t: t.to(dtype))
         self._asked = asked
         self._matches = guard(input) if index is None else guard(input, index)
         self._place, self._records = Place(input), input.requires_grad
+        self._narrow = index is not None and index.dtype is not torch.int64
         self._rows = head.rows(dims, scale, softcap)
         self._length = self._rows.length(input)
         self._shape = tuple(shape_of_rows(input.shape, dims))
         result = [n for d, n in enumerate(input.shape) if d not in dims]
         # Kept for gradients: maxima, logarithms of the sums, what is beside them; each begins with a whole vector.
         strides = math.ceil(math.prod(result) / 4) * 4, *torch.empty(result, device="meta").stride()
-        self._kept, self._found = ((2 + bool(head.beside), *result), strides), None
-        self._pitch = 4 * strides[0]
-        kept = torch.empty_strided(*self._kept, dtype=torch.float32, device=input.device)
-        groups = [*kept]
+        self._kept = 2 + bool(head.beside), *result
+        kept = torch.empty_strided(self._kept, strides, dtype=torch.float32, device=input.device)
+        groups, results, addresses = [*kept], [(self._kept, strides, torch.float32)], ["a0"]
         if index is not None:
             found = torch.empty(index.shape, dtype=torch.float32, device=input.device)
-            self._found = tuple(found.shape), found.stride()
             groups = [index.long(), found, *groups]
+            results.insert(0, (tuple(found.shape), found.stride(), torch.float32))
+            addresses += ["a1", "b0"]
+        addresses += [f"b{len(results) - 1} + {4 * strides[0] * i}" for i in range(len(kept))]
         math_name = self._rows.math(index is not None)
-        self._call = self._bound(math_name, input, groups, scale, even=head.beside == "even")
+        call = self._bound(math_name, input, groups, scale, even=head.beside == "even")
+        offsets = [0] if index is None else [0, None]
+        self._run = forms.launching(call, self._place, self._anywhere, results, offsets, addresses)
         self._strides = torch.empty_like(input, device="meta").stride()
-        self._gradients: dict[Parts, launch.Call | None] = {}
+        self._gradients: dict[Parts, Callable[..., Tensor | None]] = {}
 
     def fits(
         self,
@@ -81,14 +89,14 @@ class Form:
             and self._rows.invariant is inside()
             and type(scale) in (float, int)
             and (scale != 1) is self._scaled
-            and (self._matches(input) if self._found is None else self._matches(input, index))
+            and (self._matches(input) if index is None else self._matches(input, index))
         )
 
     def __call__(
         self, input: Tensor, index: Tensor | None = None, scale: float = 1.0
     ) -> Tensor | tuple[Tensor, ...]:
         """The result of a call of this form, recorded by autograd where it records."""
-        if index is not None:
+        if self._narrow:
             index = index.long()
         if self._records and torch.is_grad_enabled():
             return record(input, index, scale, self)
@@ -96,28 +104,25 @@ class Form:
 
     def numbers(self, input: Tensor, index: Tensor | None, scale: float) -> tuple[Tensor | None, Tensor]:
         """(log-probabilities, what is kept of each row), in float32."""
-        address, found = input.data_ptr(), None
-        if address & 15 or not self._place.current():
-            column = None if index is None else index.view(self._shape)
-            found, *numbers = Statistics.forward(input, column, replace(self._rows, scale=scale))
-            numbers = torch.stack([t.view(self._kept[0][1:]) for t in numbers[: self._kept[0][0]]])
-            return None if index is None else found.view(index.shape), numbers
-        addresses = [address]
-        if index is not None:
-            found = forms.empty_strided(*self._found, torch.float32)
-            addresses += index.data_ptr(), found.data_ptr()
-        kept = forms.empty_strided(*self._kept, torch.float32)
-        first, pitch = kept.data_ptr(), self._pitch
-        addresses += (
-            [first, first + pitch, first + 2 * pitch] if self._rows.beside else [first, first + pitch]
-        )
-        self._call(self._place.stream(), *addresses, numbers=self._numbers(scale))
-        return found, kept
+        if index is None:
+            return None, self._run(input, *self._numbers(scale))
+        return self._run(input, index, *self._numbers(scale))
+
+    def _anywhere(self, input: Tensor, *others: Tensor | float) -> Tensor | tuple[Tensor, Tensor]:
+        """What `_run` returns, for an input that is misaligned or on another device than the current one."""
+        index = others[0] if others and isinstance(others[0], Tensor) else None
+        scale = others[-1 - bool(self._rows.softcap)] if self._scaled else 1.0
+        column = None if index is None else index.view(self._shape)
+        found, *numbers = Statistics.forward(input, column, replace(self._rows, scale=scale))
+        kept = torch.stack([t.view(self._kept[1:]) for t in numbers[: self._kept[0]]])
+        return kept if index is None else (found.view(index.shape), kept)
 
     def results(self, found: Tensor | None, kept: Tensor) -> Tensor | tuple[Tensor, ...]:
         """What the function returns."""
         results = self._head.results(found, kept)
-        return results if self._dtype is torch.float32 else converted(results, self._dtype)
+        if self._cast is None:
+            return results
+        return tuple(map(self._cast, results)) if type(results) is tuple else self._cast(results)
 
     def backward(
         self,
@@ -157,24 +162,22 @@ class Form:
         of_beside: Tensor | None,
     ) -> Tensor | None:
         """The gradient by one kernel, where there is one, for tensors as the form has them."""
-        address = input.data_ptr()
-        if address & 15 or not self._place.current():
-            return None
         rows = self._rows if scale == self._rows.scale else replace(self._rows, scale=scale)
         beside = kept[2] if rows.beside else None
         parts, groups = factors_of(rows, self._length, grad, of_lse, of_beside, index, found, beside)
-        if parts not in self._gradients:
-            try:
-                self._gradients[parts] = self._bound("softmax", input, groups, scale, **parts.prologue)
-            except NotPlanned:
-                self._gradients[parts] = None
-        call = self._gradients[parts]
-        if call is None:
-            return None
-        d = forms.empty_strided(tuple(input.shape), self._strides, input.dtype)
-        addresses = address, *[t.data_ptr() for t in groups], d.data_ptr()
-        call(self._place.stream(), *addresses, numbers=self._numbers(scale))
-        return d
+        run = self._gradients.get(parts)
+        if run is None:
+            run = self._gradients[parts] = self._gradient(parts, input, groups, scale)
+        return run(input, *groups, *self._numbers(scale))
+
+    def _gradient(self, parts: Parts, input: Tensor, groups: list[Tensor], scale: float) -> Callable:
+        """A launcher of such gradients, which returns None where it cannot."""
+        try:
+            call = self._bound("softmax", input, groups, scale, **parts.prologue)
+        except NotPlanned:
+            return _nothing
+        results = ((tuple(input.shape), self._strides, input.dtype),)
+        return forms.launching(call, self._place, _nothing, results, [0, *[None] * len(groups)])
 
     def _numbers(self, scale: float) -> tuple[float, ...]:
         return (*((scale,) if self._scaled else ()), *((self._rows.softcap,) if self._rows.softcap else ()))
@@ -190,6 +193,10 @@ class Form:
         return launch.call_of(
             name, operands, rows.dims, aligned=True, prologue=prologue, invariant=rows.invariant
         )
+
+
+def _nothing(*_: object) -> None:
+    """In the place of a launcher, where there is none."""
 
 
 class Recorded(torch.autograd.Function):

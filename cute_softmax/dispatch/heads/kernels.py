@@ -219,9 +219,14 @@ def factors_of(
     groups += [(of_lse if share is None else of_lse + share, scale)] if target and lse else []
     groups += [(of_beside, -scale), (beside, None)] if entropy else []
     groups += [] if share is None else [(share, scale)]
-    made = [t if factor is None else torch.mul(t.to(torch.float32), factor) for t, factor in groups]
+    made = [t if factor is None else _times(t.float(), factor) for t, factor in groups]
     parts = Parts(target or lse, target, target and lse, entropy, share is not None)
     return parts, [t.contiguous() for t in made]
+
+
+def _times(tensor: Tensor, factor: float) -> Tensor:
+    # Most factors are 1 or -1, and a negative takes less of the host than a product.
+    return tensor if factor == 1 else -tensor if factor == -1 else tensor * factor
 
 
 def gradient_in_one(input: Tensor, rows: Rows, *of_rows: Tensor | None, zero: bool = False) -> Tensor | None:

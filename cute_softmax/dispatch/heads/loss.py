@@ -141,20 +141,22 @@ class Form:
 
     def __init__(self, rows: Tensor, target: Tensor, asked: Loss, arguments: tuple):
         self.asked, self._arguments = asked, arguments
-        self._matches, self._place = guard(rows, target), Place(rows)
-        self._strides = torch.empty_like(rows, device="meta").stride()
+        self._matches = guard(rows, target)
         # Each result of the rows begins with a whole vector.
-        self._pitch = -(-math.prod(rows.shape[:-1]) // 4) * 4
-        self._results = (2, self._pitch), (self._pitch, 1)
-        losses, lse = torch.empty(*self._results[:1], dtype=torch.float32, device=rows.device)
+        pitch = -(-math.prod(rows.shape[:-1]) // 4) * 4
+        losses, lse = torch.empty(2, pitch, dtype=torch.float32, device=rows.device)
         losses, lse = (self._of_rows(t, rows) for t in (losses, lse))
         prologue, self._numbers = _asked_of_kernel(asked)
         gradient = rows if asked.inplace else torch.empty_like(rows, device="meta")
         operands = _operands(rows, losses.new_empty(()), target, gradient, losses, lse)
         dims = (rows.dim() - 1,)
-        self._call = launch.call_of(
+        call = launch.call_of(
             "softmax", operands, dims, aligned=True, prologue=prologue, invariant=asked.invariant
         )
+        results = [((2, pitch), (pitch, 1), torch.float32)]
+        results += [(tuple(rows.shape), gradient.stride(), rows.dtype)] * (not asked.inplace)
+        addresses = ["a0", "a1", "a2", "a0" if asked.inplace else "b1", "b0", f"b0 + {4 * pitch}"]
+        self._run = forms.launching(call, Place(rows), self._anywhere, results, [0, None, None], addresses)
 
     @staticmethod
     def _of_rows(numbers: Tensor, rows: Tensor) -> Tensor:
@@ -172,21 +174,19 @@ class Form:
 
     def __call__(self, rows: Tensor, target: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
         """`visit` of such a call."""
-        address = rows.data_ptr()
-        if address & 15 or not self._place.current():
-            return visit(rows, target, factor, self.asked)
-        results = forms.empty_strided(*self._results, torch.float32)
-        gradient = (
-            rows if self.asked.inplace else forms.empty_strided(tuple(rows.shape), self._strides, rows.dtype)
-        )
-        first = results.data_ptr()
-        self._call(
-            self._place.stream(), address, factor.data_ptr(), target.data_ptr(), gradient.data_ptr(),
-            first, first + 4 * self._pitch, numbers=self._numbers,
-        )  # fmt: skip
+        found = self._run(rows, factor, target, *self._numbers)
         if self.asked.inplace:
             torch.autograd.graph.increment_version(rows)
-        return self._of_rows(results[0], rows), gradient
+        numbers, gradient = (found, rows) if self.asked.inplace else found
+        return self._of_rows(numbers[0], rows), gradient
+
+    def _anywhere(
+        self, rows: Tensor, factor: Tensor, target: Tensor, *_: float
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """What `_run` returns, for rows that are misaligned or on another device than the current one."""
+        losses, gradient = visit(rows, target, factor, self.asked)
+        numbers = losses.reshape(1, -1)
+        return numbers if self.asked.inplace else (numbers, gradient)
 
 
 known = forms.Forms()

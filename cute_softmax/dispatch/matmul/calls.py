@@ -93,7 +93,7 @@ class Product(torch.autograd.Function):
     def forward(ctx, *inputs):
         *fields, form = inputs
         request = Request(*fields)
-        outputs = both(request) if form is None else form.run(request, True)
+        outputs = both(request) if form is None else form.run(request.tensors(), True)
         _save(ctx, request, outputs)
         return outputs
 

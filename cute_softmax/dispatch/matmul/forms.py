@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from operator import itemgetter
+
 import torch
 
 from ...runtime import launch
 from ...runtime.invariance import inside
-from ..common import forms
-from ..common.forms import Forms, Place, guard
+from ..common.forms import Forms, Place, guard, launching
 from ..common.state import unseen
 from .calls import record, serve
 from .kernels import addresses_of, forward
 from .request import Request, Results
 
+Tensor = torch.Tensor
 known = Forms()
 
 
@@ -20,64 +23,77 @@ class Form:
     """All eager calls on tensors of one device, shapes, strides, dtypes and offsets from 16 bytes whose other arguments
     are equal: decided once.
 
-    options: the arguments that are no tensors, as the caller gave them.
+    options: the arguments that are no tensors, as the caller gave them, and the types of those that others equal.
     """
 
-    __slots__ = ("_absent", "_calls", "_matches", "_offsets", "_options", "_place", "_records", "_shape")
-    __slots__ += ("_spec", "_strides", "_types")
+    __slots__ = ("_absent", "_launchers", "_matches", "_options", "_read", "_records", "_spec", "follower")
 
     def __init__(self, request: Request, options: tuple):
-        self._absent = [t is None for t in request.tensors()[2:]]
+        self._absent = tuple([t is None for t in request.tensors()[2:]])
         self._matches = guard(*[t for t in request.tensors() if t is not None])
-        self._options, self._types = options, [*map(type, options)]
-        self._place, self._spec = Place(request.values), request.spec
+        self._options, self._spec = options, request.spec
         self._records = any(t is not None and t.requires_grad for t in request.leaves())
-        self._shape = request.shape()
-        self._strides = torch.empty(self._shape, device="meta").stride()
-        self._offsets = [address & 15 for address in addresses_of(request.read())]
-        self._calls: dict[bool, launch.Call] = {}  # by whether log-sum-exps are written
+        self._read = itemgetter(*[i for i, t in enumerate(request.read()) if t is not None])
+        self._launchers: dict[bool, Callable] = {}  # by whether log-sum-exps are returned
 
-    def fits(self, *call: object) -> bool:
+    def fits(
+        self,
+        scores: Tensor,
+        values: Tensor,
+        mask: Tensor | None,
+        bias: Tensor | None,
+        sink: Tensor | None,
+        stats: Tensor | None,
+        options: tuple,
+    ) -> bool:
         """Whether a call is of this form: the tensors of a request, and the options."""
-        *tensors, options = call
-        given = [t for t in tensors if t is not None]
         return (
             options == self._options
             and self._spec.invariant is inside()
-            and [t is None for t in tensors[2:]] == self._absent
-            and [*map(type, options)] == self._types  # 1 and True are equal
-            and self._matches(*given)
+            and (mask is None, bias is None, sink is None, stats is None) == self._absent
+            and self._matches(scores, values, *[t for t in (mask, bias, sink, stats) if t is not None])
         )
 
-    def __call__(self, tensors: tuple[torch.Tensor | None, ...], return_lse: bool) -> Results:
+    def __call__(self, tensors: tuple[Tensor | None, ...], return_lse: bool) -> Results:
         """(the result, log-sum-exps or None) of a call of this form, recorded by autograd where it records."""
-        request = Request(*tensors, self._spec)
-        if request.stats is not None:
-            request = request.constant()
         if self._records and torch.is_grad_enabled():
-            return record(*request, self)
-        return self.run(request, return_lse)
+            return record(*Request(*tensors, self._spec).constant(), self)
+        return self.run(tensors, return_lse)
 
-    def run(self, request: Request, return_lse: bool) -> Results:
+    def run(self, tensors: tuple[Tensor | None, ...], return_lse: bool) -> Results:
         """`forward` for tensors of this form."""
-        writes_lse = return_lse and request.stats is None
-        call, lse = self._calls.get(writes_lse), None
-        addresses = addresses_of(request.read())
-        if [address & 15 for address in addresses] != self._offsets or not self._place.current():
-            return forward(request, return_lse)
-        if call is None:
-            return forward(request, return_lse, self._calls)
-        known = [] if request.stats is None else [addresses.pop()]
-        result = forms.empty_strided(self._shape, self._strides, request.values.dtype)
-        addresses.append(result.data_ptr())
-        if writes_lse:
-            lse = torch.empty(self._shape[:-1], dtype=torch.float32, device=result.device)
-            addresses.append(lse.data_ptr())
-        if call.plan.kernel.split:
-            parts = forms.empty_strided((call.plan.parts_bytes,), (1,), torch.uint8)
-            addresses.append(parts.data_ptr())
-        call(self._place.stream(), *addresses, *known)
-        return result, lse
+        run = self._launchers.get(return_lse)
+        if run is None:
+            return self._first(Request(*tensors, self._spec), return_lse)
+        found = run(*self._read(tensors))
+        return found if type(found) is tuple else (found, None)
+
+    def _first(self, request: Request, return_lse: bool) -> Results:
+        """`forward`, and where operands are read as they lie, a launcher for later calls."""
+        calls: list[launch.Call] = []
+        found = forward(request, return_lse, calls)
+        if calls:
+            self._launchers[return_lse] = self._launcher(calls[0], request, return_lse)
+        return found
+
+    def _launcher(self, call: launch.Call, request: Request, return_lse: bool) -> Callable:
+        shape, dtype, known = request.shape(), request.values.dtype, request.stats is not None
+        places, spec = [i for i, t in enumerate(request.read()) if t is not None], self._spec
+        dense = [(shape, dtype), *[(shape[:-1], torch.float32)] * (return_lse and not known)]
+        dense += [((call.plan.parts_bytes,), torch.uint8)] * call.plan.kernel.split
+        results = [(shape, torch.empty(shape, device="meta").stride(), dtype) for shape, dtype in dense]
+
+        def anywhere(*given: Tensor) -> Tensor | Results:
+            tensors = dict(zip(places, given, strict=True))
+            request = Request(*[tensors.get(i) for i in range(6)], spec)
+            result, lse = forward(request, return_lse)
+            return result if lse is None else (result, lse)
+
+        addresses = [f"a{i}" for i in range(len(places) - known)] + [f"b{i}" for i in range(len(results))]
+        addresses += [f"a{len(places) - 1}"] * known
+        offsets = [address & 15 for address in addresses_of(request.read())]
+        here, hidden = Place(request.values), call.plan.kernel.split
+        return launching(call, here, anywhere, results, offsets, addresses, hidden)
 
 
 def first(request: Request, return_lse: bool, options: tuple) -> Results:

@@ -14,10 +14,10 @@ from ..common.spec import Spec
 from .request import Request, Results, operand_of
 
 
-def forward(request: Request, return_lse: bool, calls: dict[bool, launch.Call] | None = None) -> Results:
+def forward(request: Request, return_lse: bool, calls: list[launch.Call] | None = None) -> Results:
     """(the result, log-sum-exps or None) by our kernel.
 
-    calls: of a form, where the Call is kept by whether it writes log-sum-exps, if operands are read as they lie.
+    calls: where the Call is kept, if operands are read as they lie.
     """
     shape, device, writes_lse = request.shape(), request.values.device, return_lse and request.stats is None
     result = torch.empty(shape, dtype=request.values.dtype, device=device)
@@ -31,7 +31,7 @@ def forward(request: Request, return_lse: bool, calls: dict[bool, launch.Call] |
     readable = _readable(request)
     call = _call_of(readable, writes_lse)
     if calls is not None and addresses_of(readable.tensors()) == addresses_of(request.read()):
-        calls[writes_lse] = call
+        calls.append(call)
     *operands, stats = readable.tensors()
     parts = (
         torch.empty(call.plan.parts_bytes, dtype=torch.uint8, device=device)

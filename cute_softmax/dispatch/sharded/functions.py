@@ -2,86 +2,88 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from ...runtime.invariance import block_size, in_force
-from ..common.formulas import wide
-from ..common.state import transformed
 from ..heads.calls import check_integers
-from .calls import Numbers, Softmax, Sum
-from .states import Slice, slice_of
-
-if TYPE_CHECKING:
-    from torch.distributed.tensor import DTensor
+from . import calls
+from .placements import of_dtensor, sharded_over
+from .states import Shared, slice_of
 
 Tensor = torch.Tensor
 
 
 class Shard(NamedTuple):
-    """What a caller says of the slice: the group, the index of its first element in the row, and the row's length."""
+    """What a caller says of the slice: the group, the index of its first element in the row, and the row's length; of a
+    DTensor's, whether all are equally long."""
 
     group: dist.ProcessGroup | None = None
     start: int | None = None
     size: int | None = None
+    alike: bool = False
 
 
 def is_shared(input: Tensor, dims: tuple[int, ...], shard: Shard) -> bool:
     """Whether other ranks have parts of the rows. Raises ValueError for arguments of a slice without its group."""
     if shard.group is None and (shard.start is not None or shard.size is not None):
         raise ValueError("vocab_start and vocab_size say where a rank's slice lies: they need group")
-    return shard.group is not None or bool(_sharded_over(input, dims))
-
-
-def _sharded_over(input: Tensor, dims: tuple[int, ...]) -> list[int]:
-    """The dimensions of a DTensor's mesh that reduced dimensions are sharded over."""
-    if type(input) in (torch.Tensor, torch.nn.Parameter) or not dist.is_available():
-        return []
-    from torch.distributed.tensor import DTensor
-
-    if not isinstance(input, DTensor):
-        return []
-    return [i for i, p in enumerate(input.placements) if p.is_shard() and p.dim % input.dim() in dims]
+    return shard.group is not None or bool(sharded_over(input, dims))
 
 
 def row_numbers(
-    input: Tensor, index: Tensor | None, dims: tuple[int, ...], scale: float, entropies: bool, shard: Shard
-) -> tuple[Tensor | None, Tensor, Tensor | None]:
-    """(log-probabilities at the index, logsumexps, entropies) of whole rows, alike on all ranks of the group."""
-    _check(input, dims)
-    (dim,) = dims
+    input: Tensor,
+    index: Tensor | None,
+    dims: tuple[int, ...],
+    scale: float,
+    results: str,
+    shard: Shard,
+    dtype: torch.dtype,
+) -> tuple[Tensor, ...]:
+    """Numbers of whole rows in a dtype, alike on all ranks of the group. results: some of "found" (log-probabilities at
+    the index), "lse" (logsumexps), "entropy" and "even" (mean log-probabilities), in this order."""
+    dim = _check(input, dims)
     if shard.group is None:
-        return _of_dtensor(
-            input, index, dim, lambda x, i, s: row_numbers(x, i, dims, scale, entropies, s), True
+        return of_dtensor(
+            input, index, dim, lambda x, i, *at: row_numbers(x, i, dims, scale, results, Shard(*at), dtype)
         )
     rows, part = _rows(input, dim, shard)
-    column = None if index is None else index.long().unsqueeze(-1)
-    found = Numbers.apply(rows, column, scale, entropies, part)
-    return tuple(None if t is None else t.squeeze(-1) for t in found)
+    asked = part.asks(scale=scale, results=results, dtype=dtype)
+    if "even" in asked.names:
+        _check_even(asked)
+    at = None if index is None else index.long()
+    found = dict(zip(calls.RESULTS, calls.numbers(rows, at, asked), strict=True))
+    return tuple(found[name] for name in asked.names)
 
 
-def uniform(input: Tensor, index: Tensor, scale: float, shard: Shard) -> tuple[Tensor, Tensor]:
-    """(log-probabilities at the index, their mean over the row), for targets of which a share is uniform."""
+class Losses(NamedTuple):
+    """What a cross entropy asks for, as `cross_entropy` has it; lse: whether the logsumexps, too."""
+
+    reduction: str
+    ignore: int
+    smoothing: float
+    scale: float
+    squares: float
+    lse: bool
+    dtype: torch.dtype
+
+
+def loss(input: Tensor, target: Tensor, asks: Losses, shard: Shard) -> tuple[Tensor, Tensor | None]:
+    """(the cross entropy with class indices, or those of rows; the logsumexps in float32 if they are asked for)."""
+    dim = _check(input, (input.dim() - 1,))
     if shard.group is None:
-        raise NotImplementedError(
-            "label_smoothing of a DTensor whose rows are sharded: give group and local tensors"
-        )
-    _check(input, (input.dim() - 1,))
-    if in_force():
-        raise NotImplementedError("label_smoothing of rows that ranks share is not batch-invariant")
-    rows, part = _rows(input, input.dim() - 1, shard)
-    logs = Softmax.apply(rows, scale, True, wide(rows.dtype), part)
-    local, here = part.local(index.long().unsqueeze(-1))
-    found = logs.gather(-1, local) if rows.shape[-1] else logs.new_zeros(local.shape)
-    columns = input.shape[-1] * dist.get_world_size(shard.group) if shard.size is None else shard.size
-    if shard.size is None and shard.start not in (None, input.shape[-1] * dist.get_rank(shard.group)):
-        raise ValueError("label_smoothing over slices of unequal length needs vocab_size")
-    return tuple(
-        Sum.apply(t, part) for t in (torch.where(here, found, 0).squeeze(-1), logs.sum(-1) / columns)
-    )
+        return of_dtensor(input, target, dim, lambda x, i, *at: loss(x, i, asks, Shard(*at)))
+    rows, part = _rows(input, dim, shard)
+    asked = part.asks(
+        scale=asks.scale, results="loss lse" if asks.lse else "loss", dtype=asks.dtype, reduction=asks.reduction,
+        ignore=asks.ignore, smoothing=asks.smoothing, squares=asks.squares,
+    )  # fmt: skip
+    if asked.even:
+        _check_even(asked)
+    found, lse = calls.loss(rows, target.long(), asked)
+    return found, lse if asks.lse else None
 
 
 def softmax(
@@ -89,16 +91,13 @@ def softmax(
 ) -> Tensor:
     """This rank's slice of the softmax of whole rows, or of its logarithm; padding behind the rows' end becomes 0, of
     the logarithm -inf."""
-    _check(input, dims)
-    (dim,) = dims
+    dim = _check(input, dims)
     if shard.group is None:
-        return _of_dtensor(input, None, dim, lambda x, _, s: softmax(x, dims, dtype, scale, log, s), False)
+        return of_dtensor(
+            input, None, dim, lambda x, _, *at: softmax(x, dims, dtype, scale, log, Shard(*at)), rows=False
+        )
     rows, part = _rows(input, dim, shard)
-    result = Softmax.apply(rows, scale, log, dtype, part)
-    padding = input.shape[dim] - part.width
-    if padding:
-        result = torch.nn.functional.pad(result, (0, padding), value=-torch.inf if log else 0.0)
-    return result.movedim(-1, dim)
+    return calls.softmax(rows, part.asks(scale=scale, dtype=dtype, log=log)).movedim(-1, dim)
 
 
 def check_rows(index: object, input: Tensor) -> None:
@@ -111,17 +110,25 @@ def check_rows(index: object, input: Tensor) -> None:
         )
 
 
-def _check(input: Tensor, dims: tuple[int, ...]) -> None:
+def _check(input: Tensor, dims: tuple[int, ...]) -> int:
+    """The dimension that ranks share."""
     if len(dims) != 1:
         raise ValueError(f"dim is {dims}: ranks share rows over one dimension")
     if not input.dim():
         raise ValueError("input has no dimension that ranks could share")
-    if torch.compiler.is_compiling() or transformed():
-        raise NotImplementedError("rows that ranks share are not traced by torch.compile or functorch")
+    return dims[0]
 
 
-def _rows(input: Tensor, dim: int, shard: Shard) -> tuple[Tensor, Slice]:
-    """The slice's elements, the row's dimension last and padding left out."""
+def _check_even(asked: Shared) -> None:
+    """Raise where no mean over the row can be had."""
+    if not asked.size:
+        raise ValueError("label_smoothing over slices of unequal length needs vocab_size")
+    if asked.block:
+        raise NotImplementedError("label_smoothing of rows that ranks share is not batch-invariant")
+
+
+def _rows(input: Tensor, dim: int, shard: Shard) -> tuple[Tensor, Shared]:
+    """The slice, the row's dimension last, and which part of the rows it is."""
     block = None
     if in_force():
         block = block_size()
@@ -129,43 +136,4 @@ def _rows(input: Tensor, dim: int, shard: Shard) -> tuple[Tensor, Slice]:
             raise ValueError(
                 "batch-invariant calls on rows that ranks share need batch_invariant(block_size=...)"
             )
-    part = slice_of(input.shape[dim], shard.group, shard.start, shard.size, block)
-    return input.movedim(dim, -1)[..., : part.width], part
-
-
-def _of_dtensor(input: DTensor, index: Tensor | None, dim: int, call: Callable, numbers: bool):
-    """A call on the local tensors of a DTensor, its results as DTensors: numbers of rows are replicated where the row
-    was sharded, matrices lie as the input does."""
-    from torch.distributed.tensor import DTensor, Replicate
-    from torch.distributed.tensor import Shard as Sharded
-
-    over, mesh = _sharded_over(input, (dim,)), input.device_mesh
-    if len(over) > 1:
-        raise NotImplementedError("rows that are sharded over several dimensions of a mesh")
-    if any(p.is_partial() for p in input.placements):
-        raise ValueError(f"input has placements {input.placements}: partial sums must be reduced first")
-    placements = list(input.placements)
-    shape = list(input.shape)
-    size = shape[dim]
-    if numbers:
-        for i, p in enumerate(placements):
-            if i in over:
-                placements[i] = Replicate()
-            elif p.is_shard():
-                placements[i] = Sharded(p.dim % input.dim() - (p.dim % input.dim() > dim))
-        del shape[dim]
-    if isinstance(index, DTensor):
-        index = index.redistribute(mesh, placements).to_local()
-    stride = torch.empty(shape, device="meta").stride()
-    chunk = -(-size // mesh.size(over[0]))  # as torch.chunk cuts it
-    start = min(size, chunk * mesh.get_local_rank(over[0]))
-    found = call(input.to_local(), index, Shard(mesh.get_group(over[0]), start, size))
-
-    def whole(local: Tensor | None) -> Tensor | None:
-        if local is None:
-            return None
-        return DTensor.from_local(
-            local, mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride
-        )
-
-    return tuple(map(whole, found)) if isinstance(found, tuple) else whole(found)
+    return input.movedim(dim, -1), slice_of(input.shape[dim], *shard, block)

@@ -7,11 +7,10 @@ from collections.abc import Callable
 import torch
 
 from ...plan import NotPlanned
-from ...runtime import launch, private
+from ...runtime import launch
 from ...runtime.invariance import inside
-from ..common import forms
 from ..common.arguments import DTYPES, served
-from ..common.forms import Place, guard
+from ..common.forms import MOST_OF_A_SHAPE, Place, guard, launching
 from ..common.spec import Operands, Spec
 from ..common.state import batched, recorder, unseen
 from . import kernels
@@ -32,6 +31,7 @@ class Form:
     matches(input, *tensors): whether tensors are of this form, see `guard`.
     run(input, *call): the result for tensors of this form; `call` is nothing where scores are the input itself, else
         bias, mask, scale, sink and the prologue's numbers. With a sink there are two results, see `SoftmaxWithSink`.
+    record(input): the first, recorded by autograd.
     Raises NotPlanned where no kernel serves the calls.
     """
 
@@ -53,23 +53,29 @@ class Form:
         self.requires_grad = any(
             t is not None and t.requires_grad for t in (input, operands.bias, operands.scale, operands.sink)
         )
-        self.backwards: dict[tuple, Callable] = {}
+        self.backwards: tuple[tuple[Callable, Callable], ...] = ()  # (whether it is for tensors, a launcher)
+        self._operands = [name for name, t in zip(Operands._fields, operands, strict=True) if t is not None]
+        self._latest = [], spec
         if not given:
             self.run = launcher(
-                spec.math, (input,), spec.dtype, spec.dims, spec.online, self.anywhere, spec.invariant
+                spec.math, (input,), spec.dtype, spec.dims, spec.online, self._anywhere, spec.invariant
             )
+            if self.requires_grad:
+                self.record = recorded(self)
             return
         self._others = [(n, _alike(n, value)) for n, value in given.items() if n not in self.tensors]
+        self._shape = tuple(input.shape)
         result = torch.empty_like(input, dtype=spec.dtype)
-        self._shape, self._strides, self._place = tuple(result.shape), result.stride(), Place(result)
         *scored, sink = operands
-        log = None if sink is None else numbers_of_rows(input, spec.dims)
-        self._rows = log if log is None else (tuple(log.shape), log.stride())
+        self._sunk = sink is not None
+        log = numbers_of_rows(input, spec.dims) if self._sunk else None
         work = kernels.forward_work(input, *scored, spec, result, sink=sink, sink_log=log)
-        self._call, names = work.call(aligned=True), work.prologue.numbers
+        call, names = work.call(aligned=True), work.prologue.numbers
         self.numbers = [name for name in names if name != "offset"]  # as arguments; `causal` means the offset
         self._fields = [{"scale": "factor", "alpha": "alpha", "offset": "causal"}[name] for name in names]
-        self._latest = [], spec
+        offsets = [None if name == "scale" else 0 for name in ("input", *self._operands)]
+        results = [(tuple(t.shape), t.stride(), t.dtype) for t in (result, log) if t is not None]
+        self._launch = launching(call, Place(result), self._anywhere, results, offsets)
         self.run = self._run
 
     def fits(self, input: Tensor, dim: object, dtype: object, online: bool, given: dict[str, object]) -> bool:
@@ -88,14 +94,14 @@ class Form:
     def __call__(self, input: Tensor, given: dict[str, object]) -> Tensor:
         """The result of a call of this form, recorded by autograd where it records."""
         if not given:
-            recorded = self.requires_grad and torch.is_grad_enabled()
-            return record(input, self) if recorded else self.run(input)
+            records = self.requires_grad and torch.is_grad_enabled()
+            return self.record(input) if records else self.run(input)
         call = self._of(given)
         if self.requires_grad and torch.is_grad_enabled():
-            found = (record_scores if self._rows is None else record_with_sink)(input, *call, self)
+            found = (record_with_sink if self._sunk else record_scores)(input, *call, self)
         else:
             found = self.run(input, *call)
-        return found if self._rows is None else found[0]
+        return found[0] if self._sunk else found
 
     def _of(self, given: dict[str, object]) -> tuple:
         """What `run` takes of a call besides its input."""
@@ -115,28 +121,19 @@ class Form:
         sink: Tensor | None,
         numbers: list,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        addresses = [t.data_ptr() for t in (input, bias, mask) if t is not None]
-        of_sink = [] if sink is None else [sink.data_ptr()]
-        if not self._place.suits(addresses + of_sink):
-            spec = self.spec_of(numbers)
-            if sink is not None:
-                return kernels.forward_with_sink(input, bias, mask, scale, sink, spec)
-            return kernels.forward(input, bias, mask, scale, spec)
-        result = forms.empty_strided(self._shape, self._strides, self.spec.dtype)
         if scale is not None:
-            scale = scale.float()  # alive until the launch
-            addresses.append(scale.data_ptr())
-        addresses += *of_sink, result.data_ptr()
-        if sink is None:
-            self._call(self._place.stream(), *addresses, numbers=numbers)
-            return result
-        log = forms.empty_strided(*self._rows, torch.float32)
-        self._call(self._place.stream(), *addresses, log.data_ptr(), numbers=numbers)
-        return result, log
+            scale = scale.float()
+        tensors = [t for t in (input, bias, mask, scale, sink) if t is not None]
+        return self._launch(*tensors, *numbers)
 
-    def anywhere(self, input: Tensor) -> Tensor:
-        """The result for a tensor that is misaligned, or on another device than the current one."""
-        return kernels.forward(input, None, None, None, self.spec)
+    def _anywhere(self, input: Tensor, *call: Tensor | float) -> Tensor | tuple[Tensor, Tensor]:
+        """What `run` returns, for tensors that are misaligned, or on another device than the current one."""
+        given, numbers = call[: len(self._operands)], call[len(self._operands) :]
+        *scored, sink = Operands(**dict(zip(self._operands, given, strict=True)))
+        spec = self.spec_of([*numbers])
+        if sink is not None:
+            return kernels.forward_with_sink(input, *scored, sink, spec)
+        return kernels.forward(input, *scored, spec)
 
     def spec_of(self, numbers: list) -> Spec:
         """The spec of a call with these numbers: scale, alpha and the offset, those that there are."""
@@ -148,11 +145,15 @@ class Form:
 
     def backward(self, grad: Tensor, output: Tensor) -> Tensor:
         """The gradient of the input, where that is the scores, by a launcher made once for each form of `grad`."""
-        key = grad.stride(), grad.dtype, output.stride()
-        run = self.backwards.get(key)
-        if run is None:
-            run = self.backwards[key] = self._backward_launcher(grad, output)
-        return run(grad, output)
+        for matches, run in self.backwards:
+            if matches(grad, output):
+                return run(grad, output)
+        if not batched(grad):
+            run = self._backward_launcher(grad, output)
+            if grad is not output:  # which no guard takes
+                self.backwards = (*self.backwards, (guard(grad, output), run))[-MOST_OF_A_SHAPE:]
+            return run(grad, output)
+        return kernels.backward(grad, output, None, None, self.of_input)
 
     def _backward_launcher(self, grad: Tensor, output: Tensor) -> Callable:
         def anywhere(grad: Tensor, output: Tensor) -> Tensor:
@@ -170,25 +171,28 @@ class Form:
             return anywhere
 
 
-class Recorded(torch.autograd.Function):
-    """`Softmax` of a call whose form is known, of scores that are the input itself: (input, form)."""
+def recorded(form: Form) -> Callable[[Tensor], Tensor]:
+    """`form.run` of scores that are the input itself, recorded by autograd: `Softmax` of a call whose form is known.
 
-    @staticmethod
-    def forward(ctx, input, form):
-        result = form.run(input)
-        ctx.save_for_backward(result)
-        ctx.form = form
-        return result
+    Each form has an autograd function of its own: to take the form as an argument and keep it costs half a microsecond.
+    """
+    run = form.run
 
-    @staticmethod
-    def backward(ctx, grad):
-        form = ctx.form
-        (result,) = ctx.saved_tensors
-        if torch.is_grad_enabled():  # a gradient of the gradient is wanted
-            return differentiable(grad, result, None, None, form.of_input), None
-        if batched(grad):
-            return kernels.backward(grad, result, None, None, form.of_input), None
-        return form.backward(grad, result), None
+    class Recorded(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, input):
+            result = run(input)
+            ctx.save_for_backward(result)
+            return result
+
+        @staticmethod
+        def backward(ctx, grad):
+            (result,) = ctx.saved_tensors
+            if torch.is_grad_enabled():  # a gradient of the gradient is wanted
+                return differentiable(grad, result, None, None, form.of_input)
+            return form.backward(grad, result)
+
+    return recorder(Recorded)
 
 
 class RecordedScores(torch.autograd.Function):
@@ -220,8 +224,7 @@ class RecordedWithSink(torch.autograd.Function):
         return *SoftmaxWithSink.backward(ctx, *grads), None
 
 
-record, record_scores = recorder(Recorded), recorder(RecordedScores)
-record_with_sink = recorder(RecordedWithSink)
+record_scores, record_with_sink = recorder(RecordedScores), recorder(RecordedWithSink)
 
 
 def _alike(name: str, value: object) -> Callable[[object], bool]:
@@ -270,110 +273,6 @@ def launcher(
     result = torch.empty_like(inputs[-1], dtype=dtype)
     if not result.numel():
         return anywhere
-    here, shape, strides = Place(result), tuple(result.shape), result.stride()
     call = launch.call_of(math, (*inputs, result), dims, online, aligned=True, invariant=invariant)
-    function, plan = call.function, call.plan
-
-    short = plan.movement == "short"
-    if not short and (plan.movement != "row" or plan.kernel.kept_modes > 1):
-
-        def run_any(*inputs: torch.Tensor) -> torch.Tensor:
-            addresses = [t.data_ptr() for t in inputs]
-            if not here.suits(addresses):
-                return anywhere(*inputs)
-            y = forms.empty_strided(shape, strides, dtype)
-            call(here.stream(), *addresses, y.data_ptr())
-            return y
-
-        return run_any
-
-    # Written out for one input and for two, with what `here` asks: going through lists would cost half a microsecond.
-    device, alone, empty = here.device, here.alone, forms.empty_strided
-    stream, current_device = private.current_stream, private.current_device
-    if short and len(inputs) == 1:
-        rows, columns, warp_rows, ctas, evict_last = call.arguments
-
-        def run_short(x: torch.Tensor) -> torch.Tensor:
-            address = x.data_ptr()
-            if address & 15 or not (alone or current_device() == device):
-                return anywhere(x)
-            y = empty(shape, strides, dtype)
-            try:
-                function(stream(device), rows, columns, warp_rows, ctas, evict_last, address, y.data_ptr())
-            except Exception as error:
-                raise launch.launch_error(plan, error) from error
-            return y
-
-        return run_short
-
-    if short:
-        rows, columns, warp_rows, ctas, evict_last = call.arguments
-
-        def run_two_short(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-            a_address, b_address = a.data_ptr(), b.data_ptr()
-            if (a_address | b_address) & 15 or not (alone or current_device() == device):
-                return anywhere(a, b)
-            y = empty(shape, strides, dtype)
-            try:
-                function(
-                    stream(device),
-                    rows,
-                    columns,
-                    warp_rows,
-                    ctas,
-                    evict_last,
-                    a_address,
-                    b_address,
-                    y.data_ptr(),
-                )
-            except Exception as error:
-                raise launch.launch_error(plan, error) from error
-            return y
-
-        return run_two_short
-
-    rows, columns, ctas, evict_last = call.arguments
-    if len(inputs) == 1:
-        x_stride, y_stride = plan.row_strides
-
-        def run(x: torch.Tensor) -> torch.Tensor:
-            address = x.data_ptr()
-            if address & 15 or not (alone or current_device() == device):
-                return anywhere(x)
-            y = empty(shape, strides, dtype)
-            try:
-                function(
-                    stream(device), rows, columns, ctas, evict_last, address, x_stride, y.data_ptr(), y_stride
-                )
-            except Exception as error:
-                raise launch.launch_error(plan, error) from error
-            return y
-
-        return run
-
-    a_stride, b_stride, y_stride = plan.row_strides
-
-    def run_two(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        a_address, b_address = a.data_ptr(), b.data_ptr()
-        if (a_address | b_address) & 15 or not (alone or current_device() == device):
-            return anywhere(a, b)
-        y = empty(shape, strides, dtype)
-        try:
-            function(
-                stream(device),
-                rows,
-                columns,
-                ctas,
-                evict_last,
-                a_address,
-                a_stride,
-                b_address,
-                b_stride,
-                y.data_ptr(),
-                y_stride,
-            )
-        except Exception as error:
-            raise launch.launch_error(plan, error) from error
-        return y
-
-    return run_two
+    results = ((tuple(result.shape), result.stride(), dtype),)
+    return launching(call, Place(result), anywhere, results, [0] * len(inputs))

@@ -20,7 +20,7 @@ class Form:
     options: the arguments that are no tensors, as the caller gave them.
     """
 
-    __slots__ = ("_call", "_matches", "_options", "_place", "_records", "_types", "choice")
+    __slots__ = ("_call", "_matches", "_options", "_place", "_records", "_types", "choice", "follower")
 
     def __init__(self, input: Tensor, choice: Choice, options: tuple):
         self._matches, self._options, self._types = guard(input), options, [*map(type, options)]

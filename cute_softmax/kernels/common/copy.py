@@ -238,6 +238,7 @@ class Fragment:
     staging: how the elements come, see `cute_softmax.plan.RowClass`: all but "direct" ones are waited for vector by
         vector when they are first looked at, and "shared" ones are in new registers each time.
     slots: where a row math keeps what it computes of the elements, if not in registers.
+    waited: whether all of "shared" ones have come, and no one is waited for.
     """
 
     def __init__(
@@ -247,9 +248,10 @@ class Fragment:
         fresh: bool,
         staging: str = "direct",
         slots: Slots | None = None,
+        waited: bool = False,
     ):
         self.vectors, self.scalars, self.fresh = vectors, scalars, fresh
-        self.staging, self.slots = staging, slots
+        self.staging, self.slots, self.waited = staging, slots, waited
         self.steps = len(vectors)
 
     def packed(self, k: int) -> cute.Tensor:

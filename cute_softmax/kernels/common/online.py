@@ -141,7 +141,11 @@ class Fast:
         """The logarithm of a sum of these exponentials over that of the reference itself: where nothing else counts,
         exactly 0, though no power of two is exact.
         """
-        return cute.math.log(quotient(total, self.exponential(ref, ref)))
+        return cute.math.log(self.relative(total, ref))
+
+    def relative(self, total: Float32, ref: Float32) -> Float32:
+        """A sum of these exponentials over that of the reference itself."""
+        return quotient(total, self.exponential(ref, ref))
 
 
 class Near:
@@ -188,6 +192,15 @@ class Near:
     def log(total: Float32, ref: Float32) -> Float32:
         """The logarithm of a sum of these exponentials."""
         return cute.math.log(total)
+
+    @staticmethod
+    def relative(total: Float32, ref: Float32) -> Float32:
+        """A sum of these exponentials over that of the reference itself."""
+        return total
+
+    def fallen(self, old: Float32, new: Float32) -> Float32:
+        """The exponent in `ratio`, in units of `unit`."""
+        return self.difference(old, new)
 
 
 def quotient(a: Float32, b: Float32) -> Float32:
@@ -288,12 +301,16 @@ class ScaledNear(Scaled, Near):
     def ratio(self, old: Float32, new: Float32) -> Float32:
         """exp(factor * (old - new)) of two references, new >= old, by the rounded products that differences are from:
         1 for equal ones."""
-        scale = self.at(new, self.factor)
-        return self.of(self.product(old, scale) - self.product(new, scale))
+        return self.of(self.fallen(old, new))
 
     def log(self, total: Float32, ref: Float32) -> Float32:
         """What is to be subtracted from a difference: the logarithm of a sum of these exponentials."""
         return self.difference(ref, ref) + cute.math.log(quotient(total, self.exponential(ref, ref)))
+
+    def fallen(self, old: Float32, new: Float32) -> Float32:
+        """The exponent in `ratio`, by the rounded products."""
+        scale = self.at(new, self.factor)
+        return self.product(old, scale) - self.product(new, scale)
 
 
 class ScaledPrecise(ScaledNear, Precise):

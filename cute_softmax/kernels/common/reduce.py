@@ -266,13 +266,15 @@ def across_warps(
     barrier: cute.Pointer | None,
     phase: Int32,
     cluster_n: cutlass.Constexpr[int],
+    apart: cutlass.Constexpr[bool] = False,
 ) -> tuple:
     """Merge the states of all warps (and, with a barrier, all CTAs of the cluster) that share a row.
 
     buffer: one stage of the reduction buffer, shape (rows, (warps_per_row, cluster_n)).
     barrier: the mbarrier of this stage, None without a cluster; phase: its parity.
     state: equal in all lanes of a warp, as `op.lanes` leaves it; so is the result. It may be smaller than the buffer's
-        elements: those of another stage are larger.
+        elements: those of another stage are larger. apart: whether the warps of a row wait for no others, without a
+        cluster.
     """
     words = buffer.element_type.width // 32
     state = (*state, *[Float32(0.0) for _ in range(words - len(state))])
@@ -282,7 +284,11 @@ def across_warps(
     if const_expr(cluster_n == 1):
         if lane == 0:
             buffer[row, peer] = pack(state)
-        cute.arch.barrier()
+        if const_expr(apart and rows > 1):
+            # Barrier 0 is that of the whole CTA.
+            cute.arch.barrier(barrier_id=row + 1, number_of_threads=warps_per_row * WARP)
+        else:
+            cute.arch.barrier()
     else:
         rank = cute.arch.block_idx_in_cluster()
         if warp == 0:

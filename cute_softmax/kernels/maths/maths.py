@@ -134,7 +134,7 @@ class Softmax(RowMath):
 
     def partial(self, stage: int, values: list, carry: list, width: int) -> tuple:
         (x,) = values
-        if self.recurs or (self.online and (x.slots or not self.keep)):
+        if self.recurs or (self.online and (x.slots or not (self.keep or x.waited))):
             return self.by_parts(x, width)
         if stage == 0:
             (seen,) = MAX.lanes((x.maximum(),), width)
@@ -291,7 +291,9 @@ class LogSumExp(Softmax):
 
     def partial(self, stage: int, values: list, carry: list, width: int) -> tuple:
         (x,) = values
-        if self.recurs or x.staging != "direct":  # work on what is there while the rest is on its way
+        if self.recurs or not (
+            x.staging == "direct" or x.waited
+        ):  # work on what is there while the rest is on its way
             return self.by_parts(x, width)
         # The maximum of all lanes first: their sums then refer to the same number and need no correction.
         (seen,) = MAX.lanes((x.maximum(),), width)
@@ -400,13 +402,15 @@ class Entropy(Statistics):
         return self.weighted(elements[0], online.reference(carry[0]))[1]
 
     def group_results(self, state: tuple) -> list[Float32]:
+        row_max, log = super().group_results(state[:2])
+        return [row_max, log, log - self.mean(state)]
+
+    def mean(self, state: tuple) -> Float32:
+        """That of the differences to the maximum, by the softmax."""
         seen, total, weighted = state
-        row_max, log = super().group_results((seen, total))
         ref = online.reference(seen)
-        mean = weighted / total - self.exp.exponent(
-            ref, ref
-        )  # of the exponents, that of the reference being 0
-        return [row_max, log, log - mean * Float32(online.LN_2)]
+        # Of the exponents, that of the reference being 0.
+        return (weighted / total - self.exp.exponent(ref, ref)) * Float32(online.LN_2)
 
 
 class Selected(Statistics):

@@ -20,6 +20,7 @@ from ..common.copy import Fragment, unpack
 from ..common.index import select
 from ..common.online import rounded_product
 from ..common.reduce import tree
+from . import states
 from .maths import RowMath
 
 NOTHING = -float("inf")
@@ -57,7 +58,7 @@ class Scores:
 
     def __init__(self, prologue, inputs: dict[str, Fragment], given: Given, keep: bool):
         self.prologue, self.inputs, self.given = prologue, inputs, given
-        self.staging, self.slots = inputs["x"].staging, inputs["x"].slots
+        self.staging, self.slots, self.waited = inputs["x"].staging, inputs["x"].slots, inputs["x"].waited
         self.kept = {} if keep and not self.slots else None
         # Padding that is capped, or scaled and nothing else, is finite.
         alone = prologue.scale and not (prologue.bias or prologue.mask)
@@ -154,7 +155,7 @@ class Packed:
         """The scores, over |scale|."""
         vectors = [lambda k=k: self.vector(k) for k in range(len(self.x.vectors))]
         scalars = [self.scalar(e, held) for e, held in enumerate(self.given.exist[len(vectors) :])]
-        return Fragment(vectors, scalars, self.x.fresh, self.x.staging, self.x.slots)
+        return Fragment(vectors, scalars, self.x.fresh, self.x.staging, self.x.slots, self.x.waited)
 
     def vector(self, k: int) -> cute.Tensor:
         vector = self.x.vectors[k]()
@@ -244,6 +245,7 @@ class Prologued(RowMath):
         more = ("even",) if prologue.averages and math.group_outputs else ()
         more += ("sink_log",) if prologue.sink and math.outputs else ()
         self.outputs, self.group_outputs = math.outputs, (*math.group_outputs, *more)
+        self.group_outputs = states.names_of(prologue, math) if prologue.state else self.group_outputs
         if prologue.averages:
             self.math = math = math.averaged()
         if prologue.softcap:
@@ -332,6 +334,8 @@ class Prologued(RowMath):
         return (y * online.cap_slope(score, cap) for y, score in zip(results, *self.of(values), strict=True))
 
     def group_results(self, state: tuple, *chosen: Float32) -> list[Float32]:
+        if self.prologue.state:
+            return states.numbers_of(self.prologue, self.math, state, *chosen)
         if self.prologue.sink:
             return self.beside_sink(self.ended(state), *chosen)
         results = self.math.group_results(self.ended(state), *chosen)
@@ -447,9 +451,9 @@ class ProloguedGradient(Prologued):
 
     def __init__(self, math: RowMath, prologue):
         super().__init__(math, prologue)
-        self.group_outputs = ("sink_grad",) if prologue.sink else ()
-        self.inputs = self.names = math.inputs
-        self.padding, self.rescores, self.masks = math.padding, False, False
+        self.group_outputs = ("sink_grad",) if prologue.sink else ("sum",) if prologue.state else ()
+        self.inputs, self.outputs = math.inputs, () if prologue.state else math.outputs
+        self.names, self.padding, self.rescores, self.masks = math.inputs, math.padding, False, False
 
     def elements(self, numbers: tuple, scale: Float32 | None, counts: Boolean) -> tuple:
         if not self.prologue.causal:
@@ -474,9 +478,11 @@ class ProloguedGradient(Prologued):
         """The state as it is: what the sink takes of the softmax is not in the results that it is of."""
         return state
 
-    def group_results(self, state: tuple, sink: Float32) -> list[Float32]:
-        """The gradient of the sink, less its probability times the sum; 0 where there was none."""
+    def group_results(self, state: tuple, sink: Float32 | None = None) -> list[Float32]:
+        """The gradient of the sink, less its probability times the sum, 0 where there was none; or a part's sum."""
         (total,) = state
+        if self.prologue.state:
+            return [total]
         probability = online.Precise().exponential(sink, Float32(0.0))
         return [select(sink == NOTHING, Float32(0.0), -probability * total)]
 

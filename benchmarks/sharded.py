@@ -1,0 +1,315 @@
+"""Rows that ranks share, measured on the GPUs of one machine, a process each.
+
+python -m benchmarks sharded [--save [DIR]] [--minutes M] [--shapes MxN ...]
+torchrun --nproc-per-node=N -m benchmarks sharded ...
+
+Both ranks' GPUs begin a call together, behind a collective and queued work; what counts is the later of them. Every
+result is checked against float64. Providers: our functions with `group`; "local", the same functions of the slice
+alone; "all-gather", of as many bytes; "copy", of the slice; DTensor, loss_parallel, and Megatron's three all-reduces.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from layouts.arguments import Parser
+
+from . import results, timing
+from .cases import Case, parse_shape
+from .sharded_calls import OPS, Slices, kernels_of, share_of
+
+Tensor = torch.Tensor
+SUITE = "sharded"
+SHAPES = ((4096, 151936), (8192, 128256), (64, 128256))
+RANKS = (2, 4, 8, 16, 32, 64)  # that the model of costs speaks of
+GATHERED = tuple(1 << n for n in range(8, 25, 2))  # bytes a rank
+CALLS, WARM, SLOW_CALLS = 15, 3, 3
+SLOW_US = 3000.0  # of a provider that is measured so few times
+LEAST_LEAD = 300e-6  # seconds that the GPUs wait at least, so that the host is ahead
+CYCLES_A_SECOND = 2e9
+SMALL = 50 << 20  # bytes of a slice below which a graph is measured as well
+ROTATED, GRAPH_CALLS = 8, 16
+
+
+@dataclass
+class Ranks:
+    """This process among the others."""
+
+    rank: int
+    count: int
+    end: float
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda", torch.cuda.current_device())
+
+    def together(self, numbers: Sequence[float]) -> list[float]:
+        """The larger of each number over the ranks."""
+        given = torch.tensor([*numbers], dtype=torch.float64, device=self.device)
+        dist.all_reduce(given, dist.ReduceOp.MAX)
+        return given.tolist()
+
+    def over(self) -> bool:
+        """Whether time is up, for all alike."""
+        return bool(self.together([float(time.monotonic() > self.end)])[0])
+
+
+def measured(
+    calls: dict[str, Callable[[], object]], ranks: Ranks, warm: int = WARM
+) -> dict[str, list[float]]:
+    """Microseconds of each call, interleaved: events around it, behind queued work and a collective of all ranks."""
+    flush = torch.empty(timing.FLUSH_BYTES, dtype=torch.uint8, device=ranks.device)
+    meeting = torch.zeros(1, device=ranks.device)
+    lead, events = dict.fromkeys(calls, 0.0), {name: [] for name in calls}
+    slow: set[str] = set()
+    names = list(calls)
+    with timing.no_garbage_collection():
+        for i in range(warm + CALLS):
+            host = []
+            for j in range(len(names)):
+                name = names[(i + j) % len(names)]
+                if name in slow and i >= warm + SLOW_CALLS:
+                    host.append(0.0)
+                    continue
+                flush.zero_()
+                torch.cuda._sleep(int(max(1.5 * lead[name], LEAST_LEAD) * CYCLES_A_SECOND))
+                dist.all_reduce(meeting)
+                start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                start.record()
+                begun = time.perf_counter()
+                calls[name]()
+                host.append(time.perf_counter() - begun)
+                end.record()
+                events[name].append((start, end))
+            torch.cuda.synchronize()
+            order = [names[(i + j) % len(names)] for j in range(len(names))]
+            if i < warm:
+                lead |= dict(zip(order, ranks.together(host), strict=True))
+            if i == warm - 1:
+                last = ranks.together(
+                    [events[name][-1][0].elapsed_time(events[name][-1][1]) for name in names]
+                )
+                slow = {name for name, ms in zip(names, last, strict=True) if ms * 1e3 > SLOW_US}
+    found = {}
+    for name in names:
+        us = [1e3 * start.elapsed_time(end) for start, end in events[name][warm:]]
+        found[name] = ranks.together(us)
+    return found
+
+
+def in_graphs(calls: dict[str, Callable[[int], object]], ranks: Ranks) -> dict[str, list[float]]:
+    """Microseconds a call of graphs of `GRAPH_CALLS` over `ROTATED` inputs; calls take which."""
+    graphs, kept = {}, []
+    for name, call in calls.items():
+        beside = torch.cuda.Stream()
+        beside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(beside):
+            for i in range(2):
+                call(i)
+        torch.cuda.current_stream().wait_stream(beside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            kept += [call(i % ROTATED) for i in range(GRAPH_CALLS)]
+        graphs[name] = graph.replay
+    return {name: [t / GRAPH_CALLS for t in us] for name, us in measured(graphs, ranks).items()}
+
+
+class Run:
+    """The rows of a run, on every rank alike."""
+
+    def __init__(self, ranks: Ranks):
+        self.ranks, self.rows = ranks, []
+
+    def add(
+        self, op: str, shape, provider: str, us: Sequence[float], traffic: int = 0, **extra: object
+    ) -> None:
+        middle = timing.median(us)
+        case = Case(op, tuple(shape), mode=str(extra.pop("mode", "")))
+        gbps = traffic / middle / 1e3 if traffic else None
+        figures = {"us": float(f"{middle:.5g}"), "gbps": gbps and float(f"{gbps:.5g}"), "vs_copy": None}
+        figures |= {"spread": round(timing.spread(us), 4), "calls": len(us)}
+        method = str(extra.pop("method", "events-cold"))
+        self.rows.append(results.make_row(SUITE, case, provider, method, **figures, **extra))
+
+    def refuse(self, op: str, shape, provider: str, error: str) -> None:
+        case = Case(op, tuple(shape))
+        self.rows.append(results.make_row(SUITE, case, provider, "events-cold", error=error))
+
+    def op(self, name: str, slices: Slices) -> None:
+        """Every provider of an operation: checked, its memory, its time."""
+        op, shape, ready, peaks = OPS[name], slices.shape, {}, {}
+        for provider, make in op.providers.items():
+            try:
+                call = make(slices)
+                wrong = slices.check(name, call()) if op.check and provider not in op.unchecked else ""
+                torch.cuda.synchronize()
+                torch.cuda.reset_peak_memory_stats()
+                before = torch.cuda.memory_allocated()
+                call()
+                torch.cuda.synchronize()
+                peaks[provider] = torch.cuda.max_memory_allocated() - before
+            except Exception as error:
+                wrong = results.describe(error)
+            said: list[str] = [""] * self.ranks.count
+            dist.all_gather_object(said, wrong)
+            if any(said):
+                self.refuse(name, shape, provider, next(filter(None, said)))
+            else:
+                ready[provider] = call
+        mode = op.mode
+        for provider, us in measured(ready, self.ranks).items():
+            traffic = op.streams * slices.bytes if provider != "all-gather" else 0
+            self.add(name, shape, provider, us, traffic, mode=mode, peak_bytes=peaks[provider])
+        if slices.bytes < SMALL and op.graphed:
+            chosen = {p: op.graphed[p](slices) for p in op.graphed if p in ready}
+            for provider, us in in_graphs(chosen, self.ranks).items():
+                self.add(name, shape, provider, us, 0, mode=mode, method="graph-rotating")
+
+    def gathers(self) -> None:
+        """All-gathers of the sizes that the model is fitted to."""
+        calls = {}
+        for size in GATHERED:
+            mine = torch.zeros(size // 4, device=self.ranks.device)
+            every = torch.empty((self.ranks.count, size // 4), device=self.ranks.device)
+            calls[str(size)] = lambda mine=mine, every=every: dist.all_gather_into_tensor(
+                every.flatten(), mine
+            )
+        for size, us in measured(calls, self.ranks).items():
+            self.add("all_gather", (self.ranks.count, int(size)), "all-gather", us)
+
+    def by_ranks(self, rows: int, columns: int) -> None:
+        """What one rank of many computes: its slice's share of the functions, and the merge of so many states."""
+        from cute_softmax.dispatch.sharded import kernels
+        from cute_softmax.dispatch.sharded.states import Shared
+
+        calls: dict[str, Callable[[], object]] = {}
+        for count in RANKS:
+            slices = Slices((rows, share_of(columns, count)), self.ranks, among=1)
+            every = torch.rand((count, 2, 1, rows), device=self.ranks.device) + 0.5
+            asked = Shared("", 0, columns, results="lse", dtype=torch.bfloat16)
+            calls[f"logsumexp {count}"] = OPS["logsumexp"].providers["local"](slices)
+            calls[f"softmax {count}"] = OPS["softmax"].providers["local"](slices)
+            calls[f"merge {count}"] = lambda every=every, asked=asked: kernels.merged(every, None, asked)
+        for what, us in measured(calls, self.ranks).items():
+            op, count = what.split()
+            self.add(op, (rows, columns), "local", us, mode=f"{count} ranks")
+
+    def pieces(self, slices: Slices) -> None:
+        """A softmax with its rows in one piece and in two."""
+        from cute_softmax.dispatch.sharded import ways
+
+        usual = ways.PIECES_FROM
+        call = OPS["softmax"].providers["cute_softmax"](slices)
+
+        def with_bound(bound: int) -> Callable[[], object]:
+            def run():
+                ways.PIECES_FROM = bound
+                try:
+                    return call()
+                finally:
+                    ways.PIECES_FROM = usual
+
+            return run
+
+        calls = {"1 piece": with_bound(1 << 62), "2 pieces": with_bound(0)}
+        for mode, us in measured(calls, self.ranks).items():
+            self.add("softmax", slices.shape, "cute_softmax", us, 2 * slices.bytes, mode=mode)
+
+
+def work(ranks: Ranks, shapes: Sequence[tuple[int, int]]) -> list[results.Row]:
+    """All that is measured, as far as time allows."""
+    run = Run(ranks)
+    for n, shape in enumerate(shapes):
+        slices = Slices(shape, ranks)
+        for name in OPS:
+            if ranks.over():
+                return run.rows
+            run.op(name, slices)
+        if not n and not ranks.over():
+            run.pieces(slices)
+        del slices
+        torch.cuda.empty_cache()
+    if not ranks.over():
+        run.gathers()
+    if not ranks.over():
+        run.by_ranks(*shapes[0])
+    return run.rows
+
+
+def _process(rank: int, count: int, meeting: str, argv: list[str]) -> None:
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(count))
+    _ranked(argv, f"file://{meeting}")
+
+
+def _ranked(argv: list[str], meeting: str = "env://") -> None:
+    given = _parser().parse_args(argv)
+    rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    how = {"device_id": torch.device("cuda", torch.cuda.current_device())}
+    dist.init_process_group("nccl", init_method=meeting, rank=rank, world_size=count, **how)
+    try:
+        end = time.monotonic() + 60 * given.minutes
+        rows = work(Ranks(rank, count, end), [parse_shape(text) for text in given.shapes] or SHAPES)
+        if rank == 0 and rows:
+            results.add_ratios(rows)
+            found = results.Results(results.make_header(["sharded", *argv]) | {"gpus": count}, rows)
+            _show(found)
+            if given.save:
+                print(f"saved {results.save(found, given.save)}")
+    finally:
+        dist.destroy_process_group()
+
+
+def _show(found: results.Results) -> None:
+    """A line for each figure, and what is required of them."""
+    from .sharded_judge import judge
+
+    for row in found.rows:
+        where = " x ".join(map(str, row["shape"]))
+        figure = row.get("error") or f"{row['us']:10.1f} us"
+        memory = f"  {row['peak_bytes'] / 1e6:9.1f} MB" if row.get("peak_bytes") else ""
+        what = f"{row['op']:22} {where:16} {row.get('mode', ''):18} {row['method']:15} {row['provider']:14}"
+        print(f"{what} {figure}{memory}")
+    for verdict in judge(found):
+        print(verdict)
+    sys.stdout.flush()
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="python -m benchmarks sharded", description=__doc__.split("\n")[0])
+    parser.add_argument("--save", nargs="?", const=results.FOLDER, type=Path, metavar="DIR")
+    parser.add_argument("--minutes", type=float, default=10.0, metavar="M", help="stop after so long (10)")
+    parser.add_argument("--shapes", nargs="+", default=[], metavar="MxN", help="rows x vocabulary")
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs on all GPUs of this machine, or as the rank that torchrun has made of this process."""
+    given = _parser().parse_args(argv)
+    if "RANK" in os.environ:
+        _ranked([*argv])
+        return 0
+    count = torch.cuda.device_count()
+    if count < 2:
+        print("rows are shared by two GPUs at least; here are " + str(count), file=sys.stderr)
+        return 2
+    from cute_softmax.runtime.precompile import precompile
+
+    shapes = [parse_shape(text) for text in given.shapes] or SHAPES
+    for _ in precompile(kernels_of(shapes, count, RANKS)):  # all cores once, before every rank needs them
+        pass
+    from torch.multiprocessing import start_processes
+
+    with tempfile.TemporaryDirectory() as folder:
+        meeting = str(Path(folder, "meeting"))
+        start_processes(_process, (count, meeting, [*argv]), nprocs=count, start_method="spawn")
+    return 0

@@ -1,0 +1,186 @@
+"""DTensors whose rows are sharded: a call on their local tensors, and where its results lie."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from ..common.operators import OPERATORS, Registered
+from .states import name_of
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor
+
+Tensor = torch.Tensor
+
+
+def sharded_over(input: Tensor, dims: tuple[int, ...]) -> list[int]:
+    """The dimensions of a DTensor's mesh that reduced dimensions are sharded over."""
+    if type(input) in (torch.Tensor, torch.nn.Parameter) or not dist.is_available():
+        return []
+    from torch.distributed.tensor import DTensor
+
+    if not isinstance(input, DTensor):
+        return []
+    register_rules()
+    return [i for i, p in enumerate(input.placements) if p.is_shard() and p.dim % input.dim() in dims]
+
+
+@torch.compiler.assume_constant_result  # so that a traced call registers them, too
+def register_rules() -> bool:
+    """Tell DTensor, once, where results of our operators lie that reduce no sharded dimension: as the input does.
+
+    What is told is public but experimental, and that a decision depends on more than tensors is private: where torch
+    has it no more, DTensor says that an operator has no strategy.
+    """
+    waiting = [entry for entry in OPERATORS if entry not in _told and "dim" in entry.names]
+    if waiting:
+        try:
+            from torch.distributed.tensor import DTensor
+            from torch.distributed.tensor.experimental import register_sharding
+
+            told = DTensor._op_dispatcher.sharding_propagator.op_to_schema_info
+        except (ImportError, AttributeError):
+            return False
+        for entry in waiting:
+            _told.append(entry)
+            overload = entry.overload
+            register_sharding(overload)(partial(_placements, entry))
+            # What dimensions are reduced, and to which dtype, decides as well.
+            told[overload].static_argnum = next(
+                i for i in range(len(entry.names) + 1) if i not in entry.places
+            )
+    return True
+
+
+_told: list[Registered] = []
+
+
+def _placements(entry: Registered, *arguments: object) -> list[tuple[list, list]]:
+    """(placements of the results, of the arguments) that a call may have: all replicated, or sharded over a dimension
+    that is not reduced. arguments: a call of the operator, whose tensors are DTensor's descriptions of them."""
+    from torch.distributed.tensor import Replicate, Shard
+
+    *tensors, spec = entry.whole(arguments)
+    meta = [
+        None if t is None else torch.empty(t.shape, dtype=t.tensor_meta.dtype, device="meta") for t in tensors
+    ]
+    found = entry.fake(*meta, spec)
+    shape, results = meta[0].shape, found if isinstance(found, tuple) else (found,)
+    rank, dims = len(shape), [d % max(len(shape), 1) for d in spec.dims]
+
+    def lies(tensor: Tensor | None, d: int) -> Replicate | Shard | None:
+        if tensor is None:
+            return None
+        at = d - (rank - tensor.dim())
+        if tensor.dim() == rank - len(dims):  # without the reduced dimensions
+            at = d - sum(reduced < d for reduced in dims)
+        return Shard(at) if 0 <= at < tensor.dim() and tensor.shape[at] == shape[d] > 1 else Replicate()
+
+    whole = [None if t is None else Replicate() for t in meta]
+    options = [([Replicate()] * len(results), whole)]
+    # Of a causal mask the position of a row counts.
+    kept = [d for d in range(rank) if d not in dims and not (d == rank - 2 and _causal(spec))]
+    options += [([lies(t, d) for t in results], [lies(t, d) for t in meta]) for d in kept if shape[d] > 1]
+    count = max(len(arguments), entry.places[-1] + 1)
+    return [(out, _spread(given, entry.places, count)) for out, given in options]
+
+
+def _causal(spec: object) -> bool:
+    return getattr(spec, "causal", None) is not None
+
+
+def _spread(given: list, places: tuple[int, ...], count: int) -> list:
+    """What tensors have, in the order of all arguments."""
+    by_place = dict(zip(places, given, strict=True))
+    return [by_place.get(i) for i in range(count)]
+
+
+def of_dtensor(input: DTensor, index: Tensor | None, dim: int, call: Callable, rows: bool = True):
+    """A call on the local tensors of a DTensor, its results as DTensors: numbers of rows are replicated where the row
+    was sharded, matrices (not `rows`) lie as the input does.
+
+    call: takes the local tensors, the name of the group of ranks that share a row, the slice's start, the row's length
+        and whether all slices are equally long.
+    Raises ValueError for placements that are no plain shards or replicas.
+    """
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    mesh, placements, shape = input.device_mesh, list(input.placements), list(input.shape)
+    if any(p.is_partial() for p in placements):
+        raise ValueError(f"input has placements {input.placements}: partial sums must be reduced first")
+    if any(p.is_shard() and type(p) is not Shard for p in placements):
+        raise ValueError(
+            f"input has placements {input.placements}: rows in strided shards, redistribute them first"
+        )
+    over, size = tuple(sharded_over(input, (dim,))), shape[dim]
+    group, start = _group_name(mesh, over), _start(size, mesh, over)
+    if rows:
+        for i, p in enumerate(placements):
+            if i in over:
+                placements[i] = Replicate()
+            elif p.is_shard() and p.dim > dim:
+                # A constant to torch.compile, to which the placement's own number may be none.
+                placements[i] = next(Shard(d) for d in range(dim, len(shape)) if d + 1 == p.dim)
+        del shape[dim]
+    if isinstance(index, DTensor):
+        index = index.redistribute(mesh, placements).to_local()
+    stride = torch.empty(shape, device="meta").stride()
+
+    def whole(local: Tensor | None) -> Tensor | None:
+        if local is None:
+            return None
+        return DTensor.from_local(
+            local, mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride
+        )
+
+    alike = size % math.prod([mesh.size(i) for i in over]) == 0
+    found = call(input.to_local(), index, group, start, size, alike)
+    return tuple(map(whole, found)) if isinstance(found, tuple) else whole(found)
+
+
+def placed_like(whole: DTensor, local: Tensor) -> DTensor:
+    """A tensor as a DTensor that lies as another one; what is no DTensor is this rank's part."""
+    from torch.distributed.tensor import DTensor
+
+    mesh, placements = whole.device_mesh, whole.placements
+    if isinstance(local, DTensor):
+        return local.redistribute(mesh, placements)
+    return DTensor.from_local(
+        local, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride()
+    )
+
+
+def _start(size: int, mesh: DeviceMesh, over: tuple[int, ...]) -> int:
+    """Where this rank's slice of a dimension begins that is sharded over these dimensions of a mesh, one in another."""
+    start, left = 0, size
+    for i in over:
+        ranks, rank = mesh.size(i), mesh.get_local_rank(i)
+        each = -(-left // ranks)
+        first = min(each * rank, left)
+        start, left = start + first, min(each, left - first)
+    return start
+
+
+# Of (the mesh's ranks, its dimensions over which rows are sharded): the group of those that share this rank's rows.
+_groups: dict[tuple, dist.ProcessGroup] = {}
+
+
+@torch.compiler.assume_constant_result
+def _group_name(mesh: DeviceMesh, over: tuple[int, ...]) -> str:
+    """The name of the group of ranks that share a row. Of several dimensions of a mesh it is made, once, by these."""
+    if len(over) == 1:
+        return name_of(mesh.get_group(over[0]))
+    ranks = mesh.mesh
+    mine = (ranks == dist.get_rank()).nonzero()[0].tolist()
+    together = ranks[tuple(slice(None) if i in over else at for i, at in enumerate(mine))].flatten().tolist()
+    key = (tuple(together), dist.group.WORLD.group_name)
+    if key not in _groups:
+        _groups[key] = dist.new_group(together, use_local_synchronization=True)
+    return name_of(_groups[key])

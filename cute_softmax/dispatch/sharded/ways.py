@@ -1,0 +1,54 @@
+"""How a call on rows that ranks share is served: decided from what all ranks know alike, so that all decide alike."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+# Bytes of a slice from which on the rows of a softmax are cut in two pieces, so that the all-gather of one runs beside
+# the read of the other. An all-gather of a few thousand rows takes 35 us (two H200), in which 140 MB are read: a piece
+# must not take less. Not measured.
+PIECES_FROM = 280 << 20
+PIECES = 2
+
+
+class Facts(NamedTuple):
+    """What all ranks know alike of a call.
+
+    function: "numbers", "loss", "softmax" or "log_softmax". ranks: how many share the rows; rows: how many there are;
+    columns: elements of a slice, on an average where they are unequal, 0 where no rank knows that; shortest: of the
+    shortest slice, 0 where no rank knows that. invariant: whether rows are reduced by blocks of a given size. kernels:
+    whether our kernels take the dtypes on the device.
+    """
+
+    function: str
+    ranks: int
+    rows: int
+    columns: int
+    shortest: int
+    dtype: torch.dtype
+    device: torch.device
+    invariant: bool
+    kernels: bool
+
+
+class Way(NamedTuple):
+    """How a call is served.
+
+    kernels: by our kernels, or by torch's operations. pieces: of the rows, each with a collective of its own. on_chip:
+    instead of a collective between two reads, if the ranks reach each other's memory.
+    """
+
+    kernels: bool
+    pieces: int = 1
+    on_chip: bool = False
+
+
+def way_of(facts: Facts) -> Way:
+    """The way of a call."""
+    if not facts.kernels:
+        return Way(False)
+    size = facts.rows * facts.columns * facts.dtype.itemsize
+    cut = facts.function in ("softmax", "log_softmax") and size >= PIECES_FROM and facts.rows >= PIECES
+    return Way(True, PIECES if cut else 1)

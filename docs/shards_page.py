@@ -1,0 +1,109 @@
+"""What is generated of the page about rows that ranks share, from its results file and nothing else."""
+
+from __future__ import annotations
+
+from committed import table
+from performance_page import RESULTS
+
+from benchmarks import report, results
+from benchmarks.results import Row
+from benchmarks.sharded_judge import GPUS_A_HOST, HOP_US, NETWORK_HOP_US, SUITE, fitted, judge, model
+
+NOTHING = (
+    "No figures are committed yet: `python -m benchmarks sharded --save` makes them on two GPUs or more."
+)
+PROVIDERS = ("cute_softmax", "local", "all-gather", "copy", "dtensor", "loss_parallel", "megatron")
+NAMES = {
+    "local": "the slice alone",
+    "dtensor": "DTensor",
+    "loss_parallel": "`loss_parallel`",
+    "megatron": "Megatron's",
+}
+
+
+def _found() -> results.Results | None:
+    path = RESULTS / f"{SUITE}.json"
+    return results.load(path) if path.exists() else None
+
+
+def _of(rows: list[Row]) -> dict[tuple, dict[str, Row]]:
+    """By (op, shape): the rows of each provider, by graphs where there are some."""
+    cells: dict[tuple, dict[str, Row]] = {}
+    for row in rows:
+        if (
+            row["op"] in ("all_gather", "merge")
+            or "rank" in row.get("mode", "")
+            or "piece" in row.get("mode", "")
+        ):
+            continue
+        cell = cells.setdefault((row["op"], tuple(row["shape"])), {})
+        if row["provider"] not in cell or row["method"].startswith("graph"):
+            cell[row["provider"]] = row
+    return cells
+
+
+def measured() -> str:
+    """Times and peak memory beside the peers', and what is required."""
+    found = _found()
+    if found is None:
+        return NOTHING
+
+    def told(row: Row | None) -> str:
+        if row is None:
+            return ""
+        if "error" in row:
+            return report.failure_word(row["error"])
+        peak = f" ({row['peak_bytes'] / 1e6:,.0f} MB)" if row.get("peak_bytes") else ""
+        return f"{row['us']:,.0f}{peak}"
+
+    lines = [
+        [f"`{op}`, {' x '.join(map(str, shape))}", *(told(cell.get(name)) for name in PROVIDERS)]
+        for (op, shape), cell in _of(found.rows).items()
+    ]
+    missed = [f"- {verdict}" for verdict in judge(found) if not verdict.met]
+    head = [
+        "microseconds (peak memory)",
+        *(NAMES.get(name, f"`{name}`" if "_" in name else name) for name in PROVIDERS),
+    ]
+    source = f"{found.header.get('gpus', 2)} x {found.header['gpu']}, {found.header['date'][:10]}, torch " + (
+        f"{found.header['torch']}, `{found.header['command']}`."
+    )
+    told_of = ["Short of what is required:\n\n" + "\n".join(missed)] if missed else []
+    return "\n\n".join([table(head, lines), source, *told_of])
+
+
+def by_ranks() -> str:
+    """What more ranks would cost."""
+    found = _found()
+    if found is None:
+        return NOTHING
+    try:
+        cost, lines = fitted(found.rows), model(found)
+    except ValueError as error:
+        return f"Not measured: {error}."
+    rows = [
+        [
+            str(line.ranks), *(f"{us:,.1f}" for us in (line.logsumexp, line.softmax, line.merge, line.gather)),
+            f"{line.whole_logsumexp:,.0f}", f"{line.whole_softmax:,.0f}",
+        ]
+        for line in lines
+    ]  # fmt: skip
+    head = [
+        "ranks",
+        "read of a slice",
+        "softmax of a slice",
+        "merge",
+        "all-gather",
+        "`logsumexp`",
+        "`softmax`",
+    ]
+    words = (
+        f"All-gathers of two ranks take {cost.first:.0f} us and {cost.rate / 1e3:,.0f} GB/s (least squares over "
+        f"{len([r for r in found.rows if r['op'] == 'all_gather'])} sizes). Each rank more is taken to add a hop of "
+        f"{HOP_US} us, or {NETWORK_HOP_US} us between hosts of {GPUS_A_HOST} GPUs, as NCCL's own tuning does. Slices "
+        "and merges are measured, in microseconds, on one GPU; the collective beyond two ranks is a model."
+    )
+    return f"{table(head, rows)}\n\n{words}"
+
+
+BLOCKS = {"shared rows": measured, "shared rows of many ranks": by_ranks}

@@ -1,0 +1,293 @@
+"""What each rank does in the tests of shared rows: torch's states, DTensors, groups, errors; see `on_ranks`."""
+
+from __future__ import annotations
+
+import datetime
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from on_ranks import both, near
+from ranks import installed, place
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+import cute_softmax as c
+
+
+def compiled(rank: int, world: int, kernels: bool) -> None:
+    """Every function with `group` under torch.compile, without a break, with its gradient."""
+    installed(kernels)
+    group, width = dist.group.WORLD, 6
+    whole = torch.randn(4, width * world, generator=torch.Generator().manual_seed(2)).to(place())
+    target = torch.randint(width * world, (4,), generator=torch.Generator().manual_seed(4)).to(place())
+    weight = torch.arange(1.0, 1 + width * world, device=place())
+    here = slice(rank * width, (rank + 1) * width)
+    for name, function in {
+        "logsumexp": lambda x: c.logsumexp(x, -1, group=group),
+        "entropy": lambda x: c.entropy(x, group=group),
+        "selective": lambda x: torch.stack(
+            c.selective_log_softmax(x, target, return_entropy=True, group=group)
+        ),
+        "softmax": lambda x: c.softmax(x, group=group, scale=0.5),
+        "log_softmax": lambda x: c.log_softmax(x.T, 0, group=group),
+        "cross_entropy": lambda x: c.cross_entropy(x, target, group=group, label_smoothing=0.1),
+        "weighted": lambda x: c.cross_entropy(x, target, weight, group=group),
+        "padded": lambda x: c.softmax(x, group=group, vocab_size=width * world - 2),
+    }.items():
+        found = []
+        for call in (function, torch.compile(function, fullgraph=True, backend="aot_eager")):
+            x = whole[:, here].clone().requires_grad_()
+            y = call(x)
+            of = torch.linspace(-1, 1, y.numel(), device=y.device).view(y.shape)
+            found.append((y, torch.autograd.grad(y, x, of)[0]))
+        assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(*found, strict=True)), name
+
+
+def exported(rank: int, world: int) -> None:
+    """A program that has a call with a group: exported, it gives what the call does."""
+
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return c.logsumexp(x, -1, group=dist.group.WORLD)
+
+    x = torch.randn(4, 6, generator=torch.Generator().manual_seed(rank))
+    program = torch.export.export(Model(), (x,))
+    assert "cute_softmax.sharded_numbers" in str(program.graph)
+    assert torch.equal(program.module()(x), Model()(x))
+
+
+def states_of_torch(rank: int, world: int) -> None:
+    """functorch's transforms and second derivatives raise, fake tensors have the results' shapes and dtypes."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    group = dist.group.WORLD
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(rank))
+    for transform in (torch.func.vmap, torch.func.grad):
+        with pytest.raises(NotImplementedError, match="not transformed by functorch"):
+            transform(lambda x: c.logsumexp(x, -1, group=group).sum())(x)
+    with torch.autograd.forward_ad.dual_level(), pytest.raises(NotImplementedError, match="not transformed"):
+        c.softmax(torch.autograd.forward_ad.make_dual(x, x), group=group)
+    for function in (c.softmax, c.entropy):
+        leaf = x.clone().requires_grad_()
+        y = function(leaf, group=group)
+        (d,) = torch.autograd.grad(y.square().sum(), leaf, create_graph=True)
+        with pytest.raises(RuntimeError, match="not differentiable again"):
+            torch.autograd.grad(d.sum(), leaf)
+    target = torch.zeros(3, dtype=torch.long)
+    with FakeTensorMode() as mode:
+        fake, at = mode.from_tensor(x), mode.from_tensor(target)
+        assert c.softmax(fake, dtype=torch.float64, group=group).dtype is torch.float64
+        found = c.selective_log_softmax(fake, at, return_entropy=True, group=group)
+        assert [tuple(t.shape) for t in found] == [(3,), (3,)]
+        loss, lse = c.cross_entropy(fake, at, return_lse=True, group=group)
+        assert loss.shape == () and lse.shape == (3,)
+
+
+def dtensors(rank: int, world: int, compile: bool = False) -> None:
+    """DTensors that are sharded over the reduced dimension, beside another one, or several times, on a mesh of two."""
+    whole = torch.randn(4, 6, 13, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    target = torch.randint(13, (4, 6), generator=torch.Generator().manual_seed(4))
+    target[1, 2] = -100
+    flat = init_device_mesh("cpu", (world,))
+    meshes = [(flat, [Shard(2)], [Replicate()], -1)]
+    if world % 2 == 0:
+        square = init_device_mesh("cpu", (2, world // 2))
+        meshes += [
+            (square, [Shard(0), Shard(2)], [Shard(0), Replicate()], -1),
+            (square, [Shard(2), Shard(2)], [Replicate(), Replicate()], -1),
+            (square, [Shard(2), Shard(1)], [Shard(1), Replicate()][::-1], -1),
+            (square, [Shard(2), Shard(1)], [Shard(1), Replicate()], 1),
+        ]
+
+    def call(function, x):
+        return (torch.compile(function, fullgraph=True, backend="aot_eager") if compile else function)(x)
+
+    for mesh, placements, of_numbers, dim in meshes:
+        torch.compiler.reset()
+        x = distribute_tensor(whole, mesh, placements).requires_grad_()
+        y = whole.clone().requires_grad_()
+        for ours, theirs in (
+            (lambda x, d=dim: c.logsumexp(x, d), lambda y, d=dim: torch.logsumexp(y, d)),
+            (
+                lambda x, d=dim: c.entropy(x, d),
+                lambda y, d=dim: torch.special.entr(torch.softmax(y, d)).sum(d),
+            ),
+            (lambda x, d=dim: c.softmax(x, d), lambda y, d=dim: torch.softmax(y, d)),
+            (lambda x, d=dim: c.log_softmax(x, d, scale=0.5), lambda y, d=dim: torch.log_softmax(0.5 * y, d)),
+        ):
+            found, exact = call(ours, x), theirs(y)
+            matrix = found.dim() == 3
+            assert isinstance(found, DTensor), type(found)
+            assert list(found.placements) == (placements if matrix else of_numbers)
+            assert torch.allclose(found.full_tensor(), exact)
+            of = torch.linspace(-1, 1, exact.numel(), dtype=torch.float64).view(exact.shape)
+            (d,) = torch.autograd.grad(found, x, distribute_tensor(of, mesh, found.placements))
+            assert torch.allclose(d.full_tensor(), torch.autograd.grad(exact, y, of)[0])
+        if dim == 1:
+            continue
+        kept = torch.where(target < 0, 0, target)
+        t = distribute_tensor(kept, mesh, of_numbers)
+        found = call(lambda x, t=t: c.selective_log_softmax(x, t), x)
+        exact = torch.log_softmax(whole, -1).gather(-1, kept[..., None]).squeeze(-1)
+        assert torch.allclose(found.full_tensor(), exact)
+        losses(x, y, target, mesh, of_numbers)
+
+
+def losses(x: DTensor, y: torch.Tensor, target: torch.Tensor, mesh, of_numbers) -> None:
+    """Cross entropies of a DTensor (N, C), with smoothing too, beside those of the whole rows."""
+    if any(p == Shard(1) for p in of_numbers):
+        return  # rows of two dimensions do not flatten
+    rows = distribute_tensor(
+        y.detach().flatten(0, 1), mesh, [Shard(1) if p == Shard(2) else p for p in x.placements]
+    ).requires_grad_()
+    flat = distribute_tensor(target.flatten(), mesh, of_numbers)
+    for reduction in ("mean", "sum", "none"):
+        for smoothing in (0.0, 0.2):
+            how = {"label_smoothing": smoothing, "reduction": reduction}
+            found = c.cross_entropy(rows, flat, **how)
+            exact = torch.nn.functional.cross_entropy(y.flatten(0, 1), target.flatten(), **how)
+            assert torch.allclose(found.full_tensor(), exact)
+            (d,) = torch.autograd.grad(found.sum(), rows)
+            assert torch.allclose(d.full_tensor(), torch.autograd.grad(exact.sum(), y)[0].flatten(0, 1))
+
+
+def dtensors_that_are_not_taken(rank: int, world: int) -> None:
+    from torch.distributed.tensor import Partial
+
+    mesh = init_device_mesh("cpu", (world,))
+    half = DTensor.from_local(torch.ones(2, 4), init_device_mesh("cpu", (1, world)), [Partial(), Shard(1)])
+    with pytest.raises(ValueError, match="partial sums must be reduced first"):
+        c.softmax(half)
+    x = DTensor.from_local(torch.ones(2, 4), mesh, [Shard(1)])
+    target = torch.zeros(2, dtype=torch.long)
+    with pytest.raises(ValueError, match="a weight for a DTensor"):
+        c.cross_entropy(x, target, torch.ones(4 * world))
+
+
+def other_placements(rank: int, world: int) -> None:
+    """DTensors that are sharded elsewhere: our operators keep their placements, as far as they can."""
+    mesh = init_device_mesh("cpu", (world,))
+    installed(True)
+    whole = torch.randn(4 * world, 6, generator=torch.Generator().manual_seed(2))
+    x = distribute_tensor(whole, mesh, [Shard(0)]).requires_grad_()
+    y = c.softmax(x, scale=0.5)
+    assert y.placements == (Shard(0),)
+    assert torch.allclose(y.full_tensor(), torch.softmax(0.5 * whole, -1), atol=1e-6)
+    (d,) = torch.autograd.grad(y.square().sum(), x)
+    leaf = whole.clone().requires_grad_()
+    (e,) = torch.autograd.grad(torch.softmax(0.5 * leaf, -1).square().sum(), leaf)
+    assert d.placements == (Shard(0),) and torch.allclose(d.full_tensor(), e, atol=1e-6)
+    found = c.logsumexp(x, -1)
+    assert found.placements == (Shard(0),)
+    assert torch.allclose(found.full_tensor(), torch.logsumexp(whole, -1), atol=1e-6)
+    target = torch.arange(4 * world) % 6
+    at = distribute_tensor(target, mesh, [Shard(0)])
+    found = c.selective_log_softmax(x, at)
+    exact = torch.log_softmax(whole, -1).gather(-1, target[:, None])[:, 0]
+    assert found.placements == (Shard(0),) and torch.allclose(found.full_tensor(), exact, atol=1e-6)
+
+
+def two_groups(rank: int, world: int) -> None:
+    """Pairs of ranks, each with rows of its own, at the same time; and beside them the sum of all, as gradients that
+    are reduced are under way while a loss is computed."""
+    groups = [dist.new_group([i, i + 1]) for i in range(0, world, 2)]
+    across = [dist.new_group(list(range(i, world, 2))) for i in range(2)]
+    whole = torch.randn(world // 2, 3, 8, generator=torch.Generator().manual_seed(5)).double().to(place())
+    mine, part = whole[rank // 2], rank % 2
+    beside = torch.full((1 << 16,), float(rank), device=place())
+    under_way = dist.all_reduce(beside, group=across[part], async_op=True)
+    x = mine[:, 4 * part : 4 * part + 4].clone()
+    y, d = both(x, torch.ones(3), lambda x: c.logsumexp(x, -1, group=groups[rank // 2]))
+    z = c.softmax(x.detach(), group=groups[rank // 2])
+    under_way.wait()
+    assert (beside == sum(range(part, world, 2))).all()
+    assert near(y, torch.logsumexp(mine, -1).cpu(), 1e-10)
+    exact = torch.softmax(mine, -1)[:, 4 * part : 4 * part + 4].cpu()
+    assert near(d, exact, 1e-10) and near(z, exact, 1e-10)
+
+
+def a_rank_that_raises(rank: int, world: int) -> None:
+    """The others wait for the group's own time, and say what has happened."""
+    group = dist.new_group(list(range(world)), timeout=datetime.timedelta(seconds=2))
+    x = torch.zeros(3, 4)
+    if rank == 0:
+        with pytest.raises(TypeError, match="scale"):
+            c.softmax(x, scale="1", group=group)
+        time.sleep(4)  # it lives on
+        return
+    began = time.monotonic()
+    with pytest.raises(RuntimeError, match="has not got the other ranks' states"):
+        c.softmax(x, group=group)
+    assert 1 < time.monotonic() - began < 60
+
+
+def gone(rank: int, world: int) -> None:
+    """A gradient behind the end of its group names it."""
+    group = dist.new_group([rank], use_local_synchronization=True)
+    x = torch.zeros(3, 4, requires_grad=True)
+    y = c.softmax(x, group=group)
+    dist.destroy_process_group(group)
+    with pytest.raises(ValueError, match="is gone"):
+        y.square().sum().backward()
+
+
+def wrong_arguments(rank: int, world: int) -> None:
+    """Every rank raises before it meets the others."""
+    x, group = torch.zeros(3, 4), dist.group.WORLD
+    index = torch.zeros(3, dtype=torch.long)
+    apart = {"group": group, "vocab_start": 4 * rank}
+    for call, error, words in (
+        (lambda: c.softmax(x, vocab_start=0), ValueError, "they need group"),
+        (lambda: c.softmax(x, group=3), TypeError, "group must be a torch.distributed.ProcessGroup, not int"),
+        (lambda: c.softmax(x, (0, 1), group=group), ValueError, "over one dimension"),
+        (lambda: c.softmax(x, mask=x > 0, group=group), ValueError, "mask of rows that ranks share"),
+        (lambda: c.softmax(x, out=x, group=group), ValueError, "out of rows that ranks share"),
+        (lambda: c.softmax(x, scale=torch.ones(3, 1), group=group), TypeError, "scale"),
+        (lambda: c.logsumexp(x, -1, group=group, vocab_start=-1), ValueError, "vocab_start is -1"),
+        (lambda: c.logsumexp(x, -1, out=x[0], group=group), ValueError, "out of rows"),
+        (lambda: c.selective_log_softmax(x, index[:2], group=group), ValueError, "one element each"),
+        (lambda: c.selective_log_softmax(x, index.float(), group=group), TypeError, "integer dtype"),
+        (lambda: c.cross_entropy(x, x, group=group), ValueError, "class indices"),
+        (lambda: c.cross_entropy(x, index, label_smoothing=0.1, **apart), ValueError, "needs vocab_size"),
+        (
+            lambda: c.cross_entropy(x, index, torch.ones(8), label_smoothing=0.1, group=group),
+            ValueError,
+            "one of the two",
+        ),
+    ):
+        with pytest.raises(error, match=words):
+            call()
+    for wrong in (-1, 4 * world):  # which all ranks see when they have met
+        with pytest.raises(IndexError, match=f"{wrong}: it must lie in 0 to"):
+            c.selective_log_softmax(x, index + wrong, group=group)
+        with pytest.raises(IndexError, match=f"{wrong}: it must lie in 0 to"):
+            c.cross_entropy(x, index + wrong, group=group)
+
+
+def benchmark(rank: int, world: int) -> None:
+    """The suite of shared rows with a clock that stands still: every provider that there is gives what is right."""
+    from benchmarks import sharded, sharded_calls
+
+    patch = pytest.MonkeyPatch()
+    patch.setattr(sharded.Ranks, "device", torch.device("cpu"))
+    patch.setattr(sharded, "SMALL", 0)
+    patch.setattr(sharded, "RANKS", (2, 4))
+    for name in ("reset_peak_memory_stats", "synchronize", "empty_cache"):
+        patch.setattr(torch.cuda, name, lambda *_: None)
+    for name in ("memory_allocated", "max_memory_allocated"):
+        patch.setattr(torch.cuda, name, lambda *_: 0)
+
+    def measured(calls, ranks):
+        for call in calls.values():
+            call()
+        return {name: [1.0, 2.0, 3.0] for name in calls}
+
+    patch.setattr(sharded, "measured", measured)
+    installed(True)
+    rows = sharded.work(sharded.Ranks(rank, world, float("inf")), [(40, 96)])
+    assert not [row for row in rows if "error" in row], [row for row in rows if "error" in row]
+    there = {(row["op"], row["provider"]) for row in rows}
+    assert there >= {(op, p) for op, made in sharded_calls.OPS.items() for p in made.providers}
+    assert {("all_gather", "all-gather"), ("merge", "local")} <= there
