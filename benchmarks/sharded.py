@@ -117,7 +117,8 @@ def in_graphs(calls: dict[str, Callable[[int], object]], ranks: Ranks) -> dict[s
                 call(i)
         torch.cuda.current_stream().wait_stream(beside)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        # The thread that watches over collectives asks CUDA, too.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             kept += [call(i % ROTATED) for i in range(GRAPH_CALLS)]
         graphs[name] = graph.replay
     return {name: [t / GRAPH_CALLS for t in us] for name, us in measured(graphs, ranks).items()}

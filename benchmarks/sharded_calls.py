@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -373,7 +373,7 @@ OPS: dict[str, Op] = {
 }  # fmt: skip
 
 
-def kernels_of(shapes: Sequence[tuple[int, int]], count: int, many: Sequence[int]) -> Iterator[object]:
+def kernels_of(shapes: Sequence[tuple[int, int]], count: int, many: Sequence[int]) -> list[object]:
     """The Plan classes of what is measured on so many ranks, and of the slices of many: those that take long."""
     from cute_softmax.plan import Prologue, facts_of, plan_call
     from cute_softmax.plan.mean import plan_share, plan_total
@@ -419,4 +419,4 @@ def kernels_of(shapes: Sequence[tuple[int, int]], count: int, many: Sequence[int
     found[plan_merge("sum", "fp32", (), (), (1, count), device).kernel] = None
     found[plan_share(1, 0, 0, device).kernel] = None
     found[plan_total(1, "fp32", True, device).kernel] = None
-    return iter([*found])
+    return [*found]

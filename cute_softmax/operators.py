@@ -7,7 +7,8 @@ from .dispatch.heads import calls as heads
 from .dispatch.heads import divergence, largest, reductions, sinks
 from .dispatch.matmul import calls as matmul
 from .dispatch.matmul import stats
+from .dispatch.sharded import calls as sharded
 from .dispatch.softmax import calls as softmax
 from .dispatch.topk import calls as topk
 
-REGISTERED_BY = (softmax, reductions, sinks, heads, largest, divergence, matmul, stats, topk)
+REGISTERED_BY = (softmax, reductions, sinks, heads, largest, divergence, matmul, stats, sharded, topk)

@@ -191,7 +191,9 @@ def a_rank_that_does_not_come(rank: int, world: int) -> None:
     group = dist.new_group(list(range(world)))
     x, _ = rows_of(rank, world, (100,), 4000, bf16)
     c.softmax(x, group=group)
-    exchange = on_chip.exchange_of("softmax", [bf16, bf16], _asked(group), 4000, torch.cuda.current_device())
+    exchange = on_chip.exchange_of(
+        "softmax", [bf16, bf16], (100, 4000), _asked(group), torch.cuda.current_device()
+    )
     exchange.workspace.numbers["patience"] = 10**8
     if rank == 0:
         y = c.softmax(x, group=group)

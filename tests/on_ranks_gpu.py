@@ -74,7 +74,7 @@ def graphs(rank: int, world: int) -> None:
             step()
         torch.cuda.current_stream().wait_stream(beside)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             loss, d, y, entropy = step()
         for seed in (3, 4):
             other, whole = rows_of(rank, world, seed)

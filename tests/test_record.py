@@ -11,6 +11,7 @@ from cute_softmax.plan.hardware import H200
 from cute_softmax.plan.mean import plan_share
 from cute_softmax.plan.problem import Operand, contiguous
 from cute_softmax.plan.rescale import plan_rescale
+from cute_softmax.plan.shards import plan_merge, plan_slice
 from cute_softmax.plan.topk import plan_topk
 from cute_softmax.plan.topk_long import plan_topk_long
 from cute_softmax.runtime import launch, record
@@ -25,6 +26,9 @@ def every_kind():
     yield from (one.kernel for one in test_matmul_backward_plan.planned((2,), 64, 128, 64).launches)
     yield plan_rescale((4, 40), (Operand("bf16", (40, 1)), Operand("fp32", ())), H200).kernel
     yield plan_share(40, -100, 0, H200).kernel
+    yield plan_merge("state", "fp32", ("chosen",), ("found", "lse"), (4, 2), H200).kernel
+    x, how = Operand("bf16", (40, 1)), (("scaled",), ("lse",), "fp32", (1,), (0,) * 6)
+    yield plan_slice("gradient", (4, 40), (x, x), *how, H200).kernel
     yield plan_topk(4, 64, 2, contiguous("bf16", (4, 64)), "bf16", H200).kernel
     yield plan_topk_long(4, 64, 2, contiguous("bf16", (4, 64)), H200, scaled=True).kernel
 

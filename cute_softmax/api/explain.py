@@ -10,6 +10,7 @@ import torch
 from ..dispatch.common.arguments import dims_or_all, served, torch_dtype
 from ..dispatch.common.spec import ScoreArguments, check_names, scores_of, with_scores
 from ..dispatch.heads.reductions import NAMES, shape_of, work_of
+from ..dispatch.sharded.functions import explained
 from ..dispatch.softmax.kernels import backward_work, forward_work, numbers_of_rows
 from ..plan import PanelPlan, Plan, ShortPlan
 from ..plan.hardware import H200, Device
@@ -19,6 +20,7 @@ from ..runtime.invariance import in_force
 from ..runtime.neighbours import switched_off
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
     from typing_extensions import Unpack
 
 
@@ -118,6 +120,8 @@ def explain(
     input: torch.Tensor | Sequence[int],
     dim: int | Sequence[int] = -1,
     dtype: torch.dtype | str | None = None,
+    *,
+    group: ProcessGroup | int | None = None,
     **options: object,
 ) -> str:
     """How `softmax` would run on a tensor or a shape, in words: the plan of its kernel, or why ATen gets it.
@@ -128,7 +132,8 @@ def explain(
         input: A tensor, or the shape of one.
         dim: The dimension or dimensions to reduce.
         dtype: Of the result; for a shape also of the input (bfloat16 if None).
-        **options: The other arguments of `plan_softmax`.
+        group: The ranks that share rows, as in `softmax`, of which the input is a slice; or how many there are.
+        **options: The other arguments of `plan_softmax`; with a group `log`, `scale` and `device` of them.
 
     Returns:
         Text of about ten lines, of one for an empty tensor.
@@ -144,6 +149,9 @@ def explain(
         >>> print(explain((4096, 8192), dtype="bf16").splitlines()[0])
         softmax of 4096 rows of 8192, bf16, for sm_90a
     """
+    if group is not None:
+        described, dtype, device = _described(input, dtype, options.pop("device", H200))
+        return explained(described, canonical_dims(dim, described.dim()), dtype, group, device, **options)
     name = "log_softmax" if options.get("log") else "softmax"
     tensors = [t for t in map(options.get, ("bias", "scale", "sink")) if isinstance(t, torch.Tensor)]
     wanted = launch.TORCH_DTYPES.get(dtype, torch_dtype(dtype))

@@ -322,27 +322,29 @@ class RowKernel:
         """All tiles of a cluster, each in a place of the ring: loaded ahead, reduced in its turn, and finished `lag`
         turns later, when the states of its rows have come from all ranks."""
         s = self.spec
-        ahead = s.ring - s.lag
+        ahead = s.ahead
         for turn in cutlass.range_constexpr(ahead):
             self.prefetch(launch, turns.tile(Int32(turn)), 0, s.steps, Int32(turn))
         first = row_of(launch, turns.tile(Int32(0)), 0)
         known = self.scalars.of_group(first)
         score = self.score(first, known)
+        rK, rN = self.ranks.held(), self.ranks.held()
         for turn in cutlass.range(turns.count + s.lag, unroll=1):
             before = turn - s.lag
             waits = before >= 0
-            row = row_of(launch, turns.tile(cutlass.max(before, 0)), 0, (turn + ahead) % s.ring)
+            older = row_of(launch, turns.tile(cutlass.max(before, 0)), 0, (turn + s.ring - s.lag) % s.ring)
             coming = row_of(launch, turns.tile(turn + 1), 0)
             # Asked for before there is something else to do.
-            of_row, of_coming = self.scalars.of_group(row), self.scalars.of_group(coming)
+            of_older, of_coming = self.scalars.of_group(older), self.scalars.of_group(coming)
             seen = self.ranks.unseen()
-            self.ranks.look(row, turns, waits, seen)
+            self.ranks.look(older, turns, waits, seen)
             if turn < turns.count:
-                self.reduce_in_turn(
-                    row_of(launch, turns.tile(turn), 0, turn % s.ring), turns, turn, known, score
-                )
+                row = row_of(launch, turns.tile(turn), 0, turn % s.ring)
+                self.reduce_in_turn(row, turns, turn, known, score, rN)
             if waits:
-                self.finish_in_turn(row, turns, of_row, seen)
+                self.finish_in_turn(older, turns, of_older, seen, rK)
+            if const_expr(s.keep):
+                rK.store(rN.load())
             self.prefetch(launch, turns.tile(turn + ahead), 0, s.steps, (turn + ahead) % s.ring)
             known, score = of_coming, self.score(coming, of_coming)
         self.ranks.end(launch, turns)
@@ -354,23 +356,29 @@ class RowKernel:
         return (self.scalars.score(row, known[self.scalars.group_names.index("index")]),)
 
     @cute.jit
-    def reduce_in_turn(self, row: Row, turns: Turns, turn: Int32, known: list, score: tuple):
-        """Push the state of a row's share to all ranks."""
-        cute.arch.cp_async_wait_group(self.spec.ring - self.spec.lag - 1)
+    def reduce_in_turn(
+        self, row: Row, turns: Turns, turn: Int32, known: list, score: tuple, rK: cute.Tensor | None
+    ):
+        """Push the state of a row's share to all ranks; rK: what is kept of the row, see `Ranks.held`."""
+        cute.arch.cp_async_wait_group(self.spec.ahead - 1)
         values = self.hold([row], [known]).values
-        states, _ = self.reduce(row.launch.shared, values, [self.math.for_row(values[0])], turn)
+        states, kept = self.reduce(row.launch.shared, values, [self.math.for_row(values[0])], turn)
         self.ranks.publish(row, turns, (*states[0], *score))
+        if const_expr(self.spec.keep):
+            self.ranks.keep(kept[0], rK)
 
     @cute.jit
-    def finish_in_turn(self, row: Row, turns: Turns, known: list, seen: cute.Tensor):
-        """Finish a row with the states of all ranks. known: `of_group`; seen: what `Ranks.look` has read of them."""
+    def finish_in_turn(self, row: Row, turns: Turns, known: list, seen: cute.Tensor, rK: cute.Tensor | None):
+        """Finish a row with the states of all ranks. known: `of_group`; seen: what `Ranks.look` has read of them; rK:
+        what has been kept of the row."""
         held = self.hold([row], [known])
         math = self.math.for_row(held.values[0])
         state, chosen = self.ranks.gather(row, turns, math, seen), None
         if const_expr(self.scalars.marks):
             *state, score = state
             chosen = Chosen(score, held.targets[0] != self.scalars.absent)
-        self.finish([row], held, [math], [chosen], [None], [tuple(state)])
+        kept = self.ranks.kept(rK) if const_expr(self.spec.keep) else None
+        self.finish([row], held, [math], [chosen], [kept], [tuple(state)])
 
     # Load.
 

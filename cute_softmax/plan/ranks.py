@@ -21,6 +21,8 @@ WAYS = ((128, 1), (256, 1), (256, 2), (256, 4), (256, 8), (512, 8))
 # Bytes of a row, or of several short ones, that a CTA has: with five places for such a share in the 227 KiB of an SM
 # two rows are on their way while two wait.
 SHARE = 44 * 1024
+# Few rows are shared by more CTAs than they need, until there are so many.
+FILL, MANY = 96, 1 << 30
 LEAST, MOST = 3, 6  # places for rows in shared memory
 BESIDE = 2048  # bytes of shared memory for all else
 HEADER = 128  # bytes of a workspace in front of the states: a cache line for the words that kernels count in
@@ -34,25 +36,27 @@ def sharers(
     architecture: Architecture,
     dtypes: tuple[str, ...],
     columns: int,
+    rows: int = MANY,
     prologue: Prologue = NO_PROLOGUE,
 ) -> str:
     """Threads and CTAs that share a slice of this many elements, as `Prologue.ranks` has them: of the widest slice, all
     ranks take the same.
 
-    dtypes: of all full operands. Raises NotPlanned where no cluster holds three such slices.
+    dtypes: of all full operands. rows: how many there are. Raises NotPlanned where no cluster holds three such slices.
     """
     vector, bytes_of_element = _units(math_name, dtypes, columns, prologue)
     step = THREADS * vector * bytes_of_element
     ways = [way for way in WAYS if way[1] <= architecture.cluster_limit]
     for threads_per_row, cluster_n in ways:
-        if _steps(columns, threads_per_row, cluster_n, vector, dtypes) * step <= SHARE:
-            return f"{threads_per_row}x{cluster_n}"
-    if _places(_steps(columns, *ways[-1], vector, dtypes) * step, architecture) < LEAST:
+        fits = _steps(columns, threads_per_row, cluster_n, vector, dtypes) * step <= SHARE
+        if fits and math.ceil(rows / (THREADS // threads_per_row)) * cluster_n >= FILL:
+            break
+    if _places(_steps(columns, threads_per_row, cluster_n, vector, dtypes) * step, architecture) < LEAST:
         raise NotPlanned(
             f"slices of {columns} elements ({', '.join(dtypes)}) that ranks share do not fit on chip on "
             f"{architecture.name}"
         )
-    return "{}x{}".format(*ways[-1])
+    return f"{threads_per_row}x{cluster_n}"
 
 
 def ring_class(
@@ -76,6 +80,8 @@ def ring_class(
         raise NotPlanned(
             f"slices of {columns} elements shared by {prologue.ranks} threads do not fit on chip"
         )
+    # Of a cap's slope the scores are needed again.
+    keep = math_name == "softmax" and not prologue.softcap
     return RowClass(
         math=math_name,
         architecture=architecture.name,
@@ -90,14 +96,14 @@ def ring_class(
         rows_per_thread=1,
         cluster_n=cluster_n,
         staging=("shared",) * len(facts.inputs),
-        keep=False,
+        keep=keep,
         persistent=True,
         min_blocks=1,
         part=PART,
         kept_modes=kept_modes,
         prologue=prologue,
         ring=ring,
-        lag=2 if ring > 4 else 1,
+        lag=2 if ring > 4 and not keep else 1,
     )
 
 

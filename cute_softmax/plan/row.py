@@ -42,7 +42,8 @@ class RowClass(ClassBase):
         stays there from the first to the last of them).
     staged: places in shared memory that a thread has for the vectors of an "async" input where residents leave no room
         for all of them, which take turns; 0 for one each.
-    keep: whether converted values are held between the passes: in registers, or in shared memory if the elements are.
+    keep: whether converted values are held between the passes: in registers, or in shared memory if the elements are
+        (but those of a ring).
     kept_modes: into how many coordinates a row's index is taken apart, each with a stride of its own per operand.
     prologue: what happens to the scores before the math and to its results.
     logs: whether sums of exponentials are taken as log_softmax takes them, so that the logarithms are the same bits.
@@ -132,6 +133,11 @@ class RowClass(ClassBase):
         return CACHE_LINE // min(ITEM_SIZE[d] for d in self.dtypes[: self.facts.full])
 
     @property
+    def ahead(self) -> int:
+        """Rows of the ring that are loaded ahead: what is kept in registers has left its place."""
+        return self.ring if self.keep else self.ring - self.lag
+
+    @property
     def peers(self) -> int:
         """CTAs that exchange through distributed shared memory."""
         return 1 if self.ring else self.cluster_n
@@ -217,7 +223,7 @@ class RowClass(ClassBase):
     @property
     def keeps_shared(self) -> bool:
         """Whether what is kept takes the place of the first input's elements in shared memory, in float32."""
-        return self.keep and self.staging[0] == "shared"
+        return self.keep and self.staging[0] == "shared" and not self.ring
 
     @property
     def slot_bytes(self) -> tuple[int, ...]:

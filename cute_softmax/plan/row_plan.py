@@ -103,7 +103,7 @@ class Plan(PlanBase):
             f"  threads    {c.threads} a CTA, {c.threads_per_row} a row; tile {c.tiler[0]} x {c.tiler[1]}",
             f"  thread     {c.steps} vectors of {c.vector} elements, {c.rows_per_thread} row(s); "
             f"{'values' if c.keep else 'packed elements'} kept in "
-            f"{'shared memory' if c.staging[0] == 'shared' else 'registers'}",
+            f"{'shared memory' if c.staging[0] == 'shared' and not (c.ring and c.keep) else 'registers'}",
             f"  loads      {staging}; {' and '.join(c.load_widths)} at a time; "
             f"L2 {'evict_last' if self.evict_last else 'evict_normal'}",
             "  edges      "
@@ -113,6 +113,14 @@ class Plan(PlanBase):
                 f"buffer {c.reduction_buffer}, {c.reduction_buffer.cosize * c.facts.state_bytes} bytes"
                 if c.exchanges
                 else "shuffles only"
+            ),
+            *(
+                [
+                    f"  ranks      states exchanged in the ranks' own memory, a row finished {c.lag} behind; of "
+                    f"{c.ring} rows in shared memory {c.ahead - 1} on their way"
+                ]
+                if c.ring
+                else []
             ),
             f"  grid       {self.ctas} {'clusters' if c.cluster_n > 1 else 'CTAs'} for {self.tiles} tiles"
             + (", persistent" if c.persistent else "")

@@ -10,6 +10,7 @@ from typing import ClassVar
 from layouts.algebra import Layout
 
 from .base import ClassBase, PlanBase
+from .choose import EVICT_LAST_ABOVE
 from .hardware import Device
 from .maths import NotPlanned, check_counts
 from .problem import ALIGNMENT, ITEM_SIZE, Operand
@@ -19,6 +20,7 @@ MERGE_THREADS = 64
 # Of a slice: a CTA takes so many vectors of one row at a time, all asked for at once. 128 threads with four vectors of
 # 16 bytes leave room for eight CTAs an SM, 64 KB on their way. Not measured.
 THREADS, STEPS, MIN_BLOCKS = 128, 4, 8
+HELD = 128  # bytes that a thread asks for at most: more would spill
 MERGES = ("state", "sum")
 RESULTS = ("found", "lse", "entropy", "even", "loss")
 OF_SLICES = ("softmax", "log_softmax", "softmax_backward", "log_softmax_backward", "gradient")
@@ -193,7 +195,7 @@ class SliceClass(ClassBase):
     def signature(self) -> str:
         """The numbers of `SlicePlan.arguments`, and of each operand the address; behind it, of full ones and of what
         flows back, the stride from row to row."""
-        return "iiii" + "l" * (6 + len(self.operands) + self.inputs + 1 + len(self.upstream))
+        return "iiiii" + "l" * (6 + len(self.operands) + self.inputs + 1 + len(self.upstream))
 
     @property
     def name(self) -> str:
@@ -212,7 +214,7 @@ class SlicePlan(PlanBase):
     """One launch on a matrix whose rows are contiguous: a row is cut into segments of `share` vectors, a CTA each.
 
     length: of whole rows; start: the slice's place in them; ignore: see `MergePlan`. scale, smoothing, squares: the
-    bits of float32 numbers.
+    bits of float32 numbers. evict_last: see `choose.EVICT_LAST_ABOVE`.
     """
 
     kernel: SliceClass
@@ -220,6 +222,7 @@ class SlicePlan(PlanBase):
     columns: int
     segments: int
     share: int
+    evict_last: bool
     pitches: tuple[int, ...]
     steps_of_rows: tuple[int, ...] = ()
     length: int = 0
@@ -248,7 +251,7 @@ class SlicePlan(PlanBase):
     def arguments(self) -> tuple[int, ...]:
         """The ints that the compiled function takes between the stream and the operands."""
         of_rows = self.length, self.start, self.ignore, self.scale, self.smoothing, self.squares
-        return self.rows, self.columns, self.segments, self.share, *of_rows
+        return self.rows, self.columns, self.segments, self.share, int(self.evict_last), *of_rows
 
 
 def plan_slice(
@@ -281,6 +284,7 @@ def plan_slice(
         alike = math.gcd(ALIGNMENT // size, start - starts[narrowest], pitch - pitches[narrowest])
         vector = min(vector, alike) if alike < ALIGNMENT // size else vector
     edges = any(n % vector for n in (starts[narrowest], pitches[narrowest], columns))
+    steps = max(min(STEPS, HELD // (vector * sum(sizes[:-1]))), 1)
     dtypes = (*(o.dtype for o in operands), *[dtype] * bool(upstream))
     kernel = SliceClass(
         math_name,
@@ -289,7 +293,7 @@ def plan_slice(
         vector,
         edges,
         THREADS,
-        STEPS,
+        steps,
         MIN_BLOCKS,
         upstream=upstream,
         **dict.fromkeys(flags, True),
@@ -300,4 +304,5 @@ def plan_slice(
     share = math.ceil(math.ceil(vectors / segments) / 8) * 8
     segments = math.ceil(vectors / share)
     check_counts({"segments of rows": rows * segments})
-    return SlicePlan(kernel, rows, columns, segments, share, pitches, steps_of_rows, *numbers)
+    evict_last = rows * columns * sum(sizes) > EVICT_LAST_ABOVE * device.l2
+    return SlicePlan(kernel, rows, columns, segments, share, evict_last, pitches, steps_of_rows, *numbers)

@@ -6,6 +6,7 @@ its size does not depend on what is computed in it. What a kernel does there: `k
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from dataclasses import dataclass, field
@@ -71,12 +72,20 @@ class Workspace:
         _last[self.device] = stream
 
 
+def reaches(group: dist.ProcessGroup) -> bool | None:
+    """Whether a group's ranks write into each other's memory; None where they have not tried yet."""
+    found = [workspace for (name, _), workspace in _known.items() if name == group.group_name]
+    return found[-1] is not None if found else None
+
+
 def workspace_of(group: dist.ProcessGroup, device: int) -> Workspace | None:
     """The workspace of a group, None where its ranks do not all reach each other's memory.
 
     All ranks of the group must ask for it at the same time when they do so first; while a graph is captured there is
-    none that was not there before.
+    none that was not there before. CUTE_SOFTMAX_PEERS=0 in the environment, of all ranks, says that none is made.
     """
+    if os.environ.get("CUTE_SOFTMAX_PEERS") == "0":
+        return None
     key = group.group_name, device
     found = _known.get(key)
     if found is not None and found.group is group:

@@ -33,7 +33,8 @@ def test_what_is_unusual():
     kernels = dict(kernels=True)
     names = ("padded", "shapes", "several_consumers", "bad_numbers")
     works = [(getattr(on_ranks, name), kernels) for name in names]
-    works += [(on_ranks.in_pieces, {}), (on_ranks_torch.two_groups, {}), (on_ranks_gpu.memory, {})]
+    works += [(on_ranks.in_pieces, {}), (on_ranks_torch.two_groups, {}), (on_ranks_torch.dtensors, {})]
+    works += [(on_ranks_gpu.memory, {})]
     ranks.run(2, on_ranks_gpu.several, "nccl", works=works)
 
 

@@ -69,7 +69,8 @@ def _exchange(
     if not how.on_chip:
         return None
     dtypes = [t.dtype for t in tensors] + [dtype]
-    return on_chip.exchange_of(math, dtypes, asked, tensors[0].shape[-1], tensors[0].get_device())
+    shape = tensors[0].shape[:-1].numel(), tensors[0].shape[-1]
+    return on_chip.exchange_of(math, dtypes, shape, asked, tensors[0].get_device())
 
 
 def _merged(input: Tensor, index: Tensor | None, asked: Shared, way: Way) -> tuple[Tensor, dict[str, Tensor]]:

@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
+import torch.distributed as dist
 
 from ...plan import NotPlanned, Prologue
+from ...plan.hardware import Device
 from ...plan.ranks import LANES, sharers, words_of
 from ...runtime import launch
-from ...runtime.peers import Workspace, workspace_of
+from ...runtime.peers import Workspace, reaches, workspace_of
 from ..heads.kernels import scaled
 from .kernels import matrix
 from .states import Shared, group_of
@@ -48,20 +50,53 @@ class Exchange:
             launch.run(math, cut, (1,), prologue=prologue, numbers=[given[name] for name in prologue.numbers])
 
 
-def exchange_of(
-    math: str, dtypes: Sequence[torch.dtype], asked: Shared, columns: int, device: int
-) -> Exchange | None:
-    """How slices of so many columns are kept on chip; None where their rows are too long, or their ranks do not reach
-    each other. All ranks must ask alike, at the same time. dtypes: of the full operands."""
+def sharers_of(
+    math: str, dtypes: Sequence[torch.dtype], shape: tuple[int, int], ranks: int, device: Device
+) -> str | None:
+    """Who shares slices, (rows, columns), that stay on chip, as `Prologue.ranks` has it; None where they are too long,
+    or there are too many ranks. dtypes: of the full operands."""
+    rows, columns = shape
     names = tuple(launch.DTYPE_NAMES[dtype] for dtype in dtypes)
     try:
-        found = sharers(math, launch.device_facts(device).architecture, names, columns)
+        found = sharers(math, device.architecture, names, columns, rows)
     except NotPlanned:
         return None
-    if int(found.split("x")[1]) * asked.ranks > LANES:
-        return None
-    workspace = workspace_of(group_of(asked.group), device)
+    return found if int(found.split("x")[1]) * ranks <= LANES else None
+
+
+def exchange_of(
+    math: str, dtypes: Sequence[torch.dtype], shape: tuple[int, int], asked: Shared, device: int
+) -> Exchange | None:
+    """How slices, (rows, columns), are kept on chip; None where that cannot be, see `sharers_of`, or their ranks do not
+    reach each other. All ranks must ask alike, at the same time."""
+    found = sharers_of(math, dtypes, shape, asked.ranks, launch.device_facts(device))
+    workspace = workspace_of(group_of(asked.group), device) if found else None
     return None if workspace is None else Exchange(workspace, found)
+
+
+def explained(
+    input: Tensor, dtype: torch.dtype, group: dist.ProcessGroup | int, device: Device, log: bool, scale: float
+) -> str:
+    """How a softmax of slices, (..., elements), runs, in words. input: such a slice, or a tensor that describes it;
+    group: the ranks that share rows, or how many there are."""
+    ranks = group if type(group) is int else dist.get_world_size(group)
+    rows, columns = input.shape[:-1].numel(), input.shape[-1]
+    math = "log_softmax" if log else "softmax"
+    x, y = (torch.empty(rows, columns, dtype=d, device="meta") for d in (input.dtype, dtype))
+    found = sharers_of(math, (input.dtype, dtype), x.shape, ranks, device) if ranks > 1 and columns else None
+    reached = None if type(group) is int else reaches(group)
+    prologue, _ = scaled(scale)
+    gathered = "one all-gather of the states, 8 bytes a row of each; slices are read before it and behind it"
+    if found is None or reached is False:
+        groups = [torch.empty(rows, 1, device="meta").expand(rows, columns) for _ in range(2)]
+        states = replace(prologue, state="alone")
+        plan = launch.Work("logsumexp", (x, *groups), (1,), prologue=states).plan(device)
+        how = f"{gathered}, first by the following kernel"
+    else:
+        plan = launch.Work(math, (x, y), (1,), prologue=replace(prologue, ranks=found)).plan(device)
+        how = "slices stay on chip and are read once: ranks write states into each other's memory"
+        how += "" if reached else f", where they reach it; else {gathered}"
+    return f"{math} of rows that {ranks} ranks share: {how}\n{plan.explain()}"
 
 
 def softmax(input: Tensor, output: Tensor, asked: Shared, exchange: Exchange) -> None:

@@ -12,7 +12,7 @@ from cutlass import Boolean, Float32, Int32, Int64, const_expr
 from ...plan.problem import ALIGNMENT
 from ...plan.shards import SliceClass
 from ..common import online
-from ..common.copy import DTYPES, element, in_global, pack, unpack
+from ..common.copy import DTYPES, element, in_global, load, pack, read_policy, unpack
 from ..common.index import narrow, select
 from ..common.online import Fast, rounded_product
 from ..maths.maths import LogSoftmax, LogSoftmaxBackward, Softmax, SoftmaxBackward
@@ -43,6 +43,7 @@ class SliceKernel:
         columns: Int32,
         segments: Int32,
         share: Int32,
+        evict_last: Int32,
         length: Int64,
         start: Int64,
         ignore: Int64,
@@ -51,11 +52,11 @@ class SliceKernel:
         squares: Int64,
         *operands: Int64,
     ):
-        """Launch; numbers as `SlicePlan` has them. operands: of each the address in bytes and, of full ones and of what
-        flows back, the stride from row to row."""
+        """Launch; numbers as `SlicePlan` has them; evict_last: see `copy.read_policy`. operands: of each the address in
+        bytes and, of full ones and of what flows back, the stride from row to row."""
         s = self.spec
         numbers = length, start, ignore, scale, smoothing, squares
-        self.kernel(rows, columns, segments, share, numbers, operands).launch(
+        self.kernel(rows, columns, segments, share, evict_last, numbers, operands).launch(
             grid=[rows * segments, 1, 1],
             block=[s.threads, 1, 1],
             stream=stream,
@@ -65,7 +66,14 @@ class SliceKernel:
 
     @cute.kernel
     def kernel(
-        self, rows: Int32, columns: Int32, segments: Int32, share: Int32, numbers: tuple, operands: tuple
+        self,
+        rows: Int32,
+        columns: Int32,
+        segments: Int32,
+        share: Int32,
+        evict_last: Int32,
+        numbers: tuple,
+        operands: tuple,
     ):
         s = self.spec
         V, K = s.vector, s.steps
@@ -96,10 +104,11 @@ class SliceKernel:
             columns_of.append(column)
             exist.append((vector < share) & (column < columns))
             whole.append(exist[k] & (column >= 0) & (column + V <= columns))
+        policy = read_policy(evict_last)
         rX = [cute.make_rmem_tensor((V, K), self.dtypes[i]) for i in range(self.full)]
         for i in cutlass.range_constexpr(s.inputs):
             for k in cutlass.range_constexpr(K):
-                self.load(i, mX[i], rX[i][None, k], columns_of[k], columns, exist[k], whole[k])
+                self.load(i, mX[i], rX[i][None, k], columns_of[k], columns, exist[k], whole[k], policy)
         given = dict(zip(self.placed(names), rest, strict=True))
         known = self.of_row(given, rows, row, columns, numbers)
 
@@ -136,15 +145,31 @@ class SliceKernel:
         columns: Int32,
         exists: Boolean,
         whole: Boolean,
+        policy: Int64,
     ):
         """A vector of input i: in one access where it lies within the row, else what there is of it."""
         rX.fill(self.dtypes[i](0.0))
         if whole:
-            cute.autovec_copy(self.vector(i, address, column), rX)
-        in_part = exists & (whole ^ True)
-        for v in cutlass.range_constexpr(self.spec.vector * self.spec.edges):
-            if in_part & (column + v >= 0) & (column + v < columns):
-                rX[v] = element(self.dtypes[i], address, column + v)[0]
+            access = min(self.spec.vector, ALIGNMENT * 8 // self.dtypes[i].width)
+            load(self.vector(i, address, column), rX, access, policy)
+        if const_expr(self.spec.edges):
+            self.load_elements(i, address, rX, column, columns, exists & (whole ^ True))
+
+    @cute.jit
+    def load_elements(
+        self,
+        i: cutlass.Constexpr[int],
+        address: Int64,
+        rX: cute.Tensor,
+        column: Int32,
+        columns: Int32,
+        in_part: Boolean,
+    ):
+        """What there is of a vector that does not lie within the row: one branch for all of it, as nearly none do."""
+        if in_part:
+            for v in cutlass.range_constexpr(self.spec.vector):
+                if (column + v >= 0) & (column + v < columns):
+                    rX[v] = element(self.dtypes[i], address, column + v)[0]
 
     @cute.jit
     def store(
@@ -160,11 +185,19 @@ class SliceKernel:
         i = self.spec.inputs
         if whole:
             cute.autovec_copy(rX, self.vector(i, address, column))
-        in_part = exists & (whole ^ True)
-        for v in cutlass.range_constexpr(self.spec.vector * self.spec.edges):
-            gX = element(self.dtypes[i], address, column + v)
-            if in_part & (column + v >= 0) & (column + v < columns):
-                gX[0] = rX[v]
+        if const_expr(self.spec.edges):
+            self.store_elements(rX, address, column, columns, exists & (whole ^ True))
+
+    @cute.jit
+    def store_elements(
+        self, rX: cute.Tensor, address: Int64, column: Int32, columns: Int32, in_part: Boolean
+    ):
+        """As `load_elements`."""
+        if in_part:
+            for v in cutlass.range_constexpr(self.spec.vector):
+                gX = element(self.dtypes[self.spec.inputs], address, column + v)
+                if (column + v >= 0) & (column + v < columns):
+                    gX[0] = rX[v]
 
     def of_row(self, given: dict, rows: Int32, row: Int32, columns: Int32, numbers: tuple) -> dict:
         """What a row has one of: the state that the math takes, a scale and, of a gradient, what `gradients` gives."""
