@@ -301,7 +301,8 @@ def main(argv: Sequence[str]) -> int:
         return 0
     count = torch.cuda.device_count()
     if count < 2:
-        print("rows are shared by two GPUs at least; here are " + str(count), file=sys.stderr)
+        here = "there is one" if count else "there is none here"
+        print(f"rows that ranks share need an NVIDIA GPU for each of two ranks; {here}", file=sys.stderr)
         return 2
     from cute_softmax.runtime.precompile import precompile
 

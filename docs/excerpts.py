@@ -81,7 +81,7 @@ BLOCKS = {
         ("return Held", "return"),
     ),
     "code of the end": partial(
-        excerpt, ROW, "RowKernel.finish", ("def finish", "def finish"), ("for m in", "self.store(")
+        excerpt, ROW, "RowKernel.finish", ("def finish", "thread has kept"), ("for m in", "self.store(")
     ),
     "code of partitions": partial(excerpt, ROW, "RowKernel.partition"),
     "code of loads": partial(excerpt, ROW, "RowKernel.load"),
