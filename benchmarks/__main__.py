@@ -4,7 +4,7 @@ python -m benchmarks --list
 python -m benchmarks --suite rows-forward rows-backward --save
 python -m benchmarks map   [SLICE...]
 python -m benchmarks tune  [JOB...] [--quick]
-python -m benchmarks bits  [--save]
+python -m benchmarks bits  [--save] [--launches N]
 python -m benchmarks sharded [--save]      on two GPUs or more
 python -m benchmarks table  FILE... [--markdown]
 python -m benchmarks plot  [FILE...]

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from . import map_plot
 from .cases import LADDER, Case
 from .map_cells import SLICES
-from .report import is_timed, providers_of, suite_title
+from .report import is_timed, providers_of, suite_title, with_version
 from .results import Key, Results, Row, cells
 
 # Okabe and Ito's palette, told apart with any colour vision; markers and dashes carry the difference as well.
@@ -128,7 +128,9 @@ def draw(*found: Results) -> Figure:
         axes.grid(axis="y", color="#DDDDDD", linewidth=0.6)
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", frameon=False)
+    handles, labels = axes.get_legend_handles_labels()
+    labels = [with_version(name, found[-1].header) for name in labels]
+    figure.legend(handles, labels, loc="outside right upper", frameon=False)
     return figure
 
 

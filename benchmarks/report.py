@@ -28,6 +28,15 @@ def is_timed(method: str) -> bool:
     return method in (*_HOST, "graph-warm")
 
 
+_VERSIONS = {"torch": "torch", "torch.compile": "torch", "liger": "liger", "quack": "quack"}
+
+
+def with_version(provider: str, header: dict) -> str:
+    """A provider with the version that was measured, as far as a header names it: "torch.compile 2.11.0"."""
+    version = header.get(_VERSIONS.get(provider, "")) or ""
+    return f"{provider} {version.partition('+')[0]}".strip()
+
+
 def geometric_mean(values: Sequence[float]) -> float:
     """exp of the mean of the logarithms."""
     return math.exp(sum(map(math.log, values)) / len(values))

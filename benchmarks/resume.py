@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import console, results
-from .cases import CAUSAL, GROUP_BIAS, GROUP_MASK, REDUCTIONS, Case, Suite
+from .cases import CAUSAL, GROUP_BIAS, GROUP_MASK, INVARIANT, REDUCTIONS, Case, Suite
 
 if TYPE_CHECKING:
     from .run import Options
@@ -22,7 +23,7 @@ def classes_of(cases: Sequence[Case], device: object) -> Iterator[object]:
     """The Plan classes that cases of softmaxes and reductions need; others have theirs built when first called."""
     import torch
 
-    from cute_softmax import NotPlanned, plan_reduction, plan_softmax
+    from cute_softmax import NotPlanned, batch_invariant, plan_reduction, plan_softmax
 
     from . import masked
     from .operations import DTYPES
@@ -39,12 +40,16 @@ def classes_of(cases: Sequence[Case], device: object) -> Iterator[object]:
             if case.mode not in (GROUP_MASK, GROUP_BIAS):
                 how |= {"scale": masked.SCALE, "causal": case.mode == CAUSAL}
         try:
-            if case.op in REDUCTIONS:
-                yield plan_reduction(case.op, x, case.dim, device=device).kernel
-            elif case.op in PLANNED:
-                yield plan_softmax(x, case.dim, DTYPES[case.result], device=device, **how).kernel
+            with batch_invariant() if case.mode == INVARIANT else nullcontext():
+                if case.op in REDUCTIONS:
+                    found = plan_reduction(case.op, x, case.dim, device=device)
+                elif case.op in PLANNED:
+                    found = plan_softmax(x, case.dim, DTYPES[case.result], device=device, **how)
+                else:
+                    continue
         except NotPlanned:  # torch's operations come first, and what they leave is planned then
             continue
+        yield found.kernel
 
 
 def earlier(path: Path, commit: str | None) -> list[results.Row]:

@@ -315,8 +315,8 @@ def main(argv: Sequence[str]) -> int:
         return 0
     count = torch.cuda.device_count()
     if count < 2:
-        there = "there is one here" if count else "there is none here"
-        print(f"each rank needs an NVIDIA GPU, and rows are shared by two at least; {there}", file=sys.stderr)
+        here = "there is one" if count else "there is none here"
+        print(f"rows that ranks share need an NVIDIA GPU for each of two ranks; {here}", file=sys.stderr)
         return 2
     from cute_softmax.runtime.precompile import precompile
 

@@ -96,8 +96,8 @@ class Softmax(_Options, torch.nn.Softmax):
         alpha: float = 1.0,
         empty_rows: str = "nan",
     ) -> None:
-        super().__init__(dim)
-        self.dtype, self.scale, self.causal = dtype, scale, causal
+        super().__init__()  # which, from torch 2.15 on, takes no tuple
+        self.dim, self.dtype, self.scale, self.causal = dim, dtype, scale, causal
         self.alpha, self.empty_rows = alpha, empty_rows
 
 
@@ -126,8 +126,9 @@ class LogSoftmax(_Options, torch.nn.LogSoftmax):
         causal: bool | int = False,
         empty_rows: str = "nan",
     ) -> None:
-        super().__init__(dim)
-        self.dtype, self.scale, self.causal, self.empty_rows = dtype, scale, causal, empty_rows
+        super().__init__()
+        self.dim, self.dtype, self.scale = dim, dtype, scale
+        self.causal, self.empty_rows = causal, empty_rows
 
 
 class Softmax2d(torch.nn.Softmax2d):

@@ -69,9 +69,19 @@ BLOCKS = {
         ROW,
         "RowKernel.tile",
         ("def tile", "def tile"),
-        ("rows = [row_of", "edges = "),
+        ("rows = [row_of", "held = "),
+        ("maths = [", "self.finish("),
+    ),
+    "code of held rows": partial(
+        excerpt,
+        ROW,
+        "RowKernel.hold",
+        ("def hold", "edges = "),
         ("values = [", "]"),
-        ("maths = [", "self.store("),
+        ("return Held", "return"),
+    ),
+    "code of the end": partial(
+        excerpt, ROW, "RowKernel.finish", ("def finish", "thread has kept"), ("for m in", "self.store(")
     ),
     "code of partitions": partial(excerpt, ROW, "RowKernel.partition"),
     "code of loads": partial(excerpt, ROW, "RowKernel.load"),

@@ -198,9 +198,9 @@ def first_table() -> str:
             first = f"{FIRST_SYSTEM[0]} to {FIRST_SYSTEM[1]}, {slow:.3f} to {fast:.3f}"
             rows.append([key.case.label, first, *(words.get(name, "refuses") for name in names)])
     h = measured.header
-    source = (
-        f"The fastest of each row is marked, the copy apart. {h['gpu']}, {h['date'][:10]}, `{h['command']}`."
-    )
+    versions = ", ".join(report.with_version(name, h) for name in names[2:])
+    run = f"{h['gpu']}, {h['date'][:10]}, `{h['command']}`; {versions}"
+    source = f"The fastest of each row is marked, the copy apart. {run}."
     return f"{table(['bf16; GB/s, ms', 'the first system, then', *names], rows)}\n\n{source}"
 
 

@@ -126,7 +126,13 @@ def overview() -> str:
             )
     rows = [line for page in PAGES for line in lines[page]]
     head = ["suite", "calls", "cute_softmax", *PEERS]
-    return table(head, rows) if rows else NOTHING
+    return f"{table(head, rows)}\n\n{measured_beside(*_suites(RESULTS).values())}" if rows else NOTHING
+
+
+def measured_beside(*found: results.Results, peers: tuple[str, ...] = PEERS) -> str:
+    """The versions of the peers that were measured, in a sentence."""
+    said = (report.with_version(name, f.header) for name in peers for f in found)
+    return f"Measured beside {', '.join(name for name in dict.fromkeys(said) if ' ' in name)}."
 
 
 # -- Where a peer is faster --------------------------------------------------------------------------------------------
@@ -158,7 +164,7 @@ def _lost(found: results.Results) -> Iterator[Lost]:
 
 def peers_ahead() -> str:
     """Every cell of every suite in which a peer is shown as faster, and how many cells there are."""
-    every_lost, cells = [], 0
+    every_lost, cells, compared = [], 0, []
     for folder in sorted(p for p in results.FOLDER.iterdir() if p.is_dir()):
         for found in _suites(folder).values():
             if found.suite.startswith(MAP):
@@ -168,11 +174,12 @@ def peers_ahead() -> str:
                 report.best_peer(c) is not None and "us" in c.get("cute_softmax", {}) for c in every.values()
             )
             every_lost += _lost(found)
+            compared.append(found)
     every_lost.sort(key=lambda lost: lost.peers / lost.ours)
     by_peer = ", ".join(
         f"{name} {count}" for name, count in Counter(lost.peer for lost in every_lost).most_common()
     )
-    said = f"{len(every_lost)} of {cells} cells: {by_peer}."
+    said = f"{len(every_lost)} of {cells} cells: {by_peer}. {measured_beside(*compared)}"
     rows = [
         [
             f"{lost.gpu}, {lost.suite}",
@@ -326,17 +333,23 @@ def reasons() -> str:
     columns = _beside("columns-forward", "1024 x 262144, dim 0", "torch.compile", "torch", "quack")
     row = _beside("rows-forward", "4096 x 131072", "quack", "torch.compile", "liger")
     longer = _beside("split-rows", "64 x 16777216", "torch.compile", "torch", "quack")
+    suites = ("masked", "columns-forward", "rows-forward", "split-rows")
+    measured = [results.load(RESULTS / f"{name}.json") for name in suites]
+    beside = measured_beside(*measured, peers=("torch", "torch.compile", "quack", "liger"))
     return "\n".join(
         [
             "- **Any dimension.** Columns, the channels of images, several dimensions at once, slices and transposed "
             f"views: nothing is copied or transposed. `dim=0` of 1024 x 262144 runs at {columns}.",
             "- **Any length.** One element or a billion, even or odd. Rows of up to 2^20 elements are read once, and "
-            "16 or more of up to 2^24: they stay on chip between reduction and result, shared by a warp, a cluster or "
-            "the whole GPU. "
+            "where there are 16 or more those of up to 2^24: they stay on chip between reduction and result, shared by "
+            "a warp, a cluster or the whole GPU. "
             f"4096 rows of 131,072 run at {row}, 64 rows of 16,777,216 at {longer}.",
             "- **Scores and heads in the same read.** Scale, bias, mask and diagonal before the softmax; behind it "
             "log-probabilities, cross entropy, entropy, or a product with V, without a matrix in between. A causal "
             f"softmax of 2 x 16 x 4096 x 4096 is {faster:.0f} times as fast as torch's mask and softmax.",
+            "",
+            f"H200, bf16, forward, cold L2. {beside} "
+            "[All figures, how they were obtained, and where a peer is faster](docs/performance.md).",
         ]
     )
 

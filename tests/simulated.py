@@ -25,7 +25,7 @@ from cute_softmax.dispatch.topk import kernels as topk
 from cute_softmax.plan import facts_of
 from cute_softmax.plan.hardware import H200
 from cute_softmax.plan.problem import ITEM_SIZE, Operand
-from cute_softmax.runtime import launch, record
+from cute_softmax.runtime import launch, private, record
 
 INF = math.inf
 _PLANNED = launch._call.__wrapped__
@@ -460,8 +460,8 @@ def install(monkeypatch, launches: Launches | None = None) -> Launches:
     monkeypatch.setattr(of_shards, "_call", launches.of_shards)
     monkeypatch.setattr(launch, "device_facts", lambda index, shipped_only=False: H200)
     monkeypatch.setattr(launch, "function_of", record.note)  # which returns nothing
-    for name, value in (("getDevice", -1), ("getCurrentRawStream", 7)):  # of CPU tensors
-        monkeypatch.setattr(torch._C, f"_cuda_{name}", lambda *_, value=value: value, raising=False)
+    for name, value in (("device", -1), ("stream", 7)):  # of CPU tensors
+        monkeypatch.setattr(private, f"current_{name}", lambda *_, value=value: value)
     monkeypatch.setattr(
         forms,
         "empty_strided",

@@ -9,7 +9,7 @@ from checking import example
 from test_accelerate import kernels, reachable, restored, same, tables
 
 from cute_softmax import accelerate, accelerated
-from cute_softmax.acceleration.overrides import override_of
+from cute_softmax.acceleration.overrides import override_of, tells_places
 
 routing = sys.modules["cute_softmax.acceleration.switch"]
 _ = kernels, restored  # fixtures
@@ -79,7 +79,8 @@ def test_a_kernel_registered_after_ours_is_reported(kernels):
 
 
 def test_overrides_without_torchs_private_names(theirs, monkeypatch):
-    assert __file__ in override_of("_softmax", "CPU") and override_of("_log_softmax", "CPU") is None
+    where = __file__ if tells_places() else "an unknown place"  # torch 2.8
+    assert where in override_of("_softmax", "CPU") and override_of("_log_softmax", "CPU") is None
     monkeypatch.delattr(torch._C, "_dispatch_dump")
     assert override_of("_softmax", "CPU") and override_of("_log_softmax", "CPU") is None
     monkeypatch.delattr(torch.library, "_impls")

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from cute_softmax.commands import checkout, info
 from cute_softmax.commands.line import line
 from cute_softmax.plan import plan_call
 from cute_softmax.plan.hardware import ARCHITECTURES
-from cute_softmax.runtime import cache, compile
+from cute_softmax.runtime import cache, compile, neighbours
 
 ROOT = Path(__file__).resolve().parents[1]
 # Seconds of the processor for a command line that loads neither torch nor cutlass, the interpreter's start among them.
@@ -248,8 +249,26 @@ def test_info_without_a_gpu(store, monkeypatch, capsys):
     monkeypatch.setattr(info, "DRIVER", store)  # absent
     text = said(capsys, "info")
     assert f"{cute_softmax.__version__} in {ROOT / 'cute_softmax'}" in text
-    assert torch.__version__ in text and f"0 kernels, 0 bytes in {store}" in text
+    assert metadata.version("torch") in text and f"0 kernels, 0 bytes in {store}" in text
     assert "works for sm_90a" in text and "stored and loaded in" in text and "No fault found." in text
+
+
+def test_what_a_version_switches_off(monkeypatch):
+    """Torch's own operators in the CuTe DSL are registered for some versions of it alone, and by builds with CUDA."""
+    taken = {"4.10.0", "4.8.0", "4.7.1"}
+    monkeypatch.setattr(neighbours, "look_up", lambda name: taken)
+    monkeypatch.setattr(neighbours.metadata, "version", lambda name: "4.8.1")
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    said = "it takes cutlass-dsl 4.7.1, 4.8.0, 4.10.0, and this is 4.8.1"
+    assert neighbours.switched_off().endswith(said)
+    assert cute_softmax.explain((64, 1000)).splitlines()[-1].endswith(said)
+    monkeypatch.setenv("TORCH_NATIVE_SKIP_VERSION_CHECK", "1")
+    assert neighbours.switched_off() == ""
+    monkeypatch.delenv("TORCH_NATIVE_SKIP_VERSION_CHECK")
+    taken.add("4.8.1")
+    assert neighbours.switched_off() == "" and "beside" not in cute_softmax.explain((64, 1000))
+    monkeypatch.setattr(neighbours, "look_up", lambda name: None)
+    assert neighbours.switched_off() == ""
 
 
 def test_info_tells_each_fault_with_a_hint(store, monkeypatch, capsys):

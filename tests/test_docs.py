@@ -75,8 +75,8 @@ def test_a_stale_block_is_noticed():
 
 def test_code_on_a_page_is_that_of_the_source():
     said = excerpts.BLOCKS["code of a tile"]()
-    assert "```py\ndef tile(self" in said and said.count("\n    ...\n") == 3
-    assert "\n    vectors = self.load(rows)\n" in said and "chosen" not in said
+    assert "```py\ndef tile(self" in said and said.count("\n    ...\n") == 2
+    assert "\n    held = self.hold(rows, known)\n" in said and "# Before" not in said
     lines = {
         line.strip() for path in excerpts.KERNELS.rglob("*.py") for line in path.read_text().splitlines()
     }
@@ -118,8 +118,8 @@ def test_the_kernel_is_read_with_the_numbers_of_its_call():
         ),
         (
             "RowKernel.tile",
-            (("maths = ", "states"), ("vectors = ", "vectors")),
-            "lines begin with 'vectors = '",
+            (("maths = ", "states"), ("held = ", "held")),
+            "lines begin with 'held = '",
         ),
     ],
 )

@@ -88,7 +88,8 @@ def test_compile_of_other_forms():
 
 def test_errors_in_compiled_code_are_the_same():
     torch._dynamo.reset()
-    with pytest.raises(Exception, match="dim=2 is out of range"):
+    said = "IndexError" if torch.__version__.startswith("2.8.") else "dim=2 is out of range"
+    with pytest.raises(Exception, match=said):
         torch.compile(lambda t: softmax(t, 2), fullgraph=True, backend="aot_eager")(example((4, 6)))
 
 

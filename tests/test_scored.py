@@ -13,7 +13,7 @@ from cute_softmax.dispatch.common import arguments, forms
 from cute_softmax.dispatch.common.spec import scores_of
 from cute_softmax.dispatch.softmax import kernels
 from cute_softmax.plan.hardware import H200
-from cute_softmax.runtime import launch
+from cute_softmax.runtime import launch, private
 
 X = torch.randn(32, 64).bfloat16()
 MASK, BIAS, ROWS = torch.rand(64) < 0.5, torch.randn(64).bfloat16(), torch.rand(32, 1)
@@ -42,8 +42,8 @@ def launched(monkeypatch):
     monkeypatch.setattr(launch, "_call", launch._call.__wrapped__)
     monkeypatch.setattr(arguments, "on_gpu", lambda tensor: True)
     monkeypatch.setattr(forms, "empty_strided", lambda *form: torch.empty_strided(*form[:2], dtype=form[2]))
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 7, raising=False)
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)
+    monkeypatch.setattr(private, "current_stream", lambda device: 7)
+    monkeypatch.setattr(private, "current_device", lambda: -1)
     fresh_forms(monkeypatch)
     return found
 
@@ -168,7 +168,7 @@ def test_what_a_form_does_not_launch_itself(launched, monkeypatch):
     wide = torch.zeros(32 * 64 + 1, dtype=torch.bool)[1:].view(32, 64)
     softmax(X, mask=wide, causal=-3)
     assert seen[-1][2] is wide and seen[-1][-1].causal == -3
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 1)
+    monkeypatch.setattr(private, "current_device", lambda: 1)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     softmax(X, bias=BIAS, alpha=2)
     assert seen[-1][1] is BIAS and seen[-1][-1].alpha == 2

@@ -199,7 +199,7 @@ FUNCTIONS = {
         "topk_log_softmax",
     ),
     "topk_log_softmax, chosen": Function(
-        lambda x: _both(*c.topk_log_softmax(x, 2, INDEX, scale=0.5)[::2]),
+        lambda x: _both((found := c.topk_log_softmax(x, 2, INDEX, scale=0.5))[0], found[2]),
         lambda x: _both(
             (log_p := torch.log_softmax(x * 0.5, -1)).topk(2).values,
             log_p.gather(-1, INDEX[..., None]).squeeze(-1),

@@ -7,20 +7,25 @@ from functools import partial
 
 import torch
 
-# Whether torch hands out the kernels themselves (from 2.9 or 2.10 on). Where not, they are reached through the
-# overload that writes to a given tensor, which then keeps its own kernel.
-REACHABLE = hasattr(torch.library, "get_kernel")
+from ..runtime.private import look_up
+
+_has_kernel = look_up("_C._dispatch_has_computed_kernel_for_dispatch_key")
+_Keys, _Key = look_up("_C.DispatchKeySet"), look_up("_C.DispatchKey")
+# Whether torch hands out the kernels themselves (from 2.9 on). Where not, they are reached through the overload that
+# writes to a given tensor, which then keeps its own kernel.
+REACHABLE = hasattr(torch.library, "get_kernel") and None not in (_Keys, _Key)
 
 
 def original(overload: str, key: str) -> Callable[..., torch.Tensor] | None:
     """What runs now for `aten::<overload>` on a key of torch's dispatcher, and goes on to run; None if nothing does, or
     nothing that can be reached."""
-    if not torch._C._dispatch_has_computed_kernel_for_dispatch_key(f"aten::{overload}", key):
+    there = hasattr(torch.ops.aten, overload.partition(".")[0])
+    if not there or (_has_kernel is not None and not _has_kernel(f"aten::{overload}", key)):
         return None
     if not REACHABLE:
         return _AROUND.get(overload)
     kernel = torch.library.get_kernel(f"aten::{overload}", key)
-    return partial(kernel.call_boxed, torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)))
+    return partial(kernel.call_boxed, _Keys(getattr(_Key, key)))
 
 
 def _forward(operator: str) -> Callable[..., torch.Tensor]:

@@ -191,7 +191,7 @@ def _settle() -> None:
     global _library, _overriding, _left, _loss, _at_start
     anyway = any(one._override for one in _open)
     if _overriding is not None and not anyway:
-        _overriding._destroy()
+        _end(_overriding)
         _overriding = None
     if _open and _library is None:
         _at_start = _copy_of_counts()
@@ -204,7 +204,7 @@ def _settle() -> None:
                 stacklevel=4,
             )
     elif not _open and _library is not None:
-        _library._destroy()
+        _end(_library)
         _library = None
     if anyway and _overriding is None:
         _overriding = _registered([name for name in _routes() if f"aten::{name}" in _left])
@@ -258,9 +258,14 @@ def _registered(overloads: list[str]) -> torch.library.Library:
                 if original is not None:
                     library.impl(overload, _route(f"aten::{overload}", routes[overload], original), KEY)
     except BaseException:
-        library._destroy()
+        _end(library)
         raise
     return library
+
+
+def _end(library: torch.library.Library) -> None:
+    """Take back what it has registered; where torch has no name for that, it ends with the last reference to it."""
+    getattr(library, "_destroy", lambda: None)()
 
 
 def _route(

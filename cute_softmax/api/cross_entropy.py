@@ -214,7 +214,10 @@ def _unfit(
         "a gradient of the weight": weight is not None and recorded(weight),
         "logits that share memory among themselves": asked.inplace and 0 in rows.stride(),
     }
-    return next((reason for reason, found in reasons.items() if found), "")
+    for reason, found in reasons.items():
+        if found:
+            return reason
+    return ""
 
 
 def _visited(

@@ -17,6 +17,7 @@ from ..plan.hardware import H200, Device
 from ..plan.problem import canonical_dims, contiguous
 from ..runtime import launch
 from ..runtime.invariance import in_force
+from ..runtime.neighbours import switched_off
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -125,6 +126,8 @@ def explain(
 ) -> str:
     """How `softmax` would run on a tensor or a shape, in words: the plan of its kernel, or why ATen gets it.
 
+    And, where it is so, that the version of cutlass-dsl switches off torch's own operators in the CuTe DSL.
+
     Args:
         input: A tensor, or the shape of one.
         dim: The dimension or dimensions to reduce.
@@ -160,7 +163,8 @@ def explain(
     made = plan_softmax(input, dim, dtype, **options)
     if not (made.problem.length and made.problem.groups):
         return f"{name} of an empty tensor, {tuple(getattr(input, 'shape', input))}: nothing is launched"
-    return made.explain()
+    beside = switched_off()
+    return f"{made.explain()}\n  {'beside':<10} {beside}" if beside else made.explain()
 
 
 def plan_reduction(

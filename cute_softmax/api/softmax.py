@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import is_grad_enabled
-from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
 from ..dispatch.common.arguments import (
@@ -41,6 +40,7 @@ from ..dispatch.softmax.forms import Form, form_of
 from ..plan import PanelPlan, Plan, ShortPlan
 from ..runtime import launch
 from ..runtime.invariance import in_force, inside
+from ..runtime.private import forward_ad
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -56,9 +56,11 @@ def findings() -> Iterator[Finding]:
     yield Finding("cute_softmax", f"{__version__} in {Path(__file__).parents[1]}, {system}")
     yield from versions()
     try:
-        import torch  # noqa: F401
-    except ImportError:
-        return  # `versions` has said what to do
+        from ..runtime.neighbours import switched_off
+    except ImportError:  # torch: `versions` has said what to do
+        return
+    if beside := switched_off():
+        yield Finding("beside", beside)
     gpu, index = yield from found_gpu()
     yield from stored()
     compiled = yield from compiles(gpu or H200)

@@ -50,8 +50,8 @@ def batch_invariant(*, block_size: int | None = None) -> Iterator[None]:
     They are a function of the row's values, its length, dtypes, the function and its arguments, the GPU model, the
     version of this package and the digest of the table that is shipped for the GPU; a table of the user's own is not
     looked at. They do not depend on the number of rows, the row's position, alignment, strides, whether the result is
-    written in place, on other rows, the stream, or a CUDA graph. `docs/numerics.md` says it function by function, and
-    what it costs.
+    written in place, on other rows, the stream, or a CUDA graph. `docs/batch-invariance.md` says it function by
+    function, and what it costs.
 
     The mode belongs to the thread, or asyncio task, that enters it. Gradients of calls within the block have it, too,
     wherever they are computed. Code that torch.compile made has it while any thread is in such a block, and is compiled

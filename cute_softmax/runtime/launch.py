@@ -26,6 +26,7 @@ from ..plan import (
 from ..plan.choose import kernel_order
 from ..plan.problem import ALIGNMENT, Operand
 from ..plan.prologue import WHOLE
+from . import private
 from .cache import Store
 from .record import note
 from .tables import table_for
@@ -159,11 +160,11 @@ class Call:
 
     def on_device(self, index: int, *addresses: int, numbers: Sequence[float] = ()) -> None:
         """Launch on the current stream of device `index`, whichever is the current device."""
-        if torch._C._cuda_getDevice() == index:
-            self(torch._C._cuda_getCurrentRawStream(index), *addresses, numbers=numbers)
+        if private.current_device() == index:
+            self(private.current_stream(index), *addresses, numbers=numbers)
             return
         with torch.cuda.device(index):
-            self(torch._C._cuda_getCurrentRawStream(index), *addresses, numbers=numbers)
+            self(private.current_stream(index), *addresses, numbers=numbers)
 
 
 @cache

@@ -44,12 +44,18 @@ def with_gradient(function):
     return both
 
 
+def short_of(x: torch.Tensor) -> torch.Tensor:
+    """Rows that a router may have."""
+    return x if x.shape[1] <= 1024 else x[:, :1000].contiguous()
+
+
 # Of (rows, N): results with one entry for each row.
 FUNCTIONS = {
     "softmax": with_gradient(c.softmax),
     "softmax to float32": lambda x: (c.softmax(x, dtype=torch.float32),),
     "softmax in two passes": lambda x: (c.softmax(x, online=False),),
     "softmax of scores": lambda x: (c.softmax(x, scale=0.3, mask=x > -1, empty_rows="zero"),),
+    "softmax with a sink": lambda x: (c.softmax(x, sink=x.amax(-1, keepdim=True) / 2),),
     "log_softmax": with_gradient(c.log_softmax),
     "logsumexp": with_gradient(lambda x: c.logsumexp(x, -1)),
     "sum": lambda x: (c.sum(x, -1),),
@@ -57,6 +63,9 @@ FUNCTIONS = {
     "entropy": with_gradient(c.entropy),
     "selective_log_softmax": with_gradient(lambda x: c.selective_log_softmax(x, index_of(x))),
     "cross_entropy": with_gradient(lambda x: c.cross_entropy(x, index_of(x), reduction="none")),
+    "kl_div": with_gradient(lambda x: c.kl_div(x, x.detach().flip(-1), reduction="none")),
+    "topk_softmax": with_gradient(lambda x: c.topk_softmax(short_of(x), 5)[0].sum(-1)),
+    "topk_log_softmax": lambda x: tuple(c.topk_log_softmax(x, 5, index_of(x))),
 }
 functions = pytest.mark.parametrize("function", FUNCTIONS)
 dtypes = pytest.mark.parametrize("dtype", NAMES)

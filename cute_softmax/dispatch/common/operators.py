@@ -7,7 +7,8 @@ by field.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from ast import literal_eval
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -20,10 +21,11 @@ FIELDS = {"dim": "dims", "input_dtype": "dtype"}
 
 
 class Registered(NamedTuple):
-    """An operator: which of its arguments are tensors, a call of it as one of the function, and what makes new tensors
-    of its results' shapes."""
+    """An operator: its arguments' names, which of them are tensors, a call of it as one of the function, and what makes
+    new tensors of its results' shapes."""
 
-    operator: torch._library.custom_ops.CustomOpDef
+    overload: Callable
+    names: tuple[str, ...]
     places: tuple[int, ...]
     whole: Callable[[tuple], tuple]
     fake: Callable
@@ -77,9 +79,9 @@ def operator_of(
     fake: takes what the function does, and returns new tensors of its results' shapes, strides and dtypes.
     like: which tensor's memory format the first result has; results are contiguous else.
     """
-    arguments = torch._C.parse_schema(name + schema).arguments
-    names, defaults = [FIELDS.get(a.name, a.name) for a in arguments], [a.default_value for a in arguments]
-    places = [i for i, a in enumerate(arguments) if "Tensor" in str(a.type)]
+    types, given_names, defaults = zip(*_arguments(schema), strict=True)
+    names = [FIELDS.get(n, n) for n in given_names]
+    places = [i for i, t in enumerate(types) if "Tensor" in t]
     rank = {place: i for i, place in enumerate(places)}
     others = [(i, name) for i, name in enumerate(names) if i not in rank]
 
@@ -124,8 +126,16 @@ def operator_of(
     operator.register_fake(lambda *given: fake(*whole(given)))
     operator.register_autograd(backward, setup_context=setup_context)
     operator.register_vmap(vmap)
-    OPERATORS.append(Registered(operator, tuple(places), whole, fake))
+    overload = getattr(torch.ops.cute_softmax, name).default
+    OPERATORS.append(Registered(overload, given_names, tuple(places), whole, fake))
     return by_operator
+
+
+def _arguments(schema: str) -> Iterator[tuple[str, str, object]]:
+    """(type, name, default value or None) of each argument."""
+    for argument in schema[1 : schema.index(") -> ")].split(", "):
+        declared, _, default = argument.partition("=")
+        yield *declared.split(), literal_eval(default or "None")
 
 
 def _laid_out(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

@@ -211,7 +211,8 @@ def _operand(name: str, tensor: object, input: torch.Tensor) -> torch.Tensor:
     if tensor.device != input.device:
         raise ValueError(f"{name} is on {tensor.device}, input on {input.device}")
     there, here = tuple(input.shape), tuple(tensor.shape)
-    if len(here) > len(there) or any(n not in (1, m) for n, m in zip(here[::-1], there[::-1], strict=False)):
+    beside = there[len(there) - len(here) :]
+    if len(here) > len(there) or any([n not in (1, m) for n, m in zip(here, beside, strict=True)]):
         raise ValueError(f"{name} has shape {here}, which does not broadcast to the input's {there}")
     return tensor
 

@@ -8,9 +8,18 @@ from inspect import getattr_static
 from typing import NamedTuple
 
 import torch
-from torch.autograd import forward_ad
+
+from ...runtime.private import forward_ad, look_up
 
 TENSORS = (torch.Tensor, torch.nn.Parameter)  # all other types are subclasses that want to see operators
+
+_interpreters = look_up("_C._functorch.peek_interpreter_stack")
+_is_wrapped = look_up("_C._functorch.is_functorch_wrapped_tensor")
+_unwrap_if_dead = look_up("_C._functorch.unwrap_if_dead")
+_unwrap_for_grad = look_up("_C._functorch._unwrap_for_grad")
+_with_forward_mode = look_up("autograd.forward_ad._set_fwd_grad_enabled")
+_modes = look_up("_C._len_torch_dispatch_stack")
+_is_batched = look_up("_C._functorch.is_legacy_batchedtensor")
 
 
 class Ways(NamedTuple):
@@ -37,7 +46,7 @@ class Ways(NamedTuple):
         """
         if torch.compiler.is_compiling():
             way = self.operator
-        elif transformed():
+        elif transformed() and (tells() or not watched(*tensors)):
             way = self.transformed
         elif any([left_over(t) for t in tensors]):
             return self.serve(
@@ -69,12 +78,17 @@ def recorder(function: type[torch.autograd.Function]) -> Callable:
 
 
 def transformed() -> bool:
-    """Whether a functorch transform (vmap, grad, jvp) or forward-mode AD is under way.
+    """Whether a functorch transform (vmap, grad, jvp) or forward-mode AD is under way, or may be.
 
-    Their rules are those of the autograd functions; a kernel launched behind their back would give a wrong derivative
-    (zero) without a word.
+    Their rules are those of the autograd functions, which hold without them, too; a kernel launched behind their back
+    would give a wrong derivative (zero) without a word.
     """
-    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+    return not tells() or _interpreters() is not None or forward_ad._current_level >= 0
+
+
+def tells() -> bool:
+    """Whether torch tells of transforms, and of what they have left over."""
+    return _interpreters is not None and _is_wrapped is not None and _unwrap_if_dead is not None
 
 
 def left_over(tensor: object) -> bool:
@@ -83,20 +97,18 @@ def left_over(tensor: object) -> bool:
     Where none is under way any more, as in a gradient that is called after the transform that kept it, it has no memory
     of its own.
     """
-    return isinstance(tensor, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    return _is_wrapped is not None and isinstance(tensor, torch.Tensor) and _is_wrapped(tensor)
 
 
 def unwrapped(argument: object) -> object:
     """An argument, without what is left over of transforms."""
-    return torch._C._functorch.unwrap_if_dead(argument) if left_over(argument) else argument
+    return _unwrap_if_dead(argument) if left_over(argument) else argument
 
 
 def watched(*tensors: torch.Tensor | None) -> bool:
-    """Whether a dispatch mode or a subclass of tensors must see an operator."""
+    """Whether a dispatch mode or a subclass of tensors must see an operator, or may have to."""
     # Here and below lists: a generator takes half a microsecond more.
-    return torch._C._len_torch_dispatch_stack() > 0 or any(
-        [t is not None and type(t) not in TENSORS for t in tensors]
-    )
+    return _modes is None or _modes() > 0 or any([t is not None and type(t) not in TENSORS for t in tensors])
 
 
 def unseen(*tensors: torch.Tensor | None) -> bool:
@@ -112,22 +124,40 @@ def recorded(*tensors: torch.Tensor | None) -> bool:
 def batched(*tensors: torch.Tensor | None) -> bool:
     """Whether one of these stands for several, as upstream gradients with `is_grads_batched` of torch.autograd.grad: an
     older vmap than functorch's, for torch's operations alone."""
-    return any([t is not None and torch._C._functorch.is_legacy_batchedtensor(t) for t in tensors])
+    stands = _has_no_storage if _is_batched is None else _is_batched
+    return any([t is not None and stands(t) for t in tensors])
+
+
+def _has_no_storage(tensor: torch.Tensor) -> bool:
+    try:
+        tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):
+        return True
+    return False
 
 
 def jvp_rule(jvp: Callable) -> Callable:
     """``jvp(ctx, saved tensors, *tangents)`` as a rule that outer forward-mode transforms differentiate, too.
 
     Torch calls rules with forward mode turned off for all levels. Turned on again, this level's own tangents must go.
+    Where torch lacks what that takes, a rule would give outer transforms a wrong derivative (zero): it raises.
     """
 
     @wraps(jvp)
     def rule(ctx, *tangents):
-        saved, interpreter = ctx.saved_tensors, torch._C._functorch.peek_interpreter_stack()
-        if interpreter is None:
+        saved = ctx.saved_tensors
+        if _interpreters is not None:
+            outside = _interpreters() is None
+        else:
+            outside = _is_wrapped is not None and not any(map(left_over, saved))
+        if outside:
             return jvp(ctx, saved, *tangents)
-        level, unwrap = interpreter.level(), torch._C._functorch._unwrap_for_grad
-        with forward_ad._set_fwd_grad_enabled(True):
-            return jvp(ctx, [None if t is None else unwrap(t, level) for t in saved], *tangents)
+        if None in (_interpreters, _unwrap_for_grad, _with_forward_mode):
+            raise NotImplementedError(
+                f"forward mode in transforms of torch.func, with torch {torch.__version__}"
+            )
+        level = _interpreters().level()
+        with _with_forward_mode(True):
+            return jvp(ctx, [None if t is None else _unwrap_for_grad(t, level) for t in saved], *tangents)
 
     return rule

@@ -27,7 +27,7 @@ def backward(request: Request, upstream: Upstream, bias_grad: bool = False) -> G
     Raises NotPlanned for what the kernels do not take.
     """
     (scores, values, mask, bias, sink, _, spec), (output, lse, grad, lse_grad) = request, upstream
-    batch, depth = request.batch, values.shape[-1]
+    batch, depth = request.batch(), values.shape[-1]
     full = (*batch, *scores.shape[-2:])
     if not math.prod(full) * depth:
         _, _, _, dsink = gradients(request, upstream) if sink is not None else (None,) * 4
@@ -138,7 +138,7 @@ def _(
 
 def by_operator(request: Request, upstream: Upstream, bias_grad: bool) -> Gradients:
     """`anyhow`, by the operator."""
-    scores, values, mask, bias, *numbers, _, invariant, sink = request.fields
+    scores, values, mask, bias, *numbers, _, invariant, sink = request.fields()
     *given, lse_grad = upstream
     found = operator(scores, values, *given, *numbers, mask, bias, bias_grad, lse_grad, invariant, sink)
     return *found[:2], found[2] if bias_grad else None, None if sink is None else found[3]

@@ -30,7 +30,7 @@ def operator(
 
 def both(request: Request) -> tuple[torch.Tensor, torch.Tensor]:
     """The results of `operator`."""
-    if request.on_kernel:
+    if request.on_kernel():
         result, lse = forward(request, True)
     else:
         result, lse = composed(request)
@@ -42,7 +42,7 @@ def both(request: Request) -> tuple[torch.Tensor, torch.Tensor]:
 @operator.register_fake
 def _(*fields):
     request = request_of(*fields)
-    values, stats, shape = request.values, request.stats, request.shape
+    values, stats, shape = request.values, request.stats, request.shape()
     wide = torch.promote_types(request.scores.dtype, torch.float32)
     lse = values.new_empty(shape[:-1], dtype=wide) if stats is None else stats.new_empty(0)
     return values.new_empty(shape), lse
@@ -65,7 +65,7 @@ def _gradients(ctx, grad: torch.Tensor | None, grad_lse: torch.Tensor | None) ->
         lse = log_sums(request.scores, request.mask, request.bias, request.spec, request.sink)
     upstream = Upstream(result, lse, grad, None if ctx.known else grad_lse)
     # Gradients of gradients need torch's operations.
-    if request.on_kernel and not torch.is_grad_enabled():
+    if request.on_kernel() and not torch.is_grad_enabled():
         direct = unseen(grad, upstream.lse_grad) and not batched(grad, upstream.lse_grad)
         way = matmul_backward.anyhow if direct else matmul_backward.by_operator
         wants_bias = request.bias is not None and ctx.needs_input_grad[3]
@@ -93,7 +93,7 @@ class Product(torch.autograd.Function):
     def forward(ctx, *inputs):
         *fields, form = inputs
         request = Request(*fields)
-        outputs = both(request) if form is None else form.run(request.tensors, True)
+        outputs = both(request) if form is None else form.run(request.tensors(), True)
         _save(ctx, request, outputs)
         return outputs
 
@@ -115,15 +115,15 @@ _WAYS = Ways(
     direct=forward,
     recorded=lambda request, _: record(*request, None),
     transformed=_transformed,
-    operator=lambda request, _: operator(*request.fields),
+    operator=lambda request, _: operator(*request.fields()),
 )
 
 
 def serve(request: Request, return_lse: bool) -> Results:
     """(the result, its log-sum-exps or None), on any device and in any state of torch."""
-    request = request.constant
+    request = request.constant()
     # To autograd and to transforms known sums are functions of the scores.
-    whole = request.stats is not None and (request.recorded or not unseen())
-    if not (request.on_kernel or whole):
+    whole = request.stats is not None and (request.recorded() or not unseen())
+    if not (request.on_kernel() or whole):
         return composed(request, return_lse)
-    return _WAYS.serve((request, return_lse), request.tensors, request.leaves)
+    return _WAYS.serve((request, return_lse), request.tensors(), request.leaves())

@@ -29,11 +29,11 @@ class Form:
     __slots__ = ("_absent", "_launchers", "_matches", "_options", "_read", "_records", "_spec", "follower")
 
     def __init__(self, request: Request, options: tuple):
-        self._absent = tuple([t is None for t in request.tensors[2:]])
-        self._matches = guard(*[t for t in request.tensors if t is not None])
+        self._absent = tuple([t is None for t in request.tensors()[2:]])
+        self._matches = guard(*[t for t in request.tensors() if t is not None])
         self._options, self._spec = options, request.spec
-        self._records = any(t is not None and t.requires_grad for t in request.leaves)
-        self._read = itemgetter(*[i for i, t in enumerate(request.read) if t is not None])
+        self._records = any(t is not None and t.requires_grad for t in request.leaves())
+        self._read = itemgetter(*[i for i, t in enumerate(request.read()) if t is not None])
         self._launchers: dict[bool, Callable] = {}  # by whether log-sum-exps are returned
 
     def fits(
@@ -57,7 +57,7 @@ class Form:
     def __call__(self, tensors: tuple[Tensor | None, ...], return_lse: bool) -> Results:
         """(the result, log-sum-exps or None) of a call of this form, recorded by autograd where it records."""
         if self._records and torch.is_grad_enabled():
-            return record(*Request(*tensors, self._spec).constant, self)
+            return record(*Request(*tensors, self._spec).constant(), self)
         return self.run(tensors, return_lse)
 
     def run(self, tensors: tuple[Tensor | None, ...], return_lse: bool) -> Results:
@@ -77,8 +77,8 @@ class Form:
         return found
 
     def _launcher(self, call: launch.Call, request: Request, return_lse: bool) -> Callable:
-        shape, dtype, known = request.shape, request.values.dtype, request.stats is not None
-        places, spec = [i for i, t in enumerate(request.read) if t is not None], self._spec
+        shape, dtype, known = request.shape(), request.values.dtype, request.stats is not None
+        places, spec = [i for i, t in enumerate(request.read()) if t is not None], self._spec
         dense = [(shape, dtype), *[(shape[:-1], torch.float32)] * (return_lse and not known)]
         dense += [((call.plan.parts_bytes,), torch.uint8)] * call.plan.kernel.split
         results = [(shape, torch.empty(shape, device="meta").stride(), dtype) for shape, dtype in dense]
@@ -91,15 +91,15 @@ class Form:
 
         addresses = [f"a{i}" for i in range(len(places) - known)] + [f"b{i}" for i in range(len(results))]
         addresses += [f"a{len(places) - 1}"] * known
-        offsets = [address & 15 for address in addresses_of(request.read)]
+        offsets = [address & 15 for address in addresses_of(request.read())]
         here, hidden = Place(request.values), call.plan.kernel.split
         return launching(call, here, anywhere, results, offsets, addresses, hidden)
 
 
 def first(request: Request, return_lse: bool, options: tuple) -> Results:
     """The results of a call that is the first of its form, or has none. options: see `Form`."""
-    if request.on_kernel and unseen(*request.tensors):
+    if request.on_kernel() and unseen(*request.tensors()):
         form = Form(request, options)
         known.remember(request.scores, form)
-        return form(request.tensors, return_lse)
+        return form(request.tensors(), return_lse)
     return serve(request, return_lse)

@@ -19,7 +19,7 @@ def forward(request: Request, return_lse: bool, calls: list[launch.Call] | None 
 
     calls: where the Call is kept, if operands are read as they lie.
     """
-    shape, device, writes_lse = request.shape, request.values.device, return_lse and request.stats is None
+    shape, device, writes_lse = request.shape(), request.values.device, return_lse and request.stats is None
     result = torch.empty(shape, dtype=request.values.dtype, device=device)
     lse = torch.empty(shape[:-1], dtype=torch.float32, device=device) if writes_lse else None
     if not result.numel() or not request.scores.shape[-1]:
@@ -30,9 +30,9 @@ def forward(request: Request, return_lse: bool, calls: list[launch.Call] | None 
         return result, lse if lse is None else lse.copy_(request.sink.expand(*shape[:-1], 1).squeeze(-1))
     readable = _readable(request)
     call = _call_of(readable, writes_lse)
-    if calls is not None and addresses_of(readable.tensors) == addresses_of(request.read):
+    if calls is not None and addresses_of(readable.tensors()) == addresses_of(request.read()):
         calls.append(call)
-    *operands, stats = readable.tensors
+    *operands, stats = readable.tensors()
     parts = (
         torch.empty(call.plan.parts_bytes, dtype=torch.uint8, device=device)
         if call.plan.kernel.split
@@ -48,8 +48,8 @@ def addresses_of(tensors: tuple[torch.Tensor | None, ...]) -> list[int]:
 
 def _readable(request: Request) -> Request:
     """The request with operands of its whole batch, copies of those that kernels cannot read as they lie."""
-    (scores, values, mask, bias, sink, stats), spec = request.read, request.spec
-    batch, tma = request.batch, _instruction(values) == "wgmma"
+    (scores, values, mask, bias, sink, stats), spec = request.read(), request.spec
+    batch, tma = request.batch(), _instruction(values) == "wgmma"
     scores, values = (
         t if t.shape[:-2] == batch else t.expand(*batch, *t.shape[-2:]) for t in (scores, values)
     )
@@ -88,7 +88,7 @@ def _lies_well(operand: Operand, shape: torch.Size, lines: bool) -> bool:
 
 def _call_of(request: Request, lse: bool) -> launch.Call:
     """The Call for a readable request."""
-    *operands, stats = request.tensors
+    *operands, stats = request.tensors()
     return _call(
         request.values.get_device(),
         request.scores.shape,

@@ -31,48 +31,39 @@ class Request(NamedTuple):
     stats: torch.Tensor | None
     spec: Spec
 
-    @property
     def tensors(self) -> tuple[torch.Tensor | None, ...]:
         """All but the spec."""
-        return self[:6]
+        return self.scores, self.values, self.mask, self.bias, self.sink, self.stats
 
-    @property
     def read(self) -> tuple[torch.Tensor | None, ...]:
         """Those that a kernel reads: a sink is in the sums, where they are known."""
-        return self.tensors if self.stats is None else self._replace(sink=None).tensors
+        return self.tensors() if self.stats is None else self._replace(sink=None).tensors()
 
-    @property
     def leaves(self) -> tuple[torch.Tensor | None, ...]:
         """Those that gradients flow to."""
         return self.scores, self.values, self.bias, self.sink
 
-    @property
     def batch(self) -> torch.Size:
         """The batch dimensions of the result."""
         batch, others = self.scores.shape[:-2], self.values.shape[:-2]
         return batch if batch == others else torch.broadcast_shapes(batch, others)
 
-    @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the result."""
-        return *self.batch, self.scores.shape[-2], self.values.shape[-1]
+        return *self.batch(), self.scores.shape[-2], self.values.shape[-1]
 
-    @property
     def on_kernel(self) -> bool:
         """Whether our kernels serve it; all else is composed."""
         return arguments.on_gpu(self.values) and self.values.dtype in HALVES
 
-    @property
     def recorded(self) -> bool:
         """Whether autograd records the call."""
-        return recorded(*self.leaves)
+        return recorded(*self.leaves())
 
-    @property
     def constant(self) -> Request:
         """The same, to which no gradient flows by its stats."""
         return self if self.stats is None else self._replace(stats=self.stats.detach())
 
-    @property
     def fields(self) -> tuple:
         """What `request_of` takes."""
         scores, values, mask, bias, sink, stats, spec = self

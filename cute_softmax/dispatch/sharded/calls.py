@@ -15,7 +15,7 @@ import torch
 from ..common.arguments import served
 from ..common.formulas import wide
 from ..common.operators import Function, operator_of, ways_of
-from ..common.state import Ways, transformed
+from ..common.state import Ways, tells, transformed
 from ..heads import loss as of_losses
 from . import formulas, kernels, on_chip
 from .states import Shared, exchanged
@@ -372,7 +372,7 @@ _SLICE_GRADIENT = _ways(
 
 def _served(ways: Ways, call: tuple, differentiable: int) -> object:
     """A call in any state of torch but functorch's transforms. differentiable: how many of its first tensors are."""
-    if not torch.compiler.is_compiling() and transformed():
+    if not torch.compiler.is_compiling() and tells() and transformed():
         raise NotImplementedError(TRANSFORMED)
     return ways.serve(call, call[:-1], call[:differentiable])
 

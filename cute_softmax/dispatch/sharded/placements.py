@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ..common.operators import OPERATORS, Registered
+from .states import name_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -38,7 +39,7 @@ def register_rules() -> bool:
     What is told is public but experimental, and that a decision depends on more than tensors is private: where torch
     has it no more, DTensor says that an operator has no strategy.
     """
-    waiting = [entry for entry in OPERATORS if entry not in _told and "dim" in _names(entry)]
+    waiting = [entry for entry in OPERATORS if entry not in _told and "dim" in entry.names]
     if waiting:
         try:
             from torch.distributed.tensor import DTensor
@@ -49,20 +50,16 @@ def register_rules() -> bool:
             return False
         for entry in waiting:
             _told.append(entry)
-            overload = entry.operator._opoverload
+            overload = entry.overload
             register_sharding(overload)(partial(_placements, entry))
             # What dimensions are reduced, and to which dtype, decides as well.
             told[overload].static_argnum = next(
-                i for i in range(len(_names(entry)) + 1) if i not in entry.places
+                i for i in range(len(entry.names) + 1) if i not in entry.places
             )
     return True
 
 
 _told: list[Registered] = []
-
-
-def _names(entry: Registered) -> list[str]:
-    return [argument.name for argument in entry.operator._opoverload._schema.arguments]
 
 
 def _placements(entry: Registered, *arguments: object) -> list[tuple[list, list]]:
@@ -179,11 +176,11 @@ _groups: dict[tuple, dist.ProcessGroup] = {}
 def _group_name(mesh: DeviceMesh, over: tuple[int, ...]) -> str:
     """The name of the group of ranks that share a row. Of several dimensions of a mesh it is made, once, by these."""
     if len(over) == 1:
-        return mesh.get_group(over[0]).group_name
+        return name_of(mesh.get_group(over[0]))
     ranks = mesh.mesh
     mine = (ranks == dist.get_rank()).nonzero()[0].tolist()
     together = ranks[tuple(slice(None) if i in over else at for i, at in enumerate(mine))].flatten().tolist()
     key = (tuple(together), dist.group.WORLD.group_name)
     if key not in _groups:
         _groups[key] = dist.new_group(together, use_local_synchronization=True)
-    return _groups[key].group_name
+    return name_of(_groups[key])

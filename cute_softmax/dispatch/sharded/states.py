@@ -14,11 +14,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from weakref import WeakValueDictionary
 
 import torch
 import torch.distributed as dist
 
+from ...runtime.private import look_up
+
 Tensor = torch.Tensor
+_resolve = look_up("distributed.distributed_c10d._resolve_process_group")
+_seen: WeakValueDictionary[str, object] = (
+    WeakValueDictionary()
+)  # groups by name, where torch has no list of them
 # What a part of a row that has no element has.
 NOTHING = {"max": -math.inf, "sum": 0.0, "weighted": 0.0, "score": -math.inf, "fallen": 0.0, "count": 0.0}
 
@@ -106,10 +113,17 @@ class Shared:
         return dist.get_world_size(group_of(self.group))
 
 
+def name_of(group: dist.ProcessGroup) -> str:
+    """What `group_of` finds a group by."""
+    if _resolve is None:
+        _seen[group.group_name] = group
+    return group.group_name
+
+
 def group_of(name: str) -> dist.ProcessGroup:
     """The ProcessGroup of a name. Raises ValueError where there is none any more."""
     try:
-        return torch.distributed.distributed_c10d._resolve_process_group(name)
+        return _seen[name] if _resolve is None else _resolve(name)
     except (RuntimeError, LookupError, ValueError) as error:
         raise ValueError(f"the process group {name!r} of rows that ranks share is gone: {error}") from error
 
@@ -131,7 +145,7 @@ def slice_of(
     if isinstance(group, str):  # of a DTensor, which knows where its slice lies
         name, rank, ranks = group, 0, 1
     elif dist.is_available() and isinstance(group, dist.ProcessGroup):
-        name, rank, ranks = group.group_name, dist.get_rank(group), dist.get_world_size(group)
+        name, rank, ranks = name_of(group), dist.get_rank(group), dist.get_world_size(group)
     else:
         raise TypeError(f"group must be a torch.distributed.ProcessGroup, not {type(group).__name__}")
     if rank < 0:
