@@ -16,8 +16,7 @@ import classes
 import numpy as np
 import pytest
 from compiled import accesses, check_all, check_compiled, compile_and_read, compile_anew
-from covering import covering
-from test_compile import check_covered
+from covering import check_covered, cost_of_class, covering, of_class
 
 from cute_softmax.kernels.common.reduce import two_sum
 from cute_softmax.plan import MATHS, PanelClass
@@ -203,11 +202,15 @@ def sampled() -> tuple[PanelClass, ...]:
 @cache
 def chosen() -> list[PanelClass]:
     """Those that are compiled: among them each configuration of each math of the samples."""
-    return covering(sampled(), ("math", *CONFIG))
+    return covering(sampled(), has, cost_of_class)
+
+
+def has(c: PanelClass) -> set:
+    return of_class(c, CONFIG)
 
 
 def test_any_two_properties_are_compiled_together():
-    check_covered(sampled(), chosen())
+    check_covered(sampled(), chosen(), has)
 
 
 @pytest.mark.long
