@@ -104,7 +104,8 @@ class Case:
             return streams + self.elements * (ITEM_BYTES[self.result] - ITEM_BYTES[self.dtype])
         *outer, queries, columns = self.shape
         if self.mode == CAUSAL:
-            read = sum(min(row + 1, columns) for row in range(queries))
+            square = min(queries, columns)  # whose diagonal bounds what is read; rows below it are read whole
+            read = square * (square + 1) // 2 + (queries - square) * columns
             return streams * (queries * columns + read) // (2 * queries * columns)
         masks = {MASK: self.elements, ROW_MASK: columns, SHARED_MASK: queries * columns}
         masks[BATCH_MASK] = math.prod(outer[:1]) * queries * columns

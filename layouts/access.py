@@ -141,7 +141,7 @@ class Coverage:
         return not self.missing and not self.repeated
 
 
-def owners(tv: AnyLayout, tiler: tuple[int, int]) -> list[list[tuple[int, int]]]:
+def owners(tv: AnyLayout, tiler: tuple[int, int]) -> list[tuple[tuple[int, int], ...]]:
     """For each element of the tile, by column-major index, the (thread, value) pairs that own it.
 
     ``tv`` maps (thread, value) to the index in a tile of ``tiler`` (rows, columns). Raises ``ValueError``
@@ -149,9 +149,9 @@ def owners(tv: AnyLayout, tiler: tuple[int, int]) -> list[list[tuple[int, int]]]
     more than ``MOST_COORDINATES``.
     """
     threads, index = indices(tv, tiler)
-    found: list[list[tuple[int, int]]] = [[] for _ in range(tiler[0] * tiler[1])]
+    found: list[tuple[tuple[int, int], ...]] = [()] * (tiler[0] * tiler[1])
     for i, element in enumerate(index):
-        found[element].append((i % threads, i // threads))
+        found[element] += ((i % threads, i // threads),)
     return found
 
 

@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -127,9 +128,9 @@ def judge(device: str, wanted: Sequence[tuple[int, torch.dtype]] | None = None) 
     with warnings.catch_warnings(), _launches() as launched:
         warnings.filterwarnings("ignore", "An output with one or more elements was resized")
         return [
-            _judge(op_db[i], device, dtype, route, launched)
+            verdict
             for i, dtype in (tasks() if wanted is None else wanted)
-            for route in ROUTES
+            for verdict in _judge(op_db[i], device, dtype, launched)
         ]
 
 
@@ -151,16 +152,19 @@ def _name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _judge(op: OpInfo, device: str, dtype: torch.dtype, route: str, launched: list) -> Verdict:
-    verdict = Verdict(_name(op), _name_of(dtype), route)
-    way = _Way(op, route, launched)
+def _judge(op: OpInfo, device: str, dtype: torch.dtype, launched: list) -> list[Verdict]:
+    """Of each route, with the same samples and random numbers."""
+    verdicts = [Verdict(_name(op), _name_of(dtype), route) for route in ROUTES]
+    ways = [(verdict, _Way(op, verdict.route, launched)) for verdict in verdicts]
     for i, sample in enumerate(_samples(op, device, dtype)):
-        for check in CHECKS:
-            verdict.count(f"{check} of sample {i}", lambda c=check, s=sample: getattr(way, c)(s))
-    if op.error_inputs_func is not None:
-        for i, error in enumerate(op.error_inputs(device)):
-            verdict.count(f"error {i}", lambda e=error: way.error(e))
-    return verdict
+        for verdict, way in ways:
+            with torch.random.fork_rng(range(torch.cuda.device_count())):
+                for check in CHECKS:
+                    verdict.count(f"{check} of sample {i}", partial(getattr(way, check), sample))
+    for i, error in enumerate(op.error_inputs(device) if op.error_inputs_func is not None else ()):
+        for verdict, way in ways:
+            verdict.count(f"error {i}", partial(way.error, error))
+    return verdicts
 
 
 def _samples(op: OpInfo, device: str, dtype: torch.dtype) -> Iterator[SampleInput]:

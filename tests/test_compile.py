@@ -1,14 +1,16 @@
 """Compiled kernels, read without a GPU: registers, spills, shared memory and the width of every access.
 
-Samples of the Plan classes of every math and architecture, most of sm_90a; all of them, which takes half an hour of two
-cores, with CUTE_SOFTMAX_TEST_CLASSES=all. Compiling needs no GPU.
+Samples of the Plan classes of every math and architecture, most of sm_90a, and of these so many that any two of their
+properties are compiled together; all classes, which takes half an hour of two cores, with
+CUTE_SOFTMAX_TEST_CLASSES=all. Compiling needs no GPU.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from fnmatch import fnmatch
-from itertools import cycle
+from functools import cache
+from itertools import chain, cycle, product
 
 import classes
 import pytest
@@ -19,8 +21,8 @@ from compiled import (
     check_compiled,
     compile_and_read,
     compile_anew,
-    is_compiled,
 )
+from covering import check_covered, cost_of_class, covering, of_class
 
 from cute_softmax.plan import MATHS, MODES, RowClass
 from cute_softmax.plan.hardware import ARCHITECTURES
@@ -29,27 +31,91 @@ from cute_softmax.plan.problem import ITEM_SIZE
 # Maths of which most classes are compiled; the others have their configurations.
 LEADING = ("softmax", "softmax_backward", "logsumexp")
 
-# (math, classes) -> bytes of stack that they may use, with the reason. All others use none.
+# What a class has from its configuration.
+CONFIG = ("threads_per_row", "steps", "threads", "rows_per_thread", "cluster_n", "persistent")
+TURNS = 32
+# (math, classes) -> bytes of stack that they may use, with the reason, and one that uses some. All others use none.
 STACK = {
-    ("softmax", "128x8x8_cluster8*"): (40, "six CTAs an SM, faster than five, leave 80 registers a thread"),
-    ("softmax", "256x8x8_cluster8*"): (24, "three CTAs an SM, faster than two, leave 80 registers a thread"),
+    ("softmax", "128x8x8_cluster8*"): (
+        40,
+        "six CTAs an SM, faster than five, leave 80 registers a thread",
+        "sm_90a bf16->bf16 128x8x8_cluster8_edges",
+    ),
+    ("softmax", "256x8x8_cluster8*"): (
+        24,
+        "three CTAs an SM, faster than two, leave 80 registers a thread",
+        "sm_90a fp16->fp16 256x8x8_cluster8_shared_edges",
+    ),
     ("softmax", "1024x8x8*"): (
         144,
         "without clusters a CTA takes the row: 32 of 64 registers are packed row",
+        "sm_80 bf16->bf16 1024x8x8_edges",
     ),
-    ("log_softmax", "1024x8x8*"): (88, "likewise"),
-    ("softmax", "256x8x8_cluster16_shared*"): (8, "five CTAs an SM, faster than four, leave 48 registers"),
-    ("softmax", "128x17x8_cluster*_shared*"): (8, "six CTAs an SM leave 80 registers"),
-    ("softmax_backward", "256x10x8_cluster16*"): (48, "80 of 128 registers are two packed rows"),
-    ("softmax_backward", "256x19x8_cluster16_shared*"): (248, "of y read one by one: 152 addresses"),
-    ("selective", "*"): (32, "the arguments of the message about an index out of range"),
-    ("selective", "*_rows2*"): (48, "likewise, of two rows"),
-    ("selective", "*_rows8*"): (200, "likewise, of eight rows"),
-    ("selective_entropy", "*"): (32, "likewise"),
-    ("selective_entropy", "*_rows2*"): (48, "likewise"),
-    ("selective_entropy", "*_rows8*"): (200, "likewise"),
-    ("softmax_backward", "128x4x8*"): (16, "of fp16 on sm_120a: six CTAs an SM leave 80 registers"),
-    ("softmax_backward", "1024x4x8*"): (80, "without clusters: 32 of 64 registers are two packed rows"),
+    ("log_softmax", "1024x8x8*"): (
+        88,
+        "likewise",
+        "sm_80 bf16->bf16 1024x8x8_edges",
+    ),
+    ("softmax", "256x8x8_cluster16_shared*"): (
+        8,
+        "five CTAs an SM, faster than four, leave 48 registers",
+        "sm_90a fp16->fp16 256x8x8_cluster16_shared_edges",
+    ),
+    ("softmax", "128x17x8_cluster*_shared*"): (
+        8,
+        "six CTAs an SM leave 80 registers",
+        "sm_90a bf16->bf16 128x17x8_cluster8_shared_edges",
+    ),
+    ("softmax_backward", "256x10x8_cluster16*"): (
+        48,
+        "80 of 128 registers are two packed rows",
+        "sm_90a bf16->bf16 256x10x8_cluster16_edges_access1_4",
+    ),
+    ("softmax_backward", "256x19x8_cluster16_shared*"): (
+        248,
+        "of y read one by one: 152 addresses",
+        "sm_90a bf16->bf16 256x19x8_cluster16_shared_edges_access8_1",
+    ),
+    ("selective", "*"): (
+        32,
+        "the arguments of the message about an index out of range",
+        "sm_90a bf16->fp32 128x3x8_edges",
+    ),
+    ("selective", "*_rows2*"): (
+        48,
+        "likewise, of two rows",
+        "sm_90a bf16->fp32 8x1x8_rows2",
+    ),
+    ("selective", "*_rows8*"): (
+        200,
+        "likewise, of eight rows",
+        "sm_90a bf16->fp32 4x1x1_rows8",
+    ),
+    ("selective_entropy", "*"): (
+        32,
+        "likewise",
+        "sm_90a bf16->fp32 128x3x8_edges",
+    ),
+    ("selective_entropy", "*_rows2*"): (
+        48,
+        "likewise",
+        "sm_90a bf16->fp32 8x1x8_rows2",
+    ),
+    ("selective_entropy", "*_rows8*"): (
+        200,
+        "likewise",
+        "sm_90a bf16->fp32 4x1x1_rows8",
+    ),
+    ("softmax_backward", "128x4x8*"): (
+        16,
+        "of fp16 on sm_120a: six CTAs an SM leave 80 registers",
+        "sm_120a fp16->fp16 128x4x8_edges",
+    ),
+    ("softmax_backward", "1024x4x8*"): (
+        80,
+        "without clusters: 32 of 64 registers are two packed rows",
+        "sm_80 bf16->bf16 1024x4x8_edges",
+    ),
 }
 
 # ptxas calls a subroutine for the 64-bit division that takes a row's index apart, and a few classes save registers
@@ -108,7 +174,7 @@ def expected_accesses(c: RowClass) -> Counter:
 
 def may_use_stack(c: RowClass) -> int:
     """Bytes of stack that the table allows."""
-    allowed = [n for (m, names), (n, _) in STACK.items() if m == c.math and fnmatch(c.name, names)]
+    allowed = [n for (m, names), (n, *_) in STACK.items() if m == c.math and fnmatch(c.name, names)]
     losses = STACK_OF_LOSSES * c.rows_per_thread if c.prologue.target == "loss" else 0
     heads = STACK_OF_HEADS * (c.prologue.entropy or c.prologue.more) + STACK_OF_CAPS * c.prologue.softcap
     return max(allowed, default=0) + STACK_OF_MODES[c.kept_modes] + losses + heads
@@ -124,95 +190,113 @@ def check_rows(found: Iterable[RowClass], compiled: Callable[[RowClass], Compile
     check_all(found, check)
 
 
-def config_of(c: RowClass) -> tuple:
-    """What a class has from its configuration."""
-    return c.threads_per_row, c.steps, c.threads, c.rows_per_thread, c.cluster_n, c.persistent
+def of_sm_90a() -> Iterator[RowClass]:
+    """Each third configuration of the leading maths, and each seventh of the others."""
+    for math, pairs in classes.PAIRS_OF.items():
+        for pair, edges in product(pairs, (False, True)):
+            found = classes.intervals(math, "sm_90a", classes.operands(math, pair), edges=edges)
+            leading = math in LEADING and pair in classes.SAME[::2]
+            yield from (i.row_class for i in classes.sample(found, 3 if leading else 7, edges))
 
 
-@pytest.mark.parametrize("edges", [False, True], ids=["aligned", "ragged"])
-@pytest.mark.parametrize(
-    ("math", "pair"), [(m, p) for m, pairs in classes.PAIRS_OF.items() for p in pairs], ids=str
-)
-def test_every_class_of_sm_90a(math, pair, edges, compiled):
-    found = classes.intervals(math, "sm_90a", classes.operands(math, pair), edges=edges)
-    leading = math in LEADING and pair in classes.SAME[::2]
-    check_rows((i.row_class for i in classes.sample(found, 3 if leading else 7, edges)), compiled)
+def by_config(
+    math: str, architecture: str, forms: Iterable[tuple[tuple[str, ...], dict]]
+) -> list[list[RowClass]]:
+    """The classes of each configuration, of some (dtypes, form of call)."""
+    found = {}
+    for dtypes, form in forms:
+        for interval in classes.intervals(math, architecture, dtypes, **form):
+            c = interval.row_class
+            found.setdefault(tuple(getattr(c, name) for name in CONFIG), []).append(c)
+    return [*found.values()]
 
 
-@pytest.mark.parametrize("kept_modes", MODES[1:])
-@pytest.mark.parametrize("math", classes.PAIRS_OF)
-def test_kept_modes(math, kept_modes, compiled):
+EDGES = ({"edges": False}, {"edges": True})
+
+
+def of_kept_modes() -> Iterator[RowClass]:
     """Some configurations, with the row's index taken apart."""
-    by_config = {}
-    for dtype in ("bf16", "fp32"):
-        for edges in (False, True):
-            dtypes = classes.operands(math, (dtype, dtype))
-            for interval in classes.intervals(math, "sm_90a", dtypes, edges=edges):
-                by_config.setdefault(config_of(interval.row_class), []).append(interval.row_class)
-    found = [replace(f[3 * i % len(f)], kept_modes=kept_modes) for i, f in enumerate(by_config.values())]
-    check_rows(classes.sample(found, 6 if math in classes.FAMILY else 3, kept_modes), compiled)
+    for math, modes in product(classes.PAIRS_OF, MODES[1:]):
+        forms = product((classes.operands(math, (d, d)) for d in ("bf16", "fp32")), EDGES)
+        found = [f[3 * i % len(f)] for i, f in enumerate(by_config(math, "sm_90a", forms))]
+        for c in classes.sample(found, 6 if math in classes.FAMILY else 3, modes):
+            yield replace(c, kept_modes=modes)
 
 
-@pytest.mark.long
-def test_two_passes(compiled):
-    found = classes.intervals("softmax", "sm_90a", ("bf16", "bf16"), edges=True, online=False)
-    found = found + classes.intervals("softmax", "sm_90a", ("fp32", "fp32"), edges=True, online=False)[1::2]
-    check_rows((i.row_class for i in classes.sample(found, 3)), compiled)
+def of_two_passes() -> Iterator[RowClass]:
+    form = {"edges": True, "online": False}
+    found = classes.intervals("softmax", "sm_90a", ("bf16", "bf16"), **form)
+    found = found + classes.intervals("softmax", "sm_90a", ("fp32", "fp32"), **form)[1::2]
+    yield from (i.row_class for i in classes.sample(found, 3))
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("math", ["softmax", "softmax_backward"])
-def test_narrow_accesses(math, compiled):
+def of_narrow_accesses() -> Iterator[RowClass]:
     """Each configuration once, with inputs that are read 1, 2 or 4 elements at a time."""
-    dtypes = classes.operands(math, ("bf16", "bf16"))
-    by_config = {}
-    for width in classes.widths(math, dtypes)[1:]:
-        for edges in (False, True):
-            for interval in classes.intervals(math, "sm_90a", dtypes, edges=edges, width=width):
-                by_config.setdefault(config_of(interval.row_class), []).append(interval.row_class)
-    check_rows((found[5 * i % len(found)] for i, found in enumerate(by_config.values())), compiled)
+    for math in ("softmax", "softmax_backward"):
+        dtypes = classes.operands(math, ("bf16", "bf16"))
+        forms = [(dtypes, {**e, "width": w}) for w in classes.widths(math, dtypes)[1:] for e in EDGES]
+        yield from (f[5 * i % len(f)] for i, f in enumerate(by_config(math, "sm_90a", forms)))
 
 
-@pytest.mark.parametrize("math", classes.PAIRS_OF)
-@pytest.mark.parametrize("architecture", [a for a in ARCHITECTURES if a != "sm_90a"])
-def test_every_configuration_of_other_architectures(architecture, math, compiled):
+def of_other_architectures() -> Iterator[RowClass]:
     """Some configurations, each architecture others, dtypes, edges, passes and the modes of a row's index in turns."""
-    by_config = {}
-    for pair in classes.PAIRS_OF[math]:
-        dtypes = classes.operands(math, pair)
-        for edges in (False, True):
-            for online in (True, False) if (math, False) in MATHS else (True,):
-                for interval in classes.intervals(math, architecture, dtypes, edges=edges, online=online):
-                    by_config.setdefault(config_of(interval.row_class), []).append(interval.row_class)
-    assert len(by_config) >= 10
-    chosen = [found[7 * i % len(found)] for i, found in enumerate(by_config.values())]
-    first = list(ARCHITECTURES).index(architecture)
-    taken = classes.sample(chosen, 3 if math in LEADING[:2] else 5, first)
-    check_rows(
-        (replace(c, kept_modes=modes) for c, modes in zip(taken, cycle(MODES), strict=False)), compiled
-    )
+    others = [(i, a) for i, a in enumerate(ARCHITECTURES) if a != "sm_90a"]
+    for (first, architecture), (math, pairs) in product(others, classes.PAIRS_OF.items()):
+        passes = (True, False) if (math, False) in MATHS else (True,)
+        forms = product(
+            (classes.operands(math, pair) for pair in pairs),
+            [{**e, "online": o} for e in EDGES for o in passes],
+        )
+        chosen = [f[7 * i % len(f)] for i, f in enumerate(by_config(math, architecture, forms))]
+        assert len(chosen) >= 10
+        taken = classes.sample(chosen, 3 if math in LEADING[:2] else 5, first)
+        yield from (replace(c, kept_modes=modes) for c, modes in zip(taken, cycle(MODES), strict=False))
 
 
-def test_table_of_stacks_is_no_longer_than_needed(compiled, tmp_path):
-    for (math, names), (_, reason) in STACK.items():
-        assert reason
-        found = [
-            i.row_class
-            for architecture in ("sm_90a", "sm_80", "sm_120a")
-            for pair in (("bf16", "bf16"), ("fp16", "fp16"), ("fp32", "fp32"), ("bf16", "fp32"))
-            for online in (True, False)
-            if (math, online) in MATHS
-            for edges in (True, False)
-            for width in (None, *classes.widths(math, classes.operands(math, pair), online)[1:])
-            for i in classes.intervals(
-                math, architecture, classes.operands(math, pair), edges=edges, width=width, online=online
-            )
-            if fnmatch(i.row_class.name, names)
-        ]
-        assert found, f"no class of {math} is called {names}"
-        # Those that other tests have compiled come first; of the others most use it in their whole accesses.
-        found.sort(key=lambda c: (not is_compiled(c, tmp_path), "access" in c.name))
-        assert any(compiled(c).stack for c in found), f"{math} {names} uses no stack: remove it"
+@cache
+def sampled() -> tuple[RowClass, ...]:
+    """All of these."""
+    kinds = of_sm_90a(), of_kept_modes(), of_two_passes(), of_narrow_accesses(), of_other_architectures()
+    return tuple(dict.fromkeys(chain(*kinds)))
+
+
+@cache
+def spilling() -> list[RowClass]:
+    """The class that each line of the table of stacks names."""
+    found = []
+    for (math, _), (*_, where) in STACK.items():
+        architecture, pair, name = where.split()
+        dtypes = classes.operands(math, tuple(pair.split("->")))
+        forms = product((False, True), (None, *classes.widths(math, dtypes)))
+        asked = (classes.intervals(math, architecture, dtypes, edges=e, width=w) for e, w in forms)
+        found.append(next(i.row_class for i in chain.from_iterable(asked) if i.row_class.name == name))
+    return found
+
+
+@cache
+def chosen() -> list[RowClass]:
+    """Those that are compiled: among them each configuration of each math of the samples."""
+    first = spilling()
+    return covering((c for c in sampled() if c not in first), has, cost_of_class, first)
+
+
+def has(c: RowClass) -> set:
+    return of_class(c, CONFIG)
+
+
+def test_any_two_properties_are_compiled_together():
+    check_covered(sampled(), chosen(), has)
+
+
+@pytest.mark.parametrize("turn", range(TURNS))
+def test_classes(turn, compiled):
+    check_rows(chosen()[turn::TURNS], compiled)
+
+
+def test_table_of_stacks_is_no_longer_than_needed(compiled):
+    for ((math, names), (*_, reason, _)), c in zip(STACK.items(), spilling(), strict=True):
+        assert reason and fnmatch(c.name, names) and c.math == math
+        assert compiled(c).stack, f"{math} {names} uses no stack: remove it"
 
 
 def test_readers_of_ptx():

@@ -6,7 +6,7 @@ Products and their gradients are simulated here; the GPU tests run all.
 from __future__ import annotations
 
 import random
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import checking
 import emulated
@@ -15,6 +15,7 @@ import pytest
 import short_scores
 import torch
 from checking import Guarded, check_backward, check_softmax, equal_bits
+from covering import check_covered, covering, pairs
 from test_states import FUNCTIONS, Function, example
 
 import cute_softmax as c
@@ -99,6 +100,7 @@ def test_any_number_of_warps(n, dtype, backward, config, launches, monkeypatch):
     assert -(-work.plan.share // work.plan.kernel.vector) < config.threads * config.steps
 
 
+@pytest.mark.long
 @dtypes
 def test_short_rows_of_every_length(dtype, launches):
     for n in range(1, 65) if dtype == bf16 else (1, 3, 8, 11, 12, 30, 64):
@@ -109,14 +111,22 @@ def test_short_rows_of_every_length(dtype, launches):
     assert {work.plan.movement for work in launches} == {"short"}
 
 
-@dtypes
-@pytest.mark.parametrize("n", [3, 9, 12, 16, 29, 48])
-def test_other_maths_of_short_rows(n, dtype, launches):
+# Each math with each length and each dtype, and each length with each dtype.
+OTHER_MATHS = [
+    (math, n, (bf16, fp16, fp32)[(i + j) % 3])
+    for i, n in enumerate((3, 9, 12, 16, 29, 48))
+    for j, math in enumerate(("log_softmax", "logsumexp", "softmax_backward"))
+]
+
+
+@pytest.mark.parametrize(("math", "n", "dtype"), OTHER_MATHS)
+def test_other_maths_of_short_rows(math, n, dtype, launches):
     x, grad = made((70, n), dtype, n), made((70, n), dtype, n + 1)
-    assert close(c.log_softmax(x), torch.log_softmax(x.double(), -1))
-    assert close(c.logsumexp(x, -1), torch.logsumexp(x.double(), -1))
-    y = torch.softmax(x.double(), -1).to(dtype)
-    check_backward(c.softmax_backward(grad, y), grad, y)
+    if math == "softmax_backward":
+        y = torch.softmax(x.double(), -1).to(dtype)
+        check_backward(c.softmax_backward(grad, y), grad, y)
+    else:
+        assert close(getattr(c, math)(x, -1), getattr(torch, math)(x.double(), -1))
     assert {work.plan.movement for work in launches} == {"short"}
 
 
@@ -168,6 +178,7 @@ def test_views_and_results_in_place(launches):
     assert close(c.softmax(x, 1), torch.softmax(x.double(), 1))
 
 
+@pytest.mark.long
 def test_random_calls(launches):
     """Of any shape, with what may stand before the softmax."""
     draw = random.Random(2024)
@@ -398,11 +409,30 @@ def test_a_wrong_kernel_is_seen(launches):
             check_softmax(c.softmax(x), x)
 
 
-@pytest.mark.parametrize(
-    ("columns", "dtype", "first"), [(3, bf16, 0), (8, fp16, 1), (12, fp32, 1), (49, bf16, 0)]
-)
-def test_scores_of_short_rows(columns, dtype, first, launches, monkeypatch):
+def scores() -> list[tuple[int, short_scores.Case]]:
+    """All cases of some lengths."""
+    lengths = ((3, bf16), (8, fp16), (12, fp32), (49, bf16))
+    return [(columns, case) for columns, dtype in lengths for case in short_scores.cases(columns, dtype)]
+
+
+def has(found: tuple[int, short_scores.Case]) -> set:
+    """Any two of: its length, and of each input how it is broadcast."""
+    columns, case = found
+    given = {f.name: getattr(case, f.name) for f in fields(case) if f.name not in ("x", "y", "place")}
+    forms = {
+        name: tuple(n > 1 for n in v.shape) if isinstance(v, torch.Tensor) else type(v)
+        for name, v in given.items()
+    }
+    return pairs([("columns", columns), ("math", case.math), *forms.items()])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("turn", range(6))
+def test_scores_of_short_rows(turn, launches, monkeypatch):
     monkeypatch.setattr(checking, "DEVICE", "cpu")
-    for case in [*short_scores.cases(columns, dtype)][first::2]:
+    found = scores()
+    chosen = covering(found, has, lambda case: 40 + case[0])
+    check_covered(found, chosen, has)
+    for _, case in chosen[turn::6]:
         case.check(case.launched())
     assert {work.plan.movement for work in launches} == {"short"}

@@ -1,5 +1,7 @@
 """The judge itself on the CPU, where ATen computes all samples; and that it finds what is wrong."""
 
+import pickle
+
 import opinfo
 import pytest
 import simulated
@@ -26,10 +28,23 @@ def test_torch_is_not_frozen():
     assert not torch.backends.flags_frozen()
 
 
-@pytest.mark.long
+class Pickling:
+    """A pool of processes, as far as what goes to them and comes back is concerned."""
+
+    def __init__(self, jobs, context):
+        assert context.get_start_method() == "spawn"  # CUDA does not survive a fork
+
+    __enter__, __exit__ = lambda self: self, lambda *_: None
+
+    def map(self, function, *each):
+        there = pickle.loads(pickle.dumps((function, [*zip(*each, strict=True)])))
+        return pickle.loads(pickle.dumps([there[0](*given) for given in there[1]]))
+
+
 def test_by_several_processes(verdicts, monkeypatch):
     few = opinfo.tasks()[:4]
     monkeypatch.setattr(opinfo, "tasks", lambda: few)
+    monkeypatch.setattr(opinfo, "ProcessPoolExecutor", Pickling)
     assert opinfo.judge_by(2, "cpu") == verdicts[:8]
 
 

@@ -1,19 +1,22 @@
 """Compiled panels, read without a GPU: registers, stack, shared memory and the width of every access.
 
 On sm_90a each configuration, forward and backward, and each way of exchange and streaming; of shifted columns, of
-reductions and of the other architectures a selection of that.
+reductions and of the other architectures a selection of that; and of all these so many that any two of their properties
+are compiled together.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from fnmatch import fnmatch
+from functools import cache
 from itertools import product
 
 import classes
 import numpy as np
 import pytest
 from compiled import accesses, check_all, check_compiled, compile_and_read, compile_anew
+from covering import check_covered, cost_of_class, covering, of_class
 
 from cute_softmax.kernels.common.reduce import two_sum
 from cute_softmax.plan import MATHS, PanelClass
@@ -57,6 +60,9 @@ STACK = {
 }
 # Two of its stages use the same exponentials, which are spilled rather than evaluated again.
 STACK_OF_ENTROPY = 256
+# What a class has from its configuration.
+CONFIG = ("threads", "steps", "cluster_n", "min_blocks", "ahead", "registers")
+TURNS = 32
 ACROSS = {"column": 16, "row": 1}
 
 
@@ -174,31 +180,43 @@ def check_panels(found: Iterable[PanelClass], tmp_path, monkeypatch):
     check_all(found, check)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("turn", range(4))
-@pytest.mark.parametrize(
-    ("math", "every"),
-    [
-        ("softmax", 1),
-        ("softmax_backward", 1),
-        ("logsumexp", 3),
-        ("sum", 5),
-        ("amax", 5),
-        ("log_softmax", 5),
-        ("log_softmax_backward", 5),
-        ("entropy", 5),
-    ],
-)
-def test_every_configuration_of_sm_90a(math, every, turn, tmp_path, monkeypatch):
-    check_panels([*selection("sm_90a", math, every)][turn::4], tmp_path, monkeypatch)
+# Every so many-th configuration of sm_90a.
+EVERY = {
+    "softmax": 1,
+    "softmax_backward": 1,
+    "logsumexp": 3,
+    **dict.fromkeys(("sum", "amax", "log_softmax", "log_softmax_backward", "entropy"), 5),
+}
+
+
+@cache
+def sampled() -> tuple[PanelClass, ...]:
+    found = [c for math, every in EVERY.items() for c in selection("sm_90a", math, every)]
+    for first, arch in enumerate(ARCHITECTURES):
+        if arch != "sm_90a":
+            for math in ("softmax", "softmax_backward"):
+                found += classes.sample([*selection(arch, math, 5)], 3, first)
+    return tuple(dict.fromkeys(found))
+
+
+@cache
+def chosen() -> list[PanelClass]:
+    """Those that are compiled: among them each configuration of each math of the samples."""
+    return covering(sampled(), has, cost_of_class)
+
+
+def has(c: PanelClass) -> set:
+    return of_class(c, CONFIG)
+
+
+def test_any_two_properties_are_compiled_together():
+    check_covered(sampled(), chosen(), has)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("arch", [a for a in ARCHITECTURES if a != "sm_90a"])
-def test_other_architectures(arch, tmp_path, monkeypatch):
-    for math in ("softmax", "softmax_backward"):
-        found = [*selection(arch, math, 5)]
-        check_panels(classes.sample(found, 3, list(ARCHITECTURES).index(arch)), tmp_path, monkeypatch)
+@pytest.mark.parametrize("turn", range(TURNS))
+def test_classes(turn, tmp_path, monkeypatch):
+    check_panels(chosen()[turn::TURNS], tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("vector", [4, 2, 1])

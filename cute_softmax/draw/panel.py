@@ -132,11 +132,12 @@ def tile(view: View) -> Figure:
 def _smem(view: View) -> Figure:
     c = view.kernel
     names = [space(n, "s") for i, n in enumerate(c.facts.inputs) if c.tile_of(i) == c.smem]
-    height, index = c.tile, c.tiled(c.steps).offsets()
-    smem, slot = c.smem, {}
-    for i, at in enumerate(index):
-        thread, value = i % c.threads, i // c.threads
-        slot[at] = smem((value % c.vector, c.block(thread), value // c.vector))
+    height, slots = c.tile, c.smem.offsets()
+    blocks, slot = [c.block(thread) for thread in range(c.threads)], {}
+    for i, at in enumerate(c.tiled(c.steps).offsets()):
+        value, thread = divmod(i, c.threads)
+        step, element = divmod(value, c.vector)
+        slot[at] = slots[element + c.vector * (blocks[thread] + c.blocks * step)]
 
     def memory(at: tuple[int, int]) -> int:
         element, group = view.place(*at)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import pairwise
 
 from .. import ints
@@ -25,7 +26,7 @@ from .grid import (
 )
 from .scene import Canvas, Facts, Figure, Swatch, finish, ranges
 
-Owners = list[tuple[int, int]]
+Owners = tuple[tuple[int, int], ...]
 Memory = Callable[[tuple[int, int]], int]  # (row, column) -> offset; a layout is one
 MAX_FOLD = 64
 
@@ -73,15 +74,20 @@ def tile_of(tv: AnyLayout, tiler: Sequence[int], memory: Memory | None = None) -
 
 
 def _fold(found: list[Owners], rows: int, columns: int, memory: Memory | None) -> int:
-    def follow(r: int, c: int) -> bool:
-        """Whether (r, c) continues the vector of the element before it."""
-        if found[r + c * rows] != [(t, v + 1) for t, v in found[r + (c - 1) * rows]]:
-            return False
-        return memory is None or memory((r, c)) == memory((r, c - 1)) + 1
+    @cache
+    def places(c: int) -> list[int]:
+        return [memory((r, c)) for r in range(rows)]
 
-    follows = [c > 0 and all(follow(r, c) for r in range(rows)) for c in range(columns)]
+    @cache
+    def follows(c: int) -> bool:
+        """Whether all elements of a column continue the vectors of those before them."""
+        for r in range(c * rows, (c + 1) * rows):
+            if found[r] != tuple([(t, v + 1) for t, v in found[r - rows]]):
+                return False
+        return memory is None or places(c) == [place + 1 for place in places(c - 1)]
+
     for fold in range(min(columns, MAX_FOLD), 1, -1):
-        if columns % fold == 0 and all(follows[c] for c in range(columns) if c % fold):
+        if columns % fold == 0 and all(follows(c) for c in range(columns) if c % fold):
             return fold
     return 1
 

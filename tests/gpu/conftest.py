@@ -1,4 +1,5 @@
-"""GPU tests: marked `gpu`, skipped with a reason without a CUDA device; kernels are built in parallel.
+"""GPU tests: marked `gpu`, and kernels are built in parallel. Without a CUDA device they are collected, and one that
+says why and how many there are is skipped for all of them.
 
 CUTE_SOFTMAX_TEST_PART=i/n takes every n-th test from the i-th on, so that n processes share a GPU.
 """
@@ -22,11 +23,13 @@ MISSING = None if torch.cuda.is_available() else "no CUDA device: torch.cuda.is_
 def pytest_collection_modifyitems(items):
     part, parts = map(int, os.environ.get("CUTE_SOFTMAX_TEST_PART", "0/1").split("/"))
     items[:] = [item for i, item in enumerate(items) if i % parts == part or HERE not in item.path.parents]
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.gpu)
-            if MISSING:
-                item.add_marker(pytest.mark.skip(reason=MISSING))
+    ours = [item for item in items if HERE in item.path.parents]
+    for item in ours:
+        item.add_marker(pytest.mark.gpu)
+    if MISSING and ours:
+        ours[0].add_marker(pytest.mark.skip(reason=f"{len(ours)} GPU tests: {MISSING}"))
+        others = {*ours[1:]}
+        items[:] = [item for item in items if item not in others]
 
 
 def architecture() -> str:
