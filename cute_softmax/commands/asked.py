@@ -8,7 +8,7 @@ from typing import NamedTuple
 SOFTMAXES = ("softmax", "log_softmax")
 REDUCTIONS = ("logsumexp", "amax", "sum")
 # Of numbers of rows, and the row math that gives them.
-HEADS = {"entropy": "entropy", "selective_log_softmax": "selective", "cross_entropy": "selective"}
+HEADS = {"entropy": "entropy", "selective_log_softmax": "selective", "cross_entropy": "logsumexp"}
 OPERATIONS = (*SOFTMAXES, *REDUCTIONS, *HEADS)
 
 

@@ -45,7 +45,7 @@ def in_words(asked: Asked) -> str:
     try:
         return plan_of(asked).explain()
     except NotPlanned as reason:
-        if HEADS.get(asked.op) != "selective":
+        if asked.op not in HEADS or asked.op == "entropy":
             raise
         numbers = of_rows("softmax" if asked.backward else "entropy", asked)
         return (
@@ -87,11 +87,10 @@ def plan_of(asked: Asked, online: bool = True) -> AnyPlan:
     if asked.op in SOFTMAXES:
         return plan_softmax(asked.shape, dims, asked.dtype, online=online, **_options(asked))
     if asked.op in HEADS:
-        if asked.backward:
-            # Of a cross entropy both directions at once, but in float16.
-            visited = asked.op == "cross_entropy" and asked.dtype != "fp16"
-            return of_rows("softmax", asked, alpha="groups", target="loss" if visited else "found")
-        return of_rows(HEADS[asked.op], asked)
+        target = "loss" if asked.op == "cross_entropy" else "found"
+        if asked.backward:  # of a cross entropy in one visit both directions
+            return of_rows("softmax", asked, alpha="groups", target=target)
+        return of_rows(HEADS[asked.op], asked, target=target if target == "loss" else "")
     if asked.backward:  # of logsumexp: the softmax times a number of each row
         return of_rows("softmax", asked, alpha="groups")
     return plan_reduction(asked.op, asked.shape, dims, asked.dtype, device=device(asked.arch))

@@ -383,7 +383,8 @@ class Prologued(RowMath):
 
 
 class ProloguedLoss(Prologued):
-    """A softmax whose results are the gradient of a cross entropy, with the losses and logsumexps of the rows.
+    """A softmax whose results are the gradient of a cross entropy, with the losses of the rows; of a logsumexp these
+    alone.
 
     A row's loss is ``lse - score at the target``, and with squares ``squares * lse ** 2`` more, so that the gradient of
     its scores is ``(1 + 2 * squares * lse) * softmax``, less one at the target; `alpha` is a factor on it. With
@@ -392,7 +393,7 @@ class ProloguedLoss(Prologued):
 
     def __init__(self, math: RowMath, prologue):
         super().__init__(math, prologue)
-        self.group_outputs = ("loss", "lse")
+        self.group_outputs = ("loss",)
 
     def for_row(self, values: list) -> RowMath:
         made = copy.copy(super().for_row(values))
@@ -400,6 +401,8 @@ class ProloguedLoss(Prologued):
         return made
 
     def finish(self, values: list, kept: object, state: tuple) -> list:
+        if not self.outputs:
+            return []
         alpha = factor = self.numbers["alpha"]
         if self.prologue.squares:
             factor = alpha * (1.0 + self.more(state))
@@ -432,14 +435,15 @@ class ProloguedLoss(Prologued):
         return numbers["alpha"] * result
 
     def group_results(self, state: tuple, chosen: Float32) -> list[Float32]:
-        row_max, log = self.logs(state)
-        lse, loss = row_max + log, -self.found(state, chosen)
+        loss = -self.found(state, chosen)
         if self.prologue.even:
             smoothing = self.numbers["smoothing"]
             loss = (1.0 - smoothing) * loss - smoothing * self.even(state)
         if self.prologue.squares:
+            row_max, log = self.logs(state)
+            lse = row_max + log
             loss = loss + self.numbers["squares"] * lse * lse
-        return [loss, lse]
+        return [loss]
 
 
 class ProloguedGradient(Prologued):
