@@ -7,8 +7,9 @@ A movement hands each row's inputs to the math, and behind them one `Given`.
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import cutlass
 import cutlass.cute as cute
@@ -100,6 +101,11 @@ class Scores:
         for k in range(0, self.steps, steps):
             part = [score for j in range(k, min(k + steps, self.steps)) for score in self.vector(j)]
             yield part + (self.vector(self.steps) if k + steps >= self.steps else [])
+
+    def parts_and_maxima(self, steps: int) -> Iterator[tuple[Callable[[], Float32], list[Float32]]]:
+        """`Fragment.parts_and_maxima` of the scores."""
+        for part in self.parts(steps):
+            yield partial(tree, online.maximum, part), part
 
     def __iter__(self) -> Iterator[Float32]:
         for part in self.parts(1):
@@ -306,6 +312,9 @@ class Prologued(RowMath):
 
     def partial(self, stage: int, values: list, carry: list, width: int) -> tuple:
         return self.math.partial(stage, self.of(values), carry, width)
+
+    def advance(self, values: list, state: tuple) -> tuple:
+        return self.math.advance(self.of(values), state)
 
     def finish(self, values: list, kept: object, state: tuple) -> list:
         numbers = values[-1].numbers
