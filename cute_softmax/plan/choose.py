@@ -17,6 +17,7 @@ from .prologue import NO_PROLOGUE, Prologue, facts_of
 from .row import RowClass, row_class, vector_of
 from .row_plan import Plan
 from .short import ShortPlan, plan_short
+from .stream import long_and_many, stream_class
 from .table import table_of
 
 # Reads ask to be evicted from L2 last if the tensors together are larger than this multiple of it. What is written
@@ -161,21 +162,22 @@ def _plan_rows(
         access[i] and not any(s for n, s in zip(kept, strides[i], strict=True) if n.size > 1)
         for i in facts.beside
     )
+    how = {"edges": edges, "online": online, "kept_modes": len(kept), "prologue": prologue}
+    streamed = None
+    if not invariant and long_and_many(rows, columns, dtypes[0], device):
+        streamed = stream_class(math_name, device.architecture, problem.dtypes, **how)
     try:
-        c = row_class(
+        c = streamed or row_class(
             math_name,
             device.architecture,
             problem.dtypes,
             columns,
-            edges=edges,
             access=access,
-            online=online,
-            kept_modes=len(kept),
-            prologue=prologue,
             ctas=ctas_a_row(device, rows),
             table=table,
             invariant=invariant,
             common=common,
+            **how,
         )
     except NotPlanned:
         return None

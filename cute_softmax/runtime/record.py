@@ -25,11 +25,12 @@ def kinds() -> dict[str, type[ClassBase]]:
     from ..plan.mean import MeanClass
     from ..plan.rescale import RescaleClass
     from ..plan.short import ShortClass
+    from ..plan.stream import StreamClass
     from ..plan.topk import TopkClass
     from ..plan.topk_long import LongTopkClass
 
     matmul = MatmulClass, MatmulBackwardClass, MatmulDeltaClass
-    every = RowClass, ShortClass, PanelClass, *matmul, MeanClass, RescaleClass
+    every = RowClass, StreamClass, ShortClass, PanelClass, *matmul, MeanClass, RescaleClass
     every += TopkClass, LongTopkClass
     return {kind.__name__: kind for kind in every}
 
