@@ -10,7 +10,7 @@ from checking import FLOATS, example
 from cute_softmax import NotPlanned, batch_invariant, selective_log_softmax, topk_log_softmax
 from cute_softmax.plan.hardware import H200
 from cute_softmax.plan.problem import Operand, contiguous
-from cute_softmax.plan.topk_long import FEW, MOST, PLACES, SHARES, plan_topk_long
+from cute_softmax.plan.topk_long import MOST, ROOMS, SHARES, plan_topk_long
 
 INF, NAN = float("inf"), float("nan")
 
@@ -148,7 +148,7 @@ def test_plans(name):
     """Shares cover a row and their candidates fit; places hold what the k are for."""
     for rows in (1, 3, 64, 132, 1000, 70000):
         for columns in (1, 7, 1000, 32768, 50257, 151936, 262144, 3000000):
-            for k in (0, 1, 8, FEW, FEW + 1, 128, MOST):
+            for k in (0, 1, 8, 32, 33, 128, 256, 257, MOST):
                 if k > columns:
                     continue
                 made = plan_topk_long(
@@ -157,7 +157,11 @@ def test_plans(name):
                 c = made.kernel
                 assert made.shares * made.tiles * c.tile >= columns > (made.shares - 1) * made.tiles * c.tile
                 assert (1 <= made.shares <= SHARES and made.shares * k <= max(c.places, 1) * (k > 0)) or not k
-                assert c.places == (0 if not k else PLACES[k > FEW]) and c.split == (made.shares > 1)
+                room = next((room for room in ROOMS if 0 < k <= room.k), None)
+                assert c.most == (room.k if room else 0) and c.split == (made.shares > 1)
+                if room:  # groups are no fewer than k, so that a k-th of them is there
+                    assert k <= room.groups * c.threads and k + room.places // 4 <= room.places
+                    assert c.noted >= c.tile // c.vector + room.spare
                 assert c.edges == bool(columns % c.vector) and bool(made.scratch) == c.split
                 assert c.shared_memory <= H200.architecture.shared_memory
                 assert len(c.signature) == len(made.arguments) + c.split + sum(

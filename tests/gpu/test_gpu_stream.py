@@ -13,7 +13,15 @@ import cute_softmax
 from cute_softmax.plan import stream
 from cute_softmax.runtime import launch
 
-LENGTHS = {72: (0, 0), 1000: (1, 3), 4099: (0, 1), 8192: (0, 0), 20001: (3, 2), 151936: (0, 0), 300001: (5, 1)}
+LENGTHS = {
+    72: (0, 0),
+    1000: (1, 3),
+    4099: (0, 1),
+    8192: (0, 0),
+    20001: (3, 2),
+    151936: (0, 0),
+    300001: (5, 1),
+}
 
 
 @pytest.fixture(autouse=True)
