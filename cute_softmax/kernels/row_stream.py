@@ -13,7 +13,6 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, const_expr
 
 from ..plan import WARP
-from ..plan.stream import STAGES
 from .common.copy import Fragment, load_async
 from .maths.prologue import Given
 from .row import RowKernel
@@ -27,15 +26,14 @@ class StreamKernel(RowKernel):
     def place(self, row: Row, number: Int32, k: int) -> cute.Tensor:
         """tXsX: this thread's place in shared memory for vector k of a tile."""
         tXsX = row.launch.shared.tXsX[0]
-        at = cute.crd2idx(((0, 0), 0, number % STAGES * self.spec.steps + k), tXsX.layout)
+        at = cute.crd2idx(((0, 0), 0, number % self.spec.stages * self.spec.steps + k), tXsX.layout)
         align = self.spec.access_bytes(0)
         return cute.make_tensor((tXsX.iterator + at).align(align), cute.make_layout(self.spec.vector))
 
     @cute.jit
     def prefetch(self, launch: Launch, tile: Int64, first: cutlass.Constexpr[int]):
-        """Start the loads of the first tiles of a row."""
-        for number in cutlass.range_constexpr(STAGES - 1):
-            self.fetch(row_of(launch, tile, 0), Int32(number))
+        """Start the loads of a tile of a row, the one that its vector `first` begins."""
+        self.fetch(row_of(launch, tile, 0), Int32(first // self.spec.steps))
 
     @cute.jit
     def fetch(self, whole: Row, number: Int32):
@@ -70,14 +68,14 @@ class StreamKernel(RowKernel):
         """The state of this thread's elements of a row: of whole tiles, then of what is behind them and the scalars at
         the row's edges."""
         # Names of their own: what a loop on the GPU calls methods of would be carried through it.
-        advance, values_of, fetch = math.advance, self.values_of, self.fetch
+        advance, values_of, fetch, ahead = math.advance, self.values_of, self.fetch, self.spec.stages - 1
         state, whole = (
             tuple(Float32(number) for number in math.whole.identity),
             row.body // self.spec.tiler[1],
         )
         for number in cutlass.range(whole, unroll=1):
-            fetch(row, number + (STAGES - 1))
-            cute.arch.cp_async_wait_group(STAGES - 1)
+            fetch(row, number + ahead)
+            cute.arch.cp_async_wait_group(ahead)
             state = advance(values_of(row, number, None, numbers), state)
         cute.arch.cp_async_wait_group(0)
         return advance(values_of(row, whole, edges, numbers), state)

@@ -20,7 +20,7 @@ from .row import RowClass
 
 THREADS = 256
 STEPS = 4  # vectors of a thread in a tile
-STAGES = 2  # tiles in shared memory: one is worked on, the next one is on its way
+STAGES = 2  # one tile is worked on, the next one is on its way
 MIN_BLOCKS = 4  # CTAs of a multiprocessor
 # Rows of so many bytes, and so many of them on a multiprocessor: shorter ones take as long to begin and to end as to be
 # read, and of fewer some multiprocessors have one more than others. Not measured.
@@ -30,9 +30,14 @@ ROWS_OF_AN_SM = 6
 
 @dataclass(frozen=True)
 class StreamClass(RowClass):
-    """What is compiled for the `stream` movement: that of the row movement, of which a CTA takes a tile at a time."""
+    """What is compiled for the `stream` movement: that of the row movement, of which a CTA takes a tile at a time.
+
+    stages: tiles in shared memory.
+    """
 
     movement: ClassVar[str] = "stream"
+
+    stages: int = STAGES
 
     @property
     def fields(self) -> dict:
@@ -46,11 +51,11 @@ class StreamClass(RowClass):
     @property
     def staged_steps(self) -> int:
         """Vectors of a thread that are on their way before it begins."""
-        return (STAGES - 1) * self.steps
+        return (self.stages - 1) * self.steps
 
     def steps_of(self, i: int) -> int:
         """Places in shared memory that a thread has for vectors of input i."""
-        return STAGES * self.steps
+        return self.stages * self.steps
 
     @property
     def smem(self) -> Layout:
@@ -60,7 +65,7 @@ class StreamClass(RowClass):
     @property
     def name(self) -> str:
         """A readable name, unique among classes of one math, dtypes and architecture."""
-        return f"stream_{super().name}"
+        return f"stream{self.stages}_{super().name}"
 
 
 def long_and_many(rows: int, columns: int, dtype: str, device: Device) -> bool:
