@@ -133,6 +133,7 @@ def test_what_has_no_class():
         assert stream_class("logsumexp", h200, ("bf16",) * 4, edges=False, prologue=prologue) is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("columns", "dtype", "place"),
     [

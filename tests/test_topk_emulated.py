@@ -54,6 +54,7 @@ def check(x: torch.Tensor, k: int):
         assert torch.allclose(found.double(), right.gather(-1, at), rtol=1e-5, atol=2e-5, equal_nan=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("columns", "k", "dtype", "shares"),
     [
@@ -61,7 +62,7 @@ def check(x: torch.Tensor, k: int):
         (20001, 8, bf16, 1),
         (9001, 33, fp32, 1),
         (20000, 300, fp16, 1),
-        (50003, 40, bf16, topk_long.SHARES),
+        (20003, 40, bf16, topk_long.SHARES),
     ],
 )
 def test_hard_rows(columns, k, dtype, shares, launches, monkeypatch):

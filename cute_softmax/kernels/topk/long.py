@@ -47,7 +47,6 @@ from .noted import (
     key_of_bound,
     note,
     number_of,
-    reaches_bound,
     reaching,
 )
 from .shares import Share, fill, gather, hand_over, last_of
@@ -251,12 +250,18 @@ class LongTopkKernel:
         s, exp = self.spec, math.exp
         for number in cutlass.range_constexpr(STAGES - 1):
             self.load(share, sX, Int32(number), tidx)
-        edge = Float32(-float("inf"))
-        if const_expr(s.edges):
-            edge = self.load_edge(share)
         seen, total, above = Float32(-float("inf")), Float32(0.0), Int32(0)
+        if const_expr(s.edges):
+            # First, while the first tile is on its way: they are few, and candidates at once.
+            seen = self.load_edge(share)
+            of_edge = self.sums([seen], exp, seen, chosen)
+            total = of_edge[0]
+            if const_expr(s.chosen):
+                above = of_edge[1]
+            if const_expr(s.most):
+                self.add_edge(share, candidates, seen)
         tops = [Float32(-float("inf")) for _ in range(max(s.room.groups, 1))]
-        bound, taken, coming, top = Int32(NONE), Int32(0), Int32(0), seen
+        bound, taken, coming, top = Int32(NONE), Int32(0), Int32(0), tops[0]
         tXrX = [cute.make_rmem_tensor(s.vector, self.dtype) for _ in range(STEPS)]
         # Once more when the tiles have ended, to make candidates of what is noted.
         for number in cutlass.range(share.tiles + bool(s.most), unroll=1):
@@ -278,7 +283,7 @@ class LongTopkKernel:
                 renewed = (threads_that(taken > noted.spare) > 0) | last
                 if renewed:
                     numbers = self.numbers(share, tops, tidx)
-                    bound = self.collect(share, candidates, noted, numbers, bound, edge, last)
+                    bound = self.collect(candidates, noted, numbers, bound)
                 if last ^ True:
                     if number == coming:
                         numbers = self.numbers(share, tops, tidx)
@@ -286,12 +291,6 @@ class LongTopkKernel:
                         coming, renewed = 4 * coming + 3, Boolean(True)
                     # Of a bound that this tile has a part in those that equal it count.
                     taken = self.note(share, noted, tXrX, number, top, bound, renewed)
-        if const_expr(s.edges):
-            before, seen = seen, online.maximum(seen, edge)
-            sums = self.sums([edge], exp, seen, chosen)
-            total = online.rescale(total, before, seen, exp) + sums[0]
-            if const_expr(s.chosen):
-                above = above + sums[1]
         return (seen, total), above
 
     def sums(self, elements, exp: object, seen: Float32, chosen: Float32) -> tuple:
@@ -333,30 +332,25 @@ class LongTopkKernel:
     @cute.jit
     def collect(
         self,
-        share: Share,
         candidates: Candidates,
         noted: Noted,
         numbers: list[Int32],
         before: Int32,
-        edge: Float32,
-        last: Boolean,
     ) -> Int32:
-        """Make candidates of what is noted, and of the scalars at the edges with the `last` of it; the bound for what
-        comes then. All threads of the CTA come from a barrier, and find one behind it."""
+        """Make candidates of what is noted; the bound for what comes then. All threads of the CTA come from a barrier,
+        and find one behind it."""
         s, sW = self.spec, noted.sW
         bound = bound_of_groups(noted, candidates.k, numbers, before)
-        count, of_edge = sW[COUNT], LOWEST
-        if const_expr(s.edges):
-            of_edge = select(last & (share.at_head | share.at_tail), key_of(edge, share.edge), LOWEST)
+        count = sW[COUNT]
         cute.arch.barrier()
-        add_all = partial(self.add_all, candidates, noted, of_edge)
+        add_all = partial(add_noted, noted, candidates)
         add_all(larger(key_of_bound(bound), LOWEST + 1))
         cute.arch.barrier()
         came = sW[COUNT]
         cute.arch.barrier()
         if came > s.places:
-            counts = [partial(reaching, noted), partial(reaches_bound, of_edge)]
-            bound = larger(bound, bound_of_key(drop(candidates, count, EXACT, counts, add_all)))
+            found = drop(candidates, count, EXACT, [partial(reaching, noted)], add_all)
+            bound = larger(bound, bound_of_key(found))
         elif came > candidates.k + s.places // 4:
             bound = larger(bound, bound_of_key(drop(candidates, came, ROUGH)))
         if noted.tidx == 0:
@@ -364,11 +358,11 @@ class LongTopkKernel:
         cute.arch.barrier()
         return bound
 
-    def add_all(self, candidates: Candidates, noted: Noted, of_edge: Int64, bound: Int64):
-        """Make candidates of what is noted and of a scalar, as far as they reach a bound."""
-        add_noted(noted, candidates, bound)
-        if self.spec.edges:
-            add(candidates, of_edge, bound)
+    @cute.jit
+    def add_edge(self, share: Share, candidates: Candidates, edge: Float32):
+        """Make a candidate of this thread's scalar at the edges of a row."""
+        if share.at_head | share.at_tail:
+            add(candidates, key_of(edge, share.edge), LOWEST + 1)
 
     @cute.jit
     def total(self, sW: cute.Tensor, above: Int32, tidx: Int32) -> Int32:

@@ -46,11 +46,6 @@ def bound_of_key(key: Int64) -> Int32:
     return Int32(key >> Int64(48)) + BIAS
 
 
-def reaches_bound(key: Int64, bound: Int64) -> Int32:
-    """1 for a key that reaches a bound, else 0."""
-    return select(key >= bound, Int32(1), Int32(0))
-
-
 def reaches(x: Float32, least: Float32, equal: Boolean) -> Boolean:
     """Whether an element may reach a bound of which `least` is the least element: if it is not smaller and, unless
     `equal`, not the same. NaN reaches all, and all reach NaN."""
