@@ -280,6 +280,28 @@ def test_recomputed(monkeypatch, options, reduction, shape):
     assert torch.allclose(grads, torch.stack([again, 2 * again]), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_smoothing_with_a_weight(monkeypatch, reduction):
+    """A loss at the target and one against the weights, of two kernels each way; no matrix but gradients."""
+    launches = simulated.install(monkeypatch)
+    x, weight = example((6, 40), dtype=torch.float32), example((40,), seed=5, dtype=torch.float32).abs()
+    options = {"label_smoothing": 0.2, "reduction": reduction}
+    for scale in (1.0, 0.5):
+        leaf, wide = x.clone().requires_grad_(), x.double().requires_grad_()
+        launches.clear()
+        loss = cross_entropy(leaf, IGNORING, weight, scale=scale, **options)
+        assert {launch.math for launch in launches} == {"selective", "logsumexp"}
+        upstream = torch.linspace(-1.0, 2.0, loss.numel()).view(loss.shape)
+        (grad,) = torch.autograd.grad(loss, leaf, upstream)
+        assert {launch.math for launch in launches} == {"selective", "logsumexp", "softmax"}
+        right = functional.cross_entropy(wide * scale, IGNORING, weight.double(), **options)
+        (exact,) = torch.autograd.grad(right, wide, upstream.double())
+        assert torch.allclose(loss.double(), right, rtol=1e-5) and torch.allclose(
+            grad.double(), exact, atol=1e-6
+        )
+        assert not torch.allclose(grad.roll(1, 1).double(), exact, atol=1e-6)
+
+
 def test_a_loss_in_float64_of_kernels(monkeypatch):
     simulated.install(monkeypatch)
     x = example((6, 40), dtype=torch.float32).requires_grad_()

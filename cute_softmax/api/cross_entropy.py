@@ -76,8 +76,9 @@ def cross_entropy(
 
     Class probabilities are read beside the logits, once forward and once backward. With a weight, with smoothing, a
     softcap or a scale that is not positive they make a float32 matrix of log-probabilities, with `log_softmax`, and
-    torch's operations on it; so does label smoothing of class indices with a weight. CPU tensors, and float64 ones on
-    any device, are computed by torch's operations.
+    torch's operations on it. Label smoothing of class indices with a weight is two losses, at the target and against
+    the weights, with two reads each way and a gradient each; with a softcap or a scale that is not positive it is
+    computed as probabilities are. CPU tensors, and float64 ones on any device, are computed by torch's operations.
 
     Args:
         input: (C), (N, C) or (N, C, d1, ...): a dense floating-point tensor of logits, C classes.
@@ -354,8 +355,10 @@ def _of_indices(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """(the loss of each row at its index, against all classes evenly if that has a share, and its logsumexp where the
     head gives it); the even loss is weighted."""
-    if not smoothing or weight is None:
-        head = SMOOTHED if smoothing else head
+    weighted = weight is not None and smoothing > 0
+    kernels = not cap and 0 < scale < float("inf") and (rows.shape[-1] == 1 or rows.stride(-1) == 1)
+    if not weighted or kernels:
+        head = SMOOTHED if smoothing and not weighted else head
         form = repeated(head.known, rows, index, scale, -1, cap)
         if form is None:
             loss = first(head, rows, index, -1, (rows.dim() - 1,), scale, wide(rows.dtype), cap)
@@ -363,10 +366,16 @@ def _of_indices(
             loss = form(rows, index, scale)
         if head is SMOOTHED:
             return loss
-        return (loss[0], None, loss[1]) if head is CROSS_ENTROPY_AND_LSE else (loss, None, None)
+        even = _against_weights(rows, weight.expand(rows.shape), scale) / rows.shape[-1] if weighted else None
+        return (loss[0], even, loss[1]) if head is CROSS_ENTROPY_AND_LSE else (loss, even, None)
     logs = _log_softmax(rows, scale, cap)
     even = -(logs * weight.to(logs.dtype)).mean(-1)
     return -logs.gather(-1, index.long().unsqueeze(-1)).squeeze(-1), even, None
+
+
+def _against_weights(rows: Tensor, weights: Tensor, scale: float) -> Tensor:
+    """The sum of each row's negative log-probabilities, each times its weight."""
+    return divergence_of(rows, weights, Pair((rows.dim() - 1,), scale, in_force(), weights=True)).squeeze(-1)
 
 
 def _of_probabilities(
@@ -387,8 +396,7 @@ def _of_probabilities(
     wanted = _rows(target)
     dense = wanted.shape[-1] == 1 or rows.stride(-1) == 1 == wanted.stride(-1)
     if weight is None and not smoothing and not cap and 0 < scale < float("inf") and dense:
-        pair = Pair((rows.dim() - 1,), scale, in_force(), weights=True)
-        return divergence_of(rows, wanted, pair).squeeze(-1), None
+        return _against_weights(rows, wanted, scale), None
     logs = _log_softmax(rows, scale, cap)
     wanted = wanted.to(logs.dtype)
     if smoothing:
