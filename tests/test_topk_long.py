@@ -8,6 +8,7 @@ import torch
 from checking import FLOATS, example
 
 from cute_softmax import NotPlanned, batch_invariant, selective_log_softmax, topk_log_softmax
+from cute_softmax.dispatch.heads import largest
 from cute_softmax.plan.hardware import H200
 from cute_softmax.plan.problem import Operand, contiguous
 from cute_softmax.plan.topk_long import MOST, ROOMS, SHARES, plan_topk_long
@@ -64,6 +65,30 @@ def test_gradients_are_those_of_log_probabilities_at_the_indices(dtype, launched
         eps = torch.finfo(dtype).eps
         assert found.dtype == dtype and torch.allclose(found.double(), right, rtol=2 * eps, atol=4 * eps)
         assert not torch.allclose(found.double(), torch.zeros_like(right), atol=4 * eps)
+
+
+@pytest.mark.parametrize("chosen", [False, True])
+def test_calls_that_repeat(chosen, monkeypatch):
+    """They are served as the first one is, and gradients, scales, modes and dtypes tell them apart."""
+    launches = simulated.install(monkeypatch)
+    index = torch.tensor([3, 0, 39, 7]) if chosen else None
+    x, y = example((4, 40), torch.float32), example((4, 40), torch.float32, seed=1)
+    for options in ({}, {"scale": 0.5}, {"dtype": torch.bfloat16}):
+        for leaf in (x, y, x.clone().requires_grad_()):
+            for _ in range(2):
+                got = topk_log_softmax(leaf, 5, index, **options)
+                right = torch.log_softmax(leaf.detach().double() * options.get("scale", 1.0), -1)
+                assert torch.equal(got.indices, leaf.detach().topk(5).indices)
+                eps = 2.0**-8 if "dtype" in options else 1e-6
+                assert torch.allclose(got.values.double(), right.gather(-1, got.indices), rtol=eps, atol=eps)
+                assert got.values.dtype is options.get("dtype", torch.float32)
+                assert got.values.requires_grad == leaf.requires_grad
+    forms = sum(largest.known.values(), ())
+    assert len(forms) == 6  # with a gradient and without
+    with batch_invariant():
+        topk_log_softmax(x, 5, index)
+    assert launches[-1].invariant and not launches[-2].invariant
+    assert len(sum(largest.known.values(), ())) == 7
 
 
 def test_second_derivatives():

@@ -162,6 +162,10 @@ def topk_log_softmax(
         >>> found.indices.tolist(), found.ranks.tolist()
         ([[1, 3]], [2])
     """
+    options = k, scale, dtype
+    form = repeated(largest.known, logits, index, options)
+    if form is not None:
+        return _named(form(logits, index), index is not None, form.result)
     check_tensor("logits", logits, "topk_log_softmax")
     result = float_dtype(logits, dtype, "topk_log_softmax")
     if not logits.is_floating_point():
@@ -170,7 +174,6 @@ def topk_log_softmax(
     factor = number("scale", scale)
     if not 0 < factor < math.inf:
         raise ValueError(f"scale is {scale}: it must be positive and finite")
-    column = None
     if index is not None:
         check_index(index, logits)
         if index.dim() != logits.dim() - 1:
@@ -178,12 +181,18 @@ def topk_log_softmax(
                 f"index has shape {tuple(index.shape)}: it chooses one element of each row of logits of shape "
                 f"{tuple(logits.shape)}"
             )
-        column = index.long().unsqueeze(-1)
     spec = largest.Largest((logits.dim() - 1,), k, factor, in_force())
-    values, indices, found, ranks, *_ = largest.serve(logits, column, spec)
-    if column is None:
-        return TopkLogSoftmax(values.to(result), indices)
-    return ChosenLogSoftmax(values.to(result), indices, found.squeeze(-1).to(result), ranks.squeeze(-1))
+    return _named(largest.first(logits, index, spec, options, result), index is not None, result)
+
+
+def _named(
+    found: tuple[torch.Tensor, ...], with_chosen: bool, dtype: torch.dtype
+) -> TopkLogSoftmax | ChosenLogSoftmax:
+    """The results of `dispatch.heads.largest`, as far as they are the function's."""
+    values, indices, chosen, ranks, *_ = found
+    if not with_chosen:
+        return TopkLogSoftmax(values.to(dtype), indices)
+    return ChosenLogSoftmax(values.to(dtype), indices, chosen.squeeze(-1).to(dtype), ranks.squeeze(-1))
 
 
 def plan_topk_softmax(
