@@ -7,7 +7,13 @@ import simulated
 import torch
 from checking import FLOATS, example
 
-from cute_softmax import NotPlanned, batch_invariant, selective_log_softmax, topk_log_softmax
+from cute_softmax import (
+    NotPlanned,
+    batch_invariant,
+    plan_topk_log_softmax,
+    selective_log_softmax,
+    topk_log_softmax,
+)
 from cute_softmax.dispatch.heads import largest
 from cute_softmax.plan.hardware import H200
 from cute_softmax.plan.problem import Operand, contiguous
@@ -199,3 +205,38 @@ def test_plans(name):
         plan_topk_long(4, 5000, 1025, contiguous("bf16", (4, 5000)), H200)
     with pytest.raises(NotPlanned, match="32 bits"):
         plan_topk_long(1 << 31, 8, 1, Operand("bf16", (8, 1)), H200)
+
+
+def test_the_plan_that_is_asked_for_is_the_one_of_the_call(monkeypatch):
+    """With an index, a scale and strides, within `batch_invariant` too; of a shape that of a contiguous tensor."""
+    launches = simulated.install(monkeypatch)
+    room = example((4, 1001), torch.bfloat16)
+    index = torch.arange(4)
+    for x, k, chosen, scale, context in (
+        (room, 5, False, 1.0, nullcontext),
+        (room[:, :1000], 40, True, 0.5, nullcontext),
+        (room[:, :1000], 5, True, 1.0, batch_invariant),
+        (room[:, 1:], 0, True, 1.0, batch_invariant),
+    ):
+        with context():
+            topk_log_softmax(x, k, index if chosen else None, scale=scale)
+            asked = plan_topk_log_softmax(x, k, index=chosen, scale=scale)
+        assert [made.kernel for made in launches] == [asked.kernel]
+        launches.clear()
+    of_shape = plan_topk_log_softmax((4, 1001), 5)
+    assert of_shape == plan_topk_log_softmax(room, 5) and of_shape._repr_svg_() is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        (((4, 10), 11), ValueError, "0 to 10 can be chosen"),
+        (((4, 10), 0), ValueError, "nothing is launched"),
+        (((0, 10), 2), ValueError, "nothing is launched"),
+        (((4, 10), 2, torch.float64), TypeError, "no kernels for torch.float64"),
+        (((4, 5000), 1025), NotPlanned, "at most 1024"),
+    ],
+)
+def test_plans_of_what_is_not_launched(arguments, error, words):
+    with pytest.raises(error, match=words):
+        plan_topk_log_softmax(*arguments)
