@@ -16,13 +16,19 @@ ITEM_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 STREAMS = {
     "softmax": 2, "softmax_backward": 3, "log_softmax": 2, "log_softmax_backward": 3, "masked_softmax": 2,
     "logsumexp": 1, "amax": 1, "sum": 1, "selective_log_softmax": 1, "selective_gradient": 3,
-    "cross_entropy": 2, "topk_softmax": 1, "topk_gradient": 3,
+    "cross_entropy": 2, "topk_softmax": 1, "topk_gradient": 3, "topk_log_softmax": 1,
+    "entropy": 1, "entropy_gradient": 3, "kl_div": 2, "kl_div_gradient": 5,
     "softmax_matmul": 1, "softmax_matmul_backward": 2,
 }  # fmt: skip
 # Operations that keep one value of each row: they write next to nothing.
 REDUCTIONS = ("logsumexp", "amax", "sum")
+# Those, and others with one number of each row.
+NUMBERS = (*REDUCTIONS, "selective_log_softmax", "entropy", "kl_div")
 # Operations whose memory counts as much as their time: rows of results hold their `peak_bytes`.
-PEAKS = ("selective_log_softmax", "selective_gradient", "cross_entropy", "softmax_matmul_backward")
+PEAKS = (
+    "selective_log_softmax", "selective_gradient", "cross_entropy", "softmax_matmul_backward",
+    "entropy_gradient", "kl_div_gradient",
+)  # fmt: skip
 # Operations on what autograd has kept of a forward, which belongs to the stream that it ran on: no graph holds them.
 KEPT = ("softmax_matmul_backward",)
 
@@ -80,9 +86,9 @@ class Case:
         """The shape of what the operation returns."""
         if self.op == "softmax_matmul":
             return (*self.shape[:-1], self.depth)
-        if self.op == "topk_softmax":
+        if self.op in ("topk_softmax", "topk_log_softmax"):
             return (*self.shape[:-1], self.k)
-        if self.op not in (*REDUCTIONS, "selective_log_softmax"):
+        if self.op not in NUMBERS:
             return self.shape
         reduced = {d % len(self.shape) for d in self.dim}
         return tuple(n for d, n in enumerate(self.shape) if d not in reduced)
@@ -164,6 +170,8 @@ NAIVE, RUNGS = "naive", tuple(f"rung{i}" for i in range(1, 8))
 LADDER = (NAIVE, *RUNGS)
 # The yardstick ("copy") is no peer, and neither are we.
 PEERS = tuple(p for p in PROVIDERS if p not in ("cute_softmax", "copy"))
+# A peer's form of one operation, written anew from its description: see `fused`.
+TRL_FORM = "trl-form"
 # Modes of softmax_matmul: columns of the values, and whether it is causal, or made of row statistics and a product.
 DEPTH, AND_CAUSAL, TWO_STEPS = "D = ", ", causal", ", statistics first"
 FEW_ROWS = 64
@@ -178,6 +186,8 @@ COLD_STORE, WARM_STORE, NEW_COLUMNS = "cold store", "warm store", "new N"
 CHOSEN, RENORMALIZED = "k = ", ", renormalized"
 # Results in another element type.
 TO = "to "
+# Of chosen log-probabilities: that of each row plus its entropy.
+WITH_ENTROPY = "with entropy"
 # Of cross_entropy.
 SMOOTHED, CAPPED = "label smoothing", "softcap"
 # Of masked_softmax: a scale alone, or with a causal mask, or with a mask of the scores' own shape, of one row, of one

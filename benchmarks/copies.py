@@ -55,6 +55,33 @@ class Copy:
 
         return call
 
+    def entropy(self, case: Case) -> Call:
+        return lambda logits, target, upstream: torch.sum(logits, -1)
+
+    def entropy_gradient(self, case: Case) -> Call:
+        def call(logits: Tensor, target: Tensor, upstream: Tensor) -> Tensor:
+            torch.sum(logits, -1)
+            return torch.empty_like(logits).copy_(logits)
+
+        return call
+
+    def kl_div(self, case: Case) -> Call:
+        def call(logits: Tensor, target: Tensor, upstream: Tensor) -> Tensor:
+            torch.sum(target, -1)
+            return torch.sum(logits, -1)
+
+        return call
+
+    def kl_div_gradient(self, case: Case) -> Call:
+        def call(logits: Tensor, target: Tensor, upstream: Tensor) -> Tensor:
+            torch.sum(target, -1)
+            torch.sum(logits, -1)
+            return torch.add(logits, target, out=torch.empty_like(logits))
+
+        return call
+
+    topk_log_softmax = entropy
+
     def topk_softmax(self, case: Case) -> Call:
         return lambda logits, upstream: torch.sum(logits, -1)
 

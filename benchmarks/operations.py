@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from . import gradients, losses, masked, routers, selective
-from .cases import AND_CAUSAL, GROUP_BIAS, ITEM_BYTES, REDUCTIONS, SLICE, TRANSPOSED, Case
+from . import gradients, information, losses, masked, routers, selective
+from .cases import AND_CAUSAL, GROUP_BIAS, ITEM_BYTES, REDUCTIONS, SLICE, TRANSPOSED, WITH_ENTROPY, Case
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -227,14 +227,15 @@ def _selective_inputs(case: Case, device: torch.device) -> tuple[Tensor, ...]:
 
 
 def _check_selective(case: Case, inputs: tuple[Tensor, ...], found: Tensor) -> float:
-    """The error relative to ``1 + |result|``, as of log_softmax."""
+    """The error relative to ``1 + |result|``, as of log_softmax; torch's entropy is a sum of rounded products."""
     _same_form(case, found)
+    rounded = 8 if case.mode == WITH_ENTROPY else 1
 
     def errors() -> Iterator[float]:
         whole = (found.unsqueeze(-1), *(t.unsqueeze(-1) for t in inputs[1:]))
         for logits, got, tokens, _ in _pieces(case.dim, inputs[0], *whole):
-            want = selective.expected(logits, tokens.squeeze(-1))
-            yield _largest_error(got.squeeze(-1).double(), want, 1 + want.abs(), case.dtype)
+            want = selective.expected(logits, tokens.squeeze(-1), case.mode)
+            yield _largest_error(got.squeeze(-1).double(), want, rounded * (1 + want.abs()), case.dtype)
 
     return _judge(_worst(errors()), found, TOLERANCE[case.dtype])
 
@@ -248,8 +249,41 @@ def _check_selective_gradient(case: Case, inputs: tuple[Tensor, ...], dx: Tensor
     def errors() -> Iterator[float]:
         whole = (t.unsqueeze(-1) for t in inputs[1:])
         for logits, got, tokens, upstream in _pieces(case.dim, inputs[0], dx, *whole):
-            want = selective.expected_gradient(logits, tokens.squeeze(-1), upstream.squeeze(-1))
-            yield _largest_error(got.double(), want, 16 * want.abs(), case.dtype)
+            chosen = tokens.squeeze(-1), upstream.squeeze(-1)
+            want, scale = selective.expected_gradient(logits, *chosen, case.mode)
+            yield _largest_error(got.double(), want, 16 * scale, case.dtype)
+
+    return _judge(_worst(errors()), dx, TOLERANCE[case.dtype])
+
+
+def _information_inputs(case: Case, device: torch.device) -> tuple[Tensor, ...]:
+    logits, target = (_normal(case, device, seed=seed) for seed in (1, 3))
+    upstream = _normal(replace(case, shape=(*case.shape[:-1], 1)), device, seed=2)
+    return logits, target if case.op.startswith("kl_div") else logits, upstream.squeeze(-1)
+
+
+def _check_information(case: Case, inputs: tuple[Tensor, ...], found: Tensor) -> float:
+    """The error relative to ``1 + |result|``; torch rounds each logarithm of a sum to 16 bits."""
+    _same_form(case, found)
+
+    def errors() -> Iterator[float]:
+        kept = found if case.op == "topk_log_softmax" else found.unsqueeze(-1)
+        for logits, target, got in _pieces(case.dim, *inputs[:2], kept):
+            want = information.expected(case, logits, target).view(got.shape)
+            yield _largest_error(got.double(), want, 4 * (1 + want.abs()), case.dtype)
+
+    return _judge(_worst(errors()), found, TOLERANCE[case.dtype])
+
+
+def _check_information_gradient(case: Case, inputs: tuple[Tensor, ...], dx: Tensor) -> float:
+    """The error relative to what its terms amount to in a row at the most; as of `_check_selective_gradient`."""
+    _same_form(case, dx)
+
+    def errors() -> Iterator[float]:
+        logits, target, upstream = inputs
+        for x, t, got, grad in _pieces(case.dim, logits, target, dx, upstream.unsqueeze(-1)):
+            want, scale = information.expected_gradient(case, x, t, grad.squeeze(-1))
+            yield _largest_error(got.double(), want, 16 * scale, case.dtype)
 
     return _judge(_worst(errors()), dx, TOLERANCE[case.dtype])
 
@@ -403,6 +437,12 @@ OPERATIONS: dict[str, Operation] = {
     "topk_softmax": Operation(_router_inputs, _check_router),
     "topk_gradient": Operation(_router_inputs, _check_router_gradient),
     "selective_gradient": Operation(_selective_inputs, _check_selective_gradient),
+    **dict.fromkeys(
+        ("entropy", "kl_div", "topk_log_softmax"), Operation(_information_inputs, _check_information)
+    ),
+    **dict.fromkeys(
+        ("entropy_gradient", "kl_div_gradient"), Operation(_information_inputs, _check_information_gradient)
+    ),
     "masked_softmax": Operation(_masked_inputs, _check_masked_softmax),
     "softmax_matmul": Operation(_product_inputs, _check_product),
     "softmax_matmul_backward": Operation(_gradient_inputs, _check_gradients),

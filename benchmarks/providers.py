@@ -13,10 +13,11 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from . import cudnn, losses, masked, routers, selective
-from .cases import AND_CAUSAL, INVARIANT, ITEM_BYTES, LADDER, STREAMS, TRANSPOSED, TWO_STEPS, Case
+from . import cudnn, information, losses, masked, routers, selective
+from .cases import AND_CAUSAL, INVARIANT, ITEM_BYTES, LADDER, STREAMS, TRANSPOSED, TRL_FORM, TWO_STEPS, Case
 from .copies import Call, Copy
 from .gradients import Backward
+from .information import Informed
 from .operations import DTYPES
 from .routers import Router
 from .timing import event_us
@@ -55,7 +56,7 @@ def _in_mode(case: Case, call: Call) -> Call:
     return cute_softmax.batch_invariant()(call)
 
 
-class CuteSoftmax(Router):
+class CuteSoftmax(Router, Informed):
     """This package."""
 
     def softmax(self, case: Case) -> Call:
@@ -96,14 +97,13 @@ class CuteSoftmax(Router):
         return masked.ours(case)
 
     def selective_log_softmax(self, case: Case) -> Call:
-        import cute_softmax
-
-        return selective.forward(cute_softmax.selective_log_softmax)
+        return selective.forward(selective.ours(case))
 
     def selective_gradient(self, case: Case) -> Call:
-        import cute_softmax
+        return selective.gradient(selective.ours(case))
 
-        return selective.gradient(cute_softmax.selective_log_softmax)
+    def of_rows(self, case: Case) -> information.OfRows:
+        return information.ours(case)
 
     def cross_entropy(self, case: Case) -> Call:
         import cute_softmax
@@ -139,7 +139,7 @@ class CuteSoftmax(Router):
     entry = softmax
 
 
-class Torch(Router):
+class Torch(Router, Informed):
     """torch, eager."""
 
     def softmax(self, case: Case) -> Call:
@@ -163,10 +163,13 @@ class Torch(Router):
         return lambda *inputs: torch.softmax(scores(*inputs), dim)
 
     def selective_log_softmax(self, case: Case) -> Call:
-        return selective.forward(selective.torchs)
+        return selective.forward(selective.torchs(case))
 
     def selective_gradient(self, case: Case) -> Call:
-        return selective.gradient(selective.torchs)
+        return selective.gradient(selective.torchs(case))
+
+    def of_rows(self, case: Case) -> information.OfRows:
+        return information.torchs(case)
 
     def cross_entropy(self, case: Case) -> Call:
         return losses.gradient(losses.torchs(case))
@@ -198,7 +201,7 @@ class Torch(Router):
     entry = softmax
 
 
-class TorchCompile(Router):
+class TorchCompile(Router, Informed):
     """torch.compile(dynamic=False) of torch's own, compiled afresh for every case."""
 
     def _compile(self, function: Call) -> Call:
@@ -224,10 +227,13 @@ class TorchCompile(Router):
         return self._compile(Torch().masked_softmax(case))
 
     def selective_log_softmax(self, case: Case) -> Call:
-        return selective.forward(self._compile(selective.torchs))
+        return selective.forward(self._compile(selective.torchs(case)))
 
     def selective_gradient(self, case: Case) -> Call:
-        return selective.gradient(self._compile(selective.torchs))
+        return selective.gradient(self._compile(selective.torchs(case)))
+
+    def of_rows(self, case: Case) -> information.OfRows:
+        return self._compile(information.torchs(case))
 
     def cross_entropy(self, case: Case) -> Call:
         return losses.gradient(self._compile(losses.torchs(case)))
@@ -398,6 +404,16 @@ class Cudnn:
         return self._ways(case, cudnn.softmax_backward)
 
 
+class TrlForm:
+    """The fused form that TRL has of log-probabilities and entropies, written anew: see `fused`."""
+
+    def selective_log_softmax(self, case: Case) -> Call:
+        return selective.forward(selective.fused(case))
+
+    def selective_gradient(self, case: Case) -> Call:
+        return selective.gradient(selective.fused(case))
+
+
 class Rung:
     """A rung of the ladder: small kernels to learn from, below them the naive form."""
 
@@ -420,6 +436,7 @@ REGISTRY: dict[str, object] = {
     "liger": Liger(),
     "quack": Quack(),
     "cudnn": Cudnn(),
+    TRL_FORM: TrlForm(),
     **{name: Rung(number) for number, name in enumerate(LADDER)},
 }
 

@@ -34,8 +34,10 @@ from .cases import (
     SMOOTHED,
     TO,
     TRANSPOSED,
+    TRL_FORM,
     TWO_STEPS,
     WARM_STORE,
+    WITH_ENTROPY,
     Case,
     Suite,
 )
@@ -262,6 +264,28 @@ SUITES: dict[str, Suite] = {
             (
                 *_cases("selective_log_softmax", (8192, 151936), (8192, 32768)),
                 *_cases("selective_gradient", (8192, 151936), (8192, 32768)),
+                *(
+                    replace(case, mode=WITH_ENTROPY)
+                    for op in ("selective_log_softmax", "selective_gradient")
+                    for case in _cases(op, (4096, 151936), (8192, 32768), (512, 151936))
+                ),
+            ),
+            ("cute_softmax", "copy", "torch", "torch.compile", TRL_FORM),
+        ),
+        Suite(
+            "information",
+            "entropies, divergences of a teacher, the largest log-probabilities",
+            (
+                *(
+                    case
+                    for op in ("entropy", "entropy_gradient", "kl_div", "kl_div_gradient")
+                    for case in _cases(op, (4096, 151936), (8192, 32768), (512, 151936))
+                ),
+                *(
+                    replace(case, mode=f"{CHOSEN}{k}")
+                    for k in (8, 128)
+                    for case in _cases("topk_log_softmax", (4096, 131072), (4096, 32768), (64, 151936))
+                ),
             ),
             ("cute_softmax", "copy", "torch", "torch.compile"),
         ),

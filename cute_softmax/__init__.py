@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # what `__getattr__` finds, for those who read sources
     from .api.selective import entropy, selective_log_softmax
     from .api.softmax import log_softmax, log_softmax_backward, prepare, softmax, softmax_, softmax_backward
     from .api.statistics import Statistics, merge_statistics, partial_statistics
-    from .api.topk import plan_topk_softmax, topk_log_softmax, topk_softmax
+    from .api.topk import plan_topk_log_softmax, plan_topk_softmax, topk_log_softmax, topk_softmax
     from .api.variants import gumbel_softmax, softmin
     from .plan import NotPlanned
     from .runtime.invariance import batch_invariant
@@ -53,6 +53,7 @@ __all__ = [
     "partial_statistics",
     "plan_reduction",
     "plan_softmax",
+    "plan_topk_log_softmax",
     "plan_topk_softmax",
     "prepare",
     "restore",
@@ -87,7 +88,7 @@ _HOMES = {
         "softmax_backward",
     ),
     "api.statistics": ("Statistics", "merge_statistics", "partial_statistics"),
-    "api.topk": ("plan_topk_softmax", "topk_log_softmax", "topk_softmax"),
+    "api.topk": ("plan_topk_log_softmax", "plan_topk_softmax", "topk_log_softmax", "topk_softmax"),
     "api.variants": ("gumbel_softmax", "softmin"),
     "runtime.invariance": ("batch_invariant",),
 }

@@ -192,7 +192,7 @@ def row(
             score = [online.capped(x, Number(numbers["softcap"])) if "softcap" in numbers else x]
         groups = [float(g.value) for g in maths_[0].group_results(states[0], *score)]
         target = None
-        if c.prologue.target:
+        if c.prologue.target and math_.outputs:
             given = {k: Number(v) for k, v in numbers.items()}
             target = float(maths_[0].at_target(given, states[0], *score).value)
         return results, groups, target

@@ -13,7 +13,7 @@ from ptx import Grid, Memory, Program, parse
 from cute_softmax.runtime import launch
 
 # By movement, which of a launch's numbers the kernel does not take: how many CTAs, or rows, there are.
-COUNTED = {"row": 2, "short": 3, "topk": 3, "topk_long": 0, "rescale": 1}
+COUNTED = {"row": 2, "stream": 2, "short": 3, "topk": 3, "topk_long": 0, "rescale": 1}
 
 
 class Emulated(simulated.Launches):
@@ -81,7 +81,9 @@ class Emulated(simulated.Launches):
             del numbers[COUNTED[c.movement]]
         ctas, cluster = getattr(plan, "ctas", 1), getattr(c, "cluster_n", 1)
         shapes = (
-            ((ctas, cluster), (1, cluster)) if c.movement == "row" else ((ctas * cluster, 1), (cluster, 1))
+            ((ctas, cluster), (1, cluster))
+            if c.movement in ("row", "stream")
+            else ((ctas * cluster, 1), (cluster, 1))
         )
         program, shared = self.program(c)
         Grid(program, Memory(places), *shapes, shared, self.seed).run(numbers)

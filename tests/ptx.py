@@ -227,6 +227,7 @@ class Grid:
         self.rests = np.zeros(T, np.int64)  # until this step
         self.waiting: dict[tuple, list[np.ndarray]] = {}
         self.blocked = np.zeros(T, bool)
+        self.said = np.zeros(T, bool)  # what a barrier counts
         self.cluster_arrived = np.zeros(T, np.int64)
         self.cluster_waited = np.zeros(T, np.int64)
         self.committed = np.zeros(T, np.int64)  # groups of copies
@@ -693,22 +694,32 @@ class Grid:
         if "warp" in i.parts:
             self.meet(idx, self.warp, "warp", None)
             return
-        operands = i.operands or ("0",)
+        if "popc" in i.parts:
+            self.said[idx] = self.predicate(i.operands[2], idx)
+            numbers, count = i.operands[1], self.program.threads
+        else:
+            numbers, *counts = i.operands or ("0",)
+            count = int(counts[0]) if counts else self.program.threads
         number = np.zeros(self.count, np.int64)
-        number[idx] = self.read(operands[0], idx, 32)
-        count = int(operands[1]) if len(operands) > 1 else self.program.threads
-        self.meet(idx, self.cta * BARRIERS + number, "bar", count)
+        number[idx] = self.read(numbers, idx, 32)
+        for all_here in self.meet(idx, self.cta * BARRIERS + number, "bar", count):
+            if "popc" in i.parts:
+                said = np.count_nonzero(self.said[all_here])
+                self.write(i.operands[0], all_here, np.full(len(all_here), said, np.uint32))
 
-    def meet(self, idx: np.ndarray, place: np.ndarray, what: str, count: int | None) -> None:
-        """Block threads until all of their place are here."""
+    def meet(self, idx: np.ndarray, place: np.ndarray, what: str, count: int | None) -> list[np.ndarray]:
+        """Block threads until all of their place are here; those of the places of which all are."""
+        complete = []
         for p in np.unique(place[idx]):
             here = self.waiting.setdefault((what, int(p)), [])
             here.append(mine := idx[place[idx] == p])
             self.blocked[mine] = True
             needed = count if count is not None else int((~self.done & (place == p)).sum())
             if sum(map(len, here)) >= needed:
-                self.blocked[np.concatenate(here)] = False
+                complete.append(np.sort(np.concatenate(here)))
+                self.blocked[complete[-1]] = False
                 del self.waiting[what, int(p)]
+        return complete
 
     def _barrier(self, i, idx):
         if "arrive" in i.parts:
@@ -820,19 +831,22 @@ def typed(value: np.ndarray, kind: str) -> np.ndarray:
 
 
 def raw(value: np.ndarray, kind: str) -> np.ndarray:
-    """The opposite."""
+    """The opposite; of what is no number the one that GPUs have for it."""
     if kind == "bf16":
         return rounded(value.astype(np.float32), "bf16")
     if kind in ("bf16x2", "f16x2"):
         halves = rounded(value, kind[:-2]).astype(np.uint32)
         return halves[:, 0] | halves[:, 1] << np.uint32(16)
-    return np.ascontiguousarray(value, NUMBERS[kind]).view(BITS[width(kind)])
+    bits = np.ascontiguousarray(value, NUMBERS[kind]).view(BITS[width(kind)])
+    return np.where(np.isnan(value), np.uint32(0x7FFFFFFF), bits) if kind == "f32" else bits
 
 
 def rounded(value: np.ndarray, kind: str) -> np.ndarray:
     """float32 to the nearest 16-bit floats, as bits."""
     if kind == "f16":
         with np.errstate(all="ignore"):
-            return value.astype(np.float16).view(np.uint16)
-    halves = torch.from_numpy(np.ascontiguousarray(value, np.float32)).to(torch.bfloat16)
-    return halves.view(torch.int16).numpy().view(np.uint16)
+            halves = value.astype(np.float16).view(np.uint16)
+    else:
+        halves = torch.from_numpy(np.ascontiguousarray(value, np.float32)).to(torch.bfloat16)
+        halves = halves.view(torch.int16).numpy().view(np.uint16)
+    return np.where(np.isnan(value), np.uint16(0x7FFF), halves)

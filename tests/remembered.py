@@ -5,6 +5,7 @@ from __future__ import annotations
 from cute_softmax.acceleration.operators import OPERATORS
 from cute_softmax.api import softmax
 from cute_softmax.dispatch.common.forms import Forms
+from cute_softmax.dispatch.heads import divergence, largest
 from cute_softmax.dispatch.heads import loss as losses
 from cute_softmax.dispatch.heads.calls import HEADS
 from cute_softmax.dispatch.matmul import forms as products
@@ -23,6 +24,8 @@ def all_forms() -> list[Forms]:
         products.known,
         choices.known,
         *(operator.known for operator in OPERATORS),
+        largest.known,
+        divergence.known,
     ]
 
 
@@ -50,3 +53,5 @@ def fresh_forms(monkeypatch) -> None:
     monkeypatch.setattr(losses, "known", Forms())
     monkeypatch.setattr(products, "known", Forms())
     monkeypatch.setattr(choices, "known", Forms())
+    for module in (largest, divergence):
+        monkeypatch.setattr(module, "known", Forms())

@@ -84,10 +84,12 @@ def times_owned(made: Plan, row: int) -> np.ndarray:
         for m in range(c.rows_per_thread):
             of = row_work.row_of(launch, row // c.tiler[0], m)
             mine = of.inside & (of.index == row)
-            for k in range(c.steps):
-                written = mine & row_work.writes(of, k, row_work.reads(of, k))
-                first = (of.start + k * c.threads_per_row * c.vector)[written]
-                places.append((first[:, None] + np.arange(c.vector)).ravel())
+            for turn in range(1 if c.movement == "row" else made.columns // c.tiler[1] + 1):
+                part = of if c.movement == "row" else row_work.tile_of(of, turn)
+                for k in range(c.steps):
+                    written = mine & row_work.writes(part, k, row_work.reads(part, k))
+                    first = (part.start + k * c.threads_per_row * c.vector)[written]
+                    places.append((first[:, None] + np.arange(c.vector)).ravel())
             for e in range(c.edge_scalars):
                 column, exists = row_work.edge(of, e)
                 places.append(column[mine & exists])
@@ -127,6 +129,6 @@ def check(made: Plan):
             assert (stride - of_reference) % access == 0
     assert len(made.kept) == c.kept_modes and math.prod(made.kept) == made.rows
     assert made.arguments == (made.rows, made.columns, made.ctas, made.evict_last, *made.kept[1:])
-    assert made.movement == "row" and made.scratch == 0
+    assert made.movement in ("row", "stream") and made.scratch == 0
     if not c.edges:
         assert made.columns % c.vector == 0

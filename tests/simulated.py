@@ -80,7 +80,11 @@ class Launches(list):
             )
         )
         outputs = {"entropy": 3, "selective": 3 + prologue.even, "selective_entropy": 4}.get(name, 1)
-        outputs = 3 if prologue.target == "loss" else outputs + (prologue.sink and name != "logsumexp")
+        outputs = (
+            outputs
+            + (prologue.sink and name != "logsumexp")
+            + (prologue.target == "loss" and name == "softmax")
+        )
         outputs = len(facts_of(name, True, prologue).group_outputs) if prologue.state else outputs
         results = simulated(name, list(tensors[:-outputs]), dims, prologue, list(numbers), query)
         for result, value in zip(tensors[-outputs:], results, strict=True):
@@ -92,9 +96,12 @@ class Launches(list):
     def around_losses(self, device, plan_of, *arguments):
         """`loss._call`, likewise."""
         found = _AROUND_LOSSES(device, plan_of, *arguments)
-        function = {"rescale": self.rescaled, "share": self.shares, "total": self.totals}[
-            found.plan.kernel.math
-        ]
+        function = {
+            "rescale": self.rescaled,
+            "share": self.shares,
+            "total": self.totals,
+            "mean": self.means,
+        }[found.plan.kernel.math]
 
         def launched(stream, *given):
             self.append(SimpleNamespace(math=found.plan.kernel.math))
@@ -108,15 +115,23 @@ class Launches(list):
         if number != 1:
             at(address, shape, operands[0]).mul_(number)
 
-    def shares(self, plan, elements, ignore, number, target, _, result):
+    def shares(self, plan, elements, ignore, number, target, result):
         share = 1 / (at(target, *dense((elements,), "int64")) != ignore).sum().float()
         number = torch.tensor(number).to(torch.int32).view(torch.float32)
         at(result, *dense((2,), "fp32")).copy_(torch.stack([share * number, share]))
 
-    def totals(self, plan, elements, dtype, shared, numbers, factor, result):
+    def totals(self, plan, elements, dtype, shared, numbers, *rest):
+        *factor, result = rest
         found = at(numbers, *dense((elements,), "fp32")).double().sum()
-        found = found * at(factor, *dense((1,), "fp32")).double() if shared else found
+        found = found * at(*factor, *dense((1,), "fp32")).double() if shared else found
         at(result, *dense((1,), dtype)).copy_(found)
+
+    def means(self, plan, elements, ignore, dtype, numbers, target, result, share):
+        counts = (at(target, *dense((elements,), "int64")) != ignore).sum().double()
+        at(result, *dense((1,), dtype)).copy_(
+            at(numbers, *dense((elements,), "fp32")).double().sum() / counts
+        )
+        at(share, *dense((1,), "fp32")).copy_(1 / counts)
 
     def of_shards(self, device, plan_of, *arguments):
         """`dispatch.sharded.kernels._call`, likewise."""
@@ -379,6 +394,8 @@ def simulated(name, tensors, dims, prologue, numbers, query):
         total = total + (first - top.nan_to_num(neginf=0.0, posinf=INF)).exp()
     lse = torch.where(top.isinf(), top, top + total.log())  # not by an operator that `accelerate` replaces
     log = [] if sink is None else [torch.where(sink == -INF, sink, sink - lse)]
+    if name == "logsumexp" and prologue.target == "loss":
+        return loss_and_gradient(x, e / total, lse, target, ignored, squares, smoothing, 0.0, slope)[1:]
     if name == "softmax":
         y = e / (torch.where(total == 0, 1.0, total) if prologue.zero else total)
         if prologue.target == "loss":
@@ -437,14 +454,14 @@ def divergence_of(tensors, dims, against, scale):
 
 
 def loss_and_gradient(x, y, lse, target, ignored, squares, smoothing, alpha, slope):
-    """The gradients of the rows' losses in the elements times alpha, the losses and the logsumexps."""
+    """The gradients of the rows' losses in the elements times alpha, and the losses."""
     counts = target != ignored
     index = torch.where(counts, target, 0)[..., :1]
     loss = lse - (1 - smoothing) * x.gather(-1, index) + squares * lse.square()
     loss = loss - smoothing * x.mean(-1, keepdim=True) if smoothing else loss
     at = (torch.arange(x.shape[-1]) == index).double()
     d = y * (1 + 2 * squares * lse) - (1 - smoothing) * at - smoothing / x.shape[-1]
-    results = torch.where(counts, alpha * slope * d, 0.0), torch.where(counts, loss, 0.0), lse
+    results = torch.where(counts, alpha * slope * d, 0.0), torch.where(counts, loss, 0.0)
     return [r.expand(x.shape) for r in results]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks import gradients, losses, masked, operations, providers, routers, selective
+from benchmarks import gradients, information, losses, masked, operations, providers, routers, selective
 from benchmarks.cases import (
     AND_CAUSAL,
     BATCH_MASK,
@@ -23,6 +23,8 @@ from benchmarks.cases import (
     SLICE,
     SMOOTHED,
     TRANSPOSED,
+    TRL_FORM,
+    WITH_ENTROPY,
     Case,
 )
 
@@ -329,7 +331,7 @@ def test_peers_refuse_what_they_cannot_do(name, case, reason):
 
 
 def test_every_provider_is_registered_and_refuses_what_it_has_not():
-    assert tuple(providers.REGISTRY) == (*PROVIDERS, *LADDER)
+    assert tuple(providers.REGISTRY) == (*PROVIDERS, TRL_FORM, *LADDER)
     with pytest.raises(providers.Refusal, match="has no entry"):
         providers.build("copy", "entry", Case("softmax", (4, 5)))
     with pytest.raises(providers.Refusal, match="one dimension"):
@@ -362,22 +364,27 @@ def test_the_fastest_way_is_kept(monkeypatch):
 
 
 @pytest.mark.parametrize("op", ["selective_log_softmax", "selective_gradient"])
+@pytest.mark.parametrize("mode", ["", WITH_ENTROPY])
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-def test_chosen_tokens(op, dtype):
-    case = Case(op, (40, 300), dtype)
+def test_chosen_tokens(op, mode, dtype):
+    case = Case(op, (40, 300), dtype, mode=mode)
     operation = operations.OPERATIONS[op]
     inputs = operation.inputs(case, CPU)
     logits, tokens, upstream = inputs
     assert tokens.shape == upstream.shape == (40,) and tokens.max() < 300
-    right = selective.expected(logits, tokens)
-    mutants = {"next token": selective.expected(logits, (tokens + 1) % 300), "no maximum": right + 1}
+    right = selective.expected(logits, tokens, mode)
+    mutants = {"next token": selective.expected(logits, (tokens + 1) % 300, mode), "no maximum": right + 1}
     if op == "selective_gradient":
-        right = selective.expected_gradient(*inputs)
+        right, _ = selective.expected_gradient(*inputs, mode)
         mutants = {
-            "next token": selective.expected_gradient(logits, (tokens + 1) % 300, upstream),
+            "next token": selective.expected_gradient(logits, (tokens + 1) % 300, upstream, mode)[0],
             "no share": torch.where(right.abs() > 0.2, right, 0.0),
             "sign": -right,
         }
+    if mode:
+        forward = op == "selective_log_softmax"
+        without = selective.expected(*inputs[:2]) if forward else selective.expected_gradient(*inputs)[0]
+        mutants["no entropy"] = without
     right = right.to(logits.dtype)
     assert right.shape == case.output_shape
     assert operation.check(case, inputs, right) <= operations.TOLERANCE[dtype]
@@ -388,6 +395,32 @@ def test_chosen_tokens(op, dtype):
         call = providers.build(name, op, case)
         assert operation.check(case, inputs, call(*inputs)) <= operations.TOLERANCE[dtype]
     assert providers.build("copy", op, case)(*inputs).shape == case.output_shape
+
+
+@pytest.mark.parametrize("op", ["entropy", "kl_div", "topk_log_softmax"])
+@pytest.mark.parametrize("gradient", ["", "_gradient"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_numbers_of_rows(op, gradient, dtype):
+    if gradient and op.startswith("topk"):
+        pytest.skip("the gradient is that of chosen log-probabilities")
+    case = Case(op + gradient, (40, 300), dtype, mode="k = 5" if op.startswith("topk") else "")
+    operation = operations.OPERATIONS[case.op]
+    logits, target, upstream = inputs = operation.inputs(case, CPU)
+    assert torch.equal(target, logits) == (op != "kl_div") and upstream.shape == (40,)
+    right = (
+        information.expected_gradient(case, *inputs)[0]
+        if gradient
+        else information.expected(case, logits, target)
+    )
+    right = right.to(logits.dtype)
+    assert right.shape == case.output_shape
+    for name in ("cute_softmax", "torch"):
+        found = providers.build(name, case.op, case)(*inputs)
+        assert operation.check(case, inputs, found) <= operations.TOLERANCE[dtype]
+    for mutant in (torch.zeros_like(right), right.roll(1, 0), -right):
+        with pytest.raises(operations.WrongResult, match="wrong result"):
+            operation.check(case, inputs, mutant)
+    assert len(providers.build("copy", case.op, case)(*inputs)) == 40
 
 
 @pytest.mark.parametrize("op", ["topk_softmax", "topk_gradient"])

@@ -144,8 +144,13 @@ def test_explain_for_an_architecture(arch, capsys):
         ("16x64x64 --op sum --dim 0,2", ["sum of 64 groups of 1024"]),
         ("4096x8192 --op entropy --scale 0.5", ["entropy of 4096 rows", "scores times a number"]),
         ("4096x8192 --op selective_log_softmax", ["selective of 4096 rows", "bf16 -> fp32"]),
+        ("4096x8192 --op cross_entropy", ["logsumexp of 4096 rows", "the cross entropy of each row"]),
         ("4096x8192 --op cross_entropy --backward", ["one less at the target"]),
-        ("4096x8192 --op cross_entropy --dim 0", ["composed: selective", "entropy of 8192 groups of 4096"]),
+        ("4096x8192 --op entropy --backward", ["softmax of 4096 rows", "the gradient of the entropies added"]),
+        ("4096x8192 --op kl_div", ["logsumexp of 4096 rows", "the divergence of another softmax from it"]),
+        ("4096x8192 --op kl_div --backward", ["the gradient of a divergence in its input"]),
+        ("4096x151936 --topk 8 --op log_softmax", ["the 8 largest of 4096 rows", "most32"]),
+        ("4096x8192 --op cross_entropy --dim 0", ["composed: logsumexp", "entropy of 8192 groups of 4096"]),
         ("64x4096 --scale 0.5", ["scores times a number"]),
         ("64x4096 --scale 64x1 --bias 1x4096", ["scores times one number a row; a bias added"]),
         ("8x64x4096 --sink 8x1x1 --backward", ["one more score of each row in the sum"]),
@@ -166,8 +171,9 @@ def test_explain_of_each_kind_of_call(words, lines, capsys):
 @pytest.mark.parametrize(
     "op, backward",
     [
-        ("entropy", False),
-        *((op, b) for op in ("selective_log_softmax", "cross_entropy", "logsumexp") for b in (0, 1)),
+        (op, b)
+        for op in ("entropy", "selective_log_softmax", "cross_entropy", "kl_div", "logsumexp")
+        for b in (False, True)
     ],
 )
 def test_the_plan_of_a_head_is_the_one_that_its_call_gets(op, backward, launches, monkeypatch, capsys):
@@ -188,6 +194,7 @@ def test_the_plan_of_a_head_is_the_one_that_its_call_gets(op, backward, launches
         "entropy": lambda: cute_softmax.entropy(x),
         "selective_log_softmax": lambda: cute_softmax.selective_log_softmax(x, index),
         "cross_entropy": lambda: cute_softmax.cross_entropy(x, index),
+        "kl_div": lambda: cute_softmax.kl_div(x, x.detach()),
         "logsumexp": lambda: cute_softmax.logsumexp(x, -1),
     }[op]
     result = call()
@@ -205,6 +212,8 @@ def test_the_plan_of_a_head_is_the_one_that_its_call_gets(op, backward, launches
         ("8x8 --op entropy --scale 8x1", "--op entropy takes a number as --scale"),
         ("8x8 --op sum --backward", "the gradient of sum has no kernel of its own"),
         ("8x8 --matmul 8 --op entropy", "without --op entropy"),
+        ("8x8 --topk 2 --op entropy", "--topk is over the last dimension"),
+        ("8x8 --topk 2 --op log_softmax --backward", "that of selective_log_softmax"),
         ("8x8 --matmul 8 --mask 8x8", "without --mask"),
         ("8x8 --matmul 8 --scale 8x1", "a number as --scale"),
         ("8x8 --mask 7x8", "mask has shape (7, 8), which does not broadcast"),
@@ -221,6 +230,12 @@ def test_diagrams_of_other_operations(tmp_path, capsys):
     assert (
         "entropy of 64 rows of 1000" in text and "for sm_80" in text and (tmp_path / "explorer.html").exists()
     )
+
+
+def test_diagrams_of_what_has_no_figures_is_one_line(tmp_path, capsys):
+    words = ("diagrams", "64x1000", "--topk", "8", "--op", "log_softmax", "-o", str(tmp_path))
+    text = said(capsys, *words, status=2)
+    assert text.startswith("error: ") and "has no figures" in text and text.count("\n") == 1
 
 
 # -- The benchmarks ----------------------------------------------------------------------------------------------------

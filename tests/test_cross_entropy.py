@@ -154,11 +154,13 @@ def test_one_read_forward_and_one_pass_backward(monkeypatch, options, refuse):
         kept = []
         with torch.autograd.graph.saved_tensors_hooks(lambda t, kept=kept: kept.append(t) or t, lambda t: t):
             found = cross_entropy(x, target, **options, one_visit=False)
-        assert [launch.math for launch in launches] == ["entropy" if refuse else "selective"]
+        with_lse = options.get("return_lse")
+        forward = ["entropy"] if refuse else ["selective"] if with_lse else ["logsumexp", "mean"]
+        assert [launch.math for launch in launches] == forward
         assert all(t.numel() <= 3 * 6 for t in kept if t is not x and t.data_ptr() != x.data_ptr())
-        loss = found[0] if options.get("return_lse") else found
+        loss = found[0] if with_lse else found
         loss.backward()
-        assert refuse or [launch.math for launch in launches[1:]] == ["softmax"]
+        assert refuse or [launch.math for launch in launches[len(forward) :]] == ["softmax"]
     scores = capped(x * options.get("scale", 1.0), options.get("softcap"))
     expected = torch.autograd.grad(
         functional.cross_entropy(scores, target, label_smoothing=options.get("label_smoothing", 0.0))
@@ -193,6 +195,22 @@ def capped(scores, softcap):
     return scores if softcap is None else softcap * torch.tanh(scores / softcap)
 
 
+def in_float64(wide, target, options):
+    """The loss of torch's function, with what it has not."""
+    ignored, weight = options.get("ignore_index", -100), options.get("weight")
+    scores = capped(wide * options.get("scale", 1.0), options.get("softcap"))
+    reduction = options.get("reduction", "mean")
+    loss = functional.cross_entropy(
+        scores, target, None if weight is None else weight.double(), reduction=reduction, ignore_index=ignored,
+        label_smoothing=options.get("label_smoothing", 0.0),
+    )  # fmt: skip
+    counts = target != ignored
+    squares = torch.where(counts, torch.logsumexp(scores, 1).square(), 0)
+    if reduction != "none":
+        squares = squares.sum() / (counts.sum() if reduction == "mean" else 1)
+    return loss + options.get("lse_square_scale", 0) * squares
+
+
 @pytest.mark.parametrize("options", ONE_VISIT)
 @pytest.mark.parametrize("upstream", [1.0, 0.25, 128.0])
 def test_one_visit(monkeypatch, options, upstream):
@@ -212,23 +230,86 @@ def test_one_visit(monkeypatch, options, upstream):
     assert [launch.math for launch in launches[len(around) :]] == ["rescale"]
     assert (grad.data_ptr() == leaf.data_ptr()) == bool(options.get("inplace_backward"))
 
-    wide, ignored = x.double().requires_grad_(), options.get("ignore_index", -100)
-    scores = capped(wide * options.get("scale", 1.0), options.get("softcap"))
-    weight = options["weight"].double() if "weight" in options else None
-    reduction, smoothing = options.get("reduction", "mean"), options.get("label_smoothing", 0.0)
-    expected = functional.cross_entropy(
-        scores, target, weight, reduction=reduction, ignore_index=ignored, label_smoothing=smoothing
-    )
-    counts = target != ignored
-    squares = options.get("lse_square_scale", 0) * torch.where(
-        counts, torch.logsumexp(scores, -1).square(), 0
-    )
-    expected = expected + (squares.sum() / counts.sum() if reduction == "mean" else squares.sum())
+    wide = x.double().requires_grad_()
+    expected = in_float64(wide, target, options)
     assert torch.allclose(loss.double(), expected, rtol=1e-6)
     (right,) = torch.autograd.grad(expected, wide, torch.tensor(upstream, dtype=torch.float64))
     assert torch.allclose(grad.double(), right, rtol=1e-5, atol=1e-6 * upstream)
     for mutant in (grad * 2, grad.roll(1, -1), grad.flip(0)):
         assert not torch.allclose(mutant.double(), right, rtol=1e-5, atol=1e-6 * upstream)
+
+
+@pytest.mark.parametrize("options", [o for o in ONE_VISIT if o != "over the logits"])
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("shape", [(6, 40), (2, 40, 3)], ids=str)
+def test_recomputed(monkeypatch, options, reduction, shape):
+    """A kernel each way and one for the mean, whatever comes in; as often as it is asked for, and its own gradient."""
+    options, launches = (
+        ONE_VISIT[options] | {"reduction": reduction, "one_visit": False},
+        simulated.install(monkeypatch),
+    )
+    x = example(shape, dtype=torch.float32).movedim(1, -1).contiguous().movedim(-1, 1)
+    target = (IGNORING.clamp(min=0) if options.get("ignore_index") else IGNORING).view(shape[0], *shape[2:])
+    wide = x.double().requires_grad_()
+    expected = in_float64(wide, target, options)
+    upstream = torch.linspace(-1.0, 2.0, expected.numel()).view(expected.shape)
+    (right,) = torch.autograd.grad(expected, wide, upstream.double(), create_graph=True)
+    direction = example(shape, seed=6)
+    (curved,) = torch.autograd.grad((right * direction).sum(), wide)
+    leaf = x.clone(memory_format=torch.preserve_format).requires_grad_()
+    for _ in range(2):  # calls that repeat take a shorter way
+        launches.clear()
+        loss = cross_entropy(leaf, target, **options)
+        around = {"mean": "total" if "weight" in options else "mean", "sum": "total"}.get(reduction)
+        assert [launch.math for launch in launches] == ["logsumexp", *[around] * bool(around)]
+        assert torch.allclose(loss.double(), expected, rtol=1e-6)
+        with torch.no_grad():
+            assert torch.equal(cross_entropy(leaf, target, **options), loss)
+        launches.clear()
+        for _ in range(2):
+            (grad,) = torch.autograd.grad(loss, leaf, upstream, retain_graph=True)
+            assert torch.allclose(grad.double(), right, rtol=1e-5, atol=1e-6)
+        assert [launch.math for launch in launches] == ["softmax", "softmax"]
+        (again,) = torch.autograd.grad(loss, leaf, upstream, create_graph=True)
+        (found,) = torch.autograd.grad((again * direction).sum(), leaf)
+        assert torch.allclose(found.double(), curved, rtol=1e-4, atol=1e-5)
+    for mutant in (grad * 2, grad.roll(1, 1), grad.flip(0)):
+        assert not torch.allclose(mutant.double(), right.detach(), rtol=1e-5, atol=1e-6)
+    several = torch.stack([upstream, 2 * upstream])
+    (grads,) = torch.autograd.grad(loss, leaf, several, is_grads_batched=True)
+    assert torch.allclose(grads, torch.stack([again, 2 * again]), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_smoothing_with_a_weight(monkeypatch, reduction):
+    """A loss at the target and one against the weights, of two kernels each way; no matrix but gradients."""
+    launches = simulated.install(monkeypatch)
+    x, weight = example((6, 40), dtype=torch.float32), example((40,), seed=5, dtype=torch.float32).abs()
+    options = {"label_smoothing": 0.2, "reduction": reduction}
+    for scale in (1.0, 0.5):
+        leaf, wide = x.clone().requires_grad_(), x.double().requires_grad_()
+        launches.clear()
+        loss = cross_entropy(leaf, IGNORING, weight, scale=scale, **options)
+        assert {launch.math for launch in launches} == {"selective", "logsumexp"}
+        upstream = torch.linspace(-1.0, 2.0, loss.numel()).view(loss.shape)
+        (grad,) = torch.autograd.grad(loss, leaf, upstream)
+        assert {launch.math for launch in launches} == {"selective", "logsumexp", "softmax"}
+        right = functional.cross_entropy(wide * scale, IGNORING, weight.double(), **options)
+        (exact,) = torch.autograd.grad(right, wide, upstream.double())
+        assert torch.allclose(loss.double(), right, rtol=1e-5) and torch.allclose(
+            grad.double(), exact, atol=1e-6
+        )
+        assert not torch.allclose(grad.roll(1, 1).double(), exact, atol=1e-6)
+
+
+def test_a_loss_in_float64_of_kernels(monkeypatch):
+    simulated.install(monkeypatch)
+    x = example((6, 40), dtype=torch.float32).requires_grad_()
+    for one_visit in (True, False):
+        for reduction in ("mean", "sum"):
+            found = cross_entropy(x, IGNORING, reduction=reduction, dtype=torch.float64, one_visit=one_visit)
+            right = functional.cross_entropy(x, IGNORING, reduction=reduction)
+            assert found.dtype is torch.float64 and torch.allclose(found.float(), right)
 
 
 def test_one_visit_has_one_backward_pass(monkeypatch):
@@ -296,8 +377,8 @@ def test_float16_is_recomputed(monkeypatch):
     leaf = example((6, 40)).half().requires_grad_()
     cross_entropy(leaf, IGNORING)
     cross_entropy(leaf, IGNORING, one_visit=True, grad_scale=1024.0)
-    targets = [launch.prologue.target for launch in launches if launch.math in ("softmax", "selective")]
-    assert targets == ["", "loss"]
+    maths = [launch.math for launch in launches if launch.math in ("softmax", "logsumexp")]
+    assert maths == ["logsumexp", "softmax"]
 
 
 @pytest.mark.parametrize("refuse", [False, True])

@@ -9,6 +9,7 @@ import torch
 from checking import FLOATS, example
 
 from cute_softmax import kl_div
+from cute_softmax.dispatch.heads import divergence
 
 INF = math.inf
 
@@ -97,6 +98,28 @@ def test_nothing_of_the_logits_size_is_kept(launches):
     loss.backward()
     assert [n.prologue.against for n in launches] == ["loss", "input", "target"]
     assert all(set(n.strides[2]) == {0, 1} for n in launches)
+
+
+def test_calls_that_repeat(launches):
+    """They are served as the first one is; what is different makes a form of its own."""
+    for options in ({}, {"scale": 0.5}, {"reduction": "none"}, {"dtype": torch.bfloat16}):
+        for seed in range(3):
+            input, target = (example((6, 40), torch.float32, seed=n) for n in (2 * seed, 2 * seed + 1))
+            given = [input.requires_grad_(), target.requires_grad_(seed == 2)]
+            launches.clear()
+            found = kl_div(*given, **options)
+            right = exact(*(t.detach().double() for t in given), -1, options.get("scale", 1.0))
+            right = right if "reduction" in options else right.mean()
+            eps = 2.0**-7 if "dtype" in options else 1e-6
+            assert torch.allclose(found.double(), right, rtol=eps, atol=eps)
+            assert found.dtype is options.get("dtype", torch.float32)
+            found.sum().backward()
+            assert [n.prologue.against for n in launches] == ["loss", "input", *["target"] * (seed == 2)]
+            with torch.no_grad():
+                assert torch.equal(kl_div(*given, **options), found)
+    assert len(sum(divergence.known.values(), ())) == 8
+    with pytest.raises(TypeError, match="scale"):
+        kl_div(*given, scale=True)
 
 
 def test_two_dtypes(launches):

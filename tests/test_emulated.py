@@ -285,6 +285,34 @@ def test_a_loss_and_its_gradient_in_one_visit(reduction, launches):
     assert {work.plan.kernel.movement for work in launches} == {"row", "mean", "rescale"}
 
 
+@pytest.mark.parametrize(
+    ("reduction", "options", "dtype", "columns"),
+    [
+        ("mean", {}, fp16, 300),
+        ("sum", {"scale": -0.5, "softcap": 4.0}, bf16, 9001),
+        ("none", {"label_smoothing": 0.1, "lse_square_scale": 0.01}, fp32, 1003),
+    ],
+)
+def test_a_loss_that_is_recomputed(reduction, options, dtype, columns, launches):
+    x, target = made((21, columns), dtype).requires_grad_(), torch.arange(21) * 13
+    target[4] = -100
+    loss = c.cross_entropy(x, target, reduction=reduction, one_visit=False, dtype=fp32, **options)
+    upstream = made(loss.shape, fp32, 2, 1.0)
+    (slope,) = torch.autograd.grad(loss, x, upstream)
+    wide = x.detach().double().requires_grad_()
+    scores = wide * options.get("scale", 1.0)
+    scores = 4 * torch.tanh(scores / 4) if "softcap" in options else scores
+    exact = torch.nn.functional.cross_entropy(
+        scores, target, reduction=reduction, label_smoothing=options.get("label_smoothing", 0.0)
+    )
+    squares = torch.where(target < 0, 0.0, torch.logsumexp(scores, -1).square())
+    exact = exact + options.get("lse_square_scale", 0.0) * (squares if reduction == "none" else squares.sum())
+    (right,) = torch.autograd.grad(exact, wide, upstream.double())
+    assert close(loss, exact, columns) and close(slope, right)
+    mean = ["mean"] * (reduction != "none")
+    assert [work.plan.kernel.movement for work in launches] == ["row", *mean, "row"]
+
+
 @pytest.mark.parametrize("function", [c.softmax, c.log_softmax, c.logsumexp], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("columns", [31, 1003, 9000, 40000])
 def test_bits_do_not_depend_on_company(columns, function, launches):

@@ -13,7 +13,7 @@ from cute_softmax.ladder import RUNGS
 from cute_softmax.plan.hardware import H200
 from cute_softmax.plan.shards import MERGES, OF_SLICES
 from cute_softmax.plan.short import short_class
-from cute_softmax.plan.topk_long import PLACES
+from cute_softmax.plan.topk_long import ROOMS
 from cute_softmax.runtime import launch
 
 sys.path.insert(0, str(Path(__file__).parent / "gpu"))
@@ -25,6 +25,7 @@ import sanitize_losses
 import sanitize_matmul
 import sanitize_shards
 import sanitize_short
+import sanitize_stream
 import scored_panels
 import simulated
 import torch
@@ -159,7 +160,21 @@ def test_every_kernel_of_losses():
     assert {k.forward for k in kernels if k.movement == "topk"} == {False, True}
     long = [k for k in kernels if k.movement == "topk_long"]
     assert {k.edges for k in long} == {k.chosen for k in long} == {k.split for k in long} == {False, True}
-    assert {k.places for k in long} == {0, *PLACES}
+    assert {k.most for k in long} == {0, *(room.k for room in ROOMS)}
+
+
+def test_every_class_of_streamed_rows():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checking, "DEVICE", "cpu")
+        patch.setattr(sanitize_short.launch, "device_facts", lambda index: H200)
+        jobs = [*sanitize_stream.jobs(["logsumexp", "entropy", "selective"], ["bf16"])]
+    kernels = [kernel for job in jobs for kernel in job.kernels]
+    assert {k.movement for k in kernels} == {"stream"} and {k.edges for k in kernels} == {False, True}
+    assert len({*kernels}) == len(kernels) and {k.math for k in kernels} == {
+        "logsumexp",
+        "entropy",
+        "selective",
+    }
 
 
 def test_every_kernel_of_shared_rows(monkeypatch):

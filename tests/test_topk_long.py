@@ -7,10 +7,17 @@ import simulated
 import torch
 from checking import FLOATS, example
 
-from cute_softmax import NotPlanned, batch_invariant, selective_log_softmax, topk_log_softmax
+from cute_softmax import (
+    NotPlanned,
+    batch_invariant,
+    plan_topk_log_softmax,
+    selective_log_softmax,
+    topk_log_softmax,
+)
+from cute_softmax.dispatch.heads import largest
 from cute_softmax.plan.hardware import H200
 from cute_softmax.plan.problem import Operand, contiguous
-from cute_softmax.plan.topk_long import FEW, MOST, PLACES, SHARES, plan_topk_long
+from cute_softmax.plan.topk_long import MOST, ROOMS, SHARES, plan_topk_long
 
 INF, NAN = float("inf"), float("nan")
 
@@ -64,6 +71,30 @@ def test_gradients_are_those_of_log_probabilities_at_the_indices(dtype, launched
         eps = torch.finfo(dtype).eps
         assert found.dtype == dtype and torch.allclose(found.double(), right, rtol=2 * eps, atol=4 * eps)
         assert not torch.allclose(found.double(), torch.zeros_like(right), atol=4 * eps)
+
+
+@pytest.mark.parametrize("chosen", [False, True])
+def test_calls_that_repeat(chosen, monkeypatch):
+    """They are served as the first one is, and gradients, scales, modes and dtypes tell them apart."""
+    launches = simulated.install(monkeypatch)
+    index = torch.tensor([3, 0, 39, 7]) if chosen else None
+    x, y = example((4, 40), torch.float32), example((4, 40), torch.float32, seed=1)
+    for options in ({}, {"scale": 0.5}, {"dtype": torch.bfloat16}):
+        for leaf in (x, y, x.clone().requires_grad_()):
+            for _ in range(2):
+                got = topk_log_softmax(leaf, 5, index, **options)
+                right = torch.log_softmax(leaf.detach().double() * options.get("scale", 1.0), -1)
+                assert torch.equal(got.indices, leaf.detach().topk(5).indices)
+                eps = 2.0**-8 if "dtype" in options else 1e-6
+                assert torch.allclose(got.values.double(), right.gather(-1, got.indices), rtol=eps, atol=eps)
+                assert got.values.dtype is options.get("dtype", torch.float32)
+                assert got.values.requires_grad == leaf.requires_grad
+    forms = sum(largest.known.values(), ())
+    assert len(forms) == 6  # with a gradient and without
+    with batch_invariant():
+        topk_log_softmax(x, 5, index)
+    assert launches[-1].invariant and not launches[-2].invariant
+    assert len(sum(largest.known.values(), ())) == 7
 
 
 def test_second_derivatives():
@@ -148,7 +179,7 @@ def test_plans(name):
     """Shares cover a row and their candidates fit; places hold what the k are for."""
     for rows in (1, 3, 64, 132, 1000, 70000):
         for columns in (1, 7, 1000, 32768, 50257, 151936, 262144, 3000000):
-            for k in (0, 1, 8, FEW, FEW + 1, 128, MOST):
+            for k in (0, 1, 8, 32, 33, 128, 256, 257, MOST):
                 if k > columns:
                     continue
                 made = plan_topk_long(
@@ -157,7 +188,11 @@ def test_plans(name):
                 c = made.kernel
                 assert made.shares * made.tiles * c.tile >= columns > (made.shares - 1) * made.tiles * c.tile
                 assert (1 <= made.shares <= SHARES and made.shares * k <= max(c.places, 1) * (k > 0)) or not k
-                assert c.places == (0 if not k else PLACES[k > FEW]) and c.split == (made.shares > 1)
+                room = next((room for room in ROOMS if 0 < k <= room.k), None)
+                assert c.most == (room.k if room else 0) and c.split == (made.shares > 1)
+                if room:  # groups are no fewer than k, so that a k-th of them is there
+                    assert k <= room.groups * c.threads and k + room.places // 4 <= room.places
+                    assert c.noted >= c.tile // c.vector + room.spare
                 assert c.edges == bool(columns % c.vector) and bool(made.scratch) == c.split
                 assert c.shared_memory <= H200.architecture.shared_memory
                 assert len(c.signature) == len(made.arguments) + c.split + sum(
@@ -170,3 +205,38 @@ def test_plans(name):
         plan_topk_long(4, 5000, 1025, contiguous("bf16", (4, 5000)), H200)
     with pytest.raises(NotPlanned, match="32 bits"):
         plan_topk_long(1 << 31, 8, 1, Operand("bf16", (8, 1)), H200)
+
+
+def test_the_plan_that_is_asked_for_is_the_one_of_the_call(monkeypatch):
+    """With an index, a scale and strides, within `batch_invariant` too; of a shape that of a contiguous tensor."""
+    launches = simulated.install(monkeypatch)
+    room = example((4, 1001), torch.bfloat16)
+    index = torch.arange(4)
+    for x, k, chosen, scale, context in (
+        (room, 5, False, 1.0, nullcontext),
+        (room[:, :1000], 40, True, 0.5, nullcontext),
+        (room[:, :1000], 5, True, 1.0, batch_invariant),
+        (room[:, 1:], 0, True, 1.0, batch_invariant),
+    ):
+        with context():
+            topk_log_softmax(x, k, index if chosen else None, scale=scale)
+            asked = plan_topk_log_softmax(x, k, index=chosen, scale=scale)
+        assert [made.kernel for made in launches] == [asked.kernel]
+        launches.clear()
+    of_shape = plan_topk_log_softmax((4, 1001), 5)
+    assert of_shape == plan_topk_log_softmax(room, 5) and of_shape._repr_svg_() is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        (((4, 10), 11), ValueError, "0 to 10 can be chosen"),
+        (((4, 10), 0), ValueError, "nothing is launched"),
+        (((0, 10), 2), ValueError, "nothing is launched"),
+        (((4, 10), 2, torch.float64), TypeError, "no kernels for torch.float64"),
+        (((4, 5000), 1025), NotPlanned, "at most 1024"),
+    ],
+)
+def test_plans_of_what_is_not_launched(arguments, error, words):
+    with pytest.raises(error, match=words):
+        plan_topk_log_softmax(*arguments)

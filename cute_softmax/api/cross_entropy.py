@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -75,8 +77,9 @@ def cross_entropy(
 
     Class probabilities are read beside the logits, once forward and once backward. With a weight, with smoothing, a
     softcap or a scale that is not positive they make a float32 matrix of log-probabilities, with `log_softmax`, and
-    torch's operations on it; so does label smoothing of class indices with a weight. CPU tensors, and float64 ones on
-    any device, are computed by torch's operations.
+    torch's operations on it. Label smoothing of class indices with a weight is two losses, at the target and against
+    the weights, with two reads each way and a gradient each; with a softcap or a scale that is not positive it is
+    computed as probabilities are. CPU tensors, and float64 ones on any device, are computed by torch's operations.
 
     Args:
         input: (C), (N, C) or (N, C, d1, ...): a dense floating-point tensor of logits, C classes.
@@ -98,8 +101,8 @@ def cross_entropy(
             steps that are accumulated; a number, or a tensor of one on the input's device. It does not change results.
         inplace_backward: In one visit, write the gradient over the logits, whose values are lost then.
         group: A ProcessGroup over which rows are sharded, as for `logsumexp`: the input is (N, C) or (C) with this
-            rank's slice of the classes; targets are class indices into whole rows, weights those of all classes. Not
-            with a softcap, nor with label smoothing and a weight.
+            rank's slice of the classes; targets are class indices into whole rows, weights those of all classes. With
+            label smoothing the slices of a float32 matrix of log-probabilities are made. Not with a softcap.
         vocab_start: As for `logsumexp`.
         vocab_size: As for `logsumexp`; label smoothing over slices of unequal length needs it.
 
@@ -129,7 +132,7 @@ def cross_entropy(
         )  # fmt: skip
         form = visits.known.repeated(input, target, arguments)
         if form is not None:
-            return visits.in_one_visit(input, target, None, form.asked, form)
+            return _launched(input, target, None, form.asked, form)
     check_tensor("input", input, "cross_entropy")
     result = float_dtype(input, dtype, "cross_entropy")
     if not isinstance(target, Tensor):
@@ -149,81 +152,122 @@ def cross_entropy(
     elif cap:
         raise ValueError("a softcap of rows that ranks share: multiply and cap the logits first")
     if target.dtype.is_floating_point:
-        loss, lse, counts, total = _of_probabilities(rows, input, target, weight, smoothing, scale, cap)
-    else:
-        _check_target(target, rows)
-        if not isinstance(grad_scale, Tensor):
-            grad_scale = number("grad_scale", grad_scale)
-        elif grad_scale.numel() != 1 or grad_scale.device != rows.device:
-            raise ValueError("grad_scale is a number, or a tensor of one on the input's device")
+        losses = _of_probabilities(rows, input, target, weight, smoothing, scale, cap)
         asked = visits.Loss(
-            reduction == "mean", ignore_index, scale, number("lse_square_scale", lse_square_scale),
-            grad_scale, inplace_backward, result, in_force(), cap, smoothing,
-        )  # fmt: skip
-        refused = _unfit(rows, target, weight, reduction, return_lse or shared, asked)
-        if not refused and one_visit is not False and (one_visit or rows.dtype in ONE_VISIT):
-            try:
-                return _visited(rows, target, weight, asked, arguments)
-            except NotPlanned as reason:
-                refused = str(reason)
-        if recorded(input) and (one_visit or inplace_backward):
-            raise ValueError(f"this call is not served in one visit: {refused or 'one_visit is False'}")
-        if shared:
-            squares = number("lse_square_scale", lse_square_scale)
-            asks = Losses(reduction, ignore_index, smoothing, scale, squares, return_lse, result)
-            found = _of_shared_rows(rows, target, weight, asks, shard)
-            return found if return_lse else found[0]
-        counts = target != ignore_index
-        index = torch.where(counts, target, 0)
-        check_index(index, rows)
-        total = None if weight is None else torch.where(counts, weight.to(wide(input.dtype))[index], 0)
-        head = CROSS_ENTROPY_AND_LSE if lse_square_scale or return_lse else CROSS_ENTROPY
-        loss, even, lse = _of_indices(head, rows, index, weight, smoothing, scale, cap)
-        loss = loss if total is None else loss * total
-        loss = loss if even is None else loss * (1 - smoothing) + even * smoothing
-        loss = torch.where(counts, loss, 0)
-    squares = None
-    if lse_square_scale:
-        lse = _logsumexp(rows, scale, cap) if lse is None else lse
-        squares = number("lse_square_scale", lse_square_scale) * lse.square()
-        squares = squares if counts is None else torch.where(counts, squares, 0)
-    loss = _reduced(loss, squares, counts, total, reduction).to(result)
-    if not return_lse:
-        return loss
-    return loss, _logsumexp(rows, scale, cap) if lse is None else lse
+            reduction,
+            ignore_index,
+            scale,
+            number("lse_square_scale", lse_square_scale),
+            dtype=result,
+            softcap=cap,
+        )
+        return _finished(rows, losses, None, None, asked, return_lse)
+    _check_target(target, rows)
+    if not isinstance(grad_scale, Tensor):
+        grad_scale = number("grad_scale", grad_scale)
+    elif grad_scale.numel() != 1 or grad_scale.device != rows.device:
+        raise ValueError("grad_scale is a number, or a tensor of one on the input's device")
+    asked = visits.Loss(
+        reduction, ignore_index, scale, number("lse_square_scale", lse_square_scale),
+        grad_scale, inplace_backward, result, in_force(), cap, smoothing,
+    )  # fmt: skip
+    reasons = _reasons(rows, target, weight, return_lse or shared, asked)
+    of_visits = reasons | _reasons_against_a_visit(rows, asked)
+    refused = _first(of_visits)
+    if not refused and one_visit is not False and (one_visit or rows.dtype in ONE_VISIT):
+        try:
+            return _in_kernels(rows, target, weight, asked, arguments, None)
+        except NotPlanned as reason:
+            refused = str(reason)
+    if recorded(input) and (one_visit or inplace_backward):
+        raise ValueError(f"this call is not served in one visit: {refused or 'one_visit is False'}")
+    if shared:
+        asks = Losses(reduction, ignore_index, smoothing, scale, asked.squares, return_lse, result)
+        found = _of_shared_rows(rows, target, weight, asks, shard)
+        return found if return_lse else found[0]
+    again = partial(_composed, target=target, weight=weight, asked=asked, return_lse=return_lse)
+    if not _first(reasons):
+        try:
+            return _in_kernels(rows, target, weight, asked, arguments, again)
+        except NotPlanned:
+            pass
+    return again(rows)
 
 
-def _unfit(
+def _composed(
+    rows: Tensor, *, target: Tensor, weight: Tensor | None, asked: visits.Loss, return_lse: bool
+) -> Tensor | tuple[Tensor, Tensor]:
+    """The loss with class indices of functions of rows, which are differentiable twice and in every state of torch."""
+    counts = target != asked.ignore_index
+    index = torch.where(counts, target, 0)
+    check_index(index, rows)
+    total = None if weight is None else torch.where(counts, weight.to(wide(rows.dtype))[index], 0)
+    scale, cap, smoothing = asked.scale, asked.softcap, asked.smoothing
+    head = CROSS_ENTROPY_AND_LSE if asked.squares or return_lse else CROSS_ENTROPY
+    loss, even, lse = _of_indices(head, rows, index, weight, smoothing, scale, cap)
+    loss = loss if total is None else loss * total
+    loss = loss if even is None else loss * (1 - smoothing) + even * smoothing
+    return _finished(rows, (torch.where(counts, loss, 0), lse), counts, total, asked, return_lse)
+
+
+def _finished(
     rows: Tensor,
-    target: Tensor,
-    weight: Tensor | None,
-    reduction: str,
-    more: bool,
+    losses: tuple[Tensor, Tensor | None],
+    counts: Tensor | None,
+    total: Tensor | None,
     asked: visits.Loss,
-) -> str:
-    """Why a call with class indices is not served in one visit; empty where it may be."""
+    return_lse: bool,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """What the function returns. losses: those of the rows, and their logsumexps if these are known."""
+    (loss, lse), squares = losses, None
+    if asked.squares or return_lse:
+        lse = _logsumexp(rows, asked.scale, asked.softcap) if lse is None else lse
+    if asked.squares:
+        squares = asked.squares * lse.square()
+        squares = squares if counts is None else torch.where(counts, squares, 0)
+    loss = _reduced(loss, squares, counts, total, asked.reduction).to(asked.dtype)
+    return (loss, lse) if return_lse else loss
+
+
+def _reasons(
+    rows: Tensor, target: Tensor, weight: Tensor | None, more: bool, asked: visits.Loss
+) -> dict[str, bool]:
+    """Why a call with class indices is not one of kernels that give losses."""
     given = [rows, target, weight, asked.grad_scale if isinstance(asked.grad_scale, Tensor) else None]
-    reasons = {
-        "no gradient of the input is recorded": not recorded(rows),
+    return {
         "torch traces or transforms it": not unseen(*given),
         f"{rows.dtype} on {rows.device.type}": not on_kernel(rows),
-        "a loss for each row": reduction == "none",
         "label smoothing with a weight": bool(asked.smoothing) and weight is not None,
         "return_lse, or rows that ranks share": more,
         "lse_square_scale with a weight": bool(asked.squares) and weight is not None,
         "a gradient of the weight": weight is not None and recorded(weight),
+    }
+
+
+def _reasons_against_a_visit(rows: Tensor, asked: visits.Loss) -> dict[str, bool]:
+    """Why a call is not served in one visit, besides."""
+    return {
+        "no gradient of the input is recorded": not recorded(rows),
+        "a loss for each row": asked.reduction == "none",
         "logits that share memory among themselves": asked.inplace and 0 in rows.stride(),
     }
-    for reason, found in reasons.items():
-        if found:
-            return reason
-    return ""
 
 
-def _visited(
-    rows: Tensor, target: Tensor, weight: Tensor | None, asked: visits.Loss, arguments: tuple | None
+def _first(reasons: dict[str, bool]) -> str:
+    """The first reason that holds; empty where none does."""
+    return next((reason for reason, found in reasons.items() if found), "")
+
+
+def _in_kernels(
+    rows: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    asked: visits.Loss,
+    arguments: tuple | None,
+    again: Callable | None,
 ) -> Tensor:
-    """The loss, whose gradient is written by now. On CUDA a target out of range is the kernel's to find.
+    """The loss, whose gradient is written by now, or with `again` (see `visits.Recomputed`) recomputed. On CUDA a
+    target out of range is the kernel's to find.
 
     arguments: what tells such calls apart, where they are to be known again.
     """
@@ -234,9 +278,24 @@ def _visited(
         weights = torch.where(counts, weight.float()[torch.where(counts, index, 0)], 0)
     form = None
     if arguments is not None and rows.dim() <= 2 and target.dtype is torch.int64:
-        form = visits.Form(rows, target, asked, arguments)
+        form = visits.Form(rows, target, asked, arguments, again is None)
         visits.known.remember(rows, form)
-    return visits.in_one_visit(rows, index, weights, asked, form)
+    return _launched(rows, index, weights, asked, form, again)
+
+
+def _launched(
+    rows: Tensor,
+    index: Tensor,
+    weights: Tensor | None,
+    asked: visits.Loss,
+    form: visits.Form | None,
+    again: Callable | None = None,
+) -> Tensor:
+    """The loss by kernels, recorded by autograd where it records."""
+    if again is None and (form is None or form.visits):
+        return visits.in_one_visit(rows, index, weights, asked, form)
+    again = again or partial(_composed, target=index, weight=None, asked=asked, return_lse=False)
+    return visits.recomputed(rows, index, weights, asked, form, again)
 
 
 def _rows(input: Tensor) -> Tensor:
@@ -303,8 +362,10 @@ def _of_indices(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """(the loss of each row at its index, against all classes evenly if that has a share, and its logsumexp where the
     head gives it); the even loss is weighted."""
-    if not smoothing or weight is None:
-        head = SMOOTHED if smoothing else head
+    weighted = weight is not None and smoothing > 0
+    kernels = not cap and 0 < scale < float("inf") and (rows.shape[-1] == 1 or rows.stride(-1) == 1)
+    if not weighted or kernels:
+        head = SMOOTHED if smoothing and not weighted else head
         form = head.known.repeated(rows, index, scale, -1, cap)
         if form is None:
             loss = first(head, rows, index, -1, (rows.dim() - 1,), scale, wide(rows.dtype), cap)
@@ -312,10 +373,16 @@ def _of_indices(
             loss = form(rows, index, scale)
         if head is SMOOTHED:
             return loss
-        return (loss[0], None, loss[1]) if head is CROSS_ENTROPY_AND_LSE else (loss, None, None)
+        even = _against_weights(rows, weight.expand(rows.shape), scale) / rows.shape[-1] if weighted else None
+        return (loss[0], even, loss[1]) if head is CROSS_ENTROPY_AND_LSE else (loss, even, None)
     logs = _log_softmax(rows, scale, cap)
     even = -(logs * weight.to(logs.dtype)).mean(-1)
     return -logs.gather(-1, index.long().unsqueeze(-1)).squeeze(-1), even, None
+
+
+def _against_weights(rows: Tensor, weights: Tensor, scale: float) -> Tensor:
+    """The sum of each row's negative log-probabilities, each times its weight."""
+    return divergence_of(rows, weights, Pair((rows.dim() - 1,), scale, in_force(), weights=True)).squeeze(-1)
 
 
 def _of_probabilities(
@@ -326,8 +393,8 @@ def _of_probabilities(
     smoothing: float,
     scale: float,
     cap: float,
-) -> tuple[Tensor, None, None, None]:
-    """The loss of each row against a distribution; all rows count, each as one."""
+) -> tuple[Tensor, None]:
+    """(the loss of each row against a distribution, None): all rows count, each as one."""
     if target.shape != input.shape or target.device != input.device:
         raise ValueError(
             f"target has shape {tuple(target.shape)} on {target.device}: class probabilities have that of the input, "
@@ -336,15 +403,14 @@ def _of_probabilities(
     wanted = _rows(target)
     dense = wanted.shape[-1] == 1 or rows.stride(-1) == 1 == wanted.stride(-1)
     if weight is None and not smoothing and not cap and 0 < scale < float("inf") and dense:
-        pair = Pair((rows.dim() - 1,), scale, in_force(), weights=True)
-        return divergence_of(rows, wanted, pair).squeeze(-1), None, None, None
+        return _against_weights(rows, wanted, scale), None
     logs = _log_softmax(rows, scale, cap)
     wanted = wanted.to(logs.dtype)
     if smoothing:
         wanted = wanted * (1 - smoothing) + smoothing / rows.shape[-1]
     if weight is not None:
         wanted = wanted * weight.to(logs.dtype)
-    return -(wanted * logs).sum(-1), None, None, None
+    return -(wanted * logs).sum(-1), None
 
 
 def _reduced(

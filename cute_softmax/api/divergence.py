@@ -9,7 +9,8 @@ import torch
 
 from ..dispatch.common.arguments import check_tensor, float_dtype, given_dims
 from ..dispatch.common.spec import number
-from ..dispatch.heads.divergence import Pair, serve
+from ..dispatch.heads import divergence as divergences
+from ..dispatch.heads.divergence import Pair, first
 from ..runtime.invariance import in_force
 
 REDUCTIONS = ("none", "mean", "sum")
@@ -55,6 +56,10 @@ def kl_div(
         >>> kl_div(torch.zeros(2, 4), torch.zeros(2, 4))
         tensor(0.)
     """
+    options = dim, reduction, scale, dtype
+    form = divergences.known.repeated(input, target, options)
+    if form is not None:
+        return _reduced(form(input, target).squeeze(form.pair.dims), reduction, form.result)
     check_tensor("input", input, "kl_div")
     check_tensor("target", target, "kl_div")
     result = float_dtype(input, dtype, "kl_div")
@@ -72,5 +77,9 @@ def kl_div(
     dims = given_dims(dim, input)
     if not input.dim():
         input, target = input.unsqueeze(0), target.unsqueeze(0)
-    rows = serve(input, target, Pair(dims, factor, in_force())).squeeze(dims)
-    return (rows if reduction == "none" else rows.sum() if reduction == "sum" else rows.mean()).to(result)
+    rows = first(input, target, Pair(dims, factor, in_force()), options, result).squeeze(dims)
+    return _reduced(rows, reduction, result)
+
+
+def _reduced(rows: torch.Tensor, reduction: str, dtype: torch.dtype) -> torch.Tensor:
+    return (rows if reduction == "none" else rows.sum() if reduction == "sum" else rows.mean()).to(dtype)

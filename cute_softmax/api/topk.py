@@ -17,6 +17,7 @@ from ..dispatch.topk.kernels import INDICES, Choice, matrix
 from ..plan.hardware import H200, Device
 from ..plan.problem import contiguous
 from ..plan.topk import TopkPlan, plan_topk, plan_topk_backward
+from ..plan.topk_long import LongTopkPlan, plan_topk_long
 from ..runtime import launch
 from ..runtime.invariance import in_force
 
@@ -161,6 +162,10 @@ def topk_log_softmax(
         >>> found.indices.tolist(), found.ranks.tolist()
         ([[1, 3]], [2])
     """
+    options = k, scale, dtype
+    form = largest.known.repeated(logits, index, options)
+    if form is not None:
+        return _named(form(logits, index), index is not None, form.result)
     check_tensor("logits", logits, "topk_log_softmax")
     result = float_dtype(logits, dtype, "topk_log_softmax")
     if not logits.is_floating_point():
@@ -169,7 +174,6 @@ def topk_log_softmax(
     factor = number("scale", scale)
     if not 0 < factor < math.inf:
         raise ValueError(f"scale is {scale}: it must be positive and finite")
-    column = None
     if index is not None:
         check_index(index, logits)
         if index.dim() != logits.dim() - 1:
@@ -177,12 +181,69 @@ def topk_log_softmax(
                 f"index has shape {tuple(index.shape)}: it chooses one element of each row of logits of shape "
                 f"{tuple(logits.shape)}"
             )
-        column = index.long().unsqueeze(-1)
     spec = largest.Largest((logits.dim() - 1,), k, factor, in_force())
-    values, indices, found, ranks, *_ = largest.serve(logits, column, spec)
-    if column is None:
-        return TopkLogSoftmax(values.to(result), indices)
-    return ChosenLogSoftmax(values.to(result), indices, found.squeeze(-1).to(result), ranks.squeeze(-1))
+    return _named(largest.first(logits, index, spec, options, result), index is not None, result)
+
+
+def _named(
+    found: tuple[torch.Tensor, ...], with_chosen: bool, dtype: torch.dtype
+) -> TopkLogSoftmax | ChosenLogSoftmax:
+    """The results of `dispatch.heads.largest`, as far as they are the function's."""
+    values, indices, chosen, ranks, *_ = found
+    if not with_chosen:
+        return TopkLogSoftmax(values.to(dtype), indices)
+    return ChosenLogSoftmax(values.to(dtype), indices, chosen.squeeze(-1).to(dtype), ranks.squeeze(-1))
+
+
+def plan_topk_log_softmax(
+    input: torch.Tensor | Sequence[int],
+    k: int,
+    dtype: torch.dtype = torch.bfloat16,
+    *,
+    index: bool = False,
+    scale: float = 1.0,
+    device: Device = H200,
+) -> LongTopkPlan:
+    """The plan of `topk_log_softmax` for a CUDA tensor, or for a contiguous tensor of some shape on a described GPU.
+
+    Its `explain()` says in words how the call would run; nothing is compiled or launched. Within `batch_invariant` the
+    plan is that of a call there.
+
+    Args:
+        input: A tensor, whose strides count and, on CUDA, its address and GPU; or the shape of a contiguous one.
+        k: As in `topk_log_softmax`.
+        dtype: Of the logits, where a shape is given.
+        index: Whether an element of each row is chosen.
+        scale: As in `topk_log_softmax`.
+        device: The GPU to plan for, unless the input is a CUDA tensor.
+
+    Returns:
+        The plan.
+
+    Raises:
+        TypeError: For a dtype that has no kernels, and as for `topk_log_softmax`.
+        ValueError: As for `topk_log_softmax`, for a k of 0 without an index, and for a tensor with nothing in it.
+        NotPlanned: As for `topk_log_softmax`.
+    """
+    if not isinstance(input, torch.Tensor):
+        input = torch.empty(tuple(input), dtype=dtype, device="meta")
+    if input.dtype not in launch.DTYPE_NAMES:
+        raise TypeError(f"no kernels for {input.dtype}")
+    _check_k(input, k)
+    if not ((k or index) and input.numel()):
+        raise ValueError(f"k is {k}, of a tensor of shape {tuple(input.shape)}: nothing is launched")
+    if input.is_cuda:
+        device = launch.device_facts(input.get_device())
+    rows = matrix(input)
+    return plan_topk_long(
+        *rows.shape,
+        k,
+        launch.operand(rows),
+        device,
+        index_stride=1 if index else None,
+        scaled=number("scale", scale) != 1,
+        invariant=in_force(),
+    )
 
 
 def plan_topk_softmax(

@@ -7,8 +7,13 @@ from typing import NamedTuple
 
 SOFTMAXES = ("softmax", "log_softmax")
 REDUCTIONS = ("logsumexp", "amax", "sum")
-# Of numbers of rows, and the row math that gives them.
-HEADS = {"entropy": "entropy", "selective_log_softmax": "selective", "cross_entropy": "selective"}
+# Of numbers of rows: the row math that gives them with its prologue, and that of the softmax which is their gradient.
+HEADS = {
+    "entropy": ("entropy", {}, {"entropy": True}),
+    "selective_log_softmax": ("selective", {}, {"alpha": "groups", "target": "found"}),
+    "cross_entropy": ("logsumexp", {"target": "loss"}, {"alpha": "groups", "target": "loss"}),
+    "kl_div": ("logsumexp", {"against": "loss"}, {"alpha": "groups", "against": "input"}),
+}
 OPERATIONS = (*SOFTMAXES, *REDUCTIONS, *HEADS)
 
 
@@ -60,9 +65,13 @@ class Asked:
                 raise ValueError("--matmul takes a number as --scale, not a shape")
             return
         if self.topk is not None:
-            if self.dims is not None or self.op != "softmax" or self.scores.given:
+            if self.dims is not None or self.op not in SOFTMAXES or self.scores.given:
                 raise ValueError(
-                    "--topk is over the last dimension, of no scores: without --dim, --op and what they take"
+                    "--topk is over the last dimension, of no scores: without --dim, with --op softmax or log_softmax"
+                )
+            if self.op == "log_softmax" and self.backward:
+                raise ValueError(
+                    "the gradient of the largest log-probabilities is that of selective_log_softmax: --op that"
                 )
             return
         allowed = set(Scores._fields) if self.op in SOFTMAXES else {"scale"} if self.op in HEADS else set()
@@ -70,5 +79,5 @@ class Asked:
             raise ValueError(f"--op {self.op} has no --{wrong[0].replace('_', '-')}")
         if self.op in HEADS and isinstance(self.scores.scale, tuple):
             raise ValueError(f"--op {self.op} takes a number as --scale, not a shape")
-        if self.backward and self.op in ("amax", "sum", "entropy"):
+        if self.backward and self.op in ("amax", "sum"):
             raise ValueError(f"the gradient of {self.op} has no kernel of its own: without --backward")

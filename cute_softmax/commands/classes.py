@@ -7,8 +7,9 @@ from itertools import product
 from pathlib import Path
 
 from ..plan import MATHS, RowClass, table_of
-from ..plan.catalogue import classes, longest_row, of_few_rows, operand_dtypes
+from ..plan.catalogue import classes, longest_row, of_few_rows, of_long_rows, operand_dtypes
 from ..plan.hardware import Device
+from ..plan.maths import MOST
 from .plans import device
 
 NAMES = tuple(dict.fromkeys(name for name, _ in MATHS))
@@ -20,9 +21,11 @@ def listed(gpu: Device, dtype: str) -> Iterable[tuple[str, ...]]:
     table = table_of(gpu.table)
     for math in NAMES:
         which = math, gpu.architecture, operand_dtypes(math, dtype)
-        for c in (*classes(*which, table=table), *of_few_rows(*which, table=table)):
-            threads = f"{c.cluster_n} x {c.threads_per_row}"
-            yield math, c.name, f"{longest_row(c):,}", threads, str(c.steps), f"{c.shared_memory:,} B"
+        found = *classes(*which, table=table), *of_few_rows(*which, table=table), *of_long_rows(*which)
+        for c in found:
+            threads, longest = f"{c.cluster_n} x {c.threads_per_row}", longest_row(c)
+            told = "any" if longest == MOST else f"{longest:,}"
+            yield math, c.name, told, threads, str(c.steps), f"{c.shared_memory:,} B"
 
 
 def show(arch: str | None, dtype: str) -> int:
@@ -36,8 +39,9 @@ def show(arch: str | None, dtype: str) -> int:
         )
         print("  ".join(cells).rstrip())
     print(
-        f"\n{gpu.architecture.name}, {dtype}. Those that follow a math's longest are for few rows. Each "
-        "with vectors exists a second time, as NAME_edges, for rows that begin or end off a vector boundary."
+        f'\n{gpu.architecture.name}, {dtype}. Those that follow a math\'s longest are for few rows, and "any" for many '
+        "long ones that are read alone. Each with vectors exists a second time, as NAME_edges, for rows that begin or "
+        "end off a vector boundary."
     )
     return 0
 
@@ -69,3 +73,5 @@ def of_dtypes(gpu: Device, dtypes: Iterable[str]) -> Iterable[RowClass]:
         which = math, gpu.architecture, operand_dtypes(math, dtype)
         for edges, kind in product((False, True), (classes, of_few_rows)):
             yield from kind(*which, edges=edges, table=table)
+        for edges in (False, True):
+            yield from of_long_rows(*which, edges=edges)

@@ -9,7 +9,7 @@ import torch
 
 from ..api.explain import explain as explained
 from ..api.explain import plan_reduction, plan_softmax
-from ..api.topk import plan_topk_softmax
+from ..api.topk import plan_topk_log_softmax, plan_topk_softmax
 from ..plan import NotPlanned, PanelPlan, Plan, Prologue, ShortPlan, facts_of, plan_call
 from ..plan.describe import plan_matmul_shape
 from ..plan.hardware import ARCHITECTURES, H200, Device
@@ -17,10 +17,11 @@ from ..plan.matmul import MatmulPlan
 from ..plan.matmul_backward import MatmulBackwardPlan
 from ..plan.problem import canonical_dims, contiguous
 from ..plan.topk import TopkPlan
+from ..plan.topk_long import LongTopkPlan
 from ..runtime import launch
 from .asked import HEADS, SOFTMAXES, Asked
 
-AnyPlan = Plan | ShortPlan | PanelPlan | MatmulPlan | MatmulBackwardPlan | TopkPlan
+AnyPlan = Plan | ShortPlan | PanelPlan | MatmulPlan | MatmulBackwardPlan | TopkPlan | LongTopkPlan
 
 
 def device(arch: str | None) -> Device:
@@ -45,7 +46,7 @@ def in_words(asked: Asked) -> str:
     try:
         return plan_of(asked).explain()
     except NotPlanned as reason:
-        if HEADS.get(asked.op) != "selective":
+        if asked.op not in HEADS or asked.op in ("entropy", "kl_div"):
             raise
         numbers = of_rows("softmax" if asked.backward else "entropy", asked)
         return (
@@ -62,9 +63,11 @@ def diagrams(asked: Asked, output: Path, *, two_pass: bool, thread: int | None, 
         )
     if 0 in asked.shape:
         raise ValueError(f"{'x'.join(map(str, asked.shape))} is empty: nothing is launched, nothing is drawn")
-    from ..draw import write
+    from ..draw import MODULES, write
 
     made = plan_of(asked, online=not two_pass)
+    if made.movement not in MODULES:
+        raise ValueError(f"the {made.movement} movement has no figures: `explain` says in words what it does")
     try:
         paths = write(made, output, png, thread)
     except RuntimeError as error:  # without cairosvg
@@ -82,16 +85,16 @@ def plan_of(asked: Asked, online: bool = True) -> AnyPlan:
         return plan_matmul_shape(asked.shape, asked.matmul, asked.dtype, **how)
     if asked.topk is not None:
         dtype, gpu = launch.TORCH_DTYPES[asked.dtype], device(asked.arch)
+        if asked.op == "log_softmax":
+            return plan_topk_log_softmax(asked.shape, asked.topk, dtype, device=gpu)
         return plan_topk_softmax(asked.shape, asked.topk, dtype, backward=asked.backward, device=gpu)
     dims = asked.dims or (-1,)
     if asked.op in SOFTMAXES:
         return plan_softmax(asked.shape, dims, asked.dtype, online=online, **_options(asked))
     if asked.op in HEADS:
-        if asked.backward:
-            # Of a cross entropy both directions at once, but in float16.
-            visited = asked.op == "cross_entropy" and asked.dtype != "fp16"
-            return of_rows("softmax", asked, alpha="groups", target="loss" if visited else "found")
-        return of_rows(HEADS[asked.op], asked)
+        math, forward, backward = HEADS[asked.op]
+        # Of a cross entropy in one visit the gradient has both directions.
+        return of_rows("softmax", asked, **backward) if asked.backward else of_rows(math, asked, **forward)
     if asked.backward:  # of logsumexp: the softmax times a number of each row
         return of_rows("softmax", asked, alpha="groups")
     return plan_reduction(asked.op, asked.shape, dims, asked.dtype, device=device(asked.arch))

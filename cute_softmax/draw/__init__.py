@@ -31,6 +31,7 @@ FOLLOWED = "thread"  # the figure of one thread, which the explorer makes itself
 AnyPlan = Plan | ShortPlan | PanelPlan | MatmulPlan | MatmulBackwardPlan | TopkPlan
 MODULES = {
     "row": row,
+    "stream": row,
     "short": short,
     "column": panel,
     "split": panel,

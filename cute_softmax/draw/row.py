@@ -83,7 +83,7 @@ class View(common.View):
 def drawn(c: RowClass) -> dict[str, Layout]:
     """The layouts that figures of a Plan class draw, under the names by which its kernel tells them while it
     is traced (`layouts.trace.observing`)."""
-    found = {"tv": c.tv, "predicate": c.predicate}
+    found = {"tv": c.tv} if c.movement == "stream" else {"tv": c.tv, "predicate": c.predicate}
     if any(how != "direct" for how in c.staging):
         found["smem"] = c.smem
     if c.exchanges:
@@ -100,7 +100,8 @@ def figures(view: View) -> dict[str, Figure]:
         found["smem"] = _smem(view)
     if c.edges:
         found["edges"] = _edges(view)
-    found["predicate"] = _predicate(view)
+    if "predicate" in layouts:
+        found["predicate"] = _predicate(view)
     if c.threads_per_row > 1:
         found["shuffle"] = _shuffle(view)
     if "reduction_buffer" in layouts:
@@ -191,6 +192,8 @@ def _smem(view: View) -> Figure:
             f"A thread has {c.staged} slots for its {c.steps} vectors: as soon as one is read it is filled with the "
             f"vector that is {c.staged} behind, of the next tile in the end."
         )
+    elif c.movement == "stream":
+        notes.append("While a tile is worked on the next one of the row is on its way to the other half.")
     elif c.persistent:
         notes.append("As soon as a slot is read it is filled with the next tile's vector: loads never stop.")
     if "resident" in c.staging:
@@ -339,7 +342,7 @@ def walk(view: View) -> list[Step]:
     return row_walk(
         0,
         tile="tile",
-        predicate="predicate",
+        predicate="predicate" if "predicate" in drawn(c) else "",
         pieces="edges",
         staged="smem" if "smem" in drawn(c) else "",
         shuffle="shuffle",

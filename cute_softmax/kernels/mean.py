@@ -19,49 +19,53 @@ class MeanKernel:
 
     def __init__(self, spec: MeanClass):
         self.spec = spec
-        self.source, self.result = (DTYPES[name] for name in spec.dtypes)
+        self.result = DTYPES[spec.dtypes[1]]
 
     @cute.jit
-    def __call__(
-        self,
-        stream,
-        elements: Int64,
-        ignore: Int64,
-        number: Int64,
-        address: Int64,
-        factor: Int64,
-        result: Int64,
-    ):
-        """Launch. address, factor, result: of the elements, of what their sum is multiplied by, of the results."""
-        self.kernel(elements, ignore, number, address, factor, result).launch(
+    def __call__(self, stream, elements: Int64, ignore: Int64, number: Int64, *operands: Int64):
+        """Launch. operands: the addresses of the class's operands."""
+        self.kernel(elements, ignore, number, operands).launch(
             grid=[1, 1, 1], block=[THREADS, 1, 1], stream=stream
         )
 
     @cute.kernel
-    def kernel(
-        self, elements: Int64, ignore: Int64, number: Int64, address: Int64, factor: Int64, result: Int64
-    ):
+    def kernel(self, elements: Int64, ignore: Int64, number: Int64, operands: tuple):
+        s = self.spec
         tidx, _, _ = cute.arch.thread_idx()
-        smem = cutlass.memory.SmemAllocator()
-        buffer = smem.allocate_tensor(Float32, cute.make_layout((1, (THREADS // WARP, 1))), byte_alignment=8)
-        scale = element(Float32, factor)[0] if const_expr(self.spec.shared) else Float32(1.0)
-        total, count = Float32(0.0), Int32(elements)
+        at = dict(zip(s.operands, operands, strict=True))
+        scale = element(Float32, at["factor"])[0] if const_expr("factor" in at) else Float32(1.0)
+        # What is added up: the elements, how many targets count, or both.
+        sources = [
+            (name, DTYPES[d]) for name, d in (("elements", "fp32"), ("targets", "int64")) if name in at
+        ]
+        totals, count = [Float32(0.0) for _ in sources], Int32(elements)
         for turn in cutlass.range(ceil_div(count, THREADS), unroll=UNROLL):
             i = turn * THREADS + tidx
             # Beyond the end the last one, so that no load waits for a branch.
-            gX = element(self.source, address, Int64(select(i < count, i, count - 1)))
-            if const_expr(self.spec.math == "share"):
-                term = select(gX[0] != ignore, Float32(1.0), Float32(0.0))
-            else:
-                term = gX[0]
-            total = total + select(i < count, term, Float32(0.0))
-        (total,) = across_warps(SUM, SUM.lanes((total,), WARP), buffer, None, Int32(0), 1)
-        if const_expr(self.spec.math == "share"):
-            share = Float32(1.0) / total
-            results = [share * Int32(number).bitcast(Float32), share]
+            last = Int64(select(i < count, i, count - 1))
+            found = [element(dtype, at[name], last)[0] for name, dtype in sources]
+            terms = [
+                x if x.dtype is Float32 else select(x != ignore, Float32(1.0), Float32(0.0)) for x in found
+            ]
+            totals = [t + select(i < count, x, Float32(0.0)) for t, x in zip(totals, terms, strict=True)]
+        totals = [self.over_all(total) for total in totals]
+        share = Float32(1.0) / totals[-1]
+        if const_expr(s.math == "share"):
+            results = {"result": [share * Int32(number).bitcast(Float32), share]}
+        elif const_expr(s.math == "mean"):
+            results = {"result": [totals[0] * share], "share": [share]}
         else:
-            results = [total * scale]
-        for j in cutlass.range_constexpr(len(results)):
-            gY, value = element(self.result, result, j), results[j].to(self.result)
-            if tidx == 0:
-                gY[0] = value
+            results = {"result": [totals[0] * scale]}
+        for name in results:
+            dtype = self.result if const_expr(name == "result") else Float32
+            for j in cutlass.range_constexpr(len(results[name])):
+                gY, value = element(dtype, at[name], j), results[name][j].to(dtype)
+                if tidx == 0:
+                    gY[0] = value
+
+    @staticmethod
+    def over_all(total: Float32) -> Float32:
+        """The sum over all threads."""
+        smem = cutlass.memory.SmemAllocator()
+        buffer = smem.allocate_tensor(Float32, cute.make_layout((1, (THREADS // WARP, 1))), byte_alignment=8)
+        return across_warps(SUM, SUM.lanes((total,), WARP), buffer, None, Int32(0), 1)[0]

@@ -50,7 +50,7 @@ class Scalars:
         full = len(math.inputs) + len(math.outputs)
         self.inputs, self.full = range(len(math.inputs)), range(full)
         self.group_inputs = {name: full + i for i, name in enumerate(math.group_inputs)}
-        self.marks = bool(spec.prologue.target)
+        self.marks = bool(spec.prologue.target) and len(math.outputs) > 0
         self.absent = NOWHERE if spec.prologue.ranks else -1
         self.selects = "index" in math.group_inputs and "found" not in math.group_inputs
         self.group_names = [name for name in math.group_inputs if self.marks or name != "index"]
@@ -124,7 +124,7 @@ class Scalars:
         """What a row has one of, in all of its threads."""
         found = floats(self.spec.prologue, launch.numbers)
         found |= dict(zip(self.group_names, of_group, strict=True))
-        if self.spec.prologue.target == "loss":  # of a row that is ignored nothing counts
+        if self.marks and self.spec.prologue.target == "loss":  # of a row that is ignored nothing counts
             found["alpha"] = select(found["index"] > self.absent, found["alpha"], Float32(0.0))
         return found
 

@@ -3,7 +3,7 @@
 All here is index arithmetic, see `common.index`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64
@@ -103,6 +103,14 @@ def row_of(launch: Launch, tile: Int64, m: int, place: Int32 | int = 0) -> Row:
         seen = smaller(limit, reach - head - launch.first)
     start = head + launch.first + launch.tXcX[(0, m), 0, 0][1]
     return Row(launch, tile, m, index, at, inside, head, body, limit, seen, reach, start, place)
+
+
+def tile_of(row: Row, number: Int32) -> Row:
+    """A tile of a row that comes in several, as if the row began there."""
+    first = number * row.launch.spec.tiler[1]
+    launch = replace(row.launch, first=row.launch.first + first)
+    left = {"limit": row.limit - first, "seen": row.seen - first}
+    return replace(row, launch=launch, start=row.start + first, **left)
 
 
 def following(spec: RowClass, k: int) -> tuple[int, int]:

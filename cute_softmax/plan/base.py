@@ -82,5 +82,5 @@ class PlanBase:
 
     @property
     def movement(self) -> str:
-        """How data reaches the threads: "short", "row", "column", "split" or "matmul"."""
+        """How data reaches the threads: "short", "row", "stream", "column", "split" or "matmul"."""
         return self.kernel.movement

@@ -8,6 +8,7 @@ from . import MATHS, VECTORS_PER_ROW, NotPlanned, RowClass, row_class, vector_of
 from .hardware import Architecture
 from .problem import check_float
 from .short import ShortClass, short_class
+from .stream import StreamClass, stream_class
 from .table import Table, table_of
 
 
@@ -30,6 +31,8 @@ def longest_row(c: RowClass | ShortClass) -> int:
     """The longest row in elements that a class is chosen for, wherever the row begins."""
     if isinstance(c, ShortClass):
         return c.columns or c.capacity
+    if isinstance(c, StreamClass):
+        return c.capacity
     fits = c.tiler[1] // c.line * c.line * c.cluster_n if c.cluster_n > 1 else c.tiler[1]
     # Short rows have narrower vectors: a class of those ends where wider ones begin.
     return (
@@ -85,6 +88,14 @@ def classes(
         if ragged == edges:
             yield c
         columns = longest_row(c) + 1
+
+
+def of_long_rows(
+    math: str, architecture: Architecture, dtypes: tuple[str, ...], *, edges: bool = False
+) -> list:
+    """The class of the many rows that are too long to be held, of maths that read alone."""
+    found = stream_class(math, architecture, dtypes, edges=edges)
+    return [] if found is None else [found]
 
 
 def of_few_rows(math: str, architecture: Architecture, dtypes: tuple[str, ...], **how) -> list[RowClass]:

@@ -18,6 +18,7 @@ from .ranks import LEFT_OVER, ring_class
 from .row import RowClass, row_class, vector_of
 from .row_plan import Plan
 from .short import ShortPlan, plan_short
+from .stream import long_and_many, stream_class
 from .table import table_of
 
 # Reads ask to be evicted from L2 last if the tensors together are larger than this multiple of it. What is written
@@ -162,22 +163,26 @@ def _plan_rows(
         access[i] and not any(s for n, s in zip(kept, strides[i], strict=True) if n.size > 1)
         for i in facts.beside
     )
-    shape = {"edges": edges, "access": access, "kept_modes": len(kept), "prologue": prologue}
+    how = {"edges": edges, "kept_modes": len(kept), "prologue": prologue}
+    streamed = None
+    if not (invariant or prologue.ranks) and long_and_many(rows, columns, dtypes[0], device):
+        streamed = stream_class(math_name, device.architecture, problem.dtypes, online=online, **how)
     try:
         if prologue.ranks:
-            c = ring_class(math_name, device.architecture, problem.dtypes, columns, **shape)
+            c = ring_class(math_name, device.architecture, problem.dtypes, columns, access=access, **how)
         else:
-            c = row_class(
+            c = streamed or row_class(
                 math_name,
                 device.architecture,
                 problem.dtypes,
                 columns,
-                **shape,
+                access=access,
                 online=online,
                 ctas=ctas_a_row(device, rows),
                 table=table,
                 invariant=invariant,
                 common=common,
+                **how,
             )
     except NotPlanned:
         return None

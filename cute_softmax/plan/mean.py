@@ -1,4 +1,4 @@
-"""Plans of the two kernels around the losses of rows, a CTA each: what a mean divides by, and the mean."""
+"""Plans of the kernels around the losses of rows, a CTA each: what a mean divides by, and the mean."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from .hardware import Device
 from .maths import check_counts
 
 THREADS, UNROLL = 1024, 4
-MATHS = ("share", "total")
 
 
 @dataclass(frozen=True)
@@ -18,7 +17,8 @@ class MeanClass(ClassBase):
     """What is compiled.
 
     math: "share": of int64 targets, one over the number of those that are not `ignore`, behind that times a number;
-        "total": the sum of float32 numbers, times another if `shared`.
+        "total": the sum of float32 numbers, times another if `shared`; "mean": the sum of float32 numbers over as many
+        as targets of "share" count, and one over these.
     dtypes: of the elements and of the result.
     """
 
@@ -31,8 +31,17 @@ class MeanClass(ClassBase):
 
     @property
     def signature(self) -> str:
-        """The numbers of `MeanPlan.arguments`, and the addresses of the elements, of the factor and of the result."""
-        return "lll" + "lll"
+        """The numbers of `MeanPlan.arguments`, and the addresses of the operands."""
+        return "lll" + "l" * len(self.operands)
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """The tensors of a launch, in their order."""
+        return {
+            "share": ("targets", "result"),
+            "total": ("elements", "factor", "result") if self.shared else ("elements", "result"),
+            "mean": ("elements", "targets", "result", "share"),
+        }[self.math]
 
     @property
     def name(self) -> str:
@@ -51,7 +60,11 @@ class MeanPlan(PlanBase):
     number: int = 0
 
     scratch: ClassVar[int] = 0
-    operand_strides: ClassVar[tuple[tuple[int, ...], ...]] = ((), (), ())
+
+    @property
+    def operand_strides(self) -> tuple[tuple[int, ...], ...]:
+        """None: all lie side by side."""
+        return ((),) * len(self.kernel.operands)
 
     @property
     def arguments(self) -> tuple[int, ...]:
@@ -70,3 +83,10 @@ def plan_total(elements: int, dtype: str, shared: bool, device: Device) -> MeanP
     """The plan of the sum of so many float32 numbers, times a factor if `shared`, in a dtype; see `plan_share`."""
     check_counts({"elements": elements})
     return MeanPlan(MeanClass("total", device.architecture.name, ("fp32", dtype), shared), elements)
+
+
+def plan_mean(elements: int, ignore: int, dtype: str, device: Device) -> MeanPlan:
+    """The plan of the mean of so many float32 numbers, those that count by their targets, in a dtype; see
+    `plan_share`."""
+    check_counts({"elements": elements})
+    return MeanPlan(MeanClass("mean", device.architecture.name, ("fp32", dtype)), elements, ignore)

@@ -68,8 +68,8 @@ def recurrence_of(c: RowClass) -> int:
     where a maximum of all lanes comes first, and for sums and maxima alone."""
     if c.math in ("amax", "sum") or c.math.endswith("_backward") or not c.online:
         return 0
-    reads_only = c.math != "softmax"
-    by_parts = c.staging[0] != "direct" if reads_only else c.keeps_shared or not c.keep
+    staged = c.staging[0] != "direct"
+    by_parts = staged if c.math != "softmax" else c.keeps_shared or (staged and not c.keep)
     return c.part if by_parts or c.prologue.averages or c.prologue.softcap else 0
 
 

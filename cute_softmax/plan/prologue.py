@@ -30,7 +30,22 @@ _TAKES = {
     "softmax_backward": ({"scale", "causal", "alpha", "sink", "state", "ranks"}, {"bias", "mask", "zero"}),
     "log_softmax": ({"scale", "bias", "mask", "causal", "zero", "sink", "ranks"}, set()),
     "log_softmax_backward": ({"scale", "mask", "causal", "sink", "ranks"}, {"bias", "zero"}),
-    "logsumexp": ({"scale", "bias", "mask", "causal", "against", "sink", "state"}, {"zero"}),
+    "logsumexp": (
+        {
+            "scale",
+            "softcap",
+            "bias",
+            "mask",
+            "causal",
+            "against",
+            "sink",
+            "target",
+            "squares",
+            "even",
+            "state",
+        },
+        {"zero"},
+    ),
     "entropy": ({"scale", "softcap", "bias", "mask", "causal", "zero", "state"}, set()),
     "selective": ({"scale", "softcap", "even", "state"}, set()),
     "selective_entropy": ({"scale", "softcap", "state"}, set()),
@@ -49,9 +64,9 @@ class Prologue:
         kept mode (see `problem.canonical`), the offset a number.
     zero: a group of which nothing is left gives zeros (a log_softmax -inf) instead of NaN.
     target: ``alpha * (softmax(score) - 1)`` at one element of each group, which an operand "index" names. "found": an
-        operand of that name has the logarithm of the softmax there. "loss": it is made here, with the cross entropy and
-        the logsumexp of each group as results of their own; groups whose index is the number "ignore" count nothing.
-        For an `alpha` of "groups".
+        operand of that name has the logarithm of the softmax there. "loss": it is made here, with the cross entropy of
+        each group as a result of its own; groups whose index is the number "ignore" count nothing. For an `alpha` of
+        "groups". Of "logsumexp": these cross entropies and nothing else.
     squares: of that loss the square of the logsumexp is a part, times the number "squares".
     more: at the target an operand of that name is added, once for each group.
     entropy: ``softmax(score) * (alpha + down * (log softmax(score) + entropy))``, with operands "down" and "entropy" of
@@ -194,8 +209,8 @@ class Prologue:
             self.ranks and "rows that go on on other ranks",
             self.alpha and f"results times {how[self.alpha]}",
             self.zero and "zeros where nothing is left",
-            self.target and "one less at the target",
-            self.target == "loss" and "the cross entropy and the logsumexp of each row",
+            self.target and "one less at the target" * bool(self.alpha),
+            self.target == "loss" and "the cross entropy of each row",
             self.squares and "the square of the logsumexp added",
             self.more and "a number of each row added at the target",
             self.entropy and "the gradient of the entropies added",
@@ -244,14 +259,16 @@ def facts_of(math_name: str, online: bool, prologue: Prologue) -> Math:
         )
     backward = math_name.endswith("_backward")
     inputs = () if backward else ("bias",) * prologue.bias + ("mask",) * prologue.mask
-    results = ("loss", "lse") if prologue.target == "loss" else ()
+    results = facts.group_outputs
+    if prologue.target == "loss":
+        results = ("loss",)
     if prologue.sink and facts.outputs:
         results = OF_SINKS[backward : backward + 1]
     return replace(
         facts,
         inputs=facts.inputs + inputs,
         group_inputs=facts.group_inputs + prologue.groups,
-        group_outputs=facts.group_outputs + results,
+        group_outputs=results,
     )
 
 

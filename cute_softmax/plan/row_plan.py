@@ -95,10 +95,12 @@ class Plan(PlanBase):
         }.get(c.warps_per_row, f"{c.warps_per_row} warps share a row")
         if c.cluster_n > 1:
             where = f"a cluster of {c.cluster_n} CTAs shares a row, {c.warps_per_row} warps in each"
+        if c.movement == "stream":
+            where = f"a CTA a row, {c.warps_per_row} warps, tile after tile"
         staging = ", ".join(f"{n}: {s}" for n, s in zip(c.facts.inputs, c.staging, strict=True))
         lines = [
             f"{c.math} of {self.rows} rows of {self.columns}, {' -> '.join(c.own_dtypes)}, for {c.architecture}",
-            f"  movement   row: {where}; class {c.name}",
+            f"  movement   {c.movement}: {where}; class {c.name}",
             *self.given,
             f"  threads    {c.threads} a CTA, {c.threads_per_row} a row; tile {c.tiler[0]} x {c.tiler[1]}",
             f"  thread     {c.steps} vectors of {c.vector} elements, {c.rows_per_thread} row(s); "

@@ -104,6 +104,9 @@ class Table:
             # of costs a CTA an SM.
             few, many = listed("log_softmax")
             return (_roomier(few), _roomier(many)) if prologue.softcap else (few, many)
+        reads = not MATHS[math_name, True].outputs
+        if reads and prologue.target:
+            return listed("selective")
         if prologue.target == "loss" and prologue.even:
             # A mean is a number more for each thread: where registers hold the row it costs a CTA an SM.
             few, many = listed("loss")
@@ -111,11 +114,7 @@ class Table:
         if prologue.target == "loss":
             return listed("loss")
         numbers = prologue.packs or prologue.softcap or prologue.even
-        if (
-            not MATHS[math_name, True].outputs
-            and numbers
-            and not (prologue.mask or prologue.bias or prologue.causal)
-        ):
+        if reads and numbers and not (prologue.mask or prologue.bias or prologue.causal):
             return listed("selective")
         gradient = math_name.endswith("_backward")
         # What is kept: the exponentials, or the scores, where they are used three times.

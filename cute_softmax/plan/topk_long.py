@@ -22,21 +22,38 @@ from .prologue import NO_PROLOGUE, Prologue
 THREADS = 256
 STEPS = 4  # vectors of a thread in a tile
 STAGES = 2  # tiles in shared memory: one is worked on, the next one is on its way
-# CTAs of a multiprocessor: while one looks for a threshold the reads of others go on. Of 16-bit rows the kernel takes
-# about 250 of the 440 instructions that a multiprocessor of an H200 can issue while the 2 KB of a warp arrive. Not
-# measured.
-MIN_BLOCKS = 3
-# Places for candidates in shared memory, by the k that they are for: four times as many as there are in a usual tile.
-FEW, PLACES = 32, (512, 2048)
+MIN_BLOCKS = 3  # CTAs of a multiprocessor: while one looks for a bound the reads of others go on
 MOST = 1024  # the largest k
 SHARES = (
     16  # of a row at most: a warp reads their states, and their candidates must fit where those of one do
 )
 KEY = 8  # bytes
-# Words of shared memory: how many candidates there are, a flag, how many elements are larger than the chosen one, and a
-# number for each bit of a key, see `kernels.topk.candidates`.
-COUNT, FLAG, LARGER, COUNTS = 0, 1, 2, 4
+# Words of shared memory: how many candidates there are, a flag, how many elements are larger than the chosen one, how
+# many vectors have been noted, the least and the largest number of a group, and a number for each bit of a key; see
+# `kernels.topk`.
+COUNT, FLAG, LARGER, NOTED, LEAST, MOST_OF_ALL, COUNTS = 0, 1, 2, 3, 4, 5, 8
 WORDS = COUNTS + 64
+COLUMN = 4  # bytes beside a vector that is noted
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a CTA has room for, by the largest k that it is for.
+
+    places: for candidates. groups: of a thread's elements, of each of which the largest is known: the k-th largest of
+    all groups is a bound, tighter the more there are. spare: vectors that are noted before candidates are made of them,
+    beside those of a whole tile.
+    """
+
+    k: int
+    places: int
+    groups: int
+    spare: int
+
+
+# What is noted of usual rows has room in `spare` up to a k of 128, so that candidates are made once, at the end.
+ROOMS = (Room(32, 512, 1, 256), Room(256, 1024, STEPS, 512), Room(MOST, 2048, STEPS, 256))
+NO_ROOM = Room(0, 0, 0, 0)
 HEADER, STATE = 4, 16  # bytes in global memory: a row's count of shares, and what a share's state takes
 
 
@@ -50,7 +67,7 @@ class LongTopkClass(ClassBase):
         dtypes: Of the row.
         vector: Elements of one access to the row.
         edges: Whether rows may begin or end off a vector boundary, so that scalars are handled apart.
-        places: For candidates in shared memory; 0 where nothing is selected.
+        most: The largest k of its `room` in shared memory; 0 where nothing is selected.
         chosen: Whether an index chooses an element of each row, whose rank is counted.
         split: Whether several CTAs share a row.
         scaled: Whether the logits are multiplied by a positive number.
@@ -70,7 +87,7 @@ class LongTopkClass(ClassBase):
     dtypes: tuple[str, ...]
     vector: int
     edges: bool
-    places: int
+    most: int
     chosen: bool
     split: bool
     scaled: bool
@@ -78,6 +95,21 @@ class LongTopkClass(ClassBase):
     @property
     def fields(self) -> dict:
         return {**super().fields, "math": self.math, "movement": self.movement}
+
+    @property
+    def room(self) -> Room:
+        """What is in shared memory beside the tiles."""
+        return room_of(self.most)
+
+    @property
+    def places(self) -> int:
+        """For candidates in shared memory."""
+        return self.room.places
+
+    @property
+    def noted(self) -> int:
+        """Places for vectors that may have candidates: a whole tile's, where it comes to that."""
+        return THREADS * STEPS + self.room.spare if self.most else 0
 
     @property
     def prologue(self) -> Prologue:
@@ -108,7 +140,8 @@ class LongTopkClass(ClassBase):
     @property
     def shared_memory(self) -> int:
         """Bytes of shared memory of a CTA."""
-        staged = STAGES * self.tile * ITEM_SIZE[self.dtypes[0]]
+        vector = self.vector * ITEM_SIZE[self.dtypes[0]]
+        staged = STAGES * THREADS * STEPS * vector + self.noted * (vector + COLUMN)
         return staged + KEY * (self.places + THREADS // WARP) + 4 * WORDS
 
     @property
@@ -117,7 +150,7 @@ class LongTopkClass(ClassBase):
         return (
             "x",
             *["index"] * self.chosen,
-            *["values", "indices"] * bool(self.places),
+            *["values", "indices"] * bool(self.most),
             *("max", "log"),
             *["found", "ranks"] * self.chosen,
         )
@@ -133,9 +166,18 @@ class LongTopkClass(ClassBase):
     def name(self) -> str:
         """A readable name, unique among classes of one math, dtypes and architecture."""
         parts = [f"{THREADS}x{STEPS}x{self.vector}"]
-        parts += [f"places{self.places}"] * bool(self.places)
+        parts += [f"most{self.most}"] * bool(self.most)
         flags = ("edges", "chosen", "split", "scaled")
         return "_".join([*parts, *(flag for flag in flags if getattr(self, flag))])
+
+
+def room_of(k: int) -> Room:
+    """The room that finding the k largest takes. Raises NotPlanned for more than `MOST`."""
+    if not k:
+        return NO_ROOM
+    if k > MOST:
+        raise NotPlanned(f"k is {k}: at most {MOST} are selected of rows this long")
+    return next(room for room in ROOMS if k <= room.k)
 
 
 @dataclass(frozen=True)
@@ -201,8 +243,9 @@ class LongTopkPlan(PlanBase):
         ]
         if self.k:
             lines += [
-                f"  selects    what is at or above the {self.k}th largest of the threads' maxima goes to {c.places} "
-                "places in shared memory; where those run out, an exact threshold is looked for bit by bit",
+                f"  selects    vectors that reach the {self.k}th largest of {THREADS * c.room.groups} groups' maxima "
+                f"are noted in {c.noted} places, and what of them still does when these fill, or the row ends, goes to "
+                f"{c.places}; where those run out, an exact threshold is looked for bit by bit",
                 "  ties       to the lowest index; NaN is larger than any number",
             ]
         share = (
@@ -232,8 +275,7 @@ def plan_topk_long(
     the dtype alone: vectors begin where rows do, of others a copy is read, and no row is shared.
     Raises NotPlanned for a k above `MOST`, and for more rows or columns than 32 bits count.
     """
-    if k > MOST:
-        raise NotPlanned(f"k is {k}: at most {MOST} are selected of rows this long")
+    room = room_of(k)
     check_counts({"rows": rows, "columns": columns})
     widest, stride = ALIGNMENT // ITEM_SIZE[operand.dtype], operand.strides[0] if rows > 1 else 0
     copied = False
@@ -242,12 +284,11 @@ def plan_topk_long(
         copied = bool(operand.offset % vector or stride % vector)
     else:
         vector, edges = widest, bool(operand.offset % widest or stride % widest or columns % widest)
-    places = 0 if not k else PLACES[k > FEW]
     tiles = max(math.ceil(columns / (THREADS * STEPS * vector)), 1)
     shares = 1
     if not invariant:
         wanted = max(device.multiprocessors * MIN_BLOCKS // rows, 1)
-        shares = min(wanted, tiles, SHARES, places // k if k else SHARES)
+        shares = min(wanted, tiles, SHARES, room.places // k if k else SHARES)
     each = math.ceil(tiles / shares)
     shares = math.ceil(tiles / each)
     c = LongTopkClass(
@@ -255,7 +296,7 @@ def plan_topk_long(
         dtypes=(operand.dtype,),
         vector=vector,
         edges=edges,
-        places=places,
+        most=room.k,
         chosen=index_stride is not None,
         split=shares > 1,
         scaled=scaled,

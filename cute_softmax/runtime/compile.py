@@ -33,6 +33,10 @@ def kernel_of(c: ClassBase) -> Any:
         from ..kernels.row import RowKernel
 
         return RowKernel(c, build_math(c))
+    if c.movement == "stream":
+        from ..kernels.row_stream import StreamKernel
+
+        return StreamKernel(c, build_math(c))
     if c.movement == "short":
         from ..kernels.short import ShortKernel
 
@@ -110,10 +114,10 @@ def build_math(c: RowClass | PanelClass) -> Any:
         "log_softmax_backward": lambda: maths.LogSoftmaxBackward(
             precise=c.precise, masked=p.mask or p.causal, keep=c.keep, total=total
         ),
-        "logsumexp": lambda: maths.LogSumExp(source, online=c.online, exp=logs),
-        "entropy": lambda: maths.Entropy(source, online=c.online),
-        "selective": lambda: maths.Selected(source, online=c.online, exp=logs),
-        "selective_entropy": lambda: maths.SelectedEntropy(source, online=c.online),
+        "logsumexp": lambda: maths.LogSumExp(source, online=c.online, part=c.part, exp=logs),
+        "entropy": lambda: maths.Entropy(source, online=c.online, part=c.part),
+        "selective": lambda: maths.Selected(source, online=c.online, part=c.part, exp=logs),
+        "selective_entropy": lambda: maths.SelectedEntropy(source, online=c.online, part=c.part),
         "amax": maths.Maximum,
         "sum": lambda: maths.Sum(total),
     }[c.math]()

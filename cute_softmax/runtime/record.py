@@ -26,11 +26,12 @@ def kinds() -> dict[str, type[ClassBase]]:
     from ..plan.rescale import RescaleClass
     from ..plan.shards import MergeClass, SliceClass
     from ..plan.short import ShortClass
+    from ..plan.stream import StreamClass
     from ..plan.topk import TopkClass
     from ..plan.topk_long import LongTopkClass
 
     matmul = MatmulClass, MatmulBackwardClass, MatmulDeltaClass
-    every = RowClass, ShortClass, PanelClass, *matmul, MeanClass, RescaleClass
+    every = RowClass, StreamClass, ShortClass, PanelClass, *matmul, MeanClass, RescaleClass
     every += MergeClass, SliceClass, TopkClass, LongTopkClass
     return {kind.__name__: kind for kind in every}
 

@@ -12,6 +12,7 @@ every class as it is done, the smallest first, so that a run that is cut off has
     --movements prologue matmul (rows of the softmax family and of masked scores; softmax_matmul and its gradient)
     --movements heads (entropies, log-probabilities of chosen elements and cross entropies, with their gradients)
     --movements short (rows of a few elements that lie one behind another)
+    --movements stream (long rows that are only read, tile after tile)
     --movements shifted (columns that begin off vector boundaries)
     --movements losses (losses in one visit, the kernels around them, routers)
     --movements scores (columns and rows that several CTAs share, of scores)
@@ -50,6 +51,7 @@ import sanitize_losses  # noqa: E402
 import sanitize_matmul  # noqa: E402
 import sanitize_shards  # noqa: E402
 import sanitize_short  # noqa: E402
+import sanitize_stream  # noqa: E402
 import scored_panels  # noqa: E402
 from families import Case  # noqa: E402
 from sanitizing import Job  # noqa: E402
@@ -351,6 +353,8 @@ def main() -> int:
     found = [*row_jobs(arch, own, options.dtypes)] if "row" in options.movements else []
     if "short" in options.movements:
         found += sanitize_short.jobs(options.maths, options.dtypes)
+    if "stream" in options.movements:
+        found += sanitize_stream.jobs(options.maths, options.dtypes)
     if "prologue" in options.movements:
         found += sanitize_family.jobs(launch.device_facts(0), options.maths, options.dtypes)
     if "heads" in options.movements:

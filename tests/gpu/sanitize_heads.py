@@ -87,6 +87,14 @@ HEADS = {
         partial(c.cross_entropy, label_smoothing=0.1, softcap=5.0, one_visit=False),
         _smoothed_right,
         (
+            ("logsumexp", Prologue(softcap=True, target="loss", even=True)),
+            ("softmax", Prologue(softcap=True, alpha="groups", target="loss", even=True)),
+        ),
+    ),
+    "smoothing, beside logsumexps": Head(
+        lambda x, i: c.cross_entropy(x, i, label_smoothing=0.1, softcap=5.0, return_lse=True)[0],
+        _smoothed_right,
+        (
             ("selective", Prologue(softcap=True, even=True)),
             ("softmax", Prologue(softcap=True, alpha="groups", target="found", more=True, even=True)),
         ),

@@ -2,7 +2,8 @@
 with their gradients, in every state of torch.
 
 Forward is one read of both inputs, and so is the gradient in either of them; what is kept beside them is a number of
-each row. Rows that no kernel holds on chip (strided or very long ones) are torch's operations'.
+each row. Rows that no kernel holds on chip (strided or very long ones) are torch's operations'. Eager calls that repeat
+have a form.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ import torch
 
 from ...plan import NotPlanned
 from ...runtime import launch
+from ...runtime.invariance import inside
+from ..common import forms
 from ..common.arguments import served
+from ..common.forms import Place, guard
 from ..common.formulas import over, shape_of_rows, wide
 from ..common.operators import Function, needed, operator_of, ways_of
-from ..common.state import Ways, batched, jvp_rule, transformed
+from ..common.state import TENSORS, Ways, batched, jvp_rule, recorder, transformed, unseen
 from .kernels import product, scaled
 
 Tensor = torch.Tensor
@@ -200,3 +204,84 @@ def serve(input: Tensor, target: Tensor, pair: Pair) -> Tensor:
 def gradient(*call) -> Tensor:
     """`Gradient` in any state of torch."""
     return _GRADIENT.serve(call, call[:-1], call[:-1])
+
+
+# -- Calls that repeat -------------------------------------------------------------------------------------------------
+
+known = forms.Forms()
+
+
+class Form:
+    """All eager calls on tensors of one device, shapes, strides and dtypes whose other arguments are equal: decided
+    once. options: the arguments that are no tensors, as the caller gave them; result: the dtype of the loss."""
+
+    __slots__ = (
+        *("_matches", "_numbers", "_options", "_records", "_run", "_types"),
+        *("follower", "pair", "result"),
+    )
+
+    def __init__(self, input: Tensor, target: Tensor, pair: Pair, options: tuple, result: torch.dtype):
+        self._matches = guard(input, target)
+        self._options, self._types = options, [*map(type, options)]
+        self._records, self.pair, self.result = input.requires_grad or target.requires_grad, pair, result
+        loss = torch.empty(shape_of_rows(input.shape, pair.dims), dtype=torch.float32, device=input.device)
+        prologue, self._numbers = scaled(pair.scale, against=pair.against)
+        operands, how = (input, target, loss.expand(input.shape)), {"prologue": prologue}
+        try:
+            call = launch.call_of(
+                "logsumexp", operands, pair.dims, aligned=True, invariant=pair.invariant, **how
+            )
+        except NotPlanned:
+            self._run = self._anywhere
+        else:
+            results = [(loss.shape, loss.stride(), torch.float32)]
+            self._run = forms.launching(call, Place(input), self._anywhere, results, [0, 0])
+
+    def fits(self, input: Tensor, target: Tensor, options: tuple) -> bool:
+        """Whether a call is of this form."""
+        return (
+            options == self._options
+            and [*map(type, options)] == self._types
+            and self.pair.invariant is inside()
+            and type(target) in TENSORS
+            and self._matches(input, target)
+        )
+
+    def __call__(self, input: Tensor, target: Tensor) -> Tensor:
+        """The loss of each row, recorded by autograd where it records."""
+        if self._records and torch.is_grad_enabled():
+            return record(input, target, self)
+        return self.losses(input, target)
+
+    def losses(self, input: Tensor, target: Tensor) -> Tensor:
+        """`Divergence.forward` for tensors of this form."""
+        return self._run(input, target, *self._numbers)
+
+    def _anywhere(self, input: Tensor, target: Tensor, *_: float) -> Tensor:
+        return Divergence.forward(input, target, self.pair)
+
+
+class Recorded(torch.autograd.Function):
+    """(input, target, form) -> the losses of the form; kept and differentiated as by `Divergence`."""
+
+    @staticmethod
+    def forward(ctx, input, target, form):
+        loss = form.losses(input, target)
+        Divergence.setup_context(ctx, (input, target, form.pair), loss)
+        return loss
+
+    @staticmethod
+    def backward(ctx, grad):
+        return Divergence.backward(ctx, grad)
+
+
+record = recorder(Recorded)
+
+
+def first(input: Tensor, target: Tensor, pair: Pair, options: tuple, result: torch.dtype) -> Tensor:
+    """The losses of a call that is the first of its form, or has none."""
+    if unseen(input, target) and on_kernel(input, target):
+        form = Form(input, target, pair, options, result)
+        known.remember(input, form)
+        return form(input, target)
+    return serve(input, target, pair)

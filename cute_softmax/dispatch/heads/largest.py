@@ -1,7 +1,7 @@
 """The largest log-probabilities of rows of any length, and a chosen element's with its rank, in every state of torch.
 
 All come from one read of the rows. To derivatives they are log-probabilities at an index like others, so that their
-gradient is the one of `calls`.
+gradient is the one of `calls`. Eager calls that repeat have a form.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ import torch
 from ...plan.problem import Operand
 from ...plan.topk_long import plan_topk_long
 from ...runtime import launch
+from ...runtime.invariance import inside
+from ..common.forms import Forms, Place, guard
 from ..common.operators import Function, operator_of, ways_of
-from ..common.state import jvp_rule, transformed
+from ..common.state import jvp_rule, recorder, transformed, unseen
 from ..topk.kernels import as_planned, matrix, ranked
 from .calls import gradient_of, on_kernel
 from .kernels import Rows, statistics_formula
@@ -39,19 +41,14 @@ class Largest:
         return Rows(self.dims, self.scale, invariant=self.invariant)
 
 
-def find(input: Tensor, index: Tensor | None, spec: Largest) -> tuple[Tensor, ...]:
-    """`formula` by our kernel, in float32. Raises NotPlanned for a k that is more than it selects."""
+def find(
+    input: Tensor, index: Tensor | None, spec: Largest, call: launch.Call | None = None
+) -> tuple[Tensor, ...]:
+    """`formula` by our kernel, in float32; call: for tensors of this form, if it is known. Raises NotPlanned for a k
+    that is more than it selects."""
     rows = matrix(input)
     index = None if index is None else index.reshape(-1)
-    call = _call(
-        rows.get_device(),
-        *rows.shape,
-        spec.k,
-        launch.operand(rows),
-        None if index is None else index.stride(0),
-        spec.scale != 1,
-        spec.invariant,
-    )
+    call = call or call_of(rows, index, spec)
     rows = as_planned(rows, call)
 
     def new(size: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -65,6 +62,19 @@ def find(input: Tensor, index: Tensor | None, spec: Largest) -> tuple[Tensor, ..
     numbers = (spec.scale,) if spec.scale != 1 else ()
     call.on_device(input.get_device(), *[t.data_ptr() for t in operands], numbers=numbers)
     return values, indices, found, ranks, top, log
+
+
+def call_of(rows: Tensor, index: Tensor | None, spec: Largest) -> launch.Call:
+    """The Call for a matrix as `matrix` gives it, and an index of its rows."""
+    return _call(
+        rows.get_device(),
+        *rows.shape,
+        spec.k,
+        launch.operand(rows),
+        None if index is None else index.stride(0),
+        spec.scale != 1,
+        spec.invariant,
+    )
 
 
 def _nothing(like: Tensor) -> tuple[Tensor, Tensor]:
@@ -181,3 +191,79 @@ def serve(input: Tensor, index: Tensor | None, spec: Largest) -> tuple[Tensor, .
     if not on_kernel(input):
         return formula(input, index, spec)
     return _WAYS.serve((input, index, spec), (input, index), (input,))
+
+
+# -- Calls that repeat -------------------------------------------------------------------------------------------------
+
+known = Forms()
+
+
+class Form:
+    """All eager calls on tensors of one device, shapes, strides and dtypes whose other arguments are equal: decided
+    once. options: the arguments that are no tensors, as the caller gave them; result: the dtype of the numbers."""
+
+    __slots__ = (
+        *("_call", "_chosen", "_matches", "_options", "_place", "_records", "_types"),
+        *("follower", "result", "spec"),
+    )
+
+    def __init__(
+        self, input: Tensor, index: Tensor | None, spec: Largest, options: tuple, result: torch.dtype
+    ):
+        self._matches = guard(input) if index is None else guard(input, index)
+        self._options, self._types, self._chosen = options, [*map(type, options)], index is not None
+        self._place, self._records, self.spec, self.result = Place(input), input.requires_grad, spec, result
+        rows = matrix(input)
+        # Of others a copy is read: those are planned call by call.
+        usual = rows.data_ptr() == input.data_ptr() and not rows.data_ptr() & 15
+        self._call = call_of(rows, None if index is None else index.reshape(-1), spec) if usual else None
+
+    def fits(self, input: Tensor, index: Tensor | None, options: tuple) -> bool:
+        """Whether a call is of this form."""
+        return (
+            options == self._options
+            and [*map(type, options)] == self._types
+            and self.spec.invariant is inside()
+            and (index is not None) is self._chosen
+            and (self._matches(input, index) if self._chosen else self._matches(input))
+        )
+
+    def __call__(self, input: Tensor, index: Tensor | None) -> tuple[Tensor, ...]:
+        """The results of a call of this form, recorded by autograd where it records."""
+        column = None if index is None else index.long().unsqueeze(-1)
+        if self._records and torch.is_grad_enabled():
+            return record(input, column, self)
+        return self.run(input, column)
+
+    def run(self, input: Tensor, column: Tensor | None) -> tuple[Tensor, ...]:
+        """`find` for tensors of this form."""
+        call = None if input.data_ptr() & 15 or not self._place.current() else self._call
+        return find(input, column, self.spec, call)
+
+
+class Recorded(torch.autograd.Function):
+    """(input, index or None, form) -> the results of the form; kept and differentiated as by `Largests`."""
+
+    @staticmethod
+    def forward(ctx, input, index, form):
+        output = form.run(input, index)
+        Largests.setup_context(ctx, (input, index, form.spec), output)
+        return output
+
+    @staticmethod
+    def backward(ctx, *grads):
+        return Largests.backward(ctx, *grads)
+
+
+record = recorder(Recorded)
+
+
+def first(
+    input: Tensor, index: Tensor | None, spec: Largest, options: tuple, result: torch.dtype
+) -> tuple[Tensor, ...]:
+    """The results of a call that is the first of its form, or has none. index: (...)."""
+    if unseen(input, index) and on_kernel(input):
+        form = Form(input, index, spec, options, result)
+        known.remember(input, form)
+        return form(input, index)
+    return serve(input, None if index is None else index.long().unsqueeze(-1), spec)

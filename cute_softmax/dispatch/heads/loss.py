@@ -1,12 +1,13 @@
-"""Both directions of a cross entropy in one visit: the gradient is written while each row is on chip.
+"""Cross entropies of rows with class indices: a kernel forward, and one more backward or none.
 
-Forward reads the logits once and writes their gradient, for an upstream that is known by then: 1, or `grad_scale`.
-Backward hands it out; for another upstream it is multiplied once more, which the device decides by itself.
+In one visit forward reads the logits once and writes their gradient while each row is on chip, for an upstream that is
+known by then: 1, or `grad_scale`. Backward hands it out; for another upstream it is multiplied once more, which the
+device decides by itself. To recompute, forward writes the rows' losses alone, and backward is such a visit, for the
+upstream that has come.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,7 +15,7 @@ from functools import lru_cache
 import torch
 
 from ...plan import Prologue
-from ...plan.mean import plan_share, plan_total
+from ...plan.mean import plan_mean, plan_share, plan_total
 from ...plan.rescale import plan_rescale
 from ...runtime import launch
 from ...runtime.invariance import inside
@@ -30,13 +31,13 @@ Tensor = torch.Tensor
 class Loss:
     """What a call asks for besides tensors.
 
-    mean: of the rows that count; else their sum. squares: the factor on the squared logsumexps. scale: of the logits;
-    softcap: of their multiples, 0 for none. smoothing: the share of all classes in a target.
+    reduction: "mean" of the rows that count, "sum", or "none". squares: the factor on the squared logsumexps. scale: of
+    the logits; softcap: of their multiples, 0 for none. smoothing: the share of all classes in a target.
     grad_scale: the upstream that the gradient is written for, a number or a tensor of one. inplace: over the logits.
     dtype: of the result. invariant: whether the bits of a row must not depend on its company.
     """
 
-    mean: bool
+    reduction: str
     ignore_index: int
     scale: float = 1.0
     squares: float = 0.0
@@ -52,7 +53,7 @@ class Loss:
         scores: float32 numbers of the device."""
         given = isinstance(self.grad_scale, Tensor)
         number = self.scale * (1.0 if given else self.grad_scale)
-        if not self.mean:
+        if self.reduction == "sum":
             share, factor = None, torch.as_tensor(number, dtype=torch.float32, device=target.device)
         elif weights is None:
             factor, share = shares(target, self.ignore_index, number)
@@ -70,11 +71,13 @@ class OneVisit(torch.autograd.Function):
         share, factor = asked.factors(target, weights)
         if weights is None:
             losses, gradient = (
-                visit(rows, target, factor, asked) if form is None else form(rows, target, factor)
+                visit(rows, target, factor, asked) if form is None else form.visit(rows, target, factor)
             )
         else:
             losses, gradient = visit(rows, target, (weights * factor).unsqueeze(-1), asked)
             losses = losses * weights
+        if asked.inplace:
+            torch.autograd.graph.increment_version(rows)
         ctx.gradient, ctx.grad_scale = gradient, asked.grad_scale
         return total(losses, share, asked.dtype)
 
@@ -98,95 +101,176 @@ class OneVisit(torch.autograd.Function):
 in_one_visit = recorder(OneVisit)
 
 
+class Recomputed(torch.autograd.Function):
+    """(logits (..., C), target (...) int64, weights of the rows (...) or None, asked, form or None, again) -> the loss,
+    or those of the rows.
+
+    Keeps the logits and numbers of each row. again: the same of logits by functions that are differentiable twice.
+    """
+
+    @staticmethod
+    def forward(ctx, rows, target, weights, asked, form, again):
+        losses = losses_of(rows, target, asked) if form is None else form.losses(rows, target)
+        losses, share = losses if weights is None else losses * weights, None
+        if asked.reduction == "none":
+            loss = losses.to(asked.dtype)
+        elif asked.reduction == "mean" and weights is None:
+            loss, share = mean(losses, target, asked.ignore_index, asked.dtype)
+        else:
+            share = weights.sum().reciprocal() if asked.reduction == "mean" else None
+            loss = total(losses, share, asked.dtype)
+        ctx.save_for_backward(rows, target, weights, share)
+        ctx.asked, ctx.form, ctx.again = asked, form, again
+        return loss
+
+    @staticmethod
+    def backward(ctx, upstream):
+        rows, target, weights, share = ctx.saved_tensors
+        asked, differentiable = ctx.asked, torch.is_grad_enabled()
+        if differentiable or batched(upstream):
+            with torch.enable_grad():
+                leaf = rows if differentiable else rows.detach().requires_grad_()
+                loss = ctx.again(leaf)
+            (gradient,) = torch.autograd.grad(loss, leaf, upstream, create_graph=differentiable)
+            return gradient, None, None, None, None, None
+        alpha = upstream.to(torch.float32) if share is None else share * upstream
+        alpha = alpha if asked.scale == 1 else alpha * asked.scale
+        alpha = alpha if weights is None else alpha * weights
+        if ctx.form is None:
+            alpha = alpha.unsqueeze(-1) if alpha.dim() else alpha
+            _, gradient = visit(rows, target, alpha, asked)
+        else:
+            _, gradient = ctx.form.visit(rows, target, alpha.contiguous())
+        return gradient, None, None, None, None, None
+
+
+recomputed = recorder(Recomputed)
+
+
+def losses_of(rows: Tensor, target: Tensor, asked: Loss) -> Tensor:
+    """The rows' losses in float32. Raises NotPlanned where no kernel keeps the rows on chip."""
+    losses = torch.empty(rows.shape[:-1], dtype=torch.float32, device=rows.device)
+    prologue, numbers = _asked_of_kernel(asked)
+    operands = _operands(rows, None, target, None, losses)
+    launch.run(
+        "logsumexp",
+        operands,
+        (rows.dim() - 1,),
+        prologue=prologue,
+        numbers=numbers,
+        invariant=asked.invariant,
+    )
+    return losses
+
+
 def visit(rows: Tensor, target: Tensor, alpha: Tensor, asked: Loss) -> tuple[Tensor, Tensor]:
     """(the rows' losses in float32, alpha times their gradients in the scores). Raises NotPlanned where no kernel keeps
     the rows on chip."""
-    losses, lse = torch.empty((2, *rows.shape[:-1]), dtype=torch.float32, device=rows.device)
+    losses = torch.empty(rows.shape[:-1], dtype=torch.float32, device=rows.device)
     gradient = rows if asked.inplace else torch.empty_like(rows)
-    prologue, numbers = _asked_of_kernel(asked)
-    operands = _operands(rows, alpha, target, gradient, losses, lse)
+    prologue, numbers = _asked_of_kernel(asked, alpha="groups")
+    operands = _operands(rows, alpha, target, gradient, losses)
     launch.run(
         "softmax", operands, (rows.dim() - 1,), prologue=prologue, numbers=numbers, invariant=asked.invariant
     )
-    if asked.inplace:
-        torch.autograd.graph.increment_version(rows)
     return losses, gradient
 
 
-def _asked_of_kernel(asked: Loss) -> tuple[Prologue, tuple[float, ...]]:
-    """The prologue of a visit, and its numbers."""
+def _asked_of_kernel(asked: Loss, alpha: str = "") -> tuple[Prologue, tuple[float, ...]]:
+    """The prologue of losses, or with an alpha of a visit, and its numbers."""
+    squares, even = asked.squares != 0, asked.smoothing != 0
     prologue, numbers = scaled(
-        asked.scale,
-        asked.softcap,
-        alpha="groups",
-        target="loss",
-        squares=asked.squares != 0,
-        even=asked.smoothing != 0,
+        asked.scale, asked.softcap, alpha=alpha, target="loss", squares=squares, even=even
     )
     more = *[asked.squares] * prologue.squares, *[asked.smoothing] * prologue.even
     return prologue, (*numbers, asked.ignore_index, *more)
 
 
 def _operands(
-    rows: Tensor, alpha: Tensor, target: Tensor, gradient: Tensor, losses: Tensor, lse: Tensor
+    rows: Tensor, alpha: Tensor | None, target: Tensor, gradient: Tensor | None, losses: Tensor
 ) -> tuple[Tensor, ...]:
-    """What a launch takes, all of the rows' shape."""
-    index, losses, lse = (t.unsqueeze(-1).expand(rows.shape) for t in (target, losses, lse))
-    return rows, alpha.expand(rows.shape), index, gradient, losses, lse
+    """What a launch takes, all of the rows' shape: that of losses alone has neither alpha nor gradient."""
+    index, losses = (t.unsqueeze(-1).expand(rows.shape) for t in (target, losses))
+    if gradient is None:
+        return rows, index, losses
+    return rows, alpha.expand(rows.shape), index, gradient, losses
 
 
 class Form:
     """All eager calls on tensors of one device, shapes, strides and dtypes, without a weight, with the same other
-    arguments: decided once. Raises NotPlanned where no kernel serves them in one visit."""
+    arguments: decided once. visits: in one visit, or to be recomputed. Raises NotPlanned where no kernel serves them.
+    """
 
-    def __init__(self, rows: Tensor, target: Tensor, asked: Loss, arguments: tuple):
-        self.asked, self._arguments = asked, arguments
+    def __init__(self, rows: Tensor, target: Tensor, asked: Loss, arguments: tuple, visits: bool):
+        self.asked, self.visits, self._arguments = asked, visits, arguments
         self._matches = guard(rows, target)
-        # Each result of the rows begins with a whole vector.
-        pitch = -(-math.prod(rows.shape[:-1]) // 4) * 4
-        losses, lse = torch.empty(2, pitch, dtype=torch.float32, device=rows.device)
-        losses, lse = (self._of_rows(t, rows) for t in (losses, lse))
-        prologue, self._numbers = _asked_of_kernel(asked)
+        losses = torch.empty(rows.shape[:-1], dtype=torch.float32, device=rows.device)
+        alpha = losses.unsqueeze(-1) if asked.reduction == "none" else losses.new_empty(())
         gradient = rows if asked.inplace else torch.empty_like(rows, device="meta")
-        operands = _operands(rows, losses.new_empty(()), target, gradient, losses, lse)
-        dims = (rows.dim() - 1,)
-        call = launch.call_of(
-            "softmax", operands, dims, aligned=True, prologue=prologue, invariant=asked.invariant
-        )
-        results = [((2, pitch), (pitch, 1), torch.float32)]
-        results += [(tuple(rows.shape), gradient.stride(), rows.dtype)] * (not asked.inplace)
-        addresses = ["a0", "a1", "a2", "a0" if asked.inplace else "b1", "b0", f"b0 + {4 * pitch}"]
-        self._run = forms.launching(call, Place(rows), self._anywhere, results, [0, None, None], addresses)
+        of_rows = losses.shape, losses.stride(), torch.float32
+        results = [of_rows] + [(rows.shape, gradient.stride(), rows.dtype)] * (not asked.inplace)
+        addresses = ["a0", "a1", "a2", "a0" if asked.inplace else "b1", "b0"]
+        operands = _operands(rows, alpha, target, gradient, losses)
+        self._visit = self._launching("softmax", "groups", operands, results, addresses, self._visit_anywhere)
+        if not visits:
+            operands = _operands(rows, None, target, None, losses)
+            addresses = ["a0", "a1", "b0"]
+            self._losses = self._launching(
+                "logsumexp", "", operands, [of_rows], addresses, self._losses_anywhere
+            )
 
-    @staticmethod
-    def _of_rows(numbers: Tensor, rows: Tensor) -> Tensor:
-        return numbers[: math.prod(rows.shape[:-1])].view(rows.shape[:-1])
+    def _launching(
+        self,
+        name: str,
+        alpha: str,
+        operands: tuple[Tensor, ...],
+        results: list[tuple],
+        addresses: list[str],
+        anywhere: Callable,
+    ) -> Callable:
+        """`forms.launching` of the logits and what lies beside them. addresses: see there."""
+        prologue, self._numbers = _asked_of_kernel(self.asked, alpha)
+        rows = operands[0]
+        call = launch.call_of(
+            name,
+            operands,
+            (rows.dim() - 1,),
+            aligned=True,
+            prologue=prologue,
+            invariant=self.asked.invariant,
+        )
+        offsets = [0, None, None] if alpha else [0, None]
+        return forms.launching(call, Place(rows), anywhere, results, offsets, addresses)
 
     def fits(self, input: Tensor, target: Tensor, arguments: tuple) -> bool:
         """Whether a call is of this form."""
         return (
             self._arguments == arguments
             and self.asked.invariant is inside()
-            and torch.is_grad_enabled()
+            and (torch.is_grad_enabled() or not self.visits)
             and type(target) in TENSORS
             and self._matches(input, target)
         )
 
-    def __call__(self, rows: Tensor, target: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
-        """`visit` of such a call."""
-        found = self._run(rows, factor, target, *self._numbers)
-        if self.asked.inplace:
-            torch.autograd.graph.increment_version(rows)
-        numbers, gradient = (found, rows) if self.asked.inplace else found
-        return self._of_rows(numbers[0], rows), gradient
+    def losses(self, rows: Tensor, target: Tensor) -> Tensor:
+        """`losses_of` of such a call."""
+        return self._losses(rows, target, *self._numbers)
 
-    def _anywhere(
-        self, rows: Tensor, factor: Tensor, target: Tensor, *_: float
+    def visit(self, rows: Tensor, target: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
+        """`visit` of such a call. alpha: a number, or of reduction "none" one of each row."""
+        found = self._visit(rows, alpha, target, *self._numbers)
+        return (found, rows) if self.asked.inplace else found
+
+    def _losses_anywhere(self, rows: Tensor, target: Tensor, *_: float) -> Tensor:
+        """What `_losses` returns, for rows that are misaligned or on another device than the current one."""
+        return losses_of(rows, target, self.asked)
+
+    def _visit_anywhere(
+        self, rows: Tensor, alpha: Tensor, target: Tensor, *_: float
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """What `_run` returns, for rows that are misaligned or on another device than the current one."""
-        losses, gradient = visit(rows, target, factor, self.asked)
-        numbers = losses.reshape(1, -1)
-        return numbers if self.asked.inplace else (numbers, gradient)
+        """Likewise of `_visit`."""
+        found = visit(rows, target, alpha.unsqueeze(-1) if alpha.dim() else alpha, self.asked)
+        return found[0] if self.asked.inplace else found
 
 
 known = forms.Forms()
@@ -208,17 +292,29 @@ def shares(target: Tensor, ignore_index: int, number: float) -> Tensor:
     target, device = target.contiguous(), target.get_device()
     result = torch.empty(2, dtype=torch.float32, device=target.device)
     call = _call(device, plan_share, target.numel(), ignore_index, launch.float_bits(number))
-    call.on_device(device, target.data_ptr(), 0, result.data_ptr())
+    call.on_device(device, target.data_ptr(), result.data_ptr())
     return result
 
 
 def total(numbers: Tensor, factor: Tensor | None, dtype: torch.dtype) -> Tensor:
     """The sum of float32 numbers that lie side by side, times a factor of the device's."""
-    device = numbers.get_device()
-    result = torch.empty((), dtype=dtype, device=numbers.device)
-    call = _call(device, plan_total, numbers.numel(), launch.DTYPE_NAMES[dtype], factor is not None)
-    call.on_device(device, numbers.data_ptr(), 0 if factor is None else factor.data_ptr(), result.data_ptr())
-    return result
+    device, name = numbers.get_device(), launch.DTYPE_NAMES.get(dtype, "fp32")
+    result = torch.empty((), dtype=launch.TORCH_DTYPES[name], device=numbers.device)
+    call = _call(device, plan_total, numbers.numel(), name, factor is not None)
+    call.on_device(device, *[t.data_ptr() for t in (numbers, factor, result) if t is not None])
+    return result.to(dtype)
+
+
+def mean(numbers: Tensor, target: Tensor, ignore_index: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """(the sum of float32 numbers that lie side by side over how many of int64 targets are not ignored, one over that
+    in float32)."""
+    target, device = target.contiguous(), numbers.get_device()
+    name = launch.DTYPE_NAMES.get(dtype, "fp32")
+    result = torch.empty((), dtype=launch.TORCH_DTYPES[name], device=numbers.device)
+    share = torch.empty((), dtype=torch.float32, device=numbers.device)
+    call = _call(device, plan_mean, numbers.numel(), ignore_index, name)
+    call.on_device(device, *[t.data_ptr() for t in (numbers, target, result, share)])
+    return result.to(dtype), share
 
 
 @lru_cache(maxsize=1024)

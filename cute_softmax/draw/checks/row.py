@@ -28,10 +28,17 @@ def pieces(plan: Plan, row: int) -> Pieces:
     return Pieces(plan.columns, vector, start % vector if plan.row_class.edges else 0)
 
 
-def columns_of(plan: Plan, row: int, cta: int) -> range:
-    """The columns of a row's body, counted from the end of its head, that a CTA of the cluster takes."""
-    first = cta * plan.share
-    return range(first, max(first, min(pieces(plan, row).body, first + plan.share)))
+def columns_of(plan: Plan, row: int, cta: int, turn: int = 0) -> range:
+    """The columns of a row's body, counted from the end of its head, that a CTA of the cluster takes. turn: of a row
+    that comes in tiles, which of them."""
+    first = cta * plan.share + turn * plan.row_class.tiler[1]
+    end = min(pieces(plan, row).body, (cta + 1) * plan.share, first + plan.row_class.tiler[1])
+    return range(first, max(first, end))
+
+
+def turns(plan: Plan) -> int:
+    """Tiles of a row that a CTA takes one after the other."""
+    return -(-plan.share // plan.row_class.tiler[1])
 
 
 def requests(plan: Plan, operand: int, tile: int = 0, cta: int = 0) -> Iterator[list[int | None]]:
@@ -78,7 +85,7 @@ def check(plan: Plan) -> Report:
     rows = min(plan.rows, MAX_PHASES)
     for row in range(rows):
         cut = pieces(plan, row)
-        held = [columns_of(plan, row, cta) for cta in range(c.cluster_n)]
+        held = [columns_of(plan, row, cta, turn) for cta in range(c.cluster_n) for turn in range(turns(plan))]
         held = [range(cut.head + h.start, cut.head + h.stop) for h in held]
         slots = c.threads_per_row * c.edge_scalars
         found = unshared(
@@ -87,6 +94,8 @@ def check(plan: Plan) -> Report:
         problems += [f"row {row}: {p}" for p in found]
     moved = tuple(traffic(c, lambda operand: of_first_tile(plan, operand), problems))
     told = "every element of a row has exactly one thread" if not problems else "see the problems"
+    if turns(plan) > 1:
+        told += f", in {turns(plan)} tiles, the first of which is drawn"
     if c.cluster_n > 1:
         told += f", at most {plan.share:,} elements in each of {c.cluster_n} CTAs"
     if c.edges:

@@ -1,6 +1,6 @@
 """What a thread holds of a row, and how it gets from and to global memory."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -262,31 +262,42 @@ class Fragment:
 
     def parts(self, steps: int) -> Iterator[list[Float32]]:
         """The elements in lists of `steps` vectors; the scalars come last."""
-        for k in range(0, len(self.vectors), steps):
-            part = [x for j in range(k, min(k + steps, len(self.vectors))) for x in unpack(self.packed(j))]
-            if k + steps >= len(self.vectors):
-                part += [s.to(Float32) for s in self.scalars]
+        for _, part in self.parts_and_maxima(steps):
             yield part
+
+    def parts_and_maxima(self, steps: int) -> Iterator[tuple[Callable[[], Float32], list[Float32]]]:
+        """`parts`, each behind a function that gives its largest element."""
+        for k in range(0, len(self.vectors), steps):
+            vectors = [self.packed(j) for j in range(k, min(k + steps, len(self.vectors)))]
+            scalars = [s.to(Float32) for s in self.scalars] if k + steps >= len(self.vectors) else []
+            part = [x for vector in vectors for x in unpack(vector)]
+            yield partial(largest, vectors, scalars), part + scalars
 
     def __iter__(self) -> Iterator[Float32]:
         for part in self.parts(1):
             yield from part
 
     def maximum(self) -> Float32:
-        """The largest element; NaN if one is NaN. 16-bit pairs are compared packed, two to an instruction."""
-        words, rest = [], [s.to(Float32) for s in self.scalars]
-        for k in range(len(self.vectors)):
-            vector = self.packed(k)
-            if vector.element_type in PACKED_MAX and cute.size(vector) > 1:
-                dtype = vector.element_type
-                words += words_of(vector)
-            else:
-                rest += unpack(vector)
-        if words:
-            both = cute.make_rmem_tensor(2, dtype)
-            cute.recast_tensor(both, Uint32)[0] = tree(partial(packed_maximum, dtype), words)
-            rest += unpack(both)
-        return tree(online.maximum, rest)
+        """The largest element; NaN if one is NaN."""
+        vectors = (self.packed(k) for k in range(len(self.vectors)))
+        return largest(vectors, [s.to(Float32) for s in self.scalars])
+
+
+def largest(vectors: Iterable[cute.Tensor], scalars: list[Float32]) -> Float32:
+    """The largest element of register vectors and of scalars; NaN if one is NaN. 16-bit pairs are compared packed, two
+    to an instruction."""
+    words, rest = [], [*scalars]
+    for vector in vectors:
+        if vector.element_type in PACKED_MAX and cute.size(vector) > 1:
+            dtype = vector.element_type
+            words += words_of(vector)
+        else:
+            rest += unpack(vector)
+    if words:
+        both = cute.make_rmem_tensor(2, dtype)
+        cute.recast_tensor(both, Uint32)[0] = tree(partial(packed_maximum, dtype), words)
+        rest += unpack(both)
+    return tree(online.maximum, rest)
 
 
 def packed_maximum(dtype: type, a: Uint32, b: Uint32) -> Uint32:

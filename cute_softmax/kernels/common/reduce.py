@@ -19,7 +19,9 @@ from collections.abc import Callable, Iterable
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, Int128, const_expr
+from cutlass import Boolean, Float32, Int32, Int64, Int128, const_expr
+from cutlass._mlir.dialects import nvvm
+from cutlass.cutlass_dsl import T
 
 from ...plan import WARP
 from . import online
@@ -224,6 +226,16 @@ class Both:
     def merge_all(self, states: list) -> tuple:
         each = zip(*map(self.apart, states), strict=True)
         return sum((op.merge_all(list(own)) for op, own in zip(self.parts, each, strict=True)), ())
+
+
+def threads_that(which: Boolean) -> Int32:
+    """Of how many threads of the CTA it is true. All of them come, as to a barrier, which it is."""
+    found = nvvm.barrier(
+        reduction_op=nvvm.BarrierReduction.POPC,
+        reduction_predicate=Int32(which).ir_value(),
+        results=[T.i32()],
+    )
+    return Int32(found)
 
 
 def slot_type(op: Scalar | Online) -> type:

@@ -13,6 +13,7 @@ A row math has
 - `result(elements, state)`: what becomes of it;
 - `partial(stage, values, carry, width)`: this thread's part of one row, merged over `width` lanes; returns the
   state and whatever the thread wants to keep for `finish`; as a rule the `term`s of its elements;
+- `advance(values, state)`: of a row that comes tile after tile, the state of one merged with that of those before;
 - `finish(values, kept, state)`: the row's results, one iterable per output; as a rule the `result`s of its elements.
   kept: from the last `partial` for the same elements, or None; state: of `whole`, merged over all of the row;
 - `group_results(state)`: one number per group output; with a group input "index", also of the element that it chooses.
@@ -36,6 +37,8 @@ from ..common.index import select
 from ..common.online import Corrected, Fast, Near, Precise
 from ..common.reduce import MAX, SUM, Averaged, Online, Scalar, Separate, Weighted, tree
 
+RUN = 8  # elements whose weighted exponents are added up one after the other
+
 
 class RowMath:
     """What most row maths share: one stage, a sum unless it is the maximum; no result beyond the full ones."""
@@ -55,6 +58,10 @@ class RowMath:
             return MAX.lanes((values[0].maximum(),), width), None
         total = tree(operator.add, (self.term(stage, e, ()) for e in zip(*values, strict=True)))
         return SUM.lanes((total,), width), None
+
+    def advance(self, values: list, state: tuple) -> tuple:
+        """This thread's state of a part of the row, merged with that of what comes before, of maths with one stage."""
+        return self.whole.merge(state, self.partial(0, values, [], 1)[0])
 
     def term(self, stage: int, elements: tuple, carry: tuple) -> Float32:
         return elements[0]
@@ -134,7 +141,7 @@ class Softmax(RowMath):
 
     def partial(self, stage: int, values: list, carry: list, width: int) -> tuple:
         (x,) = values
-        if self.recurs or (self.online and (x.slots or not (self.keep or x.waited))):
+        if self.recurs or (self.online and (x.slots or not (x.staging == "direct" or self.keep or x.waited))):
             return self.by_parts(x, width)
         if stage == 0:
             (seen,) = MAX.lanes((x.maximum(),), width)
@@ -151,12 +158,11 @@ class Softmax(RowMath):
         (total,) = self.whole.total.lanes((total,), width)
         return ((seen, total) if self.online else (total,)), kept
 
-    def by_parts(self, x: Fragment, width: int) -> tuple:
-        """`partial` by the online recurrence, part after part."""
-        state, kept = None, []
-        for k, part in enumerate(x.parts(self.part)):
-            part_max = tree(online.maximum, part)
-            seen = part_max if state is None else online.maximum(state[0], part_max)
+    def by_parts(self, x: Fragment, width: int, state: tuple | None = None) -> tuple:
+        """`partial` by the online recurrence, part after part. state: of what comes before."""
+        kept = []
+        for k, (part_max, part) in enumerate(x.parts_and_maxima(self.part)):
+            seen = part_max() if state is None else online.maximum(state[0], part_max())
             ref = online.reference(seen)
             sums = self.sums(self.kept(x, k, seen, self.exponentials(part, ref), kept), part, ref)
             if self.averages:
@@ -164,7 +170,10 @@ class Softmax(RowMath):
             if state is not None:
                 sums = [a + b for a, b in zip(self.whole.seen_from(state, seen), sums, strict=True)]
             state = (seen, *sums)
-        return self.whole.lanes(state, width), kept
+        return self.whole.lanes(state, width) if width > 1 else state, kept
+
+    def advance(self, values: list, state: tuple) -> tuple:
+        return self.by_parts(values[0], 1, state)[0]
 
     def sums(self, exponentials: Iterable[Float32], part: list[Float32], ref: Float32) -> list[Float32]:
         """What a part of the row adds to the sums of the state, relative to `ref`."""
@@ -259,10 +268,13 @@ class Softmax(RowMath):
         ref = online.reference(row_max)
         at_most = cute.math.fma(down, entropy - self.exp.norm(total, ref), alpha)
         inverse, slope = self.inverse(total), down * Float32(self.exp.unit)
+        if not self.precise:
+            at_most, slope = at_most * inverse[0], slope * inverse[0]
         for v in x:
             exponential, log = self.exp.power(v, ref)
-            for y in self.quotients(iter([exponential]), inverse):
-                yield y * cute.math.fma(slope, log, at_most)
+            if self.precise:
+                (exponential,) = self.quotients(iter([exponential]), inverse)
+            yield exponential * cute.math.fma(slope, log, at_most)
 
     def quotients(
         self,
@@ -306,8 +318,8 @@ class LogSumExp(Softmax):
     outputs = ()
     group_outputs = ("lse",)
 
-    def __init__(self, source: str, *, online: bool, exp: Fast | Near | None = None):
-        super().__init__(source, online=online, precise=False, keep=False, exp=exp)
+    def __init__(self, source: str, *, online: bool, part: int = 2, exp: Fast | Near | None = None):
+        super().__init__(source, online=online, precise=False, keep=False, part=part, exp=exp)
 
     def partial(self, stage: int, values: list, carry: list, width: int) -> tuple:
         (x,) = values
@@ -403,13 +415,27 @@ class Entropy(Statistics):
 
     group_outputs = ("max", "log", "entropy")
 
-    def __init__(self, source: str, *, online: bool):
-        super().__init__(source, online=online)
+    def __init__(self, source: str, *, online: bool, part: int = 2):
+        super().__init__(source, online=online, part=part)
         self.whole = Weighted(self.exp)
         self.reductions = (self.whole,) if online else (MAX, SUM, SUM)
 
     def sums(self, exponentials: Iterable[Float32], part: Iterable[Float32], ref: Float32) -> list[Float32]:
-        return tree(lambda a, b: (a[0] + b[0], a[1] + b[1]), (self.weighted(v, ref) for v in part))
+        part = list(part)
+        runs = (self.run(part[k : k + RUN], ref) for k in range(0, len(part), RUN))
+        return tree(lambda a, b: (a[0] + b[0], a[1] + b[1]), runs)
+
+    def run(self, run: list[Float32], ref: Float32) -> tuple[Float32, Float32]:
+        """What neighbouring elements add to both sums: an FMA each for the second one, where a tree has a product and a
+        sum."""
+        powers, weighted = [], None
+        for x in run:
+            exponential, exponent = self.exp.power(x, ref)
+            powers.append(exponential)
+            weighted = (
+                exponential * exponent if weighted is None else cute.math.fma(exponential, exponent, weighted)
+            )
+        return tree(operator.add, powers), weighted
 
     def weighted(self, x: Float32, ref: Float32) -> tuple[Float32, Float32]:
         """exp(x - ref), and the same times its exponent of 2, which is 0 for -inf."""

@@ -7,8 +7,9 @@ A movement hands each row's inputs to the math, and behind them one `Given`.
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import cutlass
 import cutlass.cute as cute
@@ -101,6 +102,11 @@ class Scores:
         for k in range(0, self.steps, steps):
             part = [score for j in range(k, min(k + steps, self.steps)) for score in self.vector(j)]
             yield part + (self.vector(self.steps) if k + steps >= self.steps else [])
+
+    def parts_and_maxima(self, steps: int) -> Iterator[tuple[Callable[[], Float32], list[Float32]]]:
+        """`Fragment.parts_and_maxima` of the scores."""
+        for part in self.parts(steps):
+            yield partial(tree, online.maximum, part), part
 
     def __iter__(self) -> Iterator[Float32]:
         for part in self.parts(1):
@@ -309,6 +315,9 @@ class Prologued(RowMath):
     def partial(self, stage: int, values: list, carry: list, width: int) -> tuple:
         return self.math.partial(stage, self.of(values), carry, width)
 
+    def advance(self, values: list, state: tuple) -> tuple:
+        return self.math.advance(self.of(values), state)
+
     def finish(self, values: list, kept: object, state: tuple) -> list:
         numbers = values[-1].numbers
         alpha = numbers.get("alpha")
@@ -387,7 +396,8 @@ class Prologued(RowMath):
 
 
 class ProloguedLoss(Prologued):
-    """A softmax whose results are the gradient of a cross entropy, with the losses and logsumexps of the rows.
+    """A softmax whose results are the gradient of a cross entropy, with the losses of the rows; of a logsumexp these
+    alone.
 
     A row's loss is ``lse - score at the target``, and with squares ``squares * lse ** 2`` more, so that the gradient of
     its scores is ``(1 + 2 * squares * lse) * softmax``, less one at the target; `alpha` is a factor on it. With
@@ -396,7 +406,7 @@ class ProloguedLoss(Prologued):
 
     def __init__(self, math: RowMath, prologue):
         super().__init__(math, prologue)
-        self.group_outputs = ("loss", "lse")
+        self.group_outputs = ("loss",)
 
     def for_row(self, values: list) -> RowMath:
         made = copy.copy(super().for_row(values))
@@ -404,6 +414,8 @@ class ProloguedLoss(Prologued):
         return made
 
     def finish(self, values: list, kept: object, state: tuple) -> list:
+        if not self.outputs:
+            return []
         alpha = factor = self.numbers["alpha"]
         if self.prologue.squares:
             factor = alpha * (1.0 + self.more(state))
@@ -436,14 +448,15 @@ class ProloguedLoss(Prologued):
         return numbers["alpha"] * result
 
     def group_results(self, state: tuple, chosen: Float32) -> list[Float32]:
-        row_max, log = self.logs(state)
-        lse, loss = row_max + log, -self.found(state, chosen)
+        loss = -self.found(state, chosen)
         if self.prologue.even:
             smoothing = self.numbers["smoothing"]
             loss = (1.0 - smoothing) * loss - smoothing * self.even(state)
         if self.prologue.squares:
+            row_max, log = self.logs(state)
+            lse = row_max + log
             loss = loss + self.numbers["squares"] * lse * lse
-        return [loss, lse]
+        return [loss]
 
 
 class ProloguedGradient(Prologued):

@@ -8,10 +8,11 @@ this bit. The upper half of a key's number, 16 bits, makes a bound that a few mo
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Int64
+from cutlass import Float32, Int32, Int64, const_expr
 
 from ...plan.topk_long import COUNT, COUNTS, THREADS
 from ..common.index import select
@@ -22,25 +23,10 @@ LOWEST = KEYS.lowest  # below all keys
 HIGH, ROUGH, EXACT = 63, 48, 0  # bits: the highest, and the last ones that are looked for
 
 
-def bound_of(x: Float32) -> Int64:
-    """The least key that an element of this value may have."""
-    return Int64(ordered(normal(x).bitcast(Int32), KEYS.kept)) << Int64(32)
-
-
 def key_of(x: Float32, column: Int32) -> Int64:
     """The key of an element."""
-    return bound_of(x) + Int64(Int32(KEYS.last) - column)
-
-
-def beyond(bound: Int64) -> Int64:
-    """The bound for elements of higher indices than those which reach this one: only larger numbers do."""
-    return bound | Int64(KEYS.last)
-
-
-def reaches(x: Float32, least: Float32, equal: Boolean) -> Boolean:
-    """Whether an element may reach a bound of the value `least`: if it is not smaller and, unless `equal`, not the
-    same. NaN reaches all, and all reach NaN."""
-    return ((x <= least) ^ True) | (equal & (x == least))
+    number = Int64(ordered(normal(x).bitcast(Int32), KEYS.kept)) << Int64(32)
+    return number + Int64(Int32(KEYS.last) - column)
 
 
 @dataclass(frozen=True)
@@ -78,16 +64,22 @@ def add(candidates: Candidates, key: Int64, bound: Int64):
 
 
 @cute.jit
+def reaching(candidates: Candidates, count: Int32, trial: Int64) -> Int32:
+    """How many of this thread's share of the first `count` candidates reach a bound."""
+    found = Int32(0)
+    for i in cutlass.range(candidates.tidx, count, THREADS, unroll=1):
+        found = found + select(candidates.sK[i] >= trial, Int32(1), Int32(0))
+    return found
+
+
+@cute.jit
 def bound(
     candidates: Candidates,
-    keys: cutlass.Constexpr[Callable[[], list]],
+    counts: cutlass.Constexpr[list[Callable[[Int64], Int32]]],
     last: cutlass.Constexpr[int],
 ) -> Int64:
     """What at least k of all threads' keys reach, as far as the bits down to the last one say; below all keys where
-    there are not as many.
-
-    keys: gives this thread's; it is called where they are counted, so that they are not kept in between.
-    """
+    there are not as many. counts: each gives how many of this thread's keys reach a bound."""
     sW, tidx, k, steps = candidates.sW, candidates.tidx, candidates.k, HIGH - last + 1
     if tidx < steps:
         sW[COUNTS + tidx] = Int32(0)
@@ -97,7 +89,7 @@ def bound(
         trial = found ^ (
             Int64(1) << Int64(HIGH - i)
         )  # the highest bit is a sign: set in LOWEST, and so cleared
-        ones = [select(key >= trial, Int32(1), Int32(0)) for key in keys()]
+        ones = [count(trial) for count in counts]
         count = cute.arch.warp_redux_sync(sum(ones[1:], ones[0]), "add")
         if (tidx % 32 == 0) & (count > 0):
             cute.arch.atomic_add(sW.iterator + COUNTS + i, count)
@@ -112,13 +104,15 @@ def drop(
     candidates: Candidates,
     count: Int32,
     last: cutlass.Constexpr[int],
-    others: cutlass.Constexpr[Callable[[], list]] = list,
+    counts: cutlass.Constexpr[list] = (),
+    add_others: cutlass.Constexpr[Callable[[Int64], None] | None] = None,
 ) -> Int64:
     """Keep those of the first `count` candidates, and of this thread's other keys, that reach a bound; what it is.
 
-    Of all bits (EXACT) k are left. All threads of the CTA call it, behind a barrier, and find one behind it.
+    counts: of other keys, see `bound`; add_others: adds those that reach a bound. Of all bits (EXACT) k are left. All
+    threads of the CTA call it, behind a barrier, and find one behind it.
     """
-    found = bound(candidates, lambda: [*candidates.held(count), *others()], last)
+    found = bound(candidates, [partial(reaching, candidates, count), *counts], last)
     mine = candidates.held(count)
     rK = cute.make_rmem_tensor(len(mine), Int64)
     for i in cutlass.range_constexpr(len(mine)):
@@ -131,7 +125,7 @@ def drop(
     least = cutlass.max(found, LOWEST + 1)
     for i in cutlass.range_constexpr(len(mine)):
         add(candidates, rK[i], least)
-    for key in others():
-        add(candidates, key, least)
+    if const_expr(add_others is not None):
+        add_others(least)
     cute.arch.barrier()
     return found

@@ -1,16 +1,17 @@
 """The k largest logarithms of a softmax over a long row, and a chosen element's, with its rank: one read of the row.
 
-coordinates -> load a tile ahead -> for each tile: load the next, reduce, collect candidates -> select -> store
+coordinates -> load a tile ahead -> for each tile: load the next, reduce, note vectors -> candidates -> select -> store
 
-A CTA takes the tiles of its share in the order of their columns. Of the first one, the k-th largest of the threads'
-maxima is a bound that at least k elements reach; what does not reach it is none of the k largest, and of later tiles
-neither is what equals it. Candidates are few then, and the bound rises where they become many. Where they would be more
-than there are places for, as in a row whose elements are all equal, the bound is the k-th largest of all to the last
-bit. Where CTAs share a row the last of them to end merges what they found.
+A CTA takes the tiles of its share in the order of their columns. Of the first one, and again each time that four times
+as much has been seen, the k-th largest of groups' maxima is a bound that at least k elements reach (`noted`): vectors
+without an element that reaches it have none of the k largest. Those with one are noted, and candidates are made of
+their elements when places for vectors run out, or the row has ended (`candidates`): those that reach the bound of that
+time, few more than k as a rule. Where they would be more than there are places for, as in a row whose elements are all
+equal, the bound is the k-th largest of all to the last bit. Where CTAs share a row the last of them to end merges what
+they found.
 """
 
 import operator
-from dataclasses import dataclass
 from functools import partial
 
 import cutlass
@@ -23,6 +24,8 @@ from ...plan.maths import WARP
 from ...plan.topk_long import (
     COUNT,
     LARGER,
+    LEAST,
+    NOTED,
     STAGES,
     STEPS,
     THREADS,
@@ -30,61 +33,26 @@ from ...plan.topk_long import (
     LongTopkClass,
 )
 from ..common import online, reduce
-from ..common.copy import DTYPES, Fragment, element, global_pointer, load_async, read_policy, unpack
+from ..common.copy import DTYPES, Fragment, element, global_pointer, largest, load_async, read_policy
 from ..common.index import ceil_div, larger, select, smaller
-from ..common.reduce import tree
+from ..common.reduce import threads_that, tree
 from ..maths.maths import Statistics
-from .candidates import (
-    EXACT,
-    KEYS,
-    LOWEST,
-    ROUGH,
-    Candidates,
-    add,
-    beyond,
-    bound,
-    bound_of,
-    drop,
-    key_of,
-    reaches,
+from .candidates import EXACT, KEYS, LOWEST, ROUGH, Candidates, add, drop, key_of
+from .noted import (
+    NONE,
+    Noted,
+    add_noted,
+    bound_of_groups,
+    bound_of_key,
+    key_of_bound,
+    note,
+    number_of,
+    reaching,
 )
 from .shares import Share, fill, gather, hand_over, last_of
 
 INDEX_ERROR = "cute_softmax.topk_log_softmax: index %lld in row %lld is out of range: a row has %d elements"
-
-
-@dataclass(frozen=True)
-class Tile:
-    """This thread's part of a tile: its vectors in shared memory, (V, STEPS), whether they exist, the column of the
-    first; and the scalar at an edge, where rows have those, its column, and whether it exists.
-
-    Vectors are read where they are needed: rarely again, and not kept in registers for that."""
-
-    tXsX: cute.Tensor
-    exist: list[Boolean]
-    column: Int32
-    edge: tuple[Float32, Int32, Boolean] | None
-
-    def keys(self) -> list[Int64]:
-        """The keys of all elements, LOWEST for what does not exist."""
-        found = []
-        for u, exists in enumerate(self.exist):
-            found += [select(exists, key, LOWEST) for key in self.keys_of(u)]
-        if self.edge is not None:
-            x, column, exists = self.edge
-            found.append(select(exists, key_of(x, column), LOWEST))
-        return found
-
-    def vector(self, u: int) -> cute.Tensor:
-        """Vector u in registers."""
-        tXrX = cute.make_rmem_tensor(self.tXsX.shape[0], self.tXsX.element_type)
-        cute.autovec_copy(self.tXsX[None, u], tXrX)
-        return tXrX
-
-    def keys_of(self, u: int) -> list[Int64]:
-        """The keys of the elements of vector u, as if it existed."""
-        column = self.column + u * THREADS * self.tXsX.shape[0]
-        return [key_of(x, column + v) for v, x in enumerate(unpack(self.vector(u)))]
+ALL_NUMBERS = 1 << 16  # above all numbers of groups
 
 
 class LongTopkKernel:
@@ -146,12 +114,15 @@ class LongTopkKernel:
         sX = smem.allocate_tensor(self.dtype, layout, byte_alignment=16)
         observe("smem", sX)
         sW = smem.allocate_tensor(Int32, cute.make_layout(WORDS), byte_alignment=16)
-        candidates = None
-        if const_expr(s.places):
+        candidates, noted = None, None
+        if const_expr(s.most):
             sK = smem.allocate_tensor(Int64, cute.make_layout(s.places), byte_alignment=16)
             candidates = Candidates(sK, sW, tidx, k)
+            sV = smem.allocate_tensor(self.dtype, cute.make_layout((s.vector, s.noted)), byte_alignment=16)
+            sC = smem.allocate_tensor(Int32, cute.make_layout(s.noted), byte_alignment=16)
+            noted = Noted(sV, sC, sW, tidx, s.room.spare)
         if tidx < WORDS:
-            sW[tidx] = Int32(0)
+            sW[tidx] = select(tidx == LEAST, Int32(ALL_NUMBERS), Int32(0))
         cute.arch.barrier()
 
         math = self.math
@@ -164,13 +135,13 @@ class LongTopkKernel:
             chosen = element(self.dtype, at["x"], share.start + select(exists, index, Int64(0)))[0]
             chosen = chosen.to(Float32)
 
-        state, above = self.walk(share, math, candidates, sX, chosen, tidx)
+        state, above = self.walk(share, math, candidates, noted, sX, chosen, tidx)
         state = math.whole.lanes(state, WARP)
         state = reduce.across_warps(math.whole, state, buffer, None, Int32(0), 1)
         if const_expr(s.chosen):
             above = self.total(sW, above, tidx)
         if const_expr(s.split):
-            if const_expr(s.places):
+            if const_expr(s.most):
                 self.select(candidates, partial(hand_over, share, k))
                 fill(share, candidates)
             if last_of(share, state, above, sW, tidx) != 0:
@@ -227,19 +198,28 @@ class LongTopkKernel:
 
     @cute.jit
     def load(self, share: Share, sX: cute.Tensor, tile: Int32, tidx: Int32):
-        """Start to load this thread's vectors of a tile into its places, as one group; -inf where there are none."""
+        """Start to load this thread's vectors of a tile into its places, those that exist, as one group."""
         V, tXsX = self.spec.vector, self.slots(sX, tile, tidx)
-        nothing = cute.make_rmem_tensor(V, self.dtype)
-        nothing.fill(self.dtype(-float("inf")))
         for u in cutlass.range_constexpr(STEPS):
             number = self.vector(share, tile, u, tidx)
             at = share.start + share.head + Int64(number) * V
             pointer = global_pointer(self.dtype, share.at["x"], at, V * self.dtype.width // 8)
             if number < share.end:
                 load_async(cute.make_tensor(pointer, cute.make_layout(V)), tXsX[None, u], V, share.policy)
-            else:
-                cute.autovec_copy(nothing, tXsX[None, u])
         cute.arch.cp_async_commit_group()
+
+    @cute.jit
+    def hold(self, share: Share, sX: cute.Tensor, tile: Int32, tidx: Int32, tXrX: list[cute.Tensor]):
+        """Take this thread's vectors of a tile to registers; -inf where there are none, in the last one."""
+        tXsX = self.slots(sX, tile, tidx)
+        if share.first + (tile + 1) * (THREADS * STEPS) <= share.end:
+            for u in cutlass.range_constexpr(STEPS):
+                cute.autovec_copy(tXsX[None, u], tXrX[u])
+        else:
+            for u in cutlass.range_constexpr(STEPS):
+                tXrX[u].fill(self.dtype(-float("inf")))
+                if self.vector(share, tile, u, tidx) < share.end:
+                    cute.autovec_copy(tXsX[None, u], tXrX[u])
 
     @cute.jit
     def load_edge(self, share: Share) -> Float32:
@@ -259,6 +239,7 @@ class LongTopkKernel:
         share: Share,
         math: cutlass.Constexpr,
         candidates: Candidates | None,
+        noted: Noted | None,
         sX: cute.Tensor,
         chosen: Float32,
         tidx: Int32,
@@ -266,83 +247,122 @@ class LongTopkKernel:
         """(this thread's (maximum, sum) of its part of the share, how many elements are larger than the chosen one);
         candidates are collected."""
         # A name of its own: what a loop on the GPU calls methods of would be carried through it.
-        s, exp, exponential = self.spec, math.exp, math.exp.exponential
+        s, exp = self.spec, math.exp
         for number in cutlass.range_constexpr(STAGES - 1):
             self.load(share, sX, Int32(number), tidx)
-        at_edge = Float32(0.0)
-        if const_expr(s.edges):
-            at_edge = self.load_edge(share)
         seen, total, above = Float32(-float("inf")), Float32(0.0), Int32(0)
-        reached, count = LOWEST, Int32(0)
-        for number in cutlass.range(share.tiles, unroll=1):
-            self.load(share, sX, number + (STAGES - 1), tidx)
-            vectors = [self.vector(share, number, u, tidx) for u in range(STEPS)]
-            edge = None
-            if const_expr(s.edges):
-                here = (share.at_head & (number == 0)) | (share.at_tail & (number == share.tiles - 1))
-                edge = select(here, at_edge, Float32(-float("inf"))), share.edge, here
-            column = share.head + vectors[0] * s.vector
-            cute.arch.cp_async_wait_group(STAGES - 1)
-            tile = Tile(self.slots(sX, number, tidx), [v < share.end for v in vectors], column, edge)
-            tXrX, scalars = [tile.vector(u) for u in range(STEPS)], [] if edge is None else [edge[0]]
-            maxima = [*(Fragment([lambda v=v: v], [], True).maximum() for v in tXrX), *scalars]
-
-            before, seen = seen, online.maximum(seen, tree(online.maximum, maxima))
-            ref = online.reference(seen)
-            elements = Fragment([lambda v=v: v for v in tXrX], scalars, True)
-            terms = (self.counted(x, exponential(x, ref), chosen) for x in elements)
-            numbers = tree(lambda a, b: tuple(map(operator.add, a, b)), terms)
-            total = online.rescale(total, before, seen, exp) + numbers[0]
+        if const_expr(s.edges):
+            # First, while the first tile is on its way: they are few, and candidates at once.
+            seen = self.load_edge(share)
+            of_edge = self.sums([seen], exp, seen, chosen)
+            total = of_edge[0]
             if const_expr(s.chosen):
-                above = above + numbers[1]
-            if const_expr(s.places):
-                if number == 0:
-                    reached = bound(candidates, partial(self.top, tile, maxima), ROUGH)
-                self.collect(candidates, tile, maxima, reached, number == 0)
-                cute.arch.barrier()
-                came = candidates.sW[COUNT]
-                cute.arch.barrier()
-                reached = beyond(reached)
-                if came > s.places:
-                    reached = beyond(drop(candidates, count, EXACT, tile.keys))
-                elif came > candidates.k + s.places // 4:
-                    reached = cutlass.max(reached, beyond(drop(candidates, came, ROUGH)))
-                count = candidates.sW[COUNT]
-                # Before one thread counts on, all have read.
-                cute.arch.barrier()
+                above = of_edge[1]
+            if const_expr(s.most):
+                self.add_edge(share, candidates, seen)
+        tops = [Float32(-float("inf")) for _ in range(max(s.room.groups, 1))]
+        bound, taken, coming, top = Int32(NONE), Int32(0), Int32(0), tops[0]
+        tXrX = [cute.make_rmem_tensor(s.vector, self.dtype) for _ in range(STEPS)]
+        # Once more when the tiles have ended, to make candidates of what is noted.
+        for number in cutlass.range(share.tiles + bool(s.most), unroll=1):
+            if number < share.tiles:
+                self.load(share, sX, number + (STAGES - 1), tidx)
+                cute.arch.cp_async_wait_group(STAGES - 1)
+                self.hold(share, sX, number, tidx, tXrX)
+                maxima = self.maxima(tXrX)
+                tops = [online.maximum(a, b) for a, b in zip(tops, maxima, strict=True)]
+                top = tree(online.maximum, maxima)
+                before, seen = seen, online.maximum(seen, top)
+                sums = self.sums(Fragment([lambda v=v: v for v in tXrX], [], True), exp, seen, chosen)
+                total = online.rescale(total, before, seen, exp) + sums[0]
+                if const_expr(s.chosen):
+                    above = above + sums[1]
+            if const_expr(s.most):
+                # By now all threads have noted what they had to of the tile before.
+                last = number == share.tiles
+                renewed = (threads_that(taken > noted.spare) > 0) | last
+                if renewed:
+                    numbers = self.numbers(share, tops, tidx)
+                    bound = self.collect(candidates, noted, numbers, bound)
+                if last ^ True:
+                    if number == coming:
+                        numbers = self.numbers(share, tops, tidx)
+                        bound = bound_of_groups(noted, candidates.k, numbers, bound)
+                        coming, renewed = 4 * coming + 3, Boolean(True)
+                    # Of a bound that this tile has a part in those that equal it count.
+                    taken = self.note(share, noted, tXrX, number, top, bound, renewed)
         return (seen, total), above
+
+    def sums(self, elements, exp: object, seen: Float32, chosen: Float32) -> tuple:
+        """What elements add to the sum, relative to a maximum, and to the number of those larger than the chosen."""
+        ref = online.reference(seen)
+        terms = (self.counted(x, exp.exponential(x, ref), chosen) for x in elements)
+        return tree(lambda a, b: tuple(map(operator.add, a, b)), terms)
 
     def counted(self, x: Float32, term: Float32, chosen: Float32) -> tuple:
         """What an element adds to the sum and, where one is chosen, to the number of larger ones."""
         return (term, select(x > chosen, Int32(1), Int32(0))) if self.spec.chosen else (term,)
 
-    def top(self, tile: Tile, maxima: list[Float32]) -> list[Int64]:
-        """What the largest of this thread's elements of a tile reaches."""
-        exist = [*tile.exist, *([] if tile.edge is None else [tile.edge[2]])]
-        return [
-            tree(cutlass.max, [select(e, bound_of(x), LOWEST) for x, e in zip(maxima, exist, strict=True)])
-        ]
+    def maxima(self, tXrX: list[cute.Tensor]) -> list[Float32]:
+        """The largest element of each group of this thread's in a tile."""
+        return [largest([v], []) for v in tXrX] if self.spec.room.groups > 1 else [largest(tXrX, [])]
+
+    # What may be among the largest.
+
+    def numbers(self, share: Share, tops: list[Float32], tidx: Int32) -> list[Int32]:
+        """The numbers of this thread's groups: NONE for those of which there is no element."""
+        exist = [self.vector(share, Int32(0), u, tidx) < share.end for u in range(len(tops))]
+        return [select(e, number_of(t), Int32(NONE)) for e, t in zip(exist, tops, strict=True)]
+
+    def note(
+        self,
+        share: Share,
+        noted: Noted,
+        tXrX: list[cute.Tensor],
+        tile: Int32,
+        top: Float32,
+        bound: Int32,
+        equal: Boolean,
+    ) -> Int32:
+        """`noted.note` of this thread's vectors of a tile."""
+        vectors = [self.vector(share, tile, u, noted.tidx) for u in range(STEPS)]
+        columns = [share.head + v * self.spec.vector for v in vectors]
+        return note(noted, tXrX, columns, [v < share.end for v in vectors], top, bound, equal)
 
     @cute.jit
     def collect(
         self,
         candidates: Candidates,
-        tile: Tile,
-        maxima: list,
-        reached: Int64,
-        first: Boolean,
-    ):
-        """Make candidates of the elements that reach a bound. first: whether some may equal its value."""
-        least, V = KEYS.element(reached), self.spec.vector
-        for u in cutlass.range_constexpr(STEPS):
-            if tile.exist[u] & reaches(maxima[u], least, first):
-                keys = tile.keys_of(u)
-                for v in cutlass.range_constexpr(V):
-                    add(candidates, keys[v], reached)
-        if const_expr(tile.edge is not None):
-            x, column, exists = tile.edge
-            if exists:
-                add(candidates, key_of(x, column), reached)
+        noted: Noted,
+        numbers: list[Int32],
+        before: Int32,
+    ) -> Int32:
+        """Make candidates of what is noted; the bound for what comes then. All threads of the CTA come from a barrier,
+        and find one behind it."""
+        s, sW = self.spec, noted.sW
+        bound = bound_of_groups(noted, candidates.k, numbers, before)
+        count = sW[COUNT]
+        cute.arch.barrier()
+        add_all = partial(add_noted, noted, candidates)
+        add_all(larger(key_of_bound(bound), LOWEST + 1))
+        cute.arch.barrier()
+        came = sW[COUNT]
+        cute.arch.barrier()
+        if came > s.places:
+            found = drop(candidates, count, EXACT, [partial(reaching, noted)], add_all)
+            bound = larger(bound, bound_of_key(found))
+        elif came > candidates.k + s.places // 4:
+            bound = larger(bound, bound_of_key(drop(candidates, came, ROUGH)))
+        if noted.tidx == 0:
+            sW[NOTED] = Int32(0)
+        cute.arch.barrier()
+        return bound
+
+    @cute.jit
+    def add_edge(self, share: Share, candidates: Candidates, edge: Float32):
+        """Make a candidate of this thread's scalar at the edges of a row."""
+        if share.at_head | share.at_tail:
+            add(candidates, key_of(edge, share.edge), LOWEST + 1)
 
     @cute.jit
     def total(self, sW: cute.Tensor, above: Int32, tidx: Int32) -> Int32:
@@ -392,7 +412,7 @@ class LongTopkKernel:
         s, at, row = self.spec, share.at, share.row
         row_max, log = math.group_results(state)
         found = math.exp.score(chosen) - row_max - log
-        if const_expr(s.places):
+        if const_expr(s.most):
             self.select(candidates, partial(self.store, share, math, candidates.k, row_max, log))
         if tidx == 0:
             element(Float32, at["max"], row)[0] = row_max

@@ -1,0 +1,109 @@
+"""The stream movement: rows of any length that are only read, a CTA each, tile after tile.
+
+coordinates -> shared memory -> load the first tile -> for each tile: load the next, wait, reduce -> exchange -> store
+
+A thread reads back only what it copied itself, so that waiting for its own copies is enough: the CTA's threads meet
+when the row has ended, and not before.
+"""
+
+from functools import partial
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32, Int64, const_expr
+
+from ..plan import WARP
+from .common.copy import Fragment, load_async
+from .maths.prologue import Given
+from .row import RowKernel
+from .row_scalars import Edges
+from .row_work import Launch, Row, count, reads, row_of, tile_of
+
+
+class StreamKernel(RowKernel):
+    """The kernel of one Plan class, see `cute_softmax.plan.stream`."""
+
+    def place(self, row: Row, number: Int32, k: int) -> cute.Tensor:
+        """tXsX: this thread's place in shared memory for vector k of a tile."""
+        tXsX = row.launch.shared.tXsX[0]
+        at = cute.crd2idx(((0, 0), 0, number % self.spec.stages * self.spec.steps + k), tXsX.layout)
+        align = self.spec.access_bytes(0)
+        return cute.make_tensor((tXsX.iterator + at).align(align), cute.make_layout(self.spec.vector))
+
+    @cute.jit
+    def prefetch(self, launch: Launch, tile: Int64, first: cutlass.Constexpr[int]):
+        """Start the loads of a tile of a row, the one that its vector `first` begins."""
+        self.fetch(row_of(launch, tile, 0), Int32(first // self.spec.steps))
+
+    @cute.jit
+    def fetch(self, whole: Row, number: Int32):
+        """Start to load this thread's vectors of a tile, those that exist, as one commit group."""
+        s, row = self.spec, tile_of(whole, number)
+        tXgX = self.partition(row, 0)
+        for k in cutlass.range_constexpr(s.steps):
+            if reads(row, k):
+                load_async(tXgX[None, k], self.place(row, number, k), s.access[0], row.launch.policy)
+        cute.arch.cp_async_commit_group()
+
+    @cute.jit
+    def tile(self, launch: Launch, tile: Int64, turn: Int32, known: list | None):
+        """A row, from loading to storing."""
+        row = row_of(launch, tile, 0)
+        edges = self.scalars.load_edges([row], {})
+        if const_expr(len(self.math.group_inputs) > 0):
+            # As in the row movement: no load waits for what a row has one of.
+            cute.arch.sync_warp()
+        numbers = self.scalars.numbers(launch, self.scalars.of_group(row))
+        chosen = self.scalars.chosen(row, None, None) if const_expr(self.scalars.selects) else None
+        math = self.math.for_row([Given(numbers, [], [])])
+        state = self.walk(row, edges, numbers, math)
+        state = self.exchange(launch.shared, 0, math.whole, math.whole.lanes(state, WARP), turn)
+        found = [chosen.score] if const_expr(self.scalars.selects) else []
+        if const_expr(self.spec.prologue.sink):
+            state, found = math.joined(state, numbers["sink"]), [*found, numbers["sink"]]
+        self.scalars.store_groups(row, partial(math.group_results, state, *found), chosen)
+
+    @cute.jit
+    def walk(self, row: Row, edges: Edges, numbers: dict, math: cutlass.Constexpr) -> tuple:
+        """The state of this thread's elements of a row: of whole tiles, then of what is behind them and the scalars at
+        the row's edges."""
+        # Names of their own: what a loop on the GPU calls methods of would be carried through it.
+        advance, values_of, fetch, ahead = math.advance, self.values_of, self.fetch, self.spec.stages - 1
+        state, whole = (
+            tuple(Float32(number) for number in math.whole.identity),
+            row.body // self.spec.tiler[1],
+        )
+        for number in cutlass.range(whole, unroll=1):
+            fetch(row, number + ahead)
+            cute.arch.cp_async_wait_group(ahead)
+            state = advance(values_of(row, number, None, numbers), state)
+        cute.arch.cp_async_wait_group(0)
+        return advance(values_of(row, whole, edges, numbers), state)
+
+    def values_of(
+        self, row: Row, number: Int32, edges: Edges | None, numbers: dict
+    ) -> list[Fragment | Given]:
+        """What the math sees of a tile. edges: of the last one, which ends where the row does."""
+        s, row = self.spec, tile_of(row, number)
+        exist = [Boolean(True) if edges is None else reads(row, k) for k in range(s.steps)]
+        counts = [count(row, k, exist[k]) for k in range(s.steps)]
+        vectors = [
+            partial(self.held, row, number, k, None if edges is None else exist[k]) for k in range(s.steps)
+        ]
+        scalars = range(s.edge_scalars if edges is not None else 0)
+        values = [Fragment(vectors, [edges.rE[0][e, 0] for e in scalars], False, "shared")]
+        if s.prologue:
+            exist += [edges.counted[e, 0] for e in scalars]
+            counts += [Int32(edges.counted[e, 0]) for e in scalars]
+            values.append(Given(numbers, counts, exist))
+        return values
+
+    def held(self, row: Row, number: Int32, k: int, exists: Boolean | None) -> cute.Tensor:
+        """tXrX: vector k of a tile in registers, padding if it is one that does not exist."""
+        tXsX, tXrX = self.place(row, number, k), cute.make_rmem_tensor(self.spec.vector, self.dtypes[0])
+        if exists is None:
+            cute.autovec_copy(tXsX, tXrX)
+        else:
+            tXrX.fill(self.dtypes[0](self.math.padding[0]))
+            self.from_shared(tXsX, tXrX, exists)
+        return tXrX

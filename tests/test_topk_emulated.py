@@ -1,0 +1,93 @@
+"""The kernel of topk_log_softmax, emulated: rows whose largest elements are hard to tell apart from the others."""
+
+from __future__ import annotations
+
+import emulated
+import pytest
+import torch
+from compiled import compile_anew
+
+from cute_softmax import topk_log_softmax
+from cute_softmax.kernels.topk import long, noted
+from cute_softmax.plan import topk_long
+
+INF, NAN = float("inf"), float("nan")
+bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
+
+
+@pytest.fixture
+def launches(monkeypatch, tmp_path):
+    return emulated.install(monkeypatch, tmp_path)
+
+
+def hard(columns: int, dtype: torch.dtype) -> torch.Tensor:
+    """Ties in one tile and over all, more of them than there is room for, rows that rise or fall, and no numbers."""
+    generator = torch.Generator().manual_seed(columns)
+    noise = torch.randn(columns, generator=generator) * 3
+    few = torch.rand(columns, generator=generator) < 0.002
+    steps = (torch.arange(columns) // 4000).float()
+    rows = [
+        noise,
+        torch.zeros(columns),
+        torch.full((columns,), -INF),
+        torch.where(few, noise, -INF),
+        torch.where(few, NAN, torch.where(noise > 0, 0.0, -0.0)),
+        torch.where(noise > 8, INF, noise),
+        noise.sort().values,
+        steps,
+        -steps,
+        torch.cat((torch.zeros(columns - 5), torch.ones(5))),
+        noise.round(),
+    ]
+    return torch.stack(rows).to(dtype)
+
+
+def check(x: torch.Tensor, k: int):
+    index = torch.arange(len(x)) * 997 % x.shape[-1]
+    got = topk_log_softmax(x, k, index, dtype=fp32)
+    unsigned = x.masked_fill(x == 0, 0.0).masked_fill(x.isnan(), NAN)
+    order = torch.sort(unsigned, dim=-1, descending=True, stable=True).indices[:, :k]
+    assert torch.equal(got.indices, order), (got.indices != order).any(-1).nonzero()
+    assert torch.equal(got.ranks, (x > x.gather(-1, index[:, None])).sum(-1))
+    right = torch.log_softmax(x.double(), -1)
+    for found, at in ((got.values, order), (got.chosen[:, None], index[:, None])):
+        assert torch.allclose(found.double(), right.gather(-1, at), rtol=1e-5, atol=2e-5, equal_nan=True)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("columns", "k", "dtype", "shares"),
+    [
+        (600, 8, bf16, 1),
+        (20001, 8, bf16, 1),
+        (9001, 33, fp32, 1),
+        (20000, 300, fp16, 1),
+        (20003, 40, bf16, topk_long.SHARES),
+    ],
+)
+def test_hard_rows(columns, k, dtype, shares, launches, monkeypatch):
+    monkeypatch.setattr(topk_long, "SHARES", shares)
+    check(hard(columns, dtype), k)
+    assert all((work.plan.shares == 1) == (shares == 1) for work in launches)
+
+
+def test_all_that_is_noted_runs_out_of_room(launches, monkeypatch):
+    """A row that rises notes all of every tile."""
+    monkeypatch.setattr(topk_long, "SHARES", 1)
+    x = torch.arange(60000).float()[None]
+    check(x, 20)
+    check(x.flip(-1), 20)
+
+
+@pytest.mark.parametrize("mutant", ["equal ones are left out", "the bound is one too high"])
+def test_a_wrong_bound_is_seen(mutant, launches, monkeypatch):
+    monkeypatch.setattr(topk_long, "SHARES", 1)
+    monkeypatch.setattr(emulated, "compile_and_read", compile_anew)
+    if mutant == "equal ones are left out":
+        reaches = noted.reaches
+        monkeypatch.setattr(noted, "reaches", lambda x, least, equal: reaches(x, least, noted.Boolean(False)))
+    else:
+        bound = noted.bound_of_groups
+        monkeypatch.setattr(long, "bound_of_groups", lambda *call: bound(*call) + 1)
+    with pytest.raises(AssertionError):
+        check(hard(20001, bf16)[[0, 1, 7]], 8)
