@@ -95,6 +95,58 @@ def values(rank: int, world: int) -> None:
             assert not dx[..., end:].any()
 
 
+LOSSES = [
+    # rows, columns of a slice, dtype, reduction, scale, lse_square_scale, columns behind the row's end on the last rank
+    (200, 75968, bf16, "mean", 1.0, 0.0, 0),
+    (500, 4096, bf16, "sum", 0.5, 0.01, 1000),
+    (130, 50257, fp32, "mean", -1.5, 0.0, 5),
+    (3000, 260, fp32, "mean", 1.0, 0.001, 0),
+]
+
+
+def losses(rank: int, world: int) -> None:
+    """A cross entropy whose gradient is written with it, for upstream gradients of 1 and others, with targets on every
+    rank and ignored ones; what is not served so, beside it."""
+    group = dist.group.WORLD
+    for number, (count, columns, dtype, reduction, scale, squares, less) in enumerate(LOSSES):
+        x, whole = rows_of(rank, world, (count,), columns, dtype, number)
+        size, part = columns * world - less, slice(rank * columns, (rank + 1) * columns)
+        whole = whole[:, :size].requires_grad_()
+        target = torch.randint(
+            0, size, (count,), device="cuda", generator=torch.Generator("cuda").manual_seed(7)
+        )
+        target[::5] = -100
+        given = {"group": group, "reduction": reduction, "scale": scale, "lse_square_scale": squares}
+        given |= {"vocab_size": size} if less else {}
+        exact = torch.nn.functional.cross_entropy(whole * scale, target, reduction=reduction)
+        lse = torch.where(target >= 0, torch.logsumexp(whole * scale, 1) ** 2, 0)
+        exact = exact + squares * lse.sum() / (1 if reduction == "sum" else (target >= 0).sum())
+        (wanted,) = torch.autograd.grad(exact, whole)
+        mine = wanted[:, part]
+        for upstream in (1.0, 0.25):
+            leaf = x.clone().requires_grad_()
+            with counted() as launched:
+                loss = c.cross_entropy(leaf, target, **given)
+                loss.backward(torch.tensor(upstream, device="cuda", dtype=loss.dtype))
+            assert launched == ["softmax"], (number, launched)
+            assert loss.dtype is dtype and close(loss, exact, dtype, 1e-3), (number, loss, exact)
+            found = leaf.grad[:, : mine.shape[1]]
+            assert close(found, mine * upstream, dtype, 0.02 * mine.abs().max().item() * upstream), number
+            assert not leaf.grad[:, mine.shape[1] :].any()
+        every = [torch.empty_like(loss) for _ in range(world)]
+        dist.all_gather(every, loss.detach())
+        assert all(torch.equal(other, every[0]) for other in every)  # the same bits
+        with pytest.raises(RuntimeError, match="one_visit=False"):
+            loss.backward()
+        with counted() as launched:
+            again = c.cross_entropy(x, target, **given)  # nothing records: no gradient is written
+            each = c.cross_entropy(leaf, target, **given | {"reduction": "none"})
+            smooth = c.cross_entropy(leaf, target, **given | {"vocab_size": size}, label_smoothing=0.1)
+            _, sums = c.cross_entropy(leaf, target, **given, return_lse=True)
+        assert launched == [] and close(again, exact, dtype, 1e-3)
+        assert each.shape == sums.shape == (count,) and smooth.isfinite()
+
+
 def nan_and_infinity(rank: int, world: int) -> None:
     """On one rank they reach the whole row; a row of -inf alone is NaN, as in torch."""
     x, whole = rows_of(rank, world, (8,), 5000, bf16)
@@ -209,4 +261,13 @@ def _asked(group: dist.ProcessGroup):
     return slice_of(4000, group, None, None)
 
 
-ALL: list[Callable] = [values, nan_and_infinity, places, elsewhere, graphs, beside, a_rank_that_does_not_come]
+ALL: list[Callable] = [
+    values,
+    losses,
+    nan_and_infinity,
+    places,
+    elsewhere,
+    graphs,
+    beside,
+    a_rank_that_does_not_come,
+]

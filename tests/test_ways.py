@@ -9,7 +9,7 @@ from cute_softmax.dispatch.sharded.ways import Facts, way_of
 FACTS = Facts("softmax", 2, 64, 5000, 5000, torch.bfloat16, torch.device("cuda", 0), False, True)
 
 
-@pytest.mark.parametrize("function", ["softmax", "log_softmax"])
+@pytest.mark.parametrize("function", ["softmax", "log_softmax", "visit"])
 def test_slices_that_are_known_to_be_alike_stay_on_chip(function):
     assert way_of(FACTS._replace(function=function)).on_chip
 

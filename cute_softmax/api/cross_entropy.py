@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 REDUCTIONS = ("none", "mean", "sum")
-# In float16 a probability over the number of rows underflows before a loss scale is known.
-ONE_VISIT = (torch.bfloat16, torch.float32)
 Tensor = torch.Tensor
 
 
@@ -174,7 +172,7 @@ def cross_entropy(
     reasons = _reasons(rows, target, weight, return_lse or shared, asked)
     of_visits = reasons | _reasons_against_a_visit(rows, asked)
     refused = _first(of_visits)
-    if not refused and one_visit is not False and (one_visit or rows.dtype in ONE_VISIT):
+    if not refused and one_visit is not False and (one_visit or rows.dtype in visits.ONE_VISIT):
         try:
             return _in_kernels(rows, target, weight, asked, arguments, None)
         except NotPlanned as reason:

@@ -43,14 +43,15 @@ class Turns:
     peer: the workspace of the rank that this lane writes to.
     """
 
-    first: Int64
-    clusters: Int64
+    first: Int32
+    clusters: Int32
     count: Int32
     epoch: Int32
     peer: Int64
 
     def tile(self, turn: Int32) -> Int64:
-        return self.first + turn * self.clusters
+        # Launches are of fewer rows than a workspace has places for.
+        return Int64(self.first + turn * self.clusters)
 
 
 class Ranks:
@@ -124,8 +125,8 @@ class Ranks:
         lane = cute.arch.lane_idx()
         of_lane = select(lane < Int32(launch.numbers["ranks"]), lane, Int32(0))
         return Turns(
-            first=Int64(ticket),
-            clusters=Int64(clusters),
+            first=ticket,
+            clusters=clusters,
             count=(tiles - ticket + clusters - 1) // clusters,
             # Not 0, which a workspace is before its first launch.
             epoch=epoch + 1,

@@ -38,8 +38,7 @@ from .common.copy import (
 from .common.index import dot
 from .maths.maths import RowMath
 from .maths.prologue import Given
-from .ranks import Ranks, Turns
-from .row_scalars import Chosen, Edges, Scalars
+from .row_scalars import Edges, Scalars
 from .row_work import Launch, Row, Shared, count, following, reads, row_of, share_of, writes
 
 
@@ -83,10 +82,9 @@ class RowKernel:
         self.staged = [i for i in self.inputs if spec.staging[i] != "direct"]
         self.residents = [i for i in self.inputs if spec.staging[i] == "resident"]
         self.scalars = Scalars(spec, math)
-        self.ranks = Ranks(spec, math) if spec.ring else None
-        # Whether a slot is asked for whether it has a vector: of a ring other rows have been there, and two float32
-        # inputs are slower without (H200, backward of 128 x 262144: 114 us for 107).
-        self.asks = spec.ring > 0 or self.dtypes[: len(math.inputs)] == [Float32, Float32]
+        # Whether a slot is asked for whether it has a vector: two float32 inputs are slower without (H200, backward of
+        # 128 x 262144: 114 us for 107).
+        self.asks = self.dtypes[: len(math.inputs)] == [Float32, Float32]
         # What the slots of staged inputs hold: an element, or what is kept of it.
         self.slots = {i: Float32 if spec.keeps_shared and i == 0 else self.dtypes[i] for i in self.staged}
 
@@ -182,14 +180,10 @@ class RowKernel:
             shared=Shared(tXsX=tXsX, buffer=buffer, barriers=barriers),
         )
 
-        if const_expr(s.ring > 0):
-            sT = smem.allocate_tensor(Int64, cute.make_layout((1, 1)), byte_alignment=8)
-            self.in_turns(launch, self.ranks.begin(launch, sT, smem.allocate_array(Int64, num_elems=1)))
-        else:
-            self.tiles(launch, cta, ctas)
+        self.tiles(launch, smem, cta, ctas)
 
     @cute.jit
-    def tiles(self, launch: Launch, cta: Int32, ctas: Int32):
+    def tiles(self, launch: Launch, smem: cutlass.memory.SmemAllocator, cta: Int32, ctas: Int32):
         """The tile of a CTA, or of a persistent one every `ctas`-th."""
         s = self.spec
         if const_expr(self.residents):
@@ -229,7 +223,7 @@ class RowKernel:
         """tXsX: this thread's place in shared memory for vector k of staged input i, of its row m; in slots that are to
         hold something wider it takes the beginning."""
         at = (None, row.m), 0, k % self.spec.steps_of(i)
-        slot = row.launch.shared.tXsX[i][(*at, row.place) if self.spec.ring else at]
+        slot = row.launch.shared.tXsX[i][at]
         if self.slots[i] is self.dtypes[i]:
             return slot
         return cute.make_tensor(
@@ -270,11 +264,12 @@ class RowKernel:
         cute.arch.cp_async_commit_group()
 
     @cute.jit
-    def pad(self, launch: Launch, tile: Int64):
-        """Fill slots of what stays in shared memory that no vector comes to, so that no pass asks which they are."""
+    def pad(self, launch: Launch, tile: Int64, place: Int32 | int = 0):
+        """Fill slots of what stays in shared memory that no vector comes to, so that no pass asks which they are.
+        place: see `Row`."""
         s = self.spec
         for m in cutlass.range_constexpr(s.rows_per_thread):
-            row = row_of(launch, tile, m)
+            row = row_of(launch, tile, m, place)
             if not (row.inside & reads(row, s.steps - 1)):
                 for k in cutlass.range_constexpr(s.steps):
                     if not (row.inside & reads(row, k)):
@@ -331,71 +326,6 @@ class RowKernel:
                 found += [held.values[m][-1].numbers["sink"]] if const_expr(self.spec.prologue.sink) else []
                 results = partial(maths[m].group_results, states[m], *found)
                 self.scalars.store_groups(rows[m], results, chosen[m])
-
-    # Rows that ranks share.
-
-    @cute.jit
-    def in_turns(self, launch: Launch, turns: Turns):
-        """All tiles of a cluster, each in a place of the ring: loaded ahead, reduced in its turn, and finished `lag`
-        turns later, when the states of its rows have come from all ranks."""
-        s = self.spec
-        ahead = s.ahead
-        for turn in cutlass.range_constexpr(ahead):
-            self.prefetch(launch, turns.tile(Int32(turn)), 0, s.steps, Int32(turn))
-        first = row_of(launch, turns.tile(Int32(0)), 0)
-        known = self.scalars.of_group(first)
-        score = self.score(first, known)
-        rK, rN = self.ranks.held(), self.ranks.held()
-        for turn in cutlass.range(turns.count + s.lag, unroll=1):
-            before = turn - s.lag
-            waits = before >= 0
-            older = row_of(launch, turns.tile(cutlass.max(before, 0)), 0, (turn + s.ring - s.lag) % s.ring)
-            coming = row_of(launch, turns.tile(turn + 1), 0)
-            # Asked for before there is something else to do.
-            of_older, of_coming = self.scalars.of_group(older), self.scalars.of_group(coming)
-            seen = self.ranks.unseen()
-            self.ranks.look(older, turns, waits, seen)
-            if turn < turns.count:
-                row = row_of(launch, turns.tile(turn), 0, turn % s.ring)
-                self.reduce_in_turn(row, turns, turn, known, score, rN)
-            if waits:
-                self.finish_in_turn(older, turns, of_older, seen, rK)
-            if const_expr(s.keep):
-                rK.store(rN.load())
-            self.prefetch(launch, turns.tile(turn + ahead), 0, s.steps, (turn + ahead) % s.ring)
-            known, score = of_coming, self.score(coming, of_coming)
-        self.ranks.end(launch, turns)
-
-    def score(self, row: Row, known: list) -> tuple[Float32, ...]:
-        """The score of a row's target, if rows have one. known: `of_group`."""
-        if not self.scalars.marks:
-            return ()
-        return (self.scalars.score(row, known[self.scalars.group_names.index("index")]),)
-
-    @cute.jit
-    def reduce_in_turn(
-        self, row: Row, turns: Turns, turn: Int32, known: list, score: tuple, rK: cute.Tensor | None
-    ):
-        """Push the state of a row's share to all ranks; rK: what is kept of the row, see `Ranks.held`."""
-        cute.arch.cp_async_wait_group(self.spec.ahead - 1)
-        values = self.hold([row], [known]).values
-        states, kept = self.reduce(row.launch.shared, values, [self.math.for_row(values[0])], turn)
-        self.ranks.publish(row, turns, (*states[0], *score))
-        if const_expr(self.spec.keep):
-            self.ranks.keep(kept[0], rK)
-
-    @cute.jit
-    def finish_in_turn(self, row: Row, turns: Turns, known: list, seen: cute.Tensor, rK: cute.Tensor | None):
-        """Finish a row with the states of all ranks. known: `of_group`; seen: what `Ranks.look` has read of them; rK:
-        what has been kept of the row."""
-        held = self.hold([row], [known])
-        math = self.math.for_row(held.values[0])
-        state, chosen = self.ranks.gather(row, turns, math, seen), None
-        if const_expr(self.scalars.marks):
-            *state, score = state
-            chosen = Chosen(score, held.targets[0] != self.scalars.absent)
-        kept = self.ranks.kept(rK) if const_expr(self.spec.keep) else None
-        self.finish([row], held, [math], [chosen], [kept], [tuple(state)])
 
     # Load.
 

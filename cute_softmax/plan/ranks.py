@@ -81,7 +81,7 @@ def ring_class(
             f"slices of {columns} elements shared by {prologue.ranks} threads do not fit on chip"
         )
     # Of a cap's slope the scores are needed again.
-    keep = math_name == "softmax" and not prologue.softcap
+    keep = math_name == "softmax" and not prologue.softcap and not prologue.target
     return RowClass(
         math=math_name,
         architecture=architecture.name,

@@ -31,8 +31,9 @@ def kernel_of(c: ClassBase) -> Any:
     """The kernel of a Plan class."""
     if c.movement == "row":
         from ..kernels.row import RowKernel
+        from ..kernels.row_ring import RingKernel
 
-        return RowKernel(c, build_math(c))
+        return (RingKernel if c.ring else RowKernel)(c, build_math(c))
     if c.movement == "stream":
         from ..kernels.row_stream import StreamKernel
 

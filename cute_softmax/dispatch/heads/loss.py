@@ -24,6 +24,8 @@ from ..common.forms import Place, guard
 from ..common.state import TENSORS, batched, recorder
 from .kernels import scaled
 
+# In float16 a probability over the number of rows underflows before a loss scale is known.
+ONE_VISIT = (torch.bfloat16, torch.float32)
 Tensor = torch.Tensor
 
 
@@ -150,7 +152,7 @@ recomputed = recorder(Recomputed)
 def losses_of(rows: Tensor, target: Tensor, asked: Loss) -> Tensor:
     """The rows' losses in float32. Raises NotPlanned where no kernel keeps the rows on chip."""
     losses = torch.empty(rows.shape[:-1], dtype=torch.float32, device=rows.device)
-    prologue, numbers = _asked_of_kernel(asked)
+    prologue, numbers = asked_of_kernel(asked)
     operands = _operands(rows, None, target, None, losses)
     launch.run(
         "logsumexp",
@@ -168,7 +170,7 @@ def visit(rows: Tensor, target: Tensor, alpha: Tensor, asked: Loss) -> tuple[Ten
     the rows on chip."""
     losses = torch.empty(rows.shape[:-1], dtype=torch.float32, device=rows.device)
     gradient = rows if asked.inplace else torch.empty_like(rows)
-    prologue, numbers = _asked_of_kernel(asked, alpha="groups")
+    prologue, numbers = asked_of_kernel(asked, alpha="groups")
     operands = _operands(rows, alpha, target, gradient, losses)
     launch.run(
         "softmax", operands, (rows.dim() - 1,), prologue=prologue, numbers=numbers, invariant=asked.invariant
@@ -176,7 +178,7 @@ def visit(rows: Tensor, target: Tensor, alpha: Tensor, asked: Loss) -> tuple[Ten
     return losses, gradient
 
 
-def _asked_of_kernel(asked: Loss, alpha: str = "") -> tuple[Prologue, tuple[float, ...]]:
+def asked_of_kernel(asked: Loss, alpha: str = "") -> tuple[Prologue, tuple[float, ...]]:
     """The prologue of losses, or with an alpha of a visit, and its numbers."""
     squares, even = asked.squares != 0, asked.smoothing != 0
     prologue, numbers = scaled(
@@ -229,7 +231,7 @@ class Form:
         anywhere: Callable,
     ) -> Callable:
         """`forms.launching` of the logits and what lies beside them. addresses: see there."""
-        prologue, self._numbers = _asked_of_kernel(self.asked, alpha)
+        prologue, self._numbers = asked_of_kernel(self.asked, alpha)
         rows = operands[0]
         call = launch.call_of(
             name,

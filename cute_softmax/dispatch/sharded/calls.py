@@ -15,7 +15,7 @@ import torch
 from ..common.arguments import served
 from ..common.formulas import wide
 from ..common.operators import Function, operator_of, ways_of
-from ..common.state import Ways, tells, transformed
+from ..common.state import Ways, recorded, tells, transformed, unseen
 from ..heads import loss as of_losses
 from . import formulas, kernels, on_chip
 from .states import Shared, exchanged
@@ -53,7 +53,7 @@ def way(function: str, input: Tensor, asked: Shared) -> Way:
     """The way of a call on a slice, the reduced dimension its last."""
     ranks, columns = asked.ranks, input.shape[-1]
     shortest = max(min(asked.size - (ranks - 1) * columns, columns), 0) if asked.alike else 0
-    kernels_take = served(input, torch.float32 if function in ("numbers", "loss") else asked.dtype)
+    kernels_take = served(input, asked.dtype if "softmax" in function else torch.float32)
     rows = input.shape[:-1].numel()
     on = input.dtype, input.device
     return way_of(
@@ -383,8 +383,20 @@ def numbers(input: Tensor, index: Tensor | None, asked: Shared) -> tuple[Tensor,
 
 
 def loss(input: Tensor, target: Tensor, asked: Shared) -> tuple[Tensor, Tensor]:
-    """`Loss` in any state of torch, without what is kept."""
+    """`Loss` in any state of torch, without what is kept; or by `on_chip.loss`, where its gradient will be wanted."""
+    if _visits(input, target, asked):
+        how = way("visit", input, asked)
+        exchange = _exchange("softmax", how, (input,), input.dtype, asked)
+        if exchange is not None:
+            return on_chip.loss(input, target, asked, exchange), input.new_empty(0)
     return _served(_LOSS, (input, target, asked), 1)[:2]
+
+
+def _visits(input: Tensor, target: Tensor, asked: Shared) -> bool:
+    """Whether the gradient of a loss may be written in forward, as in `cross_entropy` of rows of one rank."""
+    plain = asked.reduction != "none" and not asked.even and "lse" not in asked.names
+    there = input.dtype in of_losses.ONE_VISIT and input.shape[:-1].numel() > 0
+    return plain and there and recorded(input) and unseen(input, target)
 
 
 def softmax(input: Tensor, asked: Shared) -> Tensor:

@@ -16,6 +16,7 @@ from ...plan.hardware import Device
 from ...plan.ranks import LANES, sharers, words_of
 from ...runtime import launch
 from ...runtime.peers import Workspace, reaches, workspace_of
+from ..heads import loss as of_losses
 from ..heads.kernels import scaled
 from .kernels import matrix
 from .states import Shared, group_of
@@ -114,6 +115,34 @@ def gradient(grad: Tensor, result: Tensor, output: Tensor, asked: Shared, exchan
     _run(math, [grad, result], output, exchange, prologue, named)
 
 
+def loss(input: Tensor, target: Tensor, asked: Shared, exchange: Exchange) -> Tensor:
+    """A scalar cross entropy of slices, (..., elements), whose gradient is written with it; recorded by autograd."""
+    loss = of_losses.Loss(asked.reduction, asked.ignore, asked.scale, asked.squares, dtype=asked.dtype)
+    return of_losses.in_one_visit(input, target, None, loss, Visit(loss, asked, exchange))
+
+
+@dataclass(frozen=True)
+class Visit:
+    """How `heads.loss.OneVisit` visits slices."""
+
+    loss: of_losses.Loss
+    asked: Shared
+    exchange: Exchange
+
+    def visit(self, input: Tensor, target: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
+        """(the rows' losses in float32, alpha times the gradient of the slice in its scores)."""
+        width = self.asked.width
+        gradient = torch.empty_like(input)
+        losses = torch.empty(input.shape[:-1], dtype=torch.float32, device=input.device)
+        prologue, numbers = of_losses.asked_of_kernel(self.loss, alpha="groups")
+        named = dict(zip(prologue.numbers, numbers, strict=True))
+        named |= {"start": self.asked.start, "size": self.asked.size}
+        cut, to = input[..., :width], gradient[..., :width]
+        _run("softmax", [cut], to, self.exchange, prologue, named, [alpha, target], [losses])
+        gradient[..., width:].zero_()
+        return losses, gradient
+
+
 def _run(
     math: str,
     inputs: list[Tensor],
@@ -121,10 +150,16 @@ def _run(
     exchange: Exchange,
     prologue: Prologue,
     numbers: dict[str, float],
+    of_rows: Sequence[Tensor] = (),
+    results: Sequence[Tensor] = (),
 ) -> None:
+    """of_rows: what is read of each row, or one of all; results: numbers of rows, which lie side by side."""
     to = matrix(output)
     made = torch.empty(output.shape, dtype=output.dtype, device=output.device) if to is None else output
-    rows = [t if matrix(t) is not None else t.contiguous() for t in (*inputs, made)]
-    exchange.run(math, [matrix(t) for t in rows], prologue, numbers)
+    *read, written = [matrix(t if matrix(t) is not None else t.contiguous()) for t in (*inputs, made)]
+    beside, after = (
+        [t.reshape(-1, 1).expand(written.shape) for t in tensors] for tensors in (of_rows, results)
+    )
+    exchange.run(math, [*read, *beside, written, *after], prologue, numbers)
     if to is None:
         output.copy_(made)

@@ -16,7 +16,8 @@ PIECES = 2
 class Facts(NamedTuple):
     """What all ranks know alike of a call.
 
-    function: "numbers", "loss", "softmax" or "log_softmax". ranks: how many share the rows; rows: how many there are;
+    function: "numbers", "loss", "visit" (a loss whose gradient is written with it), "softmax" or "log_softmax".
+    ranks: how many share the rows; rows: how many there are;
     columns: elements of a slice, on an average where they are unequal, 0 where no rank knows that; shortest: of the
     shortest slice, 0 where no rank knows that. invariant: whether rows are reduced by blocks of a given size. kernels:
     whether our kernels take the dtypes on the device.
@@ -53,4 +54,5 @@ def way_of(facts: Facts) -> Way:
     size = facts.rows * facts.columns * facts.dtype.itemsize
     cut = matrices and size >= PIECES_FROM and facts.rows >= PIECES
     known = facts.ranks > 1 and facts.shortest > 0 and not facts.invariant
-    return Way(True, PIECES if cut else 1, matrices and known and facts.device.type == "cuda")
+    kept = (matrices or facts.function == "visit") and known and facts.device.type == "cuda"
+    return Way(True, PIECES if cut else 1, kept)

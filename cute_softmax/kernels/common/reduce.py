@@ -312,14 +312,16 @@ def across_warps(
             store_remote(state, buffer, (row, (peer, rank)), barrier, lane)
         cute.arch.mbarrier_wait(barrier, phase)
     peers = warps_per_row * cluster_n
+    # Few peers lie in as few neighbouring lanes, again and again: fewer shuffles bring them to all.
+    width = min(1 << (peers - 1).bit_length(), WARP)
+    lane = lane % width
     merged = tuple(Float32(v) for v in op.identity)
-    for i in cutlass.range_constexpr(0, peers, WARP):
+    for i in cutlass.range_constexpr(0, peers, width):
         seen = tuple(Float32(v) for v in op.identity)
-        if const_expr(peers - i >= WARP) or i + lane < peers:
+        if const_expr(peers - i >= width) or i + lane < peers:
             seen = unpack(buffer[row, i + lane], len(op.identity))
         merged = seen if const_expr(i == 0) else op.merge(merged, seen)
-    # The peers lie in the first lanes; the others hold the identity.
-    return op.lanes(merged, WARP)
+    return op.lanes(merged, width)
 
 
 def store_remote(state: tuple, buffer: cute.Tensor, at: tuple, barrier: cute.Pointer, rank: Int32):
