@@ -79,6 +79,15 @@ def test_all_that_is_noted_runs_out_of_room(launches, monkeypatch):
     check(x.flip(-1), 20)
 
 
+def test_scalars_behind_the_last_vector_do_not_win_over_their_equals(launches, monkeypatch):
+    """Nor where the equal ones before them are found again when places have run out."""
+    monkeypatch.setattr(topk_long, "SHARES", 1)
+    x = torch.zeros(2, 9001)
+    x[:, -5:] = 1.0
+    check(x, 1)
+    check(x, 3)
+
+
 @pytest.mark.parametrize("mutant", ["equal ones are left out", "the bound is one too high"])
 def test_a_wrong_bound_is_seen(mutant, launches, monkeypatch):
     monkeypatch.setattr(topk_long, "SHARES", 1)

@@ -250,16 +250,17 @@ class LongTopkKernel:
         s, exp = self.spec, math.exp
         for number in cutlass.range_constexpr(STAGES - 1):
             self.load(share, sX, Int32(number), tidx)
-        seen, total, above = Float32(-float("inf")), Float32(0.0), Int32(0)
+        edge, total, above = Float32(-float("inf")), Float32(0.0), Int32(0)
         if const_expr(s.edges):
-            # First, while the first tile is on its way: they are few, and candidates at once.
-            seen = self.load_edge(share)
-            of_edge = self.sums([seen], exp, seen, chosen)
+            # First, while the first tile is on its way.
+            edge = self.load_edge(share)
+            of_edge = self.sums([edge], exp, edge, chosen)
             total = of_edge[0]
             if const_expr(s.chosen):
                 above = of_edge[1]
             if const_expr(s.most):
-                self.add_edge(share, candidates, seen)
+                self.add_edge(share, share.at_head, candidates, edge)
+        seen = edge
         tops = [Float32(-float("inf")) for _ in range(max(s.room.groups, 1))]
         bound, taken, coming, top = Int32(NONE), Int32(0), Int32(0), tops[0]
         tXrX = [cute.make_rmem_tensor(s.vector, self.dtype) for _ in range(STEPS)]
@@ -291,6 +292,8 @@ class LongTopkKernel:
                         coming, renewed = 4 * coming + 3, Boolean(True)
                     # Of a bound that this tile has a part in those that equal it count.
                     taken = self.note(share, noted, tXrX, number, top, bound, renewed)
+        if const_expr(s.edges and s.most):
+            self.add_tail(share, candidates, edge)
         return (seen, total), above
 
     def sums(self, elements, exp: object, seen: Float32, chosen: Float32) -> tuple:
@@ -359,10 +362,20 @@ class LongTopkKernel:
         return bound
 
     @cute.jit
-    def add_edge(self, share: Share, candidates: Candidates, edge: Float32):
-        """Make a candidate of this thread's scalar at the edges of a row."""
-        if share.at_head | share.at_tail:
+    def add_edge(self, share: Share, at_edge: Boolean, candidates: Candidates, edge: Float32):
+        """Make a candidate of this thread's scalar at the edges of a row: they are few."""
+        if at_edge:
             add(candidates, key_of(edge, share.edge), LOWEST + 1)
+
+    @cute.jit
+    def add_tail(self, share: Share, candidates: Candidates, edge: Float32):
+        """Make candidates of the scalars behind the last vector, when all else has come: a bound that they had a part
+        in would leave out elements that equal them, of lower indices."""
+        count = candidates.sW[COUNT]
+        cute.arch.barrier()
+        if count > self.spec.places - self.spec.vector:
+            drop(candidates, count, EXACT)
+        self.add_edge(share, share.at_tail, candidates, edge)
 
     @cute.jit
     def total(self, sW: cute.Tensor, above: Int32, tidx: Int32) -> Int32:
