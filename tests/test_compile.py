@@ -61,15 +61,15 @@ STACK = {
         "five CTAs an SM, faster than four, leave 48 registers",
         "sm_90a fp16->fp16 256x8x8_cluster16_shared_edges",
     ),
-    ("softmax", "128x17x8_cluster*_shared*"): (
-        8,
-        "six CTAs an SM leave 80 registers",
-        "sm_90a bf16->bf16 128x17x8_cluster8_shared_edges",
-    ),
     ("softmax_backward", "256x10x8_cluster16*"): (
         48,
         "80 of 128 registers are two packed rows",
         "sm_90a bf16->bf16 256x10x8_cluster16_edges_access1_4",
+    ),
+    ("softmax_backward", "512x13x8_cluster16_shared*"): (
+        16,
+        "of y read one by one: 104 addresses",
+        "sm_90a bf16->bf16 512x13x8_cluster16_shared_access2_1",
     ),
     ("softmax_backward", "256x19x8_cluster16_shared*"): (
         248,
@@ -107,7 +107,7 @@ STACK = {
         "sm_90a bf16->fp32 4x1x1_rows8",
     ),
     ("softmax_backward", "128x4x8*"): (
-        16,
+        24,
         "of fp16 on sm_120a: six CTAs an SM leave 80 registers",
         "sm_120a fp16->fp16 128x4x8_edges",
     ),

@@ -44,7 +44,15 @@ STACK = {
         "five CTAs an SM leave 96 registers, of which addresses of two modes take 32",
     ),
     "column16x8x20x8_modes*": (208, "likewise, and 20 vectors"),
-    "column16x8x6x8_modes*": (8, "twelve CTAs of sm_86 leave 40 registers"),
+    "column16x8x6x8_modes*": (
+        200,
+        "twelve CTAs an SM leave 40 registers, of which addresses of two modes take 12",
+    ),
+    "column16x8x5x8_modes*": (96, "likewise"),
+    "column64x1x20x4_modes*": (
+        280,
+        "a thread has four columns for itself, 80 of the 128 registers that eight CTAs an SM leave",
+    ),
     "column16x8x4x8_shifted": (24, "twelve CTAs of sm_120a leave 40 registers"),
     "row1x128x20x8_modes*": (8, "five CTAs an SM leave 96 registers"),
     "column16x16x8x4_modes*": (

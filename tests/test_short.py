@@ -392,9 +392,13 @@ def test_scores_compile(architecture, tmp_path, monkeypatch):
 # -- Compiled ----------------------------------------------------------------------------------------------------------
 
 
+# Bytes of stack: ptxas puts four numbers of 48 aside, to have 80 registers and no more.
+STACK = {("softmax", "short48_12x4"): 16}
+
+
 def check_short(c, found):
     """What holds for each compiled class of short rows."""
-    check_compiled(c, found, 0, padding=128)
+    check_compiled(c, found, STACK.get((c.math, c.name), 0), padding=128)
     widths = {
         int(w) for name, w in (key.split() for key in accesses(found.ptx)) if name in ("cp.async", "ld")
     }

@@ -105,7 +105,7 @@ def test_movements_are_met(name):
         x, dim, sink = tensors(call, torch.bfloat16)
         made = plan_softmax(x, dim, log=name == "log_softmax", sink=sink)
         found |= {made.movement} | ({"ahead"} if getattr(made.kernel, "ahead", 0) else set())
-    assert found == {"row", "column", "split", "ahead"}
+    assert found == {"short", "row", "column", "split", "ahead"}
 
 
 @names
