@@ -148,6 +148,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "a plan of columns": lambda: said((1024, 262144), 0),
     "a plan": lambda: said((4096, 8192)),
     "the plan that is followed": lambda: said(FOLLOWED),
+    "a plan of shared rows": lambda: said((4096, 75_968), group=2),
     **excerpts.BLOCKS,
     "a plan with edges": lambda: said((8192, 50257)),
     "why this policy": lambda: comment_above("EVICT_LAST_ABOVE"),
