@@ -170,7 +170,10 @@ def _smem(view: View) -> Figure:
     staged = [n for n, how in zip(c.facts.inputs, c.staging, strict=True) if how != "direct"]
     # Of a ring the first place: the others are alike.
     places, memory = (f", place 0 of {c.ring}", lambda at: c.smem((*at, 0))) if c.ring else ("", c.smem)
-    name, held = space(staged[0], "s"), replace(c, steps=c.steps_of(c.facts.inputs.index(staged[0])), staged=0)
+    name, held = (
+        space(staged[0], "s"),
+        replace(c, steps=c.steps_of(c.facts.inputs.index(staged[0])), staged=0),
+    )
     figure = draw.thread_value(
         checks.tile_tv(held),
         held.tiler,
@@ -293,7 +296,9 @@ def _shuffle(view: View) -> Figure:
         "one exponential a lane instead of one a round."
     )
     peers = c.warps_per_row * c.peers
-    width = min(1 << (peers - 1).bit_length(), WARP)  # few peers lie in as few neighbouring lanes, again and again
+    width = min(
+        1 << (peers - 1).bit_length(), WARP
+    )  # few peers lie in as few neighbouring lanes, again and again
     who = f"the {WARP} lanes merge" if width == WARP else f"every {width} neighbouring lanes merge"
     later = f"Later {who} in the same way what they have read from the buffer."
     if (c.math, c.online) == ("softmax", True):
