@@ -55,7 +55,7 @@ PANELS = {
     "shifted, streamed": ((20000, 2049), {"dim": 0}),
     **LONGER,
 }
-# ((rows, columns of a slice), options of `plan_shared`): in clusters and not, kept in registers and not, off boundaries.
+# ((rows, columns of a slice), options of `plan_shared`): in clusters or not, kept in registers or not.
 SHARED = {
     "shared": ((4096, 75968), {}),
     "shared fp32": ((100, 30000), {"dtype": "fp32"}),

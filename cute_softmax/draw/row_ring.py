@@ -1,5 +1,6 @@
-"""Figures of rows that ranks share and keep on chip: the places of the ring, turn after turn, and the states of all ranks in
-a workspace. The arithmetic is that of `kernels/row_ring.py` and `kernels/ranks.py`."""
+"""Figures of rows that ranks share and keep on chip: the ring's places turn after turn, and the states of all ranks in a
+workspace. The arithmetic is that of `kernels/row_ring.py` and `kernels/ranks.py`.
+"""
 
 from __future__ import annotations
 
@@ -75,8 +76,8 @@ def turns(plan: Plan) -> Figure:
         thick_columns={c.ring} if kept else (),
     )
     lead = (
-        f"A CTA has {c.ring} places for tiles of {c.tiler[0]} \u00d7 {c.tiler[1]:,} elements. In a turn one is reduced, "
-        f"that of {count(c.lag, 'turn')} before is finished, and {c.ahead - 1} are on their way."
+        f"A CTA has {c.ring} places for tiles of {c.tiler[0]} \u00d7 {c.tiler[1]:,} elements. In a turn one is "
+        f"reduced, that of {count(c.lag, 'turn')} before is finished, and {c.ahead - 1} are on their way."
     )
     figure = finish(
         draw(grid, *arrange(grid)),
@@ -142,8 +143,8 @@ def workspace(plan: Plan) -> Figure:
     )
     return figure.noted(
         f"A state is {numbers}. Each goes with the epoch of its launch, in one store of 8 bytes to every rank.",
-        f"The first {HEADER} bytes are the kernels' own: epoch, tickets, how many clusters are done, whether a rank has "
-        "not come. Launches with an odd epoch have the other half.",
+        f"The first {HEADER} bytes are the kernels' own: epoch, tickets, how many clusters are done, whether a rank "
+        "has not come. Launches with an odd epoch have the other half.",
     )
 
 

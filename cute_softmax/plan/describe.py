@@ -48,8 +48,8 @@ def plan_shape(
 def plan_shared(rows: int, columns: int, dtype: str = "bf16", *, math: str = "softmax") -> Plan:
     """The plan of rows that ranks share and keep on chip, for contiguous slices of (rows, columns) on H200s.
 
-    Raises NotPlanned where they do not fit there, TypeError for a dtype without kernels, ValueError for a math that there
-    is not.
+    Raises NotPlanned where they do not fit there, TypeError for a dtype without kernels, ValueError for a math that
+    there is not.
     """
     full = math_of(math, True).full
     operands = [contiguous(dtype, (rows, columns))] * full
