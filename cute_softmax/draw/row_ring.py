@@ -1,5 +1,5 @@
-"""Figures of rows that ranks share and keep on chip: the ring's places turn after turn, and the states of all ranks in a
-workspace. The arithmetic is that of `kernels/row_ring.py` and `kernels/ranks.py`.
+"""Figures of rows that ranks share and keep on chip: the ring's places turn after turn, and the states of all ranks in
+a workspace. The arithmetic is that of `kernels/row_ring.py` and `kernels/ranks.py`.
 """
 
 from __future__ import annotations
