@@ -12,7 +12,7 @@ from cute_softmax.api import softmax as api
 from cute_softmax.dispatch.common.forms import MOST_OF_A_SHAPE, Forms, Place, launching
 from cute_softmax.dispatch.common.state import recorder
 from cute_softmax.dispatch.matmul import forms as products
-from cute_softmax.runtime import launch
+from cute_softmax.runtime import launch, private
 
 
 def rows(count: int, columns: int, **options) -> torch.Tensor:
@@ -148,7 +148,7 @@ def test_a_launcher_leaves_other_devices_alone(cpu, monkeypatch):
     call, given = fake_call()
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     for current, launched in ((-1, True), (0, False)):
-        monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda current=current: current)
+        monkeypatch.setattr(private, "current_device", lambda current=current: current)
         run, misses = made(call, Place(torch.empty(1)), [((4,), (1,), torch.float32)], [0, 0])
         given.clear()
         run(torch.empty(4), torch.empty(4))

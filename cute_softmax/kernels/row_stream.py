@@ -31,7 +31,14 @@ class StreamKernel(RowKernel):
         return cute.make_tensor((tXsX.iterator + at).align(align), cute.make_layout(self.spec.vector))
 
     @cute.jit
-    def prefetch(self, launch: Launch, tile: Int64, first: cutlass.Constexpr[int]):
+    def prefetch(
+        self,
+        launch: Launch,
+        tile: Int64,
+        first: cutlass.Constexpr[int],
+        steps: cutlass.Constexpr[int],
+        place: Int32,
+    ):
         """Start the loads of a tile of a row, the one that its vector `first` begins."""
         self.fetch(row_of(launch, tile, 0), Int32(first // self.spec.steps))
 

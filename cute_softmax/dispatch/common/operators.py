@@ -102,7 +102,9 @@ def operator_of(
             ]
         )
 
-    @torch.library.custom_op(f"cute_softmax::{name}", mutates_args=(), schema=schema)
+    qualified = f"cute_softmax::{name}"
+
+    @torch.library.custom_op(qualified, mutates_args=(), schema=schema)
     def operator(*given):
         call = whole(given)
         found = function.forward(*call)
@@ -126,7 +128,8 @@ def operator_of(
     operator.register_fake(lambda *given: fake(*whole(given)))
     operator.register_autograd(backward, setup_context=setup_context)
     operator.register_vmap(vmap)
-    overload = getattr(torch.ops.cute_softmax, name).default
+    namespace, _, short = qualified.partition("::")
+    overload = getattr(getattr(torch.ops, namespace), short).default
     OPERATORS.append(Registered(overload, given_names, tuple(places), whole, fake))
     return by_operator
 

@@ -31,14 +31,15 @@ def pieces(plan: Plan, row: int) -> Pieces:
 def columns_of(plan: Plan, row: int, cta: int, turn: int = 0) -> range:
     """The columns of a row's body, counted from the end of its head, that a CTA of the cluster takes. turn: of a row
     that comes in tiles, which of them."""
-    first = cta * plan.share + turn * plan.row_class.tiler[1]
-    end = min(pieces(plan, row).body, (cta + 1) * plan.share, first + plan.row_class.tiler[1])
+    tile = plan.row_class.tiler[1] if turns(plan) > 1 else plan.share
+    first = cta * plan.share + turn * tile
+    end = min(pieces(plan, row).body, (cta + 1) * plan.share, first + tile)
     return range(first, max(first, end))
 
 
 def turns(plan: Plan) -> int:
     """Tiles of a row that a CTA takes one after the other."""
-    return -(-plan.share // plan.row_class.tiler[1])
+    return -(-plan.share // plan.row_class.tiler[1]) if plan.row_class.movement == "stream" else 1
 
 
 def requests(plan: Plan, operand: int, tile: int = 0, cta: int = 0) -> Iterator[list[int | None]]:
