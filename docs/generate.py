@@ -148,6 +148,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "a plan of columns": lambda: said((1024, 262144), 0),
     "a plan": lambda: said((4096, 8192)),
     "the plan that is followed": lambda: said(FOLLOWED),
+    "a plan of shared rows": lambda: said((4096, 75_968), group=2),
     **excerpts.BLOCKS,
     "a plan with edges": lambda: said((8192, 50257)),
     "why this policy": lambda: comment_above("EVICT_LAST_ABOVE"),
@@ -165,6 +166,7 @@ def drawings() -> dict[str, Figure]:
     panels = draw.figures(describe.plan_shape((1024, 262144), dim=0))
     parts = draw.figures(describe.plan_shape((4, 4_000_000)))
     product = draw.figures(describe.plan_matmul_shape((32, 4096, 4096), 128))
+    shared = draw.figures(describe.plan_shared(4096, 75_968))
     followed, ragged = draw.figures(describe.plan_of(*FOLLOWED)), describe.plan_of(4096, 1023)
     return {
         "names": names_figure.names(),
@@ -176,6 +178,7 @@ def drawings() -> dict[str, Figure]:
         "exchange": parts["exchange"],
         "shift": draw.figures(describe.plan_shape((1000, 2001), dim=0))["shift"],
         "places": draw.figures(describe.plan_shape((64, 1 << 24)))["places"],
+        **{name: shared[name] for name in ("turns", "workspace")},
         "trips": draw.figures(describe.plan_shape((4096, 65536), dim=0))["cluster"],
         **{name: make() for name, make in concept_figures.FIGURES.items()},
         **ladder_page.drawings(),

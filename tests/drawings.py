@@ -55,6 +55,15 @@ PANELS = {
     "shifted, streamed": ((20000, 2049), {"dim": 0}),
     **LONGER,
 }
+# ((rows, columns of a slice), options of `plan_shared`): in clusters or not, kept in registers or not.
+SHARED = {
+    "shared": ((4096, 75968), {}),
+    "shared fp32": ((100, 30000), {"dtype": "fp32"}),
+    "shared odd": ((200, 50001), {}),
+    "shared short": ((5000, 333), {}),
+    "shared log": ((300, 20000), {"math": "log_softmax"}),
+    "shared backward": ((100, 60000), {"math": "softmax_backward"}),
+}
 # (shape, depth, options of `plan_matmul_shape`)
 MATMULS = {
     "usual": ((32, 4096, 4096), 128, {}),
@@ -76,6 +85,7 @@ EVERY = {
     **{name: partial(describe.plan_shape, shape, **options) for name, (shape, options) in ROWS.items()},
     **{name: partial(describe.plan_shape, shape, **options) for name, (shape, options) in SHORT.items()},
     **{name: partial(describe.plan_shape, shape, **options) for name, (shape, options) in PANELS.items()},
+    **{name: partial(describe.plan_shared, *shape, **options) for name, (shape, options) in SHARED.items()},
     **{
         name: partial(describe.plan_matmul_shape, shape, depth, **options)
         for name, (shape, depth, options) in MATMULS.items()

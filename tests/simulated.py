@@ -25,6 +25,7 @@ from cute_softmax.dispatch.topk import kernels as topk
 from cute_softmax.plan import facts_of
 from cute_softmax.plan.hardware import H200
 from cute_softmax.plan.problem import ITEM_SIZE, Operand
+from cute_softmax.plan.prologue import OF_RANKS, OF_SLICES
 from cute_softmax.runtime import launch, private, record
 
 INF = math.inf
@@ -324,7 +325,11 @@ def float_of(bits: int) -> float:
 
 
 def simulated(name, tensors, dims, prologue, numbers, query):
-    """The results in float64, each of full shape."""
+    """The results in float64, each of full shape; of rows that ranks share those of one rank, which has all of them."""
+    if prologue.ranks:
+        named = dict(zip(prologue.numbers, numbers, strict=True))
+        assert (named["ranks"], named["rank"], named.get("start", 0)) == (1, 0, 0)
+        numbers = [n for key, n in named.items() if key not in (*OF_RANKS, *OF_SLICES)]
     start = numbers.pop() if prologue.state == "chosen" else 0
     scale = numbers.pop(0) if prologue.scale == "number" else 1.0
     cap = numbers.pop(0) if prologue.softcap else None

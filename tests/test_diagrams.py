@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from drawings import EVERY, PANELS, ROOT, ROWS, SHORT, made, reached, strided
+from drawings import EVERY, PANELS, ROOT, ROWS, SHARED, SHORT, made, reached, strided
 
 from cute_softmax import draw
 from cute_softmax.__main__ import main
@@ -32,7 +32,7 @@ def case(request):
     return p, draw.figures(p)
 
 
-of_rows = pytest.mark.parametrize("case", ROWS, indirect=True, scope="module")
+of_rows = pytest.mark.parametrize("case", [*ROWS, *SHARED], indirect=True, scope="module")
 
 
 def uses(c) -> dict[str, bool]:
@@ -46,7 +46,9 @@ def uses(c) -> dict[str, bool]:
             "predicate": True,
             "shuffle": c.threads_per_row > 1,
             "reduction_buffer": c.exchanges,
-            "cluster": c.cluster_n > 1,
+            "cluster": c.cluster_n > 1 and not c.ring,
+            "turns": c.ring > 0,
+            "workspace": c.ring > 0,
         }
     if c.movement == "short":
         return {"tile": True, "rows": True}

@@ -23,6 +23,7 @@ import sanitize_heads
 import sanitize_ladder
 import sanitize_losses
 import sanitize_matmul
+import sanitize_ring
 import sanitize_shards
 import sanitize_short
 import sanitize_stream
@@ -198,6 +199,31 @@ def test_every_kernel_of_shared_rows(monkeypatch):
     assert {k.math for k in slices} == set(OF_SLICES) and {k.edges for k in slices} == {False, True}
     assert {k.scaled for k in slices} == {k.smoothed for k in slices} == {False, True}
     assert {k.math for k in kernels if k.movement == "merge"} == set(MERGES)
+
+
+def test_every_kind_of_ring(monkeypatch):
+    """What the jobs launch is what they say; their checks hold where kernels are simulated."""
+    launched = []
+    simulated.install(monkeypatch)
+    monkeypatch.setattr(launch, "function_of", launched.append)
+    jobs = list(sanitize_ring.jobs(H200, ["bf16", "fp32"]))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    to = torch.Tensor.to
+    monkeypatch.setattr(
+        torch.Tensor, "to", lambda t, where, *a: to(t, "cpu" if where == "cuda" else where, *a)
+    )
+    monkeypatch.setattr(checking, "DEVICE", "cpu")
+    for job in jobs[::3]:
+        launched.clear()
+        job.check()
+        assert set(launched) == set(job.kernels), job.what
+    kernels = {k for job in jobs for k in job.kernels}
+    assert len(kernels) == len(jobs) and all(k.ring for k in kernels)
+    assert {k.math for k in kernels} == {*sanitize_ring.MATHS} - {sanitize_ring.LOSS}
+    for of in (lambda k: k.edges, lambda k: k.keep, lambda k: bool(k.prologue.target), lambda k: k.exchanges):
+        assert {of(k) for k in kernels} == {False, True}
+    assert {k.cluster_n for k in kernels} >= {1, 2, 8} and {k.lag for k in kernels} == {1, 2}
+    assert max(k.ring + k.lag for k in kernels) <= sanitize_ring.TURNS
 
 
 def test_heads_are_of_every_kind_of_configuration():

@@ -99,8 +99,8 @@ def cross_entropy(
             steps that are accumulated; a number, or a tensor of one on the input's device. It does not change results.
         inplace_backward: In one visit, write the gradient over the logits, whose values are lost then.
         group: A ProcessGroup over which rows are sharded, as for `logsumexp`: the input is (N, C) or (C) with this
-            rank's slice of the classes; targets are class indices into whole rows, weights those of all classes. With
-            label smoothing the slices of a float32 matrix of log-probabilities are made. Not with a softcap.
+            rank's slice of the classes; targets are class indices into whole rows, weights those of all classes. Not
+            with a softcap, nor with label smoothing and a weight together.
         vocab_start: As for `logsumexp`.
         vocab_size: As for `logsumexp`; label smoothing over slices of unequal length needs it.
 

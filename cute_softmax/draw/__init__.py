@@ -11,6 +11,7 @@ among them, the `walk` through them and the `heading` of its page.
 from __future__ import annotations
 
 from pathlib import Path
+from types import ModuleType
 
 from layouts import AnyLayout
 from layouts.figures import Figure, follow_thread
@@ -66,6 +67,8 @@ NAMES = {
     "first_product": "first product",
     "second_product": "second product",
     "spread": "k gradients in shared memory",
+    "turns": "turns of the ring",
+    "workspace": "states of all ranks",
 }
 
 
@@ -88,20 +91,28 @@ def figures(plan: AnyPlan, thread: int | None = None) -> dict[str, Figure]:
     memory. scores, values, grad: swizzled tiles there. ldmatrix, pairs, lines: scores on their way to registers.
     registers: one thread's, up to the operand.
     fragments, first_product, second_product: A, B and C of the instructions. exchange: before the store. Of the
-    gradient of topk_softmax, spread: the k gradients of a row in shared memory.
+    gradient of topk_softmax, spread: the k gradients of a row in shared memory. Of rows that ranks share, turns: the
+    places of the ring; workspace: the states of all ranks.
     thread: `thread` (by default one at the end of a group) followed through all of them. What a Plan does not use is
     left out. Raises ValueError for a thread that the CTA lacks; of softmax(S) @ V they count within a warpgroup.
     """
-    module = MODULES[plan.movement]
+    module = _module_of(plan)
     view = module.View(plan, thread)
     found = module.figures(view)
     shown = [figure for name, figure in found.items() if name not in view.aside]
     return found | {FOLLOWED: follow_thread(shown, view.followed, title=view.whose)}
 
 
+def _module_of(plan: AnyPlan) -> ModuleType:
+    """The module that draws a Plan. Raises ValueError for a movement without figures."""
+    if plan.movement not in MODULES:
+        raise ValueError(f"the {plan.movement} movement has no figures: it is described in words alone")
+    return MODULES[plan.movement]
+
+
 def overview(plan: AnyPlan) -> Figure:
     """The tile of a Plan over its explanation: what a notebook shows."""
-    module = MODULES[plan.movement]
+    module = _module_of(plan)
     explained = (" ".join(line.split()) for line in plan.explain().splitlines())
     return module.tile(module.View(plan)).noted(*explained)
 
@@ -121,7 +132,7 @@ def write(plan: AnyPlan, folder: str | Path, png: bool = False, thread: int | No
 
 def page(plan: AnyPlan, found: dict[str, Figure] | None = None, thread: int | None = None) -> dict:
     """The arguments of `layouts.html.explorer` for a Plan: its figures, and one group's or block's way through them."""
-    module = MODULES[plan.movement]
+    module = _module_of(plan)
     view, found = module.View(plan, thread), found or figures(plan, thread)
     shown = {name: figure for name, figure in found.items() if name != FOLLOWED}
     title, subtitle = module.heading(view)

@@ -39,7 +39,7 @@ class View:
     thread: int | None = None
 
     counted: ClassVar[str] = ""
-    aside: ClassVar[frozenset[str]] = frozenset({"tv", "places", "shift"})
+    aside: ClassVar[frozenset[str]] = frozenset({"tv", "places", "shift", "turns", "workspace"})
 
     def __post_init__(self):
         if self.thread is not None and not 0 <= self.thread < self.threads:

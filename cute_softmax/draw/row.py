@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -15,7 +14,7 @@ from layouts.walk import row_walk
 
 from ..plan import WARP, Plan, RowClass
 from ..plan.problem import ITEM_SIZE
-from . import checks, common
+from . import checks, common, row_ring
 from .common import exchanged, space
 
 
@@ -106,8 +105,10 @@ def figures(view: View) -> dict[str, Figure]:
         found["shuffle"] = _shuffle(view)
     if "reduction_buffer" in layouts:
         found["reduction_buffer"] = _reduction_buffer(view)
-    if c.cluster_n > 1:
+    if c.peers > 1:
         found["cluster"] = _cluster(view)
+    if c.ring:
+        found |= {"turns": row_ring.turns(view.plan), "workspace": row_ring.workspace(view.plan)}
     return found
 
 
@@ -166,17 +167,22 @@ def tile(view: View) -> Figure:
 def _smem(view: View) -> Figure:
     c = view.kernel
     staged = [n for n, how in zip(c.facts.inputs, c.staging, strict=True) if how != "direct"]
-    name, held = space(staged[0], "s"), replace(c, steps=c.smem.size // math.prod(c.step_tiler), staged=0)
+    # Of a ring the first place: the others are alike.
+    places, memory = (f", place 0 of {c.ring}", lambda at: c.smem((*at, 0))) if c.ring else ("", c.smem)
+    name, held = (
+        space(staged[0], "s"),
+        replace(c, steps=c.steps_of(c.facts.inputs.index(staged[0])), staged=0),
+    )
     figure = draw.thread_value(
         checks.tile_tv(held),
         held.tiler,
-        memory=c.smem,
+        memory=memory,
         space=name,
         element_bytes=c.slot_bytes[c.facts.inputs.index(staged[0])],
         shared=True,
         keep=view.keep,
         step=c.step_tiler[1],
-        title=f"{name}: the tile in shared memory, {c.smem}",
+        title=f"{name}: the tile in shared memory, {c.smem}{places}",
     )
     notes = [f"One buffer each: {', '.join(space(n, 's') for n in staged)}."] if len(staged) > 1 else []
     notes.append(
@@ -187,7 +193,10 @@ def _smem(view: View) -> Figure:
         notes.append(
             "The exponential of an element takes its place, in float32, until the row's sum is known."
         )
-    if c.staged:
+    if c.ring:
+        apart = c.smem.stride[2] * c.slot_bytes[c.facts.inputs.index(staged[0])]
+        notes.append(f"The next place begins {apart:,} bytes further, with another tile.")
+    elif c.staged:
         notes.append(
             f"A thread has {c.staged} slots for its {c.steps} vectors: as soon as one is read it is filled with the "
             f"vector that is {c.staged} behind, of the next tile in the end."
@@ -285,14 +294,19 @@ def _shuffle(view: View) -> Figure:
         "every lane rescales its sum once to the common maximum, and the rounds run again for the sums: "
         "one exponential a lane instead of one a round."
     )
-    later = f"Later the {WARP} lanes merge in the same way what they have read from the buffer."
+    peers = c.warps_per_row * c.peers
+    width = min(
+        1 << (peers - 1).bit_length(), WARP
+    )  # few peers lie in as few neighbouring lanes, again and again
+    who = f"the {WARP} lanes merge" if width == WARP else f"every {width} neighbouring lanes merge"
+    later = f"Later {who} in the same way what they have read from the buffer."
     if (c.math, c.online) == ("softmax", True):
-        if c.keep and not c.keeps_shared:
+        if (c.keep and not c.keeps_shared) or (c.ring and not c.prologue.softcap):
             notes.append(
                 "The rounds run for the maxima first; the lanes compute exponentials relative to the common "
                 "maximum, and the rounds run again for their sums."
             )
-            later = f"Later the {WARP} lanes merge what they have read from the buffer, the maxima first: {rescaled}"
+            later = f"Later {who} what they have read from the buffer, the maxima first: {rescaled}"
         else:
             notes.append(f"The rounds run for the maxima first; {rescaled}")
     if c.exchanges:
@@ -305,8 +319,8 @@ def _reduction_buffer(view: View) -> Figure:
     figure = draw.reduction_buffer(
         c.reduction_buffer,
         element_bytes=c.facts.state_bytes,
-        cta=view.cta,
-        title=f"Reduction buffer{view.where}",
+        cta=view.cta if c.peers > 1 else 0,
+        title=f"Reduction buffer{view.where if c.peers > 1 else ''}",
     )
     notes = [
         "Shape (rows, (warps of a row, CTAs of the cluster), stages) in order (1, 0, 2): the peers of a row "
@@ -322,6 +336,10 @@ def _reduction_buffer(view: View) -> Figure:
             "The CTAs are persistent and alternate between two buffers from tile to tile: to write one again a warp "
             "must have passed the exchange in the other, so that it never overwrites what a slow warp still "
             "reads."
+        )
+    if c.ring:
+        notes.append(
+            "It merges what the warps of a CTA have. CTAs that share a row meet in the ranks' workspaces."
         )
     return figure.noted(*notes)
 
@@ -339,7 +357,7 @@ def _cluster(view: View) -> Figure:
 def walk(view: View) -> list[Step]:
     """The steps of the explorer: row 0 of the tile on its way through the figures of the Plan."""
     c = view.kernel
-    return row_walk(
+    found = row_walk(
         0,
         tile="tile",
         predicate="predicate" if "predicate" in drawn(c) else "",
@@ -347,10 +365,11 @@ def walk(view: View) -> list[Step]:
         staged="smem" if "smem" in drawn(c) else "",
         shuffle="shuffle",
         buffer="reduction_buffer",
-        cluster="cluster" if c.cluster_n > 1 else "",
+        cluster="cluster" if c.peers > 1 else "",
         end=view.end or c.tiler[1],
         exchanges=view.exchanges,
     )
+    return [*found[:-1], *row_ring.walk(), found[-1]] if c.ring else found
 
 
 def heading(view: View) -> tuple[str, str]:

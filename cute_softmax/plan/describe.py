@@ -12,6 +12,8 @@ from .matmul import MatmulPlan, canonical_matmul, instruction_of, plan_matmul
 from .matmul_backward import MatmulBackwardPlan, plan_matmul_backward
 from .panel_plan import PanelPlan
 from .problem import ALIGNMENT, ITEM_SIZE, canonical_dims, check_float, contiguous
+from .prologue import Prologue
+from .ranks import sharers
 from .row_plan import Plan
 from .short import ShortPlan
 
@@ -41,6 +43,18 @@ def plan_shape(
     operands += [contiguous(dtype, shape, dims)] * len(facts.group_outputs)
     device = replace(H200, architecture=ARCHITECTURES[architecture])
     return plan_call(math, shape, dims, operands, device, online=online)
+
+
+def plan_shared(rows: int, columns: int, dtype: str = "bf16", *, math: str = "softmax") -> Plan:
+    """The plan of rows that ranks share and keep on chip, for contiguous slices of (rows, columns) on H200s.
+
+    Raises NotPlanned where they do not fit there, TypeError for a dtype without kernels, ValueError for a math that
+    there is not.
+    """
+    full = math_of(math, True).full
+    operands = [contiguous(dtype, (rows, columns))] * full
+    ranks = sharers(math, H200.architecture, (dtype,) * full, columns, rows)
+    return plan_call(math, (rows, columns), (1,), operands, H200, prologue=Prologue(ranks=ranks))
 
 
 def plan_matmul_shape(

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 
+from layouts.algebra import Layout
+
 from .hardware import Architecture
 from .maths import CACHE_LINE, NotPlanned
 from .problem import ITEM_SIZE
@@ -110,6 +112,14 @@ def ring_class(
 def words_of(math_name: str, prologue: Prologue) -> int:
     """Numbers that a CTA exchanges of a row, at most: its state and, with a target, its score."""
     return facts_of(math_name, True, prologue).state_bytes // 4 + bool(prologue.target)
+
+
+def states_of(c: RowClass, ranks: int, rows: int) -> Layout:
+    """(row, (CTA of its rank, rank), number) -> place of 8 bytes in a half of a workspace, a number and its tag: a
+    reduction buffer whose peers are the CTAs of all ranks."""
+    words = words_of(c.math, c.prologue)
+    peers = c.cluster_n * ranks
+    return Layout((rows, (c.cluster_n, ranks), words), (words * peers, (words, words * c.cluster_n), 1))
 
 
 def _units(math_name: str, dtypes: tuple[str, ...], columns: int, prologue: Prologue) -> tuple[int, int]:

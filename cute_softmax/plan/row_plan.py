@@ -118,8 +118,8 @@ class Plan(PlanBase):
             ),
             *(
                 [
-                    f"  ranks      states exchanged in the ranks' own memory, a row finished {c.lag} behind; of "
-                    f"{c.ring} rows in shared memory {c.ahead - 1} on their way"
+                    f"  ranks      states exchanged in the ranks' own memory, a tile finished {c.lag} behind; of "
+                    f"{c.ring} tiles in shared memory {c.ahead - 1} on their way"
                 ]
                 if c.ring
                 else []

@@ -17,6 +17,7 @@ every class as it is done, the smallest first, so that a run that is cut off has
     --movements losses (losses in one visit, the kernels around them, routers)
     --movements scores (columns and rows that several CTAs share, of scores)
     --movements shards (rows that ranks share, one rank after another)
+    --movements ring (rows that ranks share and keep on chip, of one rank)
     --movements ladder (the rungs of cute_softmax.ladder)
     --match lines (a pattern of what a class is told as)
     --skip 1000 (without the 1000 smallest classes)    --part 0/3 (a third of what is left)
@@ -49,6 +50,7 @@ import sanitize_heads  # noqa: E402
 import sanitize_ladder  # noqa: E402
 import sanitize_losses  # noqa: E402
 import sanitize_matmul  # noqa: E402
+import sanitize_ring  # noqa: E402
 import sanitize_shards  # noqa: E402
 import sanitize_short  # noqa: E402
 import sanitize_stream  # noqa: E402
@@ -367,6 +369,8 @@ def main() -> int:
         found += sanitize_losses.jobs(launch.device_facts(0), options.dtypes)
     if "shards" in options.movements:
         found += sanitize_shards.jobs(launch.device_facts(0), options.dtypes)
+    if "ring" in options.movements:
+        found += sanitize_ring.jobs(launch.device_facts(0), options.dtypes)
     if "scores" in options.movements:
         found += scored_panels.jobs(launch.device_facts(0), options.maths, options.dtypes)
     if "matmul" in options.movements:
