@@ -143,8 +143,13 @@ def losses(rank: int, world: int) -> None:
             each = c.cross_entropy(leaf, target, **given | {"reduction": "none"})
             smooth = c.cross_entropy(leaf, target, **given | {"vocab_size": size}, label_smoothing=0.1)
             _, sums = c.cross_entropy(leaf, target, **given, return_lse=True)
+            kept = c.cross_entropy(leaf, target, **given, one_visit=False)
+            twice = [torch.autograd.grad(kept, leaf, retain_graph=True)[0] for _ in range(2)]
         assert launched == [] and close(again, exact, dtype, 1e-3)
         assert each.shape == sums.shape == (count,) and smooth.isfinite()
+        assert close(kept, exact, dtype, 1e-3)
+        assert torch.equal(*twice)
+        assert close(twice[0][:, : mine.shape[1]], mine, dtype, 0.02 * mine.abs().max().item())
 
 
 def nan_and_infinity(rank: int, world: int) -> None:

@@ -180,7 +180,8 @@ def cross_entropy(
     if recorded(input) and (one_visit or inplace_backward):
         raise ValueError(f"this call is not served in one visit: {refused or 'one_visit is False'}")
     if shared:
-        asks = Losses(reduction, ignore_index, smoothing, scale, asked.squares, return_lse, result)
+        may_visit = one_visit is not False
+        asks = Losses(reduction, ignore_index, smoothing, scale, asked.squares, return_lse, result, may_visit)
         found = _of_shared_rows(rows, target, weight, asks, shard)
         return found if return_lse else found[0]
     again = partial(_composed, target=target, weight=weight, asked=asked, return_lse=return_lse)

@@ -130,7 +130,9 @@ def launching(
     begins elsewhere, or lies on another device than the current one, `anywhere` gets. addresses: what the call takes,
     as expressions of the inputs' addresses a0, a1, ... and the results' b0, b1, ...; these, if not given.
     """
-    results = [(tuple(shape), tuple(strides), dtype) for shape, strides, dtype in results]  # and no torch.Size
+    results = [
+        (tuple(shape), tuple(strides), dtype) for shape, strides, dtype in results
+    ]  # and no torch.Size
     count, made = range(len(offsets)), range(len(results))
     addresses = addresses or [*[f"a{i}" for i in count], *[f"b{i}" for i in made]]
     numbers = [f"n{i}" if as_int is int else f"as_int{i}(n{i})" for i, (_, as_int) in enumerate(call.numbers)]

@@ -382,9 +382,10 @@ def numbers(input: Tensor, index: Tensor | None, asked: Shared) -> tuple[Tensor,
     return _served(_NUMBERS, (input, index, asked), 1)[:-1]
 
 
-def loss(input: Tensor, target: Tensor, asked: Shared) -> tuple[Tensor, Tensor]:
-    """`Loss` in any state of torch, without what is kept; or by `on_chip.loss`, where its gradient will be wanted."""
-    if _visits(input, target, asked):
+def loss(input: Tensor, target: Tensor, asked: Shared, visit: bool = True) -> tuple[Tensor, Tensor]:
+    """`Loss` in any state of torch, without what is kept; or by `on_chip.loss`, where its gradient will be wanted and
+    may be written at once: visit."""
+    if visit and _visits(input, target, asked):
         how = way("visit", input, asked)
         exchange = _exchange("softmax", how, (input,), input.dtype, asked)
         if exchange is not None:

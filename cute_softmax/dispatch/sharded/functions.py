@@ -60,7 +60,8 @@ def row_numbers(
 
 
 class Losses(NamedTuple):
-    """What a cross entropy asks for, as `cross_entropy` has it; lse: whether the logsumexps, too."""
+    """What a cross entropy asks for, as `cross_entropy` has it; lse: whether the logsumexps, too; visit: whether the
+    gradient may be written with the loss."""
 
     reduction: str
     ignore: int
@@ -69,6 +70,7 @@ class Losses(NamedTuple):
     squares: float
     lse: bool
     dtype: torch.dtype
+    visit: bool
 
 
 def loss(input: Tensor, target: Tensor, asks: Losses, shard: Shard) -> tuple[Tensor, Tensor | None]:
@@ -83,7 +85,7 @@ def loss(input: Tensor, target: Tensor, asks: Losses, shard: Shard) -> tuple[Ten
     )  # fmt: skip
     if asked.even:
         _check_even(asked)
-    found, lse = calls.loss(rows, target.long(), asked)
+    found, lse = calls.loss(rows, target.long(), asked, asks.visit)
     return found, lse if asks.lse else None
 
 
