@@ -281,11 +281,12 @@ class Grid:
                     raise type(error)(f"{instruction.text}: {error}") from error
 
     def whole_warps(self, idx: np.ndarray) -> np.ndarray:
-        """Those whose whole warp is here; the others come back to this instruction later."""
+        """Those whose whole warp is here; the others come back to this instruction when threads behind it, in whichever
+        turn of a loop, have had time."""
         here, alive = (np.bincount(self.warp[t], minlength=self.warp[-1] + 1) for t in (idx, ~self.done))
         whole = (here == alive)[self.warp[idx]]
         self.pc[idx[~whole]] -= 1
-        self.rests[idx[~whole]] = self.step + 1
+        self.rests[idx[~whole]] = self.step + WAIT
         return idx[whole]
 
     # Operands.

@@ -79,22 +79,6 @@ class Ranks:
             read_only_args=[at.toint(), last],
         )
 
-    def held(self) -> cute.Tensor | None:
-        """Registers for what the math keeps of a row from its reduction to its end: the maximum that a thread's
-        exponentials refer to, and these."""
-        s = self.spec
-        return cute.make_rmem_tensor(1 + s.vector * s.steps + s.edge_scalars, Float32) if s.keep else None
-
-    def keep(self, kept: list, rK: cute.Tensor):
-        """Put what the math has kept into registers that outlive a turn."""
-        ((seen, again),) = kept
-        for i, number in enumerate((seen, *again())):
-            rK[i] = number
-
-    def kept(self, rK: cute.Tensor) -> list:
-        """The same for the math again."""
-        return [(rK[0], lambda: iter([rK[i] for i in range(1, cute.size(rK))]))]
-
     @cute.jit
     def begin(self, launch: Launch, sT: cute.Tensor, barrier: cute.Pointer | None) -> Turns:
         """Take the cluster's ticket, and tell it to all of its CTAs by `sT` and `barrier`."""

@@ -46,45 +46,31 @@ class RingKernel(RowKernel):
         first = row_of(launch, turns.tile(Int32(0)), 0)
         known = self.scalars.of_group(first)
         score = self.score(first, known)
-        # What is kept of a row is not moved: turns come in twos, which swap places.
-        kept = [self.ranks.held() for _ in range(2)] if const_expr(s.keep) else [None]
-        for start in cutlass.range(0, turns.count + s.lag, len(kept), unroll=1):
-            for i in cutlass.range_constexpr(len(kept)):
-                known, score = self.turn(launch, turns, start + i, known, score, kept[i], kept[i - 1])
+        seen = self.ranks.unseen()
+        for turn in cutlass.range(turns.count + s.lag, unroll=1):
+            before = turn - s.lag
+            older = self.older(launch, turns, turn)
+            coming = row_of(launch, turns.tile(turn + 1), 0)
+            # Asked for before there is something else to do.
+            of_older, of_coming = self.scalars.of_group(older), self.scalars.of_group(coming)
+            if turn < turns.count:
+                row = row_of(launch, turns.tile(turn), 0, turn % s.ring)
+                self.reduce_in_turn(row, turns, turn, known, score)
+            # What the next turn merges, a turn ahead: a load waits for those before it, of which there are many.
+            ahead = self.ranks.unseen()
+            self.ranks.look(self.older(launch, turns, turn + 1), turns, before + 1 >= 0, ahead)
+            if before >= 0:
+                self.finish_in_turn(older, turns, of_older, seen)
+            seen.store(ahead.load())
+            self.prefetch(launch, turns.tile(turn + s.ahead), 0, s.steps, (turn + s.ahead) % s.ring)
+            known, score = of_coming, self.score(coming, of_coming)
         self.ranks.end(launch, turns)
 
-    @cute.jit
-    def turn(
-        self,
-        launch: Launch,
-        turns: Turns,
-        turn: Int32,
-        known: list,
-        score: tuple,
-        rK: cute.Tensor | None,
-        rOlder: cute.Tensor | None,
-    ) -> tuple[list, tuple]:
-        """Reduce one tile, finish one that came before, start to load another. known: `of_group` of the first; score:
-        of its target; rK, rOlder: what is kept of both. The same of the tile that follows."""
-        s, ranks = self.spec, self.ranks
-        before = turn - s.lag
-        older = row_of(launch, turns.tile(cutlass.max(before, 0)), 0, (turn + s.ring - s.lag) % s.ring)
-        coming = row_of(launch, turns.tile(turn + 1), 0)
-        # Asked for before there is something else to do.
-        of_older, of_coming = self.scalars.of_group(older), self.scalars.of_group(coming)
-        if turn < turns.count:
-            row = row_of(launch, turns.tile(turn), 0, turn % s.ring)
-            self.reduce_in_turn(row, turns, turn, known, score, rK)
-        seen = ranks.unseen()
-        ranks.look(older, turns, before >= 0, seen)
-        place = (turn + s.ahead) % s.ring
-        if const_expr(s.keep):  # and the row's place is free
-            self.prefetch(launch, turns.tile(turn + s.ahead), 0, s.steps, place)
-        if before >= 0:
-            self.finish_in_turn(older, turns, of_older, seen, rOlder)
-        if const_expr(not s.keep):
-            self.prefetch(launch, turns.tile(turn + s.ahead), 0, s.steps, place)
-        return of_coming, self.score(coming, of_coming)
+    def older(self, launch: Launch, turns: Turns, turn: Int32) -> Row:
+        """The row that is finished in a turn."""
+        s = self.spec
+        tile = turns.tile(cutlass.max(turn - s.lag, 0))
+        return row_of(launch, tile, 0, (turn + s.ring - s.lag) % s.ring)
 
     def score(self, row: Row, known: list) -> tuple[Float32, ...]:
         """The score of a row's target, if rows have one. known: `of_group`."""
@@ -93,26 +79,20 @@ class RingKernel(RowKernel):
         return (self.scalars.score(row, known[self.scalars.group_names.index("index")]),)
 
     @cute.jit
-    def reduce_in_turn(
-        self, row: Row, turns: Turns, turn: Int32, known: list, score: tuple, rK: cute.Tensor | None
-    ):
-        """Push the state of a row's share to all ranks; rK: what is kept of the row, see `Ranks.held`."""
+    def reduce_in_turn(self, row: Row, turns: Turns, turn: Int32, known: list, score: tuple):
+        """Push the state of a row's share to all ranks."""
         cute.arch.cp_async_wait_group(self.spec.ahead - 1)
         values = self.hold([row], [known]).values
-        states, kept = self.reduce(row.launch.shared, values, [self.math.for_row(values[0])], turn)
+        states, _ = self.reduce(row.launch.shared, values, [self.math.for_row(values[0])], turn)
         self.ranks.publish(row, turns, (*states[0], *score))
-        if const_expr(self.spec.keep):
-            self.ranks.keep(kept[0], rK)
 
     @cute.jit
-    def finish_in_turn(self, row: Row, turns: Turns, known: list, seen: cute.Tensor, rK: cute.Tensor | None):
-        """Finish a row with the states of all ranks. known: `of_group`; seen: what `Ranks.look` has read of them; rK:
-        what has been kept of the row."""
+    def finish_in_turn(self, row: Row, turns: Turns, known: list, seen: cute.Tensor):
+        """Finish a row with the states of all ranks. known: `of_group`; seen: what `Ranks.look` has read of them."""
         held = self.hold([row], [known])
         math = self.math.for_row(held.values[0])
         state, chosen = self.ranks.gather(row, turns, math, seen), None
         if const_expr(self.scalars.marks):
             *state, score = state
             chosen = Chosen(score, held.targets[0] != self.scalars.absent)
-        kept = self.ranks.kept(rK) if const_expr(self.spec.keep) else None
-        self.finish([row], held, [math], [chosen], [kept], [tuple(state)])
+        self.finish([row], held, [math], [chosen], [None], [tuple(state)])

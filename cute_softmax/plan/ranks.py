@@ -82,8 +82,6 @@ def ring_class(
         raise NotPlanned(
             f"slices of {columns} elements shared by {prologue.ranks} threads do not fit on chip"
         )
-    # Of a cap's slope the scores are needed again.
-    keep = math_name == "softmax" and not prologue.softcap and not prologue.target
     return RowClass(
         math=math_name,
         architecture=architecture.name,
@@ -98,14 +96,14 @@ def ring_class(
         rows_per_thread=1,
         cluster_n=cluster_n,
         staging=("shared",) * len(facts.inputs),
-        keep=keep,
+        keep=False,
         persistent=True,
         min_blocks=1,
         part=PART,
         kept_modes=kept_modes,
         prologue=prologue,
         ring=ring,
-        lag=2 if ring > 4 and not keep else 1,
+        lag=2 if ring > LEAST else 1,
     )
 
 
