@@ -218,7 +218,8 @@ class Grid:
             "%nctaid.x": np.full(T, own),
             "%cluster_ctarank": x % cluster[0] + y % cluster[1] * cluster[0],
         }
-        self.shared = np.full((ctas, shared), 0xA5, np.uint8)  # as if something had been there before
+        # As if something had been there before: numbers as large as there are.
+        self.shared = np.full((ctas, shared), 0x7F, np.uint8)
         self.local = np.full((T, program.local), 0xA5, np.uint8)
         self.registers: dict[str, np.ndarray] = {}
         self.barriers: dict[tuple[int, int], Barrier] = {}

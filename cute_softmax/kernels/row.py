@@ -264,12 +264,11 @@ class RowKernel:
         cute.arch.cp_async_commit_group()
 
     @cute.jit
-    def pad(self, launch: Launch, tile: Int64, place: Int32 | int = 0):
-        """Fill slots of what stays in shared memory that no vector comes to, so that no pass asks which they are.
-        place: see `Row`."""
+    def pad(self, launch: Launch, tile: Int64):
+        """Fill slots of what stays in shared memory that no vector comes to, so that no pass asks which they are."""
         s = self.spec
         for m in cutlass.range_constexpr(s.rows_per_thread):
-            row = row_of(launch, tile, m, place)
+            row = row_of(launch, tile, m)
             if not (row.inside & reads(row, s.steps - 1)):
                 for k in cutlass.range_constexpr(s.steps):
                     if not (row.inside & reads(row, k)):

@@ -26,8 +26,7 @@ class RingKernel(RowKernel):
     def __init__(self, spec: RowClass, math: RowMath):
         super().__init__(spec, math)
         self.ranks = Ranks(spec, math)
-        # Whether a vector exists depends on where a row begins.
-        self.asks = self.asks or spec.edges
+        self.asks = True  # in the places of a ring other rows have been
 
     def slot(self, row: Row, i: int, k: int) -> cute.Tensor:
         """tXsX: this thread's vector k of staged input i in the row's place."""
@@ -41,8 +40,6 @@ class RingKernel(RowKernel):
         turns = self.ranks.begin(launch, sT, smem.allocate_array(Int64, num_elems=1))
         for turn in cutlass.range_constexpr(s.ahead):
             self.prefetch(launch, turns.tile(Int32(turn)), 0, s.steps, Int32(turn))
-            if const_expr(not self.asks):
-                self.pad(launch, turns.tile(Int32(0)), Int32(turn))
         first = row_of(launch, turns.tile(Int32(0)), 0)
         known = self.scalars.of_group(first)
         score = self.score(first, known)
