@@ -9,6 +9,7 @@ import torch
 
 from cute_softmax import log_softmax, softmax, softmax_matmul
 from cute_softmax.api import softmax as api
+from cute_softmax.dispatch.common import forms
 from cute_softmax.dispatch.common.forms import MOST_OF_A_SHAPE, Forms, Place, launching
 from cute_softmax.dispatch.common.state import recorder
 from cute_softmax.dispatch.matmul import forms as products
@@ -120,6 +121,18 @@ def test_a_launcher_allocates_and_puts_addresses_in_their_places(cpu):
     y = run(a, b)
     assert y.shape == (2, 3) and y.dtype is torch.float32 and not misses
     assert given == [(7, 1, 2, a.data_ptr(), 10, y.data_ptr(), 20, b.data_ptr(), 30)]
+
+
+def test_a_launcher_allocates_with_tuples(cpu, monkeypatch):
+    """As torch's allocator of CUDA tensors asks for, which takes no torch.Size."""
+    asked = []
+    monkeypatch.setattr(
+        forms, "empty_strided", lambda *asks: asked.append(asks) or torch.empty_strided(*asks[:2])
+    )
+    call, _ = fake_call()
+    run, _ = made(call, cpu, [(torch.Size((2, 3)), [3, 1], torch.float32)], [0, 0])
+    run(torch.empty(8), torch.empty(8))
+    assert asked == [((2, 3), (3, 1), torch.float32)] and {type(t) for t in asked[0][:2]} == {tuple}
 
 
 def test_a_launcher_of_several_results_hides_the_last(cpu):

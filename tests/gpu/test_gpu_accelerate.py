@@ -114,7 +114,7 @@ def test_masked_softmax(dtype):
         torch.ones(130, 130, dtype=torch.bool),
     )
     keys[0, 100:] = keys[2, 3] = True
-    same, future = random(scores.shape, seed=1) > 0.5, future.triu(1).to(scores.device)
+    same, future = random(scores.shape, torch.float32, 1) > 0.5, future.triu(1).to(scores.device)
     for mask, kind in ((keys, 1), (future, 0), (same, 2)):
         whole = mask[:, None, None] if kind == 1 else mask
         with accelerate() as acceleration:

@@ -207,12 +207,12 @@ def test_opcheck():
         for leaf in (x, x.clone().requires_grad_(), x.mT.contiguous().mT):
             arguments = (leaf, [2], dtype, True, bias, mask, rows, False, 1.0, 9, 2.0, True)
             torch.library.opcheck(operators.softmax.default, arguments)
-            torch.library.opcheck(operators.statistics.default, (leaf, index[..., None], [2], 0.5, True))
+            torch.library.opcheck(operators.statistics.default, (leaf, index[..., None], [2], 0.5, "entropy"))
         y = softmax(x)
         backward = (x, y, [2], dtype, mask, rows, False, 1.0, None, 1.0, False)
         torch.library.opcheck(operators.softmax_backward.default, backward)
-        found, top, log, e = operators.statistics(x, index[..., None], [2], 0.5, True)
-        arguments = (x, index[..., None], [2], 0.5, True, found, top, log, e, found, None, None)
+        found, top, log, e = operators.statistics(x, index[..., None], [2], 0.5, "entropy")
+        arguments = (x, index[..., None], [2], 0.5, "entropy", found, top, log, e, found, None, None)
         torch.library.opcheck(operators.statistics_backward.default, arguments)
 
 
