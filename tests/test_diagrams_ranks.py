@@ -58,23 +58,18 @@ def test_states_lie_where_the_kernel_puts_them(plan):
     assert states[2].size == Ranks(c, build_math(c)).words
 
 
-def lies(c: RowClass, tiles: int) -> list[dict[tuple[str, int], row_ring.Held]]:
-    """What is where in each turn, by carrying out what `RingKernel.turn` does."""
-    places = {i % c.ring: i for i in range(c.ahead)}
-    kept, found = {}, []
+def lies(c: RowClass, tiles: int) -> list[dict[int, row_ring.Held]]:
+    """What is in which place in each turn, by carrying out what `RingKernel.tiles` does."""
+    places, found = {i % c.ring: i for i in range(c.ahead)}, []
     for turn in range(tiles + c.lag):
-        shown = {
-            ("place", at): row_ring.Held(tile, row_ring.COMES) for at, tile in places.items() if tile < tiles
-        }
+        shown = {at: row_ring.Held(tile, row_ring.COMES) for at, tile in places.items() if tile < tiles}
         for tile in range(max(turn - c.lag, 0), min(turn, tiles)):
             what = row_ring.FINISHED if tile == turn - c.lag else row_ring.WAITS
-            where = ("registers", kept[tile]) if c.keep else ("place", tile % c.ring)
-            assert c.keep or places[tile % c.ring] == tile  # nothing has been loaded over it
-            shown[where] = row_ring.Held(tile, what)
+            assert places[tile % c.ring] == tile  # nothing has been loaded over it
+            shown[tile % c.ring] = row_ring.Held(tile, what)
         if turn < tiles:
             assert places[turn % c.ring] == turn
-            shown["place", turn % c.ring] = row_ring.Held(turn, row_ring.REDUCED)
-            kept[turn] = turn % 2
+            shown[turn % c.ring] = row_ring.Held(turn, row_ring.REDUCED)
         found.append(shown)
         places[(turn + c.ahead) % c.ring] = turn + c.ahead
     return found
@@ -83,7 +78,7 @@ def lies(c: RowClass, tiles: int) -> list[dict[tuple[str, int], row_ring.Held]]:
 def test_tiles_are_where_the_kernel_has_them(plan):
     c, tiles = plan.kernel, 11
     for turn, expected in enumerate(lies(c, tiles)):
-        assert {(kind, at): held for kind, at, held in row_ring.phases(c, turn, tiles)} == expected
+        assert dict(row_ring.phases(c, turn, tiles)) == expected
     told = [cell.facts.note for cell in row_ring.turns(plan).cells if cell.facts.note]
     shown = c.ring + c.lag + 2
     assert [told.count(row_ring.TOLD[what]) for what in (row_ring.REDUCED, row_ring.FINISHED)] == [shown] * 2
@@ -100,12 +95,11 @@ class Eager(RowClass):
 
 def test_a_tile_that_is_loaded_over_is_seen():
     c = made("shared log").kernel
-    assert c.lag > 1 and not c.keep
+    assert c.lag > 1
     eager = Eager(**{f.name: getattr(c, f.name) for f in fields(c)})
     with pytest.raises(AssertionError):
         lies(eager, 11)
-    other = list(row_ring.phases(replace(c, lag=1), 5, 11))
-    assert {(kind, at): held for kind, at, held in other} != lies(c, 11)[5]
+    assert dict(row_ring.phases(replace(c, lag=1), 5, 11)) != lies(c, 11)[5]
 
 
 def test_layouts_are_those_of_the_kernel(plan):

@@ -34,9 +34,8 @@ class Held(NamedTuple):
     what: str
 
 
-def phases(c: RowClass, turn: int, tiles: int) -> Iterator[tuple[str, int, Held]]:
-    """("place" or "registers", which of them, what is there) of a turn, in which tile `turn` is reduced. tiles: of the
-    CTA, in all."""
+def phases(c: RowClass, turn: int, tiles: int) -> Iterator[tuple[int, Held]]:
+    """(place, what is there) of a turn, in which tile `turn` is reduced. tiles: of the CTA, in all."""
     for tile in range(max(turn - c.lag, 0), min(turn + c.ahead, tiles)):
         if tile > turn:
             what = COMES
@@ -44,36 +43,30 @@ def phases(c: RowClass, turn: int, tiles: int) -> Iterator[tuple[str, int, Held]
             what = REDUCED
         else:
             what = FINISHED if tile == turn - c.lag else WAITS
-        if c.keep and tile < turn:  # its place is another's already
-            yield "registers", tile % (c.lag + 1), Held(tile, what)
-        else:
-            yield "place", tile % c.ring, Held(tile, what)
+        yield tile % c.ring, Held(tile, what)
 
 
 def turns(plan: Plan) -> Figure:
     """Which tile lies where, and what happens to it, turn after turn of a CTA."""
     c = plan.kernel
-    kept = c.lag + 1 if c.keep else 0
     shown = c.ring + c.lag + 2
-    rows = [{(kind, at): held for kind, at, held in phases(c, turn, shown)} for turn in range(shown + c.lag)]
-    spots = [*(("place", i) for i in range(c.ring)), *(("registers", i) for i in range(kept))]
+    rows = [dict(phases(c, turn, shown)) for turn in range(shown + c.lag)]
 
-    def cell(turn: int, column: int):
-        held = rows[turn].get(spots[column])
+    def cell(turn: int, place: int):
+        held = rows[turn].get(place)
         if held is None:
             return "ghost", ("",), Facts()
-        facts = Facts(coordinate=f"(turn {turn}, {' '.join(map(str, spots[column]))})", note=TOLD[held.what])
+        facts = Facts(coordinate=f"(turn {turn}, place {place})", note=TOLD[held.what])
         return thread_paint(held.tile), (f"tile {held.tile}", held.what), facts
 
     grid = Grid(
         len(rows),
-        len(spots),
+        c.ring,
         cell,
         (84, 34),
-        column_label=lambda i: (spots[i][0], str(spots[i][1])),
+        column_label=lambda i: ("place", str(i)),
         row_name="turn",
         column_name="",
-        thick_columns={c.ring} if kept else (),
     )
     lead = (
         f"A CTA has {c.ring} places for tiles of {c.tiler[0]} \u00d7 {c.tiler[1]:,} elements. In a turn one is "
@@ -89,13 +82,8 @@ def turns(plan: Plan) -> Figure:
             *(Swatch("plain", what, told) for what, told in TOLD.items() if what != WAITS or c.lag > 1),
         ],
     )
-    how = (
-        "What is kept of a reduced tile are its exponentials, in registers: its place is free at once, and loaded anew."
-        if c.keep
-        else "A tile stays in its place until it is finished; then the place is loaded anew."
-    )
     return figure.noted(
-        how,
+        "A tile stays in its place until it is finished; then the place is loaded anew.",
         f"Drawn are {shown} tiles of one CTA. Its first is the number of its cluster's ticket, and each one more is "
         f"{plan.ctas:,} further, as there are so many {'clusters' if c.cluster_n > 1 else 'CTAs'}.",
     )

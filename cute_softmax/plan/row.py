@@ -42,8 +42,7 @@ class RowClass(ClassBase):
         stays there from the first to the last of them).
     staged: places in shared memory that a thread has for the vectors of an "async" input where residents leave no room
         for all of them, which take turns; 0 for one each.
-    keep: whether converted values are held between the passes: in registers, or in shared memory if the elements are
-        (but those of a ring).
+    keep: whether converted values are held between the passes: in registers, or in shared memory if the elements are.
     kept_modes: into how many coordinates a row's index is taken apart, each with a stride of its own per operand.
     prologue: what happens to the scores before the math and to its results.
     logs: whether sums of exponentials are taken as log_softmax takes them, so that the logarithms are the same bits.
@@ -134,8 +133,8 @@ class RowClass(ClassBase):
 
     @property
     def ahead(self) -> int:
-        """Rows of the ring that are loaded ahead: what is kept in registers has left its place."""
-        return self.ring if self.keep else self.ring - self.lag
+        """Rows of the ring that are loaded ahead."""
+        return self.ring - self.lag
 
     @property
     def peers(self) -> int:
@@ -223,7 +222,7 @@ class RowClass(ClassBase):
     @property
     def keeps_shared(self) -> bool:
         """Whether what is kept takes the place of the first input's elements in shared memory, in float32."""
-        return self.keep and self.staging[0] == "shared" and not self.ring
+        return self.keep and self.staging[0] == "shared"
 
     @property
     def slot_bytes(self) -> tuple[int, ...]:
