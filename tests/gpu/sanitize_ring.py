@@ -22,8 +22,9 @@ from cute_softmax.runtime import launch
 HALF = 1 << 18
 PATIENCE = 10**12  # nanoseconds: a sanitizer takes its time
 CLUSTERS, TURNS = 2, 9  # so that each place of a ring is filled twice
-# Columns of slices by bytes of an element: several rows a CTA, one, several CTAs a row; on vector boundaries and not.
-COLUMNS = {2: (1000, 333, 5003, 12000, 45000), 4: (600, 333, 2601, 6000, 22001)}
+# Columns of slices by bytes of an element: several rows a CTA, one, several CTAs a row, and rings of three places; on
+# vector boundaries and not.
+COLUMNS = {2: (1000, 333, 5003, 12000, 45000, 120000), 4: (600, 333, 2601, 6000, 22001, 60000)}
 LOSS = "loss"
 MATHS = ("softmax", "log_softmax", "softmax_backward", "log_softmax_backward", LOSS)
 
