@@ -126,7 +126,7 @@ def losses(rank: int, world: int) -> None:
         for upstream in (1.0, 0.25):
             leaf = x.clone().requires_grad_()
             with counted() as launched:
-                loss = c.cross_entropy(leaf, target, **given)
+                loss = c.cross_entropy(leaf, target, **given, one_visit=True)
                 loss.backward(torch.tensor(upstream, device="cuda", dtype=loss.dtype))
             assert launched == ["softmax"], (number, launched)
             assert loss.dtype is dtype and close(loss, exact, dtype, 1e-3), (number, loss, exact)
@@ -139,11 +139,15 @@ def losses(rank: int, world: int) -> None:
         with pytest.raises(RuntimeError, match="one_visit=False"):
             loss.backward()
         with counted() as launched:
-            again = c.cross_entropy(x, target, **given)  # nothing records: no gradient is written
+            again = c.cross_entropy(
+                x, target, **given, one_visit=True
+            )  # no gradient is recorded: none is written
             each = c.cross_entropy(leaf, target, **given | {"reduction": "none"})
             smooth = c.cross_entropy(leaf, target, **given | {"vocab_size": size}, label_smoothing=0.1)
             _, sums = c.cross_entropy(leaf, target, **given, return_lse=True)
-            kept = c.cross_entropy(leaf, target, **given, one_visit=False)
+            kept = c.cross_entropy(leaf, target, **given)
+            with pytest.raises(ValueError, match="not served in one visit"):
+                c.cross_entropy(leaf, target, **given | {"reduction": "none"}, one_visit=True)
             twice = [torch.autograd.grad(kept, leaf, retain_graph=True)[0] for _ in range(2)]
         assert launched == [] and close(again, exact, dtype, 1e-3)
         assert each.shape == sums.shape == (count,) and smooth.isfinite()

@@ -239,7 +239,7 @@ def gone(rank: int, world: int) -> None:
 def wrong_arguments(rank: int, world: int) -> None:
     """Every rank raises before it meets the others."""
     x, group = torch.zeros(3, 4), dist.group.WORLD
-    index = torch.zeros(3, dtype=torch.long)
+    index, leaf = torch.zeros(3, dtype=torch.long), torch.zeros(3, 4, requires_grad=True)
     apart = {"group": group, "vocab_start": 4 * rank}
     for call, error, words in (
         (lambda: c.softmax(x, vocab_start=0), ValueError, "they need group"),
@@ -253,6 +253,17 @@ def wrong_arguments(rank: int, world: int) -> None:
         (lambda: c.selective_log_softmax(x, index[:2], group=group), ValueError, "one element each"),
         (lambda: c.selective_log_softmax(x, index.float(), group=group), TypeError, "integer dtype"),
         (lambda: c.cross_entropy(x, x, group=group), ValueError, "class indices"),
+        (lambda: c.cross_entropy(leaf, index, group=group, one_visit=True), ValueError, "not served"),
+        (
+            lambda: c.cross_entropy(leaf, index, x[0], group=group, one_visit=True),
+            ValueError,
+            "without a weight",
+        ),
+        (
+            lambda: c.cross_entropy(leaf, index, group=group, inplace_backward=True),
+            ValueError,
+            "in one visit",
+        ),
         (lambda: c.cross_entropy(x, index, label_smoothing=0.1, **apart), ValueError, "needs vocab_size"),
         (
             lambda: c.cross_entropy(x, index, torch.ones(8), label_smoothing=0.1, group=group),

@@ -94,7 +94,8 @@ def cross_entropy(
         return_lse: Also return the logsumexp of each row, of the logits times the scale.
         dtype: Of the loss. None: the input's, or float32 under autocast.
         one_visit: Which way: True for one visit, False to recompute, None to choose. Without a gradient that is
-            recorded nothing is written either way.
+            recorded nothing is written either way. Of rows that ranks share None recomputes, and True is for slices
+            that stay on chip.
         grad_scale: The upstream gradient that the loss will have, if it is known: a loss scale, or the inverse of the
             steps that are accumulated; a number, or a tensor of one on the input's device. It does not change results.
         inplace_backward: In one visit, write the gradient over the logits, whose values are lost then.
@@ -177,11 +178,11 @@ def cross_entropy(
             return _in_kernels(rows, target, weight, asked, arguments, None)
         except NotPlanned as reason:
             refused = str(reason)
-    if recorded(input) and (one_visit or inplace_backward):
+    if recorded(input) and (inplace_backward or (one_visit and not shared)):
         raise ValueError(f"this call is not served in one visit: {refused or 'one_visit is False'}")
     if shared:
-        may_visit = one_visit is not False
-        asks = Losses(reduction, ignore_index, smoothing, scale, asked.squares, return_lse, result, may_visit)
+        visit = bool(one_visit) and recorded(input)
+        asks = Losses(reduction, ignore_index, smoothing, scale, asked.squares, return_lse, result, visit)
         found = _of_shared_rows(rows, target, weight, asks, shard)
         return found if return_lse else found[0]
     again = partial(_composed, target=target, weight=weight, asked=asked, return_lse=return_lse)
@@ -337,6 +338,8 @@ def _of_shared_rows(
 ) -> tuple[Tensor, Tensor | None]:
     """(the loss as it is asked for, the logsumexps if they are) of rows that ranks share, with class indices."""
     check_rows(target, rows)
+    if asks.visit and (weight is not None or shard.group is None):
+        raise ValueError("one_visit of rows that ranks share: without a weight, and with group")
     if weight is None and shard.group is not None:
         return shared_loss(rows, target, asks, shard)
     if shard.group is None and weight is not None:

@@ -382,14 +382,20 @@ def numbers(input: Tensor, index: Tensor | None, asked: Shared) -> tuple[Tensor,
     return _served(_NUMBERS, (input, index, asked), 1)[:-1]
 
 
-def loss(input: Tensor, target: Tensor, asked: Shared, visit: bool = True) -> tuple[Tensor, Tensor]:
-    """`Loss` in any state of torch, without what is kept; or by `on_chip.loss`, where its gradient will be wanted and
-    may be written at once: visit."""
-    if visit and _visits(input, target, asked):
-        how = way("visit", input, asked)
-        exchange = _exchange("softmax", how, (input,), input.dtype, asked)
-        if exchange is not None:
-            return on_chip.loss(input, target, asked, exchange), input.new_empty(0)
+def loss(input: Tensor, target: Tensor, asked: Shared, visit: bool = False) -> tuple[Tensor, Tensor]:
+    """`Loss` in any state of torch, without what is kept. visit: by `on_chip.loss`, which writes the gradient at once;
+    raises ValueError where that cannot be."""
+    if visit:
+        exchange = None
+        if _visits(input, target, asked):
+            exchange = _exchange("softmax", way("visit", input, asked), (input,), input.dtype, asked)
+        if exchange is None:
+            raise ValueError(
+                "this call on rows that ranks share is not served in one visit: that is a mean or a sum of bfloat16 or "
+                "float32 logits, neither smoothed nor traced, in slices that are alike and stay on chip while ranks "
+                "reach each other's memory"
+            )
+        return on_chip.loss(input, target, asked, exchange), input.new_empty(0)
     return _served(_LOSS, (input, target, asked), 1)[:2]
 
 

@@ -61,7 +61,7 @@ def row_numbers(
 
 class Losses(NamedTuple):
     """What a cross entropy asks for, as `cross_entropy` has it; lse: whether the logsumexps, too; visit: whether the
-    gradient may be written with the loss."""
+    gradient is to be written with the loss."""
 
     reduction: str
     ignore: int
