@@ -48,11 +48,18 @@ def pairs(properties: Iterable) -> set:
     return {*combinations(properties, 2)}
 
 
+# What an architecture changes, where it does not change all.
+ARCHITECTURES = ("architecture", "math", "dtypes", "cluster_n", "threads")
+
+
 def of_class(c: object, config: Sequence[str] = ()) -> set:
-    """What a Plan class has: the values of any two of its fields, and a configuration of its math."""
-    return pairs((f.name, getattr(c, f.name)) for f in fields(c)) | {
-        (c.math, *(getattr(c, name) for name in config))
-    }
+    """What a Plan class has: its configuration, of as many tensors as a thread keeps; the values of any two of the
+    fields that its configuration does not have; and any two of what an architecture changes."""
+    names = [f.name for f in fields(c) if f.name not in (*config, "architecture")]
+    chosen = len(c.access), *(getattr(c, name) for name in config)
+    return (
+        pairs((n, getattr(c, n)) for n in names) | pairs((n, getattr(c, n)) for n in ARCHITECTURES) | {chosen}
+    )
 
 
 def cost_of_class(c: object) -> float:

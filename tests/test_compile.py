@@ -1,7 +1,7 @@
 """Compiled kernels, read without a GPU: registers, spills, shared memory and the width of every access.
 
-Samples of the Plan classes of every math and architecture, most of sm_90a, and of these so many that any two of their
-properties are compiled together; all classes, which takes half an hour of two cores, with
+Samples of the Plan classes of every math and architecture, most of sm_90a, and of these so many that each configuration
+and any two other properties are compiled together; all classes, which takes half an hour of two cores, with
 CUTE_SOFTMAX_TEST_CLASSES=all. Compiling needs no GPU.
 """
 
@@ -284,7 +284,7 @@ def has(c: RowClass) -> set:
     return of_class(c, CONFIG)
 
 
-def test_any_two_properties_are_compiled_together():
+def test_configurations_and_any_two_properties_are_compiled():
     check_covered(sampled(), chosen(), has)
 
 

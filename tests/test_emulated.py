@@ -102,8 +102,9 @@ def test_any_number_of_warps(n, dtype, backward, config, launches, monkeypatch):
 
 @pytest.mark.long
 @dtypes
-def test_short_rows_of_every_length(dtype, launches):
-    for n in range(1, 65) if dtype == bf16 else (1, 3, 8, 11, 12, 30, 64):
+def test_short_rows_of_any_length(dtype, launches):
+    """Rows in a vector and in several, whole and not; a GPU runs every length."""
+    for n in (*range(1, 18), 24, 31, 32, 33, 47, 56, 57, 63, 64) if dtype == bf16 else (1, 3, 8, 11, 30):
         x = made((37, n), dtype, n)
         out = Guarded(x.shape, dtype, offset=n % 5, device="cpu")
         check_softmax(c.softmax(x, out=out.tensor), x)
@@ -182,7 +183,7 @@ def test_views_and_results_in_place(launches):
 def test_random_calls(launches):
     """Of any shape, with what may stand before the softmax."""
     draw = random.Random(2024)
-    for seed in range(40):
+    for seed in range(24):
         shape = tuple(
             draw.choice((1, 2, 3, 12, 31, 64, 100, 129, 300, 1000)) for _ in range(draw.randint(2, 3))
         )
@@ -444,23 +445,23 @@ def scores() -> list[tuple[int, short_scores.Case]]:
 
 
 def has(found: tuple[int, short_scores.Case]) -> set:
-    """Any two of: its length, and of each input how it is broadcast."""
+    """Any two of its length, its math and which inputs there are; and of each input how it is broadcast."""
     columns, case = found
     given = {f.name: getattr(case, f.name) for f in fields(case) if f.name not in ("x", "y", "place")}
-    forms = {
-        name: tuple(n > 1 for n in v.shape) if isinstance(v, torch.Tensor) else type(v)
-        for name, v in given.items()
+    kinds = {name: type(value) for name, value in given.items()}
+    broadcasts = {
+        (name, *(n > 1 for n in v.shape)) for name, v in given.items() if isinstance(v, torch.Tensor)
     }
-    return pairs([("columns", columns), ("math", case.math), *forms.items()])
+    return pairs([("columns", columns), ("math", case.math), *kinds.items()]) | broadcasts
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("turn", range(6))
+@pytest.mark.parametrize("turn", range(3))
 def test_scores_of_short_rows(turn, launches, monkeypatch):
     monkeypatch.setattr(checking, "DEVICE", "cpu")
     found = scores()
     chosen = covering(found, has, lambda case: 40 + case[0])
     check_covered(found, chosen, has)
-    for _, case in chosen[turn::6]:
+    for _, case in chosen[turn::3]:
         case.check(case.launched())
     assert {work.plan.movement for work in launches} == {"short"}

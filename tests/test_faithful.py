@@ -32,7 +32,7 @@ KINDS = (
 
 
 def every_class(architecture: str) -> Iterator[RowClass]:
-    """Every Plan class of sm_90a, and every second of the others, in the kinds above."""
+    """Every Plan class of sm_90a, and every fourth of the others, in the kinds above."""
     for math, online in MATHS:
         count = len(MATHS[math, online].inputs)
         for pair, edges, access, two_pass in KINDS:
@@ -41,7 +41,7 @@ def every_class(architecture: str) -> Iterator[RowClass]:
             width = (access,) * count if access else None
             form = {"edges": edges, "width": width, "online": online}
             found = selected(math, intervals(math, architecture, operands(math, pair), **form))
-            for interval in sample(found, 1 if architecture == "sm_90a" else 2):
+            for interval in sample(found, 1 if architecture == "sm_90a" else 4):
                 yield interval.row_class
 
 
@@ -120,7 +120,7 @@ def test_every_class_is_drawn_as_its_kernel_is(architecture, tmp_path):
     assert found["wrong"] == []
     assert found["missed"] == []
     assert (
-        found["classes"] >= (60 if architecture == "sm_90a" else 40)
+        found["classes"] >= (60 if architecture == "sm_90a" else 20)
         and found["layouts"] >= 3 * found["classes"] // 2
     )
     assert found["swaps"] >= found["classes"]

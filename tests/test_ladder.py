@@ -54,7 +54,7 @@ def test_every_rung_compiles_without_spills(rung, architecture):
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-@pytest.mark.parametrize("columns", [1, 7, 31, 256, 1000, 2049])
+@pytest.mark.parametrize("columns", [1, 31, 256, 1001])
 @every_rung
 def test_results(rung, columns, dtype):
     """The compiled rung, run by its PTX: beside float64, and nothing behind its result is touched."""

@@ -1,8 +1,8 @@
 """Compiled panels, read without a GPU: registers, stack, shared memory and the width of every access.
 
 On sm_90a each configuration, forward and backward, and each way of exchange and streaming; of shifted columns, of
-reductions and of the other architectures a selection of that; and of all these so many that any two of their properties
-are compiled together.
+reductions and of the other architectures a selection of that; and of all these so many that each configuration and any
+two other properties are compiled together.
 """
 
 from collections import Counter
@@ -217,7 +217,7 @@ def has(c: PanelClass) -> set:
     return of_class(c, CONFIG)
 
 
-def test_any_two_properties_are_compiled_together():
+def test_configurations_and_any_two_properties_are_compiled():
     check_covered(sampled(), chosen(), has)
 
 

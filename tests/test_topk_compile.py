@@ -101,6 +101,7 @@ def check_long(c: LongTopkClass, folder, monkeypatch):
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_100a", "sm_120a"])
 def test_long_rows(architecture, tmp_path, monkeypatch):
     flags = [(False, False, False, False), (True, True, True, True), (True, False, True, False)]
+    flags = flags if architecture == "sm_90a" else flags[1:2]
     found = [
         LongTopkClass(architecture, (dtype,), 16 // ITEM[dtype], edges, most, chosen, split, scaled)
         for dtype, most in zip(
