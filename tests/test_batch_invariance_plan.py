@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import orders
@@ -168,12 +169,15 @@ def test_what_is_copied():
 
 
 def test_logarithms_of_one_sum():
-    """log_softmax, logsumexp and the log-probabilities of chosen elements add a row up alike."""
+    """log_softmax, logsumexp, the log-probabilities of chosen elements and cross entropies add a row up alike."""
+    loss = Prologue(target="loss")
+    forms = [(name, NO_PROLOGUE) for name in ("log_softmax", "logsumexp", "selective")]
+    forms += [("logsumexp", p) for p in (loss, replace(loss, squares=True))]
     for columns, dtype in itertools.product(LENGTHS, DTYPES):
         made = []
-        for name in ("log_softmax", "logsumexp", "selective"):
+        for name, prologue in forms:
             try:
-                plan = planned(name, (64, columns), dtype=dtype)
+                plan = planned(name, (64, columns), dtype=dtype, prologue=prologue)
             except NotPlanned:
                 continue
             if isinstance(plan, Plan):

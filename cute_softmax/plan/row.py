@@ -307,11 +307,12 @@ def row_class(
     facts = facts_of(math_name, online, prologue)
     vector = vector_of(dtypes[: facts.full], columns)
     precise = bool(facts.outputs) and dtypes[facts.result] == "fp32"
-    logs, listed, stays = False, math_name, common and not (edges or invariant)
+    logs, listed, stays, of_list = False, math_name, common and not (edges or invariant), prologue
     if invariant:
         vector, ctas = math.gcd(vector, columns), 1
         if math_name in OF_LOGS and not prologue.rescores:
             logs, listed, precise = True, "log_softmax", dtypes[0] == "fp32"
+            of_list = replace(prologue, target="", squares=False)
 
     def first_of(configs: tuple[RowConfig, ...]) -> tuple[RowConfig, RowClass] | None:
         """The first configuration that the row fits into and the architecture has room for, and its class."""
@@ -356,7 +357,7 @@ def row_class(
 
     table = table or table_of()
     widened = precise and ITEM_SIZE[dtypes[0]] < ITEM_SIZE["fp32"]
-    few, many = table.rows(listed, prologue, edges, widened)
+    few, many = table.rows(listed, of_list, edges, widened)
     few = tuple(c for c in few if c.sms <= ctas and columns > FEW_FILL * c.capacity * vector)
     if columns > table.few_above * vector and (found := first_of(few)):
         return found[1]
