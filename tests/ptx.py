@@ -263,7 +263,7 @@ class Grid:
                 idx = idx[self.predicate(instruction.guard, idx)]
             kind = instruction.parts[0]
             if kind in TOGETHER and instruction.operands[-1] == "-1":
-                idx = self.whole_warps(idx)
+                idx = self.whole_warps(idx, at)
             if not len(idx):
                 continue
             if kind == "bra":
@@ -281,12 +281,14 @@ class Grid:
                 except (IndexError, ValueError, KeyError, AttributeError) as error:
                     raise type(error)(f"{instruction.text}: {error}") from error
 
-    def whole_warps(self, idx: np.ndarray) -> np.ndarray:
-        """Those whose whole warp is here; the others come back to this instruction when threads behind it, in whichever
-        turn of a loop, have had time."""
+    def whole_warps(self, idx: np.ndarray, at: int) -> np.ndarray:
+        """Those whose whole warp is at this instruction, with those that rest there; the others come back to it when
+        threads behind it, in whichever turn of a loop, have had time."""
+        idx = np.union1d(idx, np.nonzero((self.pc == at) & ~self.done & ~self.blocked)[0])
         here, alive = (np.bincount(self.warp[t], minlength=self.warp[-1] + 1) for t in (idx, ~self.done))
         whole = (here == alive)[self.warp[idx]]
-        self.pc[idx[~whole]] -= 1
+        self.pc[idx[whole]] = at + 1
+        self.pc[idx[~whole]] = at
         self.rests[idx[~whole]] = self.step + WAIT
         return idx[whole]
 

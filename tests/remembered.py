@@ -8,8 +8,12 @@ from cute_softmax.dispatch.common.forms import Forms
 from cute_softmax.dispatch.heads import divergence, largest
 from cute_softmax.dispatch.heads import loss as losses
 from cute_softmax.dispatch.heads.calls import HEADS
+from cute_softmax.dispatch.matmul import backward as of_products_back
 from cute_softmax.dispatch.matmul import forms as products
+from cute_softmax.dispatch.matmul import kernels as of_products
+from cute_softmax.dispatch.sharded import kernels as of_shards
 from cute_softmax.dispatch.topk import forms as choices
+from cute_softmax.dispatch.topk import kernels as few
 from cute_softmax.runtime import launch
 
 
@@ -38,9 +42,11 @@ def forget_forms() -> None:
 def forget_calls() -> None:
     """Neither a form nor a Call."""
     forget_forms()
-    clear = getattr(launch._call, "cache_clear", None)  # simulated ones are not remembered
-    if clear:
-        clear()
+    remembering = [module._call for module in (launch, largest, losses, few, of_products, of_shards)]
+    for function in (*remembering, of_products_back._bound):
+        clear = getattr(function, "cache_clear", None)  # simulated ones are not remembered
+        if clear:
+            clear()
 
 
 def fresh_forms(monkeypatch) -> None:

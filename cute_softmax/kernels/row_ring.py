@@ -1,17 +1,19 @@
 """The row movement of rows that ranks share: slices stay on chip, in a ring of places in shared memory, while their
 states go to the other ranks and come from there.
 
-    load the first tiles -> for each tile: reduce, push its state; finish the one before; load another in its place
+    load the first tiles -> for each tile: reduce; finish an older one, load another in its place; push the tile's state
 """
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, const_expr
+from cutlass import Boolean, Float32, Int32, Int64, const_expr
 
 from ..plan import RowClass
+from .common import reduce
+from .common.index import select
 from .maths.maths import RowMath
 from .ranks import Ranks, Turns
-from .row import RowKernel
+from .row import Held, RowKernel
 from .row_scalars import Chosen
 from .row_work import Launch, Row, row_of
 
@@ -34,40 +36,54 @@ class RingKernel(RowKernel):
 
     @cute.jit
     def tiles(self, launch: Launch, smem: cutlass.memory.SmemAllocator, cta: Int32, ctas: Int32):
-        """All tiles of a cluster, which takes a ticket for them."""
+        """All tiles of a cluster, which takes a ticket for them.
+
+        A turn has no branches but where a state has not come: what one row's reduction waits for is hidden behind what
+        becomes of the other row. Of the first and the last turns one of the two does not exist.
+        """
         s = self.spec
         sT = smem.allocate_tensor(Int64, cute.make_layout((1, 1)), byte_alignment=8)
         turns = self.ranks.begin(launch, sT, smem.allocate_array(Int64, num_elems=1))
         for turn in cutlass.range_constexpr(s.ahead):
             self.prefetch(launch, turns.tile(Int32(turn)), 0, s.steps, Int32(turn))
-        first = row_of(launch, turns.tile(Int32(0)), 0)
-        known = self.scalars.of_group(first)
-        score = self.score(first, known)
+        known = self.scalars.of_group(self.row_of_turn(launch, turns, Int32(0)))
+        of_older = self.scalars.of_group(self.row_of_turn(launch, turns, Int32(-s.lag)))
+        score = self.score(self.row_of_turn(launch, turns, Int32(0)), known)
         seen = self.ranks.unseen()
         for turn in cutlass.range(turns.count + s.lag, unroll=1):
-            before = turn - s.lag
-            older = self.older(launch, turns, turn)
-            coming = row_of(launch, turns.tile(turn + 1), 0)
-            # Asked for before there is something else to do.
-            of_older, of_coming = self.scalars.of_group(older), self.scalars.of_group(coming)
-            if turn < turns.count:
-                row = row_of(launch, turns.tile(turn), 0, turn % s.ring)
-                self.reduce_in_turn(row, turns, turn, known, score)
-            # What the next turn merges, a turn ahead: a load waits for those before it, of which there are many.
+            row, older = self.row_of_turn(launch, turns, turn), self.row_of_turn(launch, turns, turn - s.lag)
+            coming = self.row_of_turn(launch, turns, turn + 1)
+            next_older = self.row_of_turn(launch, turns, turn + 1 - s.lag)
+            held = self.hold([older], [of_older])
+            math = self.math.for_row(held.values[0])
+            if const_expr(s.lag > 1):
+                whole = self.ranks.gather(older, turns, math, seen)
+
+            # Behind the one loop: in front of it the compiler would wait for them.
+            of_coming, of_older = self.scalars.of_group(coming), self.scalars.of_group(next_older)
+            cute.arch.cp_async_wait_group(s.ahead - 1)
+            (values,) = self.hold([row], [known]).values
+            own = self.math.for_row(values)
+            state, _ = own.partial(0, values, [], reduce.WARP)
+            if const_expr(s.lag == 1):  # the others wait for it now, as this rank does for theirs
+                self.push(row, turns, turn, own, (*state, *score))
+                whole = self.ranks.gather(older, turns, math, seen)
+            # As late as it is there when the next turn begins: most states have come by then.
             ahead = self.ranks.unseen()
-            self.ranks.look(self.older(launch, turns, turn + 1), turns, before + 1 >= 0, ahead)
-            if before >= 0:
-                self.finish_in_turn(older, turns, of_older, seen)
-            seen.store(ahead.load())
+            self.ranks.look(next_older, turns, Boolean(True), ahead)
+            self.finish_with(older, held, math, whole)
             self.prefetch(launch, turns.tile(turn + s.ahead), 0, s.steps, (turn + s.ahead) % s.ring)
+            if const_expr(s.lag > 1):
+                self.push(row, turns, turn, own, (*state, *score))
+
+            seen.store(ahead.load())
             known, score = of_coming, self.score(coming, of_coming)
         self.ranks.end(launch, turns)
 
-    def older(self, launch: Launch, turns: Turns, turn: Int32) -> Row:
-        """The row that is finished in a turn."""
-        s = self.spec
-        tile = turns.tile(cutlass.max(turn - s.lag, 0))
-        return row_of(launch, tile, 0, (turn + s.ring - s.lag) % s.ring)
+    def row_of_turn(self, launch: Launch, turns: Turns, turn: Int32) -> Row:
+        """The row that is reduced in a turn; before the first one and behind the last one it does not exist."""
+        tile = select(turn >= 0, turns.tile(turn), launch.rows)
+        return row_of(launch, tile, 0, (turn + self.spec.ring) % self.spec.ring)
 
     def score(self, row: Row, known: list) -> tuple[Float32, ...]:
         """The score of a row's target, if rows have one. known: `of_group`."""
@@ -75,21 +91,18 @@ class RingKernel(RowKernel):
             return ()
         return (self.scalars.score(row, known[self.scalars.group_names.index("index")]),)
 
-    @cute.jit
-    def reduce_in_turn(self, row: Row, turns: Turns, turn: Int32, known: list, score: tuple):
-        """Push the state of a row's share to all ranks."""
-        cute.arch.cp_async_wait_group(self.spec.ahead - 1)
-        values = self.hold([row], [known]).values
-        states, _ = self.reduce(row.launch.shared, values, [self.math.for_row(values[0])], turn)
-        self.ranks.publish(row, turns, (*states[0], *score))
+    def push(self, row: Row, turns: Turns, turn: Int32, math: RowMath, state: tuple):
+        """Push the state of this CTA's share of a row to all ranks, and the score of its target, if there is one."""
+        count = len(math.whole.identity)
+        own, score = state[:count], state[count:]
+        if self.spec.exchanges:
+            own = self.exchange(row.launch.shared, 0, math.whole, own, turn)
+        self.ranks.publish(row, turns, (*own, *score))
 
-    @cute.jit
-    def finish_in_turn(self, row: Row, turns: Turns, known: list, seen: cute.Tensor):
-        """Finish a row with the states of all ranks. known: `of_group`; seen: what `Ranks.look` has read of them."""
-        held = self.hold([row], [known])
-        math = self.math.for_row(held.values[0])
-        state, chosen = self.ranks.gather(row, turns, math, seen), None
-        if const_expr(self.scalars.marks):
+    def finish_with(self, row: Row, held: Held, math: RowMath, state: tuple):
+        """Finish a row with the states of all ranks."""
+        chosen = None
+        if self.scalars.marks:
             *state, score = state
             chosen = Chosen(score, held.targets[0] != self.scalars.absent)
         self.finish([row], held, [math], [chosen], [None], [tuple(state)])

@@ -14,7 +14,7 @@ from .panel import plan_panel
 from .panel_plan import PanelPlan
 from .problem import ITEM_SIZE, Mode, Operand, Problem, canonical
 from .prologue import NO_PROLOGUE, Prologue, facts_of
-from .ranks import LEFT_OVER, ring_class
+from .ranks import ring_class, sms_of
 from .row import RowClass, row_class, vector_of
 from .row_plan import Plan
 from .short import ShortPlan, plan_short
@@ -229,5 +229,5 @@ def ctas_a_row(device: Device, rows: int) -> int:
 def _resident(c: RowClass, device: Device) -> int:
     """Clusters of a persistent grid. Not a promise: more than fit only wait their turn."""
     if c.ring:
-        return max(1, (device.multiprocessors - LEFT_OVER) // c.cluster_n)
+        return max(1, sms_of(device) // c.cluster_n)
     return max(1, _in_clusters(device) * max(c.min_blocks, 1) // c.cluster_n)

@@ -68,6 +68,7 @@ class Device:
         l2: Bytes of its L2 cache.
         table: Which measured configurations its plans are made of: the name of a table that is shipped, or the path of
             a file of one's own.
+        eights: Clusters of 8 CTAs, an SM each, that it runs at once. None: not known.
 
     Examples:
         >>> from cute_softmax import plan_softmax
@@ -81,9 +82,10 @@ class Device:
     multiprocessors: int
     l2: int
     table: str = "h200"
+    eights: int | None = None
 
 
-H200 = Device(ARCHITECTURES["sm_90a"], multiprocessors=132, l2=60 << 20)
+H200 = Device(ARCHITECTURES["sm_90a"], multiprocessors=132, l2=60 << 20, eights=15)
 
 
 def architecture_of(capability: tuple[int, int]) -> Architecture:

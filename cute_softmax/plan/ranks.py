@@ -10,7 +10,7 @@ import math
 
 from layouts.algebra import Layout
 
-from .hardware import Architecture
+from .hardware import Architecture, Device
 from .maths import CACHE_LINE, NotPlanned
 from .problem import ITEM_SIZE
 from .prologue import NO_PROLOGUE, Prologue, facts_of
@@ -20,16 +20,17 @@ THREADS = 512
 # (threads, CTAs) that share a row of a rank. Of several rows of a CTA one is exchanged while another is worked on; 8
 # CTAs are there on every GPU that has clusters.
 WAYS = ((32, 1), (64, 1), (128, 1), (256, 1), (256, 2), (256, 4), (256, 8), (512, 8))
-# Bytes of a row, or of several short ones, that a CTA has: with five places for such a share in the 227 KiB of an SM
-# two rows are on their way while two wait.
-SHARE = 44 * 1024
+# Bytes of a row, or of several short ones, that a CTA has: with four places for such a share in the 227 KiB of an SM
+# two rows are on their way while one waits.
+SHARE = 56 * 1024
 # Few rows are shared by more CTAs than they need, until there are so many.
 FILL, MANY = 96, 1 << 30
 LEAST, MOST = 3, 6  # places for rows in shared memory
+LAG = 3  # turns that a row waits for the states of other ranks, at most
 BESIDE = 2048  # bytes of shared memory for all else
 HEADER = 128  # bytes of a workspace in front of the states: a cache line for the words that kernels count in
 # SMs that are left to other kernels: a peer may need one of them to get as far as its own part of the rows.
-LEFT_OVER = 16
+LEFT_OVER = 8
 LANES = 32  # that read the states of a row: of all CTAs that share it on all ranks
 
 
@@ -103,8 +104,15 @@ def ring_class(
         kept_modes=kept_modes,
         prologue=prologue,
         ring=ring,
-        lag=2 if ring > LEAST else 1,
+        lag=min(LAG, ring - 2),
     )
+
+
+def sms_of(device: Device) -> int:
+    """SMs that clusters of up to 8 CTAs have. With a cluster more than run at once it would be twice as long until all
+    rows are finished."""
+    most = device.multiprocessors - LEFT_OVER
+    return min(most, 8 * device.eights) if device.eights else most - LEFT_OVER
 
 
 def words_of(math_name: str, prologue: Prologue) -> int:

@@ -28,6 +28,7 @@ from ..plan.problem import ALIGNMENT, Operand
 from ..plan.prologue import WHOLE
 from . import private
 from .cache import Store
+from .clusters import clusters_at_once
 from .record import note
 from .tables import table_for
 
@@ -215,11 +216,15 @@ def device_facts(index: int, shipped_only: bool = False) -> hardware.Device:
     """What plans must know of CUDA device `index`; shipped_only: with no table but those of this package. Raises
     ValueError for an unsupported GPU."""
     facts = torch.cuda.get_device_properties(index)
+    architecture, eights = hardware.architecture_of((facts.major, facts.minor)), None
+    if architecture.cluster_limit > 1:
+        eights = clusters_at_once(index, architecture.shared_memory)
     return hardware.Device(
-        hardware.architecture_of((facts.major, facts.minor)),
+        architecture,
         facts.multi_processor_count,
         facts.L2_cache_size,
         table_for(facts.name, shipped_only),
+        eights,
     )
 
 
