@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import on_chip
 import pytest
@@ -10,8 +11,11 @@ import torch
 from on_chip import Workspaces
 
 from cute_softmax.plan import NotPlanned, Prologue
-from cute_softmax.plan.hardware import ARCHITECTURES
-from cute_softmax.plan.ranks import ring_class, sharers
+from cute_softmax.plan.choose import plan_call
+from cute_softmax.plan.hardware import ARCHITECTURES, H200
+from cute_softmax.plan.problem import contiguous
+from cute_softmax.plan.ranks import ring_class, sharers, sms_of
+from cute_softmax.runtime.clusters import clusters_at_once
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 # Bounds on errors: of a 16-bit result its rounding, of float32 a few roundings on the way.
@@ -216,3 +220,19 @@ def test_slices_that_fit_and_those_that_do_not():
                 assert c.lag + 2 <= c.ring
     with pytest.raises(NotPlanned, match="do not fit on chip"):
         sharers("softmax", ARCHITECTURES["sm_90a"], ("fp32", "fp32"), 10**6)
+
+
+def test_as_many_clusters_as_run_at_once():
+    """A cluster more would begin when the others have ended."""
+    for eights, sms in ((15, 120), (16, 124), (12, 96), (None, 116)):
+        device = replace(H200, eights=eights)
+        prologue = Prologue(ranks=sharers("softmax", device.architecture, ("bf16", "bf16"), 75968, 4096))
+        operands = [contiguous("bf16", (4096, 75968))] * 2
+        plan = plan_call("softmax", (4096, 75968), (1,), operands, device, prologue=prologue)
+        assert plan.kernel.cluster_n == 8
+        assert (sms_of(device), plan.ctas) == (sms, sms // 8)
+
+
+def test_without_a_driver_nobody_knows_how_many_clusters_run():
+    if not torch.cuda.is_available():
+        assert clusters_at_once(0, 1 << 16) is None

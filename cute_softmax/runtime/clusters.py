@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import torch
+from types import ModuleType
 
 CTAS = 8  # of a cluster: as many as every GPU that has clusters can run
 # A kernel of nothing, whose CTAs get all of an SM by asking for its shared memory.
@@ -13,21 +13,33 @@ def clusters_at_once(index: int, shared_memory: int) -> int | None:
     """Clusters of 8 CTAs that CUDA device `index` runs at once, where a CTA has so many bytes of shared memory; None
     where its driver does not say."""
     try:
-        with torch.cuda.device(index):
-            return _asked(shared_memory)
-    except (ImportError, OSError, AttributeError, RuntimeError, AssertionError):
+        from cuda.bindings import driver
+
+        device = asked(driver.cuDeviceGet(index))
+        context = asked(driver.cuDevicePrimaryCtxRetain(device))
+    except (ImportError, OSError, RuntimeError):
         return None
+    try:
+        asked(driver.cuCtxPushCurrent(context))
+        try:
+            return _in_context(driver, shared_memory)
+        finally:
+            driver.cuCtxPopCurrent()
+    except (OSError, AttributeError, RuntimeError):
+        return None
+    finally:
+        driver.cuDevicePrimaryCtxRelease(device)
 
 
-def _asked(shared_memory: int) -> int:
-    from cuda.bindings import driver
+def asked(answer: tuple) -> object:
+    """What the driver answers. Raises OSError where it is an error."""
+    error, *found = answer
+    if error.value:
+        raise OSError(str(error))
+    return found[0] if found else None
 
-    def asked(answer: tuple):
-        error, *found = answer
-        if error != driver.CUresult.CUDA_SUCCESS:
-            raise OSError(str(error))
-        return found[0] if found else None
 
+def _in_context(driver: ModuleType, shared_memory: int) -> int:
     module = asked(driver.cuModuleLoadData(PROBE))
     try:
         probe = asked(driver.cuModuleGetFunction(module, b"probe"))

@@ -291,7 +291,7 @@ def test_every_plan_of_a_length(math, columns):
                     -(start + plan.row_start(plan.kernel.facts.reference, i)) % plan.kernel.vector, columns
                 )
             bits.setdefault(order._replace(head=head), set()).add(
-                found[i].cpu().view(torch.uint8).numpy().tobytes()
+                found[i].cpu().contiguous().view(torch.uint8).numpy().tobytes()
             )
     assert all(len(found) == 1 for found in bits.values())
 

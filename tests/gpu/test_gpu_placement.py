@@ -1,5 +1,8 @@
 """Where tensors lie: alignment of base and rows, views, dimensions, in place, `out`; guard bands intact."""
 
+import subprocess
+import sys
+
 import classes
 import pytest
 import torch
@@ -220,3 +223,12 @@ def test_misaligned_gradients(columns, dtype):
                 grad.check(written=False)
                 output.check(written=False)
                 assert equal_bits(grad.tensor, dy) and equal_bits(output.tensor, y)
+
+
+def test_how_many_clusters_run_at_once():
+    """Asked for in the first call of a process, before anything else has used the device."""
+    code = (
+        "from cute_softmax.runtime import launch; d = launch.device_facts(0);"
+        "assert d.architecture.cluster_limit == 1 or 1 <= d.eights <= d.multiprocessors // 8, d"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
