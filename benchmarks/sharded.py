@@ -29,7 +29,7 @@ from .sharded_calls import OPS, Slices, all_gather, kernels_of, share_of
 from .sharded_judge import ON_CHIP, PIECES, SUITE, judge
 
 Tensor = torch.Tensor
-BY_WAYS = ("softmax", "log_softmax", "softmax_backward")  # which can be served in several
+BY_WAYS = ("softmax", "log_softmax", "softmax_backward", "cross_entropy")  # which can be served in several
 SHAPES = ((4096, 151936), (8192, 128256), (64, 128256))
 RANKS = (2, 4, 8, 16, 32, 64)  # that the model of costs speaks of
 GATHERED = tuple(1 << n for n in range(8, 25, 2))  # bytes a rank
@@ -229,7 +229,10 @@ class Run:
 
             return run
 
-        every = {mode: Way(True, 1 + i) for i, mode in enumerate(PIECES)} | {ON_CHIP: Way(True, on_chip=True)}
+        pieces = (
+            PIECES[:1] if name == "cross_entropy" else PIECES
+        )  # of rows whose gradient comes with the loss
+        every = {mode: Way(True, 1 + i) for i, mode in enumerate(pieces)} | {ON_CHIP: Way(True, on_chip=True)}
         ready = {}
         for mode, way in every.items():
             wrong = self.agreed(lambda way=way: slices.check(name, by(way)()))

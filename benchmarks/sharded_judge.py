@@ -56,10 +56,10 @@ def judge(found: Results) -> Iterator[Verdict]:
     cells = dict.fromkeys((op, shape, mode, method) for op, shape, mode, method, _ in us)
     graphed = {(op, shape) for op, shape, _, method in cells if method.startswith("graph")}
     for op, shape, mode, method in cells:
-        if op in OVER_LOCAL and mode == ON_CHIP:
-            ours, local = (
-                us.get((op, shape, m, method, p)) for m, p in ((mode, "cute_softmax"), ("", "local"))
-            )
+        if op in (*OVER_LOCAL, "cross_entropy") and mode == ON_CHIP:
+            ours = us.get((op, shape, mode, method, "cute_softmax"))
+            locally = (us.get((op, shape, m, method, "local")) for m in ("", BOTH))
+            local = next(filter(None, locally), None)
             bound = None if local is None else OVER_LOCAL_ON_CHIP * local
             name = f"{op} on chip, {' x '.join(map(str, shape))} ({method})"
             yield Verdict(f"{name} over {OVER_LOCAL_ON_CHIP} of the slice's own", ours, bound)
@@ -70,7 +70,7 @@ def judge(found: Results) -> Iterator[Verdict]:
         ours, local, gather, copy = (
             us.get((op, shape, mode, method, p)) for p in ("cute_softmax", "local", "all-gather", "copy")
         )
-        if op in OVER_LOCAL:  # by a collective, whichever way is usual
+        if op in (*OVER_LOCAL, "cross_entropy"):  # by a collective, whichever way is usual
             by_pieces = [us.get((op, shape, pieces, method, "cute_softmax")) for pieces in PIECES]
             ours = min(filter(None, by_pieces), default=ours)
         name = f"{op}, {' x '.join(map(str, shape))} ({method})"

@@ -61,6 +61,22 @@ def test_ways_of_a_softmax():
     assert not chip.met and chip.bound == 125.0
 
 
+def test_ways_of_a_loss():
+    """On chip it is compared with a local one in both directions."""
+    both = "forward + backward"
+    others = [
+        row("cross_entropy", SHAPE, p, us, both)
+        for p, us in (("local", 100.0), ("all-gather", 35.0), ("copy", 100.0), ("cute_softmax", 120.0))
+    ]
+    ways = [
+        row("cross_entropy", SHAPE, "cute_softmax", us, way)
+        for way, us in ((WAYS[0], 200.0), (WAYS[-1], 120.0))
+    ]
+    collective, chip = requirements.judge(results.Results(HEADER, [*others, *ways]))
+    assert collective.value == 200.0 and collective.bound == 195.0 and not collective.met
+    assert chip.met and chip.bound == 125.0
+
+
 def test_more_ranks():
     """The cost that made the times comes back; more ranks have less to read, and a longer collective."""
     cost = Cost(30.0, 20_000.0)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from on_chip import Workspaces
 
-from cute_softmax.plan import NotPlanned, Prologue
+from cute_softmax.plan import NotPlanned, Prologue, ranks
 from cute_softmax.plan.choose import plan_call
 from cute_softmax.plan.hardware import ARCHITECTURES, H200
 from cute_softmax.plan.problem import contiguous
@@ -92,6 +92,27 @@ def test_softmax(launch, ranks, count, columns, dtype, offset, clusters, seed):
         expected = torch.softmax(torch.cat(xs, 1).double(), 1)
         assert_close(torch.cat(ys, 1), expected, dtype, 1e-30 if dtype != "fp16" else 6e-5)
     assert not workspaces.alarms.any()
+
+
+@pytest.mark.parametrize("places", [3, 4, 5])
+@pytest.mark.parametrize("seed", [None, 3])
+def test_places_of_a_ring(launch, monkeypatch, places, seed):
+    """With three a tile is finished one turn after it was reduced, with four two."""
+    monkeypatch.setattr(ranks, "MOST", places)
+    workspaces = Workspaces(2)
+    xs = slices(rows(21, 2 * 2000), 2, torch.bfloat16)
+    ys = like(xs)
+    plan = launch(
+        workspaces,
+        "softmax",
+        [{"x": x, "y": y} for x, y in zip(xs, ys, strict=True)],
+        [{}] * 2,
+        Prologue(),
+        clusters=1,
+        seed=seed,
+    )
+    assert (plan.kernel.ring, plan.kernel.lag) == (places, places - 2)
+    assert_close(torch.cat(ys, 1), torch.softmax(torch.cat(xs, 1).double(), 1), "bf16", 1e-30)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])

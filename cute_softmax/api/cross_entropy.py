@@ -94,8 +94,8 @@ def cross_entropy(
         return_lse: Also return the logsumexp of each row, of the logits times the scale.
         dtype: Of the loss. None: the input's, or float32 under autocast.
         one_visit: Which way: True for one visit, False to recompute, None to choose. Without a gradient that is
-            recorded nothing is written either way. Of rows that ranks share None recomputes, and True is for slices
-            that stay on chip.
+            recorded nothing is written either way. Of rows that ranks share one visit is for slices that
+            stay on chip; None takes it for those of bfloat16.
         grad_scale: The upstream gradient that the loss will have, if it is known: a loss scale, or the inverse of the
             steps that are accumulated; a number, or a tensor of one on the input's device. It does not change results.
         inplace_backward: In one visit, write the gradient over the logits, whose values are lost then.
@@ -181,7 +181,7 @@ def cross_entropy(
     if recorded(input) and (inplace_backward or (one_visit and not shared)):
         raise ValueError(f"this call is not served in one visit: {refused or 'one_visit is False'}")
     if shared:
-        visit = bool(one_visit) and recorded(input)
+        visit = one_visit if recorded(input) else False
         asks = Losses(reduction, ignore_index, smoothing, scale, asked.squares, return_lse, result, visit)
         found = _of_shared_rows(rows, target, weight, asks, shard)
         return found if return_lse else found[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from types import ModuleType
 
 CTAS = 8  # of a cluster: as many as every GPU that has clusters can run
@@ -13,8 +14,7 @@ def clusters_at_once(index: int, shared_memory: int) -> int | None:
     """Clusters of 8 CTAs that CUDA device `index` runs at once, where a CTA has so many bytes of shared memory; None
     where its driver does not say."""
     try:
-        from cuda.bindings import driver
-
+        driver = import_module("cuda.bindings.driver")  # which a hub's environment may lack
         device = asked(driver.cuDeviceGet(index))
         context = asked(driver.cuDevicePrimaryCtxRetain(device))
     except (ImportError, OSError, RuntimeError):

@@ -370,6 +370,10 @@ _SLICE_GRADIENT = _ways(
 )
 
 
+# Of float32 the kernels around an all-gather are as fast or faster (docs/experiments.md).
+VISITS_PAY = (torch.bfloat16,)
+
+
 def _served(ways: Ways, call: tuple, differentiable: int) -> object:
     """A call in any state of torch but functorch's transforms. differentiable: how many of its first tensors are."""
     if not torch.compiler.is_compiling() and tells() and transformed():
@@ -382,20 +386,21 @@ def numbers(input: Tensor, index: Tensor | None, asked: Shared) -> tuple[Tensor,
     return _served(_NUMBERS, (input, index, asked), 1)[:-1]
 
 
-def loss(input: Tensor, target: Tensor, asked: Shared, visit: bool = False) -> tuple[Tensor, Tensor]:
+def loss(input: Tensor, target: Tensor, asked: Shared, visit: bool | None = False) -> tuple[Tensor, Tensor]:
     """`Loss` in any state of torch, without what is kept. visit: by `on_chip.loss`, which writes the gradient at once;
-    raises ValueError where that cannot be."""
-    if visit:
+    None: where that can be and pays. Raises ValueError where it is asked for and cannot be."""
+    if visit or (visit is None and input.dtype in VISITS_PAY):
         exchange = None
         if _visits(input, target, asked):
             exchange = _exchange("softmax", way("visit", input, asked), (input,), input.dtype, asked)
-        if exchange is None:
+        if exchange is not None:
+            return on_chip.loss(input, target, asked, exchange), input.new_empty(0)
+        if visit:
             raise ValueError(
                 "this call on rows that ranks share is not served in one visit: that is a mean or a sum of bfloat16 or "
                 "float32 logits, neither smoothed nor traced, in slices that are alike and stay on chip while ranks "
                 "reach each other's memory"
             )
-        return on_chip.loss(input, target, asked, exchange), input.new_empty(0)
     return _served(_LOSS, (input, target, asked), 1)[:2]
 
 

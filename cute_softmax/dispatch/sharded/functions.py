@@ -61,7 +61,7 @@ def row_numbers(
 
 class Losses(NamedTuple):
     """What a cross entropy asks for, as `cross_entropy` has it; lse: whether the logsumexps, too; visit: whether the
-    gradient is to be written with the loss."""
+    gradient is to be written with the loss, None where that pays."""
 
     reduction: str
     ignore: int
@@ -70,7 +70,7 @@ class Losses(NamedTuple):
     squares: float
     lse: bool
     dtype: torch.dtype
-    visit: bool
+    visit: bool | None
 
 
 def loss(input: Tensor, target: Tensor, asks: Losses, shard: Shard) -> tuple[Tensor, Tensor | None]:
