@@ -358,9 +358,10 @@ def row_class(
     table = table or table_of()
     widened = precise and ITEM_SIZE[dtypes[0]] < ITEM_SIZE["fp32"]
     few, many = table.rows(listed, of_list, edges, widened)
-    few = tuple(c for c in few if c.sms <= ctas and columns > FEW_FILL * c.capacity * vector)
-    if columns > table.few_above * vector and (found := first_of(few)):
-        return found[1]
+    if columns > table.few_above * vector:
+        few = tuple(c for c in few if c.sms <= ctas and columns > FEW_FILL * c.capacity * vector)
+        if found := first_of(few):
+            return found[1]
     if stays:  # it takes no registers, then: as long rows are listed without it
         without = table.rows(listed, replace(prologue, bias=False), edges, widened)[1]
         if (found := first_of(without)) and found[0].persistent:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 
 @dataclass(frozen=True)
@@ -34,12 +35,12 @@ class RowConfig:
     def __post_init__(self):
         object.__setattr__(self, "staging", tuple(self.staging))
 
-    @property
+    @cached_property
     def capacity(self) -> int:
         """The longest row, in vectors."""
         return self.threads_per_row * self.steps * self.cluster_n
 
-    @property
+    @cached_property
     def sms(self) -> int:
         """SMs that the CTAs of a row fill."""
         return math.ceil(self.cluster_n / max(self.min_blocks, 1))
