@@ -14,7 +14,7 @@ import numpy as np
 
 from cute_softmax.kernels.common import copy, online, reduce
 from cute_softmax.kernels.maths import divergence, maths, prologue
-from cute_softmax.kernels.maths.prologue import Given
+from cute_softmax.kernels.maths.scores import Given
 from cute_softmax.plan import Prologue, RowClass
 from cute_softmax.runtime.compile import build_math
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from cute_softmax.kernels.common.reduce import tree
 from cute_softmax.plan import WARP, Plan
-from cute_softmax.plan.short import ShortPlan
+from cute_softmax.plan.short_plan import ShortPlan
 
 LOWEST = np.float32(-3.4028234663852886e38)
 _exp = np.vectorize(lambda x: np.float32(math.exp(x)), otypes=[np.float32])

@@ -16,7 +16,7 @@ from cute_softmax.plan.hardware import ARCHITECTURES, H200, Device
 from cute_softmax.plan.matmul import canonical_matmul, plan_matmul
 from cute_softmax.plan.order import order_of, recurrence_of
 from cute_softmax.plan.problem import Operand, contiguous
-from cute_softmax.plan.short import ShortPlan
+from cute_softmax.plan.short_plan import ShortPlan
 
 # All that plans of few rows tell apart: how many CTAs each row can have, of 115; and many.
 ROWS = (*range(1, 117), 4096, 65536)

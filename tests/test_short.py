@@ -22,7 +22,8 @@ from cute_softmax.plan.describe import plan_of
 from cute_softmax.plan.hardware import ARCHITECTURES, H200
 from cute_softmax.plan.order import order_of
 from cute_softmax.plan.problem import ITEM_SIZE, Operand, canonical
-from cute_softmax.plan.short import SKEW, ShortPlan, short_class
+from cute_softmax.plan.short import SKEW, short_class
+from cute_softmax.plan.short_plan import ShortPlan
 from layouts import Layout
 
 LIMIT = table_of().short[-1].capacity

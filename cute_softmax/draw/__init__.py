@@ -21,7 +21,8 @@ from ..plan import PanelClass, PanelPlan, Plan, RowClass
 from ..plan.matmul import MatmulPlan
 from ..plan.matmul_backward import MatmulBackwardClass, MatmulBackwardPlan
 from ..plan.matmul_class import MatmulClass
-from ..plan.short import ShortClass, ShortPlan
+from ..plan.short import ShortClass
+from ..plan.short_plan import ShortPlan
 from ..plan.topk import TopkClass, TopkPlan
 from . import matmul, matmul_backward, panel, row, short, topk
 from .row import View

@@ -12,7 +12,8 @@ from layouts.figures.scene import count
 from layouts.html import Step
 
 from ..plan import WARP
-from ..plan.short import DENSE, ShortClass, ShortPlan
+from ..plan.short import DENSE, ShortClass
+from ..plan.short_plan import ShortPlan
 from . import common
 from .common import space
 

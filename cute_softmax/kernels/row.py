@@ -37,7 +37,7 @@ from .common.copy import (
 )
 from .common.index import dot
 from .maths.maths import RowMath
-from .maths.prologue import Given
+from .maths.scores import Given
 from .row_scalars import Edges, Scalars
 from .row_work import Launch, Row, Shared, count, following, reads, row_of, share_of, writes
 

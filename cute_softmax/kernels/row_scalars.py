@@ -12,7 +12,7 @@ from .common.copy import DTYPES, load_if
 from .common.index import dot, select
 from .common.online import capped, rounded_product
 from .maths.maths import RowMath
-from .maths.prologue import NOTHING, floats
+from .maths.scores import NOTHING, floats
 from .row_work import Launch, Row, edge, row_of, speaks
 
 # Columns of what is not in a whole row that ranks share, or not in this rank's slice of it.

@@ -14,7 +14,7 @@ from cutlass import Boolean, Float32, Int32, Int64, const_expr
 
 from ..plan import WARP
 from .common.copy import Fragment, load_async
-from .maths.prologue import Given
+from .maths.scores import Given
 from .row import RowKernel
 from .row_scalars import Edges
 from .row_work import Launch, Row, count, reads, row_of, tile_of

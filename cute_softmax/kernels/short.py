@@ -46,7 +46,7 @@ from .common.copy import (
 )
 from .common.index import dot, of_row, reach_of, select, smaller
 from .maths.maths import RowMath
-from .maths.prologue import Given, floats
+from .maths.scores import Given, floats
 from .short_rows import WORD, SharedRows, Stretch, part
 
 # Words of rows that lie apart that each lane has under way at once.

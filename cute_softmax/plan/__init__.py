@@ -15,7 +15,8 @@ from .prologue import NO_PROLOGUE, Prologue, facts_of
 from .row import PART, VECTORS_PER_ROW, RowClass, row_class, vector_of
 from .row_configs import RowConfig
 from .row_plan import Plan
-from .short import ShortClass, ShortPlan
+from .short import ShortClass
+from .short_plan import ShortPlan
 from .table import Table, table_of
 
 __all__ = [

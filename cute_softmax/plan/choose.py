@@ -17,7 +17,7 @@ from .prologue import NO_PROLOGUE, Prologue, facts_of
 from .ranks import ring_class, sms_of
 from .row import RowClass, row_class, vector_of
 from .row_plan import Plan
-from .short import ShortPlan, plan_short
+from .short_plan import ShortPlan, plan_short
 from .stream import long_and_many, stream_class
 from .table import table_of
 

@@ -15,7 +15,7 @@ from .problem import ALIGNMENT, ITEM_SIZE, canonical_dims, check_float, contiguo
 from .prologue import Prologue
 from .ranks import sharers
 from .row_plan import Plan
-from .short import ShortPlan
+from .short_plan import ShortPlan
 
 
 def plan_of(rows: int, columns: int, dtype: str = "bf16", **options) -> Plan | ShortPlan | PanelPlan:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from .panel_plan import PanelPlan
 from .row import RowClass
 from .row_plan import Plan
-from .short import ShortPlan
+from .short_plan import ShortPlan
 
 
 class Order(NamedTuple):

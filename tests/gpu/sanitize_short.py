@@ -15,7 +15,8 @@ from families import Case
 from sanitizing import Job, received, sent, timed
 
 from cute_softmax.plan import MATHS, table_of
-from cute_softmax.plan.short import ShortClass, ShortPlan
+from cute_softmax.plan.short import ShortClass
+from cute_softmax.plan.short_plan import ShortPlan
 from cute_softmax.runtime import launch
 
 MATHS_OF_SHORT = ("softmax", "softmax_backward", "logsumexp", "sum")

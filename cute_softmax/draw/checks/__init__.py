@@ -9,7 +9,7 @@ from __future__ import annotations
 from ...plan import PanelPlan, Plan
 from ...plan.matmul import MatmulPlan
 from ...plan.matmul_backward import MatmulBackwardPlan
-from ...plan.short import ShortPlan
+from ...plan.short_plan import ShortPlan
 from . import matmul, panel, row, short
 from .common import MAX_PHASES
 from .report import Report, Traffic

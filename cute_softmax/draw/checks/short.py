@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from ...plan import WARP
 from ...plan.problem import ITEM_SIZE
-from ...plan.short import SINGLE, ShortPlan
+from ...plan.short import SINGLE
+from ...plan.short_plan import ShortPlan
 from .common import requests_of, traffic, uncovered, wavefronts
 from .report import Report
 

@@ -12,7 +12,7 @@ from ..common import reduce
 from ..common.copy import PACKED_MAX, element, in_global, load_async, pack, packed_maximum, store, unpack
 from ..common.index import ceil_div
 from ..maths.maths import RowMath
-from ..maths.prologue import keep
+from ..maths.scores import keep
 from .scores import Scores
 from .work import Chunk, Item, Launch, edge, left, loaded_step, place, places
 

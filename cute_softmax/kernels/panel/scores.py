@@ -20,7 +20,7 @@ from ...plan.panel_class import WORD
 from ..common.copy import element, funnel_shift, load_async, load_if, unpack, vector_of
 from ..common.index import larger, narrow, smaller
 from ..maths.maths import RowMath
-from ..maths.prologue import NOTHINGS, keep, truths
+from ..maths.scores import NOTHINGS, keep, truths
 
 if TYPE_CHECKING:
     from .work import Chunk, Item, Launch
