@@ -29,6 +29,7 @@ from .suites import SUITES
 
 _COMMANDS = ("map", "tune", "bits", "sharded", "table", "plot", "check")
 _EVERY = (*PROVIDERS, TRL_FORM, *LADDER)
+LISTED = 8  # cases of a suite that the list names
 
 
 def _split(values: Sequence[str] | None) -> list[str]:
@@ -72,8 +73,9 @@ def run_parser() -> Parser:
 
 def _list() -> None:
     for suite in SUITES.values():
+        shown, more = labels(suite.cases)[:LISTED], len(suite.cases) - LISTED
         print(f"{suite.name}: {suite.title}")
-        print(f"    {'; '.join(labels(suite.cases))}")
+        print(f"    {'; '.join(shown)}" + (f"; and {more} more" if more > 0 else ""))
         print(f"    {', '.join(suite.providers)}")
 
 

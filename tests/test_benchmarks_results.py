@@ -150,7 +150,8 @@ def test_errors_become_one_line_without_folders():
 def test_list_names_all_suites(capsys):
     assert cli.main(["--list"]) == 0
     out = capsys.readouterr().out
-    assert all(name in out for name in SUITES)
+    assert all(name in out for name in SUITES) and "; and " in out
+    assert all(len(line) < 600 for line in out.splitlines())
 
 
 @pytest.mark.parametrize(
