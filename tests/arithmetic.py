@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from cute_softmax.kernels.common import copy, online, reduce
-from cute_softmax.kernels.maths import divergence, maths, prologue
+from cute_softmax.kernels.maths import divergence, maths, prologue, scores
 from cute_softmax.kernels.maths.scores import Given
 from cute_softmax.plan import Prologue, RowClass
 from cute_softmax.runtime.compile import build_math
@@ -102,15 +102,15 @@ CUTE = SimpleNamespace(
 
 def install(monkeypatch) -> None:
     """Let the maths compute with numbers."""
-    for module in (online, maths, prologue, divergence, reduce, copy):
+    for module in (online, maths, prologue, scores, divergence, reduce, copy):
         monkeypatch.setattr(module, "cute", CUTE)
         if hasattr(module, "Float32"):
             monkeypatch.setattr(module, "Float32", Number)
-    for module in (online, prologue):
+    for module in (online, scores):
         monkeypatch.setattr(module, "rounded_product", operator.mul)
     monkeypatch.setattr(online, "Int32", int)
-    monkeypatch.setattr(prologue, "negate", _negate)
-    for module in (copy, prologue):
+    monkeypatch.setattr(scores, "negate", _negate)
+    for module in (copy, scores):
         monkeypatch.setattr(module, "unpack", list)
     monkeypatch.setattr(copy, "forget", lambda vector: None)
 

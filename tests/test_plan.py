@@ -247,7 +247,7 @@ def test_classes_are_few_and_lengths_share_them(pair, math_name, online, arch):
         for before, after in pairwise(found):
             assert before.last + 1 == after.first
         for interval in found:
-            step = max(1, (interval.last - interval.first) // 8)
+            step = max(1, (interval.last - interval.first) // 4)
             for columns in range(interval.first, interval.last + 1, step):
                 c = interval.row_class
                 assert plans.vector_of(dtypes[: c.facts.full], columns) == c.vector
