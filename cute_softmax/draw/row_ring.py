@@ -68,9 +68,10 @@ def turns(plan: Plan) -> Figure:
         row_name="turn",
         column_name="",
     )
+    coming = "another is on its way" if c.ahead == 2 else f"{c.ahead - 1} are on their way"
     lead = (
         f"A CTA has {c.ring} places for tiles of {c.tiler[0]} \u00d7 {c.tiler[1]:,} elements. In a turn one is "
-        f"reduced, that of {count(c.lag, 'turn')} before is finished, and {c.ahead - 1} are on their way."
+        f"reduced, that of {count(c.lag, 'turn')} before is finished, and {coming}."
     )
     figure = finish(
         draw(grid, *arrange(grid)),

@@ -119,7 +119,7 @@ class Plan(PlanBase):
             *(
                 [
                     f"  ranks      states exchanged in the ranks' own memory, a tile finished {c.lag} behind; of "
-                    f"{c.ring} tiles in shared memory {c.ahead - 1} on their way"
+                    f"{c.ring} tiles in shared memory {c.ahead - 1} on the way"
                 ]
                 if c.ring
                 else []
