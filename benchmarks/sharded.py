@@ -229,9 +229,8 @@ class Run:
 
             return run
 
-        pieces = (
-            PIECES[:1] if name == "cross_entropy" else PIECES
-        )  # of rows whose gradient comes with the loss
+        # A cross entropy gathers once.
+        pieces = PIECES[:1] if name == "cross_entropy" else PIECES
         every = {mode: Way(True, 1 + i) for i, mode in enumerate(pieces)} | {ON_CHIP: Way(True, on_chip=True)}
         ready = {}
         for mode, way in every.items():

@@ -14,6 +14,7 @@ MERGED_US = 10.0  # beyond the slice's own time and an all-gather
 # and a write where a copy has one of each.
 OVER_LOCAL = {"softmax": 1.55, "log_softmax": 1.55}
 OVER_COPY = 1.6
+BOUND_BY_WAYS = (*OVER_LOCAL, "cross_entropy")  # whose collective and whose slices on chip have a bound each
 PIECES, ON_CHIP, OVER_LOCAL_ON_CHIP = ("1 piece", "2 pieces"), "on chip", 1.25
 WAYS = (*PIECES, ON_CHIP)  # of one operation, as modes
 # What NCCL's tuning takes for a hop between GPUs of a host, and for one between hosts (its protocol for small messages,
@@ -56,7 +57,7 @@ def judge(found: Results) -> Iterator[Verdict]:
     cells = dict.fromkeys((op, shape, mode, method) for op, shape, mode, method, _ in us)
     graphed = {(op, shape) for op, shape, _, method in cells if method.startswith("graph")}
     for op, shape, mode, method in cells:
-        if op in (*OVER_LOCAL, "cross_entropy") and mode == ON_CHIP:
+        if op in BOUND_BY_WAYS and mode == ON_CHIP:
             ours = us.get((op, shape, mode, method, "cute_softmax"))
             locally = (us.get((op, shape, m, method, "local")) for m in ("", BOTH))
             local = next(filter(None, locally), None)
@@ -70,7 +71,7 @@ def judge(found: Results) -> Iterator[Verdict]:
         ours, local, gather, copy = (
             us.get((op, shape, mode, method, p)) for p in ("cute_softmax", "local", "all-gather", "copy")
         )
-        if op in (*OVER_LOCAL, "cross_entropy"):  # by a collective, whichever way is usual
+        if op in BOUND_BY_WAYS:  # by a collective, whichever way is usual
             by_pieces = [us.get((op, shape, pieces, method, "cute_softmax")) for pieces in PIECES]
             ours = min(filter(None, by_pieces), default=ours)
         name = f"{op}, {' x '.join(map(str, shape))} ({method})"

@@ -148,9 +148,8 @@ def losses(rank: int, world: int) -> None:
         with pytest.raises(RuntimeError, match="one_visit=False"):
             loss.backward()
         with counted() as launched:
-            again = c.cross_entropy(
-                x, target, **given, one_visit=True
-            )  # no gradient is recorded: none is written
+            # No gradient is recorded: none is written.
+            again = c.cross_entropy(x, target, **given, one_visit=True)
             each = c.cross_entropy(leaf, target, **given | {"reduction": "none"})
             smooth = c.cross_entropy(leaf, target, **given | {"vocab_size": size}, label_smoothing=0.1)
             _, sums = c.cross_entropy(leaf, target, **given, return_lse=True)

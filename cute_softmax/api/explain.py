@@ -96,10 +96,14 @@ def plan_softmax(
 
 
 def _described(
-    input: torch.Tensor | Sequence[int], dtype: torch.dtype | str | None, device: Device
+    input: torch.Tensor | Sequence[int],
+    dtype: torch.dtype | str | None,
+    device: Device,
+    on_ranks: bool = False,
 ) -> tuple[torch.Tensor, torch.dtype, Device]:
     """A tensor like the input of a call, the dtype of its result, and its GPU: what a CUDA tensor says itself.
 
+    on_ranks: see `launch.facts_for`.
     Raises TypeError for dtypes without kernels, ValueError for a shape that no tensor has.
     """
     name = launch.DTYPE_NAMES.get(dtype, dtype)
@@ -109,7 +113,7 @@ def _described(
         raise TypeError(f"no kernels for {source} -> {name or source}: these go to ATen")
     result = launch.TORCH_DTYPES[name or source]
     if given and input.is_cuda:
-        return input, result, launch.facts_for(input.get_device(), in_force())
+        return input, result, launch.facts_for(input.get_device(), in_force(), on_ranks)
     shape = tuple(input.shape) if given else tuple(input)
     strides = input.stride() if given else contiguous(source, shape).strides
     described = torch.empty_strided(shape, strides, dtype=launch.TORCH_DTYPES[source], device="meta")
@@ -150,7 +154,8 @@ def explain(
         softmax of 4096 rows of 8192, bf16, for sm_90a
     """
     if group is not None:
-        described, dtype, device = _described(input, dtype, options.pop("device", H200))
+        device = options.pop("device", H200)
+        described, dtype, device = _described(input, dtype, device, on_ranks=True)
         return explained(described, canonical_dims(dim, described.dim()), dtype, group, device, **options)
     name = "log_softmax" if options.get("log") else "softmax"
     tensors = [t for t in map(options.get, ("bias", "scale", "sink")) if isinstance(t, torch.Tensor)]

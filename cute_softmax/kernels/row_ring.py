@@ -46,9 +46,10 @@ class RingKernel(RowKernel):
         turns = self.ranks.begin(launch, sT, smem.allocate_array(Int64, num_elems=1))
         for turn in cutlass.range_constexpr(s.ahead):
             self.prefetch(launch, turns.tile(Int32(turn)), 0, s.steps, Int32(turn))
-        known = self.scalars.of_group(self.row_of_turn(launch, turns, Int32(0)))
+        first = self.row_of_turn(launch, turns, Int32(0))
+        known = self.scalars.of_group(first)
         of_older = self.scalars.of_group(self.row_of_turn(launch, turns, Int32(-s.lag)))
-        score = self.score(self.row_of_turn(launch, turns, Int32(0)), known)
+        score = self.score(first, known)
         seen = self.ranks.unseen()
         for turn in cutlass.range(turns.count + s.lag, unroll=1):
             row, older = self.row_of_turn(launch, turns, turn), self.row_of_turn(launch, turns, turn - s.lag)
@@ -66,7 +67,7 @@ class RingKernel(RowKernel):
             own = self.math.for_row(values)
             state, _ = own.partial(0, values, [], reduce.WARP)
             if const_expr(s.lag == 1):  # the others wait for it now, as this rank does for theirs
-                self.push(row, turns, turn, own, (*state, *score))
+                self.push(row, turns, turn, own, state, score)
                 whole = self.ranks.gather(older, turns, math, seen)
             # As late as it is there when the next turn begins: most states have come by then.
             ahead = self.ranks.unseen()
@@ -74,7 +75,7 @@ class RingKernel(RowKernel):
             self.finish_with(older, held, math, whole)
             self.prefetch(launch, turns.tile(turn + s.ahead), 0, s.steps, (turn + s.ahead) % s.ring)
             if const_expr(s.lag > 1):
-                self.push(row, turns, turn, own, (*state, *score))
+                self.push(row, turns, turn, own, state, score)
 
             seen.store(ahead.load())
             known, score = of_coming, self.score(coming, of_coming)
@@ -91,13 +92,11 @@ class RingKernel(RowKernel):
             return ()
         return (self.scalars.score(row, known[self.scalars.group_names.index("index")]),)
 
-    def push(self, row: Row, turns: Turns, turn: Int32, math: RowMath, state: tuple):
+    def push(self, row: Row, turns: Turns, turn: Int32, math: RowMath, state: tuple, score: tuple):
         """Push the state of this CTA's share of a row to all ranks, and the score of its target, if there is one."""
-        count = len(math.whole.identity)
-        own, score = state[:count], state[count:]
         if self.spec.exchanges:
-            own = self.exchange(row.launch.shared, 0, math.whole, own, turn)
-        self.ranks.publish(row, turns, (*own, *score))
+            state = self.exchange(row.launch.shared, 0, math.whole, state, turn)
+        self.ranks.publish(row, turns, (*state, *score))
 
     def finish_with(self, row: Row, held: Held, math: RowMath, state: tuple):
         """Finish a row with the states of all ranks."""

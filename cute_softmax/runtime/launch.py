@@ -6,6 +6,7 @@ import math
 import struct
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache, lru_cache
 from typing import NamedTuple
 
@@ -216,21 +217,22 @@ def device_facts(index: int, shipped_only: bool = False) -> hardware.Device:
     """What plans must know of CUDA device `index`; shipped_only: with no table but those of this package. Raises
     ValueError for an unsupported GPU."""
     facts = torch.cuda.get_device_properties(index)
-    architecture, eights = hardware.architecture_of((facts.major, facts.minor)), None
-    if architecture.cluster_limit > 1:
-        eights = clusters_at_once(index, architecture.shared_memory)
     return hardware.Device(
-        architecture,
+        hardware.architecture_of((facts.major, facts.minor)),
         facts.multi_processor_count,
         facts.L2_cache_size,
         table_for(facts.name, shipped_only),
-        eights,
     )
 
 
-def facts_for(index: int, invariant: bool) -> hardware.Device:
-    """What plans must know of a device; of batch-invariant ones no table of the user's own decides."""
-    return device_facts(index, True) if invariant else device_facts(index)
+def facts_for(index: int, invariant: bool, on_ranks: bool = False) -> hardware.Device:
+    """What plans must know of a device; of batch-invariant ones no table of the user's own decides. on_ranks: of rows
+    that go on on other ranks, whose clusters must all run at once: the driver is asked, which no other call waits for.
+    """
+    facts = device_facts(index, True) if invariant else device_facts(index)
+    if on_ranks and facts.architecture.cluster_limit > 1:
+        return replace(facts, eights=clusters_at_once(index, facts.architecture.shared_memory))
+    return facts
 
 
 def operand(tensor: torch.Tensor) -> Operand:
@@ -303,7 +305,7 @@ def _call(
             shape,
             dims,
             operands,
-            facts_for(device, invariant),
+            facts_for(device, invariant, bool(prologue.ranks)),
             online=online,
             prologue=prologue,
             query=query,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -102,8 +102,7 @@ def workspace_of(group: dist.ProcessGroup, device: int) -> Workspace | None:
 def _made(group: dist.ProcessGroup, device: int) -> Workspace | None:
     facts = device_facts(device)
     properties = torch.cuda.get_device_properties(device)
-    kind = replace(facts, eights=None)  # which SMs share a GPC differs between cards of one kind
-    mine = (socket.gethostname(), kind, __version__, torch.__version__, HALF)
+    mine = (socket.gethostname(), facts, __version__, torch.__version__, HALF)
     every = _told((*mine, str(properties.uuid)), group)
     alike = len({told[:-1] for told in every}) == 1 and len({told[-1] for told in every}) == len(every)
     if not alike or len(every) > LANES or facts.architecture.cluster_limit == 1:

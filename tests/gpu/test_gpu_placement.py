@@ -228,7 +228,7 @@ def test_misaligned_gradients(columns, dtype):
 def test_how_many_clusters_run_at_once():
     """Asked for in the first call of a process, before anything else has used the device."""
     code = (
-        "from cute_softmax.runtime import launch; d = launch.device_facts(0);"
+        "from cute_softmax.runtime import launch; d = launch.facts_for(0, False, on_ranks=True);"
         "assert d.architecture.cluster_limit == 1 or 1 <= d.eights <= d.multiprocessors // 8, d"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
