@@ -12,6 +12,7 @@ import sys
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # while there is no group: it would hold that, and threads of gloo, to the end
 from torch import nn
 
 import cute_softmax

@@ -15,7 +15,7 @@ from pathlib import Path
 
 TIMEOUT = 120
 WORKS = ["on_ranks", "on_ranks_torch", "on_ranks_gpu", "on_ranks_chip"]
-PRELOAD = [*WORKS, "torch", "torch.distributed.tensor", "cute_softmax", "simulated"]
+PRELOAD = [*WORKS, "torch", "torch.distributed.nn", "torch.distributed.tensor", "cute_softmax", "simulated"]
 
 
 def run(world: int, work: Callable, backend: str = "gloo", **arguments: object) -> None:

@@ -134,6 +134,44 @@ def torchrun(ranks: int, *command: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
 
 
+ENDS = """
+import sys, weakref
+import torch.distributed as dist
+import {module} as example
+
+groups, end = [], dist.destroy_process_group
+
+def ended():
+    groups.append(weakref.ref(dist.group.WORLD))
+    end()
+
+dist.destroy_process_group = ended
+example.main(["--steps", "2"])
+assert groups and groups[0]() is None, "something holds the group of a process that ends"
+"""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on GPUs it takes one for each rank")
+@pytest.mark.parametrize("module", ["tensor_parallel", "sharded_reinforce"])
+def test_no_group_outlives_its_process(module):
+    alone = {
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": "0",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    where = {"PYTHONPATH": os.pathsep.join([str(FOLDER), str(FOLDER.parent)])}
+    done = subprocess.run(
+        [sys.executable, "-c", ENDS.format(module=module)],
+        env=os.environ | alone | where,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on GPUs it takes one for each rank")
 def test_a_vocabulary_that_ranks_share_is_learnt_as_by_one():
     done = torchrun(3, "tensor_parallel.py", "--steps", "12")
