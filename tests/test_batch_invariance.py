@@ -297,7 +297,11 @@ def test_explain():
         assert "2 operand(s) copied to contiguous rows" in c.explain((8, 1000), 0)
         assert c.plan_softmax((8, 1000), backward=True).invariant
         assert c.plan_reduction("logsumexp", (8, 1000)).invariant
+        assert "batch-invariant" in c.explain((8, 1000), op="cross_entropy", backward=True)
     assert "batch-invariant" not in c.explain((8, 1000))
+    assert "stay on chip" in c.explain((4096, 32768), group=2)
+    with c.batch_invariant(block_size=4096):
+        assert "share: one all-gather" in c.explain((4096, 32768), group=2)
 
 
 # -- torch.compile and accelerate --------------------------------------------------------------------------------------

@@ -161,6 +161,18 @@ def test_explain_for_an_architecture(arch, capsys):
         ("32x512x512 --matmul 64", ["softmax(S) @ V, S 32 x 512 x 512, D 64"]),
         ("32x512x512 --matmul 64 --scale 0.5 --causal 0", ["_causal_scaled"]),
         ("32x512x512 --matmul 64 --arch sm_80", ["for sm_80"]),
+        ("4096x75968 --ranks 2", ["softmax of rows that 2 ranks share: slices stay on chip", "_ranks_256x8"]),
+        ("4096x75968 --ranks 2 --op softmax --backward", ["4 bytes a row of each", "softmax_backward of 4096 rows"]),
+        ("4096x75968 --ranks 2 --op log_softmax --backward --dtype fp32", [": one all-gather", "sum of 4096 rows"]),
+        ("75968x64 --dim 0 --ranks 2 --op logsumexp", ["8 bytes a row of each", "of 64 rows of 75968"]),
+        ("4096x75968 --ranks 3 --op entropy", ["that 3 ranks share: one all-gather", "12 bytes a row of each"]),
+        ("4096x75968 --ranks 2 --op selective_log_softmax", ["read before it, first by", "selective of 4096 rows"]),
+        ("4096x75968 --ranks 2 --op entropy --backward", ["takes no collective: one kernel"]),
+        ("4096x75968 --ranks 2 --op cross_entropy", [": one all-gather", "12 bytes a row", "read before it, first"]),
+        ("4096x75968 --ranks 2 --op cross_entropy --backward", ["stay on chip", "the cross entropy of each row"]),
+        ("4096x75968 --ranks 2 --op cross_entropy --backward --dtype fp32", [": one all-gather", "it and behind"]),
+        ("4096x75968 --ranks 1", ["that 1 ranks share: one all-gather"]),
+        ("4096x0 --ranks 2", ["nothing is launched for an empty slice"]),
     ],
 )  # fmt: skip
 def test_explain_of_each_kind_of_call(words, lines, capsys):
@@ -218,6 +230,11 @@ def test_the_plan_of_a_head_is_the_one_that_its_call_gets(op, backward, launches
         ("8x8 --matmul 8 --scale 8x1", "a number as --scale"),
         ("8x8 --mask 7x8", "mask has shape (7, 8), which does not broadcast"),
         ("8x8 --dim 0 --causal 0", "causal needs queries in dimension -2"),
+        ("8x8 --ranks 2 --op amax", "amax takes no group"),
+        ("8x8 --ranks 2 --dim 0,1", "ranks share rows over one dimension"),
+        ("8x8 --ranks 2 --mask 8x8", "and nothing else of scores"),
+        ("8x8 --ranks 2 --scale 8x1", "a number as --scale"),
+        ("8x8 --ranks 2 --matmul 8", "without --matmul"),
     ],
 )
 def test_what_does_not_go_together_is_one_line(words, told, capsys):

@@ -284,6 +284,14 @@ def test_explain():
     text = explain(example((4, 8), torch.float64))
     assert "goes to torch.softmax (ATen)" in text and "torch.float64 tensor on cpu" in text
     assert "goes to torch.softmax (ATen)" in explain(example((4, 8)))
+    assert "entropy of a torch.float32 tensor on cpu goes to torch's" in explain(
+        example((4, 8)), op="entropy"
+    )
+    assert explain((4, 8), log=True) == explain((4, 8), op="log_softmax")
+    with pytest.raises(ValueError, match="op is 'argmax': it must be one of softmax, log_softmax"):
+        explain((4, 8), op="argmax")
+    with pytest.raises(ValueError, match="the gradient of amax has no kernel"):
+        explain((4, 8), op="amax", backward=True)
 
 
 def test_names_of_dtypes_explain_what_the_dtypes_do(kernels):

@@ -10,9 +10,10 @@ import torch
 from ..dispatch.common.arguments import dims_or_all, served, torch_dtype
 from ..dispatch.common.spec import ScoreArguments, check_names, scores_of, with_scores
 from ..dispatch.heads.reductions import NAMES, shape_of, work_of
-from ..dispatch.sharded.functions import explained
+from ..dispatch.sharded.explained import explained
 from ..dispatch.softmax.kernels import backward_work, forward_work, numbers_of_rows
-from ..plan import PanelPlan, Plan, ShortPlan
+from ..plan import NotPlanned, PanelPlan, Plan, ShortPlan
+from ..plan.describe import GRADIENTS, HEADS, OPERATIONS, REDUCTIONS, SOFTMAXES, plan_rows
 from ..plan.hardware import H200, Device
 from ..plan.problem import canonical_dims, contiguous
 from ..runtime import launch
@@ -125,10 +126,11 @@ def explain(
     dim: int | Sequence[int] = -1,
     dtype: torch.dtype | str | None = None,
     *,
+    op: str = "softmax",
     group: ProcessGroup | int | None = None,
     **options: object,
 ) -> str:
-    """How `softmax` would run on a tensor or a shape, in words: the plan of its kernel, or why ATen gets it.
+    """How a call would run on a tensor or a shape, in words: the plan of its kernel, or why torch serves it.
 
     And, where it is so, that the version of cutlass-dsl switches off torch's own operators in the CuTe DSL.
 
@@ -136,16 +138,19 @@ def explain(
         input: A tensor, or the shape of one.
         dim: The dimension or dimensions to reduce.
         dtype: Of the result; for a shape also of the input (bfloat16 if None).
+        op: The function: "softmax", "log_softmax", "logsumexp", "amax", "sum", "entropy", "selective_log_softmax",
+            "cross_entropy" or "kl_div".
         group: The ranks that share rows, as in `softmax`, of which the input is a slice; or how many there are.
-        **options: The other arguments of `plan_softmax`; with a group `log`, `scale` and `device` of them.
+        **options: The other arguments of `plan_softmax`; with a group, and for functions that give numbers of rows,
+            `backward`, `scale` and `device` of them.
 
     Returns:
-        Text of about ten lines, of one for an empty tensor.
+        Text of about ten lines, of one where nothing is launched.
 
     Raises:
         TypeError: As for `plan_softmax`.
         IndexError: For a dimension out of range.
-        ValueError: As for `plan_softmax`.
+        ValueError: For another `op`, for the gradient of amax or sum, and as for `plan_softmax`.
         NotPlanned: As for `softmax`.
 
     Examples:
@@ -153,23 +158,62 @@ def explain(
         >>> print(explain((4096, 8192), dtype="bf16").splitlines()[0])
         softmax of 4096 rows of 8192, bf16, for sm_90a
     """
+    if op not in OPERATIONS:
+        raise ValueError(f"op is {op!r}: it must be one of {', '.join(OPERATIONS)}")
+    if options.pop("log", False):
+        op = "log_softmax"
     if group is not None:
-        device = options.pop("device", H200)
-        described, dtype, device = _described(input, dtype, device, on_ranks=True)
-        return explained(described, canonical_dims(dim, described.dim()), dtype, group, device, **options)
-    name = "log_softmax" if options.get("log") else "softmax"
+        described, dtype, device = _described(input, dtype, options.pop("device", H200), on_ranks=True)
+        dims = canonical_dims(dim, described.dim())
+        return explained(op, described, dims, dtype, group, device, **options)
     tensors = [t for t in map(options.get, ("bias", "scale", "sink")) if isinstance(t, torch.Tensor)]
     wanted = launch.TORCH_DTYPES.get(dtype, torch_dtype(dtype))
     if isinstance(input, torch.Tensor) and not served(input, wanted or input.dtype, *tensors):
+        whose = f"goes to torch.{op} (ATen)" if op in SOFTMAXES else "goes to torch's operations"
         return (
-            f"{name} of a {input.dtype} tensor on {input.device} goes to torch.{name} (ATen): "
+            f"{op} of a {input.dtype} tensor on {input.device} {whose}: "
             "the kernels here take bfloat16, float16 and float32 on CUDA"
         )
-    made = plan_softmax(input, dim, dtype, **options)
-    if not (made.problem.length and made.problem.groups):
-        return f"{name} of an empty tensor, {tuple(getattr(input, 'shape', input))}: nothing is launched"
+    shape = tuple(getattr(input, "shape", input))
+    if 0 in shape:
+        dims_or_all(dim, torch.empty(shape, device="meta"))
+        return f"{op} of an empty tensor, {shape}: nothing is launched"
+    try:
+        text = plan_call_of(op, input, dim, dtype, **options).explain()
+    except NotPlanned as reason:
+        if op not in ("selective_log_softmax", "cross_entropy"):
+            raise
+        numbers = "logsumexp" if options.get("backward") else "entropy"
+        text = (
+            f"composed: {reason}. So numbers of whole rows come from the kernel below, and what belongs to the chosen "
+            f"elements from torch's operations\n{plan_call_of(numbers, input, dim, dtype, **options).explain()}"
+        )
     beside = switched_off()
-    return f"{made.explain()}\n  {'beside':<10} {beside}" if beside else made.explain()
+    return f"{text}\n  {'beside':<10} {beside}" if beside else text
+
+
+def plan_call_of(
+    op: str,
+    input: torch.Tensor | Sequence[int],
+    dim: int | Sequence[int] = -1,
+    dtype: torch.dtype | str | None = None,
+    *,
+    device: Device = H200,
+    backward: bool = False,
+    **options: object,
+) -> Plan | ShortPlan | PanelPlan:
+    """The plan of a function's kernel, or of its gradient's: see `explain`. Raises NotPlanned where it is composed."""
+    if op in SOFTMAXES:
+        log = op == "log_softmax"
+        return plan_softmax(input, dim, dtype, log=log, backward=backward, device=device, **options)
+    if op in REDUCTIONS and not backward:
+        return plan_reduction(op, input, dim, dtype, device=device, **options)
+    if op in ("amax", "sum"):
+        raise ValueError(f"the gradient of {op} has no kernel of its own")
+    described, _, device = _described(input, dtype, device)
+    dims, (math, parts) = canonical_dims(dim, described.dim()), (GRADIENTS if backward else HEADS)[op]
+    whole = launch.operand(described)
+    return plan_rows(math, described.shape, dims, whole, device, invariant=in_force(), **parts, **options)
 
 
 def plan_reduction(

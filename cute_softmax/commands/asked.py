@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-SOFTMAXES = ("softmax", "log_softmax")
-REDUCTIONS = ("logsumexp", "amax", "sum")
-# Of numbers of rows: the row math that gives them with its prologue, and that of the softmax which is their gradient.
-HEADS = {
-    "entropy": ("entropy", {}, {"entropy": True}),
-    "selective_log_softmax": ("selective", {}, {"alpha": "groups", "target": "found"}),
-    "cross_entropy": ("logsumexp", {"target": "loss"}, {"alpha": "groups", "target": "loss"}),
-    "kl_div": ("logsumexp", {"against": "loss"}, {"alpha": "groups", "against": "input"}),
-}
-OPERATIONS = (*SOFTMAXES, *REDUCTIONS, *HEADS)
+from ..plan.describe import HEADS, SOFTMAXES
 
 
 class Scores(NamedTuple):
@@ -37,7 +28,7 @@ class Scores(NamedTuple):
 @dataclass(frozen=True)
 class Asked:
     """A call on a contiguous tensor of `shape`; dims None: the last one. matmul: columns of V of softmax(S) @ V. topk:
-    how many of each row are chosen."""
+    how many of each row are chosen. ranks: how many share its rows, a slice of each in such a tensor."""
 
     shape: tuple[int, ...]
     dims: tuple[int, ...] | None
@@ -48,6 +39,18 @@ class Asked:
     matmul: int | None
     topk: int | None
     scores: Scores
+    ranks: int | None = None
+
+    def by_ranks(self, ranks: int) -> Asked:
+        """The same call where so many ranks share the rows. Raises ValueError for what they do not share."""
+        if self.matmul is not None or self.topk is not None:
+            raise ValueError(
+                "--ranks share rows of softmaxes and of numbers of rows: without --matmul and --topk"
+            )
+        scores = self.scores.given
+        if isinstance(scores.pop("scale", None), tuple) or scores:
+            raise ValueError("--ranks takes a number as --scale, and nothing else of scores")
+        return replace(self, ranks=ranks)
 
     def __post_init__(self) -> None:
         """Raise ValueError for what does not go together."""

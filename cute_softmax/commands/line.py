@@ -11,10 +11,11 @@ from pathlib import Path
 
 import click
 
+from ..plan.describe import OPERATIONS
 from ..plan.hardware import ARCHITECTURES
 from ..plan.problem import FLOATS
 from ..version import __version__
-from .asked import OPERATIONS, Asked, Scores
+from .asked import Asked, Scores
 
 NAME = "cute-softmax"
 # Where to get what a command lacks.
@@ -130,12 +131,15 @@ def call(function: Callable) -> Callable:
 
 
 @line.command()
+@click.option(
+    "--ranks", type=click.IntRange(1), metavar="N", help="So many share the rows: SHAPE is a slice of each."
+)
 @call
-def explain(asked: Asked) -> int:
+def explain(asked: Asked, ranks: int | None) -> int:
     """How a call would run, on this GPU or else an H200."""
     from . import plans
 
-    return plans.explain(asked)
+    return plans.explain(asked.by_ranks(ranks) if ranks else asked)
 
 
 @line.command()

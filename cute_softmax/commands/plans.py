@@ -8,18 +8,17 @@ from pathlib import Path
 import torch
 
 from ..api.explain import explain as explained
-from ..api.explain import plan_reduction, plan_softmax
+from ..api.explain import plan_call_of
 from ..api.topk import plan_topk_log_softmax, plan_topk_softmax
-from ..plan import NotPlanned, PanelPlan, Plan, Prologue, ShortPlan, facts_of, plan_call
+from ..plan import PanelPlan, Plan, ShortPlan
 from ..plan.describe import plan_matmul_shape
 from ..plan.hardware import ARCHITECTURES, H200, Device
 from ..plan.matmul import MatmulPlan
 from ..plan.matmul_backward import MatmulBackwardPlan
-from ..plan.problem import canonical_dims, contiguous
 from ..plan.topk import TopkPlan
 from ..plan.topk_long import LongTopkPlan
 from ..runtime import launch
-from .asked import HEADS, SOFTMAXES, Asked
+from .asked import Asked
 
 AnyPlan = Plan | ShortPlan | PanelPlan | MatmulPlan | MatmulBackwardPlan | TopkPlan | LongTopkPlan
 
@@ -38,21 +37,13 @@ def explain(asked: Asked) -> int:
 
 
 def in_words(asked: Asked) -> str:
-    """How the call would run; what is composed says so."""
-    if asked.matmul is None and asked.topk is None and asked.op in SOFTMAXES:
-        return explained(asked.shape, asked.dims or (-1,), asked.dtype, **_options(asked))
-    if asked.matmul is None and 0 in asked.shape:
-        return f"{asked.op} of an empty tensor, {asked.shape}: nothing is launched"
-    try:
-        return plan_of(asked).explain()
-    except NotPlanned as reason:
-        if asked.op not in HEADS or asked.op in ("entropy", "kl_div"):
-            raise
-        numbers = of_rows("softmax" if asked.backward else "entropy", asked)
-        return (
-            f"composed: {reason}. So numbers of whole rows come from the kernel below, and what belongs to the chosen "
-            f"elements from torch's operations\n{numbers.explain()}"
+    """How the call would run."""
+    if asked.matmul is None and asked.topk is None:
+        group = {} if asked.ranks is None else {"group": asked.ranks}
+        return explained(
+            asked.shape, asked.dims or (-1,), asked.dtype, op=asked.op, **group, **_options(asked)
         )
+    return plan_of(asked).explain()
 
 
 def diagrams(asked: Asked, output: Path, *, two_pass: bool, thread: int | None, png: bool) -> int:
@@ -88,43 +79,15 @@ def plan_of(asked: Asked, online: bool = True) -> AnyPlan:
         if asked.op == "log_softmax":
             return plan_topk_log_softmax(asked.shape, asked.topk, dtype, device=gpu)
         return plan_topk_softmax(asked.shape, asked.topk, dtype, backward=asked.backward, device=gpu)
-    dims = asked.dims or (-1,)
-    if asked.op in SOFTMAXES:
-        return plan_softmax(asked.shape, dims, asked.dtype, online=online, **_options(asked))
-    if asked.op in HEADS:
-        math, forward, backward = HEADS[asked.op]
-        # Of a cross entropy in one visit the gradient has both directions.
-        return of_rows("softmax", asked, **backward) if asked.backward else of_rows(math, asked, **forward)
-    if asked.backward:  # of logsumexp: the softmax times a number of each row
-        return of_rows("softmax", asked, alpha="groups")
-    return plan_reduction(asked.op, asked.shape, dims, asked.dtype, device=device(asked.arch))
+    options = _options(asked) | ({} if online else {"online": False})
+    return plan_call_of(asked.op, asked.shape, asked.dims or (-1,), asked.dtype, **options)
 
 
 def _options(asked: Asked) -> dict[str, object]:
-    """The arguments of `plan_softmax`."""
+    """The other arguments of `plan_call_of`."""
     given = asked.scores.given
     for name in ("scale", "bias", "mask", "sink"):
         if isinstance(given.get(name), tuple):
             dtype = torch.bool if name == "mask" else launch.TORCH_DTYPES[asked.dtype]
             given[name] = torch.empty(given[name], dtype=dtype, device="meta")
-    return {
-        "backward": asked.backward,
-        "log": asked.op == "log_softmax",
-        "device": device(asked.arch),
-        **given,
-    }
-
-
-def of_rows(math: str, asked: Asked, **parts: object) -> Plan | ShortPlan | PanelPlan:
-    """The plan of a row math whose numbers of rows are float32, as heads ask for it."""
-    dims, scale = canonical_dims(asked.dims or (-1,), len(asked.shape)), asked.scores.scale
-    prologue = Prologue(scale="" if scale in (None, 1) else "number", **parts)
-    facts = facts_of(math, True, prologue)
-    whole, number = contiguous(asked.dtype, asked.shape), contiguous("fp32", asked.shape, dims)
-    operands = [
-        *[whole] * len(facts.inputs),
-        *[number._replace(dtype="int64") if name == "index" else number for name in facts.group_inputs],
-        *[whole] * len(facts.outputs),
-        *[number] * len(facts.group_outputs),
-    ]
-    return plan_call(math, asked.shape, dims, operands, device(asked.arch), prologue=prologue)
+    return {"backward": asked.backward, "device": device(asked.arch), **given}

@@ -11,11 +11,54 @@ from .maths import NotPlanned, math_of
 from .matmul import MatmulPlan, canonical_matmul, instruction_of, plan_matmul
 from .matmul_backward import MatmulBackwardPlan, plan_matmul_backward
 from .panel_plan import PanelPlan
-from .problem import ALIGNMENT, ITEM_SIZE, canonical_dims, check_float, contiguous
-from .prologue import Prologue
+from .problem import ALIGNMENT, ITEM_SIZE, Operand, canonical_dims, check_float, contiguous
+from .prologue import Prologue, facts_of
 from .ranks import sharers
 from .row_plan import Plan
 from .short_plan import ShortPlan
+
+SOFTMAXES = ("softmax", "log_softmax")
+REDUCTIONS = ("logsumexp", "amax", "sum")
+# Of functions that give numbers of rows: the row math, and the parts of its prologue; then those of the softmax that is
+# their gradient. Of a cross entropy in one visit the gradient has both directions.
+HEADS = {
+    "entropy": ("entropy", {}),
+    "selective_log_softmax": ("selective", {}),
+    "cross_entropy": ("logsumexp", {"target": "loss"}),
+    "kl_div": ("logsumexp", {"against": "loss"}),
+}
+GRADIENTS = {
+    "logsumexp": ("softmax", {"alpha": "groups"}),
+    "entropy": ("softmax", {"entropy": True}),
+    "selective_log_softmax": ("softmax", {"alpha": "groups", "target": "found"}),
+    "cross_entropy": ("softmax", {"alpha": "groups", "target": "loss"}),
+    "kl_div": ("softmax", {"alpha": "groups", "against": "input"}),
+}
+OPERATIONS = (*SOFTMAXES, *REDUCTIONS, *HEADS)
+
+
+def plan_rows(
+    math: str,
+    shape: Sequence[int],
+    dims: tuple[int, ...],
+    whole: Operand,
+    device: Device,
+    *,
+    scale: float = 1.0,
+    invariant: bool = False,
+    **parts: object,
+) -> Plan | ShortPlan | PanelPlan:
+    """The plan of a row math whose numbers of rows are float32, as heads ask for it. whole: how each of the tensors
+    with all elements lies; parts: of the prologue. Raises NotPlanned where no kernel serves it."""
+    prologue = Prologue(scale="" if scale == 1 else "number", **parts)
+    facts, number = facts_of(math, True, prologue), contiguous("fp32", shape, dims)
+    operands = [
+        *[whole] * len(facts.inputs),
+        *[number._replace(dtype="int64") if name == "index" else number for name in facts.group_inputs],
+        *[whole] * len(facts.outputs),
+        *[number] * len(facts.group_outputs),
+    ]
+    return plan_call(math, shape, dims, operands, device, prologue=prologue, invariant=invariant)
 
 
 def plan_of(rows: int, columns: int, dtype: str = "bf16", **options) -> Plan | ShortPlan | PanelPlan:

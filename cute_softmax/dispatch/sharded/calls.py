@@ -19,7 +19,7 @@ from ..common.state import Ways, recorded, tells, transformed, unseen
 from ..heads import loss as of_losses
 from . import formulas, kernels, on_chip
 from .states import Shared, exchanged
-from .ways import Facts, Way, way_of
+from .ways import VISITS_PAY, Facts, Way, way_of
 
 Tensor = torch.Tensor
 TRANSFORMED = "rows that ranks share are not transformed by functorch (vmap, grad, jvp) or forward-mode AD"
@@ -368,10 +368,6 @@ _SLICE_GRADIENT = _ways(
     lambda grad, result, asked: torch.empty_like(result, dtype=asked.dtype),
     like=1,
 )
-
-
-# Of float32 the kernels around an all-gather are as fast or faster (docs/experiments.md).
-VISITS_PAY = (torch.bfloat16,)
 
 
 def _served(ways: Ways, call: tuple, differentiable: int) -> object:

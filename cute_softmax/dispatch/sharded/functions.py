@@ -7,10 +7,9 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from ...plan.hardware import Device
 from ...runtime.invariance import block_size, in_force
 from ..heads.calls import check_integers
-from . import calls, on_chip
+from . import calls
 from .placements import of_dtensor, sharded_over
 from .states import Shared, slice_of
 
@@ -101,21 +100,6 @@ def softmax(
         )
     rows, part = _rows(input, dim, shard)
     return calls.softmax(rows, part.asks(scale=scale, dtype=dtype, log=log)).movedim(-1, dim)
-
-
-def explained(
-    input: Tensor,
-    dims: tuple[int, ...],
-    dtype: torch.dtype,
-    group: dist.ProcessGroup | int,
-    device: Device,
-    log: bool = False,
-    scale: float = 1.0,
-) -> str:
-    """How a softmax of rows that ranks share runs, in words. group: the ranks, or how many; input: a slice, or a tensor
-    that describes it, equally long on all of them."""
-    dim = _check(input, dims)
-    return on_chip.explained(input.movedim(dim, -1), dtype, group, device, log, scale)
 
 
 def check_rows(index: object, input: Tensor) -> None:

@@ -44,17 +44,26 @@ def states(input: Tensor, index: Tensor | None, asked: Shared) -> Tensor:
 
 def _state(input: Tensor, index: Tensor | None, asked: Shared, to: list[Tensor]) -> None:
     """The states of rows (..., elements) into tensors (...); without an index none of chosen scores."""
+    try:
+        launch.run(*state_work(input, index, asked, to))
+    except NotPlanned:  # rows whose elements do not lie side by side, or longer ones than a cluster holds
+        _composed(input, index, asked, to)
+
+
+def state_work(input: Tensor, index: Tensor | None, asked: Shared, to: list[Tensor]) -> launch.Work:
+    """The launch that writes the states of rows: see `_state`."""
     entropies, chosen = "weighted" in asked.beside, index is not None
     name = {(False, True): "selective", (True, False): "entropy", (True, True): "selective_entropy"}
     prologue, numbers = scaled(asked.scale, even=asked.even, state="chosen" if chosen else "alone")
-    numbers += (asked.start,) * chosen
-    groups = [index] * chosen + to
-    tensors = input, *[t.unsqueeze(-1).expand(input.shape) for t in groups]
-    how = {"prologue": prologue, "numbers": numbers, "invariant": asked.block > 0}
-    try:
-        launch.run(name.get((entropies, chosen), "logsumexp"), tensors, (input.dim() - 1,), **how)
-    except NotPlanned:  # rows whose elements do not lie side by side, or longer ones than a cluster holds
-        _composed(input, index, asked, to)
+    tensors = input, *[t.unsqueeze(-1).expand(input.shape) for t in ([index] * chosen + to)]
+    return launch.Work(
+        name.get((entropies, chosen), "logsumexp"),
+        tensors,
+        (input.dim() - 1,),
+        prologue=prologue,
+        numbers=numbers + (asked.start,) * chosen,
+        invariant=asked.block > 0,
+    )
 
 
 def _composed(input: Tensor, index: Tensor | None, asked: Shared, to: list[Tensor]) -> None:
@@ -91,16 +100,21 @@ def sums(grad: Tensor, output: Tensor, asked: Shared) -> Tensor:
 
 
 def _sum(grad: Tensor, output: Tensor, asked: Shared, to: Tensor) -> None:
-    inputs, (prologue, _) = (grad, output), scaled(1.0, state="alone")
-    name, how = "softmax_backward", {"prologue": prologue}
-    if asked.log:
-        inputs, name, how = (grad,), "sum", {}
-    tensors = *inputs, to.unsqueeze(-1).expand(output.shape)
     try:
-        launch.run(name, tensors, (output.dim() - 1,), invariant=asked.block > 0, **how)
+        launch.run(*sum_work(grad, output, asked, to))
     except NotPlanned:
         terms = grad.float() if asked.log else grad.float() * output
         to.copy_(terms.sum(-1))
+
+
+def sum_work(grad: Tensor, output: Tensor, asked: Shared, to: Tensor) -> launch.Work:
+    """The launch that writes what `sums` gives of rows, (...)."""
+    to, invariant = to.unsqueeze(-1).expand(output.shape), asked.block > 0
+    dims = (output.dim() - 1,)
+    if asked.log:
+        return launch.Work("sum", (grad, to), dims, invariant=invariant)
+    prologue, _ = scaled(1.0, state="alone")
+    return launch.Work("softmax_backward", (grad, output, to), dims, prologue=prologue, invariant=invariant)
 
 
 def merged(every: Tensor, index: Tensor | None, asked: Shared) -> tuple[Tensor, dict[str, Tensor]]:

@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-import torch.distributed as dist
 
 from ...plan import NotPlanned, Prologue
 from ...plan.hardware import Device
 from ...plan.ranks import LANES, sharers, words_of
 from ...runtime import launch
-from ...runtime.peers import Workspace, reaches, workspace_of
+from ...runtime.peers import Workspace, workspace_of
 from ..heads import loss as of_losses
 from ..heads.kernels import scaled
 from .kernels import matrix
@@ -73,31 +72,6 @@ def exchange_of(
     found = sharers_of(math, dtypes, shape, asked.ranks, launch.device_facts(device))
     workspace = workspace_of(group_of(asked.group), device) if found else None
     return None if workspace is None else Exchange(workspace, found)
-
-
-def explained(
-    input: Tensor, dtype: torch.dtype, group: dist.ProcessGroup | int, device: Device, log: bool, scale: float
-) -> str:
-    """How a softmax of slices, (..., elements), runs, in words. input: such a slice, or a tensor that describes it;
-    group: the ranks that share rows, or how many there are."""
-    ranks = group if type(group) is int else dist.get_world_size(group)
-    rows, columns = input.shape[:-1].numel(), input.shape[-1]
-    math = "log_softmax" if log else "softmax"
-    x, y = (torch.empty(rows, columns, dtype=d, device="meta") for d in (input.dtype, dtype))
-    found = sharers_of(math, (input.dtype, dtype), x.shape, ranks, device) if ranks > 1 and columns else None
-    reached = None if type(group) is int else reaches(group)
-    prologue, _ = scaled(scale)
-    gathered = "one all-gather of the states, 8 bytes a row of each; slices are read before it and behind it"
-    if found is None or reached is False:
-        groups = [torch.empty(rows, 1, device="meta").expand(rows, columns) for _ in range(2)]
-        states = replace(prologue, state="alone")
-        plan = launch.Work("logsumexp", (x, *groups), (1,), prologue=states).plan(device)
-        how = f"{gathered}, first by the following kernel"
-    else:
-        plan = launch.Work(math, (x, y), (1,), prologue=replace(prologue, ranks=found)).plan(device)
-        how = "slices stay on chip and are read once: ranks write states into each other's memory"
-        how += "" if reached else f", where they reach it; else {gathered}"
-    return f"{math} of rows that {ranks} ranks share: {how}\n{plan.explain()}"
 
 
 def softmax(input: Tensor, output: Tensor, asked: Shared, exchange: Exchange) -> None:

@@ -11,6 +11,9 @@ import torch
 # must not take less. Not measured.
 PIECES_FROM = 280 << 20
 PIECES = 2
+# Dtypes of which a cross entropy writes its gradient with the loss unless it is told not to, on chip: of float32 the
+# kernels around an all-gather are as fast or faster (docs/experiments.md).
+VISITS_PAY = (torch.bfloat16,)
 
 
 class Facts(NamedTuple):
