@@ -9,6 +9,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 
 import cute_softmax as c
 from cute_softmax.dispatch.sharded import on_chip
@@ -116,7 +118,7 @@ LOSSES = [
 def losses(rank: int, world: int) -> None:
     """A cross entropy whose gradient is written with it, for upstream gradients of 1 and others, with targets on every
     rank and ignored ones; what is not served so, beside it."""
-    group = dist.group.WORLD
+    group, mesh = dist.group.WORLD, init_device_mesh("cuda", (world,))
     for number, (count, columns, dtype, reduction, scale, squares, less) in enumerate(LOSSES):
         x, whole = rows_of(rank, world, (count,), columns, dtype, number)
         size, part = columns * world - less, slice(rank * columns, (rank + 1) * columns)
@@ -142,6 +144,13 @@ def losses(rank: int, world: int) -> None:
             found = leaf.grad[:, : mine.shape[1]]
             assert close(found, mine * upstream, dtype, 0.02 * mine.abs().max().item() * upstream), number
             assert not leaf.grad[:, mine.shape[1] :].any()
+        if not less:
+            of_mesh = DTensor.from_local(x, mesh, [Shard(1)]).requires_grad_()
+            with counted() as launched:
+                alike = c.cross_entropy(of_mesh, target, **given | {"group": None}, one_visit=True)
+                (alike * 0.25).backward()
+            assert launched == ["softmax"] and torch.equal(alike.to_local(), loss), number
+            assert torch.equal(of_mesh.grad.to_local(), leaf.grad), number
         every = [torch.empty_like(loss) for _ in range(world)]
         dist.all_gather(every, loss.detach())
         assert all(torch.equal(other, every[0]) for other in every)  # the same bits

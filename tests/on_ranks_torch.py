@@ -167,6 +167,9 @@ def dtensors_that_are_not_taken(rank: int, world: int) -> None:
     target = torch.zeros(2, dtype=torch.long)
     with pytest.raises(ValueError, match="a weight for a DTensor"):
         c.cross_entropy(x, target, torch.ones(4 * world))
+    rows = DTensor.from_local(x.to_local(), init_device_mesh("cpu", (1, world)), [Shard(0), Shard(1)])
+    with pytest.raises(ValueError, match="with all rows on each"):
+        c.cross_entropy(rows.requires_grad_(), target, one_visit=True)
 
 
 def other_placements(rank: int, world: int) -> None:

@@ -28,7 +28,7 @@ from ..dispatch.heads.forms import first
 from ..dispatch.heads.kernels import Rows
 from ..dispatch.sharded.functions import Losses, Shard, check_rows, is_shared, row_numbers
 from ..dispatch.sharded.functions import loss as shared_loss
-from ..dispatch.sharded.placements import placed_like
+from ..dispatch.sharded.placements import has_all_rows, placed_like
 from ..plan import NotPlanned
 from ..runtime.invariance import in_force
 from .reductions import logsumexp
@@ -338,14 +338,16 @@ def _of_shared_rows(
 ) -> tuple[Tensor, Tensor | None]:
     """(the loss as it is asked for, the logsumexps if they are) of rows that ranks share, with class indices."""
     check_rows(target, rows)
-    if asks.visit and (weight is not None or shard.group is None):
-        raise ValueError("one_visit of rows that ranks share: without a weight, and with group")
-    if weight is None and shard.group is not None:
+    if weight is None and (shard.group is not None or has_all_rows(rows, rows.dim() - 1)):
         return shared_loss(rows, target, asks, shard)
+    if asks.visit:
+        raise ValueError(
+            "one_visit of rows that ranks share: without a weight, and with all rows on each of them"
+        )
     if shard.group is None and weight is not None:
         raise ValueError("a weight for a DTensor whose rows are sharded: give group and local tensors")
     counts = target != asks.ignore
-    if weight is None:  # of a DTensor, whose other dimensions may be sharded as well
+    if weight is None:  # of a DTensor whose rows are sharded as well
         loss, lse = shared_loss(rows, target, asks._replace(reduction="none", dtype=wide(rows.dtype)), shard)
         return _reduced(loss, None, placed_like(loss, counts), None, asks.reduction).to(asks.dtype), lse
     if asks.smoothing:

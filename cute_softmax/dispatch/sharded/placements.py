@@ -102,9 +102,16 @@ def _spread(given: list, places: tuple[int, ...], count: int) -> list:
     return [by_place.get(i) for i in range(count)]
 
 
+def has_all_rows(input: DTensor, dim: int) -> bool:
+    """Whether each rank has a part of every row of a DTensor: no other dimension is sharded."""
+    over = sharded_over(input, (dim,))
+    return all(i in over or p.is_replicate() for i, p in enumerate(input.placements))
+
+
 def of_dtensor(input: DTensor, index: Tensor | None, dim: int, call: Callable, rows: bool = True):
     """A call on the local tensors of a DTensor, its results as DTensors: numbers of rows are replicated where the row
-    was sharded, matrices (not `rows`) lie as the input does.
+    was sharded, and so is a number of all rows, if the DTensor `has_all_rows`; matrices (not `rows`) lie as the input
+    does.
 
     call: takes the local tensors, the name of the group of ranks that share a row, the slice's start, the row's length
         and whether all slices are equally long.
@@ -131,14 +138,13 @@ def of_dtensor(input: DTensor, index: Tensor | None, dim: int, call: Callable, r
         del shape[dim]
     if isinstance(index, DTensor):
         index = index.redistribute(mesh, placements).to_local()
-    stride = torch.empty(shape, device="meta").stride()
 
     def whole(local: Tensor | None) -> Tensor | None:
         if local is None:
             return None
-        return DTensor.from_local(
-            local, mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride
-        )
+        size = torch.Size(shape if local.dim() else ())
+        stride = torch.empty(size, device="meta").stride()
+        return DTensor.from_local(local, mesh, placements, run_check=False, shape=size, stride=stride)
 
     alike = size % math.prod([mesh.size(i) for i in over]) == 0
     found = call(input.to_local(), index, group, start, size, alike)
