@@ -51,7 +51,9 @@ def autocasts(input: torch.Tensor) -> bool:
 
 
 def torch_dtype(dtype: torch.dtype | type | None) -> torch.dtype | None:
-    """A dtype as torch reads it: Python's `float`, `int` and `bool` name dtypes, too."""
+    """A dtype as torch reads it: Python's `float`, `int` and `bool` name dtypes, too. Raises TypeError for a tensor."""
+    if isinstance(dtype, torch.Tensor):  # of which no comparison says yes or no
+        raise TypeError("dtype must be a torch.dtype, not a tensor")
     return _OF_PYTHON.get(dtype, dtype)
 
 

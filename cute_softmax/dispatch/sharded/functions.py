@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from ...plan.hardware import Device
 from ...runtime.invariance import block_size, in_force
+from ..common.spec import number
 from ..heads.calls import check_integers
 from . import calls, on_chip
 from .placements import of_dtensor, sharded_over
@@ -115,7 +116,7 @@ def explained(
     """How a softmax of rows that ranks share runs, in words. group: the ranks, or how many; input: a slice, or a tensor
     that describes it, equally long on all of them."""
     dim = _check(input, dims)
-    return on_chip.explained(input.movedim(dim, -1), dtype, group, device, log, scale)
+    return on_chip.explained(input.movedim(dim, -1), dtype, group, device, log, number("scale", scale))
 
 
 def check_rows(index: object, input: Tensor) -> None:

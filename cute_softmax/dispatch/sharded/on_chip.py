@@ -19,7 +19,7 @@ from ...runtime.peers import Workspace, reaches, workspace_of
 from ..heads import loss as of_losses
 from ..heads.kernels import scaled
 from .kernels import matrix
-from .states import Shared, group_of
+from .states import Shared, check_group, group_of
 
 Tensor = torch.Tensor
 
@@ -80,11 +80,17 @@ def explained(
 ) -> str:
     """How a softmax of slices, (..., elements), runs, in words. input: such a slice, or a tensor that describes it;
     group: the ranks that share rows, or how many there are."""
+    if type(group) is not int:
+        check_group(group)
+    elif group < 1:
+        raise ValueError(f"group is {group}: at least one rank has the rows")
     ranks = group if type(group) is int else dist.get_world_size(group)
     rows, columns = input.shape[:-1].numel(), input.shape[-1]
     math = "log_softmax" if log else "softmax"
+    if not (rows and columns):
+        return f"{math} of an empty tensor, {tuple(input.shape)}: nothing is launched"
     x, y = (torch.empty(rows, columns, dtype=d, device="meta") for d in (input.dtype, dtype))
-    found = sharers_of(math, (input.dtype, dtype), x.shape, ranks, device) if ranks > 1 and columns else None
+    found = sharers_of(math, (input.dtype, dtype), x.shape, ranks, device) if ranks > 1 else None
     reached = None if type(group) is int else reaches(group)
     prologue, _ = scaled(scale)
     gathered = "one all-gather of the states, 8 bytes a row of each; slices are read before it and behind it"
