@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ...plan.problem import canonical_dims
+from ...plan.problem import canonical_dims, contiguous
 from ...runtime import launch
 
 DTYPES = launch.DTYPE_NAMES  # that kernels take
@@ -31,6 +31,12 @@ def served(input: torch.Tensor, dtype: torch.dtype, *others: torch.Tensor | None
         and dtype in DTYPES
         and all([t is None or t.dtype in DTYPES for t in others])
     )
+
+
+def of_shape(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """A contiguous tensor without memory. Raises ValueError for a shape that no tensor has."""
+    strides = contiguous("fp32", shape).strides
+    return torch.empty_strided(tuple(shape), strides, dtype=dtype, device="meta")
 
 
 def check_tensor(name: str, tensor: object, function: str = "softmax") -> None:
