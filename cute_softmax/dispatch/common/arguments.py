@@ -150,12 +150,13 @@ def dim_named(function: str, dim: object, axis: object, default: object) -> obje
 
 
 def implicit_dim(function: str, input: torch.Tensor, stacklevel: int) -> int:
-    """The dimension that torch takes where None is given, with its warning."""
-    warnings.warn(
-        f"Implicit dimension choice for {function} has been deprecated. "
-        "Change the call to include dim=X as an argument.",
-        stacklevel=stacklevel,
-    )
+    """The dimension that torch takes where None is given, with its warning, which no trace takes."""
+    if not torch.compiler.is_compiling():
+        warnings.warn(
+            f"Implicit dimension choice for {function} has been deprecated. "
+            "Change the call to include dim=X as an argument.",
+            stacklevel=stacklevel,
+        )
     return 0 if input.dim() in (0, 1, 3) else 1
 
 
