@@ -8,6 +8,7 @@ import torch
 
 from .api.softmax import softmax as _softmax
 from .dispatch.common.arguments import check_tensor
+from .dispatch.common.spec import number
 from .plan import NotPlanned
 
 __all__ = ["softmax"]
@@ -63,8 +64,7 @@ def softmax(
         return _softmax(logits, -1, dtype)
     if isinstance(temperature, torch.Tensor):
         return _of_rows(logits, _column(temperature, logits), dtype, greedy_at_zero)
-    if isinstance(temperature, bool) or not isinstance(temperature, (int, float)):
-        raise TypeError(f"temperature must be a number or a torch.Tensor, not {type(temperature).__name__}")
+    temperature = number("temperature", temperature, "a number or a torch.Tensor")
     if math.isnan(temperature) or temperature < 0:
         raise ValueError(f"temperature is {temperature}: it must be at least 0")
     if temperature:

@@ -411,7 +411,7 @@ def simulated(name, tensors, dims, prologue, numbers, query):
             x = torch.where(at, found + lse, x)
         else:
             d = alpha * y
-        d = d + torch.where(y == 0, 0.0, down * y * (x - lse + of_entropy)) if prologue.entropy else d
+        d = d + down * y * (torch.where(y == 0, 0.0, x - lse) + of_entropy) if prologue.entropy else d
         # `more` has the part of `even` in it.
         return [(d + (even if target is None else torch.where(at, 0.0, even))) * slope, *log]
     if name == "log_softmax":

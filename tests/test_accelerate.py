@@ -76,7 +76,8 @@ FUNCTIONS = {
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_results_and_gradients_are_torchs(kernels, name, dtype):
     function, (wide, cube) = FUNCTIONS[name], (example((6, 40), dtype), example((3, 4, 5), dtype))
-    for x in (wide, wide[:, 3:20], wide.t(), cube, cube.transpose(0, 1), cube[1], wide[:1].expand(6, 40)):
+    turned = wide.t(), cube.transpose(0, 1), wide[:1].expand(6, 40)
+    for x in (wide, wide[:, 3:20], wide[1:2, 3:20], cube, cube[1], *turned):
         results = []
         for block in (False, True):
             leaf = x.detach().requires_grad_()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import checking
@@ -77,6 +78,16 @@ def test_rows_that_do_not_count(reduction):
     assert torch.equal(
         found.isnan(), functional.cross_entropy(example((4, 5)), none, reduction=reduction).isnan()
     )
+
+
+@pytest.mark.parametrize("weight", [None, torch.rand(200, generator=torch.Generator().manual_seed(0))])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16])
+def test_narrow_targets(dtype, weight, launched):
+    """They are indices, not a mask, and -100 is none of uint8."""
+    x, target = example((3, 200), dtype=torch.float32), torch.tensor([156, 3, 0])
+    for options in ({}, {"label_smoothing": 0.1}, {"reduction": "none", "lse_square_scale": 0.1}):
+        right = cross_entropy(x.double(), target, weight, **options)
+        assert torch.allclose(cross_entropy(x, target.to(dtype), weight, **options).double(), right)
 
 
 def test_infinite_logits():
@@ -438,6 +449,15 @@ X, TARGET = torch.zeros(3, 4), torch.tensor([0, 1, 2])
         (lambda: cross_entropy(X, TARGET, softcap=-1.0), ValueError, "softcap is -1.0"),
         (lambda: cross_entropy(X, TARGET, grad_scale="2"), TypeError, "grad_scale"),
         (lambda: cross_entropy(X, TARGET, grad_scale=torch.ones(2)), ValueError, "grad_scale is a number"),
+        (
+            lambda: cross_entropy(X, TARGET, scale=10**400),
+            ValueError,
+            "scale is an integer beyond all floats",
+        ),
+        (lambda: cross_entropy(X, X.to_sparse()), TypeError, "target has layout torch.sparse_coo"),
+        (lambda: cross_entropy(X, TARGET, [1.0] * 4), TypeError, "weight must be a torch.Tensor, not list"),
+        (lambda: cross_entropy(X, TARGET, ignore_index=1.5), TypeError, "ignore_index must be an int"),
+        (lambda: cross_entropy(X, TARGET, ignore_index=1 << 63), ValueError, "more than 64 bits"),
         (lambda: cross_entropy(X, TARGET + 2), IndexError, "from 2 to 4"),
         (lambda: cross_entropy(X, TARGET - 1), IndexError, "from -1 to 1"),
         (lambda: cross_entropy(torch.tensor(1.0), torch.tensor(0)), ValueError, "no dimension of classes"),
@@ -449,9 +469,11 @@ def test_wrong_arguments(call, error, words):
 
 
 def test_empty_batches():
-    for reduction in REDUCTIONS:
+    for reduction, target in itertools.product(
+        REDUCTIONS, (torch.zeros(0, dtype=torch.long), torch.zeros(0, 4))
+    ):
         found, expected = (
-            f(torch.zeros(0, 4), torch.zeros(0, dtype=torch.long), reduction=reduction)
+            f(torch.zeros(0, 4), target, reduction=reduction)
             for f in (cross_entropy, functional.cross_entropy)
         )
         assert torch.equal(found, expected) or (found.isnan() and expected.isnan())

@@ -120,6 +120,10 @@ def test_calls_that_repeat(launches):
     assert len(sum(divergence.known.values(), ())) == 8
     with pytest.raises(TypeError, match="scale"):
         kl_div(*given, scale=True)
+    dims = [0]
+    for dim in (1, 0):  # which its caller changes
+        assert torch.equal(kl_div(*given, dims, reduction="none"), kl_div(*given, 1 - dim, reduction="none"))
+        dims[0] = dim
 
 
 def test_two_dtypes(launches):

@@ -283,12 +283,16 @@ def test_in_place(launched):
         softmax_(torch.arange(3))
     with torch.no_grad():
         softmax_(leaf)
-    with (
-        pytest.raises(ValueError, match="several of its elements share one place")
-        if launched is not None
-        else pytest.raises(RuntimeError)
-    ):
-        softmax_(torch.zeros(1, 6).expand(4, 6))
+    for row in (torch.zeros(1, 6), leaf[:1] * 1):
+        with (
+            pytest.raises(ValueError, match="several of its elements share one place")
+            if launched is not None
+            else pytest.raises(RuntimeError)
+        ):
+            softmax_(row.expand(4, 6))
+    if launched is not None:
+        with pytest.raises(ValueError, match="out overlaps bias"):
+            softmax_(start := leaf * 1, bias=start.detach()[:1])
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

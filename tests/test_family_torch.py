@@ -15,6 +15,7 @@ from cute_softmax import (
     softmax,
     softmax_,
     softmax_backward,
+    topk_softmax,
 )
 from cute_softmax import sum as sum_
 
@@ -77,6 +78,11 @@ CASES = {
     "logsumexp of both dims": (
         lambda x: logsumexp(x, (0, 1), True),
         lambda x: torch.logsumexp(x, (0, 1), True),
+    ),
+    "topk_softmax": (lambda x: topk_softmax(x, 2)[0], lambda x: torch.softmax(x, -1).topk(2)[0]),
+    "topk_softmax, renormalized": (
+        lambda x: topk_softmax(x, 2, renormalize=True)[0],
+        lambda x: torch.softmax(x.topk(2)[0], -1),
     ),
     "amax": (lambda x: amax(x, 0, True), lambda x: torch.amax(x, 0, True)),
     "sum": (lambda x: sum_(x, 0), lambda x: torch.sum(x, 0)),

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import cute_softmax as c
 from cute_softmax import log_softmax, softmax, softmax_matmul
 from cute_softmax.api import softmax as api
 from cute_softmax.dispatch.common import forms
@@ -65,6 +66,35 @@ def test_products_in_turn_are_expected(searches):
     for s, v in calls:
         softmax_matmul(s, v)
     assert not searches and len(products.known) == 3
+
+
+X, INDEX = torch.randn(4, 6), torch.tensor([0, 3, 5, 1])
+HALVES = torch.randn(2, 16, 16).half()
+REPEATED = {
+    "entropy": (lambda **more: c.entropy(X, **more), {"vocab_start": 1}, {"vocab_size": 6}),
+    "selective_log_softmax": (
+        lambda softcap=2.0, **more: c.selective_log_softmax(X, INDEX, softcap=softcap, **more),
+        *({"vocab_size": 6}, {"softcap": torch.tensor(2.0)}, {"softcap": torch.ones(2)}),
+    ),
+    "cross_entropy": (
+        lambda **more: c.cross_entropy(X, INDEX, **more),
+        *({"scale": torch.tensor(1.0)}, {"scale": True}, {"label_smoothing": torch.zeros(2)}),
+    ),
+    "kl_div": (lambda **more: c.kl_div(X, X, **more), {"scale": torch.ones(2)}),
+    "topk_softmax": (lambda k=2: c.topk_softmax(X, k), {"k": torch.ones(2)}),
+    "topk_log_softmax": (lambda k=2: c.topk_log_softmax(X, k), {"k": torch.ones(2)}),
+    "softmax_matmul": (lambda **more: c.softmax_matmul(HALVES, HALVES, **more), {"scale": torch.ones(2)}),
+}
+
+
+@pytest.mark.parametrize("name", REPEATED)
+def test_what_a_first_call_refuses_later_ones_refuse(name, launches):
+    call, *wrong = REPEATED[name]
+    for _ in range(2):
+        call()
+    for arguments in wrong:
+        with pytest.raises((TypeError, ValueError), match="|".join(arguments)):
+            call(**arguments)
 
 
 def test_forms_that_are_forgotten_keep_none_alive(launches):

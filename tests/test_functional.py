@@ -98,6 +98,7 @@ def test_integers_need_a_dtype():
         (lambda x: softmax(x.to_sparse_csr()), TypeError, "input has layout torch.sparse_csr"),
         (lambda x: softmax(x.cfloat()), TypeError, "input has dtype torch.complex64: softmax is not defined"),
         (lambda x: softmax(x.to(torch.float8_e4m3fn)), TypeError, "input is torch.float8_e4m3fn: softmax takes"),
+        (lambda x: softmax(x, -1, x > 0), TypeError, "dtype must be a torch.dtype, not a tensor"),
         (lambda x: softmax(x, dtype=torch.cfloat), TypeError, "dtype is torch.complex64: softmax takes"),
         (lambda x: softmax(x, out=[1]), TypeError, "out must be a torch.Tensor, not list"),
         (lambda x: softmax(x, out=x.to_sparse()), TypeError, "out has layout torch.sparse_coo"),
@@ -292,6 +293,15 @@ def test_explain():
         explain((4, 8), op="argmax")
     with pytest.raises(ValueError, match="the gradient of amax has no kernel"):
         explain((4, 8), op="amax", backward=True)
+
+
+def test_explain_of_ranks():
+    assert "nothing is launched" in explain((4, 0), group=2)
+    for wrong, error in ((0, ValueError), (-5, ValueError), (1.5, TypeError), ("a", TypeError)):
+        with pytest.raises(error, match="group"):
+            explain((4, 8), group=wrong)
+    with pytest.raises(TypeError, match="scale must be a number"):
+        explain((4, 8), group=2, scale=torch.ones(4, 1))
 
 
 def test_names_of_dtypes_explain_what_the_dtypes_do(kernels):

@@ -149,6 +149,10 @@ def test_ignored_tokens_and_results_of_a_dtype(several, launched):
         (exact,) = torch.autograd.grad(right.sum(), leaf)
         assert torch.allclose(found.double(), exact, rtol=2.0**-7, atol=2.0**-7)
         assert (found[1] == 0).all()
+    byte = torch.tensor([3, 156, 0, 7], dtype=torch.uint8)  # of which -100 is none
+    wide = example((4, 200), torch.float32)
+    found = selective_log_softmax(wide, byte, ignore_index=-100)
+    assert torch.equal(found, selective_log_softmax(wide, byte))
     with pytest.raises(TypeError, match="ignore_index must be an int"):
         selective_log_softmax(logits, index, ignore_index=-100.0)
     with pytest.raises(TypeError, match="integer dtype"):

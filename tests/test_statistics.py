@@ -6,7 +6,7 @@ import pytest
 import torch
 from checking import FLOATS, example
 
-from cute_softmax import Statistics, merge_statistics, partial_statistics
+from cute_softmax import Statistics, batch_invariant, merge_statistics, partial_statistics
 
 INF, NAN = float("inf"), float("nan")
 CUTS = ([9], [4, 5], [1, 1, 7], [3, 0, 6], [1] * 9)
@@ -70,6 +70,33 @@ def test_gradients_flow_through_the_parts():
     for ours, right in zip(both(x), exact(x, 0.7)[1:], strict=True):
         (a,), (b,) = (torch.autograd.grad(y.sum(), x, retain_graph=True) for y in (ours, right))
         assert torch.allclose(a, b)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_part_of_nothing_has_no_gradient(weighted, launched):
+    """That of masked logits, of which a row has more in other parts: 0, not NaN; in all states of a call."""
+    x = example((3, 9), torch.float32)
+    x[0, :4] = x[1, 4:7] = -INF
+
+    def numbers(x):
+        found = merged(x, [4, 3, 2], scale=0.7, weighted=weighted)
+        return found.entropy if weighted else found.logsumexp
+
+    right = torch.func.grad(lambda x: exact(x, 0.7)[1 + weighted].sum())(x)
+    right = right.masked_fill(x == -INF, 0.0)
+    leaf = x.clone().requires_grad_()
+    (d,) = torch.autograd.grad(numbers(leaf).sum(), leaf, create_graph=True)
+    (dd,) = torch.autograd.grad(d.square().sum(), leaf)
+    assert torch.allclose(d, right, atol=1e-6) and dd.isfinite().all()
+    assert torch.allclose(torch.func.grad(lambda x: numbers(x).sum())(x), right, atol=1e-6)
+    tangent = torch.func.jvp(numbers, (x,), (torch.ones_like(x),))[1]
+    assert torch.allclose(tangent, right.sum(-1), atol=1e-6)
+
+
+def test_parts_within_batch_invariant(launches):
+    with batch_invariant():
+        partial_statistics(example((3, 9), torch.float32))
+    assert launches[-1].invariant
 
 
 def test_a_loss_whose_logits_come_chunk_by_chunk(launches):

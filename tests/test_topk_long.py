@@ -127,6 +127,10 @@ def test_strides_and_emptiness(launched):
         got, right = topk_log_softmax(logits, 2, index), topk_log_softmax(logits.contiguous(), 2, index)
         assert all(map(torch.equal, got, right))
         assert torch.allclose(got.chosen, selective_log_softmax(logits, index))
+        apart = torch.stack([index, -index], 1)
+        for other in (apart[:, 0], apart.int()[:, 0]):  # of narrow ones a copy is read
+            for _ in range(2):
+                assert all(map(torch.equal, topk_log_softmax(logits, 2, other), got))
     values, indices = topk_log_softmax(x[:0], 3)
     assert values.shape == indices.shape == (0, 3)
     values, indices = topk_log_softmax(x, 0)

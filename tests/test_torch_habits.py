@@ -14,6 +14,7 @@ from cute_softmax import (
     gumbel_softmax,
     log_softmax,
     logsumexp,
+    nn,
     prepare,
     softmax,
     softmax_,
@@ -58,13 +59,16 @@ def test_axis_of_our_own_functions(launched):
     close(softmax_(x.clone(), axis=0), torch.softmax(x, 0))
 
 
-def test_axis_when_compiled(launched):
+def test_axis_and_no_dimension_when_compiled(launched):
     @torch.compile(backend="eager", fullgraph=True)
     def both(x):
-        return softmax(x, axis=0) + log_softmax(x, axis=0) + logsumexp(x, axis=0) + amax(x, axis=0)
+        found = softmax(x, axis=0) + log_softmax(x, axis=0) + logsumexp(x, axis=0) + amax(x, axis=0)
+        return found, nn.Softmax()(x)
 
     x = example((4, 6))
-    close(both(x), torch.softmax(x, 0) + torch.log_softmax(x, 0) + torch.logsumexp(x, 0) + torch.amax(x, 0))
+    found, rows = both(x)
+    close(found, torch.softmax(x, 0) + torch.log_softmax(x, 0) + torch.logsumexp(x, 0) + torch.amax(x, 0))
+    close(rows, torch.softmax(x, 1))
 
 
 def test_logsumexp_needs_a_dimension():

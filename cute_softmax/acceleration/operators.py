@@ -141,14 +141,14 @@ def launcher(work: Work) -> Callable[..., torch.Tensor]:
         _fill(any_work, inputs, result)
         return result
 
+    result = torch.empty(shape, dtype=dtype, device=device)
     if work.keepdim is None and not work.prologue and all(t.is_contiguous() for t in work.inputs):
         try:
-            return new_launcher(work.math, work.inputs, dtype, work.dims, True, elsewhere, work.invariant)
+            return new_launcher(work.math, work.inputs, result, work.dims, True, elsewhere, work.invariant)
         except NotPlanned:
             if not work.invariant:
                 raise
             return elsewhere  # which copies what does not lie in rows
-    result = torch.empty(shape, dtype=dtype, device=device)
     if result.numel():
         tensors = _operands(work, work.inputs, result)
         launch.call_of(

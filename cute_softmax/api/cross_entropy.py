@@ -10,7 +10,7 @@ import torch
 
 from ..dispatch.common.arguments import check_tensor, float_dtype
 from ..dispatch.common.formulas import wide
-from ..dispatch.common.spec import number
+from ..dispatch.common.spec import integer, number
 from ..dispatch.common.state import recorded, unseen
 from ..dispatch.heads import loss as visits
 from ..dispatch.heads.calls import (
@@ -134,8 +134,8 @@ def cross_entropy(
             return _launched(input, target, None, form.asked, form)
     check_tensor("input", input, "cross_entropy")
     result = float_dtype(input, dtype, "cross_entropy")
-    if not isinstance(target, Tensor):
-        raise TypeError(f"target must be a torch.Tensor, not {type(target).__name__}")
+    check_tensor("target", target, "cross_entropy")
+    ignore_index = integer("ignore_index", ignore_index)
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction is {reduction!r}: it is one of {', '.join(map(repr, REDUCTIONS))}")
     scale, smoothing = number("scale", scale), number("label_smoothing", label_smoothing)
@@ -198,6 +198,7 @@ def _composed(
     rows: Tensor, *, target: Tensor, weight: Tensor | None, asked: visits.Loss, return_lse: bool
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The loss with class indices of functions of rows, which are differentiable twice and in every state of torch."""
+    target = target.long()  # in narrower dtypes the number to ignore may be another one
     counts = target != asked.ignore_index
     index = torch.where(counts, target, 0)
     check_index(index, rows)
@@ -306,7 +307,10 @@ def _rows(input: Tensor) -> Tensor:
 
 
 def _check_weight(weight: Tensor | None, rows: Tensor) -> None:
-    if weight is not None and (tuple(weight.shape) != rows.shape[-1:] or weight.device != rows.device):
+    if weight is None:
+        return
+    check_tensor("weight", weight, "cross_entropy")
+    if tuple(weight.shape) != rows.shape[-1:] or weight.device != rows.device:
         raise ValueError(
             f"weight has shape {tuple(weight.shape)} on {weight.device}: it must have one factor for each of the "
             f"{rows.shape[-1]} classes, on {rows.device}"
@@ -314,7 +318,7 @@ def _check_weight(weight: Tensor | None, rows: Tensor) -> None:
 
 
 def _check_target(target: Tensor, rows: Tensor) -> None:
-    if target.dtype.is_complex or target.dtype is torch.bool:
+    if target.dtype is torch.bool:
         raise TypeError(f"target is {target.dtype}: it has class indices or probabilities")
     if tuple(target.shape) != tuple(rows.shape[:-1]):
         raise ValueError(
@@ -346,6 +350,7 @@ def _of_shared_rows(
         )
     if shard.group is None and weight is not None:
         raise ValueError("a weight for a DTensor whose rows are sharded: give group and local tensors")
+    target = target.long()
     counts = target != asks.ignore
     if weight is None:  # of a DTensor whose rows are sharded as well
         loss, lse = shared_loss(rows, target, asks._replace(reduction="none", dtype=wide(rows.dtype)), shard)
@@ -423,8 +428,8 @@ def _reduced(
     """The losses of rows and what is added to them as asked; total: the weights of rows, which count as 1 without."""
     if reduction == "none":
         return loss if squares is None else loss + squares
-    added = 0 if squares is None else squares.sum()
     if reduction == "sum":
-        return loss.sum() + added
+        return loss.sum() if squares is None else loss.sum() + squares.sum()
     rows = loss.numel() if counts is None else counts.sum()
-    return loss.sum() / (rows if total is None else total.sum()) + added / rows
+    mean = loss.sum() / (rows if total is None else total.sum())
+    return mean if squares is None else mean + squares.sum() / rows

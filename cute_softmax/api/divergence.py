@@ -56,7 +56,8 @@ def kl_div(
         >>> kl_div(torch.zeros(2, 4), torch.zeros(2, 4))
         tensor(0.)
     """
-    options = dim, reduction, scale, dtype
+    # A list would be another one when its caller changes it.
+    options = tuple(dim) if type(dim) is list else dim, reduction, scale, dtype
     form = divergences.known.repeated(input, target, options)
     if form is not None:
         return _reduced(form(input, target).squeeze(form.pair.dims), reduction, form.result)

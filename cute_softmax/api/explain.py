@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..dispatch.common.arguments import dims_or_all, served, torch_dtype
+from ..dispatch.common.arguments import dims_or_all, of_shape, served, torch_dtype
 from ..dispatch.common.spec import ScoreArguments, check_names, scores_of, with_scores
 from ..dispatch.heads.reductions import NAMES, shape_of, work_of
 from ..dispatch.sharded.explained import explained
@@ -15,7 +15,7 @@ from ..dispatch.softmax.kernels import backward_work, forward_work, numbers_of_r
 from ..plan import NotPlanned, PanelPlan, Plan, ShortPlan
 from ..plan.describe import GRADIENTS, HEADS, OPERATIONS, REDUCTIONS, SOFTMAXES, plan_rows
 from ..plan.hardware import H200, Device
-from ..plan.problem import canonical_dims, contiguous
+from ..plan.problem import canonical_dims
 from ..runtime import launch
 from ..runtime.invariance import in_force
 from ..runtime.neighbours import switched_off
@@ -115,10 +115,13 @@ def _described(
     result = launch.TORCH_DTYPES[name or source]
     if given and input.is_cuda:
         return input, result, launch.facts_for(input.get_device(), in_force(), on_ranks)
-    shape = tuple(input.shape) if given else tuple(input)
-    strides = input.stride() if given else contiguous(source, shape).strides
-    described = torch.empty_strided(shape, strides, dtype=launch.TORCH_DTYPES[source], device="meta")
-    return described, result, device
+    if given:
+        return (
+            torch.empty_strided(input.shape, input.stride(), dtype=input.dtype, device="meta"),
+            result,
+            device,
+        )
+    return of_shape(input, launch.TORCH_DTYPES[source]), result, device
 
 
 def explain(
@@ -176,7 +179,7 @@ def explain(
         )
     shape = tuple(getattr(input, "shape", input))
     if 0 in shape:
-        dims_or_all(dim, torch.empty(shape, device="meta"))
+        dims_or_all(dim, of_shape(shape, torch.float32))
         return f"{op} of an empty tensor, {shape}: nothing is launched"
     try:
         text = plan_call_of(op, input, dim, dtype, **options).explain()

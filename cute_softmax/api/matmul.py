@@ -63,7 +63,8 @@ def softmax_matmul(
         ValueError: For shapes or devices that do not fit, and another word for `empty_rows`.
         NotPlanned: For more than three batch dimensions that do not merge in memory.
     """
-    options = scale, causal, empty_rows, return_lse, type(scale), type(causal)  # 1 and True are equal
+    # Types first: 1 and True are equal, and tensors have an equality of their own.
+    options = type(scale), type(causal), scale, causal, empty_rows, return_lse
     tensors = scores, values, mask, bias, sink, stats
     form = forms.known.repeated(*tensors, options)
     if form is not None:

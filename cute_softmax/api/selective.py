@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..dispatch.common.arguments import check_tensor, float_dtype, given_dims
-from ..dispatch.common.spec import number
+from ..dispatch.common.spec import integer, number
 from ..dispatch.heads.calls import (
     ENTROPY,
     SELECTED,
@@ -22,6 +22,8 @@ from ..dispatch.sharded.functions import Shard, check_rows, is_shared, row_numbe
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
+_CAPS = (type(None), float, int)
 
 
 def entropy(
@@ -54,8 +56,10 @@ def entropy(
         ValueError: For a repeated dimension or none.
         NotPlanned: As for `softmax`.
     """
-    if group is None and (form := ENTROPY.known.repeated(logits, None, 1.0, dim)) is not None:
-        return form(logits)
+    if group is vocab_start is vocab_size is None:
+        form = ENTROPY.known.repeated(logits, None, 1.0, dim)
+        if form is not None:
+            return form(logits)
     check_tensor("logits", logits, "entropy")
     dims, dtype = given_dims(dim, logits), float_dtype(logits, None, "entropy")
     shard = Shard(group, vocab_start, vocab_size)
@@ -119,7 +123,7 @@ def selective_log_softmax(
             return torch.where(keep, found[0], 0.0), found[1]
         return torch.where(keep, found, 0.0)
     head = SELECTED_AND_ENTROPY if return_entropy else SELECTED
-    if group is None and softcap != 0:
+    if group is vocab_start is vocab_size is None and type(softcap) in _CAPS and softcap != 0:
         form = head.known.repeated(logits, index, scale, -1, softcap or 0.0, dtype)
         if form is not None:
             return form(logits, index, scale)
@@ -141,6 +145,4 @@ def selective_log_softmax(
 def _counted(index: object, ignore_index: object) -> torch.Tensor:
     """Where an index is not the one that is ignored. Raises TypeError for what is no index, or no int."""
     check_integers(index)
-    if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
-        raise TypeError(f"ignore_index must be an int, not {type(ignore_index).__name__}")
-    return index != ignore_index
+    return index.long() != integer("ignore_index", ignore_index)

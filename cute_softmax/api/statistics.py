@@ -12,6 +12,7 @@ from ..dispatch.common.arguments import check_tensor, float_dtype, given_dims
 from ..dispatch.common.spec import number
 from ..dispatch.heads.calls import serve
 from ..dispatch.heads.kernels import Rows
+from ..runtime.invariance import in_force
 
 
 class Statistics(NamedTuple):
@@ -82,7 +83,8 @@ def partial_statistics(
     float_dtype(logits, None, "partial_statistics")
     dims, scale = given_dims(dim, logits), number("scale", scale)
     rows = logits if logits.dim() else logits.unsqueeze(0)
-    _, top, log, entropy = serve(rows, None, Rows(dims, scale, "entropy" if weighted else ""))
+    asked = Rows(dims, scale, "entropy" if weighted else "", in_force(), zero=True)
+    _, top, log, entropy = serve(rows, None, asked)
     top, log = top.squeeze(dims), log.squeeze(dims)
     total = log.exp()
     top = torch.where(log == -torch.inf, -torch.inf, top.detach())

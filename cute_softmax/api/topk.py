@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..dispatch.common.arguments import check_tensor, float_dtype
+from ..dispatch.common.arguments import check_tensor, float_dtype, of_shape
 from ..dispatch.common.spec import number
 from ..dispatch.heads import largest
 from ..dispatch.heads.calls import check_index
@@ -226,7 +226,7 @@ def plan_topk_log_softmax(
         NotPlanned: As for `topk_log_softmax`.
     """
     if not isinstance(input, torch.Tensor):
-        input = torch.empty(tuple(input), dtype=dtype, device="meta")
+        input = of_shape(input, dtype)
     if input.dtype not in launch.DTYPE_NAMES:
         raise TypeError(f"no kernels for {input.dtype}")
     _check_k(input, k)
@@ -279,7 +279,7 @@ def plan_topk_softmax(
         NotPlanned: As for `topk_softmax`.
     """
     if not isinstance(input, torch.Tensor):
-        input = torch.empty(tuple(input), dtype=dtype or torch.bfloat16, device="meta")
+        input = of_shape(input, dtype or torch.bfloat16)
     result = dtype or input.dtype
     if not {input.dtype, result} <= launch.DTYPE_NAMES.keys():
         raise TypeError(f"no kernels for {input.dtype} -> {result}")

@@ -10,6 +10,7 @@ import torch
 from ..api.explain import explain as explained
 from ..api.explain import plan_call_of
 from ..api.topk import plan_topk_log_softmax, plan_topk_softmax
+from ..dispatch.common.arguments import of_shape
 from ..plan import PanelPlan, Plan, ShortPlan
 from ..plan.describe import plan_matmul_shape
 from ..plan.hardware import ARCHITECTURES, H200, Device
@@ -89,5 +90,5 @@ def _options(asked: Asked) -> dict[str, object]:
     for name in ("scale", "bias", "mask", "sink"):
         if isinstance(given.get(name), tuple):
             dtype = torch.bool if name == "mask" else launch.TORCH_DTYPES[asked.dtype]
-            given[name] = torch.empty(given[name], dtype=dtype, device="meta")
+            given[name] = of_shape(given[name], dtype)
     return {"backward": asked.backward, "device": device(asked.arch), **given}

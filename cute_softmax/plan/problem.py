@@ -49,9 +49,10 @@ def contiguous(dtype: str, shape: Sequence[int], reduced: Sequence[int] = ()) ->
     check_float(dtype)
     if any(size < 0 for size in shape):
         raise ValueError(f"shape {tuple(shape)}: sizes must be at least 0")
-    if math.prod(shape) > MOST_ELEMENTS:
+    count = math.prod(max(size, 1) for size in shape)
+    if count > MOST_ELEMENTS:
         raise ValueError(
-            f"shape {tuple(shape)} has {math.prod(shape)} elements: at most {MOST_ELEMENTS}, whose bytes 64 bits count"
+            f"shape {tuple(shape)} has {count} elements: at most {MOST_ELEMENTS}, whose bytes 64 bits count"
         )
     strides, step = [0] * len(shape), 1
     for d in reversed(range(len(shape))):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ...plan.problem import canonical_dims
+from ...plan.problem import canonical_dims, contiguous
 from ...runtime import launch
 
 DTYPES = launch.DTYPE_NAMES  # that kernels take
@@ -33,6 +33,12 @@ def served(input: torch.Tensor, dtype: torch.dtype, *others: torch.Tensor | None
     )
 
 
+def of_shape(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """A contiguous tensor without memory. Raises ValueError for a shape that no tensor has."""
+    strides = contiguous("fp32", shape).strides
+    return torch.empty_strided(tuple(shape), strides, dtype=dtype, device="meta")
+
+
 def check_tensor(name: str, tensor: object, function: str = "softmax") -> None:
     """Raise TypeError for what `function` does not take as its argument `name`."""
     if not isinstance(tensor, torch.Tensor):
@@ -51,7 +57,9 @@ def autocasts(input: torch.Tensor) -> bool:
 
 
 def torch_dtype(dtype: torch.dtype | type | None) -> torch.dtype | None:
-    """A dtype as torch reads it: Python's `float`, `int` and `bool` name dtypes, too."""
+    """A dtype as torch reads it: Python's `float`, `int` and `bool` name dtypes, too. Raises TypeError for a tensor."""
+    if isinstance(dtype, torch.Tensor):  # of which no comparison says yes or no
+        raise TypeError("dtype must be a torch.dtype, not a tensor")
     return _OF_PYTHON.get(dtype, dtype)
 
 
@@ -142,12 +150,13 @@ def dim_named(function: str, dim: object, axis: object, default: object) -> obje
 
 
 def implicit_dim(function: str, input: torch.Tensor, stacklevel: int) -> int:
-    """The dimension that torch takes where None is given, with its warning."""
-    warnings.warn(
-        f"Implicit dimension choice for {function} has been deprecated. "
-        "Change the call to include dim=X as an argument.",
-        stacklevel=stacklevel,
-    )
+    """The dimension that torch takes where None is given, with its warning, which no trace takes."""
+    if not torch.compiler.is_compiling():
+        warnings.warn(
+            f"Implicit dimension choice for {function} has been deprecated. "
+            "Change the call to include dim=X as an argument.",
+            stacklevel=stacklevel,
+        )
     return 0 if input.dim() in (0, 1, 3) else 1
 
 

@@ -192,7 +192,19 @@ def number(name: str, value: object, what: str = "a number") -> float:
     """A float argument. Raises TypeError for anything that is no real number."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be {what}, not {type(value).__name__}")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"{name} is an integer beyond all floats") from None
+
+
+def integer(name: str, value: object) -> int:
+    """An integer argument of 64 bits. Raises TypeError for anything that is none, ValueError for what has more."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an int, not {type(value).__name__}")
+    if not -(1 << 63) <= value < 1 << 63:
+        raise ValueError(f"{name} is {value}: it has more than 64 bits")
+    return value
 
 
 def _operand(name: str, tensor: object, input: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ import torch
 from ...runtime.invariance import in_force
 from ..common.arguments import served
 from ..common.forms import Forms
-from ..common.formulas import shape_of_rows, wide
+from ..common.formulas import INF, shape_of_rows, wide
 from ..common.operators import Function, operator_of, ways_of
 from ..common.spec import number
 from ..common.state import Ways, batched, jvp_rule, transformed, watched
@@ -26,6 +26,7 @@ from .kernels import (
     gradient_in_one,
     gradient_of_rows,
     invariant_sum,
+    log_probabilities,
     product,
     statistics,
     statistics_formula,
@@ -79,7 +80,7 @@ class Statistics(Function):
         rows, dims = ctx.rows, ctx.rows.dims
         s = rows.scores(input)
         t = tangent.to(log.dtype) * rows.slope(s)
-        log_p = s - top - log
+        log_p = log_probabilities(s, top, log, rows)
         p = log_p.exp()
         of_lse = (p * t).sum(dims, keepdim=True)
         of_found = log.new_empty(0) if index is None else t.gather(-1, index) - of_lse
@@ -107,6 +108,8 @@ class Gradient(Function):
             return torch.zeros_like(input)
         if not on_kernel(input) or batched(grad, of_lse, of_beside):
             return gradient_formula(*call)
+        if rows.zero and of_beside is not None:  # of rows of nothing it is NaN
+            beside = beside.masked_fill(log == -INF, 0.0)
         beyond = rows.softcap or rows.beside == "even"
         if beyond if grad is None else index.shape[-1] == 1:
             result = gradient_in_one(input, rows, grad, of_lse, of_beside, index, found, beside)
@@ -177,7 +180,7 @@ def gradient_formula(
     total = _total(grad, of_lse, log.dtype)
     top, log, *rest = statistics_formula(input, rows)
     s = rows.scores(input)
-    log_p = s - top - log
+    log_p = log_probabilities(s, top, log, rows)
     p = log_p.exp()
     d = torch.zeros_like(p) if total is None else p * total
     if of_beside is not None and rows.beside == "entropy":
@@ -208,7 +211,7 @@ _STATISTICS = ways_of(
     Statistics.forward,
     operator_of(
         "statistics",
-        f"(Tensor input, Tensor? index, {_ROWS}, bool invariant=False, float softcap=0.0) "
+        f"(Tensor input, Tensor? index, {_ROWS}, bool invariant=False, float softcap=0.0, bool zero=False) "
         "-> (Tensor, Tensor, Tensor, Tensor)",
         Statistics,
         Rows,
@@ -222,7 +225,7 @@ _GRADIENT = Ways(
     operator_of(
         "statistics_backward",
         f"(Tensor input, Tensor? index, {_ROWS}, Tensor found, Tensor top, Tensor log, Tensor numbers, Tensor? grad, "
-        "Tensor? of_lse, Tensor? of_beside, bool invariant=False, float softcap=0.0) -> Tensor",
+        "Tensor? of_lse, Tensor? of_beside, bool invariant=False, float softcap=0.0, bool zero=False) -> Tensor",
         Gradient,
         Rows,
         lambda input, *_: torch.empty_like(input),

@@ -240,8 +240,8 @@ class Form:
     def fits(self, input: Tensor, target: Tensor, options: tuple) -> bool:
         """Whether a call is of this form."""
         return (
-            options == self._options
-            and [*map(type, options)] == self._types
+            [*map(type, options)] == self._types
+            and options == self._options
             and self.pair.invariant is inside()
             and type(target) in TENSORS
             and self._matches(input, target)

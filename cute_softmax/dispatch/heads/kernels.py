@@ -16,7 +16,7 @@ import torch
 
 from ...plan import NotPlanned, Prologue
 from ...runtime import launch
-from ..common.formulas import over, shape_of_rows, wide
+from ..common.formulas import empty_rows, over, shape_of_rows, wide
 from ..common.spec import Spec
 from ..softmax import kernels
 
@@ -30,13 +30,16 @@ PIECE = 1 << 22
 class Rows:
     """What is asked of rows: over which dimensions, of which scores (a multiple of the input, and of that, with a
     softcap, ``softcap * tanh(score / softcap)``), and which number beside the maximum and the logarithm of the sum:
-    "entropy", "even", the mean of all log-probabilities, or "" for none; and whether the call is batch-invariant."""
+    "entropy", "even", the mean of all log-probabilities, or "" for none; and whether the call is batch-invariant.
+
+    zero: whether scores that are all -inf have probability 0 in gradients, not NaN: they may be part of a row."""
 
     dims: tuple[int, ...]
     scale: float = 1.0
     beside: str = ""
     invariant: bool = False
     softcap: float = 0.0
+    zero: bool = False
 
     def math(self, index: bool) -> str:
         """The row math that gives the numbers; index: of a chosen element, too."""
@@ -95,13 +98,22 @@ def statistics(input: Tensor, rows: Rows, index: Tensor | None = None) -> tuple[
     return (top, log, mean_of(rows.scores(input) - top, log, rows.dims)) if even else (top, log)
 
 
+def log_probabilities(scores: Tensor, top: Tensor, log: Tensor, rows: Rows) -> Tensor:
+    """The logarithms of the softmax of scores, as gradients have them."""
+    log_p = scores - top - log
+    return log_p.masked_fill(log == -math.inf, -math.inf) if rows.zero else log_p
+
+
 def statistics_formula(input: Tensor, rows: Rows) -> tuple[Tensor, ...]:
     """(max, log, and what is asked for beside them) in torch's operations; the maximum is a constant to autograd."""
     s, dims = rows.scores(input), rows.dims
+    nothing = empty_rows(s, dims) if rows.zero else None
+    s = s if nothing is None else s.masked_fill(nothing, 0.0)
     top = s.detach().amax(dims, keepdim=True) if s.numel() else s.sum(dims, keepdim=True)
     top = top.nan_to_num(0.0, 0.0, 0.0)
     s = s - top
     log = torch.logsumexp(s, dims, keepdim=True)
+    log = log if nothing is None else log.masked_fill(nothing, -math.inf)
     if rows.beside == "entropy":
         p = over(torch.softmax, s, dims)
         return top, log, product(p, log - s).sum(dims, keepdim=True)
@@ -138,7 +150,7 @@ def gradient_of_rows(
         return torch.empty_like(input)
     dims, scale, invariant = rows.dims, rows.scale, rows.invariant
     if of_entropy is None:
-        spec = Spec(dims, input.dtype, factor=scale, invariant=invariant)
+        spec = Spec(dims, input.dtype, factor=scale, invariant=invariant, zero=rows.zero)
         return kernels.forward(input, None, None, None, spec, factors=of_lse.float() * scale)
     rows = replace(rows, beside="entropy")
     result = gradient_in_one(input, rows, None, of_lse, of_entropy, None, None, entropies)
@@ -148,7 +160,7 @@ def gradient_of_rows(
     # scale * p * (of_lse - of_entropy * (log p + entropy)), with log p = x * scale - top - log.
     # In float16 p would run out of exponent where its product with a logarithm does not: lifted meanwhile.
     lift = 2.0**15 if input.dtype is torch.float16 else 1.0
-    spec = Spec(dims, input.dtype, factor=scale, alpha=lift, invariant=invariant)
+    spec = Spec(dims, input.dtype, factor=scale, alpha=lift, invariant=invariant, zero=rows.zero)
     kernels.forward(input, None, None, None, spec, result)
     most = torch.finfo(torch.float32).max
     factor = of_entropy.float() * (-scale / lift)
@@ -232,7 +244,7 @@ def gradient_in_one(input: Tensor, rows: Rows, *of_rows: Tensor | None) -> Tenso
     of_rows: the tensors that `factors_of` takes, of size 1 in the reduced dimensions.
     """
     parts, groups = factors_of(rows, rows.length(input), *of_rows)
-    prologue, numbers = scaled(rows.scale, rows.softcap, **parts.prologue)
+    prologue, numbers = scaled(rows.scale, rows.softcap, zero=rows.zero, **parts.prologue)
     result = torch.empty_like(input)
     operands = input, *[t.expand(input.shape) for t in groups], result
     try:
@@ -272,7 +284,7 @@ def at_chosen(index: Tensor, found: Tensor, grad: Tensor, of_lse: Tensor) -> Ten
     """
     if index.shape[-1] == 1:
         return -grad * torch.expm1(found) + (of_lse + grad) * found.exp()
-    order = index.sort(-1)[0]
-    first = torch.searchsorted(order, index.contiguous())  # equal for equal elements
+    index = index.contiguous()
+    first = torch.searchsorted(index.sort(-1)[0], index)  # equal for equal elements
     sums = torch.zeros_like(grad).scatter_add_(-1, first, grad).gather(-1, first)
     return sums + of_lse * found.exp()

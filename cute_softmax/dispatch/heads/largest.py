@@ -216,13 +216,14 @@ class Form:
         rows = matrix(input)
         # Of others a copy is read: those are planned call by call.
         usual = rows.data_ptr() == input.data_ptr() and not rows.data_ptr() & 15
-        self._call = call_of(rows, None if index is None else index.reshape(-1), spec) if usual else None
+        column = None if index is None else index.long().reshape(-1)  # which may lie otherwise, as in calls
+        self._call = call_of(rows, column, spec) if usual else None
 
     def fits(self, input: Tensor, index: Tensor | None, options: tuple) -> bool:
         """Whether a call is of this form."""
         return (
-            options == self._options
-            and [*map(type, options)] == self._types
+            [*map(type, options)] == self._types
+            and options == self._options
             and self.spec.invariant is inside()
             and (index is not None) is self._chosen
             and (self._matches(input, index) if self._chosen else self._matches(input))

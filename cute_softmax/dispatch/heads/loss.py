@@ -204,7 +204,8 @@ class Form:
     """
 
     def __init__(self, rows: Tensor, target: Tensor, asked: Loss, arguments: tuple, visits: bool):
-        self.asked, self.visits, self._arguments = asked, visits, arguments
+        self.asked, self.visits = asked, visits
+        self._arguments, self._types = arguments, [*map(type, arguments)]
         self._matches = guard(rows, target)
         losses = torch.empty(rows.shape[:-1], dtype=torch.float32, device=rows.device)
         alpha = losses.unsqueeze(-1) if asked.reduction == "none" else losses.new_empty(())
@@ -247,7 +248,8 @@ class Form:
     def fits(self, input: Tensor, target: Tensor, arguments: tuple) -> bool:
         """Whether a call is of this form."""
         return (
-            self._arguments == arguments
+            [*map(type, arguments)] == self._types
+            and self._arguments == arguments
             and self.asked.invariant is inside()
             and (torch.is_grad_enabled() or not self.visits)
             and type(target) in TENSORS

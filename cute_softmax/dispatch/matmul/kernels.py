@@ -23,11 +23,12 @@ def forward(request: Request, return_lse: bool, calls: list[launch.Call] | None 
     result = torch.empty(shape, dtype=request.values.dtype, device=device)
     lse = torch.empty(shape[:-1], dtype=torch.float32, device=device) if writes_lse else None
     if not result.numel() or not request.scores.shape[-1]:
-        result.fill_(0.0 if request.spec.zero or shape[-1] == 0 else math.nan)
-        if request.sink is None:
-            return result, lse if lse is None else lse.fill_(-math.inf)
-        result.masked_fill_(request.sink != -math.inf, 0.0)
-        return result, lse if lse is None else lse.copy_(request.sink.expand(*shape[:-1], 1).squeeze(-1))
+        result.zero_()  # a product over nothing, as torch's
+        if lse is not None and request.sink is not None:
+            lse.copy_(request.sink.expand(*shape[:-1], 1).squeeze(-1))
+        elif lse is not None:
+            lse.fill_(-math.inf)
+        return result, lse
     readable = _readable(request)
     call = _call_of(readable, writes_lse)
     if calls is not None and addresses_of(readable.tensors()) == addresses_of(request.read()):

@@ -11,11 +11,12 @@ from ...plan.hardware import Device
 from ...runtime import launch
 from ...runtime.invariance import block_size, in_force
 from ...runtime.peers import reaches
+from ..common.spec import number
 from ..heads import loss as of_losses
 from ..heads.kernels import scaled
 from .kernels import state_work, sum_work
 from .on_chip import sharers_of
-from .states import Shared
+from .states import Shared, check_group
 from .ways import VISITS_PAY, Facts, way_of
 
 Tensor = torch.Tensor
@@ -49,10 +50,15 @@ def explained(
     """
     if op not in RESULTS and op not in ("softmax", "log_softmax"):
         raise ValueError(f"{op} takes no group")
+    scale = number("scale", scale)
     if len(dims) != 1:
         raise ValueError(f"dim is {dims}: ranks share rows over one dimension")
     if backward and op in RESULTS and op != "cross_entropy":
         return f"the gradient of {op} takes no collective: one kernel reads a slice and writes its gradient"
+    if type(group) is not int:
+        check_group(group)
+    elif group < 1:
+        raise ValueError(f"group is {group}: at least one rank has the rows")
     ranks = group if type(group) is int else dist.get_world_size(group)
     title = f"{'the gradient of ' * backward}{op} of rows that {ranks} ranks share"
     columns = input.shape[dims[0]]

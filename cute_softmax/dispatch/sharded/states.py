@@ -128,6 +128,12 @@ def group_of(name: str) -> dist.ProcessGroup:
         raise ValueError(f"the process group {name!r} of rows that ranks share is gone: {error}") from error
 
 
+def check_group(group: object) -> None:
+    """Raise TypeError for what is no ProcessGroup."""
+    if not (dist.is_available() and isinstance(group, dist.ProcessGroup)):
+        raise TypeError(f"group must be a torch.distributed.ProcessGroup, not {type(group).__name__}")
+
+
 def slice_of(
     columns: int,
     group: object,
@@ -144,10 +150,9 @@ def slice_of(
     """
     if isinstance(group, str):  # of a DTensor, which knows where its slice lies
         name, rank, ranks = group, 0, 1
-    elif dist.is_available() and isinstance(group, dist.ProcessGroup):
-        name, rank, ranks = name_of(group), dist.get_rank(group), dist.get_world_size(group)
     else:
-        raise TypeError(f"group must be a torch.distributed.ProcessGroup, not {type(group).__name__}")
+        check_group(group)
+        name, rank, ranks = name_of(group), dist.get_rank(group), dist.get_world_size(group)
     if rank < 0:
         raise ValueError("this process is no member of the group")
     for what, number in (("vocab_start", start), ("vocab_size", size)):

@@ -81,9 +81,13 @@ def in_place(input: Tensor, operands: Operands, spec: Spec) -> Tensor:
             "softmax_ overwrites the input, which the gradient of scale needs: use softmax, or a scale that "
             "does not require a gradient"
         )
-    if not unseen(input, *operands):
+    records = recorded(input, operands.bias, sink)
+    # Of a function that changes a view torch takes no second result.
+    if not unseen(input, *operands) or (records and sink is not None and input._is_view()):
         return input.copy_(serve(input, *scored, spec, sink))
-    if recorded(input, operands.bias, sink):
+    if records:
+        if served(input, spec.dtype, operands.bias, operands.scale, sink):
+            check_memory(input, input, *operands)
         if sink is not None:
             return sinks.InPlaceWithSink.apply(input, *operands, spec)[0]
         return _InPlace.apply(input, *scored, spec)

@@ -58,8 +58,9 @@ class Form:
         self._latest = [], spec
         if not given:
             self.run = launcher(
-                spec.math, (input,), spec.dtype, spec.dims, spec.online, self._anywhere, spec.invariant
-            )
+                spec.math, (input,), torch.empty_like(input, dtype=spec.dtype), spec.dims, spec.online, self._anywhere,
+                spec.invariant,
+            )  # fmt: skip
             if self.requires_grad:
                 self.record = recorded(self)
             return
@@ -163,10 +164,9 @@ class Form:
         if not fits or lie_apart(grad, output, self.spec.dims):
             return anywhere
         math, spec = f"{self.spec.math}_backward", self.spec
+        result = torch.empty_like(output, dtype=self.of_input.dtype)
         try:
-            return launcher(
-                math, (grad, output), self.of_input.dtype, spec.dims, True, anywhere, spec.invariant
-            )
+            return launcher(math, (grad, output), result, spec.dims, True, anywhere, spec.invariant)
         except NotPlanned:  # for tensors as they lie
             return anywhere
 
@@ -259,20 +259,19 @@ def form_of(
 def launcher(
     math: str,
     inputs: tuple[torch.Tensor, ...],
-    dtype: torch.dtype,
+    result: torch.Tensor,
     dims: tuple[int, ...],
     online: bool,
     anywhere: Callable[..., torch.Tensor],
     invariant: bool = False,
 ) -> Callable[..., torch.Tensor]:
-    """A function of inputs of this form that allocates the result and launches.
+    """A function of inputs of this form that allocates a result like this one and launches.
 
     It is made for addresses that are multiples of 16 bytes and for the current device being the tensors' own, and
     hands everything else to `anywhere`. invariant: see `plan_call`. Raises NotPlanned.
     """
-    result = torch.empty_like(inputs[-1], dtype=dtype)
     if not result.numel():
         return anywhere
     call = launch.call_of(math, (*inputs, result), dims, online, aligned=True, invariant=invariant)
-    results = ((tuple(result.shape), result.stride(), dtype),)
+    results = ((tuple(result.shape), result.stride(), result.dtype),)
     return launching(call, Place(result), anywhere, results, [0] * len(inputs))

@@ -6,7 +6,7 @@ import torch
 
 from ..common.arguments import served
 from ..common.operators import Function, operator_of, ways_of
-from ..common.state import batched, jvp_rule, transformed
+from ..common.state import Ways, batched, jvp_rule, recorder, transformed
 from .kernels import Choice, Spread, choose, formula, gradient, gradient_formula
 
 Tensor = torch.Tensor
@@ -101,9 +101,10 @@ _CHOSEN = ways_of(
         _fake,
     ),
 )
-_GRADIENT = ways_of(
-    Gradient,
+_GRADIENT = Ways(
     Gradient.forward,
+    recorder(Gradient),
+    gradient_formula,  # which is differentiable in forward mode, too
     operator_of(
         "topk_softmax_backward",
         "(Tensor source, Tensor indices, Tensor grad, SymInt[] dim, SymInt columns, bool renormalize, "

@@ -34,10 +34,10 @@ class Form:
 
     def fits(self, input: Tensor, options: tuple) -> bool:
         """Whether a call is of this form."""
-        # 1 and True are equal.
+        # 1 and True are equal, and tensors have an equality of their own.
         return (
-            options == self._options
-            and [*map(type, options)] == self._types
+            [*map(type, options)] == self._types
+            and options == self._options
             and self.choice.invariant is inside()
             and self._matches(input)
         )
