@@ -81,7 +81,7 @@ ENTRIES = [
     entry(
         "thread_value",
         "Thread-value layout of a row kernel",
-        "Four rows, one warp a row, 16 bytes a thread: the tile as thread grid over value grid.",
+        "Four rows, one warp per row, 16 bytes a thread: the tile as thread grid over value grid.",
         'thread_value(parse("((32,4),8):((32,1),4)"), (4, 256), element_bytes=2)',
     ),
     entry(
