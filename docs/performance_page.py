@@ -338,7 +338,7 @@ def reasons() -> str:
     beside = measured_beside(*measured, peers=("torch", "torch.compile", "quack", "liger"))
     return "\n".join(
         [
-                        "- **Any dimension.** Columns, the channels of images, several dimensions at once, slices and transposed "
+            "- **Any dimension.** Columns, the channels of images, several dimensions at once, slices and transposed "
             f"views: nothing is copied or transposed. `dim=0` of 1024 x 262144 runs at {columns}.",
             "- **Any length.** One element or a billion, even or odd. Rows of up to 2^20 elements are read only once, "
             "and so are 16 or more rows of up to 2^24: they stay on chip between the reduction and the result, shared "
@@ -348,7 +348,7 @@ def reasons() -> str:
             "log-probabilities, cross entropy, entropy or a product with V after it, with no matrix in between. A "
             f"causal softmax of 2 x 16 x 4096 x 4096 is {faster:.0f} times as fast as torch's mask and softmax.",
             "",
-                        f"H200, bf16, forward, cold L2. {beside} "
+            f"H200, bf16, forward, cold L2. {beside} "
             "[All figures, how they were measured, and where a peer is faster](docs/performance.md).",
         ]
     )

@@ -99,9 +99,9 @@ def by_ranks() -> str:
     ]
     words = (
         f"All-gathers of two ranks take {cost.first:.0f} us and {cost.rate / 1e3:,.0f} GB/s (least squares over "
-        f"{len([r for r in found.rows if r['op'] == 'all_gather'])} sizes). Each further rank is assumed to add a hop of "
-        f"{HOP_US} us, or {NETWORK_HOP_US} us between hosts of {GPUS_A_HOST} GPUs, as NCCL's own tuning does. Slices "
-        "and merges are measured, in microseconds, on one GPU; the collective beyond two ranks is a model."
+        f"{len([r for r in found.rows if r['op'] == 'all_gather'])} sizes). Each further rank is assumed to add a hop "
+        f"of {HOP_US} us, or {NETWORK_HOP_US} us between hosts of {GPUS_A_HOST} GPUs, as NCCL's own tuning does. "
+        "Slices and merges are measured, in microseconds, on one GPU; the collective beyond two ranks is a model."
     )
     return f"{table(head, rows)}\n\n{words}"
 
