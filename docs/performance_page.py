@@ -132,7 +132,7 @@ def overview() -> str:
 def measured_beside(*found: results.Results, peers: tuple[str, ...] = PEERS) -> str:
     """The versions of the peers that were measured, in a sentence."""
     said = (report.with_version(name, f.header) for name in peers for f in found)
-    return f"Measured beside {', '.join(name for name in dict.fromkeys(said) if ' ' in name)}."
+    return f"Peers: {', '.join(name for name in dict.fromkeys(said) if ' ' in name)}."
 
 
 # -- Where a peer is faster --------------------------------------------------------------------------------------------
@@ -377,7 +377,7 @@ def steps() -> str:
             )
     head = ["step", "torch, ms", "accelerated, ms", "times as fast", "torch, GB", "accelerated, GB"]
     measured = "\n\n".join([table(head, rows), *sources])
-    return measured if rows else f"{NOTHING} `{step.COMMAND}` measures them."
+    return measured if rows else f"No results file is committed yet: `{step.COMMAND}` writes one."
 
 
 BLOCKS = {
