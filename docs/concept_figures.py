@@ -87,7 +87,7 @@ def machine() -> Figure:
             body.words(x + 10, line + 74, f"registers: {c.steps} vectors of {c.vector} elements,", "axis")
             body.words(x + 10, line + 88, "and the state so far (max, sum)", "axis")
             body.words(x + 10, line + 112, "2 reduce a thread's elements", "note")
-            body.words(x + 10, line + 130, "3 reduce the warp: 5 rounds of shuffles", "note")
+            body.words(x + 10, line + 130, "3 five rounds of shuffles", "note")
         low = y + 214
         body.box(left + 14, low, half - 28, 76, "plain", 5)
         body.words(left + 24, low + 18, f"shared memory, at most {arch.shared_memory // KIB} KB", "head")
