@@ -121,7 +121,7 @@ SECTIONS = (
             "tv": lambda p: (
                 "**Thread-value layout.** A CuTe layout is a function from coordinates to numbers, written "
                 "`shape:stride`. The layout of a *tiled copy* maps (thread, value) to an index in a tile: it says who "
-                "moves what. Here it is `{p.row_class.tv}`. The first mode, "
+                f"moves what. Here it is `{p.row_class.tv}`. The first mode, "
                 f"`{ints.show(p.row_class.tv.shape[0])}`, counts threads, first along a row, then down. The "
                 f"second, `{ints.show(p.row_class.tv.shape[1])}`, counts a thread's values (V, M): V = "
                 f"{bits(p)}; M = {count(p.row_class.rows_per_thread, 'row')} that a thread owns. Indices run down the "
