@@ -56,7 +56,7 @@ def run_parser() -> Parser:
     parser.add_argument("--dtype", choices=sorted(ITEM_BYTES), default="bf16", help="element type")
     parser.add_argument("--providers", nargs="+", metavar="NAME", help=f"some of {','.join(_EVERY)}")
     parser.add_argument("--shapes", nargs="+", metavar="MxN", help="measure these instead of the suite's own")
-    parser.add_argument("--calls", type=int, metavar="N", help="timed calls each (15)")
+    parser.add_argument("--calls", type=int, metavar="N", help="timed calls per case (15)")
     parser.add_argument("--quick", action="store_true", help="few calls, no graphs; not for publication")
     parser.add_argument(
         "--save", nargs="?", const=results.FOLDER, type=Path, metavar="DIR",
@@ -64,7 +64,7 @@ def run_parser() -> Parser:
     )  # fmt: skip
     parser.add_argument(
         "--minutes", type=float, metavar="M",
-        help="stop after so long; with --save, a later run of this commit goes on from there",
+        help="stop after M minutes; with --save, a later run of this commit continues",
     )  # fmt: skip
     parser.add_argument("--plot", action="store_true", help="plot what was saved (needs matplotlib)")
     parser.add_argument("--list", action="store_true", help="list suites and providers, and stop")
@@ -214,8 +214,8 @@ def _plot(files: Sequence[Path], folder: Path | None = None, together: bool = Fa
 def plot_files(argv: Sequence[str]) -> int:
     """Draws a PNG and an SVG for each results file, or for all together."""
     parser = _file_parser("plot", "Draws a PNG and an SVG beside each results file.")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write them there instead")
-    parser.add_argument("--together", action="store_true", help="one below the other, called after the first")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write to this folder instead")
+    parser.add_argument("--together", action="store_true", help="one figure for all, named after the first")
     given = parser.parse_args(argv)
     return _plot(_files(given.files), given.out, given.together)
 

@@ -199,11 +199,11 @@ def main(argv: Sequence[str]) -> int:
     parser = Parser(
         prog="python -m benchmarks bits", description="Records, or compares, the bits of fixed inputs."
     )
-    parser.add_argument("--save", action="store_true", help="write them instead of comparing")
+    parser.add_argument("--save", action="store_true", help="record the bits instead of comparing")
     parser.add_argument(
-        "--launches", type=int, default=0, metavar="N", help="also launch so often, beside other work"
+        "--launches", type=int, default=0, metavar="N", help="also launch N times while other work runs"
     )
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="of results (benchmarks/results)")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="folder of results (benchmarks/results)")
     given = parser.parse_args(argv)
     if given.launches < 0:
         parser.error("--launches must be at least 0")

@@ -21,12 +21,12 @@ def parser() -> Parser:
     """Arguments of `python -m benchmarks map`."""
     made = Parser(
         prog="python -m benchmarks map",
-        description="Measures the plane of lengths and counts; goes on where an earlier run of this commit stopped.",
+        description="Measures the plane of lengths and counts; continues where a run of this commit stopped.",
     )
-    made.add_argument("slices", nargs="*", metavar="SLICE", help="some of the slices (all; see --list)")
+    made.add_argument("slices", nargs="*", metavar="SLICE", help="slices to measure (all; see --list)")
     made.add_argument("--list", action="store_true", help="list the slices, and stop")
-    made.add_argument("--minutes", type=float, default=10.0, metavar="M", help="stop after so long (10)")
-    made.add_argument("--calls", type=int, default=CALLS, metavar="N", help=f"timed calls each ({CALLS})")
+    made.add_argument("--minutes", type=float, default=10.0, metavar="M", help="stop after M minutes (10)")
+    made.add_argument("--calls", type=int, default=CALLS, metavar="N", help=f"timed calls per cell ({CALLS})")
     place = "write DIR/<gpu>/<slice>.json (benchmarks/results)"
     # Without a folder it says what is done anyway: results name the command that made them, and no folder.
     made.add_argument(

@@ -1,4 +1,4 @@
-"""Rows that ranks share, measured on the GPUs of one machine, a process each.
+"""Measures rows shared by ranks on the GPUs of one machine, one process per GPU.
 
 python -m benchmarks sharded [--save [DIR]] [--minutes M] [--shapes MxN ...]
 torchrun --nproc-per-node=N -m benchmarks sharded ...
@@ -303,8 +303,15 @@ def _show(found: results.Results) -> None:
 
 def _parser() -> Parser:
     parser = Parser(prog="python -m benchmarks sharded", description=__doc__.split("\n")[0])
-    parser.add_argument("--save", nargs="?", const=results.FOLDER, type=Path, metavar="DIR")
-    parser.add_argument("--minutes", type=float, default=10.0, metavar="M", help="stop after so long (10)")
+    parser.add_argument(
+        "--save",
+        nargs="?",
+        const=results.FOLDER,
+        type=Path,
+        metavar="DIR",
+        help="write DIR/<gpu>/sharded.json",
+    )
+    parser.add_argument("--minutes", type=float, default=10.0, metavar="M", help="stop after M minutes (10)")
     parser.add_argument("--shapes", nargs="+", default=[], metavar="MxN", help="rows x vocabulary")
     return parser
 

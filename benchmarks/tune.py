@@ -1,4 +1,4 @@
-"""Measures configurations on this machine's GPU and writes the table that plans are made of.
+"""Measures configurations on this machine's GPU and writes the table that plans use.
 
 python -m benchmarks tune [JOB...] [--quick]     the jobs (all), into the user's own table of this GPU
 
@@ -265,18 +265,18 @@ def parser() -> Parser:
     """Arguments of `python -m benchmarks tune`."""
     made = Parser(
         prog="python -m benchmarks tune",
-        description="Measures configurations on this machine's GPU and writes the table that plans are made of.",
+        description="Measures configurations on this machine's GPU and writes the table that plans use.",
     )
-    made.add_argument("jobs", nargs="*", metavar="JOB", help="some of the lists (all; see --list)")
+    made.add_argument("jobs", nargs="*", metavar="JOB", help="jobs to run (all; see --list)")
     made.add_argument("--list", action="store_true", help="list the jobs, and stop")
     made.add_argument(
-        "--quick", action="store_true", help="a table's own configurations and their neighbours only"
+        "--quick", action="store_true", help="only the table's configurations and their neighbours"
     )
     made.add_argument(
-        "--minutes", type=float, default=10.0, metavar="M", help="begin no job after so long (10)"
+        "--minutes", type=float, default=10.0, metavar="M", help="begin no job after M minutes (10)"
     )
     made.add_argument(
-        "--out", type=Path, metavar="FILE", help="the table to write (the user's own of this GPU)"
+        "--out", type=Path, metavar="FILE", help="the table to write (your own table for this GPU)"
     )
     return made
 

@@ -1,7 +1,7 @@
-"""Other libraries on these kernels: TRL, transformers and FlashInfer, each by one call.
+"""Other libraries on these kernels: TRL, transformers and FlashInfer, each with one call.
 
-A `patch_...` function changes names of a library, or of one model, and returns a `Patch`: what it changed is as it was
-after `undo`, or at the end of a `with` block. Nothing of these libraries is imported before.
+A `patch_...` function replaces names in a library, or in one model, and returns a `Patch`, which restores them when
+`undo` is called or a `with` block ends. Before that call nothing of these libraries is imported.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ __all__ = ["Patch", "causal_lm_loss", "patch_flashinfer", "patch_transformers", 
 
 
 class Patch:
-    """What a function here has changed: a context manager that takes it back."""
+    """The changes made by a `patch_...` function: a context manager that undoes them."""
 
     def __init__(self) -> None:
         self._changes = ExitStack()
 
     def undo(self) -> None:
-        """Take all changes back. It may be called again."""
+        """Undo all changes. May be called more than once."""
         self._changes.close()
 
     def __enter__(self) -> Patch:
@@ -47,12 +47,12 @@ def selective_log_softmax(
     temperature: float = 1.0,
     row_mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`trl.trainer.utils.selective_log_softmax` by ours: no matrix of log-probabilities, forward or backward.
+    """`trl.trainer.utils.selective_log_softmax` on our kernels: no matrix of log-probabilities, forward or backward.
 
     Args:
         logits: (..., N), a floating-point tensor.
         index: (...) or (..., K), which elements; where the mask is 0 it may hold anything.
-        temperature: A number above 0 that the logits are divided by.
+        temperature: A number above 0 by which the logits are divided.
         row_mask: In the shape of the index; log-probabilities where it is 0 are 0, without a gradient.
 
     Returns:
@@ -79,7 +79,7 @@ def selective_log_softmax_and_entropy(
         logits: (..., N), a floating-point tensor.
         index: (...), which elements; where the mask is 0 it may hold anything.
         entropy_requires_grad: Whether the entropies are differentiated.
-        temperature: A number above 0 that the logits are divided by.
+        temperature: A number above 0 by which the logits are divided.
         row_mask: In the shape of the index; both results are 0 where it is 0.
 
     Returns:
@@ -110,13 +110,13 @@ def entropy_from_logits(logits: torch.Tensor, chunk_size: int = 128) -> torch.Te
 
 
 def patch_trl() -> Patch:
-    """Put our functions in the place of those of `trl.trainer.utils`, in all of TRL's modules, loaded now or later.
+    """Replace functions of `trl.trainer.utils` with ours, in all of TRL's modules, loaded now or later.
 
-    `selective_log_softmax`, and in versions of TRL that have them `selective_log_softmax_and_entropy` and
+    These are `selective_log_softmax` and, in versions of TRL that have them, `selective_log_softmax_and_entropy` and
     `entropy_from_logits`.
 
     Returns:
-        What takes it back.
+        The `Patch`, which undoes this.
 
     Raises:
         ImportError: Without TRL, or with a version that has no `selective_log_softmax`.
@@ -134,19 +134,19 @@ def causal_lm_loss(
     shift_labels: torch.Tensor | None = None,
     **options: object,
 ) -> torch.Tensor:
-    """The loss of transformers' causal language models (`ForCausalLMLoss`) by `cross_entropy`.
+    """The loss of transformers' causal language models (`ForCausalLMLoss`), computed by `cross_entropy`.
 
-    It reads the logits as the model gives them: no float32 copy of 16-bit ones. The loss is float32 all the same, and
-    its gradient is written in the forward pass where that can be.
+    It reads the logits in the model's dtype, without a float32 copy of 16-bit logits. The loss is float32 nevertheless,
+    and its gradient is written in the forward pass where possible.
 
     Args:
         logits: (batch, length, vocab_size).
-        labels: (batch, length): the tokens themselves; token t + 1 is the target of place t.
+        labels: (batch, length): the tokens themselves; token t + 1 is the target of position t.
         vocab_size: The length of a row.
-        num_items_in_batch: What the sum is divided by, where the batch is accumulated from several; None: the mean.
-        ignore_index: A target that does not count.
+        num_items_in_batch: The divisor of the sum, if several batches are accumulated; None: the mean.
+        ignore_index: A target that is ignored.
         shift_labels: The targets, already shifted, instead of `labels`.
-        **options: What else a model passes on; it has no meaning here, as in `ForCausalLMLoss`.
+        **options: Further arguments of the model; ignored, as in `ForCausalLMLoss`.
 
     Returns:
         The loss, a float32 scalar.
@@ -166,15 +166,15 @@ def causal_lm_loss(
 def patch_transformers(model: Any = None, *, override: bool = False) -> Patch:
     """Run the softmaxes and the cross entropy of transformers' models on our kernels.
 
-    All of torch comes to them, as by `accelerate(cross_entropy=True)`: eager attention, the routers of experts, losses.
-    A model whose loss is that of causal language models gets `causal_lm_loss` besides.
+    This includes everything that `accelerate(cross_entropy=True)` replaces in torch: eager attention,
+    mixture-of-experts routers, losses. A model with the loss of causal language models also gets `causal_lm_loss`.
 
     Args:
-        model: A model of transformers, whose `loss_function` is changed; None: only what all models share.
-        override: As of `accelerate`.
+        model: A model from transformers, whose `loss_function` is replaced; None: only what all models share.
+        override: As in `accelerate`.
 
     Returns:
-        What takes it back.
+        The `Patch`, which undoes this.
 
     Raises:
         TypeError: For a model that has no `loss_function`.
@@ -190,10 +190,10 @@ def patch_transformers(model: Any = None, *, override: bool = False) -> Patch:
 
 
 def patch_flashinfer() -> Patch:
-    """Put `sampling.softmax` in the place of `flashinfer.sampling.softmax`, in all of FlashInfer's modules.
+    """Replace `flashinfer.sampling.softmax` with `sampling.softmax`, in all of FlashInfer's modules.
 
     Returns:
-        What takes it back.
+        The `Patch`, which undoes this.
 
     Raises:
         ImportError: Without FlashInfer, or with a version that has no `sampling.softmax`.

@@ -1,7 +1,7 @@
-"""torch's softmax modules and its cross entropy by our functions: its arguments and state, and our options beside them.
+"""torch's softmax modules and its cross entropy on our kernels, with torch's arguments and state, and with our options.
 
-They are torch's classes, too (``isinstance`` says so): what was pickled, copied or replaced as one of torch's works as
-one of these. They have no parameters, and no buffers but a loss's weight.
+They are subclasses of torch's classes, and also work with state that was pickled or copied from torch's own modules.
+They have no parameters, and no buffers except a loss's weight.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Options:
     def forward(
         self, input: torch.Tensor, *, mask: torch.Tensor | None = None, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """The result for a tensor, with the module's options.
+        """Apply the function with the module's options.
 
         Args:
             input: A dense real tensor.
@@ -55,24 +55,24 @@ class _Options:
         )
 
     def extra_repr(self) -> str:
-        """What `repr` shows between the parentheses: `dim`, and the options that are not at their defaults."""
+        """What `repr` shows in the parentheses: `dim`, and the options that differ from their defaults."""
         shown = [super().extra_repr(), *(f"{name}={value!r}" for name, value in self._changed().items())]
         return ", ".join(filter(None, shown))
 
 
 class Softmax(_Options, torch.nn.Softmax):
-    """`softmax` as a module, in the place of `torch.nn.Softmax`, of which it is a subclass.
+    """`softmax` as a module, a subclass of `torch.nn.Softmax` that can replace it.
 
     It has no parameters and no buffers. Its errors are those of `softmax`.
 
     Args:
         dim: The dimension or dimensions to reduce. None: torch's old rule, with its warning (0 for tensors of 0, 1 or 3
-            dimensions, else 1).
-        dtype: Of the result. None: the input's, or float32 under autocast.
-        scale: A number that the input is multiplied by (1 / temperature).
+            dimensions, otherwise 1).
+        dtype: The dtype of the result. None: the input's, or float32 under autocast.
+        scale: A number by which the input is multiplied (1 / temperature).
         causal: True: element j of row i counts if `j <= i`; an int: if `j <= i + causal`. For `dim=-1` only.
-        alpha: A number that the result is multiplied by.
-        empty_rows: What a row is in which nothing counts: "nan" or "zero".
+        alpha: A number by which the result is multiplied.
+        empty_rows: The result of rows in which no element counts: "nan" or "zero".
 
     Examples:
         >>> import torch
@@ -102,17 +102,17 @@ class Softmax(_Options, torch.nn.Softmax):
 
 
 class LogSoftmax(_Options, torch.nn.LogSoftmax):
-    """`log_softmax` as a module, in the place of `torch.nn.LogSoftmax`, of which it is a subclass.
+    """`log_softmax` as a module, a subclass of `torch.nn.LogSoftmax` that can replace it.
 
     It has no parameters and no buffers. Its errors are those of `log_softmax`.
 
     Args:
         dim: The dimension or dimensions to reduce. None: torch's old rule, with its warning (0 for tensors of 0, 1 or 3
-            dimensions, else 1).
-        dtype: Of the result. None: the input's, or float32 under autocast.
-        scale: A number that the input is multiplied by (1 / temperature).
+            dimensions, otherwise 1).
+        dtype: The dtype of the result. None: the input's, or float32 under autocast.
+        scale: A number by which the input is multiplied (1 / temperature).
         causal: True: element j of row i counts if `j <= i`; an int: if `j <= i + causal`. For `dim=-1` only.
-        empty_rows: "nan" or "zero": whether a row in which nothing counts is NaN or -inf.
+        empty_rows: "nan" or "zero": whether a row in which no element counts is NaN or -inf.
     """
 
     _function = staticmethod(log_softmax)
@@ -132,7 +132,7 @@ class LogSoftmax(_Options, torch.nn.LogSoftmax):
 
 
 class Softmax2d(torch.nn.Softmax2d):
-    """`softmax` over the channels of images, in the place of `torch.nn.Softmax2d`, of which it is a subclass."""
+    """`softmax` over the channels of images, a subclass of `torch.nn.Softmax2d` that can replace it."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """The softmax over the channels.
@@ -144,7 +144,7 @@ class Softmax2d(torch.nn.Softmax2d):
             A tensor of the input's shape.
 
         Raises:
-            ValueError: For tensors of other ranks; other errors are those of `softmax`.
+            ValueError: For tensors with another number of dimensions; other errors are those of `softmax`.
         """
         if input.dim() not in (3, 4):
             raise ValueError(f"Softmax2d: expected input to be 3D or 4D, got {input.dim()}D instead")
@@ -152,22 +152,22 @@ class Softmax2d(torch.nn.Softmax2d):
 
 
 class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
-    """`cross_entropy` as a module, in the place of `torch.nn.CrossEntropyLoss`, of which it is a subclass.
+    """`cross_entropy` as a module, a subclass of `torch.nn.CrossEntropyLoss` that can replace it.
 
     Its errors are those of `cross_entropy`.
 
     Args:
         weight: (C), a factor on the loss of each class; a buffer.
-        ignore_index: A class index whose rows do not count.
+        ignore_index: A class index whose rows are ignored.
         reduction: "mean", "sum" or "none".
         label_smoothing: From 0 to 1, the share of a uniform distribution in the targets.
-        scale: A number that the logits are multiplied by.
-        softcap: As for `cross_entropy`.
-        lse_square_scale: A factor on the square of each row's logsumexp, which is added to its loss.
-        dtype: Of the loss. None: the input's, or float32 under autocast.
-        one_visit: As for `cross_entropy`.
-        grad_scale: As for `cross_entropy`.
-        inplace_backward: As for `cross_entropy`.
+        scale: A number by which the logits are multiplied.
+        softcap: As in `cross_entropy`.
+        lse_square_scale: A factor on the square of each row's logsumexp, which is added to the row's loss.
+        dtype: The dtype of the loss. None: the input's, or float32 under autocast.
+        one_visit: As in `cross_entropy`.
+        grad_scale: As in `cross_entropy`.
+        inplace_backward: As in `cross_entropy`.
 
     Examples:
         >>> import torch
@@ -211,10 +211,10 @@ class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
 
         Args:
             input: (C), (N, C) or (N, C, d1, ...): logits.
-            target: Class indices or probabilities, as for `cross_entropy`.
+            target: Class indices or probabilities, as in `cross_entropy`.
 
         Returns:
-            A scalar or, of reduction "none", the loss of each row.
+            A scalar or, for reduction "none", the loss of each row.
         """
         return cross_entropy(
             input,

@@ -1,4 +1,4 @@
-"""Probabilities to sample from, by the name and arguments that FlashInfer has for them."""
+"""Probabilities to sample from, with FlashInfer's name and arguments."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ def softmax(
     *,
     greedy_at_zero: bool = False,
 ) -> torch.Tensor:
-    """The probabilities of tokens at a temperature, `softmax(logits / temperature, -1)` in float32, as
+    """The probabilities of tokens at a temperature, `softmax(logits / temperature, -1)` in float32, like
     `flashinfer.sampling.softmax`.
 
     One read of the logits and one write of the probabilities. Rows sum to 1 within 2 units in the last place of 1 at
     every temperature from 0.001 to 1,000: the temperature is a factor in the exponentials' own products, which are
-    rounded alike for all elements of a row. Differentiable, in the temperature as well.
+    rounded alike for all elements of a row. Differentiable, also with respect to the temperature.
 
     Args:
         logits: (..., N), a dense floating-point tensor.
-        temperature: A number, or a tensor with one for each row: (...), or (..., 1). None is 1.
-        enable_pdl: None or False. Kernels here do not begin before the one ahead of them has ended.
-        greedy_at_zero: A temperature of 0 means the largest logit alone (of equal ones the first; NaN is larger than
-            any): it has a probability of 1, all others 0. Where the temperature is a tensor that takes one more read of
-            the logits, and of the probabilities a read and two writes. Without it a number of 0 is refused, and a
-            tensor's gives a row of NaN, without a wait for the device.
+        temperature: A number, or a tensor with one number per row: (...), or (..., 1). None is 1.
+        enable_pdl: None or False. Kernels of this package do not start before the previous kernel has ended.
+        greedy_at_zero: A temperature of 0 selects the largest logit (the first of equal ones; NaN is larger than any):
+            its probability is 1, all others are 0. If the temperature is a tensor, this takes one more read of the
+            logits, and one more read and two more writes of the probabilities. Without it the number 0 is refused, and
+            a 0 in a tensor gives a row of NaN, without synchronising with the device.
 
     Returns:
-        A tensor of the shape of the logits, float32 (float64 of float64 logits).
+        A tensor of the shape of the logits, in float32 (float64 for float64 logits).
 
     Raises:
-        TypeError: For logits that are not a dense, real floating-point tensor, and a temperature that is no number.
+        TypeError: For logits that are not a dense, real floating-point tensor, and a temperature that is not a number.
         ValueError: For a number below 0, NaN, or 0 without `greedy_at_zero`; for a tensor of another shape or device.
-        NotPlanned: For `enable_pdl=True`, and as for `softmax`.
+        NotPlanned: For `enable_pdl=True`, and as in `softmax`.
 
     Examples:
         >>> import torch

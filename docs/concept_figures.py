@@ -15,7 +15,7 @@ from layouts.figures.scene import Canvas, Facts, Swatch, finish
 from layouts.style import thread_paint
 
 KIB, MIB = 1 << 10, 1 << 20
-LANES, VECTOR = 8, 8  # threads that are drawn of a warp of 32; elements of a vector of 16 bits
+LANES, VECTOR = 7, 8  # threads that are drawn of a warp of 32; elements of a vector of 16 bits
 
 
 def _card(
@@ -44,16 +44,21 @@ def machine() -> Figure:
     part = (wide - 330) / c.cluster_n
     for cta in range(c.cluster_n):
         body.cell(316 + cta * part, 18, (part, 28), thread_paint(cta), (f"CTA {cta}",), Facts())
-    _card(body, (0, 92), (wide, 48), f"L2 cache, {H200.l2 // MIB} MB: every byte passes, and all CTAs see it")
+    _card(
+        body,
+        (0, 92),
+        (wide, 48),
+        f"L2 cache, {H200.l2 // MIB} MB: every byte passes, all CTAs share it",
+    )
     for x, words in (
-        (half / 2, "1 load, 16 bytes a thread at a time"),
+        (half / 2, "1 load, 16 bytes per thread and access"),
         (half + 60 + half / 2 + 90, "6 store"),
     ):
         ends = ((x, 62), (x, 92)) if words.startswith("1") else ((x, 92), (x, 62))
         _arrow(body, *ends, words)
     top = 172.0
     body.box(0, top, wide, 356, "card", 6)
-    foot = f"cluster: {c.cluster_n} CTAs that reach each other's shared memory (sm_90 on)"
+    foot = f"cluster: {c.cluster_n} CTAs that access each other's shared memory (sm_90 and newer)"
     body.words(16, top + 343, foot, "head")
     for i, cta in enumerate((0, c.cluster_n - 1)):
         left, y = 16 + i * (half + 28), top + 16
@@ -72,26 +77,24 @@ def machine() -> Figure:
             for lane in range(LANES):
                 thread = 32 * warp + lane
                 body.cell(
-                    x + 10 + lane * 28,
+                    x + 10 + lane * 32,
                     line + 30,
-                    (28, 26),
+                    (32, 26),
                     thread_paint(thread),
                     (f"T{thread}",),
                     Facts(threads=(thread,)),
                 )
             body.words(x + 10, line + 74, f"registers: {c.steps} vectors of {c.vector} elements,", "axis")
             body.words(x + 10, line + 88, "and the state so far (max, sum)", "axis")
-            body.words(x + 10, line + 112, "2 reduce what a thread holds", "note")
-            body.words(x + 10, line + 130, "3 shuffles in 5 rounds: the warp's", "note")
+            body.words(x + 10, line + 112, "2 reduce a thread's elements", "note")
+            body.words(x + 10, line + 130, "3 five rounds of shuffles", "note")
         low = y + 214
         body.box(left + 14, low, half - 28, 76, "plain", 5)
         body.words(left + 24, low + 18, f"shared memory, at most {arch.shared_memory // KIB} KB", "head")
         slots = c.cluster_n * warps
+        body.words(left + 24, low + 36, f"reduction buffer: {slots} states, one per warp of each CTA", "axis")
         body.words(
-            left + 24, low + 36, f"reduction buffer: {slots} states, one of each warp of each CTA", "axis"
-        )
-        body.words(
-            left + 24, low + 58, "4 every warp writes its state, all wait once, every warp reads all", "note"
+            left + 24, low + 58, "4 every warp writes its state; a barrier; every warp reads all", "note"
         )
         for w in range(2):
             _arrow(body, (left + 120 + w * 258, y + 186), (left + 120 + w * 258, low))
@@ -105,7 +108,7 @@ def machine() -> Figure:
         body,
         "Memory, cluster, CTA, warp, thread",
         f"A row of {p.columns:,} elements in bf16 on an H200, class {c.name}: read once and written once. "
-        f"Drawn are {LANES} threads of two warps of two of the CTAs.",
+        f"Shown are {LANES} threads in each of two warps of two CTAs.",
         "The levels of a GPU with what each holds of a row, and the six steps of a softmax between them.",
     )
 
@@ -133,7 +136,7 @@ def scores() -> Figure:
     body.words(
         0,
         12,
-        "score = x \u00b7 scale + bias: the place in memory that each element's operand is read from",
+        "score = x \u00b7 scale + bias: the offset in memory from which each operand of an element is read",
         "head",
     )
     body.place(operands, 0, 26)
@@ -161,11 +164,11 @@ def scores() -> Figure:
     return finish(
         body,
         "Scores in the same read",
-        "A stride of 0 reads one number for a whole row or column; a row is read up to the diagonal.",
+        "With stride 0 one number is read for a whole row or column; a row is read up to the diagonal.",
         "Operands of the scores by their strides, and the vectors that rows of a causal softmax load.",
         [
             Swatch("true", "all", "loaded"),
-            Swatch("scalar", "part", "loaded; what lies beyond the diagonal is -inf"),
+            Swatch("scalar", "part", "loaded; elements beyond the diagonal are -inf"),
             Swatch("false", "0", "not loaded, written as 0"),
         ],
     )
@@ -219,7 +222,7 @@ def heads() -> Figure:
             body.stroke([(j * 248 + 86 + 20 * i, 154), (i * 248 + 86 + 20 * j, 216)], "link", arrow=True)
     return finish(
         body,
-        "Heads: numbers of a row from one read",
+        "Heads: numbers per row from one read",
         "A thread keeps the states of its elements; threads, warps, CTAs and ranks merge them. No matrix is written.",
         "A row of logits, the states that a kernel reduces it to, and the functions that are made of them.",
     )
@@ -240,7 +243,7 @@ def ranks() -> Figure:
         _arrow(body, (x + wide / 2, 142), (x + wide / 2, 196))
     total = count * (wide + 16) - 16
     body.box(0, 196, total, 40, "barrier", 6)
-    body.words(total / 2, 221, "one all-gather: 8 to 20 bytes a row of each rank", "head", "middle")
+    body.words(total / 2, 221, "one all-gather: 8 to 20 bytes per row from each rank", "head", "middle")
     for rank in range(count):
         x = rank * (wide + 16)
         _arrow(body, (x + wide / 2, 236), (x + wide / 2, 270))
@@ -248,14 +251,14 @@ def ranks() -> Figure:
         for other in range(count):
             paint = "scalar" if other == 2 else thread_paint(other)
             body.cell(x + 12 + other * 64, 282, (64, 24), paint, (f"rank {other}",), Facts())
-        body.words(x + 12, 326, "merged in the order of the ranks:", "axis")
+        body.words(x + 12, 326, "merged in rank order:", "axis")
         body.words(x + 12, 346, "the same bits everywhere", "note")
     return finish(
         body,
-        "A row that four ranks share",
-        "States of slices merge as those of threads, warps and CTAs do; gradients of losses need no other rank.",
+        "A row shared by four ranks",
+        "States of slices merge like those of threads, warps and CTAs; gradients of losses need no communication.",
         "Slices of a row on four ranks, their states, one all-gather, and the merge on every rank.",
-        [Swatch("scalar", "token", "where the chosen element lies")],
+        [Swatch("scalar", "token", "the chosen element")],
     )
 
 
@@ -291,8 +294,8 @@ def gathered() -> Figure:
     return finish(
         beside([stage(number) for number in range(len(names))], 40),
         "The states of four ranks, gathered",
-        f"{states} float32: rows, (blocks, ranks), numbers of a state. What a rank sends is one stretch of memory, "
-        "written by the kernel that reads its slice.",
+        f"{states} float32: rows, (blocks, ranks), numbers of a state. What a rank sends is contiguous, written "
+        "by the kernel that reads its slice.",
         "The gathered states as a reduction buffer whose peers are ranks: for each number a grid of rows by ranks, "
         "each slot with its place and byte address.",
         [Swatch("t0", "0 @0", "element and byte in the gathered states; colour = rank")],

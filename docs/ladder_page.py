@@ -145,7 +145,7 @@ def rung(number: int) -> str:
             ]
             + [f"{counted[f'dram_{what}_bytes'] / matrix:.2f}" for what in ("read", "write") * bool(counted)]
         )
-    head = ["memory traffic", "sectors a load", "a store", "sectors x 32 B, predicted"]
+    head = ["memory traffic", "sectors per load", "per store", "sectors x 32 B, predicted"]
     head += ["counted", "DRAM read, counted", "written"][: len(rows[0]) - len(head)]
     traffic_table = table(head, rows)
     speed_rows = []

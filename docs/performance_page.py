@@ -132,7 +132,7 @@ def overview() -> str:
 def measured_beside(*found: results.Results, peers: tuple[str, ...] = PEERS) -> str:
     """The versions of the peers that were measured, in a sentence."""
     said = (report.with_version(name, f.header) for name in peers for f in found)
-    return f"Measured beside {', '.join(name for name in dict.fromkeys(said) if ' ' in name)}."
+    return f"Peers: {', '.join(name for name in dict.fromkeys(said) if ' ' in name)}."
 
 
 # -- Where a peer is faster --------------------------------------------------------------------------------------------
@@ -340,16 +340,16 @@ def reasons() -> str:
         [
             "- **Any dimension.** Columns, the channels of images, several dimensions at once, slices and transposed "
             f"views: nothing is copied or transposed. `dim=0` of 1024 x 262144 runs at {columns}.",
-            "- **Any length.** One element or a billion, even or odd. Rows of up to 2^20 elements are read once, and "
-            "where there are 16 or more those of up to 2^24: they stay on chip between reduction and result, shared by "
-            "a warp, a cluster or the whole GPU. "
+            "- **Any length.** One element or a billion, even or odd. Rows of up to 2^20 elements are read only once, "
+            "and so are 16 or more rows of up to 2^24: they stay on chip between the reduction and the result, shared "
+            "by a warp, a cluster or the whole GPU. "
             f"4096 rows of 131,072 run at {row}, 64 rows of 16,777,216 at {longer}.",
-            "- **Scores and heads in the same read.** Scale, bias, mask and diagonal before the softmax; behind it "
-            "log-probabilities, cross entropy, entropy, or a product with V, without a matrix in between. A causal "
-            f"softmax of 2 x 16 x 4096 x 4096 is {faster:.0f} times as fast as torch's mask and softmax.",
+            "- **Scores and losses in the same read.** Scale, bias, mask and causal mask before the softmax; "
+            "log-probabilities, cross entropy, entropy or a product with V after it, with no matrix in between. A "
+            f"causal softmax of 2 x 16 x 4096 x 4096 is {faster:.0f} times as fast as torch's mask and softmax.",
             "",
             f"H200, bf16, forward, cold L2. {beside} "
-            "[All figures, how they were obtained, and where a peer is faster](docs/performance.md).",
+            "[All figures, how they were measured, and where a peer is faster](docs/performance.md).",
         ]
     )
 
@@ -377,7 +377,7 @@ def steps() -> str:
             )
     head = ["step", "torch, ms", "accelerated, ms", "times as fast", "torch, GB", "accelerated, GB"]
     measured = "\n\n".join([table(head, rows), *sources])
-    return measured if rows else f"{NOTHING} `{step.COMMAND}` measures them."
+    return measured if rows else f"No results file is committed yet: `{step.COMMAND}` writes one."
 
 
 BLOCKS = {

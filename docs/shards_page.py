@@ -68,7 +68,7 @@ def measured() -> str:
     source = f"{found.header.get('gpus', 2)} x {found.header['gpu']}, {found.header['date'][:10]}, torch " + (
         f"{found.header['torch']}, `{found.header['command']}`."
     )
-    told_of = ["Short of what is required:\n\n" + "\n".join(missed)] if missed else []
+    told_of = ["Targets that are missed:\n\n" + "\n".join(missed)] if missed else []
     return "\n\n".join([table(head, lines), source, *told_of])
 
 
@@ -99,9 +99,9 @@ def by_ranks() -> str:
     ]
     words = (
         f"All-gathers of two ranks take {cost.first:.0f} us and {cost.rate / 1e3:,.0f} GB/s (least squares over "
-        f"{len([r for r in found.rows if r['op'] == 'all_gather'])} sizes). Each rank more is taken to add a hop of "
-        f"{HOP_US} us, or {NETWORK_HOP_US} us between hosts of {GPUS_A_HOST} GPUs, as NCCL's own tuning does. Slices "
-        "and merges are measured, in microseconds, on one GPU; the collective beyond two ranks is a model."
+        f"{len([r for r in found.rows if r['op'] == 'all_gather'])} sizes). Each further rank is assumed to add a hop "
+        f"of {HOP_US} us, or {NETWORK_HOP_US} us between hosts of {GPUS_A_HOST} GPUs, as NCCL's own tuning does. "
+        "Slices and merges are measured, in microseconds, on one GPU; the collective beyond two ranks is a model."
     )
     return f"{table(head, rows)}\n\n{words}"
 

@@ -1,6 +1,6 @@
-"""Teach a policy by reward alone: log-probabilities of what it sampled, their ratio to the old ones, and its entropy.
+"""Train a policy from rewards alone: log-probabilities of its samples, their ratio to the old ones, and its entropy.
 
-The gradient step is that of PPO and GRPO: texts that brought more than their group's mean reward become likelier,
+The gradient step is that of PPO and GRPO: texts with more than their group's mean reward become likelier,
 within a clipped ratio. The reward here counts tokens that are larger than the one before.
 """
 
@@ -71,7 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
     for name, default in sizes:
         parser.add_argument(f"--{name}", type=int, default=default, help=f"({default})")
     parser.add_argument("--temperature", type=float, default=1.0, help="(1)")
-    parser.add_argument("--entropy", type=float, default=0.003, help="what a nat of it is worth (0.003)")
+    parser.add_argument("--entropy", type=float, default=0.003, help="weight of the entropy, per nat (0.003)")
     parser.add_argument("--rate", type=float, default=0.02, help="learning rate (0.02)")
     asked = parser.parse_args(arguments)
     device = "cuda" if torch.cuda.is_available() else "cpu"

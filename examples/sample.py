@@ -1,4 +1,4 @@
-"""Sample the next token at a temperature, among the k likeliest, or among those that hold most of the probability.
+"""Sample the next token with a temperature, top-k and top-p.
 
 The model is a table of which byte follows which two in Python's own sources: a language model's logits in small.
 """
@@ -75,10 +75,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--prompt", default="def ", help='at least two characters ("def ")')
     parser.add_argument("--tokens", type=int, default=60, help="how many to sample (60)")
     parser.add_argument(
-        "--temperature", type=float, nargs="+", default=[0.0, 0.5, 1.0], help="a text of each (0 0.5 1)"
+        "--temperature", type=float, nargs="+", default=[0.0, 0.5, 1.0], help="one text for each (0 0.5 1)"
     )
-    parser.add_argument("--top-k", type=int, default=0, help="among the k likeliest; 0: all (0)")
-    parser.add_argument("--top-p", type=float, default=1.0, help="among those that hold this share (1)")
+    parser.add_argument("--top-k", type=int, default=0, help="sample among the k likeliest; 0: all (0)")
+    parser.add_argument(
+        "--top-p",
+        type=float,
+        default=1.0,
+        help="sample among the likeliest with this share (1)",
+    )
     parser.add_argument("--seed", type=int, default=0, help="(0)")
     asked = parser.parse_args(arguments)
     prompt = list(asked.prompt.encode())

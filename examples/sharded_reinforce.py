@@ -1,7 +1,7 @@
-"""Log-probabilities in reinforcement learning where ranks share the vocabulary: of sampled tokens under the policy and
-under a reference, their entropies, and the step of GRPO.
+"""Take GRPO steps with a vocabulary split over ranks: log-probabilities under a policy and a reference, and entropies.
 
-Run by ``torchrun --nproc-per-node=2 examples/sharded_reinforce.py``; on the CPU with gloo, or on a GPU each with NCCL.
+Run by ``torchrun --nproc-per-node=2 examples/sharded_reinforce.py``,
+on the CPU with gloo, or with NCCL on one GPU per rank.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Train a small model whose last layer, and so its vocabulary, is split over ranks: no rank ever has a row of logits.
+"""Train a small model whose last layer, and so its vocabulary, is split over ranks: no rank ever has a whole row.
 
-Run by ``torchrun --nproc-per-node=2 examples/tensor_parallel.py``; on the CPU with gloo, or on a GPU each with NCCL.
+Run by ``torchrun --nproc-per-node=2 examples/tensor_parallel.py``,
+on the CPU with gloo, or with NCCL on one GPU per rank.
 """
 
 from __future__ import annotations

@@ -44,21 +44,21 @@ def build_parser() -> Parser:
         added.add_argument("layout", nargs=several, metavar="LAYOUT", help=what)
         return added
 
-    commands.add_parser("atoms", help="The MMA and copy atoms that are known by name.")
-    explorer = command("explorer", "A page of layouts that are linked cell by cell.")
+    commands.add_parser("atoms", help="List the MMA and copy atoms that can be named.")
+    explorer = command("explorer", "Make a page of layouts that are linked cell by cell.")
     show = command("show", "Draw a layout or an atom as SVG; with --tile as a thread-value layout.")
     explorer.add_argument("-o", "--output", type=Path, default=Path("explorer.html"), help="(explorer.html)")
     explorer.set_defaults(thread=None)
     for added in (show, explorer):
         drawing_options(added)
-    show.add_argument("--thread", type=int, help="with --tile, dim all that this thread does not own")
+    show.add_argument("--thread", type=int, help="with --tile, dim everything that this thread does not own")
     show.add_argument(
-        "-o", "--output", type=Path, help="file to write (.svg or .png); else SVG on the output"
+        "-o", "--output", type=Path, help="file to write (.svg or .png); by default SVG on standard output"
     )
-    show.add_argument("--png", action="store_true", help="write a PNG beside the SVG too (needs cairosvg)")
+    show.add_argument("--png", action="store_true", help="also write a PNG next to the SVG (needs cairosvg)")
 
     check = command(
-        "check", "Coverage and memory traffic of a tiled copy; status 1 unless it covers its tile."
+        "check", "Check coverage and memory traffic of a tiled copy; status 1 unless it covers its tile."
     )
     check.add_argument("--tile", type=tile, required=True, help="rows,columns of the tile")
     check.add_argument("--memory", help="layout of the tile in memory, in elements; row-major if left out")
@@ -67,7 +67,7 @@ def build_parser() -> Parser:
     check.add_argument("--space", choices=("global", "shared"), default="global", help="which memory")
     check.add_argument("--base", type=int, default=0, help="byte address of offset 0")
 
-    words = command("explain", "Say in words what a layout is and does.")
+    words = command("explain", "Describe a layout in words.")
     words.add_argument(
         "--tile", type=tile, default=(), help="rows,columns, to read it as a thread-value layout"
     )

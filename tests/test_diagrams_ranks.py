@@ -62,9 +62,9 @@ def lies(c: RowClass, tiles: int) -> list[dict[int, row_ring.Held]]:
     """What is in which place in each turn, by carrying out what `RingKernel.tiles` does."""
     places, found = {i % c.ring: i for i in range(c.ahead)}, []
     for turn in range(tiles + c.lag):
-        shown = {at: row_ring.Held(tile, row_ring.COMES) for at, tile in places.items() if tile < tiles}
+        shown = {at: row_ring.Held(tile, row_ring.LOADING) for at, tile in places.items() if tile < tiles}
         for tile in range(max(turn - c.lag, 0), min(turn, tiles)):
-            what = row_ring.FINISHED if tile == turn - c.lag else row_ring.WAITS
+            what = row_ring.FINISHED if tile == turn - c.lag else row_ring.WAITING
             assert places[tile % c.ring] == tile  # nothing has been loaded over it
             shown[tile % c.ring] = row_ring.Held(tile, what)
         if turn < tiles:
@@ -82,7 +82,7 @@ def test_tiles_are_where_the_kernel_has_them(plan):
     told = [cell.facts.note for cell in row_ring.turns(plan).cells if cell.facts.note]
     shown = c.ring + c.lag + 2
     assert [told.count(row_ring.TOLD[what]) for what in (row_ring.REDUCED, row_ring.FINISHED)] == [shown] * 2
-    assert told.count(row_ring.TOLD[row_ring.WAITS]) == shown * (c.lag - 1)
+    assert told.count(row_ring.TOLD[row_ring.WAITING]) == shown * (c.lag - 1)
 
 
 class Eager(RowClass):

@@ -201,7 +201,7 @@ def test_forms_are_few_but_for_lengths():
 def test_command(capsys):
     assert main(["ladder", "3", "100x1000", "--dtype", "fp32"]) == 0
     said = capsys.readouterr().out
-    assert "Rung 3, one warp a row: cute_softmax/ladder/rung3_warp.py" in said
+    assert "Rung 3, one warp per row: cute_softmax/ladder/rung3_warp.py" in said
     assert torch.cuda.is_available() or "registers a thread" in said
     assert main(["ladder", "0", "100x1000", "--dim", "0"]) == 0
 

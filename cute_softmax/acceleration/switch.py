@@ -1,7 +1,7 @@
-"""Our kernels under torch's own softmax: a program gains without a change.
+"""Our kernels under torch's own softmax, for programs that do not change.
 
-`accelerate` registers them for operators of `aten` on torch's CUDA key; what they do not serve goes on to the kernels
-that were there before. A loss is no operator of its own: torch's function is replaced. Every call is counted.
+`accelerate` registers them for operators of `aten` on torch's CUDA key; calls that they do not support go to the
+kernels that were registered before. A loss is not an operator: torch's function is replaced. Every call is counted.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ _thread = _Thread()
 
 @dataclass(frozen=True)
 class Report:
-    """Where calls of torch's operators went; `str` of it is text for people.
+    """Where calls of torch's operators went; `str` makes a readable text of it.
 
     Attributes:
-        active: Whether our kernels are under torch's operators now.
-        ended: Whether they were, and are no longer.
-        served: Calls that our kernels served, per operator.
+        active: Whether our kernels replace torch's now.
+        ended: Whether they did, and no longer do.
+        served: Calls that ran on our kernels, per operator.
         handed_on: Calls that went on to ATen, per operator and reason.
-        overridden: Operators for which another package's kernels run now, and where it has registered them. They are
-            left to it, unless `accelerate(override=True)` is asked for.
+        overridden: Operators for which another package's kernels run now, and where they were registered. They are left
+            alone, unless `accelerate(override=True)` is used.
     """
 
     active: bool
@@ -87,7 +87,7 @@ class Report:
 
 
 class Acceleration:
-    """A context manager that ends what `accelerate` began, with a report of the calls since."""
+    """A context manager that ends what `accelerate` began, and reports the calls since then."""
 
     def __init__(self, generation: int, cross_entropy: bool, override: bool) -> None:
         self._first: int | None = generation
@@ -110,38 +110,38 @@ class Acceleration:
                 _settle()
 
     def report(self) -> Report:
-        """The calls since this acceleration began.
+        """Report the calls since this acceleration began.
 
         Returns:
-            Those of all threads.
+            The calls of all threads.
         """
         return _report(self._start)
 
 
 def accelerate(*, cross_entropy: bool = False, override: bool = False) -> Acceleration:
-    """Put our kernels under torch's own softmax, log_softmax, logsumexp and their gradients, for CUDA tensors.
+    """Run torch's own softmax, log_softmax, logsumexp and their gradients on our kernels, for CUDA tensors.
 
-    As a block it lasts until the block's end; blocks may be nested and may overlap in several threads. Called without a
-    block it lasts until `restore`. It holds for all threads. Change it while no other thread is inside a softmax:
-    torch's table of kernels has no lock for its readers.
+    In a `with` statement it lasts until the block ends; blocks may be nested and may overlap in several threads.
+    Otherwise it lasts until `restore`. It applies to all threads. Do not switch it while another thread is inside a
+    softmax: torch's table of kernels has no lock for its readers.
 
-    Everything in torch that comes down to these operators then runs here: `torch.softmax`,
+    Everything in torch that calls these operators then uses our kernels: `torch.softmax`,
     `torch.nn.functional.softmax`, `Tensor.log_softmax`, `torch.nn.CrossEntropyLoss`, the math path of
     scaled_dot_product_attention, their gradients, and their transforms (vmap, grad, jvp). Results have ATen's dtype,
-    shape and strides. What the kernels do not take (float64, complex numbers, integers) goes on to ATen, and
-    `accelerated` counts it. Tensors on the CPU never come here, nor does code compiled by inductor, which has kernels
-    of its own.
+    shape and strides. Calls that the kernels do not support (float64, complex numbers, integers) go to ATen, and
+    `accelerated` counts them. CPU tensors are not affected, nor is code compiled by inductor, which has its own
+    kernels.
 
     Args:
-        cross_entropy: Also put our `cross_entropy` in the place of `torch.nn.functional.cross_entropy`, which modules
-            and libraries call by that name: of class indices, without the matrix of log-probabilities. Other calls go
-            on to torch's.
-        override: Also replace kernels that another package has registered for an operator (a batch-invariant mode of a
-            serving engine, say); calls that ours do not serve go on to them. Else they stay, with a UserWarning, and
-            the report names them.
+        cross_entropy: Also replace `torch.nn.functional.cross_entropy`, which modules and libraries call by that name,
+            with our `cross_entropy`: for class indices, without the matrix of log-probabilities. Other calls still go
+            to torch's.
+        override: Also replace kernels that another package has registered for an operator (such as a serving engine's
+            batch-invariant mode); calls that ours do not support go to those kernels. Otherwise they stay, with a
+            UserWarning, and the report names them.
 
     Returns:
-        A context manager, which also reports the calls since it was made.
+        A context manager, which also reports the calls since it was created.
 
     Examples:
         >>> import torch
@@ -158,7 +158,7 @@ def accelerate(*, cross_entropy: bool = False, override: bool = False) -> Accele
 
 
 def restore() -> None:
-    """Give torch its own kernels back, exactly as they were, whatever blocks are open. It may be called again."""
+    """Give torch its own kernels back, exactly as they were, even if blocks are open. May be called more than once."""
     global _generation
     with _changing:
         _open.clear()
@@ -167,7 +167,7 @@ def restore() -> None:
 
 
 def accelerated() -> Report:
-    """Which calls went to our kernels and which on to ATen, and why, since torch was last accelerated.
+    """Report which calls ran on our kernels and which went to ATen, and why, since torch was last accelerated.
 
     Returns:
         The calls of all threads; `print` shows them as text.

@@ -61,23 +61,23 @@ def cross_entropy(
     vocab_start: int | None = None,
     vocab_size: int | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """The cross entropy between logits and targets, as `torch.nn.functional.cross_entropy`.
+    """The cross entropy between logits and targets, like `torch.nn.functional.cross_entropy`.
 
-    With class indices no matrix of log-probabilities is written, and there are two ways:
+    With class indices no matrix of log-probabilities is written, and there are two methods:
 
-    - in *one visit* the forward pass reads the logits, and writes their gradient while a row is on chip: one read and
-      one write for both directions. It is taken for a mean or a sum of bfloat16 or float32 logits whose gradient is
-      recorded, in rows that fit on chip, without `return_lse`. The gradient is written for an upstream of `grad_scale`;
-      backward multiplies it once more for another, without asking the host. There is one backward pass through such a
-      call; another, or a gradient of the gradient, is a RuntimeError.
-    - to *recompute*, forward reads the logits once, and backward once more for any upstream; all that is kept are
-      numbers of each row, in float32. This serves all other calls.
+    - *one visit*: the forward pass reads the logits and writes their gradient while a row is on chip, one read and one
+      write for both directions. This is used for a mean or a sum over bfloat16 or float32 logits whose gradient is
+      recorded, in rows that fit on chip, without `return_lse`. The gradient is written for an upstream gradient of
+      `grad_scale`; for any other, the backward pass rescales it on the device. Only one backward pass is possible; a
+      second one, or a gradient of the gradient, raises RuntimeError.
+    - *recompute*: forward reads the logits once, and backward reads them again, for any upstream gradient; only float32
+      numbers per row are saved. This is used for all other calls.
 
-    Class probabilities are read beside the logits, once forward and once backward. With a weight, with smoothing, a
-    softcap or a scale that is not positive they make a float32 matrix of log-probabilities, with `log_softmax`, and
-    torch's operations on it. Label smoothing of class indices with a weight is two losses, at the target and against
-    the weights, with two reads each way and a gradient each; with a softcap or a scale that is not positive it is
-    computed as probabilities are. CPU tensors, and float64 ones on any device, are computed by torch's operations.
+    Class probabilities are read alongside the logits, once forward and once backward. With a weight, smoothing, a
+    softcap or a scale that is not positive they take a float32 matrix of log-probabilities, from `log_softmax`, and
+    torch's operations on it. Label smoothing of class indices with a weight takes two losses, at the target and against
+    the weights, with two reads in each direction and a gradient each; with a softcap or a scale that is not positive it
+    is computed like class probabilities. CPU tensors, and float64 tensors on any device, use torch's operations.
 
     Args:
         input: (C), (N, C) or (N, C, d1, ...): a dense floating-point tensor of logits, C classes.
@@ -87,35 +87,37 @@ def cross_entropy(
         ignore_index: A class index whose rows have loss 0 and do not count in the mean; it may lie outside the classes.
         reduction: "mean" over the rows that count, by their weights; "sum"; or "none".
         label_smoothing: From 0 to 1, the share of a uniform distribution in the targets.
-        scale: A number that the logits are multiplied by, 1 / temperature.
-        softcap: A positive number: scores are `softcap * tanh(input * scale / softcap)`. None: they are not capped.
-        lse_square_scale: A factor on the square of each row's logsumexp, which is added to its loss (z-loss); its mean
-            is that over the rows that count.
-        return_lse: Also return the logsumexp of each row, of the logits times the scale.
-        dtype: Of the loss. None: the input's, or float32 under autocast.
-        one_visit: Which way: True for one visit, False to recompute, None to choose. Without a gradient that is
-            recorded nothing is written either way. Of rows that ranks share one visit is for slices that
-            stay on chip; None takes it for those of bfloat16.
-        grad_scale: The upstream gradient that the loss will have, if it is known: a loss scale, or the inverse of the
-            steps that are accumulated; a number, or a tensor of one on the input's device. It does not change results.
-        inplace_backward: In one visit, write the gradient over the logits, whose values are lost then.
-        group: A ProcessGroup over which rows are sharded, as for `logsumexp`: the input is (N, C) or (C) with this
-            rank's slice of the classes; targets are class indices into whole rows, weights those of all classes. Not
-            with a softcap, nor with label smoothing and a weight together.
-        vocab_start: As for `logsumexp`.
-        vocab_size: As for `logsumexp`; label smoothing over slices of unequal length needs it.
+        scale: A number by which the logits are multiplied, 1 / temperature.
+        softcap: A positive number: scores are `softcap * tanh(input * scale / softcap)`. None: no cap.
+        lse_square_scale: A factor on the square of each row's logsumexp, which is added to the row's loss (z-loss); its
+            mean is taken over the rows that count.
+        return_lse: Also return the logsumexp of each row of the scaled logits.
+        dtype: The dtype of the loss. None: the input's, or float32 under autocast.
+        one_visit: The method: True for one visit, False to recompute, None to choose. If no gradient is recorded,
+            neither method writes one. For rows shared by ranks, one visit is possible if slices stay on chip; None
+            chooses it for those of bfloat16.
+        grad_scale: The upstream gradient that the loss will have, if it is known, such as a loss scale, or one over the
+            number of accumulated steps; a number, or a one-element tensor on the input's device. It does not change
+            results.
+        inplace_backward: In one visit, write the gradient over the logits, whose values are lost.
+        group: A ProcessGroup over which rows are sharded, as in `logsumexp`: the input is (N, C) or (C) with this
+            rank's slice of the classes; targets are class indices into whole rows, and weights are those of all
+            classes. Not with a softcap, nor with label smoothing and a weight together.
+        vocab_start: As in `logsumexp`.
+        vocab_size: As in `logsumexp`; label smoothing over slices of unequal length needs it.
 
     Returns:
-        The loss, a scalar or, of reduction "none", in the shape of the rows; with `return_lse` a pair of it and the
+        The loss, a scalar or, for reduction "none", one number per row; with `return_lse` a pair of the loss and the
         logsumexps of the rows, in float32.
 
     Raises:
-        TypeError: For an input that is not a dense, real floating-point tensor, a target that is neither integers nor
-            floating-point numbers, and arguments that are no numbers.
+        TypeError: For an input that is not a dense, real floating-point tensor, a target that has neither integers nor
+            floating-point numbers, and arguments that are not numbers.
         ValueError: For shapes or devices that do not fit, another reduction, a label_smoothing outside 0 to 1, a
-            softcap that is not positive; `one_visit` or `inplace_backward` of a call that is not served in one visit.
-        IndexError: For a target out of range on the CPU. On CUDA as for `selective_log_softmax`.
-        NotPlanned: As for `softmax`.
+            softcap that is not positive; `one_visit` or `inplace_backward` for a call that is not possible in one
+            visit.
+        IndexError: For a target out of range on the CPU. On CUDA as in `selective_log_softmax`.
+        NotPlanned: As in `softmax`.
 
     Examples:
         >>> import torch

@@ -25,30 +25,30 @@ def kl_div(
     scale: float = 1.0,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """The divergence of a model's distribution from another's, both given by their logits: of each row
-    `KL(p || q) = sum(p * (log(p) - log(q)))` of `p = softmax(target * scale)` and `q = softmax(input * scale)`.
+    """The divergence of one distribution from another, both given by their logits: for each row `KL(p || q) = sum(p *
+    (log(p) - log(q)))` with `p = softmax(target * scale)` and `q = softmax(input * scale)`.
 
-    No probability is written. Forward reads both logits once, and the gradient in each of them, where it is wanted,
-    reads both once more. A probability p of 0 adds nothing; where q is 0 and p is not, the divergence is infinite. CPU
-    tensors, and float64 ones on any device, are computed by torch's operations, and so are strided rows and those that
-    do not fit on chip. Differentiable twice in both.
+    No probability is written. Forward reads both sets of logits once; each gradient, if needed, reads both once more. A
+    probability p of 0 adds nothing; where q is 0 and p is not, the divergence is infinite. CPU tensors, float64 tensors
+    on any device, strided rows and rows that do not fit on chip use torch's operations. Twice differentiable with
+    respect to both.
 
     Args:
         input: The logits of q, a student's: a dense floating-point tensor.
-        target: The logits of p, a teacher's: likewise, of the same shape and on the same device.
-        dim: The dimension or dimensions that are the rows'.
-        reduction: "mean" over the rows (for one dimension of rows torch's "batchmean"), "sum", or "none".
-        scale: A positive number that both are multiplied by, 1 / temperature.
-        dtype: Of the result. None: the input's, or float32 under autocast.
+        target: The logits of p, a teacher's: likewise, with the same shape and on the same device.
+        dim: The dimension or dimensions to reduce.
+        reduction: "mean" over the rows (torch's "batchmean" if there is one other dimension), "sum", or "none".
+        scale: A positive number by which both are multiplied, 1 / temperature.
+        dtype: The dtype of the result. None: the input's, or float32 under autocast.
 
     Returns:
-        A scalar or, of reduction "none", a tensor without the reduced dimensions.
+        A scalar or, for reduction "none", a tensor without the reduced dimensions.
 
     Raises:
-        TypeError: For what is not a dense, real floating-point tensor, and a scale that is no number.
+        TypeError: For anything but a dense, real floating-point tensor, and a scale that is not a number.
         IndexError: For a dimension out of range.
-        ValueError: For a repeated dimension or none, tensors of different shapes or devices, a scale that is not
-            positive, and another reduction.
+        ValueError: For a repeated dimension or no dimension, tensors of different shapes or devices, a scale that is
+            not positive, and another reduction.
 
     Examples:
         >>> import torch

@@ -38,22 +38,23 @@ def plan_softmax(
     device: Device = H200,
     **scores: Unpack[ScoreArguments],
 ) -> Plan | ShortPlan | PanelPlan:
-    """The plan of `softmax` for a CUDA tensor, or for a contiguous tensor of some shape on a described GPU.
+    """Return the plan of `softmax` for a CUDA tensor, or for a contiguous tensor of a given shape on a given GPU.
 
-    A plan is plain numbers: nothing is compiled or launched, and no GPU is needed for a shape. Its `explain()` says it
-    in words; `explain` also says what happens where there is none.
+    A plan is plain numbers: nothing is compiled or launched, and a shape needs no GPU. Its `explain()` describes it in
+    words; `cute_softmax.explain` also covers calls without a plan.
 
     Args:
-        input: A tensor, whose strides count and, on CUDA, its address and GPU; or the shape of a contiguous one.
+        input: A tensor, of which the strides and, on CUDA, the address and GPU matter; or the shape of a contiguous
+            one.
         dim: The dimension or dimensions to reduce.
-        dtype: Of the result, a torch dtype or "bf16", "fp16" or "fp32"; for a shape also of the input (bfloat16 if
-            None).
+        dtype: The dtype of the result, a torch dtype or "bf16", "fp16" or "fp32"; for a shape also that of the input
+            (bfloat16 if None).
         backward: The plan of the backward pass instead.
-        log: That of `log_softmax` instead.
+        log: Plan `log_softmax` instead.
         online: As in `softmax`.
-        in_place: Whether the result goes to the input, as with `softmax_`.
+        in_place: Whether the result overwrites the input, as in `softmax_`.
         device: The GPU to plan for, unless the input is a CUDA tensor.
-        scale: As in `softmax`. Tensors here and below may be of any device if the input is a shape.
+        scale: As in `softmax`. Tensors here and below may be on any device if the input is a shape.
         bias: As in `softmax`.
         mask: As in `softmax`.
         causal: As in `softmax`.
@@ -62,14 +63,14 @@ def plan_softmax(
         sink: As in `softmax`.
 
     Returns:
-        The plan: a `ShortPlan` of short rows that lie one behind another, a `Plan` where whole contiguous rows are held
-            on chip by a CTA or a cluster, else a `PanelPlan`.
+        The plan: a `ShortPlan` for short contiguous rows, a `Plan` if a CTA or a cluster holds whole contiguous rows on
+        chip, otherwise a `PanelPlan`.
 
     Raises:
-        TypeError: For dtypes that have no kernels, and as for `softmax`.
+        TypeError: For dtypes without kernels, and as in `softmax`.
         IndexError: For a dimension out of range.
-        ValueError: As for `softmax`.
-        NotPlanned: As for `softmax`.
+        ValueError: As in `softmax`.
+        NotPlanned: As in `softmax`.
 
     Examples:
         >>> from cute_softmax import plan_softmax
@@ -133,28 +134,29 @@ def explain(
     group: ProcessGroup | int | None = None,
     **options: object,
 ) -> str:
-    """How a call would run on a tensor or a shape, in words: the plan of its kernel, or why torch serves it.
+    """Describe how a call would run on a tensor or a shape: the plan of its kernel, or why torch serves it instead.
 
-    And, where it is so, that the version of cutlass-dsl switches off torch's own operators in the CuTe DSL.
+    It also tells if the installed version of cutlass-dsl switches off torch's own CuTe DSL operators.
 
     Args:
         input: A tensor, or the shape of one.
         dim: The dimension or dimensions to reduce.
-        dtype: Of the result; for a shape also of the input (bfloat16 if None).
+        dtype: The dtype of the result; for a shape also that of the input (bfloat16 if None).
         op: The function: "softmax", "log_softmax", "logsumexp", "amax", "sum", "entropy", "selective_log_softmax",
             "cross_entropy" or "kl_div".
-        group: The ranks that share rows, as in `softmax`, of which the input is a slice; or how many there are.
-        **options: The other arguments of `plan_softmax`; with a group, and for functions that give numbers of rows,
-            `backward`, `scale` and `device` of them.
+        group: The ranks that share the rows, as in `softmax`, where the input is one rank's slice; or the number of
+            ranks.
+        **options: The other arguments of `plan_softmax`; with a group, and for functions with only numbers per row as
+            results, `backward`, `scale` and `device`.
 
     Returns:
-        Text of about ten lines, of one where nothing is launched.
+        About ten lines of text; one line if nothing is launched.
 
     Raises:
-        TypeError: As for `plan_softmax`.
+        TypeError: As in `plan_softmax`.
         IndexError: For a dimension out of range.
-        ValueError: For another `op`, for the gradient of amax or sum, and as for `plan_softmax`.
-        NotPlanned: As for `softmax`.
+        ValueError: For another `op`, for the gradient of amax or sum, and as in `plan_softmax`.
+        NotPlanned: As in `softmax`.
 
     Examples:
         >>> from cute_softmax import explain
@@ -227,27 +229,28 @@ def plan_reduction(
     *,
     device: Device = H200,
 ) -> Plan | ShortPlan | PanelPlan:
-    """The plan of a reduction for a CUDA tensor, or for a contiguous tensor of some shape on a described GPU.
+    """Return the plan of a reduction for a CUDA tensor, or for a contiguous tensor of a given shape on a given GPU.
 
-    Its `explain()` says in words how the call would run.
+    Its `explain()` tells in words how the call would run.
 
     Args:
         name: "logsumexp", "amax" or "sum".
-        input: A tensor, whose strides count and, on CUDA, its address and GPU; or the shape of a contiguous one.
+        input: A tensor, of which the strides and, on CUDA, the address and GPU matter; or the shape of a contiguous
+            one.
         dim: The dimension or dimensions to reduce; all of them if None or empty.
-        dtype: Of the result, a torch dtype or "bf16", "fp16" or "fp32"; for a shape also of the input (bfloat16 if
-            None).
+        dtype: The dtype of the result, a torch dtype or "bf16", "fp16" or "fp32"; for a shape also that of the input
+            (bfloat16 if None).
         device: The GPU to plan for, unless the input is a CUDA tensor.
 
     Returns:
-        The plan: a `ShortPlan` of short rows that lie one behind another, a `Plan` where whole contiguous rows are held
-            on chip by a CTA or a cluster, else a `PanelPlan`.
+        The plan: a `ShortPlan` for short contiguous rows, a `Plan` if a CTA or a cluster holds whole contiguous rows on
+        chip, otherwise a `PanelPlan`.
 
     Raises:
-        TypeError: For dtypes that have no kernels.
+        TypeError: For dtypes without kernels.
         IndexError: For a dimension out of range.
         ValueError: For another name, and for a repeated dimension.
-        NotPlanned: As for `logsumexp`.
+        NotPlanned: As in `logsumexp`.
     """
     if name not in NAMES:
         raise ValueError(f"name is {name!r}: the reductions are {', '.join(NAMES)}")

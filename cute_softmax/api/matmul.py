@@ -24,43 +24,44 @@ def softmax_matmul(
     return_lse: bool = False,
     stats: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """The product `softmax(scale * scores + bias, -1) @ values`, with scores read once and no softmax matrix written.
+    """The product `softmax(scale * scores + bias, -1) @ values`, which reads the scores once and writes no softmax
+    matrix.
 
-    CUDA tensors with values in bfloat16 or float16 run our kernels: exponentials are rounded to the dtype of the
-    values, sums are float32. All others take two steps, a softmax and torch's product: CPU tensors, values in float32
-    or float64, and calls inside functorch's transforms.
+    CUDA tensors with values in bfloat16 or float16 use our kernels: exponentials are rounded to the dtype of the
+    values, and sums are float32. All others take two steps, a softmax and torch's product: CPU tensors, values in
+    float32 or float64, and calls inside functorch's transforms.
 
-    A NaN or +inf among a row's scores makes the row NaN. The same call gives the same bits every time;
-    within `batch_invariant` they are those of the row of scores and the values alone. Differentiable
-    with respect to scores, values, bias and sink. On sm_90 values whose rows do not begin at multiples of 16 bytes are
-    copied first, and so are such scores in float32; other GPUs read them as they lie, but form gradients by torch's
-    operations.
+    A NaN or +inf among a row's scores makes the row NaN. The same call gives the same bits every time; within
+    `batch_invariant` they depend on the row of scores and the values alone. Differentiable with respect to scores,
+    values, bias and sink. On sm_90 values whose rows do not begin at multiples of 16 bytes are copied first, and so are
+    such scores in float32; other GPUs read them in place, but compute gradients with torch's operations.
 
     Args:
-        scores: (..., M, N), of the dtype of the values or float32.
+        scores: (..., M, N), in the dtype of the values or float32.
         values: (..., N, D). The batch dimensions of scores and values broadcast.
-        scale: A number that the scores are multiplied by.
-        mask: A boolean tensor that broadcasts to (..., M, N); where it is False a score counts as -inf.
+        scale: A number by which the scores are multiplied.
+        mask: A boolean tensor that broadcasts to (..., M, N); where it is False the score is -inf.
         bias: A floating-point tensor that broadcasts to (..., M, N), added after the scale.
         causal: True: score j of row i counts if `j <= i`; an int: if `j <= i + causal`. Tiles beyond are not read.
-        empty_rows: What a row is in which nothing counts: "nan" as in torch, or "zero".
-        sink: A floating-point tensor that broadcasts to (..., M, 1): one more score of each row, or of all rows that
-            share it (of a head, say), that joins the sum and has no values. Neither scale nor mask apply to it. A row
-            in which nothing else counts is 0; a sink of -inf is none.
-        return_lse: Also return the logarithms of the rows' sums of exponentials, those of the sinks among them.
-        stats: These logarithms, if they are known: what `softmax_stats` gives for the same scale, mask, bias, causal
-            and sink, float32, broadcasting to (..., M). Exponentials are then formed in one step, without maxima, sums
-            and rescaling; the rounding of the logarithms becomes a relative error of about 1e-7 times their size. They
-            count as functions of the scores: gradients are those of the softmax, and none flows through them.
+        empty_rows: The result of rows in which no element counts: "nan" as in torch, or "zero".
+        sink: A floating-point tensor that broadcasts to (..., M, 1): an extra score for each row, or for all rows that
+            share it (such as those of a head), that counts in the sum and has no values. Neither scale nor mask applies
+            to it. A row in which no element counts is 0; a sink of -inf has no effect.
+        return_lse: Also return the logarithms of the rows' sums of exponentials, including the sinks.
+        stats: These logarithms, if they are known: the result of `softmax_stats` for the same scale, mask, bias, causal
+            and sink, in float32 and broadcasting to (..., M). Exponentials are then computed in one step, without
+            maxima, sums and rescaling; the rounding of the logarithms becomes a relative error of about 1e-7 times
+            their size. They are treated as functions of the scores: gradients are those of the softmax, and none flows
+            through them.
 
     Returns:
         The product, (..., M, D) in the dtype of the values; with `return_lse` a pair of it and the logarithms, (..., M)
         in float32 (float64 for tensors in float64).
 
     Raises:
-        TypeError: For what is not a dense, real floating-point tensor, for dtypes that do not go together, a mask that
-            is not boolean, a causal or a scale of another type.
-        ValueError: For shapes or devices that do not fit, and another word for `empty_rows`.
+        TypeError: For anything but a dense, real floating-point tensor, for dtypes that do not match, a mask that is
+            not boolean, a causal or a scale of another type.
+        ValueError: For shapes or devices that do not match, and another value of `empty_rows`.
         NotPlanned: For more than three batch dimensions that do not merge in memory.
     """
     # Types first: 1 and True are equal, and tensors have an equality of their own.
@@ -93,29 +94,29 @@ def softmax_stats(
     causal: bool | int = False,
     sink: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The logarithms of the rows' sums of exponentials, which `softmax_matmul` takes as `stats`.
+    """Compute the logarithms of the rows' sums of exponentials, which `softmax_matmul` takes as `stats`.
 
-    Found once, they serve several products with the same scores. One read of the scores. No gradient flows through them
-    (that of `softmax_matmul` is whole all the same); a differentiable function is `logsumexp`. CPU tensors, and float64
-    ones on any device, are computed by torch's operations.
+    Computed once, in one read of the scores, they can be used in several products with these scores. No gradient flows
+    through them (the gradient of `softmax_matmul` is complete nevertheless); for a differentiable function see
+    `logsumexp`. CPU tensors, and float64 tensors on any device, use torch's operations.
 
     Args:
         scores: (..., N), a dense floating-point tensor.
-        scale: A number that the scores are multiplied by.
-        mask: A boolean tensor, True where a score counts. It may have dimensions that the scores lack or have with size
-            1.
-        bias: A floating-point tensor that is added after the scale; its dimensions as those of the mask.
+        scale: A number by which the scores are multiplied.
+        mask: A boolean tensor, True where a score counts. It may have dimensions that the scores lack or in which they
+            have size 1.
+        bias: A floating-point tensor that is added after the scale; the same rule applies to its dimensions.
         causal: True: score j of row i counts if `j <= i`; an int: if `j <= i + causal`.
-        sink: One more score of each row, as for `softmax_matmul`.
+        sink: An extra score per row, as in `softmax_matmul`.
 
     Returns:
-        The logarithms, (...) in float32, or float64 for scores in float64; -inf for a row without a score that counts.
+        The logarithms, (...) in float32, or float64 for scores in float64; -inf for a row in which no score counts.
 
     Raises:
-        TypeError: For what is not a dense, real floating-point tensor, a scale that is no number and a mask that is not
-            boolean.
+        TypeError: For anything but a dense, real floating-point tensor, a scale that is not a number and a mask that is
+            not boolean.
         ValueError: For scores without a dimension, and for a mask, bias, sink or causal that does not fit them.
-        NotPlanned: As for `softmax`.
+        NotPlanned: As in `softmax`.
     """
     check_tensor("scores", scores, "softmax_stats")
     if not scores.is_floating_point():

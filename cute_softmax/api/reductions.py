@@ -36,41 +36,41 @@ def logsumexp(
     vocab_start: int | None = None,
     vocab_size: int | None = None,
 ) -> torch.Tensor:
-    """The logarithm of the sum of exponentials over `dim`, `log(sum(exp(x)))` without overflow, as `torch.logsumexp`.
+    """The logarithm of the sum of exponentials over `dim`, `log(sum(exp(x)))` without overflow, like `torch.logsumexp`.
 
-    CUDA tensors of bfloat16, float16 and float32 are read once, by our kernels, with float32 arithmetic inside. CPU
-    tensors, float64 ones on any device, integers and empty tensors go to ATen.
+    Our kernels read CUDA tensors of bfloat16, float16 and float32 once, and compute in float32. CPU tensors, float64
+    tensors on any device, integers and empty tensors go to ATen.
 
-    Within `batch_invariant` the bits are those of the row alone, and of the sum that `log_softmax` subtracts.
+    Within `batch_invariant` the bits depend on the row alone, and are those of the sum that `log_softmax` subtracts.
 
-    A row of nothing but -inf gives -inf, one with +inf gives +inf, one with NaN gives NaN, as in torch. The gradient is
-    one more read of the input, and NaN throughout a row of +inf or of nothing but -inf. Differentiable twice as well.
+    A row of only -inf gives -inf, a row with +inf gives +inf, and a row with NaN gives NaN, as in torch. The gradient
+    reads the input once more; it is NaN for all of a row with +inf or of only -inf. Twice differentiable.
 
     Args:
         input: A dense real tensor of any shape and strides.
         dim: The dimension or dimensions to reduce, which must be given.
-        keepdim: Keep them with size 1.
-        out: A tensor of the result's dtype to write to, given its shape as for `softmax`. For calls without autograd.
-        sink: A floating-point tensor that broadcasts to the input and has size 1 in the reduced dimensions: one more
-            element of each row, or of all rows that share it.
-        axis: Another name of `dim`, as in torch.
+        keepdim: Whether to keep them with size 1.
+        out: A tensor of the result's dtype to write to, resized if needed as in `softmax`. For calls without autograd.
+        sink: A floating-point tensor that broadcasts to the input and has size 1 in the reduced dimensions: an extra
+            element for each row, or for all rows that share it.
+        axis: Another name for `dim`, as in torch.
         group: A torch.distributed.ProcessGroup over which rows are sharded: the input is this rank's slice of them
-            along `dim`, one dimension; every rank returns the same numbers, and the gradient that flows back into them
-            must be the same on every rank. A DTensor that is sharded over `dim` needs none.
-        vocab_start: The index in the row of this rank's first element; None: slices are equally long.
-        vocab_size: The length of the row, where the last slices have padding behind its end.
+            along `dim`, a single dimension. Every rank returns the same numbers, and their upstream gradient must be
+            the same on every rank. A DTensor that is sharded over `dim` needs no group.
+        vocab_start: The index in the row of this rank's first element; None: slices have equal lengths.
+        vocab_size: The length of the row, if the last slices have padding after its end.
 
     Returns:
-        A tensor of the input's dtype (float32 under autocast; of integers, torch's default dtype), or `out`.
+        A tensor of the input's dtype (float32 under autocast; torch's default dtype for integers), or `out`.
 
     Raises:
-        TypeError: For what is not a dense real tensor, or has a floating-point dtype that is not taken, and without a
+        TypeError: For anything but a dense real tensor, and for an unsupported floating-point dtype, and without a
             dimension.
         IndexError: For a dimension out of range.
-        ValueError: For a repeated dimension or none, for an `out` of another dtype or device, and for a sink that does
-            not fit the input.
-        NotPlanned: Where more than five kept, or five reduced, dimensions do not merge in memory, and for 2^31 elements
-            in a row.
+        ValueError: For a repeated dimension or no dimension, for an `out` of another dtype or device, and for a sink
+            that does not fit the input.
+        NotPlanned: If more than five kept, or five reduced, dimensions do not merge in memory, and for 2^31 elements in
+            a row.
     """
     dim = dim_named("logsumexp", dim, axis, None)
     if dim is None:
@@ -102,27 +102,27 @@ def amax(
     out: torch.Tensor | None = None,
     axis: int | Sequence[int] | None = None,
 ) -> torch.Tensor:
-    """The largest element over `dim`, as `torch.amax`; NaN if one is NaN.
+    """The largest element over `dim`, like `torch.amax`; NaN if any element is NaN.
 
-    CUDA tensors of bfloat16, float16 and float32 run our kernels. CPU tensors, float64 ones on any device, integers and
-    empty tensors go to ATen. The bits are always those of the row alone. The gradient is shared evenly by elements that
-    are equally large.
+    CUDA tensors of bfloat16, float16 and float32 use our kernels. CPU tensors, float64 tensors on any device, integers
+    and empty tensors go to ATen. The bits always depend on the row alone. The gradient is shared evenly among elements
+    that are equally large.
 
     Args:
         input: A dense real tensor of any shape and strides.
         dim: The dimension or dimensions to reduce; all of them if empty.
-        keepdim: Keep them with size 1.
-        out: A tensor of the result's dtype to write to, given its shape as for `softmax`. For calls without autograd.
-        axis: Another name of `dim`, as in torch.
+        keepdim: Whether to keep them with size 1.
+        out: A tensor of the result's dtype to write to, resized if needed as in `softmax`. For calls without autograd.
+        axis: Another name for `dim`, as in torch.
 
     Returns:
         A tensor of the input's dtype, or `out`.
 
     Raises:
-        TypeError: For what is not a dense real tensor, or has a floating-point dtype that is not taken.
-        IndexError: For a dimension out of range and, as from torch, for the maximum of no element.
+        TypeError: For anything but a dense real tensor, and for an unsupported floating-point dtype.
+        IndexError: For a dimension out of range and, as in torch, for the maximum of no element.
         ValueError: For a repeated dimension, and for an `out` of another dtype or device.
-        NotPlanned: As for `logsumexp`.
+        NotPlanned: As in `logsumexp`.
     """
     check_tensor("input", input, "amax")
     return reduce(
@@ -139,27 +139,27 @@ def sum(
     out: torch.Tensor | None = None,
     axis: int | Sequence[int] | None = None,
 ) -> torch.Tensor:
-    """The sum over `dim`, as `torch.sum`; added in float32, pairwise within a thread and between threads.
+    """The sum over `dim`, like `torch.sum`; added in float32, pairwise within a thread and between threads.
 
-    CUDA tensors of bfloat16, float16 and float32 run our kernels. CPU tensors, float64 ones on any device, integers and
-    empty tensors go to ATen. Within `batch_invariant` the bits are those of the row alone.
+    CUDA tensors of bfloat16, float16 and float32 use our kernels. CPU tensors, float64 tensors on any device, integers
+    and empty tensors go to ATen. Within `batch_invariant` the bits depend on the row alone.
 
     Args:
         input: A dense real tensor of any shape and strides.
         dim: The dimension or dimensions to reduce; all of them if None or empty.
-        keepdim: Keep them with size 1.
-        dtype: Of the result. None: the input's (float32 under autocast; of integers, int64).
-        out: A tensor of the result's dtype to write to, given its shape as for `softmax`. For calls without autograd.
-        axis: Another name of `dim`, as in torch.
+        keepdim: Whether to keep them with size 1.
+        dtype: The dtype of the result. None: the input's (float32 under autocast; int64 for integers).
+        out: A tensor of the result's dtype to write to, resized if needed as in `softmax`. For calls without autograd.
+        axis: Another name for `dim`, as in torch.
 
     Returns:
         A tensor of that dtype, or `out`.
 
     Raises:
-        TypeError: For what is not a dense real tensor, or has a floating-point dtype that is not taken.
+        TypeError: For anything but a dense real tensor, and for an unsupported floating-point dtype.
         IndexError: For a dimension out of range.
         ValueError: For a repeated dimension, and for an `out` of another dtype or device.
-        NotPlanned: As for `logsumexp`.
+        NotPlanned: As in `logsumexp`.
     """
     check_tensor("input", input, "sum")
     dims, dtype = dims_or_all(dim_named("sum", dim, axis, None), input), torch_dtype(dtype)

@@ -36,25 +36,24 @@ def entropy(
 ) -> torch.Tensor:
     """The entropy over `dim` in nats, `-sum(p * log(p))` of `p = softmax(logits)`, without writing `p`.
 
-    The logits are read once. Within `batch_invariant` the bits are those of the row alone. An element of -inf
-    contributes 0. Differentiable, twice as well. CPU tensors, and float64 ones on any device, are computed by torch's
-    operations.
+    The logits are read once. Within `batch_invariant` the bits depend on the row alone. An element of -inf contributes
+    0. Twice differentiable. CPU tensors, and float64 tensors on any device, use torch's operations.
 
     Args:
         logits: A dense floating-point tensor of any shape and strides.
         dim: The dimension or dimensions to reduce.
-        group: A ProcessGroup over which rows are sharded, as for `logsumexp`.
-        vocab_start: As for `logsumexp`.
-        vocab_size: As for `logsumexp`.
+        group: A ProcessGroup over which rows are sharded, as in `logsumexp`.
+        vocab_start: As in `logsumexp`.
+        vocab_size: As in `logsumexp`.
 
     Returns:
-        A tensor without the reduced dimensions, of the dtype of the logits (float32 under autocast).
+        A tensor without the reduced dimensions, with the dtype of the logits (float32 under autocast).
 
     Raises:
-        TypeError: For what is not a dense, real floating-point tensor.
+        TypeError: For anything but a dense, real floating-point tensor.
         IndexError: For a dimension out of range.
-        ValueError: For a repeated dimension or none.
-        NotPlanned: As for `softmax`.
+        ValueError: For a repeated dimension or no dimension.
+        NotPlanned: As in `softmax`.
     """
     if group is vocab_start is vocab_size is None:
         form = ENTROPY.known.repeated(logits, None, 1.0, dim)
@@ -83,36 +82,37 @@ def selective_log_softmax(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """The log-probabilities of chosen elements, `log_softmax(logits * scale, -1).gather(-1, index)`.
 
-    The matrix of log-probabilities is not written. One read of the logits forward; backward reads them once more and
-    writes their gradient, with the entropy's in it, and nothing else of this size is allocated. Within
-    `batch_invariant` the bits are those of the row alone and, without scale and entropy, those of `log_softmax`. CPU
-    tensors, and float64 ones on any device, are computed by torch's operations.
+    The matrix of log-probabilities is not written. Forward reads the logits once; backward reads them once more and
+    writes their gradient, which includes the entropy's, and allocates nothing else of this size. Within
+    `batch_invariant` the bits depend on the row alone and, without scale and entropy, equal those of `log_softmax`. CPU
+    tensors, and float64 tensors on any device, use torch's operations.
 
     Args:
         logits: (..., N), a dense floating-point tensor.
-        index: Integers from 0 to N - 1: (...) for one element of each row, or (..., K) for several.
-        scale: A number that the logits are multiplied by, 1 / temperature.
-        softcap: A positive number: scores are `softcap * tanh(logits * scale / softcap)`. None: they are not capped.
+        index: Integers from 0 to N - 1: (...) for one element per row, or (..., K) for several.
+        scale: A number by which the logits are multiplied, 1 / temperature.
+        softcap: A positive number: scores are `softcap * tanh(logits * scale / softcap)`. None: no cap.
         return_entropy: Also return the entropy of each row, in nats, from the same read of the logits.
-        ignore_index: A number that the index may have beside those: there the result is 0, and no gradient flows.
-        dtype: Of the results: that of the logits if None (float32 under autocast). The kernel's own are float32.
-        group: A ProcessGroup over which rows are sharded, as for `logsumexp`: the logits are this rank's slice of them,
-            the index is one into whole rows, of one element each.
-        vocab_start: As for `logsumexp`.
-        vocab_size: As for `logsumexp`.
+        ignore_index: An additional value that the index may have: the result there is 0, and no gradient flows.
+        dtype: The dtype of the results; that of the logits if None (float32 under autocast). The kernel computes them
+            in float32.
+        group: A ProcessGroup over which rows are sharded, as in `logsumexp`: the logits are this rank's slice of the
+            rows, and the index, of one element per row, refers to whole rows.
+        vocab_start: As in `logsumexp`.
+        vocab_size: As in `logsumexp`.
 
     Returns:
         The log-probabilities in the shape of `index`; with `return_entropy` a pair of them and the entropies, (...).
-        `topk_log_softmax` gives ranks, and the largest.
+        See `topk_log_softmax` for ranks and the largest log-probabilities.
 
     Raises:
-        TypeError: For logits or a dtype that are not of floats, logits that are not dense, an index that has no integer
-            dtype, and a scale or an ignore_index that is no number.
+        TypeError: For logits or a dtype that are not floating-point, logits that are not dense, an index without an
+            integer dtype, and a scale or an ignore_index that is not a number.
         ValueError: For an index whose shape or device does not fit the logits, a softcap that is not positive.
-        IndexError: For an index out of range on the CPU. On CUDA the kernel names the index and its row on standard
-            output and stops, which CUDA reports at the next synchronization: as torch's assertions there, it ends the
-            process's context. No memory beyond the row is read.
-        NotPlanned: As for `softmax`.
+        IndexError: For an index out of range on the CPU. On CUDA the kernel prints the index and its row on standard
+            output and stops, which CUDA reports at the next synchronization. Like torch's device assertions, this ends
+            the process's CUDA context. No memory beyond the row is read.
+        NotPlanned: As in `softmax`.
     """
     if ignore_index is not None:
         keep = _counted(index, ignore_index)

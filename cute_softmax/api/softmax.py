@@ -70,64 +70,64 @@ def softmax(
     online: bool = True,
     **scores: Unpack[ScoreArguments],
 ) -> torch.Tensor:
-    """The softmax over `dim`, `exp(x - max(x)) / sum(exp(x - max(x)))`, as `torch.softmax`.
+    """The softmax over `dim`, `exp(x - max(x)) / sum(exp(x - max(x)))`, like `torch.softmax`.
 
-    A *row* is what is reduced together: the elements whose places differ in `dim` only. With the arguments from `scale`
-    on, `x` is not the input but the scores `input * scale + bias`, and -inf where `mask` or `causal` excludes them.
-    They are computed inside the kernel and never stored.
+    A *row* is the set of elements that are reduced together: those whose indices differ only in `dim`. With the
+    arguments from `scale` on, `x` is not the input but the scores `input * scale + bias`, and -inf where `mask` or
+    `causal` excludes an element. Scores are computed inside the kernel and never stored.
 
-    CUDA tensors of bfloat16, float16 and float32 run our kernels, with float32 arithmetic inside. CPU tensors go to
-    ATen, and so do float64 tensors on any device: where the input, the result, the bias, the sink or a tensor scale is
-    float64.
+    CUDA tensors of bfloat16, float16 and float32 use our kernels, which compute in float32. CPU tensors go to ATen, and
+    so do calls on any device in which the input, the result, the bias, the sink or a tensor scale is float64.
 
-    A NaN or +inf makes its row NaN, and so does a row of nothing but -inf, as in torch. The same call gives the same
-    bits every time; within `batch_invariant` they are those of the row alone.
+    A NaN or +inf makes its row NaN, and a row of only -inf is NaN, as in torch. The same call gives the same bits every
+    time; within `batch_invariant` they depend on the row alone.
 
-    Differentiable, twice as well, in forward mode, and under `torch.func`. Forward saves only its result for the
-    backward, and mask and scale where they are given; for the gradient of a tensor scale the input, too, and for that
-    of a sink a number of each row. Gradients go to the input, to the bias and the sink (summed to their shapes) and to
-    a tensor scale; masked elements have zero.
+    Twice differentiable, in forward mode and under `torch.func`, too. Forward saves only its result for the backward
+    pass, and the mask and the scale if given; also the input for the gradient of a tensor scale, and one number per row
+    for that of a sink. Gradients flow to the input, to the bias and the sink (summed to their shapes) and to a tensor
+    scale; those of masked elements are zero.
 
     Args:
         input: A dense real tensor of any shape and strides; integers need `dtype`. It is not changed.
         dim: The dimension or dimensions to reduce. None: torch's old rule, with its warning (0 for tensors of 0, 1 or 3
-            dimensions, else 1).
-        dtype: Of the result. None: the input's, or float32 under autocast.
-        out: A tensor to write to; may be the input itself. One of another shape is given the input's, with a warning
-            unless it is empty. Without `dtype` its dtype is the result's. For calls without autograd.
-        online: How threads of a row work together: True for one exchange of (maximum, sum) pairs, False for the maximum
-            first, then the sum.
-        scale: What the input is multiplied by (1 / temperature): a number, or a floating-point tensor that broadcasts
-            to the input and has size 1 in the reduced dimensions, so one number per row.
+            dimensions, otherwise 1).
+        dtype: The dtype of the result. None: the input's, or float32 under autocast.
+        out: A tensor to write to; may be the input itself. A tensor of another shape is resized, with a warning unless
+            it is empty. Without `dtype` its dtype is that of the result. For calls without autograd.
+        online: How the threads of a row cooperate: True for one exchange of (maximum, sum) pairs, False for the maximum
+            first and then the sum.
+        scale: Multiplies the input (1 / temperature): a number, or a floating-point tensor that broadcasts to the input
+            and has size 1 in the reduced dimensions, that is one number per row.
         bias: A floating-point tensor that broadcasts to the input, added after the scale.
-        mask: A boolean tensor that broadcasts to the input, True where an element counts. Others have probability 0,
-            whatever lies there.
+        mask: A boolean tensor that broadcasts to the input, True where an element counts. Other elements have
+            probability 0, whatever their values.
         causal: True: element j of row i (its index in dimension -2) counts if `j <= i`; an int: if `j <= i + causal`.
             For `dim=-1` only. The rest is not read.
-        alpha: A number that the result is multiplied by.
-        empty_rows: What a row is in which nothing counts, or whose scores are all -inf: "nan" as in torch, or "zero".
-        sink: A floating-point tensor that broadcasts to the input and has size 1 in the reduced dimensions: one more
-            score of each row, or of all rows that share it (of a head, say), that joins the sum and is not in the
-            result. It is a score as it is: neither scale nor mask apply to it. A row in which nothing else counts is 0
-            throughout; a sink of -inf is none, and has a gradient of 0.
+        alpha: A number by which the result is multiplied.
+        empty_rows: The result of rows in which no element counts, or whose scores are all -inf: "nan" as in torch, or
+            "zero".
+        sink: A floating-point tensor that broadcasts to the input and has size 1 in the reduced dimensions: an extra
+            score for each row, or for all rows that share it (such as those of a head), that counts in the sum but has
+            no result. Neither scale nor mask applies to it. A row in which no element counts is all 0; a sink of -inf
+            has no effect and a gradient of 0.
         group: A torch.distributed.ProcessGroup over which rows are sharded: the input is this rank's slice of them
-            along `dim`, and so is the result. For one dimension, and of scores a number as `scale`. A DTensor that is
-            sharded over `dim` needs none. Two numbers of each row are gathered forward, one backward.
-        vocab_start: The index in the row of this rank's first element; None: slices are equally long.
-        vocab_size: The length of the row, where the last slices have padding behind its end.
-        axis: Another name of `dim`, as in torch.
+            along `dim`, and so is the result. For a single dimension, and of the score arguments only with a number as
+            `scale`. A DTensor that is sharded over `dim` needs no group. Two numbers per row are gathered forward, one
+            backward.
+        vocab_start: The index in the row of this rank's first element; None: slices have equal lengths.
+        vocab_size: The length of the row, if the last slices have padding after its end.
+        axis: Another name for `dim`, as in torch.
 
     Returns:
         A tensor of the input's shape and memory format, or `out`.
 
     Raises:
-        TypeError: For what is not a dense real tensor or has a dtype that is not taken, and for a mask that is not
-            boolean.
+        TypeError: For anything but a dense real tensor of a supported dtype, and for a mask that is not boolean.
         IndexError: For a dimension out of range.
-        ValueError: For a repeated dimension or none, for an `out` of another dtype or device, for a scale, bias, mask,
-            causal or empty_rows that does not fit the input, and on a GPU that no kernels are built for.
-        NotPlanned: Where more than five kept, or five reduced, dimensions do not merge in memory, and for 2^31 elements
-            in a row.
+        ValueError: For a repeated dimension or no dimension, for an `out` of another dtype or device, for a scale,
+            bias, mask, causal or empty_rows that does not fit the input, and on a GPU without kernels.
+        NotPlanned: If more than five kept, or five reduced, dimensions do not merge in memory, and for 2^31 elements in
+            a row.
 
     Examples:
         >>> import torch
@@ -226,38 +226,38 @@ def log_softmax(
     out: torch.Tensor | None = None,
     **scores: Unpack[ScoreArguments],
 ) -> torch.Tensor:
-    """The logarithm of the softmax over `dim`, `x - logsumexp(x)`, as `torch.log_softmax`.
+    """The logarithm of the softmax over `dim`, `x - logsumexp(x)`, like `torch.log_softmax`.
 
-    As for `softmax`, `x` is the input or scores made of it, and the same tensors run our kernels or go to ATen (those
-    of the CPU, and float64 ones on any device). What a mask or the diagonal excludes is -inf and has a gradient of
-    zero. With `empty_rows="zero"` (probabilities of zero) a row in which nothing counts is -inf throughout, with "nan"
-    NaN. A NaN or +inf makes its row NaN. Its bits are as those of `softmax`, and within `batch_invariant` those of
-    `selective_log_softmax`. Differentiable as `softmax` is.
+    As in `softmax`, `x` is the input or the scores computed from it, and the same tensors use our kernels or go to ATen
+    (CPU tensors, and float64 tensors on any device). Elements excluded by `mask` or `causal` are -inf and have a zero
+    gradient. A row in which no element counts is all -inf with `empty_rows="zero"` (probabilities of zero), and NaN
+    with "nan". A NaN or +inf makes its row NaN. The bits depend on the same things as those of `softmax`; within
+    `batch_invariant` they are those of `selective_log_softmax`. Differentiable like `softmax`.
 
     Args:
         input: A dense real tensor of any shape and strides; integers need `dtype`.
-        dim: The dimension or dimensions to reduce; None as for `softmax`.
-        dtype: Of the result. None: the input's, or float32 under autocast.
-        out: A tensor to write to, as for `softmax`; may be the input itself. For calls without autograd.
-        scale: What the input is multiplied by: a number, or a tensor of one number per row.
+        dim: The dimension or dimensions to reduce; None as in `softmax`.
+        dtype: The dtype of the result. None: the input's, or float32 under autocast.
+        out: A tensor to write to, as in `softmax`; may be the input itself. For calls without autograd.
+        scale: Multiplies the input: a number, or a tensor with one number per row.
         bias: A floating-point tensor that broadcasts to the input, added after the scale.
         mask: A boolean tensor that broadcasts to the input, True where an element counts.
         causal: True: element j of row i counts if `j <= i`; an int: if `j <= i + causal`. For `dim=-1` only.
-        empty_rows: What a row is in which nothing counts: "nan" or "zero", see above.
-        sink: One more score of each row, as for `softmax`; a row in which nothing else counts is -inf throughout.
-        group: A ProcessGroup over which rows are sharded, as for `softmax`.
-        vocab_start: As for `softmax`.
-        vocab_size: As for `softmax`.
-        axis: Another name of `dim`, as in torch.
+        empty_rows: The result of rows in which no element counts: "nan" or "zero", see above.
+        sink: An extra score per row, as in `softmax`; a row in which no element counts is all -inf.
+        group: A ProcessGroup over which rows are sharded, as in `softmax`.
+        vocab_start: As in `softmax`.
+        vocab_size: As in `softmax`.
+        axis: Another name for `dim`, as in torch.
 
     Returns:
         A tensor of the input's shape and memory format, or `out`.
 
     Raises:
-        TypeError: As for `softmax`.
+        TypeError: As in `softmax`.
         IndexError: For a dimension out of range.
-        ValueError: As for `softmax`.
-        NotPlanned: As for `softmax`.
+        ValueError: As in `softmax`.
+        NotPlanned: As in `softmax`.
     """
     if not (scores or out is not None or is_dynamo_compiling()):
         form = _log_softmaxes.latest.follower
@@ -279,30 +279,29 @@ def softmax_(
 ) -> torch.Tensor:
     """Overwrite the input with its `softmax`, and return it.
 
-    Autograd knows of it: gradients flow as through any other in-place operation. Torch refuses a leaf that requires
-    one. What goes to ATen, and what NaN and -inf give, is as for `softmax`.
+    Autograd treats it like any other in-place operation; torch refuses a leaf that requires a gradient. Calls that go
+    to ATen, NaN and -inf are as in `softmax`.
 
     Args:
         input: A dense floating-point tensor of any shape and strides.
         dim: The dimension or dimensions to reduce.
-        scale: What the input is multiplied by: a number, or a tensor of one number per row, without a gradient.
+        scale: Multiplies the input: a number, or a tensor with one number per row, without a gradient.
         bias: A floating-point tensor that broadcasts to the input, added after the scale.
         mask: A boolean tensor that broadcasts to the input, True where an element counts.
         causal: True: element j of row i counts if `j <= i`; an int: if `j <= i + causal`. For `dim=-1` only.
-        alpha: A number that the result is multiplied by.
-        empty_rows: What a row is in which nothing counts: "nan" or "zero".
-        sink: One more score of each row, as for `softmax`.
-        axis: Another name of `dim`.
+        alpha: A number by which the result is multiplied.
+        empty_rows: The result of rows in which no element counts: "nan" or "zero".
+        sink: An extra score per row, as in `softmax`.
+        axis: Another name for `dim`.
 
     Returns:
         The input itself.
 
     Raises:
-        TypeError: As for `softmax`, and for integers.
+        TypeError: As in `softmax`, and for integers.
         IndexError: For a dimension out of range.
-        ValueError: As for `softmax`, and for a scale that requires a gradient, which needs the input that is
-            overwritten.
-        NotPlanned: As for `softmax`.
+        ValueError: As in `softmax`, and for a scale that requires a gradient, which would need the overwritten input.
+        NotPlanned: As in `softmax`.
     """
     dim = dim_named("softmax_", dim, scores.pop("axis", None), -1)
     check_names("softmax_", scores)
@@ -321,11 +320,11 @@ def softmax_backward(
 ) -> torch.Tensor:
     """The gradient of `softmax` with respect to its input: `output * (grad - sum(grad * output))`.
 
-    CUDA tensors of bfloat16, float16 and float32 run our kernels; CPU tensors, and float64 ones on any device, go to
+    CUDA tensors of bfloat16, float16 and float32 use our kernels; CPU tensors, and float64 tensors on any device, go to
     ATen. Differentiable.
 
     Args:
-        grad: The gradient of the result, of its shape and on its device.
+        grad: The gradient of the result, with its shape and on its device.
         output: The result of `softmax`, with a scale and an alpha of 1.
         dim: The dimension or dimensions that were reduced.
         input_dtype: The dtype of the returned gradient. None: that of `output`.
@@ -334,10 +333,10 @@ def softmax_backward(
         The gradient of the input, a tensor of the shape of `output`.
 
     Raises:
-        TypeError: For what is not a dense real tensor of a floating-point dtype that is taken.
+        TypeError: For anything but a dense real tensor of a supported floating-point dtype.
         IndexError: For a dimension out of range.
-        ValueError: For a repeated dimension or none, and where `grad` and `output` differ in shape or device.
-        NotPlanned: As for `softmax`.
+        ValueError: For a repeated dimension or no dimension, and if `grad` and `output` differ in shape or device.
+        NotPlanned: As in `softmax`.
     """
     dims, input_dtype = checked_backward("softmax_backward", grad, output, dim, input_dtype)
     return calls.gradient(grad, output, Spec(dims, input_dtype, invariant=in_force()))
@@ -351,11 +350,11 @@ def log_softmax_backward(
 ) -> torch.Tensor:
     """The gradient of `log_softmax` with respect to its input: `grad - exp(output) * sum(grad)`.
 
-    CUDA tensors of bfloat16, float16 and float32 run our kernels; CPU tensors, and float64 ones on any device, go to
+    CUDA tensors of bfloat16, float16 and float32 use our kernels; CPU tensors, and float64 tensors on any device, go to
     ATen. Differentiable.
 
     Args:
-        grad: The gradient of the result, of its shape and on its device.
+        grad: The gradient of the result, with its shape and on its device.
         output: The result of `log_softmax`, with a scale of 1.
         dim: The dimension or dimensions that were reduced.
         input_dtype: The dtype of the returned gradient. None: that of `output`.
@@ -364,17 +363,17 @@ def log_softmax_backward(
         The gradient of the input, a tensor of the shape of `output`.
 
     Raises:
-        TypeError: For what is not a dense real tensor of a floating-point dtype that is taken.
+        TypeError: For anything but a dense real tensor of a supported floating-point dtype.
         IndexError: For a dimension out of range.
-        ValueError: For a repeated dimension or none, and where `grad` and `output` differ in shape or device.
-        NotPlanned: As for `softmax`.
+        ValueError: For a repeated dimension or no dimension, and if `grad` and `output` differ in shape or device.
+        NotPlanned: As in `softmax`.
     """
     dims, input_dtype = checked_backward("log_softmax_backward", grad, output, dim, input_dtype)
     return calls.gradient(grad, output, Spec(dims, input_dtype, log=True, invariant=in_force()))
 
 
 class Prepared:
-    """`softmax` of tensors of one form with every decision made: what `prepare` returns.
+    """`softmax` for tensors of one form, with every decision made: the result of `prepare`.
 
     Attributes:
         plan: How every call runs.
@@ -390,7 +389,7 @@ class Prepared:
         """Launch on the current stream into a new tensor.
 
         Args:
-            input: A tensor of the shape, strides, dtype and device that were prepared for, which is not checked.
+            input: A tensor of the prepared shape, strides, dtype and device, which are not checked.
 
         Returns:
             Its softmax.
@@ -407,24 +406,24 @@ def prepare(
 ) -> Prepared:
     """Plan, compile and load `softmax` for tensors like `input` now, so that a loop only allocates and launches.
 
-    Call `step = prepare(x)` once, and `y = step(x)` for each tensor of this form. No gradient is recorded.
+    Call `step = prepare(x)` once, and then `y = step(x)` for each tensor of this form. No gradient is recorded.
 
     Args:
-        input: A non-empty CUDA tensor of bfloat16, float16 or float32. Its shape, strides, dtype and device are what
-            the returned function takes, without a check.
+        input: A non-empty CUDA tensor of bfloat16, float16 or float32. The returned function takes tensors of this
+            shape, strides, dtype and device, and does not check them.
         dim: The dimension or dimensions to reduce.
-        dtype: Of the result; the input's if None.
+        dtype: The dtype of the result; the input's if None.
         online: As in `softmax`.
 
     Returns:
         A function of one tensor.
 
     Raises:
-        TypeError: For what is not a dense real tensor.
+        TypeError: For anything but a dense real tensor.
         IndexError: For a dimension out of range.
-        ValueError: For a repeated dimension or none, and for tensors that go to ATen: empty ones, and those of other
-            devices and dtypes.
-        NotPlanned: As for `softmax`.
+        ValueError: For a repeated dimension or no dimension, and for tensors that go to ATen: empty tensors, and those
+            with other devices or dtypes.
+        NotPlanned: As in `softmax`.
     """
     check_tensor("input", input)
     dims, result_dtype = given_dims(dim, input), torch_dtype(dtype) or input.dtype

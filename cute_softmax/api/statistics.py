@@ -16,12 +16,12 @@ from ..runtime.invariance import in_force
 
 
 class Statistics(NamedTuple):
-    """The state of rows, or of parts of them, as the kernels' own threads, warps and CTAs merge theirs.
+    """The state of rows, or of parts of rows, which merges like the states of the kernels' threads, warps and CTAs.
 
     Attributes:
-        max: The largest element; -inf of a part that has none.
-        sum: The sum of `exp(x - max)`; 0 of a part with nothing but -inf.
-        weighted: The sum of `exp(x - max) * (x - max)`; None where it was not asked for.
+        max: The largest element; -inf for a part without elements.
+        sum: The sum of `exp(x - max)`; 0 for a part with only -inf.
+        weighted: The sum of `exp(x - max) * (x - max)`; None if it was not asked for.
     """
 
     max: torch.Tensor
@@ -48,28 +48,28 @@ def partial_statistics(
     scale: float = 1.0,
     weighted: bool = False,
 ) -> Statistics:
-    """The statistics of parts of rows, in one read of the logits.
+    """Compute the statistics of parts of rows, in one read of the logits.
 
-    For losses that form logits a chunk of the vocabulary at a time, so that no more than a chunk is ever there: what
-    `merge_statistics` makes of the chunks' numbers is what whole rows have. Differentiable; to gradients the maximum is
-    a constant, which changes nothing that does not depend on how rows were cut. CPU tensors, and float64 ones on any
-    device, are computed by torch's operations.
+    This is for losses that compute logits one chunk of the vocabulary at a time, so that never more than a chunk is in
+    memory: `merge_statistics` combines the chunks' statistics into those of whole rows. Differentiable; gradients treat
+    the maximum as a constant, which affects no quantity that is independent of how rows were split. CPU tensors, and
+    float64 tensors on any device, use torch's operations.
 
     Args:
-        logits: A dense floating-point tensor of any shape and strides; of a part without elements the statistics are
-            those that change nothing.
-        dim: The dimension or dimensions along which it is a part of rows.
-        scale: A number that the logits are multiplied by, 1 / temperature.
-        weighted: Whether weighted sums, which entropies are made of, are wanted, too.
+        logits: A dense floating-point tensor of any shape and strides; a part without elements gives statistics that
+            change nothing when merged.
+        dim: The dimension or dimensions along which rows were split.
+        scale: A number by which the logits are multiplied, 1 / temperature.
+        weighted: Whether to compute weighted sums, too, which entropies need.
 
     Returns:
-        Tensors without the reduced dimensions, in float32 (float64 of float64 logits).
+        Tensors without the reduced dimensions, in float32 (float64 for float64 logits).
 
     Raises:
-        TypeError: For what is not a dense, real floating-point tensor, and a scale that is no number.
+        TypeError: For anything but a dense, real floating-point tensor, and a scale that is not a number.
         IndexError: For a dimension out of range.
-        ValueError: For a repeated dimension or none.
-        NotPlanned: As for `softmax`.
+        ValueError: For a repeated dimension or no dimension.
+        NotPlanned: As in `softmax`.
 
     Examples:
         >>> import torch, cute_softmax
@@ -96,19 +96,20 @@ def partial_statistics(
 
 
 def merge_statistics(parts: Sequence[Statistics]) -> Statistics:
-    """The statistics of rows from those of their parts, merged as the kernels merge those of threads.
+    """Merge the statistics of parts of rows into those of whole rows, as the kernels merge those of threads.
 
-    Parts are added in the order that they are given in, so that the same parts give the same bits. A part that has seen
-    nothing but -inf changes nothing; NaN in one makes its row NaN. Differentiable.
+    Parts are added in the given order, so the same parts give the same bits. A part with only -inf changes nothing; NaN
+    in a part makes its row NaN. Differentiable.
 
     Args:
-        parts: Of `partial_statistics`, all with tensors of one shape; all with weighted sums, or the result has none.
+        parts: Results of `partial_statistics`, all with tensors of one shape. The result has weighted sums only if all
+            parts have.
 
     Returns:
-        The statistics of whole rows, which may be parts of longer ones.
+        The statistics of whole rows, which may in turn be parts of longer rows.
 
     Raises:
-        ValueError: For no part at all, and for parts of different shapes.
+        ValueError: If there is no part, and for parts of different shapes.
     """
     if not parts:
         raise ValueError("parts is empty: there must be one to begin with")

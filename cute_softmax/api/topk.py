@@ -30,27 +30,27 @@ def topk_softmax(
     dtype: torch.dtype | None = None,
     index_dtype: torch.dtype = torch.int64,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The k largest probabilities of each row and where they are, as a router chooses experts:
+    """The k largest probabilities of each row and their indices, as in a mixture-of-experts router:
     ``torch.softmax(logits, -1).topk(k)``.
 
-    One launch that reads the logits once; the gradient is one, too, and writes all of it. The logits are compared, not
-    their rounded probabilities: the largest comes first, of equal ones that of the lower index (-0 equals 0), and NaN,
-    whatever its sign, before all numbers. A row with NaN or +inf has NaN for probabilities, as in torch, and so does a
-    row of -inf alone. Within `batch_invariant` the bits are those of the row alone: few rows have as few lanes each as
-    many have. CPU tensors, and float64 ones on any device, are computed by torch's operations.
+    One launch reads the logits once; the gradient is one launch, too, and writes all of it. Logits are compared, not
+    their rounded probabilities: the largest comes first, among equal logits the one with the lower index (-0 equals 0),
+    and NaN of either sign before all numbers. A row with NaN or +inf has NaN probabilities, as in torch, and so does a
+    row of only -inf. Within `batch_invariant` the bits depend on the row alone, as the number of lanes per row then
+    does not depend on the number of rows. CPU tensors, and float64 tensors on any device, use torch's operations.
 
     Args:
         logits: (..., N), a dense floating-point tensor. On CUDA N is at most 1,024.
-        k: How many to choose, at most N.
-        renormalize: Divide the probabilities by their sum: the softmax over the chosen alone.
-        dtype: Of the probabilities: that of the logits if None (float32 under autocast).
+        k: How many elements to choose, at most N.
+        renormalize: Divide the probabilities by their sum, which gives the softmax over the chosen elements alone.
+        dtype: The dtype of the probabilities; that of the logits if None (float32 under autocast).
         index_dtype: torch.int64 or torch.int32.
 
     Returns:
-        (probabilities, indices), both (..., k) and contiguous. Gradients flow to the first; twice as well.
+        (probabilities, indices), both (..., k) and contiguous. Probabilities are twice differentiable.
 
     Raises:
-        TypeError: For logits or a dtype that are not of floats, a k that is no int, and another index_dtype.
+        TypeError: For logits or a dtype that are not floating-point, a k that is not an int, and another index_dtype.
         ValueError: For logits without a dimension, and for a k that is negative or larger than N.
         NotPlanned: For rows on CUDA of more than 1,024 elements.
 
@@ -93,8 +93,8 @@ class TopkLogSoftmax(NamedTuple):
     """The k largest log-probabilities of each row.
 
     Attributes:
-        values: (..., k), from the largest on.
-        indices: (..., k), where they are: int64.
+        values: (..., k), the largest first.
+        indices: (..., k), their indices: int64.
     """
 
     values: torch.Tensor
@@ -105,10 +105,10 @@ class ChosenLogSoftmax(NamedTuple):
     """The k largest log-probabilities of each row, and that of one chosen element.
 
     Attributes:
-        values: (..., k), from the largest on.
-        indices: (..., k), where they are: int64.
+        values: (..., k), the largest first.
+        indices: (..., k), their indices: int64.
         chosen: (...), the log-probability of the chosen element.
-        ranks: (...), how many logits of the row are strictly larger than it: int64.
+        ranks: (...), how many logits of the row are strictly larger: int64.
     """
 
     values: torch.Tensor
@@ -125,34 +125,35 @@ def topk_log_softmax(
     scale: float = 1.0,
     dtype: torch.dtype | None = None,
 ) -> TopkLogSoftmax | ChosenLogSoftmax:
-    """The k largest log-probabilities of each row and where they are, as a sampler reports them beside its token's own:
-    ``torch.log_softmax(logits * scale, -1).topk(k)``, and with an index the log-probability there and its rank.
+    """The k largest log-probabilities of each row and their indices, as samplers report them:
+    ``torch.log_softmax(logits * scale, -1).topk(k)``, and with an index also the log-probability there and its rank.
 
-    One read of the logits, of rows of any length, and one launch. The logits are compared: the largest comes first, of
-    equal ones that of the lower index (-0 equals 0), and NaN, whatever its sign, before all numbers. A row with NaN or
-    +inf has NaN for log-probabilities, as in torch. To gradients the results are those of `selective_log_softmax` at
-    the indices. Within `batch_invariant` the bits are those of the row alone. CPU tensors, and float64 ones on any
-    device, are computed by torch's operations.
+    One read of the logits, for rows of any length, and one launch. Logits are compared: the largest comes first, among
+    equal logits the one with the lower index (-0 equals 0), and NaN of either sign before all numbers. A row with NaN
+    or +inf has NaN log-probabilities, as in torch. Gradients are those of `selective_log_softmax` at the indices.
+    Within `batch_invariant` the bits depend on the row alone. CPU tensors, and float64 tensors on any device, use
+    torch's operations.
 
     Args:
         logits: (..., N), a dense floating-point tensor.
-        k: How many to report, at most N, and on CUDA at most 1,024. 0 with an index: of that alone.
+        k: How many to report, at most N, and on CUDA at most 1,024. 0 with an index: only the chosen element.
         index: Integers from 0 to N - 1, (...): the chosen element of each row.
-        scale: A positive number that the logits are multiplied by, 1 / temperature.
-        dtype: Of the log-probabilities: that of the logits if None (float32 under autocast). The kernel's own are
-            float32, which samplers want.
+        scale: A positive number by which the logits are multiplied, 1 / temperature.
+        dtype: The dtype of the log-probabilities; that of the logits if None (float32 under autocast). The kernel
+            computes them in float32, which samplers usually want.
 
     Returns:
-        A named tuple (values, indices), both (..., k) and contiguous, the indices int64; with an index (values,
-        indices, chosen, ranks), the last two (...): its log-probability, and how many logits of the row are strictly
-        larger, int64: 0 for the largest and all that equal it. Gradients flow to values and chosen; twice as well.
+        A named tuple (values, indices), both (..., k) and contiguous, the indices int64. With an index (values,
+        indices, chosen, ranks), the last two (...): the log-probability of the chosen element, and how many logits of
+        the row are strictly larger, int64: 0 for the largest and all equal to it. Values and chosen are twice
+        differentiable.
 
     Raises:
-        TypeError: For logits or a dtype that are not of floats, a k that is no int, an index that has no integer dtype
-            and a scale that is no number.
+        TypeError: For logits or a dtype that are not floating-point, a k that is not an int, an index without an
+            integer dtype and a scale that is not a number.
         ValueError: For logits without a dimension, a k that is negative or larger than N, an index whose shape or
             device does not fit, and a scale that is not positive and finite.
-        IndexError: For an index out of range, as for `selective_log_softmax`.
+        IndexError: For an index out of range, as in `selective_log_softmax`.
         NotPlanned: For a k above 1,024 on CUDA.
 
     Examples:
@@ -204,16 +205,18 @@ def plan_topk_log_softmax(
     scale: float = 1.0,
     device: Device = H200,
 ) -> LongTopkPlan:
-    """The plan of `topk_log_softmax` for a CUDA tensor, or for a contiguous tensor of some shape on a described GPU.
+    """Return the plan of `topk_log_softmax` for a CUDA tensor, or for a contiguous tensor of a given shape on a given
+    GPU.
 
-    Its `explain()` says in words how the call would run; nothing is compiled or launched. Within `batch_invariant` the
-    plan is that of a call there.
+    Its `explain()` tells in words how the call would run; nothing is compiled or launched. Within `batch_invariant` it
+    is the plan of a batch-invariant call.
 
     Args:
-        input: A tensor, whose strides count and, on CUDA, its address and GPU; or the shape of a contiguous one.
+        input: A tensor, of which the strides and, on CUDA, the address and GPU matter; or the shape of a contiguous
+            one.
         k: As in `topk_log_softmax`.
-        dtype: Of the logits, where a shape is given.
-        index: Whether an element of each row is chosen.
+        dtype: The dtype of the logits, if a shape is given.
+        index: Whether one element per row is chosen.
         scale: As in `topk_log_softmax`.
         device: The GPU to plan for, unless the input is a CUDA tensor.
 
@@ -221,9 +224,9 @@ def plan_topk_log_softmax(
         The plan.
 
     Raises:
-        TypeError: For a dtype that has no kernels, and as for `topk_log_softmax`.
-        ValueError: As for `topk_log_softmax`, for a k of 0 without an index, and for a tensor with nothing in it.
-        NotPlanned: As for `topk_log_softmax`.
+        TypeError: For a dtype without kernels, and as in `topk_log_softmax`.
+        ValueError: As in `topk_log_softmax`, for a k of 0 without an index, and for an empty tensor.
+        NotPlanned: As in `topk_log_softmax`.
     """
     if not isinstance(input, torch.Tensor):
         input = of_shape(input, dtype)
@@ -256,15 +259,16 @@ def plan_topk_softmax(
     backward: bool = False,
     device: Device = H200,
 ) -> TopkPlan:
-    """The plan of `topk_softmax` for a CUDA tensor, or for a contiguous tensor of some shape on a described GPU.
+    """Return the plan of `topk_softmax` for a CUDA tensor, or for a contiguous tensor of a given shape on a given GPU.
 
-    Its `explain()` says in words how the call would run; nothing is compiled or launched. Within `batch_invariant` the
-    plan is that of a call there.
+    Its `explain()` tells in words how the call would run; nothing is compiled or launched. Within `batch_invariant` it
+    is the plan of a batch-invariant call.
 
     Args:
-        input: A tensor, whose strides count and, on CUDA, its address and GPU; or the shape of a contiguous one.
+        input: A tensor, of which the strides and, on CUDA, the address and GPU matter; or the shape of a contiguous
+            one.
         k: As in `topk_softmax`, at least 1 here.
-        dtype: Of the probabilities; for a shape also of the logits (bfloat16 if None).
+        dtype: The dtype of the probabilities; for a shape also that of the logits (bfloat16 if None).
         renormalize: As in `topk_softmax`.
         index_dtype: As in `topk_softmax`.
         backward: The plan of the gradient instead.
@@ -274,9 +278,9 @@ def plan_topk_softmax(
         The plan.
 
     Raises:
-        TypeError: For dtypes that have no kernels, and as for `topk_softmax`.
-        ValueError: As for `topk_softmax`, for a k of 0, and for a tensor with nothing in it.
-        NotPlanned: As for `topk_softmax`.
+        TypeError: For dtypes without kernels, and as in `topk_softmax`.
+        ValueError: As in `topk_softmax`, for a k of 0, and for an empty tensor.
+        NotPlanned: As in `topk_softmax`.
     """
     if not isinstance(input, torch.Tensor):
         input = of_shape(input, dtype or torch.bfloat16)

@@ -19,26 +19,26 @@ def softmin(
     out: torch.Tensor | None = None,
     axis: int | Sequence[int] | None = None,
 ) -> torch.Tensor:
-    """The softmax of the negative input, as `torch.nn.functional.softmin`: small elements have large probabilities.
+    """The softmax of the negated input, like `torch.nn.functional.softmin`: small elements have large probabilities.
 
-    It is `softmax` with a scale of -1: no negative input is written, and what is said there of dtypes, devices and
-    gradients holds here. -inf makes its row NaN, and a row of nothing but +inf is NaN.
+    It is `softmax` with a scale of -1: no negated input is written, and dtypes, devices and gradients are as described
+    there. -inf makes its row NaN, and a row of only +inf is NaN.
 
     Args:
         input: A dense real tensor of any shape and strides; integers need `dtype`.
-        dim: The dimension or dimensions to reduce; None as for `softmax`.
-        dtype: Of the result. None: the input's, or float32 under autocast.
-        out: A tensor to write to, as for `softmax`.
-        axis: Another name of `dim`, as in torch.
+        dim: The dimension or dimensions to reduce; None as in `softmax`.
+        dtype: The dtype of the result. None: the input's, or float32 under autocast.
+        out: A tensor to write to, as in `softmax`.
+        axis: Another name for `dim`, as in torch.
 
     Returns:
         A tensor of the input's shape and memory format, or `out`.
 
     Raises:
-        TypeError: As for `softmax`.
+        TypeError: As in `softmax`.
         IndexError: For a dimension out of range.
-        ValueError: As for `softmax`.
-        NotPlanned: As for `softmax`.
+        ValueError: As in `softmax`.
+        NotPlanned: As in `softmax`.
 
     Examples:
         >>> import torch
@@ -56,27 +56,27 @@ def gumbel_softmax(
     eps: float = 1e-10,
     dim: int | Sequence[int] = -1,
 ) -> torch.Tensor:
-    """A sample of the Gumbel-softmax distribution, `softmax((logits + g) / tau)`, as
+    """A sample of the Gumbel-softmax distribution, `softmax((logits + g) / tau)`, like
     `torch.nn.functional.gumbel_softmax`.
 
-    The noise g, minus the logarithm of exponential random numbers in the dtype of the logits, is drawn as torch draws
-    it: one seed gives both the same. It is added and scaled in float32 inside the softmax. Differentiable.
+    The noise g, minus the logarithm of exponential random numbers in the dtype of the logits, is drawn like torch's:
+    the same seed gives the same noise. It is added and scaled in float32 inside the softmax. Differentiable.
 
     Args:
         logits: A dense floating-point tensor of any shape and strides, of unnormalised log-probabilities.
         tau: The temperature, positive.
-        hard: Return one-hot rows, whose gradient is that of the sample (straight-through). For one dimension.
-        eps: Without effect, as in torch.
+        hard: Return one-hot rows with the gradient of the sample (straight-through). For one dimension only.
+        eps: Has no effect, as in torch.
         dim: The dimension or dimensions to reduce.
 
     Returns:
         A tensor of the shape and dtype of the logits, whose rows sum to 1.
 
     Raises:
-        TypeError: For logits that are not a dense floating-point tensor, and a tau that is no number.
+        TypeError: For logits that are not a dense floating-point tensor, and a tau that is not a number.
         IndexError: For a dimension out of range.
         ValueError: For a tau that is not positive, and for `hard` over several dimensions.
-        NotPlanned: As for `softmax`.
+        NotPlanned: As in `softmax`.
     """
     check_tensor("logits", logits, "gumbel_softmax")
     if logits.dtype not in FLOATS:

@@ -82,18 +82,22 @@ class Dtypes(click.ParamType):
 
 
 SHAPE = Shape()
-ARCH = click.option("--arch", type=click.Choice(list(ARCHITECTURES)), help="Instead of this GPU's or sm_90a.")
-DTYPE = click.option(
-    "--dtype", type=click.Choice(FLOATS), default="bf16", show_default=True, help="Elements."
+ARCH = click.option(
+    "--arch",
+    type=click.Choice(list(ARCHITECTURES)),
+    help="Default: this GPU's, or sm_90a.",
 )
-MATRIX_DIM = click.option("--dim", type=int, default=-1, show_default=True, help="The reduced dimension.")
+DTYPE = click.option(
+    "--dtype", type=click.Choice(FLOATS), default="bf16", show_default=True, help="Element type."
+)
+MATRIX_DIM = click.option("--dim", type=int, default=-1, show_default=True, help="Dimension to reduce.")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
 @click.version_option(__version__, prog_name=NAME, message="%(prog)s %(version)s")
 @click.pass_context
 def line(context: click.Context) -> None:
-    """Softmax kernels for NVIDIA GPUs in the CuTe DSL: run, explained, drawn, measured."""
+    """Run, explain, draw and measure CuTe DSL softmax kernels for NVIDIA GPUs."""
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
 
@@ -110,20 +114,20 @@ def call(function: Callable) -> Callable:
     gathered.__click_params__ = getattr(function, "__click_params__", [])
     options = [
         click.argument("shape", type=SHAPE),
-        click.option("--dim", type=Dims(), multiple=True, help="The reduced dimensions: -1, or 0,2.  [-1]"),
+        click.option("--dim", type=Dims(), multiple=True, help="Dimensions to reduce, such as 0,2.  [-1]"),
         DTYPE,
         ARCH,
         click.option("--op", type=click.Choice(OPERATIONS), default="softmax", show_default=True),
-        click.option("--backward", is_flag=True, help="Its gradient instead."),
-        click.option("--matmul", type=int, metavar="D", help="softmax(S) @ V: S of the shape, D columns of V."),
-        click.option("--topk", type=int, metavar="K", help="The K largest of each row, and their probabilities."),
-        click.option("--scale", type=Scale(), help="What the input is multiplied by first."),
-        click.option("--bias", type=SHAPE, metavar="SHAPE", help="A tensor that is added to the scores."),
-        click.option("--mask", type=SHAPE, metavar="SHAPE", help="A boolean tensor: where elements count."),
+        click.option("--backward", is_flag=True, help="The gradient instead."),
+        click.option("--matmul", type=int, metavar="D", help="softmax(S) @ V: S has the shape, V has D columns."),
+        click.option("--topk", type=int, metavar="K", help="The K largest of each row and their probabilities."),
+        click.option("--scale", type=Scale(), help="Multiplies the input."),
+        click.option("--bias", type=SHAPE, metavar="SHAPE", help="A tensor added to the scores."),
+        click.option("--mask", type=SHAPE, metavar="SHAPE", help="A boolean tensor, True where elements count."),
         click.option("--causal", type=int, metavar="OFFSET", help="Element j of row i counts if j <= i + OFFSET."),
-        click.option("--alpha", type=float, help="What the result is multiplied by."),
-        click.option("--empty-rows", type=click.Choice(("nan", "zero")), help="Rows in which nothing counts."),
-        click.option("--sink", type=SHAPE, metavar="SHAPE", help="A score more of each row, in its sum alone."),
+        click.option("--alpha", type=float, help="Multiplies the result."),
+        click.option("--empty-rows", type=click.Choice(("nan", "zero")), help="Rows in which no element counts."),
+        click.option("--sink", type=SHAPE, metavar="SHAPE", help="An extra score per row, in the sum only."),
     ]  # fmt: skip
     for option in reversed(options):
         gathered = option(gathered)
@@ -132,24 +136,27 @@ def call(function: Callable) -> Callable:
 
 @line.command()
 @click.option(
-    "--ranks", type=click.IntRange(1), metavar="N", help="So many share the rows: SHAPE is a slice of each."
+    "--ranks",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Ranks that share the rows; SHAPE is one rank's slice.",
 )
 @call
 def explain(asked: Asked, ranks: int | None) -> int:
-    """How a call would run, on this GPU or else an H200."""
+    """Tell how a call would run, on this GPU or an H200."""
     from . import plans
 
     return plans.explain(asked.by_ranks(ranks) if ranks else asked)
 
 
 @line.command()
-@click.option("--two-pass", is_flag=True, help="Maximum, then sum, instead of both at once.")
-@click.option("--thread", type=int, help="The thread to follow.")
-@click.option("--png", is_flag=True, help="PNG beside every SVG (needs cairosvg).")
+@click.option("--two-pass", is_flag=True, help="Exchange the maximum first, then the sum.")
+@click.option("--thread", type=int, help="Thread to highlight.")
+@click.option("--png", is_flag=True, help="Also write PNGs (needs cairosvg).")
 @click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("diagrams"), show_default=True)
 @call
 def diagrams(asked: Asked, two_pass: bool, thread: int | None, png: bool, output: Path) -> int:
-    """The layouts of a call's kernel as figures, and a page of them."""
+    """Draw the layouts of a call's kernel, to look at and explore."""
     from . import plans
 
     return plans.diagrams(asked, output, two_pass=two_pass, thread=thread, png=png)
@@ -160,10 +167,14 @@ def diagrams(asked: Asked, two_pass: bool, thread: int | None, png: bool, output
 @DTYPE
 @MATRIX_DIM
 @click.option(
-    "--out", type=click.Path(path_type=Path), default=Path("out"), show_default=True, help="Figures."
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("out"),
+    show_default=True,
+    help="Folder for figures.",
 )
 def demo(shape: tuple[int, ...], dtype: str, dim: int, out: Path) -> int:
-    """One softmax and its gradient: checked, timed, drawn."""
+    """Check, explain, time and draw one softmax and its gradient."""
     check_matrix(shape, "the demo")
     from . import demo as command
 
@@ -176,7 +187,7 @@ def demo(shape: tuple[int, ...], dtype: str, dim: int, out: Path) -> int:
 @DTYPE
 @MATRIX_DIM
 def ladder(rung: int, shape: tuple[int, ...], dtype: str, dim: int) -> int:
-    """A rung of the ladder, 0 to 7: checked, timed beside torch."""
+    """Check a rung of the ladder, 0 to 7, and time it next to torch."""
     check_matrix(shape, "a rung")
     from . import ladder as command
 
@@ -193,7 +204,7 @@ def check_matrix(shape: tuple[int, ...], what: str) -> None:
 @ARCH
 @DTYPE
 def classes(arch: str | None, dtype: str) -> int:
-    """What there is to compile, and the rows that each class takes."""
+    """List the classes that can be compiled, and the rows of each."""
     from . import classes as command
 
     return command.show(arch, dtype)
@@ -201,15 +212,17 @@ def classes(arch: str | None, dtype: str) -> int:
 
 @line.command()
 @ARCH
-@click.option("--dtype", type=Dtypes(), multiple=True, default=("bf16",), show_default=True, help="Elements.")
+@click.option(
+    "--dtype", type=Dtypes(), multiple=True, default=("bf16",), show_default=True, help="Element type."
+)
 @click.option(
     "--recorded",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="What a program used with CUTE_SOFTMAX_RECORD=FILE, instead of all of a dtype.",
+    help="Compile only what a program recorded with CUTE_SOFTMAX_RECORD=FILE.",
 )
 def precompile(arch: str | None, dtype: tuple[tuple[str, ...], ...], recorded: Path | None) -> int:
-    """Compile all classes of some dtypes ahead, into the store.
+    """Compile all classes of some dtypes ahead of time.
 
     Needs no GPU.
     """
@@ -221,7 +234,7 @@ def precompile(arch: str | None, dtype: tuple[tuple[str, ...], ...], recorded: P
 @line.command()
 @click.argument("action", type=click.Choice(("path", "list", "clear")), default="list")
 def cache(action: str) -> int:
-    """The store of compiled kernels: its path, a list, or empty it."""
+    """Show, list or clear the store of compiled kernels."""
     from . import cache as command
 
     return command.run(action)
@@ -229,7 +242,7 @@ def cache(action: str) -> int:
 
 @line.command()
 def info() -> int:
-    """This machine, and whether kernels work here; hints for faults.
+    """Describe this machine, and check whether kernels work on it.
 
     GPU, versions and store; whether kernels compile, load, run and agree with float64. The status is 1 for a fault.
     """
@@ -249,14 +262,14 @@ def of_checkout(name: str, leading: tuple[str, ...], text: str) -> None:
         return benchmarks([*leading, *arguments])
 
 
-of_checkout("bench", (), "Measure beside torch, Liger and QuACK (in a checkout).")
+of_checkout("bench", (), "Run the benchmarks against peers (in a checkout).")
 of_checkout("tune", ("tune",), "Measure configurations for this GPU (in a checkout).")
 
 
 @line.command()
 @click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
 def completion(shell: str) -> int:
-    """The script that completes commands in a shell.
+    """Print a shell script that completes commands.
 
     As in: eval "$(cute-softmax completion bash)"
     """

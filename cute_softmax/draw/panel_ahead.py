@@ -57,13 +57,13 @@ def places(plan: PanelPlan) -> Figure:
     )
     body = draw(grid, [range(grid.rows)], [[range(grid.columns)]])
     lead = (
-        f"{walk.chunks} chunks of a row in {walk.shared} places of shared memory and {walk.registers + walk.wait} of "
+        f"{walk.chunks} chunks of a row in {walk.shared} slots of shared memory and {walk.registers + walk.wait} of "
         f"registers, {c.chunk * c.columns:,} elements each; the steps of row {NAMES[SHOWN]}."
     )
     before, after = NAMES[SHOWN - 1], NAMES[SHOWN + 1]
     return finish(
         body,
-        "A row ahead: what lies where, step by step",
+        "A row ahead: where each chunk is, step by step",
         lead,
         f"A row ahead. {lead}",
         [
@@ -71,14 +71,14 @@ def places(plan: PanelPlan) -> Figure:
                 thread_paint(SHOWN - 1), f"{before}3", f"chunk 3 of row {before}, which was absorbed before"
             ),
             Swatch(thread_paint(SHOWN), f"{NAMES[SHOWN]}3", "of this row"),
-            Swatch(thread_paint(SHOWN + 1), f"{after}3", "of the row that follows"),
+            Swatch(thread_paint(SHOWN + 1), f"{after}3", "of the next row"),
             Swatch("ghost", "", "free"),
         ],
     ).noted(
-        f"A step asks for the chunk that the step {c.ahead} later absorbs: it comes to where this step has made room.",
-        f"Chunks 0 to {walk.registers - 1} move to registers when they are absorbed; the others stay where they are.",
-        f"In the first {walk.wait} steps nothing is finished, and in the last {walk.wait} nothing is absorbed: so long "
-        "the parts of a row may take to exchange their states.",
+        f"A step loads the chunk that the step {c.ahead} later absorbs, into the slot that this step has freed.",
+        f"Chunks 0 to {walk.registers - 1} move to registers when they are absorbed; the others stay in shared memory.",
+        f"In the first {walk.wait} steps nothing is finished, and in the last {walk.wait} nothing is absorbed: this is "
+        "the time in which the parts of a row exchange their states.",
     )
 
 
@@ -90,7 +90,7 @@ def _columns(walk: Walk) -> Iterator[dict[int, tuple[Event, str]]]:
     for step, group in groupby(walk.events(), lambda e: e.step):
         events = list(group)
         if first <= step < first + walk.steps:
-            found = {place: (e, "comes" if e.what == ASKED else "") for place, e in lies.items()}
+            found = {place: (e, "loading" if e.what == ASKED else "") for place, e in lies.items()}
             yield found | {e.place: (e, e.what) for e in events if e.what in (ABSORBED, FINISHED)}
         for e in events:
             e.apply(lies)

@@ -56,7 +56,7 @@ def reduction_buffer(view: View) -> Figure:
         lead=f"{c.reduction_buffer}: (column, warp down the panel, stage), {columns * warps * stages * 4:,} bytes.",
     )
     notes = [
-        "The first lane of each warp writes what its warp has found; after a barrier every thread merges that of all "
+        "The first lane of each warp writes the warp's result; after a barrier every thread merges those of all "
         "warps."
         if c.columns == 1
         else "Each lane that has merged a group's results writes them; after a barrier thread t merges those of column "
@@ -103,7 +103,7 @@ def cluster(view: View) -> Figure:
             else "Each CTA does so. "
         )
         + f"A state has {c.whole_bytes} bytes: {', '.join(name for name, _ in view.exchanges)}. Each CTA "
-        "waits for its own mbarrier only, and merges what it has received in the same order.",
+        "waits only on its own mbarrier, and merges what it has received in the same order.",
     )
 
 
@@ -124,7 +124,7 @@ def _two_trips(view: View) -> Figure:
         )
 
     first = view.slots(
-        f"first trip: of columns 0 to {each - 1}, what all CTAs have, and the thread that reads it",
+        f"first trip: the states of all CTAs for columns 0 to {each - 1}, and the thread that reads each",
         f"{SHARED}, peers, first trip",
         Layout((each, ctas), (ctas, 1)),
         c.whole_bytes,
@@ -133,7 +133,7 @@ def _two_trips(view: View) -> Figure:
         role="first trip",
     )
     second = view.slots(
-        "second trip: of all columns, what is merged",
+        "second trip: the merged states of all columns",
         f"{SHARED}, peers, second trip",
         Layout((columns, 1), (1, columns)),
         c.whole_bytes,
@@ -150,7 +150,7 @@ def _two_trips(view: View) -> Figure:
     )
     return figure.noted(
         f"CTA r merges columns {each} r to {each} r + {each - 1} of all CTAs: thread t of each CTA sends the state of "
-        f"column t to CTA t div {each}, where the {ctas} states of a column lie in neighbouring lanes and merge by "
+        f"column t to CTA t div {each}, where the {ctas} states of a column are in neighbouring lanes and merge by "
         f"shuffles; each of these lanes sends the result to one CTA.",
         f"A state has {c.whole_bytes} bytes: {', '.join(name for name, _ in view.exchanges)}. In one trip each CTA "
         f"would need room for {columns * ctas:,} states instead of {2 * columns:,}, and fewer CTAs would share an SM.",
@@ -163,7 +163,7 @@ def exchange(view: View) -> Figure:
 
     def word(_: int, i: int) -> Use:
         if i == 0:
-            told = "the last thread of each part's CTA adds 1; a CTA that has waited in vain adds 65536"
+            told = "the last thread of each part's CTA adds 1; a CTA that has timed out adds 65536"
             return Use((c.threads - 1,) if waits else (0,), "arrived", told)
         owner = (0,) if i == 1 else ()
         return Use(owner, f"part {i - 1}", "0: its own CTA finishes it; 1: given up; 2: taken by another CTA")
@@ -220,15 +220,15 @@ def exchange(view: View) -> Figure:
     notes = [
         "Each CTA writes the states of its part and counts itself in. The last to arrive merges all and stores."
         if not waits
-        else "Each CTA writes the states of its part and counts itself in. A state is never zero, so that its own bits "
-        "say that it is there: each CTA reads the slots of all parts until none is zero, and merges.",
+        else "Each CTA writes the states of its part and counts itself in. A state is never zero, so its own bits show "
+        "that it has arrived: each CTA reads the slots of all parts until none is zero, and merges them.",
         f"{count(c.readers, 'thread')} a column read the states, each one in {c.readers}, in the order of the parts "
-        "whoever came first: the same bits every time."
+        "whichever came first: the same bits every time."
         + (" They are the lanes of a warp, and merge by shuffles." if c.lanes_read else ""),
     ]
     if waits:
         notes.append(
-            f"Nobody waits for ever: after {p.patience / 1e6:g} ms a CTA marks its part as given up, and the "
-            "last to arrive, which then certainly runs, finishes it when it has finished its own."
+            f"No CTA waits forever: after {p.patience / 1e6:g} ms a CTA marks its part as given up, and the last to "
+            "arrive, which is certainly running then, finishes that part after its own."
         )
     return figure.noted(*notes)

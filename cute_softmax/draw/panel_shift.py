@@ -64,7 +64,7 @@ def lines(plan: PanelPlan) -> Figure:
     size = c.vector * one
     lead = (
         f"The first {count(len(starts), 'element')} of the first panel's groups: each line begins "
-        f"{', '.join(map(str, shifts))} elements behind a boundary of {boundary * one} bytes."
+        f"{', '.join(map(str, shifts))} elements after a boundary of {boundary * one} bytes."
     )
     return finish(
         body,
@@ -74,16 +74,16 @@ def lines(plan: PanelPlan) -> Figure:
         [
             Swatch(thread_paint(1), "T1 b1", "block 1 of the line, which thread 1 copies"),
             Swatch(thread_paint(1), "T1 c9", "group 9 of the panel, in thread 1's vector"),
-            Swatch("ghost", "", "of no use here"),
+            Swatch("ghost", "", "not used"),
         ],
     ).noted(
-        f"A line is {count(c.lanes, 'lane')} and {count(c.extra, 'block')} more. Each lane takes its vector out of two "
-        "blocks in shared memory, by selecting words and by one funnel shift a word.",
+        f"A line is {count(c.lanes, 'lane')} and {count(c.extra, 'block')} more. Each lane extracts its vector from "
+        "two blocks in shared memory, by selecting words and with one funnel shift per word.",
         *(
             [
-                f"Results go back the same way: each lane stores the block in which its vector begins, and has the "
-                f"first elements of it from the lane before. Neighbouring lines share {count(c.overlap, 'group')}, so "
-                "that every block is whole in one of them; only where memory's rows begin and end are there scalars."
+                f"Results go back the same way: each lane stores the block in which its vector begins, and gets its "
+                f"first elements from the previous lane. Neighbouring lines share {count(c.overlap, 'group')}, so "
+                "that every block is whole in one of them; scalars are needed only where rows in memory begin and end."
             ]
             if c.overlap
             else []

@@ -186,7 +186,7 @@ def _smem(view: View) -> Figure:
     )
     notes = [f"One buffer each: {', '.join(space(n, 's') for n in staged)}."] if len(staged) > 1 else []
     notes.append(
-        "Each thread reads back only what it copied itself, so that waiting for its own copies is enough: no "
+        "Each thread reads back only what it copied itself, so waiting for its own copies is enough: no "
         "barrier between threads."
     )
     if c.keeps_shared:
@@ -206,7 +206,7 @@ def _smem(view: View) -> Figure:
     elif c.persistent:
         notes.append("As soon as a slot is read it is filled with the next tile's vector: loads never stop.")
     if "resident" in c.staging:
-        notes.append("What lies beside the elements is the same for all rows: it is loaded once, and stays.")
+        notes.append("The mask or bias is the same for all rows: it is loaded once, and stays.")
     return figure.noted(*notes, *view.report.shared)
 
 
@@ -233,9 +233,9 @@ def _edges(view: View) -> Figure:
         title=f"Head, body and tail of rows of {p.columns:,}",
     )
     return figure.noted(
-        f"Drawn: {count(len(starts), 'row')}, one for each way in which the rows of this matrix lie off a "
+        f"Shown: {count(len(starts), 'row')}, one for each way in which the rows of this matrix begin off a "
         f"vector boundary of the {'output' if c.facts.outputs else 'input'}. Threads are counted within their row.",
-        f"A thread has room for {count(c.edge_scalars, 'scalar')} beside its vectors; a scalar exists where "
+        f"A thread has room for {count(c.edge_scalars, 'scalar')} in addition to its vectors; a scalar exists where "
         "its slot falls into the head or the tail of its row.",
     )
 
@@ -265,7 +265,7 @@ def _predicate(view: View) -> Figure:
             if c.rows_end_alike
             else "Each row ends at a vector of its own and has bits of its own."
         ),
-        "Whether a row exists is a bit apart, pR: a vector is loaded where both are true.",
+        "Whether a row exists is a separate bit, pR: a vector is loaded if both are true.",
     ]
     if c.edges:
         notes.append(
@@ -339,7 +339,7 @@ def _reduction_buffer(view: View) -> Figure:
         )
     if c.ring:
         notes.append(
-            "It merges what the warps of a CTA have. CTAs that share a row meet in the ranks' workspaces."
+            "It merges what the warps of a CTA have. CTAs that share a row exchange states in the ranks' workspaces."
         )
     return figure.noted(*notes)
 
@@ -350,7 +350,7 @@ def _cluster(view: View) -> Figure:
         c.reduction_buffer, element_bytes=c.facts.state_bytes, cta=view.cta, warp=view.warp
     )
     return figure.noted(
-        "Warp 0 of each CTA tells its own mbarrier how many bytes will come; it opens when they have arrived."
+        "Warp 0 of each CTA tells its own mbarrier how many bytes to expect; it completes when they have arrived."
     )
 
 

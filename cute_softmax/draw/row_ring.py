@@ -18,11 +18,11 @@ from ..plan.ranks import HEADER, states_of
 
 RANKS = 2  # that are drawn; a Plan serves any number
 ROWS = 4  # of a workspace that are drawn
-COMES, REDUCED, WAITS, FINISHED = "comes", "reduced", "waits", "finished"
+LOADING, REDUCED, WAITING, FINISHED = "loading", "reduced", "waiting", "finished"
 TOLD = {
-    COMES: "on its way from global memory",
+    LOADING: "being loaded from global memory",
     REDUCED: "reduced; its state is pushed to all ranks",
-    WAITS: "reduced; the states of the other ranks are on their way",
+    WAITING: "reduced; waiting for the states of the other ranks",
     FINISHED: "finished with the states of all ranks",
 }
 
@@ -38,11 +38,11 @@ def phases(c: RowClass, turn: int, tiles: int) -> Iterator[tuple[int, Held]]:
     """(place, what is there) of a turn, in which tile `turn` is reduced. tiles: of the CTA, in all."""
     for tile in range(max(turn - c.lag, 0), min(turn + c.ahead, tiles)):
         if tile > turn:
-            what = COMES
+            what = LOADING
         elif tile == turn:
             what = REDUCED
         else:
-            what = FINISHED if tile == turn - c.lag else WAITS
+            what = FINISHED if tile == turn - c.lag else WAITING
         yield tile % c.ring, Held(tile, what)
 
 
@@ -64,29 +64,29 @@ def turns(plan: Plan) -> Figure:
         c.ring,
         cell,
         (84, 34),
-        column_label=lambda i: ("place", str(i)),
+        column_label=lambda i: ("slot", str(i)),
         row_name="turn",
         column_name="",
     )
-    coming = "another is on its way" if c.ahead == 2 else f"{c.ahead - 1} are on their way"
+    coming = "another is being loaded" if c.ahead == 2 else f"{c.ahead - 1} are being loaded"
     lead = (
-        f"A CTA has {c.ring} places for tiles of {c.tiler[0]} \u00d7 {c.tiler[1]:,} elements. In a turn one is "
-        f"reduced, that of {count(c.lag, 'turn')} before is finished, and {coming}."
+        f"A CTA has {c.ring} slots for tiles of {c.tiler[0]} \u00d7 {c.tiler[1]:,} elements. In each turn one is "
+        f"reduced, the tile of {count(c.lag, 'turn')} before is finished, and {coming}."
     )
     figure = finish(
         draw(grid, *arrange(grid)),
-        f"The ring of {c.ring} places, turn after turn",
+        f"The ring of {c.ring} slots, turn by turn",
         lead,
-        f"The ring, turn after turn. {lead}",
+        f"The ring, turn by turn. {lead}",
         [
             Swatch("t0", "tile 0", "colour = tile mod 8"),
-            *(Swatch("plain", what, told) for what, told in TOLD.items() if what != WAITS or c.lag > 1),
+            *(Swatch("plain", what, told) for what, told in TOLD.items() if what != WAITING or c.lag > 1),
         ],
     )
     return figure.noted(
-        "A tile stays in its place until it is finished; then the place is loaded anew.",
-        f"Drawn are {shown} tiles of one CTA. Its first is the number of its cluster's ticket, and each one more is "
-        f"{plan.ctas:,} further, as there are so many {'clusters' if c.cluster_n > 1 else 'CTAs'}.",
+        "A tile stays in its slot until it is finished; then the slot is refilled.",
+        f"Shown are {shown} tiles of one CTA. The first has the number of its cluster's ticket; each next one is "
+        f"{plan.ctas:,} further, the number of {'clusters' if c.cluster_n > 1 else 'CTAs'}.",
     )
 
 
@@ -124,16 +124,16 @@ def workspace(plan: Plan) -> Figure:
     figure = finish(
         body,
         f"The states of {RANKS} ranks in the workspace of each",
-        f"{states} places of 8 bytes: rows, (CTAs of a rank, ranks), numbers of a state. A row is shared by "
-        f"{count(peers, 'CTA')}, whose states lie side by side.",
+        f"{states} slots of 8 bytes: rows, (CTAs of a rank, ranks), numbers of a state. A row is shared by "
+        f"{count(peers, 'CTA')}, whose states are adjacent.",
         "A workspace as a reduction buffer whose peers are the CTAs of all ranks: a grid of rows by peers, each slot "
-        "with its place and byte address.",
-        [Swatch("t0", "0 @128", "first place of a state and its byte in the workspace; colour = rank")],
+        "with its index and byte address.",
+        [Swatch("t0", "0 @128", "first slot of a state and its byte in the workspace; colour = rank")],
     )
     return figure.noted(
-        f"A state is {numbers}. Each goes with the epoch of its launch, in one store of 8 bytes to every rank.",
-        f"The first {HEADER} bytes are the kernels' own: epoch, tickets, how many clusters are done, whether a rank "
-        "has not come. Launches with an odd epoch have the other half.",
+        f"A state is {numbers}. Each is stored with the epoch of its launch, in one store of 8 bytes to every rank.",
+        f"The first {HEADER} bytes belong to the kernels: epoch, tickets, how many clusters are done, whether a "
+        "rank is missing. Launches with an odd epoch use the other half.",
     )
 
 

@@ -58,10 +58,10 @@ class Rung:
 
 RUNGS = (
     Rung(0, "rung0_naive", "the naive form", 3, 2, 128),
-    Rung(1, "rung1_thread", "one thread a row", 3, 1, 128),
+    Rung(1, "rung1_thread", "one thread per row", 3, 1, 128),
     Rung(2, "rung2_online", "maximum and sum in one pass", 2, 1, 128),
-    Rung(3, "rung3_warp", "one warp a row", 2, 1, 128),
-    Rung(4, "rung4_block", "one block a row", 2, 1, 256),
+    Rung(3, "rung3_warp", "one warp per row", 2, 1, 128),
+    Rung(4, "rung4_block", "one block per row", 2, 1, 256),
     Rung(5, "rung5_shared", "the row in shared memory", 1, 1, 256, keeps=True),
     Rung(6, "rung6_vectors", "128-bit vectors", 1, 1, 256, keeps=True, vectors=True),
     Rung(7, "rung7_shuffles", "shuffles in the block's reduction", 1, 1, 256, keeps=True, vectors=True),

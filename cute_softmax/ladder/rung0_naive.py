@@ -1,4 +1,4 @@
-"""Rung 0: the naive form, five trips through global memory. One thread a group: read, read, write, read, write."""
+"""Rung 0: the naive form, five trips through global memory. One thread per group: read, read, write, read, write."""
 
 import cuda.bindings.driver as cuda
 import cutlass

@@ -1,4 +1,4 @@
-"""Rung 1: one thread a row. It reads its row three times: for the maximum, for the sum, for the results."""
+"""Rung 1: one thread per row. It reads its row three times: for the maximum, for the sum, for the results."""
 
 import cuda.bindings.driver as cuda
 import cutlass

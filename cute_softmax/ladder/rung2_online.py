@@ -1,6 +1,6 @@
-"""Rung 2: maximum and sum in one pass, two reads instead of three. Still one thread a row.
+"""Rung 2: maximum and sum in one pass, two reads instead of three. Still one thread per row.
 
-The sum is relative to the largest element so far; where a larger one comes, it is scaled down. Source: Milakov and
+The sum is relative to the largest element so far, and is scaled down when a larger one comes. Source: Milakov and
 Gimelshein, "Online normalizer calculation for softmax", 2018.
 """
 

@@ -1,4 +1,4 @@
-"""Rung 3: one warp a row. Neighbouring lanes read neighbouring elements and merge their states by shuffles."""
+"""Rung 3: one warp per row. Neighbouring lanes read neighbouring elements and merge their states by shuffles."""
 
 import cuda.bindings.driver as cuda
 import cutlass

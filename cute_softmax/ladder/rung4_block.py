@@ -1,4 +1,4 @@
-"""Rung 4: one block a row. 256 threads share it and merge their states in shared memory, as a tree."""
+"""Rung 4: one block per row. 256 threads share it and merge their states in shared memory, as a tree."""
 
 import cuda.bindings.driver as cuda
 import cutlass

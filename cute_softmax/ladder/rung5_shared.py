@@ -1,4 +1,4 @@
-"""Rung 5: the row stays in shared memory. Of global memory one read is left, the fewest there can be."""
+"""Rung 5: the row stays in shared memory. One read of global memory is left, the minimum."""
 
 import cuda.bindings.driver as cuda
 import cutlass

@@ -1,4 +1,4 @@
-"""Rung 6: 128 bits an access. A tiled copy deals out vectors, and one comparison decides for all of a vector."""
+"""Rung 6: 128-bit accesses. A tiled copy distributes vectors, and one comparison covers a whole vector."""
 
 import cuda.bindings.driver as cuda
 import cutlass

@@ -1,4 +1,4 @@
-"""Rung 7: shuffles inside the block's reduction. Of the nine barriers of the tree one is left."""
+"""Rung 7: shuffles inside the block's reduction. One of the tree's nine barriers is left."""
 
 import cuda.bindings.driver as cuda
 import cutlass

@@ -63,7 +63,7 @@ class PlanBase:
 
     @property
     def bits(self) -> list[str]:
-        """Lines of `explain` on what is copied first, and on what the bits of a row depend on."""
+        """The lines of `explain` about operands that are copied first, and about what the bits of a row depend on."""
         if not self.invariant:
             return ["  copied     a bias or a mask, to lie as the elements do"] if self.laid_out else []
         copied = f"; {len(self.laid_out)} operand(s) copied to contiguous rows" if self.laid_out else ""
@@ -71,7 +71,7 @@ class PlanBase:
 
     @property
     def given(self) -> list[str]:
-        """Lines of `explain` on the dimensions that rows have, and on what scores are made of."""
+        """The lines of `explain` about the dimensions, and about the scores."""
         found = []
         if self.kernel.kept_modes > 1:
             sizes = " x ".join(map(str, self.kept))

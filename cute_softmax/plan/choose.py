@@ -21,8 +21,8 @@ from .short_plan import ShortPlan, plan_short
 from .stream import long_and_many, stream_class
 from .table import table_of
 
-# Reads ask to be evicted from L2 last if the tensors together are larger than this multiple of it. What is written
-# then leaves L2 soon after it was written, which long streams gain from; tensors near L2's own size lose.
+# Loads ask L2 to evict their lines last if the tensors together are larger than this multiple of L2. Written lines then
+# leave L2 soon after they were written, which helps long streams and hurts tensors of about L2's own size.
 # Ratio to a copy on one H200 (60 MB of L2), 2026-11-20, bf16, cold L2, evict_last / usual: 34 MB 0.949 / 1.013,
 # 67 MB 0.970 / 1.009, 134 MB 0.976 / 0.988; against loads without a policy: 537 MB 0.998 / 0.969, 1074 MB
 # 1.020 / 1.005. evict_first was the slowest throughout: 134 MB 0.922, 1074 MB 0.945.

@@ -10,16 +10,16 @@ SHARED_UNIT = 128  # bytes that shared memory is given out in
 
 @dataclass(frozen=True)
 class Architecture:
-    """One compilation target. `cute_softmax.hardware.ARCHITECTURES` has those that are supported, by name.
+    """One compilation target. `cute_softmax.hardware.ARCHITECTURES` has the supported ones, by name.
 
     Source: CUDA C++ Programming Guide, "Technical specifications per compute capability".
 
     Args:
-        name: What the compiler calls it, such as "sm_90a".
-        shared_memory: Bytes that one CTA can get.
-        cluster_limit: CTAs of the largest cluster. 1: no clusters; above 8 is not portable, but all parts named here
-            that have it allow it.
-        registers: 32-bit registers of an SM; a CTA can have all of them.
+        name: The compiler's name for it, such as "sm_90a".
+        shared_memory: Bytes available to one CTA.
+        cluster_limit: CTAs of the largest cluster. 1: no clusters. Above 8 is not portable, but all architectures
+            listed here with clusters allow it.
+        registers: 32-bit registers of an SM; one CTA can have all of them.
         threads: The most threads of a CTA.
     """
 
@@ -30,7 +30,8 @@ class Architecture:
     threads: int = 1024  # threads of a CTA
 
     def holds(self, ctas: int, shared_memory: int) -> bool:
-        """Whether an SM has the shared memory for so many CTAs of so many bytes: the system takes 1 KiB of each."""
+        """Whether an SM has shared memory for this many CTAs with this many bytes each; the system takes 1 KiB per
+        CTA."""
         each = -(-shared_memory // SHARED_UNIT) * SHARED_UNIT + KIB
         return ctas * each <= self.shared_memory + KIB
 
@@ -60,15 +61,15 @@ _BY_CAPABILITY = {
 
 @dataclass(frozen=True)
 class Device:
-    """One GPU, as plans see it. `cute_softmax.hardware.H200` is one.
+    """A GPU as plans see it, such as `cute_softmax.hardware.H200`.
 
     Args:
-        architecture: What its kernels are compiled for.
-        multiprocessors: How many it has.
+        architecture: The compilation target of its kernels.
+        multiprocessors: The number of SMs.
         l2: Bytes of its L2 cache.
-        table: Which measured configurations its plans are made of: the name of a table that is shipped, or the path of
-            a file of one's own.
-        eights: Clusters of 8 CTAs, an SM each, that it runs at once. None: not known.
+        table: The measured configurations that its plans use: the name of a shipped table, or the path of a file of
+            your own.
+        eights: Clusters of 8 CTAs, each on an SM of its own, that run at once. None: not known.
 
     Examples:
         >>> from cute_softmax import plan_softmax

@@ -102,7 +102,7 @@ def math_of(name: str, online: bool) -> Math:
 
 
 class NotPlanned(NotImplementedError, ValueError):
-    """A problem that no kernel serves, with the reason. It is both a NotImplementedError and a ValueError."""
+    """A problem that no kernel supports, with the reason. It is both a NotImplementedError and a ValueError."""
 
 
 MOST = (1 << 31) - (1 << 20)  # groups, elements of a group, CTAs: their indices are 32-bit

@@ -61,7 +61,7 @@ class MatmulPlan(PlanBase):
         return math.prod(self.batch) * math.ceil(self.rows / c.rows) * math.ceil(self.depth / c.depth)
 
     def explain(self) -> str:
-        """The plan as a person would want to read it."""
+        """The plan as readable text."""
         c = self.matmul_class
         turns = (
             f"{c.warpgroups} warpgroups take turns" if c.alternate else f"{c.warpgroups} x {c.blocks} blocks"

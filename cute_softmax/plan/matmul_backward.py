@@ -244,7 +244,7 @@ class MatmulBackwardPlan(PlanBase):
         return math.ceil(self.columns / self.kernel.columns) * math.prod(self.batch) * self.splits
 
     def explain(self) -> str:
-        """The plan as a person would want to read it."""
+        """The plan as readable text."""
         c = self.kernel
         way = (
             f"line by line, dS {'likewise' if c.sent else 'element by element'}"

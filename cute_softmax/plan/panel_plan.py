@@ -18,27 +18,28 @@ PATIENCE = 1_000_000
 class PanelPlan(PlanBase):
     """How one launch over columns, or over rows that several CTAs share, runs: the column and split movements.
 
-    What is compiled, and the numbers that change from call to call. Plain numbers, made without a GPU, torch or
-    cutlass. A *group* is what is reduced together, a *panel* the groups that CTAs work on side by side. A notebook
-    draws it: the tile of the first CTA.
+    A plan consists of plain numbers: what is compiled, and what changes from call to call. It needs no GPU, torch or
+    cutlass. A *group* is reduced together; a *panel* is a set of neighbouring groups that a CTA works on together. A
+    notebook draws the tile of the first CTA.
 
     Attributes:
         problem: The call in canonical form: its dimensions merged, sizes and strides in elements, dtypes.
         kernel: What is compiled: threads, vectors, cluster, staging.
         length: Elements of a group.
-        kept: Sizes of the kept dimensions, the slowest first; vectors of columns lie in the last.
+        kept: Sizes of the kept dimensions, the slowest first; vectors of columns run along the last.
         reduced: Sizes of the reduced dimensions, likewise.
         parts: CTAs (clusters) that share a panel.
-        share: Elements of a group that a CTA takes.
+        share: Elements of a group that one CTA takes.
         operand_strides: Per operand, its strides in the kept and then in the reduced dimensions, each the fastest
             first, in elements.
-        evict_last: Whether reads ask to be evicted from L2 last.
+        evict_last: Whether loads ask L2 to evict their lines last.
         resident: CTAs that the GPU holds at a time.
-        patience: Nanoseconds that a CTA waits for the others before it leaves its part to the last one.
-        table: The name and digest of the table that the configuration is of.
-        invariant: Whether the order of additions is that of all calls of this math, length, dtypes, GPU and table.
+        patience: Nanoseconds that a CTA waits for the others before it leaves its part to the last CTA.
+        table: The name and digest of the table that the configuration comes from.
+        invariant: Whether the order of additions is the same for all calls with this math, length, dtypes, GPU and
+            table.
         laid_out: Which operands of the call are copied first: to contiguous rows, for such an order, or a bias or a
-            mask to lie as the elements do.
+            mask into the layout of the elements.
         laid_strides: The strides of these copies, in elements.
     """
 
@@ -60,19 +61,19 @@ class PanelPlan(PlanBase):
 
     @property
     def chunks(self) -> int:
-        """Chunks of a share; some may be empty."""
+        """The number of chunks of a share; some may be empty."""
         c = self.kernel
         fewest = c.registers + c.ahead - c.wait if c.ahead else 0
         return max(math.ceil(self.share / c.chunk), fewest)
 
     @property
     def again(self) -> int:
-        """How many chunks are read twice: those that are not held."""
+        """The number of chunks that are read twice, because they are not held."""
         return max(self.chunks - self.kernel.buffers, 0) if self.kernel.repeats else 0
 
     @property
     def groups(self) -> int:
-        """How many groups there are, side by side in panels."""
+        """The number of groups."""
         return math.prod(self.kept)
 
     def group(self, operand: int, index: int) -> int:
@@ -86,8 +87,8 @@ class PanelPlan(PlanBase):
         return offset_of(index, self.reduced, strides[::-1])
 
     def pieces(self, group: int) -> tuple[int, int]:
-        """(head, body) of a group: elements before its first line of cache, and in whole vectors; all others are its
-        tail. Tensors are taken to begin `problem.offsets` elements past a cache line."""
+        """(head, body) of a group: the elements before its first cache line, and those in whole vectors; the rest is
+        its tail. Tensors are assumed to begin `problem.offsets` elements past a cache line."""
         c = self.kernel
         if not c.edges:
             return 0, self.length
@@ -96,14 +97,14 @@ class PanelPlan(PlanBase):
         return head, (self.length - head) // c.vector * c.vector
 
     def bounds(self, part: int, rank: int, group: int = 0) -> range:
-        """The elements of the body of a group that a CTA takes: CTA `rank` of its cluster, of a part."""
+        """The elements of a group's body that a CTA takes: CTA `rank` of the cluster of a part."""
         head, body = self.pieces(group)
         first = (part * self.kernel.cluster_n + rank) * self.share
         return range(head + first, head + max(first, min(first + self.share, body)))
 
     @property
     def abreast(self) -> int:
-        """Groups between the ends of which panels lie: where vectors are shifted, those of the last kept mode."""
+        """The number of groups that panels divide: if vectors are shifted, those of the last kept mode."""
         return self.kept[-1] if self.kernel.shifted else self.groups
 
     def panel(self, tile: int) -> range:
@@ -114,19 +115,19 @@ class PanelPlan(PlanBase):
 
     @property
     def tiles(self) -> int:
-        """How many panels there are."""
+        """The number of panels."""
         return panels_of(self.kernel, self.groups, self.abreast)
 
     @property
     def ctas(self) -> int:
-        """CTAs of the grid, or clusters: those that stream to outputs work on several items, one after the other."""
+        """CTAs of the grid, or clusters; those that stream to outputs process several items in turn."""
         c, items = self.kernel, self.tiles * self.parts
         several = c.streaming and c.facts.outputs and c.cluster_n == 1
         return min(items, self.resident) if several else items
 
     @property
     def exchange_bytes(self) -> int:
-        """Bytes of all exchange points, in whole 16."""
+        """Bytes of all exchange points, a multiple of 16."""
         return -(-self.tiles * exchange_words(self.parts) * 4 // 16) * 16
 
     @property
@@ -157,7 +158,7 @@ class PanelPlan(PlanBase):
         )
 
     def explain(self) -> str:
-        """The plan as a person would want to read it."""
+        """The plan as readable text."""
         c = self.kernel
         if c.orientation == "column":
             where = f"panels of {c.columns} columns by {self.length} elements, {c.across} x {c.down} threads"

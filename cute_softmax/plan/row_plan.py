@@ -24,21 +24,22 @@ class Plan(PlanBase):
     Attributes:
         problem: The call in canonical form: its dimensions merged, sizes and strides in elements, dtypes.
         row_class: What is compiled: threads, vectors, cluster, staging.
-        rows: How many rows there are.
+        rows: The number of rows.
         columns: Elements of a row.
         ctas: CTAs of the grid; clusters where there are any.
-        kept: Sizes of the dimensions that a row's index is taken apart into, the slowest first.
+        kept: Sizes of the dimensions that form a row's index, the slowest first.
         operand_strides: Per operand, its stride in each of these dimensions, in elements.
-        evict_last: Whether reads ask to be evicted from L2 last.
-        table: The name and digest of the table that the configuration is of.
-        invariant: Whether the order of additions is that of all calls of this math, length, dtypes, GPU and table.
+        evict_last: Whether loads ask L2 to evict their lines last.
+        table: The name and digest of the table that the configuration comes from.
+        invariant: Whether the order of additions is the same for all calls with this math, length, dtypes, GPU and
+            table.
         laid_out: Which operands of the call are copied first: to contiguous rows, for such an order, or a bias or a
-            mask to lie as the elements do.
+            mask into the layout of the elements.
         laid_strides: The strides of these copies, in elements.
-        scratch: Bytes of zeroed memory that a launch needs besides its operands.
+        scratch: Bytes of zeroed memory that a launch needs in addition to its operands.
     """
 
-    # Bytes of zeroed memory that a launch needs besides its operands.
+    # Bytes of zeroed memory that a launch needs in addition to its operands.
     scratch: ClassVar[int] = 0
 
     problem: Problem
@@ -75,19 +76,19 @@ class Plan(PlanBase):
 
     @property
     def tiles(self) -> int:
-        """How many tiles of rows there are."""
+        """The number of tiles of rows."""
         return math.ceil(self.rows / self.row_class.tiler[0])
 
     @property
     def share(self) -> int:
-        """Columns of a row that one CTA takes at most."""
+        """The most columns of a row that one CTA takes."""
         c = self.row_class
         if c.cluster_n == 1:
             return self.columns
         return math.ceil(math.ceil(self.columns / c.cluster_n) / c.line) * c.line
 
     def explain(self) -> str:
-        """The plan as a person would want to read it."""
+        """The plan as readable text."""
         c = self.row_class
         bytes_moved = self.problem.bytes
         where = {

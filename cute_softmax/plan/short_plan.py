@@ -26,19 +26,19 @@ class ShortPlan(PlanBase):
     Attributes:
         problem: The call in canonical form.
         kernel: What is compiled.
-        rows: How many rows there are.
+        rows: The number of rows.
         columns: Elements of a row.
         warp_rows: Rows of a warp's stretch.
         ctas: CTAs of the grid.
-        evict_last: Whether reads ask to be evicted from L2 last.
-        kept: Sizes of the dimensions that a row's index is taken apart into, the slowest first.
-        operand_strides: Of each operand that does not lie densely its stride in each of these, in elements; of the
-            others the length of rows says all. Of one whose rows lie apart also how many neighbours have each of them,
-            and how many of them lie one behind another.
-        table: The name and digest of the table that the configuration is of.
-        laid_out: Which operands of the call are copied first: a bias or a mask, to lie as the elements do.
+        evict_last: Whether loads ask L2 to evict their lines last.
+        kept: Sizes of the dimensions that form a row's index, the slowest first.
+        operand_strides: For each operand that is not dense, its strides in these dimensions, in elements; for dense
+            operands the length of rows is enough. For an operand whose rows are apart, also how many neighbouring rows
+            share each of its rows, and how many of its rows are contiguous.
+        table: The name and digest of the table that the configuration comes from.
+        laid_out: Which operands of the call are copied first: a bias or a mask, into the layout of the elements.
         laid_strides: The strides of these copies, in elements.
-        scratch: Bytes of zeroed memory that a launch needs besides its operands.
+        scratch: Bytes of zeroed memory that a launch needs in addition to its operands.
     """
 
     scratch: ClassVar[int] = 0
@@ -63,12 +63,12 @@ class ShortPlan(PlanBase):
 
     @property
     def stretches(self) -> int:
-        """How many stretches there are, of a warp each."""
+        """The number of stretches; each is one warp's."""
         return math.ceil(self.rows / self.warp_rows)
 
     @property
     def pairs(self) -> bool:
-        """Whether neighbouring rows are one thread's, see `PAIR`."""
+        """Whether each thread takes pairs of neighbouring rows, see `PAIR`."""
         return self.kernel.narrow and self.columns % 2 == 1 and self.warp_rows % (WARP * PAIR) == 0
 
     @property
@@ -91,15 +91,15 @@ class ShortPlan(PlanBase):
         return self.rows_tv(lane, turn * self.columns)
 
     def shared_row(self, operand: int, row: int) -> int:
-        """Which row in shared memory a row of the first stretch has: of rows that lie apart those of neighbours are
-        one."""
+        """The row in shared memory for a row of the first stretch; neighbours share one if the operand's rows are
+        apart."""
         if self.kernel.lying[operand] == APART:
             return row // self.operand_strides[operand][-2]
         return row
 
     @property
     def beside(self) -> list[str]:
-        """How inputs lie that are not dense, in words."""
+        """The layout of inputs that are not dense, in words."""
         found = []
         for name, how, strides in zip(
             self.kernel.facts.inputs, self.kernel.laid, self.operand_strides, strict=False
@@ -116,11 +116,11 @@ class ShortPlan(PlanBase):
 
     @property
     def skew(self) -> int:
-        """Places left empty in shared memory behind `SKEW` vectors."""
+        """Slots left empty in shared memory after every `SKEW` vectors."""
         return int(not self.kernel.whole and self.columns % (2 * self.kernel.vector) == 0)
 
     def place(self, element: int) -> int:
-        """Where an element of a stretch lies in shared memory."""
+        """Where an element of a stretch is in shared memory."""
         V = self.kernel.vector
         v, within = divmod(element, V)
         return (v + v // SKEW * self.skew) * V + within
@@ -134,7 +134,7 @@ class ShortPlan(PlanBase):
         return max(fits, PAIR) if width == 2 else fits
 
     def explain(self) -> str:
-        """The plan as a person would want to read it."""
+        """The plan as readable text."""
         c = self.kernel
         between = (
             f"registers: a vector holds {c.rows_per_thread} row(s)"

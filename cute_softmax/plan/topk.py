@@ -151,20 +151,21 @@ class TopkClass(ClassBase):
 
 @dataclass(frozen=True)
 class TopkPlan(PlanBase):
-    """How one launch runs: rows of `columns` elements, of each of which `k` are chosen.
+    """How one launch runs: `k` elements are chosen from each row of `columns` elements.
 
     Attributes:
         kernel: What is compiled.
-        rows: How many rows there are.
+        rows: The number of rows.
         columns: Elements of a row.
         k: How many are chosen.
         ctas: CTAs of the grid.
-        operand_strides: In elements: of the row's tensor from row to row; the k values and indices are contiguous. In
-            the gradient: of what it is computed from, from row to row, of the k gradients in rows and columns; indices
-            and result are contiguous.
-        invariant: Whether the class, by which sums are added up, is that of all calls of this length, k and dtypes.
-        laid_out: Operands that are copied to contiguous rows first, for such a class: the first one, or none.
-        scratch: Bytes of zeroed memory that a launch needs besides its operands.
+        operand_strides: In elements: the row stride of the row's tensor; the k values and indices are contiguous. In
+            the gradient: the row stride of the tensor that it is computed from, and the row and column strides of the k
+            gradients; indices and result are contiguous.
+        invariant: Whether the class, which determines the order of additions, is the same for all calls with this
+            length, k and dtypes.
+        laid_out: Operands that are first copied to contiguous rows, for such a class: the first one, or none.
+        scratch: Bytes of zeroed memory that a launch needs in addition to its operands.
     """
 
     kernel: TopkClass
@@ -184,7 +185,7 @@ class TopkPlan(PlanBase):
         return self.rows, self.columns, self.k, self.ctas
 
     def explain(self) -> str:
-        """The plan as a person would want to read it."""
+        """The plan as readable text."""
         c = self.kernel
         what = "softmax and its largest" if c.forward else "the gradient of softmax and its largest"
         among = ", renormalized" if c.renormalize else ""

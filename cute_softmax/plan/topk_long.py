@@ -182,19 +182,20 @@ def room_of(k: int) -> Room:
 
 @dataclass(frozen=True)
 class LongTopkPlan(PlanBase):
-    """How one launch runs: rows of `columns` elements, of each of which the `k` largest are found.
+    """How one launch runs: the `k` largest elements of each row of `columns` elements are found.
 
     Attributes:
         kernel: What is compiled.
-        rows: How many rows there are.
+        rows: The number of rows.
         columns: Elements of a row.
-        k: How many are chosen; 0 for none.
+        k: How many elements are chosen; 0 for none.
         shares: CTAs that share a row.
         tiles: Tiles of a share at most.
-        operand_strides: In elements from row to row, of what is read; what is written is contiguous.
-        evict_last: Whether reads ask to be evicted from L2 last.
-        invariant: Whether the class, by which sums are added up, is that of all calls of this length, k and dtype.
-        laid_out: Operands that are copied to contiguous rows first, for such a class: the first one, or none.
+        operand_strides: Row strides of the inputs, in elements; results are contiguous.
+        evict_last: Whether loads ask L2 to evict their lines last.
+        invariant: Whether the class, which determines the order of additions, is the same for all calls with this
+            length, k and dtype.
+        laid_out: Operands that are first copied to contiguous rows, for such a class: the first one, or none.
     """
 
     kernel: LongTopkClass
@@ -215,7 +216,7 @@ class LongTopkPlan(PlanBase):
 
     @property
     def scratch(self) -> int:
-        """Bytes of zeroed memory that a launch needs besides its operands: a count for each row, in whole 16 bytes,
+        """Bytes of zeroed memory that a launch needs in addition to its operands: a count per row, padded to 16 bytes,
         then the states of all shares, then their candidates."""
         if self.shares == 1:
             return 0
@@ -228,7 +229,7 @@ class LongTopkPlan(PlanBase):
         return self.rows, self.columns, self.k, self.shares, self.tiles, int(self.evict_last)
 
     def explain(self) -> str:
-        """The plan as a person would want to read it."""
+        """The plan as readable text."""
         c = self.kernel
         what = [f"the {self.k} largest"] * bool(self.k) + ["a chosen element's rank"] * c.chosen
         lines = [

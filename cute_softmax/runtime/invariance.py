@@ -45,31 +45,31 @@ inside = _inside.get
 
 @contextmanager
 def batch_invariant(*, block_size: int | None = None) -> Iterator[None]:
-    """Within this block the bits of a row's result do not depend on the tensor that the row is part of.
+    """Make the bits of a row's result, within a block, independent of the tensor that the row is part of.
 
-    They are a function of the row's values, its length, dtypes, the function and its arguments, the GPU model, the
-    version of this package and the digest of the table that is shipped for the GPU; a table of the user's own is not
-    looked at. They do not depend on the number of rows, the row's position, alignment, strides, whether the result is
-    written in place, on other rows, the stream, or a CUDA graph. `docs/batch-invariance.md` says it function by
-    function, and what it costs.
+    The bits are then a function of the row's values, its length, dtypes, the function and its arguments, the GPU model,
+    the version of this package and the digest of the table shipped for the GPU; the user's own tables are ignored. They
+    do not depend on the number of rows, the row's position, alignment, strides, whether the result is written in place,
+    other rows, the stream, or a CUDA graph. `docs/batch-invariance.md` has the details for each function, and the
+    costs.
 
-    The mode belongs to the thread, or asyncio task, that enters it. Gradients of calls within the block have it, too,
-    wherever they are computed. Code that torch.compile made has it while any thread is in such a block, and is compiled
-    once more for it; torch.export fixes the mode of the time of tracing, and so does `prepare`. Under `accelerate`
-    torch's own operators have it while any thread is in such a block. With `$CUTE_SOFTMAX_BATCH_INVARIANT` set to 1, or
-    to a block size, it holds always.
+    The mode belongs to the thread, or asyncio task, that enters it. It also applies to gradients of calls within the
+    block, wherever they are computed. Code from torch.compile has the mode while any thread is in such a block, and is
+    compiled once more for it; torch.export and `prepare` fix the mode at the time of tracing. Under `accelerate`
+    torch's own operators have it while any thread is in such a block. If `$CUTE_SOFTMAX_BATCH_INVARIANT` is set to 1,
+    or to a block size, the mode is always on.
 
     Args:
-        block_size: Of rows that ranks share (`group=`): elements of the blocks that a row is reduced by, on whose
-            multiples the ranks' slices begin, so that any number of ranks gives the same bits. None: such calls raise
-            ValueError.
+        block_size: For rows shared by ranks (`group=`): the number of elements in the blocks by which a row is reduced.
+            The ranks' slices begin at multiples of it, and any number of ranks gives the same bits. None: such calls
+            raise ValueError.
 
     Returns:
-        A context manager, which also decorates functions.
+        A context manager, which can also decorate functions.
 
     Raises:
-        TypeError: For a block size that is no int.
-        ValueError: For one below 1.
+        TypeError: For a block size that is not an int.
+        ValueError: For a block size below 1.
 
     Examples:
         >>> import torch

@@ -68,20 +68,20 @@ ENTRIES = [
     entry(
         "composed",
         "A composition",
-        "Every second row of a row-major matrix, four columns of it: the operands, and the layout they come to.",
+        "Every second row of a row-major matrix, four columns of it: the operands and the resulting layout.",
         'composed(parse("(8,8):(8,1)"), parse("(4,4):(2,8)"))',
     ),
     entry(
         "swizzle",
         "A swizzle, by bank",
-        "Eight rows of 128 bytes. Without the swizzle a column lies in the same four banks; with it, in "
+        "Eight rows of 128 bytes. Without the swizzle a column is in the same four banks; with it, in "
         "all 32.",
         'swizzle_banks(parse("S<3,3,3> o 0 o (8,64):(64,1)"), element_bytes=2)',
     ),
     entry(
         "thread_value",
         "Thread-value layout of a row kernel",
-        "Four rows, one warp a row, 16 bytes a thread: the tile as thread grid over value grid.",
+        "Four rows, one warp per row, 16 bytes per thread: the tile as thread grid times value grid.",
         'thread_value(parse("((32,4),8):((32,1),4)"), (4, 256), element_bytes=2)',
     ),
     entry(
@@ -99,7 +99,7 @@ ENTRIES = [
     entry(
         "tiled_copy",
         "A tiled copy",
-        "What each thread reads, and what it writes: here a copy that deals rows and stores columns.",
+        "What each thread reads, and what it writes: here a copy that reads rows and stores columns.",
         """\
 tiled_copy(
     parse("((8,16),4):((64,1),16)"),
@@ -120,7 +120,7 @@ predicate_tensor(
     entry(
         "predicate_rows",
         "Rows that share their bits",
-        "Each thread owns three rows: stride 0 stores their bits once, the ghosts are the same bits again.",
+        "Each thread owns three rows: stride 0 stores their bits once; the ghost cells are the same bits again.",
         """\
 predicate_tensor(
     Layout((2, 3, 4), (4, 0, 1)), parse("((8,4),8):((32,1),4)"), (4, 64), 200, vector=4, element_bytes=4
@@ -129,7 +129,7 @@ predicate_tensor(
     entry(
         "row_pieces",
         "Rows that start off a vector boundary",
-        "Scalars up to the boundary, whole vectors, scalars to the end; an odd length gives eight phases.",
+        "Scalars up to the boundary, whole vectors, scalars to the end; an odd length gives eight alignments.",
         "row_pieces(1003, vector=8, starts=[1003 * row for row in range(8)], threads=32, element_bytes=2)",
     ),
     entry(
@@ -183,7 +183,7 @@ shared_operand_product(
     entry(
         "matrix_load",
         "ldmatrix",
-        "Which lane gives which address, in a swizzled tile, and who then holds what.",
+        "Which lane gives which address in a swizzled tile, and which thread then holds what.",
         """\
 matrix_load(
     parse("((16,2),8):((1,128),16)"),
@@ -195,14 +195,14 @@ matrix_load(
     entry(
         "thread_registers",
         "One thread's registers",
-        "What place of the tile each register holds: two instructions' A operand.",
+        "Which element of the tile each register holds: the A operands of two instructions.",
         """\
 thread_registers(parse("((4,8,4),(2,2,4)):((128,1,16),(64,8,512))"), (64, 32), 5, group="k-block")""",
     ),
     entry(
         "follow",
         "One thread followed",
-        "What thread 29 owns and touches; all else is dimmed.",
+        "What thread 29 owns and touches; the rest is dimmed.",
         """\
 follow_thread(
     [
@@ -260,7 +260,7 @@ def gallery_text() -> str:
     parts = [
         "# Gallery",
         "",
-        "Every figure here is drawn by the line under it; `python docs/layouts/gallery.py` ",
+        "The code under each figure draws it; `python docs/layouts/gallery.py` ",
     ]
     parts[-1] += "draws them again. [A sample explorer](explorer.html) links several of them."
     for e in ENTRIES:
