@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from . import ints
 from .ints import IntTuple
@@ -61,26 +62,7 @@ class Layout:
         ``order`` has the nesting of ``shape`` or a coarser one; an int for a nested mode keeps that mode
         column-major inside. ``ordered((4, (8, 2), 2), (1, 0, 2))`` makes the middle mode fastest.
         """
-        shape, order = ints.canonical(shape, "shape"), ints.canonical(order, "order")
-        blocks: list[tuple[int, int, IntTuple]] = []
-
-        def collect(s: IntTuple, o: IntTuple) -> None:
-            if not isinstance(o, tuple):
-                blocks.append((o, len(blocks), s))
-            elif not isinstance(s, tuple) or len(s) != len(o):
-                raise ValueError(f"order {ints.show(order)} does not fit the shape {ints.show(shape)}")
-            else:
-                for pair in zip(s, o, strict=True):
-                    collect(*pair)
-
-        collect(shape, order)
-        strides: dict[int, IntTuple] = {}
-        step = 1
-        for _, position, block in sorted(blocks, key=lambda b: b[:2]):
-            strides[position] = ints.compact(block, step)
-            step *= ints.product(block)
-        flat = (d for i in range(len(blocks)) for d in ints.leaves(strides[i]))
-        return Layout(shape, ints.unflatten(flat, shape))
+        return _ordered(ints.canonical(shape, "shape"), ints.canonical(order, "order"))
 
     @property
     def size(self) -> int:
@@ -145,6 +127,30 @@ class Layout:
 
     def __repr__(self) -> str:
         return f"Layout({self.shape!r}, {self.stride!r})"
+
+
+@lru_cache(maxsize=4096)
+def _ordered(shape: IntTuple, order: IntTuple) -> Layout:
+    """See `Layout.ordered`."""
+    blocks: list[tuple[int, int, IntTuple]] = []
+
+    def collect(s: IntTuple, o: IntTuple) -> None:
+        if not isinstance(o, tuple):
+            blocks.append((o, len(blocks), s))
+        elif not isinstance(s, tuple) or len(s) != len(o):
+            raise ValueError(f"order {ints.show(order)} does not fit the shape {ints.show(shape)}")
+        else:
+            for pair in zip(s, o, strict=True):
+                collect(*pair)
+
+    collect(shape, order)
+    strides: dict[int, IntTuple] = {}
+    step = 1
+    for _, position, block in sorted(blocks, key=lambda b: b[:2]):
+        strides[position] = ints.compact(block, step)
+        step *= ints.product(block)
+    flat = (d for i in range(len(blocks)) for d in ints.leaves(strides[i]))
+    return Layout(shape, ints.unflatten(flat, shape))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import fields
 from typing import ClassVar
 
 from .maths import BESIDE, OF_SINKS
@@ -46,7 +46,7 @@ class ClassBase:
     @property
     def fields(self) -> dict:
         """The class as plain values: the key of the compiled kernel."""
-        found = asdict(self)
+        found = {f.name: getattr(self, f.name) for f in fields(self)}
         return found | {"prologue": self.prologue.name} if "prologue" in found else found
 
 
