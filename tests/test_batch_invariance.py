@@ -298,6 +298,8 @@ def test_explain():
         assert c.plan_softmax((8, 1000), backward=True).invariant
         assert c.plan_reduction("logsumexp", (8, 1000)).invariant
         assert "batch-invariant" in c.explain((8, 1000), op="cross_entropy", backward=True)
+        with pytest.raises(ValueError, match="block_size"):
+            c.explain((8, 1000), group=2)
     assert "batch-invariant" not in c.explain((8, 1000))
     assert "stay on chip" in c.explain((4096, 32768), group=2)
     with c.batch_invariant(block_size=4096):

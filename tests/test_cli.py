@@ -171,6 +171,7 @@ def test_explain_for_an_architecture(arch, capsys):
         ("4096x75968 --ranks 2 --op cross_entropy", [": one all-gather", "12 bytes a row", "read before it, first"]),
         ("4096x75968 --ranks 2 --op cross_entropy --backward", ["stay on chip", "the cross entropy of each row"]),
         ("4096x75968 --ranks 2 --op cross_entropy --backward --dtype fp32", [": one all-gather", "it and behind"]),
+        ("4x3000000 --ranks 2", ["no kernel writes the states, which are composed (logsumexp"]),
         ("4096x75968 --ranks 1", ["that 1 ranks share: one all-gather"]),
         ("4096x0 --ranks 2", ["nothing is launched for an empty slice"]),
     ],

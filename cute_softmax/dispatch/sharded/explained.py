@@ -7,13 +7,14 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
+from ...plan import NotPlanned
 from ...plan.hardware import Device
 from ...runtime import launch
-from ...runtime.invariance import block_size, in_force
 from ...runtime.peers import reaches
 from ..common.spec import number
 from ..heads import loss as of_losses
 from ..heads.kernels import scaled
+from .functions import block_asked
 from .kernels import state_work, sum_work
 from .on_chip import sharers_of
 from .states import Shared, check_group
@@ -64,7 +65,7 @@ def explained(
     columns = input.shape[dims[0]]
     if not input.numel():
         return f"{title}: nothing is launched for an empty slice"
-    block = (in_force() and block_size()) or 0
+    block = block_asked()
     asked = Shared(
         "", 0, columns, ranks * columns, True, block, -(-ranks * columns // block) if block else 1,
         scale=scale, dtype=dtype, log=op == "log_softmax", results=RESULTS.get(op, ""),
@@ -81,7 +82,10 @@ def explained(
         f"one all-gather of the states, {bytes_} bytes a row of each; slices are read before it{behind}"
     )
     if found is None:
-        return f"{title}: {gathered}, first by the following kernel\n{work.plan(device).explain()}"
+        try:
+            return f"{title}: {gathered}, first by the following kernel\n{work.plan(device).explain()}"
+        except NotPlanned as reason:
+            return f"{title}: {gathered}; no kernel writes the states, which are composed ({reason})"
     how = ON_CHIP if reached else f"{ON_CHIP}, where they reach it; else {gathered}"
     work = kept._replace(prologue=replace(kept.prologue, ranks=found))
     return f"{title}: {how}\n{work.plan(device).explain()}"

@@ -129,13 +129,17 @@ def _check_even(asked: Shared) -> None:
         raise NotImplementedError("label_smoothing of rows that ranks share is not batch-invariant")
 
 
+def block_asked() -> int:
+    """Elements of the blocks that batch-invariant calls reduce rows by, 0 outside of that mode. Raises ValueError where
+    the mode does not say."""
+    block = block_size() if in_force() else 0
+    if block is None:
+        raise ValueError(
+            "batch-invariant calls on rows that ranks share need batch_invariant(block_size=...)"
+        )
+    return block
+
+
 def _rows(input: Tensor, dim: int, shard: Shard) -> tuple[Tensor, Shared]:
     """The slice, the row's dimension last, and which part of the rows it is."""
-    block = None
-    if in_force():
-        block = block_size()
-        if block is None:
-            raise ValueError(
-                "batch-invariant calls on rows that ranks share need batch_invariant(block_size=...)"
-            )
-    return input.movedim(dim, -1), slice_of(input.shape[dim], *shard, block)
+    return input.movedim(dim, -1), slice_of(input.shape[dim], *shard, block_asked() or None)
