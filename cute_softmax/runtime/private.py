@@ -6,7 +6,9 @@ in any: calls then go the ways that are right in every state, and slower.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import TypeVar
 
 import torch
 from torch.autograd import forward_ad as _forward_ad
@@ -18,6 +20,16 @@ def look_up(path: str) -> object | None:
     for name in path.split("."):
         found = getattr(found, name, None)
     return found
+
+
+Function = TypeVar("Function", bound=Callable)
+
+
+def constant_when_traced(function: Function) -> Function:
+    """Mark a function as `torch.compiler.assume_constant_result` does, which would load torch._dynamo for it: a second
+    of every program's start. Where a version of torch has another mark, torch.compile traces the function."""
+    function._dynamo_marked_constant = True
+    return function
 
 
 def _current_stream(index: int) -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from ...runtime.private import constant_when_traced
 from ..common.operators import OPERATORS, Registered
 from .states import name_of
 
@@ -32,7 +33,7 @@ def sharded_over(input: Tensor, dims: tuple[int, ...]) -> list[int]:
     return [i for i, p in enumerate(input.placements) if p.is_shard() and p.dim % input.dim() in dims]
 
 
-@torch.compiler.assume_constant_result  # so that a traced call registers them, too
+@constant_when_traced  # so that a traced call registers them, too
 def register_rules() -> bool:
     """Tell DTensor, once, where results of our operators lie that reduce no sharded dimension: as the input does.
 
@@ -178,7 +179,7 @@ def _start(size: int, mesh: DeviceMesh, over: tuple[int, ...]) -> int:
 _groups: dict[tuple, dist.ProcessGroup] = {}
 
 
-@torch.compiler.assume_constant_result
+@constant_when_traced
 def _group_name(mesh: DeviceMesh, over: tuple[int, ...]) -> str:
     """The name of the group of ranks that share a row. Of several dimensions of a mesh it is made, once, by these."""
     if len(over) == 1:
