@@ -87,7 +87,7 @@ def explained(
     found = sharers_of(math, (input.dtype, dtype), x.shape, ranks, device) if ranks > 1 and columns else None
     reached = None if type(group) is int else reaches(group)
     prologue, _ = scaled(scale)
-    gathered = "one all-gather of the states, 8 bytes a row of each; slices are read before it and behind it"
+    gathered = "one all-gather of the states, 8 bytes per row from each; slices are read before and after it"
     if found is None or reached is False:
         groups = [torch.empty(rows, 1, device="meta").expand(rows, columns) for _ in range(2)]
         states = replace(prologue, state="alone")
@@ -95,9 +95,9 @@ def explained(
         how = f"{gathered}, first by the following kernel"
     else:
         plan = launch.Work(math, (x, y), (1,), prologue=replace(prologue, ranks=found)).plan(device)
-        how = "slices stay on chip and are read once: ranks write states into each other's memory"
-        how += "" if reached else f", where they reach it; else {gathered}"
-    return f"{math} of rows that {ranks} ranks share: {how}\n{plan.explain()}"
+        how = "slices stay on chip and are read once, as ranks write states into each other's memory"
+        how += "" if reached else f", if they can access it; otherwise {gathered}"
+    return f"{math} of rows shared by {ranks} ranks: {how}\n{plan.explain()}"
 
 
 def softmax(input: Tensor, output: Tensor, asked: Shared, exchange: Exchange) -> None:
