@@ -315,7 +315,9 @@ def _planned(
 def _capacity(columns: int) -> int:
     """The room that a row gets, a power of two. Raises NotPlanned for what a warp does not hold."""
     if columns > MOST_COLUMNS:
-        raise NotPlanned(f"rows of {columns} elements: the largest are selected of at most {MOST_COLUMNS}")
+        raise NotPlanned(
+            f"rows of {columns} elements: topk_softmax takes at most {MOST_COLUMNS}, topk_log_softmax any number"
+        )
     return max(_power(columns), LEAST_COLUMNS)
 
 

@@ -176,7 +176,7 @@ def room_of(k: int) -> Room:
     if not k:
         return NO_ROOM
     if k > MOST:
-        raise NotPlanned(f"k is {k}: at most {MOST} are selected of rows this long")
+        raise NotPlanned(f"k is {k}: topk_log_softmax takes at most {MOST}")
     return next(room for room in ROOMS if k <= room.k)
 
 
