@@ -78,12 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--temperature", type=float, nargs="+", default=[0.0, 0.5, 1.0], help="one text for each (0 0.5 1)"
     )
     parser.add_argument("--top-k", type=int, default=0, help="sample among the k likeliest; 0: all (0)")
-    parser.add_argument(
-        "--top-p",
-        type=float,
-        default=1.0,
-        help="sample among the likeliest with this share (1)",
-    )
+    parser.add_argument("--top-p", type=float, default=1.0, help="sample among those with this share (1)")
     parser.add_argument("--seed", type=int, default=0, help="(0)")
     asked = parser.parse_args(arguments)
     prompt = list(asked.prompt.encode())
@@ -95,7 +90,7 @@ def main(arguments: list[str] | None = None) -> int:
     text = torch.tensor([prompt] * len(temperature), device=device)
     text, likely = sample(Trigrams(device), text, asked.tokens, temperature, asked.top_k, asked.top_p)
     for row, t, logp in zip(text.tolist(), asked.temperature, likely.tolist(), strict=True):
-        print(f"temperature {t:g}, {logp:.2f} nats a token: {bytes(row).decode(errors='replace')!r}")
+        print(f"temperature {t:g}, {logp:.2f} nats per token: {bytes(row).decode(errors='replace')!r}")
     return 0
 
 

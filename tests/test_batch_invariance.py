@@ -303,7 +303,7 @@ def test_explain():
     assert "batch-invariant" not in c.explain((8, 1000))
     assert "stay on chip" in c.explain((4096, 32768), group=2)
     with c.batch_invariant(block_size=4096):
-        assert "share: one all-gather" in c.explain((4096, 32768), group=2)
+        assert "ranks: one all-gather" in c.explain((4096, 32768), group=2)
 
 
 # -- torch.compile and accelerate --------------------------------------------------------------------------------------

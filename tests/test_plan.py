@@ -414,7 +414,7 @@ def test_explain_says_what_matters(columns):
             f"class {c.name}\n",
             f"{c.access[0] * ITEM_SIZE[c.dtypes[0]]} bytes",
             "head and tail" if c.edges else "edges      none",
-            f"{c.shared_memory} bytes of shared memory a CTA",
+            f"{c.shared_memory} bytes of shared memory per CTA",
             f"{made.problem.bytes / 1e6:.1f} MB",
         ):
             assert words in text, (words, text)

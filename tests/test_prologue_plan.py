@@ -266,8 +266,8 @@ def test_numbers_are_no_part_of_a_class():
 def test_explain_tells_of_the_prologue():
     text = plan_of("softmax", EVERY, (2, 16, 4096)).explain()
     for words in (
-        "scores times one number a row; a bias added; masked; causal", "results times a number",
-        "zeros where nothing is left", "  prologue ", "every element before the diagonal read once",
+        "scores times one number per row; a bias added; masked; causal", "results times a number",
+        "zeros in empty rows", "  prologue ", "every element before the diagonal read once",
     ):  # fmt: skip
         assert words in text, (words, text)
 

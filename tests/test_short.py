@@ -356,12 +356,12 @@ def test_what_scores_of_short_rows_are_planned_as():
     assert alike.kernel.access == (8, 8, 8) and alike.kernel.shared_memory == 49152 + 6144
     both = scored((64, 49), 49, (0, 49), "bias")
     assert both.kernel.access == (8, 0, 8) and both.kernel.sources == (0, 1, 0)
-    assert both.kernel.min_blocks >= 4 and "49 one behind another; copied" in both.explain()
+    assert both.kernel.min_blocks >= 4 and "49 contiguous; copied" in both.explain()
     x = Operand("bf16", (49 * 49, 49, 1))
     single = Operand("bool", (0, 1, 0))
     made = plan_call("softmax", (64, 49, 49), (2,), (x, single, x), H200, prologue=Prologue(mask=True))
     assert made.kernel.laid == ("dense", "single") and made.kernel.placed == (0,)
-    assert "mask: one element a row, in registers" in made.explain()
+    assert "mask: one element per row, in registers" in made.explain()
     # Vectors hold whole rows, unless some lie apart.
     assert scored((64, 6), 4, (24, 4)).kernel.whole and not scored((64, 6), 4, (0, 4)).kernel.whole
     # A diagonal, of rows that lie in the order of their positions.

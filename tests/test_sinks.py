@@ -436,7 +436,7 @@ def test_errors(sink, error, told):
 
 def test_explain_and_plans():
     sink = torch.zeros(16, 1, 1)
-    assert "one more score of each row in the sum" in explain((4, 16, 128, 4096), sink=sink)
+    assert "an extra score per row in the sum" in explain((4, 16, 128, 4096), sink=sink)
     for backward in (False, True):
         made = plan_softmax((4, 16, 128, 4096), sink=sink, backward=backward)
         assert made.movement == "row" and made.kernel.prologue.sink

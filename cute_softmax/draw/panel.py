@@ -51,7 +51,7 @@ def heading(view: View) -> tuple[str, str]:
     p, c = view.plan, view.kernel
     return (
         f"{c.math} of {p.groups:,} groups of {p.length:,}, {' to '.join(c.own_dtypes)}",
-        f"class {c.name} for {c.architecture}; first panel{view.where}, {c.threads:,} threads a CTA",
+        f"class {c.name} for {c.architecture}; first panel{view.where}, {c.threads:,} threads per CTA",
     )
 
 

@@ -377,5 +377,5 @@ def heading(view: View) -> tuple[str, str]:
     p, c = view.plan, view.kernel
     return (
         f"{c.math} of {p.rows:,} rows of {p.columns:,}, {' to '.join(dict.fromkeys(c.dtypes))}",
-        f"class {c.name} for {c.architecture}; first tile{view.where}, {c.threads:,} threads a CTA",
+        f"class {c.name} for {c.architecture}; first tile{view.where}, {c.threads:,} threads per CTA",
     )

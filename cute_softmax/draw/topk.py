@@ -132,5 +132,5 @@ def heading(view: View) -> tuple[str, str]:
     p, c = view.plan, view.kernel
     return (
         f"{c.math} of {p.rows:,} rows of {p.columns:,}, k = {p.k}",
-        f"class {c.name} for {c.architecture}; first tile, {c.threads:,} threads a CTA",
+        f"class {c.name} for {c.architecture}; first tile, {c.threads:,} threads per CTA",
     )

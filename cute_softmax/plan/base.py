@@ -65,7 +65,7 @@ class PlanBase:
     def bits(self) -> list[str]:
         """The lines of `explain` about operands that are copied first, and about what the bits of a row depend on."""
         if not self.invariant:
-            return ["  copied     a bias or a mask, to lie as the elements do"] if self.laid_out else []
+            return ["  copied     a bias or a mask, into the layout of the elements"] if self.laid_out else []
         copied = f"; {len(self.laid_out)} operand(s) copied to contiguous rows" if self.laid_out else ""
         return [f"  bits       batch-invariant: they depend on the row and its length{copied}"]
 

@@ -71,14 +71,14 @@ class MatmulPlan(PlanBase):
             f"{', '.join(c.dtypes)}, for {c.architecture}",
             f"  movement   matmul: class {c.name}",
             *(["  products   mma.sync: experimental, timed on no GPU yet"] if c.instruction == "mma" else []),
-            f"  tile       {c.rows} rows of S, {c.depth} columns of V; {TILE_N} columns of S a step; {turns}",
+            f"  tile       {c.rows} rows of S, {c.depth} columns of V; {TILE_N} columns of S per step; {turns}",
             f"  loads      {c.loads}, {c.score_stages} stages of {c.score_stage_bytes} bytes of S"
             + (", each eighth row by itself" if c.eighths else ", rows by themselves" if c.lines else "")
             + f", {c.value_stages} of {c.value_stage_bytes} of V",
             f"  grid       {self.ctas} CTAs for {self.tiles} tiles in {self.parts} part(s)"
             + (f", merged from {self.parts_bytes} bytes" if c.split else "")
             + (", merged by pairs of CTAs" if c.paired else "")
-            + f"; {c.shared_memory} bytes of shared memory a CTA",
+            + f"; {c.shared_memory} bytes of shared memory per CTA",
         ]
         return "\n".join(lines)
 

@@ -163,7 +163,7 @@ class PanelPlan(PlanBase):
         if c.orientation == "column":
             where = f"panels of {c.columns} columns by {self.length} elements, {c.across} x {c.down} threads"
         else:
-            where = f"a CTA or more a row, {c.threads} threads along it"
+            where = f"one or more CTAs per row, {c.threads} threads along it"
         if c.cluster_n > 1:
             where += f", clusters of {c.cluster_n} CTAs"
         if c.exchange:
@@ -172,13 +172,13 @@ class PanelPlan(PlanBase):
             f"{c.math} of {self.groups} groups of {self.length}, "
             f"{' -> '.join(c.own_dtypes)}, for {c.architecture}",
             f"  movement   {c.movement}: {where}; class {c.name}",
-            f"  threads    {c.threads} a CTA; tile of {c.tile} elements by {c.columns} groups",
+            f"  threads    {c.threads} per CTA; tile of {c.tile} elements by {c.columns} groups",
             f"  thread     {c.steps} vectors of {c.vector} elements in shared memory"
             + (f", {c.registers * c.chunk_steps} in registers" if c.registers else ""),
             f"  loads      cp.async, {' and '.join(c.load_widths)} at a time; "
             f"L2 {'evict_last' if self.evict_last else 'evict_normal'}",
             *([f"  prologue   {told}"] if (told := c.prologue.told) else []),
-            *(["  edges      head and tail scalars apart"] if c.edges else []),
+            *(["  edges      head and tail element by element"] if c.edges else []),
             *(
                 [f"  edges      aligned blocks, shifted into place; a panel every {c.advance} columns"]
                 if c.shifted
@@ -189,7 +189,7 @@ class PanelPlan(PlanBase):
             f"  reduction  {c.stages} stage(s); buffer {c.reduction_buffer}, "
             f"{c.reduction_buffer.cosize * 4} bytes",
             f"  grid       {self.ctas} {'clusters' if c.cluster_n > 1 else 'CTAs'} for {self.tiles} "
-            f"panels; {c.shared_memory} bytes of shared memory a CTA",
+            f"panels; {c.shared_memory} bytes of shared memory per CTA",
             f"  traffic    {self.problem.bytes / 1e6:.1f} MB, "
             + (
                 f"{self.again} of {self.chunks} chunks read twice"

@@ -198,21 +198,21 @@ class Prologue:
     @property
     def told(self) -> str:
         """The prologue in words, for `explain`; empty for none."""
-        how = {"number": "a number", "groups": "one number a row"}
+        how = {"number": "a number", "groups": "one number per row"}
         parts = [
             self.scale and f"scores times {how[self.scale]}",
             self.softcap and "capped by a tanh",
             self.bias and "a bias added",
             self.mask and "masked",
             self.causal and "causal",
-            self.sink and "one more score of each row in the sum",
-            self.ranks and "rows that go on on other ranks",
+            self.sink and "an extra score per row in the sum",
+            self.ranks and "rows that continue on other ranks",
             self.alpha and f"results times {how[self.alpha]}",
-            self.zero and "zeros where nothing is left",
+            self.zero and "zeros in empty rows",
             self.target and "one less at the target" * bool(self.alpha),
             self.target == "loss" and "the cross entropy of each row",
             self.squares and "the square of the logsumexp added",
-            self.more and "a number of each row added at the target",
+            self.more and "a number per row added at the target",
             self.entropy and "the gradient of the entropies added",
             self.even and "the mean of the log-probabilities has a share",
             self.against == "loss" and "the divergence of another softmax from it",

@@ -97,20 +97,20 @@ class Plan(PlanBase):
         if c.cluster_n > 1:
             where = f"a cluster of {c.cluster_n} CTAs shares a row, {c.warps_per_row} warps in each"
         if c.movement == "stream":
-            where = f"a CTA a row, {c.warps_per_row} warps, tile after tile"
+            where = f"one CTA per row, {c.warps_per_row} warps, tile after tile"
         staging = ", ".join(f"{n}: {s}" for n, s in zip(c.facts.inputs, c.staging, strict=True))
         lines = [
             f"{c.math} of {self.rows} rows of {self.columns}, {' -> '.join(c.own_dtypes)}, for {c.architecture}",
             f"  movement   {c.movement}: {where}; class {c.name}",
             *self.given,
-            f"  threads    {c.threads} a CTA, {c.threads_per_row} a row; tile {c.tiler[0]} x {c.tiler[1]}",
+            f"  threads    {c.threads} per CTA, {c.threads_per_row} per row; tile {c.tiler[0]} x {c.tiler[1]}",
             f"  thread     {c.steps} vectors of {c.vector} elements, {c.rows_per_thread} row(s); "
             f"{'values' if c.keep else 'packed elements'} kept in "
             f"{'shared memory' if c.staging[0] == 'shared' and not (c.ring and c.keep) else 'registers'}",
             f"  loads      {staging}; {' and '.join(c.load_widths)} at a time; "
             f"L2 {'evict_last' if self.evict_last else 'evict_normal'}",
             "  edges      "
-            + ("head and tail scalars apart" if c.edges else "none: rows begin and end on a vector"),
+            + ("head and tail element by element" if c.edges else "none: rows begin and end on a vector"),
             f"  reduction  {_STATES.get(c.facts.state_bytes, f'{c.facts.stages} stage(s)')}; "
             + (
                 f"buffer {c.reduction_buffer}, {c.reduction_buffer.cosize * c.facts.state_bytes} bytes"
@@ -119,15 +119,15 @@ class Plan(PlanBase):
             ),
             *(
                 [
-                    f"  ranks      states exchanged in the ranks' own memory, a tile finished {c.lag} behind; of "
-                    f"{c.ring} tiles in shared memory {c.ahead - 1} on the way"
+                    f"  ranks      states exchanged in the ranks' own memory, a tile finished {c.lag} turns "
+                    f"after its reduction; {c.ring} tiles in shared memory, {c.ahead - 1} of them being loaded"
                 ]
                 if c.ring
                 else []
             ),
             f"  grid       {self.ctas} {'clusters' if c.cluster_n > 1 else 'CTAs'} for {self.tiles} tiles"
             + (", persistent" if c.persistent else "")
-            + f"; {c.shared_memory} bytes of shared memory a CTA",
+            + f"; {c.shared_memory} bytes of shared memory per CTA",
             f"  traffic    {bytes_moved / 1e6:.1f} MB, every element "
             + ("before the diagonal read once" if c.prologue.causal else "read once")
             + (" and written once" if c.facts.outputs else ", one result written per row"),

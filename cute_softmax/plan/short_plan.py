@@ -105,13 +105,11 @@ class ShortPlan(PlanBase):
             self.kernel.facts.inputs, self.kernel.laid, self.operand_strides, strict=False
         ):
             if how == SINGLE:
-                found.append(f"{name}: one element a row, in registers")
+                found.append(f"{name}: one element per row, in registers")
             elif how == APART:
                 repeat, run = strides[-2:]
-                shared = f"each that of {repeat} neighbours, " if repeat > 1 else ""
-                found.append(
-                    f"{name}: rows apart, {shared}{run} one behind another; copied to shared memory once"
-                )
+                shared = f"each shared by {repeat} neighbours, " if repeat > 1 else ""
+                found.append(f"{name}: rows apart, {shared}{run} contiguous; copied to shared memory once")
         return found
 
     @property
@@ -139,20 +137,20 @@ class ShortPlan(PlanBase):
         between = (
             f"registers: a vector holds {c.rows_per_thread} row(s)"
             if c.whole
-            else f"shared memory: {c.rows_per_thread} row(s) of a thread at once, of at most {c.capacity} elements"
+            else f"shared memory: {c.rows_per_thread} row(s) per thread at a time, of at most {c.capacity} elements"
         )
         lines = [
             f"{c.math} of {self.rows} rows of {self.columns}, {' -> '.join(c.own_dtypes)}, for {c.architecture}",
-            f"  movement   short: rows lie one behind another, a thread holds whole ones; class {c.name}",
+            f"  movement   short: contiguous rows, each held by one thread; class {c.name}",
             *self.given,
-            f"  threads    {c.threads} a CTA; a warp has a stretch of {self.warp_rows} rows, "
+            f"  threads    {c.threads} per CTA; each warp has a stretch of {self.warp_rows} rows, "
             f"{self.warp_rows * self.columns} elements",
             f"  loads      {' and '.join(c.load_widths)} at a time; "
             f"L2 {'evict_last' if self.evict_last else 'evict_normal'}",
             f"  rows       in {between}",
             *(f"  beside     {told}" for told in self.beside),
             f"  grid       {self.ctas} CTAs for {self.stretches} stretches; {c.shared_memory} bytes of shared memory "
-            "a CTA",
+            "per CTA",
             f"  traffic    {self.problem.bytes / 1e6:.1f} MB, every element read once"
             + (" and written once" if c.facts.outputs else ", one result written per row"),
             *([f"  table      {self.table}"] if self.table else []),

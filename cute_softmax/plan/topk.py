@@ -189,24 +189,24 @@ class TopkPlan(PlanBase):
         c = self.kernel
         what = "softmax and its largest" if c.forward else "the gradient of softmax and its largest"
         among = ", renormalized" if c.renormalize else ""
-        share = "a lane" if c.threads_per_row == 1 else f"{c.threads_per_row} lanes"
+        share = "one lane" if c.threads_per_row == 1 else f"{c.threads_per_row} lanes"
         lines = [
             f"{what} {self.k} of {self.rows} rows of {self.columns}{among}, {' -> '.join(dict.fromkeys(c.dtypes))}, "
             f"{c.index}, for {c.architecture}",
             f"  movement   topk: class {c.name}",
-            f"  tile       {c.rows} rows a CTA of {c.threads} threads; {share} a row, {c.vectors} vectors of "
+            f"  tile       {c.rows} rows per CTA of {c.threads} threads; {share} per row, {c.vectors} vectors of "
             f"{c.vector} elements each",
         ]
         if c.forward:
             lines += [
-                f"  selects    each lane sorts what it has and keeps {c.length}; the largest of the lanes' first is "
-                f"taken {self.k} times" + (", without a lane to ask" if c.threads_per_row == 1 else ""),
+                f"  selects    each lane sorts its elements and keeps {c.length}; the largest of the lanes' first is "
+                f"taken {self.k} times" + (", without other lanes" if c.threads_per_row == 1 else ""),
                 "  ties       to the lowest index; NaN is larger than any number",
             ]
         else:
             read = "the k probabilities" if c.renormalize else "the row, once,"
-            lines.append(f"  reads      {read} and the k gradients, which meet in shared memory")
-        lines.append(f"  grid       {self.ctas} CTAs; {c.shared_memory} bytes of shared memory a CTA")
+            lines.append(f"  reads      {read} and the k gradients, gathered in shared memory")
+        lines.append(f"  grid       {self.ctas} CTAs; {c.shared_memory} bytes of shared memory per CTA")
         return "\n".join([*lines, *self.bits])
 
 
@@ -315,7 +315,9 @@ def _planned(
 def _capacity(columns: int) -> int:
     """The room that a row gets, a power of two. Raises NotPlanned for what a warp does not hold."""
     if columns > MOST_COLUMNS:
-        raise NotPlanned(f"rows of {columns} elements: the largest are selected of at most {MOST_COLUMNS}")
+        raise NotPlanned(
+            f"rows of {columns} elements: topk_softmax takes at most {MOST_COLUMNS}, topk_log_softmax any number"
+        )
     return max(_power(columns), LEAST_COLUMNS)
 
 

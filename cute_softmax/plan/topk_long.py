@@ -176,7 +176,7 @@ def room_of(k: int) -> Room:
     if not k:
         return NO_ROOM
     if k > MOST:
-        raise NotPlanned(f"k is {k}: at most {MOST} are selected of rows this long")
+        raise NotPlanned(f"k is {k}: topk_log_softmax takes at most {MOST}")
     return next(room for room in ROOMS if k <= room.k)
 
 
@@ -236,24 +236,24 @@ class LongTopkPlan(PlanBase):
             f"log_softmax and {' and '.join(what)} of {self.rows} rows of {self.columns}, {c.dtypes[0]} -> fp32, for "
             f"{c.architecture}",
             f"  movement   topk_long: class {c.name}",
-            f"  tile       {c.tile} elements of a row, {STEPS} vectors of {c.vector} a thread of {THREADS}; "
-            f"{self.tiles} of them a CTA, one after the other",
+            f"  tile       {c.tile} elements of a row, {STEPS} vectors of {c.vector} per thread of {THREADS}; "
+            f"{self.tiles} of them per CTA, in turn",
             *([f"  prologue   {told}"] if (told := c.prologue.told) else []),
             "  edges      "
-            + ("head and tail scalars apart" if c.edges else "none: rows begin and end on a vector"),
+            + ("head and tail element by element" if c.edges else "none: rows begin and end on a vector"),
         ]
         if self.k:
             lines += [
                 f"  selects    vectors that reach the {self.k}th largest of {THREADS * c.room.groups} groups' maxima "
-                f"are noted in {c.noted} places, and what of them still does when these fill, or the row ends, goes to "
-                f"{c.places}; where those run out, an exact threshold is looked for bit by bit",
+                f"are noted in {c.noted} slots; when full, or at the row's end, elements that still reach it go to "
+                f"{c.places} slots; if those run out, an exact threshold is found bit by bit",
                 "  ties       to the lowest index; NaN is larger than any number",
             ]
         share = (
-            "a CTA a row" if self.shares == 1 else f"{self.shares} CTAs share a row; the last to end merges"
+            "one CTA per row" if self.shares == 1 else f"{self.shares} CTAs share a row; the last one merges"
         )
         lines.append(
-            f"  grid       {self.ctas} CTAs: {share}; {c.shared_memory} bytes of shared memory a CTA"
+            f"  grid       {self.ctas} CTAs: {share}; {c.shared_memory} bytes of shared memory per CTA"
         )
         return "\n".join([*lines, *self.bits])
 

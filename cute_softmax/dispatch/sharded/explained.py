@@ -1,4 +1,4 @@
-"""How a call on rows that ranks share would run, in words: whether slices stay on chip, and what reads them."""
+"""How a call on rows shared by ranks would run, in words: whether slices stay on chip, and what reads them."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ RESULTS = {
     "selective_log_softmax": "found",
     "cross_entropy": "loss",
 }
-AGAIN = " and behind it"
-ON_CHIP = "slices stay on chip and are read once: ranks write states into each other's memory"
+ON_CHIP = "slices stay on chip and are read once, as ranks write states into each other's memory"
+BEFORE, TWICE = "before it", "before and after it"  # when slices are read
 
 
 def explained(
@@ -55,13 +55,13 @@ def explained(
     if len(dims) != 1:
         raise ValueError(f"dim is {dims}: ranks share rows over one dimension")
     if backward and op in RESULTS and op != "cross_entropy":
-        return f"the gradient of {op} takes no collective: one kernel reads a slice and writes its gradient"
+        return f"the gradient of {op} needs no collective: one kernel reads a slice and writes its gradient"
     if type(group) is not int:
         check_group(group)
     elif group < 1:
         raise ValueError(f"group is {group}: at least one rank has the rows")
     ranks = group if type(group) is int else dist.get_world_size(group)
-    title = f"{'the gradient of ' * backward}{op} of rows that {ranks} ranks share"
+    title = f"{'the gradient of ' * backward}{op} of rows shared by {ranks} ranks"
     columns = input.shape[dims[0]]
     if not input.numel():
         return f"{title}: nothing is launched for an empty slice"
@@ -77,16 +77,14 @@ def explained(
     facts = Facts(function, ranks, *shape, columns, x.dtype, torch.device("cuda"), block > 0, True)
     if way_of(facts).on_chip and reached is not False:
         found = sharers_of(kept.math, [t.dtype for t in tensors], shape, ranks, device)
-    bytes_, behind, work = _by_collective(op, x, y, asked, backward)
-    gathered = (
-        f"one all-gather of the states, {bytes_} bytes a row of each; slices are read before it{behind}"
-    )
+    bytes_, when, work = _by_collective(op, x, y, asked, backward)
+    gathered = f"one all-gather of the states, {bytes_} bytes per row from each; slices are read {when}"
     if found is None:
         try:
             return f"{title}: {gathered}, first by the following kernel\n{work.plan(device).explain()}"
         except NotPlanned as reason:
-            return f"{title}: {gathered}; no kernel writes the states, which are composed ({reason})"
-    how = ON_CHIP if reached else f"{ON_CHIP}, where they reach it; else {gathered}"
+            return f"{title}: {gathered}; no kernel writes the states: they are composed ({reason})"
+    how = ON_CHIP if reached else f"{ON_CHIP}, if they can access it; otherwise {gathered}"
     work = kept._replace(prologue=replace(kept.prologue, ranks=found))
     return f"{title}: {how}\n{work.plan(device).explain()}"
 
@@ -116,14 +114,14 @@ def _on_chip(
 def _by_collective(
     op: str, x: Tensor, y: Tensor, asked: Shared, backward: bool
 ) -> tuple[int, str, launch.Work]:
-    """(the bytes of a state, what follows the collective, the launch before it)."""
+    """(the bytes of a state, when slices are read, the launch before the collective)."""
     if op not in RESULTS and backward:
         (to,) = _of_rows(x, torch.float32)
-        return 4, AGAIN, sum_work(y, y, asked, to)
+        return 4, TWICE, sum_work(y, y, asked, to)
     index = _of_rows(x, torch.int64)[0] if op in ("selective_log_softmax", "cross_entropy") else None
     to = _of_rows(x, *[torch.float32] * len(asked.numbers))
-    again = "" if op in RESULTS and not backward else AGAIN
-    return 4 * len(to), again, state_work(x, index, asked, to)
+    when = BEFORE if op in RESULTS and not backward else TWICE
+    return 4 * len(to), when, state_work(x, index, asked, to)
 
 
 def _of_rows(x: Tensor, *dtypes: torch.dtype) -> list[Tensor]:
