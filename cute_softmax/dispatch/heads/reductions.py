@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
 import torch
+from torch.autograd.graph import increment_version
 
 from ...plan import NO_PROLOGUE, Prologue
 from ...runtime import launch
@@ -73,6 +74,7 @@ def into(
             what = "input" if sink is None else "input, sink"
             raise ValueError(f"out overlaps {what} or itself in memory: the result would be undefined")
         launch.run(*work_of(input, name, dims, keepdim, out, in_force(), sink))
+        increment_version(out)
         return out
     with torch.no_grad():
         found = anyhow(dims, keepdim, dtype)

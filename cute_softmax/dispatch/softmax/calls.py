@@ -7,6 +7,7 @@ repeat skip all of this: see `forms`.
 from __future__ import annotations
 
 import torch
+from torch.autograd.graph import increment_version
 
 from ..common.arguments import DTYPES, check_memory, check_out, served
 from ..common.formulas import backward_formula, formula
@@ -52,6 +53,7 @@ def into(out: Tensor, input: Tensor, operands: Operands, spec: Spec) -> Tensor:
         with torch.no_grad():
             return out.copy_(serve(input, *scored, spec, sink))
     check_memory(out, input, *given)
+    increment_version(out)  # so that autograd sees what it has kept of it written over
     if sink is not None:
         return kernels.forward_with_sink(input, *operands, spec, out)[0]
     return kernels.forward(input, *scored, spec, out)
