@@ -25,12 +25,12 @@ def served(input: torch.Tensor, dtype: torch.dtype, *others: torch.Tensor | None
 
     others: operands of floating-point dtypes; each may be None.
     """
-    return (
-        on_gpu(input)
-        and input.dtype in DTYPES
-        and dtype in DTYPES
-        and all([t is None or t.dtype in DTYPES for t in others])
-    )
+    return on_gpu(input) and dtype in DTYPES and all([t is None or read(t) for t in (input, *others)])
+
+
+def read(tensor: torch.Tensor) -> bool:
+    """Whether kernels read a tensor as it lies in memory: its dtype is theirs, and no bit of torch's negates it."""
+    return tensor.dtype in DTYPES and not tensor.is_neg()
 
 
 def of_shape(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

@@ -68,7 +68,7 @@ def into(
     """The result in a tensor of the caller's; by `anyhow` of (dims, keepdim, dtype), where no kernel may write it."""
     check_tensor("out", out, name)
     given = [t for t in (input, sink) if t is not None]
-    if on_kernel(input, dtype, sink) and unseen(out, *given):
+    if on_kernel(input, dtype, sink) and unseen(out, *given) and not out.is_neg():
         check_out(out, shape_of(input.shape, dims, keepdim), dtype, input.device, given)
         if any([overlap(t, out) for t in given]) or overlaps_itself(out):
             what = "input" if sink is None else "input, sink"
@@ -197,7 +197,7 @@ def _by_kernel(
 ) -> torch.Tensor:
     """`factors * softmax(input)` of the input's dtype, with one factor for each group."""
     spec = Spec(dims, input.dtype, invariant=invariant)
-    if batched(factors) or not served(input, input.dtype):
+    if batched(factors) or not served(input, input.dtype, factors):
         return (formula(input, None, None, None, spec.changed(dtype=factors.dtype)) * factors).to(input.dtype)
     return kernels.forward(input, None, None, None, spec, factors=factors)
 

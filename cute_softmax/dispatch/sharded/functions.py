@@ -155,4 +155,5 @@ def _rows(input: Tensor, dim: int, shard: Shard) -> tuple[Tensor, Shared]:
             raise ValueError(
                 "batch-invariant calls on rows that ranks share need batch_invariant(block_size=...)"
             )
-    return input.movedim(dim, -1), slice_of(input.shape[dim], *shard, block)
+    # What is negated by a bit of torch's is no other way than another rank's.
+    return input.movedim(dim, -1).resolve_neg(), slice_of(input.shape[dim], *shard, block)
