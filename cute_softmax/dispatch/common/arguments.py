@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Sequence
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from ...plan.problem import canonical_dims, contiguous
 from ...runtime import launch
@@ -25,12 +26,19 @@ def served(input: torch.Tensor, dtype: torch.dtype, *others: torch.Tensor | None
 
     others: operands of floating-point dtypes; each may be None.
     """
-    return on_gpu(input) and dtype in DTYPES and all([t is None or read(t) for t in (input, *others)])
+    return (
+        on_gpu(input)
+        and input.dtype in DTYPES
+        and dtype in DTYPES
+        and all([t is None or t.dtype in DTYPES for t in others])
+        and not negated(input, *others)
+    )
 
 
-def read(tensor: torch.Tensor) -> bool:
-    """Whether kernels read a tensor as it lies in memory: its dtype is theirs, and no bit of torch's negates it."""
-    return tensor.dtype in DTYPES and not tensor.is_neg()
+def negated(*tensors: torch.Tensor | None) -> bool:
+    """Whether a bit of torch's negates what lies in memory. Operators, as compiled code calls, are given no such
+    tensor."""
+    return not is_dynamo_compiling() and any([t is not None and t.is_neg() for t in tensors])
 
 
 def of_shape(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

@@ -15,7 +15,7 @@ from torch.autograd.graph import increment_version
 from ...plan import NO_PROLOGUE, Prologue
 from ...runtime import launch
 from ...runtime.invariance import in_force
-from ..common.arguments import FLOATS, check_out, check_tensor, overlap, overlaps_itself, served
+from ..common.arguments import FLOATS, check_out, check_tensor, negated, overlap, overlaps_itself, served
 from ..common.formulas import formula
 from ..common.operators import Function, operator_of, ways_of
 from ..common.spec import Spec
@@ -68,7 +68,7 @@ def into(
     """The result in a tensor of the caller's; by `anyhow` of (dims, keepdim, dtype), where no kernel may write it."""
     check_tensor("out", out, name)
     given = [t for t in (input, sink) if t is not None]
-    if on_kernel(input, dtype, sink) and unseen(out, *given) and not out.is_neg():
+    if on_kernel(input, dtype, sink) and unseen(out, *given) and not negated(out):
         check_out(out, shape_of(input.shape, dims, keepdim), dtype, input.device, given)
         if any([overlap(t, out) for t in given]) or overlaps_itself(out):
             what = "input" if sink is None else "input, sink"

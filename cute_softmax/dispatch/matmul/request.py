@@ -54,9 +54,8 @@ class Request(NamedTuple):
 
     def on_kernel(self) -> bool:
         """Whether our kernels serve it; all else is composed."""
-        tensors = [t for t in (self.scores, self.values, self.bias, self.sink, self.stats) if t is not None]
         halves = arguments.on_gpu(self.values) and self.values.dtype in HALVES
-        return halves and not any([t.is_neg() for t in tensors])
+        return halves and not arguments.negated(*self.tensors())
 
     def recorded(self) -> bool:
         """Whether autograd records the call."""
