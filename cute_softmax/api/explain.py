@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..dispatch.common.arguments import dims_or_all, of_shape, served, torch_dtype
+from ..dispatch.common.arguments import dims_or_all, given_dims, of_shape, served, torch_dtype
 from ..dispatch.common.spec import ScoreArguments, check_names, scores_of, with_scores
 from ..dispatch.heads.reductions import NAMES, shape_of, work_of
 from ..dispatch.sharded.functions import explained
 from ..dispatch.softmax.kernels import backward_work, forward_work, numbers_of_rows
 from ..plan import PanelPlan, Plan, ShortPlan
 from ..plan.hardware import H200, Device
-from ..plan.problem import canonical_dims
 from ..runtime import launch
 from ..runtime.invariance import in_force
 from ..runtime.neighbours import switched_off
@@ -77,7 +76,7 @@ def plan_softmax(
     """
     check_names("plan_softmax", scores)
     described, dtype, device = _described(input, dtype, device)
-    dims = canonical_dims(dim, described.dim())
+    dims = given_dims(dim, described)
     scored = input
     if not isinstance(input, torch.Tensor):
         scored = described
@@ -159,7 +158,7 @@ def explain(
     if group is not None:
         device = options.pop("device", H200)
         described, dtype, device = _described(input, dtype, device, on_ranks=True)
-        return explained(described, canonical_dims(dim, described.dim()), dtype, group, device, **options)
+        return explained(described, given_dims(dim, described), dtype, group, device, **options)
     name = "log_softmax" if options.get("log") else "softmax"
     tensors = [t for t in map(options.get, ("bias", "scale", "sink")) if isinstance(t, torch.Tensor)]
     wanted = launch.TORCH_DTYPES.get(dtype, torch_dtype(dtype))
