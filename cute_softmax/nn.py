@@ -13,6 +13,7 @@ import torch
 from .api.cross_entropy import cross_entropy
 from .api.softmax import log_softmax, softmax
 from .dispatch.common.arguments import implicit_dim
+from .dispatch.common.spec import differs
 
 __all__ = ["CrossEntropyLoss", "LogSoftmax", "Softmax", "Softmax2d"]
 
@@ -31,7 +32,7 @@ class _Options:
     def _changed(self) -> dict[str, object]:
         """The options that are not at their defaults."""
         options = ((name, getattr(self, name)) for name in self._names)
-        return {name: value for name, value in options if value != getattr(_Options, name)}
+        return {name: value for name, value in options if differs(value, getattr(_Options, name))}
 
     def forward(
         self, input: torch.Tensor, *, mask: torch.Tensor | None = None, bias: torch.Tensor | None = None

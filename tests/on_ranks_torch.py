@@ -249,6 +249,7 @@ def wrong_arguments(rank: int, world: int) -> None:
         (lambda: c.softmax(x, group=3), TypeError, "group must be a torch.distributed.ProcessGroup, not int"),
         (lambda: c.softmax(x, (0, 1), group=group), ValueError, "over one dimension"),
         (lambda: c.softmax(x, mask=x > 0, group=group), ValueError, "mask of rows that ranks share"),
+        (lambda: c.softmax(x, causal=0, group=group), ValueError, "causal of rows that ranks share"),
         (lambda: c.softmax(x, out=x, group=group), ValueError, "out of rows that ranks share"),
         (lambda: c.softmax(x, scale=torch.ones(3, 1), group=group), TypeError, "scale"),
         (lambda: c.logsumexp(x, -1, group=group, vocab_start=-1), ValueError, "vocab_start is -1"),
@@ -281,6 +282,7 @@ def wrong_arguments(rank: int, world: int) -> None:
             c.selective_log_softmax(x, index + wrong, group=group)
         with pytest.raises(IndexError, match=f"{wrong}: it must lie in 0 to"):
             c.cross_entropy(x, index + wrong, group=group)
+    c.softmax(x, alpha=1.0, causal=False, group=group)  # at their defaults, whoever says so
 
 
 def benchmark(rank: int, world: int) -> None:

@@ -378,8 +378,10 @@ def test_what_is_not_served_in_one_visit(monkeypatch, asked, options, words):
 def test_logits_that_are_one_row_are_not_written_over(monkeypatch):
     simulated.install(monkeypatch)
     leaf = example((1, 40), dtype=torch.float32).requires_grad_()
-    with pytest.raises(ValueError, match="share memory"):
-        cross_entropy(leaf.expand(6, 40), IGNORING, inplace_backward=True)
+    windows = example((100,), dtype=torch.float32).requires_grad_().unfold(0, 40, 12)
+    for logits in (leaf.expand(6, 40), windows):
+        with pytest.raises(ValueError, match="share memory"):
+            cross_entropy(logits, IGNORING, inplace_backward=True)
 
 
 def test_float16_is_recomputed(monkeypatch):

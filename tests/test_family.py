@@ -10,7 +10,16 @@ import pytest
 import torch
 from checking import FLOATS, example
 
-from cute_softmax import explain, log_softmax, log_softmax_backward, plan_softmax, softmax, softmax_
+from cute_softmax import (
+    amax,
+    explain,
+    log_softmax,
+    log_softmax_backward,
+    logsumexp,
+    plan_softmax,
+    softmax,
+    softmax_,
+)
 from cute_softmax.dispatch.common.spec import DEFAULTS
 from cute_softmax.dispatch.softmax import forms
 
@@ -293,6 +302,26 @@ def test_in_place(launched):
     if launched is not None:
         with pytest.raises(ValueError, match="out overlaps bias"):
             softmax_(start := leaf * 1, bias=start.detach()[:1])
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        softmax_,
+        lambda x: softmax_(x, sink=torch.zeros(1)),
+        lambda x: softmax(example((4, 6)), out=x),
+        lambda x: log_softmax(example((4, 6)), scale=2.0, out=x),
+        lambda x: logsumexp(example((4, 6, 2)), -1, out=x),
+        lambda x: amax(example((4, 6, 2)), -1, out=x),
+    ],
+)
+def test_autograd_sees_what_is_written_over(write, launched):
+    kept = (leaf := example((4, 6)).requires_grad_()) * 1
+    y = kept.sin()
+    with torch.no_grad():
+        write(kept)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(y.sum(), leaf)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

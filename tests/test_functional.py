@@ -320,6 +320,9 @@ def test_no_dimension_is_refused_everywhere(kernels):
     ):
         with pytest.raises(ValueError, match="dim is empty: name at least one dimension"):
             call(example((2, 3)), ())
+        for wrong in (True, {0}, torch.tensor(0)):
+            with pytest.raises(TypeError, match="dim must be an int or a sequence of ints"):
+                call(example((2, 3)), wrong)
 
 
 def test_public_names():

@@ -63,6 +63,7 @@ def test_options(ours, function):
     options = [
         {"scale": 0.25},
         {"causal": True},
+        {"causal": 0},
         {"causal": 2},
         {"empty_rows": "zero"},
         {"dtype": torch.float64},

@@ -70,6 +70,20 @@ def test_fakes_have_the_strides_of_the_result(case, device):
             assert y.stride() == expected.stride()
 
 
+@pytest.mark.parametrize("case", range(10))
+@pytest.mark.parametrize("of", ["input", "target"])
+def test_fakes_of_gradients_of_divergences(case, of):
+    x, dims = views(torch.float32)[case]
+    others = example(x.shape), *[example(x.sum(dims, keepdim=True).shape, seed=seed) for seed in (1, 2)]
+    arguments = x, *others, dims, 0.5, of
+    found = OPS.kl_div_backward(*arguments)
+    with FakeTensorMode() as mode:
+        fake = OPS.kl_div_backward(
+            *[mode.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in arguments]
+        )
+    assert (fake.shape, fake.dtype, fake.stride()) == (found.shape, found.dtype, found.stride())
+
+
 def test_compile_of_other_forms():
     torch._dynamo.reset()
     x = example((4, 3, 8))

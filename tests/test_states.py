@@ -316,6 +316,32 @@ def test_a_launch(f, state, launches):
         assert launches
 
 
+def negated(tensor: torch.Tensor) -> torch.Tensor:
+    """The same numbers, whose negatives lie in memory: a part of a conjugate."""
+    found = torch.complex(tensor, -tensor).conj().imag
+    assert found.is_neg() and torch.equal(found, tensor)
+    return found
+
+
+@every
+def test_what_a_bit_of_torchs_negates(f, launches):
+    x = example()
+    for _ in range(2):
+        assert f.close(f.ours(negated(x)), f.torchs(x))
+        if f.out is not None:
+            expected = f.torchs(x)
+            assert f.close(f.out(negated(x), out=negated(expected)), expected)
+
+
+@recording
+def test_upstreams_that_a_bit_of_torchs_negates(f, launches):
+    x = example().requires_grad_()
+    y, z = f.ours(x), f.torchs(x)
+    upstream = torch.randn(y.shape, generator=torch.Generator().manual_seed(6))
+    ours, theirs = torch.autograd.grad(y, x, negated(upstream)), torch.autograd.grad(z, x, upstream)
+    assert f.close(ours[0], theirs[0], atol=1e-5)
+
+
 @recording
 @pytest.mark.parametrize("state", ["tensor", "parameter"])
 def test_gradients(f, state, launches):

@@ -141,6 +141,7 @@ def test_errors():
         (TypeError, "needs a floating-point tensor", lambda: partial_statistics(torch.zeros(3).long())),
         (TypeError, "scale must be a number", lambda: partial_statistics(torch.zeros(3), scale="1")),
         (ValueError, "parts is empty", lambda: merge_statistics([])),
+        (TypeError, "parts has int, Tensor", lambda: merge_statistics([part, 1, part.max])),
         (
             ValueError,
             "of the same rows",
@@ -150,6 +151,7 @@ def test_errors():
     ):
         with pytest.raises(error, match=said):
             call()
+    assert torch.equal(merge_statistics(p for p in [part, part]).max, part.max)
     assert (
         merge_statistics([part, Statistics(*partial_statistics(torch.zeros(2, 3), weighted=True))]).weighted
         is None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..dispatch.common.arguments import check_tensor, float_dtype
+from ..dispatch.common.arguments import check_tensor, float_dtype, overlaps_itself
 from ..dispatch.common.formulas import wide
 from ..dispatch.common.spec import integer, number
 from ..dispatch.common.state import recorded, unseen
@@ -252,7 +252,7 @@ def _reasons_against_a_visit(rows: Tensor, asked: visits.Loss) -> dict[str, bool
     return {
         "no gradient of the input is recorded": not recorded(rows),
         "a loss for each row": asked.reduction == "none",
-        "logits that share memory among themselves": asked.inplace and 0 in rows.stride(),
+        "logits that share memory among themselves": asked.inplace and overlaps_itself(rows),
     }
 
 

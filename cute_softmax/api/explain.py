@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..dispatch.common.arguments import dims_or_all, of_shape, served, torch_dtype
+from ..dispatch.common.arguments import dims_or_all, given_dims, of_shape, served, torch_dtype
 from ..dispatch.common.spec import ScoreArguments, check_names, scores_of, with_scores
 from ..dispatch.heads.reductions import NAMES, shape_of, work_of
 from ..dispatch.sharded.explained import explained
@@ -15,7 +15,6 @@ from ..dispatch.softmax.kernels import backward_work, forward_work, numbers_of_r
 from ..plan import NotPlanned, PanelPlan, Plan, ShortPlan
 from ..plan.describe import GRADIENTS, HEADS, OPERATIONS, REDUCTIONS, SOFTMAXES, plan_rows
 from ..plan.hardware import H200, Device
-from ..plan.problem import canonical_dims
 from ..runtime import launch
 from ..runtime.invariance import in_force
 from ..runtime.neighbours import switched_off
@@ -79,7 +78,7 @@ def plan_softmax(
     """
     check_names("plan_softmax", scores)
     described, dtype, device = _described(input, dtype, device)
-    dims = canonical_dims(dim, described.dim())
+    dims = given_dims(dim, described)
     scored = input
     if not isinstance(input, torch.Tensor):
         scored = described
@@ -169,8 +168,7 @@ def explain(
         op = "log_softmax"
     if group is not None:
         described, dtype, device = _described(input, dtype, options.pop("device", H200), on_ranks=True)
-        dims = canonical_dims(dim, described.dim())
-        return explained(op, described, dims, dtype, group, device, **options)
+        return explained(op, described, given_dims(dim, described), dtype, group, device, **options)
     tensors = [t for t in map(options.get, ("bias", "scale", "sink")) if isinstance(t, torch.Tensor)]
     wanted = launch.TORCH_DTYPES.get(dtype, torch_dtype(dtype))
     if isinstance(input, torch.Tensor) and not served(input, wanted or input.dtype, *tensors):
@@ -216,7 +214,7 @@ def plan_call_of(
     if op in ("amax", "sum"):
         raise ValueError(f"the gradient of {op} has no kernel of its own")
     described, _, device = _described(input, dtype, device)
-    dims, (math, parts) = canonical_dims(dim, described.dim()), (GRADIENTS if backward else HEADS)[op]
+    dims, (math, parts) = given_dims(dim, described), (GRADIENTS if backward else HEADS)[op]
     whole = launch.operand(described)
     return plan_rows(math, described.shape, dims, whole, device, invariant=in_force(), **parts, **options)
 

@@ -29,6 +29,7 @@ from ..dispatch.common.spec import (
     ShardArguments,
     Spec,
     check_names,
+    differs,
     number,
     scores_of,
     with_scores,
@@ -210,7 +211,7 @@ def _of_shared_rows(
     shard: Shard,
 ) -> torch.Tensor:
     """The rank's slice of a call on rows that ranks share; of scores there is a number as scale."""
-    others = [key for key, value in given.items() if key != "scale" and value is not DEFAULTS[key]]
+    others = [key for key, value in given.items() if key != "scale" and differs(value, DEFAULTS[key])]
     if out is not None or others:
         raise ValueError(f"{', '.join(others) or 'out'} of rows that ranks share: {name} takes a scale there")
     scale = number("scale", given.get("scale", 1.0))

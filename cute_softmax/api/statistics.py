@@ -109,8 +109,12 @@ def merge_statistics(parts: Sequence[Statistics]) -> Statistics:
         The statistics of whole rows, which may in turn be parts of longer rows.
 
     Raises:
+        TypeError: For parts that are no statistics.
         ValueError: If there is no part, and for parts of different shapes.
     """
+    parts = [*parts]
+    if wrong := [type(part).__name__ for part in parts if not isinstance(part, Statistics)]:
+        raise TypeError(f"parts has {', '.join(wrong)}: they are those of partial_statistics")
     if not parts:
         raise ValueError("parts is empty: there must be one to begin with")
     if len({tuple(part.max.shape) for part in parts}) > 1:

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Sequence
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from ...plan.problem import canonical_dims, contiguous
 from ...runtime import launch
@@ -30,7 +31,14 @@ def served(input: torch.Tensor, dtype: torch.dtype, *others: torch.Tensor | None
         and input.dtype in DTYPES
         and dtype in DTYPES
         and all([t is None or t.dtype in DTYPES for t in others])
+        and not negated(input, *others)
     )
+
+
+def negated(*tensors: torch.Tensor | None) -> bool:
+    """Whether a bit of torch's negates what lies in memory. Operators, as compiled code calls, are given no such
+    tensor."""
+    return not is_dynamo_compiling() and any([t is not None and t.is_neg() for t in tensors])
 
 
 def of_shape(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

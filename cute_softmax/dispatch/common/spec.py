@@ -39,6 +39,13 @@ class ScoreArguments(TypedDict, total=False):
 DEFAULTS = dict(scale=1.0, bias=None, mask=None, causal=False, alpha=1.0, empty_rows="nan", sink=None)
 
 
+def differs(value: object, default: object) -> bool:
+    """Whether an argument is not at its default. An offset of 0 equals False and means another thing; tensors are
+    compared with nothing."""
+    kinds = isinstance(value, bool) is not isinstance(default, bool) or isinstance(value, torch.Tensor)
+    return kinds or value != default
+
+
 class ShardArguments(TypedDict, total=False):
     """The keyword arguments that say of which rows a tensor is a slice; see `softmax` for their meaning."""
 

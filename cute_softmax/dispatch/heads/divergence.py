@@ -189,7 +189,9 @@ _GRADIENT = Ways(
         "bool invariant=False, bool weights=False) -> Tensor",
         Gradient,
         Pair,
-        lambda input, target, loss, grad, pair: torch.empty_like(input if pair.of == "input" else target),
+        lambda input, target, loss, grad, pair: (input if pair.of == "input" else target).new_empty(
+            input.shape
+        ),
     ),
 )
 

@@ -230,7 +230,7 @@ def factors_of(
     groups += [] if share is None else [(share, scale)]
     made = [t if factor is None else _times(t.float(), factor) for t, factor in groups]
     parts = Parts(target or lse, target, target and lse, entropy, share is not None)
-    return parts, [t.contiguous() for t in made]
+    return parts, [t.contiguous().resolve_neg() for t in made]
 
 
 def _times(tensor: Tensor, factor: float) -> Tensor:

@@ -85,7 +85,7 @@ class OneVisit(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, upstream):
-        gradient = ctx.gradient
+        gradient, upstream = ctx.gradient, upstream.resolve_neg()
         if gradient is None or torch.is_grad_enabled():
             raise RuntimeError(
                 "cross_entropy keeps nothing but one gradient, to be handed out once: for a second backward pass "
@@ -135,7 +135,7 @@ class Recomputed(torch.autograd.Function):
                 loss = ctx.again(leaf)
             (gradient,) = torch.autograd.grad(loss, leaf, upstream, create_graph=differentiable)
             return gradient, None, None, None, None, None
-        alpha = upstream.to(torch.float32) if share is None else share * upstream
+        alpha = upstream.resolve_neg().to(torch.float32) if share is None else share * upstream
         alpha = alpha if asked.scale == 1 else alpha * asked.scale
         alpha = alpha if weights is None else alpha * weights
         if ctx.form is None:

@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
 import torch
+from torch.autograd.graph import increment_version
 
 from ...plan import NO_PROLOGUE, Prologue
 from ...runtime import launch
 from ...runtime.invariance import in_force
-from ..common.arguments import FLOATS, check_out, check_tensor, overlap, overlaps_itself, served
+from ..common.arguments import FLOATS, check_out, check_tensor, negated, overlap, overlaps_itself, served
 from ..common.formulas import formula
 from ..common.operators import Function, operator_of, ways_of
 from ..common.spec import Spec
@@ -67,12 +68,13 @@ def into(
     """The result in a tensor of the caller's; by `anyhow` of (dims, keepdim, dtype), where no kernel may write it."""
     check_tensor("out", out, name)
     given = [t for t in (input, sink) if t is not None]
-    if on_kernel(input, dtype, sink) and unseen(out, *given):
+    if on_kernel(input, dtype, sink) and unseen(out, *given) and not negated(out):
         check_out(out, shape_of(input.shape, dims, keepdim), dtype, input.device, given)
         if any([overlap(t, out) for t in given]) or overlaps_itself(out):
             what = "input" if sink is None else "input, sink"
             raise ValueError(f"out overlaps {what} or itself in memory: the result would be undefined")
         launch.run(*work_of(input, name, dims, keepdim, out, in_force(), sink))
+        increment_version(out)
         return out
     with torch.no_grad():
         found = anyhow(dims, keepdim, dtype)
@@ -195,7 +197,7 @@ def _by_kernel(
 ) -> torch.Tensor:
     """`factors * softmax(input)` of the input's dtype, with one factor for each group."""
     spec = Spec(dims, input.dtype, invariant=invariant)
-    if batched(factors) or not served(input, input.dtype):
+    if batched(factors) or not served(input, input.dtype, factors):
         return (formula(input, None, None, None, spec.changed(dtype=factors.dtype)) * factors).to(input.dtype)
     return kernels.forward(input, None, None, None, spec, factors=factors)
 

@@ -67,7 +67,7 @@ class TimesSoftmax(Function):
 
     @staticmethod
     def forward(input, factors, sink, spec):
-        if batched(factors) or not served(input, spec.dtype, sink):
+        if batched(factors) or not served(input, spec.dtype, sink, factors):
             scores = input.to(wide(input.dtype, sink.dtype))
             log = sink_log(scores, sink, spec.dims)
             found = formula(input, None, None, None, spec.changed(dtype=scores.dtype), sink)

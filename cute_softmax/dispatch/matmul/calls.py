@@ -60,7 +60,8 @@ def _gradients(ctx, grad: torch.Tensor | None, grad_lse: torch.Tensor | None) ->
     """The gradients of scores, values, mask, bias and sink."""
     *tensors, result, lse = ctx.saved_tensors
     request = Request(*tensors, None, ctx.spec)
-    grad = torch.zeros_like(result) if grad is None else grad
+    grad = torch.zeros_like(result) if grad is None else grad.resolve_neg()
+    grad_lse = grad_lse if grad_lse is None else grad_lse.resolve_neg()
     if ctx.known and torch.is_grad_enabled():  # to gradients of gradients it is a function of the scores
         lse = log_sums(request.scores, request.mask, request.bias, request.spec, request.sink)
     upstream = Upstream(result, lse, grad, None if ctx.known else grad_lse)

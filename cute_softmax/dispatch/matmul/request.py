@@ -54,7 +54,8 @@ class Request(NamedTuple):
 
     def on_kernel(self) -> bool:
         """Whether our kernels serve it; all else is composed."""
-        return arguments.on_gpu(self.values) and self.values.dtype in HALVES
+        halves = arguments.on_gpu(self.values) and self.values.dtype in HALVES
+        return halves and not arguments.negated(*self.tensors())
 
     def recorded(self) -> bool:
         """Whether autograd records the call."""

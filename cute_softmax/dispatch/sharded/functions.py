@@ -142,4 +142,6 @@ def block_asked() -> int:
 
 def _rows(input: Tensor, dim: int, shard: Shard) -> tuple[Tensor, Shared]:
     """The slice, the row's dimension last, and which part of the rows it is."""
-    return input.movedim(dim, -1), slice_of(input.shape[dim], *shard, block_asked() or None)
+    # A bit of torch's that negates a tensor must not send this rank another way than the others.
+    rows = input.movedim(dim, -1).resolve_neg()
+    return rows, slice_of(input.shape[dim], *shard, block_asked() or None)

@@ -7,8 +7,9 @@ repeat skip all of this: see `forms`.
 from __future__ import annotations
 
 import torch
+from torch.autograd.graph import increment_version
 
-from ..common.arguments import DTYPES, check_memory, check_out, served
+from ..common.arguments import check_memory, check_out, served
 from ..common.formulas import backward_formula, formula
 from ..common.spec import Operands, Spec
 from ..common.state import recorded, unseen
@@ -36,7 +37,7 @@ def serve(
 
 def gradient(grad: Tensor, output: Tensor, spec: Spec) -> Tensor:
     """The gradient of a softmax or its logarithm from its result, itself differentiable."""
-    if not (served(output, spec.dtype) and grad.dtype in DTYPES):
+    if not served(output, spec.dtype, grad):
         return backward_formula(grad, output, None, None, spec)
     return gradient_of(grad, output, None, None, spec)
 
@@ -46,12 +47,13 @@ def into(out: Tensor, input: Tensor, operands: Operands, spec: Spec) -> Tensor:
     *scored, sink = operands
     given = [t for t in operands if t is not None]
     check_out(out, input.shape, spec.dtype, input.device, (input, *given))
-    if not served(input, spec.dtype, operands.bias, operands.scale, sink):
+    if not served(input, spec.dtype, operands.bias, operands.scale, sink, out):
         return out.copy_(formula(input, *scored, spec, sink))
     if not unseen(input, out, *given):
         with torch.no_grad():
             return out.copy_(serve(input, *scored, spec, sink))
     check_memory(out, input, *given)
+    increment_version(out)  # so that autograd sees what it has kept of it written over
     if sink is not None:
         return kernels.forward_with_sink(input, *operands, spec, out)[0]
     return kernels.forward(input, *scored, spec, out)

@@ -9,7 +9,7 @@ import torch
 from ...plan import NotPlanned
 from ...runtime import launch
 from ...runtime.invariance import inside
-from ..common.arguments import DTYPES, served
+from ..common.arguments import served
 from ..common.forms import MOST_OF_A_SHAPE, Place, guard, launching
 from ..common.spec import Operands, Spec
 from ..common.state import batched, recorder, unseen
@@ -160,7 +160,7 @@ class Form:
         def anywhere(grad: Tensor, output: Tensor) -> Tensor:
             return kernels.backward(grad, output, None, None, self.of_input)
 
-        fits = served(output, self.of_input.dtype) and grad.dtype in DTYPES
+        fits = served(output, self.of_input.dtype, grad)
         if not fits or lie_apart(grad, output, self.spec.dims):
             return anywhere
         math, spec = f"{self.spec.math}_backward", self.spec

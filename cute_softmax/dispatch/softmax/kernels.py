@@ -9,7 +9,7 @@ import torch
 
 from ...plan import Prologue
 from ...runtime import launch
-from ..common.arguments import DTYPES, served
+from ..common.arguments import served
 from ..common.formulas import backward_formula, kept, shape_of_rows, sink_gradient
 from ..common.spec import Spec
 from ..common.state import batched
@@ -132,7 +132,7 @@ def _form(groups: Tensor | None, number: float) -> str:
 
 def backward(grad: Tensor, output: Tensor, mask: Tensor | None, scale: Tensor | None, spec: Spec) -> Tensor:
     """The gradient of the input; not itself differentiable."""
-    if batched(grad, output) or not (served(output, spec.dtype, scale) and grad.dtype in DTYPES):
+    if batched(grad, output) or not served(output, spec.dtype, scale, grad):
         return backward_formula(grad, output, mask, scale, spec)
     return _launched(grad, output, mask, scale, spec)
 
@@ -142,8 +142,7 @@ def backward_with_sink(
 ) -> tuple[Tensor, Tensor]:
     """`backward`, and the gradients of the rows' sinks: float32, the reduced dimensions of size 1. log: see
     `forward_with_sink`."""
-    on_kernel = served(output, spec.dtype, scale, log) and grad.dtype in DTYPES
-    if batched(grad, output) or not on_kernel:
+    if batched(grad, output) or not served(output, spec.dtype, scale, log, grad):
         to_input = backward_formula(grad, output, mask, scale, spec)
         return to_input, sink_gradient(grad, output, log, mask, spec)
     of_sink = numbers_of_rows(output, spec.dims)
