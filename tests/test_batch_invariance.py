@@ -294,7 +294,7 @@ def test_prepare(launches):
 def test_explain():
     with c.batch_invariant():
         assert "batch-invariant: they depend on the row and its length" in c.explain((8, 1000))
-        assert "2 operand(s) copied to contiguous rows" in c.explain((8, 1000), 0)
+        assert "2 operands copied to contiguous rows" in c.explain((8, 1000), 0)
         assert c.plan_softmax((8, 1000), backward=True).invariant
         assert c.plan_reduction("logsumexp", (8, 1000)).invariant
         assert "batch-invariant" in c.explain((8, 1000), op="cross_entropy", backward=True)

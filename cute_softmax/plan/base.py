@@ -9,6 +9,11 @@ from .maths import BESIDE, OF_SINKS
 from .problem import ITEM_SIZE
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things, in words: "1 row", "2 rows"."""
+    return f"{number} {noun}" + "s" * (number != 1)
+
+
 class ClassBase:
     """A Plan class: a frozen dataclass of plain numbers with `dtypes`, and `facts` of its math.
 
@@ -66,7 +71,9 @@ class PlanBase:
         """The lines of `explain` about operands that are copied first, and about what the bits of a row depend on."""
         if not self.invariant:
             return ["  copied     a bias or a mask, into the layout of the elements"] if self.laid_out else []
-        copied = f"; {len(self.laid_out)} operand(s) copied to contiguous rows" if self.laid_out else ""
+        copied = (
+            f"; {counted(len(self.laid_out), 'operand')} copied to contiguous rows" if self.laid_out else ""
+        )
         return [f"  bits       batch-invariant: they depend on the row and its length{copied}"]
 
     @property

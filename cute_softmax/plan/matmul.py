@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from .base import PlanBase
+from .base import PlanBase, counted
 from .hardware import Architecture, Device
 from .maths import NotPlanned, check_counts
 from .matmul_class import TILE_N, MatmulClass, matmul_classes
@@ -75,7 +75,8 @@ class MatmulPlan(PlanBase):
             f"  loads      {c.loads}, {c.score_stages} stages of {c.score_stage_bytes} bytes of S"
             + (", each eighth row by itself" if c.eighths else ", rows by themselves" if c.lines else "")
             + f", {c.value_stages} of {c.value_stage_bytes} of V",
-            f"  grid       {self.ctas} CTAs for {self.tiles} tiles in {self.parts} part(s)"
+            f"  grid       {counted(self.ctas, 'CTA')} for {counted(self.tiles, 'tile')} "
+            f"in {counted(self.parts, 'part')}"
             + (f", merged from {self.parts_bytes} bytes" if c.split else "")
             + (", merged by pairs of CTAs" if c.paired else "")
             + f"; {c.shared_memory} bytes of shared memory per CTA",

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from .base import ClassBase, PlanBase
+from .base import ClassBase, PlanBase, counted
 from .hardware import Architecture, Device
 from .maths import NotPlanned, check_counts
 from .matmul import alignment
@@ -259,7 +259,8 @@ class MatmulBackwardPlan(PlanBase):
             f"  warpgroups {c.consumers} compute, {c.shares} a slab of 64 columns; one loads",
             f"  operands   V in {'shared memory' if c.deep else 'registers'}; S {way}",
             f"  ring       {c.stages} stages of {c.step_bytes} bytes; {c.shared_memory} bytes of shared memory",
-            f"  grid       {self.ctas} CTAs for {self.tiles} tiles, {self.splits} part(s) of a walk over "
+            f"  grid       {counted(self.ctas, 'CTA')} for {counted(self.tiles, 'tile')}, "
+            f"{counted(self.splits, 'part')} of a walk over "
             f"{self.heads * self.blocks} steps",
         ]
         if self.splits > 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from .base import PlanBase
+from .base import PlanBase, counted
 from .modes import offset_of
 from .panel_class import PanelClass, exchange_words
 from .problem import Problem
@@ -169,11 +169,11 @@ class PanelPlan(PlanBase):
         if c.exchange:
             where += f"; {self.parts} parts that exchange states in global memory"
         lines = [
-            f"{c.math} of {self.groups} groups of {self.length}, "
+            f"{c.math} of {counted(self.groups, 'group')} of {self.length}, "
             f"{' -> '.join(c.own_dtypes)}, for {c.architecture}",
             f"  movement   {c.movement}: {where}; class {c.name}",
-            f"  threads    {c.threads} per CTA; tile of {c.tile} elements by {c.columns} groups",
-            f"  thread     {c.steps} vectors of {c.vector} elements in shared memory"
+            f"  threads    {c.threads} per CTA; tile of {c.tile} elements by {counted(c.columns, 'group')}",
+            f"  thread     {counted(c.steps, 'vector')} of {counted(c.vector, 'element')} in shared memory"
             + (f", {c.registers * c.chunk_steps} in registers" if c.registers else ""),
             f"  loads      cp.async, {' and '.join(c.load_widths)} at a time; "
             f"L2 {'evict_last' if self.evict_last else 'evict_normal'}",
@@ -186,10 +186,10 @@ class PanelPlan(PlanBase):
             ),
             f"  modes      kept {' x '.join(map(str, self.kept))}, "
             f"reduced {' x '.join(map(str, self.reduced))}",
-            f"  reduction  {c.stages} stage(s); buffer {c.reduction_buffer}, "
+            f"  reduction  {counted(c.stages, 'stage')}; buffer {c.reduction_buffer}, "
             f"{c.reduction_buffer.cosize * 4} bytes",
-            f"  grid       {self.ctas} {'clusters' if c.cluster_n > 1 else 'CTAs'} for {self.tiles} "
-            f"panels; {c.shared_memory} bytes of shared memory per CTA",
+            f"  grid       {counted(self.ctas, 'cluster' if c.cluster_n > 1 else 'CTA')} "
+            f"for {counted(self.tiles, 'panel')}; {c.shared_memory} bytes of shared memory per CTA",
             f"  traffic    {self.problem.bytes / 1e6:.1f} MB, "
             + (
                 f"{self.again} of {self.chunks} chunks read twice"

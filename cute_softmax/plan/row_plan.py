@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from .base import PlanBase
+from .base import PlanBase, counted
 from .maths import WARP
 from .modes import offset_of
 from .problem import Problem
@@ -100,18 +100,19 @@ class Plan(PlanBase):
             where = f"one CTA per row, {c.warps_per_row} warps, tile after tile"
         staging = ", ".join(f"{n}: {s}" for n, s in zip(c.facts.inputs, c.staging, strict=True))
         lines = [
-            f"{c.math} of {self.rows} rows of {self.columns}, {' -> '.join(c.own_dtypes)}, for {c.architecture}",
+            f"{c.math} of {counted(self.rows, 'row')} of {self.columns}, {' -> '.join(c.own_dtypes)}, "
+            f"for {c.architecture}",
             f"  movement   {c.movement}: {where}; class {c.name}",
             *self.given,
             f"  threads    {c.threads} per CTA, {c.threads_per_row} per row; tile {c.tiler[0]} x {c.tiler[1]}",
-            f"  thread     {c.steps} vectors of {c.vector} elements, {c.rows_per_thread} row(s); "
-            f"{'values' if c.keep else 'packed elements'} kept in "
+            f"  thread     {counted(c.steps, 'vector')} of {counted(c.vector, 'element')}, "
+            f"{counted(c.rows_per_thread, 'row')}; {'values' if c.keep else 'packed elements'} kept in "
             f"{'shared memory' if c.staging[0] == 'shared' and not (c.ring and c.keep) else 'registers'}",
             f"  loads      {staging}; {' and '.join(c.load_widths)} at a time; "
             f"L2 {'evict_last' if self.evict_last else 'evict_normal'}",
             "  edges      "
             + ("head and tail element by element" if c.edges else "none: rows begin and end on a vector"),
-            f"  reduction  {_STATES.get(c.facts.state_bytes, f'{c.facts.stages} stage(s)')}; "
+            f"  reduction  {_STATES.get(c.facts.state_bytes, counted(c.facts.stages, 'stage'))}; "
             + (
                 f"buffer {c.reduction_buffer}, {c.reduction_buffer.cosize * c.facts.state_bytes} bytes"
                 if c.exchanges
@@ -125,7 +126,8 @@ class Plan(PlanBase):
                 if c.ring
                 else []
             ),
-            f"  grid       {self.ctas} {'clusters' if c.cluster_n > 1 else 'CTAs'} for {self.tiles} tiles"
+            f"  grid       {counted(self.ctas, 'cluster' if c.cluster_n > 1 else 'CTA')} "
+            f"for {counted(self.tiles, 'tile')}"
             + (", persistent" if c.persistent else "")
             + f"; {c.shared_memory} bytes of shared memory per CTA",
             f"  traffic    {bytes_moved / 1e6:.1f} MB, every element "

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from layouts.algebra import Layout
 
-from .base import PlanBase
+from .base import PlanBase, counted
 from .hardware import Device
 from .maths import WARP, Math, check_counts
 from .modes import MODES
@@ -135,21 +135,24 @@ class ShortPlan(PlanBase):
         """The plan as readable text."""
         c = self.kernel
         between = (
-            f"registers: a vector holds {c.rows_per_thread} row(s)"
+            f"registers: a vector holds {counted(c.rows_per_thread, 'row')}"
             if c.whole
-            else f"shared memory: {c.rows_per_thread} row(s) per thread at a time, of at most {c.capacity} elements"
+            else f"shared memory: {counted(c.rows_per_thread, 'row')} per thread at a time, of at most "
+            f"{c.capacity} elements"
         )
         lines = [
-            f"{c.math} of {self.rows} rows of {self.columns}, {' -> '.join(c.own_dtypes)}, for {c.architecture}",
+            f"{c.math} of {counted(self.rows, 'row')} of {self.columns}, {' -> '.join(c.own_dtypes)}, "
+            f"for {c.architecture}",
             f"  movement   short: contiguous rows, each held by one thread; class {c.name}",
             *self.given,
-            f"  threads    {c.threads} per CTA; each warp has a stretch of {self.warp_rows} rows, "
+            f"  threads    {c.threads} per CTA; each warp has a stretch of {counted(self.warp_rows, 'row')}, "
             f"{self.warp_rows * self.columns} elements",
             f"  loads      {' and '.join(c.load_widths)} at a time; "
             f"L2 {'evict_last' if self.evict_last else 'evict_normal'}",
             f"  rows       in {between}",
             *(f"  beside     {told}" for told in self.beside),
-            f"  grid       {self.ctas} CTAs for {self.stretches} stretches; {c.shared_memory} bytes of shared memory "
+            f"  grid       {counted(self.ctas, 'CTA')} for {self.stretches} stretch{'es' * (self.stretches != 1)}; "
+            f"{c.shared_memory} bytes of shared memory "
             "per CTA",
             f"  traffic    {self.problem.bytes / 1e6:.1f} MB, every element read once"
             + (" and written once" if c.facts.outputs else ", one result written per row"),

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from layouts.algebra import Layout
 
-from .base import ClassBase, PlanBase
+from .base import ClassBase, PlanBase, counted
 from .hardware import Device
 from .maths import CACHE_LINE, WARP, NotPlanned, check_counts
 from .problem import ALIGNMENT, ITEM_SIZE, Operand, check_float
@@ -191,11 +191,11 @@ class TopkPlan(PlanBase):
         among = ", renormalized" if c.renormalize else ""
         share = "one lane" if c.threads_per_row == 1 else f"{c.threads_per_row} lanes"
         lines = [
-            f"{what} {self.k} of {self.rows} rows of {self.columns}{among}, {' -> '.join(dict.fromkeys(c.dtypes))}, "
-            f"{c.index}, for {c.architecture}",
+            f"{what} {self.k} of {counted(self.rows, 'row')} of {self.columns}{among}, "
+            f"{' -> '.join(dict.fromkeys(c.dtypes))}, {c.index}, for {c.architecture}",
             f"  movement   topk: class {c.name}",
-            f"  tile       {c.rows} rows per CTA of {c.threads} threads; {share} per row, {c.vectors} vectors of "
-            f"{c.vector} elements each",
+            f"  tile       {counted(c.rows, 'row')} per CTA of {c.threads} threads; {share} per row, "
+            f"{counted(c.vectors, 'vector')} of {counted(c.vector, 'element')} each",
         ]
         if c.forward:
             lines += [
@@ -206,7 +206,9 @@ class TopkPlan(PlanBase):
         else:
             read = "the k probabilities" if c.renormalize else "the row, once,"
             lines.append(f"  reads      {read} and the k gradients, gathered in shared memory")
-        lines.append(f"  grid       {self.ctas} CTAs; {c.shared_memory} bytes of shared memory per CTA")
+        lines.append(
+            f"  grid       {counted(self.ctas, 'CTA')}; {c.shared_memory} bytes of shared memory per CTA"
+        )
         return "\n".join([*lines, *self.bits])
 
 

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from layouts.algebra import Layout
 
-from .base import ClassBase, PlanBase
+from .base import ClassBase, PlanBase, counted
 from .choose import EVICT_LAST_ABOVE
 from .hardware import Device
 from .maths import WARP, NotPlanned, check_counts
@@ -233,8 +233,8 @@ class LongTopkPlan(PlanBase):
         c = self.kernel
         what = [f"the {self.k} largest"] * bool(self.k) + ["a chosen element's rank"] * c.chosen
         lines = [
-            f"log_softmax and {' and '.join(what)} of {self.rows} rows of {self.columns}, {c.dtypes[0]} -> fp32, for "
-            f"{c.architecture}",
+            f"log_softmax and {' and '.join(what)} of {counted(self.rows, 'row')} of {self.columns}, "
+            f"{c.dtypes[0]} -> fp32, for {c.architecture}",
             f"  movement   topk_long: class {c.name}",
             f"  tile       {c.tile} elements of a row, {STEPS} vectors of {c.vector} per thread of {THREADS}; "
             f"{self.tiles} of them per CTA, in turn",
@@ -253,7 +253,7 @@ class LongTopkPlan(PlanBase):
             "one CTA per row" if self.shares == 1 else f"{self.shares} CTAs share a row; the last one merges"
         )
         lines.append(
-            f"  grid       {self.ctas} CTAs: {share}; {c.shared_memory} bytes of shared memory per CTA"
+            f"  grid       {counted(self.ctas, 'CTA')}: {share}; {c.shared_memory} bytes of shared memory per CTA"
         )
         return "\n".join([*lines, *self.bits])
 

@@ -26,7 +26,7 @@ Function = TypeVar("Function", bound=Callable)
 
 
 def constant_when_traced(function: Function) -> Function:
-    """Mark a function as `torch.compiler.assume_constant_result` does, which would load torch._dynamo for it: a second
+    """Mark a function as `torch.compiler.assume_constant_result` does, which would load all of Dynamo for it: a second
     of every program's start. Where a version of torch has another mark, torch.compile traces the function."""
     function._dynamo_marked_constant = True
     return function
