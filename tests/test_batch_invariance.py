@@ -304,6 +304,8 @@ def test_explain():
     assert "stay on chip" in c.explain((4096, 32768), group=2)
     with c.batch_invariant(block_size=4096):
         assert "ranks: one all-gather" in c.explain((4096, 32768), group=2)
+        with pytest.raises(ValueError, match="multiples of it"):
+            c.explain((8, 5000), group=2)
 
 
 # -- torch.compile and accelerate --------------------------------------------------------------------------------------

@@ -293,6 +293,9 @@ def test_explain():
         explain((4, 8), op="argmax")
     with pytest.raises(ValueError, match="the gradient of amax has no kernel"):
         explain((4, 8), op="amax", backward=True)
+    for option in ("causal", "log", "mask"):
+        with pytest.raises(TypeError, match=f"entropy takes no {option}"):
+            explain((4, 8), op="entropy", **{option: True})
 
 
 def test_explain_of_ranks():

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..dispatch.common.arguments import dims_or_all, given_dims, of_shape, served, torch_dtype
-from ..dispatch.common.spec import ScoreArguments, check_names, scores_of, with_scores
-from ..dispatch.heads.reductions import NAMES, shape_of, work_of
+from ..dispatch.common.spec import ScoreArguments, check_names, number, scores_of, with_scores
+from ..dispatch.heads.reductions import shape_of, work_of
 from ..dispatch.sharded.explained import explained
 from ..dispatch.softmax.kernels import backward_work, forward_work, numbers_of_rows
 from ..plan import NotPlanned, PanelPlan, Plan, ShortPlan
@@ -164,7 +164,7 @@ def explain(
     """
     if op not in OPERATIONS:
         raise ValueError(f"op is {op!r}: it must be one of {', '.join(OPERATIONS)}")
-    if options.pop("log", False):
+    if op in SOFTMAXES and options.pop("log", False):
         op = "log_softmax"
     if group is not None:
         described, dtype, device = _described(input, dtype, options.pop("device", H200), on_ranks=True)
@@ -213,10 +213,13 @@ def plan_call_of(
         return plan_reduction(op, input, dim, dtype, device=device, **options)
     if op in ("amax", "sum"):
         raise ValueError(f"the gradient of {op} has no kernel of its own")
+    if others := sorted(options.keys() - {"scale"}):
+        raise TypeError(f"{op} takes no {', '.join(others)}")
     described, _, device = _described(input, dtype, device)
-    dims, (math, parts) = given_dims(dim, described), (GRADIENTS if backward else HEADS)[op]
-    whole = launch.operand(described)
-    return plan_rows(math, described.shape, dims, whole, device, invariant=in_force(), **parts, **options)
+    math, parts = (GRADIENTS if backward else HEADS)[op]
+    how = {"scale": number("scale", options.get("scale", 1.0)), "invariant": in_force()}
+    dims, whole = given_dims(dim, described), launch.operand(described)
+    return plan_rows(math, described.shape, dims, whole, device, **how, **parts)
 
 
 def plan_reduction(
@@ -250,8 +253,8 @@ def plan_reduction(
         ValueError: For another name, and for a repeated dimension.
         NotPlanned: As in `logsumexp`.
     """
-    if name not in NAMES:
-        raise ValueError(f"name is {name!r}: the reductions are {', '.join(NAMES)}")
+    if name not in REDUCTIONS:
+        raise ValueError(f"name is {name!r}: the reductions are {', '.join(REDUCTIONS)}")
     described, result, device = _described(input, dtype, device)
     dims = dims_or_all(dim, described)
     whole = torch.empty(shape_of(described.shape, dims, True), dtype=result, device="meta")

@@ -40,10 +40,8 @@ def explain(asked: Asked) -> int:
 def in_words(asked: Asked) -> str:
     """How the call would run."""
     if asked.matmul is None and asked.topk is None:
-        group = {} if asked.ranks is None else {"group": asked.ranks}
-        return explained(
-            asked.shape, asked.dims or (-1,), asked.dtype, op=asked.op, **group, **_options(asked)
-        )
+        dims = asked.dims or (-1,)
+        return explained(asked.shape, dims, asked.dtype, op=asked.op, group=asked.ranks, **_options(asked))
     return plan_of(asked).explain()
 
 

@@ -153,7 +153,7 @@ def losses_of(rows: Tensor, target: Tensor, asked: Loss) -> Tensor:
     """The rows' losses in float32. Raises NotPlanned where no kernel keeps the rows on chip."""
     losses = torch.empty(rows.shape[:-1], dtype=torch.float32, device=rows.device)
     prologue, numbers = asked_of_kernel(asked)
-    operands = _operands(rows, None, target, None, losses)
+    operands = operands_of(rows, None, target, None, losses)
     launch.run(
         "logsumexp",
         operands,
@@ -171,7 +171,7 @@ def visit(rows: Tensor, target: Tensor, alpha: Tensor, asked: Loss) -> tuple[Ten
     losses = torch.empty(rows.shape[:-1], dtype=torch.float32, device=rows.device)
     gradient = rows if asked.inplace else torch.empty_like(rows)
     prologue, numbers = asked_of_kernel(asked, alpha="groups")
-    operands = _operands(rows, alpha, target, gradient, losses)
+    operands = operands_of(rows, alpha, target, gradient, losses)
     launch.run(
         "softmax", operands, (rows.dim() - 1,), prologue=prologue, numbers=numbers, invariant=asked.invariant
     )
@@ -188,7 +188,7 @@ def asked_of_kernel(asked: Loss, alpha: str = "") -> tuple[Prologue, tuple[float
     return prologue, (*numbers, asked.ignore_index, *more)
 
 
-def _operands(
+def operands_of(
     rows: Tensor, alpha: Tensor | None, target: Tensor, gradient: Tensor | None, losses: Tensor
 ) -> tuple[Tensor, ...]:
     """What a launch takes, all of the rows' shape: that of losses alone has neither alpha nor gradient."""
@@ -213,10 +213,10 @@ class Form:
         of_rows = losses.shape, losses.stride(), torch.float32
         results = [of_rows] + [(rows.shape, gradient.stride(), rows.dtype)] * (not asked.inplace)
         addresses = ["a0", "a1", "a2", "a0" if asked.inplace else "b1", "b0"]
-        operands = _operands(rows, alpha, target, gradient, losses)
+        operands = operands_of(rows, alpha, target, gradient, losses)
         self._visit = self._launching("softmax", "groups", operands, results, addresses, self._visit_anywhere)
         if not visits:
-            operands = _operands(rows, None, target, None, losses)
+            operands = operands_of(rows, None, target, None, losses)
             addresses = ["a0", "a1", "b0"]
             self._losses = self._launching(
                 "logsumexp", "", operands, [of_rows], addresses, self._losses_anywhere

@@ -226,7 +226,6 @@ _ATEN = {  # (input, dims, keepdim, dtype or None)
     "amax": lambda input, dims, keepdim, dtype: torch.amax(input, dims, keepdim),
     "sum": lambda input, dims, keepdim, dtype: torch.sum(input, dims, keepdim, dtype=dtype),
 }
-NAMES = tuple(_ATEN)
 _WAYS = {
     name: ways_of(
         Reduce,
@@ -241,5 +240,5 @@ _WAYS = {
             ),
         ),
     )
-    for name in NAMES
+    for name in _ATEN
 }

@@ -14,10 +14,10 @@ from ...runtime.peers import reaches
 from ..common.spec import number
 from ..heads import loss as of_losses
 from ..heads.kernels import scaled
-from .functions import block_asked
+from .functions import block_asked, shared_dim
 from .kernels import state_work, sum_work
 from .on_chip import sharers_of
-from .states import Shared, check_group
+from .states import Shared, check_group, slice_of
 from .ways import VISITS_PAY, Facts, way_of
 
 Tensor = torch.Tensor
@@ -52,8 +52,7 @@ def explained(
     if op not in RESULTS and op not in ("softmax", "log_softmax"):
         raise ValueError(f"{op} takes no group")
     scale = number("scale", scale)
-    if len(dims) != 1:
-        raise ValueError(f"dim is {dims}: ranks share rows over one dimension")
+    dim = shared_dim(input, dims)
     if backward and op in RESULTS and op != "cross_entropy":
         return f"the gradient of {op} needs no collective: one kernel reads a slice and writes its gradient"
     if type(group) is not int:
@@ -62,19 +61,16 @@ def explained(
         raise ValueError(f"group is {group}: at least one rank has the rows")
     ranks = group if type(group) is int else dist.get_world_size(group)
     title = f"{'the gradient of ' * backward}{op} of rows shared by {ranks} ranks"
-    columns = input.shape[dims[0]]
+    columns = input.shape[dim]
     if not input.numel():
         return f"{title}: nothing is launched for an empty slice"
-    block = block_asked()
-    asked = Shared(
-        "", 0, columns, ranks * columns, True, block, -(-ranks * columns // block) if block else 1,
-        scale=scale, dtype=dtype, log=op == "log_softmax", results=RESULTS.get(op, ""),
-    )  # fmt: skip
+    part = slice_of(columns, "", 0, ranks * columns, True, block_asked() or None)
+    asked = part.asks(scale=scale, dtype=dtype, log=op == "log_softmax", results=RESULTS.get(op, ""))
     shape = input.numel() // columns, columns
     x, y = (torch.empty(shape, dtype=d, device="meta") for d in (input.dtype, dtype))
     found, reached = None, None if type(group) is int else reaches(group)
     function, tensors, kept = _on_chip(op, x, y, asked, backward)
-    facts = Facts(function, ranks, *shape, columns, x.dtype, torch.device("cuda"), block > 0, True)
+    facts = Facts(function, ranks, *shape, columns, x.dtype, torch.device("cuda"), asked.block > 0, True)
     if way_of(facts).on_chip and reached is not False:
         found = sharers_of(kept.math, [t.dtype for t in tensors], shape, ranks, device)
     bytes_, when, work = _by_collective(op, x, y, asked, backward)
@@ -102,12 +98,7 @@ def _on_chip(
         return "loss", [], None
     prologue, _ = of_losses.asked_of_kernel(of_losses.Loss("mean", asked.ignore, asked.scale), alpha="groups")
     alpha, target, losses = _of_rows(x, torch.float32, torch.int64, torch.float32)
-    tensors = (
-        x,
-        *(t.unsqueeze(-1).expand(x.shape) for t in (alpha, target)),
-        x,
-        losses.unsqueeze(-1).expand(x.shape),
-    )
+    tensors = of_losses.operands_of(x, alpha.unsqueeze(-1), target, x, losses)
     return "visit", [x, x], launch.Work("softmax", tensors, (1,), prologue=prologue)
 
 

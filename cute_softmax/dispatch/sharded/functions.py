@@ -44,7 +44,7 @@ def row_numbers(
 ) -> tuple[Tensor, ...]:
     """Numbers of whole rows in a dtype, alike on all ranks of the group. results: some of "found" (log-probabilities at
     the index), "lse" (logsumexps), "entropy" and "even" (mean log-probabilities), in this order."""
-    dim = _check(input, dims)
+    dim = shared_dim(input, dims)
     if shard.group is None:
         return of_dtensor(
             input, index, dim, lambda x, i, *at: row_numbers(x, i, dims, scale, results, Shard(*at), dtype)
@@ -74,7 +74,7 @@ class Losses(NamedTuple):
 
 def loss(input: Tensor, target: Tensor, asks: Losses, shard: Shard) -> tuple[Tensor, Tensor | None]:
     """(the cross entropy with class indices, or those of rows; the logsumexps in float32 if they are asked for)."""
-    dim = _check(input, (input.dim() - 1,))
+    dim = shared_dim(input, (input.dim() - 1,))
     if shard.group is None:
         return of_dtensor(input, target, dim, lambda x, i, *at: loss(x, i, asks, Shard(*at)))
     rows, part = _rows(input, dim, shard)
@@ -93,7 +93,7 @@ def softmax(
 ) -> Tensor:
     """This rank's slice of the softmax of whole rows, or of its logarithm; padding behind the rows' end becomes 0, of
     the logarithm -inf."""
-    dim = _check(input, dims)
+    dim = shared_dim(input, dims)
     if shard.group is None:
         return of_dtensor(
             input, None, dim, lambda x, _, *at: softmax(x, dims, dtype, scale, log, Shard(*at)), rows=False
@@ -112,7 +112,7 @@ def check_rows(index: object, input: Tensor) -> None:
         )
 
 
-def _check(input: Tensor, dims: tuple[int, ...]) -> int:
+def shared_dim(input: Tensor, dims: tuple[int, ...]) -> int:
     """The dimension that ranks share."""
     if len(dims) != 1:
         raise ValueError(f"dim is {dims}: ranks share rows over one dimension")
