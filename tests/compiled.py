@@ -80,9 +80,10 @@ def compile_anew(c: RowClass | PanelClass, folder: Path, monkeypatch) -> Compile
     cubin, ptx = folder / "kernel.cubin", function.__ptx__
     cubin.write_bytes(function.__cubin__)
     done = subprocess.run([cuobjdump(), "-res-usage", str(cubin)], capture_output=True, text=True, check=True)
-    usage = re.search(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)", done.stdout + done.stderr)
-    registers, stack, _, local = map(int, usage.groups())
-    threads = tuple(map(int, re.search(r"\.reqntid (\d+), (\d+), (\d+)", ptx).groups()))
+    # Of several kernels the one that takes the most: the others wait, and do no more.
+    usage = re.findall(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", done.stdout + done.stderr)
+    registers, stack, local = max(tuple(map(int, found)) for found in usage)
+    threads = max(tuple(map(int, found)) for found in re.findall(r"\.reqntid (\d+), (\d+), (\d+)", ptx))
     blocks = re.search(r"\.minnctapersm (\d+)", ptx)
     return Compiled(
         registers, stack, local, threads, int(blocks[1]) if blocks else 0, *launch_of(function), ptx, layouts
@@ -115,17 +116,19 @@ def check_all(classes: Iterable, check: Callable):
 
 
 def launch_of(function) -> tuple[int, int]:
-    """(bytes of dynamic shared memory, CTAs of a cluster) that the host code asks of CUDA.
+    """(bytes of dynamic shared memory, CTAs of a cluster) that the host code asks of CUDA at its last launch.
 
     They are fields of the launch configuration that it fills in: (grid[3], block[3], bytes, stream, ...), and of an
     attribute of three numbers.
     """
     body = str(function.ir_module).split("llvm.func @cutlass___call__", 1)[1].split("\n  llvm.func", 1)[0]
 
+    last = body.split("@_cudaLaunchKernelEx")[-2]
+
     def stored(struct: str) -> dict[str, int | None]:
         """field -> the constant that is stored there first."""
         fields = {}
-        for name, field in re.findall(rf"(%\d+) = llvm.getelementptr %\d+\[0, ([\d, ]+)\] .*{struct}", body):
+        for name, field in re.findall(rf"(%\d+) = llvm.getelementptr %\d+\[0, ([\d, ]+)\] .*{struct}", last):
             value = re.search(rf"llvm.store (%\d+), {name} ", body)
             value = value and re.search(
                 rf"^ *{value[1]} = llvm.mlir.constant\((\d+) : i\d+\)", body, re.MULTILINE

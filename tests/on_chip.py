@@ -91,8 +91,10 @@ def launch(
     compiled = compile_and_read(c, folder, monkeypatch)
     clusters = min(clusters, plans[0].tiles)
     parameters = [arguments[:2] + arguments[3:] for _, arguments in calls]  # without the number of clusters
-    grid = (clusters * len(calls), c.cluster_n)
-    Grid(parse(compiled.ptx), Memory(places), grid, (1, c.cluster_n), compiled.shared, seed, len(calls)).run(
-        *parameters
+    memory, numbers = Memory(places), [own[3:] for own in parameters]
+    Grid(parse(compiled.ptx, "_rendezvous_"), memory, (len(calls), 1), (1, 1), 0, seed, len(calls)).run(
+        *numbers
     )
+    program, grid = parse(compiled.ptx, "_kernel_"), (clusters * len(calls), c.cluster_n)
+    Grid(program, memory, grid, (1, c.cluster_n), compiled.shared, seed, len(calls)).run(*parameters)
     return plans[0]

@@ -51,12 +51,13 @@ class Program:
     labels: dict[str, int] = field(default_factory=dict)
 
 
-def parse(text: str) -> Program:
-    """The one kernel of a module."""
+def parse(text: str, kernel: str = "") -> Program:
+    """The one kernel of a module, or the one of several whose name says so."""
+    (text,) = [part for part in text.split(".entry ")[1:] if kernel in part.split("(")[0]]
     program = Program(int(re.search(r"\.reqntid (\d+)", text)[1]))
-    if local := re.search(r"\.local .*__local_depot0\[(\d+)\]", text):
+    if local := re.search(r"\.local .*__local_depot\d+\[(\d+)\]", text):
         program.local = int(local[1])
-    body = text[text.index("{", text.index(".entry")) :]
+    body = text[text.index("{") :]
     parts = enumerate(body.split("// begin inline asm"))
     body = re.sub(r"//.*", "", "".join(own_labels(number, part) for number, part in parts))
     # Statements end in a semicolon, labels in a colon. Braces are of scopes, unless they hold a vector.
@@ -301,7 +302,7 @@ class Grid:
             return self.special[name][idx].astype(kind)
         if name in ("%globaltimer", "%clock64"):  # a step is a nanosecond
             return np.full(len(idx), self.step, kind)
-        if name in ("__dynamic_shmem__0", "__local_depot0") or name.startswith("printfFormat"):
+        if name == "__dynamic_shmem__0" or name.startswith(("__local_depot", "printfFormat")):
             return np.zeros(len(idx), kind)
         if name in self.registers:
             return self.registers[name][idx].astype(kind, copy=False)  # of wider ones the lower bits

@@ -33,7 +33,9 @@ from .common.reduce import MAX, WARP, Both, pack, store_remote, unpack
 from .maths.maths import RowMath
 from .row_work import Launch, Row
 
-EPOCH, TICKETS, DONE, FAILED = range(4)  # words of a workspace's header
+# Words of a workspace's header; in a cache line behind them, by rank, the last launch that it has come to.
+EPOCH, TICKETS, DONE, FAILED = range(4)
+COME = HEADER // 8
 
 
 @dataclass(frozen=True)
@@ -49,9 +51,9 @@ class Turns:
     epoch: Int32
     peer: Int64
 
-    def tile(self, turn: Int32) -> Int64:
+    def tile(self, turn: Int32) -> Int32:
         # Launches are of fewer rows than a workspace has places for.
-        return Int64(self.first + turn * self.clusters)
+        return self.first + turn * self.clusters
 
 
 class Ranks:
@@ -68,8 +70,8 @@ class Ranks:
         """What merges the states that are exchanged."""
         return Both(math.whole, MAX) if self.spec.prologue.target else math.whole
 
-    def word(self, launch: Launch, which: int) -> cute.Pointer:
-        return global_pointer(Int32, launch.numbers["workspace"], which, 4)
+    def word(self, numbers: dict[str, Int64], which: int) -> cute.Pointer:
+        return global_pointer(Int32, numbers["workspace"], which, 4)
 
     def count_up(self, at: cute.Pointer, last: Int32) -> Int32:
         """What a counter was; behind `last` it begins at 0 again."""
@@ -80,6 +82,29 @@ class Ranks:
         )
 
     @cute.jit
+    def rendezvous(self, numbers: dict[str, Int64]):
+        """Wait in one warp until all ranks have come to this launch.
+
+        A rank may first need a kernel of this one, of a collective of another group say: those that wait here leave it
+        all SMs but one, while the clusters behind wait for nothing but clusters that are about to run.
+        """
+        lane = cute.arch.lane_idx()
+        epoch = cute.arch.load(self.word(numbers, EPOCH), Int32, sem="relaxed", scope="gpu") + 1
+        if lane < Int32(numbers["ranks"]):
+            peer = element(Int64, numbers["peers"], Int64(lane))[0]
+            at = global_pointer(Int32, peer, COME + numbers["rank"], 4)
+            cute.arch.store(at, epoch, sem="relaxed", scope="sys")
+            mine = global_pointer(Int32, numbers["workspace"], COME + lane, 4)
+            behind, waited, began = Boolean(True), Int64(0), cute.arch.globaltimer()
+            while behind & (waited < numbers["patience"]):
+                # It may be a launch ahead, and epochs begin again behind the last of 32 bits.
+                behind = cute.arch.load(mine, Int32, sem="relaxed", scope="sys") - epoch < 0
+                failed = cute.arch.load(self.word(numbers, FAILED), Int32, sem="relaxed", scope="gpu")
+                waited = select(failed != 0, numbers["patience"], cute.arch.globaltimer() - began)
+            if behind:
+                self.give_up(numbers)
+
+    @cute.jit
     def begin(self, launch: Launch, sT: cute.Tensor, barrier: cute.Pointer | None) -> Turns:
         """Take the cluster's ticket, and tell it to all of its CTAs by `sT` and `barrier`."""
         s, tidx = self.spec, cute.arch.thread_idx()[0]
@@ -87,13 +112,14 @@ class Ranks:
         if const_expr(s.cluster_n > 1):
             if tidx == 0:
                 cute.arch.mbarrier_init(barrier, 1)
-                cute.arch.mbarrier_arrive_and_expect_tx(barrier, 8)
             cute.arch.mbarrier_init_fence()
             cute.arch.cluster_arrive_relaxed()
             cute.arch.cluster_wait()
+            if tidx == 0:
+                cute.arch.mbarrier_arrive_and_expect_tx(barrier, 8)
         if (tidx == 0) & (launch.rank == 0):
-            ticket = self.count_up(self.word(launch, TICKETS), clusters - 1)
-            epoch = cute.arch.load(self.word(launch, EPOCH), Int32, sem="relaxed", scope="gpu")
+            ticket = self.count_up(self.word(launch.numbers, TICKETS), clusters - 1)
+            epoch = cute.arch.load(self.word(launch.numbers, EPOCH), Int32, sem="relaxed", scope="gpu")
             both = (ticket.bitcast(Float32), epoch.bitcast(Float32))
             if const_expr(s.cluster_n > 1):
                 for peer in cutlass.range_constexpr(s.cluster_n):
@@ -122,8 +148,8 @@ class Ranks:
         """Count this cluster out; the last one of all begins the next epoch."""
         if (cute.arch.thread_idx()[0] == 0) & (launch.rank == 0):
             last = cute.arch.grid_dim()[0] - 1
-            if self.count_up(self.word(launch, DONE), last) == last:
-                cute.arch.store(self.word(launch, EPOCH), turns.epoch, sem="relaxed", scope="gpu")
+            if self.count_up(self.word(launch.numbers, DONE), last) == last:
+                cute.arch.store(self.word(launch.numbers, EPOCH), turns.epoch, sem="relaxed", scope="gpu")
 
     def place(self, row: Row, turns: Turns, peer: Int32) -> Int64:
         """Where in a workspace the state of a row lies that a CTA pushes: `peer` counts those of all ranks."""
@@ -186,10 +212,10 @@ class Ranks:
             now = cute.arch.globaltimer()
             began = select(began == 0, now, began)
             missing = self.look(row, turns, Boolean(True), rP)
-            failed = cute.arch.load(self.word(launch, FAILED), Int32, sem="relaxed", scope="gpu")
+            failed = cute.arch.load(self.word(launch.numbers, FAILED), Int32, sem="relaxed", scope="gpu")
             waited = select(failed != 0, patience, now - began)
         if missing:
-            self.give_up(launch)
+            self.give_up(launch.numbers)
         op = self.operator(math)
         exists = row.inside & (lane < Int32(launch.numbers["ranks"]) * self.spec.cluster_n)
         nothing = [Float32(number) for number in op.identity]
@@ -201,8 +227,8 @@ class Ranks:
         return op.lanes(tuple(state), WARP)
 
     @cute.jit
-    def give_up(self, launch: Launch):
+    def give_up(self, numbers: dict[str, Int64]):
         """Let the others of this rank not wait any longer, and the host know."""
-        cute.arch.store(self.word(launch, FAILED), Int32(1), sem="relaxed", scope="gpu")
-        alarm = global_pointer(Int32, launch.numbers["alarm"], 0, 4)
+        cute.arch.store(self.word(numbers, FAILED), Int32(1), sem="relaxed", scope="gpu")
+        alarm = global_pointer(Int32, numbers["alarm"], 0, 4)
         cute.arch.store(alarm, Int32(1), sem="relaxed", scope="sys")

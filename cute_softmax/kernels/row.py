@@ -12,7 +12,7 @@ gX partitioned by X's tiled copy, tXsX and tXcX likewise. `row_work` has the coo
 what is loaded and stored by the element.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import cutlass
@@ -116,6 +116,12 @@ class RowKernel:
             preferred_smem_carveout=-1 if const_expr(s.min_blocks > 1) else None,
         )
 
+    def apart(self, operands: tuple) -> tuple[list[Int64], dict[str, Int64], list[Int64]]:
+        """(sizes of modes, numbers of the prologue by name, addresses and strides), see `__call__`."""
+        sizes, rest, names = self.spec.kept_modes - 1, [*operands], self.spec.prologue.numbers
+        numbers, behind = rest[sizes : sizes + len(names)], rest[sizes + len(names) :]
+        return rest[:sizes], dict(zip(names, numbers, strict=True)), behind
+
     @cute.kernel
     def kernel(self, rows: Int64, columns: Int32, evict_last: Int32, operands: tuple):
         s = self.spec
@@ -160,8 +166,7 @@ class RowKernel:
                 cute.arch.cluster_arrive_relaxed()
 
         # Tensors, behind the sizes of modes and the prologue's numbers.
-        sizes, rest = operands[: s.kept_modes - 1], operands[s.kept_modes - 1 :]
-        names = s.prologue.numbers
+        sizes, numbers, addresses = self.apart(operands)
         share = share_of(s, columns)
         launch = Launch(
             spec=s,
@@ -172,8 +177,8 @@ class RowKernel:
             rank=rank,
             lane=tidx % s.threads_per_row,
             sizes=sizes,
-            numbers=dict(zip(names, rest[: len(names)], strict=True)),
-            mX=global_tensors(self.dtypes, rest[len(names) :], s.kept_modes),
+            numbers=numbers,
+            mX=global_tensors(self.dtypes, addresses, s.kept_modes),
             tXcX=tXcX,
             policy=read_policy(evict_last),
             zero=evict_last >> 1,
@@ -264,16 +269,21 @@ class RowKernel:
         cute.arch.cp_async_commit_group()
 
     @cute.jit
-    def pad(self, launch: Launch, tile: Int64):
-        """Fill slots of what stays in shared memory that no vector comes to, so that no pass asks which they are."""
+    def pad(self, launch: Launch, tile: Int64, places: cutlass.Constexpr[int] = 1):
+        """Fill slots of what stays in shared memory that no vector comes to, so that no pass asks which they are.
+
+        places: for rows in shared memory.
+        """
         s = self.spec
         for m in cutlass.range_constexpr(s.rows_per_thread):
             row = row_of(launch, tile, m)
+            held = [replace(row, place=place) for place in range(places)]
             if not (row.inside & reads(row, s.steps - 1)):
                 for k in cutlass.range_constexpr(s.steps):
                     if not (row.inside & reads(row, k)):
                         for i in [i for i in self.staged if s.staging[i] == "shared"]:
-                            cute.autovec_copy(self.padded(i), self.slot(row, i, k))
+                            for place in cutlass.range_constexpr(places):
+                                cute.autovec_copy(self.padded(i), self.slot(held[place], i, k))
 
     @cute.jit
     def tile(self, launch: Launch, tile: Int64, turn: Int32, known: list | None):
@@ -475,6 +485,9 @@ class RowKernel:
             for k in cutlass.range_constexpr(self.spec.steps):
                 tXrY = vectors.rX[i][(None, m), 0, k]
                 pack(result, tXrY)
-                if vectors.pR[m] & writes(row, k, vectors.pX[m, 0, k]):
+                exists = vectors.pR[m] & writes(row, k, vectors.pX[m, 0, k])
+                if const_expr(self.spec.ring):
+                    store(tXrY, tXgY[None, k], exists=exists)
+                elif exists:
                     store(tXrY, tXgY[None, k])
             self.scalars.store_edges(row, i, result, edges)

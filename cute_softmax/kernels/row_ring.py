@@ -4,9 +4,11 @@ states go to the other ranks and come from there.
     load the first tiles -> for each tile: reduce; finish an older one, load another in its place; push the tile's state
 """
 
+from dataclasses import replace
+
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Int64, const_expr
+from cutlass import Boolean, Int32, Int64, const_expr
 
 from ..plan import RowClass
 from .common import reduce
@@ -28,7 +30,26 @@ class RingKernel(RowKernel):
     def __init__(self, spec: RowClass, math: RowMath):
         super().__init__(spec, math)
         self.ranks = Ranks(spec, math)
-        self.asks = True  # in the places of a ring other rows have been
+        self.asks = spec.edges  # where a thread's vectors differ from row to row
+
+    @cute.jit
+    def __call__(
+        self,
+        stream,
+        rows: Int64,
+        columns: Int32,
+        ctas: Int32,
+        evict_last: Int32,
+        *operands: Int64,
+    ):
+        """Launch, as any row kernel, when all ranks have come to it."""
+        self.rendezvous(operands).launch(grid=[1, 1, 1], block=[reduce.WARP, 1, 1], stream=stream)
+        RowKernel.__call__(self, stream, rows, columns, ctas, evict_last, *operands)
+
+    @cute.kernel
+    def rendezvous(self, operands: tuple):
+        _, numbers, _ = self.apart(operands)
+        self.ranks.rendezvous(numbers)
 
     def slot(self, row: Row, i: int, k: int) -> cute.Tensor:
         """tXsX: this thread's vector k of staged input i in the row's place."""
@@ -42,32 +63,35 @@ class RingKernel(RowKernel):
         becomes of the other row. Of the first and the last turns one of the two does not exist.
         """
         s = self.spec
+        launch = replace(launch, rows=Int32(launch.rows))  # launches are of few rows, see `Turns.tile`
         sT = smem.allocate_tensor(Int64, cute.make_layout((1, 1)), byte_alignment=8)
         turns = self.ranks.begin(launch, sT, smem.allocate_array(Int64, num_elems=1))
         for turn in cutlass.range_constexpr(s.ahead):
             self.prefetch(launch, turns.tile(Int32(turn)), 0, s.steps, Int32(turn))
+        if const_expr(not self.asks):
+            self.pad(launch, turns.tile(Int32(0)), s.ring)
         first = self.row_of_turn(launch, turns, Int32(0))
         known = self.scalars.of_group(first)
-        of_older = self.scalars.of_group(self.row_of_turn(launch, turns, Int32(-s.lag)))
-        score = self.score(first, known)
+        of_older = self.scalars.loaded(self.row_of_turn(launch, turns, Int32(-s.lag)))
+        target = self.target(first, known)
         seen = self.ranks.unseen()
         for turn in cutlass.range(turns.count + s.lag, unroll=1):
             row, older = self.row_of_turn(launch, turns, turn), self.row_of_turn(launch, turns, turn - s.lag)
             coming = self.row_of_turn(launch, turns, turn + 1)
             next_older = self.row_of_turn(launch, turns, turn + 1 - s.lag)
-            held = self.hold([older], [of_older])
+            held = self.hold([older], [self.scalars.known(launch, of_older)])
             math = self.math.for_row(held.values[0])
             if const_expr(s.lag > 1):
                 whole = self.ranks.gather(older, turns, math, seen)
 
             # Behind the one loop: in front of it the compiler would wait for them.
-            of_coming, of_older = self.scalars.of_group(coming), self.scalars.of_group(next_older)
+            of_coming, of_older = self.scalars.loaded(coming), self.scalars.loaded(next_older)
             cute.arch.cp_async_wait_group(s.ahead - 1)
             (values,) = self.hold([row], [known]).values
             own = self.math.for_row(values)
             state, _ = own.partial(0, values, [], reduce.WARP)
             if const_expr(s.lag == 1):  # the others wait for it now, as this rank does for theirs
-                self.push(row, turns, turn, own, state, score)
+                self.push(row, turns, turn, own, state, target)
                 whole = self.ranks.gather(older, turns, math, seen)
             # As late as it is there when the next turn begins: most states have come by then.
             ahead = self.ranks.unseen()
@@ -75,10 +99,11 @@ class RingKernel(RowKernel):
             self.finish_with(older, held, math, whole)
             self.prefetch(launch, turns.tile(turn + s.ahead), 0, s.steps, (turn + s.ahead) % s.ring)
             if const_expr(s.lag > 1):
-                self.push(row, turns, turn, own, state, score)
+                self.push(row, turns, turn, own, state, target)
 
             seen.store(ahead.load())
-            known, score = of_coming, self.score(coming, of_coming)
+            known = self.scalars.known(launch, of_coming)
+            target = self.target(coming, known)
         self.ranks.end(launch, turns)
 
     def row_of_turn(self, launch: Launch, turns: Turns, turn: Int32) -> Row:
@@ -86,16 +111,17 @@ class RingKernel(RowKernel):
         tile = select(turn >= 0, turns.tile(turn), launch.rows)
         return row_of(launch, tile, 0, (turn + self.spec.ring) % self.spec.ring)
 
-    def score(self, row: Row, known: list) -> tuple[Float32, ...]:
-        """The score of a row's target, if rows have one. known: `of_group`."""
+    def target(self, row: Row, known: list) -> tuple:
+        """`Scalars.target` of a row, if rows have one. known: `of_group`."""
         if not self.scalars.marks:
             return ()
-        return (self.scalars.score(row, known[self.scalars.group_names.index("index")]),)
+        return self.scalars.target(row, known[self.scalars.group_names.index("index")])
 
-    def push(self, row: Row, turns: Turns, turn: Int32, math: RowMath, state: tuple, score: tuple):
+    def push(self, row: Row, turns: Turns, turn: Int32, math: RowMath, state: tuple, target: tuple):
         """Push the state of this CTA's share of a row to all ranks, and the score of its target, if there is one."""
         if self.spec.exchanges:
             state = self.exchange(row.launch.shared, 0, math.whole, state, turn)
+        score = (self.scalars.score(row, *target),) if target else ()
         self.ranks.publish(row, turns, (*state, *score))
 
     def finish_with(self, row: Row, held: Held, math: RowMath, state: tuple):

@@ -9,7 +9,7 @@ from cutlass import Boolean, Float32, Int32, Int64, const_expr
 
 from ..plan import RowClass
 from .common.copy import DTYPES, load_if
-from .common.index import dot, select
+from .common.index import dot, select, wide
 from .common.online import capped, rounded_product
 from .maths.maths import RowMath
 from .maths.scores import NOTHING, floats
@@ -100,15 +100,22 @@ class Scalars:
         return [self.of_group(row_of(launch, tile, m)) for m in range(self.spec.rows_per_thread)]
 
     def of_group(self, row: Row) -> list:
-        """What the tensors of one element per group have for a row; of an index that no element has, -1."""
-        launch, found = row.launch, []
-        for name in self.group_names:
-            value = self.one(row, self.group_inputs[name], launch.lane * launch.zero)
-            if name == "index":
-                found.append(self.column(launch, value))
-            else:
-                found.append(value.to(Float32))
-        return found
+        """What the tensors of one element per group have for a row, as the math takes it."""
+        return self.known(row.launch, self.loaded(row))
+
+    def loaded(self, row: Row) -> list:
+        """The elements themselves. Who keeps these, and asks for what is `known` later, does not wait for them."""
+        launch = row.launch
+        return [
+            self.one(row, self.group_inputs[name], launch.lane * launch.zero) for name in self.group_names
+        ]
+
+    def known(self, launch: Launch, loaded: list) -> list:
+        """Numbers in float32; of an index the column, `absent` where no element has it."""
+        return [
+            self.column(launch, value) if name == "index" else value.to(Float32)
+            for name, value in zip(self.group_names, loaded, strict=True)
+        ]
 
     def column(self, launch: Launch, index: Int64) -> Int32:
         """Where an index of a row lies in it."""
@@ -160,19 +167,25 @@ class Scalars:
 
     def score_at(self, row: Row, wanted: Boolean, column: Int32) -> Float32:
         """The score of a column of a row, in threads that want it."""
-        launch = row.launch
-        score = load_if(wanted, self.element(row, 0, column)).to(Float32)
+        return self.score_of(row, load_if(wanted, self.element(row, 0, column)))
+
+    def score_of(self, row: Row, element: cutlass.Numeric) -> Float32:
+        """The score of an element of a row."""
+        launch, score = row.launch, element.to(Float32)
         if self.spec.prologue.scale:
             score = rounded_product(score, self.numbers(launch, self.of_group(row))["scale"])
         if self.spec.prologue.softcap:
             score = capped(score, self.numbers(launch, self.of_group(row))["softcap"])
         return score
 
-    def score(self, row: Row, target: Int32) -> Float32:
-        """The score of the target, -inf where it is not in this rank's slice."""
-        here = row.inside & (target >= 0)
-        score = self.score_at(row, here, select(here, target, Int32(0)))
-        return select(here, score, Float32(NOTHING))
+    def target(self, row: Row, column: Int32) -> tuple[cutlass.Numeric, Boolean]:
+        """The element of the target, loaded and not yet looked at, and whether it is in this rank's slice."""
+        here = row.inside & (column >= 0)
+        return load_if(here, self.element(row, 0, select(here, column, Int32(0)))), here
+
+    def score(self, row: Row, element: cutlass.Numeric, here: Boolean) -> Float32:
+        """The score of the `target`, -inf where it is not in this rank's slice."""
+        return select(here, self.score_of(row, element), Float32(NOTHING))
 
     def index(self, row: Row) -> cute.Tensor:
         """gX: the index of a row."""
@@ -224,5 +237,5 @@ class Scalars:
             Int32(row.launch.numbers["size"]) if const_expr(self.spec.prologue.ranks) else row.launch.columns
         )
         if wrong:
-            cute.printf(INDEX_ERROR.format(function), index, row.index, size)
+            cute.printf(INDEX_ERROR.format(function), index, wide(row.index), size)
             cute.arch.inline_ptx("trap;")

@@ -53,14 +53,16 @@ def resources(row_class: RowClass) -> Resources:
 
 
 def registers_of(build: Callable[[str], Any]) -> tuple[int, int]:
-    """Registers and bytes of stack per thread of what `build`, given options of the compiler, compiles."""
+    """Registers and bytes of stack per thread of what `build`, given options of the compiler, compiles: of several
+    kernels, those of the one that takes the most."""
     tool = cuobjdump()
     with tempfile.TemporaryDirectory() as folder:
         compiled = build(f"--keep-cubin --dump-dir={folder}")
         cubin = Path(folder, "kernel.cubin")
         cubin.write_bytes(compiled.artifacts.CUBIN)
         told = subprocess.run([tool, "-res-usage", cubin], capture_output=True, text=True, check=True)
-    found = re.search(r"REG:(\d+) STACK:(\d+)", told.stdout + told.stderr)
-    if found is None:
+    found = re.findall(r"REG:(\d+) STACK:(\d+)", told.stdout + told.stderr)
+    if not found:
         raise RuntimeError(f"cuobjdump named no resources: {told.stdout}{told.stderr}")
-    return int(found[1]), int(found[2])
+    registers, stack = max((int(registers), int(stack)) for registers, stack in found)
+    return registers, stack
