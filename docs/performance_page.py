@@ -14,7 +14,7 @@ from pathlib import Path
 from committed import table
 
 from benchmarks import console, report, results, step
-from benchmarks.cases import FEW_ROWS, PEERS
+from benchmarks.cases import FEW_ROWS, PEERS, TRL
 from benchmarks.map_cells import SLICES
 
 HERE = Path(__file__).resolve().parent
@@ -48,6 +48,7 @@ SOURCES = (
     ("cutlass-dsl", "cutlass_dsl"),
     ("Liger", "liger"),
     ("QuACK", "quack"),
+    ("TRL", "trl"),
     ("cuDNN", "cudnn"),
 )
 
@@ -179,7 +180,8 @@ def peers_ahead() -> str:
     by_peer = ", ".join(
         f"{name} {count}" for name, count in Counter(lost.peer for lost in every_lost).most_common()
     )
-    said = f"{len(every_lost)} of {cells} cells: {by_peer}. {measured_beside(*compared)}"
+    beside = measured_beside(*compared, peers=(*PEERS, *TRL))
+    said = f"{len(every_lost)} of {cells} cells: {by_peer}. {beside}"
     rows = [
         [
             f"{lost.gpu}, {lost.suite}",
