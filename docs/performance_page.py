@@ -357,7 +357,7 @@ def reasons() -> str:
 
 
 def steps() -> str:
-    """A decoder's training step under torch and accelerated, where it was measured."""
+    """A decoder's training step under torch, accelerated and patched, where it was measured."""
     rows, sources = [], []
     for path in sorted(results.FOLDER.glob(f"*/checks/{step.NAME}.json")):
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -366,18 +366,9 @@ def steps() -> str:
             f"{h['gpu']}, {h['date'][:10]}, `{h['command']}`; torch {h['torch']}, driver {h['driver']}."
         )
         for entry in found["rows"]:
-            plain, ours = entry["torch"], entry["accelerated"]
-            rows.append(
-                [
-                    f"{h['gpu'].removeprefix('NVIDIA ').split()[0]}: {entry['label']}",
-                    f"{plain['ms']:.1f}",
-                    f"{ours['ms']:.1f}",
-                    f"{plain['ms'] / ours['ms']:.2f}",
-                    f"{plain['peak_bytes'] / 1e9:.2f}",
-                    f"{ours['peak_bytes'] / 1e9:.2f}",
-                ]
-            )
-    head = ["step", "torch, ms", "accelerated, ms", "times as fast", "torch, GB", "accelerated, GB"]
+            gpu = h["gpu"].removeprefix("NVIDIA ").split()[0]
+            rows.append([f"{gpu}: {entry['label']}", *(step.shown(entry, name) for name in step.WAYS)])
+    head = ["step", "torch", "`accelerate()`", "`patch_transformers(model)`"]
     measured = "\n\n".join([table(head, rows), *sources])
     return measured if rows else f"No results file is committed yet: `{step.COMMAND}` writes one."
 
