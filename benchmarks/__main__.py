@@ -24,11 +24,11 @@ from pathlib import Path
 from layouts.arguments import Parser
 
 from . import console, report, results
-from .cases import ITEM_BYTES, LADDER, PROVIDERS, TRL_FORM, Suite, labels, parse_shape
+from .cases import ITEM_BYTES, LADDER, PROVIDERS, TRL, Suite, labels, parse_shape
 from .suites import SUITES
 
 _COMMANDS = ("map", "tune", "bits", "sharded", "table", "plot", "check")
-_EVERY = (*PROVIDERS, TRL_FORM, *LADDER)
+_EVERY = (*PROVIDERS, *TRL, *LADDER)
 LISTED = 8  # cases of a suite that the list names
 
 

@@ -170,8 +170,8 @@ NAIVE, RUNGS = "naive", tuple(f"rung{i}" for i in range(1, 8))
 LADDER = (NAIVE, *RUNGS)
 # The yardstick ("copy") is no peer, and neither are we.
 PEERS = tuple(p for p in PROVIDERS if p not in ("cute_softmax", "copy"))
-# A peer's form of one operation, written anew from its description: see `fused`.
-TRL_FORM = "trl-form"
+# Peers of one operation: TRL's own kernel, and its form written anew from its description, see `fused`.
+TRL = ("trl", "trl-form")
 # Modes of softmax_matmul: columns of the values, and whether it is causal, or made of row statistics and a product.
 DEPTH, AND_CAUSAL, TWO_STEPS = "D = ", ", causal", ", statistics first"
 FEW_ROWS = 64

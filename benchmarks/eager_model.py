@@ -33,6 +33,12 @@ def eager_attention_forward(
     return torch.matmul(weights, value).transpose(1, 2).contiguous()
 
 
+def causal_lm_loss(logits: torch.Tensor, labels: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """Of float32 logits; token t + 1 is the target of position t."""
+    targets = nn.functional.pad(labels, (0, 1), value=-100)[..., 1:]
+    return nn.functional.cross_entropy(logits.float().view(-1, vocab_size), targets.reshape(-1))
+
+
 class Attention(nn.Module):
     def __init__(self, config: Config):
         super().__init__()
@@ -65,7 +71,10 @@ class Layer(nn.Module):
 
 
 class Model(nn.Module):
-    """``forward(input_ids, labels)`` gives the loss of the next token."""
+    """``forward(input_ids, labels)`` gives the loss of the next token; both are the tokens themselves."""
+
+    loss_type = "ForCausalLM"
+    loss_function = staticmethod(causal_lm_loss)
 
     def __init__(self, config: Config):
         super().__init__()
@@ -82,15 +91,15 @@ class Model(nn.Module):
         for layer in self.layers:
             hidden_states = layer(hidden_states, mask)
         logits = self.lm_head(self.norm(hidden_states))
-        return nn.functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+        return self.loss_function(logits, labels, logits.shape[-1])
 
 
 def made(config: Config, device: str, dtype: torch.dtype) -> tuple[Model, torch.Tensor, torch.Tensor]:
     """(model, input_ids, labels), the same each time."""
     torch.manual_seed(0)
     model = Model(config).to(device, dtype)
-    tokens = torch.randint(config.vocabulary, (config.batch, config.length + 1)).to(device)
-    return model, tokens[:, :-1], tokens[:, 1:]
+    tokens = torch.randint(config.vocabulary, (config.batch, config.length)).to(device)
+    return model, tokens, tokens
 
 
 def step(

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from . import map_plot
-from .cases import LADDER, TRL_FORM, Case
+from .cases import LADDER, Case
 from .map_cells import SLICES
 from .report import is_timed, providers_of, suite_title, with_version
 from .results import Key, Results, Row, cells
@@ -27,7 +27,8 @@ _STYLE: dict[str, dict[str, str]] = {
     "liger": {"color": "#009E73", "marker": "D"},
     "quack": {"color": "#CC79A7", "marker": "v"},
     "cudnn": {"color": "#E69F00", "marker": "P"},
-    TRL_FORM: {"color": "#F0E442", "marker": "X"},
+    "trl": {"color": "#999933", "marker": "*"},
+    "trl-form": {"color": "#F0E442", "marker": "X"},
     # The ladder, from light to dark, each rung with its number.
     **{
         name: {"color": f"#{shade:02x}{shade // 2:02x}{min(shade + 48, 255):02x}", "marker": f"${i}$"}

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from . import cudnn, information, losses, masked, routers, selective
-from .cases import AND_CAUSAL, INVARIANT, ITEM_BYTES, LADDER, STREAMS, TRANSPOSED, TRL_FORM, TWO_STEPS, Case
+from .cases import AND_CAUSAL, INVARIANT, ITEM_BYTES, LADDER, STREAMS, TRANSPOSED, TWO_STEPS, Case
 from .copies import Call, Copy
 from .gradients import Backward
 from .information import Informed
@@ -404,14 +404,29 @@ class Cudnn:
         return self._ways(case, cudnn.softmax_backward)
 
 
-class TrlForm:
-    """The fused form that TRL has of log-probabilities and entropies, written anew: see `fused`."""
+class Trl:
+    """TRL's kernel of log-probabilities and entropies, which `trl.trainer.utils` calls for CUDA tensors."""
+
+    def _both(self) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        # The kernels need transformers and Triton, the trainers much else.
+        from trl.kernels import selective_log_softmax_and_entropy
+
+        return selective_log_softmax_and_entropy
 
     def selective_log_softmax(self, case: Case) -> Call:
-        return selective.forward(selective.fused(case))
+        return selective.forward(selective.fused(case, self._both()))
 
     def selective_gradient(self, case: Case) -> Call:
-        return selective.gradient(selective.fused(case))
+        return selective.gradient(selective.fused(case, self._both()))
+
+
+class TrlForm(Trl):
+    """The same form written anew: see `fused`."""
+
+    def _both(self) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        from .fused import selective_log_softmax_and_entropy
+
+        return selective_log_softmax_and_entropy
 
 
 class Rung:
@@ -436,7 +451,8 @@ REGISTRY: dict[str, object] = {
     "liger": Liger(),
     "quack": Quack(),
     "cudnn": Cudnn(),
-    TRL_FORM: TrlForm(),
+    "trl": Trl(),
+    "trl-form": TrlForm(),
     **{name: Rung(number) for number, name in enumerate(LADDER)},
 }
 

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 
-from .cases import PEERS, PROVIDERS, TRL_FORM, labels
+from .cases import PEERS, PROVIDERS, TRL, labels
 from .console import Table
 from .results import Results, Row, cells, key_of
 from .suites import SUITES
@@ -28,7 +28,7 @@ def is_timed(method: str) -> bool:
     return method in (*_HOST, "graph-warm")
 
 
-_VERSIONS = {"torch": "torch", "torch.compile": "torch", "liger": "liger", "quack": "quack"}
+_VERSIONS = {"torch": "torch", "torch.compile": "torch", "liger": "liger", "quack": "quack", "trl": "trl"}
 
 
 def with_version(provider: str, header: dict) -> str:
@@ -44,7 +44,7 @@ def geometric_mean(values: Sequence[float]) -> float:
 
 def best_peer(cell: dict[str, Row]) -> str | None:
     """The fastest provider of a cell that is neither the copy nor ours."""
-    peers = [p for p in (*PEERS, TRL_FORM) if "us" in cell.get(p, {})]
+    peers = [p for p in (*PEERS, *TRL) if "us" in cell.get(p, {})]
     return min(peers, key=lambda p: cell[p]["us"]) if peers else None
 
 

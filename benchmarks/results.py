@@ -199,6 +199,7 @@ def make_header(argv: Sequence[str]) -> dict[str, Any]:
         "triton": _version("triton"),
         "liger": _version("liger-kernel"),
         "quack": _version("quack-kernels"),
+        "trl": _version("trl"),
         "cudnn": cudnn,
     }
 

@@ -44,12 +44,11 @@ def ours(case: Case) -> Numbers:
     return selective_log_softmax
 
 
-def fused(case: Case) -> Numbers:
-    """The form of `fused`, rounded as the others' results are."""
-    from .fused import selective_log_softmax_and_entropy
+def fused(case: Case, both: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Numbers:
+    """By a function that gives log-probabilities and entropies in float32, rounded as the others' results are."""
 
     def numbers(logits: Tensor, tokens: Tensor) -> Tensor:
-        found, entropy = selective_log_softmax_and_entropy(logits, tokens)
+        found, entropy = both(logits, tokens)
         return (found + entropy if case.mode == WITH_ENTROPY else found).to(logits.dtype)
 
     return numbers

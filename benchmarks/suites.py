@@ -34,7 +34,7 @@ from .cases import (
     SMOOTHED,
     TO,
     TRANSPOSED,
-    TRL_FORM,
+    TRL,
     TWO_STEPS,
     WARM_STORE,
     WITH_ENTROPY,
@@ -270,7 +270,7 @@ SUITES: dict[str, Suite] = {
                     for case in _cases(op, (4096, 151936), (8192, 32768), (512, 151936))
                 ),
             ),
-            ("cute_softmax", "copy", "torch", "torch.compile", TRL_FORM),
+            ("cute_softmax", "copy", "torch", "torch.compile", *TRL),
         ),
         Suite(
             "information",

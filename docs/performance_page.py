@@ -14,7 +14,7 @@ from pathlib import Path
 from committed import table
 
 from benchmarks import console, report, results, step
-from benchmarks.cases import FEW_ROWS, PEERS
+from benchmarks.cases import FEW_ROWS, PEERS, TRL
 from benchmarks.map_cells import SLICES
 
 HERE = Path(__file__).resolve().parent
@@ -48,6 +48,7 @@ SOURCES = (
     ("cutlass-dsl", "cutlass_dsl"),
     ("Liger", "liger"),
     ("QuACK", "quack"),
+    ("TRL", "trl"),
     ("cuDNN", "cudnn"),
 )
 
@@ -179,7 +180,8 @@ def peers_ahead() -> str:
     by_peer = ", ".join(
         f"{name} {count}" for name, count in Counter(lost.peer for lost in every_lost).most_common()
     )
-    said = f"{len(every_lost)} of {cells} cells: {by_peer}. {measured_beside(*compared)}"
+    beside = measured_beside(*compared, peers=(*PEERS, *TRL))
+    said = f"{len(every_lost)} of {cells} cells: {by_peer}. {beside}"
     rows = [
         [
             f"{lost.gpu}, {lost.suite}",
@@ -355,7 +357,7 @@ def reasons() -> str:
 
 
 def steps() -> str:
-    """A decoder's training step under torch and accelerated, where it was measured."""
+    """A decoder's training step under torch, accelerated and patched, where it was measured."""
     rows, sources = [], []
     for path in sorted(results.FOLDER.glob(f"*/checks/{step.NAME}.json")):
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -364,18 +366,9 @@ def steps() -> str:
             f"{h['gpu']}, {h['date'][:10]}, `{h['command']}`; torch {h['torch']}, driver {h['driver']}."
         )
         for entry in found["rows"]:
-            plain, ours = entry["torch"], entry["accelerated"]
-            rows.append(
-                [
-                    f"{h['gpu'].removeprefix('NVIDIA ').split()[0]}: {entry['label']}",
-                    f"{plain['ms']:.1f}",
-                    f"{ours['ms']:.1f}",
-                    f"{plain['ms'] / ours['ms']:.2f}",
-                    f"{plain['peak_bytes'] / 1e9:.2f}",
-                    f"{ours['peak_bytes'] / 1e9:.2f}",
-                ]
-            )
-    head = ["step", "torch, ms", "accelerated, ms", "times as fast", "torch, GB", "accelerated, GB"]
+            gpu = h["gpu"].removeprefix("NVIDIA ").split()[0]
+            rows.append([f"{gpu}: {entry['label']}", *(step.shown(entry, name) for name in step.WAYS)])
+    head = ["step", "torch", "`accelerate()`", "`patch_transformers(model)`"]
     measured = "\n\n".join([table(head, rows), *sources])
     return measured if rows else f"No results file is committed yet: `{step.COMMAND}` writes one."
 

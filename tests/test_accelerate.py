@@ -11,7 +11,7 @@ import torch
 from checking import example
 from remembered import forget_forms
 
-from benchmarks import eager_model
+from benchmarks import eager_model, step
 from cute_softmax import accelerate, accelerated, restore
 from cute_softmax.acceleration import operators, originals
 from cute_softmax.runtime import launch
@@ -204,25 +204,32 @@ def test_restore_ends_losses_too(kernels):
     assert torch.nn.functional.cross_entropy is original
 
 
-def test_a_model_with_eager_attention(kernels):
+@pytest.mark.parametrize("way", step.WAYS[1:])
+def test_a_model_with_eager_attention(kernels, way):
     """Unmodified, forward and backward: every softmax of it is ours, and loss and gradients stay."""
     for dtype, unit in ((torch.float32, 1e-6), (torch.bfloat16, 1e-2)):
         given = eager_model.made(eager_model.SMALL, "cpu", dtype)
         loss, gradients = eager_model.step(*given)
         gradients = {name: g.clone() for name, g in gradients.items()}
-        with accelerate() as acceleration:
+        before = len(kernels)
+        with step.ways_of(given[0])[way]():
             ours, of_ours = eager_model.step(*given)
+            report = accelerated()
         assert abs(ours - loss) <= unit * loss
         for name, g in gradients.items():
             assert (of_ours[name] - g).norm() <= 10 * unit * g.norm(), name
-        report = acceleration.report()
         assert not report.handed_on
-        assert report.served == {
-            "aten::_log_softmax": 1,
-            "aten::_log_softmax_backward_data": 1,
+        attention = {
             "aten::_softmax": eager_model.SMALL.layers,
             "aten::_softmax_backward_data": eager_model.SMALL.layers,
         }
+        loss_calls = {"aten::_log_softmax": 1, "aten::_log_softmax_backward_data": 1}
+        words = (eager_model.SMALL.vocabulary,)
+        rows = {n.dtypes[0] for n in kernels[before:] if getattr(n, "shape", ())[-1:] == words}
+        if way == "accelerated":
+            assert report.served == loss_calls | attention and rows == {torch.float32}
+        else:
+            assert report.served == attention and rows == {dtype}, "the logits as they are"
 
 
 def test_expanded_gradients_and_transposed_inputs_are_laid_out_first(kernels):

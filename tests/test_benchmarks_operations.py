@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
+
 import pytest
 import torch
 
-from benchmarks import gradients, information, losses, masked, operations, providers, routers, selective
+from benchmarks import (
+    gradients,
+    information,
+    losses,
+    masked,
+    operations,
+    providers,
+    report,
+    results,
+    routers,
+    selective,
+)
 from benchmarks.cases import (
     AND_CAUSAL,
     BATCH_MASK,
@@ -23,7 +37,7 @@ from benchmarks.cases import (
     SLICE,
     SMOOTHED,
     TRANSPOSED,
-    TRL_FORM,
+    TRL,
     WITH_ENTROPY,
     Case,
 )
@@ -331,7 +345,7 @@ def test_peers_refuse_what_they_cannot_do(name, case, reason):
 
 
 def test_every_provider_is_registered_and_refuses_what_it_has_not():
-    assert tuple(providers.REGISTRY) == (*PROVIDERS, TRL_FORM, *LADDER)
+    assert tuple(providers.REGISTRY) == (*PROVIDERS, *TRL, *LADDER)
     with pytest.raises(providers.Refusal, match="has no entry"):
         providers.build("copy", "entry", Case("softmax", (4, 5)))
     with pytest.raises(providers.Refusal, match="one dimension"):
@@ -363,10 +377,20 @@ def test_the_fastest_way_is_kept(monkeypatch):
         providers.Fastest({"fails": fails})(1)
 
 
+def written_as_trl(logits, index):
+    """What TRL's kernel returns."""
+    every = torch.log_softmax(logits.float(), -1)
+    return every.gather(-1, index.unsqueeze(-1)).squeeze(-1), -(every.exp() * every).sum(-1)
+
+
 @pytest.mark.parametrize("op", ["selective_log_softmax", "selective_gradient"])
 @pytest.mark.parametrize("mode", ["", WITH_ENTROPY])
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-def test_chosen_tokens(op, mode, dtype):
+def test_chosen_tokens(op, mode, dtype, monkeypatch):
+    kernels = ModuleType("trl.kernels")
+    kernels.selective_log_softmax_and_entropy = written_as_trl
+    for name, module in (("trl", ModuleType("trl")), ("trl.kernels", kernels)):
+        monkeypatch.setitem(sys.modules, name, module)
     case = Case(op, (40, 300), dtype, mode=mode)
     operation = operations.OPERATIONS[op]
     inputs = operation.inputs(case, CPU)
@@ -391,10 +415,18 @@ def test_chosen_tokens(op, mode, dtype):
     for mutant in (*mutants.values(), torch.zeros_like(right), right.roll(1, 0)):
         with pytest.raises(operations.WrongResult, match="wrong result"):
             operation.check(case, inputs, mutant.to(logits.dtype))
-    for name in ("cute_softmax", "torch"):
+    for name in ("cute_softmax", "torch", "trl"):
         call = providers.build(name, op, case)
         assert operation.check(case, inputs, call(*inputs)) <= operations.TOLERANCE[dtype]
     assert providers.build("copy", op, case)(*inputs).shape == case.output_shape
+
+
+def test_without_trl_its_kernel_is_absent(monkeypatch):
+    monkeypatch.setitem(sys.modules, "trl", None)
+    with pytest.raises(ModuleNotFoundError) as refused:
+        providers.build("trl", "selective_gradient", Case("selective_gradient", (4, 5)))
+    error = results.describe(refused.value)
+    assert "trl" in error and report.failure_word(error) == "absent"
 
 
 @pytest.mark.parametrize("op", ["entropy", "kl_div", "topk_log_softmax"])

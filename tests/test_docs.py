@@ -191,9 +191,11 @@ def test_steps_become_a_table(monkeypatch, tmp_path):
     (tmp_path / "h100" / "checks").mkdir(parents=True)
     way = {"ms": 20.0, "peak_bytes": 3e9, "loss": 1.0}
     header = dict.fromkeys(results.HEADER_KEYS, "x") | {"gpu": "NVIDIA H100 80GB"}
-    found = {"header": header, "rows": [{"label": "small", "torch": way | {"ms": 25.0}, "accelerated": way}]}
+    ways = {"torch": way | {"ms": 25.0}, "accelerated": way, "patched": way | {"ms": 12.5, "peak_bytes": 2e9}}
+    found = {"header": header, "rows": [{"label": "small"} | ways]}
     (tmp_path / "h100" / "checks" / f"{step.NAME}.json").write_text(json.dumps(found))
-    assert "| H100: small | 25.0 | 20.0 | 1.25 | 3.00 | 3.00 |" in performance_page.steps()
+    line = "25.0 ms, 3.00 GB | 20.0 ms (1.25 times as fast), 3.00 GB | 12.5 ms (2.00 times as fast), 2.00 GB"
+    assert f"| H100: small | {line} |" in performance_page.steps()
 
 
 def test_heat_maps_are_shown_where_they_are_drawn(monkeypatch, tmp_path):
