@@ -38,7 +38,7 @@ from .common.copy import (
 from .common.index import dot
 from .maths.maths import RowMath
 from .maths.scores import Given
-from .row_scalars import Edges, Scalars
+from .row_scalars import Chosen, Edges, Scalars
 from .row_work import Launch, Row, Shared, count, following, reads, row_of, share_of, writes
 
 
@@ -325,16 +325,20 @@ class RowKernel:
         """Store what becomes of rows whose states are whole. chosen: of each row what its index chooses; kept: what the
         thread has kept of each for its math."""
         for m in cutlass.range_constexpr(len(rows)):
-            results = maths[m].finish(held.values[m], kept[m], states[m])
-            self.store(rows[m], results, held.vectors, held.edges)
-            found = [chosen[m].score] if const_expr(self.scalars.selects) else []
-            if const_expr(self.scalars.marks):
-                result = partial(maths[m].at_target, held.values[m][-1].numbers, states[m], *found)
-                self.scalars.store_target(rows[m], held.targets[m], held.owned[m], result)
-            if const_expr(len(self.math.group_outputs) > 0):
-                found += [held.values[m][-1].numbers["sink"]] if const_expr(self.spec.prologue.sink) else []
-                results = partial(maths[m].group_results, states[m], *found)
-                self.scalars.store_groups(rows[m], results, chosen[m])
+            self.store(rows[m], maths[m].finish(held.values[m], kept[m], states[m]), held.vectors, held.edges)
+            self.finish_scalars(rows[m], held, maths[m], chosen[m], states[m])
+
+    @cute.jit
+    def finish_scalars(self, row: Row, held: Held, math: RowMath, chosen: Chosen | None, state: tuple):
+        """Store what is apart from a row's vectors: the result at its target, and its numbers."""
+        m = row.m
+        found = [chosen.score] if const_expr(self.scalars.selects) else []
+        if const_expr(self.scalars.marks):
+            result = partial(math.at_target, held.values[m][-1].numbers, state, *found)
+            self.scalars.store_target(row, held.targets[m], held.owned[m], result)
+        if const_expr(len(self.math.group_outputs) > 0):
+            found += [held.values[m][-1].numbers["sink"]] if const_expr(self.spec.prologue.sink) else []
+            self.scalars.store_groups(row, partial(math.group_results, state, *found), chosen)
 
     # Load.
 

@@ -96,10 +96,13 @@ class RingKernel(RowKernel):
             # As late as it is there when the next turn begins: most states have come by then.
             ahead = self.ranks.unseen()
             self.ranks.look(next_older, turns, Boolean(True), ahead)
-            self.finish_with(older, held, math, whole)
+            whole, chosen = self.apart_from_score(held, whole)
+            self.store(older, math.finish(held.values[0], None, whole), held.vectors, held.edges)
             self.prefetch(launch, turns.tile(turn + s.ahead), 0, s.steps, (turn + s.ahead) % s.ring)
             if const_expr(s.lag > 1):
                 self.push(row, turns, turn, own, state, target)
+            # One warp's work, which the others do not wait for when they exchange the state of the other row.
+            self.finish_scalars(older, held, math, chosen, whole)
 
             seen.store(ahead.load())
             known = self.scalars.known(launch, of_coming)
@@ -124,10 +127,9 @@ class RingKernel(RowKernel):
         score = (self.scalars.score(row, *target),) if target else ()
         self.ranks.publish(row, turns, (*state, *score))
 
-    def finish_with(self, row: Row, held: Held, math: RowMath, state: tuple):
-        """Finish a row with the states of all ranks."""
-        chosen = None
-        if self.scalars.marks:
-            *state, score = state
-            chosen = Chosen(score, held.targets[0] != self.scalars.absent)
-        self.finish([row], held, [math], [chosen], [None], [tuple(state)])
+    def apart_from_score(self, held: Held, whole: tuple) -> tuple[tuple, Chosen | None]:
+        """The state of a row, and the score of its target, if rows have one, of what all ranks have pushed."""
+        if not self.scalars.marks:
+            return whole, None
+        *state, score = whole
+        return tuple(state), Chosen(score, held.targets[0] != self.scalars.absent)
