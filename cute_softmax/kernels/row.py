@@ -489,9 +489,6 @@ class RowKernel:
             for k in cutlass.range_constexpr(self.spec.steps):
                 tXrY = vectors.rX[i][(None, m), 0, k]
                 pack(result, tXrY)
-                exists = vectors.pR[m] & writes(row, k, vectors.pX[m, 0, k])
-                if const_expr(self.spec.ring):
-                    store(tXrY, tXgY[None, k], exists=exists)
-                elif exists:
+                if vectors.pR[m] & writes(row, k, vectors.pX[m, 0, k]):
                     store(tXrY, tXgY[None, k])
             self.scalars.store_edges(row, i, result, edges)
