@@ -82,6 +82,7 @@ class RowKernel:
         self.staged = [i for i in self.inputs if spec.staging[i] != "direct"]
         self.residents = [i for i in self.inputs if spec.staging[i] == "resident"]
         self.scalars = Scalars(spec, math)
+        self.branchless = False  # stores, see `copy.store`
         # Whether a slot is asked for whether it has a vector: two float32 inputs are slower without (H200, backward of
         # 128 x 262144: 114 us for 107).
         self.asks = self.dtypes[: len(math.inputs)] == [Float32, Float32]
@@ -489,6 +490,9 @@ class RowKernel:
             for k in cutlass.range_constexpr(self.spec.steps):
                 tXrY = vectors.rX[i][(None, m), 0, k]
                 pack(result, tXrY)
-                if vectors.pR[m] & writes(row, k, vectors.pX[m, 0, k]):
+                exists = vectors.pR[m] & writes(row, k, vectors.pX[m, 0, k])
+                if const_expr(self.branchless):
+                    store(tXrY, tXgY[None, k], exists=exists)
+                elif exists:
                     store(tXrY, tXgY[None, k])
             self.scalars.store_edges(row, i, result, edges)
