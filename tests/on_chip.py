@@ -9,6 +9,7 @@ import torch
 from compiled import compile_and_read
 from ptx import Grid, Memory, parse
 
+from cute_softmax.kernels.ranks import COME
 from cute_softmax.plan import Prologue
 from cute_softmax.plan.choose import kernel_order
 from cute_softmax.plan.hardware import H200, Device
@@ -39,6 +40,11 @@ class Workspaces:
             "ranks": len(self.each),
             "patience": patience,
         }
+
+    @property
+    def come(self) -> list[torch.Tensor]:
+        """Of each workspace the last launch that each rank has come to."""
+        return [w.view(torch.int32)[COME : COME + len(self.each)] for w in self.each]
 
     @property
     def tensors(self) -> list[torch.Tensor]:

@@ -92,6 +92,7 @@ def test_softmax(launch, ranks, count, columns, dtype, offset, clusters, seed):
         expected = torch.softmax(torch.cat(xs, 1).double(), 1)
         assert_close(torch.cat(ys, 1), expected, dtype, 1e-30 if dtype != "fp16" else 6e-5)
     assert not workspaces.alarms.any()
+    assert all(words.tolist() == [2] * ranks for words in workspaces.come)
 
 
 @pytest.mark.parametrize("places", [3, 4, 5])
@@ -223,6 +224,7 @@ def test_a_rank_that_does_not_come(launch):
     )
     assert ys[0].isnan().all()
     assert workspaces.alarms.tolist() == [1, 0]
+    assert [words.tolist() for words in workspaces.come] == [[1, 0], [1, 0]]
 
 
 def test_slices_that_fit_and_those_that_do_not():

@@ -133,7 +133,7 @@ def workspace(plan: Plan) -> Figure:
     return figure.noted(
         f"A state is {numbers}. Each is stored with the epoch of its launch, in one store of 8 bytes to every rank.",
         f"The first {HEADER} bytes belong to the kernels: epoch, tickets, how many clusters are done, whether a "
-        "rank is missing. Launches with an odd epoch use the other half.",
+        "rank is missing, to which launch each has come. Launches with an odd epoch use the other half.",
     )
 
 

@@ -12,9 +12,9 @@ The tag is the launch's epoch, which the device counts itself, so that a replaye
 halves of places, which launches take in turn: a rank may be a launch ahead of another, never two, as it waits for all
 states.
 
-Nobody waits for CTAs that may never run. Clusters take tickets in the order in which they come to run, so that those of
-the first rows are there on every rank before others wait for theirs; and all shares of a row on a rank are one
-cluster's.
+Nobody waits for CTAs that may never run. A kernel of one warp first waits until all ranks have come to the launch.
+Clusters then take tickets in the order in which they come to run, so that those of the first rows are there on every
+rank before others wait for theirs; and all shares of a row on a rank are one cluster's.
 
 A workspace begins with words of the kernels' own.
 """
