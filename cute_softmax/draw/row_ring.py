@@ -128,7 +128,7 @@ def workspace(plan: Plan) -> Figure:
         f"{count(peers, 'CTA')}, whose states are adjacent.",
         "A workspace as a reduction buffer whose peers are the CTAs of all ranks: a grid of rows by peers, each slot "
         "with its index and byte address.",
-        [Swatch("t0", "0 @128", "first slot of a state and its byte in the workspace; colour = rank")],
+        [Swatch("t0", f"0 @{HEADER}", "first slot of a state and its byte in the workspace; colour = rank")],
     )
     return figure.noted(
         f"A state is {numbers}. Each is stored with the epoch of its launch, in one store of 8 bytes to every rank.",
