@@ -122,7 +122,7 @@ def draw(*found: Results) -> Figure:
     panels = figure.subplots(len(found), 1, squeeze=False)[:, 0]
     for results, chosen, axes in zip(found, every, panels, strict=True):
         names = providers_of(row for cell in chosen.values() for row in cell.values())
-        timed = is_timed(next(iter(chosen)).method)
+        timed = is_timed(row for cell in chosen.values() for row in cell.values())
         (_times if timed else _speed)(axes, chosen, names)
         dtype = next(iter(chosen)).case.dtype
         title = f"{suite_title(results.suite)}, {dtype}, {results.header['gpu']}"

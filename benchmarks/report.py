@@ -23,9 +23,16 @@ METHODS = {
 _HOST = ("host-clock", "fresh-process")
 
 
-def is_timed(method: str) -> bool:
-    """Whether a method's figures are shown as times: GB/s out of a warm L2 would be no bandwidth of the memory."""
-    return method in (*_HOST, "graph-warm")
+SLOWEST = 10.0  # GB/s
+
+
+def is_timed(rows: Iterable[Row]) -> bool:
+    """Whether the figures of a method are shown as times: GB/s out of a warm L2 would be no bandwidth of the memory,
+    and those of calls that move next to nothing say nothing."""
+    rows = [row for row in rows if "us" in row]
+    if any(row["gbps"] is None or row["method"] == "graph-warm" for row in rows):
+        return True
+    return any(row["gbps"] < SLOWEST for row in rows if row["provider"] == "cute_softmax")
 
 
 _VERSIONS = {"torch": "torch", "torch.compile": "torch", "liger": "liger", "quack": "quack", "trl": "trl"}
@@ -88,12 +95,11 @@ def _shown(row: Row) -> str:
     return _ratio_text(row) or format_time(row["us"])
 
 
-def _cell_text(row: Row | None) -> str:
+def _cell_text(row: Row | None, timed: bool) -> str:
     if row is None:
         return ""
     if "error" in row:
         return failure_word(row["error"])
-    timed = row["gbps"] is None or is_timed(row["method"])
     figure = format_time(row["us"]) if timed else f"{row['gbps']:.0f}"
     return f"{figure} {_ratio_text(row)}".rstrip()
 
@@ -134,7 +140,8 @@ def tables(results: Results) -> list[Table]:
         }
         names = providers_of(row for cell in chosen.values() for row in cell.values())
         on_host = method in _HOST
-        figure = "time" if is_timed(method) else "GB/s"
+        timed = is_timed(row for cell in chosen.values() for row in cell.values())
+        figure = "time" if timed else "GB/s"
         unit = "time and its ratio to torch" if on_host else f"{figure} and ratio to copy"
         table = Table(
             title=f"{suite_title(results.suite)}, {dtype}, {results.header['gpu']} "
@@ -143,7 +150,7 @@ def tables(results: Results) -> list[Table]:
             rows=[],
         )
         for i, (label, cell) in enumerate(zip(labels(list(chosen)), chosen.values(), strict=True)):
-            table.rows.append([label, *(_cell_text(cell.get(name)) for name in names)])
+            table.rows.append([label, *(_cell_text(cell.get(name), timed) for name in names)])
             table.strong |= {(i, 1 + names.index(name)) for name in winners(cell)}
         table.note = _note((row for cell in chosen.values() for row in cell.values()), bool(table.strong))
         if not on_host:

@@ -27,7 +27,9 @@ PAGES: dict[str, tuple[str, ...]] = {
     "results of rows": (
         *("rows-", "fp32-rows", "small-rows", "odd-rows", "long-rows", "split-rows", "few-rows", "views"),
     ),
-    "results of vocabularies": ("family", "masked", "selective", "cross-entropy", "reductions"),
+    "results of vocabularies": (
+        *("family", "masked", "selective", "cross-entropy", "information", "routers", "reductions"),
+    ),
     "results of dimensions": ("any-dims", "columns-", "odd-columns", "fp32-any"),
     "results of products": ("matmul",),
     "results of the host": ("overhead", "first-call"),

@@ -138,6 +138,16 @@ def test_a_warm_graph_is_shown_as_time():
     assert "time and ratio to copy" in table.title and "0.125 µs 0.988" in text and "geometric" in text
 
 
+def test_calls_that_move_next_to_nothing_are_shown_as_time():
+    found = made_up("rows-forward")
+    (table,) = report.tables(found)
+    assert "GB/s" in table.title
+    for row in found.rows[:3]:
+        row["gbps"] = row["gbps"] / 1e4
+    (table,) = report.tables(found)
+    assert "GB/s" not in table.title and "µs" in console.as_text(table)
+
+
 def test_lines_join_only_what_is_ordered():
     plot = pytest.importorskip("benchmarks.plot", reason="needs matplotlib")
 
