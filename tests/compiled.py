@@ -116,19 +116,20 @@ def check_all(classes: Iterable, check: Callable):
 
 
 def launch_of(function) -> tuple[int, int]:
-    """(bytes of dynamic shared memory, CTAs of a cluster) that the host code asks of CUDA at its last launch.
+    """(bytes of dynamic shared memory, CTAs of a cluster) that the host code asks of CUDA: of several launches, those
+    of the one that takes the most.
 
     They are fields of the launch configuration that it fills in: (grid[3], block[3], bytes, stream, ...), and of an
     attribute of three numbers.
     """
     body = str(function.ir_module).split("llvm.func @cutlass___call__", 1)[1].split("\n  llvm.func", 1)[0]
 
-    last = body.split("@_cudaLaunchKernelEx")[-2]
-
-    def stored(struct: str) -> dict[str, int | None]:
+    def stored(struct: str, launch: str) -> dict[str, int | None]:
         """field -> the constant that is stored there first."""
         fields = {}
-        for name, field in re.findall(rf"(%\d+) = llvm.getelementptr %\d+\[0, ([\d, ]+)\] .*{struct}", last):
+        for name, field in re.findall(
+            rf"(%\d+) = llvm.getelementptr %\d+\[0, ([\d, ]+)\] .*{struct}", launch
+        ):
             value = re.search(rf"llvm.store (%\d+), {name} ", body)
             value = value and re.search(
                 rf"^ *{value[1]} = llvm.mlir.constant\((\d+) : i\d+\)", body, re.MULTILINE
@@ -136,8 +137,13 @@ def launch_of(function) -> tuple[int, int]:
             fields.setdefault(field, int(value[1]) if value else None)
         return fields
 
-    cluster = stored(r"struct<\(i32, i32, i32\)>")
-    return stored("array<3 x i32>")["2"], math.prod(cluster.values())
+    return max(
+        (
+            stored("array<3 x i32>", launch)["2"],
+            math.prod(stored(r"struct<\(i32, i32, i32\)>", launch).values()),
+        )
+        for launch in body.split("@_cudaLaunchKernelEx")[:-1]
+    )
 
 
 def accesses(ptx: str) -> Counter:
