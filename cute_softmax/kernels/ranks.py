@@ -26,7 +26,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, const_expr
 
 from ..plan import RowClass
-from ..plan.ranks import HEADER
+from ..plan.ranks import COUNTERS, HEADER
 from .common.copy import element, global_pointer
 from .common.index import select
 from .common.reduce import MAX, WARP, Both, pack, store_remote, unpack
@@ -35,7 +35,7 @@ from .row_work import Launch, Row
 
 # Words of a workspace's header; in a cache line behind them, by rank, the last launch that it has come to.
 EPOCH, TICKETS, DONE, FAILED = range(4)
-COME = HEADER // 8
+COME = COUNTERS // 4
 
 
 @dataclass(frozen=True)

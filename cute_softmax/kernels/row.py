@@ -108,6 +108,7 @@ class RowKernel:
             input, output, group input and group output.
         """
         s = self.spec
+        self.precede(stream, operands)
         self.kernel(rows, columns, evict_last, operands).launch(
             grid=[ctas, s.cluster_n, 1],
             block=[s.threads, 1, 1],
@@ -116,6 +117,9 @@ class RowKernel:
             min_blocks_per_mp=s.min_blocks,
             preferred_smem_carveout=-1 if const_expr(s.min_blocks > 1) else None,
         )
+
+    def precede(self, stream, operands: tuple):
+        """What is launched in front of the kernel: nothing."""
 
     def apart(self, operands: tuple) -> tuple[list[Int64], dict[str, Int64], list[Int64]]:
         """(sizes of modes, numbers of the prologue by name, addresses and strides), see `__call__`."""

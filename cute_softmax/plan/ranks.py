@@ -28,12 +28,12 @@ FILL, MANY = 96, 1 << 30
 LEAST, MOST = 3, 6  # places for rows in shared memory
 LAG = 3  # turns that a row waits for the states of other ranks, at most
 BESIDE = 2048  # bytes of shared memory for all else
-HEADER = (
-    256  # bytes of a workspace in front of the states: words that kernels count in, and a word of each rank
-)
 # SMs that are left to other kernels: a peer may need one of them to get as far as its own part of the rows.
 LEFT_OVER = 8
 LANES = 32  # that read the states of a row: of all CTAs that share it on all ranks
+# Bytes of a workspace in front of the states: a cache line of words that kernels count in, then a word of each rank.
+COUNTERS = 128
+HEADER = COUNTERS + 4 * LANES
 
 
 def sharers(
