@@ -121,9 +121,8 @@ def draw(*found: Results) -> Figure:
     figure = Figure(figsize=(width, 3.8 * len(found)), layout="constrained")
     panels = figure.subplots(len(found), 1, squeeze=False)[:, 0]
     for results, chosen, axes in zip(found, every, panels, strict=True):
-        names = providers_of(row for cell in chosen.values() for row in cell.values())
-        timed = is_timed(row for cell in chosen.values() for row in cell.values())
-        (_times if timed else _speed)(axes, chosen, names)
+        rows = [row for cell in chosen.values() for row in cell.values()]
+        (_times if is_timed(rows) else _speed)(axes, chosen, providers_of(rows))
         dtype = next(iter(chosen)).case.dtype
         title = f"{suite_title(results.suite)}, {dtype}, {results.header['gpu']}"
         axes.set_title(textwrap.fill(title, int(9 * width)), fontsize=10)

@@ -21,9 +21,7 @@ METHODS = {
 
 
 _HOST = ("host-clock", "fresh-process")
-
-
-SLOWEST = 10.0  # GB/s
+SLOWEST = 10.0  # GB/s that a table shows
 
 
 def is_timed(rows: Iterable[Row]) -> bool:
@@ -138,9 +136,8 @@ def tables(results: Results) -> list[Table]:
         chosen = {
             k.case: cell for k, cell in all_cells.items() if (k.method, k.case.dtype) == (method, dtype)
         }
-        names = providers_of(row for cell in chosen.values() for row in cell.values())
-        on_host = method in _HOST
-        timed = is_timed(row for cell in chosen.values() for row in cell.values())
+        rows = [row for cell in chosen.values() for row in cell.values()]
+        names, timed, on_host = providers_of(rows), is_timed(rows), method in _HOST
         figure = "time" if timed else "GB/s"
         unit = "time and its ratio to torch" if on_host else f"{figure} and ratio to copy"
         table = Table(
@@ -152,7 +149,7 @@ def tables(results: Results) -> list[Table]:
         for i, (label, cell) in enumerate(zip(labels(list(chosen)), chosen.values(), strict=True)):
             table.rows.append([label, *(_cell_text(cell.get(name), timed) for name in names)])
             table.strong |= {(i, 1 + names.index(name)) for name in winners(cell)}
-        table.note = _note((row for cell in chosen.values() for row in cell.values()), bool(table.strong))
+        table.note = _note(rows, bool(table.strong))
         if not on_host:
             table.footers.append(_geometric_means(list(chosen.values()), names))
         built.append(table)
