@@ -1,4 +1,4 @@
-"""What is generated of the page about rows that ranks share, from its results file and nothing else."""
+"""What is generated of the page about rows that ranks share, from its results files and nothing else."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ NAMES = {
 }
 
 
-def _found() -> results.Results | None:
-    path = RESULTS / f"{SUITE}.json"
-    return results.load(path) if path.exists() else None
+def _found() -> list[results.Results]:
+    """Of each GPU that it was measured on."""
+    return [results.load(path) for path in sorted(results.FOLDER.glob(f"*/{SUITE}.json"))]
 
 
 def _of(rows: list[Row]) -> dict[tuple, dict[str, Row]]:
@@ -40,11 +40,11 @@ def _of(rows: list[Row]) -> dict[tuple, dict[str, Row]]:
 
 
 def measured() -> str:
-    """Times and peak memory beside the peers', and what is required."""
-    found = _found()
-    if found is None:
-        return NOTHING
+    """Times and peak memory beside the peers', and what is required, on each GPU."""
+    return "\n\n".join(map(_measured, _found())) or NOTHING
 
+
+def _measured(found: results.Results) -> str:
     def told(row: Row | None) -> str:
         if row is None:
             return ""
@@ -60,23 +60,26 @@ def measured() -> str:
         ]
         for (op, shape, way), cell in _of(found.rows).items()
     ]
-    missed = [f"- {verdict}" for verdict in judge(found) if not verdict.met]
+    verdicts = list(judge(found))
+    missed = [f"- {verdict}" for verdict in verdicts if not verdict.met]
     head = [
         "microseconds (peak memory)",
         *(NAMES.get(name, f"`{name}`" if "_" in name else name) for name in PROVIDERS),
     ]
-    source = f"{found.header.get('gpus', 2)} x {found.header['gpu']}, {found.header['date'][:10]}, torch " + (
-        f"{found.header['torch']}, `{found.header['command']}`."
+    gpus = f"{found.header.get('gpus', 2)} x {found.header['gpu']}"
+    source = (
+        f"{gpus}, {found.header['date'][:10]}, torch {found.header['torch']}, `{found.header['command']}`."
     )
-    told_of = ["Targets that are missed:\n\n" + "\n".join(missed)] if missed else []
-    return "\n\n".join([table(head, lines), source, *told_of])
+    told_of = [f"Targets that are missed, {len(missed)} of {len(verdicts)}:\n\n" + "\n".join(missed)]
+    return "\n\n".join([f"### {gpus}", table(head, lines), source, *(told_of if missed else ())])
 
 
 def by_ranks() -> str:
     """What more ranks would cost."""
-    found = _found()
-    if found is None:
+    path = RESULTS / f"{SUITE}.json"
+    if not path.exists():
         return NOTHING
+    found = results.load(path)
     try:
         cost, lines = fitted(found.rows), model(found)
     except ValueError as error:

@@ -6,10 +6,11 @@ from typing import NamedTuple
 
 import torch
 
-# Bytes of a slice from which on the rows of a softmax are cut in two pieces, so that the all-gather of one runs beside
-# the read of the other. An all-gather of a few thousand rows takes 35 us (two H200), in which 140 MB are read: a piece
-# must not take less. Not measured.
-PIECES_FROM = 280 << 20
+# Bytes of the states of all ranks from which on the rows of a softmax are cut in two pieces, so that the all-gather of
+# one runs beside the read of the other. It hides half of the collective and costs about 16 us more of launches, so it
+# pays where an all-gather takes about 35 us: of 6 MB (docs/sharded.md has both, on two GPUs).
+PIECES_FROM = 6 << 20
+STATE_BYTES = 8  # of a row and a rank: a maximum and a sum in float32
 PIECES = 2
 # Dtypes of which a cross entropy writes its gradient with the loss unless it is told not to, on chip: of float32 the
 # kernels around an all-gather are as fast or faster (docs/experiments.md).
@@ -54,8 +55,8 @@ def way_of(facts: Facts) -> Way:
     if not facts.kernels:
         return Way(False)
     matrices = facts.function in ("softmax", "log_softmax")
-    size = facts.rows * facts.columns * facts.dtype.itemsize
-    cut = matrices and size >= PIECES_FROM and facts.rows >= PIECES
+    states = facts.rows * facts.ranks * STATE_BYTES
+    cut = matrices and states >= PIECES_FROM and facts.rows >= PIECES
     known = facts.ranks > 1 and facts.shortest > 0 and not facts.invariant
     kept = (matrices or facts.function == "visit") and known and facts.device.type == "cuda"
     return Way(True, PIECES if cut else 1, kept)
