@@ -28,11 +28,12 @@ SHARES = (
     16  # of a row at most: a warp reads their states, and their candidates must fit where those of one do
 )
 KEY = 8  # bytes
-# Words of shared memory: how many candidates there are, a flag, how many elements are larger than the chosen one, how
-# many vectors have been noted, the least and the largest number of a group, and a number for each bit of a key; see
-# `kernels.topk`.
-COUNT, FLAG, LARGER, NOTED, LEAST, MOST_OF_ALL, COUNTS = 0, 1, 2, 3, 4, 5, 8
+# Words of shared memory: how many candidates there are, a flag, how many elements are larger than the chosen one, the
+# least and the largest number of a group, and a number for each bit of a key; see `kernels.topk`.
+COUNT, FLAG, LARGER, LEAST, MOST_OF_ALL, COUNTS = 0, 1, 2, 4, 5, 8
 WORDS = COUNTS + 64
+SPARE_BITS = {"bf16": 16, "fp16": 13, "fp32": 0}  # of a float32, its last, that a dtype does not have
+FEW = 16  # vectors of each warp, of which candidates are made without looking for a better bound
 COLUMN = 4  # bytes beside a vector that is noted
 
 
@@ -41,8 +42,8 @@ class Room:
     """What a CTA has room for, by the largest k that it is for.
 
     places: for candidates. groups: of a thread's elements, of each of which the largest is known: the k-th largest of
-    all groups is a bound, tighter the more there are. spare: vectors that are noted before candidates are made of them,
-    beside those of a whole tile.
+    all groups is a bound, tighter the more there are. spare: vectors that a warp notes before candidates are made of
+    them, beside those of a whole tile.
     """
 
     k: int
@@ -51,8 +52,7 @@ class Room:
     spare: int
 
 
-# What is noted of usual rows has room in `spare` up to a k of 128, so that candidates are made once, at the end.
-ROOMS = (Room(32, 512, 1, 256), Room(256, 1024, STEPS, 512), Room(MOST, 2048, STEPS, 256))
+ROOMS = (Room(32, 512, 1, 32), Room(128, 1024, 1, 64), Room(MOST, 2048, STEPS, 32))
 NO_ROOM = Room(0, 0, 0, 0)
 HEADER, STATE = 4, 16  # bytes in global memory: a row's count of shares, and what a share's state takes
 
@@ -109,7 +109,7 @@ class LongTopkClass(ClassBase):
     @property
     def noted(self) -> int:
         """Places for vectors that may have candidates: a whole tile's, where it comes to that."""
-        return THREADS * STEPS + self.room.spare if self.most else 0
+        return THREADS * STEPS + THREADS // WARP * self.room.spare if self.most else 0
 
     @property
     def prologue(self) -> Prologue:

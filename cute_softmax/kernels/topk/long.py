@@ -24,8 +24,10 @@ from ...plan.maths import WARP
 from ...plan.topk_long import (
     COUNT,
     LARGER,
+    FEW,
     LEAST,
-    NOTED,
+    MOST_OF_ALL,
+    SPARE_BITS,
     STAGES,
     STEPS,
     THREADS,
@@ -38,21 +40,12 @@ from ..common.index import ceil_div, larger, select, smaller
 from ..common.reduce import threads_that, tree
 from ..maths.maths import Statistics
 from .candidates import EXACT, KEYS, LOWEST, ROUGH, Candidates, add, drop, key_of
-from .noted import (
-    NONE,
-    Noted,
-    add_noted,
-    bound_of_groups,
-    bound_of_key,
-    key_of_bound,
-    note,
-    number_of,
-    reaching,
-)
+from .noted import NONE, Noted, add_noted, bound_of_groups, note, reaching
 from .shares import Share, fill, gather, hand_over, last_of
 
 INDEX_ERROR = "cute_softmax.topk_log_softmax: index %lld in row %lld is out of range: a row has %d elements"
-ALL_NUMBERS = 1 << 16  # above all numbers of groups
+MOST_NUMBER = (1 << 31) - 1  # no number of a group is larger
+NEVER = 1 << 30  # a tile that is none
 
 
 class LongTopkKernel:
@@ -120,12 +113,9 @@ class LongTopkKernel:
             candidates = Candidates(sK, sW, tidx, k)
             sV = smem.allocate_tensor(self.dtype, cute.make_layout((s.vector, s.noted)), byte_alignment=16)
             sC = smem.allocate_tensor(Int32, cute.make_layout(s.noted), byte_alignment=16)
-            noted = Noted(sV, sC, sW, tidx, s.room.spare)
-        if tidx < WORDS:
-            sW[tidx] = select(tidx == LEAST, Int32(ALL_NUMBERS), Int32(0))
-        cute.arch.barrier()
+            noted = Noted(sV, sC, sW, tidx, s.noted // (s.threads // WARP), SPARE_BITS[s.dtypes[0]])
 
-        math = self.math
+        math, walk = self.math, self.walk
         if const_expr(s.scaled):
             math = math.scaled(Int32(at["scale"]).bitcast(Float32))
         chosen, exists, index = Float32(0.0), Boolean(True), Int64(0)
@@ -135,7 +125,11 @@ class LongTopkKernel:
             chosen = element(self.dtype, at["x"], share.start + select(exists, index, Int64(0)))[0]
             chosen = chosen.to(Float32)
 
-        state, above = self.walk(share, math, candidates, noted, sX, chosen, tidx)
+        state, above = (Float32(0.0), Float32(0.0)), Int32(0)
+        careful, lost = Int32(0), Int32(1)
+        while lost != 0:
+            state, above, lost = walk(share, math, candidates, noted, sX, sW, chosen, tidx, careful)
+            careful = Int32(1)
         state = math.whole.lanes(state, WARP)
         state = reduce.across_warps(math.whole, state, buffer, None, Int32(0), 1)
         if const_expr(s.chosen):
@@ -200,12 +194,12 @@ class LongTopkKernel:
     def load(self, share: Share, sX: cute.Tensor, tile: Int32, tidx: Int32):
         """Start to load this thread's vectors of a tile into its places, those that exist, as one group."""
         V, tXsX = self.spec.vector, self.slots(sX, tile, tidx)
+        at = share.start + share.head + Int64(self.vector(share, tile, 0, tidx)) * V
+        pointer = global_pointer(self.dtype, share.at["x"], at, V * self.dtype.width // 8)
         for u in cutlass.range_constexpr(STEPS):
-            number = self.vector(share, tile, u, tidx)
-            at = share.start + share.head + Int64(number) * V
-            pointer = global_pointer(self.dtype, share.at["x"], at, V * self.dtype.width // 8)
-            if number < share.end:
-                load_async(cute.make_tensor(pointer, cute.make_layout(V)), tXsX[None, u], V, share.policy)
+            gX = cute.make_tensor(pointer + u * THREADS * V, cute.make_layout(V))
+            if self.vector(share, tile, u, tidx) < share.end:
+                load_async(gX, tXsX[None, u], V, share.policy)
         cute.arch.cp_async_commit_group()
 
     @cute.jit
@@ -241,8 +235,10 @@ class LongTopkKernel:
         candidates: Candidates | None,
         noted: Noted | None,
         sX: cute.Tensor,
+        sW: cute.Tensor,
         chosen: Float32,
         tidx: Int32,
+        careful: Int32,
     ) -> tuple:
         """(this thread's (maximum, sum) of its part of the share, how many elements are larger than the chosen one);
         candidates are collected."""
@@ -250,6 +246,12 @@ class LongTopkKernel:
         s, exp = self.spec, math.exp
         for number in cutlass.range_constexpr(STAGES - 1):
             self.load(share, sX, Int32(number), tidx)
+        # Behind what of a walk before looks at them.
+        cute.arch.barrier()
+        if tidx < WORDS:
+            limits = select(tidx == LEAST, Int32(MOST_NUMBER), Int32(NONE))
+            sW[tidx] = select((tidx == LEAST) | (tidx == MOST_OF_ALL), limits, Int32(0))
+        cute.arch.barrier()
         edge, total, above = Float32(-float("inf")), Float32(0.0), Int32(0)
         if const_expr(s.edges):
             # First, while the first tile is on its way.
@@ -260,41 +262,54 @@ class LongTopkKernel:
                 above = of_edge[1]
             if const_expr(s.most):
                 self.add_edge(share, share.at_head, candidates, edge)
-        seen = edge
-        tops = [Float32(-float("inf")) for _ in range(max(s.room.groups, 1))]
-        bound, taken, coming, top = Int32(NONE), Int32(0), Int32(0), tops[0]
+        seen, count, held, coming, lost = edge, Int32(0), Int32(0), Int32(0), Int32(0)
+        bound, tops = Int32(NONE), [Int32(NONE) for _ in range(max(s.room.groups, 1))]
+        top = tops[0]
         tXrX = [cute.make_rmem_tensor(s.vector, self.dtype) for _ in range(STEPS)]
         # Once more when the tiles have ended, to make candidates of what is noted.
         for number in cutlass.range(share.tiles + bool(s.most), unroll=1):
-            if number < share.tiles:
+            last = number == share.tiles
+            if last ^ True:
                 self.load(share, sX, number + (STAGES - 1), tidx)
                 cute.arch.cp_async_wait_group(STAGES - 1)
                 self.hold(share, sX, number, tidx, tXrX)
                 maxima = self.maxima(tXrX)
-                tops = [online.maximum(a, b) for a, b in zip(tops, maxima, strict=True)]
-                top = tree(online.maximum, maxima)
-                before, seen = seen, online.maximum(seen, top)
+                largest_here = tree(online.maximum, maxima)
+                before, seen = seen, online.maximum(seen, largest_here)
                 sums = self.sums(Fragment([lambda v=v: v for v in tXrX], [], True), exp, seen, chosen)
                 total = online.rescale(total, before, seen, exp) + sums[0]
                 if const_expr(s.chosen):
                     above = above + sums[1]
+                if const_expr(s.most):
+                    numbers = [noted.number(x) for x in maxima]
+                    tops = [larger(a, b) for a, b in zip(tops, numbers, strict=True)]
+                    top = tree(larger, numbers)
             if const_expr(s.most):
-                # By now all threads have noted what they had to of the tile before.
-                last = number == share.tiles
-                renewed = (threads_that(taken > noted.spare) > 0) | last
-                if renewed:
-                    numbers = self.numbers(share, tops, tidx)
-                    bound = self.collect(candidates, noted, numbers, bound)
+                met = (number >= coming) | last
+                if met:
+                    held = candidates.sW[COUNT]
+                    room = select(last, Int32(FEW), Int32(s.room.spare))
+                    crowded = threads_that(count > room) > 0
+                    if crowded | (last ^ True):
+                        bound = bound_of_groups(noted, candidates.k, self.numbers(share, tops, tidx), bound)
+                    if crowded | last:
+                        lost = lost | select(threads_that(count > noted.places) > 0, Int32(1), Int32(0))
+                        bound = self.collect(
+                            candidates, noted, smaller(count, Int32(noted.places)), held, bound
+                        )
+                        count = Int32(0)
+                    coming = select(careful != 0, coming + 1, 4 * coming + 3)
+                    # So late a better bound would not be worth it.
+                    coming = select(
+                        2 * share.tiles < 3 * coming, select(careful != 0, coming, Int32(NEVER)), coming
+                    )
                 if last ^ True:
-                    if number == coming:
-                        numbers = self.numbers(share, tops, tidx)
-                        bound = bound_of_groups(noted, candidates.k, numbers, bound)
-                        coming, renewed = 4 * coming + 3, Boolean(True)
                     # Of a bound that this tile has a part in those that equal it count.
-                    taken = self.note(share, noted, tXrX, number, top, bound, renewed)
+                    below = larger(bound, Int32(NONE + 1)) - select(met, Int32(1), Int32(0))
+                    count = self.note(share, noted, tXrX, number, top, below, count)
         if const_expr(s.edges and s.most):
             self.add_tail(share, candidates, edge)
-        return (seen, total), above
+        return (seen, total), above, lost
 
     def sums(self, elements, exp: object, seen: Float32, chosen: Float32) -> tuple:
         """What elements add to the sum, relative to a maximum, and to the number of those larger than the chosen."""
@@ -312,10 +327,10 @@ class LongTopkKernel:
 
     # What may be among the largest.
 
-    def numbers(self, share: Share, tops: list[Float32], tidx: Int32) -> list[Int32]:
+    def numbers(self, share: Share, tops: list[Int32], tidx: Int32) -> list[Int32]:
         """The numbers of this thread's groups: NONE for those of which there is no element."""
         exist = [self.vector(share, Int32(0), u, tidx) < share.end for u in range(len(tops))]
-        return [select(e, number_of(t), Int32(NONE)) for e, t in zip(exist, tops, strict=True)]
+        return [select(e, t, Int32(NONE)) for e, t in zip(exist, tops, strict=True)]
 
     def note(
         self,
@@ -323,42 +338,29 @@ class LongTopkKernel:
         noted: Noted,
         tXrX: list[cute.Tensor],
         tile: Int32,
-        top: Float32,
-        bound: Int32,
-        equal: Boolean,
+        top: Int32,
+        below: Int32,
+        count: Int32,
     ) -> Int32:
         """`noted.note` of this thread's vectors of a tile."""
         vectors = [self.vector(share, tile, u, noted.tidx) for u in range(STEPS)]
         columns = [share.head + v * self.spec.vector for v in vectors]
-        return note(noted, tXrX, columns, [v < share.end for v in vectors], top, bound, equal)
+        return note(noted, tXrX, columns, [v < share.end for v in vectors], top, below, count)
 
     @cute.jit
-    def collect(
-        self,
-        candidates: Candidates,
-        noted: Noted,
-        numbers: list[Int32],
-        before: Int32,
-    ) -> Int32:
-        """Make candidates of what is noted; the bound for what comes then. All threads of the CTA come from a barrier,
-        and find one behind it."""
-        s, sW = self.spec, noted.sW
-        bound = bound_of_groups(noted, candidates.k, numbers, before)
-        count = sW[COUNT]
-        cute.arch.barrier()
-        add_all = partial(add_noted, noted, candidates)
-        add_all(larger(key_of_bound(bound), LOWEST + 1))
+    def collect(self, candidates: Candidates, noted: Noted, count: Int32, held: Int32, bound: Int32) -> Int32:
+        """Make candidates of what is noted; the bound for what comes then. count: how many vectors this warp has noted;
+        held: how many candidates there are. All threads of the CTA come from a barrier, and find one behind it."""
+        s, sW = self.spec, candidates.sW
+        add_all = partial(add_noted, noted, count, candidates)
+        add_all(noted.key(bound))
         cute.arch.barrier()
         came = sW[COUNT]
-        cute.arch.barrier()
         if came > s.places:
-            found = drop(candidates, count, EXACT, [partial(reaching, noted)], add_all)
-            bound = larger(bound, bound_of_key(found))
+            found = drop(candidates, held, EXACT, [partial(reaching, noted, count)], add_all)
+            bound = larger(bound, noted.bound(found))
         elif came > candidates.k + s.places // 4:
-            bound = larger(bound, bound_of_key(drop(candidates, came, ROUGH)))
-        if noted.tidx == 0:
-            sW[NOTED] = Int32(0)
-        cute.arch.barrier()
+            bound = larger(bound, noted.bound(drop(candidates, came, ROUGH)))
         return bound
 
     @cute.jit
