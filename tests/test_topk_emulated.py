@@ -96,7 +96,7 @@ def test_a_wrong_bound_is_seen(mutant, launches, monkeypatch):
         note = long.note
         monkeypatch.setattr(long, "note", lambda *call: note(*call[:5], call[5] + 1, call[6]))
     else:
-        bound = noted.bound_of_groups
+        bound = long.bound_of_groups
         monkeypatch.setattr(long, "bound_of_groups", lambda *call: bound(*call) + 1)
     with pytest.raises(AssertionError):
         check(hard(20001, bf16)[[0, 1, 7]], 8)

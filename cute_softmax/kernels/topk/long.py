@@ -23,8 +23,8 @@ from layouts.trace import observe
 from ...plan.maths import WARP
 from ...plan.topk_long import (
     COUNT,
-    LARGER,
     FEW,
+    LARGER,
     LEAST,
     MOST_OF_ALL,
     SPARE_BITS,
@@ -69,18 +69,18 @@ class LongTopkKernel:
         columns: Int32,
         k: Int32,
         shares: Int32,
-        tiles: Int32,
+        each: Int32,
         evict_last: Int32,
         *operands: Int64,
     ):
         """Launch.
 
-        k: at most a quarter of `spec.places`, or half of them; shares, tiles: CTAs of a row, and tiles of each.
+        k: at most half of `spec.places`; shares, each: CTAs of a row, and vectors of each.
         operands: zeroed memory as `LongTopkPlan.scratch` has it, the bits of the scale, then addresses in bytes, of x
         and index with the elements from row to row.
         """
         s = self.spec
-        self.kernel(columns, k, shares, tiles, evict_last, operands).launch(
+        self.kernel(columns, k, shares, each, evict_last, operands).launch(
             grid=[Int32(rows) * shares, 1, 1],
             block=[s.threads, 1, 1],
             stream=stream,
@@ -90,14 +90,14 @@ class LongTopkKernel:
 
     @cute.kernel
     def kernel(
-        self, columns: Int32, k: Int32, shares: Int32, tiles: Int32, evict_last: Int32, operands: tuple
+        self, columns: Int32, k: Int32, shares: Int32, each: Int32, evict_last: Int32, operands: tuple
     ):
         s = self.spec
         tidx, _, _ = cute.arch.thread_idx()
         cta, _, _ = cute.arch.block_idx()
         observe("tv", cute.make_layout(s.tv.shape, stride=s.tv.stride))
         at = dict(zip(self.names, operands, strict=True))
-        share = self.share_of(cta, tidx, columns, shares, tiles, evict_last, at)
+        share = self.share_of(cta, tidx, columns, shares, each, evict_last, at)
 
         smem = cutlass.memory.SmemAllocator()
         layout = cute.make_layout(s.reduction_buffer.shape, stride=s.reduction_buffer.stride)
@@ -118,18 +118,13 @@ class LongTopkKernel:
         math, walk = self.math, self.walk
         if const_expr(s.scaled):
             math = math.scaled(Int32(at["scale"]).bitcast(Float32))
-        chosen, exists, index = Float32(0.0), Boolean(True), Int64(0)
-        if const_expr(s.chosen):
-            index = element(Int64, at["index"], share.row * at["index_stride"])[0]
-            exists = (index >= 0) & (index < columns)
-            chosen = element(self.dtype, at["x"], share.start + select(exists, index, Int64(0)))[0]
-            chosen = chosen.to(Float32)
+        chosen = self.chosen(share, tidx) if const_expr(s.chosen) else Float32(0.0)
 
         state, above = (Float32(0.0), Float32(0.0)), Int32(0)
-        careful, lost = Int32(0), Int32(1)
-        while lost != 0:
+        careful, lost = Boolean(False), Boolean(True)
+        while lost:
             state, above, lost = walk(share, math, candidates, noted, sX, sW, chosen, tidx, careful)
-            careful = Int32(1)
+            careful = lost
         state = math.whole.lanes(state, WARP)
         state = reduce.across_warps(math.whole, state, buffer, None, Int32(0), 1)
         if const_expr(s.chosen):
@@ -140,9 +135,9 @@ class LongTopkKernel:
                 fill(share, candidates)
             if last_of(share, state, above, sW, tidx) != 0:
                 state, above = gather(share, math, candidates, tidx)
-                self.finish(share, math, candidates, state, above, chosen, exists, index, tidx)
+                self.finish(share, math, candidates, state, above, chosen, tidx)
         else:
-            self.finish(share, math, candidates, state, above, chosen, exists, index, tidx)
+            self.finish(share, math, candidates, state, above, chosen, tidx)
 
     # What is read.
 
@@ -152,7 +147,7 @@ class LongTopkKernel:
         tidx: Int32,
         columns: Int32,
         shares: Int32,
-        tiles: Int32,
+        each: Int32,
         evict_last: Int32,
         at: dict[str, Int64],
     ) -> Share:
@@ -163,7 +158,7 @@ class LongTopkKernel:
         if s.edges:
             misaligned = Int32((at["x"] // (self.dtype.width // 8) + start) & Int64(V - 1))
             head = smaller((V - misaligned) & (V - 1), columns)
-        vectors, each = (columns - head) // V, tiles * (THREADS * STEPS)
+        vectors = (columns - head) // V
         first = number * each
         end = smaller(vectors, first + each)
         count = larger(ceil_div(end - first, THREADS * STEPS), Int32(1))
@@ -176,6 +171,17 @@ class LongTopkKernel:
         return Share(
             row, number, shares, columns, start, head, first, end, count, edge, at_head, at_tail, at, policy
         )
+
+    @cute.jit
+    def chosen(self, share: Share, tidx: Int32) -> Float32:
+        """The element that the row's index chooses. One that chooses none ends the kernel."""
+        at = share.at
+        index = element(Int64, at["index"], share.row * at["index_stride"])[0]
+        exists = (index >= 0) & (index < share.columns)
+        if (exists ^ True) & (share.number == 0) & (tidx == 0):
+            cute.printf(INDEX_ERROR, index, share.row, share.columns)
+            cute.arch.inline_ptx("trap;")
+        return element(self.dtype, at["x"], share.start + select(exists, index, Int64(0)))[0].to(Float32)
 
     def vector(self, share: Share, tile: Int32, u: int, tidx: Int32) -> Int32:
         """The number of this thread's vector u of a tile."""
@@ -238,7 +244,7 @@ class LongTopkKernel:
         sW: cute.Tensor,
         chosen: Float32,
         tidx: Int32,
-        careful: Int32,
+        careful: Boolean,
     ) -> tuple:
         """(this thread's (maximum, sum) of its part of the share, how many elements are larger than the chosen one);
         candidates are collected."""
@@ -262,7 +268,7 @@ class LongTopkKernel:
                 above = of_edge[1]
             if const_expr(s.most):
                 self.add_edge(share, share.at_head, candidates, edge)
-        seen, count, held, coming, lost = edge, Int32(0), Int32(0), Int32(0), Int32(0)
+        seen, count, held, coming, lost = edge, Int32(0), Int32(0), Int32(0), Boolean(False)
         bound, tops = Int32(NONE), [Int32(NONE) for _ in range(max(s.room.groups, 1))]
         top = tops[0]
         tXrX = [cute.make_rmem_tensor(s.vector, self.dtype) for _ in range(STEPS)]
@@ -285,7 +291,7 @@ class LongTopkKernel:
                     tops = [larger(a, b) for a, b in zip(tops, numbers, strict=True)]
                     top = tree(larger, numbers)
             if const_expr(s.most):
-                met = (number >= coming) | last
+                met = (number == coming) | last | careful
                 if met:
                     held = candidates.sW[COUNT]
                     room = select(last, Int32(FEW), Int32(s.room.spare))
@@ -293,16 +299,13 @@ class LongTopkKernel:
                     if crowded | (last ^ True):
                         bound = bound_of_groups(noted, candidates.k, self.numbers(share, tops, tidx), bound)
                     if crowded | last:
-                        lost = lost | select(threads_that(count > noted.places) > 0, Int32(1), Int32(0))
+                        lost = lost | (threads_that(count > noted.places) > 0)
                         bound = self.collect(
                             candidates, noted, smaller(count, Int32(noted.places)), held, bound
                         )
                         count = Int32(0)
-                    coming = select(careful != 0, coming + 1, 4 * coming + 3)
-                    # So late a better bound would not be worth it.
-                    coming = select(
-                        2 * share.tiles < 3 * coming, select(careful != 0, coming, Int32(NEVER)), coming
-                    )
+                    # Again when four times as much has been seen, but not so late that a better bound is of no use.
+                    coming = select(2 * share.tiles > 3 * (4 * coming + 3), 4 * coming + 3, Int32(NEVER))
                 if last ^ True:
                     # Of a bound that this tile has a part in those that equal it count.
                     below = larger(bound, Int32(NONE + 1)) - select(met, Int32(1), Int32(0))
@@ -397,7 +400,7 @@ class LongTopkKernel:
         Each counts how many are larger, so there must be few. All threads come from a barrier.
         """
         sK, sW, k = candidates.sK, candidates.sW, candidates.k
-        few = k + self.spec.places // 16
+        few = k + THREADS // 2
         if sW[COUNT] > few:
             drop(candidates, sW[COUNT], ROUGH)
         if sW[COUNT] > few:
@@ -405,7 +408,7 @@ class LongTopkKernel:
         count = sW[COUNT]
         for i in cutlass.range(candidates.tidx, count, THREADS, unroll=1):
             key, place = sK[i], Int32(0)
-            for j in cutlass.range(count, unroll=4):
+            for j in cutlass.range(count, unroll=8):
                 place = place + select(sK[j] > key, Int32(1), Int32(0))
             if place < k:
                 store(place, key)
@@ -419,8 +422,6 @@ class LongTopkKernel:
         state: tuple,
         above: Int32,
         chosen: Float32,
-        exists: Boolean,
-        index: Int64,
         tidx: Int32,
     ):
         """Store the results of a row."""
@@ -435,9 +436,6 @@ class LongTopkKernel:
             if const_expr(s.chosen):
                 element(Float32, at["found"], row)[0] = found
                 element(Int64, at["ranks"], row)[0] = Int64(above)
-                if exists ^ True:
-                    cute.printf(INDEX_ERROR, index, row, share.columns)
-                    cute.arch.inline_ptx("trap;")
 
     def store(
         self,
