@@ -147,7 +147,8 @@ class LongTopkClass(ClassBase):
         """Bytes of shared memory of a CTA."""
         vector = self.vector * ITEM_SIZE[self.dtypes[0]]
         staged = STAGES * THREADS * STEPS * vector + self.noted * (vector + COLUMN)
-        return staged + KEY * (self.places + THREADS // WARP) + 4 * WORDS
+        edges = 2 * self.vector * self.edges
+        return staged + KEY * (self.places + THREADS // WARP + edges) + 4 * WORDS
 
     @property
     def operands(self) -> tuple[str, ...]:
@@ -260,9 +261,10 @@ class LongTopkPlan(PlanBase):
         ]
         if self.k:
             lines += [
-                f"  selects    vectors that reach the {self.k}th largest of {THREADS * c.room.groups} groups' maxima "
-                f"are noted in {c.noted} slots; when full, or at the row's end, elements that still reach it go to "
-                f"{c.places} slots; if those run out, an exact threshold is found bit by bit",
+                f"  selects    vectors that reach about the {self.k}th largest of {THREADS * c.room.groups} groups' "
+                f"maxima are noted, in {c.noted} slots; at the row's end, elements that still reach it go to "
+                f"{c.places} slots; if those run out, an exact threshold is found bit by bit; if the former do, the "
+                "row is read again, and checked tile by tile",
                 "  ties       to the lowest index; NaN is larger than any number",
             ]
         share = (

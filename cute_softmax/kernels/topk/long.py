@@ -3,12 +3,16 @@
 coordinates -> load a tile ahead -> for each tile: load the next, reduce, note vectors -> candidates -> select -> store
 
 A CTA takes the tiles of its share in the order of their columns. Of the first one, and again each time that four times
-as much has been seen, the k-th largest of groups' maxima is a bound that at least k elements reach (`noted`): vectors
-without an element that reaches it have none of the k largest. Those with one are noted, and candidates are made of
-their elements when places for vectors run out, or the row has ended (`candidates`): those that reach the bound of that
-time, few more than k as a rule. Where they would be more than there are places for, as in a row whose elements are all
-equal, the bound is the k-th largest of all to the last bit. Where CTAs share a row the last of them to end merges what
-they found.
+as much has been seen, about the k-th largest of groups' maxima is a bound that at least k elements reach (`noted`):
+vectors without an element that reaches it have none of the k largest. Those with one are noted by their warp.
+Candidates are made of their elements when the row has ended (`candidates`): those that reach the bound of that time,
+few more than k as a rule. Where they would be more than there are places for, as in a row whose elements are all equal,
+the bound is the k-th largest of all to the last bit. Where CTAs share a row the last of them to end merges what they
+found.
+
+The threads of a CTA meet for a bound, and not at other tiles. Where a warp has no place left for what it has to note,
+as in a row that rises, the row is read again, and all meet at each tile, where candidates are made as often as places
+run out.
 """
 
 import operator
@@ -120,11 +124,17 @@ class LongTopkKernel:
             math = math.scaled(Int32(at["scale"]).bitcast(Float32))
         chosen = self.chosen(share, tidx) if const_expr(s.chosen) else Float32(0.0)
 
+        sE = None
+        if const_expr(s.edges):
+            sE = smem.allocate_tensor(Int64, cute.make_layout(2 * s.vector), byte_alignment=16)
+            self.load_edge(share, sE, tidx)
         state, above = (Float32(0.0), Float32(0.0)), Int32(0)
         careful, lost = Boolean(False), Boolean(True)
         while lost:
             state, above, lost = walk(share, math, candidates, noted, sX, sW, chosen, tidx, careful)
             careful = lost
+        if const_expr(s.edges):
+            state, above = self.with_edge(math, candidates, sE, state, above, chosen, tidx)
         state = math.whole.lanes(state, WARP)
         state = reduce.across_warps(math.whole, state, buffer, None, Int32(0), 1)
         if const_expr(s.chosen):
@@ -162,15 +172,8 @@ class LongTopkKernel:
         first = number * each
         end = smaller(vectors, first + each)
         count = larger(ceil_div(end - first, THREADS * STEPS), Int32(1))
-        # Slots 0 .. V-2 are those of the head, V-1 .. 2V-3 of the tail.
-        after = head + vectors * V + tidx - (V - 1)
-        at_head = (tidx < head) & (number == 0)
-        at_tail = (tidx >= V - 1) & (after < columns) & (number == 0)
-        edge = select(at_head, tidx, after)
         policy = read_policy(evict_last)
-        return Share(
-            row, number, shares, columns, start, head, first, end, count, edge, at_head, at_tail, at, policy
-        )
+        return Share(row, number, shares, columns, start, head, first, end, count, at, policy)
 
     @cute.jit
     def chosen(self, share: Share, tidx: Int32) -> Float32:
@@ -222,14 +225,18 @@ class LongTopkKernel:
                     cute.autovec_copy(tXsX[None, u], tXrX[u])
 
     @cute.jit
-    def load_edge(self, share: Share) -> Float32:
-        """This thread's scalar at the edges of a row, or -inf."""
-        held = cute.make_rmem_tensor(1, self.dtype)
-        held.fill(self.dtype(-float("inf")))
-        gE = element(self.dtype, share.at["x"], share.start + share.edge)
-        if share.at_head | share.at_tail:
-            held[0] = gE[0]
-        return held[0].to(Float32)
+    def load_edge(self, share: Share, sE: cute.Tensor, tidx: Int32):
+        """Put the key of this thread's scalar at the edges of a row, LOWEST where it has none, in its place in shared
+        memory, so that no register holds it."""
+        V = self.spec.vector
+        if tidx < 2 * V:
+            # Slots 0 .. V-2 are those of the head, V-1 .. 2V-3 of the tail.
+            vectors = (share.columns - share.head) // V
+            column = select(tidx < V - 1, tidx, share.head + vectors * V + tidx - (V - 1))
+            sE[tidx] = LOWEST
+            if (share.number == 0) & (column < select(tidx < V - 1, share.head, share.columns)):
+                x = element(self.dtype, share.at["x"], share.start + column)[0].to(Float32)
+                sE[tidx] = key_of(x, column)
 
     # The tiles.
 
@@ -246,8 +253,11 @@ class LongTopkKernel:
         tidx: Int32,
         careful: Boolean,
     ) -> tuple:
-        """(this thread's (maximum, sum) of its part of the share, how many elements are larger than the chosen one);
-        candidates are collected."""
+        """(this thread's (maximum, sum) of its vectors of the share, how many elements are larger than the chosen one,
+        whether some that may be among the largest were not noted); candidates are collected.
+
+        careful: all threads meet at each tile, so that candidates are made before places run out.
+        """
         # A name of its own: what a loop on the GPU calls methods of would be carried through it.
         s, exp = self.spec, math.exp
         for number in cutlass.range_constexpr(STAGES - 1):
@@ -258,17 +268,8 @@ class LongTopkKernel:
             limits = select(tidx == LEAST, Int32(MOST_NUMBER), Int32(NONE))
             sW[tidx] = select((tidx == LEAST) | (tidx == MOST_OF_ALL), limits, Int32(0))
         cute.arch.barrier()
-        edge, total, above = Float32(-float("inf")), Float32(0.0), Int32(0)
-        if const_expr(s.edges):
-            # First, while the first tile is on its way.
-            edge = self.load_edge(share)
-            of_edge = self.sums([edge], exp, edge, chosen)
-            total = of_edge[0]
-            if const_expr(s.chosen):
-                above = of_edge[1]
-            if const_expr(s.most):
-                self.add_edge(share, share.at_head, candidates, edge)
-        seen, count, held, coming, lost = edge, Int32(0), Int32(0), Int32(0), Boolean(False)
+        seen, total, above = Float32(-float("inf")), Float32(0.0), Int32(0)
+        count, held, coming, lost = Int32(0), Int32(0), Int32(0), Boolean(False)
         bound, tops = Int32(NONE), [Int32(NONE) for _ in range(max(s.room.groups, 1))]
         top = tops[0]
         tXrX = [cute.make_rmem_tensor(s.vector, self.dtype) for _ in range(STEPS)]
@@ -310,8 +311,6 @@ class LongTopkKernel:
                     # Of a bound that this tile has a part in those that equal it count.
                     below = larger(bound, Int32(NONE + 1)) - select(met, Int32(1), Int32(0))
                     count = self.note(share, noted, tXrX, number, top, below, count)
-        if const_expr(s.edges and s.most):
-            self.add_tail(share, candidates, edge)
         return (seen, total), above, lost
 
     def sums(self, elements, exp: object, seen: Float32, chosen: Float32) -> tuple:
@@ -367,20 +366,34 @@ class LongTopkKernel:
         return bound
 
     @cute.jit
-    def add_edge(self, share: Share, at_edge: Boolean, candidates: Candidates, edge: Float32):
-        """Make a candidate of this thread's scalar at the edges of a row: they are few."""
-        if at_edge:
-            add(candidates, key_of(edge, share.edge), LOWEST + 1)
-
-    @cute.jit
-    def add_tail(self, share: Share, candidates: Candidates, edge: Float32):
-        """Make candidates of the scalars behind the last vector, when all else has come: a bound that they had a part
-        in would leave out elements that equal them, of lower indices."""
-        count = candidates.sW[COUNT]
-        cute.arch.barrier()
-        if count > self.spec.places - self.spec.vector:
-            drop(candidates, count, EXACT)
-        self.add_edge(share, share.at_tail, candidates, edge)
+    def with_edge(
+        self,
+        math: cutlass.Constexpr,
+        candidates: Candidates | None,
+        sE: cute.Tensor,
+        state: tuple,
+        above: Int32,
+        chosen: Float32,
+        tidx: Int32,
+    ) -> tuple:
+        """What `walk` gives, and this thread's scalar at the edges of a row. It becomes a candidate when all else has
+        come: a bound that the tail had a part in would leave out elements that equal it, of lower indices."""
+        s, key, edge = self.spec, LOWEST, Float32(-float("inf"))
+        if tidx < 2 * s.vector:
+            key = sE[tidx]
+            edge = select(key == LOWEST, edge, KEYS.element(key))
+        seen = online.maximum(state[0], edge)
+        sums = self.sums([edge], math.exp, seen, chosen)
+        total = online.rescale(state[1], state[0], seen, math.exp) + sums[0]
+        if const_expr(s.chosen):
+            above = above + sums[1]
+        if const_expr(s.most):
+            count = candidates.sW[COUNT]
+            cute.arch.barrier()
+            if count > s.places - 2 * s.vector:
+                drop(candidates, count, EXACT)
+            add(candidates, key, LOWEST + 1)
+        return (seen, total), above
 
     @cute.jit
     def total(self, sW: cute.Tensor, above: Int32, tidx: Int32) -> Int32:

@@ -118,7 +118,7 @@ def add_noted(noted: Noted, count: Int32, candidates: Candidates, bound: Int64):
 
 @cute.jit
 def bound_of_groups(noted: Noted, k: Int32, numbers: list[Int32], before: Int32) -> Int32:
-    """A number that at least k of all threads' groups reach, and a quarter more at most, or the largest that k reach.
+    """A number that at least k of all threads' groups reach, and few more or, where many are equal, the largest such.
     numbers: of the maxima of this thread's groups, NONE for one without elements; before: a bound that is known."""
     sW, tidx = noted.sW, noted.tidx
     high, low = numbers[0], numbers[0]
@@ -131,7 +131,7 @@ def bound_of_groups(noted: Noted, k: Int32, numbers: list[Int32], before: Int32)
         cute.arch.atomic_min(sW.iterator + LEAST, low)
     cute.arch.barrier()
     high, low = sW[MOST_OF_ALL], larger(before, sW[LEAST])
-    few = k + (k >> 2)
+    few = k + (k >> 3) + 2
     while low < high:
         middle, count = (low | high) - ((low ^ high) >> 1), Int32(0)  # rounded up
         for n in numbers:
