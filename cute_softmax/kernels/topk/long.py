@@ -295,7 +295,8 @@ class LongTopkKernel:
                 met = (number == coming) | last | careful
                 if met:
                     held = candidates.sW[COUNT]
-                    room = select(last, Int32(FEW), Int32(s.room.spare))
+                    room = select(careful, Int32(s.room.spare), Int32(noted.places // 2))
+                    room = select(last, Int32(FEW), room)
                     crowded = threads_that(count > room) > 0
                     if crowded | (last ^ True):
                         bound = bound_of_groups(noted, candidates.k, self.numbers(share, tops, tidx), bound)
@@ -361,7 +362,7 @@ class LongTopkKernel:
         if came > s.places:
             found = drop(candidates, held, EXACT, [partial(reaching, noted, count)], add_all)
             bound = larger(bound, noted.bound(found))
-        elif came > candidates.k + s.places // 4:
+        elif came > s.places - s.places // 4:
             bound = larger(bound, noted.bound(drop(candidates, came, ROUGH)))
         return bound
 
