@@ -54,6 +54,8 @@ class Room:
     blocks: int
 
 
+# For k up to 32 as much as four CTAs have room for, for more as much as three; what is noted of usual rows needs a
+# fraction of it up to a k of 32, and most of it at 128.
 ROOMS = (Room(32, 256, 1, 8, 4), Room(128, 1024, 1, 64, 3), Room(MOST, 2048, STEPS, 32, 3))
 NO_ROOM = Room(0, 0, 0, 0, 4)
 HEADER, STATE = 4, 16  # bytes in global memory: a row's count of shares, and what a share's state takes
