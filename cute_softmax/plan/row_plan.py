@@ -94,7 +94,7 @@ class Plan(PlanBase):
         return math.ceil(math.ceil(self.columns / c.cluster_n) / c.line) * c.line
 
     @property
-    def reduced(self) -> str:
+    def _reduced(self) -> str:
         """What threads exchange, in words."""
         facts, against = self.row_class.facts, self.row_class.prologue.against
         return _AGAINST.get(against) or _STATES.get(facts.state_bytes) or counted(facts.stages, "stage")
@@ -124,7 +124,7 @@ class Plan(PlanBase):
             f"L2 {'evict_last' if self.evict_last else 'evict_normal'}",
             "  edges      "
             + ("head and tail element by element" if c.edges else "none: rows begin and end on a vector"),
-            f"  reduction  {self.reduced}; "
+            f"  reduction  {self._reduced}; "
             + (
                 f"buffer {c.reduction_buffer}, {c.reduction_buffer.cosize * c.facts.state_bytes} bytes"
                 if c.exchanges
