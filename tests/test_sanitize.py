@@ -171,6 +171,7 @@ def test_every_class_of_streamed_rows():
         jobs = [*sanitize_stream.jobs(["logsumexp", "entropy", "selective"], ["bf16"])]
     kernels = [kernel for job in jobs for kernel in job.kernels]
     assert {k.movement for k in kernels} == {"stream"} and {k.edges for k in kernels} == {False, True}
+    assert {k.prologue.against for k in kernels} == {"", "loss", "weights"}
     assert len({*kernels}) == len(kernels) and {k.math for k in kernels} == {
         "logsumexp",
         "entropy",
