@@ -109,7 +109,7 @@ class ShortKernel:
         cta, _, _ = cute.arch.block_idx()
         number = Int64(cta) * s.warps + warp
         if const_expr(s.columns > 0):
-            columns = Int32(s.columns)  # which the compiler then knows
+            columns = s.columns  # known while the kernel is written
         left = short_work.elements_left(rows, columns, number, warp_rows)
 
         tv = cute.make_layout(s.tv.shape, stride=s.tv.stride)
@@ -183,7 +183,7 @@ class ShortKernel:
     def load(self, stretch: Stretch):
         """Start to load a stretch into shared memory. What does not exist stays as it is: nothing of it is stored."""
         s = self.spec
-        for k in cutlass.range_constexpr(s.steps):
+        for k in cutlass.range(s.steps, unroll=4):
             first = self.first_of(stretch, k)
             place = short_work.place_of_step(stretch.lane, k, stretch.skew)
             for i in self.dense:
@@ -256,7 +256,7 @@ class ShortKernel:
     def store(self, stretch: Stretch):
         """Store a stretch of results from shared memory."""
         s = self.spec
-        for k in cutlass.range_constexpr(s.steps):
+        for k in cutlass.range(s.steps, unroll=4):
             first = self.first_of(stretch, k)
             place = short_work.place_of_step(stretch.lane, k, stretch.skew)
             for i in self.outputs:

@@ -5,6 +5,7 @@ A row goes to registers and back in the widest pieces that all rows of its lengt
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import cutlass
 import cutlass.cute as cute
@@ -12,15 +13,13 @@ from cutlass import Boolean, Int32, Int64, Uint32, const_expr
 
 from layouts.trace import observe
 
-from ..plan.short import BYTES, ShortClass
+from ..plan.short import BYTES, CHUNK, ShortClass
 from . import short_work
 from .common.copy import DTYPES, GlobalTensor, funnel_shift, in_shared
 from .common.index import select
 from .maths.maths import RowMath
 
 WORD, HALF, BYTE = 32, 16, 8  # bits
-# Elements of a row that are moved without a predicate each, if all are there.
-CHUNK = 8
 
 
 @dataclass(frozen=True)
@@ -163,11 +162,31 @@ class SharedRows:
         size: cutlass.Constexpr[int],
     ):
         """A row of pieces of so many elements."""
-        C = self.spec.capacity
-        for c in cutlass.range_constexpr(0, C, CHUNK):  # of a single loop of so many turns the compiler warns
-            for j in cutlass.range_constexpr(c, min(c + CHUNK, C), size):
-                if j < stretch.columns:
-                    self.move(self.piece_at(stretch, i, row, j, size), part(flat, j, size), write)
+        C, sure = self.spec.capacity, self.spec.sure
+        if const_expr(size == self.spec.vector):
+            for j in cutlass.range_constexpr(0, C, size):
+                sX = self.piece_at(stretch, i, row, j)
+                if const_expr(j < sure) or j < stretch.columns:
+                    self.move(sX, part(flat, j, size), write)
+        else:
+            dtype, start = self.dtypes[i], self.shared_at(stretch, i, row * stretch.columns, size)
+            sX = cute.make_tensor(start.iterator, cute.make_layout(C))
+            if const_expr(sure > 0):
+                self.move(part(sX, 0, sure), part(flat, 0, sure), write)
+            exist = [j < stretch.columns for j in range(sure, C, size)]
+            self.move_if(part(sX, sure, C - sure), part(flat, sure, C - sure), exist, write)
+
+    def move_if(self, sX: cute.Tensor, rX: cute.Tensor, exist: list[Boolean], write: bool):
+        """Shared memory to registers, or the opposite, in as many pieces as there are predicates."""
+        n, dtype = len(exist), sX.element_type
+        size = cute.size(sX) // n
+        pX = cute.make_rmem_tensor(n, Boolean)
+        for j, exists in enumerate(exist):
+            pX[j] = exists
+        layout = cute.make_layout(((size, 1), n), stride=((1, 0), size))
+        src, dst = (cute.make_tensor(t.iterator, layout) for t in ((rX, sX) if write else (sX, rX)))
+        atom = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), dtype, num_bits_per_copy=size * dtype.width)
+        cute.copy(atom, src, dst, pred=cute.make_tensor(pX.iterator, cute.make_layout((1, n), stride=(0, 1))))
 
     def move(self, sX: cute.Tensor, rX: cute.Tensor, write: bool):
         """Shared memory to registers, or the opposite."""
@@ -180,13 +199,11 @@ class SharedRows:
         """The row as a vector."""
         return cute.make_tensor(rX.iterator, cute.make_layout(self.spec.capacity))
 
-    def piece_at(self, stretch: Stretch, i: int, row: Int32, j: int, size: int) -> cute.Tensor:
-        """sX: the elements j .. j + size of a row in shared memory."""
+    def piece_at(self, stretch: Stretch, i: int, row: Int32, j: int) -> cute.Tensor:
+        """sX: the vector of a row in shared memory that begins with its element j."""
         V = self.spec.vector
-        if size == V:
-            v = row * (stretch.columns // V) + j // V
-            return self.place(stretch, i, short_work.place_of(v, stretch.skew))
-        return self.shared_at(stretch, i, row * stretch.columns + j, size)
+        v = row * (stretch.columns // V) + j // V
+        return self.place(stretch, i, short_work.place_of(v, stretch.skew))
 
     # Rows of 16-bit elements that begin anywhere: by words of two.
 
@@ -209,36 +226,36 @@ class SharedRows:
         if const_expr(write):
             self.write_words(sX, halves, rX, flat, columns, odd)
         else:
-            # What registers have before they are read: padding.
-            self.read_words(sX, rX, columns, rX[0], odd)
+            self.read_words(sX, rX, columns, odd)
 
     @cute.jit
     def read_words(
-        self, sX: cute.Tensor, rX: cute.Tensor, columns: Int32, nothing: Uint32, odd: cutlass.Constexpr[int]
+        self, sX: cute.Tensor, rX: cute.Tensor, columns: Int32, odd: cutlass.Constexpr[int]
     ):
-        """sX: words of a row, and rX: registers for it. nothing: two elements of padding."""
-        C = self.spec.capacity
-        held = cute.make_rmem_tensor(C // 2 + 1, Uint32)
-        held.fill(nothing)
+        """sX: words of a row, and rX: registers for it, which have padding."""
+        W, sure = self.spec.capacity // 2, self.spec.sure // 2
+        nothing, held = rX[0], rX
         if const_expr(odd == 1):
-            held[0] = sX[0]
-        for c in cutlass.range_constexpr(0, C, CHUNK):
-            end = min(c + CHUNK, C)
-            if end <= columns:
-                for j in cutlass.range_constexpr(c // 2, end // 2):
-                    held[j + odd] = sX[j + odd]
-                    rX[j] = funnel_shift(held[j], held[j + 1], Int32(HALF)) if const_expr(odd) else held[j]
+            held = cute.make_rmem_tensor(W + 1, Uint32)
+            held.fill(nothing)
+        if const_expr(sure + odd > 0):
+            self.move(part(sX, 0, sure + odd), part(held, 0, sure + odd), False)
+        for c in cutlass.range_constexpr(sure, W, CHUNK // 2):
+            end = min(c + CHUNK // 2, W)
+            some = part(sX, c + odd, end - c), part(held, c + odd, end - c)
+            if 2 * end <= columns:
+                self.move(*some, False)
             else:
-                if c < columns:
-                    for j in cutlass.range_constexpr(c // 2, end // 2):
-                        if short_work.word_is_read(j, columns, odd):
-                            held[j + odd] = sX[j + odd]
-                        if const_expr(odd == 1):
-                            rX[j] = funnel_shift(held[j], held[j + 1], Int32(HALF))
-                        else:
-                            # Behind the row's last element comes another row.
+                if 2 * c < columns:
+                    exist = [short_work.word_is_read(j, columns, odd) for j in range(c, end)]
+                    self.move_if(*some, exist, False)
+                    if const_expr(odd == 0):
+                        # Behind the row's last element comes another row.
+                        for j in cutlass.range_constexpr(c, end):
                             last = (held[j] & Uint32(0xFFFF)) | (nothing & Uint32(0xFFFF0000))
-                            rX[j] = select(short_work.word_is_last(j, columns), last, held[j])
+                            held[j] = select(short_work.word_is_last(j, columns), last, held[j])
+        if const_expr(odd == 1):
+            self.shift(held, rX)
 
     @cute.jit
     def write_words(
@@ -251,44 +268,32 @@ class SharedRows:
         odd: cutlass.Constexpr[int],
     ):
         """The opposite of `read_words`; of words that neighbours share, the row's half. halves: sX by the element."""
-        C = self.spec.capacity
+        W, sure = self.spec.capacity // 2, self.spec.sure // 2
+        held = rX
         if const_expr(odd == 1):
             halves[1] = flat[0]
-        for c in cutlass.range_constexpr(0, C, CHUNK):
-            end = min(c + CHUNK, C)
-            if end + odd <= columns:
-                for j in cutlass.range_constexpr(c // 2, end // 2):
-                    if const_expr(2 * j + 1 + odd < C):
-                        sX[j + odd] = self.word(rX, j, odd)
+            held = cute.make_rmem_tensor(W - 1, Uint32)
+            self.shift(rX, held)
+        if const_expr(sure > 0):
+            self.move(part(sX, odd, sure), part(held, 0, sure), True)
+        for c in cutlass.range_constexpr(sure, W, CHUNK // 2):
+            end = min(c + CHUNK // 2, W - odd)
+            some = part(sX, c + odd, end - c), part(held, c, end - c)
+            if 2 * end + odd <= columns:
+                self.move(*some, True)
             else:
-                if c < columns:
-                    for j in cutlass.range_constexpr(c // 2, end // 2):
-                        self.write_word(sX, halves, rX, flat, columns, j, odd)
+                if 2 * c < columns:
+                    self.move_if(*some, [short_work.word_is_written(j, columns, odd) for j in range(c, end)], True)
+                    if const_expr(odd == 0):
+                        for j in cutlass.range_constexpr(c, end):
+                            if short_work.word_is_last(j, columns):
+                                halves[2 * j] = flat[2 * j]
 
-    @cute.jit
-    def write_word(
-        self,
-        sX: cute.Tensor,
-        halves: cute.Tensor,
-        rX: cute.Tensor,
-        flat: cute.Tensor,
-        columns: Int32,
-        j: cutlass.Constexpr[int],
-        odd: cutlass.Constexpr[int],
-    ):
-        """Word j + odd, or its lower half, if it is the row's."""
-        if const_expr(2 * j + 1 + odd < self.spec.capacity):
-            whole = short_work.word_is_written(j, columns, odd)
-            if whole:
-                sX[j + odd] = self.word(rX, j, odd)
-        if const_expr(odd == 0):
-            half = short_work.word_is_last(j, columns)
-            if half:
-                halves[2 * j] = flat[2 * j]
-
-    def word(self, rX: cute.Tensor, j: int, odd: int) -> Uint32:
-        """The elements 2 * j + odd and the next one of a row in registers."""
-        return funnel_shift(rX[j], rX[j + 1], Int32(HALF)) if odd else rX[j]
+    def shift(self, src: cute.Tensor, dst: cute.Tensor):
+        """Words to registers, of each two neighbours the upper half of the first and the lower half of the second."""
+        words = [src[j] for j in range(cute.size(dst) + 1)]
+        for j, both in enumerate(pairwise(words)):
+            dst[j] = funnel_shift(*both, Int32(HALF))
 
     # Rows of bytes that begin anywhere: by words, shifted.
 
