@@ -142,15 +142,17 @@ class ShortKernel:
             if const_expr(s.whole):
                 self.whole_rows(stretch)
             else:
-                coming = self.ones_of(stretch, Int32(0))  # of each row, a turn ahead
+                ones, coming = self.no_ones(s.rows_per_thread), self.no_ones(s.rows_per_thread)
+                self.ones_of(stretch, Int32(0), coming)  # a turn ahead
                 self.load(stretch)
                 for i in self.apart:
                     self.fetch(stretch, i)
                 cute.arch.cp_async_wait_group(0)
                 cute.arch.sync_warp()
                 for group in cutlass.range(warp_rows // (WARP * s.rows_per_thread), unroll=1):
-                    ones = coming
-                    coming = self.ones_of(stretch, group + 1)
+                    for i in cutlass.range_constexpr(len(ones)):
+                        ones[i].store(coming[i].load())
+                    self.ones_of(stretch, group + 1, coming)
                     self.rows(stretch, group, ones)
                 if const_expr(len(self.outputs) > 0):
                     cute.arch.sync_warp()
@@ -283,20 +285,27 @@ class ShortKernel:
         """A row's index in each kept mode, the slowest first."""
         return of_row(row, stretch.sizes, bool(self.spec.prologue))
 
-    def ones_of(self, stretch: Stretch, group: Int32) -> list[list]:
-        """`ones` of each of the rows that a thread works on at once."""
-        R = self.spec.rows_per_thread
-        rows = [short_work.row_of(stretch.lane, group * R + r, stretch.pairs) for r in range(R)]
-        return [self.ones(stretch, row) for row in rows]
+    def no_ones(self, *shape: int) -> list[cute.Tensor]:
+        """Registers for what rows have one of, in each of the tensors of one element a row."""
+        return [
+            cute.make_rmem_tensor(shape, self.dtypes[i]) for i in (*self.single, *self.group_inputs.values())
+        ]
 
-    def ones(self, stretch: Stretch, row: Int32) -> list:
-        """What a row has one of, in the tensors of one element a row; of rows that do not exist what the last one
-        has."""
+    @cute.jit
+    def ones_of(self, stretch: Stretch, group: Int32, ones: list[cute.Tensor]):
+        """What each of the rows has one of that a thread works on at once."""
+        R = self.spec.rows_per_thread
+        for r in cutlass.range(R, unroll_full=True):
+            self.ones(stretch, short_work.row_of(stretch.lane, group * R + r, stretch.pairs), ones, r)
+
+    def ones(self, stretch: Stretch, row: Int32, ones: list[cute.Tensor], *where: Int32):
+        """What a row has one of; of rows that do not exist what the last one has."""
         operands = (*self.single, *self.group_inputs.values())
         if not operands:
-            return []
+            return
         at = self.place_of(stretch, stretch.first_row + smaller(row, stretch.rows - 1))
-        return [stretch.mX[i].element(dot(at, stretch.mX[i].kept))[0] for i in operands]
+        for i, one in zip(operands, ones, strict=True):
+            one[where] = stretch.mX[i].element(dot(at, stretch.mX[i].kept))[0]
 
     def numbers(self, stretch: Stretch, ones: list) -> dict[str, Float32]:
         """The prologue's numbers for a row of these `ones`."""
@@ -304,46 +313,53 @@ class ShortKernel:
         return floats(self.spec.prologue, stretch.numbers) | dict(zip(self.group_inputs, of_row, strict=True))
 
     @cute.jit
-    def rows(self, stretch: Stretch, group: Int32, ones: list):
+    def rows(self, stretch: Stretch, group: Int32, ones: list[cute.Tensor]):
         """Some rows of each thread, from shared memory and back to it."""
         s = self.spec
         R = s.rows_per_thread
-        at = [short_work.row_of(stretch.lane, group * R + r, stretch.pairs) for r in range(R)]
-        numbers = [self.numbers(stretch, of_row) for of_row in ones]
-        rX = [[self.row(stretch, i, at[r], numbers[r], ones[r]) for i in self.inputs] for r in range(R)]
-        found = [self.results(stretch, [self.pieces(x) for x in rX[r]], numbers[r], at[r]) for r in range(R)]
+        rX, rY = ([self.held.empty(i, R) for i in of] for of in (self.inputs, self.outputs))
+        for r in cutlass.range(R, unroll_full=True):
+            row = short_work.row_of(stretch.lane, group * R + r, stretch.pairs)
+            of_row = [one[r] for one in ones]
+            numbers = self.numbers(stretch, of_row)
+            for i in self.inputs:
+                self.row(stretch, i, row, numbers, of_row, rX[i][None, None, r])
+        for r in cutlass.range(R, unroll_full=True):
+            row = short_work.row_of(stretch.lane, group * R + r, stretch.pairs)
+            found = [self.pieces(x[None, None, r]) for x in rX]
+            numbers = self.numbers(stretch, [one[r] for one in ones])
+            results, groups = self.results(stretch, found, numbers, row)
+            for j in cutlass.range_constexpr(len(self.outputs)):
+                for k in cutlass.range_constexpr(s.capacity // s.piece):
+                    pack(results[j], rY[j][None, k, r])
+            for j in cutlass.range_constexpr(len(self.group_outputs)):
+                i = self.group_outputs[j]
+                gX = self.numbers_at(stretch, i, row)
+                if row < stretch.rows:
+                    gX[0] = groups[j].to(self.dtypes[i])
         if const_expr(
             s.shares_words
         ):  # a lane writes its half of a word when its neighbour has read the other
             cute.arch.sync_warp()
-        for r in cutlass.range_constexpr(R):
-            results, groups = found[r]
+        for r in cutlass.range(R, unroll_full=True):
+            row = short_work.row_of(stretch.lane, group * R + r, stretch.pairs)
             for j in cutlass.range_constexpr(len(self.outputs)):
-                i = self.outputs[j]
-                rY = self.held.empty(i)
-                for k in cutlass.range_constexpr(s.capacity // s.piece):
-                    pack(results[j], rY[None, k])
-                self.held.exchange(stretch, i, at[r], self.held.flat(rY), True)
-            for j in cutlass.range_constexpr(len(self.group_outputs)):
-                i = self.group_outputs[j]
-                gX = self.numbers_at(stretch, i, at[r])
-                if at[r] < stretch.rows:
-                    gX[0] = groups[j].to(self.dtypes[i])
+                self.held.exchange(stretch, self.outputs[j], row, self.held.flat(rY[j][None, None, r]), True)
         if const_expr(s.shares_words):
             cute.arch.sync_warp()
 
-    def row(self, stretch: Stretch, i: int, row: Int32, numbers: dict, ones: list) -> cute.Tensor:
-        """rX: a row of operand i in registers, (element of a piece, piece), over padding."""
+    def row(self, stretch: Stretch, i: int, row: Int32, numbers: dict, ones: list, rX: cute.Tensor):
+        """Bring a row of operand i to registers, over padding."""
         if i in self.single:
-            rX, one = self.held.empty(i), ones[self.single.index(i)]
+            one = ones[self.single.index(i)]
             flat, nothing = self.held.flat(rX), self.dtypes[i](self.math.padding[i])
             for j in range(self.spec.capacity):
                 flat[j] = select(j < stretch.columns, one, nothing)
-            return rX
+            return
         if i in self.apart:
             repeat = Int32(stretch.mX[i].reduced[0])
             row = short_work.distinct_row(stretch.first_row, stretch.rows, repeat, row)
-        return self.held.read(stretch, i, row, self.nothing(i, numbers))
+        self.held.read(stretch, i, row, self.nothing(i, numbers), rX)
 
     def nothing(self, i: int, numbers: dict) -> cutlass.Numeric:
         """Padding of operand i. What is negated with the elements by a negative scale is the opposite."""
@@ -418,54 +434,48 @@ class ShortKernel:
         rX = [cute.make_rmem_tensor((s.vector, K), self.dtypes[i]) for i in self.inputs]
         for i in self.inputs:
             rX[i].fill(self.dtypes[i](self.math.padding[i]))
-        for k in cutlass.range_constexpr(K):
+        ones = self.no_ones(R, K)
+        for k in cutlass.range(K, unroll_full=True):
             first = self.first_of(stretch, k)
             for i in self.dense:
                 tXgX = self.vector_at(stretch, i, k)
                 if first + s.vector <= stretch.left:
                     load(tXgX, rX[i][None, k], s.access[i], stretch.policy)
                 else:
-                    for e in cutlass.range_constexpr(s.vector):
+                    for e in cutlass.range(s.vector, unroll_full=True):
                         if first + e < stretch.left:
                             rX[i][e, k] = tXgX[e]
-        ones = [
-            [self.ones(stretch, self.first_of(stretch, k) // s.capacity + r) for r in range(R)]
-            for k in range(K)
-        ]
-        for k in cutlass.range_constexpr(K):
+            for r in cutlass.range(R, unroll_full=True):
+                self.ones(stretch, first // s.capacity + r, ones, r, k)
+        for k in cutlass.range(K, unroll_full=True):
             first = self.first_of(stretch, k)
-            for r in cutlass.range_constexpr(R):
+            rY = [cute.make_rmem_tensor(s.vector, self.dtypes[i]) for i in self.outputs]
+            numbers = [cute.make_rmem_tensor(R, self.dtypes[i]) for i in self.group_outputs]
+            for r in cutlass.range(R, unroll_full=True):
+                of_row = [one[r, k] for one in ones]
                 for j in cutlass.range_constexpr(len(self.single)):
-                    self.row_in(rX[self.single[j]], r, k).fill(ones[k][r][j])
-            found = [
-                self.results(
-                    stretch,
-                    [[partial(self.row_in, rX[i], r, k)] for i in self.inputs],
-                    self.numbers(stretch, ones[k][r]),
-                    first // s.capacity + r,
-                )
-                for r in range(R)
-            ]
+                    self.row_in(rX[self.single[j]], r, k).fill(of_row[j])
+                found = [[partial(self.row_in, x, r, k)] for x in rX]
+                row = first // s.capacity + r
+                results, groups = self.results(stretch, found, self.numbers(stretch, of_row), row)
+                for j in cutlass.range_constexpr(len(self.outputs)):
+                    pack(results[j], part(rY[j], r * s.capacity, s.capacity))
+                for j in cutlass.range_constexpr(len(self.group_outputs)):
+                    numbers[j][r] = groups[j].to(numbers[j].element_type)
             for j in cutlass.range_constexpr(len(self.outputs)):
                 i = self.outputs[j]
-                rY = cute.make_rmem_tensor(s.vector, self.dtypes[i])
-                for r in cutlass.range_constexpr(R):
-                    pack(found[r][0][j], part(rY, r * s.capacity, s.capacity))
-                self.store_some(rY, self.vector_at(stretch, i, k), stretch.left - first, s.access[i])
+                self.store_some(rY[j], self.vector_at(stretch, i, k), stretch.left - first, s.access[i])
             for j in cutlass.range_constexpr(len(self.group_outputs)):
-                self.store_numbers(stretch, j, first // s.capacity, [groups[j] for _, groups in found])
+                self.store_numbers(stretch, j, first // s.capacity, numbers[j])
 
     @cute.jit
-    def store_numbers(self, stretch: Stretch, j: cutlass.Constexpr[int], row: Int32, numbers: list):
+    def store_numbers(self, stretch: Stretch, j: cutlass.Constexpr[int], row: Int32, rY: cute.Tensor):
         """Store what group output j has for the rows of a vector, from `row` on."""
         s, i = self.spec, self.group_outputs[j]
-        rY = cute.make_rmem_tensor(len(numbers), self.dtypes[i])
-        for r in cutlass.range_constexpr(len(numbers)):
-            rY[r] = numbers[r].to(self.dtypes[i])
         if const_expr(s.kept_modes == 1):
             self.store_some(rY, self.numbers_at(stretch, i, row), stretch.rows - row, s.access[i])
         else:
-            for r in cutlass.range_constexpr(len(numbers)):
+            for r in cutlass.range(cute.size(rY), unroll_full=True):
                 gY = self.numbers_at(stretch, i, row + r)
                 if row + r < stretch.rows:
                     gY[0] = rY[r]
@@ -480,6 +490,6 @@ class ShortKernel:
         if left >= cute.size(src):
             self.store_vector(src, dst, access)
         else:
-            for e in cutlass.range_constexpr(cute.size(src)):
+            for e in cutlass.range(cute.size(src), unroll_full=True):
                 if e < left:
                     dst[e] = src[e]

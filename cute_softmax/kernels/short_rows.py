@@ -104,23 +104,26 @@ class SharedRows:
         sX = self.shared_at(stretch, i, offset, WORD // self.dtypes[i].width)
         return cute.make_tensor(cute.recast_ptr(sX.iterator, dtype=Uint32), cute.make_layout(1))
 
-    def empty(self, i: int) -> cute.Tensor:
-        """Registers for a row of operand i, (element of a piece, piece)."""
+    def empty(self, i: int, rows: int) -> cute.Tensor:
+        """Registers for rows of operand i, (element of a piece, piece, row)."""
         s = self.spec
-        return cute.make_rmem_tensor((s.piece, s.capacity // s.piece), self.dtypes[i])
+        return cute.make_rmem_tensor((s.piece, s.capacity // s.piece, rows), self.dtypes[i])
 
     @cute.jit
     def read(
-        self, stretch: Stretch, i: cutlass.Constexpr[int], row: Int32, nothing: cutlass.Numeric
-    ) -> cute.Tensor:
-        """A row in registers, over padding."""
-        rX = self.empty(i)
+        self,
+        stretch: Stretch,
+        i: cutlass.Constexpr[int],
+        row: Int32,
+        nothing: cutlass.Numeric,
+        rX: cute.Tensor,
+    ):
+        """A row into registers, over padding."""
         rX.fill(nothing)
         if const_expr(self.dtypes[i].width == BYTE):
             self.read_bytes(stretch, i, row, self.flat(rX))
         else:
             self.exchange(stretch, i, row, self.flat(rX), False)
-        return rX
 
     @cute.jit
     def exchange(
@@ -317,4 +320,4 @@ class SharedRows:
                     held[j] = sX[j]
             for j in cutlass.range_constexpr(W):
                 word = funnel_shift(held[j], held[j + 1], (start & (BYTES - 1)) * BYTE)
-                rX[j] = word & short_work.bytes_of_word(j, columns)
+                rX[j] = word & Uint32(short_work.bytes_of_word(j, columns))
