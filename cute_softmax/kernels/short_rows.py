@@ -5,7 +5,6 @@ A row goes to registers and back in the widest pieces that all rows of its lengt
 """
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 import cutlass
 import cutlass.cute as cute
@@ -166,30 +165,11 @@ class SharedRows:
     ):
         """A row of pieces of so many elements."""
         C, sure = self.spec.capacity, self.spec.sure
-        if const_expr(size == self.spec.vector):
-            for j in cutlass.range_constexpr(0, C, size):
-                sX = self.piece_at(stretch, i, row, j)
-                if const_expr(j < sure) or j < stretch.columns:
-                    self.move(sX, part(flat, j, size), write)
-        else:
-            dtype, start = self.dtypes[i], self.shared_at(stretch, i, row * stretch.columns, size)
-            sX = cute.make_tensor(start.iterator, cute.make_layout(C))
-            if const_expr(sure > 0):
-                self.move(part(sX, 0, sure), part(flat, 0, sure), write)
-            exist = [j < stretch.columns for j in range(sure, C, size)]
-            self.move_if(part(sX, sure, C - sure), part(flat, sure, C - sure), exist, write)
-
-    def move_if(self, sX: cute.Tensor, rX: cute.Tensor, exist: list[Boolean], write: bool):
-        """Shared memory to registers, or the opposite, in as many pieces as there are predicates."""
-        n, dtype = len(exist), sX.element_type
-        size = cute.size(sX) // n
-        pX = cute.make_rmem_tensor(n, Boolean)
-        for j, exists in enumerate(exist):
-            pX[j] = exists
-        layout = cute.make_layout(((size, 1), n), stride=((1, 0), size))
-        src, dst = (cute.make_tensor(t.iterator, layout) for t in ((rX, sX) if write else (sX, rX)))
-        atom = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), dtype, num_bits_per_copy=size * dtype.width)
-        cute.copy(atom, src, dst, pred=cute.make_tensor(pX.iterator, cute.make_layout((1, n), stride=(0, 1))))
+        for j in cutlass.range(0, sure, size, unroll_full=True):
+            self.move(self.piece_at(stretch, i, row, j, size), part(flat, j, size), write)
+        for j in cutlass.range(sure, C, size, unroll_full=True):
+            if j < stretch.columns:
+                self.move(self.piece_at(stretch, i, row, j, size), part(flat, j, size), write)
 
     def move(self, sX: cute.Tensor, rX: cute.Tensor, write: bool):
         """Shared memory to registers, or the opposite."""
@@ -202,11 +182,13 @@ class SharedRows:
         """The row as a vector."""
         return cute.make_tensor(rX.iterator, cute.make_layout(self.spec.capacity))
 
-    def piece_at(self, stretch: Stretch, i: int, row: Int32, j: int) -> cute.Tensor:
-        """sX: the vector of a row in shared memory that begins with its element j."""
+    def piece_at(self, stretch: Stretch, i: int, row: Int32, j: Int32, size: int) -> cute.Tensor:
+        """sX: the elements j .. j + size of a row in shared memory."""
         V = self.spec.vector
-        v = row * (stretch.columns // V) + j // V
-        return self.place(stretch, i, short_work.place_of(v, stretch.skew))
+        if size == V:
+            v = row * (stretch.columns // V) + j // V
+            return self.place(stretch, i, short_work.place_of(v, stretch.skew))
+        return self.shared_at(stretch, i, row * stretch.columns + j, size)
 
     # Rows of 16-bit elements that begin anywhere: by words of two.
 
@@ -241,24 +223,25 @@ class SharedRows:
         if const_expr(odd == 1):
             held = cute.make_rmem_tensor(W + 1, Uint32)
             held.fill(nothing)
-        if const_expr(sure + odd > 0):
-            self.move(part(sX, 0, sure + odd), part(held, 0, sure + odd), False)
+        for j in cutlass.range(sure + odd, unroll_full=True):
+            held[j] = sX[j]
         for c in cutlass.range_constexpr(sure, W, CHUNK // 2):
             end = min(c + CHUNK // 2, W)
-            some = part(sX, c + odd, end - c), part(held, c + odd, end - c)
             if 2 * end <= columns:
-                self.move(*some, False)
+                for j in cutlass.range(c + odd, end + odd, unroll_full=True):
+                    held[j] = sX[j]
             else:
                 if 2 * c < columns:
-                    exist = [short_work.word_is_read(j, columns, odd) for j in range(c, end)]
-                    self.move_if(*some, exist, False)
-                    if const_expr(odd == 0):
-                        # Behind the row's last element comes another row.
-                        for j in cutlass.range_constexpr(c, end):
+                    for j in cutlass.range(c, end, unroll_full=True):
+                        if short_work.word_is_read(j, columns, odd):
+                            held[j + odd] = sX[j + odd]
+                        if const_expr(odd == 0):
+                            # Behind the row's last element comes another row.
                             last = (held[j] & Uint32(0xFFFF)) | (nothing & Uint32(0xFFFF0000))
                             held[j] = select(short_work.word_is_last(j, columns), last, held[j])
         if const_expr(odd == 1):
-            self.shift(held, rX)
+            for j in cutlass.range(W, unroll_full=True):
+                rX[j] = funnel_shift(held[j], held[j + 1], Int32(HALF))
 
     @cute.jit
     def write_words(
@@ -271,32 +254,28 @@ class SharedRows:
         odd: cutlass.Constexpr[int],
     ):
         """The opposite of `read_words`; of words that neighbours share, the row's half. halves: sX by the element."""
-        W, sure = self.spec.capacity // 2, self.spec.sure // 2
+        W, sure = self.spec.capacity // 2 - odd, self.spec.sure // 2
         held = rX
         if const_expr(odd == 1):
             halves[1] = flat[0]
-            held = cute.make_rmem_tensor(W - 1, Uint32)
-            self.shift(rX, held)
-        if const_expr(sure > 0):
-            self.move(part(sX, odd, sure), part(held, 0, sure), True)
+            held = cute.make_rmem_tensor(W, Uint32)
+            for j in cutlass.range(W, unroll_full=True):
+                held[j] = funnel_shift(rX[j], rX[j + 1], Int32(HALF))
+        for j in cutlass.range(sure, unroll_full=True):
+            sX[j + odd] = held[j]
         for c in cutlass.range_constexpr(sure, W, CHUNK // 2):
-            end = min(c + CHUNK // 2, W - odd)
-            some = part(sX, c + odd, end - c), part(held, c, end - c)
+            end = min(c + CHUNK // 2, W)
             if 2 * end + odd <= columns:
-                self.move(*some, True)
+                for j in cutlass.range(c, end, unroll_full=True):
+                    sX[j + odd] = held[j]
             else:
                 if 2 * c < columns:
-                    self.move_if(*some, [short_work.word_is_written(j, columns, odd) for j in range(c, end)], True)
-                    if const_expr(odd == 0):
-                        for j in cutlass.range_constexpr(c, end):
+                    for j in cutlass.range(c, end, unroll_full=True):
+                        if short_work.word_is_written(j, columns, odd):
+                            sX[j + odd] = held[j]
+                        if const_expr(odd == 0):
                             if short_work.word_is_last(j, columns):
                                 halves[2 * j] = flat[2 * j]
-
-    def shift(self, src: cute.Tensor, dst: cute.Tensor):
-        """Words to registers, of each two neighbours the upper half of the first and the lower half of the second."""
-        words = [src[j] for j in range(cute.size(dst) + 1)]
-        for j, both in enumerate(pairwise(words)):
-            dst[j] = funnel_shift(*both, Int32(HALF))
 
     # Rows of bytes that begin anywhere: by words, shifted.
 
