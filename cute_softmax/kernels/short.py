@@ -235,11 +235,15 @@ class ShortKernel:
             shift = Int32(source & (WORD // 8 - 1)) * 8
             source = source - source % (WORD // 8)
             for first in cutlass.range(stretch.lane, words, WARP * TURNS, unroll=1):
-                which = [smaller(first + WARP * turn, words - 1) for turn in range(TURNS)]
-                held = [[element(Uint32, source, word + j)[0] for j in range(2)] for word in which]
-                for turn in cutlass.range_constexpr(TURNS):
-                    sX = self.held.word_at(stretch, i, to + head + which[turn] * each)
-                    sX[0] = funnel_shift(*held[turn], shift)
+                held = cute.make_rmem_tensor((2, TURNS), Uint32)
+                for turn in cutlass.range(TURNS, unroll_full=True):
+                    word = smaller(first + WARP * turn, words - 1)
+                    for j in cutlass.range_constexpr(2):
+                        held[j, turn] = element(Uint32, source, word + j)[0]
+                for turn in cutlass.range(TURNS, unroll_full=True):
+                    word = smaller(first + WARP * turn, words - 1)
+                    sX = self.held.word_at(stretch, i, to + head + word * each)
+                    sX[0] = funnel_shift(held[0, turn], held[1, turn], shift)
 
     @cute.jit
     def copy_elements(
@@ -248,10 +252,13 @@ class ShortKernel:
         """The same element by element."""
         for first in cutlass.range(stretch.lane, count, WARP * TURNS, unroll=1):
             # Beyond the end the last one again: behind a predicate the compiler would wait for each.
-            at = [smaller(first + WARP * turn, count - 1) for turn in range(TURNS)]
-            held = [stretch.mX[i].element(start + e)[0] for e in at]
-            for turn in cutlass.range_constexpr(TURNS):
-                sX = self.held.element(stretch, i, to + at[turn])
+            held = cute.make_rmem_tensor(TURNS, self.dtypes[i])
+            for turn in cutlass.range(TURNS, unroll_full=True):
+                at = smaller(first + WARP * turn, count - 1)
+                held[turn] = stretch.mX[i].element(start + at)[0]
+            for turn in cutlass.range(TURNS, unroll_full=True):
+                at = smaller(first + WARP * turn, count - 1)
+                sX = self.held.element(stretch, i, to + at)
                 sX[0] = held[turn]
 
     @cute.jit

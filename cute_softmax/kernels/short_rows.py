@@ -214,9 +214,7 @@ class SharedRows:
             self.read_words(sX, rX, columns, odd)
 
     @cute.jit
-    def read_words(
-        self, sX: cute.Tensor, rX: cute.Tensor, columns: Int32, odd: cutlass.Constexpr[int]
-    ):
+    def read_words(self, sX: cute.Tensor, rX: cute.Tensor, columns: Int32, odd: cutlass.Constexpr[int]):
         """sX: words of a row, and rX: registers for it, which have padding."""
         W, sure = self.spec.capacity // 2, self.spec.sure // 2
         nothing, held = rX[0], rX
@@ -294,9 +292,13 @@ class SharedRows:
             sX = cute.make_tensor(cute.recast_ptr(sX.iterator, dtype=Uint32), cute.make_layout(W + 1))
             held = cute.make_rmem_tensor(W + 1, Uint32)
             held.fill(Uint32(0))
-            for j in cutlass.range_constexpr(W + 1):
+            sure = s.sure // BYTES
+            for j in cutlass.range(sure, unroll_full=True):
+                held[j] = sX[j]
+            for j in cutlass.range(sure, W + 1, unroll_full=True):
                 if short_work.byte_word_is_read(j, columns):
                     held[j] = sX[j]
-            for j in cutlass.range_constexpr(W):
-                word = funnel_shift(held[j], held[j + 1], (start & (BYTES - 1)) * BYTE)
-                rX[j] = word & Uint32(short_work.bytes_of_word(j, columns))
+            for j in cutlass.range(W, unroll_full=True):
+                rX[j] = funnel_shift(held[j], held[j + 1], (start & (BYTES - 1)) * BYTE)
+            for j in cutlass.range(sure, W, unroll_full=True):
+                rX[j] = rX[j] & Uint32(short_work.bytes_of_word(j, columns))
