@@ -22,7 +22,7 @@ from functools import partial
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Int64, Uint32, const_expr
+from cutlass import Boolean, Float32, Int32, Int64, const_expr
 
 from layouts.trace import observe
 
@@ -33,8 +33,6 @@ from .common.copy import (
     DTYPES,
     Fragment,
     GlobalTensor,
-    element,
-    funnel_shift,
     global_pointer,
     global_tensors,
     in_global,
@@ -47,10 +45,10 @@ from .common.copy import (
 from .common.index import dot, of_row, reach_of, select, smaller
 from .maths.maths import RowMath
 from .maths.scores import Given, floats
-from .short_rows import WORD, SharedRows, Stretch, part
+from .short_rows import SharedRows, Stretch, part
 
-# Words of rows that lie apart that each lane has under way at once.
-TURNS = 8
+# Vectors of a stretch that are written out one behind another: all of them would be a fifth of the code.
+STEPS = 4
 
 
 class ShortKernel:
@@ -185,7 +183,7 @@ class ShortKernel:
     def load(self, stretch: Stretch):
         """Start to load a stretch into shared memory. What does not exist stays as it is: nothing of it is stored."""
         s = self.spec
-        for k in cutlass.range(s.steps, unroll=4):
+        for k in cutlass.range(s.steps, unroll=STEPS):
             first = self.first_of(stretch, k)
             place = short_work.place_of_step(stretch.lane, k, stretch.skew)
             for i in self.dense:
@@ -211,61 +209,14 @@ class ShortKernel:
         while row < end:
             behind = smaller((row // run + 1) * run, end)
             start = dot(self.place_of(stretch, row // run * run * repeat), mX.kept) + row % run * columns
-            self.copy_run(stretch, i, start, (row - begin) * columns, (behind - row) * columns)
+            self.held.copy_run(stretch, i, start, (row - begin) * columns, (behind - row) * columns)
             row = behind
-
-    @cute.jit
-    def copy_run(self, stretch: Stretch, i: cutlass.Constexpr[int], start: Int64, to: Int32, count: Int32):
-        """So many elements of an operand, from one on, to an element of the stretch on in shared memory: by words, but
-        for the ends."""
-        mX, each = stretch.mX[i], WORD // self.dtypes[i].width
-        if const_expr(each == 1):
-            self.copy_elements(stretch, i, start, to, count)
-        else:
-            head, words = short_work.words_of_run(to, count, each)
-            tail = head + words * each
-            # Both ends at once: there are no more elements than half the lanes.
-            ends = head + count - tail
-            at = stretch.lane + select(stretch.lane < head, Int32(0), tail - head)
-            if stretch.lane < ends:
-                sX = self.held.element(stretch, i, to + at)
-                sX[0] = mX.element(start + at)[0]
-            # Each word from the two that it lies in.
-            source = mX.address + (start + head) * mX.itemsize
-            shift = Int32(source & (WORD // 8 - 1)) * 8
-            source = source - source % (WORD // 8)
-            for first in cutlass.range(stretch.lane, words, WARP * TURNS, unroll=1):
-                held = cute.make_rmem_tensor((2, TURNS), Uint32)
-                for turn in cutlass.range(TURNS, unroll_full=True):
-                    word = smaller(first + WARP * turn, words - 1)
-                    for j in cutlass.range_constexpr(2):
-                        held[j, turn] = element(Uint32, source, word + j)[0]
-                for turn in cutlass.range(TURNS, unroll_full=True):
-                    word = smaller(first + WARP * turn, words - 1)
-                    sX = self.held.word_at(stretch, i, to + head + word * each)
-                    sX[0] = funnel_shift(held[0, turn], held[1, turn], shift)
-
-    @cute.jit
-    def copy_elements(
-        self, stretch: Stretch, i: cutlass.Constexpr[int], start: Int64, to: Int32, count: Int32
-    ):
-        """The same element by element."""
-        for first in cutlass.range(stretch.lane, count, WARP * TURNS, unroll=1):
-            # Beyond the end the last one again: behind a predicate the compiler would wait for each.
-            held = cute.make_rmem_tensor(TURNS, self.dtypes[i])
-            for turn in cutlass.range(TURNS, unroll_full=True):
-                at = smaller(first + WARP * turn, count - 1)
-                held[turn] = stretch.mX[i].element(start + at)[0]
-            for turn in cutlass.range(TURNS, unroll_full=True):
-                at = smaller(first + WARP * turn, count - 1)
-                sX = self.held.element(stretch, i, to + at)
-                sX[0] = held[turn]
 
     @cute.jit
     def store(self, stretch: Stretch):
         """Store a stretch of results from shared memory."""
         s = self.spec
-        for k in cutlass.range(s.steps, unroll=4):
+        for k in cutlass.range(s.steps, unroll=STEPS):
             first = self.first_of(stretch, k)
             place = short_work.place_of_step(stretch.lane, k, stretch.skew)
             for i in self.outputs:
@@ -288,6 +239,10 @@ class ShortKernel:
 
     # Rows of a thread.
 
+    def row_of(self, stretch: Stretch, group: Int32, r: Int32) -> Int32:
+        """Which row of the stretch is a thread's r-th of those that it works on at once."""
+        return short_work.row_of(stretch.lane, group * self.spec.rows_per_thread + r, stretch.pairs)
+
     def place_of(self, stretch: Stretch, row: Int32) -> list[Int64]:
         """A row's index in each kept mode, the slowest first."""
         return of_row(row, stretch.sizes, bool(self.spec.prologue))
@@ -301,9 +256,8 @@ class ShortKernel:
     @cute.jit
     def ones_of(self, stretch: Stretch, group: Int32, ones: list[cute.Tensor]):
         """What each of the rows has one of that a thread works on at once."""
-        R = self.spec.rows_per_thread
-        for r in cutlass.range(R, unroll_full=True):
-            self.ones(stretch, short_work.row_of(stretch.lane, group * R + r, stretch.pairs), ones, r)
+        for r in cutlass.range(self.spec.rows_per_thread, unroll_full=True):
+            self.ones(stretch, self.row_of(stretch, group, r), ones, r)
 
     def ones(self, stretch: Stretch, row: Int32, ones: list[cute.Tensor], *where: Int32):
         """What a row has one of; of rows that do not exist what the last one has."""
@@ -322,17 +276,16 @@ class ShortKernel:
     @cute.jit
     def rows(self, stretch: Stretch, group: Int32, ones: list[cute.Tensor]):
         """Some rows of each thread, from shared memory and back to it."""
-        s = self.spec
-        R = s.rows_per_thread
+        s, R = self.spec, self.spec.rows_per_thread
         rX, rY = ([self.held.empty(i, R) for i in of] for of in (self.inputs, self.outputs))
         for r in cutlass.range(R, unroll_full=True):
-            row = short_work.row_of(stretch.lane, group * R + r, stretch.pairs)
+            row = self.row_of(stretch, group, r)
             of_row = [one[r] for one in ones]
             numbers = self.numbers(stretch, of_row)
             for i in self.inputs:
                 self.row(stretch, i, row, numbers, of_row, rX[i][None, None, r])
         for r in cutlass.range(R, unroll_full=True):
-            row = short_work.row_of(stretch.lane, group * R + r, stretch.pairs)
+            row = self.row_of(stretch, group, r)
             found = [self.pieces(x[None, None, r]) for x in rX]
             numbers = self.numbers(stretch, [one[r] for one in ones])
             results, groups = self.results(stretch, found, numbers, row)
@@ -344,29 +297,38 @@ class ShortKernel:
                 gX = self.numbers_at(stretch, i, row)
                 if row < stretch.rows:
                     gX[0] = groups[j].to(self.dtypes[i])
-        if const_expr(
-            s.shares_words
-        ):  # a lane writes its half of a word when its neighbour has read the other
+        # A lane writes its half of a word when its neighbour has read the other.
+        if const_expr(s.shares_words):
             cute.arch.sync_warp()
         for r in cutlass.range(R, unroll_full=True):
-            row = short_work.row_of(stretch.lane, group * R + r, stretch.pairs)
+            row = self.row_of(stretch, group, r)
             for j in cutlass.range_constexpr(len(self.outputs)):
                 self.held.exchange(stretch, self.outputs[j], row, self.held.flat(rY[j][None, None, r]), True)
         if const_expr(s.shares_words):
             cute.arch.sync_warp()
 
-    def row(self, stretch: Stretch, i: int, row: Int32, numbers: dict, ones: list, rX: cute.Tensor):
+    @cute.jit
+    def row(
+        self,
+        stretch: Stretch,
+        i: cutlass.Constexpr[int],
+        row: Int32,
+        numbers: dict,
+        ones: list,
+        rX: cute.Tensor,
+    ):
         """Bring a row of operand i to registers, over padding."""
-        if i in self.single:
-            one = ones[self.single.index(i)]
-            flat, nothing = self.held.flat(rX), self.dtypes[i](self.math.padding[i])
-            for j in range(self.spec.capacity):
-                flat[j] = select(j < stretch.columns, one, nothing)
-            return
-        if i in self.apart:
-            repeat = Int32(stretch.mX[i].reduced[0])
-            row = short_work.distinct_row(stretch.first_row, stretch.rows, repeat, row)
-        self.held.read(stretch, i, row, self.nothing(i, numbers), rX)
+        rX.fill(self.nothing(i, numbers))
+        if const_expr(i in self.single):
+            flat, one = self.held.flat(rX), ones[self.single.index(i)]
+            for j in cutlass.range(self.spec.capacity, unroll_full=True):
+                if j < stretch.columns:
+                    flat[j] = one
+        else:
+            if const_expr(i in self.apart):
+                repeat = Int32(stretch.mX[i].reduced[0])
+                row = short_work.distinct_row(stretch.first_row, stretch.rows, repeat, row)
+            self.held.read(stretch, i, row, self.held.flat(rX))
 
     def nothing(self, i: int, numbers: dict) -> cutlass.Numeric:
         """Padding of operand i. What is negated with the elements by a negative scale is the opposite."""

@@ -12,19 +12,23 @@ from cutlass import Boolean, Int32, Int64, Uint32, const_expr
 
 from layouts.trace import observe
 
+from ..plan import WARP
 from ..plan.short import BYTES, CHUNK, ShortClass
 from . import short_work
-from .common.copy import DTYPES, GlobalTensor, funnel_shift, in_shared
-from .common.index import select
+from .common.copy import DTYPES, GlobalTensor, element, funnel_shift, in_shared
+from .common.index import select, smaller
 from .maths.maths import RowMath
 
 WORD, HALF, BYTE = 32, 16, 8  # bits
+# Words of rows that lie apart that each lane has under way at once.
+TURNS = 8
 
 
 @dataclass(frozen=True)
 class Stretch:
     """What a thread knows of its warp's stretch.
 
+    columns: elements of a row; a plain number where the class has one length, so that nothing is decided at run time.
     tv: the layout of that name. begin: the stretch's first element in memory; first_row: its first row. left: elements
     of it that exist; rows: that do. sX: its part of shared memory, of each full operand, None of single elements; skew:
     places left empty there, see `short_work.skew_of`; pairs: see `short_work.in_pairs`.
@@ -103,26 +107,69 @@ class SharedRows:
         sX = self.shared_at(stretch, i, offset, WORD // self.dtypes[i].width)
         return cute.make_tensor(cute.recast_ptr(sX.iterator, dtype=Uint32), cute.make_layout(1))
 
+    # Rows that lie apart, from global memory.
+
+    @cute.jit
+    def copy_run(self, stretch: Stretch, i: cutlass.Constexpr[int], start: Int64, to: Int32, count: Int32):
+        """So many elements of an operand, from one on, to an element of the stretch on in shared memory: by words, but
+        for the ends."""
+        mX, each = stretch.mX[i], WORD // self.dtypes[i].width
+        if const_expr(each == 1):
+            self.copy_elements(stretch, i, start, to, count)
+        else:
+            head, words = short_work.words_of_run(to, count, each)
+            tail = head + words * each
+            # Both ends at once: there are no more elements than half the lanes.
+            ends = head + count - tail
+            at = stretch.lane + select(stretch.lane < head, Int32(0), tail - head)
+            if stretch.lane < ends:
+                sX = self.element(stretch, i, to + at)
+                sX[0] = mX.element(start + at)[0]
+            # Each word from the two that it lies in.
+            source = mX.address + (start + head) * mX.itemsize
+            shift = Int32(source & (WORD // 8 - 1)) * 8
+            source = source - source % (WORD // 8)
+            for first in cutlass.range(stretch.lane, words, WARP * TURNS, unroll=1):
+                held = cute.make_rmem_tensor((2, TURNS), Uint32)
+                for turn in cutlass.range(TURNS, unroll_full=True):
+                    word = smaller(first + WARP * turn, words - 1)
+                    for j in cutlass.range_constexpr(2):
+                        held[j, turn] = element(Uint32, source, word + j)[0]
+                for turn in cutlass.range(TURNS, unroll_full=True):
+                    word = smaller(first + WARP * turn, words - 1)
+                    sX = self.word_at(stretch, i, to + head + word * each)
+                    sX[0] = funnel_shift(held[0, turn], held[1, turn], shift)
+
+    @cute.jit
+    def copy_elements(
+        self, stretch: Stretch, i: cutlass.Constexpr[int], start: Int64, to: Int32, count: Int32
+    ):
+        """The same element by element."""
+        for first in cutlass.range(stretch.lane, count, WARP * TURNS, unroll=1):
+            # Beyond the end the last one again: behind a predicate the compiler would wait for each.
+            held = cute.make_rmem_tensor(TURNS, self.dtypes[i])
+            for turn in cutlass.range(TURNS, unroll_full=True):
+                at = smaller(first + WARP * turn, count - 1)
+                held[turn] = stretch.mX[i].element(start + at)[0]
+            for turn in cutlass.range(TURNS, unroll_full=True):
+                at = smaller(first + WARP * turn, count - 1)
+                sX = self.element(stretch, i, to + at)
+                sX[0] = held[turn]
+
+    # Rows of a thread.
+
     def empty(self, i: int, rows: int) -> cute.Tensor:
         """Registers for rows of operand i, (element of a piece, piece, row)."""
         s = self.spec
         return cute.make_rmem_tensor((s.piece, s.capacity // s.piece, rows), self.dtypes[i])
 
     @cute.jit
-    def read(
-        self,
-        stretch: Stretch,
-        i: cutlass.Constexpr[int],
-        row: Int32,
-        nothing: cutlass.Numeric,
-        rX: cute.Tensor,
-    ):
+    def read(self, stretch: Stretch, i: cutlass.Constexpr[int], row: Int32, flat: cute.Tensor):
         """A row into registers, over padding."""
-        rX.fill(nothing)
         if const_expr(self.dtypes[i].width == BYTE):
-            self.read_bytes(stretch, i, row, self.flat(rX))
+            self.read_bytes(stretch, i, row, flat)
         else:
-            self.exchange(stretch, i, row, self.flat(rX), False)
+            self.exchange(stretch, i, row, flat, False)
 
     @cute.jit
     def exchange(
@@ -272,7 +319,8 @@ class SharedRows:
                         if short_work.word_is_written(j, columns, odd):
                             sX[j + odd] = held[j]
                         if const_expr(odd == 0):
-                            if short_work.word_is_last(j, columns):
+                            last = short_work.word_is_last(j, columns)
+                            if last:
                                 halves[2 * j] = flat[2 * j]
 
     # Rows of bytes that begin anywhere: by words, shifted.

@@ -46,7 +46,8 @@ BLOCKS_APART = 4
 class ShortClass(ClassBase):
     """What is compiled for the `short` movement: everything that shapes the code, as plain numbers.
 
-    capacity, least: elements of the longest row and of the shortest. columns: of all rows, where the class is for one length; else 0.
+    capacity, least: elements of the longest row and of the shortest. columns: of all rows, where the class is for one
+        length; else 0.
     whole: whether a vector holds several rows, or one: then rows stay in the registers that they are loaded to.
     vector: elements of an access, 16 bytes of the widest full operand. access: per operand, elements of one load or
         store: `vector`, or fewer where the tensor begins off that boundary; 0 for rows that are not `DENSE`; of what
