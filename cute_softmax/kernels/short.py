@@ -239,9 +239,9 @@ class ShortKernel:
 
     # Rows of a thread.
 
-    def row_of(self, stretch: Stretch, group: Int32, r: Int32) -> Int32:
-        """Which row of the stretch is a thread's r-th of those that it works on at once."""
-        return short_work.row_of(stretch.lane, group * self.spec.rows_per_thread + r, stretch.pairs)
+    def row_of(self, stretch: Stretch, turn: Int32) -> Int32:
+        """The row of the stretch that a thread has at its turn."""
+        return short_work.row_of(stretch.lane, turn, stretch.pairs)
 
     def place_of(self, stretch: Stretch, row: Int32) -> list[Int64]:
         """A row's index in each kept mode, the slowest first."""
@@ -256,8 +256,9 @@ class ShortKernel:
     @cute.jit
     def ones_of(self, stretch: Stretch, group: Int32, ones: list[cute.Tensor]):
         """What each of the rows has one of that a thread works on at once."""
-        for r in cutlass.range(self.spec.rows_per_thread, unroll_full=True):
-            self.ones(stretch, self.row_of(stretch, group, r), ones, r)
+        R = self.spec.rows_per_thread
+        for r in cutlass.range(R, unroll_full=True):
+            self.ones(stretch, self.row_of(stretch, group * R + r), ones, r)
 
     def ones(self, stretch: Stretch, row: Int32, ones: list[cute.Tensor], *where: Int32):
         """What a row has one of; of rows that do not exist what the last one has."""
@@ -279,13 +280,13 @@ class ShortKernel:
         s, R = self.spec, self.spec.rows_per_thread
         rX, rY = ([self.held.empty(i, R) for i in of] for of in (self.inputs, self.outputs))
         for r in cutlass.range(R, unroll_full=True):
-            row = self.row_of(stretch, group, r)
+            turn = group * R + r
             of_row = [one[r] for one in ones]
             numbers = self.numbers(stretch, of_row)
             for i in self.inputs:
-                self.row(stretch, i, row, numbers, of_row, rX[i][None, None, r])
+                self.row(stretch, i, turn, numbers, of_row, rX[i][None, None, r])
         for r in cutlass.range(R, unroll_full=True):
-            row = self.row_of(stretch, group, r)
+            row = self.row_of(stretch, group * R + r)
             found = [self.pieces(x[None, None, r]) for x in rX]
             numbers = self.numbers(stretch, [one[r] for one in ones])
             results, groups = self.results(stretch, found, numbers, row)
@@ -301,9 +302,10 @@ class ShortKernel:
         if const_expr(s.shares_words):
             cute.arch.sync_warp()
         for r in cutlass.range(R, unroll_full=True):
-            row = self.row_of(stretch, group, r)
+            turn = group * R + r
             for j in cutlass.range_constexpr(len(self.outputs)):
-                self.held.exchange(stretch, self.outputs[j], row, self.held.flat(rY[j][None, None, r]), True)
+                i, flat = self.outputs[j], self.held.flat(rY[j][None, None, r])
+                self.held.exchange(stretch, i, self.row_of(stretch, turn), turn, flat, True)
         if const_expr(s.shares_words):
             cute.arch.sync_warp()
 
@@ -312,12 +314,12 @@ class ShortKernel:
         self,
         stretch: Stretch,
         i: cutlass.Constexpr[int],
-        row: Int32,
+        turn: Int32,
         numbers: dict,
         ones: list,
         rX: cute.Tensor,
     ):
-        """Bring a row of operand i to registers, over padding."""
+        """Bring the row of a turn of operand i to registers, over padding."""
         rX.fill(self.nothing(i, numbers))
         if const_expr(i in self.single):
             flat, one = self.held.flat(rX), ones[self.single.index(i)]
@@ -325,10 +327,11 @@ class ShortKernel:
                 if j < stretch.columns:
                     flat[j] = one
         else:
+            row = self.row_of(stretch, turn)
             if const_expr(i in self.apart):
                 repeat = Int32(stretch.mX[i].reduced[0])
                 row = short_work.distinct_row(stretch.first_row, stretch.rows, repeat, row)
-            self.held.read(stretch, i, row, self.held.flat(rX))
+            self.held.read(stretch, i, row, turn, self.held.flat(rX))
 
     def nothing(self, i: int, numbers: dict) -> cutlass.Numeric:
         """Padding of operand i. What is negated with the elements by a negative scale is the opposite."""

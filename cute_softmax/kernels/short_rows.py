@@ -13,7 +13,7 @@ from cutlass import Boolean, Int32, Int64, Uint32, const_expr
 from layouts.trace import observe
 
 from ..plan import WARP
-from ..plan.short import BYTES, CHUNK, ShortClass
+from ..plan.short import BYTES, CHUNK, DENSE, ShortClass
 from . import short_work
 from .common.copy import DTYPES, GlobalTensor, element, funnel_shift, in_shared
 from .common.index import select, smaller
@@ -164,12 +164,12 @@ class SharedRows:
         return cute.make_rmem_tensor((s.piece, s.capacity // s.piece, rows), self.dtypes[i])
 
     @cute.jit
-    def read(self, stretch: Stretch, i: cutlass.Constexpr[int], row: Int32, flat: cute.Tensor):
+    def read(self, stretch: Stretch, i: cutlass.Constexpr[int], row: Int32, turn: Int32, flat: cute.Tensor):
         """A row into registers, over padding."""
         if const_expr(self.dtypes[i].width == BYTE):
             self.read_bytes(stretch, i, row, flat)
         else:
-            self.exchange(stretch, i, row, flat, False)
+            self.exchange(stretch, i, row, turn, flat, False)
 
     @cute.jit
     def exchange(
@@ -177,11 +177,15 @@ class SharedRows:
         stretch: Stretch,
         i: cutlass.Constexpr[int],
         row: Int32,
+        turn: Int32,
         flat: cute.Tensor,
         write: cutlass.Constexpr[bool],
     ):
         """A row from shared memory to registers, or the opposite, in the widest pieces that rows of this length are
-        made of. Those do not cross the ends of vectors."""
+        made of. Those do not cross the ends of vectors.
+
+        turn: at which the thread has it.
+        """
         s = self.spec
         V, columns = s.vector, stretch.columns
         if (columns & (V - 1)) == 0:
@@ -192,8 +196,10 @@ class SharedRows:
                 self.pieces(stretch, i, row, flat, write, V // 2)
             else:
                 if const_expr(self.dtypes[i].width == HALF):
-                    # Of rows in pairs all lanes take the same way.
-                    if short_work.begins_within(row * columns):
+                    # Of rows in pairs all lanes take the same way, as the compiler knows: every other turn's row
+                    # begins at a word.
+                    alike = const_expr(s.lying[i] == DENSE and not s.shares_words)
+                    if short_work.begins_within((turn if alike else row) * columns):
                         self.words(stretch, i, row, flat, write, 1)
                     else:
                         self.words(stretch, i, row, flat, write, 0)
