@@ -60,6 +60,7 @@ def test_every_short_row_that_lies_densely():
         assert made.warp_rows * c.warps * made.ctas >= made.rows > made.warp_rows * c.warps * (made.ctas - 1)
         assert made.turns % c.rows_per_thread == 0
         assert c.capacity % c.piece == 0, "the registers of a row are pieces"
+        assert c.sure < c.least <= made.columns, "what is moved without a predicate is the row's"
         assert c.whole == (c.vector % made.columns == 0) and c.vector == 16 // max(c.sizes)
         # Threads with a word in common would overwrite each other's results.
         assert made.pairs or c.whole or made.columns % 2 == 0 or {*c.sizes} != {2}

@@ -102,7 +102,7 @@ class Fast:
         return cute.math.exp2(self.exponent(x, ref), fastmath=True)
 
     def exponentials(self, values: Iterable[Float32], ref: Float32) -> Iterator[Float32]:
-        """`exponential` of each. What they have in common is traced once: of a long row that is most of its trace."""
+        """`exponential` of each; what they have in common is computed once, and not left to the compiler to find."""
         scale = self.scale(ref)
         shift = -self.product(ref, scale)
         return (cute.math.exp2(cute.math.fma(x, scale, shift), fastmath=True) for x in values)
