@@ -50,9 +50,6 @@ from .maths.maths import RowMath
 from .maths.scores import Given, floats
 from .short_rows import SharedRows, Stretch, part
 
-# Vectors of a stretch that are written out one behind another: all of them would be a fifth of the code.
-STEPS = 4
-
 
 class ShortKernel:
     """The kernel of one Plan class.
@@ -186,7 +183,7 @@ class ShortKernel:
     def load(self, stretch: Stretch):
         """Start to load a stretch into shared memory. What does not exist stays as it is: nothing of it is stored."""
         s = self.spec
-        for k in cutlass.range(s.steps, unroll=STEPS):
+        for k in cutlass.range(s.steps, unroll_full=True):
             first = self.first_of(stretch, k)
             place = short_work.place_of_step(stretch.lane, k, stretch.skew)
             for i in self.dense:
@@ -219,7 +216,7 @@ class ShortKernel:
     def store(self, stretch: Stretch):
         """Store a stretch of results from shared memory."""
         s = self.spec
-        for k in cutlass.range(s.steps, unroll=STEPS):
+        for k in cutlass.range(s.steps, unroll_full=True):
             first = self.first_of(stretch, k)
             place = short_work.place_of_step(stretch.lane, k, stretch.skew)
             for i in self.outputs:
