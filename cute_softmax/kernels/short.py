@@ -13,8 +13,8 @@ row once however many have it, and read from there as the others are.
 
     coordinates -> stretch -> shared memory -> load -> read -> reduce -> finish -> write -> store
 
-What is the same for several rows, pieces or words of a thread is in loops that the compiler unrolls (`unroll_full`), not
-in Python's: to trace what these write out took most of the time to compile.
+What is the same for several rows, pieces or words of a thread is in loops that the compiler unrolls (`unroll_full`): to
+trace what loops in Python write out took most of the time to compile.
 
 Warps do not wait for each other. Names: as in `row`. `short_work` has the coordinates and predicates, `short_rows` the
 way between shared memory and registers.
