@@ -140,7 +140,7 @@ class Softmax(RowMath):
         return made
 
     def exponentials(self, values: list, ref: Float32) -> Iterator[Float32]:
-        return (self.exp.exponential(v, ref) for v in values)
+        return self.exp.exponentials(values, ref)
 
     def partial(self, stage: int, values: list, carry: list, width: int) -> tuple:
         (x,) = values
