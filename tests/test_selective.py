@@ -245,8 +245,8 @@ def test_wrong_arguments(call, error, message):
 
 def test_wrong_arguments_of_one_kind():
     logits, index = example((4, 9)), torch.tensor([0, 3, 5, 8])
-    for scale in (torch.ones(4, 1), "1", None, True):
-        with pytest.raises(TypeError, match="scale must be a number, not"):
+    for scale in ("1", None, True):
+        with pytest.raises(TypeError, match=r"scale must be a number or a torch\.Tensor, not"):
             selective_log_softmax(logits, index, scale=scale)
     with pytest.raises(IndexError, match="dim=2 is out of range"):
         entropy(logits, 2)

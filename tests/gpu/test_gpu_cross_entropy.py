@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 from checking import DEVICE, DTYPES, FACTOR, ROUNDING, TINY, equal_bits, half_ulp, random
+from losses import exact, given, pairs
 from torch.nn import functional
 
 from cute_softmax import accelerate, batch_invariant, cross_entropy, nn, selective_log_softmax
@@ -27,6 +28,8 @@ OPTIONS = {
     "softcap": {"softcap": 5.0},
     "capped rows": {"softcap": 20.0, "scale": 2.0, "reduction": "none"},
     "all": {"softcap": 10.0, "scale": 1.5, "label_smoothing": 0.2, "lse_square_scale": 0.01},
+    "a scale of each row": {"rates": True},
+    "and all else": {"rates": True, "softcap": 10.0, "label_smoothing": 0.2, "lse_square_scale": 0.01},
 }
 
 
@@ -68,6 +71,8 @@ def test_against_float64(shape, dtype, options, one_visit):
     weight = None
     if options.pop("weight", None):
         weight = random(shape[-1:], torch.float32, seed=5).abs()
+    if options.pop("rates", None):
+        options["scale"] = torch.linspace(1.5, -0.5, len(x), device=DEVICE).unsqueeze(-1)
     leaf = x.clone().requires_grad_()
     loss = cross_entropy(leaf, target, weight, dtype=torch.float32, one_visit=one_visit, **options)
     upstream = torch.ones_like(loss)
@@ -136,6 +141,25 @@ def test_values_that_smoothing_meets(columns, one_visit):
         numbers = exact.isfinite().all(-1)
         assert torch.allclose(ours[numbers].double(), exact[numbers], rtol=1e-4, atol=1e-6)
         assert ours[~numbers].isnan().any(-1).all()
+
+
+@pytest.mark.parametrize("options", pairs())
+def test_pairs_of_options(options):
+    """In float32: the loss and the gradient, for an upstream that was not expected."""
+    x = random((24, 1003), torch.float32, seed=4, scale=2.0)
+    target, options = given(x, pairs()[options])
+    leaf, wide = x.clone().requires_grad_(), x.double().requires_grad_()
+    found, (right, lse) = cross_entropy(leaf, target, **options), exact(wide, target, options)
+    if "return_lse" in options:
+        found, right = found[0] + found[1].square().mean(), right + lse.square().mean()
+    upstream = torch.linspace(1.0, 2.0, right.numel(), device=DEVICE).view(right.shape)
+    (ours,) = torch.autograd.grad(found, leaf, upstream)
+    (exactly,) = torch.autograd.grad(right, wide, upstream.double())
+    assert torch.allclose(found.double(), right, rtol=1e-5, atol=1e-5)
+    bound = 1e-5 * exactly.abs().max()
+    assert (ours.double() - exactly).abs().max() <= bound
+    for mutant in (torch.zeros_like(ours), ours.roll(1, -1), 1.1 * ours):
+        assert (mutant.double() - exactly).abs().max() > bound
 
 
 VISITED = {"bf16": torch.bfloat16, "fp32": torch.float32}
