@@ -223,6 +223,15 @@ def test_wrong_scales():
                 function(x, target, scale=scale)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_without_a_gradient_none_is_written(dtype, launches):
+    x, target = example((6, 40), dtype), torch.arange(6)
+    with torch.no_grad():
+        cross_entropy(x.requires_grad_(), target)
+    cross_entropy(x.detach(), target, inplace_backward=True, one_visit=True)
+    assert [n.math for n in launches] == ["logsumexp", "mean"] * 2
+
+
 def test_probabilities_are_not_in_one_visit():
     x, target = torch.zeros(3, 4).requires_grad_(), torch.full((3, 4), 0.25)
     for asked in ("one_visit", "inplace_backward"):

@@ -246,6 +246,41 @@ def test_no_matrix_but_the_gradient(dtype):
         leaf.grad = None
 
 
+@pytest.mark.parametrize("dtype", VISITED.values(), ids=VISITED)
+@pytest.mark.parametrize("how", ["in place", "without a gradient", "forward, recomputed"])
+def test_nothing_of_the_logits_size(dtype, how):
+    """In place no gradient is allocated; without one, and before a recomputed one, none is written."""
+    x, target = example((64, 50304), dtype)
+    given = x.requires_grad_(how != "without a gradient")
+    for _ in range(2):
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        if how == "in place":
+            (grad,) = torch.autograd.grad(cross_entropy(given, target, inplace_backward=True), given)
+            assert grad.data_ptr() == x.data_ptr()
+        else:
+            cross_entropy(given, target, one_visit=False if how == "forward, recomputed" else None)
+        torch.cuda.synchronize()
+        assert torch.cuda.max_memory_allocated() - before <= 1 << 16
+
+
+@pytest.mark.parametrize("upstream", [1.0, 0.5])
+@pytest.mark.parametrize("options", [{}, {"one_visit": False}, {"grad_scale": 4.0}, {"rates": True}], ids=str)
+def test_nobody_waits_for_the_device(options, upstream):
+    x, target = example((64, 4096), torch.bfloat16)
+    options = dict(options)
+    if options.pop("rates", None):
+        options["scale"] = torch.ones(64, device=DEVICE)
+    leaf, given = x.requires_grad_(), torch.tensor(upstream, dtype=x.dtype, device=DEVICE)
+    cross_entropy(leaf, target, **options).backward(given)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        cross_entropy(leaf, target, **options).backward(given)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
 @dtypes
 def test_rows_of_images_and_of_one(dtype):
     """Classes in dimension 1, and no batch at all."""
