@@ -76,7 +76,10 @@ def test_gradients(shapes, wanted, dtype, launched, monkeypatch):
         gradients += torch.autograd.grad(y, leaf, [g.to(t.dtype) for g, t in zip(dy, y, strict=True)])
     assert gradients[0].dtype == dtype and gradients[0].shape == logits.shape
     error = (gradients[0].double() - gradients[1].double()).abs().max()
-    assert error <= 16 * torch.finfo(dtype).eps * gradients[1].abs().max()
+    bound = 16 * torch.finfo(dtype).eps * gradients[1].abs().max()
+    assert error <= bound
+    for mutant in (torch.zeros_like(gradients[0]), gradients[0].roll(1, -1), -gradients[0]):
+        assert (mutant.double() - gradients[1].double()).abs().max() > bound
     if launched is not None and dtype != torch.float64:
         assert [n.math for n in launched] == ["selective_entropy", "softmax"]
         one = index.numel() == logits[..., 0].numel()
