@@ -237,6 +237,16 @@ def test_heads_are_of_every_kind_of_configuration():
         assert {k.edges for k in rows} == {True, False}
 
 
+@pytest.mark.parametrize("name", sanitize_heads.HEADS)
+def test_heads_launch_what_they_say(name, launches):
+    head, x = sanitize_heads.HEADS[name], torch.randn(3, 1000).bfloat16().requires_grad_()
+    y = head.ours(x, torch.tensor([5, 0, 999]))
+    torch.autograd.grad(y, x, torch.ones_like(y))
+    around = ("share", "mean", "total", "rescale")
+    called = {(n.math, n.prologue) for n in launches if n.math not in around}
+    assert called >= {*head.launches}, name
+
+
 def test_every_class_of_short_rows():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checking, "DEVICE", "cpu")
