@@ -412,7 +412,8 @@ def check_short(c, found):
     assert widths >= {c.access[0] * ITEM_SIZE[c.dtypes[0]]}, widths
     if c.math in ("softmax", "log_softmax", "logsumexp"):
         exponentials = found.ptx.count("ex2.approx")
-        assert exponentials >= c.rows_per_thread * c.capacity, f"{exponentials} exponentials"
+        # Of rows of one length the compiler knows what padding is.
+        assert exponentials >= c.rows_per_thread * (c.columns or c.capacity), f"{exponentials} exponentials"
 
 
 def sampled(architecture, every, first=0):
