@@ -78,7 +78,6 @@ def test_pieces_of_rows():
         "a_rank_that_raises",
         "gone",
         "dtensors_that_are_not_taken",
-        "other_placements",
     ],
 )
 def test_torch(name):
@@ -99,6 +98,19 @@ def test_dtensors(world):
 @pytest.mark.long
 def test_compiled_dtensors():
     ranks.run(4, on_ranks_torch.dtensors, compile=True)
+
+
+@pytest.mark.parametrize(
+    ("world", "how"),
+    [
+        (2, {}),
+        (4, {}),
+        (4, {"alone": True}),
+        pytest.param(2, {"compile": True}, marks=pytest.mark.long),
+    ],
+)
+def test_dtensors_that_are_sharded_elsewhere(world, how):
+    ranks.run(world, on_ranks_torch.everywhere, **how)
 
 
 def test_two_groups_at_once():
