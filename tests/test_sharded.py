@@ -60,7 +60,7 @@ def test_padding(world, kernels):
 
 
 @kernels
-@pytest.mark.parametrize("name", ["shapes", "several_consumers", "bad_numbers"])
+@pytest.mark.parametrize("name", ["shapes", "several_consumers", "bad_numbers", "without_a_size"])
 def test_on_two_ranks(name, kernels):
     ranks.run(2, getattr(on_ranks, name), kernels=kernels)
 
@@ -90,7 +90,7 @@ def test_compiled(kernels):
     ranks.run(2, on_ranks_torch.compiled, kernels=kernels)
 
 
-@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
 def test_dtensors(world):
     ranks.run(world, on_ranks_torch.dtensors)
 
