@@ -233,7 +233,7 @@ def log_softmax(
     (CPU tensors, and float64 tensors on any device). Elements excluded by `mask` or `causal` are -inf and have a zero
     gradient. A row in which no element counts is all -inf with `empty_rows="zero"` (probabilities of zero), and NaN
     with "nan". A NaN or +inf makes its row NaN. The bits depend on the same things as those of `softmax`; within
-    `batch_invariant` they are those of `selective_log_softmax`. Differentiable like `softmax`.
+    `batch_invariant` they are those of `selective_log_softmax` in the input's dtype. Differentiable like `softmax`.
 
     Args:
         input: A dense real tensor of any shape and strides; integers need `dtype`.
