@@ -366,6 +366,33 @@ def bad_numbers(rank: int, world: int, kernels: bool = False) -> None:
     assert (c.cross_entropy(x, target, group=group, reduction="none") == 0).all()
 
 
+def collectives(rank: int, world: int, kernels: bool = False) -> None:
+    """One all-gather of 8 to 20 bytes a row forward; backward none, but 4 bytes a row for what comes out as slices."""
+    installed(kernels)
+    name = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
+    gather, sent, rows = getattr(dist, name), [], 5
+
+    def counting(every, mine, **how):
+        sent.append(mine.numel() * mine.element_size() // rows)
+        return gather(every, mine, **how)
+
+    pytest.MonkeyPatch().setattr(dist, name, counting)
+    whole = torch.randn(rows, 8 * world, generator=torch.Generator().manual_seed(1))
+    target = (torch.arange(rows) % (8 * world)).to(place())
+    shard = {"group": dist.group.WORLD, "vocab_start": 8 * rank, "vocab_size": 8 * world}
+    bytes_of = {"logsumexp": 8, "softmax": 8, "log_softmax": 8, "selective and entropy": 16, "smoothed": 20}
+    for case, function, _, results, _ in cases(target.cpu(), 8 * world, torch.ones(8 * world)):
+        if "weight" in case:
+            continue
+        sent.clear()
+        x = whole[:, 8 * rank : 8 * rank + 8].to(place()).requires_grad_()
+        y = function(x, shard)
+        kind = "smoothed" if "smoothing" in case else case.rstrip(" .0125")
+        assert sent == [bytes_of.get(kind, 12)], (case, sent)
+        torch.autograd.grad(y, x, torch.ones_like(y))
+        assert sent[1:] == [4] * (results == "slices"), (case, sent)
+
+
 def in_pieces(rank: int, world: int) -> None:
     """The rows of a softmax in two pieces, each with a collective of its own: the same bits."""
     from cute_softmax.dispatch.sharded import ways

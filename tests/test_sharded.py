@@ -60,7 +60,9 @@ def test_padding(world, kernels):
 
 
 @kernels
-@pytest.mark.parametrize("name", ["shapes", "several_consumers", "bad_numbers", "without_a_size"])
+@pytest.mark.parametrize(
+    "name", ["shapes", "several_consumers", "bad_numbers", "without_a_size", "collectives"]
+)
 def test_on_two_ranks(name, kernels):
     ranks.run(2, getattr(on_ranks, name), kernels=kernels)
 
