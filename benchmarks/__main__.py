@@ -25,6 +25,7 @@ from layouts.arguments import Parser
 
 from . import console, report, results
 from .cases import ITEM_BYTES, LADDER, PROVIDERS, TRL, Suite, labels, parse_shape
+from .parsers import PARSERS
 from .suites import SUITES
 
 _COMMANDS = ("map", "tune", "bits", "sharded", "table", "plot", "check")
@@ -238,7 +239,8 @@ def check(argv: Sequence[str]) -> int:
 def main(argv: Sequence[str]) -> int:
     """The exit status of the command line `argv`."""
     if argv and argv[0] in _COMMANDS:
-        if argv[0] in ("map", "tune", "bits", "sharded"):  # with all of torch
+        if argv[0] in PARSERS:
+            PARSERS[argv[0]]().parse_args(argv[1:])  # what is wrong is said before torch is loaded
             from . import bits, map_run, sharded, tune
 
             return {"map": map_run, "tune": tune, "bits": bits, "sharded": sharded}[argv[0]].main(argv[1:])

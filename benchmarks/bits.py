@@ -25,11 +25,11 @@ import cute_softmax
 from cute_softmax.plan.table import table_of
 from cute_softmax.runtime import launch
 from cute_softmax.runtime.precompile import precompile
-from layouts.arguments import Parser
 
 from .launches import CALLS, Counted, Repeated, repeat
 from .operations import DTYPES
-from .results import FOLDER, gpu_folder, make_header
+from .parsers import of_bits
+from .results import gpu_folder, make_header
 from .run import current_device
 
 FORMAT = 1
@@ -196,14 +196,7 @@ def differences(before: dict, now: dict) -> list[str]:
 
 def main(argv: Sequence[str]) -> int:
     """The exit status of `python -m benchmarks bits`."""
-    parser = Parser(
-        prog="python -m benchmarks bits", description="Records, or compares, the bits of fixed inputs."
-    )
-    parser.add_argument("--save", action="store_true", help="record the bits instead of comparing")
-    parser.add_argument(
-        "--launches", type=int, default=0, metavar="N", help="also launch N times while other work runs"
-    )
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="folder of results (benchmarks/results)")
+    parser = of_bits()
     given = parser.parse_args(argv)
     if given.launches < 0:
         parser.error("--launches must be at least 0")

@@ -189,7 +189,7 @@ TO = "to "
 # Of chosen log-probabilities: that of each row plus its entropy.
 WITH_ENTROPY = "with entropy"
 # Of cross_entropy.
-SMOOTHED, CAPPED = "label smoothing", "softcap"
+SMOOTHED, CAPPED, RECOMPUTED = "label smoothing", "softcap", "recomputed"
 # Of masked_softmax: a scale alone, or with a causal mask, or with a mask of the scores' own shape, of one row, of one
 # matrix for all, of one for each index of the first dimension.
 SCALED, CAUSAL, MASK, ROW_MASK = "scaled", "causal", "masked", "one mask row"

@@ -122,6 +122,7 @@ def _slices() -> tuple[Slice, ...]:
     fine, coarse = lengths(FINE), lengths(COARSE)
     tall = lengths(COARSE, 1 << 22)
     over_images = lengths(COARSE, 1 << 14)
+    on_chip = lengths(COARSE, 1 << 20)  # rows that a cluster holds
     peers = ("cute_softmax", "copy", "torch", "torch.compile", "liger", "quack")
 
     made = [
@@ -137,6 +138,8 @@ def _slices() -> tuple[Slice, ...]:
               for op in ("softmax_backward", "log_softmax", "logsumexp")),
             ("scores", "scaled, masked and causal softmax", (
                 line for mode in (SCALED, MASK, CAUSAL) for line in _rows("masked_softmax", "bf16", coarse, mode))),
+            ("heads", "cross entropy with its gradient, and log-probabilities of given tokens,", (
+                *_rows("cross_entropy", "bf16", on_chip), *_rows("selective_log_softmax", "bf16", on_chip))),
         )
     ]  # fmt: skip
     made += [

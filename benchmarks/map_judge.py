@@ -9,7 +9,7 @@ from functools import cache
 from itertools import groupby
 from pathlib import Path
 
-from .cases import ITEM_BYTES, REDUCTIONS, STREAMS, Case
+from .cases import ITEM_BYTES, NUMBERS, STREAMS, Case
 from .map_cells import ALIGNMENT, MANY, ODD, SLICES, Line, N
 from .report import best_peer
 from .results import Results, Row, cells, gpu_folder
@@ -83,14 +83,14 @@ def floor(line: Line, length: int) -> float | None:
     row = length * ITEM_BYTES[case.dtype]
     if length < 64:
         return 0.95 if row % ALIGNMENT == 0 or ALIGNMENT % row == 0 else 0.85
-    inputs = 1 if case.op in REDUCTIONS else max(STREAMS[case.op] - 1, 1)
+    inputs = 1 if case.op in NUMBERS else max(STREAMS[case.op] - 1, 1)
     from cute_softmax.plan.hardware import H200 as device  # with all of torch
 
     architecture = device.architecture
     if 2 * inputs * row <= architecture.cluster_limit * architecture.shared_memory:
         return 0.95
     chip = device.multiprocessors * architecture.shared_memory
-    if case.op in REDUCTIONS or inputs * row <= chip:
+    if case.op in NUMBERS or inputs * row <= chip:
         return 0.85
     again = max(1 - (chip + device.l2) / (inputs * row), 0)
     return 0.85 * (inputs + 1) / (inputs + 1 + inputs * again)

@@ -6,44 +6,18 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-
-from layouts.arguments import Parser
 
 from . import results
 from .map_cells import SLICES
+from .parsers import of_map
 from .resume import earlier, go_on, remaining
 
-CALLS, WARM = 5, 1
-
-
-def parser() -> Parser:
-    """Arguments of `python -m benchmarks map`."""
-    made = Parser(
-        prog="python -m benchmarks map",
-        description="Measures the plane of lengths and counts; continues where a run of this commit stopped.",
-    )
-    made.add_argument("slices", nargs="*", metavar="SLICE", help="slices to measure (all; see --list)")
-    made.add_argument("--list", action="store_true", help="list the slices, and stop")
-    made.add_argument("--minutes", type=float, default=10.0, metavar="M", help="stop after M minutes (10)")
-    made.add_argument("--calls", type=int, default=CALLS, metavar="N", help=f"timed calls per cell ({CALLS})")
-    place = "write DIR/<gpu>/<slice>.json (benchmarks/results)"
-    # Without a folder it says what is done anyway: results name the command that made them, and no folder.
-    made.add_argument(
-        "--save",
-        nargs="?",
-        const=results.FOLDER,
-        default=results.FOLDER,
-        type=Path,
-        metavar="DIR",
-        help=place,
-    )
-    return made
+WARM = 1
 
 
 def main(argv: Sequence[str]) -> int:
     """Measures what is asked for, and saves each slice as far as it got; 0 when nothing is left, else 1."""
-    made = parser()
+    made = of_map()
     given = made.parse_args(argv)
     if given.list:
         for chosen in SLICES.values():

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from . import cudnn, information, losses, masked, routers, selective
-from .cases import AND_CAUSAL, INVARIANT, ITEM_BYTES, LADDER, STREAMS, TRANSPOSED, TWO_STEPS, Case
+from .cases import AND_CAUSAL, INVARIANT, ITEM_BYTES, LADDER, RECOMPUTED, STREAMS, TRANSPOSED, TWO_STEPS, Case
 from .copies import Call, Copy
 from .gradients import Backward
 from .information import Informed
@@ -108,7 +109,8 @@ class CuteSoftmax(Router, Informed):
     def cross_entropy(self, case: Case) -> Call:
         import cute_softmax
 
-        return losses.gradient(losses.of(cute_softmax.cross_entropy, case))
+        loss = losses.of(cute_softmax.cross_entropy, case)
+        return losses.gradient(partial(loss, one_visit=False) if case.mode == RECOMPUTED else loss)
 
     def router(self, case: Case) -> routers.Choose:
         import cute_softmax

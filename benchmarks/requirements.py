@@ -20,10 +20,12 @@ from .cases import (
     ITEM_BYTES,
     MASK,
     NO_GRAD,
+    RECOMPUTED,
     ROW_MASK,
     SCALED,
     TO,
     WARM_STORE,
+    WITH_ENTROPY,
     Case,
 )
 from .map_cells import SLICES
@@ -148,6 +150,7 @@ _MIDDLE = ((32768, 256), (32768, 1024), (16384, 4096), (8192, 8192), (4096, 3276
 _LONG = ((4096, 65536), (2048, 131072), (8192, 262144))
 _PRODUCTS = ((32, 4096, 4096), (8, 8192, 8192), (1, 16384, 16384))
 _VOCABULARIES = tuple((2048, n) for n in VOCABULARIES)
+_LOGITS = ((4096, 151936), (8192, 32768))
 _FEW_ROWS_US = {
     (1, 128256): 2.8, (8, 151936): 3.5, (64, 128256): 7.0, (8, 1048576): 9.0, (64, 1048576): 70.0,
 }  # fmt: skip
@@ -225,6 +228,24 @@ REQUIREMENTS = (
             ("selective_gradient", 0.5, 0.34),
         )
         for metric, must in (("over_torch", time), ("memory_over_torch", memory))
+    ),
+    # A read and a write; of two reads and a write the yardstick is as many bytes, a copy and a half.
+    *(
+        Requirement("cross-entropy", "vs_copy", must=1 / must, mode=mode, shapes=shapes)
+        for mode, must, shapes in (
+            ("", 1.10, _LOGITS),
+            ("", 1.60, ((512, 151936),)),
+            (RECOMPUTED, 1.55, _LOGITS),
+        )
+    ),
+    Requirement("cross-entropy", "memory_over_scores", must=1.01, shapes=_LOGITS),
+    Requirement("selective", "vs_copy", must=1.5 / 1.55, op="selective_gradient"),
+    Requirement(
+        "selective", "vs_copy", must=1.5 / 1.60, op="selective_gradient", mode=WITH_ENTROPY, shapes=_LOGITS
+    ),
+    *(
+        Requirement("routers", "behind_peer", must=0.015, mode=mode)
+        for mode in dict.fromkeys(case.mode for case in SUITES["routers"].cases)
     ),
     # Half of the scores is not read.
     *(_over_softmax_at(0.82, CAUSAL, shape) for shape in ((64, 4096, 4096),)),

@@ -20,10 +20,12 @@ PLANNED = ("softmax", "log_softmax", "softmax_backward", "log_softmax_backward",
 
 
 def classes_of(cases: Sequence[Case], device: object) -> Iterator[object]:
-    """The Plan classes that cases of softmaxes and reductions need; others have theirs built when first called."""
+    """The Plan classes that cases of softmaxes, reductions and plain heads need; others have theirs built when first
+    called."""
     import torch
 
     from cute_softmax import NotPlanned, batch_invariant, plan_reduction, plan_softmax
+    from cute_softmax.api.explain import HEADS, plan_call_of
 
     from . import masked
     from .operations import DTYPES
@@ -45,6 +47,8 @@ def classes_of(cases: Sequence[Case], device: object) -> Iterator[object]:
                     found = plan_reduction(case.op, x, case.dim, device=device)
                 elif case.op in PLANNED:
                     found = plan_softmax(x, case.dim, DTYPES[case.result], device=device, **how)
+                elif case.op in HEADS and not case.mode:  # the gradient of a cross entropy is one with it
+                    found = plan_call_of(case.op, x, device=device, backward=case.op == "cross_entropy")
                 else:
                     continue
         except NotPlanned:  # torch's operations come first, and what they leave is planned then

@@ -21,10 +21,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from layouts.arguments import Parser
-
 from . import results, timing
 from .cases import Case, parse_shape
+from .parsers import of_sharded
 from .sharded_calls import OPS, Slices, all_gather, kernels_of, share_of
 from .sharded_judge import ON_CHIP, PIECES, SUITE, judge
 
@@ -270,7 +269,7 @@ def _process(rank: int, count: int, meeting: str, argv: list[str]) -> None:
 
 
 def _ranked(argv: list[str], meeting: str = "env://") -> None:
-    given = _parser().parse_args(argv)
+    given = of_sharded().parse_args(argv)
     rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     how = {"device_id": torch.device("cuda", torch.cuda.current_device())}
@@ -301,24 +300,9 @@ def _show(found: results.Results) -> None:
     sys.stdout.flush()
 
 
-def _parser() -> Parser:
-    parser = Parser(prog="python -m benchmarks sharded", description=__doc__.split("\n")[0])
-    parser.add_argument(
-        "--save",
-        nargs="?",
-        const=results.FOLDER,
-        type=Path,
-        metavar="DIR",
-        help="write DIR/<gpu>/sharded.json",
-    )
-    parser.add_argument("--minutes", type=float, default=10.0, metavar="M", help="stop after M minutes (10)")
-    parser.add_argument("--shapes", nargs="+", default=[], metavar="MxN", help="rows x vocabulary")
-    return parser
-
-
 def main(argv: Sequence[str]) -> int:
     """Runs on all GPUs of this machine, or as the rank that torchrun has made of this process."""
-    given = _parser().parse_args(argv)
+    given = of_sharded().parse_args(argv)
     if "RANK" in os.environ:
         _ranked([*argv])
         return 0

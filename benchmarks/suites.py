@@ -25,6 +25,7 @@ from .cases import (
     NEW_COLUMNS,
     NO_GRAD,
     PROVIDERS,
+    RECOMPUTED,
     REDUCTIONS,
     RENORMALIZED,
     ROW_MASK,
@@ -296,7 +297,7 @@ SUITES: dict[str, Suite] = {
                 *_cases("cross_entropy", (4096, 151936), (8192, 32768), (512, 151936)),
                 *(
                     replace(case, mode=mode)
-                    for mode in (SMOOTHED, CAPPED)
+                    for mode in (SMOOTHED, CAPPED, RECOMPUTED)
                     for case in _cases("cross_entropy", (4096, 151936), (8192, 32768))
                 ),
             ),

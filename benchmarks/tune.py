@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from difflib import SequenceMatcher
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,9 +26,9 @@ from cute_softmax.plan.hardware import Device
 from cute_softmax.runtime import launch
 from cute_softmax.runtime.precompile import precompile
 from cute_softmax.runtime.tables import own_table
-from layouts.arguments import Parser
 
 from . import console, timing
+from .parsers import of_tune
 from .tune_choose import Measured, best_times, chain, holders, single, together, with_others
 from .tune_file import said, save
 from .tune_jobs import (
@@ -261,29 +260,9 @@ def tune(
     return with_list(table, job.place, configs), figures
 
 
-def parser() -> Parser:
-    """Arguments of `python -m benchmarks tune`."""
-    made = Parser(
-        prog="python -m benchmarks tune",
-        description="Measures configurations on this machine's GPU and writes the table that plans use.",
-    )
-    made.add_argument("jobs", nargs="*", metavar="JOB", help="jobs to run (all; see --list)")
-    made.add_argument("--list", action="store_true", help="list the jobs, and stop")
-    made.add_argument(
-        "--quick", action="store_true", help="only the table's configurations and their neighbours"
-    )
-    made.add_argument(
-        "--minutes", type=float, default=10.0, metavar="M", help="begin no job after M minutes (10)"
-    )
-    made.add_argument(
-        "--out", type=Path, metavar="FILE", help="the table to write (your own table for this GPU)"
-    )
-    return made
-
-
 def main(argv: Sequence[str]) -> int:
     """Tunes what is asked for; each job's list is written as soon as it is chosen."""
-    made = parser()
+    made = of_tune()
     given = made.parse_args(argv)
     known = {job.name: job for job in jobs()}
     if given.list:

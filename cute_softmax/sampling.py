@@ -7,7 +7,7 @@ import math
 import torch
 
 from .api.softmax import softmax as _softmax
-from .dispatch.common.arguments import check_tensor
+from .dispatch.common.arguments import check_tensor, column_of
 from .dispatch.common.spec import number
 from .plan import NotPlanned
 
@@ -64,7 +64,7 @@ def softmax(
     if temperature is None:
         return _softmax(logits, -1, dtype)
     if isinstance(temperature, torch.Tensor):
-        return _of_rows(logits, _column(temperature, logits), dtype, greedy_at_zero)
+        return _of_rows(logits, column_of("temperature", temperature, logits), dtype, greedy_at_zero)
     temperature = number("temperature", temperature, "a number or a torch.Tensor")
     if math.isnan(temperature) or temperature < 0:
         raise ValueError(f"temperature is {temperature}: it must be at least 0")
@@ -74,25 +74,6 @@ def softmax(
         raise ValueError("temperature is 0: with greedy_at_zero=True that is the largest logit alone")
     best = logits.argmax(-1, keepdim=True)
     return torch.zeros_like(logits, dtype=dtype).scatter(-1, best, 1.0)
-
-
-def _column(temperature: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-    """One number for each row, (..., 1), in float32 or wider."""
-    rows = tuple(logits.shape[:-1])
-    shape = tuple(temperature.shape)
-    if temperature.is_complex() or temperature.dtype is torch.bool:
-        raise TypeError(f"temperature is {temperature.dtype}: it must be a number for each row")
-    if temperature.device != logits.device:
-        raise ValueError(f"temperature is on {temperature.device}, logits on {logits.device}")
-    if shape not in ((), rows, (*rows, 1)):
-        raise ValueError(
-            f"temperature has shape {shape}, logits {tuple(logits.shape)}: it has one number for each row, {rows}"
-        )
-    wide = torch.promote_types(temperature.dtype, torch.float32)
-    if logits.dtype is not torch.float64:
-        wide = torch.float32
-    column = temperature.to(wide)
-    return column.reshape((*rows, 1)) if shape else column.expand(*rows, 1)
 
 
 def _of_rows(

@@ -59,13 +59,19 @@ def complaints(driver) -> list[str]:
     return [entry["message"] for entry in driver.get_log("browser") if entry["level"] != "DEBUG"]
 
 
-def barriers(driver) -> list[str]:
-    """What axe-core finds on the page that is serious for those who cannot see it well, or use no mouse."""
+def barriers(driver, *rules: str) -> list[str]:
+    """What axe-core finds on the page that is serious for those who cannot see it well, or use no mouse.
+
+    rules: those to check, if not all.
+    """
     driver.execute_script(AXE.read_text(encoding="utf-8"))
     found = driver.execute_async_script(
-        "const done = arguments[arguments.length - 1];"
-        "axe.run(document, {preload: false, resultTypes: ['violations']}).then((r) => done(r.violations"
+        "const [rules, done] = arguments;"
+        "const only = rules.length ? {runOnly: {type: 'rule', values: rules}} : {};"
+        "const asked = {preload: false, resultTypes: ['violations'], ...only};"
+        "axe.run(document, asked).then((r) => done(r.violations"
         ".filter((v) => ['serious', 'critical'].includes(v.impact))"
-        ".map((v) => `${v.id}, ${v.nodes.length} times: ${v.nodes[0].html.slice(0, 200)}`)))"
+        ".map((v) => `${v.id}, ${v.nodes.length} times: ${v.nodes[0].html.slice(0, 200)}`)))",
+        rules,
     )
     return list(found)

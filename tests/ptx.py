@@ -409,6 +409,10 @@ class Grid:
         else:
             self._unary(i, idx, np.invert)
 
+    def _popc(self, i, idx):
+        value = self.read(i.operands[1], idx, int(i.parts[-1][1:])).astype(np.uint64)
+        self.write(i.operands[0], idx, np.bitwise_count(value).astype(np.uint32))
+
     def _shl(self, i, idx):
         kind = i.parts[-1]
         a, by = self.values(i, idx, 1, kind)[0], self.read(i.operands[2], idx, 32)
@@ -627,9 +631,9 @@ class Grid:
             width(i.parts[-1]),
             next(p for p in i.parts if p in ("add", "cas", "exch", "max", "min", "or", "inc")),
         )
-        space, kind = space_of(i), BITS[bits]
+        space, kind = space_of(i), NUMBERS[i.parts[-1]]
         addresses = self.place(i.operands[1], idx, 32 if space == "shared" else 64)
-        given = [self.read(o, idx, bits) for o in i.operands[2:]]
+        given = [self.read(o, idx, bits).view(kind) for o in i.operands[2:]]
         old = np.empty(len(idx), kind)
         for k in range(len(idx)):  # one after another
             here, one = idx[k : k + 1], addresses[k : k + 1]
@@ -641,7 +645,7 @@ class Grid:
                     "cas": given[-1][k] if old[k] == a else old[k], "inc": 0 if old[k] >= a else old[k] + 1,
                 }[how]  # fmt: skip
             self.put(space, one, here, np.array([[new]], kind).view(np.uint8))
-        self.write(i.operands[0], idx, old)
+        self.write(i.operands[0], idx, old.view(BITS[bits]))
         self.rests[idx] = self.step + WAIT
 
     def _red(self, i, idx):

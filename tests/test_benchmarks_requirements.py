@@ -6,7 +6,7 @@ import pytest
 from made_up import HEADER, SPEED, made_up, made_up_times
 
 from benchmarks import requirements, results
-from benchmarks.cases import INVARIANT, Case
+from benchmarks.cases import INVARIANT, RECOMPUTED, WITH_ENTROPY, Case
 from benchmarks.suites import SUITES
 
 
@@ -115,3 +115,19 @@ def test_a_refusal_or_a_missing_row_is_no_success():
     for rows in (refused, missing):
         judged = verdicts(results.Results(HEADER, rows))
         assert judged and not any(v.met for v in judged) and "no figure" in str(judged[0])
+
+
+@pytest.mark.parametrize(
+    ("suite", "counted"),
+    [("cross-entropy", {"", RECOMPUTED}), ("selective", {"", WITH_ENTROPY}), ("routers", None)],
+)
+def test_heads_have_bounds(suite, counted):
+    """In copies of the logits, which half the speed of one misses; routers beside the best peer."""
+    modes = {r.mode for r in requirements.REQUIREMENTS if r.suite == suite}
+    assert modes == (counted or {case.mode for case in SUITES[suite].cases})
+    bounds = {"vs_copy", "behind_peer"}
+    good = [v for v in verdicts(made_up(suite)) if v.requirement.metric in bounds]
+    slow = [
+        v for v in verdicts(made_up(suite, cute_softmax=SPEED["copy"] / 2)) if v.requirement.metric in bounds
+    ]
+    assert good and all(v.met for v in good) and not any(v.met for v in slow)

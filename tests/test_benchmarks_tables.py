@@ -178,6 +178,7 @@ def test_plots_are_the_same_bytes_every_time(tmp_path, suite):
     assert [p.read_bytes() for p in one] == [p.read_bytes() for p in two]
     svg = one[1].read_text()
     assert "cute_softmax" in svg and "<dc:date>" not in svg
+    assert "fill: #ffffff" in svg.partition("axes_1")[0]  # a ground of its own, on dark pages too
     assert one[0].read_bytes().startswith(b"\x89PNG")
     together = plot.save(tmp_path / "c", found, found)
     assert [p.name for p in together] == [p.name for p in one]

@@ -49,6 +49,9 @@ def in_new_process(code: str) -> subprocess.CompletedProcess:
         (["explain", "8x8", "--op", "amax", "--mask", "8x8"], 2),
         (["demo", "4096"], 2),
         (["precompile", "--dtype", "fp64"], 2),
+        (["bench", "--nonsense"], 2),
+        (["bench", "map", "--nonsense"], 2),
+        (["tune", "--minutes", "many"], 2),
     ],
 )
 def test_what_needs_no_kernel_loads_neither_torch_nor_cutlass(arguments, status):

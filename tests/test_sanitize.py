@@ -171,6 +171,7 @@ def test_every_class_of_streamed_rows():
         jobs = [*sanitize_stream.jobs(["logsumexp", "entropy", "selective"], ["bf16"])]
     kernels = [kernel for job in jobs for kernel in job.kernels]
     assert {k.movement for k in kernels} == {"stream"} and {k.edges for k in kernels} == {False, True}
+    assert {k.prologue.against for k in kernels} == {"", "loss", "weights"}
     assert len({*kernels}) == len(kernels) and {k.math for k in kernels} == {
         "logsumexp",
         "entropy",
@@ -234,6 +235,16 @@ def test_heads_are_of_every_kind_of_configuration():
         rows = [k for k in found if k.movement == "row"]
         assert {min(k.cluster_n, 2) for k in rows} == {1, 2} == {min(k.rows_per_thread, 2) for k in rows}
         assert {k.edges for k in rows} == {True, False}
+
+
+@pytest.mark.parametrize("name", sanitize_heads.HEADS)
+def test_heads_launch_what_they_say(name, launches):
+    head, x = sanitize_heads.HEADS[name], torch.randn(3, 1000).bfloat16().requires_grad_()
+    y = head.ours(x, torch.tensor([5, 0, 999]))
+    torch.autograd.grad(y, x, torch.ones_like(y))
+    around = ("share", "mean", "total", "rescale")
+    called = {(n.math, n.prologue) for n in launches if n.math not in around}
+    assert called >= {*head.launches}, name
 
 
 def test_every_class_of_short_rows():

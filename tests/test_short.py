@@ -60,6 +60,7 @@ def test_every_short_row_that_lies_densely():
         assert made.warp_rows * c.warps * made.ctas >= made.rows > made.warp_rows * c.warps * (made.ctas - 1)
         assert made.turns % c.rows_per_thread == 0
         assert c.capacity % c.piece == 0, "the registers of a row are pieces"
+        assert c.sure < c.least <= made.columns, "what is moved without a predicate is the row's"
         assert c.whole == (c.vector % made.columns == 0) and c.vector == 16 // max(c.sizes)
         # Threads with a word in common would overwrite each other's results.
         assert made.pairs or c.whole or made.columns % 2 == 0 or {*c.sizes} != {2}
@@ -216,32 +217,37 @@ def test_each_element_has_one_place_and_comes_back_from_it(pair):
 def test_rows_of_halves_by_words(odd):
     """`read_words` and `write_words` step by step, on a warp's shared memory of numbered elements."""
     for n in [n for n in LENGTHS if n % 4 and not (odd and n % 2 == 0)]:
-        capacity = next(c.capacity for c in table_of().short if n <= c.capacity)
-        ends = [
-            min(2 * j // short_rows.CHUNK * short_rows.CHUNK + short_rows.CHUNK, capacity)
-            for j in range(capacity // 2)
-        ]
-        memory = np.arange(100, 100 + capacity + 2)  # halves; the row begins at number `odd`
-        words, held = memory.reshape(-1, 2), np.full((capacity // 2 + 1, 2), -1)
-        row = np.full((capacity // 2, 2), -1)
+        c = short_class("softmax", "sm_90a", ("bf16", "bf16"), n, laid=("apart",))
+        words, sure = c.capacity // 2, c.sure // 2
+        assert 2 * sure < n <= c.capacity
+
+        def ends(count, sure=sure):
+            """(word, the end of its chunk in elements) of so many words."""
+            chunk = short_rows.CHUNK // 2
+            for j in range(count):
+                yield j, 2 * (sure if j < sure else min(j + chunk - (j - sure) % chunk, count))
+
+        memory = np.arange(100, 100 + c.capacity + 2)  # halves; the row begins at number `odd`
+        shared, held = memory.reshape(-1, 2), np.full((words + 1, 2), -1)
+        row = np.full((words, 2), -1)
         if odd:
-            held[0] = words[0]
-        for j in range(capacity // 2):
-            whole = ends[j] <= n
+            held[0] = shared[0]
+        for j, end in ends(words):
+            whole = j < sure or end <= n
             if whole or short_work.word_is_read(j, n, odd):
-                held[j + odd] = words[j + odd]
+                held[j + odd] = shared[j + odd]
             row[j] = (held[j][1], held[j + 1][0]) if odd else held[j]
             if not whole and not odd and short_work.word_is_last(j, n):
                 row[j][1] = -1
         assert row.reshape(-1)[:n].tolist() == list(range(100 + odd, 100 + odd + n))
         assert (row.reshape(-1)[n:] == -1).all()
 
-        results, target = np.arange(1000, 1000 + capacity), np.full(capacity + 2, -1)
+        results, target = np.arange(1000, 1000 + c.capacity), np.full(c.capacity + 2, -1)
         if odd:
             target[1] = results[0]
-        for j in range(capacity // 2):
-            whole = ends[j] + odd <= n
-            if 2 * j + 1 + odd < capacity and (whole or short_work.word_is_written(j, n, odd)):
+        for j, end in ends(words - odd):
+            whole = j < sure or end + odd <= n
+            if whole or short_work.word_is_written(j, n, odd):
                 target[2 * (j + odd) : 2 * (j + odd) + 2] = results[2 * j + odd : 2 * j + odd + 2]
             if not whole and not odd and short_work.word_is_last(j, n):
                 target[2 * j] = results[2 * j]

@@ -126,32 +126,46 @@ def test_links_to_nowhere_fail_the_build(tmp_path):
     assert done.returncode == 1 and all(f"nowhere-{which}" in done.stderr for which in "abc"), done.stderr
 
 
-@pytest.mark.parametrize("width, dark", [(DESK, True), (PHONE, False)], ids=["desk, dark", "phone, light"])
-def test_pages_are_whole(site, phone_and_desk, width, dark):
-    """No page is wider than its window, and the console has nothing to say."""
-    emulate(phone_and_desk, width, dark)
+@pytest.mark.parametrize("width", [DESK, PHONE], ids=["desk", "phone"])
+def test_pages_are_whole(site, phone_and_desk, width):
+    """In light and dark no page is wider than its window, and the console has nothing to say."""
     complaints(phone_and_desk)
     for page in sorted({*pages_of_index(), *KINDS, *EXPLORERS}):
+        emulate(phone_and_desk, width)
         phone_and_desk.get((site / page).as_uri())
+        assert overflow(phone_and_desk) <= 0, page
+        emulate(phone_and_desk, width, dark=True)
         assert overflow(phone_and_desk) <= 0, page
         assert complaints(phone_and_desk) == [], page
 
 
-@pytest.mark.parametrize(
-    "width, dark, first", [(DESK, True, 0), (PHONE, False, 1)], ids=["desk, dark", "phone, light"]
-)
-def test_pages_are_accessible(site, phone_and_desk, width, dark, first):
-    """Half of the kinds at a desk, the others on a phone: what is structure is the same in both."""
-    emulate(phone_and_desk, width, dark)
-    for page in (*KINDS, EXPLORERS[0])[first::2]:
+@pytest.mark.parametrize("width, first", [(DESK, 0), (PHONE, 1)], ids=["desk", "phone"])
+def test_pages_are_accessible(site, phone_and_desk, width, first):
+    """Half of the kinds at a desk, the others on a phone; the colours in light and dark: structure is the same."""
+    for page in (*KINDS, *EXPLORERS)[first::2]:
+        emulate(phone_and_desk, width)
         phone_and_desk.get((site / page).as_uri())
         assert barriers(phone_and_desk) == [], page
+        emulate(phone_and_desk, width, dark=True)
+        assert barriers(phone_and_desk, "color-contrast") == [], page
 
 
 def test_a_barrier_is_found(phone_and_desk, tmp_path):
     (tmp_path / "page.html").write_text('<!DOCTYPE html><html lang="en"><title>t</title><img src="data:,">')
     phone_and_desk.get((tmp_path / "page.html").as_uri())
     assert any(found.startswith("image-alt") for found in barriers(phone_and_desk))
+
+
+def test_a_barrier_of_the_dark_is_found(phone_and_desk, tmp_path):
+    style = "@media (prefers-color-scheme: dark) {body {background: #000; color: #222}}"
+    page = f'<!DOCTYPE html><html lang="en"><title>t</title><style>{style}</style><main><p>words</main>'
+    (tmp_path / "page.html").write_text(page)
+    found = []
+    for dark in (False, True):
+        emulate(phone_and_desk, DESK, dark)
+        phone_and_desk.get((tmp_path / "page.html").as_uri())
+        found.append(barriers(phone_and_desk, "color-contrast"))
+    assert found[0] == [] and found[1][0].startswith("color-contrast")
 
 
 def test_figures_turn_dark_with_the_page(site, phone_and_desk):

@@ -12,6 +12,7 @@ import streams
 import torch
 from classes import REDUCTIONS, operands
 from compiled import check_all, check_compiled, compile_and_read
+from prologues import plan_of
 from rows import check, row_plan, times_owned
 from traced import trace, wrong
 
@@ -21,6 +22,7 @@ from cute_softmax.draw import checks
 from cute_softmax.plan import MATHS, Prologue, stream
 from cute_softmax.plan.hardware import ARCHITECTURES
 from cute_softmax.plan.stream import StreamClass, stream_class
+from cute_softmax.runtime.launch import run
 
 MESSAGE = 32  # bytes of stack for the arguments of the message about an index out of range
 
@@ -40,6 +42,33 @@ def test_which_rows(math, rows, columns, streamed):
     made = row_plan(math, ("bf16", "bf16"), rows, columns, "sm_90a")
     assert isinstance(made.row_class, StreamClass) is streamed
     assert ("tile after tile" in made.explain()) is streamed
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rows", "columns", "streamed"),
+    [
+        ("bf16", 4096, 151936, True),
+        ("bf16", 512, 151936, True),
+        ("bf16", 64, 151936, False),
+        ("bf16", 8192, 32768, True),
+        ("bf16", 8192, 16384, False),
+        ("fp32", 8192, 16384, True),
+    ],
+)
+@pytest.mark.parametrize("against", ["loss", "weights", "input"])
+def test_which_rows_of_two_inputs(against, dtype, rows, columns, streamed):
+    """As many bytes as both have; none of gradients."""
+    math, alpha = ("softmax", "groups") if against == "input" else ("logsumexp", "")
+    made = plan_of(math, Prologue(alpha=alpha, against=against), (rows, columns), (dtype, "fp32"))
+    streamed = streamed and against != "input"
+    assert isinstance(made.row_class, StreamClass) is streamed
+    words = "of both inputs, then a weighted sum" if against == "loss" else "that of the weights"
+    assert not streamed or ("tile after tile" in made.explain() and words in made.explain())
+
+
+def test_inputs_that_are_broadcast_stay_rows():
+    asked = Prologue(bias=True, mask=True)
+    assert plan_of("logsumexp", asked, (4096, 65536), ("bf16", "fp32")).movement == "row"
 
 
 def test_batch_invariant_rows_are_those_of_few():
@@ -76,6 +105,14 @@ def test_figures():
     assert "in 13 tiles" in found["tile"].description and len(draw.page(made, found)["steps"]) >= 3
 
 
+def test_figures_of_two_inputs():
+    made = plan_of("logsumexp", Prologue(against="loss"), (4096, 100_002), ("bf16", "fp32"))
+    found = draw.figures(made)
+    assert "One buffer each: sX, sTARGET" in found["smem"].description
+    assert "the sum of weighted differences of logarithms" in found["reduction_buffer"].description
+    assert "in 25 tiles" in found["tile"].description and checks.check(made).problems == ()
+
+
 def every_class(architecture: str):
     for math, pair, edges in product(REDUCTIONS, (("bf16", "fp32"), ("fp32", "fp32")), (False, True)):
         yield stream_class(math, ARCHITECTURES[architecture], operands(math, pair), edges=edges)
@@ -103,6 +140,29 @@ def with_prologues():
         )
 
 
+def of_two_inputs(architecture: str = "sm_90a"):
+    """Of each pair of dtypes, at boundaries and beside them; and the sums of slices."""
+    kinds = [
+        ("logsumexp", Prologue(against="loss")),
+        ("logsumexp", Prologue(against="weights")),
+        ("logsumexp", Prologue(scale="number", against="loss")),
+        ("softmax_backward", Prologue(state="alone")),
+    ]
+    for i, ((math, prologue), pair) in enumerate(
+        product(kinds, (("bf16", "bf16"), ("fp32", "fp32"), ("bf16", "fp32"), ("fp16", "fp16")))
+    ):
+        vector = 4 if "fp32" in pair else 8
+        access = (vector, (1, 2, vector)[i % 3]) if i % 2 else None
+        yield stream_class(
+            math,
+            ARCHITECTURES[architecture],
+            (*pair, "fp32"),
+            edges=bool(i % 2),
+            access=access,
+            prologue=prologue,
+        )
+
+
 def test_classes(tmp_path, monkeypatch):
     """All fit the registers that they are to have, and have the layouts that are drawn of them."""
 
@@ -111,13 +171,13 @@ def test_classes(tmp_path, monkeypatch):
         messages = MESSAGE * ("index" in k.facts.group_inputs)
         check_compiled(k, found, messages)
 
-    found = [*every_class("sm_90a"), *with_prologues(), *[*every_class("sm_80")][::5]]
-    assert len({*found}) > 30
+    found = [*every_class("sm_90a"), *with_prologues(), *[*every_class("sm_80")][::5], *of_two_inputs()]
+    assert len({*found}) > 45
     check_all(found, read)
 
 
 def test_layouts_are_those_that_are_drawn():
-    for k in every_class("sm_90a"):
+    for k in (*every_class("sm_90a"), *of_two_inputs()):
         assert not wrong(k, trace(k))
 
 
@@ -129,8 +189,10 @@ def test_what_has_no_class():
         if online and stream_class(name, h200, ("bf16",) * 4, edges=False) is None
     }
     assert refused == {"softmax", "softmax_backward", "log_softmax", "log_softmax_backward"}
-    for prologue in (Prologue(mask=True), Prologue(causal=True), Prologue(against="loss")):
+    for prologue in (Prologue(mask=True), Prologue(causal=True), Prologue(bias=True)):
         assert stream_class("logsumexp", h200, ("bf16",) * 4, edges=False, prologue=prologue) is None
+    gradient = Prologue(alpha="groups", against="input")
+    assert stream_class("softmax", h200, ("bf16",) * 4, edges=False, prologue=gradient) is None
 
 
 @pytest.mark.long
@@ -151,6 +213,38 @@ def test_emulated(columns, dtype, place, monkeypatch, tmp_path):
     for case in streams.cases(columns, dtype, place):
         case.check(case.launched())
     assert {work.plan.movement for work in launches} == {"stream"}
+
+
+@pytest.mark.parametrize("columns", [72, 4099, 8192, 20001])
+@pytest.mark.parametrize(
+    ("dtypes", "place"),
+    [
+        ((torch.bfloat16, torch.bfloat16), (0, 0)),
+        ((torch.bfloat16, torch.bfloat16), (4, 4)),
+        ((torch.float32, torch.float32), (1, 1)),
+        ((torch.bfloat16, torch.float32), (3, 2)),
+        ((torch.float32, torch.float16), (0, 0)),
+    ],
+    ids=str,
+)
+def test_two_inputs(columns, dtypes, place, monkeypatch, tmp_path):
+    launches = emulated.install(monkeypatch, tmp_path)
+    streams.forced(monkeypatch)
+    monkeypatch.setattr(checking, "DEVICE", "cpu")
+    for pair in streams.pairs(columns, dtypes, place):
+        pair.check(pair.launched())
+    assert {work.plan.movement for work in launches} == {"stream"}
+
+
+def test_sums_of_slices(monkeypatch, tmp_path):
+    launches = emulated.install(monkeypatch, tmp_path)
+    streams.forced(monkeypatch)
+    dy, y = (torch.randn(3, 9001, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))
+    found = torch.empty(3, 1)
+    work = ("softmax_backward", (dy, y, found.expand(3, 9001)), (1,))
+    run(*work, prologue=Prologue(state="alone"))
+    assert torch.allclose(found[:, 0].double(), (dy.double() * y.double()).sum(-1), rtol=1e-5, atol=1e-4)
+    assert launches[0].plan.movement == "stream"
 
 
 @pytest.mark.parametrize("wait", ["cp.async.wait_group", "bar.sync"])

@@ -8,7 +8,7 @@ import torch
 from compiled import compile_anew
 
 from cute_softmax import topk_log_softmax
-from cute_softmax.kernels.topk import long, noted
+from cute_softmax.kernels.topk import long
 from cute_softmax.plan import topk_long
 
 INF, NAN = float("inf"), float("nan")
@@ -93,10 +93,10 @@ def test_a_wrong_bound_is_seen(mutant, launches, monkeypatch):
     monkeypatch.setattr(topk_long, "SHARES", 1)
     monkeypatch.setattr(emulated, "compile_and_read", compile_anew)
     if mutant == "equal ones are left out":
-        reaches = noted.reaches
-        monkeypatch.setattr(noted, "reaches", lambda x, least, equal: reaches(x, least, noted.Boolean(False)))
+        note = long.note
+        monkeypatch.setattr(long, "note", lambda *call: note(*call[:5], call[5] + 1, call[6]))
     else:
-        bound = noted.bound_of_groups
+        bound = long.bound_of_groups
         monkeypatch.setattr(long, "bound_of_groups", lambda *call: bound(*call) + 1)
     with pytest.raises(AssertionError):
         check(hard(20001, bf16)[[0, 1, 7]], 8)

@@ -190,7 +190,11 @@ def test_plans(name):
                     rows, columns, k, contiguous(name, (rows, columns)), H200, index_stride=1
                 )
                 c = made.kernel
-                assert made.shares * made.tiles * c.tile >= columns > (made.shares - 1) * made.tiles * c.tile
+                each = made.vectors * c.vector
+                assert (
+                    made.shares * each >= columns // c.vector * c.vector > (made.shares - 1) * each - c.vector
+                )
+                assert (made.tiles - 1) * c.tile < each <= made.tiles * c.tile
                 assert (1 <= made.shares <= SHARES and made.shares * k <= max(c.places, 1) * (k > 0)) or not k
                 room = next((room for room in ROOMS if 0 < k <= room.k), None)
                 assert c.most == (room.k if room else 0) and c.split == (made.shares > 1)

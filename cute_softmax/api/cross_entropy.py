@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
-from ..dispatch.common.arguments import check_tensor, float_dtype, overlaps_itself
+from ..dispatch.common.arguments import check_tensor, column_of, float_dtype, overlaps_itself
 from ..dispatch.common.formulas import wide
 from ..dispatch.common.spec import integer, number
 from ..dispatch.common.state import recorded, unseen
@@ -49,7 +50,7 @@ def cross_entropy(
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
-    scale: float = 1.0,
+    scale: float | torch.Tensor = 1.0,
     softcap: float | None = None,
     lse_square_scale: float = 0.0,
     return_lse: bool = False,
@@ -79,6 +80,9 @@ def cross_entropy(
     the weights, with two reads in each direction and a gradient each; with a softcap or a scale that is not positive it
     is computed like class probabilities. CPU tensors, and float64 tensors on any device, use torch's operations.
 
+    A scale for each row is read by the same kernels. With class probabilities, smoothing and a weight, or `return_lse`,
+    for its own gradient, and in compiled or transformed code, the scaled logits are first written, in float32.
+
     Within `batch_invariant` the bits of a row's loss (reduction "none"), and of its gradient, depend on the row and its
     target alone. Means and sums depend on all rows.
 
@@ -90,7 +94,8 @@ def cross_entropy(
         ignore_index: A class index whose rows have loss 0 and do not count in the mean; it may lie outside the classes.
         reduction: "mean" over the rows that count, by their weights; "sum"; or "none".
         label_smoothing: From 0 to 1, the share of a uniform distribution in the targets.
-        scale: A number by which the logits are multiplied, 1 / temperature.
+        scale: A number by which the logits are multiplied, 1 / temperature; or a tensor with one number per row, of the
+            shape of class indices, which may have a gradient.
         softcap: A positive number: scores are `softcap * tanh(input * scale / softcap)`. None: no cap.
         lse_square_scale: A factor on the square of each row's logsumexp, which is added to the row's loss (z-loss); its
             mean is taken over the rows that count.
@@ -129,7 +134,7 @@ def cross_entropy(
         tensor(1.3863)
     """
     arguments = None
-    if weight is None and group is None and type(grad_scale) is float:
+    if weight is None and group is None and type(grad_scale) is float and not isinstance(scale, Tensor):
         arguments = (
             ignore_index, reduction, label_smoothing, scale, softcap, lse_square_scale, return_lse, dtype, one_visit,
             grad_scale, inplace_backward, vocab_start, vocab_size,
@@ -143,7 +148,7 @@ def cross_entropy(
     ignore_index = integer("ignore_index", ignore_index)
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction is {reduction!r}: it is one of {', '.join(map(repr, REDUCTIONS))}")
-    scale, smoothing = number("scale", scale), number("label_smoothing", label_smoothing)
+    smoothing = number("label_smoothing", label_smoothing)
     cap = softcap_of(softcap)
     if not 0 <= smoothing <= 1:
         raise ValueError(f"label_smoothing is {label_smoothing}: it must lie in 0 to 1")
@@ -151,12 +156,21 @@ def cross_entropy(
     shared = is_shared(rows, (rows.dim() - 1,), shard)
     if shared and target.dtype.is_floating_point:
         raise ValueError("rows that ranks share have class indices as targets, not probabilities")
+    if shared and (cap or isinstance(scale, Tensor)):
+        what = "a softcap" if cap else "a scale for each row"
+        raise ValueError(f"{what} of rows that ranks share: multiply and cap the logits first")
     if not shared:
         _check_weight(weight, rows)
-    elif cap:
-        raise ValueError("a softcap of rows that ranks share: multiply and cap the logits first")
+    if isinstance(scale, Tensor):
+        scale = column_of("scale", scale, rows)
+    else:
+        scale = number("scale", scale, "a number or a torch.Tensor")
     if target.dtype.is_floating_point:
-        losses = _of_probabilities(rows, input, target, weight, smoothing, scale, cap)
+        _check_probabilities(target, input)
+        if recorded(input) and (inplace_backward or one_visit):
+            raise ValueError("this call is not served in one visit: class probabilities")
+        rows, scale = _multiplied(rows, scale)
+        losses = _of_probabilities(rows, target, weight, smoothing, scale, cap)
         asked = visits.Loss(
             reduction,
             ignore_index,
@@ -203,17 +217,24 @@ def _composed(
     rows: Tensor, *, target: Tensor, weight: Tensor | None, asked: visits.Loss, return_lse: bool
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The loss with class indices of functions of rows, which are differentiable twice and in every state of torch."""
+    rows, scale = _multiplied(rows, asked.scale)
+    asked = replace(asked, scale=scale)
     target = target.long()  # in narrower dtypes the number to ignore may be another one
     counts = target != asked.ignore_index
     index = torch.where(counts, target, 0)
     check_index(index, rows)
     total = None if weight is None else torch.where(counts, weight.to(wide(rows.dtype))[index], 0)
-    scale, cap, smoothing = asked.scale, asked.softcap, asked.smoothing
+    cap, smoothing = asked.softcap, asked.smoothing
     head = CROSS_ENTROPY_AND_LSE if asked.squares or return_lse else CROSS_ENTROPY
     loss, even, lse = _of_indices(head, rows, index, weight, smoothing, scale, cap)
     loss = loss if total is None else loss * total
     loss = loss if even is None else loss * (1 - smoothing) + even * smoothing
     return _finished(rows, (torch.where(counts, loss, 0), lse), counts, total, asked, return_lse)
+
+
+def _multiplied(rows: Tensor, scale: float | Tensor) -> tuple[Tensor, float]:
+    """Rows whose scale is a number: those with one for each, (..., 1), are multiplied by it, in float32 or wider."""
+    return (rows.to(wide(rows.dtype)) * scale, 1.0) if isinstance(scale, Tensor) else (rows, scale)
 
 
 def _finished(
@@ -239,14 +260,15 @@ def _reasons(
     rows: Tensor, target: Tensor, weight: Tensor | None, more: bool, asked: visits.Loss
 ) -> dict[str, bool]:
     """Why a call with class indices is not one of kernels that give losses."""
-    given = [rows, target, weight, asked.grad_scale if isinstance(asked.grad_scale, Tensor) else None]
+    grad_scale, rates = asked.grad_scale if isinstance(asked.grad_scale, Tensor) else None, asked.rates
     return {
-        "torch traces or transforms it": not unseen(*given),
+        "torch traces or transforms it": not unseen(rows, target, weight, grad_scale, rates),
         f"{rows.dtype} on {rows.device.type}": not on_kernel(rows),
         "label smoothing with a weight": bool(asked.smoothing) and weight is not None,
         "return_lse, or rows that ranks share": more,
         "lse_square_scale with a weight": bool(asked.squares) and weight is not None,
         "a gradient of the weight": weight is not None and recorded(weight),
+        "a gradient of the scale": rates is not None and recorded(rates),
     }
 
 
@@ -331,6 +353,14 @@ def _check_target(target: Tensor, rows: Tensor) -> None:
         )
 
 
+def _check_probabilities(target: Tensor, input: Tensor) -> None:
+    if target.shape != input.shape or target.device != input.device:
+        raise ValueError(
+            f"target has shape {tuple(target.shape)} on {target.device}: class probabilities have that of the input, "
+            f"{tuple(input.shape)} on {input.device}"
+        )
+
+
 def _logsumexp(rows: Tensor, scale: float, cap: float) -> Tensor:
     return logsumexp(Rows((rows.dim() - 1,), scale, softcap=cap).scores(rows), -1)
 
@@ -401,7 +431,6 @@ def _against_weights(rows: Tensor, weights: Tensor, scale: float) -> Tensor:
 
 def _of_probabilities(
     rows: Tensor,
-    input: Tensor,
     target: Tensor,
     weight: Tensor | None,
     smoothing: float,
@@ -409,11 +438,6 @@ def _of_probabilities(
     cap: float,
 ) -> tuple[Tensor, None]:
     """(the loss of each row against a distribution, None): all rows count, each as one."""
-    if target.shape != input.shape or target.device != input.device:
-        raise ValueError(
-            f"target has shape {tuple(target.shape)} on {target.device}: class probabilities have that of the input, "
-            f"{tuple(input.shape)} on {input.device}"
-        )
     wanted = _rows(target)
     dense = wanted.shape[-1] == 1 or rows.stride(-1) == 1 == wanted.stride(-1)
     if weight is None and not smoothing and not cap and 0 < scale < float("inf") and dense:

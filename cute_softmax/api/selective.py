@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..dispatch.common.arguments import check_tensor, float_dtype, given_dims
+from ..dispatch.common.arguments import check_tensor, column_of, float_dtype, given_dims
+from ..dispatch.common.formulas import wide
 from ..dispatch.common.spec import integer, number
 from ..dispatch.heads.calls import (
     ENTROPY,
@@ -19,11 +20,13 @@ from ..dispatch.heads.calls import (
 )
 from ..dispatch.heads.forms import first
 from ..dispatch.sharded.functions import Shard, check_rows, is_shared, row_numbers
+from .cross_entropy import cross_entropy
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 _CAPS = (type(None), float, int)
+_NONE = -(1 << 63)  # an index to ignore that no row has
 
 
 def entropy(
@@ -71,7 +74,7 @@ def selective_log_softmax(
     logits: torch.Tensor,
     index: torch.Tensor,
     *,
-    scale: float = 1.0,
+    scale: float | torch.Tensor = 1.0,
     softcap: float | None = None,
     return_entropy: bool = False,
     ignore_index: int | None = None,
@@ -90,7 +93,9 @@ def selective_log_softmax(
     Args:
         logits: (..., N), a dense floating-point tensor.
         index: Integers from 0 to N - 1: (...) for one element per row, or (..., K) for several.
-        scale: A number by which the logits are multiplied, 1 / temperature.
+        scale: A number by which the logits are multiplied, 1 / temperature; or a tensor with one number per row, (...),
+            which may have a gradient. The kernels read it for one element per row without the entropy; in other calls,
+            and for its gradient, the scaled logits are first written, in float32.
         softcap: A positive number: scores are `softcap * tanh(logits * scale / softcap)`. None: no cap.
         return_entropy: Also return the entropy of each row, in nats, from the same read of the logits.
         ignore_index: An additional value that the index may have: the result there is 0, and no gradient flows.
@@ -107,7 +112,7 @@ def selective_log_softmax(
 
     Raises:
         TypeError: For logits or a dtype that are not floating-point, logits that are not dense, an index without an
-            integer dtype, and a scale or an ignore_index that is not a number.
+            integer dtype, a scale that is neither a number nor a tensor, an ignore_index that is not a number.
         ValueError: For an index whose shape or device does not fit the logits, a softcap that is not positive.
         IndexError: For an index out of range on the CPU. On CUDA the kernel prints the index and its row on standard
             output and stops, which CUDA reports at the next synchronization. Like torch's device assertions, this ends
@@ -132,14 +137,46 @@ def selective_log_softmax(
     dims, shard = given_dims(-1, logits), Shard(group, vocab_start, vocab_size)
     cap = softcap_of(softcap)
     if is_shared(logits, dims, shard):
-        if cap:
-            raise ValueError("a softcap of rows that ranks share: multiply and cap the logits first")
+        if cap or isinstance(scale, torch.Tensor):
+            what = "a softcap" if cap else "a scale for each row"
+            raise ValueError(f"{what} of rows that ranks share: multiply and cap the logits first")
         check_rows(index, logits)
         asked = "found entropy" if return_entropy else "found"
         found = row_numbers(logits, index, dims, number("scale", scale), asked, shard, result)
         return found if return_entropy else found[0]
     check_index(index, logits)
-    return first(head, logits, index, -1, (logits.dim() - 1,), number("scale", scale), result, cap, dtype)
+    if isinstance(scale, torch.Tensor):
+        return _scaled_by_rows(logits, index, column_of("scale", scale, logits), cap, return_entropy, result)
+    scale = number("scale", scale, "a number or a torch.Tensor")
+    return first(head, logits, index, -1, (logits.dim() - 1,), scale, result, cap, dtype)
+
+
+def _scaled_by_rows(
+    logits: torch.Tensor,
+    index: torch.Tensor,
+    scale: torch.Tensor,
+    cap: float,
+    return_entropy: bool,
+    dtype: torch.dtype,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """`selective_log_softmax` with a scale for each row, (..., 1). Of one element per row it is what a cross entropy
+    loses."""
+    one = index.dim() < logits.dim() or index.shape[-1] == 1
+    if return_entropy or not one:
+        scores = logits.to(wide(logits.dtype)) * scale
+        options = dict(softcap=cap or None, return_entropy=return_entropy, dtype=dtype)
+        return selective_log_softmax(scores, index, **options)
+    input = logits.movedim(-1, 1) if logits.dim() > 2 else logits
+    loss = cross_entropy(
+        input,
+        index.view(logits.shape[:-1]),
+        reduction="none",
+        scale=scale,
+        softcap=cap or None,
+        dtype=dtype,
+        ignore_index=_NONE,
+    )
+    return 0.0 - loss.view(index.shape)  # 0, not -0, of a probability of 1
 
 
 def _counted(index: object, ignore_index: object) -> torch.Tensor:

@@ -24,6 +24,16 @@ EXCHANGED = {
     ("amax", True): ("the maximum",),
     ("sum", True): ("the sum",),
 }
+# By what a softmax is held against.
+_PAIRS = "the maximum of each input, and the sum of exponentials relative to it"
+AGAINST = {
+    "loss": (_PAIRS, "the sum of weighted differences of logarithms"),
+    "input": (_PAIRS,),
+    "target": (_PAIRS,),
+    "weights": (
+        "the maximum, the sum of exponentials and that of weighted differences relative to it, and the sum of weights",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -84,9 +94,9 @@ class View:
         return self.followed in facts.threads
 
 
-def exchanged(math: str, online: bool, stages: int) -> list[str]:
-    """What each exchange carries, in words."""
-    names = EXCHANGED.get((math, online)) or EXCHANGED.get((math, True), ())
+def exchanged(math: str, online: bool, stages: int, against: str = "") -> list[str]:
+    """What each exchange carries, in words. against: see `Prologue`."""
+    names = AGAINST.get(against) or EXCHANGED.get((math, online)) or EXCHANGED.get((math, True), ())
     return [*names, *["a partial result"] * (stages - len(names))]
 
 

@@ -76,7 +76,8 @@ class View(common.View):
     def exchanges(self) -> list[tuple[str, int]]:
         """What each exchange carries, and the first stage of the reduction buffer that it uses."""
         c = self.kernel
-        return [(name, i * c.turns) for i, name in enumerate(exchanged(c.math, c.online, c.facts.stages))]
+        names = exchanged(c.math, c.online, c.facts.stages, c.prologue.against)
+        return [(name, i * c.turns) for i, name in enumerate(names)]
 
 
 def drawn(c: RowClass) -> dict[str, Layout]:

@@ -23,11 +23,11 @@ from .row_work import Launch, Row, count, reads, row_of, tile_of
 class StreamKernel(RowKernel):
     """The kernel of one Plan class, see `cute_softmax.plan.stream`."""
 
-    def place(self, row: Row, number: Int32, k: int) -> cute.Tensor:
-        """tXsX: this thread's place in shared memory for vector k of a tile."""
-        tXsX = row.launch.shared.tXsX[0]
+    def place(self, row: Row, i: int, number: Int32, k: int) -> cute.Tensor:
+        """tXsX: this thread's place in shared memory for vector k of a tile of input i."""
+        tXsX = row.launch.shared.tXsX[i]
         at = cute.crd2idx(((0, 0), 0, number % self.spec.stages * self.spec.steps + k), tXsX.layout)
-        align = self.spec.access_bytes(0)
+        align = self.spec.vector * self.dtypes[i].width // 8
         return cute.make_tensor((tXsX.iterator + at).align(align), cute.make_layout(self.spec.vector))
 
     @cute.jit
@@ -46,10 +46,13 @@ class StreamKernel(RowKernel):
     def fetch(self, whole: Row, number: Int32):
         """Start to load this thread's vectors of a tile, those that exist, as one commit group."""
         s, row = self.spec, tile_of(whole, number)
-        tXgX = self.partition(row, 0)
+        tXgX = [self.partition(row, i) for i in self.inputs]
         for k in cutlass.range_constexpr(s.steps):
             if reads(row, k):
-                load_async(tXgX[None, k], self.place(row, number, k), s.access[0], row.launch.policy)
+                for i in self.inputs:
+                    load_async(
+                        tXgX[i][None, k], self.place(row, i, number, k), s.access[i], row.launch.policy
+                    )
         cute.arch.cp_async_commit_group()
 
     @cute.jit
@@ -63,8 +66,11 @@ class StreamKernel(RowKernel):
         numbers = self.scalars.numbers(launch, self.scalars.of_group(row))
         chosen = self.scalars.chosen(row, None, None) if const_expr(self.scalars.selects) else None
         math = self.math.for_row([Given(numbers, [], [])])
-        state = self.walk(row, edges, numbers, math)
-        state = self.exchange(launch.shared, 0, math.whole, math.whole.lanes(state, WARP), turn)
+        own, states = self.walk(row, edges, numbers, math), []
+        for stage in cutlass.range_constexpr(len(math.reductions)):
+            op, part = math.reductions[stage], math.contributed(stage, own, states)
+            states.append(self.exchange(launch.shared, stage, op, op.lanes(part, WARP), turn))
+        state = sum(states, ())
         found = [chosen.score] if const_expr(self.scalars.selects) else []
         if const_expr(self.spec.prologue.sink):
             state, found = math.joined(state, numbers["sink"]), [*found, numbers["sink"]]
@@ -76,10 +82,8 @@ class StreamKernel(RowKernel):
         the row's edges."""
         # Names of their own: what a loop on the GPU calls methods of would be carried through it.
         advance, values_of, fetch, ahead = math.advance, self.values_of, self.fetch, self.spec.stages - 1
-        state, whole = (
-            tuple(Float32(number) for number in math.whole.identity),
-            row.body // self.spec.tiler[1],
-        )
+        nothing = sum((op.identity for op in math.reductions), ())
+        state, whole = tuple(Float32(number) for number in nothing), row.body // self.spec.tiler[1]
         for number in cutlass.range(whole, unroll=1):
             fetch(row, number + ahead)
             cute.arch.cp_async_wait_group(ahead)
@@ -94,23 +98,24 @@ class StreamKernel(RowKernel):
         s, row = self.spec, tile_of(row, number)
         exist = [Boolean(True) if edges is None else reads(row, k) for k in range(s.steps)]
         counts = [count(row, k, exist[k]) for k in range(s.steps)]
-        vectors = [
-            partial(self.held, row, number, k, None if edges is None else exist[k]) for k in range(s.steps)
-        ]
-        scalars = range(s.edge_scalars if edges is not None else 0)
-        values = [Fragment(vectors, [edges.rE[0][e, 0] for e in scalars], False, "shared")]
+        scalars, values = range(s.edge_scalars if edges is not None else 0), []
+        for i in self.inputs:
+            vectors = [
+                partial(self.held, row, i, number, k, None if edges is None else exist[k])
+                for k in range(s.steps)
+            ]
+            values.append(Fragment(vectors, [edges.rE[i][e, 0] for e in scalars], False, "shared"))
         if s.prologue:
             exist += [edges.counted[e, 0] for e in scalars]
             counts += [Int32(edges.counted[e, 0]) for e in scalars]
             values.append(Given(numbers, counts, exist))
         return values
 
-    def held(self, row: Row, number: Int32, k: int, exists: Boolean | None) -> cute.Tensor:
-        """tXrX: vector k of a tile in registers, padding if it is one that does not exist."""
-        tXsX, tXrX = self.place(row, number, k), cute.make_rmem_tensor(self.spec.vector, self.dtypes[0])
+    def held(self, row: Row, i: int, number: Int32, k: int, exists: Boolean | None) -> cute.Tensor:
+        """tXrX: vector k of a tile of input i in registers, padding if it is one that does not exist."""
+        tXsX, tXrX = self.place(row, i, number, k), self.padded(i)
         if exists is None:
             cute.autovec_copy(tXsX, tXrX)
         else:
-            tXrX.fill(self.dtypes[0](self.math.padding[0]))
             self.from_shared(tXsX, tXrX, exists)
         return tXrX

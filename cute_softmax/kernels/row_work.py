@@ -10,7 +10,7 @@ from cutlass import Boolean, Int32, Int64
 
 from ..plan import RowClass
 from .common.copy import GlobalTensor
-from .common.index import ceil_div, dot, narrow, of_row, reach_of, select, smaller
+from .common.index import at_edges, ceil_div, dot, head_of, of_row, reach_of, select, smaller
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,7 @@ def row_of(launch: Launch, tile: Int64, m: int, place: Int32 | int = 0) -> Row:
     if s.edges:
         # One tensor, the output if there is one, decides where vectors begin.
         mX = launch.mX[s.facts.reference]
-        misaligned = narrow((mX.address // mX.itemsize + dot(at, mX.kept)) & (V - 1))
-        head = smaller((V - misaligned) & (V - 1), launch.columns)
+        head = head_of(mX.address // mX.itemsize + dot(at, mX.kept), V, launch.columns)
     body = (launch.columns - head) // V * V
     # CTAs that have a row each are as many as rows are: asked again with each vector it would take two instructions.
     inside = index < launch.rows if s.persistent or s.tiler[0] > 1 else True
@@ -145,8 +144,5 @@ def edge(row: Row, e: int) -> tuple[Int32, Boolean]:
     the head, V-1 .. 2V-3 of the tail."""
     launch, V = row.launch, row.launch.spec.vector
     slot = launch.lane + e * launch.spec.threads_per_row
-    after_body = row.head + row.body + slot - (V - 1)
-    in_head = slot < row.head
-    in_tail = (slot >= V - 1) & (after_body < launch.columns)
-    column = select(in_head, slot, after_body)
-    return column, row.inside & (in_head | in_tail) & (launch.rank == 0)
+    column, exists = at_edges(slot, row.head, row.head + row.body, V - 1, launch.columns)
+    return column, row.inside & exists & (launch.rank == 0)

@@ -13,6 +13,9 @@ row once however many have it, and read from there as the others are.
 
     coordinates -> stretch -> shared memory -> load -> read -> reduce -> finish -> write -> store
 
+What is the same for several rows, pieces or words of a thread is in loops that the compiler unrolls (`unroll_full`): to
+trace what loops in Python write out took most of the time to compile.
+
 Warps do not wait for each other. Names: as in `row`. `short_work` has the coordinates and predicates, `short_rows` the
 way between shared memory and registers.
 """
@@ -22,7 +25,7 @@ from functools import partial
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Int64, Uint32, const_expr
+from cutlass import Boolean, Float32, Int32, Int64, const_expr
 
 from layouts.trace import observe
 
@@ -33,8 +36,6 @@ from .common.copy import (
     DTYPES,
     Fragment,
     GlobalTensor,
-    element,
-    funnel_shift,
     global_pointer,
     global_tensors,
     in_global,
@@ -47,10 +48,7 @@ from .common.copy import (
 from .common.index import dot, of_row, reach_of, select, smaller
 from .maths.maths import RowMath
 from .maths.scores import Given, floats
-from .short_rows import WORD, SharedRows, Stretch, part
-
-# Words of rows that lie apart that each lane has under way at once.
-TURNS = 8
+from .short_rows import SharedRows, Stretch, part
 
 
 class ShortKernel:
@@ -109,7 +107,7 @@ class ShortKernel:
         cta, _, _ = cute.arch.block_idx()
         number = Int64(cta) * s.warps + warp
         if const_expr(s.columns > 0):
-            columns = Int32(s.columns)  # which the compiler then knows
+            columns = s.columns  # known while the kernel is written
         left = short_work.elements_left(rows, columns, number, warp_rows)
 
         tv = cute.make_layout(s.tv.shape, stride=s.tv.stride)
@@ -142,15 +140,17 @@ class ShortKernel:
             if const_expr(s.whole):
                 self.whole_rows(stretch)
             else:
-                coming = self.ones_of(stretch, Int32(0))  # of each row, a turn ahead
+                ones, coming = self.no_ones(s.rows_per_thread), self.no_ones(s.rows_per_thread)
+                self.ones_of(stretch, Int32(0), coming)  # a turn ahead
                 self.load(stretch)
                 for i in self.apart:
                     self.fetch(stretch, i)
                 cute.arch.cp_async_wait_group(0)
                 cute.arch.sync_warp()
                 for group in cutlass.range(warp_rows // (WARP * s.rows_per_thread), unroll=1):
-                    ones = coming
-                    coming = self.ones_of(stretch, group + 1)
+                    for i in cutlass.range_constexpr(len(ones)):
+                        ones[i].store(coming[i].load())
+                    self.ones_of(stretch, group + 1, coming)
                     self.rows(stretch, group, ones)
                 if const_expr(len(self.outputs) > 0):
                     cute.arch.sync_warp()
@@ -183,7 +183,7 @@ class ShortKernel:
     def load(self, stretch: Stretch):
         """Start to load a stretch into shared memory. What does not exist stays as it is: nothing of it is stored."""
         s = self.spec
-        for k in cutlass.range_constexpr(s.steps):
+        for k in cutlass.range(s.steps, unroll_full=True):
             first = self.first_of(stretch, k)
             place = short_work.place_of_step(stretch.lane, k, stretch.skew)
             for i in self.dense:
@@ -209,54 +209,14 @@ class ShortKernel:
         while row < end:
             behind = smaller((row // run + 1) * run, end)
             start = dot(self.place_of(stretch, row // run * run * repeat), mX.kept) + row % run * columns
-            self.copy_run(stretch, i, start, (row - begin) * columns, (behind - row) * columns)
+            self.held.copy_run(stretch, i, start, (row - begin) * columns, (behind - row) * columns)
             row = behind
-
-    @cute.jit
-    def copy_run(self, stretch: Stretch, i: cutlass.Constexpr[int], start: Int64, to: Int32, count: Int32):
-        """So many elements of an operand, from one on, to an element of the stretch on in shared memory: by words, but
-        for the ends."""
-        mX, each = stretch.mX[i], WORD // self.dtypes[i].width
-        if const_expr(each == 1):
-            self.copy_elements(stretch, i, start, to, count)
-        else:
-            head, words = short_work.words_of_run(to, count, each)
-            tail = head + words * each
-            # Both ends at once: there are no more elements than half the lanes.
-            ends = head + count - tail
-            at = stretch.lane + select(stretch.lane < head, Int32(0), tail - head)
-            if stretch.lane < ends:
-                sX = self.held.element(stretch, i, to + at)
-                sX[0] = mX.element(start + at)[0]
-            # Each word from the two that it lies in.
-            source = mX.address + (start + head) * mX.itemsize
-            shift = Int32(source & (WORD // 8 - 1)) * 8
-            source = source - source % (WORD // 8)
-            for first in cutlass.range(stretch.lane, words, WARP * TURNS, unroll=1):
-                which = [smaller(first + WARP * turn, words - 1) for turn in range(TURNS)]
-                held = [[element(Uint32, source, word + j)[0] for j in range(2)] for word in which]
-                for turn in cutlass.range_constexpr(TURNS):
-                    sX = self.held.word_at(stretch, i, to + head + which[turn] * each)
-                    sX[0] = funnel_shift(*held[turn], shift)
-
-    @cute.jit
-    def copy_elements(
-        self, stretch: Stretch, i: cutlass.Constexpr[int], start: Int64, to: Int32, count: Int32
-    ):
-        """The same element by element."""
-        for first in cutlass.range(stretch.lane, count, WARP * TURNS, unroll=1):
-            # Beyond the end the last one again: behind a predicate the compiler would wait for each.
-            at = [smaller(first + WARP * turn, count - 1) for turn in range(TURNS)]
-            held = [stretch.mX[i].element(start + e)[0] for e in at]
-            for turn in cutlass.range_constexpr(TURNS):
-                sX = self.held.element(stretch, i, to + at[turn])
-                sX[0] = held[turn]
 
     @cute.jit
     def store(self, stretch: Stretch):
         """Store a stretch of results from shared memory."""
         s = self.spec
-        for k in cutlass.range_constexpr(s.steps):
+        for k in cutlass.range(s.steps, unroll_full=True):
             first = self.first_of(stretch, k)
             place = short_work.place_of_step(stretch.lane, k, stretch.skew)
             for i in self.outputs:
@@ -279,24 +239,35 @@ class ShortKernel:
 
     # Rows of a thread.
 
+    def row_of(self, stretch: Stretch, turn: Int32) -> Int32:
+        """The row of the stretch that a thread has at its turn."""
+        return short_work.row_of(stretch.lane, turn, stretch.pairs)
+
     def place_of(self, stretch: Stretch, row: Int32) -> list[Int64]:
         """A row's index in each kept mode, the slowest first."""
         return of_row(row, stretch.sizes, bool(self.spec.prologue))
 
-    def ones_of(self, stretch: Stretch, group: Int32) -> list[list]:
-        """`ones` of each of the rows that a thread works on at once."""
-        R = self.spec.rows_per_thread
-        rows = [short_work.row_of(stretch.lane, group * R + r, stretch.pairs) for r in range(R)]
-        return [self.ones(stretch, row) for row in rows]
+    def no_ones(self, *shape: int) -> list[cute.Tensor]:
+        """Registers for what rows have one of, in each of the tensors of one element a row."""
+        return [
+            cute.make_rmem_tensor(shape, self.dtypes[i]) for i in (*self.single, *self.group_inputs.values())
+        ]
 
-    def ones(self, stretch: Stretch, row: Int32) -> list:
-        """What a row has one of, in the tensors of one element a row; of rows that do not exist what the last one
-        has."""
+    @cute.jit
+    def ones_of(self, stretch: Stretch, group: Int32, ones: list[cute.Tensor]):
+        """What each of the rows has one of that a thread works on at once."""
+        R = self.spec.rows_per_thread
+        for r in cutlass.range(R, unroll_full=True):
+            self.ones(stretch, self.row_of(stretch, group * R + r), ones, r)
+
+    def ones(self, stretch: Stretch, row: Int32, ones: list[cute.Tensor], *where: Int32):
+        """What a row has one of; of rows that do not exist what the last one has."""
         operands = (*self.single, *self.group_inputs.values())
         if not operands:
-            return []
+            return
         at = self.place_of(stretch, stretch.first_row + smaller(row, stretch.rows - 1))
-        return [stretch.mX[i].element(dot(at, stretch.mX[i].kept))[0] for i in operands]
+        for i, one in zip(operands, ones, strict=True):
+            one[where] = stretch.mX[i].element(dot(at, stretch.mX[i].kept))[0]
 
     def numbers(self, stretch: Stretch, ones: list) -> dict[str, Float32]:
         """The prologue's numbers for a row of these `ones`."""
@@ -304,46 +275,63 @@ class ShortKernel:
         return floats(self.spec.prologue, stretch.numbers) | dict(zip(self.group_inputs, of_row, strict=True))
 
     @cute.jit
-    def rows(self, stretch: Stretch, group: Int32, ones: list):
+    def rows(self, stretch: Stretch, group: Int32, ones: list[cute.Tensor]):
         """Some rows of each thread, from shared memory and back to it."""
-        s = self.spec
-        R = s.rows_per_thread
-        at = [short_work.row_of(stretch.lane, group * R + r, stretch.pairs) for r in range(R)]
-        numbers = [self.numbers(stretch, of_row) for of_row in ones]
-        rX = [[self.row(stretch, i, at[r], numbers[r], ones[r]) for i in self.inputs] for r in range(R)]
-        found = [self.results(stretch, [self.pieces(x) for x in rX[r]], numbers[r], at[r]) for r in range(R)]
-        if const_expr(
-            s.shares_words
-        ):  # a lane writes its half of a word when its neighbour has read the other
-            cute.arch.sync_warp()
-        for r in cutlass.range_constexpr(R):
-            results, groups = found[r]
+        s, R = self.spec, self.spec.rows_per_thread
+        rX, rY = ([self.held.empty(i, R) for i in of] for of in (self.inputs, self.outputs))
+        for r in cutlass.range(R, unroll_full=True):
+            turn = group * R + r
+            of_row = [one[r] for one in ones]
+            numbers = self.numbers(stretch, of_row)
+            for i in self.inputs:
+                self.row(stretch, i, turn, numbers, of_row, rX[i][None, None, r])
+        for r in cutlass.range(R, unroll_full=True):
+            row = self.row_of(stretch, group * R + r)
+            found = [self.pieces(x[None, None, r]) for x in rX]
+            numbers = self.numbers(stretch, [one[r] for one in ones])
+            results, groups = self.results(stretch, found, numbers, row)
             for j in cutlass.range_constexpr(len(self.outputs)):
-                i = self.outputs[j]
-                rY = self.held.empty(i)
                 for k in cutlass.range_constexpr(s.capacity // s.piece):
-                    pack(results[j], rY[None, k])
-                self.held.exchange(stretch, i, at[r], self.held.flat(rY), True)
+                    pack(results[j], rY[j][None, k, r])
             for j in cutlass.range_constexpr(len(self.group_outputs)):
                 i = self.group_outputs[j]
-                gX = self.numbers_at(stretch, i, at[r])
-                if at[r] < stretch.rows:
+                gX = self.numbers_at(stretch, i, row)
+                if row < stretch.rows:
                     gX[0] = groups[j].to(self.dtypes[i])
+        # A lane writes its half of a word when its neighbour has read the other.
+        if const_expr(s.shares_words):
+            cute.arch.sync_warp()
+        for r in cutlass.range(R, unroll_full=True):
+            turn = group * R + r
+            for j in cutlass.range_constexpr(len(self.outputs)):
+                i, flat = self.outputs[j], self.held.flat(rY[j][None, None, r])
+                self.held.exchange(stretch, i, self.row_of(stretch, turn), turn, flat, True)
         if const_expr(s.shares_words):
             cute.arch.sync_warp()
 
-    def row(self, stretch: Stretch, i: int, row: Int32, numbers: dict, ones: list) -> cute.Tensor:
-        """rX: a row of operand i in registers, (element of a piece, piece), over padding."""
-        if i in self.single:
-            rX, one = self.held.empty(i), ones[self.single.index(i)]
-            flat, nothing = self.held.flat(rX), self.dtypes[i](self.math.padding[i])
-            for j in range(self.spec.capacity):
-                flat[j] = select(j < stretch.columns, one, nothing)
-            return rX
-        if i in self.apart:
-            repeat = Int32(stretch.mX[i].reduced[0])
-            row = short_work.distinct_row(stretch.first_row, stretch.rows, repeat, row)
-        return self.held.read(stretch, i, row, self.nothing(i, numbers))
+    @cute.jit
+    def row(
+        self,
+        stretch: Stretch,
+        i: cutlass.Constexpr[int],
+        turn: Int32,
+        numbers: dict,
+        ones: list,
+        rX: cute.Tensor,
+    ):
+        """Bring the row of a turn of operand i to registers, over padding."""
+        rX.fill(self.nothing(i, numbers))
+        if const_expr(i in self.single):
+            flat, one = self.held.flat(rX), ones[self.single.index(i)]
+            for j in cutlass.range(self.spec.capacity, unroll_full=True):
+                if j < stretch.columns:
+                    flat[j] = one
+        else:
+            row = self.row_of(stretch, turn)
+            if const_expr(i in self.apart):
+                repeat = Int32(stretch.mX[i].reduced[0])
+                row = short_work.distinct_row(stretch.first_row, stretch.rows, repeat, row)
+            self.held.read(stretch, i, row, turn, self.held.flat(rX))
 
     def nothing(self, i: int, numbers: dict) -> cutlass.Numeric:
         """Padding of operand i. What is negated with the elements by a negative scale is the opposite."""
@@ -418,54 +406,48 @@ class ShortKernel:
         rX = [cute.make_rmem_tensor((s.vector, K), self.dtypes[i]) for i in self.inputs]
         for i in self.inputs:
             rX[i].fill(self.dtypes[i](self.math.padding[i]))
-        for k in cutlass.range_constexpr(K):
+        ones = self.no_ones(R, K)
+        for k in cutlass.range(K, unroll_full=True):
             first = self.first_of(stretch, k)
             for i in self.dense:
                 tXgX = self.vector_at(stretch, i, k)
                 if first + s.vector <= stretch.left:
                     load(tXgX, rX[i][None, k], s.access[i], stretch.policy)
                 else:
-                    for e in cutlass.range_constexpr(s.vector):
+                    for e in cutlass.range(s.vector, unroll_full=True):
                         if first + e < stretch.left:
                             rX[i][e, k] = tXgX[e]
-        ones = [
-            [self.ones(stretch, self.first_of(stretch, k) // s.capacity + r) for r in range(R)]
-            for k in range(K)
-        ]
-        for k in cutlass.range_constexpr(K):
+            for r in cutlass.range(R, unroll_full=True):
+                self.ones(stretch, first // s.capacity + r, ones, r, k)
+        for k in cutlass.range(K, unroll_full=True):
             first = self.first_of(stretch, k)
-            for r in cutlass.range_constexpr(R):
+            rY = [cute.make_rmem_tensor(s.vector, self.dtypes[i]) for i in self.outputs]
+            numbers = [cute.make_rmem_tensor(R, self.dtypes[i]) for i in self.group_outputs]
+            for r in cutlass.range(R, unroll_full=True):
+                of_row = [one[r, k] for one in ones]
                 for j in cutlass.range_constexpr(len(self.single)):
-                    self.row_in(rX[self.single[j]], r, k).fill(ones[k][r][j])
-            found = [
-                self.results(
-                    stretch,
-                    [[partial(self.row_in, rX[i], r, k)] for i in self.inputs],
-                    self.numbers(stretch, ones[k][r]),
-                    first // s.capacity + r,
-                )
-                for r in range(R)
-            ]
+                    self.row_in(rX[self.single[j]], r, k).fill(of_row[j])
+                found = [[partial(self.row_in, x, r, k)] for x in rX]
+                row = first // s.capacity + r
+                results, groups = self.results(stretch, found, self.numbers(stretch, of_row), row)
+                for j in cutlass.range_constexpr(len(self.outputs)):
+                    pack(results[j], part(rY[j], r * s.capacity, s.capacity))
+                for j in cutlass.range_constexpr(len(self.group_outputs)):
+                    numbers[j][r] = groups[j].to(numbers[j].element_type)
             for j in cutlass.range_constexpr(len(self.outputs)):
                 i = self.outputs[j]
-                rY = cute.make_rmem_tensor(s.vector, self.dtypes[i])
-                for r in cutlass.range_constexpr(R):
-                    pack(found[r][0][j], part(rY, r * s.capacity, s.capacity))
-                self.store_some(rY, self.vector_at(stretch, i, k), stretch.left - first, s.access[i])
+                self.store_some(rY[j], self.vector_at(stretch, i, k), stretch.left - first, s.access[i])
             for j in cutlass.range_constexpr(len(self.group_outputs)):
-                self.store_numbers(stretch, j, first // s.capacity, [groups[j] for _, groups in found])
+                self.store_numbers(stretch, j, first // s.capacity, numbers[j])
 
     @cute.jit
-    def store_numbers(self, stretch: Stretch, j: cutlass.Constexpr[int], row: Int32, numbers: list):
+    def store_numbers(self, stretch: Stretch, j: cutlass.Constexpr[int], row: Int32, rY: cute.Tensor):
         """Store what group output j has for the rows of a vector, from `row` on."""
         s, i = self.spec, self.group_outputs[j]
-        rY = cute.make_rmem_tensor(len(numbers), self.dtypes[i])
-        for r in cutlass.range_constexpr(len(numbers)):
-            rY[r] = numbers[r].to(self.dtypes[i])
         if const_expr(s.kept_modes == 1):
             self.store_some(rY, self.numbers_at(stretch, i, row), stretch.rows - row, s.access[i])
         else:
-            for r in cutlass.range_constexpr(len(numbers)):
+            for r in cutlass.range(cute.size(rY), unroll_full=True):
                 gY = self.numbers_at(stretch, i, row + r)
                 if row + r < stretch.rows:
                     gY[0] = rY[r]
@@ -480,6 +462,6 @@ class ShortKernel:
         if left >= cute.size(src):
             self.store_vector(src, dst, access)
         else:
-            for e in cutlass.range_constexpr(cute.size(src)):
+            for e in cutlass.range(cute.size(src), unroll_full=True):
                 if e < left:
                     dst[e] = src[e]

@@ -12,21 +12,23 @@ from cutlass import Boolean, Int32, Int64, Uint32, const_expr
 
 from layouts.trace import observe
 
-from ..plan.short import BYTES, ShortClass
+from ..plan import WARP
+from ..plan.short import BYTES, CHUNK, DENSE, ShortClass
 from . import short_work
-from .common.copy import DTYPES, GlobalTensor, funnel_shift, in_shared
-from .common.index import select
+from .common.copy import DTYPES, GlobalTensor, element, funnel_shift, in_shared
+from .common.index import select, smaller
 from .maths.maths import RowMath
 
 WORD, HALF, BYTE = 32, 16, 8  # bits
-# Elements of a row that are moved without a predicate each, if all are there.
-CHUNK = 8
+# Words of rows that lie apart that each lane has under way at once.
+TURNS = 8
 
 
 @dataclass(frozen=True)
 class Stretch:
     """What a thread knows of its warp's stretch.
 
+    columns: elements of a row; a plain number where the class has one length, so that nothing is decided at run time.
     tv: the layout of that name. begin: the stretch's first element in memory; first_row: its first row. left: elements
     of it that exist; rows: that do. sX: its part of shared memory, of each full operand, None of single elements; skew:
     places left empty there, see `short_work.skew_of`; pairs: see `short_work.in_pairs`.
@@ -105,23 +107,69 @@ class SharedRows:
         sX = self.shared_at(stretch, i, offset, WORD // self.dtypes[i].width)
         return cute.make_tensor(cute.recast_ptr(sX.iterator, dtype=Uint32), cute.make_layout(1))
 
-    def empty(self, i: int) -> cute.Tensor:
-        """Registers for a row of operand i, (element of a piece, piece)."""
-        s = self.spec
-        return cute.make_rmem_tensor((s.piece, s.capacity // s.piece), self.dtypes[i])
+    # Rows that lie apart, from global memory.
 
     @cute.jit
-    def read(
-        self, stretch: Stretch, i: cutlass.Constexpr[int], row: Int32, nothing: cutlass.Numeric
-    ) -> cute.Tensor:
-        """A row in registers, over padding."""
-        rX = self.empty(i)
-        rX.fill(nothing)
-        if const_expr(self.dtypes[i].width == BYTE):
-            self.read_bytes(stretch, i, row, self.flat(rX))
+    def copy_run(self, stretch: Stretch, i: cutlass.Constexpr[int], start: Int64, to: Int32, count: Int32):
+        """So many elements of an operand, from one on, to an element of the stretch on in shared memory: by words, but
+        for the ends."""
+        mX, each = stretch.mX[i], WORD // self.dtypes[i].width
+        if const_expr(each == 1):
+            self.copy_elements(stretch, i, start, to, count)
         else:
-            self.exchange(stretch, i, row, self.flat(rX), False)
-        return rX
+            head, words = short_work.words_of_run(to, count, each)
+            tail = head + words * each
+            # Both ends at once: there are no more elements than half the lanes.
+            ends = head + count - tail
+            at = stretch.lane + select(stretch.lane < head, Int32(0), tail - head)
+            if stretch.lane < ends:
+                sX = self.element(stretch, i, to + at)
+                sX[0] = mX.element(start + at)[0]
+            # Each word from the two that it lies in.
+            source = mX.address + (start + head) * mX.itemsize
+            shift = Int32(source & (WORD // 8 - 1)) * 8
+            source = source - source % (WORD // 8)
+            for first in cutlass.range(stretch.lane, words, WARP * TURNS, unroll=1):
+                held = cute.make_rmem_tensor((2, TURNS), Uint32)
+                for turn in cutlass.range(TURNS, unroll_full=True):
+                    word = smaller(first + WARP * turn, words - 1)
+                    for j in cutlass.range_constexpr(2):
+                        held[j, turn] = element(Uint32, source, word + j)[0]
+                for turn in cutlass.range(TURNS, unroll_full=True):
+                    word = smaller(first + WARP * turn, words - 1)
+                    sX = self.word_at(stretch, i, to + head + word * each)
+                    sX[0] = funnel_shift(held[0, turn], held[1, turn], shift)
+
+    @cute.jit
+    def copy_elements(
+        self, stretch: Stretch, i: cutlass.Constexpr[int], start: Int64, to: Int32, count: Int32
+    ):
+        """The same element by element."""
+        for first in cutlass.range(stretch.lane, count, WARP * TURNS, unroll=1):
+            # Beyond the end the last one again: behind a predicate the compiler would wait for each.
+            held = cute.make_rmem_tensor(TURNS, self.dtypes[i])
+            for turn in cutlass.range(TURNS, unroll_full=True):
+                at = smaller(first + WARP * turn, count - 1)
+                held[turn] = stretch.mX[i].element(start + at)[0]
+            for turn in cutlass.range(TURNS, unroll_full=True):
+                at = smaller(first + WARP * turn, count - 1)
+                sX = self.element(stretch, i, to + at)
+                sX[0] = held[turn]
+
+    # Rows of a thread.
+
+    def empty(self, i: int, rows: int) -> cute.Tensor:
+        """Registers for rows of operand i, (element of a piece, piece, row)."""
+        s = self.spec
+        return cute.make_rmem_tensor((s.piece, s.capacity // s.piece, rows), self.dtypes[i])
+
+    @cute.jit
+    def read(self, stretch: Stretch, i: cutlass.Constexpr[int], row: Int32, turn: Int32, flat: cute.Tensor):
+        """A row into registers, over padding."""
+        if const_expr(self.dtypes[i].width == BYTE):
+            self.read_bytes(stretch, i, row, flat)
+        else:
+            self.exchange(stretch, i, row, turn, flat, False)
 
     @cute.jit
     def exchange(
@@ -129,11 +177,15 @@ class SharedRows:
         stretch: Stretch,
         i: cutlass.Constexpr[int],
         row: Int32,
+        turn: Int32,
         flat: cute.Tensor,
         write: cutlass.Constexpr[bool],
     ):
         """A row from shared memory to registers, or the opposite, in the widest pieces that rows of this length are
-        made of. Those do not cross the ends of vectors."""
+        made of. Those do not cross the ends of vectors.
+
+        turn: at which the thread has it.
+        """
         s = self.spec
         V, columns = s.vector, stretch.columns
         if (columns & (V - 1)) == 0:
@@ -144,8 +196,10 @@ class SharedRows:
                 self.pieces(stretch, i, row, flat, write, V // 2)
             else:
                 if const_expr(self.dtypes[i].width == HALF):
-                    # Of rows in pairs all lanes take the same way.
-                    if short_work.begins_within(row * columns):
+                    # Of rows in pairs all lanes take the same way, as the compiler knows: every other turn's row
+                    # begins at a word.
+                    alike = const_expr(s.lying[i] == DENSE and not s.shares_words)
+                    if short_work.begins_within((turn if alike else row) * columns):
                         self.words(stretch, i, row, flat, write, 1)
                     else:
                         self.words(stretch, i, row, flat, write, 0)
@@ -163,11 +217,12 @@ class SharedRows:
         size: cutlass.Constexpr[int],
     ):
         """A row of pieces of so many elements."""
-        C = self.spec.capacity
-        for c in cutlass.range_constexpr(0, C, CHUNK):  # of a single loop of so many turns the compiler warns
-            for j in cutlass.range_constexpr(c, min(c + CHUNK, C), size):
-                if j < stretch.columns:
-                    self.move(self.piece_at(stretch, i, row, j, size), part(flat, j, size), write)
+        C, sure = self.spec.capacity, self.spec.sure
+        for j in cutlass.range(0, sure, size, unroll_full=True):
+            self.move(self.piece_at(stretch, i, row, j, size), part(flat, j, size), write)
+        for j in cutlass.range(sure, C, size, unroll_full=True):
+            if j < stretch.columns:
+                self.move(self.piece_at(stretch, i, row, j, size), part(flat, j, size), write)
 
     def move(self, sX: cute.Tensor, rX: cute.Tensor, write: bool):
         """Shared memory to registers, or the opposite."""
@@ -180,7 +235,7 @@ class SharedRows:
         """The row as a vector."""
         return cute.make_tensor(rX.iterator, cute.make_layout(self.spec.capacity))
 
-    def piece_at(self, stretch: Stretch, i: int, row: Int32, j: int, size: int) -> cute.Tensor:
+    def piece_at(self, stretch: Stretch, i: int, row: Int32, j: Int32, size: int) -> cute.Tensor:
         """sX: the elements j .. j + size of a row in shared memory."""
         V = self.spec.vector
         if size == V:
@@ -209,36 +264,35 @@ class SharedRows:
         if const_expr(write):
             self.write_words(sX, halves, rX, flat, columns, odd)
         else:
-            # What registers have before they are read: padding.
-            self.read_words(sX, rX, columns, rX[0], odd)
+            self.read_words(sX, rX, columns, odd)
 
     @cute.jit
-    def read_words(
-        self, sX: cute.Tensor, rX: cute.Tensor, columns: Int32, nothing: Uint32, odd: cutlass.Constexpr[int]
-    ):
-        """sX: words of a row, and rX: registers for it. nothing: two elements of padding."""
-        C = self.spec.capacity
-        held = cute.make_rmem_tensor(C // 2 + 1, Uint32)
-        held.fill(nothing)
+    def read_words(self, sX: cute.Tensor, rX: cute.Tensor, columns: Int32, odd: cutlass.Constexpr[int]):
+        """sX: words of a row, and rX: registers for it, which have padding."""
+        W, sure = self.spec.capacity // 2, self.spec.sure // 2
+        nothing, held = rX[0], rX
         if const_expr(odd == 1):
-            held[0] = sX[0]
-        for c in cutlass.range_constexpr(0, C, CHUNK):
-            end = min(c + CHUNK, C)
-            if end <= columns:
-                for j in cutlass.range_constexpr(c // 2, end // 2):
-                    held[j + odd] = sX[j + odd]
-                    rX[j] = funnel_shift(held[j], held[j + 1], Int32(HALF)) if const_expr(odd) else held[j]
+            held = cute.make_rmem_tensor(W + 1, Uint32)
+            held.fill(nothing)
+        for j in cutlass.range(sure + odd, unroll_full=True):
+            held[j] = sX[j]
+        for c in cutlass.range_constexpr(sure, W, CHUNK // 2):
+            end = min(c + CHUNK // 2, W)
+            if 2 * end <= columns:
+                for j in cutlass.range(c + odd, end + odd, unroll_full=True):
+                    held[j] = sX[j]
             else:
-                if c < columns:
-                    for j in cutlass.range_constexpr(c // 2, end // 2):
+                if 2 * c < columns:
+                    for j in cutlass.range(c, end, unroll_full=True):
                         if short_work.word_is_read(j, columns, odd):
                             held[j + odd] = sX[j + odd]
-                        if const_expr(odd == 1):
-                            rX[j] = funnel_shift(held[j], held[j + 1], Int32(HALF))
-                        else:
+                        if const_expr(odd == 0):
                             # Behind the row's last element comes another row.
                             last = (held[j] & Uint32(0xFFFF)) | (nothing & Uint32(0xFFFF0000))
-                            rX[j] = select(short_work.word_is_last(j, columns), last, held[j])
+                            held[j] = select(short_work.word_is_last(j, columns), last, held[j])
+        if const_expr(odd == 1):
+            for j in cutlass.range(W, unroll_full=True):
+                rX[j] = funnel_shift(held[j], held[j + 1], Int32(HALF))
 
     @cute.jit
     def write_words(
@@ -251,44 +305,29 @@ class SharedRows:
         odd: cutlass.Constexpr[int],
     ):
         """The opposite of `read_words`; of words that neighbours share, the row's half. halves: sX by the element."""
-        C = self.spec.capacity
+        W, sure = self.spec.capacity // 2 - odd, self.spec.sure // 2
+        held = rX
         if const_expr(odd == 1):
             halves[1] = flat[0]
-        for c in cutlass.range_constexpr(0, C, CHUNK):
-            end = min(c + CHUNK, C)
-            if end + odd <= columns:
-                for j in cutlass.range_constexpr(c // 2, end // 2):
-                    if const_expr(2 * j + 1 + odd < C):
-                        sX[j + odd] = self.word(rX, j, odd)
+            held = cute.make_rmem_tensor(W, Uint32)
+            for j in cutlass.range(W, unroll_full=True):
+                held[j] = funnel_shift(rX[j], rX[j + 1], Int32(HALF))
+        for j in cutlass.range(sure, unroll_full=True):
+            sX[j + odd] = held[j]
+        for c in cutlass.range_constexpr(sure, W, CHUNK // 2):
+            end = min(c + CHUNK // 2, W)
+            if 2 * end + odd <= columns:
+                for j in cutlass.range(c, end, unroll_full=True):
+                    sX[j + odd] = held[j]
             else:
-                if c < columns:
-                    for j in cutlass.range_constexpr(c // 2, end // 2):
-                        self.write_word(sX, halves, rX, flat, columns, j, odd)
-
-    @cute.jit
-    def write_word(
-        self,
-        sX: cute.Tensor,
-        halves: cute.Tensor,
-        rX: cute.Tensor,
-        flat: cute.Tensor,
-        columns: Int32,
-        j: cutlass.Constexpr[int],
-        odd: cutlass.Constexpr[int],
-    ):
-        """Word j + odd, or its lower half, if it is the row's."""
-        if const_expr(2 * j + 1 + odd < self.spec.capacity):
-            whole = short_work.word_is_written(j, columns, odd)
-            if whole:
-                sX[j + odd] = self.word(rX, j, odd)
-        if const_expr(odd == 0):
-            half = short_work.word_is_last(j, columns)
-            if half:
-                halves[2 * j] = flat[2 * j]
-
-    def word(self, rX: cute.Tensor, j: int, odd: int) -> Uint32:
-        """The elements 2 * j + odd and the next one of a row in registers."""
-        return funnel_shift(rX[j], rX[j + 1], Int32(HALF)) if odd else rX[j]
+                if 2 * c < columns:
+                    for j in cutlass.range(c, end, unroll_full=True):
+                        if short_work.word_is_written(j, columns, odd):
+                            sX[j + odd] = held[j]
+                        if const_expr(odd == 0):
+                            last = short_work.word_is_last(j, columns)
+                            if last:
+                                halves[2 * j] = flat[2 * j]
 
     # Rows of bytes that begin anywhere: by words, shifted.
 
@@ -307,9 +346,13 @@ class SharedRows:
             sX = cute.make_tensor(cute.recast_ptr(sX.iterator, dtype=Uint32), cute.make_layout(W + 1))
             held = cute.make_rmem_tensor(W + 1, Uint32)
             held.fill(Uint32(0))
-            for j in cutlass.range_constexpr(W + 1):
+            sure = s.sure // BYTES
+            for j in cutlass.range(sure, unroll_full=True):
+                held[j] = sX[j]
+            for j in cutlass.range(sure, W + 1, unroll_full=True):
                 if short_work.byte_word_is_read(j, columns):
                     held[j] = sX[j]
-            for j in cutlass.range_constexpr(W):
-                word = funnel_shift(held[j], held[j + 1], (start & (BYTES - 1)) * BYTE)
-                rX[j] = word & short_work.bytes_of_word(j, columns)
+            for j in cutlass.range(W, unroll_full=True):
+                rX[j] = funnel_shift(held[j], held[j + 1], (start & (BYTES - 1)) * BYTE)
+            for j in cutlass.range(sure, W, unroll_full=True):
+                rX[j] = rX[j] & Uint32(short_work.bytes_of_word(j, columns))

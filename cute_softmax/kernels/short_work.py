@@ -13,9 +13,12 @@ SKEW_BITS = SKEW.bit_length() - 1
 
 
 def in_pairs(spec: ShortClass, columns: Int32, warp_rows: Int32) -> Boolean:
-    """Whether neighbouring rows are one thread's: where they begin in the middle of words every other time."""
+    """Whether neighbouring rows are one thread's: where they begin in the middle of words every other time, and there
+    is room."""
     if not spec.narrow:
         return columns < 0  # no 16-bit elements: never
+    if not spec.shares_words:
+        return (columns & 1) == 1
     return ((columns & 1) == 1) & ((warp_rows & (WARP * PAIR - 1)) == 0)
 
 

@@ -165,8 +165,11 @@ def _plan_rows(
     )
     how = {"edges": edges, "kept_modes": len(kept), "prologue": prologue}
     streamed = None
-    if not (invariant or prologue.ranks) and long_and_many(rows, columns, dtypes[0], device):
-        streamed = stream_class(math_name, device.architecture, problem.dtypes, online=online, **how)
+    inputs = dtypes[: len(facts.inputs)]
+    if not (invariant or prologue.ranks) and long_and_many(rows, columns, inputs, device):
+        streamed = stream_class(
+            math_name, device.architecture, problem.dtypes, access=access, online=online, **how
+        )
     try:
         if prologue.ranks:
             c = ring_class(math_name, device.architecture, problem.dtypes, columns, access=access, **how)

@@ -70,7 +70,7 @@ class MatmulPlan(PlanBase):
             f"softmax(S) @ V, S {math.prod(self.batch)} x {self.rows} x {self.columns}, D {self.depth}, "
             f"{', '.join(c.dtypes)}, for {c.architecture}",
             f"  movement   matmul: class {c.name}",
-            *(["  products   mma.sync: experimental, timed on no GPU yet"] if c.instruction == "mma" else []),
+            *(["  products   mma.sync: timed on an H200 only"] if c.instruction == "mma" else []),
             f"  tile       {c.rows} rows of S, {c.depth} columns of V; {TILE_N} columns of S per step; {turns}",
             f"  loads      {c.loads}, {c.score_stages} stages of {c.score_stage_bytes} bytes of S"
             + (", each eighth row by itself" if c.eighths else ", rows by themselves" if c.lines else "")

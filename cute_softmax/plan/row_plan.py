@@ -13,6 +13,12 @@ from .problem import Problem
 from .row import RowClass
 
 _STATES = {8: "online (max, sum) pairs", 16: "online (max, sum, weighted sum) triples"}  # by their bytes
+_AGAINST = {  # of two inputs
+    "loss": "online (max, sum) pairs of both inputs, then a weighted sum",
+    "input": "online (max, sum) pairs of both inputs",
+    "target": "online (max, sum) pairs of both inputs",
+    "weights": "online (max, sum) pairs, with a weighted sum and that of the weights",
+}
 
 
 @dataclass(frozen=True)
@@ -87,6 +93,12 @@ class Plan(PlanBase):
             return self.columns
         return math.ceil(math.ceil(self.columns / c.cluster_n) / c.line) * c.line
 
+    @property
+    def _reduced(self) -> str:
+        """What threads exchange, in words."""
+        facts, against = self.row_class.facts, self.row_class.prologue.against
+        return _AGAINST.get(against) or _STATES.get(facts.state_bytes) or counted(facts.stages, "stage")
+
     def explain(self) -> str:
         """The plan as readable text."""
         c = self.row_class
@@ -112,7 +124,7 @@ class Plan(PlanBase):
             f"L2 {'evict_last' if self.evict_last else 'evict_normal'}",
             "  edges      "
             + ("head and tail element by element" if c.edges else "none: rows begin and end on a vector"),
-            f"  reduction  {_STATES.get(c.facts.state_bytes, counted(c.facts.stages, 'stage'))}; "
+            f"  reduction  {self._reduced}; "
             + (
                 f"buffer {c.reduction_buffer}, {c.reduction_buffer.cosize * c.facts.state_bytes} bytes"
                 if c.exchanges

@@ -25,6 +25,8 @@ from .table import Table, table_of
 PAIR = 2
 # Rows of bytes begin anywhere in a word; they are read, and those that lie apart are copied, by words of so many.
 BYTES = 4
+# Elements of a row that are moved without a predicate each, if all are there.
+CHUNK = 8
 # Vectors in shared memory after which one place is left empty, where rows are an even number of vectors: 8 of 16 bytes
 # are all banks once.
 SKEW = 8
@@ -44,7 +46,8 @@ BLOCKS_APART = 4
 class ShortClass(ClassBase):
     """What is compiled for the `short` movement: everything that shapes the code, as plain numbers.
 
-    capacity: elements of the longest row. columns: of all rows, where the class is for one length; else 0.
+    capacity, least: elements of the longest row and of the shortest. columns: of all rows, where the class is for one
+        length; else 0.
     whole: whether a vector holds several rows, or one: then rows stay in the registers that they are loaded to.
     vector: elements of an access, 16 bytes of the widest full operand. access: per operand, elements of one load or
         store: `vector`, or fewer where the tensor begins off that boundary; 0 for rows that are not `DENSE`; of what
@@ -67,6 +70,7 @@ class ShortClass(ClassBase):
     architecture: str
     dtypes: tuple[str, ...]
     capacity: int
+    least: int
     columns: int
     whole: bool
     vector: int
@@ -129,6 +133,11 @@ class ShortClass(ClassBase):
     def elements(self) -> int:
         """The most elements of a warp's stretch."""
         return WARP * self.vector * self.steps
+
+    @property
+    def sure(self) -> int:
+        """How many elements of a row are there whatever its length, in whole chunks; one at least comes behind them."""
+        return (self.least - 1) // CHUNK * CHUNK
 
     @property
     def piece(self) -> int:
@@ -222,7 +231,8 @@ def short_class(
     groups lie with gaps. laid: of the inputs, see `ShortClass`; nothing where all are dense.
     """
     facts = facts_of(math_name, True, prologue)
-    config = next((c for c in (table or table_of()).short if columns <= c.capacity), None)
+    configs = (table or table_of()).short
+    config = next((c for c in configs if columns <= c.capacity), None)
     if config is None or MATHS[math_name, True].group_inputs or prologue.of_rows:
         return None
     laid = laid or (DENSE,) * len(facts.inputs)
@@ -232,6 +242,8 @@ def short_class(
     unit = WARP * vector * widest  # bytes of one vector a lane
     steps = (config.whole_bytes if whole else _stretch(config, widest)) // unit
     each = vector // columns if whole else 1
+    alone = whole or config.capacity <= ONE_LENGTH  # a class for rows of this length
+    shorter = [c.capacity for c in configs if c.capacity < columns]
     placed = offsets or (0,) * len(dtypes)
     numbers = 1 if apart else each  # side by side
     access = tuple(
@@ -244,7 +256,8 @@ def short_class(
         architecture=architecture,
         dtypes=dtypes,
         capacity=columns if whole else config.capacity,
-        columns=columns if whole or config.capacity <= ONE_LENGTH else 0,
+        least=columns if alone else max(shorter, default=0) + 1,
+        columns=columns if alone else 0,
         whole=whole,
         vector=vector,
         access=access,

@@ -7,8 +7,10 @@ together, and exchange together while nothing is on its way.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from layouts.algebra import Layout
 
@@ -19,13 +21,28 @@ from .prologue import NO_PROLOGUE, Prologue, facts_of
 from .row import RowClass
 
 THREADS = 256
-STEPS = 4  # vectors of a thread in a tile
-STAGES = 2  # one tile is worked on, the next one is on its way
-MIN_BLOCKS = 4  # CTAs of a multiprocessor
-# Rows of so many bytes, and so many of them on a multiprocessor: shorter ones take as long to begin and to end as to be
-# read, and of fewer some multiprocessors have one more than others. Not measured.
-FROM_BYTES = 3 << 16
-ROWS_OF_AN_SM = 6
+
+
+class StreamConfig(NamedTuple):
+    """How rows are cut, and which they are.
+
+    steps: vectors of a thread in a tile, of each input. stages: tiles in shared memory: one is worked on, the others
+    are on their way. min_blocks: CTAs of a multiprocessor.
+    from_bytes: of a row of all inputs: shorter ones take as long to begin and to end as to be read.
+    rows_of_an_sm: of fewer some multiprocessors have one more than others.
+    """
+
+    steps: int
+    stages: int
+    min_blocks: int
+    from_bytes: int
+    rows_of_an_sm: int
+
+
+# By the number of inputs. With two a tile has as many bytes, and their states take the registers of a fourth CTA.
+# Clusters read them at 0.4 to 0.7 of a copy's rate (H200, 2026-11-24), so that shorter and fewer rows are these, too.
+# From where on is not measured.
+CONFIGS = {1: StreamConfig(4, 2, 4, 3 << 16, 6), 2: StreamConfig(2, 2, 3, 1 << 17, 3)}
 
 
 @dataclass(frozen=True)
@@ -37,7 +54,7 @@ class StreamClass(RowClass):
 
     movement: ClassVar[str] = "stream"
 
-    stages: int = STAGES
+    stages: int = CONFIGS[1].stages
 
     @property
     def fields(self) -> dict:
@@ -68,10 +85,12 @@ class StreamClass(RowClass):
         return f"stream{self.stages}_{super().name}"
 
 
-def long_and_many(rows: int, columns: int, dtype: str, device: Device) -> bool:
-    """Whether rows of so many elements are the `stream` movement's."""
-    long = columns * ITEM_SIZE[dtype] >= FROM_BYTES
-    return long and rows >= ROWS_OF_AN_SM * device.multiprocessors
+def long_and_many(rows: int, columns: int, dtypes: Sequence[str], device: Device) -> bool:
+    """Whether rows of so many elements are the `stream` movement's. dtypes: of the inputs."""
+    config = CONFIGS.get(len(dtypes))
+    if config is None or rows < config.rows_of_an_sm * device.multiprocessors:
+        return False
+    return columns * sum(ITEM_SIZE[dtype] for dtype in dtypes) >= config.from_bytes
 
 
 def stream_class(
@@ -80,34 +99,37 @@ def stream_class(
     dtypes: tuple[str, ...],
     *,
     edges: bool,
+    access: tuple[int, ...] | None = None,
     online: bool = True,
     kept_modes: int = 1,
     prologue: Prologue = NO_PROLOGUE,
 ) -> StreamClass | None:
-    """The class of rows of any length; None for maths with results as long as a row, with two inputs, or with two
-    exchanges."""
+    """The class of rows of any length; None for maths with results as long as a row, or with something beside the
+    elements. access: see `RowClass`; of inputs that lie towards vector boundaries as the first one does if None."""
     facts = facts_of(math_name, online, prologue)
-    if facts.outputs or len(facts.inputs) > 1 or facts.stages > 1 or prologue.causal:
+    if facts.outputs or facts.beside or prologue.causal:
         return None
-    vector = ALIGNMENT // ITEM_SIZE[dtypes[0]]
+    inputs = len(facts.inputs)
+    vector, config = ALIGNMENT // max(ITEM_SIZE[d] for d in dtypes[:inputs]), CONFIGS[inputs]
     return StreamClass(
         math=math_name,
         architecture=architecture.name,
         dtypes=dtypes,
         vector=vector,
         edges=edges,
-        access=(vector,),
+        access=(vector,) * inputs if access is None else tuple(math.gcd(a, vector) for a in access),
         online=online,
         threads_per_row=THREADS,
-        steps=STEPS,
+        steps=config.steps,
         threads=THREADS,
         rows_per_thread=1,
         cluster_n=1,
-        staging=("async",),
+        staging=("async",) * inputs,
         keep=False,
         persistent=False,
-        min_blocks=MIN_BLOCKS,
-        part=STEPS,
+        min_blocks=config.min_blocks,
+        part=config.steps,
         kept_modes=kept_modes,
         prologue=prologue,
+        stages=config.stages,
     )

@@ -22,17 +22,18 @@ from .prologue import NO_PROLOGUE, Prologue
 THREADS = 256
 STEPS = 4  # vectors of a thread in a tile
 STAGES = 2  # tiles in shared memory: one is worked on, the next one is on its way
-MIN_BLOCKS = 3  # CTAs of a multiprocessor: while one looks for a bound the reads of others go on
+MIN_BLOCKS = 3
 MOST = 1024  # the largest k
 SHARES = (
     16  # of a row at most: a warp reads their states, and their candidates must fit where those of one do
 )
 KEY = 8  # bytes
-# Words of shared memory: how many candidates there are, a flag, how many elements are larger than the chosen one, how
-# many vectors have been noted, the least and the largest number of a group, and a number for each bit of a key; see
-# `kernels.topk`.
-COUNT, FLAG, LARGER, NOTED, LEAST, MOST_OF_ALL, COUNTS = 0, 1, 2, 3, 4, 5, 8
+# Words of shared memory: how many candidates there are, a flag, how many elements are larger than the chosen one, the
+# least and the largest number of a group, and a number for each bit of a key; see `kernels.topk`.
+COUNT, FLAG, LARGER, LEAST, MOST_OF_ALL, COUNTS = 0, 1, 2, 4, 5, 8
 WORDS = COUNTS + 64
+SPARE_BITS = {"bf16": 16, "fp16": 13, "fp32": 0}  # of a float32, its last, that a dtype does not have
+FEW = 16  # vectors of each warp, of which candidates are made without looking for a better bound
 COLUMN = 4  # bytes beside a vector that is noted
 
 
@@ -41,19 +42,22 @@ class Room:
     """What a CTA has room for, by the largest k that it is for.
 
     places: for candidates. groups: of a thread's elements, of each of which the largest is known: the k-th largest of
-    all groups is a bound, tighter the more there are. spare: vectors that are noted before candidates are made of them,
-    beside those of a whole tile.
+    all groups is a bound, tighter the more there are. spare: vectors that a warp notes before candidates are made of
+    them, beside those of a whole tile. blocks: CTAs of a multiprocessor, for which there are registers and shared
+    memory: while one begins or ends a row the reads of others go on.
     """
 
     k: int
     places: int
     groups: int
     spare: int
+    blocks: int
 
 
-# What is noted of usual rows has room in `spare` up to a k of 128, so that candidates are made once, at the end.
-ROOMS = (Room(32, 512, 1, 256), Room(256, 1024, STEPS, 512), Room(MOST, 2048, STEPS, 256))
-NO_ROOM = Room(0, 0, 0, 0)
+# For k up to 32 as much as four CTAs have room for, for more as much as three; what is noted of usual rows needs a
+# fraction of it up to a k of 32, and most of it at 128.
+ROOMS = (Room(32, 256, 1, 8, 4), Room(128, 1024, 1, 64, 3), Room(MOST, 2048, STEPS, 32, 3))
+NO_ROOM = Room(0, 0, 0, 0, 4)
 HEADER, STATE = 4, 16  # bytes in global memory: a row's count of shares, and what a share's state takes
 
 
@@ -73,13 +77,11 @@ class LongTopkClass(ClassBase):
         scaled: Whether the logits are multiplied by a positive number.
         movement: How data reaches the threads.
         threads: Threads of a CTA, all of which work on one row.
-        min_blocks: CTAs that a multiprocessor must have room for.
         cluster_n: CTAs of a cluster.
     """
 
     movement: ClassVar[str] = "topk_long"
     threads: ClassVar[int] = THREADS
-    min_blocks: ClassVar[int] = MIN_BLOCKS
     cluster_n: ClassVar[int] = 1
     math: ClassVar[str] = "topk_log_softmax"
 
@@ -97,6 +99,11 @@ class LongTopkClass(ClassBase):
         return {**super().fields, "math": self.math, "movement": self.movement}
 
     @property
+    def min_blocks(self) -> int:
+        """CTAs that a multiprocessor must have room for."""
+        return min_blocks(self.room, self.chosen)
+
+    @property
     def room(self) -> Room:
         """What is in shared memory beside the tiles."""
         return room_of(self.most)
@@ -109,7 +116,7 @@ class LongTopkClass(ClassBase):
     @property
     def noted(self) -> int:
         """Places for vectors that may have candidates: a whole tile's, where it comes to that."""
-        return THREADS * STEPS + self.room.spare if self.most else 0
+        return THREADS * STEPS + THREADS // WARP * self.room.spare if self.most else 0
 
     @property
     def prologue(self) -> Prologue:
@@ -142,7 +149,8 @@ class LongTopkClass(ClassBase):
         """Bytes of shared memory of a CTA."""
         vector = self.vector * ITEM_SIZE[self.dtypes[0]]
         staged = STAGES * THREADS * STEPS * vector + self.noted * (vector + COLUMN)
-        return staged + KEY * (self.places + THREADS // WARP) + 4 * WORDS
+        edges = 2 * self.vector * self.edges
+        return staged + KEY * (self.places + THREADS // WARP + edges) + 4 * WORDS
 
     @property
     def operands(self) -> tuple[str, ...]:
@@ -157,7 +165,7 @@ class LongTopkClass(ClassBase):
 
     @property
     def signature(self) -> str:
-        """A letter for each argument of what is compiled: rows, columns, k, shares of a row, tiles of a share, whether
+        """A letter for each argument of what is compiled: rows, columns, k, shares of a row, vectors of each, whether
         reads ask L2 to keep them; the scratch memory of split rows, the scale; then addresses in bytes, those of what
         is read with the stride from row to row in elements."""
         return "liiiii" + "l" * (self.split + self.scaled + len(self.operands) + 1 + self.chosen)
@@ -180,6 +188,12 @@ def room_of(k: int) -> Room:
     return next(room for room in ROOMS if k <= room.k)
 
 
+def min_blocks(room: Room, chosen: bool) -> int:
+    """CTAs of a multiprocessor. To count what is larger than a chosen one takes registers that four of them lack where
+    others are selected, too."""
+    return min(room.blocks, 3) if chosen and room.k else room.blocks
+
+
 @dataclass(frozen=True)
 class LongTopkPlan(PlanBase):
     """How one launch runs: the `k` largest elements of each row of `columns` elements are found.
@@ -190,7 +204,7 @@ class LongTopkPlan(PlanBase):
         columns: Elements of a row.
         k: How many elements are chosen; 0 for none.
         shares: CTAs that share a row.
-        tiles: Tiles of a share at most.
+        vectors: Of a share at most.
         operand_strides: Row strides of the inputs, in elements; results are contiguous.
         evict_last: Whether loads ask L2 to evict their lines last.
         invariant: Whether the class, which determines the order of additions, is the same for all calls with this
@@ -203,11 +217,16 @@ class LongTopkPlan(PlanBase):
     columns: int
     k: int
     shares: int
-    tiles: int
+    vectors: int
     operand_strides: tuple[tuple[int, ...], ...]
     evict_last: bool = False
     invariant: bool = False
     laid_out: tuple[int, ...] = ()
+
+    @property
+    def tiles(self) -> int:
+        """Of a share at most."""
+        return math.ceil(self.vectors / (THREADS * STEPS))
 
     @property
     def ctas(self) -> int:
@@ -226,7 +245,7 @@ class LongTopkPlan(PlanBase):
     @property
     def arguments(self) -> tuple[int, ...]:
         """The ints that the compiled function takes between the stream and the operands."""
-        return self.rows, self.columns, self.k, self.shares, self.tiles, int(self.evict_last)
+        return self.rows, self.columns, self.k, self.shares, self.vectors, int(self.evict_last)
 
     def explain(self) -> str:
         """The plan as readable text."""
@@ -244,9 +263,10 @@ class LongTopkPlan(PlanBase):
         ]
         if self.k:
             lines += [
-                f"  selects    vectors that reach the {self.k}th largest of {THREADS * c.room.groups} groups' maxima "
-                f"are noted in {c.noted} slots; when full, or at the row's end, elements that still reach it go to "
-                f"{c.places} slots; if those run out, an exact threshold is found bit by bit",
+                f"  selects    vectors that reach about the {self.k}th largest of {THREADS * c.room.groups} groups' "
+                f"maxima are noted, in {c.noted} slots; at the row's end, elements that still reach it go to "
+                f"{c.places} slots; if those run out, an exact threshold is found bit by bit; if the former do, the "
+                "row is read again, and checked tile by tile",
                 "  ties       to the lowest index; NaN is larger than any number",
             ]
         share = (
@@ -285,20 +305,23 @@ def plan_topk_long(
         copied = bool(operand.offset % vector or stride % vector)
     else:
         vector, edges = widest, bool(operand.offset % widest or stride % widest or columns % widest)
-    tiles = max(math.ceil(columns / (THREADS * STEPS * vector)), 1)
-    shares = 1
+    chosen, vectors, shares = index_stride is not None, max(columns // vector, 1), 1
+    blocks = min_blocks(room, chosen)
     if not invariant:
-        wanted = max(device.multiprocessors * MIN_BLOCKS // rows, 1)
-        shares = min(wanted, tiles, SHARES, room.places // k if k else SHARES)
-    each = math.ceil(tiles / shares)
-    shares = math.ceil(tiles / each)
+        wanted = max(device.multiprocessors * blocks // rows, 1)
+        shares = min(
+            wanted, math.ceil(vectors / (THREADS * STEPS)), SHARES, room.places // k if k else SHARES
+        )
+    # Shares are as long as each other: all CTAs read together and end together.
+    each = math.ceil(vectors / shares / WARP) * WARP
+    shares = math.ceil(vectors / each)
     c = LongTopkClass(
         architecture=device.architecture.name,
         dtypes=(operand.dtype,),
         vector=vector,
         edges=edges,
         most=room.k,
-        chosen=index_stride is not None,
+        chosen=chosen,
         split=shares > 1,
         scaled=scaled,
     )

@@ -95,7 +95,7 @@ def build_math(c: RowClass | PanelClass) -> Any:
     if p.against:
         # Scores that are scaled may have any float32's distance from each other.
         sources = ("fp32", "fp32") if p.scale else c.dtypes[:2]
-        return divergence.divergence(p, sources, online=c.online, precise=c.precise)
+        return divergence.divergence(p, sources, online=c.online, precise=c.precise, part=c.part)
     # A panel is shared by more threads than a row, whose additions would show in a float32.
     wide = isinstance(c, PanelClass) and c.precise
     total = reduce.COMPENSATED if wide else reduce.SUM

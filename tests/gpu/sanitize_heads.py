@@ -41,6 +41,14 @@ def _selected_right(x, target):
     return found + 0.5 * entropy_of(every)
 
 
+def _rates(x):
+    return torch.linspace(-0.5, 1.5, len(x)).to(x)
+
+
+def _rated_right(x, target):
+    return torch.nn.functional.cross_entropy(x * _rates(x)[:, None], target)
+
+
 def _squared_right(x, target):
     return -logs_of(x, target)[1].mean() + 0.1 * torch.logsumexp(x, -1).square().mean()
 
@@ -81,7 +89,23 @@ HEADS = {
     "squares, recomputed": Head(
         partial(c.cross_entropy, lse_square_scale=0.1, one_visit=False),
         _squared_right,
+        (
+            ("logsumexp", Prologue(target="loss", squares=True)),
+            ("softmax", Prologue(alpha="groups", target="loss", squares=True)),
+        ),
+    ),
+    "selected beside logsumexps": Head(
+        lambda x, i: sum(t.sum() for t in c.cross_entropy(x, i, return_lse=True)),
+        lambda x, i: torch.nn.functional.cross_entropy(x, i) + torch.logsumexp(x, -1).sum(),
         (("selective", NO_PROLOGUE), ("softmax", Prologue(alpha="groups", target="found", more=True))),
+    ),
+    "a scale of each row, recomputed": Head(
+        lambda x, i: c.cross_entropy(x, i, scale=_rates(x).float(), one_visit=False),
+        _rated_right,
+        (
+            ("logsumexp", Prologue(scale="groups", target="loss")),
+            ("softmax", Prologue(scale="groups", alpha="groups", target="loss")),
+        ),
     ),
     "smoothing, recomputed": Head(
         partial(c.cross_entropy, label_smoothing=0.1, softcap=5.0, one_visit=False),

@@ -24,7 +24,7 @@ from cute_softmax.plan.topk import plan_topk, plan_topk_backward
 from cute_softmax.plan.topk_long import plan_topk_long
 
 LOSS = Prologue(alpha="groups", target="loss")
-LOSSES = LOSS, replace(LOSS, scale="number", squares=True)
+LOSSES = LOSS, replace(LOSS, scale="number", squares=True), replace(LOSS, scale="groups")
 IGNORED = -7
 ROUTERS = ((5, 1, 1), (133, 7, 3), (70, 64, 8), (133, 60, 4), (70, 256, 8), (19, 1023, 40), (3, 1024, 1024))
 # (rows, columns, from row to row, k), whether elements are chosen: a CTA a row and shares of one, edges, an overflow.
@@ -50,9 +50,10 @@ def check_loss(form: Form) -> float:
     target = torch.arange(prod(rows)).reshape(rows) * 7 % columns
     target[0, 0], target[-1, -1] = IGNORED, columns - 1
     scale, squares = (0.5, 0.1) if form.prologue.squares else (1.0, 0.0)
-    asked = loss.Loss("sum", IGNORED, scale, squares, inplace=True)
+    rates = torch.linspace(-0.5, 2.0, prod(rows)).view(*rows, 1) if form.prologue.scale == "groups" else None
+    asked = loss.Loss("sum", IGNORED, scale if rates is None else rates.to("cuda"), squares, inplace=True)
     leaf = x.tensor.double().requires_grad_()
-    scores, counts = leaf * scale, target != IGNORED
+    scores, counts = leaf * (scale if rates is None else rates.double()), target != IGNORED
     lse = scores.logsumexp(-1)
     found = scores.gather(-1, target.clamp(min=0).unsqueeze(-1)).squeeze(-1)
     right = torch.where(counts, lse - found + squares * lse.square(), 0.0)

@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 from checking import DEVICE, DTYPES, FACTOR, ROUNDING, TINY, equal_bits, half_ulp, random
+from losses import exact, given, pairs
 from torch.nn import functional
 
 from cute_softmax import accelerate, batch_invariant, cross_entropy, nn, selective_log_softmax
@@ -27,6 +28,8 @@ OPTIONS = {
     "softcap": {"softcap": 5.0},
     "capped rows": {"softcap": 20.0, "scale": 2.0, "reduction": "none"},
     "all": {"softcap": 10.0, "scale": 1.5, "label_smoothing": 0.2, "lse_square_scale": 0.01},
+    "a scale of each row": {"rates": True},
+    "and all else": {"rates": True, "softcap": 10.0, "label_smoothing": 0.2, "lse_square_scale": 0.01},
 }
 
 
@@ -68,6 +71,8 @@ def test_against_float64(shape, dtype, options, one_visit):
     weight = None
     if options.pop("weight", None):
         weight = random(shape[-1:], torch.float32, seed=5).abs()
+    if options.pop("rates", None):
+        options["scale"] = torch.linspace(1.5, -0.5, len(x), device=DEVICE).unsqueeze(-1)
     leaf = x.clone().requires_grad_()
     loss = cross_entropy(leaf, target, weight, dtype=torch.float32, one_visit=one_visit, **options)
     upstream = torch.ones_like(loss)
@@ -136,6 +141,25 @@ def test_values_that_smoothing_meets(columns, one_visit):
         numbers = exact.isfinite().all(-1)
         assert torch.allclose(ours[numbers].double(), exact[numbers], rtol=1e-4, atol=1e-6)
         assert ours[~numbers].isnan().any(-1).all()
+
+
+@pytest.mark.parametrize("options", pairs())
+def test_pairs_of_options(options):
+    """In float32: the loss and the gradient, for an upstream that was not expected."""
+    x = random((24, 1003), torch.float32, seed=4, scale=2.0)
+    target, options = given(x, pairs()[options])
+    leaf, wide = x.clone().requires_grad_(), x.double().requires_grad_()
+    found, (right, lse) = cross_entropy(leaf, target, **options), exact(wide, target, options)
+    if "return_lse" in options:
+        found, right = found[0] + found[1].square().mean(), right + lse.square().mean()
+    upstream = torch.linspace(1.0, 2.0, right.numel(), device=DEVICE).view(right.shape)
+    (ours,) = torch.autograd.grad(found, leaf, upstream)
+    (exactly,) = torch.autograd.grad(right, wide, upstream.double())
+    assert torch.allclose(found.double(), right, rtol=1e-5, atol=1e-5)
+    bound = 1e-5 * exactly.abs().max()
+    assert (ours.double() - exactly).abs().max() <= bound
+    for mutant in (torch.zeros_like(ours), ours.roll(1, -1), 1.1 * ours):
+        assert (mutant.double() - exactly).abs().max() > bound
 
 
 VISITED = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -220,6 +244,41 @@ def test_no_matrix_but_the_gradient(dtype):
         held = torch.cuda.max_memory_allocated() - before
         assert held <= x.nbytes + (1 << 16)
         leaf.grad = None
+
+
+@pytest.mark.parametrize("dtype", VISITED.values(), ids=VISITED)
+@pytest.mark.parametrize("how", ["in place", "without a gradient", "forward, recomputed"])
+def test_nothing_of_the_logits_size(dtype, how):
+    """In place no gradient is allocated; without one, and before a recomputed one, none is written."""
+    x, target = example((64, 50304), dtype)
+    given = x.requires_grad_(how != "without a gradient")
+    for _ in range(2):
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        if how == "in place":
+            (grad,) = torch.autograd.grad(cross_entropy(given, target, inplace_backward=True), given)
+            assert grad.data_ptr() == x.data_ptr()
+        else:
+            cross_entropy(given, target, one_visit=False if how == "forward, recomputed" else None)
+        torch.cuda.synchronize()
+        assert torch.cuda.max_memory_allocated() - before <= 1 << 16
+
+
+@pytest.mark.parametrize("upstream", [1.0, 0.5])
+@pytest.mark.parametrize("options", [{}, {"one_visit": False}, {"grad_scale": 4.0}, {"rates": True}], ids=str)
+def test_nobody_waits_for_the_device(options, upstream):
+    x, target = example((64, 4096), torch.bfloat16)
+    options = dict(options)
+    if options.pop("rates", None):
+        options["scale"] = torch.ones(64, device=DEVICE)
+    leaf, given = x.requires_grad_(), torch.tensor(upstream, dtype=x.dtype, device=DEVICE)
+    cross_entropy(leaf, target, **options).backward(given)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        cross_entropy(leaf, target, **options).backward(given)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 @dtypes

@@ -10,7 +10,7 @@ from checking import DTYPES, random
 from families import mutants
 
 import cute_softmax
-from cute_softmax.plan import stream
+from cute_softmax.plan import Prologue, stream
 from cute_softmax.runtime import launch
 
 LENGTHS = {
@@ -24,13 +24,16 @@ LENGTHS = {
 }
 
 
+PAIRS = [(dtype, dtype) for dtype in DTYPES.values()] + [(torch.bfloat16, torch.float32)]
+
+
 @pytest.fixture(autouse=True)
 def all_streamed(monkeypatch):
     streams.forced(monkeypatch)
     if torch.cuda.is_available():
-        wanted = (
-            case.kernel() for (n, place), d in product(LENGTHS.items(), DTYPES) for case in of(n, d, place)
-        )
+        places = LENGTHS.items()
+        wanted = [case.kernel() for (n, place), d in product(places, DTYPES) for case in of(n, d, place)]
+        wanted += [p.kernel() for (n, place), d in product(places, PAIRS) for p in streams.pairs(n, d, place)]
         if not built:
             built.append(build(wanted))
 
@@ -49,6 +52,28 @@ def test_every_form(columns, dtype):
     for case in of(columns, dtype, LENGTHS[columns]):
         assert case.movement == "stream"
         case.check(case.launched())
+
+
+@pytest.mark.parametrize("dtypes", PAIRS, ids=str)
+@pytest.mark.parametrize("columns", LENGTHS)
+def test_divergences(columns, dtypes):
+    """And cross entropies of probabilities; of the same rows exactly 0, every time."""
+    for pair in streams.pairs(columns, dtypes, LENGTHS[columns]):
+        assert pair.kernel().movement == "stream"
+        found = pair.launched()
+        pair.check(found)
+        assert torch.equal(pair.launched().nan_to_num(), found.nan_to_num())
+        for mutant in (torch.zeros_like(found), found.roll(1), -found):
+            with pytest.raises(AssertionError):
+                pair.check(mutant)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_equal_logits_diverge_by_nothing(dtype):
+    for columns, scale in product((9000, 151936, 151937), (1.0, 0.7)):
+        x = random((300, columns), DTYPES[dtype], seed=5, scale=4.0)
+        found = cute_softmax.kl_div(x, x.clone(), reduction="none", scale=scale, dtype=torch.float32)
+        assert (found == 0).all()
 
 
 def test_mutants():
@@ -81,7 +106,25 @@ def test_many_long_rows_are_streamed_unasked(monkeypatch):
     monkeypatch.undo()
     x = torch.empty(1000, 131072, dtype=torch.bfloat16, device="meta")
     work = launch.Work("logsumexp", (x, x[:, :1].expand_as(x)), (1,))
-    assert work.plan(launch.device_facts(0)).movement == "stream" and stream.FROM_BYTES
+    assert work.plan(launch.device_facts(0)).movement == "stream" and stream.CONFIGS[1].from_bytes
+
+
+def test_sums_of_slices():
+    dy, y = (random((40, 20001), torch.bfloat16, seed=seed) for seed in (1, 2))
+    found = torch.empty(40, 1, dtype=torch.float32, device=y.device)
+    work = "softmax_backward", (dy, y, found.expand(y.shape)), (1,)
+    launch.run(*work, prologue=Prologue(state="alone"))
+    right = (dy.double() * y.double()).sum(-1)
+    assert torch.allclose(found[:, 0].double(), right, rtol=1e-5, atol=1e-3)
+
+
+def test_many_long_pairs(monkeypatch):
+    monkeypatch.undo()
+    x, t = (random((1200, 100_000), torch.bfloat16, seed=seed, scale=3.0) for seed in (4, 5))
+    pair = streams.Pair("loss", x, t)
+    assert pair.kernel().movement == "stream"
+    found, right = pair.launched(), streams.Pair("loss", x[-64:], t[-64:]).expected()
+    assert torch.allclose(found[-64:].double(), right, rtol=1e-6)
 
 
 def test_many_long_rows():

@@ -59,6 +59,26 @@ def check_tensor(name: str, tensor: object, function: str = "softmax") -> None:
         raise TypeError(f"{name} has dtype {tensor.dtype}: {function} is not defined for complex numbers")
 
 
+def column_of(name: str, tensor: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    """One number for each row, (..., 1), in float32 (float64 for float64 logits). Raises TypeError or ValueError for
+    what has none."""
+    rows = tuple(logits.shape[:-1])
+    shape = tuple(tensor.shape)
+    if tensor.is_complex() or tensor.dtype is torch.bool:
+        raise TypeError(f"{name} is {tensor.dtype}: it must be a number for each row")
+    if tensor.device != logits.device:
+        raise ValueError(f"{name} is on {tensor.device}, logits on {logits.device}")
+    if shape not in ((), rows, (*rows, 1)):
+        raise ValueError(
+            f"{name} has shape {shape}, logits {tuple(logits.shape)}: it has one number for each row, {rows}"
+        )
+    wide = torch.promote_types(tensor.dtype, torch.float32)
+    if logits.dtype is not torch.float64:
+        wide = torch.float32
+    column = tensor.to(wide)
+    return column.reshape((*rows, 1)) if shape else column.expand(*rows, 1)
+
+
 def autocasts(input: torch.Tensor) -> bool:
     """Whether autocast is on and asks for float32, as it does for softmax and what sums."""
     return input.dtype in DTYPES and on_gpu(input) and torch.is_autocast_enabled("cuda")

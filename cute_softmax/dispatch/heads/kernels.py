@@ -62,8 +62,14 @@ class Rows:
         return math.prod(input.shape[d] for d in self.dims)
 
 
-def scaled(scale: float, softcap: float = 0.0, **parts: object) -> tuple[Prologue, tuple[float, ...]]:
-    """The prologue of the scores of `Rows`, and its numbers: those that change something."""
+def scaled(
+    scale: float | Tensor, softcap: float = 0.0, **parts: object
+) -> tuple[Prologue, tuple[float, ...]]:
+    """The prologue of the scores of `Rows`, and its numbers: those that change something. A tensor is a scale of each
+    row."""
+    if isinstance(scale, Tensor):
+        prologue, numbers = scaled(1.0, softcap, **parts)
+        return replace(prologue, scale="groups"), numbers
     prologue = Prologue(scale="number" if scale != 1 else "", softcap=softcap != 0, **parts)
     return prologue, (*[scale] * (scale != 1), *[softcap] * (softcap != 0))
 

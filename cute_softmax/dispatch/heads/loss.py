@@ -34,14 +34,15 @@ class Loss:
     """What a call asks for besides tensors.
 
     reduction: "mean" of the rows that count, "sum", or "none". squares: the factor on the squared logsumexps. scale: of
-    the logits; softcap: of their multiples, 0 for none. smoothing: the share of all classes in a target.
+    the logits, a number or a float32 tensor (..., 1) with one for each row; softcap: of their multiples, 0 for none.
+    smoothing: the share of all classes in a target.
     grad_scale: the upstream that the gradient is written for, a number or a tensor of one. inplace: over the logits.
     dtype: of the result. invariant: whether the bits of a row must not depend on its company.
     """
 
     reduction: str
     ignore_index: int
-    scale: float = 1.0
+    scale: float | Tensor = 1.0
     squares: float = 0.0
     grad_scale: float | Tensor = 1.0
     inplace: bool = False
@@ -50,11 +51,16 @@ class Loss:
     softcap: float = 0.0
     smoothing: float = 0.0
 
+    @property
+    def rates(self) -> Tensor | None:
+        """The scale where it is one of each row."""
+        return self.scale if isinstance(self.scale, Tensor) else None
+
     def factors(self, target: Tensor, weights: Tensor | None) -> tuple[Tensor | None, Tensor]:
         """What the sum of the rows' losses is multiplied by (None for 1), and the gradient of a row's loss in its
-        scores: float32 numbers of the device."""
+        scores, which a scale of each row still multiplies: float32 numbers of the device."""
         given = isinstance(self.grad_scale, Tensor)
-        number = self.scale * (1.0 if given else self.grad_scale)
+        number = (1.0 if self.rates is not None else self.scale) * (1.0 if given else self.grad_scale)
         if self.reduction == "sum":
             share, factor = None, torch.as_tensor(number, dtype=torch.float32, device=target.device)
         elif weights is None:
@@ -121,13 +127,13 @@ class Recomputed(torch.autograd.Function):
         else:
             share = weights.sum().reciprocal() if asked.reduction == "mean" else None
             loss = total(losses, share, asked.dtype)
-        ctx.save_for_backward(rows, target, weights, share)
+        ctx.save_for_backward(rows, target, weights, share, asked.rates)
         ctx.asked, ctx.form, ctx.again = asked, form, again
         return loss
 
     @staticmethod
     def backward(ctx, upstream):
-        rows, target, weights, share = ctx.saved_tensors
+        rows, target, weights, share, _ = ctx.saved_tensors  # which looks whether any was written over
         asked, differentiable = ctx.asked, torch.is_grad_enabled()
         if differentiable or batched(upstream):
             with torch.enable_grad():
@@ -136,7 +142,7 @@ class Recomputed(torch.autograd.Function):
             (gradient,) = torch.autograd.grad(loss, leaf, upstream, create_graph=differentiable)
             return gradient, None, None, None, None, None
         alpha = upstream.resolve_neg().to(torch.float32) if share is None else share * upstream
-        alpha = alpha if asked.scale == 1 else alpha * asked.scale
+        alpha = alpha if asked.rates is not None or asked.scale == 1 else alpha * asked.scale
         alpha = alpha if weights is None else alpha * weights
         if ctx.form is None:
             alpha = alpha.unsqueeze(-1) if alpha.dim() else alpha
@@ -153,7 +159,7 @@ def losses_of(rows: Tensor, target: Tensor, asked: Loss) -> Tensor:
     """The rows' losses in float32. Raises NotPlanned where no kernel keeps the rows on chip."""
     losses = torch.empty(rows.shape[:-1], dtype=torch.float32, device=rows.device)
     prologue, numbers = asked_of_kernel(asked)
-    operands = operands_of(rows, None, target, None, losses)
+    operands = operands_of(rows, asked.rates, None, target, None, losses)
     launch.run(
         "logsumexp",
         operands,
@@ -166,12 +172,13 @@ def losses_of(rows: Tensor, target: Tensor, asked: Loss) -> Tensor:
 
 
 def visit(rows: Tensor, target: Tensor, alpha: Tensor, asked: Loss) -> tuple[Tensor, Tensor]:
-    """(the rows' losses in float32, alpha times their gradients in the scores). Raises NotPlanned where no kernel keeps
-    the rows on chip."""
+    """(the rows' losses in float32, alpha times their gradients in the scores, times the scale of each row). Raises
+    NotPlanned where no kernel keeps the rows on chip."""
     losses = torch.empty(rows.shape[:-1], dtype=torch.float32, device=rows.device)
     gradient = rows if asked.inplace else torch.empty_like(rows)
     prologue, numbers = asked_of_kernel(asked, alpha="groups")
-    operands = operands_of(rows, alpha, target, gradient, losses)
+    alpha = alpha if asked.rates is None else alpha * asked.rates
+    operands = operands_of(rows, asked.rates, alpha, target, gradient, losses)
     launch.run(
         "softmax", operands, (rows.dim() - 1,), prologue=prologue, numbers=numbers, invariant=asked.invariant
     )
@@ -189,13 +196,17 @@ def asked_of_kernel(asked: Loss, alpha: str = "") -> tuple[Prologue, tuple[float
 
 
 def operands_of(
-    rows: Tensor, alpha: Tensor | None, target: Tensor, gradient: Tensor | None, losses: Tensor
+    rows: Tensor,
+    rates: Tensor | None,
+    alpha: Tensor | None,
+    target: Tensor,
+    gradient: Tensor | None,
+    losses: Tensor,
 ) -> tuple[Tensor, ...]:
     """What a launch takes, all of the rows' shape: that of losses alone has neither alpha nor gradient."""
+    numbers = [t.expand(rows.shape) for t in (rates, alpha) if t is not None]
     index, losses = (t.unsqueeze(-1).expand(rows.shape) for t in (target, losses))
-    if gradient is None:
-        return rows, index, losses
-    return rows, alpha.expand(rows.shape), index, gradient, losses
+    return (rows, *numbers, index, *[gradient] * (gradient is not None), losses)
 
 
 class Form:
@@ -213,10 +224,10 @@ class Form:
         of_rows = losses.shape, losses.stride(), torch.float32
         results = [of_rows] + [(rows.shape, gradient.stride(), rows.dtype)] * (not asked.inplace)
         addresses = ["a0", "a1", "a2", "a0" if asked.inplace else "b1", "b0"]
-        operands = operands_of(rows, alpha, target, gradient, losses)
+        operands = operands_of(rows, None, alpha, target, gradient, losses)
         self._visit = self._launching("softmax", "groups", operands, results, addresses, self._visit_anywhere)
         if not visits:
-            operands = operands_of(rows, None, target, None, losses)
+            operands = operands_of(rows, None, None, target, None, losses)
             addresses = ["a0", "a1", "b0"]
             self._losses = self._launching(
                 "logsumexp", "", operands, [of_rows], addresses, self._losses_anywhere

@@ -98,7 +98,7 @@ def _on_chip(
         return "loss", [], None
     prologue, _ = of_losses.asked_of_kernel(of_losses.Loss("mean", asked.ignore, asked.scale), alpha="groups")
     alpha, target, losses = _of_rows(x, torch.float32, torch.int64, torch.float32)
-    tensors = of_losses.operands_of(x, alpha.unsqueeze(-1), target, x, losses)
+    tensors = of_losses.operands_of(x, None, alpha.unsqueeze(-1), target, x, losses)
     return "visit", [x, x], launch.Work("softmax", tensors, (1,), prologue=prologue)
 
 

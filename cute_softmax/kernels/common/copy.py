@@ -284,8 +284,7 @@ class Fragment:
 
 
 def largest(vectors: Iterable[cute.Tensor], scalars: list[Float32]) -> Float32:
-    """The largest element of register vectors and of scalars; NaN if one is NaN. 16-bit pairs are compared packed, two
-    to an instruction."""
+    """The largest element of register vectors and of scalars; NaN if one is NaN."""
     words, rest = [], [*scalars]
     for vector in vectors:
         if vector.element_type in PACKED_MAX and cute.size(vector) > 1:
@@ -294,10 +293,15 @@ def largest(vectors: Iterable[cute.Tensor], scalars: list[Float32]) -> Float32:
         else:
             rest += unpack(vector)
     if words:
-        both = cute.make_rmem_tensor(2, dtype)
-        cute.recast_tensor(both, Uint32)[0] = tree(partial(packed_maximum, dtype), words)
-        rest += unpack(both)
+        rest += packed_maxima(dtype, [words])
     return tree(online.maximum, rest)
+
+
+def packed_maxima(dtype: type, pairs: Iterable[Iterable[Uint32]]) -> list[Float32]:
+    """Of each series of pairs of 16-bit numbers the largest first and the largest second one; NaN if one is NaN. Pairs
+    are compared packed, two to an instruction."""
+    larger = partial(packed_maximum, dtype)
+    return unpack(vector_of([tree(larger, words) for words in pairs], dtype))
 
 
 def packed_maximum(dtype: type, a: Uint32, b: Uint32) -> Uint32:

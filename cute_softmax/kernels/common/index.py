@@ -79,3 +79,19 @@ def dot(coordinates: list, strides: list) -> Int64:
     for coordinate, stride in zip(coordinates, strides, strict=True):
         total += wide(coordinate) * stride
     return total
+
+
+def head_of(first: Int64, grain: int, length: Int32) -> Int32:
+    """How many elements of a row come before the first that lies at a multiple of `grain`, a power of two. first: where
+    the row begins, in elements."""
+    misaligned = narrow(first & (grain - 1))
+    return smaller((grain - misaligned) & (grain - 1), length)
+
+
+def at_edges(slot: Int32, head: Int32, tail: Int32, most: int, length: Int32) -> tuple[Int32, Boolean]:
+    """Which element of a row the scalar of this slot at its edges is, and whether there is one: first come those of the
+    head and, behind the `most` that it can have, those of the tail, which begins at element `tail`."""
+    after = slot - most
+    in_head = slot < head
+    in_tail = (after >= 0) & (tail + after < length)
+    return select(in_head, slot, tail + after), in_head | in_tail

@@ -10,6 +10,7 @@ Source of the recurrence: Milakov and Gimelshein, "Online normalizer calculation
 
 import math
 import struct
+from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
 import cutlass.cute as cute
@@ -100,6 +101,12 @@ class Fast:
         """exp(x - ref)."""
         return cute.math.exp2(self.exponent(x, ref), fastmath=True)
 
+    def exponentials(self, values: Iterable[Float32], ref: Float32) -> Iterator[Float32]:
+        """`exponential` of each; what they have in common is computed once, and not left to the compiler to find."""
+        scale = self.scale(ref)
+        shift = -self.product(ref, scale)
+        return (cute.math.exp2(cute.math.fma(x, scale, shift), fastmath=True) for x in values)
+
     def power(self, x: Float32, ref: Float32) -> tuple[Float32, Float32]:
         """exp(x - ref), and its logarithm in units of `unit`: finite, even where the exponential is 0."""
         exponent = maximum(self.exponent(x, ref), Float32(VANISHES))
@@ -174,6 +181,10 @@ class Near:
     def exponential(self, x: Float32, ref: Float32) -> Float32:
         """exp(x - ref)."""
         return self.of(self.difference(x, ref))
+
+    def exponentials(self, values: Iterable[Float32], ref: Float32) -> Iterator[Float32]:
+        """`exponential` of each."""
+        return (self.exponential(x, ref) for x in values)
 
     def power(self, x: Float32, ref: Float32) -> tuple[Float32, Float32]:
         """exp(x - ref), and its logarithm: finite, even where the exponential is 0."""
@@ -297,6 +308,12 @@ class ScaledNear(Scaled, Near):
         """factor * (x - ref)."""
         scale = self.at(ref, self.factor)
         return cute.math.fma(x, scale, -self.product(ref, scale))
+
+    def exponentials(self, values: Iterable[Float32], ref: Float32) -> Iterator[Float32]:
+        """`exponential` of each, see `Fast.exponentials`."""
+        scale = self.at(ref, self.factor)
+        shift = -self.product(ref, scale)
+        return (self.of(cute.math.fma(x, scale, shift)) for x in values)
 
     def ratio(self, old: Float32, new: Float32) -> Float32:
         """exp(factor * (old - new)) of two references, new >= old, by the rounded products that differences are from:

@@ -2,7 +2,7 @@
 
 import copy
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import cutlass.cute as cute
 from cutlass import Float32
@@ -11,7 +11,7 @@ from ..common import online
 from ..common.copy import Fragment
 from ..common.index import select
 from ..common.reduce import SUM, Both, tree
-from .maths import LogSumExp, RowMath, Softmax
+from .maths import RUN, LogSumExp, RowMath, Softmax
 
 
 def log_of(exp: online.Fast | online.Near, total: Float32, ref: Float32) -> Float32:
@@ -56,16 +56,75 @@ class Divergence(RowMath):
         total = tree(operator.add, (self.term_of(*pair) for pair in self.differences(*inputs, *carry)))
         return SUM.lanes((total,), width), None
 
+    def advance(self, values: list, state: tuple) -> tuple:
+        """The states of both softmaxes, and the sum of differences, the target's to its maximum less the input's,
+        weighted with the exponentials."""
+        parts = (v.parts_and_maxima(s.part) for s, v in zip(self.softmaxes, values[:2], strict=True))
+        for both in zip(*parts, strict=True):
+            state = self.advanced([part for _, part in both], [largest() for largest, _ in both], state)
+        return state
+
+    def advanced(self, parts: list, maxima: list[Float32], state: tuple) -> tuple:
+        """A state, with the next elements of both inputs; maxima: theirs."""
+        before = self.whole.apart(state[:4])
+        seen = [online.maximum(own[0], largest) for own, largest in zip(before, maxima, strict=True)]
+        refs = [online.reference(row_max) for row_max in seen]
+        # First: what was seen before takes no registers then.
+        olds = [
+            op.seen_from(own, row_max)[0]
+            for op, own, row_max in zip(self.whole.parts, before, seen, strict=True)
+        ]
+        moved, pairs = self.moved(state, seen), [*zip(*parts, strict=True)]
+        runs = (self.run(pairs[k : k + RUN], refs) for k in range(0, len(pairs), RUN))
+        sums = tree(lambda a, b: tuple(map(operator.add, a, b)), runs)
+        x_total, target_total, cross = map(operator.add, (*olds, moved), sums)
+        return seen[0], x_total, seen[1], target_total, cross
+
+    def run(self, pairs: list, refs: list[Float32]) -> tuple[Float32, Float32, Float32]:
+        """What neighbouring elements add to both sums of exponentials, and to that of weighted differences."""
+        exps, powers, cross = [s.exp for s in self.softmaxes], ([], []), Float32(0.0)
+        for a, b in pairs:
+            for exp, own, x, ref in zip(exps, powers, (a, b), refs, strict=True):
+                own.append(exp.exponential(x, ref))
+            weight, difference = powers[1][-1], (b - refs[1]) - (a - refs[0])
+            cross = select(weight == 0.0, cross, cute.math.fma(weight, difference, cross))
+        return *(tree(operator.add, own) for own in powers), cross
+
+    def moved(self, state: tuple, seen: Sequence[Float32]) -> Float32:
+        """The sum of weighted differences of a state, to maxima that are no smaller and relative to that of the target:
+        finite where nothing has been seen."""
+        shifts, (of_x, of_target) = [], self.whole.apart(state[:4])
+        for (old, _), new in zip((of_x, of_target), seen, strict=True):
+            shift = online.reference(old) - online.reference(new)
+            shifts.append(online.maximum(shift, Float32(online.LOWEST)))
+        ratio = self.softmaxes[1].exp.ratio(online.reference(of_target[0]), online.reference(seen[1]))
+        return self.term_of(ratio, cute.math.fma(of_target[1], shifts[1] - shifts[0], state[4]))
+
+    def contributed(self, stage: int, state: tuple, carry: list) -> tuple:
+        """Both softmaxes, then what `partial` sums up in the second stage."""
+        if stage == 0:
+            return state[:4]
+        of_x, of_target = self.whole.apart(carry[0])
+        cross = self.softmaxes[1].exp.score(self.moved(state, (of_x[0], of_target[0])))
+        (total,) = self.whole.parts[1].seen_from(state[2:4], of_target[0])
+        logs = self.logs(of_x, of_target)
+        return (cute.math.fma(total, logs[0] - logs[1], cross),)
+
+    def logs(self, *states: tuple) -> list[Float32]:
+        """Of the state of each softmax the logarithm of its sum, relative to its maximum."""
+        return [
+            log_of(s.exp, total, online.reference(row_max))
+            for s, (row_max, total) in zip(self.softmaxes, states, strict=True)
+        ]
+
     def differences(self, x: Fragment, target: Fragment, state: tuple) -> Iterator[tuple[Float32, Float32]]:
         """Of each element the exponential of its target, relative to the largest, and log p - log q."""
         of_x, of_target = self.whole.apart(state[:4])
         refs = [online.reference(row_max) for row_max, _ in (of_x, of_target)]
-        exps = [s.exp for s in self.softmaxes]
-        totals = of_x[1], of_target[1]
-        logs = [log_of(exp, total, ref) for exp, total, ref in zip(exps, totals, refs, strict=True)]
+        logs, exp = self.logs(of_x, of_target), self.softmaxes[1].exp
         for a, b in zip(x, target, strict=True):
-            weight = exps[1].exponential(b, refs[1])
-            yield weight, exps[1].score((b - refs[1]) - (a - refs[0])) + (logs[0] - logs[1])
+            weight = exp.exponential(b, refs[1])
+            yield weight, exp.score((b - refs[1]) - (a - refs[0])) + (logs[0] - logs[1])
 
     @staticmethod
     def term_of(weight: Float32, difference: Float32) -> Float32:
@@ -131,11 +190,18 @@ class Weighted(RowMath):
         return made
 
     def partial(self, stage: int, values: list, carry: list, width: int) -> tuple:
+        return self.weighed(values, width), None
+
+    def advance(self, values: list, state: tuple) -> tuple:
+        return self.weighed(values, 1, state)
+
+    def weighed(self, values: list, width: int, state: tuple | None = None) -> tuple:
+        """The state of these elements and their weights, merged over lanes; state: of those before."""
         x, target, given = values
         x.exist = given.exist[: x.steps], given.exist[x.steps :]
         weighing = copy.copy(self.softmax)
         weighing.weights = target.parts(weighing.part)
-        return weighing.by_parts(x, width)[0], None
+        return weighing.by_parts(x, width, state)[0]
 
     def finish(self, values: list, kept: None, state: tuple) -> list:
         return []
@@ -163,15 +229,15 @@ class WeightedOfInput(Weighted):
         return []
 
 
-def divergence(prologue, sources: tuple[str, str], *, online: bool, precise: bool) -> RowMath:
-    """The math that a prologue asks for; sources: the dtypes of the input and of the target."""
+def divergence(prologue, sources: tuple[str, str], *, online: bool, precise: bool, part: int) -> RowMath:
+    """The math that a prologue asks for; sources: the dtypes of the input and of the target; part: see `Softmax`."""
+    if prologue.alpha:
+        of = [Softmax(source, online=online, precise=precise, keep=False, part=part) for source in sources]
+    else:
+        of = [LogSumExp(source, online=online, part=part) for source in sources]
     if prologue.against == "weights":
-        if prologue.alpha:
-            return WeightedOfInput(prologue, Softmax(sources[0], online=online, precise=precise, keep=False))
-        return Weighted(prologue, LogSumExp(sources[0], online=online))
+        return (WeightedOfInput if prologue.alpha else Weighted)(prologue, of[0])
+    softmaxes = tuple(one.separate() for one in of)
     if prologue.against == "loss":
-        return Divergence(prologue, tuple(LogSumExp(source, online=online).separate() for source in sources))
-    softmaxes = tuple(
-        Softmax(source, online=online, precise=precise, keep=False).separate() for source in sources
-    )
+        return Divergence(prologue, softmaxes)
     return (DivergenceOfInput if prologue.against == "input" else DivergenceOfTarget)(prologue, softmaxes)

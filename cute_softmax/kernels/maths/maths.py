@@ -13,7 +13,8 @@ A row math has
 - `result(elements, state)`: what becomes of it;
 - `partial(stage, values, carry, width)`: this thread's part of one row, merged over `width` lanes; returns the
   state and whatever the thread wants to keep for `finish`; as a rule the `term`s of its elements;
-- `advance(values, state)`: of a row that comes tile after tile, the state of one merged with that of those before;
+- `advance(values, state)`: of a row that comes tile after tile, the numbers of all `reductions`: of a tile and of those
+  before; `contributed(stage, state, carry)`: what of them goes into a stage;
 - `finish(values, kept, state)`: the row's results, one iterable per output; as a rule the `result`s of its elements.
   kept: from the last `partial` for the same elements, or None; state: of `whole`, merged over all of the row;
 - `group_results(state)`: one number per group output; with a group input "index", also of the element that it chooses.
@@ -46,8 +47,7 @@ class RowMath:
     outputs: tuple[str, ...] = ()
     group_inputs: tuple[str, ...] = ()
     group_outputs: tuple[str, ...] = ()
-    keep = False
-    maximum_first = False
+    keep = maximum_first = False
 
     def for_row(self, values: list) -> "RowMath":
         """The math of the row of these values, where it depends on them."""
@@ -60,8 +60,11 @@ class RowMath:
         return SUM.lanes((total,), width), None
 
     def advance(self, values: list, state: tuple) -> tuple:
-        """This thread's state of a part of the row, merged with that of what comes before, of maths with one stage."""
+        """This thread's state of a part of the row, merged with that of what comes before."""
         return self.whole.merge(state, self.partial(0, values, [], 1)[0])
+
+    def contributed(self, stage: int, state: tuple, carry: list) -> tuple:
+        return state
 
     def term(self, stage: int, elements: tuple, carry: tuple) -> Float32:
         return elements[0]
@@ -137,7 +140,7 @@ class Softmax(RowMath):
         return made
 
     def exponentials(self, values: list, ref: Float32) -> Iterator[Float32]:
-        return (self.exp.exponential(v, ref) for v in values)
+        return self.exp.exponentials(values, ref)
 
     def partial(self, stage: int, values: list, carry: list, width: int) -> tuple:
         (x,) = values
@@ -482,8 +485,7 @@ class Maximum(RowMath):
     inputs = ("x",)
     group_outputs = ("max",)
     padding = (-float("inf"),)
-    reductions = (MAX,)
-    whole = MAX
+    reductions, whole = (MAX,), MAX
     maximum_first = True
 
 

@@ -13,7 +13,7 @@ from ...plan.matmul_class import BLOCK_ROWS, TILE_N, MatmulClass
 from ...plan.matmul_layouts import BOX, INSTRUCTION_K, LINES, QUAD
 from ...plan.problem import ALIGNMENT
 from ..common import online
-from ..common.copy import DTYPES, in_shared, pack, packed_maximum, unpack
+from ..common.copy import DTYPES, in_shared, pack, packed_maximum, unpack, vector_of
 from ..common.index import select
 from ..common.reduce import MAX, tree
 from ..common.tensor_cores import ldmatrix
@@ -342,9 +342,7 @@ class Block:
         both = larger(prmt(*pairs, 0x5410), prmt(*pairs, 0x7632))
         for distance in (1, 2):
             both = larger(both, cute.arch.shuffle_sync_bfly(both, offset=distance))
-        rMax = cute.make_rmem_tensor(2, dtype)
-        cute.recast_tensor(rMax, Uint32)[0] = both
-        return unpack(rMax)
+        return unpack(vector_of([both], dtype))
 
     def total(self, h: int) -> Float32:
         """The sum of a row's exponentials over the quad."""

@@ -1,6 +1,5 @@
 """The chunks of a panel in a thread's hands: copied to shared memory, folded into states, finished and stored."""
 
-from functools import partial
 from itertools import chain
 
 import cutlass
@@ -9,7 +8,7 @@ from cutlass import Float32, Int32, Int64, Uint32, const_expr
 
 from ...plan import PanelClass
 from ..common import reduce
-from ..common.copy import PACKED_MAX, element, in_global, load_async, pack, packed_maximum, store, unpack
+from ..common.copy import PACKED_MAX, element, in_global, load_async, pack, packed_maxima, store
 from ..common.index import ceil_div
 from ..maths.maths import RowMath
 from ..maths.scores import keep
@@ -170,11 +169,7 @@ class Chunks:
             totals = []
         elif math.maximum_first and stage == 0 and packed:
             words = [cute.recast_tensor(self.kept(item, k, at, where), Uint32) for k in steps]
-            both = cute.make_rmem_tensor(s.vector, dtype)
-            for j in range(s.vector // 2):
-                largest = reduce.tree(partial(packed_maximum, dtype), [w[j] for w in words])
-                cute.recast_tensor(both, Uint32)[j] = largest
-            totals = unpack(both)
+            totals = packed_maxima(dtype, ([w[j] for w in words] for j in range(s.vector // 2)))
         else:
             terms = (
                 [math.term(stage, e, carry[v % s.slots]) for v, e in enumerate(elements)]

@@ -12,7 +12,7 @@ from cutlass import Boolean, Int32, Int64
 from ...plan import PanelClass
 from ...plan.panel_class import exchange_words
 from ..common.copy import GlobalTensor
-from ..common.index import apart, ceil_div, dot, larger, narrow, select, smaller, wide
+from ..common.index import apart, at_edges, ceil_div, dot, head_of, larger, select, smaller, wide
 from .scores import Numbers
 
 
@@ -146,8 +146,7 @@ def item_of(launch: Launch, index: Int32) -> Item:
     head, body = 0, launch.length
     if s.edges:
         mX = launch.mX[s.facts.reference]
-        misaligned = narrow((mX.address // mX.itemsize + starts[s.facts.reference]) & (s.line - 1))
-        head = smaller((s.line - misaligned) & (s.line - 1), launch.length)
+        head = head_of(mX.address // mX.itemsize + starts[s.facts.reference], s.line, launch.length)
         body = (launch.length - head) // s.vector * s.vector
     end = smaller(first + launch.share, body)
     if s.edges:  # the body may be shorter than another row's by a part's whole share
@@ -244,9 +243,6 @@ def edge(item: Item, e: int) -> tuple[Int32, Boolean]:
     """
     launch, s = item.launch, item.launch.spec
     slot = launch.tidx + e * s.threads
-    after = slot - (s.line - 1)
     tail = item.head + (launch.length - item.head) // s.vector * s.vector
-    in_head = slot < item.head
-    in_tail = (after >= 0) & (tail + after < launch.length)
-    exists = (in_head | in_tail) & (item.part == 0) & (launch.rank == 0) & item.inside
-    return select(in_head, slot, tail + after), exists
+    at, exists = at_edges(slot, item.head, tail, s.line - 1, launch.length)
+    return at, exists & (item.part == 0) & (launch.rank == 0) & item.inside

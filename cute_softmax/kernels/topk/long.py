@@ -3,12 +3,16 @@
 coordinates -> load a tile ahead -> for each tile: load the next, reduce, note vectors -> candidates -> select -> store
 
 A CTA takes the tiles of its share in the order of their columns. Of the first one, and again each time that four times
-as much has been seen, the k-th largest of groups' maxima is a bound that at least k elements reach (`noted`): vectors
-without an element that reaches it have none of the k largest. Those with one are noted, and candidates are made of
-their elements when places for vectors run out, or the row has ended (`candidates`): those that reach the bound of that
-time, few more than k as a rule. Where they would be more than there are places for, as in a row whose elements are all
-equal, the bound is the k-th largest of all to the last bit. Where CTAs share a row the last of them to end merges what
-they found.
+as much has been seen, about the k-th largest of groups' maxima is a bound that at least k elements reach (`noted`):
+vectors without an element that reaches it have none of the k largest. Those with one are noted by their warp.
+Candidates are made of their elements when the row has ended (`candidates`): those that reach the bound of that time,
+few more than k as a rule. Where they would be more than there are places for, as in a row whose elements are all equal,
+the bound is the k-th largest of all to the last bit. Where CTAs share a row the last of them to end merges what they
+found.
+
+The threads of a CTA meet for a bound, and not at other tiles. Where a warp has no place left for what it has to note,
+as in a row that rises, the row is read again, and all meet at each tile, where candidates are made as often as places
+run out.
 """
 
 import operator
@@ -23,9 +27,11 @@ from layouts.trace import observe
 from ...plan.maths import WARP
 from ...plan.topk_long import (
     COUNT,
+    FEW,
     LARGER,
     LEAST,
-    NOTED,
+    MOST_OF_ALL,
+    SPARE_BITS,
     STAGES,
     STEPS,
     THREADS,
@@ -38,21 +44,12 @@ from ..common.index import ceil_div, larger, select, smaller
 from ..common.reduce import threads_that, tree
 from ..maths.maths import Statistics
 from .candidates import EXACT, KEYS, LOWEST, ROUGH, Candidates, add, drop, key_of
-from .noted import (
-    NONE,
-    Noted,
-    add_noted,
-    bound_of_groups,
-    bound_of_key,
-    key_of_bound,
-    note,
-    number_of,
-    reaching,
-)
+from .noted import NONE, Noted, add_noted, bound_of_groups, note, reaching
 from .shares import Share, fill, gather, hand_over, last_of
 
 INDEX_ERROR = "cute_softmax.topk_log_softmax: index %lld in row %lld is out of range: a row has %d elements"
-ALL_NUMBERS = 1 << 16  # above all numbers of groups
+MOST_NUMBER = (1 << 31) - 1  # no number of a group is larger
+NEVER = 1 << 30  # a tile that is none
 
 
 class LongTopkKernel:
@@ -76,18 +73,18 @@ class LongTopkKernel:
         columns: Int32,
         k: Int32,
         shares: Int32,
-        tiles: Int32,
+        each: Int32,
         evict_last: Int32,
         *operands: Int64,
     ):
         """Launch.
 
-        k: at most a quarter of `spec.places`, or half of them; shares, tiles: CTAs of a row, and tiles of each.
+        k: at most half of `spec.places`; shares, each: CTAs of a row, and vectors of each.
         operands: zeroed memory as `LongTopkPlan.scratch` has it, the bits of the scale, then addresses in bytes, of x
         and index with the elements from row to row.
         """
         s = self.spec
-        self.kernel(columns, k, shares, tiles, evict_last, operands).launch(
+        self.kernel(columns, k, shares, each, evict_last, operands).launch(
             grid=[Int32(rows) * shares, 1, 1],
             block=[s.threads, 1, 1],
             stream=stream,
@@ -97,14 +94,14 @@ class LongTopkKernel:
 
     @cute.kernel
     def kernel(
-        self, columns: Int32, k: Int32, shares: Int32, tiles: Int32, evict_last: Int32, operands: tuple
+        self, columns: Int32, k: Int32, shares: Int32, each: Int32, evict_last: Int32, operands: tuple
     ):
         s = self.spec
         tidx, _, _ = cute.arch.thread_idx()
         cta, _, _ = cute.arch.block_idx()
         observe("tv", cute.make_layout(s.tv.shape, stride=s.tv.stride))
         at = dict(zip(self.names, operands, strict=True))
-        share = self.share_of(cta, tidx, columns, shares, tiles, evict_last, at)
+        share = self.share_of(cta, tidx, columns, shares, each, evict_last, at)
 
         smem = cutlass.memory.SmemAllocator()
         layout = cute.make_layout(s.reduction_buffer.shape, stride=s.reduction_buffer.stride)
@@ -120,22 +117,24 @@ class LongTopkKernel:
             candidates = Candidates(sK, sW, tidx, k)
             sV = smem.allocate_tensor(self.dtype, cute.make_layout((s.vector, s.noted)), byte_alignment=16)
             sC = smem.allocate_tensor(Int32, cute.make_layout(s.noted), byte_alignment=16)
-            noted = Noted(sV, sC, sW, tidx, s.room.spare)
-        if tidx < WORDS:
-            sW[tidx] = select(tidx == LEAST, Int32(ALL_NUMBERS), Int32(0))
-        cute.arch.barrier()
+            noted = Noted(sV, sC, sW, tidx, s.noted // (s.threads // WARP), SPARE_BITS[s.dtypes[0]])
 
-        math = self.math
+        math, walk = self.math, self.walk
         if const_expr(s.scaled):
             math = math.scaled(Int32(at["scale"]).bitcast(Float32))
-        chosen, exists, index = Float32(0.0), Boolean(True), Int64(0)
-        if const_expr(s.chosen):
-            index = element(Int64, at["index"], share.row * at["index_stride"])[0]
-            exists = (index >= 0) & (index < columns)
-            chosen = element(self.dtype, at["x"], share.start + select(exists, index, Int64(0)))[0]
-            chosen = chosen.to(Float32)
+        chosen = self.chosen(share, tidx) if const_expr(s.chosen) else Float32(0.0)
 
-        state, above = self.walk(share, math, candidates, noted, sX, chosen, tidx)
+        sE = None
+        if const_expr(s.edges):
+            sE = smem.allocate_tensor(Int64, cute.make_layout(2 * s.vector), byte_alignment=16)
+            self.load_edge(share, sE, tidx)
+        state, above = (Float32(0.0), Float32(0.0)), Int32(0)
+        careful, lost = Boolean(False), Boolean(True)
+        while lost:
+            state, above, lost = walk(share, math, candidates, noted, sX, sW, chosen, tidx, careful)
+            careful = lost
+        if const_expr(s.edges):
+            state, above = self.with_edge(math, candidates, sE, state, above, chosen, tidx)
         state = math.whole.lanes(state, WARP)
         state = reduce.across_warps(math.whole, state, buffer, None, Int32(0), 1)
         if const_expr(s.chosen):
@@ -146,9 +145,9 @@ class LongTopkKernel:
                 fill(share, candidates)
             if last_of(share, state, above, sW, tidx) != 0:
                 state, above = gather(share, math, candidates, tidx)
-                self.finish(share, math, candidates, state, above, chosen, exists, index, tidx)
+                self.finish(share, math, candidates, state, above, chosen, tidx)
         else:
-            self.finish(share, math, candidates, state, above, chosen, exists, index, tidx)
+            self.finish(share, math, candidates, state, above, chosen, tidx)
 
     # What is read.
 
@@ -158,7 +157,7 @@ class LongTopkKernel:
         tidx: Int32,
         columns: Int32,
         shares: Int32,
-        tiles: Int32,
+        each: Int32,
         evict_last: Int32,
         at: dict[str, Int64],
     ) -> Share:
@@ -169,19 +168,23 @@ class LongTopkKernel:
         if s.edges:
             misaligned = Int32((at["x"] // (self.dtype.width // 8) + start) & Int64(V - 1))
             head = smaller((V - misaligned) & (V - 1), columns)
-        vectors, each = (columns - head) // V, tiles * (THREADS * STEPS)
+        vectors = (columns - head) // V
         first = number * each
         end = smaller(vectors, first + each)
         count = larger(ceil_div(end - first, THREADS * STEPS), Int32(1))
-        # Slots 0 .. V-2 are those of the head, V-1 .. 2V-3 of the tail.
-        after = head + vectors * V + tidx - (V - 1)
-        at_head = (tidx < head) & (number == 0)
-        at_tail = (tidx >= V - 1) & (after < columns) & (number == 0)
-        edge = select(at_head, tidx, after)
         policy = read_policy(evict_last)
-        return Share(
-            row, number, shares, columns, start, head, first, end, count, edge, at_head, at_tail, at, policy
-        )
+        return Share(row, number, shares, columns, start, head, first, end, count, at, policy)
+
+    @cute.jit
+    def chosen(self, share: Share, tidx: Int32) -> Float32:
+        """The element that the row's index chooses. One that chooses none ends the kernel."""
+        at = share.at
+        index = element(Int64, at["index"], share.row * at["index_stride"])[0]
+        exists = (index >= 0) & (index < share.columns)
+        if (exists ^ True) & (share.number == 0) & (tidx == 0):
+            cute.printf(INDEX_ERROR, index, share.row, share.columns)
+            cute.arch.inline_ptx("trap;")
+        return element(self.dtype, at["x"], share.start + select(exists, index, Int64(0)))[0].to(Float32)
 
     def vector(self, share: Share, tile: Int32, u: int, tidx: Int32) -> Int32:
         """The number of this thread's vector u of a tile."""
@@ -200,12 +203,12 @@ class LongTopkKernel:
     def load(self, share: Share, sX: cute.Tensor, tile: Int32, tidx: Int32):
         """Start to load this thread's vectors of a tile into its places, those that exist, as one group."""
         V, tXsX = self.spec.vector, self.slots(sX, tile, tidx)
+        at = share.start + share.head + Int64(self.vector(share, tile, 0, tidx)) * V
+        pointer = global_pointer(self.dtype, share.at["x"], at, V * self.dtype.width // 8)
         for u in cutlass.range_constexpr(STEPS):
-            number = self.vector(share, tile, u, tidx)
-            at = share.start + share.head + Int64(number) * V
-            pointer = global_pointer(self.dtype, share.at["x"], at, V * self.dtype.width // 8)
-            if number < share.end:
-                load_async(cute.make_tensor(pointer, cute.make_layout(V)), tXsX[None, u], V, share.policy)
+            gX = cute.make_tensor(pointer + u * THREADS * V, cute.make_layout(V))
+            if self.vector(share, tile, u, tidx) < share.end:
+                load_async(gX, tXsX[None, u], V, share.policy)
         cute.arch.cp_async_commit_group()
 
     @cute.jit
@@ -222,14 +225,18 @@ class LongTopkKernel:
                     cute.autovec_copy(tXsX[None, u], tXrX[u])
 
     @cute.jit
-    def load_edge(self, share: Share) -> Float32:
-        """This thread's scalar at the edges of a row, or -inf."""
-        held = cute.make_rmem_tensor(1, self.dtype)
-        held.fill(self.dtype(-float("inf")))
-        gE = element(self.dtype, share.at["x"], share.start + share.edge)
-        if share.at_head | share.at_tail:
-            held[0] = gE[0]
-        return held[0].to(Float32)
+    def load_edge(self, share: Share, sE: cute.Tensor, tidx: Int32):
+        """Put the key of this thread's scalar at the edges of a row, LOWEST where it has none, in its place in shared
+        memory, so that no register holds it."""
+        V = self.spec.vector
+        if tidx < 2 * V:
+            # Slots 0 .. V-2 are those of the head, V-1 .. 2V-3 of the tail.
+            vectors = (share.columns - share.head) // V
+            column = select(tidx < V - 1, tidx, share.head + vectors * V + tidx - (V - 1))
+            sE[tidx] = LOWEST
+            if (share.number == 0) & (column < select(tidx < V - 1, share.head, share.columns)):
+                x = element(self.dtype, share.at["x"], share.start + column)[0].to(Float32)
+                sE[tidx] = key_of(x, column)
 
     # The tiles.
 
@@ -241,60 +248,71 @@ class LongTopkKernel:
         candidates: Candidates | None,
         noted: Noted | None,
         sX: cute.Tensor,
+        sW: cute.Tensor,
         chosen: Float32,
         tidx: Int32,
+        careful: Boolean,
     ) -> tuple:
-        """(this thread's (maximum, sum) of its part of the share, how many elements are larger than the chosen one);
-        candidates are collected."""
+        """(this thread's (maximum, sum) of its vectors of the share, how many elements are larger than the chosen one,
+        whether some that may be among the largest were not noted); candidates are collected.
+
+        careful: all threads meet at each tile, so that candidates are made before places run out.
+        """
         # A name of its own: what a loop on the GPU calls methods of would be carried through it.
         s, exp = self.spec, math.exp
         for number in cutlass.range_constexpr(STAGES - 1):
             self.load(share, sX, Int32(number), tidx)
-        edge, total, above = Float32(-float("inf")), Float32(0.0), Int32(0)
-        if const_expr(s.edges):
-            # First, while the first tile is on its way.
-            edge = self.load_edge(share)
-            of_edge = self.sums([edge], exp, edge, chosen)
-            total = of_edge[0]
-            if const_expr(s.chosen):
-                above = of_edge[1]
-            if const_expr(s.most):
-                self.add_edge(share, share.at_head, candidates, edge)
-        seen = edge
-        tops = [Float32(-float("inf")) for _ in range(max(s.room.groups, 1))]
-        bound, taken, coming, top = Int32(NONE), Int32(0), Int32(0), tops[0]
+        # Behind what of a walk before looks at them.
+        cute.arch.barrier()
+        if tidx < WORDS:
+            limits = select(tidx == LEAST, Int32(MOST_NUMBER), Int32(NONE))
+            sW[tidx] = select((tidx == LEAST) | (tidx == MOST_OF_ALL), limits, Int32(0))
+        cute.arch.barrier()
+        seen, total, above = Float32(-float("inf")), Float32(0.0), Int32(0)
+        count, held, coming, lost = Int32(0), Int32(0), Int32(0), Boolean(False)
+        bound, tops = Int32(NONE), [Int32(NONE) for _ in range(max(s.room.groups, 1))]
+        top = tops[0]
         tXrX = [cute.make_rmem_tensor(s.vector, self.dtype) for _ in range(STEPS)]
         # Once more when the tiles have ended, to make candidates of what is noted.
         for number in cutlass.range(share.tiles + bool(s.most), unroll=1):
-            if number < share.tiles:
+            last = number == share.tiles
+            if last ^ True:
                 self.load(share, sX, number + (STAGES - 1), tidx)
                 cute.arch.cp_async_wait_group(STAGES - 1)
                 self.hold(share, sX, number, tidx, tXrX)
                 maxima = self.maxima(tXrX)
-                tops = [online.maximum(a, b) for a, b in zip(tops, maxima, strict=True)]
-                top = tree(online.maximum, maxima)
-                before, seen = seen, online.maximum(seen, top)
+                largest_here = tree(online.maximum, maxima)
+                before, seen = seen, online.maximum(seen, largest_here)
                 sums = self.sums(Fragment([lambda v=v: v for v in tXrX], [], True), exp, seen, chosen)
                 total = online.rescale(total, before, seen, exp) + sums[0]
                 if const_expr(s.chosen):
                     above = above + sums[1]
+                if const_expr(s.most):
+                    numbers = [noted.number(x) for x in maxima]
+                    tops = [larger(a, b) for a, b in zip(tops, numbers, strict=True)]
+                    top = tree(larger, numbers)
             if const_expr(s.most):
-                # By now all threads have noted what they had to of the tile before.
-                last = number == share.tiles
-                renewed = (threads_that(taken > noted.spare) > 0) | last
-                if renewed:
-                    numbers = self.numbers(share, tops, tidx)
-                    bound = self.collect(candidates, noted, numbers, bound)
+                met = (number == coming) | last | careful
+                if met:
+                    held = candidates.sW[COUNT]
+                    room = select(careful, Int32(s.room.spare), Int32(noted.places // 2))
+                    room = select(last, Int32(FEW), room)
+                    crowded = threads_that(count > room) > 0
+                    if crowded | (last ^ True):
+                        bound = bound_of_groups(noted, candidates.k, self.numbers(share, tops, tidx), bound)
+                    if crowded | last:
+                        lost = lost | (threads_that(count > noted.places) > 0)
+                        bound = self.collect(
+                            candidates, noted, smaller(count, Int32(noted.places)), held, bound
+                        )
+                        count = Int32(0)
+                    # Again when four times as much has been seen, but not so late that a better bound is of no use.
+                    coming = select(2 * share.tiles > 3 * (4 * coming + 3), 4 * coming + 3, Int32(NEVER))
                 if last ^ True:
-                    if number == coming:
-                        numbers = self.numbers(share, tops, tidx)
-                        bound = bound_of_groups(noted, candidates.k, numbers, bound)
-                        coming, renewed = 4 * coming + 3, Boolean(True)
                     # Of a bound that this tile has a part in those that equal it count.
-                    taken = self.note(share, noted, tXrX, number, top, bound, renewed)
-        if const_expr(s.edges and s.most):
-            self.add_tail(share, candidates, edge)
-        return (seen, total), above
+                    below = larger(bound, Int32(NONE + 1)) - select(met, Int32(1), Int32(0))
+                    count = self.note(share, noted, tXrX, number, top, below, count)
+        return (seen, total), above, lost
 
     def sums(self, elements, exp: object, seen: Float32, chosen: Float32) -> tuple:
         """What elements add to the sum, relative to a maximum, and to the number of those larger than the chosen."""
@@ -312,10 +330,10 @@ class LongTopkKernel:
 
     # What may be among the largest.
 
-    def numbers(self, share: Share, tops: list[Float32], tidx: Int32) -> list[Int32]:
+    def numbers(self, share: Share, tops: list[Int32], tidx: Int32) -> list[Int32]:
         """The numbers of this thread's groups: NONE for those of which there is no element."""
         exist = [self.vector(share, Int32(0), u, tidx) < share.end for u in range(len(tops))]
-        return [select(e, number_of(t), Int32(NONE)) for e, t in zip(exist, tops, strict=True)]
+        return [select(e, t, Int32(NONE)) for e, t in zip(exist, tops, strict=True)]
 
     def note(
         self,
@@ -323,59 +341,60 @@ class LongTopkKernel:
         noted: Noted,
         tXrX: list[cute.Tensor],
         tile: Int32,
-        top: Float32,
-        bound: Int32,
-        equal: Boolean,
+        top: Int32,
+        below: Int32,
+        count: Int32,
     ) -> Int32:
         """`noted.note` of this thread's vectors of a tile."""
         vectors = [self.vector(share, tile, u, noted.tidx) for u in range(STEPS)]
         columns = [share.head + v * self.spec.vector for v in vectors]
-        return note(noted, tXrX, columns, [v < share.end for v in vectors], top, bound, equal)
+        return note(noted, tXrX, columns, [v < share.end for v in vectors], top, below, count)
 
     @cute.jit
-    def collect(
-        self,
-        candidates: Candidates,
-        noted: Noted,
-        numbers: list[Int32],
-        before: Int32,
-    ) -> Int32:
-        """Make candidates of what is noted; the bound for what comes then. All threads of the CTA come from a barrier,
-        and find one behind it."""
-        s, sW = self.spec, noted.sW
-        bound = bound_of_groups(noted, candidates.k, numbers, before)
-        count = sW[COUNT]
-        cute.arch.barrier()
-        add_all = partial(add_noted, noted, candidates)
-        add_all(larger(key_of_bound(bound), LOWEST + 1))
+    def collect(self, candidates: Candidates, noted: Noted, count: Int32, held: Int32, bound: Int32) -> Int32:
+        """Make candidates of what is noted; the bound for what comes then. count: how many vectors this warp has noted;
+        held: how many candidates there are. All threads of the CTA come from a barrier, and find one behind it."""
+        s, sW = self.spec, candidates.sW
+        add_all = partial(add_noted, noted, count, candidates)
+        add_all(noted.key(bound))
         cute.arch.barrier()
         came = sW[COUNT]
-        cute.arch.barrier()
         if came > s.places:
-            found = drop(candidates, count, EXACT, [partial(reaching, noted)], add_all)
-            bound = larger(bound, bound_of_key(found))
-        elif came > candidates.k + s.places // 4:
-            bound = larger(bound, bound_of_key(drop(candidates, came, ROUGH)))
-        if noted.tidx == 0:
-            sW[NOTED] = Int32(0)
-        cute.arch.barrier()
+            found = drop(candidates, held, EXACT, [partial(reaching, noted, count)], add_all)
+            bound = larger(bound, noted.bound(found))
+        elif came > s.places - s.places // 4:
+            bound = larger(bound, noted.bound(drop(candidates, came, ROUGH)))
         return bound
 
     @cute.jit
-    def add_edge(self, share: Share, at_edge: Boolean, candidates: Candidates, edge: Float32):
-        """Make a candidate of this thread's scalar at the edges of a row: they are few."""
-        if at_edge:
-            add(candidates, key_of(edge, share.edge), LOWEST + 1)
-
-    @cute.jit
-    def add_tail(self, share: Share, candidates: Candidates, edge: Float32):
-        """Make candidates of the scalars behind the last vector, when all else has come: a bound that they had a part
-        in would leave out elements that equal them, of lower indices."""
-        count = candidates.sW[COUNT]
-        cute.arch.barrier()
-        if count > self.spec.places - self.spec.vector:
-            drop(candidates, count, EXACT)
-        self.add_edge(share, share.at_tail, candidates, edge)
+    def with_edge(
+        self,
+        math: cutlass.Constexpr,
+        candidates: Candidates | None,
+        sE: cute.Tensor,
+        state: tuple,
+        above: Int32,
+        chosen: Float32,
+        tidx: Int32,
+    ) -> tuple:
+        """What `walk` gives, and this thread's scalar at the edges of a row. It becomes a candidate when all else has
+        come: a bound that the tail had a part in would leave out elements that equal it, of lower indices."""
+        s, key, edge = self.spec, LOWEST, Float32(-float("inf"))
+        if tidx < 2 * s.vector:
+            key = sE[tidx]
+            edge = select(key == LOWEST, edge, KEYS.element(key))
+        seen = online.maximum(state[0], edge)
+        sums = self.sums([edge], math.exp, seen, chosen)
+        total = online.rescale(state[1], state[0], seen, math.exp) + sums[0]
+        if const_expr(s.chosen):
+            above = above + sums[1]
+        if const_expr(s.most):
+            count = candidates.sW[COUNT]
+            cute.arch.barrier()
+            if count > s.places - 2 * s.vector:
+                drop(candidates, count, EXACT)
+            add(candidates, key, LOWEST + 1)
+        return (seen, total), above
 
     @cute.jit
     def total(self, sW: cute.Tensor, above: Int32, tidx: Int32) -> Int32:
@@ -395,7 +414,7 @@ class LongTopkKernel:
         Each counts how many are larger, so there must be few. All threads come from a barrier.
         """
         sK, sW, k = candidates.sK, candidates.sW, candidates.k
-        few = k + self.spec.places // 16
+        few = k + THREADS // 2
         if sW[COUNT] > few:
             drop(candidates, sW[COUNT], ROUGH)
         if sW[COUNT] > few:
@@ -403,7 +422,7 @@ class LongTopkKernel:
         count = sW[COUNT]
         for i in cutlass.range(candidates.tidx, count, THREADS, unroll=1):
             key, place = sK[i], Int32(0)
-            for j in cutlass.range(count, unroll=4):
+            for j in cutlass.range(count, unroll=8):
                 place = place + select(sK[j] > key, Int32(1), Int32(0))
             if place < k:
                 store(place, key)
@@ -417,8 +436,6 @@ class LongTopkKernel:
         state: tuple,
         above: Int32,
         chosen: Float32,
-        exists: Boolean,
-        index: Int64,
         tidx: Int32,
     ):
         """Store the results of a row."""
@@ -433,9 +450,6 @@ class LongTopkKernel:
             if const_expr(s.chosen):
                 element(Float32, at["found"], row)[0] = found
                 element(Int64, at["ranks"], row)[0] = Int64(above)
-                if exists ^ True:
-                    cute.printf(INDEX_ERROR, index, row, share.columns)
-                    cute.arch.inline_ptx("trap;")
 
     def store(
         self,

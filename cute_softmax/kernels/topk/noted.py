@@ -1,11 +1,13 @@
 """What of a long row may be among its k largest: vectors with an element that reaches a bound, noted as they come.
 
-A bound is the upper half of an element's number, which at least k elements reach. It is the k-th largest of the maxima
-of groups of elements, as no element is in two of them: with more groups than k there are few elements between that and
-the k-th largest of all. Threads keep the maximum of what they have seen anyway.
+A bound is a number that at least k elements reach: the k-th largest of the maxima of groups of elements, about, as no
+element is in two of them. With more groups than k there are few elements between that and the k-th largest of all.
+Threads keep the maximum of what they have seen anyway.
 
 Of elements that come after those which a bound was made of only larger ones count: where they are equal, those of lower
 indices win.
+
+A warp notes in places of its own, so that none waits for another. A warp of which no place is left goes on counting.
 """
 
 from dataclasses import dataclass
@@ -15,57 +17,31 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64
 
 from ...plan.maths import WARP
-from ...plan.topk_long import LEAST, MOST_OF_ALL, NOTED, THREADS
+from ...plan.topk_long import LEAST, MOST_OF_ALL
 from ..common.copy import largest, unpack
-from ..common.index import larger, select
+from ..common.index import larger, select, smaller
 from ..common.reduce import threads_that
-from .candidates import KEYS, Candidates, add, key_of
+from .candidates import KEYS, LOWEST, Candidates, add, key_of
 from .select import normal, ordered
 
-NONE = 0  # a bound that everything reaches
-BIAS = 1 << 15
-
-
-def number_of(x: Float32) -> Int32:
-    """The upper half of the number of an element: positive, above NONE, and larger for larger elements."""
-    return (ordered(normal(x).bitcast(Int32), KEYS.kept) >> 16) + BIAS
-
-
-def element_of(bound: Int32) -> Float32:
-    """The least element that reaches a bound: NaN for NONE."""
-    return ordered((bound - BIAS) << 16, KEYS.kept).bitcast(Float32)
-
-
-def key_of_bound(bound: Int32) -> Int64:
-    """The least key that reaches a bound."""
-    return Int64(bound - BIAS) << Int64(48)
-
-
-def bound_of_key(key: Int64) -> Int32:
-    """The highest bound that all keys reach which reach a key."""
-    return Int32(key >> Int64(48)) + BIAS
-
-
-def reaches(x: Float32, least: Float32, equal: Boolean) -> Boolean:
-    """Whether an element may reach a bound of which `least` is the least element: if it is not smaller and, unless
-    `equal`, not the same. NaN reaches all, and all reach NaN."""
-    return ((x <= least) ^ True) | (equal & (x == least))
+NONE = -(1 << 31)  # a bound below all numbers
 
 
 @dataclass(frozen=True)
 class Noted:
-    """The vectors of one CTA's row that are noted.
+    """The vectors of one CTA's row that a warp has noted.
 
-    sV: their places, (V, place); sC: the columns of their first elements; sW: words, of which NOTED says how many there
-    are, LEAST and MOST_OF_ALL between which numbers of groups lie; tidx: the thread; spare: how many fit beside those
-    of a whole tile.
+    sV: places of all warps, (V, place); sC: the columns of their first elements; sW: words, of which LEAST and
+    MOST_OF_ALL are those between which the numbers of groups lie; tidx: the thread; places: of a warp; spare_bits: the
+    last ones of a float32 that the row's dtype does not have.
     """
 
     sV: cute.Tensor
     sC: cute.Tensor
     sW: cute.Tensor
     tidx: Int32
-    spare: int
+    places: int
+    spare_bits: int
 
     def place(self, i: Int32) -> cute.Tensor:
         """The place of a vector."""
@@ -79,6 +55,19 @@ class Noted:
         cute.autovec_copy(self.place(i), tXrX)
         return tXrX
 
+    def number(self, x: Float32) -> Int32:
+        """The number of an element: above NONE, and larger for larger elements."""
+        return ordered(normal(x).bitcast(Int32), KEYS.kept) >> self.spare_bits
+
+    def key(self, bound: Int32) -> Int64:
+        """The least key of an element that reaches a bound."""
+        bound = larger(bound, Int32(NONE >> self.spare_bits))
+        return larger(Int64(bound) << Int64(32 + self.spare_bits), LOWEST + 1)
+
+    def bound(self, key: Int64) -> Int32:
+        """The highest bound that all keys reach which reach a key."""
+        return Int32(key >> Int64(32 + self.spare_bits))
+
 
 @cute.jit
 def note(
@@ -86,52 +75,55 @@ def note(
     vectors: list[cute.Tensor],
     columns: list[Int32],
     exist: list[Boolean],
-    top: Float32,
-    bound: Int32,
-    equal: Boolean,
+    top: Int32,
+    below: Int32,
+    count: Int32,
 ) -> Int32:
-    """Note those of a thread's vectors that have an element which reaches a bound; how many places are taken, as far as
-    this thread knows. top: the largest of them all; columns: of their first elements; equal: whether elements that
-    equal the bound count."""
-    least, taken = element_of(bound), Int32(0)
-    if reaches(top, least, equal):
+    """Note those of a warp's vectors that have an element whose number is above `below`; how many the warp has noted,
+    of which `count` before. top: the number of the largest of this thread's; columns: of their first elements."""
+    if cute.arch.vote_any_sync(top > below):
+        lane = noted.tidx % WARP
+        first = noted.tidx // WARP * noted.places
         for u in cutlass.range_constexpr(len(vectors)):
-            if exist[u] & reaches(largest([vectors[u]], []), least, equal):
-                place = cute.arch.atomic_add(noted.sW.iterator + NOTED, Int32(1))
-                cute.autovec_copy(vectors[u], noted.place(place))
-                noted.sC[place] = columns[u]
-                taken = place + 1
-    return taken
+            reaches = exist[u] & (noted.number(largest([vectors[u]], [])) > below)
+            which = cute.arch.vote_ballot_sync(reaches)
+            place = count + cute.arch.popc(which & ((Int32(1) << lane) - 1))
+            if reaches & (place < noted.places):
+                cute.autovec_copy(vectors[u], noted.place(first + place))
+                noted.sC[first + place] = columns[u]
+            count = count + cute.arch.popc(which)
+    return count
 
 
 @cute.jit
-def reaching(noted: Noted, trial: Int64) -> Int32:
-    """How many elements of this thread's share of what is noted have a key that reaches a bound."""
-    found = Int32(0)
-    for i in cutlass.range(noted.tidx, noted.sW[NOTED], THREADS, unroll=1):
-        elements, column = unpack(noted.vector(i)), noted.sC[i]
+def reaching(noted: Noted, count: Int32, trial: Int64) -> Int32:
+    """How many elements of this thread's share of what its warp has noted have a key that reaches a bound."""
+    found, first = Int32(0), noted.tidx // WARP * noted.places
+    for i in cutlass.range(noted.tidx % WARP, count, WARP, unroll=1):
+        elements, column = unpack(noted.vector(first + i)), noted.sC[first + i]
         for v in cutlass.range_constexpr(len(elements)):
             found = found + select(key_of(elements[v], column + v) >= trial, Int32(1), Int32(0))
     return found
 
 
 @cute.jit
-def add_noted(noted: Noted, candidates: Candidates, bound: Int64):
-    """Make candidates of the elements of this thread's share of what is noted that reach a bound."""
-    for i in cutlass.range(noted.tidx, noted.sW[NOTED], THREADS, unroll=1):
-        elements, column = unpack(noted.vector(i)), noted.sC[i]
+def add_noted(noted: Noted, count: Int32, candidates: Candidates, bound: Int64):
+    """Make candidates of the elements of this thread's share of what its warp has noted that reach a bound."""
+    first = noted.tidx // WARP * noted.places
+    for i in cutlass.range(noted.tidx % WARP, count, WARP, unroll=1):
+        elements, column = unpack(noted.vector(first + i)), noted.sC[first + i]
         for v in cutlass.range_constexpr(len(elements)):
             add(candidates, key_of(elements[v], column + v), bound)
 
 
 @cute.jit
 def bound_of_groups(noted: Noted, k: Int32, numbers: list[Int32], before: Int32) -> Int32:
-    """The largest number that at least k of all threads' groups reach, of which there are no fewer. numbers: of the
-    maxima of this thread's groups, NONE for one without elements; before: a bound that is known."""
+    """A number that at least k of all threads' groups reach, and few more or, where many are equal, the largest such.
+    numbers: of the maxima of this thread's groups, NONE for one without elements; before: a bound that is known."""
     sW, tidx = noted.sW, noted.tidx
     high, low = numbers[0], numbers[0]
     for n in numbers[1:]:
-        high, low = larger(high, n), cutlass.min(low, n)
+        high, low = larger(high, n), smaller(low, n)
     high, low = cute.arch.warp_redux_sync(high, "max"), cute.arch.warp_redux_sync(low, "min")
     if tidx % WARP == 0:
         # Neither is set back: both only rise as more is seen, and the least that has been one is a bound still.
@@ -139,10 +131,11 @@ def bound_of_groups(noted: Noted, k: Int32, numbers: list[Int32], before: Int32)
         cute.arch.atomic_min(sW.iterator + LEAST, low)
     cute.arch.barrier()
     high, low = sW[MOST_OF_ALL], larger(before, sW[LEAST])
+    few = k + (k >> 3) + 2
     while low < high:
-        middle, count = (low + high + 1) >> 1, Int32(0)
+        middle, count = (low | high) - ((low ^ high) >> 1), Int32(0)  # rounded up
         for n in numbers:
             count = count + threads_that(n >= middle)
-        enough = count >= k
-        low, high = select(enough, middle, low), select(enough, high, middle - 1)
+        low = select(count >= k, middle, low)
+        high = select(count > few, high, select(count >= k, middle, middle - 1))
     return low

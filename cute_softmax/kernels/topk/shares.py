@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Int64, const_expr
+from cutlass import Float32, Int32, Int64, const_expr
 
 from ...plan.maths import WARP
 from ...plan.problem import ALIGNMENT
@@ -24,8 +24,7 @@ class Share:
     """What a CTA reads of its row, and its operands.
 
     start: the row's first element, from the beginning of x; head: columns before the first whole vector; first, end: of
-    the vectors; tiles: how many there are, one at the least; edge, at_head, at_tail: the column of this thread's scalar
-    at the edges, and whether it is one of the first tile, or of the last.
+    the vectors; tiles: how many there are, one at the least.
     at: addresses in bytes, by the names of operands, `<name>_stride` in elements, and "scratch".
     """
 
@@ -38,9 +37,6 @@ class Share:
     first: Int32
     end: Int32
     tiles: Int32
-    edge: Int32
-    at_head: Boolean
-    at_tail: Boolean
     at: dict[str, Int64]
     policy: Int64
 
