@@ -64,7 +64,7 @@ class _Options:
 class Softmax(_Options, torch.nn.Softmax):
     """`softmax` as a module, a subclass of `torch.nn.Softmax` that can replace it.
 
-    It has no parameters and no buffers. Its errors are those of `softmax`.
+    It has no parameters and no buffers. Its errors, and what its bits depend on, are those of `softmax`.
 
     Args:
         dim: The dimension or dimensions to reduce. None: torch's old rule, with its warning (0 for tensors of 0, 1 or 3
@@ -105,7 +105,7 @@ class Softmax(_Options, torch.nn.Softmax):
 class LogSoftmax(_Options, torch.nn.LogSoftmax):
     """`log_softmax` as a module, a subclass of `torch.nn.LogSoftmax` that can replace it.
 
-    It has no parameters and no buffers. Its errors are those of `log_softmax`.
+    It has no parameters and no buffers. Its errors, and what its bits depend on, are those of `log_softmax`.
 
     Args:
         dim: The dimension or dimensions to reduce. None: torch's old rule, with its warning (0 for tensors of 0, 1 or 3
@@ -155,7 +155,7 @@ class Softmax2d(torch.nn.Softmax2d):
 class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
     """`cross_entropy` as a module, a subclass of `torch.nn.CrossEntropyLoss` that can replace it.
 
-    Its errors are those of `cross_entropy`.
+    Its errors, and what its bits depend on, are those of `cross_entropy`.
 
     Args:
         weight: (C), a factor on the loss of each class; a buffer.

@@ -26,7 +26,8 @@ def softmax(
 
     One read of the logits and one write of the probabilities. Rows sum to 1 within 2 units in the last place of 1 at
     every temperature from 0.001 to 1,000: the temperature is a factor in the exponentials' own products, which are
-    rounded alike for all elements of a row. Differentiable, also with respect to the temperature.
+    rounded alike for all elements of a row. Within `batch_invariant` the bits depend on the row and its temperature
+    alone. Differentiable, also with respect to the temperature.
 
     Args:
         logits: (..., N), a dense floating-point tensor.

@@ -66,8 +66,8 @@ def cases(
             f"selective and entropy {scale}",
             lambda x, s, scale=scale: torch.stack(
                 c.selective_log_softmax(x, near_to, scale=scale, return_entropy=True, **s)
-            ).sum(0),
-            lambda y, scale=scale: chosen(y * scale, target) + entropies(y * scale),
+            ),
+            lambda y, scale=scale: torch.stack([chosen(y * scale, target), entropies(y * scale)]),
             "numbers",
             True,
         )
@@ -136,8 +136,9 @@ def functions(
     ends = cuts(cut, columns, world)
     here = slice(ends[rank], ends[rank + 1])
     finite = (3 * torch.randn(5, columns, generator=generator, dtype=torch.float64)).to(dtype).double()
-    target = torch.randint(columns // 2, columns, (5,), generator=generator)
-    upstream = torch.randn(5, generator=generator, dtype=torch.float64)
+    target = torch.randint(columns, (5,), generator=generator)
+    target[1] = columns - 1 - target[1] // 2
+    upstream = torch.randn(2, 5, generator=generator, dtype=torch.float64)
     matrix = torch.randn(5, columns, generator=generator, dtype=torch.float64)
     upstream, matrix = (t.to(dtype).double() for t in (upstream, matrix))
     weight = torch.rand(columns, generator=generator).double()
@@ -148,7 +149,8 @@ def functions(
             whole[1, : columns // 2] = -math.inf  # of nothing but -inf on some ranks
         sliced = whole[:, here].to(place(), dtype)
         expected = theirs(whole)
-        of = matrix if results == "slices" else upstream if expected.dim() else upstream[0]
+        of = matrix if results == "slices" else upstream if expected.dim() == 2 else upstream[0]
+        of = of if expected.dim() else of[0]
         y, d = both(sliced, of[:, here] if results == "slices" else of, lambda x, f=ours: f(x, shard))
         expected, e = both(whole, of, theirs)
         expected = expected[:, here] if results == "slices" else expected
@@ -175,7 +177,8 @@ def invariant(rank: int, world: int, cut: str, kernels: bool, columns: int = 61,
     here = slice(min(ends[turn], columns), min(ends[turn + 1], columns))
     whole = 3 * torch.randn(5, columns, generator=generator)
     whole[1, : columns // 2] = -math.inf
-    target = torch.randint(columns // 2, columns, (5,), generator=generator)
+    target = torch.randint(columns, (5,), generator=generator)
+    target[1] = columns - 1 - target[1] // 2
     upstream, matrix = torch.randn(5, generator=generator), torch.randn(5, columns, generator=generator)
     whole, target, upstream, matrix = (t.to(place()) for t in (whole, target, upstream, matrix))
     alone = [dist.new_group([r]) for r in range(world)][rank]
@@ -257,10 +260,40 @@ def padded(rank: int, world: int, kernels: bool = False) -> None:
         (d,) = torch.autograd.grad(found, x, mine)
         (e,) = torch.autograd.grad(exact, y, dy[:, :columns])
         assert near(d[:, :count], e[:, valid], 1e-5) and (d[:, count:] == 0).all()
-    lse = c.logsumexp(x, -1, **shard)
-    assert near(lse, torch.logsumexp(whole, -1), 1e-5)
-    (d,) = torch.autograd.grad(lse.sum(), x)
-    assert near(d[:, :count], torch.softmax(whole, -1)[:, valid], 1e-5) and (d[:, count:] == 0).all()
+    target = torch.arange(4) * (columns - 1) // 3  # the first and the last element among them
+    for name, ours, theirs, results, _ in cases(target, columns, torch.rand(columns).double()):
+        if results == "slices" or "weight" in name:
+            continue
+        y = whole.clone().requires_grad_()
+        found, exact = ours(x, shard), theirs(y)
+        assert near(found, exact, 1e-5), name
+        of = torch.linspace(-1, 2, exact.numel(), dtype=torch.float64).view(exact.shape)
+        (d,) = torch.autograd.grad(found, x, of.to(found))
+        (e,) = torch.autograd.grad(exact, y, of)
+        assert near(d[:, :count], e[:, valid], 1e-5) and (d[:, count:] == 0).all(), name
+
+
+def without_a_size(rank: int, world: int, kernels: bool = False) -> None:
+    """Slices of unequal length that say where they begin; nobody says where rows end."""
+    installed(kernels)
+    columns, dtype = 41, torch.float32 if kernels else torch.float64
+    ends = cuts("unequal", columns, world)
+    here = slice(ends[rank], ends[rank + 1])
+    whole = torch.randn(5, columns, generator=torch.Generator().manual_seed(1)).double()
+    target = torch.arange(5) * 10
+    shard = {"group": dist.group.WORLD, "vocab_start": here.start}
+    for name, ours, theirs, results, _ in cases(target, columns, torch.ones(columns).double()):
+        if "smoothing" in name:
+            continue  # which needs the size
+        x = whole[:, here].to(place(), dtype).requires_grad_()
+        y = whole.clone().requires_grad_()
+        found, exact = ours(x, shard), theirs(y)
+        of = torch.linspace(-1, 2, exact.numel(), dtype=torch.float64).view(exact.shape)
+        (e,) = torch.autograd.grad(exact, y, of)
+        if results == "slices":
+            exact, of = exact[:, here], of[:, here]
+        (d,) = torch.autograd.grad(found, x, of.to(found))
+        assert near(found, exact, 2e-5) and near(d, e[:, here], 1e-4), name
 
 
 def shapes(rank: int, world: int, kernels: bool) -> None:
@@ -316,6 +349,12 @@ def bad_numbers(rank: int, world: int, kernels: bool = False) -> None:
         x[0, 2], x[3, 1] = math.nan, math.inf
     x[1] = -math.inf
     x = x.to(place())
+    index = torch.zeros(4, dtype=torch.long, device=x.device)  # in the first rank's slice
+    some, entropy = (t.cpu() for t in c.selective_log_softmax(x, index, return_entropy=True, group=group))
+    losses = c.cross_entropy(x, index, reduction="none", label_smoothing=0.1, group=group).cpu()
+    alone, logs = c.entropy(x, group=group).cpu(), c.log_softmax(x, group=group).cpu()
+    for found in (some, entropy, losses, alone, logs):  # rows with a NaN, of -inf alone, with +inf
+        assert found[[0, 1, 3]].isnan().all() and found[2].isfinite().all(), found
     lse = c.logsumexp(x, -1, group=group).cpu()
     assert lse[0].isnan() and lse[1] == -math.inf and lse[3] == math.inf
     assert near(lse[2], torch.tensor(4.0 * world).double().log(), 1e-6)
@@ -325,6 +364,33 @@ def bad_numbers(rank: int, world: int, kernels: bool = False) -> None:
     loss = c.cross_entropy(x, target, group=group)
     assert loss.isnan()  # a mean of nothing
     assert (c.cross_entropy(x, target, group=group, reduction="none") == 0).all()
+
+
+def collectives(rank: int, world: int, kernels: bool = False) -> None:
+    """One all-gather of 8 to 20 bytes a row forward; backward none, but 4 bytes a row for what comes out as slices."""
+    installed(kernels)
+    name = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
+    gather, sent, rows = getattr(dist, name), [], 5
+
+    def counting(every, mine, **how):
+        sent.append(mine.numel() * mine.element_size() // rows)
+        return gather(every, mine, **how)
+
+    pytest.MonkeyPatch().setattr(dist, name, counting)
+    whole = torch.randn(rows, 8 * world, generator=torch.Generator().manual_seed(1))
+    target = (torch.arange(rows) % (8 * world)).to(place())
+    shard = {"group": dist.group.WORLD, "vocab_start": 8 * rank, "vocab_size": 8 * world}
+    bytes_of = {"logsumexp": 8, "softmax": 8, "log_softmax": 8, "selective and entropy": 16, "smoothed": 20}
+    for case, function, _, results, _ in cases(target.cpu(), 8 * world, torch.ones(8 * world)):
+        if "weight" in case:
+            continue
+        sent.clear()
+        x = whole[:, 8 * rank : 8 * rank + 8].to(place()).requires_grad_()
+        y = function(x, shard)
+        kind = "smoothed" if "smoothing" in case else case.rstrip(" .0125")
+        assert sent == [bytes_of.get(kind, 12)], (case, sent)
+        torch.autograd.grad(y, x, torch.ones_like(y))
+        assert sent[1:] == [4] * (results == "slices"), (case, sent)
 
 
 def in_pieces(rank: int, world: int) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 import time
+from collections.abc import Callable
+from itertools import product
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import cute_softmax as c
+from cute_softmax.dispatch.common import placements as of_operators
 
 
 def compiled(rank: int, world: int, kernels: bool) -> None:
@@ -86,7 +89,8 @@ def states_of_torch(rank: int, world: int) -> None:
 
 
 def dtensors(rank: int, world: int, compile: bool = False) -> None:
-    """DTensors that are sharded over the reduced dimension, beside another one, or several times, on a mesh of two."""
+    """DTensors that are sharded over the reduced dimension, beside others, or several times, on meshes of one to three
+    dimensions."""
     dtype = torch.float64 if place() == "cpu" else torch.float32
     whole = torch.randn(4, 6, 13, generator=torch.Generator().manual_seed(2)).to(place(), dtype)
     target = torch.randint(13, (4, 6), generator=torch.Generator().manual_seed(4)).to(place())
@@ -100,6 +104,12 @@ def dtensors(rank: int, world: int, compile: bool = False) -> None:
             (square, [Shard(2), Shard(2)], [Replicate(), Replicate()], -1),
             (square, [Shard(2), Shard(1)], [Shard(1), Replicate()][::-1], -1),
             (square, [Shard(2), Shard(1)], [Shard(1), Replicate()], 1),
+        ]
+    if world == 8:
+        cube = init_device_mesh(place(), (2, 2, 2))
+        meshes = [
+            (cube, [Shard(0), Shard(2), Shard(1)], [Shard(0), Replicate(), Shard(1)], -1),
+            (cube, [Shard(2), Replicate(), Shard(2)], [Replicate()] * 3, -1),
         ]
 
     def call(function, x):
@@ -130,30 +140,33 @@ def dtensors(rank: int, world: int, compile: bool = False) -> None:
             continue
         kept = torch.where(target < 0, 0, target)
         t = distribute_tensor(kept, mesh, of_numbers)
-        found = call(lambda x, t=t: c.selective_log_softmax(x, t), x)
-        exact = torch.log_softmax(whole, -1).gather(-1, kept[..., None]).squeeze(-1)
+        pair = call(lambda x, t=t: c.selective_log_softmax(x, t, return_entropy=True), x)
+        logs = torch.log_softmax(y, -1)
+        exact = logs.gather(-1, kept[..., None]).squeeze(-1), -(logs.exp() * logs).sum(-1)
+        assert all(torch.allclose(a.full_tensor(), b, atol=1e-6) for a, b in zip(pair, exact, strict=True))
+        (d,) = torch.autograd.grad(pair[0].sum() + pair[1].sum() / 2, x)
+        (e,) = torch.autograd.grad(exact[0].sum() + exact[1].sum() / 2, y)
+        assert torch.allclose(d.full_tensor(), e, atol=1e-6)
+        losses(x.detach(), y.detach(), target, mesh, of_numbers, call, few=compile)
+
+
+def losses(
+    x: DTensor, y: torch.Tensor, target: torch.Tensor, mesh, of_numbers: list, call: Callable, few: bool
+) -> None:
+    """Cross entropies of a DTensor (N, d, C), whose classes torch has in dimension 1, with smoothing too, beside those
+    of the whole rows."""
+    classes_first = [Shard(p.dim % 2 + 1) if p.is_shard() and p.dim else p for p in x.placements]
+    whole = y.movedim(-1, 1).contiguous().requires_grad_()
+    rows = distribute_tensor(whole.detach(), mesh, classes_first).requires_grad_()
+    at = distribute_tensor(target, mesh, of_numbers)
+    every = [("mean", 0.0), ("none", 0.2)] if few else product(("mean", "sum", "none"), (0.0, 0.2))
+    for reduction, smoothing in every:
+        how = {"label_smoothing": smoothing, "reduction": reduction}
+        found = call(lambda x, how=how: c.cross_entropy(x, at, **how), rows)
+        exact = torch.nn.functional.cross_entropy(whole, target, **how)
         assert torch.allclose(found.full_tensor(), exact, atol=1e-6)
-        losses(x, y, target, mesh, of_numbers)
-
-
-def losses(x: DTensor, y: torch.Tensor, target: torch.Tensor, mesh, of_numbers) -> None:
-    """Cross entropies of a DTensor (N, C), with smoothing too, beside those of the whole rows."""
-    if any(p == Shard(1) for p in of_numbers):
-        return  # rows of two dimensions do not flatten
-    rows = distribute_tensor(
-        y.detach().flatten(0, 1), mesh, [Shard(1) if p == Shard(2) else p for p in x.placements]
-    ).requires_grad_()
-    flat = distribute_tensor(target.flatten(), mesh, of_numbers)
-    for reduction in ("mean", "sum", "none"):
-        for smoothing in (0.0, 0.2):
-            how = {"label_smoothing": smoothing, "reduction": reduction}
-            found = c.cross_entropy(rows, flat, **how)
-            exact = torch.nn.functional.cross_entropy(y.flatten(0, 1), target.flatten(), **how)
-            assert torch.allclose(found.full_tensor(), exact, atol=1e-6)
-            (d,) = torch.autograd.grad(found.sum(), rows)
-            assert torch.allclose(
-                d.full_tensor(), torch.autograd.grad(exact.sum(), y)[0].flatten(0, 1), atol=1e-6
-            )
+        (d,) = torch.autograd.grad(found.sum(), rows)
+        assert torch.allclose(d.full_tensor(), torch.autograd.grad(exact.sum(), whole)[0], atol=1e-6)
 
 
 def dtensors_that_are_not_taken(rank: int, world: int) -> None:
@@ -172,27 +185,117 @@ def dtensors_that_are_not_taken(rank: int, world: int) -> None:
         c.cross_entropy(rows.requires_grad_(), target, one_visit=True)
 
 
-def other_placements(rank: int, world: int) -> None:
-    """DTensors that are sharded elsewhere: our operators keep their placements, as far as they can."""
-    mesh = init_device_mesh("cpu", (world,))
-    installed(True)
-    whole = torch.randn(4 * world, 6, generator=torch.Generator().manual_seed(2))
-    x = distribute_tensor(whole, mesh, [Shard(0)]).requires_grad_()
-    y = c.softmax(x, scale=0.5)
-    assert y.placements == (Shard(0),)
-    assert torch.allclose(y.full_tensor(), torch.softmax(0.5 * whole, -1), atol=1e-6)
-    (d,) = torch.autograd.grad(y.square().sum(), x)
-    leaf = whole.clone().requires_grad_()
-    (e,) = torch.autograd.grad(torch.softmax(0.5 * leaf, -1).square().sum(), leaf)
-    assert d.placements == (Shard(0),) and torch.allclose(d.full_tensor(), e, atol=1e-6)
-    found = c.logsumexp(x, -1)
-    assert found.placements == (Shard(0),)
-    assert torch.allclose(found.full_tensor(), torch.logsumexp(whole, -1), atol=1e-6)
-    target = torch.arange(4 * world) % 6
-    at = distribute_tensor(target, mesh, [Shard(0)])
-    found = c.selective_log_softmax(x, at)
-    exact = torch.log_softmax(whole, -1).gather(-1, target[:, None])[:, 0]
-    assert found.placements == (Shard(0),) and torch.allclose(found.full_tensor(), exact, atol=1e-6)
+def everywhere(rank: int, world: int, compile: bool = False, alone: bool = False) -> None:
+    """All functions of DTensors that are replicated or sharded over other dimensions than the reduced one, on meshes of
+    one and two dimensions: values, gradients, and where they lie. alone: without torch's private names."""
+    launches = installed(True)
+    if alone:
+        pytest.MonkeyPatch().setattr(of_operators, "look_up", lambda _: None)
+    meshes = {(world,): [[Shard(1)]] if compile else [[Shard(0)], [Shard(1)], [Replicate()]]}
+    if world == 4:
+        meshes = {(2, 2): [[Shard(0), Shard(1)], [Shard(1), Replicate()], [Shard(1), Shard(1)]]}
+    generator = torch.Generator().manual_seed(2)
+    whole = torch.randn(4, 6, 6, generator=generator)
+    given = {
+        "mask": torch.rand(4, 6, 6, generator=generator) > 0.3,
+        "flat mask": torch.rand(6, 6, generator=generator) > 0.2,
+        "sink": torch.randn(6, 1, generator=generator),
+        "other": torch.randn(4, 6, 6, generator=generator),
+        "index": torch.arange(24).view(4, 6) % 6,
+        "values": torch.randn(4, 6, 5, generator=generator),
+        "one for all": torch.randn(6, 5, generator=generator),
+    }
+    for shape, every in meshes.items():
+        mesh = init_device_mesh("cpu", shape)
+        for placements in every:
+            for name, (function, operands) in OF_ROWS.items():
+                if compile and name not in COMPILED:
+                    continue
+                if compile:
+                    torch.compiler.reset()
+                of_call = [whole, *[given[n] for n in operands]]
+                ours = [distribute_tensor(t, mesh, lying_like(whole, t, placements)) for t in of_call]
+                theirs = [t.clone() for t in of_call]
+                leaves = [(a.requires_grad_(), b.requires_grad_()) for a, b in zip(ours, theirs, strict=True)
+                          if b.is_floating_point()]  # fmt: skip
+                call = torch.compile(function, fullgraph=True, backend="aot_eager") if compile else function
+                found, exact = call(*ours), function(*theirs)
+                assert isinstance(found, DTensor), name
+                where, close = (name, placements, found.placements), 3e-2 if "product" in name else 1e-5
+                assert torch.allclose(found.full_tensor(), exact, atol=close), where
+                # The position of a row counts beside a diagonal: rows are gathered then.
+                rows = Replicate() if "causal" in name else Shard(1)
+                if found.dim():  # replicas may each compute a part instead
+                    lie = zip(found.placements, placements, strict=True)
+                    assert all(p == (rows if q == Shard(1) else q) or q.is_replicate() for p, q in lie), where
+                if not exact.requires_grad:
+                    continue
+                of = torch.linspace(-1, 1, exact.numel()).view(exact.shape)
+                to = [Replicate() if p.is_partial() else p for p in found.placements]
+                of_all = distribute_tensor(of, mesh, to)
+                ds = torch.autograd.grad(found, [a for a, _ in leaves], of_all, allow_unused=True)
+                es = torch.autograd.grad(exact, [b for _, b in leaves], of, allow_unused=True)
+                for d, e in zip(ds, es, strict=True):
+                    assert (d is None) is (e is None), where
+                    assert d is None or torch.allclose(d.full_tensor(), e, atol=close), where
+    found = {work.math for work in launches}
+    assert found >= {"topk_softmax", "softmax_matmul_backward", "sum", "selective"}, found
+
+
+def lying_like(whole: torch.Tensor, other: torch.Tensor, placements: list) -> list:
+    """Where an operand lies: sharded as the full tensor, if it has that dimension."""
+    first = other.dim() == whole.dim() or other.shape == whole.shape[:-1]
+    return [p if p.is_shard() and first else Replicate() for p in placements]
+
+
+# Of a tensor (4, 6, 6), and other operands by name. What has rules of its own stands first: DTensor knows them by the
+# first function that a process calls.
+OF_ROWS = {
+    "sum": (lambda x: c.sum(x, -1), []),
+    "product": (lambda x, v: c.softmax_matmul(x.bfloat16(), v.bfloat16()).float(), ["values"]),
+    "product with one V": (
+        lambda x, v: c.softmax_matmul(x, v.bfloat16(), scale=0.5).float(),
+        ["one for all"],
+    ),
+    "causal product": (lambda x, v: c.softmax_matmul(x, v.bfloat16(), causal=True).float(), ["values"]),
+    "product with a sink": (
+        lambda x, v, s: c.softmax_matmul(x, v.bfloat16(), sink=s, return_lse=True)[1],
+        ["values", "sink"],
+    ),
+    "softmax_stats": (lambda x: c.softmax_stats(x), []),
+    "amax": (lambda x: c.amax(x, -1), []),
+    "topk_softmax": (lambda x: c.topk_softmax(x, 3)[0], []),
+    "topk_log_softmax": (lambda x, i: c.topk_log_softmax(x, 2, i)[0], ["index"]),
+    "kl_div": (lambda x, o: c.kl_div(x, o, reduction="none"), ["other"]),
+    "partial_statistics": (lambda x: c.partial_statistics(x).max, []),
+    "softmax": (lambda x: c.softmax(x, scale=0.5), []),
+    "softmax with a mask": (lambda x, m: c.softmax(x, mask=m, empty_rows="zero"), ["mask"]),
+    "softmax with a mask of fewer dimensions": (
+        lambda x, m: c.softmax(x, mask=m, empty_rows="zero"),
+        ["flat mask"],
+    ),
+    "softmax with a bias": (lambda x, o: c.softmax(x, bias=o), ["other"]),
+    "softmax with a sink": (lambda x, s: c.softmax(x, sink=s), ["sink"]),
+    "logsumexp with a sink": (lambda x, s: c.logsumexp(x, -1, sink=s), ["sink"]),
+    "causal softmax": (lambda x: c.softmax(x, causal=True), []),
+    "log_softmax": (lambda x: c.log_softmax(x, 2), []),
+    "softmin": (lambda x: c.softmin(x), []),
+    "softmax_": (lambda x: c.softmax_(x.clone()), []),
+    "logsumexp": (lambda x: c.logsumexp(x, -1), []),
+    "entropy": (lambda x: c.entropy(x), []),
+    "selective_log_softmax": (lambda x, i: c.selective_log_softmax(x, i), ["index"]),
+    "with entropies": (lambda x, i: c.selective_log_softmax(x, i, return_entropy=True)[1], ["index"]),
+    "cross_entropy": (lambda x, i: c.cross_entropy(x.mT, i, reduction="none"), ["index"]),
+    "mean cross_entropy": (
+        lambda x, i: c.cross_entropy(x.mT, i, label_smoothing=0.1, one_visit=False),
+        ["index"],
+    ),
+    "nn.Softmax": (lambda x: c.nn.Softmax(-1)(x), []),
+}
+COMPILED = (
+    "product with one V", "sum", "topk_softmax", "softmax with a mask of fewer dimensions", "causal softmax",
+    "selective_log_softmax", "mean cross_entropy",
+)  # fmt: skip
 
 
 def two_groups(rank: int, world: int) -> None:

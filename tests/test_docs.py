@@ -368,6 +368,18 @@ def test_links_lead_somewhere(page):
             assert not anchor or anchor in anchors(place), f"{target}#{anchor}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_what_is_compared_with_torch_compile_has_its_version(page):
+    """Each table, at its end or that of its block; each plot, where it names the curve."""
+    text = page.read_text(encoding="utf-8")
+    for table in re.finditer(r"^\|.*torch\.compile.*\n\| ?-", text, re.M):
+        rest = text[table.end() :].partition("<!-- end of")[0]
+        assert re.search(r"torch(\.compile)? 2\.\d+\.\d+", rest), text[table.start() : table.end()]
+    for plot in re.findall(r"\]\((\S+results/\S+\.svg)\)", text):
+        drawn = (page.parent / plot).read_text(encoding="utf-8")
+        assert not re.search(r"torch\.compile(?! 2\.\d)", drawn), plot
+
+
 def test_every_page_is_in_the_index():
     text = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     for page in (ROOT / "docs").glob("*.md"):

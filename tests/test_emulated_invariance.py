@@ -79,6 +79,32 @@ def test_bits_do_not_depend_on_company(function, columns, launches):
     assert launches
 
 
+def ulp(x):
+    """The distance to the next float32 number."""
+    return (torch.nextafter(x.abs(), torch.full_like(x, torch.inf)) - x.abs()).double()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("columns", [67, 1002, 9001, 20000])
+def test_logarithms_agree(columns, dtype, launches):
+    """Of one sum: bit by bit in the logits' dtype, and with `x - logsumexp` to an ulp of the logsumexp beside the
+    rounding of the difference."""
+    x = torch.randn(7, columns, generator=torch.Generator().manual_seed(columns)).mul(3).to(dtype)
+    index = x.argmin(-1)
+    with c.batch_invariant():
+        logs, wide = c.log_softmax(x), c.log_softmax(x, dtype=torch.float32)
+        found, wide_found = (c.selective_log_softmax(x, index, dtype=d) for d in (dtype, torch.float32))
+        losses = c.cross_entropy(x, index, reduction="none", dtype=torch.float32)
+        _, lse = c.cross_entropy(x, index, reduction="none", return_lse=True)
+        assert equal_bits(lse.to(dtype), c.logsumexp(x, -1))
+    at = index[:, None]
+    assert equal_bits(found, logs.gather(-1, at)[:, 0].contiguous()) and equal_bits(wide_found, -losses)
+    for logs in (wide, wide_found[:, None]):
+        scores = x if logs is wide else x.gather(-1, at)
+        error = (scores.double() - lse.double()[:, None] - logs.double()).abs()
+        assert (error <= ulp(lse)[:, None] + ulp(logs) / 2).all()
+
+
 def test_bits_depend_on_company_without_the_mode(launches):
     """So that the test before could fail: rows of an odd length begin on a vector now and then."""
     x = torch.randn(1, 1001, generator=torch.Generator().manual_seed(1)).expand(9, 1001).contiguous()

@@ -60,7 +60,9 @@ def test_padding(world, kernels):
 
 
 @kernels
-@pytest.mark.parametrize("name", ["shapes", "several_consumers", "bad_numbers"])
+@pytest.mark.parametrize(
+    "name", ["shapes", "several_consumers", "bad_numbers", "without_a_size", "collectives"]
+)
 def test_on_two_ranks(name, kernels):
     ranks.run(2, getattr(on_ranks, name), kernels=kernels)
 
@@ -78,7 +80,6 @@ def test_pieces_of_rows():
         "a_rank_that_raises",
         "gone",
         "dtensors_that_are_not_taken",
-        "other_placements",
     ],
 )
 def test_torch(name):
@@ -91,7 +92,7 @@ def test_compiled(kernels):
     ranks.run(2, on_ranks_torch.compiled, kernels=kernels)
 
 
-@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
 def test_dtensors(world):
     ranks.run(world, on_ranks_torch.dtensors)
 
@@ -99,6 +100,19 @@ def test_dtensors(world):
 @pytest.mark.long
 def test_compiled_dtensors():
     ranks.run(4, on_ranks_torch.dtensors, compile=True)
+
+
+@pytest.mark.parametrize(
+    ("world", "how"),
+    [
+        (2, {}),
+        (4, {}),
+        (4, {"alone": True}),
+        pytest.param(2, {"compile": True}, marks=pytest.mark.long),
+    ],
+)
+def test_dtensors_that_are_sharded_elsewhere(world, how):
+    ranks.run(world, on_ranks_torch.everywhere, **how)
 
 
 def test_two_groups_at_once():

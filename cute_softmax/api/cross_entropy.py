@@ -83,6 +83,9 @@ def cross_entropy(
     A scale for each row is read by the same kernels. With class probabilities, smoothing and a weight, or `return_lse`,
     for its own gradient, and in compiled or transformed code, the scaled logits are first written, in float32.
 
+    Within `batch_invariant` the bits of a row's loss (reduction "none"), and of its gradient, depend on the row and its
+    target alone. Means and sums depend on all rows.
+
     Args:
         input: (C), (N, C) or (N, C, d1, ...): a dense floating-point tensor of logits, C classes.
         target: Class indices from 0 to C - 1 in the input's shape without C; or class probabilities, a floating-point
@@ -105,9 +108,9 @@ def cross_entropy(
             number of accumulated steps; a number, or a one-element tensor on the input's device. It does not change
             results.
         inplace_backward: In one visit, write the gradient over the logits, whose values are lost.
-        group: A ProcessGroup over which rows are sharded, as in `logsumexp`: the input is (N, C) or (C) with this
-            rank's slice of the classes; targets are class indices into whole rows, and weights are those of all
-            classes. Not with a softcap, nor with label smoothing and a weight together.
+        group: A ProcessGroup over which rows are sharded, as in `logsumexp`: the input has this rank's slice of the
+            classes; targets are class indices into whole rows, and weights are those of all classes. Not with a
+            softcap, nor with label smoothing and a weight together.
         vocab_start: As in `logsumexp`.
         vocab_size: As in `logsumexp`; label smoothing over slices of unequal length needs it.
 
@@ -150,9 +153,9 @@ def cross_entropy(
     if not 0 <= smoothing <= 1:
         raise ValueError(f"label_smoothing is {label_smoothing}: it must lie in 0 to 1")
     rows, shard = _rows(input), Shard(group, vocab_start, vocab_size)
-    shared = is_shared(input, (input.dim() - 1,), shard)
-    if shared and (target.dtype.is_floating_point or input.dim() > 2):
-        raise ValueError("rows that ranks share are those of (N, C) or (C), with class indices as targets")
+    shared = is_shared(rows, (rows.dim() - 1,), shard)
+    if shared and target.dtype.is_floating_point:
+        raise ValueError("rows that ranks share have class indices as targets, not probabilities")
     if shared and (cap or isinstance(scale, Tensor)):
         what = "a softcap" if cap else "a scale for each row"
         raise ValueError(f"{what} of rows that ranks share: multiply and cap the logits first")

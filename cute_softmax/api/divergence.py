@@ -30,8 +30,9 @@ def kl_div(
 
     No probability is written. Forward reads both sets of logits once; each gradient, if needed, reads both once more. A
     probability p of 0 adds nothing; where q is 0 and p is not, the divergence is infinite. CPU tensors, float64 tensors
-    on any device, strided rows and rows that do not fit on chip use torch's operations. Twice differentiable with
-    respect to both.
+    on any device, strided rows and rows that do not fit on chip use torch's operations. Within `batch_invariant` the
+    bits of a row's divergence, and of its gradients, depend on the two rows alone if these fit in a cluster. Twice
+    differentiable with respect to both.
 
     Args:
         input: The logits of q, a student's: a dense floating-point tensor.

@@ -98,7 +98,8 @@ def softmax_stats(
 
     Computed once, in one read of the scores, they can be used in several products with these scores. No gradient flows
     through them (the gradient of `softmax_matmul` is complete nevertheless); for a differentiable function see
-    `logsumexp`. CPU tensors, and float64 tensors on any device, use torch's operations.
+    `logsumexp`. Within `batch_invariant` the bits depend on the row of scores alone. CPU tensors, and float64 tensors
+    on any device, use torch's operations.
 
     Args:
         scores: (..., N), a dense floating-point tensor.

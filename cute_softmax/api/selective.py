@@ -87,8 +87,8 @@ def selective_log_softmax(
 
     The matrix of log-probabilities is not written. Forward reads the logits once; backward reads them once more and
     writes their gradient, which includes the entropy's, and allocates nothing else of this size. Within
-    `batch_invariant` the bits depend on the row alone and, without scale and entropy, equal those of `log_softmax`. CPU
-    tensors, and float64 tensors on any device, use torch's operations.
+    `batch_invariant` the bits depend on the row alone and, without scale and entropy and in the dtype of the logits,
+    equal those of `log_softmax`. CPU tensors, and float64 tensors on any device, use torch's operations.
 
     Args:
         logits: (..., N), a dense floating-point tensor.

@@ -233,7 +233,7 @@ def log_softmax(
     (CPU tensors, and float64 tensors on any device). Elements excluded by `mask` or `causal` are -inf and have a zero
     gradient. A row in which no element counts is all -inf with `empty_rows="zero"` (probabilities of zero), and NaN
     with "nan". A NaN or +inf makes its row NaN. The bits depend on the same things as those of `softmax`; within
-    `batch_invariant` they are those of `selective_log_softmax`. Differentiable like `softmax`.
+    `batch_invariant` they are those of `selective_log_softmax` in the input's dtype. Differentiable like `softmax`.
 
     Args:
         input: A dense real tensor of any shape and strides; integers need `dtype`.
@@ -281,7 +281,7 @@ def softmax_(
     """Overwrite the input with its `softmax`, and return it.
 
     Autograd treats it like any other in-place operation; torch refuses a leaf that requires a gradient. Calls that go
-    to ATen, NaN and -inf are as in `softmax`.
+    to ATen, NaN, -inf, and what the bits depend on are as in `softmax`; within `batch_invariant` the bits are its, too.
 
     Args:
         input: A dense floating-point tensor of any shape and strides.
@@ -322,7 +322,7 @@ def softmax_backward(
     """The gradient of `softmax` with respect to its input: `output * (grad - sum(grad * output))`.
 
     CUDA tensors of bfloat16, float16 and float32 use our kernels; CPU tensors, and float64 tensors on any device, go to
-    ATen. Differentiable.
+    ATen. Within `batch_invariant` the bits of a row depend on that row of both tensors alone. Differentiable.
 
     Args:
         grad: The gradient of the result, with its shape and on its device.
@@ -352,7 +352,7 @@ def log_softmax_backward(
     """The gradient of `log_softmax` with respect to its input: `grad - exp(output) * sum(grad)`.
 
     CUDA tensors of bfloat16, float16 and float32 use our kernels; CPU tensors, and float64 tensors on any device, go to
-    ATen. Differentiable.
+    ATen. Within `batch_invariant` the bits of a row depend on that row of both tensors alone. Differentiable.
 
     Args:
         grad: The gradient of the result, with its shape and on its device.
@@ -407,7 +407,8 @@ def prepare(
 ) -> Prepared:
     """Plan, compile and load `softmax` for tensors like `input` now, so that a loop only allocates and launches.
 
-    Call `step = prepare(x)` once, and then `y = step(x)` for each tensor of this form. No gradient is recorded.
+    Call `step = prepare(x)` once, and then `y = step(x)` for each tensor of this form. No gradient is recorded. Within
+    `batch_invariant` the plan is a batch-invariant one, and so is every later call of `step`, wherever that is.
 
     Args:
         input: A non-empty CUDA tensor of bfloat16, float16 or float32. The returned function takes tensors of this

@@ -52,8 +52,9 @@ def partial_statistics(
 
     This is for losses that compute logits one chunk of the vocabulary at a time, so that never more than a chunk is in
     memory: `merge_statistics` combines the chunks' statistics into those of whole rows. Differentiable; gradients treat
-    the maximum as a constant, which affects no quantity that is independent of how rows were split. CPU tensors, and
-    float64 tensors on any device, use torch's operations.
+    the maximum as a constant, which affects no quantity that is independent of how rows were split. Within
+    `batch_invariant` the bits depend on the part of the row alone. CPU tensors, and float64 tensors on any device, use
+    torch's operations.
 
     Args:
         logits: A dense floating-point tensor of any shape and strides; a part without elements gives statistics that

@@ -22,7 +22,7 @@ def softmin(
     """The softmax of the negated input, like `torch.nn.functional.softmin`: small elements have large probabilities.
 
     It is `softmax` with a scale of -1: no negated input is written, and dtypes, devices and gradients are as described
-    there. -inf makes its row NaN, and a row of only +inf is NaN.
+    there, as is what the bits depend on. -inf makes its row NaN, and a row of only +inf is NaN.
 
     Args:
         input: A dense real tensor of any shape and strides; integers need `dtype`.
@@ -60,7 +60,9 @@ def gumbel_softmax(
     `torch.nn.functional.gumbel_softmax`.
 
     The noise g, minus the logarithm of exponential random numbers in the dtype of the logits, is drawn like torch's:
-    the same seed gives the same noise. It is added and scaled in float32 inside the softmax. Differentiable.
+    the same seed gives the same noise. It is added and scaled in float32 inside the softmax, whose bits, within
+    `batch_invariant`, depend on the row and its noise alone; but the noise of a row depends on its position, as torch's
+    does. Differentiable.
 
     Args:
         logits: A dense floating-point tensor of any shape and strides, of unnormalised log-probabilities.

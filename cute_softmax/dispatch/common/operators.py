@@ -10,28 +10,15 @@ from __future__ import annotations
 from ast import literal_eval
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import NamedTuple
+from functools import partial
 
 import torch
 
+from .placements import BROADCAST, Rule, meet, of_rows, tell
 from .state import Ways, recorder
 
 # By the names that operators have for them, as torch's do.
 FIELDS = {"dim": "dims", "input_dtype": "dtype"}
-
-
-class Registered(NamedTuple):
-    """An operator: its arguments' names, which of them are tensors, a call of it as one of the function, and what makes
-    new tensors of its results' shapes."""
-
-    overload: Callable
-    names: tuple[str, ...]
-    places: tuple[int, ...]
-    whole: Callable[[tuple], tuple]
-    fake: Callable
-
-
-OPERATORS: list[Registered] = []
 
 
 class Function(torch.autograd.Function):
@@ -94,6 +81,7 @@ def operator_of(
         return *[values[i] for i in places], spec(**fields)
 
     def by_operator(*given):
+        meet(*given)
         fields = given[-1]
         return operator(
             *[
@@ -128,9 +116,9 @@ def operator_of(
     operator.register_fake(lambda *given: fake(*whole(given)))
     operator.register_autograd(backward, setup_context=setup_context)
     operator.register_vmap(vmap)
-    namespace, _, short = qualified.partition("::")
-    overload = getattr(getattr(torch.ops, namespace), short).default
-    OPERATORS.append(Registered(overload, given_names, tuple(places), whole, fake))
+    if "dims" in names:
+        broadcast = [names[i] in BROADCAST for i in places]
+        tell(Rule(qualified, given_names, places, partial(of_rows, broadcast, whole, fake)))
     return by_operator
 
 

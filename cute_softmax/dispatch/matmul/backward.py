@@ -12,7 +12,9 @@ import torch
 from ...plan.matmul_backward import MatmulBackwardPlan, NotPlanned, begins_at, plan_matmul_backward
 from ...plan.problem import ALIGNMENT, Operand
 from ...runtime import launch
+from ..common.placements import meet
 from .formulas import Gradients, gradients
+from .placements import tell_products
 from .request import Request, Upstream, operand_of, request_of
 
 
@@ -91,6 +93,12 @@ def anyhow(request: Request, upstream: Upstream, bias_grad: bool) -> Gradients:
         return dscores, dvalues, dbias if bias_grad else None, dsink
 
 
+FIELDS = (
+    "scores", "values", "output", "lse", "grad", "scale", "causal", "zero", "mask", "bias", "bias_grad", "lse_grad",
+    "invariant", "sink",
+)  # fmt: skip
+
+
 @torch.library.custom_op("cute_softmax::softmax_matmul_backward", mutates_args=())
 def operator(
     scores: torch.Tensor,
@@ -114,8 +122,7 @@ def operator(
     return tuple([scores.new_empty(0) if t is None else t for t in found])
 
 
-@operator.register_fake
-def _(
+def _fake(
     scores,
     values,
     output,
@@ -136,8 +143,22 @@ def _(
     return scores.new_empty(scores.shape), values.new_empty(values.shape), dbias, dsink
 
 
+def _gradients_of(given: dict) -> tuple[str, ...]:
+    return (
+        "scores",
+        "values",
+        "bias" if given["bias_grad"] else "",
+        "" if given.get("sink") is None else "sink",
+    )
+
+
+operator.register_fake(_fake)
+tell_products("softmax_matmul_backward", FIELDS, _fake, _gradients_of)
+
+
 def by_operator(request: Request, upstream: Upstream, bias_grad: bool) -> Gradients:
     """`anyhow`, by the operator."""
+    meet(*request.tensors(), *upstream)
     scores, values, mask, bias, *numbers, _, invariant, sink = request.fields()
     *given, lse_grad = upstream
     found = operator(scores, values, *given, *numbers, mask, bias, bias_grad, lse_grad, invariant, sink)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import torch
 
+from ..common.placements import meet
 from ..common.state import Ways, batched, recorder, unseen
 from . import backward as matmul_backward
 from .formulas import composed, gradients, log_sums
 from .kernels import forward
-from .request import Request, Results, Upstream, request_of
+from .placements import tell_products
+from .request import FIELDS, Request, Results, Upstream, request_of
 
 
 @torch.library.custom_op("cute_softmax::softmax_matmul", mutates_args=())
@@ -39,13 +41,18 @@ def both(request: Request) -> tuple[torch.Tensor, torch.Tensor]:
     return result, request.stats.new_empty(0) if lse is None else lse
 
 
-@operator.register_fake
-def _(*fields):
+def _fake(*fields):
     request = request_of(*fields)
     values, stats, shape = request.values, request.stats, request.shape()
     wide = torch.promote_types(request.scores.dtype, torch.float32)
     lse = values.new_empty(shape[:-1], dtype=wide) if stats is None else stats.new_empty(0)
     return values.new_empty(shape), lse
+
+
+operator.register_fake(_fake)
+tell_products(
+    "softmax_matmul", FIELDS, _fake, lambda given: ("output", "lse" if given.get("stats") is None else "")
+)
 
 
 def _save(ctx, request: Request, output: tuple) -> None:
@@ -111,12 +118,17 @@ def _transformed(request: Request, return_lse: bool) -> Results:
     return composed(request._replace(stats=None), return_lse)
 
 
+def _by_operator(request: Request, _: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    meet(*request.tensors())
+    return operator(*request.fields())
+
+
 record = recorder(Product)
 _WAYS = Ways(
     direct=forward,
     recorded=lambda request, _: record(*request, None),
     transformed=_transformed,
-    operator=lambda request, _: operator(*request.fields()),
+    operator=_by_operator,
 )
 
 

@@ -13,6 +13,8 @@ from ..common.spec import Spec
 from ..common.state import recorded
 
 HALVES = (torch.bfloat16, torch.float16)
+# Of the operator, in its order.
+FIELDS = ("scores", "values", "mask", "bias", "scale", "causal", "zero", "stats", "invariant", "sink")
 Results = tuple[torch.Tensor, torch.Tensor | None]
 
 

@@ -7,10 +7,12 @@ import torch
 from ...runtime import launch
 from ..common.arguments import served
 from ..common.formulas import wide
+from ..common.placements import meet
 from ..common.spec import Spec
 from ..common.state import Ways
 from ..softmax.kernels import forward_work
 from .formulas import log_sums
+from .placements import tell_products
 from .request import spec_of
 
 
@@ -44,13 +46,22 @@ def operator(
     return function(scores, mask, bias, spec_of(scores, scale, causal, invariant=invariant), sink)
 
 
-@operator.register_fake
-def _(scores, mask, bias, scale, causal, invariant=False, sink=None):
+def _fake(scores, mask, bias, scale, causal, invariant=False, sink=None):
     dtypes = [t.dtype for t in (scores, bias) if t is not None]
     return scores.new_empty(scores.shape[:-1], dtype=wide(*dtypes))
 
 
+operator.register_fake(_fake)
+tell_products(
+    "softmax_stats",
+    ("scores", "mask", "bias", "scale", "causal", "invariant", "sink"),
+    _fake,
+    lambda _: ("lse",),
+)
+
+
 def _by_operator(scores, mask, bias, spec: Spec, sink) -> torch.Tensor:
+    meet(scores, mask, bias, sink)
     return operator(scores, mask, bias, spec.factor, spec.causal, spec.invariant, sink)
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
 from ...runtime.private import constant_when_traced
-from ..common.operators import OPERATORS, Registered
+from ..common.placements import on_mesh
 from .states import name_of
 
 if TYPE_CHECKING:
@@ -23,84 +22,9 @@ Tensor = torch.Tensor
 
 def sharded_over(input: Tensor, dims: tuple[int, ...]) -> list[int]:
     """The dimensions of a DTensor's mesh that reduced dimensions are sharded over."""
-    if type(input) in (torch.Tensor, torch.nn.Parameter) or not dist.is_available():
+    if not on_mesh(input):
         return []
-    from torch.distributed.tensor import DTensor
-
-    if not isinstance(input, DTensor):
-        return []
-    register_rules()
     return [i for i, p in enumerate(input.placements) if p.is_shard() and p.dim % input.dim() in dims]
-
-
-@constant_when_traced  # so that a traced call registers them, too
-def register_rules() -> bool:
-    """Tell DTensor, once, where results of our operators lie that reduce no sharded dimension: as the input does.
-
-    What is told is public but experimental, and that a decision depends on more than tensors is private: where torch
-    has it no more, DTensor says that an operator has no strategy.
-    """
-    waiting = [entry for entry in OPERATORS if entry not in _told and "dim" in entry.names]
-    if waiting:
-        try:
-            from torch.distributed.tensor import DTensor
-            from torch.distributed.tensor.experimental import register_sharding
-
-            told = DTensor._op_dispatcher.sharding_propagator.op_to_schema_info
-        except (ImportError, AttributeError):
-            return False
-        for entry in waiting:
-            _told.append(entry)
-            overload = entry.overload
-            register_sharding(overload)(partial(_placements, entry))
-            # What dimensions are reduced, and to which dtype, decides as well.
-            told[overload].static_argnum = next(
-                i for i in range(len(entry.names) + 1) if i not in entry.places
-            )
-    return True
-
-
-_told: list[Registered] = []
-
-
-def _placements(entry: Registered, *arguments: object) -> list[tuple[list, list]]:
-    """(placements of the results, of the arguments) that a call may have: all replicated, or sharded over a dimension
-    that is not reduced. arguments: a call of the operator, whose tensors are DTensor's descriptions of them."""
-    from torch.distributed.tensor import Replicate, Shard
-
-    *tensors, spec = entry.whole(arguments)
-    meta = [
-        None if t is None else torch.empty(t.shape, dtype=t.tensor_meta.dtype, device="meta") for t in tensors
-    ]
-    found = entry.fake(*meta, spec)
-    shape, results = meta[0].shape, found if isinstance(found, tuple) else (found,)
-    rank, dims = len(shape), [d % max(len(shape), 1) for d in spec.dims]
-
-    def lies(tensor: Tensor | None, d: int) -> Replicate | Shard | None:
-        if tensor is None:
-            return None
-        at = d - (rank - tensor.dim())
-        if tensor.dim() == rank - len(dims):  # without the reduced dimensions
-            at = d - sum(reduced < d for reduced in dims)
-        return Shard(at) if 0 <= at < tensor.dim() and tensor.shape[at] == shape[d] > 1 else Replicate()
-
-    whole = [None if t is None else Replicate() for t in meta]
-    options = [([Replicate()] * len(results), whole)]
-    # Of a causal mask the position of a row counts.
-    kept = [d for d in range(rank) if d not in dims and not (d == rank - 2 and _causal(spec))]
-    options += [([lies(t, d) for t in results], [lies(t, d) for t in meta]) for d in kept if shape[d] > 1]
-    count = max(len(arguments), entry.places[-1] + 1)
-    return [(out, _spread(given, entry.places, count)) for out, given in options]
-
-
-def _causal(spec: object) -> bool:
-    return getattr(spec, "causal", None) is not None
-
-
-def _spread(given: list, places: tuple[int, ...], count: int) -> list:
-    """What tensors have, in the order of all arguments."""
-    by_place = dict(zip(places, given, strict=True))
-    return [by_place.get(i) for i in range(count)]
 
 
 def has_all_rows(input: DTensor, dim: int) -> bool:
