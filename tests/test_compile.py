@@ -41,11 +41,6 @@ STACK = {
         "six CTAs an SM, faster than five, leave 80 registers a thread",
         "sm_90a bf16->bf16 128x8x8_cluster8_edges",
     ),
-    ("softmax", "256x8x8_cluster8*"): (
-        24,
-        "three CTAs an SM, faster than two, leave 80 registers a thread",
-        "sm_90a fp16->fp16 256x8x8_cluster8_shared_edges",
-    ),
     ("softmax", "1024x8x8*"): (
         144,
         "without clusters a CTA takes the row: 32 of 64 registers are packed row",
@@ -56,15 +51,20 @@ STACK = {
         "likewise",
         "sm_80 bf16->bf16 1024x8x8_edges",
     ),
-    ("softmax", "256x8x8_cluster16_shared*"): (
-        8,
-        "five CTAs an SM, faster than four, leave 48 registers",
-        "sm_90a fp16->fp16 256x8x8_cluster16_shared_edges",
-    ),
     ("softmax_backward", "256x10x8_cluster16*"): (
         48,
         "80 of 128 registers are two packed rows",
         "sm_90a bf16->bf16 256x10x8_cluster16_edges_access1_4",
+    ),
+    ("softmax_backward", "160x25x4_cluster16_shared*"): (
+        16,
+        "three CTAs an SM, faster than two, leave 128 registers, of which 100 are y",
+        "sm_90a fp32->fp32 160x25x4_cluster16_shared_edges_access4_1",
+    ),
+    ("log_softmax_backward", "160x25x4_cluster16_shared*"): (
+        32,
+        "likewise",
+        "sm_90a fp32->fp32 160x25x4_cluster16_shared",
     ),
     ("softmax_backward", "512x13x8_cluster16_shared*"): (
         16,
