@@ -30,8 +30,8 @@ class Divergence(RowMath):
     Two stages: the state of both softmaxes, then the sum of differences of logarithms, each weighted with its
     exponential. Where p is 0 nothing is added, whatever q is there.
 
-    Of equal rows divergence and gradients are exactly 0: both states are made by the same operations, each of which
-    rounds, and so are the numbers whose difference is taken.
+    Of equal rows divergence and gradients are exactly 0: both states are made by the same operations, and so are the
+    numbers whose difference is taken, each of them rounded.
     """
 
     inputs = ("x", "target")
@@ -101,7 +101,7 @@ class Divergence(RowMath):
                 own.append(exp.exponential(x, ref))
             weight, difference = powers[1][-1], (b - refs[1]) - (a - refs[0])
             cross = select(weight == 0.0, cross, cute.math.fma(weight, difference, cross))
-        return *(tree(s.add, own) for s, own in zip(self.softmaxes, powers, strict=True)), cross
+        return *(tree(operator.add, own) for own in powers), cross
 
     def moved(self, state: tuple, seen: Sequence[Float32]) -> Float32:
         """The sum of weighted differences of a state, to maxima that are no smaller and relative to that of the target:

@@ -88,8 +88,8 @@ class Softmax(RowMath):
     keep: hold the exponentials until the end, in registers or in the elements' slots of shared memory; without it they
         are evaluated again, which costs a second exp2 per element and halves the registers of a 16-bit row.
     part: the online recurrence advances by so many vectors at a time, unless registers keep the whole row.
-    total: the operator of the sum; add: what adds up a thread's exponentials. recurs: advance by the online recurrence
-    however the row comes; averages: see `averaged`.
+    total: the operator of the sum. recurs: advance by the online recurrence however the row comes; averages: see
+    `averaged`.
     """
 
     inputs = ("x",)
@@ -98,7 +98,6 @@ class Softmax(RowMath):
     maximum_first = True
     averages = recurs = False
     weights = None
-    add = staticmethod(operator.add)
 
     def __init__(
         self,
@@ -124,11 +123,9 @@ class Softmax(RowMath):
         return made
 
     def separate(self) -> "Softmax":
-        """The math whose state is the same for the same elements that come alike, whatever else its kernel computes:
-        no product is joined with a sum."""
-        made = self.merged_by(Separate(self.exp, self.whole.total))
-        made.add = online.rounded_sum
-        return made
+        """The math whose state is the same for the same elements, whatever else its kernel computes. The products that
+        exponentials are, are with powers of two: joined with sums or not they are the same."""
+        return self.merged_by(Separate(self.exp, self.whole.total))
 
     def merged_by(self, whole: Online) -> "Softmax":
         """The math whose states another operator merges."""
@@ -161,7 +158,7 @@ class Softmax(RowMath):
         exponentials = (
             self.kept(x, k, seen, self.exponentials(part, ref), kept) for k, part in enumerate(parts)
         )
-        total = tree(self.add, itertools.chain.from_iterable(exponentials))
+        total = tree(operator.add, itertools.chain.from_iterable(exponentials))
         (total,) = self.whole.total.lanes((total,), width)
         return ((seen, total) if self.online else (total,)), kept
 
@@ -184,7 +181,7 @@ class Softmax(RowMath):
 
     def sums(self, exponentials: Iterable[Float32], part: list[Float32], ref: Float32) -> list[Float32]:
         """What a part of the row adds to the sums of the state, relative to `ref`."""
-        return [tree(self.add, exponentials)]
+        return [tree(operator.add, exponentials)]
 
     def differences(self, x: Fragment, k: int, part: list[Float32], ref: Float32) -> tuple[Float32, Float32]:
         """(sum of the differences of part k's elements to `ref`, how many elements it has); padding counts nothing.
