@@ -139,7 +139,8 @@ def of_equal_rows(
 
 
 def planned(work: Work, device: object) -> object | None:
-    """The class of a launch; None where a configuration is for results of other dtypes, or for other GPUs."""
+    """The class of a launch; None where a configuration is for results of other dtypes, for other GPUs, or for rows so
+    short that they have smaller vectors."""
     try:
         return work.plan(device).kernel
     except NotPlanned:
