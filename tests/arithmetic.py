@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import operator
 from types import SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 
@@ -24,27 +25,51 @@ def _by(op, back: bool = False):
     return lambda a, b: Number(op(Number(b).value, a.value) if back else op(a.value, Number(b).value))
 
 
+def _sum(op, back: bool = False):
+    """The same of an addition, which may take one product as it was before it was rounded."""
+
+    def found(a, b):
+        numbers, joins = [Number(b), a] if back else [a, Number(b)], Number.joins
+        joined = joins.integers(3) if joins else 2  # the first, the second or none
+        return Number(op(*(n.product if i == joined else n.value for i, n in enumerate(numbers))))
+
+    return found
+
+
+def _product(a, b) -> Number:
+    exact = np.float64(a.value) * np.float64(Number(b).value)
+    return Number(exact, exact)
+
+
 def _is(op):
     return lambda a, b: bool(op(a.value, Number(b).value))
 
 
 class Number:
-    """A Float32: every operation rounds once."""
+    """A Float32: every operation rounds once.
+
+    product: of a product, and what has its value, the number before it was rounded. joins: a source of random numbers;
+    with one an addition may be an FMA, as the compiler makes of any product and sum that are not kept apart.
+    """
 
     width = 32
+    joins: ClassVar[np.random.Generator | None] = None
 
-    def __init__(self, value):
-        self.value = np.float32(value.value if isinstance(value, Number) else value)
+    def __init__(self, value, product: np.float64 | None = None):
+        if isinstance(value, Number):
+            value, product = value.value, value.product
+        self.value = np.float32(value)
+        self.product = self.value if product is None else product
 
-    __add__, __radd__ = _by(operator.add), _by(operator.add, True)
-    __sub__, __rsub__ = _by(operator.sub), _by(operator.sub, True)
-    __mul__, __rmul__ = _by(operator.mul), _by(operator.mul, True)
+    __add__, __radd__ = _sum(operator.add), _sum(operator.add, True)
+    __sub__, __rsub__ = _sum(operator.sub), _sum(operator.sub, True)
+    __mul__ = __rmul__ = _product
     __truediv__ = _by(operator.truediv)
     __lt__, __gt__, __le__, __ge__ = map(_is, (operator.lt, operator.gt, operator.le, operator.ge))
     __eq__, __hash__ = _is(operator.eq), None
 
     def __neg__(self) -> Number:
-        return Number(-self.value)
+        return Number(-self.value, -self.product)
 
     def to(self, kind) -> Number:
         return self
@@ -100,6 +125,10 @@ CUTE = SimpleNamespace(
 )
 
 
+def _rounded(op):
+    return lambda a, b: Number(op(Number(a).value, Number(b).value))
+
+
 def install(monkeypatch) -> None:
     """Let the maths compute with numbers."""
     for module in (online, maths, prologue, scores, divergence, reduce, copy):
@@ -107,7 +136,8 @@ def install(monkeypatch) -> None:
         if hasattr(module, "Float32"):
             monkeypatch.setattr(module, "Float32", Number)
     for module in (online, scores):
-        monkeypatch.setattr(module, "rounded_product", operator.mul)
+        monkeypatch.setattr(module, "rounded_product", _rounded(operator.mul))
+    monkeypatch.setattr(online, "rounded_sum", _rounded(operator.add))
     monkeypatch.setattr(online, "Int32", int)
     monkeypatch.setattr(scores, "negate", _negate)
     for module in (copy, scores):
@@ -135,14 +165,16 @@ def row(
     *,
     threads: int = 3,
     vector: int = 4,
-    staging: str = "direct",
+    staging: str | tuple[str, ...] = "direct",
 ) -> tuple[np.ndarray, list[float], float | None]:
     """(the results of a row of full inputs, its group results, the result at the target): float64.
 
-    A row is dealt out to the threads vector by vector; a last vector in part is scalars of the first thread.
+    A row is dealt out to the threads vector by vector; a last vector in part is scalars of the first thread. staging:
+    of all inputs or of each.
     """
     with np.errstate(all="ignore"):
         math_ = build_math(c)
+        hows = (staging,) * len(inputs) if isinstance(staging, str) else staging
         n = len(inputs[0])
         body = n // vector * vector
         owned = [[] for _ in range(threads)]
@@ -154,11 +186,11 @@ def row(
             rest = range(body, n) if t == 0 else ()
             exist = [True] * len(vectors) + [False] * (steps - len(vectors)) + [True] * len(rest)
             fragments = []
-            for x, padding in zip(inputs, math_.padding, strict=True):
+            for x, padding, how in zip(inputs, math_.padding, hows, strict=True):
                 held = [Vector(Number(x[i]) for i in v) for v in vectors]
                 held += [Vector([Number(padding)] * vector) for _ in range(steps - len(vectors))]
-                makers = [lambda v=v: Vector(v) if staging == "shared" else v for v in held]
-                fragments.append(copy.Fragment(makers, [Number(x[i]) for i in rest], False, staging))
+                makers = [lambda v=v, how=how: Vector(v) if how == "shared" else v for v in held]
+                fragments.append(copy.Fragment(makers, [Number(x[i]) for i in rest], False, how))
             counts = [vector * e for e in exist[:steps]] + [1] * len(rest)
             values.append(
                 [

@@ -1,6 +1,7 @@
 """The row maths on plain numbers (`arithmetic`): gradients of numbers of a row against float64."""
 
 from dataclasses import replace
+from itertools import product
 
 import arithmetic
 import numpy as np
@@ -217,12 +218,25 @@ def test_a_divergence_and_its_gradients(kind, other, scale):
             assert close(found, 1.5 * (terms - np.exp(p) * terms.sum()))
 
 
-def test_equal_softmaxes_diverge_by_nothing():
-    """Not even by rounding, wherever their logits lie."""
-    for kind in ROWS:
-        x = example(kind, 33)
-        _, (loss,), _ = row(class_of("logsumexp", Prologue(against="loss")), [x, x.copy()], {})
-        assert loss == 0
+@pytest.mark.parametrize(
+    "staging", [*product(("direct", "shared"), repeat=2), ("async", "async")], ids="-".join
+)
+@pytest.mark.parametrize("dtypes", [*product(("fp32", "bf16"), repeat=2)], ids="-".join)
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_equal_softmaxes_diverge_by_nothing(staging, dtypes, scale, monkeypatch):
+    """Nor have they gradients, even by rounding, wherever their logits lie, however they come to the threads, and
+    whichever products the compiler joins with sums."""
+    monkeypatch.setattr(Number, "joins", np.random.default_rng(0))
+    for kind, precise, shift in product(ROWS, (False, True), (0, 1 << 17)):
+        x, numbers = example(kind, 65) + np.float32(shift), {"alpha": 1.5, "loss": 0.0}
+        numbers |= {"scale": scale} if scale else {}
+        for math, against in (("logsumexp", "loss"), ("softmax", "input"), ("softmax", "target")):
+            asked = Prologue(
+                scale="number" if scale else "", alpha="groups" * (math == "softmax"), against=against
+            )
+            c = class_of(math, asked, precise=precise, dtypes=dtypes)
+            found, groups, _ = row(c, [x, x.copy()], numbers, staging=staging)
+            assert (found == 0).all() if asked.alpha else groups == [0.0], (kind, precise, shift, against)
 
 
 @pytest.mark.parametrize("kind", ROWS)

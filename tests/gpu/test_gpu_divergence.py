@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 import pytest
 import torch
+from building import build
 from checking import DEVICE, DTYPES, FACTOR, TINY, Guarded, equal_bits, half_ulp, random
+from remembered import forget_calls
 
 from cute_softmax import batch_invariant, kl_div
+from cute_softmax.plan import NotPlanned, Prologue, RowConfig, table_of
+from cute_softmax.runtime import launch
+from cute_softmax.runtime.launch import Work
 
 SHAPES = ((1, 1), (3, 7), (64, 33), (37, 1023), (300, 4096), (8, 50257), (16, 151936), (2, 300001))
 dtypes = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
@@ -105,6 +113,81 @@ def test_what_is_left_out(columns):
     assert found[1] == torch.inf and found[[2, 3, 4, 6]].isnan().all()
     for d in torch.autograd.grad(found[0] + found[5] + found[7], given):
         assert d[[0, 5, 7]].isfinite().all() and (d[0, columns // 2 + 1 :] == 0).all()
+
+
+OF_TWO = "softmax_backward"  # whose configurations rows of two inputs take
+
+
+def of_equal_rows(
+    config: RowConfig, dtype: torch.dtype, odd: bool, scaled: bool
+) -> Iterator[tuple[Work, torch.Tensor]]:
+    """The divergence of rows that just fit into a configuration from themselves, and its gradients: what is launched,
+    and the tensor that it fills. odd: rows of an element less, that begin off a vector boundary."""
+    columns = config.capacity * 16 // dtype.itemsize - odd
+    x, alpha = random((5, columns), dtype, seed=6, scale=4.0), torch.full((5, 1), 1.5, device=DEVICE)
+    given, groups = (x, x.clone()), [t.expand(5, columns) for t in (alpha, torch.zeros_like(alpha))]
+    asked, numbers = Prologue(scale="number" if scaled else ""), [0.7] * scaled
+    loss = torch.full_like(alpha, torch.nan)
+    prologue = replace(asked, against="loss")
+    tensors = (*given, loss.expand(5, columns))
+    yield Work("logsumexp", tensors, (1,), prologue=prologue, numbers=numbers), loss
+    for against, count in (("input", 1), ("target", 2)):
+        gradient = torch.full_like(x, torch.nan)
+        prologue = replace(asked, against=against, alpha="groups")
+        tensors = (*given, *groups[:count], gradient)
+        yield Work("softmax", tensors, (1,), prologue=prologue, numbers=numbers), gradient
+
+
+def planned(work: Work, device: object) -> object | None:
+    """The class of a launch; None where a configuration is for results of other dtypes, for other GPUs, or for rows so
+    short that they have smaller vectors."""
+    try:
+        return work.plan(device).kernel
+    except NotPlanned:
+        return None
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_equal_rows_of_every_configuration(dtype, monkeypatch):
+    """Nothing is left, however rows come to threads: of divergences, and of gradients."""
+    own, table = launch.device_facts(0), table_of()
+    configs = [*dict.fromkeys((*table.few[OF_TWO], *table.many[OF_TWO]))]
+    devices = [
+        replace(
+            own, table=replace(table, many=table.many | {OF_TWO: (config,)}, few=table.few | {OF_TWO: ()})
+        )
+        for config in configs
+    ]
+    how = [
+        {"odd": (i + dtype.itemsize // 2) % 2 == 0, "scaled": i // 2 % 2 == 0} for i in range(len(configs))
+    ]
+    of_all = [[*of_equal_rows(c, dtype, **h)] for c, h in zip(configs, how, strict=True)]
+    classes = [[planned(work, d) for work, _ in works] for works, d in zip(of_all, devices, strict=True)]
+    build(c for found in classes for c in found if c)
+    for config, device, works, found in zip(configs, devices, of_all, classes, strict=True):
+        monkeypatch.setattr(launch, "device_facts", lambda *_, device=device: device)
+        forget_calls()
+        for (work, result), c in zip(works, found, strict=True):
+            if c is not None:
+                assert (c.threads_per_row, c.steps, c.cluster_n) == (
+                    *(config.threads_per_row, config.steps),
+                    config.cluster_n,
+                )
+                launch.run(work.math, work.tensors, work.dims, prologue=work.prologue, numbers=work.numbers)
+                assert (result == 0).all(), (c.name, result.abs().max().item())
+    forget_calls()
+    assert sum(c is not None for found in classes for c in found) > 2 * len(configs)
+
+
+@pytest.mark.parametrize("columns", [700, 4096, 50257, 262144])
+@pytest.mark.parametrize("narrow", [torch.bfloat16, torch.float16], ids=str)
+def test_equal_rows_of_two_dtypes(columns, narrow):
+    x = random((5, columns), narrow, seed=7, scale=4.0)
+    for pair in ((x, x.float()), (x.float(), x)):
+        given = [t.clone().requires_grad_() for t in pair]
+        found = kl_div(*given, reduction="none", dtype=torch.float32)
+        assert (found == 0).all()
+        assert all((d == 0).all() for d in torch.autograd.grad(found.sum(), given))
 
 
 def test_memory_and_bits():

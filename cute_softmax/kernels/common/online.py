@@ -228,6 +228,13 @@ def rounded_product(a: Float32, b: Float32) -> Float32:
     )
 
 
+def rounded_sum(a: Float32, b: Float32) -> Float32:
+    """a + b of two rounded numbers: the compiler must not join a product that one of them is with it into an FMA."""
+    return cute.arch.inline_ptx(
+        "add.rn.f32 {$w0}, {$r0}, {$r1};", write_only_types=[Float32], read_only_args=[a, b]
+    )
+
+
 class Precise(Near):
     """Exponentials to 1 ulp beyond the rounding of the difference, for results stored in float32."""
 

@@ -19,11 +19,19 @@ def log_of(exp: online.Fast | online.Near, total: Float32, ref: Float32) -> Floa
     return cute.math.log(online.quotient(total, exp.exponential(ref, ref)))
 
 
+def less(a: Float32, b: Float32) -> Float32:
+    """a - b of two rounded numbers: 0 where both are made alike."""
+    return online.rounded_sum(a, -b)
+
+
 class Divergence(RowMath):
     """KL(target || input) = sum(p * (log p - log q)), with p the softmax of the target and q that of the input.
 
     Two stages: the state of both softmaxes, then the sum of differences of logarithms, each weighted with its
     exponential. Where p is 0 nothing is added, whatever q is there.
+
+    Of equal rows divergence and gradients are exactly 0: both states are made by the same operations, and so are the
+    numbers whose difference is taken, each of them rounded.
     """
 
     inputs = ("x", "target")
@@ -51,7 +59,12 @@ class Divergence(RowMath):
     def partial(self, stage: int, values: list, carry: list, width: int) -> tuple:
         inputs = values[:2]
         if stage == 0:
-            states = (s.partial(0, [x], [], width)[0] for s, x in zip(self.softmaxes, inputs, strict=True))
+            # In parts both or neither: in parts where one of them is waited for.
+            recurs = any(x.staging != "direct" and not x.waited for x in inputs)
+            states = (
+                (s.by_parts(x, width) if recurs else s.partial(0, [x], [], width))[0]
+                for s, x in zip(self.softmaxes, inputs, strict=True)
+            )
             return sum(states, ()), None
         total = tree(operator.add, (self.term_of(*pair) for pair in self.differences(*inputs, *carry)))
         return SUM.lanes((total,), width), None
@@ -108,7 +121,7 @@ class Divergence(RowMath):
         cross = self.softmaxes[1].exp.score(self.moved(state, (of_x[0], of_target[0])))
         (total,) = self.whole.parts[1].seen_from(state[2:4], of_target[0])
         logs = self.logs(of_x, of_target)
-        return (cute.math.fma(total, logs[0] - logs[1], cross),)
+        return (cute.math.fma(total, less(*logs), cross),)
 
     def logs(self, *states: tuple) -> list[Float32]:
         """Of the state of each softmax the logarithm of its sum, relative to its maximum."""
@@ -124,7 +137,7 @@ class Divergence(RowMath):
         logs, exp = self.logs(of_x, of_target), self.softmaxes[1].exp
         for a, b in zip(x, target, strict=True):
             weight = exp.exponential(b, refs[1])
-            yield weight, exp.score((b - refs[1]) - (a - refs[0])) + (logs[0] - logs[1])
+            yield weight, exp.score((b - refs[1]) - (a - refs[0])) + less(*logs)
 
     @staticmethod
     def term_of(weight: Float32, difference: Float32) -> Float32:
@@ -152,7 +165,7 @@ class DivergenceOfInput(Divergence):
     def finish(self, values: list, kept: None, state: tuple) -> list:
         parts = zip(self.softmaxes, values[:2], self.whole.apart(state), strict=True)
         q, p = (s.results(x, [], *own, None) for s, x, own in parts)
-        return [(self.numbers["alpha"] * (b - a) for b, a in zip(q, p, strict=True))]
+        return [(self.numbers["alpha"] * less(b, a) for b, a in zip(q, p, strict=True))]
 
     def group_results(self, state: tuple) -> list[Float32]:
         return []
@@ -231,6 +244,8 @@ class WeightedOfInput(Weighted):
 
 def divergence(prologue, sources: tuple[str, str], *, online: bool, precise: bool, part: int) -> RowMath:
     """The math that a prologue asks for; sources: the dtypes of the input and of the target; part: see `Softmax`."""
+    if prologue.against != "weights" and sources[0] != sources[1]:
+        sources = ("fp32", "fp32")  # of equal numbers of two dtypes, too
     if prologue.alpha:
         of = [Softmax(source, online=online, precise=precise, keep=False, part=part) for source in sources]
     else:

@@ -123,7 +123,8 @@ class Softmax(RowMath):
         return made
 
     def separate(self) -> "Softmax":
-        """The math whose state is the same for the same elements, whatever else its kernel computes."""
+        """The math whose state is the same for the same elements, whatever else its kernel computes. The products that
+        exponentials are, are with powers of two: joined with sums or not they are the same."""
         return self.merged_by(Separate(self.exp, self.whole.total))
 
     def merged_by(self, whole: Online) -> "Softmax":
