@@ -9,7 +9,6 @@ import torch
 from .api.softmax import softmax as _softmax
 from .dispatch.common.arguments import check_tensor, column_of
 from .dispatch.common.spec import number
-from .plan import NotPlanned
 
 __all__ = ["softmax"]
 
@@ -32,7 +31,8 @@ def softmax(
     Args:
         logits: (..., N), a dense floating-point tensor.
         temperature: A number, or a tensor with one number per row: (...), or (..., 1). None is 1.
-        enable_pdl: None or False. Kernels of this package do not start before the previous kernel has ended.
+        enable_pdl: FlashInfer's hint that a kernel may start before the previous one has ended. Taken, and without effect:
+            kernels of this package do not.
         greedy_at_zero: A temperature of 0 selects the largest logit (the first of equal ones; NaN is larger than any):
             its probability is 1, all others are 0. If the temperature is a tensor, this takes one more read of the
             logits, and one more read and two more writes of the probabilities. Without it the number 0 is refused, and
@@ -44,7 +44,7 @@ def softmax(
     Raises:
         TypeError: For logits that are not a dense, real floating-point tensor, and a temperature that is not a number.
         ValueError: For a number below 0, NaN, or 0 without `greedy_at_zero`; for a tensor of another shape or device.
-        NotPlanned: For `enable_pdl=True`, and as in `softmax`.
+        NotPlanned: As in `softmax`.
 
     Examples:
         >>> import torch
@@ -58,8 +58,6 @@ def softmax(
         raise TypeError(
             f"logits has dtype {logits.dtype} and {logits.dim()} dimensions: it needs floats, and a row of them"
         )
-    if enable_pdl:
-        raise NotPlanned("enable_pdl: no kernel here begins before the one ahead of it has ended")
     dtype = torch.float64 if logits.dtype is torch.float64 else torch.float32
     if temperature is None:
         return _softmax(logits, -1, dtype)
