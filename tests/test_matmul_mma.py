@@ -45,7 +45,7 @@ def test_what_an_architecture_gets():
             plan_matmul(problem, device, instruction="wgmma")
     assert plan_matmul(problem, H200).kernel.instruction == "wgmma"
     made = plan_matmul(problem, H200, instruction="mma")
-    assert made.kernel.instruction == "mma" and "mma.sync: experimental" in made.explain()
+    assert made.kernel.instruction == "mma" and "mma.sync: timed on an H200 only" in made.explain()
 
 
 def test_few_rows_fill_the_gpu():
