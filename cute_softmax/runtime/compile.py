@@ -88,7 +88,7 @@ def kernel_of(c: ClassBase) -> Any:
 def build_math(c: RowClass | PanelClass) -> Any:
     """The row math of a class, with its prologue."""
     from ..kernels.common import reduce
-    from ..kernels.maths import divergence, maths, prologue
+    from ..kernels.maths import divergence, entropy, maths, prologue
     from ..plan import PanelClass
 
     p = c.prologue
@@ -116,9 +116,9 @@ def build_math(c: RowClass | PanelClass) -> Any:
             precise=c.precise, masked=p.mask or p.causal, keep=c.keep, total=total
         ),
         "logsumexp": lambda: maths.LogSumExp(source, online=c.online, part=c.part, exp=logs),
-        "entropy": lambda: maths.Entropy(source, online=c.online, part=c.part),
-        "selective": lambda: maths.Selected(source, online=c.online, part=c.part, exp=logs),
-        "selective_entropy": lambda: maths.SelectedEntropy(source, online=c.online, part=c.part),
+        "entropy": lambda: entropy.Entropy(source, online=c.online, part=c.part),
+        "selective": lambda: entropy.Selected(source, online=c.online, part=c.part, exp=logs),
+        "selective_entropy": lambda: entropy.SelectedEntropy(source, online=c.online, part=c.part),
         "amax": maths.Maximum,
         "sum": lambda: maths.Sum(total),
     }[c.math]()

@@ -11,7 +11,8 @@ from ..common import online
 from ..common.copy import Fragment
 from ..common.index import select
 from ..common.reduce import SUM, Both, tree
-from .maths import RUN, LogSumExp, RowMath, Softmax
+from .entropy import RUN
+from .maths import LogSumExp, RowMath, Softmax
 
 
 def log_of(exp: online.Fast | online.Near, total: Float32, ref: Float32) -> Float32:

@@ -4,7 +4,8 @@ from cutlass import Float32
 
 from ..common import online
 from ..common.index import select
-from .maths import Entropy, RowMath
+from .entropy import Entropy
+from .maths import RowMath
 
 
 def names_of(prologue, math: RowMath) -> tuple[str, ...]:

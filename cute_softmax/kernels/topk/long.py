@@ -42,7 +42,7 @@ from ..common import online, reduce
 from ..common.copy import DTYPES, Fragment, element, global_pointer, largest, load_async, read_policy
 from ..common.index import ceil_div, larger, select, smaller
 from ..common.reduce import threads_that, tree
-from ..maths.maths import Statistics
+from ..maths.entropy import Statistics
 from .candidates import EXACT, KEYS, LOWEST, ROUGH, Candidates, add, drop, key_of
 from .noted import NONE, Noted, add_noted, bound_of_groups, note, reaching
 from .shares import Share, fill, gather, hand_over, last_of
