@@ -78,7 +78,7 @@ REPEATED = {
     ),
     "cross_entropy": (
         lambda **more: c.cross_entropy(X, INDEX, **more),
-        *({"scale": torch.tensor(1.0)}, {"scale": True}, {"label_smoothing": torch.zeros(2)}),
+        *({"scale": torch.ones(3)}, {"scale": True}, {"label_smoothing": torch.tensor(0.0)}),
     ),
     "kl_div": (lambda **more: c.kl_div(X, X, **more), {"scale": torch.ones(2)}),
     "topk_softmax": (lambda k=2: c.topk_softmax(X, k), {"k": torch.ones(2)}),
