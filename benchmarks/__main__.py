@@ -25,10 +25,10 @@ from layouts.arguments import Parser
 
 from . import console, report, results
 from .cases import ITEM_BYTES, LADDER, PROVIDERS, TRL, Suite, labels, parse_shape
-from .parsers import PARSERS
+from .parsers import PARSERS, add_save
 from .suites import SUITES
 
-_COMMANDS = ("map", "tune", "bits", "sharded", "table", "plot", "check")
+_COMMANDS = (*PARSERS, "table", "plot", "check")
 _EVERY = (*PROVIDERS, *TRL, *LADDER)
 LISTED = 8  # cases of a suite that the list names
 
@@ -59,10 +59,7 @@ def run_parser() -> Parser:
     parser.add_argument("--shapes", nargs="+", metavar="MxN", help="measure these instead of the suite's own")
     parser.add_argument("--calls", type=int, metavar="N", help="timed calls per case (15)")
     parser.add_argument("--quick", action="store_true", help="few calls, no graphs; not for publication")
-    parser.add_argument(
-        "--save", nargs="?", const=results.FOLDER, type=Path, metavar="DIR",
-        help="write DIR/<gpu>/<suite>.json (benchmarks/results)",
-    )  # fmt: skip
+    add_save(parser, "<suite>")
     parser.add_argument(
         "--minutes", type=float, metavar="M",
         help="stop after M minutes; with --save, a later run of this commit continues",

@@ -11,6 +11,14 @@ from . import results
 MAP_CALLS = 5  # timed, of each cell
 
 
+def add_save(parser: Parser, name: str, default: Path | None = None) -> None:
+    """The option that says where results, of a name, go."""
+    parser.add_argument(
+        "--save", nargs="?", const=results.FOLDER, default=default, type=Path, metavar="DIR",
+        help=f"write DIR/<gpu>/{name}.json (benchmarks/results)",
+    )  # fmt: skip
+
+
 def of_map() -> Parser:
     """Arguments of `python -m benchmarks map`."""
     made = Parser(
@@ -23,17 +31,8 @@ def of_map() -> Parser:
     made.add_argument(
         "--calls", type=int, default=MAP_CALLS, metavar="N", help=f"timed calls per cell ({MAP_CALLS})"
     )
-    place = "write DIR/<gpu>/<slice>.json (benchmarks/results)"
     # Without a folder it says what is done anyway: results name the command that made them, and no folder.
-    made.add_argument(
-        "--save",
-        nargs="?",
-        const=results.FOLDER,
-        default=results.FOLDER,
-        type=Path,
-        metavar="DIR",
-        help=place,
-    )
+    add_save(made, "<slice>", results.FOLDER)
     return made
 
 
@@ -78,14 +77,7 @@ def of_sharded() -> Parser:
         prog="python -m benchmarks sharded",
         description="Measures rows shared by ranks on the GPUs of one machine, one process per GPU.",
     )
-    parser.add_argument(
-        "--save",
-        nargs="?",
-        const=results.FOLDER,
-        type=Path,
-        metavar="DIR",
-        help="write DIR/<gpu>/sharded.json",
-    )
+    add_save(parser, "sharded")
     parser.add_argument("--minutes", type=float, default=10.0, metavar="M", help="stop after M minutes (10)")
     parser.add_argument("--shapes", nargs="+", default=[], metavar="MxN", help="rows x vocabulary")
     return parser

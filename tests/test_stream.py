@@ -195,6 +195,15 @@ def test_what_has_no_class():
     assert stream_class("softmax", h200, ("bf16",) * 4, edges=False, prologue=gradient) is None
 
 
+@pytest.fixture
+def launches(monkeypatch, tmp_path):
+    """What is launched, interpreted on the CPU: rows of any length and number stream."""
+    found = emulated.install(monkeypatch, tmp_path)
+    streams.forced(monkeypatch)
+    monkeypatch.setattr(checking, "DEVICE", "cpu")
+    return found
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("columns", "dtype", "place"),
@@ -206,10 +215,7 @@ def test_what_has_no_class():
         (72, torch.bfloat16, (0, 0)),
     ],
 )
-def test_emulated(columns, dtype, place, monkeypatch, tmp_path):
-    launches = emulated.install(monkeypatch, tmp_path)
-    streams.forced(monkeypatch)
-    monkeypatch.setattr(checking, "DEVICE", "cpu")
+def test_emulated(columns, dtype, place, launches):
     for case in streams.cases(columns, dtype, place):
         case.check(case.launched())
     assert {work.plan.movement for work in launches} == {"stream"}
@@ -227,18 +233,13 @@ def test_emulated(columns, dtype, place, monkeypatch, tmp_path):
     ],
     ids=str,
 )
-def test_two_inputs(columns, dtypes, place, monkeypatch, tmp_path):
-    launches = emulated.install(monkeypatch, tmp_path)
-    streams.forced(monkeypatch)
-    monkeypatch.setattr(checking, "DEVICE", "cpu")
+def test_two_inputs(columns, dtypes, place, launches):
     for pair in streams.pairs(columns, dtypes, place):
         pair.check(pair.launched())
     assert {work.plan.movement for work in launches} == {"stream"}
 
 
-def test_sums_of_slices(monkeypatch, tmp_path):
-    launches = emulated.install(monkeypatch, tmp_path)
-    streams.forced(monkeypatch)
+def test_sums_of_slices(launches):
     dy, y = (torch.randn(3, 9001, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))
     found = torch.empty(3, 1)
     work = ("softmax_backward", (dy, y, found.expand(3, 9001)), (1,))
@@ -248,9 +249,7 @@ def test_sums_of_slices(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("wait", ["cp.async.wait_group", "bar.sync"])
-def test_a_missing_wait_is_seen(wait, monkeypatch, tmp_path):
-    launches = emulated.install(monkeypatch, tmp_path)
-    streams.forced(monkeypatch)
+def test_a_missing_wait_is_seen(wait, launches):
     launches.seed = 5
     x = torch.randn(3, 20000, generator=torch.Generator().manual_seed(1))
     right = torch.logsumexp(x.double(), -1)
@@ -264,9 +263,7 @@ def test_a_missing_wait_is_seen(wait, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("function", [c.amax, c.sum], ids=["amax", "sum"])
-def test_other_reductions(function, monkeypatch, tmp_path):
-    launches = emulated.install(monkeypatch, tmp_path)
-    streams.forced(monkeypatch)
+def test_other_reductions(function, launches):
     x = torch.randn(3, 9001, generator=torch.Generator().manual_seed(1))
     right = getattr(torch, function.__name__)(x.double(), -1)
     assert torch.allclose(function(x, -1).double(), right, rtol=1e-5, atol=1e-4)

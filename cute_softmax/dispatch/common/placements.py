@@ -53,13 +53,12 @@ class Rule(NamedTuple):
         return self.of_call(*meta)
 
 
-_rules: list[Rule] = []
-_told: list[Rule] = []
+_untold: list[Rule] = []
 
 
 def tell(rule: Rule) -> None:
     """Keep a rule for when a call meets a DTensor."""
-    _rules.append(rule)
+    _untold.append(rule)
 
 
 def on_mesh(tensor: object) -> bool:
@@ -88,8 +87,8 @@ def _tell_dtensor() -> bool:
 
     register_sharding = getattr(experimental, "register_sharding", None)
     known = look_up("distributed.tensor.DTensor._op_dispatcher.sharding_propagator.op_to_schema_info")
-    for rule in _rules[len(_told) :]:
-        _told.append(rule)
+    while _untold:
+        rule = _untold.pop()
         if register_sharding is None or known is None:
             torch.library.register_torch_dispatch(rule.name, DTensor, partial(_on_local, rule))
             continue

@@ -92,10 +92,14 @@ class Fast:
         """ref * scale, rounded."""
         return rounded_product(ref, scale)
 
+    def line(self, ref: Float32) -> tuple[Float32, Float32]:
+        """What exponents are relative to a reference, as (factor of an element, what is added)."""
+        scale = self.scale(ref)
+        return scale, -self.product(ref, scale)
+
     def exponent(self, x: Float32, ref: Float32) -> Float32:
         """The exponent of 2 in exp(x - ref)."""
-        scale = self.scale(ref)
-        return cute.math.fma(x, scale, -self.product(ref, scale))
+        return cute.math.fma(x, *self.line(ref))
 
     def exponential(self, x: Float32, ref: Float32) -> Float32:
         """exp(x - ref)."""
@@ -103,9 +107,8 @@ class Fast:
 
     def exponentials(self, values: Iterable[Float32], ref: Float32) -> Iterator[Float32]:
         """`exponential` of each; what they have in common is computed once, and not left to the compiler to find."""
-        scale = self.scale(ref)
-        shift = -self.product(ref, scale)
-        return (cute.math.exp2(cute.math.fma(x, scale, shift), fastmath=True) for x in values)
+        line = self.line(ref)
+        return (cute.math.exp2(cute.math.fma(x, *line), fastmath=True) for x in values)
 
     def power(self, x: Float32, ref: Float32) -> tuple[Float32, Float32]:
         """exp(x - ref), and its logarithm in units of `unit`: finite, even where the exponential is 0."""
@@ -311,16 +314,19 @@ class ScaledFast(Scaled, Fast):
 class ScaledNear(Scaled, Near):
     """`Near` of scaled elements. Differences are off by what the reference's product lost by rounding, all alike."""
 
+    def line(self, ref: Float32) -> tuple[Float32, Float32]:
+        """Of differences, see `Fast.line`."""
+        scale = self.at(ref, self.factor)
+        return scale, -self.product(ref, scale)
+
     def difference(self, x: Float32, ref: Float32) -> Float32:
         """factor * (x - ref)."""
-        scale = self.at(ref, self.factor)
-        return cute.math.fma(x, scale, -self.product(ref, scale))
+        return cute.math.fma(x, *self.line(ref))
 
     def exponentials(self, values: Iterable[Float32], ref: Float32) -> Iterator[Float32]:
         """`exponential` of each, see `Fast.exponentials`."""
-        scale = self.at(ref, self.factor)
-        shift = -self.product(ref, scale)
-        return (self.of(cute.math.fma(x, scale, shift)) for x in values)
+        line = self.line(ref)
+        return (self.of(cute.math.fma(x, *line)) for x in values)
 
     def ratio(self, old: Float32, new: Float32) -> Float32:
         """exp(factor * (old - new)) of two references, new >= old, by the rounded products that differences are from:

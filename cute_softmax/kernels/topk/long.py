@@ -40,7 +40,7 @@ from ...plan.topk_long import (
 )
 from ..common import online, reduce
 from ..common.copy import DTYPES, Fragment, element, global_pointer, largest, load_async, read_policy
-from ..common.index import ceil_div, larger, select, smaller
+from ..common.index import at_edges, ceil_div, head_of, larger, select, smaller
 from ..common.reduce import threads_that, tree
 from ..maths.entropy import Statistics
 from .candidates import EXACT, KEYS, LOWEST, ROUGH, Candidates, add, drop, key_of
@@ -166,8 +166,7 @@ class LongTopkKernel:
         row, number = Int64(cta // shares), cta % shares
         start, head = row * at["x_stride"], Int32(0)
         if s.edges:
-            misaligned = Int32((at["x"] // (self.dtype.width // 8) + start) & Int64(V - 1))
-            head = smaller((V - misaligned) & (V - 1), columns)
+            head = head_of(at["x"] // (self.dtype.width // 8) + start, V, columns)
         vectors = (columns - head) // V
         first = number * each
         end = smaller(vectors, first + each)
@@ -230,11 +229,10 @@ class LongTopkKernel:
         memory, so that no register holds it."""
         V = self.spec.vector
         if tidx < 2 * V:
-            # Slots 0 .. V-2 are those of the head, V-1 .. 2V-3 of the tail.
-            vectors = (share.columns - share.head) // V
-            column = select(tidx < V - 1, tidx, share.head + vectors * V + tidx - (V - 1))
+            tail = share.head + (share.columns - share.head) // V * V
+            column, exists = at_edges(tidx, share.head, tail, V - 1, share.columns)
             sE[tidx] = LOWEST
-            if (share.number == 0) & (column < select(tidx < V - 1, share.head, share.columns)):
+            if (share.number == 0) & exists:
                 x = element(self.dtype, share.at["x"], share.start + column)[0].to(Float32)
                 sE[tidx] = key_of(x, column)
 
