@@ -22,7 +22,8 @@ from .prologue import NO_PROLOGUE, Prologue
 THREADS = 256
 STEPS = 4  # vectors of a thread in a tile
 STAGES = 2  # tiles in shared memory: one is worked on, the next one is on its way
-MIN_BLOCKS = 3
+# CTAs of a multiprocessor, at most, that select and count what is larger than a chosen element: four lack registers.
+CHOSEN_BLOCKS = 3
 MOST = 1024  # the largest k
 SHARES = (
     16  # of a row at most: a warp reads their states, and their candidates must fit where those of one do
@@ -189,9 +190,8 @@ def room_of(k: int) -> Room:
 
 
 def min_blocks(room: Room, chosen: bool) -> int:
-    """CTAs of a multiprocessor. To count what is larger than a chosen one takes registers that four of them lack where
-    others are selected, too."""
-    return min(room.blocks, 3) if chosen and room.k else room.blocks
+    """CTAs of a multiprocessor."""
+    return min(room.blocks, CHOSEN_BLOCKS) if chosen and room.k else room.blocks
 
 
 @dataclass(frozen=True)
