@@ -112,7 +112,7 @@ def check(made: Plan):
         ITEM_SIZE[d] for d, s in zip(c.dtypes, c.staging, strict=False) if s in ("direct", "async")
     )  # fmt: skip
     threads = c.threads * max(c.min_blocks, 1)
-    others = 24 if facts.outputs else 16  # what is only read needs no addresses to write to
+    others = 12  # at least; what spills is in the table of stacks, see test_compile
     assert row_bytes / 4 + others <= min(arch.registers // threads, 255)
     # Widths and the addresses that they must suit.
     full, r = c.facts.full, c.facts.reference

@@ -56,6 +56,21 @@ STACK = {
         "80 of 128 registers are two packed rows",
         "sm_90a bf16->bf16 256x10x8_cluster16_edges_access1_4",
     ),
+    ("softmax", "256x6x8*"): (
+        48,
+        "four CTAs an SM, faster than three, leave 64 registers, of which 24 are packed row",
+        "sm_90a bf16->bf16 256x6x8_edges_access1",
+    ),
+    ("softmax_backward", "256x6x8_cluster16*"): (
+        16,
+        "three CTAs an SM, faster than two, leave 80 registers, of which 48 are two packed rows",
+        "sm_90a bf16->bf16 256x6x8_cluster16_edges",
+    ),
+    ("softmax_backward", "256x17x4_cluster16_shared*"): (
+        32,
+        "three CTAs an SM leave 80 registers, of which 68 are y",
+        "sm_90a fp32->fp32 256x17x4_cluster16_shared_edges",
+    ),
     ("softmax_backward", "160x25x4_cluster16_shared*"): (
         16,
         "three CTAs an SM, faster than two, leave 128 registers, of which 100 are y",
