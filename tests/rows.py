@@ -98,7 +98,7 @@ def times_owned(made: Plan, row: int) -> np.ndarray:
 
 def check(made: Plan):
     """What holds for every plan."""
-    c, arch, facts = made.row_class, ARCHITECTURES[made.row_class.architecture], made.row_class.facts
+    c, arch = made.row_class, ARCHITECTURES[made.row_class.architecture]
     assert c.shared_memory <= arch.shared_memory
     assert c.threads <= arch.threads and c.threads % plans.WARP == 0
     assert c.threads_per_row * c.threads_down == c.threads
