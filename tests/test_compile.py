@@ -76,10 +76,10 @@ STACK = {
         "three CTAs an SM, faster than two, leave 128 registers, of which 100 are y",
         "sm_90a fp32->fp32 160x25x4_cluster16_shared_edges_access4_1",
     ),
-    ("log_softmax_backward", "160x25x4_cluster16_shared*"): (
+    ("log_softmax_backward", "192x21x4_cluster16_shared*"): (
         32,
-        "likewise",
-        "sm_90a fp32->fp32 160x25x4_cluster16_shared",
+        "likewise 96, of which 84 are y",
+        "sm_90a fp32->fp32 192x21x4_cluster16_shared",
     ),
     ("softmax_backward", "512x13x8_cluster16_shared*"): (
         16,
