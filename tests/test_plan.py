@@ -301,7 +301,8 @@ def test_few_rows_have_larger_clusters(name):
     """As long as all of them run in two turns; one row more and each has as many CTAs or fewer."""
     pair = ("bf16", "bf16")
     dtypes = classes.operands(name, pair)
-    fits = {sms: 2 * H200.multiprocessors // sms for sms in ahead.ctas_counts()[1:]}
+    found = {config.sms for configs in table_of().few.values() for config in configs}
+    fits = {sms: 2 * H200.multiprocessors // sms for sms in sorted(found)}
     assert fits == {2: 132, 3: 88, 4: 66, 6: 44, 8: 33, 16: 16}
     for sms, rows in fits.items():
         for interval in classes.own_intervals(name, "sm_90a", dtypes, sms):
@@ -315,6 +316,13 @@ def test_few_rows_have_larger_clusters(name):
                 assert few.row_class.cluster_n >= more.row_class.cluster_n, "fewer CTAs for fewer rows"
     for arch in ("sm_80", "sm_86", "sm_89"):  # no clusters
         assert not ahead.of_few_rows(name, ARCHITECTURES[arch], dtypes)
+
+
+def test_few_rows_in_one_turn_take_a_cluster_however_empty():
+    """A vector more than 8 CTAs of 2 steps hold: half of the next cluster is empty."""
+    for rows, clusters in ((8, 8), (9, 4)):
+        made = row_plan("softmax", ("bf16", "bf16"), rows, 128 * 2 * 8 * 8 + 8, "sm_90a")
+        assert made.row_class.cluster_n == clusters
 
 
 def test_class_depends_on_neither_rows_nor_strides_nor_addresses():

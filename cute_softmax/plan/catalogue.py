@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from . import MATHS, VECTORS_PER_ROW, NotPlanned, RowClass, row_class, vector_of
 from .hardware import Architecture
 from .problem import check_float
+from .row import FEW_FILL, TURNS_OF_FEW
 from .short import ShortClass, short_class
 from .stream import StreamClass, stream_class
 from .table import Table, table_of
@@ -14,8 +15,8 @@ from .table import Table, table_of
 
 def ctas_counts(table: Table | None = None) -> tuple[int, ...]:
     """CTAs that each row can have, so that other classes come of it: 1 and more."""
-    found = (table or table_of()).few.values()
-    return (1, *sorted({config.sms for configs in found for config in configs}))
+    found = {config.sms for configs in (table or table_of()).few.values() for config in configs}
+    return (1, *sorted(found | {TURNS_OF_FEW * max(found, default=1)}))
 
 
 def operand_dtypes(math: str, dtype: str) -> tuple[str, ...]:
@@ -62,7 +63,9 @@ def classes(
     the classes for short rows that lie with gaps, those for kept dimensions that do not merge, and those with a
     prologue.
     """
-    columns, facts = 1, MATHS[math, online]
+    columns, facts, before = 1, MATHS[math, online], None
+    few = (table or table_of()).few.values() if ctas > 1 else ()
+    capacities = {config.capacity for configs in few for config in configs}
     while (short := short_class(math, architecture.name, dtypes, columns, table=table)) is not None:
         if not edges:  # they load whole vectors wherever rows begin
             yield short
@@ -85,9 +88,12 @@ def classes(
             )
         except NotPlanned:
             return
-        if ragged == edges:
+        if ragged == edges and c != before:
             yield c
-        columns = longest_row(c) + 1
+        before = c
+        # Where a configuration for few rows is full enough, it takes over before the one for many ends.
+        full = (int(FEW_FILL * capacity * vector) for capacity in capacities)
+        columns = min([longest_row(c), *(n for n in full if columns <= n < longest_row(c))]) + 1
 
 
 def of_long_rows(

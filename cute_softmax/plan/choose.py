@@ -15,7 +15,7 @@ from .panel_plan import PanelPlan
 from .problem import ITEM_SIZE, Mode, Operand, Problem, canonical
 from .prologue import NO_PROLOGUE, Prologue, facts_of
 from .ranks import ring_class, sms_of
-from .row import RowClass, row_class, vector_of
+from .row import TURNS_OF_FEW, RowClass, row_class, vector_of
 from .row_plan import Plan
 from .short_plan import ShortPlan, plan_short
 from .stream import long_and_many, stream_class
@@ -29,9 +29,6 @@ from .table import table_of
 EVICT_LAST_ABOVE = 2.5
 # Bytes of a row from which on rows that run together need not be neighbours in memory.
 SHARED_LAST_FROM = 4096
-# Rows are few where their CTAs, as many an SM as a configuration says, all run in so many turns: 64 rows of 151936
-# elements in clusters of 16 ran at 0.84 of a copy, in those of as many rows as fill the memory's queues at 0.76 (H200).
-TURNS_OF_FEW = 2
 
 
 def plan_call(

@@ -23,7 +23,13 @@ VECTORS_PER_ROW = 8
 PART, KEPT_PART = 2, 4
 KEPT_BYTES = 4  # of what is kept of an element
 TICKET = 16  # bytes: which rows are a cluster's, where ranks share them, and a barrier for all of its CTAs to know it
-FEW_FILL = 0.6  # of a configuration for few rows: they wait for its fullest thread, not for the memory
+# Rows are few where their CTAs, as many an SM as a configuration says, all run in so many turns: 64 rows of 151936
+# elements in clusters of 16 ran at 0.84 of a copy, in those of as many rows as fill the memory's queues at 0.76 (H200).
+TURNS_OF_FEW = 2
+# Of a configuration for few rows, where not all of them would run in one turn: half empty it took up to 1.24 times what
+# many rows have, filled from here on 0.84 to 0.93 (64 rows of 80,000 to 200,000 elements, H200). In one turn more CTAs
+# are faster however empty they are (4 x 8200 float32: 2.3 us, in one CTA 3.2).
+FEW_FILL = 0.78
 # Maths that give logarithms of a row's sum: a batch-invariant plan has log_softmax's own configurations and
 # exponentials for them. Those with an entropy need exponents, which these exponentials do not have.
 OF_LOGS = ("logsumexp", "selective")
@@ -297,7 +303,8 @@ def row_class(
     invariant: bool = False,
     common: bool = False,
 ) -> RowClass:
-    """The class of rows of this many elements; ctas: CTAs, one an SM, that each row can have, 1 where there are many;
+    """The class of rows of this many elements; ctas: CTAs, one an SM, that each row can have in `TURNS_OF_FEW`
+    turns, 1 where there are many;
     table: of configurations, the default one if None; invariant: one whose order of additions depends on the math,
     `columns`, dtypes, architecture and table alone, as `plan.order` has it (for rows without edges); common: whether
     what lies beside the elements is the same for all rows, vector by vector.
@@ -359,7 +366,9 @@ def row_class(
     widened = precise and ITEM_SIZE[dtypes[0]] < ITEM_SIZE["fp32"]
     few, many = table.rows(listed, of_list, edges, widened)
     if columns > table.few_above * vector:
-        few = tuple(c for c in few if c.sms <= ctas and columns > FEW_FILL * c.capacity * vector)
+        in_turns = ctas < TURNS_OF_FEW * max((c.sms for c in few), default=0)
+        least = columns / vector / FEW_FILL if in_turns else math.inf
+        few = tuple(c for c in few if c.sms <= ctas and c.capacity < least)
         if found := first_of(few):
             return found[1]
     if stays:  # it takes no registers, then: as long rows are listed without it
