@@ -71,7 +71,7 @@ def with_others(
         if config in chosen or (m and m.taken and m.longest <= most):
             continue
         place = next((i for i, one in enumerate(chosen) if holds(one) >= holds(config)), -1)
-        shorter = holds(chosen[place - 1]) if place else 0
+        shorter = holds(chosen[place - 1]) if place > 0 else 0
         own = place < 0 or any(shorter < n <= holds(config) for n in lengths)
         (behind if own else before)[place].append(config)
     together = zip(before, chosen, behind, strict=True)

@@ -66,6 +66,11 @@ STACK = {
         "three CTAs an SM, faster than two, leave 80 registers, of which 48 are two packed rows",
         "sm_90a bf16->bf16 256x6x8_cluster16_edges",
     ),
+    ("softmax_backward", "256x4x8_cluster*"): (
+        16,
+        "likewise, of which 32 are two packed rows",
+        "sm_90a bf16->bf16 256x4x8_cluster8_edges",
+    ),
     ("softmax_backward", "256x17x4_cluster16_shared*"): (
         32,
         "three CTAs an SM leave 80 registers, of which 68 are y",
