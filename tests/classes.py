@@ -140,6 +140,19 @@ def by_rows() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def however_few() -> Iterator[None]:
+    """Scores of few short rows are planned for the short movement, as those of many are."""
+    from remembered import forget_calls
+
+    from cute_softmax.plan import choose
+
+    with patch.object(choose, "SCORED_ROWS_OF_AN_SM", 0):
+        forget_calls()
+        yield
+    forget_calls()
+
+
 def taken(math: str, architecture: str, dtypes: tuple[str, ...], **how) -> Iterator[Interval]:
     """All intervals, for many rows and for few, each while plans take its class."""
     for ctas in ctas_counts():

@@ -9,6 +9,7 @@ import random
 from dataclasses import fields, replace
 
 import checking
+import classes
 import emulated
 import ptx
 import pytest
@@ -180,6 +181,7 @@ def test_views_and_results_in_place(launches):
 
 
 @pytest.mark.long
+@classes.however_few()
 def test_random_calls(launches):
     """Of any shape, with what may stand before the softmax."""
     draw = random.Random(2024)
@@ -457,6 +459,7 @@ def has(found: tuple[int, short_scores.Case]) -> set:
 
 @pytest.mark.long
 @pytest.mark.parametrize("turn", range(3))
+@classes.however_few()
 def test_scores_of_short_rows(turn, launches, monkeypatch):
     monkeypatch.setattr(checking, "DEVICE", "cpu")
     found = scores()

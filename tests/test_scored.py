@@ -85,12 +85,12 @@ def test_a_call_is_that_of_the_long_way(given, log, launched):
 def test_numbers_are_those_of_the_call(launched):
     for scale in (0.5, 0.7, 3, -0.0, 1e300):
         softmax(X, scale=scale)
-        assert launched[-1][1][6] == launch.float_bits(scale)
+        assert launched[-1][1][5] == launch.float_bits(scale)
     for causal, offset in ((2, 2), (-7, -7), (1000, 64), (-1000, -32)):
         softmax(X, causal=causal)
-        assert launched[-1][1][6] == offset
+        assert launched[-1][1][5] == offset
     softmax(X, causal=True)
-    assert launched[-1][1][6] == 0 and count() == 3
+    assert launched[-1][1][5] == 0 and count() == 3
 
 
 def test_which_calls_share_a_form(launched):

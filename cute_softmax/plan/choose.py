@@ -27,6 +27,9 @@ from .table import table_of
 # 67 MB 0.970 / 1.009, 134 MB 0.976 / 0.988; against loads without a policy: 537 MB 0.998 / 0.969, 1074 MB
 # 1.020 / 1.005. evict_first was the slowest throughout: 134 MB 0.922, 1074 MB 0.945.
 EVICT_LAST_ABOVE = 2.5
+# Scores of so few short rows are read at once by threads that share a row: softmax of 64 to 8192 masked rows of 33 bf16
+# elements 1.6 to 2.2 us, by threads with rows of their own 3.9 to 4.1; 65536 rows 7.5, and 5.6 (H200, in graphs).
+SCORED_ROWS_OF_AN_SM = 64
 # Bytes of a row from which on rows that run together need not be neighbours in memory.
 SHARED_LAST_FROM = 4096
 
@@ -105,7 +108,10 @@ def plan(
         raise ValueError("a causal prologue needs a problem with a query dimension, and no other has one")
     facts_of(math_name, online, prologue)  # whether there is such a math
     evict_last = problem.bytes > EVICT_LAST_ABOVE * device.l2
-    if not invariant and (short := plan_short(math_name, problem, device, evict_last, prologue)):
+    few_scored = prologue and problem.groups <= SCORED_ROWS_OF_AN_SM * device.multiprocessors
+    if not (invariant or few_scored) and (
+        short := plan_short(math_name, problem, device, evict_last, prologue)
+    ):
         return short
     made = _plan_rows(math_name, problem, device, online, evict_last, prologue, invariant)
     if made is None and (prologue.of_rows or MATHS[math_name, online].group_inputs):

@@ -82,6 +82,7 @@ def jobs(maths: list[str], names: list[str]) -> Iterator[Job]:
     yield from scored_jobs(maths, names)
 
 
+@classes.however_few()
 def check_scores(case: Case) -> float:
     """The same of a call on scores."""
     tensors, outputs = case.placed()
@@ -105,7 +106,8 @@ def scored_jobs(maths: list[str], names: list[str]) -> Iterator[Job]:
     seen: set[ShortClass] = set()
     for name, columns in product((n for n in names if n != "fp16"), (3, 8, 12, 49, 64)):
         for case in short_scores.cases(columns, checking.DTYPES[name]):
-            kernel = work_of(case, case.placed()[0]).plan(launch.device_facts(0)).kernel
+            with classes.however_few():
+                kernel = work_of(case, case.placed()[0]).plan(launch.device_facts(0)).kernel
             if case.math in maths and kernel not in seen:
                 seen.add(kernel)
                 what = f"{case.math} {'/'.join(kernel.dtypes)} {kernel.name}"

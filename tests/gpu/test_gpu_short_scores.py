@@ -2,6 +2,7 @@
 
 from itertools import product
 
+import classes
 import pytest
 import short_scores
 import torch
@@ -24,9 +25,11 @@ def cases_of(columns: int, dtype: str) -> list[Case]:
 
 @pytest.fixture(scope="module", autouse=True)
 def built_ahead():
-    """The classes of `test_every_form`, side by side."""
-    if torch.cuda.is_available():
-        build(case.kernel() for n, dtype in product(LENGTHS, DTYPES) for case in cases_of(n, dtype))
+    """The classes of `test_every_form`, side by side; rows are few here."""
+    with classes.however_few():
+        if torch.cuda.is_available():
+            build(case.kernel() for n, dtype in product(LENGTHS, DTYPES) for case in cases_of(n, dtype))
+        yield
 
 
 @dtypes
