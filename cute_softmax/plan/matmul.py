@@ -16,7 +16,8 @@ from .problem import ALIGNMENT, ITEM_SIZE, Mode, Operand, merged
 BATCH_MODES = 3  # with rows and columns the five modes of a TMA descriptor
 MOST_PARTS = 256
 INVARIANT_ROWS = 4096  # what a batch-invariant plan's class is chosen for, however many rows there are
-FEWEST_STEPS = 4  # of a part
+FEWEST_STEPS = 4  # of a part, unless warpgroups take turns: then one of each
+CLUSTERS = (2, 4, 8)
 # In nanoseconds on an H200 (2026-11-22): what begins and ends a tile; a second launch, and a number of a part stored
 # and read again for it; halves that a pair of CTAs merges, and a pair that begins where another has ended.
 TILE_COST = 1500.0
@@ -77,8 +78,8 @@ class MatmulPlan(PlanBase):
             + f", {c.value_stages} of {c.value_stage_bytes} of V",
             f"  grid       {counted(self.ctas, 'CTA')} for {counted(self.tiles, 'tile')} "
             f"in {counted(self.parts, 'part')}"
+            + (f", merged by clusters of {c.cluster}" if c.cluster > 1 else "")
             + (f", merged from {self.parts_bytes} bytes" if c.split else "")
-            + (", merged by pairs of CTAs" if c.paired else "")
             + f"; {c.shared_memory} bytes of shared memory per CTA",
         ]
         return "\n".join(lines)
@@ -88,7 +89,7 @@ class MatmulPlan(PlanBase):
         """Bytes of the parts' results: per row and part a pair of numbers, and one for each column of V."""
         c = self.matmul_class
         padded = math.ceil(self.depth / c.depth) * c.depth
-        return math.prod(self.batch) * self.rows * self.parts * c.shares * (padded + 2) * 4
+        return math.prod(self.batch) * self.rows * (self.parts // c.cluster) * (padded + 2) * 4
 
     @property
     def arguments(self) -> tuple:
@@ -290,25 +291,17 @@ def plan_matmul(
         row_tiles = math.ceil(p.rows / c.rows)
         tiles = math.prod(p.batch) * row_tiles * math.ceil(p.depth / c.depth)
         # Causal tiles differ in length: their parts would, too.
-        most = MOST_PARTS if c.alternate or (row_tiles == 1 or causal is None) else 1
-        most = 1 if invariant else most
-        for parts in range(1, min(most, math.ceil(steps / (FEWEST_STEPS * c.shares))) + 1):
-            part_steps = math.ceil(steps / parts)
+        most = 1 if invariant or (row_tiles > 1 and causal is not None) else MOST_PARTS
+        for part_steps in part_lengths(c, steps, most):
             parts = math.ceil(steps / part_steps)
-            ctas = tiles * parts
             for made in merging(c, parts, device):
-                at_once = device.multiprocessors // (1 + made.paired) * (1 + made.paired) * c.resident
-                turns = math.ceil(ctas / at_once)
-                cost = turns * (made.step_cost * math.ceil(part_steps / c.shares) + TILE_COST)
-                if made.paired:
-                    cost += turns * MEET_COST + (turns - 1) * RESTART_COST
-                if made.split:
-                    numbers = math.prod(p.batch) * p.rows * parts * c.shares * p.depth
-                    cost += LAUNCH_COST + numbers * MERGE_COST
+                all_parts = math.ceil(parts / made.cluster) * made.cluster
+                cost = cost_of(made, tiles, all_parts, part_steps, math.prod(p.batch) * p.rows * p.depth, device)
                 if best is None or cost < best[0]:
-                    persistent = instruction == "wgmma" and not made.paired
-                    best = cost, made, parts, part_steps, min(ctas, at_once) if persistent else ctas
+                    best = cost, made, all_parts, part_steps, tiles * all_parts
     _, c, parts, part_steps, ctas = best
+    if instruction == "wgmma" and c.cluster == 1:
+        ctas = min(ctas, at_once(c, device))
     return MatmulPlan(
         matmul_class=c,
         rows=p.rows,
@@ -325,15 +318,44 @@ def plan_matmul(
     )
 
 
+def part_lengths(c: MatmulClass, steps: int, most: int) -> Iterator[int]:
+    """How many steps the parts of a class may have, of which there are so many at the most."""
+    fewest = c.shares if c.alternate else FEWEST_STEPS
+    lengths = (math.ceil(steps / parts) for parts in range(1, min(most, math.ceil(steps / fewest)) + 1))
+    yield from dict.fromkeys(lengths)
+
+
 def merging(c: MatmulClass, parts: int, device: Device) -> Iterator[MatmulClass]:
-    """How a class may merge so many parts of the columns."""
-    yield replace(c, split=c.alternate or parts > 1)
-    clusters = min(device.architecture.cluster_limit, device.multiprocessors) > 1
-    # Clusters of four and of eight leave SMs idle, and lose to a second launch.
+    """How a class may merge so many parts of the columns: in a second launch, in clusters, or both."""
+    yield replace(c, split=parts > 1)
+    if parts == 1 or c.instruction != "wgmma" or min(device.architecture.cluster_limit, device.multiprocessors) == 1:
+        return
+    if c.alternate:
+        for cluster in CLUSTERS:
+            if parts > cluster // 2:
+                yield replace(c, cluster=cluster, split=parts > cluster)
+    # Of CTAs with more rows, clusters of four and of eight leave SMs idle, and lose to a second launch.
     # With a mask the loop leaves no register for what comes after it.
-    fits = not (c.alternate or c.mask)
-    if parts == 2 and clusters and c.instruction == "wgmma" and fits:
-        yield replace(c, paired=True)
+    elif parts == 2 and not c.mask:
+        yield replace(c, cluster=2)
+
+
+def at_once(c: MatmulClass, device: Device) -> int:
+    """CTAs that run at once."""
+    return device.multiprocessors // c.cluster * c.cluster * c.resident
+
+
+def cost_of(
+    c: MatmulClass, tiles: int, parts: int, part_steps: int, numbers: int, device: Device
+) -> float:
+    """About how many nanoseconds a launch takes; numbers: of the result."""
+    turns = math.ceil(tiles * parts / at_once(c, device))
+    cost = turns * (c.step_cost * math.ceil(part_steps / c.shares) + TILE_COST)
+    if c.cluster > 1:
+        cost += turns * MEET_COST + (turns - 1) * RESTART_COST
+    if c.split:
+        cost += LAUNCH_COST + numbers * (parts // c.cluster) * MERGE_COST
+    return cost
 
 
 def instruction_of(architecture: Architecture) -> str:

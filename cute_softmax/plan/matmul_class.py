@@ -19,6 +19,7 @@ WARPGROUP = 4 * WARP  # threads
 RESERVED = 2 * KIB  # of shared memory: alignment to the swizzle's 1024 bytes, barriers, what the driver keeps
 SLAB = 64  # columns of 16 bits in the 128 bytes of a swizzled row of shared memory
 MAX_DEPTH = 256  # columns of an instruction
+ALONE = (128, 64)  # columns of V that a CTA may take where there are more
 MOST_STAGES = {"wgmma": 8, "mma": 4}
 VALUE_STAGES = 3
 
@@ -38,8 +39,8 @@ class MatmulClass(ClassBase):
     mask: whether there is one; bias: its dtype, or "".
     split: whether columns are cut into parts, whose results are merged in a second launch; alternate: whether the
         warpgroups take turns with the steps of the same rows, each with results of its own, instead of rows.
-    paired: whether columns are cut in two, for two CTAs of a cluster that merge their results on chip. Else CTAs
-        are persistent.
+    cluster: CTAs of a cluster, which have a part of the columns each and merge their results on chip. CTAs that are
+        alone are persistent.
     instruction: "wgmma", or "mma" for mma.sync, whose warps all load and multiply, by copies of `access` bytes of
         scores and of values; its two rings are one, and `resident` CTAs share a multiprocessor.
     stats: whether the rows' log-sum-exps are given.
@@ -65,7 +66,7 @@ class MatmulClass(ClassBase):
     bias: str = ""
     split: bool = False
     alternate: bool = False
-    paired: bool = False
+    cluster: int = 1
     instruction: str = "wgmma"
     access: tuple[int, int] = (ALIGNMENT, ALIGNMENT)
     resident: int = 1
@@ -105,9 +106,16 @@ class MatmulClass(ClassBase):
         if self.instruction == "mma":
             # Of all CTAs of a multiprocessor; not measured: two blocks share what is read of V.
             step = self.rows * self.resident * {1: 6.0, 2: 5.0}[self.blocks]
+        elif self.alternate:
+            return 400.0 + 5.0 * self.depth
         else:
-            step = {64: 1040.0, 128: 722.0, 256: 1308.0}[self.rows]
+            step = {128: 722.0, 256: 1308.0}[self.rows]
         return step * max(1.0, self.depth / 128)
+
+    @property
+    def paired(self) -> bool:
+        """Whether two CTAs with blocks of rows have a half of the columns each."""
+        return self.cluster > 1 and not self.alternate
 
     @property
     def lse(self) -> bool:
@@ -120,7 +128,7 @@ class MatmulClass(ClassBase):
 
     @property
     def left_bytes(self) -> int:
-        """What a CTA of a pair leaves for the other of a block: accumulators, and four numbers of each thread."""
+        """What a CTA leaves of a block for another one: accumulators, and four numbers of each thread."""
         return BLOCK_ROWS * (self.depth + 8) * 4
 
     @property
@@ -173,6 +181,8 @@ class MatmulClass(ClassBase):
             parts[0] = f"{self.warpgroups}x{parts[0]}"
         flags = ("causal", "scaled", "zero", "mask", "split", "paired", "lse", "lines", "stats")
         parts += [n for n in flags if getattr(self, n)]
+        if self.alternate and self.cluster > 1:
+            parts.append(f"cluster{self.cluster}")
         if self.bias:
             parts.append(f"bias_{self.bias}")
         if self.sink:
@@ -193,11 +203,15 @@ def matmul_classes(
     # Without wgmma operands and scores in float32 share the registers with all accumulators.
     chunks = math.ceil(depth / (MAX_DEPTH // 2 if plain.wide and not wgmma else MAX_DEPTH))
     plain = replace(plain, depth=math.ceil(math.ceil(depth / chunks) / SLAB) * SLAB)
-    for warpgroups, blocks in _tiles(plain, rows):
-        few = wgmma and rows <= BLOCK_ROWS
-        c = replace(plain, warpgroups=warpgroups, blocks=blocks, alternate=few, split=few)
+    tiles = [replace(plain, warpgroups=w, blocks=b) for w, b in _tiles(plain, rows)]
+    if wgmma:
+        # Fewer columns of V are more CTAs, and exponentials that several of them compute.
+        depths = [d for d in (plain.depth, *ALONE) if d <= plain.depth]
+        turns = [replace(plain, warpgroups=2, depth=d, alternate=True) for d in dict.fromkeys(depths)]
+        tiles += turns
+    for c in tiles:
         # A thread may take 255 registers: 256 threads have them all.
-        for resident in (2, 1) if not wgmma and warpgroups == 1 else (1,):
+        for resident in (2, 1) if not wgmma and c.warpgroups == 1 else (1,):
             stages = _stages(c, architecture.shared_memory // resident - RESERVED)
             if min(stages) >= 2:
                 yield replace(c, score_stages=stages[0], value_stages=stages[1], resident=resident)
@@ -205,8 +219,10 @@ def matmul_classes(
 
 
 def _tiles(c: MatmulClass, rows: int) -> list[tuple[int, int]]:
-    """(warpgroups, blocks) of tiles for so many rows."""
+    """(warpgroups, blocks) of tiles for so many rows, whose warpgroups have rows of their own."""
     if c.instruction == "wgmma":
+        if rows <= BLOCK_ROWS:
+            return []
         # The accumulators of two blocks and 128 columns are 128 of a thread's 240 registers.
         fits = c.depth <= 128 and not (c.wide or c.mask or c.lines)
         return [(2, 2), (2, 1)] if fits and rows > 2 * BLOCK_ROWS else [(2, 1)]

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
-from cutlass.cute.nvgpu import warpgroup
+from cutlass.cute.nvgpu import cpasync, warpgroup
 
 from layouts.trace import observe
 
@@ -26,7 +26,7 @@ from ...plan.matmul_layouts import BOX, QUAD, WARP_ROWS
 from ..common import tensor_cores
 from ..common.copy import DTYPES
 from ..common.tensor_cores import Ring, partition, row_of_matrix
-from .merge_cluster import merge_halves
+from .merge_cluster import merge_halves, merge_shares
 from .merge_global import Merge, hand_over
 from .softmax_rows import STEP_PRODUCTS, block_of
 from .tiles import Call, Tiles, Work, call_of, matrix, place, tiles_of
@@ -113,7 +113,7 @@ class MatmulKernel:
         self.kernel(maps_S, tma_V, mV, sS_layout, sV_layout, tiled_mma, call).launch(
             grid=[ctas, 1, 1],
             block=[s.threads, 1, 1],
-            cluster=[2, 1, 1] if const_expr(s.paired) else None,
+            cluster=[s.cluster, 1, 1] if const_expr(s.cluster > 1) else None,
             stream=stream,
             min_blocks_per_mp=1,
         )
@@ -136,6 +136,15 @@ class MatmulKernel:
         # Coordinates.
         tidx, _, _ = cute.arch.thread_idx()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+
+        # What comes before the first loads: descriptors on their way, and the launch of the merge prepared.
+        if warp == 0:
+            for tma, _ in maps_S:
+                cpasync.prefetch_descriptor(tma)
+        if warp == 1:
+            cpasync.prefetch_descriptor(tma_V)
+        if const_expr(s.split):
+            cute.arch.griddepcontrol_launch_dependents()
 
         # Shared memory.
         smem = cutlass.memory.SmemAllocator()
@@ -268,12 +277,14 @@ class MatmulKernel:
                 product.multiply(k)
             warpgroup.wait_group(0)
             v_stage, v_phase = values.leave(v_stage, v_phase, lane, s.shares)
-            if const_expr(s.paired):
+            if const_expr(s.alternate):
+                merge_shares(blocks[0], work, share)
+            elif const_expr(s.paired):
                 merge_halves(blocks, work)
             else:
                 for b in cutlass.range_constexpr(s.blocks):
                     if const_expr(s.split):
-                        hand_over(blocks[b], work, share)
+                        hand_over(blocks[b], work)
                     else:
                         blocks[b].finish(work)
             turn += 1
