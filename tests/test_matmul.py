@@ -59,12 +59,13 @@ def planned(
 
 
 def covers(made: MatmulPlan):
-    """Tiles and parts have all rows, columns and steps, and no part is empty."""
+    """Tiles and parts have all rows, columns and steps, and only clusters have empty parts: less than a half of one."""
     c = made.kernel
     assert c.rows * math.ceil(made.rows / c.rows) >= made.rows
     assert c.depth % 64 == 0 and c.depth * math.ceil(made.depth / c.depth) >= made.depth
     steps = math.ceil(made.columns / TILE_N)
-    assert (made.parts - 1) * made.part_steps < steps <= made.parts * made.part_steps
+    full = math.ceil(steps / made.part_steps)
+    assert made.parts == math.ceil(full / c.cluster) * c.cluster and (c.cluster == 1 or c.cluster // 2 < full)
 
 
 PLANS = [
@@ -93,13 +94,18 @@ def test_tiles_cover_the_problem(batch, rows, columns, depth, options):
     made = planned(batch, rows, columns, depth, **options)
     c = made.kernel
     covers(made)
-    assert (c.split or c.paired) == (made.parts * c.shares > 1)
+    assert c.split == (made.parts > c.cluster)
     works = made.tiles * made.parts
-    assert made.ctas == (works if c.paired else min(works, H200.multiprocessors))
+    assert made.ctas == (works if c.cluster > 1 else min(works, H200.multiprocessors))
     if c.paired:
         assert made.parts == 2 and not c.alternate and not c.split
         # Of every two blocks a CTA leaves one, in the stages of scores.
         assert c.warpgroups * c.blocks // 2 * c.left_bytes <= c.score_stages * c.score_stage_bytes
+    elif c.alternate:
+        stages = c.score_stages * c.score_stage_bytes + c.value_stages * c.value_stage_bytes
+        assert c.shares * c.left_bytes <= (stages if c.cluster > 1 else c.kept_bytes)
+        # Each of those who add up takes as many pieces of eight columns, or none.
+        assert c.depth // 8 % math.ceil(c.depth // 8 / (c.cluster * c.shares)) == 0
     assert c.shared_memory + 2048 <= ARCHITECTURES["sm_90a"].shared_memory
     assert c.score_stages % c.shares == 0 and c.value_stages % c.shares == 0
     registers = c.threads - 128, c.consumer_registers, c.producer_registers
@@ -125,8 +131,8 @@ def test_every_step_is_taken_once(batch, rows, columns, depth, options):
                     if c.causal
                     else made.columns
                 )
-                steps = math.ceil(end / TILE_N) - work.first
-                assert work.steps == math.ceil(min(steps, made.part_steps) / c.shares)
+                steps = max(min(math.ceil(end / TILE_N) - work.first, made.part_steps), 1)
+                assert work.steps == math.ceil(steps / c.shares)
                 taken[work.batch, work.row_tile, work.depth_tile, work.part] += 1
     assert len(taken) == works and set(taken.values()) == {1}
 

@@ -17,7 +17,6 @@ BATCH_MODES = 3  # with rows and columns the five modes of a TMA descriptor
 MOST_PARTS = 256
 INVARIANT_ROWS = 4096  # what a batch-invariant plan's class is chosen for, however many rows there are
 FEWEST_STEPS = 4  # of a part, unless warpgroups take turns: then one of each
-CLUSTERS = (2, 4, 8)
 # In nanoseconds on an H200 (2026-11-22): what begins and ends a tile; a second launch, and a number of a part stored
 # and read again for it; halves that a pair of CTAs merges, and a pair that begins where another has ended.
 TILE_COST = 1500.0
@@ -327,16 +326,12 @@ def part_lengths(c: MatmulClass, steps: int, most: int) -> Iterator[int]:
 
 def merging(c: MatmulClass, parts: int, device: Device) -> Iterator[MatmulClass]:
     """How a class may merge so many parts of the columns: in a second launch, in clusters, or both."""
-    yield replace(c, split=parts > 1)
-    if parts == 1 or c.instruction != "wgmma" or min(device.architecture.cluster_limit, device.multiprocessors) == 1:
-        return
-    if c.alternate:
-        for cluster in CLUSTERS:
-            if parts > cluster // 2:
-                yield replace(c, cluster=cluster, split=parts > cluster)
+    largest = min(device.architecture.cluster_limit, device.multiprocessors)
+    if c.cluster == 1 or c.cluster // 2 < parts and c.cluster <= largest:
+        yield replace(c, split=parts > c.cluster)
     # Of CTAs with more rows, clusters of four and of eight leave SMs idle, and lose to a second launch.
     # With a mask the loop leaves no register for what comes after it.
-    elif parts == 2 and not c.mask:
+    if parts == 2 <= largest and c.instruction == "wgmma" and not (c.alternate or c.mask):
         yield replace(c, cluster=2)
 
 

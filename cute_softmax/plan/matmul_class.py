@@ -19,6 +19,7 @@ WARPGROUP = 4 * WARP  # threads
 RESERVED = 2 * KIB  # of shared memory: alignment to the swizzle's 1024 bytes, barriers, what the driver keeps
 SLAB = 64  # columns of 16 bits in the 128 bytes of a swizzled row of shared memory
 MAX_DEPTH = 256  # columns of an instruction
+CLUSTERS = (1, 2, 4, 8)  # CTAs whose warpgroups take turns
 ALONE = (128, 64)  # columns of V that a CTA may take where there are more
 MOST_STAGES = {"wgmma": 8, "mma": 4}
 VALUE_STAGES = 3
@@ -107,7 +108,8 @@ class MatmulClass(ClassBase):
             # Of all CTAs of a multiprocessor; not measured: two blocks share what is read of V.
             step = self.rows * self.resident * {1: 6.0, 2: 5.0}[self.blocks]
         elif self.alternate:
-            return 400.0 + 5.0 * self.depth
+            # A stage for each warpgroup is emptied before it is filled again.
+            return (400.0 + 5.0 * self.depth) * (1 if self.score_stages > self.shares else 2)
         else:
             step = {128: 722.0, 256: 1308.0}[self.rows]
         return step * max(1.0, self.depth / 128)
@@ -130,6 +132,11 @@ class MatmulClass(ClassBase):
     def left_bytes(self) -> int:
         """What a CTA leaves of a block for another one: accumulators, and four numbers of each thread."""
         return BLOCK_ROWS * (self.depth + 8) * 4
+
+    @property
+    def kept_bytes(self) -> int:
+        """Of shared memory, for what warpgroups leave that take turns in CTAs that are persistent."""
+        return self.shares * self.left_bytes if self.alternate and self.cluster == 1 else 0
 
     @property
     def threads(self) -> int:
@@ -170,6 +177,7 @@ class MatmulClass(ClassBase):
         return (
             self.score_stages * self.score_stage_bytes
             + self.value_stages * self.value_stage_bytes
+            + self.kept_bytes
             + 16 * (self.score_stages + self.value_stages)
         )
 
@@ -206,9 +214,9 @@ def matmul_classes(
     tiles = [replace(plain, warpgroups=w, blocks=b) for w, b in _tiles(plain, rows)]
     if wgmma:
         # Fewer columns of V are more CTAs, and exponentials that several of them compute.
-        depths = [d for d in (plain.depth, *ALONE) if d <= plain.depth]
-        turns = [replace(plain, warpgroups=2, depth=d, alternate=True) for d in dict.fromkeys(depths)]
-        tiles += turns
+        turns = replace(plain, warpgroups=2, alternate=True)
+        depths = dict.fromkeys(d for d in (plain.depth, *ALONE) if d <= plain.depth)
+        tiles += [replace(turns, depth=d, cluster=cluster) for d in depths for cluster in CLUSTERS]
     for c in tiles:
         # A thread may take 255 registers: 256 threads have them all.
         for resident in (2, 1) if not wgmma and c.warpgroups == 1 else (1,):
@@ -238,5 +246,6 @@ def _stages(c: MatmulClass, room: int) -> tuple[int, int]:
     most = MOST_STAGES[c.instruction]
     if c.instruction == "wgmma" and not c.alternate:
         return min((room - VALUE_STAGES * c.value_stage_bytes) // c.score_stage_bytes, most), VALUE_STAGES
+    room -= c.kept_bytes
     stages = min(room // (c.score_stage_bytes + c.value_stage_bytes), most) // c.shares * c.shares
     return stages, stages

@@ -156,6 +156,9 @@ class MatmulKernel:
         warps = 4 if const_expr(s.alternate) else s.warpgroups * 4  # that read a stage
         scores = tensor_cores.ring_of(smem, s.score_stages, s.score_stage_bytes, warps)
         values = tensor_cores.ring_of(smem, s.value_stages, s.value_stage_bytes, warps)
+        left = sS.iterator.toint()
+        if const_expr(s.kept_bytes > 0):
+            left = smem.allocate(s.kept_bytes, byte_alignment=BOX).toint()
         scores.initialise(tidx)
         values.initialise(tidx)
         cute.arch.mbarrier_init_fence()
@@ -176,7 +179,7 @@ class MatmulKernel:
         else:
             if const_expr(s.moves_registers):
                 cute.arch.setmaxregister_increase(s.consumer_registers)
-            self.consume(tiles, tiled_mma, sS, sV, scores, values, tidx - WARPGROUP)
+            self.consume(tiles, tiled_mma, sS, sV, scores, values, left, tidx - WARPGROUP)
 
     @cute.jit
     def fill(self, tiles: Tiles, ring: Ring, loads: TileLoads | EighthLoads):
@@ -201,9 +204,11 @@ class MatmulKernel:
         sV: cute.Tensor,
         scores: Ring,
         values: Ring,
+        left: Int32,
         tidx: Int32,
     ):
-        """What a warpgroup does that multiplies; tidx: among all that do."""
+        """What a warpgroup does that multiplies. left: where results are left for others in shared memory; tidx: among
+        all that multiply."""
         s = self.spec
         group, thread, lane = tidx // WARPGROUP, tidx % WARPGROUP, tidx % 32
         group = cute.arch.make_warp_uniform(group)
@@ -278,9 +283,9 @@ class MatmulKernel:
             warpgroup.wait_group(0)
             v_stage, v_phase = values.leave(v_stage, v_phase, lane, s.shares)
             if const_expr(s.alternate):
-                merge_shares(blocks[0], work, share)
+                merge_shares(blocks[0], work, share, left)
             elif const_expr(s.paired):
-                merge_halves(blocks, work)
+                merge_halves(blocks, work, left)
             else:
                 for b in cutlass.range_constexpr(s.blocks):
                     if const_expr(s.split):

@@ -1,7 +1,7 @@
 """What softmax(S) @ V does where the CTAs of a cluster have parts of the columns: they exchange in shared memory.
 
-A thread holds the same rows and columns of the result as its fellows in the other warpgroups and CTAs. So nothing needs
-a place of its own: registers are left as they are, in the stages that nobody reads any more.
+A thread holds the same rows and columns of the result as its fellows in the other warpgroups and CTAs. So registers are
+left as they are, in the stages that nobody reads any more; or beside them, where the next tile is on its way to them.
 
 Two CTAs that have blocks of rows keep one of every two blocks each: a CTA leaves the other one, adds what the other CTA
 left of the block it keeps, and finishes that. Warpgroups that take turns with the steps of the same rows, of one CTA or
@@ -30,7 +30,7 @@ ALL_READ = 1  # the barrier of the warpgroups that multiply
 
 
 @cute.jit
-def merge_halves(blocks: list, work: Work):
+def merge_halves(blocks: list, work: Work, left: Int32):
     """Finish the blocks that this CTA keeps. A CTA keeps the same ones in every call: sums have one order."""
     s = blocks[0].spec
     rank = cute.arch.block_idx_in_cluster()
@@ -39,12 +39,13 @@ def merge_halves(blocks: list, work: Work):
     for b in cutlass.range_constexpr(s.blocks):
         if not keeps[b]:
             totals = [blocks[b].rTotal[h] for h in range(2)]
-            leave(blocks[b], place_left(blocks[b], slot_of(blocks[b])), totals)
+            leave(blocks[b], place_left(blocks[b], left, slot_of(blocks[b])), totals)
     cute.arch.cluster_arrive()
     cute.arch.cluster_wait()
     for b in cutlass.range_constexpr(s.blocks):
         if keeps[b]:
-            add(blocks[b], cute.arch.map_dsmem_ptr(place_left(blocks[b], slot_of(blocks[b])), 1 - rank))
+            place = place_left(blocks[b], left, slot_of(blocks[b]))
+            add(blocks[b], cute.arch.map_dsmem_ptr(place, 1 - rank))
     cute.arch.cluster_arrive()
     for b in cutlass.range_constexpr(s.blocks):
         if keeps[b]:
@@ -53,13 +54,13 @@ def merge_halves(blocks: list, work: Work):
 
 
 @cute.jit
-def merge_shares(block: Block, work: Work, share: Int32):
+def merge_shares(block: Block, work: Work, share: Int32, left: Int32):
     """Add up what all warpgroups of the CTA, or of its cluster, have of the same rows, each some of the columns, and
     finish these, or hand them over to the second launch."""
     s = block.spec
     threads = s.warpgroups * WARPGROUP
     cute.arch.barrier(barrier_id=ALL_READ, number_of_threads=threads)
-    leave(block, place_left(block, share), [block.total(h) for h in range(2)])
+    leave(block, place_left(block, left, share), [block.total(h) for h in range(2)])
     rank = Int32(0)
     if const_expr(s.cluster > 1):
         rank = cute.arch.block_idx_in_cluster()
@@ -67,23 +68,23 @@ def merge_shares(block: Block, work: Work, share: Int32):
         cute.arch.cluster_wait()
     else:
         cute.arch.barrier(barrier_id=ALL_READ, number_of_threads=threads)
-    add_shares(block, work, rank * s.shares + share)
+    add_shares(block, work, rank * s.shares + share, left)
     if const_expr(s.cluster > 1):
         cute.arch.cluster_arrive()
         cute.arch.cluster_wait()  # all have read what was left here
 
 
 @cute.jit
-def add_shares(block: Block, work: Work, taker: Int32):
+def add_shares(block: Block, work: Work, taker: Int32, left: Int32):
     """Of all that was left add up the columns of one of the warpgroups, and store them. taker: its number among all."""
     s, call, softmax = block.spec, block.call, block.softmax
-    own = place_left(block, 0)
+    own = place_left(block, left, 0)
     ctas = [own] if s.cluster == 1 else [cute.arch.map_dsmem_ptr(own, r) for r in range(s.cluster)]
     places = [place + g * (s.left_bytes // 4) for place in ctas for g in range(s.shares)]
     fours = s.depth // 8
     states = read_all(places, fours)
     weights, totals, refs = [], [], []
-    for h in range(2):
+    for h in cutlass.range_constexpr(2):
         ref = tree(cute.arch.fmax, [state[h] for state in states])
         slope = softmax.exp.slope(finite(ref), softmax.factor(call.scale))
         weights.append([softmax.exp.fall(finite(state[h]), finite(ref), slope) for state in states])
@@ -146,10 +147,10 @@ def read_all(places: list, i: Int32 | int) -> list[cute.Tensor]:
     return read
 
 
-def place_left(block: Block, slot: Int32 | int) -> cute.Pointer:
+def place_left(block: Block, left: Int32, slot: Int32 | int) -> cute.Pointer:
     """Where a thread of any CTA leaves its first four numbers of a block; slot: of the blocks that a CTA leaves."""
     warp = block.row % BLOCK_ROWS // WARP_ROWS  # by what the loop has in registers anyway
-    at = block.base + slot * block.spec.left_bytes + (warp * 32 + block.lane) * (NUMBERS * 4)
+    at = left + slot * block.spec.left_bytes + (warp * 32 + block.lane) * (NUMBERS * 4)
     return cute.make_ptr(Float32, at, cute.AddressSpace.smem, assumed_align=NUMBERS * 4)
 
 
