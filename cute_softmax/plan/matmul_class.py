@@ -212,7 +212,8 @@ def matmul_classes(
     chunks = math.ceil(depth / (MAX_DEPTH // 2 if plain.wide and not wgmma else MAX_DEPTH))
     plain = replace(plain, depth=math.ceil(math.ceil(depth / chunks) / SLAB) * SLAB)
     tiles = [replace(plain, warpgroups=w, blocks=b) for w, b in _tiles(plain, rows)]
-    if wgmma:
+    # With a mask a thread has few registers for what follows the loop.
+    if wgmma and not (tiles and plain.mask):
         # Fewer columns of V are more CTAs, and exponentials that several of them compute.
         turns = replace(plain, warpgroups=2, alternate=True)
         depths = dict.fromkeys(d for d in (plain.depth, *ALONE) if d <= plain.depth)

@@ -139,8 +139,8 @@ class MatmulKernel:
 
         # What comes before the first loads: descriptors on their way, and the launch of the merge prepared.
         if warp == 0:
-            for tma, _ in maps_S:
-                cpasync.prefetch_descriptor(tma)
+            if const_expr(not s.lines):
+                cpasync.prefetch_descriptor(maps_S[0][0])
         if warp == 1:
             cpasync.prefetch_descriptor(tma_V)
         if const_expr(s.split):

@@ -9,6 +9,7 @@ of all of a cluster, leave all they have, and each adds up some of the columns.
 """
 
 import operator
+from dataclasses import replace
 
 import cutlass
 import cutlass.cute as cute
@@ -58,6 +59,7 @@ def merge_shares(block: Block, work: Work, share: Int32, left: Int32):
     """Add up what all warpgroups of the CTA, or of its cluster, have of the same rows, each some of the columns, and
     finish these, or hand them over to the second launch."""
     s = block.spec
+    left, block = here(left), replace(block, lane=here(block.lane), row=here(block.row))
     threads = s.warpgroups * WARPGROUP
     cute.arch.barrier(barrier_id=ALL_READ, number_of_threads=threads)
     leave(block, place_left(block, left, share), [block.total(h) for h in range(2)])
@@ -91,13 +93,12 @@ def add_shares(block: Block, work: Work, taker: Int32, left: Int32):
         sums = [state[2 + h] * weight for state, weight in zip(states, weights[h], strict=True)]
         totals.append(states[0][2 + h] if s.stats else tree(operator.add, sums))  # given are those of all
         refs.append(ref)
+    sinks = [None] * 2 if s.split else [block.sink(work, h) for h in range(2)]
     take = -(-fours // len(places))
     first = taker * take
     if first < fours:
-        if const_expr(s.split):
-            inverses = [Float32(1.0)] * 2
-        else:
-            sinks = [block.sink(work, h) for h in range(2)]
+        inverses = [Float32(1.0)] * 2
+        if const_expr(not s.split):
             inverses = [softmax.inverse(totals[h], refs[h], call.scale, sinks[h]) for h in range(2)]
         for i in cutlass.range_constexpr(take):
             numbers = read_all(places, first + i)
@@ -119,7 +120,7 @@ def add_shares(block: Block, work: Work, taker: Int32, left: Int32):
                 put_if(once & (row < call.rows), Float32, states_at, slot * 2, state, 0, 2)
             else:
                 one = cute.make_rmem_tensor(1, Float32)
-                one[0] = softmax.log_sum(refs[h], totals[h], call.scale, block.sink(work, h))
+                one[0] = softmax.log_sum(refs[h], totals[h], call.scale, sinks[h])
                 group = Int64(work.batch) * call.rows + row
                 once_here = once & (row < call.rows) & (work.depth_tile == 0)
                 put_if(once_here, Float32, call.lse, group, one, 0, 1)
@@ -152,6 +153,11 @@ def place_left(block: Block, left: Int32, slot: Int32 | int) -> cute.Pointer:
     warp = block.row % BLOCK_ROWS // WARP_ROWS  # by what the loop has in registers anyway
     at = left + slot * block.spec.left_bytes + (warp * 32 + block.lane) * (NUMBERS * 4)
     return cute.make_ptr(Float32, at, cute.AddressSpace.smem, assumed_align=NUMBERS * 4)
+
+
+def here(number: Int32) -> Int32:
+    """The number; what follows from it is not computed, and held in registers, before a loop."""
+    return cute.arch.inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[number])
 
 
 def slot_of(block: Block) -> Int32:

@@ -109,7 +109,7 @@ class Tiles:
             index = select(turn % 2 == 1, backwards, index)
         rank, rest = index % s.cluster, index // s.cluster
         depth_tile, rest = rest % self.depth_tiles, rest // self.depth_tiles
-        clusters = call.parts // s.cluster
+        clusters = 1 if s.cluster > 1 and not s.split else call.parts // s.cluster
         part, rest = rest % clusters * s.cluster + rank, rest // clusters
         end = call.columns
         if s.causal:
