@@ -295,7 +295,9 @@ def plan_matmul(
             parts = math.ceil(steps / part_steps)
             for made in merging(c, parts, device):
                 all_parts = math.ceil(parts / made.cluster) * made.cluster
-                cost = cost_of(made, tiles, all_parts, part_steps, math.prod(p.batch) * p.rows * p.depth, device)
+                cost = cost_of(
+                    made, tiles, all_parts, part_steps, math.prod(p.batch) * p.rows * p.depth, device
+                )
                 if best is None or cost < best[0]:
                     best = cost, made, all_parts, part_steps, tiles * all_parts
     _, c, parts, part_steps, ctas = best
@@ -340,9 +342,7 @@ def at_once(c: MatmulClass, device: Device) -> int:
     return device.multiprocessors // c.cluster * c.cluster * c.resident
 
 
-def cost_of(
-    c: MatmulClass, tiles: int, parts: int, part_steps: int, numbers: int, device: Device
-) -> float:
+def cost_of(c: MatmulClass, tiles: int, parts: int, part_steps: int, numbers: int, device: Device) -> float:
     """About how many nanoseconds a launch takes; numbers: of the result."""
     turns = math.ceil(tiles * parts / at_once(c, device))
     cost = turns * (c.step_cost * math.ceil(part_steps / c.shares) + TILE_COST)
