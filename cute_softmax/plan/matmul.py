@@ -329,7 +329,7 @@ def part_lengths(c: MatmulClass, steps: int, most: int) -> Iterator[int]:
 def merging(c: MatmulClass, parts: int, device: Device) -> Iterator[MatmulClass]:
     """How a class may merge so many parts of the columns: in a second launch, in clusters, or both."""
     largest = min(device.architecture.cluster_limit, device.multiprocessors)
-    if c.cluster == 1 or c.cluster // 2 < parts and c.cluster <= largest:
+    if c.cluster == 1 or (c.cluster // 2 < parts and c.cluster <= largest):
         yield replace(c, split=parts > c.cluster)
     # Of CTAs with more rows, clusters of four and of eight leave SMs idle, and lose to a second launch.
     # With a mask the loop leaves no register for what comes after it.

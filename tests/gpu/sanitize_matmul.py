@@ -14,8 +14,8 @@ from gradients import Call, Gradients, call
 from sanitizing import Job, received, sent, timed
 
 from cute_softmax.dispatch.matmul import backward as matmul_backward
-from cute_softmax.plan.hardware import Device
 from cute_softmax.plan import matmul
+from cute_softmax.plan.hardware import Device
 from cute_softmax.plan.matmul import MatmulPlan, canonical_matmul
 from cute_softmax.plan.matmul_backward import MatmulBackwardPlan
 from cute_softmax.plan.problem import ALIGNMENT

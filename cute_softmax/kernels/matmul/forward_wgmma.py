@@ -137,10 +137,11 @@ class MatmulKernel:
         tidx, _, _ = cute.arch.thread_idx()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
 
-        # What comes before the first loads: descriptors on their way, and the launch of the merge prepared.
+        # What comes before the first loads: descriptors on their way (eight would cost registers), and
+        # the launch of the merge prepared.
         if warp == 0:
-            if const_expr(not s.lines):
-                cpasync.prefetch_descriptor(maps_S[0][0])
+            for tma_S, _ in () if s.lines else maps_S:
+                cpasync.prefetch_descriptor(tma_S)
         if warp == 1:
             cpasync.prefetch_descriptor(tma_V)
         if const_expr(s.split):

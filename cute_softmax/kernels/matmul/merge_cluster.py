@@ -203,5 +203,6 @@ def add(block: Block, place: cute.Pointer):
 
 
 def four_left(place: cute.Pointer, i: Int32 | int) -> cute.Tensor:
-    """A thread's i-th four numbers, of two columns and two rows; behind them references and sums: those of a warpgroup lie side by side."""
+    """A thread's i-th four numbers, of two columns and two rows; behind them references and sums. Those of a warpgroup
+    lie side by side."""
     return cute.make_tensor(place + i * WARPGROUP * NUMBERS, cute.make_layout(NUMBERS))
