@@ -19,8 +19,8 @@ WARPGROUP = 4 * WARP  # threads
 RESERVED = 2 * KIB  # of shared memory: alignment to the swizzle's 1024 bytes, barriers, what the driver keeps
 SLAB = 64  # columns of 16 bits in the 128 bytes of a swizzled row of shared memory
 MAX_DEPTH = 256  # columns of an instruction
-CLUSTERS = (1, 2, 4, 8)  # CTAs whose warpgroups take turns
-ALONE = (128, 64)  # columns of V that a CTA may take where there are more
+CLUSTERS = (1, 2, 4)  # CTAs whose warpgroups take turns
+TURN_DEPTHS = (128, 64)  # columns of V that they may take
 MOST_STAGES = {"wgmma": 8, "mma": 4}
 VALUE_STAGES = 3
 
@@ -38,8 +38,9 @@ class MatmulClass(ClassBase):
     vector: elements of the output that are stored at a time.
     lines: whether rows of S begin anywhere: all of 16 bytes around a row's part of a tile is loaded.
     mask: whether there is one; bias: its dtype, or "".
-    split: whether columns are cut into parts, whose results are merged in a second launch; alternate: whether the
-        warpgroups take turns with the steps of the same rows, each with results of its own, instead of rows.
+    mergers: where columns are cut into parts, whose results are merged in a second launch, the threads of it that have
+        different parts of the same numbers; 0 without one. alternate: whether the warpgroups take turns with the steps
+        of the same rows, each with results of its own, instead of rows.
     cluster: CTAs of a cluster, which have a part of the columns each and merge their results on chip. CTAs that are
         alone are persistent.
     instruction: "wgmma", or "mma" for mma.sync, whose warps all load and multiply, by copies of `access` bytes of
@@ -65,7 +66,7 @@ class MatmulClass(ClassBase):
     lines: bool = False
     mask: bool = False
     bias: str = ""
-    split: bool = False
+    mergers: int = 0
     alternate: bool = False
     cluster: int = 1
     instruction: str = "wgmma"
@@ -92,6 +93,16 @@ class MatmulClass(ClassBase):
         return self.score_stages
 
     @property
+    def split(self) -> bool:
+        """Whether there is a second launch."""
+        return self.mergers > 0
+
+    @property
+    def merge_loads(self) -> int:
+        """Parts that a thread of the second launch reads at a time."""
+        return 8 if self.mergers > 1 else 4
+
+    @property
     def wide(self) -> bool:
         """Whether scores are handled in float32 before the maximum, not as packed pairs."""
         return bool(self.bias) or self.dtypes[0] == "fp32"
@@ -103,16 +114,13 @@ class MatmulClass(ClassBase):
 
     @property
     def step_cost(self) -> float:
-        """About how many nanoseconds a step takes, of all warpgroups where they take turns (H200, 2026-11-21)."""
+        """About how many nanoseconds a step takes, of all warpgroups where they take turns (H200, 2026-11-25)."""
         if self.instruction == "mma":
             # Of all CTAs of a multiprocessor; not measured: two blocks share what is read of V.
-            step = self.rows * self.resident * {1: 6.0, 2: 5.0}[self.blocks]
-        elif self.alternate:
-            # A stage for each warpgroup is emptied before it is filled again.
-            return (400.0 + 5.0 * self.depth) * (1 if self.score_stages > self.shares else 2)
-        else:
-            step = {128: 722.0, 256: 1308.0}[self.rows]
-        return step * max(1.0, self.depth / 128)
+            return self.rows * self.resident * {1: 6.0, 2: 5.0}[self.blocks] * max(1.0, self.depth / 128)
+        if self.alternate:
+            return 480.0 + 2.0 * self.depth
+        return {1: 610.0, 2: 1200.0}[self.blocks] + 0.85 * self.blocks * self.depth
 
     @property
     def paired(self) -> bool:
@@ -187,8 +195,10 @@ class MatmulClass(ClassBase):
         parts = [f"{self.rows}x{self.depth}_stages{self.score_stages}_{self.value_stages}"]
         if self.alternate:
             parts[0] = f"{self.warpgroups}x{parts[0]}"
-        flags = ("causal", "scaled", "zero", "mask", "split", "paired", "lse", "lines", "stats")
+        flags = ("causal", "scaled", "zero", "mask", "paired", "lse", "lines", "stats")
         parts += [n for n in flags if getattr(self, n)]
+        if self.split:
+            parts.append(f"split{self.mergers}")
         if self.alternate and self.cluster > 1:
             parts.append(f"cluster{self.cluster}")
         if self.bias:
@@ -216,7 +226,7 @@ def matmul_classes(
     if wgmma and not (tiles and plain.mask):
         # Fewer columns of V are more CTAs, and exponentials that several of them compute.
         turns = replace(plain, warpgroups=2, alternate=True)
-        depths = dict.fromkeys(d for d in (plain.depth, *ALONE) if d <= plain.depth)
+        depths = (d for d in TURN_DEPTHS if d <= plain.depth)
         tiles += [replace(turns, depth=d, cluster=cluster) for d in depths for cluster in CLUSTERS]
     for c in tiles:
         # A thread may take 255 registers: 256 threads have them all.

@@ -32,7 +32,7 @@ class Form:
     alike: whether rows of dS lie as those of the scores do. multiprocessors: of the device that is planned for.
     instruction: see `plan_matmul`; without wgmma rows of values lie as those of the scores do.
     stats: whether the rows' log-sum-exps are given. cluster: CTAs of a cluster whose warpgroups take turns; 0 where
-    warpgroups have rows of their own; None for what a plan chooses. split: whether there is a second launch.
+    warpgroups have rows of their own; None for what a plan chooses. mergers: of the second launch of such turns.
     """
 
     rows: int = 200
@@ -46,7 +46,7 @@ class Form:
     multiprocessors: int = 132
     clusters: bool = False
     cluster: int | None = 0
-    split: bool = False
+    mergers: int = 0
     lse: bool = False
     instruction: str = "wgmma"
     stats: bool = False
@@ -139,7 +139,7 @@ def planned_as(form: Form, *arguments, **options) -> MatmulPlan:
     """The plan of the form's kind of kernel."""
 
     def cost_of(c, *rest):
-        kind = (c.alternate, c.cluster, c.split) == (True, form.cluster, form.split)
+        kind = (c.alternate, c.cluster, c.mergers) == (True, form.cluster, form.mergers)
         wanted = kind if form.cluster else not c.alternate
         return cost(c, *rest) if wanted or form.cluster is None else math.inf
 
@@ -221,10 +221,9 @@ def check_backward(
 PLAIN = {"rows": 330, "multiprocessors": 1}  # a block of rows a warpgroup
 PAIRED = {"rows": 250, "multiprocessors": 1}  # two of them
 TURNS = {"rows": 40, "cluster": 1}  # few rows, the steps in turns
-TURNS_PARTS = {"rows": 40, "columns": 500, "cluster": 1, "split": True}
+TURNS_PARTS = {"rows": 40, "columns": 500, "cluster": 1, "mergers": 16}
 SHARED = {"rows": 40, "columns": 600, "clusters": True, "cluster": 4}  # in parts, of the CTAs of a cluster
-SHARED_PARTS = {"rows": 40, "columns": 700, "clusters": True, "cluster": 2, "split": True}  # and of several
-ALL_TURNS = TURNS, TURNS_PARTS, SHARED, SHARED_PARTS
+ALL_TURNS = TURNS, TURNS_PARTS, SHARED
 PARTS = {"rows": 100, "columns": 1100}  # columns in parts
 MET = {"rows": 100, "columns": 600, "clusters": True}  # in halves, of a pair of CTAs
 EMPTY = {"causal": -10, "zero": True}  # the first rows have nothing

@@ -7,7 +7,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
 
-from ...plan.matmul_class import BLOCK_ROWS, MatmulClass
+from ...plan.matmul_class import MatmulClass
 from ...plan.matmul_layouts import QUAD
 from ..common.copy import DTYPES, in_global, in_shared
 from .memory import get, put, put_if, sink_of
@@ -23,11 +23,10 @@ STATES = 8  # that a lane reads at a time
 def part_of(block: Block, work: Work, row: Int32) -> tuple:
     """(columns of V of a part, address of the parts' states, number of a row's part) of what is kept for `Merge`: per
     row and part the accumulators of all columns of V, then (reference, sum)."""
-    call, cluster = block.call, block.spec.cluster
-    pieces = call.parts // cluster
+    call = block.call
     padded = block.tiles.depth_tiles * block.spec.depth
-    states = call.sums + Int64(block.tiles.batches) * call.rows * pieces * padded * 4
-    return padded, states, (Int64(work.batch) * call.rows + row) * pieces + work.part // cluster
+    states = call.sums + Int64(block.tiles.batches) * call.rows * call.parts * padded * 4
+    return padded, states, (Int64(work.batch) * call.rows + row) * call.parts + work.part
 
 
 @cute.jit
@@ -59,9 +58,8 @@ class Merge:
 
     def __init__(self, spec: MatmulClass):
         self.spec, self.softmax = spec, Softmax(spec)
-        few = spec.rows <= BLOCK_ROWS
-        # Of few rows there are many parts.
-        self.rows, self.lanes, self.groups, self.loads = (1, 8, 16, 8) if few else (4, 32, 1, 4)
+        self.groups, self.loads = spec.mergers, spec.merge_loads
+        self.rows, self.lanes = (1, MERGE_THREADS // self.groups) if self.groups > 1 else (4, 32)
         # Launched while the first kernel runs, for whose end it waits.
         self.early = spec.instruction == "wgmma"
 
@@ -69,7 +67,7 @@ class Merge:
         """Launch, on the host, behind the launch of the parts."""
         groups = Int64(call.batch[0]) * call.batch[1] * call.batch[2] * call.rows
         results = call.out, call.lse, call.sums
-        shape = groups, call.depth, call.parts // self.spec.cluster
+        shape = groups, call.depth, call.parts
         sinks = (call.rows, call.batch, call.sink) if self.spec.sink else ()
         self.merge(shape, call.scale, results, sinks).launch(
             grid=[
@@ -118,29 +116,29 @@ class Merge:
         """Add up the parts of one row, in their order within each group. place: the first column, the group, and the
         lane in the warp, of which all share the row."""
         s, dtype = self.spec, DTYPES[self.spec.dtypes[2]]
-        (rows, depth, pieces), (to_out, to_lse, sums) = shape, results
+        (rows, depth, parts), (to_out, to_lse, sums) = shape, results
         column, group, lane = place
         padded = cute.ceil_div(depth, s.depth) * s.depth
-        states = sums + rows * pieces * padded * 4 + row * pieces * 8
+        states = sums + rows * parts * padded * 4 + row * parts * 8
         # The numbers of the first parts are on their way while the states are read. Columns beyond V's are not there.
-        numbers = sums + (row * pieces * padded + cutlass.min(column, padded - MERGE_COLUMNS)) * 4
-        source = numbers, states, padded, pieces
+        numbers = sums + (row * parts * padded + cutlass.min(column, padded - MERGE_COLUMNS)) * 4
+        source = numbers, states, padded, parts
         read = self.read(source, group)
 
         # The largest reference, and the sum relative to it.
         ref, total = Float32(-float("inf")), Float32(0.0)
-        for first in cutlass.range(lane, pieces, 32 * STATES, unroll=1):
+        for first in cutlass.range(lane, parts, 32 * STATES, unroll=1):
             for i in cutlass.range_constexpr(STATES):
-                p = cutlass.min(first + i * 32, pieces - 1)
+                p = cutlass.min(first + i * 32, parts - 1)
                 ref = cute.arch.fmax(ref, get(states, Int64(p) * 2))
         ref = cute.arch.warp_reduction(ref, cute.arch.fmax)
         slope = self.softmax.exp.slope(finite(ref), self.softmax.factor(scale))
-        for first in cutlass.range(lane, pieces, 32 * STATES, unroll=1):
+        for first in cutlass.range(lane, parts, 32 * STATES, unroll=1):
             for i in cutlass.range_constexpr(STATES):
                 p = first + i * 32
-                slot = Int64(cutlass.min(p, pieces - 1)) * 2
+                slot = Int64(cutlass.min(p, parts - 1)) * 2
                 fall = self.softmax.exp.fall(finite(get(states, slot)), finite(ref), slope)
-                total += Float32(cutlass.select_(p < pieces, get(states, slot + 1) * fall, Float32(0.0)))
+                total += Float32(cutlass.select_(p < parts, get(states, slot + 1) * fall, Float32(0.0)))
         total = cute.arch.warp_reduction(total, operator.add)
         if const_expr(s.stats):
             total = get(states, Int64(1))  # as of all parts
@@ -152,10 +150,10 @@ class Merge:
 
         out = cute.make_rmem_tensor(MERGE_COLUMNS, Float32)
         out.fill(0.0)
-        self.add(out, read, group, pieces, ref, slope)
+        self.add(out, read, group, parts, ref, slope)
         step = self.groups * self.loads
-        for first in cutlass.range(group + step, pieces, step, unroll=1):
-            self.add(out, self.read(source, first), first, pieces, ref, slope)
+        for first in cutlass.range(group + step, parts, step, unroll=1):
+            self.add(out, self.read(source, first), first, parts, ref, slope)
         if const_expr(self.groups > 1):
             self.add_groups(out, group, column)
         if group == 0:
@@ -170,20 +168,20 @@ class Merge:
     def read(self, source: tuple, first: Int32) -> list[tuple]:
         """(a thread's numbers, reference) of so many parts, a group apart; beyond the last one it is read again, for
         nothing."""
-        numbers, states, padded, pieces = source
+        numbers, states, padded, parts = source
         read = []
         for i in range(self.loads):
-            p = Int64(cutlass.min(first + i * self.groups, pieces - 1))
+            p = Int64(cutlass.min(first + i * self.groups, parts - 1))
             four = cute.make_rmem_tensor(MERGE_COLUMNS, Float32)
             cute.autovec_copy(in_global(Float32, numbers, p * padded, MERGE_COLUMNS), four)
             read.append((four, get(states, p * 2)))
         return read
 
-    def add(self, out: cute.Tensor, read: list, first: Int32, pieces: Int32, ref: Float32, slope: Float32):
+    def add(self, out: cute.Tensor, read: list, first: Int32, parts: Int32, ref: Float32, slope: Float32):
         """Add parts that were read."""
         for i, (four, reference) in enumerate(read):
             weight = self.softmax.exp.fall(finite(reference), finite(ref), slope)
-            counts = first + i * self.groups < pieces
+            counts = first + i * self.groups < parts
             for e in range(MERGE_COLUMNS):
                 out[e] = out[e] + Float32(cutlass.select_(counts, four[e] * weight, Float32(0.0)))
 

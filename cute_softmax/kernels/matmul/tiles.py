@@ -107,10 +107,12 @@ class Tiles:
         if s.causal:
             backwards = turn * self.ctas + self.ctas - 1 - self.cta
             index = select(turn % 2 == 1, backwards, index)
-        rank, rest = index % s.cluster, index // s.cluster
-        depth_tile, rest = rest % self.depth_tiles, rest // self.depth_tiles
-        clusters = 1 if s.cluster > 1 and not s.split else call.parts // s.cluster
-        part, rest = rest % clusters * s.cluster + rank, rest // clusters
+        if s.cluster > 1:
+            part, rest = index % s.cluster, index // s.cluster
+            depth_tile, rest = rest % self.depth_tiles, rest // self.depth_tiles
+        else:
+            depth_tile, rest = index % self.depth_tiles, index // self.depth_tiles
+            part, rest = rest % call.parts, rest // call.parts
         end = call.columns
         if s.causal:
             batch, row_tile = rest % self.batches, self.row_tiles - 1 - rest // self.batches
@@ -119,8 +121,7 @@ class Tiles:
         else:
             row_tile, batch = rest % self.row_tiles, rest // self.row_tiles
         first = part * call.part_steps
-        # A part that has none finds nothing in one.
-        steps = cutlass.max(cutlass.min(cute.ceil_div(end, TILE_N) - first, call.part_steps), 1)
+        steps = cutlass.min(cutlass.max(cute.ceil_div(end, TILE_N), 1) - first, call.part_steps)
         return Work(
             exists=index < self.works,
             row_tile=row_tile,
