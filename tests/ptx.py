@@ -785,6 +785,9 @@ class Grid:
     def _trap(self, i, idx):
         raise Trap(f"trap in thread {idx[0]}")
 
+    def _griddepcontrol(self, i, idx):
+        """No grid runs beside another."""
+
     def _nanosleep(self, i, idx):
         self.rests[idx] = self.step + WAIT
 

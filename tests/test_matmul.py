@@ -93,13 +93,18 @@ def test_tiles_cover_the_problem(batch, rows, columns, depth, options):
     made = planned(batch, rows, columns, depth, **options)
     c = made.kernel
     covers(made)
-    assert (c.split or c.paired) == (made.parts * c.shares > 1)
+    assert made.parts == c.cluster if c.cluster > 1 else c.split == (made.parts > 1)
     works = made.tiles * made.parts
-    assert made.ctas == (works if c.paired else min(works, H200.multiprocessors))
+    assert made.ctas == (works if c.cluster > 1 else min(works, H200.multiprocessors))
     if c.paired:
         assert made.parts == 2 and not c.alternate and not c.split
         # Of every two blocks a CTA leaves one, in the stages of scores.
         assert c.warpgroups * c.blocks // 2 * c.left_bytes <= c.score_stages * c.score_stage_bytes
+    elif c.alternate:
+        stages = c.score_stages * c.score_stage_bytes + c.value_stages * c.value_stage_bytes
+        assert c.shares * c.left_bytes <= (stages if c.cluster > 1 else c.kept_bytes)
+        # Each of those who add up takes as many pieces of eight columns, or none.
+        assert c.depth // 8 % math.ceil(c.depth // 8 / (c.cluster * c.shares)) == 0
     assert c.shared_memory + 2048 <= ARCHITECTURES["sm_90a"].shared_memory
     assert c.score_stages % c.shares == 0 and c.value_stages % c.shares == 0
     registers = c.threads - 128, c.consumer_registers, c.producer_registers

@@ -45,7 +45,9 @@ def kernels() -> list:
 def test_every_form_of_the_forward(kernels):
     found = [k for k in kernels if k.movement == "matmul" and k.instruction == "wgmma" and not k.stats]
     configs = {
-        "alternate": lambda k: k.alternate,
+        "turns": lambda k: k.alternate and k.cluster == 1 and not k.split,
+        "parts of turns": lambda k: k.alternate and k.cluster == 1 and k.split,
+        "clusters": lambda k: k.alternate and k.cluster > 1,
         "two blocks": lambda k: k.blocks == 2,
         "one block": lambda k: not (k.alternate or k.split or k.blocks == 2 or k.paired),
         "parts": lambda k: k.split and not k.alternate,

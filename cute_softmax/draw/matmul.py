@@ -137,6 +137,16 @@ def tile(view: View) -> Figure:
         notes.append(
             "Columns are cut into parts: each stores its sums, and a second launch merges the parts of a row in order."
         )
+    if c.alternate:
+        notes.append(
+            "Warpgroups take turns with the steps of the same rows, "
+            + (
+                f"and each of the {c.cluster} CTAs of a cluster has a part of the columns: "
+                if c.cluster > 1
+                else ""
+            )
+            + "all leave their sums in shared memory, and each adds up some columns of V."
+        )
     if c.paired:
         notes.append(
             "Columns are cut in two, for the two CTAs of a cluster: of each block of rows one adds what the other "

@@ -10,20 +10,26 @@ from typing import ClassVar
 from .base import PlanBase, counted
 from .hardware import Architecture, Device
 from .maths import NotPlanned, check_counts
-from .matmul_class import TILE_N, MatmulClass, matmul_classes
+from .matmul_class import BLOCK_ROWS, TILE_N, MatmulClass, matmul_classes
 from .problem import ALIGNMENT, ITEM_SIZE, Mode, Operand, merged
 
 BATCH_MODES = 3  # with rows and columns the five modes of a TMA descriptor
 MOST_PARTS = 256
 INVARIANT_ROWS = 4096  # what a batch-invariant plan's class is chosen for, however many rows there are
-FEWEST_STEPS = 4  # of a part
-# In nanoseconds on an H200 (2026-11-22): what begins and ends a tile; a second launch, and a number of a part stored
-# and read again for it; halves that a pair of CTAs merges, and a pair that begins where another has ended.
-TILE_COST = 1500.0
-LAUNCH_COST = 6000.0
-MERGE_COST = 2.25e-3
-MEET_COST = 1000.0
+FEWEST_STEPS = 4  # of a part, unless warpgroups take turns: then one of each
+MERGERS = (1, 16)  # see `MatmulClass`
+MERGE_NUMBERS = 512  # that threads of a CTA of the second launch read at a time
+RESIDENT_MERGES = 16  # of its CTAs, on an SM
+# In nanoseconds on an H200, fitted to 334 products (2026-11-25) with an error of 6%: what begins and ends a tile, and
+# that for a column of V; what CTAs of a cluster merge, and a pair that begins where another has ended (2026-11-22).
+TILE_COST, COLUMN_COST = 3000.0, 15.0
+MEET_COST = {1: 0.0, 2: 900.0, 4: 1400.0}
 RESTART_COST = 3500.0
+# A second launch: early, or behind the first one (2026-11-22); a CTA of it, and one more on SMs that the first launch
+# leaves idle, where those come together that fit; and what a thread reads after what it has read first.
+LAUNCH_COST = {"wgmma": 1300.0, "mma": 6000.0}
+MERGE_COST, CROWD_COST, ROUND_COST = 2.4, 170.0, 1270.0
+BANDWIDTH = 4400.0  # bytes of S and V in a nanosecond
 
 
 @dataclass(frozen=True)
@@ -77,8 +83,8 @@ class MatmulPlan(PlanBase):
             + f", {c.value_stages} of {c.value_stage_bytes} of V",
             f"  grid       {counted(self.ctas, 'CTA')} for {counted(self.tiles, 'tile')} "
             f"in {counted(self.parts, 'part')}"
+            + (f", merged by clusters of {c.cluster}" if c.cluster > 1 else "")
             + (f", merged from {self.parts_bytes} bytes" if c.split else "")
-            + (", merged by pairs of CTAs" if c.paired else "")
             + f"; {c.shared_memory} bytes of shared memory per CTA",
         ]
         return "\n".join(lines)
@@ -88,7 +94,7 @@ class MatmulPlan(PlanBase):
         """Bytes of the parts' results: per row and part a pair of numbers, and one for each column of V."""
         c = self.matmul_class
         padded = math.ceil(self.depth / c.depth) * c.depth
-        return math.prod(self.batch) * self.rows * self.parts * c.shares * (padded + 2) * 4
+        return math.prod(self.batch) * self.rows * self.parts * (padded + 2) * 4
 
     @property
     def arguments(self) -> tuple:
@@ -290,25 +296,24 @@ def plan_matmul(
         row_tiles = math.ceil(p.rows / c.rows)
         tiles = math.prod(p.batch) * row_tiles * math.ceil(p.depth / c.depth)
         # Causal tiles differ in length: their parts would, too.
-        most = MOST_PARTS if c.alternate or (row_tiles == 1 or causal is None) else 1
-        most = 1 if invariant else most
-        for parts in range(1, min(most, math.ceil(steps / (FEWEST_STEPS * c.shares))) + 1):
-            part_steps = math.ceil(steps / parts)
+        most = 1 if invariant or (row_tiles > 1 and causal is not None) else MOST_PARTS
+        for part_steps in part_lengths(c, steps, most):
             parts = math.ceil(steps / part_steps)
             ctas = tiles * parts
             for made in merging(c, parts, device):
-                at_once = device.multiprocessors // (1 + made.paired) * (1 + made.paired) * c.resident
-                turns = math.ceil(ctas / at_once)
-                cost = turns * (made.step_cost * math.ceil(part_steps / c.shares) + TILE_COST)
-                if made.paired:
-                    cost += turns * MEET_COST + (turns - 1) * RESTART_COST
-                if made.split:
-                    numbers = math.prod(p.batch) * p.rows * parts * c.shares * p.depth
-                    cost += LAUNCH_COST + numbers * MERGE_COST
+                # In more turns, warpgroups with rows of their own are faster, and so are CTAs without clusters.
+                if (
+                    made.alternate
+                    and (p.rows > BLOCK_ROWS or made.cluster > 1)
+                    and ctas > at_once(made, device)
+                ):
+                    continue
+                cost = cost_of(made, p, ctas, parts, part_steps, device)
                 if best is None or cost < best[0]:
-                    persistent = instruction == "wgmma" and not made.paired
-                    best = cost, made, parts, part_steps, min(ctas, at_once) if persistent else ctas
+                    best = cost, made, parts, part_steps, ctas
     _, c, parts, part_steps, ctas = best
+    if instruction == "wgmma" and c.cluster == 1:
+        ctas = min(ctas, at_once(c, device))
     return MatmulPlan(
         matmul_class=c,
         rows=p.rows,
@@ -325,15 +330,51 @@ def plan_matmul(
     )
 
 
+def part_lengths(c: MatmulClass, steps: int, most: int) -> Iterator[int]:
+    """How many steps the parts of a class may have, of which there are so many at the most."""
+    fewest = c.shares if c.alternate else FEWEST_STEPS
+    lengths = (math.ceil(steps / parts) for parts in range(1, min(most, math.ceil(steps / fewest)) + 1))
+    yield from dict.fromkeys(lengths)
+
+
 def merging(c: MatmulClass, parts: int, device: Device) -> Iterator[MatmulClass]:
-    """How a class may merge so many parts of the columns."""
-    yield replace(c, split=c.alternate or parts > 1)
-    clusters = min(device.architecture.cluster_limit, device.multiprocessors) > 1
-    # Clusters of four and of eight leave SMs idle, and lose to a second launch.
+    """How a class may merge so many parts of the columns: in clusters, or in a second launch."""
+    largest = min(device.architecture.cluster_limit, device.multiprocessors)
+    if parts == c.cluster <= largest:
+        yield c
+    elif c.cluster == 1:
+        yield from (replace(c, mergers=mergers) for mergers in MERGERS)
+    # Of CTAs with more rows, clusters of four and of eight leave SMs idle, and lose to a second launch.
     # With a mask the loop leaves no register for what comes after it.
-    fits = not (c.alternate or c.mask)
-    if parts == 2 and clusters and c.instruction == "wgmma" and fits:
-        yield replace(c, paired=True)
+    if parts == 2 <= largest and c.instruction == "wgmma" and not (c.alternate or c.mask):
+        yield replace(c, cluster=2)
+
+
+def at_once(c: MatmulClass, device: Device) -> int:
+    """CTAs that run at once."""
+    # Of an H200, 16 clusters of four do, and 32 do not: some SMs of its GPCs are in none.
+    idle = device.multiprocessors // 11 if c.cluster > 2 else 0
+    return (device.multiprocessors - idle) // c.cluster * c.cluster * c.resident
+
+
+def cost_of(
+    c: MatmulClass, p: MatmulProblem, ctas: int, parts: int, part_steps: int, device: Device
+) -> float:
+    """About how many nanoseconds a product takes."""
+    batches = math.prod(p.batch)
+    turns = math.ceil(ctas / at_once(c, device))
+    read = batches * p.columns * (p.rows * ITEM_SIZE[p.dtypes[0]] + p.depth * ITEM_SIZE[p.dtypes[1]])
+    steps = turns * c.step_cost * math.ceil(part_steps / c.shares)
+    cost = max(steps, read / BANDWIDTH) + turns * (TILE_COST + COLUMN_COST * c.depth + MEET_COST[c.cluster])
+    if c.cluster > 1:
+        cost += (turns - 1) * RESTART_COST
+    if c.split:
+        merges = batches * p.rows * p.depth * c.mergers / MERGE_NUMBERS
+        rounds = math.ceil(parts / (c.mergers * c.merge_loads))
+        idle = device.multiprocessors - ctas
+        cost += LAUNCH_COST[c.instruction] + merges * MERGE_COST + (rounds - 1) * ROUND_COST
+        cost += min(merges / idle, RESIDENT_MERGES) * CROWD_COST if idle > 0 else 0.0
+    return cost
 
 
 def instruction_of(architecture: Architecture) -> str:

@@ -19,6 +19,8 @@ WARPGROUP = 4 * WARP  # threads
 RESERVED = 2 * KIB  # of shared memory: alignment to the swizzle's 1024 bytes, barriers, what the driver keeps
 SLAB = 64  # columns of 16 bits in the 128 bytes of a swizzled row of shared memory
 MAX_DEPTH = 256  # columns of an instruction
+CLUSTERS = (1, 2, 4)  # CTAs whose warpgroups take turns
+TURN_DEPTHS = (128, 64)  # columns of V that they may take
 MOST_STAGES = {"wgmma": 8, "mma": 4}
 VALUE_STAGES = 3
 
@@ -36,10 +38,11 @@ class MatmulClass(ClassBase):
     vector: elements of the output that are stored at a time.
     lines: whether rows of S begin anywhere: all of 16 bytes around a row's part of a tile is loaded.
     mask: whether there is one; bias: its dtype, or "".
-    split: whether columns are cut into parts, whose results are merged in a second launch; alternate: whether the
-        warpgroups take turns with the steps of the same rows, each with results of its own, instead of rows.
-    paired: whether columns are cut in two, for two CTAs of a cluster that merge their results on chip. Else CTAs
-        are persistent.
+    mergers: where columns are cut into parts, whose results are merged in a second launch, the threads of it that have
+        different parts of the same numbers; 0 without one. alternate: whether the warpgroups take turns with the steps
+        of the same rows, each with results of its own, instead of rows.
+    cluster: CTAs of a cluster, which have a part of the columns each and merge their results on chip. CTAs that are
+        alone are persistent.
     instruction: "wgmma", or "mma" for mma.sync, whose warps all load and multiply, by copies of `access` bytes of
         scores and of values; its two rings are one, and `resident` CTAs share a multiprocessor.
     stats: whether the rows' log-sum-exps are given.
@@ -63,9 +66,9 @@ class MatmulClass(ClassBase):
     lines: bool = False
     mask: bool = False
     bias: str = ""
-    split: bool = False
+    mergers: int = 0
     alternate: bool = False
-    paired: bool = False
+    cluster: int = 1
     instruction: str = "wgmma"
     access: tuple[int, int] = (ALIGNMENT, ALIGNMENT)
     resident: int = 1
@@ -90,6 +93,16 @@ class MatmulClass(ClassBase):
         return self.score_stages
 
     @property
+    def split(self) -> bool:
+        """Whether there is a second launch."""
+        return self.mergers > 0
+
+    @property
+    def merge_loads(self) -> int:
+        """Parts that a thread of the second launch reads at a time."""
+        return 8 if self.mergers > 1 else 4
+
+    @property
     def wide(self) -> bool:
         """Whether scores are handled in float32 before the maximum, not as packed pairs."""
         return bool(self.bias) or self.dtypes[0] == "fp32"
@@ -101,13 +114,18 @@ class MatmulClass(ClassBase):
 
     @property
     def step_cost(self) -> float:
-        """About how many nanoseconds a step takes, of all warpgroups where they take turns (H200, 2026-11-21)."""
+        """About how many nanoseconds a step takes, of all warpgroups where they take turns (H200, 2026-11-25)."""
         if self.instruction == "mma":
             # Of all CTAs of a multiprocessor; not measured: two blocks share what is read of V.
-            step = self.rows * self.resident * {1: 6.0, 2: 5.0}[self.blocks]
-        else:
-            step = {64: 1040.0, 128: 722.0, 256: 1308.0}[self.rows]
-        return step * max(1.0, self.depth / 128)
+            return self.rows * self.resident * {1: 6.0, 2: 5.0}[self.blocks] * max(1.0, self.depth / 128)
+        if self.alternate:
+            return 480.0 + 2.0 * self.depth
+        return {1: 610.0, 2: 1200.0}[self.blocks] + 0.85 * self.blocks * self.depth
+
+    @property
+    def paired(self) -> bool:
+        """Whether two CTAs with blocks of rows have a half of the columns each."""
+        return self.cluster > 1 and not self.alternate
 
     @property
     def lse(self) -> bool:
@@ -120,8 +138,13 @@ class MatmulClass(ClassBase):
 
     @property
     def left_bytes(self) -> int:
-        """What a CTA of a pair leaves for the other of a block: accumulators, and four numbers of each thread."""
+        """What a CTA leaves of a block for another one: accumulators, and four numbers of each thread."""
         return BLOCK_ROWS * (self.depth + 8) * 4
+
+    @property
+    def kept_bytes(self) -> int:
+        """Of shared memory, for what warpgroups leave that take turns in CTAs that are persistent."""
+        return self.shares * self.left_bytes if self.alternate and self.cluster == 1 else 0
 
     @property
     def threads(self) -> int:
@@ -162,6 +185,7 @@ class MatmulClass(ClassBase):
         return (
             self.score_stages * self.score_stage_bytes
             + self.value_stages * self.value_stage_bytes
+            + self.kept_bytes
             + 16 * (self.score_stages + self.value_stages)
         )
 
@@ -171,8 +195,12 @@ class MatmulClass(ClassBase):
         parts = [f"{self.rows}x{self.depth}_stages{self.score_stages}_{self.value_stages}"]
         if self.alternate:
             parts[0] = f"{self.warpgroups}x{parts[0]}"
-        flags = ("causal", "scaled", "zero", "mask", "split", "paired", "lse", "lines", "stats")
+        flags = ("causal", "scaled", "zero", "mask", "paired", "lse", "lines", "stats")
         parts += [n for n in flags if getattr(self, n)]
+        if self.split:
+            parts.append(f"split{self.mergers}")
+        if self.alternate and self.cluster > 1:
+            parts.append(f"cluster{self.cluster}")
         if self.bias:
             parts.append(f"bias_{self.bias}")
         if self.sink:
@@ -193,11 +221,16 @@ def matmul_classes(
     # Without wgmma operands and scores in float32 share the registers with all accumulators.
     chunks = math.ceil(depth / (MAX_DEPTH // 2 if plain.wide and not wgmma else MAX_DEPTH))
     plain = replace(plain, depth=math.ceil(math.ceil(depth / chunks) / SLAB) * SLAB)
-    for warpgroups, blocks in _tiles(plain, rows):
-        few = wgmma and rows <= BLOCK_ROWS
-        c = replace(plain, warpgroups=warpgroups, blocks=blocks, alternate=few, split=few)
+    tiles = [replace(plain, warpgroups=w, blocks=b) for w, b in _tiles(plain, rows)]
+    # With a mask a thread has few registers for what follows the loop.
+    if wgmma and not (tiles and plain.mask):
+        # Fewer columns of V are more CTAs, and exponentials that several of them compute.
+        turns = replace(plain, warpgroups=2, alternate=True)
+        depths = (d for d in TURN_DEPTHS if d <= plain.depth)
+        tiles += [replace(turns, depth=d, cluster=cluster) for d in depths for cluster in CLUSTERS]
+    for c in tiles:
         # A thread may take 255 registers: 256 threads have them all.
-        for resident in (2, 1) if not wgmma and warpgroups == 1 else (1,):
+        for resident in (2, 1) if not wgmma and c.warpgroups == 1 else (1,):
             stages = _stages(c, architecture.shared_memory // resident - RESERVED)
             if min(stages) >= 2:
                 yield replace(c, score_stages=stages[0], value_stages=stages[1], resident=resident)
@@ -205,8 +238,10 @@ def matmul_classes(
 
 
 def _tiles(c: MatmulClass, rows: int) -> list[tuple[int, int]]:
-    """(warpgroups, blocks) of tiles for so many rows."""
+    """(warpgroups, blocks) of tiles for so many rows, whose warpgroups have rows of their own."""
     if c.instruction == "wgmma":
+        if rows <= BLOCK_ROWS:
+            return []
         # The accumulators of two blocks and 128 columns are 128 of a thread's 240 registers.
         fits = c.depth <= 128 and not (c.wide or c.mask or c.lines)
         return [(2, 2), (2, 1)] if fits and rows > 2 * BLOCK_ROWS else [(2, 1)]
@@ -222,5 +257,6 @@ def _stages(c: MatmulClass, room: int) -> tuple[int, int]:
     most = MOST_STAGES[c.instruction]
     if c.instruction == "wgmma" and not c.alternate:
         return min((room - VALUE_STAGES * c.value_stage_bytes) // c.score_stage_bytes, most), VALUE_STAGES
+    room -= c.kept_bytes
     stages = min(room // (c.score_stage_bytes + c.value_stage_bytes), most) // c.shares * c.shares
     return stages, stages

@@ -14,8 +14,9 @@ from gradients import Call, Gradients, call
 from sanitizing import Job, received, sent, timed
 
 from cute_softmax.dispatch.matmul import backward as matmul_backward
+from cute_softmax.plan import matmul
 from cute_softmax.plan.hardware import Device
-from cute_softmax.plan.matmul import MatmulPlan, canonical_matmul, plan_matmul
+from cute_softmax.plan.matmul import MatmulPlan, canonical_matmul
 from cute_softmax.plan.matmul_backward import MatmulBackwardPlan
 from cute_softmax.plan.problem import ALIGNMENT
 from cute_softmax.runtime import launch
@@ -30,7 +31,8 @@ class Form:
     pad: elements between rows of scores beyond what 16 bytes ask for; None where rows are `columns` apart.
     alike: whether rows of dS lie as those of the scores do. multiprocessors: of the device that is planned for.
     instruction: see `plan_matmul`; without wgmma rows of values lie as those of the scores do.
-    stats: whether the rows' log-sum-exps are given.
+    stats: whether the rows' log-sum-exps are given. cluster: CTAs of a cluster whose warpgroups take turns; 0 where
+    warpgroups have rows of their own; None for what a plan chooses. mergers: of the second launch of such turns.
     """
 
     rows: int = 200
@@ -43,6 +45,8 @@ class Form:
     owners: tuple[int, ...] = (2,)
     multiprocessors: int = 132
     clusters: bool = False
+    cluster: int | None = 0
+    mergers: int = 0
     lse: bool = False
     instruction: str = "wgmma"
     stats: bool = False
@@ -111,7 +115,8 @@ def forward(form: Form, device: Device) -> Job:
         tma=tma,
     )
     limit = device.architecture.cluster_limit if form.clusters else 1
-    made = plan_matmul(
+    made = planned_as(
+        form,
         problem,
         replace(
             device,
@@ -130,6 +135,21 @@ def forward(form: Form, device: Device) -> Job:
     return Job((k,), c.scores.numel(), what, partial(check_forward, made, c, inputs, outputs))
 
 
+def planned_as(form: Form, *arguments, **options) -> MatmulPlan:
+    """The plan of the form's kind of kernel."""
+
+    def cost_of(c, *rest):
+        kind = (c.alternate, c.cluster, c.mergers) == (True, form.cluster, form.mergers)
+        wanted = kind if form.cluster else not c.alternate
+        return cost(c, *rest) if wanted or form.cluster is None else math.inf
+
+    cost, matmul.cost_of = matmul.cost_of, cost_of
+    try:
+        return matmul.plan_matmul(*arguments, **options)
+    finally:
+        matmul.cost_of = cost
+
+
 def check_forward(made: MatmulPlan, c: Call, inputs: list[torch.Tensor], outputs: list[Guarded]) -> float:
     """Launch and compare. Raises AssertionError on a wrong result."""
     tensors = [sent(t) for t in (*inputs, *(o.tensor for o in outputs))]
@@ -140,7 +160,7 @@ def check_forward(made: MatmulPlan, c: Call, inputs: list[torch.Tensor], outputs
         tensors.append(
             c._exponentials(torch.float64)[1].expand(c.scores.shape[:-1]).float().contiguous().to("cuda")
         )
-    if made.kernel.instruction == "wgmma" and not made.kernel.paired:
+    if made.kernel.instruction == "wgmma" and made.kernel.cluster == 1:
         made = replace(made, ctas=min(made.ctas, CTAS))
     call = launch.Call(made, launch.function_of(made.kernel))
     stream = torch.cuda.current_stream().cuda_stream
@@ -200,7 +220,10 @@ def check_backward(
 
 PLAIN = {"rows": 330, "multiprocessors": 1}  # a block of rows a warpgroup
 PAIRED = {"rows": 250, "multiprocessors": 1}  # two of them
-TURNS = {"rows": 40}  # few rows, the steps in turns
+TURNS = {"rows": 40, "cluster": 1}  # few rows, the steps in turns
+TURNS_PARTS = {"rows": 40, "columns": 500, "cluster": 1, "mergers": 16}
+SHARED = {"rows": 40, "columns": 600, "clusters": True, "cluster": 4}  # in parts, of the CTAs of a cluster
+ALL_TURNS = TURNS, TURNS_PARTS, SHARED
 PARTS = {"rows": 100, "columns": 1100}  # columns in parts
 MET = {"rows": 100, "columns": 600, "clusters": True}  # in halves, of a pair of CTAs
 EMPTY = {"causal": -10, "zero": True}  # the first rows have nothing
@@ -211,22 +234,26 @@ LINES, SHIFTED = {"columns": 260, "pad": None}, {"columns": 263, "pad": None}
 
 def lying(config: dict, odd: dict) -> dict:
     """A configuration's form with rows off 16-byte boundaries."""
-    return config | odd | ({"columns": odd.get("columns", 260) + 840} if config is PARTS else {})
+    return (
+        config
+        | odd
+        | ({"columns": config["columns"] + odd.get("columns", 260) - 260} if "columns" in config else {})
+    )
 
 
 def forward_forms() -> Iterator[Form]:
-    for depth, config in product((64, 128, 192, 256, 320), (PLAIN, PAIRED, TURNS, PARTS, MET)):
+    for depth, config in product((64, 128, 192, 256, 320), (PLAIN, PAIRED, *ALL_TURNS, PARTS, MET)):
         if depth <= 128 or config is not PAIRED:
             yield Form(depth=depth, owners=(1,), **config)
-    for config in (PLAIN, PAIRED, TURNS, PARTS, MET):
+    for config in (PLAIN, PAIRED, *ALL_TURNS, PARTS, MET):
         # The diagonal leaves parts enough, or the first rows nothing.
-        empty = EMPTY | ({"causal": config["columns"] - 120} if config in (PARTS, MET) else {})
+        empty = EMPTY | ({"causal": config["columns"] - 120} if "columns" in config else {})
         yield Form(options={"causal": empty["causal"] + 15}, **config)
         yield Form(options={"scale": -0.5}, **config)
         yield Form(options=empty, lse=True, **config)
         yield Form(dtype="fp16", depth=33, options={"scale": 0.3, **empty}, lse=True, **config)
-    for config in (PLAIN, TURNS, PARTS, MET):
-        every = EVERY | ({"causal": config["columns"] - 120} if config in (PARTS, MET) else {})
+    for config in (PLAIN, *ALL_TURNS, PARTS, MET):
+        every = EVERY | ({"causal": config["columns"] - 120} if "columns" in config else {})
         yield Form(options={"mask": True, "zero": True}, **config)
         yield Form(options={"bias": True}, **config)
         yield Form(options=every, depth=128, lse=True, **config)
@@ -244,11 +271,11 @@ def forward_forms() -> Iterator[Form]:
     yield Form(depth=128, rows=250, columns=2600, multiprocessors=4, clusters=True)  # two blocks in pairs
     yield Form(options={"wide_bias": True}, **PLAIN)
     yield Form(depth=62, **PLAIN)
-    for config in (PLAIN, PAIRED, TURNS, PARTS, MET):
+    for config in (PLAIN, PAIRED, *ALL_TURNS, PARTS, MET):
         yield Form(stats=True, **config)
         yield Form(dtype="fp16", depth=128, stats=True, options={"scale": -0.5, "zero": True}, **config)
     yield Form(scores="fp32", stats=True, options=EVERY, **PLAIN)
-    for config in (PLAIN, PAIRED, TURNS, PARTS, MET):
+    for config in (PLAIN, PAIRED, *ALL_TURNS, PARTS, MET):
         yield Form(lse=True, options={"sink": True, "scale": -0.5}, **config)
     yield Form(options=EVERY | {"sink": True}, scores="fp32", **PLAIN)
 

@@ -134,7 +134,7 @@ class MmaKernel:
 
         for b in cutlass.range_constexpr(s.blocks):
             if const_expr(s.split):
-                hand_over(blocks[b], work, 0)
+                hand_over(blocks[b], work)
             else:
                 blocks[b].finish(work)
 

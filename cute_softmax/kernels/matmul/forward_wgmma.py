@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
-from cutlass.cute.nvgpu import warpgroup
+from cutlass.cute.nvgpu import cpasync, warpgroup
 
 from layouts.trace import observe
 
@@ -26,7 +26,7 @@ from ...plan.matmul_layouts import BOX, QUAD, WARP_ROWS
 from ..common import tensor_cores
 from ..common.copy import DTYPES
 from ..common.tensor_cores import Ring, partition, row_of_matrix
-from .merge_cluster import merge_halves
+from .merge_cluster import merge_halves, merge_shares
 from .merge_global import Merge, hand_over
 from .softmax_rows import STEP_PRODUCTS, block_of
 from .tiles import Call, Tiles, Work, call_of, matrix, place, tiles_of
@@ -113,7 +113,7 @@ class MatmulKernel:
         self.kernel(maps_S, tma_V, mV, sS_layout, sV_layout, tiled_mma, call).launch(
             grid=[ctas, 1, 1],
             block=[s.threads, 1, 1],
-            cluster=[2, 1, 1] if const_expr(s.paired) else None,
+            cluster=[s.cluster, 1, 1] if const_expr(s.cluster > 1) else None,
             stream=stream,
             min_blocks_per_mp=1,
         )
@@ -137,6 +137,16 @@ class MatmulKernel:
         tidx, _, _ = cute.arch.thread_idx()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
 
+        # What comes before the first loads: descriptors on their way (eight would cost registers), and
+        # the launch of the merge prepared.
+        if warp == 0:
+            for tma_S, _ in () if s.lines else maps_S:
+                cpasync.prefetch_descriptor(tma_S)
+        if warp == 1:
+            cpasync.prefetch_descriptor(tma_V)
+        if const_expr(s.split):
+            cute.arch.griddepcontrol_launch_dependents()
+
         # Shared memory.
         smem = cutlass.memory.SmemAllocator()
         if const_expr(s.lines):
@@ -147,6 +157,9 @@ class MatmulKernel:
         warps = 4 if const_expr(s.alternate) else s.warpgroups * 4  # that read a stage
         scores = tensor_cores.ring_of(smem, s.score_stages, s.score_stage_bytes, warps)
         values = tensor_cores.ring_of(smem, s.value_stages, s.value_stage_bytes, warps)
+        left = sS.iterator.toint()
+        if const_expr(s.kept_bytes > 0):
+            left = smem.allocate(s.kept_bytes, byte_alignment=BOX).toint()
         scores.initialise(tidx)
         values.initialise(tidx)
         cute.arch.mbarrier_init_fence()
@@ -167,7 +180,7 @@ class MatmulKernel:
         else:
             if const_expr(s.moves_registers):
                 cute.arch.setmaxregister_increase(s.consumer_registers)
-            self.consume(tiles, tiled_mma, sS, sV, scores, values, tidx - WARPGROUP)
+            self.consume(tiles, tiled_mma, sS, sV, scores, values, left, tidx - WARPGROUP)
 
     @cute.jit
     def fill(self, tiles: Tiles, ring: Ring, loads: TileLoads | EighthLoads):
@@ -192,9 +205,11 @@ class MatmulKernel:
         sV: cute.Tensor,
         scores: Ring,
         values: Ring,
+        left: Int32,
         tidx: Int32,
     ):
-        """What a warpgroup does that multiplies; tidx: among all that do."""
+        """What a warpgroup does that multiplies. left: where results are left for others in shared memory; tidx: among
+        all that multiply."""
         s = self.spec
         group, thread, lane = tidx // WARPGROUP, tidx % WARPGROUP, tidx % 32
         group = cute.arch.make_warp_uniform(group)
@@ -268,12 +283,14 @@ class MatmulKernel:
                 product.multiply(k)
             warpgroup.wait_group(0)
             v_stage, v_phase = values.leave(v_stage, v_phase, lane, s.shares)
-            if const_expr(s.paired):
-                merge_halves(blocks, work)
+            if const_expr(s.alternate):
+                merge_shares(blocks[0], work, share, left)
+            elif const_expr(s.paired):
+                merge_halves(blocks, work, left)
             else:
                 for b in cutlass.range_constexpr(s.blocks):
                     if const_expr(s.split):
-                        hand_over(blocks[b], work, share)
+                        hand_over(blocks[b], work)
                     else:
                         blocks[b].finish(work)
             turn += 1

@@ -7,9 +7,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
 
-from ...plan.matmul_class import BLOCK_ROWS, MatmulClass
+from ...plan.matmul_class import MatmulClass
 from ...plan.matmul_layouts import QUAD
-from ..common.copy import DTYPES, in_global
+from ..common.copy import DTYPES, in_global, in_shared
 from .memory import get, put, put_if, sink_of
 from .softmax import Softmax, finite
 from .softmax_rows import Block
@@ -17,21 +17,27 @@ from .tiles import Call, Work, modes_of
 
 MERGE_THREADS = 128
 MERGE_COLUMNS = 4  # that a thread reads at a time: 16 bytes
+STATES = 8  # that a lane reads at a time
+
+
+def part_of(block: Block, work: Work, row: Int32) -> tuple:
+    """(columns of V of a part, address of the parts' states, number of a row's part) of what is kept for `Merge`: per
+    row and part the accumulators of all columns of V, then (reference, sum)."""
+    call = block.call
+    padded = block.tiles.depth_tiles * block.spec.depth
+    states = call.sums + Int64(block.tiles.batches) * call.rows * call.parts * padded * 4
+    return padded, states, (Int64(work.batch) * call.rows + row) * call.parts + work.part
 
 
 @cute.jit
-def hand_over(block: Block, work: Work, share: Int32 | int):
-    """Store what a part of the columns adds up to, for `Merge`: per row and part the accumulators of all columns of V,
-    then (reference, sum)."""
+def hand_over(block: Block, work: Work):
+    """Store what a part of the columns adds up to, for `Merge`."""
     s, call, lane = block.spec, block.call, block.lane
-    pieces = call.parts * s.shares
-    padded = block.tiles.depth_tiles * s.depth
-    states = call.sums + Int64(block.tiles.batches) * call.rows * pieces * padded * 4
     for h in cutlass.range_constexpr(2):
         total = block.total(h)
         row = block.row_of(work, h)
         if row < call.rows:
-            slot = (Int64(work.batch) * call.rows + row) * pieces + work.part * s.shares + share
+            padded, states, slot = part_of(block, work, row)
             pair = cute.make_rmem_tensor(2, Float32)
             for j in cutlass.range_constexpr(s.depth // 8):
                 for e in cutlass.range_constexpr(2):
@@ -44,25 +50,34 @@ def hand_over(block: Block, work: Work, share: Int32 | int):
 
 
 class Merge:
-    """The second kernel of a class with `split`."""
+    """The second kernel of a class with `split`.
+
+    rows: that a CTA merges; lanes: threads that have different columns of a row; groups: of threads that
+    have the same ones, of different parts. loads: parts that a thread reads at a time.
+    """
 
     def __init__(self, spec: MatmulClass):
         self.spec, self.softmax = spec, Softmax(spec)
-        few = spec.rows <= BLOCK_ROWS
-        # Threads that merge a row, and parts that one reads at a time: of few rows there are many parts.
-        self.lanes, self.loads = (MERGE_THREADS, 8) if few else (32, 4)
+        self.groups, self.loads = spec.mergers, spec.merge_loads
+        self.rows, self.lanes = (1, MERGE_THREADS // self.groups) if self.groups > 1 else (4, 32)
+        # Launched while the first kernel runs, for whose end it waits.
+        self.early = spec.instruction == "wgmma"
 
     def launch(self, call: Call, stream):
         """Launch, on the host, behind the launch of the parts."""
         groups = Int64(call.batch[0]) * call.batch[1] * call.batch[2] * call.rows
-        of_cta = MERGE_THREADS // self.lanes
         results = call.out, call.lse, call.sums
-        shape = groups, call.depth, call.parts * self.spec.shares
+        shape = groups, call.depth, call.parts
         sinks = (call.rows, call.batch, call.sink) if self.spec.sink else ()
         self.merge(shape, call.scale, results, sinks).launch(
-            grid=[Int32((groups + of_cta - 1) // of_cta), 1, 1],
+            grid=[
+                Int32((groups + self.rows - 1) // self.rows),
+                cute.ceil_div(call.depth, self.lanes * MERGE_COLUMNS),
+                1,
+            ],
             block=[MERGE_THREADS, 1, 1],
             stream=stream,
+            use_pdl=self.early,
         )
 
     @cute.kernel
@@ -70,80 +85,121 @@ class Merge:
         """shape: rows of all batches, columns of V, results of a row; results: addresses, see `Call`; sinks: M, the
         sizes of the batch modes, and the operand; or nothing."""
         tidx, _, _ = cute.arch.thread_idx()
-        cta, _, _ = cute.arch.block_idx()
-        group = Int64(cta) * (MERGE_THREADS // self.lanes) + tidx // self.lanes
-        if group < shape[0]:
-            self.merge_row(shape, group, tidx % self.lanes, scale, results, self.sink(group, sinks))
+        cta, chunk, _ = cute.arch.block_idx()
+        threads = self.lanes * self.groups
+        row = Int64(cta) * self.rows + tidx // threads
+        column = (chunk * self.lanes + tidx % self.lanes) * MERGE_COLUMNS
+        if const_expr(self.early):
+            cute.arch.griddepcontrol_wait()
+        if row < shape[0]:
+            place = column, tidx % threads // self.lanes, tidx % 32
+            self.merge_row(shape, row, place, scale, results, self.sink(row, sinks))
 
-    def sink(self, group: Int64, sinks: tuple) -> Float32 | None:
+    def sink(self, row: Int64, sinks: tuple) -> Float32 | None:
         """The sink of a row of all batches, if there is one."""
         if not self.spec.sink:
             return None
         rows, batch, operand = sinks
-        modes = modes_of(Int32(group // rows), batch)
-        return sink_of(self.spec, operand, Int32(group % rows), modes, rows)
+        modes = modes_of(Int32(row // rows), batch)
+        return sink_of(self.spec, operand, Int32(row % rows), modes, rows)
 
     @cute.jit
     def merge_row(
         self,
         shape: tuple,
-        group: Int64,
-        thread: Int32,
+        row: Int64,
+        place: tuple,
         scale: Float32,
         results: tuple,
         sink: Float32 | None,
     ):
-        """Add up the parts of one row, in their order; thread: of those that share the row, whole warps."""
+        """Add up the parts of one row, in their order within each group. place: the first column, the group, and the
+        lane in the warp, of which all share the row."""
         s, dtype = self.spec, DTYPES[self.spec.dtypes[2]]
-        (groups, depth, pieces), (to_out, to_lse, sums) = shape, results
+        (rows, depth, parts), (to_out, to_lse, sums) = shape, results
+        column, group, lane = place
         padded = cute.ceil_div(depth, s.depth) * s.depth
-        states = sums + groups * pieces * padded * 4
+        states = sums + rows * parts * padded * 4 + row * parts * 8
+        # The numbers of the first parts are on their way while the states are read. Columns beyond V's are not there.
+        numbers = sums + (row * parts * padded + cutlass.min(column, padded - MERGE_COLUMNS)) * 4
+        source = numbers, states, padded, parts
+        read = self.read(source, group)
 
-        # The largest reference, and the sum relative to it: a lane takes every 32nd part.
-        lane = thread % 32
+        # The largest reference, and the sum relative to it.
         ref, total = Float32(-float("inf")), Float32(0.0)
-        for p in cutlass.range(lane, pieces, 32, unroll=1):
-            ref = cute.arch.fmax(ref, get(states, (group * pieces + p) * 2))
+        for first in cutlass.range(lane, parts, 32 * STATES, unroll=1):
+            for i in cutlass.range_constexpr(STATES):
+                p = cutlass.min(first + i * 32, parts - 1)
+                ref = cute.arch.fmax(ref, get(states, Int64(p) * 2))
         ref = cute.arch.warp_reduction(ref, cute.arch.fmax)
         slope = self.softmax.exp.slope(finite(ref), self.softmax.factor(scale))
-        for p in cutlass.range(lane, pieces, 32, unroll=1):
-            slot = (group * pieces + p) * 2
-            total += get(states, slot + 1) * self.softmax.exp.fall(
-                finite(get(states, slot)), finite(ref), slope
-            )
+        for first in cutlass.range(lane, parts, 32 * STATES, unroll=1):
+            for i in cutlass.range_constexpr(STATES):
+                p = first + i * 32
+                slot = Int64(cutlass.min(p, parts - 1)) * 2
+                fall = self.softmax.exp.fall(finite(get(states, slot)), finite(ref), slope)
+                total += Float32(cutlass.select_(p < parts, get(states, slot + 1) * fall, Float32(0.0)))
         total = cute.arch.warp_reduction(total, operator.add)
         if const_expr(s.stats):
-            total = get(states, group * pieces * 2 + 1)  # as of all parts
+            total = get(states, Int64(1))  # as of all parts
         inverse = self.softmax.inverse(total, ref, scale, sink)
         if const_expr(s.lse):
             lse = cute.make_rmem_tensor(1, Float32)
             lse[0] = self.softmax.log_sum(ref, total, scale, sink)
-            put_if(thread == 0, Float32, to_lse, group, lse, 0, 1)
+            put_if((column == 0) & (group == 0), Float32, to_lse, row, lse, 0, 1)
 
         out = cute.make_rmem_tensor(MERGE_COLUMNS, Float32)
-        rounded = cute.make_rmem_tensor(MERGE_COLUMNS, dtype)
-        width = min(s.vector, MERGE_COLUMNS)
-        step = self.lanes * MERGE_COLUMNS
-        for column in cutlass.range(thread * MERGE_COLUMNS, depth, step, unroll=1):
-            out.fill(0.0)
-            for first in cutlass.range(0, pieces, self.loads, unroll=1):
-                # All are on their way before one is used; beyond the last part it is read again, for nothing.
-                read = []
-                for i in cutlass.range_constexpr(self.loads):
-                    slot = group * pieces + cutlass.min(first + i, pieces - 1)
-                    numbers = cute.make_rmem_tensor(MERGE_COLUMNS, Float32)
-                    cute.autovec_copy(
-                        in_global(Float32, sums, slot * padded + column, MERGE_COLUMNS), numbers
-                    )
-                    read.append((numbers, get(states, slot * 2)))
-                for i in cutlass.range_constexpr(self.loads):
-                    numbers, reference = read[i]
-                    weight = self.softmax.exp.fall(finite(reference), finite(ref), slope)
-                    for e in cutlass.range_constexpr(MERGE_COLUMNS):
-                        term = cutlass.select_(first + i < pieces, numbers[e] * weight, Float32(0.0))
-                        out[e] = out[e] + Float32(term)
+        out.fill(0.0)
+        self.add(out, read, group, parts, ref, slope)
+        step = self.groups * self.loads
+        for first in cutlass.range(group + step, parts, step, unroll=1):
+            self.add(out, self.read(source, first), first, parts, ref, slope)
+        if const_expr(self.groups > 1):
+            self.add_groups(out, group, column)
+        if group == 0:
+            rounded = cute.make_rmem_tensor(MERGE_COLUMNS, dtype)
+            width = min(s.vector, MERGE_COLUMNS)
             for e in cutlass.range_constexpr(MERGE_COLUMNS):
                 rounded[e] = (out[e] * inverse).to(dtype)
             for e in cutlass.range_constexpr(0, MERGE_COLUMNS, width):
-                at = group * depth + column + e
+                at = row * depth + column + e
                 put_if(column + e < depth, dtype, to_out, at, rounded, e, width)
+
+    def read(self, source: tuple, first: Int32) -> list[tuple]:
+        """(a thread's numbers, reference) of so many parts, a group apart; beyond the last one it is read again, for
+        nothing."""
+        numbers, states, padded, parts = source
+        read = []
+        for i in range(self.loads):
+            p = Int64(cutlass.min(first + i * self.groups, parts - 1))
+            four = cute.make_rmem_tensor(MERGE_COLUMNS, Float32)
+            cute.autovec_copy(in_global(Float32, numbers, p * padded, MERGE_COLUMNS), four)
+            read.append((four, get(states, p * 2)))
+        return read
+
+    def add(self, out: cute.Tensor, read: list, first: Int32, parts: Int32, ref: Float32, slope: Float32):
+        """Add parts that were read."""
+        for i, (four, reference) in enumerate(read):
+            weight = self.softmax.exp.fall(finite(reference), finite(ref), slope)
+            counts = first + i * self.groups < parts
+            for e in range(MERGE_COLUMNS):
+                out[e] = out[e] + Float32(cutlass.select_(counts, four[e] * weight, Float32(0.0)))
+
+    @cute.jit
+    def add_groups(self, out: cute.Tensor, group: Int32, column: Int32):
+        """Add up what the groups of a CTA have, in the first one."""
+        smem = cutlass.memory.SmemAllocator()
+        sums = smem.allocate(self.groups * self.lanes * MERGE_COLUMNS * 4, byte_alignment=16).toint()
+        lane = column // MERGE_COLUMNS % self.lanes
+
+        def of(group: Int32 | int) -> cute.Tensor:
+            at = sums + (group * self.lanes + lane) * (MERGE_COLUMNS * 4)
+            return in_shared(Float32, at, MERGE_COLUMNS)
+
+        cute.autovec_copy(out, of(group))
+        cute.arch.barrier()
+        four = cute.make_rmem_tensor(MERGE_COLUMNS, Float32)
+        for g in cutlass.range_constexpr(1, self.groups):
+            cute.autovec_copy(of(g), four)
+            for e in cutlass.range_constexpr(MERGE_COLUMNS):
+                out[e] = out[e] + four[e]

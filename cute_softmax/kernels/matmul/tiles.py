@@ -107,8 +107,8 @@ class Tiles:
         if s.causal:
             backwards = turn * self.ctas + self.ctas - 1 - self.cta
             index = select(turn % 2 == 1, backwards, index)
-        if s.paired:
-            part, rest = index % 2, index // 2
+        if s.cluster > 1:
+            part, rest = index % s.cluster, index // s.cluster
             depth_tile, rest = rest % self.depth_tiles, rest // self.depth_tiles
         else:
             depth_tile, rest = index % self.depth_tiles, index // self.depth_tiles
