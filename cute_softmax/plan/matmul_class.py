@@ -164,7 +164,7 @@ class MatmulClass(ClassBase):
 
     @property
     def producer_registers(self) -> int:
-        return 72 if self.lines else 24
+        return 80 if self.lines else 24
 
     @property
     def consumer_registers(self) -> int:

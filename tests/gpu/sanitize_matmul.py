@@ -222,10 +222,10 @@ PLAIN = {"rows": 330, "multiprocessors": 1}  # a block of rows a warpgroup
 PAIRED = {"rows": 250, "multiprocessors": 1}  # two of them
 TURNS = {"rows": 40, "cluster": 1}  # few rows, the steps in turns
 TURNS_PARTS = {"rows": 40, "columns": 500, "cluster": 1, "mergers": 16}
-SHARED = {"rows": 40, "columns": 600, "clusters": True, "cluster": 4}  # in parts, of the CTAs of a cluster
+SHARED = {"rows": 40, "columns": 700, "clusters": True, "cluster": 4}  # in parts, of the CTAs of a cluster
 ALL_TURNS = TURNS, TURNS_PARTS, SHARED
 PARTS = {"rows": 100, "columns": 1100}  # columns in parts
-MET = {"rows": 100, "columns": 600, "clusters": True}  # in halves, of a pair of CTAs
+MET = {"rows": 100, "columns": 500, "clusters": True}  # in halves, of a pair of CTAs
 EMPTY = {"causal": -10, "zero": True}  # the first rows have nothing
 EVERY = {"scale": 2.0, "mask": True, "bias": True, **EMPTY}
 # Rows off 16-byte boundaries: batches that begin on them, and such that do not.
