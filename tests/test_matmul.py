@@ -8,7 +8,7 @@ from importlib import metadata
 
 import pytest
 import torch
-from compiled import compile_and_read
+from compiled import compile_anew
 
 from cute_softmax import softmax_matmul
 from cute_softmax.dispatch.matmul.calls import operator
@@ -141,7 +141,7 @@ def test_code(batch, rows, columns, depth, options, tmp_path, monkeypatch):
     """No spills; and products run beside exponentials: ptxas makes every wgmma wait for itself where it does not see
     that nothing touches its registers."""
     made = planned(batch, rows, columns, depth, **options)
-    compile_and_read(made.kernel, tmp_path, monkeypatch)
+    compile_anew(made.kernel, tmp_path, monkeypatch)
 
     def read(*tool: str) -> str:
         command = [*tool, tmp_path / "kernel.cubin"]

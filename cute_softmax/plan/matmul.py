@@ -26,9 +26,11 @@ TILE_COST, COLUMN_COST = 3000.0, 15.0
 MEET_COST = {1: 0.0, 2: 900.0, 4: 1400.0}
 RESTART_COST = 3500.0
 # A second launch: early, or behind the first one (2026-11-22); a CTA of it, and one more on SMs that the first launch
-# leaves idle, where those come together that fit; and what a thread reads after what it has read first.
+# leaves idle, where those come together that fit; what a thread reads after what it has read first; and a number of a
+# part that is stored and read again.
 LAUNCH_COST = {"wgmma": 1300.0, "mma": 6000.0}
 MERGE_COST, CROWD_COST, ROUND_COST = 2.4, 170.0, 1270.0
+STORE_COST = 1e-3
 BANDWIDTH = 4400.0  # bytes of S and V in a nanosecond
 
 
@@ -363,16 +365,19 @@ def cost_of(
     """About how many nanoseconds a product takes."""
     batches = math.prod(p.batch)
     turns = math.ceil(ctas / at_once(c, device))
-    read = batches * p.columns * (p.rows * ITEM_SIZE[p.dtypes[0]] + p.depth * ITEM_SIZE[p.dtypes[1]])
+    columns = batches * parts * part_steps * TILE_N
+    read = columns * (p.rows * ITEM_SIZE[p.dtypes[0]] + p.depth * ITEM_SIZE[p.dtypes[1]])
     steps = turns * c.step_cost * math.ceil(part_steps / c.shares)
     cost = max(steps, read / BANDWIDTH) + turns * (TILE_COST + COLUMN_COST * c.depth + MEET_COST[c.cluster])
     if c.cluster > 1:
         cost += (turns - 1) * RESTART_COST
     if c.split:
-        merges = batches * p.rows * p.depth * c.mergers / MERGE_NUMBERS
+        numbers = batches * p.rows * p.depth
+        merges = numbers * c.mergers / MERGE_NUMBERS
         rounds = math.ceil(parts / (c.mergers * c.merge_loads))
         idle = device.multiprocessors - ctas
         cost += LAUNCH_COST[c.instruction] + merges * MERGE_COST + (rounds - 1) * ROUND_COST
+        cost += numbers * parts * STORE_COST
         cost += min(merges / idle, RESIDENT_MERGES) * CROWD_COST if idle > 0 else 0.0
     return cost
 

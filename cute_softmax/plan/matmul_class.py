@@ -120,7 +120,7 @@ class MatmulClass(ClassBase):
             return self.rows * self.resident * {1: 6.0, 2: 5.0}[self.blocks] * max(1.0, self.depth / 128)
         if self.alternate:
             return 480.0 + 2.0 * self.depth
-        return {1: 610.0, 2: 1200.0}[self.blocks] + 0.85 * self.blocks * self.depth
+        return {1: 610.0, 2: 1090.0}[self.blocks] + 0.85 * self.blocks * self.depth
 
     @property
     def paired(self) -> bool:
