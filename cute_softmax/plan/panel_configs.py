@@ -23,8 +23,6 @@ CHUNKS_OF_A_PART = {"column": 32, "row": 16}
 DEEP_PANELS_AT_ONCE = 2  # and more: one exchanges while another is read; parts share all SMs out evenly
 DEEP_ROWS_AT_ONCE = 2  # as many as can be held, but so many at least
 CHUNKS_OF_A_PART_ALONE = 64  # from here on one row is worked on at a time
-# Where panels leave SMs idle each has more CTAs: of so many steps at least, and so many at most.
-STEPS_OF_FEW, CTAS_OF_FEW = 4, 8
 INVARIANT_ROWS = 64  # what batch-invariant plans of split rows are made for, however many rows there are
 
 

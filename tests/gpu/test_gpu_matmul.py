@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 import torch
 from checking import DTYPES
+from remembered import forget_calls
 
 from cute_softmax import softmax_matmul
 from cute_softmax.dispatch.common.formulas import compose
@@ -26,12 +27,14 @@ dtypes = pytest.mark.parametrize("dtype", HALVES)
 
 @pytest.fixture(autouse=True, params=["wgmma", "mma"])
 def instruction(request, monkeypatch):
-    """Every test with what the GPU has: mma.sync runs wherever wgmma does."""
+    """Every test with what the GPU has: mma.sync runs wherever wgmma does. Calls that are remembered do not ask."""
     module = sys.modules["cute_softmax.dispatch.matmul.kernels"]
     if request.param == "wgmma" and torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("wgmma is sm_90's")
     monkeypatch.setattr(module, "instruction_of", lambda architecture: request.param)
-    return request.param
+    forget_calls()
+    yield request.param
+    forget_calls()
 
 
 def tensors(batch, rows, columns, depth, dtype, *, seed=0, spread=1.0, scores=None, shared=None):
