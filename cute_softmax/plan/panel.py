@@ -286,10 +286,10 @@ def _held(g: _Groups) -> PanelPlan | None:
         if not _fits(g, config, c):
             continue
         few_bytes = g.orientation == "column" and g.vector < g.widest and g.facts.outputs
-        if config.narrow and not few_bytes:
+        if config.narrow and not (few_bytes and g.panels(c) * c.cluster_n >= sms):
             continue
-        # A thread that has a column alone works on it for as long as many share one: 11 x 4 float32 2.5 us, shared 1.7.
-        if (config.narrow or config.alone) and g.panels(c) * c.cluster_n < sms:
+        # In one CTA threads that share columns are faster: 11 x 4 float32 1.7 us, and 2.5.
+        if config.alone and g.panels(c) == 1:
             continue
         # Narrower panels where wide ones would leave SMs idle.
         narrowest = (CACHE_LINE if g.shifted else NARROWEST_BYTES) // g.smallest
