@@ -84,7 +84,7 @@ def add_shares(block: Block, work: Work, taker: Int32, left: Int32):
     ctas = [own] if s.cluster == 1 else [cute.arch.map_dsmem_ptr(own, r) for r in range(s.cluster)]
     places = [place + g * (s.left_bytes // 4) for place in ctas for g in range(s.shares)]
     fours = s.depth // 8
-    states = read_all(places, fours)
+    states = read_all([four_left(place, fours) for place in places])
     weights, totals, refs = [], [], []
     for h in cutlass.range_constexpr(2):
         ref = tree(cute.arch.fmax, [state[h] for state in states])
@@ -101,7 +101,7 @@ def add_shares(block: Block, work: Work, taker: Int32, left: Int32):
         if const_expr(not s.split):
             inverses = [softmax.inverse(totals[h], refs[h], call.scale, sinks[h]) for h in range(2)]
         for i in cutlass.range_constexpr(take):
-            numbers = read_all(places, first + i)
+            numbers = read_all([four_left(place, first + i) for place in places])
             column = work.depth_tile * s.depth + (first + i) * 8 + block.lane % QUAD * 2
             for h in cutlass.range_constexpr(2):
                 pair = cute.make_rmem_tensor(2, Float32 if s.split else DTYPES[s.dtypes[2]])
@@ -140,11 +140,11 @@ def store_pair(block: Block, work: Work, h: int, column: Int32, pair: cute.Tenso
         put_if(inside, pair.element_type, call.out, at + e, pair, e, width)
 
 
-def read_all(places: list, i: Int32 | int) -> list[cute.Tensor]:
-    """The i-th four numbers at all places, all under way before one is used."""
-    read = [cute.make_rmem_tensor(NUMBERS, Float32) for _ in places]
-    for place, numbers in zip(places, read, strict=True):
-        cute.autovec_copy(four_left(place, i), numbers)
+def read_all(fours: list[cute.Tensor]) -> list[cute.Tensor]:
+    """What was left, in registers: all of it is under way before any is used."""
+    read = [cute.make_rmem_tensor(NUMBERS, Float32) for _ in fours]
+    for four, numbers in zip(fours, read, strict=True):
+        cute.autovec_copy(four, numbers)
     return read
 
 
@@ -181,8 +181,7 @@ def add(block: Block, place: cute.Pointer):
     """Add what the other CTA left."""
     rO, rRef, rTotal, softmax = block.rO, block.rRef, block.rTotal, block.softmax
     fours = cute.size(rO) // NUMBERS
-    states = cute.make_rmem_tensor(NUMBERS, Float32)
-    cute.autovec_copy(four_left(place, fours), states)
+    (states,) = read_all([four_left(place, fours)])
     own, other = [], []
     for h in range(2):
         ref = cute.arch.fmax(rRef[h], states[h])
@@ -193,9 +192,7 @@ def add(block: Block, place: cute.Pointer):
         if not block.spec.stats:  # which are those of all columns
             rTotal[h] = rTotal[h] * own[h] + states[2 + h] * other[h]
     for first in range(0, fours, AT_A_TIME):
-        read = [cute.make_rmem_tensor(NUMBERS, Float32) for _ in range(min(AT_A_TIME, fours - first))]
-        for i, numbers in enumerate(read):
-            cute.autovec_copy(four_left(place, first + i), numbers)
+        read = read_all([four_left(place, i) for i in range(first, min(first + AT_A_TIME, fours))])
         for i, numbers in enumerate(read):
             for e in range(NUMBERS):
                 at, h = (first + i) * NUMBERS + e, e // 2
