@@ -303,11 +303,10 @@ def row_class(
     invariant: bool = False,
     common: bool = False,
 ) -> RowClass:
-    """The class of rows of this many elements; ctas: CTAs, one an SM, that each row can have in `TURNS_OF_FEW`
-    turns, 1 where there are many;
-    table: of configurations, the default one if None; invariant: one whose order of additions depends on the math,
-    `columns`, dtypes, architecture and table alone, as `plan.order` has it (for rows without edges); common: whether
-    what lies beside the elements is the same for all rows, vector by vector.
+    """The class of rows of this many elements; ctas: CTAs, one an SM, that each row can have in `TURNS_OF_FEW` turns, 1
+    where there are many; table: of configurations, the default one if None; invariant: one whose order of additions
+    depends on the math, `columns`, dtypes, architecture and table alone, as `plan.order` has it (for rows without
+    edges); common: whether what lies beside the elements is the same for all rows, vector by vector.
 
     Raises NotPlanned if no configuration of this architecture can hold such a row on chip.
     """
