@@ -6,7 +6,7 @@ Tests that compile or trace take a sample of them; with CUTE_SOFTMAX_TEST_CLASSE
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from itertools import product
@@ -16,6 +16,7 @@ from unittest.mock import patch
 from cute_softmax.plan import MATHS, NotPlanned, RowClass, row_class, table_of, vector_of
 from cute_softmax.plan.catalogue import ctas_counts
 from cute_softmax.plan.hardware import ARCHITECTURES
+from cute_softmax.plan.matmul_class import MatmulClass
 from cute_softmax.plan.problem import ALIGNMENT, ITEM_SIZE
 
 SAME = (("bf16", "bf16"), ("fp16", "fp16"), ("fp32", "fp32"))
@@ -151,6 +152,22 @@ def however_few() -> Iterator[None]:
         forget_calls()
         yield
     forget_calls()
+
+
+@contextmanager
+def products(wanted: Callable[[MatmulClass], bool]) -> Iterator[None]:
+    """softmax_matmul is planned as classes that are wanted alone, of which there must be some."""
+    from cute_softmax.plan import matmul
+
+    cost, met = matmul.cost_of, []
+
+    def cost_of(c: MatmulClass, *rest) -> float:
+        met.append(wanted(c))
+        return cost(c, *rest) if met[-1] else float("inf")
+
+    with patch.object(matmul, "cost_of", cost_of):
+        yield
+    assert any(met), "no class that is wanted"
 
 
 def taken(math: str, architecture: str, dtypes: tuple[str, ...], **how) -> Iterator[Interval]:

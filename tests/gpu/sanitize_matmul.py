@@ -8,16 +8,17 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 
+import classes
 import torch
 from checking import DTYPES, Guarded, random
 from gradients import Call, Gradients, call
 from sanitizing import Job, received, sent, timed
 
 from cute_softmax.dispatch.matmul import backward as matmul_backward
-from cute_softmax.plan import matmul
 from cute_softmax.plan.hardware import Device
-from cute_softmax.plan.matmul import MatmulPlan, canonical_matmul
+from cute_softmax.plan.matmul import MatmulPlan, canonical_matmul, plan_matmul
 from cute_softmax.plan.matmul_backward import MatmulBackwardPlan
+from cute_softmax.plan.matmul_class import MatmulClass
 from cute_softmax.plan.problem import ALIGNMENT
 from cute_softmax.runtime import launch
 
@@ -138,16 +139,12 @@ def forward(form: Form, device: Device) -> Job:
 def planned_as(form: Form, *arguments, **options) -> MatmulPlan:
     """The plan of the form's kind of kernel."""
 
-    def cost_of(c, *rest):
+    def wanted(c: MatmulClass) -> bool:
         kind = (c.alternate, c.cluster, c.mergers) == (True, form.cluster, form.mergers)
-        wanted = kind if form.cluster else not c.alternate
-        return cost(c, *rest) if wanted or form.cluster is None else math.inf
+        return form.cluster is None or (kind if form.cluster else not c.alternate)
 
-    cost, matmul.cost_of = matmul.cost_of, cost_of
-    try:
-        return matmul.plan_matmul(*arguments, **options)
-    finally:
-        matmul.cost_of = cost
+    with classes.products(wanted):
+        return plan_matmul(*arguments, **options)
 
 
 def check_forward(made: MatmulPlan, c: Call, inputs: list[torch.Tensor], outputs: list[Guarded]) -> float:
