@@ -273,13 +273,14 @@ def test_the_most_likely_tokens(columns, k, dtype, launches):
     assert torch.equal(ranks, (x > x.gather(-1, index[:, None])).sum(-1))
 
 
+@pytest.mark.parametrize("ignored", [-100, 52])
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_a_loss_and_its_gradient_in_one_visit(reduction, launches):
+def test_a_loss_and_its_gradient_in_one_visit(reduction, ignored, launches):
     x, target = made((21, 300), fp32).requires_grad_(), torch.arange(21) * 13
-    target[4] = -100
+    target[4] = ignored
 
     def both(function, x):
-        loss = function(x, target, reduction=reduction)
+        loss = function(x, target, reduction=reduction, ignore_index=ignored)
         (slope,) = torch.autograd.grad(loss, x, torch.tensor(2.5, dtype=x.dtype))
         return loss, slope
 
@@ -292,13 +293,15 @@ def test_a_loss_and_its_gradient_in_one_visit(reduction, launches):
     ("reduction", "options", "dtype", "columns"),
     [
         ("mean", {}, fp16, 300),
+        ("mean", {"ignore_index": 52}, fp32, 300),
         ("sum", {"scale": -0.5, "softcap": 4.0}, bf16, 9001),
-        ("none", {"label_smoothing": 0.1, "lse_square_scale": 0.01}, fp32, 1003),
+        ("none", {"label_smoothing": 0.1, "lse_square_scale": 0.01, "ignore_index": 52}, fp32, 1003),
     ],
 )
 def test_a_loss_that_is_recomputed(reduction, options, dtype, columns, launches):
+    ignored = options.get("ignore_index", -100)
     x, target = made((21, columns), dtype).requires_grad_(), torch.arange(21) * 13
-    target[4] = -100
+    target[4] = ignored
     loss = c.cross_entropy(x, target, reduction=reduction, one_visit=False, dtype=fp32, **options)
     upstream = made(loss.shape, fp32, 2, 1.0)
     (slope,) = torch.autograd.grad(loss, x, upstream)
@@ -306,9 +309,10 @@ def test_a_loss_that_is_recomputed(reduction, options, dtype, columns, launches)
     scores = wide * options.get("scale", 1.0)
     scores = 4 * torch.tanh(scores / 4) if "softcap" in options else scores
     exact = torch.nn.functional.cross_entropy(
-        scores, target, reduction=reduction, label_smoothing=options.get("label_smoothing", 0.0)
-    )
-    squares = torch.where(target < 0, 0.0, torch.logsumexp(scores, -1).square())
+        scores, target, None, None, ignored, reduction=reduction,
+        label_smoothing=options.get("label_smoothing", 0.0),
+    )  # fmt: skip
+    squares = torch.where(target == ignored, 0.0, torch.logsumexp(scores, -1).square())
     exact = exact + options.get("lse_square_scale", 0.0) * (squares if reduction == "none" else squares.sum())
     (right,) = torch.autograd.grad(exact, wide, upstream.double())
     assert close(loss, exact, columns) and close(slope, right)

@@ -161,10 +161,10 @@ def test_log_softmax_and_both_gradients(launch, dtype, columns):
 @pytest.mark.parametrize("scale", [1.0, -0.5])
 def test_losses_with_their_gradients(launch, squares, scale):
     """Targets on every rank, ignored ones, and in the padding behind a row's end."""
-    workspaces, columns, count = Workspaces(2), 20000, 7
+    workspaces, columns, count, ignored = Workspaces(2), 20000, 7, 12345 if squares else -100
     whole = rows(count, 2 * columns)
     xs = slices(whole, 2, torch.bfloat16)
-    target = torch.tensor([3, columns - 1, columns, 2 * columns - 1, -100, 12345, 31000])
+    target = torch.tensor([3, columns - 1, columns, 2 * columns - 1, ignored, 12345, 31000])
     alpha = torch.linspace(0.5, 2.0, count)
     given = Prologue(scale="number" if scale != 1 else "", alpha="groups", target="loss", squares=squares)
     dxs, losses = like(xs), [torch.full((count,), math.nan) for _ in xs]
@@ -173,13 +173,13 @@ def test_losses_with_their_gradients(launch, squares, scale):
         for x, dx, loss in zip(xs, dxs, losses, strict=True)
     ]
     numbers = [
-        {"scale": scale, "ignore": -100, "squares": 0.1, "start": rank * columns, "size": 2 * columns}
+        {"scale": scale, "ignore": ignored, "squares": 0.1, "start": rank * columns, "size": 2 * columns}
         for rank in range(2)
     ]
     launch(workspaces, "softmax", tensors, numbers, given)
     x = torch.cat(xs, 1).double().requires_grad_()
     lse = torch.logsumexp(x * scale, 1)
-    counted = target >= 0
+    counted = target != ignored
     found = (x * scale).gather(1, target.clamp_min(0)[:, None])[:, 0]
     loss = torch.where(counted, lse - found + (0.1 * lse**2 if squares else 0.0), 0.0)
     (loss * alpha.double()).sum().backward()

@@ -119,13 +119,20 @@ class Scalars:
 
     def column(self, launch: Launch, index: Int64) -> Int32:
         """Where an index of a row lies in it."""
-        exists = (index >= 0) & (index < launch.columns)
-        if not self.spec.prologue.ranks:
-            return Int32(select(exists, index, Int64(self.absent)))
-        local = index - launch.numbers["start"]
-        here = (local >= 0) & (local < launch.columns)
-        exists = (index >= 0) & (index < launch.numbers["size"])
-        return Int32(select(exists, select(here, local, Int64(ELSEWHERE)), Int64(self.absent)))
+        place = index
+        if self.spec.prologue.ranks:
+            place = index - launch.numbers["start"]
+            here = (place >= 0) & (place < launch.columns)
+            place = select(here, place, Int64(ELSEWHERE))
+        return Int32(select(self.counts(launch, index), place, Int64(self.absent)))
+
+    def counts(self, launch: Launch, index: Int64) -> Boolean:
+        """Whether an index is that of an element of the row, of all ranks together, and not what is ignored."""
+        prologue = self.spec.prologue
+        counts = (index >= 0) & (index < (launch.numbers["size"] if prologue.ranks else launch.columns))
+        if prologue.target == "loss":
+            counts = counts & (index != launch.numbers["ignore"])
+        return counts
 
     def numbers(self, launch: Launch, of_group: list) -> dict[str, Float32]:
         """What a row has one of, in all of its threads."""
@@ -155,7 +162,7 @@ class Scalars:
             index = load_if(wanted, self.index(row))
             if self.spec.prologue.state:
                 index = index - launch.numbers["start"]
-            exists = (index >= 0) & (index < launch.columns)
+            exists = self.counts(launch, index)
             column = Int32(select(exists, index, Int64(0)))
         else:
             wanted, exists = wanted | owned, target >= 0
