@@ -13,6 +13,7 @@ from functools import cache
 from itertools import chain, cycle, product
 
 import classes
+import occupancy
 import pytest
 from compiled import (
     Compiled,
@@ -206,6 +207,9 @@ def check_rows(found: Iterable[RowClass], compiled: Callable[[RowClass], Compile
     def check(c: RowClass):
         check_compiled(c, compiled(c), may_use_stack(c))
         assert accesses(compiled(c).ptx) == expected_accesses(c)
+        if c.architecture == occupancy.ARCHITECTURE and c.dtypes[0] == c.dtypes[-1]:
+            before, now = occupancy.recorded().get(occupancy.told(c), 0), occupancy.held(c, compiled(c))
+            assert now >= before, f"an SM holds {now} CTAs, and held {before}"
 
     check_all(found, check)
 
@@ -306,6 +310,11 @@ def has(c: RowClass) -> set:
 
 def test_configurations_and_any_two_properties_are_compiled():
     check_covered(sampled(), chosen(), has)
+
+
+def test_how_many_ctas_an_sm_holds_is_recorded():
+    """After a change of configurations `python tests/occupancy.py` does it."""
+    assert {occupancy.told(c) for c in occupancy.of_table()} == occupancy.recorded().keys()
 
 
 @pytest.mark.parametrize("turn", range(TURNS))
