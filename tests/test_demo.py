@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from classes import however_few
 
 from cute_softmax.__main__ import main
 from cute_softmax.api import softmax
@@ -215,6 +216,7 @@ def test_malformed_arguments_are_refused(arguments, words, capsys):
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
 @pytest.mark.parametrize("math", NAMES)
+@however_few()
 def test_classes_follow_each_other_without_a_gap(arch, dtype, math):
     dtypes, architecture = operand_dtypes(math, dtype), ARCHITECTURES[arch]
     listed = list(classes(math, architecture, dtypes))

@@ -20,7 +20,7 @@ from cute_softmax.plan import MATHS, NotPlanned, PanelPlan, plan, row_class, tab
 from cute_softmax.plan import catalogue as ahead
 from cute_softmax.plan.hardware import ARCHITECTURES, H200, Architecture, architecture_of
 from cute_softmax.plan.maths import MOST
-from cute_softmax.plan.problem import ITEM_SIZE, Operand, canonical
+from cute_softmax.plan.problem import ITEM_SIZE, Operand, canonical, contiguous
 from cute_softmax.plan.row import FEW_FILL
 
 ROOT = Path(__file__).parents[1]
@@ -373,7 +373,9 @@ def test_width_of_access(offsets, pads, edges, access):
     ("shape", "dims", "strides", "movement"),
     [
         ((4, 8), (0,), (8, 1), "column"),
-        ((4, 8), (1,), (8, 1), "short"),
+        ((4, 7), (1,), (7, 1), "short"),
+        ((4, 8), (1,), (8, 1), "row"),
+        ((10_000, 8), (1,), (8, 1), "short"),
         ((4, 8), (1,), (9, 1), "row"),
         ((4, 72), (1,), (72, 1), "row"),
         ((4, 8), (1,), (8, 2), "split"),
@@ -383,7 +385,7 @@ def test_width_of_access(offsets, pads, edges, access):
         ((2, 2_000_000), (1,), (2_000_000, 1), "split"),
         ((2_000_000, 64), (0,), (64, 1), "split"),
         ((8_000, 64), (0,), (64, 1), "column"),
-        ((16_000, 64), (0,), (64, 1), "split"),
+        ((34_000, 64), (0,), (64, 1), "split"),
     ],
 )
 def test_movements(shape, dims, strides, movement):
@@ -391,6 +393,50 @@ def test_movements(shape, dims, strides, movement):
     made = plan("softmax", canonical(shape, dims, [operand, operand]), H200)
     assert made.movement == movement and made.kernel.math == "softmax"
     assert f"  movement   {movement}: " in made.explain()
+
+
+@pytest.mark.parametrize(
+    ("math", "columns", "dtype", "most"),
+    [
+        ("softmax", 7, "bf16", 0),  # of a word or two
+        ("softmax", 9, "bf16", 64),
+        ("softmax", 33, "bf16", 6 * 33),
+        ("softmax", 24, "bf16", 6 * 24),  # a thread in four would have nothing
+        ("softmax", 16, "bf16", 24 * 16),
+        ("softmax", 40, "bf16", 24 * 40),
+        ("softmax", 64, "bf16", None),  # however many
+        ("logsumexp", 64, "bf16", 24 * 64),
+        ("softmax_backward", 16, "bf16", None),
+        ("softmax_backward", 24, "bf16", 6 * 24),
+        ("softmax_backward", 40, "bf16", None),
+        ("softmax", 8, "fp32", 24 * 8),
+        ("softmax", 16, "fp32", None),
+        ("softmax_backward", 4, "fp32", 0),
+    ],
+)
+def test_short_rows_are_shared_by_threads(math, columns, dtype, most):
+    """Where there are few, and where threads that share them are filled; most: rows of an SM."""
+
+    dtypes = classes.operands(math, (dtype, dtype))
+    listed = {
+        c
+        for edges in (False, True)
+        for c in ahead.of_shared_rows(math, H200.architecture, dtypes, edges=edges)
+    }
+
+    def movement(rows: int, offset: int = 0) -> str:
+        operands = [contiguous(d, (rows, columns))._replace(address=offset * ITEM_SIZE[d]) for d in dtypes]
+        if math == "logsumexp":
+            operands[-1] = contiguous(dtype, (rows, columns), (1,))
+        made = plan(math, canonical((rows, columns), (1,), operands), H200)
+        assert made.movement == "short" or made.kernel in listed
+        return made.movement
+
+    if most is None:
+        assert movement(10_000_000) == "row" and movement(10_000_000, offset=1) == "short"
+    else:
+        assert not most or movement(132 * most) == "row"
+        assert movement(132 * most + 1) == "short"
 
 
 def test_rows_that_no_configuration_holds():

@@ -32,6 +32,12 @@ SERVED = [math for math, online in MATHS if online and not MATHS[math, online].g
 ROWS = (1, 33, 4097)
 
 
+@pytest.fixture(autouse=True)
+def however_few():
+    with classes.however_few():
+        yield
+
+
 def short_plan(math, pair, rows, columns, *, offsets=(), pads=(), device=H200):
     """The plan of contiguous rows, or of rows that begin at `offsets` and lie `pads` apart, operand by operand."""
     dtypes = classes.operands(math, pair)
@@ -324,7 +330,6 @@ def scored(shape, columns, strides, name="mask"):
         ((300,), (64,), (1, 1)),
     ],
 )
-@classes.however_few()
 def test_rows_that_lie_apart(shape, strides, runs):
     """Each row of each stretch finds its own in shared memory: step by step what `ShortKernel.fetch` does."""
     made = scored(shape, 49, strides)
@@ -357,7 +362,6 @@ def test_rows_that_lie_apart(shape, strides, runs):
         assert made.shared_row(1, rows - 1) < rows
 
 
-@classes.however_few()
 def test_what_scores_of_short_rows_are_planned_as():
     alike = scored((64, 6, 49), 49, (6 * 49 * 49, 49 * 49, 49))
     assert alike.kernel.laid == ("dense", "dense") and alike.kernel.kept_modes == 1
@@ -381,14 +385,6 @@ def test_what_scores_of_short_rows_are_planned_as():
     logits = Operand("bf16", (49, 1))
     of_row = [Operand(d, (1, 0)) for d in ("int64", "fp32", "fp32", "fp32")]
     assert plan_call("selective", (100, 49), (1,), (logits, *of_row), H200).movement == "row"
-
-
-def test_scores_of_few_rows_share_theirs():
-    """Threads share a row where there are few: at most 64 for each SM."""
-    for rows, movement in ((64 * 132, "row"), (64 * 132 + 1, "short")):
-        assert scored((rows,), 33, (33,)).movement == movement
-    plain = [Operand("bf16", (33, 1))] * 2
-    assert plan_call("softmax", (64, 33), (1,), plain, H200).movement == "short"
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -7,7 +7,7 @@ from itertools import product
 from pathlib import Path
 
 from ..plan import MATHS, RowClass, table_of
-from ..plan.catalogue import classes, longest_row, of_few_rows, of_long_rows, operand_dtypes
+from ..plan.catalogue import classes, longest_row, of_few_rows, of_long_rows, of_shared_rows, operand_dtypes
 from ..plan.hardware import Device
 from ..plan.maths import MOST
 from .plans import device
@@ -21,8 +21,8 @@ def listed(gpu: Device, dtype: str) -> Iterable[tuple[str, ...]]:
     table = table_of(gpu.table)
     for math in NAMES:
         which = math, gpu.architecture, operand_dtypes(math, dtype)
-        found = *classes(*which, table=table), *of_few_rows(*which, table=table), *of_long_rows(*which)
-        for c in found:
+        kinds = classes, of_shared_rows, of_few_rows
+        for c in (*(c for kind in kinds for c in kind(*which, table=table)), *of_long_rows(*which)):
             threads, longest = f"{c.cluster_n} x {c.threads_per_row}", longest_row(c)
             told = "any" if longest == MOST else f"{longest:,}"
             yield math, c.name, told, threads, str(c.steps), f"{c.shared_memory:,} B"
@@ -71,7 +71,7 @@ def of_dtypes(gpu: Device, dtypes: Iterable[str]) -> Iterable[RowClass]:
     table = table_of(gpu.table)
     for dtype, math in product(dict.fromkeys(dtypes), NAMES):
         which = math, gpu.architecture, operand_dtypes(math, dtype)
-        for edges, kind in product((False, True), (classes, of_few_rows)):
+        for edges, kind in product((False, True), (classes, of_shared_rows, of_few_rows)):
             yield from kind(*which, edges=edges, table=table)
         for edges in (False, True):
             yield from of_long_rows(*which, edges=edges)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from . import MATHS, VECTORS_PER_ROW, NotPlanned, RowClass, row_class, vector_of
+from .choose import SHORTEST_SHARED
 from .hardware import Architecture
 from .problem import check_float
 from .row import FEW_FILL, TURNS_OF_FEW
@@ -102,6 +103,27 @@ def of_long_rows(
     """The class of the many rows that are too long to be held, of maths that read alone."""
     found = stream_class(math, architecture, dtypes, edges=edges)
     return [] if found is None else [found]
+
+
+def of_shared_rows(
+    math: str,
+    architecture: Architecture,
+    dtypes: tuple[str, ...],
+    *,
+    edges: bool = False,
+    table: Table | None = None,
+) -> list[RowClass]:
+    """The classes of the row movement for rows as short as those of the short movement; see `classes`."""
+    facts, found = MATHS[math, True], []
+    shorts = [c for c in classes(math, architecture, dtypes, table=table) if c.movement == "short"]
+    for columns in range(SHORTEST_SHARED, longest_row(shorts[-1]) + 1 if shorts else 0):
+        vector = vector_of(dtypes[: facts.full], columns)
+        if (vector > 1) if edges else columns % vector == 0:
+            access = (vector,) * len(facts.inputs)
+            found.append(
+                row_class(math, architecture, dtypes, columns, edges=edges, access=access, table=table)
+            )
+    return [*dict.fromkeys(found)]
 
 
 def of_few_rows(math: str, architecture: Architecture, dtypes: tuple[str, ...], **how) -> list[RowClass]:

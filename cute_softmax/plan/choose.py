@@ -12,7 +12,7 @@ from .maths import MATHS, Math, NotPlanned, check_counts
 from .modes import MODES, access_of, padded
 from .panel import plan_panel
 from .panel_plan import PanelPlan
-from .problem import ITEM_SIZE, Mode, Operand, Problem, canonical
+from .problem import ALIGNMENT, ITEM_SIZE, Mode, Operand, Problem, canonical
 from .prologue import NO_PROLOGUE, Prologue, facts_of
 from .ranks import ring_class, sms_of
 from .row import TURNS_OF_FEW, RowClass, row_class, vector_of
@@ -27,9 +27,10 @@ from .table import table_of
 # 67 MB 0.970 / 1.009, 134 MB 0.976 / 0.988; against loads without a policy: 537 MB 0.998 / 0.969, 1074 MB
 # 1.020 / 1.005. evict_first was the slowest throughout: 134 MB 0.922, 1074 MB 0.945.
 EVICT_LAST_ABOVE = 2.5
-# Scores of so few short rows are read at once by threads that share a row: softmax of 64 to 8192 masked rows of 33 bf16
-# elements 1.6 to 2.2 us, by threads with rows of their own 3.9 to 4.1; 65536 rows 7.5, and 5.6 (H200, in graphs).
-SCORED_ROWS_OF_AN_SM = 64
+# Short rows that are no more than so many for each SM, or than so many times their elements, are read at once by
+# threads that share a row, which is faster than threads with rows of their own: docs/experiments.md, "Short rows".
+SHARED_ROWS, SHORTEST_SHARED = 64, 8
+SHARED_ROWS_AN_ELEMENT = {"single": 6, "vectors": 24}
 # Bytes of a row from which on rows that run together need not be neighbours in memory.
 SHARED_LAST_FROM = 4096
 
@@ -108,8 +109,7 @@ def plan(
         raise ValueError("a causal prologue needs a problem with a query dimension, and no other has one")
     facts_of(math_name, online, prologue)  # whether there is such a math
     evict_last = problem.bytes > EVICT_LAST_ABOVE * device.l2
-    few_scored = prologue and problem.groups <= SCORED_ROWS_OF_AN_SM * device.multiprocessors
-    if not (invariant or few_scored) and (
+    if not (invariant or _shares_rows(math_name, problem, device, prologue)) and (
         short := plan_short(math_name, problem, device, evict_last, prologue)
     ):
         return short
@@ -118,6 +118,22 @@ def plan(
         how = f" with a prologue ({prologue.name})" if prologue else ""
         raise NotPlanned(f"{math_name}{how} of groups that are not contiguous or do not fit on chip")
     return made or plan_panel(math_name, problem, device, evict_last, invariant, prologue)
+
+
+def _shares_rows(math_name: str, problem: Problem, device: Device, prologue: Prologue) -> bool:
+    """Whether threads that share a row are faster than threads with rows of their own, if these can be had at all."""
+    facts, columns = facts_of(math_name, True, prologue), problem.length
+    vector = ALIGNMENT // max(ITEM_SIZE[d] for d in problem.dtypes[: facts.full])
+    vectors = 0 if columns % vector or any(problem.offsets) else columns // vector
+    filled = vectors.bit_count() == 1  # by powers of two of threads
+    if not (prologue or facts.group_inputs):
+        gradient = len(facts.inputs) > 1
+        if columns < SHORTEST_SHARED:
+            return False
+        if facts.outputs and vectors >= (2 if gradient else 4) and (filled or (gradient and vectors > 4)):
+            return True
+    an_element = SHARED_ROWS_AN_ELEMENT["vectors" if vectors > 4 or (filled and vectors > 1) else "single"]
+    return problem.groups <= max(SHARED_ROWS, an_element * columns) * device.multiprocessors
 
 
 def _plan_rows(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import itemgetter
 
 from .hardware import Device
 from .maths import CACHE_LINE, WARP, Math, NotPlanned, check_counts
@@ -14,12 +15,17 @@ from .panel_class import PanelClass
 from .panel_configs import (
     CHUNKS_OF_A_PART,
     CHUNKS_OF_A_PART_ALONE,
+    CTAS_OF_A_STEP,
     DEEP_PANELS_AT_ONCE,
     DEEP_ROWS_AT_ONCE,
+    FEW_BYTES,
     INVARIANT_ROWS,
+    MORE_THREADS_FROM,
     NARROWEST_BYTES,
     SHIFTED_BELOW_BYTES,
     SHIFTED_FROM,
+    STEPS_OF_FEW,
+    THREADS_OF_FEW,
     PanelConfig,
 )
 from .panel_plan import PanelPlan, panels_of
@@ -195,6 +201,16 @@ class _Groups:
             alike=math.gcd(self.run // width, min(across, WARP)) if spread else 1,
         )
 
+    def widths(self, config: PanelConfig) -> Iterator[PanelClass]:
+        """The classes of a configuration, in panels ever narrower, down to the narrowest."""
+        narrowest = (CACHE_LINE if self.shifted else NARROWEST_BYTES) // self.smallest
+        narrowed, c = 1, self.class_of(config)
+        yield c
+        while c.across > 1 and c.columns > narrowest:
+            narrowed *= 2
+            c = self.class_of(config, narrowed)
+            yield c
+
     def taken(self, c: PanelClass) -> int:
         """Bytes of shared memory that decide; of a batch-invariant plan those that a bias and a mask take at most, lest
         it matter how they are broadcast or aligned."""
@@ -280,7 +296,7 @@ def _held(g: _Groups) -> PanelPlan | None:
     """The plan of panels that a CTA or a cluster holds; None where there is no such configuration."""
     sms = g.device.multiprocessors
     for config in (g.table.shifted if g.shifted else g.table.held)[g.inputs]:
-        c, narrowed = g.class_of(config), 1
+        c = g.class_of(config)
         if (g.shifted or g.orientation == "row") and not g.facts.outputs and config.cluster_n == 16:
             return None  # what is only read need not be held: see docs/experiments.md
         if not _fits(g, config, c):
@@ -291,13 +307,47 @@ def _held(g: _Groups) -> PanelPlan | None:
         # In one CTA threads that share columns are faster: 11 x 4 float32 1.7 us, and 2.5.
         if config.alone and g.panels(c) == 1:
             continue
-        # Narrower panels where wide ones would leave SMs idle.
-        narrowest = (CACHE_LINE if g.shifted else NARROWEST_BYTES) // g.smallest
-        while g.panels(c) * c.cluster_n < sms and not config.alone and c.across > 1 and c.columns > narrowest:
-            narrowed *= 2
-            c = g.class_of(config, narrowed)
+        if not config.alone and g.panels(c) * c.cluster_n < sms:  # some SMs would be idle
+            if few := _few(g):
+                return few
+            for c in g.widths(config):
+                if g.panels(c) * c.cluster_n >= sms:
+                    break
         return g.plan(c, 1, g.share(c, c.cluster_n))
-    return None
+    return _few(g)
+
+
+def _few(g: _Groups) -> PanelPlan | None:
+    """The plan of a small tensor with few columns: narrow panels, shared by CTAs with no more steps than they need.
+
+    None where they were more than two for each SM, or held less than a panel.
+    """
+    if g.orientation == "row" or g.invariant or g.problem.bytes > FEW_BYTES:
+        return None
+    architecture, found = g.device.architecture, []
+    for threads in THREADS_OF_FEW:
+        for one in g.widths(PanelConfig(threads, 1)):
+            most = min(2 * g.device.multiprocessors // g.panels(one), architecture.cluster_limit)
+            for cluster in (1 << i for i in range(most.bit_length())):
+                share = g.share(one, cluster)
+                steps = next((n for n in STEPS_OF_FEW if n * one.tile >= share), 0)
+                if steps and share * (cluster - 1) < g.length:
+                    c = replace(one, steps=steps, cluster_n=cluster)
+                    found.append((_cost_of_few(g, c), c))
+        if found and min(found, key=itemgetter(0))[1].steps <= MORE_THREADS_FROM:
+            break
+    ordered = (c for _, c in sorted(found, key=itemgetter(0)))
+    c = next((c for c in ordered if g.taken(c) <= architecture.shared_memory), None)
+    return c and g.plan(c, 1, g.share(c, c.cluster_n))
+
+
+def _cost_of_few(g: _Groups, c: PanelClass) -> tuple[float, int, int]:
+    """What few columns are planned by, the least first: in CTAs, those of clusters. They start together, which takes
+    twice as long, and exchange their states, which takes half a step."""
+    panels = g.panels(c)
+    ctas = panels * c.cluster_n * c.threads / THREADS_OF_FEW[0]
+    more = ctas + CTAS_OF_A_STEP / 2 if c.cluster_n > 1 else ctas / 2
+    return CTAS_OF_A_STEP * c.steps + more, c.cluster_n, -panels
 
 
 def _deep(g: _Groups) -> PanelPlan | None:
