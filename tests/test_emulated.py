@@ -103,6 +103,7 @@ def test_any_number_of_warps(n, dtype, backward, config, launches, monkeypatch):
 
 @pytest.mark.long
 @dtypes
+@classes.however_few()
 def test_short_rows_of_any_length(dtype, launches):
     """Rows in a vector and in several, whole and not; a GPU runs every length."""
     for n in (*range(1, 18), 24, 31, 32, 33, 47, 56, 57, 63, 64) if dtype == bf16 else (1, 3, 8, 11, 30):
@@ -122,6 +123,7 @@ OTHER_MATHS = [
 
 
 @pytest.mark.parametrize(("math", "n", "dtype"), OTHER_MATHS)
+@classes.however_few()
 def test_other_maths_of_short_rows(math, n, dtype, launches):
     x, grad = made((70, n), dtype, n), made((70, n), dtype, n + 1)
     if math == "softmax_backward":
@@ -146,7 +148,7 @@ def test_other_maths_of_short_rows(math, n, dtype, launches):
         ((9, 4, 33), (0, 2), fp32, "split"),
         ((120, 49), 0, bf16, "shifted"),
         ((500, 40), 0, bf16, "cluster"),
-        ((3000, 64), 0, fp32, "cluster16"),
+        ((3000, 64), 0, bf16, "cluster16"),
         ((20000, 9), 0, bf16, "exchange"),
         ((1, 1 << 21), 1, bf16, "exchange"),
     ],
@@ -412,6 +414,7 @@ def test_what_a_sanitizer_finds(body, error, words):
         ((20, 57), "cp.async.wait_group"),
     ],
 )
+@classes.however_few()
 def test_a_missing_wait_is_seen(shape, missing, launches):
     """Without it the result is another."""
     x = made(shape, bf16)
