@@ -108,7 +108,8 @@ def plan(
         raise ValueError("a causal prologue needs a problem with a query dimension, and no other has one")
     facts_of(math_name, online, prologue)  # whether there is such a math
     evict_last = problem.bytes > EVICT_LAST_ABOVE * device.l2
-    few_scored = prologue and problem.groups <= SCORED_ROWS_OF_AN_SM * device.multiprocessors
+    scored = prologue or MATHS[math_name, online].group_inputs
+    few_scored = scored and problem.groups <= SCORED_ROWS_OF_AN_SM * device.multiprocessors
     if not (invariant or few_scored) and (
         short := plan_short(math_name, problem, device, evict_last, prologue)
     ):

@@ -14,7 +14,7 @@ from typing import ClassVar
 from layouts.algebra import Layout
 
 from .base import ClassBase
-from .maths import MATHS, WARP, Math
+from .maths import WARP, Math
 from .problem import ALIGNMENT, ITEM_SIZE
 from .prologue import NO_PROLOGUE, Prologue, facts_of
 from .short_configs import ShortConfig
@@ -233,7 +233,7 @@ def short_class(
     facts = facts_of(math_name, True, prologue)
     configs = (table or table_of()).short
     config = next((c for c in configs if columns <= c.capacity), None)
-    if config is None or MATHS[math_name, True].group_inputs or prologue.of_rows:
+    if config is None or prologue.long_rows:
         return None
     laid = laid or (DENSE,) * len(facts.inputs)
     widest = max(ITEM_SIZE[d] for d in dtypes[: facts.full])

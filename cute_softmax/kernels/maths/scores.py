@@ -115,10 +115,10 @@ class Scores:
 
 def score_of(
     x: Float32,
-    scale: Float32 | None,
-    bias: Float32 | None,
-    allowed: Boolean | None,
-    counts: Boolean | None,
+    scale: Float32 | None = None,
+    bias: Float32 | None = None,
+    allowed: Boolean | None = None,
+    counts: Boolean | None = None,
     cap: Float32 | None = None,
 ) -> Float32:
     """The score of an element, by those of these that there are; counts: whether it does, wherever it lies; cap: what
