@@ -357,7 +357,8 @@ class ShortKernel:
         if p:
             sizes = [cute.size(piece()) for piece in row[0]]
             counts = [reach - sum(sizes[:k]) for k in range(len(sizes))]
-            values.append(Given(numbers, counts, [Boolean(True)] * len(sizes)))
+            each = [self.each(*left) for left in zip(counts, sizes, strict=True)] if p.averages else None
+            values.append(Given(numbers, counts, [Boolean(True)] * len(sizes), each))
         math, carry, kept = self.math.for_row(values), [], None
         for stage in range(len(math.reductions)):
             state, kept = math.partial(stage, values, carry, 1)
@@ -368,6 +369,10 @@ class ShortKernel:
         groups = self.scalars.results(numbers, math, state, chosen)
         target = math.at_target(numbers, state, *chosen) if self.scalars.marks else None
         return [iter(r) for r in results], groups, target
+
+    def each(self, left: Int32, size: int) -> list[Boolean]:
+        """Of so many elements of a row, of which and of those behind them `left` count, which do."""
+        return [Boolean(left > j) for j in range(size)]
 
     def cut(self, pieces: list[Callable], reach: Int32, nothing: cutlass.Numeric):
         """Make the elements of a row from `reach` on padding."""

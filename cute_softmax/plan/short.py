@@ -61,7 +61,6 @@ class ShortClass(ClassBase):
     movement: ClassVar[str] = "short"
     # What row maths ask of a class: one pass over a row that lies in registers.
     online: ClassVar[bool] = True
-    part: ClassVar[int] = 1
     logs: ClassVar[bool] = False
     cluster_n: ClassVar[int] = 1
     threads_per_row: ClassVar[int] = 1
@@ -138,6 +137,11 @@ class ShortClass(ClassBase):
     def sure(self) -> int:
         """How many elements of a row are there whatever its length, in whole chunks; one at least comes behind them."""
         return (self.least - 1) // CHUNK * CHUNK
+
+    @property
+    def part(self) -> int:
+        """Pieces of a row that row maths which advance in parts take at once: all."""
+        return self.capacity // self.piece
 
     @property
     def piece(self) -> int:
