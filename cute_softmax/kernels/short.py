@@ -209,7 +209,9 @@ class ShortKernel:
         row = begin
         while row < end:
             behind = smaller((row // run + 1) * run, end)
-            start = dot(self.scalars.place_of(stretch, row // run * run * repeat), mX.kept) + row % run * columns
+            start = (
+                dot(self.scalars.place_of(stretch, row // run * run * repeat), mX.kept) + row % run * columns
+            )
             self.held.copy_run(stretch, i, start, (row - begin) * columns, (behind - row) * columns)
             row = behind
 
@@ -249,7 +251,9 @@ class ShortKernel:
         """Some rows of each thread, from shared memory and back to it."""
         s, R = self.spec, self.spec.rows_per_thread
         rX, rY = ([self.held.empty(i, R) for i in of] for of in (self.inputs, self.outputs))
-        targets = [cute.make_rmem_tensor(R, self.dtypes[i]) for i in self.outputs] if self.scalars.marks else []
+        targets = (
+            [cute.make_rmem_tensor(R, self.dtypes[i]) for i in self.outputs] if self.scalars.marks else []
+        )
         for r in cutlass.range(R, unroll_full=True):
             turn = group * R + r
             of_row = [one[r] for one in ones]
@@ -348,7 +352,9 @@ class ShortKernel:
         p, reach = self.spec.prologue, stretch.columns
         if p.causal:
             reach = reach_of(
-                self.scalars.place_of(stretch, stretch.first_row + number)[-1], stretch.numbers["offset"], reach
+                self.scalars.place_of(stretch, stretch.first_row + number)[-1],
+                stretch.numbers["offset"],
+                reach,
             )
             if not self.math.rescores:  # of what lies beyond nothing counts, whatever it is
                 for i in self.inputs:

@@ -1,11 +1,9 @@
 """What the rows of a stretch have one element of: numbers of groups, and what an index chooses; `row_scalars` has the
 same of the row movement."""
 
-from functools import partial
-
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, Numeric, const_expr
+from cutlass import Float32, Int32, Int64, Numeric
 
 from ..plan import WARP
 from ..plan.short import SINGLE, ShortClass

@@ -1,0 +1,163 @@
+"""Short rows of which an index chooses an element: what they are planned as, and what their kernels compute, run on the
+CPU by their PTX."""
+
+import checking
+import classes
+import emulated
+import pytest
+import short_heads
+import simulated
+import torch
+from compiled import check_compiled, compile_and_read
+from families import mutants
+
+import cute_softmax as c
+from cute_softmax.plan import MATHS, Prologue, table_of
+from cute_softmax.plan.choose import plan_call
+from cute_softmax.plan.hardware import H200
+from cute_softmax.plan.problem import Operand
+from cute_softmax.plan.short import short_class
+
+bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
+LIMIT = table_of().chosen[-1].capacity
+MANY = 64 * H200.multiprocessors + 1
+LOSS, VISIT = Prologue(target="loss"), Prologue(alpha="groups", target="loss")
+
+
+def planned(rows, columns, math="softmax", prologue=VISIT, dtype="bf16"):
+    """The plan of contiguous rows, whose alpha is one for all."""
+    x, number = Operand(dtype, (columns, 1)), Operand("fp32", (1, 0))
+    groups = {"alpha": Operand("fp32", (0, 0)), "index": Operand("int64", (1, 0))}
+    full = [x] * bool(MATHS[math, True].outputs)
+    names = ["index"] if math.startswith("selective") else ["alpha"] * bool(prologue.alpha) + ["index"]
+    results = {"selective": 3, "selective_entropy": 4}.get(math, 1)
+    operands = [x, *(groups[name] for name in names), *full, *[number] * results]
+    return plan_call(math, (rows, columns), (1,), operands, H200, prologue=prologue)
+
+
+@pytest.fixture
+def launches(monkeypatch, tmp_path):
+    monkeypatch.setattr(checking, "DEVICE", "cpu")
+    with classes.however_few():
+        yield emulated.install(monkeypatch, tmp_path)
+
+
+def test_what_is_planned():
+    for math, prologue in (("softmax", None), ("logsumexp", LOSS), ("selective", Prologue())):
+        given = {"math": math} | ({} if prologue is None else {"prologue": prologue})
+        assert planned(MANY - 1, 10, **given).movement == "row"
+        assert planned(MANY, LIMIT + 1, **given).movement == "row"
+        for columns in (1, 10, 64, 65, LIMIT):
+            made = planned(MANY, columns, **given)
+            assert made.movement == "short" and made.columns <= made.kernel.capacity
+            assert made.kernel.shared_memory * made.kernel.min_blocks <= H200.architecture.shared_memory
+            assert "index" in made.kernel.facts.group_inputs
+    plain = [Operand("bf16", (65, 1))] * 2
+    assert plan_call("softmax", (MANY, 65), (1,), plain, H200).movement == "row"
+
+
+LENGTHS = (1, 2, 3, 5, 8, 10, 12, 16, 33, 49, 50, 64, 77, 100, 127, 128)
+PLACES = ((bf16, 0), (fp32, 0), (bf16, 3), (fp16, 0), (fp32, 1), (bf16, 2), (fp16, 1))
+
+
+def losses() -> list[short_heads.LossCase]:
+    """Every option and pair of them once: each of another length, dtype and place."""
+    several = [[*short_heads.loss_cases(n, *PLACES[i % len(PLACES)])] for i, n in enumerate(LENGTHS)]
+    return [several[i % len(LENGTHS)][i] for i in range(len(several[0]))]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("turn", range(3))
+def test_losses(turn, launches):
+    """All options, alone and in pairs, with rows that are ignored: right, and nothing else written."""
+    for case in losses()[turn::3]:
+        results = case.launched()
+        case.check(results)
+        for what, wrong in case.mutants(results):
+            near = zip(wrong, results, strict=True)
+            if not all(torch.equal(w.nan_to_num(), r.nan_to_num()) for w, r in near):
+                with pytest.raises(AssertionError):
+                    case.check(wrong)
+                    pytest.fail(f"{case.name}: {what} passes")
+    assert {work.plan.movement for work in launches} == {"short"}
+
+
+@pytest.mark.parametrize("columns", LENGTHS)
+def test_each_length(columns, launches):
+    for visit in (True, False):
+        case = short_heads.LossCase(columns, bf16 if columns % 3 else fp32, visit, place=columns % 2)
+        case.check(case.launched())
+    assert {work.plan.movement for work in launches} == {"short"}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("columns", "dtype"), [(2, bf16), (7, fp16), (12, fp32), (49, bf16), (100, fp32)])
+def test_chosen_elements(columns, dtype, launches):
+    for case in short_heads.cases(columns, dtype, (columns % 3, 0)):
+        results = case.launched()
+        case.check(results)
+        right = case.expected(torch.float64)
+        for what, wrong in mutants(case):
+            near = zip(wrong, right, strict=True)
+            if not all(torch.equal(w.nan_to_num(), r.to(w.dtype).nan_to_num()) for w, r in near):
+                with pytest.raises(AssertionError):
+                    case.check(wrong)
+                    pytest.fail(f"{case.math} {case.prologue.name}: {what} passes")
+    assert {work.plan.movement for work in launches} == {"short"}
+
+
+@pytest.mark.parametrize("columns", [4, 10, 33])
+def test_not_a_number(columns, launches):
+    """Of rows with NaN, and of those alone; of a row whose target is -inf the loss is infinite."""
+    x = checking.example((70, columns), bf16)
+    x[3, 0], x[5], x[60, 1] = float("nan"), -float("inf"), -float("inf")
+    target = torch.ones(70, dtype=torch.int64)
+    exact = torch.nn.functional.cross_entropy(x.double(), target, reduction="none")
+    found = c.cross_entropy(x, target, reduction="none", dtype=fp32)
+    assert found[60] == float("inf") and torch.allclose(found.double(), exact, equal_nan=True, atol=1e-5)
+    assert torch.allclose(c.selective_log_softmax(x, target).double(), -exact, equal_nan=True, rtol=1e-2)
+    assert launches[0].plan.movement == launches[-1].plan.movement == "short"
+
+
+@pytest.mark.parametrize("columns", [2, 10, 33, 100])
+def test_an_index_out_of_range_ends_the_kernel(columns, launches, monkeypatch):
+    """Of the first row, of one in a warp's midst and of the last one; one that is ignored does not."""
+    real = simulated.simulated
+
+    def clamped(name, tensors, *rest):
+        return real(name, [t.clamp(0, columns - 1) if t.dtype is torch.int64 else t for t in tensors], *rest)
+
+    monkeypatch.setattr(simulated, "simulated", clamped)
+    (chosen, *_) = short_heads.cases(columns, bf16)
+    visit, losses, ignoring = (
+        short_heads.LossCase(columns, bf16, *how) for how in ((True,), (False,), (True, {"ignore_index": 0}))
+    )
+    ignoring.check(ignoring.launched())
+    for case, index in ((visit, visit.target), (losses, losses.target), (chosen, chosen.index)):
+        case.check(case.launched())
+        index = index.view(-1)
+        for row, wrong in ((index.numel() - 1, columns), (0, -1), (33, 1 << 40)):
+            right, index[row] = index[row].item(), wrong
+            with pytest.raises(RuntimeError, match="trap in thread"):
+                case.launched()
+            index[row] = right
+    assert {work.plan.movement for work in launches} == {"short"}
+
+
+@pytest.mark.parametrize(
+    ("columns", "dtype"), [(2, "bf16"), (10, "bf16"), (64, "fp32"), (100, "bf16"), (128, "fp32")]
+)
+def test_compiled(columns, dtype, tmp_path, monkeypatch):
+    """In registers: what lies on the stack are the numbers of a message."""
+    for math, prologue in (
+        ("softmax", VISIT),
+        ("logsumexp", LOSS),
+        ("selective", Prologue()),
+    ):
+        made = planned(MANY, columns, math, prologue, dtype)
+        assert (
+            made.kernel
+            == short_class(math, "sm_90a", made.problem.dtypes, columns, prologue=prologue, table=table_of())
+            or columns == 2
+        )
+        check_compiled(made.kernel, compile_and_read(made.kernel, tmp_path, monkeypatch), 112, padding=128)
