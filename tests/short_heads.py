@@ -14,12 +14,16 @@ from families import Case
 from losses import exact
 
 from cute_softmax.dispatch.heads import loss
-from cute_softmax.plan.base import ClassBase
+from cute_softmax.plan.short import ShortClass
+from cute_softmax.plan.short_plan import ShortPlan
 from cute_softmax.runtime import launch
 
 Tensor = torch.Tensor
 INF = math.inf
 ROWS = 3, 31  # more than a lane has
+LENGTHS = (1, 2, 3, 5, 8, 10, 12, 16, 33, 49, 50, 64, 77, 100, 127, 128)
+bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
+PLACES = ((bf16, 0), (fp32, 0), (bf16, 3), (fp16, 0), (fp32, 1), (bf16, 2), (fp16, 1))
 # What a loss may be of, alone and in pairs.
 OPTIONS = {
     "scale": {"scale": -0.7},
@@ -34,8 +38,8 @@ OPTIONS = {
 
 @dataclass
 class LossCase:
-    """The losses of contiguous rows, with `visit` beside them alpha times their gradients. place: how far past a boundary
-    logits and gradients begin, in elements."""
+    """The losses of contiguous rows, with `visit` beside them alpha times their gradients. place: elements past a
+    boundary from which logits and gradients begin."""
 
     columns: int
     dtype: torch.dtype
@@ -65,7 +69,8 @@ class LossCase:
 
     @property
     def name(self) -> str:
-        return f"{self.dtype} rows of {self.columns}, {'visit' if self.visit else 'losses'} {self.options} at {self.place}"
+        what = "visit" if self.visit else "losses"
+        return f"{what} of {self.dtype} rows of {self.columns}, {self.options} at {self.place}"
 
     def work(self) -> tuple[launch.Work, tuple]:
         """The launch, and the prologue's numbers."""
@@ -80,9 +85,13 @@ class LossCase:
             "softmax" if self.visit else "logsumexp", operands, (2,), prologue=prologue
         ), numbers
 
-    def kernel(self) -> ClassBase:
+    def plan(self) -> ShortPlan:
+        """The plan of the first device, or of none."""
+        return self.work()[0].plan(launch.device_facts(0))
+
+    def kernel(self) -> ShortClass:
         """The Plan class that serves it."""
-        return self.work()[0].plan(launch.device_facts(self.x.tensor.get_device())).kernel
+        return self.plan().kernel
 
     def launched(self) -> list[Tensor]:
         """The results of a launch; nothing else was written."""
@@ -140,6 +149,12 @@ def loss_cases(columns: int, dtype: torch.dtype, place: int = 0) -> Iterator[Los
         for visit in (True, False):
             if visit or "number" not in chosen:
                 yield LossCase(columns, dtype, visit, options, place)
+
+
+def every_option(first: int = 0) -> list[LossCase]:
+    """Those of `loss_cases` once, each of another length, dtype and place. first: which it begins with."""
+    several = [list(loss_cases(n, *PLACES[(i + first) % len(PLACES)])) for i, n in enumerate(LENGTHS)]
+    return [several[(i + first) % len(LENGTHS)][i] for i in range(len(several[0]))]
 
 
 def cases(columns: int, dtype: torch.dtype, place: tuple[int, int] = (0, 0)) -> Iterator[Case]:

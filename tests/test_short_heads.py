@@ -56,21 +56,11 @@ def test_what_is_planned():
     assert plan_call("softmax", (MANY, 65), (1,), plain, H200).movement == "row"
 
 
-LENGTHS = (1, 2, 3, 5, 8, 10, 12, 16, 33, 49, 50, 64, 77, 100, 127, 128)
-PLACES = ((bf16, 0), (fp32, 0), (bf16, 3), (fp16, 0), (fp32, 1), (bf16, 2), (fp16, 1))
-
-
-def losses() -> list[short_heads.LossCase]:
-    """Every option and pair of them once: each of another length, dtype and place."""
-    several = [[*short_heads.loss_cases(n, *PLACES[i % len(PLACES)])] for i, n in enumerate(LENGTHS)]
-    return [several[i % len(LENGTHS)][i] for i in range(len(several[0]))]
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("turn", range(3))
 def test_losses(turn, launches):
     """All options, alone and in pairs, with rows that are ignored: right, and nothing else written."""
-    for case in losses()[turn::3]:
+    for case in short_heads.every_option()[turn::3]:
         results = case.launched()
         case.check(results)
         for what, wrong in case.mutants(results):
@@ -82,7 +72,7 @@ def test_losses(turn, launches):
     assert {work.plan.movement for work in launches} == {"short"}
 
 
-@pytest.mark.parametrize("columns", LENGTHS)
+@pytest.mark.parametrize("columns", short_heads.LENGTHS)
 def test_each_length(columns, launches):
     for visit in (True, False):
         case = short_heads.LossCase(columns, bf16 if columns % 3 else fp32, visit, place=columns % 2)

@@ -51,7 +51,7 @@ def test_a_table_is_what_plans_are_made_of(tmp_path):
     def change(data):
         data["row"]["many"]["softmax"][0]["steps"] = 2
         data["row"]["many"]["softmax"][2]["threads"] = 64
-        data["short"][7]["threads"] = 64
+        data["short"][-1]["threads"] = 64
         data["panel"]["held"]["1"][0] = {"threads": 512, "steps": 16}
 
     path = written(tmp_path, change)

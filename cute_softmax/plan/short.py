@@ -220,7 +220,7 @@ class ShortClass(ClassBase):
 
 def configs_of(table: Table, facts: Math) -> tuple[ShortConfig, ...]:
     """The configurations of a table for the short rows of a math."""
-    return table.chosen if "index" in facts.group_inputs else table.short
+    return table.short + table.chosen if "index" in facts.group_inputs else table.short
 
 
 def short_class(

@@ -11,8 +11,7 @@ class ShortConfig:
 
     rows_per_thread: rows that a thread works on at once; bytes: of a warp's stretch, of the widest operand (more where
     each lane needs them for its rows); whole_bytes: the same where vectors hold whole rows; threads: of a CTA;
-    min_blocks: CTAs that an SM must hold, which caps registers. chosen: for rows of which an index chooses an element
-    alone: their numbers cost as much in each of the threads that would share a row.
+    min_blocks: CTAs that an SM must hold, which caps registers.
     """
 
     capacity: int
@@ -21,4 +20,3 @@ class ShortConfig:
     whole_bytes: int = 2048
     threads: int = 128
     min_blocks: int = 0
-    chosen: bool = False
