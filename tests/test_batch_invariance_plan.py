@@ -232,8 +232,9 @@ def test_equal_orders_give_equal_bits(math_name, columns):
 
 @pytest.mark.parametrize("math_name", sorted({name for name, _ in MATHS}))
 def test_one_order_without_the_mode(math_name):
-    """Rows of whole vectors that all begin on one, and are too short for the configurations of few rows."""
-    for columns in (8, 1000, 4096, 8192):
+    """Rows of whole vectors that all begin on one, and are too short for the configurations of few rows. Short rows of
+    which an index chooses an element have two: threads share few of them."""
+    for columns in (8, 1000, 4096, 8192)[bool(MATHS[math_name, True].group_inputs) :]:
         plans = [lambda m=rows, n=columns: planned(math_name, (m, n), invariant=False) for rows in ROWS]
         assert one_order(plans).head == 0
 
