@@ -14,6 +14,7 @@ from families import Case
 from losses import exact
 
 from cute_softmax.dispatch.heads import loss
+from cute_softmax.plan import table_of
 from cute_softmax.plan.short import ShortClass
 from cute_softmax.plan.short_plan import ShortPlan
 from cute_softmax.runtime import launch
@@ -84,6 +85,12 @@ class LossCase:
         return launch.Work(
             "softmax" if self.visit else "logsumexp", operands, (2,), prologue=prologue
         ), numbers
+
+    @property
+    def movement(self) -> str:
+        """The one that serves it where rows are many."""
+        capped = self.visit and self.asked.softcap and self.columns > table_of().short[-1].capacity
+        return "row" if capped else "short"
 
     def plan(self) -> ShortPlan:
         """The plan of the first device, or of none."""

@@ -362,8 +362,11 @@ class ShortKernel:
         values = [Fragment(pieces, [], not self.math.keep) for pieces in row]
         if p:
             sizes = [cute.size(piece()) for piece in row[0]]
-            counts = [reach - sum(sizes[:k]) for k in range(len(sizes))]
-            each = [self.each(*left) for left in zip(counts, sizes, strict=True)] if p.averages else None
+            before = [sum(sizes[:k]) for k in range(len(sizes))]
+            counts = [reach - first for first in before]
+            each = None
+            if p.averages:  # not with a diagonal
+                each = [self.each(reach, *part) for part in zip(before, sizes, strict=True)]
             values.append(Given(numbers, counts, [Boolean(True)] * len(sizes), each))
         math, carry, kept = self.math.for_row(values), [], None
         for stage in range(len(math.reductions)):
@@ -376,9 +379,10 @@ class ShortKernel:
         target = math.at_target(numbers, state, *chosen) if self.scalars.marks else None
         return [iter(r) for r in results], groups, target
 
-    def each(self, left: Int32, size: int) -> list[Boolean]:
-        """Of so many elements of a row, of which and of those behind them `left` count, which do."""
-        return [Boolean(left > j) for j in range(size)]
+    def each(self, columns: Int32, first: int, size: int) -> list[Boolean]:
+        """Which of so many elements a row has, from one on."""
+        sure = self.spec.columns or self.spec.sure
+        return [Boolean(True) if j < sure else Boolean(columns > j) for j in range(first, first + size)]
 
     def cut(self, pieces: list[Callable], reach: Int32, nothing: cutlass.Numeric):
         """Make the elements of a row from `reach` on padding."""

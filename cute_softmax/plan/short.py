@@ -33,8 +33,6 @@ SKEW = 8
 # Rows of classes up to this capacity are of one length each, which the compiler knows: of so few elements each
 # predicate costs as much as what it guards (of 3 in bf16 37 instructions of PTX an element, else 25).
 ONE_LENGTH = 8
-# Elements of a row of which registers hold both the scores and their exponentials.
-KEPT = 64
 # Warps of an SM from which on a warp takes more rows than it has lanes: those keep the memory busy.
 WARPS = 16
 # How the rows of an input lie: one behind another, each somewhere, or each a single element that counts for all of it.
@@ -106,8 +104,8 @@ class ShortClass(ClassBase):
 
     @property
     def keep(self) -> bool:
-        """Whether exponentials stay in registers: where they are the result, and all that does."""
-        return self.math == "softmax" and not (self.prologue.softcap and self.capacity > KEPT)
+        """Whether exponentials stay in registers: where they are the result."""
+        return self.math == "softmax"
 
     @property
     def accesses(self) -> tuple[int, ...]:
@@ -218,9 +216,11 @@ class ShortClass(ClassBase):
         return "_".join(parts)
 
 
-def configs_of(table: Table, facts: Math) -> tuple[ShortConfig, ...]:
-    """The configurations of a table for the short rows of a math."""
-    return table.short + table.chosen if "index" in facts.group_inputs else table.short
+def configs_of(table: Table, facts: Math, prologue: Prologue = NO_PROLOGUE) -> tuple[ShortConfig, ...]:
+    """The configurations of a table for the short rows of a math. Of the longest ones registers do not hold capped
+    scores beside what becomes of them."""
+    chosen = "index" in facts.group_inputs and not (prologue.softcap and facts.outputs)
+    return table.short + table.chosen if chosen else table.short
 
 
 def short_class(
@@ -242,7 +242,7 @@ def short_class(
     groups lie with gaps. laid: of the inputs, see `ShortClass`; nothing where all are dense.
     """
     facts = facts_of(math_name, True, prologue)
-    configs = configs_of(table or table_of(), facts)
+    configs = configs_of(table or table_of(), facts, prologue)
     config = next((c for c in configs if columns <= c.capacity), None)
     if config is None or prologue.long_rows:
         return None

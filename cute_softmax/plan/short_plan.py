@@ -217,7 +217,9 @@ def plan_short(
     """The plan of the short movement; None where rows are no short ones that lie one behind another."""
     facts, table = facts_of(math_name, True, prologue), table_of(device.table)
     rows, columns = problem.groups, problem.length
-    if all(columns > config.capacity for config in configs_of(table, facts)):  # before anything that takes longer
+    if all(
+        columns > config.capacity for config in configs_of(table, facts, prologue)
+    ):  # before anything that takes longer
         return None
     kept = _kept(problem, facts)
     if not (rows and columns) or (laid := _laid(kept, problem, facts)) is None:

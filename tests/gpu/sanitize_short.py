@@ -144,7 +144,7 @@ def chosen_jobs(maths: list[str], names: list[str]) -> Iterator[Job]:
         for check, plan in found:
             with classes.however_few():
                 kernel = plan().kernel
-            if kernel.math in maths and kernel not in seen:
+            if kernel.math in maths and kernel not in seen and kernel.movement == "short":
                 seen.add(kernel)
                 what = f"{kernel.math} {'/'.join(kernel.dtypes)} {kernel.name}"
                 yield Job((kernel,), prod(short_heads.ROWS) * columns, what, check)

@@ -45,7 +45,7 @@ def chosen() -> list:
 
 def test_every_option():
     for case in losses():
-        assert case.kernel().movement == "short"
+        assert case.kernel().movement == case.movement
         results = case.launched()
         case.check(results)
         for what, wrong in case.mutants(results):
