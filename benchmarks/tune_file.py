@@ -45,11 +45,12 @@ def data_of(table: Table, gpu: str, figures: dict[str, Any] | None = None) -> di
     }
     panels = {name: _lists_said(getattr(table, name)) for name in ("held", "shifted", "deep")}
     panels |= {"ahead": said(table.ahead), "streaming": _lists_said(table.streaming)}
-    short = [said(config) for config in table.short]
+    short, chosen = ([said(config) for config in configs] for configs in (table.short, table.chosen))
     return {
         "device": gpu,
         "row": rows,
         "short": short,
+        "chosen": chosen,
         "panel": panels,
         **({"figures": figures} if figures else {}),
     }

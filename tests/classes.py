@@ -18,6 +18,7 @@ from cute_softmax.plan.catalogue import ctas_counts
 from cute_softmax.plan.hardware import ARCHITECTURES
 from cute_softmax.plan.matmul_class import MatmulClass
 from cute_softmax.plan.problem import ALIGNMENT, ITEM_SIZE
+from cute_softmax.plan.short import configs_of
 
 SAME = (("bf16", "bf16"), ("fp16", "fp16"), ("fp32", "fp32"))
 MIXED = (("bf16", "fp32"), ("fp32", "bf16"))
@@ -102,7 +103,7 @@ def intervals(
 
 def shorter(math: str) -> int:
     """The longest row of the short movement."""
-    return 0 if MATHS[math, True].group_inputs else table_of().short[-1].capacity
+    return configs_of(table_of(), MATHS[math, True])[-1].capacity
 
 
 def ctas_of(architecture: str, pair: tuple[str, str]) -> tuple[int, ...]:

@@ -232,8 +232,8 @@ def test_equal_orders_give_equal_bits(math_name, columns):
 
 @pytest.mark.parametrize("math_name", sorted({name for name, _ in MATHS}))
 def test_one_order_without_the_mode(math_name):
-    """Rows of whole vectors that all begin on one, longer than short ones, and too short for configurations of few rows."""
-    for columns in (72, 1000, 4096, 8192):
+    """Rows of whole vectors that begin on one, longer than short ones, too short for configurations of few rows."""
+    for columns in (136, 1000, 4096, 8192):
         plans = [lambda m=rows, n=columns: planned(math_name, (m, n), invariant=False) for rows in ROWS]
         assert one_order(plans).head == 0
 

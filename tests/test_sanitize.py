@@ -261,6 +261,12 @@ def test_every_class_of_short_rows():
         assert every <= kernels and {c.capacity for c in every} == {1, 2, 4, 8, 12, 16, 24, 32, 48, 64}
         assert any(k.math == math and k.access[: len(access)] != access for k in kernels)
     assert {how for k in kernels for how in k.laid} == {"dense", "apart", "single"}
+    chosen = {k for k in kernels if k.prologue.target}
+    assert {k.capacity for k in chosen} >= {4, 8, 12, 64, 96, 128} and {k.whole for k in chosen} == {
+        True,
+        False,
+    }
+    assert {k.prologue.target for k in chosen} == {"loss", "found"}
     assert {k.whole for k in kernels if k.prologue.mask} == {True, False}
 
 

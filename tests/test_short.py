@@ -381,10 +381,6 @@ def test_what_scores_of_short_rows_are_planned_as():
     assert made.movement == "short" and made.kept == (64, 49)
     turned = plan_call("softmax", (64, 49, 49), (2,), (x, x), H200, prologue=Prologue(causal=True), query=0)
     assert turned.movement == "row"
-    # What chooses an element is the row movement's.
-    logits = Operand("bf16", (49, 1))
-    of_row = [Operand(d, (1, 0)) for d in ("int64", "fp32", "fp32", "fp32")]
-    assert plan_call("selective", (100, 49), (1,), (logits, *of_row), H200).movement == "row"
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -8,16 +8,15 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, const_expr
 
 from ..plan import RowClass
+from . import indices
 from .common.copy import DTYPES, load_if
-from .common.index import dot, select, wide
-from .common.online import capped, rounded_product
+from .common.index import dot, select
 from .maths.maths import RowMath
-from .maths.scores import NOTHING, floats
+from .maths.scores import NOTHING, floats, score_of
 from .row_work import Launch, Row, edge, row_of, speaks
 
 # Columns of what is not in a whole row that ranks share, or not in this rank's slice of it.
 NOWHERE, ELSEWHERE = -2, -1
-INDEX_ERROR = "cute_softmax.{}: index %lld in row %lld is out of range: a row has %d elements"
 
 
 @dataclass(frozen=True)
@@ -127,12 +126,8 @@ class Scalars:
         return Int32(select(self.counts(launch, index), place, Int64(self.absent)))
 
     def counts(self, launch: Launch, index: Int64) -> Boolean:
-        """Whether an index is that of an element of the row, of all ranks together, and not what is ignored."""
-        prologue = self.spec.prologue
-        counts = (index >= 0) & (index < (launch.numbers["size"] if prologue.ranks else launch.columns))
-        if prologue.target == "loss":
-            counts = counts & (index != launch.numbers["ignore"])
-        return counts
+        """Whether an index is that of an element of the row, see `indices.counts`."""
+        return indices.counts(self.spec.prologue, launch, index)
 
     def numbers(self, launch: Launch, of_group: list) -> dict[str, Float32]:
         """What a row has one of, in all of its threads."""
@@ -178,12 +173,10 @@ class Scalars:
 
     def score_of(self, row: Row, element: cutlass.Numeric) -> Float32:
         """The score of an element of a row."""
-        launch, score = row.launch, element.to(Float32)
-        if self.spec.prologue.scale:
-            score = rounded_product(score, self.numbers(launch, self.of_group(row))["scale"])
-        if self.spec.prologue.softcap:
-            score = capped(score, self.numbers(launch, self.of_group(row))["softcap"])
-        return score
+        p, numbers = self.spec.prologue, {}
+        if p.scale or p.softcap:
+            numbers = self.numbers(row.launch, self.of_group(row))
+        return score_of(element.to(Float32), numbers.get("scale"), cap=numbers.get("softcap"))
 
     def target(self, row: Row, column: Int32) -> tuple[cutlass.Numeric, Boolean]:
         """The element of the target, loaded and not yet looked at, and whether it is in this rank's slice."""
@@ -235,14 +228,5 @@ class Scalars:
     def complain(self, row: Row, chosen: Chosen):
         """Stop the kernel at an index that is out of range, unless that is how rows are ignored. It is loaded again:
         kept until here, it would take two registers of every thread."""
-        function = "selective_log_softmax"
         index = load_if(chosen.exists ^ True, self.index(row))
-        wrong = chosen.exists ^ True
-        if const_expr(self.spec.prologue.target == "loss"):
-            wrong, function = wrong & (index != row.launch.numbers["ignore"]), "cross_entropy"
-        size = (
-            Int32(row.launch.numbers["size"]) if const_expr(self.spec.prologue.ranks) else row.launch.columns
-        )
-        if wrong:
-            cute.printf(INDEX_ERROR.format(function), index, wide(row.index), size)
-            cute.arch.inline_ptx("trap;")
+        indices.complain(self.spec.prologue, row.launch, index, row.index, chosen.exists)

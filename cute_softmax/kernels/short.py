@@ -25,18 +25,17 @@ from functools import partial
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Int64, const_expr
+from cutlass import Boolean, Float32, Int32, Int64, Numeric, const_expr
 
 from layouts.trace import observe
 
 from ..plan import WARP
-from ..plan.short import APART, DENSE, SINGLE, ShortClass
+from ..plan.short import APART, DENSE, ShortClass
 from . import short_work
 from .common.copy import (
     DTYPES,
     Fragment,
     GlobalTensor,
-    global_pointer,
     global_tensors,
     in_global,
     load,
@@ -45,10 +44,11 @@ from .common.copy import (
     read_policy,
     store,
 )
-from .common.index import dot, of_row, reach_of, select, smaller
+from .common.index import dot, reach_of, select, smaller
 from .maths.maths import RowMath
-from .maths.scores import Given, floats
+from .maths.scores import Given
 from .short_rows import SharedRows, Stretch, part
+from .short_scalars import ABSENT, StretchScalars
 
 
 class ShortKernel:
@@ -62,15 +62,12 @@ class ShortKernel:
         self.spec = spec
         self.math = math
         self.dtypes = [DTYPES[name] for name in spec.dtypes]
-        self.held = SharedRows(spec, math)
-        F = spec.facts.full
+        self.held, self.scalars = SharedRows(spec, math), StretchScalars(spec, math)
         self.inputs = range(len(math.inputs))
-        self.outputs = range(len(math.inputs), F)
-        self.group_inputs = {name: F + i for i, name in enumerate(math.group_inputs)}
-        self.group_outputs = range(F + len(math.group_inputs), len(spec.dtypes))
+        self.outputs = range(len(math.inputs), spec.facts.full)
+        self.group_outputs = self.scalars.group_outputs
         self.dense = [i for i in self.inputs if spec.laid[i] == DENSE]
         self.apart = [i for i in self.inputs if spec.laid[i] == APART]
-        self.single = [i for i in self.inputs if spec.laid[i] == SINGLE]
 
     @cute.jit
     def __call__(
@@ -136,12 +133,14 @@ class ShortKernel:
             sizes=sizes,
             numbers=dict(zip(names, rest[: len(names)], strict=True)),
         )
+        wrong = cute.make_rmem_tensor(1, Boolean)  # whether an index is
+        wrong[0] = Boolean(False)
         if left > 0:
             if const_expr(s.whole):
-                self.whole_rows(stretch)
+                self.whole_rows(stretch, wrong)
             else:
-                ones, coming = self.no_ones(s.rows_per_thread), self.no_ones(s.rows_per_thread)
-                self.ones_of(stretch, Int32(0), coming)  # a turn ahead
+                ones, coming = (self.scalars.no_ones(s.rows_per_thread) for _ in range(2))
+                self.scalars.ones_of(stretch, Int32(0), coming)  # a turn ahead
                 self.load(stretch)
                 for i in self.apart:
                     self.fetch(stretch, i)
@@ -150,11 +149,13 @@ class ShortKernel:
                 for group in cutlass.range(warp_rows // (WARP * s.rows_per_thread), unroll=1):
                     for i in cutlass.range_constexpr(len(ones)):
                         ones[i].store(coming[i].load())
-                    self.ones_of(stretch, group + 1, coming)
-                    self.rows(stretch, group, ones)
+                    self.scalars.ones_of(stretch, group + 1, coming)
+                    self.rows(stretch, group, ones, wrong)
                 if const_expr(len(self.outputs) > 0):
                     cute.arch.sync_warp()
                     self.store(stretch)
+            if const_expr(self.scalars.selects):
+                self.scalars.complain(stretch, wrong)
 
     def tensors(self, operands: tuple) -> list[GlobalTensor]:
         """mX of each operand; of those that lie densely without strides. What rows that lie apart have behind theirs,
@@ -208,7 +209,9 @@ class ShortKernel:
         row = begin
         while row < end:
             behind = smaller((row // run + 1) * run, end)
-            start = dot(self.place_of(stretch, row // run * run * repeat), mX.kept) + row % run * columns
+            start = (
+                dot(self.scalars.place_of(stretch, row // run * run * repeat), mX.kept) + row % run * columns
+            )
             self.held.copy_run(stretch, i, start, (row - begin) * columns, (behind - row) * columns)
             row = behind
 
@@ -243,59 +246,38 @@ class ShortKernel:
         """The row of the stretch that a thread has at its turn."""
         return short_work.row_of(stretch.lane, turn, stretch.pairs)
 
-    def place_of(self, stretch: Stretch, row: Int32) -> list[Int64]:
-        """A row's index in each kept mode, the slowest first."""
-        return of_row(row, stretch.sizes, bool(self.spec.prologue))
-
-    def no_ones(self, *shape: int) -> list[cute.Tensor]:
-        """Registers for what rows have one of, in each of the tensors of one element a row."""
-        return [
-            cute.make_rmem_tensor(shape, self.dtypes[i]) for i in (*self.single, *self.group_inputs.values())
-        ]
-
     @cute.jit
-    def ones_of(self, stretch: Stretch, group: Int32, ones: list[cute.Tensor]):
-        """What each of the rows has one of that a thread works on at once."""
-        R = self.spec.rows_per_thread
-        for r in cutlass.range(R, unroll_full=True):
-            self.ones(stretch, self.row_of(stretch, group * R + r), ones, r)
-
-    def ones(self, stretch: Stretch, row: Int32, ones: list[cute.Tensor], *where: Int32):
-        """What a row has one of; of rows that do not exist what the last one has."""
-        operands = (*self.single, *self.group_inputs.values())
-        if not operands:
-            return
-        at = self.place_of(stretch, stretch.first_row + smaller(row, stretch.rows - 1))
-        for i, one in zip(operands, ones, strict=True):
-            one[where] = stretch.mX[i].element(dot(at, stretch.mX[i].kept))[0]
-
-    def numbers(self, stretch: Stretch, ones: list) -> dict[str, Float32]:
-        """The prologue's numbers for a row of these `ones`."""
-        of_row = [one.to(Float32) for one in ones[len(self.single) :]]
-        return floats(self.spec.prologue, stretch.numbers) | dict(zip(self.group_inputs, of_row, strict=True))
-
-    @cute.jit
-    def rows(self, stretch: Stretch, group: Int32, ones: list[cute.Tensor]):
+    def rows(self, stretch: Stretch, group: Int32, ones: list[cute.Tensor], wrong: cute.Tensor):
         """Some rows of each thread, from shared memory and back to it."""
         s, R = self.spec, self.spec.rows_per_thread
         rX, rY = ([self.held.empty(i, R) for i in of] for of in (self.inputs, self.outputs))
+        targets = (
+            [cute.make_rmem_tensor(R, self.dtypes[i]) for i in self.outputs] if self.scalars.marks else []
+        )
         for r in cutlass.range(R, unroll_full=True):
             turn = group * R + r
             of_row = [one[r] for one in ones]
-            numbers = self.numbers(stretch, of_row)
+            numbers = self.scalars.numbers(stretch, of_row)
             for i in self.inputs:
                 self.row(stretch, i, turn, numbers, of_row, rX[i][None, None, r])
         for r in cutlass.range(R, unroll_full=True):
             row = self.row_of(stretch, group * R + r)
             found = [self.pieces(x[None, None, r]) for x in rX]
-            numbers = self.numbers(stretch, [one[r] for one in ones])
-            results, groups = self.results(stretch, found, numbers, row)
+            of_row, chosen = [one[r] for one in ones], []
+            numbers = self.scalars.numbers(stretch, of_row)
+            if const_expr(self.scalars.selects):
+                at = row * stretch.columns + self.scalars.column(numbers)
+                chosen = [self.scalars.score(numbers, self.held.element(stretch, 0, at)[0])]
+                self.scalars.note(stretch, of_row, wrong)
+            results, groups, target = self.results(stretch, found, numbers, row, chosen)
             for j in cutlass.range_constexpr(len(self.outputs)):
                 for k in cutlass.range_constexpr(s.capacity // s.piece):
                     pack(results[j], rY[j][None, k, r])
+                if const_expr(self.scalars.marks):
+                    targets[j][r] = target.to(self.dtypes[self.outputs[j]])
             for j in cutlass.range_constexpr(len(self.group_outputs)):
                 i = self.group_outputs[j]
-                gX = self.numbers_at(stretch, i, row)
+                gX = self.scalars.numbers_at(stretch, i, row)
                 if row < stretch.rows:
                     gX[0] = groups[j].to(self.dtypes[i])
         # A lane writes its half of a word when its neighbour has read the other.
@@ -305,7 +287,13 @@ class ShortKernel:
             turn = group * R + r
             for j in cutlass.range_constexpr(len(self.outputs)):
                 i, flat = self.outputs[j], self.held.flat(rY[j][None, None, r])
-                self.held.exchange(stretch, i, self.row_of(stretch, turn), turn, flat, True)
+                row = self.row_of(stretch, turn)
+                self.held.exchange(stretch, i, row, turn, flat, True)
+                if const_expr(self.scalars.marks):
+                    column = self.scalars.numbers(stretch, [one[r] for one in ones])["index"]
+                    sY = self.held.element(stretch, i, row * stretch.columns + column)
+                    if column > ABSENT:
+                        sY[0] = targets[j][r]
         if const_expr(s.shares_words):
             cute.arch.sync_warp()
 
@@ -321,8 +309,8 @@ class ShortKernel:
     ):
         """Bring the row of a turn of operand i to registers, over padding."""
         rX.fill(self.nothing(i, numbers))
-        if const_expr(i in self.single):
-            flat, one = self.held.flat(rX), ones[self.single.index(i)]
+        if const_expr(i in self.scalars.single):
+            flat, one = self.held.flat(rX), ones[self.scalars.single.index(i)]
             for j in cutlass.range(self.spec.capacity, unroll_full=True):
                 if j < stretch.columns:
                     flat[j] = one
@@ -340,15 +328,6 @@ class ShortKernel:
             return select(numbers["scale"] < 0.0, self.dtypes[i](-self.math.padding[i]), nothing)
         return nothing
 
-    def numbers_at(self, stretch: Stretch, i: int, row: Int32) -> cute.Tensor:
-        """gX: what group output i has for a row of the stretch; where kept modes merge, behind it those of the next
-        rows."""
-        mX, access = stretch.mX[i], self.spec.access[i]
-        stride = mX.kept[-1] if access == 1 else 1
-        start = dot(self.place_of(stretch, stretch.first_row + row), [*mX.kept[:-1], stride])
-        gX = global_pointer(mX.dtype, mX.address, start, access * mX.itemsize)
-        return cute.make_tensor(gX, cute.make_layout(self.spec.rows_per_thread, stride=stride))
-
     def pieces(self, rX: cute.Tensor) -> list[Callable]:
         """A row in registers, piece by piece."""
         return [partial(self.piece, rX, k) for k in range(cute.size(rX, mode=[1]))]
@@ -357,16 +336,25 @@ class ShortKernel:
         return rX[None, k]
 
     def results(
-        self, stretch: Stretch, row: list[list[Callable]], numbers: dict[str, Float32], number: Int32
-    ) -> tuple[list[Iterator], list]:
-        """(results of a row by output, numbers by group output). The whole row is one thread's: no lanes meet.
+        self,
+        stretch: Stretch,
+        row: list[list[Callable]],
+        numbers: dict[str, Numeric],
+        number: Int32,
+        chosen: list[Float32],
+    ) -> tuple[list[Iterator], list, Float32 | None]:
+        """(results of a row by output, numbers by group output, the result at the target). The whole row is one
+        thread's: no lanes meet.
 
-        row: of each input, its pieces; number: which row of the stretch it is.
+        row: of each input, its pieces; number: which row of the stretch it is; chosen: the score at its index, if there
+        is one.
         """
         p, reach = self.spec.prologue, stretch.columns
         if p.causal:
             reach = reach_of(
-                self.place_of(stretch, stretch.first_row + number)[-1], stretch.numbers["offset"], reach
+                self.scalars.place_of(stretch, stretch.first_row + number)[-1],
+                stretch.numbers["offset"],
+                reach,
             )
             if not self.math.rescores:  # of what lies beyond nothing counts, whatever it is
                 for i in self.inputs:
@@ -374,18 +362,27 @@ class ShortKernel:
         values = [Fragment(pieces, [], not self.math.keep) for pieces in row]
         if p:
             sizes = [cute.size(piece()) for piece in row[0]]
-            counts = [reach - sum(sizes[:k]) for k in range(len(sizes))]
-            values.append(Given(numbers, counts, [Boolean(True)] * len(sizes)))
+            before = [sum(sizes[:k]) for k in range(len(sizes))]
+            counts = [reach - first for first in before]
+            each = None
+            if p.averages:  # not with a diagonal
+                each = [self.each(reach, *part) for part in zip(before, sizes, strict=True)]
+            values.append(Given(numbers, counts, [Boolean(True)] * len(sizes), each))
         math, carry, kept = self.math.for_row(values), [], None
         for stage in range(len(math.reductions)):
             state, kept = math.partial(stage, values, carry, 1)
             carry.append(state)
         state = sum(carry, ())
-        sink = [numbers["sink"]] if p.sink else []
-        state = math.joined(state, *sink) if sink else state
+        state = math.joined(state, numbers["sink"]) if p.sink else state
         results = math.finish(values, kept, state) if len(self.outputs) else []
-        groups = math.group_results(state, *sink) if len(self.group_outputs) else []
-        return [iter(r) for r in results], groups
+        groups = self.scalars.results(numbers, math, state, chosen)
+        target = math.at_target(numbers, state, *chosen) if self.scalars.marks else None
+        return [iter(r) for r in results], groups, target
+
+    def each(self, columns: Int32, first: int, size: int) -> list[Boolean]:
+        """Which of so many elements a row has, from one on."""
+        sure = self.spec.columns or self.spec.sure
+        return [Boolean(True) if j < sure else Boolean(columns > j) for j in range(first, first + size)]
 
     def cut(self, pieces: list[Callable], reach: Int32, nothing: cutlass.Numeric):
         """Make the elements of a row from `reach` on padding."""
@@ -399,14 +396,14 @@ class ShortKernel:
     # Whole rows in a vector.
 
     @cute.jit
-    def whole_rows(self, stretch: Stretch):
+    def whole_rows(self, stretch: Stretch, wrong: cute.Tensor):
         """A stretch of rows of which a vector holds several, or one."""
         s = self.spec
         R, K = s.rows_per_thread, s.steps
         rX = [cute.make_rmem_tensor((s.vector, K), self.dtypes[i]) for i in self.inputs]
         for i in self.inputs:
             rX[i].fill(self.dtypes[i](self.math.padding[i]))
-        ones = self.no_ones(R, K)
+        ones = self.scalars.no_ones(R, K)
         for k in cutlass.range(K, unroll_full=True):
             first = self.first_of(stretch, k)
             for i in self.dense:
@@ -418,39 +415,58 @@ class ShortKernel:
                         if first + e < stretch.left:
                             rX[i][e, k] = tXgX[e]
             for r in cutlass.range(R, unroll_full=True):
-                self.ones(stretch, first // s.capacity + r, ones, r, k)
+                self.scalars.ones(stretch, first // s.capacity + r, ones, r, k)
         for k in cutlass.range(K, unroll_full=True):
             first = self.first_of(stretch, k)
             rY = [cute.make_rmem_tensor(s.vector, self.dtypes[i]) for i in self.outputs]
-            numbers = [cute.make_rmem_tensor(R, self.dtypes[i]) for i in self.group_outputs]
+            of_groups = [cute.make_rmem_tensor(R, self.dtypes[i]) for i in self.group_outputs]
             for r in cutlass.range(R, unroll_full=True):
-                of_row = [one[r, k] for one in ones]
-                for j in cutlass.range_constexpr(len(self.single)):
-                    self.row_in(rX[self.single[j]], r, k).fill(of_row[j])
+                of_row, chosen = [one[r, k] for one in ones], []
+                for j in cutlass.range_constexpr(len(self.scalars.single)):
+                    self.row_in(rX[self.scalars.single[j]], r, k).fill(of_row[j])
                 found = [[partial(self.row_in, x, r, k)] for x in rX]
-                row = first // s.capacity + r
-                results, groups = self.results(stretch, found, self.numbers(stretch, of_row), row)
+                row, numbers = first // s.capacity + r, self.scalars.numbers(stretch, of_row)
+                if const_expr(self.scalars.selects):
+                    element = self.chosen(self.row_in(rX[0], r, k), numbers["index"])
+                    chosen = [self.scalars.score(numbers, element)]
+                    self.scalars.note(stretch, of_row, wrong)
+                results, groups, target = self.results(stretch, found, numbers, row, chosen)
                 for j in cutlass.range_constexpr(len(self.outputs)):
-                    pack(results[j], part(rY[j], r * s.capacity, s.capacity))
+                    of_row = part(rY[j], r * s.capacity, s.capacity)
+                    pack(results[j], of_row)
+                    if const_expr(self.scalars.marks):
+                        self.put(of_row, numbers["index"], target.to(of_row.element_type))
                 for j in cutlass.range_constexpr(len(self.group_outputs)):
-                    numbers[j][r] = groups[j].to(numbers[j].element_type)
+                    of_groups[j][r] = groups[j].to(of_groups[j].element_type)
             for j in cutlass.range_constexpr(len(self.outputs)):
                 i = self.outputs[j]
                 self.store_some(rY[j], self.vector_at(stretch, i, k), stretch.left - first, s.access[i])
             for j in cutlass.range_constexpr(len(self.group_outputs)):
-                self.store_numbers(stretch, j, first // s.capacity, numbers[j])
+                self.store_numbers(stretch, j, first // s.capacity, of_groups[j])
 
     @cute.jit
     def store_numbers(self, stretch: Stretch, j: cutlass.Constexpr[int], row: Int32, rY: cute.Tensor):
         """Store what group output j has for the rows of a vector, from `row` on."""
         s, i = self.spec, self.group_outputs[j]
         if const_expr(s.kept_modes == 1):
-            self.store_some(rY, self.numbers_at(stretch, i, row), stretch.rows - row, s.access[i])
+            self.store_some(rY, self.scalars.numbers_at(stretch, i, row), stretch.rows - row, s.access[i])
         else:
             for r in cutlass.range(cute.size(rY), unroll_full=True):
-                gY = self.numbers_at(stretch, i, row + r)
+                gY = self.scalars.numbers_at(stretch, i, row + r)
                 if row + r < stretch.rows:
                     gY[0] = rY[r]
+
+    def chosen(self, row: cute.Tensor, column: Int32) -> Numeric:
+        """The element of a row in registers that is at a column, the first where there is none."""
+        found = row[0]
+        for e in range(1, cute.size(row)):
+            found = select(column == e, row[e], found)
+        return found
+
+    def put(self, row: cute.Tensor, column: Int32, element: Numeric):
+        """Put an element at a column of a row in registers, if there is such a one."""
+        for e in range(cute.size(row)):
+            row[e] = select(column == e, element, row[e])
 
     def row_in(self, rX: cute.Tensor, r: int, k: int) -> cute.Tensor:
         """Row r of vector k."""

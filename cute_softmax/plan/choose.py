@@ -123,17 +123,24 @@ def plan(
 def _shares_rows(math_name: str, problem: Problem, device: Device, prologue: Prologue) -> bool:
     """Whether threads that share a row are faster than threads with rows of their own, if these can be had at all."""
     facts, columns = facts_of(math_name, True, prologue), problem.length
+    plain, gradient = not (prologue or facts.group_inputs), len(facts.inputs) > 1
+    if plain and columns < SHORTEST_SHARED:
+        return False
     vector = ALIGNMENT // max(ITEM_SIZE[d] for d in problem.dtypes[: facts.full])
     vectors = 0 if columns % vector or any(problem.offsets) else columns // vector
     filled = vectors.bit_count() == 1  # by powers of two of threads
-    if not (prologue or facts.group_inputs):
-        gradient = len(facts.inputs) > 1
-        if columns < SHORTEST_SHARED:
-            return False
-        if facts.outputs and vectors >= (2 if gradient else 4) and (filled or (gradient and vectors > 4)):
-            return True
-    an_element = SHARED_ROWS_AN_ELEMENT["vectors" if vectors > 4 or (filled and vectors > 1) else "single"]
-    return problem.groups <= max(SHARED_ROWS, an_element * columns) * device.multiprocessors
+    if (
+        plain
+        and facts.outputs
+        and vectors >= (2 if gradient else 4)
+        and (filled or (gradient and vectors > 4))
+    ):
+        return True
+    most = SHARED_ROWS
+    if "index" not in facts.group_inputs:  # whose numbers cost as much in each of the threads
+        filled = vectors > 4 or (filled and vectors > 1)
+        most = max(most, SHARED_ROWS_AN_ELEMENT["vectors" if filled else "single"] * columns)
+    return problem.groups <= most * device.multiprocessors
 
 
 def _plan_rows(

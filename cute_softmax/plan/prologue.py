@@ -163,9 +163,14 @@ class Prologue:
 
     @property
     def of_rows(self) -> bool:
-        """Whether the row movement alone has it all."""
+        """Whether movements of rows alone have it all."""
         parts = self.target, self.more, self.entropy, self.softcap, self.even, self.against, self.state
         return any(parts) or bool(self.ranks)
+
+    @property
+    def long_rows(self) -> bool:
+        """Whether the row movement alone has it all: of two full tensors, or of rows that come in parts."""
+        return bool(self.against or self.state or self.ranks)
 
     @property
     def averages(self) -> bool:

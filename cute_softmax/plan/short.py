@@ -14,7 +14,7 @@ from typing import ClassVar
 from layouts.algebra import Layout
 
 from .base import ClassBase
-from .maths import MATHS, WARP, Math
+from .maths import WARP, Math
 from .problem import ALIGNMENT, ITEM_SIZE
 from .prologue import NO_PROLOGUE, Prologue, facts_of
 from .short_configs import ShortConfig
@@ -61,7 +61,6 @@ class ShortClass(ClassBase):
     movement: ClassVar[str] = "short"
     # What row maths ask of a class: one pass over a row that lies in registers.
     online: ClassVar[bool] = True
-    part: ClassVar[int] = 1
     logs: ClassVar[bool] = False
     cluster_n: ClassVar[int] = 1
     threads_per_row: ClassVar[int] = 1
@@ -140,6 +139,11 @@ class ShortClass(ClassBase):
         return (self.least - 1) // CHUNK * CHUNK
 
     @property
+    def part(self) -> int:
+        """Pieces of a row that row maths which advance in parts take at once: all."""
+        return self.capacity // self.piece
+
+    @property
     def piece(self) -> int:
         """Elements that a thread has side by side in registers: of a vector, as many as divide the row."""
         return math.gcd(self.vector, self.capacity)
@@ -212,6 +216,13 @@ class ShortClass(ClassBase):
         return "_".join(parts)
 
 
+def configs_of(table: Table, facts: Math, prologue: Prologue = NO_PROLOGUE) -> tuple[ShortConfig, ...]:
+    """The configurations of a table for the short rows of a math. Of the longest ones registers do not hold capped
+    scores beside what becomes of them."""
+    chosen = "index" in facts.group_inputs and not (prologue.softcap and facts.outputs)
+    return table.short + table.chosen if chosen else table.short
+
+
 def short_class(
     math_name: str,
     architecture: str,
@@ -231,9 +242,9 @@ def short_class(
     groups lie with gaps. laid: of the inputs, see `ShortClass`; nothing where all are dense.
     """
     facts = facts_of(math_name, True, prologue)
-    configs = (table or table_of()).short
+    configs = configs_of(table or table_of(), facts, prologue)
     config = next((c for c in configs if columns <= c.capacity), None)
-    if config is None or MATHS[math_name, True].group_inputs or prologue.of_rows:
+    if config is None or prologue.long_rows:
         return None
     laid = laid or (DENSE,) * len(facts.inputs)
     widest = max(ITEM_SIZE[d] for d in dtypes[: facts.full])

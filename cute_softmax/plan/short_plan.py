@@ -15,7 +15,7 @@ from .maths import WARP, Math, check_counts
 from .modes import MODES
 from .problem import ITEM_SIZE, Mode, Problem, merged
 from .prologue import NO_PROLOGUE, Prologue, facts_of
-from .short import APART, BYTES, DENSE, PAIR, SINGLE, SKEW, WARPS, ShortClass, short_class
+from .short import APART, BYTES, DENSE, PAIR, SINGLE, SKEW, WARPS, ShortClass, configs_of, short_class
 from .table import table_of
 
 
@@ -217,7 +217,9 @@ def plan_short(
     """The plan of the short movement; None where rows are no short ones that lie one behind another."""
     facts, table = facts_of(math_name, True, prologue), table_of(device.table)
     rows, columns = problem.groups, problem.length
-    if all(columns > config.capacity for config in table.short):  # before anything that takes longer
+    if all(
+        columns > config.capacity for config in configs_of(table, facts, prologue)
+    ):  # before anything that takes longer
         return None
     kept = _kept(problem, facts)
     if not (rows and columns) or (laid := _laid(kept, problem, facts)) is None:

@@ -29,7 +29,8 @@ class Table:
         are so few that all run at once; rows of no more than few_above vectors are always as many are. Some maths have
         lists of their own for results that are wider than the elements (`WIDENED`).
     causal, prologue: what takes a configuration's place where the diagonal cuts half of each row off, and with scores.
-    short: rows of no more elements than the last one's capacity, that lie one behind another.
+    short: rows of no more elements than the last one's capacity, that lie one behind another. chosen: longer ones,
+        of which an index chooses an element: what it costs beside the row costs as much in each thread that shares one.
     held, shifted: by how many full inputs there are, panels that are held, and those of columns that begin anywhere.
     streaming: panels that none of these holds. deep: by orientation and full inputs, those that hold 192 or 224 KB of
         what they read twice: for what has a full output, where the architecture has room.
@@ -46,6 +47,7 @@ class Table:
     causal: dict[RowConfig, RowConfig]
     prologue: dict[RowConfig, RowConfig]
     short: tuple[ShortConfig, ...]
+    chosen: tuple[ShortConfig, ...]
     held: dict[int, tuple[PanelConfig, ...]]
     shifted: dict[int, tuple[PanelConfig, ...]]
     deep: dict[tuple[str, int], tuple[PanelConfig, ...]]
@@ -71,6 +73,7 @@ class Table:
             causal=_pairs(rows["causal"]),
             prologue=_pairs(rows["prologue"]),
             short=tuple(ShortConfig(**fields) for fields in data["short"]),
+            chosen=tuple(ShortConfig(**fields) for fields in data.get("chosen", ())),
             held=_by_inputs(panels["held"]),
             shifted=_by_inputs(panels["shifted"]),
             deep={(key.split()[0], int(key.split()[1])): found for key, found in deep.items()},
@@ -141,7 +144,7 @@ def _roomier(configs: tuple[RowConfig, ...], staging: str = "") -> tuple[RowConf
 
 def digest_of(data: dict) -> str:
     """Eight digits that tell tables apart: of the configurations, not of the figures beside them."""
-    told = {name: data[name] for name in ("row", "short", "panel")}
+    told = {name: data.get(name) for name in ("row", "short", "chosen", "panel")}
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:8]
 
 

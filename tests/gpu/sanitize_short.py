@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from itertools import product
+from math import prod
 
 import checking
 import classes
+import short_heads
 import short_scores
 import torch
 from checking import Guarded
@@ -80,6 +82,7 @@ def jobs(maths: list[str], names: list[str]) -> Iterator[Job]:
             what = f"{math} {'/'.join(plan.kernel.dtypes)} {plan.kernel.name}, {rows} x {columns} at {offset}"
             yield Job((plan.kernel,), rows * columns, what, partial(check, math, pair, rows, columns, offset))
     yield from scored_jobs(maths, names)
+    yield from chosen_jobs(maths, names)
 
 
 @classes.however_few()
@@ -112,3 +115,36 @@ def scored_jobs(maths: list[str], names: list[str]) -> Iterator[Job]:
                 seen.add(kernel)
                 what = f"{case.math} {'/'.join(kernel.dtypes)} {kernel.name}"
                 yield Job((kernel,), case.x.numel(), what, partial(check_scores, case))
+
+
+@classes.however_few()
+def check_losses(case: short_heads.LossCase) -> float:
+    """The same of losses, or of a visit."""
+    work, numbers = case.work()
+    call, stream = launch.call_for(work, case.plan()), torch.cuda.current_stream().cuda_stream
+    copies = [sent(t) for t in work.tensors]
+    seconds = timed(lambda: call(stream, *(t.data_ptr() for t in copies), numbers=numbers))
+    losses, *gradient = case.results
+    case.check([received(losses, copies[-1]), *(received(g, copies[-2]) for g in gradient)])
+    return seconds
+
+
+def chosen_jobs(maths: list[str], names: list[str]) -> Iterator[Job]:
+    """What an index chooses: in losses with every option, and alone, each class once."""
+    seen: set[ShortClass] = set()
+    for name, columns in product((n for n in names if n != "fp16"), (3, 4, 8, 12, 49, 64, 77, 128)):
+        dtype = checking.DTYPES[name]
+        found = [
+            (partial(check_losses, case), case.plan)
+            for case in [*short_heads.loss_cases(columns, dtype)][columns % 4 :: 4]
+        ]
+        for case in short_heads.cases(columns, dtype):
+            work = work_of(case, case.placed()[0])
+            found.append((partial(check_scores, case), partial(work.plan, launch.device_facts(0))))
+        for check, plan in found:
+            with classes.however_few():
+                kernel = plan().kernel
+            if kernel.math in maths and kernel not in seen and kernel.movement == "short":
+                seen.add(kernel)
+                what = f"{kernel.math} {'/'.join(kernel.dtypes)} {kernel.name}"
+                yield Job((kernel,), prod(short_heads.ROWS) * columns, what, check)

@@ -183,7 +183,8 @@ class Softmax(RowMath):
         return [tree(operator.add, exponentials)]
 
     def differences(self, x: Fragment, k: int, part: list[Float32], ref: Float32) -> tuple[Float32, Float32]:
-        """(sum of the differences of part k's elements to `ref`, how many elements it has); padding counts nothing.
+        """(sum of the differences of part k's elements to `ref`, how many elements it has); padding counts nothing: a
+        vector, or of one that is given so (`Given.each`) an element.
 
         With `weights`, an iterator of as many for each part: the sum of differences times weights, and that of these.
         """
@@ -196,6 +197,10 @@ class Softmax(RowMath):
             first = min(j, len(vectors)) * width + max(j - len(vectors), 0)
             end, zero = first + (width if j < len(vectors) else 1), Float32(0.0)
             terms, count = (v - ref for v in part[first:end]), Float32(float(end - first))
+            if isinstance(exists, list):
+                total = tree(operator.add, (select(e, d, zero) for e, d in zip(exists, terms, strict=True)))
+                found.append((total, tree(operator.add, (select(e, Float32(1.0), zero) for e in exists))))
+                continue
             if weights is not None:
                 terms = (w * d for w, d in zip(weights[first:end], terms, strict=True))
                 count = tree(operator.add, weights[first:end])

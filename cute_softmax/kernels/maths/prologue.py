@@ -75,7 +75,8 @@ class Prologued(RowMath):
                 given.scores = Scores(self.prologue, inputs, given, self.keep)
         found = [given.scores] if self.rescores else fragments
         steps = found[0].steps
-        found[0].exist = given.exist[:steps], given.exist[steps:]
+        exist = given.each or given.exist
+        found[0].exist = exist[:steps], exist[steps:]
         return found
 
     def for_row(self, values: list) -> RowMath:

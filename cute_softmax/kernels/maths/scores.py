@@ -33,12 +33,14 @@ class Given:
 
     numbers: those of the prologue, and of its tensors those of the row, by their names; counts: for each of this
     thread's vectors, then for its scalars, how many elements count, from the first on (0 for what does not exist);
-    exist: whether there are any.
+    exist: whether there are any. each: of each vector, which of its elements there are, where it may lie across the
+    end of the row.
     """
 
     numbers: dict[str, Float32]
     counts: list[Int32]
     exist: list[Boolean]
+    each: list[list[Boolean]] | None = None
 
 
 def floats(prologue, numbers: dict[str, Int64]) -> dict[str, Float32]:
@@ -115,10 +117,10 @@ class Scores:
 
 def score_of(
     x: Float32,
-    scale: Float32 | None,
-    bias: Float32 | None,
-    allowed: Boolean | None,
-    counts: Boolean | None,
+    scale: Float32 | None = None,
+    bias: Float32 | None = None,
+    allowed: Boolean | None = None,
+    counts: Boolean | None = None,
     cap: Float32 | None = None,
 ) -> Float32:
     """The score of an element, by those of these that there are; counts: whether it does, wherever it lies; cap: what
