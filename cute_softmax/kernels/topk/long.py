@@ -44,7 +44,7 @@ from ..common.index import at_edges, ceil_div, head_of, larger, select, smaller
 from ..common.reduce import threads_that, tree
 from ..maths.entropy import Statistics
 from .candidates import EXACT, KEYS, LOWEST, ROUGH, Candidates, add, drop, key_of
-from .noted import NONE, Noted, add_noted, bound_of_groups, note, reaching
+from .noted import NONE, Noted, add_above, add_noted, below, bound_of_groups, note, reaching
 from .shares import Share, fill, gather, hand_over, last_of
 
 INDEX_ERROR = "cute_softmax.topk_log_softmax: index %lld in row %lld is out of range: a row has %d elements"
@@ -268,8 +268,9 @@ class LongTopkKernel:
         cute.arch.barrier()
         seen, total, above = Float32(-float("inf")), Float32(0.0), Int32(0)
         count, held, coming, lost = Int32(0), Int32(0), Int32(0), Boolean(False)
-        bound, tops = Int32(NONE), [Int32(NONE) for _ in range(max(s.room.groups, 1))]
-        top = tops[0]
+        bound, limit, may = Int32(NONE), Float32(0.0), Boolean(True)
+        tops = [seen for _ in range(max(s.room.groups, 1))]
+        top = seen
         tXrX = [cute.make_rmem_tensor(s.vector, self.dtype) for _ in range(STEPS)]
         # Once more when the tiles have ended, to make candidates of what is noted.
         for number in cutlass.range(share.tiles + bool(s.most), unroll=1):
@@ -286,18 +287,19 @@ class LongTopkKernel:
                 if const_expr(s.chosen):
                     above = above + sums[1]
                 if const_expr(s.most):
-                    numbers = [noted.number(x) for x in maxima]
-                    tops = [larger(a, b) for a, b in zip(tops, numbers, strict=True)]
-                    top = tree(larger, numbers)
+                    tops = [online.maximum(a, b) for a, b in zip(tops, maxima, strict=True)]
+                    top = largest_here
             if const_expr(s.most):
                 met = (number == coming) | last | careful
+                limit_here, may_here = limit, may
                 if met:
                     held = candidates.sW[COUNT]
                     room = select(careful, Int32(s.room.spare), Int32(noted.places // 2))
                     room = select(last, Int32(FEW), room)
                     crowded = threads_that(count > room) > 0
                     if crowded | (last ^ True):
-                        bound = bound_of_groups(noted, candidates.k, self.numbers(share, tops, tidx), bound)
+                        numbers = self.numbers(share, noted, tops)
+                        bound = bound_of_groups(noted, candidates.k, numbers, bound)
                     if crowded | last:
                         lost = lost | (threads_that(count > noted.places) > 0)
                         bound = self.collect(
@@ -306,10 +308,11 @@ class LongTopkKernel:
                         count = Int32(0)
                     # Again when four times as much has been seen, but not so late that a better bound is of no use.
                     coming = select(2 * share.tiles > 3 * (4 * coming + 3), 4 * coming + 3, Int32(NEVER))
-                if last ^ True:
                     # Of a bound that this tile has a part in those that equal it count.
-                    below = larger(bound, Int32(NONE + 1)) - select(met, Int32(1), Int32(0))
-                    count = self.note(share, noted, tXrX, number, top, below, count)
+                    limit_here, may_here = noted.limit(below(bound))
+                    limit, may = noted.limit(bound)
+                if last ^ True:
+                    count = self.note(share, noted, tXrX, number, top, limit_here, may_here, count)
         return (seen, total), above, lost
 
     def sums(self, elements, exp: object, seen: Float32, chosen: Float32) -> tuple:
@@ -328,10 +331,10 @@ class LongTopkKernel:
 
     # What may be among the largest.
 
-    def numbers(self, share: Share, tops: list[Int32], tidx: Int32) -> list[Int32]:
+    def numbers(self, share: Share, noted: Noted, tops: list[Float32]) -> list[Int32]:
         """The numbers of this thread's groups: NONE for those of which there is no element."""
-        exist = [self.vector(share, Int32(0), u, tidx) < share.end for u in range(len(tops))]
-        return [select(e, t, Int32(NONE)) for e, t in zip(exist, tops, strict=True)]
+        exist = [self.vector(share, Int32(0), u, noted.tidx) < share.end for u in range(len(tops))]
+        return [select(e, noted.number(t), Int32(NONE)) for e, t in zip(exist, tops, strict=True)]
 
     def note(
         self,
@@ -339,26 +342,33 @@ class LongTopkKernel:
         noted: Noted,
         tXrX: list[cute.Tensor],
         tile: Int32,
-        top: Int32,
-        below: Int32,
+        top: Float32,
+        limit: Float32,
+        may: Boolean,
         count: Int32,
     ) -> Int32:
         """`noted.note` of this thread's vectors of a tile."""
         vectors = [self.vector(share, tile, u, noted.tidx) for u in range(STEPS)]
         columns = [share.head + v * self.spec.vector for v in vectors]
-        return note(noted, tXrX, columns, [v < share.end for v in vectors], top, below, count)
+        return note(noted, tXrX, columns, [v < share.end for v in vectors], top, limit, may, count)
 
     @cute.jit
     def collect(self, candidates: Candidates, noted: Noted, count: Int32, held: Int32, bound: Int32) -> Int32:
         """Make candidates of what is noted; the bound for what comes then. count: how many vectors this warp has noted;
         held: how many candidates there are. All threads of the CTA come from a barrier, and find one behind it."""
         s, sW = self.spec, candidates.sW
-        add_all = partial(add_noted, noted, count, candidates)
-        add_all(noted.key(bound))
+        limit, _ = noted.limit(below(bound))
+        add_above(noted, count, candidates, limit)
         cute.arch.barrier()
         came = sW[COUNT]
         if came > s.places:
-            found = drop(candidates, held, EXACT, [partial(reaching, noted, count)], add_all)
+            found = drop(
+                candidates,
+                held,
+                EXACT,
+                [partial(reaching, noted, count)],
+                partial(add_noted, noted, count, candidates),
+            )
             bound = larger(bound, noted.bound(found))
         elif came > s.places - s.places // 4:
             bound = larger(bound, noted.bound(drop(candidates, came, ROUGH)))

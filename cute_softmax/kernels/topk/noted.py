@@ -17,11 +17,11 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64
 
 from ...plan.maths import WARP
-from ...plan.topk_long import LEAST, MOST_OF_ALL
+from ...plan.topk_long import COUNT, LEAST, MOST_OF_ALL
 from ..common.copy import largest, unpack
 from ..common.index import larger, select, smaller
 from ..common.reduce import threads_that
-from .candidates import KEYS, LOWEST, Candidates, add, key_of
+from .candidates import KEYS, Candidates, add, key_of
 from .select import normal, ordered
 
 NONE = -(1 << 31)  # a bound below all numbers
@@ -59,14 +59,29 @@ class Noted:
         """The number of an element: above NONE, and larger for larger elements."""
         return ordered(normal(x).bitcast(Int32), KEYS.kept) >> self.spare_bits
 
-    def key(self, bound: Int32) -> Int64:
-        """The least key of an element that reaches a bound."""
-        bound = larger(bound, Int32(NONE >> self.spare_bits))
-        return larger(Int64(bound) << Int64(32 + self.spare_bits), LOWEST + 1)
+    def limit(self, bound: Int32) -> tuple[Float32, Boolean]:
+        """What elements are not at most whose number is above a bound; whether there may be such. NaN is not at most
+        anything, and nothing at most NaN, the limit where no bound is known."""
+        of_nan, infinity = 0x7FFFFFFF >> self.spare_bits, 0x7F800000 >> self.spare_bits
+        least = larger(bound, Int32(NONE >> self.spare_bits))
+        least = smaller(least, Int32(infinity)) << self.spare_bits
+        # -0, which equals 0, has the number below that of 0.
+        least = least - select(least == -1, Int32(1), Int32(0))
+        return ordered(least, KEYS.kept).bitcast(Float32), bound < of_nan
 
     def bound(self, key: Int64) -> Int32:
         """The highest bound that all keys reach which reach a key."""
         return Int32(key >> Int64(32 + self.spare_bits))
+
+
+def below(bound: Int32) -> Int32:
+    """The number above which those are that reach a bound; all elements where it is NONE."""
+    return larger(bound, Int32(NONE + 1)) - 1
+
+
+def exceeds(x: Float32, limit: Float32) -> Boolean:
+    """Whether an element is above a limit, as NaN is: a comparison of floats, where numbers take several operations."""
+    return (x <= limit) ^ True
 
 
 @cute.jit
@@ -75,17 +90,18 @@ def note(
     vectors: list[cute.Tensor],
     columns: list[Int32],
     exist: list[Boolean],
-    top: Int32,
-    below: Int32,
+    top: Float32,
+    limit: Float32,
+    may: Boolean,
     count: Int32,
 ) -> Int32:
-    """Note those of a warp's vectors that have an element whose number is above `below`; how many the warp has noted,
-    of which `count` before. top: the number of the largest of this thread's; columns: of their first elements."""
-    if cute.arch.vote_any_sync(top > below):
+    """Note those of a warp's vectors that have an element above a limit, if any may be; how many the warp has noted, of
+    which `count` before. top: the largest of this thread's; columns: of their first elements."""
+    if cute.arch.vote_any_sync(may & exceeds(top, limit)):
         lane = noted.tidx % WARP
         first = noted.tidx // WARP * noted.places
         for u in cutlass.range_constexpr(len(vectors)):
-            reaches = exist[u] & (noted.number(largest([vectors[u]], [])) > below)
+            reaches = exist[u] & exceeds(largest([vectors[u]], []), limit)
             which = cute.arch.vote_ballot_sync(reaches)
             place = count + cute.arch.popc(which & ((Int32(1) << lane) - 1))
             if reaches & (place < noted.places):
@@ -108,12 +124,31 @@ def reaching(noted: Noted, count: Int32, trial: Int64) -> Int32:
 
 @cute.jit
 def add_noted(noted: Noted, count: Int32, candidates: Candidates, bound: Int64):
-    """Make candidates of the elements of this thread's share of what its warp has noted that reach a bound."""
+    """Make candidates of the elements of this thread's share of what its warp has noted whose keys reach a bound."""
     first = noted.tidx // WARP * noted.places
     for i in cutlass.range(noted.tidx % WARP, count, WARP, unroll=1):
         elements, column = unpack(noted.vector(first + i)), noted.sC[first + i]
         for v in cutlass.range_constexpr(len(elements)):
             add(candidates, key_of(elements[v], column + v), bound)
+
+
+@cute.jit
+def add_above(noted: Noted, count: Int32, candidates: Candidates, limit: Float32):
+    """Make candidates of the elements above a limit of this thread's share of what its warp has noted. Places for those
+    of a vector are found at once."""
+    first = noted.tidx // WARP * noted.places
+    sK, sW = candidates.sK, candidates.sW
+    for i in cutlass.range(noted.tidx % WARP, count, WARP, unroll=1):
+        elements, column, found = unpack(noted.vector(first + i)), noted.sC[first + i], Int32(0)
+        for v in cutlass.range_constexpr(len(elements)):
+            found = found + select(exceeds(elements[v], limit), Int32(1), Int32(0))
+        if found > 0:
+            place = cute.arch.atomic_add(sW.iterator + COUNT, found)
+            for v in cutlass.range_constexpr(len(elements)):
+                if exceeds(elements[v], limit):
+                    if place < candidates.places:
+                        sK[place] = key_of(elements[v], column + v)
+                    place = place + 1
 
 
 @cute.jit
