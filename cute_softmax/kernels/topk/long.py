@@ -268,8 +268,9 @@ class LongTopkKernel:
         cute.arch.barrier()
         seen, total, above = Float32(-float("inf")), Float32(0.0), Int32(0)
         count, held, coming, lost = Int32(0), Int32(0), Int32(0), Boolean(False)
-        bound, limit, may = Int32(NONE), Float32(0.0), Boolean(True)
-        tops = [seen for _ in range(max(s.room.groups, 1))]
+        bound, limit = Int32(NONE), Float32(0.0)
+        # Of a single group it is what has been seen.
+        tops = [seen for _ in range(s.room.groups)] if s.room.groups > 1 else []
         top = seen
         tXrX = [cute.make_rmem_tensor(s.vector, self.dtype) for _ in range(STEPS)]
         # Once more when the tiles have ended, to make candidates of what is noted.
@@ -287,18 +288,18 @@ class LongTopkKernel:
                 if const_expr(s.chosen):
                     above = above + sums[1]
                 if const_expr(s.most):
-                    tops = [online.maximum(a, b) for a, b in zip(tops, maxima, strict=True)]
+                    tops = [online.maximum(a, b) for a, b in zip(tops, maxima, strict=False)]
                     top = largest_here
             if const_expr(s.most):
                 met = (number == coming) | last | careful
-                limit_here, may_here = limit, may
+                limit_here = limit
                 if met:
                     held = candidates.sW[COUNT]
                     room = select(careful, Int32(s.room.spare), Int32(noted.places // 2))
                     room = select(last, Int32(FEW), room)
                     crowded = threads_that(count > room) > 0
                     if crowded | (last ^ True):
-                        numbers = self.numbers(share, noted, tops)
+                        numbers = self.numbers(share, noted, seen, tops)
                         bound = bound_of_groups(noted, candidates.k, numbers, bound)
                     if crowded | last:
                         lost = lost | (threads_that(count > noted.places) > 0)
@@ -309,10 +310,10 @@ class LongTopkKernel:
                     # Again when four times as much has been seen, but not so late that a better bound is of no use.
                     coming = select(2 * share.tiles > 3 * (4 * coming + 3), 4 * coming + 3, Int32(NEVER))
                     # Of a bound that this tile has a part in those that equal it count.
-                    limit_here, may_here = noted.limit(below(bound))
-                    limit, may = noted.limit(bound)
+                    limit_here, limit = noted.limit(below(bound)), noted.limit(bound)
                 if last ^ True:
-                    count = self.note(share, noted, tXrX, number, top, limit_here, may_here, count)
+                    may = met | noted.may_exceed(bound)
+                    count = self.note(share, noted, tXrX, number, top, limit_here, may, count)
         return (seen, total), above, lost
 
     def sums(self, elements, exp: object, seen: Float32, chosen: Float32) -> tuple:
@@ -331,8 +332,9 @@ class LongTopkKernel:
 
     # What may be among the largest.
 
-    def numbers(self, share: Share, noted: Noted, tops: list[Float32]) -> list[Int32]:
+    def numbers(self, share: Share, noted: Noted, seen: Float32, tops: list[Float32]) -> list[Int32]:
         """The numbers of this thread's groups: NONE for those of which there is no element."""
+        tops = tops or [seen]
         exist = [self.vector(share, Int32(0), u, noted.tidx) < share.end for u in range(len(tops))]
         return [select(e, noted.number(t), Int32(NONE)) for e, t in zip(exist, tops, strict=True)]
 
@@ -357,8 +359,7 @@ class LongTopkKernel:
         """Make candidates of what is noted; the bound for what comes then. count: how many vectors this warp has noted;
         held: how many candidates there are. All threads of the CTA come from a barrier, and find one behind it."""
         s, sW = self.spec, candidates.sW
-        limit, _ = noted.limit(below(bound))
-        add_above(noted, count, candidates, limit)
+        add_above(noted, count, candidates, noted.limit(below(bound)))
         cute.arch.barrier()
         came = sW[COUNT]
         if came > s.places:

@@ -59,15 +59,19 @@ class Noted:
         """The number of an element: above NONE, and larger for larger elements."""
         return ordered(normal(x).bitcast(Int32), KEYS.kept) >> self.spare_bits
 
-    def limit(self, bound: Int32) -> tuple[Float32, Boolean]:
-        """What elements are not at most whose number is above a bound; whether there may be such. NaN is not at most
-        anything, and nothing at most NaN, the limit where no bound is known."""
-        of_nan, infinity = 0x7FFFFFFF >> self.spare_bits, 0x7F800000 >> self.spare_bits
+    def limit(self, bound: Int32) -> Float32:
+        """What elements are not at most whose number is above a bound, infinity at most. NaN is not at most anything,
+        and nothing at most NaN, the limit where no bound is known."""
+        infinity = 0x7F800000 >> self.spare_bits
         least = larger(bound, Int32(NONE >> self.spare_bits))
         least = smaller(least, Int32(infinity)) << self.spare_bits
         # -0, which equals 0, has the number below that of 0.
         least = least - select(least == -1, Int32(1), Int32(0))
-        return ordered(least, KEYS.kept).bitcast(Float32), bound < of_nan
+        return ordered(least, KEYS.kept).bitcast(Float32)
+
+    def may_exceed(self, bound: Int32) -> Boolean:
+        """Whether there may be elements above a bound: it is not that of NaN."""
+        return bound < 0x7FFFFFFF >> self.spare_bits
 
     def bound(self, key: Int64) -> Int32:
         """The highest bound that all keys reach which reach a key."""
