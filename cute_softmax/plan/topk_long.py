@@ -22,6 +22,9 @@ from .prologue import NO_PROLOGUE, Prologue
 THREADS = 256
 STEPS = 4  # vectors of a thread in a tile
 STAGES = 2  # tiles in shared memory: one is worked on, the next one is on its way
+# Bytes that L2 fetches around those which a thread asks for, whose neighbours take the others: without it rows of
+# float32 take 1.25 times as long as logsumexp, with it 1.03 (H200, 2026-11-26).
+AHEAD = 128
 # CTAs of a multiprocessor, at most, that select and count what is larger than a chosen element: four lack registers.
 CHOSEN_BLOCKS = 3
 MOST = 1024  # the largest k

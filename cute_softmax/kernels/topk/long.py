@@ -26,6 +26,7 @@ from layouts.trace import observe
 
 from ...plan.maths import WARP
 from ...plan.topk_long import (
+    AHEAD,
     COUNT,
     FEW,
     LARGER,
@@ -207,7 +208,7 @@ class LongTopkKernel:
         for u in cutlass.range_constexpr(STEPS):
             gX = cute.make_tensor(pointer + u * THREADS * V, cute.make_layout(V))
             if self.vector(share, tile, u, tidx) < share.end:
-                load_async(gX, tXsX[None, u], V, share.policy)
+                load_async(gX, tXsX[None, u], V, share.policy, AHEAD)
         cute.arch.cp_async_commit_group()
 
     @cute.jit
