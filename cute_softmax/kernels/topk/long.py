@@ -116,9 +116,11 @@ class LongTopkKernel:
         if const_expr(s.most):
             sK = smem.allocate_tensor(Int64, cute.make_layout(s.places), byte_alignment=16)
             candidates = Candidates(sK, sW, tidx, k)
-            sV = smem.allocate_tensor(self.dtype, cute.make_layout((s.vector, s.noted)), byte_alignment=16)
+            layout = cute.make_layout((s.vector, s.room.unit, s.noted))
+            sV = smem.allocate_tensor(self.dtype, layout, byte_alignment=16)
             sC = smem.allocate_tensor(Int32, cute.make_layout(s.noted), byte_alignment=16)
-            noted = Noted(sV, sC, sW, tidx, s.noted // (s.threads // WARP), SPARE_BITS[s.dtypes[0]])
+            end = share.head + share.end * s.vector
+            noted = Noted(sV, sC, sW, tidx, s.noted // (s.threads // WARP), end, SPARE_BITS[s.dtypes[0]])
 
         math, walk = self.math, self.walk
         if const_expr(s.scaled):
@@ -314,7 +316,8 @@ class LongTopkKernel:
                     limit_here, limit = noted.limit(below(bound)), noted.limit(bound)
                 if last ^ True:
                     may = met | noted.may_exceed(bound)
-                    count = self.note(share, noted, tXrX, number, top, limit_here, may, count)
+                    column = share.head + self.vector(share, number, 0, tidx) * s.vector
+                    count = note(noted, tXrX, column, top, limit_here, may, count)
         return (seen, total), above, lost
 
     def sums(self, elements, exp: object, seen: Float32, chosen: Float32) -> tuple:
@@ -338,22 +341,6 @@ class LongTopkKernel:
         tops = tops or [seen]
         exist = [self.vector(share, Int32(0), u, noted.tidx) < share.end for u in range(len(tops))]
         return [select(e, noted.number(t), Int32(NONE)) for e, t in zip(exist, tops, strict=True)]
-
-    def note(
-        self,
-        share: Share,
-        noted: Noted,
-        tXrX: list[cute.Tensor],
-        tile: Int32,
-        top: Float32,
-        limit: Float32,
-        may: Boolean,
-        count: Int32,
-    ) -> Int32:
-        """`noted.note` of this thread's vectors of a tile."""
-        vectors = [self.vector(share, tile, u, noted.tidx) for u in range(STEPS)]
-        columns = [share.head + v * self.spec.vector for v in vectors]
-        return note(noted, tXrX, columns, [v < share.end for v in vectors], top, limit, may, count)
 
     @cute.jit
     def collect(self, candidates: Candidates, noted: Noted, count: Int32, held: Int32, bound: Int32) -> Int32:
