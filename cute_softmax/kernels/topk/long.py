@@ -46,6 +46,7 @@ from ..common.reduce import threads_that, tree
 from ..maths.entropy import Statistics
 from .candidates import EXACT, KEYS, LOWEST, ROUGH, Candidates, add, drop, key_of
 from .noted import NONE, Noted, add_above, add_noted, below, bound_of_groups, note, reaching
+from .ranks import rank
 from .shares import Share, fill, gather, hand_over, last_of
 
 INDEX_ERROR = "cute_softmax.topk_log_softmax: index %lld in row %lld is out of range: a row has %d elements"
@@ -144,13 +145,13 @@ class LongTopkKernel:
             above = self.total(sW, above, tidx)
         if const_expr(s.split):
             if const_expr(s.most):
-                self.select(candidates, partial(hand_over, share, k))
+                self.select(candidates, noted, partial(hand_over, share, k))
                 fill(share, candidates)
             if last_of(share, state, above, sW, tidx) != 0:
                 state, above = gather(share, math, candidates, tidx)
-                self.finish(share, math, candidates, state, above, chosen, tidx)
+                self.finish(share, math, candidates, noted, state, above, chosen, tidx)
         else:
-            self.finish(share, math, candidates, state, above, chosen, tidx)
+            self.finish(share, math, candidates, noted, state, above, chosen, tidx)
 
     # What is read.
 
@@ -405,24 +406,15 @@ class LongTopkKernel:
     # What is selected.
 
     @cute.jit
-    def select(self, candidates: Candidates, store: cutlass.Constexpr):
-        """Give the k largest candidates, as far as there are so many, to `store(place, key)`: the largest has place 0.
-
-        Each counts how many are larger, so there must be few. All threads come from a barrier.
-        """
-        sK, sW, k = candidates.sK, candidates.sW, candidates.k
-        few = k + THREADS // 2
-        if sW[COUNT] > few:
-            drop(candidates, sW[COUNT], ROUGH)
-        if sW[COUNT] > few:
-            drop(candidates, sW[COUNT], EXACT)
-        count = sW[COUNT]
-        for i in cutlass.range(candidates.tidx, count, THREADS, unroll=1):
-            key, place = sK[i], Int32(0)
-            for j in cutlass.range(count, unroll=8):
-                place = place + select(sK[j] > key, Int32(1), Int32(0))
-            if place < k:
-                store(place, key)
+    def select(self, candidates: Candidates, noted: Noted, store: cutlass.Constexpr):
+        """`ranks.rank` of the candidates, or of fewer, in the memory of what was noted. All threads come from a
+        barrier."""
+        few = candidates.k + THREADS // 2
+        if candidates.sW[COUNT] > few:
+            drop(candidates, candidates.sW[COUNT], ROUGH)
+        if candidates.sW[COUNT] > few:
+            drop(candidates, candidates.sW[COUNT], EXACT)
+        rank(candidates, noted.sC, store)
 
     @cute.jit
     def finish(
@@ -430,6 +422,7 @@ class LongTopkKernel:
         share: Share,
         math: cutlass.Constexpr,
         candidates: Candidates | None,
+        noted: Noted | None,
         state: tuple,
         above: Int32,
         chosen: Float32,
@@ -440,7 +433,7 @@ class LongTopkKernel:
         row_max, log = math.group_results(state)
         found = math.exp.score(chosen) - row_max - log
         if const_expr(s.most):
-            self.select(candidates, partial(self.store, share, math, candidates.k, row_max, log))
+            self.select(candidates, noted, partial(self.store, share, math, candidates.k, row_max, log))
         if tidx == 0:
             element(Float32, at["max"], row)[0] = row_max
             element(Float32, at["log"], row)[0] = log

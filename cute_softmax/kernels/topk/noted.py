@@ -64,6 +64,10 @@ class Noted:
         """The first one of a warp's vectors in shared memory."""
         return self.tidx // WARP * self.places * self.unit
 
+    def element(self, i: Int32, v: Int32) -> Float32:
+        """One element of a vector."""
+        return self.place(i)[v].to(Float32)
+
     def elements(self, i: Int32) -> tuple[list[Float32], Int32]:
         """A vector's elements, and the column of its first one."""
         V = cute.size(self.sV, mode=[0])
@@ -162,19 +166,18 @@ def add_noted(noted: Noted, count: Int32, candidates: Candidates, bound: Int64):
 def add_above(noted: Noted, count: Int32, candidates: Candidates, limit: Float32):
     """Make candidates of the elements above a limit of this thread's share of what its warp has noted. Places for those
     of a vector are found at once."""
-    sK, sW = candidates.sK, candidates.sW
-    first = noted.first
+    sK, sW, first = candidates.sK, candidates.sW, noted.first
     for i in cutlass.range(first + noted.tidx % WARP, first + count * noted.unit, WARP, unroll=1):
-        (elements, column), found = noted.elements(i), Int32(0)
+        (elements, column), which = noted.elements(i), Int32(0)
         for v in cutlass.range_constexpr(len(elements)):
-            found = found + select(exceeds(elements[v], limit), Int32(1), Int32(0))
-        if (found > 0) & (column < noted.end):
-            place = cute.arch.atomic_add(sW.iterator + COUNT, found)
-            for v in cutlass.range_constexpr(len(elements)):
-                if exceeds(elements[v], limit):
-                    if place < candidates.places:
-                        sK[place] = key_of(elements[v], column + v)
-                    place = place + 1
+            which = which | select(exceeds(elements[v], limit), Int32(1 << v), Int32(0))
+        if (which != 0) & (column < noted.end):
+            place = cute.arch.atomic_add(sW.iterator + COUNT, cute.arch.popc(which))
+            # Few as a rule: a turn for each of them, instead of one for each element.
+            while (which != 0) & (place < candidates.places):
+                v = cute.arch.popc((which ^ (which - 1)) >> 1)  # the first one
+                sK[place] = key_of(noted.element(i, v), column + v)
+                which, place = which & (which - 1), place + 1
 
 
 @cute.jit
