@@ -38,6 +38,8 @@ COUNT, FLAG, LARGER, LEAST, MOST_OF_ALL, COUNTS = 0, 1, 2, 4, 5, 8
 WORDS = COUNTS + 64
 SPARE_BITS = {"bf16": 16, "fp16": 13, "fp32": 0}  # of a float32, its last, that a dtype does not have
 FEW = 16  # units of each warp, of which candidates are made without looking for a better bound
+BINS = 256  # intervals of numbers that order candidates: a power of two, and some for each lane of a warp
+MANY = 64  # candidates: bins of fewer cost more than they save
 COLUMN = 4  # bytes beside a unit that is noted
 
 
@@ -63,7 +65,7 @@ class Room:
 # fraction of it up to a k of 32, and most of it at 128.
 ROOMS = (
     Room(32, 256, 1, STEPS, 8, 4),
-    Room(128, 1024, 1, 1, 64, 3),
+    Room(128, 1024, 1, 1, 88, 3),
     Room(MOST, 2048, STEPS, 1, 32, 3),
 )
 NO_ROOM = Room(0, 0, 0, 1, 0, 4)

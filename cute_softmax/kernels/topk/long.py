@@ -27,6 +27,7 @@ from layouts.trace import observe
 from ...plan.maths import WARP
 from ...plan.topk_long import (
     AHEAD,
+    BINS,
     COUNT,
     FEW,
     LARGER,
@@ -299,9 +300,7 @@ class LongTopkKernel:
                 limit_here = limit
                 if met:
                     held = candidates.sW[COUNT]
-                    room = select(careful, Int32(s.room.spare), Int32(noted.places // 2))
-                    room = select(last, Int32(FEW), room)
-                    crowded = threads_that(count > room) > 0
+                    crowded = threads_that(count > select(last, Int32(FEW), Int32(s.room.spare))) > 0
                     if crowded | (last ^ True):
                         numbers = self.numbers(share, noted, seen, tops)
                         bound = bound_of_groups(noted, candidates.k, numbers, bound)
@@ -414,7 +413,8 @@ class LongTopkKernel:
             drop(candidates, candidates.sW[COUNT], ROUGH)
         if candidates.sW[COUNT] > few:
             drop(candidates, candidates.sW[COUNT], EXACT)
-        rank(candidates, noted.sC, store)
+        sB = cute.recast_ptr(noted.sV.iterator, dtype=Int32)
+        rank(candidates, cute.make_tensor(sB, cute.make_layout(BINS + 1)), store)
 
     @cute.jit
     def finish(

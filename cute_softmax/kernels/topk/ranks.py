@@ -11,13 +11,11 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, Uint32
 
 from ...plan.maths import WARP
-from ...plan.topk_long import COUNT, COUNTS, THREADS
+from ...plan.topk_long import BINS, COUNT, COUNTS, MANY, THREADS
 from ..common.index import larger, select, smaller
 from .candidates import Candidates
 
 WARPS = THREADS // WARP
-BINS = 256  # a power of two, and whole words for each lane of a warp
-MANY = 64  # candidates: bins of fewer cost more than they save
 
 
 def bin_of(key: Int64, high: Int32, shift: Int32) -> Int32:
