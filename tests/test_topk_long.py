@@ -201,7 +201,7 @@ def test_plans(name):
                 if room:  # groups are no fewer than k, so that a k-th of them is there
                     assert k <= room.groups * c.threads and k + room.places // 4 <= room.places
                     assert c.noted * room.unit >= c.tile // c.vector + room.spare
-                    assert STEPS % room.unit == 0 and 4 * BINS < 16 * room.unit * c.noted
+                    assert STEPS % room.unit == 0 and 16 * room.unit * c.noted > 4 * BINS
                 assert c.edges == bool(columns % c.vector) and bool(made.scratch) == c.split
                 assert c.shared_memory <= H200.architecture.shared_memory
                 assert len(c.signature) == len(made.arguments) + c.split + sum(

@@ -49,8 +49,9 @@ class Room:
 
     places: for candidates. groups: of a thread's elements, of each of which the largest is known: the k-th largest of
     all groups is a bound, tighter the more there are. unit: vectors of a thread in a tile that are noted together.
-    spare: units that a warp notes before candidates are made of them, beside those of a whole tile. blocks: CTAs of a multiprocessor, for which there are registers and shared
-    memory: while one begins or ends a row the reads of others go on.
+    spare: units that a warp notes before candidates are made of them, beside those of a whole tile. blocks: CTAs of a
+    multiprocessor, for which there are registers and shared memory: while one begins or ends a row the reads of others
+    go on.
     """
 
     k: int
@@ -141,9 +142,9 @@ class LongTopkClass(ClassBase):
 
     @property
     def tv(self) -> Layout:
-        """(thread, value) -> column in a tile; a value is (element of the vector, vector)."""
+        """((lane, warp), value) -> column in a tile; a value is (element of the vector, vector)."""
         V = self.vector
-        return Layout((THREADS, (V, STEPS)), (V, (1, THREADS * V)))
+        return Layout(((WARP, THREADS // WARP), (V, STEPS)), ((V, STEPS * WARP * V), (1, WARP * V)))
 
     @property
     def smem(self) -> Layout:

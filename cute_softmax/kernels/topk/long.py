@@ -191,16 +191,21 @@ class LongTopkKernel:
         return element(self.dtype, at["x"], share.start + select(exists, index, Int64(0)))[0].to(Float32)
 
     def vector(self, share: Share, tile: Int32, u: int, tidx: Int32) -> Int32:
-        """The number of this thread's vector u of a tile."""
-        return share.first + tile * (THREADS * STEPS) + (u * THREADS + tidx)
+        """The number of this thread's vector u of a tile, of which each warp has a part of its own: there is nothing
+        to do for those behind the end of a row."""
+        return share.first + tile * (THREADS * STEPS) + (self.place(tidx) + u * WARP)
+
+    def place(self, tidx: Int32) -> Int32:
+        """The number of this thread's first vector in a tile."""
+        return tidx + (tidx & -WARP) * (STEPS - 1)
 
     def slots(self, sX: cute.Tensor, tile: Int32, tidx: Int32) -> cute.Tensor:
         """tXsX: this thread's places for the vectors of a tile in shared memory, (V, STEPS)."""
         V = self.spec.vector
-        at = cute.crd2idx((tidx * V, tile % STAGES), sX.layout)
+        at = cute.crd2idx((self.place(tidx) * V, tile % STAGES), sX.layout)
         return cute.make_tensor(
             (sX.iterator + at).align(V * self.dtype.width // 8),
-            cute.make_layout((V, STEPS), stride=(1, THREADS * V)),
+            cute.make_layout((V, STEPS), stride=(1, WARP * V)),
         )
 
     @cute.jit
@@ -210,7 +215,7 @@ class LongTopkKernel:
         at = share.start + share.head + Int64(self.vector(share, tile, 0, tidx)) * V
         pointer = global_pointer(self.dtype, share.at["x"], at, V * self.dtype.width // 8)
         for u in cutlass.range_constexpr(STEPS):
-            gX = cute.make_tensor(pointer + u * THREADS * V, cute.make_layout(V))
+            gX = cute.make_tensor(pointer + u * WARP * V, cute.make_layout(V))
             if self.vector(share, tile, u, tidx) < share.end:
                 load_async(gX, tXsX[None, u], V, share.policy, AHEAD)
         cute.arch.cp_async_commit_group()
@@ -278,10 +283,12 @@ class LongTopkKernel:
         tops = [seen for _ in range(s.room.groups)] if s.room.groups > 1 else []
         top = seen
         tXrX = [cute.make_rmem_tensor(s.vector, self.dtype) for _ in range(STEPS)]
+        # Tiles of which this warp has a part.
+        own = ceil_div(share.end - self.vector(share, Int32(0), 0, tidx) + tidx % WARP, THREADS * STEPS)
         # Once more when the tiles have ended, to make candidates of what is noted.
         for number in cutlass.range(share.tiles + bool(s.most), unroll=1):
             last = number == share.tiles
-            if last ^ True:
+            if number < own:
                 self.load(share, sX, number + (STAGES - 1), tidx)
                 cute.arch.cp_async_wait_group(STAGES - 1)
                 self.hold(share, sX, number, tidx, tXrX)
@@ -314,7 +321,7 @@ class LongTopkKernel:
                     coming = select(2 * share.tiles > 3 * (4 * coming + 3), 4 * coming + 3, Int32(NEVER))
                     # Of a bound that this tile has a part in those that equal it count.
                     limit_here, limit = noted.limit(below(bound)), noted.limit(bound)
-                if last ^ True:
+                if number < own:
                     may = met | noted.may_exceed(bound)
                     column = share.head + self.vector(share, number, 0, tidx) * s.vector
                     count = note(noted, tXrX, column, top, limit_here, may, count)

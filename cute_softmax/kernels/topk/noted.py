@@ -20,7 +20,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, const_expr
 
 from ...plan.maths import WARP
-from ...plan.topk_long import COUNT, LEAST, MOST_OF_ALL, THREADS
+from ...plan.topk_long import COUNT, LEAST, MOST_OF_ALL
 from ..common.copy import largest, unpack
 from ..common.index import larger, select, smaller
 from ..common.reduce import threads_that
@@ -73,7 +73,7 @@ class Noted:
         V = cute.size(self.sV, mode=[0])
         tXrX = cute.make_rmem_tensor(V, self.sV.element_type)
         cute.autovec_copy(self.place(i), tXrX)
-        return unpack(tXrX), self.sC[i // self.unit] + i % self.unit * (THREADS * V)
+        return unpack(tXrX), self.sC[i // self.unit] + i % self.unit * (WARP * V)
 
     def number(self, x: Float32) -> Int32:
         """The number of an element: above NONE, and larger for larger elements."""
@@ -133,7 +133,7 @@ def note(
             if reaches & (place < noted.places):
                 for v in cutlass.range_constexpr(unit):
                     cute.autovec_copy(vectors[u + v], noted.place((first + place) * unit + v))
-                noted.sC[first + place] = column + u * (THREADS * V)
+                noted.sC[first + place] = column + u * (WARP * V)
             count = count + cute.arch.popc(which)
     return count
 

@@ -56,9 +56,11 @@ def begin_bins(sB: cute.Tensor, lane: Int32):
 
 @cute.jit
 def in_bins(candidates: Candidates, count: Int32, sB: cute.Tensor) -> tuple[Int32, Int32]:
-    """Put the first `count` candidates in the order of bins, the largest first; what `bin_of` asks for. sB: `BINS` words
-    and one more, which are then where each bin begins, and the last one ends. All threads of the CTA come from a
-    barrier, and find one behind it."""
+    """Put the first `count` candidates in the order of bins, the largest first; what `bin_of` asks for.
+
+    sB: `BINS` words and one more, which are then where each bin begins, and the last one ends. All threads of the CTA
+    come from a barrier, and find one behind it.
+    """
     sK, tidx = candidates.sK, candidates.tidx
     keys = candidates.held(count)
     exist = [tidx + i * THREADS < count for i in range(len(keys))]
