@@ -133,13 +133,13 @@ class LongTopkKernel:
         if const_expr(s.edges):
             sE = smem.allocate_tensor(Int64, cute.make_layout(2 * s.vector), byte_alignment=16)
             self.load_edge(share, sE, tidx)
-        state, above = (Float32(0.0), Float32(0.0)), Int32(0)
+        state, above, bound = (Float32(0.0), Float32(0.0)), Int32(0), Int32(NONE)
         careful, lost = Boolean(False), Boolean(True)
         while lost:
-            state, above, lost = walk(share, math, candidates, noted, sX, sW, chosen, tidx, careful)
+            state, above, bound, lost = walk(share, math, candidates, noted, sX, sW, chosen, tidx, careful)
             careful = lost
         if const_expr(s.edges):
-            state, above = self.with_edge(math, candidates, sE, state, above, chosen, tidx)
+            state, above = self.with_edge(math, candidates, noted, bound, sE, state, above, chosen, tidx)
         state = math.whole.lanes(state, WARP)
         state = reduce.across_warps(math.whole, state, buffer, None, Int32(0), 1)
         if const_expr(s.chosen):
@@ -262,7 +262,7 @@ class LongTopkKernel:
         careful: Boolean,
     ) -> tuple:
         """(this thread's (maximum, sum) of its vectors of the share, how many elements are larger than the chosen one,
-        whether some that may be among the largest were not noted); candidates are collected.
+        a bound of the k largest, whether some that may be among them were not noted); candidates are collected.
 
         careful: all threads meet at each tile, so that candidates are made before places run out.
         """
@@ -325,7 +325,7 @@ class LongTopkKernel:
                     may = met | noted.may_exceed(bound)
                     column = share.head + self.vector(share, number, 0, tidx) * s.vector
                     count = note(noted, tXrX, column, top, limit_here, may, count)
-        return (seen, total), above, lost
+        return (seen, total), above, bound, lost
 
     def sums(self, elements, exp: object, seen: Float32, chosen: Float32) -> tuple:
         """What elements add to the sum, relative to a maximum, and to the number of those larger than the chosen."""
@@ -375,6 +375,8 @@ class LongTopkKernel:
         self,
         math: cutlass.Constexpr,
         candidates: Candidates | None,
+        noted: Noted | None,
+        bound: Int32,
         sE: cute.Tensor,
         state: tuple,
         above: Int32,
@@ -397,7 +399,7 @@ class LongTopkKernel:
             cute.arch.barrier()
             if count > s.places - 2 * s.vector:
                 drop(candidates, count, EXACT)
-            add(candidates, key, LOWEST + 1)
+            add(candidates, key, noted.least(bound))
         return (seen, total), above
 
     @cute.jit

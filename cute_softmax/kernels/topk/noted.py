@@ -24,7 +24,7 @@ from ...plan.topk_long import COUNT, LEAST, MOST_OF_ALL
 from ..common.copy import largest, unpack
 from ..common.index import larger, select, smaller
 from ..common.reduce import threads_that
-from .candidates import KEYS, Candidates, add, key_of
+from .candidates import KEYS, LOWEST, Candidates, add, key_of
 from .select import normal, ordered
 
 NONE = -(1 << 31)  # a bound below all numbers
@@ -92,6 +92,11 @@ class Noted:
     def may_exceed(self, bound: Int32) -> Boolean:
         """Whether there may be elements above a bound: it is not that of NaN."""
         return bound < 0x7FFFFFFF >> self.spare_bits
+
+    def least(self, bound: Int32) -> Int64:
+        """A key that all elements which reach a bound reach; one above LOWEST, which stands for none."""
+        number = Int64(larger(bound, Int32(NONE >> self.spare_bits))) << Int64(32 + self.spare_bits)
+        return larger(number, LOWEST + 1)
 
     def bound(self, key: Int64) -> Int32:
         """The highest bound that all keys reach which reach a key."""
