@@ -39,6 +39,7 @@ WORDS = COUNTS + 64
 SPARE_BITS = {"bf16": 16, "fp16": 13, "fp32": 0}  # of a float32, its last, that a dtype does not have
 FEW = 16  # units of each warp, of which candidates are made without looking for a better bound
 BINS = 256  # intervals of numbers that order candidates: a power of two, and some for each lane of a warp
+BESIDE = 128  # candidates beside the k largest, whose places are counted; of more, some are dropped before
 MANY = 64  # candidates: bins of fewer cost more than they save
 COLUMN = 4  # bytes beside a unit that is noted
 
@@ -69,7 +70,7 @@ ROOMS = (
     Room(128, 1024, 1, 1, 88, 3),
     Room(MOST, 2048, STEPS, 1, 32, 3),
 )
-NO_ROOM = Room(0, 0, 0, 1, 0, 4)
+NO_ROOM = Room(0, 0, 1, 1, 0, 4)
 HEADER, STATE = 4, 16  # bytes in global memory: a row's count of shares, and what a share's state takes
 
 

@@ -27,6 +27,7 @@ from layouts.trace import observe
 from ...plan.maths import WARP
 from ...plan.topk_long import (
     AHEAD,
+    BESIDE,
     BINS,
     COUNT,
     FEW,
@@ -339,14 +340,16 @@ class LongTopkKernel:
 
     def maxima(self, tXrX: list[cute.Tensor]) -> list[Float32]:
         """The largest element of each group of this thread's in a tile."""
-        return [largest([v], []) for v in tXrX] if self.spec.room.groups > 1 else [largest(tXrX, [])]
+        own = STEPS // self.spec.room.groups
+        return [largest(tXrX[u : u + own], []) for u in range(0, STEPS, own)]
 
     # What may be among the largest.
 
     def numbers(self, share: Share, noted: Noted, seen: Float32, tops: list[Float32]) -> list[Int32]:
         """The numbers of this thread's groups: NONE for those of which there is no element."""
         tops = tops or [seen]
-        exist = [self.vector(share, Int32(0), u, noted.tidx) < share.end for u in range(len(tops))]
+        firsts = range(0, STEPS, STEPS // len(tops))
+        exist = [self.vector(share, Int32(0), u, noted.tidx) < share.end for u in firsts]
         return [select(e, noted.number(t), Int32(NONE)) for e, t in zip(exist, tops, strict=True)]
 
     @cute.jit
@@ -417,7 +420,7 @@ class LongTopkKernel:
     def select(self, candidates: Candidates, noted: Noted, store: cutlass.Constexpr):
         """`ranks.rank` of the candidates, or of fewer, in the memory of what was noted. All threads come from a
         barrier."""
-        few = candidates.k + THREADS // 2
+        few = candidates.k + BESIDE
         if candidates.sW[COUNT] > few:
             drop(candidates, candidates.sW[COUNT], ROUGH)
         if candidates.sW[COUNT] > few:
