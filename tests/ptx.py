@@ -413,6 +413,10 @@ class Grid:
         value = self.read(i.operands[1], idx, int(i.parts[-1][1:])).astype(np.uint64)
         self.write(i.operands[0], idx, np.bitwise_count(value).astype(np.uint32))
 
+    def _clz(self, i, idx):
+        value = self.read(i.operands[1], idx, 32).astype(np.float64)  # exact
+        self.write(i.operands[0], idx, (32 - np.frexp(value)[1]).astype(np.uint32))
+
     def _shl(self, i, idx):
         kind = i.parts[-1]
         a, by = self.values(i, idx, 1, kind)[0], self.read(i.operands[2], idx, 32)

@@ -83,9 +83,10 @@ def test_odd_rows_and_long_lists(columns, k, stride, tmp_path, monkeypatch):
 
 def check_long(c: LongTopkClass, folder, monkeypatch):
     found = compile_and_read(c, folder, monkeypatch)
-    # What is printed of a wrong index takes 24; with all that there may be, what a row has one of is spilled.
+    # What is printed of a wrong index takes 24; with all that there may be, what a row has one of is spilled: 16 bytes
+    # on sm_90a, 56 on sm_120a.
     everything = c.edges and c.chosen and c.split and c.scaled
-    assert found.local == 0 and found.stack <= 24 * c.chosen + 48 * everything, (
+    assert found.local == 0 and found.stack <= 24 * c.chosen + 56 * everything, (
         f"{found.stack} bytes of stack"
     )
     assert found.threads == (c.threads, 1, 1) and found.min_blocks == c.min_blocks

@@ -94,7 +94,7 @@ def test_a_wrong_bound_is_seen(mutant, launches, monkeypatch):
     monkeypatch.setattr(emulated, "compile_and_read", compile_anew)
     if mutant == "equal ones are left out":
         note = long.note
-        monkeypatch.setattr(long, "note", lambda *call: note(*call[:5], call[5] + 1, call[6]))
+        monkeypatch.setattr(long, "note", lambda *call: note(*call[:4], call[4] + 0.5, *call[5:]))
     else:
         bound = long.bound_of_groups
         monkeypatch.setattr(long, "bound_of_groups", lambda *call: bound(*call) + 1)

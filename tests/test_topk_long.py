@@ -17,7 +17,7 @@ from cute_softmax import (
 from cute_softmax.dispatch.heads import largest
 from cute_softmax.plan.hardware import H200
 from cute_softmax.plan.problem import Operand, contiguous
-from cute_softmax.plan.topk_long import MOST, ROOMS, SHARES, plan_topk_long
+from cute_softmax.plan.topk_long import BINS, MOST, ROOMS, SHARES, STEPS, plan_topk_long
 
 INF, NAN = float("inf"), float("nan")
 
@@ -200,7 +200,8 @@ def test_plans(name):
                 assert c.most == (room.k if room else 0) and c.split == (made.shares > 1)
                 if room:  # groups are no fewer than k, so that a k-th of them is there
                     assert k <= room.groups * c.threads and k + room.places // 4 <= room.places
-                    assert c.noted >= c.tile // c.vector + room.spare
+                    assert c.noted * room.unit >= c.tile // c.vector + room.spare
+                    assert STEPS % room.unit == 0 and 16 * room.unit * c.noted > 4 * BINS
                 assert c.edges == bool(columns % c.vector) and bool(made.scratch) == c.split
                 assert c.shared_memory <= H200.architecture.shared_memory
                 assert len(c.signature) == len(made.arguments) + c.split + sum(

@@ -123,13 +123,14 @@ def load_async(
     dst: cute.Tensor,
     access: int,
     policy: Int64 | None,
-    ahead: bool = False,
+    ahead: int = 0,
     exist: Int32 | None = None,
 ) -> None:
     """cp.async from global to shared memory, `access` elements at a time; through registers below its 4 bytes.
 
-    ahead: L2 fetches the 256 bytes around, for whoever asks for the neighbours next. exist: bytes of a single access
-    that are read; those behind become 0.
+    ahead: L2 fetches so many bytes around, 64, 128 or 256, for whoever asks for the neighbours next; by 0 the compiler
+    is free to choose, which it does by what else a kernel has. exist: bytes of a single access that are read; those
+    behind become 0.
     """
     size = access * src.element_type.width // 8
     if size < 4:
@@ -138,7 +139,7 @@ def load_async(
         cute.autovec_copy(held, dst)
         return
     hint = "" if policy is None else ".L2::cache_hint"
-    hint += ".L2::256B" if ahead else ""
+    hint += f".L2::{ahead}B" if ahead else ""
     through = "cg" if size == 16 else "ca"  # only 16-byte copies can pass L1 by
     for i in range(0, cute.size(src), access):
         operands, kinds, last = [(dst.iterator + i).toint(), (src.iterator + i).toint()], "r,l", ""

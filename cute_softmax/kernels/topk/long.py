@@ -26,6 +26,9 @@ from layouts.trace import observe
 
 from ...plan.maths import WARP
 from ...plan.topk_long import (
+    AHEAD,
+    BESIDE,
+    BINS,
     COUNT,
     FEW,
     LARGER,
@@ -44,7 +47,8 @@ from ..common.index import at_edges, ceil_div, head_of, larger, select, smaller
 from ..common.reduce import threads_that, tree
 from ..maths.entropy import Statistics
 from .candidates import EXACT, KEYS, LOWEST, ROUGH, Candidates, add, drop, key_of
-from .noted import NONE, Noted, add_noted, bound_of_groups, note, reaching
+from .noted import NONE, Noted, add_above, add_noted, below, bound_of_groups, note, reaching
+from .ranks import rank
 from .shares import Share, fill, gather, hand_over, last_of
 
 INDEX_ERROR = "cute_softmax.topk_log_softmax: index %lld in row %lld is out of range: a row has %d elements"
@@ -115,9 +119,11 @@ class LongTopkKernel:
         if const_expr(s.most):
             sK = smem.allocate_tensor(Int64, cute.make_layout(s.places), byte_alignment=16)
             candidates = Candidates(sK, sW, tidx, k)
-            sV = smem.allocate_tensor(self.dtype, cute.make_layout((s.vector, s.noted)), byte_alignment=16)
+            layout = cute.make_layout((s.vector, s.room.unit, s.noted))
+            sV = smem.allocate_tensor(self.dtype, layout, byte_alignment=16)
             sC = smem.allocate_tensor(Int32, cute.make_layout(s.noted), byte_alignment=16)
-            noted = Noted(sV, sC, sW, tidx, s.noted // (s.threads // WARP), SPARE_BITS[s.dtypes[0]])
+            end = share.head + share.end * s.vector
+            noted = Noted(sV, sC, sW, tidx, s.noted // (s.threads // WARP), end, SPARE_BITS[s.dtypes[0]])
 
         math, walk = self.math, self.walk
         if const_expr(s.scaled):
@@ -128,26 +134,26 @@ class LongTopkKernel:
         if const_expr(s.edges):
             sE = smem.allocate_tensor(Int64, cute.make_layout(2 * s.vector), byte_alignment=16)
             self.load_edge(share, sE, tidx)
-        state, above = (Float32(0.0), Float32(0.0)), Int32(0)
+        state, above, bound = (Float32(0.0), Float32(0.0)), Int32(0), Int32(NONE)
         careful, lost = Boolean(False), Boolean(True)
         while lost:
-            state, above, lost = walk(share, math, candidates, noted, sX, sW, chosen, tidx, careful)
+            state, above, bound, lost = walk(share, math, candidates, noted, sX, sW, chosen, tidx, careful)
             careful = lost
         if const_expr(s.edges):
-            state, above = self.with_edge(math, candidates, sE, state, above, chosen, tidx)
+            state, above = self.with_edge(math, candidates, noted, bound, sE, state, above, chosen, tidx)
         state = math.whole.lanes(state, WARP)
         state = reduce.across_warps(math.whole, state, buffer, None, Int32(0), 1)
         if const_expr(s.chosen):
             above = self.total(sW, above, tidx)
         if const_expr(s.split):
             if const_expr(s.most):
-                self.select(candidates, partial(hand_over, share, k))
+                self.select(candidates, noted, partial(hand_over, share, k))
                 fill(share, candidates)
             if last_of(share, state, above, sW, tidx) != 0:
                 state, above = gather(share, math, candidates, tidx)
-                self.finish(share, math, candidates, state, above, chosen, tidx)
+                self.finish(share, math, candidates, noted, state, above, chosen, tidx)
         else:
-            self.finish(share, math, candidates, state, above, chosen, tidx)
+            self.finish(share, math, candidates, noted, state, above, chosen, tidx)
 
     # What is read.
 
@@ -186,16 +192,21 @@ class LongTopkKernel:
         return element(self.dtype, at["x"], share.start + select(exists, index, Int64(0)))[0].to(Float32)
 
     def vector(self, share: Share, tile: Int32, u: int, tidx: Int32) -> Int32:
-        """The number of this thread's vector u of a tile."""
-        return share.first + tile * (THREADS * STEPS) + (u * THREADS + tidx)
+        """The number of this thread's vector u of a tile, of which each warp has a part of its own: there is nothing
+        to do for those behind the end of a row."""
+        return share.first + tile * (THREADS * STEPS) + (self.place(tidx) + u * WARP)
+
+    def place(self, tidx: Int32) -> Int32:
+        """The number of this thread's first vector in a tile."""
+        return tidx + (tidx & -WARP) * (STEPS - 1)
 
     def slots(self, sX: cute.Tensor, tile: Int32, tidx: Int32) -> cute.Tensor:
         """tXsX: this thread's places for the vectors of a tile in shared memory, (V, STEPS)."""
         V = self.spec.vector
-        at = cute.crd2idx((tidx * V, tile % STAGES), sX.layout)
+        at = cute.crd2idx((self.place(tidx) * V, tile % STAGES), sX.layout)
         return cute.make_tensor(
             (sX.iterator + at).align(V * self.dtype.width // 8),
-            cute.make_layout((V, STEPS), stride=(1, THREADS * V)),
+            cute.make_layout((V, STEPS), stride=(1, WARP * V)),
         )
 
     @cute.jit
@@ -205,9 +216,9 @@ class LongTopkKernel:
         at = share.start + share.head + Int64(self.vector(share, tile, 0, tidx)) * V
         pointer = global_pointer(self.dtype, share.at["x"], at, V * self.dtype.width // 8)
         for u in cutlass.range_constexpr(STEPS):
-            gX = cute.make_tensor(pointer + u * THREADS * V, cute.make_layout(V))
+            gX = cute.make_tensor(pointer + u * WARP * V, cute.make_layout(V))
             if self.vector(share, tile, u, tidx) < share.end:
-                load_async(gX, tXsX[None, u], V, share.policy)
+                load_async(gX, tXsX[None, u], V, share.policy, AHEAD)
         cute.arch.cp_async_commit_group()
 
     @cute.jit
@@ -252,7 +263,7 @@ class LongTopkKernel:
         careful: Boolean,
     ) -> tuple:
         """(this thread's (maximum, sum) of its vectors of the share, how many elements are larger than the chosen one,
-        whether some that may be among the largest were not noted); candidates are collected.
+        a bound of the k largest, whether some that may be among them were not noted); candidates are collected.
 
         careful: all threads meet at each tile, so that candidates are made before places run out.
         """
@@ -268,13 +279,17 @@ class LongTopkKernel:
         cute.arch.barrier()
         seen, total, above = Float32(-float("inf")), Float32(0.0), Int32(0)
         count, held, coming, lost = Int32(0), Int32(0), Int32(0), Boolean(False)
-        bound, tops = Int32(NONE), [Int32(NONE) for _ in range(max(s.room.groups, 1))]
-        top = tops[0]
+        bound, limit = Int32(NONE), Float32(0.0)
+        # Of a single group it is what has been seen.
+        tops = [seen for _ in range(s.room.groups)] if s.room.groups > 1 else []
+        top = seen
         tXrX = [cute.make_rmem_tensor(s.vector, self.dtype) for _ in range(STEPS)]
+        # Tiles of which this warp has a part.
+        own = ceil_div(share.end - self.vector(share, Int32(0), 0, tidx) + tidx % WARP, THREADS * STEPS)
         # Once more when the tiles have ended, to make candidates of what is noted.
         for number in cutlass.range(share.tiles + bool(s.most), unroll=1):
             last = number == share.tiles
-            if last ^ True:
+            if number < own:
                 self.load(share, sX, number + (STAGES - 1), tidx)
                 cute.arch.cp_async_wait_group(STAGES - 1)
                 self.hold(share, sX, number, tidx, tXrX)
@@ -286,18 +301,17 @@ class LongTopkKernel:
                 if const_expr(s.chosen):
                     above = above + sums[1]
                 if const_expr(s.most):
-                    numbers = [noted.number(x) for x in maxima]
-                    tops = [larger(a, b) for a, b in zip(tops, numbers, strict=True)]
-                    top = tree(larger, numbers)
+                    tops = [online.maximum(a, b) for a, b in zip(tops, maxima, strict=False)]
+                    top = largest_here
             if const_expr(s.most):
                 met = (number == coming) | last | careful
+                limit_here = limit
                 if met:
                     held = candidates.sW[COUNT]
-                    room = select(careful, Int32(s.room.spare), Int32(noted.places // 2))
-                    room = select(last, Int32(FEW), room)
-                    crowded = threads_that(count > room) > 0
+                    crowded = threads_that(count > select(last, Int32(FEW), Int32(s.room.spare))) > 0
                     if crowded | (last ^ True):
-                        bound = bound_of_groups(noted, candidates.k, self.numbers(share, tops, tidx), bound)
+                        numbers = self.numbers(share, noted, seen, tops)
+                        bound = bound_of_groups(noted, candidates.k, numbers, bound)
                     if crowded | last:
                         lost = lost | (threads_that(count > noted.places) > 0)
                         bound = self.collect(
@@ -306,11 +320,13 @@ class LongTopkKernel:
                         count = Int32(0)
                     # Again when four times as much has been seen, but not so late that a better bound is of no use.
                     coming = select(2 * share.tiles > 3 * (4 * coming + 3), 4 * coming + 3, Int32(NEVER))
-                if last ^ True:
                     # Of a bound that this tile has a part in those that equal it count.
-                    below = larger(bound, Int32(NONE + 1)) - select(met, Int32(1), Int32(0))
-                    count = self.note(share, noted, tXrX, number, top, below, count)
-        return (seen, total), above, lost
+                    limit_here, limit = noted.limit(below(bound)), noted.limit(bound)
+                if number < own:
+                    may = met | noted.may_exceed(bound)
+                    column = share.head + self.vector(share, number, 0, tidx) * s.vector
+                    count = note(noted, tXrX, column, top, limit_here, may, count)
+        return (seen, total), above, bound, lost
 
     def sums(self, elements, exp: object, seen: Float32, chosen: Float32) -> tuple:
         """What elements add to the sum, relative to a maximum, and to the number of those larger than the chosen."""
@@ -324,41 +340,34 @@ class LongTopkKernel:
 
     def maxima(self, tXrX: list[cute.Tensor]) -> list[Float32]:
         """The largest element of each group of this thread's in a tile."""
-        return [largest([v], []) for v in tXrX] if self.spec.room.groups > 1 else [largest(tXrX, [])]
+        own = STEPS // self.spec.room.groups
+        return [largest(tXrX[u : u + own], []) for u in range(0, STEPS, own)]
 
     # What may be among the largest.
 
-    def numbers(self, share: Share, tops: list[Int32], tidx: Int32) -> list[Int32]:
+    def numbers(self, share: Share, noted: Noted, seen: Float32, tops: list[Float32]) -> list[Int32]:
         """The numbers of this thread's groups: NONE for those of which there is no element."""
-        exist = [self.vector(share, Int32(0), u, tidx) < share.end for u in range(len(tops))]
-        return [select(e, t, Int32(NONE)) for e, t in zip(exist, tops, strict=True)]
-
-    def note(
-        self,
-        share: Share,
-        noted: Noted,
-        tXrX: list[cute.Tensor],
-        tile: Int32,
-        top: Int32,
-        below: Int32,
-        count: Int32,
-    ) -> Int32:
-        """`noted.note` of this thread's vectors of a tile."""
-        vectors = [self.vector(share, tile, u, noted.tidx) for u in range(STEPS)]
-        columns = [share.head + v * self.spec.vector for v in vectors]
-        return note(noted, tXrX, columns, [v < share.end for v in vectors], top, below, count)
+        tops = tops or [seen]
+        firsts = range(0, STEPS, STEPS // len(tops))
+        exist = [self.vector(share, Int32(0), u, noted.tidx) < share.end for u in firsts]
+        return [select(e, noted.number(t), Int32(NONE)) for e, t in zip(exist, tops, strict=True)]
 
     @cute.jit
     def collect(self, candidates: Candidates, noted: Noted, count: Int32, held: Int32, bound: Int32) -> Int32:
         """Make candidates of what is noted; the bound for what comes then. count: how many vectors this warp has noted;
         held: how many candidates there are. All threads of the CTA come from a barrier, and find one behind it."""
         s, sW = self.spec, candidates.sW
-        add_all = partial(add_noted, noted, count, candidates)
-        add_all(noted.key(bound))
+        add_above(noted, count, candidates, noted.limit(below(bound)))
         cute.arch.barrier()
         came = sW[COUNT]
         if came > s.places:
-            found = drop(candidates, held, EXACT, [partial(reaching, noted, count)], add_all)
+            found = drop(
+                candidates,
+                held,
+                EXACT,
+                [partial(reaching, noted, count)],
+                partial(add_noted, noted, count, candidates),
+            )
             bound = larger(bound, noted.bound(found))
         elif came > s.places - s.places // 4:
             bound = larger(bound, noted.bound(drop(candidates, came, ROUGH)))
@@ -369,6 +378,8 @@ class LongTopkKernel:
         self,
         math: cutlass.Constexpr,
         candidates: Candidates | None,
+        noted: Noted | None,
+        bound: Int32,
         sE: cute.Tensor,
         state: tuple,
         above: Int32,
@@ -391,7 +402,7 @@ class LongTopkKernel:
             cute.arch.barrier()
             if count > s.places - 2 * s.vector:
                 drop(candidates, count, EXACT)
-            add(candidates, key, LOWEST + 1)
+            add(candidates, key, noted.least(bound))
         return (seen, total), above
 
     @cute.jit
@@ -406,24 +417,16 @@ class LongTopkKernel:
     # What is selected.
 
     @cute.jit
-    def select(self, candidates: Candidates, store: cutlass.Constexpr):
-        """Give the k largest candidates, as far as there are so many, to `store(place, key)`: the largest has place 0.
-
-        Each counts how many are larger, so there must be few. All threads come from a barrier.
-        """
-        sK, sW, k = candidates.sK, candidates.sW, candidates.k
-        few = k + THREADS // 2
-        if sW[COUNT] > few:
-            drop(candidates, sW[COUNT], ROUGH)
-        if sW[COUNT] > few:
-            drop(candidates, sW[COUNT], EXACT)
-        count = sW[COUNT]
-        for i in cutlass.range(candidates.tidx, count, THREADS, unroll=1):
-            key, place = sK[i], Int32(0)
-            for j in cutlass.range(count, unroll=8):
-                place = place + select(sK[j] > key, Int32(1), Int32(0))
-            if place < k:
-                store(place, key)
+    def select(self, candidates: Candidates, noted: Noted, store: cutlass.Constexpr):
+        """`ranks.rank` of the candidates, or of fewer, in the memory of what was noted. All threads come from a
+        barrier."""
+        few = candidates.k + BESIDE
+        if candidates.sW[COUNT] > few:
+            drop(candidates, candidates.sW[COUNT], ROUGH)
+        if candidates.sW[COUNT] > few:
+            drop(candidates, candidates.sW[COUNT], EXACT)
+        sB = cute.recast_ptr(noted.sV.iterator, dtype=Int32)
+        rank(candidates, cute.make_tensor(sB, cute.make_layout(BINS + 1)), store)
 
     @cute.jit
     def finish(
@@ -431,6 +434,7 @@ class LongTopkKernel:
         share: Share,
         math: cutlass.Constexpr,
         candidates: Candidates | None,
+        noted: Noted | None,
         state: tuple,
         above: Int32,
         chosen: Float32,
@@ -441,7 +445,7 @@ class LongTopkKernel:
         row_max, log = math.group_results(state)
         found = math.exp.score(chosen) - row_max - log
         if const_expr(s.most):
-            self.select(candidates, partial(self.store, share, math, candidates.k, row_max, log))
+            self.select(candidates, noted, partial(self.store, share, math, candidates.k, row_max, log))
         if tidx == 0:
             element(Float32, at["max"], row)[0] = row_max
             element(Float32, at["log"], row)[0] = log

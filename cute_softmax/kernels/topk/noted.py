@@ -1,5 +1,8 @@
 """What of a long row may be among its k largest: vectors with an element that reaches a bound, noted as they come.
 
+A thread notes its vectors of a tile in units. Where few come all of them are one unit, whose largest element is known,
+so that noting it takes the fewest instructions; where many come each is one, so that less is looked at again.
+
 A bound is a number that at least k elements reach: the k-th largest of the maxima of groups of elements, about, as no
 element is in two of them. With more groups than k there are few elements between that and the k-th largest of all.
 Threads keep the maximum of what they have seen anyway.
@@ -14,10 +17,10 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Int64
+from cutlass import Boolean, Float32, Int32, Int64, const_expr
 
 from ...plan.maths import WARP
-from ...plan.topk_long import LEAST, MOST_OF_ALL
+from ...plan.topk_long import COUNT, LEAST, MOST_OF_ALL
 from ..common.copy import largest, unpack
 from ..common.index import larger, select, smaller
 from ..common.reduce import threads_that
@@ -31,9 +34,10 @@ NONE = -(1 << 31)  # a bound below all numbers
 class Noted:
     """The vectors of one CTA's row that a warp has noted.
 
-    sV: places of all warps, (V, place); sC: the columns of their first elements; sW: words, of which LEAST and
-    MOST_OF_ALL are those between which the numbers of groups lie; tidx: the thread; places: of a warp; spare_bits: the
-    last ones of a float32 that the row's dtype does not have.
+    sV: places of all warps, (V, vector of a unit, place); sC: the columns of their first elements; sW: words, of which
+    LEAST and MOST_OF_ALL are those between which the numbers of groups lie; tidx: the thread; places: of a warp;
+    end: the column where the share's vectors end; spare_bits: the last ones of a float32 that the row's dtype does not
+    have.
     """
 
     sV: cute.Tensor
@@ -41,56 +45,100 @@ class Noted:
     sW: cute.Tensor
     tidx: Int32
     places: int
+    end: Int32
     spare_bits: int
 
+    @property
+    def unit(self) -> int:
+        """Vectors of a unit."""
+        return cute.size(self.sV, mode=[1])
+
     def place(self, i: Int32) -> cute.Tensor:
-        """The place of a vector."""
+        """The place of a vector: the first of a unit has the number of its place times `unit`."""
         V = cute.size(self.sV, mode=[0])
         at = (self.sV.iterator + i * V).align(V * self.sV.element_type.width // 8)
         return cute.make_tensor(at, cute.make_layout(V))
 
-    def vector(self, i: Int32) -> cute.Tensor:
-        """A vector in registers."""
-        tXrX = cute.make_rmem_tensor(cute.size(self.sV, mode=[0]), self.sV.element_type)
+    @property
+    def first(self) -> Int32:
+        """The first one of a warp's vectors in shared memory."""
+        return self.tidx // WARP * self.places * self.unit
+
+    def element(self, i: Int32, v: Int32) -> Float32:
+        """One element of a vector."""
+        return self.place(i)[v].to(Float32)
+
+    def elements(self, i: Int32) -> tuple[list[Float32], Int32]:
+        """A vector's elements, and the column of its first one."""
+        V = cute.size(self.sV, mode=[0])
+        tXrX = cute.make_rmem_tensor(V, self.sV.element_type)
         cute.autovec_copy(self.place(i), tXrX)
-        return tXrX
+        return unpack(tXrX), self.sC[i // self.unit] + i % self.unit * (WARP * V)
 
     def number(self, x: Float32) -> Int32:
         """The number of an element: above NONE, and larger for larger elements."""
         return ordered(normal(x).bitcast(Int32), KEYS.kept) >> self.spare_bits
 
-    def key(self, bound: Int32) -> Int64:
-        """The least key of an element that reaches a bound."""
-        bound = larger(bound, Int32(NONE >> self.spare_bits))
-        return larger(Int64(bound) << Int64(32 + self.spare_bits), LOWEST + 1)
+    def limit(self, bound: Int32) -> Float32:
+        """What elements are not at most whose number is above a bound, infinity at most. NaN is not at most anything,
+        and nothing at most NaN, the limit where no bound is known."""
+        infinity = 0x7F800000 >> self.spare_bits
+        least = larger(bound, Int32(NONE >> self.spare_bits))
+        least = smaller(least, Int32(infinity)) << self.spare_bits
+        # -0, which equals 0, has the number below that of 0.
+        least = least - select(least == -1, Int32(1), Int32(0))
+        return ordered(least, KEYS.kept).bitcast(Float32)
+
+    def may_exceed(self, bound: Int32) -> Boolean:
+        """Whether there may be elements above a bound: it is not that of NaN."""
+        return bound < 0x7FFFFFFF >> self.spare_bits
+
+    def least(self, bound: Int32) -> Int64:
+        """A key that all elements which reach a bound reach; one above LOWEST, which stands for none."""
+        number = Int64(larger(bound, Int32(NONE >> self.spare_bits))) << Int64(32 + self.spare_bits)
+        return larger(number, LOWEST + 1)
 
     def bound(self, key: Int64) -> Int32:
         """The highest bound that all keys reach which reach a key."""
         return Int32(key >> Int64(32 + self.spare_bits))
 
 
+def below(bound: Int32) -> Int32:
+    """The number above which those are that reach a bound; all elements where it is NONE."""
+    return larger(bound, Int32(NONE + 1)) - 1
+
+
+def exceeds(x: Float32, limit: Float32) -> Boolean:
+    """Whether an element is above a limit, as NaN is: a comparison of floats, where numbers take several operations."""
+    return (x <= limit) ^ True
+
+
 @cute.jit
 def note(
     noted: Noted,
     vectors: list[cute.Tensor],
-    columns: list[Int32],
-    exist: list[Boolean],
-    top: Int32,
-    below: Int32,
+    column: Int32,
+    top: Float32,
+    limit: Float32,
+    may: Boolean,
     count: Int32,
 ) -> Int32:
-    """Note those of a warp's vectors that have an element whose number is above `below`; how many the warp has noted,
-    of which `count` before. top: the number of the largest of this thread's; columns: of their first elements."""
-    if cute.arch.vote_any_sync(top > below):
-        lane = noted.tidx % WARP
-        first = noted.tidx // WARP * noted.places
-        for u in cutlass.range_constexpr(len(vectors)):
-            reaches = exist[u] & (noted.number(largest([vectors[u]], [])) > below)
-            which = cute.arch.vote_ballot_sync(reaches)
+    """Note those of a warp's units that have an element above a limit, if any may be; how many the warp has noted, of
+    which `count` before. top: the largest of this thread's; column: of its first element."""
+    which = cute.arch.vote_ballot_sync(may & exceeds(top, limit))
+    if which != 0:
+        V, unit = cute.size(vectors[0]), noted.unit
+        lane, first = noted.tidx % WARP, noted.tidx // WARP * noted.places
+        for u in cutlass.range_constexpr(0, len(vectors), unit):
+            reaches = may & exceeds(top, limit)
+            if const_expr(unit < len(vectors)):
+                reaches = exceeds(largest(vectors[u : u + unit], []), limit)
+                which = cute.arch.vote_ballot_sync(reaches)
             place = count + cute.arch.popc(which & ((Int32(1) << lane) - 1))
             if reaches & (place < noted.places):
-                cute.autovec_copy(vectors[u], noted.place(first + place))
-                noted.sC[first + place] = columns[u]
+                for v in cutlass.range_constexpr(unit):
+                    cute.autovec_copy(vectors[u + v], noted.place((first + place) * unit + v))
+                noted.sC[first + place] = column + u * (WARP * V)
             count = count + cute.arch.popc(which)
     return count
 
@@ -98,22 +146,43 @@ def note(
 @cute.jit
 def reaching(noted: Noted, count: Int32, trial: Int64) -> Int32:
     """How many elements of this thread's share of what its warp has noted have a key that reaches a bound."""
-    found, first = Int32(0), noted.tidx // WARP * noted.places
-    for i in cutlass.range(noted.tidx % WARP, count, WARP, unroll=1):
-        elements, column = unpack(noted.vector(first + i)), noted.sC[first + i]
-        for v in cutlass.range_constexpr(len(elements)):
-            found = found + select(key_of(elements[v], column + v) >= trial, Int32(1), Int32(0))
+    found = Int32(0)
+    first = noted.first
+    for i in cutlass.range(first + noted.tidx % WARP, first + count * noted.unit, WARP, unroll=1):
+        elements, column = noted.elements(i)
+        if column < noted.end:
+            for v in cutlass.range_constexpr(len(elements)):
+                found = found + select(key_of(elements[v], column + v) >= trial, Int32(1), Int32(0))
     return found
 
 
 @cute.jit
 def add_noted(noted: Noted, count: Int32, candidates: Candidates, bound: Int64):
-    """Make candidates of the elements of this thread's share of what its warp has noted that reach a bound."""
-    first = noted.tidx // WARP * noted.places
-    for i in cutlass.range(noted.tidx % WARP, count, WARP, unroll=1):
-        elements, column = unpack(noted.vector(first + i)), noted.sC[first + i]
+    """Make candidates of the elements of this thread's share of what its warp has noted whose keys reach a bound."""
+    first = noted.first
+    for i in cutlass.range(first + noted.tidx % WARP, first + count * noted.unit, WARP, unroll=1):
+        elements, column = noted.elements(i)
+        if column < noted.end:
+            for v in cutlass.range_constexpr(len(elements)):
+                add(candidates, key_of(elements[v], column + v), bound)
+
+
+@cute.jit
+def add_above(noted: Noted, count: Int32, candidates: Candidates, limit: Float32):
+    """Make candidates of the elements above a limit of this thread's share of what its warp has noted. Places for those
+    of a vector are found at once."""
+    sK, sW, first = candidates.sK, candidates.sW, noted.first
+    for i in cutlass.range(first + noted.tidx % WARP, first + count * noted.unit, WARP, unroll=1):
+        (elements, column), which = noted.elements(i), Int32(0)
         for v in cutlass.range_constexpr(len(elements)):
-            add(candidates, key_of(elements[v], column + v), bound)
+            which = which | select(exceeds(elements[v], limit), Int32(1 << v), Int32(0))
+        if (which != 0) & (column < noted.end):
+            place = cute.arch.atomic_add(sW.iterator + COUNT, cute.arch.popc(which))
+            # Few as a rule: a turn for each of them, instead of one for each element.
+            while (which != 0) & (place < candidates.places):
+                v = cute.arch.popc((which ^ (which - 1)) >> 1)  # the first one
+                sK[place] = key_of(noted.element(i, v), column + v)
+                which, place = which & (which - 1), place + 1
 
 
 @cute.jit
