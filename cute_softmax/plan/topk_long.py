@@ -19,14 +19,13 @@ from .maths import WARP, NotPlanned, check_counts
 from .problem import ALIGNMENT, ITEM_SIZE, Operand
 from .prologue import NO_PROLOGUE, Prologue
 
-THREADS = 256
 STEPS = 4  # vectors of a thread in a tile
 STAGES = 2  # tiles in shared memory: one is worked on, the next one is on its way
 # Bytes that L2 fetches around those which a thread asks for, whose neighbours take the others: without it rows of
 # float32 take 1.25 times as long as logsumexp, with it 1.03 (H200, 2026-11-26).
 AHEAD = 128
-# CTAs of a multiprocessor, at most, that select and count what is larger than a chosen element: four lack registers.
-CHOSEN_BLOCKS = 3
+# Threads of a multiprocessor, at most, that select and count what is larger than a chosen element: more lack registers.
+CHOSEN_THREADS = 768
 MOST = 1024  # the largest k
 SHARES = (
     16  # of a row at most: a warp reads their states, and their candidates must fit where those of one do
@@ -48,14 +47,15 @@ COLUMN = 4  # bytes beside a unit that is noted
 class Room:
     """What a CTA has room for, by the largest k that it is for.
 
-    places: for candidates. groups: of a thread's elements, of each of which the largest is known: the k-th largest of
-    all groups is a bound, tighter the more there are. unit: vectors of a thread in a tile that are noted together.
-    spare: units that a warp notes before candidates are made of them, beside those of a whole tile. blocks: CTAs of a
-    multiprocessor, for which there are registers and shared memory: while one begins or ends a row the reads of others
-    go on.
+    threads: all of which work on one row; fewer begin and end rows in less time. places: for candidates. groups: of
+    a thread's elements, of each of which the largest is known: the k-th largest of all groups is a bound, tighter
+    the more there are. unit: vectors of a thread in a tile that are noted together. spare: units that a warp notes
+    before candidates are made of them, beside those of a whole tile. blocks: CTAs of a multiprocessor, for which
+    there are registers and shared memory: while one begins or ends a row the reads of others go on.
     """
 
     k: int
+    threads: int
     places: int
     groups: int
     unit: int
@@ -63,14 +63,15 @@ class Room:
     blocks: int
 
 
-# For k up to 32 as much as four CTAs have room for, for more as much as three; what is noted of usual rows needs a
-# fraction of it up to a k of 32, and most of it at 128.
+# Of 256 threads as much as four CTAs have room for up to a k of 32, and as three for more; what is noted of usual rows
+# needs a fraction of it up to a k of 32, and most of it at 128.
 ROOMS = (
-    Room(32, 256, 1, STEPS, 8, 4),
-    Room(128, 1024, 1, 1, 88, 3),
-    Room(MOST, 2048, STEPS, 1, 32, 3),
+    Room(8, 128, 256, 1, STEPS, 8, 7),
+    Room(32, 256, 256, 1, STEPS, 8, 4),
+    Room(128, 256, 1024, 1, 1, 88, 3),
+    Room(MOST, 256, 2048, STEPS, 1, 32, 3),
 )
-NO_ROOM = Room(0, 0, 1, 1, 0, 4)
+NO_ROOM = Room(0, 256, 0, 1, 1, 0, 4)
 HEADER, STATE = 4, 16  # bytes in global memory: a row's count of shares, and what a share's state takes
 
 
@@ -89,12 +90,10 @@ class LongTopkClass(ClassBase):
         split: Whether several CTAs share a row.
         scaled: Whether the logits are multiplied by a positive number.
         movement: How data reaches the threads.
-        threads: Threads of a CTA, all of which work on one row.
         cluster_n: CTAs of a cluster.
     """
 
     movement: ClassVar[str] = "topk_long"
-    threads: ClassVar[int] = THREADS
     cluster_n: ClassVar[int] = 1
     math: ClassVar[str] = "topk_log_softmax"
 
@@ -110,6 +109,11 @@ class LongTopkClass(ClassBase):
     @property
     def fields(self) -> dict:
         return {**super().fields, "math": self.math, "movement": self.movement}
+
+    @property
+    def threads(self) -> int:
+        """Of a CTA."""
+        return self.room.threads
 
     @property
     def min_blocks(self) -> int:
@@ -129,7 +133,11 @@ class LongTopkClass(ClassBase):
     @property
     def noted(self) -> int:
         """Places for units that may have candidates: a whole tile's, where it comes to that."""
-        return THREADS * STEPS // self.room.unit + THREADS // WARP * self.room.spare if self.most else 0
+        return (
+            self.threads * STEPS // self.room.unit + self.threads // WARP * self.room.spare
+            if self.most
+            else 0
+        )
 
     @property
     def prologue(self) -> Prologue:
@@ -139,13 +147,13 @@ class LongTopkClass(ClassBase):
     @property
     def tile(self) -> int:
         """Elements of a tile."""
-        return THREADS * STEPS * self.vector
+        return self.threads * STEPS * self.vector
 
     @property
     def tv(self) -> Layout:
         """((lane, warp), value) -> column in a tile; a value is (element of the vector, vector)."""
         V = self.vector
-        return Layout(((WARP, THREADS // WARP), (V, STEPS)), ((V, STEPS * WARP * V), (1, WARP * V)))
+        return Layout(((WARP, self.threads // WARP), (V, STEPS)), ((V, STEPS * WARP * V), (1, WARP * V)))
 
     @property
     def smem(self) -> Layout:
@@ -155,15 +163,15 @@ class LongTopkClass(ClassBase):
     @property
     def reduction_buffer(self) -> Layout:
         """(row, (warp, CTA of the cluster)) -> slot of a (maximum, sum) pair."""
-        return Layout((1, (THREADS // WARP, 1)), (0, (1, 0)))
+        return Layout((1, (self.threads // WARP, 1)), (0, (1, 0)))
 
     @property
     def shared_memory(self) -> int:
         """Bytes of shared memory of a CTA."""
         vector = self.vector * ITEM_SIZE[self.dtypes[0]]
-        staged = STAGES * THREADS * STEPS * vector + self.noted * (self.room.unit * vector + COLUMN)
+        staged = STAGES * self.threads * STEPS * vector + self.noted * (self.room.unit * vector + COLUMN)
         edges = 2 * self.vector * self.edges
-        return staged + KEY * (self.places + THREADS // WARP + edges) + 4 * WORDS
+        return staged + KEY * (self.places + self.threads // WARP + edges) + 4 * WORDS
 
     @property
     def operands(self) -> tuple[str, ...]:
@@ -186,7 +194,7 @@ class LongTopkClass(ClassBase):
     @property
     def name(self) -> str:
         """A readable name, unique among classes of one math, dtypes and architecture."""
-        parts = [f"{THREADS}x{STEPS}x{self.vector}"]
+        parts = [f"{self.threads}x{STEPS}x{self.vector}"]
         parts += [f"most{self.most}"] * bool(self.most)
         flags = ("edges", "chosen", "split", "scaled")
         return "_".join([*parts, *(flag for flag in flags if getattr(self, flag))])
@@ -203,7 +211,7 @@ def room_of(k: int) -> Room:
 
 def min_blocks(room: Room, chosen: bool) -> int:
     """CTAs of a multiprocessor."""
-    return min(room.blocks, CHOSEN_BLOCKS) if chosen and room.k else room.blocks
+    return min(room.blocks, CHOSEN_THREADS // room.threads) if chosen and room.k else room.blocks
 
 
 @dataclass(frozen=True)
@@ -238,7 +246,7 @@ class LongTopkPlan(PlanBase):
     @property
     def tiles(self) -> int:
         """Of a share at most."""
-        return math.ceil(self.vectors / (THREADS * STEPS))
+        return math.ceil(self.vectors / (self.kernel.threads * STEPS))
 
     @property
     def ctas(self) -> int:
@@ -267,7 +275,7 @@ class LongTopkPlan(PlanBase):
             f"log_softmax and {' and '.join(what)} of {counted(self.rows, 'row')} of {self.columns}, "
             f"{c.dtypes[0]} -> fp32, for {c.architecture}",
             f"  movement   topk_long: class {c.name}",
-            f"  tile       {c.tile} elements of a row, {STEPS} vectors of {c.vector} per thread of {THREADS}; "
+            f"  tile       {c.tile} elements of a row, {STEPS} vectors of {c.vector} per thread of {c.threads}; "
             f"{self.tiles} of them per CTA, in turn",
             *([f"  prologue   {told}"] if (told := c.prologue.told) else []),
             "  edges      "
@@ -275,7 +283,7 @@ class LongTopkPlan(PlanBase):
         ]
         if self.k:
             lines += [
-                f"  selects    vectors that reach about the {self.k}th largest of {THREADS * c.room.groups} groups' "
+                f"  selects    vectors that reach about the {self.k}th largest of {c.threads * c.room.groups} groups' "
                 f"maxima are noted, in {c.noted} slots; at the row's end, elements that still reach it go to "
                 f"{c.places} slots; if those run out, an exact threshold is found bit by bit; if the former do, the "
                 "row is read again, and checked tile by tile",
@@ -322,7 +330,7 @@ def plan_topk_long(
     if not invariant:
         wanted = max(device.multiprocessors * blocks // rows, 1)
         shares = min(
-            wanted, math.ceil(vectors / (THREADS * STEPS)), SHARES, room.places // k if k else SHARES
+            wanted, math.ceil(vectors / (room.threads * STEPS)), SHARES, room.places // k if k else SHARES
         )
     # Shares are as long as each other: all CTAs read together and end together.
     each = math.ceil(vectors / shares / WARP) * WARP

@@ -14,7 +14,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
 
-from ...plan.topk_long import COUNT, COUNTS, THREADS
+from ...plan.topk_long import COUNT, COUNTS
 from ..common.index import select
 from .select import Keys, normal, ordered
 
@@ -33,14 +33,15 @@ def key_of(x: Float32, column: Int32) -> Int64:
 class Candidates:
     """The candidates of one CTA's row.
 
-    sK: their places; sW: words, of which COUNT says how many came, be it more than there are places; tidx: the thread;
-    k: how many are wanted.
+    sK: their places; sW: words, of which COUNT says how many came, be it more than there are places; tidx: the thread,
+    of so many threads; k: how many are wanted.
     """
 
     sK: cute.Tensor
     sW: cute.Tensor
     tidx: Int32
     k: Int32
+    threads: int
 
     @property
     def places(self) -> int:
@@ -49,7 +50,7 @@ class Candidates:
 
     def held(self, count: Int32) -> list[Int64]:
         """This thread's share of the first `count` candidates."""
-        places = [self.tidx + i * THREADS for i in range(self.places // THREADS)]
+        places = [self.tidx + i * self.threads for i in range(self.places // self.threads)]
         return [select(place < count, self.sK[place], LOWEST) for place in places]
 
 
@@ -67,7 +68,7 @@ def add(candidates: Candidates, key: Int64, bound: Int64):
 def reaching(candidates: Candidates, count: Int32, trial: Int64) -> Int32:
     """How many of this thread's share of the first `count` candidates reach a bound."""
     found = Int32(0)
-    for i in cutlass.range(candidates.tidx, count, THREADS, unroll=1):
+    for i in cutlass.range(candidates.tidx, count, candidates.threads, unroll=1):
         found = found + select(candidates.sK[i] >= trial, Int32(1), Int32(0))
     return found
 

@@ -37,7 +37,6 @@ from ...plan.topk_long import (
     SPARE_BITS,
     STAGES,
     STEPS,
-    THREADS,
     WORDS,
     LongTopkClass,
 )
@@ -118,7 +117,7 @@ class LongTopkKernel:
         candidates, noted = None, None
         if const_expr(s.most):
             sK = smem.allocate_tensor(Int64, cute.make_layout(s.places), byte_alignment=16)
-            candidates = Candidates(sK, sW, tidx, k)
+            candidates = Candidates(sK, sW, tidx, k, s.threads)
             layout = cute.make_layout((s.vector, s.room.unit, s.noted))
             sV = smem.allocate_tensor(self.dtype, layout, byte_alignment=16)
             sC = smem.allocate_tensor(Int32, cute.make_layout(s.noted), byte_alignment=16)
@@ -176,7 +175,7 @@ class LongTopkKernel:
         vectors = (columns - head) // V
         first = number * each
         end = smaller(vectors, first + each)
-        count = larger(ceil_div(end - first, THREADS * STEPS), Int32(1))
+        count = larger(ceil_div(end - first, self.spec.threads * STEPS), Int32(1))
         policy = read_policy(evict_last)
         return Share(row, number, shares, columns, start, head, first, end, count, at, policy)
 
@@ -194,7 +193,7 @@ class LongTopkKernel:
     def vector(self, share: Share, tile: Int32, u: int, tidx: Int32) -> Int32:
         """The number of this thread's vector u of a tile, of which each warp has a part of its own: there is nothing
         to do for those behind the end of a row."""
-        return share.first + tile * (THREADS * STEPS) + (self.place(tidx) + u * WARP)
+        return share.first + tile * (self.spec.threads * STEPS) + (self.place(tidx) + u * WARP)
 
     def place(self, tidx: Int32) -> Int32:
         """The number of this thread's first vector in a tile."""
@@ -225,7 +224,7 @@ class LongTopkKernel:
     def hold(self, share: Share, sX: cute.Tensor, tile: Int32, tidx: Int32, tXrX: list[cute.Tensor]):
         """Take this thread's vectors of a tile to registers; -inf where there are none, in the last one."""
         tXsX = self.slots(sX, tile, tidx)
-        if share.first + (tile + 1) * (THREADS * STEPS) <= share.end:
+        if share.first + (tile + 1) * (self.spec.threads * STEPS) <= share.end:
             for u in cutlass.range_constexpr(STEPS):
                 cute.autovec_copy(tXsX[None, u], tXrX[u])
         else:
@@ -285,7 +284,9 @@ class LongTopkKernel:
         top = seen
         tXrX = [cute.make_rmem_tensor(s.vector, self.dtype) for _ in range(STEPS)]
         # Tiles of which this warp has a part.
-        own = ceil_div(share.end - self.vector(share, Int32(0), 0, tidx) + tidx % WARP, THREADS * STEPS)
+        own = ceil_div(
+            share.end - self.vector(share, Int32(0), 0, tidx) + tidx % WARP, self.spec.threads * STEPS
+        )
         # Once more when the tiles have ended, to make candidates of what is noted.
         for number in cutlass.range(share.tiles + bool(s.most), unroll=1):
             last = number == share.tiles

@@ -11,11 +11,9 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, Uint32
 
 from ...plan.maths import WARP
-from ...plan.topk_long import BINS, COUNT, COUNTS, MANY, THREADS
+from ...plan.topk_long import BINS, COUNT, COUNTS, MANY
 from ..common.index import larger, select, smaller
 from .candidates import Candidates
-
-WARPS = THREADS // WARP
 
 
 def bin_of(key: Int64, high: Int32, shift: Int32) -> Int32:
@@ -27,15 +25,16 @@ def bin_of(key: Int64, high: Int32, shift: Int32) -> Int32:
 def extent(candidates: Candidates, numbers: list[Int32], exist: list[Boolean]) -> tuple[Int32, Int32]:
     """The largest number of all threads and the smallest, of those that exist. All threads come to a barrier."""
     sW, lane, warp = candidates.sW, candidates.tidx % WARP, candidates.tidx // WARP
+    warps = candidates.threads // WARP
     high, low = Int32(-(1 << 31)), Int32((1 << 31) - 1)
     for number, exists in zip(numbers, exist, strict=True):
         high = larger(high, number)
         low = smaller(low, select(exists, number, low))
     sW[COUNTS + warp] = cute.arch.warp_redux_sync(high, "max")
-    sW[COUNTS + WARPS + warp] = cute.arch.warp_redux_sync(low, "min")
+    sW[COUNTS + warps + warp] = cute.arch.warp_redux_sync(low, "min")
     cute.arch.barrier()
-    high = cute.arch.warp_redux_sync(sW[COUNTS + lane % WARPS], "max")
-    return high, cute.arch.warp_redux_sync(sW[COUNTS + WARPS + lane % WARPS], "min")
+    high = cute.arch.warp_redux_sync(sW[COUNTS + lane % warps], "max")
+    return high, cute.arch.warp_redux_sync(sW[COUNTS + warps + lane % warps], "min")
 
 
 @cute.jit
@@ -63,8 +62,8 @@ def in_bins(candidates: Candidates, count: Int32, sB: cute.Tensor) -> tuple[Int3
     """
     sK, tidx = candidates.sK, candidates.tidx
     keys = candidates.held(count)
-    exist = [tidx + i * THREADS < count for i in range(len(keys))]
-    for i in cutlass.range(tidx, BINS + 1, THREADS, unroll=1):
+    exist = [tidx + i * candidates.threads < count for i in range(len(keys))]
+    for i in cutlass.range(tidx, BINS + 1, candidates.threads, unroll=1):
         sB[i] = Int32(0)
     high, low = extent(candidates, [Int32(key >> Int64(32)) for key in keys], exist)
     shift = larger(Int32(33 - BINS.bit_length()) - Int32(cute.arch.clz(high - low)), Int32(0))
@@ -94,7 +93,7 @@ def rank(candidates: Candidates, sB: cute.Tensor, store: cutlass.Constexpr[Calla
     many, high, shift = count > MANY, Int32(0), Int32(0)
     if many:
         high, shift = in_bins(candidates, count, sB)
-    for i in cutlass.range(candidates.tidx, count, THREADS, unroll=1):
+    for i in cutlass.range(candidates.tidx, count, candidates.threads, unroll=1):
         key, begin, end = sK[i], Int32(0), count
         if many:
             bin = bin_of(key, high, shift)

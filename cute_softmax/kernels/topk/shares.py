@@ -13,7 +13,7 @@ from cutlass import Float32, Int32, Int64, const_expr
 
 from ...plan.maths import WARP
 from ...plan.problem import ALIGNMENT
-from ...plan.topk_long import COUNT, FLAG, HEADER, KEY, STATE, THREADS
+from ...plan.topk_long import COUNT, FLAG, HEADER, KEY, STATE
 from ..common.copy import element
 from ..common.index import select
 from .candidates import LOWEST, Candidates
@@ -65,7 +65,7 @@ def hand_over(share: Share, k: Int32, place: Int32, key: Int64):
 def fill(share: Share, candidates: Candidates):
     """The places that no candidate of this share takes."""
     k = candidates.k
-    for i in cutlass.range(candidates.sW[COUNT] + candidates.tidx, k, THREADS, unroll=1):
+    for i in cutlass.range(candidates.sW[COUNT] + candidates.tidx, k, candidates.threads, unroll=1):
         hand_over(share, k, i, LOWEST)
 
 
@@ -107,7 +107,7 @@ def gather(share: Share, math: cutlass.Constexpr, candidates: Candidates | None,
     if const_expr(candidates is not None):
         sK, sW, k = candidates.sK, candidates.sW, candidates.k
         count, first = share.shares * k, list_of(share, k)
-        for i in cutlass.range(tidx, count, THREADS, unroll=1):
+        for i in cutlass.range(tidx, count, candidates.threads, unroll=1):
             sK[i] = element(Int64, first, Int64(i))[0]
         if tidx == 0:
             sW[COUNT] = count
