@@ -85,7 +85,7 @@ SECTIONS = (
     Section(
         "stretch",
         "Rows of a few elements: a thread holds whole ones",
-        ((200, 57), (200, 19)),
+        ((100_000, 57), (100_000, 19)),
         lambda p: p.movement == "short" and p.pairs,
         lambda p: (
             f"{p.rows:,} rows of {p.columns}, contiguous. A row is {p.columns * 2} bytes, so most rows begin off a "
