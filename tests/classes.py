@@ -103,7 +103,7 @@ def intervals(
 
 def shorter(math: str) -> int:
     """The longest row of the short movement."""
-    return configs_of(table_of(), MATHS[math, True])[-1].capacity
+    return configs_of(table_of(), MATHS[math, True], ())[-1].capacity
 
 
 def ctas_of(architecture: str, pair: tuple[str, str]) -> tuple[int, ...]:

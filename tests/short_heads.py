@@ -37,6 +37,11 @@ OPTIONS = {
 }
 
 
+def movement_of(columns: int, dtype: torch.dtype, held: bool) -> str:
+    """The one that serves many rows. held: whether they take more registers than a loss with its gradient."""
+    return "row" if columns > table_of().short[-1].capacity and (held or dtype is fp32) else "short"
+
+
 @dataclass
 class LossCase:
     """The losses of contiguous rows, with `visit` beside them alpha times their gradients. place: elements past a
@@ -89,8 +94,7 @@ class LossCase:
     @property
     def movement(self) -> str:
         """The one that serves it where rows are many."""
-        capped = self.visit and self.asked.softcap and self.columns > table_of().short[-1].capacity
-        return "row" if capped else "short"
+        return movement_of(self.columns, self.dtype, bool(self.visit and self.asked.softcap))
 
     def plan(self) -> ShortPlan:
         """The plan of the first device, or of none."""

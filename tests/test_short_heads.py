@@ -20,7 +20,7 @@ from cute_softmax.plan.short import short_class
 
 bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
 LIMIT = table_of().chosen[-1].capacity
-MANY = 64 * H200.multiprocessors + 1
+FEW, MANY = 64 * H200.multiprocessors, 10_000_000
 LOSS, VISIT = Prologue(target="loss"), Prologue(alpha="groups", target="loss")
 
 
@@ -45,8 +45,19 @@ def launches(monkeypatch, tmp_path):
 def test_what_is_planned():
     for math, prologue in (("softmax", None), ("logsumexp", LOSS), ("selective", Prologue())):
         given = {"math": math} | ({} if prologue is None else {"prologue": prologue})
-        assert planned(MANY - 1, 10, **given).movement == "row"
-        assert planned(MANY, LIMIT + 1, **given).movement == "row"
+        assert planned(FEW, 10, **given).movement == planned(MANY, LIMIT + 1, **given).movement == "row"
+        # Threads that share a row are filled by one of 64 elements, and keep its numbers.
+        for rows, movement in (
+            (24 * 64 * H200.multiprocessors, "row"),
+            (24 * 64 * H200.multiprocessors + 1, "short"),
+        ):
+            assert planned(rows, 64, **given).movement == movement
+        assert (
+            planned(FEW + 1, 10, **given).movement
+            == planned(MANY, 64, dtype="fp32", **given).movement
+            == "short"
+        )
+        assert planned(MANY, 65, dtype="fp32", **given).movement == "row"
         for columns in (1, 10, 64, 65, LIMIT):
             made = planned(MANY, columns, **given)
             assert made.movement == "short" and made.columns <= made.kernel.capacity
@@ -81,7 +92,7 @@ def test_each_length(columns, launches):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("columns", "dtype"), [(2, bf16), (7, fp16), (12, fp32), (49, bf16), (100, fp32)])
+@pytest.mark.parametrize(("columns", "dtype"), [(2, bf16), (7, fp16), (12, fp32), (49, bf16), (100, bf16)])
 def test_chosen_elements(columns, dtype, launches):
     for case in short_heads.cases(columns, dtype, (columns % 3, 0)):
         results = case.launched()
@@ -93,7 +104,8 @@ def test_chosen_elements(columns, dtype, launches):
                 with pytest.raises(AssertionError):
                     case.check(wrong)
                     pytest.fail(f"{case.math} {case.prologue.name}: {what} passes")
-    assert {work.plan.movement for work in launches} == {"short"}
+    expected = {short_heads.movement_of(columns, dtype, held) for held in (False, True)}
+    assert {work.plan.movement for work in launches} == expected
 
 
 def smoothed(x, target):
@@ -189,7 +201,7 @@ def test_an_index_out_of_range_ends_the_kernel(columns, launches, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("columns", "dtype"), [(2, "bf16"), (10, "bf16"), (64, "fp32"), (100, "bf16"), (128, "fp32")]
+    ("columns", "dtype"), [(2, "bf16"), (10, "bf16"), (64, "fp32"), (100, "bf16"), (128, "fp16")]
 )
 def test_compiled(columns, dtype, tmp_path, monkeypatch):
     """In registers: what lies on the stack are the numbers of a message."""

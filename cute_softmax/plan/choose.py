@@ -136,9 +136,9 @@ def _shares_rows(math_name: str, problem: Problem, device: Device, prologue: Pro
         and (filled or (gradient and vectors > 4))
     ):
         return True
+    filled = vectors > 4 or (filled and vectors > 1)
     most = SHARED_ROWS
-    if "index" not in facts.group_inputs:  # whose numbers cost as much in each of the threads
-        filled = vectors > 4 or (filled and vectors > 1)
+    if filled or "index" not in facts.group_inputs:  # whose numbers cost as much in each of the threads
         most = max(most, SHARED_ROWS_AN_ELEMENT["vectors" if filled else "single"] * columns)
     return problem.groups <= most * device.multiprocessors
 

@@ -19,11 +19,13 @@ from .panel_configs import (
     DEEP_PANELS_AT_ONCE,
     DEEP_ROWS_AT_ONCE,
     FEW_BYTES,
+    FEW_ELEMENTS,
     INVARIANT_ROWS,
     MORE_THREADS_FROM,
     NARROWEST_BYTES,
     SHIFTED_BELOW_BYTES,
     SHIFTED_FROM,
+    STEPS_OF_AN_EXCHANGE,
     STEPS_OF_FEW,
     THREADS_OF_FEW,
     PanelConfig,
@@ -304,8 +306,9 @@ def _held(g: _Groups) -> PanelPlan | None:
         few_bytes = g.orientation == "column" and g.vector < g.widest and g.facts.outputs
         if config.narrow and not (few_bytes and g.panels(c) * c.cluster_n >= sms):
             continue
-        # In one CTA threads that share columns are faster: 11 x 4 float32 1.7 us, and 2.5.
-        if config.alone and g.panels(c) == 1:
+        # In one CTA threads that share columns are faster, but for a few elements: 8 x 4 bf16 1.7 us, alone 1.5, 11 x 4
+        # float32 1.7 and 2.5.
+        if config.alone and g.panels(c) == 1 and config.steps > FEW_ELEMENTS:
             continue
         if not config.alone and g.panels(c) * c.cluster_n < sms:  # some SMs would be idle
             if few := _few(g):
@@ -343,10 +346,10 @@ def _few(g: _Groups) -> PanelPlan | None:
 
 def _cost_of_few(g: _Groups, c: PanelClass) -> tuple[float, int, int]:
     """What few columns are planned by, the least first: in CTAs, those of clusters. They start together, which takes
-    twice as long, and exchange their states, which takes half a step."""
+    twice as long, and exchange their states."""
     panels = g.panels(c)
     ctas = panels * c.cluster_n * c.threads / THREADS_OF_FEW[0]
-    more = ctas + CTAS_OF_A_STEP / 2 if c.cluster_n > 1 else ctas / 2
+    more = ctas + CTAS_OF_A_STEP * STEPS_OF_AN_EXCHANGE if c.cluster_n > 1 else ctas / 2
     return CTAS_OF_A_STEP * c.steps + more, c.cluster_n, -panels
 
 

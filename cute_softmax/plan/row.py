@@ -28,7 +28,7 @@ TICKET = 16  # bytes: which rows are a cluster's, where ranks share them, and a 
 TURNS_OF_FEW = 2
 # Of a configuration for few rows, where not all of them would run in one turn: half empty it took up to 1.24 times what
 # many rows have, filled from here on 0.84 to 0.93 (64 rows of 80,000 to 200,000 elements, H200). In one turn more CTAs
-# are faster however empty they are (4 x 8200 float32: 2.3 us, in one CTA 3.2).
+# are faster however empty they are (4 x 8200 float32: 2.3 us, in one CTA 3.2), as many are not (4 x 151936: 6.0, 5.1).
 FEW_FILL = 0.78
 # Maths that give logarithms of a row's sum: a batch-invariant plan has log_softmax's own configurations and
 # exponentials for them. Those with an entropy need exponents, which these exponentials do not have.
@@ -366,10 +366,12 @@ def row_class(
     few, many = table.rows(listed, of_list, edges, widened)
     if columns > table.few_above * vector:
         in_turns = ctas < TURNS_OF_FEW * max((c.sms for c in few), default=0)
-        least = columns / vector / FEW_FILL if in_turns else math.inf
-        few = tuple(c for c in few if c.sms <= ctas and c.capacity < least)
+        emptier = columns / vector / FEW_FILL
+        few = tuple(c for c in few if c.sms <= ctas and (c.capacity < emptier or not in_turns))
         if found := first_of(few):
-            return found[1]
+            usual = first_of(many) if found[0].capacity >= emptier else None
+            if usual is None or usual[0].cluster_n < found[0].cluster_n:
+                return found[1]
     if stays:  # it takes no registers, then: as long rows are listed without it
         without = table.rows(listed, replace(prologue, bias=False), edges, widened)[1]
         if (found := first_of(without)) and found[0].persistent:

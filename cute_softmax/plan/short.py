@@ -216,11 +216,14 @@ class ShortClass(ClassBase):
         return "_".join(parts)
 
 
-def configs_of(table: Table, facts: Math, prologue: Prologue = NO_PROLOGUE) -> tuple[ShortConfig, ...]:
-    """The configurations of a table for the short rows of a math. Of the longest ones registers do not hold capped
-    scores beside what becomes of them."""
-    chosen = "index" in facts.group_inputs and not (prologue.softcap and facts.outputs)
-    return table.short + table.chosen if chosen else table.short
+def configs_of(
+    table: Table, facts: Math, dtypes: Sequence[str], prologue: Prologue = NO_PROLOGUE
+) -> tuple[ShortConfig, ...]:
+    """The configurations of a table for the short rows of a math. The longest ones lack registers for float32, for what
+    becomes of capped scores, and for gradients without a loss."""
+    narrow = "index" in facts.group_inputs and all(ITEM_SIZE[d] == 2 for d in dtypes[: facts.full])
+    few_registers = facts.outputs and (prologue.softcap or prologue.target == "found")
+    return table.short + table.chosen if narrow and not few_registers else table.short
 
 
 def short_class(
@@ -242,7 +245,7 @@ def short_class(
     groups lie with gaps. laid: of the inputs, see `ShortClass`; nothing where all are dense.
     """
     facts = facts_of(math_name, True, prologue)
-    configs = configs_of(table or table_of(), facts, prologue)
+    configs = configs_of(table or table_of(), facts, dtypes, prologue)
     config = next((c for c in configs if columns <= c.capacity), None)
     if config is None or prologue.long_rows:
         return None

@@ -218,7 +218,7 @@ def plan_short(
     facts, table = facts_of(math_name, True, prologue), table_of(device.table)
     rows, columns = problem.groups, problem.length
     if all(
-        columns > config.capacity for config in configs_of(table, facts, prologue)
+        columns > config.capacity for config in configs_of(table, facts, problem.dtypes, prologue)
     ):  # before anything that takes longer
         return None
     kept = _kept(problem, facts)
