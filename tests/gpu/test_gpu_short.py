@@ -55,15 +55,13 @@ LENGTHS = (
 )
 ROWS = (1, 2, 31, 33, 65, 1000, 4099)  # less than a stretch, one and a row, many
 dtypes = pytest.mark.parametrize("dtype", DTYPES)
+pairs = pytest.mark.parametrize("pair", classes.PAIRS, ids="->".join)
 
 
 @pytest.fixture(autouse=True)
 def however_few():
     with classes.however_few():
         yield
-
-
-pairs = pytest.mark.parametrize("pair", classes.PAIRS, ids="->".join)
 
 
 def movement_of(math_name: str, *tensors: torch.Tensor) -> str:
