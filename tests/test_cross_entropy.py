@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional
 
 from cute_softmax import cross_entropy, logsumexp, nn
+from cute_softmax.dispatch.heads import loss as loss_of_rows
 
 SHAPES = ((5,), (4, 5), (3, 5, 2), (2, 5, 2, 3))
 REDUCTIONS = ("mean", "sum", "none")
@@ -248,6 +249,27 @@ def test_one_visit(monkeypatch, options, upstream):
     assert torch.allclose(grad.double(), right, rtol=1e-5, atol=1e-6 * upstream)
     for mutant in (grad * 2, grad.roll(1, -1), grad.flip(0)):
         assert not torch.allclose(mutant.double(), right, rtol=1e-5, atol=1e-6 * upstream)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("one_visit", [True, False])
+def test_more_rows_than_a_cta_adds_up(monkeypatch, one_visit, reduction):
+    """Their losses are a row of the kernel of sums."""
+    launches = simulated.install(monkeypatch)
+    monkeypatch.setattr(loss_of_rows, "ROWS_OF_A_CTA", 5)
+    x = example((6, 40), dtype=torch.float32)
+    leaf, wide = x.clone().requires_grad_(), x.double().requires_grad_()
+    for _ in range(2):  # calls that repeat take a shorter way
+        launches.clear()
+        loss = cross_entropy(leaf, IGNORING, reduction=reduction, one_visit=one_visit)
+        assert [launch.math for launch in launches] == ["softmax" if one_visit else "logsumexp", "sum"]
+        expected = in_float64(wide, IGNORING, {"reduction": reduction})
+        assert torch.allclose(loss.double(), expected, rtol=1e-6)
+        (grad,) = torch.autograd.grad(loss, leaf)
+        (right,) = torch.autograd.grad(expected, wide)
+        assert torch.allclose(grad.double(), right, rtol=1e-5, atol=1e-6)
+    half = cross_entropy(x.bfloat16(), IGNORING, reduction=reduction)
+    assert half.dtype is torch.bfloat16 and half.shape == ()
 
 
 @pytest.mark.parametrize("options", [o for o in ONE_VISIT if o != "over the logits"])

@@ -26,6 +26,8 @@ from .kernels import scaled
 
 # In float16 a probability over the number of rows underflows before a loss scale is known.
 ONE_VISIT = (torch.bfloat16, torch.float32)
+# Rows whose losses one CTA adds up, or whose targets it counts, at most: 0.12 ns each (H200, 2026-11-26).
+ROWS_OF_A_CTA = 1 << 17
 Tensor = torch.Tensor
 
 
@@ -304,6 +306,9 @@ def rescale(tensor: Tensor, factor: Tensor) -> None:
 
 def shares(target: Tensor, ignore_index: int, number: float) -> Tensor:
     """(a number over how many of int64 targets are not ignored, one over that), float32."""
+    if target.numel() > ROWS_OF_A_CTA:
+        share = (target != ignore_index).sum().to(torch.float32).reciprocal()
+        return share * number, share
     target, device = target.contiguous(), target.get_device()
     result = torch.empty(2, dtype=torch.float32, device=target.device)
     call = _call(device, plan_share, target.numel(), ignore_index, launch.float_bits(number))
@@ -313,6 +318,10 @@ def shares(target: Tensor, ignore_index: int, number: float) -> Tensor:
 
 def total(numbers: Tensor, factor: Tensor | None, dtype: torch.dtype) -> Tensor:
     """The sum of float32 numbers that lie side by side, times a factor of the device's."""
+    if numbers.numel() > ROWS_OF_A_CTA:
+        row, result = numbers.view(1, -1), torch.empty(1, 1, dtype=torch.float32, device=numbers.device)
+        launch.run("sum", (row, result.expand(row.shape)), (1,))
+        return (result if factor is None else result * factor).view(()).to(dtype)
     device, name = numbers.get_device(), launch.DTYPE_NAMES.get(dtype, "fp32")
     result = torch.empty((), dtype=launch.TORCH_DTYPES[name], device=numbers.device)
     call = _call(device, plan_total, numbers.numel(), name, factor is not None)
@@ -323,6 +332,9 @@ def total(numbers: Tensor, factor: Tensor | None, dtype: torch.dtype) -> Tensor:
 def mean(numbers: Tensor, target: Tensor, ignore_index: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """(the sum of float32 numbers that lie side by side over how many of int64 targets are not ignored, one over that
     in float32)."""
+    if target.numel() > ROWS_OF_A_CTA:
+        _, share = shares(target, ignore_index, 1.0)
+        return total(numbers, share, dtype), share
     target, device = target.contiguous(), numbers.get_device()
     name = launch.DTYPE_NAMES.get(dtype, "fp32")
     result = torch.empty((), dtype=launch.TORCH_DTYPES[name], device=numbers.device)
