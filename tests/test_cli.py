@@ -152,7 +152,7 @@ def test_explain_for_an_architecture(arch, capsys):
         ("4096x8192 --op entropy --backward", ["softmax of 4096 rows", "the gradient of the entropies added"]),
         ("4096x8192 --op kl_div", ["logsumexp of 4096 rows", "the divergence of another softmax from it"]),
         ("4096x8192 --op kl_div --backward", ["the gradient of a divergence in its input"]),
-        ("4096x151936 --topk 8 --op log_softmax", ["the 8 largest of 4096 rows", "most32"]),
+        ("4096x151936 --topk 8 --op log_softmax", ["the 8 largest of 4096 rows", "most8"]),
         ("4096x8192 --op cross_entropy --dim 0", ["composed: logsumexp", "entropy of 8192 groups of 4096"]),
         ("64x4096 --scale 0.5", ["scores times a number"]),
         ("64x4096 --scale 64x1 --bias 1x4096", ["scores times one number per row; a bias added"]),

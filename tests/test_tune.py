@@ -8,6 +8,7 @@ import math
 import random
 from dataclasses import replace
 
+import classes
 import pytest
 import simulated
 import torch
@@ -357,6 +358,7 @@ def test_a_run_writes_a_table_that_plans_are_made_of(made_up_gpu, capsys):
     assert len(again.many["softmax"]) <= len(mine.many["softmax"]) + 2
 
 
+@classes.however_few()
 def test_short_rows_are_tuned(made_up_gpu):
     assert cli.main(["tune", "short", "--quick", "--out", str(made_up_gpu / "mine.json")]) == 0
     mine = Table.of("mine", json.loads((made_up_gpu / "mine.json").read_text()))

@@ -27,6 +27,7 @@ LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 16, 19, 20, 24, 31, 32, 38, 40, 4
 OFFSETS = (0, 1, 2)
 
 
+@classes.however_few()
 def planned(
     math: str, pair: tuple[str, str], rows: int, columns: int, offset: int
 ) -> tuple[ShortPlan, list[Guarded]]:
