@@ -128,18 +128,13 @@ def _shares_rows(math_name: str, problem: Problem, device: Device, prologue: Pro
         return False
     vector = ALIGNMENT // max(ITEM_SIZE[d] for d in problem.dtypes[: facts.full])
     vectors = 0 if columns % vector or any(problem.offsets) else columns // vector
-    filled = vectors.bit_count() == 1  # by powers of two of threads
-    if (
-        plain
-        and facts.outputs
-        and vectors >= (2 if gradient else 4)
-        and (filled or (gradient and vectors > 4))
-    ):
+    filled = vectors > 1 and vectors.bit_count() == 1  # threads that share a row are a power of two
+    nearly = filled or vectors > 4
+    if plain and facts.outputs and (nearly if gradient else filled and vectors > 2):
         return True
-    filled = vectors > 4 or (filled and vectors > 1)
     most = SHARED_ROWS
-    if filled or "index" not in facts.group_inputs:  # whose numbers cost as much in each of the threads
-        most = max(most, SHARED_ROWS_AN_ELEMENT["vectors" if filled else "single"] * columns)
+    if nearly or "index" not in facts.group_inputs:  # whose numbers cost as much in each of the threads
+        most = max(most, SHARED_ROWS_AN_ELEMENT["vectors" if nearly else "single"] * columns)
     return problem.groups <= most * device.multiprocessors
 
 
