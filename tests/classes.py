@@ -101,9 +101,9 @@ def intervals(
     return found
 
 
-def shorter(math: str) -> int:
+def shorter(math: str, dtypes: tuple[str, ...]) -> int:
     """The longest row of the short movement."""
-    return configs_of(table_of(), MATHS[math, True], ())[-1].capacity
+    return configs_of(table_of(), MATHS[math, True], dtypes)[-1].capacity
 
 
 def ctas_of(architecture: str, pair: tuple[str, str]) -> tuple[int, ...]:

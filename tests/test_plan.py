@@ -266,7 +266,7 @@ def test_classes_to_compile_ahead_are_all_there_are(arch):
                 for ctas in classes.ctas_of(arch, pair):
                     found = classes.intervals(math_name, arch, dtypes, ctas=ctas, **how)
                     listed = ahead.classes(math_name, ARCHITECTURES[arch], dtypes, ctas=ctas, **how)
-                    longer = [i.row_class for i in found if i.last > classes.shorter(math_name)]
+                    longer = [i.row_class for i in found if i.last > classes.shorter(math_name, dtypes)]
                     assert [c for c in listed if c.movement == "row"] == longer
                     if ctas > 1:
                         few |= {
