@@ -8,9 +8,10 @@ roundings, as many more as the scores are large: each score is rounded, by torch
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import pytest
 import torch
 from checking import FACTOR, ROUNDING, SLACK, TINY, Guarded, half_ulp
 
@@ -302,6 +303,21 @@ class Case:
         for t, b in zip(tensors, before, strict=False):
             assert torch.equal(t.reshape(-1).nan_to_num(), b.reshape(-1).nan_to_num()), "an input was changed"
         return self.shown([o.tensor for o in outputs])
+
+
+def check_mutants(
+    check: Callable[[list[torch.Tensor]], None],
+    wrong: Iterable[tuple[str, list[torch.Tensor]]],
+    right: Sequence[torch.Tensor],
+    name: str,
+):
+    """Each of some wrong results fails the check, but for those that have the values of the right ones."""
+    for what, results in wrong:
+        near = zip(results, right, strict=True)
+        if not all(torch.equal(w.nan_to_num(), r.to(w.dtype).nan_to_num()) for w, r in near):
+            with pytest.raises(AssertionError):
+                check(results)
+                pytest.fail(f"{name}: {what} passes")
 
 
 def mutants(case: Case) -> Iterator[tuple[str, list[torch.Tensor]]]:

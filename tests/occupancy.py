@@ -22,13 +22,14 @@ import classes  # noqa: E402
 import pytest  # noqa: E402
 from compiled import Compiled, compile_anew  # noqa: E402
 
+from benchmarks.tune_rules import RESIDENT_THREADS  # noqa: E402
 from cute_softmax.plan import RowClass  # noqa: E402
 from cute_softmax.plan.hardware import ARCHITECTURES  # noqa: E402
 
 ARCHITECTURE = "sm_90a"
 MATHS = ("softmax", "log_softmax", "logsumexp", "softmax_backward", "log_softmax_backward")
 FILE = HERE / "occupancy.json"
-THREADS, CTAS = 2048, 32  # of an SM
+CTAS = 32  # of an SM, at most
 GRAIN = 8  # registers of a thread are given out in
 
 
@@ -36,7 +37,7 @@ def held(c: RowClass, found: Compiled) -> int:
     """CTAs of a compiled class that an SM holds."""
     architecture = ARCHITECTURES[c.architecture]
     registers = -(-found.registers // GRAIN) * GRAIN * c.threads
-    most = min(THREADS // c.threads, architecture.registers // registers, CTAS)
+    most = min(RESIDENT_THREADS // c.threads, architecture.registers // registers, CTAS)
     return next(n for n in range(most, -1, -1) if architecture.holds(n, c.shared_memory))
 
 

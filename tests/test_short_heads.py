@@ -9,7 +9,7 @@ import short_heads
 import simulated
 import torch
 from compiled import check_compiled, compile_and_read
-from families import mutants
+from families import check_mutants, mutants
 
 import cute_softmax as c
 from cute_softmax.plan import MATHS, Prologue, table_of
@@ -74,12 +74,7 @@ def test_losses(turn, launches):
     for case in short_heads.every_option()[turn::3]:
         results = case.launched()
         case.check(results)
-        for what, wrong in case.mutants(results):
-            near = zip(wrong, results, strict=True)
-            if not all(torch.equal(w.nan_to_num(), r.nan_to_num()) for w, r in near):
-                with pytest.raises(AssertionError):
-                    case.check(wrong)
-                    pytest.fail(f"{case.name}: {what} passes")
+        check_mutants(case.check, case.mutants(results), results, case.name)
         assert launches[-1].plan.movement == case.movement
 
 
@@ -95,15 +90,9 @@ def test_each_length(columns, launches):
 @pytest.mark.parametrize(("columns", "dtype"), [(2, bf16), (7, fp16), (12, fp32), (49, bf16), (100, bf16)])
 def test_chosen_elements(columns, dtype, launches):
     for case in short_heads.cases(columns, dtype, (columns % 3, 0)):
-        results = case.launched()
-        case.check(results)
-        right = case.expected(torch.float64)
-        for what, wrong in mutants(case):
-            near = zip(wrong, right, strict=True)
-            if not all(torch.equal(w.nan_to_num(), r.to(w.dtype).nan_to_num()) for w, r in near):
-                with pytest.raises(AssertionError):
-                    case.check(wrong)
-                    pytest.fail(f"{case.math} {case.prologue.name}: {what} passes")
+        case.check(case.launched())
+        name = f"{case.math} {case.prologue.name}"
+        check_mutants(case.check, mutants(case), case.expected(torch.float64), name)
     expected = {short_heads.movement_of(columns, dtype, held) for held in (False, True)}
     assert {work.plan.movement for work in launches} == expected
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import product
 from math import prod
@@ -107,15 +107,30 @@ def work_of(case: Case, tensors: list[torch.Tensor]) -> launch.Work:
 
 def scored_jobs(maths: list[str], names: list[str]) -> Iterator[Job]:
     """Every form of what is beside the elements, each class once."""
+    found = [
+        (case.x.numel(), partial(check_scores, case), partial(plan_of, case))
+        for name, columns in product((n for n in names if n != "fp16"), (3, 8, 12, 49, 64))
+        for case in short_scores.cases(columns, checking.DTYPES[name])
+    ]
+    yield from each_class_once(maths, found)
+
+
+def plan_of(case: Case) -> ShortPlan:
+    return work_of(case, case.placed()[0]).plan(launch.device_facts(0))
+
+
+def each_class_once(
+    maths: list[str], found: Iterable[tuple[int, Callable[[], float], Callable[[], ShortPlan]]]
+) -> Iterator[Job]:
+    """Of some (elements, check, plan)."""
     seen: set[ShortClass] = set()
-    for name, columns in product((n for n in names if n != "fp16"), (3, 8, 12, 49, 64)):
-        for case in short_scores.cases(columns, checking.DTYPES[name]):
-            with classes.however_few():
-                kernel = work_of(case, case.placed()[0]).plan(launch.device_facts(0)).kernel
-            if case.math in maths and kernel not in seen:
-                seen.add(kernel)
-                what = f"{case.math} {'/'.join(kernel.dtypes)} {kernel.name}"
-                yield Job((kernel,), case.x.numel(), what, partial(check_scores, case))
+    for elements, check, plan in found:
+        with classes.however_few():
+            kernel = plan().kernel
+        if kernel.math in maths and kernel not in seen and kernel.movement == "short":
+            seen.add(kernel)
+            what = f"{kernel.math} {'/'.join(kernel.dtypes)} {kernel.name}"
+            yield Job((kernel,), elements, what, check)
 
 
 @classes.however_few()
@@ -132,20 +147,11 @@ def check_losses(case: short_heads.LossCase) -> float:
 
 def chosen_jobs(maths: list[str], names: list[str]) -> Iterator[Job]:
     """What an index chooses: in losses with every option, and alone, each class once."""
-    seen: set[ShortClass] = set()
+    found = []
     for name, columns in product((n for n in names if n != "fp16"), (3, 4, 8, 12, 49, 64, 77, 128)):
-        dtype = checking.DTYPES[name]
-        found = [
-            (partial(check_losses, case), case.plan)
-            for case in [*short_heads.loss_cases(columns, dtype)][columns % 4 :: 4]
-        ]
+        dtype, elements = checking.DTYPES[name], prod(short_heads.ROWS) * columns
+        for case in [*short_heads.loss_cases(columns, dtype)][columns % 4 :: 4]:
+            found.append((elements, partial(check_losses, case), case.plan))
         for case in short_heads.cases(columns, dtype):
-            work = work_of(case, case.placed()[0])
-            found.append((partial(check_scores, case), partial(work.plan, launch.device_facts(0))))
-        for check, plan in found:
-            with classes.however_few():
-                kernel = plan().kernel
-            if kernel.math in maths and kernel not in seen and kernel.movement == "short":
-                seen.add(kernel)
-                what = f"{kernel.math} {'/'.join(kernel.dtypes)} {kernel.name}"
-                yield Job((kernel,), prod(short_heads.ROWS) * columns, what, check)
+            found.append((elements, partial(check_scores, case), partial(plan_of, case)))
+    yield from each_class_once(maths, found)

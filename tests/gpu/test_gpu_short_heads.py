@@ -10,7 +10,7 @@ import short_heads
 import torch
 from building import build
 from checking import DTYPES, equal_bits, random
-from families import mutants
+from families import check_mutants, mutants
 
 import cute_softmax as c
 from cute_softmax.plan import table_of
@@ -48,12 +48,7 @@ def test_every_option():
         assert case.kernel().movement == case.movement
         results = case.launched()
         case.check(results)
-        for what, wrong in case.mutants(results):
-            near = zip(wrong, results, strict=True)
-            if not all(torch.equal(w.nan_to_num(), r.nan_to_num()) for w, r in near):
-                with pytest.raises(AssertionError):
-                    case.check(wrong)
-                    pytest.fail(f"{case.name}: {what} passes")
+        check_mutants(case.check, case.mutants(results), results, case.name)
 
 
 def test_chosen_elements():
@@ -65,14 +60,8 @@ def test_chosen_elements():
 
 def test_mutants():
     for case in short_heads.cases(33, torch.float32):
-        right = case.expected(torch.float64)
-        for what, wrong in mutants(case):
-            near = zip(wrong, right, strict=True)
-            if all(torch.equal(w.nan_to_num(), r.to(w.dtype).nan_to_num()) for w, r in near):
-                continue
-            with pytest.raises(AssertionError):
-                case.check(wrong)
-                pytest.fail(f"{case.math} {case.prologue.name}: {what} passes")
+        name = f"{case.math} {case.prologue.name}"
+        check_mutants(case.check, mutants(case), case.expected(torch.float64), name)
 
 
 @dtypes
