@@ -12,6 +12,7 @@ from ..plan.hardware import Device
 from ..plan.maths import MOST
 from .plans import device
 
+KINDS = classes, of_shared_rows, of_few_rows  # of rows that are held
 NAMES = tuple(dict.fromkeys(name for name, _ in MATHS))
 
 
@@ -21,8 +22,7 @@ def listed(gpu: Device, dtype: str) -> Iterable[tuple[str, ...]]:
     table = table_of(gpu.table)
     for math in NAMES:
         which = math, gpu.architecture, operand_dtypes(math, dtype)
-        kinds = classes, of_shared_rows, of_few_rows
-        for c in (*(c for kind in kinds for c in kind(*which, table=table)), *of_long_rows(*which)):
+        for c in (*(c for kind in KINDS for c in kind(*which, table=table)), *of_long_rows(*which)):
             threads, longest = f"{c.cluster_n} x {c.threads_per_row}", longest_row(c)
             told = "any" if longest == MOST else f"{longest:,}"
             yield math, c.name, told, threads, str(c.steps), f"{c.shared_memory:,} B"
@@ -71,7 +71,7 @@ def of_dtypes(gpu: Device, dtypes: Iterable[str]) -> Iterable[RowClass]:
     table = table_of(gpu.table)
     for dtype, math in product(dict.fromkeys(dtypes), NAMES):
         which = math, gpu.architecture, operand_dtypes(math, dtype)
-        for edges, kind in product((False, True), (classes, of_shared_rows, of_few_rows)):
+        for edges, kind in product((False, True), KINDS):
             yield from kind(*which, edges=edges, table=table)
         for edges in (False, True):
             yield from of_long_rows(*which, edges=edges)

@@ -85,10 +85,9 @@ class StretchScalars:
 
     def note(self, stretch: Stretch, ones: list, wrong: cute.Tensor):
         """Note whether the index of a row of these `ones` is out of range, for `complain`."""
-        if self.selects:
-            index = ones[len(self.single) + [*self.group_inputs].index("index")]
-            exists = indices.counts(self.spec.prologue, stretch, index)
-            wrong[0] = wrong[0] | indices.is_wrong(self.spec.prologue, stretch, index, exists)
+        index = ones[len(self.single) + [*self.group_inputs].index("index")]
+        exists = indices.counts(self.spec.prologue, stretch, index)
+        wrong[0] = wrong[0] | indices.is_wrong(self.spec.prologue, stretch, index, exists)
 
     @cute.jit
     def complain(self, stretch: Stretch, wrong: cute.Tensor):

@@ -9,7 +9,7 @@ from .choose import SHORTEST_SHARED
 from .hardware import Architecture
 from .problem import check_float
 from .row import FEW_FILL, TURNS_OF_FEW
-from .short import ShortClass, short_class
+from .short import ShortClass, configs_of, short_class
 from .stream import StreamClass, stream_class
 from .table import Table, table_of
 
@@ -115,8 +115,7 @@ def of_shared_rows(
 ) -> list[RowClass]:
     """The classes of the row movement for rows as short as those of the short movement; see `classes`."""
     facts, found = MATHS[math, True], []
-    shorts = [c for c in classes(math, architecture, dtypes, table=table) if c.movement == "short"]
-    for columns in range(SHORTEST_SHARED, longest_row(shorts[-1]) + 1 if shorts else 0):
+    for columns in range(SHORTEST_SHARED, configs_of(table or table_of(), facts, dtypes)[-1].capacity + 1):
         vector = vector_of(dtypes[: facts.full], columns)
         if (vector > 1) if edges else columns % vector == 0:
             access = (vector,) * len(facts.inputs)

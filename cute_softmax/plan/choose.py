@@ -109,9 +109,8 @@ def plan(
         raise ValueError("a causal prologue needs a problem with a query dimension, and no other has one")
     facts_of(math_name, online, prologue)  # whether there is such a math
     evict_last = problem.bytes > EVICT_LAST_ABOVE * device.l2
-    if not (invariant or _shares_rows(math_name, problem, device, prologue)) and (
-        short := plan_short(math_name, problem, device, evict_last, prologue)
-    ):
+    short = None if invariant else plan_short(math_name, problem, device, evict_last, prologue)
+    if short and not _shares_rows(math_name, problem, device, prologue):
         return short
     made = _plan_rows(math_name, problem, device, online, evict_last, prologue, invariant)
     if made is None and (prologue.of_rows or MATHS[math_name, online].group_inputs):
@@ -121,7 +120,7 @@ def plan(
 
 
 def _shares_rows(math_name: str, problem: Problem, device: Device, prologue: Prologue) -> bool:
-    """Whether threads that share a row are faster than threads with rows of their own, if these can be had at all."""
+    """Whether threads that share a short row are faster than threads with rows of their own."""
     facts, columns = facts_of(math_name, True, prologue), problem.length
     plain, gradient = not (prologue or facts.group_inputs), len(facts.inputs) > 1
     if plain and columns < SHORTEST_SHARED:

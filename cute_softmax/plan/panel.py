@@ -327,10 +327,10 @@ def _few(g: _Groups) -> PanelPlan | None:
     """
     if g.orientation == "row" or g.invariant or g.problem.bytes > FEW_BYTES:
         return None
-    architecture, found = g.device.architecture, []
+    found: list[tuple[tuple[float, int, int], PanelClass]] = []
     for threads in THREADS_OF_FEW:
         for one in g.widths(PanelConfig(threads, 1)):
-            most = min(2 * g.device.multiprocessors // g.panels(one), architecture.cluster_limit)
+            most = min(2 * g.device.multiprocessors // g.panels(one), g.device.architecture.cluster_limit)
             for cluster in (1 << i for i in range(most.bit_length())):
                 share = g.share(one, cluster)
                 steps = next((n for n in STEPS_OF_FEW if n * one.tile >= share), 0)
@@ -340,7 +340,7 @@ def _few(g: _Groups) -> PanelPlan | None:
         if found and min(found, key=itemgetter(0))[1].steps <= MORE_THREADS_FROM:
             break
     ordered = (c for _, c in sorted(found, key=itemgetter(0)))
-    c = next((c for c in ordered if g.taken(c) <= architecture.shared_memory), None)
+    c = next((c for c in ordered if _fits(g, PanelConfig(c.threads, c.steps, c.cluster_n), c)), None)
     return c and g.plan(c, 1, g.share(c, c.cluster_n))
 
 

@@ -181,9 +181,9 @@ class PanelClass(ClassBase):
         return math.ceil(self.edge_slots / self.threads)
 
     @property
-    def prefetches(self) -> bool:
-        """Whether loads of a panel prefetch its neighbour's bytes into L2: 2% for those of 128 bytes."""
-        return self.orientation == "column" and self.width < PANEL_BYTES
+    def prefetches(self) -> int:
+        """Bytes that L2 fetches around those which a panel loads, for its neighbour: 2% for panels of 128 bytes."""
+        return 256 if self.orientation == "column" and self.width < PANEL_BYTES else 0
 
     @property
     def streaming(self) -> bool:

@@ -100,7 +100,7 @@ class Chunks:
         for k in cutlass.range_constexpr(s.chunk_steps):
             tXsX = launch.shared.tXsX[i][None, base + k]
             if chunk.left > k * s.down * s.unit:
-                load_async(tXgX[k], tXsX, s.access[i], policy, 256 * s.prefetches)
+                load_async(tXgX[k], tXsX, s.access[i], policy, s.prefetches)
             else:
                 for v in cutlass.range_constexpr(s.vector):
                     tXsX[v] = padding[v]

@@ -125,7 +125,7 @@ class ShiftedChunks(Chunks):
         """Load the block at an address, of which so many elements exist or more."""
         s, itemsize = self.spec, launch.mX[i].itemsize
         exist = smaller(exist * itemsize, s.vector * itemsize)
-        load_async(self.vector(launch, i, address), tXsX, s.access[i], policy, 256 * s.prefetches, exist)
+        load_async(self.vector(launch, i, address), tXsX, s.access[i], policy, s.prefetches, exist)
 
     @cute.jit
     def align(self, item: Item, at: Int32, base: Int32):
