@@ -115,7 +115,7 @@ def dtensors(rank: int, world: int, compile: bool = False) -> None:
     def call(function, x):
         return (torch.compile(function, fullgraph=True, backend="aot_eager") if compile else function)(x)
 
-    for mesh, placements, of_numbers, dim in meshes:
+    for mesh, placements, of_numbers, dim in meshes[:: 2 if compile else 1]:
         torch.compiler.reset()
         x = distribute_tensor(whole, mesh, placements).requires_grad_()
         y = whole.clone().requires_grad_()

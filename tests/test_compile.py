@@ -33,7 +33,9 @@ from cute_softmax.plan.problem import ITEM_SIZE
 LEADING = ("softmax", "softmax_backward", "logsumexp")
 
 # What a class has from its configuration.
-CONFIG = ("threads_per_row", "steps", "threads", "rows_per_thread", "cluster_n", "persistent")
+CONFIG = (
+    "threads_per_row", "steps", "threads", "rows_per_thread", "cluster_n", "persistent", "min_blocks", "staging",
+)  # fmt: skip
 TURNS = 32
 # (math, classes) -> bytes of stack that they may use, with the reason, and one that uses some. All others use none.
 STACK = {
@@ -215,12 +217,12 @@ def check_rows(found: Iterable[RowClass], compiled: Callable[[RowClass], Compile
 
 
 def of_sm_90a() -> Iterator[RowClass]:
-    """Each third configuration of the leading maths, and each seventh of the others."""
+    """Each fifth configuration of the leading maths, and each eleventh of the others."""
     for math, pairs in classes.PAIRS_OF.items():
         for pair, edges in product(pairs, (False, True)):
             found = classes.intervals(math, "sm_90a", classes.operands(math, pair), edges=edges)
             leading = math in LEADING and pair in classes.SAME[::2]
-            yield from (i.row_class for i in classes.sample(found, 3 if leading else 7, edges))
+            yield from (i.row_class for i in classes.sample(found, 5 if leading else 11, edges))
 
 
 def by_config(
@@ -243,7 +245,7 @@ def of_kept_modes() -> Iterator[RowClass]:
     for math, modes in product(classes.PAIRS_OF, MODES[1:]):
         forms = product((classes.operands(math, (d, d)) for d in ("bf16", "fp32")), EDGES)
         found = [f[3 * i % len(f)] for i, f in enumerate(by_config(math, "sm_90a", forms))]
-        for c in classes.sample(found, 6 if math in classes.FAMILY else 3, modes):
+        for c in classes.sample(found, 9 if math in classes.FAMILY else 5, modes):
             yield replace(c, kept_modes=modes)
 
 
@@ -273,7 +275,7 @@ def of_other_architectures() -> Iterator[RowClass]:
         )
         chosen = [f[7 * i % len(f)] for i, f in enumerate(by_config(math, architecture, forms))]
         assert len(chosen) >= 10
-        taken = classes.sample(chosen, 3 if math in LEADING[:2] else 5, first)
+        taken = classes.sample(chosen, 5 if math in LEADING[:2] else 8, first)
         yield from (replace(c, kept_modes=modes) for c, modes in zip(taken, cycle(MODES), strict=False))
 
 

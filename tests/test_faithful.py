@@ -32,7 +32,7 @@ KINDS = (
 
 
 def every_class(architecture: str) -> Iterator[RowClass]:
-    """Every Plan class of sm_90a, and every fourth of the others, in the kinds above."""
+    """Every second Plan class of sm_90a, and every sixth of the others, in the kinds above."""
     for math, online in MATHS:
         count = len(MATHS[math, online].inputs)
         for pair, edges, access, two_pass in KINDS:
@@ -41,7 +41,7 @@ def every_class(architecture: str) -> Iterator[RowClass]:
             width = (access,) * count if access else None
             form = {"edges": edges, "width": width, "online": online}
             found = selected(math, intervals(math, architecture, operands(math, pair), **form))
-            for interval in sample(found, 1 if architecture == "sm_90a" else 4):
+            for interval in sample(found, 2 if architecture == "sm_90a" else 6):
                 yield interval.row_class
 
 

@@ -218,11 +218,15 @@ def test_a_divergence_and_its_gradients(kind, other, scale):
             assert close(found, 1.5 * (terms - np.exp(p) * terms.sum()))
 
 
-@pytest.mark.parametrize(
-    "staging", [*product(("direct", "shared"), repeat=2), ("async", "async")], ids="-".join
-)
-@pytest.mark.parametrize("dtypes", [*product(("fp32", "bf16"), repeat=2)], ids="-".join)
-@pytest.mark.parametrize("scale", [None, 0.3])
+# (staging and dtypes of two inputs, scale): each staging and each two dtypes with a scale and without.
+TWO_INPUTS = [
+    (staging, dtypes, (None, 0.3)[(i + j) % 2])
+    for i, staging in enumerate([*product(("direct", "shared"), repeat=2), ("async", "async")])
+    for j, dtypes in enumerate(product(("fp32", "bf16"), repeat=2))
+]
+
+
+@pytest.mark.parametrize(("staging", "dtypes", "scale"), TWO_INPUTS)
 def test_equal_softmaxes_diverge_by_nothing(staging, dtypes, scale, monkeypatch):
     """Nor have they gradients, even by rounding, wherever their logits lie, however they come to the threads, and
     whichever products the compiler joins with sums."""

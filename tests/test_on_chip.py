@@ -62,7 +62,7 @@ CASES = [
     # ranks, rows, columns of a slice, dtype, elements off a boundary, clusters, order of warps
     (1, 3, 1000, "bf16", 0, 2, None),
     (2, 9, 20000, "bf16", 0, 2, None),
-    (2, 5, 20000, "bf16", 0, 2, 1),
+    (2, 5, 9000, "bf16", 0, 2, 1),
     (3, 2, 45001, "bf16", 3, 1, None),
     (2, 3, 90000, "fp16", 0, 1, None),
     (2, 5, 30000, "fp32", 0, 2, None),
