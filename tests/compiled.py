@@ -78,6 +78,7 @@ def compile_anew(c: RowClass | PanelClass, folder: Path, monkeypatch) -> Compile
     with observing() as layouts:
         function = compile_class(c, f"--keep-ptx --keep-cubin --dump-dir={folder}")
     cubin, ptx = folder / "kernel.cubin", function.__ptx__
+    check_waits(ptx, ARCHITECTURES[c.architecture].early)
     cubin.write_bytes(function.__cubin__)
     done = subprocess.run([cuobjdump(), "-res-usage", str(cubin)], capture_output=True, text=True, check=True)
     # Of several kernels the one that takes the most: the others wait, and do no more.
@@ -101,6 +102,19 @@ def check_compiled(c: RowClass | PanelClass, found: Compiled, stack: int, paddin
     assert c.shared_memory <= arch.shared_memory and found.cluster == c.cluster_n
     assert f".target {c.architecture}" in found.ptx
     assert not wrong(c, found.layouts), wrong(c, found.layouts)
+
+
+def check_waits(ptx: str, early: bool):
+    """Each kernel waits once for what precedes it, before it touches global memory; then the next may begin. Where none
+    is launched early there is nothing to wait for."""
+    for kernel in ptx.split(".entry ")[1:]:
+        name = kernel.split("(")[0]
+        if "rendezvous" in name:  # of ranks: launched when all before it has ended
+            continue
+        begins = [kernel.find(f"griddepcontrol.{what}") for what in ("wait", "launch_dependents")]
+        touches = re.search(r"\b(ld|st|red|atom)\.[\w.:]*global|\bcp\.async", kernel).start()
+        assert kernel.count("griddepcontrol") == 2 * early, name
+        assert not early or begins[0] < begins[1] < touches, f"{name} touches memory before it waits"
 
 
 def check_all(classes: Iterable, check: Callable):

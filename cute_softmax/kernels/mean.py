@@ -10,6 +10,7 @@ from cutlass import Float32, Int32, Int64, const_expr
 from ..plan import WARP
 from ..plan.mean import THREADS, UNROLL, MeanClass
 from .common.copy import DTYPES, element
+from .common.early import begins_early, wait_for_stream
 from .common.index import ceil_div, select
 from .common.reduce import SUM, across_warps
 
@@ -25,7 +26,10 @@ class MeanKernel:
     def __call__(self, stream, elements: Int64, ignore: Int64, number: Int64, *operands: Int64):
         """Launch. operands: the addresses of the class's operands."""
         self.kernel(elements, ignore, number, operands).launch(
-            grid=[1, 1, 1], block=[THREADS, 1, 1], stream=stream
+            grid=[1, 1, 1],
+            block=[THREADS, 1, 1],
+            stream=stream,
+            use_pdl=begins_early(self.spec),
         )
 
     @cute.kernel
@@ -33,6 +37,7 @@ class MeanKernel:
         s = self.spec
         tidx, _, _ = cute.arch.thread_idx()
         at = dict(zip(s.operands, operands, strict=True))
+        wait_for_stream(s)
         scale = element(Float32, at["factor"])[0] if const_expr("factor" in at) else Float32(1.0)
         # What is added up: the elements, how many targets count, or both.
         sources = [

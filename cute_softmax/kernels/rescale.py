@@ -9,6 +9,7 @@ from cutlass import Float32, Int32, Int64
 
 from ..plan.rescale import THREADS, RescaleClass
 from .common.copy import DTYPES, element, in_global, pack, store, unpack
+from .common.early import begins_early, wait_for_stream
 from .common.index import smaller
 
 
@@ -32,7 +33,7 @@ class RescaleKernel:
     ):
         """Launch. address, factor: of the tensor, and of the number that it is multiplied by."""
         self.kernel(columns, pitch, total, address, factor).launch(
-            grid=[ctas, 1, 1], block=[THREADS, 1, 1], stream=stream
+            grid=[ctas, 1, 1], block=[THREADS, 1, 1], stream=stream, use_pdl=begins_early(self.spec)
         )
 
     @cute.kernel
@@ -40,6 +41,7 @@ class RescaleKernel:
         tidx, _, _ = cute.arch.thread_idx()
         cta, _, _ = cute.arch.block_idx()
         ctas, _, _ = cute.arch.grid_dim()
+        wait_for_stream(self.spec)
         number = element(self.factor, factor)[0].to(Float32)
         if number != 1.0:
             line, lines = Int64(cta), (total + columns - 1) // columns

@@ -35,23 +35,12 @@ from .common.copy import (
     read_policy,
     store,
 )
+from .common.early import begins_early, wait_for_stream
 from .common.index import dot
 from .maths.maths import RowMath
 from .maths.scores import Given
 from .row_scalars import Chosen, Edges, Scalars
-from .row_work import Launch, Row, Shared, count, following, reads, row_of, share_of, writes
-
-
-@dataclass(frozen=True)
-class Vectors:
-    """A thread's vectors in registers: rX of each full operand, ((V, M), 1, K); whether their columns exist, pX,
-    (M, 1, K), and their rows, pR; and by (input, row) the one element that an input has for a row, where its access is
-    0."""
-
-    rX: list[cute.Tensor]
-    pX: cute.Tensor
-    pR: list[Boolean]
-    ones: dict[tuple[int, int], object]
+from .row_work import Launch, Row, Shared, Vectors, count, following, reads, row_of, share_of, writes
 
 
 @dataclass(frozen=True)
@@ -116,6 +105,7 @@ class RowKernel:
             stream=stream,
             min_blocks_per_mp=s.min_blocks,
             preferred_smem_carveout=-1 if const_expr(s.min_blocks > 1) else None,
+            use_pdl=begins_early(s),
         )
 
     def precede(self, stream, operands: tuple):
@@ -190,6 +180,7 @@ class RowKernel:
             shared=Shared(tXsX=tXsX, buffer=buffer, barriers=barriers),
         )
 
+        wait_for_stream(s)
         self.tiles(launch, smem, cta, ctas)
 
     @cute.jit

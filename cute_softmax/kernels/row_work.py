@@ -73,6 +73,18 @@ class Row:
     place: Int32 | int = 0
 
 
+@dataclass(frozen=True)
+class Vectors:
+    """A thread's vectors in registers: rX of each full operand, ((V, M), 1, K); whether their columns exist, pX,
+    (M, 1, K), and their rows, pR; and by (input, row) the one element that an input has for a row, where its access is
+    0."""
+
+    rX: list[cute.Tensor]
+    pX: cute.Tensor
+    pR: list[Boolean]
+    ones: dict[tuple[int, int], object]
+
+
 def share_of(spec: RowClass, columns: Int32) -> Int32:
     """Columns that each CTA of a cluster takes: equal shares, in whole cache lines, so that a short row leaves none
     idle."""

@@ -44,6 +44,7 @@ from .common.copy import (
     read_policy,
     store,
 )
+from .common.early import begins_early, wait_for_stream
 from .common.index import dot, reach_of, select, smaller
 from .maths.maths import RowMath
 from .maths.scores import Given
@@ -93,6 +94,7 @@ class ShortKernel:
             stream=stream,
             min_blocks_per_mp=s.min_blocks,
             preferred_smem_carveout=-1 if const_expr(s.min_blocks > 1) else None,
+            use_pdl=begins_early(s),
         )
 
     @cute.kernel
@@ -133,6 +135,7 @@ class ShortKernel:
             sizes=sizes,
             numbers=dict(zip(names, rest[: len(names)], strict=True)),
         )
+        wait_for_stream(s)
         wrong = cute.make_rmem_tensor(1, Boolean)  # whether an index is
         wrong[0] = Boolean(False)
         if left > 0:

@@ -21,6 +21,7 @@ class Architecture:
             listed here with clusters allow it.
         registers: 32-bit registers of an SM; one CTA can have all of them.
         threads: The most threads of a CTA.
+        early: Whether a kernel can be launched before what precedes it has ended (programmatic dependent launch).
     """
 
     name: str
@@ -28,6 +29,7 @@ class Architecture:
     cluster_limit: int
     registers: int = 65536  # 32-bit registers of an SM; a CTA can have all of them
     threads: int = 1024  # threads of a CTA
+    early: bool = True
 
     def holds(self, ctas: int, shared_memory: int) -> bool:
         """Whether an SM has shared memory for this many CTAs with this many bytes each; the system takes 1 KiB per
@@ -39,9 +41,9 @@ class Architecture:
 ARCHITECTURES = {
     a.name: a
     for a in (
-        Architecture("sm_80", 163 * KIB, 1),
-        Architecture("sm_86", 99 * KIB, 1),
-        Architecture("sm_89", 99 * KIB, 1),
+        Architecture("sm_80", 163 * KIB, 1, early=False),
+        Architecture("sm_86", 99 * KIB, 1, early=False),
+        Architecture("sm_89", 99 * KIB, 1, early=False),
         Architecture("sm_90a", 227 * KIB, 16),
         Architecture("sm_100a", 227 * KIB, 16),
         Architecture("sm_103a", 227 * KIB, 16),

@@ -25,6 +25,7 @@ from layouts.trace import observe
 from ...plan.matmul_backward import MatmulBackwardClass
 from ...plan.matmul_class import SLAB, WARPGROUP
 from ..common.copy import DTYPES, global_pointer, in_shared
+from ..common.early import begins_early, wait_for_stream
 from ..common.index import select
 from ..common.tensor_cores import by_columns, by_rows, ldmatrix, mma, partition, ring_of, row_of_transposed
 from .backward_exponentials import exponentials, hide
@@ -114,7 +115,11 @@ class MatmulBackwardKernel:
         mL = cute.make_tensor(global_pointer(Float32, stats, Int64(0), 128), layout)
         map_L = cpasync.make_tiled_tma_atom(load, mL, cute.make_layout((2 * s.rows, 1)), (2 * s.rows, 1))
         self.kernel(Maps(tuple(map_dO), map_S, map_dS, tuple(map_L)), call).launch(
-            grid=[ctas, 1, 1], block=[s.threads, 1, 1], stream=stream, min_blocks_per_mp=1
+            grid=[ctas, 1, 1],
+            block=[s.threads, 1, 1],
+            stream=stream,
+            min_blocks_per_mp=1,
+            use_pdl=begins_early(s),
         )
 
     @cute.kernel
@@ -146,6 +151,7 @@ class MatmulBackwardKernel:
                 words[i] = 0
             cute.arch.fence_proxy("async.shared", space="cta")
         cute.arch.sync_threads()
+        wait_for_stream(s)
 
         sO_layout = by_rows(self.half, s.rows, s.depth, s.stages)
         sOt_layout = by_columns(self.half, s.depth, s.rows, s.stages)

@@ -11,6 +11,7 @@ from ...plan.matmul_backward import DELTA_LANES as LANES
 from ...plan.matmul_backward import MatmulDeltaClass
 from ..common import online
 from ..common.copy import DTYPES, global_pointer, in_global, unpack
+from ..common.early import begins_early, wait_for_stream
 from ..common.index import dot, select
 from ..common.reduce import SUM, tree
 from .memory import get, put_if
@@ -46,7 +47,7 @@ class MatmulDeltaKernel:
         """
         s = self.spec
         self.kernel(M, D, heads, inner, empty_zeros, factor, operands).launch(
-            grid=[ctas, 1, 1], block=[s.rows * LANES, 1, 1], stream=stream
+            grid=[ctas, 1, 1], block=[s.rows * LANES, 1, 1], stream=stream, use_pdl=begins_early(s)
         )
 
     @cute.kernel
@@ -74,6 +75,7 @@ class MatmulDeltaKernel:
         products = cute.make_rmem_tensor(s.vector, Float32)
         products.fill(0.0)
         lse, share = Float32(float("inf")), Float32(0.0)
+        wait_for_stream(s)
         if row < M:
             held = [cute.make_rmem_tensor((s.vector, s.vectors), dtype) for dtype in self.dtypes]
             for i in cutlass.range_constexpr(2):

@@ -22,6 +22,7 @@ from ...plan.matmul_class import LINE_N as PITCH
 from ...plan.matmul_layouts import BOX, QUAD, WARP_ROWS
 from ...plan.problem import ALIGNMENT as PIECE  # bytes that the swizzle exchanges
 from ..common.copy import DTYPES, element, in_global, in_shared, load_async
+from ..common.early import begins_early, wait_for_stream
 from ..common.index import dot, select
 from ..common.tensor_cores import ldmatrix, row_of_matrix
 from .merge_global import Merge, hand_over
@@ -72,7 +73,11 @@ class MmaKernel:
         shape, batch, S, V = (rows, columns, depth), (batch_0, batch_1, batch_2), operands[:5], operands[5:10]
         call = call_of(s, shape, batch, (parts, part_steps), S, V, scale, offset, operands[10:])
         self.kernel(call).launch(
-            grid=[ctas, 1, 1], block=[s.threads, 1, 1], stream=stream, min_blocks_per_mp=1
+            grid=[ctas, 1, 1],
+            block=[s.threads, 1, 1],
+            stream=stream,
+            min_blocks_per_mp=1,
+            use_pdl=begins_early(s),
         )
         if const_expr(s.split):
             Merge(s).launch(call, stream)
@@ -90,6 +95,7 @@ class MmaKernel:
         sS = smem.allocate(s.stages * s.score_stage_bytes, byte_alignment=1024).toint()
         sV = smem.allocate(s.stages * s.value_stage_bytes, byte_alignment=1024).toint()
 
+        wait_for_stream(s)
         tiles = tiles_of(s, call)
         work = tiles.work(Int32(0))
         S = self.source(0, call.scores, work, (call.rows, call.columns), work.row_tile * s.rows, 0)

@@ -25,6 +25,7 @@ from ...plan.matmul_class import BLOCK_ROWS, TILE_N, WARPGROUP, MatmulClass
 from ...plan.matmul_layouts import BOX, QUAD, WARP_ROWS
 from ..common import tensor_cores
 from ..common.copy import DTYPES
+from ..common.early import begins_early, wait_for_stream
 from ..common.tensor_cores import Ring, partition, row_of_matrix
 from .merge_cluster import merge_halves, merge_shares
 from .merge_global import Merge, hand_over
@@ -116,6 +117,7 @@ class MatmulKernel:
             cluster=[s.cluster, 1, 1] if const_expr(s.cluster > 1) else None,
             stream=stream,
             min_blocks_per_mp=1,
+            use_pdl=begins_early(s),
         )
         if const_expr(s.split):
             Merge(s).launch(call, stream)
@@ -137,15 +139,12 @@ class MatmulKernel:
         tidx, _, _ = cute.arch.thread_idx()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
 
-        # What comes before the first loads: descriptors on their way (eight would cost registers), and
-        # the launch of the merge prepared.
+        # What comes before the first loads: descriptors on their way (eight would cost registers).
         if warp == 0:
             for tma_S, _ in () if s.lines else maps_S:
                 cpasync.prefetch_descriptor(tma_S)
         if warp == 1:
             cpasync.prefetch_descriptor(tma_V)
-        if const_expr(s.split):
-            cute.arch.griddepcontrol_launch_dependents()
 
         # Shared memory.
         smem = cutlass.memory.SmemAllocator()
@@ -164,6 +163,7 @@ class MatmulKernel:
         values.initialise(tidx)
         cute.arch.mbarrier_init_fence()
         cute.arch.barrier()
+        wait_for_stream(s)
         tiles = tiles_of(s, call)
 
         # Roles.

@@ -10,6 +10,7 @@ from cutlass import Float32, Int32, Int64, const_expr
 from ...plan.matmul_class import MatmulClass
 from ...plan.matmul_layouts import QUAD
 from ..common.copy import DTYPES, in_global, in_shared
+from ..common.early import begins_early, wait_for_stream
 from .memory import get, put, put_if, sink_of
 from .softmax import Softmax, finite
 from .softmax_rows import Block
@@ -60,8 +61,6 @@ class Merge:
         self.spec, self.softmax = spec, Softmax(spec)
         self.groups, self.loads = spec.mergers, spec.merge_loads
         self.rows, self.lanes = (1, MERGE_THREADS // self.groups) if self.groups > 1 else (4, 32)
-        # Launched while the first kernel runs, for whose end it waits.
-        self.early = spec.instruction == "wgmma"
 
     def launch(self, call: Call, stream):
         """Launch, on the host, behind the launch of the parts."""
@@ -77,7 +76,7 @@ class Merge:
             ],
             block=[MERGE_THREADS, 1, 1],
             stream=stream,
-            use_pdl=self.early,
+            use_pdl=begins_early(self.spec),
         )
 
     @cute.kernel
@@ -89,8 +88,7 @@ class Merge:
         threads = self.lanes * self.groups
         row = Int64(cta) * self.rows + tidx // threads
         column = (chunk * self.lanes + tidx % self.lanes) * MERGE_COLUMNS
-        if const_expr(self.early):
-            cute.arch.griddepcontrol_wait()
+        wait_for_stream(self.spec)
         if row < shape[0]:
             place = column, tidx % threads // self.lanes, tidx % 32
             self.merge_row(shape, row, place, scale, results, self.sink(row, sinks))

@@ -28,6 +28,7 @@ from layouts.trace import observe
 
 from ...plan import PanelClass
 from ..common.copy import DTYPES, global_tensors, policy, read_policy
+from ..common.early import begins_early, wait_for_stream
 from ..maths.maths import RowMath
 from .ahead import Ahead
 from .schedule import Whole
@@ -84,6 +85,7 @@ class PanelKernel:
             stream=stream,
             min_blocks_per_mp=s.min_blocks,
             preferred_smem_carveout=-1 if const_expr(s.min_blocks > 1) else None,
+            use_pdl=begins_early(s),
         )
 
     @cute.kernel
@@ -165,6 +167,7 @@ class PanelKernel:
             states=exchanges + exchange_bytes,
             numbers=prologue,
         )
+        wait_for_stream(s)
         self.schedule.run(launch, item)
 
     def policies(self, evict_last: Int32) -> Policies:

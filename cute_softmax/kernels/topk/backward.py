@@ -15,6 +15,7 @@ from layouts.trace import observe
 from ...plan.topk import TopkClass
 from ..common import online
 from ..common.copy import DTYPES, element, in_shared, pack, unpack
+from ..common.early import begins_early, wait_for_stream
 from ..common.index import select, smaller
 from ..common.reduce import MAX, SUM, tree
 from .rows import columns_of, load_row, store_row
@@ -51,7 +52,10 @@ class TopkBackwardKernel:
         """
         given = (source, source_stride, grad, grad_stride, grad_step, indices, result)
         self.kernel(rows, columns, k, given).launch(
-            grid=[ctas, 1, 1], block=[self.spec.threads, 1, 1], stream=stream
+            grid=[ctas, 1, 1],
+            block=[self.spec.threads, 1, 1],
+            stream=stream,
+            use_pdl=begins_early(self.spec),
         )
 
     @cute.kernel
@@ -78,6 +82,7 @@ class TopkBackwardKernel:
         for i in cutlass.range_constexpr(s.vectors):
             cute.autovec_copy(rG[None, i], self.places(sG, mine, first + cX[i * s.vector]))
         cute.arch.sync_warp()  # a row's lanes are of one warp
+        wait_for_stream(s)
 
         turns = (k + s.threads_per_row - 1) // s.threads_per_row
         dot = Float32(0.0)

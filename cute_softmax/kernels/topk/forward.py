@@ -14,6 +14,7 @@ from layouts.trace import observe
 from ...plan.topk import TopkClass
 from ..common import online
 from ..common.copy import DTYPES, element, unpack
+from ..common.early import begins_early, wait_for_stream
 from ..common.index import select, smaller
 from ..common.reduce import SUM, tree
 from .rows import columns_of, load_row
@@ -49,7 +50,10 @@ class TopkKernel:
         indices: addresses of the results, contiguous (rows, k).
         """
         self.kernel(rows, columns, k, x, stride, values, indices).launch(
-            grid=[ctas, 1, 1], block=[self.spec.threads, 1, 1], stream=stream
+            grid=[ctas, 1, 1],
+            block=[self.spec.threads, 1, 1],
+            stream=stream,
+            use_pdl=begins_early(self.spec),
         )
 
     @cute.kernel
@@ -64,6 +68,7 @@ class TopkKernel:
         lane, row = tidx % s.threads_per_row, cta * s.rows + tidx // s.threads_per_row
         first, cX = columns_of(s, tv, tidx)
 
+        wait_for_stream(s)
         # Rows past the end are worked on as the last one, and not stored.
         rX = cute.make_rmem_tensor((s.vector, s.vectors), self.dtypes[0])
         rX.fill(-float("inf"))

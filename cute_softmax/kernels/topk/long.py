@@ -42,6 +42,7 @@ from ...plan.topk_long import (
 )
 from ..common import online, reduce
 from ..common.copy import DTYPES, Fragment, element, global_pointer, largest, load_async, read_policy
+from ..common.early import begins_early, wait_for_stream
 from ..common.index import at_edges, ceil_div, head_of, larger, select, smaller
 from ..common.reduce import threads_that, tree
 from ..maths.entropy import Statistics
@@ -93,6 +94,7 @@ class LongTopkKernel:
             stream=stream,
             min_blocks_per_mp=s.min_blocks,
             preferred_smem_carveout=-1,
+            use_pdl=begins_early(s),
         )
 
     @cute.kernel
@@ -127,6 +129,7 @@ class LongTopkKernel:
         math, walk = self.math, self.walk
         if const_expr(s.scaled):
             math = math.scaled(Int32(at["scale"]).bitcast(Float32))
+        wait_for_stream(s)
         chosen = self.chosen(share, tidx) if const_expr(s.chosen) else Float32(0.0)
 
         sE = None
