@@ -32,7 +32,7 @@ def softmax(
         logits: (..., N), a dense floating-point tensor.
         temperature: A number, or a tensor with one number per row: (...), or (..., 1). None is 1.
         enable_pdl: FlashInfer's hint that a kernel may be launched before the previous one has ended. Taken, and
-            without effect: from sm_90 on all kernels of this package are, and wait for its end.
+            without effect: from sm_90 on kernels of few CTAs always are, and wait for its end.
         greedy_at_zero: A temperature of 0 selects the largest logit (the first of equal ones; NaN is larger than any):
             its probability is 1, all others are 0. If the temperature is a tensor, this takes one more read of the
             logits, and one more read and two more writes of the probabilities. Without it the number 0 is refused, and

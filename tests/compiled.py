@@ -21,6 +21,8 @@ from cute_softmax.runtime.compile import compile_class
 from cute_softmax.runtime.resources import cuobjdump
 from layouts.trace import Value, observing
 
+PROGRAMMATIC = "6"  # cudaLaunchAttributeProgrammaticStreamSerialization
+
 
 class Compiled(NamedTuple):
     """What can be read off a compiled kernel."""
@@ -78,7 +80,7 @@ def compile_anew(c: RowClass | PanelClass, folder: Path, monkeypatch) -> Compile
     with observing() as layouts:
         function = compile_class(c, f"--keep-ptx --keep-cubin --dump-dir={folder}")
     cubin, ptx = folder / "kernel.cubin", function.__ptx__
-    check_waits(ptx, ARCHITECTURES[c.architecture].early)
+    check_launches(function, c.early)
     cubin.write_bytes(function.__cubin__)
     done = subprocess.run([cuobjdump(), "-res-usage", str(cubin)], capture_output=True, text=True, check=True)
     # Of several kernels the one that takes the most: the others wait, and do no more.
@@ -104,17 +106,25 @@ def check_compiled(c: RowClass | PanelClass, found: Compiled, stack: int, paddin
     assert not wrong(c, found.layouts), wrong(c, found.layouts)
 
 
-def check_waits(ptx: str, early: bool):
-    """Each kernel waits once for what precedes it, before it touches global memory; then the next may begin. Where none
-    is launched early there is nothing to wait for."""
-    for kernel in ptx.split(".entry ")[1:]:
+def check_launches(function, early: bool):
+    """Each kernel that may be launched early waits once for what precedes it, before it touches global memory; then the
+    next may begin. The number of CTAs decides about it, if it is not one."""
+    from cute_softmax.kernels.common.early import MOST_CTAS
+
+    for kernel in function.__ptx__.split(".entry ")[1:]:
         name = kernel.split("(")[0]
-        if "rendezvous" in name:  # of ranks: launched when all before it has ended
-            continue
         begins = [kernel.find(f"griddepcontrol.{what}") for what in ("wait", "launch_dependents")]
         touches = re.search(r"\b(ld|st|red|atom)\.[\w.:]*global|\bcp\.async", kernel).start()
         assert kernel.count("griddepcontrol") == 2 * early, name
         assert not early or begins[0] < begins[1] < touches, f"{name} touches memory before it waits"
+    # Attributes of launches are pairs of a name and a number, which is stored in field 2 of a union.
+    body = host_code(function)
+    constants = dict(re.findall(r"(%\d+) = llvm.mlir.constant\((\d+) : i32\)", body))
+    stored = r"llvm\.store (%\d+), %\d+ : i32, !llvm\.ptr"
+    attributes = re.findall(rf"{stored}\n.*\[0, 2\].*\n *{stored}", body)
+    allowed = [constants.get(value) for name, value in attributes if constants.get(name) == PROGRAMMATIC]
+    assert allowed and all((value != "0") == early for value in allowed), allowed
+    assert None not in allowed or f"constant({MOST_CTAS} : i64)" in body
 
 
 def check_all(classes: Iterable, check: Callable):
@@ -129,6 +139,11 @@ def check_all(classes: Iterable, check: Callable):
     assert not failed, "\n".join(["", *failed])
 
 
+def host_code(function) -> str:
+    """What a compiled function does on the host, in LLVM's dialect."""
+    return str(function.ir_module).split("llvm.func @cutlass___call__", 1)[1].split("\n  llvm.func", 1)[0]
+
+
 def launch_of(function) -> tuple[int, int]:
     """(bytes of dynamic shared memory, CTAs of a cluster) that the host code asks of CUDA: of several launches, those
     of the one that takes the most.
@@ -136,7 +151,7 @@ def launch_of(function) -> tuple[int, int]:
     They are fields of the launch configuration that it fills in: (grid[3], block[3], bytes, stream, ...), and of an
     attribute of three numbers.
     """
-    body = str(function.ir_module).split("llvm.func @cutlass___call__", 1)[1].split("\n  llvm.func", 1)[0]
+    body = host_code(function)
 
     def stored(struct: str, launch: str) -> dict[str, int | None]:
         """field -> the constant that is stored there first."""

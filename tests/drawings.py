@@ -30,10 +30,21 @@ WAYS = {
 }
 SHORT_COLUMNS = (1, 3, 33, 48)
 COLUMNS = (66, 72, 127, 1000, 1023, 4096, 8192, 50257, 65536, 151936, 1000000)
-# (shape, options of `plan_shape`)
-ROWS = {f"{way} {n}": ((100, n), options) for way, options in WAYS.items() for n in COLUMNS}
-SHORT = {f"{way} {n}": ((100, n), options) for way, options in WAYS.items() for n in SHORT_COLUMNS}
-LONGER = {f"{way} 1000000": ROWS.pop(f"{way} 1000000") for way in ("fp32", "logsumexp", "sum")}
+
+
+def in_turns(lengths: Sequence[int]) -> dict[str, tuple]:
+    """(shape, options of `plan_shape`) of the first way for all lengths, and of each other one for every second."""
+    return {
+        f"{way} {n}": ((100, n), options)
+        for i, (way, options) in enumerate(WAYS.items())
+        for n in (lengths[i % 2 :: 2] if i else lengths)
+    }
+
+
+ROWS, SHORT = in_turns(COLUMNS), in_turns(SHORT_COLUMNS)
+# Of which a cluster does not hold a row.
+LONGER = {f"{way} 1000000": ((100, 1000000), WAYS[way]) for way in ("fp32", "logsumexp", "sum")}
+ROWS = {name: case for name, case in ROWS.items() if name not in LONGER}
 PANELS = {
     "columns": ((33, 40), {"dim": 0}),
     "odd": ((1000, 7), {"dim": 0, "math": "softmax_backward"}),

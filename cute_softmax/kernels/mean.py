@@ -25,19 +25,20 @@ class MeanKernel:
     @cute.jit
     def __call__(self, stream, elements: Int64, ignore: Int64, number: Int64, *operands: Int64):
         """Launch. operands: the addresses of the class's operands."""
+        grid = [1, 1, 1]
         self.kernel(elements, ignore, number, operands).launch(
-            grid=[1, 1, 1],
+            grid=grid,
             block=[THREADS, 1, 1],
             stream=stream,
-            use_pdl=begins_early(self.spec),
+            use_pdl=begins_early(self.spec, grid),
         )
 
     @cute.kernel
     def kernel(self, elements: Int64, ignore: Int64, number: Int64, operands: tuple):
         s = self.spec
+        wait_for_stream(s.early)
         tidx, _, _ = cute.arch.thread_idx()
         at = dict(zip(s.operands, operands, strict=True))
-        wait_for_stream(s)
         scale = element(Float32, at["factor"])[0] if const_expr("factor" in at) else Float32(1.0)
         # What is added up: the elements, how many targets count, or both.
         sources = [

@@ -32,8 +32,9 @@ class RescaleKernel:
         factor: Int64,
     ):
         """Launch. address, factor: of the tensor, and of the number that it is multiplied by."""
+        grid = [ctas, 1, 1]
         self.kernel(columns, pitch, total, address, factor).launch(
-            grid=[ctas, 1, 1], block=[THREADS, 1, 1], stream=stream, use_pdl=begins_early(self.spec)
+            grid=grid, block=[THREADS, 1, 1], stream=stream, use_pdl=begins_early(self.spec, grid)
         )
 
     @cute.kernel
@@ -41,7 +42,7 @@ class RescaleKernel:
         tidx, _, _ = cute.arch.thread_idx()
         cta, _, _ = cute.arch.block_idx()
         ctas, _, _ = cute.arch.grid_dim()
-        wait_for_stream(self.spec)
+        wait_for_stream(self.spec.early)
         number = element(self.factor, factor)[0].to(Float32)
         if number != 1.0:
             line, lines = Int64(cta), (total + columns - 1) // columns

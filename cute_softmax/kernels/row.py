@@ -98,14 +98,15 @@ class RowKernel:
         """
         s = self.spec
         self.precede(stream, operands)
+        grid = [ctas, s.cluster_n, 1]
         self.kernel(rows, columns, evict_last, operands).launch(
-            grid=[ctas, s.cluster_n, 1],
+            grid=grid,
             block=[s.threads, 1, 1],
             cluster=[1, s.cluster_n, 1] if const_expr(s.cluster_n > 1) else None,
             stream=stream,
             min_blocks_per_mp=s.min_blocks,
             preferred_smem_carveout=-1 if const_expr(s.min_blocks > 1) else None,
-            use_pdl=begins_early(s),
+            use_pdl=begins_early(s, grid),
         )
 
     def precede(self, stream, operands: tuple):
@@ -120,6 +121,7 @@ class RowKernel:
     @cute.kernel
     def kernel(self, rows: Int64, columns: Int32, evict_last: Int32, operands: tuple):
         s = self.spec
+        wait_for_stream(s.early)
 
         # Coordinates: (row, column) of each of this thread's elements in the CTA's tile, ((V, M), 1, K).
         tidx, _, _ = cute.arch.thread_idx()
@@ -180,7 +182,6 @@ class RowKernel:
             shared=Shared(tXsX=tXsX, buffer=buffer, barriers=barriers),
         )
 
-        wait_for_stream(s)
         self.tiles(launch, smem, cta, ctas)
 
     @cute.jit

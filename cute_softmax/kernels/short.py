@@ -88,18 +88,20 @@ class ShortKernel:
         operand its address in bytes, of those that do not lie densely with their strides in the kept modes in elements.
         """
         s = self.spec
+        grid = [ctas, 1, 1]
         self.kernel(rows, columns, warp_rows, evict_last, operands).launch(
-            grid=[ctas, 1, 1],
+            grid=grid,
             block=[s.threads, 1, 1],
             stream=stream,
             min_blocks_per_mp=s.min_blocks,
             preferred_smem_carveout=-1 if const_expr(s.min_blocks > 1) else None,
-            use_pdl=begins_early(s),
+            use_pdl=begins_early(s, grid),
         )
 
     @cute.kernel
     def kernel(self, rows: Int64, columns: Int32, warp_rows: Int32, evict_last: Int32, operands: tuple):
         s = self.spec
+        wait_for_stream(s.early)
 
         # Coordinates: the thread's lane, and which stretch its warp has.
         lane, warp = cute.arch.lane_idx(), cute.arch.warp_idx()
@@ -135,7 +137,6 @@ class ShortKernel:
             sizes=sizes,
             numbers=dict(zip(names, rest[: len(names)], strict=True)),
         )
-        wait_for_stream(s)
         wrong = cute.make_rmem_tensor(1, Boolean)  # whether an index is
         wrong[0] = Boolean(False)
         if left > 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import ClassVar
 
+from .hardware import ARCHITECTURES
 from .maths import BESIDE, OF_SINKS
 from .problem import ITEM_SIZE
 
@@ -20,6 +21,11 @@ class ClassBase:
     signature: the types of what a compiled kernel takes after the stream, in their order, a letter each: "i" and "l"
     are ints of 32 and 64 bits, "f" a float of 32.
     """
+
+    @property
+    def early(self) -> bool:
+        """Whether the kernel may be launched while what precedes it still runs, see `kernels.common.early`."""
+        return ARCHITECTURES[self.architecture].early
 
     @property
     def precise(self) -> bool:

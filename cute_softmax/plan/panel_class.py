@@ -80,6 +80,10 @@ class PanelClass(ClassBase):
         return "i" * 9 + "l" + "l" * (modes - 2 + self.exchange + operands)
 
     @property
+    def early(self) -> bool:  # what states are exchanged in has been cleared just before
+        return super().early and not self.exchange
+
+    @property
     def movement(self) -> str:
         return "split" if self.exchange or self.orientation == "row" else "column"
 

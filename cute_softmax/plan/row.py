@@ -83,6 +83,10 @@ class RowClass(ClassBase):
     ring: int = 0
     lag: int = 0
 
+    @property
+    def early(self) -> bool:  # ranks have met in another kernel just before
+        return super().early and not self.ring
+
     def __post_init__(self):
         if self.exchanges and self.rows_per_thread > 1:
             raise ValueError(

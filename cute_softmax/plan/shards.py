@@ -37,6 +37,7 @@ class MergeClass(ClassBase):
     """
 
     movement: ClassVar[str] = "merge"
+    early: ClassVar[bool] = False  # behind a collective
     threads: ClassVar[int] = MERGE_THREADS
 
     math: str
@@ -149,6 +150,7 @@ class SliceClass(ClassBase):
     """
 
     movement: ClassVar[str] = "slice"
+    early: ClassVar[bool] = False  # likewise
 
     math: str
     architecture: str

@@ -111,6 +111,10 @@ class LongTopkClass(ClassBase):
         return {**super().fields, "math": self.math, "movement": self.movement}
 
     @property
+    def early(self) -> bool:  # what a row's CTAs leave in memory has been cleared just before
+        return super().early and not self.split
+
+    @property
     def threads(self) -> int:
         """Of a CTA."""
         return self.room.threads

@@ -51,7 +51,7 @@ def chain(x: torch.Tensor, target: torch.Tensor, pause) -> list[torch.Tensor]:
         lambda y: c.softmax(y.view(-1, 16), scale=30.0).view(x.shape),
         lambda y: y + c.logsumexp(y, -1, keepdim=True),
         lambda y: c.topk_log_softmax(y, 8).values,
-        lambda y: c.topk_softmax(y, 4).values,
+        lambda y: c.topk_softmax(y, 4)[0],
         lambda y: c.softmax(y.expand(4, *y.shape).reshape(-1, 256)),
         lambda y: c.softmax_matmul(y, x[: y.shape[1], :64].to(torch.bfloat16)),
         lambda y: c.selective_log_softmax(y, target[: len(y)]),

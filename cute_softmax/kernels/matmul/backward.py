@@ -114,12 +114,13 @@ class MatmulBackwardKernel:
         layout = cute.make_layout((2 * s.rows, blocks), stride=(1, 2 * s.rows))
         mL = cute.make_tensor(global_pointer(Float32, stats, Int64(0), 128), layout)
         map_L = cpasync.make_tiled_tma_atom(load, mL, cute.make_layout((2 * s.rows, 1)), (2 * s.rows, 1))
+        grid = [ctas, 1, 1]
         self.kernel(Maps(tuple(map_dO), map_S, map_dS, tuple(map_L)), call).launch(
-            grid=[ctas, 1, 1],
+            grid=grid,
             block=[s.threads, 1, 1],
             stream=stream,
             min_blocks_per_mp=1,
-            use_pdl=begins_early(s),
+            use_pdl=begins_early(s, grid),
         )
 
     @cute.kernel
@@ -151,7 +152,7 @@ class MatmulBackwardKernel:
                 words[i] = 0
             cute.arch.fence_proxy("async.shared", space="cta")
         cute.arch.sync_threads()
-        wait_for_stream(s)
+        wait_for_stream(s.early)
 
         sO_layout = by_rows(self.half, s.rows, s.depth, s.stages)
         sOt_layout = by_columns(self.half, s.depth, s.rows, s.stages)

@@ -46,8 +46,9 @@ class MatmulDeltaKernel:
             address.
         """
         s = self.spec
+        grid = [ctas, 1, 1]
         self.kernel(M, D, heads, inner, empty_zeros, factor, operands).launch(
-            grid=[ctas, 1, 1], block=[s.rows * LANES, 1, 1], stream=stream, use_pdl=begins_early(s)
+            grid=grid, block=[s.rows * LANES, 1, 1], stream=stream, use_pdl=begins_early(s, grid)
         )
 
     @cute.kernel
@@ -75,7 +76,7 @@ class MatmulDeltaKernel:
         products = cute.make_rmem_tensor(s.vector, Float32)
         products.fill(0.0)
         lse, share = Float32(float("inf")), Float32(0.0)
-        wait_for_stream(s)
+        wait_for_stream(s.early)
         if row < M:
             held = [cute.make_rmem_tensor((s.vector, s.vectors), dtype) for dtype in self.dtypes]
             for i in cutlass.range_constexpr(2):

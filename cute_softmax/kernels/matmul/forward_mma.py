@@ -72,12 +72,13 @@ class MmaKernel:
         s = self.spec
         shape, batch, S, V = (rows, columns, depth), (batch_0, batch_1, batch_2), operands[:5], operands[5:10]
         call = call_of(s, shape, batch, (parts, part_steps), S, V, scale, offset, operands[10:])
+        grid = [ctas, 1, 1]
         self.kernel(call).launch(
-            grid=[ctas, 1, 1],
+            grid=grid,
             block=[s.threads, 1, 1],
             stream=stream,
             min_blocks_per_mp=1,
-            use_pdl=begins_early(s),
+            use_pdl=begins_early(s, grid),
         )
         if const_expr(s.split):
             Merge(s).launch(call, stream)
@@ -95,7 +96,7 @@ class MmaKernel:
         sS = smem.allocate(s.stages * s.score_stage_bytes, byte_alignment=1024).toint()
         sV = smem.allocate(s.stages * s.value_stage_bytes, byte_alignment=1024).toint()
 
-        wait_for_stream(s)
+        wait_for_stream(s.early)
         tiles = tiles_of(s, call)
         work = tiles.work(Int32(0))
         S = self.source(0, call.scores, work, (call.rows, call.columns), work.row_tile * s.rows, 0)

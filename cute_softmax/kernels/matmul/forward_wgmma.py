@@ -111,13 +111,14 @@ class MatmulKernel:
         observe("sS", sS_layout)
         observe("sV", sV_layout)
         observe("mma", tiled_mma)
+        grid = [ctas, 1, 1]
         self.kernel(maps_S, tma_V, mV, sS_layout, sV_layout, tiled_mma, call).launch(
-            grid=[ctas, 1, 1],
+            grid=grid,
             block=[s.threads, 1, 1],
             cluster=[s.cluster, 1, 1] if const_expr(s.cluster > 1) else None,
             stream=stream,
             min_blocks_per_mp=1,
-            use_pdl=begins_early(s),
+            use_pdl=begins_early(s, grid),
         )
         if const_expr(s.split):
             Merge(s).launch(call, stream)
@@ -163,7 +164,7 @@ class MatmulKernel:
         values.initialise(tidx)
         cute.arch.mbarrier_init_fence()
         cute.arch.barrier()
-        wait_for_stream(s)
+        wait_for_stream(s.early)
         tiles = tiles_of(s, call)
 
         # Roles.

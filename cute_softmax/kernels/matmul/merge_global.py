@@ -68,15 +68,13 @@ class Merge:
         results = call.out, call.lse, call.sums
         shape = groups, call.depth, call.parts
         sinks = (call.rows, call.batch, call.sink) if self.spec.sink else ()
+        lines = cute.ceil_div(call.depth, self.lanes * MERGE_COLUMNS)
+        grid = [Int32((groups + self.rows - 1) // self.rows), lines, 1]
         self.merge(shape, call.scale, results, sinks).launch(
-            grid=[
-                Int32((groups + self.rows - 1) // self.rows),
-                cute.ceil_div(call.depth, self.lanes * MERGE_COLUMNS),
-                1,
-            ],
+            grid=grid,
             block=[MERGE_THREADS, 1, 1],
             stream=stream,
-            use_pdl=begins_early(self.spec),
+            use_pdl=begins_early(self.spec, grid),
         )
 
     @cute.kernel
@@ -88,7 +86,7 @@ class Merge:
         threads = self.lanes * self.groups
         row = Int64(cta) * self.rows + tidx // threads
         column = (chunk * self.lanes + tidx % self.lanes) * MERGE_COLUMNS
-        wait_for_stream(self.spec)
+        wait_for_stream(self.spec.early)
         if row < shape[0]:
             place = column, tidx % threads // self.lanes, tidx % 32
             self.merge_row(shape, row, place, scale, results, self.sink(row, sinks))

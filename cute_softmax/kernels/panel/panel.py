@@ -78,19 +78,21 @@ class PanelKernel:
         """
         s = self.spec
         numbers = ctas, items, length, groups, parts, share, evict_last, patience, chunks, exchange_bytes
+        grid = [ctas * s.cluster_n, 1, 1]
         self.kernel(numbers, rest).launch(
-            grid=[ctas * s.cluster_n, 1, 1],
+            grid=grid,
             block=[s.threads, 1, 1],
             cluster=[s.cluster_n, 1, 1] if const_expr(s.cluster_n > 1) else None,
             stream=stream,
             min_blocks_per_mp=s.min_blocks,
             preferred_smem_carveout=-1 if const_expr(s.min_blocks > 1) else None,
-            use_pdl=begins_early(s),
+            use_pdl=begins_early(s, grid),
         )
 
     @cute.kernel
     def kernel(self, numbers: tuple, rest: tuple):
         s = self.spec
+        wait_for_stream(s.early)
         ctas, items, length, groups, parts, share, evict_last, patience, chunks, exchange_bytes = numbers
 
         # Coordinates.
@@ -167,7 +169,6 @@ class PanelKernel:
             states=exchanges + exchange_bytes,
             numbers=prologue,
         )
-        wait_for_stream(s)
         self.schedule.run(launch, item)
 
     def policies(self, evict_last: Int32) -> Policies:

@@ -11,7 +11,6 @@ from cutlass import Float32, Int32, Int64, const_expr
 from ...plan.shards import MERGE_THREADS, MergeClass
 from ..common import online
 from ..common.copy import DTYPES, element
-from ..common.early import begins_early, wait_for_stream
 from ..common.index import ceil_div, select, wide
 from ..common.online import Precise
 from ..common.reduce import Averaged, Online, Weighted
@@ -52,10 +51,7 @@ class MergeKernel:
     ):
         """Launch. addresses: of the class's operands."""
         self.kernel(rows, ranks, blocks, ignore, size, smoothing, squares, addresses).launch(
-            grid=[ceil_div(rows, MERGE_THREADS), 1, 1],
-            block=[MERGE_THREADS, 1, 1],
-            stream=stream,
-            use_pdl=begins_early(self.spec),
+            grid=[ceil_div(rows, MERGE_THREADS), 1, 1], block=[MERGE_THREADS, 1, 1], stream=stream
         )
 
     @cute.kernel
@@ -74,7 +70,6 @@ class MergeKernel:
         cta, _, _ = cute.arch.block_idx()
         row = cta * MERGE_THREADS + tidx
         mX = dict(zip(self.spec.operands, addresses, strict=True))
-        wait_for_stream(self.spec)
         if row < rows:
             if const_expr(self.spec.math == "sum"):
                 total = Float32(0.0)

@@ -13,7 +13,6 @@ from ...plan.problem import ALIGNMENT
 from ...plan.shards import SliceClass
 from ..common import online
 from ..common.copy import DTYPES, element, in_global, load, pack, read_policy, unpack
-from ..common.early import begins_early, wait_for_stream
 from ..common.index import narrow, select
 from ..common.online import Fast, rounded_product
 from ..maths.maths import LogSoftmax, LogSoftmaxBackward, Softmax, SoftmaxBackward
@@ -63,7 +62,6 @@ class SliceKernel:
             stream=stream,
             min_blocks_per_mp=s.min_blocks,
             preferred_smem_carveout=-1,
-            use_pdl=begins_early(s),
         )
 
     @cute.kernel
@@ -107,7 +105,6 @@ class SliceKernel:
             exist.append((vector < share) & (column < columns))
             whole.append(exist[k] & (column >= 0) & (column + V <= columns))
         policy = read_policy(evict_last)
-        wait_for_stream(s)
         rX = [cute.make_rmem_tensor((V, K), self.dtypes[i]) for i in range(self.full)]
         for i in cutlass.range_constexpr(s.inputs):
             for k in cutlass.range_constexpr(K):

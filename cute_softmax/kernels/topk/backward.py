@@ -51,16 +51,18 @@ class TopkBackwardKernel:
         columns; grad: of the k gradients; indices: of the k indices, and result: of the gradient, both contiguous.
         """
         given = (source, source_stride, grad, grad_stride, grad_step, indices, result)
+        grid = [ctas, 1, 1]
         self.kernel(rows, columns, k, given).launch(
-            grid=[ctas, 1, 1],
+            grid=grid,
             block=[self.spec.threads, 1, 1],
             stream=stream,
-            use_pdl=begins_early(self.spec),
+            use_pdl=begins_early(self.spec, grid),
         )
 
     @cute.kernel
     def kernel(self, rows: Int32, columns: Int32, k: Int32, given: tuple):
         s = self.spec
+        wait_for_stream(s.early)
         source, source_stride, *_, result = given
         tidx, _, _ = cute.arch.thread_idx()
         cta, _, _ = cute.arch.block_idx()
@@ -82,8 +84,6 @@ class TopkBackwardKernel:
         for i in cutlass.range_constexpr(s.vectors):
             cute.autovec_copy(rG[None, i], self.places(sG, mine, first + cX[i * s.vector]))
         cute.arch.sync_warp()  # a row's lanes are of one warp
-        wait_for_stream(s)
-
         turns = (k + s.threads_per_row - 1) // s.threads_per_row
         dot = Float32(0.0)
         if const_expr(s.renormalize):

@@ -49,11 +49,12 @@ class TopkKernel:
         k: at most `spec.most`. x, stride: address in bytes of the rows, and elements from one to the next; values,
         indices: addresses of the results, contiguous (rows, k).
         """
+        grid = [ctas, 1, 1]
         self.kernel(rows, columns, k, x, stride, values, indices).launch(
-            grid=[ctas, 1, 1],
+            grid=grid,
             block=[self.spec.threads, 1, 1],
             stream=stream,
-            use_pdl=begins_early(self.spec),
+            use_pdl=begins_early(self.spec, grid),
         )
 
     @cute.kernel
@@ -61,6 +62,7 @@ class TopkKernel:
         self, rows: Int32, columns: Int32, k: Int32, x: Int64, stride: Int64, values: Int64, indices: Int64
     ):
         s = self.spec
+        wait_for_stream(s.early)
         tidx, _, _ = cute.arch.thread_idx()
         cta, _, _ = cute.arch.block_idx()
         tv = cute.make_layout(s.tv.shape, stride=s.tv.stride)
@@ -68,7 +70,6 @@ class TopkKernel:
         lane, row = tidx % s.threads_per_row, cta * s.rows + tidx // s.threads_per_row
         first, cX = columns_of(s, tv, tidx)
 
-        wait_for_stream(s)
         # Rows past the end are worked on as the last one, and not stored.
         rX = cute.make_rmem_tensor((s.vector, s.vectors), self.dtypes[0])
         rX.fill(-float("inf"))

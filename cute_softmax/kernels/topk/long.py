@@ -88,13 +88,14 @@ class LongTopkKernel:
         and index with the elements from row to row.
         """
         s = self.spec
+        grid = [Int32(rows) * shares, 1, 1]
         self.kernel(columns, k, shares, each, evict_last, operands).launch(
-            grid=[Int32(rows) * shares, 1, 1],
+            grid=grid,
             block=[s.threads, 1, 1],
             stream=stream,
             min_blocks_per_mp=s.min_blocks,
             preferred_smem_carveout=-1,
-            use_pdl=begins_early(s),
+            use_pdl=begins_early(s, grid),
         )
 
     @cute.kernel
@@ -102,6 +103,7 @@ class LongTopkKernel:
         self, columns: Int32, k: Int32, shares: Int32, each: Int32, evict_last: Int32, operands: tuple
     ):
         s = self.spec
+        wait_for_stream(s.early)
         tidx, _, _ = cute.arch.thread_idx()
         cta, _, _ = cute.arch.block_idx()
         observe("tv", cute.make_layout(s.tv.shape, stride=s.tv.stride))
@@ -129,7 +131,6 @@ class LongTopkKernel:
         math, walk = self.math, self.walk
         if const_expr(s.scaled):
             math = math.scaled(Int32(at["scale"]).bitcast(Float32))
-        wait_for_stream(s)
         chosen = self.chosen(share, tidx) if const_expr(s.chosen) else Float32(0.0)
 
         sE = None
