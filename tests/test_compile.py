@@ -89,11 +89,6 @@ STACK = {
         "likewise 96, of which 84 are y",
         "sm_90a fp32->fp32 192x21x4_cluster16_shared",
     ),
-    ("softmax_backward", "512x13x8_cluster16_shared*"): (
-        16,
-        "of y read one by one: 104 addresses",
-        "sm_90a bf16->bf16 512x13x8_cluster16_shared_access2_1",
-    ),
     ("softmax_backward", "256x19x8_cluster16_shared*"): (
         248,
         "of y read one by one: 152 addresses",

@@ -416,9 +416,9 @@ def test_what_a_sanitizer_finds(body, error, words):
 )
 @classes.however_few()
 def test_a_missing_wait_is_seen(shape, missing, launches):
-    """Without it the result is another."""
+    """Without it the result is another in some order of the warps."""
     x = made(shape, bf16)
-    launches.seed = 3
+    launches.seed = 0
     check_softmax(c.softmax(x), x)
     kernel = launches[0].plan.kernel
     program, shared = launches.programs[kernel]
@@ -430,7 +430,8 @@ def test_a_missing_wait_is_seen(shape, missing, launches):
     ]  # fmt: skip
     launches.programs[kernel] = replace(program, code=code), shared
     with pytest.raises(AssertionError):
-        check_softmax(c.softmax(x), x)
+        for launches.seed in range(8):
+            check_softmax(c.softmax(x), x)
 
 
 def test_a_wrong_kernel_is_seen(launches):

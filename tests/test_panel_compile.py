@@ -48,7 +48,8 @@ STACK = {
         200,
         "twelve CTAs an SM leave 40 registers, of which addresses of two modes take 12",
     ),
-    "column16x8x5x8_modes*": (96, "likewise"),
+    "column16x8x5x8_modes*": (104, "likewise"),
+    "column16x8x14x8_modes*_shifted": (8, "eight CTAs an SM leave 64 registers"),
     "column64x1x20x4_modes*": (
         280,
         "a thread has four columns for itself, 80 of the 128 registers that eight CTAs an SM leave",
