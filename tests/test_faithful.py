@@ -1,4 +1,4 @@
-"""What is drawn is what the kernel has: each Plan class is traced on the CPU and its layouts compared.
+"""What is drawn is what the kernel has: Plan classes are traced on the CPU and their layouts compared.
 
 Tracing stops before the compiler, needs no GPU and takes about 0.04 s a class. Those of `test_compile` are compared to
 their end.

@@ -1,5 +1,5 @@
-"""Programmatic dependent launch: a kernel is launched while what precedes it in its stream still runs, and begins by
-waiting for its end, before it touches global memory. So its launch takes no time of its own.
+"""Programmatic dependent launch: a kernel is launched while what precedes it in its stream still runs, and waits for
+its end before it touches global memory. So its launch takes no time of its own.
 
 Only then the next kernel may be launched in the same way, as soon as all CTAs have come so far and an SM has room. So
 each sees what it would see if they ran one after another, and at most two overlap.
@@ -7,7 +7,8 @@ each sees what it would see if they ran one after another, and at most two overl
 A grid of more CTAs is launched as usual: the GPU starts 0.81 CTAs per nanosecond that wait and tell it so, and a third
 more at least of others. 310688 x 432, bf16, has 155344 CTAs: 192 us instead of 129 (H200, 2026-11-26).
 
-The wait comes first: behind what could be prepared it costs registers, and a few classes a CTA per SM.
+The wait comes first: behind what could be prepared it costs registers, and a few classes a CTA per SM. Products, whose
+CTAs have an SM's registers divided among them, prepare before it.
 """
 
 from collections.abc import Sequence

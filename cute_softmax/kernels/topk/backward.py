@@ -84,6 +84,7 @@ class TopkBackwardKernel:
         for i in cutlass.range_constexpr(s.vectors):
             cute.autovec_copy(rG[None, i], self.places(sG, mine, first + cX[i * s.vector]))
         cute.arch.sync_warp()  # a row's lanes are of one warp
+
         turns = (k + s.threads_per_row - 1) // s.threads_per_row
         dot = Float32(0.0)
         if const_expr(s.renormalize):
