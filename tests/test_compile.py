@@ -212,12 +212,12 @@ def check_rows(found: Iterable[RowClass], compiled: Callable[[RowClass], Compile
 
 
 def of_sm_90a() -> Iterator[RowClass]:
-    """Each fifth configuration of the leading maths, and each eleventh of the others."""
+    """Each seventh configuration of the leading maths, and each fifteenth of the others."""
     for math, pairs in classes.PAIRS_OF.items():
         for pair, edges in product(pairs, (False, True)):
             found = classes.intervals(math, "sm_90a", classes.operands(math, pair), edges=edges)
             leading = math in LEADING and pair in classes.SAME[::2]
-            yield from (i.row_class for i in classes.sample(found, 5 if leading else 11, edges))
+            yield from (i.row_class for i in classes.sample(found, 7 if leading else 15, edges))
 
 
 def by_config(

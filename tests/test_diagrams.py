@@ -83,13 +83,12 @@ def uses(c) -> dict[str, bool]:
     }
 
 
-def test_a_plan_has_the_figures_of_what_it_uses(case):
+def test_figures_and_page_of_a_plan(case):
+    """The figures of what it uses, legible and small, and a page whose every step finds its cells."""
     p, found = case
+    assert checks.check(p).problems == ()
     assert {*found} == {name for name, used in uses(p.kernel).items() if used} | {draw.FOLLOWED}
-
-
-def test_figures_are_legible_and_small(case):
-    for name, figure in case[1].items():
+    for name, figure in found.items():
         text = figure.svg()
         ElementTree.fromstring(text)
         assert figure.width <= 1600, name
@@ -97,17 +96,9 @@ def test_figures_are_legible_and_small(case):
         nouns = "rows|groups|parts|lanes|rounds|warps|blocks|instructions|stages|boxes|wavefronts"
         assert not re.search(rf"\(s\)| 1 ({nouns})\b|PROBLEM", text), name
         assert not re.search(r"[`*]", f"{figure.title} {figure.description}"), name
-
-
-def test_every_plan_has_its_page(case):
-    p, found = case
     page = draw.page(p, found)
-    assert explorer(**page)  # every step of the walk finds cells
+    assert explorer(**page)
     assert len(page["steps"]) >= 3 and page["title"] and page["subtitle"]
-
-
-def test_plans_have_no_problems(case):
-    assert checks.check(case[0]).problems == ()
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -156,7 +147,7 @@ def test_notebooks_show_a_plan(name, words):
 
 
 COMMANDS = {
-    "100x1003 --dtype fp32 --png --thread 5": ("100 rows of 1003, fp32", "tv tv.png edges thread.png"),
+    "100x103 --dtype fp32 --png --thread 5": ("100 rows of 103, fp32", "tv tv.png edges thread.png"),
     "64x4096 --backward --arch sm_80": ("softmax_backward of 64 rows of 4096, bf16, for sm_80", "tv tile"),
     "64x4096 --two-pass": ("two_pass", "tv tile"),
     "33x40 --dim 0": ("movement   column", "tv reduction_buffer"),

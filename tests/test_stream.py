@@ -221,15 +221,19 @@ def test_emulated(columns, dtype, place, launches):
     assert {work.plan.movement for work in launches} == {"stream"}
 
 
-@pytest.mark.parametrize("columns", [72, 4099, 8192, 20001])
 @pytest.mark.parametrize(
-    ("dtypes", "place"),
+    ("columns", "dtypes", "place"),
     [
-        ((torch.bfloat16, torch.bfloat16), (0, 0)),
-        ((torch.bfloat16, torch.bfloat16), (4, 4)),
-        ((torch.float32, torch.float32), (1, 1)),
-        ((torch.bfloat16, torch.float32), (3, 2)),
-        ((torch.float32, torch.float16), (0, 0)),
+        (72, (torch.bfloat16, torch.bfloat16), (4, 4)),
+        (72, (torch.float32, torch.float32), (1, 1)),
+        (4099, (torch.bfloat16, torch.bfloat16), (0, 0)),
+        (4099, (torch.bfloat16, torch.float32), (3, 2)),
+        (4099, (torch.float32, torch.float16), (0, 0)),
+        (8192, (torch.bfloat16, torch.bfloat16), (0, 0)),
+        (8192, (torch.float32, torch.float32), (1, 1)),
+        (8192, (torch.float32, torch.float16), (0, 0)),
+        (20001, (torch.bfloat16, torch.bfloat16), (4, 4)),
+        (20001, (torch.bfloat16, torch.float32), (3, 2)),
     ],
     ids=str,
 )
