@@ -19,6 +19,8 @@ CLIFF = 0.9  # of a neighbour's ratio to the copy: a cell below it is a cliff
 BEHIND = 0.02  # of a peer's time, and the larger spread of the two
 LISTED = 0.02  # of all cells may be on the list of those whose bound is shown
 FULL_BYTES = 64 << 20  # from here on the memory's rate counts, not the launch
+OF_TOKENS = ("cross_entropy", "selective_log_softmax")  # each row has a token, an int64, and a float32 result
+TOKEN_BYTES = 12
 
 BOUNDS = Path(__file__).with_name("map_bounds.json")
 
@@ -68,7 +70,17 @@ class MapVerdict:
 
 
 def floor(line: Line, length: int) -> float | None:
-    """The ratio to a copy that a cell must reach; None where none is asked for.
+    """The ratio to a copy of its elements that a cell must reach; None where none is asked for. What a row has beside
+    them, its token and a number, is moved, too.
+    """
+    case, least = line.cells[length], of_elements(line, length)
+    if least is None or case.op not in OF_TOKENS:
+        return least
+    return least * case.traffic / (case.traffic + TOKEN_BYTES * case.elements // length)
+
+
+def of_elements(line: Line, length: int) -> float | None:
+    """The ratio to a copy that the elements of a cell allow.
 
     Rows that two at a time fit a cluster's shared memory are read once by CTAs that overlap; of longer ones one fits on
     chip; beyond that a row is read twice but for what the L2 still has.

@@ -106,8 +106,9 @@ def test_every_line_needs_classes_that_plans_have():
         ("softmax_backward", "bf16", 1 << 19, 0.85),
         ("softmax", "bf16", 1 << 28, 0.85 * 2 / (3 - (132 * 227 * 1024 + (60 << 20)) / (1 << 29))),
         ("logsumexp", "fp32", 1 << 28, 0.85),
-        ("selective_log_softmax", "bf16", 151936, 0.95),
-        ("cross_entropy", "bf16", 151936, 0.95),
+        ("selective_log_softmax", "bf16", 151936, 0.95 * 303872 / (303872 + 12)),
+        ("cross_entropy", "bf16", 151936, 0.95 * 607744 / (607744 + 12)),
+        ("cross_entropy", "bf16", 2, 0.95 * 8 / 20),
     ],
 )
 def test_floors(op, dtype, length, least):
