@@ -7,6 +7,7 @@ A value is an int or a tuple of such values. A tuple's *leaves* are its integers
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from math import prod
 
 IntTuple = int | tuple["IntTuple", ...]
@@ -39,7 +40,21 @@ def leaves(value: IntTuple) -> Iterator[int]:
 
 def product(value: IntTuple) -> int:
     """The product of all leaves: the size of a shape."""
+    return _product(value) if isinstance(value, tuple) else value
+
+
+# Sizes and modes of the few shapes that are asked for many thousand times, in the loops of figures and tests.
+@lru_cache(maxsize=1024)
+def _product(value: tuple[IntTuple, ...]) -> int:
     return prod(leaves(value))
+
+
+@lru_cache(maxsize=1024)
+def _modes(shape: IntTuple, stride: IntTuple) -> tuple[tuple[int, int], ...]:
+    """(size, stride) of every leaf; an empty tuple is a mode of one element."""
+    if not isinstance(shape, tuple):
+        return ((shape, stride),)
+    return tuple(mode for s, d in zip(shape, stride, strict=True) for mode in _modes(s, d)) or ((1, 0),)
 
 
 def depth(value: IntTuple) -> int:
@@ -95,13 +110,13 @@ def index_to_coordinate(index: int, shape: IntTuple) -> IntTuple:
     """
     if not isinstance(shape, tuple):
         return index
+    if not shape:
+        return ()
     coordinate = []
-    for i, mode in enumerate(shape):
-        size = product(mode)
-        last = i == len(shape) - 1
-        coordinate.append(index_to_coordinate(index if last else index % size, mode))
-        index //= size
-    return tuple(coordinate)
+    for mode in shape[:-1]:
+        index, within = divmod(index, product(mode))
+        coordinate.append(index_to_coordinate(within, mode))
+    return (*coordinate, index_to_coordinate(index, shape[-1]))
 
 
 def inner_product(
@@ -114,7 +129,12 @@ def inner_product(
     if not isinstance(coordinate, tuple):
         if not isinstance(shape, tuple):
             return coordinate * stride
-        return inner_product(index_to_coordinate(coordinate, shape), shape, stride, place)
+        *modes, (_, last) = _modes(shape, stride)
+        offset = 0
+        for size, step in modes:
+            coordinate, within = divmod(coordinate, size)
+            offset += within * step
+        return offset + coordinate * last
     if not isinstance(shape, tuple) or len(coordinate) != len(shape):
         told = "coordinate" + "".join(f"[{i}]" for i in place)
         raise ValueError(f"{told} {show(coordinate)} does not fit the shape {show(shape)} there")
