@@ -46,6 +46,8 @@ VOICES: dict[str, tuple[float, bool, int, bool]] = {
 
 SANS = "system-ui,-apple-system,'Segoe UI','DejaVu Sans',sans-serif"
 MONO = "ui-monospace,'SF Mono',Menlo,Consolas,'DejaVu Sans Mono',monospace"
+# What other threads' cells are; and the same for a renderer that paints the whole page for each element that fades.
+DIM, DIM_PARTS = ".dim{opacity:.2}", ".dim{fill-opacity:.2;stroke-opacity:.2}"
 
 
 def thread_paint(thread: int) -> str:
@@ -93,7 +95,7 @@ def css(paints: Iterable[str], voices: Iterable[str]) -> str:
         ".tip{fill:#4b5563}",
         ".edge{stroke:#b42318;stroke-width:2.4;stroke-dasharray:6 3;fill:none}",
         ".frame{stroke:#aab2bd;stroke-width:1}",
-        ".dim{opacity:.2}",
+        DIM,
         ".c .mid{text-anchor:middle}",
         ".mid{text-anchor:middle}",
         ".end{text-anchor:end}",

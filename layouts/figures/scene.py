@@ -330,6 +330,7 @@ def to_png(svg: str) -> bytes:
         raise RuntimeError("PNG needs cairosvg: pip install cairosvg") from error
     # cairosvg tries the first family of a list only
     plain = svg.replace(style.MONO, "monospace").replace(style.SANS, "sans-serif")
+    plain = plain.replace(style.DIM, style.DIM_PARTS)
     return cairosvg.svg2png(bytestring=plain.encode(), scale=2.0)
 
 
