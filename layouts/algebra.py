@@ -84,9 +84,9 @@ class Layout:
         """Levels of nesting: 0 for ``4:1``, 1 for ``(4,8):(1,4)``."""
         return ints.depth(self.shape)
 
-    def flat_modes(self) -> Iterator[tuple[int, int]]:
-        """(size, stride) of every leaf, left to right."""
-        return zip(ints.leaves(self.shape), ints.leaves(self.stride), strict=True)
+    def flat_modes(self) -> tuple[tuple[int, int], ...]:
+        """(size, stride) of every leaf, left to right; an empty tuple is a mode of one element."""
+        return ints.modes(self.shape, self.stride)
 
     def __len__(self) -> int:
         return self.rank

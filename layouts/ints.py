@@ -50,11 +50,11 @@ def _product(value: tuple[IntTuple, ...]) -> int:
 
 
 @lru_cache(maxsize=1024)
-def _modes(shape: IntTuple, stride: IntTuple) -> tuple[tuple[int, int], ...]:
+def modes(shape: IntTuple, stride: IntTuple) -> tuple[tuple[int, int], ...]:
     """(size, stride) of every leaf; an empty tuple is a mode of one element."""
     if not isinstance(shape, tuple):
         return ((shape, stride),)
-    return tuple(mode for s, d in zip(shape, stride, strict=True) for mode in _modes(s, d)) or ((1, 0),)
+    return tuple(mode for s, d in zip(shape, stride, strict=True) for mode in modes(s, d)) or ((1, 0),)
 
 
 def depth(value: IntTuple) -> int:
@@ -129,9 +129,9 @@ def inner_product(
     if not isinstance(coordinate, tuple):
         if not isinstance(shape, tuple):
             return coordinate * stride
-        *modes, (_, last) = _modes(shape, stride)
+        *others, (_, last) = modes(shape, stride)
         offset = 0
-        for size, step in modes:
+        for size, step in others:
             coordinate, within = divmod(coordinate, size)
             offset += within * step
         return offset + coordinate * last

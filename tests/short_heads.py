@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import combinations
 
 import torch
 from checking import Guarded, random
@@ -24,7 +25,7 @@ ROWS = 3, 31  # more than a lane has
 LENGTHS = (1, 2, 3, 5, 8, 10, 12, 16, 33, 49, 50, 64, 77, 100, 127, 128)
 bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
 PLACES = ((bf16, 0), (fp32, 0), (bf16, 3), (fp16, 0), (fp32, 1), (bf16, 2), (fp16, 1))
-# What a loss may be of, alone and together.
+# What a loss may be of, alone and in pairs.
 OPTIONS = {
     "scale": {"scale": -0.7},
     "rates": {"scale": None},  # a tensor, of each row
@@ -150,10 +151,11 @@ class LossCase:
 
 
 def loss_cases(columns: int, dtype: torch.dtype, place: int = 0) -> Iterator[LossCase]:
-    """Without options, with each, and with all that go together."""
-    scales = "scale", "rates"  # one of these
-    together = [tuple(name for name in OPTIONS if name != other) for other in scales]
-    for chosen in [(), *((name,) for name in OPTIONS), *together]:
+    """Without options, with each, and with every two."""
+    names = [(), *((name,) for name in OPTIONS), *combinations(OPTIONS, 2)]
+    for chosen in names:
+        if {"scale", "rates"} <= {*chosen}:
+            continue
         options = {key: value for name in chosen for key, value in OPTIONS[name].items()}
         for visit in (True, False):
             if visit or "number" not in chosen:

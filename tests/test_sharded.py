@@ -92,21 +92,22 @@ def test_compiled(kernels):
     ranks.run(2, on_ranks_torch.compiled, kernels=kernels)
 
 
-@pytest.mark.parametrize("world", [1, 3, 4, 8])
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
 def test_dtensors(world):
     ranks.run(world, on_ranks_torch.dtensors)
 
 
 @pytest.mark.long
 def test_compiled_dtensors():
-    ranks.run(2, on_ranks_torch.dtensors, compile=True)
+    ranks.run(4, on_ranks_torch.dtensors, compile=True)
 
 
 @pytest.mark.parametrize(
     ("world", "how"),
     [
+        (2, {}),
         (4, {}),
-        (2, {"alone": True}),
+        (4, {"alone": True}),
         pytest.param(2, {"compile": True}, marks=pytest.mark.long),
     ],
 )

@@ -70,7 +70,7 @@ def test_what_is_planned():
 @pytest.mark.long
 @pytest.mark.parametrize("turn", range(3))
 def test_losses(turn, launches):
-    """All options, alone and together, with rows that are ignored: right, and nothing else written."""
+    """All options, alone and in pairs, with rows that are ignored: right, and nothing else written."""
     for case in short_heads.every_option()[turn::3]:
         results = case.launched()
         case.check(results)
