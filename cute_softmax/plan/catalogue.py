@@ -8,7 +8,8 @@ from . import MATHS, VECTORS_PER_ROW, NotPlanned, RowClass, row_class, vector_of
 from .choose import SHORTEST_SHARED
 from .hardware import Architecture
 from .problem import check_float
-from .row import FEW_FILL, TURNS_OF_FEW
+from .row import FEW_FILL
+from .row_configs import TURNS_OF_FEW
 from .short import ShortClass, configs_of, short_class
 from .stream import StreamClass, stream_class
 from .table import Table, table_of
@@ -16,8 +17,9 @@ from .table import Table, table_of
 
 def ctas_counts(table: Table | None = None) -> tuple[int, ...]:
     """CTAs that each row can have, so that other classes come of it: 1 and more."""
-    found = {config.sms for configs in (table or table_of()).few.values() for config in configs}
-    return (1, *sorted(found | {TURNS_OF_FEW * max(found, default=1)}))
+    found = {c for configs in (table or table_of()).few.values() for c in configs}
+    sms = max((c.sms for c in found), default=1)
+    return (1, *sorted({c.least for c in found} | {TURNS_OF_FEW * sms}))
 
 
 def operand_dtypes(math: str, dtype: str) -> tuple[str, ...]:

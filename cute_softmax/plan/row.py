@@ -13,7 +13,7 @@ from .hardware import Architecture
 from .maths import CACHE_LINE, WARP, Math, NotPlanned
 from .problem import ALIGNMENT, ITEM_SIZE
 from .prologue import NO_PROLOGUE, Prologue, facts_of
-from .row_configs import RowConfig
+from .row_configs import TURNS_OF_FEW, RowConfig
 from .table import Table, table_of
 
 # A row has at least so many vectors: a short one is divided finely enough that several threads load it at once.
@@ -23,9 +23,6 @@ VECTORS_PER_ROW = 8
 PART, KEPT_PART = 2, 4
 KEPT_BYTES = 4  # of what is kept of an element
 TICKET = 16  # bytes: which rows are a cluster's, where ranks share them, and a barrier for all of its CTAs to know it
-# Rows are few where their CTAs, as many an SM as a configuration says, all run in so many turns: 64 rows of 151936
-# elements in clusters of 16 ran at 0.84 of a copy, in those of as many rows as fill the memory's queues at 0.76 (H200).
-TURNS_OF_FEW = 2
 # Of a configuration for few rows, where not all of them would run in one turn: half empty it took up to 1.24 times what
 # many rows have, filled from here on 0.84 to 0.93 (64 rows of 80,000 to 200,000 elements, H200). In one turn more CTAs
 # are faster however empty they are (4 x 8200 float32: 2.3 us, in one CTA 3.2), as many are not (4 x 151936: 6.0, 5.1).
@@ -255,7 +252,7 @@ class RowClass(ClassBase):
 
     @property
     def name(self) -> str:
-        """A readable name, unique among classes of one math, dtypes and architecture."""
+        """A readable name. Of one math, dtypes and architecture no two classes for many rows share it, nor for few."""
         parts = [f"{self.threads_per_row}x{self.steps}x{self.vector}"]
         if self.rows_per_thread > 1:
             parts.append(f"rows{self.rows_per_thread}")
@@ -371,7 +368,7 @@ def row_class(
     if columns > table.few_above * vector:
         in_turns = ctas < TURNS_OF_FEW * max((c.sms for c in few), default=0)
         emptier = columns / vector / FEW_FILL
-        few = tuple(c for c in few if c.sms <= ctas and (c.capacity < emptier or not in_turns))
+        few = tuple(c for c in few if c.least <= ctas and (c.capacity < emptier or not in_turns))
         if found := first_of(few):
             usual = first_of(many) if found[0].capacity >= emptier else None
             if usual is None or usual[0].cluster_n < found[0].cluster_n:

@@ -6,6 +6,9 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
+# Rows are few where their CTAs, as many an SM as a configuration says, all run in so many turns: 64 rows of 151936
+# elements in clusters of 16 ran at 0.84 of a copy, in those of as many rows as fill the memory's queues at 0.76 (H200).
+TURNS_OF_FEW = 2
 
 @dataclass(frozen=True)
 class RowConfig:
@@ -17,6 +20,7 @@ class RowConfig:
     keep: hold converted values between the passes (see `RowClass`);
     persistent: CTAs take one tile after another;
     min_blocks: CTAs that an SM must hold, which caps registers;
+    at_once: only for so few rows that all run at once: a second turn takes as long as the first;
     precise: only for results in float32 (True) or in 16 bits (False): the former spend more instructions and half
         the registers per vector.
     """
@@ -31,6 +35,7 @@ class RowConfig:
     persistent: bool = False
     min_blocks: int = 0
     precise: bool | None = None
+    at_once: bool = False
 
     def __post_init__(self):
         object.__setattr__(self, "staging", tuple(self.staging))
@@ -44,3 +49,12 @@ class RowConfig:
     def sms(self) -> int:
         """SMs that the CTAs of a row fill."""
         return math.ceil(self.cluster_n / max(self.min_blocks, 1))
+
+    @cached_property
+    def least(self) -> int:
+        """CTAs, one an SM, that each row can have in `TURNS_OF_FEW` turns where rows are few enough for this."""
+        if not self.at_once:
+            return self.sms
+        # Clusters of more than 8 have a GPC of 16 SMs to themselves, and all of them 7 of 8 SMs (docs/experiments.md).
+        places = math.ceil((16 if self.cluster_n > 8 else self.cluster_n) / max(self.min_blocks, 1))
+        return math.ceil(TURNS_OF_FEW * places * 8 / 7)

@@ -266,12 +266,14 @@ class Head:
         the maximum, the logarithm of the sum and that number.
     upstream(*gradients): those of its results as those of (found, logsumexp, number), None for what has none.
     known: the forms of its eager calls.
+    only_found: whether what it returns is `found` itself.
     """
 
     beside: str
     results: Callable[..., Tensor | tuple[Tensor, ...]]
     upstream: Callable[..., tuple[Tensor | None, Tensor | None, Tensor | None]]
     known: Forms = field(default_factory=Forms)
+    only_found: bool = False
 
     def rows(self, dims: tuple[int, ...], scale: float, softcap: float = 0.0) -> Rows:
         """What it asks of rows."""
@@ -283,7 +285,7 @@ def _less(grad: Tensor | None) -> Tensor | None:
 
 
 ENTROPY = Head("entropy", lambda _, numbers: numbers[2], lambda entropy: (None, None, entropy))
-SELECTED = Head("", lambda found, _: found, lambda grad: (grad, None, None))
+SELECTED = Head("", lambda found, _: found, lambda grad: (grad, None, None), only_found=True)
 # In float32, whatever the logits: they are reduced further.
 CROSS_ENTROPY = Head("", lambda found, _: -found, lambda grad: (-grad, None, None))
 CROSS_ENTROPY_AND_LSE = Head(

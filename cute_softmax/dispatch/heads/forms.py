@@ -45,7 +45,10 @@ class Form:
         asked: torch.dtype | None = None,
     ):
         self._head, self._dim, self._scaled = head, dim, scale != 1
-        self._cast = None if dtype is torch.float32 else _CASTS.get(dtype, lambda t: t.to(dtype))
+        # What no gradient is to be made of, the kernel stores as it is asked for.
+        direct = head.only_found and dtype in _CASTS and not input.requires_grad
+        stored = dtype if direct else torch.float32
+        self._cast = None if dtype is stored else _CASTS.get(dtype, lambda t: t.to(dtype))
         self._asked = asked
         self._matches = guard(input) if index is None else guard(input, index)
         self._place, self._records = Place(input), input.requires_grad
@@ -60,14 +63,15 @@ class Form:
         kept = torch.empty_strided(self._kept, strides, dtype=torch.float32, device=input.device)
         groups, results, addresses = [*kept], [(self._kept, strides, torch.float32)], ["a0"]
         if index is not None:
-            found = torch.empty(index.shape, dtype=torch.float32, device=input.device)
+            found = torch.empty(index.shape, dtype=stored, device=input.device)
             groups = [index.long(), found, *groups]
-            results.insert(0, (tuple(found.shape), found.stride(), torch.float32))
+            results.insert(0, (tuple(found.shape), found.stride(), stored))
             addresses += ["a1", "b0"]
         addresses += [f"b{len(results) - 1} + {4 * strides[0] * i}" for i in range(len(kept))]
         math_name = self._rows.math(index is not None)
         call = self._bound(math_name, input, groups, scale, even=head.beside == "even")
         offsets = [0] if index is None else [0, None]
+        self._stored = stored
         self._run = forms.launching(call, self._place, self._anywhere, results, offsets, addresses)
         self._strides = torch.empty_like(input, device="meta").stride()
         self._gradients: dict[Parts, Callable[..., Tensor | None]] = {}
@@ -103,7 +107,7 @@ class Form:
         return self.results(*self.numbers(input, index, scale))
 
     def numbers(self, input: Tensor, index: Tensor | None, scale: float) -> tuple[Tensor | None, Tensor]:
-        """(log-probabilities, what is kept of each row), in float32."""
+        """(log-probabilities, what is kept of each row): in float32, but for log-probabilities without a gradient."""
         if index is None:
             return None, self._run(input, *self._numbers(scale))
         return self._run(input, index, *self._numbers(scale))
@@ -115,7 +119,7 @@ class Form:
         column = None if index is None else index.view(self._shape)
         found, *numbers = Statistics.forward(input, column, replace(self._rows, scale=scale))
         kept = torch.stack([t.view(self._kept[1:]) for t in numbers[: self._kept[0]]])
-        return kept if index is None else (found.view(index.shape), kept)
+        return kept if index is None else (found.view(index.shape).to(self._stored), kept)
 
     def results(self, found: Tensor | None, kept: Tensor) -> Tensor | tuple[Tensor, ...]:
         """What the function returns."""
