@@ -120,7 +120,7 @@ class Job:
     def before(self) -> list[tuple[str, Any]]:
         """Lists that plans look into first, which are left empty."""
         return {
-            "many": [("few", self.math)],
+            "many": [("few", name) for name in (self.math, self.place[1]) if name in table_of().few],
             "streaming": [("held", self.inputs), ("deep", ("column", self.inputs))],
         }.get(self.place[0], [])
 
@@ -156,7 +156,9 @@ def jobs() -> list[Job]:
         for name in _own("few")
     ]
     rows.append(Job(("short", None), "softmax", 1, None, 1, SHORT[-1]))
-    rows.append(Job(("many", "loss"), "softmax", 1, None, 16, 1 << 21, prologue=LOSS, numbers=(-100,)))
+    of_loss = partial(Job, prologue=LOSS, numbers=(-100,))
+    rows.append(of_loss(("many", "loss"), "softmax", 1, None, 16, 1 << 21))
+    rows.append(of_loss(("few", "loss"), "softmax", 1, FEWEST_ROWS, 1 << 14, 1 << 20))
     panels = []
     for inputs, math in ((1, "softmax"), (2, "softmax_backward")):
         panels += [

@@ -109,7 +109,7 @@ def shorter(math: str, dtypes: tuple[str, ...]) -> int:
 def ctas_of(architecture: str, pair: tuple[str, str]) -> tuple[int, ...]:
     """CTAs that rows may have, as far as other classes come of it; for one pair of dtypes of each size."""
     limit = ARCHITECTURES[architecture].cluster_limit if pair in SAME[::2] else 1
-    return tuple(ctas for ctas in ctas_counts() if ctas <= limit)
+    return tuple(ctas for ctas in ctas_counts() if ctas < 2 * limit)
 
 
 def own_intervals(math: str, architecture: str, dtypes: tuple[str, ...], ctas: int, **how) -> list[Interval]:

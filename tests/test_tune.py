@@ -101,7 +101,7 @@ def test_every_list_of_a_table_has_a_job():
         for f in ("held", "shifted", "deep", "streaming")
         for key in data["panel"][f]
     }
-    assert set(JOBS) == wanted | {"ahead", "short", "many-loss"}
+    assert set(JOBS) == wanted | {"ahead", "short"}
 
 
 @pytest.mark.parametrize("name", JOBS)

@@ -19,7 +19,7 @@ def ctas_counts(table: Table | None = None) -> tuple[int, ...]:
     """CTAs that each row can have, so that other classes come of it: 1 and more."""
     found = {c for configs in (table or table_of()).few.values() for c in configs}
     sms = max((c.sms for c in found), default=1)
-    return (1, *sorted({c.least for c in found} | {TURNS_OF_FEW * sms}))
+    return (1, *sorted({c.takes for c in found} | {TURNS_OF_FEW * sms}))
 
 
 def operand_dtypes(math: str, dtype: str) -> tuple[str, ...]:
@@ -68,7 +68,7 @@ def classes(
     """
     columns, facts, before = 1, MATHS[math, online], None
     few = (table or table_of()).few.values() if ctas > 1 else ()
-    capacities = {config.capacity for configs in few for config in configs}
+    starts = {n for configs in few for c in configs for n in (FEW_FILL * c.capacity, c.above)}
     while (short := short_class(math, architecture.name, dtypes, columns, table=table)) is not None:
         if not edges:  # they load whole vectors wherever rows begin
             yield short
@@ -94,9 +94,9 @@ def classes(
         if ragged == edges and c != before:
             yield c
         before = c
-        # Where a configuration for few rows is full enough, it takes over before the one for many ends.
-        full = (int(FEW_FILL * capacity * vector) for capacity in capacities)
-        columns = min([longest_row(c), *(n for n in full if columns <= n < longest_row(c))]) + 1
+        # Where a configuration for few rows is full enough, or begins, it takes over before the one for many ends.
+        before_these = (int(n * vector) for n in starts)
+        columns = min([longest_row(c), *(n for n in before_these if columns <= n < longest_row(c))]) + 1
 
 
 def of_long_rows(

@@ -20,7 +20,9 @@ class RowConfig:
     keep: hold converted values between the passes (see `RowClass`);
     persistent: CTAs take one tile after another;
     min_blocks: CTAs that an SM must hold, which caps registers;
-    at_once: only for so few rows that all run at once: a second turn takes as long as the first;
+    least: of a configuration for few rows, CTAs, one an SM, that each row can have in `TURNS_OF_FEW` turns where rows
+        are few enough for it; as many as its own fill, if 0;
+    above: only for rows of more than so many vectors;
     precise: only for results in float32 (True) or in 16 bits (False): the former spend more instructions and half
         the registers per vector.
     """
@@ -35,7 +37,8 @@ class RowConfig:
     persistent: bool = False
     min_blocks: int = 0
     precise: bool | None = None
-    at_once: bool = False
+    least: int = 0
+    above: int = 0
 
     def __post_init__(self):
         object.__setattr__(self, "staging", tuple(self.staging))
@@ -51,10 +54,6 @@ class RowConfig:
         return math.ceil(self.cluster_n / max(self.min_blocks, 1))
 
     @cached_property
-    def least(self) -> int:
-        """CTAs, one an SM, that each row can have in `TURNS_OF_FEW` turns where rows are few enough for this."""
-        if not self.at_once:
-            return self.sms
-        # Clusters of more than 8 have a GPC of 16 SMs to themselves, and all of them 7 of 8 SMs (docs/experiments.md).
-        places = math.ceil((16 if self.cluster_n > 8 else self.cluster_n) / max(self.min_blocks, 1))
-        return math.ceil(TURNS_OF_FEW * places * 8 / 7)
+    def takes(self) -> int:
+        """`least`, or the SMs that the CTAs of a row fill."""
+        return self.least or self.sms
