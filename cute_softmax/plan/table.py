@@ -25,7 +25,7 @@ WIDENED = "_widened"  # after a math's name: of its results in float32 where ele
 class Table:
     """What was measured on one GPU.
 
-    many, few: by row math, and of "loss" (a softmax with that target), for many rows, and what comes first where there
+    many, few: by row math, and of "loss" (a softmax with a target), for many rows, and what comes first where there
         are so few that all run at once; rows of no more than few_above vectors are always as many are. Some maths have
         lists of their own for results that are wider than the elements (`WIDENED`).
     causal, prologue: what takes a configuration's place where the diagonal cuts half of each row off, and with scores.
@@ -114,7 +114,7 @@ class Table:
             # A mean is a number more for each thread: where registers hold the row it costs a CTA an SM.
             few, many = listed("loss")
             return _roomier(few, "direct"), _roomier(many, "direct")
-        if prologue.target == "loss":
+        if prologue.target:
             return listed("loss")
         numbers = prologue.packs or prologue.softcap or prologue.even
         if reads and numbers and not (prologue.mask or prologue.bias or prologue.causal):
