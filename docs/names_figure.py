@@ -8,13 +8,13 @@ from layouts.figures.scene import Canvas, Facts, Swatch, finish
 from layouts.style import thread_paint
 
 # A thread of this CTA has two rows, and the second one does not exist.
-ROWS, COLUMNS, CTA, THREAD = 28, 120, 1, 80
+ROWS, COLUMNS, CTA, THREAD = 28, 60, 1, 80
 CELL, HEIGHT, LEFT = 46.0, 20.0, 136.0
 
 
 def names() -> Figure:
     """A matrix small enough for the page, dealt out by its Plan; all positions come from the class's layouts."""
-    c = plan_softmax((ROWS, COLUMNS)).row_class
+    c = plan_softmax((ROWS, COLUMNS), dtype="fp32", log=True).row_class
     rows, width = c.tiler
     assert (c.rows_per_thread, c.steps) == (2, 1), "the figure is drawn for two rows a thread and one step"
     body, note = Canvas(), LEFT + 10.4 * CELL

@@ -324,7 +324,7 @@ def row_class(
     def first_of(configs: tuple[RowConfig, ...]) -> tuple[RowConfig, RowClass] | None:
         """The first configuration that the row fits into and the architecture has room for, and its class."""
         for config in configs:
-            if not config.above * vector < columns <= config.capacity * vector:
+            if columns > config.capacity * vector or (config.above and columns <= config.above * vector):
                 continue
             if config.cluster_n > architecture.cluster_limit or config.precise not in (None, precise):
                 continue

@@ -10,6 +10,7 @@ from functools import cached_property
 # elements in clusters of 16 ran at 0.84 of a copy, in those of as many rows as fill the memory's queues at 0.76 (H200).
 TURNS_OF_FEW = 2
 
+
 @dataclass(frozen=True)
 class RowConfig:
     """How many threads and CTAs share a row, and what each holds. Vectors are accesses of `RowClass.vector` elements.

@@ -12,6 +12,7 @@ from functools import cached_property
 
 from cute_softmax import draw
 from cute_softmax.plan import Plan, describe
+from cute_softmax.plan.problem import ITEM_SIZE
 from layouts import ints
 from layouts.figures import Figure
 from layouts.figures.scene import count
@@ -29,6 +30,8 @@ class Section:
     needs: Callable[[Plan], bool]
     words: Callable[[Plan], str]
     figures: dict[str, Callable[[Plan], str]]
+    op: str = "softmax"
+    dtype: str = "bf16"
     backward: bool = False
     two_pass: bool = False
     dim: tuple[int, ...] = (-1,)
@@ -37,7 +40,7 @@ class Section:
     @cached_property
     def options(self) -> dict:
         """The keyword arguments of `describe.plan_shape`."""
-        math = "softmax_backward" if self.backward else "softmax"
+        math = f"{self.op}_backward" if self.backward else self.op
         return {"math": math, "online": not self.two_pass, "dim": self.dim}
 
     @cached_property
@@ -47,7 +50,7 @@ class Section:
             if self.depth:
                 plan = describe.plan_matmul_shape(shape, self.depth, "bf16", backward=self.backward)
             else:
-                plan = describe.plan_shape(shape, "bf16", **self.options)
+                plan = describe.plan_shape(shape, self.dtype, **self.options)
             if self.needs(plan):
                 return shape, plan
         raise ValueError(f"no Plan of {self.shapes} fits the section {self.heading!r}: give it other shapes")
@@ -60,13 +63,14 @@ class Section:
     @property
     def command(self) -> str:
         """The command that draws this Plan."""
-        flags = (" --backward" if self.backward else "") + (" --two-pass" if self.two_pass else "")
+        flags = f" --op {self.op}" if self.op != "softmax" else ""
+        flags += (" --backward" if self.backward else "") + (" --two-pass" if self.two_pass else "")
         if self.dim != (-1,):
             flags = f" --dim {','.join(map(str, self.dim))}{flags}"
         if self.depth:
             flags = f" --matmul {self.depth}{flags}"
         shape = "x".join(map(str, self.chosen[0]))
-        return f"python -m cute_softmax diagrams {shape} --dtype bf16{flags} -o out/"
+        return f"python -m cute_softmax diagrams {shape} --dtype {self.dtype}{flags} -o out/"
 
     @cached_property
     def drawn(self) -> dict[str, Figure]:
@@ -77,8 +81,8 @@ class Section:
 
 def bits(p: Plan) -> str:
     """The size of a vector in words."""
-    c = p.row_class
-    return f"{c.vector} elements of 2 bytes, one access of {c.vector * 16} bits"
+    c, size = p.row_class, ITEM_SIZE[p.row_class.dtypes[0]]
+    return f"{c.vector} elements of {size} bytes, one access of {8 * c.vector * size} bits"
 
 
 SECTIONS = (
@@ -108,11 +112,11 @@ SECTIONS = (
     Section(
         "short",
         "Short rows: a warp holds several",
-        ((20, 100), (12, 100), (7, 200)),
-        lambda p: p.movement == "row" and p.row_class.threads_per_row < 32 and p.rows < p.row_class.tiler[0],
+        ((12, 60), (12, 104), (28, 60)),
+        lambda p: p.movement == "row" and p.row_class.rows_per_thread == 2 and p.rows < p.row_class.tiler[0],
         lambda p: (
-            f"{p.rows:,} rows of {p.columns}. A row of {p.columns} elements is {p.columns * 2} bytes: "
-            f"{count(p.row_class.threads_per_row, 'thread')} that load {p.row_class.vector * 2} bytes at a time are "
+            f"{p.rows:,} rows of {p.columns}, float32. A row of {p.columns} elements is {p.columns * 4} bytes: "
+            f"{count(p.row_class.threads_per_row, 'thread')} that load {p.row_class.vector * 4} bytes at a time are "
             "enough, so the 32 threads of a warp hold "
             f"{32 // p.row_class.threads_per_row * p.row_class.rows_per_thread} rows. No shared memory is needed: the "
             "threads of a row exchange registers."
@@ -125,8 +129,9 @@ SECTIONS = (
                 f"`{ints.show(p.row_class.tv.shape[0])}`, counts threads, first along a row, then down. The "
                 f"second, `{ints.show(p.row_class.tv.shape[1])}`, counts a thread's values (V, M): V = "
                 f"{bits(p)}; M = {count(p.row_class.rows_per_thread, 'row')} that a thread owns. Indices run down the "
-                f"columns of the tile, so a stride of {p.row_class.tiler[0]} is one column to the right. `T5 V0..7` "
-                "in a cell: thread 5 has these elements in its registers 0 to 7. `cute.make_tiled_copy(atom, tv, "
+                f"columns of the tile, so a stride of {p.row_class.tiler[0]} is one column to the right. "
+                f"`T5 V0..{p.row_class.vector - 1}` in a cell: thread 5 has these elements in its registers 0 to "
+                f"{p.row_class.vector - 1}. `cute.make_tiled_copy(atom, tv, "
                 "tiler)` is this figure; `get_slice(thread).partition_S(tensor)` gives one thread its cells, as a "
                 f"tensor of shape ((V, M), 1, K), where K = {p.row_class.steps} is the number of repetitions of the "
                 "figure to the right."
@@ -146,6 +151,8 @@ SECTIONS = (
                 "lanes of a row hold the result."
             ),
         },
+        op="log_softmax",
+        dtype="fp32",
     ),
     Section(
         "block",
@@ -462,7 +469,7 @@ def text() -> str:
         "",
         "A *Plan* says how a softmax is distributed over threads, warps and CTAs. Its layouts are plain values; the",
         "kernel is built from them and these figures are drawn from them, and a test traces every kernel and",
-        "compares (`tests/test_faithful.py`). All problems here are bf16 on an H200.",
+        "compares (`tests/test_faithful.py`). All problems here are on an H200, bf16 where nothing else is said.",
         "",
         "Read from the top: each section adds one thing. The code behind the figures is",
         "`cute_softmax/kernels/row.py`; `gX` is this CTA's part of x in global memory, `sX` in shared "
