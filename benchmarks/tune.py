@@ -40,6 +40,7 @@ from .tune_jobs import (
     jobs,
     kernel_of,
     plain,
+    planned,
     with_list,
     work_of,
 )
@@ -82,7 +83,7 @@ class Bench:
         results = self.work.tensors[len(facts.inputs) + len(facts.group_inputs) :]
         self.results = [t.narrow(job.dim, 0, 1) if t.stride(job.dim) == 0 else t for t in results]
         self.firsts = [t.narrow(job.dim, 0, 1) for t in results]
-        self.few = job.place[0] == "few"
+        self.few = job.few
         self.flush = torch.empty(timing.FLUSH_BYTES, dtype=torch.uint8, device=device)
 
     def call(self, plan: Plan | PanelPlan) -> Callable[[], None]:
@@ -174,6 +175,11 @@ def measure(
         for _ in range(PASSES):
             for config, us in bench.times(calls).items():
                 found[config].us.setdefault(n, []).append(us)
+        if calls and (few := job.with_few(dtype, n)):
+            bench = Bench(few, dtype, n, bench.results[0].device)
+            plans_of_few = {config: planned(few, config, dtype, n, table, device) for config in calls}
+            for config, us in bench.times({c: bench.call(p) for c, p in plans_of_few.items()}).items():
+                found[config].few[n] = us
         del bench, calls
         torch.cuda.empty_cache()
     return list(found.values())
@@ -193,6 +199,7 @@ def told(
             "us": round(min(m.us[n]), 3),
             "over_best": round(m.time(n) / best[n], 4),
             "before_us": round(before[n], 3) if n in before else None,
+            **({"few_us": round(m.few[n], 3)} if n in m.few else {}),
         }
         for n, m in holders(picked, best).items()
         if n in m.us

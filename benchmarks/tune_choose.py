@@ -8,25 +8,31 @@ from dataclasses import dataclass, field
 
 STAYS = 0.98  # of an incumbent's time: what does not beat it by 2% in both passes does not take its place
 PENALTY = 0.01  # of one length's time: what a configuration more must save
+# Of the logarithm of the time of few rows, beside that of many: few threads that have many vectors each may be the
+# fastest for many short rows, and take half as long again where there are few (docs/experiments.md, "Filled steps").
+FEW_WEIGHT = 0.25
 
 
 @dataclass
 class Measured:
     """A configuration's times in microseconds by length, one a pass; `longest` of the lengths that it holds at all;
-    `taken`: those that it holds in the table as it is."""
+    `taken`: those that it holds in the table as it is; `few`: of short rows, the time of a call of few of them."""
 
     config: Hashable
     longest: int
     incumbent: bool = False
     us: dict[int, list[float]] = field(default_factory=dict)
     taken: set[int] = field(default_factory=set)
+    few: dict[int, float] = field(default_factory=dict)
 
     def time(self, length: int) -> float | None:
-        """What counts: the best time of an incumbent, less what it may be beaten by, and the worst of another's."""
+        """What counts: the best time of an incumbent, less what it may be beaten by, and the worst of another's; with
+        the weight that few rows have."""
         found = self.us.get(length)
         if not found:
             return None
-        return min(found) * STAYS if self.incumbent else max(found)
+        counted = min(found) * STAYS if self.incumbent else max(found)
+        return counted * self.few.get(length, 1.0) ** FEW_WEIGHT
 
 
 def together(found: Sequence[Sequence[Measured]]) -> list[Measured]:
@@ -42,7 +48,10 @@ def together(found: Sequence[Sequence[Measured]]) -> list[Measured]:
             n: [math.prod(t) ** (1 / len(t)) for t in zip(*(one.us[n] for one in all_of), strict=True)]
             for n in shared
         }
-        made.append(Measured(config, min(one.longest for one in all_of), m.incumbent, us, m.taken & shared))
+        few = {n: math.prod(one.few[n] for one in all_of) ** (1 / len(all_of)) for n in shared & set(m.few)}
+        made.append(
+            Measured(config, min(one.longest for one in all_of), m.incumbent, us, m.taken & shared, few)
+        )
     return [m for m in made if m.us]
 
 

@@ -43,6 +43,9 @@ FILL_BYTES = 128 << 20  # of an input that keeps the memory busy
 LOSS = Prologue(alpha="groups", target="loss")
 FEW_ELEMENTS = 16  # of rows that each have a length of their own
 FEWEST_ROWS = 7  # clusters of 16 CTAs that an H100 and an H200 have at once
+# Rows of up to so many vectors share a list with few of them, so that what these take counts, too; and their edges, of
+# rows that begin off a boundary, are much of them.
+SHORT_VECTORS, FEW_SHORT_ROWS, OFF = 512, 64, 3
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,20 @@ class Job:
         return self.place[0] in ("many", "few")
 
     @property
+    def few(self) -> bool:
+        """Whether its calls are of few rows, which are timed in graphs."""
+        return self.of_rows and self.beside is not None
+
+    def with_few(self, dtype: str, length: int) -> Job | None:
+        """The job of few rows of a length, where what they take counts; else None."""
+        short = self.place[0] == "many" and length <= SHORT_VECTORS * self.vector(dtype)
+        return replace(self, beside=FEW_SHORT_ROWS) if short else None
+
+    def vector(self, dtype: str) -> int:
+        """Elements of a vector of rows."""
+        return ALIGNMENT // ITEM_SIZE["fp32" if self.widened else dtype]
+
+    @property
     def of_panels(self) -> bool:
         """Whether its configurations are those of panels that are held: as many elements of either size."""
         return self.place[0] in ("held", "shifted")
@@ -113,7 +130,7 @@ class Job:
 
     def holds(self, dtype: str) -> Callable[[RowConfig], int] | None:
         """The longest row that a configuration of rows holds, in elements; None of others, where the shape decides."""
-        vector = ALIGNMENT // ITEM_SIZE["fp32" if self.widened else dtype]
+        vector = self.vector(dtype)
         return (lambda config: config.capacity * vector) if self.of_rows else None
 
     @property
@@ -136,8 +153,8 @@ class Job:
         return (beside, length) if self.dim else (length, beside)
 
     def lengths(self, dtype: str, step: float) -> list[int]:
-        """What is measured: whole vectors (of rows), in steps, and the vocabularies in use; elements of panels and of
-        short rows, of which the shortest are all different."""
+        """What is measured: whole vectors (of rows; of short ones also others), in steps, and the vocabularies in use;
+        elements of panels and of short rows, of which the shortest are all different."""
         if self.of_short:
             return sorted({*range(1, FEW_ELEMENTS + 1), *grid(step, self.most)})
         if self.of_panels:
@@ -145,6 +162,7 @@ class Job:
         vector = ALIGNMENT // ITEM_SIZE[dtype] if self.dim else 1
         sizes = [n * ALIGNMENT // ITEM_SIZE["fp32"] for n in grid(step, self.most)]
         found = {max(n // vector, 1) * vector for n in (*sizes, *(VOCABULARIES if self.dim else ()))}
+        found |= {n + OFF for n in sorted(found)[::2] if self.with_few(dtype, n + OFF)}
         return sorted(n for n in found if self.least <= n * ITEM_SIZE[dtype] <= self.most)
 
 

@@ -318,6 +318,25 @@ def test_few_rows_have_larger_clusters(name):
         assert not ahead.of_few_rows(name, ARCHITECTURES[arch], dtypes)
 
 
+@pytest.mark.parametrize(
+    ("rows", "columns", "cluster", "blocks"),
+    [
+        (14, 217_300, 16, 2),
+        (14, 278_528, 16, 2),
+        (14, 278_532, 16, 3),
+        (15, 262_144, 16, 3),
+        (15, 262_148, 6, 1),
+        (17, 267_264, 6, 1),
+        (17, 267_268, 16, 3),
+        (18, 262_148, 16, 3),
+    ],
+)
+def test_few_rows_of_a_table_that_says_which(rows, columns, cluster, blocks):
+    """As many as run at once (`least`), and longer than others are faster for (`above`)."""
+    c = row_plan("softmax", ("fp32", "fp32"), rows, columns, "sm_90a").row_class
+    assert (c.cluster_n, c.min_blocks) == (cluster, blocks)
+
+
 def test_few_rows_in_one_turn_take_a_cluster_however_empty():
     """A vector more than 8 CTAs of 2 steps hold: half of the next cluster is empty."""
     for rows, clusters in ((8, 8), (9, 4)):

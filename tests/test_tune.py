@@ -175,6 +175,17 @@ def test_an_incumbent_stays_unless_beaten_by_two_per_cent_twice():
         assert tune_choose.single([old, new], [1]).config == wins
 
 
+def test_few_rows_count_a_quarter():
+    """What is 5% faster for many rows, and takes half as long again where they are few, is not chosen; 15% are worth
+    it."""
+    wide = Measured("wide", 1, us={1: [1.0, 1.0]}, few={1: 1.0})
+    for us, wins in ((0.95, "wide"), (0.85, "deep")):
+        deep = Measured("deep", 1, us={1: [us, us]}, few={1: 1.5})
+        assert tune_choose.chain([wide, deep], [1], 1)[0].config == wins
+        both = tune_choose.together([[wide, deep], [wide, deep]])
+        assert tune_choose.chain(both, [1], 1)[0].config == wins
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_no_chain_is_better(seed):
     """Against all chains there are."""
@@ -345,6 +356,8 @@ def test_a_run_writes_a_table_that_plans_are_made_of(made_up_gpu, capsys):
         f["us"] > 0 and f["over_best"] >= 1 for f in figures
     )
     lengths = {f["length"] for f in figures if f["dtype"] == "bf16"}
+    assert any(n % 8 for n in lengths), "rows that begin off a boundary"
+    assert all(("few_us" in f) == (f["length"] * (2 if f["dtype"] == "bf16" else 4) <= 8192) for f in figures)
     for n in lengths:
         plan = plan_softmax((4096, n), device=replace(H200, table=str(made_up_gpu / "mine.json")))
         assert plan.kernel.threads != 256  # wrong results are no candidates
