@@ -7,7 +7,15 @@ from itertools import product
 from pathlib import Path
 
 from ..plan import MATHS, RowClass, table_of
-from ..plan.catalogue import classes, longest_row, of_few_rows, of_long_rows, of_shared_rows, operand_dtypes
+from ..plan.catalogue import (
+    classes,
+    longest_row,
+    of_few_rows,
+    of_long_rows,
+    of_shared_rows,
+    operand_dtypes,
+    used_dtypes,
+)
 from ..plan.hardware import Device
 from ..plan.maths import MOST
 from .plans import device
@@ -70,8 +78,9 @@ def of_dtypes(gpu: Device, dtypes: Iterable[str]) -> Iterable[RowClass]:
     """All classes of some dtypes, of all row maths."""
     table = table_of(gpu.table)
     for dtype, math in product(dict.fromkeys(dtypes), NAMES):
-        which = math, gpu.architecture, operand_dtypes(math, dtype)
-        for edges, kind in product((False, True), KINDS):
-            yield from kind(*which, edges=edges, table=table)
-        for edges in (False, True):
-            yield from of_long_rows(*which, edges=edges)
+        for operands in used_dtypes(math, dtype):
+            which = math, gpu.architecture, operands
+            for edges, kind in product((False, True), KINDS):
+                yield from kind(*which, edges=edges, table=table)
+            for edges in (False, True):
+                yield from of_long_rows(*which, edges=edges)

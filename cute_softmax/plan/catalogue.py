@@ -23,12 +23,24 @@ def ctas_counts(table: Table | None = None) -> tuple[int, ...]:
 
 
 def operand_dtypes(math: str, dtype: str) -> tuple[str, ...]:
-    """The dtypes of a math's operands where all tensors have one dtype ("bf16", "fp16" or "fp32"), but an index.
+    """The dtypes of a math's operands where all tensors have one dtype ("bf16", "fp16" or "fp32"), but an index and the
+    numbers of a row that are kept for gradients, in float32.
 
     Raises TypeError for another dtype.
     """
     check_float(dtype)
-    return tuple("int64" if name == "index" else dtype for name in MATHS[math, True].operands)
+    facts = MATHS[math, True]
+    kept = facts.group_outputs if len(facts.group_outputs) > 1 else ()
+    known = {"index": "int64", **dict.fromkeys(kept, "fp32")}
+    return tuple(known.get(name, dtype) for name in facts.operands)
+
+
+def used_dtypes(math: str, dtype: str) -> tuple[tuple[str, ...], ...]:
+    """All dtypes of the operands that calls on tensors of one dtype have: chosen elements without a gradient are stored
+    in it."""
+    usual, names = operand_dtypes(math, dtype), MATHS[math, True].operands
+    stored = tuple(dtype if name == "found" else d for name, d in zip(names, usual, strict=True))
+    return (usual, stored) if math == "selective" and stored != usual else (usual,)
 
 
 def longest_row(c: RowClass | ShortClass) -> int:
