@@ -64,7 +64,7 @@ STACK = {
         "four CTAs an SM, faster than three, leave 64 registers, of which 24 are packed row",
         "sm_90a bf16->bf16 256x6x8_edges_access1",
     ),
-    ("softmax_backward", "256x6x8_cluster16*"): (
+    ("softmax_backward", "256x6x8_cluster*"): (
         16,
         "three CTAs an SM, faster than two, leave 80 registers, of which 48 are two packed rows",
         "sm_90a bf16->bf16 256x6x8_cluster16_edges",
@@ -97,7 +97,7 @@ STACK = {
     ("selective", "*"): (
         32,
         "the arguments of the message about an index out of range",
-        "sm_90a bf16->fp32 128x3x8_edges",
+        "sm_90a bf16->fp32 128x4x8_edges",
     ),
     ("selective", "*_rows2*"): (
         48,
@@ -112,7 +112,7 @@ STACK = {
     ("selective_entropy", "*"): (
         32,
         "likewise",
-        "sm_90a bf16->fp32 128x3x8_edges",
+        "sm_90a bf16->fp32 128x4x8_edges",
     ),
     ("selective_entropy", "*_rows2*"): (
         48,

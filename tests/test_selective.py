@@ -5,11 +5,12 @@ import weakref
 
 import pytest
 import torch
-from checking import FLOATS, example
+from checking import DTYPES, FLOATS, example
 
 from cute_softmax import entropy, selective_log_softmax
 from cute_softmax.dispatch.heads import kernels
 from cute_softmax.dispatch.heads.calls import ENTROPY, HEADS, SELECTED
+from cute_softmax.plan.catalogue import used_dtypes
 
 INF = float("inf")
 
@@ -59,6 +60,9 @@ def test_results(shapes, dtype, launched):
         )  # of several, the rest is gathered beside them
         assert all(set(n.dtypes[3:]) == {torch.float32} for n in launched)
         assert [n.dtypes[2] for n in launched] == [dtype if one else torch.float32, torch.float32] * 3
+        # What is compiled ahead has these dtypes.
+        names = {torch.int64: "int64", **{of_name: name for name, of_name in DTYPES.items()}}
+        assert all(tuple(names[d] for d in n.dtypes) in used_dtypes(n.math, names[dtype]) for n in launched)
 
 
 @pytest.mark.parametrize("shapes", SHAPES, ids=str)
