@@ -368,7 +368,7 @@ def row_class(
     if columns > table.few_above * vector:
         in_turns = ctas < TURNS_OF_FEW * max((c.sms for c in few), default=0)
         emptier = columns / vector / FEW_FILL
-        few = tuple(c for c in few if c.takes <= ctas and (c.capacity < emptier or not in_turns))
+        few = tuple(c for c in few if c.takes <= ctas and (c.least or c.capacity < emptier or not in_turns))
         if found := first_of(few):
             usual = first_of(many) if found[0].capacity >= emptier else None
             if usual is None or usual[0].cluster_n < found[0].cluster_n:

@@ -22,7 +22,7 @@ class RowConfig:
     persistent: CTAs take one tile after another;
     min_blocks: CTAs that an SM must hold, which caps registers;
     least: of a configuration for few rows, CTAs, one an SM, that each row can have in `TURNS_OF_FEW` turns where rows
-        are few enough for it; as many as its own fill, if 0;
+        are few enough for it, however little of it they fill; as many as its own fill, if 0;
     above: only for rows of more than so many vectors;
     precise: only for results in float32 (True) or in 16 bits (False): the former spend more instructions and half
         the registers per vector.
