@@ -135,9 +135,9 @@ class Job:
 
     @property
     def before(self) -> list[tuple[str, Any]]:
-        """Lists that plans look into first, which are left empty."""
+        """Lists that plans look into first, which are left empty where a table has them."""
         return {
-            "many": [("few", name) for name in (self.math, self.place[1]) if name in table_of().few],
+            "many": [("few", name) for name in dict.fromkeys((self.math, self.place[1]))],
             "streaming": [("held", self.inputs), ("deep", ("column", self.inputs))],
         }.get(self.place[0], [])
 
@@ -234,7 +234,7 @@ def candidates(
         made: Iterator[Config] = (other for config in known for other in neighbours(config))
     elif job.of_rows:
         wide = dtype == "fp32" or job.widened
-        vector = ALIGNMENT // ITEM_SIZE["fp32" if wide else dtype]
+        vector = job.vector(dtype)
         made = (
             config
             for n in lengths
@@ -282,7 +282,8 @@ def kernel_of(
 
 def _plan(job: Job, dtype: str, length: int, table: Table, device: Device) -> Plan | PanelPlan:
     for place in job.before:
-        table = with_list(table, place, ())
+        if place[1] in getattr(table, place[0]):
+            table = with_list(table, place, ())
     return work_of(job, dtype, length).plan(replace(device, table=table))
 
 

@@ -18,6 +18,7 @@ from cute_softmax.plan.catalogue import ctas_counts
 from cute_softmax.plan.hardware import ARCHITECTURES
 from cute_softmax.plan.matmul_class import MatmulClass
 from cute_softmax.plan.problem import ALIGNMENT, ITEM_SIZE
+from cute_softmax.plan.row import TURNS_OF_FEW
 from cute_softmax.plan.short import configs_of
 
 SAME = (("bf16", "bf16"), ("fp16", "fp16"), ("fp32", "fp32"))
@@ -109,7 +110,7 @@ def shorter(math: str, dtypes: tuple[str, ...]) -> int:
 def ctas_of(architecture: str, pair: tuple[str, str]) -> tuple[int, ...]:
     """CTAs that rows may have, as far as other classes come of it; for one pair of dtypes of each size."""
     limit = ARCHITECTURES[architecture].cluster_limit if pair in SAME[::2] else 1
-    return tuple(ctas for ctas in ctas_counts() if ctas < 2 * limit)
+    return tuple(ctas for ctas in ctas_counts() if ctas < TURNS_OF_FEW * limit)
 
 
 def own_intervals(math: str, architecture: str, dtypes: tuple[str, ...], ctas: int, **how) -> list[Interval]:

@@ -55,9 +55,8 @@ def test_results(shapes, dtype, launched):
         assert [n.math for n in launched] == ["selective", "selective_entropy"] * 3
         assert [n.numbers for n in launched] == [(), (), (0.5,), (0.5,), (-2.0,), (-2.0,)]
         assert all(n.dtypes[1] == torch.int64 and n.strides[1][-1] == 0 for n in launched)
-        one = (
-            shapes[1] == shapes[0][:-1] or shapes[1][-1] == 1
-        )  # of several, the rest is gathered beside them
+        # Of several, the rest is gathered beside what the kernel finds.
+        one = shapes[1] == shapes[0][:-1] or shapes[1][-1] == 1
         assert all(set(n.dtypes[3:]) == {torch.float32} for n in launched)
         assert [n.dtypes[2] for n in launched] == [dtype if one else torch.float32, torch.float32] * 3
         # What is compiled ahead has these dtypes.

@@ -137,6 +137,15 @@ def test_a_list_in_a_tables_place_and_those_that_share_it():
     assert tune_jobs.with_list(TABLE, ("ahead", None), (other,)).ahead == other
 
 
+def test_a_table_of_ones_own_may_lack_a_list_of_few_rows():
+    """One that was written when the list was another's."""
+    older = replace(
+        TABLE, few={name: found for name, found in TABLE.few.items() if name != "softmax_widened"}
+    )
+    found = (tune_jobs.kernel_of(JOBS["many-softmax_widened"], "bf16", 4096, t, H200) for t in (older, TABLE))
+    assert len({*found}) == 1
+
+
 @pytest.mark.parametrize("name", ["held-1", "shifted-2"])
 def test_panels_may_be_left_to_the_next_list(name):
     job = JOBS[name]

@@ -8,8 +8,7 @@ from . import MATHS, VECTORS_PER_ROW, NotPlanned, RowClass, row_class, vector_of
 from .choose import SHORTEST_SHARED
 from .hardware import Architecture
 from .problem import check_float
-from .row import FEW_FILL
-from .row_configs import TURNS_OF_FEW
+from .row import FEW_FILL, TURNS_OF_FEW
 from .short import ShortClass, configs_of, short_class
 from .stream import StreamClass, stream_class
 from .table import Table, table_of

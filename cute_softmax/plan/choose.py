@@ -15,8 +15,7 @@ from .panel_plan import PanelPlan
 from .problem import ALIGNMENT, ITEM_SIZE, Mode, Operand, Problem, canonical
 from .prologue import NO_PROLOGUE, Prologue, facts_of
 from .ranks import ring_class, sms_of
-from .row import RowClass, row_class, vector_of
-from .row_configs import TURNS_OF_FEW
+from .row import TURNS_OF_FEW, RowClass, row_class, vector_of
 from .row_plan import Plan
 from .short_plan import ShortPlan, plan_short
 from .stream import long_and_many, stream_class

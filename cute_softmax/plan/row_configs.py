@@ -6,10 +6,6 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-# Rows are few where their CTAs, as many an SM as a configuration says, all run in so many turns: 64 rows of 151936
-# elements in clusters of 16 ran at 0.84 of a copy, in those of as many rows as fill the memory's queues at 0.76 (H200).
-TURNS_OF_FEW = 2
-
 
 @dataclass(frozen=True)
 class RowConfig:
@@ -21,8 +17,8 @@ class RowConfig:
     keep: hold converted values between the passes (see `RowClass`);
     persistent: CTAs take one tile after another;
     min_blocks: CTAs that an SM must hold, which caps registers;
-    least: of a configuration for few rows, CTAs, one an SM, that each row can have in `TURNS_OF_FEW` turns where rows
-        are few enough for it, however little of it they fill; as many as its own fill, if 0;
+    least: of a configuration for few rows, CTAs, one an SM, that each row can have in `row.TURNS_OF_FEW` turns where
+        rows are few enough for it, however little of it they fill; as many as its own fill, if 0;
     above: only for rows of more than so many vectors;
     precise: only for results in float32 (True) or in 16 bits (False): the former spend more instructions and half
         the registers per vector.

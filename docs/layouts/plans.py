@@ -81,8 +81,13 @@ class Section:
 
 def bits(p: Plan) -> str:
     """The size of a vector in words."""
-    c, size = p.row_class, ITEM_SIZE[p.row_class.dtypes[0]]
-    return f"{c.vector} elements of {size} bytes, one access of {8 * c.vector * size} bits"
+    c = p.row_class
+    return f"{c.vector} elements of {size(p)} bytes, one access of {8 * c.vector * size(p)} bits"
+
+
+def size(p: Plan) -> int:
+    """Bytes of an element."""
+    return ITEM_SIZE[p.row_class.dtypes[0]]
 
 
 SECTIONS = (
@@ -115,9 +120,9 @@ SECTIONS = (
         ((12, 60), (12, 104), (28, 60)),
         lambda p: p.movement == "row" and p.row_class.rows_per_thread == 2 and p.rows < p.row_class.tiler[0],
         lambda p: (
-            f"{p.rows:,} rows of {p.columns}, float32. A row of {p.columns} elements is {p.columns * 4} bytes: "
-            f"{count(p.row_class.threads_per_row, 'thread')} that load {p.row_class.vector * 4} bytes at a time are "
-            "enough, so the 32 threads of a warp hold "
+            f"{p.rows:,} rows of {p.columns}, float32. A row of {p.columns} elements is {p.columns * size(p)} bytes: "
+            f"{count(p.row_class.threads_per_row, 'thread')} that load {p.row_class.vector * size(p)} bytes at a time "
+            "are enough, so the 32 threads of a warp hold "
             f"{32 // p.row_class.threads_per_row * p.row_class.rows_per_thread} rows. No shared memory is needed: the "
             "threads of a row exchange registers."
         ),

@@ -47,8 +47,8 @@ class Form:
         self._head, self._dim, self._scaled = head, dim, scale != 1
         # What no gradient is to be made of, the kernel stores as it is asked for.
         direct = head.only_found and dtype in _CASTS and not input.requires_grad
-        stored = dtype if direct else torch.float32
-        self._cast = None if dtype is stored else _CASTS.get(dtype, lambda t: t.to(dtype))
+        self._stored = dtype if direct else torch.float32
+        self._cast = None if dtype is self._stored else _CASTS.get(dtype, lambda t: t.to(dtype))
         self._asked = asked
         self._matches = guard(input) if index is None else guard(input, index)
         self._place, self._records = Place(input), input.requires_grad
@@ -63,15 +63,14 @@ class Form:
         kept = torch.empty_strided(self._kept, strides, dtype=torch.float32, device=input.device)
         groups, results, addresses = [*kept], [(self._kept, strides, torch.float32)], ["a0"]
         if index is not None:
-            found = torch.empty(index.shape, dtype=stored, device=input.device)
+            found = torch.empty(index.shape, dtype=self._stored, device=input.device)
             groups = [index.long(), found, *groups]
-            results.insert(0, (tuple(found.shape), found.stride(), stored))
+            results.insert(0, (tuple(found.shape), found.stride(), self._stored))
             addresses += ["a1", "b0"]
         addresses += [f"b{len(results) - 1} + {4 * strides[0] * i}" for i in range(len(kept))]
         math_name = self._rows.math(index is not None)
         call = self._bound(math_name, input, groups, scale, even=head.beside == "even")
         offsets = [0] if index is None else [0, None]
-        self._stored = stored
         self._run = forms.launching(call, self._place, self._anywhere, results, offsets, addresses)
         self._strides = torch.empty_like(input, device="meta").stride()
         self._gradients: dict[Parts, Callable[..., Tensor | None]] = {}
