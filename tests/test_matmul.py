@@ -12,7 +12,7 @@ from compiled import compile_anew
 
 from cute_softmax import softmax_matmul
 from cute_softmax.dispatch.matmul.calls import operator
-from cute_softmax.kernels.matmul.tiles import Call, Tiles
+from cute_softmax.kernels.matmul.tiles import Call, Tiles, grid_of
 from cute_softmax.plan.hardware import ARCHITECTURES, H200
 from cute_softmax.plan.maths import NotPlanned
 from cute_softmax.plan.matmul import MatmulPlan, access_of, aligned, canonical_matmul, plan_matmul
@@ -116,12 +116,29 @@ def test_every_step_is_taken_once(batch, rows, columns, depth, options):
     """By the CTAs of the grid, by their own arithmetic; causal tiles end where the diagonal does."""
     made = planned(batch, rows, columns, depth, **options)
     c, taken = made.kernel, Counter()
-    numbers = made.rows, made.columns, made.depth, made.batch, made.parts, made.part_steps
-    call = Call(*numbers, (), (), made.scale, made.offset, (), (), (), 0, None, None, None)
+    shape = made.rows, made.columns, made.depth
+    grid = grid_of(c, shape, made.batch, made.parts)
+    call = Call(
+        *shape,
+        made.batch,
+        grid,
+        made.parts,
+        made.part_steps,
+        (),
+        (),
+        made.scale,
+        made.offset,
+        (),
+        (),
+        (),
+        0,
+        None,
+        None,
+        None,
+    )
     works = made.tiles * made.parts
-    grid = [math.ceil(made.rows / c.rows), math.ceil(made.depth / c.depth)]
     for cta in range(made.ctas):
-        tiles = Tiles(c, call, *grid, math.prod(made.batch), works, cta, made.ctas)
+        tiles = Tiles(c, call, cta, made.ctas)
         for turn in range(math.ceil(works / made.ctas)):
             work = tiles.work(turn)
             if work.exists:

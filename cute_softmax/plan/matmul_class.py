@@ -16,7 +16,8 @@ TILE_N = 64  # columns of S (rows of V) of a step: 128 bytes of 16-bit scores, t
 LINE_N = TILE_N + 8  # of a tile whose rows begin anywhere within 16 bytes
 BLOCK_ROWS = 64  # of wgmma
 WARPGROUP = 4 * WARP  # threads
-RESERVED = 2 * KIB  # of shared memory: alignment to the swizzle's 1024 bytes, barriers, what the driver keeps
+RESERVED = 2 * KIB  # of shared memory: alignment to the swizzle's 1024 bytes, and what the driver keeps
+STAGE_BARRIERS = 16  # bytes of the two barriers of a stage
 SLAB = 64  # columns of 16 bits in the 128 bytes of a swizzled row of shared memory
 MAX_DEPTH = 256  # columns of an instruction
 CLUSTERS = (1, 2, 4)  # CTAs whose warpgroups take turns
@@ -138,8 +139,8 @@ class MatmulClass(ClassBase):
 
     @property
     def left_bytes(self) -> int:
-        """What a CTA leaves of a block for another one: accumulators, and four numbers of each thread."""
-        return BLOCK_ROWS * (self.depth + 8) * 4
+        """What a CTA leaves of a block for another one: accumulators, and two numbers of each row."""
+        return BLOCK_ROWS * (self.depth + 2) * 4
 
     @property
     def kept_bytes(self) -> int:
@@ -186,7 +187,7 @@ class MatmulClass(ClassBase):
             self.score_stages * self.score_stage_bytes
             + self.value_stages * self.value_stage_bytes
             + self.kept_bytes
-            + 16 * (self.score_stages + self.value_stages)
+            + STAGE_BARRIERS * (self.score_stages + self.value_stages)
         )
 
     @property
@@ -255,8 +256,8 @@ def _tiles(c: MatmulClass, rows: int) -> list[tuple[int, int]]:
 def _stages(c: MatmulClass, room: int) -> tuple[int, int]:
     """As many stages of scores and of values as there is room for."""
     most = MOST_STAGES[c.instruction]
+    scores, values = c.score_stage_bytes + STAGE_BARRIERS, c.value_stage_bytes + STAGE_BARRIERS
     if c.instruction == "wgmma" and not c.alternate:
-        return min((room - VALUE_STAGES * c.value_stage_bytes) // c.score_stage_bytes, most), VALUE_STAGES
-    room -= c.kept_bytes
-    stages = min(room // (c.score_stage_bytes + c.value_stage_bytes), most) // c.shares * c.shares
+        return min((room - VALUE_STAGES * values) // scores, most), VALUE_STAGES
+    stages = min((room - c.kept_bytes) // (scores + values), most) // c.shares * c.shares
     return stages, stages

@@ -38,6 +38,19 @@ def ceil_div(a: Numeric, b: Numeric) -> Numeric:
     return -(-a // b)
 
 
+def divisor(number: Int32) -> Numeric:
+    """What `divided` divides by, made on the host: it finds the reciprocal, with which a division takes a kernel 5
+    instructions instead of 20."""
+    return cute.fast_divmod_create_divisor_v2(number) if isinstance(number, Numeric) else number
+
+
+def divided(number: Int32, by: Numeric) -> tuple[Int32, Int32]:
+    """Quotient and remainder of a number from 0 on."""
+    narrow_down = Int32 if isinstance(number, Numeric) else int
+    quotient, remainder = divmod(number, by)
+    return narrow_down(quotient), narrow_down(remainder)
+
+
 def wide(number: Int32) -> Int64:
     """A number in 64 bits."""
     return Int64(number) if isinstance(number, Numeric) else number

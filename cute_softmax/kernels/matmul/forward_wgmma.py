@@ -30,7 +30,7 @@ from ..common.tensor_cores import Ring, partition, row_of_matrix
 from .merge_cluster import merge_halves, merge_shares
 from .merge_global import Merge, hand_over
 from .softmax_rows import STEP_PRODUCTS, block_of
-from .tiles import Call, Tiles, Work, call_of, matrix, place, tiles_of
+from .tiles import Call, Tiles, Work, call_of, here, matrix, place, tiles_of
 from .unaligned import EighthLoads, eighths_layout, eighths_maps, eighths_shifts
 
 
@@ -244,7 +244,7 @@ class MatmulKernel:
             # One product at a time is under way, and one block prepared meanwhile: accumulators are touched only
             # when none is, or ptxas would make every product wait for the one before.
             scores.wait(s_stage, s_phase)
-            blocks[0].prepare(work, first, s_stage, None)
+            blocks[0].prepare_first(work, first, s_stage)
             if const_expr(s.blocks == 1):
                 scores.release(s_stage, lane)
             blocks[0].take_over()
@@ -284,6 +284,7 @@ class MatmulKernel:
                 product.multiply(k)
             warpgroup.wait_group(0)
             v_stage, v_phase = values.leave(v_stage, v_phase, lane, s.shares)
+            work = tiles.work(here(turn))
             if const_expr(s.alternate):
                 merge_shares(blocks[0], work, share, left)
             elif const_expr(s.paired):

@@ -14,7 +14,7 @@ from ..common.early import begins_early, wait_for_stream
 from .memory import get, put, put_if, sink_of
 from .softmax import Softmax, finite
 from .softmax_rows import Block
-from .tiles import Call, Work, modes_of
+from .tiles import Call, Work
 
 MERGE_THREADS = 128
 MERGE_COLUMNS = 4  # that a thread reads at a time: 16 bytes
@@ -25,8 +25,8 @@ def part_of(block: Block, work: Work, row: Int32) -> tuple:
     """(columns of V of a part, address of the parts' states, number of a row's part) of what is kept for `Merge`: per
     row and part the accumulators of all columns of V, then (reference, sum)."""
     call = block.call
-    padded = block.tiles.depth_tiles * block.spec.depth
-    states = call.sums + Int64(block.tiles.batches) * call.rows * call.parts * padded * 4
+    padded = call.grid.depth_tiles * block.spec.depth
+    states = call.sums + Int64(call.grid.batches) * call.rows * call.parts * padded * 4
     return padded, states, (Int64(work.batch) * call.rows + row) * call.parts + work.part
 
 
@@ -67,7 +67,7 @@ class Merge:
         groups = Int64(call.batch[0]) * call.batch[1] * call.batch[2] * call.rows
         results = call.out, call.lse, call.sums
         shape = groups, call.depth, call.parts
-        sinks = (call.rows, call.batch, call.sink) if self.spec.sink else ()
+        sinks = (call.rows, call.grid, call.sink) if self.spec.sink else ()
         lines = cute.ceil_div(call.depth, self.lanes * MERGE_COLUMNS)
         grid = [Int32((groups + self.rows - 1) // self.rows), lines, 1]
         self.merge(shape, call.scale, results, sinks).launch(
@@ -80,7 +80,7 @@ class Merge:
     @cute.kernel
     def merge(self, shape: tuple, scale: Float32, results: tuple, sinks: tuple):
         """shape: rows of all batches, columns of V, results of a row; results: addresses, see `Call`; sinks: M, the
-        sizes of the batch modes, and the operand; or nothing."""
+        grid of the call, and the operand; or nothing."""
         tidx, _, _ = cute.arch.thread_idx()
         cta, chunk, _ = cute.arch.block_idx()
         threads = self.lanes * self.groups
@@ -95,8 +95,8 @@ class Merge:
         """The sink of a row of all batches, if there is one."""
         if not self.spec.sink:
             return None
-        rows, batch, operand = sinks
-        modes = modes_of(Int32(row // rows), batch)
+        rows, grid, operand = sinks
+        modes = grid.modes(Int32(row // rows))
         return sink_of(self.spec, operand, Int32(row % rows), modes, rows)
 
     @cute.jit

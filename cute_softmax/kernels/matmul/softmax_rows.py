@@ -142,6 +142,15 @@ class Block:
             copy_words(self.rP, self.rA)
 
     @cute.jit
+    def prepare_first(self, work: Work, step: Int32, stage: Int32):
+        """As `prepare`, of the first tile of a block: its maximum is found at once."""
+        if const_expr(self.spec.stats):
+            self.prepare(work, step, stage, None)
+        else:
+            self.rFall[2] = 0.0
+            self.refer_to_tile(work, step, stage)
+
+    @cute.jit
     def prepare(self, work: Work, step: Int32, stage: Int32, product: Product | None):
         """Turn a block's rows of the next tile of scores into exponentials in rP and their sums in rSum.
 
@@ -171,14 +180,19 @@ class Block:
         rFall[2] = 0.0
         if cute.arch.vote_any_sync(outgrown[0] | outgrown[1]):
             rFall[2] = 1.0
-            if const_expr(self.spec.wide):
-                wide = self.wide_scores(work, step, stage)
-                self.refer(self.wide_maxima(wide))
-                self.evaluate(wide, None)
-            else:
-                self.packed_scores(work, step, stage)
-                self.refer(self.packed_maxima(self.rP))
-                self.evaluate(None, None)
+            self.refer_to_tile(work, step, stage)
+
+    @cute.jit
+    def refer_to_tile(self, work: Work, step: Int32, stage: Int32):
+        """A tile's exponentials, which refer to the largest scores seen, the tile's among them."""
+        if const_expr(self.spec.wide):
+            wide = self.wide_scores(work, step, stage)
+            self.refer(self.wide_maxima(wide))
+            self.evaluate(wide, None)
+        else:
+            self.packed_scores(work, step, stage)
+            self.refer(self.packed_maxima(self.rP))
+            self.evaluate(None, None)
 
     def refer(self, maxima: list[Float32]):
         """Let the rows' exponentials refer to the largest scores seen, the tile's maxima included."""

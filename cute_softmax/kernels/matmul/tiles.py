@@ -9,7 +9,38 @@ from cutlass import Float32, Int32, Int64
 
 from ...plan.matmul_class import TILE_N, MatmulClass
 from ..common.copy import global_pointer
-from ..common.index import select
+from ..common.index import ceil_div, divided, divisor, select
+
+
+@dataclass(frozen=True)
+class Grid:
+    """How many tiles and works there are; and what a work's number is divided by, see `divisor`.
+
+    by_tiles: batches, where tiles are causal, else tiles of rows. by_modes: the last two batch modes.
+    """
+
+    row_tiles: Int32
+    depth_tiles: Int32
+    batches: Int32
+    works: Int32
+    by_depth_tiles: cute.FastDivmodDivisorV2
+    by_parts: cute.FastDivmodDivisorV2
+    by_tiles: cute.FastDivmodDivisorV2
+    by_modes: tuple
+
+    def modes(self, batch: Int32) -> tuple[Int32, ...]:
+        """The coordinates of a batch."""
+        rest, mode_2 = divided(batch, self.by_modes[1])
+        return *divided(rest, self.by_modes[0]), mode_2
+
+
+def grid_of(spec: MatmulClass, shape: tuple, batch: tuple, parts: Int32) -> Grid:
+    """Of a call, on the host. shape: M, N, D."""
+    row_tiles, depth_tiles = ceil_div(shape[0], spec.rows), ceil_div(shape[2], spec.depth)
+    batches = batch[0] * batch[1] * batch[2]
+    works = batches * row_tiles * depth_tiles * parts
+    divisors = (divisor(n) for n in (depth_tiles, parts, batches if spec.causal else row_tiles))
+    return Grid(row_tiles, depth_tiles, batches, works, *divisors, tuple(divisor(n) for n in batch[1:]))
 
 
 @dataclass(frozen=True)
@@ -29,6 +60,7 @@ class Call:
     columns: Int32
     depth: Int32
     batch: tuple[Int32, ...]
+    grid: Grid
     parts: Int32
     part_steps: Int32
     scores: tuple
@@ -59,7 +91,8 @@ def call_of(
     left = iter(operands)
     extra = [tuple(islice(left, 6 if there else 0)) for there in (spec.mask, spec.bias, spec.sink)]
     results = (next(left) if there else None for there in (True, spec.lse, spec.split, spec.stats))
-    return Call(*shape, batch, *parts, scores, values, scale, offset, *extra, *results)
+    grid = grid_of(spec, shape, batch, parts[0])
+    return Call(*shape, batch, grid, *parts, scores, values, scale, offset, *extra, *results)
 
 
 @dataclass(frozen=True)
@@ -89,10 +122,6 @@ class Tiles:
 
     spec: cutlass.Constexpr[MatmulClass]
     call: Call
-    row_tiles: Int32
-    depth_tiles: Int32
-    batches: Int32
-    works: Int32
     cta: Int32
     ctas: Int32
 
@@ -102,54 +131,50 @@ class Tiles:
         Tiles of one batch follow each other, so that V is in L2. Causal ones come in the order of their length, the
         longest first, and every second turn in reverse: CTAs then end together.
         """
-        s, call = self.spec, self.call
+        s, call, grid = self.spec, self.call, self.call.grid
         index = turn * self.ctas + self.cta
         if s.causal:
             backwards = turn * self.ctas + self.ctas - 1 - self.cta
             index = select(turn % 2 == 1, backwards, index)
         if s.cluster > 1:
             part, rest = index % s.cluster, index // s.cluster
-            depth_tile, rest = rest % self.depth_tiles, rest // self.depth_tiles
+            rest, depth_tile = divided(rest, grid.by_depth_tiles)
         else:
-            depth_tile, rest = index % self.depth_tiles, index // self.depth_tiles
-            part, rest = rest % call.parts, rest // call.parts
+            rest, depth_tile = divided(index, grid.by_depth_tiles)
+            rest, part = divided(rest, grid.by_parts)
         end = call.columns
         if s.causal:
-            batch, row_tile = rest % self.batches, self.row_tiles - 1 - rest // self.batches
+            row_tile, batch = divided(rest, grid.by_tiles)
+            row_tile = grid.row_tiles - 1 - row_tile
             last = cutlass.min((row_tile + 1) * s.rows, call.rows) - 1
             end = cutlass.min(end, last + call.offset + 1)
         else:
-            row_tile, batch = rest % self.row_tiles, rest // self.row_tiles
+            batch, row_tile = divided(rest, grid.by_tiles)
         first = part * call.part_steps
         steps = cutlass.min(cutlass.max(cute.ceil_div(end, TILE_N), 1) - first, call.part_steps)
         return Work(
-            exists=index < self.works,
+            exists=index < grid.works,
             row_tile=row_tile,
             depth_tile=depth_tile,
             part=part,
             batch=batch,
-            modes=modes_of(batch, call.batch),
+            modes=grid.modes(batch),
             first=first,
             steps=cute.ceil_div(steps, s.shares),
             columns=cutlass.min(call.columns, (first + steps) * TILE_N),
         )
 
 
-def modes_of(batch: Int32, sizes: tuple) -> tuple[Int32, ...]:
-    """The coordinates of a batch."""
-    _, b1, b2 = sizes
-    mode_2, rest = batch % b2, batch // b2
-    return rest // b1, rest % b1, mode_2
-
-
 def tiles_of(spec: MatmulClass, call: Call) -> Tiles:
     """The tiles of a call, in a kernel."""
     cta, _, _ = cute.arch.block_idx()
     ctas, _, _ = cute.arch.grid_dim()
-    row_tiles, depth_tiles = cute.ceil_div(call.rows, spec.rows), cute.ceil_div(call.depth, spec.depth)
-    batches = call.batch[0] * call.batch[1] * call.batch[2]
-    works = batches * row_tiles * depth_tiles * call.parts
-    return Tiles(spec, call, row_tiles, depth_tiles, batches, works, cta, ctas)
+    return Tiles(spec, call, cta, ctas)
+
+
+def here(number: Int32) -> Int32:
+    """The number; what follows from it is not computed, and held in registers, before a loop."""
+    return cute.arch.inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[number])
 
 
 def matrix(dtype: type, operand: tuple, shape: tuple, batch: tuple, transposed: bool = False) -> cute.Tensor:
