@@ -139,13 +139,24 @@ class MatmulClass(ClassBase):
 
     @property
     def left_bytes(self) -> int:
-        """What a CTA leaves of a block for another one: accumulators, and two numbers of each row."""
-        return BLOCK_ROWS * (self.depth + 2) * 4
+        """What is left of a block for others: accumulators, and two numbers of each row, or four of each thread."""
+        return BLOCK_ROWS * (self.depth + (2 if self.alternate else 8)) * 4
 
     @property
     def kept_bytes(self) -> int:
         """Of shared memory, for what warpgroups leave that take turns in CTAs that are persistent."""
         return self.shares * self.left_bytes if self.alternate and self.cluster == 1 else 0
+
+    @property
+    def landed_bytes(self) -> int:
+        """Of shared memory, for what the CTAs of a cluster send whose warpgroups take turns: numbers of the columns
+        that this CTA finishes, and two of each row."""
+        return BLOCK_ROWS * (self.depth + 2 * self.cluster) * 4 if self.alternate and self.cluster > 1 else 0
+
+    @property
+    def taken(self) -> int:
+        """Pieces of eight columns that each warpgroup finishes where they take turns, of one CTA or of a cluster."""
+        return math.ceil(self.depth / 8 / (self.cluster * self.shares))
 
     @property
     def threads(self) -> int:
@@ -187,6 +198,7 @@ class MatmulClass(ClassBase):
             self.score_stages * self.score_stage_bytes
             + self.value_stages * self.value_stage_bytes
             + self.kept_bytes
+            + self.landed_bytes
             + STAGE_BARRIERS * (self.score_stages + self.value_stages)
         )
 
@@ -259,5 +271,5 @@ def _stages(c: MatmulClass, room: int) -> tuple[int, int]:
     scores, values = c.score_stage_bytes + STAGE_BARRIERS, c.value_stage_bytes + STAGE_BARRIERS
     if c.instruction == "wgmma" and not c.alternate:
         return min((room - VALUE_STAGES * values) // scores, most), VALUE_STAGES
-    stages = min((room - c.kept_bytes) // (scores + values), most) // c.shares * c.shares
+    stages = min((room - c.kept_bytes - c.landed_bytes) // (scores + values), most) // c.shares * c.shares
     return stages, stages

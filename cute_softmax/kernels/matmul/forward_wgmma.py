@@ -27,7 +27,7 @@ from ..common import tensor_cores
 from ..common.copy import DTYPES
 from ..common.early import begins_early, wait_for_stream
 from ..common.tensor_cores import Ring, partition, row_of_matrix
-from .merge_cluster import merge_halves, merge_shares
+from .merge_cluster import Meeting, meeting_of, merge_halves, merge_shares
 from .merge_global import Merge, hand_over
 from .softmax_rows import STEP_PRODUCTS, block_of
 from .tiles import Call, Tiles, Work, call_of, here, matrix, place, tiles_of
@@ -157,12 +157,12 @@ class MatmulKernel:
         warps = 4 if const_expr(s.alternate) else s.warpgroups * 4  # that read a stage
         scores = tensor_cores.ring_of(smem, s.score_stages, s.score_stage_bytes, warps)
         values = tensor_cores.ring_of(smem, s.value_stages, s.value_stage_bytes, warps)
-        left = sS.iterator.toint()
-        if const_expr(s.kept_bytes > 0):
-            left = smem.allocate(s.kept_bytes, byte_alignment=BOX).toint()
+        meeting = meeting_of(smem, s, sS.iterator.toint())
         scores.initialise(tidx)
         values.initialise(tidx)
+        meeting.initialise(tidx)
         cute.arch.mbarrier_init_fence()
+        meeting.open()
         cute.arch.barrier()
         wait_for_stream(s.early)
         tiles = tiles_of(s, call)
@@ -181,7 +181,7 @@ class MatmulKernel:
         else:
             if const_expr(s.moves_registers):
                 cute.arch.setmaxregister_increase(s.consumer_registers)
-            self.consume(tiles, tiled_mma, sS, sV, scores, values, left, tidx - WARPGROUP)
+            self.consume(tiles, tiled_mma, sS, sV, scores, values, meeting, tidx - WARPGROUP)
 
     @cute.jit
     def fill(self, tiles: Tiles, ring: Ring, loads: TileLoads | EighthLoads):
@@ -206,11 +206,10 @@ class MatmulKernel:
         sV: cute.Tensor,
         scores: Ring,
         values: Ring,
-        left: Int32,
+        meeting: Meeting,
         tidx: Int32,
     ):
-        """What a warpgroup does that multiplies. left: where results are left for others in shared memory; tidx: among
-        all that multiply."""
+        """What a warpgroup does that multiplies. tidx: among all that multiply."""
         s = self.spec
         group, thread, lane = tidx // WARPGROUP, tidx % WARPGROUP, tidx % 32
         group = cute.arch.make_warp_uniform(group)
@@ -286,9 +285,9 @@ class MatmulKernel:
             v_stage, v_phase = values.leave(v_stage, v_phase, lane, s.shares)
             work = tiles.work(here(turn))
             if const_expr(s.alternate):
-                merge_shares(blocks[0], work, share, left)
+                merge_shares(blocks[0], work, share, meeting)
             elif const_expr(s.paired):
-                merge_halves(blocks, work, left)
+                merge_halves(blocks, work, meeting.left)
             else:
                 for b in cutlass.range_constexpr(s.blocks):
                     if const_expr(s.split):

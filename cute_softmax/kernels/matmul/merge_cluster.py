@@ -4,8 +4,8 @@ A thread holds the same rows and columns of the result as its fellows in the oth
 left as they are, in the stages that nobody reads any more; or beside them, where the next tile is on its way to them.
 
 Two CTAs that have blocks of rows keep one of every two blocks each: a CTA leaves the other one, adds what the other CTA
-left of the block it keeps, and finishes that. Warpgroups that take turns with the steps of the same rows, of one CTA or
-of all of a cluster, leave all they have, and each adds up some of the columns.
+left of the block it keeps, and finishes that. Warpgroups that take turns with the steps of the same rows leave all they
+have, and each adds up some of the columns; in a cluster it sends them to the CTA that finishes them.
 """
 
 import operator
@@ -15,7 +15,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
 
-from ...plan.matmul_class import BLOCK_ROWS, WARPGROUP
+from ...plan.matmul_class import BLOCK_ROWS, WARPGROUP, MatmulClass
 from ...plan.matmul_layouts import QUAD, WARP_ROWS
 from ..common.copy import DTYPES
 from ..common.reduce import tree
@@ -27,6 +27,7 @@ from .tiles import Work, here
 
 NUMBERS = 4  # of an access to shared memory: 16 bytes
 AT_A_TIME = 8  # accesses that are under way before one is used
+PIECE = WARPGROUP * NUMBERS * 4  # bytes of an access of a warpgroup
 ALL_READ = 1  # the barrier of the warpgroups that multiply
 
 
@@ -40,12 +41,16 @@ def merge_halves(blocks: list, work: Work, left: Int32):
     for b in cutlass.range_constexpr(s.blocks):
         if not keeps[b]:
             totals = [blocks[b].rTotal[h] for h in range(2)]
-            leave(blocks[b], left, slot_of(blocks[b]), totals)
+            place = place_left(blocks[b], left, slot_of(blocks[b]))
+            leave(blocks[b], place)
+            # The sums are each thread's: adding up a quad's here makes every product wait for the one before.
+            leave_states(blocks[b], four_left(place, s.depth // 8), totals)
     cute.arch.cluster_arrive()
     cute.arch.cluster_wait()
     for b in cutlass.range_constexpr(s.blocks):
         if keeps[b]:
-            add(blocks[b], left, 1 - rank)
+            place = place_left(blocks[b], left, slot_of(blocks[b]))
+            add(blocks[b], cute.arch.map_dsmem_ptr(place, 1 - rank))
     cute.arch.cluster_arrive()
     for b in cutlass.range_constexpr(s.blocks):
         if keeps[b]:
@@ -53,74 +58,108 @@ def merge_halves(blocks: list, work: Work, left: Int32):
     cute.arch.cluster_wait()  # the other CTA has read what was left here
 
 
+@dataclass(frozen=True)
+class Meeting:
+    """Where results meet in shared memory.
+
+    left: the address where warpgroups leave theirs. landed: where those of a cluster's CTAs land; met: the mbarrier
+    that counts their bytes; or None.
+    """
+
+    left: Int32
+    landed: Int32 | None = None
+    met: cute.Pointer | None = None
+
+    @cute.jit
+    def initialise(self, tidx: Int32):
+        """Initialise the mbarrier, by the first thread, before a fence."""
+        if const_expr(self.met is None):
+            return
+        if tidx == 0:
+            cute.arch.mbarrier_init(self.met, 1)
+
+    @cute.jit
+    def open(self):
+        """Tell the cluster that results may land here; behind the fence."""
+        if const_expr(self.met is not None):
+            cute.arch.cluster_arrive_relaxed()
+
+
+def meeting_of(smem: cutlass.memory.SmemAllocator, spec: MatmulClass, stages: Int32) -> Meeting:
+    """Where results meet; stages: where those of the scores lie, which nobody reads any more at the end of a CTA."""
+    if spec.kept_bytes:
+        return Meeting(smem.allocate(spec.kept_bytes, byte_alignment=NUMBERS * 4).toint())
+    if spec.landed_bytes:
+        landed = smem.allocate(spec.landed_bytes, byte_alignment=NUMBERS * 4).toint()
+        return Meeting(stages, landed, smem.allocate_array(Int64, num_elems=1))
+    return Meeting(stages)
+
+
 @cute.jit
-def merge_shares(block: Block, work: Work, share: Int32, left: Int32):
+def merge_shares(block: Block, work: Work, share: Int32, meeting: Meeting):
     """Add up what all warpgroups of the CTA, or of its cluster, have of the same rows, each some of the columns, and
     finish these, or hand them over to the second launch.
 
-    CTAs of a cluster first add up what their own warpgroups have, and leave that: an SM reads 14 bytes a clock from
-    other ones, and more than 30 from its own memory (H200, 2026-11-26)."""
-    s = block.spec
-    left, block = here(left), replace(block, lane=here(block.lane), row=here(block.row))
-    threads = s.warpgroups * WARPGROUP
-    exists = warp_exists(block, work)
+    CTAs of a cluster add up what their own warpgroups have, and send each other the columns that each finishes: that
+    takes a third of the time of reading them from each other between two barriers (H200, 2026-11-26).
+    """
+    s, left = block.spec, here(meeting.left)
+    block = replace(block, lane=here(block.lane), row=here(block.row))
+    threads, first = s.warpgroups * WARPGROUP, work.row_tile * s.rows
+    row = warp_of(block) * WARP_ROWS
+    exists = cutlass.Boolean(True) if const_expr(s.eighths) else first + row < block.call.rows
     cute.arch.barrier(barrier_id=ALL_READ, number_of_threads=threads)
     if exists:
-        leave(block, left, share, [block.total(h) for h in range(2)])
+        totals = [block.total(h) for h in range(2)]
+        leave(block, place_left(block, left, share))
+        if block.lane % QUAD == 0:
+            leave_states(block, four_at(states_left(block, left, share)), totals)
     cute.arch.barrier(barrier_id=ALL_READ, number_of_threads=threads)
     if const_expr(s.cluster == 1):
         if exists:
-            finish_columns(block, work, share, read_left(block, left, range(s.shares), [None]))
+            finish_columns(block, work, share, sums_left(block, left, share))
     else:
-        rank = cute.arch.block_idx_in_cluster()
+        if share == 0 and warp_of(block) == 0:
+            with cute.arch.elect_one():
+                rows = block.call.rows - first
+                warps = 4 if const_expr(s.eighths) else cutlass.min(cute.ceil_div(rows, WARP_ROWS), 4)
+                cute.arch.mbarrier_arrive_and_expect_tx(meeting.met, warps * (s.landed_bytes // 4))
+        cute.arch.cluster_wait()  # until all are open
         if exists:
-            leave_columns(block, left, share, read_left(block, left, range(s.shares), [None]))
-        cute.arch.cluster_arrive()
-        cute.arch.cluster_wait()
-        if exists:
-            sums = read_left(block, left, [s.shares], range(s.cluster))
-            finish_columns(block, work, rank * s.shares + share, sums)
-        cute.arch.cluster_arrive()
-        cute.arch.cluster_wait()  # all have read what was left here
-
-
-def warp_exists(block: Block, work: Work) -> cutlass.Boolean:
-    """Whether any of a warp's rows may exist."""
-    first = work.row_tile * block.spec.rows + block.row - block.lane // QUAD
-    return cutlass.Boolean(True) if block.spec.eighths else first < block.call.rows
+            send_columns(block, share, meeting, sums_left(block, left, share))
+            cute.arch.mbarrier_wait(meeting.met, 0)
+            taker = cute.arch.block_idx_in_cluster() * s.shares + share
+            finish_columns(block, work, taker, sums_landed(block, meeting, share))
 
 
 @dataclass(frozen=True)
 class Sums:
-    """What was left of the same rows, added up.
+    """What was left or has landed of the same rows, added up.
 
-    places: where a thread's numbers lie. refs, totals, weights: of its two rows, what their exponentials refer to,
-    their sums, and what the numbers of each place are multiplied by.
+    refs, totals, weights: of a thread's two rows, what their exponentials refer to, their sums, and what the numbers of
+    each place are multiplied by. places: where its first four numbers lie; stride: of the next, in such pieces of a
+    warpgroup.
     """
 
-    places: list
     refs: list
     totals: list
     weights: list
+    places: list
+    stride: int
 
-    def four(self, i: Int32) -> list[Float32]:
+    def four(self, i: int) -> list[Float32]:
         """A thread's i-th four numbers, of two columns and two rows."""
-        numbers = read_all([four_left(place, i) for place in self.places])
+        numbers = read_all([four_left(place, i * self.stride) for place in self.places])
         terms = [
             [n[e] * w for n, w in zip(numbers, self.weights[e // 2], strict=True)] for e in range(NUMBERS)
         ]
         return [tree(operator.add, found) for found in terms]
 
 
-def read_left(block: Block, left: Int32, slots: list, ranks: list) -> Sums:
-    """What was left in these slots by the CTAs of these ranks; rank None: by this CTA."""
+def sums_of(block: Block, states: list, places: list, stride: int) -> Sums:
+    """states: where those of a thread's quad lie."""
     s, softmax = block.spec, block.softmax
-
-    def of_all(place) -> list:
-        pairs = [(place(block, left, slot), rank) for rank in ranks for slot in slots]
-        return [p if rank is None else cute.arch.map_dsmem_ptr(p, rank) for p, rank in pairs]
-
-    states = read_all([four_at(place) for place in of_all(states_left)])
+    states = read_all([four_at(place) for place in states])
     refs, totals, weights = [], [], []
     for h in range(2):
         ref = tree(cute.arch.fmax, [state[h] for state in states])
@@ -129,37 +168,61 @@ def read_left(block: Block, left: Int32, slots: list, ranks: list) -> Sums:
         sums = [state[2 + h] * weight for state, weight in zip(states, weights[h], strict=True)]
         totals.append(states[0][2 + h] if s.stats else tree(operator.add, sums))  # given are those of all
         refs.append(ref)
-    return Sums(of_all(place_left), refs, totals, weights)
+    return Sums(refs, totals, weights, places, stride)
+
+
+def sums_left(block: Block, left: Int32, share: Int32) -> Sums:
+    """Of a warpgroup's part of the columns, what those of its CTA have left."""
+    s = block.spec
+    first = share * (s.depth // 8 // s.shares) * PIECE
+    states = [states_left(block, left, g) for g in range(s.shares)]
+    return sums_of(block, states, [place_left(block, left, g, first) for g in range(s.shares)], 1)
+
+
+def sums_landed(block: Block, meeting: Meeting, share: Int32) -> Sums:
+    """Of the columns that a warpgroup finishes, what has landed: by CTA, within by column."""
+    s = block.spec
+    first = share * s.taken * s.cluster * PIECE
+    states = [states_landed(block, meeting, rank) for rank in range(s.cluster)]
+    places = [place_left(block, meeting.landed, 0, first + rank * PIECE) for rank in range(s.cluster)]
+    return sums_of(block, states, places, s.cluster)
 
 
 @cute.jit
-def leave_columns(block: Block, left: Int32, share: Int32, sums: Sums):
-    """Leave a warpgroup's part of the columns of what the CTA's have added up to, behind what these left."""
-    s = block.spec
-    place, take = place_left(block, left, s.shares), s.depth // 8 // s.shares
-    for i in cutlass.range_constexpr(take):
-        four = cute.make_rmem_tensor(NUMBERS, Float32)
-        for e, number in enumerate(sums.four(share * take + i)):
-            four[e] = number
-        cute.autovec_copy(four, four_left(place, share * take + i))
-    if share == 0:
-        leave_states(block, left, s.shares, sums.refs, sums.totals)
+def send_columns(block: Block, share: Int32, meeting: Meeting, sums: Sums):
+    """Send a warpgroup's part of what the CTA has to those who finish it, and one of them the references and sums."""
+    s, rank = block.spec, cute.arch.block_idx_in_cluster()
+    own, of_rank = s.depth // 8 // s.shares, s.taken * s.shares
+    for i in cutlass.range_constexpr(own):
+        piece = share * own + i
+        at = (piece % of_rank * s.cluster + rank) * PIECE
+        send(sums.four(i), place_left(block, meeting.landed, 0, at), meeting.met, piece // of_rank)
+    to = block.lane % QUAD
+    if (share == 0) & (to < s.cluster):
+        send([*sums.refs, *sums.totals], states_landed(block, meeting, rank), meeting.met, to)
+
+
+def send(numbers: list[Float32], place: cute.Pointer, barrier: cute.Pointer, rank: Int32):
+    """Store four numbers at a place in the shared memory of a cluster's CTA, whose mbarrier counts the bytes."""
+    four = cute.make_rmem_tensor(NUMBERS, Float32)
+    for i, number in enumerate(numbers):
+        four[i] = number
+    words = cute.recast_tensor(four, Int32)
+    cute.arch.store_async_dsmem(place, tuple(words[i] for i in range(NUMBERS)), barrier, rank)
 
 
 @cute.jit
 def finish_columns(block: Block, work: Work, taker: Int32, sums: Sums):
     """Finish the columns of one of the warpgroups, or hand them over. taker: its number among all."""
     s, call, softmax = block.spec, block.call, block.softmax
-    fours = s.depth // 8
     sinks = [None] * 2 if s.split else [block.sink(work, h) for h in range(2)]
-    take = -(-fours // (s.cluster * s.shares))
-    first = taker * take
-    if first < fours:
+    first = taker * s.taken
+    if first < s.depth // 8:
         inverses = [Float32(1.0)] * 2
         if const_expr(not s.split):
             inverses = [softmax.inverse(sums.totals[h], sums.refs[h], call.scale, sinks[h]) for h in range(2)]
-        for i in cutlass.range_constexpr(take):
-            numbers = sums.four(first + i)
+        for i in cutlass.range_constexpr(s.taken):
+            numbers = sums.four(i)
             column = work.depth_tile * s.depth + (first + i) * 8 + block.lane % QUAD * 2
             for h in cutlass.range_constexpr(2):
                 pair = cute.make_rmem_tensor(2, Float32 if s.split else DTYPES[s.dtypes[2]])
@@ -205,9 +268,10 @@ def read_all(fours: list[cute.Tensor]) -> list[cute.Tensor]:
     return read
 
 
-def place_left(block: Block, left: Int32, slot: Int32 | int) -> cute.Pointer:
-    """Where a thread of any CTA leaves its first four numbers of a block; slot: of the blocks that a CTA leaves."""
-    at = left + slot * block.spec.left_bytes + (warp_of(block) * 32 + block.lane) * (NUMBERS * 4)
+def place_left(block: Block, left: Int32, slot: Int32 | int, first: Int32 | int = 0) -> cute.Pointer:
+    """Where a thread of any CTA leaves its first four numbers of a block, or those `first` bytes behind; slot: of the
+    blocks that a CTA leaves."""
+    at = left + slot * block.spec.left_bytes + first + (warp_of(block) * 32 + block.lane) * (NUMBERS * 4)
     return cute.make_ptr(Float32, at, cute.AddressSpace.smem, assumed_align=NUMBERS * 4)
 
 
@@ -216,6 +280,11 @@ def states_left(block: Block, left: Int32, slot: Int32 | int) -> cute.Pointer:
     at = left + slot * block.spec.left_bytes + BLOCK_ROWS * block.spec.depth * 4
     at = at + (warp_of(block) * (32 // QUAD) + block.lane // QUAD) * (NUMBERS * 4)
     return cute.make_ptr(Float32, at, cute.AddressSpace.smem, assumed_align=NUMBERS * 4)
+
+
+def states_landed(block: Block, meeting: Meeting, rank: Int32 | int) -> cute.Pointer:
+    """Where those of a cluster's CTA land: behind all numbers."""
+    return states_left(block, meeting.landed + rank * (BLOCK_ROWS * 2 * 4), 0)
 
 
 def warp_of(block: Block) -> Int32:
@@ -228,31 +297,26 @@ def slot_of(block: Block) -> Int32:
     return block.row // (2 * BLOCK_ROWS)
 
 
-def leave(block: Block, left: Int32, slot: Int32 | int, totals: list[Float32]):
-    """Store a thread's accumulators, and its rows' references and sums."""
-    place = place_left(block, left, slot)
+def leave(block: Block, place: cute.Pointer):
+    """Store a thread's accumulators."""
     for i in range(cute.size(block.rO) // NUMBERS):
         four = cute.make_tensor(block.rO.iterator + i * NUMBERS, cute.make_layout(NUMBERS))
         cute.autovec_copy(four, four_left(place, i))
-    leave_states(block, left, slot, [block.rRef[h] for h in range(2)], totals)
 
 
-@cute.jit
-def leave_states(block: Block, left: Int32, slot: Int32 | int, refs: list[Float32], totals: list[Float32]):
-    """Store the references and sums of a thread's two rows, which the lanes of a quad share."""
+def leave_states(block: Block, place: cute.Tensor, totals: list[Float32]):
+    """Store the references and sums of a thread's rows."""
     states = cute.make_rmem_tensor(NUMBERS, Float32)
-    for h in cutlass.range_constexpr(2):
-        states[h], states[2 + h] = refs[h], totals[h]
-    if block.lane % QUAD == 0:
-        cute.autovec_copy(states, four_at(states_left(block, left, slot)))
+    for h in range(2):
+        states[h], states[2 + h] = block.rRef[h], totals[h]
+    cute.autovec_copy(states, place)
 
 
-def add(block: Block, left: Int32, rank: Int32):
+def add(block: Block, place: cute.Pointer):
     """Add what the other CTA left."""
     rO, rRef, rTotal, softmax = block.rO, block.rRef, block.rTotal, block.softmax
-    fours, slot = cute.size(rO) // NUMBERS, slot_of(block)
-    place, at = (cute.arch.map_dsmem_ptr(p(block, left, slot), rank) for p in (place_left, states_left))
-    (states,) = read_all([four_at(at)])
+    fours = cute.size(rO) // NUMBERS
+    (states,) = read_all([four_left(place, fours)])
     own, other = [], []
     for h in range(2):
         ref = cute.arch.fmax(rRef[h], states[h])
