@@ -104,7 +104,7 @@ def test_tiles_cover_the_problem(batch, rows, columns, depth, options):
         stages = c.score_stages * c.score_stage_bytes + c.value_stages * c.value_stage_bytes
         assert c.shares * c.left_bytes <= (stages if c.cluster > 1 else c.kept_bytes)
         # Each of those who add up takes as many pieces of eight columns, or none.
-        assert c.depth // 8 % math.ceil(c.depth // 8 / (c.cluster * c.shares)) == 0
+        assert c.pieces * c.cluster * 8 == c.depth and c.pieces % c.taken == 0
     assert c.shared_memory + 2048 <= ARCHITECTURES["sm_90a"].shared_memory
     assert c.score_stages % c.shares == 0 and c.value_stages % c.shares == 0
     registers = c.threads - 128, c.consumer_registers, c.producer_registers

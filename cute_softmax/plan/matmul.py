@@ -23,7 +23,7 @@ RESIDENT_MERGES = 16  # of its CTAs, on an SM
 # In nanoseconds on an H200, fitted to 334 times (2026-11-25) with an error of 8%: what begins and ends a tile, and
 # that for a column of V; what CTAs of a cluster merge, and a pair that begins where another has ended (2026-11-22).
 TILE_COST, COLUMN_COST = 3000.0, 15.0
-MEET_COST = {1: 0.0, 2: 900.0, 4: 1400.0}
+MEET_COST = {1: 0.0, 2: 300.0, 4: 500.0, 8: 800.0}
 RESTART_COST = 3500.0
 # A second launch: early, or behind the first one (2026-11-22); a CTA of it, and one more on SMs that the first launch
 # leaves idle, where those come together that fit; what a thread reads after what it has read first; and a number of a

@@ -20,7 +20,7 @@ RESERVED = 2 * KIB  # of shared memory: alignment to the swizzle's 1024 bytes, a
 STAGE_BARRIERS = 16  # bytes of the two barriers of a stage
 SLAB = 64  # columns of 16 bits in the 128 bytes of a swizzled row of shared memory
 MAX_DEPTH = 256  # columns of an instruction
-CLUSTERS = (1, 2, 4)  # CTAs whose warpgroups take turns
+CLUSTERS = (1, 2, 4, 8)  # CTAs whose warpgroups take turns
 TURN_DEPTHS = (128, 64)  # columns of V that they may take
 MOST_STAGES = {"wgmma": 8, "mma": 4}
 VALUE_STAGES = 3
@@ -154,9 +154,14 @@ class MatmulClass(ClassBase):
         return BLOCK_ROWS * (self.depth + 2 * self.cluster) * 4 if self.alternate and self.cluster > 1 else 0
 
     @property
+    def pieces(self) -> int:
+        """Of eight columns, that a CTA finishes whose warpgroups take turns."""
+        return self.depth // 8 // self.cluster
+
+    @property
     def taken(self) -> int:
-        """Pieces of eight columns that each warpgroup finishes where they take turns, of one CTA or of a cluster."""
-        return math.ceil(self.depth / 8 / (self.cluster * self.shares))
+        """Pieces that one of these warpgroups finishes, if any are left."""
+        return math.ceil(self.pieces / self.shares)
 
     @property
     def threads(self) -> int:

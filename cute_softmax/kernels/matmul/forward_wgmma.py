@@ -164,7 +164,6 @@ class MatmulKernel:
         cute.arch.mbarrier_init_fence()
         meeting.open()
         cute.arch.barrier()
-        wait_for_stream(s.early)
         tiles = tiles_of(s, call)
 
         # Roles.
@@ -188,14 +187,14 @@ class MatmulKernel:
         """What a warp does that fills the ring of scores, or that of values."""
         stage, phase = ring.begin()
         turn = Int32(0)
-        exists = tiles.work(turn).exists
-        while exists:
-            work = tiles.work(turn)
+        work = tiles.work(turn)
+        wait_for_stream(self.spec.early)
+        while work.exists:
             for step in cutlass.range(work.steps * self.spec.shares, unroll=1):
                 loads.load(work, step, stage, ring.acquire(stage, phase))
                 stage, phase = ring.advance(stage, phase)
             turn += 1
-            exists = tiles.work(turn).exists
+            work = tiles.work(turn)
 
     @cute.jit
     def consume(
@@ -226,6 +225,7 @@ class MatmulKernel:
             own, base = top + thread // 32 * WARP_ROWS + lane // QUAD, sS.iterator.toint()
             blocks.append(block_of(tiles, tiled_mma, base, top, own, (top + row, piece), lane))
 
+        wait_for_stream(s.early)
         tiled_mma.set(warpgroup.Field.ACCUMULATE, True)
         s_stage, s_phase = scores.begin(share)
         v_stage, v_phase = values.begin(share)

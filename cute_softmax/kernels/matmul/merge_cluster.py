@@ -117,7 +117,7 @@ def merge_shares(block: Block, work: Work, share: Int32, meeting: Meeting):
     cute.arch.barrier(barrier_id=ALL_READ, number_of_threads=threads)
     if const_expr(s.cluster == 1):
         if exists:
-            finish_columns(block, work, share, sums_left(block, left, share))
+            finish_columns(block, work, Int32(0), share, sums_left(block, left, share))
     else:
         if share == 0 and warp_of(block) == 0:
             with cute.arch.elect_one():
@@ -128,8 +128,8 @@ def merge_shares(block: Block, work: Work, share: Int32, meeting: Meeting):
         if exists:
             send_columns(block, share, meeting, sums_left(block, left, share))
             cute.arch.mbarrier_wait(meeting.met, 0)
-            taker = cute.arch.block_idx_in_cluster() * s.shares + share
-            finish_columns(block, work, taker, sums_landed(block, meeting, share))
+            rank = cute.arch.block_idx_in_cluster()
+            finish_columns(block, work, rank, share, sums_landed(block, meeting, share))
 
 
 @dataclass(frozen=True)
@@ -192,14 +192,16 @@ def sums_landed(block: Block, meeting: Meeting, share: Int32) -> Sums:
 def send_columns(block: Block, share: Int32, meeting: Meeting, sums: Sums):
     """Send a warpgroup's part of what the CTA has to those who finish it, and one of them the references and sums."""
     s, rank = block.spec, cute.arch.block_idx_in_cluster()
-    own, of_rank = s.depth // 8 // s.shares, s.taken * s.shares
+    own = s.depth // 8 // s.shares
     for i in cutlass.range_constexpr(own):
         piece = share * own + i
-        at = (piece % of_rank * s.cluster + rank) * PIECE
-        send(sums.four(i), place_left(block, meeting.landed, 0, at), meeting.met, piece // of_rank)
-    to = block.lane % QUAD
-    if (share == 0) & (to < s.cluster):
-        send([*sums.refs, *sums.totals], states_landed(block, meeting, rank), meeting.met, to)
+        at = (piece % s.pieces * s.cluster + rank) * PIECE
+        send(sums.four(i), place_left(block, meeting.landed, 0, at), meeting.met, piece // s.pieces)
+    if share == 0:
+        for first in cutlass.range_constexpr(0, s.cluster, QUAD):
+            to = first + block.lane % QUAD
+            if to < s.cluster:
+                send([*sums.refs, *sums.totals], states_landed(block, meeting, rank), meeting.met, to)
 
 
 def send(numbers: list[Float32], place: cute.Pointer, barrier: cute.Pointer, rank: Int32):
@@ -212,25 +214,25 @@ def send(numbers: list[Float32], place: cute.Pointer, barrier: cute.Pointer, ran
 
 
 @cute.jit
-def finish_columns(block: Block, work: Work, taker: Int32, sums: Sums):
-    """Finish the columns of one of the warpgroups, or hand them over. taker: its number among all."""
+def finish_columns(block: Block, work: Work, rank: Int32, share: Int32, sums: Sums):
+    """Finish the columns of one of the warpgroups, or hand them over. rank: of its CTA."""
     s, call, softmax = block.spec, block.call, block.softmax
     sinks = [None] * 2 if s.split else [block.sink(work, h) for h in range(2)]
-    first = taker * s.taken
-    if first < s.depth // 8:
+    first = share * s.taken
+    if first < s.pieces:
         inverses = [Float32(1.0)] * 2
         if const_expr(not s.split):
             inverses = [softmax.inverse(sums.totals[h], sums.refs[h], call.scale, sinks[h]) for h in range(2)]
         for i in cutlass.range_constexpr(s.taken):
             numbers = sums.four(i)
-            column = work.depth_tile * s.depth + (first + i) * 8 + block.lane % QUAD * 2
+            column = work.depth_tile * s.depth + (rank * s.pieces + first + i) * 8 + block.lane % QUAD * 2
             for h in cutlass.range_constexpr(2):
                 pair = cute.make_rmem_tensor(2, Float32 if s.split else DTYPES[s.dtypes[2]])
                 for e in cutlass.range_constexpr(2):
                     pair[e] = (numbers[2 * h + e] * inverses[h]).to(pair.element_type)
                 store_pair(block, work, h, column, pair)
     if const_expr(s.split or s.lse):
-        once = (taker == 0) & (block.lane % QUAD == 0)
+        once = (rank == 0) & (share == 0) & (block.lane % QUAD == 0)
         for h in cutlass.range_constexpr(2):
             row = block.row_of(work, h)
             if const_expr(s.split):
