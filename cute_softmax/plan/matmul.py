@@ -20,15 +20,16 @@ FEWEST_STEPS = 4  # of a part, unless warpgroups take turns: then one of each
 MERGERS = (1, 16)  # see `MatmulClass`
 MERGE_NUMBERS = 512  # that threads of a CTA of the second launch read at a time
 RESIDENT_MERGES = 16  # of its CTAs, on an SM
-# In nanoseconds on an H200, fitted to 334 times (2026-11-25) with an error of 8%: what begins and ends a tile, and
-# that for a column of V; what CTAs of a cluster merge, and a pair that begins where another has ended (2026-11-22).
-TILE_COST, COLUMN_COST = 3000.0, 15.0
-MEET_COST = {1: 0.0, 2: 300.0, 4: 500.0, 8: 800.0}
+# In nanoseconds on an H200, fitted to 609 times (2026-11-26; of tiles of warpgroups with rows of their own to 334 times,
+# 2026-11-25): what begins and ends a tile, and that for a column of V, by whether warpgroups take turns with its steps;
+# what CTAs of a cluster exchange, and a pair that begins where another has ended (2026-11-22).
+TILE_COST, COLUMN_COST = {True: 2100.0, False: 3000.0}, {True: 8.0, False: 15.0}
+MEET_COST = {True: 400.0, False: 900.0}
 RESTART_COST = 3500.0
 # A second launch: early, or behind the first one (2026-11-22); a CTA of it, and one more on SMs that the first launch
 # leaves idle, where those come together that fit; what a thread reads after what it has read first; and a number of a
 # part that is stored and read again.
-LAUNCH_COST = {"wgmma": 1300.0, "mma": 6000.0}
+LAUNCH_COST = {"wgmma": 1100.0, "mma": 6000.0}
 MERGE_COST, CROWD_COST, ROUND_COST = 2.4, 170.0, 1270.0
 STORE_COST = 1e-3
 BANDWIDTH = 4400.0  # bytes of S and V in a nanosecond
@@ -368,7 +369,10 @@ def cost_of(
     columns = batches * parts * part_steps * TILE_N
     read = columns * (p.rows * ITEM_SIZE[p.dtypes[0]] + p.depth * ITEM_SIZE[p.dtypes[1]])
     steps = turns * c.step_cost * math.ceil(part_steps / c.shares)
-    cost = max(steps, read / BANDWIDTH) + turns * (TILE_COST + COLUMN_COST * c.depth + MEET_COST[c.cluster])
+    turn = TILE_COST[c.alternate] + COLUMN_COST[c.alternate] * c.depth
+    if c.cluster > 1:
+        turn += MEET_COST[c.alternate]
+    cost = max(steps, read / BANDWIDTH) + turns * turn
     if c.cluster > 1:
         cost += (turns - 1) * RESTART_COST
     if c.split:

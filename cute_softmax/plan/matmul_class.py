@@ -115,12 +115,12 @@ class MatmulClass(ClassBase):
 
     @property
     def step_cost(self) -> float:
-        """About how many nanoseconds a step takes, of all warpgroups where they take turns (H200, 2026-11-25)."""
+        """About how many nanoseconds a step takes, of all warpgroups where they take turns (H200, 2026-11-26)."""
         if self.instruction == "mma":
             # Of all CTAs of a multiprocessor; not measured: two blocks share what is read of V.
             return self.rows * self.resident * {1: 6.0, 2: 5.0}[self.blocks] * max(1.0, self.depth / 128)
         if self.alternate:
-            return 480.0 + 2.0 * self.depth
+            return 460.0 + 2.4 * self.depth
         return {1: 610.0, 2: 1090.0}[self.blocks] + 0.85 * self.blocks * self.depth
 
     @property
