@@ -174,7 +174,7 @@ def check_merged(s, v):
     assert (error.nan_to_num().abs() <= MOST * 2.0**-7 * unit.nan_to_num() + 1e-7).all()
 
 
-@pytest.mark.parametrize(("cluster", "mergers"), [(1, 0), (1, 1), (1, 16), (2, 0), (4, 0)])
+@pytest.mark.parametrize(("cluster", "mergers"), [(1, 0), (1, 1), (1, 16), (2, 0), (4, 0), (8, 0)])
 @pytest.mark.parametrize(
     ("batch", "rows", "depth", "columns", "scores"),
     [
