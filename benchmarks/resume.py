@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import console, results
-from .cases import CAUSAL, GROUP_BIAS, GROUP_MASK, INVARIANT, REDUCTIONS, Case, Suite
+from .cases import CAUSAL, DEPTH, GROUP_BIAS, GROUP_MASK, INVARIANT, REDUCTIONS, Case, Suite
 
 if TYPE_CHECKING:
     from .run import Options
@@ -20,12 +20,13 @@ PLANNED = ("softmax", "log_softmax", "softmax_backward", "log_softmax_backward",
 
 
 def classes_of(cases: Sequence[Case], device: object) -> Iterator[object]:
-    """The Plan classes that cases of softmaxes, reductions and plain heads need; others have theirs built when first
-    called."""
+    """The Plan classes that cases of softmaxes, reductions, plain heads and plain products need; others have theirs
+    built when first called."""
     import torch
 
     from cute_softmax import NotPlanned, batch_invariant, plan_reduction, plan_softmax
     from cute_softmax.api.explain import HEADS, plan_call_of
+    from cute_softmax.plan.describe import plan_matmul_shape
 
     from . import masked
     from .operations import DTYPES
@@ -49,6 +50,8 @@ def classes_of(cases: Sequence[Case], device: object) -> Iterator[object]:
                     found = plan_softmax(x, case.dim, DTYPES[case.result], device=device, **how)
                 elif case.op in HEADS and not case.mode:  # the gradient of a cross entropy is one with it
                     found = plan_call_of(case.op, x, device=device, backward=case.op == "cross_entropy")
+                elif case.op == "softmax_matmul" and case.mode == f"{DEPTH}{case.depth}":
+                    found = plan_matmul_shape(case.shape, case.depth, case.dtype, device=device)
                 else:
                     continue
         except NotPlanned:  # torch's operations come first, and what they leave is planned then

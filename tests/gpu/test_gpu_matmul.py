@@ -179,10 +179,10 @@ def check_merged(s, v):
     ("batch", "rows", "depth", "columns", "scores"),
     [
         (3, 64, 128, 1400, "bf16"),
-        (1, 1, 64, 1160, "bf16"),
+        (1, 1, 64, 1370, "bf16"),
         (2, 300, 256, 1032, "bf16"),
         (200, 33, 192, 1032, "bf16"),
-        (3, 130, 66, 1303, "bf16"),
+        (3, 130, 66, 1367, "bf16"),
         (2, 40, 320, 1500, "fp32"),
     ],
 )
@@ -190,7 +190,7 @@ def test_turns(batch, rows, depth, columns, scores, cluster, mergers, instructio
     """Warpgroups that take turns and merge in clusters of so many CTAs, whatever a plan would choose."""
     if instruction == "mma":
         pytest.skip("clusters are wgmma's")
-    if batch > 132 and cluster > 1:
+    if cluster > 1 and batch * math.ceil(rows / 64) * math.ceil(depth / 128) * cluster > 120:
         pytest.skip("clusters are planned where all run at once")
     s, v = tensors((batch,), rows, columns, depth, "bf16", spread=3.0, scores=scores)
     for row, first in zip(range(rows), range(0, columns, 100), strict=False):
