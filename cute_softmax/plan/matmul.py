@@ -20,9 +20,9 @@ FEWEST_STEPS = 4  # of a part, unless warpgroups take turns: then one of each
 MERGERS = (1, 16)  # see `MatmulClass`
 MERGE_NUMBERS = 512  # that threads of a CTA of the second launch read at a time
 RESIDENT_MERGES = 16  # of its CTAs, on an SM
-# In nanoseconds on an H200, fitted to 609 times (2026-11-26; of tiles of warpgroups with rows of their own to 334 times,
-# 2026-11-25): what begins and ends a tile, and that for a column of V, by whether warpgroups take turns with its steps;
-# what CTAs of a cluster exchange, and a pair that begins where another has ended (2026-11-22).
+# In nanoseconds on an H200, fitted to 609 times (2026-11-26; those of tiles of warpgroups with rows of their own to 334
+# on the day before): what begins and ends a tile, and that for a column of V, by whether warpgroups take turns with its
+# steps; what CTAs of a cluster exchange; and a pair that begins where another has ended (2026-11-22).
 TILE_COST, COLUMN_COST = {True: 2100.0, False: 3000.0}, {True: 8.0, False: 15.0}
 MEET_COST = {True: 400.0, False: 900.0}
 RESTART_COST = 3500.0

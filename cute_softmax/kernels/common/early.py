@@ -8,7 +8,7 @@ A grid of more CTAs is launched as usual: the GPU starts 0.81 CTAs per nanosecon
 more at least of others. 310688 x 432, bf16, has 155344 CTAs: 192 us instead of 129 (H200, 2026-11-26).
 
 The wait comes first: behind what could be prepared it costs registers, and a few classes a CTA per SM. Products, whose
-CTAs have an SM's registers divided among them, prepare before it.
+CTAs have an SM's registers divided among them, prepare before it, and each of their roles waits for itself.
 """
 
 from collections.abc import Sequence
