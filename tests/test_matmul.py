@@ -118,24 +118,8 @@ def test_every_step_is_taken_once(batch, rows, columns, depth, options):
     c, taken = made.kernel, Counter()
     shape = made.rows, made.columns, made.depth
     grid = grid_of(c, shape, made.batch, made.parts)
-    call = Call(
-        *shape,
-        made.batch,
-        grid,
-        made.parts,
-        made.part_steps,
-        (),
-        (),
-        made.scale,
-        made.offset,
-        (),
-        (),
-        (),
-        0,
-        None,
-        None,
-        None,
-    )
+    given = made.parts, made.part_steps, (), (), made.scale, made.offset, (), (), ()
+    call = Call(*shape, made.batch, grid, *given, 0, None, None, None)
     works = made.tiles * made.parts
     for cta in range(made.ctas):
         tiles = Tiles(c, call, cta, made.ctas)

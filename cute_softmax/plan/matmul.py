@@ -369,12 +369,10 @@ def cost_of(
     columns = batches * parts * part_steps * TILE_N
     read = columns * (p.rows * ITEM_SIZE[p.dtypes[0]] + p.depth * ITEM_SIZE[p.dtypes[1]])
     steps = turns * c.step_cost * math.ceil(part_steps / c.shares)
-    turn = TILE_COST[c.alternate] + COLUMN_COST[c.alternate] * c.depth
+    tile = TILE_COST[c.alternate] + COLUMN_COST[c.alternate] * c.depth
+    cost = max(steps, read / BANDWIDTH) + turns * tile
     if c.cluster > 1:
-        turn += MEET_COST[c.alternate]
-    cost = max(steps, read / BANDWIDTH) + turns * turn
-    if c.cluster > 1:
-        cost += (turns - 1) * RESTART_COST
+        cost += turns * MEET_COST[c.alternate] + (turns - 1) * RESTART_COST
     if c.split:
         numbers = batches * p.rows * p.depth
         merges = numbers * c.mergers / MERGE_NUMBERS

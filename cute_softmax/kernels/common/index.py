@@ -46,9 +46,8 @@ def divisor(number: Int32) -> Numeric:
 
 def divided(number: Int32, by: Numeric) -> tuple[Int32, Int32]:
     """Quotient and remainder of a number from 0 on."""
-    narrow_down = Int32 if isinstance(number, Numeric) else int
     quotient, remainder = divmod(number, by)
-    return narrow_down(quotient), narrow_down(remainder)
+    return type(number)(quotient), type(number)(remainder)
 
 
 def wide(number: Int32) -> Int64:

@@ -158,17 +158,23 @@ class Sums:
 
 def sums_of(block: Block, states: list, places: list, stride: int) -> Sums:
     """states: where those of a thread's quad lie."""
-    s, softmax = block.spec, block.softmax
     states = read_all([four_at(place) for place in states])
     refs, totals, weights = [], [], []
     for h in range(2):
-        ref = tree(cute.arch.fmax, [state[h] for state in states])
-        slope = softmax.exp.slope(finite(ref), softmax.factor(block.call.scale))
-        weights.append([softmax.exp.fall(finite(state[h]), finite(ref), slope) for state in states])
-        sums = [state[2 + h] * weight for state, weight in zip(states, weights[h], strict=True)]
-        totals.append(states[0][2 + h] if s.stats else tree(operator.add, sums))  # given are those of all
+        ref, falls = one_reference(block, [state[h] for state in states])
+        sums = [state[2 + h] * fall for state, fall in zip(states, falls, strict=True)]
+        # Given ones are those of all columns.
+        totals.append(states[0][2 + h] if block.spec.stats else tree(operator.add, sums))
         refs.append(ref)
+        weights.append(falls)
     return Sums(refs, totals, weights, places, stride)
+
+
+def one_reference(block: Block, refs: list[Float32]) -> tuple[Float32, list[Float32]]:
+    """The largest reference of a row, and what is multiplied with what refers to each of them."""
+    softmax, ref = block.softmax, tree(cute.arch.fmax, refs)
+    slope = softmax.exp.slope(finite(ref), softmax.factor(block.call.scale))
+    return ref, [softmax.exp.fall(finite(old), finite(ref), slope) for old in refs]
 
 
 def sums_left(block: Block, left: Int32, share: Int32) -> Sums:
@@ -316,24 +322,21 @@ def leave_states(block: Block, place: cute.Tensor, totals: list[Float32]):
 
 def add(block: Block, place: cute.Pointer):
     """Add what the other CTA left."""
-    rO, rRef, rTotal, softmax = block.rO, block.rRef, block.rTotal, block.softmax
+    rO, rRef, rTotal = block.rO, block.rRef, block.rTotal
     fours = cute.size(rO) // NUMBERS
     (states,) = read_all([four_left(place, fours)])
-    own, other = [], []
+    weights = []
     for h in range(2):
-        ref = cute.arch.fmax(rRef[h], states[h])
-        slope = softmax.exp.slope(finite(ref), softmax.factor(block.call.scale))
-        own.append(softmax.exp.fall(finite(rRef[h]), finite(ref), slope))
-        other.append(softmax.exp.fall(finite(states[h]), finite(ref), slope))
-        rRef[h] = ref
+        rRef[h], (own, other) = one_reference(block, [rRef[h], states[h]])
         if not block.spec.stats:  # which are those of all columns
-            rTotal[h] = rTotal[h] * own[h] + states[2 + h] * other[h]
+            rTotal[h] = rTotal[h] * own + states[2 + h] * other
+        weights.append((own, other))
     for first in range(0, fours, AT_A_TIME):
         read = read_all([four_left(place, i) for i in range(first, min(first + AT_A_TIME, fours))])
         for i, numbers in enumerate(read):
             for e in range(NUMBERS):
-                at, h = (first + i) * NUMBERS + e, e // 2
-                rO[at] = rO[at] * own[h] + numbers[e] * other[h]
+                at, (own, other) = (first + i) * NUMBERS + e, weights[e // 2]
+                rO[at] = rO[at] * own + numbers[e] * other
 
 
 def four_left(place: cute.Pointer, i: Int32 | int) -> cute.Tensor:

@@ -64,7 +64,7 @@ class Merge:
 
     def launch(self, call: Call, stream):
         """Launch, on the host, behind the launch of the parts."""
-        groups = Int64(call.batch[0]) * call.batch[1] * call.batch[2] * call.rows
+        groups = Int64(call.grid.batches) * call.rows
         results = call.out, call.lse, call.sums
         shape = groups, call.depth, call.parts
         sinks = (call.rows, call.grid, call.sink) if self.spec.sink else ()
