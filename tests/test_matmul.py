@@ -119,7 +119,7 @@ def test_every_step_is_taken_once(batch, rows, columns, depth, options):
     shape = made.rows, made.columns, made.depth
     grid = grid_of(c, shape, made.batch, made.parts)
     given = made.parts, made.part_steps, (), (), made.scale, made.offset, (), (), ()
-    call = Call(*shape, made.batch, grid, *given, 0, None, None, None)
+    call = Call(*shape, grid, *given, 0, None, None, None)
     works = made.tiles * made.parts
     for cta in range(made.ctas):
         tiles = Tiles(c, call, cta, made.ctas)

@@ -205,6 +205,7 @@ class MatmulClass(ClassBase):
             + self.kept_bytes
             + self.landed_bytes
             + STAGE_BARRIERS * (self.score_stages + self.value_stages)
+            + (STAGE_BARRIERS // 2 if self.landed_bytes else 0)
         )
 
     @property

@@ -47,9 +47,9 @@ def grid_of(spec: MatmulClass, shape: tuple, batch: tuple, parts: Int32) -> Grid
 class Call:
     """A call as its kernels get it.
 
-    rows, columns, depth: M, N, D; batch: sizes of its three modes. parts, part_steps: into how many parts the columns
-    are cut, and the steps of each. scores, values: of S and V, (address, row stride, batch strides) where they are read
-    without TMA; where each eighth row of S is a tensor to it, (address, row stride, rows from batch to batch).
+    rows, columns, depth: M, N, D. parts, part_steps: into how many parts the columns are cut, and the steps of each.
+    scores, values: of S and V, (address, row stride, batch strides) where they are read without TMA; where each eighth
+    row of S is a tensor to it, (address, row stride, rows from batch to batch).
     scale, offset: see `cute_softmax.plan.MatmulPlan`.
     mask, bias, sink: (address, row and column stride, batch strides), or nothing. out, lse, sums, stats: addresses of
     the result, of the log-sum-exps, if wanted, of the parts' results, if there are several, and of the given
@@ -59,7 +59,6 @@ class Call:
     rows: Int32
     columns: Int32
     depth: Int32
-    batch: tuple[Int32, ...]
     grid: Grid
     parts: Int32
     part_steps: Int32
@@ -87,12 +86,12 @@ def call_of(
     offset: Int32,
     operands: tuple,
 ) -> Call:
-    """The call of a launch. operands: those behind S and V."""
+    """The call of a launch. shape: M, N, D; batch: sizes of its three modes; operands: those behind S and V."""
     left = iter(operands)
     extra = [tuple(islice(left, 6 if there else 0)) for there in (spec.mask, spec.bias, spec.sink)]
     results = (next(left) if there else None for there in (True, spec.lse, spec.split, spec.stats))
     grid = grid_of(spec, shape, batch, parts[0])
-    return Call(*shape, batch, grid, *parts, scores, values, scale, offset, *extra, *results)
+    return Call(*shape, grid, *parts, scores, values, scale, offset, *extra, *results)
 
 
 @dataclass(frozen=True)
