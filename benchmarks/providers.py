@@ -337,6 +337,8 @@ class Quack(Router):
             raise Refusal("has the softmax of the chosen alone")
         if any(n & (n - 1) for n in (case.shape[-1], case.k)):
             raise Refusal("takes powers of two only")
+        if case.k * torch.bfloat16.itemsize < 16:  # with fewer its gradient writes beyond its shared memory
+            raise Refusal("takes 16 bytes of results only")
         from quack.topk import topk
 
         return lambda x: topk(x, case.k, softmax=True)
