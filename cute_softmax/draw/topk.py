@@ -104,19 +104,23 @@ def _shuffle(view: View) -> Figure:
     figure = draw.warp_shuffle(c.threads_per_row, warp=view.warp)
     if not c.forward:
         return figure.noted("Merged: the sum of each gradient times its probability.")
-    how = (
-        "by one instruction of the warp (redux.sync)" if c.threads_per_row == 32 else "by rounds of shuffles"
-    )
+    if not c.takes:
+        return figure.noted(
+            f"The sorted lists of two lanes are merged into one of their {c.kept} largest, which both have a part of; "
+            "then those of two and two lanes, until all lanes have a part of one list. A key holds an element and its "
+            "index: no two are equal."
+        )
     return figure.noted(
-        f"The largest key of the lanes' first ones is found {how}, {view.plan.k} times; the lane that had it moves up. "
-        "A key holds an element and its index: no two are equal."
+        f"The largest key of the lanes' first ones is found by one instruction of the warp (redux.sync), {view.plan.k} "
+        "times; the lane that had it moves up. A key holds an element and its index: no two are equal."
     )
 
 
 def walk(view: View) -> list[Step]:
     """The steps of the explorer: row 0 of the tile on its way through the figures of the Plan."""
     c = view.kernel
-    carried = "the largest element, k times" if c.forward else "the sum of gradients times probabilities"
+    taken = "the largest element, k times" if c.takes else "the largest of two lists"
+    carried = taken if c.forward else "the sum of gradients times probabilities"
     return row_walk(
         0,
         tile="tile",

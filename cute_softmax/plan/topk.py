@@ -19,18 +19,17 @@ from .problem import ALIGNMENT, ITEM_SIZE, Operand, check_float
 MOST_COLUMNS = 1024
 LEAST_COLUMNS = 8  # of a class: shorter rows have the room of so many
 THREADS = 128
-# Elements of a lane: as many as a 16-byte load of 16 bits brings, so that most lanes work at a row. Longer rows than a
-# warp holds in this way have more.
-FEW = 8
-# With so many warps for each multiprocessor even then, a lane takes more elements: a comparison in a lane costs two
-# instructions for the elements of 32 rows, one between lanes as many and two shuffles. Counted in compiled code (256
-# elements of bfloat16, k = 8): 280 instructions of a warp for a row of 32 lanes, 145 for one of 4; one after another
-# about 500 and 2,000 cycles, which is even where a multiprocessor has about two warps of the latter. Not measured.
-# 128 bytes: 64 elements of 16 bits, and of float32 as many registers.
-MANY, WARPS = CACHE_LINE, 2
-PAIR = 2  # lanes that read one sector of 32 bytes: as many as a row has at the least
-# Lists are that long: two and eight are what routers choose, and each length is a class of its own.
+FEW = 8  # results that a router asks for, at the most
+# Elements of a lane: of few rows, and where these would give a multiprocessor so many warps. A comparison in a lane
+# costs two instructions for the elements of 32 rows, one between lanes as many and two shuffles.
+ELEMENTS, BUSY = {False: 16, True: 32}, 16
+# Lanes at the least and at the most: lists of more results are merged faster the shorter they are.
+LANES = {False: {False: (4, WARP), True: (4, 16)}, True: {False: (16, WARP), True: (8, 16)}}
+# As many are kept: two and eight are what routers choose, and each number is a class of its own.
 LISTS = (2, 8, 32)
+# What becomes of the sorted lists of two lanes that are merged: one that is twice as long; the same length, in half as
+# many elements of each lane; or the same in both lanes.
+GROW, HALVE, COPY = "grow", "halve", "copy"
 
 
 @dataclass(frozen=True)
@@ -46,8 +45,7 @@ class TopkClass(ClassBase):
         vector: Elements of one access to the row.
         vectors: Vectors of a lane.
         threads_per_row: Lanes that share a row.
-        length: Of the sorted list that a lane keeps of its largest elements; 0 in the gradient, which selects nothing.
-        slots: Results that a lane holds at the end: slot s of lane l is number `s * threads_per_row + l`.
+        kept: How many of the largest elements are found: a power of two, or 0 in the gradient, which selects nothing.
         renormalize: Whether probabilities are those of the k elements among themselves.
         movement: How data reaches the threads.
         threads: Threads of a CTA.
@@ -67,8 +65,7 @@ class TopkClass(ClassBase):
     vector: int
     vectors: int
     threads_per_row: int
-    length: int
-    slots: int
+    kept: int
     renormalize: bool
 
     @property
@@ -85,7 +82,7 @@ class TopkClass(ClassBase):
     def rough(self) -> bool:
         """Whether float32 elements are compared without their last bits first, and by all bits where that leaves a
         doubt: for lanes that sort many."""
-        return self.forward and self.dtypes[0] == "fp32" and self.elements > FEW and self.threads_per_row > 1
+        return self.forward and self.dtypes[0] == "fp32" and self.elements > 4 and self.threads_per_row > 1
 
     @property
     def precise(self) -> bool:
@@ -103,10 +100,45 @@ class TopkClass(ClassBase):
         return self.threads_per_row * self.elements
 
     @property
-    def most(self) -> int:
-        """The most elements that can be chosen: what lanes hold, of what their lists have."""
-        held = self.slots * self.threads_per_row
-        return held if self.length == self.elements else min(held, self.length)
+    def length(self) -> int:
+        """Of the sorted list that a lane keeps of its largest elements."""
+        return min(self.kept, self.elements)
+
+    @property
+    def slots(self) -> int:
+        """Results that a lane holds at the end, see `place_bits`."""
+        return max(self.kept // self.threads_per_row, 1)
+
+    @property
+    def takes(self) -> bool:
+        """Whether the largest of the lanes' first elements is taken as often as there are results, not lists merged: a
+        whole warp has an instruction for that, whose results come sooner than those of as many shuffles."""
+        return self.threads_per_row == WARP and self.kept <= FEW
+
+    @property
+    def merges(self) -> tuple[str, ...]:
+        """What becomes of the lists of lanes that differ in a bit, the lowest bit first."""
+        if self.takes:
+            return ()
+        found, mine, all_lanes = [], self.length, self.length
+        for _ in range(self.threads_per_row.bit_length() - 1):
+            found.append(GROW if all_lanes < self.kept else HALVE if mine > 1 else COPY)
+            mine, all_lanes = (
+                mine // 2 if found[-1] == HALVE else mine,
+                all_lanes * 2 if found[-1] == GROW else all_lanes,
+            )
+        return tuple(found)
+
+    @property
+    def place_bits(self) -> tuple[int, ...]:
+        """Which bits of its number among the row's lanes say which results a lane has, the highest first: slot s is
+        that of place ``bits * slots + s``. Lanes with another bit set have copies."""
+        if self.takes:
+            return tuple(reversed(range(WARP.bit_length() - 1)))
+        found = []
+        for bit, what in enumerate(self.merges):
+            found = [bit, *found] if what == GROW else [*found, bit] if what == HALVE else found
+        return tuple(found)
 
     @property
     def tiler(self) -> tuple[int, int]:
@@ -143,7 +175,7 @@ class TopkClass(ClassBase):
         """A readable name, unique among classes of one math, dtypes and architecture."""
         parts = [f"{self.threads_per_row}x{self.vectors}x{self.vector}"]
         if self.forward:
-            parts.append(f"list{self.length}_slots{self.slots}")
+            parts.append(f"list{self.kept}")
         if self.renormalize:
             parts.append("renormalize")
         return "_".join([*parts, self.index])
@@ -184,6 +216,16 @@ class TopkPlan(PlanBase):
         """The ints that the compiled function takes between the stream and the operands."""
         return self.rows, self.columns, self.k, self.ctas
 
+    @property
+    def selected(self) -> str:
+        """How the lanes of a row find the k largest, in words."""
+        c = self.kernel
+        if c.threads_per_row == 1:
+            return "there are no other lanes"
+        if c.takes:
+            return f"the largest of the lanes' first is taken {self.k} times"
+        return f"their lists are merged, of two lanes, then of four, until {c.kept} of all are left"
+
     def explain(self) -> str:
         """The plan as readable text."""
         c = self.kernel
@@ -199,8 +241,7 @@ class TopkPlan(PlanBase):
         ]
         if c.forward:
             lines += [
-                f"  selects    each lane sorts its elements and keeps {c.length}; the largest of the lanes' first is "
-                f"taken {self.k} times" + (", without other lanes" if c.threads_per_row == 1 else ""),
+                f"  selects    each lane sorts its elements and keeps {c.length}; " + self.selected,
                 "  ties       to the lowest index; NaN is larger than any number",
             ]
         else:
@@ -235,10 +276,9 @@ def plan_topk(
     if copied:
         operand = Operand(operand.dtype, (columns, 1))
     vector = _vector(columns, operand, rows)
-    many = invariant or _many(rows, columns, ITEM_SIZE[operand.dtype], device)
-    lanes = _lanes(columns, k, ITEM_SIZE[operand.dtype], many)
+    lanes = _lanes(rows, columns, k, ITEM_SIZE[operand.dtype], device, invariant)
     elements = _capacity(columns) // lanes
-    length = min(next((n for n in LISTS if n >= k), elements), elements)
+    kept = min(next((n for n in LISTS if n >= k), _power(k)), _capacity(columns))
     c = TopkClass(
         math="topk_softmax",
         architecture=device.architecture.name,
@@ -247,8 +287,7 @@ def plan_topk(
         vector=min(vector, elements),
         vectors=elements // min(vector, elements),
         threads_per_row=lanes,
-        length=length,
-        slots=_power(math.ceil(k / lanes)),
+        kept=kept,
         renormalize=renormalize,
     )
     return _planned(c, rows, columns, k, ((operand.strides[0],), (), ()), invariant, copied)
@@ -282,7 +321,7 @@ def plan_topk_backward(
     vector = _vector(columns, written, rows)
     if not renormalize:
         vector = min(vector, _vector(columns, source, rows))
-    lanes = min(WARP, _capacity(columns) // FEW)
+    lanes = min(WARP, _capacity(columns) // LEAST_COLUMNS)
     elements = _capacity(columns) // lanes
     c = TopkClass(
         math="topk_softmax_backward",
@@ -292,8 +331,7 @@ def plan_topk_backward(
         vector=min(vector, elements),
         vectors=elements // min(vector, elements),
         threads_per_row=lanes,
-        length=0,
-        slots=0,
+        kept=0,
         renormalize=renormalize,
     )
     strides = (source.strides[0],), grad.strides, (), ()
@@ -323,21 +361,23 @@ def _capacity(columns: int) -> int:
     return max(_power(columns), LEAST_COLUMNS)
 
 
-def _fewest(columns: int, itemsize: int) -> int:
-    """Lanes that share a row where each has as many elements as one takes."""
-    capacity = _capacity(columns)
-    return max(capacity * itemsize // MANY, min(PAIR, capacity // FEW))
+def _lanes(rows: int, columns: int, k: int, itemsize: int, device: Device, invariant: bool) -> int:
+    """Lanes that share a row; invariant: where they are those of many rows, and any number of these has them.
 
+    Of bfloat16, with all numbers of lanes (H200, 2026-11-26): 64 to 1,024 elements, 1 to 65,536 rows, k = 2, 8 and 32.
+    """
+    capacity, longer = _capacity(columns), k > FEW
+    most = capacity // (4 if longer else 8)  # elements of a lane: one load of 16 bytes, or half of one
+    if k > LISTS[-1]:  # lists that lanes hold whole
+        return min(WARP, capacity // 8)
 
-def _many(rows: int, columns: int, itemsize: int, device: Device) -> bool:
-    """Whether so many rows keep the GPU busy with the fewest lanes each."""
-    return rows * _fewest(columns, itemsize) >= device.multiprocessors * WARPS * WARP
+    def lanes(busy: bool) -> int:
+        least, largest = LANES[longer][busy]
+        count = min(max(capacity // ELEMENTS[busy], least), largest, most)
+        return max(count, capacity * itemsize // CACHE_LINE)  # as much as a lane's registers hold
 
-
-def _lanes(columns: int, k: int, itemsize: int, many: bool) -> int:
-    """Lanes that share a row, one of many or not. Lists longer than a router's grow faster than what fewer lanes
-    spare."""
-    return _fewest(columns, itemsize) if many and k <= FEW else min(WARP, _capacity(columns) // FEW)
+    busy = invariant or rows * lanes(False) >= device.multiprocessors * BUSY * WARP
+    return lanes(busy)
 
 
 def _misaligned(columns: int, operand: Operand, rows: int) -> bool:

@@ -1,13 +1,14 @@
 """The k largest of each row with their probabilities: one read of the row, and nothing but shuffles between lanes.
 
-coordinates -> load -> sort in a lane -> take the largest of the lanes k times -> probabilities -> store
+coordinates -> load -> sort in a lane -> merge the lanes' lists, or take their largest k times -> probabilities -> store
 """
 
 import operator
+from functools import reduce
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Int64, const_expr
+from cutlass import Boolean, Float32, Int32, Int64, Numeric, const_expr
 
 from layouts.trace import observe
 
@@ -18,7 +19,7 @@ from ..common.early import begins_early, wait_for_stream
 from ..common.index import select, smaller
 from ..common.reduce import SUM, tree
 from .rows import columns_of, load_row
-from .select import Keys, alike, largest
+from .select import Keys, doubtful, lane_of, largest, merged, places, settled
 
 
 class TopkKernel:
@@ -46,7 +47,7 @@ class TopkKernel:
     ):
         """Launch.
 
-        k: at most `spec.most`. x, stride: address in bytes of the rows, and elements from one to the next; values,
+        k: at most `spec.kept`. x, stride: address in bytes of the rows, and elements from one to the next; values,
         indices: addresses of the results, contiguous (rows, k).
         """
         grid = [ctas, 1, 1]
@@ -91,7 +92,7 @@ class TopkKernel:
         if const_expr(s.threads_per_row > 1):
             top = cute.arch.shuffle_sync(top, offset=tidx % 32 // s.threads_per_row * s.threads_per_row)
         top = online.reference(top)
-        numbers = [i * s.threads_per_row + lane for i in range(s.slots)]
+        numbers = places(s, lane)
         exp = online.Precise() if s.precise else online.Near()
         powers = [exp.exponential(rE[i], top) for i in range(s.slots)]
         if const_expr(s.renormalize):
@@ -121,12 +122,11 @@ class TopkKernel:
         lane: Int32,
         k: Int32,
     ):
-        """Find the elements and indices of this lane's share of the k largest: of slot s number
-        ``s * threads_per_row + lane``."""
-        rC, _ = self.choose(self.keys, rX, cX, first, lane, k)
+        """Find the elements and indices of this lane's share of the k largest, of the places that it has."""
+        chosen, _, _ = self.choose(self.keys, rX, cX, first, lane, k)
         for i in cutlass.range_constexpr(self.spec.slots):
-            rE[i] = self.keys.element(rC[i])
-            rI[i] = self.keys.index(rC[i])
+            rE[i] = self.keys.element(chosen[i])
+            rI[i] = self.keys.index(chosen[i])
 
     @cute.jit
     def roughly(
@@ -144,52 +144,61 @@ class TopkKernel:
     ) -> Boolean:
         """`exactly` by rough keys, and whether these may be wrong. begin: of the row, whose elements are read again:
         rough keys lack their last bits."""
-        rC, doubt = self.choose(self.rough, rX, cX, first, lane, k)
-        for i in cutlass.range_constexpr(self.spec.slots):
-            rI[i] = self.rough.index(rC[i])
+        s = self.spec
+        chosen, beyond, incomplete = self.choose(self.rough, rX, cX, first, lane, k)
+        first_lane = cute.arch.lane_idx() - lane
+        of_lane = lambda number, i: cute.arch.shuffle_sync(number, first_lane + i)  # noqa: E731
+        doubt, near = doubtful(s, chosen, beyond, lane, k, of_lane)
+        for i in cutlass.range_constexpr(s.slots):
+            rI[i] = self.rough.index(chosen[i])
             rE[i] = element(Float32, x, begin + smaller(rI[i], columns - 1))[0]
-        return doubt
+        if cute.arch.vote_any_sync(reduce(operator.or_, near)):
+            elements, indices = ([r[i] for i in range(s.slots)] for r in (rE, rI))
+            elements, indices = settled(s, elements, indices, near, lane, of_lane)
+            for i in cutlass.range_constexpr(s.slots):
+                rE[i] = elements[i]
+                rI[i] = indices[i]
+        return doubt | incomplete
+
+    def choose(
+        self, keys: Keys, rX: cute.Tensor, cX: list, first: Int32, lane: Int32, k: Int32
+    ) -> tuple[list, Numeric, Boolean]:
+        """(this lane's share of the k largest keys of its row; of rough ones the largest that was left out of lists of
+        several lanes, and whether this lane's own list may lack one that is as large)."""
+        s = self.spec
+        found = largest(keys.lane_keys(rX, cX, first), s.elements, s.length)
+        if s.takes:
+            mine, used_up = self.take(keys, found, lane, k)
+            return [mine], keys.lowest, used_up
+        chosen, out = merged(found, s.merges, lane, cute.arch.shuffle_sync_bfly)
+        if not keys.rough:
+            return chosen, keys.lowest, Boolean(False)
+        beyond = reduce(cutlass.max, out, keys.lowest)
+        beyond = cute.arch.warp_reduction(beyond, cutlass.max, threads_in_group=s.threads_per_row)
+        incomplete = Boolean(False)
+        if s.length < s.elements:
+            at_end = lane_of(s, Int32((1 << len(s.place_bits)) - 1))
+            least = cute.arch.shuffle_sync(chosen[-1], cute.arch.lane_idx() - lane + at_end)
+            incomplete = (found[-1] & ~keys.last) >= (least & ~keys.last)
+        return chosen, beyond, incomplete
 
     @cute.jit
-    def choose(
-        self,
-        keys: cutlass.Constexpr,
-        rX: cute.Tensor,
-        cX: cutlass.Constexpr[list],
-        first: Int32,
-        lane: Int32,
-        k: Int32,
-    ) -> tuple:
-        """(rC, doubt): this lane's share of the k largest keys of its row, and whether rough ones may be wrong."""
+    def take(self, keys: cutlass.Constexpr, found: cutlass.Constexpr[list], lane: Int32, k: Int32) -> tuple:
+        """`choose` in whole warps, of sorted lists: the largest of their first keys, k times, and of rough ones once
+        more; and whether this lane's list is used up, so that its next one is forgotten."""
         s = self.spec
         rK = cute.make_rmem_tensor(s.length, type(keys.lowest))
-        for i, key in enumerate(largest(keys.lane_keys(rX, cX, first), s.elements, s.length)):
-            rK[i] = key
-        rC = cute.make_rmem_tensor(s.slots, type(keys.lowest))
+        for i in cutlass.range_constexpr(s.length):
+            rK[i] = found[i]
         # Names of their own: what a loop on the GPU calls methods of would be carried through it.
-        largest_of_lanes, lowest, last, rough = keys.largest_of_lanes, keys.lowest, keys.last, keys.rough
-        before, doubt = lowest, Boolean(False)
-        for i in cutlass.range_constexpr(s.slots):
-            rC[i] = lowest
-            if const_expr(s.threads_per_row == 1):
-                rC[i] = rK[i] if i < s.length else lowest
-            else:
-                turns = smaller(k - i * s.threads_per_row, Int32(s.threads_per_row))
-                for j in cutlass.range(turns, unroll=1):
-                    found = largest_of_lanes(rK[0], s.threads_per_row)
-                    rC[i] = select(lane == j, found, rC[i])
-                    if const_expr(rough):
-                        doubt = doubt | alike(before, found, last)
-                        before = found
-                    # No two keys are equal: one lane had it, whose next one moves up.
-                    had = rK[0] == found
-                    for n in cutlass.range_constexpr(s.length - 1):
-                        rK[n] = select(had, rK[n + 1], rK[n])
-                    rK[s.length - 1] = select(had, lowest, rK[s.length - 1])
-        if const_expr(rough):
-            # The next one may be as large as the last, and a list that was used up has forgotten its lane's next.
-            following = largest_of_lanes(rK[0], s.threads_per_row)
-            doubt = doubt | alike(before, following, last)
-            if const_expr(s.length < s.elements):
-                doubt = doubt | (rK[0] == lowest)
-        return rC, doubt
+        largest_of_lanes, lowest = keys.largest_of_lanes, keys.lowest
+        mine = lowest
+        for j in cutlass.range(k + int(keys.rough), unroll=1):
+            first = largest_of_lanes(rK[0])
+            mine = select(lane == j, first, mine)
+            # No two keys are equal: one lane had it, whose next one moves up.
+            had = rK[0] == first
+            for n in cutlass.range_constexpr(s.length - 1):
+                rK[n] = select(had, rK[n + 1], rK[n])
+            rK[s.length - 1] = select(had, lowest, rK[s.length - 1])
+        return mine, (rK[0] == lowest) if const_expr(s.length < s.elements) else Boolean(False)

@@ -5,21 +5,27 @@ Keys are integers that compare as the elements do, NaN above all, and of equal e
 the larger: no two are equal, and a key says all that there is to know. Of 16 bits a key takes 32, of a float32 it takes
 64, which are compared and moved in three times as many instructions. So there are rough keys of a float32, too, in 32
 bits, in which an index takes the place of its last bits: as long as no two that follow each other differ in the index
-alone, their order is right. All but the methods of `Keys` holds for plain integers, too, and for arrays of them.
+alone, their order is right. Where two do, the elements themselves are compared; where three do, or the last one chosen
+and the next, all is done again with keys of 64 bits. All but the methods of `Keys` holds for plain integers, too, and
+for arrays of them.
 
-A lane sorts its elements in blocks and merges these, keeping the largest ones; then the largest of the lanes' first
-ones is taken k times, and the lane that had it moves up. Sources of the networks: Batcher, "Sorting networks and their
+A lane sorts its elements in blocks and merges these, keeping the largest ones. Then the lists of lanes are merged, of
+which each in the end has as many as there are; or the largest of the lanes' first ones is taken k times, and the lane
+that had it moves up. Sources of the networks: Batcher, "Sorting networks and their
 applications", 1968.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Iterator
+from functools import reduce
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Numeric
 
+from ...plan.topk import GROW, HALVE, TopkClass
 from ..common.copy import unpack, vector_of
 from ..common.index import select
 
@@ -88,6 +94,133 @@ def largest(keys: Iterator, count: int, length: int, exchange: Exchange = exchan
     return found
 
 
+def merged(
+    keys: list,
+    merges: tuple[str, ...],
+    lane: Numeric,
+    other: Callable[[Numeric, int], Numeric],
+    exchange: Exchange = exchange,
+) -> tuple[list, list]:
+    """(this lane's share of the largest keys of all lanes, what it left out): as many keys as `merges` say, in the
+    places of `TopkClass.place_bits`.
+
+    keys: this lane's, sorted. lane: its number; other(key, bits): the key of the lane whose number differs in these
+    bits. The larger keys of a pair of lists of which one is turned around rise and fall, and so do the smaller ones:
+    what sorts these is `bitonic`, of places that are bits of the lane as well as of a key's index.
+    """
+    keys, out, bits = list(keys), [], []
+
+    def sorted_by(bit: int, turned: bool = False) -> list:
+        upper = (lane >> bit) & 1 == 1
+        theirs = [other(key, 1 << bit) for key in (reversed(keys) if turned else keys)]
+        return [pick(upper, key, its, exchange) for key, its in zip(keys, theirs, strict=True)]
+
+    for bit, what in enumerate(merges):
+        mirrored = sum(1 << b for b in (*bits, bit))
+        theirs = [
+            other(key, mirrored)
+            for key in reversed(keys[-max(len(keys) // 2, 1) :] if what != GROW else keys)
+        ]
+        pairs = [exchange(key, its) for key, its in zip(keys, theirs, strict=False)]
+        if what == GROW:
+            upper = (lane >> bit) & 1 == 1
+            keys = [select(upper, low, high) for high, low in pairs]
+        else:
+            keys = [high for high, _ in pairs]
+            out += [low for _, low in pairs]
+        for b in bits:
+            keys = sorted_by(b)
+        if what == HALVE:
+            keys = sorted_by(bit, turned=True)
+        bits = [bit, *bits] if what == GROW else [*bits, bit] if what == HALVE else bits
+        sort(keys, bitonic(len(keys)), exchange)
+    return keys, out
+
+
+def places(c: TopkClass, lane: Numeric) -> list:
+    """The places of a lane's results among the largest of its row; `kept` for those that it has copies of."""
+    place = lane * 0
+    for bit in c.place_bits:
+        place = place * 2 + ((lane >> bit) & 1)
+    others = c.threads_per_row - 1 - sum(1 << bit for bit in c.place_bits)
+    found = [place * c.slots + i for i in range(c.slots)]
+    return [select(lane & others == 0, i, lane * 0 + c.kept) for i in found] if others else found
+
+
+def lane_of(c: TopkClass, place: Numeric) -> Numeric:
+    """The lane that has the first of so many slots: of place number `place`, counted in lanes."""
+    lane = place * 0
+    for i, bit in enumerate(reversed(c.place_bits)):
+        lane = lane | (((place >> i) & 1) << bit)
+    return lane
+
+
+def doubtful(
+    c: TopkClass,
+    chosen: list,
+    beyond: Numeric,
+    lane: Numeric,
+    k: Numeric,
+    of_lane: Callable[[Numeric, Numeric], Numeric],
+) -> tuple[Boolean, list[Boolean]]:
+    """(whether rough keys may be the wrong ones, or in a wrong order that `settled` does not see; which of this lane's
+    keys the next place's is `alike`).
+
+    Keys are the wrong ones if the last one and the next one are alike. chosen: this lane's, of `places`; beyond: the
+    largest that was left out. of_lane(key, lane): that lane's key.
+    """
+    last, mine = c.capacity - 1, places(c, lane)
+    place = mine[-1] // c.slots + 1
+    following = lane_of(c, place)
+    at_end = place == 1 << len(c.place_bits)
+    nexts = [*chosen[1:], select(at_end, beyond, of_lane(chosen[0], following))]
+    same = [alike(key, after, last) for key, after in zip(chosen, nexts, strict=True)]
+    near = [(number < k - 1) & x for number, x in zip(mine, same, strict=True)]
+    # Three in a row are more than an exchange of neighbours puts in order.
+    ones = [select(x, lane * 0 + 1, lane * 0) for x in near]
+    three = [a + b == 2 for a, b in zip(ones, [*ones[1:], of_lane(ones[0], following)], strict=True)]
+    wrong = [(number == k - 1) & x for number, x in zip(mine, same, strict=True)]
+    return reduce(operator.or_, [*three, *wrong]), near
+
+
+def settled(
+    c: TopkClass,
+    elements: list,
+    indices: list,
+    near: list[Boolean],
+    lane: Numeric,
+    of_lane: Callable[[Numeric, Numeric], Numeric],
+) -> tuple[list, list]:
+    """This lane's elements and their indices, in order where rough keys of neighbours were alike (`near`)."""
+    place = places(c, lane)[0] // c.slots
+    following, preceding = lane_of(c, place + 1), lane_of(c, place - 1)
+
+    def shifted(numbers: list) -> tuple[list, list]:
+        """(what the next place has, what the one before has)."""
+        return [*numbers[1:], of_lane(numbers[0], following)], [
+            of_lane(numbers[-1], preceding),
+            *numbers[:-1],
+        ]
+
+    (after, before), (next_index, index_before) = shifted(elements), shifted(indices)
+    swap = [x & (b > a) for x, a, b in zip(near, elements, after, strict=True)]
+    ones = [select(x, lane * 0 + 1, lane * 0) for x in swap]
+    swapped = [x == 1 for x in shifted(ones)[1]]
+    swapped[0] = swapped[0] & (place > 0)
+
+    def exchanged(own: list, after: list, before: list) -> list:
+        both = zip(swap, swapped, own, after, before, strict=True)
+        return [select(up, b, select(down, a, x)) for up, down, x, b, a in both]
+
+    return exchanged(elements, after, before), exchanged(indices, next_index, index_before)
+
+
+def pick(upper: Boolean, a: Numeric, b: Numeric, exchange: Exchange) -> Numeric:
+    """The smaller of two keys in upper lanes, in others the larger."""
+    high, low = exchange(a, b)
+    return select(upper, low, high)
+
+
 def key_of(number: Numeric, code: Numeric, last: int, rough: bool) -> Numeric:
     """The key of an `ordered` number whose index has a code, at most `last`, which is a power of two less one. Rough:
     the code takes the place of the number's last bits."""
@@ -148,10 +281,8 @@ class Keys:
         """The index of a key."""
         return Int32(self.last) - (Int32(key) & Int32(self.last))
 
-    def largest_of_lanes(self, key: Numeric, width: int) -> Numeric:
-        """The largest key of `width` neighbouring lanes, in all of them."""
-        if width < 32:
-            return cute.arch.warp_reduction(key, lambda a, b: exchange(a, b)[0], threads_in_group=width)
+    def largest_of_lanes(self, key: Numeric) -> Numeric:
+        """The largest key of a warp's lanes, in all of them."""
         if not self.wide:
             return cute.arch.warp_redux_sync(key, "max")
         # The upper halves first: where they are not the largest nothing is to be found in the lower ones.
