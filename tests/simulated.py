@@ -334,6 +334,7 @@ def simulated(name, tensors, dims, prologue, numbers, query):
     scale = numbers.pop(0) if prologue.scale == "number" else 1.0
     cap = numbers.pop(0) if prologue.softcap else None
     alpha = numbers.pop(0) if prologue.alpha == "number" else 1.0
+    factor = numbers.pop(0) if prologue.factor else 1.0
     offset = numbers.pop(0) if prologue.causal else None
     ignored = numbers.pop(0) if prologue.target == "loss" else None
     squares = numbers.pop(0) if prologue.squares else 0.0
@@ -353,6 +354,8 @@ def simulated(name, tensors, dims, prologue, numbers, query):
         target = tensors.pop()
     if prologue.alpha == "groups":
         alpha = tensors.pop().double()
+    if prologue.factor:
+        alpha, more, down, even = (t * factor for t in (alpha, more, down, even))
     if prologue.scale == "groups":
         scale = tensors.pop().double()
     chosen = tensors.pop() if name.startswith("selective") else None

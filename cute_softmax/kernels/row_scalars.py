@@ -12,7 +12,7 @@ from . import indices
 from .common.copy import DTYPES, load_if
 from .common.index import dot, select
 from .maths.maths import RowMath
-from .maths.scores import NOTHING, floats, score_of
+from .maths.scores import NOTHING, factored, floats, score_of
 from .row_work import Launch, Row, edge, row_of, speaks
 
 # Columns of what is not in a whole row that ranks share, or not in this rank's slice of it.
@@ -135,7 +135,7 @@ class Scalars:
         found |= dict(zip(self.group_names, of_group, strict=True))
         if self.marks and self.spec.prologue.target == "loss":  # of a row that is ignored nothing counts
             found["alpha"] = select(found["index"] > self.absent, found["alpha"], Float32(0.0))
-        return found
+        return factored(self.spec.prologue, found)
 
     def owns(self, row: Row, column: Int32, edges: Edges) -> Boolean:
         """Whether this thread stores an element of a row."""
@@ -176,7 +176,9 @@ class Scalars:
         p, numbers = self.spec.prologue, {}
         if p.scale or p.softcap:
             numbers = self.numbers(row.launch, self.of_group(row))
-        return score_of(element.to(Float32), numbers.get("scale"), cap=numbers.get("softcap"))
+        return score_of(
+            element.to(Float32), numbers.get("scale"), cap=numbers.get("softcap"), source=self.spec.dtypes[0]
+        )
 
     def target(self, row: Row, column: Int32) -> tuple[cutlass.Numeric, Boolean]:
         """The element of the target, loaded and not yet looked at, and whether it is in this rank's slice."""

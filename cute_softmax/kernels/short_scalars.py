@@ -11,7 +11,7 @@ from . import indices, short_work
 from .common.copy import DTYPES, global_pointer
 from .common.index import dot, larger, of_row, select, smaller
 from .maths.maths import RowMath
-from .maths.scores import floats, score_of
+from .maths.scores import factored, floats, score_of
 from .short_rows import Stretch
 
 ABSENT = -1  # the column of an index that no element of the row has
@@ -71,13 +71,15 @@ class StretchScalars:
                 found[name] = one.to(Float32)
         if self.marks and p.target == "loss":
             found["alpha"] = select(found["index"] > ABSENT, found["alpha"], Float32(0.0))
-        return found
+        return factored(p, found)
 
     # What an index chooses.
 
     def score(self, numbers: dict[str, Numeric], element: Numeric) -> Float32:
         """The score of an element of a row of these numbers."""
-        return score_of(element.to(Float32), numbers.get("scale"), cap=numbers.get("softcap"))
+        return score_of(
+            element.to(Float32), numbers.get("scale"), cap=numbers.get("softcap"), source=self.spec.dtypes[0]
+        )
 
     def column(self, numbers: dict[str, Numeric]) -> Int32:
         """The column that an index chooses, some other one where that is none."""

@@ -12,7 +12,7 @@ from .matmul import MatmulPlan, canonical_matmul, instruction_of, plan_matmul
 from .matmul_backward import MatmulBackwardPlan, plan_matmul_backward
 from .panel_plan import PanelPlan
 from .problem import ALIGNMENT, ITEM_SIZE, Operand, canonical_dims, check_float, contiguous
-from .prologue import Prologue, facts_of
+from .prologue import FROM_ABOVE, Prologue, facts_of
 from .ranks import sharers
 from .row_plan import Plan
 from .short_plan import ShortPlan
@@ -29,8 +29,8 @@ HEADS = {
 }
 GRADIENTS = {
     "logsumexp": ("softmax", {"alpha": "groups"}),
-    "entropy": ("softmax", {"entropy": True}),
-    "selective_log_softmax": ("softmax", {"alpha": "groups", "target": "found"}),
+    "entropy": ("softmax", {"entropy": True, "factor": True}),
+    "selective_log_softmax": ("softmax", {"alpha": "groups", "target": "found", "factor": True}),
     "cross_entropy": ("softmax", {"alpha": "groups", "target": "loss"}),
     "kl_div": ("softmax", {"alpha": "groups", "against": "input"}),
 }
@@ -48,13 +48,15 @@ def plan_rows(
     invariant: bool = False,
     **parts: object,
 ) -> Plan | ShortPlan | PanelPlan:
-    """The plan of a row math whose numbers of rows are float32, as heads ask for it. whole: how each of the tensors
-    with all elements lies; parts: of the prologue. Raises NotPlanned where no kernel serves it."""
+    """The plan of a row math whose numbers of rows are float32, as heads ask for it, but for upstream gradients, of the
+    dtype of the results. whole: how each of the tensors with all elements lies; parts: of the prologue. Raises
+    NotPlanned where no kernel serves it."""
     prologue = Prologue(scale="" if scale == 1 else "number", **parts)
     facts, number = facts_of(math, True, prologue), contiguous("fp32", shape, dims)
+    dtypes = {"index": "int64", **(dict.fromkeys(FROM_ABOVE, whole.dtype) if prologue.factor else {})}
     operands = [
         *[whole] * len(facts.inputs),
-        *[number._replace(dtype="int64") if name == "index" else number for name in facts.group_inputs],
+        *[number._replace(dtype=dtypes.get(name, "fp32")) for name in facts.group_inputs],
         *[whole] * len(facts.outputs),
         *[number] * len(facts.group_outputs),
     ]

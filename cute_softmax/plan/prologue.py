@@ -17,13 +17,14 @@ OF_RANKS = ("workspace", "alarm", "peers", "half", "rank", "ranks", "patience")
 OF_SLICES = ("start", "size")  # where a rank's slice begins in whole rows, and how long these are
 WHOLE = ("offset", "ignore", *OF_RANKS, *OF_SLICES)  # numbers that are integers
 STATES = ("", "alone", "chosen")
+FROM_ABOVE = ("alpha", "more", "down", "even")  # operands that are upstream gradients
 # What each row math takes of a prologue: what it looks at, and what changes nothing for it. A gradient needs no mask
 # of its own: where the softmax was masked it is 0, and its logarithm -inf.
 _TAKES = {
     "softmax": (
         {
             *("scale", "softcap", "bias", "mask", "causal", "alpha", "zero", "sink"),
-            *("target", "squares", "more", "entropy", "even", "against", "ranks"),
+            *("target", "squares", "more", "entropy", "even", "against", "ranks", "factor"),
         },
         set(),
     ),
@@ -74,6 +75,7 @@ class Prologue:
     even: the mean over a group of the logarithm of the softmax has a part, as in label smoothing. Of "selective" it is
         one more result, "even"; in a loss it has the share "smoothing", a number; in the gradient with the target
         "found" its part is an operand "even" of one element per group, added to every result.
+    factor: upstream gradients, operands "alpha", "more", "down" and "even", are multiplied by a number "factor" first.
 
     against: of two softmaxes, that of the input and that of a full operand "target", both times a positive scale.
         "loss": of "logsumexp", whose result is the Kullback-Leibler divergence KL(target || input) then, "loss". Of
@@ -112,6 +114,7 @@ class Prologue:
     sink: bool = False
     state: str = ""
     ranks: str = ""
+    factor: bool = False
 
     def __post_init__(self):
         if self.sink and self.of_rows:
@@ -140,6 +143,7 @@ class Prologue:
             *["scale"] * (self.scale == "number"),
             *["softcap"] * self.softcap,
             *["alpha"] * (self.alpha == "number"),
+            *["factor"] * self.factor,
             *["offset"] * self.causal,
             *["ignore"] * (self.target == "loss"),
             *["squares"] * self.squares,
@@ -164,7 +168,16 @@ class Prologue:
     @property
     def of_rows(self) -> bool:
         """Whether movements of rows alone have it all."""
-        parts = self.target, self.more, self.entropy, self.softcap, self.even, self.against, self.state
+        parts = (
+            self.target,
+            self.more,
+            self.entropy,
+            self.softcap,
+            self.even,
+            self.against,
+            self.state,
+            self.factor,
+        )
         return any(parts) or bool(self.ranks)
 
     @property
@@ -213,6 +226,7 @@ class Prologue:
             self.sink and "an extra score per row in the sum",
             self.ranks and "rows that continue on other ranks",
             self.alpha and f"results times {how[self.alpha]}",
+            self.factor and "upstream gradients times a number",
             self.zero and "zeros in empty rows",
             self.target and "one less at the target" * bool(self.alpha),
             self.target == "loss" and "the cross entropy of each row",

@@ -167,11 +167,11 @@ class Form:
         """The gradient by one kernel, where there is one, for tensors as the form has them."""
         rows = self._rows if scale == self._rows.scale else replace(self._rows, scale=scale)
         beside = kept[2] if rows.beside else None
-        parts, groups = factors_of(rows, self._length, grad, of_lse, of_beside, index, found, beside)
+        parts, groups, factor = factors_of(rows, self._length, grad, of_lse, of_beside, index, found, beside)
         run = self._gradients.get(parts)
         if run is None:
             run = self._gradients[parts] = self._gradient(parts, input, groups, scale)
-        return run(input, *groups, *self._numbers(scale))
+        return run(input, *groups, *self._numbers(scale), factor)
 
     def _gradient(self, parts: Parts, input: Tensor, groups: list[Tensor], scale: float) -> Callable:
         """A launcher of such gradients, which returns None where it cannot."""

@@ -202,6 +202,7 @@ class Parts(NamedTuple):
             more=self.more,
             entropy=self.entropy,
             even=self.even,
+            factor=True,
         )
 
 
@@ -214,34 +215,35 @@ def factors_of(
     index: Tensor | None,
     found: Tensor | None,
     beside: Tensor | None,
-) -> tuple[Parts, list[Tensor]]:
-    """(the parts of a gradient, their tensors of one number a row): float32, but the index, and contiguous.
+) -> tuple[Parts, list[Tensor], float]:
+    """(the parts of a gradient, their tensors of one number a row, contiguous; the factor on what comes from above).
 
     grad: that of the log-probabilities `found` at an index; of_lse: of the logsumexp; of_beside: of the number that
     `rows` has beside it. What has no gradient is None, and what belongs to it is not looked at. length: of a row.
+    What comes from above alone stays as it is, of its dtype: the kernel converts it, and turns all signs around.
     """
-    scale, target, share = rows.scale, grad is not None, None
+    target, share = grad is not None, None
     entropy = of_beside is not None and rows.beside == "entropy"
     if of_beside is not None and not entropy:  # the mean of all scores, less the logsumexp
-        share = of_beside / length
+        share = of_beside.float() / -length
         of_lse = -of_beside if of_lse is None else of_lse - of_beside
     lse = of_lse is not None
     # The softmax is in the logsumexp, which is in the log-probabilities. At the target, total * p + grad is
     # total * (p - 1) + of_lse.
-    total = (grad, -scale) if not lse else (of_lse - grad if target else of_lse, scale)
-    groups = [total] if target or lse else []
-    groups += [(index, None), (found, None)] if target else []
-    groups += [(of_lse if share is None else of_lse + share, scale)] if target and lse else []
-    groups += [(of_beside, -scale), (beside, None)] if entropy else []
-    groups += [] if share is None else [(share, scale)]
-    made = [t if factor is None else _times(t.float(), factor) for t, factor in groups]
+    less = -of_lse.float() if lse else None
+    total = less if grad is None else grad if less is None else grad.float() + less
+    groups = [] if total is None else [total]
+    groups += [index, found] if target else []
+    groups += [less if share is None else less + share] if target and lse else []
+    groups += [of_beside, beside] if entropy else []
+    groups += [] if share is None else [share]
     parts = Parts(target or lse, target, target and lse, entropy, share is not None)
-    return parts, [t.contiguous().resolve_neg() for t in made]
+    return parts, [_as_kernels_read(t) for t in groups], -rows.scale
 
 
-def _times(tensor: Tensor, factor: float) -> Tensor:
-    # Most factors are 1 or -1, and a negative takes less of the host than a product.
-    return tensor if factor == 1 else -tensor if factor == -1 else tensor * factor
+def _as_kernels_read(tensor: Tensor) -> Tensor:
+    tensor = tensor.contiguous().resolve_neg()
+    return tensor if tensor.dtype in launch.DTYPE_NAMES or tensor.dtype is torch.int64 else tensor.float()
 
 
 def gradient_in_one(input: Tensor, rows: Rows, *of_rows: Tensor | None) -> Tensor | None:
@@ -249,13 +251,18 @@ def gradient_in_one(input: Tensor, rows: Rows, *of_rows: Tensor | None) -> Tenso
 
     of_rows: the tensors that `factors_of` takes, of size 1 in the reduced dimensions.
     """
-    parts, groups = factors_of(rows, rows.length(input), *of_rows)
+    parts, groups, factor = factors_of(rows, rows.length(input), *of_rows)
     prologue, numbers = scaled(rows.scale, rows.softcap, zero=rows.zero, **parts.prologue)
     result = torch.empty_like(input)
     operands = input, *[t.expand(input.shape) for t in groups], result
     try:
         launch.run(
-            "softmax", operands, rows.dims, prologue=prologue, numbers=numbers, invariant=rows.invariant
+            "softmax",
+            operands,
+            rows.dims,
+            prologue=prologue,
+            numbers=(*numbers, factor),
+            invariant=rows.invariant,
         )
     except NotPlanned:
         return None

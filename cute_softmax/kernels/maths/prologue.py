@@ -20,10 +20,11 @@ class Prologued(RowMath):
 
     Panels take elements one by one: `elements` makes them scores, `term` and `result` go on from there, and of what
     `group_results` are none else. masks: whether a score is the element itself, or -inf by its mask, see `keep`.
+    source: the elements' dtype.
     """
 
-    def __init__(self, math: RowMath, prologue):
-        self.math, self.prologue = math, prologue
+    def __init__(self, math: RowMath, prologue, source: str):
+        self.math, self.prologue, self.source = math, prologue, source
         more = ("even",) if prologue.averages and math.group_outputs else ()
         more += ("sink_log",) if prologue.sink and math.outputs else ()
         self.outputs, self.group_outputs = math.outputs, (*math.group_outputs, *more)
@@ -72,7 +73,7 @@ class Prologued(RowMath):
             if self.prologue.packs:
                 given.scores = Packed(inputs, given).fragment()
             else:
-                given.scores = Scores(self.prologue, inputs, given, self.keep)
+                given.scores = Scores(self.prologue, inputs, given, self.keep, self.source)
         found = [given.scores] if self.rescores else fragments
         steps = found[0].steps
         exist = given.each or given.exist
@@ -181,8 +182,8 @@ class ProloguedLoss(Prologued):
     smoothing the mean score takes that share of the target's place.
     """
 
-    def __init__(self, math: RowMath, prologue):
-        super().__init__(math, prologue)
+    def __init__(self, math: RowMath, prologue, source: str):
+        super().__init__(math, prologue, source)
         self.group_outputs = ("loss",)
 
     def for_row(self, values: list) -> RowMath:
@@ -239,8 +240,8 @@ class ProloguedLoss(Prologued):
 class ProloguedGradient(Prologued):
     """The gradient of a prologued math: scale is a factor on it, alpha the inverse of the forward's."""
 
-    def __init__(self, math: RowMath, prologue):
-        super().__init__(math, prologue)
+    def __init__(self, math: RowMath, prologue, source: str):
+        super().__init__(math, prologue, source)
         self.group_outputs = ("sink_grad",) if prologue.sink else ("sum",) if prologue.state else ()
         self.inputs, self.outputs = math.inputs, () if prologue.state else math.outputs
         self.names, self.padding, self.rescores, self.masks = math.inputs, math.padding, False, False

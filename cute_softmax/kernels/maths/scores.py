@@ -13,7 +13,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Uint16, Uint32
 
-from ...plan.prologue import WHOLE
+from ...plan.prologue import FROM_ABOVE, WHOLE
 from ..common import online
 from ..common.copy import Fragment, unpack
 from ..common.index import select
@@ -43,6 +43,13 @@ class Given:
     each: list[list[Boolean]] | None = None
 
 
+def factored(prologue, numbers: dict[str, Float32]) -> dict[str, Float32]:
+    """A row's numbers, the upstream gradients times the launch's factor, if it has one."""
+    if not prologue.factor:
+        return numbers
+    return {n: x * numbers["factor"] if n in FROM_ABOVE else x for n, x in numbers.items()}
+
+
 def floats(prologue, numbers: dict[str, Int64]) -> dict[str, Float32]:
     """The floats among a launch's numbers, which come as their bits."""
     names = [name for name in prologue.numbers if name not in WHOLE]
@@ -55,8 +62,8 @@ class Scores:
     Every pass rounds them alike, so that a row sums to 1 however large they are.
     """
 
-    def __init__(self, prologue, inputs: dict[str, Fragment], given: Given, keep: bool):
-        self.prologue, self.inputs, self.given = prologue, inputs, given
+    def __init__(self, prologue, inputs: dict[str, Fragment], given: Given, keep: bool, source: str):
+        self.prologue, self.inputs, self.given, self.source = prologue, inputs, given, source
         self.staging, self.slots, self.waited = inputs["x"].staging, inputs["x"].slots, inputs["x"].waited
         self.kept = {} if keep and not self.slots else None
         # Padding that is capped, or scaled and nothing else, is finite.
@@ -93,6 +100,7 @@ class Scores:
             allowed[v] if allowed else None,
             left > place if self.counted else None,
             self.given.numbers.get("softcap"),
+            self.source,
         )
 
     def parts(self, steps: int) -> Iterator[list[Float32]]:
@@ -122,9 +130,10 @@ def score_of(
     allowed: Boolean | None = None,
     counts: Boolean | None = None,
     cap: Float32 | None = None,
+    source: str = "",
 ) -> Float32:
     """The score of an element, by those of these that there are; counts: whether it does, wherever it lies; cap: what
-    no score is beyond, see `online.capped`."""
+    no score is beyond, of elements of the dtype `source`, see `online.capped`."""
     score = x
     if scale is not None and bias is not None:
         score = cute.math.fma(score, scale, bias)
@@ -134,7 +143,7 @@ def score_of(
     elif bias is not None:
         score = score + bias
     if cap is not None:
-        score = online.capped(score, cap)
+        score = online.capped(score, cap, source)
     if allowed is not None:
         score = select(allowed, score, Float32(NOTHING))
     if counts is not None:
