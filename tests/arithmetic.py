@@ -221,9 +221,7 @@ def row(
         if chosen is not None and numbers.get("found") is None:
             x = Number(inputs[0][chosen])
             x = x * Number(numbers["scale"]) if "scale" in numbers else x
-            if "softcap" in numbers:
-                x = online.capped(x, Number(numbers["softcap"]), c.dtypes[0])
-            score = [x]
+            score = [online.capped(x, Number(numbers["softcap"])) if "softcap" in numbers else x]
         groups = [float(g.value) for g in maths_[0].group_results(states[0], *score)]
         target = None
         if c.prologue.target and math_.outputs:

@@ -176,9 +176,7 @@ class Scalars:
         p, numbers = self.spec.prologue, {}
         if p.scale or p.softcap:
             numbers = self.numbers(row.launch, self.of_group(row))
-        return score_of(
-            element.to(Float32), numbers.get("scale"), cap=numbers.get("softcap"), source=self.spec.dtypes[0]
-        )
+        return score_of(element.to(Float32), numbers.get("scale"), cap=numbers.get("softcap"))
 
     def target(self, row: Row, column: Int32) -> tuple[cutlass.Numeric, Boolean]:
         """The element of the target, loaded and not yet looked at, and whether it is in this rank's slice."""

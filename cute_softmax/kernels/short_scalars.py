@@ -77,9 +77,7 @@ class StretchScalars:
 
     def score(self, numbers: dict[str, Numeric], element: Numeric) -> Float32:
         """The score of an element of a row of these numbers."""
-        return score_of(
-            element.to(Float32), numbers.get("scale"), cap=numbers.get("softcap"), source=self.spec.dtypes[0]
-        )
+        return score_of(element.to(Float32), numbers.get("scale"), cap=numbers.get("softcap"))
 
     def column(self, numbers: dict[str, Numeric]) -> Int32:
         """The column that an index chooses, some other one where that is none."""

@@ -125,6 +125,6 @@ def build_math(c: RowClass | PanelClass) -> Any:
     if not p:
         return built
     if p.target == "loss":
-        return prologue.ProloguedLoss(built, p, c.dtypes[0])
+        return prologue.ProloguedLoss(built, p, rough=not c.precise)
     made = prologue.ProloguedGradient if c.math.endswith("_backward") else prologue.Prologued
-    return made(built, p, c.dtypes[0])
+    return made(built, p, rough=not c.precise)

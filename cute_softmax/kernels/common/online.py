@@ -376,14 +376,13 @@ def tanh(x: Float32) -> Float32:
     return select(size < NEAR_0, near, select(x < 0.0, -far, far))
 
 
-def capped(score: Float32, cap: Float32, source: str) -> Float32:
+def capped(score: Float32, cap: Float32, rough: bool = False) -> Float32:
     """cap * tanh(score / cap): for all of a row's elements and the one that is chosen, rounded alike.
 
-    source: the elements' dtype. Of 16 bits it is as near as ``cap / 2 ** 21``, and takes a quarter of the instructions:
-    what follows from scores depends on their differences, and such elements are much less exact themselves.
+    rough: as near as a few ulp of the cap, in a quarter of the instructions: for results that are stored in 16 bits.
     """
     inverse = quotient(Float32(1.0), cap)
-    if source == "fp32":
+    if not rough:
         return rounded_product(cap, tanh(score * inverse))
     power = cute.math.exp2(score * (inverse * Float32(2 * LOG2_E)), fastmath=True)
     return cute.math.fma(-2.0 * cap, cute.arch.rcp_approx(1.0 + power), cap)

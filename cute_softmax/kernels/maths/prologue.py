@@ -20,11 +20,11 @@ class Prologued(RowMath):
 
     Panels take elements one by one: `elements` makes them scores, `term` and `result` go on from there, and of what
     `group_results` are none else. masks: whether a score is the element itself, or -inf by its mask, see `keep`.
-    source: the elements' dtype.
+    rough: whether results are stored in 16 bits, so that the last pass may have scores that are capped roughly.
     """
 
-    def __init__(self, math: RowMath, prologue, source: str):
-        self.math, self.prologue, self.source = math, prologue, source
+    def __init__(self, math: RowMath, prologue, rough: bool):
+        self.math, self.prologue, self.rough = math, prologue, rough and prologue.softcap
         more = ("even",) if prologue.averages and math.group_outputs else ()
         more += ("sink_log",) if prologue.sink and math.outputs else ()
         self.outputs, self.group_outputs = math.outputs, (*math.group_outputs, *more)
@@ -73,12 +73,20 @@ class Prologued(RowMath):
             if self.prologue.packs:
                 given.scores = Packed(inputs, given).fragment()
             else:
-                given.scores = Scores(self.prologue, inputs, given, self.keep, self.source)
+                given.scores = Scores(self.prologue, inputs, given, self.keep)
         found = [given.scores] if self.rescores else fragments
         steps = found[0].steps
         exist = given.each or given.exist
         found[0].exist = exist[:steps], exist[steps:]
         return found
+
+    def of_last(self, values: list) -> list:
+        """`of` in the last pass over a row."""
+        (scores, *others) = self.of(values)
+        if self.rough and scores.kept is None:
+            rough = Scores(self.prologue, scores.inputs, values[-1], keep=False, rough=True)
+            rough.exist, scores = scores.exist, rough
+        return [scores, *others]
 
     def for_row(self, values: list) -> RowMath:
         scale = values[-1].numbers.get("scale")
@@ -102,10 +110,10 @@ class Prologued(RowMath):
         if self.prologue.entropy:
             alpha = Float32(0.0) if alpha is None else alpha
             of_entropy = numbers["down"], numbers["entropy"]
-            results = [self.math.with_logs(*self.of(values), self.ended(state), alpha, *of_entropy)]
+            results = [self.math.with_logs(*self.of_last(values), self.ended(state), alpha, *of_entropy)]
         else:
             results = self.math.finish(
-                self.of(values), kept, self.ended(state), *([] if alpha is None else [alpha])
+                self.of_last(values), kept, self.ended(state), *([] if alpha is None else [alpha])
             )
         return [self.of_elements(result, values, numbers.get("even")) for result in results]
 
@@ -118,7 +126,8 @@ class Prologued(RowMath):
         if not self.prologue.softcap:
             return results
         cap = values[-1].numbers["softcap"]
-        return (y * online.cap_slope(score, cap) for y, score in zip(results, *self.of(values), strict=True))
+        scores = self.of_last(values)
+        return (y * online.cap_slope(score, cap) for y, score in zip(results, *scores, strict=True))
 
     def group_results(self, state: tuple, *chosen: Float32) -> list[Float32]:
         if self.prologue.state:
@@ -182,8 +191,8 @@ class ProloguedLoss(Prologued):
     smoothing the mean score takes that share of the target's place.
     """
 
-    def __init__(self, math: RowMath, prologue, source: str):
-        super().__init__(math, prologue, source)
+    def __init__(self, math: RowMath, prologue, rough: bool):
+        super().__init__(math, prologue, rough)
         self.group_outputs = ("loss",)
 
     def for_row(self, values: list) -> RowMath:
@@ -197,7 +206,7 @@ class ProloguedLoss(Prologued):
         alpha = factor = self.numbers["alpha"]
         if self.prologue.squares:
             factor = alpha * (1.0 + self.more(state))
-        (result,) = self.math.finish(self.of(values), kept, self.ended(state), factor)
+        (result,) = self.math.finish(self.of_last(values), kept, self.ended(state), factor)
         even = -alpha * self.share(state) if self.prologue.even else None
         return [self.of_elements(result, values, even)]
 
@@ -240,8 +249,8 @@ class ProloguedLoss(Prologued):
 class ProloguedGradient(Prologued):
     """The gradient of a prologued math: scale is a factor on it, alpha the inverse of the forward's."""
 
-    def __init__(self, math: RowMath, prologue, source: str):
-        super().__init__(math, prologue, source)
+    def __init__(self, math: RowMath, prologue, rough: bool):
+        super().__init__(math, prologue, rough)
         self.group_outputs = ("sink_grad",) if prologue.sink else ("sum",) if prologue.state else ()
         self.inputs, self.outputs = math.inputs, () if prologue.state else math.outputs
         self.names, self.padding, self.rescores, self.masks = math.inputs, math.padding, False, False

@@ -59,11 +59,12 @@ def floats(prologue, numbers: dict[str, Int64]) -> dict[str, Float32]:
 class Scores:
     """One thread's scores of a row, computed from its elements anew in each pass unless they are kept.
 
-    Every pass rounds them alike, so that a row sums to 1 however large they are.
+    Every pass rounds them alike, so that a row sums to 1 however large they are; but for those that are capped, of
+    which the last pass may have `rough` ones, see `online.capped`.
     """
 
-    def __init__(self, prologue, inputs: dict[str, Fragment], given: Given, keep: bool, source: str):
-        self.prologue, self.inputs, self.given, self.source = prologue, inputs, given, source
+    def __init__(self, prologue, inputs: dict[str, Fragment], given: Given, keep: bool, rough: bool = False):
+        self.prologue, self.inputs, self.given, self.rough = prologue, inputs, given, rough
         self.staging, self.slots, self.waited = inputs["x"].staging, inputs["x"].slots, inputs["x"].waited
         self.kept = {} if keep and not self.slots else None
         # Padding that is capped, or scaled and nothing else, is finite.
@@ -100,7 +101,7 @@ class Scores:
             allowed[v] if allowed else None,
             left > place if self.counted else None,
             self.given.numbers.get("softcap"),
-            self.source,
+            self.rough,
         )
 
     def parts(self, steps: int) -> Iterator[list[Float32]]:
@@ -130,10 +131,10 @@ def score_of(
     allowed: Boolean | None = None,
     counts: Boolean | None = None,
     cap: Float32 | None = None,
-    source: str = "",
+    rough: bool = False,
 ) -> Float32:
     """The score of an element, by those of these that there are; counts: whether it does, wherever it lies; cap: what
-    no score is beyond, of elements of the dtype `source`, see `online.capped`."""
+    no score is beyond, see `online.capped`."""
     score = x
     if scale is not None and bias is not None:
         score = cute.math.fma(score, scale, bias)
@@ -143,7 +144,7 @@ def score_of(
     elif bias is not None:
         score = score + bias
     if cap is not None:
-        score = online.capped(score, cap, source)
+        score = online.capped(score, cap, rough)
     if allowed is not None:
         score = select(allowed, score, Float32(NOTHING))
     if counts is not None:
