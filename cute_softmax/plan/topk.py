@@ -217,7 +217,7 @@ class TopkPlan(PlanBase):
         return self.rows, self.columns, self.k, self.ctas
 
     @property
-    def selected(self) -> str:
+    def _selects(self) -> str:
         """How the lanes of a row find the k largest, in words."""
         c = self.kernel
         if c.threads_per_row == 1:
@@ -241,7 +241,7 @@ class TopkPlan(PlanBase):
         ]
         if c.forward:
             lines += [
-                f"  selects    each lane sorts its elements and keeps {c.length}; " + self.selected,
+                f"  selects    each lane sorts its elements and keeps {c.length}; " + self._selects,
                 "  ties       to the lowest index; NaN is larger than any number",
             ]
         else:
