@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from layouts.algebra import Layout
 
@@ -20,11 +20,27 @@ MOST_COLUMNS = 1024
 LEAST_COLUMNS = 8  # of a class: shorter rows have the room of so many
 THREADS = 128
 FEW = 8  # results that a router asks for, at the most
-# Elements of a lane: of few rows, and where these would give a multiprocessor so many warps. A comparison in a lane
-# costs two instructions for the elements of 32 rows, one between lanes as many and two shuffles.
-ELEMENTS, BUSY = {False: 16, True: 32}, 16
-# Lanes at the least and at the most: lists of more results are merged faster the shorter they are.
-LANES = {False: {False: (4, WARP), True: (4, 16)}, True: {False: (16, WARP), True: (8, 16)}}
+BUSY = 16  # warps of a multiprocessor, with the lanes that few rows have, from which on rows are many
+
+
+class Lanes(NamedTuple):
+    """How many lanes share a row: as many as get so many elements each, but least or most."""
+
+    elements: int
+    least: int
+    most: int
+
+
+# By whether there are more than FEW results, and many rows. A comparison in a lane costs two instructions for the
+# elements of 32 rows, one between lanes as many and two shuffles; one after another they take the longer the more
+# elements a lane has. Of bfloat16, with all numbers of lanes (H200, 2026-11-26): 64 to 1,024 elements, 1 to 65,536
+# rows, k = 2, 8 and 32.
+LANES = {
+    (False, False): Lanes(16, 4, WARP),
+    (False, True): Lanes(32, 4, 16),
+    (True, False): Lanes(16, 16, WARP),
+    (True, True): Lanes(32, 8, 16),
+}
 # As many are kept: two and eight are what routers choose, and each number is a class of its own.
 LISTS = (2, 8, 32)
 # What becomes of the sorted lists of two lanes that are merged: one that is twice as long; the same length, in half as
@@ -82,7 +98,7 @@ class TopkClass(ClassBase):
     def rough(self) -> bool:
         """Whether float32 elements are compared without their last bits first, and by all bits where that leaves a
         doubt: for lanes that sort many."""
-        return self.forward and self.dtypes[0] == "fp32" and self.elements > 4 and self.threads_per_row > 1
+        return self.forward and self.dtypes[0] == "fp32" and self.elements > FEW // 2 and self.threads_per_row > 1
 
     @property
     def precise(self) -> bool:
@@ -120,13 +136,16 @@ class TopkClass(ClassBase):
         """What becomes of the lists of lanes that differ in a bit, the lowest bit first."""
         if self.takes:
             return ()
-        found, mine, all_lanes = [], self.length, self.length
+        found, mine, together = [], self.length, self.length
         for _ in range(self.threads_per_row.bit_length() - 1):
-            found.append(GROW if all_lanes < self.kept else HALVE if mine > 1 else COPY)
-            mine, all_lanes = (
-                mine // 2 if found[-1] == HALVE else mine,
-                all_lanes * 2 if found[-1] == GROW else all_lanes,
-            )
+            if together < self.kept:
+                found.append(GROW)
+                together *= 2
+            elif mine > 1:
+                found.append(HALVE)
+                mine //= 2
+            else:
+                found.append(COPY)
         return tuple(found)
 
     @property
@@ -362,18 +381,15 @@ def _capacity(columns: int) -> int:
 
 
 def _lanes(rows: int, columns: int, k: int, itemsize: int, device: Device, invariant: bool) -> int:
-    """Lanes that share a row; invariant: where they are those of many rows, and any number of these has them.
-
-    Of bfloat16, with all numbers of lanes (H200, 2026-11-26): 64 to 1,024 elements, 1 to 65,536 rows, k = 2, 8 and 32.
-    """
+    """Lanes that share a row; invariant: those of many rows, and any number of these has them."""
     capacity, longer = _capacity(columns), k > FEW
-    most = capacity // (4 if longer else 8)  # elements of a lane: one load of 16 bytes, or half of one
     if k > LISTS[-1]:  # lists that lanes hold whole
         return min(WARP, capacity // 8)
 
     def lanes(busy: bool) -> int:
-        least, largest = LANES[longer][busy]
-        count = min(max(capacity // ELEMENTS[busy], least), largest, most)
+        asked = LANES[longer, busy]
+        most = min(asked.most, capacity // (4 if longer else 8))  # a load of 16 bytes each, or half of one
+        count = min(max(capacity // asked.elements, asked.least), most)
         return max(count, capacity * itemsize // CACHE_LINE)  # as much as a lane's registers hold
 
     busy = invariant or rows * lanes(False) >= device.multiprocessors * BUSY * WARP

@@ -117,11 +117,9 @@ def merged(
 
     for bit, what in enumerate(merges):
         mirrored = sum(1 << b for b in (*bits, bit))
-        theirs = [
-            other(key, mirrored)
-            for key in reversed(keys[-max(len(keys) // 2, 1) :] if what != GROW else keys)
-        ]
-        pairs = [exchange(key, its) for key, its in zip(keys, theirs, strict=False)]
+        count = len(keys) if what == GROW else max(len(keys) // 2, 1)
+        theirs = [other(key, mirrored) for key in reversed(keys[-count:])]
+        pairs = [exchange(key, its) for key, its in zip(keys[:count], theirs, strict=True)]
         if what == GROW:
             upper = (lane >> bit) & 1 == 1
             keys = [select(upper, low, high) for high, low in pairs]
@@ -197,10 +195,8 @@ def settled(
 
     def shifted(numbers: list) -> tuple[list, list]:
         """(what the next place has, what the one before has)."""
-        return [*numbers[1:], of_lane(numbers[0], following)], [
-            of_lane(numbers[-1], preceding),
-            *numbers[:-1],
-        ]
+        after, before = of_lane(numbers[0], following), of_lane(numbers[-1], preceding)
+        return [*numbers[1:], after], [before, *numbers[:-1]]
 
     (after, before), (next_index, index_before) = shifted(elements), shifted(indices)
     swap = [x & (b > a) for x, a, b in zip(near, elements, after, strict=True)]
