@@ -20,6 +20,7 @@ MOST_COLUMNS = 1024
 LEAST_COLUMNS = 8  # of a class: shorter rows have the room of so many
 THREADS = 128
 FEW = 8  # results that a router asks for, at the most
+EXACT = 4  # float32 elements that a lane sorts by keys of 64 bits at once
 BUSY = 16  # warps of a multiprocessor, with the lanes that few rows have, from which on rows are many
 
 
@@ -98,7 +99,7 @@ class TopkClass(ClassBase):
     def rough(self) -> bool:
         """Whether float32 elements are compared without their last bits first, and by all bits where that leaves a
         doubt: for lanes that sort many."""
-        return self.forward and self.dtypes[0] == "fp32" and self.elements > FEW // 2 and self.threads_per_row > 1
+        return self.forward and self.dtypes[0] == "fp32" and self.elements > EXACT and self.threads_per_row > 1
 
     @property
     def precise(self) -> bool:
