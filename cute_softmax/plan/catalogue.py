@@ -106,8 +106,8 @@ def classes(
             yield c
         before = c
         # Where a configuration for few rows is full enough, or begins, it takes over before the one for many ends.
-        before_these = (int(n * vector) for n in starts)
-        columns = min([longest_row(c), *(n for n in before_these if columns <= n < longest_row(c))]) + 1
+        end, before_these = longest_row(c), (int(n * vector) for n in starts)
+        columns = min([end, *(n for n in before_these if columns <= n < end)]) + 1
 
 
 def of_long_rows(
