@@ -99,7 +99,9 @@ class TopkClass(ClassBase):
     def rough(self) -> bool:
         """Whether float32 elements are compared without their last bits first, and by all bits where that leaves a
         doubt: for lanes that sort many."""
-        return self.forward and self.dtypes[0] == "fp32" and self.elements > EXACT and self.threads_per_row > 1
+        return (
+            self.forward and self.dtypes[0] == "fp32" and self.elements > EXACT and self.threads_per_row > 1
+        )
 
     @property
     def precise(self) -> bool:
