@@ -28,6 +28,9 @@ def test_figures(shape, k, options):
     told = found["tile"].svg()
     assert ("behind these are not loaded" in told) == (shape[1] < c.capacity)
     assert f"{c.length} largest" in told or not c.forward
+    if c.forward and c.merges:
+        merged = found["shuffle"].svg()
+        assert all(what in merged for what in c.merges) and f"merged into one of {c.kept}" in merged
     assert draw.overview(plan).svg() and draw.page(plan)["steps"]
 
 

@@ -7,9 +7,13 @@ from typing import ClassVar
 
 from layouts import Layout
 from layouts import figures as draw
-from layouts.figures import Figure
-from layouts.figures.scene import count
+from layouts.access import WARP
+from layouts.figures import Facts, Figure
+from layouts.figures.grid import Grid, arrange
+from layouts.figures.grid import draw as draw_grid
+from layouts.figures.scene import Swatch, count, finish
 from layouts.html import Step
+from layouts.style import thread_paint
 from layouts.walk import row_walk
 
 from ..plan.topk import TopkClass, TopkPlan
@@ -101,18 +105,59 @@ def _spread(view: View) -> Figure:
 
 def _shuffle(view: View) -> Figure:
     c = view.kernel
+    if c.forward and not c.takes:
+        return _merges(view)
     figure = draw.warp_shuffle(c.threads_per_row, warp=view.warp)
     if not c.forward:
         return figure.noted("Merged: the sum of each gradient times its probability.")
-    if not c.takes:
-        return figure.noted(
-            f"The sorted lists of two lanes are merged into one of their {c.kept} largest, which both have a part of; "
-            "then those of two and two lanes, until all lanes have a part of one list. A key holds an element and its "
-            "index: no two are equal."
-        )
     return figure.noted(
         f"The largest key of the lanes' first ones is found by one instruction of the warp (redux.sync), {view.plan.k} "
         "times; the lane that had it moves up. A key holds an element and its index: no two are equal."
+    )
+
+
+def _merges(view: View) -> Figure:
+    """Who merges lists with whom, and which places of the result each lane has."""
+    c = view.kernel
+
+    def cell(r: int, lane: int):
+        bits, mine = c.places_after(r)
+        first = sum((lane >> bit & 1) << i for i, bit in enumerate(reversed(bits))) * mine
+        has = f"{first}" if mine == 1 else f"{first}-{first + mine - 1}"
+        partner, note = lane, "sorts its own elements"
+        if r:
+            partner = lane ^ sum(1 << bit for bit in (*c.places_after(r - 1)[0], r - 1))
+            note = (
+                f"merge {r}: exchanges keys with lane {partner} first; {count(1 << r, 'lane')} have one list"
+            )
+        facts = Facts(threads=(view.warp * WARP + lane,), value=f"places {has}", note=note)
+        return thread_paint(lane >> r), (f"L{partner}", has), facts
+
+    grid = Grid(
+        1 + len(c.merges),
+        WARP,
+        cell,
+        (45, 34),
+        row_label=lambda r: c.merges[r - 1] if r else "own",
+        row_name="list",
+        column_name="lane",
+        thick_columns=frozenset(range(0, WARP, c.threads_per_row))
+        if c.threads_per_row < WARP
+        else frozenset(),
+    )
+    figure = finish(
+        draw_grid(grid, *arrange(grid)),
+        f"Lists of {c.threads_per_row} lanes are merged into one of {c.kept}",
+        f"Warp {view.warp}: a merge of two groups of lanes in each line.",
+        f"Merges of sorted lists over groups of {c.threads_per_row} lanes.",
+        [
+            Swatch("t0", "L3", "the lane whose keys come first; one colour = one list"),
+            Swatch("plain", "2-3", "places of that list that the lane has"),
+        ],
+    )
+    return figure.noted(
+        "A list grows until it has as many keys as are kept. Then each lane keeps half of its keys at each merge, down "
+        "to one, of which there are copies. A key holds an element and its index: no two are equal."
     )
 
 

@@ -151,16 +151,24 @@ class TopkClass(ClassBase):
                 found.append(COPY)
         return tuple(found)
 
+    def places_after(self, merges: int) -> tuple[tuple[int, ...], int]:
+        """(the bits of a lane's number that say which part of the list of its group it has after so many merges, the
+        highest first; how many places that part has). Lanes that differ in another bit have the same part."""
+        bits, mine = (), self.length
+        for bit, what in enumerate(self.merges[:merges]):
+            if what == GROW:
+                bits = (bit, *bits)
+            elif what == HALVE:
+                bits, mine = (*bits, bit), mine // 2
+        return bits, mine
+
     @property
     def place_bits(self) -> tuple[int, ...]:
         """Which bits of its number among the row's lanes say which results a lane has, the highest first: slot s is
         that of place ``bits * slots + s``. Lanes with another bit set have copies."""
         if self.takes:
             return tuple(reversed(range(WARP.bit_length() - 1)))
-        found = []
-        for bit, what in enumerate(self.merges):
-            found = [bit, *found] if what == GROW else [*found, bit] if what == HALVE else found
-        return tuple(found)
+        return self.places_after(len(self.merges))[0]
 
     @property
     def tiler(self) -> tuple[int, int]:
