@@ -26,7 +26,7 @@ def operands_of(
     others: dict[str, str] | None = None,
 ) -> list[Operand]:
     """Contiguous operands of a call over the last dimension, in the order of a plan; the input and the result have the
-    dtypes of `pair`, a bias that of the input, and group inputs are float32.
+    dtypes of `pair`, a bias that of the input, and group inputs are float32, but upstream gradients that come alone.
 
     shared: a bias and a mask are broadcast over the first dimension. strides, offsets (elements), others (dtypes): of
     single operands.
@@ -45,6 +45,10 @@ def operands_of(
         numbers = dict.fromkeys(
             ("scale", "alpha", "found", "loss", "lse", "more", "down", "entropy", "even", *SINKS), "fp32"
         )
+        if prologue.factor:
+            numbers |= dict.fromkeys(
+                ("down", *["alpha"] * bool(prologue.target and not prologue.more)), result
+            )
         dtype = {"mask": "bool", "index": "int64", **numbers, **(others or {})}.get(operand, dtype)
         assert not gradient or operand not in ("x", "bias", "mask")
         at = (strides or {}).get(operand, at)

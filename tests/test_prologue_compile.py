@@ -115,14 +115,14 @@ def test_losses_elsewhere(architecture, compiled):
     check_rows([plan_of("softmax", LOSS, (600, 4096), PAIRS[0], architecture).row_class], compiled)
 
 
-FOUND = Prologue(alpha="groups", target="found")
+FOUND = Prologue(alpha="groups", target="found", factor=True)
 
 
 def test_gradients_of_heads(compiled):
     """Of rows of every kind of configuration, with all that such a gradient may have in turns; and its forward."""
     even = replace(FOUND, more=True, even=True)
     prologues = (
-        *(Prologue(entropy=True), replace(FOUND, more=True), replace(even, softcap=True), even),
+        *(Prologue(entropy=True, factor=True), replace(FOUND, more=True), replace(even, softcap=True), even),
         *(
             replace(FOUND, scale="number", more=True, entropy=True),
             replace(even, scale="number", softcap=True),

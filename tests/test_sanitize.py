@@ -245,8 +245,15 @@ def test_heads_launch_what_they_say(name, launches):
     y = head.ours(x, torch.tensor([5, 0, 999]))
     torch.autograd.grad(y, x, torch.ones_like(y))
     around = ("share", "mean", "total", "rescale")
-    called = {(n.math, n.prologue) for n in launches if n.math not in around}
-    assert called >= {*head.launches}, name
+    names = {**launch.DTYPE_NAMES, torch.int64: "int64"}
+    called = {
+        (n.math, n.prologue, tuple(sorted(names[d] for d in n.dtypes)))
+        for n in launches
+        if n.math not in around
+    }
+    kernels = sanitize_heads.classes_of(head, "bf16", (3, 1000))
+    assert called >= {(k.math, k.prologue, tuple(sorted(k.dtypes))) for k in kernels}, name
+    assert {(k.math, k.prologue) for k in kernels} == {*head.launches}
 
 
 def test_every_class_of_short_rows():

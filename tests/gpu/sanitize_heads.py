@@ -17,7 +17,6 @@ import cute_softmax as c
 from cute_softmax.plan import NO_PROLOGUE, Prologue
 from cute_softmax.plan.base import ClassBase
 
-FOUND = Prologue(alpha="groups", target="found")
 LENGTHS = (5, 40, 1023, 4096, 20001, 50257, 151936)
 
 
@@ -76,14 +75,14 @@ HEADS = {
     "entropy": Head(
         lambda x, _: c.entropy(x),
         lambda x, _: entropy_of(torch.log_softmax(x, -1)),
-        (("entropy", NO_PROLOGUE), ("softmax", Prologue(entropy=True))),
+        (("entropy", NO_PROLOGUE), ("softmax", Prologue(entropy=True, factor=True))),
     ),
     "selected and entropy": Head(
         _selected,
         _selected_right,
         (
             ("selective_entropy", Prologue(scale="number")),
-            ("softmax", Prologue(scale="number", alpha="groups", target="found", entropy=True)),
+            ("softmax", Prologue(scale="number", alpha="groups", target="found", entropy=True, factor=True)),
         ),
     ),
     "squares, recomputed": Head(
@@ -97,7 +96,10 @@ HEADS = {
     "selected beside logsumexps": Head(
         lambda x, i: sum(t.sum() for t in c.cross_entropy(x, i, return_lse=True)),
         lambda x, i: torch.nn.functional.cross_entropy(x, i) + torch.logsumexp(x, -1).sum(),
-        (("selective", NO_PROLOGUE), ("softmax", Prologue(alpha="groups", target="found", more=True))),
+        (
+            ("selective", NO_PROLOGUE),
+            ("softmax", Prologue(alpha="groups", target="found", more=True, factor=True)),
+        ),
     ),
     "a scale of each row, recomputed": Head(
         lambda x, i: c.cross_entropy(x, i, scale=_rates(x).float(), one_visit=False),
@@ -120,7 +122,10 @@ HEADS = {
         _smoothed_right,
         (
             ("selective", Prologue(softcap=True, even=True)),
-            ("softmax", Prologue(softcap=True, alpha="groups", target="found", more=True, even=True)),
+            (
+                "softmax",
+                Prologue(softcap=True, alpha="groups", target="found", more=True, even=True, factor=True),
+            ),
         ),
     ),
     "smoothing in one visit": Head(
