@@ -39,9 +39,8 @@ from .operations import DTYPES
 from .tune_rules import SHORT, deep_candidates, neighbours, panel_candidates, row_candidates, short_candidates
 
 Config = RowConfig | PanelConfig | ShortConfig
-FILL_BYTES = (
-    512 << 20
-)  # of an input: in 128 MB what ends and begins hides up to a fifth of the time of longer ones
+# Of an input: in 128 MB what begins and ends hides up to a fifth of the time that larger ones take.
+FILL_BYTES = 512 << 20
 LOSS = Prologue(alpha="groups", target="loss")
 FEW_ELEMENTS = 16  # of rows that each have a length of their own
 FEWEST_ROWS = 7  # clusters of 16 CTAs that an H100 and an H200 have at once

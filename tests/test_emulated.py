@@ -262,12 +262,10 @@ def alike(columns: int, dtype: torch.dtype) -> torch.Tensor:
     near = 1.5 + torch.arange(columns).to(dtype) * torch.finfo(dtype).eps
     x[1] = x[1].round()
     x[2] = near.flip(0)
-    x[3, 1::2] = x[3, : columns // 2 * 2 : 2] * (
-        1 + torch.finfo(dtype).eps
-    )  # the larger of a pair comes later
-    x[4, ::3] = torch.tensor([float("nan"), float("inf"), -0.0, 0.0, -float("inf")]).repeat(columns)[
-        : len(x[4, ::3])
-    ]
+    larger = 1 + torch.finfo(dtype).eps
+    x[3, 1::2] = x[3, : columns // 2 * 2 : 2] * larger  # the larger of a pair comes later
+    none = torch.tensor([float("nan"), float("inf"), -0.0, 0.0, -float("inf")])
+    x[4, ::3] = none.repeat(columns)[: len(x[4, ::3])]
     x[5] = -near
     return x
 

@@ -455,7 +455,7 @@ def chosen(row: np.ndarray, k: int, c: TopkClass, halves: str, rough: bool = Fal
     if c.takes:
         found, used_up = taken(np.stack(lists), k, c, last, lowest)
         return settled_in(padded, found, np.full_like(lane, lowest), used_up, k, c, last, rough)
-    found, out = merged(lists, c.merges, lane, lambda key, bits: key[lane ^ bits], pick)
+    found, out = merged(c, lists, lane, lambda key, bits: key[lane ^ bits], pick)
     beyond = np.full_like(lane, max((int(key.max()) for key in out), default=lowest))
     return settled_in(padded, found, beyond, lists[-1], k, c, last, rough)
 

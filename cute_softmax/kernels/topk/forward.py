@@ -170,7 +170,7 @@ class TopkKernel:
         if s.takes:
             mine, used_up = self.take(keys, found, lane, k)
             return [mine], keys.lowest, used_up
-        chosen, out = merged(found, s.merges, lane, cute.arch.shuffle_sync_bfly)
+        chosen, out = merged(s, found, lane, cute.arch.shuffle_sync_bfly)
         if not keys.rough:
             return chosen, keys.lowest, Boolean(False)
         beyond = reduce(cutlass.max, out, keys.lowest)

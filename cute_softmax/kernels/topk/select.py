@@ -95,27 +95,27 @@ def largest(keys: Iterator, count: int, length: int, exchange: Exchange = exchan
 
 
 def merged(
+    c: TopkClass,
     keys: list,
-    merges: tuple[str, ...],
     lane: Numeric,
     other: Callable[[Numeric, int], Numeric],
     exchange: Exchange = exchange,
 ) -> tuple[list, list]:
-    """(this lane's share of the largest keys of all lanes, what it left out): as many keys as `merges` say, in the
-    places of `TopkClass.place_bits`.
+    """(this lane's share of the largest keys of all lanes, what it left out): by the class's `merges`, in its `places`.
 
     keys: this lane's, sorted. lane: its number; other(key, bits): the key of the lane whose number differs in these
     bits. The larger keys of a pair of lists of which one is turned around rise and fall, and so do the smaller ones:
     what sorts these is `bitonic`, of places that are bits of the lane as well as of a key's index.
     """
-    keys, out, bits = list(keys), [], []
+    keys, out = list(keys), []
 
     def sorted_by(bit: int, turned: bool = False) -> list:
         upper = (lane >> bit) & 1 == 1
         theirs = [other(key, 1 << bit) for key in (reversed(keys) if turned else keys)]
         return [pick(upper, key, its, exchange) for key, its in zip(keys, theirs, strict=True)]
 
-    for bit, what in enumerate(merges):
+    for bit, what in enumerate(c.merges):
+        bits, _ = c.places_after(bit)
         mirrored = sum(1 << b for b in (*bits, bit))
         count = len(keys) if what == GROW else max(len(keys) // 2, 1)
         theirs = [other(key, mirrored) for key in reversed(keys[-count:])]
@@ -130,7 +130,6 @@ def merged(
             keys = sorted_by(b)
         if what == HALVE:
             keys = sorted_by(bit, turned=True)
-        bits = [bit, *bits] if what == GROW else [*bits, bit] if what == HALVE else bits
         sort(keys, bitonic(len(keys)), exchange)
     return keys, out
 
