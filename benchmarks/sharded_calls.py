@@ -418,6 +418,6 @@ def kernels_of(shapes: Sequence[tuple[int, int]], count: int, many: Sequence[int
     for dtype, beside, names in merges:
         found[plan_merge("state", dtype, beside, names, (1, count), device).kernel] = None
     found[plan_merge("sum", "fp32", (), (), (1, count), device).kernel] = None
-    found[plan_share(1, 0, 0, device).kernel] = None
-    found[plan_total(1, "fp32", True, device).kernel] = None
+    for plan in (*plan_share(1, 0, 0, device), *plan_total(1, "fp32", True, device)):
+        found[plan.kernel] = None
     return [*found]

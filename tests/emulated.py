@@ -13,7 +13,7 @@ from ptx import Grid, Memory, Program, parse
 from cute_softmax.runtime import launch
 
 # By movement, which of a launch's numbers the kernel does not take: how many CTAs, or rows, there are.
-COUNTED = {"row": 2, "stream": 2, "short": 3, "topk": 3, "topk_long": 0, "rescale": 1}
+COUNTED = {"row": 2, "stream": 2, "short": 3, "topk": 3, "topk_long": 0, "rescale": 1, "mean": 0}
 
 
 class Emulated(simulated.Launches):
@@ -42,7 +42,7 @@ class Emulated(simulated.Launches):
         return self.emulated(super().of_shards(*asked))
 
     def around_losses(self, *asked):
-        return self.emulated(super().around_losses(*asked))
+        return tuple(map(self.emulated, super().around_losses(*asked)))
 
     def emulated(self, found: launch.Call | str):
         """The call with the kernel in the place of its simulation, which says only what tensors there are."""

@@ -31,7 +31,7 @@ from cute_softmax.runtime import launch, private, record
 INF = math.inf
 _PLANNED = launch._call.__wrapped__
 _PRODUCT = kernels._call.__wrapped__
-_AROUND_LOSSES = loss._call.__wrapped__
+_AROUND_LOSSES = loss._calls.__wrapped__
 _CHOICE = topk._call.__wrapped__
 _SHARDS = of_shards._call.__wrapped__
 _LARGEST = largest._call.__wrapped__
@@ -95,44 +95,52 @@ class Launches(list):
             result.copy_(value)
 
     def around_losses(self, device, plan_of, *arguments):
-        """`loss._call`, likewise."""
-        found = _AROUND_LOSSES(device, plan_of, *arguments)
-        function = {
-            "rescale": self.rescaled,
-            "share": self.shares,
-            "total": self.totals,
-            "mean": self.means,
-        }[found.plan.kernel.math]
+        """`loss._calls`, likewise."""
+        every = _AROUND_LOSSES(device, plan_of, *arguments)
+        for found in every:
+            found.function = self.around(found, arguments)
+        return every
+
+    def around(self, found, arguments):
+        plan = found.plan
 
         def launched(stream, *given):
-            self.append(SimpleNamespace(math=found.plan.kernel.math))
-            function(found.plan, *arguments, *(given[place] for place in found.places))
+            self.append(SimpleNamespace(math=plan.kernel.math))
+            addresses = [given[place] for place in found.places]
+            if plan.kernel.movement == "rescale":
+                self.rescaled(*arguments, *addresses)
+            else:
+                self.added_up(plan, dict(zip(plan.kernel.operands, addresses, strict=True)))
 
-        found.function = launched
-        return found
+        return launched
 
-    def rescaled(self, plan, shape, operands, address, factor):
+    def rescaled(self, shape, operands, address, factor):
         number = at(factor, *dense((1,), operands[1].dtype)).float()
         if number != 1:
             at(address, shape, operands[0]).mul_(number)
 
-    def shares(self, plan, elements, ignore, number, target, result):
-        share = 1 / (at(target, *dense((elements,), "int64")) != ignore).sum().float()
-        number = torch.tensor(number).to(torch.int32).view(torch.float32)
-        at(result, *dense((2,), "fp32")).copy_(torch.stack([share * number, share]))
-
-    def totals(self, plan, elements, dtype, shared, numbers, *rest):
-        *factor, result = rest
-        found = at(numbers, *dense((elements,), "fp32")).double().sum()
-        found = found * at(*factor, *dense((1,), "fp32")).double() if shared else found
-        at(result, *dense((1,), dtype)).copy_(found)
-
-    def means(self, plan, elements, ignore, dtype, numbers, target, result, share):
-        counts = (at(target, *dense((elements,), "int64")) != ignore).sum().double()
-        at(result, *dense((1,), dtype)).copy_(
-            at(numbers, *dense((elements,), "fp32")).double().sum() / counts
-        )
-        at(share, *dense((1,), "fp32")).copy_(1 / counts)
+    def added_up(self, plan, addresses):
+        kernel, n, sums = plan.kernel, plan.elements, []
+        for name in kernel.sources:
+            targets = name == "targets" and not kernel.counted
+            x = at(addresses[name], *dense((n,), "int64" if targets else "fp32"))
+            x = torch.cat(
+                [(x != plan.ignore).double() if targets else x.double(), torch.zeros(-n % plan.ctas)]
+            )
+            sums.append(x.view(plan.ctas, -1).sum(1))
+        if kernel.sliced:
+            at(addresses["sums"], *dense((len(sums), plan.ctas), "fp32")).copy_(torch.stack(sums))
+            return
+        number = torch.tensor(plan.number).to(torch.int32).view(torch.float32).double()
+        factor = at(addresses["factor"], *dense((1,), "fp32")).double() if kernel.shared else 1
+        found = {
+            "share": lambda: torch.cat([number / sums[0], 1 / sums[0]]),
+            "total": lambda: sums[0] * factor,
+            "mean": lambda: sums[0] / sums[-1],
+        }[kernel.math]()
+        at(addresses["result"], *dense((len(found),), kernel.dtypes[1])).copy_(found)
+        if kernel.math == "mean":
+            at(addresses["share"], *dense((1,), "fp32")).copy_(1 / sums[1])
 
     def of_shards(self, device, plan_of, *arguments):
         """`dispatch.sharded.kernels._call`, likewise."""
@@ -479,7 +487,7 @@ def install(monkeypatch, launches: Launches | None = None) -> Launches:
     monkeypatch.setattr(launch, "_call", launches.call)
     monkeypatch.setattr(kernels, "_call", launches.product)
     monkeypatch.setattr(backward, "_bound", launches.gradients)
-    monkeypatch.setattr(loss, "_call", launches.around_losses)
+    monkeypatch.setattr(loss, "_calls", launches.around_losses)
     monkeypatch.setattr(topk, "_call", launches.choice)
     monkeypatch.setattr(largest, "_call", launches.largest)
     monkeypatch.setattr(of_shards, "_call", launches.of_shards)

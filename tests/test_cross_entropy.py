@@ -12,7 +12,9 @@ import torch
 from torch.nn import functional
 
 from cute_softmax import cross_entropy, logsumexp, nn
-from cute_softmax.dispatch.heads import loss as loss_of_rows
+from cute_softmax.plan import mean
+from cute_softmax.plan.hardware import H200
+from cute_softmax.plan.mean import plan_mean
 
 SHAPES = ((5,), (4, 5), (3, 5, 2), (2, 5, 2, 3))
 REDUCTIONS = ("mean", "sum", "none")
@@ -254,15 +256,19 @@ def test_one_visit(monkeypatch, options, upstream):
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("one_visit", [True, False])
 def test_more_rows_than_a_cta_adds_up(monkeypatch, one_visit, reduction):
-    """Their losses are a row of the kernel of sums."""
+    """CTAs add up slices of them, and a second launch the sums of the slices."""
     launches = simulated.install(monkeypatch)
-    monkeypatch.setattr(loss_of_rows, "ROWS_OF_A_CTA", 5)
+    monkeypatch.setattr(mean, "ALONE", 5)
+    monkeypatch.setattr(mean, "SLICE", 4)
     x = example((6, 40), dtype=torch.float32)
     leaf, wide = x.clone().requires_grad_(), x.double().requires_grad_()
+    around = ["total"] * 2 if one_visit or reduction == "sum" else ["mean"] * 2
+    before = ["share"] * 2 if one_visit and reduction == "mean" else []
     for _ in range(2):  # calls that repeat take a shorter way
         launches.clear()
         loss = cross_entropy(leaf, IGNORING, reduction=reduction, one_visit=one_visit)
-        assert [launch.math for launch in launches] == ["softmax" if one_visit else "logsumexp", "sum"]
+        kernel = "softmax" if one_visit else "logsumexp"
+        assert [launch.math for launch in launches] == [*before, kernel, *around]
         expected = in_float64(wide, IGNORING, {"reduction": reduction})
         assert torch.allclose(loss.double(), expected, rtol=1e-6)
         (grad,) = torch.autograd.grad(loss, leaf)
@@ -270,6 +276,16 @@ def test_more_rows_than_a_cta_adds_up(monkeypatch, one_visit, reduction):
         assert torch.allclose(grad.double(), right, rtol=1e-5, atol=1e-6)
     half = cross_entropy(x.bfloat16(), IGNORING, reduction=reduction)
     assert half.dtype is torch.bfloat16 and half.shape == ()
+
+
+@pytest.mark.parametrize("rows", [0, 1, 16384, 16385, 65536, 10**6 + 1, 2**30 + 1])
+def test_slices_cover_all_rows(rows):
+    """Each row is in one of them, and none is empty."""
+    *slices, whole = plan_mean(rows, -100, "fp32", H200)
+    assert len(slices) == (rows > 16384) and whole.ctas == 1
+    for plan in slices:
+        assert (plan.ctas - 1) * plan.each < rows <= plan.ctas * plan.each and plan.each >= 4096
+        assert whole.elements == plan.ctas <= 256
 
 
 @pytest.mark.parametrize("options", [o for o in ONE_VISIT if o != "over the logits"])

@@ -21,6 +21,7 @@ from covering import check_covered, covering, pairs
 from test_states import FUNCTIONS, Function, example
 
 import cute_softmax as c
+from cute_softmax.dispatch.heads import loss
 from cute_softmax.plan import RowConfig, panel_plan, table_of
 from cute_softmax.plan.hardware import H200
 from cute_softmax.runtime import launch
@@ -325,6 +326,18 @@ def test_a_loss_and_its_gradient_in_one_visit(reduction, ignored, launches):
     exact = both(torch.nn.functional.cross_entropy, x.detach().double().requires_grad_())
     assert all(map(close, both(c.cross_entropy, x), exact))
     assert {work.plan.kernel.movement for work in launches} == {"row", "mean", "rescale"}
+
+
+def test_many_losses_in_slices(launches):
+    target, numbers = torch.arange(20_001) % 7, made((20_001,), fp32)
+    counts = (target != 3).sum()
+    share = loss.shares(target, 3, 0.5)
+    assert torch.equal(share, torch.stack([0.5 / counts, 1 / counts]))
+    mean, again = loss.mean(numbers, target, 3, fp32)
+    assert close(mean, numbers.double().sum() / counts, 20_001) and again == share[1]
+    assert close(loss.total(numbers, share[1], fp32), numbers.double().sum() / counts, 20_001)
+    assert close(loss.total(numbers, None, bf16), numbers.double().sum())
+    assert [work.plan.ctas for work in launches] == [3, 1] * 4
 
 
 @pytest.mark.parametrize(

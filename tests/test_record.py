@@ -26,7 +26,7 @@ def every_kind():
     yield test_matmul_mma.planned("sm_80", (2,), 64, 128, 64).kernel
     yield from (one.kernel for one in test_matmul_backward_plan.planned((2,), 64, 128, 64).launches)
     yield plan_rescale((4, 40), (Operand("bf16", (40, 1)), Operand("fp32", ())), H200).kernel
-    yield plan_share(40, -100, 0, H200).kernel
+    yield plan_share(40, -100, 0, H200)[0].kernel
     yield plan_merge("state", "fp32", ("chosen",), ("found", "lse"), (4, 2), H200).kernel
     x, how = Operand("bf16", (40, 1)), (("scaled",), ("lse",), "fp32", (1,), (0,) * 6)
     yield plan_slice("gradient", (4, 40), (x, x), *how, H200).kernel

@@ -1,7 +1,9 @@
-"""One CTA that counts the targets of rows, or adds up their losses: one launch where torch's operations take three.
+"""Counts the targets of rows, or adds up their losses: one launch where torch's operations take three, or two of many.
 
 The order of additions depends on the number of rows alone.
 """
+
+import operator
 
 import cutlass
 import cutlass.cute as cute
@@ -11,8 +13,8 @@ from ..plan import WARP
 from ..plan.mean import THREADS, UNROLL, MeanClass
 from .common.copy import DTYPES, element
 from .common.early import begins_early, wait_for_stream
-from .common.index import ceil_div, select
-from .common.reduce import SUM, across_warps
+from .common.index import ceil_div, select, smaller
+from .common.reduce import SUM, across_warps, tree
 
 
 class MeanKernel:
@@ -23,10 +25,19 @@ class MeanKernel:
         self.result = DTYPES[spec.dtypes[1]]
 
     @cute.jit
-    def __call__(self, stream, elements: Int64, ignore: Int64, number: Int64, *operands: Int64):
-        """Launch. operands: the addresses of the class's operands."""
-        grid = [1, 1, 1]
-        self.kernel(elements, ignore, number, operands).launch(
+    def __call__(
+        self,
+        stream,
+        ctas: Int64,
+        elements: Int64,
+        each: Int64,
+        ignore: Int64,
+        number: Int64,
+        *operands: Int64,
+    ):
+        """Launch. operands: the addresses of the class's operands; the others as `MeanPlan.arguments` has them."""
+        grid = [Int32(ctas), 1, 1]
+        self.kernel(elements, each, ignore, number, operands).launch(
             grid=grid,
             block=[THREADS, 1, 1],
             stream=stream,
@@ -34,29 +45,43 @@ class MeanKernel:
         )
 
     @cute.kernel
-    def kernel(self, elements: Int64, ignore: Int64, number: Int64, operands: tuple):
+    def kernel(self, elements: Int64, each: Int64, ignore: Int64, number: Int64, operands: tuple):
         s = self.spec
         wait_for_stream(s.early)
         tidx, _, _ = cute.arch.thread_idx()
+        cta = cute.arch.block_idx()[0]
         at = dict(zip(s.operands, operands, strict=True))
         scale = element(Float32, at["factor"])[0] if const_expr("factor" in at) else Float32(1.0)
-        # What is added up: the elements, how many targets count, or both.
-        sources = [
-            (name, DTYPES[d]) for name, d in (("elements", "fp32"), ("targets", "int64")) if name in at
-        ]
-        totals, count = [Float32(0.0) for _ in sources], Int32(elements)
-        for turn in cutlass.range(ceil_div(count, THREADS), unroll=UNROLL):
-            i = turn * THREADS + tidx
-            # Beyond the end the last one, so that no load waits for a branch.
-            last = Int64(select(i < count, i, count - 1))
-            found = [element(dtype, at[name], last)[0] for name, dtype in sources]
-            terms = [
-                x if x.dtype is Float32 else select(x != ignore, Float32(1.0), Float32(0.0)) for x in found
+        counts = "fp32" if s.counted else "int64"
+        sources = [(at[name], DTYPES[counts if name == "targets" else "fp32"]) for name in s.sources]
+        totals = [Float32(0.0) for _ in sources]
+        first = cta * each
+        count = Int32(smaller(each, elements - first))
+        for turn in cutlass.range(ceil_div(count, THREADS * UNROLL), unroll=1):
+            # Beyond the end the last one, so that no load waits for a branch; and all loads before the first is used.
+            places = [turn * (THREADS * UNROLL) + u * THREADS + tidx for u in range(UNROLL)]
+            found = [
+                [element(dtype, address, first + Int64(smaller(i, count - 1)))[0] for i in places]
+                for address, dtype in sources
             ]
-            totals = [t + select(i < count, x, Float32(0.0)) for t, x in zip(totals, terms, strict=True)]
+            totals = [
+                tree(
+                    operator.add,
+                    [
+                        t,
+                        *(
+                            select(i < count, term_of(x, ignore), Float32(0.0))
+                            for i, x in zip(places, f, strict=True)
+                        ),
+                    ],
+                )
+                for t, f in zip(totals, found, strict=True)
+            ]
         totals = [self.over_all(total) for total in totals]
         share = Float32(1.0) / totals[-1]
-        if const_expr(s.math == "share"):
+        if const_expr(s.sliced):
+            results = {"sums": totals}
+        elif const_expr(s.math == "share"):
             results = {"result": [share * Int32(number).bitcast(Float32), share]}
         elif const_expr(s.math == "mean"):
             results = {"result": [totals[0] * share], "share": [share]}
@@ -65,7 +90,8 @@ class MeanKernel:
         for name in results:
             dtype = self.result if const_expr(name == "result") else Float32
             for j in cutlass.range_constexpr(len(results[name])):
-                gY, value = element(dtype, at[name], j), results[name][j].to(dtype)
+                gY = element(dtype, at[name], j * cute.arch.grid_dim()[0] + cta)
+                value = results[name][j].to(dtype)
                 if tidx == 0:
                     gY[0] = value
 
@@ -75,3 +101,8 @@ class MeanKernel:
         smem = cutlass.memory.SmemAllocator()
         buffer = smem.allocate_tensor(Float32, cute.make_layout((1, (THREADS // WARP, 1))), byte_alignment=8)
         return across_warps(SUM, SUM.lanes((total,), WARP), buffer, None, Int32(0), 1)[0]
+
+
+def term_of(x: Float32 | Int64, ignore: Int64) -> Float32:
+    """What an element adds: itself or, of a target, 1 if it is not ignored."""
+    return x if x.dtype is Float32 else select(x != ignore, Float32(1.0), Float32(0.0))

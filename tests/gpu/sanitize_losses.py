@@ -17,7 +17,7 @@ from cute_softmax.dispatch.heads import largest, loss
 from cute_softmax.dispatch.topk import kernels as routers
 from cute_softmax.plan import Prologue
 from cute_softmax.plan.hardware import Device
-from cute_softmax.plan.mean import plan_share, plan_total
+from cute_softmax.plan.mean import plan_mean, plan_share, plan_total
 from cute_softmax.plan.problem import Operand, contiguous
 from cute_softmax.plan.rescale import plan_rescale
 from cute_softmax.plan.topk import plan_topk, plan_topk_backward
@@ -81,7 +81,7 @@ def check_rescale(shape: tuple[int, int], pitch: int, dtype: torch.dtype, factor
 
 
 def check_mean(count: int, dtype: torch.dtype) -> float:
-    """A share, and a total with it and without."""
+    """A share, a total with it and without, and a mean."""
     target = torch.arange(count) % 5
     numbers = random((count,), torch.float32, 1)
     index, losses, results = target.to("cuda"), numbers.to("cuda"), []
@@ -90,10 +90,12 @@ def check_mean(count: int, dtype: torch.dtype) -> float:
         results.append(loss.shares(index, 3, 0.25))
         results.append(loss.total(losses, results[0][1:], dtype))
         results.append(loss.total(losses, None, torch.float32))
+        results.extend(loss.mean(losses, index, 3, dtype))
 
     seconds = timed(launch)
     share = 1 / (target != 3).sum().double()
-    right = torch.stack([share * 0.25, share]), numbers.double().sum() * share, numbers.double().sum()
+    whole = numbers.double().sum()
+    right = torch.stack([share * 0.25, share]), whole * share, whole, whole * share, share
     for got, wanted in zip(results, right, strict=True):
         assert torch.allclose(got.cpu().double(), wanted, rtol=TOLERANCE.get(got.dtype, 1e-3), atol=1e-4)
     return seconds
@@ -165,10 +167,12 @@ def jobs(device: Device, dtypes: list[str]) -> Iterator[Job]:
         made = plan_rescale((rows, columns), operands, device).kernel
         run = partial(check_rescale, (rows, columns), pitch, DTYPES[name], 0.5)
         yield Job((made,), rows * columns, f"rescale {name} {rows} x {columns}", run)
-    for name, count in product(dtypes, (1, 1023, 9001)):
+    for name, count in product(dtypes, (1, 1023, 9001, 20_001)):  # of the last in slices
         made = [
-            plan_share(count, 0, 0, device),
-            *(plan_total(count, n, True, device) for n in (name, "fp32")),
+            *plan_share(count, 0, 0, device),
+            *plan_mean(count, 0, name, device),
+            *plan_total(count, name, True, device),
+            *plan_total(count, "fp32", False, device),
         ]
         run = partial(check_mean, count, DTYPES[name])
         yield Job(tuple(plan.kernel for plan in made), count, f"mean {name} of {count}", run)

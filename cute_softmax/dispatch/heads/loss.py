@@ -8,7 +8,7 @@ upstream that has come.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -26,8 +26,6 @@ from .kernels import scaled
 
 # In float16 a probability over the number of rows underflows before a loss scale is known.
 ONE_VISIT = (torch.bfloat16, torch.float32)
-# Rows whose losses one CTA adds up, or whose targets it counts, at most: 0.11 ns each (H200, 2026-11-26).
-ROWS_OF_A_CTA = 1 << 16
 Tensor = torch.Tensor
 
 
@@ -300,52 +298,53 @@ def rescale(tensor: Tensor, factor: Tensor) -> None:
         tensor.get_device(),
     )
     operands = launch.operand(rows), launch.operand(factor)
-    call = _call(device, plan_rescale, tuple(rows.shape), operands)
+    (call,) = _calls(device, plan_rescale, tuple(rows.shape), operands)
     call.on_device(device, tensor.data_ptr(), factor.data_ptr())
 
 
 def shares(target: Tensor, ignore_index: int, number: float) -> Tensor:
     """(a number over how many of int64 targets are not ignored, one over that), float32."""
-    if target.numel() > ROWS_OF_A_CTA:
-        share = (target != ignore_index).sum().to(torch.float32).reciprocal()
-        return share * number, share
-    target, device = target.contiguous(), target.get_device()
     result = torch.empty(2, dtype=torch.float32, device=target.device)
-    call = _call(device, plan_share, target.numel(), ignore_index, launch.float_bits(number))
-    call.on_device(device, target.data_ptr(), result.data_ptr())
+    bits = launch.float_bits(number)
+    _add_up((target.contiguous(),), (result,), plan_share, target.numel(), ignore_index, bits)
     return result
 
 
 def total(numbers: Tensor, factor: Tensor | None, dtype: torch.dtype) -> Tensor:
     """The sum of float32 numbers that lie side by side, times a factor of the device's."""
-    if numbers.numel() > ROWS_OF_A_CTA:
-        row, result = numbers.view(1, -1), torch.empty(1, 1, dtype=torch.float32, device=numbers.device)
-        launch.run("sum", (row, result.expand(row.shape)), (1,))
-        return (result if factor is None else result * factor).view(()).to(dtype)
-    device, name = numbers.get_device(), launch.DTYPE_NAMES.get(dtype, "fp32")
+    name = launch.DTYPE_NAMES.get(dtype, "fp32")
     result = torch.empty((), dtype=launch.TORCH_DTYPES[name], device=numbers.device)
-    call = _call(device, plan_total, numbers.numel(), name, factor is not None)
-    call.on_device(device, *[t.data_ptr() for t in (numbers, factor, result) if t is not None])
+    rest = (result,) if factor is None else (factor, result)
+    _add_up((numbers,), rest, plan_total, numbers.numel(), name, factor is not None)
     return result.to(dtype)
 
 
 def mean(numbers: Tensor, target: Tensor, ignore_index: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """(the sum of float32 numbers that lie side by side over how many of int64 targets are not ignored, one over that
     in float32)."""
-    if target.numel() > ROWS_OF_A_CTA:
-        _, share = shares(target, ignore_index, 1.0)
-        return total(numbers, share, dtype), share
-    target, device = target.contiguous(), numbers.get_device()
     name = launch.DTYPE_NAMES.get(dtype, "fp32")
     result = torch.empty((), dtype=launch.TORCH_DTYPES[name], device=numbers.device)
     share = torch.empty((), dtype=torch.float32, device=numbers.device)
-    call = _call(device, plan_mean, numbers.numel(), ignore_index, name)
-    call.on_device(device, *[t.data_ptr() for t in (numbers, target, result, share)])
+    sources = numbers, target.contiguous()
+    _add_up(sources, (result, share), plan_mean, numbers.numel(), ignore_index, name)
     return result.to(dtype), share
 
 
+def _add_up(sources: Iterable[Tensor], rest: Sequence[Tensor], plan_of: Callable, *arguments: object) -> None:
+    """Launch what adds up the sources; rest: the other operands of the last launch."""
+    device = rest[-1].get_device()
+    *slices, whole = _calls(device, plan_of, *arguments)
+    for call in slices:
+        shape = len(call.plan.kernel.sources), call.plan.ctas
+        sums = torch.empty(shape, dtype=torch.float32, device=rest[-1].device)
+        call.on_device(device, *[t.data_ptr() for t in (*sources, sums)])
+        sources = sums.unbind()
+    whole.on_device(device, *[t.data_ptr() for t in (*sources, *rest)])
+
+
 @lru_cache(maxsize=1024)
-def _call(device: int, plan_of: Callable, *arguments: object) -> launch.Call:
-    """The Call of a plan without a prologue."""
-    plan = plan_of(*arguments, launch.device_facts(device))
-    return launch.Call(plan, launch.function_of(plan.kernel))
+def _calls(device: int, plan_of: Callable, *arguments: object) -> tuple[launch.Call, ...]:
+    """The Calls of the plan, or the plans, without a prologue."""
+    made = plan_of(*arguments, launch.device_facts(device))
+    plans = made if isinstance(made, tuple) else (made,)
+    return tuple(launch.Call(plan, launch.function_of(plan.kernel)) for plan in plans)
