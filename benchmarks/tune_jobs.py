@@ -184,6 +184,7 @@ def jobs() -> list[Job]:
             Job(("held", inputs), math, 0, None, 2, 1 << 15),
             Job(("shifted", inputs), math, 0, None, 2, 1 << 15, odd=True),
             Job(("deep", ("column", inputs)), math, 0, None, 1 << 15, 1 << 22),
+            Job(("deep", ("wide", inputs)), math, 0, None, 1 << 15, 1 << 22, odd=True),
             Job(("streaming", inputs), math, 0, 256, 1 << 15, 1 << 22),
         ]
     panels += [
@@ -246,7 +247,7 @@ def candidates(
     elif job.of_short:
         made = short_candidates()
     else:
-        made = deep_candidates(job.inputs, device.architecture)
+        made = deep_candidates(job.place[1][0], job.inputs, device.architecture)
     # What bounds a deep configuration is found anew.
     known = [
         replace(c, longest=PanelConfig(1, 1).longest) if isinstance(c, PanelConfig) else c for c in known

@@ -128,14 +128,18 @@ def panel_candidates(inputs: int, architecture: Architecture) -> Iterator[PanelC
         yield PanelConfig(threads, steps, cluster, blocks, vector_bytes=vector_bytes, panel_bytes=panel_bytes)
 
 
-def deep_candidates(inputs: int, architecture: Architecture) -> Iterator[PanelConfig]:
-    """Configurations that stream: what they hold is cut into chunks."""
+def deep_candidates(kind: str, inputs: int, architecture: Architecture) -> Iterator[PanelConfig]:
+    """Configurations that stream: what they hold is cut into chunks. kind: "column", "wide" or "row"."""
+    panel_bytes = PANEL_BYTES * 2 if kind == "wide" else PANEL_BYTES
+    fewest = [(0, 0)] if kind == "row" else [*product((7, 8, 11), (8, 14))]  # chunks of a part
     for threads, buffers, chunk_steps in product((256, 512, 1024), (2, 4, 5, 6, 7, 8), (1, 2, 4)):
         steps = buffers * chunk_steps
         blocks = min(_blocks(threads, steps, inputs, architecture), 2)
-        for count in range(1, blocks + 1):
-            for chunks in (0, 7.5, 8.5, 11) if buffers > 2 else (0,):
-                yield PanelConfig(threads, steps, min_blocks=count, buffers=buffers, chunks=chunks)
+        for count, (chunks, alone) in product(range(1, blocks + 1), fewest):
+            yield PanelConfig(
+                threads, steps, min_blocks=count, panel_bytes=panel_bytes, buffers=buffers, chunks=chunks,
+                chunks_alone=alone,
+            )  # fmt: skip
 
 
 def _blocks(threads: int, steps: int, inputs: int, architecture: Architecture) -> int:

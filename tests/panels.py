@@ -123,6 +123,12 @@ def movements(made: PanelPlan, clusters: int = 16) -> Iterator[tuple[str, PanelP
         plan = forced(made, config, parts, across=across, resident=resident[0] if resident else None)
         if not config.ahead or plan.chunks <= plan.kernel.most_chunks:
             yield name, plan
+        if plan.kernel.orientation == "column" and name in ("one CTA", "exchange, streaming"):
+            vectors = plan.kernel.advance // plan.kernel.slots
+            yield (
+                f"{name}, narrower panels",
+                replace(plan, spacing=max(vectors * 2 // 3, 1) * plan.kernel.slots),
+            )
 
 
 class Touched(NamedTuple):
@@ -141,7 +147,7 @@ class Touched(NamedTuple):
 def launch_of(plan: PanelPlan, tidx: np.ndarray | int, rank: int = 0) -> work.Launch:
     """The launch of a plan as the kernel sees it, on plain numbers; tensors begin at the problem's offsets."""
     c = plan.kernel
-    ctas, items, length, groups, parts, share, _, patience, chunks, _, *sizes = plan.arguments
+    ctas, items, length, groups, parts, share, _, patience, chunks, spacing, _, *sizes = plan.arguments
     mX = []
     for dtype, offset, strides in zip(c.dtypes, plan.problem.offsets, plan.operand_strides, strict=True):
         kind = SimpleNamespace(width=8 * ITEM_SIZE[dtype])
@@ -158,6 +164,7 @@ def launch_of(plan: PanelPlan, tidx: np.ndarray | int, rank: int = 0) -> work.La
         share=share,
         patience=patience,
         chunks=chunks,
+        spacing=spacing,
         kept_sizes=sizes[: c.kept_modes - 1],
         reduced_sizes=sizes[c.kept_modes - 1 :],
         mX=mX,
@@ -191,9 +198,9 @@ class Walk:
         self.item = work.item_of(launch, index)
         tile = index // launch.parts if c.exchange else index
         if c.shifted:
-            self.group = self.item.line.column + tile // math.ceil(plan.abreast / c.advance) * plan.abreast
+            self.group = self.item.line.column + tile // math.ceil(plan.abreast / plan.advance) * plan.abreast
         else:
-            self.group = (tile * c.across + launch.a) * c.slots
+            self.group = tile * plan.advance + launch.a * c.slots
         # What a plan says of it, for figures and checks.
         for i in {0, launch.items - 1}:
             held = plan.bounds(self.at(index % launch.parts * c.exchange, i), rank, self.at(self.group, i))
@@ -273,6 +280,8 @@ class Walk:
         v = np.arange(c.vector)
         for addresses, exists, chunk in self.places(n):
             wanted = exists[..., None] & (v < line.beside[..., None])
+            # Lanes without groups have blocks that hold some of the last vector.
+            exists = exists[:, threads]
             for i in (i for i, access in enumerate(c.access) if access and not c.words(i)):
                 shift = shift_module.shift_of(launch, i, addresses[i], c.extra)
                 own, behind = shift_module.beyond(chunk, shift, c.lanes * c.vector)
@@ -429,16 +438,18 @@ def check_numbers(made: PanelPlan):
     assert made.length == problem.length == math.prod(made.reduced)
     assert math.prod(made.kept) == problem.groups == made.groups
     if c.shifted:
-        assert made.tiles * made.abreast == math.ceil(made.abreast / c.advance) * made.groups
-        assert c.lanes > 1 and c.orientation == "column" and not c.edges and 0 < c.advance <= c.columns
+        assert made.tiles * made.abreast == math.ceil(made.abreast / made.advance) * made.groups
+        assert c.lanes > 1 and c.orientation == "column" and not c.edges and 0 < made.advance <= c.advance
     else:
-        assert (made.tiles - 1) * c.columns < made.groups <= made.tiles * c.columns
+        assert (made.tiles - 1) * made.advance < made.groups <= made.tiles * made.advance
+        assert 0 < made.advance <= c.columns and made.advance % c.slots == 0
     assert made.panel(made.tiles - 1).stop == made.groups
     shared = max(made.length // c.vector, 1) * c.vector if c.edges else made.length
     assert made.parts * c.cluster_n * made.share >= shared > (made.parts - 1) * c.cluster_n * made.share
     assert made.share % c.unit == 0
     assert c.streaming or made.share <= c.tile
-    assert c.streaming == (made.share > c.tile or made.ctas < made.tiles * made.parts)
+    several = made.share > c.tile or made.ctas < made.tiles * made.parts
+    assert c.streaming if several else not c.streaming or (c.orientation == "column" and c.facts.outputs)
     assert c.exchange == (made.parts > 1)
     assert not (c.exchange and c.facts.outputs) or arch.holds(c.min_blocks, c.shared_memory), (
         "they wait in vain"

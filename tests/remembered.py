@@ -42,8 +42,8 @@ def forget_forms() -> None:
 def forget_calls() -> None:
     """Neither a form nor a Call."""
     forget_forms()
-    remembering = [module._call for module in (launch, largest, losses, few, of_products, of_shards)]
-    for function in (*remembering, of_products_back._bound):
+    remembering = [module._call for module in (launch, largest, few, of_products, of_shards)]
+    for function in (*remembering, losses._calls, of_products_back._bound):
         clear = getattr(function, "cache_clear", None)  # simulated ones are not remembered
         if clear:
             clear()

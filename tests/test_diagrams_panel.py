@@ -148,7 +148,7 @@ def test_cells_of_the_tile_are_where_the_thread_loads(case):
         element, group = (column, row) if c.orientation == "row" else (row, column)
         assert tv(thread, value) == element + group * c.tile
         group -= group // (c.lanes * c.slots) * c.overlap
-        inside = element < len(p.bounds(0, 0)) and group < p.abreast
+        inside = element < len(p.bounds(0, 0)) and group < len(p.panel(0))
         assert f.byte in loaded or not inside
         seen += inside
     assert seen

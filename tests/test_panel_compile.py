@@ -72,7 +72,7 @@ STACK_OF_ENTROPY = 256
 # What a class has from its configuration.
 CONFIG = ("threads", "steps", "cluster_n", "min_blocks", "ahead", "registers")
 TURNS = 32
-ACROSS = {"column": 16, "row": 1}
+ACROSS = {"column": 16, "wide": 32, "row": 1}
 
 
 def panel_class(config, math: str, pair: tuple[str, str], arch: str = "sm_90a", **fields) -> PanelClass:
@@ -87,14 +87,14 @@ def panel_class(config, math: str, pair: tuple[str, str], arch: str = "sm_90a", 
         "buffers": 1,
     }
     fields = standard | {"edges": False, "shifted": False} | fields
+    across = ACROSS[fields["orientation"]]
+    fields["orientation"] = "column" if fields["orientation"] == "wide" else fields["orientation"]
     fields.setdefault("access", (fields["vector"],) * len(MATHS[math, True].inputs))
     return PanelClass(
         math=math,
         architecture=arch,
         dtypes=dtypes,
-        across=config.threads
-        if config.alone and fields["orientation"] == "column"
-        else ACROSS[fields["orientation"]],
+        across=config.threads if config.alone and fields["orientation"] == "column" else across,
         threads=config.threads,
         steps=config.steps,
         cluster_n=config.cluster_n,
@@ -136,12 +136,8 @@ def selection(arch: str, math: str, every: int) -> Iterator[PanelClass]:
     held = [(orientation, config) for orientation, _ in deep for config in TABLE.deep[orientation, inputs]]
     held += [("row", TABLE.ahead)] if ("row", inputs) in deep else []
     forms = [(orientation, config, False) for orientation, config in held]
-    forms += [
-        (orientation, config, True) for orientation, config in held if orientation == "row" or every == 1
-    ]
+    forms += [(orientation, config, True) for orientation, config in held if orientation != "column"]
     for (orientation, config, anywhere), dtype in product(forms, ["bf16", "fp32"][: 2 if every == 1 else 1]):
-        if (orientation, anywhere, dtype) == ("column", True, "fp32"):
-            continue
         fields = {"orientation": orientation, "exchange": True, "buffers": config.buffers}
         fields |= {"ahead": config.ahead, "registers": config.registers}
         fields["edges" if orientation == "row" else "shifted"] = anywhere

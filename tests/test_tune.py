@@ -59,7 +59,7 @@ def test_panel_candidates_have_room():
         # Threads that have columns for themselves keep a number for each element, in one size of these at least.
         for steps in (8, 12):
             assert any(c.alone and c.steps == steps and c.has_registers(8 * inputs, SM90) for c in found)
-        for c in tune_rules.deep_candidates(inputs, SM90):
+        for c in tune_rules.deep_candidates("wide", inputs, SM90):
             assert c.steps % c.buffers == 0
 
 

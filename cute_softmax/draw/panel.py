@@ -120,8 +120,13 @@ def tile(view: View) -> Figure:
         notes.append(f"There are only {count(p.abreast, 'group')}{beside}: what is past them is skipped.")
     if c.overlap:
         notes.append(
-            f"Panels overlap: the next one begins {c.advance} groups further on, so that each block of the result "
+            f"Panels overlap: the next one begins {p.advance} groups further on, so that each block of the result "
             "has a line that holds all of it."
+        )
+    if p.advance < c.advance:
+        notes.append(
+            f"A panel has {p.panel(0).stop} of these groups: so all turns of the CTAs have as many panels, and equal "
+            "ones."
         )
     if c.down == 1:
         notes.append("Each thread has its groups for itself: nothing is exchanged.")

@@ -3,37 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from operator import itemgetter
 
 from .hardware import Device
-from .maths import CACHE_LINE, WARP, Math, NotPlanned, check_counts
-from .modes import MODES, access_of, padded, step_of
+from .maths import check_counts
 from .panel_class import PanelClass
 from .panel_configs import (
     CHUNKS_OF_A_PART,
     CHUNKS_OF_A_PART_ALONE,
     CTAS_OF_A_STEP,
-    DEEP_PANELS_AT_ONCE,
     DEEP_ROWS_AT_ONCE,
     FEW_BYTES,
     FEW_ELEMENTS,
-    INVARIANT_ROWS,
+    FEW_WIDE_PANELS,
     MORE_THREADS_FROM,
-    NARROWEST_BYTES,
-    SHIFTED_BELOW_BYTES,
-    SHIFTED_FROM,
+    PANEL_BYTES,
     STEPS_OF_AN_EXCHANGE,
     STEPS_OF_FEW,
     THREADS_OF_FEW,
     PanelConfig,
 )
-from .panel_plan import PanelPlan, panels_of
-from .problem import ALIGNMENT, ITEM_SIZE, Mode, Problem
-from .prologue import NO_PROLOGUE, Prologue, facts_of
-from .table import Table, table_of
+from .panel_groups import Groups, keeping
+from .panel_plan import PanelPlan
+from .problem import Problem
+from .prologue import NO_PROLOGUE, Prologue
 
 
 def plan_panel(
@@ -50,251 +45,11 @@ def plan_panel(
     Raises NotPlanned for groups of 2^31 elements and more, for as many groups, and for tensors of too many dimensions.
     """
     check_counts({"elements in a group": problem.length, "groups": problem.groups})
-    groups = _Groups.of(math_name, problem, device, evict_last, invariant, prologue)
+    groups = Groups.of(math_name, problem, device, evict_last, invariant, prologue)
     return _held(groups) or _deep(groups) or _streamed(groups)
 
 
-@dataclass(frozen=True)
-class _Groups:
-    """What a problem asks of panels: along which modes vectors lie, how wide they are, and what is shared out.
-
-    kept, reduced: modes, the slowest first; of those that vectors lie along the mode of the vectors comes last.
-    vector, widest: elements of an access that all addresses allow, and of 16 bytes. access, edges, shifted: see
-    `PanelClass`. length: the longest body of a group. abreast: groups between the ends of which panels lie. run: groups
-    side by side that have the same element of each input with an access of 0; 0 for all of them.
-    """
-
-    math: str
-    problem: Problem
-    device: Device
-    evict_last: bool
-    orientation: str
-    kept: tuple[Mode, ...]
-    reduced: tuple[Mode, ...]
-    vector: int
-    widest: int
-    access: tuple[int, ...]
-    edges: bool
-    shifted: bool
-    length: int
-    abreast: int
-    run: int
-    invariant: bool = False
-    prologue: Prologue = NO_PROLOGUE
-    query: int = 0
-
-    @classmethod
-    def of(
-        cls,
-        math_name: str,
-        problem: Problem,
-        device: Device,
-        evict_last: bool,
-        invariant: bool = False,
-        prologue: Prologue = NO_PROLOGUE,
-    ) -> _Groups:
-        facts = facts_of(math_name, True, prologue)
-        one = Mode(1, (0,) * len(problem.dtypes))
-        kept, reduced = list(problem.kept) or [one], list(problem.reduced) or [one]
-        orientation = "row" if invariant else _orientation(kept, reduced, facts)
-        along = kept if orientation == "column" else reduced
-        inner = min(along, key=lambda m: step_of(m, facts))
-        # Of a position the index is that of the last kept mode, or of the one before where vectors lie along another.
-        query = int(problem.query and orientation == "column" and inner is not kept[-1])
-        along.append(along.pop(along.index(inner)))
-        vector = _vector(problem, [*kept, *reduced], inner, facts)
-        sizes = [ITEM_SIZE[problem.dtypes[i]] for i in facts.main]
-        widest = ALIGNMENT // max(sizes)
-        if invariant:
-            # Whole vectors of a row, wherever it begins: loads may be narrower, see `in_rows`.
-            vector = math.gcd(widest, problem.length)
-        misaligned = not invariant and vector < widest and {inner.strides[i] for i in facts.main} == {1}
-        edges = misaligned and orientation == "row" and len(reduced) == 1
-        narrow = vector * min(sizes) < SHIFTED_BELOW_BYTES and inner.size >= SHIFTED_FROM
-        # Panels that are shifted overlap: one would write what its neighbour has still to read.
-        shifted = misaligned and orientation == "column" and narrow and not problem.in_place
-        if edges or shifted:
-            vector = widest
-        access = (vector,) * len(facts.inputs)
-        if edges:
-            access = _access(problem, kept, widest, facts)
-        elif invariant:
-            places = [_place(problem, kept, i) for i in range(len(facts.inputs))]
-            access = tuple(math.gcd(vector, *place) for place in places)
-        elif facts.beside:
-            others = [m for m in (*kept, *reduced) if m is not inner]
-            places = {i: _place(problem, others, i) for i in facts.beside}
-            access = tuple(math.gcd(vector, *places.get(i, ())) for i in range(len(facts.inputs)))
-        access = tuple(
-            _beside(a, vector, inner, problem, i) if i in facts.beside else a for i, a in enumerate(access)
-        )
-        return cls(
-            math=math_name,
-            problem=problem,
-            device=device,
-            evict_last=evict_last,
-            orientation=orientation,
-            kept=_padded(kept, problem),
-            reduced=_padded(reduced, problem),
-            vector=vector,
-            widest=widest,
-            access=access,
-            edges=edges,
-            shifted=shifted,
-            length=max(problem.length // vector, 1) * vector if edges else problem.length,
-            # Panels end where a shifted mode does.
-            abreast=inner.size if shifted else problem.groups,
-            run=0 if shifted else _run(kept, inner, [i for i, a in enumerate(access) if a == 0]),
-            invariant=invariant,
-            prologue=prologue,
-            query=query,
-        )
-
-    @property
-    def facts(self) -> Math:
-        return facts_of(self.math, True, self.prologue)
-
-    @property
-    def inputs(self) -> int:
-        """By how many inputs configurations are listed: what is beside the elements counts for nothing."""
-        return len(self.facts.inputs) - len(self.facts.beside)
-
-    @property
-    def table(self) -> Table:
-        return table_of(self.device.table)
-
-    @property
-    def smallest(self) -> int:
-        """Bytes of an element of the narrowest full operand."""
-        return min(ITEM_SIZE[self.problem.dtypes[i]] for i in self.facts.main)
-
-    def class_of(
-        self, config: PanelConfig, narrowed: int = 1, *, exchange: bool = False, streaming: bool = False
-    ) -> PanelClass:
-        """The class of a configuration; narrowed: by which factor panels are narrower than it says."""
-        column, size = self.orientation == "column", ALIGNMENT // self.widest
-        width = min(self.vector, config.vector_bytes // size) if column else self.vector
-        # Up to the end of the block that the last group's result may lie in.
-        beyond = width - 1 if self.shifted and self.facts.outputs else 0
-        across = _across(config, self.abreast + beyond, width, size, narrowed) if column else 1
-        spread = column and 0 in self.access
-        return PanelClass(
-            math=self.math,
-            architecture=self.device.architecture.name,
-            dtypes=self.problem.dtypes,
-            orientation=self.orientation,
-            vector=width,
-            access=tuple(min(a, width) for a in self.access),
-            edges=self.edges,
-            shifted=self.shifted,
-            across=across,
-            threads=config.threads,
-            steps=config.steps,
-            cluster_n=config.cluster_n,
-            kept_modes=len(self.kept),
-            reduced_modes=len(self.reduced),
-            exchange=exchange,
-            buffers=config.buffers if streaming else 1,
-            min_blocks=config.min_blocks,
-            ahead=config.ahead,
-            registers=config.registers,
-            prologue=self.prologue,
-            query=self.query,
-            alike=math.gcd(self.run // width, min(across, WARP)) if spread else 1,
-        )
-
-    def widths(self, config: PanelConfig) -> Iterator[PanelClass]:
-        """The classes of a configuration, in panels ever narrower, down to the narrowest."""
-        narrowest = (CACHE_LINE if self.shifted else NARROWEST_BYTES) // self.smallest
-        narrowed, c = 1, self.class_of(config)
-        yield c
-        while c.across > 1 and c.columns > narrowest:
-            narrowed *= 2
-            c = self.class_of(config, narrowed)
-            yield c
-
-    def taken(self, c: PanelClass) -> int:
-        """Bytes of shared memory that decide; of a batch-invariant plan those that a bias and a mask take at most, lest
-        it matter how they are broadcast or aligned."""
-        if self.invariant:
-            worst = (1 if i in self.facts.beside else a for i, a in enumerate(c.access))
-            c = replace(c, access=tuple(worst))
-        return c.shared_memory
-
-    def fits(self, c: PanelClass) -> bool:
-        """Whether an SM holds as many CTAs as it should: those of parts wait for each other, and all should run."""
-        return self.device.architecture.holds(c.min_blocks, self.taken(c))
-
-    def beside(self, config: PanelConfig) -> PanelConfig:
-        """A streaming configuration that has room for what lies beside the elements: with fewer chunks, then with
-        smaller ones."""
-        while self.facts.beside and config.steps > config.buffers:
-            c = self.class_of(config, exchange=True, streaming=True)
-            if self.fits(c):
-                break
-            fewer = config.buffers - 1 if config.buffers > 2 else 2
-            steps = fewer * c.chunk_steps if fewer < config.buffers else config.steps // 2
-            config = replace(config, steps=steps, buffers=fewer)
-        return config
-
-    def panels(self, c: PanelClass) -> int:
-        """How many panels decisions are made for: all that there are."""
-        if self.invariant:
-            return INVARIANT_ROWS
-        return panels_of(c, self.problem.groups, self.abreast)
-
-    def share(self, c: PanelClass, ctas: int) -> int:
-        """Elements of a group that each of so many CTAs takes."""
-        # Shares of a row begin on a line of L2, lest two CTAs read and write one sector: 4 rows of 2^28 elements in 264
-        # parts that did not had half as many sectors more to read, all hits, and ran at 0.52 of a copy (H200, ncu).
-        line = CACHE_LINE // self.smallest
-        grain = c.unit if self.orientation == "column" else max(c.unit, line)
-        return math.ceil(math.ceil(self.length / ctas) / grain) * grain
-
-    def plan(self, c: PanelClass, parts: int, share: int) -> PanelPlan:
-        """The plan of a class, with panels in so many parts."""
-        return PanelPlan(
-            problem=self.problem,
-            kernel=c,
-            length=self.problem.length,
-            kept=tuple(m.size for m in self.kept),
-            reduced=tuple(m.size for m in self.reduced),
-            parts=parts,
-            share=share,
-            operand_strides=tuple(
-                tuple(m.strides[i] for modes in (self.kept, self.reduced) for m in reversed(modes))
-                for i in range(len(self.problem.dtypes))
-            ),
-            evict_last=self.evict_last,
-            resident=self.device.multiprocessors * c.min_blocks,
-            table=self.table.title,
-            invariant=self.invariant,
-        )
-
-    def cut(
-        self, config: PanelConfig, parts_of: Callable[[PanelClass, int], int], several: bool = False
-    ) -> PanelPlan:
-        """Parts of panels, by (class, CTAs that the GPU holds). several: stream, too, where CTAs hold what they take,
-        but take one part after the other."""
-        c, resident = self.class_of(config), self.device.multiprocessors * config.min_blocks
-        share = self.share(c, parts_of(self.class_of(config, streaming=True), resident))
-        parts = math.ceil(self.length / share)
-        streaming = share > c.tile or (several and self.panels(c) * parts > resident)
-        made = self.plan(self.class_of(config, exchange=parts > 1, streaming=streaming), parts, share)
-        return _keeping(made) if several else made
-
-    def parts_of_chunks(self, c: PanelClass, resident: int, chunks: float, at_once: int) -> int:
-        """Parts of so many chunks at least, of so many panels at a time; and so many that all SMs have some."""
-        most = min(int(math.ceil(self.length / c.chunk) / chunks), resident // at_once)
-        return min(max(resident // self.panels(c), most, 1), math.ceil(self.length / c.tile))
-
-
-def _keeping(made: PanelPlan) -> PanelPlan:
-    """A plan with as many CTAs as take whole panels: so each has the same part of all its panels."""
-    return replace(made, resident=max(made.resident // made.parts, 1) * made.parts)
-
-
-def _held(g: _Groups) -> PanelPlan | None:
+def _held(g: Groups) -> PanelPlan | None:
     """The plan of panels that a CTA or a cluster holds; None where there is no such configuration."""
     sms = g.device.multiprocessors
     for config in (g.table.shifted if g.shifted else g.table.held)[g.inputs]:
@@ -320,7 +75,7 @@ def _held(g: _Groups) -> PanelPlan | None:
     return _few(g)
 
 
-def _few(g: _Groups) -> PanelPlan | None:
+def _few(g: Groups) -> PanelPlan | None:
     """The plan of a small tensor with few columns: narrow panels, shared by CTAs with no more steps than they need.
 
     None where they were more than two for each SM, or held less than a panel.
@@ -344,7 +99,7 @@ def _few(g: _Groups) -> PanelPlan | None:
     return c and g.plan(c, 1, g.share(c, c.cluster_n))
 
 
-def _cost_of_few(g: _Groups, c: PanelClass) -> tuple[float, int, int]:
+def _cost_of_few(g: Groups, c: PanelClass) -> tuple[float, int, int]:
     """What few columns are planned by, the least first: in CTAs, those of clusters. They start together, which takes
     twice as long, and exchange their states."""
     panels = g.panels(c)
@@ -353,31 +108,51 @@ def _cost_of_few(g: _Groups, c: PanelClass) -> tuple[float, int, int]:
     return CTAS_OF_A_STEP * c.steps + more, c.cluster_n, -panels
 
 
-def _deep(g: _Groups) -> PanelPlan | None:
+def _deep(g: Groups) -> PanelPlan | None:
     """The plan of a deep configuration for what has a full output, if the architecture has room for as many as share an
-    SM, and a CTA takes more than it holds or several parts."""
-    for config in g.table.deep.get((g.orientation, g.inputs), ()) if g.facts.outputs else ():
+    SM; of rows if a CTA takes more than it holds or several parts."""
+    kind = "wide" if g.orientation == "column" and g.off_lines else g.orientation
+    for config in g.table.deep.get((kind, g.inputs), ()) if g.facts.outputs else ():
         config = g.beside(config)
-        c = g.class_of(config, exchange=True, streaming=True)
-        if g.length > config.longest or not g.fits(c):
+        if g.length > config.longest or not g.fits(g.class_of(config, exchange=True, streaming=True)):
             continue
-        if g.orientation == "row":
-            made = _row_ahead(g) or g.cut(config, partial(_held_parts, g), several=True)
-        else:
-            made = g.cut(config, partial(_even_parts, g, config), several=True)
+        if g.orientation == "column":
+            return _columns(g, config)
+        made = _row_ahead(g) or g.cut(config, partial(_held_parts, g), several=True)
         return made if made.kernel.streaming else None
     return None
 
 
-def _even_parts(g: _Groups, config: PanelConfig, c: PanelClass, resident: int) -> int:
-    """Deep parts, of as many panels at a time as share all SMs evenly: so that a CTA keeps its part."""
-    parts = g.parts_of_chunks(c, resident, config.chunks, DEEP_PANELS_AT_ONCE)
-    if g.panels(c) * parts <= resident:
-        return parts
-    return resident // math.ceil(resident / parts)
+def _columns(g: Groups, config: PanelConfig) -> PanelPlan:
+    """The plan of columns in chunks: as few panels at a time as leave their parts enough of them.
+
+    All SMs have as many parts, so that a CTA keeps its part; wide panels are as wide as makes all turns alike.
+    """
+    c, resident = g.class_of(config, streaming=True), g.device.multiprocessors * config.min_blocks
+    panels, wide = g.panels(c), config.panel_bytes > PANEL_BYTES
+
+    def at_once_of(chunks: int) -> int:
+        """How many panels have parts of so many chunks at least."""
+        parts = math.ceil(g.length / ((chunks - 1) * c.chunk)) - 1
+        return math.ceil(resident / max(parts, 1))
+
+    at_once = at_once_of(config.chunks)
+    if at_once == 1:
+        at_once = min(at_once_of(config.chunks_alone), 2)
+    if wide and panels <= FEW_WIDE_PANELS:
+        at_once = panels
+    at_once = min(at_once, panels)
+    share = g.share(c, resident // at_once)
+    parts = math.ceil(g.length / share)
+    made = keeping(g.plan(g.class_of(config, exchange=parts > 1, streaming=True), parts, share))
+    if not wide:
+        return made
+    beside = math.ceil(panels / at_once) * at_once // (g.problem.groups // g.abreast)  # in a row of memory
+    step = 2 * c.slots
+    return replace(made, spacing=min(math.ceil(g.abreast / beside / step) * step, c.advance))
 
 
-def _held_parts(g: _Groups, c: PanelClass, resident: int) -> int:
+def _held_parts(g: Groups, c: PanelClass, resident: int) -> int:
     """Parts of as many rows at a time as can be held, of some at least, but of one where a part is very long."""
     at_once = max(resident // math.ceil(g.length / c.tile), DEEP_ROWS_AT_ONCE)
     if g.length >= CHUNKS_OF_A_PART_ALONE * resident * c.chunk:
@@ -387,22 +162,29 @@ def _held_parts(g: _Groups, c: PanelClass, resident: int) -> int:
     return max(resident // at_once, 1)
 
 
-def _row_ahead(g: _Groups) -> PanelPlan | None:
+def _row_ahead(g: Groups) -> PanelPlan | None:
     """The plan with as many rows at once as are held, and the next ahead; None for longer rows, and for no more."""
     c, resident = g.class_of(g.table.ahead, exchange=True, streaming=True), g.device.multiprocessors
-    parts = math.ceil(g.length / (c.most_chunks * c.chunk))
+    fewest = math.ceil(g.length / (c.most_chunks * c.chunk))
     if (
         g.invariant  # with few rows there would be no row ahead, and another order
         or len(g.facts.inputs) > 1  # neither has it room for what lies beside the elements
-        or not 1 < parts <= resident <= c.readers * c.loads  # which it reads at once
-        or g.problem.groups <= (at_once := resident // parts)
+        or not 1 < fewest <= resident <= c.readers * c.loads  # which it reads at once
+        or g.problem.groups <= resident // fewest
     ):
         return None
+
+    def steps(at_once: int) -> int:
+        """Chunks that a CTA takes of all its rows, one after the other."""
+        share = g.share(c, resident // at_once)
+        return math.ceil(g.problem.groups / at_once) * max(math.ceil(share / c.chunk), c.fewest_chunks)
+
+    at_once = min(range(1, resident // fewest + 1), key=steps)
     share = g.share(c, resident // at_once)
-    return _keeping(g.plan(c, math.ceil(g.length / share), share))
+    return keeping(g.plan(c, math.ceil(g.length / share), share))
 
 
-def _streamed(g: _Groups) -> PanelPlan:
+def _streamed(g: Groups) -> PanelPlan:
     """The plan of parts that are streamed, or held where they are short."""
     config = g.beside(g.table.streaming[g.inputs])
     while not g.fits(g.class_of(config, exchange=True, streaming=True)):
@@ -410,7 +192,7 @@ def _streamed(g: _Groups) -> PanelPlan:
     return g.cut(config, partial(g.parts_of_chunks, chunks=CHUNKS_OF_A_PART[g.orientation], at_once=1))
 
 
-def _fits(g: _Groups, config: PanelConfig, c: PanelClass) -> bool:
+def _fits(g: Groups, config: PanelConfig, c: PanelClass) -> bool:
     """Whether the CTAs of a cluster hold their shares of a panel, and the architecture them."""
     architecture = g.device.architecture
     return (
@@ -420,63 +202,3 @@ def _fits(g: _Groups, config: PanelConfig, c: PanelClass) -> bool:
         and (c.orientation == "column" if config.alone else c.down > 1 and c.columns <= c.threads)
         and g.taken(c) <= architecture.shared_memory
     )
-
-
-def _orientation(kept: list[Mode], reduced: list[Mode], facts: Math) -> str:
-    """Along which modes vectors lie: those with the closest neighbours."""
-    nearest_kept, nearest_reduced = (min(step_of(m, facts) for m in modes) for modes in (kept, reduced))
-    return "column" if nearest_kept < nearest_reduced else "row"
-
-
-def _beside(access: int, vector: int, inner: Mode, problem: Problem, i: int) -> int:
-    """Elements of a load of an input beside the elements: 0 for one of all of a vector."""
-    if inner.strides[i] == 0 and vector > 1:
-        return 0
-    return min(access, ALIGNMENT // ITEM_SIZE[problem.dtypes[i]])
-
-
-def _run(kept: list[Mode], inner: Mode, spread: list[int]) -> int:
-    """Groups side by side along the inner mode that have the same element of each of these inputs, which are broadcast
-    along it; 0 for all of the problem's."""
-    apart = any(m.strides[i] for m in kept if m is not inner and m.size > 1 for i in spread)
-    return inner.size if apart else 0
-
-
-def _padded(modes: list[Mode], problem: Problem) -> tuple[Mode, ...]:
-    """`padded`, or NotPlanned."""
-    found = padded(modes, len(problem.dtypes))
-    if found is None:
-        raise NotPlanned(
-            f"{len(modes)} dimensions that do not merge, of {problem}: at most {MODES[-1]} are planned"
-        )
-    return found
-
-
-def _vector(problem: Problem, others: list[Mode], inner: Mode, facts: Math) -> int:
-    """Elements of an access: as wide as all addresses allow."""
-    vector = ALIGNMENT // max(ITEM_SIZE[problem.dtypes[i]] for i in facts.main)
-    if inner.size > 1 and any(inner.strides[i] != 1 for i in facts.main):
-        return 1
-    numbers = [inner.size, *(problem.offsets[i] for i in facts.main)]
-    numbers += [m.strides[i] for m in others if m is not inner and m.size > 1 for i in facts.main]
-    return math.gcd(vector, *numbers)
-
-
-def _access(problem: Problem, kept: list[Mode], vector: int, facts: Math) -> tuple[int, ...]:
-    """Per input, elements of a load of a row whose vectors begin where those of the reference operand do."""
-    reference = _place(problem, kept, facts.reference)
-    return tuple(access_of(vector, _place(problem, kept, i), reference) for i in range(len(facts.inputs)))
-
-
-def _place(problem: Problem, kept: list[Mode], i: int) -> tuple[int, ...]:
-    """Where rows of an operand begin: its offset, and its strides between them."""
-    return problem.offsets[i], *(m.strides[i] for m in kept if m.size > 1)
-
-
-def _across(config: PanelConfig, groups: int, vector: int, size: int, narrowed: int) -> int:
-    """Threads side by side over a panel: a power of two."""
-    if config.alone:
-        return config.threads
-    most = min(max(config.panel_bytes // (vector * size), 1), WARP)
-    needed = 1 << (math.ceil(groups / vector) - 1).bit_length()
-    return max(min(most, needed) // narrowed, 1)

@@ -77,7 +77,7 @@ class PanelClass(ClassBase):
         addresses and strides."""
         modes = self.kept_modes + self.reduced_modes
         operands = len(self.prologue.numbers) + len(self.dtypes) * (1 + modes)
-        return "i" * 9 + "l" + "l" * (modes - 2 + self.exchange + operands)
+        return "i" * 10 + "l" + "l" * (modes - 2 + self.exchange + operands)
 
     @property
     def early(self) -> bool:  # what states are exchanged in has been cleared just before
@@ -141,7 +141,7 @@ class PanelClass(ClassBase):
 
     @property
     def advance(self) -> int:
-        """Groups from a panel to the next."""
+        """Groups from a panel to the next, at most."""
         return self.columns - self.across // self.lanes * self.overlap
 
     @property
@@ -214,6 +214,11 @@ class PanelClass(ClassBase):
         """Steps of the next row, where one is absorbed ahead, before a row is finished: so many that together with the
         chunks in registers they go round the places for what is on its way; see `kernels.panel.ahead`."""
         return self.ahead - self.registers % self.ahead
+
+    @property
+    def fewest_chunks(self) -> int:
+        """Chunks of a share at the least, where a row is absorbed ahead; some may be empty."""
+        return self.registers + self.ahead - self.wait if self.ahead else 1
 
     @property
     def most_chunks(self) -> int:

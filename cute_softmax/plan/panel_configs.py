@@ -20,7 +20,7 @@ EXTRA_BLOCKS = 2  # shifted lines begin at multiples of so many vectors: a secto
 # Rather than all panels at once, few with many parts are worked on, so that L2 still holds what is read again; but a
 # part has so many chunks at least, against which its exchange weighs little. Columns have a state each, a row has one.
 CHUNKS_OF_A_PART = {"column": 32, "row": 16}
-DEEP_PANELS_AT_ONCE = 2  # and more: one exchanges while another is read; parts share all SMs out evenly
+FEW_WIDE_PANELS = 5  # so few wide panels are worked on all at once, and exchange once
 DEEP_ROWS_AT_ONCE = 2  # as many as can be held, but so many at least
 CHUNKS_OF_A_PART_ALONE = 64  # from here on one row is worked on at a time
 # Few columns, of tensors that together have so many bytes: steps and threads to choose from, more threads where steps
@@ -42,8 +42,9 @@ class PanelConfig:
     buffers: chunks that the vectors make up where a CTA takes more than it holds, or several parts.
     ahead, registers: steps that copies are asked for ahead, where rows are absorbed a row ahead, and chunks of them
     that are kept in registers; see `kernels.panel.ahead`.
-    longest, chunks: of deep columns, the elements at most (of short ones two CTAs share an SM: one reads while the
-        other exchanges), and the chunks of a part at least.
+    longest, chunks, chunks_alone: of deep columns, the elements at most (of short ones two CTAs share an SM: one reads
+        while the other exchanges), and the chunks of a part at least, of panels that are worked on one at a time, too:
+        of several one exchanges while another is read.
     narrow: only for columns with full outputs whose vectors have fewer than 16 bytes, in panels enough for all SMs.
     """
 
@@ -58,7 +59,8 @@ class PanelConfig:
     ahead: int = 0
     registers: int = 0
     longest: int = 1 << 31
-    chunks: float = 0
+    chunks: int = 0
+    chunks_alone: int = 0
     narrow: bool = False
 
     def has_registers(self, elements: int, architecture: Architecture) -> bool:

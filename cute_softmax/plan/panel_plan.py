@@ -34,6 +34,7 @@ class PanelPlan(PlanBase):
             first, in elements.
         evict_last: Whether loads ask L2 to evict their lines last.
         resident: CTAs that the GPU holds at a time.
+        spacing: Groups from a panel to the next; 0 for as many as its threads have.
         patience: Nanoseconds that a CTA waits for the others before it leaves its part to the last CTA.
         table: The name and digest of the table that the configuration comes from.
         invariant: Whether the order of additions is the same for all calls with this math, length, dtypes, GPU and
@@ -53,6 +54,7 @@ class PanelPlan(PlanBase):
     operand_strides: tuple[tuple[int, ...], ...]
     evict_last: bool
     resident: int
+    spacing: int = 0
     patience: int = PATIENCE
     table: str = ""
     invariant: bool = False
@@ -63,8 +65,7 @@ class PanelPlan(PlanBase):
     def chunks(self) -> int:
         """The number of chunks of a share; some may be empty."""
         c = self.kernel
-        fewest = c.registers + c.ahead - c.wait if c.ahead else 0
-        return max(math.ceil(self.share / c.chunk), fewest)
+        return max(math.ceil(self.share / c.chunk), c.fewest_chunks)
 
     @property
     def again(self) -> int:
@@ -109,14 +110,21 @@ class PanelPlan(PlanBase):
 
     def panel(self, tile: int) -> range:
         """The groups of a panel."""
-        c, outer, inner = self.kernel, *divmod(tile, math.ceil(self.abreast / self.kernel.advance))
+        c, outer, inner = self.kernel, *divmod(tile, math.ceil(self.abreast / self.advance))
         first = outer * self.abreast
-        return range(first, first + self.abreast)[inner * c.advance :][: c.columns]
+        return range(first, first + self.abreast)[inner * self.advance :][
+            : min(c.columns, self.advance + c.overlap)
+        ]
 
     @property
     def tiles(self) -> int:
         """The number of panels."""
-        return panels_of(self.kernel, self.groups, self.abreast)
+        return panels_of(self.advance, self.groups, self.abreast)
+
+    @property
+    def advance(self) -> int:
+        """Groups from a panel to the next."""
+        return self.spacing or self.kernel.advance
 
     @property
     def ctas(self) -> int:
@@ -152,6 +160,7 @@ class PanelPlan(PlanBase):
             int(self.evict_last),
             self.patience,
             self.chunks,
+            self.advance,
             self.exchange_bytes,
             *self.kept[:0:-1],
             *self.reduced[:0:-1],
@@ -161,7 +170,8 @@ class PanelPlan(PlanBase):
         """The plan as readable text."""
         c = self.kernel
         if c.orientation == "column":
-            where = f"panels of {c.columns} columns by {self.length} elements, {c.across} x {c.down} threads"
+            columns = min(c.columns, self.advance + c.overlap)
+            where = f"panels of {columns} columns by {self.length} elements, {c.across} x {c.down} threads"
         else:
             where = f"one or more CTAs per row, {c.threads} threads along it"
         if c.cluster_n > 1:
@@ -180,7 +190,7 @@ class PanelPlan(PlanBase):
             *([f"  prologue   {told}"] if (told := c.prologue.told) else []),
             *(["  edges      head and tail element by element"] if c.edges else []),
             *(
-                [f"  edges      aligned blocks, shifted into place; a panel every {c.advance} columns"]
+                [f"  edges      aligned blocks, shifted into place; a panel every {self.advance} columns"]
                 if c.shifted
                 else []
             ),
@@ -203,6 +213,6 @@ class PanelPlan(PlanBase):
         return "\n".join(lines)
 
 
-def panels_of(c: PanelClass, groups: int, abreast: int) -> int:
-    """How many panels there are of so many groups, side by side in so many."""
-    return groups // abreast * math.ceil(abreast / c.advance)
+def panels_of(advance: int, groups: int, abreast: int) -> int:
+    """How many panels there are of so many groups, side by side in so many, from each to the next `advance` groups."""
+    return groups // abreast * math.ceil(abreast / advance)

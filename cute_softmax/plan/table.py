@@ -37,7 +37,8 @@ class Table:
         of which an index chooses an element: what it costs beside the row costs as much in each thread that shares one.
     held, shifted: by how many full inputs there are, panels that are held, and those of columns that begin anywhere.
     streaming: panels that none of these holds. deep: by orientation and full inputs, those that hold 192 or 224 KB of
-        what they read twice: for what has a full output, where the architecture has room.
+        what they read twice: for what has a full output, where the architecture has room. "wide": of columns whose
+        rows of memory begin off cache lines.
     ahead: rows a row ahead, where parts have so many chunks at most.
 
     Of a list the first configuration that a row or panel fits into, and the architecture has room for, is taken.

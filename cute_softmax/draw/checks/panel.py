@@ -65,6 +65,7 @@ def shifted_requests(
     loads = operand < len(c.facts.inputs)
     ahead = columns.start % plan.abreast  # groups of memory's row before the panel
     left = plan.abreast - ahead
+    wanted = min(left, len(columns))
     start = plan.problem.offsets[operand] + plan.group(operand, columns.start)
     for k in range(c.steps):
         own: list[int | None] = []
@@ -82,12 +83,13 @@ def shifted_requests(
                 shift = line % (c.extra * c.vector)
                 for block, found in ((lane, own), (c.lanes + lane, behind)):
                     group = first - shift + block * c.vector  # of the panel, the block's first
-                    some = group + c.vector > first and group < min(left, first + c.lanes * c.vector)
+                    some = group + c.vector > first and group < min(wanted, first + c.lanes * c.vector)
                     found.append(line - shift + block * c.vector if some else None)
             else:
                 shift = line % c.vector
                 group = first - shift + lane * c.vector
-                ours = (lane > 0 or shift == 0) and (lane < c.lanes - 1 or shift > 0)
+                alone = lane < c.lanes - 1 and c.column(a) < plan.advance
+                ours = c.column(a) < wanted and (lane > 0 or shift == 0) and (alone or shift > 0)
                 own.append(start + group + element if ours and group + c.vector <= left else None)
         yield from requests_of(own, size)
         yield from requests_of(behind, size)

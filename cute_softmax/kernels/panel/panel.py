@@ -62,6 +62,7 @@ class PanelKernel:
         evict_last: Int32,
         patience: Int32,
         chunks: Int32,
+        spacing: Int32,
         exchange_bytes: Int64,
         *rest: Int64,
     ):
@@ -70,14 +71,26 @@ class PanelKernel:
         ctas: CTAs of the grid, or clusters; items: panels times parts, each the work of one CTA or cluster;
         length: elements of a group; groups: how many, side by side; parts: of a panel; share: elements of a group
         that a CTA takes; evict_last: see `copy.read_policy`; patience: nanoseconds, see `exchange`; chunks: of a
-        share, see `ahead`; exchange_bytes: bytes of all exchange points.
+        share, see `ahead`; spacing: groups from a panel to the next; exchange_bytes: bytes of all exchange points.
         rest: sizes of all kept modes but the slowest, and of all reduced modes but the slowest, the fastest first;
         with exchange points the address of zeroed memory for them, and behind them for the parts' states; the numbers
         of the prologue (floats by their bits); then of each operand the address in bytes and the strides in elements of
         the kept and of the reduced modes, the fastest first.
         """
         s = self.spec
-        numbers = ctas, items, length, groups, parts, share, evict_last, patience, chunks, exchange_bytes
+        numbers = (
+            ctas,
+            items,
+            length,
+            groups,
+            parts,
+            share,
+            evict_last,
+            patience,
+            chunks,
+            spacing,
+            exchange_bytes,
+        )
         grid = [ctas * s.cluster_n, 1, 1]
         self.kernel(numbers, rest).launch(
             grid=grid,
@@ -93,7 +106,9 @@ class PanelKernel:
     def kernel(self, numbers: tuple, rest: tuple):
         s = self.spec
         wait_for_stream(s.early)
-        ctas, items, length, groups, parts, share, evict_last, patience, chunks, exchange_bytes = numbers
+        ctas, items, length, groups, parts, share, evict_last, patience, chunks, spacing, exchange_bytes = (
+            numbers
+        )
 
         # Coordinates.
         tidx, _, _ = cute.arch.thread_idx()
@@ -154,6 +169,7 @@ class PanelKernel:
             share=share,
             patience=patience,
             chunks=chunks,
+            spacing=spacing,
             kept_sizes=sizes[: s.kept_modes - 1],
             reduced_sizes=sizes[s.kept_modes - 1 :],
             mX=mX,

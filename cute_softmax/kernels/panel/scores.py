@@ -136,7 +136,7 @@ class Scores:
         for j in range(self.spec.words(i)):
             gX = element(Uint32, place - into, j)
             sX = cute.make_tensor(tXsX.iterator + j, cute.make_layout(1))
-            load_async(gX, sX, 1, None, exist=wanted(self.spec, i, itemsize, into, chunk.beside, j))
+            load_async(gX, sX, 1, None, exist=wanted(self.spec, i, itemsize, into, chunk.wanted, j))
 
     def fill_words(self, launch: "Launch", i: int, step: Int32) -> None:
         """Put padding into this thread's own words of a step."""

@@ -63,9 +63,9 @@ def shifts_of(launch: Launch, i: int, vectors: list[Int64]) -> list[Int32]:
 
 
 def beyond(chunk: Chunk, shift: Int32, line: int) -> tuple[Int32, Int32]:
-    """Elements of memory's row from a lane's block on, and from the one on that it fills behind the line's so many.
-    What follows the row may lie outside the tensor."""
-    own = chunk.beside + shift
+    """Elements that are wanted from a lane's block on, and from the one on that it fills behind the line's so many.
+    What follows memory's row may lie outside the tensor."""
+    own = chunk.wanted + shift
     return own, own - line
 
 
@@ -83,9 +83,9 @@ def stores(item: Item, shift: Int32, exists: Boolean) -> tuple[Boolean, Boolean]
     """(whether a lane stores the block that its vector begins in, `shift` elements before it; whether all of the block
     are groups)."""
     launch, line, vector = item.launch, item.line, item.launch.spec.vector
-    # The line's last block is the next line's first if it begins there.
+    # The line's last block is the next line's first if it begins there, and so is the panel's last the next one's.
     ours = exists & ((launch.lane > 0) | (shift == 0) | (line.column == 0))
-    ours = ours & ((launch.lane < launch.spec.lanes - 1) | (shift > 0))
+    ours = ours & ((line.alone & (launch.lane < launch.spec.lanes - 1)) | (shift > 0))
     return ours, (shift <= line.column) & (vector - shift <= line.beside)
 
 
@@ -110,7 +110,7 @@ class ShiftedChunks(Chunks):
             behind_sX = launch.shared.sX[i][None, launch.own + s.lanes, None]
             for k in cutlass.range_constexpr(s.chunk_steps):
                 shift = shift_of(launch, i, vectors[k], s.extra)
-                exists = chunk.left > k * s.down
+                exists = chunk.rest > k * s.down  # lanes without groups have blocks of the last vector
                 own, behind = beyond(chunk, shift, s.lanes * s.vector)
                 block = vectors[k] - shift * itemsize
                 if exists & holds_own(launch, shift, own):

@@ -135,6 +135,6 @@ class Stream(Schedule):
 def either(which: Boolean, a: Chunk, b: Chunk) -> Chunk:
     """One of two chunks."""
     left, rest = select(which, a.left, b.left), select(which, a.rest, b.rest)
-    beside = None if a.beside is None else select(which, a.beside, b.beside)
+    wanted = None if a.wanted is None else select(which, a.wanted, b.wanted)
     starts = [select(which, x, y) for x, y in zip(a.starts, b.starts, strict=True)]
-    return Chunk(starts, select(which, a.at, b.at), left, rest, beside)
+    return Chunk(starts, select(which, a.at, b.at), left, rest, wanted)

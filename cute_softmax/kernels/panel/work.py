@@ -59,6 +59,7 @@ class Launch:
     share: Int32
     patience: Int32
     chunks: Int32
+    spacing: Int32
     kept_sizes: list[Int32]
     reduced_sizes: list[Int32]
     mX: list[GlobalTensor]
@@ -79,12 +80,14 @@ class Launch:
 class Line:
     """Where a thread's groups lie among those of the fastest kept mode, where columns are shifted.
 
-    column: the first of them; beside: how many there are from it on; ends: whether memory's rows begin or end in the
-    panel.
+    column: the first of them; alone: whether the next panel has it not, too; beside: how many there are from it on,
+    and wanted of the panel; ends: whether memory's rows begin or end in the panel.
     """
 
     column: Int32
+    alone: Boolean
     beside: Int32
+    wanted: Int32
     ends: Boolean
 
 
@@ -117,13 +120,13 @@ class Item:
 @dataclass(frozen=True)
 class Chunk:
     """What is copied at a time: of the groups that begin at `starts` the elements from `at` on, of which so many are
-    `left` from this thread's first on; rest: as many, whether or not its groups exist. beside: see `Line`."""
+    `left` from this thread's first on; rest: as many, whether or not its groups exist. wanted: see `Line`."""
 
     starts: list[Int64]
     at: Int32
     left: Int32
     rest: Int32
-    beside: Int32 | None
+    wanted: Int32 | None
 
 
 def item_of(launch: Launch, index: Int32) -> Item:
@@ -134,13 +137,13 @@ def item_of(launch: Launch, index: Int32) -> Item:
         part, tile = index % launch.parts, index // launch.parts
     if s.shifted:
         kept, line = line_of(launch, tile)
-        inside = True
+        inside = s.column(launch.a) < launch.spacing + s.overlap
     else:
-        column = (tile * s.across + launch.a) * s.slots
+        column = tile * launch.spacing + launch.a * s.slots
         # Threads without groups load for their neighbours, too.
         nearest = smaller(column, launch.groups - s.slots) if s.spread else column
         kept, line = apart(nearest, launch.kept_sizes), None
-        inside = column < launch.groups
+        inside = (launch.a * s.slots < launch.spacing) & (column < launch.groups)
     first = (part * s.cluster_n + launch.rank) * launch.share
     starts = [dot(kept, mX.kept) for mX in launch.mX]
     head, body = 0, launch.length
@@ -171,12 +174,13 @@ def line_of(launch: Launch, tile: Int32) -> tuple[list[Int32], Line]:
     """The coordinates of a thread's first group in the kept modes, the fastest first, where columns are shifted."""
     s = launch.spec
     abreast = launch.kept_sizes[0] if s.kept_modes > 1 else launch.groups
-    panels = ceil_div(abreast, s.advance)
-    first = tile % panels * s.advance
+    panels = ceil_div(abreast, launch.spacing)
+    first = tile % panels * launch.spacing
     column = first + s.column(launch.a)
     outer = apart(tile // panels, launch.kept_sizes[1:]) if s.kept_modes > 1 else []
-    ends = (first == 0) | (first + s.columns > abreast)
-    return [column, *outer], Line(column, abreast - column, ends)
+    ends = (first == 0) | (first + launch.spacing + s.overlap > abreast)
+    beside, own = abreast - column, launch.spacing - s.column(launch.a)
+    return [column, *outer], Line(column, own > 0, beside, smaller(beside, own + s.overlap), ends)
 
 
 def left(item: Item, at: Int32) -> Int32:
@@ -192,8 +196,8 @@ def rest(item: Item, at: Int32) -> Int32:
 
 def chunk_at(item: Item, at: Int32) -> Chunk:
     """The chunk of an item that begins at an element."""
-    beside = item.line.beside if item.line else None
-    return Chunk(item.starts, at, left(item, at), rest(item, at), beside)
+    wanted = item.line.wanted if item.line else None
+    return Chunk(item.starts, at, left(item, at), rest(item, at), wanted)
 
 
 def chunk_of(item: Item, n: Int32) -> Chunk:
