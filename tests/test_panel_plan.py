@@ -300,9 +300,16 @@ def test_deep_parts_share_all_sms_evenly(name):
         assert 0.9 * ctas <= made.resident <= ctas
         at_once = made.resident // made.parts
         assert made.chunks >= (config.chunks if at_once > 1 else config.chunks_alone)
-        # Of fewer at a time, some part would have fewer.
-        fewer = at_once - 1 and math.ceil(length / (ctas // (at_once - 1)) / made.kernel.chunk)
-        assert fewer < (config.chunks if at_once > 2 else config.chunks_alone)
+
+        def chunks(n: int) -> int:
+            return math.ceil(math.ceil(length / (ctas // n)) / made.kernel.chunk)  # noqa: B023
+
+        # As few at a time as have so many, or up to twice as many, if that takes no more steps.
+        fewest = next(
+            n for n in range(1, 99) if chunks(n) >= (config.chunks if n > 1 else config.chunks_alone)
+        )
+        steps, least = (math.ceil(made.tiles / n) * chunks(n) for n in (at_once, fewest))
+        assert fewest <= at_once <= 2 * fewest and steps <= least
 
 
 @pytest.mark.parametrize("name", ["softmax", "softmax_backward"])

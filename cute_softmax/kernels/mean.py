@@ -57,25 +57,22 @@ class MeanKernel:
         totals = [Float32(0.0) for _ in sources]
         first = cta * each
         count = Int32(smaller(each, elements - first))
-        for turn in cutlass.range(ceil_div(count, THREADS * UNROLL), unroll=1):
-            # Beyond the end the last one, so that no load waits for a branch; and all loads before the first is used.
+        whole = count // (THREADS * UNROLL)
+        for turn in cutlass.range(whole, unroll=1):
+            # All are loaded before the first is used.
             places = [turn * (THREADS * UNROLL) + u * THREADS + tidx for u in range(UNROLL)]
-            found = [
-                [element(dtype, address, first + Int64(smaller(i, count - 1)))[0] for i in places]
-                for address, dtype in sources
-            ]
+            found = [[element(dtype, at, first + i)[0] for i in places] for at, dtype in sources]
             totals = [
-                tree(
-                    operator.add,
-                    [
-                        t,
-                        *(
-                            select(i < count, term_of(x, ignore), Float32(0.0))
-                            for i, x in zip(places, f, strict=True)
-                        ),
-                    ],
-                )
+                tree(operator.add, [t, *(term_of(x, ignore) for x in f)])
                 for t, f in zip(totals, found, strict=True)
+            ]
+        for turn in cutlass.range(whole * UNROLL, ceil_div(count, THREADS), unroll=UNROLL // 2):
+            i = turn * THREADS + tidx
+            # Beyond the end the last one, so that no load waits for a branch.
+            found = [element(dtype, at, first + smaller(i, count - 1))[0] for at, dtype in sources]
+            totals = [
+                t + select(i < count, term_of(x, ignore), Float32(0.0))
+                for t, x in zip(totals, found, strict=True)
             ]
         totals = [self.over_all(total) for total in totals]
         share = Float32(1.0) / totals[-1]

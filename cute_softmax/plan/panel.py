@@ -8,7 +8,7 @@ from functools import partial
 from operator import itemgetter
 
 from .hardware import Device
-from .maths import check_counts
+from .maths import CACHE_LINE, check_counts
 from .panel_class import PanelClass
 from .panel_configs import (
     CHUNKS_OF_A_PART,
@@ -19,10 +19,10 @@ from .panel_configs import (
     FEW_ELEMENTS,
     FEW_WIDE_PANELS,
     MORE_THREADS_FROM,
-    PANEL_BYTES,
     STEPS_OF_AN_EXCHANGE,
     STEPS_OF_FEW,
     THREADS_OF_FEW,
+    WIDE_BELOW_BYTES,
     PanelConfig,
 )
 from .panel_groups import Groups, keeping
@@ -111,41 +111,60 @@ def _cost_of_few(g: Groups, c: PanelClass) -> tuple[float, int, int]:
 def _deep(g: Groups) -> PanelPlan | None:
     """The plan of a deep configuration for what has a full output, if the architecture has room for as many as share an
     SM; of rows if a CTA takes more than it holds or several parts."""
-    kind = "wide" if g.orientation == "column" and g.off_lines else g.orientation
-    for config in g.table.deep.get((kind, g.inputs), ()) if g.facts.outputs else ():
-        config = g.beside(config)
-        if g.length > config.longest or not g.fits(g.class_of(config, exchange=True, streaming=True)):
-            continue
-        if g.orientation == "column":
-            return _columns(g, config)
-        made = _row_ahead(g) or g.cut(config, partial(_held_parts, g), several=True)
-        return made if made.kernel.streaming else None
+    if not g.facts.outputs:
+        return None
+    if g.orientation == "column":
+        wide = _columns(g, "wide") if g.boundary < CACHE_LINE else None
+        few = wide is not None and wide.tiles <= FEW_WIDE_PANELS
+        return wide if few or g.boundary < WIDE_BELOW_BYTES else _columns(g, "column")
+    config = _fitting(g, g.orientation)
+    if config is None:
+        return None
+    made = _row_ahead(g) or g.cut(config, partial(_held_parts, g), several=True)
+    return made if made.kernel.streaming else None
+
+
+def _fitting(g: Groups, kind: str) -> PanelConfig | None:
+    """The first deep configuration of a kind that there is room for."""
+    for config in map(g.beside, g.table.deep.get((kind, g.inputs), ())):
+        if g.length <= config.longest and g.fits(g.class_of(config, exchange=True, streaming=True)):
+            return config
     return None
 
 
-def _columns(g: Groups, config: PanelConfig) -> PanelPlan:
+def _columns(g: Groups, kind: str) -> PanelPlan | None:
     """The plan of columns in chunks: as few panels at a time as leave their parts enough of them.
 
-    All SMs have as many parts, so that a CTA keeps its part; wide panels are as wide as makes all turns alike.
+    All SMs have as many parts, so that a CTA keeps its part. Wide panels are as wide as makes all turns alike; of
+    others, which end with lines, as many are taken at a time as take the fewest steps.
     """
+    config = _fitting(g, kind)
+    if config is None:
+        return None
     c, resident = g.class_of(config, streaming=True), g.device.multiprocessors * config.min_blocks
-    panels, wide = g.panels(c), config.panel_bytes > PANEL_BYTES
+    panels = g.panels(c)
 
     def at_once_of(chunks: int) -> int:
         """How many panels have parts of so many chunks at least."""
         parts = math.ceil(g.length / ((chunks - 1) * c.chunk)) - 1
         return math.ceil(resident / max(parts, 1))
 
+    def steps(at_once: int) -> int:
+        """Chunks that a CTA takes, one after the other."""
+        return math.ceil(panels / at_once) * math.ceil(g.share(c, resident // at_once) / c.chunk)
+
     at_once = at_once_of(config.chunks)
     if at_once == 1:
         at_once = min(at_once_of(config.chunks_alone), 2)
-    if wide and panels <= FEW_WIDE_PANELS:
-        at_once = panels
     at_once = min(at_once, panels)
+    if kind == "wide" and panels <= FEW_WIDE_PANELS:
+        at_once = panels
+    elif kind != "wide":
+        at_once = min(range(at_once, min(2 * at_once, panels, resident) + 1), key=steps)
     share = g.share(c, resident // at_once)
     parts = math.ceil(g.length / share)
     made = keeping(g.plan(g.class_of(config, exchange=parts > 1, streaming=True), parts, share))
-    if not wide:
+    if kind != "wide":
         return made
     beside = math.ceil(panels / at_once) * at_once // (g.problem.groups // g.abreast)  # in a row of memory
     step = 2 * c.slots

@@ -20,7 +20,9 @@ EXTRA_BLOCKS = 2  # shifted lines begin at multiples of so many vectors: a secto
 # Rather than all panels at once, few with many parts are worked on, so that L2 still holds what is read again; but a
 # part has so many chunks at least, against which its exchange weighs little. Columns have a state each, a row has one.
 CHUNKS_OF_A_PART = {"column": 32, "row": 16}
-FEW_WIDE_PANELS = 5  # so few wide panels are worked on all at once, and exchange once
+# Panels are twice as wide where rows of memory begin at multiples of fewer bytes, of what DRAM gives at a time, or off
+# lines in so few such panels: all are worked on at once, and exchange once.
+WIDE_BELOW_BYTES, FEW_WIDE_PANELS = 64, 5
 DEEP_ROWS_AT_ONCE = 2  # as many as can be held, but so many at least
 CHUNKS_OF_A_PART_ALONE = 64  # from here on one row is worked on at a time
 # Few columns, of tensors that together have so many bytes: steps and threads to choose from, more threads where steps

@@ -29,9 +29,9 @@ class Groups:
 
     kept, reduced: modes, the slowest first; of those that vectors lie along the mode of the vectors comes last.
     vector, widest: elements of an access that all addresses allow, and of 16 bytes. access, edges, shifted: see
-    `PanelClass`. off_lines: whether rows of memory begin off cache lines. length: the longest body of a group. abreast:
-    groups between the ends of which panels lie. run: groups side by side that have the same element of each input with
-    an access of 0; 0 for all of them.
+    `PanelClass`. boundary: bytes at whose multiples rows of memory begin, at most a cache line. length: the longest
+    body of a group. abreast: groups between the ends of which panels lie. run: groups side by side that have the same
+    element of each input with an access of 0; 0 for all of them.
     """
 
     math: str
@@ -46,7 +46,7 @@ class Groups:
     access: tuple[int, ...]
     edges: bool
     shifted: bool
-    off_lines: bool
+    boundary: int
     length: int
     abreast: int
     run: int
@@ -112,7 +112,7 @@ class Groups:
             access=access,
             edges=edges,
             shifted=shifted,
-            off_lines=shifted or _off_lines([*kept, *reduced], inner, problem, facts),
+            boundary=_boundary([*kept, *reduced], inner, problem, facts),
             length=max(problem.length // vector, 1) * vector if edges else problem.length,
             # Panels end where a shifted mode does.
             abreast=inner.size if shifted else problem.groups,
@@ -312,15 +312,12 @@ def _access(problem: Problem, kept: list[Mode], vector: int, facts: Math) -> tup
     return tuple(access_of(vector, _place(problem, kept, i), reference) for i in range(len(facts.inputs)))
 
 
-def _off_lines(modes: list[Mode], inner: Mode, problem: Problem, facts: Math) -> bool:
-    """Whether vectors of the inner mode begin anywhere in their cache lines, in some row of memory or other."""
-    steps = [
-        m.strides[i] * ITEM_SIZE[problem.dtypes[i]]
-        for m in modes
-        for i in facts.main
-        if m is not inner and m.size > 1
-    ]
-    return any(step % CACHE_LINE for step in steps)
+def _boundary(modes: list[Mode], inner: Mode, problem: Problem, facts: Math) -> int:
+    """Bytes at whose multiples rows of memory along the inner mode begin."""
+    others = [m for m in modes if m is not inner and m.size > 1]
+    sizes = {i: ITEM_SIZE[problem.dtypes[i]] for i in facts.main}
+    steps = [m.strides[i] * size for m in others for i, size in sizes.items()]
+    return math.gcd(CACHE_LINE, *steps, *(problem.offsets[i] * size for i, size in sizes.items()))
 
 
 def _place(problem: Problem, kept: list[Mode], i: int) -> tuple[int, ...]:
