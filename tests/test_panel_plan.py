@@ -266,6 +266,14 @@ def test_what_is_not_shifted():
     problem = problem_of("softmax", ("bf16",) * 2, (300, 131), (0,))
     assert panel_plan(problem, "softmax").kernel.shifted
     assert not panel_plan(replace(problem, in_place=True), "softmax").kernel.shifted
+    for length, beside, shifted in (
+        (1 << 17, 33, True),
+        (1 << 17, 32, False),
+        (1 << 16, 33, False),
+        (1 << 17, 34, False),
+    ):
+        made = panel_plan(problem_of("softmax", ("bf16",) * 2, (length, beside), (0,)), "softmax")
+        assert made.kernel.shifted == shifted, (length, beside)
     for shape, strides in (
         ((300, SHIFTED_FROM - 1), None),
         ((300, 132), None),
@@ -291,7 +299,7 @@ def test_deep_parts_share_all_sms_evenly(name):
     """A CTA keeps its part, panel after panel, and nearly all SMs are full; a part has the chunks that it should. Of
     short columns two CTAs share an SM."""
     configs = TABLE.deep["column", len(MATHS[name, True].inputs)]
-    for length in (12000, 16384, 24576, 32768, 40000, 49152, 65536, 100000, 1 << 18):
+    for length in (12000, 16384, 20480, 24576, 32768, 40000, 49152, 65536, 100000, 1 << 18):
         made = panel_plan(problem_of(name, ("bf16",) * 2, (length, 19968), (0,)), name)
         assert made.kernel.streaming and made.resident % made.parts == 0, made.kernel.name
         config = configs[length > configs[0].longest]
@@ -304,12 +312,16 @@ def test_deep_parts_share_all_sms_evenly(name):
         def chunks(n: int) -> int:
             return math.ceil(math.ceil(length / (ctas // n)) / made.kernel.chunk)  # noqa: B023
 
-        # As few at a time as have so many, or up to twice as many, if that takes no more steps.
+        # As few at a time as have so many, or up to twice as many, if that takes no more loads.
         fewest = next(
             n for n in range(1, 99) if chunks(n) >= (config.chunks if n > 1 else config.chunks_alone)
         )
-        steps, least = (math.ceil(made.tiles / n) * chunks(n) for n in (at_once, fewest))
-        assert fewest <= at_once <= 2 * fewest and steps <= least
+        again = [max(chunks(n) - config.buffers, 0) for n in (at_once, fewest)]
+        loads, least = (
+            math.ceil(made.tiles / n) * (chunks(n) + twice)
+            for n, twice in zip((at_once, fewest), again, strict=True)
+        )
+        assert fewest <= at_once <= 2 * fewest and loads <= least
 
 
 @pytest.mark.parametrize("name", ["softmax", "softmax_backward"])

@@ -3,8 +3,6 @@
 The order of additions depends on the number of rows alone.
 """
 
-import operator
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
@@ -14,7 +12,7 @@ from ..plan.mean import THREADS, UNROLL, MeanClass
 from .common.copy import DTYPES, element
 from .common.early import begins_early, wait_for_stream
 from .common.index import ceil_div, select, smaller
-from .common.reduce import SUM, across_warps, tree
+from .common.reduce import SUM, across_warps
 
 
 class MeanKernel:
@@ -57,19 +55,11 @@ class MeanKernel:
         totals = [Float32(0.0) for _ in sources]
         first = cta * each
         count = Int32(smaller(each, elements - first))
-        whole = count // (THREADS * UNROLL)
-        for turn in cutlass.range(whole, unroll=1):
-            # All are loaded before the first is used.
-            places = [turn * (THREADS * UNROLL) + u * THREADS + tidx for u in range(UNROLL)]
-            found = [[element(dtype, at, first + i)[0] for i in places] for at, dtype in sources]
-            totals = [
-                tree(operator.add, [t, *(term_of(x, ignore) for x in f)])
-                for t, f in zip(totals, found, strict=True)
-            ]
-        for turn in cutlass.range(whole * UNROLL, ceil_div(count, THREADS), unroll=UNROLL // 2):
+        for turn in cutlass.range(ceil_div(count, THREADS), unroll=UNROLL):
             i = turn * THREADS + tidx
             # Beyond the end the last one, so that no load waits for a branch.
-            found = [element(dtype, at, first + smaller(i, count - 1))[0] for at, dtype in sources]
+            last = first + smaller(i, count - 1)
+            found = [element(dtype, address, last)[0] for address, dtype in sources]
             totals = [
                 t + select(i < count, term_of(x, ignore), Float32(0.0))
                 for t, x in zip(totals, found, strict=True)

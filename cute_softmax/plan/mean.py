@@ -14,7 +14,7 @@ from .base import ClassBase, PlanBase
 from .hardware import Device
 from .maths import check_counts
 
-THREADS, UNROLL = 1024, 8
+THREADS, UNROLL = 1024, 4
 # Elements that one launch of one CTA adds up, those of a slice at the least, and slices at the most.
 ALONE, SLICE, SLICES = 1 << 14, 1 << 13, 256
 

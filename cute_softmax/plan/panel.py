@@ -136,7 +136,7 @@ def _columns(g: Groups, kind: str) -> PanelPlan | None:
     """The plan of columns in chunks: as few panels at a time as leave their parts enough of them.
 
     All SMs have as many parts, so that a CTA keeps its part. Wide panels are as wide as makes all turns alike; of
-    others, which end with lines, as many are taken at a time as take the fewest steps.
+    others, which end with lines, as many are taken at a time as take the fewest loads.
     """
     config = _fitting(g, kind)
     if config is None:
@@ -149,9 +149,10 @@ def _columns(g: Groups, kind: str) -> PanelPlan | None:
         parts = math.ceil(g.length / ((chunks - 1) * c.chunk)) - 1
         return math.ceil(resident / max(parts, 1))
 
-    def steps(at_once: int) -> int:
-        """Chunks that a CTA takes, one after the other."""
-        return math.ceil(panels / at_once) * math.ceil(g.share(c, resident // at_once) / c.chunk)
+    def loads(at_once: int) -> int:
+        """Chunks that a CTA loads, one after the other, some of them twice."""
+        chunks = math.ceil(g.share(c, resident // at_once) / c.chunk)
+        return math.ceil(panels / at_once) * (chunks + max(chunks - config.buffers, 0))
 
     at_once = at_once_of(config.chunks)
     if at_once == 1:
@@ -160,7 +161,7 @@ def _columns(g: Groups, kind: str) -> PanelPlan | None:
     if kind == "wide" and panels <= FEW_WIDE_PANELS:
         at_once = panels
     elif kind != "wide":
-        at_once = min(range(at_once, min(2 * at_once, panels, resident) + 1), key=steps)
+        at_once = min(range(at_once, min(2 * at_once, panels, resident) + 1), key=loads)
     share = g.share(c, resident // at_once)
     parts = math.ceil(g.length / share)
     made = keeping(g.plan(g.class_of(config, exchange=parts > 1, streaming=True), parts, share))

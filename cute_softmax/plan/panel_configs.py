@@ -13,9 +13,10 @@ PANEL_BYTES = (
 )
 NARROWEST_BYTES = 32  # a sector of L2
 # Columns that begin anywhere are copied in whole vectors and shifted into place where vectors of their own would have
-# fewer bytes than these, and where so many columns lie side by side.
+# fewer bytes than these, and where so many columns lie side by side; of long ones, where they are more than a warp has
+# such vectors for.
 SHIFTED_BELOW_BYTES = 8
-SHIFTED_FROM = 48
+SHIFTED_FROM, LONG_COLUMNS = 48, 1 << 17
 EXTRA_BLOCKS = 2  # shifted lines begin at multiples of so many vectors: a sector of L2
 # Rather than all panels at once, few with many parts are worked on, so that L2 still holds what is read again; but a
 # part has so many chunks at least, against which its exchange weighs little. Columns have a state each, a row has one.

@@ -12,6 +12,7 @@ from .modes import MODES, access_of, padded, step_of
 from .panel_class import PanelClass
 from .panel_configs import (
     INVARIANT_ROWS,
+    LONG_COLUMNS,
     NARROWEST_BYTES,
     SHIFTED_BELOW_BYTES,
     SHIFTED_FROM,
@@ -81,7 +82,8 @@ class Groups:
             vector = math.gcd(widest, problem.length)
         misaligned = not invariant and vector < widest and {inner.strides[i] for i in facts.main} == {1}
         edges = misaligned and orientation == "row" and len(reduced) == 1
-        narrow = vector * min(sizes) < SHIFTED_BELOW_BYTES and inner.size >= SHIFTED_FROM
+        least = SHIFTED_FROM if problem.length < LONG_COLUMNS else min(SHIFTED_FROM, WARP * vector + 1)
+        narrow = vector * min(sizes) < SHIFTED_BELOW_BYTES and inner.size >= least
         # Panels that are shifted overlap: one would write what its neighbour has still to read.
         shifted = misaligned and orientation == "column" and narrow and not problem.in_place
         if edges or shifted:
