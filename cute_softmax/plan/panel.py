@@ -115,8 +115,9 @@ def _deep(g: Groups) -> PanelPlan | None:
         return None
     if g.orientation == "column":
         wide = _columns(g, "wide") if g.boundary < CACHE_LINE else None
-        few = wide is not None and wide.tiles <= FEW_WIDE_PANELS
-        return wide if few or g.boundary < WIDE_BELOW_BYTES else _columns(g, "column")
+        if wide and (g.boundary < WIDE_BELOW_BYTES or wide.tiles <= FEW_WIDE_PANELS):
+            return wide
+        return _columns(g, "column")
     config = _fitting(g, g.orientation)
     if config is None:
         return None
