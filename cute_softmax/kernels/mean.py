@@ -1,4 +1,4 @@
-"""Counts the targets of rows, or adds up their losses: one launch where torch's operations take three, two of many rows.
+"""Counts the targets of rows, or adds up their losses: a launch where torch's operations take three, two of many rows.
 
 The order of additions depends on the number of rows alone.
 """
