@@ -300,12 +300,12 @@ def test_deep_parts_share_all_sms_evenly(name):
     short columns two CTAs share an SM."""
     configs = TABLE.deep["column", len(MATHS[name, True].inputs)]
     for length in (12000, 16384, 20480, 24576, 32768, 40000, 49152, 65536, 100000, 1 << 18):
-        made = panel_plan(problem_of(name, ("bf16",) * 2, (length, 19968), (0,)), name)
+        made = panel_plan(problem_of(name, ("bf16",) * 2, (length, 20000), (0,)), name)
         assert made.kernel.streaming and made.resident % made.parts == 0, made.kernel.name
         config = configs[length > configs[0].longest]
         assert (made.kernel.threads, made.kernel.min_blocks) == (config.threads, config.min_blocks)
         ctas = 132 * config.min_blocks
-        assert 0.9 * ctas <= made.resident <= ctas
+        assert 0.94 * ctas <= made.resident <= ctas
         at_once = made.resident // made.parts
         assert made.chunks >= (config.chunks if at_once > 1 else config.chunks_alone)
 

@@ -150,11 +150,6 @@ def _columns(g: Groups, kind: str) -> PanelPlan | None:
         parts = math.ceil(g.length / ((chunks - 1) * c.chunk)) - 1
         return math.ceil(resident / max(parts, 1))
 
-    def loads(at_once: int) -> int:
-        """Chunks that a CTA loads, one after the other, some of them twice."""
-        chunks = math.ceil(g.share(c, resident // at_once) / c.chunk)
-        return math.ceil(panels / at_once) * (chunks + max(chunks - config.buffers, 0))
-
     at_once = at_once_of(config.chunks)
     if at_once == 1:
         at_once = min(at_once_of(config.chunks_alone), 2)
@@ -162,10 +157,8 @@ def _columns(g: Groups, kind: str) -> PanelPlan | None:
     if kind == "wide" and panels <= FEW_WIDE_PANELS:
         at_once = panels
     elif kind != "wide":
-        at_once = min(range(at_once, min(2 * at_once, panels, resident) + 1), key=loads)
-    share = g.share(c, resident // at_once)
-    parts = math.ceil(g.length / share)
-    made = keeping(g.plan(g.class_of(config, exchange=parts > 1, streaming=True), parts, share))
+        at_once = min(range(at_once, min(2 * at_once, panels, resident) + 1), key=partial(_loads, g, c))
+    made = _taken(g, c, at_once)
     if kind != "wide":
         return made
     beside = math.ceil(panels / at_once) * at_once // (g.problem.groups // g.abreast)  # in a row of memory
@@ -195,14 +188,25 @@ def _row_ahead(g: Groups) -> PanelPlan | None:
     ):
         return None
 
-    def steps(at_once: int) -> int:
-        """Chunks that a CTA takes of all its rows, one after the other."""
-        share = g.share(c, resident // at_once)
-        return math.ceil(g.problem.groups / at_once) * max(math.ceil(share / c.chunk), c.fewest_chunks)
+    return _taken(g, c, min(range(1, resident // fewest + 1), key=partial(_loads, g, c)))
 
-    at_once = min(range(1, resident // fewest + 1), key=steps)
-    share = g.share(c, resident // at_once)
-    return keeping(g.plan(c, math.ceil(g.length / share), share))
+
+def _share(g: Groups, c: PanelClass, at_once: int) -> int:
+    """Elements of a group that a CTA takes where so many panels are worked on at a time."""
+    return g.share(c, g.device.multiprocessors * c.min_blocks // at_once)
+
+
+def _loads(g: Groups, c: PanelClass, at_once: int) -> int:
+    """Chunks that a CTA loads then, one after the other, some of them twice."""
+    share = _share(g, c, at_once)
+    return math.ceil(g.panels(c) / at_once) * (c.chunks_of(share) + c.again_of(share))
+
+
+def _taken(g: Groups, c: PanelClass, at_once: int) -> PanelPlan:
+    """The plan of so many panels at a time: each CTA keeps its part."""
+    share = _share(g, c, at_once)
+    parts = math.ceil(g.length / share)
+    return keeping(g.plan(replace(c, exchange=parts > 1), parts, share))
 
 
 def _streamed(g: Groups) -> PanelPlan:
@@ -210,7 +214,7 @@ def _streamed(g: Groups) -> PanelPlan:
     config = g.beside(g.table.streaming[g.inputs])
     while not g.fits(g.class_of(config, exchange=True, streaming=True)):
         config = replace(config, steps=config.steps // 2)
-    return g.cut(config, partial(g.parts_of_chunks, chunks=CHUNKS_OF_A_PART[g.orientation], at_once=1))
+    return g.cut(config, partial(g.parts_of_chunks, chunks=CHUNKS_OF_A_PART[g.orientation]))
 
 
 def _fits(g: Groups, config: PanelConfig, c: PanelClass) -> bool:

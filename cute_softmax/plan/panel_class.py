@@ -215,10 +215,14 @@ class PanelClass(ClassBase):
         chunks in registers they go round the places for what is on its way; see `kernels.panel.ahead`."""
         return self.ahead - self.registers % self.ahead
 
-    @property
-    def fewest_chunks(self) -> int:
-        """Chunks of a share at the least, where a row is absorbed ahead; some may be empty."""
-        return self.registers + self.ahead - self.wait if self.ahead else 1
+    def chunks_of(self, share: int) -> int:
+        """Chunks of a share; where a row is absorbed ahead so many at the least, of which some may be empty."""
+        fewest = self.registers + self.ahead - self.wait if self.ahead else 1
+        return max(math.ceil(share / self.chunk), fewest)
+
+    def again_of(self, share: int) -> int:
+        """Chunks of a share that are read twice, because they are not held."""
+        return max(self.chunks_of(share) - self.buffers, 0) if self.repeats else 0
 
     @property
     def most_chunks(self) -> int:

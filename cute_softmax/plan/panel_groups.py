@@ -257,9 +257,9 @@ class Groups:
         made = self.plan(self.class_of(config, exchange=parts > 1, streaming=streaming), parts, share)
         return keeping(made) if several else made
 
-    def parts_of_chunks(self, c: PanelClass, resident: int, chunks: float, at_once: int) -> int:
-        """Parts of so many chunks at least, of so many panels at a time; and so many that all SMs have some."""
-        most = min(int(math.ceil(self.length / c.chunk) / chunks), resident // at_once)
+    def parts_of_chunks(self, c: PanelClass, resident: int, chunks: int) -> int:
+        """Parts of so many chunks at least; and so many that all SMs have some."""
+        most = min(math.ceil(self.length / c.chunk) // chunks, resident)
         return min(max(resident // self.panels(c), most, 1), math.ceil(self.length / c.tile))
 
 

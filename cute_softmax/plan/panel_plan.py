@@ -64,13 +64,12 @@ class PanelPlan(PlanBase):
     @property
     def chunks(self) -> int:
         """The number of chunks of a share; some may be empty."""
-        c = self.kernel
-        return max(math.ceil(self.share / c.chunk), c.fewest_chunks)
+        return self.kernel.chunks_of(self.share)
 
     @property
     def again(self) -> int:
         """The number of chunks that are read twice, because they are not held."""
-        return max(self.chunks - self.kernel.buffers, 0) if self.kernel.repeats else 0
+        return self.kernel.again_of(self.share)
 
     @property
     def groups(self) -> int:
