@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import math
 import os
 import statistics
 import time
@@ -35,7 +36,7 @@ SLOW_CALLS = 3
 # The GPU waits this many cycles (0.2 ms at 2 GHz) at the head of a round, so that the host is ahead of it.
 _LEAD_CYCLES = 400_000
 _CYCLES_A_SECOND = 2e9
-HOST_LEAD = 1.5  # and before a call for so many times what the host took for it
+HOST_LEAD = 1.5  # and before a call for so many times the shortest that the host took for it
 
 Read = Callable[[], float]
 
@@ -147,18 +148,21 @@ def cold_events(
 ) -> Samples:
     """Method "events-cold": an event pair around each call, after `flush` (256 MiB) was zeroed.
 
-    Before a call the GPU waits for longer than the host took for it the last time: what is measured is the GPU's time,
-    however many operations the call is made of. Calls named in `slow` are measured `SLOW_CALLS` times.
+    Before a call the GPU waits for longer than the host needs for it: what is measured is the GPU's time, however many
+    operations the call is made of. That is the shortest time of the host so far: one of a call that waits for the GPU
+    holds this lead as well, and the last time would let it grow from call to call. Calls named in `slow` are measured
+    `SLOW_CALLS` times.
     """
     host: dict[Callable[[], object], float] = {}
 
     def measure(call: Callable[[], object]) -> Read:
         flush.zero_()
-        if seconds := host.get(call):
+        seconds = host.get(call)
+        if seconds:
             torch.cuda._sleep(int(HOST_LEAD * seconds * _CYCLES_A_SECOND))
         begun = time.perf_counter()
         read = _events(call)
-        host[call] = time.perf_counter() - begun
+        host[call] = min(time.perf_counter() - begun, seconds or math.inf)
         return read
 
     turns = dict.fromkeys(slow, min(rounds, SLOW_CALLS))
