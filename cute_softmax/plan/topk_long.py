@@ -71,7 +71,7 @@ ROOMS = (
     Room(128, 256, 1024, 1, 1, 88, 3),
     Room(MOST, 256, 2048, STEPS, 1, 32, 3),
 )
-NO_ROOM = Room(0, 256, 0, 1, 1, 0, 4)
+NO_ROOM = Room(0, 256, 0, 1, STEPS, 0, 4)
 HEADER, STATE = 4, 16  # bytes in global memory: a row's count of shares, and what a share's state takes
 
 

@@ -6,6 +6,7 @@ looked for bit by bit from the highest on: a bit belongs to it if as many keys a
 this bit. The upper half of a key's number, 16 bits, makes a bound that a few more reach; all bits the k-th largest key.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -48,9 +49,10 @@ class Candidates:
         """How many places there are."""
         return cute.size(self.sK)
 
-    def held(self, count: Int32) -> list[Int64]:
-        """This thread's share of the first `count` candidates."""
-        places = [self.tidx + i * self.threads for i in range(self.places // self.threads)]
+    def held(self, count: Int32, most: int) -> list[Int64]:
+        """This thread's share of the first `count` candidates, of `most` at most."""
+        turns = math.ceil(min(self.places, most) / self.threads)
+        places = [self.tidx + i * self.threads for i in range(turns)]
         return [select(place < count, self.sK[place], LOWEST) for place in places]
 
 
@@ -114,7 +116,7 @@ def drop(
     threads of the CTA call it, behind a barrier, and find one behind it.
     """
     found = bound(candidates, [partial(reaching, candidates, count), *counts], last)
-    mine = candidates.held(count)
+    mine = candidates.held(count, candidates.places)
     rK = cute.make_rmem_tensor(len(mine), Int64)
     for i in cutlass.range_constexpr(len(mine)):
         rK[i] = mine[i]

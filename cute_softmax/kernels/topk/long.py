@@ -47,7 +47,7 @@ from ..common.index import at_edges, ceil_div, head_of, larger, select, smaller
 from ..common.reduce import threads_that, tree
 from ..maths.entropy import Statistics
 from .candidates import EXACT, KEYS, LOWEST, ROUGH, Candidates, add, drop, key_of
-from .noted import NONE, Noted, add_above, add_noted, below, bound_of_groups, note, reaching
+from .noted import NONE, Noted, add_above, add_noted, below, bound_of_groups, note, reaching, sift
 from .ranks import rank
 from .shares import Share, fill, gather, hand_over, last_of
 
@@ -285,7 +285,7 @@ class LongTopkKernel:
         bound, limit = Int32(NONE), Float32(0.0)
         # Of a single group it is what has been seen.
         tops = [seen for _ in range(s.room.groups)] if s.room.groups > 1 else []
-        top = seen
+        maxima = [seen for _ in range(STEPS // s.room.unit)]
         tXrX = [cute.make_rmem_tensor(s.vector, self.dtype) for _ in range(STEPS)]
         # Tiles of which this warp has a part.
         own = ceil_div(
@@ -299,15 +299,16 @@ class LongTopkKernel:
                 cute.arch.cp_async_wait_group(STAGES - 1)
                 self.hold(share, sX, number, tidx, tXrX)
                 maxima = self.maxima(tXrX)
-                largest_here = tree(online.maximum, maxima)
-                before, seen = seen, online.maximum(seen, largest_here)
+                before, seen = seen, online.maximum(seen, tree(online.maximum, maxima))
                 sums = self.sums(Fragment([lambda v=v: v for v in tXrX], [], True), exp, seen, chosen)
                 total = online.rescale(total, before, seen, exp) + sums[0]
                 if const_expr(s.chosen):
                     above = above + sums[1]
                 if const_expr(s.most):
-                    tops = [online.maximum(a, b) for a, b in zip(tops, maxima, strict=False)]
-                    top = largest_here
+                    # Of units a group has the same number each.
+                    tops = [
+                        tree(online.maximum, [top, *maxima[i :: len(tops)]]) for i, top in enumerate(tops)
+                    ]
             if const_expr(s.most):
                 met = (number == coming) | last | careful
                 limit_here = limit
@@ -330,7 +331,7 @@ class LongTopkKernel:
                 if number < own:
                     may = met | noted.may_exceed(bound)
                     column = share.head + self.vector(share, number, 0, tidx) * s.vector
-                    count = note(noted, tXrX, column, top, limit_here, may, count)
+                    count = note(noted, tXrX, column, maxima, limit_here, may, count)
         return (seen, total), above, bound, lost
 
     def sums(self, elements, exp: object, seen: Float32, chosen: Float32) -> tuple:
@@ -344,25 +345,25 @@ class LongTopkKernel:
         return (term, select(x > chosen, Int32(1), Int32(0))) if self.spec.chosen else (term,)
 
     def maxima(self, tXrX: list[cute.Tensor]) -> list[Float32]:
-        """The largest element of each group of this thread's in a tile."""
-        own = STEPS // self.spec.room.groups
-        return [largest(tXrX[u : u + own], []) for u in range(0, STEPS, own)]
+        """The largest element of each unit of this thread's in a tile."""
+        unit = self.spec.room.unit
+        return [largest(tXrX[u : u + unit], []) for u in range(0, STEPS, unit)]
 
     # What may be among the largest.
 
     def numbers(self, share: Share, noted: Noted, seen: Float32, tops: list[Float32]) -> list[Int32]:
         """The numbers of this thread's groups: NONE for those of which there is no element."""
         tops = tops or [seen]
-        firsts = range(0, STEPS, STEPS // len(tops))
-        exist = [self.vector(share, Int32(0), u, noted.tidx) < share.end for u in firsts]
+        exist = [self.vector(share, Int32(0), u, noted.tidx) < share.end for u in range(len(tops))]
         return [select(e, noted.number(t), Int32(NONE)) for e, t in zip(exist, tops, strict=True)]
 
     @cute.jit
     def collect(self, candidates: Candidates, noted: Noted, count: Int32, held: Int32, bound: Int32) -> Int32:
         """Make candidates of what is noted; the bound for what comes then. count: how many vectors this warp has noted;
         held: how many candidates there are. All threads of the CTA come from a barrier, and find one behind it."""
-        s, sW = self.spec, candidates.sW
-        add_above(noted, count, candidates, noted.limit(below(bound)))
+        s, sW, limit = self.spec, candidates.sW, noted.limit(below(bound))
+        count = sift(noted, count, limit)
+        add_above(noted, count, candidates, limit)
         cute.arch.barrier()
         came = sW[COUNT]
         if came > s.places:
@@ -431,7 +432,7 @@ class LongTopkKernel:
         if candidates.sW[COUNT] > few:
             drop(candidates, candidates.sW[COUNT], EXACT)
         sB = cute.recast_ptr(noted.sV.iterator, dtype=Int32)
-        rank(candidates, cute.make_tensor(sB, cute.make_layout(BINS + 1)), store)
+        rank(candidates, cute.make_tensor(sB, cute.make_layout(BINS + 1)), self.spec.most + BESIDE, store)
 
     @cute.jit
     def finish(

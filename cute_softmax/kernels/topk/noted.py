@@ -13,7 +13,9 @@ indices win.
 A warp notes in places of its own, so that none waits for another. A warp of which no place is left goes on counting.
 """
 
+import operator
 from dataclasses import dataclass
+from functools import reduce
 
 import cutlass
 import cutlass.cute as cute
@@ -118,21 +120,21 @@ def note(
     noted: Noted,
     vectors: list[cute.Tensor],
     column: Int32,
-    top: Float32,
+    maxima: list[Float32],
     limit: Float32,
     may: Boolean,
     count: Int32,
 ) -> Int32:
     """Note those of a warp's units that have an element above a limit, if any may be; how many the warp has noted, of
-    which `count` before. top: the largest of this thread's; column: of its first element."""
-    which = cute.arch.vote_ballot_sync(may & exceeds(top, limit))
+    which `count` before. maxima: of this thread's units; column: of its first element."""
+    reaching = [may & exceeds(x, limit) for x in maxima]
+    which = cute.arch.vote_ballot_sync(reduce(operator.or_, reaching))
     if which != 0:
         V, unit = cute.size(vectors[0]), noted.unit
         lane, first = noted.tidx % WARP, noted.tidx // WARP * noted.places
         for u in cutlass.range_constexpr(0, len(vectors), unit):
-            reaches = may & exceeds(top, limit)
+            reaches = reaching[u // unit]
             if const_expr(unit < len(vectors)):
-                reaches = exceeds(largest(vectors[u : u + unit], []), limit)
                 which = cute.arch.vote_ballot_sync(reaches)
             place = count + cute.arch.popc(which & ((Int32(1) << lane) - 1))
             if reaches & (place < noted.places):
@@ -141,6 +143,27 @@ def note(
                 noted.sC[first + place] = column + u * (WARP * V)
             count = count + cute.arch.popc(which)
     return count
+
+
+@cute.jit
+def sift(noted: Noted, count: Int32, limit: Float32) -> Int32:
+    """Keep those of the units that a warp has noted that have an element above a limit, in its first places; how many.
+    What one turn looks at is one load of each thread: of so few none is left out."""
+    V, unit, lane, first = cute.size(noted.sV, mode=[0]), noted.unit, noted.tidx % WARP, noted.first
+    tXrX = [cute.make_rmem_tensor(V, noted.sV.element_type) for _ in range(unit)]
+    kept = count
+    if count * unit > WARP:
+        kept = Int32(0)
+        for begin in cutlass.range(0, count, WARP, unroll=1):
+            i = select(begin + lane < count, begin + lane, Int32(0))
+            for v in cutlass.range_constexpr(unit):
+                cute.autovec_copy(noted.place(first + i * unit + v), tXrX[v])
+            column = noted.sC[first // unit + i]
+            # No place is written before all threads have read theirs: it is that of one of them, or of those before.
+            cute.arch.sync_warp()
+            kept = note(noted, tXrX, column, [largest(tXrX, [])], limit, begin + lane < count, kept)
+        cute.arch.sync_warp()
+    return kept
 
 
 @cute.jit

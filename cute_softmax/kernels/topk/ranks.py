@@ -54,14 +54,17 @@ def begin_bins(sB: cute.Tensor, lane: Int32):
 
 
 @cute.jit
-def in_bins(candidates: Candidates, count: Int32, sB: cute.Tensor) -> tuple[Int32, Int32]:
-    """Put the first `count` candidates in the order of bins, the largest first; what `bin_of` asks for.
+def in_bins(
+    candidates: Candidates, count: Int32, most: cutlass.Constexpr[int], sB: cute.Tensor
+) -> tuple[Int32, Int32]:
+    """Put the first `count` candidates, at most `most`, in the order of bins, the largest first; what `bin_of` asks
+    for.
 
     sB: `BINS` words and one more, which are then where each bin begins, and the last one ends. All threads of the CTA
     come from a barrier, and find one behind it.
     """
     sK, tidx = candidates.sK, candidates.tidx
-    keys = candidates.held(count)
+    keys = candidates.held(count, most)
     exist = [tidx + i * candidates.threads < count for i in range(len(keys))]
     for i in cutlass.range(tidx, BINS + 1, candidates.threads, unroll=1):
         sB[i] = Int32(0)
@@ -84,15 +87,21 @@ def in_bins(candidates: Candidates, count: Int32, sB: cute.Tensor) -> tuple[Int3
 
 
 @cute.jit
-def rank(candidates: Candidates, sB: cute.Tensor, store: cutlass.Constexpr[Callable[[Int32, Int64], None]]):
-    """Give the k largest candidates, as far as there are so many, to `store(place, key)`: the largest has place 0.
+def rank(
+    candidates: Candidates,
+    sB: cute.Tensor,
+    most: cutlass.Constexpr[int],
+    store: cutlass.Constexpr[Callable[[Int32, Int64], None]],
+):
+    """Give the k largest candidates, as far as there are so many, of `most` at most, to `store(place, key)`: the largest
+    has place 0.
 
     sB: see `in_bins`. All threads come from a barrier.
     """
     sK, count = candidates.sK, candidates.sW[COUNT]
     many, high, shift = count > MANY, Int32(0), Int32(0)
     if many:
-        high, shift = in_bins(candidates, count, sB)
+        high, shift = in_bins(candidates, count, most, sB)
     for i in cutlass.range(candidates.tidx, count, candidates.threads, unroll=1):
         key, begin, end = sK[i], Int32(0), count
         if many:
