@@ -25,7 +25,7 @@ STAGES = 2  # tiles in shared memory: one is worked on, the next one is on its w
 # float32 take 1.25 times as long as logsumexp, with it 1.03 (H200, 2026-11-26).
 AHEAD = 128
 # Threads of a multiprocessor, at most, that select and count what is larger than a chosen element: more lack registers.
-CHOSEN_THREADS = 768
+CHOSEN_THREADS = 640
 MOST = 1024  # the largest k
 SHARES = (
     16  # of a row at most: a warp reads their states, and their candidates must fit where those of one do
@@ -36,9 +36,7 @@ KEY = 8  # bytes
 COUNT, FLAG, LARGER, LEAST, MOST_OF_ALL, COUNTS = 0, 1, 2, 4, 5, 8
 WORDS = COUNTS + 64
 SPARE_BITS = {"bf16": 16, "fp16": 13, "fp32": 0}  # of a float32, its last, that a dtype does not have
-FEW = 16  # units of each warp, of which candidates are made without looking for a better bound
 BINS = 256  # intervals of numbers that order candidates: a power of two, and some for each lane of a warp
-BESIDE = 128  # candidates beside the k largest, whose places are counted; of more, some are dropped before
 MANY = 64  # candidates: bins of fewer cost more than they save
 COLUMN = 4  # bytes beside a unit that is noted
 
@@ -62,13 +60,18 @@ class Room:
     spare: int
     blocks: int
 
+    @property
+    def few(self) -> int:
+        """Candidates whose places among each other are counted; of more, some are dropped before."""
+        return self.places - self.places // 4
 
-# Of 256 threads as much as four CTAs have room for up to a k of 32, and as three for more; what is noted of usual rows
-# needs a fraction of it up to a k of 32, and most of it at 128.
+
+# As much as so many CTAs have room for. Few threads begin and end a row in less time, while those of other CTAs read;
+# the fewer there are, the more groups each of them needs.
 ROOMS = (
     Room(8, 128, 256, 1, STEPS, 8, 7),
-    Room(32, 256, 256, 1, STEPS, 8, 4),
-    Room(128, 256, 1024, 1, 1, 88, 3),
+    Room(32, 128, 256, 2, 2, 8, 7),
+    Room(128, 128, 512, STEPS, 1, 64, 6),
     Room(MOST, 256, 2048, STEPS, 1, 32, 3),
 )
 NO_ROOM = Room(0, 256, 0, 1, STEPS, 0, 4)
@@ -127,7 +130,7 @@ class LongTopkClass(ClassBase):
     @property
     def room(self) -> Room:
         """What is in shared memory beside the tiles."""
-        return room_of(self.most)
+        return rooms_of(self.most)[0]
 
     @property
     def places(self) -> int:
@@ -204,13 +207,13 @@ class LongTopkClass(ClassBase):
         return "_".join([*parts, *(flag for flag in flags if getattr(self, flag))])
 
 
-def room_of(k: int) -> Room:
-    """The room that finding the k largest takes. Raises NotPlanned for more than `MOST`."""
+def rooms_of(k: int) -> tuple[Room, ...]:
+    """The rooms that finding the k largest takes, the smallest first. Raises NotPlanned for more than `MOST`."""
     if not k:
-        return NO_ROOM
+        return (NO_ROOM,)
     if k > MOST:
         raise NotPlanned(f"k is {k}: topk_log_softmax takes at most {MOST}")
-    return next(room for room in ROOMS if k <= room.k)
+    return tuple(room for room in ROOMS if k <= room.k)
 
 
 def min_blocks(room: Room, chosen: bool) -> int:
@@ -320,7 +323,7 @@ def plan_topk_long(
     the dtype alone: vectors begin where rows do, of others a copy is read, and no row is shared.
     Raises NotPlanned for a k above `MOST`, and for more rows or columns than 32 bits count.
     """
-    room = room_of(k)
+    rooms = rooms_of(k)
     check_counts({"rows": rows, "columns": columns})
     widest, stride = ALIGNMENT // ITEM_SIZE[operand.dtype], operand.strides[0] if rows > 1 else 0
     copied = False
@@ -329,13 +332,16 @@ def plan_topk_long(
         copied = bool(operand.offset % vector or stride % vector)
     else:
         vector, edges = widest, bool(operand.offset % widest or stride % widest or columns % widest)
-    chosen, vectors, shares = index_stride is not None, max(columns // vector, 1), 1
-    blocks = min_blocks(room, chosen)
-    if not invariant:
-        wanted = max(device.multiprocessors * blocks // rows, 1)
-        shares = min(
-            wanted, math.ceil(vectors / (room.threads * STEPS)), SHARES, room.places // k if k else SHARES
-        )
+    chosen, vectors = index_stride is not None, max(columns // vector, 1)
+
+    def wanted(room: Room) -> int:
+        """CTAs that may share a row: as many as run at once, with a tile for each."""
+        at_once = device.multiprocessors * min_blocks(room, chosen) // rows
+        return 1 if invariant else min(max(at_once, 1), math.ceil(vectors / (room.threads * STEPS)), SHARES)
+
+    # Where the candidates of so many do not fit a larger room may have place for them.
+    room = next((room for room in rooms if wanted(room) * k <= room.places), rooms[-1])
+    shares = min(wanted(room), room.places // k if k else SHARES)
     # Shares are as long as each other: all CTAs read together and end together.
     each = math.ceil(vectors / shares / WARP) * WARP
     shares = math.ceil(vectors / each)

@@ -27,10 +27,8 @@ from layouts.trace import observe
 from ...plan.maths import WARP
 from ...plan.topk_long import (
     AHEAD,
-    BESIDE,
     BINS,
     COUNT,
-    FEW,
     LARGER,
     LEAST,
     MOST_OF_ALL,
@@ -314,10 +312,13 @@ class LongTopkKernel:
                 limit_here = limit
                 if met:
                     held = candidates.sW[COUNT]
-                    crowded = threads_that(count > select(last, Int32(FEW), Int32(s.room.spare))) > 0
+                    # So many of each warp that all together, one candidate of each, are few.
+                    each = (s.room.few - held) // (s.threads // WARP)
+                    crowded = threads_that(count > select(last, each, Int32(s.room.spare))) > 0
                     if crowded | (last ^ True):
                         numbers = self.numbers(share, noted, seen, tops)
-                        bound = bound_of_groups(noted, candidates.k, numbers, bound)
+                        enough = s.most <= s.threads
+                        bound = bound_of_groups(noted, candidates.k, enough, numbers, bound)
                     if crowded | last:
                         lost = lost | (threads_that(count > noted.places) > 0)
                         bound = self.collect(
@@ -375,7 +376,7 @@ class LongTopkKernel:
                 partial(add_noted, noted, count, candidates),
             )
             bound = larger(bound, noted.bound(found))
-        elif came > s.places - s.places // 4:
+        elif came > s.room.few:
             bound = larger(bound, noted.bound(drop(candidates, came, ROUGH)))
         return bound
 
@@ -426,13 +427,13 @@ class LongTopkKernel:
     def select(self, candidates: Candidates, noted: Noted, store: cutlass.Constexpr):
         """`ranks.rank` of the candidates, or of fewer, in the memory of what was noted. All threads come from a
         barrier."""
-        few = candidates.k + BESIDE
+        few = self.spec.room.few
         if candidates.sW[COUNT] > few:
             drop(candidates, candidates.sW[COUNT], ROUGH)
         if candidates.sW[COUNT] > few:
             drop(candidates, candidates.sW[COUNT], EXACT)
         sB = cute.recast_ptr(noted.sV.iterator, dtype=Int32)
-        rank(candidates, cute.make_tensor(sB, cute.make_layout(BINS + 1)), self.spec.most + BESIDE, store)
+        rank(candidates, cute.make_tensor(sB, cute.make_layout(BINS + 1)), few, store)
 
     @cute.jit
     def finish(

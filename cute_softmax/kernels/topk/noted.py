@@ -209,13 +209,18 @@ def add_above(noted: Noted, count: Int32, candidates: Candidates, limit: Float32
 
 
 @cute.jit
-def bound_of_groups(noted: Noted, k: Int32, numbers: list[Int32], before: Int32) -> Int32:
+def bound_of_groups(
+    noted: Noted, k: Int32, enough: cutlass.Constexpr[bool], numbers: list[Int32], before: Int32
+) -> Int32:
     """A number that at least k of all threads' groups reach, and few more or, where many are equal, the largest such.
-    numbers: of the maxima of this thread's groups, NONE for one without elements; before: a bound that is known."""
+    enough: whether threads are no fewer than k, so that one group of each is enough; numbers: of the maxima of this
+    thread's groups, NONE for one without elements; before: a bound that is known."""
     sW, tidx = noted.sW, noted.tidx
     high, low = numbers[0], numbers[0]
     for n in numbers[1:]:
         high, low = larger(high, n), smaller(low, n)
+    if const_expr(enough):
+        low = high
     high, low = cute.arch.warp_redux_sync(high, "max"), cute.arch.warp_redux_sync(low, "min")
     if tidx % WARP == 0:
         # Neither is set back: both only rise as more is seen, and the least that has been one is a bound still.

@@ -93,8 +93,8 @@ def rank(
     most: cutlass.Constexpr[int],
     store: cutlass.Constexpr[Callable[[Int32, Int64], None]],
 ):
-    """Give the k largest candidates, as far as there are so many, of `most` at most, to `store(place, key)`: the largest
-    has place 0.
+    """Give the k largest candidates, as far as there are so many, to `store(place, key)`: the largest has place 0.
+    most: candidates, at most.
 
     sB: see `in_bins`. All threads come from a barrier.
     """
