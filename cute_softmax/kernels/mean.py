@@ -53,8 +53,10 @@ class MeanKernel:
         counts = "fp32" if s.counted else "int64"
         sources = [(at[name], DTYPES[counts if name == "targets" else "fp32"]) for name in s.sources]
         totals = [Float32(0.0) for _ in sources]
-        first = cta * each
-        count = Int32(smaller(each, elements - first))
+        first, count, ctas = Int64(0), Int32(elements), 1
+        if const_expr(s.sliced):
+            first, ctas = cta * each, cute.arch.grid_dim()[0]
+            count = Int32(smaller(each, elements - first))
         for turn in cutlass.range(ceil_div(count, THREADS), unroll=UNROLL):
             i = turn * THREADS + tidx
             # Beyond the end the last one, so that no load waits for a branch.
@@ -77,7 +79,7 @@ class MeanKernel:
         for name in results:
             dtype = self.result if const_expr(name == "result") else Float32
             for j in cutlass.range_constexpr(len(results[name])):
-                gY = element(dtype, at[name], j * cute.arch.grid_dim()[0] + cta)
+                gY = element(dtype, at[name], j * ctas + cta)
                 value = results[name][j].to(dtype)
                 if tidx == 0:
                     gY[0] = value

@@ -321,9 +321,10 @@ class LongTopkKernel:
                         bound = bound_of_groups(noted, candidates.k, enough, numbers, bound)
                     if crowded | last:
                         lost = lost | (threads_that(count > noted.places) > 0)
-                        bound = self.collect(
-                            candidates, noted, smaller(count, Int32(noted.places)), held, bound
-                        )
+                        count = smaller(count, Int32(noted.places))
+                        if crowded:
+                            count = sift(noted, count, noted.limit(below(bound)))
+                        bound = self.collect(candidates, noted, count, held, bound)
                         count = Int32(0)
                     # Again when four times as much has been seen, but not so late that a better bound is of no use.
                     coming = select(2 * share.tiles > 3 * (4 * coming + 3), 4 * coming + 3, Int32(NEVER))
@@ -362,9 +363,8 @@ class LongTopkKernel:
     def collect(self, candidates: Candidates, noted: Noted, count: Int32, held: Int32, bound: Int32) -> Int32:
         """Make candidates of what is noted; the bound for what comes then. count: how many vectors this warp has noted;
         held: how many candidates there are. All threads of the CTA come from a barrier, and find one behind it."""
-        s, sW, limit = self.spec, candidates.sW, noted.limit(below(bound))
-        count = sift(noted, count, limit)
-        add_above(noted, count, candidates, limit)
+        s, sW = self.spec, candidates.sW
+        add_above(noted, count, candidates, noted.limit(below(bound)))
         cute.arch.barrier()
         came = sW[COUNT]
         if came > s.places:

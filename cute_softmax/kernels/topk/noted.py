@@ -148,21 +148,22 @@ def note(
 @cute.jit
 def sift(noted: Noted, count: Int32, limit: Float32) -> Int32:
     """Keep those of the units that a warp has noted that have an element above a limit, in its first places; how many.
-    What one turn looks at is one load of each thread: of so few none is left out."""
-    V, unit, lane, first = cute.size(noted.sV, mode=[0]), noted.unit, noted.tidx % WARP, noted.first
+    All threads of the CTA come from a barrier, and find one behind it."""
+    V, unit, lane = cute.size(noted.sV, mode=[0]), noted.unit, noted.tidx % WARP
     tXrX = [cute.make_rmem_tensor(V, noted.sV.element_type) for _ in range(unit)]
-    kept = count
-    if count * unit > WARP:
-        kept = Int32(0)
-        for begin in cutlass.range(0, count, WARP, unroll=1):
-            i = select(begin + lane < count, begin + lane, Int32(0))
+    begin, kept, more = Int32(0), Int32(0), Boolean(True)
+    while more:
+        i, column = begin + lane, Int32(0)
+        exists = i < count
+        if exists:
             for v in cutlass.range_constexpr(unit):
-                cute.autovec_copy(noted.place(first + i * unit + v), tXrX[v])
-            column = noted.sC[first // unit + i]
-            # No place is written before all threads have read theirs: it is that of one of them, or of those before.
-            cute.arch.sync_warp()
-            kept = note(noted, tXrX, column, [largest(tXrX, [])], limit, begin + lane < count, kept)
-        cute.arch.sync_warp()
+                cute.autovec_copy(noted.place(noted.first + i * unit + v), tXrX[v])
+            column = noted.sC[noted.first // unit + i]
+        # No place is written before all threads of its warp have read: it is that of one of them, or of one before.
+        begin = begin + WARP
+        more = threads_that(begin < count) > 0
+        kept = note(noted, tXrX, column, [largest(tXrX, [])], limit, exists, kept)
+    cute.arch.barrier()
     return kept
 
 
