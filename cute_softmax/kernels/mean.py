@@ -34,7 +34,7 @@ class MeanKernel:
         *operands: Int64,
     ):
         """Launch. operands: the addresses of the class's operands; the others as `MeanPlan.arguments` has them."""
-        grid = [Int32(ctas), 1, 1]
+        grid = [Int32(ctas) if const_expr(self.spec.sliced) else 1, 1, 1]
         self.kernel(elements, each, ignore, number, operands).launch(
             grid=grid,
             block=[THREADS, 1, 1],
@@ -47,20 +47,20 @@ class MeanKernel:
         s = self.spec
         wait_for_stream(s.early)
         tidx, _, _ = cute.arch.thread_idx()
-        cta = cute.arch.block_idx()[0]
         at = dict(zip(s.operands, operands, strict=True))
         scale = element(Float32, at["factor"])[0] if const_expr("factor" in at) else Float32(1.0)
         counts = "fp32" if s.counted else "int64"
         sources = [(at[name], DTYPES[counts if name == "targets" else "fp32"]) for name in s.sources]
         totals = [Float32(0.0) for _ in sources]
-        first, count, ctas = Int64(0), Int32(elements), 1
+        cta, ctas, first, count = 0, 1, 0, Int32(elements)
         if const_expr(s.sliced):
-            first, ctas = cta * each, cute.arch.grid_dim()[0]
+            cta, ctas = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
+            first = cta * each
             count = Int32(smaller(each, elements - first))
         for turn in cutlass.range(ceil_div(count, THREADS), unroll=UNROLL):
             i = turn * THREADS + tidx
             # Beyond the end the last one, so that no load waits for a branch.
-            last = first + smaller(i, count - 1)
+            last = first + Int64(smaller(i, count - 1))
             found = [element(dtype, address, last)[0] for address, dtype in sources]
             totals = [
                 t + select(i < count, term_of(x, ignore), Float32(0.0))

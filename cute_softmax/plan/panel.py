@@ -11,6 +11,7 @@ from .hardware import Device
 from .maths import CACHE_LINE, check_counts
 from .panel_class import PanelClass
 from .panel_configs import (
+    ALONE_STARTS,
     CHUNKS_OF_A_PART,
     CHUNKS_OF_A_PART_ALONE,
     CTAS_OF_A_STEP,
@@ -100,12 +101,11 @@ def _few(g: Groups) -> PanelPlan | None:
 
 
 def _cost_of_few(g: Groups, c: PanelClass) -> tuple[float, int, int]:
-    """What few columns are planned by, the least first: in CTAs, those of clusters. They start together, which takes
-    twice as long, and exchange their states."""
-    panels = g.panels(c)
-    ctas = panels * c.cluster_n * c.threads / THREADS_OF_FEW[0]
-    more = ctas + CTAS_OF_A_STEP * STEPS_OF_AN_EXCHANGE if c.cluster_n > 1 else ctas / 2
-    return CTAS_OF_A_STEP * c.steps + more, c.cluster_n, -panels
+    """What few columns are planned by, the least first: steps, and CTAs, those of clusters. They start together, which
+    takes longer, and exchange their states. Of equal costs the smaller CTAs."""
+    ctas = g.panels(c) * c.cluster_n * c.threads / THREADS_OF_FEW[0]
+    more = ctas + CTAS_OF_A_STEP * STEPS_OF_AN_EXCHANGE if c.cluster_n > 1 else ALONE_STARTS * ctas
+    return CTAS_OF_A_STEP * c.steps + more, c.threads, -c.cluster_n
 
 
 def _deep(g: Groups) -> PanelPlan | None:

@@ -52,6 +52,7 @@ from .shares import Share, fill, gather, hand_over, last_of
 INDEX_ERROR = "cute_softmax.topk_log_softmax: index %lld in row %lld is out of range: a row has %d elements"
 MOST_NUMBER = (1 << 31) - 1  # no number of a group is larger
 NEVER = 1 << 30  # a tile that is none
+LATE = 5  # tiles: of those that come, a better bound must be for so many, less three
 
 
 class LongTopkKernel:
@@ -322,12 +323,14 @@ class LongTopkKernel:
                     if crowded | last:
                         lost = lost | (threads_that(count > noted.places) > 0)
                         count = smaller(count, Int32(noted.places))
-                        if crowded:
-                            count = sift(noted, count, noted.limit(below(bound)))
+                        # Of what a thread has in a tile together few units come.
+                        if const_expr(s.room.unit < STEPS):
+                            if crowded:
+                                count = sift(noted, count, noted.limit(below(bound)))
                         bound = self.collect(candidates, noted, count, held, bound)
                         count = Int32(0)
                     # Again when four times as much has been seen, but not so late that a better bound is of no use.
-                    coming = select(2 * share.tiles > 3 * (4 * coming + 3), 4 * coming + 3, Int32(NEVER))
+                    coming = select(share.tiles > 4 * coming + LATE, 4 * coming + 3, Int32(NEVER))
                     # Of a bound that this tile has a part in those that equal it count.
                     limit_here, limit = noted.limit(below(bound)), noted.limit(bound)
                 if number < own:
