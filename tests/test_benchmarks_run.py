@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -351,6 +352,27 @@ def test_nothing_is_measured_that_cannot_be_saved(fake_device, tmp_path, monkeyp
     with pytest.raises(SystemExit) as stop:
         cli.main(["--suite", "small-rows", "--save", str(tmp_path / "file")])
     assert stop.value.code == 2 and "--save: " in capsys.readouterr().err
+
+
+def test_the_lead_of_a_call_that_waits_for_the_gpu_does_not_grow(monkeypatch):
+    """The host's time of such a call holds the lead before it: by the last time each lead would be longer."""
+    now, leads = [0.0], []
+
+    def sleep(cycles: int) -> None:
+        leads.append(cycles)
+
+    def waits() -> None:
+        now[0] += 1e-3 + leads[-1] / timing._CYCLES_A_SECOND
+
+    event = SimpleNamespace(record=lambda: None, elapsed_time=lambda other: 1.0)
+    monkeypatch.setattr(timing.torch.cuda, "Event", lambda **_: event)
+    monkeypatch.setattr(timing.torch.cuda, "_sleep", sleep)
+    monkeypatch.setattr(timing.torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
+    samples = timing.cold_events({"waits": waits}, 8, 2, torch.zeros(1))
+    assert samples.us["waits"] == [1e3] * 8 and not samples.errors
+    first = 1e-3 + timing._LEAD_CYCLES / timing._CYCLES_A_SECOND
+    assert max(leads) <= timing.HOST_LEAD * first * timing._CYCLES_A_SECOND
 
 
 # ---- on a GPU

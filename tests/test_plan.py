@@ -404,8 +404,8 @@ def test_width_of_access(offsets, pads, edges, access):
         ((2, 2_000_000), (1,), (2_000_000, 1), "split"),
         ((2_000_000, 64), (0,), (64, 1), "split"),
         ((8_000, 64), (0,), (64, 1), "column"),
-        ((34_000, 64), (0,), (64, 1), "column"),
-        ((70_000, 64), (0,), (64, 1), "split"),
+        ((34_000, 64), (0,), (64, 1), "split"),
+        ((20_000, 128), (0,), (128, 1), "column"),
     ],
 )
 def test_movements(shape, dims, strides, movement):

@@ -10,7 +10,7 @@ from cute_softmax.draw import drawn
 from cute_softmax.plan.hardware import ARCHITECTURES, Device
 from cute_softmax.plan.problem import Operand
 from cute_softmax.plan.topk import TopkClass, plan_topk, plan_topk_backward
-from cute_softmax.plan.topk_long import ROOMS, STEPS, LongTopkClass
+from cute_softmax.plan.topk_long import NO_ROOM, ROOMS, STEPS, LongTopkClass
 from layouts.trace import differences
 
 MANY = 1 << 20  # rows
@@ -103,18 +103,20 @@ def check_long(c: LongTopkClass, folder, monkeypatch):
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_100a", "sm_120a"])
 def test_long_rows(architecture, tmp_path, monkeypatch):
     flags = [(False, False, False, False), (True, True, True, True), (True, False, True, False)]
-    kinds = [*zip(("bf16", "bf16", "fp16", "fp32", "bf16"), (*(room.k for room in ROOMS), 0), strict=True)]
+    kinds = [*zip(("bf16", "fp32", "bf16", "fp16", "fp16", "fp32", "bf16"), (*ROOMS, NO_ROOM), strict=True)]
     if architecture != "sm_90a":
         flags, kinds = flags[1:2], sample(kinds, 2)
     found = [
-        LongTopkClass(architecture, (dtype,), 16 // ITEM[dtype], edges, most, chosen, split, scaled)
-        for dtype, most in kinds
+        LongTopkClass(
+            architecture, (dtype,), 16 // ITEM[dtype], edges, room.k, room.threads, chosen, split, scaled
+        )
+        for dtype, room in kinds
         for edges, chosen, split, scaled in flags
-        if most or chosen
+        if room.k or chosen
     ]
     if architecture == "sm_90a":  # of batch-invariant calls
         found += [
-            LongTopkClass(architecture, ("bf16",), v, False, ROOMS[0].k, True, False, False)
+            LongTopkClass(architecture, ("bf16",), v, False, ROOMS[0].k, ROOMS[0].threads, True, False, False)
             for v in (1, 2, 4)
         ]
     check_all(found, lambda c: check_long(c, tmp_path, monkeypatch))

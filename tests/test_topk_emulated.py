@@ -71,6 +71,15 @@ def test_hard_rows(columns, k, dtype, shares, rows, launches, monkeypatch):
     assert all((work.plan.shares == 1) == (shares == 1) for work in launches)
 
 
+@pytest.mark.parametrize("room", topk_long.ROOMS, ids=lambda room: f"{room.k}-{room.threads}")
+def test_every_room(room, launches, monkeypatch):
+    """However many rows there are: of several tiles, with a better bound between them."""
+    monkeypatch.setattr(topk_long, "rooms_of", lambda k: [room])
+    monkeypatch.setattr(topk_long, "SHARES", 1)
+    check(hard(room.threads * 100 + 5, fp32)[[0, 1, 6, 9, 10]], min(room.k, 300))
+    assert launches[0].plan.kernel.room == room and launches[0].plan.tiles > 5
+
+
 def test_all_that_is_noted_runs_out_of_room(launches, monkeypatch):
     """A row that rises notes all of every tile."""
     monkeypatch.setattr(topk_long, "SHARES", 1)

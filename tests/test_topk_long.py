@@ -196,11 +196,8 @@ def test_plans(name):
                 )
                 assert (made.tiles - 1) * c.tile < each <= made.tiles * c.tile
                 assert (1 <= made.shares <= SHARES and made.shares * k <= max(c.places, 1) * (k > 0)) or not k
-                room = next((room for room in ROOMS if 0 < k <= room.k and room.k == c.most), None)
+                room = next((r for r in ROOMS if 0 < k <= r.k and r.threads == c.threads), None)
                 assert c.most == (room.k if room else 0) and c.split == (made.shares > 1)
-                # A larger room is for more threads than those of which a smaller one has places for candidates.
-                smaller = [r.places // k * r.threads for r in ROOMS if k <= r.k < c.most]
-                assert made.shares * c.threads >= max(smaller, default=0)
                 if room:  # groups are no fewer than k, so that a k-th of them is there
                     assert k <= room.groups * c.threads and k + room.places // 4 <= room.places
                     assert c.noted * room.unit >= c.tile // c.vector + room.spare

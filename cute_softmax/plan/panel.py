@@ -11,16 +11,17 @@ from .hardware import Device
 from .maths import CACHE_LINE, check_counts
 from .panel_class import PanelClass
 from .panel_configs import (
-    ALONE_STARTS,
     CHUNKS_OF_A_PART,
     CHUNKS_OF_A_PART_ALONE,
     CTAS_OF_A_STEP,
     DEEP_ROWS_AT_ONCE,
     FEW_BYTES,
+    FEW_BYTES_OF_CLUSTERS,
     FEW_ELEMENTS,
     FEW_WIDE_PANELS,
     MORE_THREADS_FROM,
     STEPS_OF_AN_EXCHANGE,
+    STEPS_OF_CLUSTERS,
     STEPS_OF_FEW,
     THREADS_OF_FEW,
     WIDE_BELOW_BYTES,
@@ -79,9 +80,10 @@ def _held(g: Groups) -> PanelPlan | None:
 def _few(g: Groups) -> PanelPlan | None:
     """The plan of a small tensor with few columns: narrow panels, shared by CTAs with no more steps than they need.
 
-    None where they were more than two for each SM, or held less than a panel.
+    None where they were more than two for each SM, or held less than a panel; of larger tensors also where panels take
+    no clusters, or take more steps than others that stream.
     """
-    if g.orientation == "row" or g.invariant or g.problem.bytes > FEW_BYTES:
+    if g.orientation == "row" or g.invariant or g.problem.bytes > FEW_BYTES_OF_CLUSTERS:
         return None
     found: list[tuple[tuple[float, int, int], PanelClass]] = []
     for threads in THREADS_OF_FEW:
@@ -97,15 +99,19 @@ def _few(g: Groups) -> PanelPlan | None:
             break
     ordered = (c for _, c in sorted(found, key=itemgetter(0)))
     c = next((c for c in ordered if _fits(g, PanelConfig(c.threads, c.steps, c.cluster_n), c)), None)
-    return c and g.plan(c, 1, g.share(c, c.cluster_n))
+    if c is None or (g.problem.bytes > FEW_BYTES and (c.cluster_n == 1 or c.steps > STEPS_OF_CLUSTERS)):
+        return None
+    return g.plan(c, 1, g.share(c, c.cluster_n))
 
 
 def _cost_of_few(g: Groups, c: PanelClass) -> tuple[float, int, int]:
     """What few columns are planned by, the least first: steps, and CTAs, those of clusters. They start together, which
-    takes longer, and exchange their states. Of equal costs the smaller CTAs."""
+    takes twice as long, and exchange their states. Of equal costs the fewest threads; and of few steps those that
+    exchange the fewest states, of many steps those that read the widest panels."""
     ctas = g.panels(c) * c.cluster_n * c.threads / THREADS_OF_FEW[0]
-    more = ctas + CTAS_OF_A_STEP * STEPS_OF_AN_EXCHANGE if c.cluster_n > 1 else ALONE_STARTS * ctas
-    return CTAS_OF_A_STEP * c.steps + more, c.threads, -c.cluster_n
+    more = ctas + CTAS_OF_A_STEP * STEPS_OF_AN_EXCHANGE if c.cluster_n > 1 else ctas / 2
+    cluster = c.cluster_n if c.steps <= MORE_THREADS_FROM else -c.cluster_n
+    return CTAS_OF_A_STEP * c.steps + more, c.threads, cluster
 
 
 def _deep(g: Groups) -> PanelPlan | None:

@@ -26,12 +26,12 @@ CHUNKS_OF_A_PART = {"column": 32, "row": 16}
 WIDE_BELOW_BYTES, FEW_WIDE_PANELS = 64, 5
 DEEP_ROWS_AT_ONCE = 2  # as many as can be held, but so many at least
 CHUNKS_OF_A_PART_ALONE = 64  # from here on one row is worked on at a time
-# Few columns, of tensors that together have so many bytes: steps and threads to choose from, more threads where steps
-# are more than so many; how many CTAs of clusters take as long to start as a step takes, what share of that other CTAs
-# take, and steps as long as a cluster's exchange.
-FEW_BYTES = 16 << 20
+# Few columns, of tensors that together have so many bytes, more where clusters hold them in so many steps: steps and
+# threads to choose from, more threads where steps are more than so many; how many CTAs of clusters take as long to
+# start as a step takes, and steps as long as a cluster's exchange.
+FEW_BYTES, FEW_BYTES_OF_CLUSTERS, STEPS_OF_CLUSTERS = 8 << 20, 12 << 20, 16
 STEPS_OF_FEW, THREADS_OF_FEW, MORE_THREADS_FROM = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32), (128, 256), 8
-CTAS_OF_A_STEP, ALONE_STARTS, STEPS_OF_AN_EXCHANGE = 16, 0.75, 2
+CTAS_OF_A_STEP, STEPS_OF_AN_EXCHANGE = 16, 2
 FEW_ELEMENTS = 8  # of a column, which threads reduce alone even if a single CTA has all
 INVARIANT_ROWS = 64  # what batch-invariant plans of split rows are made for, however many rows there are
 

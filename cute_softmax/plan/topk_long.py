@@ -25,7 +25,7 @@ STAGES = 2  # tiles in shared memory: one is worked on, the next one is on its w
 # float32 take 1.25 times as long as logsumexp, with it 1.03 (H200, 2026-11-26).
 AHEAD = 128
 # Threads of a multiprocessor, at most, that select and count what is larger than a chosen element: more lack registers.
-CHOSEN_THREADS = 640
+CHOSEN_THREADS = 768
 MOST = 1024  # the largest k
 SHARES = (
     16  # of a row at most: a warp reads their states, and their candidates must fit where those of one do
@@ -67,11 +67,13 @@ class Room:
 
 
 # As much as so many CTAs have room for. Few threads begin and end a row in less time, while those of other CTAs read;
-# the fewer there are, the more groups each of them needs.
+# the fewer there are, the more groups each of them needs. Rows that are too few for that have the last one of their k.
 ROOMS = (
     Room(8, 128, 256, 1, STEPS, 8, 7),
     Room(32, 128, 256, 2, 2, 8, 7),
+    Room(32, 256, 256, 1, STEPS, 8, 4),
     Room(128, 128, 512, STEPS, 1, 64, 6),
+    Room(128, 256, 1024, 1, 1, 88, 3),
     Room(MOST, 256, 2048, STEPS, 1, 32, 3),
 )
 NO_ROOM = Room(0, 256, 0, 1, STEPS, 0, 4)
@@ -89,6 +91,7 @@ class LongTopkClass(ClassBase):
         vector: Elements of one access to the row.
         edges: Whether rows may begin or end off a vector boundary, so that scalars are handled apart.
         most: The largest k of its `room` in shared memory; 0 where nothing is selected.
+        threads: Of a CTA.
         chosen: Whether an index chooses an element of each row, whose rank is counted.
         split: Whether several CTAs share a row.
         scaled: Whether the logits are multiplied by a positive number.
@@ -105,6 +108,7 @@ class LongTopkClass(ClassBase):
     vector: int
     edges: bool
     most: int
+    threads: int
     chosen: bool
     split: bool
     scaled: bool
@@ -118,11 +122,6 @@ class LongTopkClass(ClassBase):
         return super().early and not self.split
 
     @property
-    def threads(self) -> int:
-        """Of a CTA."""
-        return self.room.threads
-
-    @property
     def min_blocks(self) -> int:
         """CTAs that a multiprocessor must have room for."""
         return min_blocks(self.room, self.chosen)
@@ -130,7 +129,7 @@ class LongTopkClass(ClassBase):
     @property
     def room(self) -> Room:
         """What is in shared memory beside the tiles."""
-        return rooms_of(self.most)[0]
+        return next(room for room in rooms_of(self.most) if room.threads == self.threads)
 
     @property
     def places(self) -> int:
@@ -207,13 +206,14 @@ class LongTopkClass(ClassBase):
         return "_".join([*parts, *(flag for flag in flags if getattr(self, flag))])
 
 
-def rooms_of(k: int) -> tuple[Room, ...]:
-    """The rooms that finding the k largest takes, the smallest first. Raises NotPlanned for more than `MOST`."""
+def rooms_of(k: int) -> list[Room]:
+    """The rooms that finding the k largest takes, that of many rows first. Raises NotPlanned for more than `MOST`."""
     if not k:
-        return (NO_ROOM,)
+        return [NO_ROOM]
     if k > MOST:
         raise NotPlanned(f"k is {k}: topk_log_softmax takes at most {MOST}")
-    return tuple(room for room in ROOMS if k <= room.k)
+    most = next(room.k for room in ROOMS if k <= room.k)
+    return [room for room in ROOMS if room.k == most]
 
 
 def min_blocks(room: Room, chosen: bool) -> int:
@@ -334,14 +334,15 @@ def plan_topk_long(
         vector, edges = widest, bool(operand.offset % widest or stride % widest or columns % widest)
     chosen, vectors = index_stride is not None, max(columns // vector, 1)
 
-    def wanted(room: Room) -> int:
-        """CTAs that may share a row: as many as run at once, with a tile for each."""
-        at_once = device.multiprocessors * min_blocks(room, chosen) // rows
-        return 1 if invariant else min(max(at_once, 1), math.ceil(vectors / (room.threads * STEPS)), SHARES)
+    def at_once(room: Room) -> int:
+        """CTAs that run at once."""
+        return device.multiprocessors * min_blocks(room, chosen)
 
-    # Where the candidates of so many do not fit a larger room may have place for them.
-    room = next((room for room in rooms if wanted(room) * k <= room.places), rooms[-1])
-    shares = min(wanted(room), room.places // k if k else SHARES)
+    room = rooms[0] if invariant or 2 * rows > at_once(rooms[0]) else rooms[-1]
+    shares = 1
+    if not invariant:
+        wanted, tiles = max(at_once(room) // rows, 1), math.ceil(vectors / (room.threads * STEPS))
+        shares = min(wanted, tiles, SHARES, room.places // k if k else SHARES)
     # Shares are as long as each other: all CTAs read together and end together.
     each = math.ceil(vectors / shares / WARP) * WARP
     shares = math.ceil(vectors / each)
@@ -351,6 +352,7 @@ def plan_topk_long(
         vector=vector,
         edges=edges,
         most=room.k,
+        threads=room.threads,
         chosen=chosen,
         split=shares > 1,
         scaled=scaled,

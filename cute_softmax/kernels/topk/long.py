@@ -324,9 +324,8 @@ class LongTopkKernel:
                         lost = lost | (threads_that(count > noted.places) > 0)
                         count = smaller(count, Int32(noted.places))
                         # Of what a thread has in a tile together few units come.
-                        if const_expr(s.room.unit < STEPS):
-                            if crowded:
-                                count = sift(noted, count, noted.limit(below(bound)))
+                        if const_expr(s.room.unit < STEPS) and crowded:
+                            count = sift(noted, count, noted.limit(below(bound)))
                         bound = self.collect(candidates, noted, count, held, bound)
                         count = Int32(0)
                     # Again when four times as much has been seen, but not so late that a better bound is of no use.
