@@ -52,7 +52,7 @@ from .shares import Share, fill, gather, hand_over, last_of
 INDEX_ERROR = "cute_softmax.topk_log_softmax: index %lld in row %lld is out of range: a row has %d elements"
 MOST_NUMBER = (1 << 31) - 1  # no number of a group is larger
 NEVER = 1 << 30  # a tile that is none
-LATE = 5  # tiles: of those that come, a better bound must be for so many, less three
+LATE = 2  # tiles, for which no better bound is looked for
 
 
 class LongTopkKernel:
@@ -329,7 +329,8 @@ class LongTopkKernel:
                         bound = self.collect(candidates, noted, count, held, bound)
                         count = Int32(0)
                     # Again when four times as much has been seen, but not so late that a better bound is of no use.
-                    coming = select(share.tiles > 4 * coming + LATE, 4 * coming + 3, Int32(NEVER))
+                    coming = 4 * coming + 3
+                    coming = select(share.tiles > coming + LATE, coming, Int32(NEVER))
                     # Of a bound that this tile has a part in those that equal it count.
                     limit_here, limit = noted.limit(below(bound)), noted.limit(bound)
                 if number < own:
