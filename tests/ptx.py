@@ -12,7 +12,7 @@ import ctypes
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, cached_property, partial
 
 import numpy as np
 import torch
@@ -36,7 +36,7 @@ class Instruction:
     operands: tuple[str, ...]
     text: str
 
-    @property
+    @cached_property
     def parts(self) -> list[str]:
         return self.name.split(".")
 
@@ -257,7 +257,11 @@ class Grid:
                 if (ready & chosen[self.warp]).any():
                     ready &= chosen[self.warp]
             at = self.pc[ready].min()
-            idx = np.nonzero(ready & (self.pc == at))[0]
+            group = ready & (self.pc == at)
+            idx = np.nonzero(group)[0]
+            if code[at].parts[0] in ALONE:
+                self.run_alone(idx, at, ready & ~group, awake & (self.rests > self.step))
+                continue
             instruction = code[at]
             self.pc[idx] = at + 1
             if instruction.guard:
@@ -272,15 +276,37 @@ class Grid:
             elif kind in ("ret", "exit"):
                 self.done[idx] = True
             else:
-                try:
-                    if kind in BINARY:
-                        self._binary(instruction, idx, BINARY[kind])
-                    elif kind in UNARY:
-                        self._unary(instruction, idx, UNARY[kind])
-                    else:
-                        getattr(self, "_" + kind)(instruction, idx)
-                except (IndexError, ValueError, KeyError, AttributeError) as error:
-                    raise type(error)(f"{instruction.text}: {error}") from error
+                self.execute(instruction, idx)
+
+    def run_alone(self, idx: np.ndarray, at: int, others: np.ndarray, resting: np.ndarray) -> None:
+        """Threads' instructions from one on that no other thread has to do with, a step each: as far as no others meet
+        them, wake up, or have their turn."""
+        stop = min(len(self.program.code), self.pc[others].min(initial=len(self.program.code)))
+        wake = self.rests[resting].min(initial=1 << 62)
+        while True:
+            instruction = self.program.code[at]
+            here = idx[self.predicate(instruction.guard, idx)] if instruction.guard else idx
+            if len(here):
+                self.execute(instruction, here)
+            at, step = at + 1, self.step + 1
+            turn = self.random is not None and step % TURN == 1
+            if at >= stop or step >= wake or turn or self.program.code[at].parts[0] not in ALONE:
+                break
+            self.step = step
+        self.pc[idx] = at
+
+    def execute(self, instruction: Instruction, idx: np.ndarray) -> None:
+        """One instruction of these threads."""
+        kind = instruction.parts[0]
+        try:
+            if kind in BINARY:
+                self._binary(instruction, idx, BINARY[kind])
+            elif kind in UNARY:
+                self._unary(instruction, idx, UNARY[kind])
+            else:
+                getattr(self, "_" + kind)(instruction, idx)
+        except (IndexError, ValueError, KeyError, AttributeError) as error:
+            raise type(error)(f"{instruction.text}: {error}") from error
 
     def whole_warps(self, idx: np.ndarray, at: int) -> np.ndarray:
         """Those whose whole warp is at this instruction, with those that rest there; the others come back to it when
@@ -306,13 +332,10 @@ class Grid:
             return np.zeros(len(idx), kind)
         if name in self.registers:
             return self.registers[name][idx].astype(kind, copy=False)  # of wider ones the lower bits
-        if found := re.fullmatch(r"0[fFdD]([0-9A-Fa-f]+)", name):
-            return np.full(len(idx), int(found[1], 16), kind)
-        if re.fullmatch(r"-?\d+\.\d+", name):
-            return np.full(len(idx), np.float32(name).view(np.uint32), kind)
-        if name[0] == "%":  # which nobody has written: what is made of it counts for nothing
-            return np.full(len(idx), 0xA5A5A5A5A5A5A5A5 & ((1 << bits) - 1), kind)
-        return np.full(len(idx), int(name.rstrip("U"), 0) & ((1 << bits) - 1), kind)
+        number = literal(name)
+        if number is None:  # a register that nobody has written: what is made of it counts for nothing
+            number = 0xA5A5A5A5A5A5A5A5
+        return np.full(len(idx), number & ((1 << bits) - 1), kind)
 
     def write(self, name: str, idx: np.ndarray, value: np.ndarray) -> None:
         if name == "_":
@@ -802,6 +825,11 @@ BINARY = {
 UNARY = {
     "neg": np.negative, "abs": np.abs, "ex2": np.exp2, "lg2": np.log2, "tanh": np.tanh, "rcp": np.reciprocal,
 }  # fmt: skip
+# What a thread does without any other, and goes on with the next one.
+ALONE = {
+    *BINARY, *UNARY, "max", "min", "mul", "mad", "fma", "div", "rem", "not", "popc", "clz", "shl", "shr", "shf", "prmt",
+    "bfi", "bfe", "lop3", "setp", "selp", "mov", "cvta", "cvt", "ld", "st", "createpolicy",
+}  # fmt: skip
 COMPARE = {
     "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
     "lo": np.less, "ls": np.less_equal, "hi": np.greater, "hs": np.greater_equal,
@@ -819,6 +847,19 @@ def space_of(instruction: Instruction) -> str:
     return next((s for s in ("shared", "local") if any(p.startswith(s) for p in instruction.parts)), "global")
 
 
+@cache
+def literal(operand: str) -> int | None:
+    """The bits of a number; None of a register."""
+    if operand[0] == "%":
+        return None
+    if found := re.fullmatch(r"0[fFdD]([0-9A-Fa-f]+)", operand):
+        return int(found[1], 16)
+    if re.fullmatch(r"-?\d+\.\d+", operand):
+        return int(np.float32(operand).view(np.uint32))
+    return int(operand.rstrip("U"), 0)
+
+
+@cache
 def width(kind: str) -> int:
     """Bits of a type."""
     digits = re.search(r"(\d+)(x2)?$", kind)
