@@ -16,6 +16,9 @@ READY := $(VENV)/ready-$(VERSION)
 APT := $(if $(filter 0,$(shell id -u)),$(shell command -v apt-get))
 apt_install = $(APT) update -qq && DEBIAN_FRONTEND=noninteractive $(APT) install -y -qq --no-install-recommends
 
+# Tests start many processes, which would compile all modules anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo check test site lint format docs browser wheel hub constraints clean
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
