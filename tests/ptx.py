@@ -281,7 +281,7 @@ class Grid:
     def run_alone(self, idx: np.ndarray, at: int, others: np.ndarray, resting: np.ndarray) -> None:
         """Threads' instructions from one on that no other thread has to do with, a step each: as far as no others meet
         them, wake up, or have their turn."""
-        stop = min(len(self.program.code), self.pc[others].min(initial=len(self.program.code)))
+        stop = self.pc[others].min(initial=len(self.program.code))
         wake = self.rests[resting].min(initial=1 << 62)
         while True:
             instruction = self.program.code[at]

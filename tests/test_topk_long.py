@@ -198,6 +198,8 @@ def test_plans(name):
                 assert (1 <= made.shares <= SHARES and made.shares * k <= max(c.places, 1) * (k > 0)) or not k
                 room = next((r for r in ROOMS if 0 < k <= r.k and r.threads == c.threads), None)
                 assert c.most == (room.k if room else 0) and c.split == (made.shares > 1)
+                if 8 < k <= 128:  # the more rows, the smaller the CTAs
+                    assert c.threads == (256 if rows <= 132 else 128)
                 if room:  # groups are no fewer than k, so that a k-th of them is there
                     assert k <= room.groups * c.threads and k + room.places // 4 <= room.places
                     assert c.noted * room.unit >= c.tile // c.vector + room.spare

@@ -51,8 +51,7 @@ class Candidates:
 
     def held(self, count: Int32, most: int) -> list[Int64]:
         """This thread's share of the first `count` candidates, of `most` at most."""
-        turns = math.ceil(min(self.places, most) / self.threads)
-        places = [self.tidx + i * self.threads for i in range(turns)]
+        places = [self.tidx + i * self.threads for i in range(math.ceil(most / self.threads))]
         return [select(place < count, self.sK[place], LOWEST) for place in places]
 
 

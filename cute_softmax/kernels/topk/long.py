@@ -5,10 +5,11 @@ coordinates -> load a tile ahead -> for each tile: load the next, reduce, note v
 A CTA takes the tiles of its share in the order of their columns. Of the first one, and again each time that four times
 as much has been seen, about the k-th largest of groups' maxima is a bound that at least k elements reach (`noted`):
 vectors without an element that reaches it have none of the k largest. Those with one are noted by their warp.
-Candidates are made of their elements when the row has ended (`candidates`): those that reach the bound of that time,
-few more than k as a rule. Where they would be more than there are places for, as in a row whose elements are all equal,
-the bound is the k-th largest of all to the last bit. Where CTAs share a row the last of them to end merges what they
-found.
+Where much has been noted it is sifted by the bound of that time, which is made anew. When the row has ended, or before
+where many are noted, candidates are made of the elements that reach the bound (`candidates`): a few times k at most, as
+a rule, which count their places among each other. Where they would be more than there are places for, as in a row whose
+elements are all equal, the bound is the k-th largest of all to the last bit. Where CTAs share a row the last of them to
+end merges what they found.
 
 The threads of a CTA meet for a bound, and not at other tiles. Where a warp has no place left for what it has to note,
 as in a row that rises, the row is read again, and all meet at each tile, where candidates are made as often as places
